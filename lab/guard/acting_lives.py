@@ -176,7 +176,7 @@ def ports_of(
     names = (f"action-{world.state.life}-{number}" for number in range(1_000))
 
     def tell(said: Announcement) -> None:
-        world.state.told.append((said.says, str(said.fields.get("end", ""))))
+        world.state.told.append((said.message, str(said.fields.get("end", ""))))
 
     return ActionPorts(
         WatchedBook(book, world), lock or FakeLock(world), sight or FakeSight(world), view, tell,
@@ -200,7 +200,7 @@ def conductor_of(
 async def to_the_end(conductor: Conductor, world: World, book: Inner) -> None:
     """Until no action is open, or guard has stopped acting."""
     for _ in range(ROUNDS):
-        if conductor.stopped_acting or not (conductor.courses or open_actions(book.kept())):
+        if conductor.stopped_acting or not (conductor.runs or open_actions(book.kept())):
             return
         await conductor.turn()
         await asyncio.sleep(10.0)

@@ -147,7 +147,7 @@ async def is_told(world: World, journal: Journal, play: Play) -> None:
     for name, engine in ((PAUSE, ""), (PAUSE, ENGINE), (f"{RUNGS}restart", "")):
         conductor.switch(name, engine, is_on=True, who="the test")
         conductor.switch(name, engine, is_on=False, who="the test")
-    foreign = ForeignRestarts(conductor, ports.book, cast("FleetObserver", _Lives(world)), lambda _: None)
+    foreign = ForeignRestarts(conductor, ports.journal, cast("FleetObserver", _Lives(world)), lambda _: None)
     foreign.note()
     foreign.note()
 

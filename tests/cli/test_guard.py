@@ -59,12 +59,12 @@ def config(folder: Path, text: str) -> str:
         ("--engine nowhere", "--engine: the address must be"),
         ("--engine ftp://x", "--engine: the address must be"),
         ("--engine http://x:1 --act", "--act: nothing can be done"),
-        ("--", "nothing stands behind --"),
+        ("--", "no command after --"),
         ("-- ./start.sh", "no vLLM start in"),
         ("-- docker run vllm/vllm-openai --model m", "a container is restarted through Docker"),
-        ("-- vllm serve m --headless", "answers nobody"),
+        ("-- vllm serve m --headless", "has no API"),
         ("-- vllm serve m --uds /run/v.sock", "on a Unix socket"),
-        ("-- vllm serve m --port x", "--host and --port of the command are not known"),
+        ("-- vllm serve m --port x", "--host and --port of the command are unknown"),
         ("--engine localhost:8000", "on one line: http://localhost:8000?"),
         ("--engine http://x:1 extra", "guard takes no 'extra'; give engines with --engine URL"),
         ("--engine http://x:1 --cannary", "there is no option '--cannary'; plimsoll guard --help"),
@@ -160,7 +160,7 @@ def test_what_is_over_is_said_and_notified_with_its_end(tmp_path: Path) -> None:
         with guarding(tmp_path, "--config", config(tmp_path, text)) as guard:
             guard.hears("one: the engine is dead")
             health[0] = 200
-            assert "one: engine.dead is over after " in guard.hears("is over")
+            assert "one: recovered: engine.dead cleared after " in guard.hears("cleared after")
             assert guard.stop() == 0
     # On a busy machine one may be sent twice: a receiver that is slow to say that it has it is told again.
     alerts = [alert for _, _, body in receiver.got for alert in body if alert["labels"]["alertname"] == "engine.dead"]
@@ -214,7 +214,7 @@ def test_its_own_page_of_metrics(tmp_path: Path) -> None:
         words = ("--engine", url(server), "--engine", "http://127.0.0.1:9")
         with guarding(tmp_path, *words, PLIMSOLL_GUARD_TOKEN=TOKEN, XDG_RUNTIME_DIR=str(tmp_path)) as guard:
             guard.hears("answers, vLLM")
-            guard.hears("nobody listens")
+            guard.hears("connection refused")
             # A token that was given is left nowhere: the port is found by its listening socket.
             port = listening_port(guard.process.pid)
             page = ask(port, "/metrics")
@@ -263,11 +263,11 @@ def test_engines_come_and_go_with_their_list(tmp_path: Path) -> None:
             assert len(guard.json("/engines")["engines"]) == 1
             assert "not JSON" in guard.json("/engines")["troubles"][0]["text"]
             listed.write_text(json.dumps([{"targets": [f"127.0.0.1:{second.port}"]}]), encoding="utf-8")
-            guard.hears(f"127.0.0.1:{second.port}: is watched from now on")
+            guard.hears(f"127.0.0.1:{second.port}: now watched")
             guard.hears(f"127.0.0.1:{second.port}: answers")
-            assert guard.complains("well again").endswith("engines.json: well again")
+            assert guard.complains("recovered").endswith("engines.json: recovered")
             assert guard.json("/engines")["troubles"] == []
-            guard.hears(f"127.0.0.1:{first.port}: is no longer in the list of engines")
+            guard.hears(f"127.0.0.1:{first.port}: no longer in the engine list")
             assert [one["name"] for one in guard.json("/engines")["engines"]] == [f"127.0.0.1:{second.port}"]
             assert guard.stop() == 0
 
@@ -282,7 +282,7 @@ def test_systemd_hears_that_it_lives(tmp_path: Path) -> None:
             assert systemd.recv(4096).startswith(b"READY=1\nSTATUS=1 engine")
             beats = [systemd.recv(4096).decode() for _ in range(3)]
             assert all(beat.startswith("WATCHDOG=1\nSTATUS=1 engine") for beat in beats)
-            assert beats[-1].endswith("all well")
+            assert beats[-1].endswith("all healthy")
             assert guard.stop() == 0
         systemd.setblocking(False)
         heard = b""
@@ -302,8 +302,8 @@ def test_a_place_that_is_taken(tmp_path: Path) -> None:
             env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
         )  # fmt: skip
     assert done.returncode == 3
-    assert "the API cannot be served" in done.stderr
-    assert "another guard perhaps (plimsoll guardctl status asks it)" in done.stderr
+    assert "cannot serve the API" in done.stderr
+    assert "perhaps by another guard (see plimsoll guardctl status)" in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "plimsoll").exists(), "the token of whoever has the place is left alone"
 
@@ -320,9 +320,9 @@ def test_a_person_is_told_where_the_page_is(tmp_path: Path) -> None:
         guard.terminate()
     os.close(ours)
     os.close(theirs)
-    assert re.match(rb"plimsoll: its page is at http://127\.0\.0\.1:\d+/ and wants the token in ", heard), heard
+    assert re.match(rb"plimsoll: page: http://127\.0\.0\.1:\d+/ with the token in ", heard), heard
     with guarding(tmp_path, "--engine", "http://127.0.0.1:9") as quiet:
-        quiet.hears("nobody listens there")
+        quiet.hears("connection refused")
         assert quiet.complained == []
 
 

@@ -48,7 +48,7 @@ class Guard:
         lock = SharedLock(FileLock(self._folder / "fleet.lock"))
         ports = ActionPorts(self.book, lock, Sight(), world.view, lambda _: None, time.time)
         self.conductor = Conductor(parts, policy, ports, pause_s=0.05)
-        self.drains = ManualDrains(parts, policy, ports._replace(lock=lock.other()), self.conductor.courses, pause_s=0.05)
+        self.drains = ManualDrains(parts, policy, ports._replace(lock=lock.other()), self.conductor.runs, pause_s=0.05)
         desk = ActionDesk(self.conductor, self.drains, self.book, self.book.path)
         asks = ActionRoutes(lambda: desk, lambda name: name == "a")
         self.server = GuardServer(asks.get, TOKEN, (), asks.post)
@@ -114,5 +114,5 @@ def test_drained_by_hand_until_asked_back_or_undone_by_the_next_guard(
         second.dies()
     assert main(["guardctl", "history", "--journal", str(tmp_path / "guard.journal")]) == 0
     out = capsys.readouterr().out
-    assert out.count("drain by hand begins: somebody asked to drain it") == 2
-    assert out.count("drain by hand is undone") == 2
+    assert out.count("drain by hand starts: an operator asked to drain it") == 2
+    assert out.count("drain by hand undone") == 2

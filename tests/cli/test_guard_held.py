@@ -35,17 +35,17 @@ def test_one_that_was_held_is_told_shown_and_put_right(tmp_path: Path, capsys: C
         text += "restart = {stop = ['/bin/false'], start = ['/bin/false'], is_running = ['/bin/true']}\n"
         with guarding(tmp_path, "--act", "--config", config(tmp_path, text)) as guard:
             guard.hears("one: answers")
-            guard.hears("one: held: it is down or out of service: a person is needed (guardctl undrain one puts it back")
+            guard.hears("one: needs attention: down or out of rotation; guardctl undrain one puts it back in rotation")
             at = ("--at", f"http://127.0.0.1:{guard.port}")
             assert main(["guardctl", "status", *at]) == 1
             out = capsys.readouterr().out
-            assert out.startswith("1 engine; one needs a person\n")
+            assert out.startswith("1 engine; one needs attention\n")
             assert "  one                            needs attention " in out
-            assert "held: it is down or out of service" in out
+            assert "needs attention: down or out of rotation" in out
             holds("Engines", guard.json("/engines"))
             assert 'plimsoll_guard_needs_a_person{engine="one"} 1.0\n' in guard.get("/metrics")[1]
             assert main(["guardctl", "actions", *at]) == 0
-            assert "  one                            held: it is down" in capsys.readouterr().out
+            assert "  one                            needs attention: down" in capsys.readouterr().out
             only_reads = (*at, "--token-file", str(tmp_path / "reads"))
             assert main(["guardctl", "status", *only_reads]) == 1
             assert main(["guardctl", "history", *only_reads]) == 0
@@ -54,16 +54,16 @@ def test_one_that_was_held_is_told_shown_and_put_right(tmp_path: Path, capsys: C
                 assert main(["guardctl", *words, *only_reads]) == 2
                 assert "this token only reads" in capsys.readouterr().err
             assert main(["guardctl", "undrain", "one", *at]) == 0, capsys.readouterr()
-            guard.hears("one: it was held, and is put back")
+            guard.hears("one: back in rotation")
             assert 'plimsoll_guard_actions_total{engine="one",rung="restart",end="done"} 0.0\n' in guard.get("/metrics")[1]
             capsys.readouterr()
             assert main(["guardctl", "actions", *at]) == 0
-            assert "it was put back by hand (guardctl resume one when it is mended)" in capsys.readouterr().out
+            assert "it was put back in rotation by hand; guardctl resume one once it is fixed" in capsys.readouterr().out
             assert main(["guardctl", "resume", *at]) == 0
             time.sleep(2.5)
             assert guard.json("/engines")["engines"][0]["needs"], "the end of a pause of everything mends no engine"
             assert main(["guardctl", "resume", "one", *at]) == 0
-            guard.hears("one: nobody is needed for it any more")
+            guard.hears("one: no longer needs attention")
             capsys.readouterr()
             assert main(["guardctl", "status", *at]) == 0
             assert 'plimsoll_guard_needs_a_person{engine="one"} 0.0\n' in guard.get("/metrics")[1]

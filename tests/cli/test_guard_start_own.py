@@ -24,7 +24,7 @@ from plimsoll.guard.act.steps import BROKEN
 from plimsoll.unknown import Condition, Status
 from tests.guard.daemon.guards import Guard, guarding
 
-WHY = "the server that guard was given does not run"
+WHY = "guard's own server is not running"
 
 
 def one_life(world: World, book: MemoryBook, die_at: int | None = None, **more: Any) -> str:
@@ -85,7 +85,7 @@ def test_what_speaks_against_it() -> None:
     one_life(world, book)
     assert ends(world) == ["held"]
     world.faults.clear()
-    assert "a person is needed" in one_life(world, book)
+    assert "needs attention" in one_life(world, book)
     assert world.state.starts == 0
 
     world, book = World(State("down")), MemoryBook()
@@ -104,12 +104,12 @@ def test_what_speaks_against_it() -> None:
             return {"card": Condition("card", Status.TRUE, "Seen", "row remapping failed", 0.0)}
 
     world, book = World(State("down")), MemoryBook()
-    assert one_life(world, book, sight=Sick(world)) == "its card is sick: row remapping failed"
+    assert one_life(world, book, sight=Sick(world)) == "its GPU is faulty: row remapping failed"
     assert world.state.starts == 0
 
     world, book = killed_at("after outcome stop", ttl_s=1e6)
     world.state.holder, world.state.held_until = 99, world.state.now + 30.0
-    assert "not over yet" in one_life(world, book)
+    assert "in progress" in one_life(world, book)
 
 
 # All the way, with a stand-in
@@ -148,12 +148,14 @@ def test_started_once_found_again_and_restarted_where_it_has_ended(tmp_path: Pat
             guard.hears("answers, vLLM")
             assert not any("started as pid" in line for line in guard.said)
             assert guard.stop() == 0
-            assert f"runs on as pid {pids[0]}: the next guard finds it, kill {pids[0]} stops it" in guard.complains("runs on")
+            assert f"keeps running as pid {pids[0]}: the next guard finds it, kill {pids[0]} stops it" in guard.complains(
+                "keeps running"
+            )
         os.kill(pids[0], signal.SIGKILL)
         with guarding(tmp_path, *words, **environ) as guard:
             guard.hears(f"restart because {WHY}: it ended without having been asked to")
             pids.append(pid_of(guard, "start: it was started as pid"))
-            guard.hears("restart is done", 60.0)
+            guard.hears("restart completed", 60.0)
         assert [one["fields"]["own"] for one in entries(tmp_path, RESTART)] == [True]
         assert (tmp_path / "engine.log").read_text().count("plimsoll: the engine is started anew") == 1
     finally:
@@ -174,5 +176,5 @@ def test_a_server_that_cannot_be_started_ends_guard_with_its_reason(tmp_path: Pa
     words = ["--act", "--engine", "http://127.0.0.1:9", "--", "/no/such/server"]
     with guarding(tmp_path, *words, STATE_DIRECTORY=str(tmp_path), PLIMSOLL_TOKEN="t" * 16) as guard:
         assert guard.process.wait(30) == 3
-        said = guard.complains("not started")
-        assert "the server was not started: /no/such/server cannot be started (No such file or directory)" in said
+        said = guard.complains("did not start")
+        assert "the server did not start: /no/such/server cannot be started (No such file or directory)" in said

@@ -61,12 +61,12 @@ def test_it_acts_only_when_told_to(tmp_path: Path) -> None:
     plain, act = "[[engine]]\nurl = 'http://x:1'\n", "[act]\n"
     hand = f"{plain}restart = {{systemd = 'v.service'}}\n"
     asked = read_options(["--config", config(tmp_path, act + plain)], {})
-    assert (asked.is_acting, asked.says_what_it_would_do) == (False, True)
+    assert (asked.is_acting, asked.is_dry_run) == (False, True)
     asked = read_options(["--config", config(tmp_path, plain)], {})
-    assert (asked.is_acting, asked.says_what_it_would_do) == (False, False)
+    assert (asked.is_acting, asked.is_dry_run) == (False, False)
     for text in (hand, act + hand):
         asked = read_options(["--config", config(tmp_path, text), "--act"], {})
-        assert (asked.is_acting, asked.says_what_it_would_do) == (True, False)
+        assert (asked.is_acting, asked.is_dry_run) == (True, False)
     assert read_options(["--engine", "http://x:1", "--act"], {"PLIMSOLL_TOKEN": "t" * 16}).is_acting
     with pytest.raises(BadInput, match="nothing can be done"):
         read_options(["--config", config(tmp_path, act + plain), "--act"], {})

@@ -36,11 +36,11 @@ def test_it_asks_the_guard_of_this_user(tmp_path: Path, capsys: Capsys, monkeypa
         )
         with guarding(tmp_path, "--config", config(tmp_path, text)) as guard:
             guard.hears("one: answers")
-            guard.hears("gone: nobody listens there")
+            guard.hears("gone: unreachable: connection refused")
             at = ("--at", f"http://127.0.0.1:{guard.port}")
             code, out, _ = said(capsys, "status", *at)
             assert code == 1, "of an engine that does not answer nothing is known"
-            assert out.startswith("2 engines, 1 not answering (1 never did); no other trouble is known\n")
+            assert out.startswith("2 engines, 1 unreachable (1 never reached); no other problem known\n")
             assert "unreachable (connection refused), and has never answered since guard began" in out
             assert out.count("its log says why: plimsoll doctor LOG") == 1
             assert said(capsys, "status", "one", *at)[0] == 0
@@ -66,7 +66,7 @@ def test_it_asks_the_guard_of_this_user(tmp_path: Path, capsys: Capsys, monkeypa
             code, out, _ = said(capsys, "history", "gone", "--limit", "1", "--json", *at)
             assert [row["engine"] for row in json.loads(out)["changes"]] == ["gone"]
             code, _, err = said(capsys, "status", "none", *at)
-            assert (code, "no engine is called 'none'; there is: gone, one" in err) == (2, True)
+            assert (code, "no engine named 'none'; engines: gone, one" in err) == (2, True)
             wrong = tmp_path / "wrong"
             wrong.write_text(TOKEN, encoding="utf-8")
             code, _, err = said(capsys, "status", "--token-file", str(wrong), *at)

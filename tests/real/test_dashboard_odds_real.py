@@ -93,7 +93,7 @@ def test_a_button_works_on_an_engine_with_a_hostile_name_and_a_hostile_journal(b
         one.page.locator("#ask-yes").click()
         one.until(lambda: one.texts("#ask-says")[0].startswith("Accepted."))
         one.page.locator("#ask-no").click()
-        one.page.locator(".s-journal bdi").filter(has_text="acting is paused by the API").first.wait_for()
+        one.page.locator(".s-journal bdi").filter(has_text="actions paused by the API").first.wait_for()
         assert odd.get("/v1/actions")["paused"]["engines"] == [EVIL]
         one.page.get_by_role("link", name="← Fleet").click()
         one.engine("plain")

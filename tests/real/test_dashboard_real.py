@@ -115,7 +115,7 @@ def test_without_a_token_no_button_sends_anything(browser: Any, acting: World) -
         one.open(None)
         one.page.keyboard.press("Escape")
         one.page.get_by_role("button", name="Pause guard").click()
-        assert "a token is needed. Nothing was sent." in one.page.locator("#token-says").inner_text()
+        assert "a token is required. Nothing was sent." in one.page.locator("#token-says").inner_text()
         assert one.texts(".fleet tbody tr") == []
         # And where it was forgotten while an engine was shown: its buttons are gone with it.
         one.open(ACTS)
@@ -146,7 +146,7 @@ def test_a_wrong_token_is_said_to_be_wrong(browser: Any, acting: World) -> None:
         one.page.fill("#token-field", "not-the-token")
         one.page.click("#token-form button[type=submit]")
         one.page.wait_for_selector("#link.is-refused")
-        one.page.locator("#token-says").filter(has_text="does not take this token").wait_for()
+        one.page.locator("#token-says").filter(has_text="rejects this token").wait_for()
         one.is_clean("401 (Unauthorized)")
 
 
@@ -182,11 +182,11 @@ def test_with_the_token_that_acts_every_button_does_what_it_says(browser: Any, a
     with tab(browser, acting.url) as one:
         one.open(ACTS)
         one.engine("b")
-        assert pressed(one, "Pause").startswith("Accepted. b: nothing is done")
+        assert pressed(one, "Pause").startswith("Accepted. b: paused")
         one.page.get_by_role("button", name="Resume", exact=True).wait_for()
-        assert pressed(one, "Restart").startswith("Refused")
-        assert pressed(one, "Resume").startswith("Accepted. b: guard acts again")
-        assert pressed(one, "Pause guard").startswith("Accepted. everything: nothing is done")
+        assert pressed(one, "Restart").startswith("Blocked")
+        assert pressed(one, "Resume").startswith("Accepted. b: resumed")
+        assert pressed(one, "Pause guard").startswith("Accepted. all actions: paused")
         one.page.get_by_role("button", name="Resume guard").wait_for()
         assert pressed(one, "Resume guard").startswith("Accepted.")
         assert pressed(one, "Drain").startswith("Accepted. b: drain")
@@ -198,9 +198,9 @@ def test_with_the_token_that_acts_every_button_does_what_it_says(browser: Any, a
         idle(acting)
         assert pressed(one, "Restart").startswith("Accepted. b: restart")
         one.page.wait_for_selector(".ladder .is-doing")
-        one.page.get_by_text("restart is done").first.wait_for(timeout=90_000)
+        one.page.get_by_text("restart completed").first.wait_for(timeout=90_000)
         one.is_clean("409 (Conflict)")
-    assert "b: restart is done" in acting.log()
+    assert "b: restart completed" in acting.log()
 
 
 def idle(acting: World) -> None:

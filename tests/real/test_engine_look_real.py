@@ -64,7 +64,7 @@ def test_what_the_engine_says_to_a_test_request_it_does_not_take(engine: EngineS
 
     canary = asyncio.run(run()).canary
     assert canary is not None
-    assert (canary.is_answered, canary.why) == (None, "the engine does not serve a model of the name 'no-such-model'")
+    assert (canary.is_answered, canary.why) == (None, "the engine does not serve a model named 'no-such-model'")
 
 
 def test_this_machine_knows_the_engine(engine: EngineServer) -> None:

@@ -18,7 +18,7 @@ from lab.guard.two_guards import ENGINES, Places, rounds, scene
 from tests.real.small_farm import need, until
 
 pytestmark = pytest.mark.once
-SAYS = "it was not drained: the lock cannot be taken: etcd cannot be reached"
+SAYS = "not drained: the lock cannot be taken: etcd cannot be reached"
 
 
 @pytest.fixture

@@ -355,9 +355,9 @@ def _journal(path: str, limit: int, engine: str | None, *, is_json: bool) -> int
     journal = read_history(Path(path), WHOLE_JOURNAL)
     for problem in journal.wrong:
         if problem.kind in (ABSENT, UNREADABLE) and not journal.entries:
-            raise BadInput(problem.says)
+            raise BadInput(problem.message)
     rows = _of_engine([entry_json(entry) for entry in journal.entries], engine, limit)
-    wrong = [_plain(problem.says) for problem in journal.wrong]
+    wrong = [_plain(problem.message) for problem in journal.wrong]
     if is_json:
         _show_json({"schema": SCHEMA, "entries": rows, "wrong": wrong})
     else:

@@ -1,7 +1,8 @@
-"""What guard says: one sentence a change, the same as a line of JSON, and what its API answers."""
+"""Guard's output: one sentence for each event, the same as JSON, the API's objects and Alertmanager's alerts."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
@@ -21,23 +22,23 @@ LONGEST = 400  # letters of a message: what an engine sends may be long
 
 
 class EventKind(StrEnum):
-    """What a change is."""
+    """The kind of an event."""
 
     BEGINS = "begins"
     OVER = "over"
-    UNKNOWN = "unknown"  # it held, and whether it still does cannot be told
+    UNKNOWN = "unknown"  # it was active, and is now unknown
     UNREACHABLE = "unreachable"
     REACHED = "reached"
     LISTED = "listed"
     UNLISTED = "unlisted"
-    TROUBLE = "trouble"  # the engine is there, and something that it could tell cannot be had
+    TROUBLE = "trouble"  # the engine answers, and something else of it does not
     MENDED = "mended"
-    ACTED = "acted"  # guard did something, or says why it does not
-    NEEDS = "needs-a-person"  # guard can do no more
+    ACTED = "acted"  # guard acted, or says why it does not
+    NEEDS = "needs-a-person"  # guard can do no more: it needs attention
 
 
 class Event(NamedTuple):
-    """One change that was worth a sentence."""
+    """A change that is worth a sentence."""
 
     unix_s: float
     engine: str
@@ -49,7 +50,7 @@ class Event(NamedTuple):
 
 
 class Trouble(NamedTuple):
-    """Something that goes wrong with guard itself."""
+    """Something wrong with guard itself."""
 
     what: str
     text: str
@@ -57,7 +58,7 @@ class Trouble(NamedTuple):
 
 
 class EngineView(NamedTuple):
-    """One engine as of now."""
+    """An engine as of now."""
 
     name: str
     url: str
@@ -65,31 +66,31 @@ class EngineView(NamedTuple):
     look_age_s: float | None
     look_s: float | None  # how long the last one took
     looks: int
-    failures: Mapping[str, int]  # looks that brought no figures, by what became of them
+    failures: Mapping[str, int]  # looks without figures, by result
     conditions: tuple[Condition, ...]
     findings: tuple[Finding, ...]
-    since_s: float  # when it was first looked at, on guard's own clock
-    vllm: str | None = None  # as it last said
+    since_s: float  # the first look, on guard's own clock
+    vllm: str | None = None  # as last reported
     forecasts: Mapping[str, Forecast | Unknown] = {}
-    unreachable_since_s: float | None = None  # when it stopped to answer; it was told to be gone since
-    has_answered: bool = True  # since guard began
-    note: str = ""  # what cannot be had of it, and why
-    needs: str = ""  # guard can do no more about it, and why: a person is needed
+    unreachable_since_s: float | None = None  # when it became unreachable, once that is reported
+    has_answered: bool = True  # since guard started
+    note: str = ""  # what it does not give, and why
+    needs: str = ""  # why it needs attention
 
     @property
     def holding(self) -> tuple[Condition, ...]:
-        """The conditions that hold."""
+        """The active conditions."""
         return tuple(one for one in self.conditions if one.is_true)
 
 
 class Clock(NamedTuple):
-    """Guard's own clock and the wall's at one moment: times are kept on the first and shown on the second."""
+    """Guard's monotonic clock and wall-clock time at one moment: times are kept on the first and shown on the second."""
 
     now_s: float
     unix_s: float
 
     def unix(self, at_s: float) -> float:
-        """That moment on the wall."""
+        """That moment in wall-clock time."""
         return round(self.unix_s - (self.now_s - at_s), 3)
 
 
@@ -100,52 +101,47 @@ def short(text: str) -> str:
 
 
 def label(condition: Condition) -> str:
-    """What a condition is called in a sentence: its code, or the rule's own name."""
+    """A condition's name in a sentence: its code, or the rule's own name."""
     code = code_of(condition.kind)
     return f"rule {condition.kind}" if code is None else str(code)
 
 
 def grade_of(kind: str) -> str:
-    """The most that a condition of this kind may lead to."""
+    """The highest rung that a condition of this kind may lead to."""
     return str(GRADES.get(kind, "advice"))
 
 
-def sentence(told: Event) -> str:
-    """One change in words."""
-    name, message = clean(told.engine), short(told.message)
-    if told.condition is None:
+def sentence(event: Event) -> str:
+    """An event in words."""
+    name, message = clean(event.engine), short(event.message)
+    if event.condition is None:
         return f"{name or 'guard'}: {message}"
-    what = label(told.condition)
-    if told.what is EventKind.BEGINS:
-        title = f"{told.finding.title} ({what})" if told.finding is not None else f"{what} holds"
+    what = label(event.condition)
+    if event.what is EventKind.BEGINS:
+        title = f"{event.finding.title} ({what})" if event.finding is not None else f"{what} is active"
         return f"{name}: {title}: {message}"
-    if told.what is EventKind.UNKNOWN:
-        return f"{name}: {what} held, and whether it still does is not known: {message}"
-    after = "" if told.lasted_s is None else f" after {duration(told.lasted_s)}"
-    return f"{name}: {what} is over{after}: {message}"
+    if event.what is EventKind.UNKNOWN:
+        return f"{name}: {what} was active and is now unknown: {message}"
+    after = "" if event.lasted_s is None else f" after {duration(event.lasted_s)}"
+    return f"{name}: recovered: {what} cleared{after}: {message}"
 
 
-def event_json(told: Event) -> dict[str, object]:
-    """The same for a program."""
-    condition = told.condition
+def event_json(event: Event) -> dict[str, object]:
+    """An event as JSON."""
+    condition = event.condition
     return {
-        "at": round(told.unix_s, 3),
-        "engine": clean(told.engine),
-        "what": str(told.what),
+        "at": round(event.unix_s, 3), "engine": clean(event.engine), "what": str(event.what),
         "kind": condition.kind if condition is not None else None,
         "code": _text(code_of(condition.kind)) if condition is not None else None,
         "grade": grade_of(condition.kind) if condition is not None else None,
-        "reason": condition.reason if condition is not None else None,
-        "sentence": sentence(told),
-        "finding": None if told.finding is None else finding_json(told.finding),
-    }
+        "reason": condition.reason if condition is not None else None, "sentence": sentence(event),
+        "finding": None if event.finding is None else finding_json(event.finding),
+    }  # fmt: skip
 
 
-def line_json(told: Event) -> str:
+def line_json(event: Event) -> str:
     """One line of `plimsoll guard --json`."""
-    import json
-
-    return json.dumps({"schema": SCHEMA, **event_json(told)}, ensure_ascii=False)
+    return json.dumps({"schema": SCHEMA, **event_json(event)}, ensure_ascii=False)
 
 
 def condition_json(view: EngineView, condition: Condition, clock: Clock) -> dict[str, object]:
@@ -153,139 +149,122 @@ def condition_json(view: EngineView, condition: Condition, clock: Clock) -> dict
     is_seen = condition.reason != "NotLookedAt"
     since_s = max(condition.since_s, view.since_s)
     return {
-        "engine": short(view.name),
-        "kind": condition.kind,
-        "code": _text(code_of(condition.kind)),
-        "severity": str(severity_of(condition.kind)),
-        "grade": grade_of(condition.kind),
-        "status": str(condition.status),
-        "reason": condition.reason,
-        "message": short(condition.message),
-        "since": clock.unix(since_s) if is_seen else None,
+        "engine": short(view.name), "kind": condition.kind, "code": _text(code_of(condition.kind)),
+        "severity": str(severity_of(condition.kind)), "grade": grade_of(condition.kind), "status": str(condition.status),
+        "reason": condition.reason, "message": short(condition.message), "since": clock.unix(since_s) if is_seen else None,
         "for_s": round(max(0.0, clock.now_s - since_s), 3) if is_seen else None,
         "evidence": [{"source": short(one.source), "text": short(one.text)} for one in condition.evidence],
-    }
+    }  # fmt: skip
 
 
 def engine_json(view: EngineView) -> dict[str, object]:
     """One engine in a list."""
     look = view.look
     return {
-        "name": clean(view.name),
-        "url": clean(view.url),
-        "reach": None if look is None else str(look.reach),
-        "why": "" if look is None else short(look.why),
-        "vllm": None if view.vllm is None else clean(view.vllm),
-        "look_age_s": None if view.look_age_s is None else round(view.look_age_s, 3),
-        "looks": view.looks,
-        "failures": sum(view.failures.values()),
-        "unreachable": view.unreachable_since_s is not None,
-        "has_answered": view.has_answered,
-        "note": short(view.note),
-        "needs": short(view.needs),
+        "name": clean(view.name), "url": clean(view.url), "reach": None if look is None else str(look.reach),
+        "why": "" if look is None else short(look.why), "vllm": None if view.vllm is None else clean(view.vllm),
+        "look_age_s": None if view.look_age_s is None else round(view.look_age_s, 3), "looks": view.looks,
+        "failures": sum(view.failures.values()), "unreachable": view.unreachable_since_s is not None,
+        "has_answered": view.has_answered, "note": short(view.note), "needs": short(view.needs),
         "holds": [one.kind for one in view.holding],
         "unknown": [one.kind for one in view.conditions if one.status is Status.UNKNOWN],
-    }
+    }  # fmt: skip
 
 
 def engine_detail_json(view: EngineView, clock: Clock) -> dict[str, object]:
-    """One engine with all that is known of it."""
+    """One engine with everything known of it."""
     look = view.look
     return {
         **engine_json(view),
         "unreachable_since": None if view.unreachable_since_s is None else clock.unix(view.unreachable_since_s),
         "figures": {} if look is None else plain(look.figures),
         "gate": None if look is None or look.gate is None else plain(look.gate),
-        "workers": [] if look is None else plain(look.workers),
-        "cards": [] if look is None else plain(look.cards),
+        "workers": [] if look is None else plain(look.workers), "cards": [] if look is None else plain(look.cards),
         "canary": None if look is None else canary_json(look, clock),
         "conditions": [condition_json(view, one, clock) for one in view.conditions],
         "findings": [finding_json(one) for one in view.findings],
         "forecasts": {name: forecast_json(one) for name, one in view.forecasts.items()},
-    }
+    }  # fmt: skip
 
 
 def canary_json(look: Look, clock: Clock) -> dict[str, object] | None:
-    """The last test request; None where none was made."""
+    """The last canary request; None if none was sent."""
     canary = look.canary
     if canary is None:
         return None
     return {
-        "at": clock.unix(canary.at_s),
-        "age_s": round(max(0.0, clock.now_s - canary.at_s), 3),
-        "is_answered": canary.is_answered,
-        "seconds": None if canary.seconds is None else round(canary.seconds, 4),
-        "is_garbage": canary.is_garbage,
-        "why": short(canary.why),
-    }
+        "at": clock.unix(canary.at_s), "age_s": round(max(0.0, clock.now_s - canary.at_s), 3),
+        "is_answered": canary.is_answered, "seconds": None if canary.seconds is None else round(canary.seconds, 4),
+        "is_garbage": canary.is_garbage, "why": short(canary.why),
+    }  # fmt: skip
 
 
 def trouble_json(trouble: Trouble, clock: Clock) -> dict[str, object]:
-    """One trouble of guard's own."""
+    """A trouble of guard itself."""
     return {"what": short(trouble.what), "text": short(trouble.text), "since": clock.unix(trouble.since_s)}
 
 
 def forecast_json(one: Forecast | Unknown) -> dict[str, object]:
-    """Seconds with a band, or why there is no forecast."""
+    """A forecast in seconds with its band, or why there is none."""
     if isinstance(one, Unknown):
         return {"unknown": short(one.reason), "soonest_s": None, "likely_s": None, "latest_s": None}
     return {"unknown": None, "soonest_s": one.soonest_s, "likely_s": one.likely_s, "latest_s": one.latest_s}
 
 
 def _is_known_well(view: EngineView) -> bool:
-    """Whether it is known that it is neither dead nor stuck: proved not to be, or at least not looking like it."""
+    """Whether it is known to be neither dead nor stuck."""
     found = {one.kind: one for one in view.conditions}
     return all(found[kind].is_known for kind in ("dead", "stalled") if kind in found)
 
 
 def status_line(views: Sequence[EngineView], troubles: Sequence[Trouble] = ()) -> str:
-    """All of it in one line."""
+    """The whole fleet in one line."""
     unseen = [view for view in views if view.look is None or view.look.reach != "answers"]
     never = sum(1 for view in unseen if not view.has_answered)
-    held = [f"{clean(view.name)} needs a person" for view in views if view.needs]
+    held = [f"{clean(view.name)} needs attention" for view in views if view.needs]
     held += [f"{clean(view.name)} {label(one)}" for view in views for one in view.holding]
     said = f"{len(views)} engine{'s' if len(views) != 1 else ''}"
     if unseen:
-        said += f", {len(unseen)} not answering" + (f" ({never} never did)" if never else "")
+        said += f", {len(unseen)} unreachable" + (f" ({never} never reached)" if never else "")
     after = f"; guard itself: {', '.join(short(one.what) for one in troubles[:3])}" if troubles else ""
     if not held:
         blind = sum(1 for view in views if view not in unseen and not _is_known_well(view))
-        well = "nothing is watched" if not views else "all well"
+        state = "nothing is watched" if not views else "all healthy"
         if blind:
             who = "it is" if len(views) == 1 else f"{blind} of them {'is' if blind == 1 else 'are'}"
-            well = f"no trouble is known, but not whether {who} stuck"
-        return f"{said}; {'no other trouble is known' if unseen else well}{after}"
+            state = f"no problem known, but unknown whether {who} stuck"
+        return f"{said}; {'no other problem known' if unseen else state}{after}"
     return f"{said}; {', '.join(held[:5])}" + (f" and {len(held) - 5} more" if len(held) > 5 else "") + after
 
 
-def alert(told: Event, *, starts_unix_s: float, lasts_s: float) -> dict[str, object] | None:
-    """The change as Alertmanager's API v2 takes an alert; None for one that is no alert. `lasts_s`: until it is sent again."""
+def alert(event: Event, *, starts_unix_s: float, lasts_s: float) -> dict[str, object] | None:
+    """The event as an alert of Alertmanager's API v2; None if it is none. `lasts_s`: until it is sent again."""
     if (
-        told.what in (EventKind.LISTED, EventKind.UNLISTED, EventKind.TROUBLE, EventKind.MENDED, EventKind.ACTED)
-        and told.condition is None
+        event.what in (EventKind.LISTED, EventKind.UNLISTED, EventKind.TROUBLE, EventKind.MENDED, EventKind.ACTED)
+        and event.condition is None
     ):
         return None
-    if told.what is EventKind.NEEDS:
+    if event.what is EventKind.NEEDS:
         name, severity, is_over = "guard.needs-a-person", "critical", False
-    elif told.condition is None:
-        name, severity, is_over = "guard.unreachable", "warning", told.what is not EventKind.UNREACHABLE
+    elif event.condition is None:
+        name, severity, is_over = "guard.unreachable", "warning", event.what is not EventKind.UNREACHABLE
     else:
-        code = code_of(told.condition.kind)
-        name = f"rule.{told.condition.kind}" if code is None else str(code)
-        severity, is_over = str(severity_of(told.condition.kind)), told.what is EventKind.OVER
-    labels = {"alertname": name, "engine": clean(told.engine), "severity": severity}
-    labels |= {"condition": told.condition.kind} if told.condition is not None else {}
-    notes = {"summary": sentence(told)}
-    if told.finding is not None:
-        notes["description"] = short(told.finding.because)
-        notes["remedy"] = "; ".join(f"{clean(one.do)}: {clean(one.why)}" for one in told.finding.remedy[:3])
-        notes["explain"] = f"plimsoll doctor --explain {told.finding.code}"
-    ends = told.unix_s if is_over else told.unix_s + lasts_s
+        code = code_of(event.condition.kind)
+        name = f"rule.{event.condition.kind}" if code is None else str(code)
+        severity, is_over = str(severity_of(event.condition.kind)), event.what is EventKind.OVER
+    labels = {"alertname": name, "engine": clean(event.engine), "severity": severity}
+    labels |= {"condition": event.condition.kind} if event.condition is not None else {}
+    notes = {"summary": sentence(event)}
+    if event.finding is not None:
+        notes["description"] = short(event.finding.because)
+        notes["remedy"] = "; ".join(f"{clean(one.do)}: {clean(one.why)}" for one in event.finding.remedy[:3])
+        notes["explain"] = f"plimsoll doctor --explain {event.finding.code}"
+    ends = event.unix_s if is_over else event.unix_s + lasts_s
     return {"labels": labels, "annotations": notes, "startsAt": rfc3339(starts_unix_s), "endsAt": rfc3339(ends)}
 
 
 def rfc3339(unix_s: float) -> str:
-    """A moment as Alertmanager writes it, in UTC; by hand, since a report asks no clock and knows no zone."""
+    """A moment in UTC as Alertmanager writes it."""
     days, rest = divmod(int(unix_s), 86_400)
     year, month, day = _date(days)
     hour, minute, second = rest // 3600, rest // 60 % 60, rest % 60
@@ -307,15 +286,21 @@ def _text(value: object) -> str | None:
     return None if value is None else str(value)
 
 
-# What guard did, from its journal: an entry as JSON, and as a sentence.
-
 LONGEST_HISTORY = 400
-_BY_HAND = {"drain": "drain by hand", "undrain": "putting back by hand"}
-"""The kinds of what a person asked for: in the journal each is a restart that turns back."""
+_BY_HAND = {"drain": "drain by hand", "undrain": "return to rotation by hand"}
+"""Requests of operators by kind: in the journal each is a restart that turns back."""
+END_TEXTS = {
+    "done": "completed",
+    "undone": "undone",
+    "stood-back": "skipped",
+    "held": "stuck: needs attention",
+    "failed": "failed",
+}
+"""How an action ended, in words, by the `end` of its journal entry."""
 
 
 def entry_json(entry: Entry) -> dict[str, Any]:
-    """One entry as the API shows it. Secrets were taken out when it was written, and are once more."""
+    """A journal entry as the API shows it, redacted once more."""
     return {
         "number": entry.first_number, "at": entry.at, "kind": clean(entry.kind), "engine": clean(entry.engine),
         "action": clean(entry.action), "step": clean(entry.step), "fields": plain(dict(entry.fields)),
@@ -323,7 +308,7 @@ def entry_json(entry: Entry) -> dict[str, Any]:
 
 
 def entry_sentence(row: Mapping[str, Any]) -> str:
-    """The same for people; empty for what only guard itself needs."""
+    """A journal entry in words; empty for what only guard itself needs."""
     fields: Mapping[str, Any] = row["fields"] if isinstance(row["fields"], Mapping) else {}
     kind, engine = str(row["kind"]), str(row["engine"])
     before = f"{engine}: " if engine else ""
@@ -334,23 +319,23 @@ def entry_sentence(row: Mapping[str, Any]) -> str:
 
 def _said(kind: str, step: str, fields: Mapping[str, Any]) -> str:
     if kind == OPENED:
-        return f"{_what(fields)} begins: {fields.get('why', '')}"
+        return f"{_what(fields)} starts: {fields.get('why', '')}"
     if kind in (INTENT, BEGUN, SEEN):
         return ""  # what became of it is said with its outcome
     if kind == OUTCOME:
         done = fields.get("done")
-        mark = "" if done is True else " (not done)" if done is False else " (not known)"
+        mark = "" if done is True else " failed" if done is False else " (outcome unknown)"
         return f"{step}{mark}: {fields.get('says', '')}"
     if kind == CLOSED:
         why = f": {fields['why']}" if fields.get("why") else ""
-        return f"{_what(fields)} is {fields.get('end', 'over')}{why}"
+        return f"{_what(fields)} {END_TEXTS.get(str(fields.get('end')), 'ended')}{why}"
     if kind == RESTART:
         times = f" {fields['times']} times" if fields.get("times", 1) != 1 else ""
-        return "is restarted" if fields.get("own", True) else f"somebody else restarted it{times}"
+        return "restarted by guard" if fields.get("own", True) else f"restarted by someone else{times}"
     if kind == SWITCH:
-        what = "acting" if step == "pause" else f"{step.removeprefix('rung-')} of every engine"
+        what = "actions" if step == "pause" else f"{step.removeprefix('rung-')} on all engines"
         who = f" by {fields['who']}" if fields.get("who") else ""
-        return f"{what} {'is paused' if fields.get('on') else 'is resumed'}{who}"
+        return f"{what} {'paused' if fields.get('on') else 'resumed'}{who}"
     if kind == NOTE:
         return "; ".join(f"{name}: {value}" for name, value in fields.items() if name != "done")
     return f"{kind} {step}".strip()

@@ -158,7 +158,7 @@ def test_a_person_who_asks_meets_the_same_rules() -> None:
     """The budget, the hours, the load of the others; but a condition is not needed."""
 
     def asked(one: EngineStatus, **more: Any) -> ActionPlan | BlockedAction:
-        return consider(view(one, **more), POLICY, one, Grade.RESTART, ASKED, "somebody asked for it")
+        return consider(view(one, **more), POLICY, one, Grade.RESTART, ASKED, "an operator asked for it")
 
     well = asked(engine())
     assert isinstance(well, ActionPlan)

@@ -160,7 +160,7 @@ def test_an_address_that_does_not(act: Any, says: str) -> None:
         assert (len(before), finder.trouble) == (2, "")
         assert finder.find() == before
     assert says in finder.trouble
-    assert finder.trouble.endswith("; what is known stays")
+    assert finder.trouble.endswith("; the last list stays in use")
 
 
 def account(folder: Path) -> str:

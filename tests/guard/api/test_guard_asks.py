@@ -38,7 +38,7 @@ class Acts:
     def __init__(self, journal: Path) -> None:
         self.journal, self.trouble, self.switches = journal, "", Switches()
         self.asked: list[tuple[str, ...]] = []
-        self.decision: Decision | None = ActionPlan(NAME, Grade.RESTART, "asked", "somebody asked for it", BROKEN)
+        self.decision: Decision | None = ActionPlan(NAME, Grade.RESTART, "asked", "an operator asked for it", BROKEN)
         self.is_full = False
         self.needing: dict[str, str] = {}
 
@@ -191,7 +191,7 @@ def test_pause_and_resume(acts: Acts) -> None:
         assert api("POST", "/v1/resume", {"engine": "gone"})[0] == 404
         acts.switches = Switches(paused=frozenset({"gone"}))
         assert api("POST", "/v1/resume", {"engine": "gone"})[0] == 200, "one that is not watched any more can be resumed"
-        acts.needing = {"held": "a person is needed"}
+        acts.needing = {"held": "needs attention"}
         assert api("POST", "/v1/pause", {"engine": "held"})[0] == 404
         assert api("POST", "/v1/resume", {"engine": "held"})[0] == 200
         acts.is_full = True
@@ -246,7 +246,7 @@ def test_what_is_under_way_and_what_was_done(acts: Acts) -> None:
         for last in ("0", "x", "1001", "-1", ""):
             assert api("GET", f"/v1/journal?last={last}")[0] == 400
         acts.journal = acts.journal.with_name("none")
-        assert "there is no journal" in api("GET", "/v1/journal")[1]["wrong"][0]
+        assert "no journal" in api("GET", "/v1/journal")[1]["wrong"][0]
         assert api("GET", "/v1/nothing")[0] == 404
 
 
@@ -269,15 +269,15 @@ def test_a_guard_that_only_observes_says_so(capsys: Capsys) -> None:
 
 
 def test_guardctl_tells_it_what_to_do(acts: Acts, capsys: Capsys) -> None:
-    """Plain words, the steps of what is accepted, exit code 1 for a refusal; nothing harmful without --yes."""
+    """Plain words, the steps of what accepted, exit code 1 for a refusal; nothing harmful without --yes."""
     with listening(acts) as api:
-        assert said(capsys, api, "pause")[:2] == (0, "everything: nothing is done until it is resumed\n")
-        assert said(capsys, api, "resume", NAME)[:2] == (0, f"{NAME}: guard acts again\n")
-        assert said(capsys, api, "pause", "--rung", "restart")[1].startswith("restart of every engine: nothing is done")
+        assert said(capsys, api, "pause")[:2] == (0, "all actions: paused until resumed\n")
+        assert said(capsys, api, "resume", NAME)[:2] == (0, f"{NAME}: resumed\n")
+        assert said(capsys, api, "pause", "--rung", "restart")[1].startswith("restart on all engines: paused")
         assert acts.asked == [("pause", "", ""), ("resume", NAME, ""), ("pause", "", "restart")]
         code, out, _ = said(capsys, api, "restart", NAME, "--yes")
         assert code == 0
-        assert out.startswith(f"{NAME}: restart is accepted\n  1. lock: takes")
+        assert out.startswith(f"{NAME}: restart accepted\n  1. lock: takes")
         acts.asked.clear()
         for verb in ("restart", "drain", "compact", "shed"):
             code, _, err = said(capsys, api, verb, NAME)
@@ -291,7 +291,7 @@ def test_guardctl_tells_it_what_to_do(acts: Acts, capsys: Capsys) -> None:
         code, out, _ = said(capsys, api, "shed", NAME, "--yes", "--json")
         assert (code, json.loads(out)["reason"]) == (1, "NoGate")
         code, _, err = said(capsys, api, "restart", "lama", "--yes")
-        assert (code, "no engine is called 'lama'" in err) == (2, True)
+        assert (code, "no engine named 'lama'" in err) == (2, True)
 
 
 class Terminal(io.StringIO):
@@ -321,13 +321,13 @@ def test_guardctl_shows_what_is_done(acts: Acts, capsys: Capsys) -> None:
     acts.switches = Switches(is_paused=True, paused=frozenset({"b"}), rungs_off=frozenset({Grade.SHED}))
     acts.trouble = "the disk is full"
     acts.needing = {"c": "held: it is down or out of service"}
-    history = f"""2023-11-14 22:13:21 {NAME}: restart begins: it is dead [x1]
-2023-11-14 22:13:23 {NAME}: is restarted [x1]
+    history = f"""2023-11-14 22:13:21 {NAME}: restart starts: it is dead [x1]
+2023-11-14 22:13:23 {NAME}: restarted by guard [x1]
 2023-11-14 22:13:24 {NAME}: stop: it is gone [x1]
-2023-11-14 22:13:25 {NAME}: start (not known): nobody knows [x1]
+2023-11-14 22:13:25 {NAME}: start (outcome unknown): nobody knows [x1]
 2023-11-14 22:13:26 {NAME}: take-over: ours [x1]
-2023-11-14 22:13:27 {NAME}: restart is held [x1]
-2023-11-14 22:13:28 b: acting is paused by the API
+2023-11-14 22:13:27 {NAME}: restart stuck: needs attention [x1]
+2023-11-14 22:13:28 b: actions paused by the API
 2023-11-14 22:13:29 b: new-kind
 """
     with listening(acts) as api:
@@ -357,7 +357,7 @@ def test_a_journal_that_is_damaged_or_not_there(acts: Acts, capsys: Capsys) -> N
     assert "stop: it is gone" in out
     assert "its checksum is not right" in out
     assert main(["guardctl", "history", "--journal", str(acts.journal.with_name("none"))]) == 2
-    assert "there is no journal at" in capsys.readouterr().err
+    assert "no journal at" in capsys.readouterr().err
 
 
 def test_nobody_there_and_something_else(capsys: Capsys, acts: Acts) -> None:

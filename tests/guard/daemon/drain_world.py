@@ -201,6 +201,6 @@ def ports_of(world: World, lock: Any) -> ActionPorts:
     numbers = iter(range(100))
 
     def tell(said: Announcement) -> None:
-        world.said.append(said.says)
+        world.said.append(said.message)
 
     return ActionPorts(Book(world), lock, Sight(), world.view, tell, lambda: 0.0, lambda: f"x{next(numbers)}")

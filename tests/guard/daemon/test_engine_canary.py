@@ -97,16 +97,16 @@ def test_what_is_no_completion_says_nothing_about_the_model(body: bytes) -> None
     last = looks(canary_server(answer, asks), 2, canary=CanaryPlan(every_s=30))[0][-1].canary
     assert last is not None
     assert (last.is_answered, last.is_garbage) == (None, False)
-    assert last.why == "it answers /v1/completions with something that is no completion"
+    assert last.why == "it answers /v1/completions with something that is not a completion"
 
 
 @pytest.mark.parametrize(
     ("status", "body", "why"),
     [
-        ("401 Unauthorized", b'{"error": "Unauthorized"}', "the engine wants an API key"),
+        ("401 Unauthorized", b'{"error": "Unauthorized"}', "the engine requires an API key"),
         ("404 Not Found", b'{"detail": "Not Found"}', "the engine does not serve /v1/completions"),
-        ("404 Not Found", b'{"error": {"message": "The model `x` does not exist."}}', "does not serve a model of the name"),
-        ("429 Too Many Requests", b"", "the engine has too much to do for it (429)"),
+        ("404 Not Found", b'{"error": {"message": "The model `x` does not exist."}}', "does not serve a model named"),
+        ("429 Too Many Requests", b"", "the engine is too busy for it (429)"),
         ("500 Oops", b"", "the engine answers /v1/completions with 500"),
     ],
 )
@@ -141,7 +141,7 @@ def test_the_key_is_shown_only_to_what_asks_for_one(kind: str, is_answered: bool
     last = looks(talk, 3, canary=plan)[0][-1].canary
     assert last is not None
     assert last.is_answered is is_answered
-    assert last.why == ("" if is_answered else "the engine does not take this API key")
+    assert last.why == ("" if is_answered else "the engine rejects this API key")
     shown = ["s3cret" in head for head in posts]
     assert shown == {"open": [False] * 3, "wants it": [False, True, True, True], "wants another": [False, True]}[kind]
 
@@ -152,7 +152,7 @@ def test_no_name_no_test_request() -> None:
     talk = remembering({"/metrics": b"vllm:num_requests_running 1\n"}, paths)
     (_, look), _ = looks(talk, 2, canary=CanaryPlan(every_s=5))
     assert look.canary is not None
-    assert (look.canary.is_answered, look.canary.why) == (None, "its model is unknown")
+    assert (look.canary.is_answered, look.canary.why) == (None, "unknown which model it serves")
     assert "/v1/completions" not in paths
 
 

@@ -342,7 +342,7 @@ def test_tls_is_checked(tmp_path: Path) -> None:
         return caught.value
 
     error = asyncio.run(run())
-    assert (error.reach, error.why) == (Reach.SILENT, "shows a certificate that is not trusted")
+    assert (error.reach, error.why) == (Reach.SILENT, "has a certificate that is not trusted")
 
     async def plain() -> RequestFailed:
         async def talk(visitor: Visitor) -> None:

@@ -94,7 +94,7 @@ def test_nobody_listens_and_then_somebody_does() -> None:
         return found
 
     first, second, third = asyncio.run(run())
-    assert (first.reach, first.why) == (Reach.REFUSED, "refuses connections: nobody listens there")
+    assert (first.reach, first.why) == (Reach.REFUSED, "refuses connections")
     assert (second.reach, second.vllm) == (Reach.ANSWERS, "0.32.0")
     assert (third.reach, third.vllm) == (Reach.REFUSED, None)
 
@@ -223,8 +223,8 @@ def gate_server(kind: str, heads: list[str]) -> Talk:
 
 @pytest.mark.parametrize(
     ("kind", "is_shown", "note"),
-    [("gate", True, ""), ("strict", True, "the gate does not take this token"), ("none", False, "there is no gate there"),
-     ("another", False, "the gate does not take this token"), ("open", False, "/plimsoll/state answers 200")],
+    [("gate", True, ""), ("strict", True, "the gate rejects this token"), ("none", False, "no gate at this address"),
+     ("another", False, "the gate rejects this token"), ("open", False, "/plimsoll/state answers 200")],
 )  # fmt: skip
 def test_the_token_is_shown_only_to_what_asks_for_it_as_the_gate_does(kind: str, is_shown: bool, note: str) -> None:
     """A server without a gate never sees it; a gate that does not take it is named, and the rest of the look is there."""

@@ -38,7 +38,7 @@ def test_a_first_request_that_the_engine_breaks_over_is_a_failure(answer: bytes 
 def test_without_a_model_nothing_is_asked() -> None:
     """A server that lists none: not known, and it says why."""
     outcome = warmed(TEXT, "404 Not Found")
-    assert (outcome.is_done, "its model is unknown" in outcome.message) == (None, True)
+    assert (outcome.is_done, "unknown which model it serves" in outcome.message) == (None, True)
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,10 @@ def test_an_engine_that_works_or_has_nothing_to_do_is_never_asked_again() -> Non
     for is_paused in (False, True):
         idle = met(is_paused=is_paused)
         assert not any(idle.is_due(page(), None, 5.0 * number) for number in range(1, 17_280))
-        assert idle.told() == (is_paused, False)
+        assert idle.state() == (is_paused, False)
         busy = met(is_paused=is_paused)
         assert not any(busy.is_due(page(number + 7.0, 3), None, 5.0 * number) for number in range(1, 17_280))
-        assert busy.told() == (False, False)
+        assert busy.state() == (False, False)
 
 
 @pytest.mark.parametrize("before", [0, 1], ids=["was idle", "was busy"])
@@ -48,11 +48,11 @@ def test_one_that_stands_still_with_work_is_asked_when_a_crash_would_be_over(bef
         if pause.is_due(page(8, 2), None, now_s):
             asked.append(now_s)
             pause.answered(now_s, is_paused=True)
-        assert pause.told() == ((True, False) if asked else (None, True))
+        assert pause.state() == ((True, False) if asked else (None, True))
     assert asked[0] - 10.0 >= STILL_S
     assert all(later - sooner >= AGAIN_S for sooner, later in pairwise(asked))
     pause.is_due(page(9, 2), None, 200.0)
-    assert pause.told() == (False, False)
+    assert pause.state() == (False, False)
 
 
 def test_a_pause_between_two_standstills_is_not_missed() -> None:
@@ -61,10 +61,10 @@ def test_a_pause_between_two_standstills_is_not_missed() -> None:
     for now_s in (100.0, 125.0):
         if pause.is_due(page(7, 1), None, now_s):
             pause.answered(now_s, is_paused=False)
-    assert pause.told() == (False, False)
+    assert pause.state() == (False, False)
     pause.is_due(page(8, 1), None, 130.0)
     pause.is_due(page(8, 1), None, 135.0)
-    assert pause.told() == (None, True)
+    assert pause.state() == (None, True)
 
 
 def test_a_test_request_without_an_answer_is_work_that_waits() -> None:
@@ -72,9 +72,9 @@ def test_a_test_request_without_an_answer_is_work_that_waits() -> None:
     pause = met()
     assert not pause.is_due(page(), Canary(30.0, True), 45.0)
     assert pause.is_due(page(), Canary(60.0, False), 60.0 + STILL_S)
-    assert pause.told() == (None, True)
+    assert pause.state() == (None, True)
     pause.answered(80.0, is_paused=True)
-    assert pause.told() == (True, False)
+    assert pause.state() == (True, False)
 
 
 def test_a_lost_answer_is_not_asked_for_at_every_look() -> None:
@@ -82,7 +82,7 @@ def test_a_lost_answer_is_not_asked_for_at_every_look() -> None:
     pause = PauseState()
     assert pause.is_due(page(), None, 0.0)
     pause.lost(0.0)
-    assert pause.told() == (None, True)
+    assert pause.state() == (None, True)
     assert not pause.is_due(page(), None, AGAIN_S - 1)
     assert pause.is_due(page(), None, AGAIN_S)
 
@@ -91,13 +91,13 @@ def test_a_server_that_does_not_know_the_question_does_not_rest() -> None:
     """Asked every five minutes; one that has known it is taken to know it still."""
     pause = PauseState()
     pause.absent(0.0)
-    assert pause.told() == (None, False)
+    assert pause.state() == (None, False)
     assert not pause.is_due(page(7, 1), None, ABSENT_AGAIN_S - 1)
     assert pause.is_due(page(7, 1), None, ABSENT_AGAIN_S)
     other = met()
     other.is_due(page(7, 1), None, 10.0)
     other.absent(30.0)
-    assert other.told() == (None, True)
+    assert other.state() == (None, True)
 
 
 LOOKS = st.lists(st.tuples(st.booleans(), st.integers(0, 2), st.sampled_from(["yes", "no", "lost", "absent"])), max_size=60)
@@ -120,7 +120,7 @@ def test_no_question_within_a_crash_of_the_last_sign_of_life(looks: list[tuple[b
             else:
                 has_answered = True
                 pause.answered(now_s, is_paused=how)
-        is_paused, is_unknown = pause.told()
+        is_paused, is_unknown = pause.state()
         assert not (is_paused and is_unknown)
         if moves and has_answered and number and not is_asked:
             assert is_paused is False

@@ -106,8 +106,8 @@ def test_what_cannot_be_had_is_named(tmp_path: Path) -> None:
     for words in (
         "engine.log: could not be opened",
         "metrics.txt: ",
-        "state.json: there was no answer",
-        "nvidia-smi.txt: it says",
+        "state.json: no answer",
+        "nvidia-smi.txt: no output",
     ):
         assert words in text
     assert "pid 999999999: Permission Denied" in text
@@ -116,8 +116,8 @@ def test_what_cannot_be_had_is_named(tmp_path: Path) -> None:
 def test_nothing_known_at_all(tmp_path: Path) -> None:
     """Even then there is a folder that says so."""
     text = (take(keeper(tmp_path), EvidenceSources()) / "CONTENTS.txt").read_text()
-    assert "guard does not know where the log is" in text
-    assert "guard does not know the processes" in text
+    assert "log path unknown" in text
+    assert "processes unknown" in text
 
 
 def test_what_hangs_is_not_waited_for(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_what_hangs_is_not_waited_for(tmp_path: Path) -> None:
     folder = take(keeper(tmp_path, path, limit_s=1.5), wanted)
     assert time.monotonic() - begun < 5
     assert (folder / "engine.log").read_text() == "INFO here\n"
-    assert "after 1.5 s no more was waited for" in (folder / "CONTENTS.txt").read_text()
+    assert "time limit of 1.5 s reached" in (folder / "CONTENTS.txt").read_text()
 
 
 def test_the_same_action_is_kept_once(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_place_that_is_not_ours_alone(tmp_path: Path, kind: str) -> None:
         root.chmod(0o777)
     outcome = asyncio.run(keeper(tmp_path).take("e", "a", EvidenceSources()))
     assert outcome.is_done is False
-    assert outcome.message.startswith("no evidence was kept: ")
+    assert outcome.message.startswith("no evidence saved: ")
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 

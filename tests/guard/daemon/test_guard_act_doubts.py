@@ -25,10 +25,10 @@ async def carried_out(conductor: Conductor, world: World, book: MemoryBook) -> N
 def test_one_that_falls_away_meanwhile_keeps_the_other_in_service() -> None:
     """While it drains another cannot carry its load any more: it is taken back, and nothing is stopped."""
     world, book = World(), MemoryBook()
-    parts = parts_of(world)._replace(suffering=lambda: "z is away meanwhile")
+    parts = parts_of(world)._replace(suffering=lambda: "z is out of rotation")
     play(world, book, lambda conductor: carried_out(conductor, world, book), parts=parts)
     assert (world.state.stops, ends(world)) == (0, ["undone"])
-    assert "z is away meanwhile" in says(world)
+    assert "z is out of rotation" in says(world)
     assert unsafe(world, book) == []
 
 
@@ -71,7 +71,7 @@ def test_a_question_that_nobody_answers_keeps_no_engine_out_of_service() -> None
     world, book = World(), MemoryBook()
 
     async def nobody() -> Outcome:
-        return unsure("its model is unknown")
+        return unsure("unknown which model it serves")
 
     play(world, book, lambda conductor: carried_out(conductor, world, book), parts=parts_of(world)._replace(ask_once=nobody))
     assert ends(world) == ["done"]
@@ -83,11 +83,11 @@ def test_an_engine_that_its_first_request_ends_is_not_put_back() -> None:
 
     async def ends_it() -> Outcome:
         world.state.mode = "down"
-        return unsure("the first request could not be made: it hung up")
+        return unsure("warm-up request not sent: it hung up")
 
     play(world, book, lambda conductor: carried_out(conductor, world, book), parts=parts_of(world)._replace(ask_once=ends_it))
     assert ends(world) == ["held"]
-    assert "now it does not answer any more" in says(world)
+    assert "the engine no longer answers" in says(world)
 
 
 def test_what_has_ended_is_counted_for_the_metrics() -> None:

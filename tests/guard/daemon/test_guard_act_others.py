@@ -32,11 +32,11 @@ def stopped_by_hand(world: World) -> None:
 
 @pytest.mark.parametrize(("case", "step"), [(SERVING, "idle"), (SERVING, "stop"), (WEDGED, "evidence"), (WEDGED, "stop")])
 def test_what_somebody_stops_meanwhile_is_not_started(case: Case, step: str) -> None:
-    """Guard waits or keeps evidence, and a person stops the engine: it is left so, and the restart counts for nothing."""
+    """Guard waits or saves evidence, and a person stops the engine: it stays stopped, and the restart counts for nothing."""
     world, book = World(State(case.mode)), MemoryBook()
     conductor = meanwhile(world, book, step, lambda _: stopped_by_hand(world), case)
     assert (world.state.stops, world.state.starts, ends(world), conductor.restarts) == (0, 0, ["undone"], [])
-    assert "somebody stopped it: it is left so" in says(world)
+    assert "somebody stopped it: guard leaves it stopped" in says(world)
     assert [one for one in unsafe(world, book) if "sent to an engine" not in one] == []
 
 
@@ -160,7 +160,7 @@ def test_a_broken_one_is_judged_by_a_look_of_that_moment() -> None:
 
     play(world, book, script, sight=sight)
     assert (world.state.stops, ends(world)) == (0, ["undone"])
-    assert "not certain any more that it serves nobody" in says(world)
+    assert "it may serve requests again" in says(world)
 
 
 def test_without_a_look_nothing_broken_is_stopped() -> None:
@@ -210,7 +210,7 @@ def test_one_that_answers_is_not_stopped_through_somebody_who_says_that_it_does_
 
     live(world, book, SERVING.plan, parts=parts_of(world)._replace(restarter=Wrong(world)))
     assert (world.state.stops, world.state.starts, ends(world)) == (0, 0, ["undone"])
-    assert "that is another process" in says(world)
+    assert "another process answers at this address" in says(world)
     assert unsafe(world, book) == []
 
 

@@ -46,7 +46,7 @@ def test_a_lock_lost_in_a_drain_takes_it_back() -> None:
     world, book = World(faults={"idle": Fault("fails")}), MemoryBook()
     meanwhile(world, book, "idle", lambda _: setattr(world.state, "holder", 99))
     assert (world.state.stops, ends(world)) == (0, ["undone"])
-    assert "the lock was lost" in says(world)
+    assert "lock lost" in says(world)
     assert unsafe(world, book) == []
 
 
@@ -169,7 +169,7 @@ def test_a_pause_does_not_leave_an_engine_down(step: str) -> None:
 
 
 def test_shedding_ends_when_it_is_switched_off() -> None:
-    """And not only when the queue does not grow any more."""
+    """And not only when the queue no longer grows."""
     world, book = World(), MemoryBook()
     world.full_until = 1e9
     meanwhile(world, book, "hold", lambda conductor: conductor.switch(f"{RUNGS}shed", "", is_on=True), CASES[4])

@@ -43,7 +43,7 @@ def test_out_until_it_is_asked_back() -> None:
         drains = made(world)
         assert isinstance(await drains.drain("a"), ActionPlan)
         assert not world.serves()
-        assert (drains.engines, drains.courses["a"].step, world.holder) == (frozenset("a"), Step.IDLE, "")
+        assert (drains.engines, drains.runs["a"].step, world.holder) == (frozenset("a"), Step.IDLE, "")
         await asyncio.sleep(3 * POLICY.lease_s)
         assert not world.serves(), "nobody renewed it"
         decision = await drains.drain("a")
@@ -51,7 +51,7 @@ def test_out_until_it_is_asked_back() -> None:
         assert decision.reason == "Busy"
         assert isinstance(await drains.undrain("a"), ActionPlan)
         assert world.serves()
-        assert (len(drains.engines), len(drains.courses), world.holder) == (0, 0, "")
+        assert (len(drains.engines), len(drains.runs), world.holder) == (0, 0, "")
 
     world = run(story)
     assert [entry.step for entry in world.entries if entry.kind == INTENT] == [
@@ -132,7 +132,7 @@ def test_while_guard_is_at_work_it_is_refused() -> None:
 
     async def story(world: World) -> None:
         drains = made(world)
-        drains.courses["b"] = ActionRun("x", "b", Grade.RESTART, "dead", (Step.LOCK,), Step.LOCK)
+        drains.runs["b"] = ActionRun("x", "b", Grade.RESTART, "dead", (Step.LOCK,), Step.LOCK)
         decision = await drains.drain("a")
         assert isinstance(decision, BlockedAction)
         assert decision.reason == "Busy"
@@ -153,7 +153,7 @@ def test_a_lock_that_is_not_free_or_a_balancer_that_refuses() -> None:
         assert [isinstance(one, BlockedAction) and one.message for one in (first, second)] == [
             "another guard has it, not x0 on a", "it is the last server"
         ]  # fmt: skip
-        assert (world.serves(), world.holder, drains.courses) == (True, "", {})
+        assert (world.serves(), world.holder, drains.runs) == (True, "", {})
         world.takes_out = unsure("no answer")
         assert isinstance(await drains.drain("a"), BlockedAction)
         assert world.serves()
@@ -237,7 +237,7 @@ async def _dies_and_is_followed(world: World) -> None:
     await second.take_over()
     await second.close()
     assert world.serves()
-    assert second.courses == {}
+    assert second.runs == {}
 
 
 def test_without_a_journal_nothing_is_done() -> None:
@@ -255,8 +255,8 @@ def test_without_a_journal_nothing_is_done() -> None:
         decision: Decision = await drains.drain("a")
         assert isinstance(decision, BlockedAction)
         assert world.serves()
-        assert any("what is out comes back" in said for said in world.said)
-        assert drains.courses == {}
+        assert any("the engine goes back in rotation" in said for said in world.said)
+        assert drains.runs == {}
 
     run(story)
     run(later)
@@ -290,7 +290,7 @@ def test_the_desk_of_a_conductor() -> None:
     async def story(world: World) -> None:
         lock = SharedLock(Lock(world, "one"))
         conductor = Conductor(parts_of(world), POLICY, ports_of(world, lock), pause_s=0.01)
-        drains = ManualDrains(parts_of(world), POLICY, ports_of(world, lock.other()), conductor.courses, pause_s=0.02)
+        drains = ManualDrains(parts_of(world), POLICY, ports_of(world, lock.other()), conductor.runs, pause_s=0.02)
         desk = ActionDesk(conductor, drains, Book(world), Path("guard.journal"))
         desk.pause("b", "")
         desk.pause("", "restart")
@@ -310,9 +310,9 @@ def test_the_desk_of_a_conductor() -> None:
         assert await conductor.take_over() == []
         assert not world.serves(), "and is not taken for what an earlier guard left"
         assert isinstance(await desk.undrain("a"), ActionPlan)
-        conductor.courses["b"] = ActionRun("x", "b", Grade.RESTART, "dead", (Step.LOCK,), Step.LOCK)
+        conductor.runs["b"] = ActionRun("x", "b", Grade.RESTART, "dead", (Step.LOCK,), Step.LOCK)
         refusal = await desk.ask(Grade.COMPACT, "a")
         assert isinstance(refusal, BlockedAction)
-        assert refusal.message == "guard is at work on b"
+        assert refusal.message == "guard is working on b"
 
     run(story)

@@ -37,13 +37,13 @@ class Story:
         self.world, self.sight = World(), Answers()
         self.urgent: list[str] = []
         ports = ports_of(self.world, SharedLock(Lock(self.world, "one")))
-        ports = ports._replace(sight=self.sight, tell=self._tell)
+        ports = ports._replace(observer=self.sight, tell=self._tell)
         given = parts_of(self.world) if parts is None else parts
         self.drains = ManualDrains(given, POLICY, ports, {}, pause_s=0.02, **more)
 
     def _tell(self, said: Announcement) -> None:
-        self.world.said.append(said.says)
-        self.urgent += [said.says] if said.is_urgent else []
+        self.world.said.append(said.message)
+        self.urgent += [said.message] if said.is_urgent else []
 
 
 def run(does: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -74,7 +74,7 @@ def test_a_journal_that_fails_leaves_nothing_out_of_service(number: int) -> None
         decision = await story.drains.drain("a")
         if isinstance(decision, ActionPlan):
             assert isinstance(await story.drains.undrain("a"), ActionPlan), "what is out may always be asked back"
-        assert (world.serves(), world.holder, dict(story.drains.courses)) == (True, "", {})
+        assert (world.serves(), world.holder, dict(story.drains.runs)) == (True, "", {})
         assert any("No space left" in said for said in story.urgent)
 
     run(does)
@@ -90,7 +90,7 @@ def test_a_balancer_that_was_reloaded_is_told_again() -> None:
         world.is_out = False
         await asyncio.sleep(POLICY.lease_s)
         assert (world.is_out, story.drains.engines) == (True, frozenset("a"))
-        assert any("was told again" in said for said in world.said)
+        assert any("taken out again" in said for said in world.said)
         await story.drains.undrain("a")
         assert world.serves()
 
@@ -107,7 +107,7 @@ def test_where_the_balancer_does_not_let_go_again_the_gate_does() -> None:
         world.is_out, world.takes_out = False, failed("nobody else is up")
         await asyncio.sleep(3 * POLICY.lease_s)
         assert world.serves()
-        assert any("does not let go: nobody else is up" in said for said in world.said)
+        assert any("cannot be told to stop: nobody else is up" in said for said in world.said)
         assert open_actions(world.entries) == []
 
     run(does)

@@ -52,19 +52,19 @@ def test_the_whole_plan_is_printed_and_nothing_is_done(tmp_path: Path) -> None:
 
 LAST_S = 120
 FIELDS: list[tuple[str, list[tuple[str, dict[str, Any]]]]] = [
-    ("no restart: guard is paused", [(SWITCH, {"step": PAUSE, "fields": {"on": True}})]),
-    ("no restart: 2 restarts of this engine in an hour", [(RESTART, {"engine": "one", "fields": {"own": False}})] * 2),
-    ("no restart: its last restart was ", [(RESTART, {"engine": "one", "action": "x", "fields": {"own": True}})]),
+    ("restart blocked: guard is paused", [(SWITCH, {"step": PAUSE, "fields": {"on": True}})]),
+    ("restart blocked: 2 restarts of this engine in an hour", [(RESTART, {"engine": "one", "fields": {"own": False}})] * 2),
+    ("restart blocked: its last restart was ", [(RESTART, {"engine": "one", "action": "x", "fields": {"own": True}})]),
     (
-        "no restart: a restart for the same reason did not help",
+        "restart blocked: a restart for the same reason did not help",
         [(CLOSED, {"engine": "one", "action": "x", "fields": {"grade": "restart", "kind": "hung", "end": "failed"}})],
     ),
     (
-        "no restart: its last restart could not be finished",
+        "restart blocked: its last restart did not finish",
         [(CLOSED, {"engine": "one", "action": "x", "fields": {"grade": "restart", "kind": "hung", "end": "held"}})],
     ),
     (
-        "no restart: guard is at work on it",
+        "restart blocked: guard is working on it",
         [(OPENED, {"engine": "one", "action": "x",
                    "fields": opening_fields(open_action("x", "one", Grade.RESTART, "dead", is_broken=True))})],
     ),
@@ -95,10 +95,10 @@ def decided(folder: Path, *, is_dry: bool) -> list[str]:
         GuardConfig(),
         files,
         fleet,
-        lambda one: said.append(one.says),
+        lambda one: said.append(one.message),
         is_dry=is_dry,
     )
-    acting.sight._clock = lambda: float(LAST_S)
+    acting.observer._clock = lambda: float(LAST_S)
 
     async def story() -> None:
         for _ in range(2):

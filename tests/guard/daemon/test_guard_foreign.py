@@ -37,7 +37,7 @@ class Guard:
     def __init__(self, path: Path, sight: Lives, counts: dict[str, int] | None = None) -> None:
         world = World()
         self.journal, self.sight = Journal(path), sight
-        ports = ports_of(world, Lock(world, "one"))._replace(book=self.journal, view=lambda _: FleetView([]))
+        ports = ports_of(world, Lock(world, "one"))._replace(journal=self.journal, view=lambda _: FleetView([]))
         self.conductor = Conductor(parts_of(world), ActPolicy(), ports)
         self.foreign = ForeignRestarts(self.conductor, self.journal, sight, (counts or {}).get)
 
@@ -84,14 +84,14 @@ def test_our_own_is_not_counted_twice_and_one_right_after_it_is(tmp_path: Path) 
     assert one.sees() == 0
     one.journal.append(RESTART, engine="a", action="x1", fields={"own": True})
     course = open_action("x1", "a", Grade.RESTART, "dead", is_broken=True)
-    one.conductor.courses["a"] = course._replace(step=Step.READY)
+    one.conductor.runs["a"] = course._replace(step=Step.READY)
     before = one.journal.append("note").number
     assert one.sees(a=ProcessLife(200.0, total=1)) == 1
     assert one.journal.append("note").number == before + 1, "it was not looked at"
-    one.conductor.courses["a"] = course._replace(step=Step.PROBATION)
+    one.conductor.runs["a"] = course._replace(step=Step.PROBATION)
     assert one.sees(a=ProcessLife(200.0, total=1)) == 1, "this is the one that guard made"
     assert one.sees(a=ProcessLife(300.0, total=2)) == 2
-    one.conductor.courses["a"] = open_action("x2", "a", Grade.RESTART, "drain", is_broken=False)._replace(step=Step.IDLE)
+    one.conductor.runs["a"] = open_action("x2", "a", Grade.RESTART, "drain", is_broken=False)._replace(step=Step.IDLE)
     assert one.sees(a=ProcessLife(400.0, total=3)) == 3
     assert [one.is_own for one in one.conductor.restarts] == [True, False, False]
     one.journal.close()

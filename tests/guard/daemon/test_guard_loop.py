@@ -233,9 +233,7 @@ def test_a_watcher_that_cannot_be_made_blinds_no_other() -> None:
     said: list[Event] = []
     fleet = asyncio.run(run())
     assert [view.name for view in fleet.views()] == ["well"]
-    assert [told.message for told in said if told.engine == "odd"] == [
-        "cannot be watched: a mistake of ours: ZeroDivisionError"
-    ]
+    assert [told.message for told in said if told.engine == "odd"] == ["cannot be watched: internal error: ZeroDivisionError"]
 
 
 def test_the_past_is_asked_for_once() -> None:
@@ -287,11 +285,11 @@ def test_a_start_is_held_against_its_plan() -> None:
 def test_a_line_of_status() -> None:
     """How many, how many are not seen, and what holds; unseen is not well."""
     one = WatchedEngine(EngineConfig("e", "http://x:1"), POLICY, Scripted(well), 0.0)
-    assert status_line([one.view(0.0)]) == "1 engine, 1 not answering (1 never did); no other trouble is known"
+    assert status_line([one.view(0.0)]) == "1 engine, 1 unreachable (1 never reached); no other problem known"
     one.take(look(1, figures={"running": math.nan}))
-    assert status_line([one.view(2.0)]) == "1 engine; no trouble is known, but not whether it is stuck"
+    assert status_line([one.view(2.0)]) == "1 engine; no problem known, but unknown whether it is stuck"
     one.take(look(3, figures={"running": 0.0, "waiting": 0.0, "steps": 1.0}))
-    assert status_line([one.view(4.0)]) == "1 engine; all well"
+    assert status_line([one.view(4.0)]) == "1 engine; all healthy"
     assert status_line([]) == "0 engines; nothing is watched"
 
 

@@ -44,9 +44,9 @@ def held(kind: str = "dead") -> World:
 def desk_of(world: World, reach: Reach = Reach.ANSWERS, guard: str = "one") -> tuple[ActionDesk, Conductor]:
     """A guard, as its API sees it."""
     lock = SharedLock(Lock(world, guard))
-    ports = ports_of(world, lock)._replace(sight=Looks(reach))
+    ports = ports_of(world, lock)._replace(observer=Looks(reach))
     conductor = Conductor(parts_of(world), POLICY, ports, pause_s=0.01)
-    drains = ManualDrains(parts_of(world), POLICY, ports._replace(lock=lock.other()), conductor.courses, pause_s=0.02)
+    drains = ManualDrains(parts_of(world), POLICY, ports._replace(lock=lock.other()), conductor.runs, pause_s=0.02)
     back = ReturnToService(parts_of(world), POLICY, ports._replace(lock=lock.other()), conductor)
     return ActionDesk(conductor, drains, Book(world), Path("guard.journal"), back), conductor
 
@@ -60,8 +60,8 @@ def test_it_is_put_back_and_what_is_remembered_of_it_stays(kind: str) -> None:
         desk, conductor = desk_of(world)
         assert "guardctl undrain a puts it back" in desk.needs()["a"]
         assert isinstance(await desk.undrain("a"), ActionPlan)
-        assert (world.serves(), world.holder, conductor.courses) == (True, "", {})
-        assert "it was put back by hand (guardctl resume a when it is mended)" in desk.needs()["a"]
+        assert (world.serves(), world.holder, conductor.runs) == (True, "", {})
+        assert "it was put back in rotation by hand; guardctl resume a once it is fixed" in desk.needs()["a"]
         again = await desk.undrain("a")
         assert isinstance(again, BlockedAction)
         assert again.reason == "NotDrained"
@@ -73,7 +73,7 @@ def test_it_is_put_back_and_what_is_remembered_of_it_stays(kind: str) -> None:
     asyncio.run(story())
     assert [one.step for one in world.entries if one.kind == INTENT] == ["lock", "evidence", "drain", "undrain", "unlock"]
     assert open_actions(world.entries) == []
-    assert any("it was held, and is put back" in said for said in world.said)
+    assert any("back in rotation" in said for said in world.said)
 
 
 def test_the_lock_is_kept_while_it_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_the_lock_is_kept_while_it_is_put_back(monkeypatch: pytest.MonkeyPatch) 
             return await super().renew()
 
     async def story() -> None:
-        ports = ports_of(world, SharedLock(Counted(world, "one")))._replace(sight=Looks(Reach.ANSWERS))
+        ports = ports_of(world, SharedLock(Counted(world, "one")))._replace(observer=Looks(Reach.ANSWERS))
         parts = {name: one._replace(balancer=Slow(world)) for name, one in parts_of(world).items()}
         found = await ReturnToService(parts, POLICY, ports, Conductor(parts, POLICY, ports)).put_back("a")
         assert isinstance(found, ActionPlan)
@@ -111,8 +111,8 @@ def test_one_that_does_not_answer_stays_out() -> None:
             desk, conductor = desk_of(world, reach)
             found = await desk.undrain("a")
             assert isinstance(found, BlockedAction)
-            assert (found.reason, found.message) == ("NotDone", "it does not answer: start it first")
-            assert (world.serves(), len(world.entries), conductor.courses) == (False, 1, {})
+            assert (found.reason, found.message) == ("NotDone", "unreachable: start it first")
+            assert (world.serves(), len(world.entries), conductor.runs) == (False, 1, {})
 
         asyncio.run(story())
 
@@ -133,7 +133,7 @@ def test_without_the_lock_or_the_journal_it_is_not_done() -> None:
         world.fail_at = 8  # before the balancer is told
         desk, conductor = desk_of(world)
         assert isinstance(await desk.undrain("a"), BlockedAction)
-        assert (world.serves(), world.holder, conductor.courses) == (False, "", {})
+        assert (world.serves(), world.holder, conductor.runs) == (False, "", {})
 
     asyncio.run(locked(held()))
     asyncio.run(full(held()))

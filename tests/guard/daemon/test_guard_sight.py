@@ -59,7 +59,7 @@ def test_one_that_was_held_is_away_until_it_is_put_back() -> None:
     assert not seen(sight(fleet))["a"].is_away
     found = sight(fleet, {"a": HELD})
     assert seen(found)["a"].is_away
-    assert found.suffering("b", ActPolicy()) == "a is away meanwhile"
+    assert found.suffering("b", ActPolicy()) == "a is out of rotation"
     back = sight(fleet, {"a": HELD._replace(is_out=False), "b": FailedRestarts("dead", "failed")})
     assert not any(one.is_away for one in seen(back).values())
     assert back.suffering("b", ActPolicy()) == ""
@@ -78,8 +78,8 @@ def test_the_model_is_known_for_as_long_as_it_last_answered() -> None:
     """An engine that is gone is still one of its group; one of another model is none, and none that suffers."""
     fleet = Few(a=[look()], b=[look(), Look(1.0, 1.0, Reach.REFUSED)], c=[look(model="embedder")], d=[look(model=None)])
     assert [one.load.model for one in seen(sight(fleet)).values()] == ["m", "m", "embedder", None]
-    assert sight(fleet).suffering("a", ActPolicy()) == "b is away meanwhile"
-    assert sight(Few(a=[look()], c=[Look(1.0, 1.0, Reach.REFUSED)])).suffering("a", ActPolicy()) == "c is away meanwhile"
+    assert sight(fleet).suffering("a", ActPolicy()) == "b is out of rotation"
+    assert sight(Few(a=[look()], c=[Look(1.0, 1.0, Reach.REFUSED)])).suffering("a", ActPolicy()) == "c is out of rotation"
     others = Few(a=[look()], c=[look(model="embedder"), Look(1.0, 1.0, Reach.REFUSED)])
     assert sight(others).suffering("a", ActPolicy()) == "", "it serves something else, and a is alone as it was before"
 
@@ -91,7 +91,7 @@ def test_what_held_and_is_not_known_any_more_is_not_well() -> None:
     for kind, says in (("saturated", "b is not well"), ("creep", "")):
         one = fleet.engine("b")
         assert one is not None
-        one.teller._doubted = {kind}
+        one.reporter._doubted = {kind}
         assert sight(fleet).suffering("a", ActPolicy()) == says
 
 

@@ -14,25 +14,25 @@ from tests.guard.daemon.test_guard_loop import POLICY, Scripted, condition, look
 def test_what_is_not_known_and_never_held_is_not_said() -> None:
     """Sixteen conditions that become unknown when an engine goes are one sentence about the engine, after three looks."""
     teller = EventReporter("e")
-    assert [told.message for told in teller.tell(look(0, vllm="0.32.0"), [condition(Status.FALSE)], None)] == [
+    assert [told.message for told in teller.report(look(0, vllm="0.32.0"), [condition(Status.FALSE)], None)] == [
         "answers, vLLM 0.32.0"
     ]
     said = [
         told
         for number in range(1, 10)
-        for told in teller.tell(look(number, Reach.SILENT, why="slow"), [condition(Status.UNKNOWN)], None)
+        for told in teller.report(look(number, Reach.SILENT, why="slow"), [condition(Status.UNKNOWN)], None)
     ]
-    assert [sentence(told) for told in said] == ["e: does not answer (slow); what rests on its figures is not known"]
+    assert [sentence(told) for told in said] == ["e: unreachable (slow); no metrics"]
     assert said[0].unix_s == 1e9 + 3
-    assert [told.message for told in teller.tell(look(11), [condition(Status.FALSE)], None)] == ["answers again after 10 s"]
+    assert [told.message for told in teller.report(look(11), [condition(Status.FALSE)], None)] == ["answers again after 10 s"]
 
 
 def test_an_engine_that_starts_later_answers_for_the_first_time() -> None:
     """Whoever never answered is said at once not to, and does not answer again but at last."""
     teller = EventReporter("e")
-    said = [told for n in range(5) for told in teller.tell(look(n, Reach.REFUSED, why="nobody listens there"), [], None)]
-    assert [told.message for told in said] == ["nobody listens there; what rests on its figures is not known"]
-    assert [told.message for told in teller.tell(look(9), [], None)] == ["answers"]
+    said = [told for n in range(5) for told in teller.report(look(n, Reach.REFUSED, why="nobody listens there"), [], None)]
+    assert [told.message for told in said] == ["unreachable: connection refused; no metrics"]
+    assert [told.message for told in teller.report(look(9), [], None)] == ["answers"]
 
 
 def test_an_engine_that_never_answers_is_said_to_be_such_after_a_minute() -> None:
@@ -40,10 +40,10 @@ def test_an_engine_that_never_answers_is_said_to_be_such_after_a_minute() -> Non
     one = WatchedEngine(EngineConfig("e", "http://x:1"), POLICY, Scripted(well), 0.0)
     said = [told for n in range(200) for told in one.take(look(n, Reach.REFUSED, why="nobody listens there"))]
     assert [(told.unix_s - 1e9, told.what) for told in said] == [(0, EventKind.UNREACHABLE), (60, EventKind.UNREACHABLE)]
-    assert said[1].message.startswith("has not answered since guard began: it is still starting, was never started")
+    assert said[1].message.startswith("no answer since guard started: still starting, never started")
     view = one.view(200.0)
     assert (view.unreachable_since_s, view.has_answered) == (0.0, False)
-    assert status_line([view]) == "1 engine, 1 not answering (1 never did); no other trouble is known"
+    assert status_line([view]) == "1 engine, 1 unreachable (1 never reached); no other problem known"
     page = metrics_page([view], version="x", started_unix_s=0.0, notifications={}, told=0, mistakes={})
     assert 'plimsoll_guard_unreachable{engine="e"} 1.0' in page
     assert [told.message for told in one.take(look(201))] == ["answers"]
@@ -55,9 +55,9 @@ def test_what_the_gate_does_not_tell_is_said_after_three_looks_and_when_it_is_me
     """A gate that misses a look is no news; another reason is the same trouble, and it is no alert."""
     teller = EventReporter("e")
     notes = ["", "late", "", "late", "late", "no token", "no token", "late", "", ""]
-    said = [told for number, note in enumerate(notes) for told in teller.tell(look(number), [], None, note)]
+    said = [told for number, note in enumerate(notes) for told in teller.report(look(number), [], None, note)]
     assert [(told.unix_s - 1e9, told.what) for told in said[1:]] == [(5, EventKind.TROUBLE), (8, EventKind.MENDED)]
-    assert sentence(said[1]) == "e: no token; what only the gate tells is not known"
+    assert sentence(said[1]) == "e: no token; no gate figures"
     assert alert(said[1], starts_unix_s=1e9, lasts_s=60.0) is None
     assert teller.note == ""
 
@@ -65,17 +65,17 @@ def test_what_the_gate_does_not_tell_is_said_after_three_looks_and_when_it_is_me
 def test_one_slow_answer_is_no_news() -> None:
     """An engine that misses a look or two and is back says nothing."""
     teller = EventReporter("e")
-    teller.tell(look(0), [], None)
-    assert [told for n in (1, 2) for told in teller.tell(look(n, Reach.SILENT), [], None)] == []
-    assert teller.tell(look(3), [], None) == []
+    teller.report(look(0), [], None)
+    assert [told for n in (1, 2) for told in teller.report(look(n, Reach.SILENT), [], None)] == []
+    assert teller.report(look(3), [], None) == []
 
 
 def test_a_condition_begins_is_in_doubt_and_is_over_once() -> None:
     """From true to unknown and back is the same trouble; its end is said with how long it lasted."""
     teller = EventReporter("e")
-    teller.tell(look(0), [], None)
+    teller.report(look(0), [], None)
     steps = [Status.TRUE, Status.UNKNOWN, Status.TRUE, Status.UNKNOWN, Status.FALSE, Status.UNKNOWN, Status.TRUE]
-    said = [told for number, status in enumerate(steps) for told in teller.tell(look(number), [condition(status)], None)]
+    said = [told for number, status in enumerate(steps) for told in teller.report(look(number), [condition(status)], None)]
     assert [told.what for told in said] == [
         EventKind.BEGINS,
         EventKind.UNKNOWN,
@@ -84,10 +84,10 @@ def test_a_condition_begins_is_in_doubt_and_is_over_once() -> None:
         EventKind.BEGINS,
     ]
     assert sentence(said[0]) == "e: the engine is dead (engine.dead): it is so"
-    assert sentence(said[1]) == "e: engine.dead held, and whether it still does is not known: it is so"
-    assert sentence(said[3]) == "e: engine.dead is over after 4 s: it is so"
-    rule = teller.tell(look(20), [condition(Status.TRUE, kind="article-cache")], None)
-    assert sentence(rule[0]) == "e: rule article-cache holds: it is so"
+    assert sentence(said[1]) == "e: engine.dead was active and is now unknown: it is so"
+    assert sentence(said[3]) == "e: recovered: engine.dead cleared after 4 s: it is so"
+    rule = teller.report(look(20), [condition(Status.TRUE, kind="article-cache")], None)
+    assert sentence(rule[0]) == "e: rule article-cache is active: it is so"
 
 
 def test_what_an_engine_sends_does_not_reach_the_terminal() -> None:
@@ -103,7 +103,7 @@ def test_what_an_engine_sends_does_not_reach_the_terminal() -> None:
 def test_an_engine_that_leaves_closes_what_held() -> None:
     """Whoever was told that it began is told that nobody watches it any more."""
     teller = EventReporter("e")
-    teller.tell(look(0), [condition(Status.TRUE)], None)
+    teller.report(look(0), [condition(Status.TRUE)], None)
     said = teller.leave(2e9, 60.0, [condition(Status.TRUE), condition(Status.FALSE, kind="storm")])
     assert [told.what for told in said] == [EventKind.OVER, EventKind.UNLISTED]
     over = alert(said[0], starts_unix_s=1e9, lasts_s=60.0)

@@ -41,7 +41,7 @@ def test_a_trouble_is_told_once_and_its_end_once() -> None:
     troubles = TroubleLog(said.append, Clock())
     for text in ("", "down", "down", "odd", "down", "", "", "down"):
         troubles.note("x", text)
-    assert said == ["x: down", "x: odd", "x: well again", "x: down"]
+    assert said == ["x: down", "x: odd", "x: recovered", "x: down"]
     assert [(one.what, one.text) for one in troubles.now()] == [("x", "down")]
     for number in range(10 * MOST_TEXTS):
         troubles.note("y", f"down for the {number}th time")
@@ -101,7 +101,7 @@ def test_no_finder_ends_it(problem: Exception) -> None:
     finder.problem = problem
     assert asked(lists, finder) == ["a"]
     assert noted[0] == ("a finder", "")
-    assert "what is known stays" in noted[1][1]
+    assert "the last list stays in use" in noted[1][1]
     finder.problem, finder.trouble = None, "one file is broken"
     assert asked(lists, finder) == ["a"]
     assert noted[2] == ("a finder", "one file is broken")
@@ -139,9 +139,9 @@ def test_a_wrong_token_of_a_gate_is_said(tmp_path: Path) -> None:
             f"[notify]\nwebhook = '{receiver.url}'\n[[engine]]\nurl = 'http://{engine.host}'\nname = 'one'\ntoken_file = 't'\n"
         )
         with guarding(tmp_path, "--config", config(tmp_path, text)) as guard:
-            line = guard.hears("what only the gate tells")
-            assert "one: the gate does not take this token; what only the gate tells is not known" in line
-            assert guard.json("/engines")["engines"][0]["note"] == "the gate does not take this token"
+            line = guard.hears("no gate figures")
+            assert "one: the gate rejects this token; no gate figures" in line
+            assert guard.json("/engines")["engines"][0]["note"] == "the gate rejects this token"
             assert guard.complains("every user of this machine can read this secret")
             assert guard.stop() == 0
             assert len(guard.complained) == 1

@@ -149,7 +149,7 @@ def test_damage_in_the_middle(sample: bytes, path: Path) -> None:
     path.write_bytes(damaged)
     with Journal(path) as journal:
         assert [wrong.kind for wrong in journal.wrong] == [DAMAGED]
-        assert "line 4" in journal.wrong[0].says
+        assert "line 4" in journal.wrong[0].message
         assert _open(journal) == ["x"]
         journal.append("note")
     assert [one.read_bytes() for one in beside(path, "damaged")] == [damaged]
@@ -235,7 +235,7 @@ def test_no_room_for_the_next_file(path: Path) -> None:
         path.with_name("journal.new").mkdir()
         for _ in range(100):
             journal.append("note", fields={"text": "some words that take room"})
-        assert "the next file cannot be begun" in journal.trouble
+        assert "cannot start the next file" in journal.trouble
     assert len(read_journal(path).entries) == 101
 
 
@@ -296,7 +296,7 @@ def test_a_disk_that_does_not_confirm(tmp_path: Path) -> None:
         reading, writing = os.pipe()  # takes what is written, and knows no fsync
         os.dup2(writing, journal._file)
         for _ in range(2):
-            with pytest.raises(JournalFailed, match="could not be brought to the disk"):
+            with pytest.raises(JournalFailed, match="not written to disk"):
                 journal.append("note")
         os.close(reading)
         os.close(writing)
@@ -340,14 +340,14 @@ def test_a_file_that_was_moved_away_or_written_by_others(path: Path) -> None:
     """Nothing is written into a file that nobody will find again: a clear error instead."""
     with Journal(path) as journal:
         path.rename(path.with_name("elsewhere"))
-        with pytest.raises(JournalFailed, match="not there any more"):
+        with pytest.raises(JournalFailed, match="the file is gone"):
             journal.append("note")
     with Journal(path) as journal:
         with path.open("ab") as file:
             file.write(b"hello\n")
-        with pytest.raises(JournalFailed, match="somebody else has written"):
+        with pytest.raises(JournalFailed, match="another process has written"):
             journal.append("note")
-        with pytest.raises(JournalFailed, match="somebody else has written"):
+        with pytest.raises(JournalFailed, match="another process has written"):
             journal.append("note")
 
 

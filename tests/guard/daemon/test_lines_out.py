@@ -28,7 +28,7 @@ def test_a_reader_that_stands_still_holds_nothing_up() -> None:
     for _ in range(3 * MOST_WAITING):
         out.say("x" * 100)
     assert out.dropped > MOST_WAITING
-    assert out.trouble == "whoever reads it stands still"
+    assert out.trouble == "its reader does not read"
     out.close(0.1)
     assert time.monotonic() - begun < 5.0
     os.close(reading)

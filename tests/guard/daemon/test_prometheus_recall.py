@@ -97,7 +97,7 @@ def test_what_fits_is_handed_over_on_guards_own_clock() -> None:
     kept, why = matching_past(RecordedPast(points), look(workers=workers), now)
     assert kept[-1] == (50_000.0 - 60.0, {"held": 11 * GIB, "running": 1.0})
     assert kept[0][0] == 50_000.0 - 60.0 - 9 * STEP_S
-    assert why == "its host_resident is another figure than the engine's own"
+    assert why == "its host_resident differs from the engine's own figure"
     alone = look(figures={"host_resident": 20 * GIB, "generation_tokens": 5.0})
     assert matching_past(RecordedPast(points), alone, growing_memory(alone)) == ([], ""), (
         "all its processes here, one of them there"
@@ -113,7 +113,7 @@ def test_an_engine_without_a_past_is_odd_only_if_it_should_have_one() -> None:
     """Who began a minute ago is not known there yet; who began long ago is called otherwise there."""
     figures = {"host_resident": GIB}
     assert matching_past(RecordedPast(()), look(figures=figures, started_unix_s=TIMES[-1]), figures) == ([], "")
-    assert "knows nothing" in matching_past(RecordedPast(()), look(figures=figures, started_unix_s=1.0), figures)[1]
+    assert "no series of an engine" in matching_past(RecordedPast(()), look(figures=figures, started_unix_s=1.0), figures)[1]
     assert growing_memory(look()) == {}
 
 

@@ -289,7 +289,7 @@ def test_a_driver_that_hangs_costs_one_deadline_and_hides_nothing_else(machine: 
     found = [seen(here) for _ in range(5)]
     assert time.monotonic() - began < 0.5
     assert len(calls) == 1
-    assert "the GPU driver of this machine does not answer" in here.note
+    assert "the GPU driver on this machine does not answer" in here.note
     assert found[0].cards == (CardState("3b:00", (79,)),)
     assert found[0].figures["host_resident"] == 7000 * 1024.0
     go.set()

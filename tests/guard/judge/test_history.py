@@ -130,7 +130,7 @@ def test_starts_are_counted_by_guards_own_clock_and_by_the_cluster() -> None:
 
 
 def test_several_servers_behind_one_address_are_noticed() -> None:
-    """A start time that comes back after another was seen is no restart: two servers answer in turn."""
+    """A start time that comes back after another was seen is restart blocked: two servers answer in turn."""
     assert not seen(look(0, started_unix_s=1e9), look(5, started_unix_s=1e9 + 50)).lives.is_shared(5.0)
     turns = [look(5 * number, started_unix_s=1e9 + 50 * (number % 2)) for number in range(3)]
     assert seen(*turns).lives.is_shared(10.0)

@@ -20,7 +20,7 @@ NAME = "127.0.0.1:9"
 def guard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guard]:
     """One that watches an address where nobody listens."""
     with guarding(tmp_path_factory.mktemp("guard"), "--engine", f"http://{NAME}") as found:
-        found.hears("nobody listens there")
+        found.hears("connection refused")
         yield found
 
 
@@ -57,7 +57,7 @@ def test_an_engine_that_is_not_watched_is_said_not_to_be(guard: Guard) -> None:
     """Nothing else is told of it."""
     connection, answer = listen(guard, "/events?engine=nobody")
     told(answer)
-    assert told(answer)[1] == {"id": "nobody", "none": "no engine is called nobody"}
+    assert told(answer)[1] == {"id": "nobody", "none": "no engine named nobody"}
     connection.close()
 
 

@@ -1,4 +1,4 @@
-"""What may be asked of a guard that acts, through its API: pause, resume, and one action on one engine at a time."""
+"""Requests to an acting guard through its API: pause, resume, and one action on one engine at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from plimsoll.net.server import Answer, error
 from plimsoll.render.doctor import clean
 from plimsoll.render.guard import SCHEMA, entry_json
 
-ASK_S = 6.0  # a guard that has not said by then whether it will is at work
+ASK_S = 6.0  # a guard that has not decided by then is busy
 MOST_ENTRIES = 1_000
 LONGEST_TEXT = 1_000
 NOT_ACTING = "guard only observes: start it with --act"
@@ -32,54 +32,54 @@ _WHO = "the API"
 
 
 class RunningAction(NamedTuple):
-    """An action under way."""
+    """An action in progress."""
 
-    course: ActionRun
+    run: ActionRun
     since: float | None  # seconds since 1970
 
 
 class ActionControl(Protocol):
-    """Who acts, as far as the API is concerned. What cannot be written down raises PlimsollError, and is not done."""
+    """The action runner as the API sees it. What cannot be journaled raises PlimsollError, and is not done."""
 
     @property
     def journal(self) -> Path:
-        """Where what was done is written."""
+        """The path of the journal."""
 
     @property
     def trouble(self) -> str:
-        """Why nothing is done any more; empty while it is."""
+        """Why guard stopped acting; empty while it acts."""
 
     @property
     def switches(self) -> Switches:
-        """What people have switched off."""
+        """What operators have switched off."""
 
     def under_way(self) -> Sequence[RunningAction]:
-        """Every action that is not over."""
+        """Every open action."""
 
     def needs(self) -> Mapping[str, str]:
-        """Engines that guard can do no more about, and why."""
+        """Engines that need attention, and why."""
 
     def ended(self) -> Mapping[tuple[str, Grade, End], int]:
-        """How often each action of each engine that it may act on has ended so."""
+        """Ended actions by engine, rung and end."""
 
     def pause(self, engine: str, rung: str) -> None:
-        """Switch off: all of it, one engine or one rung."""
+        """Pauses everything, one engine or one rung."""
 
     def resume(self, engine: str, rung: str) -> None:
-        """Switch on again."""
+        """Resumes it."""
 
     def ask(self, grade: Grade, engine: str) -> Awaitable[Decision]:
-        """One action, whatever the judge says; what speaks against it still does."""
+        """Requests one action, whatever the judge says; what blocks it still does."""
 
     def drain(self, engine: str) -> Awaitable[Decision]:
-        """Out of service until it is asked back."""
+        """Takes it out of rotation until an operator ends that."""
 
     def undrain(self, engine: str) -> Awaitable[Decision]:
-        """Back into service."""
+        """Puts it back in rotation."""
 
 
 class ActionDesk:
-    """A conductor and its drains by hand, as the API sees them."""
+    """The conductor and the drains by hand behind the API."""
 
     def __init__(
         self,
@@ -93,56 +93,56 @@ class ActionDesk:
 
     @property
     def trouble(self) -> str:
-        """Why nothing is done any more."""
+        """Why guard stopped acting."""
         return self._conductor.stopped_acting
 
     @property
     def switches(self) -> Switches:
-        """What people have switched off."""
+        """What operators have switched off."""
         return self._conductor.switches
 
     def under_way(self) -> list[RunningAction]:
-        """Every action that is not over, with when it began."""
+        """Every open action with its start time."""
         begun = {entry.action: entry.at for entry in self._book.kept() if entry.kind == OPENED}
-        return [RunningAction(one, begun.get(one.action)) for one in self._conductor.courses.values()]
+        return [RunningAction(one, begun.get(one.action)) for one in self._conductor.runs.values()]
 
     def needs(self) -> dict[str, str]:
-        """Engines that restarts did not mend."""
+        """Engines that need attention."""
         return self._conductor.needs()
 
     def ended(self) -> dict[tuple[str, Grade, End], int]:
-        """Since guard began."""
+        """Ended actions since guard started."""
         return self._conductor.ended()
 
     def pause(self, engine: str, rung: str) -> None:
-        """Switch off."""
+        """Pauses it."""
         self._conductor.switch(RUNGS + rung if rung else PAUSE, engine, is_on=True, who=_WHO)
 
     def resume(self, engine: str, rung: str) -> None:
-        """Switch on again."""
+        """Resumes it."""
         self._conductor.switch(RUNGS + rung if rung else PAUSE, engine, is_on=False, who=_WHO)
 
     async def ask(self, grade: Grade, engine: str) -> Decision:
-        """Refused at once while guard is at work: what a person asks for is not done an hour later."""
-        at_work = [name for name, one in self._conductor.courses.items() if one.step not in QUIET_STEPS]
+        """Blocked at once while guard is busy: a request is not carried out an hour later."""
+        at_work = [name for name, one in self._conductor.runs.items() if one.step not in QUIET_STEPS]
         others = [name for name in at_work if name not in self._drains.engines]
         if others:
-            return BlockedAction(engine, grade, ASKED, "Busy", f"guard is at work on {others[0]}")
+            return BlockedAction(engine, grade, ASKED, "Busy", f"guard is working on {others[0]}")
         return await self._conductor.ask(grade, engine)
 
     async def drain(self, engine: str) -> Decision:
-        """Out of service."""
+        """Takes it out of rotation."""
         return await self._drains.drain(engine)
 
     async def undrain(self, engine: str) -> Decision:
-        """Back into service: one that was drained by hand, or one that guard has held."""
+        """Puts it back in rotation, whether drained by hand or given up on by guard."""
         if self._back is not None and engine not in self._drains.engines and self._back.is_held(engine):
             return await self._back.put_back(engine)
         return await self._drains.undrain(engine)
 
 
 class ActionRoutes:
-    """The paths under /v1/. `actions` is None for a guard that only observes."""
+    """The paths under /v1/. `actions` returns None for a guard that only observes."""
 
     def __init__(
         self,
@@ -150,23 +150,23 @@ class ActionRoutes:
         is_watched: Callable[[str], bool],
         name_of: Callable[[str], str] = str,
     ) -> None:
-        """`name_of`: an engine's own name, for what else it may be called in a request."""
+        """`name_of`: the engine's name for an id in a request."""
         self._actions, self._is_watched, self._name_of = actions, is_watched, name_of
         self._reading = asyncio.Lock()
 
     def get(self, path: str, query: Mapping[str, str]) -> Answer | Awaitable[Answer]:
-        """One question."""
+        """Answers a GET."""
         actions = self._actions()
         if path not in ("/v1/actions", "/v1/journal"):
-            return error(405, "POST it") if _is_deed(path) else error(404, "there is no such path (/openapi.json)")
+            return error(405, "POST it") if _is_action_path(path) else error(404, "no such path (see /openapi.json)")
         if actions is None:
             return _answer(503, {"says": NOT_ACTING})
         return self._journal(actions, query) if path == "/v1/journal" else _actions(actions)
 
     async def post(self, path: str, body: bytes) -> Answer:
-        """One wish."""
-        if not _is_deed(path):
-            return error(404, f"there is no such path; there is: /v1/pause, /v1/resume, /v1/engines/NAME/{{{','.join(VERBS)}}}")
+        """Answers a POST."""
+        if not _is_action_path(path):
+            return error(404, f"no such path; paths: /v1/pause, /v1/resume, /v1/engines/NAME/{{{','.join(VERBS)}}}")
         asked = _object(body, ("engine", "rung") if path in ("/v1/pause", "/v1/resume") else ())
         if isinstance(asked, str):
             return error(400, asked)
@@ -179,37 +179,37 @@ class ActionRoutes:
             engine, _, verb = path.removeprefix("/v1/engines/").rpartition("/")
             return await self._act(actions, verb, self._name_of(engine))
         except PlimsollError as problem:
-            return _refused("NotWritten", f"nothing is done: {problem}")
+            return _refused("NotWritten", f"not done: {problem}")
 
     def _switch(self, actions: ActionControl, verb: str, asked: Mapping[str, str]) -> Answer:
         engine, rung = self._name_of(asked.get("engine", "")), asked.get("rung", "")
         if engine and rung:
-            return error(400, "an engine or a rung, not both: a rung is switched for all engines")
+            return error(400, "give an engine or a rung, not both: a rung is switched for all engines")
         if rung and rung not in ACTS:
             return error(400, f"rung is one of: {', '.join(ACTS)}")
         is_left = engine in actions.switches.paused or engine in actions.needs()
         is_known = self._is_watched(engine) or (verb == "resume" and is_left)
         if engine and not is_known:
-            return error(404, f"no engine is called {clean(engine)[:200]!r}")
+            return error(404, f"no engine named {clean(engine)[:200]!r}")
         (actions.pause if verb == "pause" else actions.resume)(engine, rung)
-        what = clean(engine) or (f"{rung} of every engine" if rung else "everything")
-        said = f"{what}: {'nothing is done until it is resumed' if verb == 'pause' else 'guard acts again'}"
+        what = clean(engine) or (f"{rung} on all engines" if rung else "all actions")
+        said = f"{what}: {'paused until resumed' if verb == 'pause' else 'resumed'}"
         return _answer(200, {"accepted": True, "plan": [], "says": said})
 
     async def _act(self, actions: ActionControl, verb: str, engine: str) -> Answer:
         if not self._is_watched(engine):
-            return error(404, f"no engine is called {clean(engine)[:200]!r}")
-        if actions.trouble and verb != "undrain":  # what is out must come back, whatever else cannot be done
-            return _refused("Stopped", f"guard does not act any more: {actions.trouble}")
-        wish = {"drain": actions.drain, "undrain": actions.undrain}.get(verb)
-        deed = actions.ask(ACTS[verb], engine) if wish is None else wish(engine)
+            return error(404, f"no engine named {clean(engine)[:200]!r}")
+        if actions.trouble and verb != "undrain":  # an engine must be able to return, whatever else fails
+            return _refused("Stopped", f"guard stopped acting: {actions.trouble}")
+        start = {"drain": actions.drain, "undrain": actions.undrain}.get(verb)
+        decision_soon = actions.ask(ACTS[verb], engine) if start is None else start(engine)
         try:
-            # Cancelled after that: it is not to be done later, when nobody expects it.
-            decision = await asyncio.wait_for(_awaited(deed), ASK_S)
+            # Cancelled after that: it must not be done later, unexpectedly.
+            decision = await asyncio.wait_for(_awaited(decision_soon), ASK_S)
         except TimeoutError:
-            return _refused("Busy", "guard is at work, and has not said whether it will: ask again")
+            return _refused("Busy", "guard is busy and has not decided yet: ask again")
         if isinstance(decision, ActionPlan):
-            said = f"{clean(engine)}: {verb} is accepted"
+            said = f"{clean(engine)}: {verb} accepted"
             return _answer(200, {"accepted": True, "plan": [clean(line) for line in decision.lines()], "says": said})
         return _refused(decision.reason, decision.message)
 
@@ -217,17 +217,17 @@ class ActionRoutes:
         last = query.get("last", "100")
         if not last.isascii() or not last.isdecimal() or len(last) > 6 or not 0 < int(last) <= MOST_ENTRIES:
             return error(400, f"last is a whole number from 1 to {MOST_ENTRIES}")
-        async with self._reading:  # one at a time: a long journal is seconds of work
+        async with self._reading:  # one at a time: reading a long journal takes seconds
             found = await asyncio.to_thread(read_history, actions.journal, int(last))
         rows = [entry_json(one) for one in found.entries]
-        return _answer(200, {"entries": rows, "wrong": [clean(one.says) for one in found.wrong]})
+        return _answer(200, {"entries": rows, "wrong": [clean(one.message) for one in found.wrong]})
 
 
-async def _awaited(deed: Awaitable[Decision]) -> Decision:
-    return await deed
+async def _awaited(decision: Awaitable[Decision]) -> Decision:
+    return await decision
 
 
-def _is_deed(path: str) -> bool:
+def _is_action_path(path: str) -> bool:
     if path in ("/v1/pause", "/v1/resume"):
         return True
     engine, _, verb = path.removeprefix("/v1/engines/").rpartition("/")
@@ -235,18 +235,18 @@ def _is_deed(path: str) -> bool:
 
 
 def _object(body: bytes, known: Sequence[str]) -> dict[str, str] | str:
-    """What was posted, or what is wrong with it; nothing at all is an empty object."""
+    """The posted object, or what is wrong with it; an empty body is an empty object."""
     try:
         found = json.loads(body) if body.strip() else {}
     except (ValueError, RecursionError):
-        return "this is not JSON"
+        return "not JSON"
     if not isinstance(found, dict):
-        return "post an object: {}"
+        return "send a JSON object: {}"
     for name, value in found.items():
         if name not in known:
-            return f"there is no {clean(name)[:40]!r}; known: {', '.join(known) or 'nothing'}"
+            return f"unknown key {clean(name)[:40]!r}; known: {', '.join(known) or 'nothing'}"
         if not isinstance(value, str) or len(value) > LONGEST_TEXT:
-            return f"{name} is a text"
+            return f"{name} must be a string"
     return {name: str(value) for name, value in found.items()}
 
 

@@ -1,4 +1,4 @@
-"""What guard's API answers; who may ask is the server's business, and what is done that of whoever acts."""
+"""Guard's HTTP API: status, metrics and its token. `net.server` checks access, `api.actions` takes requests."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ def metrics_page(
     lost_lines: int = 0,
     ended: Mapping[tuple[str, Grade, End], int] | None = None,
 ) -> str:
-    """All of it."""
+    """Guard's own metrics in Prometheus's text format."""
     lines = [
         *_metric("build_info", "gauge", "Always 1, with guard's version.", [({"version": version}, 1.0)]),
-        *_metric("start_time_seconds", "gauge", "When guard began, on the wall's clock.", [({}, started_unix_s)]),
+        *_metric("start_time_seconds", "gauge", "When guard started, seconds since 1970.", [({}, started_unix_s)]),
         *_metric("engines", "gauge", "Engines that are watched.", [({}, float(len(views)))]),
-        *_metric("changes_total", "counter", "Changes that were told.", [({}, float(told))]),
+        *_metric("changes_total", "counter", "Changes that were reported.", [({}, float(told))]),
         *_metric("looks_total", "counter", "Looks at an engine.", [({"engine": v.name}, float(v.looks)) for v in views]),
         *_metric(
-            "look_failures_total", "counter", "Looks that brought no figures, by what became of them.",
+            "look_failures_total", "counter", "Looks without figures, by result.",
             [({"engine": v.name, "reach": reach}, float(n)) for v in views for reach, n in sorted(v.failures.items())],
         ),
         *_metric(
@@ -74,15 +74,15 @@ def metrics_page(
             [({"engine": v.name}, math.nan if v.look_s is None else v.look_s) for v in views],
         ),
         *_metric(
-            "unreachable", "gauge", "1 if it was told not to answer, or never has; 0 if it answers.",
+            "unreachable", "gauge", "1 if it is unreachable, 0 if it answers.",
             [({"engine": v.name}, float(v.unreachable_since_s is not None)) for v in views],
         ),
         *_metric(
-            "needs_a_person", "gauge", "1 if restarts did not mend it, until one does or it is resumed; else 0.",
+            "needs_a_person", "gauge", "1 if it needs attention because restarts did not fix it; else 0.",
             [({"engine": v.name}, float(bool(v.needs))) for v in views],
         ),
         *_metric(
-            "condition", "gauge", "1 if it holds, 0 if not, NaN if it is not known.",
+            "condition", "gauge", "1 if true, 0 if false, NaN if unknown.",
             [
                 ({"engine": v.name, "condition": c.kind, "code": str(code_of(c.kind) or ""),
                   "grade": str(GRADES.get(c.kind, "advice"))}, _VALUES[c.status])
@@ -90,7 +90,7 @@ def metrics_page(
             ],
         ),
         *_metric(
-            "notifications_total", "counter", "Notifications by what became of them; a try that failed is made again.",
+            "notifications_total", "counter", "Notifications by outcome; a failed one is retried.",
             [({"outcome": name}, float(count)) for name, count in notifications.items() if name != "waiting"],
         ),
         *_metric(
@@ -98,15 +98,15 @@ def metrics_page(
             [({}, float(notifications.get("waiting", 0)))],
         ),
         *_metric(
-            "actions_total", "counter", "Actions that have ended, by rung and end; only of a guard that acts.",
+            "actions_total", "counter", "Ended actions by rung and end; only with --act.",
             [({"engine": of[0], "rung": str(of[1]), "end": str(of[2])}, float(n)) for of, n in (ended or {}).items()],
         ),
         *_metric("lines_lost_total", "counter", "Lines that standard output did not take.", [({}, float(lost_lines))]),
         *_metric(
-            "trouble", "gauge", "1 for each trouble of guard's own that lasts.", [({"what": t.what}, 1.0) for t in troubles]
+            "trouble", "gauge", "1 for each current trouble of guard itself.", [({"what": t.what}, 1.0) for t in troubles]
         ),
         *_metric(
-            "mistakes_total", "counter", "Mistakes of guard's own that were caught, by where and what.",
+            "mistakes_total", "counter", "Internal errors that were caught, by place and kind.",
             [({"kind": name}, float(count)) for name, count in sorted(mistakes.items())],
         ),
     ]  # fmt: skip
@@ -131,7 +131,7 @@ def _number(value: float) -> str:
 
 
 def token_path(port: int, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Where the token of the guard on this port lies; None if this user has no folder of his own."""
+    """The file with the token of the guard on this port; None if this user has no home."""
     runtime, home = environ.get("XDG_RUNTIME_DIR", ""), environ.get("HOME", "")
     if runtime.startswith("/"):
         return Path(runtime) / "plimsoll" / f"guard-{port}.token"
@@ -139,19 +139,19 @@ def token_path(port: int, environ: Mapping[str, str] = os.environ) -> Path | Non
 
 
 def write_token(port: int, token: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Leave a token there; OSError if that cannot be done."""
+    """Writes the token where only this user can read it; OSError if that fails."""
     path = token_path(port, environ)
     if path is None:
         raise FileNotFoundError("neither XDG_RUNTIME_DIR nor HOME names a folder")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)  # a new file: never one that somebody else has open, or a link
+    path.unlink(missing_ok=True)  # a new file: never an open one, or a link
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(token + "\n")
 
 
 def remove_token(port: int, token: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Take it away, if it is still ours."""
+    """Removes the token if it is still this guard's."""
     path = token_path(port, environ)
     with contextlib.suppress(OSError):
         if path is not None and path.read_text(encoding="ascii").strip() == token:
@@ -162,7 +162,7 @@ NAMED, LONGEST = 20, 400  # engines and letters in an answer to a name that is n
 
 
 class GuardHealth(NamedTuple):
-    """How guard itself is."""
+    """The state of guard itself."""
 
     notifications: DeliveryCounts = DeliveryCounts()
     troubles: tuple[Trouble, ...] = ()
@@ -170,7 +170,7 @@ class GuardHealth(NamedTuple):
 
 
 class GuardApi:
-    """The paths of docs/guard.md over one fleet. `actions` tells who acts, and None while nobody does."""
+    """The paths of docs/guard.md over one fleet. `actions` returns None for a guard that only observes."""
 
     def __init__(
         self,
@@ -189,11 +189,11 @@ class GuardApi:
         }  # fmt: skip
 
     async def post(self, path: str, body: bytes) -> Answer:
-        """One wish."""
+        """Answers a POST."""
         return await self._asks.post(path, body)
 
     def answer(self, path: str, query: Mapping[str, str]) -> Answer | Stream | Awaitable[Answer]:
-        """One question."""
+        """Answers a GET."""
         shown = self._page.answer(path, query)
         if shown is not None:
             return shown
@@ -203,12 +203,12 @@ class GuardApi:
             return self._engine(path.removeprefix("/engines/"))
         found = self._paths.get(path)
         known = ", ".join((*self._paths, "/events", "/journal"))
-        return error(404, f"there is no such path; there is: {known}") if found is None else found(query)
+        return error(404, f"no such path; paths: {known}") if found is None else found(query)
 
     def _health(self, _: Mapping[str, str]) -> Answer:
-        """Whether guard itself looks; nothing about any engine, since no token is needed."""
+        """Whether guard itself is watching; nothing about engines, since no token is needed."""
         is_well = self._fleet.is_looking(self._fleet.stale_after_s)
-        return Answer(200 if is_well else 503, json.dumps({"status": "ok" if is_well else "it does not look"}).encode())
+        return Answer(200 if is_well else 503, json.dumps({"status": "ok" if is_well else "not watching"}).encode())
 
     def _engines(self, _: Mapping[str, str]) -> Answer:
         views, troubles, moment = self._fleet.views(), self._own().troubles, self._fleet.moment()
@@ -221,7 +221,7 @@ class GuardApi:
         view = self._fleet.view(name)
         if view is None:
             known = ", ".join(clean(one.name) for one in self._fleet.views()[:NAMED])
-            return error(404, f"no engine is called {clean(name)[:200]!r}; there is: {known[:LONGEST]}")
+            return error(404, f"no engine named {clean(name)[:200]!r}; engines: {known[:LONGEST]}")
         return _json({"engine": engine_detail_json(view, self._fleet.moment())})
 
     def _conditions(self, query: Mapping[str, str]) -> Answer:
@@ -237,9 +237,11 @@ class GuardApi:
     def _history(self, query: Mapping[str, str]) -> Answer:
         limit = query.get("limit", str(CHANGES_KEPT))
         if not limit.isdecimal() or not 0 < len(limit) <= 6:
-            return error(400, "limit is a whole number")
+            return error(400, "limit must be a whole number")
         rows = [
-            event_json(told) for told in self._fleet.changes if query.get("engine", clean(told.engine)) == clean(told.engine)
+            event_json(event)
+            for event in self._fleet.changes
+            if query.get("engine", clean(event.engine)) == clean(event.engine)
         ]
         return _json({"told": self._fleet.told, "changes": rows[max(0, len(rows) - int(limit)) :]})
 

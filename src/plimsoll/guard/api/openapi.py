@@ -40,79 +40,40 @@ def _whole(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 _FINDING = {
-    "code": {"enum": [str(code) for code in Code]},
-    "severity": {"enum": [str(one) for one in Severity]},
-    "confidence": {"type": "number", "minimum": 0, "maximum": 1},
-    "title": _TEXT,
-    "because": _TEXT,
-    "evidence": {
-        "type": "array",
-        "items": _object({"source": _TEXT, "line": {"type": ["integer", "null"]}, "text": _TEXT}),
-    },
+    "code": {"enum": [str(code) for code in Code]}, "severity": {"enum": [str(one) for one in Severity]},
+    "confidence": {"type": "number", "minimum": 0, "maximum": 1}, "title": _TEXT, "because": _TEXT,
+    "evidence": {"type": "array", "items": _object({"source": _TEXT, "line": {"type": ["integer", "null"]}, "text": _TEXT})},
     "remedy": {"type": "array", "items": _object({"do": _TEXT, "why": _TEXT, "flag": _MAYBE_TEXT, "value": _MAYBE_TEXT})},
     "not_a_remedy": _TEXTS,
-}
+}  # fmt: skip
 _ENGINE = {
-    "name": _TEXT,
-    "url": _TEXT,
-    "reach": {"enum": [*(str(one) for one in Reach), None]},
-    "why": _TEXT,
-    "vllm": _MAYBE_TEXT,
-    "look_age_s": _MAYBE_NUMBER,
-    "looks": _COUNT,
-    "failures": _COUNT,
-    "unreachable": {"type": "boolean"},
-    "has_answered": {"type": "boolean"},
-    "note": _TEXT,
-    "needs": _TEXT,
-    "holds": _TEXTS,
-    "unknown": _TEXTS,
-}
+    "name": _TEXT, "url": _TEXT, "reach": {"enum": [*(str(one) for one in Reach), None]}, "why": _TEXT, "vllm": _MAYBE_TEXT,
+    "look_age_s": _MAYBE_NUMBER, "looks": _COUNT, "failures": _COUNT, "unreachable": {"type": "boolean"},
+    "has_answered": {"type": "boolean"}, "note": _TEXT, "needs": _TEXT, "holds": _TEXTS, "unknown": _TEXTS,
+}  # fmt: skip
 _CONDITION = {
-    "engine": _TEXT,
-    "kind": _TEXT,
-    "code": {"enum": [*(str(code) for code in Code), None]},
-    "severity": {"enum": [str(one) for one in Severity]},
-    "grade": {"enum": [str(one) for one in Grade]},
-    "status": {"enum": ["true", "false", "unknown"]},
-    "reason": _TEXT,
-    "message": _TEXT,
-    "since": _MAYBE_NUMBER,
-    "for_s": _MAYBE_NUMBER,
-    "evidence": {"type": "array", "items": _object({"source": _TEXT, "text": _TEXT})},
-}
+    "engine": _TEXT, "kind": _TEXT, "code": {"enum": [*(str(code) for code in Code), None]},
+    "severity": {"enum": [str(one) for one in Severity]}, "grade": {"enum": [str(one) for one in Grade]},
+    "status": {"enum": ["true", "false", "unknown"]}, "reason": _TEXT, "message": _TEXT, "since": _MAYBE_NUMBER,
+    "for_s": _MAYBE_NUMBER, "evidence": {"type": "array", "items": _object({"source": _TEXT, "text": _TEXT})},
+}  # fmt: skip
 _CHANGE = {
-    "at": {"type": "number"},
-    "engine": _TEXT,
-    "what": {"enum": [str(one) for one in EventKind]},
-    "kind": _MAYBE_TEXT,
-    "code": {"enum": [*(str(code) for code in Code), None]},
-    "grade": {"enum": [*(str(one) for one in Grade), None]},
-    "reason": _MAYBE_TEXT,
-    "sentence": _TEXT,
-    "finding": {"oneOf": [_ref("Finding"), {"type": "null"}]},
-}
+    "at": {"type": "number"}, "engine": _TEXT, "what": {"enum": [str(one) for one in EventKind]}, "kind": _MAYBE_TEXT,
+    "code": {"enum": [*(str(code) for code in Code), None]}, "grade": {"enum": [*(str(one) for one in Grade), None]},
+    "reason": _MAYBE_TEXT, "sentence": _TEXT, "finding": {"oneOf": [_ref("Finding"), {"type": "null"}]},
+}  # fmt: skip
 _FORECAST = {"unknown": _MAYBE_TEXT, "soonest_s": _MAYBE_NUMBER, "likely_s": _MAYBE_NUMBER, "latest_s": _MAYBE_NUMBER}
 _CANARY = {
-    "at": {"type": "number"},
-    "age_s": {"type": "number", "minimum": 0},
-    "is_answered": {"type": ["boolean", "null"]},
-    "seconds": _MAYBE_NUMBER,
-    "is_garbage": {"type": "boolean"},
-    "why": _TEXT,
-}
+    "at": {"type": "number"}, "age_s": {"type": "number", "minimum": 0}, "is_answered": {"type": ["boolean", "null"]},
+    "seconds": _MAYBE_NUMBER, "is_garbage": {"type": "boolean"}, "why": _TEXT,
+}  # fmt: skip
 _DETAIL = {
-    **_ENGINE,
-    "unreachable_since": _MAYBE_NUMBER,
-    "figures": {"type": "object", "additionalProperties": _MAYBE_NUMBER},
-    "gate": {"type": ["object", "null"]},
-    "workers": {"type": "array", "items": {"type": "object"}},
-    "cards": {"type": "array", "items": {"type": "object"}},
-    "canary": {"oneOf": [_ref("Canary"), {"type": "null"}]},
-    "conditions": _list("Condition"),
-    "findings": _list("Finding"),
+    **_ENGINE, "unreachable_since": _MAYBE_NUMBER, "figures": {"type": "object", "additionalProperties": _MAYBE_NUMBER},
+    "gate": {"type": ["object", "null"]}, "workers": {"type": "array", "items": {"type": "object"}},
+    "cards": {"type": "array", "items": {"type": "object"}}, "canary": {"oneOf": [_ref("Canary"), {"type": "null"}]},
+    "conditions": _list("Condition"), "findings": _list("Finding"),
     "forecasts": {"type": "object", "additionalProperties": _ref("Forecast")},
-}
+}  # fmt: skip
 _ENTRY = {
     "number": _COUNT, "at": {"type": "number"}, "kind": _TEXT, "engine": _TEXT, "action": _TEXT, "step": _TEXT,
     "fields": {"type": "object"},

@@ -1,4 +1,4 @@
-"""The half of guard that acts: what it is made of, and its rounds. Without `--act` the same decisions are only told."""
+"""The action runner: builds the adapters of every engine and runs the conductor. Without --act it is a dry run."""
 
 from __future__ import annotations
 
@@ -35,37 +35,33 @@ from plimsoll.guard.adapters.gate import GateHttpClient
 from plimsoll.guard.adapters.own_process import OwnProcess, OwnProcessConfig
 from plimsoll.guard.api.actions import ActionDesk
 from plimsoll.guard.config import Files, GuardConfig
-from plimsoll.guard.daemon.conductor import ActionPorts as Ports
-from plimsoll.guard.daemon.conductor import Announcement, Conductor
+from plimsoll.guard.daemon.conductor import ActionPorts, Announcement, Conductor
 from plimsoll.guard.daemon.engine_http import EngineClient, RequestFailed
 from plimsoll.guard.daemon.engine_look import served_model, warm_up
 from plimsoll.guard.daemon.evidence import EvidenceSources, EvidenceStore
 from plimsoll.guard.daemon.journal import ABSENT, DAMAGED, TORN, Journal, JournalContents, read_journal
 from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService, SharedLock
-from plimsoll.guard.daemon.observer import EngineCapabilities as Told
-from plimsoll.guard.daemon.observer import Fleet, FleetObserver
+from plimsoll.guard.daemon.observer import EngineCapabilities, Fleet, FleetObserver
 from plimsoll.guard.daemon.steps import EngineAdapters, KnowsExit
 from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.hardware.processes import Mark, boot_mark, read_process, read_processes
 from plimsoll.net.cluster import bearer
 
-# What a guard that only says what it would do has in place of journal and lock: it reads the one, and takes neither.
-
 READ_EVERY_S = 10.0
 
 
 class DryRunJournal:
-    """The journal that a guard with --act would write: read now and then, and what is new stays in memory."""
+    """The journal of a dry run: reads the real one now and then, and keeps new entries in memory."""
 
     def __init__(self, path: Path, wall: Callable[[], float]) -> None:
         self._path, self._wall = path, wall
         self._carry, self._number = CarryOver(), 0
         self._signature: tuple[int, ...] | None = None
         self._next_s = 0.0
-        self.trouble = ""  # why what was before is not known
+        self.trouble = ""  # why earlier actions are unknown
 
     async def refresh(self, now_s: float) -> None:
-        """Read it again, where it has changed; a guard that acts may be writing it."""
+        """Reads the file again if it has changed: an acting guard may be writing it."""
         if now_s < self._next_s:
             return
         self._next_s = now_s + READ_EVERY_S
@@ -75,46 +71,46 @@ class DryRunJournal:
             self._take(await asyncio.to_thread(read_journal, self._path))
 
     def _take(self, reading: JournalContents) -> None:
-        """What was noted here before is in it by now, or will be."""
+        """Replaces the entries kept in memory: the file has them by now, or will."""
         self._carry, self._number = CarryOver(), 0
         for entry in reading.entries:
             self._carry.note(entry)
             self._number = entry.number
         kinds = {one.kind for one in reading.wrong}
-        self.trouble = next((one.says for one in reading.wrong if one.kind not in (ABSENT, TORN)), "")
-        if DAMAGED in kinds:  # as a guard that acts would do
+        self.trouble = next((one.message for one in reading.wrong if one.kind not in (ABSENT, TORN)), "")
+        if DAMAGED in kinds:  # as an acting guard would do
             self.append(SWITCH, step=PAUSE, fields={"on": True})
 
     def append(
         self, kind: str, *, engine: str = "", action: str = "", step: str = "", fields: Mapping[str, Any] | None = None
     ) -> Entry:
-        """Only here."""
+        """Keeps the entry in memory only."""
         self._number += 1
         entry = Entry(self._number, self._wall(), kind, engine, action, step, fields or {})
         self._carry.note(entry)
         return entry
 
     def kept(self) -> list[Entry]:
-        """What is still needed of it."""
+        """The entries still needed."""
         return self._carry.entries(self._wall())
 
 
 class DryRunLock:
-    """Nobody takes it."""
+    """The lock of a dry run: never granted."""
 
     label = "no lock"
 
     async def acquire(self, owner: str) -> Outcome:
-        """Never."""
-        return failed(f"nothing is done without --act, so nobody takes the lock for {owner}")
+        """Fails always."""
+        return failed(f"dry run (no --act): the lock is not taken for {owner}")
 
     async def renew(self) -> Outcome:
-        """There is none."""
-        return failed("there is no lock")
+        """There is no lock."""
+        return failed("dry run: no lock")
 
     async def release(self) -> Outcome:
-        """There is none."""
-        return done("there is no lock")
+        """There is no lock."""
+        return done("dry run: no lock")
 
 
 def _signature(path: Path) -> tuple[int, ...] | None:
@@ -125,30 +121,31 @@ def _signature(path: Path) -> tuple[int, ...] | None:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-# Writes down which process of each engine answers, and counts those that somebody else started, also while guard was away.
-
-MOST_A_ROUND = 20  # entries: each is brought to the disk before the next
+MOST_A_ROUND = 20  # entries: each is synced to disk before the next
 
 
 class ForeignRestarts:
-    """Of one fleet. `counts`: how often whoever runs an engine has started it again by itself; None where nobody says."""
+    """Counts restarts that guard did not make, also those while it was away, by which process answers.
+
+    `counts`: how often an engine's supervisor has restarted it by itself; None if unknown.
+    """
 
     def __init__(
-        self, conductor: Conductor, book: JournalWriter, sight: FleetObserver, counts: Callable[[str], int | None]
+        self, conductor: Conductor, journal: JournalWriter, observer: FleetObserver, counts: Callable[[str], int | None]
     ) -> None:
-        self._conductor, self._book, self._sight, self._counts = conductor, book, sight, counts
+        self._conductor, self._journal, self._observer, self._counts = conductor, journal, observer, counts
         self._totals: dict[str, int] = {}
 
     def note(self) -> None:
-        """One round. What becomes of those that guard itself stops and starts just now is looked at when that is over."""
-        courses = self._conductor.courses.items()
-        at_work = {name for name, course in courses if course.is_down and course.step is not Step.PROBATION}
+        """Runs one round, without the engines that guard itself restarts just now."""
+        runs = self._conductor.runs.items()
+        at_work = {name for name, run in runs if run.is_down and run.step is not Step.PROBATION}
         known, left = known_processes(self._conductor.kept()), MOST_A_ROUND
-        for name in self._sight.engines():
+        for name in self._observer.engines():
             if name in at_work or left <= 0:
                 continue
-            life, before = self._sight.life(name), known.get(name, KnownProcess())
-            if life.is_shared:  # which of them answers says nothing
+            life, before = self._observer.life(name), known.get(name, KnownProcess())
+            if life.is_shared:  # several servers answer in turn: the process says nothing
                 self._totals[name] = life.total
                 continue
             count = self._counts(name)
@@ -160,11 +157,9 @@ class ForeignRestarts:
                 if found.times:
                     self._conductor.foreign_restart(name, times=found.times, **fields)
                 else:
-                    self._book.append(SEEN, engine=name, fields=fields)
+                    self._journal.append(SEEN, engine=name, fields=fields)
             self._totals[name] = life.total
 
-
-# What the steps of an action need beside the adapters: evidence with doctor's word on it, the device's memory, progress.
 
 PAGE_MAX = 16 << 20
 PAGE_S = 5.0
@@ -173,7 +168,7 @@ DOCTOR_MAX = 4 << 20
 
 
 class EngineEvidence:
-    """Of one engine: its log's end, its page, the gate's words, the stacks; and what doctor makes of it."""
+    """Saves the evidence of one engine: log tail, metrics, gate state, stacks, and doctor's findings on them."""
 
     def __init__(
         self, keeper: EvidenceStore, url: str, *, log: str | None = None, restarter: Restarter | None = None,
@@ -183,7 +178,7 @@ class EngineEvidence:
         self._gate_url, self._token = gate_url or url, token
 
     async def take(self, engine: str, action: str) -> Outcome:
-        """A folder with what could be had, and the codes of what doctor found in it."""
+        """Writes the folder, and adds the codes that doctor finds in it."""
         pids = () if self._restarter is None else await self._restarter.pids()
         pages: dict[str, bytes | Callable[[], Awaitable[bytes]]] = {"metrics.txt": lambda: self._fetch(self._url, "/metrics")}
         if self._token is not None:
@@ -209,7 +204,7 @@ class EngineEvidence:
 
 
 async def doctor_on(folder: Path, *, limit_s: float = DOCTOR_S) -> str:
-    """The codes that doctor finds in a folder, in a process of its own: whatever the logs hold, guard goes on."""
+    """The codes that doctor finds in a folder, by a separate process: whatever the logs hold, guard goes on."""
     process = None
     try:
         process = await asyncio.create_subprocess_exec(
@@ -234,7 +229,7 @@ async def doctor_on(folder: Path, *, limit_s: float = DOCTOR_S) -> str:
 
 
 class EngineMemory:
-    """What one engine held on the device when it was stopped, and whether that is free again."""
+    """The device memory one engine held when it was stopped, and whether it is free again."""
 
     def __init__(self, restarter: Restarter, device: DeviceMemory) -> None:
         self._restarter, self._device = restarter, device
@@ -242,7 +237,7 @@ class EngineMemory:
         self._before: list[CardMemory] | None = None
 
     async def note(self) -> None:
-        """Before the stop."""
+        """Records, before the stop, what it holds."""
         pids = await self._restarter.pids()
         found = [process for pid in pids if (process := read_process(pid)) is not None]
         self._old = frozenset((process.pid, process.start_ticks) for process in found)
@@ -251,14 +246,14 @@ class EngineMemory:
             self._before = await asyncio.wait_for(look, PAGE_S)
 
     async def wait_back(self, deadline_s: float) -> Outcome:
-        """After it. A guard that took over knows nothing of before: then what is free must have stopped growing."""
+        """Waits until it is free. A guard that took over has no earlier figure: free memory must then stop growing."""
         if not self._old and not await self._restarter.pids():
-            return done("its processes cannot be seen from here, nor what they held")
+            return done("its processes are not visible from here, nor what they held")
         return await self._device.wait_back(self._old, self._before, deadline_s)
 
 
 def log_progress(path: str) -> Callable[[], Awaitable[object]]:
-    """What changes while a start goes on: the size of its log."""
+    """The progress of a start: the size of its log."""
 
     async def size() -> object:
         try:
@@ -270,17 +265,14 @@ def log_progress(path: str) -> Callable[[], Awaitable[object]]:
 
 
 def environment_of(guards: Mapping[str, str]) -> dict[str, str]:
-    """What an engine that guard starts gets of guard's own environment: all but what belongs to guard's own unit."""
+    """The environment for guard's own server: guard's, without what belongs to guard's unit."""
     own = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "INVOCATION_ID",
            "PLIMSOLL_GUARD_TOKEN")  # fmt: skip
     return {name: value for name, value in guards.items() if name not in own}
 
 
-# From the configuration to what can be done: the adapters of each engine, the lock, and the numbers of acting.
-
-
 def minute_in(timezone: str) -> Callable[[], int]:
-    """The minute of the day there, now."""
+    """A clock of the minute of the day in that time zone."""
     zone = datetime.UTC if timezone == "UTC" else zoneinfo.ZoneInfo(timezone)
 
     def minute() -> int:
@@ -293,7 +285,7 @@ def minute_in(timezone: str) -> Callable[[], int]:
 def own_process(
     command: tuple[str, ...], own: OwnProcessConfig, files: Files, environ: Mapping[str, str] = os.environ
 ) -> OwnProcess:
-    """The server that guard starts itself."""
+    """Guard's own server."""
     return OwnProcess(
         command, environment=environment_of(environ), state_path=files.own_state, log_path=files.own_log,
         processes=read_processes, boot=boot_mark(), cgroup_parent=Path(own.cgroup) if own.cgroup else None,
@@ -301,7 +293,7 @@ def own_process(
 
 
 def adapters_of(engine: EngineConfig, files: Files, own: OwnProcess | None = None) -> EngineAdapters:
-    """All that can be done to one engine."""
+    """The adapters of one engine."""
     restarter = own or (engine.restart.build() if engine.restart is not None else None)
     log = str(files.own_log) if own is not None else engine.log
     door = None if engine.token is None else GateHttpClient(engine.gate_url or engine.url, engine.token)
@@ -320,21 +312,16 @@ def adapters_of(engine: EngineConfig, files: Files, own: OwnProcess | None = Non
     )  # fmt: skip
 
 
-def capabilities_of(engine: EngineConfig, parts: EngineAdapters) -> Told:
-    """What may be done to it, for whoever decides."""
-    return Told(engine.group, engine.only_observed, has_gate=parts.door is not None, has_restarter=parts.restarter is not None)
-
-
 ROUND_S = 1.0
 ENDED_EVERY_S = 5.0
 LOG_EVERY_S = 60.0
 
 
 class ActingSetup(NamedTuple):
-    """What acting is made of, from the configuration and the engines that were named in it."""
+    """The adapters of all configured engines, and the policy."""
 
     parts: Mapping[str, EngineAdapters]
-    told: Mapping[str, Told]
+    capabilities: Mapping[str, EngineCapabilities]
     policy: ActPolicy
     own: OwnProcess | None
 
@@ -342,21 +329,23 @@ class ActingSetup(NamedTuple):
 def set_up_acting(
     config: GuardConfig, engines: tuple[EngineConfig, ...], files: Files, command: tuple[str, ...] = ()
 ) -> ActingSetup:
-    """The adapters of every engine. `command`: the server that guard starts itself, which is the first of them."""
+    """Builds the adapters of every engine. `command` starts guard's own server, which is the first engine."""
     own = own_process(command, config.own, files) if command else None
-    parts, told = {}, {}
+    parts, capabilities = {}, {}
     for place, engine in enumerate(engines):
-        parts[engine.name] = adapters_of(engine, files, own if place == 0 else None)
-        told[engine.name] = capabilities_of(engine, parts[engine.name])
-    return ActingSetup(parts, told, config.act or ActPolicy(), own)
+        adapters = parts[engine.name] = adapters_of(engine, files, own if place == 0 else None)
+        capabilities[engine.name] = EngineCapabilities(
+            engine.group, engine.only_observed, has_gate=adapters.door is not None, has_restarter=adapters.restarter is not None
+        )
+    return ActingSetup(parts, capabilities, config.act or ActPolicy(), own)
 
 
 class ActionRunner:
-    """One guard's hands, or with `is_dry` only its words."""
+    """Runs actions, or with `is_dry` only announces them."""
 
     def __init__(
         self,
-        made: ActingSetup,
+        setup: ActingSetup,
         config: GuardConfig,
         files: Files,
         fleet: Fleet,
@@ -364,12 +353,12 @@ class ActionRunner:
         *,
         is_dry: bool,
     ) -> None:
-        self._made, self._tell, self._is_dry, self._files = made, tell, is_dry, files
-        self._stopped: dict[str, str] = {}  # by somebody, on purpose
+        self._setup, self._tell, self._is_dry, self._files = setup, tell, is_dry, files
+        self._stopped: dict[str, str] = {}  # engines stopped by an operator, and how
         self.ended: dict[str, str] = {}
-        """Of engines whose process is known to have ended on its own: why."""
-        minute = minute_in(made.policy.timezone)
-        self.sight = FleetObserver(fleet, made.told, fleet.every_s, time.monotonic, minute, self._last_ends)
+        """Engines whose process is known to have ended by itself, and why."""
+        minute = minute_in(setup.policy.timezone)
+        self.observer = FleetObserver(fleet, setup.capabilities, fleet.every_s, time.monotonic, minute, self._last_ends)
         self.journal: Journal | None = None
         self.desk: ActionDesk | None = None
         self._drains: ManualDrains | None = None
@@ -379,77 +368,77 @@ class ActionRunner:
         self._dry = DryRunJournal(files.journal, time.time)
         if not is_dry:
             self.journal = Journal(files.journal)
-        book: JournalWriter = self.journal or self._dry
+        journal: JournalWriter = self.journal or self._dry
         lock = SharedLock(DryRunLock() if is_dry else FileLock(files.lock) if config.lock is None else config.lock.build())
-        ports = Ports(book, lock, self.sight, self._view, tell, time.time)
+        ports = ActionPorts(journal, lock, self.observer, self._view, tell, time.time)
         parts = {
-            name: one._replace(suffering=functools.partial(self.sight.suffering, name, made.policy))
-            for name, one in made.parts.items()
+            name: one._replace(suffering=functools.partial(self.observer.suffering, name, setup.policy))
+            for name, one in setup.parts.items()
         }
-        self.conductor = Conductor(parts, made.policy, ports, pause_s=ROUND_S)
-        self._foreign = ForeignRestarts(self.conductor, book, self.sight, self._starts_again)
+        self.conductor = Conductor(parts, setup.policy, ports, pause_s=ROUND_S)
+        self._foreign = ForeignRestarts(self.conductor, journal, self.observer, self._starts_again)
         if self.journal is not None:
             by_hand = ports._replace(lock=lock.other())
-            self._drains = ManualDrains(parts, made.policy, by_hand, self.conductor.courses)
-            self._back = ReturnToService(made.parts, made.policy, ports._replace(lock=lock.other()), self.conductor)
+            self._drains = ManualDrains(parts, setup.policy, by_hand, self.conductor.runs)
+            self._back = ReturnToService(setup.parts, setup.policy, ports._replace(lock=lock.other()), self.conductor)
             self.desk = ActionDesk(self.conductor, self._drains, self.journal, self.journal.path, self._back)
 
     def _last_ends(self) -> Mapping[str, FailedRestarts]:
         return self.conductor.last_ends()
 
     def _starts_again(self, name: str) -> int | None:
-        """How often whoever runs it has started it again by itself, where that was asked."""
-        parts = self._made.parts.get(name)
+        """How often its supervisor has restarted it by itself, if known."""
+        parts = self._setup.parts.get(name)
         return None if parts is None else getattr(parts.restarter, "restarts_seen", None)
 
     def _view(self, at_work: frozenset[str]) -> FleetView:
-        if self._is_dry:  # what an earlier guard left would come first
-            at_work |= {course.engine for course in open_actions(self.conductor.kept())}
-        view = self.sight.view(at_work)
+        if self._is_dry:  # actions an earlier guard left would come first
+            at_work |= {run.engine for run in open_actions(self.conductor.kept())}
+        view = self.observer.view(at_work)
         if not self._stopped:
             return view
         engines = [one._replace(only_observed=self._stopped.get(one.name, "") or one.only_observed) for one in view.engines]
         return view._replace(engines=engines)
 
     async def _start_own(self, own: OwnProcess) -> None:
-        """The server that guard was given, where it does not run when guard begins; when it ends later, that is judged.
+        """Starts guard's own server if it does not run when guard starts; if it ends later, that is judged.
 
-        The first one is just started. One that follows another is a restart. WorldFailed where the first cannot be started.
+        The first start is plain, one after an earlier process is a restart. WorldFailed if the first start fails.
         """
-        name = next(name for name, parts in self._made.parts.items() if parts.restarter is own)
+        name = next(name for name, parts in self._setup.parts.items() if parts.restarter is own)
         is_running = await own.is_running()
         why = "" if is_running or self._is_dry else self.conductor.why_not_start(name)
         if why and why != self._own_waits_for:
-            self._tell(Announcement(name, f"the server that guard was given is not started: {why}"))
+            self._tell(Announcement(name, f"guard's own server is not started: {why}"))
         self._own_waits_for = why
         self._is_own_due = not is_running
         if is_running or why:
             return
         if is_running is False and not self._is_dry and (last := await own.last_exit()).is_done:
-            await self.conductor.start(name, f"the server that guard was given does not run: {last.message}")
+            await self.conductor.start(name, f"guard's own server is not running: {last.message}")
             return
         outcome = await own.start()
         if not outcome.is_done:
-            raise WorldFailed(f"the server was not started: {outcome.message}")
+            raise WorldFailed(f"the server did not start: {outcome.message}")
         self._tell(Announcement(name, outcome.message))
 
     async def run(self) -> None:
-        """For ever: first what an earlier guard left, then round after round."""
+        """Runs for ever: first takes over what an earlier guard left, then round after round."""
         if not self._is_dry:
             try:
-                await self.conductor.take_over()  # what has to wait for the lock is tried again in later rounds
+                await self.conductor.take_over()  # what must wait for the lock is retried in later rounds
             except PlimsollError as error:
                 self.conductor.stop_acting(error)
         ended_s = log_s = 0.0
         while True:
             now_s = time.monotonic()
             if now_s >= ended_s:
-                if self._made.own is not None and self._is_own_due:
-                    await self._start_own(self._made.own)
+                if self._setup.own is not None and self._is_own_due:
+                    await self._start_own(self._setup.own)
                 await self._look_for_ended()
                 ended_s = now_s + ENDED_EVERY_S
-            if self._made.own is not None and now_s >= log_s:
-                await self._made.own.rotate_log()
+            if self._setup.own is not None and now_s >= log_s:
+                await self._setup.own.rotate_log()
                 log_s = now_s + LOG_EVERY_S
             await self._round()
             await asyncio.sleep(ROUND_S)
@@ -463,23 +452,22 @@ class ActionRunner:
             except PlimsollError as error:
                 self.conductor.stop_acting(error)
         if self._is_dry:
-            self._tell_what_would_be()
+            self._announce_decisions()
         else:
             await self.conductor.turn()
 
-    def _tell_what_would_be(self) -> None:
-        """Every decision once, a plan with all its steps."""
+    def _announce_decisions(self) -> None:
+        """Announces every decision once, a plan with all its steps."""
         said: dict[str, str] = {}
         if self._dry.trouble:
-            said[""] = f"what was done before is not known, and does not count: {self._dry.trouble}"
+            said[""] = f"earlier actions are unknown and do not count: {self._dry.trouble}"
         lines: dict[str, list[str]] = {}
         for one in self.conductor.decisions():
             said[one.engine] = f"{one.kind}: {one.reason if isinstance(one, BlockedAction) else ''}"
-            lines[one.engine] = (
-                [f"no {one.grade}: {one.message}"]
-                if isinstance(one, BlockedAction)
-                else [f"with --act guard would {one.grade} it: {one.why}", *one.lines()]
-            )
+            if isinstance(one, BlockedAction):
+                lines[one.engine] = [f"{one.grade} blocked: {one.message}"]
+            else:
+                lines[one.engine] = [f"with --act guard would {one.grade} it: {one.why}", *one.lines()]
         for engine, what in said.items():
             if self._said.get(engine) != what:
                 for line in lines.get(engine, [what]):
@@ -487,22 +475,22 @@ class ActionRunner:
         self._said = said
 
     async def _look_for_ended(self) -> None:
-        """Who runs an engine knows that it ended, and whether somebody wanted it: a refused connection says neither."""
-        busy = frozenset(self.conductor.courses)
-        for name, parts in self._made.parts.items():
+        """Asks restarters which engines have ended, and whether an operator stopped them: a refused connection says neither."""
+        busy = frozenset(self.conductor.runs)
+        for name, parts in self._setup.parts.items():
             ended, stopped = ("", "") if name in busy else await last_exit_of(parts)
             self.ended[name], self._stopped[name] = ended, stopped
 
     async def runs_on(self) -> str:
-        """What is left running of a server that guard started, and how it is ended; empty where there is none."""
-        own = self._made.own
+        """Says that guard's own server keeps running, and how to stop it; empty if there is none."""
+        own = self._setup.own
         pids = () if own is None or not await own.is_running() else await own.pids()
         if not pids:
             return ""
-        return f"the server that guard started runs on as pid {pids[0]}: the next guard finds it, kill {pids[0]} stops it"
+        return f"guard's own server keeps running as pid {pids[0]}: the next guard finds it, kill {pids[0]} stops it"
 
     async def close(self) -> None:
-        """Stop at once. What is under way is left to the next guard, or to its leases; the engines go on."""
+        """Stops at once. Open actions are left to the next guard, or to their leases; the engines go on."""
         if self._drains is not None:
             await self._drains.close()
         if self._back is not None:
@@ -513,7 +501,7 @@ class ActionRunner:
 
 
 async def last_exit_of(parts: EngineAdapters) -> tuple[str, str]:
-    """Why its process ended by itself, and why it was stopped by somebody; empty for neither."""
+    """How its process ended by itself, and how an operator stopped it; empty for neither."""
     restarter: object = parts.restarter
     outcome = await restarter.last_exit() if isinstance(restarter, KnowsExit) else None
     if outcome is None or not outcome.is_done or outcome.facts.get("asked"):

@@ -1,6 +1,6 @@
-"""Carries out what was decided, one step after the other, and writes each down before it is done and after.
+"""Runs the actions that were decided, step by step, and journals every step before and after.
 
-Whoever starts this anew with the same journal finishes what was begun, or takes it back: see `take_over`.
+A guard that starts with the same journal finishes what was begun or undoes it: see `Conductor.take_over`.
 """
 
 from __future__ import annotations
@@ -33,122 +33,119 @@ from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.ports import EngineObserver, JournalWriter, Lock, Outcome, failed
 from plimsoll.guard.act.steps import BROKEN, COURSES, ActionRun, End, Step, opening_fields
 from plimsoll.guard.daemon.journal import DAMAGED
-from plimsoll.guard.daemon.steps import EngineAdapters, Hands
+from plimsoll.guard.daemon.steps import ActionSteps, EngineAdapters
 from plimsoll.guard.judge.tracker import Grade
-
-# What the one who acts is given, and what it tells.
+from plimsoll.render.guard import END_TEXTS
 
 
 class Announcement(NamedTuple):
-    """One thing to tell: what guard did, or why it did not."""
+    """A message about an action: what guard did, or why it did not."""
 
     engine: str
-    says: str
+    message: str
     is_urgent: bool = False
     fields: Mapping[str, Any] = {}
 
 
 def attention_message(engine: str, end: FailedRestarts) -> str:
-    """What is said of an engine that restarts did not mend, and what a person does then."""
-    resume = f"guardctl resume {engine} when it is mended"
+    """Says why an engine that restarts did not fix needs attention, and which command ends that."""
+    resume = f"guardctl resume {engine} once it is fixed"
     if end.end != "held":
-        return f"a restart did not help ({', '.join(sorted(end.unmended))}): a person is needed ({resume})"
+        return f"needs attention: a restart did not help ({', '.join(sorted(end.unmended))}); {resume}"
     if end.is_out:
-        return f"held: it is down or out of service: a person is needed (guardctl undrain {engine} puts it back; {resume})"
-    return f"its restart could not be finished; it was put back by hand ({resume})"
+        return f"needs attention: down or out of rotation; guardctl undrain {engine} puts it back in rotation, {resume}"
+    return f"needs attention: its restart did not finish, and it was put back in rotation by hand; {resume}"
 
 
 class ActionPorts(NamedTuple):
-    """What the conductor is given, as is whoever does a person's wish. What cannot be written down raises WorldFailed."""
+    """Ports of the action runner. An entry that cannot be written raises WorldFailed."""
 
-    book: JournalWriter
+    journal: JournalWriter
     lock: Lock
-    sight: EngineObserver
-    view: Callable[[frozenset[str]], FleetView]  # the fleet now; those that are being worked on are named
+    observer: EngineObserver
+    view: Callable[[frozenset[str]], FleetView]  # the fleet now; the argument names engines with an open action
     tell: Callable[[Announcement], None]
     wall: Callable[[], float]
     name: Callable[[], str] = lambda: secrets.token_hex(4)
 
-    def write(self, kind: str, course: ActionRun, fields: Mapping[str, Any], step: str = "") -> None:
-        """One entry about an action."""
-        self.book.append(kind, engine=course.engine, action=course.action, step=step, fields=fields)
+    def write(self, kind: str, run: ActionRun, fields: Mapping[str, Any], step: str = "") -> None:
+        """Writes an entry about an action."""
+        self.journal.append(kind, engine=run.engine, action=run.action, step=step, fields=fields)
 
-    def write_end(self, course: ActionRun, end: End, why: str) -> None:
-        """That it is over."""
-        self.write(CLOSED, course, {"end": str(end), "grade": str(course.grade), "kind": course.kind, "why": why})
+    def write_end(self, run: ActionRun, end: End, why: str) -> None:
+        """Writes that the action has ended."""
+        self.write(CLOSED, run, {"end": str(end), "grade": str(run.grade), "kind": run.kind, "why": why})
 
     async def step(
-        self, course: ActionRun, do: Callable[[ActionRun], Awaitable[Outcome]], show: Callable[[ActionRun], None]
+        self, run: ActionRun, do: Callable[[ActionRun], Awaitable[Outcome]], show: Callable[[ActionRun], None]
     ) -> tuple[ActionRun, Outcome]:
-        """Its next step, written down before it is done and after; it is shown as begun, and as it stands then."""
-        step = course.step
+        """Runs the next step, journaled before and after; `show` gets the action as begun, and as it stands then."""
+        step = run.step
         assert step is not None
-        self.write(INTENT, course, {"epoch": course.epoch, "undo": course.is_undoing}, str(step))
-        if step is Step.STOP and not course.tries:
-            self.write(RESTART, course, {"own": True})
-        show(course.begun())
-        outcome = await do(course)
+        self.write(INTENT, run, {"epoch": run.epoch, "undo": run.is_undoing}, str(step))
+        if step is Step.STOP and not run.tries:
+            self.write(RESTART, run, {"own": True})
+        show(run.begun())
+        outcome = await do(run)
         fields = {"done": outcome.is_done, "says": outcome.message, "facts": dict(outcome.facts)}
-        self.write(OUTCOME, course, fields, str(step))
-        course = course.after(is_done=outcome.is_done, facts=outcome.facts)
-        show(course)
-        return course, outcome
+        self.write(OUTCOME, run, fields, str(step))
+        run = run.after(is_done=outcome.is_done, facts=outcome.facts)
+        show(run)
+        return run, outcome
 
-
-# What one guard remembers, by its journal: what is switched off, what was restarted, and when something is tried again.
 
 AGAIN_S = 60.0  # after an action that changed nothing, doubled each time up to half an hour
 LONGEST_AGAIN_S = 1_800.0
 
 
 class ActionHistory:
-    """The memory of whoever acts."""
+    """What the journal says of earlier actions: switches, restarts, failed restarts, and when to retry."""
 
     def __init__(self, engines: Iterable[str], ports: ActionPorts) -> None:
-        """BadInput where two engines have the same name in the journal, which hides what is secret in one."""
+        """BadInput if two engines have the same name in the journal, which redacts secrets in names."""
         known = list(engines)
         self._ports = ports
         self._names = {_written(name): name for name in known}
         if len(self._names) < len(known):
-            raise BadInput("two engines have the same name but for a password: give each a name of its own")
+            raise BadInput("two engine names differ only in a password: give each its own name")
         self._again: dict[str, tuple[float, float]] = {}  # by engine: when it may be tried again, and the pause then
 
     @property
     def switches(self) -> Switches:
-        """What people have switched off."""
+        """What operators have switched off."""
         return read_switches(self.kept())
 
     def switch(self, name: str, engine: str, *, is_on: bool, who: str = "") -> None:
-        """Switch off and on; JournalFailed where it cannot be written down."""
-        self._ports.book.append(SWITCH, engine=engine, step=name, fields={"on": is_on, "who": who})
+        """Pauses (`is_on`) or resumes; JournalFailed if it cannot be written."""
+        self._ports.journal.append(SWITCH, engine=engine, step=name, fields={"on": is_on, "who": who})
         if not is_on:
             self._again = {one: when for one, when in self._again.items() if engine and one != engine}
 
     @property
     def restarts(self) -> list[Restart]:
-        """All that the journal counts, everybody's."""
+        """Every restart that the journal counts, whoever made it."""
         return read_restarts(self.kept())
 
     def last_ends(self) -> dict[str, FailedRestarts]:
-        """The engines that restarts did not mend, unless somebody has resumed them since."""
+        """Engines that restarts did not fix, until an operator resumes them."""
         return failed_restarts(self.kept())
 
     def needs(self) -> dict[str, str]:
-        """Engines that guard can do no more about, and why: until somebody resumes them."""
+        """Engines that need attention, and why, until an operator resumes them."""
         return {engine: attention_message(engine, end) for engine, end in self.last_ends().items()}
 
     def foreign_restart(self, engine: str, **seen: Any) -> None:
-        """Somebody else restarted it: it counts."""
-        self._ports.book.append(RESTART, engine=engine, fields={"own": False, **seen})
+        """Records a restart that guard did not make: it counts against the budget."""
+        self._ports.journal.append(RESTART, engine=engine, fields={"own": False, **seen})
 
     def kept(self) -> list[Entry]:
-        """With the engines' names as they are, not as they were fit to be written down."""
-        return [one._replace(engine=self._names.get(one.engine, one.engine)) for one in self._ports.book.kept()]
+        """The entries still needed, with the engines' real names instead of the redacted ones."""
+        return [one._replace(engine=self._names.get(one.engine, one.engine)) for one in self._ports.journal.kept()]
 
     def _off(self, engine: str, grade: Grade) -> str:
-        """Whether somebody has switched it off since it was begun: then it is taken back as long as it can be."""
+        """Says that an operator has paused it since it began: it is then undone as long as that is possible."""
         off = self.switches
-        return "somebody has paused it meanwhile" if off.is_paused or engine in off.paused or grade in off.rungs_off else ""
+        return "paused by an operator" if off.is_paused or engine in off.paused or grade in off.rungs_off else ""
 
     def _may_try(self, engine: str) -> bool:
         return self._ports.wall() >= self._again.get(engine, (0.0, 0.0))[0]
@@ -163,115 +160,109 @@ def _written(name: str) -> str:
     return cleaned(Entry(0, 0.0, "", engine=name)).engine
 
 
-# What is done when the journal fails in the middle of an action: what is out of service is brought back, and told.
-
-
 async def finish_without_journal(
-    course: ActionRun, do: Callable[[ActionRun], Awaitable[Outcome]], tell: Callable[[Announcement], None]
+    run: ActionRun, do: Callable[[ActionRun], Awaitable[Outcome]], tell: Callable[[Announcement], None]
 ) -> None:
-    """What the next guard would do by what the journal says already is done at once, as far as `do` does it.
-
-    An engine that is out of service, or down, is brought back. Nothing new is begun.
-    """
-    course = course.taken_over()
-    while course.step is not None and course.step is not Step.PROBATION:
-        outcome = await do(course)
-        tell(Announcement(course.engine, f"{course.step}: {outcome.message}", fields={"done": outcome.is_done}))
-        course = course.after(is_done=outcome.is_done, facts=outcome.facts)
-    if course.end is End.HELD:
-        says = f"{course.grade} is held: the journal cannot be written, and it could not be brought back"
-        tell(Announcement(course.engine, says, is_urgent=True, fields={"end": str(End.HELD)}))
+    """Ends an action whose journal failed, as the next guard would: brings the engine back, and begins nothing new."""
+    run = run.taken_over()
+    while run.step is not None and run.step is not Step.PROBATION:
+        outcome = await do(run)
+        tell(Announcement(run.engine, f"{run.step}: {outcome.message}", fields={"done": outcome.is_done}))
+        run = run.after(is_done=outcome.is_done, facts=outcome.facts)
+    if run.end is End.HELD:
+        says = f"{run.grade} needs attention: the journal cannot be written, and the engine could not be brought back"
+        tell(Announcement(run.engine, says, is_urgent=True, fields={"end": str(End.HELD)}))
 
 
 QUIET_STEPS = frozenset({Step.PROBATION, Step.HOLD, Step.UNSHED})
-"""Without the lock, and beside whatever else is done."""
-END_S = 20.0  # for taking back what is under way when guard is to end
-_LEFT = ""  # in place of an engine: what an earlier guard left, and had to wait
+"""Steps that need no lock and run alongside other actions."""
+END_S = 20.0  # for undoing what is in progress when guard stops
+_LEFT = ""  # stands for the actions an earlier guard left, as the key of their retry
 
 
 class Conductor(ActionHistory):
-    """Of one guard: one engine away at a time, and what only waits beside it."""
+    """Runs at most one disruptive action at a time; probation and shedding run alongside."""
 
     def __init__(
         self, parts: Mapping[str, EngineAdapters], policy: ActPolicy, ports: ActionPorts, *, pause_s: float = 1.0
     ) -> None:
-        """BadInput where two engines have the same name in the journal, which hides what is secret in one."""
+        """BadInput if two engines have the same name in the journal, which redacts secrets in names."""
         super().__init__(parts, ports)
         self._parts, self._policy, self._pause_s = dict(parts), policy, pause_s
         self._beside: dict[str, asyncio.Task[None]] = {}  # by engine: probation, shedding
         self._at_work = ""
-        self._refused: dict[str, str] = {}
-        self._asked: tuple[Grade, str, asyncio.Future[Decision]] | None = None
+        self._blocked: dict[str, str] = {}
+        self._request: tuple[Grade, str, asyncio.Future[Decision]] | None = None
         self._is_looked_at = False  # the journal, for damage
         self._left: list[ActionRun] = []  # of an earlier guard, still waiting for the lock
         self._ended: Counter[tuple[str, Grade, End]] = Counter()  # in this life, by engine
         self.stopped_acting = ""  # why nothing is done any more, such as a full disk
-        self.courses: dict[str, ActionRun] = {}
+        self.runs: dict[str, ActionRun] = {}
 
     def ended(self) -> dict[tuple[str, Grade, End], int]:
-        """How often each has ended since guard began; what has not happened yet is there, so that its first time is a rise."""
+        """Ended actions since guard started, zeros included, so that the first one shows as an increase."""
         return {(name, rung, end): self._ended[name, rung, end] for name in self._parts for rung in COURSES for end in End}
 
     # Deciding, and doing
 
     async def turn(self) -> None:
-        """One round: what an earlier guard left, then what was asked for, then what the judge calls for."""
+        """Runs one round: actions an earlier guard left, then requests of operators, then what the judge calls for."""
         if self.stopped_acting:
             return
         try:
             if self._left and self._may_try(_LEFT):
                 await self.take_over()
-            asked, self._asked = self._asked, None
-            if asked is None:
+            request, self._request = self._request, None
+            if request is None:
                 await self._decide()
-            elif not asked[2].done():  # whoever asked may have gone away since: then nothing is done
-                plan = self._consider_asked(asked[0], asked[1])
-                asked[2].set_result(plan)
+            elif not request[2].done():  # the caller may be gone: then nothing is done
+                plan = self._consider_request(request[0], request[1])
+                request[2].set_result(plan)
                 if isinstance(plan, ActionPlan):
                     await self.carry_out(plan)
         except PlimsollError as error:
             self.stop_acting(error)
 
     def stop_acting(self, error: PlimsollError) -> None:
-        """For good, and whoever waits for an answer is told."""
-        # No deed without its entry: without a journal guard stands back until somebody has looked.
+        """Stops acting for good, and answers a request that waits."""
+        # No action without its entry: without a journal guard does nothing until an operator has looked.
         self.stopped_acting = str(error)
-        self._ports.tell(Announcement("", f"guard does not act any more: {error}", is_urgent=True))
-        if self._asked is not None and not self._asked[2].done():
-            self._asked[2].set_result(self._busy(*self._asked[:2]))
+        self._ports.tell(Announcement("", f"guard stopped acting: {error}", is_urgent=True))
+        if self._request is not None and not self._request[2].done():
+            self._request[2].set_result(self._busy(*self._request[:2]))
 
     def ask(self, grade: Grade, engine: str) -> asyncio.Future[Decision]:
-        """A person wants it: decided at the next turn, and refused at once where guard is at work."""
+        """Requests an action: decided at the next turn, blocked at once while guard is busy."""
         answer: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
-        if self.stopped_acting or self._at_work or self._asked is not None:
+        if self.stopped_acting or self._at_work or self._request is not None:
             answer.set_result(self._busy(grade, engine))
         else:
-            self._asked = (grade, engine, answer)
+            self._request = (grade, engine, answer)
         return answer
 
     def _busy(self, grade: Grade, engine: str) -> BlockedAction:
         if self.stopped_acting:
-            return BlockedAction(engine, grade, ASKED, "StoppedActing", f"guard does not act any more: {self.stopped_acting}")
-        why = f"guard is at work on {self._at_work}" if self._at_work else "somebody else has just asked for something"
+            return BlockedAction(engine, grade, ASKED, "StoppedActing", f"guard stopped acting: {self.stopped_acting}")
+        why = f"guard is working on {self._at_work}" if self._at_work else "another request is being decided"
         return BlockedAction(engine, grade, ASKED, "Busy", why)
 
-    def _consider_asked(self, grade: Grade, engine: str) -> Decision:
+    def _consider_request(self, grade: Grade, engine: str) -> Decision:
         view = self._view()
         found = next((one for one in view.engines if one.name == engine), None)
         if found is None:
             return BlockedAction(engine, grade, ASKED, "NotWatched", "no engine of that name is watched")
         if engine in self._open():
-            step = self.courses[engine].step if engine in self.courses else "what an earlier guard left"
-            return BlockedAction(engine, grade, ASKED, "Busy", f"an action of it is not over yet: {step}")
-        return consider(view, self._policy, found, grade, ASKED, "somebody asked for it")
+            step = self.runs[engine].step if engine in self.runs else "what an earlier guard left"
+            return BlockedAction(engine, grade, ASKED, "Busy", f"an action on it is in progress: {step}")
+        return consider(view, self._policy, found, grade, ASKED, "an operator asked for it")
 
     def decisions(self) -> list[Decision]:
-        """What is called for now, and what speaks against it."""
+        """What is called for now, and what blocks it."""
         return decide(self._view(), self._policy)
 
     async def _decide(self) -> None:
         decisions = self.decisions()
-        self._tell_refusals(decisions)
+        self._tell_blocked(decisions)
         for plan in decisions:
             if isinstance(plan, ActionPlan) and plan.engine not in self._open() and self._may_try(plan.engine):
                 await self.carry_out(plan)
@@ -283,98 +274,94 @@ class Conductor(ActionHistory):
         )
 
     def _open(self) -> frozenset[str]:
-        """Engines of which an action is not over: nothing else is begun with them."""
-        return frozenset(self.courses) | {course.engine for course in self._left}
+        """Engines with an open action: nothing else is begun with them."""
+        return frozenset(self.runs) | {run.engine for run in self._left}
 
-    def _tell_refusals(self, decisions: Sequence[Decision]) -> None:
-        now = {one.engine: one for one in decisions if isinstance(one, BlockedAction) and one.engine not in self.courses}
-        for engine, refusal in now.items():
-            if self._refused.get(engine) != refusal.reason:
-                urgent = refusal.reason in ("CrashLoop", "SickCard", "BudgetSpent")
-                self._ports.tell(
-                    Announcement(
-                        engine,
-                        f"no {refusal.grade}: {refusal.message}",
-                        urgent,
-                        {"reason": refusal.reason, "kind": refusal.kind},
-                    )
-                )
-        self._refused = {engine: refusal.reason for engine, refusal in now.items()}
+    def _tell_blocked(self, decisions: Sequence[Decision]) -> None:
+        now = {one.engine: one for one in decisions if isinstance(one, BlockedAction) and one.engine not in self.runs}
+        for engine, blocked in now.items():
+            if self._blocked.get(engine) != blocked.reason:
+                urgent = blocked.reason in ("CrashLoop", "SickCard", "BudgetSpent")
+                fields = {"reason": blocked.reason, "kind": blocked.kind}
+                self._ports.tell(Announcement(engine, f"{blocked.grade} blocked: {blocked.message}", urgent, fields))
+        self._blocked = {engine: blocked.reason for engine, blocked in now.items()}
 
     def why_not_start(self, engine: str) -> str:
-        """Why one that does not run is not started now, though guard was given it to start; "" for nothing."""
+        """Says why guard's own server, which does not run, is not started now; "" if it can be."""
         if self.stopped_acting:
-            return f"guard does not act any more: {self.stopped_acting}"
+            return f"guard stopped acting: {self.stopped_acting}"
         if engine in self._open() or not self._may_try(engine):
-            return "an action of it is not over yet"
+            return "an action on it is in progress"
         if self._off(engine, Grade.RESTART):
             return "it is paused (guardctl resume)"
-        card = self._ports.sight.conditions(engine).get("card")
+        card = self._ports.observer.conditions(engine).get("card")
         if card is not None and card.is_true:
-            return f"its card is sick: {card.message}"
+            return f"its GPU is faulty: {card.message}"
         end = self.last_ends().get(engine)
         return "" if end is None else attention_message(engine, end)
 
     async def start(self, engine: str, why: str) -> None:
-        """Start one that has ended: as a restart, under the lock and when its memory is back, whatever hours and budget say."""
+        """Starts an ended server as a restart, with lock and memory check, whatever maintenance window and budget say."""
         try:
             await self.carry_out(ActionPlan(engine, Grade.RESTART, START, why, BROKEN))
         except PlimsollError as error:
             self.stop_acting(error)
 
     async def carry_out(self, plan: ActionPlan) -> None:
-        """One action, up to where it only waits."""
-        course = ActionRun(self._ports.name(), plan.engine, plan.grade, plan.kind, plan.steps, plan.steps[0])
-        self._at_work, self.courses[plan.engine] = plan.engine, course  # before anything is waited for
-        look = await self._ports.sight.look(plan.engine) if plan.grade is Grade.RESTART else None
+        """Runs one action up to the step that only waits."""
+        run = ActionRun(self._ports.name(), plan.engine, plan.grade, plan.kind, plan.steps, plan.steps[0])
+        self._at_work, self.runs[plan.engine] = plan.engine, run  # before anything is waited for
+        look = await self._ports.observer.look(plan.engine) if plan.grade is Grade.RESTART else None
         facts = {"kv_tokens_before": kv_tokens(look), "started_before": None if look is None else look.started_unix_s}
-        course = course._replace(facts={name: value for name, value in facts.items() if value is not None})
-        self._ports.write(OPENED, course, {**opening_fields(course), "why": plan.why, "facts": dict(course.facts)})
-        self._ports.tell(Announcement(plan.engine, f"{plan.grade} because {plan.why}", fields={"action": course.action}))
-        await self._go(course)
+        run = run._replace(facts={name: value for name, value in facts.items() if value is not None})
+        self._ports.write(OPENED, run, {**opening_fields(run), "why": plan.why, "facts": dict(run.facts)})
+        self._ports.tell(Announcement(plan.engine, f"{plan.grade} because {plan.why}", fields={"action": run.action}))
+        await self._go(run)
 
     # What an earlier guard left
 
     async def take_over(self) -> list[ActionRun]:
-        """At the start: finish or take back whatever an earlier guard left open; what had to wait for the lock stays open.
+        """Finishes or undoes what an earlier guard left open, and returns what still waits for the lock.
 
-        That is tried again at later turns; until then nothing else is done with those engines.
+        That is retried at later turns; until then nothing else is done with those engines.
         """
-        self._look_for_damage()
-        self._left = [course for course in open_actions(self.kept()) if course.engine not in self.courses]
-        for course in list(self._left):
-            hands = self._hands(course)
-            if hands is None:
-                self._close(course._replace(end=End.HELD), "it is not watched any more")
-            elif course.engine in self.courses or not await self._take_over_one(course, hands):
+        self._pause_after_damage()
+        self._left = [run for run in open_actions(self.kept()) if run.engine not in self.runs]
+        for run in list(self._left):
+            steps = self._steps_for(run)
+            if steps is None:
+                self._close(run._replace(end=End.HELD), "it is no longer watched")
+            elif run.engine in self.runs or not await self._take_over_one(run, steps):
                 continue
-            self._left.remove(course)
+            self._left.remove(run)
         if self._left:
             self._try_later(_LEFT)
         else:
             self._again.pop(_LEFT, None)
         return list(self._left)
 
-    async def _take_over_one(self, course: ActionRun, hands: Hands) -> bool:
-        turned = course.taken_over()
+    async def _take_over_one(self, run: ActionRun, steps: ActionSteps) -> bool:
+        turned = run.taken_over()
         if turned.step not in QUIET_STEPS and turned.step is not None:
-            # With a lock of its own: the earlier guard's is gone, or will be refused as older.
-            lock = await hands.do(Step.LOCK, turned)
-            self._ports.write(NOTE, course, {"take-over": lock.message, "done": lock.is_done})
+            # With a new lock: the earlier guard's is gone, or will be refused as older.
+            lock = await steps.do(Step.LOCK, turned)
+            self._ports.write(NOTE, run, {"take-over": lock.message, "done": lock.is_done})
             if not lock.is_done:
                 return False
             turned = turned._replace(epoch=int(lock.facts["epoch"]), facts={**turned.facts, "epoch": lock.facts["epoch"]})
         self._ports.tell(
-            Announcement(course.engine, f"an earlier guard was stopped in {course.step}: it goes on with {turned.step}")
+            Announcement(
+                run.engine, f"taking over from an earlier guard that stopped in {run.step}: continues with {turned.step}"
+            )
         )
-        await self._go(turned, hands)
+        await self._go(turned, steps)
         return True
 
-    def _look_for_damage(self) -> None:
-        """What is not known to have been done is not done again: after damage nothing is begun until somebody resumes it."""
-        wrong = () if self._is_looked_at else getattr(self._ports.book, "wrong", ())
+    def _pause_after_damage(self) -> None:
+        """Pauses guard after damage: what may have been done is not done again until an operator resumes."""
+        wrong = () if self._is_looked_at else getattr(self._ports.journal, "wrong", ())
         self._is_looked_at = True
-        says = [str(one.says) for one in wrong if one.kind == DAMAGED]
+        says = [str(one.message) for one in wrong if one.kind == DAMAGED]
         if says:
             self.switch(PAUSE, "", is_on=True, who="guard: its journal was damaged")
             self._ports.tell(
@@ -383,116 +370,113 @@ class Conductor(ActionHistory):
 
     # One action
 
-    async def _go(self, course: ActionRun, hands: Hands | None = None) -> None:
-        hands = hands or self._hands(course)
-        assert hands is not None, "who is planned for is watched"
-        self._at_work = course.engine
-        self.courses[course.engine] = course
-        keeper = asyncio.create_task(hands.keep_lock())
+    async def _go(self, run: ActionRun, steps: ActionSteps | None = None) -> None:
+        steps = steps or self._steps_for(run)
+        assert steps is not None, "an engine with a plan is watched"
+        self._at_work = run.engine
+        self.runs[run.engine] = run
+        keeper = asyncio.create_task(steps.lock.keep())
         try:
-            while course.step is not None and course.step not in QUIET_STEPS:
-                course = await self._step(course, hands)
+            while run.step is not None and run.step not in QUIET_STEPS:
+                run = await self._step(run, steps)
         except PlimsollError:
-            hands.is_lock_lost = True  # so that nothing is stopped any more
-            await finish_without_journal(self.courses.pop(course.engine), lambda one: self._done(one, hands), self._ports.tell)
+            steps.lock.is_lost = True  # so that nothing more is stopped
+            await finish_without_journal(self.runs.pop(run.engine), lambda one: self._perform(one, steps), self._ports.tell)
             raise
         except asyncio.CancelledError:
             with contextlib.suppress(TimeoutError, PlimsollError):
                 async with asyncio.timeout(END_S):
-                    await self._take_back(self.courses[course.engine], hands)
-            left = self.courses.pop(course.engine, None)
+                    await self._take_back(self.runs[run.engine], steps)
+            left = self.runs.pop(run.engine, None)
             if left is not None and left.is_down and left.step is not Step.PROBATION:
-                says = f"guard is stopped while it is down, in {left.step}: the next guard finishes it"
-                self._ports.tell(Announcement(course.engine, says, is_urgent=True))
+                says = f"guard stopped while the engine is down, in {left.step}: the next guard finishes it"
+                self._ports.tell(Announcement(run.engine, says, is_urgent=True))
             raise
         except BaseException:
-            self.courses.pop(course.engine, None)
+            self.runs.pop(run.engine, None)
             raise
         finally:
             self._at_work = ""
             keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await keeper
-        if course.step is None:
-            self._close(course, "")
+        if run.step is None:
+            self._close(run, "")
         else:
-            self._beside[course.engine] = asyncio.create_task(self._wait_out(course, hands))
+            self._beside[run.engine] = asyncio.create_task(self._wait_out(run, steps))
 
-    async def _take_back(self, course: ActionRun, hands: Hands) -> None:
-        """Guard is to end: what can be taken back soon, is; what is down is left to the next guard."""
-        course = course.taken_over()
-        while course.is_undoing and course.step is not None:
-            course = await self._step(course, hands)
-        if course.step is None:
-            self._close(course, "guard was ended")
+    async def _take_back(self, run: ActionRun, steps: ActionSteps) -> None:
+        """Undoes what can be undone soon, as guard stops; an engine that is down is left to the next guard."""
+        run = run.taken_over()
+        while run.is_undoing and run.step is not None:
+            run = await self._step(run, steps)
+        if run.step is None:
+            self._close(run, "guard stopped")
 
-    async def _wait_out(self, course: ActionRun, hands: Hands) -> None:
+    async def _wait_out(self, run: ActionRun, steps: ActionSteps) -> None:
         try:
-            while course.step is not None:
-                course = await self._step(course, hands)
-            self._close(course, "")
+            while run.step is not None:
+                run = await self._step(run, steps)
+            self._close(run, "")
         except PlimsollError as error:
-            self.courses.pop(course.engine, None)
+            self.runs.pop(run.engine, None)
             self.stop_acting(error)
 
-    async def _step(self, course: ActionRun, hands: Hands) -> ActionRun:
-        step = course.step
-        if course.tries:
-            await asyncio.sleep(self._pause_s * 2.0**course.tries)
-        course, outcome = await self._ports.step(course, lambda one: self._done(one, hands), self._show)
-        self._ports.tell(
-            Announcement(course.engine, f"{step}: {outcome.message}", fields={"action": course.action, "done": outcome.is_done})
-        )
-        return course
+    async def _step(self, run: ActionRun, steps: ActionSteps) -> ActionRun:
+        step = run.step
+        if run.tries:
+            await asyncio.sleep(self._pause_s * 2.0**run.tries)
+        run, outcome = await self._ports.step(run, lambda one: self._perform(one, steps), self._show)
+        fields = {"action": run.action, "done": outcome.is_done}
+        self._ports.tell(Announcement(run.engine, f"{step}: {outcome.message}", fields=fields))
+        return run
 
-    def _show(self, course: ActionRun) -> None:
-        self.courses[course.engine] = course
+    def _show(self, run: ActionRun) -> None:
+        self.runs[run.engine] = run
 
-    async def _done(self, course: ActionRun, hands: Hands) -> Outcome:
-        assert course.step is not None
-        if course.step in (Step.DRAIN, Step.LEAVE) and not course.is_undoing and (why := self._against(course)):
+    async def _perform(self, run: ActionRun, steps: ActionSteps) -> Outcome:
+        assert run.step is not None
+        if run.step in (Step.DRAIN, Step.LEAVE) and not run.is_undoing and (why := self._why_blocked(run)):
             return failed(why)
-        return await hands.do(course.step, course)
+        return await steps.do(run.step, run)
 
-    def _against(self, course: ActionRun) -> str:
-        """What speaks against it now that the lock is ours: somebody else may have acted since it was decided."""
-        if course.kind == START:
+    def _why_blocked(self, run: ActionRun) -> str:
+        """What blocks it now that the lock is ours: another guard may have acted since the decision."""
+        if run.kind == START:
             return ""
-        view = self._ports.view(frozenset(self.courses) - {course.engine})
+        view = self._ports.view(frozenset(self.runs) - {run.engine})
         view = view._replace(restarts=self.restarts, switches=self.switches, busy="", now=self._ports.wall())
-        found = next((one for one in view.engines if one.name == course.engine), None)
+        found = next((one for one in view.engines if one.name == run.engine), None)
         if found is None:
-            return ""  # nothing new is known of it: what was decided holds
-        decision = consider(view, self._policy, found, course.grade, course.kind, "")
+            return ""  # nothing new is known of it: the decision stands
+        decision = consider(view, self._policy, found, run.grade, run.kind, "")
         return decision.message if isinstance(decision, BlockedAction) else ""
 
-    def _close(self, course: ActionRun, why: str) -> None:
-        end = course.end or End.DONE
-        # Told first: a guard that dies in between tells it twice, and the other way round nobody would know.
-        says = f"{course.grade} is {end}" + (f": {why}" if why else "")
-        self._ports.tell(
-            Announcement(course.engine, says, end in (End.HELD, End.FAILED), {"action": course.action, "end": str(end)})
-        )
-        self._ports.write_end(course, end, why)
-        self._ended[course.engine, course.grade, end] += 1
-        self.courses.pop(course.engine, None)
-        self._beside.pop(course.engine, None)
+    def _close(self, run: ActionRun, why: str) -> None:
+        end = run.end or End.DONE
+        # Announced first: a guard that dies in between announces it twice; the other way round it would be lost.
+        says = f"{run.grade} {END_TEXTS[end]}" + (f": {why}" if why else "")
+        self._ports.tell(Announcement(run.engine, says, end in (End.HELD, End.FAILED), {"action": run.action, "end": str(end)}))
+        self._ports.write_end(run, end, why)
+        self._ended[run.engine, run.grade, end] += 1
+        self.runs.pop(run.engine, None)
+        self._beside.pop(run.engine, None)
         if end in (End.STOOD_BACK, End.UNDONE, End.FAILED):
-            self._try_later(course.engine)
+            self._try_later(run.engine)
         else:
-            self._again.pop(course.engine, None)
+            self._again.pop(run.engine, None)
 
-    def _hands(self, course: ActionRun) -> Hands | None:
-        parts = self._parts.get(course.engine)
+    def _steps_for(self, run: ActionRun) -> ActionSteps | None:
+        parts = self._parts.get(run.engine)
         if parts is None:
             return None
-        return Hands(
-            parts, self._ports.lock, self._ports.sight, self._policy, pause_s=self._pause_s,
-            is_off=lambda: self._off(course.engine, course.grade),
+        return ActionSteps(
+            parts, self._ports.lock, self._ports.observer, self._policy, pause_s=self._pause_s,
+            is_off=lambda: self._off(run.engine, run.grade),
         )  # fmt: skip
 
     async def close(self) -> None:
-        """Stop at once; what is under way is left to the next guard, or to its leases."""
+        """Stops at once; open actions are left to the next guard, or to their leases."""
         for task in self._beside.values():
             task.cancel()
         await asyncio.gather(*self._beside.values(), return_exceptions=True)

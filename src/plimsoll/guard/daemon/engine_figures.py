@@ -1,15 +1,15 @@
-"""From the bytes of a page of metrics straight to our figures, in one pass and without keeping the page.
+"""An engine's figures: from the bytes of its metrics page in one pass, and from what Prometheus has recorded of it.
 
-A page has thousands of lines, and guard wants some forty of them. So lines are looked at by their first bytes alone, and only
-those that may be wanted are read; a line that is not written as vLLM writes it goes to `metrics_pages`, which reads them all.
+A page has thousands of lines, and guard wants about forty. So lines are filtered by their first bytes, and only those that may
+be wanted are parsed; a line that is not written as vLLM writes it goes to the general parser of `vllm.metrics_page`.
 
     reader = PageReader()
     reader.feed(first_bytes)
     reader.feed(the_rest)
     reader.done().figures["running"]
 
-A page may be of several engines (the ranks of data parallelism): counters and queues are added up, of ratios the largest is
-taken. A number that cannot be what it is named (NaN, infinite, negative) leaves its figure out: it is not known.
+A page may cover several engines (data-parallel ranks): counters and queues are summed, of ratios the largest is taken. A figure
+that is NaN, infinite or negative is left out: it is unknown.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SUMMED = (
 LARGEST = "kv_cache_usage"
 RATIO_MAX = 1.001
 LINES_MAX = 200_000  # a page of 64 ranks has a tenth of it
-NUMBER_MAX = 1e18  # more than this, nobody has counted: it is a lie, and sums of such numbers overflow
+NUMBER_MAX = 1e18  # beyond any real count, and sums of such numbers overflow
 STEPS = "step_tokens"  # a histogram; its count is the number of steps
 OF_RANK = (STEPS, "running", "waiting")  # in the order of a Rank's fields
 SLEEP, CONFIG = "vllm:engine_sleep_state", "vllm:cache_config_info"
@@ -79,7 +79,7 @@ Samples = dict[str, list[tuple[Labels, float]]]
 
 
 def _wanted() -> dict[bytes, str]:
-    """Every name of a sample that may carry a figure, in whatever release."""
+    """Every sample name that may carry a figure, in any release."""
     names = [SLEEP, CONFIG, STARTED, RESIDENT, CPU, AGE, *OF_WORKER]
     for figure in (*SUMMED, LARGEST):
         for name in metrics.figure(figure).names:
@@ -98,27 +98,27 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class PageFigures(NamedTuple):
-    """What a page says; what it does not say is absent."""
+    """The figures of a page; what it does not have is absent."""
 
     figures: Mapping[str, float]
-    engines: tuple[str, ...]  # the ranks that the page is of, as it names them
+    engines: tuple[str, ...]  # the ranks on the page, as it names them
     model: str | None  # the first name it is served by
     started_unix_s: float | None
     config: Labels  # the labels of vllm:cache_config_info, of the first engine
     workers: tuple[WorkerMemory, ...]
-    is_cut: bool  # the page ends in the middle of a line
-    ranks: tuple[CoreFigures, ...] = ()  # where it is of several engines
+    is_cut: bool  # the page ends within a line
+    ranks: tuple[CoreFigures, ...] = ()  # if there are several engines
 
 
 class LabelSets:
-    """Label sets that were read before: the same few stand on every page, so one of these may serve many readers."""
+    """A cache of parsed label sets: the same few are on every page, so many readers may share it."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, Labels | None] = {}
         self._bytes = 0
 
     def read(self, text: bytes) -> Labels | None:
-        """The labels between two braces; None if they cannot be read."""
+        """The labels between two braces; None if invalid."""
         try:
             return self._known[text]
         except KeyError:
@@ -139,7 +139,7 @@ class LabelSets:
 
 
 class PageReader:
-    """Reads one page as it comes in. Its memory does not grow with the page, only with what is wanted of it."""
+    """Reads a page as it comes in. Its memory grows only with the wanted samples, not with the page."""
 
     def __init__(self, labels: LabelSets | None = None) -> None:
         self._labels = labels or LabelSets()
@@ -152,7 +152,7 @@ class PageReader:
         self._lines = 0
 
     def feed(self, data: bytes) -> None:
-        """The next bytes; TooLarge once there is more of what is wanted than any server has."""
+        """Takes the next bytes; TooLarge beyond what any server has."""
         if not self._is_begun:
             data = self._rest + data
             if len(data) < len(_BOM):
@@ -177,10 +177,7 @@ class PageReader:
         self._take(lines)
 
     def done(self, engine: Engine | None = None) -> PageFigures:
-        """What was found, once the page has ended. BadInput if it is no page of metrics.
-
-        `engine`: its release, where that is known: then a figure is looked for under the name it has there.
-        """
+        """The figures of the whole page; BadInput if it is none. `engine`: its release, for the names of the figures."""
         is_cut = bool(self._rest.strip()) or self._is_too_long
         last = self._rest if self._is_begun else self._rest.removeprefix(_BOM)
         self._rest = b""
@@ -205,7 +202,7 @@ class PageReader:
     def _take(self, lines: list[bytes]) -> None:
         if not self._count and len(self._witnesses) < WITNESSES:
             self._keep_witnesses(lines)
-        # In one expression, because it is done for every line there is. The second part: lines that begin with a blank.
+        # One expression, because it runs for every line. Its second part: lines that begin with a blank.
         for found in [line for line in lines if line[:_HEAD] in _HEADS or line < b"!"]:
             line = found.strip(_BLANKS)
             name_text = line.partition(b"{")[0]
@@ -243,7 +240,7 @@ class PageReader:
                     return
 
     def _take_odd(self) -> None:
-        """Read what is not written as vLLM writes it: escapes, exemplars, stamps, other blanks."""
+        """Parses lines that are not written as vLLM writes them: escapes, exemplars, timestamps, other blanks."""
         self._count -= len(self._odd)
         self._witnesses += self._odd[:WITNESSES]
         try:
@@ -257,7 +254,7 @@ class PageReader:
 
 
 def read_figures(data: bytes, engine: Engine | None = None) -> PageFigures:
-    """The figures of a whole page; BadInput if it is none."""
+    """The figures of a whole page; BadInput if it is no metrics page."""
     reader = PageReader()
     reader.feed(data)
     return reader.done(engine)
@@ -265,7 +262,7 @@ def read_figures(data: bytes, engine: Engine | None = None) -> PageFigures:
 
 @functools.lru_cache(maxsize=256)
 def _names(seen: frozenset[str], engine: Engine | None) -> Mapping[str, tuple[str, bool]]:
-    """For each figure the sample that carries it on a page that shows these, and whether it counts blocks."""
+    """The sample that carries each figure on a page with these names, and whether it counts blocks."""
     families = seen | {name.removesuffix("_count") for name in seen}
     found: dict[str, tuple[str, bool]] = {}
     for figure in (*SUMMED, LARGEST, STEPS):
@@ -304,21 +301,21 @@ def _figures(samples: Samples, engine: Engine | None) -> dict[str, float]:
 
 
 def _ranks(samples: Samples, engine: Engine | None, engines: tuple[str, ...]) -> tuple[CoreFigures, ...]:
-    """What each engine of the page says of itself."""
+    """The figures of each rank on the page."""
     names = _names(frozenset(samples), engine)
     found: list[dict[str, float]] = []
     for figure in OF_RANK:
         sums: dict[str, float] = {}
         for labels, value in samples.get(names[figure][0], ()) if figure in names else ():
             rank = labels.get("engine", "")
-            # A number that cannot be leaves the sum at what cannot be, whatever is added to it.
+            # An invalid number makes the sum NaN, whatever is added.
             sums[rank] = sums.get(rank, 0.0) + (value if 0.0 <= value <= NUMBER_MAX else math.nan)
         found.append({rank: value for rank, value in sums.items() if not math.isnan(value)})
     return tuple(CoreFigures(name, *(values.get(name) for values in found)) for name in engines if len(name) <= NAME_MAX)
 
 
 def _one(samples: Samples, name: str) -> float | None:
-    """The value of a sample that is there once."""
+    """The value of a sample that occurs once."""
     found = samples.get(name, ())
     return found[0][1] if len(found) == 1 and 0.0 <= found[0][1] <= NUMBER_MAX else None
 
@@ -368,14 +365,6 @@ def _worker(labels: Labels) -> tuple[str, str]:
     return labels.get("engine", ""), labels.get("worker", "")
 
 
-# Asks Prometheus, once for each engine, what it remembers of it: growth is judged across guard's own restart.
-#
-# Asked with the first look that was answered: only then it is known which process is there and since when. An engine that
-# has
-# answered nobody yet has no past that would matter.
-
-# What a Prometheus server remembers of the memory of one engine, from its last start on: what guard was not there to see.
-
 DAY_S = 86_400.0
 STEP_S = 120.0
 TIMEOUT_S = 10.0
@@ -392,10 +381,10 @@ RecalledPoints = tuple[tuple[float, Mapping[str, float]], ...]
 
 
 class RecordedPast(NamedTuple):
-    """What is remembered, oldest first, times on the wall's clock; "held", "host_resident" and "running" where known."""
+    """Recorded points, oldest first, in wall-clock time; with "held", "host_resident" and "running" if known."""
 
     points: RecalledPoints
-    tokens: float | None = None  # ever made, when it was last asked: fewer now is another process
+    tokens: float | None = None  # tokens ever made, at the last point: fewer now means another process
 
 
 def read_past(
@@ -407,15 +396,15 @@ def read_past(
     timeout_s: float = TIMEOUT_S,
     clock: Callable[[], float] = time.time,
 ) -> RecordedPast:
-    """The last day of one engine, since its last start. Raises what a server that is not there or odd raises."""
-    end_s = clock() // STEP_S * STEP_S  # the same moments whenever it is asked
+    """Queries the last day of one engine, since its last start; raises if Prometheus fails."""
+    end_s = clock() // STEP_S * STEP_S  # the same moments at every query
     names = tuple(dict.fromkeys(_NAMES))
     found = ask_range(url, names, TimeRange(end_s - since_s, end_s, STEP_S), match, timeout_s=timeout_s)
     return past_from_series(found, started_unix_s)
 
 
 def past_from_series(found: Iterable[MetricSeries], started_unix_s: float | None) -> RecordedPast:
-    """The same from series. Where nothing tells when the process began, nothing is remembered: it may be another one's."""
+    """The same from series. If nothing shows when the process began, nothing is used: it may be another process's."""
     by_name: dict[str, dict[float, dict[tuple[str, ...], float]]] = {}
     for one in found:
         whose = tuple(one.labels.get(label, "") for label in _WHOSE)
@@ -424,7 +413,7 @@ def past_from_series(found: Iterable[MetricSeries], started_unix_s: float | None
             if not (math.isfinite(value) and value >= 0):
                 continue
             if whose in rows.setdefault(at, {}):
-                raise BadInput("several series are one engine's by these labels; say whose with labels")
+                raise BadInput("several series match one engine's labels; tell them apart with labels")
             rows[at][whose] = value
     tokens = {at: sum(row.values()) for name in _TOKENS for at, row in by_name.get(name, {}).items()}
     moments = _since_start(by_name.get(_STARTED, {}), tokens, started_unix_s)
@@ -441,12 +430,12 @@ def past_from_series(found: Iterable[MetricSeries], started_unix_s: float | None
 def _since_start(
     starts: Mapping[float, Mapping[tuple[str, ...], float]], tokens: Mapping[float, float], started_unix_s: float | None
 ) -> list[float]:
-    """The moments of which it is known that this process ran."""
+    """The moments at which this process certainly ran."""
     if started_unix_s is not None:
         is_it = {at: all(abs(one - started_unix_s) <= _SAME_START_S for one in row.values()) for at, row in starts.items()}
         others = [at for at, is_same in is_it.items() if not is_same]
         return [at for at in sorted(is_it) if is_it[at] and at > max(others, default=-math.inf) and at >= started_unix_s]
-    moments = sorted(tokens)  # its page does not say when it began, as with several API servers: a total that falls does
+    moments = sorted(tokens)  # its metrics do not say when it began (several API servers): a total that falls does
     fell = [later for sooner, later in itertools.pairwise(moments) if tokens[later] < tokens[sooner]]
     return [at for at in moments if at >= max(fell, default=-math.inf)]
 
@@ -459,33 +448,36 @@ def _held(
 
 
 def _sums(rows: Mapping[float, Mapping[tuple[str, ...], float]], moments: Sequence[float]) -> dict[float, float]:
-    """Only where all of those are there that are there at the end: a sum over some is no figure of the engine."""
+    """Sums only where every worker of the last moment is present: a partial sum is no figure of the engine."""
     known = [at for at in moments if at in rows]
     whole = rows[known[-1]].keys() if known else ()
     return {at: sum(rows[at].values()) for at in known if rows[at].keys() == whole}
 
 
 AT_ONCE = 4
-WAIT_S = 30.0  # for its turn and for the answer: an engine's first judgement waits for it
+WAIT_S = 30.0  # for a thread and the answer: an engine's first judgement waits for it
 REST_S = 60.0
-NEW_S = 600.0  # an engine that began so lately need not be known yet
-# What Prometheus's last figure may differ from what the engine says now. More, and it is another figure of the same name.
+NEW_S = 600.0  # an engine this young need not be recorded yet
+# How far Prometheus's last figure may differ from the engine's own now. More, and it is another figure of the same name.
 APART, APART_BYTES = 0.25, float(512 << 20)
 
 
 class PrometheusHistory:
-    """One Prometheus server."""
+    """Asks a Prometheus server, once for each engine, for its past: growth is judged across guard's own restart.
+
+    It is asked with the first look that was answered: only then it is known which process runs, and since when.
+    """
 
     def __init__(self, config: PrometheusConfig, ask: Callable[..., RecordedPast] = read_past) -> None:
         self._config, self._ask = config, ask
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="prometheus")
         self.label = f"prometheus {address(config.url).shown}"
-        self._failed: dict[str, str] = {}  # by engine: why there is nothing from before
+        self._failed: dict[str, str] = {}  # by engine: why it has no past
         self._rests_until_s, self._why = -math.inf, ""
 
     @property
     def trouble(self) -> str:
-        """Why some have no past; empty when all have."""
+        """Why some engines have no past; empty if all have one."""
         if not self._failed:
             return ""
         name, why = next(iter(self._failed.items()))
@@ -493,10 +485,10 @@ class PrometheusHistory:
         return f"{why}; growth of {name}{more} is judged from guard's own looks alone"
 
     async def fill(self, target: EngineConfig, look: Look) -> Points:
-        """What is surely this engine's. It is asked for in a thread, and that has its deadline."""
+        """The points that are certainly this engine's, queried in a thread with a deadline."""
         now = growing_memory(look)
         if not now:
-            return []  # nothing that could grow is known of it
+            return []  # it shows no figure that could grow
         ask = functools.partial(self._asked, self._config.match(target), look.started_unix_s)
         try:
             async with asyncio.timeout(WAIT_S):
@@ -513,15 +505,15 @@ class PrometheusHistory:
         return points
 
     def keep(self, names: Container[str]) -> None:
-        """Forget the others: they are no longer watched."""
+        """Forgets engines that are no longer watched."""
         self._failed = {name: why for name, why in self._failed.items() if name in names}
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stops the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _asked(self, match: Mapping[str, str], started_unix_s: float | None) -> RecordedPast:
-        """In a thread. A server that has just failed is not asked for each of hundreds of engines."""
+        """Queries in a thread. A server that has just failed is not asked for each of hundreds of engines."""
         if time.monotonic() < self._rests_until_s:
             raise WorldFailed(self._why)
         try:
@@ -532,7 +524,7 @@ class PrometheusHistory:
 
 
 def growing_memory(look: Look) -> dict[str, float]:
-    """The figures of memory that can grow, as this look shows them: of all workers, else of the process alone."""
+    """The memory figures of a look that can grow: of all workers, else of the process alone."""
     found: dict[str, list[float | None]] = {
         "held": [
             None if one.allocated is None or one.unreleasable is None else one.allocated + one.unreleasable
@@ -545,19 +537,19 @@ def growing_memory(look: Look) -> dict[str, float]:
 
 
 def matching_past(found: RecordedPast, look: Look, now: Mapping[str, float]) -> tuple[Points, str]:
-    """What fits what is seen now, on guard's own clock; and why not all of it does, where that is odd."""
+    """The points that match the engine's figures now, on guard's clock; and why some do not, if that is odd."""
     if not found.points:
         is_new = look.started_unix_s is not None and look.unix_s - look.started_unix_s < NEW_S
-        return [], "" if is_new else "it knows nothing of an engine by these labels since its last start"
+        return [], "" if is_new else "no series of an engine with these labels since its last start"
     made = look.figures.get("generation_tokens")
     if found.tokens is not None and made is not None and made < found.tokens:
-        return [], ""  # another process than the one it saw: it has no past
+        return [], ""  # another process than the recorded one: it has no past
     last = {name: value for _, row in found.points for name, value in row.items()}
     names = {name for name, value in now.items() if name in last and abs(value - last[name]) <= max(APART * value, APART_BYTES)}
-    # Of an engine on this machine guard adds up the memory of all its processes; its page knows one of them.
+    # Of an engine on this machine guard sums all processes' memory; its metrics know one of them.
     expected = set() if look.workers else {"host_resident"}
     odd = sorted(now.keys() & last.keys() - names - expected)
-    why = f"its {' and '.join(odd)} is another figure than the engine's own" if odd else ""
+    why = f"its {' and '.join(odd)} differs from the engine's own figure" if odd else ""
     if not names:
         return [], why
     shift_s = look.at_s - look.unix_s

@@ -1,7 +1,7 @@
-"""Asks an engine over HTTP, over one connection that is kept. Nothing it does can hold the asker up or fill its memory.
+"""An HTTP client for engines, over one kept connection. No server can hold guard up or fill its memory.
 
-The whole exchange, from the name's lookup to the last byte, has one deadline. What comes back is handed on in pieces and never
-kept. Redirects lead nowhere but to the same server, and no proxy is asked.
+The whole exchange, from the name lookup to the last byte, has one deadline. The body is handed on in pieces and never kept.
+Redirects are followed only to the same server, and no proxy is used.
 """
 
 from __future__ import annotations
@@ -25,14 +25,10 @@ from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.guard.judge.look import Reach
 from plimsoll.net.http_get import address
 
-# Looks names up for many askers: in threads of its own, with the last good answer at hand while a new one is slow.
-#
-# A lookup cannot be given up, only left behind: its thread stays until the resolver is done. So each name has one lookup at
-# a
-# time, those of names that are slow have a share of their own, and none of them keeps another name waiting.
-
+# A lookup cannot be cancelled: its thread stays until the resolver is done. So each name has one lookup at a time, slow names
+# have their own share of threads, and none keeps another name waiting.
 FRESH_S = 45.0
-PATIENCE_S = 0.3  # for a new answer, where an old one is at hand
+PATIENCE_S = 0.3  # for a new answer, if an old one is at hand
 SLOW_S = 1.0
 QUICK_MAX = 64  # lookups at once that may yet be quick
 ALL_MAX = 160
@@ -49,7 +45,7 @@ def look_up(host: str) -> list[str]:
 
 
 class NameCache:
-    """Everything that is known of names. `look_up` may take as long as it likes."""
+    """Resolves names in threads, and keeps the last good answer while a new one is slow."""
 
     def __init__(self, look_up: LookUp = look_up) -> None:
         self._look_up = look_up
@@ -74,7 +70,7 @@ class NameCache:
         return name.addresses
 
     def doubt(self, host: str) -> None:
-        """Nobody was met at the address that was given: look it up anew the next time."""
+        """Looks the name up again next time: its address did not answer."""
         if (name := self._known.get(host)) is not None:
             name.until_s = 0.0
 
@@ -100,7 +96,7 @@ class NameCache:
             job.set_result(None)
 
     def _has_room(self, name: _Name) -> bool:
-        """A lookup that turns out to be slow does not count among the quick ones any more."""
+        """Whether a lookup may start; one that turns out slow no longer counts as quick."""
         running, slow_since_s = list(self._running), time.monotonic() - SLOW_S
         slow = sum(one.is_slow or one.began_s < slow_since_s for one in running)
         return slow < SLOW_MAX if name.is_slow else len(running) - slow < QUICK_MAX and len(running) < ALL_MAX
@@ -118,7 +114,7 @@ class NameCache:
 
 
 class _Name:
-    """What is known of one name."""
+    """The state of one name."""
 
     def __init__(self) -> None:
         self.addresses: list[str] = []
@@ -137,7 +133,7 @@ class _Name:
         self.addresses, self.error, self.until_s = addresses, None, time.monotonic() + FRESH_S
 
     def fail(self, error: OSError | UnicodeError, *, is_gone: bool) -> None:
-        """A resolver that fails for now does not take back what it said; one that knows of no such name does."""
+        """A resolver that fails for now does not revoke its last answer; one that knows no such name does."""
         self._timed()
         self.addresses, self.error = [] if is_gone else self.addresses, error
 
@@ -148,26 +144,20 @@ class _Name:
 NAMES = NameCache()
 
 
-# Reads one answer of HTTP/1.1 from bytes as they come. No sockets: what was received goes in, the body goes on in pieces.
-#
-# Everything has a limit: the head, the body, the body unpacked, the number of chunks. Whatever is against the rules is
-# refused
-# at once, and nothing is kept that has been handed on.
-
 HEAD_MAX = 32 << 10
 HEADERS_MAX = 200
 CHUNKS_MAX = 65_536
 CHUNK_LINE_MAX = 1_024
-INTERIM_MAX = 4  # answers that are none yet: 100, 103
+INTERIM_MAX = 4  # interim responses: 100, 103
 PIECE = 64 << 10
 CHUNKED_PIECE = 16 << 10
 Sink = Callable[[bytes], None]
 
 
 class RequestFailed(WorldFailed):
-    """There is no answer, or none to be believed. `reach` says which; `was_sent` and `was_begun` how far it came.
+    """No answer, or an invalid one; `was_sent` and `was_begun` say how far it came.
 
-    `why` is what the server does, in words that go on from its name: "did not answer within 3 s".
+    `why` continues the server's name: "did not answer within 3 s".
     """
 
     def __init__(self, reach: Reach, why: str, *, was_sent: bool = False, was_begun: bool = False) -> None:
@@ -180,12 +170,15 @@ class RequestTimedOut(RequestFailed):
 
 
 def invalid_answer(why: str) -> RequestFailed:
-    """What came is no answer."""
+    """The error for an answer that breaks the rules of HTTP or of ours."""
     return RequestFailed(Reach.NONSENSE, why, was_sent=True, was_begun=True)
 
 
 class AnswerReader:
-    """One answer. `feed` what was received, then look whether it `is_complete`; `end` when the connection was closed."""
+    """Parses one HTTP/1.1 answer from bytes, without sockets: `feed` what was received, `end` when the connection closed.
+
+    Head, body, decompressed body and the number of chunks have limits; whatever breaks the rules is refused at once.
+    """
 
     def __init__(self, most_bytes: int, sink: Sink) -> None:
         self.status = 0
@@ -202,26 +195,26 @@ class AnswerReader:
         self._lasts_until_close = False
 
     def feed(self, data: bytes) -> None:
-        """What was received; raises Missed when it cannot be an answer."""
+        """Takes what was received; raises Missed when it cannot be an answer."""
         self.is_begun = self.is_begun or bool(data)
         at, piece = 0, b""
         while at < len(data) and not self.is_complete:
-            # Chunks are cut off the front one by one: small pieces, so that little is copied each time.
+            # Chunks are cut off the front one by one: in small pieces, so that little is copied.
             size = len(data) if self._read in (self._read_body, self._read_until_close) else CHUNKED_PIECE
             piece = data[at : at + size]
             at += len(piece)
             while piece and not self.is_complete:
                 piece = self._read(piece)
-        if piece or at < len(data):  # more than was asked for: whose answer that is, nobody knows
+        if piece or at < len(data):  # more than one answer: it belongs to no request
             self.can_stay = False
 
     def end(self) -> None:
-        """The other side has closed; raises Missed if something is missing."""
+        """The server has closed the connection; raises Missed if something is missing."""
         self.can_stay = False
         if self.is_complete:
             return
         if not self._lasts_until_close:
-            raise invalid_answer("answers with something that is cut off" if self.is_begun else "hung up without an answer")
+            raise invalid_answer("sends a truncated answer" if self.is_begun else "closed the connection without an answer")
         self._finish()
 
     # The head
@@ -234,7 +227,7 @@ class AnswerReader:
             raise invalid_answer("answers with something that is not HTTP")
         if end < 0 or end > HEAD_MAX:
             if len(self._held) > HEAD_MAX:
-                raise invalid_answer("answers with a head that does not end")
+                raise invalid_answer("sends headers without an end")
             return b""
         head, rest = self._held[:end], self._held[end + 4 :]
         self._held = b""
@@ -250,7 +243,7 @@ class AnswerReader:
         if 100 <= self.status < 200 and self.status != 101:
             self._interim += 1
             if self._interim > INTERIM_MAX:
-                raise invalid_answer("never gets to its answer")
+                raise invalid_answer("sends interim responses without an end")
             return
         if not 200 <= self.status < 600:
             raise invalid_answer(f"answers with the status {self.status}")
@@ -267,14 +260,14 @@ class AnswerReader:
         if packing in ("gzip", "x-gzip"):
             self._unpacker = zlib.decompressobj(wbits=31)
         elif packing not in ("identity", ""):
-            raise invalid_answer("packs its answer in a way that was not asked for")
+            raise invalid_answer("uses a Content-Encoding that was not requested")
         if coding:
             if coding != "chunked" or length is not None:
-                raise invalid_answer("says two things about the length of its answer")
+                raise invalid_answer("gives two lengths for its answer")
             self._read = self._read_chunk_line
         elif length is not None:
             if not (length.isascii() and length.isdigit()) or len(length) > 18:
-                raise invalid_answer("gives its answer no sensible length")
+                raise invalid_answer("gives an invalid Content-Length")
             self._missing = int(length)
             self._check_size(self._missing)
             self._read = self._read_body
@@ -305,7 +298,7 @@ class AnswerReader:
         end = self._held.find(b"\r\n")
         if end < 0 or end > CHUNK_LINE_MAX:
             if len(self._held) > CHUNK_LINE_MAX:
-                raise invalid_answer("answers in chunks that make no sense")
+                raise invalid_answer("sends invalid chunks")
             return None, b""
         line, rest = self._held[:end], self._held[end + 2 :]
         self._held = b""
@@ -318,9 +311,9 @@ class AnswerReader:
         size = line.partition(b";")[0].strip()
         self._chunks += 1
         if not 0 < len(size) <= 8 or any(letter not in b"0123456789abcdefABCDEF" for letter in size):
-            raise invalid_answer("answers in chunks that make no sense")
+            raise invalid_answer("sends invalid chunks")
         if self._chunks > CHUNKS_MAX:
-            raise invalid_answer("answers in too many chunks")
+            raise invalid_answer("sends too many chunks")
         self._missing = int(size, 16)
         self._check_size(self._received + self._missing)
         self._read = self._read_chunk if self._missing else self._read_trailer
@@ -338,7 +331,7 @@ class AnswerReader:
         missing = 2 - len(self._held)
         self._held += data[:missing]
         if not b"\r\n".startswith(self._held):
-            raise invalid_answer("answers in chunks that make no sense")
+            raise invalid_answer("sends invalid chunks")
         if len(self._held) == 2:
             self._held = b""
             self._read = self._read_chunk_line
@@ -348,7 +341,7 @@ class AnswerReader:
         line, rest = self._line(data)
         self._chunks += 1
         if self._chunks > CHUNKS_MAX:
-            raise invalid_answer("answers without an end")
+            raise invalid_answer("sends an answer without an end")
         if line == b"":
             self._finish()
         return rest
@@ -370,11 +363,11 @@ class AnswerReader:
                 if not piece and len(unpacked) < PIECE:
                     break
         except zlib.error:
-            raise invalid_answer("answers with something that cannot be unpacked") from None
+            raise invalid_answer("sends an answer that cannot be decompressed") from None
 
     def _finish(self) -> None:
         if self._unpacker is not None and self._received and not self._unpacker.eof:
-            raise invalid_answer("answers with something that is cut off")
+            raise invalid_answer("sends a truncated answer")
         self.is_complete = True
 
     def _check_size(self, size: int) -> None:
@@ -388,9 +381,9 @@ def _headers(lines: list[str]) -> dict[str, str]:
         name, colon, value = line.partition(":")
         name, value = name.lower(), value.strip()
         if not colon or not name or name != name.strip():
-            raise invalid_answer("answers with a head that makes no sense")
+            raise invalid_answer("sends invalid headers")
         if name in ("content-length", "transfer-encoding") and found.get(name, value) != value:
-            raise invalid_answer("says two things about the length of its answer")
+            raise invalid_answer("gives two lengths for its answer")
         found[name] = value
     return found
 
@@ -404,21 +397,21 @@ NO_WAY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENETUNREACH)
 
 
 class EngineReply(NamedTuple):
-    """What came back, without the body where that went somewhere else."""
+    """An answer; `body` is empty if it went to a sink."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes = b""
-    seconds: float = 0.0  # from when it was asked to the last byte: without the time to find the server and to connect
+    seconds: float = 0.0  # from the request to the last byte, without lookup and connect
 
 
 class EngineClient:
-    """Asks one server, one question at a time."""
+    """Sends requests to one server, one at a time."""
 
     def __init__(self, url: str, names: NameCache = NAMES) -> None:
-        """`url`: http://HOST:PORT, perhaps with a path before all others, or unix:/PATH; BadInput if it is none."""
+        """`url`: http://HOST:PORT, perhaps with a base path, or unix:/PATH; BadInput if it is neither."""
         if not url.isascii():
-            raise BadInput("the address holds letters that an address cannot have")
+            raise BadInput("the address has characters that are not ASCII")
         self._socket = url.removeprefix("unix:") if url.startswith("unix:/") else ""
         where = address("http://localhost" if self._socket else url)
         parts = urlsplit(where.url)
@@ -454,7 +447,7 @@ class EngineClient:
         return await self._ask(_Request("POST", path, headers or {}, body, most_bytes, None), deadline_s, 0)
 
     def close(self) -> None:
-        """Hang up."""
+        """Closes the connection."""
         if self._wire is not None:
             self._wire.drop()
             self._wire = None
@@ -468,7 +461,7 @@ class EngineClient:
                     if reply.status not in MOVED or not redirects:
                         return reply
                     asked = asked._replace(path=self._followed(asked.path, reply.headers.get("location")))
-                raise invalid_answer("sends the asker round in circles")
+                raise invalid_answer("redirects in a loop")
         except TimeoutError:
             self.close()
             if not progress.is_sent:
@@ -480,7 +473,7 @@ class EngineClient:
             raise
 
     async def _exchange(self, asked: _Request, progress: _Progress) -> EngineReply:
-        """One question over the kept connection; once more over a new one where the kept one had been closed meanwhile."""
+        """Sends a request over the kept connection, and once more over a new one if that had been closed."""
         wire = self._wire
         if wire is not None and wire.is_open and asked.method == "GET":
             try:
@@ -521,7 +514,7 @@ class EngineClient:
         return "\r\n".join([*lines, "", ""]).encode("latin-1") + asked.body
 
     def _followed(self, path: str, target: str | None) -> str:
-        """The path that a redirect names, if it is one of the same server."""
+        """The path of a redirect, if it stays on the same server."""
         try:
             here = f"{self._origin[0]}://{self._netloc}{self._base}{path}"
             parts = urlsplit(urljoin(here, target or "//"))
@@ -541,12 +534,12 @@ class EngineClient:
                 return (await loop.create_unix_connection(_Connection, self._socket))[1]
             except OSError as error:
                 if isinstance(error, FileNotFoundError | ConnectionRefusedError):
-                    raise RequestFailed(Reach.REFUSED, "refuses connections: nobody listens there") from None
+                    raise RequestFailed(Reach.REFUSED, "refuses connections") from None
                 raise _unreached([error]) from None
         problems: list[OSError] = []
         found = await self._addresses()
         for number, where in enumerate(found):
-            # An address that nobody answers from must not take the time of the others.
+            # A silent address must not take the time of the others.
             patience_s = None if number == len(found) - 1 else ADDRESS_S
             try:
                 async with asyncio.timeout(patience_s):
@@ -564,7 +557,7 @@ class EngineClient:
         try:
             return (await self._names.addresses(self._host))[:ADDRESSES_MAX]
         except (OSError, UnicodeError):
-            raise RequestFailed(Reach.SILENT, "cannot be reached: its name is not known") from None
+            raise RequestFailed(Reach.SILENT, "cannot be reached: its name does not resolve") from None
 
 
 class _Request(NamedTuple):
@@ -577,7 +570,7 @@ class _Request(NamedTuple):
 
 
 class _Progress:
-    """How far an exchange has come, for whoever has to say what its end means."""
+    """How far an exchange has come."""
 
     is_sent = False
     is_begun = False
@@ -594,11 +587,11 @@ class _Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether it may still be used."""
+        """Whether it can be used."""
         return self._transport is not None and not self._transport.is_closing()
 
     async def ask(self, request: bytes, reader: AnswerReader, progress: _Progress) -> None:
-        """Send it, and let the reader have what comes until its answer is complete."""
+        """Sends a request and feeds the reader until its answer is complete."""
         assert self._transport is not None
         self._reader, self._progress = reader, progress
         done = self._done = asyncio.get_running_loop().create_future()
@@ -610,35 +603,35 @@ class _Connection(asyncio.Protocol):
             self._reader = self._progress = self._done = None
 
     def drop(self) -> None:
-        """Close it without waiting for anybody."""
+        """Closes it at once."""
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It is open."""
+        """The connection is open."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Something came."""
+        """Bytes came."""
         if self._reader is None or self._progress is None:
-            self.drop()  # nobody asked
+            self.drop()  # unrequested
             return
         self._progress.is_begun = True
         try:
             self._reader.feed(data)
-        except Exception as error:  # the sink's as well: whoever asked has to know
+        except Exception as error:  # errors of the sink as well
             self._end(error)
         else:
             if self._reader.is_complete:
                 self._end(None)
 
     def eof_received(self) -> None:
-        """The other side has said all it will."""
+        """The server sends no more."""
         self._ended(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is closed."""
+        """The connection is closed."""
         self._ended(exc)
         self._transport = None
 
@@ -646,9 +639,9 @@ class _Connection(asyncio.Protocol):
         if self._reader is None or self._done is None or self._done.done():
             return
         if not self._reader.is_begun:
-            self._end(RequestFailed(Reach.SILENT, "hung up without an answer", was_sent=True))
+            self._end(RequestFailed(Reach.SILENT, "closed the connection without an answer", was_sent=True))
         elif exc is not None:
-            self._end(invalid_answer("answers with something that is cut off"))
+            self._end(invalid_answer("sends a truncated answer"))
         else:
             try:
                 self._reader.end()
@@ -668,13 +661,13 @@ class _Connection(asyncio.Protocol):
 
 
 def _unreached(problems: list[OSError]) -> RequestFailed:
-    """What it means that no address of a name could be spoken to."""
+    """The failure that describes why no address of a name could be reached."""
     telling = [problem for problem in problems if problem.errno not in NO_WAY]
     if telling and all(isinstance(problem, ConnectionRefusedError) for problem in telling):
-        return RequestFailed(Reach.REFUSED, "refuses connections: nobody listens there")
+        return RequestFailed(Reach.REFUSED, "refuses connections")
     for problem in telling or problems:
         if isinstance(problem, ssl.SSLCertVerificationError):
-            return RequestFailed(Reach.SILENT, "shows a certificate that is not trusted")
+            return RequestFailed(Reach.SILENT, "has a certificate that is not trusted")
         if isinstance(problem, ssl.SSLError):
             return RequestFailed(Reach.NONSENSE, "does not speak TLS as it should")
         if not isinstance(problem, ConnectionRefusedError):

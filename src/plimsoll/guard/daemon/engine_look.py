@@ -1,6 +1,6 @@
-"""Looks at one engine over HTTP: its page, its health, the gate's words where there is one, and a test request now and then.
+"""Looks at one engine over HTTP: its metrics, its health, its gate's state, and a canary request now and then.
 
-A look always ends in time and never raises. What could not be had is absent, and `reach` says what became of the page.
+A look always ends in time and never raises. What could not be read is absent, and `reach` says what became of the metrics.
 """
 
 from __future__ import annotations
@@ -22,24 +22,18 @@ from plimsoll.guard.judge.look import Canary, GateState, Look, Reach, WorkerMemo
 from plimsoll.net.cluster import bearer
 from plimsoll.vllm.versions import Engine, engine_named
 
-# A test request of one token, now and then: the only thing that shows whether an engine still makes tokens.
-#
-# It runs beside the looks, over a connection of its own, never more than one at a time. Only an engine that took the
-# request
-# and said nothing until the deadline has failed it. Whatever else goes wrong says nothing about the engine.
-
 ANSWER_MAX = 1 << 20
 ASK_AGAIN_S = 300.0
-LINGER_S = 5.0  # by then a server has seen that nobody waits any more
+LINGER_S = 5.0  # by then a server has seen that the client is gone
 PATH = "/v1/completions"
-# What follows is a number, in whatever language a model was taught: never half a letter of another script.
+# A number follows, whatever language the model speaks: never half a character of another script.
 PROMPT = "1, 2, 3, 4, 5,"
 NO_LETTER = "\ufffd"
-UNKNOWN_TOKENS = ("<unk>", "<UNK>", "[UNK]")  # what a model says whose sums came out as no numbers: its token 0
+UNKNOWN_TOKENS = ("<unk>", "<UNK>", "[UNK]")  # token 0, which a model with NaN logits returns
 
 
 class CanaryPlan(NamedTuple):
-    """How often to ask, and what it takes."""
+    """How often to send a canary request, and its deadline."""
 
     every_s: float = 30.0
     deadline_s: float = 20.0
@@ -48,7 +42,11 @@ class CanaryPlan(NamedTuple):
 
 
 class CanarySender:
-    """Asks one engine."""
+    """Sends canary requests of one token to one engine: only they show whether it still makes tokens.
+
+    They run beside the looks, over their own connection, one at a time. Only an engine that took the request and sent nothing
+    until the deadline has failed it. Whatever else goes wrong says nothing about the engine.
+    """
 
     def __init__(self, url: str, plan: CanaryPlan) -> None:
         self.last: Canary | None = None
@@ -62,27 +60,27 @@ class CanarySender:
 
     @property
     def is_asking(self) -> bool:
-        """Whether one is under way."""
+        """Whether a request is in flight."""
         return self._task is not None and not self._task.done()
 
     @property
     def may_be_counted(self) -> bool:
-        """Whether the server may count one among its requests: it is under way, or was given up a moment ago."""
+        """Whether the server may count the canary among its requests: in flight, or given up a moment ago."""
         return self.is_asking or (self._given_up_s is not None and _now_s() - self._given_up_s < LINGER_S)
 
     def begin(self, now_s: float, model: str | None) -> None:
-        """Send one if it is time; the answer is in `last` at some later look."""
+        """Sends a request if it is due; the answer is in `last` at a later look."""
         name = self._plan.model or model
         if self.is_asking or (self._next_s is not None and now_s < self._next_s):
             return
         if name is None:
-            self.last = Canary(now_s, None, why="its model is unknown")
+            self.last = Canary(now_s, None, why="unknown which model it serves")
             return
         self._next_s = now_s + self._plan.every_s
         self._task = asyncio.get_running_loop().create_task(self._ask(now_s, name))
 
     async def close(self) -> None:
-        """Take back what is under way, and hang up."""
+        """Cancels the request in flight and closes the connection."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -100,16 +98,16 @@ class CanarySender:
             if error.was_sent and not error.was_begun:
                 self.last = Canary(at_s, False, plan.deadline_s)  # noqa: FBT003 - the field's own value
             else:
-                what = "it began to answer and did not end" if error.was_begun else "it could not be reached"
+                what = "the answer began and did not finish" if error.was_begun else "it could not be reached"
                 self.last = Canary(at_s, None, why=f"{what} within {plan.deadline_s:g} s")
         except RequestFailed as error:
             self.last = Canary(at_s, None, why=f"it {error.why}")
         else:
-            self._client.close()  # the next one is long after a server has hung up
+            self._client.close()  # by the next request the server will have closed it
             self._take(reply, at_s, model)
 
     async def _sent(self, body: bytes) -> EngineReply:
-        """The key is shown only to a server that asks for one: a list of engines may name any server."""
+        """Sends the key only to a server that asks for one: a list of engines may name any server."""
         deadline_s = self._plan.deadline_s
         if not self._shows_key:
             reply = await self._client.post(PATH, body, deadline_s=deadline_s, most_bytes=ANSWER_MAX)
@@ -126,23 +124,23 @@ class CanarySender:
             return
         found = is_garbage(reply.body)
         if found is None:
-            self.last = Canary(at_s, None, why=f"it answers {PATH} with something that is no completion")
+            self.last = Canary(at_s, None, why=f"it answers {PATH} with something that is not a completion")
         else:
             self.last = Canary(at_s, True, reply.seconds, found)  # noqa: FBT003 - the field's own value
 
 
 def refused(reply: EngineReply, model: str, *, has_key: bool = False) -> str:
-    """Why a server did not take the request, in words."""
+    """Why a server refused the request, in words."""
     if reply.status == 401:
-        return "the engine does not take this API key" if has_key else "the engine wants an API key"
+        return "the engine rejects this API key" if has_key else "the engine requires an API key"
     if reply.status == 403:
         return "the engine does not allow it (403)"
     if reply.status == 404:
         if b"model" in reply.body.lower():  # vLLM's words for a name it does not serve; of a path it says "Not Found" alone
-            return f"the engine does not serve a model of the name {model[:100]!r}"
+            return f"the engine does not serve a model named {model[:100]!r}"
         return f"the engine does not serve {PATH}"
     if reply.status == 429:
-        return "the engine has too much to do for it (429)"
+        return "the engine is too busy for it (429)"
     return f"the engine answers {PATH} with {reply.status}"
 
 
@@ -151,10 +149,10 @@ def _now_s() -> float:
 
 
 def is_garbage(body: bytes) -> bool | None:
-    """Whether the token of a completion is no text: nothing at all, half a letter, or letters that nobody prints.
+    """Whether the token of a completion is garbage: empty, half a character, or unprintable.
 
-    None if this is no completion: then it says nothing about the model. Log-probabilities would show sums that came out as no
-    numbers, but they are not asked for: vLLM would work them out for its whole batch, in memory that it has not set aside.
+    None if this is no completion. Log-probabilities would show NaN logits, but they are not requested: vLLM would compute them
+    for its whole batch, in memory that it has not reserved.
     """
     try:
         choice = json.loads(body)["choices"][0]
@@ -163,7 +161,7 @@ def is_garbage(body: bytes) -> bool | None:
         return None
     if not isinstance(text, str):
         return None
-    if text == "":  # a first token that ends the answer has no text, and is none the worse for it
+    if text == "":  # a first token that ends the answer rightly has no text
         return bool(reason == "length")
     return text.strip() in UNKNOWN_TOKENS or all(letter == NO_LETTER or _is_control(letter) for letter in text)
 
@@ -171,8 +169,6 @@ def is_garbage(body: bytes) -> bool | None:
 def _is_control(letter: str) -> bool:
     return not letter.isprintable() and not letter.isspace()
 
-
-# Which model an engine serves and how long a request may be; and one request to warm it up.
 
 MODELS = "/v1/models"
 LARGEST_MODELS_LIST = 4 << 20
@@ -182,14 +178,14 @@ LOOK_EVERY_S = 0.1
 
 
 class ServedModel(NamedTuple):
-    """One model."""
+    """A model that an engine serves."""
 
     name: str
     context: float | None  # tokens
 
 
 async def served_model(url: str, api_key: str | None = None, *, deadline_s: float = DEADLINE_S) -> ServedModel | None:
-    """The first model that it lists; None where it does not tell."""
+    """The first model that an engine lists; None if it lists none."""
     client = EngineClient(url)
     try:
         reply = await client.get(MODELS, deadline_s=deadline_s, most_bytes=LARGEST_MODELS_LIST)
@@ -211,10 +207,10 @@ async def served_model(url: str, api_key: str | None = None, *, deadline_s: floa
 
 
 async def warm_up(url: str, api_key: str | None = None, *, deadline_s: float = WARM_S) -> Outcome:
-    """One request of one token: answered, or not."""
+    """Sends one warm-up request of one token."""
     model = await served_model(url, api_key)
     if model is None:
-        return unsure("its model is unknown: no request was sent")
+        return unsure("unknown which model it serves: no request sent")
     asker = CanarySender(url, CanaryPlan(deadline_s=deadline_s, model=model.name, api_key=api_key))
     try:
         asker.begin(0.0, model.name)
@@ -223,27 +219,21 @@ async def warm_up(url: str, api_key: str | None = None, *, deadline_s: float = W
         answer = asker.last
     finally:
         await asker.close()
-    if answer is not None and answer.status == 500:  # it took the request and broke over it; a refusal has another number
-        return failed("the first request failed: the engine answered it with 500")
+    if answer is not None and answer.status == 500:  # it accepted the request and failed; a refusal has another status
+        return failed("warm-up request failed: the engine answered 500")
     if answer is None or answer.is_answered is None:
-        return unsure(f"the first request could not be made: {'' if answer is None else answer.why}")
+        return unsure(f"warm-up request not sent: {'' if answer is None else answer.why}")
     if not answer.is_answered:
-        return failed(f"the first request got no answer in {deadline_s:.0f} s")
+        return failed(f"warm-up request: no answer in {deadline_s:.0f} s")
     if answer.is_garbage:
-        return failed("the first request was answered with what is no text")
-    return done(f"the first request was answered in {answer.seconds or 0.0:.1f} s")
+        return failed("warm-up request: the answer is garbage")
+    return done(f"warm-up request answered in {answer.seconds or 0.0:.1f} s")
 
 
-# When to ask an engine whether it is paused, and what is known of that in between.
-#
-# vLLM (0.32.0, in its dev mode) hands the question to its engine core and waits without limit. A core that dies meanwhile
-# never
-# answers, and the server, which must answer before it ends, then never ends: one such question keeps a crashed vLLM from
-# being
-# started again (measured; docs/guard.md). A crash is over within seconds. So it is asked once of every server, and then
-# only of
-# one that has had work, or a test request of ours, and made no step for longer than that.
-
+# vLLM (0.32.0, in dev mode) hands /is_paused to its engine core and waits without limit. A core that dies meanwhile never
+# answers, and the server, which must answer before it ends, never ends: one such question keeps a crashed vLLM from being
+# restarted (measured; docs/guard.md). A crash is over within seconds. So every server is asked once, and then only one that has
+# had work, or a canary request of ours, and made no step for longer than that.
 STILL_S = 20.0
 AGAIN_S = 60.0  # while it stands still
 ABSENT_AGAIN_S = 300.0  # of a server that does not know the question
@@ -251,12 +241,12 @@ MOVES = ("steps", "generation_tokens", "prompt_tokens", "success")
 
 
 class PauseState:
-    """What one server process has said, and shown by its steps."""
+    """Whether one server process is paused, by its answers and its steps; and when to ask."""
 
     def __init__(self) -> None:
-        self._is_served = False  # whether it has ever answered the question
-        self._is_absent = False  # whether it does not know it
-        self._is_paused = False  # as last said, or shown
+        self._is_served = False  # it has answered the question before
+        self._is_absent = False  # it does not know the question
+        self._is_paused = False  # as last answered, or shown by steps
         self._answered_s = -math.inf
         self._next_s = -math.inf
         self._marks: tuple[float | None, ...] | None = None
@@ -264,12 +254,12 @@ class PauseState:
         self._waits_since_s: float | None = None
 
     def is_due(self, figures: Mapping[str, float], canary: Canary | None, now_s: float) -> bool:
-        """Take this page into account, and say whether to ask now."""
+        """Takes these metrics into account; returns whether to ask now."""
         marks = tuple(figures.get(name) for name in MOVES)
         has_moved = self._marks is not None and marks != self._marks
         if marks != self._marks:
             self._marks, self._moved_s = marks, now_s
-        if has_moved:  # it makes steps: tokens come, whatever it was told
+        if has_moved:  # it makes steps, so it is not paused
             self._is_paused, self._waits_since_s = False, None
         elif figures.get("running", 0.0) + figures.get("waiting", 0.0) > 0:
             self._waits_since_s = now_s if self._waits_since_s is None else self._waits_since_s
@@ -282,20 +272,20 @@ class PauseState:
         return not self._is_served or (self._waits_since_s is not None and now_s - self._waits_since_s >= STILL_S)
 
     def answered(self, now_s: float, *, is_paused: bool) -> None:
-        """It has said so."""
+        """Records its answer."""
         self._is_served, self._is_absent, self._is_paused = True, False, is_paused
         self._answered_s, self._next_s = now_s, now_s + AGAIN_S
 
     def lost(self, now_s: float) -> None:
-        """No answer came, or an error on the way."""
+        """Records that no answer came."""
         self._is_absent, self._answered_s, self._next_s = False, -math.inf, now_s + AGAIN_S
 
     def absent(self, now_s: float) -> None:
-        """It does not know the question. One that has answered it before may do so again."""
+        """Records that it does not know the question; a server that has answered before may do so again."""
         self._is_absent, self._answered_s, self._next_s = not self._is_served, -math.inf, now_s + ABSENT_AGAIN_S
 
-    def told(self) -> tuple[bool | None, bool]:
-        """Whether it is paused, and whether that is not known of an engine that may be."""
+    def state(self) -> tuple[bool | None, bool]:
+        """Whether it is paused, and whether it may be without guard knowing."""
         if self._is_absent:
             return None, False
         is_known = self._is_served and (self._waits_since_s is None or self._answered_s >= self._waits_since_s)
@@ -310,7 +300,7 @@ DEAD = 503
 
 
 class LookLimits(NamedTuple):
-    """What a look may take."""
+    """Time and size limits of a look."""
 
     look_s: float = 4.0  # all of it
     page_s: float = 3.0
@@ -318,8 +308,8 @@ class LookLimits(NamedTuple):
     page_bytes: int = 8 << 20  # a page of 64 ranks has 3 MiB
 
 
-class _Question:
-    """Something not every server answers: asked at every look once it was answered, else every five minutes."""
+class _OptionalEndpoint:
+    """An optional endpoint: asked at every look once it has answered, else every five minutes."""
 
     def __init__(self) -> None:
         self.is_answered = False
@@ -334,7 +324,7 @@ class _Question:
 
 
 class EngineWatcher:
-    """Of one engine. Several may share what they know about labels; each has connections of its own."""
+    """Looks at one engine. Several watchers may share parsed labels; each has its own connections."""
 
     def __init__(
         self,
@@ -347,13 +337,10 @@ class EngineWatcher:
         limits: LookLimits | None = None,
         same_host: SameHost | None = None,
     ) -> None:
-        """`token` is the gate's; `gate_url` is where it has a port of its own: http://HOST:PORT or unix:/PATH.
-
-        BadInput if an address or the token is none.
-        """
+        """`token` is the gate's; `gate_url` its own address: http://HOST:PORT or unix:/PATH. BadInput for a bad one."""
         base = url.strip().rstrip("/").removesuffix("/metrics")
         self.limits = limits or LookLimits()
-        self.gate_note = ""  # why there are no words of the gate, where that is known
+        self.gate_note = ""  # why the gate's state is missing
         self._client = EngineClient(base)
         self._gate_client = EngineClient(gate_url) if gate_url else self._client
         self._canary = CanarySender(base, canary) if canary is not None else None
@@ -369,16 +356,16 @@ class EngineWatcher:
 
     @property
     def shown(self) -> str:
-        """Its address, without what is secret in it."""
+        """Its address without secrets."""
         return self._client.shown
 
     @property
     def host_note(self) -> str:
-        """What of this machine does not answer, where the engine runs on it."""
+        """What does not answer on this machine, if the engine runs on it."""
         return "" if self._same_host is None else self._same_host.note
 
     async def look(self, now_s: float, unix_s: float) -> Look:
-        """One look; what it takes is limited, whatever the server does."""
+        """Takes one look, within its limits whatever the server does."""
         look = await self._look(now_s, unix_s)
         return look if self._same_host is None else await self._same_host.add_to(look)
 
@@ -393,20 +380,20 @@ class EngineWatcher:
         except TooLarge as error:
             reach, why = Reach.NONSENSE, f"shows {error}"
         except BadInput:
-            reach, why = Reach.NONSENSE, "answers /metrics with something that is no page of metrics"
+            reach, why = Reach.NONSENSE, "answers /metrics with something other than metrics"
         if reach is Reach.REFUSED:
             self._forget()
             return Look(now_s, unix_s, reach, why, canary=self._last_canary())
         health = await self._health(end_s, is_page=page is not None)
         if page is None:
-            # Whoever takes a connection and says nothing may still make tokens; only a test request shows it.
+            # A server that accepts connections and stays silent may still make tokens; only a canary request shows it.
             if reach is Reach.SILENT and was_asked and not self._is_resting and self._canary is not None:
                 self._canary.begin(now_s, self._model)
             return Look(now_s, unix_s, reach, why, health, canary=self._last_canary())
-        return await self._told(page, health, now_s, unix_s, end_s)
+        return await self._answered(page, health, now_s, unix_s, end_s)
 
-    async def _told(self, page: PageFigures, health: int | None, now_s: float, unix_s: float, end_s: float) -> Look:
-        """The look at an engine that shows its page."""
+    async def _answered(self, page: PageFigures, health: int | None, now_s: float, unix_s: float, end_s: float) -> Look:
+        """The look at an engine that answers /metrics."""
         if page.started_unix_s != self._started:
             self._forget()
             self._started = page.started_unix_s
@@ -414,7 +401,7 @@ class EngineWatcher:
         gate, workers = await self._ask_gate(now_s, end_s)
         is_paused, is_rest_unknown = await self._ask_paused(page, now_s, end_s)
         self._model = page.model
-        # What was last said holds while no answer comes: a stuck engine core does not say, and is just the one to be tested.
+        # The last answer stands while none comes: a stuck engine core does not answer, and is the one to be tested.
         self._was_paused = self._was_paused if is_rest_unknown else bool(is_paused)
         self._is_resting = _rests(page, gate, is_paused=self._was_paused)
         if self._canary is not None and not self._is_resting:
@@ -425,7 +412,7 @@ class EngineWatcher:
         )  # fmt: skip
 
     async def close(self) -> None:
-        """Hang up."""
+        """Closes all connections."""
         if self._canary is not None:
             await self._canary.close()
         self._client.close()
@@ -434,10 +421,10 @@ class EngineWatcher:
             self._same_host.close()
 
     def _forget(self) -> None:
-        """Another process may answer now: what the last one could do says nothing about it."""
-        self._gate, self._pause, self._asked_version = _Question(), PauseState(), _Question()
+        """Forgets what the last process could do: another one may answer now."""
+        self._gate, self._pause, self._asked_version = _OptionalEndpoint(), PauseState(), _OptionalEndpoint()
         self._version, self._engine = None, None
-        self._has_gate = False  # whether something there asked for a token as the gate does
+        self._has_gate = False  # whether the address asked for a token as the gate does
         self._was_paused = self._is_resting = False  # as of the last page
         self._model = None
 
@@ -453,12 +440,12 @@ class EngineWatcher:
             raise invalid_answer(f"answers /metrics with {reply.status}, not with a page")
         page = reader.done(self._engine)
         if page.is_cut:
-            raise invalid_answer("shows a page that ends in the middle of a line")
+            raise invalid_answer("sends a truncated metrics page")
         return page
 
     async def _health(self, end_s: float, *, is_page: bool) -> int | None:
-        """The status of /health. 503 is vLLM's own word only without a body and beside its page: proxies say it, too, as does
-        vLLM's supervisor of data parallelism while it stops in good order.
+        """The status of /health. A 503 is vLLM's own only without a body and beside its metrics: proxies send it, too, as does
+        vLLM's data-parallel supervisor while it shuts down.
         """
         try:
             reply = await self._client.get("/health", deadline_s=self._left(end_s), most_bytes=SMALL_MAX)
@@ -496,12 +483,12 @@ class EngineWatcher:
             return None, ()
         self.gate_note = ""
         if self._canary is not None and self._canary.may_be_counted:
-            found = found._replace(ours=1)  # one of its requests may be our own, which is no work
+            found = found._replace(ours=1)  # one of its requests may be our canary, which is no work
         memory = await self._json(self._gate_client, "/plimsoll/memory", end_s, MEMORY_MAX, self._auth)
         return found, read_workers(memory)
 
     async def _gate_state(self, end_s: float) -> EngineReply:
-        """The token is shown only to what asks for one as the gate does: a list of engines may name any server."""
+        """Sends the token only to a server that asks for one as the gate does: a list of engines may name any server."""
         if not self._has_gate:
             reply = await self._gate_client.get("/plimsoll/state", deadline_s=self._left(end_s), most_bytes=SMALL_MAX)
             if reply.status != 401 or not reply.headers.get("www-authenticate", "").lower().startswith("bearer"):
@@ -512,7 +499,7 @@ class EngineWatcher:
         )
 
     async def _ask_paused(self, page: PageFigures, now_s: float, end_s: float) -> tuple[bool | None, bool]:
-        """Whether it is paused, and whether that is not known of one that may be."""
+        """Whether it is paused, and whether it may be without guard knowing."""
         if self._pause.is_due(page.figures, self._last_canary(), now_s):
             try:
                 reply = await self._client.get("/is_paused", deadline_s=self._left(end_s), most_bytes=SMALL_MAX)
@@ -526,12 +513,12 @@ class EngineWatcher:
                     self._pause.lost(now_s)
                 else:
                     self._pause.absent(now_s)
-        return self._pause.told()
+        return self._pause.state()
 
     async def _json(
         self, client: EngineClient, path: str, end_s: float, most: int = SMALL_MAX, headers: Mapping[str, str] | None = None
     ) -> Mapping[str, Any]:
-        """The object that a path answers; an empty one for anything else."""
+        """The JSON object at a path; an empty one for anything else."""
         try:
             reply = await client.get(path, deadline_s=self._left(end_s), most_bytes=most, headers=headers)
         except RequestFailed:
@@ -543,14 +530,14 @@ class EngineWatcher:
 
 
 GATE_NOTES = {
-    401: "the gate does not take this token",
+    401: "the gate rejects this token",
     403: "the gate was started without PLIMSOLL_TOKEN",
-    404: "there is no gate there",
+    404: "no gate at this address",
 }
 
 
 def read_gate(found: Mapping[str, Any]) -> GateState | None:
-    """What /plimsoll/state answered; None if it is something else."""
+    """Reads the answer of /plimsoll/state; None if it is something else."""
     ready, reason = found.get("ready"), found.get("reason")
     in_flight, requests = _number(found.get("in_flight")), _number(found.get("engine_requests"))
     if not isinstance(ready, bool) or not isinstance(reason, str) or in_flight is None or requests is None:
@@ -572,7 +559,7 @@ def read_gate(found: Mapping[str, Any]) -> GateState | None:
 
 
 def read_workers(found: Mapping[str, Any]) -> tuple[WorkerMemory, ...]:
-    """What /plimsoll/memory answered, of every worker that lives."""
+    """Reads the answer of /plimsoll/memory: every live worker."""
     listed = found.get("workers")
     workers = []
     for one in map(_table, listed[:WORKERS_MAX] if isinstance(listed, list) else ()):
@@ -580,7 +567,7 @@ def read_workers(found: Mapping[str, Any]) -> tuple[WorkerMemory, ...]:
         if age_s is None or one.get("alive") is False:
             continue
         torch, device, host, budget = (_table(one.get(name)) for name in FIGURES)
-        pool = _number(torch.get("private_pool_bytes"))  # what the graphs have taken, where torch tells; else the estimate
+        pool = _number(torch.get("private_pool_bytes"))  # what the graphs hold if torch says so, else the estimate
         workers.append(
             WorkerMemory(
                 f"{_number(one.get('engine')) or 0:.0f}/{_number(one.get('rank')) or 0:.0f}",
@@ -599,7 +586,7 @@ ALLOCATOR = ("allocated", "reserved", "releasable", "unreleasable", "alloc_retri
 
 
 def _rests(page: PageFigures, gate: GateState | None, *, is_paused: bool) -> bool:
-    """Whether no token can be expected: then a test request would prove nothing, and would wait there."""
+    """Whether no token can be expected: a canary request would prove nothing, and would queue there."""
     return is_paused or page.figures.get("asleep", 0.0) > 0 or (gate is not None and bool(gate.asleep))
 
 
@@ -616,7 +603,7 @@ def _table(found: object) -> Mapping[str, Any]:
 
 
 def _number(found: object) -> float | None:
-    """A number that a figure can be."""
+    """A valid figure, else None."""
     if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < 2**63:
         return None
     return float(found)

@@ -1,8 +1,7 @@
-"""Evidence before harm: what an engine shows before guard stops it, in a folder of its own, redacted as a ticket's archive is.
+"""Saves evidence before guard stops an engine, in its own folder, redacted like a ticket's archive.
 
-The log's end, the pages it serves, the state of each of its processes, their Python stacks (py-spy, from outside and without
-stopping them), the cards. All of it within fifteen seconds; what could not be had is named in CONTENTS.txt. Nothing in here may
-keep a restart from happening, so nothing in here raises.
+The log's tail, its pages, the state of its processes, their Python stacks (py-spy, from outside and without stopping them), the
+GPUs. All within fifteen seconds; CONTENTS.txt names what was not available. Nothing here may prevent a restart: nothing raises.
 """
 
 from __future__ import annotations
@@ -27,15 +26,13 @@ from plimsoll.guard.adapters.own_process import NEW_LIFE
 from plimsoll.guard.adapters.run_command import in_thread, run_command, small_environment
 from plimsoll.redaction import redact_words
 
-# What the kernel says of processes that are about to be stopped: their state, and where each of their threads waits.
-
 MOST_PROCESSES = 64
 MOST_THREADS = 128
 FILE_BYTES = 64 << 10
 
 
 def describe_processes(pids: Iterable[int], proc: Path = Path("/proc")) -> bytes:
-    """One text for all of them; a file that this user may not read is named as such."""
+    """The kernel's view of these processes as one text: state, limits, and where each thread waits."""
     lines: list[str] = []
     for pid in list(pids)[:MOST_PROCESSES]:
         lines += [f"=== pid {pid}", *_of_one(proc / str(pid)), ""]
@@ -66,10 +63,7 @@ def _read(path: Path) -> str:
         return f"cannot be read ({problem.strerror})"
 
 
-# Where the last life of an engine begins in its log: what earlier ones said would be taken for what happened to this one.
-#
-# A log is cut only after all that is secret in it was hidden: a line in a user's text may look like a beginning.
-
+# A log is split into process lives only after redaction: a line in a user's text may look like the start of a life.
 LOOK_BACK_BYTES = 64 << 20
 PREAMBLE_BYTES = 16 << 10
 BLOCK_BYTES = 1 << 20
@@ -82,18 +76,18 @@ _LEFT_OUT = re.compile(rb"(?m)^\[plimsoll left out about [0-9,]+ bytes here\]$")
 
 
 def last_life(shown: bytes, path: str, head_bytes: int, tail_bytes: int) -> int:
-    """Where it begins in what is shown of the log at `path`: its first and last bytes, a line between them; 0: all of it."""
+    """Offset of the last process's life in the redacted log; earlier lives must not be taken for this one. 0: all of it."""
     marks = [found.start() for found in _MARK.finditer(shown)] or [found.start() for found in _BANNER.finditer(shown)]
     begins = marks[-1] if marks else 0
     gap = max((found.start() for found in _LEFT_OUT.finditer(shown)), default=0)
     if gap > begins and _begins_between(Path(path), head_bytes, tail_bytes):
         return gap
-    # What little stands before a lone introduction is how that life was started.
+    # A little text before a lone banner is how that life was started.
     return begins if len(marks) > 1 or begins > PREAMBLE_BYTES or _MARK.match(shown, begins) else 0
 
 
 def _begins_between(path: Path, head_bytes: int, tail_bytes: int) -> bool:
-    """Whether one begins in the part that is not shown, as far back as is worth looking."""
+    """Whether a life begins in the omitted middle of the log."""
     try:
         with path.open("rb") as file:
             end = file.seek(0, 2) - tail_bytes
@@ -112,7 +106,7 @@ def _begins_between(path: Path, head_bytes: int, tail_bytes: int) -> bool:
 
 
 TOTAL_LIMIT_S = 15.0
-CLOSE_LIMIT_S = 3.0  # past the others, for the list of what there is
+CLOSE_LIMIT_S = 3.0  # beyond the limit, for CONTENTS.txt
 STACKS_LIMIT_S = 6.0
 CARDS_LIMIT_S = 8.0
 LOG_HEAD_BYTES = 256 << 10
@@ -129,7 +123,7 @@ Fetch = Callable[[], Awaitable[bytes]]
 
 
 class EvidenceSources(NamedTuple):
-    """What there is to be had of one engine."""
+    """Where the evidence of one engine comes from."""
 
     log_path: str | None = None
     pids: tuple[int, ...] = ()
@@ -137,7 +131,7 @@ class EvidenceSources(NamedTuple):
 
 
 class EvidenceStore:
-    """Keeps so many folders and so many bytes under one folder of this user; the oldest go."""
+    """Keeps evidence folders within a number and a size; the oldest are removed."""
 
     def __init__(
         self,
@@ -155,33 +149,33 @@ class EvidenceStore:
         self.label = f"evidence under {root}"
 
     async def take(self, engine: str, action: str, wanted: EvidenceSources) -> Outcome:
-        """A folder with what there was, in `facts["folder"]`; asked again for the same action, the same folder.
+        """Saves a folder, named in `facts["folder"]`; for the same action always the same one.
 
-        `facts["parts"]` and `facts["missing"]` count. Never raises; not done only where there is no folder to write to.
+        `facts["parts"]` and `facts["missing"]` count. Never raises; failed only without a folder to write to.
         """
         end = asyncio.get_running_loop().time() + self._limit_s
         try:
             async with asyncio.timeout_at(end):
                 folder, is_old = await in_thread(lambda: self._folder(engine, action))
         except TimeoutError:
-            return failed(f"no evidence was kept: {self._root} does not answer")
-        except Exception as problem:  # whatever it is: a restart does not wait for its evidence
-            return failed(f"no evidence was kept: {self._root}: {getattr(problem, 'strerror', None) or type(problem).__name__}")
+            return failed(f"no evidence saved: {self._root} does not answer")
+        except Exception as problem:  # whatever it is: a restart does not wait for evidence
+            return failed(f"no evidence saved: {self._root}: {getattr(problem, 'strerror', None) or type(problem).__name__}")
         if is_old:
-            return done("the evidence of this action was kept before", folder=str(folder))
+            return done("evidence of this action already saved", folder=str(folder))
         taking = _EvidenceFolder(folder, self._path, shown_line(engine)[:100], shown_line(action)[:100])
         try:
             async with asyncio.timeout_at(end):
                 await asyncio.gather(*taking.parts(wanted))
         except TimeoutError:
-            taking.note(f"after {self._limit_s:g} s no more was waited for")
+            taking.note(f"time limit of {self._limit_s:g} s reached")
         except Exception as problem:  # as above
-            taking.note(f"it was broken off ({type(problem).__name__})")
+            taking.note(f"interrupted ({type(problem).__name__})")
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(CLOSE_LIMIT_S):
                 await in_thread(taking.close)
                 await in_thread(lambda: self._make_room(folder.name))
-        says = f"{len(taking.found)} part(s) were kept" + (f", {len(taking.missing)} not" if taking.missing else "")
+        says = f"{len(taking.found)} part(s) saved" + (f", {len(taking.missing)} not" if taking.missing else "")
         return done(says, folder=str(folder), parts=len(taking.found), missing=len(taking.missing))
 
     def _folder(self, engine: str, action: str) -> tuple[Path, bool]:
@@ -201,7 +195,7 @@ class EvidenceStore:
         return folder, False
 
     def _folders(self) -> list[Path]:
-        """Those that we made, the oldest first."""
+        """Guard's own folders, the oldest first."""
         found = (Path(entry.path) for entry in os.scandir(self._root) if entry.is_dir(follow_symlinks=False))
         return sorted(path for path in found if _OURS.fullmatch(path.name))
 
@@ -217,7 +211,7 @@ class EvidenceStore:
 
 
 class _EvidenceFolder:
-    """One folder on its way."""
+    """One evidence folder being written."""
 
     def __init__(self, folder: Path, path: str, engine: str, action: str) -> None:
         self._folder, self._path = folder, path
@@ -226,29 +220,29 @@ class _EvidenceFolder:
         self.missing: list[str] = []
 
     def parts(self, wanted: EvidenceSources) -> Iterable[Awaitable[None]]:
-        """Everything, side by side."""
+        """All parts, to run concurrently."""
         if wanted.log_path is not None:
             yield self._log(wanted.log_path)
         else:
-            self.note(f"{LOG}: guard does not know where the log is")
+            self.note(f"{LOG}: log path unknown")
         for name, page in wanted.pages.items():
             yield self._page(name, page)
         if wanted.pids:
             yield self._processes(wanted.pids)
             yield self._stacks(wanted.pids)
         else:
-            self.note("processes.txt, stacks.txt: guard does not know the processes")
+            self.note("processes.txt, stacks.txt: processes unknown")
         yield self._cards()
 
     def note(self, why: str) -> None:
-        """Something that could not be had."""
+        """Notes a part that is not available."""
         self.missing.append(shown_line(why))
 
     def close(self) -> None:
-        """The list of what is there, written last: a folder with it is complete."""
+        """Writes CONTENTS.txt last: a folder with it is complete."""
         lines = [self._title, "", "Secrets were replaced by [redacted], users' text by [hidden]; no rule finds everything.", ""]
         lines += [f"  {name}" for name in sorted(self.found)]
-        lines += ["", "What could not be had:", *(f"  {why}" for why in self.missing)] if self.missing else []
+        lines += ["", "Not available:", *(f"  {why}" for why in self.missing)] if self.missing else []
         _write(self._folder / CONTENTS, "\n".join(lines).encode("utf-8", "replace") + b"\n")
 
     async def _log(self, path: str) -> None:
@@ -258,7 +252,7 @@ class _EvidenceFolder:
             self.found.append(EARLIER)
 
     def _split(self, path: str) -> bool:
-        """Keep what earlier lives of the engine said apart, where doctor does not read it; whether there is any."""
+        """Moves earlier lives to a file that doctor does not read; returns whether there were any."""
         try:
             shown = (self._folder / LOG).read_bytes()
             if not (begins := last_life(shown, path, LOG_HEAD_BYTES, LOG_TAIL_BYTES)):
@@ -272,17 +266,17 @@ class _EvidenceFolder:
     async def _page(self, name: str, page: bytes | Fetch) -> None:
         try:
             data = page if isinstance(page, bytes) else await page()
-        except Exception as problem:  # an engine that hangs, or is gone: this is what evidence is taken of
+        except Exception as problem:  # the engine may hang or be gone
             return self.note(f"{name}: {problem or type(problem).__name__}")
         if not data:
-            return self.note(f"{name}: there was no answer")
+            return self.note(f"{name}: no answer")
         return await self._keep(name, data[:PAGE_BYTES])
 
     async def _processes(self, pids: tuple[int, ...]) -> None:
         await self._keep("processes.txt", await in_thread(lambda: describe_processes(pids)))
 
     async def _stacks(self, pids: tuple[int, ...]) -> None:
-        # Where plimsoll is called by its full path, its environment's programs are in no PATH.
+        # If plimsoll is called by its full path, its environment's programs are not in PATH.
         program = shutil.which("py-spy", path=self._path) or shutil.which(Path(sys.executable).with_name("py-spy"))
         if program is None:
             return self.note("stacks.txt: py-spy is not installed (plimsoll-line[evidence])")
@@ -302,10 +296,10 @@ class _EvidenceFolder:
     async def _cards(self) -> None:
         program = shutil.which("nvidia-smi", path=self._path)
         if program is None:
-            return self.note("nvidia-smi.txt: there is no nvidia-smi here")
+            return self.note("nvidia-smi.txt: no nvidia-smi on this host")
         ran = await run_command([program, "-q"], CARDS_LIMIT_S, small_environment(), keep_bytes=PAGE_BYTES)
         if ran.code is None or not ran.output:
-            return self.note(f"nvidia-smi.txt: {ran.trouble or 'it says nothing'}")
+            return self.note(f"nvidia-smi.txt: {ran.trouble or 'no output'}")
         return await self._keep("nvidia-smi.txt", ran.output)
 
     async def _keep(self, name: str, content: bytes | TextFile, limits: ExcerptLimits = ExcerptLimits(0, PAGE_BYTES)) -> None:  # noqa: B008

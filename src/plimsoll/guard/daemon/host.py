@@ -1,7 +1,7 @@
-"""What this machine itself says of an engine that runs on it: the memory of its processes, its limit, and how its cards are.
+"""Reads from this machine what it knows of an engine on it: its processes' memory and limit, and the state of its GPUs.
 
-The server is found by the port it listens on; what listens there and is no engine (a proxy, a tunnel) says nothing of one.
-/proc, the kernel's log and the driver are read in threads, once for all engines of this machine; nobody waits for them long.
+The server is found by its port; a listener that is no engine (a proxy, a tunnel) is ignored. /proc, the kernel log and the
+driver are read in threads with deadlines, once for all engines of this machine: a driver call may hang for ever.
 """
 
 from __future__ import annotations
@@ -23,11 +23,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from plimsoll.guard.judge.look import CardState, Look, Reach
 from plimsoll.hardware.processes import Process, Table, pids, read_process, read_processes, text_of
 
-# The cards of this machine: what NVML says of each, and the errors that the kernel's log tells of.
-#
-# Any call of the driver may hang, for ever when a card has fallen off its bus. So nothing of this is called from the event
-# loop.
-
 KMSG_LINES = 4096
 KMSG_BYTES = 8192
 XIDS_KEPT = 1024
@@ -36,13 +31,13 @@ _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{4,20})\): (\d{1,4})[,\s]
 
 
 class CardNow(NamedTuple):
-    """One card as NVML shows it; None for what it does not."""
+    """One GPU as NVML shows it; None for what it does not."""
 
     total: float | None = None
     free: float | None = None
-    uncorrectable: int | None = None  # ECC errors that were not mended, since the first reading
+    uncorrectable: int | None = None  # uncorrected ECC errors since the first reading
     held: Mapping[int, float | None] = {}
-    """What each process holds there, by the driver's own number of it."""
+    """Bytes held by each process, by the driver's own pid."""
 
 
 class NvmlDriver:
@@ -51,22 +46,22 @@ class NvmlDriver:
     def __init__(self, library: Any = None) -> None:
         self._library = library
         self._handles: list[tuple[str, Any]] | None = None
-        self._first: dict[str, int] = {}  # ECC errors of before we looked
+        self._first: dict[str, int] = {}  # ECC errors before the first reading
         self._next_s = 0.0
         self._lock = threading.Lock()
 
     def read(self) -> dict[str, CardNow] | None:
-        """Every card by its address; None without NVML."""
+        """Every GPU by its bus address; None without NVML."""
         with self._lock:
             if self._handles is None and not self._begin():
                 return None
             found = {name: self._card(name, handle) for name, handle in self._handles or ()}
             if found and not any(card.total is not None or card.uncorrectable is not None for card in found.values()):
-                self._end()  # nothing is told of any card: the driver was replaced under us, perhaps
+                self._end()  # no GPU can be read: perhaps the driver was replaced
             return found
 
     def close(self) -> None:
-        """Let the driver go; waits for a reading that is under way."""
+        """Shuts NVML down; waits for a reading in progress."""
         with self._lock:
             self._end()
             self._next_s = 0.0
@@ -115,14 +110,14 @@ class NvmlDriver:
         return CardNow(total, free, None if count is None else self._since_first(name, int(count)), held)
 
     def _since_first(self, name: str, count: int) -> int:
-        """What the driver counts began before guard did: only errors since then are news."""
+        """Errors since guard's first reading: the driver's count began before."""
         if count < self._first.setdefault(name, count):  # counted anew: the driver was loaded again
             self._first[name] = 0
         return count - self._first[name]
 
 
 class KernelLog:
-    """The Xids of the kernel's messages from now on: those of before say nothing about now."""
+    """The Xids of the kernel log from now on."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -132,21 +127,21 @@ class KernelLog:
         self.count = 0  # of Xids ever seen
 
     def open(self) -> None:
-        """Begin to listen."""
+        """Opens the log at its end."""
         with self._lock, contextlib.suppress(OSError):
             if self._file < 0:
                 self._file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
                 os.lseek(self._file, 0, os.SEEK_END)
 
     def close(self) -> None:
-        """Stop."""
+        """Closes the log."""
         with self._lock:
             if self._file >= 0:
                 os.close(self._file)
                 self._file = -1
 
     def read(self) -> None:
-        """Take what has come since the last time."""
+        """Reads what is new."""
         with self._lock:
             for _ in range(KMSG_LINES if self._file >= 0 else 0):
                 try:
@@ -154,7 +149,7 @@ class KernelLog:
                 except BlockingIOError:
                     break
                 except OSError:
-                    continue  # messages were overwritten before they were read: go on with the next
+                    continue  # messages were overwritten before they were read
                 if not line:
                     break
                 for bus, xid in _XID.findall(line.decode("utf-8", "replace")):
@@ -162,7 +157,7 @@ class KernelLog:
                     self._seen.append((self.count, bus_of(bus), int(xid)))
 
     def since(self, count: int) -> tuple[dict[str, tuple[int, ...]], int]:
-        """The Xids after so many, by the card's address, and how many there were by now."""
+        """The Xids after the first `count`, by the GPU's address, and their number by now."""
         found: dict[str, tuple[int, ...]] = {}
         for number, bus, xid in list(self._seen):
             if number > count:
@@ -171,31 +166,27 @@ class KernelLog:
 
 
 def bus_of(said: str) -> str:
-    """A card's address as the kernel and NVML both could have written it: bus and device."""
+    """A GPU's address in a form that the kernel and NVML share: bus and device."""
     parts = said.strip("\0").lower().split(".")[0].split(":")
     return ":".join(parts[-2:])
 
 
-# What /proc and /sys of this machine say: who listens on a port, what it started, its memory and its limit.
-#
-# Everything is read as far as this user may; what may not be read is simply not told. `root` is where /proc and /sys are.
-
 LISTENS = "0A"  # the state of a listening socket in /proc/net/tcp
 NO_LIMIT = 1 << 60
 FIRST_NAMESPACE = "pid:[4026531836]"  # of processes; the kernel's own number for the one that is not a container's
-# How Python's own processes are called, and vLLM's: by its command, or renamed as in "VLLM::EngineCore".
+# Names of Python's and vLLM's processes: the command, or a title such as "VLLM::EngineCore".
 _PYTHON = re.compile(r"python|pypy|vllm\Z|VLLM::")
 
 
 def tree(table: Table, pid: int) -> tuple[int, ...]:
-    """A process and all that it started."""
+    """A process and all its descendants."""
     children: dict[int, list[int]] = {}
     for process in table.values():
         children.setdefault(process.parent, []).append(process.pid)
     found, left = [], [pid]
     while left:
         found.append(left.pop())
-        left += children.pop(found[-1], ())  # once: numbers that changed hands meanwhile could lead in a circle
+        left += children.pop(found[-1], ())  # pop: reused pids could lead in a circle
     return tuple(found)
 
 
@@ -212,7 +203,7 @@ def sockets_at(root: Path, ports: Iterable[int]) -> dict[str, int]:
 
 
 def socket_holders(root: Path, sockets: Mapping[str, int]) -> dict[int, int]:
-    """For each port the first process that holds one of these sockets, where this user may see it. Looks at all handles."""
+    """The first process that holds a socket of each port, as far as this user may see."""
     left, found = set(sockets.values()), dict[int, int]()
     for pid in pids(root / "proc") if left else ():
         try:
@@ -242,13 +233,13 @@ def is_python(root: Path, pid: int) -> bool:
 
 
 def resident(root: Path, pid: int) -> int:
-    """Memory of its own: what processes share is counted once by nobody, so pages of files are left out."""
+    """Its anonymous memory: file pages are shared, so they are left out."""
     found = re.search(r"^RssAnon:\s+(\d+) kB", text_of(root / "proc" / str(pid) / "status"), re.MULTILINE)
     return int(found[1]) * 1024 if found else 0
 
 
 def limit(root: Path, pid: int) -> int | None:
-    """The tightest memory limit of the control groups around a process; None where there is none."""
+    """The tightest cgroup memory limit of a process; None without one."""
     limits = []
     for line in text_of(root / "proc" / str(pid) / "cgroup").splitlines():
         number, _, rest = line.partition(":")
@@ -265,25 +256,21 @@ def limit(root: Path, pid: int) -> int | None:
 
 
 def is_first_namespace(root: Path) -> bool:
-    """Whether process numbers here are those that the driver uses: we run in no container of processes."""
+    """Whether pids here are those of the driver: guard is not in a pid namespace."""
     try:
         return os.readlink(root / "proc" / "self" / "ns" / "pid") == FIRST_NAMESPACE  # noqa: PTH115 - it leads nowhere
     except OSError:
         return False
 
 
-# A question that may hang, such as one to a driver: asked in a thread, never twice at once, and nobody waits for it long.
-#
-# asked = SlowQuestion(read_everything, deadline_s=1.5, keep_s=2.0)
-# await asked.answer()  # None if it is not there in time
-#
-# A thread of Python's own pools will not do: the interpreter waits for those at its end, and one that hangs never ends.
-
 Answer = TypeVar("Answer")
 
 
 class SlowQuestion(Generic[Answer]):
-    """One question with one thread at most. Its answer serves everybody who asks within `keep_s`."""
+    """A call that may hang, run in a thread, one at a time; its answer is cached for `keep_s`.
+
+    Not in a pool of Python's: the interpreter waits for those at its end, and a hung thread never ends.
+    """
 
     def __init__(self, ask: Callable[[], Answer], *, deadline_s: float, keep_s: float) -> None:
         self._ask, self._deadline_s, self._keep_s = ask, deadline_s, keep_s
@@ -294,11 +281,11 @@ class SlowQuestion(Generic[Answer]):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it was asked, and has not come back within its time."""
+        """Whether the call has exceeded its deadline."""
         return self._job is not None and not self._job.done() and time.monotonic() - self._began_s >= self._deadline_s
 
     async def answer(self) -> Answer | None:
-        """The answer; None while there is none: the asking failed, or it hangs. While it hangs nobody waits for it again."""
+        """The answer; None if the call failed or hangs. While it hangs, no caller waits again."""
         if self._answered_s is not None and time.monotonic() - self._answered_s < self._keep_s:
             return self._answer
         if self._job is None or self._job.done():
@@ -315,13 +302,13 @@ class SlowQuestion(Generic[Answer]):
         return None
 
     def forget(self) -> None:
-        """The answer that was kept will not do any more."""
+        """Drops the cached answer."""
         self._answered_s = None
 
     def _run(self, job: concurrent.futures.Future[Answer | None]) -> None:
         try:
             found: Answer | None = self._ask()
-        except Exception:  # whatever a driver does: then it has no answer
+        except Exception:  # whatever a driver does
             found = None
         self._answer, self._answered_s = found, time.monotonic()
         job.set_result(found)
@@ -329,7 +316,7 @@ class SlowQuestion(Generic[Answer]):
 
 DEADLINE_S = 1.5
 KEEP_S = 2.0  # of the five seconds between looks
-LOOK_AGAIN_S = 60.0  # for the holder of a socket, where it was not to be seen
+LOOK_AGAIN_S = 60.0  # for a socket's holder that could not be seen
 
 
 class ServerProcess(NamedTuple):
@@ -359,29 +346,29 @@ class Machine:
 
     @property
     def note(self) -> str:
-        """What of this machine does not answer, in words; empty if all is well."""
+        """What does not answer on this machine; empty if everything does."""
         stuck = [name for name, one in (("/proc", self._processes), ("the GPU driver", self._cards)) if one.is_stuck]
-        return f"{' and '.join(stuck)} of this machine does not answer: it is not asked again until it does" if stuck else ""
+        return f"{' and '.join(stuck)} on this machine does not answer: not asked again until it does" if stuck else ""
 
     @property
     def has_one_engine(self) -> bool:
-        """Whether one engine alone is watched here."""
+        """Whether exactly one engine is watched here."""
         return len(self._ports) == 1
 
     @functools.cached_property
     def knows_pids(self) -> bool:
-        """Whether the driver's numbers of processes are those of /proc."""
+        """Whether the driver's pids are those of /proc."""
         return is_first_namespace(self._root)
 
     def join(self, port: int) -> None:
-        """An engine at this port is watched from now on."""
+        """An engine at this port now watched."""
         if not self._ports:
             self.kernel.open()
         self._ports.append(port)
         self._processes.forget()  # the last walk did not look for this one
 
     def leave(self, port: int) -> None:
-        """It is not any more; after the last one, everything that is open is closed."""
+        """Stops watching it; after the last one, everything is closed."""
         self._ports.remove(port)
         if not self._ports:
             self.kernel.close()
@@ -390,11 +377,11 @@ class Machine:
             threading.Thread(target=self._driver.close, name="plimsoll-driver-end", daemon=True).start()
 
     async def found(self) -> Mapping[int, ServerProcess] | None:
-        """The servers of the ports that are watched; None if that is not known. Reads the kernel's log as well."""
+        """The servers at the watched ports; None if unknown. Reads the kernel log as well."""
         return await self._processes.answer()
 
     async def cards(self) -> Mapping[str, CardNow] | None:
-        """All cards by their address; None without NVML, and while it hangs."""
+        """All GPUs by their address; None without NVML, and while it hangs."""
         return await self._cards.answer()
 
     # In the thread
@@ -423,7 +410,7 @@ class Machine:
 
 
 def _is_there(one: Process, seen: Table) -> bool:
-    """Whether it is, and not another one under its number."""
+    """Whether the process still exists, and is not another one with its pid."""
     return one.pid in seen and seen[one.pid].start_ticks == one.start_ticks
 
 
@@ -434,26 +421,26 @@ def this_machine() -> Machine:
 
 
 class SameHost:
-    """One engine of this machine, by its port."""
+    """Adds what this machine knows to the looks at one engine on it."""
 
     def __init__(self, port: int, machine: Machine | None = None) -> None:
         self._port = port
         self._machine = machine or this_machine()
         self._is_open = False
         self._xids = 0
-        self._has_figures = False  # whether the last look had those of its whole tree
+        self._has_figures = False  # whether the last look had the whole tree's
         self._was_here = False
-        self._tied: frozenset[str] = frozenset()  # the cards that it was last seen on: they count also when it is gone
+        self._tied: frozenset[str] = frozenset()  # the GPUs it was last seen on: they count also when it is gone
         self._guessed: frozenset[str] = frozenset()
 
     @property
     def note(self) -> str:
-        """What of this machine does not answer, in words."""
+        """What does not answer on this machine."""
         return self._machine.note
 
     async def add_to(self, look: Look) -> Look:
-        """The look with what this machine knows beside it. Cards are told whatever became of the engine."""
-        if not self._is_open:  # not before: an engine that is never looked at is none of this machine's
+        """The look with this machine's figures. GPUs are included whatever became of the engine."""
+        if not self._is_open:  # not before: an engine without looks needs nothing of this machine
             self._is_open = True
             self._machine.join(self._port)
             self._xids = self._machine.kernel.count
@@ -461,9 +448,9 @@ class SameHost:
         found = None if servers is None else servers.get(self._port)
         if found is not None and not _is_engine(found, cards):
             found = None
-        told = self._cards(found, cards)
+        states = self._cards(found, cards)
         if look.reach is not Reach.ANSWERS:
-            return look._replace(cards=told)
+            return look._replace(cards=states)
         figures = dict(look.figures)
         if found is not None:
             self._has_figures = True
@@ -472,13 +459,13 @@ class SameHost:
             if found.limit is not None:
                 figures["host_limit"] = float(found.limit)
         elif self._has_figures:
-            # The page's figure is of one process alone: after that of the whole tree it would look as if memory had shrunk.
+            # The metrics' figure is of one process: after the whole tree's it would look as if memory had shrunk.
             figures.pop("host_resident", None)
             self._has_figures = servers is None
-        return look._replace(figures=figures, cards=told)
+        return look._replace(figures=figures, cards=states)
 
     def close(self) -> None:
-        """It is not watched any more."""
+        """The engine is no longer watched."""
         if self._is_open:
             self._is_open = False
             self._machine.leave(self._port)
@@ -492,14 +479,14 @@ class SameHost:
         is_alone = self._was_here and self._machine.has_one_engine
         if self._tied or not is_alone or (cards and self._machine.knows_pids):
             self._guessed = frozenset()
-        else:  # the driver counts processes in another way, or is not there: with one engine, the cards are its own
+        else:  # the driver has other pids, or is absent: with one engine, the GPUs are its own
             self._guessed |= frozenset(cards or ()) | frozenset(seen)
         own = self._tied or self._guessed
         return tuple(_card(name, (cards or {}).get(name), seen.get(name, ()), tree) for name in sorted(own))
 
 
 def _is_engine(found: ServerProcess, cards: Mapping[str, CardNow] | None) -> bool:
-    """Whether what listens there can be an engine: Python, or something that holds memory of a card."""
+    """Whether the listener can be an engine: Python, or a holder of GPU memory."""
     return found.is_python or any(not card.held.keys().isdisjoint(found.tree) for card in (cards or {}).values())
 
 

@@ -1,15 +1,15 @@
-"""Guard's journal: what it is about to do and what became of it, in a file that only grows and survives whatever ends guard.
+"""Guard's journal: every step before and after it is done, in an append-only file that survives whatever ends guard.
 
 Each entry is one line, written with one write and on the disk before `append` returns. Beside the file JOURNAL lie
 
     JOURNAL.lock         held by the guard that writes, so that there is never a second one
-    JOURNAL.old-N        files that were full; what was still needed of them went into the next one
-    JOURNAL.torn-N       a last line that was not whole at the next start, cut off there
-    JOURNAL.damaged-N    a file with a line in it that is not right; the next one begins with what was read before that line
-    JOURNAL.new          a next file that is not whole yet
+    JOURNAL.old-N        full files; what was still needed of them is in the next one
+    JOURNAL.torn-N       a last line that was incomplete at the next start, cut off there
+    JOURNAL.damaged-N    a file with an invalid line; the next one begins with what was read before that line
+    JOURNAL.new          a next file that is not complete yet
 
 A file at one of these names is never written over. The newest OLD_KEPT full files and TORN_KEPT torn lines are kept; damaged
-files are for somebody to look at, and to remove.
+files are for an operator to inspect and remove.
 """
 
 from __future__ import annotations
@@ -29,12 +29,8 @@ from typing import Any, NamedTuple, Self
 from plimsoll.errors import WorldFailed
 from plimsoll.guard.act.journal_entry import BEGUN, LINE_MAX, SCHEMA, CarryOver, Entry, LineReader, cleaned, encode
 
-# Reads guard's journal from a file, piece by piece, as far as it can be believed.
-#
-# A last line without its newline is torn: it was being written when the power went, or is just being written now. Any other
-# line that is not right is damage: what stands before it holds, and what comes after is not read, since nobody can say what
-# is missing in between.
-
+# A last line without its newline is torn: it was being written when the power went, or is being written now. Any other invalid
+# line is damage: what stands before it counts, and what comes after is not read, since something may be missing in between.
 PIECE = 64 << 10
 TORN = "torn"
 DAMAGED = "damaged"
@@ -43,23 +39,23 @@ UNREADABLE = "unreadable"
 
 
 class JournalProblem(NamedTuple):
-    """What is wrong with a journal, and from where on it is not read."""
+    """What is wrong with a journal, and from where on it is ignored."""
 
     kind: str
-    says: str
+    message: str
     at_byte: int = 0
-    lines_after: int = 0  # line ends in what is not read
+    lines_after: int = 0  # line ends in the ignored part
 
 
 class JournalContents(NamedTuple):
-    """What a journal says, and what is wrong with it."""
+    """The entries of a journal, and what is wrong with it."""
 
     entries: tuple[Entry, ...]
     wrong: tuple[JournalProblem, ...] = ()
 
 
 def read_journal(path: Path) -> JournalContents:
-    """Its entries; never raises for what the file is or holds."""
+    """Reads a journal; never raises for what the file is or holds."""
     entries: list[Entry] = []
     wrong: list[JournalProblem] = []
     for item in stream_journal(path):
@@ -71,7 +67,7 @@ def read_journal(path: Path) -> JournalContents:
 
 
 def read_history(path: Path, last: int) -> JournalContents:
-    """The last so many entries, each once, also from the files that were full before this one."""
+    """The last entries, each once, also from the full files before this one."""
     files = [path, *reversed(beside(path, "old"))]
     found: list[Entry] = []
     wrong: list[JournalProblem] = []
@@ -86,11 +82,11 @@ def read_history(path: Path, last: int) -> JournalContents:
 
 
 def stream_journal(path: Path) -> Iterator[Entry | JournalProblem]:
-    """Its entries one by one; what is wrong, if anything is, comes last."""
+    """The entries one by one; a problem comes last."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except FileNotFoundError:
-        yield JournalProblem(ABSENT, f"there is no journal at {path}")
+        yield JournalProblem(ABSENT, f"no journal at {path}")
         return
     except (OSError, ValueError) as problem:
         yield JournalProblem(UNREADABLE, f"{path} cannot be read: {getattr(problem, 'strerror', None) or problem}")
@@ -105,12 +101,12 @@ def stream_journal(path: Path) -> Iterator[Entry | JournalProblem]:
 
 
 def stream_descriptor(descriptor: int, reader: LineReader, name: str) -> Iterator[Entry | JournalProblem]:
-    """The same of an open file, from its beginning; `reader` knows afterwards where the next line would go on."""
+    """The entries of an open file from its beginning; `reader` then knows how the next line continues."""
     at = line = 0
     held = b""
     for piece in _pieces(descriptor, 0):
         if isinstance(piece, JournalProblem):
-            yield piece._replace(says=f"{name} {piece.says}", at_byte=at)
+            yield piece._replace(message=f"{name} {piece.message}", at_byte=at)
             return
         *whole, held = (held + piece).split(b"\n")
         for one in whole:
@@ -126,11 +122,11 @@ def stream_descriptor(descriptor: int, reader: LineReader, name: str) -> Iterato
     if held and (after := _line_ends(descriptor, at)):
         yield JournalProblem(DAMAGED, _damage(name, line + 1, "it is far too long"), at, after)
     elif held:
-        yield JournalProblem(TORN, f"{name}, line {line + 1}: the last line is not whole (cut off, or just being written)", at)
+        yield JournalProblem(TORN, f"{name}, line {line + 1}: the last line is incomplete (cut off, or being written)", at)
 
 
 def _damage(name: str, line: int, why: str) -> str:
-    return f"{name}, line {line}: {why}; neither it nor what comes after it is read"
+    return f"{name}, line {line}: {why}; this line and all after it are ignored"
 
 
 def _line_ends(descriptor: int, at: int) -> int:
@@ -138,7 +134,7 @@ def _line_ends(descriptor: int, at: int) -> int:
 
 
 def _pieces(descriptor: int, at: int) -> Iterator[bytes | JournalProblem]:
-    """The file from here on; by place, so that several may read one descriptor."""
+    """The file from this offset, with pread, so that several may read one descriptor."""
     while True:
         try:
             piece = os.pread(descriptor, PIECE, at)
@@ -170,7 +166,7 @@ _PIECE = 1 << 20
 
 
 class JournalFailed(WorldFailed):
-    """The entry is not known to be on the disk: what it is of must not be done."""
+    """The entry is not certainly on disk: its step must not be done."""
 
 
 class JournalBusy(JournalFailed):
@@ -178,10 +174,9 @@ class JournalBusy(JournalFailed):
 
 
 class Journal:
-    """An open journal; `wrong` says what was found amiss at opening, `trouble` what has been since without being fatal.
+    """An open journal; `wrong` has the problems found at opening, `trouble` a later one that is not fatal.
 
-    After damage `kept` may lack the newest entries: restarts that budgets should count, a pause. Whoever opens it should look
-    at `wrong` before anything is done.
+    After damage `kept` may lack the newest entries: restarts that budgets should count, a pause. Check `wrong` before acting.
     """
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time, rotate_bytes: int = ROTATE_BYTES) -> None:
@@ -213,7 +208,7 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file and its lock; what was appended is on the disk already."""
+        """Closes the file and its lock; everything appended is on disk already."""
         self._broken = self._broken or "it is closed"
         for name in ("_file", "_lock"):
             descriptor = getattr(self, name)
@@ -222,14 +217,14 @@ class Journal:
                 os.close(descriptor)
 
     def kept(self) -> list[Entry]:
-        """What is still needed: the entries of open actions, those that budgets count, the last of each switch."""
+        """The entries still needed: of open actions, those that budgets count, the last of each switch."""
         with self._mutex:
             return self._carry.entries(self._clock())
 
     def append(
         self, kind: str, *, engine: str = "", action: str = "", step: str = "", fields: Mapping[str, Any] | None = None
     ) -> Entry:
-        """Write one entry, and return it as written (without secrets) once it is on the disk; JournalFailed if it is not."""
+        """Writes one entry and returns it as written (without secrets) once it is on disk; JournalFailed if it is not."""
         with self._mutex:
             number = self._reader.number + 1
             entry = cleaned(Entry(number, round(self._clock(), 3), kind, engine, action, step, fields or {}))
@@ -247,7 +242,7 @@ class Journal:
         try:
             written = os.write(self._file, line)
             if written != len(line):
-                raise OSError(errno.ENOSPC, "there was no room for the whole line")
+                raise OSError(errno.ENOSPC, "no space for the whole line")
         except BaseException as problem:
             self._take_back()
             if isinstance(problem, OSError):
@@ -257,32 +252,32 @@ class Journal:
             os.fsync(self._file)
         except BaseException as problem:
             self._take_back()
-            # The kernel may have dropped what it could not write and say nothing of it the next time.
-            self._broken = f"it could not be brought to the disk: {_words(problem)}"
+            # The kernel may have dropped what it could not write, and report no error the next time.
+            self._broken = f"not written to disk: {_words(problem)}"
             if isinstance(problem, OSError):
                 raise JournalFailed(f"{self.path}: {self._broken}") from None
             raise
 
     def _check(self) -> None:
-        """That the file is still the one at its place, as we left it."""
+        """Raises unless the file is still the one at its path, as guard left it."""
         if not self._broken:
             try:
                 found = self.path.stat(follow_symlinks=False)
                 if not os.path.samestat(found, os.fstat(self._file)):
-                    self._broken = "somebody has put another file in its place"
+                    self._broken = "another file is in its place"
                 elif found.st_size != self._size:
-                    self._broken = "somebody else has written to it"
+                    self._broken = "another process has written to it"
             except OSError as problem:
-                self._broken = f"it is not there any more: {_words(problem)}"
+                self._broken = f"the file is gone: {_words(problem)}"
         if self._broken:
             raise JournalFailed(f"{self.path}: {self._broken}")
 
     def _take_back(self) -> None:
-        """Cut off what was written of a line, so that the file stays whole."""
+        """Removes a partly written line."""
         try:
             os.ftruncate(self._file, self._size)
         except OSError as problem:
-            self._broken = f"half a line could not be taken back: {_words(problem)}"
+            self._broken = f"half a line could not be removed: {_words(problem)}"
 
     def _take_lock(self) -> None:
         path = self.path.with_name(self.path.name + ".lock")
@@ -293,7 +288,7 @@ class Journal:
             raise JournalBusy(f"{self.path}: another guard writes this journal") from None
 
     def _open(self) -> None:
-        self._new().unlink(missing_ok=True)  # of one that was ended while it made it
+        self._new().unlink(missing_ok=True)  # left by a guard that was killed
         try:
             self._file = os.open(self.path, _FLAGS)
         except FileNotFoundError:
@@ -316,7 +311,7 @@ class Journal:
 
     def _mend(self, wrong: JournalProblem) -> None:
         if wrong.kind == UNREADABLE:
-            raise OSError(errno.EIO, wrong.says)
+            raise OSError(errno.EIO, wrong.message)
         if wrong.kind == DAMAGED:
             self._reader.number += wrong.lines_after  # a number is never used twice
             self._begin(DAMAGED)
@@ -329,16 +324,16 @@ class Journal:
     def _rotate(self) -> None:
         try:
             self._begin("old")
-        except OSError as problem:  # the old one still takes entries; later again
-            self.trouble = f"{self.path}: the next file cannot be begun: {_words(problem)}"
+        except OSError as problem:  # the old file still takes entries; retried later
+            self.trouble = f"{self.path}: cannot start the next file: {_words(problem)}"
             self._rotate_at = self._size + self._rotate_bytes // 16
             with contextlib.suppress(OSError):
                 self._new().unlink(missing_ok=True)
 
     def _begin(self, kind: str) -> None:
-        """Begin the next file with what is still needed, put it in its place, and keep the one before under a name by kind.
+        """Starts the next file with what is still needed, and keeps the one before under a name by kind.
 
-        There is a whole journal at its place at every moment.
+        There is a complete journal at the path at every moment.
         """
         now = self._clock()
         fields = {"schema": SCHEMA, "because": kind, "after": self._reader.sum if self._reader.number else ""}
@@ -365,7 +360,7 @@ class Journal:
         if self._file >= 0:
             os.close(self._file)
         self._file, self._size, self._reader = file, len(data), reader
-        self._rotate_at = max(self._rotate_bytes, 2 * len(data))  # never one full file after the other
+        self._rotate_at = max(self._rotate_bytes, 2 * len(data))  # never one full file right after another
 
     def _keep_aside(self, name: Path) -> None:
         try:
@@ -377,7 +372,7 @@ class Journal:
         return self.path.with_name(self.path.name + ".new")
 
     def _free_name(self, kind: str, most: int | None) -> Path:
-        """The next name of this kind; where too many of them lie, the oldest go."""
+        """The next name of this kind; beyond `most` the oldest are removed."""
         there = beside(self.path, kind)
         if most is not None:
             for old in there[: max(0, len(there) - most + 1)]:
@@ -393,7 +388,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring to the disk which files lie in it."""
+    """Syncs a folder's entries to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -402,7 +397,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _copy(source: int, at: int, name: Path) -> None:
-    """The rest of an open file from here on, into a new one."""
+    """Copies the rest of an open file into a new one."""
     target = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         while piece := os.pread(source, _PIECE, at):

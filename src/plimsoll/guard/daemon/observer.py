@@ -1,4 +1,7 @@
-"""The loop around the judge: every engine is looked at every few seconds, each on its own, and none waits for another."""
+"""Observes the fleet: looks at every engine every few seconds, judges each look, and reports what changed.
+
+Engines are looked at independently: none waits for another.
+"""
 
 from __future__ import annotations
 
@@ -28,66 +31,63 @@ from plimsoll.net.http_get import address
 from plimsoll.render.guard import Clock, EngineView, Event, EventKind
 from plimsoll.unknown import Condition, Status, Unknown
 
-# Which changes are worth a sentence: what begins to hold, what is over, and an engine that is gone or back. The rest is
-# quiet.
-#
-# A condition that is not known and never held says nothing: one sentence about the engine says why.
-
-NEVER_S = 60.0  # without any answer since guard began, before that is said as well
-LOOKS_GONE = 3  # that bring nothing before an engine is said not to answer: one slow answer is no news
-_SAYS = {
-    Reach.REFUSED: "nobody listens there",
-    Reach.SILENT: "does not answer",
-    Reach.NONSENSE: "answers something that is no page of metrics",
-}
+NEVER_S = 60.0  # without any answer since guard started, before that is reported
+LOOKS_GONE = 3  # failed looks before an engine is reported unreachable: one slow answer is no news
+_REACH_TEXTS = {
+    Reach.REFUSED: "unreachable: connection refused", Reach.SILENT: "unreachable",
+    Reach.NONSENSE: "answers, but not with metrics",
+}  # fmt: skip
 
 
 class EventReporter:
-    """Of one engine."""
+    """Turns the looks at one engine into events: a condition becomes active or clears, the engine is unreachable or back.
+
+    A condition that is unknown and was never active is silent: one event about the engine says why.
+    """
 
     def __init__(self, engine: str) -> None:
         self._engine = engine
-        self._held: dict[str, float] = {}  # the conditions that were told to hold, and since when
+        self._held: dict[str, float] = {}  # conditions reported active, and since when
         self._doubted: set[str] = set()
         self._gone_looks = 0
         self._gone_since_s: float | None = None
-        self._is_gone: bool | None = None  # as it was told; None: nothing yet
+        self._is_gone: bool | None = None  # as reported; None: nothing yet
         self._is_never_told = False
-        self._note = ""  # as it was told
+        self._note = ""  # as reported
         self._note_looks = 0
         self.has_answered = False
 
-    def tell(self, look: Look, changes: Sequence[Condition], answer: Look | None, note: str = "") -> list[Event]:
-        """What of these changes is said; `answer` is the last look that brought figures, `note` what one could not have."""
-        said = self._reach(look) + self._noted(look, note)
+    def report(self, look: Look, changes: Sequence[Condition], answer: Look | None, note: str = "") -> list[Event]:
+        """The events of these changes; `answer` is the last look with figures, `note` what the gate did not give."""
+        events = self._reach(look) + self._noted(look, note)
         for condition in changes:
-            told = self._condition(look, condition, answer)
-            said += [] if told is None else [told]
-        return said
+            event = self._condition(look, condition, answer)
+            events += [] if event is None else [event]
+        return events
 
     def leave(self, unix_s: float, now_s: float, conditions: Sequence[Condition]) -> list[Event]:
-        """The engine is no longer watched: what held is closed."""
-        said = [
+        """The events that close what is open when the engine is no longer watched."""
+        events = [
             Event(unix_s, self._engine, EventKind.OVER, "it is no longer watched", one, None, now_s - self._held[one.kind])
             for one in conditions if one.kind in self._held
         ]  # fmt: skip
         if self._is_gone:
-            said.append(Event(unix_s, self._engine, EventKind.REACHED, "it is no longer watched"))
-        return [*said, Event(unix_s, self._engine, EventKind.UNLISTED, "is no longer in the list of engines")]
+            events.append(Event(unix_s, self._engine, EventKind.REACHED, "it is no longer watched"))
+        return [*events, Event(unix_s, self._engine, EventKind.UNLISTED, "no longer in the engine list")]
 
     @property
     def doubted(self) -> frozenset[str]:
-        """The conditions that held and are not known any more."""
+        """Conditions that were active and are now unknown."""
         return frozenset(self._doubted)
 
     @property
     def note(self) -> str:
-        """What cannot be had of it, as it was told; empty when all can."""
+        """What the gate does not give, as reported; empty if it gives everything."""
         return self._note
 
     @property
     def gone_since_s(self) -> float | None:
-        """Since when it was told not to answer; None if it does."""
+        """Since when it is reported unreachable; None if it answers."""
         return self._gone_since_s if self._is_gone else None
 
     def _reach(self, look: Look) -> list[Event]:
@@ -104,17 +104,17 @@ class EventReporter:
         self._gone_since_s = look.at_s if self._gone_since_s is None else self._gone_since_s
         if self._is_gone and not self.has_answered and not self._is_never_told and look.at_s - self._gone_since_s >= NEVER_S:
             self._is_never_told = True
-            message = "has not answered since guard began: it is still starting, was never started, or is not at this address"
+            message = "no answer since guard started: still starting, never started, or a wrong address"
             return [Event(look.unix_s, self._engine, EventKind.UNREACHABLE, message)]
         if self._is_gone or (self._is_gone is False and self._gone_looks < LOOKS_GONE):
             return []
         self._is_gone = True
         why = f" ({look.why})" if look.why and look.reach is not Reach.REFUSED else ""
-        message = f"{_SAYS[look.reach]}{why}; what rests on its figures is not known"
+        message = f"{_REACH_TEXTS[look.reach]}{why}; no metrics"
         return [Event(look.unix_s, self._engine, EventKind.UNREACHABLE, message)]
 
     def _noted(self, look: Look, note: str) -> list[Event]:
-        """One look that a gate left without an answer is no news; a token that is wrong stays so."""
+        """One look without the gate's answer is no news; a wrong token stays wrong."""
         if look.reach is not Reach.ANSWERS:
             return []
         self._note_looks = self._note_looks + 1 if note else 0
@@ -122,17 +122,17 @@ class EventReporter:
             self._note = note
         elif note and self._note_looks >= LOOKS_GONE:
             self._note = note
-            return [Event(look.unix_s, self._engine, EventKind.TROUBLE, f"{note}; what only the gate tells is not known")]
+            return [Event(look.unix_s, self._engine, EventKind.TROUBLE, f"{note}; no gate figures")]
         elif self._note and not note:
             self._note = ""
-            return [Event(look.unix_s, self._engine, EventKind.MENDED, "the gate answers")]
+            return [Event(look.unix_s, self._engine, EventKind.MENDED, "the gate answers again")]
         return []
 
     def _condition(self, look: Look, condition: Condition, answer: Look | None) -> Event | None:
         kind = condition.kind
         if condition.is_true:
             self._doubted.discard(kind)
-            if kind in self._held:  # it was in doubt for a while; it is still the same trouble
+            if kind in self._held:  # it was unknown for a while: still the same condition
                 return None
             self._held[kind] = condition.since_s
             return Event(look.unix_s, self._engine, EventKind.BEGINS, condition.message, condition, finding(condition, answer))
@@ -159,30 +159,30 @@ class Watcher(Protocol):
     """Looks at one engine."""
 
     async def look(self, now_s: float, unix_s: float) -> Look:
-        """What there is to see."""
+        """Takes one look."""
 
     async def close(self) -> None:
-        """Hang up."""
+        """Closes its connections."""
 
 
 Points = Sequence[tuple[float, Mapping[str, float]]]  # by guard's own clock
 
 
 class DiscoveredFacts(NamedTuple):
-    """What whoever found an engine knows of it beside its address."""
+    """What discovery knows of an engine beside its address."""
 
     restarts: int | None = None  # of its container
-    ended: str = ""  # its process has, and nobody starts it again; in words
+    ended: str = ""  # why its process has ended and is not started again
 
     def put_into(self, look: Look) -> Look:
-        """The look with these."""
+        """Adds these facts to a look."""
         if self.restarts is None and not self.ended:
             return look
         return look._replace(container_restarts=self.restarts, ended=self.ended)
 
 
 class ObserverPorts(NamedTuple):
-    """What the loop is given: how to look, whom to tell, the clocks and the dice."""
+    """Ports of the fleet's loop: looking, telling, clocks and randomness."""
 
     watcher: Callable[[EngineConfig], Watcher]
     tell: Callable[[Event], None]
@@ -194,35 +194,35 @@ class ObserverPorts(NamedTuple):
 
 
 class WatchedEngine:
-    """One engine: who looks, who judges, and how it went."""
+    """One engine with its watcher, its judge and its counters."""
 
     def __init__(self, target: EngineConfig, policy: Policy, watcher: Watcher, now_s: float) -> None:
         self.target = target
         self.watcher = watcher
         self.judge = Judge(target.name, policy)
-        self.teller = EventReporter(target.name)
+        self.reporter = EventReporter(target.name)
         self.since_s = now_s
         self.looks = 0
         self.failures: Counter[str] = Counter()
         self.look_s: float | None = None
         self.task: asyncio.Task[None] | None = None
-        self.is_wanted = asyncio.Event()  # somebody waits for the next look
+        self.is_wanted = asyncio.Event()  # a caller waits for the next look
         self.waiters: list[asyncio.Future[Look | None]] = []
         self._planned = None if target.plan is None else PlannedTokens(*target.plan)
         self._plan = Tracker(PLAN, 0.0, 0.0, policy.every_s)
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """All of them as of the last look."""
+        """All conditions as of the last look."""
         return self.judge.conditions if self._planned is None else (*self.judge.conditions, self._plan.condition)
 
     @property
     def is_slow(self) -> bool:
-        """Whether the last look took long; so it may this time."""
+        """Whether the last look was slow; the next may be, too."""
         return self.look_s is not None and self.look_s > SLOW_S
 
     def take(self, look: Look) -> list[Event]:
-        """Judge one look; what is worth telling of it."""
+        """Judges one look and returns its events."""
         self.looks += 1
         if look.reach is not Reach.ANSWERS:
             self.failures[str(look.reach)] += 1
@@ -232,21 +232,21 @@ class WatchedEngine:
             before = self._plan.condition
             after = self._plan.see(as_planned(self._planned, look), look.at_s)
             changes += [after] if after.status is not before.status else []
-        return self.teller.tell(look, changes, answer, getattr(self.watcher, "gate_note", ""))
+        return self.reporter.report(look, changes, answer, getattr(self.watcher, "gate_note", ""))
 
     def view(self, now_s: float) -> EngineView:
-        """As of now, for whoever asks; without forecasts, which are work."""
+        """The engine as of now, without forecasts, which are expensive."""
         history = self.judge.history
         look = history.last
         return EngineView(
             self.target.name, address(self.target.url).shown, look, None if look is None else max(0.0, now_s - look.at_s),
             self.look_s, self.looks, dict(self.failures), self.conditions, findings(self.conditions, history.last_answer),
             self.since_s, None if history.last_answer is None else history.last_answer.vllm,
-            unreachable_since_s=self.teller.gone_since_s, has_answered=self.teller.has_answered, note=self.teller.note,
+            unreachable_since_s=self.reporter.gone_since_s, has_answered=self.reporter.has_answered, note=self.reporter.note,
         )  # fmt: skip
 
     def forecasts(self) -> dict[str, Forecast | Unknown]:
-        """When memory runs out, and when requests wait too long, as far as it can be told."""
+        """When memory runs out and when requests wait too long."""
         history, policy = self.judge.history, self.judge.policy
         return {
             "device": memory.device_forecast(history, policy),
@@ -257,7 +257,7 @@ class WatchedEngine:
 
 
 class Fleet:
-    """All engines that are watched now."""
+    """All engines that are watched."""
 
     def __init__(self, policy: Policy, ports: ObserverPorts, *, looks: int | None = None) -> None:
         self._policy, self._ports, self._most_looks = policy, ports, looks
@@ -267,19 +267,19 @@ class Fleet:
         self._quick, self._slow = asyncio.Semaphore(MOST_AT_ONCE), asyncio.Semaphore(MOST_AT_ONCE)
         self.changes: deque[Event] = deque(maxlen=CHANGES_KEPT)
         self.told = 0
-        self.mistakes: Counter[str] = Counter()  # of ours, by kind
+        self.mistakes: Counter[str] = Counter()  # internal errors by place and kind
         self.last_look_s = ports.clock()
         self.stale_after_s = max(60.0, 3 * policy.every_s + LONGEST_LOOK_S)
-        self._odd: set[str] = set()  # named in a list, and no address
-        self.needs: Mapping[str, str] = {}  # engines that whoever acts can do no more about, and why
-        self.is_listed = False  # whether a list of engines was ever had: only later changes of it are news
+        self._odd: set[str] = set()  # listed engines that cannot be watched
+        self.needs: Mapping[str, str] = {}  # engines that need attention, and why
+        self.is_listed = False  # whether there was a list before: only later changes of it are news
 
     # Who is watched
 
     def watch(self, targets: Sequence[EngineConfig]) -> None:
-        """From now on these and no others."""
+        """Watches these engines and no others."""
         wanted = {target.name: target for target in targets}
-        for name in [name for name, one in self._engines.items() if wanted.get(name) != one.target]:
+        for name in [name for name, engine in self._engines.items() if wanted.get(name) != engine.target]:
             self._leave(self._engines.pop(name))
         for name, target in wanted.items():
             if name not in self._engines:
@@ -289,185 +289,188 @@ class Fleet:
     def _begin(self, target: EngineConfig) -> None:
         try:
             watcher = self._ports.watcher(target)
-        except Exception as error:  # one odd entry of a list must not blind guard to the rest of the fleet
-            is_theirs = isinstance(error, PlimsollError)
-            if not is_theirs:
+        except Exception as error:  # one bad entry of a list must not blind guard to the rest of the fleet
+            is_bad_entry = isinstance(error, PlimsollError)
+            if not is_bad_entry:
                 self.mistakes[f"begin {type(error).__name__}"] += 1
             if target.name not in self._odd:
                 self._odd.add(target.name)
-                why = str(error) if is_theirs else f"a mistake of ours: {type(error).__name__}"
+                why = str(error) if is_bad_entry else f"internal error: {type(error).__name__}"
                 self._tell(Event(self._ports.wall(), target.name, EventKind.LISTED, f"cannot be watched: {why}"))
             return
-        one = WatchedEngine(target, self._policy, watcher, self._ports.clock())
-        self._engines[target.name] = one
-        one.task = asyncio.create_task(self._run(one))
+        engine = WatchedEngine(target, self._policy, watcher, self._ports.clock())
+        self._engines[target.name] = engine
+        engine.task = asyncio.create_task(self._run(engine))
         if self.is_listed:
-            self._tell(Event(self._ports.wall(), target.name, EventKind.LISTED, "is watched from now on"))
+            self._tell(Event(self._ports.wall(), target.name, EventKind.LISTED, "now watched"))
 
-    def _leave(self, one: WatchedEngine) -> None:
-        self._closing.append(asyncio.ensure_future(_stopped(one)))
+    def _leave(self, engine: WatchedEngine) -> None:
+        self._closing.append(asyncio.ensure_future(_stopped(engine)))
         self._closing = [task for task in self._closing if not task.done()]
-        for told in one.teller.leave(self._ports.wall(), self._ports.clock(), one.conditions):
-            self._tell(told)
+        for event in engine.reporter.leave(self._ports.wall(), self._ports.clock(), engine.conditions):
+            self._tell(event)
 
     def views(self) -> list[EngineView]:
-        """Every engine as of now, by name."""
+        """Every engine as of now, sorted by name."""
         now_s = self._ports.clock()
         return [self._engines[name].view(now_s)._replace(needs=self.needs.get(name, "")) for name in sorted(self._engines)]
 
     def view(self, name: str) -> EngineView | None:
-        """One of them, with its forecasts."""
-        one = self._engines.get(name)
-        if one is None:
+        """One engine with its forecasts."""
+        engine = self._engines.get(name)
+        if engine is None:
             return None
-        return one.view(self._ports.clock())._replace(forecasts=one.forecasts(), needs=self.needs.get(name, ""))
+        return engine.view(self._ports.clock())._replace(forecasts=engine.forecasts(), needs=self.needs.get(name, ""))
 
     def names(self) -> list[str]:
-        """Of all that are watched."""
+        """The names of all watched engines."""
         return sorted(self._engines)
 
     def engine(self, name: str) -> WatchedEngine | None:
-        """One that is watched."""
+        """A watched engine; None if there is none of that name."""
         return self._engines.get(name)
 
     async def look_now(self, name: str) -> Look | None:
-        """A look that begins after this moment, judged as any other; None if that engine is not watched any more."""
-        one = self._engines.get(name)
-        if one is None or one.task is None or one.task.done():
+        """A look that begins after this moment, judged as any other; None if the engine is no longer watched."""
+        engine = self._engines.get(name)
+        if engine is None or engine.task is None or engine.task.done():
             return None
         waiter: asyncio.Future[Look | None] = asyncio.get_running_loop().create_future()
-        one.waiters.append(waiter)
-        one.is_wanted.set()
+        engine.waiters.append(waiter)
+        engine.is_wanted.set()
         return await waiter
 
     def is_looking(self, within_s: float) -> bool:
-        """Whether a look has ended lately; with no engine to look at there is nothing to miss."""
+        """Whether a look has ended lately; always true without engines."""
         return not self._engines or self._ports.clock() - self.last_look_s < within_s
 
     @property
     def host_note(self) -> str:
-        """What of the machine that guard runs on does not answer, where engines run on it; empty if nothing."""
-        return next((note for one in self._engines.values() if (note := getattr(one.watcher, "host_note", ""))), "")
+        """What does not answer on guard's own machine, if engines run on it; empty if everything does."""
+        return next((note for engine in self._engines.values() if (note := getattr(engine.watcher, "host_note", ""))), "")
 
     def moment(self) -> Clock:
-        """Both clocks at once."""
+        """Both clocks at one moment."""
         return Clock(self._ports.clock(), self._ports.wall())
 
     def firing(self) -> list[Event]:
-        """What holds now or is in doubt, as it would be told."""
+        """Events for everything that is active, or was and is now unknown."""
         wall, found = self._ports.wall(), []
-        for one in self._engines.values():
-            answer = one.judge.history.last_answer
+        for engine in self._engines.values():
+            answer = engine.judge.history.last_answer
             found += [
-                Event(wall, one.target.name, EventKind.BEGINS, condition.message, condition, finding(condition, answer))
-                for condition in one.conditions if condition.is_true
+                Event(wall, engine.target.name, EventKind.BEGINS, condition.message, condition, finding(condition, answer))
+                for condition in engine.conditions if condition.is_true
             ]  # fmt: skip
             found += [
-                Event(wall, one.target.name, EventKind.UNKNOWN, condition.message, condition)
-                for condition in one.conditions if condition.kind in one.teller.doubted
+                Event(wall, engine.target.name, EventKind.UNKNOWN, condition.message, condition)
+                for condition in engine.conditions if condition.kind in engine.reporter.doubted
             ]  # fmt: skip
-            if one.teller.gone_since_s is not None:
-                found.append(Event(wall, one.target.name, EventKind.UNREACHABLE, "does not answer"))
+            if engine.reporter.gone_since_s is not None:
+                found.append(Event(wall, engine.target.name, EventKind.UNREACHABLE, "unreachable"))
         return [*found, *(Event(wall, name, EventKind.NEEDS, says) for name, says in self.needs.items())]
 
     # Looking
 
     async def wait(self) -> None:
-        """Until every engine had its number of looks; for ever without one."""
+        """Waits until every engine had its number of looks; for ever without a number."""
         while self._most_looks is None:
             await asyncio.sleep(3600.0)
-        while left := [one.task for one in self._engines.values() if one.task is not None and not one.task.done()]:
+        while left := [engine.task for engine in self._engines.values() if engine.task is not None and not engine.task.done()]:
             await asyncio.wait(left)
 
     async def close(self) -> None:
-        """Stop looking."""
+        """Stops looking."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2.0):
                 await asyncio.gather(*map(_stopped, self._engines.values()), *self._closing, return_exceptions=True)
 
-    async def _run(self, one: WatchedEngine) -> None:
+    async def _run(self, engine: WatchedEngine) -> None:
         every_s, clock, dice = self._policy.every_s, self._ports.clock, self._ports.dice
-        # Spread over the first interval, so that a fleet is not looked at all at once; a few are looked at right away.
+        # Spread over the first interval, so that a large fleet is not looked at all at once.
         await asyncio.sleep(dice() * every_s * min(1.0, len(self._engines) / 50))
         due_s = clock()
         while True:
-            async with self._slow if one.is_slow else self._quick:
-                one.is_wanted.clear()
-                asked = len(one.waiters)  # whoever asks from now on wants a later look
-                look = await self._look(one)
-            past = await self._past(one, look)
-            self._take(one, look)
+            async with self._slow if engine.is_slow else self._quick:
+                engine.is_wanted.clear()
+                asked = len(engine.waiters)  # a caller that comes from now on wants a later look
+                look = await self._look(engine)
+            past = await self._past(engine, look)
+            self._take(engine, look)
             if past:
-                one.judge.history.recall(past)
-            waiters, one.waiters = one.waiters[:asked], one.waiters[asked:]  # not before: who leaves answers all that are there
+                engine.judge.history.recall(past)
+            waiters, engine.waiters = (
+                engine.waiters[:asked],
+                engine.waiters[asked:],
+            )  # not before: leaving the fleet answers all that wait
             _answer(waiters, look)
-            if self._most_looks is not None and one.looks >= self._most_looks:
+            if self._most_looks is not None and engine.looks >= self._most_looks:
                 return
-            # A look that somebody asked for came before its time: the next is due an interval after it, not after its time.
+            # A requested look came early: the next is due an interval after it.
             due_s = max(min(due_s, clock()) + every_s * (0.975 + 0.05 * dice()), clock())
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(one.is_wanted.wait(), max(0.0, due_s - clock()))
+                await asyncio.wait_for(engine.is_wanted.wait(), max(0.0, due_s - clock()))
 
-    async def _look(self, one: WatchedEngine) -> Look:
+    async def _look(self, engine: WatchedEngine) -> Look:
         now_s, unix_s = self._ports.clock(), self._ports.wall()
         try:
             async with asyncio.timeout(LONGEST_LOOK_S):
-                look = await one.watcher.look(now_s, unix_s)
+                look = await engine.watcher.look(now_s, unix_s)
         except TimeoutError:
-            look = Look(now_s, unix_s, Reach.SILENT, f"the look did not end within {LONGEST_LOOK_S:g} s")
-        except Exception as problem:  # whatever one engine does to us, the others are still watched
+            look = Look(now_s, unix_s, Reach.SILENT, f"the look timed out after {LONGEST_LOOK_S:g} s")
+        except Exception as problem:  # whatever one engine does, the others are still watched
             self.mistakes[f"look {type(problem).__name__}"] += 1
-            look = Look(now_s, unix_s, Reach.NONSENSE, f"a mistake of ours: {type(problem).__name__}")
-        one.look_s = self._ports.clock() - now_s
+            look = Look(now_s, unix_s, Reach.NONSENSE, f"internal error: {type(problem).__name__}")
+        engine.look_s = self._ports.clock() - now_s
         self.last_look_s = self._ports.clock()
         return look
 
-    async def _past(self, one: WatchedEngine, look: Look) -> Points:
-        """What was before guard's first look at it. Asked for once, and that look waits: no restart may lie between."""
-        if self._ports.recall is None or look.reach is not Reach.ANSWERS or one.teller.has_answered:
+    async def _past(self, engine: WatchedEngine, look: Look) -> Points:
+        """The engine's past before guard's first look. Asked for once, and that look waits: no restart may lie between."""
+        if self._ports.recall is None or look.reach is not Reach.ANSWERS or engine.reporter.has_answered:
             return ()
         try:
             async with asyncio.timeout(LONGEST_RECALL_S):
-                return await self._ports.recall(one.target, look)
-        except Exception as problem:  # it is worth having, and not worth an end
+                return await self._ports.recall(engine.target, look)
+        except Exception as problem:  # the past is worth having, and not worth a crash
             self.mistakes[f"recall {type(problem).__name__}"] += 1
             return ()
 
-    def _take(self, one: WatchedEngine, look: Look) -> None:
+    def _take(self, engine: WatchedEngine, look: Look) -> None:
         try:
-            said = one.take(self._ports.facts(one.target.name).put_into(look))
-        except Exception as problem:  # as with a look; its conditions stay as they were, and the page shows the mistake
+            events = engine.take(self._ports.facts(engine.target.name).put_into(look))
+        except Exception as problem:  # its conditions stay as they were, and the metrics show the error
             self.mistakes[f"judge {type(problem).__name__}"] += 1
-            one.looks += 1  # a judge that stumbles each time must not make `--looks` endless
+            engine.looks += 1  # a judge that always fails must not make `--looks` endless
             return
-        for told in said:
-            self._tell(told)
+        for event in events:
+            self._tell(event)
 
     def tell(self, engine: str, what: EventKind, message: str) -> None:
-        """Something that is no judgement, kept and told as the judgements are."""
+        """Keeps and tells an event that is not a judgement."""
         self._tell(Event(self._ports.wall(), engine, what, message))
 
-    def _tell(self, told: Event) -> None:
+    def _tell(self, event: Event) -> None:
         self.told += 1
-        self.changes.append(told)
+        self.changes.append(event)
         try:
-            self._ports.tell(told)
-        except Exception as problem:  # it is in the history; whoever writes or sends must not end the watching
+            self._ports.tell(event)
+        except Exception as problem:  # it is in the history; a failing writer must not end the watching
             self.mistakes[f"tell {type(problem).__name__}"] += 1
 
 
-async def _stopped(one: WatchedEngine) -> None:
-    if one.task is not None:
-        one.task.cancel()
+async def _stopped(engine: WatchedEngine) -> None:
+    if engine.task is not None:
+        engine.task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await one.task
-    _answer(one.waiters, None)
-    await one.watcher.close()
+            await engine.task
+    _answer(engine.waiters, None)
+    await engine.watcher.close()
 
 
 def _answer(waiters: Sequence[asyncio.Future[Look | None]], look: Look | None) -> None:
     for waiter in waiters:
-        if not waiter.done():  # whoever asked may have gone
+        if not waiter.done():  # the caller may be gone
             waiter.set_result(look)
 
 
@@ -475,16 +478,16 @@ def _answer(waiters: Sequence[asyncio.Future[Look | None]], look: Look | None) -
 
 
 class EngineCapabilities(NamedTuple):
-    """What the configuration says of one engine."""
+    """What guard may do to one engine, by its configuration."""
 
     group: str = ""
-    only_observed: str = ""  # why nothing may be done to it
+    only_observed: str = ""  # why guard may only observe it
     has_gate: bool = False
     has_restarter: bool = False
 
 
 class ProcessLife(NamedTuple):
-    """Which process of an engine answers, as far as it is known."""
+    """Which process of an engine answers."""
 
     started: float | None = None  # as its page says
     restarts: int | None = None  # as its cluster counts them
@@ -493,7 +496,7 @@ class ProcessLife(NamedTuple):
 
 
 class FleetObserver:
-    """Sight and view of one guard. `ends`: the engines that restarts did not mend, as the journal tells."""
+    """The fleet as the action runner sees it. `ends`: the engines that restarts did not fix, by the journal."""
 
     def __init__(
         self, fleet: Fleet, capabilities: Mapping[str, EngineCapabilities], every_s: float, clock: Callable[[], float],
@@ -503,20 +506,20 @@ class FleetObserver:
         self._ends = ends
 
     async def look(self, engine: str) -> Look | None:
-        """A fresh look."""
+        """Takes a fresh look."""
         return await self._fleet.look_now(engine)
 
     def conditions(self, engine: str) -> Mapping[str, Condition]:
-        """As of the last look."""
+        """Conditions as of the last look."""
         one = self._fleet.engine(engine)
         return {} if one is None else {condition.kind: condition for condition in one.conditions}
 
     def engines(self) -> Sequence[str]:
-        """All that are watched."""
+        """The names of all watched engines."""
         return self._fleet.names()
 
     def suffering(self, engine: str, policy: ActPolicy) -> str:
-        """Why this one must stay after all: another of its group has left meanwhile, or cannot carry its load; or nothing."""
+        """Why this engine must stay after all: another of its group has left, or cannot carry its load; "" if none."""
         view = self.view(frozenset({engine}))
         mine = next((one for one in view.engines if one.name == engine), None)
         others = [] if mine is None else group_peers(mine, view.engines)
@@ -524,7 +527,7 @@ class FleetObserver:
             return ""
         away = [one.name for one in others if one.is_away]
         if len(away) >= policy.most_away:
-            return f"{away[0]} is away meanwhile"
+            return f"{away[0]} is out of rotation"
         for one in others:
             found = one.conditions.get("saturated")
             if found is not None and found.is_true:
@@ -533,7 +536,7 @@ class FleetObserver:
         return "" if isinstance(answer, Unknown) else answer
 
     def life(self, engine: str) -> ProcessLife:
-        """Which of its processes answers."""
+        """Which process of the engine answers."""
         one = self._fleet.engine(engine)
         if one is None:
             return ProcessLife()
@@ -544,7 +547,7 @@ class FleetObserver:
         )  # fmt: skip
 
     def view(self, at_work: frozenset[str]) -> FleetView:
-        """The fleet now. Nothing is decided about those that are being worked on."""
+        """The fleet now. Nothing is decided about engines with an open action."""
         found, last_ends = [], self._ends()
         for name in self.engines():
             one = self._fleet.engine(name)
@@ -556,21 +559,18 @@ class FleetObserver:
         history, name = one.judge.history, one.target.name
         model = None if history.last_answer is None else history.last_answer.model
         is_held = last_end is not None and last_end.is_out
-        told, last, now_s = (
-            self._capabilities.get(name, EngineCapabilities(only_observed="guard was not told what it may do to it")),
-            history.last,
-            self._clock(),
-        )
+        may = self._capabilities.get(name, EngineCapabilities(only_observed="no actions are configured for it"))
+        last, now_s = history.last, self._clock()
         conditions = {condition.kind: condition for condition in one.conditions}
-        doubted = one.teller.doubted  # it held, and whether it still does is not known
-        holds = any((kind in doubted or found.is_true) and kind in GRADES for kind, found in conditions.items())
-        observed = "guard is at work on it" if is_at_work else told.only_observed or _connector(last)
+        doubted = one.reporter.doubted  # was active, now unknown
+        is_active = any((kind in doubted or found.is_true) and kind in GRADES for kind, found in conditions.items())
+        observed = "guard is working on it" if is_at_work else may.only_observed or _connector(last)
         return EngineStatus(
-            name, conditions, load_of(name, last, is_well=not holds, model=model),
-            math.inf if last is None else max(0.0, now_s - last.at_s), self._every_s, told.group,
+            name, conditions, load_of(name, last, is_well=not is_active, model=model),
+            math.inf if last is None else max(0.0, now_s - last.at_s), self._every_s, may.group,
             _is_away(last) or is_at_work or is_held,
             now_s - history.changed_at_s if history.changed else None, observed,
-            has_gate=told.has_gate and last is not None and last.gate is not None, has_restarter=told.has_restarter,
+            has_gate=may.has_gate and last is not None and last.gate is not None, has_restarter=may.has_restarter,
             last_end=last_end,
         )  # fmt: skip
 
@@ -582,7 +582,7 @@ def _is_away(look: Look | None) -> bool:
 
 
 def _connector(look: Look | None) -> str:
-    """With a KV connector a request lives in two engines: what one of them says is not all of it."""
+    """Why an engine with a KV connector is only observed: a request lives in two engines there."""
     if look is not None and look.figures.get("external_prefix_queries", 0.0) > 0:
         return "it has a KV connector: guard only observes such engines"
     return ""

@@ -1,4 +1,4 @@
-"""Puts guard together: who finds engines, who looks, who judges, who is told; and runs it until it is stopped."""
+"""Runs guard: discovery, fleet, action runner, API, notifications and systemd, until it is stopped."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.findings import Severity
 from plimsoll.guard.adapters.discovery import FileFinder, Finder
 from plimsoll.guard.adapters.webhook import DeliveryCounts
-from plimsoll.guard.api import api as guard_token
-from plimsoll.guard.api.api import GuardApi, GuardHealth
+from plimsoll.guard.api.api import GuardApi, GuardHealth, remove_token, token_path, write_token
 from plimsoll.guard.config import GuardConfig, files_of
 from plimsoll.guard.daemon.acting import ActionRunner, set_up_acting
 from plimsoll.guard.daemon.conductor import Announcement
@@ -34,8 +33,7 @@ from plimsoll.guard.daemon.engine_figures import LabelSets, PrometheusHistory
 from plimsoll.guard.daemon.engine_http import EngineClient
 from plimsoll.guard.daemon.engine_look import CanaryPlan, EngineWatcher
 from plimsoll.guard.daemon.host import SameHost
-from plimsoll.guard.daemon.observer import DiscoveredFacts, Fleet
-from plimsoll.guard.daemon.observer import ObserverPorts as Ports
+from plimsoll.guard.daemon.observer import DiscoveredFacts, Fleet, ObserverPorts
 from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.guard.judge.findings import severity_of
 from plimsoll.guard.judge.look import Reach
@@ -51,21 +49,19 @@ from plimsoll.render.doctor import clean
 from plimsoll.render.guard import Event, EventKind, Trouble, alert, line_json, sentence, status_line
 from plimsoll.vllm.versions import engine_named
 
-# The server behind `plimsoll guard -- vllm serve ...`: where it will answer, and whether guard may touch it.
-
 PORT = "8000"  # vLLM's own
 CONNECTORS = ("--kv-transfer-config", "--ec-transfer-config")
 SEVERAL = (
     "--data-parallel-address", "--data-parallel-rank", "--data-parallel-start-rank", "--data-parallel-hybrid-lb",
     "--data-parallel-external-lb",
 )  # fmt: skip
-"""Flags that only a server on several machines has, or one of several that are one."""
+"""Flags that only a server across several machines has."""
 _ANY = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}  # noqa: S104  (what to ask, not where to listen)
-_WHERE = "say where it answers: plimsoll guard --engine http://HOST:PORT -- COMMAND"
+_WHERE = "give its address: plimsoll guard --engine http://HOST:PORT -- COMMAND"
 
 
 class OwnEngine(NamedTuple):
-    """What its command line says."""
+    """The server of `plimsoll guard -- vllm serve ...`, by its command line."""
 
     url: str
     has_connector: bool = False
@@ -73,9 +69,9 @@ class OwnEngine(NamedTuple):
 
 
 def own_engine(command: Sequence[str], url: str | None) -> OwnEngine:
-    """The server that this command starts; `url` is what the user said of its place, if anything."""
+    """Reads the command that starts the server; `url` is its address if the user gave one."""
     if not command or not command[0].strip():
-        raise BadInput("nothing stands behind --; it is the command that starts the server: -- vllm serve MODEL")
+        raise BadInput("no command after --: plimsoll guard -- vllm serve MODEL")
     launch = find_launch(command, (), "command line")
     if launch is None:
         if url is None:
@@ -92,7 +88,7 @@ def own_engine(command: Sequence[str], url: str | None) -> OwnEngine:
     )
     line = with_config(line, config_of(launch, ""), engine)
     if _last(line, "--headless") is not None:
-        raise BadInput("a --headless server answers nobody: guard belongs to the machine that has the API server")
+        raise BadInput("a --headless server has no API: run guard on the machine of the API server")
     nodes = _whole(_last(line, "--nnodes") or "1")
     if any(_last(line, name) is not None for name in SEVERAL):
         nodes = max(2, nodes)
@@ -100,44 +96,45 @@ def own_engine(command: Sequence[str], url: str | None) -> OwnEngine:
 
 
 def _url(line: CommandLine, url: str | None) -> str:
-    """By its own words; what the user said counts where they do not tell."""
+    """Its address by its own flags, else the user's."""
     host, port = _last(line, "--host") or "", _last(line, "--port") or PORT
     is_plain = port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 65_536 and re.fullmatch(r"[\w.:*-]*", host)
     if url is not None and (_last(line, "--uds") is not None or not is_plain):
         return url
     if _last(line, "--uds") is not None:
-        raise BadInput(f"a server on a Unix socket cannot be looked at; {_WHERE}")
+        raise BadInput(f"a server on a Unix socket cannot be watched; {_WHERE}")
     if not is_plain:
-        raise BadInput(f"--host and --port of the command are not known; {_WHERE}")
+        raise BadInput(f"--host and --port of the command are unknown; {_WHERE}")
     host = _ANY.get(host, host)
     scheme = "https" if _last(line, "--ssl-certfile") is not None else "http"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{int(port)}"
 
 
 def _last(line: CommandLine, name: str) -> str | None:
-    """The last value wins, as in vLLM; a flag without one is the empty text."""
+    """The last value of a flag, as in vLLM; "" for a flag without a value."""
     found = [one for one in line.arguments if one.row is not None and one.row.name == name and not one.is_negated]
     return None if not found else found[-1].values[-1] if found[-1].values else ""
 
 
 def _whole(text: str) -> int:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 7 else 2  # not known: then better not touched
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 7 else 2  # unknown: then guard only observes
 
-
-# Lines to standard output from a thread of its own: a reader that stands still never stops the watching.
 
 MOST_WAITING = 10_000
 STANDARD_OUTPUT = 1
 
 
 class LineWriter:
-    """Writes in order; when too many wait, new ones are dropped and counted."""
+    """Writes lines to standard output from its own thread, so that a stuck reader never stops the watching.
+
+    When too many lines wait, new ones are dropped and counted.
+    """
 
     def __init__(self, descriptor: int = STANDARD_OUTPUT) -> None:
         self._descriptor = descriptor
         self._waiting: queue.Queue[str | None] = queue.Queue(MOST_WAITING)
         self.dropped = 0
-        self.is_gone = False  # whoever read has closed his end
+        self.is_gone = False  # the reader has closed the pipe
         self._trouble = ""
         self._is_full = False
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -145,11 +142,11 @@ class LineWriter:
 
     @property
     def trouble(self) -> str:
-        """Why lines are lost now; empty when they are not."""
-        return self._trouble or ("whoever reads it stands still" if self._is_full else "")
+        """Why lines are lost now; empty if none are."""
+        return self._trouble or ("its reader does not read" if self._is_full else "")
 
     def say(self, line: str) -> None:
-        """One line, as soon as it can be written."""
+        """Queues one line."""
         try:
             self._waiting.put_nowait(line)
         except queue.Full:
@@ -157,7 +154,7 @@ class LineWriter:
             self._is_full = True
 
     def close(self, seconds: float = 2.0) -> None:
-        """Wait for what is left, but not for ever."""
+        """Waits for the queued lines, but not for ever."""
         try:
             self._waiting.put(None, timeout=seconds)
         except queue.Full:
@@ -168,28 +165,28 @@ class LineWriter:
         while (line := self._waiting.get()) is not None:
             left = (line + "\n").encode(errors="replace")
             try:
-                while left:  # not through a buffer of Python's: what a full disk refuses would stay in it
+                while left:  # unbuffered: what a full disk refuses would stay in a buffer
                     left = left[os.write(self._descriptor, left) :]
                 self._trouble = ""
                 self._is_full = self._is_full and self._waiting.qsize() > MOST_WAITING // 2
             except BrokenPipeError:
                 self.is_gone = True
                 return
-            except OSError as problem:  # a full disk: what is watched matters more than what is written
+            except OSError as problem:  # such as a full disk: watching matters more than writing
                 self.dropped += 1
                 self._trouble = problem.strerror or str(problem)
 
 
-# Tells systemd how guard is: ready, alive, a line of status, stopping. Without systemd nothing is sent.
-
-
 class SystemdNotifier:
-    """Writes to the socket that systemd names; a message that cannot be sent is lost, and nothing waits for it."""
+    """Tells systemd that guard is ready, alive or stopping, with a status line; a message that cannot be sent is lost."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        self._address = _address(environ.get("NOTIFY_SOCKET", ""))
-        self.watchdog_s = _watchdog_s(environ) if self._address else None
-        """How often systemd must hear that guard lives; half of the bound that was set. None: no watchdog."""
+        name = environ.get("NOTIFY_SOCKET", "")  # a path, or an abstract socket name, which systemd writes with an @
+        self._address = "\0" + name[1:] if name.startswith("@") else name if name.startswith("/") else ""
+        span, pid = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
+        is_watched = bool(self._address) and span.isdecimal() and int(span) > 0 and pid in ("", str(os.getpid()))
+        self.watchdog_s = int(span) / 2e6 if is_watched else None
+        """How often systemd must hear from guard: half of its bound. None: no watchdog."""
 
     @property
     def is_there(self) -> bool:
@@ -197,19 +194,19 @@ class SystemdNotifier:
         return bool(self._address)
 
     def ready(self, status: str) -> None:
-        """It has begun."""
+        """Guard has started."""
         self._send(f"READY=1\nSTATUS={_line(status)}")
 
     def alive(self, status: str) -> None:
-        """It goes on."""
+        """Guard is alive."""
         self._send(f"WATCHDOG=1\nSTATUS={_line(status)}")
 
     def status(self, status: str) -> None:
-        """How things are, for `systemctl status`."""
+        """The status line for `systemctl status`."""
         self._send(f"STATUS={_line(status)}")
 
     def stopping(self) -> None:
-        """It was told to stop."""
+        """Guard is stopping."""
         self._send("STOPPING=1")
 
     def _send(self, text: str) -> None:
@@ -220,46 +217,29 @@ class SystemdNotifier:
             one.sendto(text.encode(), self._address)
 
 
-def _address(name: str) -> str:
-    """A path, or a name in the abstract space, which systemd writes with an @."""
-    if name.startswith("@"):
-        return "\0" + name[1:]
-    return name if name.startswith("/") else ""
-
-
-def _watchdog_s(environ: Mapping[str, str]) -> float | None:
-    span, who = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
-    if not span.isdecimal() or int(span) == 0 or (who and who != str(os.getpid())):
-        return None
-    return int(span) / 2e6
-
-
 def _line(text: str) -> str:
     return " ".join(text.split())[:500]
 
 
-# Where guard's engines are: those that were named, and what each finder last said of how many there are and how they fare.
-
-
 class EngineLists:
-    """All of them. `note` hears how it is with each finder: what it is called, and its trouble or nothing."""
+    """The engines to watch: the configured ones and what each finder last found. `note` gets each finder's trouble, or ""."""
 
     def __init__(self, config: GuardConfig, note: Callable[[str, str], None]) -> None:
         self._config, self._note = config, note
         self._found: dict[str, tuple[EngineConfig, ...]] = {}
         self._facts: dict[str, dict[str, DiscoveredFacts]] = {}  # by finder, by the name that it gave
-        self._own: dict[str, tuple[str, str]] = {}  # by the name here: who found it, and as what
+        self._own: dict[str, tuple[str, str]] = {}  # by the name here: its finder, and the name it gave
         try:
             self.finders = config.discover.finders()
         except BadInput as error:  # outside a cluster
             raise config.refuse(str(error), "discover", "kubernetes") from None
 
     async def ask(self, finder: Finder) -> None:
-        """Ask one. What goes wrong is said, and what it said before holds then. Nothing that it does ends guard."""
+        """Asks one finder. If that fails, its last list stays in use; nothing it does ends guard."""
         try:
             found = await asyncio.to_thread(finder.find)
-        except Exception as problem:  # a list that we cannot read must not blind guard to the engines that it knows
-            self._note(finder.label, f"a mistake of ours: {type(problem).__name__}; what is known stays")
+        except Exception as problem:  # an unreadable list must not blind guard to the engines it knows
+            self._note(finder.label, f"internal error: {type(problem).__name__}; the last list stays in use")
             return
         self._found[finder.label] = found
         restarts, ended = finder.restarts, finder.ended
@@ -269,7 +249,7 @@ class EngineLists:
         self._note(finder.label, finder.trouble)
 
     def targets(self) -> list[EngineConfig]:
-        """All of them, each name and each address once."""
+        """All engines, each name and each address once."""
         discover = self._config.discover
         by_name = {target.name: target for target in self._config.engines}
         urls = {target.url.rstrip("/") for target in self._config.engines}
@@ -281,7 +261,7 @@ class EngineLists:
                 if url not in urls:
                     urls.add(url)
                     name = clean(target.name) or address(url).shown
-                    # A name that several have is nobody's: whose it is would change with the order of a list.
+                    # A name that several engines have gets the address added: its owner would change with the order of a list.
                     is_own = name not in by_name and called[name] <= 1
                     name = name if is_own else f"{name} {address(url).shown}"
                     own[name] = said, target.name
@@ -292,7 +272,7 @@ class EngineLists:
         return list(by_name.values())
 
     def facts(self, name: str) -> DiscoveredFacts:
-        """What whoever found this one knows of it."""
+        """What its finder knows of this engine."""
         said, called = self._own.get(name, ("", ""))
         return self._facts.get(said, {}).get(called, _NOTHING)
 
@@ -300,13 +280,11 @@ class EngineLists:
 _NOTHING = DiscoveredFacts()
 
 
-# What goes wrong with guard itself: one sentence when it begins, one when it is over, and shown for as long as it lasts.
-
-MOST_TEXTS = 20  # that are told of one trouble: what says something else each time is still one trouble
+MOST_TEXTS = 20  # reported texts of one trouble: a text that changes each time is still one trouble
 
 
 class _Held:
-    """One trouble that lasts."""
+    """A trouble that lasts."""
 
     def __init__(self, text: str, since_s: float) -> None:
         self.text, self.since_s = text, since_s
@@ -314,20 +292,20 @@ class _Held:
 
 
 class TroubleLog:
-    """By what they are about: the webhook, standard output, a finder, ..."""
+    """Guard's own troubles by subject (the webhook, standard output, a finder): one line when one begins, one when it ends."""
 
     def __init__(self, tell: Callable[[str], None], clock: Callable[[], float]) -> None:
         self._tell, self._clock = tell, clock
         self._held: dict[str, _Held] = {}
 
     def note(self, what: str, text: str, *, patience_s: float = 0.0) -> None:
-        """How it is with this one: empty when it is well. Told once it has lasted for so long."""
+        """Records the state of one subject, "" if it is fine. A trouble is reported once it has lasted `patience_s`."""
         held, now_s = self._held.get(what), self._clock()
         if not text:
             if held is not None:
                 del self._held[what]
                 if held.told:
-                    self._tell(f"{what}: well again")
+                    self._tell(f"{what}: recovered")
             return
         if held is None:
             held = self._held[what] = _Held(text, now_s)
@@ -337,26 +315,26 @@ class TroubleLog:
             self._tell(f"{what}: {text}")
 
     def now(self) -> tuple[Trouble, ...]:
-        """Those that were told and last."""
+        """The reported troubles that last."""
         return tuple(Trouble(what, held.text, held.since_s) for what, held in sorted(self._held.items()) if held.told)
 
 
 FILES_EVERY_S = 5.0
 STATUS_EVERY_S = 10.0
 TROUBLE_EVERY_S = 2.0
-WEBHOOK_PATIENCE_S = 10.0  # a receiver that is restarted is no news: what waits is sent again
+WEBHOOK_PATIENCE_S = 10.0  # a receiver that restarts is no news: notifications are retried
 TAKE_BACK_S = 30.0
 LAST_WORDS_S = 5.0  # for notifications that wait when guard is stopped
 
 
-def watch(asked: GuardOptions) -> int:
-    """Until it is stopped; the exit code."""
+def watch(options: GuardOptions) -> int:
+    """Runs guard until it is stopped; returns the exit code."""
     out = LineWriter()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # each engine keeps a connection or two
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
-        return asyncio.run(Daemon(asked, out).run())
+        return asyncio.run(Daemon(options, out).run())
     finally:
         out.close()
 
@@ -364,73 +342,78 @@ def watch(asked: GuardOptions) -> int:
 class Daemon:
     """One guard."""
 
-    def __init__(self, asked: GuardOptions, out: LineWriter) -> None:
-        self._asked, self._out, self._config = asked, out, asked.config
-        for target in asked.config.engines:  # of those that were named by hand a mistake is the user's, and ends guard
+    def __init__(self, options: GuardOptions, out: LineWriter) -> None:
+        self._options, self._out, self._config = options, out, options.config
+        for target in options.config.engines:  # a bad address in the configuration ends guard
             EngineClient(target.url.rstrip("/").removesuffix("/metrics"))
             if target.token is not None:
                 bearer(target.token)
         self._labels = LabelSets()
         self._troubles = TroubleLog(warn, time.monotonic)
-        self._lists = EngineLists(asked.config, self._troubles.note)
-        self._recaller = None if asked.config.prometheus is None else PrometheusHistory(asked.config.prometheus)
-        recall = None if self._recaller is None else self._recaller.fill
-        ports = Ports(self._watcher, self._tell, facts=self._facts, recall=recall)
-        self._fleet = Fleet(asked.policy, ports, looks=asked.looks)
+        self._lists = EngineLists(options.config, self._troubles.note)
+        self._history = None if options.config.prometheus is None else PrometheusHistory(options.config.prometheus)
+        recall = None if self._history is None else self._history.fill
+        ports = ObserverPorts(self._watcher, self._tell, facts=self._facts, recall=recall)
+        self._fleet = Fleet(options.policy, ports, looks=options.looks)
         self._acting = self._make_acting()
-        self._notifier = asked.config.notify.build()
-        self._alerts: dict[tuple[str, str], float] = {}  # what fires, and since when
-        self._is_begun = False  # whether what an earlier guard could not mend was told
+        self._notifier = options.config.notify.build()
+        self._alerts: dict[tuple[str, str], float] = {}  # firing alerts, and since when
+        self._is_begun = False  # whether engines that already needed attention were announced
         self._systemd = SystemdNotifier()
         self._server: GuardServer | None = None
         self._own_token = ""
 
     def _make_acting(self) -> ActionRunner | None:
-        """The half that acts, or only says what it would do; None for a guard that nobody told anything of acting."""
-        asked, config = self._asked, self._config
-        if not asked.is_acting and not asked.says_what_it_would_do and not asked.command:
+        """The action runner, or its dry run; None if no action is configured."""
+        options, config = self._options, self._config
+        if not options.is_acting and not options.is_dry_run and not options.command:
             return None
         files = files_of(config.act, config.own, os.environ)
         if files is None:
-            raise BadInput("where to keep the journal is not known: set [act] journal = PATH, or HOME")
-        made = set_up_acting(config, config.engines, files, asked.command)
-        return ActionRunner(made, config, files, self._fleet, self._acted, is_dry=not asked.is_acting)
+            raise BadInput("no place for the journal: set [act] journal = PATH, or HOME")
+        setup = set_up_acting(config, config.engines, files, options.command)
+        return ActionRunner(setup, config, files, self._fleet, self._announce, is_dry=not options.is_acting)
 
-    def _acted(self, said: Announcement) -> None:
-        self._fleet.tell(said.engine, EventKind.NEEDS if said.is_urgent else EventKind.ACTED, said.says)
+    def _announce(self, announcement: Announcement) -> None:
+        kind = EventKind.NEEDS if announcement.is_urgent else EventKind.ACTED
+        self._fleet.tell(announcement.engine, kind, announcement.message)
 
     def _facts(self, name: str) -> DiscoveredFacts:
-        """What whoever found it, or whoever runs it, knows of it."""
+        """What its finder and its restarter know of an engine."""
         found = self._lists.facts(name)
         ended = "" if self._acting is None else self._acting.ended.get(name, "")
         return found._replace(ended=ended) if ended else found
 
     async def run(self) -> int:
-        """Until a signal, or until every engine had its looks."""
+        """Runs until a signal, or until every engine had its looks."""
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, stop.set)
         for said in self._config.warnings:
             warn(said)
-        if self._asked.has_api:
+        if self._options.has_api:
             await self._open_api()
         await asyncio.gather(*(self._lists.ask(finder) for finder in self._lists.finders))
         self._fleet.watch(self._lists.targets())
         self._systemd.ready(status_line(self._fleet.views()))
         jobs = [asyncio.create_task(job) for job in self._jobs()]
-        ended = [asyncio.create_task(stop.wait()), asyncio.create_task(self._fleet.wait()), asyncio.create_task(self._unread())]
+        ended = [
+            asyncio.create_task(stop.wait()),
+            asyncio.create_task(self._fleet.wait()),
+            asyncio.create_task(self._reader_gone()),
+        ]
         try:
             await asyncio.wait([*ended, *jobs], return_when=asyncio.FIRST_COMPLETED)
             for job in jobs:
                 if job.done():
-                    job.result()  # none of them ends: it failed, and that is a mistake of ours
+                    job.result()  # none of them ends: it failed, which is an internal error
         finally:
             self._systemd.stopping()
-            code = self._code() if self._asked.looks is not None and not stop.is_set() else 0
+            code = self._code() if self._options.looks is not None and not stop.is_set() else 0
             for task in (*ended, *jobs):
                 task.cancel()
-            with contextlib.suppress(TimeoutError):  # a drain that is under way is taken back before the journal is closed
+            with contextlib.suppress(TimeoutError):  # a drain in progress is undone before the journal is closed
                 await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), TAKE_BACK_S)
             await self._close()
         if code == 3:
@@ -438,10 +421,10 @@ class Daemon:
         return code
 
     def _jobs(self) -> list[Coroutine[Any, Any, None]]:
-        jobs = [self._keep_well()]
+        jobs = [self._report_troubles()]
         jobs += [self._acting.run()] if self._acting is not None else []
         jobs += [self._keep_status()] if self._systemd.is_there else []
-        jobs += [self._find_again(finder) for finder in self._lists.finders]
+        jobs += [self._rediscover(finder) for finder in self._lists.finders]
         jobs += [self._notifier.run(), self._repeat()] if self._notifier is not None else []
         return jobs
 
@@ -452,14 +435,14 @@ class Daemon:
             if runs_on:
                 warn(runs_on)
         await self._fleet.close()
-        if self._recaller is not None:
-            self._recaller.close()
+        if self._history is not None:
+            self._history.close()
         if self._notifier is not None:
             await self._notifier.flush(LAST_WORDS_S)
         if self._server is not None:
             await self._server.close()
             if self._own_token:
-                guard_token.remove_token(self._server.port, self._own_token)
+                remove_token(self._server.port, self._own_token)
 
     def _code(self) -> int:
         views = self._fleet.views()
@@ -483,62 +466,62 @@ class Daemon:
         server = GuardServer(answers.answer, token or own, api.hosts, answers.post, api.read_token, answers.files)
         try:
             await server.open(api.host, api.port)
-            if own:  # only now: a port that is taken has a token of its own there
-                guard_token.write_token(server.port, own)
+            if own:  # only now: a port in use has another guard's token there
+                write_token(server.port, own)
             self._server, self._own_token = server, own
-            self._say_where(api.host, server.port)
+            self._show_address(api.host, server.port)
         except OSError as error:
             await server.close()
             why = error.strerror or str(error)
             if error.errno == errno.EADDRINUSE:
-                why = "somebody listens there already, another guard perhaps (plimsoll guardctl status asks it)"
-            reason = f"the API cannot be served at {api.host}:{api.port}: {why}"
+                why = "the address is in use, perhaps by another guard (see plimsoll guardctl status)"
+            reason = f"cannot serve the API at {api.host}:{api.port}: {why}"
             if api.listen is not None:
                 raise WorldFailed(reason) from None
-            warn(f"{reason}; it watches without one")
+            warn(f"{reason}; guard runs without an API")
 
-    def _say_where(self, host: str, port: int) -> None:
-        """Where its page is and what opens it, to a person who has just started it."""
-        if self._asked.looks is not None or not sys.stderr.isatty():
+    def _show_address(self, host: str, port: int) -> None:
+        """Tells a user at a terminal where the page is and which token opens it."""
+        if self._options.looks is not None or not sys.stderr.isatty():
             return
-        token = guard_token.token_path(port) if self._own_token else None
-        opens = "the token that it was given" if token is None else f"the token in {token}"
+        token = token_path(port) if self._own_token else None
+        opens = "with the configured token" if token is None else f"with the token in {token}"
         name = f"[{host}]" if ":" in host else host
-        warn(f"its page is at http://{name}:{port}/ and wants {opens}; plimsoll guardctl status asks it from another terminal")
+        warn(f"page: http://{name}:{port}/ {opens}; from another terminal: plimsoll guardctl status")
 
     def _own(self) -> GuardHealth:
         counts = DeliveryCounts() if self._notifier is None else self._notifier.counts
         return GuardHealth(counts, self._troubles.now(), self._out.dropped)
 
-    async def _find_again(self, finder: Finder) -> None:
+    async def _rediscover(self, finder: Finder) -> None:
         every_s = min(FILES_EVERY_S, self._config.discover.every_s) if isinstance(finder, FileFinder) else None
         while True:
             await asyncio.sleep(every_s or self._config.discover.every_s)
             await self._lists.ask(finder)
             try:
                 self._fleet.watch(self._lists.targets())
-            except Exception as problem:  # those that are watched still are
+            except Exception as problem:  # the watched engines stay watched
                 self._fleet.mistakes[f"list {type(problem).__name__}"] += 1
 
-    async def _keep_well(self) -> None:
-        """Say what goes wrong with guard itself, where nobody would see it else."""
+    async def _report_troubles(self) -> None:
+        """Reports guard's own troubles."""
         while True:
             await asyncio.sleep(TROUBLE_EVERY_S)
             self._troubles.note("standard output", self._out.trouble)
             self._troubles.note("this machine", self._fleet.host_note)
             if self._notifier is not None:
                 self._troubles.note(self._notifier.label, self._notifier.trouble, patience_s=WEBHOOK_PATIENCE_S)
-            self._keep_needs()
-            if self._recaller is not None:
-                self._recaller.keep(self._fleet.names())
-                self._troubles.note(self._recaller.label, self._recaller.trouble)
+            self._track_attention()
+            if self._history is not None:
+                self._history.keep(self._fleet.names())
+                self._troubles.note(self._history.label, self._history.trouble)
 
-    def _keep_needs(self) -> None:
-        """Which engines need a person. That one begins to is told by whoever acted; what an earlier guard left, here."""
+    def _track_attention(self) -> None:
+        """Tracks which engines need attention; the conductor announces new ones, this the ones an earlier guard left."""
         before, needs = self._fleet.needs, {} if self._acting is None else self._acting.conductor.needs()
         self._fleet.needs = needs
         for name in before.keys() - needs.keys():
-            self._fleet.tell(name, EventKind.MENDED, "nobody is needed for it any more")
+            self._fleet.tell(name, EventKind.MENDED, "no longer needs attention")
             self._end_need(name, before[name])
         if not self._is_begun:
             for name, says in needs.items():
@@ -546,7 +529,7 @@ class Daemon:
         self._is_begun = True
 
     async def _keep_status(self) -> None:
-        """Tell systemd that guard lives, as long as it looks: a loop that runs and sees nothing is not alive."""
+        """Tells systemd that guard is alive as long as it looks: a loop that runs and sees nothing is not."""
         every_s = self._systemd.watchdog_s
         while True:
             await asyncio.sleep(STATUS_EVERY_S if every_s is None else min(every_s, STATUS_EVERY_S))
@@ -556,20 +539,20 @@ class Daemon:
             else:
                 self._systemd.status(status)
 
-    async def _unread(self) -> None:
-        """Until whoever read our lines has gone."""
+    async def _reader_gone(self) -> None:
+        """Waits until the reader of standard output is gone."""
         while not self._out.is_gone:
             await asyncio.sleep(0.2)
 
     # Telling
 
-    def _tell(self, told: Event) -> None:
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(told.unix_s))
-        self._out.say(line_json(told) if self._asked.is_json else f"{stamp} {sentence(told)}")
-        self._notify([told])
+    def _tell(self, event: Event) -> None:
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.unix_s))
+        self._out.say(line_json(event) if self._options.is_json else f"{stamp} {sentence(event)}")
+        self._notify([event])
 
     async def _repeat(self) -> None:
-        """What still holds is sent again: a receiver that was restarted has forgotten it."""
+        """Sends active alerts again: a restarted receiver has forgotten them."""
         while True:
             await asyncio.sleep(self._config.notify.repeat_s)
             self._notify(self._fleet.firing())
@@ -578,48 +561,48 @@ class Daemon:
         if self._notifier is None:
             return
         alerts: list[Mapping[str, Any]] = []
-        for told in changes:
-            key = _key(told)
-            starts = self._alerts.get(key, told.unix_s)
-            if told.what in (EventKind.BEGINS, EventKind.UNREACHABLE, EventKind.NEEDS):
+        for event in changes:
+            key = _key(event)
+            starts = self._alerts.get(key, event.unix_s)
+            if event.what in (EventKind.BEGINS, EventKind.UNREACHABLE, EventKind.NEEDS):
                 self._alerts[key] = starts
-            elif told.what in (EventKind.OVER, EventKind.REACHED) and self._alerts.pop(key, None) is None:
-                continue  # nobody was told that it began
-            found = alert(told, starts_unix_s=starts, lasts_s=3 * self._config.notify.repeat_s)
+            elif event.what in (EventKind.OVER, EventKind.REACHED) and self._alerts.pop(key, None) is None:
+                continue  # its beginning was never sent
+            found = alert(event, starts_unix_s=starts, lasts_s=3 * self._config.notify.repeat_s)
             alerts += [] if found is None else [found]
         if alerts:
             self._notifier.put(alerts)
 
     def _end_need(self, engine: str, says: str) -> None:
-        told = Event(time.time(), engine, EventKind.NEEDS, says)
-        starts = self._alerts.pop(_key(told), None)
-        found = None if starts is None else alert(told, starts_unix_s=starts, lasts_s=0.0)
+        event = Event(time.time(), engine, EventKind.NEEDS, says)
+        starts = self._alerts.pop(_key(event), None)
+        found = None if starts is None else alert(event, starts_unix_s=starts, lasts_s=0.0)
         if found is not None and self._notifier is not None:
             self._notifier.put([found])
 
 
-def _key(told: Event) -> tuple[str, str]:
-    """What is one and the same alert; the name of no condition has brackets."""
-    if told.condition is not None:
-        return told.engine, told.condition.kind
-    return told.engine, f"({told.what})" if told.what is EventKind.NEEDS else ""
+def _key(event: Event) -> tuple[str, str]:
+    """The identity of an alert; no condition's name has brackets."""
+    if event.condition is not None:
+        return event.engine, event.condition.kind
+    return event.engine, f"({event.what})" if event.what is EventKind.NEEDS else ""
 
 
 def warn(message: str) -> None:
-    """A line about guard itself, beside what it says of engines."""
+    """Prints a line about guard itself to standard error."""
     with contextlib.suppress(OSError, ValueError):
         print(f"plimsoll: {clean(message)[:1000]}", file=sys.stderr, flush=True)
 
 
 def _same_host(url: str) -> SameHost | None:
-    """What this machine itself knows of an engine on it."""
+    """The reader of this machine, for an engine on it."""
     parts = urlsplit(url)
     is_here = parts.hostname in ("localhost", "::1") or (parts.hostname or "").startswith("127.")
     return SameHost(parts.port) if is_here and parts.port is not None else None
 
 
 class GuardOptions(NamedTuple):
-    """What the command line and the configuration say together."""
+    """The command line and the configuration together."""
 
     config: GuardConfig
     policy: Policy
@@ -627,10 +610,10 @@ class GuardOptions(NamedTuple):
     has_api: bool
     is_json: bool
     is_acting: bool = False  # --act
-    command: tuple[str, ...] = ()  # behind --: a server of guard's own
-    own: str = ""  # what that one is called; it is the first of the engines
+    command: tuple[str, ...] = ()  # after --: guard's own server
+    own: str = ""  # the name of that server, which is the first engine
 
     @property
-    def says_what_it_would_do(self) -> bool:
-        """There is an [act], and nobody said --act: what would be done is told, and not done."""
+    def is_dry_run(self) -> bool:
+        """There is an [act] but no --act: decisions are announced and not carried out."""
         return self.config.act is not None and not self.is_acting

@@ -1,4 +1,4 @@
-"""One engine with all that is known of it, in sections that change each at its own pace."""
+"""The page's data: one line for each engine, and one engine in sections that change each at its own pace."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ from plimsoll.render.guard import (
 )
 from plimsoll.unknown import Reading, Unknown
 
-# Texts as the page gets them: without secrets, of bounded length, and with nothing in them that turns letters around.
-
 LONGEST = 300
 DEEPEST = 6
 MOST_ITEMS = 200
@@ -40,19 +38,19 @@ def _shown(text: str) -> str:
 
 
 def _named(letter: str) -> str:
-    """What cannot be seen, or moves what can, by its number; line breaks and tabs are only space."""
+    """An invisible or reordering character by its number; line breaks and tabs become spaces."""
     return " " if letter in "\n\r\t" else f"[U+{ord(letter):04X}]"
 
 
 def shown(text: str) -> str:
-    """One text for people, whoever wrote it."""
+    """A text without secrets and control characters, of bounded length."""
     cut = text[: 4 * LONGEST]
     found = _shown(cut)
     return found if len(cut) == len(text) or found.endswith(MORE) else found[: LONGEST - 1] + MORE
 
 
 def tidy(value: object, depth: int = DEEPEST) -> object:
-    """Plain data with every text in it shown; too deep or too many is cut, and says so."""
+    """Plain data with every text cleaned; too deep or too long parts are cut and marked."""
     if isinstance(value, str):
         return shown(value)
     if isinstance(value, float):
@@ -69,20 +67,18 @@ def tidy(value: object, depth: int = DEEPEST) -> object:
     return shown(str(value))
 
 
-# What the page is made from: one engine as guard sees it now, its last half hour, and what is being done to it.
-
 NOT_SEEN = Unknown("not looked at yet")
 
 
 class ChartSeries(NamedTuple):
-    """Figures over time, on the wall's clock; None where one was not known."""
+    """Figures over wall-clock time; None if unknown."""
 
     times: Sequence[float] = ()
     values: Mapping[str, Sequence[float | None]] = {}
 
 
 class ActionInProgress(NamedTuple):
-    """An action under way."""
+    """An action in progress."""
 
     grade: str
     step: str
@@ -91,7 +87,7 @@ class ActionInProgress(NamedTuple):
 
 
 class EngineControl(NamedTuple):
-    """What of guard's own doing bears on an engine."""
+    """What guard may do and is doing to an engine."""
 
     is_acting: bool = False
     is_paused: bool = False  # all of it, or this engine
@@ -100,7 +96,7 @@ class EngineControl(NamedTuple):
 
 
 class EngineState(NamedTuple):
-    """One engine."""
+    """One engine with its readings, its last half hour and its events."""
 
     view: EngineView
     readings: Mapping[str, Reading] = {}  # kv_cache_usage, running, waiting, in_flight, expected_wait, twice
@@ -109,12 +105,12 @@ class EngineState(NamedTuple):
     changes: Sequence[Event] = ()
 
     def reading(self, name: str) -> Reading:
-        """One figure."""
+        """The reading of one figure."""
         return self.readings.get(name, NOT_SEEN)
 
 
 def id_of(name: str) -> str:
-    """What an engine is called in addresses and requests, whatever its name holds."""
+    """The id of an engine in addresses and requests, whatever its name contains."""
     return "~" + hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:20]
 
 
@@ -129,17 +125,17 @@ def id_of(name: str) -> str:
 # cache are what the worker reckoned with at its start; live memory beyond them and the graphs is activation.
 
 NO_FIGURES = (
-    "unknown: no worker tells of its memory. Start vLLM with --worker-extension-cls plimsoll.inside.Probe "
+    "unknown: no worker reports its memory. Start vLLM with --worker-extension-cls plimsoll.inside.Probe "
     "--middleware plimsoll.inside.Gate, and give guard the gate's token (docs/inside.md)"
 )
-NO_PARTS = "which of it is weights and KV cache is unknown: that comes with the gate's token (docs/inside.md)"
-CARD_ONLY = "only the driver tells: what is inside the engine's share comes from the probe (docs/inside.md)"
-NO_LINE = "the load line is unknown: the worker does not say what it was given"
+NO_PARTS = "weights and KV cache are not told apart: that needs the gate's token (docs/inside.md)"
+CARD_ONLY = "driver figures only: what is inside the engine's share comes from the probe (docs/inside.md)"
+NO_LINE = "the load line is unknown: the worker does not report its budget"
 MOST_CARDS = 16
 
 
 def ledgers(look: Look | None) -> dict[str, Any]:
-    """One bar for each worker, the tightest first; else one for each card that the driver tells of; else why there is none."""
+    """One bar for each worker, the tightest first; else one for each GPU of the driver; else why there is none."""
     if look is None:
         return {"bars": [], "why": "unknown: not looked at yet", "left_out": 0}
     usage = look.figures.get("kv_cache_usage")
@@ -150,7 +146,7 @@ def ledgers(look: Look | None) -> dict[str, Any]:
 
 
 def worker_bar(worker: WorkerMemory, usage: float | None) -> dict[str, Any] | None:
-    """The card of one worker; None where its size or what is free is not known."""
+    """The memory bar of one worker; None if its size or free memory is unknown."""
     total, free, live = worker.device_total, worker.device_free, worker.allocated
     if total is None or free is None or not 0 <= free <= total or total <= 0:
         return None
@@ -162,7 +158,7 @@ def worker_bar(worker: WorkerMemory, usage: float | None) -> dict[str, Any] | No
         parts += inside
         notes += [] if told_apart else [NO_PARTS]
     else:
-        notes.append("what torch holds is unknown")
+        notes.append("torch's memory is unknown")
     rest = total - free - left
     for name, value in (("releasable", worker.releasable), ("unreleasable", worker.unreleasable)):
         size = min(value or 0.0, rest)
@@ -176,7 +172,7 @@ def worker_bar(worker: WorkerMemory, usage: float | None) -> dict[str, Any] | No
 
 
 def _inside(worker: WorkerMemory, live: float, usage: float | None) -> tuple[list[tuple[str, float]], bool]:
-    """Live memory by what it is for, and whether that is known."""
+    """Live memory by purpose, and whether that is known."""
     if worker.weights is None or worker.kv_cache is None:
         return [("live", live)], False
     weights = min(worker.weights, live)
@@ -188,7 +184,7 @@ def _inside(worker: WorkerMemory, live: float, usage: float | None) -> tuple[lis
 
 
 def card_bar(card: CardState) -> dict[str, Any] | None:
-    """What the driver says of one card."""
+    """The memory bar of one GPU, by the driver."""
     if card.total is None or card.free is None or not 0 <= card.free <= card.total or card.total <= 0:
         return None
     used = card.total - card.free
@@ -205,7 +201,7 @@ def _bar(
     notes: Sequence[str],
     activation_peak: float | None = None,
 ) -> dict[str, Any]:
-    """Whole bytes that add up to the card: what rounding leaves goes to the last."""
+    """A bar of whole bytes that add up to the device: the last part takes the rounding."""
     whole = [(part, int(size)) for part, size in parts[:-1]]
     whole.append((parts[-1][0], int(total) - sum(size for _, size in whole)))
     return {
@@ -215,23 +211,21 @@ def _bar(
     }  # fmt: skip
 
 
-# An engine's contained failures as its page shows them: how many, what they cost, and the shape of the newest one.
-
-NO_SURVIVAL = "unknown: the gate tells this (docs/inside.md)"
-TOO_OLD = "unknown: the plimsoll inside this engine does not know of containment"
+NO_SURVIVAL = "unknown: comes from the gate (docs/inside.md)"
+TOO_OLD = "unknown: the plimsoll inside this engine is too old for containment"
 OFF = "a step that runs out of memory ends the engine"
-ARMED = "armed: requests of a step that runs out of memory are computed again in smaller steps"
-STORM = "a storm: steps run out of memory again and again, and this engine should be drained and restarted"
-LIMPS = "it limps: far slower than before its steps ran out of memory"
+ARMED = "armed: requests of a step that runs out of memory are recomputed in smaller steps"
+STORM = "storm: steps run out of memory again and again; drain and restart this engine"
+LIMPS = "limping: far slower than before its steps ran out of memory"
 _FIGURES = (
     ("contained", "contained failures", "count"), ("aborted", "requests aborted", "count"),
-    ("recomputed_tokens", "tokens computed again", "count"), ("stalled_s", "streams stood still", "seconds"),
-    ("tokens_now", "tokens of a step, at most", "count"), ("tokens_start", "at its start", "count"),
+    ("recomputed_tokens", "recomputed tokens", "count"), ("stalled_s", "streams stalled", "seconds"),
+    ("tokens_now", "most tokens in a step", "count"), ("tokens_start", "at its start", "count"),
 )  # fmt: skip
 
 
 def survival_of(look: Look | None) -> dict[str, Any]:
-    """The card; without figures where nobody tells of any."""
+    """The section of contained failures; without figures if there are none."""
     found = None if look is None or look.gate is None else look.gate.survival
     if look is None or found is None:
         return {"says": TOO_OLD if look is not None and look.gate is not None else NO_SURVIVAL, "figures": [], "last": None}
@@ -251,31 +245,29 @@ def _says(found: Survival) -> str:
         return LIMPS
     if found.armed:
         return ARMED
-    return f"{'off' if found.armed is None else 'not armed'}, {OFF}: {found.why or 'the gate does not say why'}"
+    return f"{'off' if found.armed is None else 'not armed'}, {OFF}: {found.why or 'no reason given'}"
 
 
 def _last(look: Look, found: Survival) -> dict[str, Any] | None:
-    """The newest, with the moment it happened: an age would be another one at every look."""
+    """The newest failure with its time: an age would change at every look."""
     if found.last is None or not found.contained:
         return None
     at = None if found.last.age_s is None else round(look.unix_s - found.last.age_s)
     return {"at": at, "says": shown(last_words(found.last))}
 
 
-# One line of the fleet: how an engine is, in a word and a few figures.
-
 RUNGS = ("advice", "shed", "compact", "restart")
 SAYS = {
-    Reach.REFUSED: "nobody listens there", Reach.SILENT: "does not answer", Reach.NONSENSE: "answers nonsense",
+    Reach.REFUSED: "connection refused", Reach.SILENT: "unreachable", Reach.NONSENSE: "invalid answer",
 }  # fmt: skip
-# The worst first: so are they listed.
+# The worst first, as they are listed.
 PERSON, CRITICAL, GONE, WARNING, INFO, UNKNOWN, WELL = range(7)
 STATES = ("person", "critical", "gone", "warning", "info", "unknown", "well")
 _BY_SEVERITY = {"critical": CRITICAL, "warning": WARNING, "info": INFO}
 
 
 def row(facts: EngineState) -> dict[str, Any]:
-    """The line; None for what is not known."""
+    """The engine's line in the fleet; None for what is unknown."""
     view = facts.view
     rank, says = _state(facts)
     doing = facts.guarding.doing
@@ -291,7 +283,7 @@ def row(facts: EngineState) -> dict[str, Any]:
 
 
 def rung_of(facts: EngineState) -> str | None:
-    """The highest rung that what holds calls for; None while nothing holds."""
+    """The highest rung that an active condition calls for; None without one."""
     held = [grade_of(one.kind) for one in facts.view.holding]
     return max(held, key=RUNGS.index, default=None)
 
@@ -309,13 +301,13 @@ def _state(facts: EngineState) -> tuple[int, str]:
     if view.look is None:
         return UNKNOWN, "not looked at yet"
     if view.unreachable_since_s is not None or (view.look.reach is not Reach.ANSWERS and not view.has_answered):
-        never = "" if view.has_answered else ", and never did since guard began"
-        return GONE, SAYS.get(view.look.reach, "does not answer") + never
+        never = "" if view.has_answered else ", no answer since guard started"
+        return GONE, SAYS.get(view.look.reach, "unreachable") + never
     if worst < WELL:
         return worst, said
     if view.look.reach is not Reach.ANSWERS:
-        return UNKNOWN, f"the last look brought nothing: {view.look.why}"
-    return WELL, "well"
+        return UNKNOWN, f"the last look failed: {view.look.why}"
+    return WELL, "healthy"
 
 
 def _rounded(reading: Reading, digits: int) -> float | int | None:
@@ -325,16 +317,16 @@ def _rounded(reading: Reading, digits: int) -> float | int | None:
 
 
 RUNG_DOES = {
-    "advice": "says what to change", "shed": "refuses new work that would wait too long",
-    "compact": "gives back what torch does not use", "restart": "drains it, stops it, starts it",
+    "advice": "says what to change", "shed": "refuses new requests that would wait too long",
+    "compact": "returns unused torch memory to the device", "restart": "drains, stops and starts it",
 }  # fmt: skip
 MOST_CHANGES = 60
-NO_GATE = "unknown: the gate counts them (docs/inside.md)"
-NO_BLOCKS = "unknown: the engine does not say how many blocks its cache has"
+NO_GATE = "unknown: comes from the gate (docs/inside.md)"
+NO_BLOCKS = "unknown: the engine does not report the size of its cache"
 
 
 def sections(facts: EngineState, clock: Clock) -> dict[str, Any]:
-    """All of it. What changes with every second (an age, how long something holds) is told as the moment it began."""
+    """All sections. What changes every second (an age, a duration) is given as the time it began."""
     view, look = facts.view, facts.view.look
     return {
         "head": {
@@ -353,19 +345,19 @@ def sections(facts: EngineState, clock: Clock) -> dict[str, Any]:
         "ladder": ladder(facts),
         "findings": tidy([finding_json(one) for one in view.findings]),
         "conditions": [_condition(facts, one, clock) for one in view.conditions],
-        "changes": [_change(told) for told in list(facts.changes)[-MOST_CHANGES:]],
+        "changes": [_change(event) for event in list(facts.changes)[-MOST_CHANGES:]],
         "series": {"t": [round(at, 1) for at in facts.series.times],
                    **{name: [_short(one) for one in values] for name, values in facts.series.values.items()}},
     }  # fmt: skip
 
 
 def _figures(facts: EngineState) -> list[dict[str, Any]]:
-    """Every figure with its name, and why it is not known where it is not."""
+    """Every figure with its name, and why it is unknown if it is."""
     names = (
         ("kv_cache_usage", "KV cache used", "share", ""), ("waiting", "waiting", "count", ""),
         ("running", "running", "count", ""),
         ("in_flight", "in flight at the gate", "count", NO_GATE), ("expected_wait", "a new request would wait", "seconds", ""),
-        ("twice", "work done twice, at most", "share", ""),
+        ("twice", "recompute share, at most", "share", ""),
     )  # fmt: skip
     return [_figure(name, says, unit, facts.reading(name), usual) for name, says, unit, usual in names]
 
@@ -377,20 +369,20 @@ def _figure(name: str, says: str, unit: str, reading: Reading, usual: str) -> di
 
 
 def blocks(look: Look | None, series: ChartSeries) -> dict[str, Any]:
-    """The pool: how many blocks there are, how many are in use, and the most of the last half hour."""
+    """The block pool: its size, the blocks in use, and the most of the last half hour."""
     config: Mapping[str, str] = {} if look is None else look.config
     total, size = _whole(config.get("num_gpu_blocks")), _whole(config.get("block_size"))
     usage = None if look is None else look.figures.get("kv_cache_usage")
     if total is None or usage is None or not 0 <= usage <= 1:
         return {"total": total, "used": None, "most": None, "size": size, "why": NO_BLOCKS if total is None else "unknown"}
     known = [one for one in series.values.get("kv", ()) if one is not None and 0 <= one <= 1]
-    usable = max(1, total - 1)  # the first is never given out
+    usable = max(1, total - 1)  # the null block is never given out
     most = max([*known, usage])
     return {"total": usable, "used": round(usage * usable), "most": round(most * usable), "size": size, "why": ""}
 
 
 def ladder(facts: EngineState) -> dict[str, Any]:
-    """Every rung: what calls for it, what is being done on it, and what is switched off."""
+    """Every rung: what calls for it, what is in progress, and what is switched off."""
     guarding, called = facts.guarding, rung_of(facts)
     doing = guarding.doing
     rungs = []
@@ -417,17 +409,17 @@ def _condition(facts: EngineState, condition: Any, clock: Clock) -> object:
     return tidy({**kept, "since": round(since) if isinstance(since, float) else None})
 
 
-def _change(told: Any) -> object:
-    found = event_json(told)
+def _change(event: Any) -> object:
+    found = event_json(event)
     finding = found["finding"]
-    seen = told.condition.evidence if told.condition is not None else ()
+    seen = event.condition.evidence if event.condition is not None else ()
     plain = [{"source": one.source, "line": one.line, "text": one.text} for one in seen]
     evidence = finding["evidence"] if isinstance(finding, dict) else plain
     return tidy({"at": found["at"], "what": found["what"], "sentence": found["sentence"], "evidence": evidence})
 
 
 def journal(rows: Sequence[Mapping[str, Any]], engine: str | None) -> list[object]:
-    """Entries as the journal holds them, each with its sentence; those that say nothing to a person are left out."""
+    """Journal entries, each with its sentence; those without one are left out."""
     found = []
     for entry in rows:
         says = entry_sentence(entry)

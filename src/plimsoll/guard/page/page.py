@@ -1,4 +1,4 @@
-"""Guard's page: its files, what it is told as things change, and the journal in sentences. What is shown is `dashboard`'s."""
+"""Guard's page: its files, the event stream of what changes, and the journal in sentences. `page.engine` makes its data."""
 
 from __future__ import annotations
 
@@ -32,25 +32,23 @@ from plimsoll.net.server import Answer, Stream, error
 from plimsoll.render.guard import SCHEMA, Clock, Trouble, entry_json, trouble_json
 from plimsoll.unknown import Reading
 
-# What is sent to a page that listens: everything once, then only what has changed.
-
 Row = Mapping[str, Any]
 QUIET = b": nothing has changed\n\n"
 
 
 def event(name: str, data: Mapping[str, Any]) -> bytes:
-    """One server-sent event. The data is ASCII on one line, so that no text in it can end it."""
+    """A server-sent event. The data is ASCII on one line, so that no text in it can end it."""
     return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode("ascii")
 
 
 def rows_changed(before: Mapping[str, Row], now: Mapping[str, Row]) -> tuple[list[Row], list[str]]:
-    """The lines that are new or other than before, and the ids of those that are gone."""
+    """The new and changed lines, and the ids of those that are gone."""
     changed = [row for key, row in now.items() if (old := before.get(key)) is not row and old != row]
     return changed, [key for key in before if key not in now]
 
 
 def sections_changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections that are other than before; of the series only the points that are new."""
+    """The changed sections; of the series only the new points."""
     changed = {name: section for name, section in now.items() if before.get(name) != section}
     if "series" in changed and "series" in before:
         tail = series_tail(before["series"], now["series"])
@@ -61,7 +59,7 @@ def sections_changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[
 
 
 def series_tail(before: Mapping[str, list[Any]], now: Mapping[str, list[Any]]) -> dict[str, list[Any]] | None:
-    """The points after the last one that was sent; None where that is not among them any more, or the figures are others."""
+    """The points after the last one sent; None if that is no longer among them, or the figures differ."""
     if not before["t"] or before.keys() != now.keys():
         return None
     last = before["t"][-1]
@@ -73,8 +71,6 @@ def series_tail(before: Mapping[str, list[Any]], now: Mapping[str, list[Any]]) -
     return {name: list(values[place:]) for name, values in now.items()}
 
 
-# The page itself: a few files that say nothing of any engine, read once from the package.
-
 KINDS = {
     "html": "text/html; charset=utf-8", "js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8",
     "svg": "image/svg+xml",
@@ -82,7 +78,7 @@ KINDS = {
 
 
 def page_files() -> dict[str, tuple[bytes, str]]:
-    """Each file with its kind, by the path it is served under."""
+    """The page's files with their content type, by path."""
     found = {}
     for one in (files("plimsoll.guard.page") / "static").iterdir():
         kind = KINDS.get(one.name.rpartition(".")[2])
@@ -92,23 +88,23 @@ def page_files() -> dict[str, tuple[bytes, str]]:
 
 
 MOST_LISTENERS = 24
-LOOKS_S = 0.25  # between two looks for a change
-LEAST_S = 0.5  # between two things told
-QUIET_S = 10.0  # without a change, a word that guard is still there
+LOOKS_S = 0.25  # between two checks for a change
+LEAST_S = 0.5  # between two events
+QUIET_S = 10.0  # without a change, before a keep-alive is sent
 SHOWN_S = 1_800.0
 JOURNAL_READ = 1_000
 SERIES = {"kv": "kv_cache_usage", "waiting": "waiting", "running": "running"}
 
 
 class _Kept(NamedTuple):
-    """A line, and what it was made from."""
+    """A line, and the key of what it was made from."""
 
     key: tuple[Any, ...]
     row: Row
 
 
 class _State(NamedTuple):
-    """What of guard's own doing bears on every engine."""
+    """What guard may do and is doing, for all engines."""
 
     is_acting: bool
     is_paused: bool = False
@@ -117,12 +113,12 @@ class _State(NamedTuple):
     doing: Mapping[str, ActionInProgress] = {}
 
     def of(self, name: str) -> EngineControl:
-        """On one engine."""
+        """The same for one engine."""
         return EngineControl(self.is_acting, self.is_paused or name in self.paused, self.rungs_off, self.doing.get(name))
 
 
 class GuardPage:
-    """Of one fleet."""
+    """The page of one fleet."""
 
     def __init__(
         self,
@@ -133,7 +129,7 @@ class GuardPage:
         self._fleet, self._troubles, self._actions = fleet, troubles, actions
         self.files = {path: Answer(200, body, kind) for path, (body, kind) in page_files().items()}
         moment = fleet.moment()
-        self._offset_s = moment.unix_s - moment.now_s  # one for all points, so that those that were sent stay where they are
+        self._offset_s = moment.unix_s - moment.now_s  # one offset for all points, so that those already sent stay in place
         self._kept: dict[str, _Kept] = {}
         self._names: dict[str, str] = {}  # by id
         self._reading = asyncio.Lock()
@@ -141,7 +137,7 @@ class GuardPage:
         self.listeners = 0
 
     def name_of(self, said: str) -> str:
-        """The engine's own name, where it is said by its id."""
+        """The engine's name for a name or an id."""
         if said.startswith("~") and self._fleet.engine(said) is None:
             if self._names.get(said) not in self._kept:
                 self._rows(self._state())
@@ -149,10 +145,10 @@ class GuardPage:
         return said
 
     def answer(self, path: str, query: Mapping[str, str]) -> Answer | Stream | Awaitable[Answer] | None:
-        """One question; None if it is not one of the page's."""
+        """Answers a GET; None if the path is not one of the page's."""
         if path == "/events":
             if self.listeners >= MOST_LISTENERS:
-                return error(503, f"{MOST_LISTENERS} pages listen already")
+                return error(503, f"{MOST_LISTENERS} pages are open already")
             return Stream(self._listen(query.get("engine", "")))
         return self._journal(query.get("engine")) if path == "/journal" else None
 
@@ -163,16 +159,16 @@ class GuardPage:
         async with self._reading:
             found = await asyncio.to_thread(read_history, actions.journal, JOURNAL_READ)
         rows = journal([entry_json(one) for one in found.entries], None if said is None else self.name_of(said))
-        body = {"schema": SCHEMA, "entries": rows, "wrong": [shown(one.says) for one in found.wrong], "says": ""}
+        body = {"schema": SCHEMA, "entries": rows, "wrong": [shown(one.message) for one in found.wrong], "says": ""}
         return Answer(200, json.dumps(body).encode())
 
     # Listening
 
     async def _listen(self, said: str) -> AsyncIterator[bytes]:
-        """Everything once, then what changes, at most twice a second."""
+        """Sends everything once, then what changes, at most twice a second."""
         rows: Mapping[str, Row] = {}
         about: Mapping[str, Any] = {}
-        told: Mapping[str, Any] = {}
+        shown_sections: Mapping[str, Any] = {}
         key: tuple[Any, ...] = ()
         last_s = -math.inf
         self.listeners += 1
@@ -187,8 +183,9 @@ class GuardPage:
                     if changed or gone or now_about != about or last_s == -math.inf:
                         found = event("fleet", {"all": last_s == -math.inf, "rows": changed, "gone": gone, "about": now_about})
                     if said and (new_key := self._key(said, state)) != key:
-                        key, before, told = new_key, told, self._detail(self.name_of(said), state)
-                        more = sections_changed(before, told)
+                        before, key = shown_sections, new_key
+                        shown_sections = self._detail(self.name_of(said), state)
+                        more = sections_changed(before, shown_sections)
                         found += event("engine", {"id": said, **more}) if more else b""
                     if found or now_s - last_s >= QUIET_S:
                         last_s = now_s
@@ -199,14 +196,14 @@ class GuardPage:
             self.listeners -= 1
 
     def _seen(self, now_s: float) -> tuple[_State, Mapping[str, Row]]:
-        """Guard's own state and every line, made once for all who listen."""
+        """Guard's state and every line, made once for all listeners."""
         if now_s - self._seen_at_s >= LOOKS_S / 2:
             state = self._state()
             self._seen_at_s, self._last_seen = now_s, (state, self._rows(state))
         return self._last_seen
 
     def _key(self, said: str, state: _State) -> tuple[Any, ...]:
-        """What an engine's sections are made from: while it is the same, so are they."""
+        """The key of an engine's sections: while it is the same, so are they."""
         name = self.name_of(said)
         one = self._fleet.engine(name)
         if one is None:
@@ -218,12 +215,12 @@ class GuardPage:
         if actions is None:
             return _State(is_acting=False)
         switches = actions.switches
-        doing = {under.course.engine: _doing(under) for under in actions.under_way()}
+        doing = {under.run.engine: _doing(under) for under in actions.under_way()}
         rungs = tuple(sorted(str(one) for one in switches.rungs_off))
         return _State(not actions.trouble, switches.is_paused, frozenset(switches.paused), rungs, doing)
 
     def _about(self, state: _State) -> Mapping[str, Any]:
-        """Of guard itself and of all engines together."""
+        """The state of guard itself."""
         troubles = self._troubles()
         moment = self._fleet.moment()
         actions = self._actions()
@@ -235,7 +232,7 @@ class GuardPage:
         }  # fmt: skip
 
     def _rows(self, state: _State) -> Mapping[str, Row]:
-        """Every line as of now; one that has not changed is the same object as before."""
+        """Every line as of now; an unchanged one is the same object as before."""
         kept, now_s = {}, self._fleet.moment().now_s
         for name in self._fleet.names():
             one = self._fleet.engine(name)
@@ -255,15 +252,15 @@ class GuardPage:
     def _detail(self, name: str, state: _State) -> Mapping[str, Any]:
         one, view, moment = self._fleet.engine(name), self._fleet.view(name), self._fleet.moment()
         if one is None or view is None:
-            return {"none": f"no engine is called {shown(name)}"}
-        changes = [told for told in self._fleet.changes if told.engine == name]
+            return {"none": f"no engine named {shown(name)}"}
+        changes = [event for event in self._fleet.changes if event.engine == name]
         bound_s = one.judge.policy.number("saturated", "wait")
         steady = Clock(moment.now_s, moment.now_s + self._offset_s)
         facts = EngineState(view, _readings(one), state.of(name), self._series(one), changes)
         return {**sections(facts, steady), "none": "", "bound_s": bound_s}
 
     def _series(self, one: WatchedEngine) -> ChartSeries:
-        """The last half hour, a point for each look that brought anything."""
+        """The last half hour, a point for each successful look."""
         windows = {name: one.judge.history.since(figure, SHOWN_S) for name, figure in SERIES.items()}
         points = {name: dict(zip(window.times, window.values, strict=True)) for name, window in windows.items()}
         times = sorted({at_s for found in points.values() for at_s in found})
@@ -283,5 +280,5 @@ def _readings(one: WatchedEngine) -> dict[str, Reading]:
 
 
 def _doing(under: RunningAction) -> ActionInProgress:
-    course = under.course
-    return ActionInProgress(str(course.grade), "" if course.step is None else str(course.step), course.is_undoing, under.since)
+    run = under.run
+    return ActionInProgress(str(run.grade), "" if run.step is None else str(run.step), run.is_undoing, under.since)

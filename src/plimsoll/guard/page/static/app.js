@@ -49,7 +49,7 @@ function takeFleet(data) {
   const isNew = !about || about.told !== data.about.told;
   about = data.about;
   const troubles = about.troubles.map((one) => `Guard itself: ${one.what}: ${one.text}`);
-  if (about.trouble) troubles.unshift(`Guard does not act any more: ${about.trouble}`);
+  if (about.trouble) troubles.unshift(`Guard stopped acting: ${about.trouble}`);
   $("troubles").hidden = !troubles.length;
   fill($("troubles"), ...troubles.map((text) => make("p", {}, make("bdi", {}, text))));
   say($("pause-all"), about.paused ? "Resume guard" : "Pause guard");
@@ -99,7 +99,7 @@ function connect() {
     stream.close();
     $("link").className = "link is-refused";
     say($("link"), "no token");
-    fill($("main"), make("section", { class: "panel" }, make("h1", {}, "A token is needed"),
+    fill($("main"), make("section", { class: "panel" }, make("h1", {}, "Token required"),
       make("p", {}, "Guard shows nothing about engines without its token, and does nothing without the one that acts."),
       make("button", { type: "button", class: "main-button", on: { click: () => askForToken("") } }, "Give the token")));
     return;

@@ -2,11 +2,11 @@
 import { $, fill, make, say } from "./dom.js";
 
 const ABOUT = {
-  pause: ["Pause", "Guard does nothing to it any more until it is resumed. It goes on watching."],
+  pause: ["Pause", "Guard takes no action on it until it is resumed. It goes on watching."],
   resume: ["Resume", "Guard acts on it again, and forgets that a restart failed."],
-  drain: ["Drain", "It leaves the balancer and takes no new work, for an hour at most. What runs is finished."],
-  undrain: ["Put back", "It takes work again."],
-  compact: ["Compact", "Torch's unused memory goes back to the card: milliseconds of one step."],
+  drain: ["Drain", "It goes out of rotation and takes no new work, for an hour at most. Running requests finish."],
+  undrain: ["Put back", "It goes back in rotation."],
+  compact: ["Compact", "Torch's unused memory goes back to the device: milliseconds of one step."],
   restart: ["Restart", "It is drained, stopped and started again: a minute or more without this engine."],
 };
 
@@ -26,7 +26,7 @@ export class Asker {
     const [word, text] = ABOUT[verb];
     const whom = engine ? engine.name : "guard, for every engine";
     if (!this.token()) {
-      this.askForToken(`To ${word.toLowerCase()} ${whom}, a token is needed. Nothing was sent.`);
+      this.askForToken(`To ${word.toLowerCase()} ${whom}, a token is required. Nothing was sent.`);
       return;
     }
     this.wish = { verb, engine };
@@ -62,9 +62,9 @@ export class Asker {
       const body = await answer.json();
       isDone = answer.ok && body.accepted === true;
       plan = body.plan || [];
-      told = answer.status === 401 ? "Guard does not take this token. Nothing was done."
+      told = answer.status === 401 ? "Guard rejects this token. Nothing was done."
         : answer.status === 403 ? `Nothing was done: ${body.error}. The buttons need the token that acts.`
-          : isDone ? `Accepted. ${body.says}` : `Refused: ${body.says || body.error}`;
+          : isDone ? `Accepted. ${body.says}` : `Blocked: ${body.says || body.error}`;
     } catch (problem) {
       if (!(problem instanceof TypeError) && !(problem instanceof SyntaxError)) throw problem;
     }

@@ -180,12 +180,12 @@ export class BlockMap {
   show(data) {
     this.data = data;
     if (data.used === null) {
-      say(this.words, `${data.total === null ? "" : `${count(data.total)} blocks; how many are used: `}${data.why}`);
+      say(this.words, `${data.total === null ? "" : `${count(data.total)} blocks; used: `}${data.why}`);
       this.canvas.setAttribute("aria-label", `Block map: ${data.why}`);
     } else {
       const size = data.size === null ? "" : ` of ${data.size} tokens`;
       const text = `${count(data.used)} of ${count(data.total)} blocks${size} are in use; ${count(data.most)} at most in the last half hour.`;
-      say(this.words, `${text} Each square is ${count(this.per())} block${this.per() === 1 ? "" : "s"}; which block is whose vLLM does not tell.`);
+      say(this.words, `${text} Each square is ${count(this.per())} block${this.per() === 1 ? "" : "s"}; vLLM does not report which request holds which block.`);
       this.canvas.setAttribute("aria-label", `Block map: ${text}`);
     }
     this.paint();

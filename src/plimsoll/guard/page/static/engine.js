@@ -51,7 +51,7 @@ export class EngineView {
     this.root = make("div", { class: "engine" },
       make("p", { class: "back" }, make("a", { href: "#/" }, "← Fleet")),
       make("div", { class: "engine-head" }, this.title, this.mark), this.line, this.notes, this.buttons, this.hand, this.figures,
-      section("What holds, and what to do", "findings", this.findings),
+      section("Active findings, and what to do", "findings", this.findings),
       section("Memory", "memory", this.ledger),
       section("Contained failures", "survival", this.survival),
       section("KV cache and queue over time", "time", this.kv.root, this.queue.root, this.forecasts),
@@ -86,7 +86,7 @@ export class EngineView {
     fill(this.line, foreign(head.url), " · model ", foreign(head.model ?? "unknown"), " · vLLM ", foreign(head.vllm ?? "unknown"),
       ` · looked at ${head.looked_at === null ? "never" : moment(head.looked_at)} · `,
       head.drain === null ? "gate unknown" : `gate: ${head.ready ? "ready" : "not ready"}, ${head.drain}`);
-    const notes = [head.needs && `Needs a person: ${head.needs}`, head.note && `Cannot be had: ${head.note}`, head.why && `Last look: ${head.why}`];
+    const notes = [head.needs && head.needs, head.note && `Not available: ${head.note}`, head.why && `Last look: ${head.why}`];
     fill(this.notes, ...notes.filter(Boolean).map((text) => make("p", { class: "note" }, foreign(text))));
     this.show_buttons(head);
   }
@@ -169,17 +169,17 @@ export class EngineView {
       class: `rung ${one.here ? "is-here" : ""} ${one.doing !== null ? "is-doing" : ""} ${one.off ? "is-off" : ""}`,
       "aria-current": one.here || one.doing !== null ? "step" : null,
     }, make("strong", {}, `${place} ${RUNG_WORDS[one.rung]}`), make("span", {}, one.does), make("span", { class: "rung-state" },
-      one.doing !== null ? `under way${one.undoing ? ", going back" : ""}: ${one.doing}`
+      one.doing !== null ? `in progress${one.undoing ? ", undoing" : ""}: ${one.doing}`
         : one.because.length ? `called for by ${one.because.join(", ")}` : one.off ? "off" : "not called for"))));
-    say(this.ladderSays, !ladder.acting ? "This guard only observes: it does nothing by itself, and the buttons say so. Start it with --act."
-      : ladder.paused ? "Paused: guard does nothing to this engine until it is resumed."
-        : ladder.called === null ? "Nothing holds: guard stands at the foot of the ladder." : `What holds calls for: ${RUNG_WORDS[ladder.called]}.`);
-    say(this.hand, ladder.acting ? "" : "This guard only observes. Started with --act it can do these.");
+    say(this.ladderSays, !ladder.acting ? "This guard only observes: it takes no action. Start it with --act."
+      : ladder.paused ? "Paused: guard takes no action on this engine until it is resumed."
+        : ladder.called === null ? "No active condition: no action is called for." : `The active conditions call for: ${RUNG_WORDS[ladder.called]}.`);
+    say(this.hand, ladder.acting ? "" : "This guard only observes. Start it with --act to use these.");
   }
 
   on_findings(findings) {
     if (!findings.length) {
-      fill(this.findings, make("p", { class: "empty" }, "Nothing holds."));
+      fill(this.findings, make("p", { class: "empty" }, "No active finding."));
       return;
     }
     refill(this.findings, ...findings.map((one) => make("article", { class: `finding is-${one.severity}` },
@@ -200,7 +200,7 @@ export class EngineView {
         this.conditionRows.append(row);
       }
       row.className = `cond-${one.status}`;
-      say(row.children[1], { true: "holds", false: "does not hold", unknown: "unknown" }[one.status]);
+      say(row.children[1], { true: "true", false: "false", unknown: "unknown" }[one.status]);
       say(row.children[2], RUNG_WORDS[one.grade]);
       say(row.children[3].firstChild, one.message);
       say(row.children[4], one.since === null ? "" : moment(one.since));
@@ -210,14 +210,14 @@ export class EngineView {
   on_changes(changes) {
     const rows = changes.slice().reverse().map((one) => make("li", {}, make("time", {}, moment(one.at)), " ", foreign(one.sentence),
       evidence(one.evidence, `${one.at} ${one.sentence}`)));
-    refill(this.changes, ...(rows.length ? rows : [make("li", {}, "Nothing has changed since guard began.")]));
+    refill(this.changes, ...(rows.length ? rows : [make("li", {}, "Nothing has changed since guard started.")]));
   }
 
   take_journal(body) {
     say(this.journalSays, body.says ? `No journal: ${body.says}.` : body.wrong.length ? `The journal is damaged: ${body.wrong.join("; ")}` : "");
     const rows = body.entries.slice(-100).reverse().map((one) => make("li", {}, make("time", {}, moment(one.at)), " ", foreign(one.sentence),
       details(String(one.number), Object.entries({ number: one.number, kind: one.kind, step: one.step, action: one.action, ...one.fields }))));
-    refill(this.journal, ...(rows.length ? rows : [make("li", {}, "Nothing was done yet.")]));
+    refill(this.journal, ...(rows.length ? rows : [make("li", {}, "No action yet.")]));
   }
 }
 

@@ -4,9 +4,9 @@ import { STATES, UNKNOWN, count, percent } from "./words.js";
 
 const COLUMNS = [
   ["state", "State"], ["name", "Engine"], ["model", "Model"], ["kv", "KV used"], ["running", "Running"], ["waiting", "Waiting"],
-  ["in_flight", "In flight"], ["twice", "Done twice"], ["rung", "Ladder"],
+  ["in_flight", "In flight"], ["twice", "Recomputed"], ["rung", "Action"],
 ];
-const ORDERS = { state: "worst first", name: "name", kv: "KV used", waiting: "waiting", twice: "work done twice" };
+const ORDERS = { state: "worst first", name: "name", kv: "KV used", waiting: "waiting", twice: "recompute share" };
 const RUNGS = { advice: "advise", shed: "shed", compact: "compact", restart: "restart" };
 const RESORT_MS = 5000;
 
@@ -21,7 +21,7 @@ export class FleetView {
   }
 
   build() {
-    this.tally = make("ul", { class: "tally", "aria-label": "How many engines are how" });
+    this.tally = make("ul", { class: "tally", "aria-label": "Engines by state" });
     this.find = make("input", { type: "search", id: "find", autocomplete: "off", spellcheck: "false", maxlength: "200" });
     this.find.addEventListener("input", () => { this.wanted = this.find.value.trim().toLowerCase(); this.filter(); });
     this.by = make("select", { id: "order" }, ...Object.entries(ORDERS).map(([key, says]) => make("option", { value: key }, says)));

@@ -43,7 +43,7 @@ export class Stream {
     const answer = await fetch(path, {
       headers: { authorization: `Bearer ${token}` }, signal: ending.signal, cache: "no-store", credentials: "omit",
     });
-    if (answer.status === 401) throw new Refused("guard does not take this token");
+    if (answer.status === 401) throw new Refused("guard rejects this token");
     if (!answer.ok) throw new Error(`guard answers ${answer.status}`);
     this.hears.link("live", "live");
     this.wait = 500;

@@ -40,5 +40,5 @@ export function moment(unix) {
 }
 
 export const STATES = {
-  person: "needs a person", critical: "critical", gone: "not answering", warning: "warning", info: "notice", unknown: "unknown", well: "well",
+  person: "needs attention", critical: "critical", gone: "unreachable", warning: "degraded", info: "notice", unknown: "unknown", well: "healthy",
 };
