@@ -239,8 +239,8 @@ def _write(worker: Any, folder: str, held: Any) -> tuple[str, int]:
     import pickle
 
     prefix = f"plimsoll-rank{int(getattr(worker, 'rank', 0) or 0)}-"
-    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-    path = f"{folder}/{prefix}{stamp}-{time.time_ns() % 1_000_000_000:09d}-{os.getpid()}.pickle"
+    seconds, rest_ns = divmod(time.time_ns(), 1_000_000_000)  # one reading: names sort by age, also around a full second
+    path = f"{folder}/{prefix}{time.strftime('%Y%m%dT%H%M%S', time.gmtime(seconds))}-{rest_ns:09d}-{os.getpid()}.pickle"
     temporary = f"{path}.part"
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
