@@ -2,24 +2,24 @@
        plimsoll guard --config plimsoll.toml [options]
        plimsoll guard [options] -- vllm serve MODEL ...
 
-Watches vLLM servers and judges them: dead, stuck, saturated, thrashing, growing, about to run out. It says one sentence for
-each change and is quiet otherwise. It only reads, unless it is told to act: then it climbs from harmless to harmful (shed,
-compact, drain and restart), one engine at a time, within budgets. A server behind -- is started by guard, and outlives it.
+Watches vLLM servers and judges them: dead, stuck, saturated, thrashing, growing, about to run out. It prints one sentence for
+each change and is quiet otherwise. It only reads, unless it is told to act: then it escalates from harmless to harmful actions
+(shed, compact, drain and restart), one engine at a time, within budgets. Guard starts a server behind --, which outlives it.
 
   --engine URL          a server to watch, http://HOST:PORT; may be repeated
   --config FILE         engines, discovery (file_sd, http_sd, Kubernetes), policy, notifications, API: see docs/guard.md
-  --act                 also do what it would advise, as [act] of the configuration allows; default: it only says so
+  --act                 also do what it would advise, as [act] of the configuration allows; default: it only advises
   --every TIME          how often each is looked at; default: 5s
-  --canary              also send each engine of --engine a request of one token every 30 s: only that proves that one is stuck
-  --looks N             look at each so many times, then stop; exit code 1 if something holds then
+  --canary              also send each engine of --engine a canary request every 30 s: only that proves that one is stuck
+  --looks N             look at each so many times, then stop; exit code 1 if a condition is true then
   --json                each change as a line of JSON
   --listen HOST:PORT    where its API listens; default: 127.0.0.1:9790; another address needs a token
   --token-file FILE     the API's token; default: $PLIMSOLL_GUARD_TOKEN, else one is drawn and left for `plimsoll guardctl`
   --no-api              no API
 
 $PLIMSOLL_TOKEN is the token of the gates of --engine, where they have one (docs/inside.md).
-Exit codes: 0 it was stopped, or nothing holds after --looks; 1 something holds then; 2 an option or the configuration is
-wrong; 3 no engine ever answered, or the place of --listen is taken.
+Exit codes: 0 it was stopped, or no condition is true after --looks; 1 a condition is true then; 2 an option or the
+configuration is wrong; 3 no engine ever answered, or the address of --listen is in use.
 Read on: docs/guard.md
 """
 
@@ -43,7 +43,7 @@ from plimsoll.render.terminal import show
 
 
 def run(words: list[str]) -> int:
-    """Read, then watch until somebody stops it."""
+    """Watch until guard is stopped; the exit code."""
     if {"--help", "-h"} & set(words):
         show(__doc__.rstrip() if __doc__ else "")
         return 0
@@ -51,7 +51,7 @@ def run(words: list[str]) -> int:
 
 
 def read_options(words: Sequence[str], environ: Mapping[str, str]) -> GuardOptions:
-    """Everything that was asked for; BadInput for whatever cannot be."""
+    """The options of the command line and the configuration together; BadInput for whatever is wrong."""
     place = words.index("--") if "--" in words else len(words)
     urls, rest = _engines(words[:place])
     options = split_options(
