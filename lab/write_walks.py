@@ -1,6 +1,6 @@
-"""Writes the walks of docs/architecture.md: which files a serve line, a log, a trace and a request pass through, as a profiler saw it.
+"""Writes the walks of docs/architecture.md: the files that a serve line, a log, a trace and a request pass through.
 
-    python -m lab.write_walks            # rewrite the page
+python -m lab.write_walks            # rewrite the page; with --check only say whether it is out of date
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ import contextlib
 import io
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
 import plimsoll
+from lab.marked import placed
 from plimsoll.cli import main
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
 PACKAGE = Path(plimsoll.__file__).parent
 BEGIN, END = "<!-- walks: made by python -m lab.write_walks -->", "<!-- end of walks -->"
-MOST_FILES = 20
 _IS_FUNCTION = 0x2  # the flag of code that is neither a module's nor a class's
 
 LOG = "tests/captures/vllm-0.25.1-h200-failures/logits.log"
@@ -37,7 +36,6 @@ def _run(*words: str) -> None:
 
 async def _request() -> None:
     """One streamed answer through the gate."""
-    os.environ["PLIMSOLL_GATE_FOLDER"] = tempfile.mkdtemp()
     from plimsoll.inside.gate import Gate
 
     async def app(_scope: object, _receive: object, send: Callable[[dict[str, object]], object]) -> None:
@@ -51,7 +49,7 @@ async def _request() -> None:
         return None
 
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
-    await Gate(app)(scope, receive, send)  # type: ignore[arg-type]
+    await Gate(app)(scope, receive, send)
 
 
 WALKS: dict[str, Callable[[], object]] = {
@@ -62,6 +60,14 @@ WALKS: dict[str, Callable[[], object]] = {
     "A trace row to a report (`plimsoll simulate TRACE`)": lambda: _run("simulate", str(ROOT / TRACE)),
     "A request through the gate": lambda: asyncio.run(_request()),
 }
+# From a metrics page to HAProxy, by hand: processes, sockets and minutes lie between the first file and the last.
+GUARD = "A metrics page to an action at HAProxy (`plimsoll guard --config plimsoll.toml --act`)"
+GUARD_FILES = (
+    "guard/daemon/run.py guard/daemon/observer.py guard/daemon/engine_look.py guard/daemon/engine_http.py"
+    " guard/daemon/engine_figures.py guard/judge/look.py guard/judge/judge.py guard/judge/history.py guard/judge/load.py"
+    " guard/judge/tracker.py guard/daemon/acting.py guard/act/decide.py guard/act/capacity.py guard/daemon/conductor.py"
+    " guard/act/steps.py guard/daemon/journal.py guard/daemon/steps.py guard/adapters/haproxy.py"
+).split()
 
 
 def files_of(walk: Callable[[], object]) -> list[str]:
@@ -83,9 +89,13 @@ def files_of(walk: Callable[[], object]) -> list[str]:
     return list(found)
 
 
+def walks() -> dict[str, list[str]]:
+    """The files of every walk, in order."""
+    return {**{title: files_of(walk) for title, walk in WALKS.items()}, GUARD: list(GUARD_FILES)}
+
+
 def _lines() -> Iterator[str]:
-    for title, walk in WALKS.items():
-        files = files_of(walk)
+    for title, files in walks().items():
         yield f"### {title}\n"
         yield from (f"{number}. `{file}`: {_sentence(PACKAGE / file)}" for number, file in enumerate(files, 1))
         yield ""
@@ -103,5 +113,7 @@ def section() -> str:
 
 if __name__ == "__main__":
     text = PAGE.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{section()}{END}{rest.partition(END)[2]}", encoding="utf-8")
+    page = placed(text, BEGIN, END, f"\n\n{section()}", PAGE)
+    if "--check" in sys.argv and page != text:
+        sys.exit("docs/architecture.md is out of date: python -m lab.write_walks")
+    PAGE.write_text(page, encoding="utf-8")
