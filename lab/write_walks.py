@@ -103,7 +103,8 @@ def _lines() -> Iterator[str]:
 
 def _sentence(path: Path) -> str:
     text = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n\n")[0].replace("\n", " ")
-    return "the command" if text.startswith("usage:") else text[:1].lower() + text[1:].rstrip(".")
+    is_name = text[1:2].isupper() or text.startswith("Guard")
+    return "the command" if text.startswith("usage:") else (text if is_name else text[:1].lower() + text[1:]).rstrip(".")
 
 
 def section() -> str:

@@ -56,13 +56,9 @@ WRITES = {
 """Every write of every life, by its number. A write that is not in its list fails the test: it must be killed at, too."""
 
 WRITERS = {
-    "guard_said.py": {"INTENT", "OUTCOME", "RESTART", "CLOSED"},  # of every action, whoever does it
-    "guard_act.py": {"OPENED", "NOTE"},
-    "guard_remembers.py": {"RESTART", "SWITCH"},
-    "guard_dry.py": {"SWITCH"},  # only in memory
-    "guard_drain.py": {"OPENED", "NOTE"},
-    "guard_put_back.py": {"OPENED"},
-    "guard_foreign.py": {"SEEN"},
+    "conductor.py": {"OPENED", "INTENT", "OUTCOME", "NOTE", "RESTART", "CLOSED", "SWITCH"},  # of every action, whoever does it
+    "manual_drain.py": {"OPENED", "NOTE"},
+    "acting.py": {"SWITCH", "SEEN"},  # the switch of a dry run is only in memory
 }
 """Who writes to the journal, and what."""
 

@@ -94,7 +94,7 @@ def test_it_shows_the_last_canary_request(tmp_path: Path, capsys: Capsys, monkey
     assert guardctl._canary(made) == "the last canary request, 12 s ago, was answered within 0.5 s, with garbage"
     assert guardctl._canary({**made, "is_answered": False}) == "the last canary request, 12 s ago, got no answer"
     why = {**made, "is_answered": None, "why": "the engine wants an API key"}
-    assert guardctl._canary(why) == "the last canary request, 12 s ago, could not be sent: the engine wants an API key"
+    assert guardctl._canary(why) == "the last canary request, 12 s ago, proved nothing: the engine wants an API key"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """One alert as data: what it asks, how long, how bad it is, what it says, and the cases that prove it.
 
-Everything about an alert stands in one place; `rules.py` writes both files from it, and docs/monitoring.md its list.
+Everything about an alert stands in one place; `monitoring.py` writes both files from it, and docs/monitoring.md its list.
 """
 
 from __future__ import annotations

@@ -315,7 +315,7 @@ def _detail(engine: Mapping[str, Any]) -> list[str]:
 
 def _canary(canary: Mapping[str, Any]) -> str:
     if canary["is_answered"] is None:
-        result = f"could not be sent: {_plain(canary['why']) or 'not known why'}"
+        result = f"proved nothing: {_plain(canary['why']) or 'not known why'}"
     elif not canary["is_answered"]:
         result = "got no answer"
     else:

@@ -89,7 +89,7 @@ WRAPPING_WIDTH = 110
 
 
 def wrapped(text: str, indent: str) -> list[str]:
-    """Lines of at most WIDTH, broken at blanks; a word longer than that keeps its line."""
+    """Lines of at most WRAPPING_WIDTH, broken at blanks; a word longer than that keeps its line."""
     lines: list[str] = []
     current = ""
     for blank, word in re.findall(r"(\s*)(\S+)", text):

@@ -191,7 +191,7 @@ class EngineConfig(NamedTuple):
     settings: Settings
     step_time: StepTime
     sizes: MemorySizes
-    edges: Mapping[str, Sequence[float]]  # The histograms' upper bounds; see edges.edges_of
+    edges: Mapping[str, Sequence[float]]  # The histograms' upper bounds; see config.edges_of
     cache_labels: Mapping[str, str]
     workers: int = 1
     seed: int = 0

@@ -158,7 +158,7 @@ def test_a_guard_that_ends_while_another_has_the_lock_puts_it_back_or_says_what_
         story = Story()
         world = story.world
         given = parts_of(world)["a"]
-        parts = {"a": given if has_gate else given._replace(door=None)}
+        parts = {"a": given if has_gate else given._replace(gate=None)}
         story.drains = ManualDrains(parts, POLICY, story.drains._ports, {}, pause_s=0.02)
         assert isinstance(await story.drains.drain("a"), ActionPlan)
         world.holder = "another guard"

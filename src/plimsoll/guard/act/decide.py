@@ -32,7 +32,7 @@ class RestartBudget(NamedTuple):
 
 
 def spent(restarts: Sequence[Restart], engine: str, policy: ActPolicy, now: float) -> RestartBudget:
-    """The tightest of the budgets, and the pause after the last restart.
+    """The tightest of the budgets, and the cooldown (`backoff`) after the last restart.
 
     What is dated later than now was written by a clock that was wrong: it counts, as of now.
     """
@@ -50,12 +50,10 @@ def spent(restarts: Sequence[Restart], engine: str, policy: ActPolicy, now: floa
             until = recent[-most] + span_s if most > 0 else now + span_s
             return RestartBudget(f"{len(recent)} restarts {words}, {most} are allowed", until)
     if own:
-        pause_s = min(policy.longest_backoff_s, policy.backoff_s * 2.0 ** (len(own) - 1))
-        if now - own[-1] < pause_s:
-            message = (
-                f"its last restart was {now - own[-1]:.0f} s ago; after {len(own)} in a day the cooldown is {pause_s:.0f} s"
-            )
-            return RestartBudget(message, own[-1] + pause_s)
+        cooldown_s = min(policy.longest_backoff_s, policy.backoff_s * 2.0 ** (len(own) - 1))
+        if now - own[-1] < cooldown_s:
+            message = f"its last restart was {now - own[-1]:.0f} s ago; after {len(own)} in a day the cooldown (backoff) is {cooldown_s:.0f} s"
+            return RestartBudget(message, own[-1] + cooldown_s)
     return RestartBudget("")
 
 

@@ -22,7 +22,7 @@ Fact = str | int | float | bool
 
 
 class IdleSample(NamedTuple):
-    """One look at the engine, and the facts of the door's `state()` of that time, None if it said nothing.
+    """One look at the engine, and the facts of the gate's `state()` of that time, None if it said nothing.
 
     The look's own words of the gate are not asked: they know nothing of the background, and leave out guard's canary requests.
     """

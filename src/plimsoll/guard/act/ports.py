@@ -6,7 +6,7 @@ Every deed ends within its own deadline with an outcome: done, not done, or not 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from plimsoll.guard.act.journal_entry import Entry
 from plimsoll.guard.judge.look import Look
@@ -58,7 +58,7 @@ class GateClient(Protocol):
         """Give back what torch does not use."""
 
     async def state(self) -> Outcome:
-        """What the gate message of itself, as facts."""
+        """What the gate reports of itself, as facts."""
 
 
 class Balancer(Protocol):
@@ -79,11 +79,18 @@ class Balancer(Protocol):
         """How many are still with it."""
 
 
+@runtime_checkable
+class TakesEpoch(Protocol):
+    """A balancer that passes the lock's epoch on, so that its receiver can refuse an older guard."""
+
+    epoch: int
+
+
 class Restarter(Protocol):
     """What stops and starts one engine."""
 
     label: str
-    replaces: bool
+    replaces: bool  # its supervisor starts a new engine by itself: there is no start to do
 
     async def stop(self, deadline_s: float) -> Outcome:
         """SIGTERM to the server alone, and after the deadline SIGKILL to all of it."""
@@ -136,3 +143,25 @@ class EngineObserver(Protocol):
 
     def engines(self) -> Sequence[str]:
         """All that are watched."""
+
+
+# What a restarter may know beyond `Restarter`; guard asks for each by its methods.
+
+
+@runtime_checkable
+class RemembersStop(Protocol):
+    """A restarter that must know after a stop what it stopped."""
+
+    async def learn(self) -> Outcome:
+        """Returns as facts what it would stop."""
+
+    def recall(self, facts: Mapping[str, Any]) -> None:
+        """Takes over the facts that an earlier guard learned."""
+
+
+@runtime_checkable
+class KnowsExit(Protocol):
+    """A restarter that knows how an engine ended."""
+
+    async def last_exit(self) -> Outcome:
+        """Done if the engine has ended, with `by_hand` if an operator stopped it and `asked` if guard did."""

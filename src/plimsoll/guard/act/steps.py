@@ -255,6 +255,6 @@ def open_action(action: str, engine: str, grade: Grade, kind: str, *, is_broken:
     return ActionRun(action, engine, grade, kind, steps, steps[0])
 
 
-def opening_fields(course: ActionRun) -> dict[str, Any]:
+def opening_fields(run: ActionRun) -> dict[str, Any]:
     """What its first entry holds."""
-    return {"grade": str(course.grade), "kind": course.kind, "steps": [str(step) for step in course.steps]}
+    return {"grade": str(run.grade), "kind": run.kind, "steps": [str(step) for step in run.steps]}

@@ -27,7 +27,7 @@ from plimsoll.guard.act.journal_replay import (
     open_actions,
 )
 from plimsoll.guard.act.policy import ActPolicy
-from plimsoll.guard.act.ports import JournalWriter, Outcome, Restarter, done, failed
+from plimsoll.guard.act.ports import JournalWriter, KnowsExit, Outcome, Restarter, done, failed
 from plimsoll.guard.act.steps import Step
 from plimsoll.guard.adapters.device_memory import CardMemory, DeviceMemory
 from plimsoll.guard.adapters.file_lock import FileLock
@@ -42,7 +42,7 @@ from plimsoll.guard.daemon.evidence import EvidenceSources, EvidenceStore
 from plimsoll.guard.daemon.journal import ABSENT, DAMAGED, TORN, Journal, JournalContents, read_journal
 from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService, SharedLock
 from plimsoll.guard.daemon.observer import EngineCapabilities, Fleet, FleetObserver
-from plimsoll.guard.daemon.steps import EngineAdapters, KnowsExit
+from plimsoll.guard.daemon.steps import EngineAdapters
 from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.hardware.processes import Mark, boot_mark, read_process, read_processes
 from plimsoll.net.cluster import bearer
@@ -296,7 +296,7 @@ def adapters_of(engine: EngineConfig, files: Files, own: OwnProcess | None = Non
     """The adapters of one engine."""
     restarter = own or (engine.restart.build() if engine.restart is not None else None)
     log = str(files.own_log) if own is not None else engine.log
-    door = None if engine.token is None else GateHttpClient(engine.gate_url or engine.url, engine.token)
+    gate = None if engine.token is None else GateHttpClient(engine.gate_url or engine.url, engine.token)
     evidence = EngineEvidence(
         EvidenceStore(files.evidence), engine.url, log=log, restarter=restarter, gate_url=engine.gate_url, token=engine.token
     )
@@ -306,7 +306,7 @@ def adapters_of(engine: EngineConfig, files: Files, own: OwnProcess | None = Non
         return None if model is None else model.context
 
     return EngineAdapters(
-        engine.name, door, None if engine.balancer is None else engine.balancer.build(engine.name), restarter, evidence,
+        engine.name, gate, None if engine.balancer is None else engine.balancer.build(engine.name), restarter, evidence,
         None if restarter is None else EngineMemory(restarter, DeviceMemory()),
         lambda: warm_up(engine.url, engine.api_key), context, None if log is None else log_progress(log),
     )  # fmt: skip
@@ -335,7 +335,7 @@ def set_up_acting(
     for place, engine in enumerate(engines):
         adapters = parts[engine.name] = adapters_of(engine, files, own if place == 0 else None)
         capabilities[engine.name] = EngineCapabilities(
-            engine.group, engine.only_observed, has_gate=adapters.door is not None, has_restarter=adapters.restarter is not None
+            engine.group, engine.only_observed, has_gate=adapters.gate is not None, has_restarter=adapters.restarter is not None
         )
     return ActingSetup(parts, capabilities, config.act or ActPolicy(), own)
 

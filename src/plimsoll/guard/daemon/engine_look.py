@@ -222,7 +222,7 @@ async def warm_up(url: str, api_key: str | None = None, *, deadline_s: float = W
     if answer is not None and answer.status == 500:  # it accepted the request and failed; a refusal has another status
         return failed("warm-up request failed: the engine answered 500")
     if answer is None or answer.is_answered is None:
-        return unsure(f"warm-up request not sent: {'' if answer is None else answer.why}")
+        return unsure(f"warm-up request inconclusive: {'' if answer is None else answer.why}")
     if not answer.is_answered:
         return failed(f"warm-up request: no answer in {deadline_s:.0f} s")
     if answer.is_garbage:

@@ -156,7 +156,7 @@ class ManualDrains:
         if engine in self.runs:
             return BlockedAction(engine, Grade.RESTART, DRAIN, "Busy", "guard is already working on it")
         parts = self._parts.get(engine)
-        if parts is None or (parts.door is None and parts.balancer is None):
+        if parts is None or (parts.gate is None and parts.balancer is None):
             return BlockedAction(
                 engine, Grade.RESTART, DRAIN, "NoGate", "neither a gate nor a balancer is configured that could drain it"
             )
@@ -214,7 +214,7 @@ class ManualDrains:
 
     async def _hold(self, run: ActionRun, steps: ActionSteps) -> Outcome:
         """Renews the drain until the engine is wanted back; ends as failed, which leads to the undo steps."""
-        engine, door = run.engine, self._parts[run.engine].door
+        engine, gate = run.engine, self._parts[run.engine].gate
         if steps.lock.is_lost:
             return failed("lock lost: another guard may act")
         await self._note(run, "lock released", await steps.do(Step.UNLOCK, run))
@@ -246,7 +246,7 @@ class ManualDrains:
                     await self._note(run, "lock taken again", taken)
                     return failed(says, epoch=int(taken.facts["epoch"]))
                 waits_since_s = waits_since_s or loop.time()
-                if door is not None and loop.time() >= waits_since_s + self._patience_s:
+                if gate is not None and loop.time() >= waits_since_s + self._patience_s:
                     # With our old number: if another guard drains it now, the gate refuses, and it is left to that guard.
                     return failed(f"{says}; without the lock: {taken.message}")
                 await asyncio.sleep(self._pause_s)  # it stays out and is renewed; without a gate only the lock shows the owner
@@ -256,10 +256,10 @@ class ManualDrains:
 
     async def _renew(self, run: ActionRun) -> Outcome:
         """Renews the lease and keeps it out of a balancer that forgot it (a reload); failed if that is impossible."""
-        door, balancer = self._parts[run.engine].door, self._parts[run.engine].balancer
+        gate, balancer = self._parts[run.engine].gate, self._parts[run.engine].balancer
         # The gate first: if another guard owns the engine by now, the balancer is that guard's, too.
-        if door is not None:
-            renewed = await door.drain(run.epoch, self._policy.lease_s)
+        if gate is not None:
+            renewed = await gate.drain(run.epoch, self._policy.lease_s)
             if renewed.facts.get("stale"):
                 return renewed
         if balancer is not None and await balancer.is_out() is False:

@@ -533,6 +533,7 @@ class FleetObserver:
             if found is not None and found.is_true:
                 return f"{one.name} cannot carry its load: {found.message}"
         answer = without(mine.load, [one.load for one in others if not one.is_away], policy.carries)
+        # Asked in the middle of a drain: an unknown load blocks the start of one (decide.py), not its end.
         return "" if isinstance(answer, Unknown) else answer
 
     def life(self, engine: str) -> ProcessLife:

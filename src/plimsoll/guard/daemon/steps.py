@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 from plimsoll.errors import PlimsollError
 from plimsoll.guard.act.decide import BROKEN_KINDS, enough_cache, is_ready, same_trouble, troubles, was_restarted
 from plimsoll.guard.act.idle import IdleSample, idleness
 from plimsoll.guard.act.policy import ActPolicy
-from plimsoll.guard.act.ports import Balancer, EngineObserver, GateClient, Lock, Outcome, Restarter, done, failed, unsure
+from plimsoll.guard.act.ports import (
+    Balancer,
+    EngineObserver,
+    GateClient,
+    KnowsExit,
+    Lock,
+    Outcome,
+    RemembersStop,
+    Restarter,
+    TakesEpoch,
+    done,
+    failed,
+    unsure,
+)
 from plimsoll.guard.act.steps import TRIES, ActionRun, Step
 from plimsoll.guard.judge.look import Look, Reach
 from plimsoll.guard.judge.policy import GRADES
@@ -45,30 +58,11 @@ class Memory(Protocol):
         """Waits, after the stop, until that is free."""
 
 
-@runtime_checkable
-class RemembersStop(Protocol):
-    """A restarter that must know after a stop what it stopped."""
-
-    async def learn(self) -> Outcome:
-        """Returns as facts what it would stop."""
-
-    def recall(self, facts: Mapping[str, Any]) -> None:
-        """Takes over the facts that an earlier guard learned."""
-
-
-@runtime_checkable
-class KnowsExit(Protocol):
-    """A restarter that knows how an engine ended."""
-
-    async def last_exit(self) -> Outcome:
-        """Done if the engine has ended, with `by_hand` if an operator stopped it and `asked` if guard did."""
-
-
 class EngineAdapters(NamedTuple):
     """Everything guard can use to act on one engine; None is what is not configured."""
 
     name: str
-    door: GateClient | None = None
+    gate: GateClient | None = None
     balancer: Balancer | None = None
     restarter: Restarter | None = None
     evidence: Evidence | None = None
@@ -168,8 +162,9 @@ class ActionSteps:
         if run.is_taken_over and isinstance(restarter, RemembersStop):
             known = {name.removeprefix(LEARNED): value for name, value in run.facts.items() if name.startswith(LEARNED)}
             restarter.recall(known)
-        if hasattr(parts.balancer, "epoch"):  # a hook passes it on, so that its receiver can refuse an older guard
-            setattr(parts.balancer, "epoch", run.epoch)  # noqa: B010  (not every balancer has it)
+        balancer: object = parts.balancer
+        if isinstance(balancer, TakesEpoch):
+            balancer.epoch = run.epoch
         return await self._steps[step](run)
 
 
@@ -177,12 +172,12 @@ class ShedSteps:
     """Refuses new requests that would wait too long, for as long as the queue grows."""
 
     def __init__(self, context: StepContext) -> None:
-        self._context, self._door = context, context.parts.door
+        self._context, self._gate = context, context.parts.gate
         self.steps = {Step.SHED: self._shed, Step.HOLD: self._hold, Step.UNSHED: self._unshed}
 
     async def _shed(self, _: ActionRun) -> Outcome:
         policy = self._context.policy
-        return failed("no gate") if self._door is None else await self._door.shed(policy.shed_wait_s, policy.shed_lease_s)
+        return failed("no gate") if self._gate is None else await self._gate.shed(policy.shed_wait_s, policy.shed_lease_s)
 
     async def _hold(self, run: ActionRun) -> Outcome:
         """Renews while the queue grows; if guard dies, the lease ends it."""
@@ -207,7 +202,7 @@ class ShedSteps:
             await asyncio.sleep(self._context.pause_s)
 
     async def _unshed(self, _: ActionRun) -> Outcome:
-        return failed("no gate") if self._door is None else await self._door.unshed()
+        return failed("no gate") if self._gate is None else await self._gate.unshed()
 
 
 class CompactSteps:
@@ -218,11 +213,11 @@ class CompactSteps:
         self.steps = {Step.COMPACT: self._compact, Step.VERIFY: self._verify}
 
     async def _compact(self, run: ActionRun) -> Outcome:
-        door = self._context.parts.door
-        if door is None:
+        gate = self._context.parts.gate
+        if gate is None:
             return failed("no gate")
         before = free_of(await self._context.observer.look(run.engine))
-        outcome = await door.compact()
+        outcome = await gate.compact()
         return outcome if before is None else outcome._replace(facts={**outcome.facts, "free_before": before})
 
     async def _verify(self, run: ActionRun) -> Outcome:
@@ -281,8 +276,8 @@ class RestartSteps:
         return outcome._replace(facts={LEARNED + name: value for name, value in outcome.facts.items()})
 
     async def _drain(self, run: ActionRun) -> Outcome:
-        door, balancer = self._parts.door, self._parts.balancer
-        if door is None and balancer is None:
+        gate, balancer = self._parts.gate, self._parts.balancer
+        if gate is None and balancer is None:
             return failed("neither a gate nor a balancer is configured that could keep new work away")
         learned = await self._learn()
         if not learned.is_done:
@@ -294,11 +289,11 @@ class RestartSteps:
                 return outcome
             if await balancer.is_out() is False:
                 return failed("the balancer accepted the change and still sends requests to it")
-        if door is not None:
-            outcome = await door.drain(run.epoch, self._policy.lease_s)
+        if gate is not None:
+            outcome = await gate.drain(run.epoch, self._policy.lease_s)
             if not outcome.is_done:
                 return outcome
-        return done("out of rotation" if door is None else "draining, out of rotation", **learned.facts)
+        return done("out of rotation" if gate is None else "draining, out of rotation", **learned.facts)
 
     async def _idle(self, run: ActionRun) -> Outcome:
         """Waits for idleness and renews the lease; once the balancer has let go, the gate refuses what still comes."""
@@ -336,22 +331,22 @@ class RestartSteps:
 
     async def _keep_out(self, run: ActionRun) -> Outcome:
         """Keeps it out of a balancer that forgot it (a reload), and renews the drain's lease."""
-        door, balancer = self._parts.door, self._parts.balancer
+        gate, balancer = self._parts.gate, self._parts.balancer
         is_out = None if balancer is None else await balancer.is_out()
         if balancer is not None and is_out is False:
             outcome = await balancer.take_out()
             if not outcome.is_done:
                 return outcome
             is_out = await balancer.is_out()
-        if door is None:
+        if gate is None:
             return done("out of rotation")
         # Where the balancer cannot say that it has let go, the gate decides when to refuse: it sees what still comes.
-        return await door.drain(run.epoch, self._policy.lease_s, refuse=is_out is True)
+        return await gate.drain(run.epoch, self._policy.lease_s, refuse=is_out is True)
 
     async def _gate_facts(self) -> Mapping[str, Any] | None:
-        if self._parts.door is None:
+        if self._parts.gate is None:
             return None
-        outcome = await self._parts.door.state()
+        outcome = await self._parts.gate.state()
         return outcome.facts if outcome.is_done else None
 
     async def _has_let_go(self) -> bool:
@@ -359,7 +354,7 @@ class RestartSteps:
         facts = await self._gate_facts()
         if facts is not None:
             return facts.get("phase") == "refusing"
-        return self._parts.door is None and self._parts.balancer is not None and await self._parts.balancer.connections() == 0
+        return self._parts.gate is None and self._parts.balancer is not None and await self._parts.balancer.connections() == 0
 
     # Down
 
@@ -467,14 +462,14 @@ class RestartSteps:
 
     async def _why_not_idle(self, run: ActionRun) -> str:
         """The lease must outlive the stop. Without a gate there is no lease, and the balancer keeps work away."""
-        door = self._parts.door
-        if door is None:
+        gate = self._parts.gate
+        if gate is None:
             return ""
         facts = await self._gate_facts()
         if facts is None:
             return "" if self._has_sent_stop else "its gate does not answer"
         lease_s = min(LONGEST_LEASE_S, self._policy.stop_within_s + LEASE_MARGIN_S)
-        outcome = await door.drain(run.epoch, lease_s, refuse=facts.get("phase") == "refusing")
+        outcome = await gate.drain(run.epoch, lease_s, refuse=facts.get("phase") == "refusing")
         if not outcome.is_done:
             return outcome.message
         facts = await self._gate_facts() or {}
@@ -571,12 +566,12 @@ class RestartSteps:
         return outcome
 
     async def _undrain(self, run: ActionRun) -> Outcome:
-        door, balancer = self._parts.door, self._parts.balancer
+        gate, balancer = self._parts.gate, self._parts.balancer
         says = []
-        if door is not None:
-            outcome = await door.undrain(run.epoch)
+        if gate is not None:
+            outcome = await gate.undrain(run.epoch)
             if outcome.facts.get("stale"):
-                state = await door.state()
+                state = await gate.state()
                 if state.facts.get("phase") != "serving":
                     return done(f"another guard drains it now: {outcome.message}") if state.is_done else state
                 # The later drain has ended. A take-out of ours that came late would keep it out for ever.

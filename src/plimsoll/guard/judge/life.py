@@ -1,4 +1,4 @@
-"""Whether an engine lives: dead, stuck with work, hung while idle, starting over and over, or another one than before."""
+"""Judges whether an engine lives: dead, wedged, hung, stalled, slow, garbled, crash-looping, changed, or limping on."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def hung(history: History, policy: Policy, now_s: float) -> Assessment:
     if canary is None or now_s - canary.at_s > fresh_s(history):
         return unknown("NoCanary", "only a canary request can show this, and none is sent")
     if canary.is_answered is None:
-        return unknown("CanaryNotMade", f"the canary request could not be sent{_why(canary)}")
+        return unknown("CanaryNotMade", f"the canary request proved nothing{_why(canary)}")
     if canary.is_answered or rests(history):
         return no("CanaryAnswered", "canary request answered" if canary.is_answered else "paused or asleep")
     if (busy := recomputes(history, policy)) is not None:
@@ -294,7 +294,7 @@ def _no_step(name: str, pulse: CoreSteps, policy: Policy, now_s: float) -> Asses
 
 
 def slow(history: History, policy: Policy, now_s: float) -> Assessment:
-    """Test requests are answered, and each takes long: one token is what every user waits for first."""
+    """Canary requests are answered, and each takes long: one token is what every user waits for first."""
     canary, bound_s = _answer(history, now_s), policy.number("slow", "takes")
     if isinstance(canary, Assessment):
         return canary
@@ -307,7 +307,7 @@ def slow(history: History, policy: Policy, now_s: float) -> Assessment:
 
 
 def garbage(history: History, policy: Policy, now_s: float) -> Assessment:
-    """Test requests are answered with what is no text: the engine lives, and what it computes is wrong."""
+    """Canary requests are answered with what is no text: the engine lives, and what it computes is wrong."""
     del policy
     canary = _answer(history, now_s)
     if isinstance(canary, Assessment):

@@ -152,7 +152,7 @@ class PolicyError(BadInput):
 
 
 def read_policy(tables: Mapping[str, Any]) -> Policy:
-    """The policy in a parsed TOML document; Misread with its place for whatever is wrong."""
+    """The policy in a parsed TOML document; PolicyError with its place for whatever is wrong."""
     numbers: dict[tuple[str, str], float] = {}
     rules: list[UserRule] = []
     every_s = 5.0
