@@ -52,7 +52,9 @@ def spent(restarts: Sequence[Restart], engine: str, policy: ActPolicy, now: floa
     if own:
         cooldown_s = min(policy.longest_backoff_s, policy.backoff_s * 2.0 ** (len(own) - 1))
         if now - own[-1] < cooldown_s:
-            message = f"its last restart was {now - own[-1]:.0f} s ago; after {len(own)} in a day the cooldown (backoff) is {cooldown_s:.0f} s"
+            message = (
+                f"its last restart was {now - own[-1]:.0f} s ago; after {len(own)} in a day the cooldown is {cooldown_s:.0f} s"
+            )
             return RestartBudget(message, own[-1] + cooldown_s)
     return RestartBudget("")
 
