@@ -181,7 +181,7 @@ class FileFinder:
         try:
             paths = sorted(self._pattern.parent.glob(self._pattern.name))
         except OSError as error:
-            self.trouble = f"{self._pattern.parent}: {error.strerror or 'cannot be read'}; what is known stays"
+            self.trouble = f"{self._pattern.parent}: {error.strerror or 'cannot be read'}; the last list stays in use"
             return self._targets()
         self._known = {path: known for path, known in self._known.items() if path in paths}
         troubles = [] if paths else [f"{self._pattern}: no such file"]
@@ -230,7 +230,7 @@ class HttpFinder:
         try:
             found = self._ask()
         except PlimsollError as error:
-            self.trouble = f"{error}; what is known stays"
+            self.trouble = f"{error}; the last list stays in use"
         else:
             self._known, self.trouble = found.targets, _words(found.troubles)
         return self._known
@@ -265,7 +265,7 @@ class PodFinder:
         try:
             pods = self._pods()
         except PlimsollError as error:
-            self.trouble = f"{error}; what is known stays"
+            self.trouble = f"{error}; the last list stays in use"
             return tuple(self._known.values())
         known, found = self._known, dict[str, EngineConfig]()
         troubles = []
