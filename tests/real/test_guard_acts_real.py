@@ -197,7 +197,7 @@ async def faults_are_mended_once(here: Farm) -> str:
     busy = Clients(here.ports["b"], count=4, tokens=1_500)
     await asyncio.sleep(8)  # so that guard has seen it at work
     os.kill(await process_of(here, "b", "Worker"), signal.SIGSTOP)
-    await broken(here, "done", "part(s) were kept")
+    await broken(here, "done", "part(s) saved")
     busy.drop()
 
     # From now on every step of `a` fails: so does the request that would show that it is well again.

@@ -144,7 +144,7 @@ def test_growth_is_found_across_guards_own_restart(tmp_path: Path) -> None:
             line = guard.hears("gpu.growth", 40.0)
             assert "grows: " in line
             assert "an hour" in line
-            assert "knows nothing of an engine by these labels" in guard.complains("growth of other")
+            assert "no series of an engine with these labels" in guard.complains("growth of other")
             found = {row["engine"]: row["status"] for row in guard.json("/conditions?kind=growth")["conditions"]}
             forecast = guard.json("/engines/grows")["engine"]["forecasts"]["device"]
             assert guard.stop() == 0

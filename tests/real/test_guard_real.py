@@ -84,14 +84,14 @@ def small() -> Iterator[EngineServer]:
 
 @pytest.mark.timeout(300)
 def test_a_storm_a_stuck_worker_and_a_killed_core_are_each_called_by_name(small: EngineServer) -> None:
-    """Work done twice is advice; a stopped worker is stuck and well again when it goes on; a killed core is dead."""
+    """Recomputed tokens are advice; a stopped worker is stuck and well again when it goes on; a killed core is dead."""
     guarded = Guarded(small.port)
     try:
         is_over = threading.Event()
         clients = threading.Thread(target=lambda: asyncio.run(_six_after_six(small.port, is_over)), daemon=True)
         clients.start()
         storm = guarded.wait("storm", limit_s=120.0)
-        assert "done twice" in storm.message
+        assert "recomputed" in storm.message
         is_over.set()
         clients.join(60)
         assert guarded.acted == set(), "a storm alone leads to no action"
