@@ -48,7 +48,6 @@ from plimsoll.net.inputs import is_url
 from plimsoll.plan.read import card_of, plan_command
 from plimsoll.render import doctor as report
 from plimsoll.render.doctor import clean, finding_json
-from plimsoll.render.snapshot_html import snapshot_page
 from plimsoll.render.terminal import show, write_file
 from plimsoll.units import format_count
 from plimsoll.vllm.metrics_page import Page, escaped_label, fetch_health, fetch_pages
@@ -163,6 +162,8 @@ def _diagnose(options: Split) -> int:
         if not inputs.snapshots:
             raise BadInput("--html draws a memory snapshot, and none was given")
         *_, (_, verdict) = inputs.judge_snapshots()
+        from plimsoll.render.snapshot_html import snapshot_page  # brings numpy
+
         write_file(options.values["--html"], snapshot_page(inputs.snapshots[-1][1], verdict))
         as_text += f"\n\nWrote {options.values['--html']}."
     if "--bundle" in options.values:
