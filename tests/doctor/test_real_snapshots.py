@@ -11,7 +11,6 @@ from plimsoll.doctor.rules.root_cause import parse_oom
 from plimsoll.doctor.rules.snapshot import SnapshotVerdict, judge_snapshot
 from plimsoll.doctor.rules.snapshot_facts import LARGE_PAGE, Category, LogHints, Snapshot
 from plimsoll.findings import Code
-from plimsoll.render.snapshot_html import snapshot_page
 from plimsoll.vllm.log_lines import measured_of
 
 CAPTURES = Path(__file__).parents[1] / "captures" / "vllm-0.25.1-h200-failures"
@@ -43,7 +42,6 @@ def test_every_captured_snapshot_adds_up_and_is_drawn(name: str) -> None:
     (facts,) = verdict.facts
     assert facts.reserved == facts.active + facts.pinned + facts.releasable + facts.private_free
     assert sum(part.bytes for part in facts.parts) == facts.active
-    assert snapshot_page(_read(name), verdict).endswith("</html>\n")
 
 
 def test_the_captures_are_all_there() -> None:

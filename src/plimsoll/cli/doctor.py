@@ -13,7 +13,7 @@ INPUT, any mix, told apart by what is in it:
   --gpu NAME            the card, where the log does not say its size; or --gpu-memory-gib X
   --timeout S           at most so long for each input (60)
   --watch               look at the servers named again and again, and say what changes; --interval S (10), --looks N
-  --html FILE           a memory snapshot as a picture for a browser
+  --html FILE           gone: PyTorch's own viewer draws a memory snapshot (docs/doctor.md says how)
   --bundle FILE         OUT.tar.zst, .tar.gz or .tar for a ticket: logs, pages, findings, this machine; secrets and users'
                         text are hidden, CONTENTS.txt says what is in it; --force replaces an old one
   --explain CODE        the page on a finding: runtime.logits, startup.no-cache-blocks, ...; without CODE: which there are
@@ -48,11 +48,12 @@ from plimsoll.net.inputs import is_url
 from plimsoll.plan.read import card_of, plan_command
 from plimsoll.render import doctor as report
 from plimsoll.render.doctor import clean, finding_json
-from plimsoll.render.terminal import show, write_file
+from plimsoll.render.terminal import show
 from plimsoll.units import format_count
 from plimsoll.vllm.metrics_page import Page, escaped_label, fetch_health, fetch_pages
 
 USUAL_TIMEOUT_S = 60.0
+VIEWER = "python -m torch.cuda._memory_viz segment_plot SNAPSHOT.pickle -o page.html"
 LOWEST_EXIT = -64  # Python's way to name a signal
 RANGE_FLAGS = frozenset({"--since", "--start", "--end", "--step", "--match"})
 _WITH_VALUE = (
@@ -86,6 +87,8 @@ def _check(options: Split) -> None:
     unknown = next((word for word in options.rest if word.startswith("-") and word != "-"), None)
     if unknown is not None:
         raise BadInput(f"there is no option {unknown!r}; plimsoll doctor --help lists them")
+    if "--html" in options.values:
+        raise BadInput(f"--html is gone: PyTorch draws a memory snapshot, with {VIEWER}")
     if options.verbatim:
         raise BadInput("doctor takes files and addresses, not a command after `--`")
     _time_range(options)  # what is wrong in an option is wrong also where it is not used
@@ -158,14 +161,6 @@ def _diagnose(options: Split) -> int:
         notes = [*(known if isinstance(known, list) else ()), *inputs.notes]
         diagnosis = diagnosis._replace(facts={**diagnosis.facts, "notes": notes})
     as_text = report.as_text(diagnosis)
-    if "--html" in options.values:
-        if not inputs.snapshots:
-            raise BadInput("--html draws a memory snapshot, and none was given")
-        *_, (_, verdict) = inputs.judge_snapshots()
-        from plimsoll.render.snapshot_html import snapshot_page  # brings numpy
-
-        write_file(options.values["--html"], snapshot_page(inputs.snapshots[-1][1], verdict))
-        as_text += f"\n\nWrote {options.values['--html']}."
     if "--bundle" in options.values:
         as_text += "\n\n" + bundle(options, inputs, diagnosis, as_text)
     show(report.as_json(diagnosis) if "--json" in options.switches else as_text)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+from io import BytesIO
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from plimsoll.doctor.read.snapshots import read_snapshot_from
 from plimsoll.doctor.rules.snapshot import SnapshotVerdict, judge_snapshot
 from plimsoll.doctor.rules.snapshot_facts import Category, StackFrame, category_of_stack
 from plimsoll.findings import Code
@@ -290,3 +295,26 @@ def test_an_empty_snapshot_is_judged(tmp_path: Path) -> None:
     """No segments, no device, no finding."""
     verdict = judge_snapshot(Allocator().snapshot(tmp_path), "s", failed_bytes=5)
     assert (verdict.findings, verdict.facts) == ((), ())
+
+
+_BLOCKS = st.lists(
+    st.tuples(st.integers(0, 1 << 40), st.sampled_from(["inactive", "active_allocated", "active_pending_free"])), max_size=12
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(_BLOCKS, st.booleans(), st.booleans(), st.integers(0, 1)), max_size=6), st.integers(1, 1 << 41))
+def test_any_snapshot_is_judged(rows: list[tuple[list[tuple[int, str]], bool, bool, int]], failed: int) -> None:
+    """Whatever lies in it, the facts add up."""
+    tree = [
+        {"address": number << 45, "total_size": sum(size for size, _ in blocks), "segment_type": "small" if small else "large",
+         "is_expandable": grows, "segment_pool_id": (0, pool),
+         "blocks": [{"size": size, "state": state, "requested_size": size} for size, state in blocks]}
+        for number, (blocks, small, grows, pool) in enumerate(rows)
+    ]  # fmt: skip
+    snapshot = read_snapshot_from(BytesIO(pickle.dumps(tree)), "s")
+    verdict = judge_snapshot(snapshot, "s", before=snapshot, failed_bytes=failed)
+    for facts in verdict.facts:
+        assert facts.reserved == facts.active + facts.pinned + facts.releasable + facts.private_free
+        assert sum(part.bytes for part in facts.parts) == facts.active
+    assert all(finding.code == "allocator.fragmentation" for finding in verdict.findings)

@@ -6,7 +6,7 @@ import gzip
 import sys
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypedDict
 
@@ -16,7 +16,7 @@ from plimsoll.doctor.read.text import read_log
 from plimsoll.doctor.rules.diagnose import InputVerdict, diagnose, is_gate_state, judge_gate_state
 from plimsoll.doctor.rules.log_text import Log
 from plimsoll.doctor.rules.metrics import MetricsVerdict, judge_pages, judge_saved
-from plimsoll.doctor.rules.snapshot import SnapshotVerdict, judge_snapshot
+from plimsoll.doctor.rules.snapshot import judge_snapshot
 from plimsoll.doctor.rules.snapshot_facts import LogHints, Snapshot
 from plimsoll.doctor.rules.trend_growth import MetricSeries
 from plimsoll.doctor.rules.trends import judge_trends
@@ -75,19 +75,17 @@ class DoctorInputs:
             seconds = max(stamps, default=0.0) - min(stamps, default=0.0)
             facts = {"is": "range", "series": len(series), "points": points, "seconds": seconds}
             verdicts.append(InputVerdict(source, judge_trends(series, source), facts))
-        for source, snapshot in self.judge_snapshots():
-            devices = [device._asdict() for device in snapshot.facts]
-            facts = {"is": "snapshot", "devices": devices, "notes": list(snapshot.notes)}
-            verdicts.append(InputVerdict(source, snapshot.findings, facts))
-        return verdicts
-
-    def judge_snapshots(self) -> Iterator[tuple[str, SnapshotVerdict]]:
-        """Snapshots, each against the one before it, with what a log beside them says of the same server."""
+        # Snapshots, each against the one before it, with what a log beside them says of the same server.
         before = None
         failed, free, hints = self._read_hints() if self.snapshots and self.logs else (None, None, None)
         for source, snapshot in self.snapshots:
-            yield source, judge_snapshot(snapshot, source, before, failed, hints, free)
+            judged = judge_snapshot(snapshot, source, before, failed, hints, free)
+            devices = [device._asdict() for device in judged.facts]
+            verdicts.append(
+                InputVerdict(source, judged.findings, {"is": "snapshot", "devices": devices, "notes": list(judged.notes)})
+            )
             before = snapshot
+        return verdicts
 
     def _read_hints(self) -> tuple[int | None, int | None, LogHints | None]:
         """The size of the request that failed, the device's free memory then, and the sizes of weights and KV cache."""

@@ -28,7 +28,6 @@ _SEGMENTS_MAX = 1_000_000
 _BLOCKS_MAX = 2_000_000
 _FRAMES_KEPT = 512
 _FAILURES_KEPT = 16
-_SETTINGS_KEPT = 64
 _TOO_BIG = 1 << 64
 _STATES = {
     "active_allocated": LIVE,
@@ -130,7 +129,7 @@ class _Converter:
         self.where = self.reader.name
         failures, events = self.failures(tree.get("device_traces"))
         segments.sort(key=lambda segment: (segment.device, segment.address))
-        return Snapshot(tuple(segments), tuple(self.frames), tuple(self.stacks), failures, events, self.settings(tree))
+        return Snapshot(tuple(segments), tuple(self.frames), tuple(self.stacks), failures, events)
 
     def bad(self, what: str) -> BadInput:
         return BadInput(f"{self.where}: {what}")
@@ -254,10 +253,3 @@ class _Converter:
             for name in ("device_free", "stream", "time_us")
         )
         return FailedRequest(device, self.number(event, "size"), free, stream, time, self.stack(event.get("frames")), after)
-
-    def settings(self, tree: _Table) -> tuple[tuple[str, str], ...]:
-        table = tree.get("allocator_settings")
-        if not isinstance(table, dict):
-            return ()
-        plain = [(name, value) for name, value in table.items() if isinstance(value, bool | int | float | str)]
-        return tuple((name[:80], str(value)[:200]) for name, value in plain[:_SETTINGS_KEPT])

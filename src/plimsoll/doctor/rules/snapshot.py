@@ -178,11 +178,8 @@ class SnapshotVerdict(NamedTuple):
 
     findings: tuple[Finding, ...]
     facts: tuple[DeviceFacts, ...]
-    failed: tuple[FailedRequest, ...]  # the last failed request of each device, or the one that was given
     notes: tuple[str, ...]
-    named: BlockCategories
     growth: SnapshotGrowth | None = None
-    source: str = ""
 
 
 class _RequestFailure(NamedTuple):
@@ -230,14 +227,7 @@ def judge_snapshot(
         findings += [grown] if grown is not None else []
         if growth.was_starting:
             notes.append("The first snapshot was taken before the server was complete, so growth since then says nothing.")
-    given = tuple(last.values()) or _as_given(failed_bytes, device_free, facts)
-    return SnapshotVerdict(tuple(findings), facts, given, tuple(notes), named, growth, source)
-
-
-def _as_given(failed_bytes: int | None, free: int | None, facts: tuple[DeviceFacts, ...]) -> tuple[FailedRequest, ...]:
-    if failed_bytes is None or not facts:
-        return ()
-    return (FailedRequest(facts[0].device, failed_bytes, free, None, None, 0, 0),)
+    return SnapshotVerdict(tuple(findings), facts, tuple(notes), growth)
 
 
 def _failed(recorded: FailedRequest | None, given: int | None, free: int | None) -> _RequestFailure | None:

@@ -73,7 +73,6 @@ class Snapshot(NamedTuple):
     stacks: tuple[tuple[int, ...], ...]
     failures: tuple[FailedRequest, ...] = ()  # the last ones, oldest first
     events: int = 0  # recorded allocator events of all devices
-    settings: tuple[tuple[str, str], ...] = ()  # torch's allocator settings, as text
 
     @property
     def has_stacks(self) -> bool:
