@@ -17,7 +17,6 @@ from typing import NamedTuple
 from lab import marked
 from plimsoll.cli.simulate import BLOCK_SIZES
 from plimsoll.launch.options import Split
-from plimsoll.render.charts import Frame, number, picture, text
 from plimsoll.simulate.inputs import read_inputs
 from plimsoll.simulate.replay import AtBlockSize, replay
 from plimsoll.simulate.summary import at_block_sizes, summarise
@@ -161,11 +160,11 @@ def drawn(found: Sequence[Measured]) -> str:
     inner = [_STYLE, f'<rect class="back" width="{_WIDTH}" height="{height}" rx="8"/>']
     for place, kind in enumerate(MEASURES):
         x = _LEFT + place * (_PANEL + _GAP)
-        inner.append(f'<text class="head" x="{x}" y="30">{text(kind.title)}</text>')
+        inner.append(f'<text class="head" x="{x}" y="30">{kind.title}</text>')
         inner.append(f'<text class="dim" x="{x}" y="48">by tokens a block</text>')
     for line, one in enumerate(found):
         floor = _TOP + line * _ROW + 22 + _BARS
-        inner.append(f'<text class="head" x="20" y="{floor - 22}">{text(one.workload.title)}</text>')
+        inner.append(f'<text class="head" x="20" y="{floor - 22}">{one.workload.title}</text>')
         inner.append(f'<text class="dim" x="20" y="{floor - 4}">{one.cache_tokens:,} tokens of cache</text>')
         for place, kind in enumerate(MEASURES):
             left = _LEFT + place * (_PANEL + _GAP)
@@ -176,7 +175,18 @@ def drawn(found: Sequence[Measured]) -> str:
     title = "What the block size changes, on the same memory"
     says = "; ".join(f"{kind.title}: {kind.explained}" for kind in MEASURES)
     size = f' xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}"'
-    return picture("sizes", title, f"{says}. Each chart has its own scale, from 0.", Frame(_WIDTH, height), inner, size) + "\n"
+    lines = [
+        f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-labelledby="sizes-title sizes-says"{size}>',
+        f'<title id="sizes-title">{title}</title>',
+        f'<desc id="sizes-says">{says}. Each chart has its own scale, from 0.</desc>',
+        *inner,
+        "</svg>\n",
+    ]
+    return "\n".join(lines)
+
+
+def _number(value: float) -> str:
+    return f"{round(value, 1):g}"
 
 
 def _bars(values: Sequence[float], kind: Measure, left: int, floor: int) -> list[str]:
@@ -184,10 +194,10 @@ def _bars(values: Sequence[float], kind: Measure, left: int, floor: int) -> list
     most, step = max(values), _PANEL / len(values)
     lines = []
     for place, (size, value) in enumerate(zip(BLOCK_SIZES, values, strict=True)):
-        middle, high = number(left + (place + 0.5) * step), _BARS * value / most if most else 0.0
-        x, y = number(left + (place + 0.5) * step - step * 0.3), number(floor - high)
-        lines.append(f'<rect class="{kind.colour}" x="{x}" y="{y}" width="{number(step * 0.6)}" height="{number(high)}"/>')
-        label = f'y="{number(floor - high - 5)}" text-anchor="middle">{short(value, kind)}'
+        middle, high = _number(left + (place + 0.5) * step), _BARS * value / most if most else 0.0
+        x, y = _number(left + (place + 0.5) * step - step * 0.3), _number(floor - high)
+        lines.append(f'<rect class="{kind.colour}" x="{x}" y="{y}" width="{_number(step * 0.6)}" height="{_number(high)}"/>')
+        label = f'y="{_number(floor - high - 5)}" text-anchor="middle">{short(value, kind)}'
         lines.append(f'<text class="dim" x="{middle}" {label}</text>')
         lines.append(f'<text class="dim" x="{middle}" y="{floor + 16}" text-anchor="middle">{size}</text>')
     return [*lines, f'<path class="axis" d="M{left} {floor}h{_PANEL}"/>']

@@ -17,6 +17,7 @@ import contextlib
 import copy
 import csv
 import hashlib
+import html
 import io
 import json
 import math
@@ -59,7 +60,7 @@ MASKS = [
     (re.compile(r"^plimsoll(?:\.\w+)+:\w+$"), "MODULE"),  # where an entry point leads; what users type has no colon
 ]
 SENTENCE_LINE = re.compile(r"\s*(?:Description=|echo |printf |//)")  # in files that are otherwise settings, word for word
-PAGE_PARTS = ("svg", "table", "tr", "rect", "path", "details")
+PAGE_PARTS = ("svg", "table", "tr", "details")
 
 
 def tokens(text: str) -> str:
@@ -171,7 +172,7 @@ class Place:
             rows = list(csv.reader(io.StringIO(text)))
             return {"columns": rows[0], "rows": len(rows) - 1, "digest": hashlib.sha256(text.encode()).hexdigest()}
         if path.suffix == ".html":
-            shown = re.sub(r"<[^>]*>", " ", re.sub(r"(?s)<(style|script)\b.*?</\1>", " ", text))
+            shown = html.unescape(re.sub(r"<[^>]*>", " ", re.sub(r"(?s)<(style|script|noscript|svg)\b.*?</\1>", " ", text)))
             return {"says": tokens(self.masked(shown)), **{part: len(re.findall(rf"<{part}\b", text)) for part in PAGE_PARTS}}
         if path.suffix == ".json":
             return self.text(text)

@@ -101,9 +101,7 @@ def test_screen_readers_and_keyboards_get_along() -> None:
     assert page.tags("html") == [{"lang": "en"}]
     assert len(page.tags("h1")) == 1
     (svg,) = page.tags("svg")
-    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
-    assert len(ids) == len(set(ids))
-    assert (svg["aria-labelledby"] or "").split() == ids
+    assert (svg["aria-label"] or "").startswith("The card drawn to scale. ")
     assert len(page.tags("table")) == len(page.tags("caption")) == sum(a.get("tabindex") == "0" for a in page.tags("div"))
     assert all(attributes.get("scope") in ("row", "col") for attributes in page.tags("th"))
 

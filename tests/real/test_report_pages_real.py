@@ -1,0 +1,64 @@
+"""The pages of plan, simulate and tune in Chromium: drawn, silent, within a phone's width, and readable by everybody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_core_python.sync_playwright import Axe
+
+from plimsoll.cli.main import main
+from tests.real.page_browser import browsing, tab
+
+pytestmark = pytest.mark.real
+SERVE = "--gpu L4 --vllm 0.32.0 {} -- vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192"
+TRAFFIC = "synthetic:requests=60,rate=0.8,prompt=1000,output=100,prompt_max=4096,seed=3"
+COMMANDS = {
+    "plan": "plan " + SERVE,
+    "simulate": "simulate synthetic:requests=200,rate=20,prompt=900,output=140,seed=1 --num-blocks 900 {}",
+    "tune": f"tune {TRAFFIC} max_num_seqs=16,32 max_num_batched_tokens=512,2048 block_size=16 " + SERVE,
+}
+DRAWN = {"plan": ("svg .band", 4), "simulate": ("svg .line", 6), "tune": ("svg .dot", 4)}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """One for all."""
+    with browsing() as one:
+        yield one
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_report_is_drawn_and_everybody_can_read_it(name: str, browser: Any, tmp_path: Path) -> None:
+    """Charts by the page's own script alone, no complaint, nothing asked for, no violation that axe knows, light and dark."""
+    page = tmp_path / "page.html"
+    assert main(COMMANDS[name].format(f"--html {page}").split()) == 0
+    selector, least = DRAWN[name]
+    for scheme, width in (("light", 1200), ("dark", 390)):
+        with tab(browser, page.as_uri(), viewport={"width": width, "height": 900}, color_scheme=scheme) as one:
+            one.page.goto(page.as_uri())
+            assert one.page.locator(selector).count() >= least
+            assert one.page.evaluate("document.documentElement.scrollWidth") <= width
+            if name == "simulate" and width == 1200:
+                assert one.page.locator("svg .pixels").count() == 1
+                one.page.locator("svg").first.hover()
+                assert "cache use" in one.page.locator("#tip").inner_text()
+                one.page.locator(".three svg").first.hover()
+                assert " % within " in one.page.locator("#tip").inner_text()
+            one.is_clean()
+        with tab(browser, page.as_uri(), bypass_csp=True, color_scheme=scheme) as one:
+            one.page.goto(page.as_uri())
+            assert Axe().run(one.page)["violations"] == []
+
+
+def test_without_javascript_the_tables_are_there(browser: Any, tmp_path: Path) -> None:
+    """No chart, no blank in its place, and a line that says so."""
+    page = tmp_path / "page.html"
+    assert main(COMMANDS["simulate"].format(f"--html {page}").split()) == 0
+    with tab(browser, page.as_uri(), java_script_enabled=False) as one:
+        one.page.goto(page.as_uri())
+        assert not one.page.locator("svg").first.is_visible()
+        assert one.page.get_by_text("The charts need JavaScript").is_visible()
+        assert one.page.locator("table").count() >= 4
