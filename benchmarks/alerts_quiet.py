@@ -20,10 +20,11 @@ from pathlib import Path
 
 from lab.guard.weeks import KINDS, engine_for, week
 from lab.record_shapes import series_of
-from plimsoll.assets.monitoring import alerts_of, groups_of, rules_text
+from plimsoll.assets.alerts import groups_of
+from plimsoll.assets.monitoring import alerts_of, rules_text
 from plimsoll.assets.names import Names
+from plimsoll.assets.rendering import quoted
 from plimsoll.assets.settings import Settings
-from plimsoll.assets.texts import quoted
 
 SETTINGS = Settings("0.32.0")
 EVALUATED_S = 30
@@ -38,7 +39,7 @@ def fired(folder: Path, number: int, seed: int) -> tuple[str, Counter[str]]:
     names = Names(SETTINGS)
     looks = week(kind, engine_for(kind, number), seed * 100_003 + number, 1, 3)
     series = {name: values for figure, values in series_of(looks).items() if (name := names.series(figure, names.here()))}
-    (folder / "rules.yml").write_text(rules_text(groups_of(SETTINGS)), encoding="utf-8")
+    (folder / "rules.yml").write_text(rules_text(groups_of(SETTINGS), SETTINGS.job), encoding="utf-8")
     rows = [f"      - series: {quoted(name)}\n        values: {quoted(values)}" for name, values in series.items()]
     head = f"rule_files: [rules.yml]\nevaluation_interval: {EVALUATED_S}s\ntests:\n  - interval: 15s\n    input_series:\n"
     tail = f"\n    promql_expr_test:\n      - {{expr: {quoted(ASKED)}, eval_time: 23h59m, exp_samples: []}}\n"

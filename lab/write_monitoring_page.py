@@ -11,8 +11,8 @@ from pathlib import Path
 from textwrap import fill
 
 from lab.marked import placed
-from plimsoll.assets.alert import Alert, Severity
-from plimsoll.assets.monitoring import alerts_of, groups_of
+from plimsoll.assets.alerts import Alert, Severity, groups_of
+from plimsoll.assets.monitoring import alerts_of
 from plimsoll.assets.names import CONDITIONAL, span
 from plimsoll.assets.settings import Settings
 from plimsoll.vllm.versions import newest

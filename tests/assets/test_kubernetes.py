@@ -10,8 +10,7 @@ import pytest
 import yaml
 from kubernetes_validate.utils import all_versions
 
-from plimsoll.assets import kubernetes
-from plimsoll.assets import kubernetes as kubernetes_guard
+from plimsoll.assets.launch import launch_files
 from tests.assets.plans import MODELS, SECRET, plan_of, random_plan, settings_of
 
 MINORS = sorted({tuple(map(int, version.split(".")[:2])) for version in all_versions()})[-4:]
@@ -19,7 +18,7 @@ PLAIN = plan_of("vllm", "serve", MODELS[0], "--api-key", SECRET)
 
 
 def _objects(plan: dict[str, Any]) -> list[dict[str, Any]]:
-    files = kubernetes.files(settings_of(plan))
+    files = launch_files(settings_of(plan), ["kubernetes"])
     return [one for name in ("vllm", "guard") for one in yaml.safe_load_all(files[f"kubernetes/{name}.yaml"])]
 
 
@@ -106,7 +105,7 @@ def test_what_one_object_names_the_others_have() -> None:
     policy = next(one for one in by_kind["NetworkPolicy"] if one["metadata"]["name"] == "vllm")
     allowed = [peer["podSelector"]["matchLabels"] for peer in policy["spec"]["ingress"][0]["from"] if "podSelector" in peer]
     assert allowed == [guard["spec"]["template"]["metadata"]["labels"]]
-    assert services[kubernetes_guard.GUARD]["selector"] == guard["spec"]["template"]["metadata"]["labels"]
+    assert services["plimsoll-guard"]["selector"] == guard["spec"]["template"]["metadata"]["labels"]
     claims = [one["metadata"]["name"] for one in by_kind["PersistentVolumeClaim"]]
     assert [
         v["persistentVolumeClaim"]["claimName"]

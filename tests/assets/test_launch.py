@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from plimsoll.assets import launch
 from plimsoll.assets.launch import WAYS, launch_files
 from plimsoll.assets.settings import Settings
 from plimsoll.cli.guard import read_options
@@ -117,7 +116,7 @@ def test_guards_configuration_is_one(way: str, words: tuple[str, ...], tmp_path:
 
 def test_the_unit_says_what_a_unit_of_vllm_must() -> None:
     """SIGTERM to the server alone, restarted also after exit code 0, within limits, and drained before it is stopped."""
-    unit = launch.unit(settings_of(plan_of("vllm", "serve", LLAMA)))
+    unit = _files()["systemd/vllm.service"]
     for line in ("KillMode=mixed", "Restart=always", "StartLimitBurst=5", "StartLimitIntervalSec=1h", "TimeoutStopSec=150"):
         assert f"\n{line}\n" in unit
     assert "-m plimsoll.inside.leave 30 8000\n" in unit

@@ -10,8 +10,8 @@ import promql_parser
 import pytest
 import yaml
 
-from plimsoll.assets.alert import Alert, Severity
-from plimsoll.assets.monitoring import alerts_of, groups_of, monitoring_files, runbook
+from plimsoll.assets.alerts import Alert, Severity, groups_of
+from plimsoll.assets.monitoring import alerts_of, monitoring_files, runbook
 from plimsoll.assets.settings import DOCS_URL, Settings
 from plimsoll.errors import BadInput
 from plimsoll.vllm import versions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.assets.alert import Thresholds, thresholds_of
+from plimsoll.assets.alerts import Thresholds, thresholds_of
 from plimsoll.assets.settings import Settings
 from plimsoll.doctor.rules.trend_growth import matters, recomputed_share
 from plimsoll.guard.judge.load import RISES

@@ -11,8 +11,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.assets.launch import WAYS, launch_files
-from plimsoll.assets.launch_command import leaving_s
+from plimsoll.assets.launch import WAYS, launch_files, leaving_s
 from plimsoll.assets.settings import TEARDOWN_S, timers_of
 from tests.assets.plans import random_plan, settings_of
 

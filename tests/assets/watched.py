@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from plimsoll.assets.monitoring import groups_of
+from plimsoll.assets.alerts import groups_of
 from plimsoll.assets.settings import PlanFacts, Settings, Slo, timers_of
 from plimsoll.inside.meters import METERS
 from plimsoll.vllm.metrics import metrics_of as metrics_of_release

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from lab.engine.server import free_port
-from plimsoll.assets import launch
 from plimsoll.assets.inside_wheel import make_wheel
+from plimsoll.assets.launch import launch_files
 from tests.assets.plans import MODELS, plan_of, settings_of
 
 TOKEN = "a-token-that-is-long-enough"
@@ -41,7 +41,7 @@ def test_the_script_starts_it_and_the_unit_takes_it_out_before_the_stop(tmp_path
     wheel = make_wheel()
     (tmp_path / wheel.name).write_bytes(wheel.content)
     (tmp_path / "gate.token").write_text(TOKEN, encoding="utf-8")
-    files = {name: text.replace("/etc/plimsoll", str(tmp_path)) for name, text in launch.systemd_files(made).items()}
+    files = {name: text.replace("/etc/plimsoll", str(tmp_path)) for name, text in launch_files(made, ["systemd"]).items()}
     script = tmp_path / "start.sh"
     script.write_text(files["systemd/vllm-start.sh"].replace(made.wheel, wheel.name), encoding="utf-8")
     shim = tmp_path / "vllm"
@@ -77,7 +77,7 @@ def test_the_script_starts_it_and_the_unit_takes_it_out_before_the_stop(tmp_path
 def test_no_unit_names_a_file_that_is_not_made_or_asked_for(name: str) -> None:
     """What lies in /etc/plimsoll is generated, or docs/launch.md says how to make it."""
     made = settings_of(plan_of("vllm", "serve", MODELS[0]))
-    files = launch.systemd_files(made)
+    files = launch_files(made, ["systemd"])
     page = (Path(__file__).parents[2] / "docs" / "launch.md").read_text(encoding="utf-8")
     named = set(re.findall(r"/etc/plimsoll/([\w.-]+)", files[f"systemd/{name}"]))
     by_hand = {"gate.token", "guard.token", "guard-read.token", "vllm.env"}

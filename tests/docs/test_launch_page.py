@@ -6,7 +6,6 @@ import dataclasses
 import re
 from pathlib import Path
 
-from plimsoll.assets import launch
 from plimsoll.assets.inside_wheel import wheel_name
 from plimsoll.assets.launch import WAYS, launch_files
 from plimsoll.assets.settings import timers_of
@@ -23,7 +22,7 @@ def test_the_unit_on_the_page_is_the_one_that_is_made() -> None:
     """To the letter, without the lines on top that say what made it."""
     shown = re.search(r"<!-- unit:.*?```ini\n(.*?)```", PAGE, re.DOTALL)
     assert shown is not None
-    assert shown[1] == launch.unit(MADE)
+    assert shown[1] == launch_files(MADE, WAYS)["systemd/vllm.service"]
 
 
 def test_the_timers_on_the_page_are_those_that_are_reckoned() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lab import write_monitoring_page
-from plimsoll.assets.monitoring import alerts_of, groups_of
+from plimsoll.assets.alerts import groups_of
+from plimsoll.assets.monitoring import alerts_of
 from plimsoll.assets.settings import Settings
 
 if TYPE_CHECKING:

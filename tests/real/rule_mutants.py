@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from plimsoll.assets.alert import Alert, Group
+from plimsoll.assets.alerts import Alert, Group
 from plimsoll.assets.monitoring import SLOW_EVERY_S, cases_text, rules_text
 from plimsoll.assets.settings import Settings
 
@@ -60,7 +60,7 @@ def _without(expr: str, matcher: str) -> str:
 def is_noticed(promtool: str, folder: Path, settings: Settings, changed: Group, original: Group) -> bool:
     """Whether the tests of the original fail with it."""
     folder.mkdir()
-    (folder / "rules.yml").write_text(rules_text([changed]), encoding="utf-8")
+    (folder / "rules.yml").write_text(rules_text([changed], settings.job), encoding="utf-8")
     return not all(passes(promtool, folder, name, text) for name, text in case_files(settings, original))
 
 

@@ -18,7 +18,6 @@ import pytest
 
 from lab.engine.parser import ParserProcess
 from lab.engine.server import free_port
-from plimsoll.assets import launch, sidecars
 from plimsoll.assets.launch import WAYS, launch_files
 from tests.assets.plans import MODELS, SECRET, plan_of, random_plan, settings_of
 from tests.assets.started import started_words
@@ -43,7 +42,7 @@ AWKWARD = (
 @pytest.mark.parametrize("words", AWKWARD)
 def test_systemd_has_nothing_to_say_of_the_units(words: tuple[str, ...], tmp_path: Path) -> None:
     """`systemd-analyze verify` on the server's and guard's unit, with programs that exist in the place of ours."""
-    files = launch.systemd_files(settings_of(plan_of(*words)))
+    files = launch_files(settings_of(plan_of(*words)), ["systemd"])
     for name in ("vllm-start.sh", "vllm.env", "gate.token", "guard.token", "guard-read.token"):
         (tmp_path / name).write_text("#!/bin/sh\n", encoding="utf-8")
         (tmp_path / name).chmod(0o755)
@@ -61,7 +60,8 @@ def test_systemd_has_nothing_to_say_of_the_units(words: tuple[str, ...], tmp_pat
 def test_systemd_would_say_something(tmp_path: Path) -> None:
     """The check is one that can fail: a misspelt setting is named."""
     unit = tmp_path / "vllm.service"
-    text = launch.unit(settings_of(plan_of("vllm", "serve", MODELS[0]))).replace("KillMode=", "KillMod=")
+    files = launch_files(settings_of(plan_of("vllm", "serve", MODELS[0])), ["systemd"])
+    text = files["systemd/vllm.service"].replace("KillMode=", "KillMod=")
     unit.write_text(re.sub(r"ExecStart=\S+", "ExecStart=/bin/true", text), encoding="utf-8")
     command = [need("systemd-analyze", "systemd"), "verify", "--man=no", str(unit)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -73,7 +73,7 @@ def test_shellcheck_has_nothing_to_say_of_the_script(seed: int, tmp_path: Path) 
     """Whatever the planned command holds."""
     script = tmp_path / "start.sh"
     plan = plan_of(*AWKWARD[seed]) if seed < len(AWKWARD) else random_plan(random.Random(seed))
-    script.write_text(launch.start_script(settings_of(plan)), encoding="utf-8")
+    script.write_text(launch_files(settings_of(plan), ["systemd"])["systemd/vllm-start.sh"], encoding="utf-8")
     ran = subprocess.run([need("shellcheck", "shellcheck"), str(script)], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (0, "")
 
@@ -106,9 +106,17 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     threading.Thread(target=behind.serve_forever, daemon=True).start()
     made = settings_of(plan_of("vllm", "serve", MODELS[0]))
     port = free_port()
-    text = sidecars.haproxy_config(made, f"127.0.0.1:{behind.server_port}", socket=str(folder / "admin.sock"))
+    text = launch_files(made, ["systemd"])["systemd/haproxy.cfg"]
+    replaced = {
+        "bind :8080": f"bind 127.0.0.1:{port}",
+        "127.0.0.1:8000": f"127.0.0.1:{behind.server_port}",
+        "/run/haproxy/admin.sock": str(folder / "admin.sock"),
+    }
+    for generated, here in replaced.items():
+        assert generated in text
+        text = text.replace(generated, here)
     config = folder / "haproxy.cfg"
-    config.write_text(text.replace("bind :8080", f"bind 127.0.0.1:{port}"), encoding="utf-8")
+    config.write_text(text, encoding="utf-8")
     process = subprocess.Popen([need("haproxy", "haproxy"), "-db", "-f", str(config)], stderr=subprocess.DEVNULL)
     try:
         end = time.monotonic() + 20

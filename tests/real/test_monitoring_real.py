@@ -16,8 +16,8 @@ import pytest
 from lab.draw_dashboard import drawing
 from lab.engine.clients import complete
 from lab.engine.server import EngineServer
-from plimsoll.assets.alert import thresholds_of
-from plimsoll.assets.monitoring import groups_of, monitoring_files
+from plimsoll.assets.alerts import groups_of, thresholds_of
+from plimsoll.assets.monitoring import monitoring_files
 from plimsoll.assets.names import CONDITIONAL
 from plimsoll.assets.settings import Settings
 from tests.assets.test_dashboards import expressions

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.assets.monitoring import groups_of, rules_text
+from plimsoll.assets.alerts import groups_of
+from plimsoll.assets.monitoring import rules_text
 from plimsoll.assets.settings import PlanFacts, Settings, Slo, timers_of
 from tests.real.rule_mutants import Mutant, alone, case_files, is_noticed, mutants, passes
 from tests.real.small_farm import need
@@ -33,7 +34,7 @@ def _promtool() -> str:
 def test_rules_are_good_and_pass_their_tests(settings: Settings, tmp_path: Path) -> None:
     """promtool checks the rules of each release and finds every alert to fire and to be silent where it should."""
     groups = groups_of(settings)
-    (tmp_path / "rules.yml").write_text(rules_text(groups), encoding="utf-8")
+    (tmp_path / "rules.yml").write_text(rules_text(groups, settings.job), encoding="utf-8")
     checked = subprocess.run(
         [_promtool(), "check", "rules", "--lint=all", "--lint-fatal", "rules.yml"],
         cwd=tmp_path, capture_output=True, text=True, check=False,

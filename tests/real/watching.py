@@ -17,8 +17,8 @@ from typing import Any
 from lab.draw_dashboard import asked
 from lab.engine.server import free_port
 from lab.page_world import answers
-from plimsoll.assets.alert import Thresholds
-from plimsoll.assets.monitoring import alertmanager_text, groups_of, prometheus_text, rules_text
+from plimsoll.assets.alerts import Thresholds, groups_of
+from plimsoll.assets.monitoring import alertmanager_text, prometheus_text, rules_text
 from plimsoll.assets.settings import Settings
 from plimsoll.doctor.read.prometheus import is_prometheus
 from tests.real.small_farm import need
@@ -95,7 +95,7 @@ def watching(folder: Path, settings: Settings, bounds: Thresholds, guard_token: 
     webhook, port, manager = Webhook(), free_port(), free_port()
     (folder / "guard.token").write_text(guard_token, encoding="ascii")
     texts = {
-        "rules.yml": rules_text(groups_of(settings, bounds)),
+        "rules.yml": rules_text(groups_of(settings, bounds), settings.job),
         "prometheus.yml": prometheus_text(settings, f"127.0.0.1:{manager}")
         .replace('"15s"', '"2s"')
         .replace("/etc/plimsoll/guard-read.token", str(folder / "guard.token")),

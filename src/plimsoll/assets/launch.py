@@ -1,278 +1,119 @@
-"""Files that launch one planned server: systemd units or a compose project here, Kubernetes manifests in their own module."""
+"""Files that launch one planned server, from `templates/`: systemd units, a compose project, Kubernetes manifests.
+
+Each way has guard beside the server, and a proxy in front of it that lets through what is for clients. Which values matter and
+why: docs/launch.md.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
 
-from plimsoll.assets import kubernetes
-from plimsoll.assets.launch_command import (
-    container_environment,
-    container_words,
-    is_amd,
-    leaving_s,
-    model_folder,
-    ready_path,
-    server_image,
-)
-from plimsoll.assets.settings import Settings
-from plimsoll.assets.sidecars import compose_guard_config, haproxy_config, proxy_port, secret_files, systemd_guard_config
-from plimsoll.assets.texts import flag_lines, for_compose, in_shell, yaml_of
+from plimsoll.assets.launch_command import vendor_of
+from plimsoll.assets.rendering import flag_lines, render
+from plimsoll.assets.settings import Command, Settings
+from plimsoll.hardware.cards import Vendor
+from plimsoll.units import GIB
+from plimsoll.vllm import versions
 
-ETC = "/etc/plimsoll"
-ADMIN_SOCKET = "/run/haproxy/admin.sock"
+# The paths that clients may reach through a proxy. Everything else stays inside: figures, drains, adapters, admin
+# endpoints. A list of what is let through, by whole paths: what is merely kept out can be spelled another way
+# (`/v1/load%5flora_adapter`). What /v1/responses answered is asked for and cancelled by id, below that path.
+PATHS = (
+    "/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/chat/completions/batch", "/v1/responses", "/v1/messages",
+    "/v1/messages/count_tokens", "/v1/embeddings", "/v1/score", "/v1/rerank", "/v2/rerank", "/v2/embed",
+    "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/realtime",
+)  # fmt: skip
+PROXY_PORT = 8080
+CACHE_BASE_GIB = 20  # compiled graphs, tokenizers, and room to load a second revision
 
-
-def systemd_files(settings: Settings) -> dict[str, str]:
-    """Names and texts; `vllm` in them is the settings' name."""
-    command = settings.planned
-    name = settings.name
-    made = {
-        f"{name}-start.sh": start_script(settings),
-        f"{name}.service": unit(settings),
-        "plimsoll-guard.service": guard_unit(settings),
-        "plimsoll.toml": systemd_guard_config(settings, _credential("plimsoll-guard"), ADMIN_SOCKET),
-        "50-plimsoll.rules": polkit_rule(settings),
-        "haproxy.cfg": haproxy_config(settings, f"127.0.0.1:{command.port}", socket=ADMIN_SOCKET),
-        f"{name}.env.example": environment_example(settings),
-    }
-    return {f"systemd/{path}": text for path, text in made.items()}
-
-
-def start_script(settings: Settings) -> str:
-    """Sets the environment and becomes the server: `exec`, so that signals reach vLLM and nobody else."""
-    command = settings.planned
-    exports = "".join(f"export {name}={in_shell(value)}\n" for name, value in command.environment)
-    inside = (
-        "# plimsoll.inside, from the wheel beside this script; installed with pip it needs no such line.\n"
-        'here=$(cd "$(dirname "$0")" && pwd)\n'
-        f'export PYTHONPATH="$here/{settings.wheel}${{PYTHONPATH:+:$PYTHONPATH}}"\n'
-        if command.has_gate
-        else ""
-    )
-    lines = [" ".join(in_shell(word) for word in group) for group in flag_lines(command.words)]
-    return f"#!/bin/sh\nset -eu\n\n{exports}{inside}\nexec " + " \\\n    ".join(lines) + "\n"
-
-
-def unit(settings: Settings) -> str:
-    """The server's unit. Which values matter and why: docs/launch.md."""
-    command, timers, name = settings.planned, settings.timers, settings.name
-    gate = (
-        f"""\
-LoadCredential=gate.token:{ETC}/gate.token
-Environment=PLIMSOLL_TOKEN_FILE={_credential(name)}/gate.token
-# Out of the balancer first. It may fail; the stop goes on.
-ExecStop=-/usr/bin/env PYTHONPATH={ETC}/{settings.wheel} python3 -m plimsoll.inside.leave {leaving_s(settings)} {command.port}
-"""
-        if command.has_gate
-        else ""
-    )
-    optional = "" if command.secrets else "-"
-    return f"""\
-[Unit]
-Description=vLLM, {_described(settings)}
-After=network-online.target
-Wants=network-online.target
-# Five starts in an hour, guard's among them; then it has failed, and somebody should look.
-StartLimitIntervalSec=1h
-StartLimitBurst=5
-
-[Service]
-Type=exec
-User=vllm
-# Where vLLM lives: change it if it is not in a virtual environment of that name.
-Environment=PATH=/opt/vllm/bin:/usr/local/bin:/usr/bin:/bin
-EnvironmentFile={optional}{ETC}/{name}.env
-ExecStart={ETC}/{name}-start.sh
-{gate}# SIGTERM to the server alone: sent to every process, it fails each request in flight.
-KillMode=mixed
-# Longer than the drain ({timers.drain_s} s), the requests in flight ({timers.shutdown_s} s) and vLLM's teardown.
-TimeoutStopSec={timers.grace_s}
-# vLLM ends with exit code 0 when its engine dies: on-failure would leave it dead.
-Restart=always
-RestartSec=30
-StateDirectory={name}
-Environment=HOME=/var/lib/{name}
-NoNewPrivileges=yes
-ProtectSystem=full
-
-[Install]
-WantedBy=multi-user.target
-"""
-
-
-def guard_unit(settings: Settings) -> str:
-    """Guard's unit. It observes: `--act` at the end of ExecStart lets it act."""
-    credentials = "".join(f"LoadCredential={file}:{ETC}/{file}\n" for file in secret_files(settings.planned))
-    return f"""\
-[Unit]
-Description=plimsoll guard
-After=network-online.target
-Wants=network-online.target
-
-[Service]
-Type=notify
-User=plimsoll
-SupplementaryGroups=haproxy
-# It observes and says what it would do. With --act at the end it does it (docs/guard-acts.md).
-ExecStart=/usr/bin/plimsoll guard --config {ETC}/plimsoll.toml
-WatchdogSec=60
-Restart=always
-RestartSec=5
-# To put back what is drained.
-TimeoutStopSec=60
-StateDirectory=plimsoll
-StateDirectoryMode=0700
-RuntimeDirectory=plimsoll
-Environment=XDG_RUNTIME_DIR=/run/plimsoll
-{credentials}NoNewPrivileges=yes
-ProtectSystem=strict
-
-[Install]
-WantedBy=multi-user.target
-"""
-
-
-def polkit_rule(settings: Settings) -> str:
-    """Lets guard's user stop and start the server's unit, and no other."""
-    return f"""\
-polkit.addRule(function (action, subject) {{
-    if (action.id == "org.freedesktop.systemd1.manage-units" && subject.user == "plimsoll" &&
-        action.lookup("unit") == "{settings.name}.service") {{ return polkit.Result.YES; }}
-}});
-"""
-
-
-def environment_example(settings: Settings) -> str:
-    """The variables to fill in by hand: secrets are never generated."""
-    command = settings.planned
-    lines = [f"{name}=\n" for name in command.secrets] or ["# The planned command has no secret; HF_TOKEN= could stand here.\n"]
-    top = f"# Fill it in as {ETC}/{settings.name}.env, readable by root alone (chmod 600).\n"
-    key = f"# guard's canary requests need the same key, in {ETC}/api.key.\n" if "VLLM_API_KEY" in command.secrets else ""
-    return "".join([top, key, *lines])
-
-
-def _described(settings: Settings) -> str:
-    """The model's name, as a unit may say it: a percent sign begins a specifier there."""
-    model = settings.plan.model if settings.plan is not None else settings.name
-    return model.replace("\\", "/").replace("%", "%%")
-
-
-def _credential(unit_name: str) -> str:
-    return f"/run/credentials/{unit_name}.service"
-
-
-SECRETS = "/run/secrets"
-DOCKERS_NAMES = "127.0.0.11:53"  # where Docker answers for the names of services
-
-
-def compose_files(settings: Settings) -> dict[str, str]:
-    """Names and texts."""
-    made = {
-        "compose.yaml": compose(settings),
-        "haproxy.cfg": haproxy_config(
-            settings, f"{settings.name}:{settings.planned.port}", socket=None, resolvers=DOCKERS_NAMES
-        ),
-        "plimsoll.toml": compose_guard_config(settings, SECRETS),
-    }
-    return {f"compose/{path}": text for path, text in made.items()}
-
-
-def compose(settings: Settings) -> str:
-    """The project. What stands in it and why: docs/launch.md."""
-    has_key = "VLLM_API_KEY" in settings.planned.secrets
-    project: dict[str, Any] = {
-        "# Before the first start, in this folder, with an image of yours that has plimsoll in it:": None,
-        "#   for f in gate guard guard-read; do head -c 24 /dev/urandom | base64 > $f.token; done; chmod 600 ./*.token": None,
-        **({'#   printf %s "$VLLM_API_KEY" > api.key; chmod 600 api.key': None} if has_key else {}),
-        "#   docker compose up -d": None,
-        "name": settings.name,
-        "services": {
-            settings.name: _compose_server(settings),
-            "proxy": _compose_proxy(settings),
-            "plimsoll-guard": _compose_guard(settings),
-        },
-        "secrets": {name: {"file": f"./{name}"} for name in secret_files(settings.planned)},
-        "volumes": {"cache": {}, "guard-state": {}},
-    }
-    return yaml_of(project)
-
-
-def _compose_server(settings: Settings) -> dict[str, Any]:
-    command, timers = settings.planned, settings.timers
-    environment = {name: for_compose(value) for name, value in container_environment(command, settings.wheel)}
-    environment |= {name: f"${{{name}:?has to be set}}" for name in command.secrets}
-    volumes = ["cache:/root/.cache"]
-    if command.has_gate:
-        environment["PLIMSOLL_TOKEN_FILE"] = f"{SECRETS}/gate.token"
-        volumes.append(f"./{settings.wheel}:/plimsoll/{settings.wheel}:ro")
-    if (folder := model_folder(command)) is not None:
-        volumes.append(for_compose(f"{folder}:{folder}:ro"))
-    asks = f"import urllib.request as u; u.urlopen('http://127.0.0.1:{command.port}{ready_path(command)}', timeout=4)"
-    return {
-        "image": server_image(settings),
-        "entrypoint": [for_compose(word) for word in container_words(command)],
-        "environment": environment,
-        **({"secrets": ["gate.token"]} if command.has_gate else {}),
-        "volumes": volumes,
-        **_compose_devices(settings),
-        "# What workers share, and what plimsoll.inside does.": None,
-        "shm_size": "16gb",
-        "# vLLM ends with exit code 0 when its engine dies: on-failure would leave it dead.": None,
-        "restart": "unless-stopped",
-        f"# Longer than the requests in flight ({timers.shutdown_s} s) and vLLM's teardown.": None,
-        "stop_grace_period": f"{timers.grace_s}s",
-        "healthcheck": {
-            "test": ["CMD", "python3", "-c", asks],
-            "interval": "5s",
-            "timeout": "5s",
-            "retries": 3,
-            "start_period": f"{timers.start_s}s",
-        },
-    }
-
-
-def _compose_devices(settings: Settings) -> dict[str, Any]:
-    if is_amd(settings):
-        return {"devices": ["/dev/kfd", "/dev/dri"], "security_opt": ["seccomp=unconfined"], "group_add": ["video"]}
-    count = settings.plan.gpus if settings.plan is not None else 1
-    device = {"driver": "nvidia", "count": count, "capabilities": ["gpu"]}
-    return {"deploy": {"resources": {"reservations": {"devices": [device]}}}}
-
-
-def _compose_proxy(settings: Settings) -> dict[str, Any]:
-    port = proxy_port(settings)
-    return {
-        "image": "haproxy:lts",
-        "ports": [f"{port}:{port}"],
-        "volumes": ["./haproxy.cfg:/usr/local/etc/haproxy/haproxy.cfg:ro"],
-        "restart": "unless-stopped",
-    }
-
-
-def _compose_guard(settings: Settings) -> dict[str, Any]:
-    port = settings.guard_port
-    return {
-        "image": "${PLIMSOLL_IMAGE:?an image of yours with plimsoll in it}",
-        "# It observes. To restart a container it would need Docker's socket, which is root on this machine.": None,
-        "command": ["plimsoll", "guard", "--config", "/etc/plimsoll/plimsoll.toml"],
-        "environment": {"STATE_DIRECTORY": "/var/lib/plimsoll"},
-        "secrets": list(secret_files(settings.planned)),
-        "volumes": [
-            "./plimsoll.toml:/etc/plimsoll/plimsoll.toml:ro",
-            "./plan.json:/etc/plimsoll/plan.json:ro",
-            "guard-state:/var/lib/plimsoll",
-        ],
-        "ports": [f"127.0.0.1:{port}:{port}"],
-        "restart": "unless-stopped",
-        "stop_grace_period": "60s",
-    }
-
-
-WAYS = ("systemd", "compose", "kubernetes")
-_FILES = {"systemd": systemd_files, "compose": compose_files, "kubernetes": kubernetes.files}
+# Templates by the file they become; the wheel and plan.json lie beside them.
+FILES = {
+    "systemd": {
+        "{name}-start.sh": "start.sh", "{name}.service": "server.service", "plimsoll-guard.service": "guard.service",
+        "plimsoll.toml": "plimsoll.toml", "50-plimsoll.rules": "polkit.rules", "haproxy.cfg": "haproxy.cfg",
+        "{name}.env.example": "env.example",
+    },
+    "compose": {"compose.yaml": "compose.yaml", "haproxy.cfg": "haproxy.cfg", "plimsoll.toml": "plimsoll.toml"},
+    "kubernetes": {
+        "{name}.yaml": "kubernetes-server.yaml", "guard.yaml": "kubernetes-guard.yaml", "plimsoll.toml": "plimsoll.toml",
+        "kustomization.yaml": "kustomization.yaml",
+    },
+}  # fmt: skip
+WAYS = tuple(FILES)
 
 
 def launch_files(settings: Settings, ways: Sequence[str]) -> dict[str, str]:
-    """Names and texts of the files for these ways; the wheel and plan.json lie beside them."""
-    return {path: text for way in ways for path, text in _FILES[way](settings).items()}
+    """Paths and texts of the files for these ways."""
+    context = _context(settings) if ways else {}
+    return {
+        f"{way}/{path.format(name=settings.name)}": render(template, way=way, **context)
+        for way in ways
+        for path, template in FILES[way].items()
+    }
+
+
+def _context(settings: Settings) -> dict[str, object]:
+    command, plan = settings.planned, settings.plan
+    is_amd = plan is not None and vendor_of(plan.gpu) is Vendor.AMD
+    model = command.words[2] if len(command.words) > 2 else ""
+    weights = plan.weights_bytes * plan.tensor_parallel * plan.pipeline_parallel if plan is not None else 0
+    environment = dict(command.environment)
+    if command.has_gate:  # the mounted wheel stands where Python looks first
+        own = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = f"/plimsoll/{settings.wheel}" + (f":{own}" if own else "")
+    has_api_key = "VLLM_API_KEY" in command.secrets
+    return {
+        "name": settings.name,
+        "namespace": settings.namespace,
+        "model": plan.model if plan is not None else settings.name,
+        "command": command,
+        "words": _container_words(command),
+        "environment": environment.items(),
+        "has_environment": bool(environment or command.secrets or command.has_gate),
+        "timers": settings.timers,
+        "leaving_s": leaving_s(settings),
+        "ready_path": "/plimsoll/ready" if command.has_gate else "/health",  # tells a balancer whether to send work
+        "client_paths": client_paths(settings.vllm),
+        "proxy_port": PROXY_PORT if command.port != PROXY_PORT else PROXY_PORT + 1,
+        "guard_port": settings.guard_port,
+        "guard_image": "YOUR-IMAGE-WITH-PLIMSOLL",  # Python 3.11 or newer with plimsoll in it
+        "image": f"vllm/vllm-openai{'-rocm' if is_amd else ''}:v{settings.vllm}",
+        "wheel": settings.wheel,
+        "is_amd": is_amd,
+        "gpus": plan.gpus if plan is not None else 1,
+        "model_folder": model if model.startswith("/") else "",  # a folder of the machine is mounted
+        "cache_gib": CACHE_BASE_GIB + math.ceil(1.2 * weights / GIB),
+        "has_api_key": has_api_key,
+        # They are never generated.
+        "secret_files": [
+            *(["gate.token"] if command.has_gate else []),
+            "guard.token",
+            "guard-read.token",
+            *(["api.key"] if has_api_key else []),
+        ],
+    }
+
+
+def client_paths(release: str) -> tuple[str, ...]:
+    """The paths of PATHS that the release has."""
+    there = {
+        name.partition(" ")[2]
+        for name, stretches in versions.rows("endpoints").items()
+        if any(versions.is_within(stretch, release) for stretch in stretches)
+    }
+    return tuple(path for path in PATHS if path in there)
+
+
+def leaving_s(settings: Settings) -> int:
+    """How long the gate is given before SIGTERM: for the balancer to stop, and longer where vLLM cannot drain by itself."""
+    return settings.timers.drain_s if "--shutdown-timeout" in settings.planned.words else settings.timers.shutdown_s
+
+
+def _container_words(command: Command) -> list[str]:
+    """The command without --host: in a container the server must be reached from outside it."""
+    kept: list[str] = []
+    for group in flag_lines(command.words):
+        name, joined, _ = group[0].partition("=")
+        kept += group if name != "--host" else group[1:] if joined else group[2:]
+    return kept

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from plimsoll.assets.settings import Command, PlanFacts, Settings, Timers, timers_of
-from plimsoll.assets.texts import flag_lines
+from plimsoll.assets.settings import Command, PlanFacts, Timers, timers_of
 from plimsoll.errors import BadInput
 from plimsoll.hardware.cards import Vendor, gpu_named
 from plimsoll.launch.check_flags import check
@@ -18,36 +17,9 @@ from plimsoll.launch.inside_command import Plugins, fit, with_remarks
 from plimsoll.launch.recognise import EntryPoint, Launch
 from plimsoll.launch.rewrite import spelled
 from plimsoll.redaction import REDACTED
-from plimsoll.vllm import versions
 from plimsoll.vllm.extension_points import NEEDS, Part, answers_in, verdicts
 from plimsoll.vllm.flags import flags_of
 from plimsoll.vllm.versions import Engine
-
-# The paths that clients may reach through a proxy. Everything else stays inside: figures, drains, adapters, admin
-# endpoints.
-#
-# A list of what is let through, by whole paths: what is merely kept out can be spelled another way
-# (`/v1/load%5flora_adapter`).
-
-PATHS = (
-    "/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/chat/completions/batch", "/v1/responses", "/v1/messages",
-    "/v1/messages/count_tokens", "/v1/embeddings", "/v1/score", "/v1/rerank", "/v2/rerank", "/v2/embed",
-    "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/realtime",
-)  # fmt: skip
-RESPONSES = "/v1/responses"  # Its answers are asked for and cancelled by id, below this path
-
-
-def client_paths(release: str) -> tuple[str, ...]:
-    """The paths of PATHS that the release has."""
-    there = {
-        name.partition(" ")[2]
-        for name, stretches in versions.rows("endpoints").items()
-        if any(versions.is_within(stretch, release) for stretch in stretches)
-    }
-    return tuple(path for path in PATHS if path in there)
-
-
-GUARD_IMAGE = "YOUR-IMAGE-WITH-PLIMSOLL"  # Python 3.11 or newer with plimsoll in it
 
 
 def vendor_of(gpu: str) -> Vendor:
@@ -56,49 +28,6 @@ def vendor_of(gpu: str) -> Vendor:
         return gpu_named(gpu).vendor
     except BadInput:
         return Vendor.NVIDIA
-
-
-def is_amd(settings: Settings) -> bool:
-    """Whether the plan is for a card of AMD's."""
-    return settings.plan is not None and vendor_of(settings.plan.gpu) is Vendor.AMD
-
-
-def server_image(settings: Settings) -> str:
-    """vLLM's own image of the release."""
-    return f"vllm/vllm-openai{'-rocm' if is_amd(settings) else ''}:v{settings.vllm}"
-
-
-def container_words(command: Command) -> list[str]:
-    """The command without --host: in a container the server must be reached from outside it."""
-    kept: list[str] = []
-    for group in flag_lines(command.words):
-        name, joined, _ = group[0].partition("=")
-        kept += group if name != "--host" else group[1:] if joined else group[2:]
-    return kept
-
-
-def container_environment(command: Command, wheel: str) -> list[tuple[str, str]]:
-    """The command's variables, with the mounted wheel where Python looks first."""
-    own = dict(command.environment)
-    if command.has_gate:
-        own["PYTHONPATH"] = ":".join([f"/plimsoll/{wheel}", *([own["PYTHONPATH"]] if own.get("PYTHONPATH") else [])])
-    return list(own.items())
-
-
-def model_folder(command: Command) -> str | None:
-    """The model, where it is a folder of the machine."""
-    model = command.words[2] if len(command.words) > 2 else ""
-    return model if model.startswith("/") else None
-
-
-def ready_path(command: Command) -> str:
-    """The path that tells a balancer whether to send work."""
-    return "/plimsoll/ready" if command.has_gate else "/health"
-
-
-def leaving_s(settings: Settings) -> int:
-    """How long the gate is given before SIGTERM: for the balancer to stop, and longer where vLLM cannot drain by itself."""
-    return settings.timers.drain_s if "--shutdown-timeout" in settings.planned.words else settings.timers.shutdown_s
 
 
 # What `plimsoll plan --json` printed, read back: the figures that files are made from, and the command that was planned.

@@ -39,8 +39,8 @@ from plimsoll.assets.inside_wheel import make_wheel, wheel_name
 from plimsoll.assets.launch import WAYS, launch_files
 from plimsoll.assets.launch_command import facts_of, planned_line, ready, release_of, why_it_does_not_fit
 from plimsoll.assets.monitoring import monitoring_files
+from plimsoll.assets.rendering import headed
 from plimsoll.assets.settings import Settings, Slo
-from plimsoll.assets.texts import headed
 from plimsoll.errors import BadInput, Found
 from plimsoll.launch.inputs import launches_named
 from plimsoll.launch.options import Split, split_options

@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.assets.texts import written
+from lab.record_shapes import written
 
 
 def read(text: str) -> list[float | None]:

@@ -1,0 +1,205 @@
+"""Reads alerts.yaml for one plan and one release: each alert with what it asks, what it says, and the cases that prove it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from plimsoll.assets.names import GUARD_AT, Names, guard_page, of_rank, select, span
+from plimsoll.assets.rendering import fill, read_data
+from plimsoll.assets.settings import Settings
+from plimsoll.units import GIB, MIB
+
+
+class Severity(StrEnum):
+    """Urgency of an alert."""
+
+    PAGE = "page"  # somebody is woken up
+    TICKET = "ticket"  # it can wait for the day
+
+
+class Needs(StrEnum):
+    """The target that must be scraped for an alert to fire."""
+
+    VLLM = "vLLM"
+    GATE = "the gate (plimsoll.inside)"
+    PROBE = "the probe (plimsoll.inside)"
+    GUARD = "guard"
+
+
+@dataclass(frozen=True)
+class Record:
+    """A recording rule: a question that several ask, or that a dashboard draws."""
+
+    name: str
+    expr: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """Some series, and at which moments the alert must fire or be silent. Moments are written by hand, in promtool's form."""
+
+    about: str
+    fires: str = ""  # moments, separated by spaces
+    silent: str = ""
+    shape: str = ""  # A recorded shape (`data/shapes.json`) that the engine has
+    series: Mapping[str, str] = field(default_factory=dict)
+    """Further series, or others than the shape's: `name{labels}` to values in promtool's notation."""
+    every_s: float = 15.0
+    labels: tuple[Mapping[str, str], ...] = ()
+    """Labels of each alert that must fire, without those that the rule adds; by default the engine's with the alert's `by`."""
+
+
+@dataclass(frozen=True)
+class Alert:
+    """An alert with its texts and its test cases."""
+
+    name: str
+    severity: Severity
+    code: str  # the finding it leads to, a page under docs/findings; empty for those about the watching itself
+    needs: Needs
+    for_s: int
+    expr: str
+    summary: str  # one line, with the labels that say where
+    description: str  # what was measured
+    means: str  # for the person who was just woken up: what it means and what to do first
+    cases: tuple[Case, ...]
+    by: tuple[str, ...] = ()  # labels of its series beside job and instance
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels that the rule adds: severity and finding."""
+        return {"severity": str(self.severity)} | ({"code": self.code} if self.code else {})
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rules that are asked one after the other, at the same moment."""
+
+    name: str
+    records: tuple[Record, ...]
+    alerts: tuple[Alert, ...]
+
+
+LONGEST_WAIT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Every number of the alerts. What the plan knows replaces a general figure; the others are those that guard judges by."""
+
+    outage_s: int = 180  # nobody of the whole job answers: a warm start takes less (55 to 141 s were measured)
+    start_s: int = 600  # how long a start may take: one of several engines may be away for as long
+    still_s: int = 120  # without a step, with work there
+    wait_s: float = 2.0  # that a new request may be expected to wait: what users were promised for the first token
+    ttft_s: float = 2.0
+    queue_least: int = 4
+    queue_share: float = 0.10
+    rises: float = 0.10
+    storm_share: float = 0.05
+    storm_least: int = 10
+    full: float = 0.95
+    kv_tokens: int | None = None
+    retries_least: int = 3
+    thin_bytes: int = 256 * MIB
+    came_bytes: int = 256 * MIB
+    free_bytes: int = 512 * MIB
+    releasable_bytes: int = GIB
+    contained_s: int = 900  # in which a contained failure is news
+    growth_bytes: int = 256 * MIB
+    host_growth_bytes: int = 512 * MIB
+    prefix_share: float = 0.02
+    prefix_least: int = 1_000_000
+    loop_starts: int = 3
+    errors_share: float = 0.05
+    errors_least: int = 5
+    look_age_s: int = 120
+
+    @property
+    def context(self) -> dict[str, object]:
+        """Every number by its name, for the texts of alerts.yaml and dashboards.yaml."""
+        return {
+            **vars(self),
+            "away_s": max(self.start_s - self.outage_s, 60),  # one of several engines does not answer
+            "kept_out_s": max(1_800, self.start_s),
+            # Fewer free tokens than these is a full cache: of the tokens that the plan gives this model.
+            "full_tokens": None if self.kv_tokens is None else round((1 - self.full) * self.kv_tokens),
+        }
+
+
+def thresholds_of(settings: Settings) -> Thresholds:
+    """Thresholds for a plan, its promise to users and its timers."""
+    plan = settings.plan
+    # Where the plan itself leaves less than guard's general bound, half of what it leaves is thin.
+    thin = Thresholds.thin_bytes if plan is None else max(0, min(Thresholds.thin_bytes, plan.slack_bytes // 2))
+    return Thresholds(
+        start_s=settings.timers.start_s,
+        wait_s=min(settings.slo.ttft_s, LONGEST_WAIT_S),
+        ttft_s=settings.slo.ttft_s,
+        kv_tokens=None if plan is None or plan.kv_tokens <= 0 else plan.kv_tokens,
+        thin_bytes=thin,
+    )
+
+
+def groups_of(settings: Settings, bounds: Thresholds | None = None) -> tuple[Group, ...]:
+    """All rules for one plan and one release."""
+    names, bounds = Names(settings), bounds or thresholds_of(settings)
+    context = {
+        **bounds.context, "vllm": names.vllm, "of": names.of, "guard": names.guard, "select": select, "has": names.has,
+        "span": span, "counter": _counter, "max": max, "GIB": GIB, "MIB": MIB,
+    }  # fmt: skip
+    groups = []
+    for group in read_data("alerts.yaml")["groups"]:
+        rules = fill(group["rules"], context)
+        records = tuple(Record(rule["record"], rule["expr"]) for rule in rules if "record" in rule)
+        alerts = tuple(_alert(rule, names, bounds) for rule in rules if "alert" in rule)
+        groups.append(Group(group["group"], records, alerts))
+    return tuple(groups)
+
+
+def _counter(each: float) -> str:
+    return " ".join(f"{n * each:.3f}" for n in range(120))
+
+
+def _alert(rule: Mapping[str, Any], names: Names, bounds: Thresholds) -> Alert:
+    return Alert(
+        name=rule["alert"],
+        severity=Severity(rule["severity"]),
+        code=rule.get("code", ""),
+        needs=Needs[rule["needs"].upper()],
+        for_s=int(rule.get("for", 0)),
+        expr=rule["expr"],
+        summary=rule["summary"],
+        description=rule["description"],
+        means=rule["means"],
+        cases=tuple(_case(case, names, bounds) for case in rule["cases"]),
+        by=tuple(rule.get("by", ())),
+    )
+
+
+def _case(case: Mapping[str, Any], names: Names, bounds: Thresholds) -> Case:
+    series = names.page(**case.get("series", {}))
+    series |= {names.other(metric): values for metric, values in case.get("other_engine", {}).items()}
+    series |= of_rank("1", names.page(**case.get("rank_1", {})))
+    series |= guard_page(**case.get("guard", {})) | guard_page(at="other", **case.get("other_guard", {}))
+    if "first_tokens" in case:
+        series |= _first_tokens(names, bounds.ttft_s, *(float(case["first_tokens"][key]) for key in ("in_time", "late")))
+    target = GUARD_AT if "guard" in case else names.here()
+    return Case(
+        about=case["about"],
+        fires=case.get("fires", ""),
+        silent=case.get("silent", ""),
+        shape=case.get("shape", ""),
+        series=series,
+        every_s=float(case.get("every", Case.every_s)),
+        labels=tuple({**target, **labels} for labels in case.get("labels", ())),
+    )
+
+
+def _first_tokens(names: Names, ttft_s: float, in_time: float, late: float) -> dict[str, str]:
+    """First tokens within the promise and later ones, so many every 15 s."""
+    buckets = {f"{ttft_s / 2:g}": in_time, f"{ttft_s:g}": in_time, f"{ttft_s * 4:g}": in_time + late, "+Inf": in_time + late}
+    each = {**{f"ttft_le_{edge}": count for edge, count in buckets.items()}, "ttft_count": in_time + late}
+    return names.page(**{metric: " ".join(f"{int(n * count)}" for n in range(120)) for metric, count in each.items()})
