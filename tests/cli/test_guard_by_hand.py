@@ -23,7 +23,7 @@ from plimsoll.guard.daemon.journal import Journal
 from plimsoll.guard.daemon.manual_drain import ManualDrains, SharedLock
 from plimsoll.guard.daemon.steps import EngineAdapters
 from plimsoll.net.server import GuardServer
-from plimsoll.standin.serve.fields import Options
+from plimsoll.standin.config import Options
 from tests.guard.daemon.drain_world import POLICY, Sight, World
 from tests.standin.servers import TOKEN, Server, standin
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-import pytest  # noqa: TC002 - a fixture of its
+import pytest
 
 from plimsoll.inside.faults import LOG, Faults
 

@@ -10,7 +10,7 @@ import pytest
 
 from lab.engine.server import free_port
 from plimsoll.inside.leave import LEASE_S, leave, main
-from plimsoll.standin.serve.fields import Options
+from plimsoll.standin.config import Options
 from tests.standin.servers import TOKEN, standin
 
 GATED = Options(token=TOKEN, middleware=("plimsoll.inside.Gate",))

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from plimsoll.inside.settings import Settings
 from plimsoll.simulate.settings import StepTime
+from plimsoll.standin.config import Options
 from plimsoll.standin.engine import Engine
-from plimsoll.standin.serve.fields import Options
 from plimsoll.standin.serve.server import AssembledServer, Port, assemble
 from plimsoll.standin.serve.service import Driver
 from tests.standin.engines import engine

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from plimsoll.standin.config import Options
 from plimsoll.standin.request import decode, piece
-from plimsoll.standin.serve.fields import Options
 from tests.fakes import eventually
 from tests.standin.engines import engine
 from tests.standin.servers import FAST, SLOW, Server, standin

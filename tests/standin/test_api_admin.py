@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.standin.serve.fields import Options
+from plimsoll.standin.config import Options
 from plimsoll.standin.serve.metrics import cut, lie
 from tests.fakes import eventually
 from tests.standin.engines import GIB, engine

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from plimsoll.standin.request import encode
-from plimsoll.standin.serve.completions import LONG, encoded_in_pieces
+from plimsoll.standin.serve.generation import LONG, encoded_in_pieces
 from tests.standin.servers import Server, standin
 
 

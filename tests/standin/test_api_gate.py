@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from plimsoll.inside.gate import Gate
 from plimsoll.inside.settings import Settings
-from plimsoll.standin.serve.fields import Options
+from plimsoll.standin.config import Options
 from tests.fakes import eventually
 from tests.standin.engines import engine
 from tests.standin.servers import FAST, SLOW, TOKEN, Got, Server, standin
@@ -155,9 +154,3 @@ def test_many_at_once_are_counted_exactly(server: Server) -> None:
     for thread in threads:
         thread.join(20)
     eventually(lambda: state(server)["in_flight"] == 0 and state(server)["begun"] == 20)
-
-
-def test_the_gate_of_the_flag_is_the_gate() -> None:
-    """`--middleware plimsoll.inside.Gate` names the very class that vLLM would load."""
-    with standin(GATED) as server:
-        assert isinstance(server.made.app.inner, Gate)  # type: ignore[attr-defined]

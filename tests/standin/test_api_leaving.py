@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
-from plimsoll.inside.answers import Message, Receive, Scope, Send
 from plimsoll.standin.faults import Fault
 from plimsoll.standin.serve.server import Port
 from tests.fakes import eventually

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from plimsoll.standin.serve.fields import Options
+from plimsoll.standin.config import Options
 from tests.standin.servers import Server, standin
 
 

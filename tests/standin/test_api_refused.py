@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.standin.serve.fields import Options
+from plimsoll.standin.config import Options
 from tests.fakes import eventually
 from tests.standin.engines import engine
 from tests.standin.servers import SLOW, Server, standin

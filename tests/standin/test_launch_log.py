@@ -15,12 +15,12 @@ from plimsoll.standin.launch_log import (
     Line,
     Stats,
     after_death_lines,
-    answer_line,
     death_lines,
     start_lines,
     stats_line,
     stop_lines,
     stopped_lines,
+    uvicorn,
 )
 from plimsoll.standin.memory import Memory, oom_text
 from plimsoll.standin.start_failures import failed_lines, want_of_memory
@@ -93,7 +93,7 @@ def test_a_healthy_server_has_nothing_to_say(release: str) -> None:
     log = launchable("--gpu", "L4", "--vllm", release).log
     lines = (
         *start_lines(log, PIDS.api),
-        answer_line("127.0.0.1:40000", "POST", "/v1/completions", "200 OK"),
+        uvicorn('127.0.0.1:40000 - "POST /v1/completions HTTP/1.1" 200 OK'),
         stats_line(SOME),
     )
     found = diagnose([log_of(lines, release)])
@@ -144,7 +144,7 @@ def test_a_death_is_found_as_the_real_one(step: str, capture: str, release: str,
     lines = (
         *start_lines(launch.log, PIDS.api),
         *death_lines(launch.log, message, SOME, is_logits=step == "logits"),
-        answer_line("127.0.0.1:40000", "POST", "/v1/completions", "500 Internal Server Error"),
+        uvicorn('127.0.0.1:40000 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error'),
         *after_death_lines(launch.log, PIDS.api, PIDS.core),
     )
     found = diagnose([log_of(lines, release)])

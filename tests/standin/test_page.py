@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import math
 import re
 from pathlib import Path
@@ -10,28 +11,20 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import floatToGoString
 
 from plimsoll.errors import BadInput
 from plimsoll.standin import metrics_page
-from plimsoll.standin.config import edges_of
-from plimsoll.standin.metrics_page import (
-    COARSE_EDGES,
-    FINE_EDGES,
-    HttpFigures,
-    Page,
-    ProcessFigures,
-    labels_text,
-    metrics_shown,
-    number,
-)
+from plimsoll.standin.config import Options, edges_of
+from plimsoll.standin.metrics_page import Page, metrics_shown
 from plimsoll.standin.request import ENDS, VALVES, Figures, Histogram
+from plimsoll.standin.serve.metrics import FINE_EDGES
 from plimsoll.vllm.metrics import metrics_of
 from plimsoll.vllm.metrics_page import Page as Read
 from plimsoll.vllm.metrics_page import parse_page
 from plimsoll.vllm.versions import Behaviour, wheels
+from tests.standin.servers import standin
 
 CAPTURES = Path(__file__).parents[1] / "captures"
 CPU = "vllm-0.32.0-cpu/metrics.txt"
@@ -93,39 +86,6 @@ def _figures(page: Read, release: str) -> Figures:
     return figures
 
 
-def _http(page: Read) -> HttpFigures:
-    http = HttpFigures(page.of("http_request_duration_highr_seconds_created")[0].value)
-    _fill(http.durations, page, "http_request_duration_highr_seconds")
-    for sample in page.of("http_requests_total"):
-        handler, method = sample.labels["handler"], sample.labels["method"]
-        http.observe(handler, method, int(sample.labels["status"][0]) * 100, seconds=0, request_bytes=0, answer_bytes=0, now=0)
-        http.requests[handler, method, sample.labels["status"]][0] = sample.value
-        _fill(http.by_handler[handler, method][0], page, "http_request_duration_seconds", handler=handler, method=method)
-        for size, name in zip(http.sizes[handler], ("http_request_size_bytes", "http_response_size_bytes"), strict=True):
-            size.count = int(page.of(f"{name}_count", {"handler": handler})[0].value)
-            size.total = int(page.of(f"{name}_sum", {"handler": handler})[0].value)
-    _fill(http.durations, page, "http_request_duration_highr_seconds")
-    return http
-
-
-def _process(page: Read) -> ProcessFigures:
-    told = {
-        "collected": "python_gc_objects_collected_total",
-        "uncollectable": "python_gc_objects_uncollectable_total",
-        "collections": "python_gc_collections_total",
-    }
-    return ProcessFigures(
-        virtual=int(page.of("process_virtual_memory_bytes")[0].value),
-        resident=int(page.of("process_resident_memory_bytes")[0].value),
-        start_time=page.of("process_start_time_seconds")[0].value,
-        cpu_seconds=page.of("process_cpu_seconds_total")[0].value,
-        open_fds=int(page.of("process_open_fds")[0].value),
-        max_fds=int(page.of("process_max_fds")[0].value),
-        python=page.of("python_info")[0].labels,
-        collections=[{key: int(page.of(name)[place].value) for key, name in told.items()} for place in range(3)],
-    )
-
-
 def _page(read: Read, release: str) -> Page:
     labels = {**read.of("vllm:cache_config_info")[0].labels}
     engine = labels.pop("engine")
@@ -134,8 +94,9 @@ def _page(read: Read, release: str) -> Page:
 
 
 def _lines(text: str) -> list[str]:
-    """The lines that can be told: without those that a flag brought, and without the moment at which a sample came to be."""
-    kept = [line for line in text.splitlines() if not re.match(r"(?:# (?:HELP|TYPE) )?(?:" + "|".join(CONDITIONAL) + ")", line)]
+    """The lines of vLLM's own that can be told: without those of flags, and without the moment at which a sample came to be."""
+    own = [line for line in text.splitlines() if re.match(r"(?:# (?:HELP|TYPE) )?vllm:", line)]
+    kept = [line for line in own if not re.match(r"(?:# (?:HELP|TYPE) )?(?:" + "|".join(CONDITIONAL) + ")", line)]
     return [re.sub(r"(_created(?:\{.*\})?) [-+.0-9e]+$", r"\1", line) for line in kept]
 
 
@@ -144,7 +105,7 @@ def test_the_numbers_of_a_real_page_give_that_very_page(release: str, name: str)
     """Order, names, types, help, labels, edges and the way numbers are written are those of the real server, line for line."""
     real = _captured(name)
     read = _read(real)
-    made = _page(read, release).text(_figures(read, release), _http(read), _process(read))
+    made = _page(read, release).text(_figures(read, release))
     assert _lines(made) == _lines(real)
 
 
@@ -157,13 +118,12 @@ def test_edges_are_those_of_the_real_server(release: str, name: str) -> None:
         family = HISTOGRAMS[key]
         assert _edges(read, family) in (edges, ()), key
     assert _edges(read, "http_request_duration_highr_seconds") == FINE_EDGES
-    assert _edges(read, "http_request_duration_seconds") == COARSE_EDGES
 
 
 def test_a_counter_that_a_flag_moves_is_there_without_the_flag() -> None:
     """The estimates for MFU stand on a page of a server without the flag, at nothing, as they stand on ours."""
     read = _read(_captured("vllm-0.25.1-h200-traffic/steady.metrics.txt.gz"))
-    ours = _read(Page("0.25.1", "m", cache_labels={}, created=0).text(_empty("0.25.1"), HttpFigures(0), ProcessFigures()))
+    ours = _read(Page("0.25.1", "m", cache_labels={}, created=0).text(_empty("0.25.1")))
     for name in metrics_page.ALWAYS_THERE:
         assert read.total(name) == ours.total(name) == 0
 
@@ -181,9 +141,7 @@ def test_a_page_has_all_that_its_release_always_shows_and_nothing_else(release: 
         if (entry["shown"] == "always" and entry["engine"] != "V0" and name not in LEFT_OUT)
         or name in metrics_page.ALWAYS_THERE
     }
-    text = Page(release, "m", cache_labels={"block_size": "16"}, created=1.0).text(
-        _empty(release), HttpFigures(0), ProcessFigures()
-    )
+    text = Page(release, "m", cache_labels={"block_size": "16"}, created=1.0).text(_empty(release))
     families = {f.name: f for f in text_string_to_metric_families(text) if f.name.startswith("vllm:")}
     missing = {n.removesuffix("_total") for n, change in metrics_page.LEFT_OUT_BEFORE.items() if not change.is_in(release)}
     assert {name for name in families if not name.endswith("_created")} == set(always) - missing
@@ -209,7 +167,7 @@ def test_edges_and_reasons_grew_with_the_releases() -> None:
     assert edges_of("0.32.0", 1)["prompt"] == (1,)
 
     def reasons(release: str) -> int:
-        return len(next(m.by[1] for m in metrics_shown(release) if m.row.name == "vllm:request_success_total"))
+        return len(next(m.values for m in metrics_shown(release) if m.row.name == "vllm:request_success_total"))
 
     assert [reasons(r) for r in ("0.12.0", "0.13.0", "0.17.0")] == [3, 4, 5]
 
@@ -258,9 +216,7 @@ LABEL = st.text(st.characters(codec="utf-8", exclude_characters="\r\x0b\x0c\x1c\
 def test_what_is_put_on_a_page_is_read_off_it(data: st.DataObject, model: str, release: str) -> None:
     """Any figures under any model name come back unchanged through prometheus_client's reader and through ours."""
     figures = data.draw(_any_figures(release))
-    text = Page(release, model, "3", cache_labels={"block_size": "16"}, created=1.5).text(
-        figures, HttpFigures(2), ProcessFigures()
-    )
+    text = Page(release, model, "3", cache_labels={"block_size": "16"}, created=1.5).text(figures)
     theirs = {
         (s.name, tuple(sorted(s.labels.items()))): s.value for f in text_string_to_metric_families(text) for s in f.samples
     }
@@ -276,7 +232,8 @@ def test_what_is_put_on_a_page_is_read_off_it(data: st.DataObject, model: str, r
     for metric in metrics_shown(release):
         if metric.row.histogram:
             histogram, family = figures.histograms[metric.row.histogram], metric.row.name
-            below = [value(f"{family}_bucket", le=number(edge)) for edge in (*histogram.edges, math.inf)]
+            edges: list[str] = [floatToGoString(edge) for edge in (*histogram.edges, math.inf)]  # type: ignore[no-untyped-call]
+            below = [value(f"{family}_bucket", le=edge) for edge in edges]
             assert [high - low for low, high in zip([0, *below], below, strict=False)] == histogram.counts
             assert (value(f"{family}_count"), value(f"{family}_sum")) == (histogram.count, histogram.total)
     for end in ENDS[:3]:
@@ -285,67 +242,43 @@ def test_what_is_put_on_a_page_is_read_off_it(data: st.DataObject, model: str, r
     assert ours == theirs
 
 
-@given(st.floats() | COUNTS)
-def test_numbers_are_written_as_prometheus_client_writes_them(value: float) -> None:
-    """Every number there is, with its exponent where Go would put one."""
-    assert number(value) == floatToGoString(value)  # type: ignore[no-untyped-call]
-
-
-@given(st.dictionaries(st.from_regex(r"[a-z]{1,5}", fullmatch=True), LABEL, min_size=1, max_size=4))
-def test_labels_are_written_as_prometheus_client_writes_them(labels: dict[str, str]) -> None:
-    """Sorted by name, with quotes, backslashes and line ends escaped."""
-    registry = CollectorRegistry()
-    Gauge("g", "help", labels, registry=registry).labels(**labels).set(1)
-    assert f"g{labels_text(labels)} 1.0\n" in generate_latest(registry).decode()
-
-
 def test_a_percent_sign_in_a_name_stays_one() -> None:
     """What the lines are made with does not show."""
     page = Page("0.32.0", "100%s", cache_labels={"cache_dtype": "%d"}, created=0)
-    read = _read(page.text(_empty("0.32.0"), HttpFigures(0), ProcessFigures()))
+    read = _read(page.text(_empty("0.32.0")))
     assert read.of("vllm:num_requests_running")[0].labels["model_name"] == "100%s"
     assert read.of("vllm:cache_config_info")[0].labels["cache_dtype"] == "%d"
 
 
 def test_requests_are_told_apart_as_the_real_server_tells_them() -> None:
     """By route, method and class of status; by none for a path that is no route; not at all for the server's own paths."""
-    http = HttpFigures(1.0)
-    http.observe("/v1/completions", "POST", 200, seconds=0.3, request_bytes=10, answer_bytes=0, now=5.0)
-    http.observe("/v1/completions", "POST", 400, seconds=0.01, request_bytes=20, answer_bytes=7, now=6.0)
-    http.observe("/nothing%s", "GET", 404, seconds=0.01, request_bytes=0, answer_bytes=22, now=7.0, is_route=False)
-    http.observe("/health", "GET", 200, seconds=0.01, request_bytes=0, answer_bytes=0, now=8.0)
-    http.observe("/v1/load_lora_adapter", "POST", 200, seconds=0.01, request_bytes=0, answer_bytes=0, now=9.0)
-    read = _read(Page("0.32.0", "m", cache_labels={}, created=0).text(_empty("0.32.0"), http, ProcessFigures()))
+    with standin(Options()) as server:
+        body = {"prompt": "a", "max_tokens": 1}
+        for path, sent in (("/v1/completions", body), ("/v1/completions", {}), ("/v1/load_lora_adapter", {}), ("/health", {})):
+            server.ask("POST", path, sent)
+        server.ask("GET", "/nothing%s")
+        read = _read(server.ask("GET", "/metrics").body.decode())
     told = {tuple(s.labels[key] for key in ("handler", "method", "status")): s.value for s in read.of("http_requests_total")}
     assert told == {("/v1/completions", "POST", "2xx"): 1, ("/v1/completions", "POST", "4xx"): 1, ("none", "GET", "4xx"): 1}
-    assert read.total("http_request_size_bytes_sum", {"handler": "/v1/completions"}) == 30
+    assert read.total("http_request_size_bytes_sum", {"handler": "/v1/completions"}) == len(json.dumps(body)) + len("{}")
     assert read.total("http_request_duration_highr_seconds_count") == 3
-    assert [s.value for s in read.of("http_requests_created")] == [5.0, 6.0, 7.0]
-    assert read.of("http_request_duration_seconds_created", {"handler": "/v1/completions"})[0].value == 5.0
 
 
-def test_nothing_is_told_that_is_not_known() -> None:
-    """A figure of the process that was not given has no line; a page that several servers share has none of them."""
-    http, figures = HttpFigures(0), _empty("0.32.0")
-    some = Page("0.32.0", "m", cache_labels={}, created=0).text(figures, http, ProcessFigures(resident=5, cpu_seconds=1.5))
-    assert re.findall(r"^(?:process|python)\S* .*", some, re.MULTILINE) == [
-        "process_resident_memory_bytes 5.0", "process_cpu_seconds_total 1.5",
-    ]  # fmt: skip
-    shared = Page("0.32.0", "m", cache_labels={}, created=0, process=False)
-    assert "process_" not in shared.text(figures, http, ProcessFigures(resident=5))
-
-
-def test_a_server_that_has_answered_nothing_shows_heads_alone() -> None:
-    """As prometheus_client does for a metric none of whose labels has a value yet."""
-    text = Page("0.32.0", "m", cache_labels={}, created=0).text(_empty("0.32.0"), HttpFigures(7.0), ProcessFigures())
-    assert "# TYPE http_requests_total counter\n# HELP http_request_size_bytes" in text
-    assert "http_requests_created" not in text
-    assert "http_request_duration_highr_seconds_created 7.0\n" in text
+def test_the_page_of_a_server_has_the_real_ones_metrics_in_its_order() -> None:
+    """Of the process, the engine and the requests: names, types and help, line for line."""
+    with standin(Options()) as server:
+        server.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1})
+        ours = server.ask("GET", "/metrics").body.decode()
+    heads = [
+        [line for line in text.splitlines() if line.startswith("#") and not any(name in line for name in CONDITIONAL)]
+        for text in (ours, _captured(CPU))
+    ]
+    assert heads[0] == heads[1]
 
 
 def test_pages_share_what_does_not_change() -> None:
     """Five hundred engines of one model hold one text between them."""
     pages = [Page("0.32.0", "m", cache_labels={}, created=float(n)) for n in range(3)]
-    texts = [page.text(_empty("0.32.0"), HttpFigures(0), ProcessFigures()) for page in pages]
+    texts = [page.text(_empty("0.32.0")) for page in pages]
     assert len({id(page._template) for page in pages}) == 1
     assert len(set(texts)) == 3

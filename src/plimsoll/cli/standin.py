@@ -68,7 +68,7 @@ def run(words: list[str]) -> int:
 
 def need_packages(extra: str, *, or_else: str = "") -> None:
     """The packages of a stand-in, which are an extra; one that is missing is named with what brings it."""
-    missing = [name for name in ("numpy", "uvicorn", "uvloop", "httptools", "prometheus_client") if find_spec(name) is None]
+    missing = [name for name in ("numpy", "pydantic", "starlette", "uvicorn", "uvloop", "httptools") if find_spec(name) is None]
     if missing:
         install = f"pip install 'plimsoll-line[{extra}]', or in a clone pip install '.[{extra}]'{or_else}"
         raise WorldFailed(f"a stand-in needs {', '.join(missing)}: {install}")

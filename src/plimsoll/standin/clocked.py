@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from prometheus_client.core import GaugeMetricFamily
 
 from plimsoll.standin.engine import Engine, EngineConfig
 from plimsoll.standin.faults import NS, Fault, parse_fault
-from plimsoll.standin.metrics_page import HttpFigures, Page, ProcessFigures
+from plimsoll.standin.metrics_page import Families, Page
 from plimsoll.standin.request import Figures, Request, RequestSpec
 
 SOME_TOKENS = 1_000  # ids above this are no words of an answer
@@ -132,12 +133,17 @@ class StandIn:
     def page(self) -> str:
         """GET /metrics; EngineDown where nobody would answer."""
         self._check_up()
-        # Its processor time and open files are nobody's: no line for them.
-        process = ProcessFigures(resident=self._host_bytes(), start_time=self._unix_s + self._begin_s)
-        return self._page.text(self.figures, HttpFigures(self._unix_s + self._begin_s), process)
-
-    def _host_bytes(self) -> int:
-        return int(self.engine.memory.figures()["host_memory"]["resident"])
+        # Its processor time and open files are nobody's, and nobody has asked it over HTTP: no lines for them.
+        resident = int(self.engine.memory.figures()["host_memory"]["resident"])
+        process = [
+            GaugeMetricFamily("process_resident_memory_bytes", "Resident memory size in bytes.", resident),
+            GaugeMetricFamily(
+                "process_start_time_seconds",
+                "Start time of the process since unix epoch in seconds.",
+                self._unix_s + self._begin_s,
+            ),
+        ]
+        return Families(process).text() + self._page.text(self.figures)
 
     def workers(self) -> list[dict[str, Any]]:
         """The records of each worker's probe, as /plimsoll/memory shows them."""

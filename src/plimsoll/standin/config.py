@@ -23,7 +23,6 @@ from plimsoll.standin.engine import EngineConfig
 from plimsoll.standin.launch_log import StartLog, non_default_arguments
 from plimsoll.standin.memory import MemorySizes
 from plimsoll.standin.request import HISTOGRAMS
-from plimsoll.standin.serve.fields import Options
 from plimsoll.standin.start_failures import Failure, failure_of
 from plimsoll.units import parse_vllm_integer
 from plimsoll.vllm.metrics import cache_config_labels
@@ -114,6 +113,31 @@ _REFUSED: Mapping[str, str] = {
 }
 _DEFAULT_STATS_INTERVAL_S = 10.0
 _MOST_TOKENS = 1 << 22  # a step time is kept for each number of tokens
+
+
+class Options(NamedTuple):
+    """What an API server was told by its flags, and named as they are, and by its environment."""
+
+    host: str = ""
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
+    shutdown_timeout_s: float = 0.0
+    middleware: tuple[str, ...] = ()
+    root_path: str = ""
+    is_dev_mode: bool = False  # VLLM_SERVER_DEV_MODE
+    has_load_tracking: bool = False
+    has_prompt_tokens_details: bool = False
+    forces_usage: bool = False
+    has_tools: bool = False  # --enable-auto-tool-choice with a parser: calls are allowed, and this model never makes one
+    has_sleep_mode: bool = True  # --enable-sleep-mode: without it an engine that sleeps keeps its memory
+    token: str = ""  # PLIMSOLL_TOKEN: opens /standin/
+
+    @property
+    def address(self) -> str:
+        """The URL it listens at, as its log prints it."""
+        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
 
 
 class Planned(NamedTuple):

@@ -372,11 +372,6 @@ def stats_line(stats: Stats) -> Line:
     return info(API_SERVER, "loggers.py:335", f"Engine 000: {', '.join(parts)}")
 
 
-def answer_line(client: str, method: str, path: str, status: str) -> Line:
-    """uvicorn's line for one answer; `client` is address and port, `status` as in "200 OK". It goes to stdout."""
-    return uvicorn(f'{client} - "{method} {path} HTTP/1.1" {status}')._replace(is_error=False)
-
-
 def death_lines(log: StartLog, failure: str, stats: Stats, *, is_logits: bool = False) -> Iterator[Line]:
     """The engine's end by an exception in a step: `failure` is torch's message, `is_logits` tells where it was raised."""
     frames = _SAMPLE if is_logits else _EXECUTE

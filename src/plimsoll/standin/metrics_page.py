@@ -1,87 +1,29 @@
-"""The text of GET /metrics as a release of vLLM writes it, from the figures of one engine and of the server around it.
+"""The text of vLLM's own metrics on GET /metrics as a release writes it, from the figures of one engine.
 
     page = Page("0.32.0", "tiny", cache_labels={"block_size": "16"}, created=1.79e9)
-    page.text(figures, http, process)
+    page.text(figures)
 
-What does not change is made once and shared by all pages of the same release, model and context; a page only fills in numbers.
+What does not change is made once, by prometheus_client as in vLLM, and shared by all pages of the same release, model and
+context; a page only fills in numbers.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
 from typing import NamedTuple
 
+from prometheus_client import Metric, generate_latest
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
 from plimsoll.errors import BadInput
-from plimsoll.standin.request import ENDS, VALVES, Figures, Histogram
+from plimsoll.standin.request import ENDS, VALVES, Figures
 from plimsoll.vllm.metrics import metrics_of
-from plimsoll.vllm.metrics_page import escaped_label
 from plimsoll.vllm.versions import Behaviour, newest, wheels
-
-# Prometheus' text format as prometheus_client writes it: numbers, labels, heads, and lines with a place for the number.
-#
-# A line is made once and filled often, so that a page costs no more than the numbers on it:
-#
-# template = value_line("vllm:num_requests_running", {"engine": "0"})      # 'vllm:num_requests_running{engine="0"} %s\n'
-# template % number(12)
-
-
-def number(value: float) -> str:
-    """A number as Go would print it: an exponent from a million on, and never without a point or one."""
-    if type(value) is int and 0 <= value < 1_000_000:  # most of a page
-        return f"{value}.0"
-    value = float(value)
-    if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
-    text = repr(value)
-    whole, _, rest = text.partition(".")
-    if value <= 0 or len(whole) <= 6 or not rest:
-        return text
-    digits = (whole + rest).rstrip("0")
-    return f"{digits[0]}.{digits[1:]}".rstrip(".") + f"e+{len(whole) - 1:02d}"
-
-
-def labels_text(labels: Mapping[str, str]) -> str:
-    """Labels by name, in braces; nothing at all where there are none."""
-    return "{" + ",".join(f'{name}="{escaped_label(labels[name])}"' for name in sorted(labels)) + "}" if labels else ""
-
-
-def head(name: str, kind: str, meaning: str) -> str:
-    """The two lines before the samples of a metric."""
-    plain = meaning.replace("\\", r"\\").replace("\n", r"\n")
-    return f"# HELP {name} {plain}\n# TYPE {name} {kind}\n"
-
-
-def literal(text: str) -> str:
-    """Text that stands in a template as it is."""
-    return text.replace("%", "%%")
-
-
-def value_line(name: str, labels: Mapping[str, str]) -> str:
-    """A template of one sample."""
-    return literal(name + labels_text(labels)) + " %s\n"
-
-
-def histogram_lines(name: str, labels: Mapping[str, str], edges: tuple[float, ...]) -> str:
-    """A template of all samples of a histogram; `histogram_numbers` fills it."""
-    bounds = bounds_text(edges)
-    buckets = "".join(value_line(f"{name}_bucket", {**labels, "le": bound}) for bound in bounds)
-    return buckets + value_line(f"{name}_count", labels) + value_line(f"{name}_sum", labels)
-
-
-@functools.lru_cache(maxsize=64)
-def bounds_text(edges: tuple[float, ...]) -> tuple[str, ...]:
-    """The edges and infinity, as they stand in the label `le`."""
-    return tuple(number(edge) for edge in (*edges, math.inf))
-
-
-def histogram_numbers(histogram: Histogram) -> list[str]:
-    """How many were no larger than each edge, how many there were, and what they add up to."""
-    rising = [number(count) for count in accumulate(histogram.counts)]
-    return [*rising, rising[-1], number(histogram.total)]
-
 
 # Every metric of vLLM's own that a stand-in's page shows: where its value comes from, and what HELP says of it.
 #
@@ -193,7 +135,6 @@ ROWS: tuple[Row, ...] = (
     Row("vllm:spec_decode_num_draft_tokens_total", "Number of draft tokens.", _nothing),
     Row("vllm:spec_decode_num_accepted_tokens_total", "Number of accepted tokens.", _nothing),
 )  # fmt: skip
-CACHE_CONFIG = Row("vllm:cache_config_info", "Information of the LLMEngine CacheConfig", lambda _f, _: 1)
 
 # What HELP said before a change, the newest first.
 _QUERIES = "GPU prefix cache queries, in terms of number of queried tokens."
@@ -220,216 +161,81 @@ LEFT_OUT_BEFORE = dict.fromkeys(
 )
 
 
-# What a page says of the server itself: its process, its interpreter, and the HTTP requests it has answered.
+class Families(Collector):
+    """Metrics that are given, for prometheus_client to write."""
 
-# Requests for these leave no trace on the page; a path that has one of them anywhere in it does not either.
-NOT_COUNTED = ("/metrics", "/health", "/load", "/ping", "/version", "/server_info")
-FINE_EDGES = (
-    0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 7.5, 10.0, 30.0, 60.0,
-)  # fmt: skip
-COARSE_EDGES = (0.1, 0.5, 1.0)
-_SIZE = "Content length of {} by handler. Only value of header is respected. Otherwise ignored. No percentile calculated. "
-_FINE = "Latency with many buckets but no API specific labels. Made for more accurate percentile calculations. "
-_COARSE = "Latency with only few buckets by handler. Made to be only used if aggregation by handler is important. "
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = list(metrics)
 
+    def collect(self) -> Iterable[Metric]:
+        """All of them."""
+        return self._metrics
 
-class ProcessFigures(NamedTuple):
-    """The server's process as it is now; what is None, or empty, is not shown."""
-
-    virtual: int | None = None  # bytes
-    resident: int | None = None  # bytes
-    start_time: float | None = None  # unix s
-    cpu_seconds: float | None = None
-    open_fds: int | None = None
-    max_fds: int | None = None
-    python: Mapping[str, str] | None = None  # implementation, major, minor, patchlevel, version
-    collections: Sequence[Mapping[str, int]] = ()  # of garbage, one for each generation, as gc.get_stats() tells them
+    def text(self) -> str:
+        """The lines of all of them."""
+        return generate_latest(self).decode()
 
 
-_PROCESS = (
-    ("virtual", "process_virtual_memory_bytes", "gauge", "Virtual memory size in bytes."),
-    ("resident", "process_resident_memory_bytes", "gauge", "Resident memory size in bytes."),
-    ("start_time", "process_start_time_seconds", "gauge", "Start time of the process since unix epoch in seconds."),
-    ("cpu_seconds", "process_cpu_seconds_total", "counter", "Total user and system CPU time spent in seconds."),
-    ("open_fds", "process_open_fds", "gauge", "Number of open file descriptors."),
-    ("max_fds", "process_max_fds", "gauge", "Maximum number of open file descriptors."),
-)
-_COLLECTIONS = (
-    ("collected", "python_gc_objects_collected_total", "Objects collected during gc"),
-    ("uncollectable", "python_gc_objects_uncollectable_total", "Uncollectable objects found during GC"),
-    ("collections", "python_gc_collections_total", "Number of times this generation was collected"),
-)
-
-
-def process_text(process: ProcessFigures) -> str:
-    """The first lines of a page."""
-    parts: list[str] = []
-    for key, name, meaning in _COLLECTIONS if process.collections else ():
-        parts.append(head(name, "counter", meaning))
-        for generation, counts in enumerate(process.collections):
-            parts.append(value_line(name, {"generation": str(generation)}) % number(counts[key]))
-    if process.python is not None:
-        parts.append(head("python_info", "gauge", "Python platform information"))
-        parts.append(value_line("python_info", process.python) % number(1))
-    for field, name, kind, meaning in _PROCESS:
-        value: float | None = getattr(process, field)
-        if value is not None:
-            parts.append(f"{head(name, kind, meaning)}{name} {number(value)}\n")
-    return "".join(parts)
-
-
-class _Size:
-    __slots__ = ("count", "created", "total")
-
-    def __init__(self, created: float) -> None:
-        self.count, self.total, self.created = 0, 0, created
-
-
-class HttpFigures:
-    """The requests a server has answered, told apart as vLLM's page tells them."""
-
-    def __init__(self, created: float) -> None:
-        """`created`: when the server began to count, in unix seconds."""
-        self.created = created
-        self.durations = Histogram(FINE_EDGES)
-        self.requests: dict[tuple[str, str, str], list[float]] = {}  # handler, method, status -> how many, since when
-        self.sizes: dict[str, tuple[_Size, _Size]] = {}  # handler -> of requests, of answers
-        self.by_handler: dict[tuple[str, str], tuple[Histogram, float]] = {}  # handler, method -> durations, since when
-
-    def observe(
-        self,
-        handler: str,
-        method: str,
-        status: int,
-        *,
-        seconds: float,
-        request_bytes: int,
-        answer_bytes: int,
-        now: float,
-        is_route: bool = True,
-    ) -> None:
-        """One answered request. `handler` is the route, or the path asked for where no route has it.
-
-        `seconds` until the last byte was sent. The bytes are those of the Content-Length headers, 0 where there is none.
-        """
-        if any(part in handler for part in NOT_COUNTED):
-            return
-        handler = handler if is_route else "none"
-        count = self.requests.setdefault((handler, method, f"{str(status)[0]}xx"), [0, now])
-        count[0] += 1
-        for size, length in zip(
-            self.sizes.setdefault(handler, (_Size(now), _Size(now))), (request_bytes, answer_bytes), strict=True
-        ):
-            size.count += 1
-            size.total += length
-        self.durations.observe(seconds)
-        self.by_handler.setdefault((handler, method), (Histogram(COARSE_EDGES), now))[0].observe(seconds)
-
-
-def http_text(http: HttpFigures) -> str:
-    """The last lines of a page."""
-    parts = _requests(http)
-    parts += _sizes(http, "http_request_size_bytes", _SIZE.format("incoming requests"), 0)
-    parts += _sizes(http, "http_response_size_bytes", _SIZE.format("outgoing responses"), 1)
-    fine, coarse = "http_request_duration_highr_seconds", "http_request_duration_seconds"
-    parts += [head(fine, "histogram", _FINE), histogram_lines(fine, {}, FINE_EDGES) % (*histogram_numbers(http.durations),)]
-    parts += [head(f"{fine}_created", "gauge", _FINE), f"{fine}_created {number(http.created)}\n"]
-    parts.append(head(coarse, "histogram", _COARSE))
-    created: list[str] = []
-    for (handler, method), (durations, since) in http.by_handler.items():
-        labels = {"handler": handler, "method": method}
-        parts.append(histogram_lines(coarse, labels, COARSE_EDGES) % (*histogram_numbers(durations),))
-        created.append(value_line(f"{coarse}_created", labels) % number(since))
-    return "".join(parts + _since(f"{coarse}_created", _COARSE, created))
-
-
-def _since(name: str, meaning: str, lines: list[str]) -> list[str]:
-    """When each sample came to be: nothing, not even a head, while there is none."""
-    return [head(name, "gauge", meaning), *lines] if lines else []
-
-
-def _requests(http: HttpFigures) -> list[str]:
-    meaning = "Total number of requests by method, status and handler."
-    parts, created = [head("http_requests_total", "counter", meaning)], []
-    for (handler, method, status), (count, since) in http.requests.items():
-        labels = {"handler": handler, "method": method, "status": status}
-        parts.append(value_line("http_requests_total", labels) % number(count))
-        created.append(value_line("http_requests_created", labels) % number(since))
-    return parts + _since("http_requests_created", meaning, created)
-
-
-def _sizes(http: HttpFigures, name: str, meaning: str, which: int) -> list[str]:
-    parts, created = [head(name, "summary", meaning)], []
-    for handler, both in http.sizes.items():
-        labels, size = {"handler": handler}, both[which]
-        parts.append(value_line(f"{name}_count", labels) % number(size.count))
-        parts.append(value_line(f"{name}_sum", labels) % number(size.total))
-        created.append(value_line(f"{name}_created", labels) % number(size.created))
-    return parts + _since(f"{name}_created", meaning, created)
-
-
-class _Metric(NamedTuple):
+class Shown(NamedTuple):
     """A row of the table as one release shows it."""
 
     row: Row
     kind: str
     meaning: str
     names_engine: bool
-    by: tuple[str, tuple[str, ...]]  # the label that tells samples apart, "" for none, and its values
+    by: str  # the label that tells samples apart, "" for none
+    values: tuple[str, ...]  # and its values
 
 
 class Page:
     """The metrics page of one engine."""
 
     def __init__(
-        self,
-        release: str,
-        model_name: str,
-        engine: str = "0",
-        *,
-        cache_labels: Mapping[str, str],
-        created: float,
-        process: bool = True,
+        self, release: str, model_name: str, engine: str = "0", *, cache_labels: Mapping[str, str], created: float
     ) -> None:
-        """`cache_labels` are those of vllm:cache_config_info; `created`: when the engine's figures began, unix seconds.
-
-        Without `process` nothing is told of the server's process: so it is where several share one page.
-        """
+        """`cache_labels` are those of vllm:cache_config_info; `created`: when the engine's figures began, unix seconds."""
         self._static = (release, model_name, engine)
         self._metrics = metrics_shown(release)
-        self._created = number(created)
-        self._shows_process = process
+        self._created = _number(created)
         labels = {**cache_labels, "engine": engine} if Behaviour.CACHE_CONFIG_ENGINE.is_in(release) else dict(cache_labels)
-        config = CACHE_CONFIG
-        self._cache = f"{head(config.name, 'gauge', config.meaning)}{config.name}{labels_text(labels)} {number(1)}\n"
+        cache = Metric("vllm:cache_config_info", "Information of the LLMEngine CacheConfig", "gauge")
+        cache.add_sample(cache.name, labels, 1)
+        self._cache = Families([cache]).text()
         self._edges: tuple[tuple[float, ...], ...] | None = None
         self._template = ""
 
-    def text(self, figures: Figures, http: HttpFigures, process: ProcessFigures) -> str:
+    def text(self, figures: Figures) -> str:
         """The whole page now."""
         edges = tuple(figures.histograms[metric.row.histogram].edges for metric in self._metrics if metric.row.histogram)
         if edges != self._edges:
             self._edges, self._template = edges, _template(*self._static, edges)
         numbers: list[str] = []
-        for row, kind, _, _, (_, values) in self._metrics:
+        for row, kind, _, _, _, values in self._metrics:
             if row.read is None:
-                numbers += histogram_numbers(figures.histograms[row.histogram])
-                numbers.append(self._created)
+                histogram = figures.histograms[row.histogram]
+                rising = [_number(count) for count in accumulate(histogram.counts)]
+                numbers += [*rising, rising[-1], _number(histogram.total), self._created]
                 continue
-            numbers += [number(row.read(figures, value)) for value in values]
+            numbers += [_number(row.read(figures, value)) for value in values]
             if kind == "counter":
                 numbers += [self._created] * len(values)
-        first = process_text(process) if self._shows_process else ""
-        return "".join((first, self._template % tuple(numbers), self._cache, http_text(http)))
+        return self._template % tuple(numbers) + self._cache
+
+
+def _number(value: float) -> str:
+    if type(value) is int and 0 <= value < 1_000_000:  # most of a page
+        return f"{value}.0"
+    text: str = floatToGoString(value)  # type: ignore[no-untyped-call]
+    return text
 
 
 @functools.cache
-def metrics_shown(release: str) -> tuple[_Metric, ...]:
+def metrics_shown(release: str) -> tuple[Shown, ...]:
     """vLLM's own metrics that a release shows whatever the flags, in the order of the page, the cache's configuration aside."""
     if release not in wheels() or not Behaviour.V1_ENGINE.is_in(release):
         raise BadInput(f"no page of vLLM {release}: only those from {Behaviour.V1_ENGINE.since} to {newest()} are known")
     known = metrics_of(release)
-    shown: list[_Metric] = []
+    shown: list[Shown] = []
     for row in ROWS:
         entry = known.get(row.name)
         if entry is None or entry["engine"] != "V1":
@@ -445,25 +251,27 @@ def metrics_shown(release: str) -> tuple[_Metric, ...]:
         assert isinstance(labels, list | tuple)
         more = [str(label) for label in labels if label not in ("model_name", "engine")]
         values = tuple(value for value in row.by if LATER_VALUES.get(value, Behaviour.V1_ENGINE).is_in(release))
-        shown.append(_Metric(row, str(entry["type"]), meaning, "engine" in labels, (more[0] if more else "", values)))
+        shown.append(Shown(row, str(entry["type"]), meaning, "engine" in labels, more[0] if more else "", values))
     return tuple(shown)
 
 
 @functools.lru_cache(maxsize=64)
 def _template(release: str, model_name: str, engine: str, edges: tuple[tuple[float, ...], ...]) -> str:
     """All lines of vLLM's own with a place for each number; `edges` of the histograms in their order."""
-    parts: list[str] = []
+    metrics: list[Metric] = []
     left = iter(edges)
-    for row, kind, meaning, names_engine, (label, values) in metrics_shown(release):
+    for row, kind, meaning, names_engine, by, values in metrics_shown(release):
         labels = {"model_name": model_name, **({"engine": engine} if names_engine else {})}
-        sets = [{**labels, label: value} if label else labels for value in values]
-        parts.append(literal(head(row.name, kind, meaning)))
+        sets = [{**labels, by: value} if by else labels for value in values]
+        metric = Metric(row.name.removesuffix("_total") if kind == "counter" else row.name, meaning, kind)
         if kind == "histogram":
-            parts.append(histogram_lines(row.name, labels, next(left)))
-        else:
-            parts += [value_line(row.name, one) for one in sets]
-        if kind != "gauge":
-            created = f"{row.name if kind == 'histogram' else row.name.removesuffix('_total')}_created"
-            parts.append(literal(head(created, "gauge", meaning)))
-            parts += [value_line(created, one) for one in sets]
-    return "".join(parts)
+            for edge in (*next(left), math.inf):
+                metric.add_sample(f"{row.name}_bucket", {**labels, "le": _number(edge)}, 0)
+            metric.add_sample(f"{row.name}_count", labels, 0)
+            metric.add_sample(f"{row.name}_sum", labels, 0)
+        for one in sets if kind != "histogram" else ():
+            metric.add_sample(row.name, one, 0)
+        for one in sets if kind != "gauge" else ():
+            metric.add_sample(f"{metric.name}_created", one, 0)
+        metrics.append(metric)
+    return re.sub(r"(?m)^([^#].*) 0\.0$", r"\1 %s", Families(metrics).text().replace("%", "%%"))

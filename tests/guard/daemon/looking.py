@@ -9,7 +9,7 @@ from pathlib import Path
 
 from plimsoll.guard.daemon.engine_look import CanaryPlan, EngineWatcher, LookLimits
 from plimsoll.guard.judge.look import Look
-from plimsoll.standin.serve.fields import Options
+from plimsoll.standin.config import Options
 from tests.net.raw_server import RawServer, Talk, Visitor, raw_server
 from tests.standin.servers import TOKEN, Server
 

@@ -3,249 +3,64 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+import re
+import time
 import uuid
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from plimsoll.inside.answers import Receive
-from plimsoll.standin.request import RESERVED, Family, Ids, RequestSpec, decode, draw, piece
-from plimsoll.standin.serve import fields
-from plimsoll.standin.serve.fields import INT64, Field, event_of, invalid, problem, refusal, value_of
+from plimsoll.standin.request import RESERVED, Family, Ids, RequestSpec, decode, draw, encode, piece
+from plimsoll.standin.serve.protocol import GenerationRequest, Json, Refused, dead, dumped, invalid
 from plimsoll.standin.serve.service import Choice, Service, Waiter
 
 MOST_SEQUENCES = 16_384  # VLLM_MAX_N_SEQUENCES
 MOST_LOGPROBS = 20
-MOST_SALT = 128
 GREEDY_BELOW = 1e-5  # of the temperature
 PRIORITY = 2**31 - 1  # the scheduler's own numbers; who comes with larger ones is first or last all the same
 SHORT = 64  # who asks for so few tokens gets them all: models seldom end so early
 MEAN_LENGTH, SPREAD = 200.0, 0.8  # of answers that end by themselves: log-normal
-
-FORMATS = ("text", "json_object", "json_schema")
-FIELDS = {
-    "model": Field("str"), "frequency_penalty": Field("float"), "presence_penalty": Field("float"),
-    "repetition_penalty": Field("float"), "temperature": Field("float"), "top_p": Field("float"), "top_k": Field("int"),
-    "min_p": Field("float"), "logit_bias": Field("floats"), "max_tokens": Field("int"),
-    "seed": Field("int", least=-INT64 - 1, most=INT64), "stop": Field("strs"), "stop_token_ids": Field("ints"),
-    "include_stop_str_in_output": Field("bool", may_be_null=False), "ignore_eos": Field("bool", may_be_null=False),
-    "min_tokens": Field("int", may_be_null=False), "stream": Field("bool"), "stream_options": Field("dict"),
-    "prompt_logprobs": Field("int"), "response_format": Field("dict"), "user": Field("str"),
-    "priority": Field("int", may_be_null=False, least=-INT64 - 1, most=INT64), "request_id": Field("str", may_be_null=False),
-    "return_token_ids": Field("bool"), "truncate_prompt_tokens": Field("int", least=-1, most=INT64),
-    "truncation_side": Field("str"), "use_beam_search": Field("bool", may_be_null=False),
-    "skip_special_tokens": Field("bool", may_be_null=False), "add_special_tokens": Field("bool", may_be_null=False),
-    "cache_salt": Field("str"),
-}  # fmt: skip
-
-
-class SamplingParams(NamedTuple):
-    """How an answer is wanted."""
-
-    n: int
-    max_tokens: int | None  # The most tokens, as it was asked for; None for as many as fit
-    min_tokens: int
-    ignores_end: bool
-    stop: tuple[str, ...]
-    stop_ids: frozenset[int]
-    keeps_stop: bool
-    seed: int
-    priority: int
-    streams: bool
-    tells_usage: bool
-    tells_usage_always: bool  # With every event of a stream
-    returns_ids: bool
-    logprobs: int | None
-    prompt_logprobs: int | None
-
-
-def sampling_params(
-    good: dict[str, Any], max_tokens: int | None, logprobs: int | None, *, forces_usage: bool
-) -> SamplingParams:
-    """Sampling parameters from checked fields."""
-    check_format(good.get("response_format"))
-    asked = good.get("stream_options") or {}
-    for name in ("include_usage", "continuous_usage_stats"):
-        if asked.get(name) is not None:
-            value, wrong = value_of(Field("bool"), asked[name], ("body", "stream_options", name))
-            if wrong:
-                raise refusal(wrong)
-            asked = {**asked, name: value}
-    tells = forces_usage or bool(asked.get("include_usage"))
-    return SamplingParams(
-        n=good.get("n", 1),
-        max_tokens=max_tokens,
-        min_tokens=good.get("min_tokens", 0),
-        ignores_end=good.get("ignore_eos", False),
-        stop=tuple(good.get("stop") or ()),
-        stop_ids=frozenset(good.get("stop_token_ids") or ()),
-        keeps_stop=good.get("include_stop_str_in_output", False),
-        seed=good.get("seed") or 0,
-        priority=max(-PRIORITY, min(PRIORITY, good.get("priority", 0))),
-        streams=bool(good.get("stream")),
-        tells_usage=tells,
-        tells_usage_always=forces_usage or (tells and bool(asked.get("continuous_usage_stats"))),
-        returns_ids=bool(good.get("return_token_ids")),
-        logprobs=logprobs,
-        prompt_logprobs=good.get("prompt_logprobs", logprobs if good.get("echo") else None),
-    )
-
-
-def check_format(asked: dict[str, Any] | None) -> None:
-    """A form for the answer that vLLM knows; it tries three shapes, and each complains."""
-    if asked is None or asked.get("type") in FORMATS:
-        return
-    kind, at = asked.get("type"), ("body", "response_format")
-    if kind == "structural_tag":
-        return
-    plain, tag = (
-        problem("literal_error", (*at, "type"), f"Input should be {expected}", kind, expected=expected)
-        for expected in ("'text', 'json_object' or 'json_schema'", "'structural_tag'")
-    )
-    lacking = [problem("missing", (*at, name), "Field required", asked) for name in ("format", "structures", "triggers")]
-    raise refusal([plain, tag, lacking[0], tag, *lacking[1:]])
-
-
-def check_before(body: dict[str, Any], logprobs_name: str) -> None:
-    """Checks that vLLM makes before it looks at types."""
-    salt = body.get("cache_salt")
-    if salt is not None and (not isinstance(salt, str) or not salt):
-        raise invalid("Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt")
-    if salt is not None and (len(salt) > MOST_SALT or set(salt) & set("@/\\\0")):
-        raise invalid(
-            "Parameter 'cache_salt' must be at most 128 characters and must not contain '@', '/', '\\\\', or NUL.", "cache_salt"
-        )
-    asked = body.get("response_format")
-    if isinstance(asked, dict) and asked.get("type") == "json_schema" and asked.get("json_schema") is None:
-        raise invalid(
-            "When response_format type is 'json_schema', the 'json_schema' field must be provided.", "response_format"
-        )
-    if body.get("stream_options") and not body.get("stream"):
-        raise invalid("Stream options can only be defined when `stream=True`.", "stream_options")
-    for name in ("prompt_logprobs", logprobs_name):
-        value = body.get(name)
-        if value is not None and not isinstance(value, int | float):
-            raise invalid(f"`{name}` must be an integer.", name, value)
-    asked = body.get("prompt_logprobs")
-    if asked is not None:
-        if body.get("stream") and (asked > 0 or asked == -1):
-            raise invalid("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
-        if asked < 0 and asked != -1:
-            raise invalid("`prompt_logprobs` must be a positive value or -1.", "prompt_logprobs", asked)
-    asked = body.get(logprobs_name)
-    if asked is not None and asked < 0 and asked != -1:
-        raise invalid(f"`{logprobs_name}` must be a positive value or -1.", logprobs_name, asked)
-
-
-def check_bounds(good: dict[str, Any], wish: SamplingParams, most: int, vocabulary: int) -> None:
-    """Checks that vLLM makes once it knows the prompt; `most` is how many tokens it may produce."""
-    biased = _biased(good.get("logit_bias") or {})
-    if wish.n < 1:
-        raise invalid(f"n must be at least 1, got {wish.n}.")
-    if wish.n > MOST_SEQUENCES:
-        raise invalid(
-            f"n must be at most {MOST_SEQUENCES}, got {wish.n}. To increase this limit, set the VLLM_MAX_N_SEQUENCES "
-            "environment variable."
-        )
-    for name in ("presence_penalty", "frequency_penalty"):
-        value = good.get(name, 0.0)
-        if not -2.0 <= value <= 2.0:
-            raise invalid(f"{name} must be in [-2, 2], got {value}.")
-    value = good.get("repetition_penalty", 1.0)
-    if not math.isfinite(value):
-        raise invalid(f"repetition_penalty must be a finite number, got {value}.")
-    if value <= 0.0:
-        raise invalid(f"repetition_penalty must be greater than zero, got {value}.")
-    _check_temperature(good)
-    if most < 1:
-        raise invalid(f"max_tokens must be at least 1, got {most}.", "max_tokens", most)
-    if wish.min_tokens < 0:
-        raise invalid(f"min_tokens must be greater than or equal to 0, got {wish.min_tokens}.")
-    if wish.min_tokens > most:
-        raise invalid(f"min_tokens must be less than or equal to max_tokens={most}, got {wish.min_tokens}.")
-    if any(not text for text in wish.stop):
-        raise invalid("stop cannot contain an empty string.")
-    _check_tokens("stop_token_ids", good.get("stop_token_ids") or (), vocabulary)
-    _check_tokens("logit_bias", biased, vocabulary)
-    asked = wish.logprobs if wish.logprobs is not None else 0
-    if asked > MOST_LOGPROBS:
-        raise invalid(
-            f"Requested sample logprobs of {asked}, which is greater than max allowed: {MOST_LOGPROBS}", "logprobs", asked
-        )
-
-
-def check_count(prompts: int, wish: SamplingParams) -> None:
-    """As many answers to one request as vLLM allows to one prompt; for many prompts with many each it has no bound."""
-    if prompts > 1 and 1 <= wish.n <= MOST_SEQUENCES < prompts * wish.n:
-        raise invalid(f"{prompts} prompts with n={wish.n} are {prompts * wish.n} answers; at most {MOST_SEQUENCES} are made.")
-
-
-def _biased(bias: dict[str, float]) -> list[int]:
-    names = list(bias)
-    wrong = [name for name in names if not _is_whole(name)]
-    if wrong:
-        raise invalid(
-            f"logit_bias contains key(s) that cannot be converted to integer token IDs: {wrong!r}", "logit_bias", wrong
-        )
-    return [int(name) for name in names]
-
-
-def _is_whole(text: str) -> bool:
-    try:
-        int(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _check_tokens(name: str, tokens: Iterable[int], vocabulary: int) -> None:
-    outside = [token for token in tokens if not 0 <= token < vocabulary]
-    if outside:
-        raise invalid(
-            f"token_id(s) {outside} in {name} contain out-of-vocab token ids. Vocabulary size: {vocabulary}", name, outside
-        )
-
-
-def _check_temperature(good: dict[str, Any]) -> None:
-    value = good.get("temperature", 1.0)
-    if not math.isfinite(value):
-        raise invalid(f"temperature must be a finite number, got {value}.", "temperature", value)
-    if value < 0.0:
-        raise invalid(f"temperature must be non-negative, got {value}.", "temperature", value)
-    if value > 2.0:
-        raise invalid(f"temperature must be in [0, 2], got {value}.", "temperature", value)
-    if value < GREEDY_BELOW and good.get("n", 1) > 1:
-        raise invalid(f"n must be 1 when using greedy sampling, got {good['n']}.")
-    value = good.get("top_p", 1.0)
-    if not 0.0 < value <= 1.0:
-        raise invalid(f"top_p must be in (0, 1], got {value}.", "top_p", value)
-    value = good.get("top_k", 0)
-    if value < -1:
-        raise invalid(f"top_k must be 0 (disable), or at least 1, got {value}.")
-    value = good.get("min_p", 0.0)
-    if not 0.0 <= value <= 1.0:
-        raise invalid(f"min_p must be in [0, 1], got {value}.")
-
-
-def seed_of(prompt: Ids, wish: SamplingParams, choice: int) -> int:
-    """The seed of an answer: the same prompt gets the same answer."""
-    return (zlib.crc32(prompt.tobytes()) + wish.seed + 0x9E3779B1 * choice) & 0x7FFFFFFF
-
-
-def length_of(wish: SamplingParams, most: int, seed: int) -> tuple[int, str]:
-    """How many tokens an answer has, and why it ends."""
-    if wish.ignores_end or (wish.max_tokens is not None and most <= SHORT):
-        return most, "length"
-    drawn = np.random.Generator(np.random.PCG64(seed)).lognormal(math.log(MEAN_LENGTH) - SPREAD**2 / 2, SPREAD)
-    wanted = max(1, wish.min_tokens, round(drawn))
-    return (wanted, "stop") if wanted < most else (most, "length")
-
-
 HANDED_IN_AT_ONCE = 64  # then others have a turn
 PIECES = tuple(piece(token).encode() for token in range(RESERVED))  # letters and a blank: nothing that JSON would escape
+LONGEST_PIECE = 9  # letters of a token, with the blank before it
+
+# Texts to token ids without making others wait: what is long is taken apart in a thread, piece by piece.
+
+LONG = 256 * 1024  # letters; so many take some 50 ms
+PIECE = 16 * 1024  # a thread holds the interpreter for as long as one of these takes
+_BLANK = re.compile(r"\s")
+
+
+async def encoded(text: str) -> list[int]:
+    """The text's tokens."""
+    return encode(text) if len(text) <= LONG else await asyncio.to_thread(encoded_in_pieces, text)
+
+
+async def words_of(ids: list[int]) -> list[str]:
+    """The text of each token."""
+    return [piece(one) for one in ids] if len(ids) <= LONG else await asyncio.to_thread(lambda: [piece(one) for one in ids])
+
+
+def encoded_in_pieces(text: str, size: int = PIECE) -> list[int]:
+    """The same tokens: every white letter begins one, so a text may be cut before it."""
+    ids: list[int] = []
+    begin = 0
+    while begin < len(text):
+        blank = _BLANK.search(text, begin + size)
+        end = len(text) if blank is None else blank.start()
+        ids += encode(text[begin:end])
+        begin = end
+    return ids
+
+
+# Prompts: cut to the wanted length, refused where they do not fit.
 
 
 class Prompt(NamedTuple):
@@ -254,6 +69,122 @@ class Prompt(NamedTuple):
     ids: Ids
     text: str
     most: int
+
+
+async def prompt_of(
+    service: Service, asked: GenerationRequest, prompt: str | list[int], max_tokens: int | None, name: str = "max_tokens"
+) -> Prompt:
+    """A prompt that fits, with the room it leaves; `name` is the field that `max_tokens` came from."""
+    config = service.engine.config
+    limit, wanted = config.max_model_len, asked.truncate_prompt_tokens
+    if max_tokens is not None and max_tokens > limit:
+        says = f"{name}={max_tokens} cannot be greater than max_model_len={limit}. Please request fewer output tokens."
+        raise invalid(says, name, max_tokens)
+    is_text = isinstance(prompt, str)
+    if isinstance(prompt, str):
+        if len(prompt) > limit * LONGEST_PIECE and wanted is None:  # it need not be taken apart to know that it is too long
+            raise invalid(
+                f"This model's maximum context length is {limit} tokens. However, your prompt contains {len(prompt)} "
+                f"characters (more than {limit * LONGEST_PIECE} characters, which is the upper bound for {limit} input "
+                "tokens). Please reduce the length of the input prompt.",
+                "input_text",
+                len(prompt),
+            )
+        await asyncio.sleep(0)  # there may be a thousand of them
+        ids = await encoded(prompt)
+    else:
+        ids = prompt
+    if wanted is not None:
+        if wanted > limit:
+            raise invalid(
+                f"truncate_prompt_tokens={wanted} cannot be greater than max_model_len = {limit}. "
+                "Please request a smaller truncation size.",
+                "truncate_prompt_tokens",
+                wanted,
+            )
+        kept = limit - 1 if wanted < 0 else wanted  # -1 leaves room for one token of an answer
+        ids = ids[max(0, len(ids) - kept) :] if asked.truncation_side == "left" else ids[:kept]
+    if len(ids) > limit:
+        tokens = limit + 1 if is_text else len(ids)  # of a text vLLM counts no further
+        said = f"at least {tokens}" if tokens == limit + 1 else str(tokens)
+        raise invalid(
+            f"This model's maximum context length is {limit} tokens. However, your prompt contains {said} input tokens, "
+            "which exceeds this limit even without any output tokens. Please reduce the length of the input prompt.",
+            "input_tokens",
+            tokens,
+        )
+    if not ids:
+        raise Refused(400, "The decoder prompt cannot be empty")
+    if not is_text and max(ids) >= config.sizes.vocab:
+        raise Refused(400, f"Token id {max(ids)} is out of vocabulary")
+    room = limit - len(ids)
+    text = prompt if isinstance(prompt, str) else decode(ids)
+    return Prompt(np.array(ids, dtype=np.int64), text, room if max_tokens is None else min(room, max_tokens))
+
+
+def check_bounds(asked: GenerationRequest, n: int, logprobs: int | None, most: int, vocabulary: int) -> None:
+    """Checks that vLLM makes once it knows the prompt; `most` is how many tokens it may produce."""
+    defaults = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "temperature": 1.0, "top_p": 1.0,
+                "top_k": 0, "min_p": 0.0}  # fmt: skip
+    value = {name: default if getattr(asked, name) is None else getattr(asked, name) for name, default in defaults.items()}
+    biased: list[int] = []
+    wrong: list[str] = []
+    for name in asked.logit_bias or {}:
+        try:
+            biased.append(int(name))
+        except ValueError:
+            wrong.append(name)
+    if wrong:
+        says = f"logit_bias contains key(s) that cannot be converted to integer token IDs: {wrong!r}"
+        raise invalid(says, "logit_bias", wrong)
+    if n < 1:
+        raise invalid(f"n must be at least 1, got {n}.")
+    if n > MOST_SEQUENCES:
+        raise invalid(
+            f"n must be at most {MOST_SEQUENCES}, got {n}. To increase this limit, set the VLLM_MAX_N_SEQUENCES "
+            "environment variable."
+        )
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not -2.0 <= value[name] <= 2.0:
+            raise invalid(f"{name} must be in [-2, 2], got {value[name]}.")
+    penalty, temperature = value["repetition_penalty"], value["temperature"]
+    if not math.isfinite(penalty):
+        raise invalid(f"repetition_penalty must be a finite number, got {penalty}.")
+    if penalty <= 0.0:
+        raise invalid(f"repetition_penalty must be greater than zero, got {penalty}.")
+    for is_wrong, must in (
+        (not math.isfinite(temperature), "a finite number"),
+        (temperature < 0.0, "non-negative"),
+        (temperature > 2.0, "in [0, 2]"),
+    ):
+        if is_wrong:
+            raise invalid(f"temperature must be {must}, got {temperature}.", "temperature", temperature)
+    if temperature < GREEDY_BELOW and n > 1:
+        raise invalid(f"n must be 1 when using greedy sampling, got {n}.")
+    if not 0.0 < value["top_p"] <= 1.0:
+        raise invalid(f"top_p must be in (0, 1], got {value['top_p']}.", "top_p", value["top_p"])
+    if value["top_k"] < -1:
+        raise invalid(f"top_k must be 0 (disable), or at least 1, got {value['top_k']}.")
+    if not 0.0 <= value["min_p"] <= 1.0:
+        raise invalid(f"min_p must be in [0, 1], got {value['min_p']}.")
+    if most < 1:
+        raise invalid(f"max_tokens must be at least 1, got {most}.", "max_tokens", most)
+    if asked.min_tokens < 0:
+        raise invalid(f"min_tokens must be greater than or equal to 0, got {asked.min_tokens}.")
+    if asked.min_tokens > most:
+        raise invalid(f"min_tokens must be less than or equal to max_tokens={most}, got {asked.min_tokens}.")
+    if "" in asked.stops:
+        raise invalid("stop cannot contain an empty string.")
+    tokens: tuple[tuple[str, Iterable[int]], ...] = (
+        ("stop_token_ids", asked.stop_token_ids or ()), ("logit_bias", biased),
+    )  # fmt: skip
+    for name, ids in tokens:
+        if outside := [token for token in ids if not 0 <= token < vocabulary]:
+            says = f"token_id(s) {outside} in {name} contain out-of-vocab token ids. Vocabulary size: {vocabulary}"
+            raise invalid(says, name, outside)
+    if (logprobs or 0) > MOST_LOGPROBS:
+        says = f"Requested sample logprobs of {logprobs}, which is greater than max allowed: {MOST_LOGPROBS}"
+        raise invalid(says, "logprobs", logprobs)
 
 
 class Text:
@@ -276,94 +207,193 @@ class Text:
 
 
 class Generation:
-    """The choices of one request, in the order in which they are answered."""
+    """The choices of one request, in the order in which they are answered. Each endpoint says how they are shown."""
 
-    def __init__(self, service: Service, name: str, prompts: Sequence[Prompt], wish: SamplingParams) -> None:
-        self.service = service
-        self.name = name
-        self.prompts = prompts
-        self.wish = wish
-        self.created = service.created()
+    prefix: ClassVar[str]  # of the request's name
+    kind: ClassVar[str]  # of a whole answer
+    chunk_kind: ClassVar[str]
+    text_key: ClassVar[bytes]  # what stands before the text of a plain event, and behind it
+    plain_end: ClassVar[bytes]
+
+    def __init__(
+        self,
+        http: Request,
+        asked: GenerationRequest,
+        *,
+        n: int,
+        max_tokens: int | None,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
+    ) -> None:
+        self.http = http
+        self.service: Service = http.app.state.service
+        self.asked = asked
+        self.n = n
+        self.max_tokens = max_tokens  # the most, as it was asked for; None for as many as fit
+        self.logprobs = logprobs
+        self.prompt_logprobs = asked.prompt_logprobs if asked.prompt_logprobs is not None else prompt_logprobs
+        self.name = f"{self.prefix}-{http.headers.get('x-request-id') or asked.request_id or uuid.uuid4().hex[:16]}"
+        self.created = int(time.time())
+        self.prompts: Sequence[Prompt] = ()
         self.choices: list[Choice] = []
         self.waiter = Waiter()
         self._watch: asyncio.Task[None] | None = None
+        options, forces_usage = asked.stream_options, self.service.options.forces_usage
+        self.tells_usage = forces_usage or bool(options and options.include_usage)
+        # With every event of a stream
+        self.tells_usage_always = forces_usage or bool(options and options.include_usage and options.continuous_usage_stats)
 
-    async def begin(self, receive: Receive) -> None:
-        """Hand all of it to the engine, and have an ear on the client."""
-        self._watch = asyncio.get_running_loop().create_task(_listen(receive, self.waiter))
+    def top(self, kind: str) -> dict[str, Any]:
+        """How every answer and every event begins."""
+        return {"id": self.name, "object": kind, "created": self.created, "model": self.service.names[0]}
+
+    def whole(self) -> dict[str, Any]:
+        """The body of an answer that is no stream."""
+        raise NotImplementedError
+
+    def first_events(self) -> bytes:
+        """What a stream says before its first token."""
+        return b""
+
+    def event(self, choice: Choice, ids: list[int], text: str, *, is_first: bool) -> dict[str, Any]:
+        """The choice of an event that says more than its text; nothing of one that ended before it began."""
+        raise NotImplementedError
+
+    def usage_of(self, choice: Choice) -> dict[str, Any]:
+        """The tokens of a choice, as far as they were told."""
+        return usage(choice.prompt_len, choice.sent)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether events amid a stream say nothing but their text."""
+        return not (self.tells_usage_always or self.asked.return_token_ids or self.logprobs is not None)
+
+    async def answer(self, prompts: Sequence[Prompt]) -> Response:
+        """Hand it in and answer it, whole or as a stream."""
+        self.prompts = prompts
+        for prompt in prompts:
+            check_bounds(self.asked, self.n, self.logprobs, prompt.most, self.service.engine.config.sizes.vocab)
+        is_streamed = False
+        self.service.load += self.service.options.has_load_tracking
+        try:
+            await self._begin()
+            is_streamed = bool(self.asked.stream)
+            if is_streamed:
+                return EventStream(self)
+            while not self.waiter.is_gone and any(choice.finish is None for choice in self.choices):
+                await self.waiter.wait()
+            self.raise_if_failed(self.choices)
+            return Json(self.whole())
+        finally:
+            if not is_streamed:
+                self.close()
+
+    async def _begin(self) -> None:
+        self._watch = asyncio.create_task(until_gone(self.http.receive))
+        self._watch.add_done_callback(lambda _watch: self.waiter.leave())
+        try:
+            priority = int(self.http.headers.get("x-vllm-priority", ""))
+        except ValueError:
+            priority = self.asked.priority
         for prompt in self.prompts:
-            family = Family(self.wish.n) if self.wish.n > 1 else None
-            for _ in range(self.wish.n):
+            family = Family(self.n) if self.n > 1 else None
+            for _ in range(self.n):
                 index = len(self.choices)
                 choice = Choice(f"{self.name}-{index}", index, len(prompt.ids), self.waiter, self.service)
-                choice.is_streamed = self.wish.streams
+                choice.is_streamed = bool(self.asked.stream)
                 self.choices.append(choice)
-                self.service.submit(choice, _ask(prompt, self.wish, choice)._replace(family=family))
+                # The same prompt gets the same answer.
+                seed = (zlib.crc32(prompt.ids.tobytes()) + (self.asked.seed or 0) + 0x9E3779B1 * (index % self.n)) & 0x7FFFFFFF
+                output, reason = self._length(prompt.most, seed)
+                if self.asked.stops or self.asked.stop_token_ids:
+                    output, reason = self._cut_at_stop(choice, seed, output, reason)
+                spec = RequestSpec(
+                    prompt=prompt.ids, output=output, seed=seed, reason=reason, max_tokens=prompt.most,
+                    priority=max(-PRIORITY, min(PRIORITY, priority)), n=self.n, family=family,
+                )  # fmt: skip
+                self.service.submit(choice, spec)
                 if len(self.choices) % HANDED_IN_AT_ONCE == 0:
                     await asyncio.sleep(0)
                     if self.waiter.is_gone:
                         return
 
+    def _length(self, most: int, seed: int) -> tuple[int, str]:
+        """How many tokens an answer has, and why it ends."""
+        if self.asked.ignore_eos or (self.max_tokens is not None and most <= SHORT):
+            return most, "length"
+        drawn = np.random.Generator(np.random.PCG64(seed)).lognormal(math.log(MEAN_LENGTH) - SPREAD**2 / 2, SPREAD)
+        wanted = max(1, self.asked.min_tokens, round(drawn))
+        return (wanted, "stop") if wanted < most else (most, "length")
+
+    def _cut_at_stop(self, choice: Choice, seed: int, output: int, reason: str) -> tuple[int, str]:
+        """What will be drawn is known: so is where the first stop string or token in it ends it."""
+        asked, stops, stop_ids = self.asked, self.asked.stops, frozenset(self.asked.stop_token_ids or ())
+        keeps = asked.include_stop_str_in_output
+        ids: list[int] = draw(seed, output).tolist()
+        ends = np.cumsum([len(PIECES[token]) for token in ids]).tolist()
+        whole = decode(ids)
+        # One that ends within the first min_tokens is not seen; one that only begins there is.
+        least = ends[min(asked.min_tokens, output) - 1] if asked.min_tokens else 0
+        found = [(at, text) for text in stops if (at := whole.find(text, max(0, least + 1 - len(text)))) >= 0]
+        stop_at, stop = min(found, key=lambda one: one[0] + len(one[1]), default=(len(whole), ""))
+        # The tokens until the one in which it ends.
+        tokens = int(np.searchsorted(ends, stop_at + len(stop))) + 1 if stop else output
+        marked = next((place for place in range(asked.min_tokens, output) if ids[place] in stop_ids), None)
+        # A stop token is not read where it is not kept: then no string can end in it.
+        if marked is not None and (marked + 1 < tokens or (marked + 1 == tokens and not (stop and keeps))):
+            choice.stop = ids[marked]
+            last = marked if keeps else marked - 1
+            tokens, reason, whole = marked + 1, "stop", whole[: ends[last] if last >= 0 else 0]
+        elif stop:
+            choice.stop = stop
+            reason, whole = "stop", whole[: stop_at + len(stop) if keeps else stop_at]
+        choice.text = Text(whole, ends, 0 if keeps else max((len(text) for text in stops), default=1) - 1)
+        return tokens, reason
+
     async def news(self) -> list[Choice]:
-        """The choices that have something new; none when all is told or the client has gone. Refused for a dead engine."""
+        """The choices that have something new; none when all is told or the client has gone."""
         while not self.waiter.is_gone:
-            found = [choice for choice in self.choices if not choice.is_over and _has_news(choice)]
+            found = [choice for choice in self.choices if choice.has_news]
             if found:
+                self.raise_if_failed(found)
                 return found
             if all(choice.is_over for choice in self.choices):
                 break
             await self.waiter.wait()
         return []
 
-    async def end(self) -> None:
-        """Wait for all of it, for who does not stream."""
-        while not self.waiter.is_gone and any(_finish(choice) is None for choice in self.choices):
-            await self.waiter.wait()
-        for choice in self.choices:
-            raise_if_failed(self.service, choice)
+    def raise_if_failed(self, choices: Iterable[Choice]) -> None:
+        """Refused where it was the engine that ended one."""
+        if any(choice.finish == "error" for choice in choices):
+            raise dead() if self.service.engine.is_dead else Refused(500, "Internal server error", "InternalServerError")
 
     def close(self) -> None:
         """Take back the rest of the request."""
+        self.service.load -= self.service.options.has_load_tracking
         if self._watch is not None:
             self._watch.cancel()
         self.service.give_up(self.choices)
 
     def prompt_of(self, choice: Choice) -> Prompt:
         """The prompt of a choice."""
-        return self.prompts[choice.index // self.wish.n]
+        return self.prompts[choice.index // self.n]
 
-    def usage(self) -> dict[str, Any]:
-        """All the tokens of it, as far as they were told."""
-        told = sum(choice.sent for choice in self.choices)
-        return usage(sum(len(prompt.ids) for prompt in self.prompts), told)
-
-    def cached(self) -> dict[str, Any] | None:
-        """Tokens found in the prefix cache, where the server shows them."""
-        if not self.service.options.has_prompt_tokens_details:
-            return None
-        last = self.choices[0].request
-        return {"cached_tokens": 0 if last is None else last.cached_tokens}
+    def usage(self, *, is_whole: bool = False) -> dict[str, Any]:
+        """All the tokens of it, as far as they were told; with details in a whole answer, or where the server shows them."""
+        told = usage(sum(len(prompt.ids) for prompt in self.prompts), sum(choice.sent for choice in self.choices))
+        details: dict[str, Any] | None = None
+        if self.service.options.has_prompt_tokens_details:
+            first = self.choices[0].request
+            details = {"cached_tokens": 0 if first is None else first.cached_tokens}
+        if is_whole:
+            details = details and {**details, "created_cache_tokens": None, "multimodal_tokens": None}
+            return {**told, "prompt_tokens_details": details, "completion_tokens_details": None}
+        return told if details is None else {**told, "prompt_tokens_details": details}
 
 
 def usage(prompt: int, output: int) -> dict[str, Any]:
     """Token counts in vLLM's order."""
     return {"prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output}
-
-
-def usage_event(found: Generation, top: dict[str, Any]) -> bytes:
-    """The last event of a stream, where it is asked for: the usage of all choices."""
-    if not found.wish.tells_usage:
-        return b""
-    details = found.cached()
-    told = found.usage() if details is None else {**found.usage(), "prompt_tokens_details": details}
-    return event_of({**top, "choices": [], "usage": told, "system_fingerprint": found.service.fingerprint})
-
-
-def full_usage(generation: Generation) -> dict[str, Any]:
-    """The usage of an answer that is no stream."""
-    cached = generation.cached()
-    details = None if cached is None else {**cached, "created_cache_tokens": None, "multimodal_tokens": None}
-    return {**generation.usage(), "prompt_tokens_details": details, "completion_tokens_details": None}
 
 
 def tell(choice: Choice) -> tuple[list[int], bytes]:
@@ -374,89 +404,68 @@ def tell(choice: Choice) -> tuple[list[int], bytes]:
     ids: list[int] = request.output_ids[sent:produced].tolist()
     choice.sent = produced
     choice.is_over = request.finish is not None
-    if choice.text is None:
-        return ids, b"".join([PIECES[token] for token in ids])
-    text: Text = choice.text
-    return ids, text.until(produced, is_over=choice.is_over)
+    text: Text | None = choice.text
+    return ids, b"".join([PIECES[token] for token in ids]) if text is None else text.until(produced, is_over=choice.is_over)
 
 
-def finish_of(choice: Choice) -> str | None:
-    """Why it ended, once that is told."""
-    return _finish(choice) if choice.is_over else None
+def event_of(value: Any) -> bytes:
+    """One event of a stream."""
+    return b"data: " + dumped(value) + b"\n\n"
 
 
-def stop_of(choice: Choice) -> str | int | None:
-    """The stop string or token that it ended at."""
-    return choice.stop if _finish(choice) == "stop" else None
-
-
-def raise_if_failed(service: Service, choice: Choice) -> None:
-    """Refused where it was the engine that ended it."""
-    if _finish(choice) == "error":
-        raise fields.dead() if service.engine.is_dead else fields.Refused(500, "Internal server error", "InternalServerError")
-
-
-def request_name(prefix: str, headers: Iterable[tuple[bytes, bytes]], given: object) -> str:
-    """The request's id: from its header, its body, or by chance."""
-    named = next((bytes(value).decode("latin-1") for name, value in headers if bytes(name).lower() == b"x-request-id"), None)
-    return f"{prefix}-{named or (given if isinstance(given, str) else uuid.uuid4().hex[:16])}"
-
-
-def priority_of(headers: Iterable[tuple[bytes, bytes]], given: int) -> int:
-    """How urgent a request is: by its header, else by its body."""
-    named = next((bytes(value).decode("latin-1") for name, value in headers if bytes(name).lower() == b"x-vllm-priority"), "")
-    try:
-        return max(-PRIORITY, min(PRIORITY, int(named)))
-    except ValueError:
-        return given
-
-
-def _finish(choice: Choice) -> str | None:
-    return None if choice.request is None else choice.request.finish
-
-
-def _has_news(choice: Choice) -> bool:
-    request = choice.request
-    return request is not None and (request.produced > choice.sent or request.finish is not None)
-
-
-async def _listen(receive: Receive, waiter: Waiter) -> None:
+async def until_gone(receive: Receive) -> None:
+    """Back when the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    waiter.is_gone = True
-    waiter.wake()
 
 
-def _ask(prompt: Prompt, wish: SamplingParams, choice: Choice) -> RequestSpec:
-    seed = seed_of(prompt.ids, wish, choice.index % wish.n)
-    output, reason = length_of(wish, prompt.most, seed)
-    if wish.stop or wish.stop_ids:
-        output, reason = _cut_at_stop(choice, wish, seed, output, reason)
-    return RequestSpec(
-        prompt=prompt.ids, output=output, seed=seed, reason=reason, max_tokens=prompt.most, priority=wish.priority, n=wish.n
-    )
+class EventStream(Response):
+    """The events of one generation. The usual one is put together from three pieces of bytes: there are thousands a second."""
 
+    media_type = "text/event-stream"
 
-def _cut_at_stop(choice: Choice, wish: SamplingParams, seed: int, output: int, reason: str) -> tuple[int, str]:
-    """What will be drawn is known: so is where the first stop string or token in it ends it."""
-    ids: list[int] = draw(seed, output).tolist()
-    ends = np.cumsum([len(PIECES[token]) for token in ids]).tolist()
-    whole = decode(ids)
-    # One that ends within the first min_tokens is not seen; one that only begins there is.
-    least = ends[min(wish.min_tokens, output) - 1] if wish.min_tokens else 0
-    found = [(at, text) for text in wish.stop if (at := whole.find(text, max(0, least + 1 - len(text)))) >= 0]
-    stop_at, stop = min(found, key=lambda one: one[0] + len(one[1]), default=(len(whole), ""))
-    # The tokens until the one in which it ends.
-    tokens = int(np.searchsorted(ends, stop_at + len(stop))) + 1 if stop else output
-    marked = next((place for place in range(wish.min_tokens, output) if ids[place] in wish.stop_ids), None)
-    # A stop token is not read where it is not kept: then no string can end in it.
-    if marked is not None and (marked + 1 < tokens or (marked + 1 == tokens and not (stop and wish.keeps_stop))):
-        choice.stop = ids[marked]
-        last = marked if wish.keeps_stop else marked - 1
-        tokens, reason, whole = marked + 1, "stop", whole[: ends[last] if last >= 0 else 0]
-    elif stop:
-        choice.stop = stop
-        reason, whole = "stop", whole[: stop_at + len(stop) if wish.keeps_stop else stop_at]
-    hold = 0 if wish.keeps_stop else max((len(text) for text in wish.stop), default=1) - 1
-    choice.text = Text(whole, ends, hold)
-    return tokens, reason
+    def __init__(self, generation: Generation) -> None:
+        self.status_code = 200
+        self.init_headers()
+        self._generation = generation
+        self._top = generation.top(generation.chunk_kind)
+        head = b"data: " + dumped(self._top)[:-1] + b',"choices":[{"index":'
+        self._heads = [b"%s%d,%s" % (head, choice.index, generation.text_key) for choice in generation.choices]
+        self._is_plain = generation.is_plain
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        """Send them as they come; an error that comes amid them is the last."""
+        generation = self._generation
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            try:
+                before: bytes | None = None
+                while news := await generation.news():
+                    before = generation.first_events() if before is None else b""
+                    body = before + b"".join([self._event(choice) for choice in news])
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                tail = b""
+                if generation.tells_usage:
+                    told = {"choices": [], "usage": generation.usage(), "system_fingerprint": generation.service.fingerprint}
+                    tail = event_of({**self._top, **told})
+            except Refused as error:
+                tail = b"data: " + json.dumps(error.body).encode() + b"\n\n"  # which vLLM writes with blanks
+            await send({"type": "http.response.body", "body": tail + b"data: [DONE]\n\n", "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            generation.close()
+
+    def _event(self, choice: Choice) -> bytes:
+        generation, is_first = self._generation, choice.sent == 0
+        ids, text = tell(choice)
+        if self._is_plain and not choice.is_over and choice.sent:
+            return self._heads[choice.index] + text + generation.plain_end
+        shown = generation.event(choice, ids, text.decode(), is_first=is_first)
+        if not shown:
+            return b""
+        event: dict[str, Any] = {**self._top, "choices": [shown]}
+        if generation.tells_usage_always:
+            event["usage"] = generation.usage_of(choice)
+        if choice.is_over and not generation.tells_usage:
+            event["system_fingerprint"] = generation.service.fingerprint
+        return event_of(event)

@@ -1,237 +1,180 @@
-"""GET /metrics: the page of the engine's figures, the gate's behind it, and what faults make of it."""
+"""GET /metrics: the page of the engine's figures, the gate's behind it, what faults make of it, and how HTTP is counted."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
-import os
-import platform
-import resource
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 
-from plimsoll.inside.answers import Message, Receive, Send
-from plimsoll.standin.metrics_page import HttpFigures, Page, ProcessFigures, http_text, process_text
-from plimsoll.standin.serve.fields import VARY, part, send_bytes
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    GCCollector,
+    Histogram,
+    Metric,
+    PlatformCollector,
+    ProcessCollector,
+    Summary,
+    generate_latest,
+)
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from plimsoll.inside.answers import path_of
+from plimsoll.standin.metrics_page import Page
 from plimsoll.standin.serve.service import Service
 
-# Clients that leave while their answer is being sent: an answer that takes long is not sent to nobody.
-
-LOOK_S = 0.1  # how soon a slow answer sees that it need not be slow any more
-
-
-class ClientWatch:
-    """An ear on one client; begun when its body has been read, or is of no interest any more."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._task: asyncio.Task[None] | None = None
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether it has left, as far as was heard."""
-        return self._task is not None and self._task.done()
-
-    def begin(self) -> None:
-        """Listen from now on; once more is as good as once."""
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._listen())
-
-    async def wait(self, seconds: float) -> None:
-        """So long, or until it leaves."""
-        self.begin()
-        assert self._task is not None, "it was begun"
-        await asyncio.wait({self._task}, timeout=seconds)
-
-    def end(self) -> None:
-        """Listen no more."""
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _listen(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-
-
-@contextlib.asynccontextmanager
-async def listening(receive: Receive) -> AsyncIterator[ClientWatch]:
-    """An ear on a client for as long as the block runs."""
-    found = ClientWatch(receive)
-    try:
-        yield found
-    finally:
-        found.end()
-
-
-def byte_by_byte(send: Send, client: ClientWatch, pause_s: Callable[[], float | None]) -> Send:
-    """A `send` with a pause behind every byte; `pause_s` is asked for each, and None ends the slowness."""
-
-    async def pause() -> bool:
-        """Whether the next byte is to be alone, too."""
-        passed = 0.0
-        while (wanted := pause_s()) is not None and not client.is_gone:
-            if passed >= wanted:
-                return True
-            piece = min(LOOK_S, wanted - passed)
-            await client.wait(piece)
-            passed += piece
-        return False
-
-    async def slowly(message: Message) -> None:
-        body: bytes = message.get("body", b"")
-        sent = 0
-        if message["type"] == "http.response.body":
-            while sent < len(body) - 1 and not client.is_gone:
-                await send({"type": "http.response.body", "body": body[sent : sent + 1], "more_body": True})
-                sent += 1
-                if not await pause():
-                    break
-        await send({**message, "body": body[sent:]} if body else message)
-
-    return slowly
-
-
-# What the process of this server is like, as the kernel tells it; where the kernel does not (no /proc), nothing is made up.
-
-PROC = Path("/proc")
-PYTHON = {
-    "implementation": platform.python_implementation(),
-    **dict(zip(("major", "minor", "patchlevel"), platform.python_version_tuple(), strict=True)),
-    "version": platform.python_version(),
-}
-# Places in /proc/self/stat behind the name of the process.
-USER, SYSTEM, STARTED, VIRTUAL, RESIDENT = 11, 12, 19, 20, 21
-
-
-def process_figures(added: int = 0, *, is_alone: bool = True, proc: Path = PROC) -> ProcessFigures:
-    """This process now. `added` is host memory that a fault pretends to hold.
-
-    One of a fleet shares its process with the others: what all of them use together is left out. What is resident stays, as a
-    fault shows in it.
-    """
-    found = ProcessFigures(python=PYTHON, collections=gc.get_stats())
-    try:
-        fields = (proc / "self" / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-        ticks = os.sysconf("SC_CLK_TCK")
-        found = found._replace(
-            resident=int(fields[RESIDENT]) * os.sysconf("SC_PAGE_SIZE") + added,
-            start_time=_booted(proc) + int(fields[STARTED]) / ticks,
-        )
-        if is_alone:
-            found = found._replace(
-                virtual=int(fields[VIRTUAL]),
-                cpu_seconds=(int(fields[USER]) + int(fields[SYSTEM])) / ticks,
-                open_fds=sum(1 for _ in (proc / "self" / "fd").iterdir()),
-                max_fds=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-            )
-    except (OSError, ValueError, IndexError):
-        pass
-    return found
-
-
-def _booted(proc: Path) -> float:
-    with (proc / "stat").open(encoding="ascii", errors="replace") as lines:
-        for line in lines:
-            if line.startswith("btime "):
-                return float(line.split()[1])
-    raise ValueError("no btime")
-
-
-KIND = b"text/plain; version=1.0.0; charset=utf-8"
 OLD_KIND = b"text/plain; version=0.0.4; charset=utf-8"
 CUT_AT = 0.6  # of the page
 HUGE_PIECE = 64 * 1024
 LIES = ("NaN", "+Inf", "-1.0", "-Inf", "1e+308")
 MISSING = ("vllm:num_requests_running", "vllm:kv_cache_usage_perc")
+# Requests for these leave no trace on the page; a path that has one of them anywhere in it does not either.
+NOT_COUNTED = ("/metrics", "/health", "/load", "/ping", "/version", "/server_info")
+FINE_EDGES = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 7.5, 10.0, 30.0, 60.0,
+)  # fmt: skip
+_SIZE = "Content length of {} by handler. Only value of header is respected. Otherwise ignored. No percentile calculated. "
+_FINE = "Latency with many buckets but no API specific labels. Made for more accurate percentile calculations. "
+_COARSE = "Latency with only few buckets by handler. Made to be only used if aggregation by handler is important. "
+
+
+class HttpFigures:
+    """The requests that a server has answered, told apart as the library does that vLLM counts them with."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        said = "Total number of requests by method, status and handler."
+        by = ("method", "status", "handler")
+        self._requests = Counter("http_requests_total", said, by, registry=registry)
+        self._sizes = [
+            Summary(f"http_{name}_size_bytes", _SIZE.format(what), ("handler",), registry=registry)
+            for name, what in (("request", "incoming requests"), ("response", "outgoing responses"))
+        ]
+        self._fine = Histogram("http_request_duration_highr_seconds", _FINE, buckets=FINE_EDGES, registry=registry)
+        self._coarse = Histogram(
+            "http_request_duration_seconds", _COARSE, ("method", "handler"), buckets=(0.1, 0.5, 1), registry=registry
+        )
+
+    def observe(self, handler: str, method: str, status: int, *, seconds: float, sizes: tuple[int, int]) -> None:
+        """One answered request: `seconds` until its last byte was sent, and the lengths that its headers name."""
+        self._requests.labels(method, f"{str(status)[0]}xx", handler).inc()
+        for summary, size in zip(self._sizes, sizes, strict=True):
+            summary.labels(handler).observe(size)
+        self._fine.observe(seconds)
+        self._coarse.labels(method, handler).observe(seconds)
+
+
+class Counting:
+    """The layer that counts answers; `paths` are the server's own, every other one counts as none."""
+
+    def __init__(self, app: ASGIApp, http: HttpFigures, paths: Collection[str]) -> None:
+        self.app = app
+        self._http = http
+        self._paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        path = path_of(scope["path"], scope.get("root_path", "")) if scope["type"] == "http" else "/metrics"
+        if any(part in path for part in NOT_COUNTED):
+            return await self.app(scope, receive, send)
+        began, status, size = time.monotonic(), 500, 0
+
+        async def sizing(message: Message) -> None:
+            nonlocal status, size
+            if message["type"] == "http.response.start":
+                status, size = message["status"], _length(message["headers"])
+            await send(message)
+
+        try:
+            await self.app(scope, receive, sizing)
+        finally:
+            handler = path if path in self._paths and status != 405 else "none"
+            sizes = (_length(scope["headers"]), size)
+            self._http.observe(handler, scope["method"], status, seconds=time.monotonic() - began, sizes=sizes)
+        return None
+
+
+def _length(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    said = next((bytes(value) for name, value in headers if name == b"content-length"), b"")
+    return int(said) if said.isdigit() else 0
+
+
+class ServerProcess(ProcessCollector):
+    """The process of this server. One of a fleet shares it with the others: what all of them use together is left out."""
+
+    def __init__(self, added: Callable[[], int], *, is_alone: bool, registry: CollectorRegistry) -> None:
+        """`added`: host memory that a fault pretends to hold."""
+        self._added = added
+        self._is_alone = is_alone
+        super().__init__(registry=registry)
+
+    def collect(self) -> Iterable[Metric]:
+        """The figures now; where the kernel tells nothing of a process (no /proc) there are none."""
+        for metric in super().collect():
+            if metric.name == "process_resident_memory_bytes":
+                metric.samples = [sample._replace(value=sample.value + self._added()) for sample in metric.samples]
+            elif not self._is_alone and metric.name != "process_start_time_seconds":
+                continue
+            yield metric
 
 
 class Metrics:
     """The page of one server."""
 
     def __init__(
-        self, service: Service, more: Callable[[], bytes] | None = None, *, has_stats: bool = True, is_alone: bool = True
+        self, service: Service, more: CollectorRegistry | None = None, *, has_stats: bool = True, is_alone: bool = True
     ) -> None:
         """`more` is what stands behind vLLM's own: the gate's. Without `has_stats` the engine tells nothing of itself.
 
         `is_alone`: no other server is in this process.
         """
         config = service.engine.config
-        now = time.time()
-        self.http = HttpFigures(now)
         self._service = service
-        self._more = more
-        self._has_stats = has_stats
-        self._page = Page(config.release, service.names[0], cache_labels=config.cache_labels, created=now)
+        self._process, http = CollectorRegistry(), CollectorRegistry()
+        GCCollector(self._process)
+        PlatformCollector(self._process)
+        first = self._host_resident()
+        ServerProcess(lambda: self._host_resident() - first, is_alone=is_alone, registry=self._process)
+        self.http = HttpFigures(http)
+        self._behind = [http] if more is None else [http, more]
+        self._page = (
+            Page(config.release, service.names[0], cache_labels=config.cache_labels, created=time.time()) if has_stats else None
+        )
         self._frozen: bytes | None = None
-        self._is_alone = is_alone
-        self._first_resident = self._host_resident()
-
-    def text(self) -> bytes:
-        """The page now."""
-        if self._has_stats:
-            body = self._page.text(self._service.engine.figures, self.http, self._process()).encode()
-        else:
-            body = (process_text(self._process()) + http_text(self.http)).encode()
-        return body if self._more is None else body + self._more()
-
-    def _process(self) -> ProcessFigures:
-        return process_figures(self._host_resident() - self._first_resident, is_alone=self._is_alone)
 
     def _host_resident(self) -> int:
         return int(self._service.engine.memory.figures()["host_memory"]["resident"] or 0)
 
-    async def answer(self, receive: Receive, send: Send, method: str = "GET") -> int:
-        """Send the page, changed by the active faults; returns its bytes."""
-        if method != "GET":
-            return await self._by_the_mount(send, method)
+    def text(self) -> bytes:
+        """The page now."""
+        page = b"" if self._page is None else self._page.text(self._service.engine.figures).encode()
+        return b"".join((generate_latest(self._process), page, *map(generate_latest, self._behind)))
+
+    async def answer(self, _request: Request) -> Response:
+        """The page, changed by the active faults."""
         faults, now_ns = self._service.engine.faults, self._service.driver.now_ns()
-        if not faults.all:
-            body = self.text()
-        elif (huge := faults.active("huge-page", now_ns)) is not None:
-            return await self._flood(receive, send, int(huge.value))
-        else:
-            body = self._faulty(now_ns)
-        await send_bytes(send, 200, body, KIND)
-        return len(body)
-
-    async def _by_the_mount(self, send: Send, method: str) -> int:
-        """What vLLM has mounted behind its own route for the page answers every other method, with an older kind of text."""
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", OLD_KIND), VARY]})
-        await send({"type": "http.response.body", "body": b"" if method == "HEAD" else self.text()})
-        return 0
-
-    def _faulty(self, now_ns: int) -> bytes:
-        faults = self._service.engine.faults
-        if faults.active("frozen-gauges", now_ns) is not None:
-            self._frozen = self._frozen or self.text()
-        else:
-            self._frozen = None
+        headers = {"content-type": CONTENT_TYPE_LATEST}
+        if (huge := faults.active("huge-page", now_ns)) is not None:
+            return StreamingResponse(_flood(self.text(), int(huge.value)), headers=headers)
+        is_frozen = faults.active("frozen-gauges", now_ns) is not None
+        self._frozen = (self._frozen or self.text()) if is_frozen else None
         body = self._frozen or self.text()
         if faults.active("lying-page", now_ns) is not None:
             body = lie(body)
         if faults.active("cut-page", now_ns) is not None:
             body = cut(body)
-        return body
+        return Response(body, headers=headers)
 
-    async def _flood(self, receive: Receive, send: Send, size: int) -> int:
-        """A page that goes on and on; never more than a piece of it is in memory, and nobody else waits for its end."""
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", KIND), VARY]})
-        sent = 0
-        async with listening(receive) as client:
-            client.begin()
-            for piece in _pieces(self.text(), size):
-                await send(part(piece))
-                sent += len(piece)
-                await asyncio.sleep(0)  # whoever has left takes everything at once
-                if client.is_gone:
-                    return sent
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-        return sent
+    async def answer_mounted(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        """What vLLM has mounted behind its own route for the page answers every other method, with an older kind of text."""
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", OLD_KIND)]})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else self.text()})
 
 
-def _pieces(first: bytes, size: int) -> Iterator[bytes]:
+async def _flood(first: bytes, size: int) -> AsyncIterator[bytes]:
+    """A page that goes on and on; never more than a piece of it is in memory, and nobody else waits for its end."""
     yield first[:size]
     sent, number = len(first), 0
     while sent < size:
@@ -243,6 +186,7 @@ def _pieces(first: bytes, size: int) -> Iterator[bytes]:
             number += 1
         yield b"".join(lines)[: size - sent]
         sent += length
+        await asyncio.sleep(0)  # whoever has left takes everything at once
 
 
 def cut(body: bytes) -> bytes:

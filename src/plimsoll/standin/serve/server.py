@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import gc
 import importlib
-import inspect
 import logging
 import os
 import resource
@@ -15,39 +13,39 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from email.utils import formatdate
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import uvicorn
-from uvicorn.lifespan.on import LifespanOn
-from uvicorn.server import ServerState
+import uvloop
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp
+from uvicorn.logging import AccessFormatter
 
 from plimsoll.errors import BadInput, PlimsollError
 from plimsoll.inside import places
-from plimsoll.inside.answers import App
 from plimsoll.inside.gate import Gate
 from plimsoll.inside.settings import Settings
 from plimsoll.simulate.compiled import telling
 from plimsoll.standin import launch_log
-from plimsoll.standin.config import Launchable
+from plimsoll.standin.config import Launchable, Options
 from plimsoll.standin.engine import Engine
 from plimsoll.standin.faults import NS, Fault
 from plimsoll.standin.launch_log import Line, Pids, start_lines, written
 from plimsoll.standin.request import RequestSpec
-from plimsoll.standin.serve.api import Api, Authentication, Front
-from plimsoll.standin.serve.fields import Options
+from plimsoll.standin.serve.api import make_app
 from plimsoll.standin.serve.metrics import Metrics
 from plimsoll.standin.serve.service import ClientView, Driver, Service, one_token
 from plimsoll.standin.start_failures import failed_lines, want_of_memory
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 5  # VLLM_HTTP_TIMEOUT_KEEP_ALIVE
-LAST_ANSWERS_S = 3.0  # that clients have to take what is left for them
-LAST_WORDS_S = 0.5  # that whoever answers has to see that nobody is there any more
+LAST_ANSWERS_S = 3  # that clients have to take what is left for them
+LAST_WORDS_S = 1  # that whoever answers has to see that nobody is there any more
 
 
 class PortTaken(PlimsollError):
@@ -75,18 +73,10 @@ class Port:
             self._socket.close()
             raise PortTaken(f"{host or '*'}:{port}: {error.strerror or error}") from None
         self.number: int = self._socket.getsockname()[1]
-        self._state = ServerState()
-        self._config: uvicorn.Config | None = None
-        self._life: LifespanOn | None = None
-        self._server: asyncio.Server | None = None
+        self.server: uvicorn.Server | None = None
 
-    @property
-    def is_open(self) -> bool:
-        """Whether clients are let in."""
-        return self._server is not None
-
-    async def open(self, app: App, *, root_path: str = "", has_access_log: bool = False) -> None:
-        """Let clients in."""
+    async def open(self, app: ASGIApp, *, root_path: str = "", has_access_log: bool = False) -> None:
+        """Let clients in. uvicorn's own loop would look ten times a second for each of a fleet, and take the signals."""
         config = uvicorn.Config(
             app,
             ws="none",
@@ -95,52 +85,34 @@ class Port:
             access_log=has_access_log,
             root_path=root_path,
             timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=LAST_ANSWERS_S + LAST_WORDS_S,
             backlog=BACKLOG,
         )
         config.load()
-        self._config = config
-        self.date()
-        self._life = LifespanOn(config)
-        await self._life.startup()
-        if self._life.should_exit:
-            raise StartFailed("a --middleware failed in its lifespan.startup; the lines above say how")
-        loop = asyncio.get_running_loop()
-        made: Any = config.http_protocol_class  # the base class that it is declared as takes no arguments
-        protocol = functools.partial(made, config=config, server_state=self._state, app_state=self._life.state, _loop=loop)
-        self._server = await loop.create_server(protocol, sock=self._socket, backlog=BACKLOG)
-
-    def date(self) -> None:
-        """Bring the date in the answers' headers up to now; due once a second."""
-        if self._config is not None:
-            self._state.default_headers = [
-                (b"date", formatdate(time.time(), usegmt=True).encode()),
-                *self._config.encoded_headers,
-            ]
+        server = uvicorn.Server(config)
+        server.lifespan = config.lifespan_class(config)
+        await server.on_tick(0)
+        try:
+            await server.startup(sockets=[self._socket])
+        except SystemExit:
+            raise StartFailed("a --middleware failed in its lifespan.startup; the lines above say how") from None
+        self.server = server
 
     async def close(self) -> None:
-        """Let nobody in any more, and leave when the last answer is sent."""
-        if self._server is None:
+        """Let nobody in any more, and leave when the last answer is sent; who does not take it is cut off."""
+        if self.server is None:
             self._socket.close()
             return
-        self._server.close()
-        for connection in list(self._state.connections):
-            connection.shutdown()
-        if not await self._is_quiet_within(LAST_ANSWERS_S):
-            for connection in list(self._state.connections):
-                connection.transport.abort()
-            if not await self._is_quiet_within(LAST_WORDS_S):
-                for task in list(self._state.tasks):
-                    task.cancel()
-        if self._life is not None:
-            await self._life.shutdown()
-        self._server = None
+        connections = self.server.server_state.connections
 
-    async def _is_quiet_within(self, seconds: float) -> bool:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while self._state.connections or self._state.tasks:
-                    await asyncio.sleep(0.01)
-        return not (self._state.connections or self._state.tasks)
+        def abort() -> None:
+            for connection in list(connections):
+                connection.transport.abort()
+
+        cut_off = asyncio.get_running_loop().call_later(LAST_ANSWERS_S, abort)
+        await self.server.shutdown(sockets=[self._socket])
+        cut_off.cancel()
+        self.server = None
 
 
 async def keep_dates(ports: Iterable[Port]) -> None:
@@ -148,23 +120,17 @@ async def keep_dates(ports: Iterable[Port]) -> None:
     while True:
         await asyncio.sleep(1.0)
         for port in ports:
-            port.date()
+            if port.server is not None:
+                await port.server.on_tick(0)
 
 
-def allow_many_sockets() -> None:
-    """Raise the limit of open files as far as this user may, as vLLM does."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-# Puts one server together: its routes, vLLM's own layers around them, and the middlewares that it was told to have.
+# Puts one server together: its app, and the middlewares that it was told to have.
 
 
 class AssembledServer(NamedTuple):
     """A server that is ready to be put behind a port."""
 
-    app: App
+    app: Starlette
     service: Service
     client: ClientView
 
@@ -185,45 +151,32 @@ def assemble(
     """
     service = Service(engine, driver, options)
     client = ClientView(service, has_probe=has_probe)
-    classes = [_named(path) for path in options.middleware]
-    registry, more = _registry() if Gate in classes else (None, None)
-    app: App = Authentication(Api(service, Metrics(service, more, has_stats=has_stats, is_alone=is_alone)), options.api_keys)
+    registry = CollectorRegistry()  # the gate's
+
+    def layer(app: Any, path: str) -> Any:
+        """The middleware of this name around an app."""
+        module, _, name = path.rpartition(".")
+        try:
+            middleware: Any = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise BadInput(f"--middleware {path}: {error}") from None
+        if not isinstance(middleware, type):
+            raise BadInput(f"--middleware {path}: a class that takes an ASGI app is expected")
+        if middleware is Gate:
+            return Gate(app, settings, client.alone(registry), one_token)
+        try:
+            return middleware(app)
+        except Exception as error:  # somebody else's code
+            says = " ".join(f"{type(error).__name__}: {error}".split())
+            raise StartFailed(f"--middleware {path}: {says}") from error
+
     # The last one named stands outermost, as in vLLM.
-    for path, one in zip(options.middleware, classes, strict=True):
-        app = Gate(app, settings, client.alone(registry), one_token) if one is Gate else _around(path, one, app)
-    args = SimpleNamespace(max_num_queued_reqs=options.max_num_queued_reqs, max_num_queued_tokens=options.max_num_queued_tokens)
-    return AssembledServer(Front(app, service, SimpleNamespace(engine_client=client, args=args)), service, client)
-
-
-def _around(path: str, middleware: Any, app: App) -> App:
-    try:
-        made: App = middleware(app)
-    except Exception as error:  # somebody else's code
-        says = " ".join(f"{type(error).__name__}: {error}".split())
-        raise StartFailed(f"--middleware {path}: {says}") from error
-    return made
-
-
-def _registry() -> tuple[Any, Callable[[], bytes]]:
-    try:
-        prometheus = importlib.import_module("prometheus_client")
-    except ImportError:
-        raise BadInput(
-            "--middleware plimsoll.inside.Gate: prometheus-client is not installed, and vLLM would bring it"
-        ) from None
-    registry = prometheus.CollectorRegistry()
-    return registry, lambda: bytes(prometheus.generate_latest(registry))
-
-
-def _named(path: str) -> Any:
-    module, _, name = path.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise BadInput(f"--middleware {path}: {error}") from None
-    if not inspect.isclass(found):
-        raise BadInput(f"--middleware {path}: a class that takes an ASGI app is expected")
-    return found
+    layers = [Middleware(layer, path) for path in reversed(options.middleware)]
+    app = make_app(service, Metrics(service, registry, has_stats=has_stats, is_alone=is_alone), layers)
+    app.state.engine_client = client
+    app.state.args = options
+    app.middleware_stack = app.build_middleware_stack()  # a middleware that cannot be made ends the start
+    return AssembledServer(app, service, client)
 
 
 # The life of one server: it starts, or fails to; serves; dies with its engine or is stopped; and what its log says of it.
@@ -401,48 +354,19 @@ class Life:
         )
 
 
-class AccessLines(logging.Handler):
-    """uvicorn's line for each answer, on stdout."""
-
-    def __init__(self, log: Log) -> None:
-        super().__init__()
-        self._log = log
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print one answer in uvicorn's words."""
-        if not isinstance(record.args, tuple) or len(record.args) != 5:
-            return
-        client, method, path, _, status = record.args
-        try:
-            from http import HTTPStatus
-
-            said = f"{status} {HTTPStatus(int(str(status))).phrase}"
-        except ValueError:
-            said = str(status)
-        self._log.say([launch_log.answer_line(str(client), str(method), str(path), said)])
-
-
 def serve(launches: Sequence[Launchable], *, speed: float = 1.0, faults: Sequence[Fault] = ()) -> int:
     """Serve until all have ended or a signal stops them; returns the exit code of the process."""
-    allow_many_sockets()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # as many sockets as this user may have, as vLLM does
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with telling(_say_compiling):
         _warm_up(launches[0])
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(launches, speed, _counted(faults, launches)))
 
 
 def _say_compiling() -> None:
     print("plimsoll: compiling the scheduler; this happens once and takes about 20 s", file=sys.stderr, flush=True)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The event loop that vLLM runs on, where it is installed."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
 
 
 async def _serve(launches: Sequence[Launchable], speed: float, faults: Sequence[Fault]) -> int:
@@ -461,7 +385,10 @@ async def _serve(launches: Sequence[Launchable], speed: float, faults: Sequence[
         print(f"plimsoll: {len(lives)} stand-ins on ports {first} to {last}", file=sys.stderr, flush=True)
     elif launches[0].log.shows_requests:
         answers = logging.getLogger("uvicorn.access")
-        answers.addHandler(AccessLines(lives[0].log))
+        line = launch_log.uvicorn('%(client_addr)s - "%(request_line)s" %(status_code)s')
+        handler = logging.StreamHandler(sys.stdout)
+        handler.setFormatter(AccessFormatter(written(line, "", lives[0].log.pids, launches[0].log.release), use_colors=False))
+        answers.addHandler(handler)
         answers.setLevel(logging.INFO)
         answers.propagate = False
     dates = loop.create_task(keep_dates([life.port for life in lives]))

@@ -18,15 +18,17 @@ from plimsoll.inside.engine_view import canary_fails
 from plimsoll.inside.listener import Listener
 from plimsoll.inside.pulse import Pulse
 from plimsoll.inside.recorder import ON_REQUEST, RECORDER, Seen, from_stats
+from plimsoll.standin.config import Options
 from plimsoll.standin.engine import Engine, EngineDead, Steps
 from plimsoll.standin.faults import NS
 from plimsoll.standin.request import Request, RequestSpec
-from plimsoll.standin.serve import fields
-from plimsoll.standin.serve.fields import Options
+from plimsoll.standin.serve.protocol import Refused, dead, plain
 
 LOG = logging.getLogger("vllm.standin")
 SHORTEST_PAUSE_S = 0.0005  # between two turns: with time scaled a thousandfold the loop has other things to do, too
 LONGEST_PAUSE_S = 3600.0
+QUEUE_FULL = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
+TOKENS_FULL = "The engine has reached its prefill token backlog limit. Please try again later or on a different instance."
 WOKEN_AT_ONCE = 64  # then whoever else waits has a turn: a step may wake a thousand streams, and somebody scrapes metrics
 
 
@@ -147,6 +149,22 @@ class Choice:
         self._service = service
 
     @property
+    def finish(self) -> str | None:
+        """Why it ended."""
+        return None if self.request is None else self.request.finish
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """The stop string or token that it ended at."""
+        return self.stop if self.finish == "stop" else None
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something that its client has not been told."""
+        request = self.request
+        return request is not None and not self.is_over and (request.produced > self.sent or request.finish is not None)
+
+    @property
     def is_prefilling(self) -> bool:
         """Whether it has no token yet."""
         return self.request is None or self.request.produced == 0
@@ -176,6 +194,11 @@ class Waiter:
             self._future.set_result(None)
         else:
             self._is_set = True
+
+    def leave(self) -> None:
+        """The client has gone."""
+        self.is_gone = True
+        self.wake()
 
     async def wait(self) -> None:
         """Wait until something is new since the last time."""
@@ -208,19 +231,19 @@ class Service:
         """404 for a model that it does not serve; no name is any."""
         if name and name not in self.names:
             message = f"The model `{name}` does not exist. Valid aliases: {', '.join(self.names)}."
-            raise fields.Refused(404, message, "NotFoundError", "model")
+            raise Refused(404, message, "NotFoundError", "model")
 
     def admit(self, count: int) -> None:
         """Refuse what must be refused before an answer begins: the engine is dead, or the queue is full."""
         if self.engine.is_dead:
-            raise fields.dead()
+            raise dead()
         limits, rejected = self.options, self.engine.figures.rejected
         if limits.max_num_queued_reqs is not None and len(self.states) + count > limits.max_num_queued_reqs:
             rejected["max_num_queued_reqs"] += 1
-            raise fields.plain(503, fields.QUEUE_FULL)
+            raise plain(503, QUEUE_FULL)
         if limits.max_num_queued_tokens is not None and self.queued_tokens() >= limits.max_num_queued_tokens:
             rejected["max_num_queued_tokens"] += 1
-            raise fields.plain(503, fields.TOKENS_FULL)
+            raise plain(503, TOKENS_FULL)
 
     def queued_tokens(self) -> int:
         """Prompt tokens of those that have answered nothing yet."""
@@ -235,7 +258,7 @@ class Service:
         try:
             choice.request = self.driver.submit(spec, choice.wake)
         except EngineDead:
-            raise fields.dead() from None
+            raise dead() from None
         self._handed_in += 1
         choice.key = f"{choice.name}-{self._handed_in:x}"
         self.states[choice.key] = choice
@@ -265,10 +288,6 @@ class Service:
         """Tell the engine's listener that it sleeps or wakes."""
         if self.on_sleep is not None:
             self.on_sleep(is_asleep, level)
-
-    def created(self) -> int:
-        """Now, as answers have it."""
-        return int(time.time())
 
 
 one_token = functools.partial(canary_fails, params=())  # the gate's own test; a stand-in needs no parameters of vLLM's
