@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SMALL := $(VENV)/.small
 
+# What one process has compiled, the hundreds that the tests start need not compile again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test check format bench real soak clean help
 
 help:            ## this list
@@ -34,7 +37,8 @@ real: $(READY)   ## against the real vLLM (CPU build); installs it into your cac
 	$(BIN)/python -m lab.engine.install
 	$(BIN)/python -m pytest -m "real and not soak" -n 2 --dist loadgroup --durations=25 tests/real
 
-soak: $(READY)   ## the long versions of `make real`; output is kept under lab/results/
+soak: $(READY)   ## every random input of `make test`, then the long versions of `make real`; output is kept under lab/results/
+	PLIMSOLL_SOAK=1 $(BIN)/python -m pytest -n auto -m "not real and not soak" --ignore=tests/real
 	$(BIN)/python -m lab.engine.install
 	@mkdir -p lab/results
 	@bash -o pipefail -c '$(BIN)/python -m pytest -m "real or soak" --timeout=7200 --durations=20 2>&1 | tee "lab/results/soak-$$(date -u +%Y%m%dT%H%M%SZ).log"'

@@ -1,16 +1,23 @@
-"""For every test: wild inputs have no deadline, since a busy machine is no mistake of ours; what was measured is printed."""
+"""For every test: how many wild inputs are tried; what was measured is printed."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+
+from tests.each import SOAK
 
 SECOND_TRIES = 3  # where more fail, it is not the machine
 
-settings.register_profile("plimsoll", deadline=None)
-settings.load_profile("plimsoll")
+# `make test` tries a few inputs, always the same; `make soak` many, and new ones. Neither has a deadline: machines are busy.
+_PATIENT: dict[str, Any] = {
+    "deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+}  # fmt: skip
+settings.register_profile("fast", max_examples=30, derandomize=True, **_PATIENT)
+settings.register_profile("soak", max_examples=500, **_PATIENT)
+settings.load_profile("soak" if SOAK else "fast")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -1,10 +1,13 @@
-"""Many values in one test: as a case of its own each would cost more than what is asked of it."""
+"""Many values in one test, and how many of them."""
 
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
+
+SOAK = bool(os.environ.get("PLIMSOLL_SOAK"))  # `make soak`: all of what `make test` tries a few of
 
 Test = Callable[..., None]
 
@@ -40,3 +43,8 @@ def each(names: str | tuple[str, ...], values: Iterable[Any], ids: Callable[[Any
         return run
 
     return decorate
+
+
+def times(few: int, many: int) -> int:
+    """How often something random is tried: `few` in `make test`, `many` in `make soak`."""
+    return many if SOAK else few

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.redaction import HIDDEN, MOST_LINES, hide_homes, hide_user_text, hide_user_text_lines
@@ -67,7 +67,6 @@ PHRASES = (
 
 
 @pytest.mark.parametrize("number", range(len(REPRS)))
-@settings(deadline=None)
 @given(text=texts)
 def test_a_quoted_text_is_hidden(number: int, text: str) -> None:
     """Whatever a user's text is made of, nothing of it is left, and the next record stands."""
@@ -77,7 +76,6 @@ def test_a_quoted_text_is_hidden(number: int, text: str) -> None:
     assert hide_user_text(shown) == shown
 
 
-@settings(max_examples=500, deadline=None)
 @given(
     phrase=st.sampled_from(PHRASES),
     prefix=st.sampled_from([PREFIX, OLD, "2026-11-15T09:00:00+01:00 stdout F " + PREFIX, "\x1b[36m" + PREFIX]),
@@ -98,7 +96,6 @@ def test_a_text_over_several_lines_is_hidden_to_the_end_of_its_record(
 
 
 @pytest.mark.parametrize("opening", ["prompt='§', n=1", 'prompt: "§", n=1', "messages=[{'content': '§'}], n=1"])
-@settings(deadline=None)
 @given(text=st.text("QZ \n.", min_size=1, max_size=60))
 def test_a_quote_over_several_lines_is_hidden_up_to_its_end(opening: str, text: str) -> None:
     """What stands behind the closing quote stays."""
@@ -199,7 +196,6 @@ fragments = st.sampled_from([
 ])  # fmt: skip
 
 
-@settings(max_examples=500, deadline=None)
 @given(pieces=st.lists(fragments, max_size=40))
 def test_hiding_twice_changes_nothing_more(pieces: list[str]) -> None:
     """Any mixture of what the rules look at is stable after one pass, and keeps its number of lines."""

@@ -6,7 +6,7 @@ import json
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.doctor.rules.diagnose import Diagnosis, diagnose
@@ -121,14 +121,12 @@ def answered(data: bytes, exit_code: int | None = None) -> Diagnosis | None:
     return found
 
 
-@settings(max_examples=250, deadline=2_000, suppress_health_check=[HealthCheck.too_slow])
 @given(texts, st.one_of(st.none(), st.integers(-70_000, 70_000)))
 def test_lines_made_of_telling_words_are_answered(data: bytes, exit_code: int | None) -> None:
     """Any order and mixture of the words it knows, with any prefix: an answer, in time."""
     answered(data, exit_code)
 
 
-@settings(max_examples=150, deadline=2_000, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(CAPTURES), st.data())
 def test_a_real_log_with_bytes_thrown_in_is_answered(capture: bytes, data: st.DataObject) -> None:
     """Random bytes anywhere in a piece of a real log."""

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
@@ -252,7 +252,6 @@ VALUES = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(KEYS), VALUES), max_size=8))
 def test_no_text_is_more_than_a_refusal(rows: list[tuple[object, str]]) -> None:
     """Whatever stands under whichever key, the answer is a configuration or one line that names the file and the line."""
@@ -273,7 +272,6 @@ def test_no_text_is_more_than_a_refusal(rows: list[tuple[object, str]]) -> None:
     assert not said or (said.startswith("/etc/p/p.toml, line ") and "\n" not in said), said
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text(alphabet=st.sampled_from("[]=.#\"'\n abcgkowl_act0159{},~"), max_size=120))
 def test_no_letters_are_more_than_a_refusal(text: str) -> None:
     """The same for any letters at all below the headers."""

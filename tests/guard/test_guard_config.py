@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.cli.guard import read_options
@@ -303,7 +303,6 @@ def test_addresses_to_listen_on() -> None:
     ]  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text(alphabet=st.sampled_from("[]=.#\"'\n abcengiurl_policy0159{},"), max_size=200))
 def test_no_text_is_more_than_a_refusal(text: str) -> None:
     """Whatever stands in the file, the answer is a configuration or one line that names the file."""

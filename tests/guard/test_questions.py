@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.guard.judge.judge import Judge
@@ -95,7 +95,6 @@ def test_our_own_test_request_is_no_work_and_no_idleness() -> None:
     assert found[-1][0] <= 240
 
 
-@settings(max_examples=60, deadline=None)
 @given(lost=st.sets(st.integers(0, 119)), is_asked=st.booleans())
 def test_a_paused_engine_is_never_stuck_or_saturated_whatever_is_lost(lost: set[int], is_asked: bool) -> None:
     """Where the answer whether it is paused was lost, it may be paused: nothing is done about it."""

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.guard.drops import LOST, Drops, thinned
@@ -65,7 +65,6 @@ def acts_at(looks: Iterable[Look]) -> float:
 
 
 @pytest.mark.parametrize("name", [kind.name for kind in KINDS])
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(drops=DROPS)
 def test_losing_data_does_not_make_a_healthy_engine_sick(name: str, drops: Drops) -> None:
     """Whatever is lost, nothing is done about a healthy engine."""
@@ -73,7 +72,6 @@ def test_losing_data_does_not_make_a_healthy_engine_sick(name: str, drops: Drops
 
 
 @pytest.mark.parametrize("name", SICK)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(drops=DROPS, seed=st.integers(1, 4))
 def test_losing_data_never_makes_it_act_sooner(name: str, drops: Drops, seed: int) -> None:
     """With a part of the data, an action-grade condition holds at the same look as with all of them, or later, or never.
@@ -92,7 +90,6 @@ def busy() -> tuple[Look, ...]:
     return tuple(watched.looks(1_900.0, scene.load))
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(drops=DROPS, from_look=st.integers(0, 200), is_lying=st.booleans())
 def test_what_rests_on_missing_data_says_unknown(drops: Drops, from_look: int, is_lying: bool) -> None:
     """At every look, a condition whose figures are missing, or cannot be, is unknown: neither held nor denied."""

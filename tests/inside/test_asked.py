@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as how
 from hypothesis import strategies as st
 
 from plimsoll.inside.answers import BadAsk, fields_of, number, switch, whole
@@ -52,7 +51,6 @@ wild_values = st.one_of(
 )
 
 
-@how(deadline=None)
 @given(value=wild_values)
 def test_a_number_is_within_its_bounds_or_refused(value: Any) -> None:
     """Whatever is handed in, what comes out is the default or a number from low to high; nothing else is raised."""
@@ -65,7 +63,6 @@ def test_a_number_is_within_its_bounds_or_refused(value: Any) -> None:
         assert type(found) is float
 
 
-@how(deadline=None)
 @given(value=wild_values)
 def test_a_whole_number_is_within_its_bounds_or_refused(value: Any) -> None:
     """No fraction, no truth value, no text."""
@@ -96,7 +93,6 @@ def test_a_switch_is_true_or_false(value: Any) -> None:
     assert not switch({}, "x")
 
 
-@how(deadline=None)
 @given(
     body=st.binary(max_size=200)
     | st.recursive(st.none() | st.integers(), st.lists, max_leaves=5).map(lambda v: json.dumps(v).encode())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from hypothesis import given
-from hypothesis import settings as how
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -87,7 +86,6 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = how(deadline=None, max_examples=60)
 
 
 def test_phases_follow_each_other() -> None:
@@ -126,7 +124,6 @@ def test_a_renewal_with_longer_bounds_does_not_take_phase_two_back() -> None:
         assert renewed.phase(110.0, admitted) == REFUSING
 
 
-@how(deadline=None)
 @given(current=st.integers(1, 100), asked=st.integers(0, 99))
 def test_an_older_epoch_changes_nothing(current: int, asked: int) -> None:
     """Whoever was replaced is told by whom."""

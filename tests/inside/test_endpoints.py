@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as how
 from hypothesis import strategies as st
 
 from plimsoll.inside import endpoints
@@ -125,7 +124,6 @@ def test_a_bad_body_is_refused_in_one_line_and_drains_nothing(tmp_path: Path, bo
     assert core.phase() == "serving"
 
 
-@how(deadline=None, max_examples=150)
 @given(name=st.sampled_from([e.path.removeprefix("/plimsoll/") for e in GUARDED]), body=st.binary(max_size=60))
 def test_no_body_makes_an_endpoint_fail(name: str, body: bytes) -> None:
     """Whatever the bytes: an answer, never a mistake of ours."""

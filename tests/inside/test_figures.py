@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.inside.figures import FILE_MAX_BYTES, GROUPS, SCHEMA, empty_figures, read_figures, remove_dead, write_figures
@@ -146,7 +146,6 @@ _JSON = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(changes=st.dictionaries(st.sampled_from(sorted(empty_figures())), _JSON, max_size=6))
 def test_wild_values_never_reach_a_reader(changes: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
     """Whatever a file says, every key is there, groups are tables of plain values or None, and nothing is raised."""

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as how
 from hypothesis import strategies as st
 
 from plimsoll.inside.answers import App, Message, Receive, Scope, Send
@@ -87,7 +86,6 @@ async def one(gate: App, kind: str, turns: int, check: Callable[[], None]) -> No
         await gate(scope, receive, send)
 
 
-@how(deadline=None, max_examples=60)
 @given(plan=st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 6), st.integers(0, 6)), max_size=25))
 def test_the_count_is_exact_in_any_interleaving(plan: list[tuple[str, int, int]]) -> None:
     """Answers, streams, exceptions, cancellations, disconnects, websockets: at every moment those inside, 0 at the end."""

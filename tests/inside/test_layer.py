@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as how
 from hypothesis import strategies as st
 
 from plimsoll.inside.answers import App, Message, Receive, Scope, Send, error, send_answer
@@ -156,7 +155,6 @@ PARTS = [
 ]
 
 
-@how(deadline=None)
 @given(
     parts=st.lists(st.sampled_from(PARTS), max_size=6),
     separators=st.sampled_from([(",", ":"), (", ", ": "), (" ,\n ", " :  ")]),

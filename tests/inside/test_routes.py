@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as how
 from hypothesis import strategies as st
 
 from plimsoll.inside.answers import ASIDE, FOLLOW_UP, WORK, path_of, route_of
@@ -66,7 +65,6 @@ def test_every_look_passes() -> None:
     assert route_of("http", "DELETE", "/v1/responses/resp_1") == FOLLOW_UP
 
 
-@how(deadline=None)
 @given(path=st.text(max_size=30).map(lambda text: f"/{text}"), method=st.sampled_from(["POST", "PUT", "PATCH", "BREW"]))
 def test_what_is_not_known_is_work(path: str, method: str) -> None:
     """A drain lets nothing pass that nobody thought about."""

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as how
 from hypothesis import strategies as st
 
 from plimsoll.inside.faults import FAULTS
@@ -38,7 +37,6 @@ def test_unset_is_the_default() -> None:
     assert (found.token, found.listen, found.record_folder, found.probe_as_plugin) == ("", "", "", False)
 
 
-@how(deadline=None)
 @given(name=st.sampled_from(sorted(NUMBERS)), text=texts)
 def test_any_text_gives_a_value_within_its_bounds(name: str, text: str) -> None:
     """The number that was written, or the default."""

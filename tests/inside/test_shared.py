@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from hypothesis import given
-from hypothesis import settings as how
 from hypothesis import strategies as st
 
 from plimsoll.inside.drain import Drain
@@ -74,7 +73,6 @@ def test_the_largest_epoch_wins_a_race(tmp_path: Path) -> None:
 numbers = st.floats(0, 1e6)
 
 
-@how(deadline=None)
 @given(
     drain=st.builds(
         Drain, st.integers(0, 2**62), st.floats(1, 1e6), numbers, numbers, numbers, st.booleans(), st.integers(0, 3600)

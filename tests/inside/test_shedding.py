@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from hypothesis import given
-from hypothesis import settings as how
 from hypothesis import strategies as st
 
 from plimsoll.inside.drain import LONGEST_RETRY_S, PRIORITIES, Queue, bound_for, expected_wait, retry_after
@@ -38,7 +37,6 @@ def test_what_is_missing_makes_the_wait_unknown() -> None:
     assert expected_wait(KNOWN._replace(waiting=0, coming=1, places=None)).seconds is None
 
 
-@how(deadline=None)
 @given(queue=queues)
 def test_an_idle_server_makes_nobody_wait(queue: Queue) -> None:
     """Nothing waits and there is a place for all that come: the wait is 0, whatever else is believed."""
@@ -46,7 +44,6 @@ def test_an_idle_server_makes_nobody_wait(queue: Queue) -> None:
     assert expected_wait(free).seconds == 0.0
 
 
-@how(deadline=None)
 @given(queue=queues)
 def test_unknown_is_none_and_a_number_is_a_time(queue: Queue) -> None:
     """Never negative, never without a word why."""
@@ -57,7 +54,6 @@ def test_unknown_is_none_and_a_number_is_a_time(queue: Queue) -> None:
         assert wait.seconds in (None, 0.0)
 
 
-@how(deadline=None)
 @given(queue=queues, more_waiting=st.integers(0, 100), more_tokens=some, more_coming=st.integers(0, 100))
 def test_more_ahead_never_shortens_the_wait(queue: Queue, more_waiting: int, more_tokens: float, more_coming: int) -> None:
     """With the same rate and the same items, a longer queue waits at least as long."""
@@ -72,7 +68,6 @@ def test_more_ahead_never_shortens_the_wait(queue: Queue, more_waiting: int, mor
         assert after >= before * (1 - 1e-9)
 
 
-@how(deadline=None)
 @given(wait_s=st.floats(0, 1e12), bound_s=st.floats(0, 1e6))
 def test_come_again_after_a_second_to_two_minutes(wait_s: float, bound_s: float) -> None:
     """Whole seconds, never 0, never so far that a client gives up for good."""
@@ -82,7 +77,6 @@ def test_come_again_after_a_second_to_two_minutes(wait_s: float, bound_s: float)
     assert found >= min(wait_s - bound_s, LONGEST_RETRY_S)
 
 
-@how(deadline=None)
 @given(word=st.binary(max_size=20))
 def test_an_unknown_priority_is_normal(word: bytes) -> None:
     """No word a client makes up helps it."""

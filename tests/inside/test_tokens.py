@@ -6,7 +6,6 @@ import os
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as how
 from hypothesis import strategies as st
 
 from plimsoll.inside.answers import ALLOWED, DENIED, OFF, Tokens
@@ -15,7 +14,6 @@ TOKEN = "correct-horse-battery"
 RIGHT = (b"authorization", b"Bearer correct-horse-battery")
 
 
-@how(deadline=None)
 @given(
     headers=st.lists(
         st.tuples(st.sampled_from([b"authorization", b"Authorization", b"x-forwarded-for"]), st.binary()), max_size=3
@@ -57,7 +55,6 @@ def test_the_right_one_is_allowed(name: bytes, scheme: bytes) -> None:
     assert Tokens(TOKEN).judge([(b"host", b"x"), (name, scheme + b" " + TOKEN.encode())]) == ALLOWED
 
 
-@how(deadline=None)
 @given(shown=st.binary(max_size=40))
 def test_only_the_token_itself_opens(shown: bytes) -> None:
     """No other bytes do."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from hypothesis import given
-from hypothesis import settings as how
 from hypothesis import strategies as st
 
 from plimsoll.inside.tick import LONGEST_STEPS, Progress, is_suspect
@@ -40,7 +39,6 @@ def test_an_engine_that_never_stepped_is_judged_from_its_first_work() -> None:
 times = st.floats(0, 1e6)
 
 
-@how(deadline=None)
 @given(work_since=times, last=st.none() | times, longest=st.floats(0, 1e4), bound=st.floats(0.5, 1e4), now=times)
 def test_a_recent_step_always_clears(work_since: float, last: float | None, longest: float, bound: float, now: float) -> None:
     """Suspect means silent for longer than both the bound and three longest steps."""

@@ -7,7 +7,7 @@ import json
 from typing import NoReturn
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import TooLarge
@@ -203,7 +203,6 @@ def _flag_words(draw: st.DrawFn) -> list[str]:
 
 
 @given(st.lists(_flag_words(), max_size=4), st.booleans())
-@settings(max_examples=400, deadline=None)
 def test_argparse_agrees(groups: list[list[str]], model_first: bool) -> None:
     """Random command lines are taken, refused and read as Python's argparse reads them with the same flags."""
     words = [*(["the-model"] if model_first else []), *(w for group in groups for w in group)]

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput, TooLarge
@@ -312,7 +312,6 @@ PIECES = (
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.sampled_from(HEADS.split("|")),
     st.lists(st.sampled_from(PIECES.split("|")) | st.text(max_size=4), max_size=40),

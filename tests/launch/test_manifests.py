@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput, TooLarge
@@ -165,7 +165,6 @@ KEYS = (
 LEAVES = "vllm/vllm-openai|vllm serve m|$(A)|${A:-|${B:-c}|'|sh|-c|A|~|1"
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.recursive(
         st.sampled_from(LEAVES.split("|")),

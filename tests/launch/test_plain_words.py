@@ -5,14 +5,13 @@ from __future__ import annotations
 import shlex
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
 from plimsoll.launch.interpolate import plain_words
 
 
-@settings(max_examples=500, deadline=None)
 @given(st.text(alphabet=st.sampled_from("ab \t\n'\"\\$#=é"), max_size=20))
 def test_words_are_those_of_shlex(text: str) -> None:
     """Every line is cut as `shlex.split` cuts it, and refused where it refuses."""

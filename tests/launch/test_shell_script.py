@@ -7,7 +7,7 @@ import shutil
 import subprocess
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput, TooLarge
@@ -253,7 +253,6 @@ def test_work_grows_with_the_size_of_the_text() -> None:
         commands_in("a\n" * 500_000)
 
 
-@settings(max_examples=400, deadline=None)
 @given(st.text(alphabet=st.sampled_from("ab=A1 \n\t'\"\\$`(){}[]@*<>|&;#-+:,!?\r") | st.characters(), max_size=80))
 def test_any_text_is_commands_or_bad_input(text: str) -> None:
     """Nothing but BadInput is ever raised, and every command has a word and a line within the text."""
@@ -265,7 +264,6 @@ def test_any_text_is_commands_or_bad_input(text: str) -> None:
         assert 1 <= command.line <= text.count("\n") + 1
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12), min_size=1))
 def test_quoted_words_come_back(words: list[str]) -> None:
     """What `shlex.join` quotes is read back as exactly these words."""

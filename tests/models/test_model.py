@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
@@ -210,7 +210,6 @@ def read_or_refuse(config: Any) -> None:
 
 
 @given(JSON)
-@settings(max_examples=300, deadline=None)
 def test_arbitrary_json_is_read_or_refused(config: Any) -> None:
     """No JSON value makes the reader raise anything but BadInput."""
     read_or_refuse(config)
@@ -220,7 +219,6 @@ BASES = (LLAMA_8B, DEEPSEEK_V3, GPT_OSS_20B, QWEN3_NEXT, NEMOTRON_H)
 
 
 @given(st.sampled_from(BASES), st.lists(st.sampled_from(KEYS), max_size=4), st.data())
-@settings(max_examples=500, deadline=None)
 def test_a_mutilated_config_is_read_or_refused(base: dict[str, Any], deleted: list[str], data: st.DataObject) -> None:
     """Deleting keys of a working config, and replacing others with anything, never escapes BadInput."""
     config = copy.deepcopy(without(base, *deleted))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput, TooLarge
@@ -131,7 +131,6 @@ _JSON = st.recursive(
 
 
 @given(st.binary(max_size=200) | _JSON.map(lambda value: json.dumps(value).encode()), st.integers(0, 1000))
-@settings(deadline=None)
 def test_no_header_whatever_causes_anything_but_bad_input(content: bytes, data_bytes: int) -> None:
     """Any bytes give tensors that fill the file exactly, or BadInput."""
     try:

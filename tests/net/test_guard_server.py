@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.net import server as guard_server
@@ -224,7 +224,6 @@ def test_clients_that_say_nothing_do_not_keep_others_out(port: int) -> None:
     assert ask(port, "/healthz")[0] == 200
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=300))
 def test_no_bytes_are_more_than_a_refusal(data: bytes) -> None:
     """Whatever is sent, what is read is a request or none."""

@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.doctor.read.text import read_log
@@ -80,7 +80,6 @@ def test_urls_are_known_by_their_word() -> None:
         classify("httpd.log.that.is.not.there")
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=2000))
 def test_any_bytes_have_a_kind(data: bytes) -> None:
     """Nothing breaks, whatever a file begins with."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.engine.kv_cases import GIB, Case, named, published, random_case
@@ -213,7 +213,6 @@ def test_pipeline_stages_as_vllm_cuts_them() -> None:
 
 
 @given(st.integers(0, 2**32), st.integers(0, 2**32))
-@settings(max_examples=300, deadline=None)
 def test_whatever_the_layers_the_blocks_fit_and_memory_only_helps(seed: int, more: int) -> None:
     """Blocks never exceed the memory, more memory is never fewer blocks, and what fits shorter fits."""
     case = random_case(random.Random(seed))

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.findings import Code, Finding, Severity
@@ -213,7 +213,6 @@ def test_segments_beside_a_connector_are_refused() -> None:
     st.sampled_from([1, 2, 4, 8]),
     st.sampled_from(["0.7.3", "0.10.2", "0.19.0", "0.25.1", "0.32.0"]),
 )
-@settings(max_examples=120, deadline=None)
 def test_bands_hold_their_value_and_more_memory_is_never_worse(
     model: ModelFacts, card: Card, share: float, ranks: int, release: str
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
@@ -130,7 +130,6 @@ ORDER = [State.FITS, State.RISK, State.NO]
 AXIS = st.lists(st.integers(1, 131072), min_size=1, max_size=5, unique=True).map(lambda values: tuple(sorted(values)))
 
 
-@settings(max_examples=30, deadline=None)
 @given(AXIS, AXIS, st.integers(1, 60))
 def test_more_never_fits_when_less_does_not(contexts: tuple[int, ...], numbers: tuple[int, ...], gib: int) -> None:
     """Down a column and along a row the state only gets worse, with a cache of fixed size."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.models.shape import ModelShape, Tower
@@ -142,7 +142,6 @@ SHAPES = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     SHAPES, st.sampled_from([*RELEASES, "x", "9.9"]), st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 64),
     st.integers(1, 16), st.booleans(), st.booleans(),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
@@ -316,7 +316,6 @@ def test_a_total_is_cut_like_the_shape() -> None:
 SHAPES = st.sampled_from([LLAMA, MIXTRAL, QWEN3_30B, GEMMA_2_27B, NEMOTRON_H_8B, DEEPSEEK_V3]).map(shape_of)
 
 
-@settings(max_examples=60, deadline=None)
 @given(SHAPES, st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 3]), st.booleans())
 def test_the_ranks_together_hold_the_model(shape: ModelShape, tensor: int, pipeline: int, experts: bool) -> None:
     """The heaviest rank is at least the mean and at most the whole; more ranks never make it heavier."""
@@ -328,7 +327,6 @@ def test_the_ranks_together_hold_the_model(shape: ModelShape, tensor: int, pipel
     assert weights_from_shape(shape, placement._replace(tensor_parallel=2 * tensor)).value < rank
 
 
-@settings(max_examples=30, deadline=None)
 @given(SHAPES, st.sampled_from([2, 4, 8]))
 def test_what_is_replicated_is_all_that_is_paid_twice(shape: ModelShape, tensor: int) -> None:
     """The ranks of one stage exceed the model by no more than its norms, routers, down-projections, tables and padding."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.engine.kv_cases import named, published
@@ -215,7 +215,6 @@ REQUESTS = st.lists(st.tuples(st.integers(1, 4000), st.integers(0, 4000)), min_s
 LAYERS = st.sampled_from([[FULL], [FULL, WINDOW], [FULL, WINDOW, STATE], [WINDOW], [FULL, FULL, STATE]])
 
 
-@settings(max_examples=60, deadline=None)
 @given(REQUESTS, LAYERS, st.integers(1, 3000), st.integers(1, 300), st.integers(1, 300))
 def test_more_at_once_never_fits_when_less_does_not(
     requests: list[tuple[int, int]], layers: list[KvSpec], blocks: int, fewer: int, more: int
@@ -232,7 +231,6 @@ def test_more_at_once_never_fits_when_less_does_not(
     assert judge(trace._replace(concurrency=edge + 1), pool).verdict is not Verdict.FITS
 
 
-@settings(max_examples=60, deadline=None)
 @given(REQUESTS, LAYERS)
 def test_figures_are_in_their_order(requests: list[tuple[int, int]], layers: list[KvSpec]) -> None:
     """What surely fits <= what usually fits <= what fits once windows slid <= prompts alone, and paging never costs more."""
@@ -254,7 +252,6 @@ def test_waste_is_less_than_a_block(lengths: list[int], size: int) -> None:
         assert 0 <= row.share < 1
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 8192), LAYERS)
 def test_counts_are_the_planners_own(length: int, layers: list[KvSpec]) -> None:
     """Blocks of a request equal those of a plan whose max_model_len is its length."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.findings import Code, Finding, Severity
@@ -162,7 +162,6 @@ def test_secrets_are_hidden() -> None:
     assert "[redacted]" in page
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60))
 def test_any_name_makes_a_sound_page(name: str) -> None:
     """Whatever the model is called, the page is well formed and stands alone."""

@@ -9,7 +9,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.render.simulate_html import page
@@ -93,7 +93,6 @@ def test_hostile_words_stay_words(where: str) -> None:
     assert "<script>alert" in hostile.text
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.text(max_size=60))
 def test_any_name_gives_a_well_formed_page(name: str) -> None:
     """The page parses, tag by tag, for any name of a trace."""

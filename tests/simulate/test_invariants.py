@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from plimsoll.simulate import layout as at
@@ -143,14 +143,12 @@ def _assert_it_holds(case: Case) -> None:
         assert whole.totals.steps == state.counts[at.STEPS]
 
 
-@settings(max_examples=200, deadline=None)
 @given(_cases(hybrid=False))
 def test_no_block_is_ever_lost(case: Case) -> None:
     """One full-attention group: all accounts agree after every step, and a run in pieces is the run in one go."""
     _assert_it_holds(case)
 
 
-@settings(max_examples=200, deadline=None)
 @given(_cases(hybrid=True))
 def test_no_block_is_ever_lost_between_groups(case: Case) -> None:
     """The same with full, sliding and Mamba groups on one pool."""

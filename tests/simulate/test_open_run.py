@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from plimsoll.simulate import layout as at
@@ -88,21 +88,18 @@ def _assert_as_replayed(case: Case, piece_ns: int) -> None:
     assert run.count(at.HITS) == whole.totals.hit_tokens
 
 
-@settings(max_examples=150, deadline=None)
 @given(_cases(hybrid=False), st.sampled_from([1, 7, 500, 3000, 10**6]))
 def test_handed_in_one_by_one_it_is_the_replay_of_all(case: Case, piece_ns: int) -> None:
     """Every first and last token at the same nanosecond, however often somebody looks and however rows are used again."""
     _assert_as_replayed(case, piece_ns if case.trace.arrival_ns[-1] + 10**5 < 2000 * piece_ns else 10**4)
 
 
-@settings(max_examples=150, deadline=None)
 @given(_cases(hybrid=True), st.sampled_from([7, 500, 3000, 10**6]))
 def test_with_groups_it_is_the_replay_of_all(case: Case, piece_ns: int) -> None:
     """The same with full, sliding and Mamba groups."""
     _assert_as_replayed(case, piece_ns if case.trace.arrival_ns[-1] + 10**5 < 2000 * piece_ns else 10**4)
 
 
-@settings(max_examples=150, deadline=None)
 @given(_cases(hybrid=False), st.data())
 def test_requests_can_be_taken_back_at_any_time(case: Case, data: st.DataObject) -> None:
     """Waiting, running, pushed out or under way: all accounts agree afterwards, and every block comes back."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.simulate import layout as at
@@ -244,7 +244,6 @@ class Model:
         self.queue += [block for block in freed if self.content(block) is not None]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_sequence_goes_as_in_plain_words(data: st.DataObject) -> None:
     """Taking, naming, hitting and giving back in any order: the same queue and the same finds as a list would give."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.simulate import layout as at
@@ -30,7 +30,6 @@ def _line(s: at.State) -> list[int]:
     return [int(s.waiting[(head + place) % len(s.waiting)]) for place in range(int(s.counts[at.WAITING_COUNT]))]
 
 
-@settings(max_examples=80, deadline=None)
 @given(DEEDS, st.lists(st.tuples(st.integers(-1, 1), st.integers(0, 3)), min_size=12, max_size=12), st.data())
 def test_priorities_go_in_order(deeds: list[str], rows: list[tuple[int, int]], data: st.DataObject) -> None:
     """By priority, arrival, then the text of the number, whoever comes, goes back or leaves from the middle."""
@@ -57,7 +56,6 @@ def test_priorities_go_in_order(deeds: list[str], rows: list[tuple[int, int]], d
         plain.drop_first(s)
 
 
-@settings(max_examples=80, deadline=None)
 @given(DEEDS, st.data())
 def test_first_come_is_first_served(deeds: list[str], data: st.DataObject) -> None:
     """New ones stand at the end, those put back at the front, and a gap in the middle is closed."""

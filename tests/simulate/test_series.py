@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.simulate.replay import STEP_COLUMNS, Series
@@ -66,7 +66,6 @@ def test_bins_double_when_they_are_full() -> None:
     assert series.running == pytest.approx(np.ones(len(series.running)))
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 5 * MS), st.integers(0, 40 * MS), st.integers(0, 9)), min_size=1, max_size=60),
     st.integers(1, 40),

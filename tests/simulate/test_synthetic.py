@@ -8,7 +8,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
@@ -132,7 +132,6 @@ VALUES = st.one_of(st.integers(-2, 3000).map(str), st.sampled_from(["", "nan", "
 
 
 @given(st.lists(st.tuples(KEYS, VALUES), max_size=6))
-@settings(max_examples=150, deadline=None)
 def test_any_specification_is_a_trace_or_one_line(pairs: list[tuple[str, str]]) -> None:
     """Nothing but BadInput comes out, and a trace has what the replay relies on."""
     with contextlib.suppress(BadInput):

@@ -7,7 +7,7 @@ import gzip
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
@@ -63,7 +63,6 @@ def test_what_is_no_trace_is_one_line(content: bytes, tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=150)
 def test_any_bytes_are_a_trace_or_one_line(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     """Nothing but BadInput comes out of hostile bytes."""
     path = tmp_path_factory.mktemp("trace") / "t"

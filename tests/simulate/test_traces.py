@@ -15,7 +15,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
@@ -276,7 +276,6 @@ def test_a_kind_can_be_forced(tmp_path: Path) -> None:
         ["", "x", "2023-02-29 00:00:00.1", "2023-13-01 00:00:00.1", "2023-01-01 24:00:00.1", "2023-01-01T00:00:00.1"]
     ),
 )
-@settings(deadline=None)
 def test_the_quick_way_with_dates_agrees_with_the_careful_one(moments: list[int], digits: int, odd: str) -> None:
     """Same ns where the quick way answers, and it answers only where all dates exist and are written alike."""
     dates = [EPOCH + datetime.timedelta(microseconds=moment) for moment in moments]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput, TooLarge
@@ -187,7 +187,6 @@ KIND = st.sampled_from([None, *KINDS])
 
 
 @given(st.one_of(st.binary(max_size=200), st.lists(WORDS, max_size=12).map(b"".join)), KIND, st.booleans(), st.booleans())
-@settings(max_examples=400, deadline=None)
 def test_any_bytes_are_a_trace_or_one_line(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, kind: str | None, skip_bad: bool, packed: bool
 ) -> None:

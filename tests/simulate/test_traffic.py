@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
@@ -91,7 +91,6 @@ REQUEST = st.tuples(st.integers(0, 20), st.integers(1, 60), st.lists(st.integers
 
 
 @given(st.lists(st.tuples(st.sampled_from([4, 6, 8, 12]), st.lists(REQUEST, min_size=1, max_size=5)), min_size=1, max_size=3))
-@settings(max_examples=150, deadline=None)
 def test_merging_changes_no_token(parts: list[tuple[int, list[tuple[int, int, list[int]]]]]) -> None:
     """Any two requests of a trace share as many tokens as before, those of two traces none, whatever the block sizes."""
     traces = []

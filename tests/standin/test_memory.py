@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.inside.figures import GROUPS
@@ -86,7 +86,6 @@ def check(memory: Memory) -> dict[str, dict[str, Any]]:
 
 
 @given(worlds, deeds)
-@settings(max_examples=150, deadline=None)
 def test_the_figures_always_add_up(sizes: MemorySizes, done: Iterable[tuple[str, float, float]]) -> None:
     """Allocated within reserved, what is free and what is used make the whole, nothing below zero, failures among it."""
     memory = Memory(sizes)
@@ -101,7 +100,6 @@ def test_the_figures_always_add_up(sizes: MemorySizes, done: Iterable[tuple[str,
 
 
 @given(worlds, deeds, st.lists(st.tuples(shares, shares), max_size=40))
-@settings(max_examples=300, deadline=None)
 def test_safe_means_that_no_step_can_fail(
     sizes: MemorySizes, before: Iterable[tuple[str, float, float]], steps: Iterable[tuple[float, float]]
 ) -> None:
@@ -131,7 +129,6 @@ def test_steps_do_not_change_whether_it_is_safe() -> None:
 
 
 @given(worlds, deeds, shares, shares)
-@settings(max_examples=150, deadline=None)
 def test_compaction_gives_back_what_is_releasable_and_the_next_step_takes_it_again(
     sizes: MemorySizes, before: Iterable[tuple[str, float, float]], much: float, many: float
 ) -> None:
@@ -153,7 +150,6 @@ def test_compaction_gives_back_what_is_releasable_and_the_next_step_takes_it_aga
 
 
 @given(worlds, shares, shares)
-@settings(max_examples=150, deadline=None)
 def test_the_same_step_again_and_again_needs_nothing_new(sizes: MemorySizes, much: float, many: float) -> None:
     """Reserved reaches a plateau; the second time may still add a segment, because best fit sees another cache then."""
     memory = Memory(sizes._replace(total=64 * GIB))

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import floatToGoString
@@ -211,7 +211,6 @@ def _any_figures(draw: st.DrawFn, release: str) -> Figures:
 LABEL = st.text(st.characters(codec="utf-8", exclude_characters="\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"), max_size=20)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.data(), LABEL, st.sampled_from(("0.10.2", "0.16.0", "0.25.1", "0.32.0")))
 def test_what_is_put_on_a_page_is_read_off_it(data: st.DataObject, model: str, release: str) -> None:
     """Any figures under any model name come back unchanged through prometheus_client's reader and through ours."""

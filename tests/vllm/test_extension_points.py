@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.vllm.extension_points import NEEDS, Answer, Look, Need, Part, State, Way, Weight, judge, verdicts
@@ -124,7 +124,6 @@ def test_a_part_is_as_good_as_what_it_misses() -> None:
         assert (*shed.because, *shed.details) == (weight.value,)
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(files_that_meet_all())), st.text(max_size=60), max_size=6))
 def test_whatever_the_files_hold_there_is_an_answer(files: dict[str, str]) -> None:
     """Torn, foreign or empty files never make the judge fail."""

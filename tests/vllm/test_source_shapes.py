@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.vllm.extension_points import ANY, FileShape, shape_of
@@ -54,7 +54,6 @@ def test_words_come_from_code_alone() -> None:
     assert not words & {"gone_word", "lost_word"}
 
 
-@settings(deadline=None)  # a long text takes what it takes on a busy machine
 @given(st.text(max_size=200) | st.sampled_from(["(" * 3000, "\0", "class A:\n", "x = " + "-" * 5000 + "1", "\ud800"]))
 def test_any_text_gives_a_shape_or_nothing(text: str) -> None:
     """Whatever lies in a folder that is called vllm, reading it does not fail."""

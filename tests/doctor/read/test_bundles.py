@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.doctor.read.bundle import (
@@ -265,7 +265,6 @@ def test_zstd_is_written_or_refused_in_one_line(tmp_path: Path) -> None:
     assert members(tmp_path / "a.tar")["a/b.log"] == f"HF_TOKEN={REDACTED}\nfine\n"
 
 
-@settings(deadline=None)
 @given(names=st.lists(st.text("aA./\\~-\0\n é:*CONTENS.txt", max_size=30), max_size=8))
 def test_members_stay_in_their_folder_under_harmless_names(names: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
     """Whatever a part is called, its member is a plain name of its own below the archive's folder."""

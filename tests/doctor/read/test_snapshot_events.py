@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.doctor.read import snapshots
@@ -90,7 +90,6 @@ def test_a_real_snapshot_reads_the_same_one_by_one(path: Path, monkeypatch: pyte
     assert fast == _outcome(data, _OneByOne, monkeypatch)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(st.integers(0, len(HISTORY) - 1), st.integers(0, 255)), max_size=4),
     st.integers(0, len(HISTORY) - 1),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.doctor.read import snapshot_pickle, snapshots
@@ -314,7 +314,6 @@ def test_a_wide_snapshot_crosses_the_window(monkeypatch: pytest.MonkeyPatch) -> 
         assert _read(VALID) == whole
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.integers(0, len(SMALL) - 1), st.integers(0, 255)), min_size=1, max_size=6), st.integers(0, 3))
 def test_changed_bytes_never_run_anything_nor_fail_otherwise(changes: list[tuple[int, int]], drop: int) -> None:
     """Random changes of a valid snapshot are read or refused."""
@@ -326,7 +325,6 @@ def test_changed_bytes_never_run_anything_nor_fail_otherwise(changes: list[tuple
     _read_or_refused(bytes(data))
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=60), st.integers(2, 5))
 def test_random_opcodes_never_run_anything_nor_fail_otherwise(code: bytes, protocol: int) -> None:
     """Any bytes behind a valid head."""

@@ -10,7 +10,7 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.doctor.read import text_wrapping
@@ -39,7 +39,6 @@ def lines_of(text: str) -> list[LogLine]:
     return list(log_of_bytes("x", text.encode("utf-8", "surrogatepass")).lines)
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=4000))
 def test_random_bytes_are_read_or_refused(data: bytes) -> None:
     """Nothing but BadInput comes of bytes; packed or not."""
@@ -49,7 +48,6 @@ def test_random_bytes_are_read_or_refused(data: bytes) -> None:
                 assert len(line.text) <= LONGEST
 
 
-@settings(max_examples=400, deadline=None)
 @given(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=10)), max_size=40).map("".join))
 def test_any_mix_of_prefixes_is_read(text: str) -> None:
     """However prefixes and wrappings are put together, lines come out in order, with a known level."""
@@ -62,7 +60,6 @@ def test_any_mix_of_prefixes_is_read(text: str) -> None:
         assert all("\x1b" not in line.text and "\n" not in line.text for line in lines)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(MESSAGES, min_size=1, max_size=20))
 def test_plain_lines_come_through_unchanged(messages: list[str]) -> None:
     """A line without prefix is its own text, under its own number."""
@@ -87,7 +84,6 @@ WRAPPINGS = {
 
 
 @pytest.mark.parametrize("outer", WRAPPINGS)
-@settings(max_examples=30, deadline=None)
 @given(inner=st.sampled_from(sorted(WRAPPINGS)), message=MESSAGES)
 def test_what_was_wrapped_comes_out_as_it_went_in(outer: str, inner: str, message: str) -> None:
     """Text, process and level of a line are the same within any wrapping, and within two."""
@@ -101,7 +97,6 @@ def test_what_was_wrapped_comes_out_as_it_went_in(outer: str, inner: str, messag
         assert found.at is not None
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text(max_size=200), st.text(max_size=200))
 def test_taking_apart_loses_nothing(before: str, after: str) -> None:
     """The parts put together are the line."""
@@ -109,7 +104,6 @@ def test_taking_apart_loses_nothing(before: str, after: str) -> None:
     assert "".join(split_writers(text)) == text
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.dates(min_value=date(1970, 1, 1), max_value=date(2199, 12, 31)))
 def test_days_are_those_of_the_calendar(day: date) -> None:
     """Leap years and centuries included."""

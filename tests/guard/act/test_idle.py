@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as how
 from hypothesis import strategies as st
 
 from plimsoll.guard.act.idle import APART_S, STALE_S, IdleSample, idleness
@@ -151,7 +150,6 @@ def thinned(one: IdleSample, dice: random.Random) -> IdleSample:
     return one._replace(look=Look(look.at_s, look.unix_s, Reach.SILENT, "says nothing"))
 
 
-@how(max_examples=400, deadline=None)
 @given(seen=histories(), seed=st.integers(0, 2**32), share=st.sampled_from([0.2, 0.5, 1.0]))
 def test_losing_anything_never_makes_it_idle(seen: list[IdleSample], seed: int, share: float) -> None:
     """With a part of what was seen it is idle only where it is with all of it."""
@@ -164,7 +162,6 @@ def test_losing_anything_never_makes_it_idle(seen: list[IdleSample], seed: int, 
         )
 
 
-@how(max_examples=200, deadline=None)
 @given(seen=histories())
 def test_idle_means_what_it_says(seen: list[IdleSample]) -> None:
     """Where it is idle, the last sample and one far enough before it show no work, nor does any between them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.guard.act.journal_entry import (
@@ -55,7 +55,6 @@ def lines_of(entries: list[Entry]) -> list[bytes]:
     return lines
 
 
-@settings(deadline=None)
 @given(st.lists(ENTRIES, min_size=1, max_size=4))
 def test_what_is_written_is_read(entries: list[Entry]) -> None:
     """Any entry comes back as it was cleaned, in one line of printable ASCII."""
@@ -69,7 +68,6 @@ def test_what_is_written_is_read(entries: list[Entry]) -> None:
         assert reader.read(line[:-1]) == entry._replace(number=number)
 
 
-@settings(deadline=None)
 @given(st.lists(ENTRIES, min_size=1, max_size=3), st.data())
 def test_any_other_byte_is_noticed(entries: list[Entry], data: st.DataObject) -> None:
     """One byte that is not as it was, anywhere in a line: the line is refused."""
@@ -188,7 +186,6 @@ def test_an_action_that_never_ends_is_bounded() -> None:
     assert (kept[0].number, kept[-1].number, len(kept)) == (1, 3 * ENTRIES_PER_ACTION - 1, ENTRIES_PER_ACTION + 1)
 
 
-@settings(deadline=None)
 @given(st.lists(ENTRIES, max_size=30))
 def test_carrying_twice_is_carrying_once(entries: list[Entry]) -> None:
     """What a file begins with, carried on to the next one, is the same again."""

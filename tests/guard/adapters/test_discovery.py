@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput, TooLarge
@@ -272,7 +272,6 @@ def test_restarts_and_ends_of_pods(tmp_path: Path) -> None:
     }
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.recursive(
         st.none() | st.integers() | st.text(max_size=10) | st.booleans(),
@@ -296,7 +295,6 @@ def test_any_pod_is_read(item: Any) -> None:
     assert found.restarts is None or found.restarts >= 0
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.recursive(
         st.none() | st.integers() | st.text(max_size=20) | st.booleans(),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
@@ -258,7 +258,6 @@ BODIES = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(BODIES.filter(lambda body: isinstance(body, dict)), min_size=3, max_size=3))
 def test_any_json(bodies: list[dict[str, Any]]) -> None:
     """JSON of any shape never gives anybody the lock, and never raises."""

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as how
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
@@ -307,7 +306,6 @@ FIELDS = (
 WORDS = st.dictionaries(st.sampled_from(FIELDS), JSON)
 
 
-@how(max_examples=60, deadline=None)
 @given(words=WORDS, status=st.sampled_from([200, 202, 400, 409, 500, 502]), name=st.sampled_from(sorted(DEEDS)))
 def test_no_answer_makes_it_raise(words: dict[str, Any], status: int, name: str) -> None:
     """Whatever the fields hold, there is an outcome with one printable sentence and plain facts."""

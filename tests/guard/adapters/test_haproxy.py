@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as how
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
@@ -198,7 +197,6 @@ ROWS = [HEADING, STAT, "1", "3 farm 1 a 127.0.0.1 2 0 1", "farm,a,1,2,x,"]
 LINE = st.lists(WORD, max_size=9).map(" ".join) | st.sampled_from(ROWS)
 
 
-@how(max_examples=120, deadline=None)
 @given(lines=st.lists(LINE, max_size=6), junk=st.binary(max_size=20))
 def test_no_answer_makes_it_raise(lines: list[str], junk: bytes) -> None:
     """Whatever the lines hold, there is an answer with one printable sentence."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.guard.contenders import Contender, judge
@@ -238,7 +238,6 @@ SPECS = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(lease=st.fixed_dictionaries({}, optional={"spec": SPECS | LEAVES, "kind": st.sampled_from(["Lease", "Status"])}))
 def test_a_lease_that_makes_no_sense(lease: dict[str, Any]) -> None:
     """Whatever stands in it, there is an outcome: ours only if it was free or we waited, with a count that is one."""

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
@@ -356,7 +356,6 @@ def test_tls_is_checked(tmp_path: Path) -> None:
     assert asyncio.run(plain()).reach in (Reach.NONSENSE, Reach.SILENT)
 
 
-@settings(max_examples=500, deadline=None)
 @given(
     st.lists(
         st.one_of(

@@ -9,7 +9,7 @@ import tracemalloc
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.guard.daemon.engine_look import CanaryPlan, EngineWatcher, read_gate, read_workers
@@ -315,7 +315,6 @@ def test_recorded_words_of_the_gate() -> None:
         assert read_workers(odd) == ()
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.one_of(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics import parser as open_parser
 from prometheus_client.parser import text_string_to_metric_families as text_format
@@ -122,7 +122,6 @@ def sample_lines(draw: st.DrawFn, *, is_open: bool = False) -> str:
 COMMENTS = ("", "# HELP x y", "  # a word", "# TYPE vllm:x gauge")
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(st.one_of(sample_lines(), st.sampled_from(COMMENTS)), max_size=12),
        st.lists(st.integers(0, 60), max_size=8), st.sampled_from(["\n", "\r\n"]))  # fmt: skip
 @example(["vllm:num_requests_running 1"], [1, 1, 1], "\n")
@@ -141,7 +140,6 @@ def test_equal_to_both_parsers_on_any_page(lines: list[str], sizes: list[int], e
     assert not found.is_cut
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.dictionaries(st.sampled_from(COUNTERS[:5]), st.tuples(ESCAPED, st.floats(0, 1e15), st.booleans()), min_size=1),
        st.lists(st.integers(0, 60), max_size=8))  # fmt: skip
 def test_equal_to_the_parser_of_openmetrics(page_of: dict[str, tuple[str, float, bool]], sizes: list[int]) -> None:
@@ -157,7 +155,6 @@ def test_equal_to_the_parser_of_openmetrics(page_of: dict[str, tuple[str, float,
     assert in_pieces(text.encode(), sizes).figures == expected(theirs) == expected(by_ours(text.encode()))
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=300), st.lists(st.integers(0, 40), max_size=6), st.booleans())
 def test_any_bytes_at_all(noise: bytes, sizes: list[int], has_page: bool) -> None:
     """Noise is no page, and never anything but BadInput; beside a page it is read as the reader of whole pages reads it."""

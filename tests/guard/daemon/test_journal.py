@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.guard.act.journal_entry import BEGUN, CLOSED, INTENT, OPENED, SWITCH
@@ -127,7 +127,6 @@ def read_of(data: bytes, path: Path) -> tuple[object, ...]:
     return read_journal(path).entries
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_any_flipped_byte_is_noticed(data: st.DataObject, sample: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Entries before the damaged line hold, none after it is believed, and something is said to be wrong."""
@@ -379,7 +378,6 @@ def test_what_is_no_file(path: Path) -> None:
     assert [wrong.kind for wrong in read_journal(path.with_name("none")).wrong] == [ABSENT]
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=2_000))
 def test_any_bytes_are_read(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     """What is no journal is said to be none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.doctor.rules.contained import LastFailure, Survival, read_survival
@@ -127,7 +127,6 @@ def test_a_storm_and_a_limp_hold_after_minutes(name: str) -> None:
     assert "contained" not in GRADES
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     said=st.dictionaries(st.sampled_from(["storm", "limping"]), st.sampled_from([1, "true", [True], {"now": True}, None, 2.5]))
 )
@@ -183,7 +182,6 @@ def test_recomputing_is_never_called_stuck(is_proved: bool) -> None:
     assert "true" in [status for _, status, _ in says("wedged", stuck(lambda _: None, is_proved=is_proved))]
 
 
-@settings(max_examples=40, deadline=None)
 @given(lost=st.sets(st.integers(0, 119)))
 def test_losing_the_gate_does_not_make_a_recomputing_engine_stuck(lost: set[int]) -> None:
     """Whichever answers of the gate are lost, nothing is done about it."""

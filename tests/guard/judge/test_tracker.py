@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.guard.judge.tracker import Tracker, no, unknown, yes
@@ -58,7 +58,6 @@ def test_a_condition_that_is_watched_says_for_how_long() -> None:
     assert tracker.see(SAYS["y"], 10.0).message == "it is; for 5 of 20 s"
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     says=st.text("yyyn?", min_size=1, max_size=60),
     lost=st.sets(st.integers(0, 59)),

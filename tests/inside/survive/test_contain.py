@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.inside.settings import Settings
@@ -232,7 +232,6 @@ def _steps(core: EngineCore, count: int) -> None:
 PARTS = ("running", "waiting", "requests", "finished_req_ids", "reset_prefix_cache", "sched_step_seq", "finish_requests")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     broken=st.sampled_from([*PARTS, "executor", "plan", "folder"]), steps=st.integers(0, 4), value=st.sampled_from([None, 3])
 )
