@@ -15,7 +15,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -113,23 +113,14 @@ def judged(labelled: Labelled, log: Log, texts: Sequence[Text]) -> Scored:
     return Scored(labelled, str(found.findings[0].code) if found.findings else None, found.memory_failure)
 
 
-def left_out(logs: Sequence[tuple[Labelled, Log]], source: str, *, strictly: bool) -> list[Text]:
+def left_out(taught: Mapping[str, set[str]], source: str, *, strictly: bool) -> list[Text]:
     """The texts that stay when what one source alone taught is forgotten."""
-    elsewhere = {hit.text.name for labelled, log in logs if labelled.source != source for hit in read_timeline(log).hits}
-    here = {hit.text.name for labelled, log in logs if labelled.source == source for hit in read_timeline(log).hits}
-    alone = here - elsewhere
+    alone = taught[source].difference(*(names for other, names in taught.items() if other != source))
     return [text for text in TEXTS if text.name not in alone or text.seen_in() or not (strictly or _is_nobodys(text))]
 
 
 def _is_nobodys(text: Text) -> bool:
     return text.speaker == "script" and text.name not in KNOWN_ELSEWHERE
-
-
-def score(logs: Sequence[tuple[Labelled, Log]], source: str, *, strictly: bool) -> tuple[list[Scored], list[str]]:
-    """Every log of one source judged without what that source taught; and what was forgotten for it."""
-    texts = left_out(logs, source, strictly=strictly)
-    forgotten = sorted({text.name for text in TEXTS} - {text.name for text in texts})
-    return [judged(labelled, log, texts) for labelled, log in logs if labelled.source == source], forgotten
 
 
 def _counts(scored: Sequence[Scored]) -> str:
@@ -146,14 +137,19 @@ def table(logs: Sequence[tuple[Labelled, Log]]) -> tuple[str, list[Scored]]:
     others: list[Scored] = []
     strict: list[Scored] = []
     ours: list[Scored] = []
-    for source in dict.fromkeys(labelled.source for labelled, _ in logs):
+    taught: dict[str, set[str]] = {}
+    for labelled, log in logs:
+        taught.setdefault(labelled.source, set()).update(hit.text.name for hit in read_timeline(log).hits)
+    for source in taught:
+        own = [(labelled, log) for labelled, log in logs if labelled.source == source]
         if source.startswith("ours"):
-            mine = [judged(labelled, log, TEXTS) for labelled, log in logs if labelled.source == source]
+            mine = [judged(labelled, log, TEXTS) for labelled, log in own]
             ours += mine
             lines.append(f"| {source}, with all texts | {_counts(mine)} | |")
             continue
-        mine, _ = score(logs, source, strictly=False)
-        harsh, forgotten = score(logs, source, strictly=True)
+        kept = {strictly: left_out(taught, source, strictly=strictly) for strictly in (False, True)}
+        mine, harsh = ([judged(labelled, log, texts) for labelled, log in own] for texts in kept.values())
+        forgotten = sorted({text.name for text in TEXTS} - {text.name for text in kept[True]})
         others += mine
         strict += harsh
         lines.append(

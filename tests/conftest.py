@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-
-from tests.each import SOAK
 
 SECOND_TRIES = 3  # where more fail, it is not the machine
 
@@ -17,7 +16,7 @@ _PATIENT: dict[str, Any] = {
 }  # fmt: skip
 settings.register_profile("fast", max_examples=30, derandomize=True, **_PATIENT)
 settings.register_profile("soak", max_examples=500, **_PATIENT)
-settings.load_profile("soak" if SOAK else "fast")
+settings.load_profile("soak" if os.environ.get("PLIMSOLL_SOAK") else "fast")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -12,6 +12,7 @@ import pytest
 from plimsoll.cli.doctor import schema
 from plimsoll.findings import Code
 from tests.cli.doctor_runs import CAPTURES, CGROUP, CGROUP_DMESG, CPU, FORWARD, H200, HEALTHY, SPLIT, STORM_PAGE, said
+from tests.each import each
 
 Capsys = pytest.CaptureFixture[str]
 SCHEMA: dict[str, Any] = json.loads(schema())
@@ -66,7 +67,7 @@ def _strict(text: str) -> None:
     raise AssertionError(f"{text} is no JSON")
 
 
-@pytest.mark.parametrize("path", EVERYTHING, ids=lambda path: f"{path.parent.name}-{path.name}")
+@each("path", EVERYTHING, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_every_capture_gives_a_valid_object(path: Path, capsys: Capsys) -> None:
     """Logs, pages, snapshots and tables alike; no NaN, and each finding has its sentence."""
     answer = said(capsys, str(path), "--json")
@@ -82,7 +83,7 @@ def test_every_capture_gives_a_valid_object(path: Path, capsys: Capsys) -> None:
     assert (answer.code == 1) == any(finding["severity"] != "info" for finding in body["findings"])
 
 
-@pytest.mark.parametrize("words", MIXES.values(), ids=MIXES)
+@each("words", MIXES.values())
 def test_every_mix_gives_a_valid_object(words: list[str], capsys: Capsys) -> None:
     """Several inputs at once, of one kind or of all."""
     answer = said(capsys, *words, "--json")
@@ -90,7 +91,7 @@ def test_every_mix_gives_a_valid_object(words: list[str], capsys: Capsys) -> Non
     assert answer.err == ""
 
 
-@pytest.mark.parametrize("path", EVERYTHING, ids=lambda path: f"{path.parent.name}-{path.name}")
+@each("path", EVERYTHING, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_the_text_is_for_a_terminal(path: Path, capsys: Capsys) -> None:
     """No line beyond 110 columns that could have been broken, nothing but printable letters, the verdict first."""
     answer = said(capsys, str(path))

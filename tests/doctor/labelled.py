@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+
+from plimsoll.doctor.read.text import read_log
+from plimsoll.doctor.rules.diagnose import Diagnosis, diagnose
 
 CAPTURES = Path(__file__).parents[1] / "captures"
 FOLDERS = ("vllm-0.25.1-h200-failures", "vllm-0.25.1-h200-proof", "vllm-0.25.1-h200-survive", "vllm-0.32.0-failures")
@@ -25,6 +29,13 @@ class Labelled(NamedTuple):
         return gzip.decompress(data) if self.path.suffix == ".gz" else data
 
 
+@cache
+def diagnosis(path: Path) -> Diagnosis:
+    """What doctor says of this file alone."""
+    return diagnose([read_log(str(path))])
+
+
+@cache
 def labelled() -> list[Labelled]:
     """All of them."""
     found = []

@@ -14,11 +14,12 @@ from plimsoll.doctor.read.text import read_log
 from plimsoll.doctor.rules.diagnose import diagnose
 from plimsoll.vllm.failure_texts import TEXTS
 from tests.doctor.test_mutations import MUTATIONS
+from tests.each import each, times
 from tests.log_bytes import log_of_bytes
 
 PUBLISHED = list(of_others(LOGS)) if LOGS.is_dir() else []
-TIMES = 20  # for each log
-LARGEST = 400_000  # bytes of a log that is damaged twenty times: of a larger one the beginning and the end
+TIMES = times(6, 60)  # for each log
+LARGEST = 400_000  # bytes of a log that is damaged often: of a larger one the beginning and the end
 
 needs_logs = pytest.mark.skipif(not PUBLISHED, reason="the published logs are not beside the repository")
 
@@ -36,7 +37,7 @@ def test_the_right_cause_comes_first_nearly_always() -> None:
 
 
 @needs_logs
-@pytest.mark.parametrize("one", PUBLISHED, ids=lambda one: one.name)
+@each("one", PUBLISHED, ids=lambda one: one.name)
 def test_memory_is_judged_right_in_all(one: Labelled) -> None:
     """Yes where it was, no where it was not, and "cannot be told" only where the log simply stops."""
     assert _score(one).memory_is_right, (_score(one).code, _score(one).memory)
@@ -51,7 +52,7 @@ def _lines(one: Labelled) -> list[bytes]:
 
 
 @needs_logs
-@pytest.mark.parametrize("one", PUBLISHED, ids=lambda one: one.name)
+@each("one", PUBLISHED, ids=lambda one: one.name)
 def test_damage_never_turns_the_answer_round(one: Labelled) -> None:
     """Cut, thinned, mixed, stripped: never the confident opposite; a cut log may look healthy where its failure is gone.
 

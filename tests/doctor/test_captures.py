@@ -7,14 +7,15 @@ import pytest
 from plimsoll.doctor.read.text import read_log
 from plimsoll.doctor.rules.diagnose import diagnose
 from plimsoll.findings import Code, Severity
-from tests.doctor.labelled import Labelled, labelled
+from tests.doctor.labelled import Labelled, diagnosis, labelled
+from tests.each import each
 from tests.log_bytes import log_of_bytes
 
 
-@pytest.mark.parametrize("one", labelled(), ids=lambda one: one.name)
+@each("one", labelled(), ids=lambda one: one.name)
 def test_the_cause_comes_first(one: Labelled) -> None:
     """The first finding is the provoked cause; a healthy server gets none that matters."""
-    found = diagnose([read_log(str(one.path))])
+    found = diagnosis(one.path)
     assert found.memory_failure in one.memory
     if one.codes:
         assert str(found.findings[0].code) in one.codes
@@ -22,7 +23,7 @@ def test_the_cause_comes_first(one: Labelled) -> None:
         assert all(finding.severity is not Severity.CRITICAL for finding in found.findings)
 
 
-@pytest.mark.parametrize("one", [one for one in labelled() if one.memory == (True,)], ids=lambda one: one.name)
+@each("one", [one for one in labelled() if one.memory == (True,)], ids=lambda one: one.name)
 def test_evidence_is_in_the_file_at_that_line(one: Labelled) -> None:
     """Every quoted line stands at the number that is given for it."""
     raw = one.data().decode("utf-8", "replace").split("\n")
@@ -32,10 +33,10 @@ def test_evidence_is_in_the_file_at_that_line(one: Labelled) -> None:
         assert said[:40] in raw[evidence.line - 1]
 
 
-@pytest.mark.parametrize("one", [one for one in labelled() if one.codes and one.memory == (True,)], ids=lambda one: one.name)
+@each("one", [one for one in labelled() if one.codes and one.memory == (True,)], ids=lambda one: one.name)
 def test_a_memory_failure_comes_with_something_to_do(one: Labelled) -> None:
     """The cause has a sentence, at least one cure with its reason, and what would be no use."""
-    finding = diagnose([read_log(str(one.path))]).findings[0]
+    finding = diagnosis(one.path).findings[0]
     assert len(finding.because) > 40
     assert finding.remedy
     assert all(remedy.do and remedy.why for remedy in finding.remedy)
@@ -45,7 +46,7 @@ def test_a_memory_failure_comes_with_something_to_do(one: Labelled) -> None:
 def test_the_neighbour_is_named_with_its_memory() -> None:
     """On the H200 another process took 13.9 GiB while the server ran: its number and its size are said."""
     one = next(one for one in labelled() if one.name == "0.25.1-neighbour")
-    finding = diagnose([read_log(str(one.path))]).findings[0]
+    finding = diagnosis(one.path).findings[0]
     assert finding.code is Code.RUNTIME_NEIGHBOUR
     assert "13.9" in finding.because
 
@@ -53,14 +54,14 @@ def test_the_neighbour_is_named_with_its_memory() -> None:
 def test_the_wrong_advice_of_vllm_is_not_repeated() -> None:
     """Where no block is left for the cache, a shorter context is named as no use, whatever the message says."""
     one = next(one for one in labelled() if one.name == "0.25.1-no-cache-blocks")
-    finding = diagnose([read_log(str(one.path))]).findings[0]
+    finding = diagnosis(one.path).findings[0]
     assert any("--max-model-len" in useless for useless in finding.not_a_remedy)
 
 
 def test_a_set_cache_size_is_what_gets_smaller() -> None:
     """The graph capture failed beside --kv-cache-memory-bytes: that is offered lower, not the utilisation it overrules."""
     one = next(one for one in labelled() if one.name == "0.25.1-graph-capture")
-    flags = [remedy.flag for remedy in diagnose([read_log(str(one.path))]).findings[0].remedy]
+    flags = [remedy.flag for remedy in diagnosis(one.path).findings[0].remedy]
     assert flags[0] == "--kv-cache-memory-bytes"
     assert "--gpu-memory-utilization" not in flags
 
@@ -68,7 +69,7 @@ def test_a_set_cache_size_is_what_gets_smaller() -> None:
 def test_the_kernels_word_settles_a_death_without_one() -> None:
     """A worker that vanished is nobody's fault until the kernel's log says that it was killed for want of memory."""
     one = next(one for one in labelled() if one.name == "0.32.0-host-memory-cgroup")
-    alone = diagnose([read_log(str(one.path))])
+    alone = diagnosis(one.path)
     assert alone.memory_failure is None
     assert any("dmesg" in ask for ask in alone.collect_next)
     dmesg = next(one.path.parent.glob("host-memory-cgroup*dmesg*"))

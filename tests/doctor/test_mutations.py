@@ -7,13 +7,12 @@ import re
 import zlib
 from collections.abc import Callable
 
-import pytest
-
 from plimsoll.doctor.rules.diagnose import diagnose
 from tests.doctor.labelled import Labelled, labelled
+from tests.each import each, times
 from tests.log_bytes import log_of_bytes
 
-TIMES = 100  # for each log
+TIMES = times(6, 100)  # for each log: each way to damage it, or many times each
 PREFIX = re.compile(rb"^\([^)]{1,80}pid=[^)]{1,40}\) ?(?:(?:DEBUG|INFO|WARNING|ERROR) [0-9:\- ]{10,20} \[[^\]]{1,200}\] ?)?")
 # The proof's many good starts are alike; other healthy servers stand for them.
 ALL = [one for one in labelled() if one.codes or one.path.parent.name != "vllm-0.25.1-h200-proof"]
@@ -63,7 +62,7 @@ def _flips(one: Labelled, said: bool | None, confidence: float) -> bool:
     return said is not None and confidence >= 0.5 and said not in one.memory and None not in one.memory
 
 
-@pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
+@each("one", ALL, ids=lambda one: one.name)
 def test_damage_never_turns_the_answer_round(one: Labelled) -> None:
     """Of a damaged log the answer may become "cannot be told", never the confident opposite of what happened.
 
@@ -76,7 +75,7 @@ def test_damage_never_turns_the_answer_round(one: Labelled) -> None:
         found = diagnose([log_of_bytes("damaged.log", b"\n".join(damaged))])
         confidence = found.findings[0].confidence if found.findings else 1.0
         if _flips(one, found.memory_failure, confidence) and not _is_still_well(one, damaged, found.memory_failure):
-            pytest.fail(f"{mutation.__name__}, number {number}: {found.memory_failure}, {found.findings[:1]}")
+            raise AssertionError(f"{mutation.__name__}, number {number}: {found.memory_failure}, {found.findings[:1]}")
 
 
 def _is_still_well(one: Labelled, damaged: LineSplitter, said: bool | None) -> bool:
@@ -101,7 +100,7 @@ def _is_unsigned(damaged: LineSplitter) -> bool:
     )
 
 
-@pytest.mark.parametrize("one", [one for one in ALL if one.codes], ids=lambda one: one.name)
+@each("one", [one for one in ALL if one.codes], ids=lambda one: one.name)
 def test_line_ends_and_prefixes_change_nothing(one: Labelled) -> None:
     """With CRLF line ends the answer is the same to the letter; without any prefix memory is judged the same."""
     lines = one.data().split(b"\n")

@@ -9,17 +9,18 @@ import pytest
 from lab.guard.weeks import ENGINES, KINDS, Kind, engine_for, week
 from plimsoll.guard.judge.judge import Judge
 from plimsoll.guard.judge.policy import GRADES, PRESETS, Policy
+from tests.each import times
 
-HALF_A_DAY, THREE_HOURS = 8_640, 2_160
+LOOKS, LOOKS_WHEN_FULL = times(1_080, 8_640), times(360, 2_160)  # an hour and a half, or half a day
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_nothing_is_done_about_a_healthy_engine(kind: Kind) -> None:
-    """Half a day of each kind of traffic leads to no action, whatever else is said."""
+    """Hours of each kind of traffic lead to no action, whatever else is said."""
     number = KINDS.index(kind)
     judge = Judge("engine", Policy(rules=PRESETS["article"]))
     acted = []
-    count = THREE_HOURS if kind.is_full else HALF_A_DAY  # a full cache is the same all day, and much work
+    count = LOOKS_WHEN_FULL if kind.is_full else LOOKS  # a full cache is the same all day, and much work
     for look in itertools.islice(week(kind, engine_for(kind, number), 11 + number, 1), count):
         acted += [str(change) for change in judge.see(look) if change.condition.is_true and change.grade.is_action]
     assert acted == []

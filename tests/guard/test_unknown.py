@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.guard.drops import LOST, Drops, thinned
@@ -20,6 +20,7 @@ from plimsoll.guard.judge.look import Look, Reach
 from plimsoll.guard.judge.policy import Policy
 from plimsoll.standin import StandIn
 from plimsoll.unknown import Status
+from tests.each import times
 from tests.guard.acting import acting
 
 LIKELY = st.sampled_from([0.01, 0.05, 0.2, 0.5, 0.9])
@@ -65,6 +66,7 @@ def acts_at(looks: Iterable[Look]) -> float:
 
 
 @pytest.mark.parametrize("name", [kind.name for kind in KINDS])
+@settings(max_examples=times(3, 200))
 @given(drops=DROPS)
 def test_losing_data_does_not_make_a_healthy_engine_sick(name: str, drops: Drops) -> None:
     """Whatever is lost, nothing is done about a healthy engine."""
@@ -72,6 +74,7 @@ def test_losing_data_does_not_make_a_healthy_engine_sick(name: str, drops: Drops
 
 
 @pytest.mark.parametrize("name", SICK)
+@settings(max_examples=times(4, 200))
 @given(drops=DROPS, seed=st.integers(1, 4))
 def test_losing_data_never_makes_it_act_sooner(name: str, drops: Drops, seed: int) -> None:
     """With a part of the data, an action-grade condition holds at the same look as with all of them, or later, or never.
@@ -83,6 +86,7 @@ def test_losing_data_never_makes_it_act_sooner(name: str, drops: Drops, seed: in
     assert acts_at(thinned(looks, drops)) >= acts_at(looks) - sooner_s
 
 
+@functools.cache
 def busy() -> tuple[Look, ...]:
     """Half an hour of an engine of which everything is seen."""
     scene = Scene(9, share=0.5)
@@ -94,7 +98,7 @@ def busy() -> tuple[Look, ...]:
 def test_what_rests_on_missing_data_says_unknown(drops: Drops, from_look: int, is_lying: bool) -> None:
     """At every look, a condition whose figures are missing, or cannot be, is unknown: neither held nor denied."""
     judge = Judge("engine", Policy())
-    for seen in thinned(BUSY[from_look:], drops):
+    for seen in thinned(busy()[from_look:], drops):
         lies = {name: math.nan if len(name) % 2 else -1.0 for name in seen.figures}
         look = seen._replace(figures=lies) if is_lying else seen
         judge.see(look)
@@ -108,9 +112,6 @@ def test_what_rests_on_missing_data_says_unknown(drops: Drops, from_look: int, i
         if look.reach is not Reach.ANSWERS:
             missing |= {*OF_THE_PAGE, "dead", "loop", "changed", "card"}
         assert {kind for kind in missing if says[kind] is not Status.UNKNOWN} == set()
-
-
-BUSY = busy()
 
 
 def test_a_stale_or_an_earlier_look_changes_nothing() -> None:

@@ -12,7 +12,8 @@ from lab.engine.server import NICE, Child, let_others_run, living
 
 def test_a_process_makes_way_and_one_that_is_gone_is_no_error() -> None:
     """The kernel refuses a weight to the first session, and a process may have ended: neither stops a start."""
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    # In a session of its own: the weight is the session's, and would stay with all that is tested after this.
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
     let_others_run(child.pid)
     assert os.getpriority(os.PRIO_PROCESS, child.pid) == NICE
     child.communicate()
