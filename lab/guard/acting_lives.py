@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from lab.guard.acting import Died, World
 from lab.guard.acting_parts import ENGINE, WALL_S, FakeLock, FakeSight, parts_of
 from plimsoll.guard.act.decide import BROKEN_KINDS, ActionPlan, FleetView
-from plimsoll.guard.act.journal_entry import INTENT, OUTCOME, CarryOver, Entry
+from plimsoll.guard.act.journal_entry import INTENT, OUTCOME, Entry, needed
 from plimsoll.guard.act.journal_replay import open_actions
 from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.ports import Lock
@@ -72,22 +72,19 @@ class MemoryBook:
     """A journal that is not on any disk, but keeps the same."""
 
     def __init__(self) -> None:
-        self._carry, self._number = CarryOver(), 0
         self.entries: list[Entry] = []
 
     def append(
         self, kind: str, *, engine: str = "", action: str = "", step: str = "", fields: Mapping[str, Any] | None = None
     ) -> Entry:
         """Write one."""
-        self._number += 1
-        entry = Entry(self._number, WALL_S, kind, engine, action, step, dict(fields or {}))
-        self._carry.note(entry)
+        entry = Entry(len(self.entries) + 1, WALL_S, kind, engine, action, step, dict(fields or {}))
         self.entries.append(entry)
         return entry
 
     def kept(self) -> list[Entry]:
         """What is needed."""
-        return self._carry.entries(WALL_S)
+        return needed(self.entries, WALL_S)
 
 
 class WatchedBook:

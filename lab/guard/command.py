@@ -16,7 +16,7 @@ from typing import Any
 from lab.engine.server import free_port
 from lab.guard.farm import TOKEN
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OUTCOME, Entry
-from plimsoll.guard.daemon.journal import read_history
+from plimsoll.guard.daemon.journal import read_journal
 
 API_TOKEN = "a-token-for-the-api-of-the-guard-itself"
 CONFIG = """
@@ -136,7 +136,7 @@ class Guard:
     def journal(self) -> list[Entry]:
         """All that it wrote."""
         path = self.folder / "state" / "journal"
-        return list(read_history(path, 10_000).entries) if path.exists() else []
+        return list(read_journal(path, 10_000).entries) if path.exists() else []
 
     async def until(self, holds: Callable[[list[Entry]], Any], within_s: float) -> list[Entry]:
         """Wait for something in the journal."""

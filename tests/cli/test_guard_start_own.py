@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -18,9 +17,10 @@ from lab.guard.acting import Fault, State, World
 from lab.guard.acting_lives import POLICY, MemoryBook, conductor_of, run_in, to_the_end, unsafe
 from lab.guard.acting_parts import ENGINE, FakeSight
 from lab.guard.acting_play import ends, killed_at
-from plimsoll.guard.act.journal_entry import RESTART
+from plimsoll.guard.act.journal_entry import RESTART, Entry
 from plimsoll.guard.act.journal_replay import PAUSE
 from plimsoll.guard.act.steps import BROKEN
+from plimsoll.guard.daemon.journal import read_journal
 from plimsoll.unknown import Condition, Status
 from tests.guard.daemon.guards import Guard, guarding
 
@@ -115,10 +115,9 @@ def test_what_speaks_against_it() -> None:
 # All the way, with a stand-in
 
 
-def entries(folder: Path, kind: str) -> list[dict[str, Any]]:
+def entries(folder: Path, kind: str) -> list[Entry]:
     """What stands in the journal of this kind."""
-    found = [json.loads(line) for line in (folder / "guard.journal").read_text(encoding="utf-8").splitlines()]
-    return [one for one in found if one.get("kind") == kind]
+    return [entry for entry in read_journal(folder / "guard.journal").entries if entry.kind == kind]
 
 
 def words_of(folder: Path, port: int) -> tuple[list[str], dict[str, str]]:
@@ -156,7 +155,7 @@ def test_started_once_found_again_and_restarted_where_it_has_ended(tmp_path: Pat
             guard.hears(f"restart because {WHY}: it ended without having been asked to")
             pids.append(pid_of(guard, "start: it was started as pid"))
             guard.hears("restart completed", 60.0)
-        assert [one["fields"]["own"] for one in entries(tmp_path, RESTART)] == [True]
+        assert [one.fields["own"] for one in entries(tmp_path, RESTART)] == [True]
         assert (tmp_path / "engine.log").read_text().count("plimsoll: the engine is started anew") == 1
     finally:
         for pid in pids:

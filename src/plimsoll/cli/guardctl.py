@@ -38,7 +38,7 @@ from plimsoll.doctor.rules.trend_growth import duration
 from plimsoll.errors import BadInput, WorldFailed, printable
 from plimsoll.guard.api.api import token_path
 from plimsoll.guard.config_reader import read_token
-from plimsoll.guard.daemon.journal import ABSENT, UNREADABLE, read_history
+from plimsoll.guard.daemon.journal import ABSENT, UNREADABLE, read_journal
 from plimsoll.launch.options import Split, split_options
 from plimsoll.net import http_get
 from plimsoll.net.http_call import Lost, Server
@@ -52,7 +52,6 @@ RUNGS = ("shed", "compact", "restart")
 USUAL = "http://127.0.0.1:9790"
 MOST_BYTES = 64 << 20
 MOST_ENTRIES = 1_000
-WHOLE_JOURNAL = 1_000_000
 REFUSALS_PAGE = "docs/guard-acts.md#when-it-refuses"
 # What helps against a reason that does not say so itself; the page says more.
 WHAT_TO_DO = {
@@ -352,7 +351,7 @@ def _history(guard: GuardClient, engine: str | None, limit: int, *, is_json: boo
 
 def _journal(path: str, limit: int, engine: str | None, *, is_json: bool) -> int:
     """The history in the file itself, also where no guard runs."""
-    journal = read_history(Path(path), WHOLE_JOURNAL)
+    journal = read_journal(Path(path))
     for problem in journal.wrong:
         if problem.kind in (ABSENT, UNREADABLE) and not journal.entries:
             raise BadInput(problem.message)

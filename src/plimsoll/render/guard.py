@@ -302,7 +302,7 @@ END_TEXTS = {
 def entry_json(entry: Entry) -> dict[str, Any]:
     """A journal entry as the API shows it, redacted once more."""
     return {
-        "number": entry.first_number, "at": entry.at, "kind": clean(entry.kind), "engine": clean(entry.engine),
+        "number": entry.number, "at": entry.at, "kind": clean(entry.kind), "engine": clean(entry.engine),
         "action": clean(entry.action), "step": clean(entry.step), "fields": plain(dict(entry.fields)),
     }  # fmt: skip
 

@@ -8,7 +8,7 @@ import pytest
 
 from plimsoll.guard.act.capacity import EngineLoad
 from plimsoll.guard.act.decide import ActionPlan, EngineStatus, FailedRestarts, FleetView, decide
-from plimsoll.guard.act.journal_entry import CLOSED, RESTART, SEEN, SWITCH, WINDOW_S, CarryOver, Entry
+from plimsoll.guard.act.journal_entry import CLOSED, RESTART, SEEN, SWITCH, WINDOW_S, Entry, needed
 from plimsoll.guard.act.journal_replay import PAUSE, failed_restarts, known_processes, read_switches
 from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.unknown import Condition, Status
@@ -20,17 +20,17 @@ class Story:
     """A journal as it is written, and what is still needed of it."""
 
     def __init__(self) -> None:
-        self.carry, self.number, self.at = CarryOver(), 0, 1_000.0
+        self.entries: list[Entry] = []
+        self.at = 1_000.0
 
     def note(self, what: str, engine: str = "a", action: str = "", step: str = "", **fields: Any) -> Story:
         """One entry more."""
-        self.number += 1
-        self.carry.note(Entry(self.number, self.at, what, engine, action, step, fields))
+        self.entries.append(Entry(len(self.entries) + 1, self.at, what, engine, action, step, fields))
         return self
 
     def closed(self, kind: str, end: str, grade: str = "restart") -> Story:
         """An action ended so."""
-        return self.note(CLOSED, action=f"x{self.number}", kind=kind, end=end, grade=grade)
+        return self.note(CLOSED, action=f"x{len(self.entries)}", kind=kind, end=end, grade=grade)
 
     def switch(self, engine: str, *, is_on: bool) -> Story:
         """Somebody paused or resumed."""
@@ -38,7 +38,7 @@ class Story:
 
     def ends(self, later_s: float = 0.0) -> dict[str, FailedRestarts]:
         """What is remembered so much later."""
-        return failed_restarts(self.carry.entries(self.at + later_s))
+        return failed_restarts(needed(self.entries, self.at + later_s))
 
 
 @pytest.mark.parametrize("end", ["failed", "held"])
@@ -58,7 +58,7 @@ def test_a_restart_that_is_done_or_somebody_who_resumes_the_engine_ends_it() -> 
     assert Story().closed("wedged", "held").switch("a", is_on=False).ends(YEAR_S) == {}
     story = Story().closed("wedged", "held").switch("a", is_on=False).switch("a", is_on=True)
     assert story.ends() == {}
-    assert read_switches(story.carry.entries(story.at)).paused == {"a"}
+    assert read_switches(needed(story.entries, story.at)).paused == {"a"}
 
 
 def test_that_it_does_not_work_is_one_reason_and_reasons_add_up() -> None:
@@ -95,7 +95,7 @@ def test_which_process_answered_is_kept_whatever_its_age() -> None:
     story = Story().note(SEEN, started=5.0, count=1).note(RESTART, own=False, started=7.0, count=None, awaited=True)
     story.at += YEAR_S
     story.note(RESTART, action="x1", own=True).note(RESTART, action="x2", own=True).note(CLOSED, action="x2", end="undone")
-    found = known_processes(story.carry.entries(story.at))["a"]
+    found = known_processes(needed(story.entries, story.at))["a"]
     assert found.seen is not None
     assert (found.seen.started, found.seen.restarts, found.own, found.is_awaited) == (7.0, None, 1, True)
-    assert known_processes(story.carry.entries(story.at + YEAR_S))["a"].seen == found.seen
+    assert known_processes(needed(story.entries, story.at + YEAR_S))["a"].seen == found.seen

@@ -15,7 +15,7 @@ from plimsoll.guard.act.journal_replay import PAUSE, RUNGS
 from plimsoll.guard.act.ports import JournalWriter
 from plimsoll.guard.act.steps import ActionRun, End
 from plimsoll.guard.daemon.conductor import QUIET_STEPS, Conductor
-from plimsoll.guard.daemon.journal import read_history
+from plimsoll.guard.daemon.journal import read_journal
 from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.net.server import Answer, error
@@ -218,7 +218,7 @@ class ActionRoutes:
         if not last.isascii() or not last.isdecimal() or len(last) > 6 or not 0 < int(last) <= MOST_ENTRIES:
             return error(400, f"last is a whole number from 1 to {MOST_ENTRIES}")
         async with self._reading:  # one at a time: reading a long journal takes seconds
-            found = await asyncio.to_thread(read_history, actions.journal, int(last))
+            found = await asyncio.to_thread(read_journal, actions.journal, int(last))
         rows = [entry_json(one) for one in found.entries]
         return _answer(200, {"entries": rows, "wrong": [clean(one.message) for one in found.wrong]})
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from plimsoll.errors import PlimsollError, WorldFailed
 from plimsoll.guard.act.decide import BlockedAction, FailedRestarts, FleetView
-from plimsoll.guard.act.journal_entry import SEEN, SWITCH, CarryOver, Entry
+from plimsoll.guard.act.journal_entry import SEEN, SWITCH, Entry, needed
 from plimsoll.guard.act.journal_replay import (
     PAUSE,
     EngineProcess,
@@ -39,7 +39,7 @@ from plimsoll.guard.daemon.conductor import ActionPorts, Announcement, Conductor
 from plimsoll.guard.daemon.engine_http import EngineClient, RequestFailed
 from plimsoll.guard.daemon.engine_look import served_model, warm_up
 from plimsoll.guard.daemon.evidence import EvidenceSources, EvidenceStore
-from plimsoll.guard.daemon.journal import ABSENT, DAMAGED, TORN, Journal, JournalContents, read_journal
+from plimsoll.guard.daemon.journal import ABSENT, DAMAGED, Journal, JournalContents, read_journal
 from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService, SharedLock
 from plimsoll.guard.daemon.observer import EngineCapabilities, Fleet, FleetObserver
 from plimsoll.guard.daemon.steps import EngineAdapters
@@ -55,8 +55,8 @@ class DryRunJournal:
 
     def __init__(self, path: Path, wall: Callable[[], float]) -> None:
         self._path, self._wall = path, wall
-        self._carry, self._number = CarryOver(), 0
-        self._signature: tuple[int, ...] | None = None
+        self._entries: list[Entry] = []
+        self._signature: list[tuple[int, ...]] | None = None
         self._next_s = 0.0
         self.trouble = ""  # why earlier actions are unknown
 
@@ -72,27 +72,23 @@ class DryRunJournal:
 
     def _take(self, reading: JournalContents) -> None:
         """Replaces the entries kept in memory: the file has them by now, or will."""
-        self._carry, self._number = CarryOver(), 0
-        for entry in reading.entries:
-            self._carry.note(entry)
-            self._number = entry.number
-        kinds = {one.kind for one in reading.wrong}
-        self.trouble = next((one.message for one in reading.wrong if one.kind not in (ABSENT, TORN)), "")
-        if DAMAGED in kinds:  # as an acting guard would do
+        self._entries = list(reading.entries)
+        self.trouble = next((one.message for one in reading.wrong if one.kind != ABSENT), "")
+        if any(one.kind == DAMAGED for one in reading.wrong):  # as an acting guard would do
             self.append(SWITCH, step=PAUSE, fields={"on": True})
 
     def append(
         self, kind: str, *, engine: str = "", action: str = "", step: str = "", fields: Mapping[str, Any] | None = None
     ) -> Entry:
         """Keeps the entry in memory only."""
-        self._number += 1
-        entry = Entry(self._number, self._wall(), kind, engine, action, step, fields or {})
-        self._carry.note(entry)
-        return entry
+        number = self._entries[-1].number + 1 if self._entries else 1
+        self._entries.append(Entry(number, self._wall(), kind, engine, action, step, fields or {}))
+        return self._entries[-1]
 
     def kept(self) -> list[Entry]:
         """The entries still needed."""
-        return self._carry.entries(self._wall())
+        self._entries = needed(self._entries, self._wall())
+        return list(self._entries)
 
 
 class DryRunLock:
@@ -113,12 +109,10 @@ class DryRunLock:
         return done("dry run: no lock")
 
 
-def _signature(path: Path) -> tuple[int, ...] | None:
-    try:
-        found = os.stat(path)  # noqa: PTH116  (the figures alone)
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+def _signature(path: Path) -> list[tuple[int, ...]]:
+    """Changes with every entry: of the file and of SQLite's write-ahead log beside it."""
+    files = [one.stat() for one in (path, path.with_name(f"{path.name}-wal")) if one.exists()]
+    return [(file.st_ino, file.st_size, file.st_mtime_ns) for file in files]
 
 
 MOST_A_ROUND = 20  # entries: each is synced to disk before the next

@@ -1,15 +1,16 @@
-"""Guard's journal: every step before and after it is done, in an append-only file that survives whatever ends guard.
+"""Guard's journal: every step before and after it is done, in an SQLite file that survives whatever ends guard.
 
-Each entry is one line, written with one write and on the disk before `append` returns. Beside the file JOURNAL lie
+Each entry is one transaction, on the disk before `append` returns (write-ahead log, synchronous=FULL). SQLite keeps the file
+whole; a checksum in each row shows that one of its bytes has changed. The newest ENTRIES_KEPT entries stay, and those that are
+still needed. Beside the file JOURNAL lie
 
+    JOURNAL-wal, -shm    SQLite's own, while guard runs or after it was killed: they belong to the file
     JOURNAL.lock         held by the guard that writes, so that there is never a second one
-    JOURNAL.old-N        full files; what was still needed of them is in the next one
-    JOURNAL.torn-N       a last line that was incomplete at the next start, cut off there
-    JOURNAL.damaged-N    a file with an invalid line; the next one begins with what was read before that line
-    JOURNAL.new          a next file that is not complete yet
+    JOURNAL.damaged-N    a damaged file (and its -wal); the next one began with what could be read of it
+    JOURNAL.jsonl-N      a journal of plimsoll 0.1, one line of JSON an entry; the next one began with its entries
+    JOURNAL.new          a next file that is not in its place yet
 
-A file at one of these names is never written over. The newest OLD_KEPT full files and TORN_KEPT torn lines are kept; damaged
-files are for an operator to inspect and remove.
+A file at one of these names is never written over; damaged and old ones are for an operator to inspect and remove.
 """
 
 from __future__ import annotations
@@ -17,34 +18,41 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
+import itertools
+import json
 import os
-import re
+import sqlite3
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
+from urllib.parse import quote
+
+import msgspec
 
 from plimsoll.errors import WorldFailed
-from plimsoll.guard.act.journal_entry import BEGUN, LINE_MAX, SCHEMA, CarryOver, Entry, LineReader, cleaned, encode
+from plimsoll.guard.act.journal_entry import BEGUN, Entry, cleaned, needed
 
-# A last line without its newline is torn: it was being written when the power went, or is being written now. Any other invalid
-# line is damage: what stands before it counts, and what comes after is not read, since something may be missing in between.
-PIECE = 64 << 10
-TORN = "torn"
+SCHEMA = "plimsoll.journal/2"
 DAMAGED = "damaged"
 ABSENT = "absent"
 UNREADABLE = "unreadable"
+ENTRIES_KEPT = 200_000
+PRUNE_EVERY = 1_000  # entries
+WAIT_S = 5.0  # for another process that locks the file
+_TABLE = """CREATE TABLE IF NOT EXISTS entry (n INTEGER PRIMARY KEY, t REAL NOT NULL, kind TEXT NOT NULL, engine TEXT NOT NULL,
+    action TEXT NOT NULL, step TEXT NOT NULL, fields TEXT NOT NULL, sum TEXT NOT NULL)"""
+_INSERT = "INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class JournalProblem(NamedTuple):
-    """What is wrong with a journal, and from where on it is ignored."""
+    """What is wrong with a journal."""
 
     kind: str
     message: str
-    at_byte: int = 0
-    lines_after: int = 0  # line ends in the ignored part
 
 
 class JournalContents(NamedTuple):
@@ -52,117 +60,126 @@ class JournalContents(NamedTuple):
 
     entries: tuple[Entry, ...]
     wrong: tuple[JournalProblem, ...] = ()
+    is_of_0_1: bool = False
 
 
-def read_journal(path: Path) -> JournalContents:
-    """Reads a journal; never raises for what the file is or holds."""
+def read_journal(path: Path, last: int | None = None) -> JournalContents:
+    """Reads all entries of a journal, or the last ones; never raises for what the file is or holds.
+
+    After damage only the entries before it are given: among those that follow some may be missing.
+    """
     entries: list[Entry] = []
-    wrong: list[JournalProblem] = []
-    for item in stream_journal(path):
-        if isinstance(item, Entry):
-            entries.append(item)
-        else:
-            wrong.append(item)
-    return JournalContents(tuple(entries), tuple(wrong))
-
-
-def read_history(path: Path, last: int) -> JournalContents:
-    """The last entries, each once, also from the full files before this one."""
-    files = [path, *reversed(beside(path, "old"))]
-    found: list[Entry] = []
-    wrong: list[JournalProblem] = []
-    for file in files:
-        reading = read_journal(file)
-        before = found[0].number if found else 2**62
-        found[:0] = [entry for entry in reading.entries if entry.number < before and not entry.was]
-        wrong[:0] = reading.wrong
-        if len(found) >= last:
-            break
-    return JournalContents(tuple(found[-last:]) if last > 0 else (), tuple(wrong))
-
-
-def stream_journal(path: Path) -> Iterator[Entry | JournalProblem]:
-    """The entries one by one; a problem comes last."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    except FileNotFoundError:
-        yield JournalProblem(ABSENT, f"no journal at {path}")
-        return
-    except (OSError, ValueError) as problem:
-        yield JournalProblem(UNREADABLE, f"{path} cannot be read: {getattr(problem, 'strerror', None) or problem}")
-        return
-    try:
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            yield from stream_descriptor(descriptor, LineReader(), str(path))
-        else:
-            yield JournalProblem(UNREADABLE, f"{path} is not a regular file")
-    finally:
-        os.close(descriptor)
-
-
-def stream_descriptor(descriptor: int, reader: LineReader, name: str) -> Iterator[Entry | JournalProblem]:
-    """The entries of an open file from its beginning; `reader` then knows how the next line continues."""
-    at = line = 0
-    held = b""
-    for piece in _pieces(descriptor, 0):
-        if isinstance(piece, JournalProblem):
-            yield piece._replace(message=f"{name} {piece.message}", at_byte=at)
-            return
-        *whole, held = (held + piece).split(b"\n")
-        for one in whole:
-            line += 1
-            found = reader.read(one)
-            if isinstance(found, str):
-                yield JournalProblem(DAMAGED, _damage(name, line, found), at, _line_ends(descriptor, at))
-                return
-            at += len(one) + 1
-            yield found
-        if len(held) > LINE_MAX:
-            break
-    if held and (after := _line_ends(descriptor, at)):
-        yield JournalProblem(DAMAGED, _damage(name, line + 1, "it is far too long"), at, after)
-    elif held:
-        yield JournalProblem(TORN, f"{name}, line {line + 1}: the last line is incomplete (cut off, or being written)", at)
-
-
-def _damage(name: str, line: int, why: str) -> str:
-    return f"{name}, line {line}: {why}; this line and all after it are ignored"
-
-
-def _line_ends(descriptor: int, at: int) -> int:
-    return sum(piece.count(b"\n") for piece in _pieces(descriptor, at) if isinstance(piece, bytes))
-
-
-def _pieces(descriptor: int, at: int) -> Iterator[bytes | JournalProblem]:
-    """The file from this offset, with pread, so that several may read one descriptor."""
-    while True:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
         try:
-            piece = os.pread(descriptor, PIECE, at)
-        except OSError as problem:
-            yield JournalProblem(UNREADABLE, f"cannot be read further: {problem.strerror or problem}")
-            return
-        if not piece:
-            return
-        at += len(piece)
-        yield piece
+            damage = _read_table(path, last, entries)
+            is_of_0_1 = False
+        except sqlite3.DatabaseError as problem:
+            if _code(problem) != sqlite3.SQLITE_NOTADB:
+                raise OSError(errno.EIO, str(problem)) from None
+            damage = _read_lines(path, entries)
+            is_of_0_1 = True
+    except FileNotFoundError:
+        return JournalContents((), (JournalProblem(ABSENT, f"no journal at {path}"),))
+    except (OSError, ValueError) as problem:
+        return JournalContents((), (JournalProblem(UNREADABLE, f"{path} cannot be read: {_words(problem)}"),))
+    wrong = (JournalProblem(DAMAGED, f"{path}, {damage}; this and all after it is ignored"),) if damage else ()
+    return JournalContents(tuple(entries if last is None else entries[max(0, len(entries) - last) :]), wrong, is_of_0_1)
 
 
-def beside(path: Path, kind: str) -> list[Path]:
-    """The files of this kind beside a journal (JOURNAL.old-1, ...), the oldest first."""
-    pattern = re.compile(re.escape(f"{path.name}.{kind}-") + r"([1-9][0-9]{0,8})")
-    try:
-        names = os.listdir(path.parent)  # noqa: PTH208  (only the names)
-    except OSError:
-        return []
-    numbered = sorted((int(found[1]), name) for name in names if (found := pattern.fullmatch(name)))
-    return [path.with_name(name) for _, name in numbered]
+def _read_table(path: Path, last: int | None, entries: list[Entry]) -> str:
+    """Adds the entries up to the first that is damaged, and says what is wrong with that."""
+    newest = "" if last is None else f"WHERE n > (SELECT max(n) FROM entry) - {last:d}"  # noqa: S608
+    checks = "PRAGMA quick_check(1)" if last is None else "SELECT 'ok'"
+    damage = ""
+    with contextlib.closing(_connect(path)) as database:  # not read-only: it may have to finish what a killed guard was writing
+        database.execute("PRAGMA query_only = ON")
+        try:
+            if database.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
+                return "the file holds no entries" if path.stat().st_size else ""
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as problem:
+            damage = _damage(problem)
+            database.execute("PRAGMA writable_schema = ON")  # a file that was cut short is read as far as it goes
+        number = 0
+        try:
+            for row in database.execute(f"SELECT * FROM entry {newest} ORDER BY n"):  # noqa: S608  (no text of anybody's)
+                if _checksum(row[:-1]) != row[-1] or row[0] <= number:
+                    return f"entry {row[0]}: its checksum is not right"
+                number, at, kind, engine, action, step, fields, _ = row
+                entries.append(Entry(number, at, kind, engine, action, step, json.loads(fields)))
+            check = database.execute(checks).fetchone()[0]
+            damage = damage or ("" if check == "ok" else check.splitlines()[-1])
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as problem:
+            damage = damage or _damage(problem)
+    return damage and f"after entry {number}: {damage}"
 
 
-ROTATE_BYTES = 64 << 20
-OLD_KEPT = 8
-TORN_KEPT = 100
-_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_PIECE = 1 << 20
+def _damage(problem: sqlite3.Error | UnicodeDecodeError) -> str:
+    """What is wrong with the file; raised again if it is not the file. SQLITE_ERROR: its table is not ours."""
+    if isinstance(problem, sqlite3.Error) and _code(problem) not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR):
+        raise problem
+    return str(problem)
+
+
+def _connect(path: Path, mode: str = "rw") -> sqlite3.Connection:
+    uri = f"file:{quote(str(path.absolute()))}?mode={mode}"
+    database = sqlite3.connect(uri, uri=True, timeout=WAIT_S, isolation_level=None, check_same_thread=False)
+    database.text_factory = lambda data: data.decode("utf-8", "replace")
+    return database
+
+
+def _code(problem: sqlite3.Error) -> int:
+    return int(getattr(problem, "sqlite_errorcode", sqlite3.SQLITE_ERROR)) & 0xFF
+
+
+def _row(entry: Entry) -> tuple[Any, ...]:
+    row = (*entry[:-1], json.dumps(dict(entry.fields), separators=(",", ":"), allow_nan=False))
+    return *row, _checksum(row)
+
+
+def _checksum(row: tuple[Any, ...]) -> str:
+    return hashlib.sha256(json.dumps(row, default=str).encode()).hexdigest()[:16]
+
+
+# A journal of plimsoll 0.1: one JSON object a line, whose last member `sum` covers the bytes before it and the sum of the line
+# before. `was`: the number in an earlier file, from which the entry was carried over.
+LINE_MAX = 256 << 10
+_SUM, _SEED = ',"sum":"', "0" * 16
+
+
+class _Line(msgspec.Struct):
+    n: Annotated[int, msgspec.Meta(gt=0)]
+    t: Annotated[float, msgspec.Meta(gt=-1e12, lt=1e12)]
+    kind: str = ""
+    engine: str = ""
+    action: str = ""
+    step: str = ""
+    fields: dict[str, Any] = {}
+    was: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+def _read_lines(path: Path, entries: list[Entry]) -> str:
+    """As `_read_table`, from a journal of plimsoll 0.1; a last line that was cut off is no damage."""
+    before, number = _SEED, 0
+    with path.open("rb") as file:
+        for count, line in enumerate(iter(lambda: file.readline(LINE_MAX), b""), 1):
+            body, _, tail = line.rpartition(_SUM.encode())
+            before = hashlib.sha256(before.encode() + b"\n" + body).hexdigest()[:16]
+            try:
+                if tail != f'{before}"}}\n'.encode():
+                    raise ValueError("its checksum is not right")
+                one = msgspec.json.decode(body + b"}", type=_Line)
+                if number and one.n != number + 1:
+                    raise ValueError(f"its number is {one.n} and should be {number + 1}")
+            except (ValueError, msgspec.DecodeError) as problem:
+                is_begun = count > 1 or line.startswith(b"{")
+                is_cut_off = b"\n" not in line and not any(b"\n" in piece for piece in iter(lambda: file.read(LINE_MAX), b""))
+                return "" if is_begun and is_cut_off else f"line {count}: {problem}"
+            number = one.n
+            if one.kind != BEGUN:
+                entries.append(Entry(one.was or one.n, one.t, one.kind, one.engine, one.action, one.step, one.fields))
+    return ""
 
 
 class JournalFailed(WorldFailed):
@@ -174,27 +191,27 @@ class JournalBusy(JournalFailed):
 
 
 class Journal:
-    """An open journal; `wrong` has the problems found at opening, `trouble` a later one that is not fatal.
+    """An open journal; `wrong` has the problems found at opening.
 
     After damage `kept` may lack the newest entries: restarts that budgets should count, a pause. Check `wrong` before acting.
     """
 
-    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time, rotate_bytes: int = ROTATE_BYTES) -> None:
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time, most: int = ENTRIES_KEPT) -> None:
         self.path = path.absolute()
         self.wrong: tuple[JournalProblem, ...] = ()
-        self.trouble = ""
-        self._clock, self._rotate_bytes = clock, rotate_bytes
+        self._clock, self._most = clock, most
         self._mutex = threading.Lock()
-        self._reader = LineReader()  # number and sum of the last line
-        self._carry = CarryOver()
-        self._file = self._lock = -1
-        self._size = self._rotate_at = 0
-        self._broken = ""
+        self._number = 0  # of the last entry
+        self._entries: list[Entry] = []  # those that are needed, and some more
+        self._database: sqlite3.Connection | None = None
+        self._lock = -1
         try:
-            _make_folder(self.path.parent)
+            if not self.path.parent.is_dir():
+                self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                sync_folder(self.path.parent.parent)
             self._take_lock()
             self._open()
-        except OSError as problem:
+        except (OSError, sqlite3.Error) as problem:
             self.close()
             raise JournalFailed(f"{self.path}: {_words(problem)}") from None
         except BaseException:
@@ -209,213 +226,131 @@ class Journal:
 
     def close(self) -> None:
         """Closes the file and its lock; everything appended is on disk already."""
-        self._broken = self._broken or "it is closed"
-        for name in ("_file", "_lock"):
-            descriptor = getattr(self, name)
-            setattr(self, name, -1)
-            if descriptor >= 0:
-                os.close(descriptor)
+        if self._database is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._database.execute("PRAGMA journal_mode = DELETE")  # one plain file, unless somebody reads it just now
+            self._database.close()
+            self._database = None
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def kept(self) -> list[Entry]:
         """The entries still needed: of open actions, those that budgets count, the last of each switch."""
         with self._mutex:
-            return self._carry.entries(self._clock())
+            self._entries = needed(self._entries, self._clock())
+            return list(self._entries)
 
     def append(
         self, kind: str, *, engine: str = "", action: str = "", step: str = "", fields: Mapping[str, Any] | None = None
     ) -> Entry:
         """Writes one entry and returns it as written (without secrets) once it is on disk; JournalFailed if it is not."""
         with self._mutex:
-            number = self._reader.number + 1
-            entry = cleaned(Entry(number, round(self._clock(), 3), kind, engine, action, step, fields or {}))
-            line, checksum = encode(entry, self._reader.sum)
-            self._write(line)
-            self._reader.number, self._reader.sum = number, checksum
-            self._size += len(line)
-            self._carry.note(entry)
-            if self._size >= self._rotate_at:
-                self._rotate()
+            entry = cleaned(Entry(self._number + 1, round(self._clock(), 3), kind, engine, action, step, fields or {}))
+            if self._database is None:
+                raise JournalFailed(f"{self.path}: it is closed")
+            try:
+                if self._files() != self._opened:
+                    raise JournalFailed(f"{self.path}: the file is gone, or another one is in its place")
+                self._database.execute(_INSERT, _row(entry))
+            except sqlite3.IntegrityError:
+                raise JournalFailed(f"{self.path}: another process has written to it") from None
+            except sqlite3.Error as problem:
+                raise JournalFailed(f"{self.path} cannot be written: {problem}") from None
+            self._number = entry.number
+            self._entries.append(entry)
+            if self._number % PRUNE_EVERY == 0:
+                self._prune()
             return entry
 
-    def _write(self, line: bytes) -> None:
-        self._check()
-        try:
-            written = os.write(self._file, line)
-            if written != len(line):
-                raise OSError(errno.ENOSPC, "no space for the whole line")
-        except BaseException as problem:
-            self._take_back()
-            if isinstance(problem, OSError):
-                raise JournalFailed(f"{self.path} cannot be written: {_words(problem)}") from None
-            raise
-        try:
-            os.fsync(self._file)
-        except BaseException as problem:
-            self._take_back()
-            # The kernel may have dropped what it could not write, and report no error the next time.
-            self._broken = f"not written to disk: {_words(problem)}"
-            if isinstance(problem, OSError):
-                raise JournalFailed(f"{self.path}: {self._broken}") from None
-            raise
+    def _prune(self) -> None:
+        self._entries = needed(self._entries, self._clock())
+        numbers = ",".join(str(entry.number) for entry in self._entries)
+        old = f"DELETE FROM entry WHERE n <= ? AND n NOT IN ({numbers})"  # noqa: S608  (numbers of ours)
+        with contextlib.suppress(sqlite3.Error):  # tried again later
+            assert self._database is not None
+            self._database.execute(old, (self._number - self._most,))
 
-    def _check(self) -> None:
-        """Raises unless the file is still the one at its path, as guard left it."""
-        if not self._broken:
-            try:
-                found = self.path.stat(follow_symlinks=False)
-                if not os.path.samestat(found, os.fstat(self._file)):
-                    self._broken = "another file is in its place"
-                elif found.st_size != self._size:
-                    self._broken = "another process has written to it"
-            except OSError as problem:
-                self._broken = f"the file is gone: {_words(problem)}"
-        if self._broken:
-            raise JournalFailed(f"{self.path}: {self._broken}")
-
-    def _take_back(self) -> None:
-        """Removes a partly written line."""
-        try:
-            os.ftruncate(self._file, self._size)
-        except OSError as problem:
-            self._broken = f"half a line could not be removed: {_words(problem)}"
+    def _files(self) -> list[tuple[int, int]]:
+        """Which files are at the paths of the journal and of its write-ahead log."""
+        found = []
+        for path in (self.path, self._beside("-wal")):
+            with contextlib.suppress(OSError):
+                status = path.lstat()
+                found.append((status.st_dev, status.st_ino))
+        return found
 
     def _take_lock(self) -> None:
-        path = self.path.with_name(self.path.name + ".lock")
-        self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        self._lock = os.open(self._beside(".lock"), flags, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise JournalBusy(f"{self.path}: another guard writes this journal") from None
 
     def _open(self) -> None:
-        self._new().unlink(missing_ok=True)  # left by a guard that was killed
-        try:
-            self._file = os.open(self.path, _FLAGS)
-        except FileNotFoundError:
-            self._begin("")
-            return
-        if not stat.S_ISREG(os.fstat(self._file).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file")
-        os.fchmod(self._file, 0o600)
-        for item in stream_descriptor(self._file, self._reader, str(self.path)):
-            if isinstance(item, Entry):
-                self._carry.note(item)
-            else:
-                self.wrong += (item,)
-        self._size = os.fstat(self._file).st_size
-        self._rotate_at = max(self._rotate_bytes, self._size)
-        for wrong in self.wrong:
-            self._mend(wrong)
-        if self._size == 0:
-            self._begin("")
-
-    def _mend(self, wrong: JournalProblem) -> None:
-        if wrong.kind == UNREADABLE:
-            raise OSError(errno.EIO, wrong.message)
-        if wrong.kind == DAMAGED:
-            self._reader.number += wrong.lines_after  # a number is never used twice
-            self._begin(DAMAGED)
-        if wrong.kind == TORN:
-            _copy(self._file, wrong.at_byte, self._free_name(TORN, TORN_KEPT))
-            os.ftruncate(self._file, wrong.at_byte)
-            os.fsync(self._file)
-            self._size = wrong.at_byte
-
-    def _rotate(self) -> None:
-        try:
-            self._begin("old")
-        except OSError as problem:  # the old file still takes entries; retried later
-            self.trouble = f"{self.path}: cannot start the next file: {_words(problem)}"
-            self._rotate_at = self._size + self._rotate_bytes // 16
-            with contextlib.suppress(OSError):
-                self._new().unlink(missing_ok=True)
-
-    def _begin(self, kind: str) -> None:
-        """Starts the next file with what is still needed, and keeps the one before under a name by kind.
-
-        There is a complete journal at the path at every moment.
-        """
-        now = self._clock()
-        fields = {"schema": SCHEMA, "because": kind, "after": self._reader.sum if self._reader.number else ""}
-        reader, lines = LineReader(), []
-        reader.number = self._reader.number
-        kept = self._carry.entries(now)
-        for entry in [Entry(0, round(now, 3), BEGUN, fields=fields), *kept]:
-            reader.number += 1
-            was = 0 if entry.kind == BEGUN else entry.first_number
-            line, reader.sum = encode(entry._replace(number=reader.number, was=was), reader.sum)
-            lines.append(line)
-        data = b"".join(lines)
-        file = os.open(self._new(), _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            _write_all(file, data)
-            os.fsync(file)
+        new = self._beside(".new")
+        if new.exists() and not self.path.exists():  # a guard was killed between two renames
+            self._put_in_place(new)
+        for left in (new, self._beside(".new-journal")):
+            left.unlink(missing_ok=True)
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600))
+        contents = read_journal(self.path)
+        if any(problem.kind != DAMAGED for problem in contents.wrong):
+            raise JournalFailed(contents.wrong[0].message)
+        self.path.chmod(0o600)
+        self.wrong, self._entries = contents.wrong, list(contents.entries)
+        kind = DAMAGED if self.wrong else "jsonl" if contents.is_of_0_1 else ""
+        if kind or not self._entries:
+            number, fields = self._entries[-1].number + 1 if self._entries else 1, {"schema": SCHEMA, "because": kind}
+            self._entries.append(Entry(number, round(self._clock(), 3), BEGUN, fields=fields))
+            _write_rows(new, self._entries)
             if kind:
-                self._keep_aside(self._free_name(kind, OLD_KEPT if kind == "old" else None))
-            os.rename(self._new(), self.path)  # noqa: PTH104  (its twin os.link is beside it)
-            sync_folder(self.path.parent)
-        except BaseException:
-            os.close(file)
-            raise
-        if self._file >= 0:
-            os.close(self._file)
-        self._file, self._size, self._reader = file, len(data), reader
-        self._rotate_at = max(self._rotate_bytes, 2 * len(data))  # never one full file right after another
+                aside = self._aside(kind)
+                self.path.rename(aside)
+                with contextlib.suppress(FileNotFoundError):
+                    self._beside("-wal").rename(f"{aside}-wal")
+            self._put_in_place(new)
+        elif self._entries[-1].fields.get("because") == DAMAGED:  # a guard was killed before it could pause
+            self.wrong = (JournalProblem(DAMAGED, f"{self.path} was damaged at the last start"),)
+        self._number = self._entries[-1].number
+        self._database = _connect(self.path)
+        for pragma in ("journal_mode = WAL", "synchronous = FULL"):
+            self._database.execute(f"PRAGMA {pragma}")
+        self._database.execute("SELECT n FROM entry LIMIT 1")  # opens the write-ahead log
+        self._opened = self._files()
 
-    def _keep_aside(self, name: Path) -> None:
-        try:
-            os.link(self.path, name, follow_symlinks=False)
-        except OSError:  # a file system without hard links
-            _copy(self._file, 0, name)
+    def _put_in_place(self, new: Path) -> None:
+        """Makes this file the journal; a write-ahead log that lies there is of another file."""
+        for suffix in ("-wal", "-shm"):
+            self._beside(suffix).unlink(missing_ok=True)
+        new.rename(self.path)
+        sync_folder(self.path.parent)
 
-    def _new(self) -> Path:
-        return self.path.with_name(self.path.name + ".new")
+    def _beside(self, suffix: str) -> Path:
+        return self.path.with_name(self.path.name + suffix)
 
-    def _free_name(self, kind: str, most: int | None) -> Path:
-        """The next name of this kind; beyond `most` the oldest are removed."""
-        there = beside(self.path, kind)
-        if most is not None:
-            for old in there[: max(0, len(there) - most + 1)]:
-                old.unlink(missing_ok=True)
-        number = int(there[-1].name.rpartition("-")[2]) + 1 if there else 1
-        return self.path.with_name(f"{self.path.name}.{kind}-{number}")
+    def _aside(self, kind: str) -> Path:
+        """The next free name of this kind."""
+        return next(path for number in itertools.count(1) if not (path := self._beside(f".{kind}-{number}")).exists())
 
 
-def _make_folder(folder: Path) -> None:
-    if not folder.is_dir():
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        sync_folder(folder.parent)
+def _write_rows(path: Path, entries: Iterable[Entry]) -> None:
+    """Writes a file with these entries, whole or not at all."""
+    with contextlib.closing(_connect(path, "rwc")) as database:
+        path.chmod(0o600)
+        database.execute("BEGIN")
+        database.execute(_TABLE)
+        database.executemany(_INSERT, map(_row, entries))
+        database.execute("COMMIT")
 
 
 def sync_folder(folder: Path) -> None:
-    """Syncs a folder's entries to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _copy(source: int, at: int, name: Path) -> None:
-    """Copies the rest of an open file into a new one."""
-    target = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        while piece := os.pread(source, _PIECE, at):
-            _write_all(target, piece)
-            at += len(piece)
-        os.fsync(target)
-    except BaseException:
-        name.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(target)
-    sync_folder(name.parent)
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    at = 0
-    while at < len(data):
-        at += os.write(descriptor, data[at : at + _PIECE])
 
 
 def _words(problem: BaseException) -> str:

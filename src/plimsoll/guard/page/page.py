@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 
 import plimsoll
 from plimsoll.guard.api.actions import NOT_ACTING, ActionControl, RunningAction
-from plimsoll.guard.daemon.journal import read_history
+from plimsoll.guard.daemon.journal import read_journal
 from plimsoll.guard.daemon.observer import Fleet, WatchedEngine
 from plimsoll.guard.judge.load import expected_wait, recompute_share
 from plimsoll.guard.judge.look import Reach
@@ -157,7 +157,7 @@ class GuardPage:
         if actions is None:
             return Answer(200, json.dumps({"schema": SCHEMA, "entries": [], "wrong": [], "says": NOT_ACTING}).encode())
         async with self._reading:
-            found = await asyncio.to_thread(read_history, actions.journal, JOURNAL_READ)
+            found = await asyncio.to_thread(read_journal, actions.journal, JOURNAL_READ)
         rows = journal([entry_json(one) for one in found.entries], None if said is None else self.name_of(said))
         body = {"schema": SCHEMA, "entries": rows, "wrong": [shown(one.message) for one in found.wrong], "says": ""}
         return Answer(200, json.dumps(body).encode())
