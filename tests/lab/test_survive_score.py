@@ -113,13 +113,22 @@ def test_certificates_tell_both_sides() -> None:
 
 
 def test_the_overhead_has_its_bound() -> None:
-    """The loss with its spread, every ratio, and whether answers were the same."""
-    result = {"pairs": 2, "mean": 0.004, "spread": 0.001, "upper": 0.0085, "ratios": [0.995, 0.997]}
-    row = {"name": "overhead", "wrong": None, "result": result, "same_answers": {"compared": 12, "equal": 12, "tokens": 384}}
-    loss, answers = survive_score.overhead_lines([row])
-    assert loss.startswith("2 pairs: 0.40% fewer tokens a second with it (spread 0.10%, at most 0.85% with 95 % confidence); ")
-    assert loss.endswith("with / without: 0.9950, 0.9970.")
-    assert answers == "12 of 12 requests, sent one at a time, got equal tokens (384 tokens)."
+    """Each pair of servers has its ratios and its change; all pairs together a bound, and one by servers where there are two."""
+
+    def measured(ratios: list[float], mean: float) -> Row:
+        gap = {"with": 6.4, "without": 6.5}
+        answers = {"compared": 12, "equal": 12, "tokens": 384}
+        return {
+            "name": "overhead", "wrong": None, "result": {"mean": mean, "ratios": ratios, "gap_p50_ms": gap}, "same_answers": answers
+        }  # fmt: skip
+
+    *head, _, both, answers = survive_score.overhead_lines([measured([0.995, 0.997], 0.004), measured([1.01, 1.0], -0.005)])
+    assert cells(head, "0.9950") == ["1", "0.9950, 0.9970", "-0.40%", "6.40 / 6.50"]
+    assert both.startswith("4 pairs: +0.05% tokens a second with it, a loss of at most 0.73% with 95 % confidence; ")
+    assert both.endswith("a loss of at most 2.79% with 95 % confidence.")
+    assert answers == "24 of 24 requests, sent one at a time, got equal tokens (768 tokens)."
+    alone = survive_score.overhead_lines([measured([0.99], 0.01)])[-2]
+    assert alone.startswith("1 pairs: -1.00% tokens a second with it, the bound unknown; ")
 
 
 def test_a_later_good_run_replaces_a_failed_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
