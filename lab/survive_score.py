@@ -235,18 +235,15 @@ def overhead_lines(rows: Sequence[Row]) -> list[str]:
         lines.append([str(number), ratios, f"{-result['mean']:+.2%}", f"{gap['with']:.2f} / {gap['without']:.2f}"])
     losses = [1 - ratio for row in found for ratio in row["result"]["ratios"]]
     by_server = [row["result"]["mean"] for row in found]
-    bounds = [bound_in_words(losses), bound_in_words(by_server)]
     same = [row["same_answers"] for row in found]
+    equal, compared, tokens = (sum(one[key] for one in same) for key in ("equal", "compared", "tokens"))
+    change = f"{-statistics.fmean(losses):+.2%} tokens a second with it, {bound_in_words(losses)}"
+    reason = "since two that start together differ from the next two by more than their runs do"
     return [
-        *table(
-            "servers | tokens a second, with / without, each pair | change with it | median gap, ms, with / without",
-            lines,
-        ),
+        *table("servers | tokens a second, with / without, each pair | change with it | median gap, ms, with / without", lines),
         "",
-        f"{len(losses)} pairs: {-statistics.fmean(losses):+.2%} tokens a second with it, {bounds[0]}; counted by pairs of servers, "
-        f"since two that start together differ from the next two by more than their runs do, {bounds[1]}.",
-        f"{sum(one['equal'] for one in same)} of {sum(one['compared'] for one in same)} requests, sent one at a time, got equal "
-        f"tokens ({sum(one['tokens'] for one in same)} tokens).",
+        f"{len(losses)} pairs: {change}; counted by pairs of servers, {reason}, {bound_in_words(by_server)}.",
+        f"{equal} of {compared} requests, sent one at a time, got equal tokens ({tokens} tokens).",
     ]
 
 

@@ -113,14 +113,13 @@ def test_certificates_tell_both_sides() -> None:
 
 
 def test_the_overhead_has_its_bound() -> None:
-    """Each pair of servers has its ratios and its change; all pairs together a bound, and one by servers where there are two."""
+    """Each pair of servers has its ratios and its change; all together have a bound, and one by servers."""
 
     def measured(ratios: list[float], mean: float) -> Row:
         gap = {"with": 6.4, "without": 6.5}
         answers = {"compared": 12, "equal": 12, "tokens": 384}
-        return {
-            "name": "overhead", "wrong": None, "result": {"mean": mean, "ratios": ratios, "gap_p50_ms": gap}, "same_answers": answers
-        }  # fmt: skip
+        result = {"mean": mean, "ratios": ratios, "gap_p50_ms": gap}
+        return {"name": "overhead", "wrong": None, "result": result, "same_answers": answers}
 
     *head, _, both, answers = survive_score.overhead_lines([measured([0.995, 0.997], 0.004), measured([1.01, 1.0], -0.005)])
     assert cells(head, "0.9950") == ["1", "0.9950, 0.9970", "-0.40%", "6.40 / 6.50"]
