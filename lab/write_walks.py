@@ -63,7 +63,7 @@ WALKS: dict[str, Callable[[], object]] = {
 # From a metrics page to HAProxy, by hand: processes, sockets and minutes lie between the first file and the last.
 GUARD = "A metrics page to an action at HAProxy (`plimsoll guard --config plimsoll.toml --act`)"
 GUARD_FILES = (
-    "guard/daemon/run.py guard/daemon/observer.py guard/daemon/engine_look.py guard/daemon/engine_http.py"
+    "guard/daemon/run.py guard/daemon/observer.py guard/daemon/engine_look.py"
     " guard/daemon/engine_figures.py guard/judge/look.py guard/judge/judge.py guard/judge/history.py guard/judge/load.py"
     " guard/judge/tracker.py guard/daemon/acting.py guard/act/decide.py guard/act/capacity.py guard/daemon/conductor.py"
     " guard/act/steps.py guard/daemon/journal.py guard/daemon/steps.py guard/adapters/haproxy.py"

@@ -14,7 +14,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
-from plimsoll.net.http_call import Lost, Reply, Server
+from plimsoll.net.client import HttpClient, Lost, Reply
 
 SECONDS = 10.0
 DEEDS = ("/plimsoll/drain", "/plimsoll/undrain")
@@ -104,7 +104,7 @@ class World:
 
     async def etcd(self, guard: str, url: str) -> str:
         """Before etcd: it gives shorter leases than were asked for, as it may give longer ones; and who got which epoch."""
-        target = Server(url)
+        target = HttpClient(url)
 
         async def answers(asked: Asked) -> Reply | None:
             body = asked.body
@@ -121,7 +121,7 @@ class World:
 
     async def gate(self, guard: str, engine: str, url: str) -> str:
         """Before the gate of an engine."""
-        target, turn = Server(url), self._turns.setdefault(engine, asyncio.Lock())
+        target, turn = HttpClient(url), self._turns.setdefault(engine, asyncio.Lock())
 
         async def answers(asked: Asked) -> Reply | None:
             if asked.path not in DEEDS:
@@ -166,16 +166,16 @@ async def _read(reader: asyncio.StreamReader) -> Asked:
     return Asked(method, path, headers, await reader.readexactly(int(length)))
 
 
-async def _passed_on(target: Server, asked: Asked) -> Reply | None:
+async def _passed_on(target: HttpClient, asked: Asked) -> Reply | None:
     kept = {name: value for name, value in asked.headers.items() if name.lower() == "authorization"}
-    reply = await target.call(asked.method, asked.path, asked.body, kept, SECONDS)
+    reply = await target.call(asked.method, asked.path, asked.body, kept, deadline_s=SECONDS)
     return None if isinstance(reply, Lost) else reply
 
 
 def _written(reply: Reply) -> bytes:
     kept = ("content-type", "www-authenticate", "allow", "retry-after")
     lines = [f"HTTP/1.1 {reply.status} as it was answered", "Connection: close", f"Content-Length: {len(reply.body)}"]
-    lines += [f"{name}: {value}" for name, value in reply.headers.items() if name in kept]
+    lines += [f"{name}: {value}" for name, value in reply.headers.items() if name.lower() in kept]
     return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + reply.body
 
 

@@ -8,29 +8,19 @@ from collections.abc import Callable
 import pytest
 
 from plimsoll.errors import BadInput, TimedOut, TooLarge, WorldFailed
-from plimsoll.models.hub import may_see_token
+from plimsoll.models.hub import Hub
 from tests.models.hub_server import Handler, Server, hub_of
 
 pytestmark = pytest.mark.usefixtures("no_proxy")
 
 
-@pytest.mark.parametrize(
-    ("url", "allowed"),
-    [
-        ("https://hub.test/x", True),
-        ("https://hub.test:443/x", False),
-        ("http://hub.test/x", False),
-        ("https://hub.test.evil.test/x", False),
-        ("https://evil.test/hub.test", False),
-        ("https://hub.test@evil.test/x", False),
-        ("https://cdn.hub.test/x", False),
-        ("https://hub.test:8443/x", False),
-    ],
-)
-def test_who_may_see_the_token(url: str, allowed: bool) -> None:
-    """The same scheme, host and port as the hub, and https."""
-    assert may_see_token(url, "https://hub.test/org/name") is allowed
-    assert not may_see_token("http://hub.test/x", "http://hub.test/y")
+def test_no_token_goes_over_http_to_another_machine(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen by a proxy, as anybody on the way would see it."""
+    monkeypatch.setenv("http_proxy", server.url)
+    server.acts["config.json"] = lambda h: h.refuse(404, "")
+    with pytest.raises(BadInput, match=r"not on hub\.test"):
+        Hub("http://hub.test", token="hf_secret").read("org/name")
+    assert [token for _, token, _ in server.seen] == [None]
 
 
 def _slow(handler: Handler) -> None:
@@ -63,12 +53,12 @@ def _not_http(handler: Handler) -> None:
     ("act", "error", "says"),
     [
         (_slow, TimedOut, "did not answer within 0.2 s"),
-        (_trickle, TimedOut, "did not finish its answer within 0.8 s"),
-        (_headers_without_end, TimedOut, "did not finish its answer within 0.8 s"),
+        (_trickle, TimedOut, "did not answer within 0.8 s"),
+        (_headers_without_end, TimedOut, "did not answer within 0.8 s"),
         (_not_http, WorldFailed, "not HTTP"),
-        (lambda h: h.answer(200, b"{", Content_Length="50"), WorldFailed, "broke off after 1 of 50 bytes"),
+        (lambda h: h.answer(200, b"{", Content_Length="50"), WorldFailed, "truncated answer"),
         (lambda h: h.answer(200, b"\x1f\x8b", Content_Encoding="gzip"), WorldFailed, "compressed"),
-        (lambda h: h.answer(200, b"", Content_Length=str(10**10)), TooLarge, "10,000,000,000 bytes"),
+        (lambda h: h.answer(200, b"", Content_Length=str(10**10)), TooLarge, "more than"),
         (lambda h: h.answer(302, b"", Location="file:///etc/passwd"), WorldFailed, "not https"),
         (lambda h: h.answer(302, b"", Location="ftp://127.0.0.1/x"), WorldFailed, "not https"),
         (lambda h: h.answer(302, b"", Location=h.path), WorldFailed, "redirects more than 5 times"),
@@ -107,7 +97,7 @@ def test_a_body_without_a_length_is_bounded(server: Server, monkeypatch: pytest.
         (lambda h: h.answer(206, b"\x02" + bytes(7), Content_Range="bytes 5-12/100"), WorldFailed, "another part"),
         (lambda h: h.answer(206, b"\x02" + bytes(7), Content_Range="bytes 0-99/100"), WorldFailed, "another part"),
         (lambda h: h.answer(206, b"\x02" + bytes(7), Content_Range="nonsense"), WorldFailed, "another part"),
-        (lambda h: h.answer(206, b"\x02", Content_Range="bytes 0-7/100", Content_Length="8"), WorldFailed, "broke off"),
+        (lambda h: h.answer(206, b"\x02", Content_Range="bytes 0-7/100", Content_Length="8"), WorldFailed, "truncated answer"),
         (lambda h: h.answer(206, b"\xff" * 8, Content_Range="bytes 0-7/100"), BadInput, "not a safetensors file"),
         (lambda h: h.answer(206, b"\x40" + bytes(7), Content_Range="bytes 0-7/20"), BadInput, "cut short"),
         (lambda h: h.refuse(416, ""), WorldFailed, "answered 416"),

@@ -16,7 +16,7 @@ from lab.guard.contenders import Contender, judge, pause
 from lab.guard.epoch_gate import EpochGate, open_gate
 from lab.guard.etcd import Etcd
 from plimsoll.guard.adapters.etcd_lock import EtcdLock, EtcdLockConfig
-from plimsoll.net.http_call import Reply, Server
+from plimsoll.net.client import HttpClient, Reply
 from tests.real.small_farm import need
 
 DISTURBANCES = 12
@@ -168,7 +168,7 @@ def test_a_key_that_was_taken_away(etcd: Etcd) -> None:
         for path, more in (("/v3/kv/deleterange", {}), ("/v3/kv/put", {"value": "eA=="})):
             lock = EtcdLock(EtcdLockConfig((etcd.url,), "k", 5))
             assert (await lock.acquire("a")).is_done
-            told = await Server(etcd.url).call("POST", path, json.dumps({"key": "aw==", **more}).encode(), {}, 5.0)
+            told = await HttpClient(etcd.url).call("POST", path, json.dumps({"key": "aw==", **more}).encode(), deadline_s=5.0)
             assert isinstance(told, Reply)
             again = await lock.renew()
             assert again.is_done is False

@@ -43,7 +43,7 @@ from plimsoll.doctor.rules.metrics import MetricsVerdict, judge_pages
 from plimsoll.errors import BadInput, PlimsollError, WorldFailed
 from plimsoll.findings import Code, Severity
 from plimsoll.launch.options import Split, split_options
-from plimsoll.net.http_get import address
+from plimsoll.net.address import address
 from plimsoll.net.inputs import is_url
 from plimsoll.plan.read import card_of, plan_command
 from plimsoll.render import doctor as report

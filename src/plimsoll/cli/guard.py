@@ -38,7 +38,7 @@ from plimsoll.guard.daemon.run import GuardOptions, OwnEngine, own_engine, watch
 from plimsoll.guard.engine_config import EngineConfig, host_and_port
 from plimsoll.guard.judge.policy import Policy, PolicyError, read_policy
 from plimsoll.launch.options import split_options
-from plimsoll.net.http_get import address
+from plimsoll.net.address import address
 from plimsoll.render.terminal import show
 
 

@@ -36,12 +36,12 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from plimsoll.doctor.rules.trend_growth import duration
 from plimsoll.errors import BadInput, WorldFailed, printable
-from plimsoll.guard.api.api import token_path
+from plimsoll.guard.api.token import token_path
 from plimsoll.guard.config_reader import read_token
 from plimsoll.guard.daemon.journal import ABSENT, UNREADABLE, read_journal
 from plimsoll.launch.options import Split, split_options
-from plimsoll.net import http_get
-from plimsoll.net.http_call import Lost, Server
+from plimsoll.net.address import address
+from plimsoll.net.client import HttpClient, Lost, bearer, get
 from plimsoll.render.guard import SCHEMA, entry_json, entry_sentence
 from plimsoll.render.terminal import show
 
@@ -190,7 +190,7 @@ class GuardClient:
 
     def __init__(self, values: Mapping[str, str], environ: Mapping[str, str]) -> None:
         """BadInput without a token, WorldFailed where no guard runs."""
-        self._where = http_get.address(values.get("--at", USUAL))
+        self._where = address(values.get("--at", USUAL))
         self._timeout_s = _number("--timeout", values.get("--timeout", "10"), 600)
         token = _token(values, environ, self._where.url)
         if token is None:
@@ -199,12 +199,12 @@ class GuardClient:
                 f"{self._where.shown} asks for a token; give --token-file FILE or $PLIMSOLL_GUARD_TOKEN "
                 "(no guard of this user left one)"
             )
-        self._login = f"Bearer {token}"
+        self._where = self._where._replace(login=bearer(token)["Authorization"])
 
     def _need_guard(self) -> None:
         """WorldFailed where nobody listens; this request needs no token."""
         try:
-            http_get.get(self._where.at("/healthz"), most_bytes=MOST_BYTES, timeout_s=self._timeout_s)
+            get(self._where.at("/healthz"), most_bytes=MOST_BYTES, timeout_s=self._timeout_s)
         except WorldFailed as error:
             raise WorldFailed(f"{error}: no guard runs there; plimsoll guard --engine http://HOST:PORT starts one") from None
 
@@ -212,9 +212,9 @@ class GuardClient:
         """One answer: 200, or 503 of a guard that only observes."""
         base = urlsplit(self._where.url).path.rstrip("/")
         bare, _, query = path.partition("?")
-        where = self._where.at(base + bare, query)._replace(login=self._login)
+        where = self._where.at(base + bare, query)
         try:
-            reply = http_get.get(where, most_bytes=MOST_BYTES, timeout_s=self._timeout_s)
+            reply = get(where, most_bytes=MOST_BYTES, timeout_s=self._timeout_s)
         except WorldFailed:
             self._need_guard()
             raise
@@ -222,8 +222,7 @@ class GuardClient:
 
     def post(self, path: str, body: Mapping[str, str]) -> tuple[int, dict[str, Any]]:
         """One request: 200, 409 where it is blocked, or 503 of a guard that only observes."""
-        headers, data = {"Authorization": self._login}, json.dumps(body).encode()
-        reply = asyncio.run(Server(self._where.url).call("POST", path, data, headers, self._timeout_s))
+        reply = asyncio.run(HttpClient(self._where).call("POST", path, json.dumps(body).encode(), deadline_s=self._timeout_s))
         if isinstance(reply, Lost):
             heard = "; it may have been heard all the same (guardctl actions)" if reply.was_sent else ""
             raise WorldFailed(f"{self._where.shown}: {reply.why}{heard}")

@@ -21,7 +21,7 @@ from plimsoll.guard.adapters.own_process import OwnProcessConfig
 from plimsoll.guard.adapters.webhook import NotifyConfig
 from plimsoll.guard.config_reader import MOST_BYTES, ConfigReader, KeyLines
 from plimsoll.guard.engine_config import EngineConfig, instance_template
-from plimsoll.net.http_get import address
+from plimsoll.net.address import address
 
 JOURNAL, EVIDENCE, LOCK, LOG, STATE = "guard.journal", "evidence", "fleet.lock", "engine.log", "engine.state"
 LOCKS = (FileLockConfig, EtcdLockConfig, LeaseLockConfig)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from plimsoll.errors import BadInput
 from plimsoll.guard.config_fields import SHORTEST_TOKEN, Key, Table, WrongKey, declared
-from plimsoll.net.http_get import address
+from plimsoll.net.address import address
 
 MOST_BYTES = 4 << 20
 MOST_TOKEN_BYTES = 4_096

@@ -16,7 +16,7 @@ from plimsoll.guard.adapters.haproxy import HaproxyConfig
 from plimsoll.guard.adapters.hooks import CommandBalancerConfig, ReadinessConfig, WebhookBalancerConfig
 from plimsoll.guard.adapters.kubernetes import PodConfig
 from plimsoll.guard.adapters.systemd import SystemdConfig
-from plimsoll.net import http_get
+from plimsoll.net.address import address
 
 LONGEST_NAME = 200
 BALANCERS = (HaproxyConfig, CommandBalancerConfig, WebhookBalancerConfig, ReadinessConfig)
@@ -85,5 +85,5 @@ class EngineConfig(key.Table):
 
 def host_and_port(url: str) -> str:
     """What an engine is called that has no name."""
-    parts = urlsplit(http_get.address(url).shown)
+    parts = urlsplit(address(url).shown)
     return f"{parts.netloc}{parts.path.rstrip('/')}"[:LONGEST_NAME]

@@ -10,14 +10,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
-from email.message import Message
-from http.client import HTTPException
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
 
 from plimsoll.errors import BadInput, TimedOut, TooLarge, WorldFailed
@@ -38,7 +33,7 @@ from plimsoll.models.files import (
     with_quantization,
 )
 from plimsoll.models.safetensors import PREFIX_BYTES, Header, TensorInfo, header_length, join_headers, parse_header
-from plimsoll.net.http_get import MOVED, NoRedirect, failure, read_up_to, within
+from plimsoll.net.address import Address
 
 _SCHEMA = "plimsoll.model-files/1"
 _MAX_BYTES = 512 << 20
@@ -99,7 +94,6 @@ def keep(cache: Path, files: ModelFiles, revision: str) -> ModelFiles:
     return files
 
 
-REDIRECTS_MAX = 5
 _PATIENCE = 4  # a whole answer may take that many times the timeout of a single read
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -123,89 +117,54 @@ class Answer(NamedTuple):
 
 def get(url: str, *, token: str | None, most_bytes: int, part: tuple[int, int] | None, timeout_s: float) -> Answer:
     """The file at `url`, or its bytes from `part[0]` up to `part[1]`, within four times `timeout_s` whatever happens."""
-    patience = _PATIENCE * timeout_s
-    late = f"did not finish its answer within {patience:g} s"
-    return within(patience, lambda: _exchange(url, token=token, most_bytes=most_bytes, part=part, timeout_s=timeout_s), late)
+    import asyncio  # only where something is fetched
 
+    from plimsoll.net.client import HttpClient, Lost, bearer
 
-def _exchange(url: str, *, token: str | None, most_bytes: int, part: tuple[int, int] | None, timeout_s: float) -> Answer:
-    opener = urllib.request.build_opener(NoRedirect)
-    deadline = time.monotonic() + _PATIENCE * timeout_s
-    home = url
-    commit: str | None = None
-    for _ in range(REDIRECTS_MAX + 1):
-        headers = {"User-Agent": "plimsoll", "Accept-Encoding": "identity"}
-        if part is not None:
-            headers["Range"] = f"bytes={part[0]}-{part[1] - 1}"
-        request = urllib.request.Request(url, headers=headers)  # noqa: S310 # `_follow` and Hub allow http and https only
-        if token is not None and may_see_token(url, home):
-            request.add_unredirected_header("Authorization", f"Bearer {token}")
-        try:
-            with opener.open(request, timeout=timeout_s) as response:
-                commit = commit or _commit(response.headers)
-                return _answer(response, response.status, response.headers, part, most_bytes, commit, deadline)
-        except urllib.error.HTTPError as error:
-            with error:
-                commit = commit or _commit(error.headers)
-                target = error.headers.get("Location")
-                if error.code not in MOVED or target is None:
-                    raise Refused(error.code, error.headers.get("X-Error-Code")) from None
-            url = _follow(url, target)
-        except (OSError, HTTPException, ValueError) as error:
-            raise failure(error, timeout_s) from None
-    raise WorldFailed(f"redirects more than {REDIRECTS_MAX} times")
+    commits: list[str | None] = []
 
+    def follow(here: str, headers: Mapping[str, str]) -> str:
+        commits.append(_commit(headers))
+        onward = urljoin(here, headers["Location"])
+        if not onward.startswith(("https://", "http://")) or (here.startswith("https:") and onward.startswith("http:")):
+            raise WorldFailed("redirects to an address that is not https")
+        return onward
 
-def may_see_token(url: str, home: str) -> bool:
-    """Whether the token may go to `url`: the hub's own host, over https; on this machine itself also over http."""
-    one, two = urlsplit(url), urlsplit(home)
-    same = (one.scheme, one.hostname, one.port) == (two.scheme, two.hostname, two.port)
-    return same and (one.scheme == "https" or one.hostname in _LOOPBACK)
-
-
-def _follow(url: str, target: str) -> str:
-    joined = urljoin(url, target)
-    old, new = urlsplit(url).scheme, urlsplit(joined).scheme
-    if new not in ("http", "https") or (old == "https" and new == "http") or not urlsplit(joined).hostname:
-        raise WorldFailed("redirects to an address that is not https")
-    return joined
-
-
-def _answer(
-    response: IO[bytes],
-    status: int,
-    headers: Message,
-    part: tuple[int, int] | None,
-    most_bytes: int,
-    commit: str | None,
-    deadline: float,
-) -> Answer:
-    if headers.get("Content-Encoding", "identity").lower() not in ("", "identity"):
-        raise WorldFailed("answered compressed although asked not to; nothing is unpacked")
-    stated = _whole(headers.get("Content-Length"))
+    sent = {} if part is None else {"Range": f"bytes={part[0]}-{part[1] - 1}"}
+    if token is not None and (url.startswith("https:") or urlsplit(url).hostname in _LOOPBACK):
+        sent |= bearer(token)
+    client = HttpClient(Address(url, url), proxied=True, idle_s=timeout_s)
+    most = most_bytes if part is None else part[1]
+    reply = asyncio.run(
+        client.call(
+            "GET", "", b"", sent, deadline_s=_PATIENCE * timeout_s, most_bytes=most, cuts=part is not None, follow=follow
+        )
+    )
+    if isinstance(reply, Lost):
+        raise reply.error()
+    if not 200 <= reply.status < 300:
+        raise Refused(reply.status, reply.headers.get("X-Error-Code"))
+    if reply.headers.get("Content-Encoding", "identity").lower() not in ("", "identity"):
+        raise WorldFailed("answered compressed although asked not to")
+    commit = next(filter(None, commits), None) or _commit(reply.headers)
+    stated = _whole(reply.headers.get("Content-Length"))
     if part is None:
-        if stated is not None and stated > most_bytes:
-            raise TooLarge(f"{stated:,} bytes, more than any such file has")
-        body = read_up_to(response, most_bytes + 1, deadline)
-        if len(body) > most_bytes:
-            raise TooLarge(f"more than {most_bytes:,} bytes, more than any such file has")
-        if stated is not None and len(body) != stated:
-            raise WorldFailed(f"broke off after {len(body):,} of {stated:,} bytes")
-        return Answer(body, stated, commit)
+        return Answer(reply.body, stated, commit)
     begin, end = part
-    if status == 206:
-        span = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", headers.get("Content-Range", ""))
+    body, total = reply.body, stated or 0
+    if reply.status == 206:
+        span = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", reply.headers.get("Content-Range", ""))
         if span is None or int(span[1]) != begin or int(span[2]) >= end:
             raise WorldFailed("answered with another part of the file than was asked for")
-        body, total = read_up_to(response, end - begin, deadline), int(span[3])
+        total = int(span[3])
     else:  # the server knows no ranges: it sends the whole file, of which the beginning is enough
-        body, total = read_up_to(response, end, deadline)[begin:], stated or 0
+        body = body[begin:]
     if len(body) < min(end, total) - begin:
         raise WorldFailed(f"broke off after {len(body):,} of {end - begin:,} bytes")
     return Answer(body, total or None, commit)
 
 
-def _commit(headers: Message) -> str | None:
+def _commit(headers: Mapping[str, str]) -> str | None:
     found = re.fullmatch(r"[0-9a-f]{7,64}", headers.get("X-Repo-Commit", ""))
     return found.group() if found else None
 

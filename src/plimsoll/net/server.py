@@ -1,4 +1,4 @@
-"""Guard's own small HTTP server: one request a connection, a limit on everything.
+"""Guard's own HTTP server: one request a connection, a limit on everything.
 
 A token must be shown for every path but /healthz and the files of the page, which say nothing of any engine; a second token may
 be given that only reads. The Host header must be an address, this machine's name or one that was allowed: a web page that a
@@ -16,32 +16,28 @@ import ipaddress
 import json
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import NamedTuple
-from urllib.parse import parse_qsl, unquote
 
-MOST_HEAD = 16 << 10
+from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
+
 MOST_BODY = 16 << 10
 PATIENCE_S = 10.0  # for a client to send its request, and to take the answer
 MOST_CLIENTS = 64
 OPEN_PATH = "/healthz"
-_REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed",
-            409: "Conflict", 411: "Length Required", 413: "Content Too Large", 415: "Unsupported Media Type",
-            421: "Misdirected Request", 431: "Request Header Fields Too Large", 500: "Internal Server Error",
-            503: "Service Unavailable"}  # fmt: skip
 # What a browser may do with anything that comes from here: load our own files, ask us, and nothing else.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-_FENCE = (
-    f"content-security-policy: {_POLICY}",
-    "x-content-type-options: nosniff", "referrer-policy: no-referrer", "x-frame-options: DENY",
-    "cross-origin-opener-policy: same-origin", "cross-origin-resource-policy: same-origin",
-    "permissions-policy: camera=(), geolocation=(), microphone=(), payment=(), usb=()",
-)  # fmt: skip
-_FIRST_LINE = re.compile(r"([A-Z]{1,16}) (/[\x21-\x7e]{0,4095}) HTTP/1\.([01])")
-_HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}):[ \t]*([\x20-\x7e\t]*)")
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "X-Frame-Options": "DENY",
+    "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+    "Cache-Control": "no-store", "Server": "plimsoll",
+}  # fmt: skip
 
 
 class Answer(NamedTuple):
@@ -55,23 +51,51 @@ class Answer(NamedTuple):
 class Stream(NamedTuple):
     """What is sent piece by piece, for as long as the client takes it."""
 
-    pieces: AsyncIterator[bytes]
+    pieces: AsyncGenerator[bytes]
     content_type: str = "text/event-stream"
-
-
-class _Asked(NamedTuple):
-    method: str
-    path: str
-    query: Mapping[str, str]
-    headers: tuple[tuple[str, str], ...]
-
-    def all_of(self, name: str) -> list[str]:
-        """Every value of a header."""
-        return [value for key, value in self.headers if key == name]
 
 
 Answers = Callable[[str, Mapping[str, str]], Answer | Stream | Awaitable[Answer]]  # a path and its query
 Deeds = Callable[[str, bytes], Awaitable[Answer]]  # a path and the JSON that was posted to it
+
+
+class _Connection(web.RequestHandler):
+    """One client, whose time is bounded, and who is told in our own words when it speaks no HTTP."""
+
+    clients: dict[_Connection, bool]  # in the order they came; whether it has sent its request
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A new one must be heard at once: where there are too many, whoever says nothing goes first, the oldest of them."""
+        super().connection_made(transport)
+        self.patience = asyncio.get_running_loop().call_later(PATIENCE_S, self.abort)
+        if len(self.clients) >= MOST_CLIENTS:
+            oldest = next((client for client, has_asked in self.clients.items() if not has_asked), next(iter(self.clients)))
+            del self.clients[oldest]
+            oldest.abort()
+        self.clients[self] = False
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """It has gone."""
+        self.patience.cancel()
+        self.clients.pop(self, None)
+        super().connection_lost(exc)
+
+    def abort(self) -> None:
+        """Hang up."""
+        if isinstance(self.transport, asyncio.Transport):
+            self.transport.abort()
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """What is no request, or a mistake of ours; without any detail."""
+        del message
+        if request.writer.output_size > 0:
+            raise ConnectionError("the answer has begun")
+        if status == 400:
+            is_large = isinstance(exc, LineTooLong)
+            return _response(error(431, "the headers are too large") if is_large else error(400, "this is not HTTP"))
+        return _response(error(500, f"a mistake of ours: {type(exc).__name__}"))
 
 
 class GuardServer:
@@ -91,14 +115,21 @@ class GuardServer:
         self._digest = hashlib.sha256(token.encode()).digest()
         self._reads = None if read_token is None else hashlib.sha256(read_token.encode()).digest()
         self._named = {host.lower() for host in hosts}
-        self._hosts = {"localhost", socket.gethostname().lower(), *(host.lower() for host in hosts)}
+        self._hosts = {"localhost", socket.gethostname().lower(), *self._named}
         self._server: asyncio.Server | None = None
-        self._clients: dict[asyncio.StreamWriter, bool] = {}  # in the order they came; whether it has sent its request
         self.port = 0
 
     async def open(self, host: str, port: int) -> None:
         """Begin to listen; OSError if the place is taken."""
-        self._server = await asyncio.start_server(self._serve, host, port, limit=MOST_HEAD)
+        loop, clients = asyncio.get_running_loop(), dict[_Connection, bool]()
+        manager = web.Server(self._handle, handler_cancellation=True)
+
+        def connection() -> _Connection:
+            made = _Connection(manager, loop=loop, access_log=None)  # type: ignore[arg-type]
+            made.clients = clients
+            return made
+
+        self._server = await loop.create_server(connection, host, port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
@@ -106,74 +137,47 @@ class GuardServer:
         if self._server is not None:
             self._server.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._make_room()
-        self._clients[writer] = False
-        try:
-            async with asyncio.timeout(PATIENCE_S) as patience:
-                stream = await self._converse(reader, writer)
-                patience.reschedule(None)
-                if stream is not None:
-                    await _send_pieces(reader, writer, stream)
-        except (OSError, TimeoutError, asyncio.IncompleteReadError):
-            pass  # the client has gone, or says nothing
-        finally:
-            self._clients.pop(writer, None)
-            with contextlib.suppress(OSError, RuntimeError):
-                writer.close()
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        connection = request.protocol
+        assert isinstance(connection, _Connection)
+        if connection in connection.clients:
+            connection.clients[connection] = True
+        if (refusal := self._refusal(request)) is not None:
+            return _response(refusal)
+        if request.method == "POST":
+            body = await request.read()
+            assert self._deeds is not None, "looked at before"
+            found = await asyncio.shield(_tried(self._deeds(request.path, body)))  # done, also for one who hangs up
+        else:
+            found = self._files.get(request.path) or await _tried(self._read(request))
+        return _response(found) if isinstance(found, Answer) else await _stream(request, connection, found)
 
-    def _make_room(self) -> None:
-        """Whoever says nothing goes first, the longest there before the others: a new one must be heard at once."""
-        if len(self._clients) >= MOST_CLIENTS:
-            oldest = next((one for one, has_asked in self._clients.items() if not has_asked), next(iter(self._clients)))
-            del self._clients[oldest]
-            oldest.transport.abort()
+    async def _read(self, request: web.BaseRequest) -> Answer | Stream:
+        found = self._answers(request.path, dict(request.query))
+        return found if isinstance(found, Answer | Stream) else await found
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Stream | None:
-        """Answer; what goes on for longer is handed back."""
-        try:
-            head = await reader.readuntil(b"\r\n\r\n")
-        except asyncio.LimitOverrunError:
-            await _refuse(reader, writer, error(431, "the headers are too large"))
-            return None
-        self._clients[writer] = True
-        asked = _read(head)
-        refusal = error(400, "this is not HTTP") if asked is None else self._refusal(asked)
-        if asked is None or refusal is not None:
-            assert refusal is not None
-            # A body that is not read would take the answer with it.
-            has_body = asked is not None and asked.method not in ("GET", "HEAD")
-            await (_refuse(reader, writer, refusal) if has_body else _send(writer, refusal, is_head=_is_head(asked)))
-            return None
-        body = await reader.readexactly(_length(asked)) if asked.method == "POST" else b""
-        found = await self._answer(asked, body)
-        if isinstance(found, Answer):
-            await _send(writer, found, is_head=_is_head(asked))
-            return None
-        writer.write(_head(200, found.content_type, None))
-        return None if _is_head(asked) else found
-
-    def _refusal(self, asked: _Asked) -> Answer | None:
+    def _refusal(self, request: web.BaseRequest) -> Answer | None:
         """Why it is not even looked at; None if it is."""
-        if not self._is_ours(asked.all_of("host")):
+        method, path = request.method, request.path
+        if not self._is_ours(request.headers.getall("Host", [])):
             return error(421, "the Host header names neither an address nor a name that is allowed here")
-        if asked.method not in ("GET", "HEAD", "POST") or (asked.method == "POST" and self._deeds is None):
+        if method not in ("GET", "HEAD", "POST") or (method == "POST" and self._deeds is None):
             return error(405, "guard's API takes GET, HEAD and POST" if self._deeds else "guard's API only reads")
-        if asked.method == "POST" and not self._is_from_us(asked):
+        if method == "POST" and not self._is_from_us(request):
             return error(403, "this was sent by another page than guard's own")
-        shown = asked.all_of("authorization")
-        is_open = asked.path == OPEN_PATH or (asked.path in self._files and asked.method != "POST")
+        shown = request.headers.getall("Authorization", [])
+        is_open = path == OPEN_PATH or (path in self._files and method != "POST")
         if not is_open and not self._may(shown, self._digest):
             if not self._may(shown, self._reads):
                 return error(401, "show the token as a bearer token in the Authorization header")
-            if asked.method == "POST":
+            if method == "POST":
                 return error(403, "this token only reads")
-        return _wrong_post(asked) if asked.method == "POST" else None
+        return _wrong_post(request) if method == "POST" else None
 
-    def _is_from_us(self, asked: _Asked) -> bool:
+    def _is_from_us(self, request: web.BaseRequest) -> bool:
         """Whether no other page's script sent it: browsers say so themselves, whatever else the request holds."""
-        site, origins = asked.all_of("sec-fetch-site"), asked.all_of("origin")
-        if any(one not in ("same-origin", "none") for one in site) or len(origins) > 1:
+        sites, origins = (request.headers.getall(name, []) for name in ("Sec-Fetch-Site", "Origin"))
+        if any(site not in ("same-origin", "none") for site in sites) or len(origins) > 1:
             return False
         if not origins:
             return True  # no browser
@@ -181,19 +185,7 @@ class GuardServer:
         if found is None:
             return False
         # Behind a proxy the Host may be another one than the browser's; then only a name that was allowed.
-        return found[1] == asked.all_of("host")[0].strip().lower() or found[1].partition(":")[0] in self._named
-
-    async def _answer(self, asked: _Asked, body: bytes) -> Answer | Stream:
-        if asked.method != "POST" and asked.path in self._files:
-            return self._files[asked.path]
-        try:
-            if asked.method == "POST":
-                assert self._deeds is not None, "looked at before"
-                return await self._deeds(asked.path, body)
-            found = self._answers(asked.path, asked.query)
-            return found if isinstance(found, Answer | Stream) else await found
-        except Exception as problem:  # the watching goes on whatever a question does
-            return error(500, f"a mistake of ours: {type(problem).__name__}")
+        return found[1] == request.headers["Host"].strip().lower() or found[1].partition(":")[0] in self._named
 
     def _is_ours(self, hosts: list[str]) -> bool:
         if len(hosts) != 1:
@@ -221,91 +213,44 @@ def error(status: int, message: str) -> Answer:
     return Answer(status, json.dumps({"error": message}).encode())
 
 
-def _is_head(asked: _Asked | None) -> bool:
-    return asked is not None and asked.method == "HEAD"
-
-
-def _wrong_post(asked: _Asked) -> Answer | None:
-    kinds, lengths = asked.all_of("content-type"), asked.all_of("content-length")
+def _wrong_post(request: web.BaseRequest) -> Answer | None:
+    kinds, lengths = (request.headers.getall(name, []) for name in ("Content-Type", "Content-Length"))
     if len(kinds) != 1 or kinds[0].partition(";")[0].strip().lower() != "application/json":
         return error(415, "post JSON, and say so: Content-Type: application/json")
-    if len(lengths) != 1 or asked.all_of("transfer-encoding") or not re.fullmatch(r"[0-9]{1,9}", lengths[0]):
+    if len(lengths) != 1 or not re.fullmatch(r"[0-9]{1,9}", lengths[0]):
         return error(411, "say how long it is: Content-Length")
     return error(413, f"more than {MOST_BODY} bytes") if int(lengths[0]) > MOST_BODY else None
 
 
-def _length(asked: _Asked) -> int:
-    return int(asked.all_of("content-length")[0])
-
-
-def _read(head: bytes) -> _Asked | None:
-    """The request in these bytes; None if they are none."""
-    first, *rest = head[:-4].decode("latin-1").split("\r\n")
-    line = _FIRST_LINE.fullmatch(first)
-    pairs = [_HEADER.fullmatch(one) for one in rest]
-    if line is None or any(pair is None for pair in pairs):
-        return None
-    path, _, query = line[2].partition("?")
+async def _tried(found: Awaitable[Answer | Stream]) -> Answer | Stream:
+    """What is answered; the watching goes on whatever a question does."""
     try:
-        asked = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=20))
-    except ValueError:
-        return None
-    headers = tuple((pair[1].lower(), pair[2].rstrip()) for pair in pairs if pair is not None)
-    return _Asked(line[1], unquote(path), asked, headers)
+        return await found
+    except Exception as problem:
+        return error(500, f"a mistake of ours: {type(problem).__name__}")
 
 
-async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, found: Answer) -> None:
-    """Answer, and take a little of what is still sent: a connection that is closed over it loses the answer."""
-    await _send(writer, found, is_head=False)
-    writer.write_eof()
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(1.0):
-            for _ in range(16):
-                if not await reader.read(MOST_HEAD):
-                    return
+def _response(found: Answer) -> web.Response:
+    headers = {**_HEADERS, "Content-Type": found.content_type}
+    headers |= {"WWW-Authenticate": "Bearer"} if found.status == 401 else {}
+    response = web.Response(status=found.status, body=found.body, headers=headers)
+    response.force_close()
+    return response
 
 
-async def _send(writer: asyncio.StreamWriter, found: Answer, *, is_head: bool) -> None:
-    writer.write(_head(found.status, found.content_type, len(found.body)) + (b"" if is_head else found.body))
-    await writer.drain()
-
-
-def _head(status: int, content_type: str, length: int | None) -> bytes:
-    lines = [
-        f"HTTP/1.1 {status} {_REASONS.get(status, 'Answer')}", f"content-type: {content_type}", *_FENCE,
-        *([] if length is None else [f"content-length: {length}"]), "cache-control: no-store", "connection: close",
-    ]  # fmt: skip
-    if status == 401:
-        lines.append("www-authenticate: Bearer")
-    return "\r\n".join(lines).encode("ascii") + b"\r\n\r\n"
-
-
-async def _hung_up(reader: asyncio.StreamReader) -> None:
-    """Until the client has closed its end; what it still says is not heard."""
-    while await reader.read(MOST_HEAD):
-        pass
-
-
-async def _send_pieces(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stream: Stream) -> None:
-    """One after the other, until either side ends it; who does not take one in time is left."""
-    gone = asyncio.ensure_future(_hung_up(reader))
-    following: asyncio.Future[bytes | None] | None = None
-    try:
-        while True:
-            following = asyncio.ensure_future(anext(stream.pieces, None))
-            await asyncio.wait({gone, following}, return_when=asyncio.FIRST_COMPLETED)
-            piece = following.result() if following.done() and not gone.done() else None
-            if piece is None:
-                return
-            writer.write(piece)
-            async with asyncio.timeout(PATIENCE_S):
-                await writer.drain()
-    finally:
-        for task in (gone, following):
-            if task is not None and not task.done():
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
-        close = getattr(stream.pieces, "aclose", None)
-        if close is not None:
-            await close()
+async def _stream(request: web.BaseRequest, connection: _Connection, stream: Stream) -> web.StreamResponse:
+    """One piece after the other, until either side ends it; who does not take one in time is left."""
+    connection.patience.cancel()
+    response = web.StreamResponse(headers={**_HEADERS, "Content-Type": stream.content_type})
+    response.force_close()
+    async with contextlib.aclosing(stream.pieces):
+        await response.prepare(request)
+        if request.method != "HEAD":
+            async for piece in stream.pieces:
+                try:
+                    async with asyncio.timeout(PATIENCE_S):
+                        await response.write(piece)
+                except TimeoutError:
+                    connection.abort()
+                    break
+    return response

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from plimsoll.errors import BadInput, TooLarge, WorldFailed
-from plimsoll.net import http_get
-from plimsoll.net.http_get import Address
+from plimsoll.net.address import Address, address
+from plimsoll.net.client import get
 from plimsoll.net.inputs import Budget, blocks_of_descriptor, gunzip_whole, opened, unpacked
 
 
@@ -190,7 +190,7 @@ def is_sample(line: str) -> bool:
 
 def page_address(url: str) -> Address:
     """Where the page of a server is: /metrics unless the user named a path."""
-    where = http_get.address(url)
+    where = address(url)
     path = where.url.split("://", 1)[1].partition("?")[0].partition("/")[2]
     return where if path else where.at("/metrics")
 
@@ -222,13 +222,13 @@ def fetch_pages(
 def fetch_health(url: str, *, timeout_s: float = 5.0) -> int | None:
     """The status of the server's /health: 503 says that its engine is dead; None if it does not answer."""
     try:
-        return http_get.get(http_get.address(url).at("/health"), most_bytes=1 << 20, timeout_s=timeout_s).status
+        return get(address(url).at("/health"), most_bytes=1 << 20, timeout_s=timeout_s).status
     except (WorldFailed, TooLarge):
         return None
 
 
 def _fetched(where: Address, timeout_s: float, clock: Callable[[], float]) -> Page:
-    reply = http_get.get(where, most_bytes=PAGE_MAX, timeout_s=timeout_s)
+    reply = get(where, most_bytes=PAGE_MAX, timeout_s=timeout_s)
     if reply.status != 200:
         raise WorldFailed(f"{where.shown}: answers {reply.status}, not a page of metrics")
     return parse_page(reply.body, where.shown, clock())

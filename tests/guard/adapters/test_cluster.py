@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
+from plimsoll.errors import BadInput
 from plimsoll.guard.adapters.cluster import ClusterClient
-from plimsoll.net.http_call import Lost, Reply
+from plimsoll.net.client import Lost, Reply
 from tests.certificates import certificate
 from tests.net.raw_answers import Answers, answer, on_a_port
 
@@ -54,3 +57,5 @@ def test_where_the_cluster_is(tmp_path: Path) -> None:
     certificate(tmp_path / "own")
     environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}
     assert ClusterClient("", str(tmp_path / "own"), environ).namespace() == ""
+    with pytest.raises(BadInput, match="no pod of a cluster"):
+        ClusterClient("", str(tmp_path / "own"), {})

@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput, TooLarge
+from plimsoll.guard.adapters.cluster import ClusterClient
 from plimsoll.guard.adapters.discovery import FileFinder, HttpFinder, PodFinder, PodsConfig, groups_in, read_pod
 from plimsoll.guard.engine_config import EngineConfig, host_and_port
-from plimsoll.net.cluster import Cluster
 from tests.certificates import certificate
 from tests.net.page_server import Handler, serving
 
@@ -186,7 +186,7 @@ def test_pods_are_asked_page_by_page(tmp_path: Path) -> None:
         ask.answer(json.dumps(body).encode())
 
     with serving(act) as server:
-        cluster = Cluster(f"http://{server.host}", account(tmp_path))
+        cluster = ClusterClient(f"http://{server.host}", account(tmp_path))
         found = PodFinder(PodsConfig("app=vllm,tier in (a)"), cluster).find()
         assert [urlsplit(path).path for path, _ in server.seen] == ["/api/v1/namespaces/models/pods"] * 2
         assert {login for _, login in server.seen} == {"Bearer pod-token"}
@@ -209,12 +209,12 @@ def test_the_clusters_certificate_is_checked(tmp_path: Path) -> None:
         secure.socket = context.wrap_socket(secure.socket, server_side=True)
         threading.Thread(target=secure.serve_forever, daemon=True).start()
         where = f"https://127.0.0.1:{secure.server_address[1]}"
-        assert len(PodFinder(PodsConfig("a=b"), Cluster(where, account(tmp_path))).find()) == 1
+        assert len(PodFinder(PodsConfig("a=b"), ClusterClient(where, account(tmp_path))).find()) == 1
         stranger = tmp_path / "other"
         certificate(stranger)
-        distrusting = PodFinder(PodsConfig("a=b"), Cluster(where, account(stranger)))
+        distrusting = PodFinder(PodsConfig("a=b"), ClusterClient(where, account(stranger)))
         assert distrusting.find() == ()
-        assert "cannot be asked" in distrusting.trouble
+        assert "not trusted" in distrusting.trouble
         secure.shutdown()
         secure.server_close()
     assert len(server.seen) == 1
@@ -225,17 +225,18 @@ def test_the_clusters_certificate_is_checked(tmp_path: Path) -> None:
     [
         (lambda ask: ask.answer(b"{}", 403), "may not list pods"),
         (lambda ask: ask.answer(b"{}", 500), "answers 500"),
-        (lambda ask: ask.answer(b"no"), "not JSON"),
+        (lambda ask: ask.answer(b"no"), "no list of pods"),
         (lambda ask: ask.answer(b"{}"), "no list of pods"),
         (lambda ask: ask.answer(b'{"items": [], "metadata": {"continue": "x"}}'), "does not end"),
         (lambda _: time.sleep(3), "did not answer"),
     ],
     ids=["forbidden", "broken", "words", "nothing", "endless", "slow"],
 )
-def test_a_cluster_that_does_not_answer(act: Any, says: str, tmp_path: Path) -> None:
+def test_a_cluster_that_does_not_answer(act: Any, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line each; the token is in none of them."""
     with serving(act) as server:
-        finder = PodFinder(PodsConfig("a=b"), Cluster(f"http://{server.host}", account(tmp_path), timeout_s=1.0))
+        finder = PodFinder(PodsConfig("a=b"), ClusterClient(f"http://{server.host}", account(tmp_path)))
+        monkeypatch.setattr("plimsoll.guard.adapters.discovery.TIMEOUT_S", 1.0)
         assert finder.find() == ()
     assert says in finder.trouble
     assert "pod-token" not in finder.trouble
@@ -259,7 +260,7 @@ def test_restarts_and_ends_of_pods(tmp_path: Path) -> None:
         pod("g", spec=bare, status=failed, metadata={"deletionTimestamp": "now"}),
     ]  # fmt: skip
     with serving(lambda ask: ask.answer(json.dumps({"items": running if len(server.seen) == 1 else over}).encode())) as server:
-        finder = PodFinder(PodsConfig("a=b"), Cluster(f"http://{server.host}", account(tmp_path)))
+        finder = PodFinder(PodsConfig("a=b"), ClusterClient(f"http://{server.host}", account(tmp_path)))
         before = {target.name: target for target in finder.find()}
         assert (finder.restarts, finder.ended) == ({"models/a": 3, "models/b": 9}, {})
         after = {target.name: target for target in finder.find()}

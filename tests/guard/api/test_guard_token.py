@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.guard.api import api
+from plimsoll.guard.api import token
 
 
 def test_only_its_user_can_read_it(tmp_path: Path) -> None:
@@ -15,12 +15,12 @@ def test_only_its_user_can_read_it(tmp_path: Path) -> None:
     environ = {"XDG_RUNTIME_DIR": str(tmp_path)}
     victim = tmp_path / "victim"
     victim.write_text("keep", encoding="ascii")
-    api.write_token(1, "first", environ)
-    path = api.token_path(1, environ)
+    token.write_token(1, "first", environ)
+    path = token.token_path(1, environ)
     assert path is not None
     path.unlink()
     path.symlink_to(victim)
-    api.write_token(1, "second", environ)
+    token.write_token(1, "second", environ)
     assert (path.read_text(encoding="ascii"), victim.read_text(encoding="ascii")) == ("second\n", "keep")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -29,18 +29,18 @@ def test_only_its_user_can_read_it(tmp_path: Path) -> None:
 def test_only_its_own_is_taken_away(tmp_path: Path) -> None:
     """A guard that came later on the same port has left another."""
     environ = {"HOME": str(tmp_path)}
-    api.write_token(1, "mine", environ)
-    path = api.token_path(1, environ)
+    token.write_token(1, "mine", environ)
+    path = token.token_path(1, environ)
     assert path is not None
-    api.remove_token(1, "another", environ)
+    token.remove_token(1, "another", environ)
     assert path.exists()
-    api.remove_token(1, "mine", environ)
-    api.remove_token(1, "mine", environ)
+    token.remove_token(1, "mine", environ)
+    token.remove_token(1, "mine", environ)
     assert not path.exists()
 
 
 def test_without_a_folder_there_is_no_place() -> None:
     """Then the API is not served, and that is said."""
-    assert api.token_path(1, {}) is None
+    assert token.token_path(1, {}) is None
     with pytest.raises(OSError, match="neither"):
-        api.write_token(1, "x", {})
+        token.write_token(1, "x", {})

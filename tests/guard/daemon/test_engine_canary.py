@@ -51,7 +51,8 @@ def test_a_canary_that_is_answered_and_how_often_it_flies() -> None:
 
 @pytest.mark.parametrize(
     ("raw", "is_answered"),
-    [(None, False), (b"HTTP/1.1 2", None), (b"", None), (b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n", None),
+    [(None, False), (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", None), (b"", None),
+     (b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n", None),
      (b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n", None), (b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n", None)],
 )  # fmt: skip
 def test_only_silence_after_asking_fails_a_canary(raw: bytes | None, is_answered: bool | None) -> None:

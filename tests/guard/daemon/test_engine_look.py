@@ -87,14 +87,14 @@ def test_nobody_listens_and_then_somebody_does() -> None:
         server = RawServer(by_path({"/metrics": CAPTURED, "/version": b'{"version":"0.32.0"}'}))
         listening = await asyncio.start_server(server.visited, "127.0.0.1", port)
         found.append(await watcher.look(6.0, 6.0))
-        watcher._client.close()
+        await watcher._client.close()
         listening.close()
         found.append(await watcher.look(11.0, 11.0))
         await watcher.close()
         return found
 
     first, second, third = asyncio.run(run())
-    assert (first.reach, first.why) == (Reach.REFUSED, "refuses connections")
+    assert (first.reach, first.why) == (Reach.REFUSED, "cannot be reached (Connection refused)")
     assert (second.reach, second.vllm) == (Reach.ANSWERS, "0.32.0")
     assert (third.reach, third.vllm) == (Reach.REFUSED, None)
 
@@ -183,7 +183,7 @@ def test_a_redirect_to_another_host_is_nonsense_and_the_token_stays_here() -> No
 
     look = asyncio.run(run())
     assert look.reach is Reach.NONSENSE
-    assert "redirects to another server" in look.why
+    assert "redirects to another host" in look.why
     assert stolen == []
 
 

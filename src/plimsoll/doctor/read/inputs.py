@@ -21,7 +21,7 @@ from plimsoll.doctor.rules.snapshot_facts import LogHints, Snapshot
 from plimsoll.doctor.rules.trend_growth import MetricSeries
 from plimsoll.doctor.rules.trends import judge_trends
 from plimsoll.errors import BadInput, WorldFailed
-from plimsoll.net.http_get import address
+from plimsoll.net.address import address
 from plimsoll.net.inputs import STDIN, Kind, Spool, classify, is_url, named_packed, walked
 from plimsoll.vllm.metrics_page import Page, fetch_health, fetch_pages, read_page
 

@@ -11,7 +11,8 @@ from urllib.parse import urlencode, urlsplit
 
 from plimsoll.doctor.rules.trend_growth import EXTERNAL_METRICS, MetricSeries
 from plimsoll.errors import BadInput, TooLarge, WorldFailed, printable
-from plimsoll.net import http_get
+from plimsoll.net.address import Address, address
+from plimsoll.net.client import get
 from plimsoll.vllm.metrics import figure
 
 POINTS_MAX = 11_000
@@ -46,7 +47,7 @@ def is_prometheus(url: str, *, timeout_s: float = 5.0) -> bool:
     """True if a Prometheus server answers there; a vLLM server, or nobody, is not one."""
     where = _base(url)
     try:
-        reply = http_get.get(where.at(_path(where, "/api/v1/status/buildinfo")), most_bytes=1 << 20, timeout_s=timeout_s)
+        reply = get(where.at(_path(where, "/api/v1/status/buildinfo")), most_bytes=1 << 20, timeout_s=timeout_s)
     except (WorldFailed, BadInput):
         return False
     if reply.status != 200:
@@ -132,13 +133,13 @@ def _figures() -> dict[str, tuple[str, float]]:
 
 
 def _answered(
-    where: http_get.Address, names: tuple[str, ...], asked: TimeRange, match: Mapping[str, str], timeout_s: float
+    where: Address, names: tuple[str, ...], asked: TimeRange, match: Mapping[str, str], timeout_s: float
 ) -> list[MetricSeries]:
     also = "".join(f",{_label_name(key)}={json.dumps(value, ensure_ascii=False)}" for key, value in match.items())
     query = f'{{__name__=~"{"|".join(names)}"{also}}}'
     asks = {"query": query, "start": f"{asked.start_s:.3f}", "end": f"{asked.end_s:.3f}", "step": f"{asked.step_s:g}"}
     target = where.at(_path(where, "/api/v1/query_range"), urlencode(asks))
-    reply = http_get.get(target, most_bytes=ANSWER_MAX, timeout_s=timeout_s)
+    reply = get(target, most_bytes=ANSWER_MAX, timeout_s=timeout_s)
     try:
         answer = json.loads(reply.body)
     except (ValueError, RecursionError):
@@ -207,9 +208,9 @@ def _pod(labels: Mapping[str, str]) -> str | None:
     return labels.get("exported_pod") or labels.get("pod")
 
 
-def _base(url: str) -> http_get.Address:
+def _base(url: str) -> Address:
     """The server itself, also where the user pasted the address of one of its pages."""
-    where = http_get.address(url)
+    where = address(url)
     path = urlsplit(where.url).path
     for page in _PAGES:
         if page in path:
@@ -217,7 +218,7 @@ def _base(url: str) -> http_get.Address:
     return where.at(path.rstrip("/"))
 
 
-def _path(where: http_get.Address, path: str) -> str:
+def _path(where: Address, path: str) -> str:
     return urlsplit(where.url).path + path
 
 

@@ -1,7 +1,8 @@
-"""The API of the cluster that guard runs in, for those who write to it: the pod's own token, read anew each time, its CA."""
+"""The API of the cluster that guard runs in: the pod's own token, read anew each time since it changes, and its CA."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import ssl
@@ -9,13 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from plimsoll.errors import BadInput
+from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.guard import config_fields as key
-from plimsoll.net.cluster import SERVICE_ACCOUNT, bearer, in_cluster
-from plimsoll.net.http_call import Lost, Reply, Server
+from plimsoll.net.client import HttpClient, Loss, Lost, Reply, bearer
 
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+"""The folder in which Kubernetes gives every pod its token, its namespace and the cluster's CA."""
 DEADLINE_S = 10.0
-MOST_BYTES = 16 << 20
+MOST_BYTES = 64 << 20
 OBJECT_NAME = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
 NAMESPACE = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 
@@ -25,15 +27,23 @@ def namespace_key(text: str) -> Any:
     return key.word("", text, pattern=f"(?:{NAMESPACE})?", pattern_name="the name of a namespace")
 
 
+def in_cluster(environ: Mapping[str, str]) -> str:
+    """The address of the API server, as Kubernetes tells every pod; BadInput where this is none."""
+    host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host or not port.isdecimal():
+        raise BadInput("kubernetes: this is no pod of a cluster (KUBERNETES_SERVICE_HOST is not set)")
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+
+
 class ClusterClient:
     """The API server. `url` and `folder` are those that Kubernetes gives every pod, unless a test says otherwise."""
 
     def __init__(self, url: str = "", folder: str = SERVICE_ACCOUNT, environ: Mapping[str, str] = os.environ) -> None:
         """BadInput where this is no pod."""
         self._folder = Path(folder)
-        self._server = Server(url or in_cluster(environ), self._trust)
+        self._server = HttpClient(url or in_cluster(environ), tls=self._trust)
         try:
-            if self._server.is_secure:
+            if self._server.address.url.startswith("https:"):
                 self._trust()
         except OSError:
             raise BadInput(f"{self._folder / 'ca.crt'} cannot be read: is a service account mounted?") from None
@@ -49,9 +59,19 @@ class ClusterClient:
         try:
             headers = bearer(self._read("token"))
         except BadInput:
-            return Lost("cannot be asked: there is no token of a service account", was_sent=False)
+            return Lost(Loss.SILENT, "cannot be asked: there is no token of a service account")
         data = b"" if body is None else json.dumps(body).encode()
-        return await self._server.call(method, path, data, headers, deadline_s, MOST_BYTES)
+        return await self._server.call(method, path, data, headers, deadline_s=deadline_s, most_bytes=MOST_BYTES)
+
+    def get(self, path: str, deadline_s: float = DEADLINE_S) -> Mapping[str, Any]:
+        """The object at a path, for those who wait for it, or an empty one; whatever is no answer is raised."""
+        reply = asyncio.run(self.ask("GET", path, deadline_s=deadline_s))
+        if isinstance(reply, Lost):
+            raise reply.error("the cluster's API")
+        if reply.status != 200:
+            why = ": the service account may not list pods" if reply.status in (401, 403) else ""
+            raise WorldFailed(f"the cluster's API answers {reply.status}{why}")
+        return reply.table()
 
     def _trust(self) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=str(self._folder / "ca.crt"))

@@ -16,13 +16,11 @@ from urllib.parse import urlencode
 
 from plimsoll.errors import BadInput, PlimsollError, TimedOut, TooLarge, WorldFailed
 from plimsoll.guard import config_fields as key
-from plimsoll.guard.adapters.cluster import namespace_key
-from plimsoll.guard.daemon.engine_http import EngineClient
+from plimsoll.guard.adapters.cluster import ClusterClient, namespace_key
 from plimsoll.guard.engine_config import LONGEST_NAME, EngineConfig, host_and_port
 from plimsoll.launch.manifests import documents_in
-from plimsoll.net import http_get
-from plimsoll.net.cluster import Cluster
-from plimsoll.net.http_call import table
+from plimsoll.net.address import address, server_address
+from plimsoll.net.client import get, table
 
 USUAL_PORT = 8000
 RUNNING, OVER = "Running", ("Failed", "Succeeded")
@@ -142,7 +140,7 @@ class DiscoverConfig(key.Table):
 
     def finders(self) -> list[Finder]:
         """One for each place where engines are found; BadInput for pods where guard runs in no cluster."""
-        pods = [] if self.kubernetes is None else [PodFinder(self.kubernetes, Cluster())]
+        pods = [] if self.kubernetes is None else [PodFinder(self.kubernetes, ClusterClient())]
         return [*map(FileFinder, self.file_sd), *map(HttpFinder, self.http_sd), *pods]
 
 
@@ -217,7 +215,7 @@ class HttpFinder:
     """An address that answers with a list in Prometheus's http_sd form."""
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
-        self._where = http_get.address(url)
+        self._where = address(url)
         self._timeout_s = timeout_s
         self._known: tuple[EngineConfig, ...] = ()
         self.label = f"http_sd {self._where.shown}"
@@ -236,7 +234,7 @@ class HttpFinder:
         return self._known
 
     def _ask(self) -> TargetList:
-        reply = http_get.get(self._where, most_bytes=MOST_BYTES, timeout_s=self._timeout_s)
+        reply = get(self._where, most_bytes=MOST_BYTES, timeout_s=self._timeout_s)
         if reply.status != 200:
             raise WorldFailed(f"{self._where.shown}: answers {reply.status}")
         try:
@@ -249,7 +247,7 @@ class HttpFinder:
 class PodFinder:
     """The pods of a label selector that have an address, asked of the cluster's own API."""
 
-    def __init__(self, asked: PodsConfig, cluster: Cluster) -> None:
+    def __init__(self, asked: PodsConfig, cluster: ClusterClient) -> None:
         self._asked, self._cluster = asked, cluster
         self._known: dict[str, EngineConfig] = {}
         self.label = f"kubernetes {asked.selector}"
@@ -287,13 +285,15 @@ class PodFinder:
 
     def _pods(self) -> list[Pod]:
         namespace = self._asked.namespace or self._cluster.namespace()
+        if not namespace:
+            raise WorldFailed(f"{self.label}: guard's own namespace cannot be read: is a service account mounted?")
         query = {"labelSelector": self._asked.selector, "limit": str(PAGE_PODS)}
         found: list[Pod] = []
         end_s = time.monotonic() + LIST_S
         for _ in range(MOST_PAGES):
             if time.monotonic() > end_s:
                 raise TimedOut(f"{self.label}: the list of pods was not there within {LIST_S:g} s")
-            page = self._cluster.get(f"/api/v1/namespaces/{namespace}/pods?{urlencode(query)}")
+            page = self._cluster.get(f"/api/v1/namespaces/{namespace}/pods?{urlencode(query)}", TIMEOUT_S)
             items, more = page.get("items"), page.get("metadata")
             if not isinstance(items, list):
                 raise WorldFailed(f"{self.label}: the cluster answers no list of pods")
@@ -309,7 +309,7 @@ class PodFinder:
 
 def _of_pod(pod: Pod) -> EngineConfig:
     url = f"http://{f'[{pod.address}]' if ':' in pod.address else pod.address}:{pod.port}"
-    EngineClient(url)
+    server_address(url)
     return EngineConfig(pod.name[:LONGEST_NAME], url)
 
 
@@ -348,10 +348,10 @@ def _target(text: Any, labels: Mapping[str, Any], *, is_alone: bool) -> EngineCo
     scheme, path = labels.get("__scheme__", "http"), str(labels.get("__metrics_path__", "/metrics"))
     url = text if "://" in text else f"{scheme}://{text}{path.removesuffix('/metrics')}"
     try:
-        where = http_get.address(url)
+        where = address(url)
         if where.login is not None:
             raise BadInput("a list may hold no user and password; name this engine in an [[engine]] of its own")
-        EngineClient(where.url)
+        server_address(where.url)
     except BadInput as error:
         raise BadInput(f"{text.rpartition('@')[2][:80]!r}: {error}") from None
     called = next((labels[key] for key in ("name", "instance") if is_alone and isinstance(labels.get(key), str)), "")

@@ -17,7 +17,7 @@ from plimsoll.doctor.read.redact_text import shown_line
 from plimsoll.errors import BadInput
 from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
-from plimsoll.net.http_call import Lost, Reply, Server, table
+from plimsoll.net.client import HttpClient, Lost, Reply, table
 
 SOCKET = "/var/run/docker.sock"
 ASK_LIMIT_S = 10.0
@@ -56,7 +56,7 @@ class DockerContainer:
         if not re.fullmatch(_NAME, container):
             raise BadInput(f"{shown_line(container)!r} is no name of a container")
         self._container, self._grace_s = container, grace_s
-        self._server = Server(f"unix:{socket}")
+        self._server = HttpClient(f"unix:{socket}")
         self.label = f"the container {container}"
 
     async def is_running(self) -> bool | None:
@@ -161,7 +161,7 @@ class DockerContainer:
 
     async def _ask(self, method: str, what: str, limit_s: float) -> Reply | Lost:
         path = f"/containers/{quote(self._container, safe='')}/{what}"
-        return await self._server.call(method, path, b"", {}, limit_s, INSPECT_BYTES)
+        return await self._server.call(method, path, deadline_s=limit_s, most_bytes=INSPECT_BYTES)
 
 
 def _facts(details: Mapping[str, Any]) -> dict[str, str | float | bool]:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
+from urllib.parse import urlsplit
 
 from plimsoll.errors import BadInput
 from plimsoll.guard import config_fields as key
@@ -34,7 +35,7 @@ from plimsoll.guard.adapters.locks import (
     shown,
     ttl_key,
 )
-from plimsoll.net.http_call import Server
+from plimsoll.net.client import HttpClient
 
 MOST_BYTES = 1 << 20  # whatever lies under the key, somebody holds it
 _LEAST_S = 0.05
@@ -87,8 +88,8 @@ class EtcdLock(ServiceLock):
             raise BadInput("a lock in etcd needs an endpoint, a key, and 1 to 3600 seconds to live")
         if any("?" in endpoint or endpoint.startswith("unix:") for endpoint in endpoints):
             raise BadInput("a lock's address must look like http://HOST:PORT or https://HOST:PORT")
-        self._servers = [Server(endpoint, self._trust) for endpoint in endpoints]
-        places = ", ".join(server.netloc for server in self._servers)
+        self._servers = [HttpClient(endpoint, tls=self._trust) for endpoint in endpoints]
+        places = ", ".join(urlsplit(server.shown).netloc for server in self._servers)
         super().__init__("etcd", f"etcd key {shown(lock_key)} at {places}", ttl_s, timeout_s)
         self._key = base64.b64encode(lock_key.encode("utf-8", "surrogateescape")).decode()
         self._config, self._token = config, ""
@@ -207,7 +208,9 @@ class EtcdLock(ServiceLock):
             if seconds < _LEAST_S:
                 break
             try:
-                status, found = believed(await server.call("POST", path, data, headers, seconds, MOST_BYTES))
+                status, found = believed(
+                    await server.call("POST", path, data, headers, deadline_s=seconds, most_bytes=MOST_BYTES)
+                )
             except Unanswered as problem:
                 last = problem
                 continue

@@ -15,8 +15,7 @@ from typing import Any
 from plimsoll.doctor.read.redact_text import shown_line
 from plimsoll.errors import printable
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
-from plimsoll.net.cluster import bearer
-from plimsoll.net.http_call import Lost, Reply, Server, number, table
+from plimsoll.net.client import HttpClient, Loss, Lost, Reply, bearer, number, table
 
 DEADLINE_S = 5.0
 COMPACT_S = 30.0  # the gate itself keeps the one who asks waiting for 20 s
@@ -41,7 +40,7 @@ class GateHttpClient:
 
     def __init__(self, url: str, token: str, *, deadline_s: float = DEADLINE_S, compact_s: float = COMPACT_S) -> None:
         """`url`: http://HOST:PORT or unix:/PATH. BadInput if it or the token cannot be one."""
-        self._server = Server(url)
+        self._server = HttpClient(url)
         self._headers = bearer(token)
         self._is_gate = False  # something there has asked for a token
         self._deadline_s, self._compact_s = deadline_s, compact_s
@@ -171,16 +170,16 @@ class GateHttpClient:
         """The first time it is asked without the token: an address may lead to somebody who would keep it."""
         end_s = asyncio.get_running_loop().time() + deadline_s
         if not self._is_gate:
-            met = await self._server.call("GET", "/plimsoll/state", b"", {}, deadline_s)
+            met = await self._server.call("GET", "/plimsoll/state", deadline_s=deadline_s)
             if isinstance(met, Lost):
                 return met._replace(was_sent=False)  # of the deed itself nothing was
             if met.status in (403, 404):
                 return met
-            if met.status != 401 or not met.headers.get("www-authenticate", "").lower().startswith("bearer"):
-                return Lost(f"what answers there ({met.status}) is not the gate: it asks for no token", was_sent=False)
+            if not met.asks_for_token:
+                return Lost(Loss.NONSENSE, f"what answers there ({met.status}) is not the gate: it asks for no token")
             self._is_gate = True
         left_s = max(0.05, end_s - asyncio.get_running_loop().time())
-        return await self._server.call(method, f"/plimsoll/{name}", body, self._headers, left_s)
+        return await self._server.call(method, f"/plimsoll/{name}", body, self._headers, deadline_s=left_s)
 
 
 def _some_numbers(data: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, str | float | bool]:

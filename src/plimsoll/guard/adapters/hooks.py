@@ -18,7 +18,7 @@ from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.adapters.gate import quoted_words
 from plimsoll.guard.adapters.run_command import PLAIN, last_line, run_command, small_environment
-from plimsoll.net.http_call import Lost, Server, number
+from plimsoll.net.client import HttpClient, Lost, number
 
 DEADLINE_S = 30.0
 SCHEMA = "plimsoll.hook/1"
@@ -136,14 +136,14 @@ class WebhookBalancer(_Hook):
         """BadInput if the address or the login cannot be one."""
         if login is not None and not (login and login.isascii() and login.isprintable()):
             raise BadInput("the login of a balancer's webhook holds letters that a header cannot have")
-        self._server = Server(url)
+        self._server = HttpClient(url)
         super().__init__(f"the webhook {self._server.shown}")
         self._headers = {} if login is None else {"Authorization": login}
         self._engine, self._deadline_s = engine, deadline_s
 
     async def _ask(self, verb: str) -> Outcome:
         fields = {"schema": SCHEMA, "verb": verb, "engine": self._engine, "epoch": self.epoch}
-        reply = await self._server.call("POST", "", json.dumps(fields).encode(), self._headers, self._deadline_s)
+        reply = await self._server.call("POST", "", json.dumps(fields).encode(), self._headers, deadline_s=self._deadline_s)
         is_action = verb in ACTIONS
         if isinstance(reply, Lost):
             return failed(reply.why, again=False) if is_action and not reply.was_sent else unsure(reply.why)

@@ -20,7 +20,7 @@ from plimsoll.errors import BadInput
 from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.adapters.cluster import OBJECT_NAME, ClusterClient, namespace_key
-from plimsoll.net.http_call import Lost, Reply, table
+from plimsoll.net.client import Lost, Reply, table
 
 LOOK_EVERY_S = 1.0
 MOST_PODS = 500

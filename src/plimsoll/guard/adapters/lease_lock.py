@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from plimsoll.errors import BadInput
 from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, failed
-from plimsoll.guard.adapters.cluster import NAMESPACE, OBJECT_NAME, ClusterClient, namespace_key
+from plimsoll.guard.adapters.cluster import NAMESPACE, OBJECT_NAME, SERVICE_ACCOUNT, ClusterClient, namespace_key
 from plimsoll.guard.adapters.locks import (
     TIMEOUT_S,
     TTL_S,
@@ -34,7 +34,6 @@ from plimsoll.guard.adapters.locks import (
     shown,
     ttl_key,
 )
-from plimsoll.net.cluster import SERVICE_ACCOUNT
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from plimsoll.errors import printable
 from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
-from plimsoll.net.http_call import Lost, Reply
+from plimsoll.net.client import Lost, Reply
 from plimsoll.redaction import redact
 
 EPOCH_MAX = 2**62  # what a gate takes

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from plimsoll.guard import config_fields as key
-from plimsoll.net.http_call import Lost, Server
-from plimsoll.net.http_get import address
+from plimsoll.net.address import Address, address
+from plimsoll.net.client import HttpClient, Lost
 
 MOST_WAITING = 1_000
 FIRST_PAUSE_S = 1.0
@@ -57,8 +57,7 @@ class NotifyConfig(key.Table):
         """The receiver of notifications; None where there is none."""
         if self.webhook is None:
             return None
-        where = address(self.webhook)
-        return WebhookNotifier(where.url, where.login)
+        return WebhookNotifier(address(self.webhook))
 
 
 class DeliveryCounts(NamedTuple):
@@ -71,12 +70,11 @@ class DeliveryCounts(NamedTuple):
 
 
 class WebhookNotifier:
-    """One receiver. `login` goes into the Authorization header; neither it nor the address's query is ever shown."""
+    """One receiver. Neither the login of its address nor the query is ever shown."""
 
-    def __init__(self, url: str, login: str | None = None, *, first_pause_s: float = FIRST_PAUSE_S) -> None:
-        self._server = Server(url, ssl.create_default_context)  # anew each time: it may be months until guard ends
-        self._headers = {"Authorization": login} if login else {}
-        self.label = f"webhook {urlsplit(url).hostname or ''}"  # the path of an address is often a secret
+    def __init__(self, where: Address, *, first_pause_s: float = FIRST_PAUSE_S) -> None:
+        self._server = HttpClient(where, tls=ssl.create_default_context)  # anew each time: it may be months until guard ends
+        self.label = f"webhook {urlsplit(where.url).hostname or ''}"  # the path of an address is often a secret
         self._first_pause_s = first_pause_s
         self._waiting: deque[bytes] = deque()
         self._woken = asyncio.Event()
@@ -132,7 +130,9 @@ class WebhookNotifier:
 
     async def _try(self, body: bytes) -> str:
         """Empty when it was taken, else why not."""
-        reply = await self._server.call("POST", "", body, self._headers, TIMEOUT_S, most_bytes=0)  # its status says it all
+        reply = await self._server.call(
+            "POST", "", body, deadline_s=TIMEOUT_S, most_bytes=0, cuts=True
+        )  # its status says it all
         if isinstance(reply, Lost):
             return reply.why
         status = reply.status

@@ -1,13 +1,10 @@
-"""Guard's HTTP API: status, metrics and its token. `net.server` checks access, `api.actions` takes requests."""
+"""Guard's HTTP API: status and metrics. `net.server` checks access, `api.actions` takes requests."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import plimsoll
@@ -125,37 +122,6 @@ def _metric(name: str, kind: str, says: str, samples: Sequence[tuple[Mapping[str
 
 def _number(value: float) -> str:
     return "NaN" if math.isnan(value) else repr(value)
-
-
-# Where the token of guard's API lies when none was given: drawn at each start and left where only this user can read it.
-
-
-def token_path(port: int, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The file with the token of the guard on this port; None if this user has no home."""
-    runtime, home = environ.get("XDG_RUNTIME_DIR", ""), environ.get("HOME", "")
-    if runtime.startswith("/"):
-        return Path(runtime) / "plimsoll" / f"guard-{port}.token"
-    return Path(home) / ".local" / "state" / "plimsoll" / f"guard-{port}.token" if home.startswith("/") else None
-
-
-def write_token(port: int, token: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Writes the token where only this user can read it; OSError if that fails."""
-    path = token_path(port, environ)
-    if path is None:
-        raise FileNotFoundError("neither XDG_RUNTIME_DIR nor HOME names a folder")
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)  # a new file: never an open one, or a link
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(token + "\n")
-
-
-def remove_token(port: int, token: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Removes the token if it is still this guard's."""
-    path = token_path(port, environ)
-    with contextlib.suppress(OSError):
-        if path is not None and path.read_text(encoding="ascii").strip() == token:
-            path.unlink()
 
 
 NAMED, LONGEST = 20, 400  # engines and letters in an answer to a name that is none's

@@ -36,7 +36,6 @@ from plimsoll.guard.adapters.own_process import OwnProcess, OwnProcessConfig
 from plimsoll.guard.api.actions import ActionDesk
 from plimsoll.guard.config import Files, GuardConfig
 from plimsoll.guard.daemon.conductor import ActionPorts, Announcement, Conductor
-from plimsoll.guard.daemon.engine_http import EngineClient, RequestFailed
 from plimsoll.guard.daemon.engine_look import served_model, warm_up
 from plimsoll.guard.daemon.evidence import EvidenceSources, EvidenceStore
 from plimsoll.guard.daemon.journal import ABSENT, DAMAGED, Journal, JournalContents, read_journal
@@ -45,7 +44,8 @@ from plimsoll.guard.daemon.observer import EngineCapabilities, Fleet, FleetObser
 from plimsoll.guard.daemon.steps import EngineAdapters
 from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.hardware.processes import Mark, boot_mark, read_process, read_processes
-from plimsoll.net.cluster import bearer
+from plimsoll.net.address import address
+from plimsoll.net.client import HttpClient, Lost, bearer
 
 READ_EVERY_S = 10.0
 
@@ -186,14 +186,12 @@ class EngineEvidence:
         return outcome._replace(message=f"{outcome.message}; doctor: {codes}", facts={**outcome.facts, "doctor": codes})
 
     async def _fetch(self, url: str, path: str, token: str | None = None) -> bytes:
-        client = EngineClient(url.rstrip("/").removesuffix("/metrics"))
-        try:
-            headers = None if token is None else bearer(token)
-            reply = await client.get(path, deadline_s=PAGE_S, most_bytes=PAGE_MAX, headers=headers)
-        except RequestFailed as error:
-            raise OSError(0, error.why) from None
-        finally:
-            client.close()
+        base = url.rstrip("/").removesuffix("/metrics")
+        client = HttpClient(base if base.startswith("unix:") else address(base))
+        headers = None if token is None else bearer(token)
+        reply = await client.call("GET", path, b"", headers, deadline_s=PAGE_S, most_bytes=PAGE_MAX)
+        if isinstance(reply, Lost):
+            raise OSError(0, reply.why)
         return reply.body
 
 

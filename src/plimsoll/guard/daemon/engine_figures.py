@@ -31,7 +31,7 @@ from plimsoll.guard.config import PrometheusConfig
 from plimsoll.guard.daemon.observer import Points
 from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.guard.judge.look import CoreFigures, Look, WorkerMemory
-from plimsoll.net.http_get import address
+from plimsoll.net.address import address
 from plimsoll.vllm import metrics
 from plimsoll.vllm.metrics_page import LINE_MAX, parse_page
 from plimsoll.vllm.versions import Engine

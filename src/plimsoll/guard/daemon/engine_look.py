@@ -16,10 +16,10 @@ from plimsoll.doctor.rules.contained import read_survival
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.daemon.engine_figures import LabelSets, PageFigures, PageReader
-from plimsoll.guard.daemon.engine_http import EngineClient, EngineReply, RequestFailed, RequestTimedOut, invalid_answer
 from plimsoll.guard.daemon.host import SameHost
 from plimsoll.guard.judge.look import Canary, GateState, Look, Reach, WorkerMemory
-from plimsoll.net.cluster import bearer
+from plimsoll.net.address import address
+from plimsoll.net.client import HttpClient, Loss, Lost, Reply, bearer, number, same_server, table
 from plimsoll.vllm.versions import Engine, engine_named
 
 ANSWER_MAX = 1 << 20
@@ -53,7 +53,7 @@ class CanarySender:
         self._plan = plan
         self._auth = {} if plan.api_key is None else bearer(plan.api_key)
         self._shows_key = False
-        self._client = EngineClient(url)
+        self._client = HttpClient(address(url))
         self._task: asyncio.Task[None] | None = None
         self._next_s: float | None = None
         self._given_up_s: float | None = None
@@ -80,43 +80,39 @@ class CanarySender:
         self._task = asyncio.get_running_loop().create_task(self._ask(now_s, name))
 
     async def close(self) -> None:
-        """Cancels the request in flight and closes the connection."""
+        """Cancels the request in flight."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        self._client.close()
 
     async def _ask(self, at_s: float, model: str) -> None:
         plan = self._plan
         asked = {"model": model, "prompt": PROMPT, "max_tokens": 1, "temperature": 0, "skip_special_tokens": False}
-        body = json.dumps(asked).encode()
-        try:
-            reply = await self._sent(body)
-        except RequestTimedOut as error:
+        reply = await self._sent(json.dumps(asked).encode())
+        if isinstance(reply, Reply):
+            self._take(reply, at_s, model)
+        elif reply.loss is not Loss.LATE:
+            self.last = Canary(at_s, None, why=f"it {reply.why}")
+        else:
             self._given_up_s = _now_s()
-            if error.was_sent and not error.was_begun:
+            if reply.was_sent and not reply.was_begun:
                 self.last = Canary(at_s, False, plan.deadline_s)  # noqa: FBT003 - the field's own value
             else:
-                what = "the answer began and did not finish" if error.was_begun else "it could not be reached"
+                what = "the answer began and did not finish" if reply.was_begun else "it could not be reached"
                 self.last = Canary(at_s, None, why=f"{what} within {plan.deadline_s:g} s")
-        except RequestFailed as error:
-            self.last = Canary(at_s, None, why=f"it {error.why}")
-        else:
-            self._client.close()  # by the next request the server will have closed it
-            self._take(reply, at_s, model)
 
-    async def _sent(self, body: bytes) -> EngineReply:
+    async def _sent(self, body: bytes) -> Reply | Lost:
         """Sends the key only to a server that asks for one: a list of engines may name any server."""
         deadline_s = self._plan.deadline_s
         if not self._shows_key:
-            reply = await self._client.post(PATH, body, deadline_s=deadline_s, most_bytes=ANSWER_MAX)
-            if reply.status != 401 or not self._auth:
+            reply = await self._client.call("POST", PATH, body, deadline_s=deadline_s, most_bytes=ANSWER_MAX)
+            if isinstance(reply, Lost) or reply.status != 401 or not self._auth:
                 return reply
             self._shows_key = True
-        return await self._client.post(PATH, body, deadline_s=deadline_s, most_bytes=ANSWER_MAX, headers=self._auth)
+        return await self._client.call("POST", PATH, body, self._auth, deadline_s=deadline_s, most_bytes=ANSWER_MAX)
 
-    def _take(self, reply: EngineReply, at_s: float, model: str) -> None:
+    def _take(self, reply: Reply, at_s: float, model: str) -> None:
         if reply.status != 200:
             self.last = Canary(at_s, None, why=refused(reply, model, has_key=bool(self._auth)), status=reply.status)
             if 400 <= reply.status < 500 and reply.status != 429:  # this server does not take such a request
@@ -129,7 +125,7 @@ class CanarySender:
             self.last = Canary(at_s, True, reply.seconds, found)  # noqa: FBT003 - the field's own value
 
 
-def refused(reply: EngineReply, model: str, *, has_key: bool = False) -> str:
+def refused(reply: Reply, model: str, *, has_key: bool = False) -> str:
     """Why a server refused the request, in words."""
     if reply.status == 401:
         return "the engine rejects this API key" if has_key else "the engine requires an API key"
@@ -186,16 +182,11 @@ class ServedModel(NamedTuple):
 
 async def served_model(url: str, api_key: str | None = None, *, deadline_s: float = DEADLINE_S) -> ServedModel | None:
     """The first model that an engine lists; None if it lists none."""
-    client = EngineClient(url)
-    try:
-        reply = await client.get(MODELS, deadline_s=deadline_s, most_bytes=LARGEST_MODELS_LIST)
-        if reply.status == 401 and api_key is not None:
-            reply = await client.get(MODELS, deadline_s=deadline_s, most_bytes=LARGEST_MODELS_LIST, headers=bearer(api_key))
-    except RequestFailed:
-        return None
-    finally:
-        client.close()
-    if reply.status != 200:
+    client = HttpClient(address(url))
+    reply = await client.call("GET", MODELS, deadline_s=deadline_s, most_bytes=LARGEST_MODELS_LIST)
+    if isinstance(reply, Reply) and reply.status == 401 and api_key is not None:
+        reply = await client.call("GET", MODELS, b"", bearer(api_key), deadline_s=deadline_s, most_bytes=LARGEST_MODELS_LIST)
+    if isinstance(reply, Lost) or reply.status != 200:
         return None
     try:
         first = json.loads(reply.body)["data"][0]
@@ -341,8 +332,8 @@ class EngineWatcher:
         base = url.strip().rstrip("/").removesuffix("/metrics")
         self.limits = limits or LookLimits()
         self.gate_note = ""  # why the gate's state is missing
-        self._client = EngineClient(base)
-        self._gate_client = EngineClient(gate_url) if gate_url else self._client
+        self._client = HttpClient(address(base), keeps=True)
+        self._gate_client = HttpClient(gate_url, keeps=True) if gate_url else self._client
         self._canary = CanarySender(base, canary) if canary is not None else None
         self._auth = {} if token is None else bearer(token)
         self._labels = labels or LabelSets()
@@ -371,16 +362,7 @@ class EngineWatcher:
 
     async def _look(self, now_s: float, unix_s: float) -> Look:
         end_s = asyncio.get_running_loop().time() + self.limits.look_s
-        page: PageFigures | None = None
-        reach, why, was_asked = Reach.ANSWERS, "", True
-        try:
-            page = await self._page()
-        except RequestFailed as error:
-            reach, why, was_asked = error.reach, error.why, error.was_sent
-        except TooLarge as error:
-            reach, why = Reach.NONSENSE, f"shows {error}"
-        except BadInput:
-            reach, why = Reach.NONSENSE, "answers /metrics with something other than metrics"
+        page, reach, why, was_asked = await self._page()
         if reach is Reach.REFUSED:
             self._forget()
             return Look(now_s, unix_s, reach, why, canary=self._last_canary())
@@ -415,8 +397,8 @@ class EngineWatcher:
         """Closes all connections."""
         if self._canary is not None:
             await self._canary.close()
-        self._client.close()
-        self._gate_client.close()
+        await self._client.close()
+        await self._gate_client.close()
         if self._same_host is not None:
             self._same_host.close()
 
@@ -431,25 +413,33 @@ class EngineWatcher:
     def _last_canary(self) -> Canary | None:
         return None if self._canary is None else self._canary.last
 
-    async def _page(self) -> PageFigures:
+    async def _page(self) -> tuple[PageFigures | None, Reach, str, bool]:
+        """The metrics page, what became of the question, why there is none, and whether it was sent."""
         reader = PageReader(self._labels)
-        reply = await self._client.get(
-            "/metrics", deadline_s=self.limits.page_s, most_bytes=self.limits.page_bytes, sink=reader.feed, follows=True
+        try:
+            reply = await self._client.call(
+                "GET", "/metrics", deadline_s=self.limits.page_s, most_bytes=self.limits.page_bytes, sink=reader.feed,
+                follow=same_server,
+            )  # fmt: skip
+            if isinstance(reply, Lost):
+                return None, REACHES[reply.loss], reply.why, reply.was_sent
+            if reply.status != 200:
+                return None, Reach.NONSENSE, f"answers /metrics with {reply.status}, not with a page", True
+            page = reader.done(self._engine)
+        except TooLarge as error:
+            return None, Reach.NONSENSE, f"shows {error}", True
+        except BadInput:
+            return None, Reach.NONSENSE, "answers /metrics with something other than metrics", True
+        return (
+            (None, Reach.NONSENSE, "sends a truncated metrics page", True) if page.is_cut else (page, Reach.ANSWERS, "", True)
         )
-        if reply.status != 200:
-            raise invalid_answer(f"answers /metrics with {reply.status}, not with a page")
-        page = reader.done(self._engine)
-        if page.is_cut:
-            raise invalid_answer("sends a truncated metrics page")
-        return page
 
     async def _health(self, end_s: float, *, is_page: bool) -> int | None:
         """The status of /health. A 503 is vLLM's own only without a body and beside its metrics: proxies send it, too, as does
         vLLM's data-parallel supervisor while it shuts down.
         """
-        try:
-            reply = await self._client.get("/health", deadline_s=self._left(end_s), most_bytes=SMALL_MAX)
-        except RequestFailed:
+        reply = await self._client.call("GET", "/health", deadline_s=self._left(end_s), most_bytes=SMALL_MAX)
+        if isinstance(reply, Lost):
             return None
         return None if reply.status == DEAD and (reply.body or not is_page) else reply.status
 
@@ -469,14 +459,13 @@ class EngineWatcher:
     async def _ask_gate(self, now_s: float, end_s: float) -> tuple[GateState | None, tuple[WorkerMemory, ...]]:
         if not self._auth or not self._gate.is_due(now_s):
             return None, ()
-        try:
-            reply = await self._gate_state(end_s)
-        except RequestFailed as error:
-            self.gate_note = f"the gate {error.why}"
+        reply = await self._gate_state(end_s)
+        if isinstance(reply, Lost):
+            self.gate_note = f"the gate {reply.why}"
             if not self._gate.is_answered:
                 self._gate.note(now_s, is_answered=False, again_s=LOST_AGAIN_S)
             return None, ()
-        found = read_gate(_object(reply.body)) if reply.status == 200 and self._has_gate else None
+        found = read_gate(reply.table()) if reply.status == 200 and self._has_gate else None
         self._gate.note(now_s, is_answered=found is not None)
         if found is None:
             self.gate_note = GATE_NOTES.get(reply.status, f"/plimsoll/state answers {reply.status} and not the gate's words")
@@ -487,48 +476,45 @@ class EngineWatcher:
         memory = await self._json(self._gate_client, "/plimsoll/memory", end_s, MEMORY_MAX, self._auth)
         return found, read_workers(memory)
 
-    async def _gate_state(self, end_s: float) -> EngineReply:
+    async def _gate_state(self, end_s: float) -> Reply | Lost:
         """Sends the token only to a server that asks for one as the gate does: a list of engines may name any server."""
         if not self._has_gate:
-            reply = await self._gate_client.get("/plimsoll/state", deadline_s=self._left(end_s), most_bytes=SMALL_MAX)
-            if reply.status != 401 or not reply.headers.get("www-authenticate", "").lower().startswith("bearer"):
+            reply = await self._gate_client.call("GET", "/plimsoll/state", deadline_s=self._left(end_s), most_bytes=SMALL_MAX)
+            if isinstance(reply, Lost) or not reply.asks_for_token:
                 return reply
             self._has_gate = True
-        return await self._gate_client.get(
-            "/plimsoll/state", deadline_s=self._left(end_s), most_bytes=SMALL_MAX, headers=self._auth
+        return await self._gate_client.call(
+            "GET", "/plimsoll/state", b"", self._auth, deadline_s=self._left(end_s), most_bytes=SMALL_MAX
         )
 
     async def _ask_paused(self, page: PageFigures, now_s: float, end_s: float) -> tuple[bool | None, bool]:
         """Whether it is paused, and whether it may be without guard knowing."""
         if self._pause.is_due(page.figures, self._last_canary(), now_s):
-            try:
-                reply = await self._client.get("/is_paused", deadline_s=self._left(end_s), most_bytes=SMALL_MAX)
-            except RequestFailed:
+            reply = await self._client.call("GET", "/is_paused", deadline_s=self._left(end_s), most_bytes=SMALL_MAX)
+            found = reply.table().get("is_paused") if isinstance(reply, Reply) and reply.status == 200 else None
+            if isinstance(found, bool):
+                self._pause.answered(now_s, is_paused=found)
+            elif isinstance(reply, Lost) or reply.status >= 500:
                 self._pause.lost(now_s)
             else:
-                found = _object(reply.body).get("is_paused") if reply.status == 200 else None
-                if isinstance(found, bool):
-                    self._pause.answered(now_s, is_paused=found)
-                elif reply.status >= 500:
-                    self._pause.lost(now_s)
-                else:
-                    self._pause.absent(now_s)
+                self._pause.absent(now_s)
         return self._pause.state()
 
     async def _json(
-        self, client: EngineClient, path: str, end_s: float, most: int = SMALL_MAX, headers: Mapping[str, str] | None = None
+        self, client: HttpClient, path: str, end_s: float, most: int = SMALL_MAX, headers: Mapping[str, str] | None = None
     ) -> Mapping[str, Any]:
         """The JSON object at a path; an empty one for anything else."""
-        try:
-            reply = await client.get(path, deadline_s=self._left(end_s), most_bytes=most, headers=headers)
-        except RequestFailed:
-            return {}
-        return _object(reply.body) if reply.status == 200 else {}
+        reply = await client.call("GET", path, b"", headers, deadline_s=self._left(end_s), most_bytes=most)
+        return reply.table() if isinstance(reply, Reply) and reply.status == 200 else {}
 
     def _left(self, end_s: float) -> float:
         return max(0.05, min(self.limits.small_s, end_s - asyncio.get_running_loop().time()))
 
 
+REACHES = {
+    Loss.REFUSED: Reach.REFUSED, Loss.LATE: Reach.SILENT, Loss.SILENT: Reach.SILENT, Loss.NONSENSE: Reach.NONSENSE,
+    Loss.TOO_LARGE: Reach.NONSENSE,
+}  # fmt: skip
 GATE_NOTES = {
     401: "the gate rejects this token",
     403: "the gate was started without PLIMSOLL_TOKEN",
@@ -539,18 +525,18 @@ GATE_NOTES = {
 def read_gate(found: Mapping[str, Any]) -> GateState | None:
     """Reads the answer of /plimsoll/state; None if it is something else."""
     ready, reason = found.get("ready"), found.get("reason")
-    in_flight, requests = _number(found.get("in_flight")), _number(found.get("engine_requests"))
+    in_flight, requests = number(found.get("in_flight")), number(found.get("engine_requests"))
     if not isinstance(ready, bool) or not isinstance(reason, str) or in_flight is None or requests is None:
         return None
-    engine, shed, drain = (_table(found.get(name)) for name in ("engine", "shed", "drain"))
+    engine, shed, drain = (table(found.get(name)) for name in ("engine", "shed", "drain"))
     asleep, phase = engine.get("asleep"), drain.get("phase")
     return GateState(
         ready,
         reason[:100],
         int(in_flight),
         int(requests),
-        expected_wait_s=_number(shed.get("expected_wait_s")),
-        last_step_age_s=_number(engine.get("last_step_age_s")),
+        expected_wait_s=number(shed.get("expected_wait_s")),
+        last_step_age_s=number(engine.get("last_step_age_s")),
         is_wedged=engine.get("is_wedged") is True,
         asleep=asleep[:200] if isinstance(asleep, str) else "",
         drain=phase[:40] if isinstance(phase, str) else "serving",
@@ -562,21 +548,21 @@ def read_workers(found: Mapping[str, Any]) -> tuple[WorkerMemory, ...]:
     """Reads the answer of /plimsoll/memory: every live worker."""
     listed = found.get("workers")
     workers = []
-    for one in map(_table, listed[:WORKERS_MAX] if isinstance(listed, list) else ()):
-        age_s = _number(one.get("age_s"))
+    for one in map(table, listed[:WORKERS_MAX] if isinstance(listed, list) else ()):
+        age_s = number(one.get("age_s"))
         if age_s is None or one.get("alive") is False:
             continue
-        torch, device, host, budget = (_table(one.get(name)) for name in FIGURES)
-        pool = _number(torch.get("private_pool_bytes"))  # what the graphs hold if torch says so, else the estimate
+        torch, device, host, budget = (table(one.get(name)) for name in FIGURES)
+        pool = number(torch.get("private_pool_bytes"))  # what the graphs hold if torch says so, else the estimate
         workers.append(
             WorkerMemory(
-                f"{_number(one.get('engine')) or 0:.0f}/{_number(one.get('rank')) or 0:.0f}",
+                f"{number(one.get('engine')) or 0:.0f}/{number(one.get('rank')) or 0:.0f}",
                 age_s,
-                *(_number(torch.get(name)) for name in ALLOCATOR),
-                *(_number(device.get(name)) for name in ("total", "free", "by_others")),
-                *(_number(host.get(name)) for name in ("resident", "limit")),
-                *(_number(budget.get(name)) for name in ("requested", "weights", "kv_cache", "activation_peak")),
-            )._replace(graphs=_number(budget.get("graphs")) if pool is None else pool)
+                *(number(torch.get(name)) for name in ALLOCATOR),
+                *(number(device.get(name)) for name in ("total", "free", "by_others")),
+                *(number(host.get(name)) for name in ("resident", "limit")),
+                *(number(budget.get(name)) for name in ("requested", "weights", "kv_cache", "activation_peak")),
+            )._replace(graphs=number(budget.get("graphs")) if pool is None else pool)
         )
     return tuple(workers)
 
@@ -588,22 +574,3 @@ ALLOCATOR = ("allocated", "reserved", "releasable", "unreleasable", "alloc_retri
 def _rests(page: PageFigures, gate: GateState | None, *, is_paused: bool) -> bool:
     """Whether no token can be expected: a canary request would prove nothing, and would queue there."""
     return is_paused or page.figures.get("asleep", 0.0) > 0 or (gate is not None and bool(gate.asleep))
-
-
-def _object(body: bytes) -> Mapping[str, Any]:
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
-        return {}
-    return _table(found)
-
-
-def _table(found: object) -> Mapping[str, Any]:
-    return found if isinstance(found, dict) else {}
-
-
-def _number(found: object) -> float | None:
-    """A valid figure, else None."""
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < 2**63:
-        return None
-    return float(found)

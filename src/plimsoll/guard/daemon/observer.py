@@ -27,7 +27,7 @@ from plimsoll.guard.judge.load import kv_forecast, queue_forecast
 from plimsoll.guard.judge.look import Look, Reach
 from plimsoll.guard.judge.policy import GRADES, Policy
 from plimsoll.guard.judge.tracker import Tracker
-from plimsoll.net.http_get import address
+from plimsoll.net.address import address
 from plimsoll.render.guard import Clock, EngineView, Event, EventKind
 from plimsoll.unknown import Condition, Status, Unknown
 

@@ -25,12 +25,12 @@ from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.findings import Severity
 from plimsoll.guard.adapters.discovery import FileFinder, Finder
 from plimsoll.guard.adapters.webhook import DeliveryCounts
-from plimsoll.guard.api.api import GuardApi, GuardHealth, remove_token, token_path, write_token
+from plimsoll.guard.api.api import GuardApi, GuardHealth
+from plimsoll.guard.api.token import remove_token, token_path, write_token
 from plimsoll.guard.config import GuardConfig, files_of
 from plimsoll.guard.daemon.acting import ActionRunner, set_up_acting
 from plimsoll.guard.daemon.conductor import Announcement
 from plimsoll.guard.daemon.engine_figures import LabelSets, PrometheusHistory
-from plimsoll.guard.daemon.engine_http import EngineClient
 from plimsoll.guard.daemon.engine_look import CanaryPlan, EngineWatcher
 from plimsoll.guard.daemon.host import SameHost
 from plimsoll.guard.daemon.observer import DiscoveredFacts, Fleet, ObserverPorts
@@ -42,8 +42,8 @@ from plimsoll.launch.check_flags import with_config
 from plimsoll.launch.command_line import CommandLine, UnresolvedWords, read_command_line
 from plimsoll.launch.inputs import config_of
 from plimsoll.launch.recognise import EntryPoint, find_launch
-from plimsoll.net.cluster import bearer
-from plimsoll.net.http_get import address
+from plimsoll.net.address import address
+from plimsoll.net.client import bearer
 from plimsoll.net.server import GuardServer
 from plimsoll.render.doctor import clean
 from plimsoll.render.guard import Event, EventKind, Trouble, alert, line_json, sentence, status_line
@@ -345,7 +345,7 @@ class Daemon:
     def __init__(self, options: GuardOptions, out: LineWriter) -> None:
         self._options, self._out, self._config = options, out, options.config
         for target in options.config.engines:  # a bad address in the configuration ends guard
-            EngineClient(target.url.rstrip("/").removesuffix("/metrics"))
+            address(target.url)
             if target.token is not None:
                 bearer(target.token)
         self._labels = LabelSets()

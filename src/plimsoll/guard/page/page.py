@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple, cast
 
@@ -164,7 +164,7 @@ class GuardPage:
 
     # Listening
 
-    async def _listen(self, said: str) -> AsyncIterator[bytes]:
+    async def _listen(self, said: str) -> AsyncGenerator[bytes]:
         """Sends everything once, then what changes, at most twice a second."""
         rows: Mapping[str, Row] = {}
         about: Mapping[str, Any] = {}

@@ -1,0 +1,62 @@
+"""The address of a server, taken apart: what is asked, what may be shown, and the login that goes with it."""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import NamedTuple
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+
+from plimsoll.errors import BadInput
+from plimsoll.net.inputs import HOST_AND_PORT
+
+URL_MAX = 8192
+
+
+class Address(NamedTuple):
+    """A server's address, perhaps with a path and a query."""
+
+    url: str  # without name and password
+    shown: str  # without name, password and query: safe to print
+    login: str | None = None  # for the Authorization header
+    socket: str = ""  # the path of a Unix socket
+
+    def at(self, path: str, query: str = "") -> Address:
+        """Another path of the same server."""
+        parts = urlsplit(self.url)
+        url = urlunsplit((parts.scheme, parts.netloc, path, query, ""))
+        return self._replace(url=url, shown=urlunsplit((parts.scheme, parts.netloc, path, "", "")))
+
+
+def address(url: str) -> Address:
+    """The address a user typed; one line of BadInput, without any password, if it is none."""
+    url = url.strip()
+    if not url.isascii():
+        raise BadInput("the address has characters that are not ASCII")
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise BadInput("the address cannot be read; write http://HOST:PORT") from None
+    if parts.scheme not in ("http", "https") or not host or len(url) > URL_MAX or not url.isprintable() or " " in url:
+        meant = f": http://{url}?" if re.fullmatch(HOST_AND_PORT, url) else ""
+        raise BadInput(f"the address must be http://HOST:PORT or https://HOST:PORT, on one line{meant}")
+    netloc = (f"[{host}]" if ":" in host else host) + (f":{port}" if port is not None else "")
+    login = None
+    if parts.username is not None:
+        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        login = "Basic " + base64.b64encode(pair.encode()).decode()
+    clean = SplitResult(parts.scheme, netloc, parts.path, parts.query, "")
+    return Address(urlunsplit(clean), urlunsplit(clean._replace(query="")), login)
+
+
+def server_address(url: str) -> Address:
+    """The address of a server in a configuration: http://HOST:PORT, https://HOST:PORT or unix:/PATH, without a login."""
+    if url.startswith("unix:/") and url.isascii() and url.isprintable() and " " not in url:
+        return Address("http://localhost", url, socket=url.removeprefix("unix:"))
+    where = address(url)
+    if where.login is not None:
+        raise BadInput("the address holds a name or a password: give them separately")
+    if urlsplit(where.url).port == 0:
+        raise BadInput("the address has no port that could be one")
+    return where._replace(shown=where.shown.rstrip("/"))

@@ -1,0 +1,423 @@
+"""One HTTP client for all that plimsoll asks: one deadline for the whole call, a limit on what is read, no redirect unasked.
+
+What matters to a caller that acts, when there is no answer, is whether the request may have been read. `Lost.was_sent` tells:
+before the connection stood nothing can have happened; afterwards nobody knows. No request that acts is sent a second time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import errno
+import functools
+import json
+import os
+import re
+import socket
+import ssl
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from urllib.parse import urljoin, urlsplit
+
+from plimsoll.errors import BadInput, TimedOut, TooLarge, WorldFailed
+from plimsoll.net.address import Address, server_address
+
+if TYPE_CHECKING:  # it takes a quarter of a second to import: only what asks pays for it
+    import aiohttp
+
+MOST_BYTES = 256 << 10
+KEPT_S = 60.0  # for a connection without a request
+REDIRECTS_MAX = 5
+MOVED = (301, 302, 303, 307, 308)
+# This machine cannot speak to that address at all; then another address of the same name tells more.
+NO_WAY = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENETUNREACH}
+NOBODY = {errno.ECONNREFUSED, errno.ENOENT}  # listens there
+Sink = Callable[[bytes], None]
+Follow = Callable[[str, Mapping[str, str]], str]  # from an address and its answer, where that leads; WorldFailed if nowhere
+
+
+class Reply(NamedTuple):
+    """A whole answer; `body` is empty if it went to a sink."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str] = {}  # found by their names in any case
+    seconds: float = 0.0  # from the request to the last byte
+
+    def table(self) -> Mapping[str, Any]:
+        """The JSON object in the body; an empty one for anything else."""
+        try:
+            return table(json.loads(self.body))
+        except (ValueError, RecursionError):
+            return {}
+
+    @property
+    def asks_for_token(self) -> bool:
+        """Whether it is the answer of a gate to somebody who showed no token."""
+        return self.status == 401 and self.headers.get("www-authenticate", "").lower().startswith("bearer")
+
+
+class Loss(StrEnum):
+    """Why there is no answer."""
+
+    REFUSED = "refused"  # nobody listens there
+    LATE = "late"  # not in time
+    SILENT = "silent"  # the way there is broken, or it hung up without a word
+    NONSENSE = "nonsense"  # what came is no whole answer
+    TOO_LARGE = "too large"
+
+
+class Lost(NamedTuple):
+    """No answer, or none that is whole."""
+
+    loss: Loss
+    why: str  # what the server does, in words that go on from its name
+    was_sent: bool = False  # whether the other side may have read the request
+    was_begun: bool = False  # whether the head of an answer came
+
+    def error(self, shown: str = "") -> TimedOut | TooLarge | WorldFailed:
+        """The same as an exception, after the server's name."""
+        kinds: dict[Loss, type[TimedOut | TooLarge]] = {Loss.LATE: TimedOut, Loss.TOO_LARGE: TooLarge}
+        return kinds.get(self.loss, WorldFailed)(f"{shown}: {self.why}" if shown else self.why)
+
+
+class HttpClient:
+    """Asks one server."""
+
+    def __init__(
+        self,
+        where: Address | str,
+        *,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        keeps: bool = False,
+        proxied: bool = False,
+        idle_s: float | None = None,
+    ) -> None:
+        """BadInput if it is no address; one that is no `Address` may hold no login, since it is shown.
+
+        `tls` is asked at every call by https, where others than the machine's own authorities are to be believed. `keeps`: one
+        connection for all calls, which must then be closed. `proxied`: by the proxy that the environment names. `idle_s`: the
+        longest pause of the server, where the deadline is that of a long answer.
+        """
+        self.address = where if isinstance(where, Address) else server_address(where)
+        self._tls, self._keeps, self._proxied, self._idle_s = tls, keeps, proxied, idle_s
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def shown(self) -> str:
+        """The address without secrets."""
+        return self.address.shown
+
+    async def close(self) -> None:
+        """Closes the kept connection."""
+        if self._session is not None:
+            session, self._session = self._session, None
+            await session.close()
+
+    async def call(
+        self,
+        method: str,
+        path: str = "",
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        *,
+        deadline_s: float,
+        most_bytes: int = MOST_BYTES,
+        cuts: bool = False,
+        sink: Sink | None = None,
+        follow: Follow | None = None,
+    ) -> Reply | Lost:
+        """Ask once; never raises for what the other side does, and ends within the deadline.
+
+        The body of a 200 goes to `sink` if there is one. What is longer than `most_bytes` is no answer, or is `cuts` off there.
+        """
+        import aiohttp
+        from yarl import URL
+
+        url, sent = self._target(path), self._headers(body, headers or {})
+        if not all(value.isascii() and value.isprintable() for value in sent.values()):
+            return Lost(Loss.NONSENSE, "cannot be asked: the login has letters in it that no header may have")
+        home, progress = urlsplit(url), _Progress()
+        try:
+            async with asyncio.timeout(deadline_s), self._connected() as session:
+                for _ in range(REDIRECTS_MAX + 1):
+                    began_s = time.monotonic()
+                    async with session.request(
+                        method, URL(url, encoded=True), data=body or None, headers=sent, allow_redirects=False,
+                        proxy=_proxy(url) if self._proxied else None, trace_request_ctx=progress,
+                    ) as response:  # fmt: skip
+                        progress.is_begun = True
+                        if follow is None or response.status not in MOVED or "Location" not in response.headers:
+                            read = await _read(response, most_bytes, sink if response.status == 200 else None, cuts=cuts)
+                            return Reply(response.status, read, response.headers, time.monotonic() - began_s)
+                        url = follow(url, response.headers)
+                    onward = urlsplit(url)
+                    if onward.netloc != home.netloc or onward.scheme not in (home.scheme, "https"):
+                        sent.pop("Authorization", None)
+                raise WorldFailed(f"redirects more than {REDIRECTS_MAX} times")
+        except TimeoutError as problem:
+            waited_s = self._idle_s if isinstance(problem, aiohttp.ServerTimeoutError) and self._idle_s else deadline_s
+            loss, why = Loss.LATE, f"did not answer within {round(waited_s, 1):g} s"
+        except _Oversized:
+            loss, why = Loss.TOO_LARGE, f"answers with more than {_size(most_bytes)}"
+        except WorldFailed as problem:
+            loss, why = Loss.NONSENSE, str(problem)
+        except (aiohttp.ClientError, OSError, ValueError) as problem:
+            loss, why = _reason(problem, was_begun=progress.is_begun)
+        if not progress.is_sent:
+            NAMES.doubt(home.hostname or "")
+        return Lost(loss, why, progress.is_sent, progress.is_begun)
+
+    def _target(self, path: str) -> str:
+        """The path below that of the address, which is asked as it was given where there is none."""
+        parts = urlsplit(self.address.url)
+        below = f"{parts.path.rstrip('/')}{path}" if path else parts.path
+        query = f"?{parts.query}" if parts.query else ""
+        return f"{parts.scheme}://{parts.netloc}{below or '/'}{query}"
+
+    def _headers(self, body: bytes, own: Mapping[str, str]) -> dict[str, str]:
+        headers = {"User-Agent": "plimsoll", "Accept": "*/*", "Accept-Encoding": "identity"}
+        headers |= {"Content-Type": "application/json"} if body else {}
+        headers |= {"Authorization": self.address.login} if self.address.login else {}
+        return {**headers, **own}
+
+    @contextlib.asynccontextmanager
+    async def _connected(self) -> AsyncIterator[aiohttp.ClientSession]:
+        """The kept session, or one for this call alone."""
+        if self._keeps:
+            self._session = self._session or self._open()
+            yield self._session
+        else:
+            async with self._open() as session:
+                yield session
+
+    def _open(self) -> aiohttp.ClientSession:
+        import aiohttp
+
+        # A kept connection carries one request at a time; any other ends with its answer.
+        kept: dict[str, Any] = {"limit": 1, "keepalive_timeout": KEPT_S} if self._keeps else {"limit": 0, "force_close": True}
+        connector: aiohttp.BaseConnector
+        if self.address.socket:
+            connector = aiohttp.UnixConnector(self.address.socket, **kept)
+        else:
+            trust = self._tls() if self._tls and self.address.url.startswith("https:") else True
+            resolver = cast("aiohttp.abc.AbstractResolver", NAMES)
+            connector = aiohttp.TCPConnector(ssl=trust, resolver=resolver, use_dns_cache=False, **kept)
+        pauses = aiohttp.ClientTimeout(total=None, sock_connect=self._idle_s, sock_read=self._idle_s)
+        session = aiohttp.ClientSession(
+            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), timeout=pauses, trace_configs=[_trace()]
+        )
+        # aiohttp sends a PUT again where the server hung up; only a kept connection may have been closed before it was read.
+        session._retry_connection = self._keeps  # noqa: SLF001
+        return session
+
+
+class _Progress:
+    """How far a call has come."""
+
+    is_sent = False
+    is_begun = False
+
+
+class _Oversized(Exception):
+    """More than the caller takes."""
+
+
+@functools.cache
+def _trace() -> aiohttp.TraceConfig:
+    """Notes when a request has a connection, from where on it may have been read."""
+    import aiohttp
+
+    async def note(session: aiohttp.ClientSession, context: Any, event: object) -> None:
+        del session, event
+        context.trace_request_ctx.is_sent = True
+
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_create_end.append(note)
+    trace.on_connection_reuseconn.append(note)
+    return trace
+
+
+async def _read(response: aiohttp.ClientResponse, most_bytes: int, sink: Sink | None, *, cuts: bool) -> bytes:
+    pieces: list[bytes] = []
+    size = 0
+    if not cuts and (response.content_length or 0) > most_bytes:
+        raise _Oversized
+    while not (cuts and size >= most_bytes) and (piece := await response.content.readany()):
+        size += len(piece)
+        if size > most_bytes and not cuts:
+            raise _Oversized
+        (sink or pieces.append)(piece)
+    return b"".join(pieces)[:most_bytes]
+
+
+def _size(count: int) -> str:
+    return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count:,} bytes"
+
+
+def _proxy(url: str) -> str | None:
+    """The proxy that the environment names for this address."""
+    from urllib.request import getproxies, proxy_bypass
+
+    parts = urlsplit(url)
+    proxy = None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
+    return f"http://{proxy}" if proxy and "://" not in proxy else proxy
+
+
+def _reason(problem: Exception, *, was_begun: bool) -> tuple[Loss, str]:
+    """What the server did, in a word and in words that go on from its name."""
+    import aiohttp
+
+    if isinstance(problem, aiohttp.ClientConnectorCertificateError):
+        return Loss.SILENT, "has a certificate that is not trusted"
+    if isinstance(problem, aiohttp.ClientSSLError | ssl.SSLError):
+        return Loss.NONSENSE, "does not speak TLS as it should"
+    if isinstance(problem, aiohttp.ClientConnectorDNSError):
+        return Loss.SILENT, "cannot be reached: its name does not resolve"
+    if isinstance(problem, aiohttp.ClientConnectorError):
+        # Of several addresses each has its own reason in the text.
+        numbers = {int(found) for found in re.findall(r"\[Errno (\d+)\]", str(problem.os_error))}
+        number = min(numbers - NO_WAY or numbers, default=0)
+        loss = Loss.REFUSED if numbers - NO_WAY and numbers - NO_WAY <= NOBODY else Loss.SILENT
+        return loss, f"cannot be reached ({os.strerror(number) if number else type(problem.os_error).__name__})"
+    if was_begun:
+        return Loss.NONSENSE, "sends a truncated answer"
+    if isinstance(problem, aiohttp.ClientResponseError):
+        return Loss.NONSENSE, "answers with something that is not HTTP"
+    if isinstance(problem, aiohttp.ServerDisconnectedError | ConnectionError):
+        return Loss.SILENT, "closed the connection without an answer"
+    return Loss.NONSENSE, f"cannot be asked ({type(problem).__name__})"
+
+
+def same_server(url: str, headers: Mapping[str, str], *, may_upgrade: bool = False) -> str:
+    """Follows a redirect to another path of the same server; `may_upgrade`: also to https on the same host."""
+    try:
+        old, new = urlsplit(url), urlsplit(urljoin(url, headers["Location"]))
+        is_same = (new.scheme, new.port) == (old.scheme, old.port)
+        is_upgrade = may_upgrade and (old.scheme, new.scheme) == ("http", "https")
+        if new.hostname == old.hostname and new.username is None and (is_same or is_upgrade):
+            return new.geturl()
+    except ValueError:
+        pass
+    raise WorldFailed("redirects to another host; ask that one directly")
+
+
+def get(where: Address, *, most_bytes: int, timeout_s: float) -> Reply:
+    """GET, for those who wait for it; whatever is no answer is raised, with the address as it may be shown."""
+    client = HttpClient(where, proxied=True)
+    follow = functools.partial(same_server, may_upgrade=True)
+    reply = asyncio.run(client.call("GET", deadline_s=timeout_s, most_bytes=most_bytes, follow=follow))
+    if isinstance(reply, Lost):
+        raise reply.error(where.shown)
+    return reply
+
+
+def bearer(token: str) -> dict[str, str]:
+    """The header that shows a token; BadInput if it is none that a header can hold."""
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise BadInput("the token holds letters that a token cannot have")
+    return {"Authorization": f"Bearer {token}"}
+
+
+def table(found: object) -> Mapping[str, Any]:
+    """A JSON object; an empty one for anything else."""
+    return found if isinstance(found, dict) else {}
+
+
+def number(found: object, most: float = 2.0**63) -> float | None:
+    """A number that a figure can be; None for anything else."""
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < most:
+        return None
+    return found
+
+
+FRESH_S = 45.0
+PATIENCE_S = 0.3  # for a new answer, if an old one is at hand
+LOOKUPS_MAX = 160  # at once
+NAMES_MAX = 20_000
+AddressInfo = tuple[Any, ...]
+
+
+def look_up(host: str) -> Sequence[AddressInfo]:
+    """The addresses of a name, as this machine's resolver has them; OSError or UnicodeError if there are none."""
+    return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
+
+
+class _Name:
+    """What is known of one name."""
+
+    addresses: Sequence[AddressInfo] = ()
+    error: Exception | None = None
+    until_s = 0.0
+    job: concurrent.futures.Future[None] | None = None
+
+
+class NameCache:
+    """Resolves names for aiohttp, in threads of its own: a lookup cannot be cancelled, and may outlast whoever asked.
+
+    The last good answer holds while a new one is slow or fails for now, so that a resolver's trouble is not the engines'.
+    """
+
+    def __init__(self, look_up: Callable[[str], Sequence[AddressInfo]] = look_up) -> None:
+        self._look_up = look_up
+        self._known: dict[str, _Name] = {}
+        self._room = threading.BoundedSemaphore(LOOKUPS_MAX)
+
+    async def resolve(self, host: str, port: int = 0, family: int = 0) -> list[dict[str, Any]]:
+        """The addresses of a name; OSError if it has none. Waits as long as it takes to have any at all."""
+        if len(self._known) > NAMES_MAX:
+            self._known.clear()
+        name = self._known.setdefault(host, _Name())
+        if time.monotonic() >= name.until_s:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE_S if name.addresses else None):
+                    await self._renew(name, host)
+        if not name.addresses:
+            raise OSError(f"{host}: {name.error}")
+        return [
+            {"hostname": host, "host": where[0], "port": port, "family": kind, "proto": proto, "flags": socket.AI_NUMERICHOST}
+            for kind, _, proto, _, where in name.addresses
+            if family in (0, kind)
+        ]
+
+    async def close(self) -> None:
+        """Nothing is done: it outlives every connection."""
+
+    def doubt(self, host: str) -> None:
+        """Looks the name up again next time: its address did not answer."""
+        if (name := self._known.get(host)) is not None:
+            name.until_s = 0.0
+
+    async def _renew(self, name: _Name, host: str) -> None:
+        while name.job is None or name.job.done():
+            if self._room.acquire(blocking=False):
+                name.job = concurrent.futures.Future()
+                try:
+                    threading.Thread(target=self._run, args=(name, name.job, host), name="plimsoll-name", daemon=True).start()
+                except RuntimeError as error:  # this machine gives us no more threads
+                    self._end(name, name.job, error)
+                break
+            await asyncio.sleep(0.05)
+        await asyncio.shield(asyncio.wrap_future(name.job))
+
+    def _run(self, name: _Name, job: concurrent.futures.Future[None], host: str) -> None:
+        try:
+            name.addresses, name.until_s = self._look_up(host), time.monotonic() + FRESH_S
+        except Exception as error:
+            if isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME:  # it is gone, not merely in trouble
+                name.addresses = ()
+            self._end(name, job, error)
+        else:
+            self._end(name, job, None)
+
+    def _end(self, name: _Name, job: concurrent.futures.Future[None], error: Exception | None) -> None:
+        name.error = error
+        self._room.release()
+        job.set_result(None)
+
+
+NAMES = NameCache()
