@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
-from plimsoll.launch.interpolate import plain_words
+from plimsoll.launch.manifests import plain_words
 
 
 @given(st.text(alphabet=st.sampled_from("ab \t\n'\"\\$#=é"), max_size=20))

@@ -119,7 +119,8 @@ class Span(NamedTuple):
 
 
 @functools.cache
-def _table(name: str) -> Mapping[str, Any]:
+def table(name: str) -> Mapping[str, Any]:
+    """A file of `data/`."""
     with open(join(_DATA, f"{name}.json"), "rb") as file:
         loaded: Mapping[str, Any] = json.load(file)
     return loaded
@@ -127,13 +128,13 @@ def _table(name: str) -> Mapping[str, Any]:
 
 def wheels() -> Mapping[str, str]:
     """Release to the file name of the wheel it was read from, oldest first."""
-    found: Mapping[str, str] = _table("releases")["wheels"]
+    found: Mapping[str, str] = table("releases")["wheels"]
     return found
 
 
 def rows(name: str) -> Mapping[str, list[dict[str, Any]]]:
     """A whole table, as it stands in its file."""
-    found: Mapping[str, list[dict[str, Any]]] = _table(name)["rows"]
+    found: Mapping[str, list[dict[str, Any]]] = table(name)["rows"]
     return found
 
 
