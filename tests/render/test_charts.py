@@ -69,7 +69,7 @@ console.log(JSON.stringify({ wrong: wrong.slice(0, 5), corners, line, moments, s
 def test_the_chart_script_keeps_its_scales() -> None:
     """Ticks are round, few and inside; 0 and 1 are the corners of the plane; what is unknown is a hole in a line."""
     node, *_ = compute_driver_executable()
-    script = (TEMPLATES / "chart.js").read_text(encoding="utf-8") + CHECKS
+    script = (TEMPLATES / "plot.js").read_text(encoding="utf-8") + CHECKS
     done = subprocess.run([node, "--input-type=module", "-e", script], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {

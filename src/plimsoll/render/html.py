@@ -17,7 +17,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 def render(template: str, title: str, *, has_charts: bool = False, **facts: object) -> str:
     """The page; every text in it is cleaned and escaped, and only our own script may run where there are charts."""
-    script = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in ("chart.js", "report.js"))
+    script = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in ("plot.js", "report.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     policy = f"{POLICY}; img-src data:; script-src 'sha256-{digest}'" if has_charts else POLICY
     environment = Environment(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from plimsoll.doctor.rules.contained import Survival, last_words
+from plimsoll.doctor.rules.contained import last_words
 from plimsoll.guard.judge.look import CardState, Look, Reach, WorkerMemory
 from plimsoll.redaction import hide_user_text, redact
 from plimsoll.render.doctor import finding_json
@@ -33,13 +33,11 @@ MORE = "…"
 
 @lru_cache(8192)  # the same few words for hundreds of engines, and looking for secrets is the slow part
 def _shown(text: str) -> str:
-    safe = "".join(letter if letter.isprintable() else _named(letter) for letter in hide_user_text(redact(text)).strip())
+    safe = "".join(
+        letter if letter.isprintable() else " " if letter in "\n\r\t" else f"[U+{ord(letter):04X}]"
+        for letter in hide_user_text(redact(text)).strip()
+    )
     return safe if len(safe) <= LONGEST else safe[: LONGEST - 1] + MORE
-
-
-def _named(letter: str) -> str:
-    """An invisible or reordering character by its number; line breaks and tabs become spaces."""
-    return " " if letter in "\n\r\t" else f"[U+{ord(letter):04X}]"
 
 
 def shown(text: str) -> str:
@@ -60,8 +58,7 @@ def tidy(value: object, depth: int = DEEPEST) -> object:
     if depth == 0:
         return MORE
     if isinstance(value, Mapping):
-        pairs = list(value.items())[:MOST_ITEMS]
-        return {shown(str(name)): tidy(inner, depth - 1) for name, inner in pairs}
+        return {shown(str(name)): tidy(inner, depth - 1) for name, inner in list(value.items())[:MOST_ITEMS]}
     if isinstance(value, list | tuple):
         return [tidy(inner, depth - 1) for inner in value[:MOST_ITEMS]] + ([MORE] if len(value) > MOST_ITEMS else [])
     return shown(str(value))
@@ -120,8 +117,7 @@ def id_of(name: str) -> str:
 # | weights | graphs | activation | KV used | KV free | releasable | unreleasable | outside torch | others | slack |
 # |<-------------------- the load line: what vLLM was given ------------------->|
 #
-# What the probe measures is torch's live memory, what it could give back and what it could not, and what is free. Weights
-# and KV
+# The probe measures torch's live memory, what it could give back and what it could not, and what is free. Weights and KV
 # cache are what the worker reckoned with at its start; live memory beyond them and the graphs is activation.
 
 NO_FIGURES = (
@@ -234,26 +230,13 @@ def survival_of(look: Look | None) -> dict[str, Any]:
         for name, says, unit in _FIGURES
         for value in (getattr(found, name),)
     ]
-    is_quiet = not found.armed and not found.contained
-    return {"says": shown(_says(found)), "figures": [] if is_quiet else figures, "last": _last(look, found)}
-
-
-def _says(found: Survival) -> str:
-    if found.storm:
-        return STORM
-    if found.limping:
-        return LIMPS
-    if found.armed:
-        return ARMED
-    return f"{'off' if found.armed is None else 'not armed'}, {OFF}: {found.why or 'no reason given'}"
-
-
-def _last(look: Look, found: Survival) -> dict[str, Any] | None:
-    """The newest failure with its time: an age would change at every look."""
-    if found.last is None or not found.contained:
-        return None
-    at = None if found.last.age_s is None else round(look.unix_s - found.last.age_s)
-    return {"at": at, "says": shown(last_words(found.last))}
+    off = f"{'off' if found.armed is None else 'not armed'}, {OFF}: {found.why or 'no reason given'}"
+    says = STORM if found.storm else LIMPS if found.limping else ARMED if found.armed else off
+    last = None
+    if found.last is not None and found.contained:  # with its time: an age would change at every look
+        at = None if found.last.age_s is None else round(look.unix_s - found.last.age_s)
+        last = {"at": at, "says": shown(last_words(found.last))}
+    return {"says": shown(says), "figures": figures if found.armed or found.contained else [], "last": last}
 
 
 RUNGS = ("advice", "shed", "compact", "restart")
@@ -335,7 +318,8 @@ def sections(facts: EngineState, clock: Clock) -> dict[str, Any]:
             "looked_at": None if look is None else round(look.unix_s, 1),
             "ready": None if look is None or look.gate is None else look.gate.ready,
             "drain": None if look is None or look.gate is None else shown(look.gate.drain),
-            "canary": None if look is None else _canary(look, clock),
+            "canary": None if look is None or (canary := canary_json(look, clock)) is None else
+            tidy({name: value for name, value in canary.items() if name != "age_s"}),
         },
         "figures": _figures(facts),
         "ledger": tidy(ledgers(look)),
@@ -359,13 +343,12 @@ def _figures(facts: EngineState) -> list[dict[str, Any]]:
         ("in_flight", "in flight at the gate", "count", NO_GATE), ("expected_wait", "a new request would wait", "seconds", ""),
         ("twice", "recompute share, at most", "share", ""),
     )  # fmt: skip
-    return [_figure(name, says, unit, facts.reading(name), usual) for name, says, unit, usual in names]
-
-
-def _figure(name: str, says: str, unit: str, reading: Reading, usual: str) -> dict[str, Any]:
-    if isinstance(reading, Unknown):
-        return {"name": name, "says": says, "unit": unit, "value": None, "why": shown(usual or f"unknown: {reading.reason}")}
-    return {"name": name, "says": says, "unit": unit, "value": _short(reading), "why": ""}
+    figures = []
+    for name, says, unit, usual in names:
+        reading = facts.reading(name)
+        value, why = (None, usual or f"unknown: {reading.reason}") if isinstance(reading, Unknown) else (_short(reading), "")
+        figures.append({"name": name, "says": says, "unit": unit, "value": value, "why": shown(why)})
+    return figures
 
 
 def blocks(look: Look | None, series: ChartSeries) -> dict[str, Any]:
@@ -395,11 +378,6 @@ def ladder(facts: EngineState) -> dict[str, Any]:
             "undoing": doing is not None and doing.grade == name and doing.is_undoing,
         })  # fmt: skip
     return {"rungs": rungs, "acting": guarding.is_acting, "paused": guarding.is_paused, "called": called}
-
-
-def _canary(look: Look, clock: Clock) -> object:
-    found = canary_json(look, clock)
-    return None if found is None else tidy({name: value for name, value in found.items() if name != "age_s"})
 
 
 def _condition(facts: EngineState, condition: Any, clock: Clock) -> object:

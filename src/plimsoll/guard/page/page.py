@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple, cast
 
 import plimsoll
-from plimsoll.guard.api.actions import NOT_ACTING, ActionControl, RunningAction
+from plimsoll.guard.api.actions import NOT_ACTING, ActionControl
 from plimsoll.guard.daemon.journal import read_journal
 from plimsoll.guard.daemon.observer import Fleet, WatchedEngine
 from plimsoll.guard.judge.load import expected_wait, recompute_share
@@ -71,20 +71,17 @@ def series_tail(before: Mapping[str, list[Any]], now: Mapping[str, list[Any]]) -
     return {name: list(values[place:]) for name, values in now.items()}
 
 
-KINDS = {
-    "html": "text/html; charset=utf-8", "js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8",
-    "svg": "image/svg+xml",
-}  # fmt: skip
+KINDS = {"html": "text/html; charset=utf-8", "js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8",
+         "svg": "image/svg+xml"}  # fmt: skip
 
 
 def page_files() -> dict[str, tuple[bytes, str]]:
-    """The page's files with their content type, by path."""
-    found = {}
-    for one in (files("plimsoll.guard.page") / "static").iterdir():
-        kind = KINDS.get(one.name.rpartition(".")[2])
-        if kind is not None:
-            found["/" if one.name == "index.html" else f"/page/{one.name}"] = (one.read_bytes(), kind)
-    return found
+    """The page's files with their content type, by path; it draws with the script of the reports."""
+    shipped = [*(files("plimsoll.guard.page") / "static").iterdir(), files("plimsoll.render") / "templates" / "plot.js"]
+    return {
+        "/" if file.name == "index.html" else f"/page/{file.name}": (file.read_bytes(), KINDS[file.name.rpartition(".")[2]])
+        for file in shipped
+    }
 
 
 MOST_LISTENERS = 24
@@ -94,13 +91,6 @@ QUIET_S = 10.0  # without a change, before a keep-alive is sent
 SHOWN_S = 1_800.0
 JOURNAL_READ = 1_000
 SERIES = {"kv": "kv_cache_usage", "waiting": "waiting", "running": "running"}
-
-
-class _Kept(NamedTuple):
-    """A line, and the key of what it was made from."""
-
-    key: tuple[Any, ...]
-    row: Row
 
 
 class _State(NamedTuple):
@@ -130,7 +120,7 @@ class GuardPage:
         self.files = {path: Answer(200, body, kind) for path, (body, kind) in page_files().items()}
         moment = fleet.moment()
         self._offset_s = moment.unix_s - moment.now_s  # one offset for all points, so that those already sent stay in place
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, tuple[tuple[Any, ...], Row]] = {}  # each line with the key of what it was made from
         self._names: dict[str, str] = {}  # by id
         self._reading = asyncio.Lock()
         self._seen_at_s, self._last_seen = -math.inf, (_State(is_acting=False), cast("Mapping[str, Row]", {}))
@@ -215,7 +205,10 @@ class GuardPage:
         if actions is None:
             return _State(is_acting=False)
         switches = actions.switches
-        doing = {under.run.engine: _doing(under) for under in actions.under_way()}
+        doing = {
+            run.engine: ActionInProgress(str(run.grade), str(run.step or ""), run.is_undoing, since)
+            for run, since in ((under.run, under.since) for under in actions.under_way())
+        }
         rungs = tuple(sorted(str(one) for one in switches.rungs_off))
         return _State(not actions.trouble, switches.is_paused, frozenset(switches.paused), rungs, doing)
 
@@ -239,15 +232,15 @@ class GuardPage:
             assert one is not None, "it is in the list"
             guarding, needs = state.of(name), self._fleet.needs.get(name, "")
             key = (one.looks, one.since_s, guarding, needs)
-            old = self._kept.get(name)
-            if old is None or old.key != key:
+            old_key, old = self._kept.get(name, ((), {}))
+            if old_key != key:
                 made = row(EngineState(one.view(now_s)._replace(needs=needs), _readings(one), guarding))
-                old = _Kept(key, old.row if old is not None and old.row == made else made)
-            kept[name] = old
+                old = old if old == made else made
+            kept[name] = (key, old)
         if kept.keys() != self._kept.keys():
             self._names = {id_of(name): name for name in kept}
         self._kept = kept
-        return {str(one.row["id"]): one.row for one in kept.values()}
+        return {str(line["id"]): line for _, line in kept.values()}
 
     def _detail(self, name: str, state: _State) -> Mapping[str, Any]:
         one, view, moment = self._fleet.engine(name), self._fleet.view(name), self._fleet.moment()
@@ -270,15 +263,9 @@ class GuardPage:
 
 def _readings(one: WatchedEngine) -> dict[str, Reading]:
     history = one.judge.history
-    found: dict[str, Reading] = {
-        name: history.now(name) for name in ("kv_cache_usage", "running", "waiting", "in_flight")
-    }  # fmt: skip
     is_there = history.last is not None and history.last.reach is Reach.ANSWERS
-    found["expected_wait"] = expected_wait(history) if is_there else history.now("waiting")
-    found["twice"] = recompute_share(history, one.judge.policy.number("storm", "over"))
-    return found
-
-
-def _doing(under: RunningAction) -> ActionInProgress:
-    run = under.run
-    return ActionInProgress(str(run.grade), "" if run.step is None else str(run.step), run.is_undoing, under.since)
+    return {
+        **{name: history.now(name) for name in ("kv_cache_usage", "running", "waiting", "in_flight")},
+        "expected_wait": expected_wait(history) if is_there else history.now("waiting"),
+        "twice": recompute_share(history, one.judge.policy.number("storm", "over")),
+    }

@@ -1,5 +1,6 @@
 // Pictures: the ledger of a card, figures over time with what is ahead, and the pool of blocks. Each says in words what it shows.
-import { draw, fill, make, say } from "./dom.js";
+import { axes, draw, path, plane } from "./plot.js";
+import { fill, make, say } from "./dom.js";
 import { count, gib, percent, seconds } from "./words.js";
 
 export const PARTS = {
@@ -71,11 +72,6 @@ function ledger(bar) {
   return [make("div", { class: "ledger-frame" }, picture, marks), table, ...bar.notes.map((note) => make("p", { class: "hint" }, note))];
 }
 
-const LEFT = 52;
-const RIGHT = 12;
-const TOP = 12;
-const BOTTOM = 26;
-
 // One figure over time. ahead: {soonest, likely, latest, level} in seconds from now, and the level that is reached then.
 export class TimeChart {
   constructor(title, name, as, isShare) {
@@ -91,9 +87,8 @@ export class TimeChart {
 
   show(times, values, ahead, why) {
     this.last = [times, values, ahead, why];
-    [this.wide, this.high] = [this.svg.clientWidth || 720, this.svg.clientHeight || 190];
-    const [WIDE, HIGH] = [this.wide, this.high];
-    this.svg.setAttribute("viewBox", `0 0 ${WIDE} ${HIGH}`);
+    const [wide, high] = [this.svg.clientWidth || 720, this.svg.clientHeight || 190];
+    this.svg.setAttribute("viewBox", `0 0 ${wide} ${high}`);
     const known = times.map((at, place) => [at, values[place]]).filter((one) => one[1] !== null);
     if (!known.length) {
       this.svg.replaceChildren();
@@ -106,11 +101,13 @@ export class TimeChart {
     const reach = ahead ? Math.min(ahead.latest, 3 * (now - from)) : 0;
     const to = now + Math.max(reach * 1.08, (now - from) * 0.04);
     const most = this.isShare ? 1 : Math.max(5, ...known.map((one) => one[1]), ahead ? ahead.level : 0) * 1.1;
-    const x = (at) => LEFT + ((at - from) / (to - from)) * (WIDE - LEFT - RIGHT);
-    const y = (value) => HIGH - BOTTOM - (Math.min(value, most) / most) * (HIGH - TOP - BOTTOM);
-    const drawn = [...this.grid(x, y, from, now, to, most), this.line(times, values, x, y)];
-    if (ahead) drawn.unshift(...this.ahead(known[known.length - 1], ahead, x, y, now, to));
-    this.svg.replaceChildren(...drawn);
+    const on = plane({ wide, high, left: 52, right: 12, top: 12, bottom: 26 }, [from, to], most);
+    const across = [[from, `${seconds(now - from)} ago`], [now, "now"]];
+    if (to - now > 0.15 * (to - from)) across.push([to, `in ${seconds(to - now)}`]);
+    this.svg.replaceChildren(...(ahead ? cone(on, now, known[known.length - 1][1], ahead, to) : []),
+      ...axes(on, across, [0, 0.5, 1].map((share) => [most * share, this.as(most * share)])),
+      draw("line", { class: "now", x1: on.x(now), x2: on.x(now), y1: on.top, y2: on.floor }),
+      draw("path", { class: "seen", d: path(on, times.map((at, place) => [at, values[place]])) }));
     const last = known[known.length - 1][1];
     const said = ahead ? `At this pace ${ahead.says} in ${seconds(ahead.likely)} (${seconds(ahead.soonest)} to ${seconds(ahead.latest)}).`
       : `No forecast: ${why || "unknown"}.`;
@@ -118,50 +115,20 @@ export class TimeChart {
     this.svg.setAttribute("aria-label", `${this.title} over ${seconds(now - from)}. Now ${this.as(last)}, at most ${
       this.as(Math.max(...known.map((one) => one[1])))}. ${said}`);
   }
+}
 
-  grid(x, y, from, now, to, most) {
-    const [WIDE, HIGH] = [this.wide, this.high];
-    const found = [];
-    for (const share of [0, 0.5, 1]) {
-      const level = y(most * share);
-      found.push(draw("line", { class: "grid", x1: LEFT, x2: WIDE - RIGHT, y1: level, y2: level }),
-        draw("text", { class: "axis", x: LEFT - 6, y: level + 4, "text-anchor": "end" }, this.as(most * share)));
-    }
-    found.push(draw("line", { class: "now", x1: x(now), x2: x(now), y1: TOP, y2: HIGH - BOTTOM }),
-      draw("text", { class: "axis", x: LEFT, y: HIGH - 6 }, `${seconds(now - from)} ago`),
-      draw("text", { class: "axis", x: x(now), y: HIGH - 6, "text-anchor": "middle" }, "now"));
-    if (to - now > 0.15 * (to - from)) {
-      found.push(draw("text", { class: "axis", x: WIDE - RIGHT, y: HIGH - 6, "text-anchor": "end" }, `in ${seconds(to - now)}`));
-    }
-    return found;
-  }
-
-  // A hole stays a hole: the line ends where a figure was not known.
-  line(times, values, x, y) {
-    let path = "";
-    let isDown = false;
-    for (let place = 0; place < times.length; place += 1) {
-      const value = values[place];
-      if (value === null) { isDown = false; continue; }
-      path += `${isDown ? "L" : "M"}${x(times[place]).toFixed(1)} ${y(value).toFixed(1)}`;
-      isDown = true;
-    }
-    return draw("path", { class: "seen", d: path });
-  }
-
-  // The cone: where it goes if it goes on so, at the fastest and at the slowest.
-  ahead([, value], ahead, x, y, now, to) {
-    const at = (when) => {
-      const share = Math.min(1, (to - now) / when);
-      return `${x(now + when * share).toFixed(1)} ${y(value + (ahead.level - value) * share).toFixed(1)}`;
-    };
-    const start = `${x(now).toFixed(1)} ${y(value).toFixed(1)}`;
-    return [
-      draw("path", { class: "band", d: `M${start}L${at(ahead.soonest)}L${at(ahead.latest)}Z` }),
-      draw("path", { class: "likely", d: `M${start}L${at(ahead.likely)}` }),
-      draw("line", { class: "limit", x1: x(now), x2: this.wide - RIGHT, y1: y(ahead.level), y2: y(ahead.level) }),
-    ];
-  }
+// Where it goes if it goes on so, at the fastest and at the slowest.
+function cone(on, now, value, ahead, to) {
+  const start = [now, value];
+  const at = (when) => {
+    const share = Math.min(1, (to - now) / when);
+    return [now + when * share, value + (ahead.level - value) * share];
+  };
+  return [
+    draw("path", { class: "band", d: `${path(on, [start, at(ahead.soonest), at(ahead.latest)])}Z` }),
+    draw("path", { class: "likely", d: path(on, [start, at(ahead.likely)]) }),
+    draw("path", { class: "limit", d: path(on, [[now, ahead.level], [to, ahead.level]]) }),
+  ];
 }
 
 // The pool: a square for each so many blocks, filled as the pool is. Which block is whose vLLM does not tell.

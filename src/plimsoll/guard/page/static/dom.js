@@ -5,28 +5,15 @@ export const $ = (id) => document.getElementById(id);
 // An element with attributes, and children that are elements or texts.
 export function make(tag, attributes = {}, ...children) {
   const found = document.createElement(tag);
-  set(found, attributes);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name === "on") for (const [event, does] of Object.entries(value)) found.addEventListener(event, does);
+    else found.setAttribute(name, value === true ? "" : String(value));
+  }
   for (const child of children) {
     if (child !== null && child !== undefined) found.append(child);
   }
   return found;
-}
-
-const SVG = "http://www.w3.org/2000/svg";
-
-export function draw(tag, attributes = {}, ...children) {
-  const found = document.createElementNS(SVG, tag);
-  set(found, attributes);
-  for (const child of children) found.append(child);
-  return found;
-}
-
-function set(element, attributes) {
-  for (const [name, value] of Object.entries(attributes)) {
-    if (value === null || value === undefined || value === false) continue;
-    if (name === "on") for (const [event, does] of Object.entries(value)) element.addEventListener(event, does);
-    else element.setAttribute(name, value === true ? "" : String(value));
-  }
 }
 
 // A text of unknown origin: it keeps its own direction and cannot turn its neighbours around.
