@@ -47,7 +47,11 @@ begin = time.process_time()
 snapshot = read_snapshot(sys.argv[1])
 read = time.process_time() - begin
 judge_snapshot(snapshot, "snapshot")
-print(json.dumps({{"seconds": time.process_time() - begin, "read": read, "peak_mb": peak_mb(), "events": snapshot.events}}))
+import resource
+child = resource.getrusage(resource.RUSAGE_CHILDREN)
+cost, peak = child.ru_utime + child.ru_stime, max(peak_mb(), child.ru_maxrss / 1024)
+seconds = time.process_time() - begin + cost
+print(json.dumps({{"seconds": seconds, "read": read + cost, "peak_mb": peak, "events": snapshot.events}}))
 """
 THEIRS = f"""
 import json, pickle, sys, time

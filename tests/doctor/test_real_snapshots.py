@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ MIB, GIB = 1 << 20, 1 << 30
 EVERY = sorted(path.name.removesuffix(".pickle.gz") for path in SHAPES.glob("*.pickle.gz"))
 
 
+@cache
 def _read(name: str) -> Snapshot:
     return read_snapshot(SHAPES / f"{name}.pickle.gz")
 

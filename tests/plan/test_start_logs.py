@@ -233,9 +233,9 @@ def test_a_file_that_is_no_start(tmp_path: Path, content: bytes) -> None:
 
 def test_broken_files_are_one_line(tmp_path: Path) -> None:
     """A cut-off gzip, a folder and a missing file are each named."""
-    with pytest.raises(BadInput, match="damaged gzip"):
+    with pytest.raises(BadInput, match="gzip"):
         _read(tmp_path, gzip.compress(TWO_WORKERS.encode())[:-20])
-    with pytest.raises(BadInput, match="damaged gzip"):
+    with pytest.raises(BadInput, match="looks like gzip and is not"):
         _read(tmp_path, b"\x1f\x8b" + b"junk" * 10)
     with pytest.raises(BadInput):
         read_start(tmp_path)

@@ -1,13 +1,17 @@
-"""Finds and opens the inputs that a user names, and tells them apart by content; folders are walked.
+"""Finds, opens and unpacks the inputs that a user names, and tells them apart by content; folders are walked.
 
-with Spool(sys.stdin.buffer, deadline=deadline) as path:       "-": kept aside first, then like any file
-    kind = classify(path)
+Everything that reads a file of unknown size and making reads it through here: logs, bundles, traces, pages, snapshots.
+
+    for block in text_blocks("vllm.log.gz", Descriptor(descriptor, budget), budget):    UTF-8, at most 1 MiB a block
+    unpacked("trace.csv.zst", file, whole=True).read(65536)                             bytes, an error where they are cut
+    with Spool(sys.stdin.buffer, deadline=deadline) as path:                            "-": kept aside, then like any file
 """
 
 from __future__ import annotations
 
 import codecs
-import importlib
+import gzip
+import io
 import os
 import re
 import select
@@ -17,145 +21,19 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
-from itertools import chain
 from types import TracebackType
-from typing import BinaryIO, NamedTuple, Protocol, cast
+from typing import BinaryIO, NamedTuple, cast
 
 from plimsoll.errors import BadInput, TimedOut, TooLarge
 
 BLOCK_BYTES = 1 << 20
-
-
-def recoded(blocks: Iterator[bytes], encoding: str) -> Iterator[bytes]:
-    """The same text as UTF-8; what is no letter in this encoding is replaced."""
-    decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
-    for block in blocks:
-        yield decoder.decode(block).encode("utf-8", "replace")
-
-
-def gunzipped(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Every member's text; where the data is cut or spoilt, what came before, and zlib's error where nothing did."""
-    unpack = zlib.decompressobj(31)
-    came, is_inside = False, True
-    for block in blocks:
-        data = block
-        while data := data if is_inside else data.lstrip(b"\0"):  # tapes and disks fill up with zeros behind a member
-            is_inside = True
-            try:
-                text = unpack.decompress(data, BLOCK_BYTES)
-            except zlib.error:
-                if not came:
-                    raise
-                return
-            if text:
-                came = True
-                yield text
-            data = unpack.unconsumed_tail
-            if unpack.eof:
-                data, is_inside = unpack.unused_data, False
-                unpack = zlib.decompressobj(31)
-
-
-class _Reader(Protocol):
-    def read(self, size: int) -> bytes: ...
-
-
-class _Library(Protocol):
-    """What is used of either library: they agree on nothing but the idea."""
-
-    ZstdError: type[Exception]
-
-    def ZstdDecompressor(self) -> object: ...  # noqa: N802
-
-
-class _Pull:
-    """Blocks as a file that can only be read forwards."""
-
-    def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks = blocks
-        self._rest = b""
-
-    def read(self, size: int = -1) -> bytes:
-        """At most this many bytes; empty at the end."""
-        while not self._rest:
-            block = next(self._blocks, None)
-            if block is None:
-                return b""
-            self._rest = block
-        wanted = self._rest if size < 0 else self._rest[:size]
-        self._rest = self._rest[len(wanted) :]
-        return wanted
-
-
-def _library() -> tuple[_Library, bool] | None:
-    """The zstandard package or Python's own from 3.14, and whether it is the package."""
-    for name in ("zstandard", "compression.zstd"):
-        try:
-            return cast("_Library", importlib.import_module(name)), name == "zstandard"
-        except ImportError:
-            continue
-    return None
-
-
-def unpacked_zstd(source: str, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """The text of every frame; where the data is cut or spoilt, what came before."""
-    found = _library()
-    if found is None:
-        raise BadInput(f"{source}: packed with zstd; install the zstandard package (pip install zstandard) or unpack it first")
-    library, is_package = found
-    came = False
-    try:
-        for text in _by_package(library, blocks) if is_package else _by_python(library, blocks):
-            came = True
-            yield text
-    except (library.ZstdError, EOFError):
-        if not came:
-            raise BadInput(f"{source}: looks like zstd and is not") from None
-
-
-def _by_package(library: _Library, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    unpack = library.ZstdDecompressor()
-    reader = cast("_Reader", unpack.stream_reader(_Pull(blocks), read_size=64 << 10, read_across_frames=True))  # type: ignore[attr-defined]
-    while text := reader.read(BLOCK_BYTES):
-        yield text
-
-
-def _by_python(library: _Library, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    unpack = library.ZstdDecompressor()
-    for block in blocks:
-        data = block
-        while True:
-            if text := unpack.decompress(data, max_length=BLOCK_BYTES):  # type: ignore[attr-defined]
-                yield text
-            if unpack.eof:  # type: ignore[attr-defined]
-                data = unpack.unused_data  # type: ignore[attr-defined]
-                unpack = library.ZstdDecompressor()
-                if not data:
-                    break
-            elif unpack.needs_input:  # type: ignore[attr-defined]
-                break
-            else:
-                data = b""
-
-
-def gunzip_whole(data: bytes, most_bytes: int, shown: str) -> bytes:
-    """The data itself, or what is in it if it is gzip, never more than `most_bytes`."""
-    if data[:2] == b"\x1f\x8b":
-        unpacker = zlib.decompressobj(31)
-        try:
-            data = unpacker.decompress(data, most_bytes + 1)
-        except zlib.error:
-            raise BadInput(f"{shown}: the gzip data is broken") from None
-    if len(data) > most_bytes:
-        raise TooLarge(f"{shown}: more than {most_bytes >> 20} MiB")
-    return data
-
-
 UNPACKED_MAX_BYTES = 8 << 30
 NULS_MAX_BYTES = 64 << 20  # nothing else in this much of a stream: not text
 SAMPLE_BYTES = 64 << 10
 DEEPEST = 3  # packings inside each other
 
+_MAGIC_BYTES = 512  # by which a packing, an archive or an encoding is known
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _TEXT_BYTES = bytes([7, 8, 9, 10, 11, 12, 13, 27, *range(32, 127), *range(128, 256)])
 _PACKED = (
     (b"BZh", "bzip2"),
@@ -169,7 +47,7 @@ _PACKED = (
 class Budget:
     """How long reading may go on."""
 
-    def __init__(self, deadline: float | None, clock: Callable[[], float]) -> None:
+    def __init__(self, deadline: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.deadline = deadline
         self.clock = clock
         self.was_short = False
@@ -194,7 +72,7 @@ def opened(path: str) -> tuple[int, os.stat_result]:
             raise BadInput(f"{path}: a folder, not a file")
         if not (stat.S_ISREG(what.st_mode) or stat.S_ISFIFO(what.st_mode)):
             raise BadInput(f"{path}: neither a file nor a pipe")
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         return descriptor, os.fstat(descriptor)
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file") from None
@@ -202,79 +80,117 @@ def opened(path: str) -> tuple[int, os.stat_result]:
         raise BadInput(f"{path}: {getattr(problem, 'strerror', None) or problem}") from None
 
 
-def blocks_of_descriptor(descriptor: int, budget: Budget) -> Iterator[bytes]:
-    """What can be read until the end or the deadline; waits for a pipe, but not past it."""
-    is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
-    while not budget.is_over() and (is_file or _is_ready(descriptor, budget)):
+class _Source(io.RawIOBase):
+    """Bytes read forwards; the first read gathers as many as it takes to tell what they are."""
+
+    _is_known = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        filled = 0
+        while data := self._some(len(buffer) - filled):
+            buffer[filled : filled + len(data)] = data
+            filled += len(data)
+            if self._is_known or filled >= min(_MAGIC_BYTES, len(buffer)):
+                break
+        self._is_known = True
+        return filled
+
+    def _some(self, size: int) -> bytes:
+        raise NotImplementedError
+
+
+class Descriptor(_Source):
+    """What can be read of a descriptor until its end or the deadline; waits for a pipe, but not past it."""
+
+    def __init__(self, descriptor: int, budget: Budget) -> None:
+        self._descriptor, self._budget = descriptor, budget
+        self._is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN | select.POLLHUP)
+
+    def _some(self, size: int) -> bytes:
+        while not self._budget.is_over():
+            left = self._budget.left_s()
+            if self._is_file or self._poll.poll(1000 if left is None else max(1, min(1000, int(left * 1000)))):
+                try:
+                    return os.read(self._descriptor, size)
+                except BlockingIOError:
+                    continue
+        return b""
+
+
+class _Unpacking(_Source):
+    """What is packed in a stream; where that is cut or spoilt, what came before, or BadInput if it must be `whole`."""
+
+    def __init__(self, source: str, packed: io.BufferedReader, *, is_gzip: bool, whole: bool) -> None:
+        self._errors: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, zlib.error)
+        self._reader: io.BufferedIOBase
+        if is_gzip:
+            self._reader = gzip.GzipFile(fileobj=packed)
+        else:
+            import zstandard  # most inputs need it not
+
+            self._errors = (zstandard.ZstdError,)
+            reader = zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True)
+            self._reader = cast("io.BufferedIOBase", reader)
+        self._kind = "gzip" if is_gzip else "zstd"
+        self._source, self._whole, self._came = source, whole, False
+
+    def _some(self, size: int) -> bytes:
         try:
-            block = os.read(descriptor, BLOCK_BYTES)
-        except BlockingIOError:
-            continue
-        if not block:
-            return
-        yield block
+            data = self._reader.read1(size)
+        except self._errors:
+            if self._whole and self._came:
+                raise BadInput(f"{self._source}: cut or damaged {self._kind} data") from None
+            if not self._came:
+                raise BadInput(f"{self._source}: looks like {self._kind} and is not") from None
+            return b""
+        self._came = self._came or bool(data)
+        return data
 
 
-def _is_ready(descriptor: int, budget: Budget) -> bool:
-    """Whether there is something to read (or the end) before the deadline."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN | select.POLLHUP)
-    while not budget.is_over():
-        left = budget.left_s()
-        if poll.poll(1000 if left is None else max(1, min(1000, int(left * 1000)))):
-            return True
-    return False
+def unpacked(source: str, raw: BinaryIO | io.RawIOBase, *, whole: bool = False, depth: int = DEEPEST) -> io.BufferedReader:
+    """The same bytes, or what is packed in them by gzip or zstd, whatever their amount; other packings are refused.
+
+    Where packed data is cut or spoilt, there is what came before; BadInput if it must be `whole` or nothing came.
+    """
+    stream = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(cast("io.RawIOBase", raw), BLOCK_BYTES)
+    start = stream.peek(_MAGIC_BYTES)[:_MAGIC_BYTES]
+    if not _is_packed(start):
+        for magic, name in _PACKED:
+            if start.startswith(magic):
+                raise BadInput(f"{source}: packed with {name}; unpack it first")
+        if start[257:262] == b"ustar":
+            raise BadInput(f"{source}: a tar archive; unpack it first and name the folder")
+        return stream
+    if depth == 0:
+        raise BadInput(f"{source}: packed in packed in packed; unpack it first")
+    inside = _Unpacking(source, stream, is_gzip=start.startswith(_GZIP), whole=whole)
+    return unpacked(source, inside, whole=whole, depth=depth - 1)
 
 
-def blocks_of_stream(stream: BinaryIO, budget: Budget) -> Iterator[bytes]:
-    """The same for an open stream that nobody has read from."""
-    try:
-        descriptor = stream.fileno()
-    except (OSError, AttributeError):
-        while not budget.is_over() and (block := stream.read(BLOCK_BYTES)):
-            yield block
-        return
-    yield from blocks_of_descriptor(descriptor, budget)
+def gunzip_whole(data: bytes, most_bytes: int, shown: str) -> bytes:
+    """The data itself, or what is in it if it is packed, never more than `most_bytes`."""
+    if data.startswith(_GZIP):
+        data = unpacked(shown, io.BytesIO(data), whole=True).read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise TooLarge(f"{shown}: more than {most_bytes >> 20} MiB")
+    return data
 
 
-def unpacked(source: str, blocks: Iterator[bytes], depth: int = DEEPEST) -> Iterator[bytes]:
-    """The text's bytes in UTF-8, whatever they were packed in."""
-    start = b""
-    for block in blocks:
-        start += block
-        if len(start) >= 512:
-            break
-    again = chain([start] if start else [], blocks)
-    if packing := _packing(start):
-        if depth == 0:
-            raise BadInput(f"{source}: packed in packed in packed; unpack it first")
-        inside = _gunzipped(source, again) if packing == "gzip" else unpacked_zstd(source, again)
-        yield from unpacked(source, inside, depth - 1)
-        return
-    for magic, name in _PACKED:
-        if start.startswith(magic):
-            raise BadInput(f"{source}: packed with {name}; unpack it first")
-    if start[257:262] == b"ustar":
-        raise BadInput(f"{source}: a tar archive; unpack it first and name the folder")
-    encoding = encoding_of(start)
-    if encoding is None:
-        yield from again
-    else:
-        yield from recoded(again, encoding)
-
-
-def _packing(start: bytes) -> str:
-    if start.startswith(b"\x1f\x8b"):
-        return "gzip"
-    if start.startswith(b"\x28\xb5\x2f\xfd") or (start[1:4] == b"\x2a\x4d\x18" and 0x50 <= start[0] <= 0x5F):
-        return "zstd"
-    return ""
+def _is_packed(start: bytes) -> bool:
+    return start.startswith((_GZIP, _ZSTD)) or (
+        start[1:4] == b"\x2a\x4d\x18" and 0x50 <= start[0] <= 0x5F
+    )  # or a skipped frame
 
 
 def is_plain(start: bytes) -> bool:
     """Whether these first bytes are a text's own: neither packed nor in another encoding."""
-    is_packed = _packing(start) or start[257:262] == b"ustar" or any(start.startswith(magic) for magic, _ in _PACKED)
-    return not is_packed and encoding_of(start) is None
+    is_archive = start[257:262] == b"ustar" or any(start.startswith(magic) for magic, _ in _PACKED)
+    return not _is_packed(start) and not is_archive and encoding_of(start) is None
 
 
 def encoding_of(start: bytes) -> str | None:
@@ -282,19 +198,12 @@ def encoding_of(start: bytes) -> str | None:
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "utf-16"
     even, odd = start[0:512:2], start[1:512:2]
-    if len(odd) >= 16:  # Windows writes it without a mark, too
-        if odd.count(0) > 0.8 * len(odd) and even.count(0) < 0.1 * len(even):
+    if len(odd) >= 8:  # Windows writes it without a mark, too
+        if odd.count(0) > 0.6 * len(odd) and even.count(0) < 0.1 * len(even):
             return "utf-16-le"
-        if even.count(0) > 0.8 * len(even) and odd.count(0) < 0.1 * len(odd):
+        if even.count(0) > 0.6 * len(even) and odd.count(0) < 0.1 * len(odd):
             return "utf-16-be"
     return None
-
-
-def _gunzipped(source: str, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    try:
-        yield from gunzipped(blocks)
-    except zlib.error:
-        raise BadInput(f"{source}: looks like gzip and is not") from None
 
 
 def is_text(sample: bytes) -> bool:
@@ -307,22 +216,29 @@ def is_text(sample: bytes) -> bool:
     return bare.decode("utf-8", "replace").count("\ufffd") <= 0.3 * len(bare)
 
 
-def checked(source: str, blocks: Iterator[bytes], budget: Budget) -> Iterator[bytes]:
-    """The same blocks, refused where they are not text, and no more than time and the cap allow; TimedOut where none came."""
+def text_blocks(source: str, raw: BinaryIO | io.RawIOBase, budget: Budget) -> Iterator[bytes]:
+    """A text as UTF-8, whatever it was packed in, as far as time and the cap on its size allow.
+
+    BadInput where it is no text, TimedOut where nothing came in time.
+    """
+    stream = unpacked(source, raw)
+    encoding = encoding_of(stream.peek(_MAGIC_BYTES)[:_MAGIC_BYTES])
+    blocks: Iterator[bytes] = iter(lambda: stream.read1(BLOCK_BYTES), b"")
+    if encoding is not None:
+        blocks = (text.encode("utf-8", "replace") for text in codecs.iterdecode(blocks, encoding, "replace"))
     total = 0
     seen = False
     for block in blocks:
         total += len(block)
         if seen:
             yield block
-        elif block.strip(b"\0"):
-            text = block.lstrip(b"\0")
+        elif text := block.lstrip(b"\0"):
             if not is_text(text[:SAMPLE_BYTES]):
                 raise BadInput(f"{source}: not text")
             seen = True
             yield text.removeprefix(b"\xef\xbb\xbf")
         elif total > NULS_MAX_BYTES:
-            raise BadInput(f"{source}: not text, nothing but NUL bytes")
+            break
         if total >= UNPACKED_MAX_BYTES:
             budget.was_short = True
         if budget.is_over():  # little packed data may unpack to much
@@ -387,23 +303,21 @@ def is_url(word: str) -> bool:
 
 
 def kind_of(start: bytes) -> Kind:
-    """What begins like this."""
-    if start[:1] == b"\x80" and start[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+    """What begins like this, packed or not."""
+    inside = _inside(start)
+    is_pickle = inside[:1] == b"\x80" and inside[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
+    if is_pickle or (start.startswith(b"PK\x03\x04") and b"data.pkl" in start[:512]):  # the second is torch.save's
         return Kind.SNAPSHOT
-    if start.startswith(b"PK\x03\x04") and b"data.pkl" in start[:512]:
-        return Kind.SNAPSHOT  # torch.save
-    text = _bare(start).decode("utf-8", "replace").lstrip("\ufeff")
+    text = inside.decode(encoding_of(inside) or "utf-8", "replace").lstrip("\ufeff")
     if _REPORT.match(text):
         return Kind.REPORT
     return Kind.METRICS if _is_exposition(text) else Kind.LOG
 
 
-def _bare(start: bytes) -> bytes:
-    """The start of what is packed in this, as UTF-8; nothing where it cannot be unpacked."""
-    if is_plain(start):
-        return start
+def _inside(start: bytes) -> bytes:
+    """The first bytes of what is packed in a file that begins like this; none where it cannot be unpacked."""
     try:
-        return next(unpacked("", iter([start])), b"")[:_START_BYTES]
+        return unpacked("", io.BytesIO(start)).read1(_START_BYTES)
     except BadInput:
         return b""
 
@@ -503,11 +417,6 @@ class _Search:
         return sorted(names)
 
 
-def named_packed(path: str) -> bool:
-    """Whether the name says gzip: only there a snapshot is looked for in it, since unpacking costs time."""
-    return path.endswith((".gz", ".gzip"))
-
-
 def _is_readable(path: str) -> bool:
     """Whether this could be a text, a packed text or a snapshot."""
     try:
@@ -515,13 +424,9 @@ def _is_readable(path: str) -> bool:
             start = file.read(_START_BYTES)
     except OSError:
         return False
-    if kind_of(start) is not Kind.LOG or encoding_of(start):
+    if kind_of(start) is not Kind.LOG or encoding_of(start) or start.startswith(_ZSTD):
         return True
-    if start.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")):
-        if start.startswith(b"\x28") or is_text(bare := _bare(start)):
-            return True
-        return named_packed(path) and kind_of(bare) is Kind.SNAPSHOT
-    return not start.strip(b"\0") or is_text(start)
+    return not start.strip(b"\0") or is_text(_inside(start) if start.startswith(_GZIP) else start)
 
 
 class Spool:
@@ -531,11 +436,12 @@ class Spool:
         budget = Budget(deadline, clock)
         self.size_bytes = 0
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
-        for block in blocks_of_stream(stream, budget):
-            self._file.write(block)
-            self.size_bytes += len(block)
-            if self.size_bytes >= SPOOL_MAX_BYTES:
-                break
+        try:
+            raw: BinaryIO | io.RawIOBase = Descriptor(stream.fileno(), budget)
+        except (OSError, AttributeError):
+            raw = stream
+        while self.size_bytes < SPOOL_MAX_BYTES and not budget.is_over() and (block := raw.read(BLOCK_BYTES)):
+            self.size_bytes += self._file.write(block)
         self._file.flush()
         self.was_cut = budget.was_short or self.size_bytes >= SPOOL_MAX_BYTES
         if self.size_bytes == 0 and budget.was_short:

@@ -7,20 +7,19 @@ plimsoll's, or the only copy of something.
 from __future__ import annotations
 
 import fcntl
-import gzip
 import json
 import os
 import stat
 import tempfile
 import time
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from plimsoll.errors import BadInput, TimedOut, TooLarge, WorldFailed
 from plimsoll.models.safetensors import open_plain
+from plimsoll.net.inputs import unpacked
 from plimsoll.plan.learned import FILE_MAX_BYTES, KEYS_MAX, Correction, decoded, encoded
 from plimsoll.vllm.log_lines import NEEDLES, Measured, measured_of
 
@@ -145,14 +144,10 @@ def read_start(path: Path | str) -> Measured:
     path = Path(path)
     with open_plain(path) as file:
         try:
-            is_packed = file.read(2) == b"\x1f\x8b"
-            file.seek(0)
-            stream = cast("BinaryIO", gzip.GzipFile(fileobj=file)) if is_packed else file
+            stream = unpacked(str(path), file, whole=True)
             head = stream.read(LINE_MAX_BYTES)
             plan = _startup_plan(head, path)
             found = plan or measured_of(_lines(head, stream, path))
-        except (EOFError, gzip.BadGzipFile, zlib.error):
-            raise BadInput(f"{path}: a damaged gzip file") from None
         except OSError as error:
             raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
     if not found.has_memory:

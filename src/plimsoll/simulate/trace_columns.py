@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import csv
 import datetime
-import gzip
 import hashlib
 import io
 import re
 import stat
 import sys
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from plimsoll.errors import BadInput, TooLarge
+from plimsoll.net.inputs import unpacked
 from plimsoll.simulate.trace import LATEST_NS, Integers
 
 # How a trace's columns and fields are called, and the cells of its CSV: what both readers of traces know, without numpy.
@@ -115,10 +114,6 @@ class Lines(NamedTuple):
     lines: list[bytes]
 
 
-class _Bytes(Protocol):
-    def read(self, size: int, /) -> bytes: ...
-
-
 def read_lines(path: str) -> Iterator[Lines]:
     """The file's lines in order; "-" is standard input; one line of BadInput for all that cannot be read."""
     try:
@@ -133,8 +128,8 @@ def read_lines(path: str) -> Iterator[Lines]:
         if not stat.S_ISREG(Path(path).stat().st_mode):
             raise BadInput(f"{path}: not a file (a pipe is read with - in place of the name)")
         with Path(path).open("rb") as file:
-            yield from _chunks(_unpacked(file), path)
-    except (OSError, EOFError, zlib.error, ValueError) as error:
+            yield from _chunks(unpacked(path, file, whole=True), path)
+    except (OSError, ValueError) as error:
         raise BadInput(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
@@ -147,7 +142,7 @@ def _of_recorder(path: str) -> Iterator[Lines]:
     for one in files:
         with one.open("rb") as file:
             last = 0
-            for chunk in _chunks(_unpacked(file), str(one), is_growing=True):
+            for chunk in _chunks(unpacked(str(one), file, whole=True), str(one), is_growing=True):
                 last = chunk.numbers[-1] if chunk.lines else last
                 yield chunk._replace(numbers=[before + number for number in chunk.numbers])
             before += last
@@ -156,16 +151,12 @@ def _of_recorder(path: str) -> Iterator[Lines]:
 def _of_stdin() -> Iterator[Lines]:
     buffered: io.BufferedReader = io.BufferedReader(cast("io.RawIOBase", sys.stdin.buffer), CHUNK)
     try:
-        yield from _chunks(_unpacked(buffered), "-")
+        yield from _chunks(unpacked("-", buffered, whole=True), "-")
     finally:
         buffered.detach()  # or it would close standard input with itself
 
 
-def _unpacked(buffered: io.BufferedReader) -> _Bytes:
-    return gzip.GzipFile(fileobj=buffered) if buffered.peek(2)[:2] == b"\x1f\x8b" else buffered
-
-
-def _chunks(file: _Bytes, path: str, *, is_growing: bool = False) -> Iterator[Lines]:
+def _chunks(file: io.BufferedReader, path: str, *, is_growing: bool = False) -> Iterator[Lines]:
     rest, number, total = b"", 1, 0
     while piece := file.read(CHUNK):
         total += len(piece)

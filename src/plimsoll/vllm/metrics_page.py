@@ -13,7 +13,7 @@ from typing import NamedTuple
 from plimsoll.errors import BadInput, TooLarge, WorldFailed
 from plimsoll.net.address import Address, address
 from plimsoll.net.client import get
-from plimsoll.net.inputs import Budget, blocks_of_descriptor, gunzip_whole, opened, unpacked
+from plimsoll.net.inputs import Budget, Descriptor, gunzip_whole, opened, text_blocks
 
 
 class Histogram(NamedTuple):
@@ -142,14 +142,14 @@ def read_page(path: str, source: str | None = None) -> Page:
     try:
         if not stat.S_ISREG(what.st_mode):
             raise BadInput(f"{name}: not a file")
-        data = b""
-        for block in unpacked(name, blocks_of_descriptor(descriptor, Budget(None, time.monotonic))):
+        data, budget = bytearray(), Budget()
+        for block in text_blocks(name, Descriptor(descriptor, budget), budget):
             data += block
             if len(data) > PAGE_MAX:
                 raise TooLarge(f"{name}: more than {PAGE_MAX >> 20} MiB")
     finally:
         os.close(descriptor)
-    return parse_page(data, name, None)
+    return parse_page(bytes(data), name, None)
 
 
 def parse_page(data: bytes, source: str, at_s: float | None) -> Page:

@@ -9,7 +9,6 @@ and, beside it, nameless or temporary files on the way there.
 from __future__ import annotations
 
 import gzip
-import importlib
 import io
 import json
 import os
@@ -23,19 +22,19 @@ import subprocess
 import tarfile
 import tempfile
 import time
-import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
-from typing import IO, NamedTuple, cast
+from typing import IO, BinaryIO, NamedTuple, cast
+
+import zstandard
 
 from plimsoll import __version__
 from plimsoll.doctor.read.redact_text import LineSplitter, shown_json, shown_line, shown_text
 from plimsoll.errors import BadInput, PlimsollError, WorldFailed
-from plimsoll.net.inputs import BLOCK_BYTES, gunzipped, recoded, unpacked_zstd
+from plimsoll.net.inputs import BLOCK_BYTES, Budget, Descriptor, Kind, is_plain, kind_of, text_blocks
 from plimsoll.redaction import hide_homes, redact
 
 
@@ -45,7 +44,7 @@ class TextFile(NamedTuple):
     path: str
 
 
-Content = bytes | TextFile | Callable[[], Iterable[bytes]]
+Content = bytes | TextFile
 
 
 class ArchivePart(NamedTuple):
@@ -75,42 +74,11 @@ class Archive(NamedTuple):
     left_out: tuple[str, ...]
 
 
-_LEVEL = 10
-
-
-def library() -> tuple[ModuleType, bool] | None:
-    """The library, and whether it is the package."""
-    for name in ("zstandard", "compression.zstd"):
-        try:
-            return importlib.import_module(name), name == "zstandard"
-        except ImportError:
-            continue
-    return None
-
-
-def packing(target: IO[bytes]) -> IO[bytes]:
-    """A stream that packs what is written to it; closing it leaves the target open."""
-    found = library()
-    if found is None:
-        raise BadInput("a .tar.zst needs the zstandard package: name it .tar.gz, or install plimsoll-line[doctor]")
-    module, is_package = found
-    if is_package:
-        return cast("IO[bytes]", module.ZstdCompressor(level=_LEVEL).stream_writer(target, closefd=False))
-    return cast("IO[bytes]", module.ZstdFile(target, "w", level=_LEVEL))
-
-
 # Only plain files are opened, packed ones are unpacked, and what is no text is refused: a memory snapshot is never copied.
 HEAD_BYTES = 8 << 20
 TAIL_BYTES = 24 << 20
 CONTEXT_BYTES = 256 << 10  # read before the tail, so that what began there is known; never written
-UNPACKED_MAX_BYTES = 4 << 30
 _SAMPLE_BYTES = 64 << 10
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-_PACKED = (
-    b"BZh", b"\xfd7zXZ\0", b"PK\x03\x04", b"7z\xbc\xaf", b"\x04\x22\x4d\x18", b"\x80\x02", b"\x80\x03", b"\x80\x04",
-    b"\x80\x05",
-)  # fmt: skip
-_TEXT_BYTES = bytes([0, 7, 8, 9, 10, 11, 12, 13, 27, *range(32, 127), *range(128, 256)])
 
 
 class ExcerptLimits(NamedTuple):
@@ -131,47 +99,40 @@ class TextExcerpt(NamedTuple):
 
 def kept(content: Content, limits: ExcerptLimits = ExcerptLimits()) -> TextExcerpt:  # noqa: B008
     """The parts of a text that are kept; BadInput where it is no text."""
-    if isinstance(content, TextFile):
-        return _kept_of_file(content.path, limits)
-    blocks = _sliced(content) if isinstance(content, bytes) else (piece for some in content() for piece in _sliced(some))
-    return _kept(_as_text(blocks), limits)
-
-
-def _sliced(data: bytes) -> Iterator[bytes]:
-    for at in range(0, len(data), BLOCK_BYTES):
-        yield data[at : at + BLOCK_BYTES]
-
-
-def _kept_of_file(path: str, limits: ExcerptLimits) -> TextExcerpt:
+    if isinstance(content, bytes):
+        return _kept(_text_blocks(io.BytesIO(content)), limits)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(content.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as problem:
         raise BadInput(f"could not be opened: {getattr(problem, 'strerror', None) or 'not a file name'}") from None
     try:
-        what = os.fstat(descriptor)
-        if not stat.S_ISREG(what.st_mode):
+        size = os.fstat(descriptor).st_size
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise BadInput("not a plain file")
-        start = os.pread(descriptor, _SAMPLE_BYTES, 0)
-        if (
-            what.st_size > limits.head_bytes + limits.tail_bytes + CONTEXT_BYTES
-            and _encoding(start) is None
-            and not start.startswith((_GZIP, _ZSTD))
-        ):
-            head = list(_as_text(_read(descriptor, 0, limits.head_bytes)))
-            from_byte = what.st_size - limits.tail_bytes - CONTEXT_BYTES
-            tail = list(_read(descriptor, from_byte, what.st_size))
-            return TextExcerpt(head, tail, CONTEXT_BYTES, what.st_size - limits.tail_bytes - limits.head_bytes)
-        return _kept(_as_text(_read(descriptor)), limits)
+        whole = limits.head_bytes + limits.tail_bytes + CONTEXT_BYTES
+        if size <= whole or not is_plain(os.pread(descriptor, _SAMPLE_BYTES, 0)):
+            return _kept(_text_blocks(Descriptor(descriptor, Budget())), limits)
+        start = os.pread(descriptor, max(limits.head_bytes, _SAMPLE_BYTES), 0)
+        head = b"".join(_text_blocks(io.BytesIO(start)))[: limits.head_bytes]
+        begin = size - limits.tail_bytes - CONTEXT_BYTES
+        tail = [os.pread(descriptor, BLOCK_BYTES, at) for at in range(begin, size, BLOCK_BYTES)]
+        return TextExcerpt([head], tail, CONTEXT_BYTES, size - limits.tail_bytes - limits.head_bytes)
     except OSError as problem:
         raise BadInput(f"could not be read: {problem.strerror or problem}") from None
     finally:
         os.close(descriptor)
 
 
-def _read(descriptor: int, at: int = 0, end: int = 1 << 62) -> Iterator[bytes]:
-    while at < end and (block := os.pread(descriptor, min(BLOCK_BYTES, end - at), at)):
-        at += len(block)
-        yield block
+def _text_blocks(raw: BinaryIO | io.RawIOBase) -> Iterator[bytes]:
+    """The text in it; what is binary is refused here also where a log with as many NUL bytes would be read."""
+    try:
+        for number, block in enumerate(text_blocks("", raw, Budget())):
+            sample = block[:_SAMPLE_BYTES]
+            if number == 0 and (kind_of(sample) is Kind.SNAPSHOT or sample.count(0) > 0.2 * len(sample)):
+                raise BadInput("")
+            yield block
+    except BadInput:
+        raise BadInput("not text; what is binary is never copied") from None
 
 
 def _kept(blocks: Iterator[bytes], limits: ExcerptLimits) -> TextExcerpt:
@@ -179,12 +140,11 @@ def _kept(blocks: Iterator[bytes], limits: ExcerptLimits) -> TextExcerpt:
     tail: deque[bytes] = deque()
     in_head = in_tail = dropped = 0
     for block in blocks:
-        if in_head < limits.head_bytes:
-            head.append(block)
-            in_head += len(block)
-            continue
-        tail.append(block)
-        in_tail += len(block)
+        first = block[: limits.head_bytes - in_head]
+        head.append(first)
+        in_head += len(first)
+        tail.append(block[len(first) :])
+        in_tail += len(tail[-1])
         while in_tail - len(tail[0]) >= limits.tail_bytes + CONTEXT_BYTES:
             dropped += len(tail[0])
             in_tail -= len(tail.popleft())
@@ -194,66 +154,11 @@ def _kept(blocks: Iterator[bytes], limits: ExcerptLimits) -> TextExcerpt:
     return TextExcerpt(head, list(tail), context, dropped + context)
 
 
-def _as_text(blocks: Iterator[bytes], *, is_inside: bool = False) -> Iterator[bytes]:
-    """The same as UTF-8 text, unpacked once; BadInput where it is none."""
-    first = next(blocks, b"")
-    while len(first) < 512 and (more := next(blocks, b"")):
-        first += more
-    if first.startswith((_GZIP, _ZSTD)) and not is_inside:
-        yield from _as_text(_capped(_unpacked(first, _chained(first, blocks))), is_inside=True)
-        return
-    encoding = _encoding(first[:_SAMPLE_BYTES])
-    if encoding is None and not _is_text(first[:_SAMPLE_BYTES]):
-        raise BadInput("not text; what is binary is never copied")
-    yield from _chained(first, blocks) if encoding is None else recoded(_chained(first, blocks), encoding)
-
-
-def _chained(first: bytes, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    yield first
-    yield from blocks
-
-
-def _capped(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    total = 0
-    for block in blocks:
-        total += len(block)
-        yield block
-        if total > UNPACKED_MAX_BYTES:
-            return
-
-
-def _encoding(start: bytes) -> str | None:
-    """Which UTF-16 this is; None for anything else. Read as UTF-8 it would hide its secrets from us, not from a reader."""
-    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "utf-16"
-    even, odd = start[0:512:2], start[1:512:2]
-    if len(odd) >= 8 and odd.count(0) > 0.6 * len(odd) and even.count(0) < 0.1 * len(even):
-        return "utf-16-le"
-    if len(odd) >= 8 and even.count(0) > 0.6 * len(even) and odd.count(0) < 0.1 * len(odd):
-        return "utf-16-be"
-    return None
-
-
-def _is_text(sample: bytes) -> bool:
-    if sample.startswith((*_PACKED, _GZIP, _ZSTD)) or sample[257:262] == b"ustar":
-        return False
-    if sample.count(0) > 0.2 * len(sample) or len(sample.translate(None, _TEXT_BYTES)) > 0.05 * len(sample):
-        return False
-    return sample.decode("utf-8", "replace").count("\ufffd") <= 0.2 * len(sample)
-
-
-def _unpacked(start: bytes, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    is_zstd = start.startswith(_ZSTD)
-    if is_zstd and library() is None:
-        raise BadInput("packed with zstd, and the zstandard package is not installed")
-    with suppress(zlib.error, BadInput):  # of what cannot be unpacked nothing is kept
-        yield from unpacked_zstd("", blocks) if is_zstd else gunzipped(blocks)
-
-
 CONTENTS = "CONTENTS.txt"
 MOST_PARTS = 500
 MOST_BYTES = 512 << 20  # in all members together
 _LARGEST_JSON = 16 << 20
+_ZSTD_LEVEL = 10
 _ENDINGS = (".tar.zst", ".tar.gz", ".tgz", ".tar")
 
 
@@ -295,8 +200,6 @@ def write_bundle(
 def _checked(path: str, *, force: bool) -> Path:
     if "\0" in path or not path.endswith(_ENDINGS) or Path(path).name in _ENDINGS:
         raise BadInput(f"{path!r}: name the archive .tar.zst, .tar.gz or .tar")
-    if path.endswith(".zst") and library() is None:
-        raise BadInput(f"{path}: a .tar.zst needs the zstandard package: name it .tar.gz, or install plimsoll-line[doctor]")
     target = Path(path)
     try:
         what = target.lstat()
@@ -429,7 +332,11 @@ def _contents(archive: str, found: list[_SpooledMember], missing: list[str], mad
 def _pack(file: IO[bytes], name: str, contents: bytes, found: list[_SpooledMember], spool: IO[bytes], at: int) -> None:
 
     folder = _harmless(next(name.removesuffix(ending) for ending in _ENDINGS if name.endswith(ending)))
-    stream = _packing(file, name, at)
+    stream = file
+    if name.endswith(".zst"):
+        stream = cast("IO[bytes]", zstandard.ZstdCompressor(level=_ZSTD_LEVEL).stream_writer(file, closefd=False))
+    elif name.endswith("gz"):
+        stream = cast("IO[bytes]", gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=at))
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for member, start in [(ArchiveMember(CONTENTS, len(contents), ""), -1), *found]:
             entry = tarfile.TarInfo(f"{folder}/{member.name}")
@@ -441,14 +348,6 @@ def _pack(file: IO[bytes], name: str, contents: bytes, found: list[_SpooledMembe
                 archive.addfile(entry, spool)
     if stream is not file:
         stream.close()
-
-
-def _packing(file: IO[bytes], name: str, at: int) -> IO[bytes]:
-    if name.endswith(".zst"):
-        return packing(file)
-    if name.endswith("gz"):
-        return cast("IO[bytes]", gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=at))
-    return file
 
 
 NVIDIA_SMI = ("nvidia-smi",)

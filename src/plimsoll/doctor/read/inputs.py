@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import sys
 import time
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypedDict
 
 from plimsoll.doctor.read.prometheus import fetch_range, is_prometheus
-from plimsoll.doctor.read.snapshots import is_pickle, read_snapshot
+from plimsoll.doctor.read.snapshots import read_snapshot
 from plimsoll.doctor.read.text import read_log
 from plimsoll.doctor.rules.diagnose import InputVerdict, diagnose, is_gate_state, judge_gate_state
 from plimsoll.doctor.rules.log_text import Log
@@ -22,7 +20,7 @@ from plimsoll.doctor.rules.trend_growth import MetricSeries
 from plimsoll.doctor.rules.trends import judge_trends
 from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.net.address import address
-from plimsoll.net.inputs import STDIN, Kind, Spool, classify, is_url, named_packed, walked
+from plimsoll.net.inputs import STDIN, Kind, Spool, classify, is_url, walked
 from plimsoll.vllm.metrics_page import Page, fetch_health, fetch_pages, read_page
 
 STANDARD_INPUT = "standard input"
@@ -149,8 +147,8 @@ class _Reader(NamedTuple):
             inputs.notes.append(f"not read: {name} (an earlier report of this command; it quotes what it read)")
         elif kind is Kind.METRICS:
             inputs.pages.append(MetricsInput(name, read_page(path, name)))
-        elif kind is Kind.SNAPSHOT or _is_packed_snapshot(path):
-            inputs.snapshots.append((name, read_snapshot(path)))
+        elif kind is Kind.SNAPSHOT:
+            inputs.snapshots.append((name, read_snapshot(path, timeout_s=self.timeout_s)))
         else:
             log = read_log(path, source=name, deadline=time.monotonic() + self.timeout_s)
             (inputs.gate_states if is_gate_state(log) else inputs.logs).append(log)
@@ -178,13 +176,3 @@ class _Reader(NamedTuple):
             )
         health = fetch_health(url, timeout_s=min(self.timeout_s, 5.0))
         self.inputs.pages.append(MetricsInput(shown, looks[0], looks[1] if len(looks) > 1 else None, health))
-
-
-def _is_packed_snapshot(path: str) -> bool:
-    if not named_packed(path):
-        return False
-    try:
-        with gzip.open(path) as file:
-            return is_pickle(file.read(64))
-    except (OSError, EOFError, zlib.error):
-        return False

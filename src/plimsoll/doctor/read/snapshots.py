@@ -1,15 +1,26 @@
-"""Reads what torch.cuda.memory._dump_snapshot writes, and a pickled torch.cuda.memory_snapshot(): never runs any of it."""
+"""Reads what torch.cuda.memory._dump_snapshot writes, and a pickled torch.cuda.memory_snapshot(): never runs any of it.
+
+A pickle can name any function, and a small one can ask for all memory and all time. So a process of its own reads it, with
+limits on both, by an unpickler that looks up no name; what comes back is numbers and text, checked against their types.
+"""
 
 from __future__ import annotations
 
-import gzip
-import importlib
+import contextlib
+import gc
+import io
+import os
+import pickle
+import resource
 import stat
-import zlib
+import subprocess
+import sys
+from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import NoReturn
 
-from plimsoll.doctor.read.snapshot_pickle import ByteSource, FrameId, PickleReader, StackId
+import msgspec
+
 from plimsoll.doctor.rules.snapshot_facts import (
     DEFAULT_POOL,
     FREE,
@@ -22,97 +33,113 @@ from plimsoll.doctor.rules.snapshot_facts import (
     Snapshot,
     StackFrame,
 )
-from plimsoll.errors import BadInput, TooLarge
+from plimsoll.errors import BadInput, TooLarge, printable
+from plimsoll.net.inputs import BLOCK_BYTES, Kind, kind_of, unpacked
 
+MEMORY_MAX = 8 << 30  # of the process that reads: it needs about four times the size of the file
+TIME_MAX_S = 300.0
 _SEGMENTS_MAX = 1_000_000
 _BLOCKS_MAX = 2_000_000
 _FRAMES_KEPT = 512
+_NAME_KEPT = 300  # characters of a file's or function's name
 _FAILURES_KEPT = 16
-_TOO_BIG = 1 << 64
+_TOO_BIG = 1 << 63
 _STATES = {
     "active_allocated": LIVE,
     "active_pending_free": PENDING,
     "active_awaiting_free": PENDING,  # as torch's own description spells it
     "inactive": FREE,
 }
-_Table = dict[str, object]
+_BAD_INPUT, _TOO_LARGE = 2, 4  # exit codes of the process that reads
+_Table = dict[object, object]
 
 
-def is_pickle(head: bytes) -> bool:
-    """True if a file that begins like this may be a snapshot: pickle with its protocol in front, as torch writes it."""
-    return len(head) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5
-
-
-def read_snapshot(path: Path | str) -> Snapshot:
+def read_snapshot(path: Path | str, *, timeout_s: float = TIME_MAX_S, memory_max: int = MEMORY_MAX) -> Snapshot:
     """The snapshot in a file, plain or packed; BadInput in one line for anything else."""
     path = Path(path)
+    most = min(memory_max, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+    # -P: no module is taken from the folder that the user happens to be in.
+    command = [sys.executable, "-P", "-m", "plimsoll.doctor.read.snapshots", str(path), str(most), str(int(timeout_s) + 1)]
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise BadInput(f"{path}: not a file")
         with path.open("rb") as file:
-            return read_snapshot_from(file, str(path))
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
+            done = subprocess.run(command, stdin=file, capture_output=True, timeout=timeout_s, check=False)  # noqa: S603
+    except subprocess.TimeoutExpired:
+        raise TooLarge(f"{path}: not read within {timeout_s:g} s") from None
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if done.returncode == 0:
+        return msgspec.msgpack.decode(done.stdout, type=Snapshot)
+    said = printable(done.stderr.decode("utf-8", "replace").strip())
+    if done.returncode == _TOO_LARGE:
+        raise TooLarge(said)
+    raise BadInput(said if done.returncode == _BAD_INPUT else f"{path}: refused: its reader was ended. Nothing was run")
 
 
-def read_snapshot_from(file: BinaryIO, name: str) -> Snapshot:
-    """The snapshot in an open file that can go back to its start; `name` is what errors call it."""
-    head = file.read(4)
-    file.seek(0)
+def limit_resources(memory_max: int, seconds: int) -> None:
+    """Bound what this process may take, for good."""
+    resource.setrlimit(resource.RLIMIT_AS, (memory_max, memory_max))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _main() -> None:
+    """Read the file on standard input; write its snapshot, or one line to standard error."""
+    name, memory_max, seconds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    limit_resources(memory_max, seconds)
+    gc.disable()  # the tree is made once and taken apart never
     try:
-        reader = PickleReader(_unpacked(file, head, name), name)
-        return _Converter(reader).snapshot(reader.read())
-    except (EOFError, zlib.error, OSError) as error:
-        raise BadInput(f"{name}: cannot be read: {error}") from None
+        answer, code = msgspec.msgpack.encode(parse_snapshot(io.FileIO(0, closefd=False), name)), 0
+    except MemoryError:
+        answer, code = f"{name}: would take more than {memory_max >> 20:,} MiB of memory to read".encode(), _TOO_LARGE
+    except BadInput as error:
+        answer, code = str(error).encode("utf-8", "replace"), _TOO_LARGE if isinstance(error, TooLarge) else _BAD_INPUT
+    with contextlib.suppress(BrokenPipeError), io.FileIO(2 if code else 1, "wb") as out:
+        left = memoryview(answer)
+        while left:
+            left = left[out.write(left) :]
+    os._exit(code)
 
 
-def _unpacked(file: BinaryIO, head: bytes, name: str) -> ByteSource:
-    if head[:2] == b"\x1f\x8b":
-        return gzip.GzipFile(fileobj=file)
-    if head == b"\x28\xb5\x2f\xfd":
-        return _of_zstd(file, name)
-    if head == b"PK\x03\x04":
-        raise BadInput(f"{name}: a zip archive, perhaps of torch.save; wanted is what torch.cuda.memory._dump_snapshot writes")
-    if not is_pickle(head):
-        raise BadInput(f"{name}: not a memory snapshot: it does not begin as a pickle of protocol 2 to 5 does")
-    return file
+class _PlainUnpickler(pickle.Unpickler):
+    """Containers, numbers and text: whatever names something outside the file is refused."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+    def persistent_load(self, _: object) -> NoReturn:
+        raise pickle.UnpicklingError("it refers to something outside the file")
 
 
-def _of_zstd(file: BinaryIO, name: str) -> ByteSource:
-    for module, opener in (("compression.zstd", "ZstdFile"), ("zstandard", "open")):
-        try:
-            opened = getattr(importlib.import_module(module), opener)(file)
-        except ImportError:
-            continue
-        return _Zstd(cast("ByteSource", opened), name)
-    raise BadInput(f"{name}: packed with zstd, which needs Python 3.14 or the zstandard package; or unpack it first (zstd -d)")
-
-
-class _Zstd:
-    """Reads through a package whose errors share no base with anybody's."""
-
-    def __init__(self, source: ByteSource, name: str) -> None:
-        self.source, self.name = source, name
-
-    def read(self, size: int, /) -> bytes:
-        try:
-            return self.source.read(size)
-        except Exception as error:
-            raise BadInput(f"{self.name}: damaged zstd: {type(error).__name__}") from None
+def parse_snapshot(raw: io.RawIOBase | io.BytesIO, name: str) -> Snapshot:
+    """The snapshot in a stream; in a process with limits, unless the stream is trusted."""
+    try:
+        packed = io.BufferedReader(raw, BLOCK_BYTES)
+        if packed.peek(4).startswith(b"PK\x03\x04"):
+            wanted = "wanted is what torch.cuda.memory._dump_snapshot writes"
+            raise BadInput(f"{name}: a zip archive, perhaps of torch.save; {wanted}")
+        file = unpacked(name, packed)
+        if kind_of(file.peek(2)[:2]) is not Kind.SNAPSHOT:
+            raise BadInput(f"{name}: not a memory snapshot: it does not begin as a pickle of protocol 2 to 5 does")
+        return _Converter(name).snapshot(_PlainUnpickler(file).load())
+    except (BadInput, MemoryError):
+        raise
+    except Exception as error:  # a pickle that is damaged or hostile may raise anything
+        why = printable(f"{type(error).__name__}: {error}")[:200]
+        raise BadInput(f"{name}: refused: not a whole pickle of plain data ({why}). Nothing was run") from None
 
 
 class _Converter:
     """The tree into tables. It walks three levels and no more, so what refers to itself is followed nowhere."""
 
-    def __init__(self, reader: PickleReader) -> None:
-        self.reader = reader
-        self.where = reader.name
+    def __init__(self, name: str) -> None:
+        self.name = self.where = name
         self.blocks = 0
-        self.lists: dict[int, StackId] = {}  # by identity: a long list that many share is looked at once
-        self.stack_places: dict[StackId, int] = {}
-        self.stacks: list[tuple[int, ...]] = [()]  # only what blocks and failures refer to is kept
-        self.frame_places: dict[int, int] = {}
-        self.frames: list[StackFrame] = []
+        self.frames: dict[StackFrame, int] = {}
+        self.stacks: dict[tuple[int, ...], int] = {(): NO_STACK}
+        self.places: dict[int, int] = {}  # of frames and stacks, by identity: what many share is looked at once
 
     def snapshot(self, root: object) -> Snapshot:
         """The whole, checked; refused where it does not add up."""
@@ -124,9 +151,9 @@ class _Converter:
             raise TooLarge(f"{self.where}: more than {_SEGMENTS_MAX} segments")
         segments = []
         for number, each in enumerate(listed):
-            self.where = f"{self.reader.name}: segment {number}"
+            self.where = f"{self.name}: segment {number}"
             segments.append(self.segment(self.table(each)))
-        self.where = self.reader.name
+        self.where = self.name
         failures, events = self.failures(tree.get("device_traces"))
         segments.sort(key=lambda segment: (segment.device, segment.address))
         return Snapshot(tuple(segments), tuple(self.frames), tuple(self.stacks), failures, events)
@@ -135,7 +162,6 @@ class _Converter:
         return BadInput(f"{self.where}: {what}")
 
     def table(self, value: object) -> _Table:
-        """A dict, whose names are text since the reader takes no others."""
         if not isinstance(value, dict):
             raise self.bad("not a table")
         return value
@@ -175,7 +201,7 @@ class _Converter:
     def pool(self, value: object) -> tuple[int, int]:
         if isinstance(value, tuple | list) and len(value) == 2:
             first, second = value
-            if type(first) is int and type(second) is int:
+            if type(first) is type(second) is int and max(abs(first), abs(second)) < _TOO_BIG:
                 return first, second
         raise self.bad("segment_pool_id is not a pair of numbers")
 
@@ -196,34 +222,29 @@ class _Converter:
         return Block(address, size, requested, _STATES[state], stack)
 
     def stack(self, value: object) -> int:
-        """The reader has made an id of nearly every stack; those of one frame and of very many are still lists."""
-        if isinstance(value, list) and value:
-            value = self.listed_stack(value)
+        """The place of a list of frames among the stacks; of an endless one the two ends are kept."""
         if value is None or value == []:
             return NO_STACK
-        if not isinstance(value, StackId):
+        if not isinstance(value, list):
             raise self.bad("frames is not a list")
-        place = self.stack_places.get(value)
+        place = self.places.get(id(value))
         if place is None:
-            place = self.stack_places[value] = len(self.stacks)
-            self.stacks.append(tuple(self.frame(frame) for frame in self.reader.frames_of(value)))
+            kept = value if len(value) <= _FRAMES_KEPT else [*value[: _FRAMES_KEPT // 2], *value[-_FRAMES_KEPT // 2 :]]
+            place = self.stacks.setdefault(tuple(map(self.frame, kept)), len(self.stacks))
+            self.places[id(value)] = place
         return place
 
-    def listed_stack(self, value: list[object]) -> StackId:
-        """A stack that is still a list; of an endless one the two ends."""
-        known = self.lists.get(id(value))
-        if known is None:
-            kept = value if len(value) <= _FRAMES_KEPT else [*value[: _FRAMES_KEPT // 2], *value[-_FRAMES_KEPT // 2 :]]
-            if any(not isinstance(frame, FrameId) for frame in kept):
-                raise self.bad("frames holds something that is no frame")
-            known = self.lists[id(value)] = self.reader.stack_id(kept)
-        return known
-
-    def frame(self, frame: int) -> int:
-        place = self.frame_places.get(frame)
+    def frame(self, value: object) -> int:
+        """The place of a frame among all that were met."""
+        place = self.places.get(id(value))
         if place is None:
-            place = self.frame_places[frame] = len(self.frames)
-            self.frames.append(self.reader.frames[frame])
+            table = self.table(value)
+            filename, name = table.get("filename"), table.get("name")
+            if not isinstance(filename, str) or not isinstance(name, str):
+                raise self.bad("a frame of a stack without a file or a name")
+            line = self.number(table, "line", least=-_TOO_BIG)
+            frame = StackFrame(_text(filename[-_NAME_KEPT:]), line, _text(name[:_NAME_KEPT]))
+            place = self.places[id(value)] = self.frames.setdefault(frame, len(self.frames))
         return place
 
     def failures(self, traces: object) -> tuple[tuple[FailedRequest, ...], int]:
@@ -238,11 +259,12 @@ class _Converter:
                 continue
             seen.add(id(trace))
             events += len(trace)
-            places = [place for place, event in enumerate(trace) if event is not None]
-            for place in places[-_FAILURES_KEPT:]:
-                event = self.table(trace[place])
-                if event.get("action") == "oom":
-                    found.append(self.failure(event, device, len(trace) - 1 - place))
+            failed = (
+                (event, after)
+                for after, event in enumerate(reversed(trace))
+                if isinstance(event, dict) and event.get("action") == "oom"
+            )
+            found += [self.failure(event, device, after) for event, after in islice(failed, _FAILURES_KEPT)][::-1]
         found.sort(key=lambda failure: failure.time_us or 0)
         return tuple(found[-_FAILURES_KEPT:]), events
 
@@ -253,3 +275,12 @@ class _Converter:
             for name in ("device_free", "stream", "time_us")
         )
         return FailedRequest(device, self.number(event, "size"), free, stream, time, self.stack(event.get("frames")), after)
+
+
+def _text(text: str) -> str:
+    """The text without halves of letters, which a file's name may hold and UTF-8 may not."""
+    return text.encode("utf-8", "replace").decode()
+
+
+if __name__ == "__main__":
+    _main()

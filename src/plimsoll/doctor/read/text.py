@@ -34,7 +34,7 @@ from plimsoll.doctor.read.text_wrapping import (
 )
 from plimsoll.doctor.rules.log_text import LONGEST, Log, LogLine
 from plimsoll.errors import BadInput
-from plimsoll.net.inputs import SAMPLE_BYTES, Budget, blocks_of_descriptor, checked, is_plain, is_text, opened, unpacked
+from plimsoll.net.inputs import SAMPLE_BYTES, Budget, Descriptor, is_plain, is_text, opened, text_blocks
 
 _DAYS_BEFORE = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)
 _MONTHS = {
@@ -307,8 +307,7 @@ def kept_of_file(path: str, deadline: float | None, clock: Callable[[], float]) 
         is_file = stat.S_ISREG(what.st_mode)
         if is_file and what.st_size > WHOLE_BYTES and is_plain(os.pread(descriptor, 512, 0)):
             return Excerpt(_kept_of_huge(path, descriptor, what.st_size, budget), what.st_size, was_short=False)
-        blocks = blocks_of_descriptor(descriptor, budget)
-        chunks = _kept(checked(path, unpacked(path, blocks), budget))
+        chunks = _kept(text_blocks(path, Descriptor(descriptor, budget), budget))
         return Excerpt(chunks, what.st_size if is_file else None, budget.was_short)
     except OSError as problem:
         raise BadInput(f"{path}: {problem.strerror or problem}") from None
