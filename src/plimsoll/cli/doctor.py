@@ -35,7 +35,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import plimsoll
-from plimsoll.doctor.read.bundle import ArchivePart, TextFile, collect_here, write_bundle
 from plimsoll.doctor.read.inputs import DoctorInputs, RangeOptions, read_inputs
 from plimsoll.doctor.rules.diagnose import Diagnosis, diagnose
 from plimsoll.doctor.rules.facts import LogFacts, PlanFigures, command_words
@@ -45,7 +44,6 @@ from plimsoll.findings import Code, Severity
 from plimsoll.launch.options import Split, split_options
 from plimsoll.net.address import address
 from plimsoll.net.inputs import is_url
-from plimsoll.plan.read import card_of, plan_command
 from plimsoll.render import doctor as report
 from plimsoll.render.doctor import clean, finding_json
 from plimsoll.render.terminal import show
@@ -93,6 +91,8 @@ def _check(options: Split) -> None:
         raise BadInput("doctor takes files and addresses, not a command after `--`")
     _time_range(options)  # what is wrong in an option is wrong also where it is not used
     if {"--gpu", "--gpu-memory-gib"} & set(options.values):
+        from plimsoll.plan.read import card_of
+
         card_of(options)
     if not options.rest and "--exit-code" not in options.values:
         raise BadInput("nothing to read: name a log, a folder, a metrics address, a snapshot, or - for standard input")
@@ -179,9 +179,29 @@ def schema() -> str:
 
 def bundle(options: Split, inputs: DoctorInputs, diagnosis: Diagnosis, as_text: str) -> str:
     """Write the archive for a ticket, with secrets and users' text hidden; returns the sentence that says so."""
+    from plimsoll.doctor.read.bundle import ArchivePart, TextFile, collect_here, write_bundle
+
+    parts = [
+        ArchivePart(
+            "doctor.json", "json", "The findings and facts, schema plimsoll.doctor/1.", report.as_json(diagnosis).encode()
+        ),
+        ArchivePart("report.txt", "text", "The same as a person reads it.", as_text.encode()),
+    ]
+    for log in inputs.logs:
+        name = f"logs/{log.source.rpartition('/')[2] or 'log'}"
+        parts.append(ArchivePart(name, "text", "A log or other text that was given.", TextFile(inputs.paths[log.source])))
+    for page in inputs.pages:
+        source = page.source.rpartition("/")[2]
+        name = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in source)[-80:] or "page"
+        looks = ((page.first, "A page of metrics."), (page.second, "The same a few seconds later."))
+        parts += [
+            ArchivePart(f"metrics/{name}-{number}.txt", "text", what, "\n".join(_page(look)).encode())
+            for number, (look, what) in enumerate(looks, 1)
+            if look is not None
+        ]
     never_copied = "a memory snapshot is never copied; what it shows is in doctor.json"
     written = write_bundle(
-        options.values["--bundle"], _archive_parts(inputs, diagnosis, as_text), made_with=f"plimsoll {plimsoll.__version__}",
+        options.values["--bundle"], [*parts, *collect_here()], made_with=f"plimsoll {plimsoll.__version__}",
         at=int(time.time()), force="--force" in options.switches,
         left_out=[f"{source.rpartition('/')[2]}: {never_copied}" for source, _ in inputs.snapshots],
     )  # fmt: skip
@@ -189,24 +209,6 @@ def bundle(options: Split, inputs: DoctorInputs, diagnosis: Diagnosis, as_text: 
         f"Wrote {written.path}: {len(written.members)} files, {format_count(written.size_bytes)} bytes, "
         "secrets and users' text hidden. Look at its CONTENTS.txt before you send it."
     )
-
-
-def _archive_parts(inputs: DoctorInputs, diagnosis: Diagnosis, as_text: str) -> Iterator[ArchivePart]:
-    findings = report.as_json(diagnosis).encode()
-    yield ArchivePart("doctor.json", "json", "The findings and facts, schema plimsoll.doctor/1.", findings)
-    yield ArchivePart("report.txt", "text", "The same as a person reads it.", as_text.encode())
-    for log in inputs.logs:
-        name = f"logs/{log.source.rpartition('/')[2] or 'log'}"
-        yield ArchivePart(name, "text", "A log or other text that was given.", TextFile(inputs.paths[log.source]))
-    for page in inputs.pages:
-        source = page.source.rpartition("/")[2]
-        name = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in source)[-80:] or "page"
-        text = "\n".join(_page(page.first)).encode()
-        yield ArchivePart(f"metrics/{name}-1.txt", "text", "A page of metrics.", text)
-        if page.second is not None:
-            text = "\n".join(_page(page.second)).encode()
-            yield ArchivePart(f"metrics/{name}-2.txt", "text", "The same a few seconds later.", text)
-    yield from collect_here()
 
 
 def _page(page: Page) -> Iterator[str]:
@@ -254,6 +256,8 @@ class Planner:
         given = {name: self._options.values[name] for name in ("--gpu", "--gpu-memory-gib") if name in self._options.values}
         if total is None and not given:
             return None
+        from plimsoll.plan.read import card_of
+
         card = given or {"--gpu-memory-gib": f"{(total or 0) / (1 << 30):.3f}"}
         try:
             # A folder that this machine does not have belongs to the machine the log is from.
@@ -267,6 +271,8 @@ class Planner:
     def _plan(self, words: list[str], facts: LogFacts, card: dict[str, str]) -> PlanFigures:
         os.environ["HF_HUB_OFFLINE"] = "1"  # a diagnosis must not wait for a hub, nor tell it anything
         values = {**card, **({"--vllm": facts.version} if facts.version else {})}
+        from plimsoll.plan.read import plan_command
+
         planned = plan_command(Split(values, frozenset(), (), tuple(words)))
         ledger = planned.ledger
         figures = PlanFigures(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from plimsoll.doctor.read.snapshots import read_snapshot_from
+from plimsoll.doctor.read.snapshots import parse_snapshot
 from plimsoll.doctor.rules.snapshot import SnapshotVerdict, judge_snapshot
 from plimsoll.doctor.rules.snapshot_facts import Category, StackFrame, category_of_stack
 from plimsoll.findings import Code
@@ -312,7 +312,7 @@ def test_any_snapshot_is_judged(rows: list[tuple[list[tuple[int, str]], bool, bo
          "blocks": [{"size": size, "state": state, "requested_size": size} for size, state in blocks]}
         for number, (blocks, small, grows, pool) in enumerate(rows)
     ]  # fmt: skip
-    snapshot = read_snapshot_from(BytesIO(pickle.dumps(tree)), "s")
+    snapshot = parse_snapshot(BytesIO(pickle.dumps(tree)), "s")
     verdict = judge_snapshot(snapshot, "s", before=snapshot, failed_bytes=failed)
     for facts in verdict.facts:
         assert facts.reserved == facts.active + facts.pinned + facts.releasable + facts.private_free

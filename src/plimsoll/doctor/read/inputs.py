@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypedDict
 
-from plimsoll.doctor.read.prometheus import fetch_range, is_prometheus
-from plimsoll.doctor.read.snapshots import read_snapshot
 from plimsoll.doctor.read.text import read_log
 from plimsoll.doctor.rules.diagnose import InputVerdict, diagnose, is_gate_state, judge_gate_state
 from plimsoll.doctor.rules.log_text import Log
@@ -148,6 +146,8 @@ class _Reader(NamedTuple):
         elif kind is Kind.METRICS:
             inputs.pages.append(MetricsInput(name, read_page(path, name)))
         elif kind is Kind.SNAPSHOT:
+            from plimsoll.doctor.read.snapshots import read_snapshot
+
             inputs.snapshots.append((name, read_snapshot(path, timeout_s=self.timeout_s)))
         else:
             log = read_log(path, source=name, deadline=time.monotonic() + self.timeout_s)
@@ -156,6 +156,8 @@ class _Reader(NamedTuple):
 
     def _fetch(self, url: str) -> None:
         """Fetch a running server's page twice, or a time range from a Prometheus server."""
+        from plimsoll.doctor.read.prometheus import fetch_range, is_prometheus
+
         shown = address(url).shown
         if self.range_flags or is_prometheus(url, timeout_s=min(self.timeout_s, 5.0)):
             try:

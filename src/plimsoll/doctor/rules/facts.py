@@ -7,17 +7,19 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from plimsoll.doctor.rules.log_text import LogLine
 from plimsoll.doctor.rules.root_cause import OomFigures, Symptom
 from plimsoll.doctor.rules.timeline import LogTimeline, ServerProgress, ServerRun
 from plimsoll.findings import Remedy
-from plimsoll.plan.findings import Advice
 from plimsoll.redaction import REDACTED, redact_value
 from plimsoll.units import GIB, MIB, format_gib
 from plimsoll.vllm.log_lines import NEEDLES, Measured, measured_of
 from plimsoll.vllm.versions import Behaviour, plain_version
+
+if TYPE_CHECKING:
+    from plimsoll.plan.findings import Advice  # it brings the whole ledger, which few logs need
 
 LONGEST_NAME = 64
 LONGEST_VALUE = 400
