@@ -6,7 +6,6 @@ import gzip
 import json
 import time
 from contextlib import suppress
-from datetime import date
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.doctor.read import text_wrapping
-from plimsoll.doctor.read.text import StampClock, day_of
+from plimsoll.doctor.read.text import StampClock
 from plimsoll.doctor.read.text_wrapping import LEVELS, split_writers
 from plimsoll.doctor.rules.log_text import LONGEST, LogLine
 from plimsoll.errors import BadInput
@@ -102,12 +101,6 @@ def test_taking_apart_loses_nothing(before: str, after: str) -> None:
     """The parts put together are the line."""
     text = f"{before}(EngineCore pid=7) ERROR 01-01 00:00:00 [a.py:1] {after}"
     assert "".join(split_writers(text)) == text
-
-
-@given(st.dates(min_value=date(1970, 1, 1), max_value=date(2199, 12, 31)))
-def test_days_are_those_of_the_calendar(day: date) -> None:
-    """Leap years and centuries included."""
-    assert day_of(day.year, day.month, day.day) == day.toordinal() - date(1970, 1, 1).toordinal()
 
 
 @given(st.text(max_size=30))

@@ -15,7 +15,7 @@ import stat
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from datetime import date
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -36,21 +36,11 @@ from plimsoll.doctor.rules.log_text import LONGEST, Log, LogLine
 from plimsoll.errors import BadInput
 from plimsoll.net.inputs import SAMPLE_BYTES, Budget, Descriptor, is_plain, is_text, opened, text_blocks
 
-_DAYS_BEFORE = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)
 _MONTHS = {
     name: at for at, name in enumerate(("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"), 1)
 }
 _NO_YEAR = 1972  # a leap year, for 29 February
-
-
-@lru_cache(maxsize=512)
-def day_of(year: int, month: int, day: int) -> int | None:
-    """Days since 1970, or None where there is no such day."""
-    if not (1 <= month <= 12 and 1 <= day <= 31 and 1970 <= year <= 2200):
-        return None
-    leaps = (year - 1) // 4 - (year - 1) // 100 + (year - 1) // 400 - 477
-    is_leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
-    return (year - 1970) * 365 + leaps + _DAYS_BEFORE[month - 1] + (1 if is_leap and month > 2 else 0) + day - 1
+_EPOCH = date(1970, 1, 1).toordinal()
 
 
 class StampClock:
@@ -77,9 +67,9 @@ class StampClock:
             year, month, day, rest = self._year, int(stamp[:2]), int(stamp[3:5]), stamp[6:]
         if not has_year and self._month - month >= 6:
             year += 1  # December, then January
-        days = day_of(year, month, day)
-        if days is None:
+        if not 1970 <= year <= 2200:
             return None
+        days = date(year, month, day).toordinal() - _EPOCH
         self._year, self._month = year, month
         time, offset = _split_offset(rest)
         hours, minutes, seconds = int(time[:2]), int(time[3:5]), float(time[6:].replace(",", ".") or 0)
@@ -189,7 +179,7 @@ class MiddleSifter:
             if region.start not in kept or len(kept[region.start].data) < len(region.data):
                 kept[region.start] = region
         found = [Chunk(1, b"".join(self._head))] if self._head else []
-        reached = self._base_of_head()
+        reached = sum(map(len, self._head))
         for start in sorted(kept):
             region = kept[start]
             skip = max(0, reached - start)
@@ -199,20 +189,22 @@ class MiddleSifter:
             reached = start + len(region.data)
         return found
 
-    def _base_of_head(self) -> int:
-        return sum(map(len, self._head))
-
     def _search(self, high: int) -> None:
         """Look through the buffer up to here, then let go of what no later place can want as context."""
         low = self._searched - self._base
         firsts: set[_Span] = set()
         lasts: dict[bytes, _Span] = {}
         for word in TELLING:
-            last = self._buffer.rfind(word, low, high + len(word) - 1)
+            end = high + len(word) - 1
+            last = self._buffer.rfind(word, low, end)
             if last < 0:
                 continue
-            if self._left[word]:
-                firsts |= self._first_places(word, low, high, firsts)
+            at = low
+            while self._left[word] and (at := self._buffer.find(word, at, end)) >= 0:
+                self._left[word] -= 1
+                span = self._near(at, firsts) or self._around(at)
+                firsts.add(span)
+                at = max(span.end, at + 1)
             lasts[word] = self._near(last, lasts.values()) or self._around(last)
         samples = self._sampled(low, high)
         drop = max(0, high - BYTES_BEFORE)
@@ -220,20 +212,13 @@ class MiddleSifter:
         self._firsts += [regions[span] for span in firsts]
         for word, span in lasts.items():
             self._lasts[word].append(regions[span])
-        self._keep_samples([regions[span] for span in samples])
+        self._samples += [regions[span] for span in samples]
+        while len(self._samples) > SAMPLED_LINES:  # then every second one of all
+            self._samples = self._samples[::2]
+            self._stride = max(2 * self._stride, (self._samples[-1].start - self._samples[0].start) // SAMPLED_LINES)
         self._searched = self._base + high
         self._base += drop
         del self._buffer[:drop]
-
-    def _first_places(self, word: bytes, low: int, high: int, known: set[_Span]) -> set[_Span]:
-        spans: set[_Span] = set()
-        at = low
-        while self._left[word] and (at := self._buffer.find(word, at, high + len(word) - 1)) >= 0:
-            self._left[word] -= 1
-            span = self._near(at, known) or self._around(at)
-            spans.add(span)
-            at = max(span.end, at + 1)
-        return spans
 
     def _near(self, at: int, spans: Iterable[_Span]) -> _Span | None:
         return next((span for span in spans if span.start <= at < span.end), None)
@@ -276,13 +261,6 @@ class MiddleSifter:
             found[span] = _Region(self._base + span.start, lines + 1, bytes(self._buffer[span.start : span.end]))
         self._base_lines = lines + self._buffer.count(b"\n", reached, drop) if at_drop is None else at_drop
         return found
-
-    def _keep_samples(self, samples: list[_Region]) -> None:
-        """Keep these periodic lines; when they are too many, every second one of all."""
-        self._samples += samples
-        while len(self._samples) > SAMPLED_LINES:
-            self._samples = self._samples[::2]
-            self._stride = max(2 * self._stride, (self._samples[-1].start - self._samples[0].start) // SAMPLED_LINES)
 
 
 # A plain file is read tail first: if time runs out in its middle, the end and the start are there, the end without numbers.
@@ -351,7 +329,8 @@ def _split(data: bytes) -> tuple[bytes, bytes]:
 
 
 def _kept_of_huge(path: str, descriptor: int, size: int, budget: Budget) -> list[Chunk]:
-    if not any(is_text(os.pread(descriptor, SAMPLE_BYTES, at)) for at in _probes(descriptor, size)):
+    probes = [max(0, size - SAMPLE_BYTES), *(_next_data(descriptor, size * part // PROBES) for part in range(PROBES))]
+    if not any(is_text(os.pread(descriptor, SAMPLE_BYTES, at)) for at in probes if at < size):
         raise BadInput(f"{path}: not text")
     begin = size - TAIL_BYTES
     before, tail = _split(os.pread(descriptor, TAIL_BYTES + 1, begin - 1)) if begin > 0 else (b"", b"")
@@ -374,14 +353,6 @@ def _next_data(descriptor: int, at: int) -> int:
         return os.lseek(descriptor, at, os.SEEK_DATA) if hasattr(os, "SEEK_DATA") else at
     except OSError as problem:
         return 1 << 62 if problem.errno == errno.ENXIO else at
-
-
-def _probes(descriptor: int, size: int) -> Iterator[int]:
-    yield max(0, size - SAMPLE_BYTES)
-    for part in range(PROBES):
-        at = _next_data(descriptor, size * part // PROBES)
-        if at < size:
-            yield at
 
 
 _SAMPLE = 400  # lines at either end that show this file's habits

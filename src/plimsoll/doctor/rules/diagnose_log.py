@@ -364,7 +364,7 @@ def _judge_others(log: Log, verdict: LogVerdict, kinds: frozenset[str]) -> tuple
     if "kernel" in kinds:
         kernel = judge_kernel(log)
         findings += kernel.findings
-        notes += kernel.facts.notes[:MOST_NOTES]
+        notes += kernel.facts[:MOST_NOTES]
     if "supervisor" in kinds:
         pods = judge_pods(log)
         findings += pods.findings

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from plimsoll.doctor.rules.host_memory import OomKill, judge_kills, read_kills
+from plimsoll.doctor.rules.host_memory import judge_kills, read_kills
 from plimsoll.doctor.rules.log_text import KERNEL, Log, LogLine, TextVerdict, contains_any, kernel_text, process_owner, quote
 from plimsoll.findings import Code, Finding, Remedy, Severity
 
@@ -269,17 +269,8 @@ class XidEvent(NamedTuple):
     line: LogLine
 
 
-class KernelFacts(NamedTuple):
-    """Kills, Xids and notes from the kernel's lines."""
-
-    kills: tuple[OomKill, ...] = ()
-    xids: tuple[XidEvent, ...] = ()
-    notes: tuple[str, ...] = ()  # seen, and not the cause by itself
-
-
-def judge_kernel(log: Log) -> TextVerdict[KernelFacts]:
-    """Say what the kernel lines in this text show; text without any gives nothing."""
-    kills = read_kills(log)
+def judge_kernel(log: Log) -> TextVerdict[tuple[str, ...]]:
+    """Findings of the kernel lines in this text, and notes on what is not the cause by itself."""
     xids: list[XidEvent] = []
     rest: list[tuple[str, LogLine]] = []
     for line in log.lines if contains_any(log.lines, KERNEL) else ():
@@ -295,11 +286,11 @@ def judge_kernel(log: Log) -> TextVerdict[KernelFacts]:
         rest = [(text, line) for text, line in rest if "fallen off the bus" not in text]  # the Xid says it already
     findings: list[Finding] = []
     notes: list[str] = []
-    for found, said in (judge_kills(log, kills), _judge_xids(log, xids), judge_lines(log, rest)):
+    for found, said in (judge_kills(log, read_kills(log)), _judge_xids(log, xids), judge_lines(log, rest)):
         findings += found
         notes += said
     findings.sort(key=lambda one: (one.severity is not Severity.CRITICAL, -one.confidence))
-    return TextVerdict(findings, KernelFacts(tuple(kills), tuple(xids), tuple(dict.fromkeys(notes))))
+    return TextVerdict(findings, tuple(dict.fromkeys(notes)))
 
 
 def _xid(text: str, line: LogLine) -> XidEvent | None:

@@ -10,55 +10,29 @@ from plimsoll.findings import Code, Finding, Remedy, Severity
 from plimsoll.units import GIB, format_gib
 
 MOST_TABLES = 256
-_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
-_THOUSANDS = {"": 1, "K": 1000, "M": 10**6}
-_CELL = r"\s{0,12}(\d{1,20}) ?([KMGTP]iB|B|K|M|)\s{0,6}"
-_ROW = rf"\|\s{{1,4}}(?P<name>[A-Za-z][A-Za-z \-]{{3,30}}?)\s{{0,24}}\|{_CELL}\|{_CELL}\|{_CELL}\|{_CELL}\|?"
+_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50, "": 1, "K": 1000, "M": 10**6}
+_CELL = r"\s{0,12}\d{1,20} ?(?:[KMGTP]iB|B|K|M|)\s{0,6}"
+_ROW = (
+    r"\|\s{1,4}(?P<name>[A-Za-z][A-Za-z \-]{3,30}?)\s{0,24}\|\s{0,12}(?P<number>\d{1,20}) ?(?P<unit>[KMGTP]iB|B|K|M|)\s{0,6}"
+    rf"\|{_CELL}\|{_CELL}\|{_CELL}\|?"
+)
 _COUNTS = r"CUDA OOMs: (\d{1,12})\s{0,16}\|\s{0,16}cudaMalloc retries: (\d{1,12})"
-_SIZES = {
-    "Allocated memory": "allocated", "Active memory": "active", "Requested memory": "requested",
+_ROWS = {
     "GPU reserved memory": "reserved", "Non-releasable memory": "non_releasable",
-}  # fmt: skip
-_NUMBERS = {
-    "Allocations": "allocations",
-    "Active allocs": "active_allocations",
-    "GPU reserved segments": "segments",
     "Non-releasable allocs": "non_releasable_blocks",
-}
-
-
-class Amount(NamedTuple):
-    """One row: now, at its highest, taken in all and given back in all. Bytes or a count; torch rounds down to its unit."""
-
-    current: int
-    peak: int
-    total: int
-    freed: int
+}  # fmt: skip
 
 
 class MemorySummary(NamedTuple):
-    """One table; a row that is not there (old torch, a cut table) is None, never 0."""
+    """One table as it is now, in bytes; a row that is not there (old torch, a cut table) is None, never 0."""
 
     device: int | None = None
     ooms: int | None = None
     retries: int | None = None
-    allocated: Amount | None = None
-    active: Amount | None = None
-    requested: Amount | None = None  # not printed by old torch
-    reserved: Amount | None = None
-    non_releasable: Amount | None = None
-    allocations: Amount | None = None
-    active_allocations: Amount | None = None
-    segments: Amount | None = None
-    non_releasable_blocks: Amount | None = None
+    reserved: int | None = None
+    non_releasable: int | None = None
+    non_releasable_blocks: int | None = None
     lines: tuple[LogLine, ...] = ()
-
-    @property
-    def cached(self) -> int | None:
-        """Unused memory that torch holds: gaps and free segments together."""
-        if self.reserved is None or self.allocated is None:
-            return None
-        return max(0, self.reserved.current - self.allocated.current)
 
 
 def read_memory_summaries(log: Log) -> tuple[MemorySummary, ...]:
@@ -68,45 +42,23 @@ def read_memory_summaries(log: Log) -> tuple[MemorySummary, ...]:
     tables: list[MemorySummary] = []
     for line in log.lines:
         text = line.text
+        values: dict[str, int] = {}
         if "|" not in text:
             continue
         if "memory summary, device ID" in text:
             device = re.search(r"device ID (\d{1,6})", text)
             tables.append(MemorySummary(device=int(device[1]) if device else None, lines=(line,)))
-        elif "CUDA OOMs:" in text:
-            counts = re.search(_COUNTS, text)
-            if counts:
-                _put(tables, line, {"ooms": int(counts[1]), "retries": int(counts[2])})
-        elif text.count("|") >= 5:
-            _row(tables, line)
-        if len(tables) > MOST_TABLES:
-            del tables[0]
+        elif "CUDA OOMs:" in text and (counts := re.search(_COUNTS, text)):
+            values = {"ooms": int(counts[1]), "retries": int(counts[2])}
+        elif text.count("|") >= 5 and (row := re.search(_ROW, text)) and (field := _ROWS.get(row["name"].strip())):
+            values = {field: int(row["number"]) * _UNITS[row["unit"]]}  # the rows of the two pools below it are left
+        if values:
+            # A value it has already means that a new table began, its head cut off.
+            if not tables or any(getattr(tables[-1], name) is not None for name in values):
+                tables.append(MemorySummary())
+            tables[-1] = tables[-1]._replace(lines=(*tables[-1].lines, line), **values)
+        del tables[:-MOST_TABLES]
     return tuple(tables)
-
-
-def _row(tables: list[MemorySummary], line: LogLine) -> None:
-    """Take one row in; the two rows under each total (large pool, small pool) are left."""
-    found = re.search(_ROW, line.text)
-    if found is None:
-        return
-    name = found["name"].strip()
-    field = _SIZES.get(name) or _NUMBERS.get(name)
-    if field is None:
-        return
-    scale = _UNITS if name in _SIZES else _THOUSANDS
-    cells = found.groups()[1:]
-    if any(unit not in scale for unit in cells[1::2]):
-        return
-    numbers = [int(number) * scale[unit] for number, unit in zip(cells[::2], cells[1::2], strict=True)]
-    _put(tables, line, {field: Amount(*numbers)})
-
-
-def _put(tables: list[MemorySummary], line: LogLine, values: dict[str, int] | dict[str, Amount]) -> None:
-    """Put values into the table at hand; a value it has already means that a new one began, its head cut off."""
-    if not tables or any(getattr(tables[-1], name) is not None for name in values):
-        tables.append(MemorySummary())
-    table = tables[-1]._replace(**values)
-    tables[-1] = table._replace(lines=(*table.lines, line))
 
 
 def judge_memory_summary(log: Log, *, failed_bytes: int | None = None) -> TextVerdict[tuple[MemorySummary, ...]]:
@@ -120,19 +72,18 @@ def judge_memory_summary(log: Log, *, failed_bytes: int | None = None) -> TextVe
 def _judge(log: Log, table: MemorySummary, failed_bytes: int | None) -> Finding | None:
     gaps = table.non_releasable
     troubled = (table.retries or 0) + (table.ooms or 0)
-    if gaps is None or not troubled or gaps.current < max(GIB // 2, failed_bytes or 0):
+    if gaps is None or not troubled or gaps < max(GIB // 2, failed_bytes or 0):
         return None
     device = "" if table.device is None else f" on device {table.device}"
     against = f", more than the {format_gib(failed_bytes)} that could not be had" if failed_bytes else ""
-    pieces = table.non_releasable_blocks
-    split = f" in {pieces.current:,} pieces" if pieces else ""
-    held = f" of {format_gib(table.reserved.current)} that torch holds" if table.reserved else ""
+    split = f" in {table.non_releasable_blocks:,} pieces" if table.non_releasable_blocks is not None else ""
+    held = f" of {format_gib(table.reserved)} that torch holds" if table.reserved is not None else ""
     wanted = ("Non-releasable", "CUDA OOMs", "GPU reserved memory")
     return Finding(
         code=Code.ALLOCATOR_FRAGMENTATION, severity=Severity.WARNING, confidence=0.75 if failed_bytes and table.ooms else 0.6,
-        title=f"{format_gib(gaps.current)} of GPU memory is lost in gaps between live pieces{device}",
+        title=f"{format_gib(gaps)} of GPU memory is lost in gaps between live pieces{device}",
         because=(
-            f"{format_gib(gaps.current)}{split}{held} is neither used nor returnable{against}, and torch had to empty its "
+            f"{format_gib(gaps)}{split}{held} is neither used nor returnable{against}, and torch had to empty its "
             f"cache and try again {table.retries or 0} time(s) and failed {table.ooms or 0} time(s)."
         ),
         evidence=quote(log, [line for line in table.lines if any(word in line.text for word in wanted)]),
