@@ -24,7 +24,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import BinaryIO, NamedTuple, cast
 
-from plimsoll.errors import BadInput, TimedOut, TooLarge
+from plimsoll.errors import BadInput, TimedOut
 
 BLOCK_BYTES = 1 << 20
 UNPACKED_MAX_BYTES = 8 << 30
@@ -170,15 +170,6 @@ def unpacked(source: str, raw: BinaryIO | io.RawIOBase, *, whole: bool = False, 
         raise BadInput(f"{source}: packed in packed in packed; unpack it first")
     inside = _Unpacking(source, stream, is_gzip=start.startswith(_GZIP), whole=whole)
     return unpacked(source, inside, whole=whole, depth=depth - 1)
-
-
-def gunzip_whole(data: bytes, most_bytes: int, shown: str) -> bytes:
-    """The data itself, or what is in it if it is packed, never more than `most_bytes`."""
-    if data.startswith(_GZIP):
-        data = unpacked(shown, io.BytesIO(data), whole=True).read(most_bytes + 1)
-    if len(data) > most_bytes:
-        raise TooLarge(f"{shown}: more than {most_bytes >> 20} MiB")
-    return data
 
 
 def _is_packed(start: bytes) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import re
@@ -12,8 +13,7 @@ from typing import NamedTuple
 
 from plimsoll.errors import BadInput, TooLarge, WorldFailed
 from plimsoll.net.address import Address, address
-from plimsoll.net.client import get
-from plimsoll.net.inputs import Budget, Descriptor, gunzip_whole, opened, text_blocks
+from plimsoll.net.inputs import Budget, Descriptor, opened, text_blocks, unpacked
 
 
 class Histogram(NamedTuple):
@@ -154,7 +154,10 @@ def read_page(path: str, source: str | None = None) -> Page:
 
 def parse_page(data: bytes, source: str, at_s: float | None) -> Page:
     """The page in these bytes; BadInput if not one sample is in them."""
-    lines = gunzip_whole(data, PAGE_MAX, source).decode("utf-8", "replace").lstrip("\ufeff").split("\n")
+    data = unpacked(source, io.BytesIO(data), whole=True).read(PAGE_MAX + 1)
+    if len(data) > PAGE_MAX:
+        raise TooLarge(f"{source}: more than {PAGE_MAX >> 20} MiB")
+    lines = data.decode("utf-8", "replace").lstrip("\ufeff").split("\n")
     seen: dict[str, Labels] = {}
     types: dict[str, str] = {}
     samples: list[Sample] = []
@@ -221,6 +224,8 @@ def fetch_pages(
 
 def fetch_health(url: str, *, timeout_s: float = 5.0) -> int | None:
     """The status of the server's /health: 503 says that its engine is dead; None if it does not answer."""
+    from plimsoll.net.client import get  # whoever reads saved pages needs no event loop
+
     try:
         return get(address(url).at("/health"), most_bytes=1 << 20, timeout_s=timeout_s).status
     except (WorldFailed, TooLarge):
@@ -228,6 +233,8 @@ def fetch_health(url: str, *, timeout_s: float = 5.0) -> int | None:
 
 
 def _fetched(where: Address, timeout_s: float, clock: Callable[[], float]) -> Page:
+    from plimsoll.net.client import get
+
     reply = get(where, most_bytes=PAGE_MAX, timeout_s=timeout_s)
     if reply.status != 200:
         raise WorldFailed(f"{where.shown}: answers {reply.status}, not a page of metrics")
