@@ -9,6 +9,7 @@ settled, and lie in tests/captures/vllm-0.25.1-h200-traffic. `--write` puts the 
 from __future__ import annotations
 
 import sys
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,6 +71,7 @@ def outcome(name: str, measured: MeasuredRun, step_time: StepTime, from_ns: int)
     return Outcome(duration_error(measured, run), error.mean_ttft, error.mean_tpot, run.totals.preemptions)
 
 
+@cache
 def by_stamps(name: str) -> Outcome:
     """Fitted on what was stamped in the first third of the time."""
     measured = load(name)

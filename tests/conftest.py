@@ -45,6 +45,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """`-n auto`: one more than there are cores, since guard's tests often wait for an answer or a deadline."""
+    return (os.cpu_count() or 1) + 1
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """`--dist loadgroup`: the groups of tests/real/groups.py."""
     if config.getoption("dist") != "loadgroup":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from plimsoll.cli.doctor import watch
 from plimsoll.launch.options import Split
+from plimsoll.vllm.metrics_page import fetch_pages
 from tests.cli.doctor_runs import H200, one_line, said
 from tests.net.page_server import SECRET, Handler, serving
 
@@ -52,6 +54,14 @@ def watched(url: str, looks: int, *switches: str, after_look: Callable[[int], No
 
     values = {"--looks": str(looks), "--interval": "7", "--timeout": "2"}
     return watch(Split(values, frozenset(switches), (url,), None), sleep=sleep, clock=lambda: 1_700_000_000.0), slept
+
+
+@pytest.fixture(autouse=True)
+def looks_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five seconds pass between two looks, by a clock that nobody waits for."""
+    usual = fetch_pages.__kwdefaults__ or {}
+    monkeypatch.setitem(usual, "sleep", lambda _: None)
+    monkeypatch.setitem(usual, "clock", itertools.count(1_700_000_000.0, 5.0).__next__)
 
 
 def test_a_running_server_is_looked_at_twice(capsys: Capsys) -> None:

@@ -16,6 +16,7 @@ from plimsoll.render.doctor import as_json, as_text
 from plimsoll.vllm.failure_texts import TEXTS
 from tests.doctor.labelled import labelled
 from tests.doctor.log_maker import ENGINE_DEAD, NOT_STARTED, OOM, REQUEST, STARTED, VERSION, traceback
+from tests.each import each
 from tests.log_bytes import log_of_bytes
 
 LONGEST_QUOTE = 400
@@ -187,7 +188,7 @@ OPENINGS = (
 )
 
 
-@pytest.mark.parametrize("name", STUFF)
+@each("name", STUFF)
 def test_a_long_line_costs_no_more_than_its_length(name: str) -> None:
     """Each opening that some pattern looks for, followed by 16 KiB of one thing: no pattern goes back and forth over it."""
     unit = STUFF[name]
@@ -212,12 +213,12 @@ REPEATED = (
 )
 
 
-@pytest.mark.parametrize("repeated", REPEATED, ids=range(len(REPEATED)))
-def test_one_line_ten_thousand_times_is_answered_in_time(repeated: str) -> None:
+@each("repeated", REPEATED)
+def test_one_line_thousands_of_times_is_answered_in_time(repeated: str) -> None:
     """A log that repeats itself does not make the judge go over it again for each line."""
     began = time.process_time()
-    answered(f"{repeated}\n".encode() * 10_000)
-    assert time.process_time() - began < 6.0
+    answered(f"{repeated}\n".encode() * 3_000)
+    assert time.process_time() - began < 2.0
 
 
 def test_a_healthy_server_is_not_blamed_for_random_words_of_its_users() -> None:

@@ -50,9 +50,10 @@ def sick(name: str, seed: int) -> tuple[Look, ...]:
 
 @functools.cache
 def healthy(name: str) -> tuple[Look, ...]:
-    """Some hours of one that does not, by day: all that can be seen of it is there, and two workers."""
+    """Some time of one that does not, by day: all that can be seen of it is there, and two workers."""
     number = [kind.name for kind in KINDS].index(name)
-    return tuple(itertools.islice(week(KINDS[number], ENGINES[3 if number % 2 else 0], 17 + number, 1), 5_000, 6_400))
+    looks = week(KINDS[number], ENGINES[3 if number % 2 else 0], 17 + number, 1)
+    return tuple(itertools.islice(looks, 5_000, times(5_500, 6_400)))
 
 
 def acts_at(looks: Iterable[Look]) -> float:

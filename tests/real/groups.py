@@ -31,6 +31,7 @@ COSTS_S = {
     "engine": 110,
     "test_door_real": 100,
     "test_kill_mode_real": 100,
+    "test_guard_kills_real": 90,
     "test_two_guards_real": 60,
     "test_survive_async_real": 60,
     "test_gate_door_real": 60,
