@@ -8,22 +8,7 @@ from plimsoll.assets.alerts import Thresholds, thresholds_of
 from plimsoll.assets.settings import Settings
 from plimsoll.doctor.rules.trend_growth import matters, recomputed_share
 from plimsoll.guard.judge.load import RISES
-from plimsoll.guard.judge.policy import Policy
 from tests.assets.watched import PLAN, PLANNED
-
-SAME = {
-    "still_s": ("wedged", "still"), "storm_share": ("storm", "share"), "storm_least": ("storm", "least"),
-    "full": ("backlog", "full"), "retries_least": ("retries", "least"), "thin_bytes": ("slack", "least"),
-    "came_bytes": ("neighbour", "came"), "free_bytes": ("neighbour", "free"), "releasable_bytes": ("neighbour", "releasable"),
-    "growth_bytes": ("growth", "least"), "host_growth_bytes": ("host", "least"), "prefix_share": ("prefix", "share"),
-    "prefix_least": ("prefix", "least"), "loop_starts": ("loop", "starts"), "contained_s": ("contained", "over"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("ours", SAME)
-def test_alerts_and_guard_have_the_same_numbers(ours: str) -> None:
-    """Each general threshold is the default of guard's policy."""
-    assert getattr(Thresholds(), ours) == Policy().number(*SAME[ours])
 
 
 def test_a_queue_matters_to_both_from_the_same_length_on() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from plimsoll.assets.names import GUARD_AT, Names, guard_page, of_rank, select, span
 from plimsoll.assets.rendering import fill, read_data
 from plimsoll.assets.settings import Settings
+from plimsoll.guard.judge.policy import Policy
 from plimsoll.units import GIB, MIB
 
 
@@ -84,6 +85,7 @@ class Group:
 
 
 LONGEST_WAIT_S = 600.0
+_GUARD = Policy().number
 
 
 @dataclass(frozen=True)
@@ -92,27 +94,27 @@ class Thresholds:
 
     outage_s: int = 180  # nobody of the whole job answers: a warm start takes less (55 to 141 s were measured)
     start_s: int = 600  # how long a start may take: one of several engines may be away for as long
-    still_s: int = 120  # without a step, with work there
+    still_s: int = int(_GUARD("wedged", "still"))  # without a step, with work there
     wait_s: float = 2.0  # that a new request may be expected to wait: what users were promised for the first token
     ttft_s: float = 2.0
     queue_least: int = 4
     queue_share: float = 0.10
     rises: float = 0.10
-    storm_share: float = 0.05
-    storm_least: int = 10
-    full: float = 0.95
+    storm_share: float = _GUARD("storm", "share")
+    storm_least: int = int(_GUARD("storm", "least"))
+    full: float = _GUARD("backlog", "full")
     kv_tokens: int | None = None
-    retries_least: int = 3
-    thin_bytes: int = 256 * MIB
-    came_bytes: int = 256 * MIB
-    free_bytes: int = 512 * MIB
-    releasable_bytes: int = GIB
-    contained_s: int = 900  # in which a contained failure is news
-    growth_bytes: int = 256 * MIB
-    host_growth_bytes: int = 512 * MIB
-    prefix_share: float = 0.02
-    prefix_least: int = 1_000_000
-    loop_starts: int = 3
+    retries_least: int = int(_GUARD("retries", "least"))
+    thin_bytes: int = int(_GUARD("slack", "least"))
+    came_bytes: int = int(_GUARD("neighbour", "came"))
+    free_bytes: int = int(_GUARD("neighbour", "free"))
+    releasable_bytes: int = int(_GUARD("neighbour", "releasable"))
+    contained_s: int = int(_GUARD("contained", "over"))  # in which a contained failure is news
+    growth_bytes: int = int(_GUARD("growth", "least"))
+    host_growth_bytes: int = int(_GUARD("host", "least"))
+    prefix_share: float = _GUARD("prefix", "share")
+    prefix_least: int = int(_GUARD("prefix", "least"))
+    loop_starts: int = int(_GUARD("loop", "starts"))
     errors_share: float = 0.05
     errors_least: int = 5
     look_age_s: int = 120

@@ -30,8 +30,7 @@ LOCKS = (FileLockConfig, EtcdLockConfig, LeaseLockConfig)
 class LockConfig(Protocol):
     """One of LOCKS."""
 
-    def build(self) -> Lock:
-        """The lock; BadInput where it cannot be."""
+    def build(self) -> Lock: ...  # the lock; BadInput where it cannot be
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,6 @@ class ApiConfig(key.Table):
 
     @property
     def port(self) -> int:
-        """Of that host."""
         return (self.listen or Listen()).port
 
     def checked(self, given: Collection[str]) -> Self:
@@ -136,7 +134,6 @@ class GuardConfig(key.Table):
     warnings: tuple[str, ...] = ()  # what is not wrong and still should be said
 
     def refuse(self, message: str, *path: str | int) -> BadInput:
-        """An error about a place in the file."""
         return BadInput(f"{self.name}, line {self.lines.of(*path)}: {message}")
 
 
@@ -144,7 +141,6 @@ KEYS: tuple[key.Key, ...] = tuple(key.all_keys(GuardConfig))
 
 
 def keys(table: str) -> tuple[key.Key, ...]:
-    """The keys of one table."""
     return tuple(each for each in KEYS if each.table == table)
 
 

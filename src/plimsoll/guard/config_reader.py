@@ -117,7 +117,6 @@ class ConfigReader:
             raise BadInput(f"{name}, line 1: nested too deeply") from None
 
     def wrong(self, place: Sequence[str | int], message: str) -> BadInput:
-        """An error with the line of this place."""
         return BadInput(f"{self.name}, line {self.lines.of(*place)}: {message}")
 
     def read(self, place: KeyPath, value: Any, *classes: type[T]) -> T:

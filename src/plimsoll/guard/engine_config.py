@@ -26,15 +26,13 @@ RESTARTERS = (SystemdConfig, CommandRestarterConfig, DockerConfig, PodConfig)
 class BalancerConfig(Protocol):
     """One of BALANCERS."""
 
-    def build(self, engine: str) -> Balancer:
-        """The balancer of this engine; BadInput where it cannot be."""
+    def build(self, engine: str) -> Balancer: ...  # the balancer of this engine; BadInput where it cannot be
 
 
 class RestarterConfig(Protocol):
     """One of RESTARTERS."""
 
-    def build(self) -> Restarter:
-        """The restarter; BadInput where it cannot be."""
+    def build(self) -> Restarter: ...  # the restarter; BadInput where it cannot be
 
 
 def instance_template(text: str) -> str:

@@ -45,20 +45,11 @@ class GateClient(Protocol):
     async def drain(self, epoch: int, lease_s: float, *, refuse: bool = False) -> Outcome:
         """Begin a drain or renew its lease."""
 
-    async def undrain(self, epoch: int) -> Outcome:
-        """End it."""
-
-    async def shed(self, max_wait_s: float, lease_s: float) -> Outcome:
-        """Refuse new work that would wait longer."""
-
-    async def unshed(self) -> Outcome:
-        """Take everything again."""
-
-    async def compact(self) -> Outcome:
-        """Give back what torch does not use."""
-
-    async def state(self) -> Outcome:
-        """What the gate reports of itself, as facts."""
+    async def undrain(self, epoch: int) -> Outcome: ...  # end it
+    async def shed(self, max_wait_s: float, lease_s: float) -> Outcome: ...  # refuse new work that would wait longer
+    async def unshed(self) -> Outcome: ...  # take everything again
+    async def compact(self) -> Outcome: ...  # give back what torch does not use
+    async def state(self) -> Outcome: ...  # what the gate reports of itself, as facts
 
 
 class Balancer(Protocol):
@@ -66,17 +57,10 @@ class Balancer(Protocol):
 
     label: str
 
-    async def take_out(self) -> Outcome:
-        """Send it nothing new."""
-
-    async def put_back(self) -> Outcome:
-        """Send it work again."""
-
-    async def is_out(self) -> bool | None:
-        """Read back; None where that is not known."""
-
-    async def connections(self) -> int | None:
-        """How many are still with it."""
+    async def take_out(self) -> Outcome: ...  # send it nothing new
+    async def put_back(self) -> Outcome: ...  # send it work again
+    async def is_out(self) -> bool | None: ...  # read back; None where that is not known
+    async def connections(self) -> int | None: ...  # how many are still with it
 
 
 @runtime_checkable
@@ -95,14 +79,9 @@ class Restarter(Protocol):
     async def stop(self, deadline_s: float) -> Outcome:
         """SIGTERM to the server alone, and after the deadline SIGKILL to all of it."""
 
-    async def start(self) -> Outcome:
-        """Start it; refused while the old one lives."""
-
-    async def is_running(self) -> bool | None:
-        """Whether it lives."""
-
-    async def pids(self) -> tuple[int, ...]:
-        """Its processes, the server first."""
+    async def start(self) -> Outcome: ...  # start it; refused while the old one lives
+    async def is_running(self) -> bool | None: ...  # whether it lives
+    async def pids(self) -> tuple[int, ...]: ...  # its processes, the server first
 
 
 class Lock(Protocol):
@@ -110,14 +89,9 @@ class Lock(Protocol):
 
     label: str
 
-    async def acquire(self, owner: str) -> Outcome:
-        """Take it; `facts["epoch"]` is its number."""
-
-    async def renew(self) -> Outcome:
-        """Keep it."""
-
-    async def release(self) -> Outcome:
-        """Give it back."""
+    async def acquire(self, owner: str) -> Outcome: ...  # take it; `facts["epoch"]` is its number
+    async def renew(self) -> Outcome: ...  # keep it
+    async def release(self) -> Outcome: ...  # give it back
 
 
 class JournalWriter(Protocol):
@@ -125,24 +99,16 @@ class JournalWriter(Protocol):
 
     def append(
         self, kind: str, *, engine: str = "", action: str = "", step: str = "", fields: Mapping[str, Any] | None = None
-    ) -> Entry:
-        """Write one entry; WorldFailed where it is not surely on the disk, and then nothing may be done."""
-
-    def kept(self) -> list[Entry]:
-        """What is still needed of what was written."""
+    ) -> Entry: ...  # write one entry; WorldFailed where it is not surely on the disk, and then nothing may be done
+    def kept(self) -> list[Entry]: ...  # what is still needed of what was written
 
 
 class EngineObserver(Protocol):
     """What the judge knows."""
 
-    async def look(self, engine: str) -> Look | None:
-        """A fresh look; None where the engine is not watched any more."""
-
-    def conditions(self, engine: str) -> Mapping[str, Condition]:
-        """As of the last look."""
-
-    def engines(self) -> Sequence[str]:
-        """All that are watched."""
+    async def look(self, engine: str) -> Look | None: ...  # a fresh look; None where the engine is not watched any more
+    def conditions(self, engine: str) -> Mapping[str, Condition]: ...  # as of the last look
+    def engines(self) -> Sequence[str]: ...  # all that are watched
 
 
 # What a restarter may know beyond `Restarter`; guard asks for each by its methods.
@@ -152,11 +118,8 @@ class EngineObserver(Protocol):
 class RemembersStop(Protocol):
     """A restarter that must know after a stop what it stopped."""
 
-    async def learn(self) -> Outcome:
-        """Returns as facts what it would stop."""
-
-    def recall(self, facts: Mapping[str, Any]) -> None:
-        """Takes over the facts that an earlier guard learned."""
+    async def learn(self) -> Outcome: ...  # returns as facts what it would stop
+    def recall(self, facts: Mapping[str, Any]) -> None: ...  # takes over the facts that an earlier guard learned
 
 
 @runtime_checkable

@@ -188,7 +188,6 @@ class ActionRun(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to do."""
         return self.step is None
 
     @property
@@ -203,11 +202,9 @@ class ActionRun(NamedTuple):
         return self.steps.index(self.step) > self.steps.index(Step.STOP)
 
     def begun(self) -> ActionRun:
-        """Its step is begun."""
         return self._replace(is_begun=True)
 
     def after(self, *, is_done: bool | None, facts: Mapping[str, Any] | None = None) -> ActionRun:
-        """Its step has ended so."""
         assert self.step is not None, "an action that is over has no step"
         tries = self.tries + 1
         is_untouched = bool((facts or {}).get("untouched"))  # of this outcome alone, not of one before it

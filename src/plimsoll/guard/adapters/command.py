@@ -42,7 +42,6 @@ class CommandRestarterConfig(key.Table):
     pids: tuple[str, ...] = key.command("a command that prints its processes, for evidence")
 
     def build(self) -> CommandRestarter:
-        """The engine behind these commands."""
         return CommandRestarter(self.stop, self.start, self.is_running, self.pids)
 
 

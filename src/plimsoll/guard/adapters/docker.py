@@ -42,7 +42,6 @@ class DockerConfig(key.Table):
     socket: str = key.other("socket", "where Docker listens", SOCKET)
 
     def build(self) -> DockerContainer:
-        """The container."""
         return DockerContainer(self.container, self.socket)
 
 

@@ -66,7 +66,6 @@ class EtcdLockConfig(key.Table):
         return self
 
     def build(self) -> EtcdLock:
-        """The lock."""
         return EtcdLock(self)
 
 
@@ -136,7 +135,6 @@ class EtcdLock(ServiceLock):
         await self._revoke(self._lease, deadline)
 
     async def _look(self, deadline: float) -> _Key | None:
-        """What lies under the key, None if nothing does."""
         return _key_in(await self._ask("/v3/kv/range", {"key": self._key}, deadline))
 
     async def _grant(self, deadline: float) -> tuple[int, int]:

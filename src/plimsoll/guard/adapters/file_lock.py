@@ -46,7 +46,6 @@ class FileLockConfig(key.Table):
     )
 
     def build(self) -> FileLock:
-        """The lock."""
         return FileLock(Path(self.path))
 
 
@@ -79,7 +78,6 @@ class FileLock:
             return await self._in_time(lambda _: self._renew())
 
     async def release(self) -> Outcome:
-        """Give it up."""
         async with self._one_at_a_time:
             return await self._in_time(lambda _: self._release())
 

@@ -82,7 +82,6 @@ class HaproxyConfig(key.Table):
         return self
 
     def build(self, engine: str) -> HAProxy:
-        """This engine's server line, in all of its backends."""
         del engine
         return HAProxy(self.socket, tuple(Place(each, self.server) for each in self.backends), may_be_last=self.may_be_last)
 

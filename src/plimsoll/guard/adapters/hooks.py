@@ -38,11 +38,9 @@ class _Hook(abc.ABC):
         self.label = label
 
     async def take_out(self) -> Outcome:
-        """No new work for this engine."""
         return await self._act(TAKE_OUT, "out")
 
     async def put_back(self) -> Outcome:
-        """Work again."""
         return await self._act(PUT_BACK, "back in")
 
     async def is_out(self) -> bool | None:
@@ -73,7 +71,6 @@ class CommandBalancerConfig(key.Table):
     )
 
     def build(self, engine: str) -> CommandBalancer:
-        """The command, for this engine."""
         return CommandBalancer(self.command, engine)
 
 
@@ -125,7 +122,6 @@ class WebhookBalancerConfig(key.Table):
     token: str | None = key.secret("shown to the webhook as Authorization: Bearer", shortest=1)
 
     def build(self, engine: str) -> WebhookBalancer:
-        """The webhook, for this engine."""
         return WebhookBalancer(self.url, engine, None if self.token is None else f"Bearer {self.token}")
 
 
@@ -172,7 +168,6 @@ class ReadinessConfig(key.Table):
     word: ClassVar[str] = "readiness"
 
     def build(self, engine: str) -> ReadinessBalancer:
-        """A balancer that is told nothing."""
         del engine
         return ReadinessBalancer()
 
@@ -197,9 +192,7 @@ class ReadinessBalancer:
         return done("the balancer is told nothing: it sees that the engine is ready", readiness=True)
 
     async def is_out(self) -> bool | None:
-        """Not known."""
         return None
 
     async def connections(self) -> int | None:
-        """Not known."""
         return None

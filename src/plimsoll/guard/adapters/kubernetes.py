@@ -180,7 +180,6 @@ class PodEviction:
         return None
 
     async def _pods(self) -> list[Mapping[str, Any]] | Outcome:
-        """All of the same owner."""
         query = f"?limit={MOST_PODS}" + (f"&labelSelector={quote(self._selector, safe='')}" if self._selector else "")
         reply = await self._cluster.ask("GET", self._path("pods") + query)
         if isinstance(reply, Lost) or reply.status != 200:

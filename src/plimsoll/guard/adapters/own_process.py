@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import fcntl
 import hashlib
-import json
 import os
 import select
 import signal
@@ -27,7 +26,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated
+
+import msgspec
 
 from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
@@ -115,22 +116,22 @@ def _copy(source: int, target: int, at: int) -> int:
     return at
 
 
-SCHEMA = "plimsoll.own-process/1"
 MOST_BYTES = 1 << 20
 MOST_KIN = 4096
+Number = Annotated[int, msgspec.Meta(gt=1, lt=2**62)]
 
 
-class ProcessRecord(NamedTuple):
+class ProcessRecord(msgspec.Struct, frozen=True, tag_field="schema", tag="plimsoll.own-process/1"):
     """What guard must know again of a process that it started, after guard itself was killed."""
 
-    pid: int
-    start_ticks: int
-    session: int
+    pid: Number
+    start_ticks: Number
+    session: Number
     command: str  # a hash: the words may hold a secret
     boot: str
     asked: bool = False  # whether it was told to stop
-    kin: tuple[Mark, ...] = ()  # all that it had started when it was last looked at
-    leaders: tuple[Mark, ...] = ()  # those of them that made a session of their own: it outlives them
+    kin: tuple[tuple[Number, Number], ...] = ()  # marks of all that it had started when it was last looked at
+    leaders: tuple[tuple[Number, Number], ...] = ()  # those of them that made a session of their own: it outlives them
     cgroup: str = ""
 
     @property
@@ -148,32 +149,25 @@ def read_state(path: Path) -> ProcessRecord | None:
     """None where there is none; ValueError where it is damaged, OSError where it cannot be read."""
     try:
         with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
+            data = file.read(MOST_BYTES)
     except FileNotFoundError:
         return None
     try:
-        found = json.loads(data)
-        if len(data) > MOST_BYTES or not isinstance(found, dict) or found.get("schema") != SCHEMA:
-            raise ValueError
-        pid, start, session = (_number(found[name]) for name in ("pid", "start_ticks", "session"))
-        command, boot, cgroup = (_text(found[name]) for name in ("command", "boot", "cgroup"))
-        kin, leaders = (_marks(found[name]) for name in ("kin", "leaders"))
-        return ProcessRecord(pid, start, session, command, boot, found["asked"] is True, kin, leaders, cgroup)
-    except (ValueError, KeyError, TypeError, RecursionError):
+        return msgspec.json.decode(data, type=ProcessRecord)
+    except msgspec.DecodeError:
         raise ValueError("it is damaged") from None
 
 
 def write_state(path: Path, state: ProcessRecord) -> None:
     """Whole or not at all, and on the disk before this returns; OSError where that cannot be done."""
-    fields: dict[str, Any] = {"schema": SCHEMA, **state._asdict()}
-    fields |= {"kin": state.kin[:MOST_KIN], "leaders": state.leaders[:MOST_KIN]}
+    kept = msgspec.structs.replace(state, kin=state.kin[:MOST_KIN], leaders=state.leaders[:MOST_KIN])
     temporary = path.with_name(f".{path.name}.new")
     with contextlib.suppress(FileNotFoundError):
         temporary.unlink()  # a new file: never one that somebody else has open, or a link
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(json.dumps(fields).encode("ascii") + b"\n")
+            file.write(msgspec.json.encode(kept) + b"\n")
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -182,22 +176,6 @@ def write_state(path: Path, state: ProcessRecord) -> None:
             temporary.unlink()
         raise
     sync_folder(path.parent)
-
-
-def _number(found: object) -> int:
-    if isinstance(found, bool) or not isinstance(found, int) or not 1 < found < 2**62:
-        raise ValueError
-    return found
-
-
-def _text(found: object) -> str:
-    if not isinstance(found, str):
-        raise TypeError
-    return found
-
-
-def _marks(found: Any) -> tuple[Mark, ...]:
-    return tuple((_number(pid), _number(start)) for pid, start in found)
 
 
 EXEC_LIMIT_S = 10.0
@@ -442,7 +420,12 @@ class OwnProcess:
             assert before is not None
             kin = [process for process in self._family() if process.pid != before.pid]
             leaders = {*before.leaders, *marks({process for process in kin if process.session == process.pid})}
-            now = before._replace(kin=tuple(sorted(marks(kin))), leaders=tuple(sorted(leaders)), asked=asked or before.asked)
+            now = msgspec.structs.replace(
+                before,
+                kin=tuple(sorted(marks(kin))),
+                leaders=tuple(sorted(leaders)),
+                asked=asked or before.asked,
+            )
             self._noted_s = time.monotonic()
             if now != before:
                 self._started = now

@@ -41,7 +41,6 @@ class CommandResult(NamedTuple):
 
     @property
     def last_line(self) -> str:
-        """The last line of its output that is not empty."""
         return last_line(self.output)
 
     @property
@@ -52,7 +51,6 @@ class CommandResult(NamedTuple):
 
 
 def last_line(data: bytes) -> str:
-    """The last line that is not empty."""
     lines = [line.strip() for line in data.decode("utf-8", "replace").splitlines()]
     return next((line for line in reversed(lines) if line), "")
 

@@ -49,7 +49,6 @@ class SystemdConfig(key.Table):
     is_user: bool = key.switch("the unit is one of this user's own manager", key="user")
 
     def build(self) -> SystemdUnit:
-        """The unit."""
         return SystemdUnit(self.unit, is_user=self.is_user)
 
 

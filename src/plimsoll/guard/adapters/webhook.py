@@ -33,17 +33,10 @@ class Notifier(Protocol):
     trouble: str  # why the last try was not taken; empty when it was
 
     @property
-    def counts(self) -> DeliveryCounts:
-        """Those of the notifications so far."""
-
-    def put(self, alerts: list[Mapping[str, Any]]) -> None:
-        """Queue one notification."""
-
-    async def run(self) -> None:
-        """Send what waits, for ever."""
-
-    async def flush(self, seconds: float) -> None:
-        """Send what still waits at the end, for so long."""
+    def counts(self) -> DeliveryCounts: ...  # those of the notifications so far
+    def put(self, alerts: list[Mapping[str, Any]]) -> None: ...  # queue one notification
+    async def run(self) -> None: ...  # send what waits, for ever
+    async def flush(self, seconds: float) -> None: ...  # send what still waits at the end, for so long
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +76,6 @@ class WebhookNotifier:
 
     @property
     def counts(self) -> DeliveryCounts:
-        """So far."""
         return DeliveryCounts(self._sent, self._failed, self._dropped, len(self._waiting))
 
     def put(self, alerts: list[Mapping[str, Any]]) -> None:

@@ -42,40 +42,21 @@ class ActionControl(Protocol):
     """The action runner as the API sees it. What cannot be journaled raises PlimsollError, and is not done."""
 
     @property
-    def journal(self) -> Path:
-        """The path of the journal."""
-
+    def journal(self) -> Path: ...  # the path of the journal
     @property
-    def trouble(self) -> str:
-        """Why guard stopped acting; empty while it acts."""
-
+    def trouble(self) -> str: ...  # why guard stopped acting; empty while it acts
     @property
-    def switches(self) -> Switches:
-        """What operators have switched off."""
-
-    def under_way(self) -> Sequence[RunningAction]:
-        """Every open action."""
-
-    def needs(self) -> Mapping[str, str]:
-        """Engines that need attention, and why."""
-
-    def ended(self) -> Mapping[tuple[str, Grade, End], int]:
-        """Ended actions by engine, rung and end."""
-
-    def pause(self, engine: str, rung: str) -> None:
-        """Pauses everything, one engine or one rung."""
-
-    def resume(self, engine: str, rung: str) -> None:
-        """Resumes it."""
-
+    def switches(self) -> Switches: ...  # what operators have switched off
+    def under_way(self) -> Sequence[RunningAction]: ...  # every open action
+    def needs(self) -> Mapping[str, str]: ...  # engines that need attention, and why
+    def ended(self) -> Mapping[tuple[str, Grade, End], int]: ...  # ended actions by engine, rung and end
+    def pause(self, engine: str, rung: str) -> None: ...  # pauses everything, one engine or one rung
+    def resume(self, engine: str, rung: str) -> None: ...  # resumes it
     def ask(self, grade: Grade, engine: str) -> Awaitable[Decision]:
         """Requests one action, whatever the judge says; what blocks it still does."""
 
-    def drain(self, engine: str) -> Awaitable[Decision]:
-        """Takes it out of rotation until an operator ends that."""
-
-    def undrain(self, engine: str) -> Awaitable[Decision]:
-        """Puts it back in rotation."""
+    def drain(self, engine: str) -> Awaitable[Decision]: ...  # takes it out of rotation until an operator ends that
+    def undrain(self, engine: str) -> Awaitable[Decision]: ...  # puts it back in rotation
 
 
 class ActionDesk:
@@ -93,12 +74,10 @@ class ActionDesk:
 
     @property
     def trouble(self) -> str:
-        """Why guard stopped acting."""
         return self._conductor.stopped_acting
 
     @property
     def switches(self) -> Switches:
-        """What operators have switched off."""
         return self._conductor.switches
 
     def under_way(self) -> list[RunningAction]:
@@ -107,19 +86,15 @@ class ActionDesk:
         return [RunningAction(one, begun.get(one.action)) for one in self._conductor.runs.values()]
 
     def needs(self) -> dict[str, str]:
-        """Engines that need attention."""
         return self._conductor.needs()
 
     def ended(self) -> dict[tuple[str, Grade, End], int]:
-        """Ended actions since guard started."""
         return self._conductor.ended()
 
     def pause(self, engine: str, rung: str) -> None:
-        """Pauses it."""
         self._conductor.switch(RUNGS + rung if rung else PAUSE, engine, is_on=True, who=_WHO)
 
     def resume(self, engine: str, rung: str) -> None:
-        """Resumes it."""
         self._conductor.switch(RUNGS + rung if rung else PAUSE, engine, is_on=False, who=_WHO)
 
     async def ask(self, grade: Grade, engine: str) -> Decision:
@@ -131,7 +106,6 @@ class ActionDesk:
         return await self._conductor.ask(grade, engine)
 
     async def drain(self, engine: str) -> Decision:
-        """Takes it out of rotation."""
         return await self._drains.drain(engine)
 
     async def undrain(self, engine: str) -> Decision:
@@ -155,7 +129,6 @@ class ActionRoutes:
         self._reading = asyncio.Lock()
 
     def get(self, path: str, query: Mapping[str, str]) -> Answer | Awaitable[Answer]:
-        """Answers a GET."""
         actions = self._actions()
         if path not in ("/v1/actions", "/v1/journal"):
             return error(405, "POST it") if _is_action_path(path) else error(404, "no such path (see /openapi.json)")
@@ -164,7 +137,6 @@ class ActionRoutes:
         return self._journal(actions, query) if path == "/v1/journal" else _actions(actions)
 
     async def post(self, path: str, body: bytes) -> Answer:
-        """Answers a POST."""
         if not _is_action_path(path):
             return error(404, f"no such path; paths: /v1/pause, /v1/resume, /v1/engines/NAME/{{{','.join(VERBS)}}}")
         asked = _object(body, ("engine", "rung") if path in ("/v1/pause", "/v1/resume") else ())

@@ -155,11 +155,9 @@ class GuardApi:
         }  # fmt: skip
 
     async def post(self, path: str, body: bytes) -> Answer:
-        """Answers a POST."""
         return await self._asks.post(path, body)
 
     def answer(self, path: str, query: Mapping[str, str]) -> Answer | Stream | Awaitable[Answer]:
-        """Answers a GET."""
         shown = self._page.answer(path, query)
         if shown is not None:
             return shown

@@ -80,13 +80,11 @@ class DryRunJournal:
     def append(
         self, kind: str, *, engine: str = "", action: str = "", step: str = "", fields: Mapping[str, Any] | None = None
     ) -> Entry:
-        """Keeps the entry in memory only."""
         number = self._entries[-1].number + 1 if self._entries else 1
         self._entries.append(Entry(number, self._wall(), kind, engine, action, step, fields or {}))
         return self._entries[-1]
 
     def kept(self) -> list[Entry]:
-        """The entries still needed."""
         self._entries = needed(self._entries, self._wall())
         return list(self._entries)
 
@@ -97,15 +95,12 @@ class DryRunLock:
     label = "no lock"
 
     async def acquire(self, owner: str) -> Outcome:
-        """Fails always."""
         return failed(f"dry run (no --act): the lock is not taken for {owner}")
 
     async def renew(self) -> Outcome:
-        """There is no lock."""
         return failed("dry run: no lock")
 
     async def release(self) -> Outcome:
-        """There is no lock."""
         return done("dry run: no lock")
 
 
@@ -245,7 +240,6 @@ class EngineMemory:
 
 
 def log_progress(path: str) -> Callable[[], Awaitable[object]]:
-    """The progress of a start: the size of its log."""
 
     async def size() -> object:
         try:
@@ -277,7 +271,6 @@ def minute_in(timezone: str) -> Callable[[], int]:
 def own_process(
     command: tuple[str, ...], own: OwnProcessConfig, files: Files, environ: Mapping[str, str] = os.environ
 ) -> OwnProcess:
-    """Guard's own server."""
     return OwnProcess(
         command, environment=environment_of(environ), state_path=files.own_state, log_path=files.own_log,
         processes=read_processes, boot=boot_mark(), cgroup_parent=Path(own.cgroup) if own.cgroup else None,
@@ -285,7 +278,6 @@ def own_process(
 
 
 def adapters_of(engine: EngineConfig, files: Files, own: OwnProcess | None = None) -> EngineAdapters:
-    """The adapters of one engine."""
     restarter = own or (engine.restart.build() if engine.restart is not None else None)
     log = str(files.own_log) if own is not None else engine.log
     gate = None if engine.token is None else GateHttpClient(engine.gate_url or engine.url, engine.token)

@@ -69,11 +69,9 @@ class ActionPorts(NamedTuple):
     name: Callable[[], str] = lambda: secrets.token_hex(4)
 
     def write(self, kind: str, run: ActionRun, fields: Mapping[str, Any], step: str = "") -> None:
-        """Writes an entry about an action."""
         self.journal.append(kind, engine=run.engine, action=run.action, step=step, fields=fields)
 
     def write_end(self, run: ActionRun, end: End, why: str) -> None:
-        """Writes that the action has ended."""
         self.write(CLOSED, run, {"end": str(end), "grade": str(run.grade), "kind": run.kind, "why": why})
 
     async def step(
@@ -112,7 +110,6 @@ class ActionHistory:
 
     @property
     def switches(self) -> Switches:
-        """What operators have switched off."""
         return read_switches(self.kept())
 
     def switch(self, name: str, engine: str, *, is_on: bool, who: str = "") -> None:
@@ -123,7 +120,6 @@ class ActionHistory:
 
     @property
     def restarts(self) -> list[Restart]:
-        """Every restart that the journal counts, whoever made it."""
         return read_restarts(self.kept())
 
     def last_ends(self) -> dict[str, FailedRestarts]:
@@ -156,7 +152,6 @@ class ActionHistory:
 
 
 def _written(name: str) -> str:
-    """An engine's name as the journal has it."""
     return cleaned(Entry(0, 0.0, "", engine=name)).engine
 
 

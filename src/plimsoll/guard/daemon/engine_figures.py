@@ -505,11 +505,9 @@ class PrometheusHistory:
         return points
 
     def keep(self, names: Container[str]) -> None:
-        """Forgets engines that are no longer watched."""
         self._failed = {name: why for name, why in self._failed.items() if name in names}
 
     def close(self) -> None:
-        """Stops the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _asked(self, match: Mapping[str, str], started_unix_s: float | None) -> RecordedPast:

@@ -60,7 +60,6 @@ class CanarySender:
 
     @property
     def is_asking(self) -> bool:
-        """Whether a request is in flight."""
         return self._task is not None and not self._task.done()
 
     @property
@@ -263,7 +262,6 @@ class PauseState:
         return not self._is_served or (self._waits_since_s is not None and now_s - self._waits_since_s >= STILL_S)
 
     def answered(self, now_s: float, *, is_paused: bool) -> None:
-        """Records its answer."""
         self._is_served, self._is_absent, self._is_paused = True, False, is_paused
         self._answered_s, self._next_s = now_s, now_s + AGAIN_S
 
@@ -347,7 +345,6 @@ class EngineWatcher:
 
     @property
     def shown(self) -> str:
-        """Its address without secrets."""
         return self._client.shown
 
     @property
@@ -394,7 +391,6 @@ class EngineWatcher:
         )  # fmt: skip
 
     async def close(self) -> None:
-        """Closes all connections."""
         if self._canary is not None:
             await self._canary.close()
         await self._client.close()

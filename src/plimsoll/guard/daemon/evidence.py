@@ -220,7 +220,6 @@ class _EvidenceFolder:
         self.missing: list[str] = []
 
     def parts(self, wanted: EvidenceSources) -> Iterable[Awaitable[None]]:
-        """All parts, to run concurrently."""
         if wanted.log_path is not None:
             yield self._log(wanted.log_path)
         else:
@@ -235,7 +234,6 @@ class _EvidenceFolder:
         yield self._cards()
 
     def note(self, why: str) -> None:
-        """Notes a part that is not available."""
         self.missing.append(shown_line(why))
 
     def close(self) -> None:

@@ -134,14 +134,12 @@ class KernelLog:
                 os.lseek(self._file, 0, os.SEEK_END)
 
     def close(self) -> None:
-        """Closes the log."""
         with self._lock:
             if self._file >= 0:
                 os.close(self._file)
                 self._file = -1
 
     def read(self) -> None:
-        """Reads what is new."""
         with self._lock:
             for _ in range(KMSG_LINES if self._file >= 0 else 0):
                 try:
@@ -302,7 +300,6 @@ class SlowQuestion(Generic[Answer]):
         return None
 
     def forget(self) -> None:
-        """Drops the cached answer."""
         self._answered_s = None
 
     def _run(self, job: concurrent.futures.Future[Answer | None]) -> None:
@@ -352,7 +349,6 @@ class Machine:
 
     @property
     def has_one_engine(self) -> bool:
-        """Whether exactly one engine is watched here."""
         return len(self._ports) == 1
 
     @functools.cached_property
@@ -416,7 +412,6 @@ def _is_there(one: Process, seen: Table) -> bool:
 
 @functools.cache
 def this_machine() -> Machine:
-    """The one that guard runs on."""
     return Machine()
 
 
@@ -435,7 +430,6 @@ class SameHost:
 
     @property
     def note(self) -> str:
-        """What does not answer on this machine."""
         return self._machine.note
 
     async def add_to(self, look: Look) -> Look:
@@ -465,7 +459,6 @@ class SameHost:
         return look._replace(figures=figures, cards=states)
 
     def close(self) -> None:
-        """The engine is no longer watched."""
         if self._is_open:
             self._is_open = False
             self._machine.leave(self._port)

@@ -55,7 +55,6 @@ class SharedLock:
         return SharedLock(self._lock, self._turn)
 
     async def acquire(self, owner: str) -> Outcome:
-        """Takes the lock unless another part has it or is about to."""
         if self._turn and self._turn[0] is not self:
             return failed("guard itself holds the lock, for another engine")
         self._turn[:] = [self]
@@ -68,11 +67,9 @@ class SharedLock:
         return outcome
 
     async def renew(self) -> Outcome:
-        """Renews the lock."""
         return await self._lock.renew() if self._turn and self._turn[0] is self else failed("the lock is not ours")
 
     async def release(self) -> Outcome:
-        """Releases the lock if this part has it."""
         if not self._turn or self._turn[0] is not self:
             return done("the lock was not ours")
         outcome = await self._lock.release()
@@ -101,7 +98,6 @@ class ManualDrains:
 
     @property
     def engines(self) -> frozenset[str]:
-        """Engines that are drained or draining."""
         return frozenset(self._tasks)
 
     async def drain(self, engine: str) -> Decision:
@@ -122,7 +118,6 @@ class ManualDrains:
         return decision
 
     async def undrain(self, engine: str) -> Decision:
-        """Puts an engine back in rotation."""
         task = self._tasks.get(engine)
         if task is None:
             return BlockedAction(engine, Grade.RESTART, DRAIN, "NotDrained", "no operator has drained it (guardctl actions)")

@@ -158,11 +158,8 @@ LONGEST_RECALL_S = 40.0
 class Watcher(Protocol):
     """Looks at one engine."""
 
-    async def look(self, now_s: float, unix_s: float) -> Look:
-        """Takes one look."""
-
-    async def close(self) -> None:
-        """Closes its connections."""
+    async def look(self, now_s: float, unix_s: float) -> Look: ...  # takes one look
+    async def close(self) -> None: ...  # closes its connections
 
 
 Points = Sequence[tuple[float, Mapping[str, float]]]  # by guard's own clock
@@ -213,7 +210,6 @@ class WatchedEngine:
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """All conditions as of the last look."""
         return self.judge.conditions if self._planned is None else (*self.judge.conditions, self._plan.condition)
 
     @property
@@ -311,7 +307,6 @@ class Fleet:
             self._tell(event)
 
     def views(self) -> list[EngineView]:
-        """Every engine as of now, sorted by name."""
         now_s = self._ports.clock()
         return [self._engines[name].view(now_s)._replace(needs=self.needs.get(name, "")) for name in sorted(self._engines)]
 
@@ -323,7 +318,6 @@ class Fleet:
         return engine.view(self._ports.clock())._replace(forecasts=engine.forecasts(), needs=self.needs.get(name, ""))
 
     def names(self) -> list[str]:
-        """The names of all watched engines."""
         return sorted(self._engines)
 
     def engine(self, name: str) -> WatchedEngine | None:
@@ -350,7 +344,6 @@ class Fleet:
         return next((note for engine in self._engines.values() if (note := getattr(engine.watcher, "host_note", ""))), "")
 
     def moment(self) -> Clock:
-        """Both clocks at one moment."""
         return Clock(self._ports.clock(), self._ports.wall())
 
     def firing(self) -> list[Event]:
@@ -380,7 +373,6 @@ class Fleet:
             await asyncio.wait(left)
 
     async def close(self) -> None:
-        """Stops looking."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2.0):
                 await asyncio.gather(*map(_stopped, self._engines.values()), *self._closing, return_exceptions=True)
@@ -506,16 +498,13 @@ class FleetObserver:
         self._ends = ends
 
     async def look(self, engine: str) -> Look | None:
-        """Takes a fresh look."""
         return await self._fleet.look_now(engine)
 
     def conditions(self, engine: str) -> Mapping[str, Condition]:
-        """Conditions as of the last look."""
         one = self._fleet.engine(engine)
         return {} if one is None else {condition.kind: condition for condition in one.conditions}
 
     def engines(self) -> Sequence[str]:
-        """The names of all watched engines."""
         return self._fleet.names()
 
     def suffering(self, engine: str, policy: ActPolicy) -> str:
@@ -537,7 +526,6 @@ class FleetObserver:
         return "" if isinstance(answer, Unknown) else answer
 
     def life(self, engine: str) -> ProcessLife:
-        """Which process of the engine answers."""
         one = self._fleet.engine(engine)
         if one is None:
             return ProcessLife()

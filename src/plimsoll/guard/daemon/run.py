@@ -146,7 +146,6 @@ class LineWriter:
         return self._trouble or ("its reader does not read" if self._is_full else "")
 
     def say(self, line: str) -> None:
-        """Queues one line."""
         try:
             self._waiting.put_nowait(line)
         except queue.Full:
@@ -190,15 +189,12 @@ class SystemdNotifier:
 
     @property
     def is_there(self) -> bool:
-        """Whether systemd listens."""
         return bool(self._address)
 
     def ready(self, status: str) -> None:
-        """Guard has started."""
         self._send(f"READY=1\nSTATUS={_line(status)}")
 
     def alive(self, status: str) -> None:
-        """Guard is alive."""
         self._send(f"WATCHDOG=1\nSTATUS={_line(status)}")
 
     def status(self, status: str) -> None:
@@ -206,7 +202,6 @@ class SystemdNotifier:
         self._send(f"STATUS={_line(status)}")
 
     def stopping(self) -> None:
-        """Guard is stopping."""
         self._send("STOPPING=1")
 
     def _send(self, text: str) -> None:
@@ -315,7 +310,6 @@ class TroubleLog:
             self._tell(f"{what}: {text}")
 
     def now(self) -> tuple[Trouble, ...]:
-        """The reported troubles that last."""
         return tuple(Trouble(what, held.text, held.since_s) for what, held in sorted(self._held.items()) if held.told)
 
 
@@ -504,7 +498,6 @@ class Daemon:
                 self._fleet.mistakes[f"list {type(problem).__name__}"] += 1
 
     async def _report_troubles(self) -> None:
-        """Reports guard's own troubles."""
         while True:
             await asyncio.sleep(TROUBLE_EVERY_S)
             self._troubles.note("standard output", self._out.trouble)

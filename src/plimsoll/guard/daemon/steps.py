@@ -44,18 +44,14 @@ _BEFORE_HARM = frozenset({Step.EVIDENCE, Step.LEAVE, Step.DRAIN, Step.IDLE, Step
 class Evidence(Protocol):
     """Saves what is known of an engine before it is stopped."""
 
-    async def take(self, engine: str, action: str) -> Outcome:
-        """Writes a folder with what could be read."""
+    async def take(self, engine: str, action: str) -> Outcome: ...  # writes a folder with what could be read
 
 
 class Memory(Protocol):
     """Knows whether the device memory of the old process is free again."""
 
-    async def note(self) -> None:
-        """Records, before the stop, what the engine holds."""
-
-    async def wait_back(self, deadline_s: float) -> Outcome:
-        """Waits, after the stop, until that is free."""
+    async def note(self) -> None: ...  # records, before the stop, what the engine holds
+    async def wait_back(self, deadline_s: float) -> Outcome: ...  # waits, after the stop, until that is free
 
 
 class EngineAdapters(NamedTuple):
@@ -91,7 +87,6 @@ class LockKeeper:
         return outcome
 
     async def release(self, _: ActionRun) -> Outcome:
-        """Gives the lock back."""
         self._is_held = False
         return await self._lock.release()
 

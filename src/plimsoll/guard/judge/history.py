@@ -124,7 +124,6 @@ class SlidingMinimum:
         self._kept: deque[tuple[float, float]] = deque()
 
     def add(self, at_s: float, value: float) -> None:
-        """One more."""
         kept = self._kept
         while kept and kept[-1][1] >= value:
             kept.pop()
@@ -176,7 +175,6 @@ class FigureTable:
         self._stretches: dict[str, KnownSpan] = {}
 
     def add(self, at_s: float, values: Mapping[str, float]) -> None:
-        """One more row."""
         self.times.append(at_s)
         get, nan = values.get, math.nan
         for name, column in self._pairs:
@@ -200,7 +198,6 @@ class FigureTable:
         self._stretches.clear()
 
     def clear(self) -> None:
-        """Forget all."""
         del self.times[:]
         self._stretches.clear()
         for _, column in self._pairs:
@@ -213,7 +210,6 @@ class FigureTable:
         self._stretches.clear()
 
     def newest(self, name: str) -> float:
-        """Of the last row; NaN where it is not known."""
         return self._columns[name][-1] if self.times else math.nan
 
     def since(self, name: str, from_s: float) -> FigureSeries:
@@ -414,7 +410,6 @@ class History:
     # What is known
 
     def now(self, name: str) -> Reading:
-        """The figure at the last look."""
         last = self.last
         if last is None or last.reach is not Reach.ANSWERS:
             return Unknown("not looked at yet" if last is None else f"the engine {last.why or last.reach}")

@@ -128,7 +128,6 @@ class Policy(NamedTuple):
     every_s: float = 5.0
 
     def number(self, kind: str, name: str) -> float:
-        """One number of it."""
         found = self.numbers.get((kind, name))
         return _BY_PLACE[kind, name].default if found is None else found
 

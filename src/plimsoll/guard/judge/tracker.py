@@ -46,17 +46,14 @@ class Assessment(NamedTuple):
 
 
 def yes(reason: str, message: str, *evidence: Evidence) -> Assessment:
-    """It holds at this look."""
     return Assessment(Status.TRUE, reason, message, evidence)
 
 
 def no(reason: str, message: str, *evidence: Evidence) -> Assessment:
-    """It does not."""
     return Assessment(Status.FALSE, reason, message, evidence)
 
 
 def unknown(reason: str, message: str) -> Assessment:
-    """It cannot be told."""
     return Assessment(Status.UNKNOWN, reason, message)
 
 
@@ -152,7 +149,6 @@ class Tracker:
 
     @property
     def condition(self) -> Condition:
-        """As of the last look."""
         seen = self._seen
         if self._watching_s is not None:
             message = f"{seen.message}; for {self._watching_s:.0f} of {self._for_s:.0f} s"
