@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from plimsoll.doctor.read.prometheus import POINTS_MAX, fetch_range, figure_of, is_prometheus, span
+from plimsoll.doctor.read.prometheus import POINTS_MAX, fetch_range, is_prometheus, span
 from plimsoll.errors import BadInput, TooLarge, WorldFailed
 from tests.net.page_server import PAGE, SECRET, Handler, serving
 
@@ -130,9 +130,3 @@ def test_an_engine_is_not_taken_for_a_prometheus() -> None:
     with serving(lambda h: h.answer(b"{}", 404)) as server:
         assert not is_prometheus(f"http://{server.host}")
     assert not is_prometheus(f"http://{server.host}", timeout_s=2)
-
-
-def test_names_we_do_not_know_have_no_figure() -> None:
-    """A metric that nobody asked for stays without a name of ours."""
-    assert figure_of("up") == ("", 1.0)
-    assert figure_of("vllm:iteration_tokens_total_count") == ("steps", 1.0)

@@ -7,7 +7,6 @@ import pytest
 from plimsoll.doctor.rules.facts import (
     FailureCase,
     PlanFigures,
-    default_utilization,
     gib,
     lower_utilization,
     more_room,
@@ -38,7 +37,6 @@ def _case(**known: object) -> FailureCase:
 )
 def test_the_share_of_the_card_by_default(version: str | None, share: float | None) -> None:
     """0.9 up to 0.19, 0.92 since; unknown where the version is."""
-    assert default_utilization(version) == share
     assert _case(version=version).utilization == share
 
 

@@ -118,11 +118,6 @@ def ask_range(
     return tuple(_answered(_base(url), names, asked, match, timeout_s))
 
 
-def figure_of(name: str) -> tuple[str, float]:
-    """Our name for a metric, and what its unit is in ours; no name for what is not known."""
-    return _figures().get(name, ("", 1.0))
-
-
 def _figures() -> dict[str, tuple[str, float]]:
     ours = {name: (of, 1.0) for of in (*_FIGURES, *_BY_LABEL) for name in figure(of).names}
     return (
@@ -162,7 +157,7 @@ def _series(row: object) -> MetricSeries | None:
         return None
     labels = {str(key): str(value) for key, value in row["metric"].items()}
     name = labels.pop("__name__", "")
-    ours, factor = figure_of(name)
+    ours, factor = _figures().get(name, ("", 1.0))
     times: list[float] = []
     values: list[float] = []
     for pair in row["values"][: POINTS_MAX + 1]:

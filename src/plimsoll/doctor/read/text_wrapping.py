@@ -123,11 +123,6 @@ def without_colours(text: str) -> str:
     return text
 
 
-def is_progress(text: str) -> bool:
-    """True if this is one frame of a progress bar and no message."""
-    return _PROGRESS_RE.search(text[:400]) is not None and "rror" not in text and "ERROR" not in text
-
-
 def shown(text: str) -> list[str]:
     """The messages of one line: pieces after a carriage return, of a run of progress bars only the last."""
     if "\r" not in text:
@@ -136,7 +131,7 @@ def shown(text: str) -> list[str]:
     kept: list[str] = []
     was_progress = False
     for piece in pieces:
-        now = is_progress(piece)
+        now = _PROGRESS_RE.search(piece[:400]) is not None and "rror" not in piece and "ERROR" not in piece
         if now and was_progress:
             kept[-1] = piece
         else:

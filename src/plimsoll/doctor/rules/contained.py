@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from plimsoll.doctor.rules.facts import FailureCase, LogFacts, gib, more_room
 from plimsoll.doctor.rules.log_text import LogLine
@@ -77,16 +77,11 @@ def _of_site(site: str, kind: str, tokens: int | None) -> Iterator[Remedy]:
         return
     elif site in ("sampler", "drafter"):
         yield _SEQUENCES
-    yield _smaller_steps(tokens)
-
-
-def _smaller_steps(tokens: int | None) -> Remedy:
-    flag = "--max-num-batched-tokens"
+    flag, cost = "--max-num-batched-tokens", "costs time to first token on long prompts"
     if tokens is None or tokens < LEAST_TOKENS:
-        return Remedy(f"a smaller {flag}", "smaller steps; costs time to first token on long prompts", flag)
-    return Remedy(
-        f"{flag} {tokens}", "steps of that size worked here; costs time to first token on long prompts", flag, str(tokens)
-    )
+        yield Remedy(f"a smaller {flag}", f"smaller steps; {cost}", flag)
+    else:
+        yield Remedy(f"{flag} {tokens}", f"steps of that size worked here; {cost}", flag, str(tokens))
 
 
 SITES = ("forward", "logits", "sampler", "encoder", "adapter", "drafter", "unknown")
@@ -140,7 +135,8 @@ def read_survival(found: object) -> Survival | None:
     """The key as it was answered; None where there is none, or where it is no table."""
     if not isinstance(found, Mapping):
         return None
-    tokens, sequences = _table(found.get("tokens_per_step")), _table(found.get("sequences"))
+    tables = (found.get("tokens_per_step"), found.get("sequences"))
+    tokens, sequences = (table if isinstance(table, Mapping) else {} for table in tables)
     why = found.get("why")
     return Survival(
         armed=_yes_or_no(found.get("armed")), why=why[:LONGEST_WHY] if isinstance(why, str) else "",
@@ -162,10 +158,6 @@ def _last(found: object) -> LastFailure | None:
         asked_bytes=_number(found.get("asked_bytes")), free_bytes=_number(found.get("free_bytes")),
         kind=kind if isinstance(kind, str) and kind in KINDS else "",
     )  # fmt: skip
-
-
-def _table(found: object) -> Mapping[str, Any]:
-    return found if isinstance(found, Mapping) else {}
 
 
 def _yes_or_no(found: object) -> bool | None:
@@ -226,7 +218,7 @@ _CONTAINED = (
     r"contained failure (?P<number>\d{1,9}): a step of (?P<tokens>\d{1,9}) tokens? in (?P<requests>\d{1,9}) requests? "
     rf"ran out of device memory{_SITE}"
 )
-_LIMIT = r"steps of at most (?P<tokens>\d{1,9}) tokens and (?P<sequences>\d{1,9}) sequences"
+_LIMIT = r"steps of at most (?P<tokens>\d{1,9}) tokens and \d{1,9} sequences"
 _LOST = r"; (?P<preempted>\d{1,9}) requests? preempted, (?P<recomputed>\d{1,12}) tokens? to recompute"
 _ABORTED = rf"aborted request \S{{1,300}}: it ran out of device memory alone, in a step of (?P<tokens>\d{{1,9}}) tokens?{_SITE}"
 
@@ -242,7 +234,6 @@ class ContainedFailure(NamedTuple):
     free: int | None = None
     recomputed: int | None = None
     limit_tokens: int | None = None  # of a step from here on
-    limit_sequences: int | None = None
     number: int | None = None  # as its engine core counts them
     process: str = ""
 
@@ -313,7 +304,7 @@ def read_contained(lines: Sequence[LogLine]) -> ContainedLines:
         armed=_words(texts, "armed"),
         not_armed=tuple(one._replace(text=one.text.removeprefix(_NOT_ARMED)) for one in _words(texts, _NOT_ARMED)),
         grown=tuple(
-            ContainedFailure(at, limit_tokens=int(limit["tokens"]), limit_sequences=int(limit["sequences"]))
+            ContainedFailure(at, limit_tokens=int(limit["tokens"]))
             for at, text in texts
             if (limit := _compiled(rf"growing back: {_LIMIT}").match(text)) is not None
         ),
@@ -338,7 +329,7 @@ def _contained(at: int, text: str) -> ContainedFailure | None:
     if (lost := _compiled(_LOST).match(rest)) is not None:
         found = found._replace(recomputed=int(lost["recomputed"]))
     if (limit := _compiled(_LIMIT).search(rest)) is not None:
-        found = found._replace(limit_tokens=int(limit["tokens"]), limit_sequences=int(limit["sequences"]))
+        found = found._replace(limit_tokens=int(limit["tokens"]))
     return found
 
 
@@ -392,7 +383,7 @@ def finding_of_page(page: Page, before: Page | None, source: str) -> Finding | N
     found = Survival(
         contained=count, aborted=now.get("aborted_total"), recomputed_tokens=now.get("recomputed_tokens_total"),
         stalled_s=now.get("stalled_seconds_total"), tokens_now=now.get("tokens_per_step"),
-        tokens_start=now.get("tokens_per_step_start"), limping=_flag(now, "limping"), storm=_flag(now, "storm"),
+        tokens_start=now.get("tokens_per_step_start"), limping=now.get("limping", 0.0) > 0, storm=now.get("storm", 0.0) > 0,
     )  # fmt: skip
     shown = page.of(CONTAINED)[0]
     finding = finding_of_state(found, (Evidence(source, f"{CONTAINED} {count:.10g}", shown.line),))
@@ -409,10 +400,6 @@ _COUNTERS = (
 def _total(page: Page, name: str) -> float | None:
     value = page.total(PREFIX + name)
     return value if value is not None and 0 <= value < math.inf else None
-
-
-def _flag(now: Mapping[str, float], name: str) -> bool | None:
-    return None if name not in now else now[name] > 0
 
 
 BEFORE = 2_000  # lines between a traceback and the line that clears it: a busy server prints a line a request

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from plimsoll.doctor.remedies.choose import build_finding
 from plimsoll.doctor.rules.contained import (
-    ContainedLines,
     finding_of_contained,
     proof_of,
     read_contained,
@@ -239,22 +238,25 @@ def diagnose_log(log: Log, plan_for: PlanLookup, texts: Sequence[Text] = TEXTS) 
     if contained.failures and is_alive:
         verdict = verdict._replace(memory_failure=True)  # it ran out, and lived
     facts = facts_of(timeline, verdict.run)
-    is_server = verdict.progress is not ServerProgress.UNKNOWN or any(
-        (
-            verdict.deaths,
-            contained,
-            (verdict.root is not None and (verdict.root.text is None or verdict.root.text.speaker not in ("kernel", "nvml"))),
-        )
-    )
+    speaks = verdict.root is not None and (verdict.root.text is None or verdict.root.text.speaker not in ("kernel", "nvml"))
+    is_server = verdict.progress is not ServerProgress.UNKNOWN or bool(verdict.deaths or contained or speaks)
     findings: list[Finding] = []
     if verdict.root is not None:
         findings += _of_root(timeline, verdict, facts, plan_for)
     elif verdict.deaths:
         findings.append(_dead(timeline, verdict, facts))
     if verdict.runs_failed >= CRASH_LOOP:
-        findings.append(_crash_loop(timeline, verdict))
-    if contained:
-        findings[:1] = [_with_containment(timeline, one, contained) for one in findings[:1]]
+        because = (
+            f"{verdict.runs_failed} starts in this log ended in a failure; starting again changes nothing while its cause stays"
+        )
+        starts = tuple(evidence(timeline.log, run.first) for run in timeline.runs[-3:])
+        do = Remedy("stop the restarts, fix the cause above, then start once", "each start takes card and disk from the others")
+        title = "the server fails again and again"
+        findings.append(Finding(Code.ENGINE_CRASH_LOOP, Severity.WARNING, 0.8, title, because, starts, (do,)))
+    if contained and findings and findings[0].code.startswith("runtime.") and findings[0].severity is Severity.CRITICAL:
+        proof = [evidence(timeline.log, one.at) for one in contained.given_up[-1:]]
+        reason = printable(hide_user_text(redact(contained.not_armed[-1].text))).strip() if contained.not_armed else ""
+        findings[0] = with_containment(findings[0], contained, proof, reason)
     if contained.failures:
         proof = [evidence(timeline.log, at) for at in proof_of(contained)]
         findings.append(finding_of_contained(contained, survived, facts, proof, is_alive=is_alive))
@@ -274,7 +276,15 @@ def diagnose_log(log: Log, plan_for: PlanLookup, texts: Sequence[Text] = TEXTS) 
     if not told and (kv := [one for one in trends if one.code.startswith("kv.") and one.severity is not Severity.INFO]):
         memory, findings = True, [*kv, *findings]
         trends = [one for one in trends if one not in kv]
-    elif memory is False and not told and _ends_full(log):
+    elif (
+        memory is False
+        and not told
+        and any(
+            is_full(one.kv, one.running, one.most_running) and matters(one.waiting, one.running)
+            for moments in moments_of_log(log).values()
+            for one in moments[-3:]
+        )
+    ):
         memory = None  # full, with a queue, when the log breaks off: too short to call it trouble or to rule it out
     is_kernels = verdict.root is not None and verdict.root.text is not None and verdict.root.text.name == "kernel-oom"
     if is_kernels and around and findings[0].code is Code.HOST_OUT_OF_MEMORY:
@@ -304,15 +314,6 @@ def _of_root(timeline: LogTimeline, verdict: LogVerdict, facts: LogFacts, plan_f
     if case.oom.is_fragmented and root.code is not Code.ALLOCATOR_FRAGMENTATION:
         pieces = root._replace(code=Code.ALLOCATOR_FRAGMENTATION, confidence=0.6)
         yield build_finding(case._replace(symptom=pieces), [evidence(timeline.log, root.at)], Severity.WARNING)
-
-
-def _with_containment(timeline: LogTimeline, found: Finding, contained: ContainedLines) -> Finding:
-    """The cause with what containment had to do with it, where it could have had."""
-    if not found.code.startswith("runtime.") or found.severity is not Severity.CRITICAL:
-        return found
-    proof = [evidence(timeline.log, one.at) for one in contained.given_up[-1:]]
-    reason = printable(hide_user_text(redact(contained.not_armed[-1].text))).strip() if contained.not_armed else ""
-    return with_containment(found, contained, proof, reason)
 
 
 def _proof(timeline: LogTimeline, root: Symptom, deaths: Sequence[Hit]) -> Iterator[Evidence]:
@@ -346,17 +347,6 @@ def _dead(timeline: LogTimeline, verdict: LogVerdict, facts: LogFacts) -> Findin
     )  # fmt: skip
 
 
-def _crash_loop(timeline: LogTimeline, verdict: LogVerdict) -> Finding:
-    because = (
-        f"{verdict.runs_failed} starts in this log ended in a failure; starting again changes nothing while its cause stays"
-    )
-    starts = tuple(evidence(timeline.log, run.first) for run in timeline.runs[-3:])
-    remedy = Remedy("stop the restarts, fix the cause above, then start once", "each start takes card and disk from the others")
-    return Finding(
-        Code.ENGINE_CRASH_LOOP, Severity.WARNING, 0.8, "the server fails again and again", because, starts, (remedy,)
-    )
-
-
 def _judge_others(log: Log, verdict: LogVerdict, kinds: frozenset[str]) -> tuple[list[Finding], list[str]]:
     """Findings and notes from what other programs wrote into the same text."""
     findings: list[Finding] = []
@@ -377,15 +367,6 @@ def _judge_others(log: Log, verdict: LogVerdict, kinds: frozenset[str]) -> tuple
         failed = verdict.root.oom.tried if verdict.root is not None and verdict.root.oom is not None else None
         findings += judge_memory_summary(log, failed_bytes=failed).findings
     return findings, notes
-
-
-def _ends_full(log: Log) -> bool:
-    """True if one of the last periodic lines shows a full cache and a queue."""
-    return any(
-        is_full(one.kv, one.running, one.most_running) and matters(one.waiting, one.running)
-        for moments in moments_of_log(log).values()
-        for one in moments[-3:]
-    )
 
 
 def _facts(timeline: LogTimeline, verdict: LogVerdict, facts: LogFacts) -> dict[str, object]:

@@ -59,20 +59,15 @@ def flags_of(text: str) -> Mapping[str, str]:
         elif mark.startswith("args"):
             pairs = ((name, value) for name, value in _split(inner, "=") if name in _TELLING and value != "None")
         else:
-            pairs = _of_config(inner)
+            # `Initializing an LLM engine with config: model='...', max_seq_len=8192, ...`: what was in force, not asked for.
+            in_force = ((_IN_FORCE[name], value) for name, value in _split(inner, "=") if name in _IN_FORCE)
+            pairs = ((name, value) for name, value in in_force if value not in ("None", "auto", "False"))
         return {
             name: _shown(name, value)
             for name, value in islice(pairs, MOST_FLAGS)
             if len(name) <= LONGEST_NAME and name.isidentifier()
         }
     return {}
-
-
-def _of_config(inner: str) -> Iterator[tuple[str, str]]:
-    """`Initializing an LLM engine with config: model='...', max_seq_len=8192, ...`: what was in force, not what was asked."""
-    for name, value in _split(inner, "="):
-        if name in _IN_FORCE and value not in ("None", "auto", "False"):
-            yield _IN_FORCE[name], value
 
 
 def _split(text: str, separator: str) -> Iterator[tuple[str, str]]:
@@ -208,7 +203,10 @@ def facts_of(timeline: LogTimeline, run: ServerRun) -> LogFacts:
         if "exit code" in text and "died" in text:
             match = re.search(_EXIT, text)
             exit_code = int(match[1]) if match else exit_code
-    measured = measured_of(_raw(lines))
+    needles = [needle.decode() for needle in NEEDLES]
+    telling = (line for line in lines if any(needle in line.text for needle in needles))
+    who = ((f"({line.process}) " if line.process else "", line.text) for line in telling)
+    measured = measured_of((name + text).encode("utf-8", "replace") for name, text in who)
     model = flags.get("model") or flags.get("model_tag")
     return LogFacts(
         version or measured.release, model, gpu, flags, measured, tuple(_timelines(lines)), scheduler, exit_code,
@@ -225,14 +223,6 @@ def _scheduler(text: str) -> dict[str, float]:
     match = re.search(_SCHEDULER, text)
     found = re.findall(_FIGURE, match[1]) if match else []
     return {name: float(value) for name, value in found if value.count(".") <= 1 and value.strip(".")}
-
-
-def _raw(lines: Sequence[LogLine]) -> Iterator[bytes]:
-    """The telling lines as the reader of starts wants them: with their speaker in front."""
-    needles = [needle.decode() for needle in NEEDLES]
-    for line in lines:
-        if any(needle in line.text for needle in needles):
-            yield (f"({line.process}) " if line.process else "").encode() + line.text.encode("utf-8", "replace")
 
 
 def _timelines(lines: Sequence[LogLine]) -> Iterator[Timeline]:
@@ -321,7 +311,10 @@ class FailureCase(NamedTuple):
             return value if 0 < value <= 1 else None
         if self.facts.measured.utilization is not None:
             return self.facts.measured.utilization
-        return default_utilization(self.facts.version)
+        try:  # or vLLM's default
+            return 0.92 if Behaviour.UTILIZATION_092.is_in(self.facts.version or "") else 0.9
+        except ValueError:
+            return None
 
     def number(self, flag: str) -> int | None:
         """A flag's value where it is a plain number."""
@@ -362,16 +355,6 @@ class FailureCase(NamedTuple):
         offers = self.plan.advice if self.plan is not None else ()
         return [Remedy(one.words, f"{one.why}: {one.effect}", one.flag, one.value or None)
                 for one in offers if one.flag in flags]  # fmt: skip
-
-
-def default_utilization(version: str | None) -> float | None:
-    """vLLM's default for --gpu-memory-utilization."""
-    if version is None:
-        return None
-    try:
-        return 0.92 if Behaviour.UTILIZATION_092.is_in(version) else 0.9
-    except ValueError:
-        return None
 
 
 def lower_utilization(case: FailureCase, by_bytes: int) -> str | None:

@@ -139,16 +139,14 @@ def _without_reports(lines: Sequence[LogLine]) -> Sequence[LogLine]:
 def _prose(lines: Sequence[LogLine]) -> frozenset[int]:
     """The lines of a page in Markdown that quote something; none where a program speaks in it, or it is no such page."""
     first = next((line.text for line in lines if line.text.strip()), "")
-    if not first.startswith(("# ", "<")) or any(map(_is_record, lines)):
+    if not first.startswith(("# ", "<")):
+        return frozenset()
+    if any(line.level or line.process or "Traceback (most recent call last)" in line.text for line in lines):
         return frozenset()
     headings = sum(_HEADING.match(line.text) is not None for line in lines)
     if headings < FEWEST_HEADINGS or not any(_MARKED.search(line.text) for line in lines):
         return frozenset()
     return frozenset(at for at, line in enumerate(lines) if _QUOTES.search(line.text))
-
-
-def _is_record(line: LogLine) -> bool:
-    return bool(line.level or line.process) or "Traceback (most recent call last)" in line.text
 
 
 MOST_QUOTED = 6  # lines of evidence for one finding: enough to check, short enough to read

@@ -198,14 +198,19 @@ def find_symptoms(
             continue
         owner = owners.of(hit.at, timeline.log.lines[hit.at].process)
         text = timeline.log.lines[hit.at].text
-        if _is_quoted_code(text, hit.at, owner):
-            continue  # what it raised stands below
+        is_code = text.lstrip().startswith("raise ") or (owner is not None and hit.at < owner.at and text.startswith("    "))
+        if is_code and (owner is None or owner.kind):
+            continue  # a traceback quotes it, and what it raised stands below; where it breaks off, its code is all there is
         if owner is not None:
             covered.add(owner.at)
         if hit.at in noisy or (owner is not None and (owner.in_logging or owner.warned)):
             noise += [hit] if hit.text.role is Role.OUT_OF_MEMORY else []
             continue
-        is_nccl = hit.text.code is Code.OTHER_COLLECTIVES and _says_memory(timeline, hit.at)
+        # The few lines that NCCL prints with its error may name memory as its reason.
+        near = (
+            line.text for line in timeline.log.lines[hit.at : hit.at + 5] if line.process == timeline.log.lines[hit.at].process
+        )
+        is_nccl = hit.text.code is Code.OTHER_COLLECTIVES and any("out of memory" in text for text in near)
         if hit.text.role is Role.OUT_OF_MEMORY or is_nccl:
             found.append(_out_of_memory(timeline, hit, owner, exceptions))
         elif hit.text.code is not None and not _is_harmless(hit, owner):
@@ -219,23 +224,14 @@ def find_symptoms(
         and not is_consequence(one)
         and _is_fatal(one, timeline)
     ]
-    found = found or [*_echoes(exceptions)]
+    # The engine's echo of a worker's error, where the worker's own words are lost.
+    echo = re.compile(r"Worker failed with error '(.{4,})")
+    found = found or [
+        Symptom(one.at, Code.OTHER_ENGINE_ERROR, 0.5, None, one)
+        for one in exceptions
+        if echo.match(one.message) and not one.in_logging
+    ]
     return sorted(found, key=lambda one: one.at), tuple(noise)
-
-
-def _is_quoted_code(text: str, at: int, owner: LoggedException | None) -> bool:
-    """True if a traceback quotes this line as code; where it breaks off, its code is all there is to go by."""
-    if owner is not None and not owner.kind:
-        return False
-    return text.lstrip().startswith("raise ") or (owner is not None and at < owner.at and text.startswith("    "))
-
-
-def _echoes(exceptions: Sequence[LoggedException]) -> Iterator[Symptom]:
-    """The engine's echo of a worker's error, where the worker's own words are lost."""
-    for one in exceptions:
-        match = re.match(r"Worker failed with error '(.{4,})", one.message)
-        if match is not None and not one.in_logging:
-            yield Symptom(one.at, Code.OTHER_ENGINE_ERROR, 0.5, None, one)
 
 
 def _kind_of(one: LoggedException) -> Code:
@@ -246,12 +242,6 @@ def _kind_of(one: LoggedException) -> Code:
     if step is not None and step.name == "weights" and one.name in ("RuntimeError", "AssertionError", "KeyError", "ValueError"):
         return Code.OTHER_BAD_MODEL
     return Code.OTHER_ENGINE_ERROR
-
-
-def _says_memory(timeline: LogTimeline, at: int) -> bool:
-    """True if the few lines that NCCL prints with its error name memory as its reason."""
-    process = timeline.log.lines[at].process
-    return any("out of memory" in line.text for line in timeline.log.lines[at : at + 5] if line.process == process)
 
 
 def _is_harmless(hit: Hit, owner: LoggedException | None) -> bool:
@@ -370,7 +360,8 @@ def _at_start(timeline: LogTimeline, hit: Hit, step: FailedStep, oom: OomFigures
     run = timeline.run_at(hit.at)
     progress = timeline.progress_at(hit.at)
     died = any(one.text.name in _START_DEATHS for one in timeline.hits if run.first <= one.at < run.end)
-    warmed = oom.private is not None and step.name == "logits" and _quotes(timeline, hit, "dummy_metadata")
+    above = timeline.log.lines[max(timeline.run_at(hit.at).first, hit.at - 40) : hit.at]
+    warmed = oom.private is not None and step.name == "logits" and any("dummy_metadata" in line.text for line in above)
     if progress is ServerProgress.SERVING or not (died or warmed):
         return step
     if warmed or oom.private is not None or progress >= ServerProgress.MEASURED:
@@ -380,11 +371,6 @@ def _at_start(timeline: LogTimeline, hit: Hit, step: FailedStep, oom: OomFigures
     else:
         name = "profile"
     return FailedStep(name, CODES[name], min(step.confidence, 0.75))
-
-
-def _quotes(timeline: LogTimeline, hit: Hit, word: str) -> bool:
-    first = max(timeline.run_at(hit.at).first, hit.at - 40)
-    return any(word in line.text for line in timeline.log.lines[first : hit.at])
 
 
 def _is_first_hand(text: str) -> bool:
@@ -461,7 +447,11 @@ class LogVerdict(NamedTuple):
 
 def judge(timeline: LogTimeline) -> LogVerdict:
     """The verdict on one log."""
-    stop_requests = _stop_requests(timeline)
+    # When each process was first told to end, in all runs: an older server may still be on its way out.
+    stop_requests: dict[str, int] = {}
+    for hit in timeline.hits:
+        if hit.text.role is Role.STOP:
+            stop_requests.setdefault(timeline.log.lines[hit.at].process, hit.at)
     verdicts = [_judge_run(timeline, run, stop_requests) for run in timeline.runs]
     failed = [verdict for verdict in verdicts if verdict.root is not None and not verdict.stopped]
     died = [verdict for verdict in verdicts if verdict.deaths and not verdict.stopped]
@@ -484,9 +474,8 @@ def _judge_run(timeline: LogTimeline, run: ServerRun, stop_requests: Mapping[str
     stop = _stop(timeline, hits, exceptions, is_sound=not symptoms and not deaths)
     before_stop = [one for one in symptoms if stop is None or one.at < stop]
     progress = timeline.progress_at(run.end)
-    stopped = (
-        stop is not None and not before_stop and not any(hit.at < stop and hit.text.name not in _WEAK_DEATHS for hit in deaths)
-    )
+    died = [hit.at for hit in deaths if hit.text.name not in _WEAK_DEATHS]
+    stopped = stop is not None and not before_stop and not any(at < stop for at in died)
     root = _choose_root(before_stop, deaths, timeline) if not stopped else None
     if root is None and not stopped and symptoms and stop is not None:
         root = _choose_root(symptoms, deaths, timeline)
@@ -497,37 +486,12 @@ def _judge_run(timeline: LogTimeline, run: ServerRun, stop_requests: Mapping[str
         root = Symptom(stop, Code.OTHER_STOPPED_BY_OPERATOR, 0.5 if is_weak else 0.9, text)
         noise = (*noise, *(hit for hit in hits if hit.text.role is Role.OUT_OF_MEMORY and hit.at > stop))
     memory = _memory(root, deaths, progress, timeline, run)
-    if (
-        stopped
-        and (
-            later := _failure_of_another_server(
-                timeline,
-                run,
-                stop_requests,
-                [
-                    *symptoms,
-                    *[
-                        Symptom(hit.at, Code.ENGINE_DEAD, UNSURE, hit.text)
-                        for hit in deaths
-                        if hit.text.name not in _WEAK_DEATHS
-                    ],
-                ],
-            )
-        )
-        is not None
-    ):
+    ends = [Symptom(hit.at, Code.ENGINE_DEAD, UNSURE, hit.text) for hit in deaths if hit.text.name not in _WEAK_DEATHS]
+    later = _failure_of_another_server(timeline, run, stop_requests, [*symptoms, *ends]) if stopped else None
+    if later is not None:
         root, memory = (root if later.code is Code.ENGINE_DEAD else later), None
         noise = tuple(hit for hit in noise if hit.at != later.at)
     return LogVerdict(root, tuple(noise), deaths, memory, progress, run, 0, stopped)
-
-
-def _stop_requests(timeline: LogTimeline) -> dict[str, int]:
-    """When each process was first told to end, in all runs: an older server may still be on its way out."""
-    stop_requests: dict[str, int] = {}
-    for hit in timeline.hits:
-        if hit.text.role is Role.STOP:
-            stop_requests.setdefault(timeline.log.lines[hit.at].process, hit.at)
-    return stop_requests
 
 
 def _failure_of_another_server(
@@ -662,7 +626,9 @@ def _memory(
     if root is not None:
         if root.code.is_memory:
             return True if root.confidence >= 0.4 else None
-        return None if root.text is None and _smells_of_memory(root) else False
+        # Words about memory in an exception nobody knows: not to be called either way.
+        said = root.exception.message[:2_000] if root.text is None and root.exception is not None else ""
+        return None if re.search(r"(?i)memory|alloc|\bOOM\b", said) else False
     if deaths or _complains(timeline, run, run.end):
         return None  # something failed, and what is here does not say of what
     if progress is ServerProgress.SERVING and not _is_cut(timeline):
@@ -672,11 +638,6 @@ def _memory(
         )
         return None if warned else False
     return None
-
-
-def _smells_of_memory(root: Symptom) -> bool:
-    """An exception nobody has words for whose own words are about memory: not to be called either way."""
-    return root.exception is not None and re.search(r"(?i)memory|alloc|\bOOM\b", root.exception.message[:2_000]) is not None
 
 
 def _is_cut(timeline: LogTimeline) -> bool:

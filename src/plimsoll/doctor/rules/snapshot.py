@@ -246,7 +246,12 @@ def _fragmentation(
     snapshot: Snapshot, named: BlockCategories, facts: DeviceFacts, failed: _RequestFailure, source: str
 ) -> Finding | str:
     """A finding where gaps would have been enough together and none alone; else a sentence that says why they are not it."""
-    usable = [hole for hole in facts.holes if _can_serve(snapshot, hole, failed)]
+    # torch keeps pools for small and large requests apart, and each stream's memory to itself.
+    served = [
+        segment.is_small == (failed.size <= SMALL_REQUEST) and failed.stream in (None, segment.stream)
+        for segment in snapshot.segments
+    ]
+    usable = [hole for hole in facts.holes if served[hole.segment]]
     pinned, largest = sum(hole.pinned for hole in usable), max((hole.size for hole in usable), default=0)
     asked = sized(failed.size)
     if pinned < failed.size and failed.is_limited:
@@ -306,13 +311,6 @@ def _why_kept(snapshot: Snapshot, holes: list[Gap]) -> str:
         f"The segments are expandable, but torch returns only whole pages of {page >> 20} MiB, and live blocks lie on the "
         f"pages of these gaps too."
     )
-
-
-def _can_serve(snapshot: Snapshot, hole: Gap, failed: _RequestFailure) -> bool:
-    """torch keeps pools for small and large requests apart, and each stream's memory to itself."""
-    segment = snapshot.segments[hole.segment]
-    is_small = failed.size <= SMALL_REQUEST
-    return segment.is_small == is_small and failed.stream in (None, segment.stream)
 
 
 def _beside(snapshot: Snapshot, named: BlockCategories, holes: list[Gap]) -> str:

@@ -207,11 +207,6 @@ def category_of_stack(frames: Sequence[StackFrame]) -> Category:
     return Category.UNKNOWN
 
 
-def is_of_profile_run(frames: Sequence[StackFrame]) -> bool:
-    """True if vLLM's trial run at the start asked for it; what is still live of it once the server is up is no activation."""
-    return any(frame.name == "profile_run" and below_vllm(frame.filename) is not None for frame in frames)
-
-
 _MIB = 1 << 20
 _LAYERS = 4  # fewer equal blocks are chance
 _FEW_LAYERS = 8  # so few equal blocks need three sizes that agree, more need two
@@ -239,8 +234,11 @@ class BlockCategories(NamedTuple):
 def categories(snapshot: Snapshot, hints: LogHints | None = None) -> BlockCategories:
     """Name every block that is in use."""
     stacks = [category_of_stack(snapshot.stack_of(stack)) for stack in range(len(snapshot.stacks))]
-    lasting = [category is Category.ACTIVATIONS and is_of_profile_run(snapshot.stack_of(stack))
-               for stack, category in enumerate(stacks)]  # fmt: skip
+    lasting = [  # asked for by vLLM's trial run at the start: what is still live of it once the server is up is no activation
+        category is Category.ACTIVATIONS
+        and any(frame.name == "profile_run" and below_vllm(frame.filename) is not None for frame in snapshot.stack_of(stack))
+        for stack, category in enumerate(stacks)
+    ]
     devices = {segment.device for segment in snapshot.segments}
     sizes = {device: _Sizes(snapshot, device, stacks, hints or LogHints()) for device in devices}
     by_size: set[Category] = set()
@@ -421,11 +419,6 @@ class DeviceFacts(NamedTuple):
     parts: tuple[CategoryUse, ...]
     pins: tuple[Pin, ...]
     stacks: tuple[StackUse, ...]
-
-    @property
-    def largest_hole(self) -> int:
-        """The largest gap beside live blocks."""
-        return max((hole.size for hole in self.holes), default=0)
 
 
 def device_facts(snapshot: Snapshot, named: BlockCategories) -> tuple[DeviceFacts, ...]:

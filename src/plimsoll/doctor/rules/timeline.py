@@ -416,7 +416,7 @@ class LogTimeline(NamedTuple):
         run = self.run_at(max(0, index - 1))
         if bisect_left(self.serving, index) > bisect_left(self.serving, run.first):
             return ServerProgress.SERVING
-        reached = self._marked(run.first, index)
+        reached = self.milestones[bisect_left(self.milestones, (run.first,)) : bisect_left(self.milestones, (index,))]
         own = [step for at, step in reached if process and self.log.lines[at].process == process]
         return max(own or [step for _, step in reached], default=ServerProgress.UNKNOWN)
 
@@ -432,9 +432,6 @@ class LogTimeline(NamedTuple):
             '" 200' in self.log.lines[at].text and "POST" in self.log.lines[at].text
             for at in range(index + 20, min(run.end, index + 2_000))
         )
-
-    def _marked(self, first: int, end: int) -> list[tuple[int, ServerProgress]]:
-        return self.milestones[bisect_left(self.milestones, (first,)) : bisect_left(self.milestones, (end,))]
 
 
 def read_timeline(log: Log, texts: Sequence[Text] = TEXTS) -> LogTimeline:

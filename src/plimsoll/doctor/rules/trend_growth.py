@@ -126,7 +126,9 @@ def growth(
     if chance > _CHANCE or half.z < _STILL:
         return None
     rise = median(low[-count // 4 :]) - max(low[: count // 2])
-    if rise <= _noise(at, low, whole.slope) or half.slope * (at[-1] - at[0]) < least:
+    rest = [v - whole.slope * t for t, v in zip(at, low, strict=True)]
+    noise = 1.5 * median(abs(v - median(rest)) for v in rest)
+    if rise <= noise or half.slope * (at[-1] - at[0]) < least:
         return None
     if not _goes_on(at, low) or (load is not None and _follows(minima, _clean(*load))):
         return None
@@ -201,12 +203,6 @@ def _inflation(rest: list[float]) -> float:
         return 1.0
     near = sum(a * b for a, b in pairwise(off)) / power
     return min(_INFLATION_MAX, max(1.0, (1 + near) / max(1e-9, 1 - near)))
-
-
-def _noise(at: list[float], low: list[float], slope: float) -> float:
-    rest = [v - slope * t for t, v in zip(at, low, strict=True)]
-    middle = median(rest)
-    return 1.5 * median(abs(v - middle) for v in rest)
 
 
 def _goes_on(at: list[float], low: list[float]) -> bool:
@@ -327,11 +323,6 @@ class QueueSpan(NamedTuple):
         return sum(is_full(m.kv, m.running, m.most_running) for m in self.moments) / len(self.moments)
 
     @property
-    def roomy(self) -> float:
-        """Share of its moments at which the cache plainly had room."""
-        return sum(m.kv is not None and m.kv < ROOM for m in self.moments) / len(self.moments)
-
-    @property
     def grows(self) -> bool:
         """True if its queue grew, by half or more, and did not drain again."""
         queue = [m.waiting for m in self.moments]
@@ -377,14 +368,11 @@ def saturated(moments: Sequence[EngineSample]) -> QueueSpan | None:
 
 def overrun(moments: Sequence[EngineSample]) -> QueueSpan | None:
     """The longest queue that grew although the cache had room."""
-    lasting = [s for s in queued(moments) if s.seconds >= GROWS_S and len(s.moments) >= 6 and s.roomy >= 0.8]
-    return max((s for s in (_thinned(s) for s in lasting) if s.grows), key=lambda s: s.seconds, default=None)
-
-
-def _thinned(stretch: QueueSpan) -> QueueSpan:
-    """At most 300 of its moments, evenly, with both ends: pairs of them are compared."""
-    every = len(stretch.moments) // 300 + 1
-    return QueueSpan((*stretch.moments[:-1:every], stretch.moments[-1]))
+    lasting = [s for s in queued(moments) if s.seconds >= GROWS_S and len(s.moments) >= 6]
+    lasting = [s for s in lasting if sum(m.kv is not None and m.kv < ROOM for m in s.moments) >= 0.8 * len(s.moments)]
+    # At most 300 of its moments, evenly, with both ends: pairs of them are compared.
+    thinned = [QueueSpan((*s.moments[: -1 : len(s.moments) // 300 + 1], s.moments[-1])) for s in lasting]
+    return max((s for s in thinned if s.grows), key=lambda s: s.seconds, default=None)
 
 
 def duration(seconds: float) -> str:

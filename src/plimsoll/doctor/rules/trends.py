@@ -343,8 +343,10 @@ def _held(series: Sequence[MetricSeries]) -> Iterable[MetricSeries]:
 def _gpu_finding(
     one: MetricSeries, grown: Growth, series: Sequence[MetricSeries], source: str, rising: MetricSeries | None, *, is_own: bool
 ) -> Finding:
-    total = _last(_partner(series, one, "gpu_total")) or _sum_of_last(series, one)
-    used = _last(_partner(series, one, "gpu_used")) if is_own else grown.level
+    total, shown, free = (_last(_partner(series, one, f"gpu_{name}")) for name in ("total", "used", "free"))
+    if not total and shown is not None and free is not None and shown + free > GIB:
+        total = shown + free
+    used = shown if is_own else grown.level
     coming = forecast(grown, total, used)
     what = "What torch cannot give back" if is_own else "The memory in use"
     because = (
@@ -474,11 +476,6 @@ def _partner(series: Sequence[MetricSeries], one: MetricSeries, figure: str, nee
 def _last(one: MetricSeries | None) -> float | None:
     values = [v for v in one.values if math.isfinite(v)] if one is not None else []
     return values[-1] if values else None
-
-
-def _sum_of_last(series: Sequence[MetricSeries], one: MetricSeries) -> float | None:
-    used, free = _last(_partner(series, one, "gpu_used")), _last(_partner(series, one, "gpu_free"))
-    return used + free if used is not None and free is not None and used + free > GIB else None
 
 
 def _who(one: MetricSeries) -> str:
