@@ -180,7 +180,7 @@ def neighbour(seed: int) -> Scene:
     scene.onset_s = onset_s
 
     def take(now_s: float) -> None:
-        if now_s >= onset_s and not scene.run.engine.faults.all:
+        if now_s >= onset_s and not scene.run.engine.faults:
             scene.run.add_fault(Fault("neighbour", now_s, FOREVER, scene.run.engine.memory.free - left))
 
     scene.each = take

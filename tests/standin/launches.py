@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from plimsoll.doctor.rules.log_text import Log
 from plimsoll.standin.config import Launchable
 from plimsoll.standin.launch import read_options
-from plimsoll.standin.launch_log import Line, Pids, written
+from plimsoll.standin.launch_log import Line, written
 from tests.log_bytes import log_of_bytes
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 STAMP = "11-15 12:00:00"
-PIDS = Pids(100, 200, (300, 301))
+PID = 100
 
 
 def launchable(*words: str, **environ: str) -> Launchable:
@@ -22,7 +22,7 @@ def launchable(*words: str, **environ: str) -> Launchable:
 
 def text_of(lines: Iterable[Line], release: str) -> str:
     """The lines as a log holds them."""
-    return "".join(written(line, STAMP, PIDS, release) + "\n" for line in lines)
+    return "".join(written(line, STAMP, PID, release) + "\n" for line in lines)
 
 
 def log_of(lines: Iterable[Line], release: str) -> Log:

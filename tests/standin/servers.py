@@ -84,7 +84,7 @@ def standin(
 
     async def begin() -> AssembledServer:
         driver = Driver(found, time.monotonic_ns, speed)
-        made = assemble(found, driver, options or Options(is_dev_mode=True, token=TOKEN), settings=settings)
+        made = assemble(driver, options or Options(is_dev_mode=True, token=TOKEN), settings=settings)
         await port.open(made.app, root_path=options.root_path if options else "")
         driver.start()
         return made

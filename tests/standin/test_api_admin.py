@@ -106,42 +106,6 @@ def test_names_that_are_none_abort_nothing(names: object) -> None:
         assert (got.status, got.json()["error"]["code"]) == (400, 400)
 
 
-def test_sleep_and_wake_say_how_it_sleeps() -> None:
-    """With vLLM's words; a part of an engine that is awake is not an engine."""
-    with standin(DEV) as server:
-        assert server.ask("POST", "/sleep?level=1").json() == {"status": "sleeping", "level": 1}
-        assert server.ask("GET", "/is_sleeping").json() == {"is_sleeping": True}
-        assert b'sleep_state="awake"} 0.0' in server.ask("GET", "/metrics").body
-        assert server.ask("POST", "/wake_up?tags=weights").json() == {"status": "sleeping", "tags": ["weights"]}
-        assert server.ask("POST", "/wake_up?tags=kv_cache").json() == {"status": "awake", "tags": ["kv_cache"]}
-        assert server.ask("GET", "/is_sleeping").json() == {"is_sleeping": False}
-        assert server.ask("POST", "/sleep").status == 200
-        assert server.ask("POST", "/wake_up").json() == {"status": "awake", "tags": None}
-        assert server.ask("POST", PATHS[0], asked(PATHS[0])).status == 200
-
-
-def test_steering_with_a_wrong_word_is_refused_by_name() -> None:
-    """400 names the parameter and what it may be."""
-    with standin(DEV) as server:
-        for path, param, says in (
-            ("/sleep?level=5", "query.level", "Input should be less than or equal to 2"),
-            ("/sleep?level=x", "query.level", "Input should be a valid integer, unable to parse string as an integer"),
-            ("/pause?mode=soft", "query.mode", "Input should be 'abort', 'wait' or 'keep'"),
-        ):
-            error = server.ask("POST", path).json()["error"]
-            assert (error["type"], error["param"], error["code"]) == ("Bad Request", param, 400)
-            assert says in error["message"].replace('"', "'").replace("\\'", "'")
-        got = server.ask("POST", "/abort_requests", b"not json")
-        assert (got.status, got.json()["error"]["message"]) == (400, "Invalid JSON format")
-        got = server.ask("POST", "/collective_rpc", {})
-        assert got.json()["error"]["message"] == "Missing 'method' in request body"
-        assert server.ask("POST", "/collective_rpc", {"method": "anything"}).status == 501
-        assert server.ask("POST", "/reset_prefix_cache").json() == {"success": True}
-        got = server.ask("POST", "/reset_mm_cache")
-        assert (got.status, got.body) == (200, b"")
-        assert list(server.ask("GET", "/server_info?config_format=json").json()) == ["vllm_config", "vllm_env", "system_env"]
-
-
 def test_a_cache_in_use_is_not_reset_unless_all_are_pushed_out() -> None:
     """As in vLLM: false while blocks are held, true when running requests may be preempted."""
     with standin(DEV, one=engine(step_time=SLOW)) as server:

@@ -50,10 +50,10 @@ def test_a_slow_answer_ends_when_its_client_leaves(server: Server) -> None:
 
 def test_an_answer_is_slow_no_longer_than_the_fault(server: Server) -> None:
     """The rest of it comes at once when the fault is taken back."""
-    server.do(lambda: server.made.service.engine.faults.add(Fault("slow-loris", value=30.0)))
+    server.do(lambda: server.made.service.engine.faults.append(Fault("slow-loris", value=30.0)))
     connection, answer = begun(server, "/version")
     assert answer.read(1) == b"{"
-    server.do(lambda: server.made.service.engine.faults.clear("slow-loris"))
+    server.do(lambda: server.made.service.engine.faults.take_back("slow-loris"))
     began = time.monotonic()
     assert answer.read() == b'"version":"0.32.0"}'
     assert time.monotonic() - began < 3

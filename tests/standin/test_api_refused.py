@@ -33,18 +33,6 @@ def error_of(server: Server, path: str, body: object, **headers: str) -> dict[st
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_another_model_is_not_found(server: Server, path: str) -> None:
-    """404 with the names that there are; no name is any."""
-    error = error_of(server, path, asked(path, model="nope"))
-    assert error == {
-        "message": "The model `nope` does not exist. Valid aliases: m.", "type": "NotFoundError", "param": "model", "code": 404,
-    }  # fmt: skip
-    body = asked(path)
-    del body["model"]
-    assert server.ask("POST", path, body).status == 200
-
-
-@pytest.mark.parametrize("path", PATHS)
 def test_a_prompt_that_is_too_long_is_refused_with_the_limit(server: Server, path: str) -> None:
     """400; vLLM counts no further than one token behind the limit."""
     long = "word " * 2500
@@ -61,115 +49,6 @@ def test_a_prompt_that_is_too_long_is_refused_with_the_limit(server: Server, pat
     error = error_of(server, path, body)
     assert "which is the upper bound for 2048 input tokens" in error["message"]
     assert error["param"] == "input_text"
-
-
-def test_more_output_than_the_model_allows_is_refused(server: Server) -> None:
-    """400 where max_tokens alone is larger; less is cut to the room that is left."""
-    error = error_of(server, PATHS[0], asked(PATHS[0], max_tokens=3000))
-    assert error["message"] == (
-        "max_tokens=3000 cannot be greater than max_model_len=2048. Please request fewer output tokens. "
-        "(parameter=max_tokens, value=3000)"
-    )
-    ids = list(range(5, 2045))
-    got = server.ask("POST", PATHS[0], asked(PATHS[0], prompt=ids, max_tokens=100, ignore_eos=True)).json()
-    assert got["usage"]["completion_tokens"] == 8
-    error = error_of(server, PATHS[0], asked(PATHS[0], prompt=[*ids, 1, 2, 3, 4, 5, 6, 7, 8], max_tokens=100))
-    assert error["message"] == "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)"
-
-
-@pytest.mark.parametrize(
-    ("more", "message", "param"),
-    [
-        (
-            {"temperature": -1.0},
-            "temperature must be non-negative, got -1.0. (parameter=temperature, value=-1.0)",
-            "temperature",
-        ),
-        ({"temperature": 3}, "temperature must be in [0, 2], got 3.0. (parameter=temperature, value=3.0)", "temperature"),
-        ({"top_p": 0}, "top_p must be in (0, 1], got 0.0. (parameter=top_p, value=0.0)", "top_p"),
-        ({"top_k": -2}, "top_k must be 0 (disable), or at least 1, got -2.", None),
-        ({"n": 0}, "n must be at least 1, got 0.", None),
-        ({"presence_penalty": 9}, "presence_penalty must be in [-2, 2], got 9.0.", None),
-        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)", "max_tokens"),
-        ({"min_tokens": 6}, "min_tokens must be less than or equal to max_tokens=5, got 6.", None),
-        ({"stop": [""]}, "stop cannot contain an empty string.", None),
-        (
-            {"stream_options": {"include_usage": True}},
-            "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
-            "stream_options",
-        ),
-    ],
-)
-def test_a_value_out_of_its_bounds_is_named(server: Server, more: dict[str, Any], message: str, param: str | None) -> None:
-    """400 with vLLM's sentence, streamed or not, in both endpoints."""
-    for path in PATHS:
-        for stream in (False, True):
-            if "stream_options" in more and stream:
-                continue
-            error = error_of(server, path, asked(path, **{**more, "stream": stream}))
-            assert error == {"message": message, "type": "BadRequestError", "param": param, "code": 400}
-
-
-@pytest.mark.parametrize(
-    ("more", "kind", "says", "param"),
-    [
-        (
-            {"max_tokens": "many"},
-            "int_parsing",
-            "Input should be a valid integer, unable to parse string as an integer",
-            "body.max_tokens",
-        ),
-        ({"n": 1.5}, "int_from_float", "Input should be a valid integer, got a number with a fractional part", "body.n"),
-        (
-            {"temperature": "hot"},
-            "float_parsing",
-            "Input should be a valid number, unable to parse string as a number",
-            "body.temperature",
-        ),
-        ({"stream": "perhaps"}, "bool_parsing", "Input should be a valid boolean, unable to interpret input", "body.stream"),
-        ({"model": 7}, "string_type", "Input should be a valid string", "body.model"),
-        ({"min_tokens": None}, "int_type", "Input should be a valid integer", "body.min_tokens"),
-    ],
-)
-def test_a_value_of_the_wrong_type_is_named(server: Server, more: dict[str, Any], kind: str, says: str, param: str) -> None:
-    """400 in the words of the library behind vLLM's API."""
-    for path in PATHS:
-        error = error_of(server, path, asked(path, **more))
-        assert (error["type"], error["param"], error["code"]) == ("Bad Request", param, 400)
-        assert error["message"].startswith(f"1 validation error:\n  {{'type': '{kind}', 'loc': '{param}', 'msg': '{says}'")
-
-
-def test_what_is_missing_is_named(server: Server) -> None:
-    """No prompt, no messages, no content type, no JSON, no object."""
-    error = error_of(server, PATHS[0], {"model": "m"})
-    assert error["message"] == "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)"
-    error = error_of(server, PATHS[1], {"model": "m"})
-    assert error["param"] == "body.messages"
-    assert "'msg': 'Field required'" in error["message"]
-    error = error_of(server, PATHS[0], b'{"prompt": ')
-    assert (error["code"], error["param"]) == (400, "body.11")
-    assert "JSON decode error" in error["message"]
-    error = error_of(server, PATHS[0], [1])
-    assert (error["code"], error["param"]) == (400, "body")
-    error = error_of(server, PATHS[0], asked(PATHS[0]), content_type="text/plain")
-    assert "Unsupported Media Type: Only 'application/json' is allowed" in error["message"]
-    error = error_of(server, PATHS[0], asked(PATHS[0], prompt={"a": 1}))
-    assert (error["code"], error["param"]) == (400, "body.prompt")
-
-
-def test_unknown_fields_are_left_alone(server: Server) -> None:
-    """vLLM ignores what it does not know."""
-    assert server.ask("POST", PATHS[0], asked(PATHS[0], nonsense={"a": 1})).status == 200
-
-
-def test_unknown_paths_and_methods_are_answered_by_the_framework(server: Server) -> None:
-    """404 and 405 in its own shape; the steering endpoints are not there outside development mode."""
-    got = server.ask("GET", "/nowhere")
-    assert (got.status, got.json()) == (404, {"detail": "Not Found"})
-    got = server.ask("GET", PATHS[0])
-    assert (got.status, got.json(), got.headers["allow"]) == (405, {"detail": "Method Not Allowed"}, "POST")
-    for path in ("/pause", "/sleep", "/abort_requests", "/server_info"):
-        assert server.ask("POST", path).status == 404
 
 
 def test_deep_and_odd_json_is_refused_and_never_an_error_of_ours(server: Server) -> None:
@@ -236,34 +115,6 @@ def test_a_dead_engine_is_said_to_those_who_wait_and_those_who_come() -> None:
         assert not service.states
 
 
-def test_browsers_from_elsewhere_are_not_let_in(server: Server) -> None:
-    """Every answer varies with the origin, and a question before the request is refused, as by vLLM without its flags."""
-    got = server.ask("GET", "/health", origin="http://elsewhere.example")
-    assert got.headers["vary"] == "Origin"
-    assert "access-control-allow-origin" not in got.headers
-    asked_before = {"origin": "http://elsewhere.example", "access_control_request_method": "POST"}
-    got = server.ask("OPTIONS", PATHS[0], **asked_before)
-    assert (got.status, got.body) == (400, b"Disallowed CORS origin")
-    assert got.headers["vary"].startswith("Origin, Access-Control-Request-Method")
-
-
-def test_a_path_with_a_slash_too_many_is_sent_on(server: Server) -> None:
-    """307 to the one without it."""
-    got = server.ask("GET", "/health/")
-    assert (got.status, got.headers["location"]) == (307, f"http://127.0.0.1:{server.port}/health")
-    assert server.ask("GET", "/nowhere/").status == 404
-
-
-def test_the_page_answers_other_methods_as_what_is_mounted_there(server: Server) -> None:
-    """HEAD has no body and POST no length: another part of vLLM answers them."""
-    got = server.ask("HEAD", "/metrics")
-    assert (got.status, got.body) == (200, b"")
-    assert "version=0.0.4" in got.headers["content-type"]
-    got = server.ask("POST", "/metrics", {})
-    assert got.headers["transfer-encoding"] == "chunked"
-    assert b"vllm:num_requests_running" in got.body
-
-
 def test_sagemakers_path_takes_both_kinds_of_requests(server: Server) -> None:
     """By what is in them."""
     assert server.ask("POST", "/invocations", asked(PATHS[0])).json()["object"] == "text_completion"
@@ -280,44 +131,6 @@ def test_a_prompt_is_cut_where_that_is_asked_for(server: Server) -> None:
     assert got["choices"][0]["prompt_token_ids"] == ids[-7:]
     error = error_of(server, PATHS[0], asked(PATHS[0], prompt=ids))
     assert "contains 3000 input tokens" in error["message"]
-
-
-@pytest.mark.parametrize(
-    ("path", "more", "message"),
-    [
-        (PATHS[0], {"prompt": []}, "You must pass at least one prompt"),
-        (PATHS[0], {"n": 2, "temperature": 0}, "n must be 1 when using greedy sampling, got 2."),
-        (PATHS[0], {"prompt": [5], "suffix": "x"}, "suffix requires text prompt input for FIM completion rendering"),
-        (PATHS[0], {"prompt": [5, 200_000]}, "Token id 200000 is out of vocabulary"),
-        (PATHS[1], {"messages": []}, "Cannot apply chat template to an empty conversation. Provide at least one message."),
-        (
-            PATHS[1],
-            {"tools": [{"type": "function", "function": {"name": "f"}}]},
-            '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set',
-        ),
-    ],
-)
-def test_what_cannot_be_done_is_said_in_vllms_words(server: Server, path: str, more: dict[str, Any], message: str) -> None:
-    """400 each."""
-    error = error_of(server, path, asked(path, **more))
-    assert (error["message"], error["type"], error["code"]) == (message, "BadRequestError", 400)
-
-
-def test_every_way_in_which_a_value_is_wrong_is_listed(server: Server) -> None:
-    """Up to ten, as the library does where several shapes are allowed."""
-    error = error_of(server, PATHS[0], asked(PATHS[0], stop=["a"] * 5))
-    assert error["message"].startswith("2 validation errors:\n")
-    assert "List should have at most 4 items after validation, not 5" in error["message"]
-    error = error_of(server, PATHS[0], asked(PATHS[0], prompt=[-1]))
-    assert error["message"].startswith("4 validation errors:\n")
-    error = error_of(server, PATHS[1], asked(PATHS[1], messages=[{"content": "x"}]))
-    assert error["message"].startswith("11 validation errors:\n")
-    assert error["message"].endswith("\n  ...and 1 more errors")
-    error = error_of(server, PATHS[1], asked(PATHS[1], response_format={"type": "nonsense"}))
-    assert error["message"].startswith("6 validation errors:\n")
-    got = server.ask("POST", PATHS[0], b'{"prompt": "\xff\xfe"}')
-    assert (got.status, got.json()) == (400, {"detail": "There was an error parsing the body"})
-    assert error_of(server, PATHS[0], b"null")["param"] == "body"
 
 
 def test_two_requests_of_one_name_do_not_disturb_each_other() -> None:

@@ -121,7 +121,7 @@ def test_an_idle_hang_waits_until_nothing_is_left() -> None:
     second = one.submit(ask(10, 2, seed=2), 2 * NS)
     one.advance(60 * NS)
     assert second.finish is None
-    one.faults.clear("idle-hang")
+    one.faults.take_back("idle-hang")
     one.advance(61 * NS)
     assert second.finish == "length"
 
@@ -313,7 +313,7 @@ def test_what_grows_grows_from_its_onset() -> None:
     assert 9 * MIB < after["allocator"]["allocated"] - before["allocator"]["allocated"] < 12 * MIB
     other = engine()
     other.advance(3600 * NS)
-    other.faults.add(parse_fault("host-growth@3600s=1MiB/s"))
+    other.faults.append(parse_fault("host-growth@3600s=1MiB/s"))
     other.advance(3601 * NS)
     assert other.memory.figures()["host_memory"]["resident"] - before["host_memory"]["resident"] == MIB
 

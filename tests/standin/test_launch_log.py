@@ -26,7 +26,7 @@ from plimsoll.standin.memory import Memory, oom_text
 from plimsoll.standin.start_failures import failed_lines, want_of_memory
 from plimsoll.units import GIB
 from plimsoll.vllm.log_lines import LOG_LINES, measured_of
-from tests.standin.launches import PIDS, STAMP, launchable, log_of, text_of
+from tests.standin.launches import PID, STAMP, launchable, log_of, text_of
 
 CAPTURES = Path(__file__).parents[1] / "captures"
 SOME = Stats(813.5, 1869.2, 3, 1, 0, 0.25, 0.4)
@@ -70,7 +70,7 @@ def test_a_failed_start_is_found_as_the_real_one(words: str, capture: str, relea
 def test_a_start_says_what_was_planned(words: str, release: str) -> None:
     """`plan --learn` reads out of the log the figures that the plan put in, to the two digits that vLLM prints."""
     log = launchable("--gpu", "H100", "--vllm", release, *words.split()).log
-    raw = text_of(start_lines(log._replace(seconds=60.0), PIDS.api), release).encode()
+    raw = text_of(start_lines(log._replace(seconds=60.0), PID), release).encode()
     found = measured_of(raw.split(b"\n"))
     assert found.release == release
     assert found.weights_bytes is not None
@@ -92,7 +92,7 @@ def test_a_healthy_server_has_nothing_to_say(release: str) -> None:
     """A start, an answer and a line of throughput: nothing that matters is found."""
     log = launchable("--gpu", "L4", "--vllm", release).log
     lines = (
-        *start_lines(log, PIDS.api),
+        *start_lines(log, PID),
         uvicorn('127.0.0.1:40000 - "POST /v1/completions HTTP/1.1" 200 OK'),
         stats_line(SOME),
     )
@@ -104,7 +104,7 @@ def test_lines_look_as_vllms() -> None:
     """Every line of the logger has process, level, time and place in front; until 0.30 uvicorn's have the process, too."""
     for release in ("0.25.1", "0.32.0"):
         log = launchable("--gpu", "L4", "--vllm", release).log
-        text = text_of(start_lines(log, PIDS.api), release)
+        text = text_of(start_lines(log, PID), release)
         plain = [line for line in text.splitlines() if not SHAPE.match(line)]
         front = "(APIServer pid=100) " if release == "0.25.1" else ""
         assert plain == [
@@ -142,10 +142,10 @@ def test_a_death_is_found_as_the_real_one(step: str, capture: str, release: str,
         live=sizes.weights + sizes.kv_cache, left=20 << 20, neighbours=taken,
     )  # fmt: skip
     lines = (
-        *start_lines(launch.log, PIDS.api),
+        *start_lines(launch.log, PID),
         *death_lines(launch.log, message, SOME, is_logits=step == "logits"),
         uvicorn('127.0.0.1:40000 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error'),
-        *after_death_lines(launch.log, PIDS.api, PIDS.core),
+        *after_death_lines(launch.log, PID),
     )
     found = diagnose([log_of(lines, release)])
     real = diagnose([read_log(str(CAPTURES / "vllm-0.25.1-h200-failures" / capture))])
@@ -158,7 +158,7 @@ def test_a_death_is_found_as_the_real_one(step: str, capture: str, release: str,
 def test_a_stop_is_found_as_one(release: str, timeout: int) -> None:
     """Who was asked to stop has not crashed."""
     log = launchable("--gpu", "L4", "--vllm", release).log
-    lines = (*start_lines(log, PIDS.api), *stop_lines(log, timeout, 2, PIDS.core), *stopped_lines(log))
+    lines = (*start_lines(log, PID), *stop_lines(log, timeout, 2, PID), *stopped_lines(log))
     found = diagnose([log_of(lines, release)])
     real = diagnose([read_log(str(CAPTURES / "vllm-0.32.0-failures" / "terminate.log"))])
     assert [finding.code for finding in found.findings] == [real.findings[0].code]
@@ -175,12 +175,12 @@ def test_a_start_that_is_made_to_fail() -> None:
 def test_secrets_are_not_repeated() -> None:
     """An API key does not stand in the log."""
     log = launchable("--gpu", "L4", "--api-key", "swordfish").log
-    assert "swordfish" not in text_of(start_lines(log, PIDS.api), "0.32.0")
+    assert "swordfish" not in text_of(start_lines(log, PID), "0.32.0")
 
 
 def test_time_passes_in_order() -> None:
     """Lines come in the order of their shares, from the first moment of a start to its last."""
-    shares = [line.share for line in start_lines(launchable("--gpu", "L4").log, PIDS.api)]
+    shares = [line.share for line in start_lines(launchable("--gpu", "L4").log, PID)]
     assert shares == sorted(shares)
     assert (shares[0], shares[-1]) == (0.0, 1.0)
 
@@ -196,7 +196,7 @@ def test_a_start_says_what_a_real_one_says_in_its_order() -> None:
     """Every line of the recorded start that carries a figure is in ours and in the same order, after one with the version."""
     real = (CAPTURES / "vllm-0.25.1-h200" / "base.log").read_text(encoding="utf-8", errors="replace")
     log = launchable("--gpu", "H200", "--vllm", "0.25.1").log
-    ours = text_of(start_lines(log, PIDS.api), "0.25.1")
+    ours = text_of(start_lines(log, PID), "0.25.1")
     assert told_in(ours) == ["api-server-version", *told_in(real)]
 
 

@@ -31,15 +31,10 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from plimsoll.errors import WorldFailed, printable
 from plimsoll.render.terminal import show
-
-if TYPE_CHECKING:
-    from plimsoll.standin.config import Launchable
 
 
 def run(words: list[str]) -> int:
@@ -59,10 +54,6 @@ def run(words: list[str]) -> int:
         return error.exit_code
     for note in options.notes:
         print(f"plimsoll: {note}", file=sys.stderr, flush=True)
-    first = options.launches[0]
-    if first.failure is not None:
-        _print_failure(first, options.speed)
-        return 1
     return serve(options.launches, speed=options.speed, faults=options.faults)
 
 
@@ -72,18 +63,3 @@ def need_packages(extra: str, *, or_else: str = "") -> None:
     if missing:
         install = f"pip install 'plimsoll-line[{extra}]', or in a clone pip install '.[{extra}]'{or_else}"
         raise WorldFailed(f"a stand-in needs {', '.join(missing)}: {install}")
-
-
-def _print_failure(launch: Launchable, speed: float) -> None:
-    """The log of a start that fails: each line when its share of the start's time has passed."""
-    from plimsoll.standin.launch_log import Pids, written
-    from plimsoll.standin.start_failures import failed_lines
-
-    assert launch.failure is not None
-    pids = Pids(os.getpid(), os.getpid())
-    passed = 0.0
-    for line in failed_lines(launch.log, launch.failure):
-        time.sleep(max(0.0, line.share - passed) * launch.log.seconds / speed)
-        passed = max(passed, line.share)
-        text = written(line, time.strftime("%m-%d %H:%M:%S"), pids, launch.log.release)
-        print(text, file=sys.stderr if line.is_error else sys.stdout, flush=True)

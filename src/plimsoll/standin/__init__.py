@@ -10,36 +10,21 @@ print(engine.page())
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+import shlex
+from collections.abc import Sequence
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from plimsoll.standin.clocked import EngineDown, StandIn
+from plimsoll.errors import BadInput
+from plimsoll.standin.clocked import EngineDown, StandIn
+from plimsoll.standin.launch import read_options
 
 __all__ = ["EngineDown", "StandIn", "stand_in"]
 
 
 def stand_in(command: str = "", *, gpu: str = "L4", vllm: str = "", faults: Sequence[str] = ()) -> StandIn:
     """The engine that `plimsoll standin` would start for this command, on a clock of its own."""
-    import os
-    import shlex
-
-    from plimsoll.errors import BadInput
-    from plimsoll.standin.clocked import StandIn
-    from plimsoll.standin.launch import read_options
-
     words = ["--gpu", gpu, *(["--vllm", vllm] if vllm else []), *shlex.split(command)]
     launch = read_options(words, os.environ).launches[0]
     if launch.failure is not None:
         raise BadInput(f"vLLM would not start: {launch.failure.message}")
     return StandIn(launch.config, faults)
-
-
-def __getattr__(name: str) -> object:
-    """Load it when it is asked for: numpy and numba come with it."""
-    if name in ("StandIn", "EngineDown"):
-        from plimsoll.standin import clocked
-
-        return getattr(clocked, name)
-    raise AttributeError(name)

@@ -9,7 +9,7 @@ import numpy as np
 from prometheus_client.core import GaugeMetricFamily
 
 from plimsoll.standin.engine import Engine, EngineConfig
-from plimsoll.standin.faults import NS, Fault, parse_fault
+from plimsoll.standin.faults import NS, ONLY_AT_START, Fault, parse_fault
 from plimsoll.standin.metrics_page import Families, Page
 from plimsoll.standin.request import Figures, Request, RequestSpec
 
@@ -17,7 +17,7 @@ SOME_TOKENS = 1_000  # ids above this are no words of an answer
 
 
 # What a server does to its answers, and a start to itself; there is neither here.
-SERVERS_OWN = ("slow-start", "start-failure", "frozen-gauges", "lying-page", "cut-page", "huge-page", "slow-loris")
+SERVERS_OWN = (*ONLY_AT_START, "frozen-gauges", "lying-page", "cut-page", "huge-page", "slow-loris")
 OUTLIVES = ("neighbour",)  # another process; everything else ends with the one that had it
 
 
@@ -94,12 +94,7 @@ class StandIn:
         """Add a fault, by this object's clock."""
         made = _fault(fault)
         self._faults.append(made)
-        self.engine.faults.add(made._replace(at_s=made.at_s - self._begin_s))
-
-    def clear_faults(self, kind: str | None = None) -> None:
-        """Nothing goes wrong any more."""
-        self._faults = [fault for fault in self._faults if kind is not None and fault.kind != kind]
-        self.engine.faults.clear(kind)
+        self.engine.faults.append(made._replace(at_s=made.at_s - self._begin_s))
 
     def restart(self, takes_s: float = 60.0) -> None:
         """Stop it now; it is up again after so many seconds, with nothing of what it had, its faults among it.

@@ -26,7 +26,7 @@ from plimsoll.standin.request import HISTOGRAMS
 from plimsoll.standin.start_failures import Failure, failure_of
 from plimsoll.units import parse_vllm_integer
 from plimsoll.vllm.metrics import cache_config_labels
-from plimsoll.vllm.versions import Behaviour, Coverage
+from plimsoll.vllm.versions import Coverage
 
 
 def cache_labels(ledger: Ledger) -> dict[str, str]:
@@ -49,7 +49,7 @@ def cache_labels(ledger: Ledger) -> dict[str, str]:
     return {name: planned.get(name, value) for name, value in cache_config_labels(settings.release).items()}
 
 
-# The bucket edges of vLLM's histograms, release by release.
+# The bucket edges of vLLM's histograms.
 
 _LATENCY = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0,
@@ -63,10 +63,7 @@ _BETWEEN_TOKENS = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 )  # fmt: skip
 _STEP = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
-# The sizes of which graphs were captured unless told otherwise: what steps were sorted by at first.
-_CAPTURE_SIZES = (1.0, 2.0, 4.0, *(float(size) for size in range(8, 513, 8)))
-
-_NEWEST: dict[str, tuple[float, ...]] = {
+_EDGES: dict[str, tuple[float, ...]] = {
     "ttft": _FIRST_TOKEN,
     **dict.fromkeys(("inter_token", "tpot"), _BETWEEN_TOKENS),
     **dict.fromkeys(("e2e", "queue", "inference", "prefill", "decode"), _LATENCY),
@@ -74,29 +71,13 @@ _NEWEST: dict[str, tuple[float, ...]] = {
     "request_preemptions": (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0),
     "step_tokens": _STEP,
 }
-# What it was before a change, the oldest first.
-_BEFORE: tuple[tuple[Behaviour, dict[str, tuple[float, ...]]], ...] = (
-    (
-        Behaviour.LONG_LATENCY_BUCKETS,
-        {
-            "ttft": _FIRST_TOKEN[:16],
-            **dict.fromkeys(("inter_token", "tpot"), _BETWEEN_TOKENS[:13]),
-            **dict.fromkeys(("e2e", "queue", "inference", "prefill", "decode"), _LATENCY[:15]),
-        },
-    ),
-    (Behaviour.STEP_BUCKETS, {"step_tokens": _CAPTURE_SIZES}),
-)
 
 
-def edges_of(release: str, max_model_len: int) -> dict[str, tuple[float, ...]]:
-    """The upper bounds, without the infinite one, of each histogram as a release sets them; lengths go up to the context."""
-    edges = dict(_NEWEST)
-    for change, older in _BEFORE:
-        if not change.is_in(release):
-            edges |= older
+def edges_of(max_model_len: int) -> dict[str, tuple[float, ...]]:
+    """The upper bounds of each histogram, without the infinite one; lengths go up to the context."""
     powers = range(len(str(max_model_len)))
     lengths = tuple(float(digit * 10**n) for n in powers for digit in (1, 2, 5) if digit * 10**n <= max_model_len)
-    return {name: edges.get(name, lengths) for name in HISTOGRAMS}
+    return {name: _EDGES.get(name, lengths) for name in HISTOGRAMS}
 
 
 HOST = "127.0.0.1"  # Where it listens unless told otherwise; vLLM itself would listen everywhere
@@ -227,7 +208,7 @@ def _config(planned: Planned, flags: Flags, sizes: MemorySizes, times: Mapping[s
         settings=settings,
         step_time=step_time,
         sizes=sizes,
-        edges=edges_of(release, length),
+        edges=edges_of(length),
         cache_labels=cache_labels(ledger),
         workers=ledger.settings.tensor_parallel * ledger.settings.pipeline_parallel,
         seed=flags.integer("--seed") or 0,

@@ -43,7 +43,14 @@ def count_end(figures: Figures, run: OpenRun, request: Request, row: int | None,
     shown["e2e"].observe((now_ns - request.arrival_ns) / NS)
     shown["prompt"].observe(len(request.spec.prompt))
     shown["output"].observe(request.produced)
-    _count_family(figures, request)
+    # What is counted once for all answers to a prompt: with the last of them.
+    family, longest = request.spec.family, request.produced
+    if family is not None:
+        family.left -= 1
+        family.longest = longest = max(family.longest, longest)
+    if family is None or family.left <= 0:
+        shown["max_output"].observe(longest)
+        shown["params_n"].observe(request.spec.n)
     if request.spec.max_tokens is not None:
         shown["params_max_tokens"].observe(request.spec.max_tokens)
     shown["prefill_kv_computed"].observe(len(request.spec.prompt) - request.cached_tokens)
@@ -59,18 +66,6 @@ def count_end(figures: Figures, run: OpenRun, request: Request, row: int | None,
     shown["decode"].observe((now_ns - first_ns) / NS)
     shown["tpot"].observe((now_ns - first_ns) / NS / (request.produced - 1) if request.produced > 1 else 0.0)
     shown["request_preemptions"].observe(request.preemptions)
-
-
-def _count_family(figures: Figures, request: Request) -> None:
-    """What is counted once for all answers to a prompt: with the last of them."""
-    family, longest = request.spec.family, request.produced
-    if family is not None:
-        family.left -= 1
-        family.longest = longest = max(family.longest, longest)
-        if family.left > 0:
-            return
-    figures.histograms["max_output"].observe(longest)
-    figures.histograms["params_n"].observe(request.spec.n)
 
 
 def show_step(figures: Figures, run: OpenRun) -> None:
@@ -109,7 +104,7 @@ class FaultEffects:
     def suffer(self, now_ns: int) -> None:
         """Bring everything to what the faults want at this moment."""
         engine = self._engine
-        if not engine.faults.all and not engine.stands_still and not self._neighbour and not engine.run.is_frozen:
+        if not engine.faults and not engine.stands_still and not self._neighbour and not engine.run.is_frozen:
             self._grown_until_ns = now_ns
             return
         self._keep_still(now_ns)
@@ -117,7 +112,9 @@ class FaultEffects:
         self._grow(now_ns)
         storm = engine.faults.active("preemption-storm", now_ns)
         if storm is None:
-            self._end_storm(now_ns)
+            for request in self._storm:
+                engine.abort(request, now_ns)
+            self._storm = []
         elif not engine.is_paused and not engine.is_dead:
             self._keep_up_storm(storm, now_ns)
 
@@ -146,12 +143,13 @@ class FaultEffects:
         """What grows has grown since the last look, or since its onset if that came later."""
         engine = self._engine
         since_ns, self._grown_until_ns = self._grown_until_ns, now_ns
-        size = _grown_bytes(engine.faults.active("growth", now_ns), since_ns, now_ns)
-        if size > 0 and (trouble := engine.memory.grow(size)) is not None:
-            engine.die(trouble)
-        size = _grown_bytes(engine.faults.active("host-growth", now_ns), since_ns, now_ns)
-        if size > 0 and not engine.memory.grow_host(size):
-            engine.die(KILLED)
+        for kind in ("growth", "host-growth"):
+            fault = engine.faults.active(kind, now_ns)
+            size = 0 if fault is None else int(fault.value * (now_ns - max(since_ns, fault.at_s * NS)) / NS)
+            if size > 0 and kind == "growth" and (trouble := engine.memory.grow(size)) is not None:
+                engine.die(trouble)
+            if size > 0 and kind == "host-growth" and not engine.memory.grow_host(size):
+                engine.die(KILLED)
 
     def _keep_up_storm(self, fault: Fault, now_ns: int) -> None:
         """Requests of its own: as many as may run at once, short when they are let in and far too long for all to stay."""
@@ -165,15 +163,6 @@ class FaultEffects:
             spec = RequestSpec(np.full(prompt, 1000 + seed % 30_000, dtype=np.int64), output, seed=seed)
             self._storm.append(self._engine.submit(spec, now_ns))
         self._storm = [request for request in self._storm if request.finish is None]
-
-    def _end_storm(self, now_ns: int) -> None:
-        for request in self._storm:
-            self._engine.abort(request, now_ns)
-        self._storm = []
-
-
-def _grown_bytes(fault: Fault | None, since_ns: int, now_ns: int) -> int:
-    return 0 if fault is None else int(fault.value * (now_ns - max(since_ns, fault.at_s * NS)) / NS)
 
 
 COMPACTION_NS = 2_200_000  # what one took on the H200, median of 20

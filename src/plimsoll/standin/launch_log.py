@@ -31,23 +31,6 @@ class Line(NamedTuple):
     is_error: bool = False  # goes to stderr
 
 
-class Pids(NamedTuple):
-    """Process ids of one server."""
-
-    api: int
-    core: int
-    workers: tuple[int, ...] = ()
-
-    def of(self, process: str) -> int:
-        """The id of the process that this name stands for."""
-        if process == API_SERVER:
-            return self.api
-        rank = process.rpartition("TP")[2].partition("_")[0]
-        if process == ENGINE_CORE or not rank.isdigit() or int(rank) >= len(self.workers):
-            return self.core
-        return self.workers[int(rank)]
-
-
 class Frame(NamedTuple):
     """One call of a traceback."""
 
@@ -84,9 +67,9 @@ def worker_failed(message: str) -> str:
     return f"RuntimeError: Worker failed with error '{message}', please check the stack trace above for the root cause"
 
 
-def written(line: Line, stamp: str, pids: Pids, release: str) -> str:
+def written(line: Line, stamp: str, pid: int, release: str) -> str:
     """The line as it stands in the log, without its end; `stamp` is like 11-15 12:00:00. A text of several lines stays so."""
-    who = f"({line.process} pid={pids.of(line.process)}) "
+    who = f"({line.process} pid={pid}) "
     if line.level:
         who += f"{line.level} {stamp} [{line.place}] "
     elif Behaviour.LOGGER_NAMES_PROCESS.is_in(release):
@@ -396,17 +379,17 @@ def death_lines(log: StartLog, failure: str, stats: Stats, *, is_logits: bool = 
     yield error(API_SERVER, "async_llm.py:906", f"AsyncLLM output_handler failed.\n{traceback(_OUTPUT, _DEAD)}")
 
 
-def after_death_lines(log: StartLog, pid: int, core_pid: int) -> tuple[Line, ...]:
+def after_death_lines(log: StartLog, pid: int) -> tuple[Line, ...]:
     """The API server closes its port and is gone, with exit code 0."""
     return (
         *(uvicorn(text) for text in _CLOSING),
         uvicorn(f"Finished server process [{pid}]"),
-        *_client_stops(log, "0s", core_pid),
+        *_client_stops(log, "0s", pid),
         *_client_stopped(log),
     )
 
 
-def stop_lines(log: StartLog, timeout_s: int, in_flight: int, core_pid: int) -> tuple[Line, ...]:
+def stop_lines(log: StartLog, timeout_s: int, in_flight: int, pid: int) -> tuple[Line, ...]:
     """Somebody asked it to stop; with a timeout requests in flight may end first."""
     mode = "drain" if timeout_s else "abort"
     if not Behaviour.SHUTDOWN_STEPS.is_in(log.release):
@@ -414,7 +397,7 @@ def stop_lines(log: StartLog, timeout_s: int, in_flight: int, core_pid: int) -> 
     lines = [
         info(API_SERVER, "launcher.py:254", "[shutdown] API server: shutdown triggered"),
         info(API_SERVER, "launcher.py:270", f"[shutdown] API server: stopping engine client mode={mode} timeout={timeout_s}s"),
-        *_client_stops(log, f"{timeout_s}s", core_pid if not timeout_s else None),
+        *_client_stops(log, f"{timeout_s}s", pid if not timeout_s else None),
         info(ENGINE_CORE, "core.py:1454", "[shutdown] EngineCore: trigger received signal=SIGTERM"),
         info(ENGINE_CORE, "core.py:1635", f"[shutdown] EngineCore: start mode={mode} timeout={timeout_s}s"),
     ]
@@ -444,7 +427,7 @@ def stopped_lines(log: StartLog) -> tuple[Line, ...]:
     )
 
 
-def _client_stops(log: StartLog, timeout: str, core_pid: int | None) -> Iterator[Line]:
+def _client_stops(log: StartLog, timeout: str, pid: int | None) -> Iterator[Line]:
     if not Behaviour.SHUTDOWN_STEPS.is_in(log.release):
         return
     yield info(API_SERVER, "core_client.py:770", f"[shutdown] MPClient: start timeout={timeout}")
@@ -452,11 +435,11 @@ def _client_stops(log: StartLog, timeout: str, core_pid: int | None) -> Iterator
     are_named = Behaviour.SHUTDOWN_PROCESSES.is_in(log.release)
     if are_named:
         yield info(API_SERVER, "utils.py:628", "[shutdown] Process manager: send sigterm to process EngineCore")
-    if core_pid is not None:
+    if pid is not None:
         text = "[shutdown] Process manager: force killing remaining processes count=1"
         yield warning(API_SERVER, "utils.py:648", text)
         if are_named:
-            text = f"[shutdown] Process manager: force killing remaining process EngineCore pid {core_pid}"
+            text = f"[shutdown] Process manager: force killing remaining process EngineCore pid {pid}"
             yield warning(API_SERVER, "utils.py:653", text)
 
 

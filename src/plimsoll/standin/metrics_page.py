@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from prometheus_client import Metric, generate_latest
 from prometheus_client.registry import Collector
@@ -23,7 +23,7 @@ from prometheus_client.utils import floatToGoString
 from plimsoll.errors import BadInput
 from plimsoll.standin.request import ENDS, VALVES, Figures
 from plimsoll.vllm.metrics import metrics_of
-from plimsoll.vllm.versions import Behaviour, newest, wheels
+from plimsoll.vllm.versions import Behaviour, Coverage, newest, wheels
 
 # Every metric of vLLM's own that a stand-in's page shows: where its value comes from, and what HELP says of it.
 #
@@ -81,15 +81,6 @@ ROWS: tuple[Row, ...] = (
     Row("vllm:num_requests_waiting_by_reason", _REASON, _waiting, by=("capacity", "deferred")),
     Row("vllm:engine_sleep_state", _SLEEP, lambda f, state: int(f.sleep_state == state),
         by=("awake", "weights_offloaded", "discard_all")),
-    Row("vllm:gpu_cache_usage_perc",
-        "GPU KV-cache usage. 1 means 100 percent usage.DEPRECATED: Use vllm:kv_cache_usage_perc instead.",
-        lambda f, _: f.kv_usage),
-    Row("vllm:gpu_prefix_cache_queries_total",
-        "GPU prefix cache queries, in terms of number of queriedtokens. DEPRECATED: Use vllm:prefix_cache_queries instead.",
-        lambda f, _: f.prefix_queries),
-    Row("vllm:gpu_prefix_cache_hits_total",
-        "GPU prefix cache hits, in terms of number of cached tokens. DEPRECATED: Use vllm:prefix_cache_hits instead.",
-        lambda f, _: f.prefix_hits),
     Row("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", lambda f, _: f.kv_usage),
     Row("vllm:prefix_cache_queries_total", "Prefix cache queries, in terms of number of queried tokens.",
         lambda f, _: f.prefix_queries),
@@ -132,33 +123,11 @@ ROWS: tuple[Row, ...] = (
         histogram="request_preemptions"),
     Row("vllm:request_prefill_kv_computed_tokens",
         "Histogram of new KV tokens computed during prefill (excluding cached tokens).", histogram="prefill_kv_computed"),
-    Row("vllm:spec_decode_num_draft_tokens_total", "Number of draft tokens.", _nothing),
-    Row("vllm:spec_decode_num_accepted_tokens_total", "Number of accepted tokens.", _nothing),
 )  # fmt: skip
-
-# What HELP said before a change, the newest first.
-_QUERIES = "GPU prefix cache queries, in terms of number of queried tokens."
-_HITS = "GPU prefix cache hits, in terms of number of cached tokens."
-EARLIER: dict[str, tuple[tuple[Behaviour, str], ...]] = {
-    "vllm:gpu_cache_usage_perc": ((Behaviour.KV_METRIC_NAMES, "GPU KV-cache usage. 1 means 100 percent usage."),),
-    "vllm:gpu_prefix_cache_queries_total": (
-        (Behaviour.GPU_METRIC_HELP, f"{_QUERIES}DEPRECATED: Use vllm:prefix_cache_queries instead."),
-        (Behaviour.KV_METRIC_NAMES, _QUERIES),
-    ),
-    "vllm:gpu_prefix_cache_hits_total": (
-        (Behaviour.GPU_METRIC_HELP, f"{_HITS}DEPRECATED: Use vllm:prefix_cache_hits instead."),
-        (Behaviour.KV_METRIC_NAMES, _HITS),
-    ),
-    "vllm:time_per_output_token_seconds": ((Behaviour.INTER_TOKEN_METRIC, "Histogram of time per output token in seconds."),),
-}
 # Values of labels that not every release knows.
 LATER_VALUES = {"error": Behaviour.ERROR_REASON, "repetition": Behaviour.REPETITION_REASON}
 # Registered whatever the flags; the flag only makes them move.
 ALWAYS_THERE = frozenset(row.name for row in ROWS if row.name.startswith("vllm:estimated_"))
-# What these counted nobody here counts: whole blocks of each prompt.
-LEFT_OUT_BEFORE = dict.fromkeys(
-    ("vllm:gpu_prefix_cache_queries_total", "vllm:gpu_prefix_cache_hits_total"), Behaviour.PREFIX_TOKENS
-)
 
 
 class Families(Collector):
@@ -181,7 +150,6 @@ class Shown(NamedTuple):
 
     row: Row
     kind: str
-    meaning: str
     names_engine: bool
     by: str  # the label that tells samples apart, "" for none
     values: tuple[str, ...]  # and its values
@@ -197,9 +165,8 @@ class Page:
         self._static = (release, model_name, engine)
         self._metrics = metrics_shown(release)
         self._created = _number(created)
-        labels = {**cache_labels, "engine": engine} if Behaviour.CACHE_CONFIG_ENGINE.is_in(release) else dict(cache_labels)
         cache = Metric("vllm:cache_config_info", "Information of the LLMEngine CacheConfig", "gauge")
-        cache.add_sample(cache.name, labels, 1)
+        cache.add_sample(cache.name, {**cache_labels, "engine": engine}, 1)
         self._cache = Families([cache]).text()
         self._edges: tuple[tuple[float, ...], ...] | None = None
         self._template = ""
@@ -210,7 +177,7 @@ class Page:
         if edges != self._edges:
             self._edges, self._template = edges, _template(*self._static, edges)
         numbers: list[str] = []
-        for row, kind, _, _, _, values in self._metrics:
+        for row, kind, _, _, values in self._metrics:
             if row.read is None:
                 histogram = figures.histograms[row.histogram]
                 rising = [_number(count) for count in accumulate(histogram.counts)]
@@ -232,26 +199,18 @@ def _number(value: float) -> str:
 @functools.cache
 def metrics_shown(release: str) -> tuple[Shown, ...]:
     """vLLM's own metrics that a release shows whatever the flags, in the order of the page, the cache's configuration aside."""
-    if release not in wheels() or not Behaviour.V1_ENGINE.is_in(release):
-        raise BadInput(f"no page of vLLM {release}: only those from {Behaviour.V1_ENGINE.since} to {newest()} are known")
+    if release not in wheels() or Coverage.CACHE_LABELS.begins_after(release):
+        raise BadInput(f"no page of vLLM {release}: only those from {Coverage.CACHE_LABELS.first} to {newest()} are known")
     known = metrics_of(release)
     shown: list[Shown] = []
     for row in ROWS:
         entry = known.get(row.name)
-        if entry is None or entry["engine"] != "V1":
+        if entry is None or entry["engine"] != "V1" or (entry["shown"] != "always" and row.name not in ALWAYS_THERE):
             continue
-        if entry["shown"] != "always" and row.name not in ALWAYS_THERE:
-            continue
-        if not LEFT_OUT_BEFORE.get(row.name, Behaviour.V1_ENGINE).is_in(release):
-            continue
-        meaning = row.meaning
-        for change, earlier in EARLIER.get(row.name, ()):
-            meaning = meaning if change.is_in(release) else earlier
-        labels = entry["labels"]
-        assert isinstance(labels, list | tuple)
-        more = [str(label) for label in labels if label not in ("model_name", "engine")]
-        values = tuple(value for value in row.by if LATER_VALUES.get(value, Behaviour.V1_ENGINE).is_in(release))
-        shown.append(Shown(row, str(entry["type"]), meaning, "engine" in labels, more[0] if more else "", values))
+        labels = cast("list[str]", entry["labels"])
+        more = [label for label in labels if label not in ("model_name", "engine")]
+        values = tuple(value for value in row.by if value not in LATER_VALUES or LATER_VALUES[value].is_in(release))
+        shown.append(Shown(row, str(entry["type"]), "engine" in labels, more[0] if more else "", values))
     return tuple(shown)
 
 
@@ -260,10 +219,10 @@ def _template(release: str, model_name: str, engine: str, edges: tuple[tuple[flo
     """All lines of vLLM's own with a place for each number; `edges` of the histograms in their order."""
     metrics: list[Metric] = []
     left = iter(edges)
-    for row, kind, meaning, names_engine, by, values in metrics_shown(release):
+    for row, kind, names_engine, by, values in metrics_shown(release):
         labels = {"model_name": model_name, **({"engine": engine} if names_engine else {})}
         sets = [{**labels, by: value} if by else labels for value in values]
-        metric = Metric(row.name.removesuffix("_total") if kind == "counter" else row.name, meaning, kind)
+        metric = Metric(row.name.removesuffix("_total") if kind == "counter" else row.name, row.meaning, kind)
         if kind == "histogram":
             for edge in (*next(left), math.inf):
                 metric.add_sample(f"{row.name}_bucket", {**labels, "le": _number(edge)}, 0)

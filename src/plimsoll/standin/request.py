@@ -56,16 +56,10 @@ class Figures:
         self.sleep_state = "awake"
         self.histograms = {name: Histogram(edges.get(name, ())) for name in HISTOGRAMS}
 
-    def __repr__(self) -> str:
-        shown = {name: value for name, value in vars(self).items() if name != "histograms"}
-        counts = {name: histogram.count for name, histogram in self.histograms.items()}
-        return f"Figures({', '.join(f'{name}={value!r}' for name, value in shown.items())}, histograms={counts})"
-
 
 # Words and token ids: a small tokeniser of our own, so that equal text is equal content and answers can be read back.
 #
-# No model's tokeniser: a word of up to eight letters is one token, a longer one several, and so is every mark. It counts
-# about
+# No model's tokeniser: a word of up to eight letters is one token, a longer one several, and so is every mark. It counts about
 # as many tokens as Llama's does for English prose, and nothing here claims more.
 
 Ids = npt.NDArray[np.int64]
@@ -78,26 +72,18 @@ _SPLIT = np.uint64(0x9E3779B97F4A7C15)
 _MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
-def _word(token: int) -> str:
-    """The word of one of the reserved ids: three syllables, one for each digit."""
-    digits = f"{token:03d}"
-    return " " + "".join(_SYLLABLES[int(digit)] for digit in digits)
-
-
-_WORDS = tuple(_word(token) for token in range(RESERVED))
+# The words of the reserved ids: three syllables, one for each digit.
+_WORDS = tuple(" " + "".join(_SYLLABLES[int(digit)] for digit in f"{token:03d}") for token in range(RESERVED))
 _IDS = {word: token for token, word in enumerate(_WORDS)}
 
 
 def encode(text: str) -> list[int]:
     """The text as token ids; equal pieces have equal ids in every process."""
-    return [_id_of(piece) for piece in _PIECES.findall(text)]
-
-
-def _id_of(piece: str) -> int:
-    known = _IDS.get(piece)
-    if known is not None:
-        return known
-    return RESERVED + zlib.crc32(piece.encode("utf-8", "surrogatepass")) % (VOCABULARY - RESERVED)
+    rest = VOCABULARY - RESERVED
+    return [
+        RESERVED + zlib.crc32(word.encode("utf-8", "surrogatepass")) % rest if (known := _IDS.get(word)) is None else known
+        for word in _PIECES.findall(text)
+    ]
 
 
 def piece(token: int) -> str:

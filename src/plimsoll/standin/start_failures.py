@@ -24,7 +24,6 @@ from plimsoll.standin.launch_log import (
 )
 from plimsoll.standin.memory import MemorySizes, oom_text
 from plimsoll.units import GIB
-from plimsoll.vllm.versions import Behaviour
 
 _CORE = "vllm/v1/engine/core.py"
 _WORKER = "vllm/v1/worker/gpu_worker.py"
@@ -69,7 +68,7 @@ def failure_of(log: StartLog, sizes: MemorySizes, environment: Mapping[str, str]
     ledger = log.ledger
     if ledger.settings.max_model_len > log.shape.max_context and environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") != "1":
         return _too_long_for_the_model(log)
-    if log.free_bytes < ledger.requested.value and Behaviour.NEIGHBOURS_APART.is_in(log.release):
+    if log.free_bytes < ledger.requested.value:
         return too_little_free(log, log.free_bytes)
     if ledger.weights.value > log.free_bytes:
         return _out_of_memory(log, sizes, "weights")

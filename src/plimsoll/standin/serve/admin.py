@@ -6,9 +6,9 @@ import asyncio
 import json
 import platform
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,40 +21,35 @@ LOOK_S = 0.01  # how often a pause that waits looks whether all is done
 SETTLE_S = 0.02  # vLLM waits so long, too, for what was aborted to be answered
 
 
-class PauseQuery(BaseModel):
-    """Of /pause."""
+M = TypeVar("M", bound=BaseModel)
 
+
+class PauseQuery(BaseModel):
     mode: Literal["abort", "wait", "keep"] = "abort"
     clear_cache: bool = True
 
 
 class SleepQuery(BaseModel):
-    """Of /sleep."""
-
     level: Annotated[int, Field(ge=0, le=2)] = 1
     mode: Literal["abort", "wait", "keep"] = "abort"
 
 
 class ResetQuery(BaseModel):
-    """Of /reset_prefix_cache."""
-
     reset_running_requests: bool = False
     reset_external: bool = False
 
 
 class InfoQuery(BaseModel):
-    """Of /server_info."""
-
     config_format: Literal["text", "json"] = "text"
 
 
-PAUSE, SLEEP, RESET, INFO = TypeAdapter(PauseQuery), TypeAdapter(SleepQuery), TypeAdapter(ResetQuery), TypeAdapter(InfoQuery)
+def _query(request: Request, model: type[M]) -> M:
+    return checked(model.model_validate, dict(request.query_params), "query")
 
 
 async def pause(request: Request) -> Response:
-    """POST /pause."""
     service: Service = request.app.state.service
-    query = checked(PAUSE, dict(request.query_params), "query")
+    query = _query(request, PauseQuery)
     await _quiet(service, query.mode, lambda: service.engine.pause(query.mode, service.driver.now_ns()))
     if query.clear_cache and query.mode != "keep":
         service.engine.reset_prefix_cache(reset_running=False)
@@ -74,7 +69,6 @@ async def _quiet(service: Service, mode: str, act: Callable[[], None]) -> None:
 
 
 async def resume(request: Request) -> Response:
-    """POST /resume."""
     service: Service = request.app.state.service
     service.engine.resume(service.driver.now_ns())
     service.driver.plan()
@@ -82,7 +76,6 @@ async def resume(request: Request) -> Response:
 
 
 async def is_paused(request: Request) -> Response:
-    """GET /is_paused."""
     return Json({"is_paused": request.app.state.service.engine.is_paused})
 
 
@@ -92,7 +85,7 @@ async def sleep(request: Request) -> Response:
     It keeps its memory then; only torch's free segments go back to the device.
     """
     service: Service = request.app.state.service
-    query = checked(SLEEP, dict(request.query_params), "query")
+    query = _query(request, SleepQuery)
 
     def fall_asleep() -> None:
         engine, now_ns = service.engine, service.driver.now_ns()
@@ -104,12 +97,11 @@ async def sleep(request: Request) -> Response:
         return None
 
     await _quiet(service, query.mode, fall_asleep)
-    service.tell_sleep(is_asleep=True, level=query.level)
+    service.on_sleep(query.level)
     return Json({"status": "sleeping", "level": query.level})
 
 
 async def wake_up(request: Request) -> Response:
-    """POST /wake_up."""
     service: Service = request.app.state.service
     tags = request.query_params.getlist("tags") or None
     service.woken |= set(tags or PARTS)
@@ -118,20 +110,18 @@ async def wake_up(request: Request) -> Response:
         service.woken.clear()
         service.engine.wake_up(service.driver.now_ns())
         service.driver.plan()
-        service.tell_sleep(is_asleep=False, level=0)
+        service.on_sleep(None)
     return Json({"status": "awake" if is_awake else "sleeping", "tags": tags})
 
 
 async def is_sleeping(request: Request) -> Response:
-    """GET /is_sleeping."""
     engine = request.app.state.service.engine
     return Json({"is_sleeping": engine.sleep_level is not None or engine.is_paused})
 
 
 async def reset_prefix_cache(request: Request) -> Response:
-    """POST /reset_prefix_cache."""
     service: Service = request.app.state.service
-    query = checked(RESET, dict(request.query_params), "query")
+    query = _query(request, ResetQuery)
     is_done = service.engine.reset_prefix_cache(reset_running=query.reset_running_requests)
     service.driver.plan()
     return Json({"success": bool(is_done)})
@@ -185,7 +175,6 @@ async def _object(request: Request, complaint: str | None) -> dict[str, Any]:
 
 
 async def server_info(request: Request) -> Response:
-    """GET /server_info."""
     config = request.app.state.service.engine.config
     known = {
         "model": config.model,
@@ -193,23 +182,18 @@ async def server_info(request: Request) -> Response:
         "scheduler": config.settings._asdict(),
         "cache": dict(config.cache_labels),
     }
-    wants_json = checked(INFO, dict(request.query_params), "query").config_format == "json"
+    wants_json = _query(request, InfoQuery).config_format == "json"
     said: object = json.loads(json.dumps(known, default=str)) if wants_json else str(known)
     environment = {"python_version": platform.python_version(), "os": platform.platform()}
     return Json({"vllm_config": said, "vllm_env": {"VLLM_SERVER_DEV_MODE": True}, "system_env": environment})
 
 
 ROUTES = {
-    "/pause": ("POST", pause),
-    "/resume": ("POST", resume),
-    "/is_paused": ("GET", is_paused),
-    "/sleep": ("POST", sleep),
-    "/wake_up": ("POST", wake_up),
-    "/is_sleeping": ("GET", is_sleeping),
-    "/reset_prefix_cache": ("POST", reset_prefix_cache),
+    **{f"/{endpoint.__name__}": ("GET", endpoint) for endpoint in (is_paused, is_sleeping, server_info)},
+    **{
+        f"/{endpoint.__name__}": ("POST", endpoint)
+        for endpoint in (pause, resume, sleep, wake_up, reset_prefix_cache, abort_requests, collective_rpc)
+    },
     "/reset_mm_cache": ("POST", reset_nothing),
     "/reset_encoder_cache": ("POST", reset_nothing),
-    "/abort_requests": ("POST", abort_requests),
-    "/collective_rpc": ("POST", collective_rpc),
-    "/server_info": ("GET", server_info),
 }

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plimsoll.errors import BadInput
 from plimsoll.inside.answers import ALLOWED, OFF, Tokens, path_of
-from plimsoll.standin.faults import NS, make_fault
+from plimsoll.standin.faults import NS, ONLY_AT_START, make_fault
 from plimsoll.standin.serve import admin
 from plimsoll.standin.serve.completions import chat_text, create_chat_completion, create_completion, invoke
 from plimsoll.standin.serve.generation import encoded, until_gone, words_of
@@ -49,7 +49,6 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 # POST /tokenize and /detokenize, and what only looks.
 
 TOKENIZE: TypeAdapter[TokenizeTextRequest | TokenizeChatRequest] = TypeAdapter(TokenizeTextRequest | TokenizeChatRequest)
-DETOKENIZE = TypeAdapter(DetokenizeRequest)
 PERMISSION = {
     "allow_create_engine": False, "allow_sampling": True, "allow_logprobs": True, "allow_search_indices": False,
     "allow_view": True, "allow_fine_tuning": False, "organization": "*", "group": None, "is_blocking": False,
@@ -59,7 +58,7 @@ PERMISSION = {
 async def tokenize(request: Request) -> Response:
     """The tokens of a text or of messages."""
     service: Service = request.app.state.service
-    asked = checked(TOKENIZE, await _body_while_serving(request), "body")
+    asked = checked(TOKENIZE.validate_python, await _body_while_serving(request))
     service.check_model(asked.model)
     if isinstance(asked, TokenizeTextRequest):
         text = asked.prompt
@@ -73,7 +72,7 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     """The text of tokens."""
-    asked = checked(DETOKENIZE, await _body_while_serving(request), "body")
+    asked = checked(DetokenizeRequest.model_validate, await _body_while_serving(request))
     request.app.state.service.check_model(asked.model)
     return Json({"prompt": "".join(await words_of(asked.tokens))})
 
@@ -124,7 +123,6 @@ async def health(request: Request) -> Response:
 
 # POST, DELETE and GET under /standin/: faults while a stand-in runs, and what it is like; only for who has the token.
 
-ONLY_AT_START = ("slow-start", "start-failure")
 KNOWN = ("kind", "at_s", "for_s", "value")
 
 
@@ -151,7 +149,7 @@ async def faults(request: Request) -> Response:
             raise Refused(400, f"the body is not an object of {', '.join(KNOWN)}")
         kind, engine = wanted.get("kind"), service.engine
         if request.method == "DELETE":
-            engine.faults.clear(None if kind is None else str(kind))
+            engine.faults.take_back(None if kind is None else str(kind))
         elif kind in ONLY_AT_START:
             raise Refused(400, f"fault {kind}: it has started; name it with --fault at the next start")
         else:
@@ -159,7 +157,7 @@ async def faults(request: Request) -> Response:
                 fault = make_fault(str(kind), wanted.get("at_s") or 0, wanted.get("for_s"), wanted.get("value"))
             except BadInput as error:
                 raise Refused(400, str(error)) from None
-            engine.faults.add(fault._replace(at_s=fault.at_s + service.driver.now_ns() / NS))
+            engine.faults.append(fault._replace(at_s=fault.at_s + service.driver.now_ns() / NS))
         service.driver.turn()
     return Json({"faults": _faults(service)})
 
@@ -174,7 +172,7 @@ def _faults(service: Service) -> list[dict[str, Any]]:
             "value": fault.value,
             "is_on": fault.is_on(now_ns),
         }
-        for fault in service.engine.faults.all
+        for fault in service.engine.faults
     ]
 
 

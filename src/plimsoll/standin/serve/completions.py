@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,7 +22,6 @@ from plimsoll.standin.serve.protocol import (
 )
 from plimsoll.standin.serve.service import Choice, Service
 
-COMPLETION, CHAT = TypeAdapter(CompletionRequest), TypeAdapter(ChatRequest)
 ROLE = "assistant"
 STRIDE = 389  # between the tokens that are named beside the drawn one
 
@@ -245,7 +243,7 @@ async def invoke(request: Request) -> Response:
 
 async def _complete(request: Request, body: dict[str, Any]) -> Response:
     service: Service = request.app.state.service
-    asked = checked(COMPLETION, body, "body")
+    asked = checked(CompletionRequest.model_validate, body)
     service.check_model(asked.model)
     if asked.stream and asked.use_beam_search:
         raise Refused(400, "Streaming is not currently supported with beam search")
@@ -274,7 +272,7 @@ async def _chat(request: Request, body: dict[str, Any]) -> Response:
     service: Service = request.app.state.service
     if body.get("tools") and body.get("tool_choice", "auto") == "auto" and not service.options.has_tools:
         raise Refused(400, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
-    asked = checked(CHAT, body, "body")
+    asked = checked(ChatRequest.model_validate, body)
     service.check_model(asked.model)
     service.admit(asked.n)
     if service.is_stopping:

@@ -281,7 +281,7 @@ class Generation:
             if is_streamed:
                 return EventStream(self)
             while not self.waiter.is_gone and any(choice.finish is None for choice in self.choices):
-                await self.waiter.wait()
+                await self.waiter.news()
             self.raise_if_failed(self.choices)
             return Json(self.whole())
         finally:
@@ -359,7 +359,7 @@ class Generation:
                 return found
             if all(choice.is_over for choice in self.choices):
                 break
-            await self.waiter.wait()
+            await self.waiter.news()
         return []
 
     def raise_if_failed(self, choices: Iterable[Choice]) -> None:

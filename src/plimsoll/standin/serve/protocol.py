@@ -6,10 +6,11 @@ The fields and the order of their checks are vLLM's, as far as the stand-in acts
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, Field, GetPydanticSchema, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, GetPydanticSchema, ValidationError, model_validator
 from pydantic_core import core_schema
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -61,7 +62,6 @@ class Json(JSONResponse):
     """A whole JSON answer."""
 
     def render(self, content: Any) -> bytes:
-        """The body."""
         return dumped(content)
 
 
@@ -69,7 +69,7 @@ async def answer_refusal(request: Request, refused: Exception) -> Response:
     """Answer a Refused; whoever met a dead engine is the one by whom vLLM notices."""
     assert isinstance(refused, Refused)
     if str(refused) == DEAD:
-        request.app.state.service.tell_death()
+        request.app.state.service.on_death()
     return Json(refused.body, refused.status)
 
 
@@ -92,10 +92,10 @@ KINDS_OF_VALUES = frozenset(
 )
 
 
-def checked(adapter: TypeAdapter[T], value: object, where: str) -> T:
-    """The value as the model has it; Refused with everything that is wrong. `where`: "body" or "query"."""
+def checked(validate: Callable[..., T], value: object, where: str = "body") -> T:
+    """The value as the model has it that validates it; Refused with everything that is wrong."""
     try:
-        return adapter.validate_python(value, from_attributes=True)
+        return validate(value, from_attributes=True)
     except ValidationError as error:
         problems = error.errors(include_url=False)
         raise refusal([{**problem, "loc": (where, *problem["loc"])} for problem in problems]) from None
@@ -150,28 +150,20 @@ async def json_body(request: Request) -> dict[str, Any]:
 
 
 class StreamOptions(BaseModel):
-    """What a stream tells beside its tokens."""
-
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
 
 
 class ResponseFormat(BaseModel):
-    """A form for the answer."""
-
     type: Literal["text", "json_object", "json_schema"]
 
 
 class StructuralTag(BaseModel):
-    """Another."""
-
     type: Literal["structural_tag"]
     format: Any
 
 
 class LegacyStructuralTag(BaseModel):
-    """The same as it was before."""
-
     type: Literal["structural_tag"]
     structures: list[Any]
     triggers: list[str]
@@ -212,13 +204,10 @@ class GenerationRequest(BaseModel):
 
     @property
     def stops(self) -> list[str]:
-        """The stop strings."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
 class CompletionRequest(GenerationRequest):
-    """POST /v1/completions."""
-
     prompt: list[Annotated[int, Field(ge=0)]] | list[list[Annotated[int, Field(ge=0)]]] | str | list[str] | None = None
     echo: bool | None = False
     logprobs: int | None = None
@@ -274,8 +263,6 @@ Message = Annotated[
 
 
 class ChatRequest(GenerationRequest):
-    """POST /v1/chat/completions."""
-
     messages: list[Message]
     logprobs: bool | None = False
     top_logprobs: Annotated[int, BeforeValidator(lambda value: 0 if value is None else value)] = 0
@@ -334,16 +321,12 @@ def _check_before(body: dict[str, Any], logprobs_name: str) -> None:
 
 
 class TokenizeTextRequest(BaseModel):
-    """POST /tokenize of a text."""
-
     model: str | None = None
     prompt: str
     return_token_strs: bool | None = False
 
 
 class TokenizeChatRequest(BaseModel):
-    """POST /tokenize of messages."""
-
     model: str | None = None
     messages: list[Message]
     add_generation_prompt: bool = True
@@ -351,7 +334,5 @@ class TokenizeChatRequest(BaseModel):
 
 
 class DetokenizeRequest(BaseModel):
-    """POST /detokenize."""
-
     model: str | None = None
     tokens: list[Annotated[int, Field(ge=0, le=INT64)]]

@@ -34,8 +34,8 @@ from plimsoll.simulate.compiled import telling
 from plimsoll.standin import launch_log
 from plimsoll.standin.config import Launchable, Options
 from plimsoll.standin.engine import Engine
-from plimsoll.standin.faults import NS, Fault
-from plimsoll.standin.launch_log import Line, Pids, start_lines, written
+from plimsoll.standin.faults import NS, ONLY_AT_START, Fault
+from plimsoll.standin.launch_log import Line, start_lines, written
 from plimsoll.standin.request import RequestSpec
 from plimsoll.standin.serve.api import make_app
 from plimsoll.standin.serve.metrics import Metrics
@@ -45,6 +45,7 @@ from plimsoll.standin.start_failures import failed_lines, want_of_memory
 BACKLOG = 2048
 KEEP_ALIVE_S = 5  # VLLM_HTTP_TIMEOUT_KEEP_ALIVE
 LAST_ANSWERS_S = 3  # that clients have to take what is left for them
+COMPILING = "plimsoll: compiling the scheduler; this happens once and takes about 20 s"
 LAST_WORDS_S = 1  # that whoever answers has to see that nobody is there any more
 
 
@@ -136,7 +137,6 @@ class AssembledServer(NamedTuple):
 
 
 def assemble(
-    engine: Engine,
     driver: Driver,
     options: Options,
     *,
@@ -149,7 +149,7 @@ def assemble(
 
     `is_alone`: no other server is in this process.
     """
-    service = Service(engine, driver, options)
+    service = Service(driver, options)
     client = ClientView(service, has_probe=has_probe)
     registry = CollectorRegistry()  # the gate's
 
@@ -188,46 +188,38 @@ SHORTEST_S = 0.1  # between two lines of throughput, however fast time passes: a
 HAS_ENDED, HAS_FAILED = 0, 1
 
 
-class Log:
-    """The log of one server; quiet in a fleet."""
+def say(lines: Iterable[Line], release: str) -> None:
+    """Print lines of a log, now."""
+    for line in lines:
+        text = written(line, time.strftime("%m-%d %H:%M:%S"), os.getpid(), release)
+        print(text, file=sys.stderr if line.is_error else sys.stdout, flush=True)
 
-    def __init__(self, launch: Launchable, *, is_quiet: bool) -> None:
-        self._launch = launch
-        self.is_quiet = is_quiet
-        self.pids = Pids(os.getpid(), os.getpid())
 
-    def say(self, lines: Iterable[Line]) -> None:
-        """Print them, now."""
-        if self.is_quiet:
-            return
-        stamp = time.strftime("%m-%d %H:%M:%S")
-        for line in lines:
-            text = written(line, stamp, self.pids, self._launch.log.release)
-            print(text, file=sys.stderr if line.is_error else sys.stdout, flush=True)
-
-    async def say_in_time(self, lines: Sequence[Line], seconds: float) -> None:
-        """Each line when its share of the time has passed; back when all of it has."""
-        began = time.monotonic()
-        for line in (*lines, None):
-            due = seconds if line is None else min(1.0, line.share) * seconds
-            await asyncio.sleep(max(0.0, began + due - time.monotonic()))
-            self.say(() if line is None else (line,))
+async def say_in_time(lines: Iterable[Line], seconds: float, release: str) -> None:
+    """Print each line when its share of the time has passed; back when all of it has."""
+    began = time.monotonic()
+    for line in lines:
+        await asyncio.sleep(max(0.0, began + min(1.0, line.share) * seconds - time.monotonic()))
+        say([line], release)
+    await asyncio.sleep(max(0.0, began + seconds - time.monotonic()))
 
 
 class Life:
-    """One server from its start to its end."""
+    """One server from its start to its end; quiet in a fleet."""
 
     def __init__(self, launch: Launchable, faults: Sequence[Fault], *, speed: float, is_quiet: bool) -> None:
         slow_s = sum(fault.value for fault in faults if fault.kind == "slow-start")
-        self.launch = launch = launch._replace(log=launch.log._replace(seconds=launch.log.seconds + slow_s))
+        self.launch = launch
+        self.log = launch.log._replace(seconds=launch.log.seconds + slow_s)
         self.port = Port(launch.options.host, launch.options.port)
-        self.log = Log(launch, is_quiet=is_quiet)
-        self._faults = [fault for fault in faults if fault.kind not in ("slow-start", "start-failure")]
+        self.driver = Driver(
+            Engine(launch.config, [one for one in faults if one.kind not in ONLY_AT_START]), time.monotonic_ns, speed
+        )
         self._fails = any(fault.kind == "start-failure" for fault in faults)
+        self._is_quiet = is_quiet
         self._speed = speed
-        self._change = asyncio.Event()  # dead, met dead, or told to stop
+        self._change = asyncio.Event()  # dead, or told to stop
         self._is_stopped = self._is_met_dead = False
-        self.made: AssembledServer | None = None
 
     def stop(self) -> None:
         """Somebody has sent SIGTERM."""
@@ -236,85 +228,70 @@ class Life:
 
     async def run(self) -> int:
         """Run the server; returns the exit code of vLLM's process."""
-        seconds = self.launch.log.seconds / self._speed
+        launch, log, driver = self.launch, self.log, self.driver
+        lines: Iterable[Line] = start_lines(log, os.getpid())
         if self._fails:
-            is_over = await self._pass(tuple(failed_lines(self.launch.log, want_of_memory(self.launch.log))), seconds)
-            await self.port.close()
-            return HAS_FAILED if is_over else HAS_ENDED
-        made, driver = self._make()
-        if not await self._pass(start_lines(self.launch.log, os.getpid()), seconds):
-            await self.port.close()
-            return HAS_ENDED
-        return await self._serve(made, driver)
-
-    async def _pass(self, lines: Sequence[Line], seconds: float) -> bool:
-        """Let the time of a start pass; False where somebody has stopped it on the way."""
-        starting = asyncio.get_running_loop().create_task(self.log.say_in_time([] if self.log.is_quiet else lines, seconds))
-        stopping = asyncio.get_running_loop().create_task(self._change.wait())
+            lines = failed_lines(log, want_of_memory(log))
+        else:
+            made = assemble(
+                driver, launch.options, has_probe=launch.has_probe, has_stats=launch.has_stats, is_alone=not self._is_quiet
+            )
+        starting = asyncio.create_task(say_in_time(() if self._is_quiet else lines, log.seconds / self._speed, log.release))
+        stopping = asyncio.create_task(self._change.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        is_over = starting.done()
+        is_started = starting.done()
         starting.cancel()
         stopping.cancel()
-        return is_over
+        if self._fails or not is_started:
+            await self.port.close()
+            return HAS_FAILED if is_started else HAS_ENDED
 
-    def _make(self) -> tuple[AssembledServer, Driver]:
-        launch = self.launch
-        driver = Driver(Engine(launch.config, self._faults), time.monotonic_ns, self._speed)
-        self.made = assemble(
-            driver.engine,
-            driver,
-            launch.options,
-            has_probe=launch.has_probe,
-            has_stats=launch.has_stats,
-            is_alone=not self.log.is_quiet,
-        )
-        driver.on_turn = self._look
-        self.made.service.on_death = self._meet
-        return self.made, driver
+        def look() -> None:
+            if driver.engine.is_dead:
+                self._change.set()
 
-    async def _serve(self, made: AssembledServer, driver: Driver) -> int:
-        launch = self.launch
-        shows = launch.log.shows_requests and not self.log.is_quiet
-        await self.port.open(made.app, root_path=launch.options.root_path, has_access_log=shows)
+        def meet() -> None:
+            self._is_met_dead = True
+
+        driver.on_turn = look
+        made.service.on_death = meet
+        has_access_log = log.shows_requests and not self._is_quiet
+        await self.port.open(made.app, root_path=launch.options.root_path, has_access_log=has_access_log)
         driver.start()
         began = time.monotonic()
-        telling = asyncio.get_running_loop().create_task(self._tell_rates(driver))
+        telling = asyncio.create_task(self._tell_rates())
         try:
             await self._change.wait()
             if self._is_stopped and not driver.engine.is_dead:
                 await self._stop(made)
             else:
-                await self._die(driver.engine, began)
+                await self._die(began)
             return HAS_ENDED
         finally:
             telling.cancel()
             driver.stop()
 
-    def _look(self) -> None:
-        if self.made is not None and self.made.service.engine.is_dead and not self._change.is_set():
-            self._change.set()
+    def _say(self, lines: Iterable[Line]) -> None:
+        if not self._is_quiet:
+            say(lines, self.log.release)
 
-    def _meet(self) -> None:
-        """A client was told that the engine is dead: vLLM leaves then, without waiting for its watchdog."""
-        self._is_met_dead = True
-
-    async def _die(self, engine: Engine, began: float) -> None:
-        log, watchdog_s = self.launch.log, WATCHDOG_S / self._speed
-        stats = self._stats(engine, 0.0, 0.0)
-        self.log.say(launch_log.death_lines(log, engine.death or "", stats, is_logits=engine.died_of_logits))
+    async def _die(self, began: float) -> None:
+        engine, watchdog_s = self.driver.engine, WATCHDOG_S / self._speed
+        stats = self._stats(0.0, 0.0)
+        self._say(launch_log.death_lines(self.log, engine.death or "", stats, is_logits=engine.died_of_logits))
         if self.launch.stays_when_dead:
             while not self._is_stopped:
                 await asyncio.sleep(LOOK_S)
+        # Where a client was told that the engine is dead vLLM leaves then, without waiting for its watchdog.
         end = began + watchdog_s * (1 + int((time.monotonic() - began) / watchdog_s))
         while time.monotonic() < end and not self._is_met_dead and not self._is_stopped:
             await asyncio.sleep(min(LOOK_S, watchdog_s))
         await self.port.close()
-        self.log.say(launch_log.after_death_lines(log, self.log.pids.api, self.log.pids.core))
+        self._say(launch_log.after_death_lines(self.log, os.getpid()))
 
     async def _stop(self, made: AssembledServer) -> None:
-        service, log = made.service, self.launch.log
-        timeout_s = self.launch.options.shutdown_timeout_s
-        self.log.say(launch_log.stop_lines(log, int(timeout_s), len(service.states), self.log.pids.core))
+        service, timeout_s = made.service, self.launch.options.shutdown_timeout_s
+        self._say(launch_log.stop_lines(self.log, int(timeout_s), len(service.states), os.getpid()))
         made.client.shutdown(timeout=timeout_s)
         end = time.monotonic() + timeout_s / self._speed
         while service.states and not service.engine.is_dead and time.monotonic() < end:
@@ -326,28 +303,28 @@ class Life:
         # vLLM takes down its engine first, which takes seconds: answers that are ready meanwhile go out as any other.
         await asyncio.sleep(TEARDOWN_S / self._speed)
         await self.port.close()
-        self.log.say(launch_log.stopped_lines(log))
+        self._say(launch_log.stopped_lines(self.log))
 
-    async def _tell_rates(self, driver: Driver) -> None:
-        """The line of throughput, while there is something to tell."""
-        every_s = self.launch.log.stats_interval_s
-        if self.log.is_quiet or not every_s:
+    async def _tell_rates(self) -> None:
+        """Print the line of throughput, while there is something to tell."""
+        every_s = self.log.stats_interval_s
+        if self._is_quiet or not every_s:
             return
-        figures, was_idle = driver.engine.figures, 0
-        before, before_ns = (figures.prompt_tokens, figures.generation_tokens), driver.now_ns()
+        figures, was_idle = self.driver.engine.figures, 0
+        before, before_ns = (figures.prompt_tokens, figures.generation_tokens), self.driver.now_ns()
         while True:
             await asyncio.sleep(max(SHORTEST_S, every_s / self._speed))
-            now, now_ns = (figures.prompt_tokens, figures.generation_tokens), driver.now_ns()
+            now, now_ns = (figures.prompt_tokens, figures.generation_tokens), self.driver.now_ns()
             passed_s = max(1e-9, (now_ns - before_ns) / NS)
             is_idle = now == before and not figures.running and not figures.waiting
             was_idle = was_idle + 1 if is_idle else 0
             if was_idle < 2:
                 rates = [(after - earlier) / passed_s for after, earlier in zip(now, before, strict=True)]
-                self.log.say([launch_log.stats_line(self._stats(driver.engine, *rates))])
+                self._say([launch_log.stats_line(self._stats(*rates))])
             before, before_ns = now, now_ns
 
-    def _stats(self, engine: Engine, prompt_per_s: float, generation_per_s: float) -> launch_log.Stats:
-        figures = engine.figures
+    def _stats(self, prompt_per_s: float, generation_per_s: float) -> launch_log.Stats:
+        figures = self.driver.engine.figures
         rate = figures.prefix_hits / figures.prefix_queries if figures.prefix_queries else None
         return launch_log.Stats(
             prompt_per_s, generation_per_s, figures.running, figures.waiting, figures.waiting_deferred, figures.kv_usage, rate
@@ -356,17 +333,23 @@ class Life:
 
 def serve(launches: Sequence[Launchable], *, speed: float = 1.0, faults: Sequence[Fault] = ()) -> int:
     """Serve until all have ended or a signal stops them; returns the exit code of the process."""
+    first = launches[0]
+    if first.failure is not None:
+        lines, seconds = failed_lines(first.log, first.failure), first.log.seconds / speed
+        asyncio.run(say_in_time(lines, seconds, first.log.release))
+        return HAS_FAILED
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # as many sockets as this user may have, as vLLM does
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    with telling(_say_compiling):
-        _warm_up(launches[0])
+    with telling(lambda: print(COMPILING, file=sys.stderr, flush=True)):
+        # A request to an engine that is thrown away: the scheduler is compiled at its first step, which clients would wait for.
+        engine = Engine(first.config)
+        engine.submit(RequestSpec(np.arange(first.config.settings.block_size, dtype=np.int64), 2), 0)
+        engine.advance(NS)
+    port = first.options.port
+    faults = [one for one in faults if one.kind != "start-failure" or not one.value or _fails_again(int(one.value), port)]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(launches, speed, _counted(faults, launches)))
-
-
-def _say_compiling() -> None:
-    print("plimsoll: compiling the scheduler; this happens once and takes about 20 s", file=sys.stderr, flush=True)
+        return runner.run(_serve(launches, speed, faults))
 
 
 async def _serve(launches: Sequence[Launchable], speed: float, faults: Sequence[Fault]) -> int:
@@ -387,40 +370,26 @@ async def _serve(launches: Sequence[Launchable], speed: float, faults: Sequence[
         answers = logging.getLogger("uvicorn.access")
         line = launch_log.uvicorn('%(client_addr)s - "%(request_line)s" %(status_code)s')
         handler = logging.StreamHandler(sys.stdout)
-        handler.setFormatter(AccessFormatter(written(line, "", lives[0].log.pids, launches[0].log.release), use_colors=False))
+        handler.setFormatter(AccessFormatter(written(line, "", os.getpid(), launches[0].log.release), use_colors=False))
         answers.addHandler(handler)
         answers.setLevel(logging.INFO)
         answers.propagate = False
     dates = loop.create_task(keep_dates([life.port for life in lives]))
     gc.freeze()  # what is here stays: later collections need not look at it
-    codes = await asyncio.gather(*(_lived(life, is_fleet=is_fleet) for life in lives))
+
+    async def lived(life: Life) -> int:
+        code = await life.run()
+        if is_fleet and life.driver.engine.is_dead:
+            print(f"plimsoll: the engine on port {life.port.number} has died", file=sys.stderr, flush=True)
+        return code
+
+    codes = await asyncio.gather(*map(lived, lives))
     dates.cancel()
-    return HAS_FAILED if all(code == HAS_FAILED for code in codes) else 0
-
-
-async def _lived(life: Life, *, is_fleet: bool) -> int:
-    code = await life.run()
-    if is_fleet and life.made is not None and life.made.service.engine.is_dead:
-        print(f"plimsoll: the engine on port {life.port.number} has died", file=sys.stderr, flush=True)
-    return code
-
-
-def _warm_up(launch: Launchable) -> None:
-    """A request to an engine that is thrown away: the scheduler is compiled at its first step, which clients would wait for."""
-    engine = Engine(launch.config)
-    engine.submit(RequestSpec(np.arange(launch.config.settings.block_size, dtype=np.int64), 2), 0)
-    engine.advance(NS)
-
-
-def _counted(faults: Sequence[Fault], launches: Sequence[Launchable]) -> list[Fault]:
-    """The faults without a failing start that has failed often enough: each start is a process of its own, so a file counts."""
-    port = launches[0].options.port
-    return [
-        fault for fault in faults if fault.kind != "start-failure" or not fault.value or _fails_again(int(fault.value), port)
-    ]
+    return HAS_FAILED if all(code == HAS_FAILED for code in codes) else HAS_ENDED
 
 
 def _fails_again(times: int, port: int) -> bool:
+    """Whether a start on this port has not failed often enough: each start is a process of its own, so a file counts."""
     folder = places.run_folder(Settings().folder)
     if folder is None:
         return True

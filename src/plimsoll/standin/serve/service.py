@@ -32,13 +32,17 @@ TOKENS_FULL = "The engine has reached its prefill token backlog limit. Please tr
 WOKEN_AT_ONCE = 64  # then whoever else waits has a turn: a step may wake a thousand streams, and somebody scrapes metrics
 
 
+def _nothing(*_told: object) -> None:
+    """Nobody listens."""
+
+
 class Driver:
     """One engine's time. `clock` counts real ns; the engine's time began at 0 when the driver was started."""
 
     def __init__(self, engine: Engine, clock: Callable[[], int], speed: float = 1.0) -> None:
         self.engine = engine
         self.speed = speed
-        self.on_turn: Callable[[], None] | None = None  # told after every turn
+        self.on_turn: Callable[[], None] = _nothing  # called after every turn
         self._clock = clock
         self._origin_ns: int | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -80,18 +84,14 @@ class Driver:
         self._timer = None
         try:
             self.engine.advance(self.now_ns())
-        except Exception as error:
-            self._die_of(error)
-        if self.on_turn is not None:
-            self.on_turn()
+        except Exception as error:  # of the stand-in's own: without another turn everybody would wait for ever
+            says = "a mistake of the stand-in's own"
+            died_of = " ".join(f"{type(error).__name__}: {error}".split())
+            LOG.error("plimsoll: %s; its engine ends: %s", says, died_of)
+            self.engine.die(f"{says}: {died_of}")
+            self.engine.advance(self.engine.now_ns)  # a dead one only wakes who waits
+        self.on_turn()
         self.plan()
-
-    def _die_of(self, error: Exception) -> None:
-        """A mistake of the stand-in's own: without another turn everybody would wait for ever, so they are told."""
-        says = " ".join(f"{type(error).__name__}: {error}".split())
-        LOG.error("plimsoll: a mistake of the stand-in's own; its engine ends: %s", says)
-        self.engine.die(f"a mistake of the stand-in's own: {says}")
-        self.engine.advance(self.engine.now_ns)  # a dead one only wakes who waits
 
     def wake_soon(self, wake: Callable[[], None]) -> None:
         """Call it in one of the next turns of the loop, in the order of asking."""
@@ -114,12 +114,10 @@ class Driver:
             self._timer = None
         if self._is_stopped or self._origin_ns is None:
             return
-        due_ns = self.engine.next_ns()
-        if due_ns is None:
-            return
-        pause_s = (due_ns - self.now_ns()) / NS / self.speed
-        pause_s = min(max(pause_s, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
-        self._timer = asyncio.get_running_loop().call_later(pause_s, self.turn)
+        if (due_ns := self.engine.next_ns()) is not None:
+            pause_s = (due_ns - self.now_ns()) / NS / self.speed
+            pause_s = min(max(pause_s, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
+            self._timer = asyncio.get_running_loop().call_later(pause_s, self.turn)
 
     def stop(self) -> None:
         """No turn any more."""
@@ -175,45 +173,30 @@ class Choice:
             self._service.states.pop(self.key, None)
         elif not self.is_streamed:
             return
-        self._service.driver.wake_soon(self._hear.wake)
+        self._service.driver.wake_soon(self._hear.set)
 
 
-class Waiter:
+class Waiter(asyncio.Event):
     """Where the one coroutine of a client's request waits; woken once for any number of calls."""
 
-    __slots__ = ("_future", "_is_set", "is_gone")
-
-    def __init__(self) -> None:
-        self._future: asyncio.Future[None] | None = None
-        self._is_set = False
-        self.is_gone = False  # the client
-
-    def wake(self) -> None:
-        """Something is new."""
-        if self._future is not None and not self._future.done():
-            self._future.set_result(None)
-        else:
-            self._is_set = True
+    is_gone = False  # the client
 
     def leave(self) -> None:
         """The client has gone."""
         self.is_gone = True
-        self.wake()
+        self.set()
 
-    async def wait(self) -> None:
+    async def news(self) -> None:
         """Wait until something is new since the last time."""
-        if not self._is_set:
-            self._future = asyncio.get_running_loop().create_future()
-            await self._future
-            self._future = None
-        self._is_set = False
+        await self.wait()
+        self.clear()
 
 
 class Service:
     """The state that all endpoints of one server share."""
 
-    def __init__(self, engine: Engine, driver: Driver, options: Options) -> None:
-        self.engine = engine
+    def __init__(self, driver: Driver, options: Options) -> None:
+        self.engine = engine = driver.engine
         self.driver = driver
         self.options = options
         self.states: dict[str, Choice] = {}
@@ -221,9 +204,9 @@ class Service:
         self.is_stopping = False
         self.load = 0
         self.woken: set[str] = set()  # parts of a sleeping engine
-        self.on_death: Callable[[], None] | None = None
-        self.on_give_up: Callable[[Request], None] | None = None
-        self.on_sleep: Callable[[bool, int], None] | None = None
+        self.on_death: Callable[[], None] = _nothing  # a client has met a dead engine
+        self.on_give_up: Callable[[Request], None] = _nothing  # a client has gone
+        self.on_sleep: Callable[[int | None], None] = _nothing  # at a level, or awake
         self.names = engine.config.served_names
         self.fingerprint = f"vllm-{engine.config.release}-{engine.config.seed & 0xFFFFFFFF:08x}"
 
@@ -241,13 +224,10 @@ class Service:
         if limits.max_num_queued_reqs is not None and len(self.states) + count > limits.max_num_queued_reqs:
             rejected["max_num_queued_reqs"] += 1
             raise plain(503, QUEUE_FULL)
-        if limits.max_num_queued_tokens is not None and self.queued_tokens() >= limits.max_num_queued_tokens:
+        queued = sum(choice.prompt_len for choice in self.states.values() if choice.is_prefilling)  # they have no token yet
+        if limits.max_num_queued_tokens is not None and queued >= limits.max_num_queued_tokens:
             rejected["max_num_queued_tokens"] += 1
             raise plain(503, TOKENS_FULL)
-
-    def queued_tokens(self) -> int:
-        """Prompt tokens of those that have answered nothing yet."""
-        return sum(choice.prompt_len for choice in self.states.values() if choice.is_prefilling)
 
     def submit(self, choice: Choice, spec: RequestSpec) -> None:
         """Hand it to the engine. One that is told to end takes nothing new, and says so by ending it at once."""
@@ -270,24 +250,13 @@ class Service:
             self.states.pop(choice.key, None)
             if choice.request is not None and choice.request.finish is None:
                 self.driver.abort(choice.request)
-                if self.on_give_up is not None:
-                    self.on_give_up(choice.request)
+                self.on_give_up(choice.request)
 
     def abort(self, choices: Sequence[Choice]) -> None:
         """End them; their clients are told so."""
         for choice in choices:
             if choice.request is not None and choice.request.finish is None:
                 self.driver.abort(choice.request, is_told=True)
-
-    def tell_death(self) -> None:
-        """Tell the owner of the port that a client has met a dead engine."""
-        if self.on_death is not None:
-            self.on_death()
-
-    def tell_sleep(self, *, is_asleep: bool, level: int) -> None:
-        """Tell the engine's listener that it sleeps or wakes."""
-        if self.on_sleep is not None:
-            self.on_sleep(is_asleep, level)
 
 
 one_token = functools.partial(canary_fails, params=())  # the gate's own test; a stand-in needs no parameters of vLLM's
@@ -315,7 +284,7 @@ class ClientView:
         self._listener.listen(0, self.pulse)
         self.logger_manager = SimpleNamespace(stat_loggers=[self._listener], engine_indexes=[0])
         service.engine.on_steps = self._hear
-        service.on_sleep = self._listener.record_sleep_state
+        service.on_sleep = lambda level: self._listener.record_sleep_state(level is not None, level or 0)
         service.on_give_up = self._hear_of_leaving
 
     @property
@@ -345,8 +314,8 @@ class ClientView:
         choice = Choice(request_id, 0, len(ids), waiter, service)
         service.submit(choice, RequestSpec(ids, 1))
         try:
-            await waiter.wait()
-            if choice.request is not None and choice.request.finish == "error":
+            await waiter.news()
+            if choice.finish == "error":
                 raise RuntimeError("the engine is dead")
             yield 0
         finally:
@@ -361,11 +330,8 @@ class ClientView:
 
     def alone(self, registry: Any) -> Alone:
         """The parts that a gate around this server has for itself."""
-        return Alone(self.pulse, self._figures, registry)
-
-    def _figures(self) -> list[dict[str, Any]]:
-        service = self._service
-        return service.engine.worker_figures(service.driver.now_ns()) if self._has_probe else []
+        engine, driver = self._service.engine, self._service.driver
+        return Alone(self.pulse, lambda: engine.worker_figures(driver.now_ns()) if self._has_probe else [], registry)
 
     def _hear(self, steps: Steps) -> None:
         """One step, or a few, in the shape in which vLLM tells its stat loggers."""
