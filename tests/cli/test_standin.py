@@ -273,6 +273,6 @@ def test_without_its_packages_it_says_what_brings_them(command: str, extra: str)
     words = [sys.executable, "-S", "-m", "plimsoll", command]  # -S: no installed package can be found
     done = subprocess.run(words, env={"PYTHONPATH": source}, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.startswith("plimsoll: a stand-in needs numpy, uvicorn, ")
+    assert done.stderr.startswith("plimsoll: a stand-in needs numpy, pydantic, starlette, uvicorn, ")
     assert f"pip install 'plimsoll-line[{extra}]', or in a clone pip install '.[{extra}]'" in done.stderr
     assert done.stderr.count("\n") == 1
