@@ -85,7 +85,7 @@ def test_pure_modules_import_only_what_is_pure(path: Path) -> None:
         "import time",
         "from pathlib import Path",
         "def late():\n    import socket",
-        "from plimsoll.net.client import get",
+        "from plimsoll.net.client import HttpClient",
         "from plimsoll.plan.store import forget",
         "from plimsoll.plan import store",
         "import rich",

@@ -121,7 +121,7 @@ class Scene:
         told = await asyncio.gather(
             *(ask(fleet.ports[name], "/standin/state", token=fleet.gate_token, limit_s=1.0) for name in NAMES)
         )
-        found = {name: one.json() for name, one in zip(NAMES, told, strict=True) if one.status == 200}
+        found = {name: one.table() for name, one in zip(NAMES, told, strict=True) if one.status == 200}
         return {
             name: (round(float(one["kv_usage"]), 3), int(one["running"]), int(one["waiting"]), int(one["preemptions"]))
             for name, one in found.items() if isinstance(one, dict)

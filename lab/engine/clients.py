@@ -11,11 +11,27 @@ import json
 import socket
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from plimsoll.demo.balancer import HttpAnswer as HttpAnswer
-
 LIMIT_S = 120.0
+
+
+@dataclass
+class HttpAnswer:
+    """An answer: status 0 where none came; `is_whole` only where it came to its end."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    is_whole: bool = False
+
+    def json(self) -> Any:
+        """The body as JSON; None where it is none."""
+        try:
+            return json.loads(self.body)
+        except ValueError:
+            return None
 
 
 def request_bytes(port: int, method: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> bytes:

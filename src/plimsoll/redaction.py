@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from heapq import merge
 from itertools import pairwise
 from typing import NamedTuple
+
+from plimsoll.errors import printable
 
 REDACTED = "[redacted]"
 
@@ -726,3 +728,23 @@ def _open_bracket_end(text: str, at: int, opened: _Open) -> tuple[int | None, _O
             if depth <= 0:
                 return match.end(), None
     return None, _Open("", slashes, depth, inner)
+
+
+def clean(text: str) -> str:
+    """Without secrets, without users' text, and without what would move a terminal's cursor."""
+    return printable(hide_user_text(redact(text))).strip()
+
+
+def plain(value: object) -> object:
+    """Facts as JSON has them: names and texts are cleaned of secrets on the way."""
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else None  # JSON knows neither
+    if isinstance(value, Mapping):
+        return {clean(str(name)): plain(inner) for name, inner in value.items()}
+    if hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(inner) for inner in value]
+    return clean(str(value))

@@ -9,32 +9,33 @@ from collections.abc import Callable
 
 import pytest
 
-from plimsoll.demo.balancer import HttpAnswer
 from plimsoll.demo.traffic import LOST, SERVED, WAIT, Count, LostRequest, Traffic, verdict, why_lost
+from plimsoll.net.client import Loss, Lost, Reply
 
 DONE = b'{"choices": [{"text": "x", "finish_reason": "length"}]}'
+NOTHING, BROKEN = Lost(Loss.SILENT, "hung up"), Lost(Loss.NONSENSE, "broke off", was_sent=True, was_begun=True)
 STREAM = b'data: {"choices":[{"finish_reason":"length"}]}\n\ndata: [DONE]\n\n'
 
 
 @pytest.mark.parametrize(
     ("told", "stream", "is_what"),
     [
-        (HttpAnswer(200, {}, DONE, is_whole=True), False, SERVED),
-        (HttpAnswer(200, {}, STREAM, is_whole=True), True, SERVED),
-        (HttpAnswer(200, {}, STREAM[:50], is_whole=True), True, LOST),  # no [DONE]
-        (HttpAnswer(200, {}, DONE, is_whole=False), False, LOST),  # cut off
-        (HttpAnswer(200, {}, DONE.replace(b"length", b"abort"), is_whole=True), False, LOST),
-        (HttpAnswer(200, {}, b'data: {"error": "x"}\n\n' + STREAM, is_whole=True), True, LOST),
-        (HttpAnswer(503, {"retry-after": "3"}, b"", is_whole=True), False, WAIT),
-        (HttpAnswer(429, {"retry-after": "3"}, b"", is_whole=True), False, WAIT),
-        (HttpAnswer(503, {}, b"", is_whole=True), False, LOST),  # nobody said when to come again
-        (HttpAnswer(503, {"retry-after": "soon"}, b"", is_whole=True), False, LOST),
-        (HttpAnswer(500, {"retry-after": "3"}, b"", is_whole=True), False, LOST),
-        (HttpAnswer(), False, LOST),
+        (Reply(200, DONE, {}), False, SERVED),
+        (Reply(200, STREAM, {}), True, SERVED),
+        (Reply(200, STREAM[:50], {}), True, LOST),  # no [DONE]
+        (BROKEN, False, LOST),
+        (Reply(200, DONE.replace(b"length", b"abort"), {}), False, LOST),
+        (Reply(200, b'data: {"error": "x"}\n\n' + STREAM, {}), True, LOST),
+        (Reply(503, b"", {"retry-after": "3"}), False, WAIT),
+        (Reply(429, b"", {"retry-after": "3"}), False, WAIT),
+        (Reply(503, b"", {}), False, LOST),  # nobody said when to come again
+        (Reply(503, b"", {"retry-after": "soon"}), False, LOST),
+        (Reply(500, b"", {"retry-after": "3"}), False, LOST),
+        (NOTHING, False, LOST),
     ],
 )
 def test_only_a_whole_answer_is_served_and_only_an_orderly_refusal_is_asked_again(
-    told: HttpAnswer, is_what: str, *, stream: bool
+    told: Reply | Lost, is_what: str, *, stream: bool
 ) -> None:
     """Everything else is lost."""
     assert verdict(told, stream=stream) == is_what
@@ -43,10 +44,10 @@ def test_only_a_whole_answer_is_served_and_only_an_orderly_refusal_is_asked_agai
 def test_why_a_request_was_lost_is_one_line() -> None:
     """No answer, one that broke off, one that ended too soon, a status."""
     found = [
-        why_lost(HttpAnswer()),
-        why_lost(HttpAnswer(200)),
-        why_lost(HttpAnswer(200, is_whole=True)),
-        why_lost(HttpAnswer(500, is_whole=True)),
+        why_lost(NOTHING),
+        why_lost(BROKEN),
+        why_lost(Reply(200, b"")),
+        why_lost(Reply(500, b"")),
     ]
     assert found == ["no answer", "the answer broke off", "the answer ended too soon", "status 500"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import gzip
 import socket
 import ssl
@@ -21,7 +20,7 @@ from hypothesis import strategies as st
 from plimsoll.errors import BadInput, TimedOut, TooLarge, WorldFailed
 from plimsoll.net import client as client_file
 from plimsoll.net.address import Address, address
-from plimsoll.net.client import HttpClient, Loss, Lost, NameCache, Reply, bearer, get, look_up, same_server
+from plimsoll.net.client import HttpClient, Loss, Lost, NameCache, Reply, bearer, look_up, same_host, same_server
 from tests.certificates import certificate
 from tests.each import each
 from tests.net.page_server import serving
@@ -303,7 +302,7 @@ def test_redirects_stay_on_the_server() -> None:
     found = asked(to("/metrics/"))
     assert isinstance(found, Reply)
     assert found.status == 307
-    assert functools.partial(same_server, may_upgrade=True)("http://h/a", {"Location": "https://h/b"}) == "https://h/b"
+    assert same_host("http://h/a", {"Location": "https://h/b"}) == "https://h/b"
 
 
 def test_the_path_of_the_address_is_asked_as_it_was_given() -> None:
@@ -352,14 +351,14 @@ def test_those_who_wait_get_the_answer_or_one_sentence() -> None:
     """Whatever the server does, within the time, also where the sentence is about its size."""
     with serving(lambda h: h.answer(b"hello")) as server:
         where = address(f"http://u:hunter2@{server.host}/x?y=1")
-        assert get(where, most_bytes=10, timeout_s=5).body == b"hello"
+        assert where.get(most_bytes=10, timeout_s=5).body == b"hello"
         assert server.seen == [("/x?y=1", "Basic dTpodW50ZXIy")]
         with pytest.raises(TooLarge, match=r"/x: answers with more than 3 bytes$"):
-            get(where, most_bytes=3, timeout_s=5)
+            where.get(most_bytes=3, timeout_s=5)
     with serving(lambda _: time.sleep(2)) as server, pytest.raises(TimedOut, match=r"did not answer within 0\.2 s$"):
-        get(address(f"http://{server.host}"), most_bytes=10, timeout_s=0.2)
+        address(f"http://{server.host}").get(most_bytes=10, timeout_s=0.2)
     with pytest.raises(WorldFailed, match=r"cannot be reached \(Connection refused\)$"):
-        get(Address(f"http://127.0.0.1:{free_port()}", "it"), most_bytes=10, timeout_s=5)
+        Address(f"http://127.0.0.1:{free_port()}", "it").get(most_bytes=10, timeout_s=5)
 
 
 def test_the_proxy_that_the_environment_names_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,8 +366,8 @@ def test_the_proxy_that_the_environment_names_is_used(monkeypatch: pytest.Monkey
     with serving(lambda h: h.answer(b"by the proxy")) as proxy, serving(lambda h: h.answer(b"directly")) as server:
         monkeypatch.setenv("http_proxy", proxy.host)
         monkeypatch.setenv("no_proxy", "127.0.0.1")
-        assert get(address(f"http://{server.host}/"), most_bytes=99, timeout_s=5).body == b"directly"
-        assert get(address("http://far.example/x"), most_bytes=99, timeout_s=5).body == b"by the proxy"
+        assert address(f"http://{server.host}/").get(most_bytes=99, timeout_s=5).body == b"directly"
+        assert address("http://far.example/x").get(most_bytes=99, timeout_s=5).body == b"by the proxy"
         assert proxy.seen[0][0] == "http://far.example/x"
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from plimsoll.doctor.rules.diagnose import Diagnosis
 from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
-from plimsoll.render.doctor import MOST_TEXT_FINDINGS, as_json, as_text, body, clean, plain
+from plimsoll.redaction import clean, plain
+from plimsoll.render.doctor import MOST_TEXT_FINDINGS, as_json, as_text, body
 
 GIB = 1 << 30
 FACTS = {"vllm": "0.25.1", "model": "m", "gpu": {"name": "H100", "total_bytes": 80 * GIB}, "flags": {"max_model_len": "8192"}}

@@ -13,7 +13,6 @@ import pytest
 
 from plimsoll.errors import BadInput, TimedOut, TooLarge, WorldFailed
 from plimsoll.net.address import address
-from plimsoll.net.client import get
 from plimsoll.vllm.metrics_page import SAMPLES_MAX, Page, fetch_health, fetch_pages, page_address, parse_page, read_page
 from tests.net.page_server import PAGE, SECRET, Handler, serving
 
@@ -220,7 +219,7 @@ def test_a_server_that_misbehaves_gives_one_line() -> None:
         fetch_pages(f"http://{server.host}", samples=1, timeout_s=0.5)
     assert time.monotonic() - begun < 3
     with serving(lambda h: h.answer(b"x" * 5000)) as server, pytest.raises(TooLarge):
-        get(address(f"http://{server.host}"), most_bytes=1000, timeout_s=5)
+        address(f"http://{server.host}").get(most_bytes=1000, timeout_s=5)
 
 
 def test_health_is_a_status_or_unknown() -> None:

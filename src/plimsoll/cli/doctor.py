@@ -44,8 +44,9 @@ from plimsoll.findings import Code, Severity
 from plimsoll.launch.options import Split, split_options
 from plimsoll.net.address import address
 from plimsoll.net.inputs import is_url
+from plimsoll.redaction import clean
 from plimsoll.render import doctor as report
-from plimsoll.render.doctor import clean, finding_json
+from plimsoll.render.doctor import finding_json
 from plimsoll.render.terminal import show
 from plimsoll.units import format_count
 from plimsoll.vllm.metrics_page import Page, escaped_label, fetch_health, fetch_pages

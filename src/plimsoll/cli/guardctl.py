@@ -41,8 +41,8 @@ from plimsoll.guard.config_reader import read_token
 from plimsoll.guard.daemon.journal import ABSENT, UNREADABLE, read_journal
 from plimsoll.launch.options import Split, split_options
 from plimsoll.net.address import address
-from plimsoll.net.client import HttpClient, Lost, bearer, get
-from plimsoll.render.guard import SCHEMA, entry_json, entry_sentence
+from plimsoll.net.client import HttpClient, Lost, bearer
+from plimsoll.render.journal import SCHEMA, entry_json, entry_sentence
 from plimsoll.render.terminal import show
 
 ON_ENGINES = ("drain", "undrain", "compact", "restart", "shed")
@@ -204,7 +204,7 @@ class GuardClient:
     def _need_guard(self) -> None:
         """WorldFailed where nobody listens; this request needs no token."""
         try:
-            get(self._where.at("/healthz"), most_bytes=MOST_BYTES, timeout_s=self._timeout_s)
+            self._where.at("/healthz").get(most_bytes=MOST_BYTES, timeout_s=self._timeout_s)
         except WorldFailed as error:
             raise WorldFailed(f"{error}: no guard runs there; plimsoll guard --engine http://HOST:PORT starts one") from None
 
@@ -214,7 +214,7 @@ class GuardClient:
         bare, _, query = path.partition("?")
         where = self._where.at(base + bare, query)
         try:
-            reply = get(where, most_bytes=MOST_BYTES, timeout_s=self._timeout_s)
+            reply = where.get(most_bytes=MOST_BYTES, timeout_s=self._timeout_s)
         except WorldFailed:
             self._need_guard()
             raise

@@ -12,84 +12,34 @@ import hmac
 import json
 import random
 import socket
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from plimsoll.errors import WorldFailed
+import aiohttp
+from aiohttp import web
 
-# HTTP as the demo's clients speak it: one request a connection, and what came back told exactly, also half of it.
+from plimsoll.errors import WorldFailed
+from plimsoll.net.client import HttpClient, Lost, Reply, bearer
 
 HOST = "127.0.0.1"
-HEAD_MAX = 64 << 10
+READY = "/plimsoll/ready"
+CHECK_S = 0.5
+PATIENCE_S = 30.0  # how long a request waits for an engine that takes it
+ANSWER_MAX = 8 << 20
+_OF_ONE_CONNECTION = {"host", "connection", "content-length", "transfer-encoding"}
 _GIVEN: set[int] = set()  # ports, by this process
-
-
-@dataclass
-class HttpAnswer:
-    """An answer: status 0 where none came; `is_whole` only where it came to its end."""
-
-    status: int = 0
-    headers: dict[str, str] = field(default_factory=dict)
-    body: bytes = b""
-    is_whole: bool = False
-
-    def json(self) -> Any:
-        """The body as JSON; None where it is none."""
-        try:
-            return json.loads(self.body)
-        except ValueError:
-            return None
-
-
-def request_bytes(method: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> bytes:
-    """One request as it goes over the wire; the connection ends with its answer."""
-    data = b"" if body is None else json.dumps(body).encode()
-    lines = [f"{method} {path} HTTP/1.1", f"Host: {HOST}", "Connection: close", f"Content-Length: {len(data)}"]
-    lines += ["Content-Type: application/json"] if body is not None else []
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode() + data
 
 
 async def ask(
     port: int, path: str, body: Mapping[str, Any] | None = None, *, token: str = "", method: str = "", limit_s: float = 5.0
-) -> HttpAnswer:
-    """Send a request to a port of this machine; nothing is raised, errors are in the answer."""
-    told = HttpAnswer()
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
-        async with asyncio.timeout(limit_s):
-            reader, writer = await asyncio.open_connection(HOST, port, limit=HEAD_MAX)
-            try:
-                writer.write(request_bytes(method or ("GET" if body is None else "POST"), path, body, headers))
-                await writer.drain()
-                await _read(reader, told)
-            finally:
-                writer.close()
-    return told
-
-
-def read_head(head: bytes) -> tuple[int, dict[str, str]]:
-    """Status and headers of an answer; ValueError where it is none."""
-    lines = head.decode("latin-1").split("\r\n")
-    words = lines[0].split()
-    if len(words) < 2 or not words[0].startswith("HTTP/"):
-        raise ValueError("no answer")
-    pairs = (line.partition(":") for line in lines[1:] if line)
-    return int(words[1]), {name.strip().lower(): value.strip() for name, _, value in pairs}
-
-
-async def _read(reader: asyncio.StreamReader, told: HttpAnswer) -> None:
-    told.status, told.headers = read_head(await reader.readuntil(b"\r\n\r\n"))
-    if told.headers.get("transfer-encoding", "").lower() == "chunked":
-        while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
-            told.body += (await reader.readexactly(size + 2))[:-2]
-        await reader.readuntil(b"\r\n")
-    elif "content-length" in told.headers:
-        told.body = await reader.readexactly(int(told.headers["content-length"]))
-    else:
-        told.body = await reader.read()
-    told.is_whole = True
+) -> Reply | Lost:
+    """Send a request to a port of this machine."""
+    data = b"" if body is None else json.dumps(body).encode()
+    method = method or ("GET" if body is None else "POST")
+    headers = bearer(token) if token else {}
+    client = HttpClient(f"http://{HOST}:{port}")
+    return await client.call(method, path, data, headers, deadline_s=limit_s, most_bytes=ANSWER_MAX)
 
 
 def free_port() -> int:
@@ -106,16 +56,6 @@ def free_port() -> int:
     raise WorldFailed("no free port could be found")
 
 
-READY = "/plimsoll/ready"
-CHECK_S = 0.5
-PATIENCE_S = 30.0  # how long a request waits for an engine that takes it
-BODY_MAX = 8 << 20
-PIECE = 64 << 10
-NOBODY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-
-Serves = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
-
-
 @dataclass
 class Backend:
     """An engine behind the balancer."""
@@ -126,10 +66,6 @@ class Backend:
     is_out: bool = False
     in_flight: int = 0
     served: int = 0
-
-
-class AnswerBroken(Exception):
-    """The answer broke off after it had begun: nobody else can end it."""
 
 
 class Balancer:
@@ -143,34 +79,27 @@ class Balancer:
         self._sent_again = 0
         self._token, self._checks_path = token, checks
         self._epoch = 0
-        self._servers: list[asyncio.Server] = []
-        self._checks: asyncio.Task[None] | None = None
-        self._visitors: set[asyncio.Task[None]] = set()
+        self._stack = contextlib.AsyncExitStack()
 
     async def start(self) -> None:
         """Listen on ports that are free."""
-        for serves in (self._client, self._hooked):
-            self._servers.append(await asyncio.start_server(self._visits(serves), HOST, 0, limit=HEAD_MAX))
-        self.port, self.hook_port = (server.sockets[0].getsockname()[1] for server in self._servers)
-        self._checks = asyncio.create_task(self._check())
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False)
+        self._session = await self._stack.enter_async_context(session)
+        self.port, self.hook_port = [await self._listen(handler) for handler in (self._client, self._hooked)]
+        checks = asyncio.create_task(self._check())
+        self._stack.callback(checks.cancel)
 
     async def stop(self) -> None:
         """Stop at once."""
-        for server in self._servers:
-            server.close()
-        tasks = [*self._visitors, *([] if self._checks is None else [self._checks])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._stack.aclose()
 
-    def _visits(self, serves: Serves) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
-
-        def visited(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.get_running_loop().create_task(serves(reader, writer))
-            self._visitors.add(task)
-            task.add_done_callback(self._visitors.discard)
-
-        return visited
+    async def _listen(self, handler: Any) -> int:
+        server = web.Server(handler, handler_cancellation=True, access_log=None)
+        self._stack.push_async_callback(server.shutdown, 0.1)
+        listening = await asyncio.get_running_loop().create_server(server, HOST, 0)
+        self._stack.callback(listening.close)
+        return int(listening.sockets[0].getsockname()[1])
 
     def table(self, name: str) -> str:
         """Guard's configuration of this balancer."""
@@ -185,91 +114,61 @@ class Balancer:
         """To which of them new requests go now."""
         return {name: one.is_ready and not one.is_out for name, one in self.engines.items()}
 
-    # Clients
+    async def _client(self, request: web.BaseRequest) -> web.StreamResponse:
+        body = await request.read()
+        end_s = asyncio.get_running_loop().time() + PATIENCE_S
+        tried: set[str] = set()
+        while asyncio.get_running_loop().time() < end_s:
+            free = [one for one in self.engines.values() if one.is_ready and not one.is_out and one.name not in tried]
+            if not free:
+                tried.clear()
+                await asyncio.sleep(0.1)
+                continue
+            engine = min(free, key=lambda one: (one.in_flight, one.served))
+            engine.in_flight += 1
+            try:
+                if (answer := await self._sent(engine, request, body)) is not None:
+                    engine.served += 1
+                    return answer
+            finally:
+                engine.in_flight -= 1
+            self._sent_again += 1
+            tried.add(engine.name)
+        return web.Response(status=503)
 
-    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, AnswerBroken, ValueError):
-            request = await _request(reader)
-            end_s = asyncio.get_running_loop().time() + PATIENCE_S
-            tried: set[str] = set()
-            while asyncio.get_running_loop().time() < end_s:
-                engine = self._next(tried)
-                if engine is None:
-                    tried.clear()
-                    await asyncio.sleep(0.1)
-                elif await self._sent(engine, request, writer):
-                    break
-                else:
-                    self._sent_again += 1
-                    tried.add(engine.name)
-            else:
-                writer.write(NOBODY)
-        writer.close()
-
-    def _next(self, tried: set[str]) -> Backend | None:
-        found = [one for one in self.engines.values() if one.is_ready and not one.is_out and one.name not in tried]
-        return min(found, key=lambda one: (one.in_flight, one.served), default=None)
-
-    async def _sent(self, engine: Backend, request: bytes, client: asyncio.StreamWriter) -> bool:
-        """Whether it was answered; False where nothing of an answer came."""
-        engine.in_flight += 1
+    async def _sent(self, engine: Backend, request: web.BaseRequest, body: bytes) -> web.StreamResponse | None:
+        """Its answer, passed on; None where nothing of one came. Where it breaks off, so does ours."""
+        answer: web.StreamResponse | None = None
+        url = f"http://{HOST}:{engine.port}{request.path_qs}"
         try:
-            reader, writer = await asyncio.open_connection(HOST, engine.port, limit=HEAD_MAX)
-        except OSError:
-            engine.in_flight -= 1
-            engine.is_ready = False
-            return False
-        try:
-            writer.write(request)
-            await writer.drain()
-            head = await reader.readuntil(b"\r\n\r\n")
-            headers = read_head(head)[1]
-            first = b"" if headers.get("content-length") == "0" else await reader.read(PIECE)
-            if not first and headers.get("content-length") != "0":
-                return False
-            client.write(head + first)
-            await self._pass_on(reader, client)
-            engine.served += 1
-        except (OSError, asyncio.IncompleteReadError, ValueError):
-            return False
-        finally:
-            engine.in_flight -= 1
-            writer.close()
-        return True
-
-    async def _pass_on(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
-        try:
-            while piece := await reader.read(PIECE):
-                client.write(piece)
-                await client.drain()
-            await client.drain()
-        except OSError as error:
-            raise AnswerBroken from error
-
-    # Health
+            async with self._session.request(request.method, url, data=body, headers=_passed_on(request.headers)) as told:
+                first = await told.content.readany()
+                if not first and told.content_length != 0:
+                    return None
+                answer = web.StreamResponse(status=told.status, headers=_passed_on(told.headers))
+                answer.content_length = told.content_length
+                await answer.prepare(request)
+                await answer.write(first)
+                async for piece in told.content.iter_any():
+                    await answer.write(piece)
+        except (aiohttp.ClientError, OSError) as problem:
+            if answer is not None:
+                raise ConnectionError("the answer broke off after it had begun: nobody else can end it") from problem
+            engine.is_ready = engine.is_ready and not isinstance(problem, aiohttp.ClientConnectorError)
+        return answer
 
     async def _check(self) -> None:
         while True:
-            await asyncio.gather(*(self._look(one) for one in self.engines.values()))
+            found = await asyncio.gather(*(ask(one.port, self._checks_path, limit_s=2.0) for one in self.engines.values()))
+            for engine, told in zip(self.engines.values(), found, strict=True):
+                engine.is_ready = told.status == 200
             await asyncio.sleep(CHECK_S)
 
-    async def _look(self, engine: Backend) -> None:
-        engine.is_ready = (await ask(engine.port, self._checks_path, limit_s=2.0)).status == 200
-
-    # Guard
-
-    async def _hooked(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
-            head, _, body = (await _request(reader)).partition(b"\r\n\r\n")
-            shown = head.lower().partition(b"\nauthorization: bearer ")[2].split(b"\r\n")[0]
-            is_ours = hmac.compare_digest(shown.strip(), self._token.lower().encode())
-            answer = self.obey(json.loads(body)) if is_ours else {}
-            data = json.dumps(answer).encode()
-            status = "200 OK" if is_ours else "401 Unauthorized"
-            fields = f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\nConnection: close"
-            writer.write(f"HTTP/1.1 {status}\r\n{fields}\r\n\r\n".encode() + data)
-            await writer.drain()
-        writer.close()
+    async def _hooked(self, request: web.BaseRequest) -> web.StreamResponse:
+        shown = request.headers.get("Authorization", "")
+        if not hmac.compare_digest(shown.encode(), f"Bearer {self._token}".encode()):
+            return web.json_response({}, status=401)
+        return web.json_response(self.obey(await request.json()))
 
     def obey(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Do what guard asks, by the contract of docs/balancers.md."""
@@ -293,9 +192,5 @@ class Balancer:
         return {"done": True, "says": "no new work goes there" if engine.is_out else "work goes there again"}
 
 
-async def _request(reader: asyncio.StreamReader) -> bytes:
-    head = await reader.readuntil(b"\r\n\r\n")
-    length = int(head.lower().partition(b"\ncontent-length:")[2].split(b"\r\n")[0] or b"0")
-    if not 0 <= length <= BODY_MAX:
-        raise ValueError("too much")
-    return head + await reader.readexactly(length)
+def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name.lower() not in _OF_ONE_CONNECTION}

@@ -162,7 +162,7 @@ class Guard:
     async def ask(self, path: str) -> Any:
         """GET from its API; None where there is no answer."""
         told = await ask(self.port, path, token=self.token)
-        return told.json() if told.status == 200 else None
+        return told.table() if told.status == 200 else None
 
     async def stop(self) -> None:
         """SIGTERM, and SIGKILL if that does not do."""
@@ -272,7 +272,7 @@ class Fleet:
         body = {"kind": kind} | ({} if value is None else {"value": value})
         told = await ask(self.ports[name], "/standin/faults", body, token=self.gate_token)
         if told.status != 200:
-            raise WorldFailed(f"the stand-in {name} took no fault: {told.status} {told.body[:200]!r}")
+            raise WorldFailed(f"the stand-in {name} took no fault: {told}")
 
     async def mend(self, name: str) -> None:
         """Clear the faults of a stand-in."""
@@ -281,7 +281,7 @@ class Fleet:
     async def in_flight(self, name: str) -> int:
         """Requests at its gate now."""
         told = await ask(self.ports[name], "/plimsoll/state", token=self.gate_token)
-        return int((told.json() or {}).get("in_flight") or 0)
+        return int(told.table().get("in_flight") or 0)
 
     async def memory(self, name: str) -> tuple[int, int]:
         """Bytes that are free on its card, and bytes that torch holds there without use."""
@@ -293,8 +293,8 @@ class Fleet:
         return int((await self._worker(name))["device_memory"]["by_others"])
 
     async def _worker(self, name: str) -> Any:
-        told = (await ask(self.ports[name], "/plimsoll/memory", token=self.gate_token)).json()
-        if not told or not told.get("workers"):
+        told = (await ask(self.ports[name], "/plimsoll/memory", token=self.gate_token)).table()
+        if not told.get("workers"):
             raise WorldFailed(f"the stand-in {name} does not tell of its memory")
         return told["workers"][0]
 

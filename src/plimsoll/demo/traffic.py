@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from plimsoll.demo.balancer import HttpAnswer, ask
+from plimsoll.demo.balancer import ask
+from plimsoll.net.client import Lost, Reply
 
 LIMIT_S = 90.0
 MOST_TRIES = 40
@@ -46,23 +47,23 @@ class Count:
         return replace(self, lost=list(self.lost))
 
 
-def verdict(told: HttpAnswer, *, stream: bool) -> str:
+def verdict(told: Reply | Lost, *, stream: bool) -> str:
     """What one answer is: served, to be asked again later, or lost."""
-    if told.status in (429, 503) and told.is_whole and told.headers.get("retry-after", "").strip().isdigit():
+    if isinstance(told, Lost):
+        return LOST
+    if told.status in (429, 503) and told.headers.get("retry-after", "").strip().isdigit():
         return WAIT
     is_ended = b'"finish_reason":"length"' in told.body.replace(b" ", b"") and b'"error"' not in told.body
-    if told.status != 200 or not told.is_whole or not is_ended or (stream and b"[DONE]" not in told.body):
+    if told.status != 200 or not is_ended or (stream and b"[DONE]" not in told.body):
         return LOST
     return SERVED
 
 
-def why_lost(told: HttpAnswer) -> str:
+def why_lost(told: Reply | Lost) -> str:
     """One line on an answer that is none."""
-    if told.status == 0:
-        return "no answer"
-    if told.status == 200:
-        return "the answer broke off" if not told.is_whole else "the answer ended too soon"
-    return f"status {told.status}"
+    if isinstance(told, Lost):
+        return "the answer broke off" if told.was_begun else "no answer"
+    return "the answer ended too soon" if told.status == 200 else f"status {told.status}"
 
 
 class Traffic:
@@ -125,7 +126,7 @@ class Traffic:
                     break
                 count.told_to_wait += 1
                 count.waited += tries == 1
-                pause_s = min(LONGEST_WAIT_S, float(told.headers["retry-after"]))
+                pause_s = min(LONGEST_WAIT_S, float(told.headers["retry-after"]) if isinstance(told, Reply) else 0.0)
                 await asyncio.sleep(pause_s * self._chance.uniform(1.0, 1.3))  # or all come back at once
         except asyncio.CancelledError:
             self._lose("given up when the demo ended")

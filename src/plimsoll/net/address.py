@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from plimsoll.errors import BadInput
 from plimsoll.net.inputs import HOST_AND_PORT
+
+if TYPE_CHECKING:
+    from plimsoll.net.client import Reply
 
 URL_MAX = 8192
 
@@ -26,6 +29,18 @@ class Address(NamedTuple):
         parts = urlsplit(self.url)
         url = urlunsplit((parts.scheme, parts.netloc, path, query, ""))
         return self._replace(url=url, shown=urlunsplit((parts.scheme, parts.netloc, path, "", "")))
+
+    def get(self, *, most_bytes: int, timeout_s: float) -> Reply:
+        """GET, for those who wait for it; whatever is no answer is raised, with the address as it may be shown."""
+        import asyncio  # with aiohttp a quarter of a second: only who asks somebody pays for it
+
+        from plimsoll.net.client import HttpClient, Lost, same_host
+
+        client = HttpClient(self, proxied=True)
+        reply = asyncio.run(client.call("GET", deadline_s=timeout_s, most_bytes=most_bytes, follow=same_host))
+        if isinstance(reply, Lost):
+            raise reply.error(self.shown)
+        return reply
 
 
 def address(url: str) -> Address:

@@ -79,6 +79,15 @@ class Lost(NamedTuple):
     was_sent: bool = False  # whether the other side may have read the request
     was_begun: bool = False  # whether the head of an answer came
 
+    @property
+    def status(self) -> int:
+        """0: there is none."""
+        return 0
+
+    def table(self) -> Mapping[str, Any]:
+        """Nothing was answered."""
+        return {}
+
     def error(self, shown: str = "") -> TimedOut | TooLarge | WorldFailed:
         """The same as an exception, after the server's name."""
         kinds: dict[Loss, type[TimedOut | TooLarge]] = {Loss.LATE: TimedOut, Loss.TOO_LARGE: TooLarge}
@@ -306,14 +315,7 @@ def same_server(url: str, headers: Mapping[str, str], *, may_upgrade: bool = Fal
     raise WorldFailed("redirects to another host; ask that one directly")
 
 
-def get(where: Address, *, most_bytes: int, timeout_s: float) -> Reply:
-    """GET, for those who wait for it; whatever is no answer is raised, with the address as it may be shown."""
-    client = HttpClient(where, proxied=True)
-    follow = functools.partial(same_server, may_upgrade=True)
-    reply = asyncio.run(client.call("GET", deadline_s=timeout_s, most_bytes=most_bytes, follow=follow))
-    if isinstance(reply, Lost):
-        raise reply.error(where.shown)
-    return reply
+same_host: Follow = functools.partial(same_server, may_upgrade=True)
 
 
 def bearer(token: str) -> dict[str, str]:

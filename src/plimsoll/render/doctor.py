@@ -6,9 +6,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from plimsoll.doctor.rules.diagnose import Diagnosis
-from plimsoll.errors import printable
 from plimsoll.findings import Finding, Remedy, Severity
-from plimsoll.redaction import hide_user_text, redact
+from plimsoll.redaction import clean, plain
 from plimsoll.render.terminal import wrapped
 from plimsoll.units import format_gib
 
@@ -51,26 +50,6 @@ def finding_json(finding: Finding) -> dict[str, object]:
         ],
         "not_a_remedy": [clean(one) for one in finding.not_a_remedy],
     }
-
-
-def plain(value: object) -> object:
-    """Facts as JSON has them: names and texts are cleaned of secrets on the way."""
-    if value is None or isinstance(value, (bool, int)):
-        return value
-    if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else None  # JSON knows neither
-    if isinstance(value, Mapping):
-        return {clean(str(name)): plain(inner) for name, inner in value.items()}
-    if hasattr(value, "_asdict"):
-        return plain(value._asdict())
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(inner) for inner in value]
-    return clean(str(value))
-
-
-def clean(text: str) -> str:
-    """Without secrets, without users' text, and without what would move a terminal's cursor."""
-    return printable(hide_user_text(redact(text))).strip()
 
 
 def as_text(diagnosis: Diagnosis) -> str:

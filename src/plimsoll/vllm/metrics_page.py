@@ -224,18 +224,14 @@ def fetch_pages(
 
 def fetch_health(url: str, *, timeout_s: float = 5.0) -> int | None:
     """The status of the server's /health: 503 says that its engine is dead; None if it does not answer."""
-    from plimsoll.net.client import get  # whoever reads saved pages needs no event loop
-
     try:
-        return get(address(url).at("/health"), most_bytes=1 << 20, timeout_s=timeout_s).status
+        return address(url).at("/health").get(most_bytes=1 << 20, timeout_s=timeout_s).status
     except (WorldFailed, TooLarge):
         return None
 
 
 def _fetched(where: Address, timeout_s: float, clock: Callable[[], float]) -> Page:
-    from plimsoll.net.client import get
-
-    reply = get(where, most_bytes=PAGE_MAX, timeout_s=timeout_s)
+    reply = where.get(most_bytes=PAGE_MAX, timeout_s=timeout_s)
     if reply.status != 200:
         raise WorldFailed(f"{where.shown}: answers {reply.status}, not a page of metrics")
     return parse_page(reply.body, where.shown, clock())

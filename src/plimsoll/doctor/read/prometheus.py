@@ -12,7 +12,6 @@ from urllib.parse import urlencode, urlsplit
 from plimsoll.doctor.rules.trend_growth import EXTERNAL_METRICS, MetricSeries
 from plimsoll.errors import BadInput, TooLarge, WorldFailed, printable
 from plimsoll.net.address import Address, address
-from plimsoll.net.client import get
 from plimsoll.vllm.metrics import figure
 
 POINTS_MAX = 11_000
@@ -47,7 +46,7 @@ def is_prometheus(url: str, *, timeout_s: float = 5.0) -> bool:
     """True if a Prometheus server answers there; a vLLM server, or nobody, is not one."""
     where = _base(url)
     try:
-        reply = get(where.at(_path(where, "/api/v1/status/buildinfo")), most_bytes=1 << 20, timeout_s=timeout_s)
+        reply = where.at(_path(where, "/api/v1/status/buildinfo")).get(most_bytes=1 << 20, timeout_s=timeout_s)
     except (WorldFailed, BadInput):
         return False
     if reply.status != 200:
@@ -134,7 +133,7 @@ def _answered(
     query = f'{{__name__=~"{"|".join(names)}"{also}}}'
     asks = {"query": query, "start": f"{asked.start_s:.3f}", "end": f"{asked.end_s:.3f}", "step": f"{asked.step_s:g}"}
     target = where.at(_path(where, "/api/v1/query_range"), urlencode(asks))
-    reply = get(target, most_bytes=ANSWER_MAX, timeout_s=timeout_s)
+    reply = target.get(most_bytes=ANSWER_MAX, timeout_s=timeout_s)
     try:
         answer = json.loads(reply.body)
     except (ValueError, RecursionError):

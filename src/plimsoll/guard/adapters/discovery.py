@@ -20,7 +20,7 @@ from plimsoll.guard.adapters.cluster import ClusterClient, namespace_key
 from plimsoll.guard.engine_config import LONGEST_NAME, EngineConfig, host_and_port
 from plimsoll.launch.manifests import documents_in
 from plimsoll.net.address import address, server_address
-from plimsoll.net.client import get, table
+from plimsoll.net.client import table
 
 USUAL_PORT = 8000
 RUNNING, OVER = "Running", ("Failed", "Succeeded")
@@ -234,7 +234,7 @@ class HttpFinder:
         return self._known
 
     def _ask(self) -> TargetList:
-        reply = get(self._where, most_bytes=MOST_BYTES, timeout_s=self._timeout_s)
+        reply = self._where.get(most_bytes=MOST_BYTES, timeout_s=self._timeout_s)
         if reply.status != 200:
             raise WorldFailed(f"{self._where.shown}: answers {reply.status}")
         try:

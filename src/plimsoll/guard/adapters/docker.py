@@ -93,7 +93,7 @@ class DockerContainer:
             return ()
         first = _pid(table(details.get("State")).get("Pid"))
         reply = await self._ask("GET", "top", ASK_LIMIT_S)
-        top = reply.table() if isinstance(reply, Reply) and reply.status == 200 else {}
+        top = reply.table() if reply.status == 200 else {}
         titles, rows = top.get("Titles"), top.get("Processes")
         others: list[int] = []
         if isinstance(titles, list) and "PID" in titles and isinstance(rows, list):

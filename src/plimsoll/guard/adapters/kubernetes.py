@@ -155,9 +155,9 @@ class PodEviction:
     async def _look(self) -> Mapping[str, Any] | str | Outcome:
         """The pod, or that it is gone, or why nobody knows."""
         reply = await self._cluster.ask("GET", self._path(f"pods/{quote(self._pod, safe='')}"))
-        if isinstance(reply, Reply) and reply.status == 404 and reply.table().get("kind") == "Status":
+        if reply.status == 404 and reply.table().get("kind") == "Status":
             return _GONE
-        if isinstance(reply, Lost) or reply.status != 200:
+        if reply.status != 200:
             return unsure(f"the cluster does not say how the pod is: {_reason(reply)}", **_status(reply))
         answer = reply.table()
         uid = _uid(answer)
@@ -182,7 +182,7 @@ class PodEviction:
     async def _pods(self) -> list[Mapping[str, Any]] | Outcome:
         query = f"?limit={MOST_PODS}" + (f"&labelSelector={quote(self._selector, safe='')}" if self._selector else "")
         reply = await self._cluster.ask("GET", self._path("pods") + query)
-        if isinstance(reply, Lost) or reply.status != 200:
+        if reply.status != 200:
             return unsure(f"the cluster does not list its pods: {_reason(reply)}", **_status(reply))
         answer = reply.table()
         if not isinstance(answer.get("items"), list) or table(answer.get("metadata")).get("continue"):
@@ -256,7 +256,7 @@ def _is_ready(pod: Mapping[str, Any]) -> bool:
 
 
 def _status(reply: Reply | Lost) -> dict[str, int]:
-    return {"status": reply.status} if isinstance(reply, Reply) else {}
+    return {"status": reply.status} if reply.status else {}
 
 
 def _reason(reply: Reply | Lost) -> str:

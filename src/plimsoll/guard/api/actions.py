@@ -19,8 +19,8 @@ from plimsoll.guard.daemon.journal import read_journal
 from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.net.server import Answer, error
-from plimsoll.render.doctor import clean
-from plimsoll.render.guard import SCHEMA, entry_json
+from plimsoll.redaction import clean
+from plimsoll.render.journal import SCHEMA, entry_json
 
 ASK_S = 6.0  # a guard that has not decided by then is busy
 MOST_ENTRIES = 1_000

@@ -18,9 +18,9 @@ from plimsoll.guard.judge.policy import GRADES
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.guard.page.page import GuardPage
 from plimsoll.net.server import Answer, Stream, error
-from plimsoll.render.doctor import clean, finding_json
+from plimsoll.redaction import clean
+from plimsoll.render.doctor import finding_json
 from plimsoll.render.guard import (
-    SCHEMA,
     EngineView,
     Trouble,
     condition_json,
@@ -30,6 +30,7 @@ from plimsoll.render.guard import (
     status_line,
     trouble_json,
 )
+from plimsoll.render.journal import SCHEMA
 from plimsoll.unknown import Status
 from plimsoll.vllm.metrics_page import escaped_label
 

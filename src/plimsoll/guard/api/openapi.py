@@ -8,7 +8,8 @@ from plimsoll.findings import Code, Severity
 from plimsoll.guard.act.steps import Step
 from plimsoll.guard.judge.look import Reach
 from plimsoll.guard.judge.tracker import Grade
-from plimsoll.render.guard import SCHEMA, EventKind
+from plimsoll.render.guard import EventKind
+from plimsoll.render.journal import SCHEMA
 
 RUNGS = [str(grade) for grade in Grade if grade.is_action]
 VERBS = {

@@ -35,7 +35,7 @@ from plimsoll.guard.act.steps import BROKEN, COURSES, ActionRun, End, Step, open
 from plimsoll.guard.daemon.journal import DAMAGED
 from plimsoll.guard.daemon.steps import ActionSteps, EngineAdapters
 from plimsoll.guard.judge.tracker import Grade
-from plimsoll.render.guard import END_TEXTS
+from plimsoll.render.journal import END_TEXTS
 
 
 class Announcement(NamedTuple):

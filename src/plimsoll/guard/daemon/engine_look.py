@@ -183,7 +183,7 @@ async def served_model(url: str, api_key: str | None = None, *, deadline_s: floa
     """The first model that an engine lists; None if it lists none."""
     client = HttpClient(address(url))
     reply = await client.call("GET", MODELS, deadline_s=deadline_s, most_bytes=LARGEST_MODELS_LIST)
-    if isinstance(reply, Reply) and reply.status == 401 and api_key is not None:
+    if reply.status == 401 and api_key is not None:
         reply = await client.call("GET", MODELS, b"", bearer(api_key), deadline_s=deadline_s, most_bytes=LARGEST_MODELS_LIST)
     if isinstance(reply, Lost) or reply.status != 200:
         return None
@@ -487,7 +487,7 @@ class EngineWatcher:
         """Whether it is paused, and whether it may be without guard knowing."""
         if self._pause.is_due(page.figures, self._last_canary(), now_s):
             reply = await self._client.call("GET", "/is_paused", deadline_s=self._left(end_s), most_bytes=SMALL_MAX)
-            found = reply.table().get("is_paused") if isinstance(reply, Reply) and reply.status == 200 else None
+            found = reply.table().get("is_paused") if reply.status == 200 else None
             if isinstance(found, bool):
                 self._pause.answered(now_s, is_paused=found)
             elif isinstance(reply, Lost) or reply.status >= 500:
@@ -501,7 +501,7 @@ class EngineWatcher:
     ) -> Mapping[str, Any]:
         """The JSON object at a path; an empty one for anything else."""
         reply = await client.call("GET", path, b"", headers, deadline_s=self._left(end_s), most_bytes=most)
-        return reply.table() if isinstance(reply, Reply) and reply.status == 200 else {}
+        return reply.table() if reply.status == 200 else {}
 
     def _left(self, end_s: float) -> float:
         return max(0.05, min(self.limits.small_s, end_s - asyncio.get_running_loop().time()))

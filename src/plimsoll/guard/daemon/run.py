@@ -45,7 +45,7 @@ from plimsoll.launch.recognise import EntryPoint, find_launch
 from plimsoll.net.address import address
 from plimsoll.net.client import bearer
 from plimsoll.net.server import GuardServer
-from plimsoll.render.doctor import clean
+from plimsoll.redaction import clean
 from plimsoll.render.guard import Event, EventKind, Trouble, alert, line_json, sentence, status_line
 from plimsoll.vllm.versions import engine_named
 

@@ -17,12 +17,12 @@ from plimsoll.render.guard import (
     Event,
     canary_json,
     condition_json,
-    entry_sentence,
     event_json,
     forecast_json,
     grade_of,
     label,
 )
+from plimsoll.render.journal import entry_sentence
 from plimsoll.unknown import Reading, Unknown
 
 LONGEST = 300

@@ -29,7 +29,8 @@ from plimsoll.guard.page.engine import (
     tidy,
 )
 from plimsoll.net.server import Answer, Stream, error
-from plimsoll.render.guard import SCHEMA, Clock, Trouble, entry_json, trouble_json
+from plimsoll.render.guard import Clock, Trouble, trouble_json
+from plimsoll.render.journal import SCHEMA, entry_json
 from plimsoll.unknown import Reading
 
 Row = Mapping[str, Any]
