@@ -15,7 +15,6 @@ import os
 import platform
 import re
 import resource
-import select
 import signal
 import stat
 import subprocess
@@ -63,6 +62,7 @@ class ArchiveMember(NamedTuple):
     size_bytes: int
     what: str
     note: str = ""  # what was left out of it
+    start: int = 0  # where its text lies in the spool
 
 
 class Archive(NamedTuple):
@@ -162,13 +162,6 @@ _ZSTD_LEVEL = 10
 _ENDINGS = (".tar.zst", ".tar.gz", ".tgz", ".tar")
 
 
-class _SpooledMember(NamedTuple):
-    """A member on its way: where its text lies in the spool."""
-
-    member: ArchiveMember
-    start: int
-
-
 def write_bundle(
     path: str, parts: Iterable[ArchivePart], *, made_with: str, at: int = 0, force: bool = False, left_out: Iterable[str] = ()
 ) -> Archive:
@@ -176,17 +169,18 @@ def write_bundle(
 
     BadInput where the file is there already (unless `force`) or cannot be written by that name.
     """
-
     target = _checked(path, force=force)
     missing = [shown_line(reason) for reason in left_out]
     try:
         with tempfile.TemporaryFile(dir=target.parent) as spool:
             found = _spooled(parts, spool, missing)
             contents = _contents(target.name, found, missing, made_with).encode()
+            listed = ArchiveMember(CONTENTS, len(contents), "", start=spool.tell())
+            spool.write(contents)
             descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=".plimsoll-", suffix=".part")
             try:
                 with os.fdopen(descriptor, "w+b") as file:
-                    _pack(file, target.name, contents, found, spool, at)
+                    _pack(file, target.name, [listed, *found], spool, at)
                     file.flush()
                     size = os.fstat(file.fileno()).st_size
                 _put(Path(temporary), target, force=force)
@@ -194,7 +188,7 @@ def write_bundle(
                 Path(temporary).unlink(missing_ok=True)
     except OSError as error:
         raise WorldFailed(f"{path}: cannot be written: {error.strerror or error}") from None
-    return Archive(path, size, tuple(one.member for one in found), tuple(missing))
+    return Archive(path, size, tuple(found), tuple(missing))
 
 
 def _checked(path: str, *, force: bool) -> Path:
@@ -231,9 +225,9 @@ def _put(temporary: Path, target: Path, *, force: bool) -> None:
         temporary.replace(target)
 
 
-def _spooled(parts: Iterable[ArchivePart], spool: IO[bytes], missing: list[str]) -> list[_SpooledMember]:
+def _spooled(parts: Iterable[ArchivePart], spool: IO[bytes], missing: list[str]) -> list[ArchiveMember]:
     """Every part as it will be shown, one after the other; what cannot be is added to what is missing."""
-    found: list[_SpooledMember] = []
+    found: list[ArchiveMember] = []
     taken = {CONTENTS.casefold()}
     for part in parts:
         shown = shown_line(_base(part.name))
@@ -253,8 +247,7 @@ def _spooled(parts: Iterable[ArchivePart], spool: IO[bytes], missing: list[str])
             continue
         came_from = f"from {shown_line(_base(part.content.path))}" if isinstance(part.content, TextFile) else ""
         note = "; ".join(piece for piece in (came_from, note) if piece)
-        name = _member_name(part, taken)
-        found.append(_SpooledMember(ArchiveMember(name, spool.tell() - start, shown_line(part.what), note), start))
+        found.append(ArchiveMember(_member_name(part, taken), spool.tell() - start, shown_line(part.what), note, start))
     return found
 
 
@@ -312,7 +305,7 @@ def _harmless(piece: str) -> str:
     return re.sub(r"^[.-]{1,9}", "_", piece)[-80:] or "_"
 
 
-def _contents(archive: str, found: list[_SpooledMember], missing: list[str], made_with: str) -> str:
+def _contents(archive: str, found: list[ArchiveMember], missing: list[str], made_with: str) -> str:
     lines = [
         f"{shown_line(archive)}, made with {shown_line(made_with)}",
         "",
@@ -321,7 +314,7 @@ def _contents(archive: str, found: list[_SpooledMember], missing: list[str], mad
         "",
         "What is in it:",
     ]
-    for member in (one.member for one in found):
+    for member in found:
         lines.append(f"  {member.name}  {member.size_bytes:,} bytes")
         lines.append(f"      {member.what}{f' ({member.note})' if member.note else ''}")
     if missing:
@@ -329,8 +322,7 @@ def _contents(archive: str, found: list[_SpooledMember], missing: list[str], mad
     return "\n".join(lines) + "\n"
 
 
-def _pack(file: IO[bytes], name: str, contents: bytes, found: list[_SpooledMember], spool: IO[bytes], at: int) -> None:
-
+def _pack(file: IO[bytes], name: str, members: list[ArchiveMember], spool: IO[bytes], at: int) -> None:
     folder = _harmless(next(name.removesuffix(ending) for ending in _ENDINGS if name.endswith(ending)))
     stream = file
     if name.endswith(".zst"):
@@ -338,14 +330,11 @@ def _pack(file: IO[bytes], name: str, contents: bytes, found: list[_SpooledMembe
     elif name.endswith("gz"):
         stream = cast("IO[bytes]", gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=at))
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
-        for member, start in [(ArchiveMember(CONTENTS, len(contents), ""), -1), *found]:
+        for member in members:
             entry = tarfile.TarInfo(f"{folder}/{member.name}")
             entry.size, entry.mtime, entry.mode = member.size_bytes, at, 0o644
-            if start < 0:
-                archive.addfile(entry, io.BytesIO(contents))
-            else:
-                spool.seek(start)
-                archive.addfile(entry, spool)
+            spool.seek(member.start)
+            archive.addfile(entry, spool)
     if stream is not file:
         stream.close()
 
@@ -400,7 +389,6 @@ def _file_start(path: Path, most_bytes: int = _FILE_BYTES) -> str:
 
 
 def _versions(root: Path) -> dict[str, object]:
-
     packages: dict[str, str | None] = {}
     for name in _PACKAGES:
         try:
@@ -422,7 +410,6 @@ def _versions(root: Path) -> dict[str, object]:
 
 def _smi(command: Sequence[str], wait_s: float) -> str:
     """The output of nvidia-smi, as far as it comes in time."""
-
     name = Path(command[0]).name
     try:
         process = subprocess.Popen(  # noqa: S603
@@ -431,9 +418,14 @@ def _smi(command: Sequence[str], wait_s: float) -> str:
     except (OSError, ValueError):
         return f"{name}: not found on this machine\n"
     assert process.stdout is not None
+    why, budget = "", Budget(time.monotonic() + wait_s)
     try:
-        data, why = _until(process.stdout.fileno(), time.monotonic() + wait_s, wait_s)
-        if not why:
+        data = io.BufferedReader(Descriptor(process.stdout.fileno(), budget)).read(_SMI_BYTES + 1)
+        if len(data) > _SMI_BYTES:
+            why = "the rest of its output was left out"
+        elif budget.was_short:
+            why = f"it did not finish within {wait_s:g} s"
+        else:
             with suppress(subprocess.TimeoutExpired):
                 code = process.wait(timeout=1)
                 why = f"{name} ended with exit code {code}" if code else ""
@@ -444,26 +436,8 @@ def _smi(command: Sequence[str], wait_s: float) -> str:
             with suppress(subprocess.TimeoutExpired):  # held by the driver: it is left behind, we go on
                 process.wait(timeout=1)
         process.stdout.close()
-    text = data.decode("utf-8", "replace").replace("\0", " ")
+    text = data[:_SMI_BYTES].decode("utf-8", "replace").replace("\0", " ")
     return text + (f"\n[{why}]\n" if why else "")
-
-
-def _until(descriptor: int, deadline: float, wait_s: float) -> tuple[bytes, str]:
-    """The output before the deadline, and why it is cut."""
-
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN | select.POLLHUP)
-    data = bytearray()
-    while (left := deadline - time.monotonic()) > 0:
-        if not poll.poll(max(1, int(left * 1000))):
-            break
-        block = os.read(descriptor, 64 << 10)
-        if not block:
-            return bytes(data), ""
-        data += block
-        if len(data) > _SMI_BYTES:
-            return bytes(data[:_SMI_BYTES]), "the rest of its output was left out"
-    return bytes(data), f"it did not finish within {wait_s:g} s"
 
 
 def _cgroup(root: Path) -> str:
@@ -494,16 +468,10 @@ def _levels(base: Path, path: str, names: Sequence[str]) -> Iterator[str]:
 
 
 def _limits(root: Path) -> dict[str, object]:
-
-    limits = [None if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(resource.RLIMIT_MEMLOCK)]
-    try:
-        shm = os.statvfs(root / "dev/shm")
-        size, free = shm.f_frsize * shm.f_blocks, shm.f_frsize * shm.f_bavail
-    except OSError:
-        return {"locked_memory_bytes": _limit(limits), "dev_shm": "not there"}
-    return {"locked_memory_bytes": _limit(limits), "dev_shm": {"size_bytes": size, "free_bytes": free}}
-
-
-def _limit(limits: list[int | None]) -> dict[str, object]:
-    soft, hard = ("unlimited" if value is None else value for value in limits)
-    return {"soft": soft, "hard": hard}
+    limits = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    soft, hard = ("unlimited" if value == resource.RLIM_INFINITY else value for value in limits)
+    shm: object = "not there"
+    with suppress(OSError):
+        found = os.statvfs(root / "dev/shm")
+        shm = {"size_bytes": found.f_frsize * found.f_blocks, "free_bytes": found.f_frsize * found.f_bavail}
+    return {"locked_memory_bytes": {"soft": soft, "hard": hard}, "dev_shm": shm}
