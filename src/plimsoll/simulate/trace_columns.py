@@ -20,7 +20,7 @@ from plimsoll.errors import BadInput, TooLarge
 from plimsoll.net.inputs import unpacked
 from plimsoll.simulate.trace import LATEST_NS, Integers
 
-# How a trace's columns and fields are called, and the cells of its CSV: what both readers of traces know, without numpy.
+# How a trace's columns and fields are called, and the cells of its CSV.
 
 TOKENS_MAX = 1_000_000_000
 SIMPLEST = "TIMESTAMP,ContextTokens,GeneratedTokens"

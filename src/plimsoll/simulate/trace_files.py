@@ -34,7 +34,6 @@ from plimsoll.simulate.trace_columns import (
     OUTPUT_NAMES,
     PROMPT_NAMES,
     SIMPLEST,
-    TOKENS_MAX,
     UNKNOWN,
     BadRow,
     Columns,
@@ -248,80 +247,8 @@ def _ids(shape: JsonShape, rows: list[Row], prompt: Integers, block: int) -> tup
     return numbers, kept
 
 
-# Reads how long the requests of a trace are: any file that `simulate` takes, and its columns by the same names.
-#
-# Apart from `traces`, which reads all of a trace and needs numpy: `plan` works without it.
-
-ROWS_MAX = 5_000_000
-
-
-class _Request(NamedTuple):
-    prompt: int
-    output: int
-    is_answered: bool = True
-
-
-def read_lengths(path: str) -> list[tuple[int, int]]:
-    """(prompt, output) tokens of every request, in the file's order; one line says what is wrong with it."""
-    rows = list(_length_rows(path))
-    if not rows:
-        raise BadInput(f"{path}: no request in it")
-    found = [(max(1, row.prompt), max(1, row.output)) for row in rows if row.is_answered]
-    if not found:
-        raise BadInput(f"{path}: no request in it that was answered")
-    return found
-
-
-def _length_rows(path: str) -> Iterator[_Request]:
-    shape: CsvShape | None = None
-    is_first = True
-    for chunk in read_lines(path):
-        for number, line in zip(chunk.numbers, chunk.lines, strict=True):
-            where = f"{path}, line {number}"
-            if number > ROWS_MAX:
-                raise TooLarge(f"{where}: longer than a trace can be")
-            try:
-                text = line.decode("utf-8-sig" if is_first else "utf-8").rstrip("\r")
-            except UnicodeDecodeError:
-                raise BadInput(f"{where}: not text") from None
-            is_first = False
-            try:
-                if text.lstrip().startswith("{"):
-                    yield _of_json(text)
-                elif shape is not None:
-                    yield _of_csv(text, shape)
-                elif (shape := csv_shape(text, None)) is None:
-                    raise BadRow(f"not {UNKNOWN}")
-            except BadRow as reason:
-                raise BadInput(f"{where}: {reason}") from None
-
-
-def _of_csv(text: str, shape: CsvShape) -> _Request:
-    """BurstGPT keeps requests that failed, as rows without an answer."""
-    cells = csv_cells(shape.width, [text])
-    prompt, output = _tokens(cells[shape.prompt][0], shape.names[1]), _tokens(cells[shape.output][0], shape.names[2])
-    return _Request(prompt, output, is_answered=output > 0 or shape.kind != "burstgpt")
-
-
-def _of_json(text: str) -> _Request:
-    try:
-        row = json.loads(text)
-    except (ValueError, RecursionError):
-        raise BadRow("not JSON") from None
-    prompt, output = (next((key for key in row if key.lower() in names), None) for names in (PROMPT_NAMES, OUTPUT_NAMES))
-    if prompt is None or output is None:
-        raise BadRow(f"not {UNKNOWN}")
-    return _Request(_tokens(str(row[prompt]), prompt), _tokens(str(row[output]), output))
-
-
-def _tokens(text: str, name: str) -> int:
-    number = whole_cell(text, name)
-    if not 0 <= number <= TOKENS_MAX:
-        raise BadRow(f"{name} is {'negative' if number < 0 else 'out of range'}")
-    return number
-
-
 KINDS = ("azure", "burstgpt", "lengths", *(shape.kind for shape in SHAPES))
+_ANY_LENGTHS = "any lengths"  # whatever else the file says of its requests
 _SERIES = ("t", "prompt_throughput", "gen_throughput", "running", "waiting", "kv_cache_pct")
 
 
@@ -353,6 +280,13 @@ def read_trace(
     """
     rows = _read(path, prefix_block, kind, skip_bad=skip_bad)
     return _trace(path, rows, limit, arrivals)[0]
+
+
+def read_lengths(path: str) -> list[tuple[int, int]]:
+    """(prompt, output) tokens of every request of any file that `simulate` takes, in its order, for `plan --workload`."""
+    columns = _read(path, RECORDING_BLOCK, _ANY_LENGTHS, skip_bad=False).columns
+    prompt, output = np.maximum(columns.prompt, 1), np.maximum(columns.output, 1)
+    return list(zip(prompt.tolist(), output.tolist(), strict=True))
 
 
 def read_measured(path: str, *, timeseries: str | None = None, limit: int | None = None, skip_bad: bool = False) -> MeasuredRun:
@@ -409,7 +343,7 @@ def _texts(path: str) -> Iterator[tuple[int, str]]:
 def _read(path: str, prefix_block: int, kind: str | None, *, skip_bad: bool) -> _Rows:
     if not 1 <= prefix_block <= 1 << 30:
         raise BadInput("--trace-block-size must be 1 or more tokens")
-    if kind is not None and kind not in KINDS:
+    if kind is not None and kind not in (*KINDS, _ANY_LENGTHS):
         raise BadInput(f"{kind[:40]!r} is no kind of trace: {', '.join(KINDS)}")
     parts: list[Columns] = []
     found: _Format | None = None
@@ -440,22 +374,23 @@ def _read(path: str, prefix_block: int, kind: str | None, *, skip_bad: bool) -> 
 def _format(path: str, chunk: Lines, prefix_block: int, kind: str | None) -> tuple[_Format, Lines]:
     """What the first line shows the file to be, and the lines that are left to read."""
     where = f"{path}, line {chunk.numbers[0]}"
+    kinds = ("lengths", "burstgpt") if kind == _ANY_LENGTHS else (kind,)
     try:
         first = _decoded(chunk.lines[:1])[0].removeprefix("\ufeff")
         if first.lstrip().startswith("{"):
             chunk = chunk._replace(lines=[first.encode("utf-8"), *chunk.lines[1:]])
-            as_json = json_shape(first, kind)
+            as_json = next((shape for one in kinds if (shape := json_shape(first, one))), None)
             if as_json is not None:
                 block = {"llmservingsim": 1, "recording": 0}.get(as_json.kind, prefix_block)
                 return _Format(as_json.kind, block, lambda lines, known: json_columns(as_json, lines, known)), chunk
         else:
-            as_csv = csv_shape(first, kind)
+            as_csv = next((found for one in kinds if (found := csv_shape(first, one))), None)
             if as_csv is not None:
                 rest = Lines(chunk.numbers[1:], chunk.lines[1:])
                 return _Format(as_csv.kind, prefix_block, lambda lines, _: csv_columns(as_csv, lines)), rest
     except (BadRow, UnicodeError) as error:
         raise BadInput(f"{where}: {error if isinstance(error, BadRow) else 'not text'}") from None
-    wanted = f"a trace of kind {kind}" if kind else UNKNOWN
+    wanted = f"a trace of kind {kind}" if kind and kind != _ANY_LENGTHS else UNKNOWN
     raise BadInput(f"{where}: not {wanted}")
 
 
