@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.marked import placed
-from plimsoll.launch.options import split_options
+from plimsoll.launch.options import parse
+from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import read_command
 from plimsoll.simulate.trace_files import read_trace
 from plimsoll.tune.answer import Server, Tuning, tune
@@ -89,7 +90,7 @@ class Outcome(NamedTuple):
 def measure(case: Case, folder: str, grid_run: RunAll) -> Outcome:
     """Everything, then the search; the search keeps nothing and is given nothing of what the grid found."""
     words = ["--gpu", case.gpu, "--", "vllm", "serve", *case.serve.split()]
-    ready = read_command(split_options(words, with_value=["--gpu"], switches=[]), learned=False)
+    ready = read_command(parse(ServerOptions, words), learned=False)
     ledger, _ = ready.replan(ready.settings)
     traffic = Traffic(read_trace(str(Path(folder) / case.trace)), case.speed, parse_slo(case.slo))
     server = Server(ledger, ready.model.shape, ready.replan)

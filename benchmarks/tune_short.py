@@ -7,7 +7,8 @@ Takes about three minutes. `plimsoll tune` itself spends more on traffic this sh
 
 from __future__ import annotations
 
-from plimsoll.launch.options import split_options
+from plimsoll.launch.options import parse
+from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import read_command
 from plimsoll.simulate.traffic import generate, parse_synthetic
 from plimsoll.tune.answer import Server
@@ -23,7 +24,7 @@ PROMISES = ("ttft=5s,tpot=200ms", "ttft=1s", "tpot=90ms", "tpot=80ms", "ttft=3s,
 
 def main() -> None:
     """Print every answer that is not within one per cent, and the count."""
-    ready = read_command(split_options(SERVER.split(), with_value=["--gpu", "--vllm"], switches=[]), learned=False)
+    ready = read_command(parse(ServerOptions, SERVER.split()), learned=False)
     ledger, _ = ready.replan(ready.settings)
     server = Server(ledger, ready.model.shape, ready.replan)
     options = plan_all(SPACE.candidates, ledger, ready.replan)

@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from lab import marked
 from plimsoll.cli.simulate import BLOCK_SIZES
-from plimsoll.launch.options import Split
+from plimsoll.launch.options import parse
 from plimsoll.simulate.inputs import read_inputs
+from plimsoll.simulate.options import ReplayOptions
 from plimsoll.simulate.replay import AtBlockSize, replay
 from plimsoll.simulate.summary import at_block_sizes, summarise
 from plimsoll.simulate.traffic import SCHEME
@@ -98,8 +99,7 @@ MEASURES = (
 def measure(workload: Workload, traces: Path) -> Measured:
     """Replay it at every block size."""
     path = workload.trace if workload.is_made_up else str(traces / workload.trace)
-    words = workload.options.split()
-    given = read_inputs(Split(dict(zip(words[::2], words[1::2], strict=True)), frozenset(), (path,), None))
+    given = read_inputs(parse(ReplayOptions, [*workload.options.split(), path]))
     rows = at_block_sizes(given.trace, given.settings, given.step_time, BLOCK_SIZES)
     use = summarise(replay(given.trace, given.settings, given.step_time)).kv_usage.mean
     assert use is not None, "these traces keep an engine busy"

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from lab.gpu.models import config_of
-from plimsoll.cli.plan import OPTIONS_WITH_VALUE
 from plimsoll.errors import PlimsollError
-from plimsoll.launch.options import split_options
+from plimsoll.launch.options import parse
 from plimsoll.plan.certify import Certificate, Kind, smallest_request
+from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import read_command
 
 HERE = Path(__file__).resolve().parent
@@ -46,7 +46,7 @@ def certified(entry: Entry, models: Path, own: set[str]) -> Certificate:
     words += ["--used-gib", entry["used_gib"]] if "used_gib" in entry else []
     words += ["--", "env", *(f"{name}={value}" for name, value in entry.get("env", {}).items())]
     words += ["vllm", "serve", model, *entry["args"]]
-    return read_command(split_options(words, with_value=OPTIONS_WITH_VALUE, switches=()), learned=False).certify()
+    return read_command(parse(ServerOptions, words), learned=False).certify()
 
 
 def request_of(kind: Kind, share: float, certificate: Certificate) -> Entry | None:

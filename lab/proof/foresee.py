@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.gpu.models import config_of
-from plimsoll.launch.options import split_options
+from plimsoll.launch.options import parse
 from plimsoll.plan.ledger import Ledger
+from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import MemoryPlan, plan_command
 
 ENTRIES = Path(__file__).with_name("entries.json")
@@ -38,7 +39,7 @@ Entry = dict[str, Any]
 def answer(entry: Entry, models: Path) -> MemoryPlan:
     """Plan's answer to one run, by the way the command takes."""
     words = ["--gpu", GPU, "--vllm", RELEASE, *_neighbour(entry), "--", *command(entry, str(models / entry["model"]))]
-    options = split_options(words, with_value=("--gpu", "--vllm", "--used-gib"), switches=())
+    options = parse(ServerOptions, words)
     return plan_command(options)
 
 

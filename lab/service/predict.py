@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.service.runs import Load, measured
-from plimsoll.launch.options import split_options
+from plimsoll.launch.options import parse
+from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import PlanInput, read_command
 from plimsoll.simulate.fit import Fit, duration_error, error_of, fit
 from plimsoll.simulate.replay import replay
@@ -36,7 +37,7 @@ class Planned(NamedTuple):
 
 def _ready(load: Load, model: Path) -> PlanInput:
     words = ["--gpu", GPU, "--vllm", RELEASE, "--", "vllm", "serve", str(model), *load.flags]
-    return read_command(split_options(words, with_value=("--gpu", "--vllm"), switches=()), learned=False)
+    return read_command(parse(ServerOptions, words), learned=False)
 
 
 def activation_bytes(load: Load, model: Path) -> int:

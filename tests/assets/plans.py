@@ -9,8 +9,8 @@ from typing import Any
 from plimsoll.assets.launch_command import REFUSED, Ready, facts_of, planned_line, ready, release_of
 from plimsoll.assets.settings import Settings
 from plimsoll.errors import PlimsollError
-from plimsoll.launch.inputs import launches_named
-from plimsoll.launch.options import Split
+from plimsoll.launch.inputs import launches_in
+from plimsoll.plan.options import ServerOptions, memory_of
 from plimsoll.simulate.inputs import plan_as_json
 from plimsoll.vllm.flags import FlagRow, flags_of
 from plimsoll.vllm.versions import engine_named
@@ -44,8 +44,9 @@ _NOT_DRAWN = frozenset(
 
 def plan_of(*words: str, gpu: str = "H100", memory_gib: str = "1000", vllm: str = "0.32.0") -> dict[str, Any]:
     """What `plimsoll plan --json` prints for a command; on a card so large that everything fits."""
-    values = {"--gpu": gpu, "--gpu-memory-gib": memory_gib, "--vllm": vllm}
-    plan: dict[str, Any] = json.loads(plan_as_json(Split(values, frozenset(), (), words)))
+    memory = memory_of(memory_gib, "--gpu-memory-gib")
+    options = ServerOptions(gpu=gpu, gpu_memory_gib=memory, vllm=vllm, verbatim=words)
+    plan: dict[str, Any] = json.loads(plan_as_json(options))
     return plan
 
 
@@ -81,7 +82,7 @@ def _value(row: FlagRow) -> list[str]:
 
 def made_ready(plan: dict[str, Any]) -> Ready:
     """The plan's command, ready to be launched."""
-    launch, _ = launches_named(Split({}, frozenset(), (planned_line(plan, "plan.json"),), None), "assets")[0]
+    launch = launches_in(planned_line(plan, "plan.json"))[0]
     return ready(launch, engine_named(release_of(plan, "plan.json")), facts_of(plan, "plan.json"))
 
 

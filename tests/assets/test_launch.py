@@ -12,10 +12,10 @@ import yaml
 
 from plimsoll.assets.launch import WAYS, launch_files
 from plimsoll.assets.settings import Settings
-from plimsoll.cli.guard import read_options
 from plimsoll.launch.files import read_launches
 from tests.assets.plans import MODELS, SECRET, WHEEL, plan_of, random_plan, settings_of
 from tests.assets.started import environment_of, object_in, started_words
+from tests.options import guard_options
 
 LLAMA = MODELS[0]
 TOKEN = "a-token-that-is-long-enough"
@@ -107,7 +107,7 @@ def test_guards_configuration_is_one(way: str, words: tuple[str, ...], tmp_path:
     (tmp_path / "plan.json").write_text(json.dumps(plan_of("vllm", "serve", LLAMA, *words)), encoding="utf-8")
     path = tmp_path / "plimsoll.toml"
     path.write_text(re.sub(r'"/[^"]*/(gate\.token|guard\.token|guard-read\.token|api\.key)"', r'"\1"', text), encoding="utf-8")
-    asked = read_options(["--config", str(path), "--act"], {})
+    asked = guard_options(["--config", str(path), "--act"], {})
     (engine,) = asked.config.engines
     assert engine.token is not None
     assert asked.config.warnings == ()

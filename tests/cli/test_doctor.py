@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.cli.doctor import _SWITCHES, _WITH_VALUE
+from plimsoll.cli.doctor import DoctorOptions
 from plimsoll.findings import Code
+from plimsoll.launch.options import options_of
 from tests.cli.doctor_runs import (
     CGROUP,
     CGROUP_DMESG,
@@ -43,13 +44,11 @@ class Runs:
 
 
 def test_help_names_every_option(capsys: Capsys) -> None:
-    """What is understood is in the help, but for the second names of --gpu and what only --bundle needs; no word more."""
+    """What is understood is in the help, and no word more."""
     answer = said(capsys, "--help")
     assert answer.code == 0
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", answer.out))
-    understood = {option for option in (*_WITH_VALUE, *_SWITCHES) if option.startswith("--")}
-    assert named <= understood
-    assert understood - named <= {"--help", "--force", "--gpu-memory-gib"}
+    assert named == {info.name for info in options_of(DoctorOptions).values()}
     assert max(map(len, answer.out.splitlines())) <= 128
     assert said(capsys, "-h").out == answer.out
 

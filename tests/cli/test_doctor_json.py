@@ -9,13 +9,13 @@ from typing import Any
 import jsonschema
 import pytest
 
-from plimsoll.cli.doctor import schema
 from plimsoll.findings import Code
+from plimsoll.render import doctor as report
 from tests.cli.doctor_runs import CAPTURES, CGROUP, CGROUP_DMESG, CPU, FORWARD, H200, HEALTHY, SPLIT, STORM_PAGE, said
 from tests.each import each
 
 Capsys = pytest.CaptureFixture[str]
-SCHEMA: dict[str, Any] = json.loads(schema())
+SCHEMA: dict[str, Any] = json.loads((Path(report.__file__).parent / "doctor.schema.json").read_text(encoding="utf-8"))
 VALID = jsonschema.Draft202012Validator(SCHEMA)
 EVERYTHING = sorted(
     path

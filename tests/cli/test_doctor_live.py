@@ -11,8 +11,7 @@ from urllib.parse import unquote_plus
 
 import pytest
 
-from plimsoll.cli.doctor import watch
-from plimsoll.launch.options import Split
+from plimsoll.cli.doctor import DoctorOptions, watch
 from plimsoll.vllm.metrics_page import fetch_pages
 from tests.cli.doctor_runs import H200, one_line, said
 from tests.net.page_server import SECRET, Handler, serving
@@ -52,8 +51,8 @@ def watched(url: str, looks: int, *switches: str, after_look: Callable[[int], No
         if after_look is not None:
             after_look(len(slept))
 
-    values = {"--looks": str(looks), "--interval": "7", "--timeout": "2"}
-    return watch(Split(values, frozenset(switches), (url,), None), sleep=sleep, clock=lambda: 1_700_000_000.0), slept
+    options = DoctorOptions(looks=looks, interval=7, timeout=2, json="--json" in switches, rest=(url,))
+    return watch(options, sleep=sleep, clock=lambda: 1_700_000_000.0), slept
 
 
 @pytest.fixture(autouse=True)
@@ -156,8 +155,8 @@ def test_every_look_is_one_object_with_json(capsys: Capsys) -> None:
 def test_several_servers_are_all_looked_at(capsys: Capsys) -> None:
     """A bad first one does not hide the second."""
     with serving(Pages(WELL)) as server:
-        split = Split({"--looks": "1", "--timeout": "2"}, frozenset(), ("http://127.0.0.1:1", f"http://{server.host}"), None)
-        assert watch(split, sleep=lambda _: None) == 1
+        options = DoctorOptions(looks=1, timeout=2, rest=("http://127.0.0.1:1", f"http://{server.host}"))
+        assert watch(options, sleep=lambda _: None) == 1
     out = capsys.readouterr().out
     assert server.host in out
     assert "127.0.0.1:1" in out

@@ -17,7 +17,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from plimsoll.cli import guard as guard_command
-from plimsoll.cli.guard import read_options
 from plimsoll.cli.main import main
 from plimsoll.guard.api.api import metrics_page
 from plimsoll.guard.api.openapi import document
@@ -26,6 +25,7 @@ from plimsoll.guard.judge.policy import GRADES
 from tests.guard.adapters.test_webhook import receiving
 from tests.guard.daemon.guards import TOKEN, guarding
 from tests.net.page_server import PAGE, Handler, serving
+from tests.options import guard_options
 from tests.standin.servers import TOKEN as STANDIN_TOKEN
 from tests.standin.servers import Server, standin
 
@@ -67,7 +67,7 @@ def config(folder: Path, text: str) -> str:
         ("-- vllm serve m --port x", "--host and --port of the command are unknown"),
         ("--engine localhost:8000", "on one line: http://localhost:8000?"),
         ("--engine http://x:1 extra", "guard takes no 'extra'; give engines with --engine URL"),
-        ("--engine http://x:1 --cannary", "there is no option '--cannary'; plimsoll guard --help"),
+        ("--engine http://x:1 --cannary", "there is no option '--cannary'; did you mean --canary?"),
         ("--engine http://x:1 --every soon", "'soon' is no time"),
         ("--engine http://x:1 --every 1ms", "between 1 and 300"),
         ("--engine http://x:1 --looks 0", "whole number above 0"),
@@ -92,16 +92,16 @@ def test_wrong_input_is_one_line(
 
 def test_engines_may_be_many_and_are_watched_once() -> None:
     """--engine is taken as often as it is given; the gates' token comes from the environment, and no canary unless asked."""
-    asked = read_options(
+    asked = guard_options(
         ["--engine", "http://a:1", "--engine=http://b:2/", "--engine", "http://a:1"], {"PLIMSOLL_TOKEN": "t" * 16}
     )
     assert [(one.name, one.token, one.canary_s) for one in asked.config.engines] == [
         ("a:1", "t" * 16, None),
         ("b:2", "t" * 16, None),
     ]
-    assert [one.canary_s for one in read_options(["--engine", "http://a:1", "--canary"], {}).config.engines] == [30.0]
+    assert [one.canary_s for one in guard_options(["--engine", "http://a:1", "--canary"], {}).config.engines] == [30.0]
     with pytest.raises(Exception, match="PLIMSOLL_GUARD_TOKEN"):
-        read_options(["--engine", "http://a:1"], {"PLIMSOLL_GUARD_TOKEN": "short"})
+        guard_options(["--engine", "http://a:1"], {"PLIMSOLL_GUARD_TOKEN": "short"})
 
 
 def test_a_healthy_engine_is_one_sentence(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def _one_line(capsys: pytest.CaptureFixture[str]) -> str:
         (["wheel", "a", "b"], "one folder"),
         (["wheel", "--jsno"], "one folder"),
         (["wheel", ""], "name is empty"),
-        (["wheel", "--for", "helm"], "none of kubernetes, docker, pip"),
+        (["wheel", "--for", "helm"], "it is kubernetes, docker or pip"),
         (["wheel", "--for"], "--for needs a value"),
         (["wheel", "a\0b"], "zero byte"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -39,15 +40,62 @@ def test_the_first_screen(words: list[str], capsys: pytest.CaptureFixture[str]) 
     """Without words the commands are listed."""
     assert main(words) == 0
     out = capsys.readouterr().out
-    assert all(name in out for name, _, _ in COMMANDS)
+    assert all(name in out for name in COMMANDS)
 
 
-@pytest.mark.parametrize("name", [name for name, _, _ in COMMANDS])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """COMMAND --help prints usage and names its page, which exists."""
-    assert main([name, "--help"]) == 0
-    assert f"usage: plimsoll {name}" in capsys.readouterr().out
+    shown = []
+    for words in ([name, "--help"], [name, "-h"], ["help", name]):
+        assert main(words) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] == shown[2]
+    assert shown[0].startswith(f"usage: plimsoll {name}")
+    assert f"docs/{name}.md" in shown[0]
     assert (ROOT / "docs" / f"{name}.md").is_file()
+
+
+def test_help_fits_a_narrow_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On 80 columns the options and what they mean are broken at blanks."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["help", "guard"]) == 0
+    listed = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("  --", " " * 24))]
+    assert max(map(len, listed)) <= 80
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_words(shell: str, tmp_path: Path) -> None:
+    """`plimsoll completion SHELL` prints a script that the shell takes; what it calls offers commands, options and values."""
+    script = subprocess.run(
+        [sys.executable, "-m", "plimsoll", "completion", shell], capture_output=True, text=True, check=True
+    ).stdout
+    if shutil.which(shell):
+        path = tmp_path / "completion"
+        path.write_text(script, encoding="utf-8")
+        subprocess.run([shell, "-n", str(path)], check=True)
+    wanted = {
+        "pla": "plan",
+        "plan --gpus": "--gpus",
+        "plan --gpu H10": "H100 SXM 80GB",
+        "guardctl stat": "status",
+        "plan x": "file",
+    }
+    for typed, offered in wanted.items():
+        words = f"plimsoll {typed}"
+        environ = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")), "_PLIMSOLL_COMPLETE": f"{shell}_complete"}
+        if shell == "fish":
+            environ["COMP_CWORD"] = words.split()[-1]
+        done = subprocess.run(
+            [sys.executable, "-m", "plimsoll"], env={**os.environ, **environ}, capture_output=True, text=True, check=False
+        )
+        assert offered in done.stdout, (typed, done)
+
+
+def test_a_shell_that_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line names those that are."""
+    assert main(["completion", "tcsh"]) == 2
+    assert "bash|zsh|fish" in _one_line(capsys)
 
 
 def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +158,10 @@ def test_garbage_is_one_line_and_exit_2(
         (["flags", "--pid", "4194999"], "4194999"),
         (["flags", "--pid", "1", "vllm", "serve", "m"], "give no command"),
         (["flags", "start.sh", "--", "vllm", "serve", "m"], "not both"),
-        (["flags", "--vlm", "0.19.0", str(SCRIPT)], "--vlm is no option of plimsoll flags"),
+        (["flags", "--vlm", "0.19.0", str(SCRIPT)], "--vlm is no option of plimsoll flags; did you mean --vllm?"),
+        (["flags", "--json=yes", str(SCRIPT)], "--json takes no value"),
+        (["doctor", "--explian", "x"], "there is no option '--explian'; did you mean --explain?"),
+        (["demo", "--balancer", "nginx"], "--balancer 'nginx': it is own or haproxy"),
         (["flags", str(SCRIPT), "--jsn"], "--jsn is no option of plimsoll flags"),
         (["flags", str(SCRIPT), "compose.yaml"], "one file at a time"),
         (["flags", "--vlm", "0.19.0", "vllm", "serve", "m"], "--vlm is no option of plimsoll flags"),
@@ -286,10 +337,10 @@ def test_a_mistake_of_ours_is_one_line_unless_debugging(
 ) -> None:
     """Even a bug shows no traceback; PLIMSOLL_DEBUG=1 brings it back."""
 
-    def broken(_: list[str]) -> int:
+    def broken(_: object) -> int:
         raise RuntimeError("token=abcdef0123456789abcdef")
 
-    monkeypatch.setattr(flags_command, "run", broken)
+    monkeypatch.setattr(flags_command.COMMAND, "run", broken)
     monkeypatch.delenv("PLIMSOLL_DEBUG", raising=False)
     assert main(["flags"]) == 70
     assert "abcdef0123456789" not in _one_line(capsys)

@@ -71,7 +71,7 @@ def test_a_number_that_is_none(name: str, value: str | None, capsys: pytest.Capt
         ([SMALL, "--times", "t.json", "--base-ns", "1"], "--times"),
         ([SMALL, "--no-such=3"], "--no-such"),
         ([SMALL, "-x"], "-x"),
-        ([SMALL, "--json=1"], "--json=1"),
+        ([SMALL, "--json=1"], "--json takes no value"),
         ([SMALL, "--limit", "3", "--limit", "4"], "twice"),
         ([SMALL, "--limit", "ten"], "--limit: 'ten' is not a whole number, such as 2048"),
         ([SMALL, "--num-blocks", "1"], "null block"),

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-import plimsoll
 from plimsoll.cli.main import main
 from plimsoll.errors import BadInput
-from plimsoll.standin.launch import CARD, MODEL, read_options
+from plimsoll.standin.launch import CARD, MODEL
+from tests.options import standin_options
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -34,7 +34,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     [
         ("--gpu", "--gpu needs a value"),
         ("--gpu Voodoo2", "no GPU called"),
-        ("--gpus x", "--gpus 'x' is not a number"),
+        ("--gpus x", "--gpus 'x' is not a whole number"),
         ("--gpus 1 -tp 2", "needs 2 GPUs"),
         ("--gpu-memory-gib 0", "a card has memory"),
         ("--gpu-memory-gib lots", "is not a size"),
@@ -132,7 +132,7 @@ def test_a_start_that_does_not_fit_ends_as_vllms(capsys: pytest.CaptureFixture[s
 
 def test_nothing_said_is_a_known_model_on_a_known_card() -> None:
     """Without a word it is a bundled model on an L4 that fits, on this machine's own address."""
-    options = read_options([], {"HF_HUB_OFFLINE": "1"})
+    options = standin_options([], {"HF_HUB_OFFLINE": "1"})
     (launch,) = options.launches
     assert launch.failure is None
     assert (launch.config.model, launch.log.ledger.card.name, launch.config.max_model_len) == (MODEL, CARD, 8192)
@@ -153,7 +153,7 @@ def test_nothing_said_is_a_known_model_on_a_known_card() -> None:
 )
 def test_a_command_may_be_written_in_many_ways(words: tuple[str, ...]) -> None:
     """Flags alone, a command as pasted, or one in quotes: the same server."""
-    (launch,) = read_options(words, {}).launches
+    (launch,) = standin_options(words, {}).launches
     assert (launch.config.model, launch.config.max_model_len, launch.options.port) == (MODEL, 4096, 9009)
 
 
@@ -164,18 +164,18 @@ def test_files_are_read(tmp_path: Path) -> None:
     script.write_text(
         f"#!/bin/sh\nexport VLLM_SERVER_DEV_MODE=1\nvllm serve {MODEL} --config c.yaml --port 9101\n", encoding="utf-8"
     )
-    (launch,) = read_options([str(script)], {}).launches
+    (launch,) = standin_options([str(script)], {}).launches
     assert (launch.config.max_model_len, launch.options.port, launch.config.served_names) == (2048, 9101, ("a", "b"))
     assert launch.options.is_dev_mode
 
 
 def test_faults_may_be_many() -> None:
     """--fault is taken as often as it is given, also with an equals sign; after -- the stand-in says where it belongs."""
-    options = read_options(["--fault", "wedge@60s:30s", "--fault=neighbour@10s=3GiB"], {})
+    options = standin_options(["--fault", "wedge@60s:30s", "--fault=neighbour@10s=3GiB"], {})
     assert [(fault.kind, fault.at_s) for fault in options.faults] == [("wedge", 60.0), ("neighbour", 10.0)]
     assert options.faults[1].value == 3 << 30
     with pytest.raises(BadInput, match="in front of --"):
-        read_options(["--", "vllm", "serve", MODEL, "--fault", "oom"], {})
+        standin_options(["--", "vllm", "serve", MODEL, "--fault", "oom"], {})
 
 
 def test_where_it_listens_can_be_said_beside_a_command(tmp_path: Path) -> None:
@@ -185,13 +185,13 @@ def test_where_it_listens_can_be_said_beside_a_command(tmp_path: Path) -> None:
     place = ["--host", "127.0.0.1", "--port", "9123"]
     command = ["vllm", "serve", MODEL, "--max-model-len", "4096", "--host", "0.0.0.0"]
     for words in ([str(script), *place], [*place, "--", *command]):
-        options = read_options(words, {}).launches[0].options
+        options = standin_options(words, {}).launches[0].options
         assert (options.host, options.port) == ("127.0.0.1", 9123)
 
 
 def test_what_is_not_imitated_is_said() -> None:
     """A version that is not known and flags that do nothing here get a word each."""
-    notes = " ".join(read_options(["--vllm", "9.9.9", "--enable-lora", "--kv-cache-metrics"], {}).notes)
+    notes = " ".join(standin_options(["--vllm", "9.9.9", "--enable-lora", "--kv-cache-metrics"], {}).notes)
     assert "9.9.9" in notes
     assert "--enable-lora" in notes
     assert "--kv-cache-metrics" in notes
@@ -199,11 +199,11 @@ def test_what_is_not_imitated_is_said() -> None:
 
 def test_a_fleet_has_ports_of_its_own() -> None:
     """Each of them listens elsewhere, answers with other words, and says so in its log."""
-    launches = read_options(["--fleet", "3", "--port-range", "9000-9499", "--max-num-seqs", "8"], {}).launches
+    launches = standin_options(["--fleet", "3", "--port-range", "9000-9499", "--max-num-seqs", "8"], {}).launches
     assert [launch.options.port for launch in launches] == [9000, 9001, 9002]
     assert len({launch.config.seed for launch in launches}) == 3
     assert launches[2].log.address == "http://127.0.0.1:9002"
-    assert len(read_options(["--port-range", "9000-9009"], {}).launches) == 10
+    assert len(standin_options(["--port-range", "9000-9009"], {}).launches) == 10
 
 
 @pytest.mark.parametrize(
@@ -219,21 +219,21 @@ def test_a_fleet_has_ports_of_its_own() -> None:
 )
 def test_an_open_address_needs_a_secret(words: list[str], environ: dict[str, str]) -> None:
     """With a token or a key any address will do; this machine's own needs none."""
-    assert read_options(words, environ).launches[0].options.host == words[1]
+    assert standin_options(words, environ).launches[0].options.host == words[1]
 
 
 def test_what_is_left_out_is_said() -> None:
     """A flag that moves the scheduler and is not imitated is named."""
-    notes = read_options(["--max-num-scheduled-tokens", "512", "--max-num-queued-reqs", "5"], {}).notes
+    notes = standin_options(["--max-num-scheduled-tokens", "512", "--max-num-queued-reqs", "5"], {}).notes
     assert any("--max-num-scheduled-tokens" in note for note in notes)
     assert not any("--max-num-queued-reqs" in note for note in notes)
 
 
 def test_a_later_version_may_know_more() -> None:
     """For a version newer than we know, an unknown flag is not refused."""
-    assert read_options(["--vllm", "99.0.0", "--made-up"], {}).launches[0].failure is None
+    assert standin_options(["--vllm", "99.0.0", "--made-up"], {}).launches[0].failure is None
     with pytest.raises(BadInput):
-        read_options(["--vllm", "99.0.0", "--port", "70000"], {})
+        standin_options(["--vllm", "99.0.0", "--port", "70000"], {})
 
 
 def test_it_serves_until_it_is_stopped() -> None:
@@ -269,9 +269,12 @@ def _answers(url: str, patience_s: float) -> bool:
 @pytest.mark.parametrize(("command", "extra"), [("standin", "standin"), ("demo", "demo")])
 def test_without_its_packages_it_says_what_brings_them(command: str, extra: str) -> None:
     """An installation without extras: exit code 3 and one line with the command that mends it, no mistake of ours."""
-    source = str(Path(plimsoll.__file__).parents[1])
-    words = [sys.executable, "-S", "-m", "plimsoll", command]  # -S: no installed package can be found
-    done = subprocess.run(words, env={"PYTHONPATH": source}, capture_output=True, text=True, check=False, timeout=60)
+    missing = "numpy uvicorn uvloop httptools".split()
+    program = (
+        f"import sys; sys.modules.update(dict.fromkeys({missing})); from plimsoll.cli.main import run_and_exit; run_and_exit()"
+    )
+    words = [sys.executable, "-c", program, command]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith("plimsoll: a stand-in needs numpy, pydantic, starlette, uvicorn, ")
     assert f"pip install 'plimsoll-line[{extra}]', or in a clone pip install '.[{extra}]'" in done.stderr

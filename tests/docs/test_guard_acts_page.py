@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from plimsoll.cli.guard import read_options
 from plimsoll.cli.guardctl import REFUSALS_PAGE, WHAT_TO_DO
 from plimsoll.guard.act.decide import Restart, spent
 from plimsoll.guard.act.policy import DAY_S, ActPolicy
 from plimsoll.guard.act.steps import BROKEN, COURSES, SERVING, STEP_TEXTS, TRIES, End, Step, open_action
 from plimsoll.guard.judge.policy import GRADES
 from plimsoll.guard.judge.tracker import Grade
+from tests.options import guard_options
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "guard-acts.md").read_text(encoding="utf-8")
@@ -130,7 +130,7 @@ def test_the_example_is_a_configuration(tmp_path: Path) -> None:
     (tmp_path / "gate.token").write_text("a-token-that-is-long-enough", encoding="utf-8")
     path = tmp_path / "plimsoll.toml"
     path.write_text(blocks("toml")[0], encoding="utf-8")
-    asked = read_options(["--config", str(path), "--act"], {})
+    asked = guard_options(["--config", str(path), "--act"], {})
     assert {engine.name for engine in asked.config.engines} == {"a", "b"}
     assert asked.is_acting
 
@@ -143,7 +143,7 @@ def test_the_units_are_units(tmp_path: Path) -> None:
     assert "KillMode=process" in units["plimsoll-guard-own.service"]
     command = re.search(r"ExecStart=/usr/bin/plimsoll guard (.*)", units["plimsoll-guard-own.service"])
     assert command is not None
-    asked = read_options(command[1].split(), {})
+    asked = guard_options(command[1].split(), {})
     assert [one.url for one in asked.config.engines] == ["http://127.0.0.1:8000"]
     program = shutil.which("systemd-analyze")
     if program is None:

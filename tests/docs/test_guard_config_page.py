@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from lab import write_guard_page
-from plimsoll.cli.guard import read_options
 from plimsoll.cli.guardctl import VERBS
 from plimsoll.guard.adapters.command import CommandRestarterConfig
 from plimsoll.guard.adapters.etcd_lock import EtcdLockConfig
 from plimsoll.guard.adapters.haproxy import HaproxyConfig
 from plimsoll.guard.config import KEYS
+from tests.options import guard_options
 
 Capsys = pytest.CaptureFixture[str]
 DOCS = Path(__file__).parents[2] / "docs"
@@ -41,7 +41,7 @@ def test_the_example_is_a_configuration(tmp_path: Path) -> None:
         (tmp_path / name).write_text("a-token-that-is-long-enough", encoding="utf-8")
     path = tmp_path / "plimsoll.toml"
     path.write_text(text, encoding="utf-8")
-    asked = read_options(["--config", str(path), "--act"], {})
+    asked = guard_options(["--config", str(path), "--act"], {})
     first, second = asked.config.engines
     assert (first.name, second.name) == ("llama-a", "llama-b")
     assert isinstance(first.balancer, HaproxyConfig)

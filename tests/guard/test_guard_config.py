@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.cli.guard import read_options
 from plimsoll.errors import BadInput
 from plimsoll.guard.adapters.discovery import PodsConfig
 from plimsoll.guard.config import ApiConfig, Listen, config_in, is_loopback, listen_of, read_guard_config
 from plimsoll.guard.config_reader import KeyLines, read_token
 from plimsoll.guard.judge.policy import THRESHOLDS
+from tests.options import guard_options
 
 TOKEN = "a-token-that-is-long-enough"
 WHOLE = """
@@ -87,7 +87,7 @@ def test_the_whole_of_it(tmp_path: Path) -> None:
         300.0,
     )
     assert found.api == ApiConfig(Listen("0.0.0.0", 9999), TOKEN, None, ("guard.example",))
-    asked = read_options(["--config", str(path)], {})
+    asked = guard_options(["--config", str(path)], {})
     assert asked.policy.every_s == 10.0
     assert asked.policy.number("dead", "refused") == 180.0
     assert [rule.name for rule in asked.policy.rules] == ["article-cache", "article-queue", "mine"]
@@ -104,7 +104,7 @@ def test_the_example_on_the_page_is_a_configuration(tmp_path: Path) -> None:
     (tmp_path / "plan.json").rename(tmp_path / "llama-a.plan.json")
     path = tmp_path / "plimsoll.toml"
     path.write_text(text, encoding="utf-8")
-    asked = read_options(["--config", str(path)], {})
+    asked = guard_options(["--config", str(path)], {})
     (engine,) = asked.config.engines
     assert (engine.name, engine.gate_url, engine.api_key, engine.canary_s) == ("llama-a", "http://10.0.0.1:8001", TOKEN, 30.0)
     assert [rule.name for rule in asked.policy.rules] == ["article-cache", "article-queue", "long-queue"]
@@ -115,7 +115,7 @@ def test_a_gate_may_listen_on_a_socket() -> None:
     """A path on this machine, where a token need not pass over a network."""
     (engine,) = config_in("[[engine]]\nurl = 'http://x:1'\ngate = 'unix:/run/g.sock'", "p.toml").engines
     assert engine.gate_url == "unix:/run/g.sock"
-    assert read_options(["--engine", "http://x:1"], {}).config.engines[0].gate_url is None
+    assert guard_options(["--engine", "http://x:1"], {}).config.engines[0].gate_url is None
 
 
 def test_what_is_found_may_have_a_key_of_its_own(tmp_path: Path) -> None:
@@ -153,9 +153,9 @@ def test_a_secret_that_everybody_can_read_is_said_once(tmp_path: Path) -> None:
     path.write_text(text, encoding="utf-8")
     (said,) = read_guard_config(str(path)).warnings
     assert said.startswith(f"{tmp_path / 'open'}: every user of this machine can read this secret")
-    asked = read_options(["--config", str(path), "--token-file", str(tmp_path / "open")], {})
+    asked = guard_options(["--config", str(path), "--token-file", str(tmp_path / "open")], {})
     assert asked.config.warnings == (said,)
-    assert read_options(["--engine", "http://x:1", "--token-file", str(tmp_path / "open")], {}).config.warnings == (said,)
+    assert guard_options(["--engine", "http://x:1", "--token-file", str(tmp_path / "open")], {}).config.warnings == (said,)
 
 
 def test_an_empty_one_is_one() -> None:
@@ -243,7 +243,7 @@ def test_a_mistake_in_the_policy_has_its_line(text: str, line: int, says: str, t
     path = tmp_path / "p.toml"
     path.write_text("[[engine]]\nurl = 'http://x:1'\n\n\n" + text, encoding="utf-8")
     with pytest.raises(BadInput) as caught:
-        read_options(["--config", str(path)], {})
+        guard_options(["--config", str(path)], {})
     assert f"p.toml, line {line}: " in str(caught.value), str(caught.value)
     assert says in str(caught.value)
 
@@ -263,7 +263,7 @@ def test_every_number_of_the_policy_is_refused_on_its_own_line(tmp_path: Path) -
         if place % 5:
             continue  # a fifth of them is enough
         with pytest.raises(BadInput, match=rf"line {lines.index(f'{knob.name} = -1') + 1}: {knob.kind}.{knob.name} must lie"):
-            read_options(["--config", str(path)], {})
+            guard_options(["--config", str(path)], {})
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

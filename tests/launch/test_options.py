@@ -6,38 +6,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll.cli.flags import FlagsOptions
 from plimsoll.errors import BadInput
-from plimsoll.launch.options import split_options
-
-
-def _split(*words: str) -> object:
-    return split_options(words, with_value=("--vllm", "--from"), switches=("--json",))
+from plimsoll.launch.options import options_of, parse
 
 
 def test_ours_are_taken_wherever_they_stand_before_the_dashes() -> None:
-    """Exact matches win; everything else is handed on in order."""
-    split = split_options(
-        ["vllm", "--json", "serve", "m", "--vllm=0.6.0", "--port", "1"], with_value=("--vllm",), switches=("--json",)
-    )
-    assert split.rest == ("vllm", "serve", "m", "--port", "1")
-    assert (split.values, split.switches, split.verbatim) == ({"--vllm": "0.6.0"}, frozenset({"--json"}), None)
+    """Exact matches win; everything else is handed on in order, also short flags that hold letters of ours."""
+    found = parse(FlagsOptions, ["vllm", "--json", "serve", "m", "--vllm=0.6.0", "-dph", "--port", "1", "--vll", "x"])
+    assert found.rest == ("vllm", "serve", "m", "-dph", "--port", "1", "--vll", "x")
+    assert (found.vllm, found.json, found.verbatim, found.pid) == ("0.6.0", True, None, None)
 
 
 def test_behind_the_dashes_nothing_is_ours() -> None:
     """Every word after -- is kept, also another --."""
-    split = split_options(["--", "--json", "--", "x"], with_value=(), switches=("--json",))
-    assert (split.verbatim, split.switches) == (("--json", "--", "x"), frozenset())
+    found = parse(FlagsOptions, ["--", "--json", "--help", "--", "x"])
+    assert (found.verbatim, found.json) == (("--json", "--help", "--", "x"), False)
 
 
-def test_an_option_without_its_value_is_named() -> None:
-    """The one line says which option."""
-    with pytest.raises(BadInput, match="--from needs a value"):
-        _split("vllm", "serve", "--from")
+def test_what_is_wrong_with_an_option_is_said() -> None:
+    """One line says which option and what; the same value twice is no mistake."""
+    for words, said in (
+        (["serve", "--from"], "--from needs a value"),
+        (["--json=1"], "--json takes no value"),
+        (["--pid", "x"], "--pid 'x' is not a process id"),
+        (["--vllm", "1", "--vllm", "2"], "--vllm is given twice: 1 and 2"),
+    ):
+        with pytest.raises(BadInput, match=said):
+            parse(FlagsOptions, words)
+    assert parse(FlagsOptions, ["--vllm", "1", "--vllm=1"]).vllm == "1"
 
 
-@given(st.lists(st.text(max_size=12), max_size=8))
+@given(st.lists(st.one_of(st.text(max_size=12), st.from_regex(r"--?[a-z]{1,4}(=[a-z]*)?", fullmatch=True)), max_size=8))
 def test_no_word_is_lost(words: list[str]) -> None:
     """Whatever is typed that is not ours comes out again, in order."""
-    foreign = [w for w in words if w != "--"]
-    split = split_options(foreign, with_value=(), switches=())
-    assert list(split.rest) == foreign
+    ours = {"--", "-h", "--help", *(info.name for info in options_of(FlagsOptions).values())}
+    foreign = [word for word in words if word.partition("=")[0] not in ours]
+    assert list(parse(FlagsOptions, foreign).rest) == foreign

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from lab.gpu.models import config_of
-from plimsoll.cli.plan import OPTIONS_WITH_VALUE
-from plimsoll.launch.options import split_options
+from plimsoll.launch.options import parse
 from plimsoll.plan.certify import Certificate, Kind
+from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import read_command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ FIRST = ("env", "VLLM_USE_V2_MODEL_RUNNER=0")
 def certificate(*words: str, gpu: str = "H100", vllm: str = "0.32.0", used: str = "0") -> Certificate:
     """The certificate of a command."""
     whole = ["--gpu", gpu, "--vllm", vllm, "--used-gib", used, "--", *words]
-    return read_command(split_options(whole, with_value=OPTIONS_WITH_VALUE, switches=()), learned=False).certify()
+    return read_command(parse(ServerOptions, whole), learned=False).certify()
 
 
 def recorded(name: str, folder: Path, used: str = "0") -> Certificate:

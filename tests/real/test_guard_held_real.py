@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.cli.guard import read_options
 from plimsoll.cli.main import main
 from plimsoll.errors import BadInput
 from plimsoll.guard.act.journal_entry import CLOSED
@@ -16,6 +15,7 @@ from plimsoll.guard.daemon.journal import Journal
 from tests.cli.test_guard import config, holds, url
 from tests.guard.adapters.test_webhook import receiving
 from tests.guard.daemon.guards import TOKEN, guarding
+from tests.options import guard_options
 from tests.standin.servers import standin
 
 READS = "a-token-that-can-only-read"
@@ -80,9 +80,9 @@ def test_the_two_tokens_are_two(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(TOKEN, encoding="ascii")
     text = "[[engine]]\nurl = 'http://x:1'\n"
     with pytest.raises(BadInput, match="line 4: the token that only reads must be another one"):
-        read_options(["--config", config(tmp_path, f"token_file = 'token'\nread_token_file = 'token'\n{text}")], {})
+        guard_options(["--config", config(tmp_path, f"token_file = 'token'\nread_token_file = 'token'\n{text}")], {})
     path = config(tmp_path, f"read_token_file = 'token'\n{text}")
     for words, environ in ((["--token-file", str(tmp_path / "token")], {}), ([], {"PLIMSOLL_GUARD_TOKEN": TOKEN})):
         with pytest.raises(BadInput, match="must be another one"):
-            read_options(["--config", path, *words], environ)
-    assert read_options(["--config", path], {}).config.api.read_token == TOKEN
+            guard_options(["--config", path, *words], environ)
+    assert guard_options(["--config", path], {}).config.api.read_token == TOKEN

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from plimsoll.doctor.rules.log_text import Log
 from plimsoll.standin.config import Launchable
-from plimsoll.standin.launch import read_options
 from plimsoll.standin.launch_log import Line, written
 from tests.log_bytes import log_of_bytes
+from tests.options import standin_options
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 STAMP = "11-15 12:00:00"
@@ -17,7 +17,7 @@ PID = 100
 
 def launchable(*words: str, **environ: str) -> Launchable:
     """The one server that these words ask for."""
-    return read_options(words, environ).launches[0]
+    return standin_options(words, environ).launches[0]
 
 
 def text_of(lines: Iterable[Line], release: str) -> str:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from plimsoll.errors import BadInput
-from plimsoll.launch.options import Split, split_options
+from plimsoll.launch.options import parse
 from plimsoll.plan.read import plan_command
 from plimsoll.simulate.inputs import _data_sheet, _plan, settings_of_plan
+from plimsoll.simulate.options import ReplayOptions
 from plimsoll.simulate.settings import StepTime
 from plimsoll.standin.engine import Engine
 from plimsoll.standin.memory import Memory
@@ -21,9 +22,9 @@ CAPTURES = Path(__file__).parents[1] / "captures"
 GPT_OSS = "openai/gpt-oss-20b"
 
 
-def plan_options(*words: str) -> Split:
+def plan_options(*words: str) -> ReplayOptions:
     """As `simulate --gpu X -- vllm serve ...` splits them."""
-    return split_options(words, with_value=("--gpu", "--vllm"), switches=())
+    return parse(ReplayOptions, words)
 
 
 @pytest.mark.parametrize("model", [LLAMA, GPT_OSS])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-from plimsoll.launch.options import split_options
+from plimsoll.launch.options import parse
+from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import PlanInput, read_command
 from plimsoll.simulate.traffic import generate, parse_synthetic
 from plimsoll.tune.answer import Server
@@ -20,7 +21,7 @@ SMALL = Space((8, 16, 32, 64), (512, 1024, 2048), (16, 32), (0.88, 0.92, 0.94))
 def ready(*flags: str) -> PlanInput:
     """The command, read once."""
     words = ["--gpu", "L4", "--vllm", "0.32.0", "--", "vllm", "serve", LLAMA, *(flags or ("--max-model-len", "8192"))]
-    return read_command(split_options(words, with_value=["--gpu", "--vllm"], switches=[]), learned=False)
+    return read_command(parse(ServerOptions, words), learned=False)
 
 
 def server(*flags: str) -> Server:

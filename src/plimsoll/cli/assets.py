@@ -4,15 +4,7 @@ Writes what a team needs to launch a vLLM server and to watch it, from one plan,
 systemd units, a compose file, Kubernetes manifests, an HAProxy configuration, guard's configuration, alert rules with their
 tests, and dashboards.
 
-  --plan PLAN.json   what `plimsoll plan --json ... vllm serve MODEL ...` or `plimsoll tune --json ...` printed; - reads it from
-                     standard input. Without it only monitoring is made, with general thresholds
-  --vllm VERSION     without a plan: default the vLLM installed beside plimsoll, else the newest known. A plan has its own
-  --for WHAT         systemd, compose, kubernetes, monitoring or all; default: all that can be made
-  --slo ttft=2s      what users were promised: the first token within; tpot=50ms is taken too, and no alert asks for it yet
-  --job NAME         what your Prometheus calls the job that scrapes the engines; alerts ask for it; default: vllm
-  --check            write nothing; show how OUT_DIR differs from what would be generated, and exit 1 if it does
-  --force            overwrite files that somebody has edited
-  --json             one JSON object, schema plimsoll.assets/1
+{options}
 
 The same input gives the same bytes. A file that somebody has edited is kept and named; OUT_DIR/plimsoll-assets.json holds the
 checksums by which that is known. Secrets are never generated: each file says where they are read from.
@@ -30,11 +22,22 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import plimsoll
-from plimsoll.assets.files import MANIFEST, decide, differences, manifest, read_there, recorded_in, remove_files, write_files
+from plimsoll.assets.files import (
+    MANIFEST,
+    Changes,
+    decide,
+    differences,
+    manifest,
+    read_there,
+    recorded_in,
+    remove_files,
+    write_files,
+)
 from plimsoll.assets.inside_wheel import make_wheel, wheel_name
 from plimsoll.assets.launch import WAYS, launch_files
 from plimsoll.assets.launch_command import facts_of, planned_line, ready, release_of, why_it_does_not_fit
@@ -42,8 +45,8 @@ from plimsoll.assets.monitoring import monitoring_files
 from plimsoll.assets.rendering import headed
 from plimsoll.assets.settings import Settings, Slo
 from plimsoll.errors import BadInput, Found
-from plimsoll.launch.inputs import launches_named
-from plimsoll.launch.options import Split, split_options
+from plimsoll.launch.inputs import launches_in
+from plimsoll.launch.options import OptionsCommand, Words, option, switch
 from plimsoll.models.files import parse_json, read_json
 from plimsoll.plan.read import installed_vllm
 from plimsoll.redaction import redact_words
@@ -52,45 +55,47 @@ from plimsoll.render.terminal import show
 from plimsoll.vllm.versions import Behaviour, Engine, engine_named
 
 WHAT = ("systemd", "compose", "kubernetes", "monitoring")
+KINDS = (*WHAT, "all")
 PLAN_MAX_BYTES = 16 << 20
 
 
-def run(words: list[str]) -> int:
+@dataclass(frozen=True, kw_only=True)
+class AssetsOptions(Words):
+    """The options of `plimsoll assets`."""
+
+    plan: str | None = option("PLAN.json", "what `plan --json` or `tune --json` printed; -: standard input; else monitoring")
+    vllm: str | None = option("VERSION", "without a plan: default the vLLM installed beside plimsoll, else the newest known")
+    kind: str | None = option("WHAT", f"{', '.join(WHAT)} or all; default: what can be made", name="--for", choices=KINDS)
+    slo: str | None = option("ttft=2s", "what users were promised: the first token within; no alert asks for tpot=50ms yet")
+    job: str | None = option("NAME", "what your Prometheus calls the job that scrapes the engines; default: vllm")
+    check: bool = switch("write nothing; show how OUT_DIR differs from what would be generated, and exit 1 if it does")
+    force: bool = switch("overwrite files that somebody has edited")
+    json: bool = switch("one JSON object, schema plimsoll.assets/1")
+
+
+def run(options: AssetsOptions) -> int:
     """Read the plan, make the texts, compare, write."""
-    options = split_options(
-        words,
-        with_value=("--plan", "--vllm", "--for", "--slo", "--job"),
-        switches=("--check", "--force", "--json", "--help", "-h"),
-    )
-    if options.switches & {"--help", "-h"}:
-        show(__doc__.rstrip() if __doc__ else "")
-        return 0
-    folder = _folder(options)
-    plan = _plan(options)
-    ways = _ways(options, has_plan=plan is not None)
-    settings, notes = _settings(options, plan)
+    words = [*options.rest, *(options.verbatim or ())]
+    if len(words) != 1 or not words[0].strip("-"):
+        raise BadInput("say where: plimsoll assets OUT_DIR [--plan PLAN.json]")
+    plan = None if options.plan is None else _plan(options.plan)
+    ways = _ways(options.kind, has_plan=plan is not None)
+    try:
+        settings, notes = _settings(options, plan)
+    except Found as error:
+        if options.json and plan is not None:
+            none = report.AssetsReport(words[0], str(plan["vllm"]), str(plan["model"]), Changes(), (str(error),), options.check)
+            show(report.as_json(none, starts=False))
+        raise
     if "monitoring" in ways and not settings.own_job:
         notes = (
             *notes,
             f'alerts ask for job="{settings.job}"; if your Prometheus calls the engines\' job otherwise: --job NAME',
         )
-    return _carry_out(options, folder, settings, _wanted(settings, plan, ways), ways, notes)
+    return _carry_out(options, words[0], settings, _wanted(settings, plan, ways), ways, notes)
 
 
-def _folder(options: Split) -> str:
-    words = [*options.rest, *(options.verbatim or ())]
-    unknown = next((word for word in options.rest if word.startswith("-") and word != "-"), None)
-    if unknown is not None:
-        raise BadInput(f"there is no option {unknown} (plimsoll assets --help)")
-    if len(words) != 1 or not words[0].strip("-"):
-        raise BadInput("say where: plimsoll assets OUT_DIR [--plan PLAN.json]")
-    return words[0]
-
-
-def _plan(options: Split) -> Mapping[str, Any] | None:
-    if "--plan" not in options.values:
-        return None
-    path = options.values["--plan"]
+def _plan(path: str) -> Mapping[str, Any]:
     if path == "-" and sys.stdin is None:
         raise BadInput("--plan -: there is no standard input")
     if path != "-" and not Path(path).exists():
@@ -114,10 +119,7 @@ def _of_tuning(loaded: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return plan
 
 
-def _ways(options: Split, *, has_plan: bool) -> tuple[str, ...]:
-    wish = options.values.get("--for")
-    if wish is not None and wish not in (*WHAT, "all"):
-        raise BadInput(f"--for {wish!r}: it is {', '.join(WHAT)} or all")
+def _ways(wish: str | None, *, has_plan: bool) -> tuple[str, ...]:
     if not has_plan and wish not in (None, "monitoring"):
         raise BadInput(
             f"--for {wish} needs a plan: plimsoll plan --json --gpu NAME vllm serve MODEL ... > plan.json; then --plan"
@@ -127,15 +129,14 @@ def _ways(options: Split, *, has_plan: bool) -> tuple[str, ...]:
     return (wish,)
 
 
-def _settings(options: Split, plan: Mapping[str, Any] | None) -> tuple[Settings, tuple[str, ...]]:
+def _settings(options: AssetsOptions, plan: Mapping[str, Any] | None) -> tuple[Settings, tuple[str, ...]]:
     """What every file is made from, and what should be known of it."""
-    slo, job = _slo(options.values.get("--slo")), _job(options.values.get("--job"))
-    asked = options.values.get("--vllm")
+    slo, job, asked = _slo(options.slo), _job(options.job), options.vllm
     if plan is None:
         engine = _not_too_old(engine_named(asked or installed_vllm()))
         settings = Settings(engine.release, slo=slo, own_job=job, made_by=_made_by(options, engine.release, None, None))
         return settings, (engine.note,) if engine.note else ()
-    name = options.values["--plan"]
+    name = options.plan or ""
     facts = facts_of(plan, name)
     engine = _not_too_old(engine_named(release_of(plan, name), f"{name}:"))
     if asked is not None and engine_named(asked).release != engine.release:
@@ -144,8 +145,7 @@ def _settings(options: Split, plan: Mapping[str, Any] | None) -> tuple[Settings,
         why = f"the plan says that this server does not start: {why_it_does_not_fit(plan)}; nothing was written"
         raise Found(f"{why}. `plimsoll plan` without --json says what would help")
     line = planned_line(plan, name)
-    launch, _ = launches_named(Split({}, frozenset(), (line,), None), "assets")[0]
-    made = ready(launch, engine, facts)
+    made = ready(launches_in(line)[0], engine, facts)
     settings = Settings(
         engine.release,
         facts,
@@ -193,13 +193,12 @@ def _job(text: str | None) -> str:
     return text or ""
 
 
-def _made_by(options: Split, release: str, plan: Mapping[str, Any] | None, line: str | None) -> tuple[str, ...]:
+def _made_by(options: AssetsOptions, release: str, plan: Mapping[str, Any] | None, line: str | None) -> tuple[str, ...]:
     """Which plan, version and command: without the folder and the switches, which change no byte."""
     words = ["plimsoll", "assets", "OUT_DIR"]
-    for name in ("--plan", "--vllm", "--slo", "--job"):
-        if name in options.values:
-            value = options.values[name]
-            words += [name, value.rpartition("/")[2] if name == "--plan" else value]
+    for name in ("plan", "vllm", "slo", "job"):
+        if (value := getattr(options, name)) is not None:
+            words += [f"--{name}", value.rpartition("/")[2] if name == "plan" else value]
     said = " ".join(word if word.isprintable() else "?" for word in map(shlex.quote, redact_words(words)))
     lines = [f"Made by plimsoll {plimsoll.__version__} for vLLM {release}: {said}"]
     if plan is not None:
@@ -234,21 +233,28 @@ def _beside(settings: Settings, plan: Mapping[str, Any], launched: list[str]) ->
 
 
 def _carry_out(
-    options: Split, folder: str, settings: Settings, wanted: dict[str, bytes], ways: tuple[str, ...], notes: tuple[str, ...]
+    options: AssetsOptions,
+    folder: str,
+    settings: Settings,
+    wanted: dict[str, bytes],
+    ways: tuple[str, ...],
+    notes: tuple[str, ...],
 ) -> int:
     known = recorded_in(read_there(folder, [MANIFEST]).get(MANIFEST))
     recorded = {path: sha for path, sha in known.items() if path.partition("/")[0] in ways}
     there = read_there(folder, {**wanted, **recorded})
-    is_check = "--check" in options.switches
-    changes = decide(wanted, there, recorded, is_forced="--force" in options.switches and not is_check)
+    changes = decide(wanted, there, recorded, is_forced=options.force and not options.check)
     lines: tuple[str, ...] = ()
-    if is_check:
+    if options.check:
         lines = tuple(differences(wanted, there, (*changes.remove, *changes.left)))
     else:
         write_files(folder, {path: wanted[path] for path in changes.write})
         remove_files(folder, changes.remove)
         write_files(folder, {MANIFEST: manifest(wanted, known, changes, settings.made_by)})
     model = settings.plan.model if settings.plan is not None else None
-    made = report.AssetsReport(folder, settings.vllm, model, changes, notes, is_check, lines)
-    show(report.as_json(made) if "--json" in options.switches else report.as_text(made))
+    made = report.AssetsReport(folder, settings.vllm, model, changes, notes, options.check, lines)
+    show(report.as_json(made) if options.json else report.as_text(made))
     return 0 if made.is_fine else 1
+
+
+COMMAND = OptionsCommand("assets", AssetsOptions, run, __doc__)

@@ -4,10 +4,7 @@ The whole loop in about a minute, without a GPU: three stand-ins for vLLM behind
 acts. A burst is shed; a neighbour gets memory by compaction; a full cache is rightly left alone; a wedged engine is drained,
 restarted, verified and back in rotation. Tells what guard saw, decided and did, and ends with what came of every request.
 
-  --speed X        how fast it is played, 0.25 to 4; guard's own shortest times set the limit; default: 1
-  --keep           let it run on after the summary, with its page, until Ctrl-C
-  --balancer KIND  own: the small one in this process; haproxy; default: haproxy where it is installed
-  --json           print the summary as one JSON object; the story goes to standard error
+{options}
 
 Exit codes: 0 no request was lost and every incident ended as it should, 1 not so, 2 an option is wrong, 3 it could not be
 played. Nothing is left behind: its files live in a temporary folder.
@@ -22,11 +19,12 @@ import os
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from plimsoll.cli.standin import need_packages
 from plimsoll.errors import BadInput
-from plimsoll.launch.options import split_options
+from plimsoll.launch.options import OptionsCommand, Words, option, switch
 from plimsoll.render.terminal import show
 
 if TYPE_CHECKING:
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
     from plimsoll.demo.screen import Screen
     from plimsoll.demo.summary import Summary
 
-SLOWEST, FASTEST = 0.25, 4.0
 NEXT = (
     "plimsoll plan --gpu H100 -- vllm serve MODEL ...     will mine fit?",
     "plimsoll guard --engine http://HOST:8000             watch one of mine; it only looks",
@@ -43,26 +40,49 @@ NEXT = (
 )
 
 
-def run(words: list[str]) -> int:
+SLOWEST, FASTEST = 0.25, 4.0
+
+
+def _speed(text: str, name: str) -> float:
+    try:
+        speed = float(text)
+    except ValueError:
+        speed = float("nan")
+    if not SLOWEST <= speed <= FASTEST:
+        raise BadInput(f"{name} {text[:40]}: a number from {SLOWEST:g} to {FASTEST:g}")
+    return speed
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions(Words):
+    """The options of `plimsoll demo`."""
+
+    speed: float = option("X", "how fast it is played, 0.25 to 4; default: 1", read=_speed, default=1.0)
+    keep: bool = switch("let it run on after the summary, with its page, until Ctrl-C")
+    balancer: str | None = option("KIND", "own or haproxy; default: haproxy where it is installed", choices=("own", "haproxy"))
+    json: bool = switch("print the summary as one JSON object; the story goes to standard error")
+
+
+def run(options: DemoOptions) -> int:
     """Play it, and say how it ended."""
-    if {"--help", "-h"} & set(words):
-        show(__doc__.rstrip() if __doc__ else "")
-        return 0
-    options, as_json = _read(words)
+    if options.rest or options.verbatim is not None:
+        raise BadInput(f"demo takes no {(*options.rest, '--')[0]!r}; plimsoll demo --help lists its options")
     need_packages("demo", or_else=" or make demo")
-    from plimsoll.demo.play import show_summary
+    from plimsoll.demo.play import Options, show_summary
     from plimsoll.demo.screen import Screen, wants_colour
 
-    out = sys.stderr if as_json else sys.stdout
+    played = Options(options.speed, options.keep, None if options.balancer is None else options.balancer == "haproxy")
+    out = sys.stderr if options.json else sys.stdout
     screen = Screen(
-        lambda line: print(line, file=out, flush=True) if as_json else show(line),
-        is_coloured=wants_colour(os.environ, is_terminal=out.isatty()), began=time.time(),
-    )  # fmt: skip
+        lambda line: print(line, file=out, flush=True) if options.json else show(line),
+        is_coloured=wants_colour(os.environ, is_terminal=out.isatty()),
+        began=time.time(),
+    )
     screen.plain(
         ["plimsoll demo: three stand-ins for vLLM, clients, and a guard that acts. No GPU is needed; it takes a good minute."],
         "",
     )
-    summary, number = asyncio.run(_until_stopped(options, screen))
+    summary, number = asyncio.run(_until_stopped(played, screen))
     if summary is None:
         print("plimsoll: stopped; all that was started has ended", file=sys.stderr, flush=True)
         return 128 + number
@@ -70,28 +90,9 @@ def run(words: list[str]) -> int:
         show_summary(screen, summary)
         screen.head("Next")
         screen.plain(NEXT)
-    if as_json:
+    if options.json:
         show(json.dumps(summary.as_json(), indent=2))
     return 0 if summary.is_fine else 1
-
-
-def _read(words: list[str]) -> tuple[Options, bool]:
-    from plimsoll.demo.play import Options
-
-    found = split_options(words, with_value=("--speed", "--balancer"), switches=("--keep", "--json"))
-    if found.rest or found.verbatim is not None:
-        raise BadInput(f"demo takes no {(*found.rest, '--')[0]!r}; plimsoll demo --help lists its options")
-    text = found.values.get("--speed", "1")
-    try:
-        speed = float(text)
-    except ValueError:
-        speed = float("nan")
-    if not SLOWEST <= speed <= FASTEST:
-        raise BadInput(f"--speed {text[:40]}: a number from {SLOWEST:g} to {FASTEST:g}")
-    kind = found.values.get("--balancer")
-    if kind not in (None, "own", "haproxy"):
-        raise BadInput(f"--balancer {kind[:40]}: own or haproxy")
-    return Options(speed, "--keep" in found.switches, None if kind is None else kind == "haproxy"), "--json" in found.switches
 
 
 async def _until_stopped(options: Options, screen: Screen) -> tuple[Summary | None, int]:
@@ -113,3 +114,6 @@ async def _until_stopped(options: Options, screen: Screen) -> tuple[Summary | No
         return await playing, 0
     except asyncio.CancelledError:
         return None, caught[0] if caught else int(signal.SIGINT)
+
+
+COMMAND = OptionsCommand("demo", DemoOptions, run, __doc__)

@@ -9,20 +9,11 @@ INPUT, any mix, told apart by what is in it:
   http://PROMETHEUS:9090, with --since 6h (or --start, --end in Unix seconds), --step SECONDS, --match label=value
   a torch memory snapshot (.pickle; nothing in it is executed); two of one process show what grew
 
-  --exit-code N         what the process ended with: 0 to 255, -9 for a signal, or a wait status
-  --gpu NAME            the card, where the log does not say its size; or --gpu-memory-gib X
-  --timeout S           at most so long for each input (60)
-  --watch               look at the servers named again and again, and say what changes; --interval S (10), --looks N
-  --html FILE           gone: PyTorch's own viewer draws a memory snapshot (docs/doctor.md says how)
-  --bundle FILE         OUT.tar.zst, .tar.gz or .tar for a ticket: logs, pages, findings, this machine; secrets and users'
-                        text are hidden, CONTENTS.txt says what is in it; --force replaces an old one
-  --explain CODE        the page on a finding: runtime.logits, startup.no-cache-blocks, ...; without CODE: which there are
-  --json                one object, schema plimsoll.doctor/1 (--schema prints its JSON schema)
+{options}
 
 Exit codes: 1 a failure was diagnosed (any finding is a warning or critical, also where the first line cannot tell whether it
 is of memory), 0 none was (all is well, it was stopped on purpose, or nothing was recognised), 2 your input is wrong, 3 a server
-did not answer.
-Read on: docs/doctor.md
+did not answer. Read on: docs/doctor.md
 """
 
 from __future__ import annotations
@@ -32,6 +23,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import plimsoll
@@ -41,68 +33,21 @@ from plimsoll.doctor.rules.facts import LogFacts, PlanFigures, command_words
 from plimsoll.doctor.rules.metrics import MetricsVerdict, judge_pages
 from plimsoll.errors import BadInput, PlimsollError, WorldFailed
 from plimsoll.findings import Code, Severity
-from plimsoll.launch.options import Split, split_options
+from plimsoll.hardware.cards import gpu_names
+from plimsoll.launch.options import OptionsCommand, count, option, switch
 from plimsoll.net.address import address
 from plimsoll.net.inputs import is_url
+from plimsoll.plan.options import CardOptions, ServerOptions, memory_of
 from plimsoll.redaction import clean
 from plimsoll.render import doctor as report
 from plimsoll.render.doctor import finding_json
 from plimsoll.render.terminal import show
-from plimsoll.units import format_count
+from plimsoll.units import GIB, format_count
 from plimsoll.vllm.metrics_page import Page, escaped_label, fetch_health, fetch_pages
 
 USUAL_TIMEOUT_S = 60.0
 VIEWER = "python -m torch.cuda._memory_viz segment_plot SNAPSHOT.pickle -o page.html"
 LOWEST_EXIT = -64  # Python's way to name a signal
-RANGE_FLAGS = frozenset({"--since", "--start", "--end", "--step", "--match"})
-_WITH_VALUE = (
-    "--exit-code --timeout --bundle --html --explain --since --start --end --step --match --interval --looks --gpu "
-    "--gpu-memory-gib"
-).split()
-_SWITCHES = "--json --watch --schema --force --help -h".split()
-
-
-def run(words: list[str]) -> int:
-    """Read, think, render, exit code."""
-    if words[-1:] == ["--explain"]:
-        words = [*words, ""]  # without a code: the codes there are
-    options = split_options(words, with_value=_WITH_VALUE, switches=_SWITCHES)
-    if options.switches & {"--help", "-h"}:
-        show(__doc__.rstrip() if __doc__ else "")
-        return 0
-    if "--schema" in options.switches:
-        show(schema())
-        return 0
-    if "--explain" in options.values:
-        show(page(options.values["--explain"]))
-        return 0
-    _check(options)
-    if "--watch" in options.switches:
-        return watch(options)
-    return _diagnose(options)
-
-
-def _check(options: Split) -> None:
-    unknown = next((word for word in options.rest if word.startswith("-") and word != "-"), None)
-    if unknown is not None:
-        raise BadInput(f"there is no option {unknown!r}; plimsoll doctor --help lists them")
-    if "--html" in options.values:
-        raise BadInput(f"--html is gone: PyTorch draws a memory snapshot, with {VIEWER}")
-    if options.verbatim:
-        raise BadInput("doctor takes files and addresses, not a command after `--`")
-    _time_range(options)  # what is wrong in an option is wrong also where it is not used
-    if {"--gpu", "--gpu-memory-gib"} & set(options.values):
-        from plimsoll.plan.read import card_of
-
-        card_of(options)
-    if not options.rest and "--exit-code" not in options.values:
-        raise BadInput("nothing to read: name a log, a folder, a metrics address, a snapshot, or - for standard input")
-
-
-def _number(options: Split, name: str, usual: float) -> float:
-    """A positive number given to an option."""
-    text = options.values.get(name)
-    return usual if text is None else _positive(text.removesuffix("s"), 1e9, f"{name} {text!r} is not a number of seconds")
 
 
 def _positive(text: str, most: float, error: str) -> float:
@@ -115,46 +60,93 @@ def _positive(text: str, most: float, error: str) -> float:
     return value
 
 
-def _exit_code(options: Split) -> int | None:
-    """The exit code of the process, as the user gave it."""
-    text = options.values.get("--exit-code")
-    if text is None:
-        return None
+def _seconds(text: str, name: str) -> float:
+    return _positive(text.removesuffix("s"), 1e9, f"{name} {text!r} is not a number of seconds")
+
+
+def _moment(text: str, name: str) -> float:
+    return _positive(text, 1e11, f"{name} {text!r} is not a time in Unix seconds (date +%s)")
+
+
+def _span(text: str, name: str) -> float:
+    scale = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}.get(text[-1:], 0)
+    wrong = f"{name} {text!r} is not a time: 30m, 6h, 2d"
+    return _positive(text[:-1] if scale else text, 1e9 / (scale or 1), wrong) * (scale or 1)
+
+
+def _labels(text: str, name: str) -> dict[str, str]:
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    if not all(label and equals for label, equals, _ in pairs):
+        raise BadInput(f"{name} wants label=value, several joined by commas")
+    return {label.strip(): value.strip().strip("\"'") for label, _, value in pairs}
+
+
+def _exit_code(text: str, name: str) -> int:
     if not text.removeprefix("-").isdigit() or not text.isascii() or len(text) > 8:
-        raise BadInput(f"--exit-code {text!r} is not a number")
+        raise BadInput(f"{name} {text!r} is not a number")
     code = int(text)
     if not (LOWEST_EXIT <= code <= 255 or (code % 256 == 0 and 0 < code >> 8 <= 255)):
-        raise BadInput(f"--exit-code {text}: there is no such code; 0 to 255, a signal as -1 to -64, or a wait status (35072)")
+        raise BadInput(f"{name} {text}: there is no such code; 0 to 255, a signal as -1 to -64, or a wait status (35072)")
     return code
 
 
-def _time_range(options: Split) -> RangeOptions:
-    """The time range the user asked for."""
-    values = options.values
-    given: RangeOptions = {}
-    if (text := values.get("--since")) is not None:
-        scale = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}.get(text[-1:], 0)
-        wrong = f"--since {text!r} is not a time: 30m, 6h, 2d"
-        given["since_s"] = _positive(text[:-1] if scale else text, 1e9 / (scale or 1), wrong) * (scale or 1)
-    if (text := values.get("--start")) is not None:
-        given["start_s"] = _positive(text, 1e11, f"--start {text!r} is not a time in Unix seconds (date +%s)")
-    if (text := values.get("--end")) is not None:
-        given["end_s"] = _positive(text, 1e11, f"--end {text!r} is not a time in Unix seconds (date +%s)")
-    if "--step" in values:
-        given["step_s"] = _number(options, "--step", 0.0)
-    if "--match" in values:
-        pairs = [pair.partition("=") for pair in values["--match"].split(",")]
-        if not all(name and found for name, found, _ in pairs):
-            raise BadInput("--match wants label=value, several joined by commas")
-        given["match"] = {name.strip(): value.strip().strip("\"'") for name, _, value in pairs}
-    return given
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions(CardOptions):
+    """The options of `plimsoll doctor`."""
+
+    gpu: str | None = option("NAME", "the card, where the log does not say its size", offers=gpu_names)
+    gpu_memory_gib: int | None = option("X", "or its memory alone", read=memory_of)
+    exit_code: int | None = option("N", "what the process ended with: 0 to 255, -9 a signal, or a wait status", read=_exit_code)
+    timeout: float | None = option("S", "at most so long for each input (60)", read=_seconds)
+    since: float | None = option("6h", "of a Prometheus: so much of its past", read=_span)
+    start: float | None = option("TIME", "or from here, in Unix seconds", read=_moment)
+    end: float | None = option("TIME", "to here", read=_moment)
+    step: float | None = option("SECONDS", "and how far apart its points are", read=_seconds)
+    match: dict[str, str] | None = option("label=value", "only series with these labels", read=_labels)
+    watch: bool = switch("look at the servers named again and again, and say what changes")
+    interval: float = option("S", "how long between two looks (10)", read=_seconds, default=10.0)
+    looks: int | None = option("N", "how often to look; default: until stopped", read=count)
+    html: str | None = option("FILE", "gone: PyTorch's own viewer draws a memory snapshot (docs/doctor.md says how)")
+    bundle: str | None = option(
+        "FILE", "OUT.tar.zst, .tar.gz or .tar for a ticket; secrets and users' text are hidden, CONTENTS.txt says what is in it"
+    )
+    force: bool = switch("replace an old bundle")
+    explain: str | None = option(
+        "CODE", "the page on a finding: runtime.logits, ...; without CODE: which there are", bare="", offers=lambda: list(Code)
+    )
+    schema: bool = switch("the JSON schema of --json")
+    json: bool = switch("one object, schema plimsoll.doctor/1")
 
 
-def _diagnose(options: Split) -> int:
-    timeout_s, flags = _number(options, "--timeout", USUAL_TIMEOUT_S), RANGE_FLAGS & set(options.values)
-    inputs = read_inputs(options.rest, timeout_s=timeout_s, time_range=_time_range(options), range_flags=flags)
+def run(options: DoctorOptions) -> int:
+    """Read, think, render, exit code."""
+    if options.schema:
+        show((Path(report.__file__).parent / "doctor.schema.json").read_text(encoding="utf-8").rstrip())
+        return 0
+    if options.explain is not None:
+        show(page(options.explain))
+        return 0
+    if options.html is not None:
+        raise BadInput(f"--html is gone: PyTorch draws a memory snapshot, with {VIEWER}")
+    if options.verbatim:
+        raise BadInput("doctor takes files and addresses, not a command after `--`")
+    if options.gpu is not None or options.gpu_memory_gib is not None:
+        from plimsoll.plan.read import card_of
+
+        card_of(options)  # what is wrong in an option is wrong also where it is not used
+    if not options.rest and options.exit_code is None:
+        raise BadInput("nothing to read: name a log, a folder, a metrics address, a snapshot, or - for standard input")
+    return watch(options) if options.watch else _diagnose(options)
+
+
+def _diagnose(options: DoctorOptions) -> int:
+    names = {"since": "since_s", "start": "start_s", "end": "end_s", "step": "step_s", "match": "match"}
+    given = {field: value for field in names if (value := getattr(options, field)) is not None}
+    time_range: RangeOptions = {names[field]: value for field, value in given.items()}  # type: ignore[assignment]
+    timeout_s, flags = options.timeout or USUAL_TIMEOUT_S, frozenset(f"--{field}" for field in given)
+    inputs = read_inputs(options.rest, timeout_s=timeout_s, time_range=time_range, range_flags=flags)
     planner = Planner(options)
-    diagnosis = diagnose(inputs.logs, inputs.judge(), exit_code=_exit_code(options), plan_for=planner)
+    diagnosis = diagnose(inputs.logs, inputs.judge(), exit_code=options.exit_code, plan_for=planner)
     if planner.figures is not None:
         diagnosis = diagnosis._replace(facts={**diagnosis.facts, "plan": planner.figures})
     if inputs.notes:
@@ -162,9 +154,9 @@ def _diagnose(options: Split) -> int:
         notes = [*(known if isinstance(known, list) else ()), *inputs.notes]
         diagnosis = diagnosis._replace(facts={**diagnosis.facts, "notes": notes})
     as_text = report.as_text(diagnosis)
-    if "--bundle" in options.values:
+    if options.bundle is not None:
         as_text += "\n\n" + bundle(options, inputs, diagnosis, as_text)
-    show(report.as_json(diagnosis) if "--json" in options.switches else as_text)
+    show(report.as_json(diagnosis) if options.json else as_text)
     return failed(diagnosis)
 
 
@@ -173,12 +165,7 @@ def failed(diagnosis: Diagnosis) -> int:
     return int(any(finding.severity != "info" for finding in diagnosis.findings))
 
 
-def schema() -> str:
-    """The JSON schema of the answer."""
-    return (Path(report.__file__).parent / "doctor.schema.json").read_text(encoding="utf-8").rstrip()
-
-
-def bundle(options: Split, inputs: DoctorInputs, diagnosis: Diagnosis, as_text: str) -> str:
+def bundle(options: DoctorOptions, inputs: DoctorInputs, diagnosis: Diagnosis, as_text: str) -> str:
     """Write the archive for a ticket, with secrets and users' text hidden; returns the sentence that says so."""
     from plimsoll.doctor.read.bundle import ArchivePart, TextFile, collect_here, write_bundle
 
@@ -202,10 +189,13 @@ def bundle(options: Split, inputs: DoctorInputs, diagnosis: Diagnosis, as_text: 
         ]
     never_copied = "a memory snapshot is never copied; what it shows is in doctor.json"
     written = write_bundle(
-        options.values["--bundle"], [*parts, *collect_here()], made_with=f"plimsoll {plimsoll.__version__}",
-        at=int(time.time()), force="--force" in options.switches,
+        options.bundle or "",
+        [*parts, *collect_here()],
+        made_with=f"plimsoll {plimsoll.__version__}",
+        at=int(time.time()),
+        force=options.force,
         left_out=[f"{source.rpartition('/')[2]}: {never_copied}" for source, _ in inputs.snapshots],
-    )  # fmt: skip
+    )
     return (
         f"Wrote {written.path}: {len(written.members)} files, {format_count(written.size_bytes)} bytes, "
         "secrets and users' text hidden. Look at its CONTENTS.txt before you send it."
@@ -246,7 +236,7 @@ class Planner:
     Returns None where the log says too little or the model is not at hand. Never asks the network.
     """
 
-    def __init__(self, options: Split) -> None:
+    def __init__(self, options: DoctorOptions) -> None:
         self._options = options
         self.figures: dict[str, object] | None = None
 
@@ -254,27 +244,28 @@ class Planner:
         """The plan of this server's own command."""
         words = command_words(facts.flags)
         total = facts.measured.total_bytes
-        given = {name: self._options.values[name] for name in ("--gpu", "--gpu-memory-gib") if name in self._options.values}
+        given = self._options.gpu is not None or self._options.gpu_memory_gib is not None
         if total is None and not given:
             return None
         from plimsoll.plan.read import card_of
 
-        card = given or {"--gpu-memory-gib": f"{(total or 0) / (1 << 30):.3f}"}
+        memory = self._options.gpu_memory_gib if given else memory_of(f"{(total or 0) / GIB:.3f}", "the log")
         try:
             # A folder that this machine does not have belongs to the machine the log is from.
             is_folder = words is not None and words[2].startswith(("/", "./", "../", "~"))
             if words is not None and not (is_folder and not os.access(words[2], os.R_OK)):
-                return self._plan(words, facts, card)
+                return self._plan(words, facts, memory)
         except PlimsollError:
             pass  # a model nobody described, a flag that makes no sense: the log's own figures must do
-        return PlanFigures(total_bytes=card_of(Split(card, frozenset(), (), None)).total_bytes) if given else None
+        return PlanFigures(total_bytes=card_of(self._options).total_bytes) if given else None
 
-    def _plan(self, words: list[str], facts: LogFacts, card: dict[str, str]) -> PlanFigures:
+    def _plan(self, words: list[str], facts: LogFacts, memory: int | None) -> PlanFigures:
         os.environ["HF_HUB_OFFLINE"] = "1"  # a diagnosis must not wait for a hub, nor tell it anything
-        values = {**card, **({"--vllm": facts.version} if facts.version else {})}
         from plimsoll.plan.read import plan_command
 
-        planned = plan_command(Split(values, frozenset(), (), tuple(words)))
+        planned = plan_command(
+            ServerOptions(gpu=self._options.gpu, gpu_memory_gib=memory, vllm=facts.version or None, verbatim=tuple(words))
+        )
         ledger = planned.ledger
         figures = PlanFigures(
             ledger.weights.value, ledger.kv.value, ledger.slack.value, ledger.card.total_bytes, ledger.requested.value,
@@ -284,22 +275,19 @@ class Planner:
         return figures
 
 
-USUAL_INTERVAL_S = 10.0
-
-
-def watch(options: Split, *, sleep: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.time) -> int:
+def watch(
+    options: DoctorOptions, *, sleep: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.time
+) -> int:
     """Look until stopped (or --looks times); 1 if anything was wrong at the last look."""
     if not options.rest or not all(is_url(word) for word in options.rest):
         raise BadInput("--watch looks at running servers: give their addresses, http://HOST:PORT")
-    interval = _number(options, "--interval", USUAL_INTERVAL_S)
-    looks = _looks(options.values.get("--looks"))
     before: dict[str, Page] = {}
     said: dict[str, tuple[str, ...]] = {}
     wrong, done, answered = False, 0, False
     try:
-        while looks is None or done < looks:
+        while options.looks is None or done < options.looks:
             if done:
-                sleep(interval)
+                sleep(options.interval)
             looked = [_look(url, options, before, said, clock) for url in options.rest]  # every one, also after a bad one
             wrong, answered = any(looked), answered or bool(before)
             done += 1
@@ -310,19 +298,10 @@ def watch(options: Split, *, sleep: Callable[[float], None] = time.sleep, clock:
     return int(wrong)
 
 
-def _looks(text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not text.isascii() or not text.isdigit() or not int(text[:9]) > 0 or len(text) > 9:
-        raise BadInput(f"--looks {text!r} is not a whole number above 0")
-    return int(text)
-
-
 def _look(
-    url: str, options: Split, before: dict[str, Page], said: dict[str, tuple[str, ...]], clock: Callable[[], float]
+    url: str, options: DoctorOptions, before: dict[str, Page], said: dict[str, tuple[str, ...]], clock: Callable[[], float]
 ) -> bool:
-    shown, timeout = address(url).shown, min(_number(options, "--timeout", 10.0), 60.0)
-    is_json = "--json" in options.switches
+    shown, timeout = address(url).shown, min(options.timeout or 10.0, 60.0)
     stamp = time.strftime("%H:%M:%S", time.localtime(clock()))
     try:
         page = fetch_pages(url, samples=1, timeout_s=timeout)[0]
@@ -332,7 +311,7 @@ def _look(
             said[url] = ("unreachable",)
             show(
                 json.dumps({"at": clock(), "server": shown, "error": clean(str(error))})
-                if is_json
+                if options.json
                 else f"{stamp} {clean(str(error))}"
             )
         return True
@@ -343,7 +322,7 @@ def _look(
         else judge_pages(page, None, shown)
     )
     before[url] = page
-    if is_json:
+    if options.json:
         findings = [finding_json(finding) for finding in verdict.findings]
         show(
             json.dumps({"at": clock(), "server": shown, "engines": _figures(verdict), "findings": findings}, ensure_ascii=False)
@@ -381,3 +360,6 @@ def _line(figures: dict[str, object]) -> str:
 
 def _whole(value: object) -> str:
     return f"{value:.0f}" if isinstance(value, float) else "?"
+
+
+COMMAND = OptionsCommand("doctor", DoctorOptions, run, __doc__)

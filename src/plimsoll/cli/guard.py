@@ -6,16 +6,7 @@ Watches vLLM servers and judges them: dead, stuck, saturated, thrashing, growing
 each change and is quiet otherwise. It only reads, unless it is told to act: then it escalates from harmless to harmful actions
 (shed, compact, drain and restart), one engine at a time, within budgets. Guard starts a server behind --, which outlives it.
 
-  --engine URL          a server to watch, http://HOST:PORT; may be repeated
-  --config FILE         engines, discovery (file_sd, http_sd, Kubernetes), policy, notifications, API: see docs/guard.md
-  --act                 also do what it would advise, as [act] of the configuration allows; default: it only advises
-  --every TIME          how often each is looked at; default: 5s
-  --canary              also send each engine of --engine a canary request every 30 s: only that proves that one is stuck
-  --looks N             look at each so many times, then stop; exit code 1 if a condition is true then
-  --json                each change as a line of JSON
-  --listen HOST:PORT    where its API listens; default: 127.0.0.1:9790; another address needs a token
-  --token-file FILE     the API's token; default: $PLIMSOLL_GUARD_TOKEN, else one is drawn and left for `plimsoll guardctl`
-  --no-api              no API
+{options}
 
 $PLIMSOLL_TOKEN is the token of the gates of --engine, where they have one (docs/inside.md).
 Exit codes: 0 it was stopped, or no condition is true after --looks; 1 a condition is true then; 2 an option or the
@@ -28,7 +19,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from plimsoll.errors import BadInput
 from plimsoll.guard.config import GuardConfig, is_loopback, listen_of, read_guard_config
@@ -37,54 +28,58 @@ from plimsoll.guard.config_reader import USUAL_CANARY_S, is_open_to_all, open_to
 from plimsoll.guard.daemon.run import GuardOptions, OwnEngine, own_engine, watch
 from plimsoll.guard.engine_config import EngineConfig, host_and_port
 from plimsoll.guard.judge.policy import Policy, PolicyError, read_policy
-from plimsoll.launch.options import split_options
+from plimsoll.launch.options import OptionsCommand, Words, count, option, switch
 from plimsoll.net.address import address
-from plimsoll.render.terminal import show
 
 
-def run(words: list[str]) -> int:
+@dataclass(frozen=True, kw_only=True)
+class GuardCommandOptions(Words):
+    """The options of `plimsoll guard`."""
+
+    engine: tuple[str, ...] = option("URL", "a server to watch, http://HOST:PORT; may be repeated", may_repeat=True, default=())
+    config: str | None = option("FILE", "engines, discovery, policy, notifications, API: see docs/guard.md")
+    act: bool = switch("also do what it would advise, as [act] of the configuration allows; default: it only advises")
+    every: str | None = option("TIME", "how often each is looked at; default: 5s")
+    canary: bool = switch("also send each engine of --engine a canary request every 30 s: only that proves that one is stuck")
+    looks: int | None = option(
+        "N", "look at each so many times, then stop; exit code 1 if a condition is true then", read=count
+    )
+    json: bool = switch("each change as a line of JSON")
+    listen: str | None = option("HOST:PORT", "where its API listens; default: 127.0.0.1:9790; another address needs a token")
+    token_file: str | None = option("FILE", "the API's token; default: $PLIMSOLL_GUARD_TOKEN, else one is drawn for guardctl")
+    no_api: bool = switch("no API")
+
+
+def run(options: GuardCommandOptions) -> int:
     """Watch until guard is stopped; the exit code."""
-    if {"--help", "-h"} & set(words):
-        show(__doc__.rstrip() if __doc__ else "")
-        return 0
-    return watch(read_options(words, os.environ))
+    return watch(read_options(options, os.environ))
 
 
-def read_options(words: Sequence[str], environ: Mapping[str, str]) -> GuardOptions:
+def read_options(options: GuardCommandOptions, environ: Mapping[str, str]) -> GuardOptions:
     """The options of the command line and the configuration together; BadInput for whatever is wrong."""
-    place = words.index("--") if "--" in words else len(words)
-    urls, rest = _engines(words[:place])
-    options = split_options(
-        [*rest, *words[place:]], with_value=("--config", "--every", "--looks", "--listen", "--token-file"),
-        switches=("--json", "--no-api", "--canary", "--act"),
-    )  # fmt: skip
     if options.rest:
-        word = options.rest[0][:200]
-        if word.startswith("-"):
-            raise BadInput(f"there is no option {word!r}; plimsoll guard --help lists them")
-        raise BadInput(f"guard takes no {word!r}; give engines with --engine URL, a command behind --")
-    path = options.values.get("--config")
-    config = GuardConfig() if path is None else read_guard_config(path)
+        raise BadInput(f"guard takes no {options.rest[0][:200]!r}; give engines with --engine URL, a command behind --")
+    urls = list(options.engine)
+    config = GuardConfig() if options.config is None else read_guard_config(options.config)
     own = None if options.verbatim is None else own_engine(options.verbatim, urls[0] if len(urls) == 1 else None)
     urls = urls if own is None else list(dict.fromkeys([*urls, own.url]))
-    config = _with_engines(config, urls, environ, has_canary="--canary" in options.switches)
+    config = _with_engines(config, urls, environ, has_canary=options.canary)
     config = config if own is None else _with_own(config, own)
     name = "" if own is None else config.engines[0].name
-    is_acting = "--act" in options.switches
     discover = config.discover
     if not config.engines and not (discover.file_sd or discover.http_sd or discover.kubernetes):
         raise BadInput("nothing to watch: give --engine http://HOST:PORT, or --config FILE with engines in it")
-    if "--canary" in options.switches and not urls:
+    if options.canary and not urls:
         raise BadInput('--canary is for engines of --engine; in a configuration write canary = "30s"')
-    config = _with_api(config, options.values, environ)
-    looks = _looks(options.values.get("--looks"))
-    policy = _policy(config, options.values.get("--every"))
+    config = _with_api(config, options, environ)
+    policy = _policy(config, options.every)
     # With nothing in hand it could never do anything: better said now than in the night.
     has_gate = config.discover.token is not None or any(engine.token is not None for engine in config.engines)
-    if is_acting and not has_gate and own is None and all(engine.restart is None for engine in config.engines):
+    if options.act and not has_gate and own is None and all(engine.restart is None for engine in config.engines):
         raise BadInput("--act: nothing can be done: no engine has a restart, and none has a token_file for its gate")
-    has_api, is_json = "--no-api" not in options.switches, "--json" in options.switches
-    return GuardOptions(config, policy, looks, has_api, is_json, is_acting, options.verbatim or (), name)
+    return GuardOptions(
+        config, policy, options.looks, not options.no_api, options.json, options.act, options.verbatim or (), name
+    )
 
 
 def _with_own(config: GuardConfig, own: OwnEngine) -> GuardConfig:
@@ -96,26 +91,6 @@ def _with_own(config: GuardConfig, own: OwnEngine) -> GuardConfig:
     engine = replace(engine, kv_connector=engine.kv_connector or own.has_connector, nodes=max(engine.nodes, own.nodes))
     others = (other for other in config.engines if other.name != engine.name)
     return replace(config, engines=(engine, *others))
-
-
-def _engines(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The addresses of --engine, and all other words."""
-    urls: list[str] = []
-    rest: list[str] = []
-    position = 0
-    while position < len(words):
-        name, equals, value = words[position].partition("=")
-        position += 1
-        if name != "--engine":
-            rest.append(words[position - 1])
-            continue
-        if not equals:
-            if position >= len(words):
-                raise BadInput("--engine needs a value")
-            value = words[position]
-            position += 1
-        urls.append(value)
-    return urls, rest
 
 
 def _with_engines(config: GuardConfig, urls: Sequence[str], environ: Mapping[str, str], *, has_canary: bool) -> GuardConfig:
@@ -133,23 +108,22 @@ def _with_engines(config: GuardConfig, urls: Sequence[str], environ: Mapping[str
     return replace(config, engines=tuple(engines.values()))
 
 
-def _with_api(config: GuardConfig, values: Mapping[str, str], environ: Mapping[str, str]) -> GuardConfig:
+def _with_api(config: GuardConfig, options: GuardCommandOptions, environ: Mapping[str, str]) -> GuardConfig:
     api = config.api
-    if "--token-file" in values:
-        path = values["--token-file"]
-        api = replace(api, token=read_token(path))
-        if is_open_to_all(path):
-            config = replace(config, warnings=tuple(dict.fromkeys((*config.warnings, open_to_all(path)))))
+    if options.token_file is not None:
+        api = replace(api, token=read_token(options.token_file))
+        if is_open_to_all(options.token_file):
+            config = replace(config, warnings=tuple(dict.fromkeys((*config.warnings, open_to_all(options.token_file)))))
     elif api.token is None and environ.get("PLIMSOLL_GUARD_TOKEN"):
         api = replace(api, token=environ["PLIMSOLL_GUARD_TOKEN"])
         if not re.fullmatch(rf"[\x21-\x7e]{{{SHORTEST_TOKEN},4096}}", environ["PLIMSOLL_GUARD_TOKEN"]):
             raise BadInput(f"PLIMSOLL_GUARD_TOKEN holds no token (one word of {SHORTEST_TOKEN} letters at least)")
     if api.read_token is not None and api.read_token == api.token:
         raise BadInput("[api] read_token_file: the token that only reads must be another one than the API's own")
-    if "--listen" in values:
-        listen = listen_of(values["--listen"])
+    if options.listen is not None:
+        listen = listen_of(options.listen)
         if listen is None:
-            raise BadInput(f"--listen {values['--listen'][:100]!r} is not HOST:PORT")
+            raise BadInput(f"--listen {options.listen[:100]!r} is not HOST:PORT")
         api = replace(api, listen=listen)
         if not is_loopback(api.host) and api.token is None:
             raise BadInput(f"--listen {api.host} is not this machine alone: that needs --token-file or $PLIMSOLL_GUARD_TOKEN")
@@ -174,9 +148,4 @@ def _policy(config: GuardConfig, every: str | None) -> Policy:
     return policy._replace(every_s=every_s)
 
 
-def _looks(text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) == 0:
-        raise BadInput(f"--looks {text[:40]!r} is not a whole number above 0")
-    return int(text)
+COMMAND = OptionsCommand("guard", GuardCommandOptions, run, __doc__)

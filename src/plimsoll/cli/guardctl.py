@@ -7,14 +7,7 @@
 Asks a running guard which conditions are true and what to do about them, what changed, what was done and what is under way.
 Tells one that acts (plimsoll guard --act) to pause, or to do something now; what blocks an action still blocks it.
 
-  --rung RUNG           pause, resume: only shed, compact or restart, for every engine
-  --yes                 do it without asking for confirmation
-  -n, --limit N         history: only the newest N lines; default: 50
-  --journal FILE        history: from guard's journal itself, also where no guard runs
-  --at URL              guard's API; default: http://127.0.0.1:9790
-  --token-file FILE     its token; default: $PLIMSOLL_GUARD_TOKEN, else the one that a guard of this user left
-  --timeout S           how long it may take; default: 10
-  --json                what the API answered
+{options}
 
 Exit codes: 0 all engines answer and no condition that matters is true, or the request is accepted; 1 a condition is true, an
 engine is unreachable or needs attention (status), the request is blocked, or the journal is damaged; 2 an option or the token
@@ -25,11 +18,14 @@ Read on: docs/guardctl.md
 from __future__ import annotations
 
 import asyncio
+import difflib
 import json
 import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -39,7 +35,7 @@ from plimsoll.errors import BadInput, WorldFailed, printable
 from plimsoll.guard.api.token import token_path
 from plimsoll.guard.config_reader import read_token
 from plimsoll.guard.daemon.journal import ABSENT, UNREADABLE, read_journal
-from plimsoll.launch.options import Split, split_options
+from plimsoll.launch.options import OptionsCommand, Words, count, first_given, option, switch
 from plimsoll.net.address import address
 from plimsoll.net.client import HttpClient, Lost, bearer
 from plimsoll.render.journal import SCHEMA, entry_json, entry_sentence
@@ -47,9 +43,9 @@ from plimsoll.render.terminal import show
 
 ON_ENGINES = ("drain", "undrain", "compact", "restart", "shed")
 SWITCHES = ("pause", "resume")
-VERBS = ("status", "history", "actions", *SWITCHES, *ON_ENGINES)
 RUNGS = ("shed", "compact", "restart")
 USUAL = "http://127.0.0.1:9790"
+VERBS = ("status", "history", "actions", *SWITCHES, *ON_ENGINES)
 MOST_BYTES = 64 << 20
 MOST_ENTRIES = 1_000
 REFUSALS_PAGE = "docs/guard-acts.md#when-it-refuses"
@@ -68,54 +64,56 @@ WHAT_TO_DO = {
     "TooManyAway": "bring those back first (guardctl actions)",
     "OthersCannotCarry": "bring up another engine, wait for a calmer hour, or may_be_last = true in [act] for a single one",
 }
-_OPTIONS = {"--rung": SWITCHES, "--yes": ON_ENGINES, "--limit": ("history",), "--journal": ("history",)}
+_GOES_WITH = {"rung": SWITCHES, "yes": ON_ENGINES, "limit": ("history",), "journal": ("history",)}
 _UNREACHABLE = {
     "refused": "unreachable (connection refused)", "silent": "unreachable (timed out)", "nonsense": "answers something else"
 }  # fmt: skip
 _FORECASTS = {"queue": "requests wait too long", "kv": "the KV cache is full"}
+_lines = partial(count, most=MOST_ENTRIES)
 
 
-def run(words: list[str]) -> int:
+@dataclass(frozen=True, kw_only=True)
+class GuardctlOptions(Words):
+    """The options of `plimsoll guardctl`."""
+
+    rung: str | None = option("RUNG", "pause, resume: only shed, compact or restart, for every engine", choices=RUNGS)
+    yes: bool = switch("do it without asking for confirmation")
+    limit: int = option("N", "history: only the newest N lines; default: 50", short="-n", read=_lines, default=0)
+    journal: str | None = option("FILE", "history: from guard's journal itself, also where no guard runs")
+    at: str = option("URL", f"guard's API; default: {USUAL}", default=USUAL)
+    token_file: str | None = option("FILE", "its token; default: $PLIMSOLL_GUARD_TOKEN, else what a guard of this user left")
+    timeout: int = option("S", "how long it may take; default: 10", read=partial(count, most=600), default=10)
+    json: bool = switch("what the API answered")
+
+
+def run(options: GuardctlOptions) -> int:
     """Send one request to guard and print its answer."""
-    if {"--help", "-h"} & set(words):
-        show(__doc__.rstrip() if __doc__ else "")
-        return 0
-    known = ("--at", "--token-file", "--limit", "-n", "--timeout", "--rung", "--journal")
-    options = split_options(words, with_value=known, switches=("--json", "--yes"))
     verb, *names = [*options.rest, *(options.verbatim or ())] or [""]
     if not verb:
         raise BadInput("a verb is missing: plimsoll guardctl status, or plimsoll guardctl history")
     if verb not in VERBS:
-        raise BadInput(f"guardctl has no {verb[:40]!r}; it has: {', '.join(VERBS)}")
+        near = difflib.get_close_matches(verb, VERBS, n=1)
+        meant = f"did you mean {near[0]}?" if near else f"it has: {', '.join(VERBS)}"
+        raise BadInput(f"guardctl has no {verb[:40]!r}; {meant}")
     if len(names) > 1 or (verb == "actions" and names):
         raise BadInput("one engine at most" if verb != "actions" else "actions shows those of all engines")
-    values = _values(verb, options)
+    for field, verbs in _GOES_WITH.items():
+        if verb not in verbs and (name := first_given(options, field)) is not None:
+            raise BadInput(f"{name} does not go with {verb}")
     engine = names[0] if names else None
     if verb in ON_ENGINES and not engine:
         raise BadInput(f"{verb} which engine? plimsoll guardctl {verb} ENGINE")
     try:
-        return _answer(verb, engine, values, is_json="--json" in options.switches, is_confirmed="--yes" in options.switches)
+        return _answer(verb, engine, options)
     except (KeyError, TypeError, AttributeError):
         raise WorldFailed("what answers there does not answer as this release's guard does") from None
 
 
-def _values(verb: str, options: Split) -> dict[str, str]:
-    values = dict(options.values)
-    if "-n" in values:
-        if values.get("--limit", values["-n"]) != values["-n"]:
-            raise BadInput("-n and --limit are the same: give one of them")
-        values["--limit"] = values.pop("-n")
-    for name, verbs in _OPTIONS.items():
-        if (name in values or name in options.switches) and verb not in verbs:
-            raise BadInput(f"{name} does not go with {verb}")
-    return values
-
-
-def _answer(verb: str, engine: str | None, values: Mapping[str, str], *, is_json: bool, is_confirmed: bool) -> int:
-    limit = _number("--limit", values.get("--limit", "50"), MOST_ENTRIES)
-    if "--journal" in values:
-        return _journal(values["--journal"], limit, engine, is_json=is_json)
-    guard = GuardClient(values, os.environ)
+def _answer(verb: str, engine: str | None, options: GuardctlOptions) -> int:
+    limit, is_json = options.limit or 50, options.json
+    if options.journal is not None:
+        return _journal(options.journal, limit, engine, is_json=is_json)
+    guard = GuardClient(options, os.environ)
     if verb == "status":
         return _status(guard, engine, is_json=is_json)
     if verb == "history":
@@ -123,16 +121,13 @@ def _answer(verb: str, engine: str | None, values: Mapping[str, str], *, is_json
     if verb == "actions":
         return _actions(guard, is_json=is_json)
     if verb in SWITCHES:
-        rung = values.get("--rung")
-        if rung is not None and rung not in RUNGS:
-            raise BadInput(f"--rung {rung[:40]!r} is none of: {', '.join(RUNGS)}")
-        if rung is not None and engine is not None:
+        if options.rung is not None and engine is not None:
             raise BadInput("an engine or a rung, not both: a rung is switched for all engines")
-        fields = {"engine": engine, "rung": rung}
+        fields = {"engine": engine, "rung": options.rung}
         answer = guard.post(f"/v1/{verb}", {name: value for name, value in fields.items() if value is not None})
         return _show_answer(*answer, is_json=is_json)
     assert engine is not None, "looked at before"
-    if not is_confirmed and verb != "undrain" and not _is_confirmed(f"{verb} {engine}"):
+    if not options.yes and verb != "undrain" and not _is_confirmed(f"{verb} {engine}"):
         return 1
     return _show_answer(*guard.post(f"/v1/engines/{quote(engine, safe='')}/{verb}", {}), is_json=is_json)
 
@@ -188,11 +183,11 @@ def _action(action: Mapping[str, Any]) -> str:
 class GuardClient:
     """Asks guard's API."""
 
-    def __init__(self, values: Mapping[str, str], environ: Mapping[str, str]) -> None:
+    def __init__(self, options: GuardctlOptions, environ: Mapping[str, str]) -> None:
         """BadInput without a token, WorldFailed where no guard runs."""
-        self._where = address(values.get("--at", USUAL))
-        self._timeout_s = _number("--timeout", values.get("--timeout", "10"), 600)
-        token = _token(values, environ, self._where.url)
+        self._where = address(options.at)
+        self._timeout_s = options.timeout
+        token = _token(options.token_file, environ, self._where.url)
         if token is None:
             self._need_guard()
             raise BadInput(
@@ -243,10 +238,10 @@ def _checked(shown: str, status: int, data: bytes, known: Sequence[int]) -> tupl
     return status, body
 
 
-def _token(values: Mapping[str, str], environ: Mapping[str, str], url: str) -> str | None:
+def _token(file: str | None, environ: Mapping[str, str], url: str) -> str | None:
     """The token that was given, or that a guard of this user left; None where there is none."""
-    if "--token-file" in values:
-        return read_token(values["--token-file"])
+    if file is not None:
+        return read_token(file)
     if environ.get("PLIMSOLL_GUARD_TOKEN"):
         return environ["PLIMSOLL_GUARD_TOKEN"]
     parts = urlsplit(url)
@@ -375,12 +370,6 @@ def _line(unix_s: float, text: str) -> str:
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(unix_s))} {_plain(text)}"
 
 
-def _number(name: str, text: str, most: int) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 9 or not 0 < int(text) <= most:
-        raise BadInput(f"{name} {text[:40]!r} is not a whole number from 1 to {most}")
-    return int(text)
-
-
 def _show_json(body: Mapping[str, Any]) -> None:
     show(json.dumps(body, indent=2, ensure_ascii=False))
 
@@ -388,3 +377,6 @@ def _show_json(body: Mapping[str, Any]) -> None:
 def _plain(text: object) -> str:
     """The text without what a terminal would obey."""
     return printable(str(text), "?")
+
+
+COMMAND = OptionsCommand("guardctl", GuardctlOptions, run, __doc__, offers=VERBS)

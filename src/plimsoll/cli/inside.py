@@ -4,17 +4,12 @@
 What runs in vLLM's own processes: memory figures, an honest readiness, drain, shedding and a recording of the traffic.
 
 check  says whether a vLLM will take it, what is lost where it does not take all, and the exact flags. vLLM is not imported:
-       its sources are read, so it takes about a second and touches no GPU.
-  --python PATH    the vLLM of this Python; default: the Python that runs plimsoll
-  --vllm-dir DIR   the vLLM in this folder (site-packages, or an unpacked wheel)
-  WHAT             a start command (-- vllm serve MODEL ...), a script, a compose file or a manifest: its flags are judged
-                   too, and it is printed with plimsoll.inside in it
+  its sources are read, so it takes about a second and touches no GPU. WHAT is a start command (-- vllm serve MODEL ...), a
+  script, a compose file or a manifest: its flags are judged too, and it is printed with plimsoll.inside in it.
+wheel  writes plimsoll.inside as a wheel without dependencies, to be mounted into a stock image, and says how. OUT_DIR: here,
+  unless another folder is named.
 
-wheel  writes plimsoll.inside as a wheel without dependencies, to be mounted into a stock image, and says how.
-  OUT_DIR          where; default: here
-  --for WAY        print one way alone
-
-  --json           one JSON object, schema plimsoll.inside/1 (check) or plimsoll.inside-wheel/1 (wheel)
+{options}
 
 Exit codes: 0 all of it works, 1 something will not, 2 the input is wrong, 3 there is no vLLM, or nothing can be written.
 Read on: docs/inside.md
@@ -24,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from plimsoll.assets.inside_wheel import ENTRY_POINTS, make_wheel, write_wheel
 from plimsoll.errors import BadInput
@@ -32,7 +28,7 @@ from plimsoll.launch import installed_vllm
 from plimsoll.launch.inputs import config_of, launches_named
 from plimsoll.launch.inside_command import PLUGIN_NAME, PROBE_PLUGIN_NAME, Plugins, fit, with_remarks
 from plimsoll.launch.installed_vllm import InstalledVllm
-from plimsoll.launch.options import Split, split_options
+from plimsoll.launch.options import OptionsCommand, Words, first_given, meant, option, pid_of, switch
 from plimsoll.launch.recognise import Launch
 from plimsoll.render import inside as report
 from plimsoll.render.terminal import show
@@ -40,24 +36,33 @@ from plimsoll.vllm.extension_points import BY_SIGNATURE, NEEDS, TESTED, Answer, 
 from plimsoll.vllm.versions import Engine, engine_named, newest
 
 
-def run(words: list[str]) -> int:
+@dataclass(frozen=True, kw_only=True)
+class InsideOptions(Words):
+    """The options of `plimsoll inside`."""
+
+    python: str | None = option("PATH", "check: the vLLM of this Python; default: the Python that runs plimsoll")
+    vllm_dir: str | None = option("DIR", "check: the vLLM in this folder (site-packages, or an unpacked wheel)")
+    pid: int | None = option("N", read=pid_of)
+    way: str | None = option("WAY", "wheel: print one way alone", name="--for", choices=report.WAYS)
+    json: bool = switch("one JSON object, schema plimsoll.inside/1 (check) or plimsoll.inside-wheel/1 (wheel)")
+
+
+def run(options: InsideOptions) -> int:
     """Runs `inside check` or `inside wheel`."""
-    if words and words[0] in ("check", "wheel"):
-        with_value = ("--python", "--vllm-dir", "--pid") if words[0] == "check" else ("--for",)
-        options = split_options(words[1:], with_value=with_value, switches=("--json", "--help", "-h"))
-        if not options.switches & {"--help", "-h"}:
-            return _check(options) if words[0] == "check" else _wheel(options)
-    elif not set(words) & {"--help", "-h"}:
+    verb, options = "".join(options.rest[:1]), replace(options, rest=options.rest[1:])
+    if verb not in ("check", "wheel"):
         raise BadInput("say `plimsoll inside check` or `plimsoll inside wheel` (plimsoll inside --help)")
-    show(__doc__.rstrip() if __doc__ else "")
-    return 0
+    other = first_given(options, *(("way",) if verb == "check" else ("python", "vllm_dir", "pid")))
+    if other is not None:
+        raise BadInput(f"{other} does not go with inside {verb}")
+    return _check(options) if verb == "check" else _wheel(options)
 
 
-def _check(options: Split) -> int:
-    unknown = next((word for word in options.rest if word.startswith("-") and word != "-"), None)
-    if unknown is not None and options.rest[0] == unknown:
-        raise BadInput(f"there is no option {unknown}; put -- in front of a vLLM command")
-    is_given = bool(options.rest or options.verbatim or "--pid" in options.values)
+def _check(options: InsideOptions) -> int:
+    if options.rest and options.rest[0].startswith("-") and options.rest[0] != "-":
+        word = options.rest[0]
+        raise BadInput(f"there is no option {word}{meant(word, options)}; put -- in front of a vLLM command")
+    is_given = bool(options.rest or options.verbatim or options.pid is not None)
     launches = launches_named(options, "inside check") if is_given else []
     vllm = _vllm(options, [launch for launch, _ in launches])
     engine = _engine(vllm)
@@ -78,7 +83,7 @@ def _check(options: Split) -> int:
         NEEDS,
         tuple(proven_lines(vllm.version or "of unknown version")),
     )
-    show(report.check_json(checkup) if "--json" in options.switches else report.check_text(checkup))
+    show(report.check_json(checkup) if options.json else report.check_text(checkup))
     return 0 if checkup.takes_all else 1
 
 
@@ -89,8 +94,8 @@ def _plugins(vllm: InstalledVllm, answers: Sequence[Answer]) -> Plugins:
     return Plugins(by_entry_point and PLUGIN_NAME in names, PROBE_PLUGIN_NAME in names)
 
 
-def _vllm(options: Split, launches: list[Launch]) -> InstalledVllm:
-    python, folder = options.values.get("--python"), options.values.get("--vllm-dir")
+def _vllm(options: InsideOptions, launches: list[Launch]) -> InstalledVllm:
+    python, folder = options.python, options.vllm_dir
     if python is not None and folder is not None:
         raise BadInput("--python and --vllm-dir name two places; give one")
     if folder is not None:
@@ -112,20 +117,20 @@ def _engine(vllm: InstalledVllm) -> Engine:
     return Engine(vllm.version or "unknown", newest(), is_exact=False, note=note)
 
 
-def _wheel(options: Split) -> int:
+def _wheel(options: InsideOptions) -> int:
     words = [*options.rest, *(options.verbatim or ())]
     if len(words) > 1 or any(word.startswith("-") for word in options.rest):
         raise BadInput(f"plimsoll inside wheel takes one folder; {words[-1]!r} is too much")
-    way = options.values.get("--for")
-    if way is not None and way not in report.WAYS:
-        raise BadInput(f"--for {way!r} is none of {', '.join(report.WAYS)}")
     if words and (not words[0] or "\0" in words[0]):
         raise BadInput("the folder's name is empty or holds a zero byte")
     wheel = make_wheel()
     path = str(write_wheel(wheel, words[0] if words else "."))
     digest = hashlib.sha256(wheel.content).hexdigest()
-    if "--json" in options.switches:
+    if options.json:
         show(report.wheel_json(path, len(wheel.content), digest, wheel.members, ENTRY_POINTS))
     else:
-        show(report.wheel_text(path, len(wheel.content), digest, (way,) if way is not None else report.WAYS))
+        show(report.wheel_text(path, len(wheel.content), digest, (options.way,) if options.way is not None else report.WAYS))
     return 0
+
+
+COMMAND = OptionsCommand("inside", InsideOptions, run, __doc__, is_open=True, offers=("check", "wheel"))

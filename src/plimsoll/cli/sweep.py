@@ -11,11 +11,7 @@ The traffic, the engine and its step times: as for `plimsoll simulate` (--limit,
 serve MODEL ..., --fit, --times, ...); --model MODEL is short for -- vllm serve MODEL. With --gpu and a command every setting is
 planned, so that its cache is the one it would have; what plan warns of is marked. Without, the cache keeps its size in tokens.
 
-  --slo ttft=2s,tpot=50ms   what is promised: results are ranked by requests a second that get it
-  --into FILE           keeps each run as it ends: a sweep that was killed goes on where it stopped
-  --on ray              runs on a Ray cluster (ray://HOST:PORT, or one of this machine)
-  --json                one object, schema plimsoll.sweep/1     --csv FILE   a row a setting     --html FILE   a page
-  --top N               rows of the table (20)
+{options}
 
 Exit codes: 0 all were replayed, 1 some could not be, 2 your input is wrong, 3 something outside failed.
 Read on: docs/sweep.md
@@ -24,68 +20,73 @@ Read on: docs/sweep.md
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from plimsoll.cli.simulate import REPLAYING, SWITCHES, checked_words, say_compiling
+from plimsoll.cli.simulate import check_words, say_compiling
 from plimsoll.errors import BadInput
-from plimsoll.launch.options import Split, split_options
+from plimsoll.launch.options import OptionsCommand, option, switch, whole
 from plimsoll.render.terminal import bar, show, write_file
+from plimsoll.simulate.options import ReplayOptions, file_named
 
 if TYPE_CHECKING:
     from plimsoll.render.tune import SweepReport
     from plimsoll.tune.goodput import Result, RunAll, Traffic
     from plimsoll.tune.grid import Axes, Point
 
-_MORE = "--model --slo --into --on --csv --html --top".split()
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions(ReplayOptions):
+    """The options of `plimsoll sweep`."""
+
+    model: str | None = option("MODEL")
+    slo: str | None = option("ttft=2s,tpot=50ms", "what is promised: results are ranked by requests a second that get it")
+    into: str | None = option("FILE", "keeps each run: a sweep that was killed goes on where it stopped", read=file_named)
+    on: str | None = option("ray", "runs on a Ray cluster (ray://HOST:PORT, or one of this machine)")
+    json: bool = switch("one object, schema plimsoll.sweep/1")
+    csv: str | None = option("FILE", "a row a setting", read=file_named)
+    html: str | None = option("FILE", "a page", read=file_named)
+    top: int = option("N", "rows of the table (20)", read=partial(whole, least=1), default=20)
 
 
-def run(words: list[str]) -> int:
+def run(options: SweepOptions) -> int:
     """Read, think, render, exit code."""
-    options = split_options(words, with_value=(*REPLAYING, *_MORE), switches=SWITCHES)
-    if options.switches & {"--help", "-h"}:
-        show(__doc__.rstrip() if __doc__ else "")
-        return 0
-    checked_words(options, "sweep", written=("--csv", "--html", "--save-times", "--into"))
+    check_words(options, "sweep", written=("csv", "html", "save_times", "into"))
     from plimsoll.simulate.compiled import telling
 
     with telling(say_compiling):
         swept = _sweep(options)
     from plimsoll.render import tune as report
 
-    if "--csv" in options.values:
-        write_file(options.values["--csv"], report.as_csv(swept))
-    if "--html" in options.values:
+    if options.csv is not None:
+        write_file(options.csv, report.as_csv(swept))
+    if options.html is not None:
         from plimsoll.render.tune_html import sweep_page
 
-        write_file(options.values["--html"], sweep_page(swept))
-    show(report.sweep_as_json(swept) if "--json" in options.switches else report.sweep_as_text(swept, _top(options)))
+        write_file(options.html, sweep_page(swept))
+    show(report.sweep_as_json(swept) if options.json else report.sweep_as_text(swept, options.top))
     return 0 if not swept.failures else 1
 
 
-def _top(options: Split) -> int:
-    from plimsoll.simulate.inputs import whole
-
-    return whole(options.values["--top"], "--top", 1) if "--top" in options.values else 20
-
-
-def _sweep(given: Split) -> SweepReport:
+def _sweep(given: SweepOptions) -> SweepReport:
     from plimsoll.render.tune import SweepReport
     from plimsoll.tune.grid import parse_axes
     from plimsoll.tune.inputs import kept_in, simulator_version, split_axes, with_model
     from plimsoll.tune.runners import remembering, runner_on
 
-    options, words = split_axes(with_model(given))
+    options, words = split_axes(with_model(given, given.model))
     axes = parse_axes(words)
     traffic, points, label, notes = _points(options, axes)
     with ExitStack() as stack:
-        kept = kept_in(options, stack)
+        kept = kept_in(given.into, stack)
         progress = stack.enter_context(bar("sweeping", "settings"))
-        run = remembering(runner_on(options.values.get("--on")), kept, simulator_version(), progress)
+        run = remembering(runner_on(given.on), kept, simulator_version(), progress)
         results = _results(traffic, points, run)
     return SweepReport(traffic, axes, points, results, label, notes)
 
 
-def _points(options: Split, axes: Axes) -> tuple[Traffic, list[Point], str, tuple[str, ...]]:
+def _points(options: SweepOptions, axes: Axes) -> tuple[Traffic, list[Point], str, tuple[str, ...]]:
     """What is replayed, setting by setting; with a command each is planned."""
     from plimsoll.simulate.inputs import NO_SERVER, read_inputs
     from plimsoll.simulate.summary import trust
@@ -99,11 +100,10 @@ def _points(options: Split, axes: Axes) -> tuple[Traffic, list[Point], str, tupl
         given = read_inputs(options)
         if "num_blocks" in axes.values:
             given = given._replace(notes=tuple(note for note in given.notes if note != NO_SERVER))
-        slo = parse_slo(options.values["--slo"]) if "--slo" in options.values else Slo()
-        traffic = Traffic(given.trace, given.speedup, slo)
+        traffic = Traffic(given.trace, given.speedup, Slo() if options.slo is None else parse_slo(options.slo))
         points = plain_points(axes, given.settings, given.step_time, given.speedup)
         return traffic, points, trust(given.fitted, is_poor=given.is_poor), given.notes
-    asked = read_tune_inputs(options)
+    asked = read_tune_inputs(options, None, options.slo)
     points = planned_points(axes, asked.server, asked.traffic.speedup, asked.server.step_time)
     return asked.traffic, points, trust(asked.server.fitted, is_poor=asked.server.is_poor), asked.notes
 
@@ -117,3 +117,6 @@ def _results(traffic: Traffic, points: list[Point], run: RunAll) -> list[Result 
         for nth, result in run(traffic._replace(speedup=speed), jobs):
             found[places[nth]] = result
     return found
+
+
+COMMAND = OptionsCommand("sweep", SweepOptions, run, __doc__, unlisted=(ReplayOptions,))

@@ -72,6 +72,11 @@ class Ambiguous:
     because: str
 
 
+def gpu_names() -> list[str]:
+    """Every card that is known."""
+    return [gpu.name for gpu in GPUS]
+
+
 def gpu_named(name: str) -> Gpu:
     """The card that people call `name`: its own name, nvidia-smi's, a cloud's or a short one, however it is spaced."""
     found = _by_key().get(_key(name))

@@ -12,22 +12,20 @@ from plimsoll.errors import BadInput, TooLarge
 from plimsoll.launch.check_flags import ConfigFile
 from plimsoll.launch.files import read_launches
 from plimsoll.launch.manifests import documents_in
-from plimsoll.launch.options import Split
+from plimsoll.launch.options import Words, meant
 from plimsoll.launch.recognise import Launch, find_launch
 from plimsoll.launch.shell_script import commands_in
 
 _FILES = (".sh", ".bash", ".yaml", ".yml", ".json", ".txt", ".service", ".env", ".log", ".gz")
 
 
-def launches_named(options: Split, command_name: str) -> list[tuple[Launch, str]]:
+def launches_named(options: Words, command_name: str) -> list[tuple[Launch, str]]:
     """The starts that were meant, each with the folder that relative paths in it most likely mean."""
-    if "--pid" in options.values:
+    pid: int | None = getattr(options, "pid", None)  # of commands that have --pid
+    if pid is not None:
         if options.rest or options.verbatim:
             raise BadInput("--pid names a running server; give no command or file beside it")
-        pid = options.values["--pid"]
-        if not pid.isascii() or not pid.isdigit():
-            raise BadInput(f"--pid {pid!r} is not a process id")
-        return [(launch_of_process(int(pid)), "")]
+        return [(launch_of_process(pid), "")]
     if options.verbatim is not None and options.rest:
         raise BadInput(f"{options.rest[0]!r} stands in front of --; give a file or a command, not both")
     command = options.verbatim if options.verbatim is not None else options.rest
@@ -39,21 +37,19 @@ def launches_named(options: Split, command_name: str) -> list[tuple[Launch, str]
         _check_no_model(command[0])
         return [(launch, folder) for launch in read_launches(command[0], stdin)]
     if len(command) == 1:
-        return [(launch, "") for launch in _pasted(command[0])]
+        return [(launch, "") for launch in launches_in(command[0])]
     launch = find_launch(command, (), "command line")
     if launch is None or launch.in_front:
-        raise BadInput(_not_a_command(command, command_name, has_start=launch is not None))
+        raise BadInput(_not_a_command(command, options, command_name, has_start=launch is not None))
     return [(launch, "")]
 
 
-def _not_a_command(words: tuple[str, ...], command_name: str, *, has_start: bool) -> str:
+def _not_a_command(words: tuple[str, ...], options: Words, command_name: str, *, has_start: bool) -> str:
     """Explains words that start no vLLM: an option that does not exist, more than one file, or none of it vLLM's."""
-    listed = f"plimsoll {command_name} --help lists them"
     option = words[0] if has_start else next((word for word in words if word.startswith("-") and word != "-"), None)
-    if has_start:
-        return f"{option} is no option of plimsoll {command_name} ({listed}); vLLM's own flags go behind `vllm serve MODEL`"
-    if option is not None and (words[0] == option or isfile(words[0])):
-        return f"{option} is no option of plimsoll {command_name} ({listed})"
+    if option is not None and (has_start or words[0] == option or isfile(words[0])):
+        behind = "; vLLM's own flags go behind `vllm serve MODEL`" if has_start else ""
+        return f"{option} is no option of plimsoll {command_name}{meant(option, options)} (--help lists them){behind}"
     if isfile(words[0]):
         return f"{words[0]} is a file, and {words[1]!r} stands beside it: one file at a time"
     shown = " ".join(words[:3]) + (" ..." if len(words) > 3 else "")
@@ -71,8 +67,8 @@ def _check_no_model(word: str) -> None:
     raise BadInput(f"{word}: {what}; a model goes behind `vllm serve`: vllm serve {word}")
 
 
-def _pasted(text: str) -> list[Launch]:
-    """A whole command in one pair of quotes."""
+def launches_in(text: str) -> list[Launch]:
+    """The starts in a whole command in one pair of quotes."""
     found = [
         launch
         for command in commands_in(text)

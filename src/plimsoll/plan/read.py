@@ -17,7 +17,6 @@ from plimsoll.hardware.cards import gpu_named
 from plimsoll.hardware.nvml import read_cards
 from plimsoll.launch.check_flags import FlagReport, check
 from plimsoll.launch.inputs import config_of, launches_named
-from plimsoll.launch.options import Split
 from plimsoll.launch.recognise import Launch
 from plimsoll.launch.rewrite import LEFT_OUT
 from plimsoll.models.files import ModelFiles, read_model
@@ -26,12 +25,11 @@ from plimsoll.models.shape import ModelShape
 from plimsoll.plan.certify import Certificate, certificate_of
 from plimsoll.plan.findings import Advice, advise, findings_of, stops_the_start
 from plimsoll.plan.ledger import Ledger, ModelFacts, plan_ledger
+from plimsoll.plan.options import CardOptions, ServerOptions
 from plimsoll.plan.settings import Card, Flags, Settings, read_settings
 from plimsoll.plan.store import read_corrections
-from plimsoll.units import GIB, Estimate, format_gib, parse_gib
+from plimsoll.units import GIB, Estimate, format_gib
 from plimsoll.vllm.versions import Behaviour, engine_named
-
-MOST_MEMORY = 1024 * GIB  # beyond what any card has: a figure in MiB, most likely
 
 
 class MemoryPlan(NamedTuple):
@@ -79,29 +77,26 @@ class PlanInput(NamedTuple):
         return certificate_of(self.model, self.settings, self.flags, environment, self.replan)
 
 
-def plan_command(options: Split) -> MemoryPlan:
+def plan_command(options: ServerOptions) -> MemoryPlan:
     """The plan of the command after `--`, without what real starts taught."""
     return read_command(options, "plan", learned=False).plan()
 
 
-def plan_launch(options: Split, launch: Launch, folder: str, *, learned: bool = True) -> MemoryPlan:
+def plan_launch(options: ServerOptions, launch: Launch, folder: str, *, learned: bool = True) -> MemoryPlan:
     """The plan of a start that was found already."""
     return read_launch(options, launch, folder, learned=learned).plan()
 
 
-def read_command(options: Split, command: str = "tune", *, learned: bool = True) -> PlanInput:
+def read_command(options: ServerOptions, command: str = "tune", *, learned: bool = True) -> PlanInput:
     """The command after `--`, for those that plan it many times; `command` is the one that error lines name."""
     return read_launch(options, *launches_named(options, command)[0], learned=learned)
 
 
-def read_launch(options: Split, launch: Launch, folder: str, *, learned: bool = True) -> PlanInput:
+def read_launch(options: ServerOptions, launch: Launch, folder: str, *, learned: bool = True) -> PlanInput:
     """A start that was found already, on the card that the options name; `learned`: with what real starts taught."""
-    engine = engine_named(options.values.get("--vllm") or installed_vllm())
-    came_from = engine_named(options.values["--from"], "--from") if "--from" in options.values else None
+    engine = engine_named(options.vllm or installed_vllm())
+    came_from = engine_named(options.came_from, "--from") if options.came_from is not None else None
     checked = check(launch, engine, came_from, config_of(launch, folder))
-    gpus = options.values.get("--gpus")
-    if gpus is not None and (not gpus.isascii() or not gpus.isdigit()):
-        raise BadInput(f"--gpus {gpus!r} is not a number")
     card = card_of(options)
     if checked.model is None:
         raise BadInput("the command names no model")
@@ -125,8 +120,8 @@ def read_launch(options: Split, launch: Launch, folder: str, *, learned: bool = 
             ledger = corrected(ledger, correction, model) if correction is not None else ledger
         return ledger, findings_of(ledger, model.shape, checked.items, environment, unquantised=model.unquantised)
 
-    if gpus and int(gpus) < settings.gpus:
-        raise BadInput(f"the command needs {settings.gpus} GPUs (TP x PP x DP), --gpus says {int(gpus)}")
+    if options.gpus and options.gpus < settings.gpus:
+        raise BadInput(f"the command needs {settings.gpus} GPUs (TP x PP x DP), --gpus says {options.gpus}")
     of_flags = (note.replace(LEFT_OUT, "planned without", 1) for note in checked.notes)  # no rewritten command is shown here
     return PlanInput(checked, flags, model, settings, replan, (*notes, *of_flags, *left_out))
 
@@ -175,21 +170,13 @@ def _overridden(config: Mapping[str, object], overrides: Mapping[str, object]) -
     return merged
 
 
-def card_of(options: Split) -> Card:
+def card_of(options: CardOptions) -> Card:
     """The card that --gpu or --gpu-memory-gib names, else this machine's."""
-    used = parse_gib(options.values["--used-gib"]) if "--used-gib" in options.values else 0
-    memory = parse_gib(options.values["--gpu-memory-gib"]) if "--gpu-memory-gib" in options.values else None
-    if memory == 0:
-        raise BadInput("--gpu-memory-gib 0: a card has memory")
-    if memory is not None and memory > MOST_MEMORY:
-        typed = options.values["--gpu-memory-gib"]
-        raise BadInput(
-            f"--gpu-memory-gib {typed}: no card has {format_gib(memory)}; a number alone is GiB, nvidia-smi's are MiB: 23034MiB"
-        )
-    if "--gpu" not in options.values and memory is not None:
+    used = options.used_gib if isinstance(options, ServerOptions) else 0
+    memory, name = options.gpu_memory_gib, options.gpu
+    if name is None and memory is not None:
         card = Card(f"a card of {memory / GIB:.6g} GiB", memory, memory, memory, None, used)
     else:
-        name = options.values.get("--gpu")
         if name is None:
             cards = read_cards()
             if not cards:
@@ -201,9 +188,8 @@ def card_of(options: Split) -> Card:
             total = Estimate.exact(memory)
         card = Card(gpu.name, total.value, total.low, total.high, gpu.compute_capability, used)
     if used >= card.total_bytes:
-        typed = options.values.get("--used-gib", format_gib(used))
         raise BadInput(
-            f"--used-gib {typed}: {card.name} has {format_gib(card.total_bytes)} in all; a number alone "
+            f"--used-gib {used / GIB:g}: {card.name} has {format_gib(card.total_bytes)} in all; a number alone "
             "is GiB, nvidia-smi's are MiB: 4096MiB"
         )
     return card

@@ -38,8 +38,8 @@ class AssetsReport(NamedTuple):
         return not changes.outdated
 
 
-def as_json(report: AssetsReport) -> str:
-    """One object, schema plimsoll.assets/1."""
+def as_json(report: AssetsReport, *, starts: bool = True) -> str:
+    """One object, schema plimsoll.assets/1; nothing is fine where the server of the plan does not start."""
     changes = report.changes
     body: dict[str, object] = {
         "schema": "plimsoll.assets/1",
@@ -47,7 +47,7 @@ def as_json(report: AssetsReport) -> str:
         "vllm": report.vllm,
         "model": clean(report.model) if report.model is not None else None,
         "check": report.is_check,
-        "fine": report.is_fine,
+        "fine": starts and report.is_fine,
         "written" if not report.is_check else "would_write": list(changes.write),
         "unchanged": list(changes.same),
         "kept": list(changes.kept),

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from plimsoll.errors import BadInput
 from plimsoll.hardware.cards import gpu_named
 from plimsoll.launch.inputs import launches_named
-from plimsoll.launch.options import Split
+from plimsoll.launch.options import MOST, first_given, whole
 from plimsoll.models.files import read_json
+from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import plan_launch
 from plimsoll.render import plan as report
 from plimsoll.render.terminal import bar, write_file
 from plimsoll.simulate.compiled import HAS_NUMBA
 from plimsoll.simulate.fit import fit, fit_histograms
+from plimsoll.simulate.options import STEP_FIELDS, ReplayOptions, StepOptions, TrafficOptions
 from plimsoll.simulate.settings import (
     REPLAYED_ALL_THE_SAME,
     Experts,
@@ -39,34 +41,9 @@ from plimsoll.simulate.summary import POOR_FIT
 from plimsoll.simulate.trace import Arrivals, Trace
 from plimsoll.simulate.trace_files import looks_like_metrics, read_histograms, read_measured, read_trace
 from plimsoll.simulate.traffic import SCHEME, cut, generate, merge, parse_synthetic, take
-from plimsoll.units import parse_vllm_integer
 from plimsoll.vllm.versions import Coverage
 
-# Numbers from words and from a plan's JSON; what is wrong with one is said in one line.
-
-MOST = 2**31 - 2
-
-
-def whole(text: str, name: str, least: int = 0, most: int = MOST) -> int:
-    """A count as vLLM writes them: 2048, 2k, 1.5k."""
-    try:
-        number = parse_vllm_integer(text)
-    except BadInput:
-        raise BadInput(f"{name}: {text[:40]!r} is not a whole number, such as 2048, 2k (2,000) or 2K (2,048)") from None
-    if not least <= number <= most:
-        raise BadInput(f"{name} must lie between {least} and {most}, not {text}")
-    return number
-
-
-def decimal(text: str, name: str) -> float:
-    """A finite number."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise BadInput(f"{name} is not a number: {text[:40]!r}")
-    return number
+# Numbers of a plan's JSON; what is wrong with one is said in one line.
 
 
 def object_in(parent: Mapping[str, object], name: str) -> Mapping[str, object]:
@@ -104,12 +81,10 @@ def amount(parent: Mapping[str, object], name: str) -> float:
 # How long a step takes, for `plimsoll simulate`: said, fitted to a real run, or by the data sheet of the plan's card.
 
 
-_SAID = {"--base-ns": "base_ns", "--token-ns": "token_ns", "--seq-ns": "seq_ns", "--ctx-ps": "ctx_ps"}
 ABOUT_TRIES = 300
 TIMES_SCHEMA = "plimsoll.step-time/1"
 HOPELESS = 5.0
 AS_GIVEN = "step times as given, the others those of no card; the data sheet is not used"
-_MOST_NS = 10**13
 
 
 class Times(NamedTuple):
@@ -122,26 +97,21 @@ class Times(NamedTuple):
     is_poor: bool = False  # Whether the fit is so far off that the times are a rough guide all the same
 
 
-def said_times(values: Mapping[str, str]) -> dict[str, int]:
-    """Those that the options name."""
-    return {field: whole(values[name], name, most=_MOST_NS) for name, field in _SAID.items() if name in values}
-
-
-def read_times(values: Mapping[str, str], plan: Mapping[str, object] | None, settings: Settings, trace: Trace) -> Times:
+def read_times(options: TrafficOptions, plan: Mapping[str, object] | None, settings: Settings, trace: Trace) -> Times:
     """What the user said, else a fit, else the data sheet, else the reference's constants."""
-    said = said_times(values)
-    if said and "--fit" in values:
-        raise BadInput(f"either --fit or {next(name for name in _SAID if name in values)}, not both")
-    if "--times" in values:
-        if said or "--fit" in values:
+    said = options.said if isinstance(options, StepOptions) else {}
+    if said and options.fit is not None:
+        raise BadInput(f"either --fit or {first_given(options, *STEP_FIELDS)}, not both")
+    if options.times is not None:
+        if said or options.fit is not None:
             raise BadInput("either --times, --fit or step times of your own")
-        return _kept(values["--times"], settings)
-    if "--save-times" in values and "--fit" not in values:
+        return _kept(options.times, settings)
+    if options.save_times is not None and options.fit is None:
         raise BadInput("--save-times goes with --fit: it keeps what was learnt")
     by_sheet = _data_sheet(plan, settings) if plan is not None and not said else None
-    if "--fit" in values:
-        return _fitted(values, plan, settings, trace, by_sheet)
-    if "--fit-series" in values:
+    if options.fit is not None:
+        return _fitted(options, options.fit, plan, settings, trace, by_sheet)
+    if options.fit_series is not None:
         raise BadInput("--fit-series goes with --fit")
     if by_sheet is not None:
         return by_sheet
@@ -150,10 +120,10 @@ def read_times(values: Mapping[str, str], plan: Mapping[str, object] | None, set
 
 
 def _fitted(
-    values: Mapping[str, str], plan: Mapping[str, object] | None, settings: Settings, trace: Trace, by_sheet: Times | None
-) -> Times:
+    options: TrafficOptions, path: str, plan: Mapping[str, object] | None, settings: Settings, trace: Trace,
+    by_sheet: Times | None,
+) -> Times:  # fmt: skip
     """Learnt from a run; the data sheet, where there is one, is where the search begins."""
-    path, series = values["--fit"], values.get("--fit-series")
     start = by_sheet.step_time if by_sheet is not None and by_sheet.step_time.by_tokens is not None else None
     experts, sizes = _mixture(plan), captured_sizes(settings, is_eager=_is_eager(plan))
     with bar("fitting", f"or so tries to run as {path} did") as draw:
@@ -162,22 +132,22 @@ def _fitted(
             draw(min(number, ABOUT_TRIES - 1), ABOUT_TRIES)
 
         if looks_like_metrics(path):
-            if series is not None:
+            if options.fit_series is not None:
                 raise BadInput("--fit-series is for a run with stamps; a page of metrics has none")
             pages = read_histograms(path)
             found = fit_histograms(trace, settings, pages, start=start, sizes=sizes, experts=experts, on_try=on_try)
         else:
-            measured = read_measured(path, timeseries=series)
+            measured = read_measured(path, timeseries=options.fit_series)
             found = fit(measured, settings, start=start, sizes=sizes, experts=experts, on_try=on_try)
     error = max(abs(value or 0.0) for value in found.error[1:])  # of single requests, and of means where a page has no more
     if error > HOPELESS:
         raise BadInput(f"--fit {path}: {found.sentence}; nothing can be learnt from that; {POOR_FIT}")
     is_poor = found.error.is_poor
-    if "--save-times" in values:
+    if options.save_times is not None:
         times = found.step_time
         table = None if times.by_tokens is None else times.by_tokens.tolist()
         kept = {"schema": TIMES_SCHEMA, "fitted": found.sentence, "is_poor": is_poor, "most_running": found.most_running}
-        write_file(values["--save-times"], json.dumps({**kept, **times._asdict(), "by_tokens": table}) + "\n")
+        write_file(options.save_times, json.dumps({**kept, **times._asdict(), "by_tokens": table}) + "\n")
     return Times(found.step_time, found.sentence, (POOR_FIT,) if is_poor else (), found.most_running, is_poor)
 
 
@@ -187,7 +157,7 @@ def _kept(path: str, settings: Settings) -> Times:
     if said.get("schema") != TIMES_SCHEMA:
         raise BadInput(f"{path}: not step times; --fit RUN --save-times FILE writes them")
     try:
-        numbers = {name: round(amount(said, name)) for name in _SAID.values()}
+        numbers = {name: round(amount(said, name)) for name in STEP_FIELDS}
         table = said.get("by_tokens")
         if table is not None:
             found = np.array([round(amount({"ns": one}, "ns")) for one in list_in(said, "by_tokens")], dtype=np.int64)
@@ -254,16 +224,6 @@ NO_SERVER = (
 )
 
 REPLICA_OF = Coverage.SCHEDULER.last  # The release whose scheduler is replayed
-_NUMBERS = {
-    "--num-blocks": "num_blocks", "--block-size": "block_size", "--max-num-seqs": "max_num_seqs",
-    "--max-num-batched-tokens": "max_num_batched_tokens", "--max-model-len": "max_model_len",
-    "--long-prefill-token-threshold": "long_prefill_token_threshold",
-}  # fmt: skip
-_SWITCHES = {
-    "--no-prefix-caching": ("prefix_caching", False), "--no-chunked-prefill": ("chunked_prefill", False),
-    "--async-scheduling": ("async_scheduling", True), "--no-async-scheduling": ("async_scheduling", False),
-    "--no-reserve-full-isl": ("reserve_full_isl", False),
-}  # fmt: skip
 _OWN_KINDS: Mapping[str, Kind] = {"full": "full", "sliding": "sliding", "mamba": "mamba"}
 
 
@@ -279,7 +239,7 @@ class Inputs(NamedTuple):
     is_poor: bool = False  # Whether that error makes the times a rough guide all the same
 
 
-def read_inputs(options: Split) -> Inputs:
+def read_inputs(options: ReplayOptions) -> Inputs:
     """All of it, or one line that says what is wrong."""
     if not options.rest:
         raise BadInput("which trace? plimsoll simulate TRACE [options]; plimsoll simulate --help says what a trace can be")
@@ -287,91 +247,59 @@ def read_inputs(options: Split) -> Inputs:
     plan = _plan(options)
     settings, notes = _settings(options, plan)
     trace = read_traffic(options)
-    times = read_times(options.values, plan, settings, trace)
-    speedup = read_speedup(options)
+    times = read_times(options, plan, settings, trace)
     if not HAS_NUMBA:
         notes = (*notes, WITHOUT_NUMBA)
-    if plan is None and "--num-blocks" not in options.values:
+    if plan is None and options.num_blocks is None:
         notes = (*notes, NO_SERVER)
-    return Inputs(trace, settings, times.step_time, speedup, times.fitted, (*notes, *times.notes), times.is_poor)
+    return Inputs(trace, settings, times.step_time, options.speedup, times.fitted, (*notes, *times.notes), times.is_poor)
 
 
-def read_speedup(options: Split) -> float:
-    """How many times as fast requests come."""
-    speedup = decimal(options.values["--speedup"], "--speedup") if "--speedup" in options.values else 1.0
-    if not speedup > 0:
-        raise BadInput(f"--speedup must be above 0, not {options.values['--speedup']}")
-    return speedup
-
-
-def check_options(options: Split) -> None:
+def check_options(options: TrafficOptions) -> None:
     """An option that would be ignored is a mistake."""
-    if {"--async-scheduling", "--no-async-scheduling"} <= options.switches:
-        raise BadInput("either --async-scheduling or --no-async-scheduling, not both")
-    if options.verbatim is None:
-        for name in ("--gpus", "--used-gib", "--vllm"):
-            if name in options.values:
-                raise BadInput(
-                    f"{name} is for a command: plimsoll simulate TRACE --gpu H100 {name} ... -- vllm serve MODEL ..."
-                )
-    if all(word.startswith(SCHEME) for word in options.rest):
-        for name in ("--rate", "--arrivals", "--seed", "--burstiness", "--trace-block-size", "--skip-bad"):
-            if name in options.values or name in options.switches:
-                raise BadInput(f"{name} is for a file; made-up traffic says such things itself: {SCHEME}rate=20,seed=1")
+    if options.verbatim is None and (name := first_given(options, "gpus", "used_gib", "vllm")) is not None:
+        raise BadInput(f"{name} is for a command: plimsoll simulate TRACE --gpu H100 {name} ... -- vllm serve MODEL ...")
+    of_files = ("rate", "arrivals", "seed", "burstiness", "trace_block_size", "skip_bad")
+    if all(word.startswith(SCHEME) for word in options.rest) and (name := first_given(options, *of_files)) is not None:
+        raise BadInput(f"{name} is for a file; made-up traffic says such things itself: {SCHEME}rate=20,seed=1")
+    if options.rate is None and options.arrivals is None and (name := first_given(options, "seed", "burstiness")) is not None:
+        raise BadInput(f"{name} is for traffic with --rate or --arrivals")
 
 
-def read_traffic(options: Split) -> Trace:
+def read_traffic(options: TrafficOptions) -> Trace:
     """The traces that were named, merged and cut as asked."""
     traces = [_one_trace(word, options) for word in options.rest]
     trace = traces[0] if len(traces) == 1 else merge(traces)
-    if {"--from-s", "--until-s"} & options.values.keys():
-        begin = decimal(options.values.get("--from-s", "0"), "--from-s")
+    if options.from_s is not None or options.until_s is not None:
         last = float(trace.arrival_ns[-1]) / 1e9 + 1 if trace.size else 1.0
-        end = decimal(options.values["--until-s"], "--until-s") if "--until-s" in options.values else last
-        trace = cut(trace, begin, end)
+        trace = cut(trace, options.from_s or 0.0, options.until_s if options.until_s is not None else last)
     if not trace.size:
         raise BadInput(f"{trace.name}: no request is left to replay")
     return trace
 
 
-def _one_trace(word: str, options: Split) -> Trace:
-    limit = whole(options.values["--limit"], "--limit", 1) if "--limit" in options.values else None
+def _one_trace(word: str, options: TrafficOptions) -> Trace:
+    limit = options.limit
     if word.startswith(SCHEME):
         trace = generate(parse_synthetic(word))
         return take(trace, 0, min(limit, trace.size)) if limit else trace
-    block = whole(options.values.get("--trace-block-size", "512"), "--trace-block-size", 1)
-    return read_trace(
-        word, limit=limit, prefix_block=block, arrivals=_arrivals(options.values), skip_bad="--skip-bad" in options.switches
-    )
+    arrivals = None
+    if options.rate is not None or options.arrivals is not None:
+        burstiness = 0.25 if options.burstiness is None else options.burstiness
+        arrivals = Arrivals(options.arrivals or "poisson", options.rate or 0.0, options.seed or 0, burstiness)
+    block = options.trace_block_size or 512
+    return read_trace(word, limit=limit, prefix_block=block, arrivals=arrivals, skip_bad=options.skip_bad)
 
 
-def _arrivals(values: Mapping[str, str]) -> Arrivals | None:
-    if not {"--rate", "--arrivals"} & values.keys():
-        for name in ("--seed", "--burstiness"):
-            if name in values:
-                raise BadInput(f"{name} is for traffic with --rate or --arrivals")
-        return None
-    return Arrivals(
-        values.get("--arrivals", "poisson"),
-        decimal(values.get("--rate", "0"), "--rate"),
-        whole(values.get("--seed", "0"), "--seed"),
-        decimal(values.get("--burstiness", "0.25"), "--burstiness"),
-    )
-
-
-def _plan(options: Split) -> Mapping[str, object] | None:
+def _plan(options: ReplayOptions) -> Mapping[str, object] | None:
     """`plan --json`, from a file or made here and now from the command after `--`."""
-
-    if options.verbatim is not None or "--gpu" in options.values or "--gpu-memory-gib" in options.values:
-        if "--plan" in options.values:
+    if options.verbatim is not None or options.gpu is not None or options.gpu_memory_gib is not None:
+        if options.plan is not None:
             raise BadInput("either --plan FILE or a command after `--`, not both")
         if options.verbatim is None:
             raise BadInput("--gpu needs the command: plimsoll simulate TRACE --gpu H100 -- vllm serve MODEL ...")
-        return _as_plan(json.loads(plan_as_json(options._replace(rest=()))), "the plan")
-    if "--plan" not in options.values:
-        return None
-    path = options.values["--plan"]
-    return _as_plan(read_json(Path(path), PLAN_MAX_BYTES), path)
+        return _as_plan(json.loads(plan_as_json(replace(options, rest=()))), "the plan")
+    return None if options.plan is None else _as_plan(read_json(Path(options.plan), PLAN_MAX_BYTES), options.plan)
 
 
 def _as_plan(loaded: Mapping[str, object], path: str) -> Mapping[str, object]:
@@ -382,26 +310,27 @@ def _as_plan(loaded: Mapping[str, object], path: str) -> Mapping[str, object]:
     return loaded
 
 
-def _settings(options: Split, plan: Mapping[str, object] | None) -> tuple[Settings, tuple[str, ...]]:
+def _settings(options: ReplayOptions, plan: Mapping[str, object] | None) -> tuple[Settings, tuple[str, ...]]:
     settings, notes = (Settings(), ()) if plan is None else settings_of_plan(plan)
-    for name in ("--block-size", "--groups"):
-        if plan is not None and name in options.values:
-            raise BadInput(f"{name} is the plan's; give the vllm command what it needs instead")
-    changes: dict[str, object] = {
-        field: whole(options.values[name], name) for name, field in _NUMBERS.items() if name in options.values
+    if plan is not None and (name := first_given(options, "block_size", "groups")) is not None:
+        raise BadInput(f"{name} is the plan's; give the vllm command what it needs instead")
+    if options.async_scheduling and options.no_async_scheduling:
+        raise BadInput("either --async-scheduling or --no-async-scheduling, not both")
+    changes: dict[str, Any] = {
+        name: value
+        for name in Settings._fields
+        if name != "groups" and not isinstance(value := getattr(options, name, None), bool | None)
     }
-    if "--watermark" in options.values:
-        changes["watermark"] = decimal(options.values["--watermark"], "--watermark")
-    if "--scheduling-policy" in options.values:
-        policy = options.values["--scheduling-policy"]
-        if policy not in ("fcfs", "priority"):
-            raise BadInput(f"--scheduling-policy takes fcfs or priority, not {policy[:40]!r}")
-        changes["policy"] = policy
-    if "--groups" in options.values:
-        groups = _groups(options.values["--groups"])
+    changes |= {
+        name: False
+        for name in ("prefix_caching", "chunked_prefill", "reserve_full_isl", "async_scheduling")
+        if getattr(options, f"no_{name}")
+    }
+    changes |= {"async_scheduling": True} if options.async_scheduling else {}
+    if options.groups is not None:
+        groups = _groups(options.groups)
         changes = {"block_size": min(group.block_size for group in groups), **changes, "groups": groups}
-    changes |= {field: value for name, (field, value) in _SWITCHES.items() if name in options.switches}
-    changed = settings._replace(**changes)  # type: ignore[arg-type]
+    changed = settings._replace(**changes)
     check_start(changed)
     return changed, notes
 
@@ -491,6 +420,6 @@ def _group_of_plan(group: Mapping[str, object]) -> Group:
     return found
 
 
-def plan_as_json(options: Split) -> str:
+def plan_as_json(options: ServerOptions) -> str:
     """The plan of the command after `--`."""
     return report.as_json(plan_launch(options, *launches_named(options, "plan")[0]), None, None)

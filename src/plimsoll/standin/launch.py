@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,11 +13,11 @@ from plimsoll.inside.settings import Settings as InsideSettings
 from plimsoll.launch.check_flags import with_config
 from plimsoll.launch.command_line import Argument, CommandLine, UnresolvedWords, read_command_line, row_problem
 from plimsoll.launch.inputs import config_of, launches_named
-from plimsoll.launch.options import Split, split_options
 from plimsoll.launch.recognise import EntryPoint, Launch, find_launch
 from plimsoll.plan.read import plan_launch
 from plimsoll.plan.settings import Flags
-from plimsoll.simulate.inputs import NOT_REPLAYED, REPLICA_OF, decimal, said_times, whole
+from plimsoll.simulate.inputs import NOT_REPLAYED, REPLICA_OF
+from plimsoll.simulate.options import StandinCommandOptions
 from plimsoll.standin.config import Launchable, Planned, launch_of
 from plimsoll.standin.faults import Fault, parse_fault
 from plimsoll.vllm.flags import FlagRow
@@ -82,12 +83,6 @@ MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 CARD = "L4"
 CONTEXT = "8192"  # What is imitated when nothing is said: all of it is known without a network
 
-VALUES = tuple(
-    "--gpu --gpus --gpu-memory-gib --used-gib --vllm --speed --start-seconds --fleet --port-range "
-    "--base-ns --token-ns --seq-ns --ctx-ps".split()
-)
-_FASTEST = 1e6
-_MOST_SERVERS = 10_000
 # Flags that move the scheduler and are obeyed here, though a replay does not know them.
 _QUEUE_LIMITS = frozenset(("--max-num-queued-reqs", "--max-num-queued-tokens"))
 
@@ -120,20 +115,19 @@ class StandinOptions(NamedTuple):
     notes: tuple[str, ...]
 
 
-def read_options(words: Sequence[str], environ: Mapping[str, str]) -> StandinOptions:
+def read_options(given: StandinCommandOptions, environ: Mapping[str, str]) -> StandinOptions:
     """Read the command line; BadInput, or the refusal of vLLM's own parser, in one line."""
-    own, faults = _split_faults(words)
-    if "--" in own and any(word.partition("=")[0] == "--fault" for word in own[own.index("--") :]):
+    faults = tuple(map(parse_fault, given.fault))
+    if any(word.partition("=")[0] == "--fault" for word in given.verbatim or ()):
         raise BadInput("--fault is the stand-in's own: it goes in front of --")
-    own, places = _split_places(own)
-    options = split_options(own, with_value=VALUES, switches=())
-    if "--gpu" not in options.values and "--gpu-memory-gib" not in options.values:
-        options = options._replace(values={**options.values, "--gpu": CARD})
+    options, places = _split_places(given)
+    if options.gpu is None and options.gpu_memory_gib is None:
+        options = replace(options, gpu=CARD)
     launch, folder = _launch(options)
     environment = {name: value for name, value in environ.items() if name.startswith("VLLM_")} | dict(launch.environment)
     launch = launch._replace(environment=tuple(environment.items()))
-    engine = engine_named(options.values.get("--vllm"))
-    options = options._replace(values={**options.values, "--vllm": engine.asked}, rest=(), verbatim=None)
+    engine = engine_named(options.vllm)
+    options = replace(options, vllm=engine.asked, rest=(), verbatim=None)
     launch = launch._replace(arguments=(*launch.arguments, *places))
     config = config_of(launch, folder)
     if config is not None and config.entries is None:
@@ -151,38 +145,31 @@ def read_options(words: Sequence[str], environ: Mapping[str, str]) -> StandinOpt
     planned = plan_launch(options, launch, folder, learned=False)  # what was learned differs from machine to machine
     token = InsideSettings(environ).token
     subject = Planned(planned.model, planned.ledger, planned.shape, line, {**environment, "PLIMSOLL_TOKEN": token})
-    values = options.values
-    start_s = decimal(values.get("--start-seconds", "0"), "--start-seconds")
-    if not 0 <= start_s <= 86_400:
-        raise BadInput(f"--start-seconds must lie between 0 and 86400, not {values['--start-seconds'][:40]}")
-    server = launch_of(subject, times=said_times(values), start_s=start_s)
-    launches = _fleet(server, values)
+    server = launch_of(subject, times=options.said, start_s=options.start_seconds)
+    launches = _fleet(server, options)
     listening = server.options
     if not (_is_loopback(listening.host) or any(listening.api_keys) or listening.token):  # open to others only with a secret
         raise BadInput(
             f"--host {listening.host} can be reached from elsewhere: set PLIMSOLL_TOKEN or --api-key, or stay on 127.0.0.1 "
             "(the token guards /standin and /plimsoll, the key /v1 as in vLLM)"
         )
-    speed = decimal(values.get("--speed", "1"), "--speed")
-    if not 0 < speed <= _FASTEST:
-        raise BadInput(f"--speed must lie above 0 and at most at {_FASTEST:.0f}, not {values['--speed'][:40]}")
-    return StandinOptions(launches, speed, faults, tuple(_notes(line, engine)))
+    return StandinOptions(launches, options.speed, faults, tuple(_notes(line, engine)))
 
 
-def _split_places(words: list[str]) -> tuple[list[str], list[str]]:
+def _split_places(options: StandinCommandOptions) -> tuple[StandinCommandOptions, list[str]]:
     """Where to listen can be said beside a script, or before a whole command, that says otherwise: its last word counts."""
-    end = words.index("--") if "--" in words else len(words)
-    if end == len(words) and not any(not word.startswith("-") and _is_file(word) for word in words):
-        return words, []
+    words = options.rest
+    if options.verbatim is None and not any(not word.startswith("-") and _is_file(word) for word in words):
+        return options, []
     rest: list[str] = []
     places: list[str] = []
     position = 0
-    while position < end:
-        is_place = words[position] in ("--host", "--port") and position + 1 < end
+    while position < len(words):
+        is_place = words[position] in ("--host", "--port") and position + 1 < len(words)
         step = 2 if is_place else 1
         (places if is_place else rest).extend(words[position : position + step])
         position += step
-    return [*rest, *words[end:]], places
+    return replace(options, rest=tuple(rest)), places
 
 
 def _is_file(word: str) -> bool:
@@ -201,29 +188,7 @@ def _check_batch(flags: Flags) -> None:
         )
 
 
-def _split_faults(words: Sequence[str]) -> tuple[list[str], tuple[Fault, ...]]:
-    """--fault may be given many times; after `--` it is somebody else's word."""
-    rest: list[str] = []
-    faults: list[Fault] = []
-    position = 0
-    while position < len(words):
-        word = words[position]
-        position += 1
-        if word == "--":
-            return [*rest, *words[position - 1 :]], tuple(faults)
-        if word == "--fault":
-            if position >= len(words):
-                raise BadInput("--fault needs a value")
-            faults.append(parse_fault(words[position]))
-            position += 1
-        elif word.startswith("--fault="):
-            faults.append(parse_fault(word.removeprefix("--fault=")))
-        else:
-            rest.append(word)
-    return rest, tuple(faults)
-
-
-def _launch(options: Split) -> tuple[Launch, str]:
+def _launch(options: StandinCommandOptions) -> tuple[Launch, str]:
     """The start that is meant: a whole command, a file that holds one, or nothing but vLLM's flags."""
     if options.verbatim is not None or (len(options.rest) == 1 and (" " in options.rest[0] or _is_file(options.rest[0]))):
         found = launches_named(options, "standin")
@@ -239,18 +204,11 @@ def _line(launch: Launch, release: str) -> CommandLine:
     return read_command_line(launch.arguments, release, takes_model=takes_model, unseen=UnresolvedWords(launch.unresolved))
 
 
-def _fleet(server: Launchable, values: Mapping[str, str]) -> tuple[Launchable, ...]:
-    if not {"--fleet", "--port-range"} & values.keys():
+def _fleet(server: Launchable, options: StandinCommandOptions) -> tuple[Launchable, ...]:
+    if options.fleet is None and options.port_range is None:
         return (server,)
-    first, last = server.options.port, 65535
-    if "--port-range" in values:
-        begin, dash, end = values["--port-range"].partition("-")
-        if not dash:
-            raise BadInput(f"--port-range {values['--port-range'][:40]!r} is not a range such as 9000-9499")
-        first, last = whole(begin, "--port-range", 1, 65535), whole(end, "--port-range", 1, 65535)
-        if last < first:
-            raise BadInput(f"--port-range {values['--port-range'][:40]!r} ends before it begins")
-    count = whole(values["--fleet"], "--fleet", 1, _MOST_SERVERS) if "--fleet" in values else last - first + 1
+    first, last = options.port_range or (server.options.port, 65535)
+    count = options.fleet or last - first + 1
     if first + count - 1 > last:
         raise BadInput(f"{count} servers need {count} ports; from {first} to {last} there are {last - first + 1}")
     if first == 0 and count > 1:

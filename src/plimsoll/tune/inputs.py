@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import plimsoll
 from plimsoll.errors import BadInput
-from plimsoll.launch.options import Split
 from plimsoll.launch.recognise import find_launch
 from plimsoll.models.files import read_json
 from plimsoll.plan.read import MemoryPlan, plan_launch, read_command
@@ -19,11 +19,11 @@ from plimsoll.simulate.inputs import (
     WITHOUT_NUMBA,
     Times,
     check_options,
-    read_speedup,
     read_times,
     read_traffic,
     settings_of_plan,
 )
+from plimsoll.simulate.options import TrafficOptions
 from plimsoll.simulate.settings import REPLAYED_ALL_THE_SAME
 from plimsoll.tune.answer import Fingerprint, Last, Server, flags_of, with_flags
 from plimsoll.tune.goodput import Slo, Traffic, parse_slo
@@ -31,6 +31,7 @@ from plimsoll.tune.runners import KeptRuns
 from plimsoll.tune.space import Candidate, Space, candidate_of, parse_space
 
 LAST_MAX_BYTES = 64 << 20
+Given = TypeVar("Given", bound=TrafficOptions)
 
 
 class TuneInputs(NamedTuple):
@@ -40,7 +41,7 @@ class TuneInputs(NamedTuple):
     server: Server
     space: Space
     planned: MemoryPlan
-    options: Split
+    options: TrafficOptions
     last: Last | None
     notes: tuple[str, ...]
 
@@ -53,7 +54,7 @@ class TuneInputs(NamedTuple):
         return plan_launch(self.options, launch, "")
 
 
-def split_axes(options: Split) -> tuple[Split, dict[str, str]]:
+def split_axes(options: Given) -> tuple[Given, dict[str, str]]:
     """`name=values` words apart from traces; a file of such a name is a trace."""
     axes: dict[str, str] = {}
     rest = []
@@ -65,48 +66,44 @@ def split_axes(options: Split) -> tuple[Split, dict[str, str]]:
             axes[name] = values
         else:
             rest.append(word)
-    return options._replace(rest=tuple(rest)), axes
+    return replace(options, rest=tuple(rest)), axes
 
 
-def with_model(options: Split) -> Split:
+def with_model(options: Given, model: str | None) -> Given:
     """`--model M` is `-- vllm serve M`."""
-    if "--model" not in options.values:
+    if model is None:
         return options
     if options.verbatim is not None:
         raise BadInput("either --model or a command after `--`, not both")
-    return options._replace(verbatim=("vllm", "serve", options.values["--model"]))
+    return replace(options, verbatim=("vllm", "serve", model))
 
 
-def read_promise(options: Split) -> Traffic:
-    """The traffic, how fast it comes and what is promised."""
+def read_tune_inputs(given: TrafficOptions, model: str | None, slo: str | None, last: str | None = None) -> TuneInputs:
+    """All of it, or one line that says what is wrong."""
+    options, axes = split_axes(with_model(given, model))
+    space = parse_space(axes)
+    before = None if last is None else read_last(last)
+    server_options = replace(options, rest=())
+    ready = read_command(server_options)
+    planned = ready.plan()
     if not options.rest:
         raise BadInput("which trace? a file, the recorder's folder, `-`, or synthetic:...")
     check_options(options)
-    slo = parse_slo(options.values["--slo"]) if "--slo" in options.values else Slo()
-    return Traffic(read_traffic(options), read_speedup(options), slo)
-
-
-def read_tune_inputs(given: Split) -> TuneInputs:
-    """All of it, or one line that says what is wrong."""
-    options, axes = split_axes(with_model(given))
-    space = parse_space(axes)
-    last = read_last(options.values["--last"]) if "--last" in options.values else None
-    ready = read_command(options._replace(rest=()))
-    planned = ready.plan()
-    traffic = read_promise(options)
+    promise = Slo() if slo is None else parse_slo(slo)
+    traffic = Traffic(read_traffic(options), options.speedup, promise)
     times, notes = _times(options, planned, traffic)
     step_time = times.step_time if times.fitted is not None else None
     server = Server(planned.ledger, ready.model.shape, ready.replan, step_time, times.fitted, times.most_running, times.is_poor)
     if not HAS_NUMBA:
         notes = (*notes, WITHOUT_NUMBA)
-    return TuneInputs(traffic, server, space, planned, options._replace(rest=()), last, (*planned.notes, *notes))
+    return TuneInputs(traffic, server, space, planned, server_options, before, (*planned.notes, *notes))
 
 
-def _times(options: Split, planned: MemoryPlan, traffic: Traffic) -> tuple[Times, tuple[str, ...]]:
+def _times(options: TrafficOptions, planned: MemoryPlan, traffic: Traffic) -> tuple[Times, tuple[str, ...]]:
     plan = json.loads(report.as_json(planned))
     # A command that leaves no cache may be one flag from a good one; only a fit replays it as it is.
-    settings, notes = settings_of_plan(plan, is_replayed="--fit" in options.values)
-    times = read_times(options.values, plan, settings, traffic.trace)
+    settings, notes = settings_of_plan(plan, is_replayed=options.fit is not None)
+    times = read_times(options, plan, settings, traffic.trace)
     return times, (*(note.removesuffix(REPLAYED_ALL_THE_SAME) for note in notes), *times.notes)
 
 
@@ -126,9 +123,9 @@ def read_last(path: str) -> Last:
     return Last(seen, Candidate(int(numbers[0]), int(numbers[1]), int(numbers[2]), numbers[3]))
 
 
-def kept_in(options: Split, stack: ExitStack) -> KeptRuns | None:
+def kept_in(path: str | None, stack: ExitStack) -> KeptRuns | None:
     """The file of --into, open as long as the stack is."""
-    return stack.enter_context(KeptRuns(options.values["--into"])) if "--into" in options.values else None
+    return None if path is None else stack.enter_context(KeptRuns(path))
 
 
 def simulator_version() -> str:

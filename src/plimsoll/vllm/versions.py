@@ -305,9 +305,14 @@ class Engine(NamedTuple):
         return self.release
 
 
+def releases() -> list[str]:
+    """Every release that was read, oldest first."""
+    return list(wheels())
+
+
 def newest() -> str:
     """The newest release that was read."""
-    return list(wheels())[-1]
+    return releases()[-1]
 
 
 def engine_named(text: str | None, said_by: str = "--vllm") -> Engine:
