@@ -269,7 +269,7 @@ def _answers(url: str, patience_s: float) -> bool:
 @pytest.mark.parametrize(("command", "extra"), [("standin", "standin"), ("demo", "demo")])
 def test_without_its_packages_it_says_what_brings_them(command: str, extra: str) -> None:
     """An installation without extras: exit code 3 and one line with the command that mends it, no mistake of ours."""
-    missing = "numpy uvicorn uvloop httptools".split()
+    missing = "numpy pydantic starlette uvicorn uvloop httptools".split()
     program = (
         f"import sys; sys.modules.update(dict.fromkeys({missing})); from plimsoll.cli.main import run_and_exit; run_and_exit()"
     )
