@@ -103,92 +103,39 @@ class Category(StrEnum):
 FIXED = frozenset((Category.WEIGHTS, Category.KV, Category.WEIGHTS_OR_KV, Category.GRAPHS))  # made at the start, then stays
 
 
-class _StackRule(NamedTuple):
-    """A stack with such a function, or with code of such a file of vLLM, asked for this kind of memory."""
-
-    category: Category
-    names: frozenset[str]
-    files: tuple[str, ...] = ()  # beginnings of paths below vllm/
-
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
+# A stack with such a function, or with code of such a file of vLLM (the beginning of its path), asked for this kind of memory.
 # In this order, because stacks nest: the second runner makes its sampler inside `load_model`, a workspace is made while the
 # KV cache is, an adapter while weights are loaded. The names were looked up in the sources of 0.8.0 to 0.32.0 and in
 # snapshots of a real server; a name that only some releases have costs nothing.
-_RULES = (
-    _StackRule(
-        Category.LOGITS,
-        _names("compute_logits _get_prompt_logprobs_dict compute_prompt_logprobs _dummy_sampler_run"),
-        (
-            "v1/sample/",
-            "v1/worker/gpu/sample/",
-            "v1/worker/gpu/metrics/logits.py",
-            "v1/worker/gpu/spec_decode/rejection_sampler",
-            "model_executor/layers/sampler.py",
-            "model_executor/layers/logits_processor.py",
-        ),
-    ),
+_STACKS = (
+    (Category.LOGITS, "compute_logits _get_prompt_logprobs_dict compute_prompt_logprobs _dummy_sampler_run",
+     """v1/sample/ v1/worker/gpu/sample/ v1/worker/gpu/metrics/logits.py v1/worker/gpu/spec_decode/rejection_sampler
+     model_executor/layers/sampler.py model_executor/layers/logits_processor.py"""),
     # Beside scratch memory the worker's own tables: block tables, request states, masks for structured output.
-    _StackRule(
-        Category.WORKSPACE,
-        _names(
-            "_ensure_workspace_size get_simultaneous _get_workspace_buffer _get_workspace initialize_metadata_builders"
-            " init_attn_backend initialize_attn_backend may_reinitialize_input_batch _init_kv_zero_meta"
-            " init_model_state"
-        ),
-        (
-            "v1/worker/workspace.py",
-            "v1/worker/block_table.py",
-            "v1/worker/gpu_input_batch.py",
-            "v1/worker/gpu/block_table.py",
-            "v1/worker/gpu/input_batch.py",
-            "v1/worker/gpu/states.py",
-            "v1/worker/gpu/structured_outputs.py",
-        ),
-    ),
-    _StackRule(
-        Category.LORA,
-        _names("create_lora_weights create_lora_manager load_lora_model maybe_setup_dummy_loras add_lora"),
-        ("lora/model_manager.py", "lora/worker_manager.py", "lora/models.py", "lora/lora_model.py", "lora/lora_weights.py"),
-    ),
-    _StackRule(
-        Category.KV,
-        _names(
-            "initialize_kv_cache initialize_kv_cache_tensors _allocate_kv_cache _allocate_kv_cache_tensors allocate_kv_cache"
-            " _reshape_kv_cache _reshape_kv_cache_tensors init_kv_cache _init_cache_engine"
-        ),
-        ("worker/cache_engine.py",),
-    ),
-    _StackRule(
-        Category.WEIGHTS,
-        _names(
-            "load_model load_weights create_weights process_weights_after_loading initialize_model _initialize_model"
-            " reload_weights"
-        ),
-        ("model_executor/model_loader/",),
-    ),
-    _StackRule(
-        Category.MULTIMODAL,
-        _names("_execute_mm_encoder execute_mm_encoder get_multimodal_embeddings embed_multimodal _gather_mm_embeddings"),
-        ("multimodal/", "v1/worker/gpu/mm/"),
-    ),
-    _StackRule(Category.COLLECTIVES, _names("init_worker_distributed_environment"), ("distributed/device_communicators/",)),
-    _StackRule(
-        Category.GRAPHS,
-        _names("capture_model _capture_cudagraphs capture_graph capture_graphs _capture_ubatches _capture_budget_graph"),
-        ("compilation/cuda_graph.py", "v1/worker/gpu/cudagraph_utils.py", "v1/worker/encoder_cudagraph.py"),
-    ),
-    _StackRule(
-        Category.ACTIVATIONS,
-        _names("execute_model _dummy_run profile_run _model_forward"),
-        ("model_executor/models/", "model_executor/layers/"),
-    ),
-    # The worker's own buffers: input ids, positions.
-    _StackRule(Category.WORKSPACE, _names("_make_buffer init_device")),
-)
+    (Category.WORKSPACE,
+     """_ensure_workspace_size get_simultaneous _get_workspace_buffer _get_workspace initialize_metadata_builders
+     init_attn_backend initialize_attn_backend may_reinitialize_input_batch _init_kv_zero_meta init_model_state""",
+     """v1/worker/workspace.py v1/worker/block_table.py v1/worker/gpu_input_batch.py v1/worker/gpu/block_table.py
+     v1/worker/gpu/input_batch.py v1/worker/gpu/states.py v1/worker/gpu/structured_outputs.py"""),
+    (Category.LORA, "create_lora_weights create_lora_manager load_lora_model maybe_setup_dummy_loras add_lora",
+     "lora/model_manager.py lora/worker_manager.py lora/models.py lora/lora_model.py lora/lora_weights.py"),
+    (Category.KV,
+     """initialize_kv_cache initialize_kv_cache_tensors _allocate_kv_cache _allocate_kv_cache_tensors allocate_kv_cache
+     _reshape_kv_cache _reshape_kv_cache_tensors init_kv_cache _init_cache_engine""", "worker/cache_engine.py"),
+    (Category.WEIGHTS,
+     """load_model load_weights create_weights process_weights_after_loading initialize_model _initialize_model
+     reload_weights""", "model_executor/model_loader/"),
+    (Category.MULTIMODAL,
+     "_execute_mm_encoder execute_mm_encoder get_multimodal_embeddings embed_multimodal _gather_mm_embeddings",
+     "multimodal/ v1/worker/gpu/mm/"),
+    (Category.COLLECTIVES, "init_worker_distributed_environment", "distributed/device_communicators/"),
+    (Category.GRAPHS,
+     "capture_model _capture_cudagraphs capture_graph capture_graphs _capture_ubatches _capture_budget_graph",
+     "compilation/cuda_graph.py v1/worker/gpu/cudagraph_utils.py v1/worker/encoder_cudagraph.py"),
+    (Category.ACTIVATIONS, "execute_model _dummy_run profile_run _model_forward",
+     "model_executor/models/ model_executor/layers/"),
+    (Category.WORKSPACE, "_make_buffer init_device", ""),  # the worker's own buffers: input ids, positions
+)  # fmt: skip
 
 
 def below_vllm(filename: str) -> str | None:
@@ -201,9 +148,9 @@ def category_of_stack(frames: Sequence[StackFrame]) -> Category:
     """The purpose of memory that this stack asked for; UNKNOWN where no rule matches."""
     files = {path for frame in frames if (path := below_vllm(frame.filename)) is not None}
     names = {frame.name.rpartition(".")[2] for frame in frames if below_vllm(frame.filename) is not None}
-    for rule in _RULES:
-        if rule.names & names or any(path.startswith(rule.files) for path in files if rule.files):
-            return rule.category
+    for category, functions, beginnings in _STACKS:
+        if not names.isdisjoint(functions.split()) or any(path.startswith(tuple(beginnings.split())) for path in files):
+            return category
     return Category.UNKNOWN
 
 
