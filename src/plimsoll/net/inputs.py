@@ -207,7 +207,7 @@ def is_text(sample: bytes) -> bool:
     return bare.decode("utf-8", "replace").count("\ufffd") <= 0.3 * len(bare)
 
 
-def text_blocks(source: str, raw: BinaryIO | io.RawIOBase, budget: Budget) -> Iterator[bytes]:
+def text_blocks(source: str, raw: BinaryIO | io.RawIOBase, budget: Budget, most_bytes: int = 0) -> Iterator[bytes]:
     """A text as UTF-8, whatever it was packed in, as far as time and the cap on its size allow.
 
     BadInput where it is no text, TimedOut where nothing came in time.
@@ -230,7 +230,7 @@ def text_blocks(source: str, raw: BinaryIO | io.RawIOBase, budget: Budget) -> It
             yield text.removeprefix(b"\xef\xbb\xbf")
         elif total > NULS_MAX_BYTES:
             break
-        if total >= UNPACKED_MAX_BYTES:
+        if total >= (most_bytes or UNPACKED_MAX_BYTES):
             budget.was_short = True
         if budget.is_over():  # little packed data may unpack to much
             return

@@ -78,6 +78,7 @@ class Archive(NamedTuple):
 HEAD_BYTES = 8 << 20
 TAIL_BYTES = 24 << 20
 CONTEXT_BYTES = 256 << 10  # read before the tail, so that what began there is known; never written
+UNPACKED_MAX_BYTES = 4 << 30
 _SAMPLE_BYTES = 64 << 10
 
 
@@ -126,7 +127,7 @@ def kept(content: Content, limits: ExcerptLimits = ExcerptLimits()) -> TextExcer
 def _text_blocks(raw: BinaryIO | io.RawIOBase) -> Iterator[bytes]:
     """The text in it; what is binary is refused here also where a log with as many NUL bytes would be read."""
     try:
-        for number, block in enumerate(text_blocks("", raw, Budget())):
+        for number, block in enumerate(text_blocks("", raw, Budget(), UNPACKED_MAX_BYTES)):
             sample = block[:_SAMPLE_BYTES]
             if number == 0 and (kind_of(sample) is Kind.SNAPSHOT or sample.count(0) > 0.2 * len(sample)):
                 raise BadInput("")
