@@ -30,7 +30,7 @@ _NOT_MEMORY = ("any memory setting: this is not a memory failure",)
 def other(case: FailureCase) -> Explanation:
     """Words for the codes that no computed explanation covers; the text that gave them away is the evidence."""
     code, text, exception = case.symptom.code, case.symptom.text, case.symptom.exception
-    title, because, remedy = _BY_CODE.get(code) or ELSEWHERE.get(code) or _BY_CODE[Code.OTHER_ENGINE_ERROR]
+    title, because, remedy = _BY_CODE.get(code) or _BY_CODE[Code.OTHER_ENGINE_ERROR]
     if text is not None and text.name in _BY_TEXT:
         because, remedy = _BY_TEXT[text.name]
     elif code is Code.OTHER_ENGINE_ERROR and exception is not None and exception.name:
@@ -146,14 +146,6 @@ _BY_CODE: dict[Code, _Words] = {
         "the engine failed with an error of its own", "an exception ended the engine, and it is not about memory",
         (Remedy("search vLLM's issues for the exception quoted", "with the version above"),),
     ),
-    Code.OTHER_KILLED: (
-        "it was killed", "the process got SIGKILL; the log does not say from whom",
-        (Remedy("dmesg -T | grep -i -e oom -e killed", "tells the kernel's out-of-memory killer from a person"),),
-    ),
-    Code.OTHER_PROBE: (
-        "a probe ended it", "the health check gave up on a server that had not failed",
-        (Remedy("give the start more time, with a startup probe of its own", "loading and compiling take minutes"),),
-    ),
     Code.ENGINE_DEAD: (
         "the engine died", "the log ends in the engine's death and names no cause",
         (Remedy("dmesg -T | grep -i -e oom -e killed -e xid, and kubectl describe pod", "they say who ended it"),),
@@ -164,21 +156,7 @@ _BY_CODE: dict[Code, _Words] = {
          Remedy("look at the other ranks' logs for an earlier error", "one that died or hangs stops all"),
          Remedy("restart the server", "it does not recover by itself")),
     ),
-    Code.ENGINE_CRASH_LOOP: (
-        "the server fails again and again", "starting again changes nothing while the cause stays",
-        (Remedy("stop the restarts, fix the cause, then start once", "each start takes the card from the others"),),
-    ),
 }  # fmt: skip
-
-# Metrics, trends and snapshots lead here; a log alone never does.
-ELSEWHERE: dict[Code, _Words] = {
-    Code.GPU_GROWTH: ("GPU memory grows", "more is held on the card than the start had measured", ()),
-    Code.HOST_GROWTH: ("host memory grows", "the server's processes hold more and more of the host's memory", ()),
-    Code.KV_SATURATED: ("the KV cache is full", "requests wait because no KV blocks are free", ()),
-    Code.KV_INTERNAL_FRAGMENTATION: ("blocks of the KV cache are partly empty", "blocks are larger than what fills them", ()),
-    Code.PREFIX_CACHE_LOW_HIT_RATE: ("the prefix cache is of little use", "few prompts begin like an earlier one", ()),
-    Code.ENGINE_SATURATED: ("the engine has more work than it can do", "requests wait although the KV cache has room", ()),
-}
 
 _TOO_MANY_RANKS = (
     "more ranks were asked for than GPUs are visible",

@@ -184,7 +184,13 @@ def host(case: FailureCase) -> Explanation:
     """The host's memory, not the GPU's."""
     name = case.symptom.text.name if case.symptom.text is not None else ""
     if name.startswith("shm"):
-        return _shared_memory()
+        because = "the shared memory of the container (/dev/shm) is too small for what the processes pass to each other"
+        remedy = [
+            Remedy("docker run --shm-size 16g, or --ipc=host", "docker gives 64 MiB"),
+            Remedy("Kubernetes: mount an emptyDir with medium: Memory at /dev/shm", "the default is 64 MiB there too"),
+        ]
+        not_remedies = ["any GPU memory setting", "NCCL settings, except NCCL_SHM_DISABLE=1, which costs speed"]
+        return Explanation("the container's shared memory is too small", because, remedy, not_remedies)
     if name in ("cpu-memory-check", "cpu-cache-check"):
         return _cpu_backend(case)
     if name == "swap-too-large":
@@ -230,16 +236,6 @@ def _cpu_backend(case: FailureCase) -> Explanation:
     )
 
 
-def _shared_memory() -> Explanation:
-    because = "the shared memory of the container (/dev/shm) is too small for what the processes pass to each other"
-    remedy = [
-        Remedy("docker run --shm-size 16g, or --ipc=host", "docker gives 64 MiB"),
-        Remedy("Kubernetes: mount an emptyDir with medium: Memory at /dev/shm", "the default is 64 MiB there too"),
-    ]
-    not_remedies = ["any GPU memory setting", "NCCL settings, except NCCL_SHM_DISABLE=1, which costs speed"]
-    return Explanation("the container's shared memory is too small", because, remedy, not_remedies)
-
-
 def preemption(case: FailureCase) -> Explanation:
     """The first engine gave up for want of swap space."""
     because = "KV blocks ran out, running requests had to be put aside, and there was no CPU swap space left to keep them"
@@ -264,15 +260,6 @@ def cache_tokens(cache: Mapping[str, str]) -> int | None:
     return blocks * size if blocks is not None and size is not None else None
 
 
-def fitting_sequences(cache: Mapping[str, str], figures: Mapping[str, float]) -> int | None:
-    """How many requests of the mean length seen fit into the cache at once; None if the page does not say enough."""
-    tokens = cache_tokens(cache)
-    prompt, output = figures.get("prompt_length_mean"), figures.get("output_length_mean")
-    if tokens is None or prompt is None or output is None or prompt + output < 1:
-        return None
-    return max(1, math.floor(tokens / (prompt + output)))
-
-
 def kv_remedies(cache: Mapping[str, str], figures: Mapping[str, float]) -> tuple[Remedy, ...]:
     """For a cache that is full; `running` 0 says that what runs now is no measure, as after preemptions."""
     found: list[Remedy] = []
@@ -294,7 +281,9 @@ def kv_remedies(cache: Mapping[str, str], figures: Mapping[str, float]) -> tuple
         )  # fmt: skip
     if "fp8" not in cache.get("cache_dtype", "") and "int8" not in cache.get("cache_dtype", ""):
         found.append(Remedy("store the cache in 8 bits", "about twice the tokens fit", "--kv-cache-dtype", "fp8"))
-    fits = fitting_sequences(cache, figures)
+    tokens, length = cache_tokens(cache), figures.get("prompt_length_mean", 0.0) + figures.get("output_length_mean", 0.0)
+    is_known = tokens is not None and {"prompt_length_mean", "output_length_mean"} <= figures.keys() and length >= 1
+    fits = max(1, math.floor((tokens or 0) / length)) if is_known else None
     running = figures.get("running", 0.0)
     if fits is not None and (running < 1 or fits < running):
         why = f"about {fits} requests of the mean length seen fit at once; more are admitted only to be preempted"
@@ -309,13 +298,11 @@ def kv_remedies(cache: Mapping[str, str], figures: Mapping[str, float]) -> tuple
     return tuple(found)
 
 
-def kv_not_remedies() -> tuple[str, ...]:
-    """Changes that are often tried and do not help."""
-    return (
-        "/reset_prefix_cache: cached blocks that nobody uses already count as free",
-        "a higher --max-num-seqs: more requests would share the same blocks",
-        "--swap-space: the second engine (V1) does not swap",
-    )
+KV_NOT_REMEDIES = (
+    "/reset_prefix_cache: cached blocks that nobody uses already count as free",
+    "a higher --max-num-seqs: more requests would share the same blocks",
+    "--swap-space: the second engine (V1) does not swap",
+)
 
 
 def saturated_remedies(running: float, usage: float) -> tuple[Remedy, ...]:

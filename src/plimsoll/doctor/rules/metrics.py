@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from plimsoll.doctor.remedies.runtime import kv_not_remedies, kv_remedies, saturated_remedies, wedge_remedies
+from plimsoll.doctor.remedies.runtime import KV_NOT_REMEDIES, kv_remedies, saturated_remedies, wedge_remedies
 from plimsoll.doctor.rules.contained import finding_of_page
 from plimsoll.doctor.rules.trend_growth import FULL, ROOM, SEVERE_STORM, STORM, matters, recomputed_share
 from plimsoll.findings import Code, Evidence, Finding, Severity
@@ -261,7 +261,7 @@ def _kv_full(engine: EngineMetrics, source: str) -> _EngineFinding | None:
     finding = Finding(
         Code.KV_SATURATED, Severity.WARNING, 0.75 if twice_seen else 0.55, "The KV cache is full and requests queue for it",
         because, _evidence(engine, source, "kv_cache_usage", "running", "waiting_for_room", "waiting"),
-        kv_remedies(engine.cache, engine.figures), kv_not_remedies(),
+        kv_remedies(engine.cache, engine.figures), KV_NOT_REMEDIES,
     )  # fmt: skip
     return _EngineFinding(waiting / max(1.0, running), engine, finding)
 
@@ -295,7 +295,7 @@ def _storm(engine: EngineMetrics, source: str) -> _EngineFinding | None:
     finding = Finding(
         Code.KV_PREEMPTION_STORM, severity, confidence, "Requests are preempted and recomputed",
         because, _evidence(engine, source, "preemptions", "success", "kv_cache_usage"),
-        kv_remedies(engine.cache, {**engine.figures, "running": 0.0}), kv_not_remedies(),
+        kv_remedies(engine.cache, {**engine.figures, "running": 0.0}), KV_NOT_REMEDIES,
     )  # fmt: skip
     return _EngineFinding(share, engine, finding)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from plimsoll.doctor.remedies.runtime import kv_not_remedies, kv_remedies, saturated_remedies, wedge_remedies
+from plimsoll.doctor.remedies.runtime import KV_NOT_REMEDIES, kv_remedies, saturated_remedies, wedge_remedies
 from plimsoll.doctor.rules.log_text import Log, LogLine
 from plimsoll.doctor.rules.trend_growth import (
     SEVERE_STORM,
@@ -189,7 +189,7 @@ def _full_finding(full: QueueSpan, moments: Sequence[EngineSample], source: str,
     return Finding(
         Code.KV_SATURATED, Severity.WARNING, 0.85 if full.seconds >= _LONG_S else 0.7,
         "The KV cache is full and requests queue for it", because,
-        (*_engine_ends(full, source), *_line(most, source)), kv_remedies({}, {"running": running}), kv_not_remedies(),
+        (*_engine_ends(full, source), *_line(most, source)), kv_remedies({}, {"running": running}), KV_NOT_REMEDIES,
     )  # fmt: skip
 
 
@@ -208,7 +208,7 @@ def judge_recompute(
     return Finding(
         Code.KV_PREEMPTION_STORM, Severity.CRITICAL if share >= SEVERE_STORM else Severity.WARNING, 0.85,
         "Requests are preempted and recomputed", because,
-        evidence or (Evidence(source, f"{preemptions:.0f} preemptions"),), kv_remedies({}, figures), kv_not_remedies(),
+        evidence or (Evidence(source, f"{preemptions:.0f} preemptions"),), kv_remedies({}, figures), KV_NOT_REMEDIES,
     )  # fmt: skip
 
 
@@ -243,7 +243,7 @@ def _counted(hit: Sequence[EngineSample], count: float, running: float, source: 
     return Finding(
         Code.KV_PREEMPTION_STORM, Severity.WARNING, 0.55, "Requests are preempted and recomputed", because,
         tuple(one for m in (hit[0], hit[-1]) for one in _line(m, source)),
-        kv_remedies({}, {"running": running}), kv_not_remedies(),
+        kv_remedies({}, {"running": running}), KV_NOT_REMEDIES,
     )  # fmt: skip
 
 
@@ -560,7 +560,7 @@ def _warned(lines: Sequence[PreemptionWarning], source: str) -> Finding:
         Code.KV_PREEMPTION_STORM, severity, confidence,
         "Requests are preempted and recomputed" if often else "A request was preempted",
         because, tuple(Evidence(source, line.text[:1000], line.number) for line in ends),
-        kv_remedies({}, {}), kv_not_remedies(),
+        kv_remedies({}, {}), KV_NOT_REMEDIES,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from plimsoll.doctor.remedies.runtime import cache_tokens, kv_not_remedies, kv_remedies, saturated_remedies, wedge_remedies
+from plimsoll.doctor.remedies.runtime import KV_NOT_REMEDIES, cache_tokens, kv_remedies, saturated_remedies, wedge_remedies
 from plimsoll.doctor.rules.contained import NOT_REMEDIES, remedies_of
 from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
 from plimsoll.guard.judge.look import Look
@@ -116,10 +116,10 @@ _KINDS: Mapping[str, _Kind] = {
     ),
     "storm": _Kind(
         Code.KV_PREEMPTION_STORM, Severity.WARNING, 0.9, "requests are preempted and recomputed", _cache,
-        kv_not_remedies(),
+        KV_NOT_REMEDIES,
     ),
     "backlog": _Kind(
-        Code.KV_SATURATED, Severity.WARNING, 0.8, "the KV cache is full and requests wait for it", _cache, kv_not_remedies()
+        Code.KV_SATURATED, Severity.WARNING, 0.8, "the KV cache is full and requests wait for it", _cache, KV_NOT_REMEDIES
     ),
     "retries": _Kind(
         Code.ALLOCATOR_FRAGMENTATION, Severity.WARNING, 0.8, "allocations fail at first",
