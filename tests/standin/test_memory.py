@@ -63,7 +63,7 @@ def do(memory: Memory, deed: str, much: float, many: float) -> OutOfMemory | Non
     if deed == "neighbour":
         memory.take_neighbour(int(much * memory.free * 0.5))
     elif deed == "neighbour gone":
-        memory.give_back_neighbour(int(much * memory.neighbours))
+        memory.take_neighbour(-int(much * memory.neighbours))
     else:
         memory.compact()
     return None
@@ -112,7 +112,7 @@ def test_safe_means_that_no_step_can_fail(
     for much, many in steps:
         assert do(memory, "step", much, many) is None
         assert memory.is_safe()
-    memory.note_largest(sizes.max_num_batched_tokens, sizes.max_num_seqs)
+    assert memory.step(sizes.max_num_batched_tokens, sizes.max_num_seqs) is None
 
 
 def test_steps_do_not_change_whether_it_is_safe() -> None:
@@ -189,9 +189,9 @@ def test_a_neighbour_gets_what_is_free_and_no_more() -> None:
     assert memory.free == free
     assert memory.take_neighbour(free)
     assert (memory.free, memory.is_safe()) == (0, False)
-    memory.give_back_neighbour(GIB)
+    memory.take_neighbour(-GIB)
     assert memory.free == GIB
-    memory.give_back_neighbour(1 << 60)
+    memory.take_neighbour(-1 << 60)
     assert (memory.free, memory.neighbours) == (free, 0)
     assert memory.is_safe()
 
@@ -225,7 +225,7 @@ def test_asleep_it_holds_little_and_may_not_wake_up() -> None:
     trouble = memory.wake_up()
     assert trouble is not None
     assert trouble.message.startswith("CUDA Error: out of memory")
-    memory.give_back_neighbour(memory.neighbours)
+    memory.take_neighbour(-memory.neighbours)
     assert memory.wake_up() is None
     assert (memory.free, memory.host_resident) == (free, resident)
     memory.sleep(2)
@@ -234,7 +234,8 @@ def test_asleep_it_holds_little_and_may_not_wake_up() -> None:
 
 def test_the_host_has_a_limit() -> None:
     """Growth is shown, and beyond the group's limit it says so."""
-    memory = Memory(SMALL, host_limit=8 * GIB)
+    memory = Memory(SMALL)
+    memory.host_limit = 8 * GIB
     assert memory.grow_host(GIB)
     assert memory.figures()["host_memory"]["limit"] == 8 * GIB
     assert not memory.grow_host(8 * GIB)

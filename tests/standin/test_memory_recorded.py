@@ -173,7 +173,7 @@ def test_the_neighbour_of_the_recording_fares_as_there() -> None:
     memory.compact()
     assert memory.take_neighbour(wanted)
     assert all(memory.step(tokens, 16) is None for tokens in (16, 2000, 500, 1300))
-    memory.give_back_neighbour(wanted)
+    memory.take_neighbour(-wanted)
     assert memory.step(STEP_TOKENS, 16) is None
     assert torch_of(memory)["alloc_retries"] == 0
     memory.compact()

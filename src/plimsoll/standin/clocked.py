@@ -51,7 +51,6 @@ class StandIn:
 
     @property
     def figures(self) -> Figures:
-        """The page's numbers."""
         return self.engine.figures
 
     @property
@@ -91,7 +90,6 @@ class StandIn:
             self.ask(int(prompt), int(output), at_s=float(at_s), shared=min(shared, int(prompt) - 1))
 
     def add_fault(self, fault: Fault | str) -> None:
-        """Add a fault, by this object's clock."""
         made = _fault(fault)
         self._faults.append(made)
         self.engine.faults.append(made._replace(at_s=made.at_s - self._begin_s))

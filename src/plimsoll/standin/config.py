@@ -20,7 +20,7 @@ from plimsoll.plan.weights import parameters, routed_parameters
 from plimsoll.simulate.settings import Settings, Sheet, StepTime, experts_of, planned_settings, sheet_time
 from plimsoll.simulate.start import check_start
 from plimsoll.standin.engine import EngineConfig
-from plimsoll.standin.launch_log import StartLog, non_default_arguments
+from plimsoll.standin.launch_log import StartLog
 from plimsoll.standin.memory import MemorySizes
 from plimsoll.standin.request import HISTOGRAMS
 from plimsoll.standin.start_failures import Failure, failure_of
@@ -82,6 +82,7 @@ def edges_of(max_model_len: int) -> dict[str, tuple[float, ...]]:
 
 HOST = "127.0.0.1"  # Where it listens unless told otherwise; vLLM itself would listen everywhere
 PROBE = ("plimsoll.inside.Probe", "plimsoll.inside.probe.Probe")
+_QUEUE_LIMITS = ("--max-num-queued-reqs", "--max-num-queued-tokens")
 _SECRET = frozenset(("--api-key", "--hf-token"))
 # What would need more than one process, or another kind of listener.
 _ONE_PROCESS = "; the stand-in is one process with one engine"
@@ -92,7 +93,6 @@ _REFUSED: Mapping[str, str] = {
     "--ssl-keyfile": "the stand-in speaks plain HTTP; put a proxy with TLS in front of it",
     "--ssl-certfile": "the stand-in speaks plain HTTP; put a proxy with TLS in front of it",
 }
-_DEFAULT_STATS_INTERVAL_S = 10.0
 _MOST_TOKENS = 1 << 22  # a step time is kept for each number of tokens
 
 
@@ -156,9 +156,23 @@ def launch_of(planned: Planned, *, times: Mapping[str, int] | None = None, start
     if Coverage.CACHE_LABELS.begins_after(release):
         raise BadInput(f"the stand-in knows vLLM from {Coverage.CACHE_LABELS.first} on, not {release}")
     flags = Flags(planned.line, release)
-    _refuse(planned, flags)
+    if ledger.settings.data_parallel > 1:
+        ranks = ledger.settings.data_parallel
+        raise BadInput(f"--data-parallel-size {ranks}{_ONE_PROCESS}: start one for each rank, with --fleet")
+    servers = flags.integer("--api-server-count")
+    if servers is not None and servers != 1:
+        raise BadInput(f"--api-server-count {servers}{_ONE_PROCESS} and one API server")
+    for name, why in _REFUSED.items():
+        if name in flags.given and not flags.given[name].is_negated:
+            raise BadInput(f"{name}: {why}")
     options = _options(planned, flags)
-    interval = _seconds(planned.environment, "VLLM_LOG_STATS_INTERVAL", _DEFAULT_STATS_INTERVAL_S)
+    said = planned.environment.get("VLLM_LOG_STATS_INTERVAL", "10")
+    try:
+        interval = float(said)
+    except ValueError:
+        interval = -1.0
+    if not 0 < interval < 1e9:
+        raise BadInput(f"VLLM_LOG_STATS_INTERVAL must be a number of seconds, not {said[:40]!r}")
     has_stats = not flags.switch("--disable-log-stats")
     log = StartLog(
         ledger,
@@ -191,9 +205,7 @@ def _config(planned: Planned, flags: Flags, sizes: MemorySizes, times: Mapping[s
         if not ledger.kv_plan.groups:
             raise BadInput(f"{planned.model} keeps no KV cache; the stand-in is for models that write text")
         if settings.num_blocks < 2:
-            raise BadInput(
-                "one KV block leaves nothing to serve with: it is the null block; vLLM starts and answers no request"
-            )
+            raise BadInput("one KV block leaves nothing to serve with: it is the null block; vLLM starts and answers nothing")
         if settings.max_num_batched_tokens > _MOST_TOKENS:
             raise BadInput(f"--max-num-batched-tokens {settings.max_num_batched_tokens}: {_MOST_TOKENS} at most")
         check_start(settings)
@@ -258,18 +270,6 @@ def memory_sizes(ledger: Ledger, shape: ModelShape) -> MemorySizes:
     )
 
 
-def _refuse(planned: Planned, flags: Flags) -> None:
-    settings = planned.ledger.settings
-    if settings.data_parallel > 1:
-        raise BadInput(f"--data-parallel-size {settings.data_parallel}{_ONE_PROCESS}: start one for each rank, with --fleet")
-    servers = flags.integer("--api-server-count")
-    if servers is not None and servers != 1:
-        raise BadInput(f"--api-server-count {servers}{_ONE_PROCESS} and one API server")
-    for name, why in _REFUSED.items():
-        if name in flags.given and not flags.given[name].is_negated:
-            raise BadInput(f"{name}: {why}")
-
-
 def _options(planned: Planned, flags: Flags) -> Options:
     environment = planned.environment
     port = flags.integer("--port")
@@ -279,6 +279,10 @@ def _options(planned: Planned, flags: Flags) -> Options:
     timeout = flags.number("--shutdown-timeout") or 0.0
     if not 0 <= timeout < 1e9:
         raise BadInput(f"--shutdown-timeout must be 0 or more, not {timeout:g}")
+    limits = [flags.integer(name) for name in _QUEUE_LIMITS]
+    for name, limit in zip(_QUEUE_LIMITS, limits, strict=True):
+        if limit is not None and limit < 0:
+            raise BadInput(f"{name} must be 0 or more, not {limit}")
     keys = flags.given.get("--api-key")
     from_environment = (environment["VLLM_API_KEY"],) if environment.get("VLLM_API_KEY") else ()
     middleware = [a.values[-1] for a in planned.line.arguments if a.row and a.row.name == "--middleware" and a.values]
@@ -286,8 +290,8 @@ def _options(planned: Planned, flags: Flags) -> Options:
         host=flags.text("--host") or HOST,
         port=port,
         api_keys=keys.values if keys is not None and keys.values else from_environment,
-        max_num_queued_reqs=_limit(flags, "--max-num-queued-reqs"),
-        max_num_queued_tokens=_limit(flags, "--max-num-queued-tokens"),
+        max_num_queued_reqs=limits[0],
+        max_num_queued_tokens=limits[1],
         shutdown_timeout_s=timeout,
         middleware=tuple(middleware),
         root_path=flags.text("--root-path") or "",
@@ -301,30 +305,13 @@ def _options(planned: Planned, flags: Flags) -> Options:
     )
 
 
-def _limit(flags: Flags, name: str) -> int | None:
-    value = flags.integer(name)
-    if value is not None and value < 0:
-        raise BadInput(f"{name} must be 0 or more, not {value}")
-    return value
-
-
-def _seconds(environment: Mapping[str, str], name: str, default: float) -> float:
-    try:
-        seconds = float(environment.get(name, default))
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < 1e9:
-        raise BadInput(f"{name} must be a number of seconds, not {environment[name][:40]!r}")
-    return seconds
-
-
 def _non_default(planned: Planned) -> str:
     """What was typed, by the parser's names; secrets are not repeated."""
     pairs: dict[str, object] = {"model_tag": planned.model}
     for argument in planned.line.arguments:
         if argument.row is not None and argument.row.name != "--model":
             pairs[argument.row.name.lstrip("-").replace("-", "_")] = _value(argument)
-    return non_default_arguments(pairs.items())
+    return repr(pairs)
 
 
 def _value(argument: Argument) -> object:

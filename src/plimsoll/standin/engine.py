@@ -132,11 +132,8 @@ class FaultEffects:
     def _let_neighbour(self, fault: Fault | None) -> None:
         """Another process takes what it wants as far as that is free, and the rest as it becomes free."""
         wanted, memory = 0 if fault is None else int(fault.value), self._engine.memory
-        if wanted < self._neighbour:
-            memory.give_back_neighbour(self._neighbour - wanted)
-            self._neighbour = wanted
-        more = min(wanted - self._neighbour, memory.free)
-        if more > 0 and memory.take_neighbour(more):
+        more = min(wanted - self._neighbour, memory.free)  # or less, where it wants less than it has
+        if memory.take_neighbour(more):
             self._neighbour += more
 
     def _grow(self, now_ns: int) -> None:
@@ -232,7 +229,6 @@ class Engine:
 
     @property
     def is_dead(self) -> bool:
-        """Whether it has died."""
         return self.death is not None
 
     # Requests
@@ -349,11 +345,7 @@ class Engine:
         if tokens == 0:
             return
         sums[loop.MOST_TOKENS] = 0
-        if self.memory.is_safe():
-            self.memory.note_largest(tokens, sequences)
-            trouble = None
-        else:
-            trouble = self.memory.step(tokens, sequences)
+        trouble = self.memory.step(tokens, sequences)
         if trouble is None and self.faults.active("oom", self.now_ns) is not None:
             trouble = self.memory.refusal(tokens, sequences)
         if trouble is not None:
@@ -413,7 +405,6 @@ class Engine:
         self._troubles.suffer(now_ns)
 
     def resume(self, now_ns: int) -> None:
-        """Go on, with those who came meanwhile."""
         self.is_paused = self.stands_still = False
         self._troubles.suffer(now_ns)
         held, self._held = self._held, []

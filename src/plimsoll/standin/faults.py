@@ -50,7 +50,6 @@ class Fault(NamedTuple):
     value: float = 0.0
 
     def is_on(self, now_ns: int) -> bool:
-        """Whether it is on at this moment."""
         return self.at_s <= now_ns / NS < self.at_s + self.for_s
 
 

@@ -20,8 +20,7 @@ from plimsoll.simulate.inputs import NOT_REPLAYED, REPLICA_OF
 from plimsoll.simulate.options import StandinCommandOptions
 from plimsoll.standin.config import Launchable, Planned, launch_of
 from plimsoll.standin.faults import Fault, parse_fault
-from plimsoll.vllm.flags import FlagRow
-from plimsoll.vllm.versions import Engine, engine_named
+from plimsoll.vllm.versions import engine_named
 
 # What vLLM's own parser says to a command that it does not take; it then ends with exit code 2.
 
@@ -40,7 +39,10 @@ def complaint_of(line: CommandLine, unseen: UnresolvedWords, *, knows_all: bool 
         problem = _problem(argument, unseen)
         if problem is not None:
             return f"vllm serve: error: {problem}"
-    strange = [word for argument in line.arguments if argument.row is None for word in _words(argument)]
+    strange: list[str] = []
+    for argument in line.arguments:
+        if argument.row is None and not argument.is_opaque:
+            strange += [f"{argument.typed}={argument.values[0]}"] if argument.has_equals else [argument.typed, *argument.values]
     strange += [word for argument in line.arguments if _is_loose(argument) for word in argument.values]
     strange += line.leftovers
     return f"vllm: error: unrecognized arguments: {' '.join(strange)}" if strange and knows_all else None
@@ -49,12 +51,6 @@ def complaint_of(line: CommandLine, unseen: UnresolvedWords, *, knows_all: bool 
 def _is_loose(argument: Argument) -> bool:
     """Whether what stands behind a switch is a word of its own to the parser: `--enforce-eager true`."""
     return argument.row is not None and not argument.row.takes_value and not argument.has_equals
-
-
-def _words(argument: Argument) -> list[str]:
-    if argument.is_opaque:
-        return []
-    return [f"{argument.typed}={argument.values[0]}"] if argument.has_equals else [argument.typed, *argument.values]
 
 
 def _problem(argument: Argument, unseen: UnresolvedWords) -> str | None:
@@ -69,14 +65,10 @@ def _problem(argument: Argument, unseen: UnresolvedWords) -> str | None:
         return f"argument {name}: ignored explicit argument {said!r}" if said is not None else None
     for value in argument.values:
         if value not in unseen and row_problem(row, value) is not None:
-            return f"argument {name}: {_refusal(row, value)}"
+            if row.choices is not None and value not in row.choices:
+                return f"argument {name}: invalid choice: {value!r} (choose from {', '.join(map(repr, row.choices))})"
+            return f"argument {name}: invalid {_KINDS.get(row.kind, row.kind)} value: {value!r}"
     return None
-
-
-def _refusal(row: FlagRow, value: str) -> str:
-    if row.choices is not None and value not in row.choices:
-        return f"invalid choice: {value!r} (choose from {', '.join(repr(choice) for choice in row.choices)})"
-    return f"invalid {_KINDS.get(row.kind, row.kind)} value: {value!r}"
 
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
@@ -141,7 +133,13 @@ def read_options(given: StandinCommandOptions, environ: Mapping[str, str]) -> St
     refused = complaint_of(line, UnresolvedWords(launch.unresolved), knows_all=engine.is_exact)
     if refused is not None:
         raise ParserRefused(refused)
-    _check_batch(Flags(line, engine.release))
+    flags = Flags(line, engine.release)
+    tokens, sequences = flags.integer("--max-num-batched-tokens"), flags.integer("--max-num-seqs")
+    if tokens is not None and sequences is not None and tokens < sequences:
+        raise ConfigRefused(
+            "pydantic_core._pydantic_core.ValidationError: 1 validation error for SchedulerConfig: Value error, "
+            f"max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs ({sequences})."
+        )
     planned = plan_launch(options, launch, folder, learned=False)  # what was learned differs from machine to machine
     token = InsideSettings(environ).token
     subject = Planned(planned.model, planned.ledger, planned.shape, line, {**environment, "PLIMSOLL_TOKEN": token})
@@ -153,7 +151,12 @@ def read_options(given: StandinCommandOptions, environ: Mapping[str, str]) -> St
             f"--host {listening.host} can be reached from elsewhere: set PLIMSOLL_TOKEN or --api-key, or stay on 127.0.0.1 "
             "(the token guards /standin and /plimsoll, the key /v1 as in vLLM)"
         )
-    return StandinOptions(launches, options.speed, faults, tuple(_notes(line, engine)))
+    notes = [engine.note] if engine.note is not None else []
+    if engine.release != REPLICA_OF:
+        notes.append(f"flags, pages and log are those of vLLM {engine.release}, the scheduler is that of {REPLICA_OF}")
+    if left_out := [a.row.name for a in line.arguments if a.row is not None and a.row.name in NOT_IMITATED]:
+        notes.append(f"read and not acted on: {', '.join(dict.fromkeys(left_out))}")
+    return StandinOptions(launches, options.speed, faults, tuple(notes))
 
 
 def _split_places(options: StandinCommandOptions) -> tuple[StandinCommandOptions, list[str]]:
@@ -177,15 +180,6 @@ def _is_file(word: str) -> bool:
         return Path(word).is_file()
     except (OSError, ValueError):  # longer than any name, or not one at all
         return False
-
-
-def _check_batch(flags: Flags) -> None:
-    tokens, sequences = flags.integer("--max-num-batched-tokens"), flags.integer("--max-num-seqs")
-    if tokens is not None and sequences is not None and tokens < sequences:
-        raise ConfigRefused(
-            "pydantic_core._pydantic_core.ValidationError: 1 validation error for SchedulerConfig: Value error, "
-            f"max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs ({sequences})."
-        )
 
 
 def _launch(options: StandinCommandOptions) -> tuple[Launch, str]:
@@ -222,14 +216,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _notes(line: CommandLine, engine: Engine) -> list[str]:
-    release = engine.release
-    notes = [engine.note] if engine.note is not None else []
-    if release != REPLICA_OF:
-        notes.append(f"flags, pages and log are those of vLLM {release}, the scheduler is that of {REPLICA_OF}")
-    left_out = [a.row.name for a in line.arguments if a.row is not None and a.row.name in NOT_IMITATED]
-    if left_out:
-        notes.append(f"read and not acted on: {', '.join(dict.fromkeys(left_out))}")
-    return notes

@@ -6,7 +6,7 @@ and measured, graphs are captured, the port opens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from plimsoll.models.shape import ModelShape
@@ -106,7 +106,6 @@ class StartLog(NamedTuple):
 
     @property
     def release(self) -> str:
-        """The release whose log this is."""
         return self.ledger.settings.release
 
     @property
@@ -290,11 +289,6 @@ def _ready_lines(log: StartLog, pid: int) -> Iterator[Line]:
     yield uvicorn(f"Started server process [{pid}]", 1.0)
     yield uvicorn("Waiting for application startup.", 1.0)
     yield uvicorn("Application startup complete.", 1.0)
-
-
-def non_default_arguments(pairs: Iterable[tuple[str, object]]) -> str:
-    """The arguments as vLLM prints them: a dictionary by the names of the parser's fields."""
-    return "{" + ", ".join(f"{name!r}: {value!r}" for name, value in pairs) + "}"
 
 
 # What a server prints while it serves, when it is stopped, and when its engine dies.

@@ -6,18 +6,7 @@
 
 A step's tensors are those of one layer of a Llama in the order in which vLLM makes and drops them (see `_LAYER`), scaled so
 that they reach `activation_peak` with `max_num_batched_tokens` tokens, and then the logits. How near that comes to vLLM 0.25.1
-with Llama-3.1-8B on an H200 (16,384 tokens a step, 128 sequences, eager), recorded in tests/captures/vllm-0.25.1-h200-inside:
-
-    figure, in MiB                                      recorded             here
-    live on top in the longest step                     1,728                1,728
-    largest free block after it                         896                  896
-    cached after long steps on an empty cache           2,052 and more       2,052 and more
-    cached at start, then after long prompts            1,924, then 2,372    1,600, then 2,052
-    cached when a compaction came, 64 streams, 3 s      742 to 2,376         992 to 3,006 (five times 20)
-    the median of these                                 2,102                2,052 to 2,142
-    the most on any run                                 3,061                3,006
-    allocated / reserved                                0.956 to 0.999       0.954 to 0.999
-    given back by a compaction / releasable before it   1                    1
+with Llama-3.1-8B on an H200 stands in docs/standin.md; the recording is tests/captures/vllm-0.25.1-h200-inside.
 
 Not modelled: what the sampler needs beyond logits and their 32-bit copy (324 MiB of those at start are left from its profile
 run), layers of unlike shapes, expandable segments. Other models get a Llama's proportions.
@@ -57,7 +46,6 @@ class Failure(NamedTuple):
     """A request that the device refused twice, and what was live at that moment."""
 
     tried: int
-    room: int
     live: int
     tensor: int = -1  # of a step
 
@@ -78,11 +66,6 @@ def segment_for(size: int) -> int:
 
 class Allocator:
     """The segments that are not wholly live. What a step allocates is gone at its end; what is kept is so for good."""
-
-    __slots__ = (
-        "_free", "_next", "_sizes", "largest_segment", "ooms", "releasable", "reserved", "reserved_peak",
-        "retries", "segments", "step_peak",
-    )  # fmt: skip
 
     def __init__(self) -> None:
         self.reserved = self.reserved_peak = 0  # bytes in all segments made here
@@ -117,7 +100,7 @@ class Allocator:
             if block is None:
                 if not self._reserve(size, room - self.reserved, free):
                     self.step_peak = peak
-                    return Failure(segment_for(size), room - self.reserved, live, tensor)
+                    return Failure(segment_for(size), live, tensor)
                 self.largest_segment = max(self.largest_segment, segment_for(size))
                 block = self._take(free[is_large], size, is_large=is_large)
                 assert block is not None
@@ -134,7 +117,7 @@ class Allocator:
         block = self._take(self._free[is_large], size, is_large=is_large)
         if block is None:
             if not self._reserve(size, room, None):
-                return Failure(segment_for(size), room, 0)
+                return Failure(segment_for(size), 0)
             block = self._take(self._free[is_large], size, is_large=is_large)
             assert block is not None
         first = block[1] & ~_IN_SEGMENT
@@ -304,39 +287,28 @@ class OutOfMemory(NamedTuple):
 class Memory:
     """One worker's memory. Everything that steps allocate is gone when they end; the segments stay."""
 
-    __slots__ = (
-        "_allocated_peak", "_allocator", "_asleep", "_beside_weights", "_grown", "_known", "_largest_allowed", "_most_needed",
-        "_neighbours", "_on_host", "host_limit", "host_resident", "host_resident_peak", "host_total", "sizes",
-    )  # fmt: skip
-
-    def __init__(self, sizes: MemorySizes, *, host_limit: int | None = None, host_total: int = HOST_TOTAL) -> None:
+    def __init__(self, sizes: MemorySizes) -> None:
         """After a start that the device had room for: see `start_failures`."""
         self.sizes = sizes
-        self._neighbours = sizes.neighbours
+        self.neighbours = sizes.neighbours  # bytes that other processes hold
         self._grown = self._asleep = self._on_host = self._allocated_peak = 0
         self._known: set[Event] = set()  # steps that are known to fit into what is cached
         self._allocator = Allocator()
         self._largest_allowed, self._most_needed = self._most_for_any_step()
         self.host_resident = self.host_resident_peak = HOST_RESIDENT_AT_START
-        self.host_limit, self.host_total = host_limit, host_total
+        self.host_limit: int | None = None
         # A device that is nearly full has no room for blocks that are free.
         self._beside_weights = 0
         self._beside_weights = min(_BESIDE_WEIGHTS, self.free)
         if self._beside_weights:
             self._allocator.hold(self._beside_weights)
         if not sizes.is_profiled:
-            self._leave_profile_run()
-
-    def _leave_profile_run(self) -> None:
-        """What the profile run leaves in the cache where nobody empties it.
-
-        All but one tensor's segment: in the recordings the feed-forward's product found room beside the weights, which
-        something else has taken since, so the first long step asks the device for it once more.
-        """
-        limits = self.sizes
-        events = [event for event in self._events(limits.max_num_batched_tokens, limits.max_num_seqs) if event[0] != _PRODUCT]
-        self._allocator.run(events, self.free)
-        self._allocator.retries = self._allocator.ooms = 0
+            # The profile run stays in the cache where nobody empties it. All but one tensor's segment: in the recordings the
+            # feed-forward's product found room beside the weights, which something else has taken since, so the first long
+            # step asks the device for it once more.
+            events = self._events(sizes.max_num_batched_tokens, sizes.max_num_seqs)
+            self._allocator.run([event for event in events if event[0] != _PRODUCT], self.free)
+            self._allocator.retries = self._allocator.ooms = 0
 
     # The device
 
@@ -355,29 +327,18 @@ class Memory:
 
     @property
     def own(self) -> int:
-        """Bytes of the device that this process holds."""
         return self.sizes.context + self.sizes.non_torch + self.reserved - self._asleep
 
     @property
     def free(self) -> int:
-        """Free bytes of the device."""
-        return max(0, self.sizes.total - self.own - self._neighbours)
-
-    @property
-    def neighbours(self) -> int:
-        """Bytes that other processes hold."""
-        return self._neighbours
+        return max(0, self.sizes.total - self.own - self.neighbours)
 
     def take_neighbour(self, size: int) -> bool:
-        """Somebody else asks the device; False where it has too little."""
+        """Somebody else asks the device, or gives back where the size is negative; False where it has too little."""
         if size > self.free:
             return False
-        self._neighbours += size
+        self.neighbours = max(0, self.neighbours + size)
         return True
-
-    def give_back_neighbour(self, size: int) -> None:
-        """Somebody else gives back."""
-        self._neighbours = max(0, self._neighbours - size)
 
     # Steps
 
@@ -394,7 +355,7 @@ class Memory:
             self._known.clear()
         elif failure is None:
             self._known.add(key)
-        return None if failure is None else self._out_of_memory(failure)
+        return None if failure is None else self._failed(failure)
 
     def is_safe(self) -> bool:
         """Whether no step within the limits can fail, whatever steps come before it.
@@ -409,11 +370,6 @@ class Memory:
             needed = needed * largest // self._largest_allowed + 1
         return self.free + self._allocator.releasable >= needed
 
-    def note_largest(self, tokens: int, sequences: int) -> None:
-        """The largest of many steps that were not shown one by one, because memory is safe."""
-        trouble = self.step(tokens, sequences)
-        assert trouble is None, "only where is_safe() says so"
-
     def refusal(self, tokens: int, sequences: int) -> OutOfMemory:
         """This step's failure, as if this process had filled the device before: what an injected fault shows."""
         self._allocator.retries += 1
@@ -421,10 +377,10 @@ class Memory:
         tensor, size = max(self._events(tokens, sequences), key=lambda event: event[1])
         tried = segment_for(size)
         free = min(self.free, tried // 2)
-        own = self.sizes.total - self._neighbours - free
+        own = self.sizes.total - self.neighbours - free
         left = self._beside_weights
         live = max(0, own - self.sizes.context - self.sizes.non_torch - left)
-        return OutOfMemory(self._message(tried, free, own, live, left), tried, free, tensor in _OF_LOGITS)
+        return self._out_of_memory(tried, free, own, live, left, tensor)
 
     def grow(self, size: int) -> OutOfMemory | None:
         """Allocations that never end; they hold the segments that they lie in."""
@@ -433,7 +389,7 @@ class Memory:
         self._known.clear()
         kept = self._allocator.keep(size, self.free)
         if isinstance(kept, Failure):
-            return self._out_of_memory(kept)
+            return self._failed(kept)
         self._grown += kept
         return None
 
@@ -489,7 +445,7 @@ class Memory:
         """The worker's memory on the host grows; False beyond the limit, where the kernel would kill it."""
         self.host_resident += size
         self.host_resident_peak = max(self.host_resident_peak, self.host_resident)
-        limit = self.host_total if self.host_limit is None else min(self.host_limit, self.host_total)
+        limit = HOST_TOTAL if self.host_limit is None else min(self.host_limit, HOST_TOTAL)
         return self.host_resident + HOST_BESIDE <= limit
 
     # What others see
@@ -527,11 +483,11 @@ class Memory:
             },
             "device_memory": {
                 "total": sizes.total, "free": self.free, "used": sizes.total - self.free, "by_this_process": self.own,
-                "by_others": self._neighbours, "source": "nvml",
+                "by_others": self.neighbours, "source": "nvml",
             },
             "host_memory": {
                 "resident": self.host_resident, "resident_peak": max(self.host_resident_peak, self.host_resident),
-                "total": self.host_total, "available": max(0, self.host_total - used), "limit": self.host_limit,
+                "total": HOST_TOTAL, "available": max(0, HOST_TOTAL - used), "limit": self.host_limit,
                 "used_by_group": used,
             },
             "budget": {
@@ -543,18 +499,14 @@ class Memory:
             },
         }  # fmt: skip
 
-    def _out_of_memory(self, failure: Failure) -> OutOfMemory:
+    def _failed(self, failure: Failure) -> OutOfMemory:
         live = self.allocated + failure.live
-        left = max(0, self.reserved - live)
-        return OutOfMemory(
-            self._message(failure.tried, self.free, self.own, live, left),
-            failure.tried,
-            self.free,
-            failure.tensor in _OF_LOGITS,
-        )
+        return self._out_of_memory(failure.tried, self.free, self.own, live, max(0, self.reserved - live), failure.tensor)
 
-    def _message(self, tried: int, free: int, own: int, live: int, left: int) -> str:
-        total, graphs = self.sizes.total, self.sizes.graphs
-        return oom_text(
-            total=total, graphs=graphs, tried=tried, free=free, own=own, live=live, left=left, neighbours=self._neighbours
-        )
+    def _out_of_memory(self, tried: int, free: int, own: int, live: int, left: int, tensor: int) -> OutOfMemory:
+        sizes = self.sizes
+        text = oom_text(
+            total=sizes.total, graphs=sizes.graphs, tried=tried, free=free, own=own, live=live, left=left,
+            neighbours=self.neighbours,
+        )  # fmt: skip
+        return OutOfMemory(text, tried, free, tensor in _OF_LOGITS)

@@ -137,11 +137,9 @@ class Families(Collector):
         self._metrics = list(metrics)
 
     def collect(self) -> Iterable[Metric]:
-        """All of them."""
         return self._metrics
 
     def text(self) -> str:
-        """The lines of all of them."""
         return generate_latest(self).decode()
 
 
@@ -172,7 +170,6 @@ class Page:
         self._template = ""
 
     def text(self, figures: Figures) -> str:
-        """The whole page now."""
         edges = tuple(figures.histograms[metric.row.histogram].edges for metric in self._metrics if metric.row.histogram)
         if edges != self._edges:
             self._edges, self._template = edges, _template(*self._static, edges)

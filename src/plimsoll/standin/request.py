@@ -39,7 +39,6 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many there were."""
         return sum(self.counts)
 
 
@@ -92,7 +91,6 @@ def piece(token: int) -> str:
 
 
 def decode(tokens: list[int]) -> str:
-    """The text of several tokens."""
     return "".join(piece(token) for token in tokens)
 
 
@@ -165,7 +163,6 @@ class Request:
 
     @property
     def output_ids(self) -> Ids:
-        """All the tokens it will have produced."""
         if self._output_ids is None:
             self._output_ids = draw(self.spec.seed, self.spec.output)
         return self._output_ids

@@ -67,14 +67,27 @@ def failure_of(log: StartLog, sizes: MemorySizes, environment: Mapping[str, str]
     """The first of vLLM's checks that the plan's central figures do not pass; None if it starts."""
     ledger = log.ledger
     if ledger.settings.max_model_len > log.shape.max_context and environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") != "1":
-        return _too_long_for_the_model(log)
+        message = (
+            "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
+            f"  Value error, User-specified max_model_len ({ledger.settings.max_model_len}) is greater than the derived "
+            f"max_model_len (max_position_embeddings={log.shape.max_context} or model_max_length=None in model's config.json). "
+            "To allow overriding this maximum, set the env var VLLM_ALLOW_LONG_MAX_MODEL_LEN=1."
+        )
+        return Failure(Code.OTHER_BAD_CONFIG, message, _CONFIG, 0, is_workers=False)
     if log.free_bytes < ledger.requested.value:
         return too_little_free(log, log.free_bytes)
     if ledger.weights.value > log.free_bytes:
         return _out_of_memory(log, sizes, "weights")
     if ledger.weights.value + ledger.non_torch.value + ledger.activation.value > log.free_bytes:
         return _out_of_memory(log, sizes, "profile")
-    return _cache_refused(ledger) or _too_large(log, sizes)
+    refused = _cache_refused(ledger)
+    # A cache of a size that somebody set is taken whether there is room or not; and graphs come after it.
+    room = log.free_bytes - sizes.weights - sizes.non_torch
+    if refused is None and sizes.kv_cache > room:
+        return _out_of_memory(log, sizes, "kv-allocation")
+    if refused is None and sizes.graphs and sizes.kv_cache + sizes.graphs > room:
+        return _out_of_memory(log, sizes, "graph-capture")
+    return refused
 
 
 def want_of_memory(log: StartLog) -> Failure:
@@ -97,16 +110,6 @@ def too_little_free(log: StartLog, free: int) -> Failure:
         Frame("vllm/v1/worker/utils.py", 762, "request_memory"),
     )
     return Failure(Code.STARTUP_FREE_MEMORY_CHECK, message, frames, 1)
-
-
-def _too_long_for_the_model(log: StartLog) -> Failure:
-    message = (
-        "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
-        f"  Value error, User-specified max_model_len ({log.ledger.settings.max_model_len}) is greater than the derived "
-        f"max_model_len (max_position_embeddings={log.shape.max_context} or model_max_length=None in model's config.json). To "
-        "allow overriding this maximum, set the env var VLLM_ALLOW_LONG_MAX_MODEL_LEN=1."
-    )
-    return Failure(Code.OTHER_BAD_CONFIG, message, _CONFIG, 0, is_workers=False)
 
 
 def _cache_refused(ledger: Ledger) -> Failure | None:
@@ -143,76 +146,44 @@ def _cache_refused(ledger: Ledger) -> Failure | None:
     return Failure(Code.STARTUP_CONTEXT_TOO_LONG, message, frames, 3, is_workers=False)
 
 
-def _too_large(log: StartLog, sizes: MemorySizes) -> Failure | None:
-    """A cache of a size that somebody set is taken whether there is room or not; and graphs come after it."""
-    room = log.free_bytes - sizes.weights - sizes.non_torch
-    if sizes.kv_cache > room:
-        return _out_of_memory(log, sizes, "kv-allocation")
-    if sizes.graphs and sizes.kv_cache + sizes.graphs > room:
-        return _out_of_memory(log, sizes, "graph-capture")
-    return None
-
-
-class _Step(NamedTuple):
-    """Where an allocation fails at start."""
-
-    code: Code
-    frames: tuple[Frame, ...]
-    steps: int
-
-
-_STEPS: Mapping[str, _Step] = {
-    "weights": _Step(
-        Code.STARTUP_WEIGHTS_DO_NOT_FIT,
-        (
-            *_EXECUTOR,
-            Frame(_WORKER, 590, "load_model"),
-            Frame(_RUNNER, 405, "load_model"),
-            Frame("vllm/model_executor/model_loader/base_loader.py", 55, "load_model"),
-            Frame("vllm/model_executor/model_loader/utils.py", 63, "initialize_model"),
-            Frame("vllm/model_executor/layers/linear.py", 201, "create_weights"),
-        ),
-        2,
-    ),
-    "profile": _Step(
-        Code.STARTUP_PROFILE_RUN,
-        (
-            *_CACHES,
-            Frame("vllm/v1/executor/abstract.py", 140, "determine_available_memory"),
-            Frame(_WORKER, 690, "determine_available_memory"),
-            Frame(_RUNNER, 760, "profile_run"),
-            Frame(_RUNNER, 700, "_dummy_run"),
-        ),
-        2,
-    ),
-    "kv-allocation": _Step(
-        Code.STARTUP_KV_ALLOCATION,
-        (
-            *_CACHES,
-            Frame("vllm/v1/executor/abstract.py", 124, "initialize_from_config"),
-            Frame(_WORKER, 880, "initialize_from_config"),
-            Frame(_RUNNER, 560, "initialize_kv_cache"),
-            Frame("vllm/v1/worker/gpu/attn_utils.py", 180, "_allocate_kv_cache"),
-        ),
-        3,
-    ),
-    "graph-capture": _Step(
-        Code.STARTUP_GRAPH_CAPTURE,
-        (
-            *_CACHES,
-            Frame("vllm/v1/executor/abstract.py", 124, "initialize_from_config"),
-            Frame(_WORKER, 962, "compile_or_warm_up_model"),
-            Frame(_RUNNER, 1100, "capture_model"),
-            Frame("vllm/v1/worker/gpu/cudagraph_utils.py", 576, "capture"),
-        ),
-        3,
-    ),
-}
+_ALLOCATION = Frame("vllm/v1/executor/abstract.py", 124, "initialize_from_config")
+# Where an allocation fails at start: what `doctor` makes of it, how far the start came, and the calls.
+_STEPS: Mapping[str, tuple[Code, int, tuple[Frame, ...]]] = {
+    "weights": (Code.STARTUP_WEIGHTS_DO_NOT_FIT, 2, (
+        *_EXECUTOR,
+        Frame(_WORKER, 590, "load_model"),
+        Frame(_RUNNER, 405, "load_model"),
+        Frame("vllm/model_executor/model_loader/base_loader.py", 55, "load_model"),
+        Frame("vllm/model_executor/model_loader/utils.py", 63, "initialize_model"),
+        Frame("vllm/model_executor/layers/linear.py", 201, "create_weights"),
+    )),
+    "profile": (Code.STARTUP_PROFILE_RUN, 2, (
+        *_CACHES,
+        Frame("vllm/v1/executor/abstract.py", 140, "determine_available_memory"),
+        Frame(_WORKER, 690, "determine_available_memory"),
+        Frame(_RUNNER, 760, "profile_run"),
+        Frame(_RUNNER, 700, "_dummy_run"),
+    )),
+    "kv-allocation": (Code.STARTUP_KV_ALLOCATION, 3, (
+        *_CACHES,
+        _ALLOCATION,
+        Frame(_WORKER, 880, "initialize_from_config"),
+        Frame(_RUNNER, 560, "initialize_kv_cache"),
+        Frame("vllm/v1/worker/gpu/attn_utils.py", 180, "_allocate_kv_cache"),
+    )),
+    "graph-capture": (Code.STARTUP_GRAPH_CAPTURE, 3, (
+        *_CACHES,
+        _ALLOCATION,
+        Frame(_WORKER, 962, "compile_or_warm_up_model"),
+        Frame(_RUNNER, 1100, "capture_model"),
+        Frame("vllm/v1/worker/gpu/cudagraph_utils.py", 576, "capture"),
+    )),
+}  # fmt: skip
 
 
 def _out_of_memory(log: StartLog, sizes: MemorySizes, step: str) -> Failure:
     """torch's words for the piece that found no room, when those before it had filled the device."""
-    known = _STEPS[step]
+    code, steps, frames = _STEPS[step]
     layers = max(1, len(log.shape.layers))
     before, whole, pieces = {
         "weights": (0, sizes.weights, 4 * layers),
@@ -226,16 +197,10 @@ def _out_of_memory(log: StartLog, sizes: MemorySizes, step: str) -> Failure:
     free = room % piece
     live = before + room - free
     text = oom_text(
-        total=sizes.total,
-        graphs=0,
-        tried=piece,
-        free=free,
-        own=sizes.context + outside + live,
-        live=live,
-        left=0,
+        total=sizes.total, graphs=0, tried=piece, free=free, own=sizes.context + outside + live, live=live, left=0,
         neighbours=sizes.neighbours,
-    )
-    return Failure(known.code, f"torch.OutOfMemoryError: {text}", known.frames, known.steps)
+    )  # fmt: skip
+    return Failure(code, f"torch.OutOfMemoryError: {text}", frames, steps)
 
 
 def failed_lines(log: StartLog, failure: Failure) -> Iterator[Line]:

@@ -56,7 +56,6 @@ PERMISSION = {
 
 
 async def tokenize(request: Request) -> Response:
-    """The tokens of a text or of messages."""
     service: Service = request.app.state.service
     asked = checked(TOKENIZE.validate_python, await _body_while_serving(request))
     service.check_model(asked.model)
@@ -71,7 +70,6 @@ async def tokenize(request: Request) -> Response:
 
 
 async def detokenize(request: Request) -> Response:
-    """The text of tokens."""
     asked = checked(DetokenizeRequest.model_validate, await _body_while_serving(request))
     request.app.state.service.check_model(asked.model)
     return Json({"prompt": "".join(await words_of(asked.tokens))})
@@ -85,7 +83,6 @@ async def _body_while_serving(request: Request) -> dict[str, Any]:
 
 
 async def models(request: Request) -> Response:
-    """The names it serves one model under."""
     service: Service = request.app.state.service
     config, created = service.engine.config, int(time.time())
     cards = [
@@ -107,7 +104,6 @@ async def models(request: Request) -> Response:
 
 
 async def version(request: Request) -> Response:
-    """The release that is imitated."""
     return Json({"version": request.app.state.service.engine.config.release})
 
 
@@ -117,7 +113,6 @@ async def load(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """503 from a dead engine."""
     return Response(status_code=503 if request.app.state.service.engine.is_dead else 200)
 
 
@@ -219,7 +214,6 @@ class Authentication:
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys if key]  # an empty one is none in vLLM, too
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let it pass, or 401."""
         is_guarded = self._digests and scope["type"] in ("http", "websocket") and scope.get("method") != "OPTIONS"
         if is_guarded and path_of(scope["path"], scope.get("root_path", "")).startswith(GUARDED):
             shown = next((bytes(value) for name, value in scope["headers"] if name == b"authorization"), b"")
@@ -239,7 +233,6 @@ class SlowLoris:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
         if scope["type"] != "http" or self._pause_s() is None:
             return await self.app(scope, receive, send)
         leaving: asyncio.Task[None] | None = None

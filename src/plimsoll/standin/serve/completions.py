@@ -66,11 +66,9 @@ class Completion(Generation):
 
     @property
     def is_plain(self) -> bool:
-        """Whether events amid a stream say nothing but their text."""
         return not self.echo and super().is_plain
 
     def whole(self) -> dict[str, Any]:
-        """The body of an answer that is no stream."""
         return {
             **self.top(self.kind),
             "choices": [self._choice(choice) for choice in self.choices],
@@ -98,7 +96,6 @@ class Completion(Generation):
         }
 
     def event(self, choice: Choice, ids: list[int], text: str, *, is_first: bool) -> dict[str, Any]:
-        """The choice of an event that says more than its text."""
         if choice.sent == 0 and not self.echo:
             return {}
         returns_ids, offset = self.asked.return_token_ids, self._offsets.get(choice.index, 0)
@@ -151,7 +148,6 @@ class ChatCompletion(Generation):
         )  # fmt: skip
 
     def whole(self) -> dict[str, Any]:
-        """The body of an answer that is no stream."""
         ids = self.prompts[0].ids.tolist()
         return {
             **self.top(self.kind),
@@ -195,11 +191,9 @@ class ChatCompletion(Generation):
         return events
 
     def usage_of(self, choice: Choice) -> dict[str, Any]:
-        """The tokens of a choice, as far as they were told."""
         return {**super().usage_of(choice), "completion_tokens_details": None}
 
     def event(self, choice: Choice, ids: list[int], text: str, *, is_first: bool) -> dict[str, Any]:
-        """The choice of an event that says more than its text."""
         del is_first
         if choice.sent == 0:
             return {}
@@ -226,12 +220,10 @@ class ChatCompletion(Generation):
 
 
 async def create_completion(request: Request) -> Response:
-    """POST /v1/completions."""
     return await _complete(request, await json_body(request))
 
 
 async def create_chat_completion(request: Request) -> Response:
-    """POST /v1/chat/completions."""
     return await _chat(request, await json_body(request))
 
 

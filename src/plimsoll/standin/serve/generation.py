@@ -39,12 +39,10 @@ _BLANK = re.compile(r"\s")
 
 
 async def encoded(text: str) -> list[int]:
-    """The text's tokens."""
     return encode(text) if len(text) <= LONG else await asyncio.to_thread(encoded_in_pieces, text)
 
 
 async def words_of(ids: list[int]) -> list[str]:
-    """The text of each token."""
     return [piece(one) for one in ids] if len(ids) <= LONG else await asyncio.to_thread(lambda: [piece(one) for one in ids])
 
 
@@ -244,7 +242,6 @@ class Generation:
         self.tells_usage_always = forces_usage or bool(options and options.include_usage and options.continuous_usage_stats)
 
     def top(self, kind: str) -> dict[str, Any]:
-        """How every answer and every event begins."""
         return {"id": self.name, "object": kind, "created": self.created, "model": self.service.names[0]}
 
     def whole(self) -> dict[str, Any]:
@@ -375,7 +372,6 @@ class Generation:
         self.service.give_up(self.choices)
 
     def prompt_of(self, choice: Choice) -> Prompt:
-        """The prompt of a choice."""
         return self.prompts[choice.index // self.n]
 
     def usage(self, *, is_whole: bool = False) -> dict[str, Any]:
@@ -409,7 +405,6 @@ def tell(choice: Choice) -> tuple[list[int], bytes]:
 
 
 def event_of(value: Any) -> bytes:
-    """One event of a stream."""
     return b"data: " + dumped(value) + b"\n\n"
 
 

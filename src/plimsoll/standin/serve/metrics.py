@@ -75,7 +75,6 @@ class Counting:
         self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
         path = path_of(scope["path"], scope.get("root_path", "")) if scope["type"] == "http" else "/metrics"
         if any(part in path for part in NOT_COUNTED):
             return await self.app(scope, receive, send)
@@ -148,7 +147,6 @@ class Metrics:
         return int(self._service.engine.memory.figures()["host_memory"]["resident"] or 0)
 
     def text(self) -> bytes:
-        """The page now."""
         page = b"" if self._page is None else self._page.text(self._service.engine.figures).encode()
         return b"".join((generate_latest(self._process), page, *map(generate_latest, self._behind)))
 

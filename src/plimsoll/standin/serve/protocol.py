@@ -49,7 +49,6 @@ def plain(status: int, message: str) -> Refused:
 
 
 def dead() -> Refused:
-    """500: the engine has died."""
     return Refused(500, DEAD, "InternalServerError")
 
 
@@ -277,7 +276,6 @@ class ChatRequest(GenerationRequest):
     @model_validator(mode="before")
     @classmethod
     def check_before(cls, body: Any) -> Any:
-        """Checks that vLLM makes before it looks at types."""
         if body.get("continue_final_message") and body.get("add_generation_prompt"):
             raise invalid("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
         if body.get("tools") == []:

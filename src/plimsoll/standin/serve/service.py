@@ -58,7 +58,6 @@ class Driver:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is due and no timer runs."""
         return self._timer is None
 
     def now_ns(self) -> int:
@@ -69,13 +68,11 @@ class Driver:
         return max(self.engine.now_ns, int((self._clock() - self._origin_ns) * self.speed))
 
     def submit(self, spec: RequestSpec, wake: Callable[[], None]) -> Request:
-        """Hand a request in, now."""
         request = self.engine.submit(spec, self.now_ns(), wake)
         self.plan()
         return request
 
     def abort(self, request: Request, *, is_told: bool = False) -> None:
-        """Take it back, now."""
         self.engine.abort(request, self.now_ns(), is_told=is_told)
         self.plan()
 
@@ -120,7 +117,6 @@ class Driver:
             self._timer = asyncio.get_running_loop().call_later(pause_s, self.turn)
 
     def stop(self) -> None:
-        """No turn any more."""
         self._is_stopped = True
         self.plan()
 
@@ -148,7 +144,6 @@ class Choice:
 
     @property
     def finish(self) -> str | None:
-        """Why it ended."""
         return None if self.request is None else self.request.finish
 
     @property
@@ -164,7 +159,6 @@ class Choice:
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether it has no token yet."""
         return self.request is None or self.request.produced == 0
 
     def wake(self) -> None:
@@ -182,7 +176,6 @@ class Waiter(asyncio.Event):
     is_gone = False  # the client
 
     def leave(self) -> None:
-        """The client has gone."""
         self.is_gone = True
         self.set()
 
@@ -253,7 +246,6 @@ class Service:
                 self.on_give_up(choice.request)
 
     def abort(self, choices: Sequence[Choice]) -> None:
-        """End them; their clients are told so."""
         for choice in choices:
             if choice.request is not None and choice.request.finish is None:
                 self.driver.abort(choice.request, is_told=True)
@@ -289,7 +281,6 @@ class ClientView:
 
     @property
     def errored(self) -> bool:
-        """Whether the engine is dead."""
         return self._service.engine.is_dead
 
     async def collective_rpc(
