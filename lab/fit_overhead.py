@@ -20,9 +20,8 @@ from plimsoll.models.shape import ModelShape, Quantization, Tower
 from plimsoll.plan import overhead as peaks
 from plimsoll.plan import overhead as table
 from plimsoll.plan.overhead import Overhead, era_of, overhead
-from plimsoll.plan.settings import Settings, v2_by_default
+from plimsoll.plan.settings import Settings, batch_limits, batch_limits_v0, v2_by_default
 from plimsoll.units import GIB, Estimate
-from plimsoll.vllm.defaults import batch_limits, batch_limits_v0
 from plimsoll.vllm.versions import Behaviour
 
 STARTUPS = Path(__file__).parents[2] / "shared" / "data" / "startups"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from plimsoll.errors import BadInput, WorldFailed
-from plimsoll.models.files import read_model
-from plimsoll.models.hub import ENDPOINT, Hub, cache_file
+from plimsoll.models.files import cache_file, read_model
+from plimsoll.models.hub import ENDPOINT, Hub
 from plimsoll.models.safetensors import TensorInfo
 from tests.models.hub_server import COMMIT, CONFIG, TOKEN, Server, hub_of, running, shard
 
@@ -235,18 +235,18 @@ def test_a_token_that_would_break_the_request_is_refused() -> None:
 def test_read_model_asks_the_hub_last(server: Server, tmp_path: Path) -> None:
     """A bundled id is answered offline; with a revision of its own, or unknown, the hub is asked."""
     hub, env = hub_of(server), {"HOME": str(tmp_path)}
-    assert read_model("Qwen/Qwen3-8B", hub=hub, environment=env).source.startswith("bundled")
+    assert read_model("Qwen/Qwen3-8B", hub=lambda: hub, environment=env).source.startswith("bundled")
     assert server.seen == []
-    assert read_model("Qwen/Qwen3-8B", hub=hub, revision="refs/pr/1", environment=env).config == CONFIG
+    assert read_model("Qwen/Qwen3-8B", hub=lambda: hub, revision="refs/pr/1", environment=env).config == CONFIG
     assert server.seen[0][0] == "/Qwen/Qwen3-8B/resolve/refs%2Fpr%2F1/config.json"
-    assert read_model("org/unknown", hub=hub, environment=env).config == CONFIG
+    assert read_model("org/unknown", hub=lambda: hub, environment=env).config == CONFIG
 
 
 def test_a_bundled_model_is_known_also_where_the_hub_does_not_answer_for_its_revision(server: Server, tmp_path: Path) -> None:
     """The catalogue's shape with a note is better than none; a model nobody knows stays unknown."""
     offline, env = Hub(server.url, is_offline=True), {"HOME": str(tmp_path)}
-    found = read_model("Qwen/Qwen3-8B", hub=offline, revision="v2", environment=env)
+    found = read_model("Qwen/Qwen3-8B", hub=lambda: offline, revision="v2", environment=env)
     assert found.source.startswith("bundled")
     assert "no revisions" in found.notes[0]
     with pytest.raises(WorldFailed):
-        read_model("org/unknown", hub=offline, revision="v2", environment=env)
+        read_model("org/unknown", hub=lambda: offline, revision="v2", environment=env)

@@ -13,7 +13,8 @@ import pytest
 
 from plimsoll.errors import BadInput, TimedOut, WorldFailed
 from plimsoll.plan.learned import STARTS_MAX, Correction, Learned, Start
-from plimsoll.plan.store import forget, read_corrections, store
+from plimsoll.plan.read import read_corrections
+from plimsoll.plan.store import forget, store
 
 KEY = "vllm=0.25.1;gpu=h200-sxm-141gb;model=0123456789ab;tp=1;pp=1;run=ba9876543210"
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
 from plimsoll.plan.learned import FILE_MAX_BYTES, Correction, Learned, Start, decoded, encoded
-from plimsoll.plan.store import read_corrections
+from plimsoll.plan.read import read_corrections
 
 KEY = "vllm=0.32.0;gpu=l4;model=aa;tp=1;pp=1;run=bb"
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from os import scandir
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
 
 from plimsoll.errors import BadInput, TooLarge, WorldFailed
 from plimsoll.models.safetensors import SHARDS_MAX, TensorInfo, join_headers, open_plain, read_header
@@ -220,7 +221,7 @@ _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-/+]{0,199}")
 
 
 def read_model(
-    name: str, *, hub: Hub | None, revision: str | None = None, environment: Mapping[str, str] | None = None
+    name: str, *, hub: Callable[[], Hub] | None, revision: str | None = None, environment: Mapping[str, str] | None = None
 ) -> ModelFiles:
     """The model that vLLM would load under this name; BadInput or WorldFailed says in one line why there is none."""
     env = os.environ if environment is None else environment
@@ -232,8 +233,6 @@ def read_model(
         raise BadInput(f"{shown!a}: {_not_an_id(name)}")
     if revision is not None and (_REVISION.fullmatch(revision) is None or ".." in revision):
         raise BadInput(f"{shown}: {ascii(revision)[:80]} is not a revision: a branch, a tag or a commit")
-    from plimsoll.models.hub import kept, own_cache  # which imports this module
-
     known = _cached(name, revision, env) or kept(own_cache(env, _home(env)), name, revision or "main")
     if known is not None:
         return known
@@ -243,7 +242,7 @@ def read_model(
         return bundled
     if hub is not None:
         try:
-            return hub.read(name, revision)
+            return hub().read(name, revision)
         except WorldFailed:
             if bundled is None:
                 raise
@@ -282,6 +281,43 @@ def _not_an_id(name: str) -> str:
     if scheme:
         return f"models are not read from {scheme.group(1)}://; give a local folder with its config.json, or a Hugging Face id"
     return "neither an existing folder nor a Hugging Face id such as Qwen/Qwen3-8B"
+
+
+KEPT_SCHEMA = "plimsoll.model-files/1"
+KEPT_MAX_BYTES = 512 << 20
+
+
+def own_cache(environment: Mapping[str, str], home: Path) -> Path:
+    """Where plimsoll keeps what the hub answered."""
+    base = environment.get("XDG_CACHE_HOME", "")
+    return (Path(base) if base.startswith("/") else home / ".cache") / "plimsoll" / "models"
+
+
+def cache_file(cache: Path, name: str, revision: str) -> Path:
+    """Where the answer for a model and revision is kept; neither can lead out of the folder."""
+    return cache / quote(name.replace("/", "--"), safe="") / f"{quote(revision, safe='')}.json"
+
+
+def kept(cache: Path, name: str, revision: str) -> ModelFiles | None:
+    """What is kept, or None where nothing is, or where it cannot be made sense of."""
+    path = cache_file(cache, name, revision)
+    try:
+        with path.open("rb") as file:
+            content = file.read(KEPT_MAX_BYTES + 1)
+        loaded = json.loads(content)
+        if len(content) > KEPT_MAX_BYTES or loaded["schema"] != KEPT_SCHEMA or loaded["name"] != name:
+            return None
+        tensors = loaded["tensors"]
+        return ModelFiles(
+            name=name,
+            config=dict(loaded["config"]),
+            tensors=None if tensors is None else tuple(TensorInfo(str(n), str(d), tuple(map(int, s))) for n, d, s in tensors),
+            total_bytes=None if loaded["total_bytes"] is None else int(loaded["total_bytes"]),
+            source=f"{loaded['source']}, kept in {path}",
+            notes=tuple(map(str, loaded["notes"])),
+        )
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
 
 
 def hugging_face_cache(environment: Mapping[str, str]) -> Path:

@@ -21,55 +21,23 @@ from plimsoll.models.files import (
     CONFIG_MAX_BYTES,
     INDEX_MAX_BYTES,
     INDEXES,
+    KEPT_SCHEMA,
     PICKLE_INDEX,
     PICKLES_BY_INDEX,
     QUANTIZATION,
     Index,
     ModelFiles,
+    cache_file,
+    kept,
     nearest_names,
+    own_cache,
     parse_index,
     parse_json,
     size_note,
     with_quantization,
 )
-from plimsoll.models.safetensors import PREFIX_BYTES, Header, TensorInfo, header_length, join_headers, parse_header
+from plimsoll.models.safetensors import PREFIX_BYTES, Header, header_length, join_headers, parse_header
 from plimsoll.net.address import Address
-
-_SCHEMA = "plimsoll.model-files/1"
-_MAX_BYTES = 512 << 20
-
-
-def own_cache(environment: Mapping[str, str], home: Path) -> Path:
-    """Where plimsoll keeps what the hub answered."""
-    base = environment.get("XDG_CACHE_HOME", "")
-    return (Path(base) if base.startswith("/") else home / ".cache") / "plimsoll" / "models"
-
-
-def cache_file(cache: Path, name: str, revision: str) -> Path:
-    """Where the answer for a model and revision is kept; neither can lead out of the folder."""
-    return cache / quote(name.replace("/", "--"), safe="") / f"{quote(revision, safe='')}.json"
-
-
-def kept(cache: Path, name: str, revision: str) -> ModelFiles | None:
-    """What is kept, or None where nothing is, or where it cannot be made sense of."""
-    path = cache_file(cache, name, revision)
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-        loaded = json.loads(content)
-        if len(content) > _MAX_BYTES or loaded["schema"] != _SCHEMA or loaded["name"] != name:
-            return None
-        tensors = loaded["tensors"]
-        return ModelFiles(
-            name=name,
-            config=dict(loaded["config"]),
-            tensors=None if tensors is None else tuple(TensorInfo(str(n), str(d), tuple(map(int, s))) for n, d, s in tensors),
-            total_bytes=None if loaded["total_bytes"] is None else int(loaded["total_bytes"]),
-            source=f"{loaded['source']}, kept in {path}",
-            notes=tuple(map(str, loaded["notes"])),
-        )
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return None
 
 
 def keep(cache: Path, files: ModelFiles, revision: str) -> ModelFiles:
@@ -77,7 +45,7 @@ def keep(cache: Path, files: ModelFiles, revision: str) -> ModelFiles:
     import tempfile  # only where something was fetched
 
     path = cache_file(cache, files.name, revision)
-    text = json.dumps({"schema": _SCHEMA} | files._asdict(), separators=(",", ":"), default=dict)
+    text = json.dumps({"schema": KEPT_SCHEMA} | files._asdict(), separators=(",", ":"), default=dict)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")

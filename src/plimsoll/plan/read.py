@@ -7,9 +7,11 @@ config.json, headers ──> shape ─┼──> PlanInput ──> plan() ──
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from plimsoll.errors import BadInput, PlimsollError
 from plimsoll.findings import Finding
@@ -20,16 +22,18 @@ from plimsoll.launch.inputs import config_of, launches_named
 from plimsoll.launch.recognise import Launch
 from plimsoll.launch.rewrite import LEFT_OUT
 from plimsoll.models.files import ModelFiles, read_model
-from plimsoll.models.hub import Hub
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.certify import Certificate, certificate_of
 from plimsoll.plan.findings import Advice, advise, findings_of, stops_the_start
 from plimsoll.plan.ledger import Ledger, ModelFacts, plan_ledger
 from plimsoll.plan.options import CardOptions, ServerOptions
 from plimsoll.plan.settings import Card, Flags, Settings, read_settings
-from plimsoll.plan.store import read_corrections
 from plimsoll.units import GIB, Estimate, format_gib
 from plimsoll.vllm.versions import Behaviour, engine_named
+
+if TYPE_CHECKING:
+    from plimsoll.models.hub import Hub
+    from plimsoll.plan.learned import Correction
 
 
 class MemoryPlan(NamedTuple):
@@ -142,11 +146,17 @@ def _with_drafter(model: ModelFacts, settings: Settings) -> tuple[ModelFacts, tu
 
 
 def _read_model(name: str, revision: str | None, overrides: Mapping[str, object]) -> tuple[ModelFacts, tuple[str, ...]]:
-    files = read_model(name, hub=Hub.from_environment(), revision=revision)
+    files = read_model(name, hub=_hub, revision=revision)
     shape = ModelShape.from_config(_overridden(files.config, overrides))
     tensors = None if files.tensors is None else tuple((t.name, t.dtype, t.shape) for t in files.tensors)
     facts = ModelFacts(name, shape, tensors, files.total_bytes, _is_unquantised(files, overrides))
     return facts, (*files.notes, *shape.notes)
+
+
+def _hub() -> Hub:
+    from plimsoll.models.hub import Hub  # only where the model is nowhere on this machine
+
+    return Hub.from_environment()
 
 
 def _is_unquantised(files: ModelFiles, overrides: Mapping[str, object]) -> bool:
@@ -201,3 +211,34 @@ def installed_vllm() -> str | None:
         return version("vllm")
     except PackageNotFoundError:
         return None
+
+
+def corrections_file(environment: Mapping[str, str], home: str) -> str:
+    """Where corrections are kept; XDG wants a relative XDG_STATE_HOME to be ignored."""
+    base = environment.get("XDG_STATE_HOME", "")
+    return f"{base if base.startswith('/') else home + '/.local/state'}/plimsoll/corrections.json"
+
+
+def usual_path() -> Path:
+    """The file of this user's corrections."""
+    return Path(corrections_file(os.environ, os.path.expanduser("~")))  # noqa: PTH111  (Path.home may raise)
+
+
+def read_corrections(path: Path | None = None) -> dict[str, Correction]:
+    """All corrections by their keys, none where there is no file; BadInput in one line for a file that is broken or newer."""
+    path = path or usual_path()
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
+    from plimsoll.models.safetensors import open_plain  # only where something was learned
+    from plimsoll.plan.learned import FILE_MAX_BYTES, decoded
+
+    with open_plain(path) as file:
+        try:
+            content = file.read(FILE_MAX_BYTES + 1)
+        except OSError as error:
+            raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
+    return decoded(content, str(path))

@@ -10,7 +10,6 @@ from plimsoll.errors import BadInput
 from plimsoll.launch.command_line import Argument, CommandLine
 from plimsoll.models.shape import LayerKind, ModelShape
 from plimsoll.units import GIB, parse_vllm_integer, parse_vllm_integer_or_auto
-from plimsoll.vllm.defaults import batch_limits, batch_limits_v0
 from plimsoll.vllm.flags import UNKNOWN_DEFAULT, flags_of
 from plimsoll.vllm.versions import Behaviour, Coverage, plain_version
 
@@ -369,3 +368,34 @@ def _partition(text: str | None) -> tuple[int, ...] | None:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise BadInput(f"VLLM_PP_LAYER_PARTITION={text!r} is not a list of layer counts") from None
+
+
+class BatchLimits(NamedTuple):
+    """max_num_seqs and max_num_batched_tokens before the model's context is looked at."""
+
+    sequences: int
+    tokens: int
+
+
+def batch_limits(release: str, gpu_name: str, gpu_bytes: int) -> BatchLimits | None:
+    """The defaults of `vllm serve` under the second engine (V1); None for releases that ran the first one by default.
+
+    Read in `engine/arg_utils.py` of each release (`get_batch_defaults` and its forerunners).
+    """
+    if not Behaviour.V1_ENGINE.is_in(release):
+        return None
+    name = gpu_name.lower()
+    if Behaviour.LARGEST_BATCH.is_in(release) and gpu_bytes >= 160 * GIB:
+        return BatchLimits(1024, 16384)
+    if Behaviour.BATCH_BY_MEMORY.is_in(release):
+        is_large = gpu_bytes >= 70 * GIB and not (Behaviour.A100_BATCH.is_in(release) and "a100" in name)
+    else:
+        is_large = "h100" in name or "h200" in name
+    if is_large:
+        return BatchLimits(1024, 8192)
+    return BatchLimits(256 if Behaviour.FEWER_SEQUENCES.is_in(release) else 1024, 2048)
+
+
+def batch_limits_v0(context: int, *, chunked: bool) -> BatchLimits:
+    """The first engine (`config.py`): a batch holds the longest prompt unless prompts are chunked (on by itself above 32k)."""
+    return BatchLimits(256, 2048 if chunked else max(context, 2048))

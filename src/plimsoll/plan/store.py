@@ -12,7 +12,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -21,6 +21,7 @@ from plimsoll.errors import BadInput, TimedOut, TooLarge, WorldFailed
 from plimsoll.models.safetensors import open_plain
 from plimsoll.net.inputs import unpacked
 from plimsoll.plan.learned import FILE_MAX_BYTES, KEYS_MAX, Correction, decoded, encoded
+from plimsoll.plan.read import usual_path
 from plimsoll.vllm.log_lines import NEEDLES, Measured, measured_of
 
 LOCK_SECONDS = 10.0
@@ -57,18 +58,8 @@ def forget(path: Path | None = None, *, wait_seconds: float = LOCK_SECONDS) -> i
         raise WorldFailed(f"{target}: cannot be removed: {error.strerror or error}") from None
 
 
-def corrections_file(environment: Mapping[str, str], home: str) -> str:
-    """Where corrections are kept; XDG wants a relative XDG_STATE_HOME to be ignored."""
-    base = environment.get("XDG_STATE_HOME", "")
-    return f"{base if base.startswith('/') else home + '/.local/state'}/plimsoll/corrections.json"
-
-
-def _usual_path() -> Path:
-    return Path(corrections_file(os.environ, os.path.expanduser("~")))  # noqa: PTH111  (Path.home may raise)
-
-
 def _target(path: Path | None) -> Path:
-    return Path(os.path.realpath(path or _usual_path()))  # a link stays a link: what it leads to is replaced
+    return Path(os.path.realpath(path or usual_path()))  # a link stays a link: what it leads to is replaced
 
 
 def _known(target: Path) -> dict[str, Correction]:
@@ -112,23 +103,6 @@ def _locked(target: Path, wait_seconds: float) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def read_corrections(path: Path | None = None) -> dict[str, Correction]:
-    """All corrections by their keys, none where there is no file; BadInput in one line for a file that is broken or newer."""
-    path = path or _usual_path()
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
-    with open_plain(path) as file:
-        try:
-            content = file.read(FILE_MAX_BYTES + 1)
-        except OSError as error:
-            raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
-    return decoded(content, str(path))
 
 
 # A start is read from its log, plain or gzip, or from the startup plan that vLLM itself keeps. Numbers are all that leaves this

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from plimsoll.plan.settings import batch_limits, batch_limits_v0
 from plimsoll.units import GIB
-from plimsoll.vllm.defaults import batch_limits, batch_limits_v0
 
 
 @pytest.mark.parametrize(
