@@ -17,9 +17,8 @@ from statistics import mean, median
 from typing import Any, NamedTuple
 
 from plimsoll.models.shape import ModelShape, Quantization, Tower
-from plimsoll.plan import overhead as peaks
-from plimsoll.plan import overhead as table
-from plimsoll.plan.overhead import Overhead, era_of, overhead
+from plimsoll.plan import ledger as table
+from plimsoll.plan.ledger import Overhead, era_of, overhead
 from plimsoll.plan.settings import Settings, batch_limits, batch_limits_v0, v2_by_default
 from plimsoll.units import GIB, Estimate
 from plimsoll.vllm.versions import Behaviour
@@ -223,7 +222,7 @@ def _implied_bytes(start: Start) -> float | None:
     batch_bytes = min(given.max_num_seqs, given.max_num_batched_tokens) * start.shape.vocab_size
     if start.activation * GIB < 1.5 * without.value and "sampler" not in without.why:
         return None
-    rest = peaks.sampler_peak(start.shape, peaks.batch_of(given), era._replace(sampler_bytes=0.0), v2=False)
+    rest = table.sampler_peak(start.shape, table.batch_of(given), era._replace(sampler_bytes=0.0), v2=False)
     return (start.activation * GIB - rest) / batch_bytes
 
 

@@ -748,3 +748,9 @@ def plain(value: object) -> object:
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(inner) for inner in value]
     return clean(str(value))
+
+
+def one_line(text: str) -> str:
+    """Text of the user's on one line, without secrets and without control characters that a terminal would obey."""
+    one_line = " ".join(redact(text).split()) if not text.isprintable() else redact(text)
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in one_line)

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.launch.check_flags import ConfigFile, FlagReport, check
-from plimsoll.launch.command_line import read_command_line
+from plimsoll.launch.check_flags import ConfigFile, FlagReport, Item, Status, check
+from plimsoll.launch.command_line import EntryPoint, Launch, read_command_line
 from plimsoll.launch.files import read_launches
-from plimsoll.launch.recognise import EntryPoint, Launch
-from plimsoll.launch.rewrite import Item, Status
 from plimsoll.vllm.flag_notes import GONE
 from plimsoll.vllm.flags import history_of
 from plimsoll.vllm.versions import engine_named

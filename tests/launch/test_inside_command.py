@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from plimsoll.launch.check_flags import ConfigFile
+from plimsoll.launch.command_line import EntryPoint, Launch
 from plimsoll.launch.inside_command import FLAGS, InsideLaunch, Plugins, fit, with_remarks
-from plimsoll.launch.recognise import EntryPoint, Launch
 from plimsoll.vllm.extension_points import Part, Verdict
 from plimsoll.vllm.versions import engine_named
 

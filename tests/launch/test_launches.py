@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput, TooLarge
+from plimsoll.launch.command_line import EntryPoint, Launch, find_launch
 from plimsoll.launch.files import BYTES_MAX, read_launches
-from plimsoll.launch.recognise import EntryPoint, Launch, find_launch
 
 CAPTURES = Path(__file__).parent.parent / "captures" / "launches"
 

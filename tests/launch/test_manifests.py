@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput, TooLarge
+from plimsoll.launch.command_line import EntryPoint, Launch
 from plimsoll.launch.manifests import launches_in_manifest
-from plimsoll.launch.recognise import EntryPoint, Launch
 
 CAPTURES = Path(__file__).parent.parent / "captures" / "launches"
 

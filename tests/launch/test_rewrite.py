@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from plimsoll.launch.check_flags import ConfigFile, FlagReport, check
-from plimsoll.launch.recognise import EntryPoint, Launch
+from plimsoll.launch.command_line import EntryPoint, Launch
 from plimsoll.vllm.versions import engine_named
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.models.shape import ModelShape, Tower
-from plimsoll.plan.overhead import ERAS, Overhead, era_of, overhead
+from plimsoll.plan.ledger import ERAS, Overhead, era_of, overhead
 from plimsoll.plan.settings import Settings, v2_by_default
 from plimsoll.units import GIB
 from plimsoll.vllm.versions import Behaviour, Version

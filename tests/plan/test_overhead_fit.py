@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 from lab.fit_overhead import STARTUPS, Score, fit, least_absolute, per_architecture, read_starts, score
-from plimsoll.plan import overhead as table
+from plimsoll.plan import ledger as table
 
 needs_data = pytest.mark.skipif(not STARTUPS.exists(), reason=f"{STARTUPS} is not there: the starts are not in the repository")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.models.shape import ModelShape
-from plimsoll.plan.overhead import Overhead, overhead
+from plimsoll.plan.ledger import Overhead, overhead
 from plimsoll.plan.settings import Settings
 from plimsoll.units import GIB
 

@@ -6,8 +6,7 @@ import json
 
 from plimsoll.findings import Code, Finding, Severity
 from plimsoll.launch.check_flags import check
-from plimsoll.launch.command_line import read_command_line
-from plimsoll.launch.recognise import EntryPoint, Launch
+from plimsoll.launch.command_line import EntryPoint, Launch, read_command_line
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import ModelFacts, plan_ledger
 from plimsoll.plan.read import MemoryPlan

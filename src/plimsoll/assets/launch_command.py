@@ -11,11 +11,9 @@ from typing import Any, NamedTuple
 from plimsoll.assets.settings import Command, PlanFacts, Timers, timers_of
 from plimsoll.errors import BadInput
 from plimsoll.hardware.cards import Vendor, gpu_named
-from plimsoll.launch.check_flags import check
-from plimsoll.launch.command_line import Argument, read_command_line
+from plimsoll.launch.check_flags import check, spelled
+from plimsoll.launch.command_line import Argument, EntryPoint, Launch, read_command_line
 from plimsoll.launch.inside_command import Plugins, fit, with_remarks
-from plimsoll.launch.recognise import EntryPoint, Launch
-from plimsoll.launch.rewrite import spelled
 from plimsoll.redaction import REDACTED
 from plimsoll.vllm.extension_points import NEEDS, Part, answers_in, verdicts
 from plimsoll.vllm.flags import flags_of

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from plimsoll.errors import BadInput, PlimsollError, WorldFailed
+from plimsoll.launch.command_line import Launch
 from plimsoll.launch.files import read_list
 from plimsoll.launch.inputs import launches_named
 from plimsoll.launch.options import OptionsCommand, first_given, option, options_of, parse, pid_of, switch
-from plimsoll.launch.recognise import Launch
 from plimsoll.plan.ledger import Ledger, ModelFacts
 from plimsoll.plan.matrix import MatrixSpec, plan_matrix
 from plimsoll.plan.options import ServerOptions

@@ -13,8 +13,8 @@ from os.path import basename
 from typing import BinaryIO, NamedTuple
 
 from plimsoll.errors import BadInput, TooLarge
+from plimsoll.launch.command_line import Container, Launch, find_in_container, find_launch
 from plimsoll.launch.manifests import Growth, interpolate, launches_in_manifest, plain_words
-from plimsoll.launch.recognise import Container, Launch, find_in_container, find_launch
 from plimsoll.launch.shell_script import commands_in
 
 BYTES_MAX = 1024 * 1024

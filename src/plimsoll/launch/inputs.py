@@ -10,10 +10,10 @@ from pathlib import Path
 
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.launch.check_flags import ConfigFile
+from plimsoll.launch.command_line import Launch, find_launch
 from plimsoll.launch.files import read_launches
 from plimsoll.launch.manifests import documents_in
 from plimsoll.launch.options import Words, meant
-from plimsoll.launch.recognise import Launch, find_launch
 from plimsoll.launch.shell_script import commands_in
 
 _FILES = (".sh", ".bash", ".yaml", ".yml", ".json", ".txt", ".service", ".env", ".log", ".gz")

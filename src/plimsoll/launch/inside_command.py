@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from plimsoll.launch.check_flags import ConfigFile, FlagReport, check, with_config
-from plimsoll.launch.command_line import Argument, UnresolvedWords, read_command_line
-from plimsoll.launch.recognise import EntryPoint, Launch
+from plimsoll.launch.command_line import Argument, EntryPoint, Launch, UnresolvedWords, read_command_line
 from plimsoll.vllm import flags
 from plimsoll.vllm.extension_points import FIRST_ENGINE, PLUGIN_LIST, RUST_FRONT_END, Part, Verdict
 from plimsoll.vllm.versions import Engine

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from plimsoll.errors import BadInput, TooLarge
-from plimsoll.launch.recognise import Container, Launch, find_in_container
+from plimsoll.launch.command_line import Container, Launch, find_in_container
 
 Tree: TypeAlias = "dict[str, Tree] | list[Tree] | str | bool | None"
 

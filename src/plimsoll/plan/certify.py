@@ -22,8 +22,17 @@ from plimsoll.findings import Finding
 from plimsoll.hardware.cards import Vendor, gpu_named
 from plimsoll.models.shape import ModelShape, Tower
 from plimsoll.plan.findings import stops_the_start
-from plimsoll.plan.ledger import PIECES_AT_MOST, Ledger, ModelFacts
-from plimsoll.plan.overhead import V2_PENALTY_BYTES, Batch, batch_of, era_of, likely_capability, persistent
+from plimsoll.plan.ledger import (
+    PIECES_AT_MOST,
+    V2_PENALTY_BYTES,
+    Batch,
+    Ledger,
+    ModelFacts,
+    batch_of,
+    era_of,
+    likely_capability,
+    persistent,
+)
 from plimsoll.plan.settings import Flags, Settings, limit_of
 from plimsoll.plan.weights_parts import STYLES, Style
 from plimsoll.units import GIB, MIB, ceil_div, format_count, format_gib, round_up

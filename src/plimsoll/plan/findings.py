@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from plimsoll.errors import BadInput
 from plimsoll.findings import Code, Evidence, Finding, Severity
-from plimsoll.launch.rewrite import Item
+from plimsoll.launch.check_flags import Item
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.kv import WhyRefused
 from plimsoll.plan.ledger import Ledger

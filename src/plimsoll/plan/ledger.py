@@ -11,16 +11,440 @@ left at the right, the slack, is all there is for everything that vLLM's own pro
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
+from math import ceil
 from typing import NamedTuple
 
-from plimsoll.models.shape import ModelShape
+from plimsoll.models.shape import LayerKind, ModelShape, Tower
 from plimsoll.plan.kv import KvPlan, plan_kv
 from plimsoll.plan.kv_layers import RankSpecs, specs_of_all_stages
-from plimsoll.plan.overhead import overhead, unseen_buffers
 from plimsoll.plan.settings import Card, Settings, auto_dtype_of
 from plimsoll.plan.weights import lora_bytes, weights_from_shape, weights_from_tensors, weights_from_total
-from plimsoll.units import GIB, Estimate
+from plimsoll.units import GIB, MIB, Estimate, format_gib
 from plimsoll.vllm.versions import Behaviour
+
+# What vLLM subtracts beside weights and KV: activation peak, memory outside torch, CUDA graphs, each with its band.
+#
+# All that changes with the release is data in ERAS; docs/overhead.md says where the figures come from and how far they are off.
+# Where two figures are equally likely the larger is the value: too little KV is an inconvenience, too much takes a server down.
+
+
+class NonTorch(NamedTuple):
+    """Growth of memory outside torch since vLLM's snapshot, in GiB: value, low, high."""
+
+    alone: tuple[float, float, float]
+    together: tuple[float, float, float]  # tensor parallel, on cards with a fast link (compute capability 9 and up)
+    together_slow_link: tuple[float, float, float]
+    staged: tuple[float, float, float]  # pipeline parallel without tensor parallel
+
+
+class Era(NamedTuple):
+    """A range of releases whose profile run allocates alike."""
+
+    name: str
+    since: Behaviour | None  # what the range begins with; it ends where the next one begins
+    evidence: str
+    sampler_bytes: float  # per row and vocabulary entry at the peak of the sampler's dummy run, first model runner
+    forward_hidden: float  # hidden-sized tensors alive beside the widest feed-forward of a compiled pass
+    non_torch: NonTorch
+    activation_band: tuple[float, float]  # share below and above the value that about 90 % of held-out starts stay in
+    band_gib: float  # and a constant part of that band
+    graph_estimate: str = "none"  # or "opt-in": when asked for; "v1": default, but the second runner returns 0; "both"
+    top_k_buffer: bool = False  # the Triton top-k kernel keeps a row of 4-byte logits per multiprocessor
+    copies_embedding: bool = False  # a compiled pass holds a second copy of the embedding table
+    keeps_moe_workspace: bool = False  # the experts' workspace outlives the pass and adds to the sampler's peak
+    consumed_counts_all: bool = False  # whatever the device lost counts, sampler state and input buffers too
+    v2_profiles_encoder: bool = False  # the second runner's profile run left the encoder out until 0.27
+    has_rows: bool = True  # whether a start of this range was measured
+
+    @property
+    def first(self) -> str:
+        """The first release of the range."""
+        return self.since.since if self.since is not None else "0"
+
+
+_SNAPSHOT_AFTER_NCCL = NonTorch((0.14, 0.02, 0.25), (0.55, 0.3, 2.2), (0.3, 0.05, 0.9), (0.12, 0.03, 0.3))
+_SINCE_18 = NonTorch((0.27, 0.17, 0.39), (2.21, 2.0, 2.33), (0.6, 0.08, 2.2), (0.12, 0.05, 0.3))
+_SINCE_20 = NonTorch((0.27, 0.17, 0.4), (2.21, 0.5, 2.6), (0.6, 0.08, 2.2), (0.14, 0.04, 0.4))
+
+ERAS: tuple[Era, ...] = (
+    Era("V0", None, "18 starts of the first engine", 38.0, 4.0,
+        NonTorch((0.25, 0.03, 0.75), (0.9, 0.1, 8.0), (0.5, 0.1, 1.2), (0.5, 0.05, 2.0)), (0.25, 0.6), 0.15),
+    Era("0.8.0 to 0.9.0", Behaviour.V1_ENGINE,
+        "no start prints a term: the sampler of 0.9 to 0.16, and all memory outside torch counts", 38.0, 4.0,
+        NonTorch((0.6, 0.2, 1.2), (2.4, 0.8, 4.5), (1.5, 0.5, 3.0), (1.2, 0.4, 2.5)), (0.15, 0.25), 0.3,
+        has_rows=False),
+    Era("0.9.1 to 0.10", Behaviour.NEIGHBOURS_APART,
+        "2 starts on one GPU; NCCL counts, and no start with several GPUs is known", 38.0, 4.0,
+        NonTorch((0.1, 0.02, 0.3), (1.6, 0.5, 3.0), (0.8, 0.1, 2.0), (0.8, 0.1, 2.0)), (0.06, 0.12), 0.12),
+    Era("0.11 to 0.12", Behaviour.NCCL_BEFORE_SNAPSHOT, "7 starts", 38.0, 4.0, _SNAPSHOT_AFTER_NCCL, (0.05, 0.08), 0.08,
+        copies_embedding=True),
+    Era("0.13 to 0.16", Behaviour.MOE_WORKSPACE, "3 starts, and the sampler of 0.11", 38.0, 4.0,
+        _SNAPSHOT_AFTER_NCCL, (0.05, 0.08), 0.08, copies_embedding=True, keeps_moe_workspace=True),
+    Era("0.17", Behaviour.TRITON_TOP_K, "1 start, and the sampler of 0.18 to 0.19", 14.0, 4.0,
+        _SNAPSHOT_AFTER_NCCL, (0.08, 0.1), 0.1, top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True),
+    Era("0.18 to 0.19", Behaviour.GRAPH_ESTIMATE_ASKED, "20 starts", 14.0, 4.0, _SINCE_18, (0.06, 0.1), 0.08, "opt-in",
+        top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True),
+    Era("0.20 to 0.26", Behaviour.GRAPH_ESTIMATE,
+        "18 starts of our own (0.25.1, H200, one GPU); none with several GPUs", 14.0, 3.5,
+        _SINCE_20, (0.1, 0.12), 0.1, "v1", top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True),
+    Era("0.27 to 0.28", Behaviour.CONSUMED_MEMORY,
+        "no start prints a term: the tensors of 0.25.1 under the new accounting", 14.0, 3.5,
+        _SINCE_20, (0.2, 0.25), 0.35, "v1", top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True,
+        consumed_counts_all=True, v2_profiles_encoder=True, has_rows=False),
+    Era("0.29 to 0.32", Behaviour.V2_RUNNER_ALL,
+        "no start prints a term: the tensors of 0.25.1 under the new accounting", 14.0, 3.5,
+        _SINCE_20, (0.25, 0.3), 0.4, "both", top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True,
+        consumed_counts_all=True, v2_profiles_encoder=True, has_rows=False),
+)  # fmt: skip
+
+# Granite's vocabulary is not a multiple of 8 and other matrix kernels are loaded: 0.46 for 0.25 GiB on H100, 0.33 for 0.22
+# on H200.
+ODD_VOCABULARY_GIB = 0.21
+
+# Two GPUs show 2.07 to 2.11 where four show 2.17 to 2.21 (0.19.0, H100).
+TWO_GPUS_LESS_GIB = 0.09
+
+# The first engine profiled one picture or recording per sequence: GiB each, as likely and at most.
+V0_ITEM_GIB = (0.035, 0.3)
+V0_ITEM_TOKENS = 256
+
+# The second model runner (V2): what its sampler holds per row and vocabulary entry: 16-bit logits and their 32-bit copy.
+V2_SAMPLER_BYTES = 6.0
+# Its penalty counters, allocated when the model is loaded: 4 B an entry and one bit.
+V2_PENALTY_BYTES = 4.125
+
+# CUDA graphs: GiB = fixed + per layer x layers + experts (if any) + quantised (if so), at 51 capture sizes (up to 512).
+# Least absolute deviations over the 0.19.0 campaign, by lab.fit_overhead.
+GRAPH_ACTUAL = (0.35, 0.0158, 0.304, 0.18)
+GRAPH_ESTIMATE = (0.0, 0.02, 0.28, 0.22)
+GRAPH_V2 = (0.70, 0.0088, 0.0, 0.0)  # 0.25.1, H200: 4 and 32 layers
+GRAPH_BAND_GIB = 0.35
+GRAPH_LARGEST_SIZE = 512
+GRAPH_LEAST_GIB = 0.4  # four layers took 0.41 on an H200 and were estimated at 0.40
+
+# Multiprocessors by compute capability: rows of the top-k buffer. The largest card of each.
+MULTIPROCESSORS = {(7, 0): 80, (7, 5): 72, (8, 0): 108, (8, 6): 84, (8, 9): 142, (9, 0): 132, (10, 0): 148, (12, 0): 188}
+CUBLAS_WORKSPACE = {True: 32 * MIB, False: 8 * MIB + 128 * 1024}  # torch's own, by whether the card is Hopper or newer
+
+
+# The peaks of vLLM's profile run, as its tensors add up: of the sampler, the forward pass, the embedding, the encoder. Each was
+# checked to a few MiB against starts whose allocator we read (docs/overhead.md); the largest one is what vLLM subtracts.
+
+_MIXERS = (LayerKind.MAMBA1, LayerKind.MAMBA2, LayerKind.FULL_AND_MAMBA2)
+_DELTAS = (LayerKind.GATED_DELTA_NET, LayerKind.KIMI_DELTA, LayerKind.LINEAR)
+_MLA_WORKSPACE_TOKENS = 65536  # the most context MLA up-projects at once, mla_attention.py
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A full batch as one rank sees it."""
+
+    tokens: int
+    rows: int  # of logits: sequences that sample
+    context: int
+    tensor_parallel: int
+    dtype_bytes: int
+    is_hopper: bool
+    multiprocessors: int
+
+
+def sampler_peak(shape: ModelShape, batch: Batch, era: Era, *, v2: bool) -> int:
+    """Logits and what the sampler makes of them, on top of all that outlives the forward pass."""
+    logits = batch.rows * shape.vocab_size
+    per_logit = V2_SAMPLER_BYTES if v2 else era.sampler_bytes
+    if batch.dtype_bytes > 2:
+        per_logit += batch.dtype_bytes - 2
+    buffer = 0
+    if era.top_k_buffer and not v2:
+        buffer = min(batch.rows, batch.multiprocessors) * shape.vocab_size * 4
+    hidden = (batch.tokens + 2 * batch.rows) * shape.hidden_size * batch.dtype_bytes
+    return ceil(logits * per_logit) + buffer + hidden + persistent(shape, batch, era) + encoder_outputs(shape, batch)
+
+
+def forward_peak(shape: ModelShape, batch: Batch, era: Era, *, compiled: bool) -> int:
+    """The widest moment of one layer over the whole batch of tokens."""
+    hidden_tensors = era.forward_hidden if compiled else (4.0 if era.name == "V0" else 3.0)
+    widest = 3 * _dense_width(shape) / batch.tensor_parallel + hidden_tensors * shape.hidden_size
+    per_token = max(widest, _attention_width(shape, batch), _mixer_width(shape, batch))
+    transient = ceil(batch.tokens * per_token * batch.dtype_bytes)
+    experts = moe_workspace(shape, batch)
+    if experts and not any("dense" in layer.feed_forward for layer in shape.layers):
+        # No dense layer is as wide: what is alive beside the experts is the attention's or a few hidden tensors.
+        narrow = max(6.0 * shape.hidden_size, _attention_width(shape, batch), _mixer_width(shape, batch))
+        transient = ceil(batch.tokens * narrow * batch.dtype_bytes)
+    return transient + experts + _cublas(batch) + mla_context(shape, batch) + encoder_outputs(shape, batch)
+
+
+def embedding_peak(shape: ModelShape, batch: Batch) -> int:
+    """A compiled pass begins with a second copy of the embedding table (0.19.0 and 0.25.1, warm or cold cache)."""
+    table = shape.vocab_size * shape.embedding_size // batch.tensor_parallel
+    return (table + 2 * batch.tokens * shape.hidden_size) * batch.dtype_bytes
+
+
+def encoder_peak(shape: ModelShape, batch: Batch) -> int:
+    """A vision or audio encoder over as many items as the batch holds: the widest moment of one of its layers."""
+    peaks = [_tower_peak(tower, shape, batch) for tower in shape.towers]
+    return max(peaks, default=0) + (_cublas(batch) if peaks else 0)
+
+
+def encoder_outputs(shape: ModelShape, batch: Batch) -> int:
+    """Pixels and embeddings of the dummy items, alive until the profile run ends."""
+    if not shape.towers:
+        return 0
+    merged, patch = _merge(shape), max((tower.patch_size or 14) for tower in shape.towers)
+    pixels = (merged * patch) ** 2 * 3 * 2
+    return batch.tokens * (shape.hidden_size * batch.dtype_bytes + pixels)
+
+
+def persistent(shape: ModelShape, batch: Batch, era: Era) -> int:
+    """What the forward pass leaves allocated: cuBLAS's workspace and, in some releases, the experts'."""
+    return _cublas(batch) + (moe_workspace(shape, batch) if era.keeps_moe_workspace else 0)
+
+
+def moe_workspace(shape: ModelShape, batch: Batch) -> int:
+    """The two buffers of the fused experts (fused_moe.py, workspace_shapes): M x top-k x max(I, K) and x max(2I, K)."""
+    moe = shape.moe
+    if moe is None:
+        return 0
+    inner = (moe.intermediate_size or shape.intermediate_size or shape.hidden_size) / batch.tensor_parallel
+    outer = moe.latent_size or shape.hidden_size
+    width = max(inner, outer) + max(2 * inner, outer)
+    return ceil(batch.tokens * (moe.experts_per_token or 1) * width * batch.dtype_bytes)
+
+
+def mla_context(shape: ModelShape, batch: Batch) -> int:
+    """The up-projected context that an MLA layer's profile run stands in for."""
+    mla = shape.mla
+    if mla is None:
+        return 0
+    tokens = min(max(8 * batch.context, 4 * batch.rows * 64), _MLA_WORKSPACE_TOKENS)
+    heads = max(1, shape.attention_heads // batch.tensor_parallel)
+    width = heads * ((mla.qk_nope_head_dim or 128) + (mla.v_head_dim or 128)) + mla.cached_dim
+    return tokens * width * batch.dtype_bytes
+
+
+def _tower_peak(tower: Tower, shape: ModelShape, batch: Batch) -> int:
+    if tower.hidden_size is None:
+        return encoder_outputs(shape, batch)
+    patches = batch.tokens * _merge(shape) ** 2
+    width = (tower.intermediate_size or 4 * tower.hidden_size) + 4 * tower.hidden_size
+    return patches * width * batch.dtype_bytes
+
+
+def _merge(shape: ModelShape) -> int:
+    """How many patches a side make one token: 4 in Gemma 3 (256 tokens of 64 x 64 patches), 2 in most others."""
+    return 4 if any(name.startswith("Gemma3") for name in shape.architectures) else 2
+
+
+def _cublas(batch: Batch) -> int:
+    return CUBLAS_WORKSPACE[batch.is_hopper]
+
+
+def _dense_width(shape: ModelShape) -> int:
+    widths = [layer.intermediate_size or 0 for layer in shape.layers]
+    shared = (shape.moe.shared_intermediate_size or 0) if shape.moe is not None else 0
+    return max([shape.intermediate_size or 4 * shape.hidden_size, shared, *widths])
+
+
+def _attention_width(shape: ModelShape, batch: Batch) -> float:
+    """Residual, input, the projected heads, a normalised copy of the queries and the output."""
+    queries, keys = shape.attention_heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
+    if shape.mla is not None:
+        mla = shape.mla
+        queries = shape.attention_heads * ((mla.qk_nope_head_dim or 128) + mla.qk_rope_head_dim)
+        keys = shape.attention_heads * ((mla.qk_nope_head_dim or 128) + (mla.v_head_dim or 128))
+    return 2 * shape.hidden_size + (3 * queries + keys) / batch.tensor_parallel
+
+
+def _mixer_width(shape: ModelShape, batch: Batch) -> float:
+    """Projections, convolution and output of a Mamba or delta-net layer; not measured, so on the wide side."""
+    width = 0.0
+    if shape.mamba is not None and shape.count(*_MIXERS):
+        width = 6.0 * shape.mamba.inner_size
+    if shape.linear is not None and shape.count(*_DELTAS):
+        linear = shape.linear
+        width = max(width, 6.0 * (linear.value_heads * linear.value_head_dim + linear.key_heads * linear.key_head_dim))
+    return 4 * shape.hidden_size + width / batch.tensor_parallel if width else 0.0
+
+
+_DTYPE_BYTES = {"float32": 4, "float": 4, "float64": 8}
+
+
+class Overhead(NamedTuple):
+    """The terms per GPU, of the rank that holds most."""
+
+    activation: Estimate
+    non_torch: Estimate
+    graphs: Estimate  # as vLLM subtracts it: 0 where it subtracts nothing
+    graphs_actual: Estimate  # what capture takes, subtracted or not
+
+    @property
+    def subtracted(self) -> int:
+        """All three that vLLM takes off the requested memory, central values."""
+        return self.activation.value + self.non_torch.value + self.graphs.value
+
+
+def overhead(shape: ModelShape, settings: Settings, era: Era | None = None) -> Overhead:
+    """The three terms of one start; `era` is for the fit, which holds rows out of the table."""
+    era = era or era_of(settings.release)
+    v2 = settings.v2_runner and Behaviour.GRAPH_ESTIMATE.is_in(era.first)  # an experiment until then, without figures
+    actual = _graphs_actual(shape, settings, era, v2=v2)
+    return Overhead(
+        _activation(shape, settings, era, v2=v2),
+        _non_torch(shape, settings, era, v2=v2),
+        _graphs(shape, settings, era, actual, v2=v2),
+        actual,
+    )
+
+
+def unseen_buffers(shape: ModelShape, settings: Settings) -> int:
+    """What the second runner allocates after the weights were weighed and before the profile begins: in no term until 0.27."""
+    era = era_of(settings.release)
+    is_unseen = settings.v2_runner and Behaviour.GRAPH_ESTIMATE.is_in(era.first) and not era.consumed_counts_all
+    return int(_buffers(shape, settings, v2=True)) if is_unseen else 0
+
+
+def era_of(release: str) -> Era:
+    """The range a release belongs to; a newer one than we know is met as the newest range."""
+    try:
+        return next(era for era in reversed(ERAS) if era.since is None or era.since.is_in(release))
+    except ValueError:  # no version at all
+        return ERAS[-1]
+
+
+def likely_capability(settings: Settings) -> tuple[int, int]:
+    """The card's compute capability; one that is known by its size alone is taken for a Hopper card if large."""
+    return settings.compute_capability or ((9, 0) if settings.gpu_bytes >= 70 * GIB else (8, 6))
+
+
+def batch_of(settings: Settings) -> Batch:
+    """The largest batch that vLLM builds, which its profile run tries."""
+    capability = likely_capability(settings)
+    known = [count for have, count in MULTIPROCESSORS.items() if have <= capability]
+    tokens = max(1, settings.max_num_batched_tokens)
+    return Batch(
+        tokens=tokens,
+        rows=max(1, min(settings.max_num_seqs, tokens)),
+        context=max(1, settings.context),
+        tensor_parallel=max(1, settings.tensor_parallel),
+        dtype_bytes=_DTYPE_BYTES.get(settings.model_dtype, 2),
+        is_hopper=capability >= (9, 0),
+        multiprocessors=known[-1] if known else 80,
+    )
+
+
+def _activation(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) -> Estimate:
+    batch, compiled = batch_of(settings), not settings.enforce_eager and era.name != "V0"
+    if v2 and not era.v2_profiles_encoder:
+        shape = replace(shape, towers=())
+    contest = {
+        "sampler": sampler_peak(shape, batch, era, v2=v2),
+        "forward pass": forward_peak(shape, batch, era, compiled=compiled),
+    }
+    if shape.towers:
+        contest["encoder"] = encoder_peak(shape, batch)
+    embedding = embedding_peak(shape, batch) if compiled else 0
+    if era.copies_embedding:
+        contest["embedding"] = embedding
+    winner = max(contest, key=lambda peak: contest[peak])
+    value = contest[winner]
+    below, above = era.activation_band
+    low = value * (1 - below) - era.band_gib * GIB
+    if settings.pipeline_parallel > 1:  # only the last rank samples, and it need not be the one that is shown
+        low = min(low, 0.9 * contest["forward pass"])
+    high = value * (1 + above) + era.band_gib * GIB
+    if era.name != "V0":
+        high = max(high, embedding)
+    if shape.towers:
+        high += encoder_outputs(shape, batch)
+    if shape.moe is not None and shape.quantization is not None:  # other kernels, whose workspaces were not measured
+        low, high = low - moe_workspace(shape, batch) / 2, high + moe_workspace(shape, batch) / 2
+    crosses = shape.is_encoder_decoder or any(name.startswith("Mllama") for name in shape.architectures)
+    if era.name == "V0" and (shape.towers or crosses):
+        items = batch.rows if crosses else min(batch.rows, batch.tokens // V0_ITEM_TOKENS)
+        likely, most = (items * gib * GIB for gib in V0_ITEM_GIB)
+        value, high, winner = ceil(value + likely), high + most, f"{winner} and {items} encoder items"
+    return _estimate(value, low, high, f"{winner} of the profile run, vLLM {era.name}{_thin(era)}")
+
+
+def _non_torch(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) -> Estimate:
+    fast = (9, 0) <= likely_capability(settings) < (12, 0)
+    terms, name = era.non_torch, "one GPU"
+    if settings.tensor_parallel > 1:
+        band = terms.together if fast else terms.together_slow_link
+        name = f"tensor parallel {settings.tensor_parallel}"
+    elif settings.pipeline_parallel > 1:
+        band, name = terms.staged, "pipeline parallel"
+    else:
+        band = terms.alone
+    value, low, high = (gib * GIB for gib in band)
+    if settings.tensor_parallel == 2 and fast and Behaviour.GRAPH_ESTIMATE_ASKED.is_in(era.first):
+        value -= TWO_GPUS_LESS_GIB * GIB
+    if settings.tensor_parallel == 1 and not fast:
+        low = min(low, 0.02 * GIB)  # 24 and 48 GB cards showed 0.02 to 0.12 where an H100 showed 0.13
+    if settings.tensor_parallel == 1 and settings.data_parallel > 1:
+        high += GIB  # communicators of the data-parallel group: one start showed 0.61
+    if shape.vocab_size % 8 and Behaviour.GRAPH_ESTIMATE_ASKED.is_in(era.first):
+        value, high = value + ODD_VOCABULARY_GIB * GIB, high + 2 * ODD_VOCABULARY_GIB * GIB
+    if era.consumed_counts_all:
+        buffers = _buffers(shape, settings, v2=v2)
+        value, low, high = value + buffers + 0.05 * GIB, low + 0.8 * buffers, high + buffers + 0.5 * GIB
+        name += f", and {format_gib(int(buffers))} of torch's buffers outside the weights"
+    return _estimate(value, low, high, f"{name}, vLLM {era.name}{_thin(era)}")
+
+
+def _buffers(shape: ModelShape, settings: Settings, *, v2: bool) -> float:
+    """What the runner allocates beside the weights and 0.27 began to count: penalty counters, or input embeddings."""
+    if v2:
+        return V2_PENALTY_BYTES * max(1, settings.max_num_seqs) * shape.vocab_size
+    return float(_DTYPE_BYTES.get(settings.model_dtype, 2) * max(1, settings.max_num_batched_tokens) * shape.hidden_size)
+
+
+def _graphs_actual(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) -> Estimate:
+    if settings.enforce_eager:
+        return Estimate.exact(0, "eager: no graphs")
+    shares = GRAPH_V2 if v2 else GRAPH_ACTUAL
+    value = _graph_gib(shape, settings, shares, largest=settings.max_num_seqs * (1 if v2 else 2)) * GIB
+    band = GRAPH_BAND_GIB * GIB
+    if era.name in ("V0", "0.8.0 to 0.9.0", "0.9.1 to 0.10"):  # up to 3.2 GiB was seen on one GPU
+        return _estimate(value, 0.1 * value, 3.0 * value + band, f"graphs of 0.19 by layers, vLLM {era.name} differs widely")
+    return _estimate(value, 0.5 * value - band / 2, value + 2 * band, "layers, experts and capture sizes")
+
+
+def _graphs(shape: ModelShape, settings: Settings, era: Era, actual: Estimate, *, v2: bool) -> Estimate:
+    if settings.enforce_eager:
+        return Estimate.exact(0, "eager: no graphs")
+    if era.graph_estimate == "none" or not settings.estimates_graphs:
+        unless = "" if settings.estimates_graphs else " unless asked"
+        return Estimate.exact(0, f"vLLM {era.name} does not subtract graphs{unless}")
+    if v2 and era.graph_estimate != "both":
+        return Estimate.exact(0, f"the second model runner of {era.name} estimates 0")
+    if v2:
+        return _estimate(actual.value, 0.4 * actual.low, actual.high, f"as captured, vLLM {era.name}{_thin(era)}")
+    value, band = _graph_gib(shape, settings, GRAPH_ESTIMATE, largest=2 * settings.max_num_seqs) * GIB, GRAPH_BAND_GIB * GIB
+    return _estimate(value, 0.9 * value - band, value + band, f"layers, experts and capture sizes, vLLM {era.name}")
+
+
+def _graph_gib(shape: ModelShape, settings: Settings, shares: tuple[float, float, float, float], largest: int) -> float:
+    """Graphs in GiB; `largest` is the largest batch captured, at most 512, and the fewer sizes there are the less they take."""
+    fixed, per_layer, experts, quantised = shares
+    layers = max(1, len(shape.layers)) / max(1, settings.pipeline_parallel)
+    gib = fixed + per_layer * layers
+    gib += experts if shape.moe is not None else 0.0
+    gib += quantised if shape.quantization is not None else 0.0
+    reach = min(1.0, max(1, largest) / GRAPH_LARGEST_SIZE)
+    return max(GRAPH_LEAST_GIB, gib) * (0.1 + 0.9 * reach)
+
+
+def _thin(era: Era) -> str:
+    return "" if era.has_rows else f"; wide band: {era.evidence}"
+
+
+def _estimate(value: float, low: float, high: float, why: str) -> Estimate:
+    whole = max(0, ceil(value))
+    return Estimate(whole, max(0, min(whole, int(low))), max(whole, ceil(high)), why)
+
 
 # What a worker holds before vLLM's snapshot, in GiB: 19 starts of 0.19.0 on H100 print it (0.51 on one GPU in eleven of
 # eleven, 1.53 to 2.07 with tensor parallelism). Other cards and releases: the band is widened, not measured; a public start

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from plimsoll.assets.files import Changes
-from plimsoll.render.flags import clean
+from plimsoll.redaction import one_line
 from plimsoll.render.terminal import wrapped
 
 _STEPS = {
@@ -43,9 +43,9 @@ def as_json(report: AssetsReport, *, starts: bool = True) -> str:
     changes = report.changes
     body: dict[str, object] = {
         "schema": "plimsoll.assets/1",
-        "out": clean(report.folder),
+        "out": one_line(report.folder),
         "vllm": report.vllm,
-        "model": clean(report.model) if report.model is not None else None,
+        "model": one_line(report.model) if report.model is not None else None,
         "check": report.is_check,
         "fine": starts and report.is_fine,
         "written" if not report.is_check else "would_write": list(changes.write),
@@ -54,7 +54,7 @@ def as_json(report: AssetsReport, *, starts: bool = True) -> str:
         "outdated": list(changes.outdated),
         "removed" if not report.is_check else "would_remove": list(changes.remove),
         "left": list(changes.left),
-        "notes": [clean(note) for note in report.notes],
+        "notes": [one_line(note) for note in report.notes],
     }
     if report.is_check:
         body["diff"] = "\n".join(report.differences)
@@ -72,7 +72,7 @@ def as_text(report: AssetsReport) -> str:
     outdated = "edited by hand, and the generated text has changed: compare with --check, or overwrite with --force"
     lines += _listed(outdated, report.changes.outdated)
     for note in report.notes:
-        lines += wrapped(f"  note: {clean(note)}", " " * 8)
+        lines += wrapped(f"  note: {one_line(note)}", " " * 8)
     return "\n".join([*lines, *_next(report)])
 
 
@@ -90,15 +90,15 @@ def _next(report: AssetsReport) -> list[str]:
 
 def _verdict(report: AssetsReport) -> list[str]:
     changes = report.changes
-    of = f"for vLLM {report.vllm}" + (f" and {clean(report.model)}" if report.model is not None else "")
+    of = f"for vLLM {report.vllm}" + (f" and {one_line(report.model)}" if report.model is not None else "")
     if report.is_check:
         count = sum(len(part) for part in (changes.write, changes.kept, changes.outdated, changes.remove, changes.left))
         if not count:
-            return [f"{clean(report.folder)} is as it would be generated {of}: {_files(len(changes.same))}"]
-        return [f"{clean(report.folder)} differs from what would be generated {of}: {_files(count)}"]
+            return [f"{one_line(report.folder)} is as it would be generated {of}: {_files(len(changes.same))}"]
+        return [f"{one_line(report.folder)} differs from what would be generated {of}: {_files(count)}"]
     same = f", {len(changes.same)} unchanged" if changes.same else ""
     return [
-        f"wrote {_files(len(changes.write))} to {clean(report.folder)} {of}{same}",
+        f"wrote {_files(len(changes.write))} to {one_line(report.folder)} {of}{same}",
         *(f"  {path}" for path in changes.write),
     ]
 

@@ -6,10 +6,9 @@ import json
 import re
 from collections.abc import Sequence
 
-from plimsoll.launch.check_flags import FlagReport
+from plimsoll.launch.check_flags import FlagReport, Item, Status
 from plimsoll.launch.command_line import UnresolvedWords
-from plimsoll.launch.rewrite import Item, Status
-from plimsoll.redaction import REDACTED, redact, redact_value, redact_words
+from plimsoll.redaction import REDACTED, one_line, redact_value, redact_words
 from plimsoll.render.terminal import wrapped
 
 _NAMES = 17  # the width of the first column
@@ -31,13 +30,13 @@ def flags_json(results: Sequence[FlagReport]) -> dict[str, object]:
     first = results[0]
     commands = [
         {
-            "source": clean(result.launch.source),
+            "source": one_line(result.launch.source),
             "entry": result.launch.entry.value,
-            "model": clean(result.model) if result.model is not None else None,
+            "model": one_line(result.model) if result.model is not None else None,
             "starts": result.starts,
             "items": [_item_json(item) for item in result.items],
             "rewritten": rewritten_line(result),
-            "notes": [clean(note) for note in result.notes],
+            "notes": [one_line(note) for note in result.notes],
         }
         for result in results
     ]
@@ -48,7 +47,7 @@ def flags_json(results: Sequence[FlagReport]) -> dict[str, object]:
         "starts": all(result.starts for result in results),
         "items": [_item_json(item) for result in results for item in result.items],
         "rewritten": "\n".join(rewritten_line(result) for result in results),
-        "notes": list(dict.fromkeys(clean(note) for result in results for note in result.notes)),
+        "notes": list(dict.fromkeys(one_line(note) for result in results for note in result.notes)),
         "commands": commands,
     }
     if first.came_from is not None:
@@ -57,19 +56,13 @@ def flags_json(results: Sequence[FlagReport]) -> dict[str, object]:
     return body
 
 
-def clean(text: str) -> str:
-    """Text of the user's on one line, without secrets and without control characters that a terminal would obey."""
-    one_line = " ".join(redact(text).split()) if not text.isprintable() else redact(text)
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in one_line)
-
-
 def _item_json(item: Item) -> dict[str, object]:
     return {
-        "name": clean(item.name),
+        "name": one_line(item.name),
         "status": item.status.value,
         "since": item.since,
         "instead": item.instead,
-        "note": clean(item.note) if item.note else None,
+        "note": one_line(item.note) if item.note else None,
         "value": " ".join(_shown_values(item)) or None,
     }
 
@@ -80,16 +73,16 @@ def as_text(results: Sequence[FlagReport]) -> str:
 
 
 def _section(result: FlagReport) -> str:
-    lines = [f"vLLM {result.engine.release}: {_verdict(result)}", f"  {clean(result.launch.source)}", ""]
+    lines = [f"vLLM {result.engine.release}: {_verdict(result)}", f"  {one_line(result.launch.source)}", ""]
     for status in _ORDER:
         for item in result.items:
             if item.status is status:
                 lines += _item_lines(item)
-    fine = [clean(item.name) for item in result.items if item.status is Status.OK]
+    fine = [one_line(item.name) for item in result.items if item.status is Status.OK]
     if fine:
         lines += wrapped(f"  {'ok':<{_NAMES}}{', '.join(fine)}", _INDENT)
     for note in result.notes:
-        lines += wrapped(f"  {'note':<{_NAMES}}{clean(note)}", _INDENT)
+        lines += wrapped(f"  {'note':<{_NAMES}}{one_line(note)}", _INDENT)
     lines += _changes(result)
     command = _command_lines(result)
     lines += ["", f"Rewritten for {result.engine.release}:", "", *command]
@@ -121,10 +114,10 @@ def _verdict(result: FlagReport) -> str:
 
 def _item_lines(item: Item) -> list[str]:
     values = " ".join(_shown_values(item))
-    named = f"{item.name}={values}" if _is_variable(item) else f"{clean(item.name)} {values}".rstrip()
+    named = f"{item.name}={values}" if _is_variable(item) else f"{one_line(item.name)} {values}".rstrip()
     lines = wrapped(f"  {item.status.value:<{_NAMES}}{named}", _INDENT)
     since = f"since {item.since}" if item.since else ""
-    why = ": ".join(part for part in (since, clean(item.note) if item.note else "") if part)
+    why = ": ".join(part for part in (since, one_line(item.note) if item.note else "") if part)
     if item.status is Status.DEFAULT_CHANGED:
         why = f"{item.note} ({since})" if since else f"{item.note}"
     if why:
@@ -140,10 +133,10 @@ def _is_variable(item: Item) -> bool:
 
 def _shown_values(item: Item) -> list[str]:
     if _is_variable(item):
-        return [clean(redact_value(item.name, value)) for value in item.values]
+        return [one_line(redact_value(item.name, value)) for value in item.values]
     # A flag nobody knows may be a mistyped one that takes a secret.
     meant = item.instead.split(",")[0] if item.instead and item.instead.endswith("if that was meant") else item.name
-    shown = [clean(word) for word in redact_words([meant, *item.values])[1:]]
+    shown = [one_line(word) for word in redact_words([meant, *item.values])[1:]]
     return [word if len(word) <= 80 else word[:77] + "..." for word in shown]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from plimsoll.render.flags import clean
+from plimsoll.redaction import one_line
 from plimsoll.units import format_count, format_gib
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -22,7 +22,7 @@ def render(template: str, title: str, *, has_charts: bool = False, **facts: obje
     policy = f"{POLICY}; img-src data:; script-src 'sha256-{digest}'" if has_charts else POLICY
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        finalize=lambda value: clean(value) if type(value) is str else value,  # Markup has been cleaned already
+        finalize=lambda value: one_line(value) if type(value) is str else value,  # Markup has been cleaned already
     )  # fmt: skip
     return environment.get_template(f"{template}.html.j2").render(
         title=title, policy=policy, has_charts=has_charts, script=script, count=format_count, gib=format_gib, **facts

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from plimsoll.launch.inside_command import FLAGS, PLUGIN_NAME, PROBE_PLUGIN_NAME, InsideLaunch
-from plimsoll.render.flags import clean, put_back, rewritten_line
+from plimsoll.redaction import one_line
+from plimsoll.render.flags import put_back, rewritten_line
 from plimsoll.render.terminal import wrapped
 from plimsoll.vllm.extension_points import Answer, Need, Part, Verdict
 from plimsoll.vllm.versions import Engine
@@ -50,11 +51,11 @@ def check_json(checkup: Checkup) -> str:
     body = {
         "schema": "plimsoll.inside/1",
         "vllm": checkup.version,
-        "vllm_folder": clean(checkup.folder),
+        "vllm_folder": one_line(checkup.folder),
         "stands_for_it": checkup.engine.release,
         "evidence": checkup.evidence,
         "takes_all": checkup.takes_all,
-        "package": {"visible": checkup.is_visible, "entry_points": [clean(name) for name in checkup.entry_points]},
+        "package": {"visible": checkup.is_visible, "entry_points": [one_line(name) for name in checkup.entry_points]},
         "parts": [_part_json(verdict) for verdict in checkup.verdicts],
         "needs": [_need_json(answer, needs[answer.name]) for answer in checkup.answers],
         "survive": list(checkup.survive),
@@ -69,7 +70,7 @@ def _part_json(verdict: Verdict) -> dict[str, object]:
     return {
         "part": verdict.part.value,
         "works": verdict.works,
-        "because": [clean(why) for why in verdict.because],
+        "because": [one_line(why) for why in verdict.because],
         "details": list(verdict.details),
     }
 
@@ -88,11 +89,11 @@ def _need_json(answer: Answer, need: Need) -> dict[str, object]:
 
 def _command_json(fitted: InsideLaunch) -> dict[str, object]:
     return {
-        "source": clean(fitted.checked.launch.source),
+        "source": one_line(fitted.checked.launch.source),
         "starts": fitted.checked.starts,
-        "refused": [clean(item.name) for item in fitted.checked.items if item.status.is_refused],
+        "refused": [one_line(item.name) for item in fitted.checked.items if item.status.is_refused],
         "remarks": [
-            {"name": clean(r.name), "says": clean(r.says), "parts": [part.value for part in r.parts], "leaves": r.makes}
+            {"name": one_line(r.name), "says": one_line(r.says), "parts": [part.value for part in r.parts], "leaves": r.makes}
             for r in fitted.remarks
         ],
         "rewritten": rewritten_line(fitted.checked),
@@ -101,17 +102,17 @@ def _command_json(fitted: InsideLaunch) -> dict[str, object]:
 
 def check_text(checkup: Checkup) -> str:
     """The verdict first, then what is lost, then what to type."""
-    named = f"vLLM {clean(checkup.version)}" if checkup.version else "vLLM of unknown version"
-    lines = [f"{named}: {_headline(checkup)} ({checkup.evidence})", f"  {clean(checkup.folder)}", ""]
+    named = f"vLLM {one_line(checkup.version)}" if checkup.version else "vLLM of unknown version"
+    lines = [f"{named}: {_headline(checkup)} ({checkup.evidence})", f"  {one_line(checkup.folder)}", ""]
     for verdict in checkup.verdicts:
         lines += wrapped(f"  {verdict.part.value:<10}{verdict.works:<8}{GIVES[verdict.part]}", _INDENT)
         for why in (*verdict.because, *verdict.details):
-            lines += wrapped(f"{_INDENT}- {clean(why)}", _INDENT + "  ")
+            lines += wrapped(f"{_INDENT}- {one_line(why)}", _INDENT + "  ")
     lines += wrapped(
         f"  {'survive':<10}{'asked':<8}contains steps that run out of device memory, with PLIMSOLL_SURVIVE=1", _INDENT
     )
     for line in checkup.survive:
-        lines += wrapped(f"{_INDENT}- {clean(line)}", _INDENT + "  ")
+        lines += wrapped(f"{_INDENT}- {one_line(line)}", _INDENT + "  ")
     lines += ["", *_need_lines(checkup.answers)]
     for note in _notes(checkup):
         lines += wrapped(f"  {'note':<10}{note}", " " * 12)
@@ -142,7 +143,7 @@ def _need_lines(answers: Sequence[Answer]) -> list[str]:
     for answer in answers:
         if not answer.state.is_met:
             where = f" ({answer.where})" if answer.where else ""
-            lines += wrapped(f"  {answer.state.value:<10}{answer.name}: {clean(answer.note)}{where}", " " * 12)
+            lines += wrapped(f"  {answer.state.value:<10}{answer.name}: {one_line(answer.note)}{where}", " " * 12)
     return lines
 
 
@@ -156,17 +157,17 @@ def _notes(checkup: Checkup) -> list[str]:
             "and PLIMSOLL_PROBE=plugin has no effect"
         )
     if checkup.engine.note:
-        notes.append(clean(checkup.engine.note))
+        notes.append(one_line(checkup.engine.note))
     return notes
 
 
 def _command_text(fitted: InsideLaunch) -> list[str]:
-    lines = ["", clean(fitted.checked.launch.source)]
+    lines = ["", one_line(fitted.checked.launch.source)]
     for item in fitted.checked.items:
         if item.status.is_refused:
-            lines += wrapped(f"  {'refused':<10}{clean(item.name)}: {clean(item.note or item.status.value)}", " " * 12)
+            lines += wrapped(f"  {'refused':<10}{one_line(item.name)}: {one_line(item.note or item.status.value)}", " " * 12)
     for remark in fitted.remarks:
-        lines += wrapped(f"  {'note':<10}{clean(remark.name)}: {clean(remark.says)}", " " * 12)
+        lines += wrapped(f"  {'note':<10}{one_line(remark.name)}: {one_line(remark.says)}", " " * 12)
     command = rewritten_line(fitted.checked)
     return [*lines, "", "With plimsoll.inside:", "", f"  {command}", *put_back(command)]
 

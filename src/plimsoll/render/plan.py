@@ -14,8 +14,8 @@ from plimsoll.plan.ledger import Ledger
 from plimsoll.plan.matrix import Cell, Matrix, State
 from plimsoll.plan.read import MemoryPlan
 from plimsoll.plan.workload import Verdict, Waste, WorkloadAnswer
-from plimsoll.redaction import redact_words
-from plimsoll.render.flags import clean, flags_json, rewritten_line
+from plimsoll.redaction import one_line, redact_words
+from plimsoll.render.flags import flags_json, rewritten_line
 from plimsoll.render.terminal import WRAPPING_WIDTH as WIDTH
 from plimsoll.render.terminal import wrapped
 from plimsoll.units import GIB, Estimate, format_count, format_gib
@@ -57,7 +57,7 @@ def legend_of(matrix: Matrix) -> list[str]:
     said = list(LEGEND)
     if any(cell.waits for row in matrix.rows for cell in row):
         said.append(WAITS)
-    return said + [f"{format_count(cell.context)} tokens: {clean(cell.why)}" for cell in matrix.rows[0] if not cell.starts]
+    return said + [f"{format_count(cell.context)} tokens: {one_line(cell.why)}" for cell in matrix.rows[0] if not cell.starts]
 
 
 def cell_text(cell: Cell) -> str:
@@ -83,7 +83,7 @@ def matrix_json(matrix: Matrix) -> dict[str, object]:
                 "kv_use": cell.use,
                 "tokens": cell.tokens,
                 "waits": cell.waits,
-                "why": clean(cell.why),
+                "why": one_line(cell.why),
             }
             for row in matrix.rows
             for cell in row
@@ -292,7 +292,7 @@ _MARKS = "WnagK"  # weights, non-torch, activation, graphs, KV cache
 
 def gpus_of(ledger: Ledger) -> str:
     """The card, and how many where there are several: 2 x H100."""
-    number, name = ledger.settings.gpus, clean(ledger.card.name)
+    number, name = ledger.settings.gpus, one_line(ledger.card.name)
     return f"{number} x {name}" if number > 1 else name
 
 
@@ -302,7 +302,7 @@ def as_json(planned: MemoryPlan, matrix: Matrix | None = None, workload: Workloa
     body: dict[str, object] = {
         "schema": "plimsoll.plan/1",
         "fits": planned.fits,
-        "model": clean(planned.model),
+        "model": one_line(planned.model),
         "vllm": ledger.settings.release,
         "gpu": {"name": ledger.card.name, "total_bytes": ledger.card.total_bytes, "count": ledger.settings.gpus},
         "ledger": {
@@ -341,7 +341,7 @@ def as_json(planned: MemoryPlan, matrix: Matrix | None = None, workload: Workloa
         "flags": flags_json([planned.checked]),
         "findings": [_finding_json(finding) for finding in planned.findings],
         "advice": [_advice_json(advice) for advice in planned.advice],
-        "notes": [clean(note) for note in planned.notes],
+        "notes": [one_line(note) for note in planned.notes],
     }
     if planned.before is not None:
         old = planned.before
@@ -406,8 +406,8 @@ def _finding_json(finding: Finding) -> dict[str, object]:
         "severity": finding.severity.value,
         "confidence": finding.confidence,
         "title": finding.title,
-        "because": clean(finding.because),
-        "evidence": [{"source": e.source, "line": e.line, "text": clean(e.text)} for e in finding.evidence],
+        "because": one_line(finding.because),
+        "evidence": [{"source": e.source, "line": e.line, "text": one_line(e.text)} for e in finding.evidence],
     }
 
 
@@ -417,7 +417,7 @@ def as_text(planned: MemoryPlan, matrix: Matrix | None = None, workload: Workloa
     lines = [*wrapped(_verdict(planned, workload), "  "), "", *_bar(ledger), "", *_terms(ledger), "", *_cache(ledger)]
     for finding in planned.findings:
         lines += ["", *wrapped(f"  {finding.code}: {finding.title}", " " * 4)]
-        lines += wrapped(f"    {clean(finding.because)}", " " * 4)
+        lines += wrapped(f"    {one_line(finding.because)}", " " * 4)
     if planned.advice:
         besides = " beside what vLLM refuses" if any(map(is_for_the_user, planned.findings)) else ""
         lines += ["", f"What would help{besides}, planned again to be sure:", ""]
@@ -431,7 +431,7 @@ def as_text(planned: MemoryPlan, matrix: Matrix | None = None, workload: Workloa
     if planned.before is not None:
         lines += ["", *_upgrade(planned.before, ledger)]
     for note in planned.notes:
-        lines += wrapped(f"  note: {clean(note)}", " " * 8)
+        lines += wrapped(f"  note: {one_line(note)}", " " * 8)
     return "\n".join(lines)
 
 
@@ -444,7 +444,7 @@ def _upgrade(old: Ledger, new: Ledger) -> list[str]:
 
 
 def _verdict(planned: MemoryPlan, workload: WorkloadAnswer | None) -> str:
-    what = f"{clean(planned.model)} on {gpus_of(planned.ledger)}, vLLM {planned.ledger.settings.release}"
+    what = f"{one_line(planned.model)} on {gpus_of(planned.ledger)}, vLLM {planned.ledger.settings.release}"
     stops = [finding for finding in planned.findings if finding.severity is Severity.CRITICAL]
     memory_first = sorted(stops, key=lambda finding: finding.code in NOT_OF_MEMORY)
     told = "; ".join(finding.title for finding in memory_first) or "too little memory"
@@ -547,8 +547,8 @@ def compare_as_text(compared: Sequence[ComparedPlan], notes: Sequence[str] = ())
     """The legend of the columns, the table with a mark at every row that differs, the problems, and what was left out."""
     lines = []
     for number, one in enumerate(compared):
-        line = rewritten_line(one.plan.checked) if one.plan is not None else f"not planned: {clean(one.problem)}"
-        lines += wrapped(f"{letter(number):>3}  {clean(one.source)}: {line}", " " * 5)
+        line = rewritten_line(one.plan.checked) if one.plan is not None else f"not planned: {one_line(one.problem)}"
+        lines += wrapped(f"{letter(number):>3}  {one_line(one.source)}: {line}", " " * 5)
     rows, own = _rows(compared), _own_flags(compared)
     per_page = max(2, (WIDTH - _MARK - _COMPARE_NAMES) // _COMPARE_COLUMN)
     for columns in _pages(len(compared), per_page):
@@ -562,9 +562,9 @@ def compare_as_text(compared: Sequence[ComparedPlan], notes: Sequence[str] = ())
     lines += ["", f"{_DIFFERENT}differs between the plans; in brackets: GiB more or less than {letter(0)}{same}"]
     for number, one in enumerate(compared):
         for finding in one.plan.findings if one.plan is not None else ():
-            lines += wrapped(f"{letter(number):>3}  {finding.code.value}: {clean(finding.title)}", " " * 5)
+            lines += wrapped(f"{letter(number):>3}  {finding.code.value}: {one_line(finding.title)}", " " * 5)
     for note in notes:
-        lines += wrapped(f"  note: {clean(note)}", " " * 8)
+        lines += wrapped(f"  note: {one_line(note)}", " " * 8)
     return "\n".join(lines)
 
 
@@ -575,15 +575,15 @@ def compare_as_json(compared: Sequence[ComparedPlan], notes: Sequence[str] = ())
         "fits": all(one.plan is not None and one.plan.fits for one in compared),
         "compare": [
             {
-                "source": clean(one.source),
+                "source": one_line(one.source),
                 "command": None if one.plan is None else rewritten_line(one.plan.checked),
-                "problem": clean(one.problem) or None,
+                "problem": one_line(one.problem) or None,
                 "plan": None if one.plan is None else json.loads(as_json(one.plan)),
             }
             for one in compared
         ],
         "differences": [{"what": row.name.strip(), "values": list(row.values)} for row in _rows(compared) if row.differs()],
-        "notes": [clean(note) for note in notes],
+        "notes": [one_line(note) for note in notes],
     }
     return json.dumps(body, indent=2, ensure_ascii=False)
 
@@ -606,9 +606,9 @@ def _flags(planned: MemoryPlan | None) -> list[str]:
     found: list[str] = []
     for word in redact_words(list(planned.checked.launch.arguments)) if planned is not None else ():
         if word.startswith("-"):
-            found.append(clean(word))
+            found.append(one_line(word))
         elif found:  # what stands before the first flag is the model, which has a row of its own
-            found[-1] += f" {clean(word)}"
+            found[-1] += f" {one_line(word)}"
     return found
 
 
@@ -675,9 +675,9 @@ def _findings(planned: MemoryPlan) -> str:
 
 _READERS: tuple[tuple[str, Callable[[MemoryPlan], Value], Callable[[Value, Value], str]], ...] = (
     ("verdict", _compare_verdict, _plain),
-    ("model", lambda p: clean(p.model), _plain),
+    ("model", lambda p: one_line(p.model), _plain),
     ("GPU", lambda p: gpus_of(p.ledger), _plain),
-    ("vLLM", lambda p: clean(p.ledger.settings.release), _plain),
+    ("vLLM", lambda p: one_line(p.ledger.settings.release), _plain),
     ("utilization", lambda p: f"{p.ledger.settings.utilization:g}", _plain),
     ("max-model-len", lambda p: p.ledger.kv_plan.max_model_len, _plain),
     ("max-num-seqs", lambda p: p.ledger.settings.max_num_seqs, _plain),
@@ -685,7 +685,7 @@ _READERS: tuple[tuple[str, Callable[[MemoryPlan], Value], Callable[[Value, Value
     ("tensor parallel", lambda p: p.ledger.settings.tensor_parallel, _plain),
     ("pipeline parallel", lambda p: p.ledger.settings.pipeline_parallel, _plain),
     ("data parallel", lambda p: p.ledger.settings.data_parallel, _plain),
-    ("kv-cache-dtype", lambda p: clean(p.ledger.settings.kv_cache_dtype), _plain),
+    ("kv-cache-dtype", lambda p: one_line(p.ledger.settings.kv_cache_dtype), _plain),
     ("eager", lambda p: "yes" if p.ledger.settings.enforce_eager else "no", _plain),
     ("requested", lambda p: p.ledger.requested.value, _bytes),
     ("  weights", lambda p: p.ledger.weights.value, _bytes),

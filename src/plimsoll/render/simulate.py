@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from plimsoll.render.flags import clean
+from plimsoll.redaction import one_line
 from plimsoll.render.terminal import wrapped
 from plimsoll.simulate.settings import REPLAYED_ALL_THE_SAME
 from plimsoll.simulate.summary import NEARLY_FULL_PERCENT, POOR_FIT, POOR_GUIDE, Latency, Summary
@@ -32,7 +32,7 @@ def as_json(summary: Summary, *, notes: Sequence[str] = ()) -> str:
     body = {
         "schema": SCHEMA,
         "units": UNITS,
-        "trace": clean(summary.trace),
+        "trace": one_line(summary.trace),
         **{name: getattr(summary, name) for name in plain.split()},
         "servers_to_keep_up": summary.servers_to_keep_up or (1 if summary.finished else None),
         **parts,
@@ -40,10 +40,10 @@ def as_json(summary: Summary, *, notes: Sequence[str] = ()) -> str:
         "step_time": {
             **summary.step_time._asdict(),
             "by_tokens": summary.step_time.by_tokens is not None,
-            "label": clean(summary.step_time_label),
+            "label": one_line(summary.step_time_label),
         },
-        "reading": [clean(sentence) for sentence in (*first_of_all(notes), headline(summary), *reading(summary))],
-        "notes": [clean(note) for note in notes],
+        "reading": [one_line(sentence) for sentence in (*first_of_all(notes), headline(summary), *reading(summary))],
+        "notes": [one_line(note) for note in notes],
     }
     return json.dumps(body, indent=2, ensure_ascii=False, allow_nan=False)
 
@@ -52,7 +52,7 @@ def as_text(summary: Summary, *, notes: Sequence[str] = ()) -> str:
     """What was replayed, what it means, what happened and how long it took, on one screen."""
     lines = [*wrapped(f"replayed: {what_was_replayed(summary)}", "  "), ""]
     for sentence in (*first_of_all(notes), headline(summary), *reading(summary)):
-        lines += wrapped(f"  {clean(sentence)}", "  ")
+        lines += wrapped(f"  {one_line(sentence)}", "  ")
     if summary.requests:
         lines.append("")
         for name, said in facts(summary):
@@ -60,7 +60,7 @@ def as_text(summary: Summary, *, notes: Sequence[str] = ()) -> str:
     if summary.finished:
         lines += ["", *_latencies(summary)]
     for note in notes:
-        lines += wrapped(f"  note: {clean(note)}", " " * 8) if not is_urgent(note) else ()
+        lines += wrapped(f"  note: {one_line(note)}", " " * 8) if not is_urgent(note) else ()
     return "\n".join(lines)
 
 
@@ -84,7 +84,7 @@ def _latencies(summary: Summary) -> list[str]:
         lines.append(f"  {name:<27}{values}")
     lines.append(f"  throughput: {throughput(summary)}")
     if summary.is_fitted or poor:
-        lines += wrapped(f"  step times {clean(fitted if poor else guide)}", "  ")
+        lines += wrapped(f"  step times {one_line(fitted if poor else guide)}", "  ")
     return lines
 
 
@@ -95,7 +95,7 @@ def what_was_replayed(summary: Summary) -> str:
     if summary.servers_to_keep_up is not None:
         span = f"{duration(summary.arrival_seconds)}, done after {span}"
     return (
-        f"{clean(summary.trace)}: {counted(summary.requests, 'request')} over {span}, "
+        f"{one_line(summary.trace)}: {counted(summary.requests, 'request')} over {span}, "
         f"{counted(usable, 'block')} of {summary.settings.block_size} tokens"
     )
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from plimsoll.plan.read import MemoryPlan
-from plimsoll.render.flags import clean, rewritten_line
+from plimsoll.redaction import one_line
+from plimsoll.render.flags import rewritten_line
 from plimsoll.render.plan import as_json as plan_json
 from plimsoll.render.plan import gpus_of
 from plimsoll.render.simulate import first_of_all, is_urgent, percent, seconds
@@ -72,13 +73,13 @@ def sweep_as_json(report: SweepReport) -> str:
     body = {
         "schema": SWEEP_SCHEMA,
         "units": SWEEP_UNITS,
-        "trace": clean(report.traffic.trace.name),
+        "trace": one_line(report.traffic.trace.name),
         "requests": report.traffic.trace.size,
         "slo": report.traffic.slo._asdict(),
         "label": report.label,
         "axes": {name: list(values) for name, values in report.axes.values.items()},
         "points": [_row(point, result) for point, result in zip(report.points, report.results, strict=True)],
-        "notes": [clean(note) for note in report.notes],
+        "notes": [one_line(note) for note in report.notes],
     }
     return json.dumps(body, indent=2, ensure_ascii=False, allow_nan=False)
 
@@ -89,9 +90,9 @@ def _row(point: Point, result: Result | None) -> dict[str, object]:
         "values": dict(point.values),
         "num_blocks": point.job.settings.num_blocks if point.job is not None else None,
         "is_safe": point.option.is_safe if point.option is not None else None,
-        "objection": clean(point.option.why_not) if point.option is not None and not point.option.is_safe else None,
+        "objection": one_line(point.option.why_not) if point.option is not None and not point.option.is_safe else None,
         "score": result._asdict() if isinstance(result, Score) else None,
-        "problem": clean(problem) or None,
+        "problem": one_line(problem) or None,
     }
 
 
@@ -113,12 +114,12 @@ def sweep_as_text(report: SweepReport, top: int) -> str:
     ranked, failed = report.ranked, report.failures
     promise = f", promised {report.traffic.slo}" if not report.traffic.slo.is_empty else ""
     head = (
-        f"swept: {clean(report.traffic.trace.name)}: {format_count(report.traffic.trace.size)} requests, "
+        f"swept: {one_line(report.traffic.trace.name)}: {format_count(report.traffic.trace.size)} requests, "
         f"{format_count(len(report.points))} settings{promise}"
     )
-    lines = [*wrapped(head, "  "), *wrapped(f"  {clean(report.label)}", "  "), ""]
+    lines = [*wrapped(head, "  "), *wrapped(f"  {one_line(report.label)}", "  "), ""]
     for sentence in first_of_all(report.notes):
-        lines += [*wrapped(f"  {clean(sentence)}", "  "), ""]
+        lines += [*wrapped(f"  {one_line(sentence)}", "  "), ""]
     names = list(report.axes.values)
     widths = [max(len(name), 6) + 2 for name in names]
     columns = "".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
@@ -127,7 +128,7 @@ def sweep_as_text(report: SweepReport, top: int) -> str:
     for point, score in ranked[:top]:
         cells = "".join(f"{sweep_value_text(point.values[name]):>{width}}" for name, width in zip(names, widths, strict=True))
         blocks = point.job.settings.num_blocks if point.job is not None else 0
-        unsafe = f"   unsafe: {clean(point.option.why_not)}" if point.option is not None and not point.option.is_safe else ""
+        unsafe = f"   unsafe: {one_line(point.option.why_not)}" if point.option is not None and not point.option.is_safe else ""
         lines.append(
             f"{cells}{format_count(blocks):>9}{score.goodput:>15.4g}{percent(score.met / max(1, score.requests)):>8}"
             f"{seconds(score.ttft_p99):>10}{seconds(score.tpot_p99):>10}{format_count(score.preemptions):>11}{unsafe}"
@@ -135,9 +136,9 @@ def sweep_as_text(report: SweepReport, top: int) -> str:
     if len(ranked) > top:
         lines.append(f"  and {format_count(len(ranked) - top)} more; --top N, --csv FILE and --json show them")
     for why, count in Counter(why for _, why in failed).items():
-        lines += wrapped(f"  not replayed: {format_count(count)}: {clean(why)}", "    ")
+        lines += wrapped(f"  not replayed: {format_count(count)}: {one_line(why)}", "    ")
     for note in report.notes:
-        lines += wrapped(f"  note: {clean(note)}", " " * 8) if not is_urgent(note) else ()
+        lines += wrapped(f"  note: {one_line(note)}", " " * 8) if not is_urgent(note) else ()
     return "\n".join(lines)
 
 
@@ -178,14 +179,14 @@ def as_json(report: TuneReport) -> str:
         "units": UNITS,
         "label": label(tuning),
         "fitted": tuning.server.fitted,
-        "model": clean(report.own.model),
+        "model": one_line(report.own.model),
         "vllm": ledger.settings.release,
         "gpu": {"name": ledger.card.name, "count": ledger.settings.gpus},
         "slo": tuning.traffic.slo._asdict(),
         "speedup": tuning.traffic.speedup,
         "traffic": tuning.seen._asdict(),
         "chosen": found.best.option.candidate._asdict() if found is not None else None,
-        "command": [clean(word) for word in report.chosen.checked.rewritten] if report.chosen is not None else None,
+        "command": [one_line(word) for word in report.chosen.checked.rewritten] if report.chosen is not None else None,
         "environment": [name for name, _ in report.own.checked.launch.environment],
         "plan": json.loads(plan_json(report.chosen)) if report.chosen is not None else None,
         "score": found.best.score._asdict() if found is not None else None,
@@ -205,8 +206,8 @@ def as_json(report: TuneReport) -> str:
         "folklore": [one._asdict() for one in folklore(tuning)],
         "drift": [{**one._asdict(), "is_large": one.is_large} for one in tuning.changes],
         "cost": _cost(tuning),
-        "reading": [*(clean(one) for one in first_of_all(report.notes)), *sentences(report)],
-        "notes": [clean(note) for note in report.notes],
+        "reading": [*(one_line(one) for one in first_of_all(report.notes)), *sentences(report)],
+        "notes": [one_line(note) for note in report.notes],
     }
     return json.dumps(body, indent=2, ensure_ascii=False, allow_nan=False)
 
@@ -247,7 +248,7 @@ def sentences(report: TuneReport) -> list[str]:
     second = runner_up(tuning)
     said = [headline(tuning), *reasons(tuning)]
     if serves_none(tuning):
-        return [clean(one) for one in (*said, *drift_sentences(tuning))]
+        return [one_line(one) for one in (*said, *drift_sentences(tuning))]
     if second is not None and tuning.found is not None:
         candidate = second.option.candidate
         setting = " ".join(f"{FLAGS[name]} {value_text(candidate, name)}" for name in candidate._fields)
@@ -258,7 +259,7 @@ def sentences(report: TuneReport) -> list[str]:
     if between := ranges(tuning):
         said.append(f"The step times are not measured, so take this as a range: {', '.join(between)}.")
     said += [*([measurement(tuning)] if measurement(tuning) else []), *drift_sentences(tuning)]
-    return [clean(one) for one in said]
+    return [one_line(one) for one in said]
 
 
 def _loses(second: Trial, best: Trial) -> str:
@@ -273,20 +274,20 @@ def _loses(second: Trial, best: Trial) -> str:
 def as_text(report: TuneReport) -> str:
     """The finding, the command, the reasons, two curves and what it cost, on one screen."""
     tuning, said = report.tuning, sentences(report)
-    fit = f"; step times {clean(tuning.server.fitted)}" if tuning.server.fitted is not None else ""
+    fit = f"; step times {one_line(tuning.server.fitted)}" if tuning.server.fitted is not None else ""
     lines = [*wrapped(f"tuned: {_what(report)}", "  "), *wrapped(f"  {label(tuning)}{fit}", "  "), ""]
     for sentence in first_of_all(report.notes):
-        lines += [*wrapped(f"  {clean(sentence)}", "  "), ""]
+        lines += [*wrapped(f"  {one_line(sentence)}", "  "), ""]
     lines += wrapped(f"  {said[0]}", "  ")
     if report.chosen is not None and not serves_none(tuning):
-        lines += ["", *wrapped(f"    {shlex.join(map(clean, report.chosen.checked.rewritten))}", "      "), ""]
+        lines += ["", *wrapped(f"    {shlex.join(map(one_line, report.chosen.checked.rewritten))}", "      "), ""]
     for sentence in said[1:]:
         lines += wrapped(f"  - {sentence}", "    ")
     if report.chosen is None:
         for advice in report.own.advice:
             lines += wrapped(f"  - {advice.words}: {advice.why}", "    ")
         if report.own.advice:
-            command = f"vllm serve {clean(report.own.model)} ... {report.own.advice[0].words}"
+            command = f"vllm serve {one_line(report.own.model)} ... {report.own.advice[0].words}"
             lines += wrapped(f"  Give it with the command, behind `--`: -- {command}", "    ")
     if tuning.found is not None:
         lines += ["", *_compared(report)]
@@ -294,7 +295,7 @@ def as_text(report: TuneReport) -> str:
             lines += _curve(tuning, name)
         lines += ["", *wrapped(f"  {_effort(tuning)}", "  ")]
     for note in report.notes:
-        lines += wrapped(f"  note: {clean(note)}", " " * 8) if not is_urgent(note) else ()
+        lines += wrapped(f"  note: {one_line(note)}", " " * 8) if not is_urgent(note) else ()
     return "\n".join(lines)
 
 
@@ -302,7 +303,7 @@ def _what(report: TuneReport) -> str:
     tuning, seen = report.tuning, report.tuning.seen
     promise = f", promised {tuning.traffic.slo}" if not tuning.traffic.slo.is_empty else ""
     return (
-        f"{clean(report.own.model)} on {gpus_of(tuning.server.ledger)} for {clean(tuning.traffic.trace.name)}: "
+        f"{one_line(report.own.model)} on {gpus_of(tuning.server.ledger)} for {one_line(tuning.traffic.trace.name)}: "
         f"{format_count(seen.requests)} requests, {seen.rate:.3g} a second{promise}"
     )
 

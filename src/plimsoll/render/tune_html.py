@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from plimsoll.render.flags import clean
+from plimsoll.redaction import one_line
 from plimsoll.render.html import render
 from plimsoll.render.simulate import first_of_all
 from plimsoll.render.tune import CURVES, SweepReport, TuneReport, sentences
@@ -34,7 +34,7 @@ def page(report: TuneReport) -> str:
     return render(
         "tune", title, has_charts=True, report=report, first_of_all=first_of_all, reasons=reasons,
         eyebrow=f"plimsoll tune: {report.own.model}, {label(report.tuning)}",
-        command=shlex.join(map(clean, report.chosen.checked.rewritten)) if report.chosen is not None else "",
+        command=shlex.join(map(one_line, report.chosen.checked.rewritten)) if report.chosen is not None else "",
         curves=[_curve(name, line, chosen) for name, line in lines if len(line) > 1],
         heading="All that was replayed in full", head=[*Candidate._fields, *_SHOWN, ""], rows=rows, more=report.notes,
     )  # fmt: skip

@@ -11,9 +11,17 @@ from typing import NamedTuple
 from plimsoll.errors import BadInput, PlimsollError
 from plimsoll.inside.settings import Settings as InsideSettings
 from plimsoll.launch.check_flags import with_config
-from plimsoll.launch.command_line import Argument, CommandLine, UnresolvedWords, read_command_line, row_problem
+from plimsoll.launch.command_line import (
+    Argument,
+    CommandLine,
+    EntryPoint,
+    Launch,
+    UnresolvedWords,
+    find_launch,
+    read_command_line,
+    row_problem,
+)
 from plimsoll.launch.inputs import config_of, launches_named
-from plimsoll.launch.recognise import EntryPoint, Launch, find_launch
 from plimsoll.plan.read import plan_launch
 from plimsoll.plan.settings import Flags
 from plimsoll.simulate.inputs import NOT_REPLAYED, REPLICA_OF

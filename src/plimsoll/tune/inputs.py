@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 import plimsoll
 from plimsoll.errors import BadInput
-from plimsoll.launch.recognise import find_launch
+from plimsoll.launch.command_line import find_launch
 from plimsoll.models.files import read_json
 from plimsoll.plan.read import MemoryPlan, plan_launch, read_command
 from plimsoll.render import plan as report
