@@ -59,7 +59,7 @@ class KeyLines:
                 table = self._opened(header[1] == "[[", _parts(header[2]), number)
             elif (pair := _PAIR.match(short)) is not None:
                 self._note((*table, *_parts(pair[1])), number)
-                closes = _left_open(line[pair.end() :])
+                closes = next((quotes for quotes in ('"""', "'''") if line[pair.end() :].count(quotes) % 2), "")
 
     def _opened(self, is_list: bool, parts: tuple[str, ...], number: int) -> KeyPath:  # noqa: FBT001
         """The path of the table that begins here; a table inside a list belongs to the last one of it."""
@@ -86,13 +86,6 @@ class KeyLines:
 
 def _parts(dotted: str) -> tuple[str, ...]:
     return tuple(part.strip("\"'") for part in re.findall(_KEY, dotted))
-
-
-def _left_open(value: str) -> str:
-    for quotes in ('"""', "'''"):
-        if value.count(quotes) % 2:
-            return quotes
-    return ""
 
 
 T = TypeVar("T", bound=Table)
@@ -202,17 +195,14 @@ class ConfigReader:
             case "words":
                 return _command(name, value)
             case "texts" | "urls" | "files":
-                return self._several(key, value)
+                values = [value] if isinstance(value, str) else value
+                if not isinstance(values, list):
+                    raise ValueError(f"{name} is a text or a list of texts")
+                return tuple(dict.fromkeys(self._one(key, _text(name, each)) for each in values))
             case "labels":
                 return self._labels(place, value)
             case _:
                 return self._one(key, _text(name, value))
-
-    def _several(self, key: Key, value: Any) -> tuple[str, ...]:
-        values = [value] if isinstance(value, str) else value
-        if not isinstance(values, list):
-            raise ValueError(f"{key.name} is a text or a list of texts")
-        return tuple(dict.fromkeys(self._one(key, _text(key.name, each)) for each in values))
 
     def _one(self, key: Key, text: str) -> Any:
         if key.choices and text not in key.choices:

@@ -20,7 +20,7 @@ from plimsoll.cli.main import main
 from plimsoll.guard.act.decide import ActionPlan, BlockedAction, Decision, Switches
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME, RESTART, SWITCH
 from plimsoll.guard.act.steps import BROKEN, End, open_action
-from plimsoll.guard.api.actions import VERBS, ActionControl, ActionRoutes, RunningAction
+from plimsoll.guard.api.actions import VERBS, ActionDesk, ActionRoutes, RunningAction
 from plimsoll.guard.api.openapi import VERBS as DOCUMENTED
 from plimsoll.guard.api.openapi import document
 from plimsoll.guard.daemon.journal import Journal, JournalFailed
@@ -32,11 +32,14 @@ NAME = "llama/a b"
 Capsys = pytest.CaptureFixture[str]
 
 
-class Acts:
+class Acts(ActionDesk):
     """Somebody who acts, in words only."""
 
+    trouble = ""
+    switches = Switches()
+
     def __init__(self, journal: Path) -> None:
-        self.journal, self.trouble, self.switches = journal, "", Switches()
+        self.journal = journal
         self.asked: list[tuple[str, ...]] = []
         self.decision: Decision | None = ActionPlan(NAME, Grade.RESTART, "asked", "an operator asked for it", BROKEN)
         self.is_full = False
@@ -55,15 +58,11 @@ class Acts:
         """As was set."""
         return self.needing
 
-    def pause(self, engine: str, rung: str) -> None:
+    def switch(self, engine: str, rung: str, *, is_paused: bool) -> None:
         """Noted."""
         if self.is_full:
             raise JournalFailed("the journal cannot be written: no space")
-        self.asked.append(("pause", engine, rung))
-
-    def resume(self, engine: str, rung: str) -> None:
-        """Noted."""
-        self.asked.append(("resume", engine, rung))
+        self.asked.append(("pause" if is_paused else "resume", engine, rung))
 
     async def ask(self, grade: Grade, engine: str) -> Decision:
         """As was set."""
@@ -103,7 +102,7 @@ class Api:
 
 
 @contextlib.contextmanager
-def listening(actions: ActionControl | None) -> Iterator[Api]:
+def listening(actions: ActionDesk | None) -> Iterator[Api]:
     """The API under /v1/, and a history without changes."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)

@@ -65,9 +65,9 @@ def test_it_is_put_back_and_what_is_remembered_of_it_stays(kind: str) -> None:
         again = await desk.undrain("a")
         assert isinstance(again, BlockedAction)
         assert again.reason == "NotDrained"
-        desk.resume("", "")
+        desk.switch("", "", is_paused=False)
         assert "a" in desk.needs(), "that a pause of everything ends says nothing of this engine"
-        desk.resume("a", "")
+        desk.switch("a", "", is_paused=False)
         assert desk.needs() == {}
 
     asyncio.run(story())

@@ -91,7 +91,7 @@ def test_what_held_and_is_not_known_any_more_is_not_well() -> None:
     for kind, says in (("saturated", "b is not well"), ("creep", "")):
         one = fleet.engine("b")
         assert one is not None
-        one.reporter._doubted = {kind}
+        one.reporter.doubted = {kind}
         assert sight(fleet).suffering("a", ActPolicy()) == says
 
 

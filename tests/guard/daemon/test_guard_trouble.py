@@ -17,7 +17,6 @@ from plimsoll.guard.config import GuardConfig
 from plimsoll.guard.daemon.observer import DiscoveredFacts
 from plimsoll.guard.daemon.run import MOST_TEXTS, EngineLists, TroubleLog
 from plimsoll.guard.engine_config import EngineConfig
-from plimsoll.guard.judge.look import Look, Reach
 from tests.cli.test_guard import QUICK, config, url
 from tests.guard.adapters.test_webhook import receiving
 from tests.guard.daemon.guards import guarding
@@ -118,9 +117,6 @@ def test_what_a_finder_knows_reaches_the_look_under_the_name_it_has_here() -> No
     assert lists.facts("pod http://found:1") == DiscoveredFacts(4, "")
     assert lists.facts("other") == DiscoveredFacts(None, "its pod has failed")
     assert lists.facts("pod") == DiscoveredFacts()
-    look = lists.facts("other").put_into(Look(1.0, 2.0, Reach.REFUSED))
-    assert (look.ended, look.container_restarts) == ("its pod has failed", None)
-    assert lists.facts("pod http://found:1").put_into(look).container_restarts == 4
     named, found, _ = lists.targets()
     assert (named.token, named.api_key, found.token, found.api_key, found.canary_s) == (None, None, "t" * 16, "k", 30.0)
 

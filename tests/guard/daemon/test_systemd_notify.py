@@ -18,12 +18,12 @@ def test_what_is_said(tmp_path: Path) -> None:
         systemd.bind(path)
         systemd.settimeout(5)
         notifier = SystemdNotifier({"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())})
-        assert notifier.is_there
+        assert notifier.address
         assert notifier.watchdog_s == 15.0
-        notifier.ready("two engines\nREADY=0")
-        notifier.alive("all well")
-        notifier.status("x" * 1_000)
-        notifier.stopping()
+        notifier.send("READY=1", "two engines\nREADY=0")
+        notifier.send("WATCHDOG=1", "all well")
+        notifier.send("", "x" * 1_000)
+        notifier.send("STOPPING=1")
         heard = [systemd.recv(4096).decode() for _ in range(4)]
     assert heard[0] == "READY=1\nSTATUS=two engines READY=0"
     assert heard[1] == "WATCHDOG=1\nSTATUS=all well"
@@ -37,7 +37,7 @@ def test_a_name_in_the_abstract_space() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind("\0" + name)
         systemd.settimeout(5)
-        SystemdNotifier({"NOTIFY_SOCKET": "@" + name}).stopping()
+        SystemdNotifier({"NOTIFY_SOCKET": "@" + name}).send("STOPPING=1")
         assert systemd.recv(100) == b"STOPPING=1"
 
 
@@ -49,9 +49,7 @@ def test_a_name_in_the_abstract_space() -> None:
 def test_without_systemd_nothing_happens(environ: dict[str, str]) -> None:
     """No socket, or one where nobody listens: nothing is raised, and there is no watchdog."""
     notifier = SystemdNotifier(environ)
-    notifier.ready("")
-    notifier.alive("")
-    notifier.stopping()
+    notifier.send("READY=1", "x")
     assert notifier.watchdog_s is None
 
 

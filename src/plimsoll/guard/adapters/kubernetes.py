@@ -187,7 +187,11 @@ class PodEviction:
         answer = reply.table()
         if not isinstance(answer.get("items"), list) or table(answer.get("metadata")).get("continue"):
             return unsure("the cluster lists more pods than guard reads, or none: give a selector")
-        return [pod for pod in _list(answer, "items") if self._owner in _owners(pod)]
+        return [
+            pod
+            for pod in _list(answer, "items")
+            if self._owner in [one.get("uid") for one in _list(pod, "metadata", "ownerReferences")]
+        ]
 
     # The eviction
 
@@ -244,10 +248,6 @@ def _list(answer: Mapping[str, Any], *path: str) -> Iterator[Mapping[str, Any]]:
 def _uid(pod: Mapping[str, Any]) -> str:
     uid = table(pod.get("metadata")).get("uid")
     return uid if isinstance(uid, str) and _UID.fullmatch(uid) else ""
-
-
-def _owners(pod: Mapping[str, Any]) -> list[object]:
-    return [item.get("uid") for item in _list(pod, "metadata", "ownerReferences")]
 
 
 def _is_ready(pod: Mapping[str, Any]) -> bool:

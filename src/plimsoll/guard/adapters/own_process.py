@@ -340,7 +340,9 @@ class OwnProcess:
                 return failed(f"it may not be signalled ({problem.strerror})")
             if not await self._ends(deadline_s):
                 return self._stopped("kill", await self._kill_all())
-            await self._wait_for_orphans()
+            end = time.monotonic() + self._orphans_s
+            while await asyncio.to_thread(self._family) and time.monotonic() < end:
+                await asyncio.sleep(LOOK_EVERY_S)
             return self._stopped("term", await self._kill_all())
 
     async def rotate_log(self) -> Outcome:
@@ -495,11 +497,6 @@ class OwnProcess:
             await asyncio.sleep(LOOK_EVERY_S)
         return True
 
-    async def _wait_for_orphans(self) -> None:
-        end = time.monotonic() + self._orphans_s
-        while await asyncio.to_thread(self._family) and time.monotonic() < end:
-            await asyncio.sleep(LOOK_EVERY_S)
-
     async def _kill_all(self) -> tuple[int, int]:
         """How many were killed, and how many did not end even so."""
         killed: set[int] = set()
@@ -507,8 +504,9 @@ class OwnProcess:
         while left := await asyncio.to_thread(self._family):
             if time.monotonic() >= end:
                 return len(killed), len(left)
-            if self._started:
-                _kill_group(self._started.cgroup)
+            if self._started and self._started.cgroup:
+                with contextlib.suppress(OSError):
+                    (Path(self._started.cgroup) / "cgroup.kill").write_text("1", encoding="ascii")
             killed |= await asyncio.to_thread(self._kill, left)
             await asyncio.sleep(LOOK_EVERY_S)
         if self._started:
@@ -578,12 +576,6 @@ def _make_group(parent: Path | None, process: Process) -> str:
         _remove_group(str(group))
         return ""
     return str(group)
-
-
-def _kill_group(group: str) -> None:
-    if group:
-        with contextlib.suppress(OSError):
-            (Path(group) / "cgroup.kill").write_text("1", encoding="ascii")
 
 
 def _remove_group(group: str) -> None:

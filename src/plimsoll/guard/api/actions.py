@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from plimsoll.errors import PlimsollError
 from plimsoll.guard.act.decide import ASKED, ActionPlan, BlockedAction, Decision, Switches
@@ -38,29 +38,8 @@ class RunningAction(NamedTuple):
     since: float | None  # seconds since 1970
 
 
-class ActionControl(Protocol):
-    """The action runner as the API sees it. What cannot be journaled raises PlimsollError, and is not done."""
-
-    @property
-    def journal(self) -> Path: ...  # the path of the journal
-    @property
-    def trouble(self) -> str: ...  # why guard stopped acting; empty while it acts
-    @property
-    def switches(self) -> Switches: ...  # what operators have switched off
-    def under_way(self) -> Sequence[RunningAction]: ...  # every open action
-    def needs(self) -> Mapping[str, str]: ...  # engines that need attention, and why
-    def ended(self) -> Mapping[tuple[str, Grade, End], int]: ...  # ended actions by engine, rung and end
-    def pause(self, engine: str, rung: str) -> None: ...  # pauses everything, one engine or one rung
-    def resume(self, engine: str, rung: str) -> None: ...  # resumes it
-    def ask(self, grade: Grade, engine: str) -> Awaitable[Decision]:
-        """Requests one action, whatever the judge says; what blocks it still does."""
-
-    def drain(self, engine: str) -> Awaitable[Decision]: ...  # takes it out of rotation until an operator ends that
-    def undrain(self, engine: str) -> Awaitable[Decision]: ...  # puts it back in rotation
-
-
 class ActionDesk:
-    """The conductor and the drains by hand behind the API."""
+    """The conductor and the drains by hand, as the API sees them. What cannot be journaled raises, and is not done."""
 
     def __init__(
         self,
@@ -91,11 +70,9 @@ class ActionDesk:
     def ended(self) -> dict[tuple[str, Grade, End], int]:
         return self._conductor.ended()
 
-    def pause(self, engine: str, rung: str) -> None:
-        self._conductor.switch(RUNGS + rung if rung else PAUSE, engine, is_on=True, who=_WHO)
-
-    def resume(self, engine: str, rung: str) -> None:
-        self._conductor.switch(RUNGS + rung if rung else PAUSE, engine, is_on=False, who=_WHO)
+    def switch(self, engine: str, rung: str, *, is_paused: bool) -> None:
+        """Pauses or resumes everything, one engine or one rung."""
+        self._conductor.switch(RUNGS + rung if rung else PAUSE, engine, is_on=is_paused, who=_WHO)
 
     async def ask(self, grade: Grade, engine: str) -> Decision:
         """Blocked at once while guard is busy: a request is not carried out an hour later."""
@@ -120,7 +97,7 @@ class ActionRoutes:
 
     def __init__(
         self,
-        actions: Callable[[], ActionControl | None],
+        actions: Callable[[], ActionDesk | None],
         is_watched: Callable[[str], bool],
         name_of: Callable[[str], str] = str,
     ) -> None:
@@ -153,7 +130,7 @@ class ActionRoutes:
         except PlimsollError as problem:
             return _refused("NotWritten", f"not done: {problem}")
 
-    def _switch(self, actions: ActionControl, verb: str, asked: Mapping[str, str]) -> Answer:
+    def _switch(self, actions: ActionDesk, verb: str, asked: Mapping[str, str]) -> Answer:
         engine, rung = self._name_of(asked.get("engine", "")), asked.get("rung", "")
         if engine and rung:
             return error(400, "give an engine or a rung, not both: a rung is switched for all engines")
@@ -163,12 +140,12 @@ class ActionRoutes:
         is_known = self._is_watched(engine) or (verb == "resume" and is_left)
         if engine and not is_known:
             return error(404, f"no engine named {clean(engine)[:200]!r}")
-        (actions.pause if verb == "pause" else actions.resume)(engine, rung)
+        actions.switch(engine, rung, is_paused=verb == "pause")
         what = clean(engine) or (f"{rung} on all engines" if rung else "all actions")
         said = f"{what}: {'paused until resumed' if verb == 'pause' else 'resumed'}"
         return _answer(200, {"accepted": True, "plan": [], "says": said})
 
-    async def _act(self, actions: ActionControl, verb: str, engine: str) -> Answer:
+    async def _act(self, actions: ActionDesk, verb: str, engine: str) -> Answer:
         if not self._is_watched(engine):
             return error(404, f"no engine named {clean(engine)[:200]!r}")
         if actions.trouble and verb != "undrain":  # an engine must be able to return, whatever else fails
@@ -177,7 +154,7 @@ class ActionRoutes:
         decision_soon = actions.ask(ACTS[verb], engine) if start is None else start(engine)
         try:
             # Cancelled after that: it must not be done later, unexpectedly.
-            decision = await asyncio.wait_for(_awaited(decision_soon), ASK_S)
+            decision = await asyncio.wait_for(decision_soon, ASK_S)
         except TimeoutError:
             return _refused("Busy", "guard is busy and has not decided yet: ask again")
         if isinstance(decision, ActionPlan):
@@ -185,7 +162,7 @@ class ActionRoutes:
             return _answer(200, {"accepted": True, "plan": [clean(line) for line in decision.lines()], "says": said})
         return _refused(decision.reason, decision.message)
 
-    async def _journal(self, actions: ActionControl, query: Mapping[str, str]) -> Answer:
+    async def _journal(self, actions: ActionDesk, query: Mapping[str, str]) -> Answer:
         last = query.get("last", "100")
         if not last.isascii() or not last.isdecimal() or len(last) > 6 or not 0 < int(last) <= MOST_ENTRIES:
             return error(400, f"last is a whole number from 1 to {MOST_ENTRIES}")
@@ -193,10 +170,6 @@ class ActionRoutes:
             found = await asyncio.to_thread(read_journal, actions.journal, int(last))
         rows = [entry_json(one) for one in found.entries]
         return _answer(200, {"entries": rows, "wrong": [clean(one.message) for one in found.wrong]})
-
-
-async def _awaited(decision: Awaitable[Decision]) -> Decision:
-    return await decision
 
 
 def _is_action_path(path: str) -> bool:
@@ -222,7 +195,7 @@ def _object(body: bytes, known: Sequence[str]) -> dict[str, str] | str:
     return {name: str(value) for name, value in found.items()}
 
 
-def _actions(actions: ActionControl) -> Answer:
+def _actions(actions: ActionDesk) -> Answer:
     switches = actions.switches
     rows = [
         {

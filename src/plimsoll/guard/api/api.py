@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import plimsoll
 from plimsoll.guard.act.steps import End
 from plimsoll.guard.adapters.webhook import DeliveryCounts
-from plimsoll.guard.api.actions import ActionControl, ActionRoutes
+from plimsoll.guard.api.actions import ActionDesk, ActionRoutes
 from plimsoll.guard.api.openapi import document
 from plimsoll.guard.daemon.observer import CHANGES_KEPT, Fleet
 from plimsoll.guard.judge.findings import code_of
@@ -144,15 +144,16 @@ class GuardApi:
         fleet: Fleet,
         started_unix_s: float,
         own: Callable[[], GuardHealth] = GuardHealth,
-        actions: Callable[[], ActionControl | None] = lambda: None,
+        actions: Callable[[], ActionDesk | None] = lambda: None,
     ) -> None:
         self._fleet, self._started_unix_s, self._own, self._actions = fleet, started_unix_s, own, actions
         self._page = GuardPage(fleet, lambda: own().troubles, actions)
         self.files = self._page.files
         self._asks = ActionRoutes(actions, lambda name: fleet.view(name) is not None, self._page.name_of)
-        self._paths = {
+        self._paths: dict[str, Callable[[Mapping[str, str]], Answer]] = {
             "/healthz": self._health, "/engines": self._engines, "/conditions": self._conditions, "/findings": self._findings,
-            "/history": self._history, "/metrics": self._metrics, "/openapi.json": self._openapi,
+            "/history": self._history, "/metrics": self._metrics,
+            "/openapi.json": lambda _: Answer(200, json.dumps(document(plimsoll.__version__)).encode()),
         }  # fmt: skip
 
     async def post(self, path: str, body: bytes) -> Answer:
@@ -218,9 +219,6 @@ class GuardApi:
             troubles=own.troubles, lost_lines=own.lost_lines, ended=None if actions is None else actions.ended(),
         )  # fmt: skip
         return Answer(200, text.encode(), CONTENT_TYPE)
-
-    def _openapi(self, _: Mapping[str, str]) -> Answer:
-        return Answer(200, json.dumps(document(plimsoll.__version__)).encode())
 
 
 def _json(body: Mapping[str, Any]) -> Answer:

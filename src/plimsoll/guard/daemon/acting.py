@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from plimsoll.errors import PlimsollError, WorldFailed
-from plimsoll.guard.act.decide import BlockedAction, FailedRestarts, FleetView
+from plimsoll.guard.act.decide import BlockedAction, FleetView
 from plimsoll.guard.act.journal_entry import SEEN, SWITCH, Entry, needed
 from plimsoll.guard.act.journal_replay import (
     PAUSE,
@@ -342,7 +342,14 @@ class ActionRunner:
         self.ended: dict[str, str] = {}
         """Engines whose process is known to have ended by itself, and why."""
         minute = minute_in(setup.policy.timezone)
-        self.observer = FleetObserver(fleet, setup.capabilities, fleet.every_s, time.monotonic, minute, self._last_ends)
+        self.observer = FleetObserver(
+            fleet,
+            setup.capabilities,
+            fleet.every_s,
+            time.monotonic,
+            minute,
+            lambda: self.conductor.last_ends(),  # noqa: PLW0108 - made below
+        )
         self.journal: Journal | None = None
         self.desk: ActionDesk | None = None
         self._drains: ManualDrains | None = None
@@ -366,9 +373,6 @@ class ActionRunner:
             self._drains = ManualDrains(parts, setup.policy, by_hand, self.conductor.runs)
             self._back = ReturnToService(setup.parts, setup.policy, ports._replace(lock=lock.other()), self.conductor)
             self.desk = ActionDesk(self.conductor, self._drains, self.journal, self.journal.path, self._back)
-
-    def _last_ends(self) -> Mapping[str, FailedRestarts]:
-        return self.conductor.last_ends()
 
     def _starts_again(self, name: str) -> int | None:
         """How often its supervisor has restarted it by itself, if known."""

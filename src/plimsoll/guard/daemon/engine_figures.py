@@ -201,7 +201,8 @@ class PageReader:
 
     def _take(self, lines: list[bytes]) -> None:
         if not self._count and len(self._witnesses) < WITNESSES:
-            self._keep_witnesses(lines)
+            samples = (line for line in lines if line and line[:1] != b"#" and len(line) <= WITNESS_MAX)
+            self._witnesses += itertools.islice(samples, WITNESSES - len(self._witnesses))
         # One expression, because it runs for every line. Its second part: lines that begin with a blank.
         for found in [line for line in lines if line[:_HEAD] in _HEADS or line < b"!"]:
             line = found.strip(_BLANKS)
@@ -231,13 +232,6 @@ class PageReader:
         self._count += 1
         if self._count > SAMPLES_MAX:
             raise TooLarge(f"more than {SAMPLES_MAX:,} samples of a kind that an engine has few of")
-
-    def _keep_witnesses(self, lines: Iterable[bytes]) -> None:
-        for line in lines:
-            if line and line[:1] != b"#" and len(line) <= WITNESS_MAX:
-                self._witnesses.append(line)
-                if len(self._witnesses) >= WITNESSES:
-                    return
 
     def _take_odd(self) -> None:
         """Parses lines that are not written as vLLM writes them: escapes, exemplars, timestamps, other blanks."""

@@ -158,11 +158,8 @@ def is_garbage(body: bytes) -> bool | None:
         return None
     if text == "":  # a first token that ends the answer rightly has no text
         return bool(reason == "length")
-    return text.strip() in UNKNOWN_TOKENS or all(letter == NO_LETTER or _is_control(letter) for letter in text)
-
-
-def _is_control(letter: str) -> bool:
-    return not letter.isprintable() and not letter.isspace()
+    is_control = all(letter == NO_LETTER or not (letter.isprintable() or letter.isspace()) for letter in text)
+    return is_control or text.strip() in UNKNOWN_TOKENS
 
 
 MODELS = "/v1/models"
@@ -382,7 +379,8 @@ class EngineWatcher:
         self._model = page.model
         # The last answer stands while none comes: a stuck engine core does not answer, and is the one to be tested.
         self._was_paused = self._was_paused if is_rest_unknown else bool(is_paused)
-        self._is_resting = _rests(page, gate, is_paused=self._was_paused)
+        is_asleep = page.figures.get("asleep", 0.0) > 0 or (gate is not None and bool(gate.asleep))
+        self._is_resting = self._was_paused or is_asleep  # a canary request would prove nothing, and would queue there
         if self._canary is not None and not self._is_resting:
             self._canary.begin(now_s, page.model)
         return Look(
@@ -565,8 +563,3 @@ def read_workers(found: Mapping[str, Any]) -> tuple[WorkerMemory, ...]:
 
 FIGURES = ("allocator", "device_memory", "host_memory", "budget")
 ALLOCATOR = ("allocated", "reserved", "releasable", "unreleasable", "alloc_retries", "ooms")
-
-
-def _rests(page: PageFigures, gate: GateState | None, *, is_paused: bool) -> bool:
-    """Whether no token can be expected: a canary request would prove nothing, and would queue there."""
-    return is_paused or page.figures.get("asleep", 0.0) > 0 or (gate is not None and bool(gate.asleep))

@@ -253,14 +253,6 @@ def limit(root: Path, pid: int) -> int | None:
     return min(limits, default=None)
 
 
-def is_first_namespace(root: Path) -> bool:
-    """Whether pids here are those of the driver: guard is not in a pid namespace."""
-    try:
-        return os.readlink(root / "proc" / "self" / "ns" / "pid") == FIRST_NAMESPACE  # noqa: PTH115 - it leads nowhere
-    except OSError:
-        return False
-
-
 Answer = TypeVar("Answer")
 
 
@@ -353,8 +345,11 @@ class Machine:
 
     @functools.cached_property
     def knows_pids(self) -> bool:
-        """Whether the driver's pids are those of /proc."""
-        return is_first_namespace(self._root)
+        """Whether the driver's pids are those of /proc: guard is not in a pid namespace."""
+        try:
+            return os.readlink(self._proc / "self" / "ns" / "pid") == FIRST_NAMESPACE  # noqa: PTH115 - it leads nowhere
+        except OSError:
+            return False
 
     def join(self, port: int) -> None:
         """An engine at this port now watched."""

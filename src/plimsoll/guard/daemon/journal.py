@@ -306,7 +306,8 @@ class Journal:
             self._entries.append(Entry(number, round(self._clock(), 3), BEGUN, fields=fields))
             _write_rows(new, self._entries)
             if kind:
-                aside = self._aside(kind)
+                names = (self._beside(f".{kind}-{number}") for number in itertools.count(1))
+                aside = next(name for name in names if not name.exists())
                 self.path.rename(aside)
                 with contextlib.suppress(FileNotFoundError):
                     self._beside("-wal").rename(f"{aside}-wal")
@@ -329,10 +330,6 @@ class Journal:
 
     def _beside(self, suffix: str) -> Path:
         return self.path.with_name(self.path.name + suffix)
-
-    def _aside(self, kind: str) -> Path:
-        """The next free name of this kind."""
-        return next(path for number in itertools.count(1) if not (path := self._beside(f".{kind}-{number}")).exists())
 
 
 def _write_rows(path: Path, entries: Iterable[Entry]) -> None:

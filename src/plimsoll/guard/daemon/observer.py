@@ -48,22 +48,19 @@ class EventReporter:
     def __init__(self, engine: str) -> None:
         self._engine = engine
         self._held: dict[str, float] = {}  # conditions reported active, and since when
-        self._doubted: set[str] = set()
+        self.doubted: set[str] = set()  # conditions that were active and are now unknown
         self._gone_looks = 0
         self._gone_since_s: float | None = None
         self._is_gone: bool | None = None  # as reported; None: nothing yet
         self._is_never_told = False
-        self._note = ""  # as reported
+        self.note = ""  # what the gate does not give, as reported
         self._note_looks = 0
         self.has_answered = False
 
     def report(self, look: Look, changes: Sequence[Condition], answer: Look | None, note: str = "") -> list[Event]:
         """The events of these changes; `answer` is the last look with figures, `note` what the gate did not give."""
         events = self._reach(look) + self._noted(look, note)
-        for condition in changes:
-            event = self._condition(look, condition, answer)
-            events += [] if event is None else [event]
-        return events
+        return events + [event for one in changes if (event := self._condition(look, one, answer)) is not None]
 
     def leave(self, unix_s: float, now_s: float, conditions: Sequence[Condition]) -> list[Event]:
         """The events that close what is open when the engine is no longer watched."""
@@ -74,16 +71,6 @@ class EventReporter:
         if self._is_gone:
             events.append(Event(unix_s, self._engine, EventKind.REACHED, "it is no longer watched"))
         return [*events, Event(unix_s, self._engine, EventKind.UNLISTED, "no longer in the engine list")]
-
-    @property
-    def doubted(self) -> frozenset[str]:
-        """Conditions that were active and are now unknown."""
-        return frozenset(self._doubted)
-
-    @property
-    def note(self) -> str:
-        """What the gate does not give, as reported; empty if it gives everything."""
-        return self._note
 
     @property
     def gone_since_s(self) -> float | None:
@@ -118,20 +105,20 @@ class EventReporter:
         if look.reach is not Reach.ANSWERS:
             return []
         self._note_looks = self._note_looks + 1 if note else 0
-        if note and self._note:
-            self._note = note
+        if note and self.note:
+            self.note = note
         elif note and self._note_looks >= LOOKS_GONE:
-            self._note = note
+            self.note = note
             return [Event(look.unix_s, self._engine, EventKind.TROUBLE, f"{note}; no gate figures")]
-        elif self._note and not note:
-            self._note = ""
+        elif self.note and not note:
+            self.note = ""
             return [Event(look.unix_s, self._engine, EventKind.MENDED, "the gate answers again")]
         return []
 
     def _condition(self, look: Look, condition: Condition, answer: Look | None) -> Event | None:
         kind = condition.kind
         if condition.is_true:
-            self._doubted.discard(kind)
+            self.doubted.discard(kind)
             if kind in self._held:  # it was unknown for a while: still the same condition
                 return None
             self._held[kind] = condition.since_s
@@ -139,11 +126,11 @@ class EventReporter:
         if kind not in self._held:
             return None
         if condition.status is Status.UNKNOWN:
-            if kind in self._doubted:
+            if kind in self.doubted:
                 return None
-            self._doubted.add(kind)
+            self.doubted.add(kind)
             return Event(look.unix_s, self._engine, EventKind.UNKNOWN, condition.message, condition)
-        self._doubted.discard(kind)
+        self.doubted.discard(kind)
         lasted_s = look.at_s - self._held.pop(kind)
         return Event(look.unix_s, self._engine, EventKind.OVER, condition.message, condition, None, lasted_s)
 
@@ -170,12 +157,6 @@ class DiscoveredFacts(NamedTuple):
 
     restarts: int | None = None  # of its container
     ended: str = ""  # why its process has ended and is not started again
-
-    def put_into(self, look: Look) -> Look:
-        """Adds these facts to a look."""
-        if self.restarts is None and not self.ended:
-            return look
-        return look._replace(container_restarts=self.restarts, ended=self.ended)
 
 
 class ObserverPorts(NamedTuple):
@@ -391,11 +372,8 @@ class Fleet:
             self._take(engine, look)
             if past:
                 engine.judge.history.recall(past)
-            waiters, engine.waiters = (
-                engine.waiters[:asked],
-                engine.waiters[asked:],
-            )  # not before: leaving the fleet answers all that wait
-            _answer(waiters, look)
+            waiters, engine.waiters = engine.waiters[:asked], engine.waiters[asked:]
+            _answer(waiters, look)  # not before: leaving the fleet answers all that wait
             if self._most_looks is not None and engine.looks >= self._most_looks:
                 return
             # A requested look came early: the next is due an interval after it.
@@ -430,7 +408,8 @@ class Fleet:
 
     def _take(self, engine: WatchedEngine, look: Look) -> None:
         try:
-            events = engine.take(self._ports.facts(engine.target.name).put_into(look))
+            facts = self._ports.facts(engine.target.name)
+            events = engine.take(look._replace(container_restarts=facts.restarts, ended=facts.ended))
         except Exception as problem:  # its conditions stay as they were, and the metrics show the error
             self.mistakes[f"judge {type(problem).__name__}"] += 1
             engine.looks += 1  # a judge that always fails must not make `--looks` endless
@@ -537,11 +516,8 @@ class FleetObserver:
 
     def view(self, at_work: frozenset[str]) -> FleetView:
         """The fleet now. Nothing is decided about engines with an open action."""
-        found, last_ends = [], self._ends()
-        for name in self.engines():
-            one = self._fleet.engine(name)
-            if one is not None:
-                found.append(self._engine(one, last_ends.get(name), is_at_work=name in at_work))
+        ends, engines = self._ends(), [self._fleet.engine(name) for name in self.engines()]
+        found = [self._engine(one, ends.get(one.target.name), is_at_work=one.target.name in at_work) for one in engines if one]
         return FleetView(found, minute=self._minute())
 
     def _engine(self, one: WatchedEngine, last_end: FailedRestarts | None, *, is_at_work: bool) -> EngineStatus:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -180,39 +180,20 @@ class SystemdNotifier:
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         name = environ.get("NOTIFY_SOCKET", "")  # a path, or an abstract socket name, which systemd writes with an @
-        self._address = "\0" + name[1:] if name.startswith("@") else name if name.startswith("/") else ""
+        self.address = "\0" + name[1:] if name.startswith("@") else name if name.startswith("/") else ""
         span, pid = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
-        is_watched = bool(self._address) and span.isdecimal() and int(span) > 0 and pid in ("", str(os.getpid()))
+        is_watched = bool(self.address) and span.isdecimal() and int(span) > 0 and pid in ("", str(os.getpid()))
         self.watchdog_s = int(span) / 2e6 if is_watched else None
         """How often systemd must hear from guard: half of its bound. None: no watchdog."""
 
-    @property
-    def is_there(self) -> bool:
-        return bool(self._address)
-
-    def ready(self, status: str) -> None:
-        self._send(f"READY=1\nSTATUS={_line(status)}")
-
-    def alive(self, status: str) -> None:
-        self._send(f"WATCHDOG=1\nSTATUS={_line(status)}")
-
-    def status(self, status: str) -> None:
-        """The status line for `systemctl status`."""
-        self._send(f"STATUS={_line(status)}")
-
-    def stopping(self) -> None:
-        self._send("STOPPING=1")
-
-    def _send(self, text: str) -> None:
-        if not self._address:
+    def send(self, state: str, status: str = "") -> None:
+        """A state such as READY=1, and the line that `systemctl status` shows."""
+        if not self.address:
             return
+        text = "\n".join(filter(None, (state, status and f"STATUS={' '.join(status.split())[:500]}")))
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as one:
             one.settimeout(0.0)
-            one.sendto(text.encode(), self._address)
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())[:500]
+            one.sendto(text.encode(), self.address)
 
 
 class EngineLists:
@@ -277,12 +258,13 @@ _NOTHING = DiscoveredFacts()
 MOST_TEXTS = 20  # reported texts of one trouble: a text that changes each time is still one trouble
 
 
+@dataclass(slots=True)
 class _Held:
     """A trouble that lasts."""
 
-    def __init__(self, text: str, since_s: float) -> None:
-        self.text, self.since_s = text, since_s
-        self.told: set[str] = set()
+    text: str
+    since_s: float
+    told: set[str] = field(default_factory=set)
 
 
 class TroubleLog:
@@ -389,7 +371,7 @@ class Daemon:
             await self._open_api()
         await asyncio.gather(*(self._lists.ask(finder) for finder in self._lists.finders))
         self._fleet.watch(self._lists.targets())
-        self._systemd.ready(status_line(self._fleet.views()))
+        self._systemd.send("READY=1", status_line(self._fleet.views()))
         jobs = [asyncio.create_task(job) for job in self._jobs()]
         ended = [
             asyncio.create_task(stop.wait()),
@@ -402,7 +384,7 @@ class Daemon:
                 if job.done():
                     job.result()  # none of them ends: it failed, which is an internal error
         finally:
-            self._systemd.stopping()
+            self._systemd.send("STOPPING=1")
             code = self._code() if self._options.looks is not None and not stop.is_set() else 0
             for task in (*ended, *jobs):
                 task.cancel()
@@ -416,7 +398,7 @@ class Daemon:
     def _jobs(self) -> list[Coroutine[Any, Any, None]]:
         jobs = [self._report_troubles()]
         jobs += [self._acting.run()] if self._acting is not None else []
-        jobs += [self._keep_status()] if self._systemd.is_there else []
+        jobs += [self._keep_status()] if self._systemd.address else []
         jobs += [self._rediscover(finder) for finder in self._lists.finders]
         jobs += [self._notifier.run(), self._repeat()] if self._notifier is not None else []
         return jobs
@@ -526,10 +508,8 @@ class Daemon:
         while True:
             await asyncio.sleep(STATUS_EVERY_S if every_s is None else min(every_s, STATUS_EVERY_S))
             status = status_line(self._fleet.views(), self._troubles.now())
-            if every_s is not None and self._fleet.is_looking(self._fleet.stale_after_s):
-                self._systemd.alive(status)
-            else:
-                self._systemd.status(status)
+            is_alive = every_s is not None and self._fleet.is_looking(self._fleet.stale_after_s)
+            self._systemd.send("WATCHDOG=1" if is_alive else "", status)
 
     async def _reader_gone(self) -> None:
         """Waits until the reader of standard output is gone."""

@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple, cast
 
 import plimsoll
-from plimsoll.guard.api.actions import NOT_ACTING, ActionControl
+from plimsoll.guard.api.actions import NOT_ACTING, ActionDesk
 from plimsoll.guard.daemon.journal import read_journal
 from plimsoll.guard.daemon.observer import Fleet, WatchedEngine
 from plimsoll.guard.judge.load import expected_wait, recompute_share
@@ -115,7 +115,7 @@ class GuardPage:
         self,
         fleet: Fleet,
         troubles: Callable[[], Sequence[Trouble]] = tuple,
-        actions: Callable[[], ActionControl | None] = lambda: None,
+        actions: Callable[[], ActionDesk | None] = lambda: None,
     ) -> None:
         self._fleet, self._troubles, self._actions = fleet, troubles, actions
         self.files = {path: Answer(200, body, kind) for path, (body, kind) in page_files().items()}
