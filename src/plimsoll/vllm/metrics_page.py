@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from plimsoll.errors import BadInput, TooLarge, WorldFailed
 from plimsoll.net.address import Address, address
-from plimsoll.net.inputs import Budget, Descriptor, opened, text_blocks, unpacked
+from plimsoll.net.inputs import SAMPLE_BYTES, Budget, Descriptor, is_plain, opened, text_blocks, unpacked
 
 
 class Histogram(NamedTuple):
@@ -153,8 +153,9 @@ def read_page(path: str, source: str | None = None) -> Page:
 
 
 def parse_page(data: bytes, source: str, at_s: float | None) -> Page:
-    """The page in these bytes; BadInput if not one sample is in them."""
-    data = unpacked(source, io.BytesIO(data), whole=True).read(PAGE_MAX + 1)
+    """The page in these bytes, packed or not; BadInput if not one sample is in them."""
+    if not is_plain(data[:SAMPLE_BYTES]):
+        data = unpacked(source, io.BytesIO(data), whole=True).read(PAGE_MAX + 1)
     if len(data) > PAGE_MAX:
         raise TooLarge(f"{source}: more than {PAGE_MAX >> 20} MiB")
     lines = data.decode("utf-8", "replace").lstrip("\ufeff").split("\n")

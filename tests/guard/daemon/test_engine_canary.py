@@ -242,6 +242,7 @@ def test_a_stand_in_s_canary_and_its_wedge() -> None:
     """Answered while it steps, failed when it is stuck; it does not count as work; none is sent to one that rests."""
     plan = CanaryPlan(every_s=5, deadline_s=0.6)
     with standin(GATED, settings=Settings({"PLIMSOLL_TOKEN": TOKEN})) as server:
+        server.ask("POST", "/v1/completions", {"model": "m", "prompt": "x", "max_tokens": 1})  # the first one loads code
         *_, last = at(server, lambda url: EngineWatcher(url, TOKEN, plan), 2, 0.5)
         assert last.canary is not None
         assert (last.canary.is_answered, last.canary.is_garbage) == (True, False)
