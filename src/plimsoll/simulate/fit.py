@@ -138,8 +138,14 @@ class FitError(NamedTuple):
 def error_of(measured: MeasuredRun, replay: Replay, *, from_ns: int | None = None, until_ns: int | None = None) -> FitError:
     """The error over what was stamped from `from_ns` on and until `until_ns`."""
     arrival = measured.trace.arrival_ns
-    first = _inside(measured.first_token_ns, from_ns, until_ns) & (replay.first_token_ns != NEVER)
-    finish = _inside(measured.finish_ns, from_ns, until_ns) & (replay.finish_ns != NEVER)
+
+    def counts(stamps: Integers, replayed: Integers) -> Flags:
+        late = True if from_ns is None else stamps > from_ns
+        early = True if until_ns is None else stamps <= until_ns
+        return (stamps != ABSENT) & late & early & (replayed != NEVER)
+
+    first = counts(measured.first_token_ns, replay.first_token_ns)
+    finish = counts(measured.finish_ns, replay.finish_ns)
     several = finish & (measured.first_token_ns != ABSENT) & (replay.first_token_ns != NEVER) & (measured.trace.output > 1)
     further = np.maximum(1, measured.trace.output - 1)
     ttft = _compare(first, measured.first_token_ns - arrival, replay.first_token_ns - replay.arrival_ns)
@@ -153,15 +159,6 @@ def error_of(measured: MeasuredRun, replay: Replay, *, from_ns: int | None = Non
 def duration_error(measured: MeasuredRun, replay: Replay) -> float:
     """Of the time of the last token, with its sign."""
     return float(replay.finish_ns.max() / measured.finish_ns.max() - 1)
-
-
-def _inside(stamps: Integers, from_ns: int | None, until_ns: int | None) -> Flags:
-    inside = stamps != ABSENT
-    if from_ns is not None:
-        inside &= stamps > from_ns
-    if until_ns is not None:
-        inside &= stamps <= until_ns
-    return inside
 
 
 def _compare(which: Flags, measured: Floats | Integers, replayed: Floats | Integers) -> tuple[float | None, float | None]:
@@ -211,14 +208,7 @@ def before(measured: MeasuredRun, until_ns: int) -> MeasuredRun:
     series = measured.series
     if series is not None:
         keep = series.at_s * 1e9 <= until_ns
-        series = RunSeries(
-            at_s=series.at_s[keep],
-            prompt_tokens_per_s=series.prompt_tokens_per_s[keep],
-            output_tokens_per_s=series.output_tokens_per_s[keep],
-            running=series.running[keep],
-            waiting=series.waiting[keep],
-            kv_used_ratio=series.kv_used_ratio[keep],
-        )
+        series = RunSeries._make(column[keep] for column in series)
     scheduled, first, finish = (
         np.where(stamps <= until_ns, stamps, ABSENT)
         for stamps in (measured.scheduled_ns, measured.first_token_ns, measured.finish_ns)
@@ -246,18 +236,6 @@ def needed(measured: MeasuredRun, most: int) -> tuple[Trace, Integers]:
         last = max(last, int(measured.series.at_s[-1] * 1e9))
     rows = np.flatnonzero(measured.trace.arrival_ns <= last)[:most]
     return pick(measured.trace, rows), rows
-
-
-def picked(measured: MeasuredRun, trace: Trace, rows: Integers) -> MeasuredRun:
-    """The run of `trace`, which is its requests `rows`."""
-    return MeasuredRun(
-        trace,
-        scheduled_ns=measured.scheduled_ns[rows],
-        first_token_ns=measured.first_token_ns[rows],
-        finish_ns=measured.finish_ns[rows],
-        cached_tokens=measured.cached_tokens[rows],
-        series=measured.series,
-    )
 
 
 def look_at(measured: MeasuredRun, usable: Flags) -> Comparison:
@@ -288,7 +266,8 @@ def deviations(compared: Comparison, replay: Replay, steps: Integers, *, front_n
         _ratio(compared.whole, (replay.finish_ns - replay.arrival_ns).astype(np.float64) + front_ns),
         _rate_ratio(compared, replay, steps),
     ]
-    return [_tame(part) for part in parts if len(part)]
+    tame = [2 * ROUGHLY**2 * (np.sqrt(1 + (part / ROUGHLY) ** 2) - 1) for part in parts]
+    return [np.sign(part) * np.sqrt(squared) for part, squared in zip(parts, tame, strict=True) if len(part)]
 
 
 def _groups(which: Flags, order_by: Integers, took_ns: Floats) -> Groups:
@@ -305,11 +284,6 @@ def _means(of: Integers, values: Floats) -> Floats:
 
 def _ratio(groups: Groups, took_ns: Floats) -> Floats:
     return np.log(np.maximum(_means(groups.of, took_ns[groups.members]), 1) / np.maximum(groups.mean_ns, 1))
-
-
-def _tame(values: Floats) -> Floats:
-    squared = 2 * ROUGHLY**2 * (np.sqrt(1 + (values / ROUGHLY) ** 2) - 1)
-    return np.sign(values) * np.sqrt(squared)
 
 
 def _rates(measured: MeasuredRun) -> tuple[Integers, Floats]:
@@ -375,11 +349,6 @@ class Model(NamedTuple):
     sizes: tuple[int, ...]
     experts: Experts | None
 
-    @property
-    def constants(self) -> tuple[int, int, int, int]:
-        """Those of the start."""
-        return self.start.base_ns, self.start.token_ns, self.start.seq_ns, self.start.ctx_ps
-
     def values(self, scale: float = 1.0, token_scale: float | None = None) -> Floats:
         """The start, slower or faster as a whole, or apart from its cost of a token."""
         share = EXPERTS_SHARE if self.experts else 0.0
@@ -387,18 +356,13 @@ class Model(NamedTuple):
 
     def step_time(self, values: Floats) -> StepTime:
         """What a step takes with these numbers."""
-        base, token, seq, ctx = (float(one) for one in values[:UP] * np.array(self.constants))
+        base, token, seq, ctx = (values[:UP] * np.array(self.start[:UP])).tolist()
         most = self.settings.max_num_batched_tokens
         table = step_table(base, token, most, self.sizes, values[UP] * self.start.base_ns)
         if self.experts is not None:
             unread = 1 - self.experts.hit(padded(self.sizes, most).astype(np.float64))
             table = table - np.rint(base * values[SHARE] * unread).astype(np.int64)
         return StepTime(round(base), round(token), round(seq), round(ctx), table)
-
-
-def make_model(start: StepTime | None, settings: Settings, sizes: Sequence[int] | None, experts: Experts | None) -> Model:
-    """With vLLM's own choice of graphs where none is named."""
-    return Model(start or GUESS, settings, graph_sizes(settings.max_num_seqs) if sizes is None else tuple(sizes), experts)
 
 
 def replayed(trace: Trace, settings: Settings, step_time: StepTime) -> tuple[Replay, Integers]:
@@ -449,8 +413,8 @@ def fit(
     trace, rows = needed(known, MOST_REQUESTS)
     if not trace.size:
         raise BadInput("nothing to fit: the run has no stamp of a first or a last token")
-    known = picked(known, trace, rows)
-    model = make_model(start, settings, sizes, experts)
+    known = MeasuredRun._make((trace, *(column[rows] for column in known[1:5]), known.series))
+    model = Model(start or GUESS, settings, graph_sizes(settings.max_num_seqs) if sizes is None else tuple(sizes), experts)
     compared = look_at(known, ~replay(trace, settings, model.start).is_rejected)
     if not (len(compared.first.members) or len(compared.between.members) or len(compared.whole.members)):
         raise BadInput("nothing to fit: the run has no stamp of a first or a last token")
@@ -530,7 +494,7 @@ def fit_histograms(
     wanted = {one.name: one for one in histograms if one.name in (TTFT, TPOT, BETWEEN, E2E) and (one.mean or 0) > 0}
     if not wanted:
         raise BadInput(f"nothing to fit: no histogram of latencies with a value in it ({TTFT}, {TPOT}, {BETWEEN}, {E2E})")
-    model = make_model(start, settings, sizes, experts)
+    model = Model(start or GUESS, settings, graph_sizes(settings.max_num_seqs) if sizes is None else tuple(sizes), experts)
 
     def step_time(pair: Floats) -> StepTime:
         return model.step_time(model.values(pair[0], pair[1]))

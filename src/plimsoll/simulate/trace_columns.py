@@ -342,14 +342,6 @@ def _id_number(one: object) -> int:
 def joined(parts: Iterable[Columns]) -> Columns:
     """All rows, one part after the other."""
     parts = list(parts)
-    return Columns(
-        np.concatenate([part.arrival for part in parts]),
-        np.concatenate([part.prompt for part in parts]),
-        np.concatenate([part.output for part in parts]),
-        np.concatenate([part.priority for part in parts]),
-        np.concatenate([part.ids for part in parts]),
-        np.concatenate([part.id_counts for part in parts]),
-        np.concatenate([part.stamps for part in parts]),
-        next((part.prefix_block for part in parts if part.prefix_block), 0),
-        sum(part.failed for part in parts),
-    )
+    columns = (np.concatenate(column) for column in list(zip(*parts, strict=True))[:7])
+    block = next((part.prefix_block for part in parts if part.prefix_block), 0)
+    return Columns._make((*columns, block, sum(part.failed for part in parts)))

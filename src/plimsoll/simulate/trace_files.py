@@ -29,7 +29,6 @@ from plimsoll.simulate.trace import (
 )
 from plimsoll.simulate.trace_columns import (
     NO_STAMP,
-    NO_STAMPS,
     NOTHING,
     OUTPUT_NAMES,
     PROMPT_NAMES,
@@ -141,17 +140,17 @@ def json_columns(shape: JsonShape, lines: list[str], prefix_block: int) -> Colum
     prompt = whole_numbers(_field(rows, shape.prompt), shape.prompt)
     output = whole_numbers(_field(rows, shape.output), shape.output)
     arrival = _arrivals(shape, rows) if shape.arrival else NOTHING
-    priority = np.zeros(len(rows), dtype=np.int64)
-    stamps = NO_STAMPS
+    found = plain_columns(arrival, prompt, output)
     if shape.kind == "recording":
         prefix_block = _block_of(rows, prefix_block)
         priority = whole_numbers([row.get("priority", 0) for row in rows], "priority", 1 << 31, -(1 << 31))
+        found = found._replace(priority=priority)
     if shape.stamps:
-        stamps = _json_stamps(shape, rows, arrival)
-    ids, counts = NOTHING, np.zeros(len(rows), dtype=np.int64)
+        found = found._replace(stamps=_json_stamps(shape, rows, arrival))
     if shape.ids:
         ids, counts = _ids(shape, rows, prompt, prefix_block or RECORDING_BLOCK)
-    return Columns(arrival, prompt, output, priority, ids, counts, stamps, prefix_block)
+        found = found._replace(ids=ids, id_counts=counts)
+    return found._replace(prefix_block=prefix_block)
 
 
 def _rows(lines: list[str], *, exact: bool) -> list[Row]:
@@ -278,8 +277,7 @@ def read_trace(
     `arrivals` says when requests come where the file does not, and replaces the file's own times where it does.
     One line of BadInput names the first row that cannot be read; with `skip_bad` such rows are counted instead.
     """
-    rows = _read(path, prefix_block, kind, skip_bad=skip_bad)
-    return _trace(path, rows, limit, arrivals)[0]
+    return _trace(path, _read(path, prefix_block, kind, skip_bad=skip_bad), limit, arrivals)[0]
 
 
 def read_lengths(path: str) -> list[tuple[int, int]]:
@@ -303,16 +301,19 @@ def read_measured(path: str, *, timeseries: str | None = None, limit: int | None
     is_there = found != NO_STAMP
     found[:, :3] -= np.where(is_there[:, :3], zero, 0)
     scheduled, first_token, finish, cached = np.where(is_there, found, ABSENT).T.copy()
-    series = read_timeseries(timeseries) if timeseries is not None else None
-    return MeasuredRun(trace, scheduled, first_token, finish, cached, series)
+    return MeasuredRun(trace, scheduled, first_token, finish, cached, read_timeseries(timeseries) if timeseries else None)
 
 
 def read_timeseries(path: str) -> RunSeries:
     """The CSV with columns t, prompt_throughput, gen_throughput, running, waiting, kv_cache_pct."""
     rows: list[list[float]] = []
     places: list[int] = []
-    for number, line in _texts(path):
-        cells = [cell.strip() for cell in line.split(",")]
+    numbered = ((number, line) for chunk in read_lines(path) for number, line in zip(chunk.numbers, chunk.lines, strict=True))
+    for number, line in numbered:
+        try:
+            cells = [cell.strip() for cell in line.decode("utf-8-sig").split(",")]
+        except UnicodeDecodeError:
+            raise BadInput(f"{path}, line {number}: not text") from None
         if not places:
             if not set(_SERIES) <= set(cells):
                 raise BadInput(f"{path}, line {number}: the columns of a time series are {','.join(_SERIES)}")
@@ -329,15 +330,6 @@ def read_timeseries(path: str) -> RunSeries:
         raise BadInput(f"{path}: no row in it")
     at, prompt, output, running, waiting, percent = np.array(rows, dtype=np.float64).T.copy()
     return RunSeries(at, prompt, output, running.astype(np.int64), waiting.astype(np.int64), percent / 100)
-
-
-def _texts(path: str) -> Iterator[tuple[int, str]]:
-    for chunk in read_lines(path):
-        for number, line in zip(chunk.numbers, chunk.lines, strict=True):
-            try:
-                yield number, line.decode("utf-8-sig")
-            except UnicodeDecodeError:
-                raise BadInput(f"{path}, line {number}: not text") from None
 
 
 def _read(path: str, prefix_block: int, kind: str | None, *, skip_bad: bool) -> _Rows:
