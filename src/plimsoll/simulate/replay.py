@@ -168,7 +168,10 @@ def replay(
         if counts[at.FINISHED_COUNT] > finished:
             finished, at_step = int(counts[at.FINISHED_COUNT]), int(counts[at.STEPS])
         elif counts[at.STEPS] - at_step > patience:
-            raise BadInput(_why_endless(state))
+            raise BadInput(
+                f"the {counts[at.RUNNING_COUNT]} running and {counts[at.WAITING_COUNT]} waiting requests keep preempting each "
+                "other and none finishes, as they would in vLLM: give more with --num-blocks, or lower --max-num-seqs"
+            )
         if on_steps is not None and counts[at.LOG_ROWS]:
             on_steps(record.log[: counts[at.LOG_ROWS]])
             counts[at.LOG_ROWS] = 0
@@ -177,7 +180,10 @@ def replay(
         if counts[at.NOW] >= FOREVER:
             raise BadInput("the run would take more than a hundred years: steps take too long, or arrivals are too far apart")
         if counts[at.STUCK]:
-            raise BadInput(_why_stuck(state))
+            raise BadInput(
+                f"{counts[at.WAITING_COUNT]} requests wait and none can ever be scheduled: the pool of {settings.num_blocks} "
+                "blocks is too small for the longest of them; give more with --num-blocks"
+            )
     stamps, requests = state.stamps, state.requests
     return Replay(
         trace=trace,
@@ -199,6 +205,7 @@ def replay(
 
 def _totals(state: at.State, record: Record) -> Totals:
     count = state.counts.tolist()
+    used = np.flatnonzero(record.usage_ns)
     return Totals(
         requests=len(state.stamps),
         finished=count[at.FINISHED_COUNT],
@@ -217,31 +224,10 @@ def _totals(state: at.State, record: Record) -> Totals:
         peak_blocks=count[at.PEAK_BLOCKS],
         peak_running=count[at.PEAK_RUNNING],
         peak_waiting=count[at.PEAK_WAITING],
-        used_block_ns=_weighted(record.usage_ns),
+        # In Python's whole numbers: more than 64 bits hold, for a week of a large pool.
+        used_block_ns=sum(blocks * ns for blocks, ns in zip(used.tolist(), record.usage_ns[used].tolist(), strict=True)),
         waste_slot_ns=float(record.sums[WASTE]),
         table_block_ns=float(record.sums[TABLES]),
-    )
-
-
-def _weighted(usage_ns: Integers) -> int:
-    """Blocks in use times ns: more than 64 bits hold, for a week of a large pool."""
-    used = np.flatnonzero(usage_ns)
-    return sum(blocks * ns for blocks, ns in zip(used.tolist(), usage_ns[used].tolist(), strict=True))
-
-
-def _why_endless(state: at.State) -> str:
-    running, waiting = int(state.counts[at.RUNNING_COUNT]), int(state.counts[at.WAITING_COUNT])
-    return (
-        f"the {running} running and {waiting} waiting requests keep preempting each other and none finishes, as they would in "
-        "vLLM: give more with --num-blocks, or lower --max-num-seqs"
-    )
-
-
-def _why_stuck(state: at.State) -> str:
-    waiting = int(state.counts[at.WAITING_COUNT])
-    return (
-        f"{waiting} requests wait and none can ever be scheduled: the pool of {int(state.limits[at.NUM_BLOCKS])} blocks is too "
-        "small for the longest of them; give more with --num-blocks"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -145,24 +145,15 @@ def summarise(replay: Replay, *, fitted: str | None = None, is_poor: bool = Fals
     seconds = totals.end_ns / _NS
     output = int(replay.produced.sum())
     done = replay.finish_ns != NEVER
+    latencies: dict[str, Any] = {name: _latency(ordered) for name, ordered in times._asdict().items()}
     return Summary(
+        **{name: value for name, value in totals._asdict().items() if name in Summary._fields},
         trace=replay.trace.name,
-        requests=totals.requests,
-        finished=totals.finished,
-        rejected=totals.rejected,
         bad_rows=replay.trace.bad_rows,
-        steps=totals.steps,
         sim_seconds=seconds,
         busy_seconds=totals.busy_ns / _NS,
         wall_seconds=replay.wall_seconds,
-        scheduled_tokens=totals.scheduled_tokens,
         output_tokens=output,
-        preemptions=totals.preemptions,
-        preempted_requests=totals.preempted_requests,
-        recomputed_tokens=totals.recomputed_tokens,
-        peak_blocks=totals.peak_blocks,
-        peak_running=totals.peak_running,
-        peak_waiting=totals.peak_waiting,
         kv_usage=_usage(replay),
         waste=_waste(replay),
         prefix=Prefix(
@@ -173,10 +164,7 @@ def summarise(replay: Replay, *, fitted: str | None = None, is_poor: bool = Fals
             totals.hit_tokens / totals.query_tokens if totals.query_tokens else 0.0,
         ),
         throughput=Throughput(output / seconds, totals.finished / seconds) if seconds > 0 else Throughput(None, None),
-        ttft=_latency(times.ttft),
-        tpot=_latency(times.tpot),
-        e2e=_latency(times.e2e),
-        queue=_latency(times.queue),
+        **latencies,
         settings=replay.settings,
         step_time=replay.step_time,
         step_time_label=trust(fitted, is_poor=is_poor),
@@ -191,22 +179,14 @@ def latencies_of(replay: Replay) -> Latencies:
     arrival, first, last = replay.arrival_ns[done], replay.first_token_ns[done], replay.finish_ns[done]
     further = replay.produced[done] - 1
     several = further > 0
-    return Latencies(
-        _sorted_seconds(first - arrival),
-        _sorted_seconds((last - first)[several] / further[several]),
-        _sorted_seconds(last - arrival),
-        _sorted_seconds(replay.first_sched_ns[done] - arrival),
-    )
+    took = (first - arrival, (last - first)[several] / further[several], last - arrival, replay.first_sched_ns[done] - arrival)
+    return Latencies(*(np.sort(nanoseconds / _NS) for nanoseconds in took))
 
 
 def percentile(ordered: Floats, percent: int) -> float | None:
     """The value at int(percent / 100 * n) of a sorted array, never interpolated; None if it is empty."""
     count = len(ordered)
     return float(ordered[min(count - 1, int(percent / 100 * count))]) if count else None
-
-
-def _sorted_seconds(nanoseconds: Integers | Floats) -> Floats:
-    return np.sort(nanoseconds / _NS)
 
 
 def _latency(ordered: Floats) -> Latency:
@@ -312,10 +292,8 @@ class SeriesBuilder:
 
     def _widen(self) -> None:
         half = self._bins // 2
-        for name, sums in self._sums.items():
-            merged = np.zeros(self._bins)
-            merged[:half] = sums.reshape(half, 2).sum(axis=1)
-            self._sums[name] = merged
+        for sums in self._sums.values():
+            sums[:half], sums[half:] = sums.reshape(half, 2).sum(axis=1), 0.0
         self._width *= 2
 
 

@@ -101,21 +101,18 @@ def arrival_times(arrivals: Arrivals, count: int) -> Integers:
     if arrivals.process == "at-once" or count == 0:
         return np.zeros(count, dtype=np.int64)
     dice = np.random.Generator(np.random.PCG64(np.random.SeedSequence(arrivals.seed)))
-    gaps = _gaps(arrivals, dice, count)
+    if arrivals.process == "constant":
+        gaps = np.ones(count)
+    elif arrivals.process == "poisson":
+        gaps = dice.standard_exponential(count)
+    else:
+        gaps = dice.standard_gamma(arrivals.burstiness, count) / arrivals.burstiness
     gaps[0] = 0.0
     with np.errstate(over="ignore"):  # what becomes infinite is refused below
         times = np.cumsum(gaps) * (1e9 / arrivals.rate_per_s)
     if not times[-1] <= LATEST_NS:
         raise BadInput(f"at {arrivals.rate_per_s:g} requests a second the last of {count} would arrive after a hundred years")
     return np.rint(times).astype(np.int64)
-
-
-def _gaps(arrivals: Arrivals, dice: np.random.Generator, count: int) -> Floats:
-    if arrivals.process == "constant":
-        return np.ones(count)
-    if arrivals.process == "poisson":
-        return dice.standard_exponential(count)
-    return dice.standard_gamma(arrivals.burstiness, count) / arrivals.burstiness
 
 
 def check_arrivals(arrivals: Arrivals) -> None:

@@ -192,22 +192,20 @@ def cut(trace: Trace, start_s: float, end_s: float) -> Trace:
     first, last = np.searchsorted(trace.arrival_ns, [start_ns, end_ns])
     if first == last:
         raise BadInput(f"{trace.name}: no request arrives between {start_s:g} and {end_s:g} s")
-    part = _slice(trace, int(first), int(last))
-    return part._replace(arrival_ns=part.arrival_ns - start_ns)
+    return _slice(trace, int(first), int(last), start_ns)
 
 
 def take(trace: Trace, first: int, count: int) -> Trace:
     """`count` requests (or as many as there are) beginning with number `first`, which arrives at 0."""
     if first < 0 or count < 1 or first >= trace.size:
         raise BadInput(f"{trace.name}: has requests 0 to {trace.size - 1}; cannot take {count} from number {first} on")
-    part = _slice(trace, first, min(trace.size, first + count))
-    return part._replace(arrival_ns=part.arrival_ns - part.arrival_ns[0])
+    return _slice(trace, first, min(trace.size, first + count), int(trace.arrival_ns[first]))
 
 
-def _slice(trace: Trace, first: int, last: int) -> Trace:
+def _slice(trace: Trace, first: int, last: int, zero_ns: int) -> Trace:
     begin, end = trace.prefix_start[first], trace.prefix_start[last]
     return trace._replace(
-        arrival_ns=trace.arrival_ns[first:last],
+        arrival_ns=trace.arrival_ns[first:last] - zero_ns,
         prompt=trace.prompt[first:last],
         output=trace.output[first:last],
         priority=trace.priority[first:last],
@@ -237,17 +235,9 @@ def merge(traces: Sequence[Trace]) -> Trace:
             raise TooLarge(f"merged in blocks of {block} tokens there are more than {IDS_MAX} prefix ids")
         ids.append(finer.prefix_ids)
         counts.append(np.diff(finer.prefix_start))
-    whole = Trace(
-        " + ".join(trace.name for trace in traces),
-        np.concatenate([trace.arrival_ns for trace in traces]),
-        np.concatenate([trace.prompt for trace in traces]),
-        np.concatenate([trace.output for trace in traces]),
-        np.concatenate([trace.priority for trace in traces]),
-        np.concatenate(ids),
-        starts(np.concatenate(counts)),
-        block,
-        sum(trace.bad_rows for trace in traces),
-    )
+    columns = (np.concatenate(column) for column in zip(*(trace[1:5] for trace in traces), strict=True))
+    name, bad_rows = " + ".join(trace.name for trace in traces), sum(trace.bad_rows for trace in traces)
+    whole = Trace._make((name, *columns, np.concatenate(ids), starts(np.concatenate(counts)), block, bad_rows))
     return pick(whole, np.argsort(whole.arrival_ns, kind="stable"))
 
 

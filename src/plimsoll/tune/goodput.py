@@ -33,7 +33,8 @@ class Slo(NamedTuple):
         return self == Slo()
 
     def __str__(self) -> str:
-        return ",".join(f"{name}={_shown(value)}" for name, value in self._asdict().items() if value is not None)
+        given = ((name, seconds) for name, seconds in self._asdict().items() if seconds is not None)
+        return ",".join(f"{name}={seconds * 1e3:g}ms" if seconds < 1 else f"{name}={seconds:g}s" for name, seconds in given)
 
 
 def parse_slo(text: str) -> Slo:
@@ -45,22 +46,13 @@ def parse_slo(text: str) -> Slo:
             raise BadInput(f"--slo: {part.strip()[:40]!r} is not ttft=2s, tpot=50ms or e2e=30s")
         if name in found:
             raise BadInput(f"--slo: {name} is given twice")
-        found[name] = _seconds(value, name)
+        matched = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)(ms|s|m)", value.strip())
+        if matched is None:
+            raise BadInput(f"--slo: {name}={value.strip()[:40]!r} needs a time with its unit, such as 50ms or 2s")
+        found[name] = float(matched[1]) * _UNITS[matched[2]]
+        if not 0 < found[name] <= _MOST_S:
+            raise BadInput(f"--slo: {name}={value.strip()[:40]} must lie above 0 and at most at a day")
     return Slo(**found)
-
-
-def _seconds(text: str, name: str) -> float:
-    matched = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)(ms|s|m)", text.strip())
-    if matched is None:
-        raise BadInput(f"--slo: {name}={text.strip()[:40]!r} needs a time with its unit, such as 50ms or 2s")
-    seconds = float(matched[1]) * _UNITS[matched[2]]
-    if not 0 < seconds <= _MOST_S:
-        raise BadInput(f"--slo: {name}={text.strip()[:40]} must lie above 0 and at most at a day")
-    return seconds
-
-
-def _shown(seconds: float) -> str:
-    return f"{seconds * 1e3:g}ms" if seconds < 1 else f"{seconds:g}s"
 
 
 class Score(NamedTuple):
@@ -94,25 +86,21 @@ def score(run: Replay, slo: Slo) -> Score:
     whole = (run.finish_ns - run.arrival_ns)[done] / _NS
     further = np.maximum(1, run.produced[done] - 1)
     each = np.where(run.produced[done] > 1, (run.finish_ns - run.first_token_ns)[done] / _NS / further, 0.0)
-    late_first = first > slo.ttft if slo.ttft is not None else np.zeros(len(done), dtype=np.bool_)
-    late_further = each > slo.tpot if slo.tpot is not None else np.zeros(len(done), dtype=np.bool_)
-    late_whole = whole > slo.e2e if slo.e2e is not None else np.zeros(len(done), dtype=np.bool_)
+    late_first, late_further, late_whole = (
+        took > (np.inf if promised is None else promised) for took, promised in zip((first, each, whole), slo, strict=True)
+    )
     met = int(np.count_nonzero(~(late_first | late_further | late_whole)))
     totals, times = run.totals, latencies_of(run)
     seconds = totals.end_ns / _NS
     usable = max(1, run.settings.num_blocks - 1)
     return Score(
+        **{name: value for name, value in totals._asdict().items() if name in Score._fields},
         goodput=met / seconds if seconds > 0 else 0.0,
         met=met,
-        requests=totals.requests,
-        rejected=totals.rejected,
         seconds=seconds,
         requests_per_second=totals.finished / seconds if seconds > 0 else 0.0,
         output_tokens_per_second=int(run.produced.sum()) / seconds if seconds > 0 else 0.0,
-        preemptions=totals.preemptions,
         recomputed_share=totals.recomputed_tokens / totals.scheduled_tokens if totals.scheduled_tokens else 0.0,
-        peak_running=totals.peak_running,
-        peak_waiting=totals.peak_waiting,
         kv_mean=totals.used_block_ns / totals.busy_ns / usable if totals.busy_ns else 0.0,
         kv_peak=totals.peak_blocks / usable,
         ttft_p50=percentile(times.ttft, 50),

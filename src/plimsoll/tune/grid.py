@@ -60,29 +60,23 @@ def parse_axes(words: Mapping[str, str]) -> Axes:
 
 
 def _values(name: str, text: str) -> tuple[Value, ...]:
+    if name == "long_prefill_token_threshold":  # counts, and 0: off
+        parts = text.split(",")
+        rest = [part for part in parts if part.strip() != "0"]
+        off = {0} if len(rest) < len(parts) else set()
+        return tuple(sorted(off.union(parse_counts(",".join(rest), name) if rest else ())))
     if name in COUNTS:
-        return parse_counts(text, name) if name != "long_prefill_token_threshold" else _thresholds(text, name)
+        return parse_counts(text, name)
     if name == "gpu_memory_utilization":
         return parse_shares(text, name)
     if name in SWITCHES:
-        return tuple(_switch(part.strip(), name) for part in dict.fromkeys(text.split(",")))
+        words = [part.strip() for part in dict.fromkeys(text.split(","))]
+        if odd := [word for word in words if word not in ("on", "off")]:
+            raise BadInput(f"{name}= takes on and off, not {odd[0][:40]!r}")
+        return tuple(word == "on" for word in words)
     if name in ("watermark", "speedup"):
         return tuple(sorted({_decimal(part, name) for part in text.split(",")}))
     raise BadInput(f"{name!r} cannot be varied; there is: {', '.join(KEYS)}")
-
-
-def _thresholds(text: str, name: str) -> tuple[int, ...]:
-    """Counts, and 0: off."""
-    parts = text.split(",")
-    rest = [part for part in parts if part.strip() != "0"]
-    off = {0} if len(rest) < len(parts) else set()
-    return tuple(sorted(off.union(parse_counts(",".join(rest), name) if rest else ())))
-
-
-def _switch(text: str, name: str) -> bool:
-    if text not in ("on", "off"):
-        raise BadInput(f"{name}= takes on and off, not {text[:40]!r}")
-    return text == "on"
 
 
 def _decimal(text: str, name: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from plimsoll.errors import BadInput
@@ -86,17 +86,14 @@ def parse_counts(text: str, name: str) -> tuple[int, ...]:
     for part in text.split(","):
         first, dots, last = part.strip().partition("..")
         low = _count(first, name)
-        found |= {low} if not dots else set(_doubled(low, _count(last, name), name))
+        high = _count(last, name) if dots else low
+        if high < low:
+            raise BadInput(f"{name}={low}..{high} ends before it begins")
+        while low < high:
+            found.add(low)
+            low *= 2
+        found.add(high)
     return _checked(found, name)
-
-
-def _doubled(low: int, high: int, name: str) -> Iterator[int]:
-    if high < low:
-        raise BadInput(f"{name}={low}..{high} ends before it begins")
-    while low < high:
-        yield low
-        low *= 2
-    yield high
 
 
 def _count(text: str, name: str) -> int:
@@ -215,18 +212,17 @@ def roomiest(options: Sequence[Option]) -> dict[tuple[int, int], Option]:
     With the same two limits a larger cache admits sooner, preempts less and keeps more prefixes. That is where to begin, and
     not always where to end: the search looks at smaller ones, too.
     """
+
+    def room(option: Option) -> tuple[int, int, float]:
+        """More tokens first; of equal caches the smaller blocks, then the smaller share of the card."""
+        return option.kv_tokens, -option.candidate.block_size, -option.candidate.gpu_memory_utilization
+
     found: dict[tuple[int, int], Option] = {}
     for option in options:
         key = option.candidate[:2]
-        if option.is_safe and (key not in found or _room(option) > _room(found[key])):
+        if option.is_safe and (key not in found or room(option) > room(found[key])):
             found[key] = option
     return found
-
-
-def _room(option: Option) -> tuple[int, int, float]:
-    """More tokens first; of equal caches the smaller blocks, then the smaller share of the card."""
-    candidate = option.candidate
-    return option.kv_tokens, -candidate.block_size, -candidate.gpu_memory_utilization
 
 
 def sheet_times(ledger: Ledger, shape: ModelShape, settings: Settings) -> StepTime | None:
