@@ -29,9 +29,8 @@ from plimsoll.tune.space import (
 # How much an answer hangs on step times that nobody measured.
 #
 # By the data sheet alone replays of four measured runs ended between 34 % too early and 18 % too late (docs/step-time.md).
-# So the
-# settings that might be chosen are replayed with steps that much slower and that much faster, and what is best in any of
-# the three is a range, not a recommendation.
+# So the settings that might be chosen are replayed with steps that much slower and that much faster, and what is best in any
+# of the three is a range, not a recommendation.
 
 SLOWER, FASTER = 1.5, 0.85
 CONTENDERS = 8
@@ -65,40 +64,30 @@ class Doubt(NamedTuple):
     steady: bool  # Whether the chosen setting is as good as any, whichever it is
 
 
-def how_many(safe: int) -> int:
-    """Contenders in a space with so many safe settings."""
-    return min(CONTENDERS, max(FEWEST_CONTENDERS, safe // SETTINGS_A_CONTENDER))
-
-
-def contenders(tried: Sequence[Trial], chosen: Candidate, most: int = CONTENDERS) -> list[Trial]:
+def contenders(tried: Sequence[Trial], chosen: Candidate, most: int) -> list[Trial]:
     """The chosen one, and the best of each value of the two flags that matter most, best first."""
     found = {one.option.candidate: one for one in tried if one.option.candidate == chosen}
     for name in ("max_num_batched_tokens", "max_num_seqs"):
-        seen: set[int] = set()
+        best: dict[int, Trial] = {}
         for one in tried:
-            value = getattr(one.option.candidate, name)
-            if value not in seen:
-                seen.add(value)
-                found[one.option.candidate] = one
-    ranked = sorted(found.values(), key=lambda one: (one.option.candidate != chosen, -one.score.goodput))
-    return ranked[:most]
+            best.setdefault(getattr(one.option.candidate, name), one)
+        found |= {one.option.candidate: one for one in best.values()}
+    return sorted(found.values(), key=lambda one: (one.option.candidate != chosen, -one.score.goodput))[:most]
 
 
 def stretched(times: StepTime, factor: float) -> StepTime:
     """Every part of a step so many times as long."""
     table = None if times.by_tokens is None else np.rint(times.by_tokens * factor).astype(np.int64)
-    base, token, seq, context = (round(factor * part) for part in (times.base_ns, times.token_ns, times.seq_ns, times.ctx_ps))
-    return StepTime(base, token, seq, context, table)
+    return StepTime._make((*(round(factor * part) for part in times[:4]), table))
 
 
 def doubt(traffic: Traffic, asked: Sequence[Trial], chosen: Candidate, job_of: Callable[[Option], Job], run: RunAll) -> Doubt:
     """Replay the contenders with slower and with faster steps."""
     clocks = [Clock(1.0, tuple((one.option.candidate, one.score) for one in asked))]
+    jobs = [job_of(one.option) for one in asked]
     for factor in (FASTER, SLOWER):
-        jobs = [job_of(one.option) for one in asked]
-        jobs = [job._replace(step_time=stretched(job.step_time, factor)) for job in jobs]
-        results = dict(run(traffic, jobs))
-        scores = [(one.option.candidate, results[place]) for place, one in enumerate(asked)]
+        results = dict(run(traffic, [job._replace(step_time=stretched(job.step_time, factor)) for job in jobs]))
+        scores = ((one.option.candidate, results[place]) for place, one in enumerate(asked))
         clocks.append(Clock(factor, tuple((candidate, result) for candidate, result in scores if isinstance(result, Score))))
     good = {candidate for clock in clocks for candidate in clock.good if clock.best > 0} or {chosen}
     return Doubt(
@@ -162,18 +151,21 @@ class Change(NamedTuple):
 def fingerprint(traffic: Traffic) -> Fingerprint:
     """The numbers of this traffic, as fast as it comes."""
     trace, span = traffic.trace, traffic.span_s
-    arrivals = trace.arrival_ns / traffic.speedup
+
+    def at(values: Integers, percent: int) -> float:
+        return float(np.sort(values)[min(len(values) - 1, int(percent / 100 * len(values)))])
+
     return Fingerprint(
         requests=trace.size,
         span_s=span,
         rate=trace.size / span if span > 0 else 0.0,
-        busiest_minute_rate=_busiest_minute(arrivals.astype(np.int64)),
+        busiest_minute_rate=_busiest_minute((trace.arrival_ns / traffic.speedup).astype(np.int64)),
         prompt_mean=float(trace.prompt.mean()),
-        prompt_p50=_at(trace.prompt, 50),
-        prompt_p99=_at(trace.prompt, 99),
+        prompt_p50=at(trace.prompt, 50),
+        prompt_p99=at(trace.prompt, 99),
         output_mean=float(trace.output.mean()),
-        output_p50=_at(trace.output, 50),
-        output_p99=_at(trace.output, 99),
+        output_p50=at(trace.output, 50),
+        output_p99=at(trace.output, 99),
         shared=1 - len(np.unique(trace.prefix_ids)) / len(trace.prefix_ids) if trace.shares_content else 0.0,
     )
 
@@ -183,10 +175,6 @@ def _busiest_minute(arrivals: Integers) -> float:
     most = int((after - np.arange(len(arrivals))).max())
     seconds = min(60.0, max(1e-9, float(arrivals[-1] - arrivals[0]) / 1e9))
     return most / seconds if len(arrivals) > 1 and arrivals[-1] > arrivals[0] else 0.0
-
-
-def _at(values: Integers, percent: int) -> float:
-    return float(np.sort(values)[min(len(values) - 1, int(percent / 100 * len(values)))])
 
 
 def drift(before: Fingerprint, now: Fingerprint) -> tuple[Change, ...]:
@@ -205,14 +193,13 @@ def flags_of(candidate: Candidate, own: Candidate) -> dict[str, str]:
 def with_flags(words: Sequence[str], flags: Mapping[str, str]) -> list[str]:
     """The words of a command with these flags in place of what it said of them; what it did not say comes last."""
     found: list[str] = []
-    position = 0
-    while position < len(words):
-        name, equals, _ = words[position].partition("=")
-        if name.replace("_", "-") in flags:
-            position += 1 if equals else 2
-            continue
-        found.append(words[position])
-        position += 1
+    rest = iter(words)
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if name.replace("_", "-") not in flags:
+            found.append(word)
+        elif not equals:
+            next(rest, None)  # its value
     return [*found, *(word for flag, value in flags.items() for word in (flag, value))]
 
 
@@ -275,12 +262,17 @@ class Tuning(NamedTuple):
 def tune(traffic: Traffic, server: Server, space: Space, run: RunAll, last: Last | None = None) -> Tuning:
     """The best setting of the space for this traffic, and all that is to be said about it."""
     own = candidate_of(server.ledger)
-    space = _of_this_model(space, server.ledger).with_values_of(own)
+    # vLLM sets the block size where kinds of layers share the pool, and a cache of a set size knows no utilisation.
+    if len(server.ledger.kv_plan.groups) > 1:
+        space = space._replace(block_size=(server.ledger.kv_plan.block_size,))
+    if server.ledger.settings.has_fixed_cache:
+        space = space._replace(gpu_memory_utilization=(server.ledger.settings.utilization,))
+    space = space.with_values_of(own)
     wished = [last.chosen] if last is not None and is_taken(last.chosen) else []
     options = plan_all(dict.fromkeys([own, *wished, *space.candidates]), server.ledger, server.replan)
-    doubted = how_many(sum(one.is_safe for one in options)) if server.fitted is None else 0
-    after = 1 + 2 * doubted
-    search = Search(traffic, options, space, server.job_of, run, reserved=after)
+    safe = sum(one.is_safe for one in options)
+    doubted = min(CONTENDERS, max(FEWEST_CONTENDERS, safe // SETTINGS_A_CONTENDER)) if server.fitted is None else 0
+    search = Search(traffic, options, space, server.job_of, run, reserved=1 + 2 * doubted)
     found = search.find(own, wished)
     doubts, low = None, None
     requests = search.requests
@@ -307,15 +299,6 @@ def tune(traffic: Traffic, server: Server, space: Space, run: RunAll, last: Last
         last=last,
         last_now=search.tried.get(last.chosen) if last is not None else None,
     )
-
-
-def _of_this_model(space: Space, ledger: Ledger) -> Space:
-    """vLLM sets the block size where kinds of layers share the pool, and a cache of a set size knows no utilisation."""
-    if len(ledger.kv_plan.groups) > 1:
-        space = space._replace(block_size=(ledger.kv_plan.block_size,))
-    if ledger.settings.has_fixed_cache:
-        space = space._replace(gpu_memory_utilization=(ledger.settings.utilization,))
-    return space
 
 
 def _at_low_end(traffic: Traffic, job: Job, chosen: Option, run: RunAll) -> Score | None:
@@ -350,5 +333,4 @@ def runner_up(tuning: Tuning) -> Trial | None:
     if tuning.found is None:
         return None
     chosen = tuning.found.best.option.candidate
-    others: Sequence[Trial] = [one for one in tuning.found.tried if one.option.candidate[:2] != chosen[:2]]
-    return others[0] if others else None
+    return next((one for one in tuning.found.tried if one.option.candidate[:2] != chosen[:2]), None)

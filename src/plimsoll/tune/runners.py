@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -58,7 +59,7 @@ class KeptRuns:
                 said = json.loads(line)
                 if said["schema"] != SCHEMA:
                     raise KeyError("schema")
-                self.results[said["run"]] = _result(said)
+                self.results[said["run"]] = Failed(str(said["failed"])) if "failed" in said else Score(**said["score"])
             except (ValueError, KeyError, TypeError):
                 raise BadInput(f"{self.path}, line {number}: not a result that sweep or tune kept") from None
         if len(whole) < len(text):
@@ -76,15 +77,6 @@ class KeptRuns:
         self.results[name] = result
 
 
-def _result(said: dict[str, object]) -> Result:
-    if "failed" in said:
-        return Failed(str(said["failed"]))
-    score = said["score"]
-    if not isinstance(score, dict):
-        raise TypeError("score")
-    return Score(**score)
-
-
 # The same runs on a Ray cluster: each run is a task, and Ray does again what a lost worker had in hand.
 
 RETRIES = 10  # How often a run is begun anew after its worker was lost
@@ -93,9 +85,19 @@ MISSING = "--on ray needs Ray: pip install 'plimsoll-line[ray]'"
 
 def ray_runner(where: str) -> RunAll:
     """A runner on this cluster; `ray` alone is one that runs on this machine, or is started here."""
-    ray = _ray()
+    try:
+        import ray
+    except ImportError:
+        raise BadInput(MISSING) from None
     if not ray.is_initialized():
-        _connect(ray, where)
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what they say, the line below says
+                ray.init(**quiet, include_dashboard=False) if where == "ray" else ray.init(address=where, **quiet)
+        except (ConnectionError, RuntimeError, ValueError, TimeoutError, ImportError) as error:
+            why = "no Ray cluster answers there, or it wants a token (RAY_AUTH_MODE=token and RAY_AUTH_TOKEN)"
+            raise WorldFailed(f"--on {where}: {why}: {error}") from None
     task = ray.remote(max_retries=RETRIES, num_cpus=1)(do)
 
     def run(traffic: Traffic, jobs: Sequence[Job]) -> Iterator[tuple[int, Result]]:
@@ -111,28 +113,6 @@ def ray_runner(where: str) -> RunAll:
                     raise WorldFailed(f"--on {where}: a run was lost: {type(error).__name__}") from None
 
     return run
-
-
-def _connect(ray: Any, where: str) -> None:
-    import warnings
-
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what they say, the line below says
-            ray.init(**quiet, include_dashboard=False) if where == "ray" else ray.init(address=where, **quiet)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError, ImportError) as error:
-        raise WorldFailed(
-            f"--on {where}: no Ray cluster answers there, or it wants a token (RAY_AUTH_MODE=token and RAY_AUTH_TOKEN): {error}"
-        ) from None
-
-
-def _ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise BadInput(MISSING) from None
-    return ray
 
 
 OnDone = Callable[[int, int], None]
@@ -173,22 +153,15 @@ def remembering(run: RunAll, kept: KeptRuns | None, version: str, on_done: OnDon
     def run_missing(traffic: Traffic, jobs: Sequence[Job]) -> Iterator[tuple[int, Result]]:
         whole = traffic_digest(traffic) if kept is not None else ""
         names = [job_digest(job, whole, version) if kept is not None else "" for job in jobs]
-        missing = []
-        count = 0
-        for place, name in enumerate(names):
-            known = kept.results.get(name) if kept is not None else None
-            if known is None:
-                missing.append(place)
-                continue
-            count += 1
-            yield place, known
-        for nth, result in run(traffic, [jobs[place] for place in missing]):
-            place = missing[nth]
+        before = {} if kept is None else kept.results
+        known = {place: before[name] for place, name in enumerate(names) if name in before}
+        yield from known.items()
+        missing = [place for place in range(len(jobs)) if place not in known]
+        for done, (nth, result) in enumerate(run(traffic, [jobs[place] for place in missing]), len(known) + 1):
             if kept is not None:
-                kept.add(names[place], result)
-            count += 1
+                kept.add(names[missing[nth]], result)
             if on_done is not None:
-                on_done(count, len(jobs))
-            yield place, result
+                on_done(done, len(jobs))
+            yield missing[nth], result
 
     return run_missing

@@ -28,9 +28,8 @@ from plimsoll.tune.space import Candidate, Option, Space, roomiest
 # What no run of a setting can beat, from the pool and the step times alone: a bound that costs no replay.
 #
 # Three things take time whatever the scheduler does: requests arrive when they arrive; each further token needs a place in
-# some
-# step, of which there are `max_num_seqs`; and each of those steps holds the whole request in the cache, which has so many
-# tokens.
+# some step, of which there are `max_num_seqs`; and each of those steps holds the whole request in the cache, which has so
+# many tokens.
 
 
 class Demand(NamedTuple):
@@ -61,11 +60,6 @@ def demand(traffic: Traffic, max_model_len: int) -> Demand:
 
 def ceiling(asked: Demand, job: Job) -> float:
     """Requests a second that this setting cannot exceed."""
-    seconds = max(asked.span_s, *_busy_seconds(asked, job))
-    return asked.requests / seconds if seconds > 0 else float("inf")
-
-
-def _busy_seconds(asked: Demand, job: Job) -> tuple[float, float, float]:
     settings, times = job.settings, job.step_time
     table = times.table(settings.max_num_batched_tokens)[: settings.max_num_batched_tokens + 1].astype(np.float64)
     count = np.arange(1, len(table), dtype=np.float64)
@@ -76,12 +70,10 @@ def _busy_seconds(asked: Demand, job: Job) -> tuple[float, float, float]:
     steps = asked.token_steps / max(1, held)
     # A step reads the context of those in it: that part is the same for any order of work.
     context = asked.token_steps * times.ctx_ps / 1e3
-    fewest = float(table[1:].min())
-    return (
-        (asked.tokens * a_token + context) / 1e9,
-        ((asked.output_tokens - asked.requests) * a_decoded + context) / 1e9,
-        (steps * fewest + context) / 1e9,
-    )
+    decoding = (asked.output_tokens - asked.requests) * a_decoded
+    busy_ns = max(asked.tokens * a_token, decoding, steps * float(table[1:].min())) + context
+    seconds = max(asked.span_s, busy_ns / 1e9)
+    return asked.requests / seconds if seconds > 0 else float("inf")
 
 
 SHARE = 0.1  # Of the runs that trying everything would take
@@ -164,11 +156,10 @@ class Search:
         if not self.tried:
             return None
         best = self._compared_flag_by_flag(own)
-        ranked = self._ranked()
         return SearchResult(
             best=best,
             own=self.tried.get(own),
-            tried=tuple(ranked),
+            tried=tuple(self._ranked()),
             most=max(self._ceiling(option) for option in self.safe.values()),
             candidates=len(self.options),
             safe=len(self.safe),

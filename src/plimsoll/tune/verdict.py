@@ -10,7 +10,7 @@ from plimsoll.simulate.summary import POOR_GUIDE, ROUGH_GUIDE
 from plimsoll.tune.answer import NAMES, Tuning, curve
 from plimsoll.tune.goodput import Score
 from plimsoll.tune.search import TIE, Trial
-from plimsoll.tune.space import FLAGS, is_taken, value_text
+from plimsoll.tune.space import FLAGS, Candidate, is_taken, value_text
 from plimsoll.units import format_count, format_gib
 
 RECOMMENDATION = "recommendation"
@@ -40,8 +40,10 @@ def label(tuning: Tuning) -> str:
 def headline(tuning: Tuning) -> str:
     """The finding in one sentence."""
     found = tuning.found
+    if found is None and tuning.failures:
+        return f"No setting can serve this traffic: none of the replays came to an end: {tuning.failures[0]}."
     if found is None:
-        return _nothing(tuning)
+        return f"No setting is safe: {tuning.own_option.why_not}{tuning.own_option.because}."
     best, own = found.best, found.own
     if serves_none(tuning):
         return f"No setting serves a single request as promised ({tuning.traffic.slo}): {_why_none(tuning)}."
@@ -83,12 +85,6 @@ def keeps_all(score: Score) -> bool:
     return score.met == score.requests - score.rejected
 
 
-def _nothing(tuning: Tuning) -> str:
-    if not tuning.failures:
-        return f"No setting is safe: {tuning.own_option.why_not}{tuning.own_option.because}."
-    return f"No setting can serve this traffic: none of the replays came to an end: {tuning.failures[0]}."
-
-
 def _goodput(score: Score, tuning: Tuning) -> str:
     if tuning.traffic.slo.is_empty:
         return f"{score.goodput:.3g} requests a second"
@@ -102,12 +98,8 @@ def _more(now: float, before: float) -> str:
     if abs(change) < TIE:
         return "as many as with"
     if change >= 1:
-        return f"{_times(now / before)} times as many as with"
+        return f"{now / before:,.{1 if now / before < MANY_TIMES else 0}f} times as many as with"
     return f"{abs(change):.1%} {'more' if change > 0 else 'fewer'} than with"
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.1f}" if ratio < MANY_TIMES else f"{ratio:,.0f}"
 
 
 def reasons(tuning: Tuning) -> list[str]:
@@ -119,10 +111,11 @@ def reasons(tuning: Tuning) -> list[str]:
     best = tuning.found.best
     said = []
     for name in _changed(tuning):
-        before = _as_before(tuning, name)
+        wanted = best.option.candidate._replace(**{name: getattr(tuning.own, name)})
+        before = next((one for one in tuning.found.tried if one.option.candidate == wanted), None)
         now, then = value_text(best.option.candidate, name), value_text(tuning.own, name)
         if before is None:
-            said.append(f"{FLAGS[name]} {now}, not {then}: {_why_not_run(tuning, name)}.")
+            said.append(f"{FLAGS[name]} {now}, not {then}: {_why_not_run(tuning, wanted, then)}.")
         else:
             parts = _differences(best, before, tuning, f"{then} and the rest as chosen")
             said.append(f"{FLAGS[name]} {now}, not {then}: {', '.join(parts)}.")
@@ -143,14 +136,7 @@ def _what_to_try(tuning: Tuning) -> list[str]:
     return [f"What to try: {share}; or {other}."]
 
 
-def _as_before(tuning: Tuning, name: str) -> Trial | None:
-    wanted = tuning.result.best.option.candidate._replace(**{name: getattr(tuning.own, name)})
-    return next((one for one in tuning.result.tried if one.option.candidate == wanted), None)
-
-
-def _why_not_run(tuning: Tuning, name: str) -> str:
-    wanted = tuning.result.best.option.candidate._replace(**{name: getattr(tuning.own, name)})
-    then = value_text(tuning.own, name)
+def _why_not_run(tuning: Tuning, wanted: Candidate, then: str) -> str:
     if not is_taken(wanted):
         return f"vLLM does not take {then} with these others: a step must have room for a token of each request"
     refused = next((one for one in tuning.refused if one.candidate == wanted), None)
@@ -196,26 +182,21 @@ def _limits(tuning: Tuning) -> list[str]:
     elif score.met < 0.9 * (score.requests - score.rejected) and not tuning.traffic.slo.is_empty:
         said.append("Even so, many are late: more comes than this server can serve as promised, whatever these four flags say.")
     said += _set_cache(tuning.result.best)
-    said += _beyond(tuning)
+    learnt = tuning.server.most_running
+    if learnt is not None and score.peak_running > BEYOND * learnt:  # a guess about steps that nobody timed
+        known = f"Step times were learnt with at most {format_count(learnt)} requests at once, and this has"
+        said.append(f"{known} {format_count(score.peak_running)}: record the changed server and tune again.")
     if score.rejected:
         longest = tuning.result.best.option.ledger.kv_plan.max_model_len
         is_longer = "request is longer" if score.rejected == 1 else "requests are longer"
         refused = "is refused" if score.rejected == 1 else "are refused"
         said.append(f"{format_count(score.rejected)} {is_longer} than {format_count(longest)} tokens and {refused}.")
-    said += [
-        f"{FLAGS[name]} {value_text(tuning.result.best.option.candidate, name)} is the {end} value that was looked at."
-        for name, end in _edges(tuning)
-    ]
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        values, value = getattr(tuning.space, name), getattr(tuning.result.best.option.candidate, name)
+        if len(values) > 1 and value != getattr(tuning.own, name) and value in (values[0], values[-1]):
+            end = "lowest" if value == values[0] else "highest"
+            said.append(f"{FLAGS[name]} {value} is the {end} value that was looked at.")
     return said
-
-
-def _beyond(tuning: Tuning) -> list[str]:
-    """A run with more requests at once than the measured one is a guess about steps that nobody timed."""
-    learnt, now = tuning.server.most_running, tuning.result.best.score.peak_running
-    if learnt is None or now <= BEYOND * learnt:
-        return []
-    known = f"Step times were learnt with at most {format_count(learnt)} requests at once, and this has {format_count(now)}"
-    return [f"{known}: record the changed server and tune again."]
 
 
 def _set_cache(best: Trial) -> list[str]:
@@ -227,16 +208,6 @@ def _set_cache(best: Trial) -> list[str]:
         return []
     full, idle = format_gib(ledger.kv.value), format_gib(ledger.slack.value)
     return [f"{flag} is what holds this server back: its {full} were full while {idle} lay idle. Leave it out and tune again."]
-
-
-def _edges(tuning: Tuning) -> list[tuple[str, str]]:
-    chosen, own = tuning.result.best.option.candidate, tuning.own
-    found = []
-    for name in ("max_num_seqs", "max_num_batched_tokens"):
-        values, value = getattr(tuning.space, name), getattr(chosen, name)
-        if len(values) > 1 and value != getattr(own, name) and value in (values[0], values[-1]):
-            found.append((name, "lowest" if value == values[0] else "highest"))
-    return found
 
 
 def margin(tuning: Tuning) -> str:
@@ -284,11 +255,8 @@ def ranges(tuning: Tuning) -> list[str]:
     """Without a fit: between which values the answer lies."""
     if tuning.doubt is None or tuning.found is None:
         return []
-    said = []
-    for name, (low, high) in tuning.doubt.ranges.items():
-        if low != high:
-            said.append(f"{FLAGS[name]} between {low:g} and {high:g}")
-    return said
+    found = tuning.doubt.ranges.items()
+    return [f"{FLAGS[name]} between {low:g} and {high:g}" for name, (low, high) in found if low != high]
 
 
 def measurement(tuning: Tuning) -> str:
