@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -306,11 +306,8 @@ def judge_gpu(series: Sequence[MetricSeries], source: str) -> list[Finding]:
     rising = _retries(series)
     own = list(_held(series))
     watched = own or [one for one in series if one.figure == "gpu_used"]
-    found: list[Finding] = []
-    for one in watched:
-        grown = growth(one.times, one.values, least=GPU_LEAST, restarts=_restarts(series, one), load=_load(series, one))
-        if grown is not None:
-            found.append(_gpu_finding(one, grown, series, source, rising, is_own=bool(own)))
+    growing = _growing(watched, series, GPU_LEAST)
+    found = [_gpu_finding(one, grown, series, source, rising, is_own=bool(own)) for one, grown in growing]
     if rising is not None:
         found.append(_retry_finding(rising, series, source, is_growing=bool(found)))
     return found
@@ -321,15 +318,22 @@ def judge_host(series: Sequence[MetricSeries], source: str) -> list[Finding]:
     watched = [one for one in series if one.figure in ("host_resident", "container_resident")]
     has_better = bool(watched)
     watched = watched or [one for one in series if one.figure == "container_working_set"]
-    found = []
+    growing = _growing(watched, series, HOST_LEAST)
+    return [_host_finding(one, grown, series, source, is_sure=has_better) for one, grown in growing]
+
+
+def _growing(
+    watched: Iterable[MetricSeries], series: Sequence[MetricSeries], least: float
+) -> Iterator[tuple[MetricSeries, Growth]]:
     for one in watched:
-        grown = growth(one.times, one.values, least=HOST_LEAST, restarts=_restarts(series, one), load=_load(series, one))
+        started = _partner(series, one, "started_at", needs=("instance",))
+        restarts = [v for v in started.values if math.isfinite(v)] if started is not None else []
+        grown = growth(one.times, one.values, least=least, restarts=restarts, load=_load(series, one))
         if grown is not None:
-            found.append(_host_finding(one, grown, series, source, is_sure=has_better))
-    return found
+            yield one, grown
 
 
-def _held(series: Sequence[MetricSeries]) -> Iterable[MetricSeries]:
+def _held(series: Sequence[MetricSeries]) -> Iterator[MetricSeries]:
     """Memory that torch cannot give back, GPU by GPU: live tensors and the unused parts of their blocks."""
     for one in series:
         if one.figure != "torch_allocated":
@@ -349,11 +353,12 @@ def _gpu_finding(
     used = shown if is_own else grown.level
     coming = forecast(grown, total, used)
     what = "What torch cannot give back" if is_own else "The memory in use"
+    caution, confidence = _caution(grown, series, one), 0.85 if is_own else 0.6
     because = (
         f"{what} on {_who(one)} grew by {format_gib(round(grown.rise))} in {duration(grown.span_s)}, {rate(grown)}, "
         f"and goes on (chance {max(grown.chance, 1e-9):.0e}). {ahead(coming, total)}"
         + ("" if is_own else " What torch could give back is in this figure: plimsoll's allocator metrics would tell.")
-        + _caution(grown, series, one)
+        + caution
         + (
             " Allocations already fail at first and are tried again: that is the sign that comes before the end."
             if rising
@@ -363,7 +368,7 @@ def _gpu_finding(
     soon = coming is not None and coming.likely_s < DAY_S
     return Finding(
         Code.GPU_GROWTH, Severity.CRITICAL if soon or rising else Severity.WARNING,
-        _confidence(grown, series, one, 0.85 if is_own else 0.6), "GPU memory grows and is not given back",
+        min(confidence, 0.5) if caution else confidence, "GPU memory grows and is not given back",
         because, _shown(one, source),
         (
             Remedy("take two memory snapshots of a worker some hours apart", "their difference names the code that keeps it"),
@@ -377,16 +382,17 @@ def _host_finding(one: MetricSeries, grown: Growth, series: Sequence[MetricSerie
     limit = _last(_partner(series, one, "container_limit"))
     limit = limit if limit is not None and 0 < limit < _NO_LIMIT else None
     coming = forecast(grown, limit)
+    caution, confidence = _caution(grown, series, one), 0.8 if is_sure else 0.4
     because = (
         f"The host memory of {_who(one)} grew by {format_gib(round(grown.rise))} in {duration(grown.span_s)}, {rate(grown)}, "
         f"and goes on (chance {max(grown.chance, 1e-9):.0e}). {ahead(coming, limit)}"
         + ("" if is_sure else " The working set holds cached files too, which the kernel drops when it must.")
-        + _caution(grown, series, one)
+        + caution
     )
     soon = coming is not None and coming.likely_s < DAY_S and is_sure
     return Finding(
         Code.HOST_GROWTH, Severity.CRITICAL if soon else Severity.WARNING,
-        _confidence(grown, series, one, 0.8 if is_sure else 0.4), "Host memory grows and is not given back",
+        min(confidence, 0.5) if caution else confidence, "Host memory grows and is not given back",
         because, _shown(one, source),
         (
             Remedy("make the cache of images and audio smaller", "it is kept in host memory", "--mm-processor-cache-gb"),
@@ -446,15 +452,6 @@ def _caution(grown: Growth, series: Sequence[MetricSeries], one: MetricSeries) -
     return ""
 
 
-def _confidence(grown: Growth, series: Sequence[MetricSeries], one: MetricSeries, most: float) -> float:
-    return min(most, 0.5) if _caution(grown, series, one) else most
-
-
-def _restarts(series: Sequence[MetricSeries], one: MetricSeries) -> tuple[float, ...]:
-    other = _partner(series, one, "started_at", needs=("instance",))
-    return tuple(v for v in other.values if math.isfinite(v)) if other is not None else ()
-
-
 def _load(series: Sequence[MetricSeries], one: MetricSeries) -> tuple[Sequence[float], Sequence[float]] | None:
     """The number of running requests beside it, if there is one such series for it or only one at all."""
     running = [s for s in series if s.figure == "running"]
@@ -490,8 +487,6 @@ def _shown(one: MetricSeries, source: str) -> tuple[Evidence, ...]:
     return tuple(Evidence(source, f"{one.name}{{{labels}}} {value:.10g} @{at:.0f}") for at, value in ends)
 
 
-__all__ = ["judge_log_trends", "judge_preemption_lines", "judge_trends"]
-
 _OF_ITS_OWN = frozenset({"reason", "sleep_state", "finished_reason", "le", "__name__"})
 _TOTALS = ("preemptions", "success", "prompt_tokens", "generation_tokens", "steps")
 _OFTEN = 51  # the first engine warns at its 1st, 51st, 101st ... preemption
@@ -505,7 +500,9 @@ def judge_trends(series: Sequence[MetricSeries], source: str) -> tuple[Finding, 
     found = judge_gpu(series, source) + judge_host(series, source)
     end_s = max((s.times[-1] for s in series if s.times), default=0.0)
     for key, engine in _engines(series).items():
-        found += _judge_engine(engine, _named(dict(key)), end_s, source)
+        labels = dict(key)
+        words = [f"{name} {labels[name]}" for name in ("engine", "pod", "instance") if labels.get(name)]
+        found += _judge_engine(engine, " of ".join(words) or "the engine", end_s, source)
     return _worst_of_each(found)
 
 
@@ -541,12 +538,9 @@ def _warned(lines: Sequence[PreemptionWarning], source: str) -> Finding:
     often = total >= _OFTEN
     per_minute = (shown - 1) / (seconds / 60) if seconds else None
     slow = per_minute is not None and per_minute < _A_MINUTE
-    if not often:
-        severity, confidence = Severity.INFO, 0.35
-    elif slow:
-        severity, confidence = Severity.INFO, 0.4
-    else:
-        severity, confidence = Severity.WARNING, 0.85 if total > 2 * _OFTEN else 0.75
+    severity, confidence = Severity.WARNING, 0.85 if total > 2 * _OFTEN else 0.75
+    if slow or not often:
+        severity, confidence = Severity.INFO, 0.4 if often else 0.35
     because = (
         f"The scheduler counted {total} preemptions or more"
         + (f" since its start, {shown} of them" if total > shown else "")
@@ -657,11 +651,6 @@ def _increase(one: MetricSeries) -> float:
     """The increase of a counter, over restarts too."""
     values = [v for v in one.values if math.isfinite(v)]
     return sum(b - a if b >= a else b for a, b in pairwise(values))
-
-
-def _named(labels: Mapping[str, str]) -> str:
-    words = [f"{name} {labels[name]}" for name in ("engine", "pod", "instance") if labels.get(name)]
-    return " of ".join(words) or "the engine"
 
 
 def _worst_of_each(found: Iterable[Finding]) -> tuple[Finding, ...]:
