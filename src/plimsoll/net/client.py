@@ -46,7 +46,7 @@ class Reply(NamedTuple):
     status: int
     body: bytes
     headers: Mapping[str, str] = {}  # found by their names in any case
-    seconds: float = 0.0  # from the request to the last byte
+    seconds: float = 0.0  # from the request to the last byte, without lookup and connect
 
     def table(self) -> Mapping[str, Any]:
         """The JSON object in the body; an empty one for anything else."""
@@ -154,7 +154,6 @@ class HttpClient:
         try:
             async with asyncio.timeout(deadline_s), self._connected() as session:
                 for _ in range(REDIRECTS_MAX + 1):
-                    began_s = time.monotonic()
                     async with session.request(
                         method, URL(url, encoded=True), data=body or None, headers=sent, allow_redirects=False,
                         proxy=_proxy(url) if self._proxied else None, trace_request_ctx=progress,
@@ -162,7 +161,8 @@ class HttpClient:
                         progress.is_begun = True
                         if follow is None or response.status not in MOVED or "Location" not in response.headers:
                             read = await _read(response, most_bytes, sink if response.status == 200 else None, cuts=cuts)
-                            return Reply(response.status, read, response.headers, time.monotonic() - began_s)
+                            seconds = time.monotonic() - (progress.sent_s or 0.0)
+                            return Reply(response.status, read, response.headers, seconds)
                         url = follow(url, response.headers)
                     onward = urlsplit(url)
                     if onward.netloc != home.netloc or onward.scheme not in (home.scheme, "https"):
@@ -177,9 +177,9 @@ class HttpClient:
             loss, why = Loss.NONSENSE, str(problem)
         except (aiohttp.ClientError, OSError, ValueError) as problem:
             loss, why = _reason(problem, was_begun=progress.is_begun)
-        if not progress.is_sent:
+        if progress.sent_s is None:
             NAMES.doubt(home.hostname or "")
-        return Lost(loss, why, progress.is_sent, progress.is_begun)
+        return Lost(loss, why, progress.sent_s is not None, progress.is_begun)
 
     def _target(self, path: str) -> str:
         """The path below that of the address, which is asked as it was given where there is none."""
@@ -228,7 +228,7 @@ class HttpClient:
 class _Progress:
     """How far a call has come."""
 
-    is_sent = False
+    sent_s: float | None = None  # when it had a connection
     is_begun = False
 
 
@@ -243,7 +243,7 @@ def _trace() -> aiohttp.TraceConfig:
 
     async def note(session: aiohttp.ClientSession, context: Any, event: object) -> None:
         del session, event
-        context.trace_request_ctx.is_sent = True
+        context.trace_request_ctx.sent_s = time.monotonic()
 
     trace = aiohttp.TraceConfig()
     trace.on_connection_create_end.append(note)
@@ -349,15 +349,6 @@ def look_up(host: str) -> Sequence[AddressInfo]:
     return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
 
 
-class _Name:
-    """What is known of one name."""
-
-    addresses: Sequence[AddressInfo] = ()
-    error: Exception | None = None
-    until_s = 0.0
-    job: concurrent.futures.Future[None] | None = None
-
-
 class NameCache:
     """Resolves names for aiohttp, in threads of its own: a lookup cannot be cancelled, and may outlast whoever asked.
 
@@ -366,23 +357,23 @@ class NameCache:
 
     def __init__(self, look_up: Callable[[str], Sequence[AddressInfo]] = look_up) -> None:
         self._look_up = look_up
-        self._known: dict[str, _Name] = {}
-        self._room = threading.BoundedSemaphore(LOOKUPS_MAX)
+        self._known: dict[str, tuple[Sequence[AddressInfo], float]] = {}  # and until when each is fresh
+        self._jobs: dict[str, concurrent.futures.Future[Sequence[AddressInfo]]] = {}
 
     async def resolve(self, host: str, port: int = 0, family: int = 0) -> list[dict[str, Any]]:
         """The addresses of a name; OSError if it has none. Waits as long as it takes to have any at all."""
-        if len(self._known) > NAMES_MAX:
-            self._known.clear()
-        name = self._known.setdefault(host, _Name())
-        if time.monotonic() >= name.until_s:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PATIENCE_S if name.addresses else None):
-                    await self._renew(name, host)
-        if not name.addresses:
-            raise OSError(f"{host}: {name.error}")
+        addresses, until_s = self._known.get(host, ((), 0.0))
+        if time.monotonic() >= until_s:
+            try:
+                async with asyncio.timeout(PATIENCE_S if addresses else None):
+                    addresses = await self._renewed(host)
+            except OSError as error:  # a timeout is one, too
+                if not addresses or error.errno == socket.EAI_NONAME:  # it is gone, not merely in trouble
+                    self._known.pop(host, None)
+                    raise
         return [
             {"hostname": host, "host": where[0], "port": port, "family": kind, "proto": proto, "flags": socket.AI_NUMERICHOST}
-            for kind, _, proto, _, where in name.addresses
+            for kind, _, proto, _, where in addresses
             if family in (0, kind)
         ]
 
@@ -391,35 +382,33 @@ class NameCache:
 
     def doubt(self, host: str) -> None:
         """Looks the name up again next time: its address did not answer."""
-        if (name := self._known.get(host)) is not None:
-            name.until_s = 0.0
+        if host in self._known:
+            self._known[host] = self._known[host][0], 0.0
 
-    async def _renew(self, name: _Name, host: str) -> None:
-        while name.job is None or name.job.done():
-            if self._room.acquire(blocking=False):
-                name.job = concurrent.futures.Future()
+    async def _renewed(self, host: str) -> Sequence[AddressInfo]:
+        while (job := self._jobs.get(host)) is None:
+            if len(self._jobs) < LOOKUPS_MAX:
+                job = self._jobs[host] = concurrent.futures.Future()
                 try:
-                    threading.Thread(target=self._run, args=(name, name.job, host), name="plimsoll-name", daemon=True).start()
+                    threading.Thread(target=self._run, args=(host, job), name="plimsoll-name", daemon=True).start()
                 except RuntimeError as error:  # this machine gives us no more threads
-                    self._end(name, name.job, error)
+                    self._jobs.pop(host)
+                    raise OSError(str(error)) from None
                 break
             await asyncio.sleep(0.05)
-        await asyncio.shield(asyncio.wrap_future(name.job))
+        return await asyncio.shield(asyncio.wrap_future(job))
 
-    def _run(self, name: _Name, job: concurrent.futures.Future[None], host: str) -> None:
+    def _run(self, host: str, job: concurrent.futures.Future[Sequence[AddressInfo]]) -> None:
+        if len(self._known) >= NAMES_MAX:
+            self._known.clear()
         try:
-            name.addresses, name.until_s = self._look_up(host), time.monotonic() + FRESH_S
+            found = self._look_up(host)
+            self._known[host] = found, time.monotonic() + FRESH_S
+            job.set_result(found)
         except Exception as error:
-            if isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME:  # it is gone, not merely in trouble
-                name.addresses = ()
-            self._end(name, job, error)
-        else:
-            self._end(name, job, None)
-
-    def _end(self, name: _Name, job: concurrent.futures.Future[None], error: Exception | None) -> None:
-        name.error = error
-        self._room.release()
-        job.set_result(None)
+            job.set_exception(error if isinstance(error, OSError) else OSError(str(error)))
+        finally:
+            self._jobs.pop(host, None)
 
 
 NAMES = NameCache()

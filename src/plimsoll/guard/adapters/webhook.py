@@ -12,7 +12,7 @@ import ssl
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from plimsoll.guard import config_fields as key
@@ -26,19 +26,6 @@ MOST_TRIES = 20
 TIMEOUT_S = 10.0
 
 
-class Notifier(Protocol):
-    """A receiver of notifications."""
-
-    label: str
-    trouble: str  # why the last try was not taken; empty when it was
-
-    @property
-    def counts(self) -> DeliveryCounts: ...  # those of the notifications so far
-    def put(self, alerts: list[Mapping[str, Any]]) -> None: ...  # queue one notification
-    async def run(self) -> None: ...  # send what waits, for ever
-    async def flush(self, seconds: float) -> None: ...  # send what still waits at the end, for so long
-
-
 @dataclass(frozen=True, slots=True)
 class NotifyConfig(key.Table):
     """[notify]."""
@@ -46,7 +33,7 @@ class NotifyConfig(key.Table):
     webhook: str | None = key.url("where changes are sent, as Alertmanager takes them")
     repeat_s: float = key.duration(3_600.0, 60.0, key.DAY_S, "how often what is still true is sent again")
 
-    def build(self) -> Notifier | None:
+    def build(self) -> WebhookNotifier | None:
         """The receiver of notifications; None where there is none."""
         if self.webhook is None:
             return None
