@@ -22,9 +22,8 @@ from plimsoll.guard.api.api import metrics_page
 from plimsoll.guard.api.openapi import document
 from plimsoll.guard.judge.judge import QUESTIONS
 from plimsoll.guard.judge.policy import GRADES
-from tests.guard.adapters.test_webhook import receiving
 from tests.guard.daemon.guards import TOKEN, guarding
-from tests.net.page_server import PAGE, Handler, serving
+from tests.net.page_server import PAGE, Handler, receiving, serving
 from tests.options import guard_options
 from tests.standin.servers import TOKEN as STANDIN_TOKEN
 from tests.standin.servers import Server, standin

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 PAGE = b'# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{engine="0",model_name="m"} 3.0\n'
 SECRET = "hunter2"
@@ -17,6 +19,12 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """One request."""
         self.server.seen.append((self.path, self.headers.get("Authorization")))  # type: ignore[attr-defined]
+        self.server.act(self)  # type: ignore[attr-defined]
+
+    def do_POST(self) -> None:
+        """One notification."""
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.got.append((self.path, self.headers.get("Authorization"), body))  # type: ignore[attr-defined]
         self.server.act(self)  # type: ignore[attr-defined]
 
     def answer(self, body: bytes, status: int = 200, **headers: str) -> None:
@@ -44,6 +52,12 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.act = act
         self.seen: list[tuple[str, str | None]] = []
+        self.got: list[tuple[str, str | None, Any]] = []  # what was posted
+
+    @property
+    def url(self) -> str:
+        """Where notifications go."""
+        return f"http://{self.host}/api/v2/alerts?x=1"
 
     @property
     def host(self) -> str:
@@ -62,3 +76,9 @@ def serving(act: Callable[[Handler], None]) -> Iterator[Server]:
     yield server
     server.shutdown()
     server.server_close()
+
+
+def receiving(*statuses: int) -> AbstractContextManager[Server]:
+    """A receiver of notifications that answers with these statuses first, then 200."""
+    left = list(statuses)
+    return serving(lambda handler: handler.answer(b"", left.pop(0) if left else 200))

@@ -13,8 +13,8 @@ from plimsoll.errors import BadInput
 from plimsoll.guard.act.journal_entry import CLOSED
 from plimsoll.guard.daemon.journal import Journal
 from tests.cli.test_guard import config, holds, url
-from tests.guard.adapters.test_webhook import receiving
 from tests.guard.daemon.guards import TOKEN, guarding
+from tests.net.page_server import receiving
 from tests.options import guard_options
 from tests.standin.servers import standin
 

@@ -19,14 +19,9 @@ from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
 from plimsoll.guard.adapters.etcd_lock import MOST_BYTES, EtcdLock, EtcdLockConfig
+from tests.net.raw_answers import Answers, answer
 
 HEADER = {"revision": "7"}
-
-
-def json_bytes(body: object, status: int = 200) -> bytes:
-    """As etcd's gateway sends it."""
-    data = json.dumps(body).encode()
-    return f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
 
 
 def key(epoch: int, mark: str, lease: str = "5", owner: str = "a") -> dict[str, Any]:
@@ -35,44 +30,35 @@ def key(epoch: int, mark: str, lease: str = "5", owner: str = "a") -> dict[str, 
     return {"header": HEADER, "kvs": [{"create_revision": str(epoch), "lease": lease, "value": value}]}
 
 
-class Script:
-    """Answers in order with bytes; what it was asked is kept."""
+class Script(Answers):
+    """Answers in order with bytes or with silence; what it was asked is kept."""
 
-    def __init__(self, *answers: bytes | None) -> None:
+    def __init__(self, *answers: bytes | float) -> None:
+        super().__init__(lambda _: self.answers.pop(0) if self.answers else b"")
         self.answers = list(answers)
-        self.asked: list[tuple[str, dict[str, str], Any]] = []
         self.url = ""
 
-    async def visited(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection; an answer of None is silence."""
-        try:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode()
-            first, *lines = head.strip().split("\r\n")
-            headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
-            body = await reader.readexactly(int(headers.get("content-length", "0")))
-            self.asked.append((first, headers, json.loads(body) if body else None))
-            answer = self.answers.pop(0) if self.answers else b""
-            if answer is None:
-                await reader.read()
-            else:
-                writer.write(answer)
-                await writer.drain()
-        except (OSError, EOFError):
-            pass
-        finally:
-            writer.close()
+    @property
+    def asked(self) -> list[tuple[str, dict[str, str], Any]]:
+        """The first line, the headers and the JSON of every request."""
+        heads = [one.partition(b"\r\n\r\n") for one in self.got]
+        return [(*headed(head.decode()), json.loads(body) if body else None) for head, _, body in heads]
+
+
+def headed(head: str) -> tuple[str, dict[str, str]]:
+    """The first line and the headers."""
+    first, *lines = head.split("\r\n")
+    return first, {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
 
 
 @asynccontextmanager
-async def scripted(*answers: bytes | None) -> AsyncIterator[Script]:
+async def scripted(*answers: bytes | float) -> AsyncIterator[Script]:
     """A server with these answers."""
     script = Script(*answers)
-    server = await asyncio.start_server(script.visited, "127.0.0.1", 0)
+    server = await asyncio.start_server(script.serve, "127.0.0.1", 0)
     script.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    try:
-        yield script
-    finally:
-        server.close()
+    yield script
+    server.close()
 
 
 def run(act: Callable[[], Awaitable[None]]) -> None:
@@ -85,14 +71,14 @@ def run(act: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(inner())
 
 
-NOTHING = json_bytes({"header": HEADER})
-LEASE = json_bytes({"header": HEADER, "ID": "5", "TTL": "30"})
+NOTHING = answer(200, {"header": HEADER})
+LEASE = answer(200, {"header": HEADER, "ID": "5", "TTL": "30"})
 
 
 def given_to(mark: str, epoch: int = 8, lease: str = "5") -> bytes:
     """The transaction went our way."""
     put, look = {"response_put": {"header": HEADER}}, {"response_range": key(epoch, mark, lease)}
-    return json_bytes({"header": HEADER, "succeeded": True, "responses": [put, look]})
+    return answer(200, {"header": HEADER, "succeeded": True, "responses": [put, look]})
 
 
 def test_what_is_sent() -> None:
@@ -124,8 +110,8 @@ def test_a_lost_answer_is_found_again() -> None:
             lock = EtcdLock(EtcdLockConfig((etcd.url,)), timeout_s=2.0)
             etcd.answers = [NOTHING, LEASE, b""]
             assert (await lock.acquire("a")).is_done is None
-            own = json_bytes(key(8, lock._mark))
-            etcd.answers = [own, json_bytes({"result": {"ID": "5", "TTL": "30"}}), own]
+            own = answer(200, key(8, lock._mark))
+            etcd.answers = [own, answer(200, {"result": {"ID": "5", "TTL": "30"}}), own]
             again = await lock.acquire("a")
             assert (again.is_done, again.facts["epoch"]) == (True, 8)
 
@@ -144,7 +130,7 @@ def test_an_answer_that_is_read_too_late() -> None:
     async def act() -> None:
         async with scripted() as etcd:
             lock = Stopped(EtcdLockConfig((etcd.url,), ttl_s=1))
-            short = json_bytes({"header": HEADER, "ID": "5", "TTL": "1"})
+            short = answer(200, {"header": HEADER, "ID": "5", "TTL": "1"})
             etcd.answers = [NOTHING, short, given_to(lock._mark)]
             assert (await lock.acquire("a")).is_done is None
 
@@ -158,7 +144,7 @@ def test_somebody_was_quicker() -> None:
         async with scripted() as etcd:
             lock = EtcdLock(EtcdLockConfig((etcd.url,)))
             theirs = {"header": HEADER, "responses": [{"response_range": key(9, "other", "77", "b\x1b[31m\n")}]}
-            etcd.answers = [NOTHING, LEASE, json_bytes(theirs), json_bytes({"header": HEADER})]
+            etcd.answers = [NOTHING, LEASE, answer(200, theirs), answer(200, {"header": HEADER})]
             refused = await lock.acquire("a")
             assert refused.is_done is False
             assert refused.message == "the lock is held by b [31m (epoch 9)"
@@ -173,7 +159,7 @@ def test_a_revision_that_went_back() -> None:
     async def act() -> None:
         async with scripted() as etcd:
             lock = EtcdLock(EtcdLockConfig((etcd.url,)))
-            done = json_bytes({"header": HEADER})
+            done = answer(200, {"header": HEADER})
             etcd.answers = [NOTHING, LEASE, given_to(lock._mark, 800), done, NOTHING, LEASE, given_to(lock._mark, 8), done]
             assert (await lock.acquire("a")).is_done
             assert (await lock.release()).is_done
@@ -188,7 +174,7 @@ def test_the_next_endpoint_is_asked() -> None:
     """One that is away, silent or in trouble is passed over within the time, and the good one comes first afterwards."""
 
     async def act() -> None:
-        async with scripted(None) as silent, scripted(json_bytes({"error": "no leader"}, 503)) as headless, scripted() as good:
+        async with scripted(30.0) as silent, scripted(answer(503, {"error": "no leader"})) as headless, scripted() as good:
             lock = EtcdLock(EtcdLockConfig(("http://127.0.0.1:9", silent.url, headless.url, good.url)), timeout_s=2.0)
             good.answers = [NOTHING, LEASE, given_to(lock._mark)]
             assert (await lock.acquire("a")).is_done
@@ -198,7 +184,7 @@ def test_the_next_endpoint_is_asked() -> None:
     run(act)
 
 
-ODD = [
+ODD: list[bytes | float] = [
     b"",
     b"SSH-2.0-hello\r\n",
     b"HTTP/1.1 200 OK\r\n\r\n",
@@ -213,13 +199,13 @@ ODD = [
     b"HTTP/1.1 301 X\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
     b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 100_000,
     b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (MOST_BYTES + 10),
-    None,
-    json_bytes({"kvs": "x"}),
-    json_bytes({"kvs": [{}]}),
-    json_bytes({"kvs": [{"create_revision": "-4", "lease": "x"}]}),
-    json_bytes({"kvs": [{"create_revision": "9" * 30}]}),
-    json_bytes({"error": "etcdserver: permission denied"}, 403),
-    json_bytes({"error": {"deep": 1}}, 400),
+    30.0,
+    answer(200, {"kvs": "x"}),
+    answer(200, {"kvs": [{}]}),
+    answer(200, {"kvs": [{"create_revision": "-4", "lease": "x"}]}),
+    answer(200, {"kvs": [{"create_revision": "9" * 30}]}),
+    answer(403, {"error": "etcdserver: permission denied"}),
+    answer(400, {"error": {"deep": 1}}),
 ]
 
 
@@ -276,12 +262,12 @@ def test_a_login_is_shown_and_never_told() -> None:
         async with scripted() as etcd:
             config = EtcdLockConfig((etcd.url,), user="guard", password="pa55word-very-secret")
             lock = EtcdLock(config)
-            token = json_bytes({"header": HEADER, "token": "tok.1"})
-            over = json_bytes({"error": "etcdserver: invalid auth token"}, 401)
+            token = answer(200, {"header": HEADER, "token": "tok.1"})
+            over = answer(401, {"error": "etcdserver: invalid auth token"})
             etcd.answers = [token, over, token, NOTHING, LEASE, given_to(lock._mark)]
             assert (await lock.acquire("a")).is_done
             assert [headers.get("authorization") for _, headers, _ in etcd.asked] == [None, "tok.1", None, *["tok.1"] * 3]
-            etcd.answers = [json_bytes({"error": "invalid user ID or password"}, 400)]
+            etcd.answers = [answer(400, {"error": "invalid user ID or password"})]
             refused = await EtcdLock(config).acquire("a")
             assert refused.is_done is None
             assert "pa55word" not in refused.message + repr(config) + lock.label
@@ -323,7 +309,7 @@ def test_tls_in_both_directions(tmp_path: Path) -> None:
         context.load_verify_locations(client_crt)
         context.verify_mode = ssl.CERT_REQUIRED
         script = Script()
-        server = await asyncio.start_server(script.visited, "127.0.0.1", 0, ssl=context)
+        server = await asyncio.start_server(script.serve, "127.0.0.1", 0, ssl=context)
         url = f"https://localhost:{server.sockets[0].getsockname()[1]}"
         lock = EtcdLock(EtcdLockConfig((url,), ca_file=str(server_crt), cert_file=str(client_crt), key_file=str(client_key)))
         script.answers = [NOTHING, LEASE, given_to(lock._mark)]

@@ -18,9 +18,8 @@ from plimsoll.guard.daemon.observer import DiscoveredFacts
 from plimsoll.guard.daemon.run import MOST_TEXTS, EngineLists, TroubleLog
 from plimsoll.guard.engine_config import EngineConfig
 from tests.cli.test_guard import QUICK, config, url
-from tests.guard.adapters.test_webhook import receiving
 from tests.guard.daemon.guards import guarding
-from tests.net.page_server import PAGE, Handler, serving
+from tests.net.page_server import PAGE, Handler, receiving, serving
 from tests.standin.servers import standin
 
 
