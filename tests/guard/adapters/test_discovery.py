@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -22,7 +20,6 @@ from plimsoll.errors import BadInput, TooLarge
 from plimsoll.guard.adapters.cluster import ClusterClient
 from plimsoll.guard.adapters.discovery import FileFinder, HttpFinder, PodFinder, PodsConfig, groups_in, read_pod
 from plimsoll.guard.engine_config import EngineConfig, host_and_port
-from tests.certificates import certificate
 from tests.net.page_server import Handler, serving
 
 GROUPS = [{"targets": ["10.0.0.1:8000", "10.0.0.2:8000"], "labels": {"job": "vllm"}}]
@@ -198,26 +195,6 @@ def test_pods_are_asked_page_by_page(tmp_path: Path) -> None:
         ("models/one-port", "http://10.1.2.3:7000"), ("models/bare", "http://10.1.2.3:8000"),
     ]  # fmt: skip
     assert {target.url.rpartition(":")[2] for target in by_port} == {"5000"}
-
-
-def test_the_clusters_certificate_is_checked(tmp_path: Path) -> None:
-    """Over TLS only a server that the mounted CA vouches for is told the token."""
-    context = certificate(tmp_path)
-    with serving(lambda ask: ask.answer(json.dumps({"items": [pod("a")]}).encode())) as server:
-        secure = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        secure.seen, secure.act = server.seen, server.act  # type: ignore[attr-defined]
-        secure.socket = context.wrap_socket(secure.socket, server_side=True)
-        threading.Thread(target=secure.serve_forever, daemon=True).start()
-        where = f"https://127.0.0.1:{secure.server_address[1]}"
-        assert len(PodFinder(PodsConfig("a=b"), ClusterClient(where, account(tmp_path))).find()) == 1
-        stranger = tmp_path / "other"
-        certificate(stranger)
-        distrusting = PodFinder(PodsConfig("a=b"), ClusterClient(where, account(stranger)))
-        assert distrusting.find() == ()
-        assert "not trusted" in distrusting.trouble
-        secure.shutdown()
-        secure.server_close()
-    assert len(server.seen) == 1
 
 
 @pytest.mark.parametrize(
