@@ -12,13 +12,19 @@ SOAK = bool(os.environ.get("PLIMSOLL_SOAK"))  # `make soak`: all of what `make t
 Test = Callable[..., None]
 
 
-def each(names: str | tuple[str, ...], values: Iterable[Any], ids: Callable[[Any], str] = repr) -> Callable[[Test], Test]:
-    """As `pytest.mark.parametrize`, but one test: it goes through all of them, and names those that fail."""
+def each(
+    names: str | tuple[str, ...], values: Iterable[Any] | Callable[[], Iterable[Any]], ids: Callable[[Any], str] = repr
+) -> Callable[[Test], Test]:
+    """As `pytest.mark.parametrize`, but one test: it goes through all of them, and names those that fail.
+
+    Values that take long to make are given as a function, so that collecting the test does not wait for them.
+    """
     wanted = (names,) if isinstance(names, str) else names
-    kept = list(values)
+    known = values if callable(values) else list(values)
 
     def decorate(test: Test) -> Test:
         def run(**others: Any) -> None:
+            kept = list(known() if callable(known) else known)
             assert kept, f"there is no {' and '.join(wanted)} to try"
             wrong = []
             for value in kept:

@@ -15,6 +15,7 @@ from lab.proof import keep
 from lab.proof.foresee import ENTRIES, last_before
 from lab.proof.keep import shortened
 from lab.proof.score import ROOT, Run, earlier, failures, foresight, held, is_right, lines, report, runs, score, starts
+from tests.each import each
 
 TOLD: dict[str, Any] = json.loads(ENTRIES.read_text(encoding="utf-8"))
 # What a launch command cannot tell: what requests ask for, neighbours that come or go later, a kill, a sleep.
@@ -61,7 +62,7 @@ def test_the_overhead_is_near_nearly_always() -> None:
         assert len(near) / len(chosen) >= 12 / 14, near
 
 
-@pytest.mark.parametrize("run", starts(), ids=_name)
+@each("run", starts, ids=_name)
 def test_no_start_was_promised_memory_that_is_not_there(run: Run) -> None:
     """Overhead is never under by more than 0.3 GiB, the KV cache never over by more than 0.5 % of the card."""
     assert run.served
@@ -75,19 +76,19 @@ def test_what_was_foreseen_is_kept_as_it_was() -> None:
     assert broke == {"gemma-3-graphs", "llama-3-70b-int4-graphs"}
 
 
-@pytest.mark.parametrize("run", failures() + earlier(), ids=_name)
+@each("run", lambda: failures() + earlier(), ids=_name)
 def test_doctor_names_every_failure_first(run: Run) -> None:
     """The first finding is what it was."""
     assert is_right(run), (run.said, run.right)
 
 
-@pytest.mark.parametrize("run", failures() + earlier(), ids=_name)
+@each("run", lambda: failures() + earlier(), ids=_name)
 def test_plan_foresees_what_can_be_foreseen(run: Run) -> None:
     """No failure that lies in the command passes without a word; what the command cannot tell is not guessed at."""
     assert (foresight(run, run.today) == "no") == (run.name in NOT_IN_THE_COMMAND)
 
 
-@pytest.mark.parametrize("pair", lines(), ids=lambda pair: str(pair[0].name.removesuffix("-inside")))
+@each("pair", lines, ids=lambda pair: str(pair[0].name.removesuffix("-inside")))
 def test_plan_is_on_the_right_side_of_every_line(pair: tuple[Run, Run]) -> None:
     """Where plan is sure of a side, the real engine was on it."""
     inside, outside = pair
