@@ -89,14 +89,11 @@ class State:
 
 
 class Got(NamedTuple):
-    """What came back."""
-
     status: int
     headers: dict[str, str]
     body: bytes
 
     def json(self) -> Any:
-        """The body as JSON."""
         return json.loads(self.body)
 
 
@@ -194,7 +191,6 @@ def eventually(holds: Any, within_s: float = 20.0) -> None:
 
 
 def raw_request(method: str, path: str, body: bytes = b"", *headers: str) -> bytes:
-    """One request as bytes."""
     lines = [f"{method} {path} HTTP/1.1", "Host: here", f"Content-Length: {len(body)}", *headers, "", ""]
     return "\r\n".join(lines).encode() + body
 

@@ -29,7 +29,6 @@ class LeaseApi(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where it is."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def spec(self) -> dict[str, Any]:
@@ -39,7 +38,6 @@ class LeaseApi(ThreadingHTTPServer):
         return found
 
     def keep(self, name: str, lease: dict[str, Any]) -> dict[str, Any]:
-        """Under a new version."""
         self.version += 1
         lease["metadata"] = {**lease["metadata"], "name": name, "namespace": "default", "resourceVersion": str(self.version)}
         self.leases[name] = lease

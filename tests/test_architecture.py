@@ -82,15 +82,11 @@ def test_pure_modules_import_only_what_is_pure(path: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "import time",
-        "from pathlib import Path",
-        "def late():\n    import socket",
-        "from plimsoll.net.client import HttpClient",
-        "from plimsoll.plan.store import forget",
-        "from plimsoll.plan import store",
-        "import rich",
+        "import time", "from pathlib import Path", "def late():\n    import socket",
+        "from plimsoll.net.client import HttpClient", "from plimsoll.plan.store import forget",
+        "from plimsoll.plan import store", "import rich",
     ],
-)
+)  # fmt: skip
 def test_an_impure_import_is_caught(line: str) -> None:
     """The list would notice a clock, a file, a socket, and our own modules that use them."""
     assert len(_impure(line)) == 1

@@ -23,7 +23,6 @@ EVERY = [*(Settings(version) for version in VERSIONS), PLANNED]
 
 
 def pages(settings: Settings) -> dict[str, Any]:
-    """Every dashboard as data."""
     files = monitoring_files(settings)
     return {name: json.loads(text) for name, text in files.items() if "/dashboards/" in name}
 

@@ -26,8 +26,6 @@ STORM_PAGE = str(H200 / "preemption-storm.metrics-during.txt")
 
 
 class Said:
-    """What one run answered."""
-
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err
 

@@ -28,7 +28,6 @@ class Pages:
         self.pages, self.health, self.looks = pages, health, 0
 
     def __call__(self, handler: Handler) -> None:
-        """One request."""
         if handler.path.startswith("/health"):
             handler.answer(b"", self.health)
         elif handler.path.startswith("/metrics"):

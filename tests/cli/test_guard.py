@@ -33,7 +33,6 @@ PATHS = {"/engines": "Engines", "/conditions": "Conditions", "/findings": "Findi
 
 
 def url(server: Server) -> str:
-    """Where a stand-in is."""
     return f"http://127.0.0.1:{server.port}"
 
 
@@ -44,7 +43,6 @@ def kill_engine(server: Server) -> None:
 
 
 def config(folder: Path, text: str) -> str:
-    """A configuration on disk."""
     path = folder / "plimsoll.toml"
     path.write_text('[api]\nlisten = "127.0.0.1:0"\n' + text, encoding="utf-8")
     return str(path)

@@ -256,19 +256,9 @@ def test_a_real_start_narrows_the_next_plan(
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     words = [
-        "plan",
-        "--gpu",
-        "H200",
-        "--vllm",
-        "0.25.1",
-        "--json",
-        "--",
-        "vllm",
-        "serve",
-        str(tmp_path),
-        "--max-model-len",
+        "plan", "--gpu", "H200", "--vllm", "0.25.1", "--json", "--", "vllm", "serve", str(tmp_path), "--max-model-len",
         "8192",
-    ]
+    ]  # fmt: skip
 
     def band() -> int:
         assert main(words) == 0

@@ -108,17 +108,9 @@ def test_a_setting_that_cannot_be_replayed_is_told_and_counted(capsys: pytest.Ca
 def test_with_a_command_unsafe_settings_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
     """They are replayed, since that was asked, and nobody can overlook that plan warns of them."""
     server = [
-        "--gpu",
-        "L4",
-        "--vllm",
-        "0.32.0",
-        "--",
-        "vllm",
-        "serve",
-        "meta-llama/Llama-3.1-8B-Instruct",
-        "--max-model-len",
+        "--gpu", "L4", "--vllm", "0.32.0", "--", "vllm", "serve", "meta-llama/Llama-3.1-8B-Instruct", "--max-model-len",
         "8192",
-    ]
+    ]  # fmt: skip
     assert main(["sweep", "synthetic:requests=50,rate=1", "gpu_memory_utilization=0.9,0.99", "--json", *server]) == 0
     points = json.loads(capsys.readouterr().out)["points"]
     assert [point["is_safe"] for point in points] == [True, False]

@@ -63,7 +63,6 @@ def played(script: Callable[[Balancer, Engine, Engine], Awaitable[Any]]) -> Any:
 
 
 def hook(balancer: Balancer, verb: str, engine: str = "one", epoch: int = 1) -> dict[str, Any]:
-    """What guard is told."""
     return balancer.obey({"schema": "plimsoll.hook/1", "verb": verb, "engine": engine, "epoch": epoch})
 
 

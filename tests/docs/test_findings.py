@@ -12,16 +12,9 @@ FOLDER = Path(__file__).parents[2] / "docs" / "findings"
 INDEX = FOLDER / "README.md"
 PAGES = sorted(page for page in FOLDER.glob("*.md") if page != INDEX)
 HEADINGS = [
-    "What you see",
-    "Evidence",
-    "Why it happens",
-    "What fixes it",
-    "What does not help",
-    "How to prevent it",
-    "Versions",
-    "How sure can one be",
-    "Sources",
-]
+    "What you see", "Evidence", "Why it happens", "What fixes it", "What does not help", "How to prevent it", "Versions",
+    "How sure can one be", "Sources",
+]  # fmt: skip
 SECTION_LINES_MAX = 22
 LINES_MIN, LINES_MAX = 35, 90  # a page is read at three in the morning
 COLUMNS_MAX = 110  # a terminal of that width prints a page without wrapping

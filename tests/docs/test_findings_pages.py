@@ -31,7 +31,6 @@ OTHERS_FLAGS = frozenset({"--previous", "--gpu-reset"})
 
 
 def body(page: Path) -> str:
-    """A page's text."""
     return page.read_text(encoding="utf-8")
 
 

@@ -24,7 +24,6 @@ class Labelled(NamedTuple):
     memory: tuple[bool | None, ...]
 
     def data(self) -> bytes:
-        """The log, unpacked."""
         data = self.path.read_bytes()
         return gzip.decompress(data) if self.path.suffix == ".gz" else data
 
@@ -37,7 +36,6 @@ def diagnosis(path: Path) -> Diagnosis:
 
 @cache
 def labelled() -> list[Labelled]:
-    """All of them."""
     found = []
     for folder in FOLDERS:
         for row in json.loads((CAPTURES / folder / "labels.json").read_text(encoding="utf-8")):

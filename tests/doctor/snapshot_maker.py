@@ -151,7 +151,6 @@ class Allocator:
         self.events[-1]["device_free"] = device_free
 
     def tree(self) -> dict[str, object]:
-        """What torch.cuda.memory._snapshot() gives."""
         for segment, blocks in zip(self.segments, self.blocks, strict=True):
             live = [block for block in blocks if block["state"] == "active_allocated"]
             segment["blocks"] = blocks
@@ -163,7 +162,6 @@ class Allocator:
         }  # fmt: skip
 
     def snapshot(self, folder: Path, name: str = "snapshot.pickle") -> Snapshot:
-        """Dumped and read again."""
         path = folder / name
         path.write_bytes(pickle.dumps(self.tree()))
         return read_snapshot(path)

@@ -21,22 +21,11 @@ from tests.log_bytes import log_of_bytes
 
 LONGEST_QUOTE = 400
 PREFIXES = (
-    "",
-    "(EngineCore pid=2) ",
-    "(Worker_TP1 pid=9) ERROR 11-15 09:00:00 [a.py:1] ",
-    "(APIServer pid=1) INFO 11-15 09:00:00 [b.py:2] ",
-    "[rank0]: ",
-    "| ",
-    "ERROR 12-16 21:40:15 core.py:39] ",
-    "vllm-1  | ",
-    "Nov 15 09:00:00 host kernel: ",
-    "\x1b[31m",
-    "  ",
-    "    ",
-    '{"log": "',
-    "2026-11-15T09:00:00.1Z stderr F ",
-    "[12345.678] ",
-)
+    "", "(EngineCore pid=2) ", "(Worker_TP1 pid=9) ERROR 11-15 09:00:00 [a.py:1] ",
+    "(APIServer pid=1) INFO 11-15 09:00:00 [b.py:2] ", "[rank0]: ", "| ", "ERROR 12-16 21:40:15 core.py:39] ",
+    "vllm-1  | ", "Nov 15 09:00:00 host kernel: ", "\x1b[31m", "  ", "    ", '{"log": "',
+    "2026-11-15T09:00:00.1Z stderr F ", "[12345.678] ",
+)  # fmt: skip
 WORDS = (
     *(text.needle for text in TEXTS),
     OOM,
@@ -140,52 +129,18 @@ def test_a_real_log_with_bytes_thrown_in_is_answered(capture: bytes, data: st.Da
 
 
 STUFF = {
-    "a": "a",
-    "bracket": "(",
-    "square": "[",
-    "digit": "7",
-    "quote": "'",
-    "double": '"',
-    "backslash": "\\",
-    "space": " ",
-    "dot": ".",
-    "comma": ",",
-    "colon": ":",
-    "equals": "=",
-    "escaped": "\\n",
-    "word": "Error ",
-    "frame": 'File "',
-    "dotted": "a.",
-    "dash": "-",
-    "slash": "/",
-    "pipe": "|",
-    "unit": "1 GiB ",
-    "nested": "{'",
-    "pid": "pid=",
-    "camel": "aB",
-}
+    "a": "a", "bracket": "(", "square": "[", "digit": "7", "quote": "'", "double": '"', "backslash": "\\", "space": " ",
+    "dot": ".", "comma": ",", "colon": ":", "equals": "=", "escaped": "\\n", "word": "Error ", "frame": 'File "',
+    "dotted": "a.", "dash": "-", "slash": "/", "pipe": "|", "unit": "1 GiB ", "nested": "{'", "pid": "pid=", "camel": "aB",
+}  # fmt: skip
 OPENINGS = (
-    "",
-    "(EngineCore pid=2) ERROR 11-15 09:00:00 [a.py:1] ",
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate ",
-    "non-default args: {",
-    "Initializing a V1 LLM engine (v0.25.1) with config: ",
-    '  File "',
-    "Process ",
-    "SchedulerStats(",
-    "Out of memory: Killed process 7 (",
-    "NVRM: Xid (PCI:",
-    "ValidationError: ",
-    "Engine 000: Avg prompt throughput: ",
-    "[rank0]: ",
-    "Received request a: prompt: '",
-    "run.sh: line ",
-    "GPU blocks: ",
-    "File ~/",
-    "Worker died unexpectedly (",
-    "HF_TOKEN=",
-    "|    0   N/A  N/A  ",
-)
+    "", "(EngineCore pid=2) ERROR 11-15 09:00:00 [a.py:1] ",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate ", "non-default args: {",
+    "Initializing a V1 LLM engine (v0.25.1) with config: ", '  File "', "Process ", "SchedulerStats(",
+    "Out of memory: Killed process 7 (", "NVRM: Xid (PCI:", "ValidationError: ", "Engine 000: Avg prompt throughput: ",
+    "[rank0]: ", "Received request a: prompt: '", "run.sh: line ", "GPU blocks: ", "File ~/", "Worker died unexpectedly (",
+    "HF_TOKEN=", "|    0   N/A  N/A  ",
+)  # fmt: skip
 
 
 @each("name", STUFF)
@@ -200,17 +155,9 @@ def test_a_long_line_costs_no_more_than_its_length(name: str) -> None:
 
 
 REPEATED = (
-    OOM,
-    REQUEST,
-    VERSION,
-    ENGINE_DEAD,
-    "Traceback (most recent call last):",
-    '  File "/a/vllm/b.py", line 1, in f',
-    "ValueError: x",
-    "--- Logging error ---",
-    "Killed",
-    "[1.0] Out of memory: Killed process 7 (a)",
-)
+    OOM, REQUEST, VERSION, ENGINE_DEAD, "Traceback (most recent call last):", '  File "/a/vllm/b.py", line 1, in f',
+    "ValueError: x", "--- Logging error ---", "Killed", "[1.0] Out of memory: Killed process 7 (a)",
+)  # fmt: skip
 
 
 @each("repeated", REPEATED)

@@ -29,7 +29,6 @@ def says(kind: str, looks: Iterable[Look]) -> list[tuple[float, str, str]]:
 
 
 def looks(seconds: int, figures: Callable[[float], dict[str, float]], **others: Any) -> list[Look]:
-    """One every five seconds."""
     return [Look(at, 1e9 + at, Reach.ANSWERS, health=200, figures=figures(at), **others) for at in range(0, seconds, 5)]
 
 
@@ -39,7 +38,6 @@ def failing(every: Iterable[Look], from_s: float) -> list[Look]:
 
 
 def busy(at: float) -> dict[str, float]:
-    """An engine that works."""
     return {"running": 4.0, "waiting": 0.0, "steps": 10.0 * at, "success": at, "asleep": 0.0}
 
 

@@ -30,7 +30,6 @@ def child(folder: Path, name: str) -> None:
 
 
 def fork(folder: Path, name: str, *, own_session: bool) -> int:
-    """One child."""
     pid = os.fork()
     if pid == 0:
         if own_session:
@@ -40,7 +39,6 @@ def fork(folder: Path, name: str, *, own_session: bool) -> int:
 
 
 def main() -> None:
-    """The API server."""
     folder, manner = Path(sys.argv[1]), sys.argv[2]
     if manner == "quick":
         sys.exit(3)

@@ -12,7 +12,6 @@ TAIL = " ".join(["0"] * 14)
 
 
 def table(*processes: Process) -> dict[int, Process]:
-    """By number."""
     return {process.pid: process for process in processes}
 
 

@@ -36,16 +36,13 @@ class Memory:
         self.history: list[tuple[Any, ...]] = []
 
     def is_initialized(self) -> bool:
-        """It is."""
         return True
 
     def memory_stats_as_nested_dict(self, device: int) -> dict[str, Any]:
-        """What is held."""
         assert device == 1
         return {"reserved_bytes": {"all": {"current": 10 * MIB + self.free_segment}}}
 
     def mem_get_info(self, device: int) -> tuple[int, int]:
-        """What the device has."""
         assert device == 1
         return 100 * MIB - self.free_segment, 200 * MIB
 
@@ -60,7 +57,6 @@ class Memory:
         return {"segments": [segment], "device_traces": [[], [None, None]]}
 
     def _record_memory_history(self, enabled: str | None, stacks: str = "all", max_entries: int = 0) -> None:
-        """Remember what was asked."""
         self.history.append((enabled, stacks, max_entries))
 
 

@@ -117,7 +117,6 @@ class OlderCuda:
         return {"of": device}
 
     def memory_snapshot(self, mempool_id: object = None) -> list[dict[str, Any]]:
-        """One segment."""
         return [{"total_size": 1, "pool": mempool_id}]
 
     def get_device_properties(self, device: int) -> SimpleNamespace:

@@ -14,7 +14,6 @@ from tests.fakes import settings
 
 
 def alone(figures: list[dict[str, Any]] | None = None) -> Alone:
-    """One with these figures."""
     return Alone(Pulse(), lambda: figures or [], CollectorRegistry())
 
 

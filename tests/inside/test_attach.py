@@ -19,8 +19,6 @@ OFF = Recorder(Settings({}))
 
 
 class Own:
-    """A logger of vLLM's."""
-
     def record(self, *args: Any, **named: Any) -> None:
         """Whatever it does with it."""
 

@@ -18,7 +18,6 @@ class Tensor:
         self.storage = SimpleNamespace(data_ptr=lambda: pointer, nbytes=lambda: size)
 
     def untyped_storage(self) -> Any:
-        """The memory behind it."""
         return self.storage
 
 

@@ -165,14 +165,9 @@ def test_the_door_reads_what_plan_writes(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     own = ["--certify", "--table", str(path), "--gpu", "H200", "--vllm", "0.25.1", "--"]
     command = [
-        "env",
-        "VLLM_USE_V2_MODEL_RUNNER=0",
-        "vllm",
-        "serve",
-        "meta-llama/Llama-3.1-8B-Instruct",
-        "--max-model-len",
+        "env", "VLLM_USE_V2_MODEL_RUNNER=0", "vllm", "serve", "meta-llama/Llama-3.1-8B-Instruct", "--max-model-len",
         "8192",
-    ]
+    ]  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "plimsoll", "plan", *own, *command], capture_output=True, text=True, check=False
     )

@@ -25,15 +25,12 @@ class Bindings:
         self.opened = 0
 
     def nvmlInit(self) -> None:  # noqa: N802
-        """Open it."""
         self.opened += 1
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        """How many."""
         return 3
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
-        """One by its UUID."""
         return UUIDS.index(uuid)
 
     def nvmlDeviceGetHandleByIndex(self, place: int) -> int:  # noqa: N802
@@ -45,7 +42,6 @@ class Bindings:
         return f"{self.names[handle]} {handle}".encode() if len(set(self.names)) > 1 else self.names[handle].encode()
 
     def nvmlDeviceGetMigMode(self, handle: int) -> tuple[int, int]:  # noqa: N802
-        """Most devices have none."""
         if not self.sliced:
             raise RuntimeError(f"device {handle}: not supported")
         return 1, 1
@@ -58,7 +54,6 @@ class Bindings:
         return SimpleNamespace(total=140 * GIB + handle, free=50 * GIB, used=(90 - own) * GIB)
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:  # noqa: N802
-        """Who is on it."""
         assert handle in range(3)
         return self.processes
 

@@ -25,20 +25,14 @@ from tests.inside.test_door import KINDS
 
 
 def request(name: str = "r", ids: int | None = 10, **more: Any) -> SimpleNamespace:
-    """`EngineCoreRequest`."""
     known = {"mm_features": None, "lora_request": None, "prompt_embeds": None, "sampling_params": params(), "resumable": False}
     return SimpleNamespace(request_id=name, prompt_token_ids=None if ids is None else [1] * ids, **{**known, **more})
 
 
 def params(**changed: Any) -> SimpleNamespace:
-    """`SamplingParams`."""
     known: dict[str, Any] = {
-        "n": 1,
-        "logprobs": None,
-        "prompt_logprobs": None,
-        "logprob_token_ids": None,
-        "prompt_logprob_token_ids": None,
-    }
+        "n": 1, "logprobs": None, "prompt_logprobs": None, "logprob_token_ids": None, "prompt_logprob_token_ids": None,
+    }  # fmt: skip
     known |= {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
     return SimpleNamespace(**{**known, **changed})
 
@@ -95,16 +89,12 @@ class ValidationError(ClientError):
 
 
 class GracefulHTTPError(VLLMError):
-    """From 0.29 on."""
-
     def __init__(self, message: str, http_status: Any) -> None:
         super().__init__(message)
         self.message, self.http_status = message, http_status
 
 
 class HTTPException(Exception):
-    """fastapi's."""
-
     def __init__(self, status_code: int, detail: str | None = None, headers: Any = None) -> None:
         self.status_code, self.detail, self.headers = status_code, detail, headers
 

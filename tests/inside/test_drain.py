@@ -32,7 +32,6 @@ class Life(RuleBasedStateMachine):
 
     @rule(wish=wishes)
     def ask(self, wish: Wish) -> None:
-        """Begin or renew."""
         before, phase = self.drain, self.phase()
         found = begin(before, wish, self.now, self.admitted)
         if isinstance(found, Stale):
@@ -51,7 +50,6 @@ class Life(RuleBasedStateMachine):
 
     @rule(epoch=st.none() | st.integers(0, 20))
     def stop(self, epoch: int | None) -> None:
-        """End it."""
         found = end(self.drain, epoch)
         if isinstance(found, Stale):
             assert epoch is not None

@@ -28,7 +28,6 @@ GUARDED = [endpoint for endpoint in ENDPOINTS if endpoint.needs_token]
 
 
 def ask(core: Core, method: str, path: str, body: Any = None, headers: Any = (BEARER,)) -> Answer:
-    """One question, answered."""
     raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
     found = asyncio.run(endpoints.answer(core, Ask(method, f"/plimsoll/{path}", headers, raw)))
     json.loads(found.encoded()[0])

@@ -72,7 +72,6 @@ def read_answer(found: socket.socket) -> bytes:
 
 
 def in_flight(core: Core, count: int) -> None:
-    """So many, soon."""
     eventually(lambda: core.shared.total("in_flight") == count)
 
 

@@ -27,7 +27,6 @@ class Middleware:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hands on."""
         await self.app(scope, receive, send)
 
 
@@ -35,7 +34,6 @@ class Key(Middleware):
     """Refuses who does not show the key."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """401 or on."""
         if (b"x-key", b"yes") not in scope["headers"]:
             await send_answer(send, error(401, "no", "AuthenticationError"))
         else:
@@ -49,7 +47,6 @@ class Router:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Says hello."""
         await hello(scope, receive, send)
 
 

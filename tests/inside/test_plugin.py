@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 class Another:
-    """Somebody else's extension."""
-
     def somebody_elses(self) -> str:
-        """Its method."""
         return "theirs"
 
 
@@ -56,8 +53,6 @@ def test_a_new_of_the_base_class_is_asked(folder: Path) -> None:
     """A later vLLM may make its workers in a way of its own: that way stays."""
 
     class Base:
-        """Counts what it makes."""
-
         made = 0
 
         def __new__(cls, **_given: int) -> Any:

@@ -25,8 +25,6 @@ def worker_classes() -> tuple[Any, Any]:
     """A base and a worker class as vLLM's are: no `__new__`, arguments by name, methods that return something."""
 
     class Base:
-        """As WorkerBase."""
-
         def __init__(self, vllm_config: Any, rank: int) -> None:
             self.vllm_config = vllm_config
             self.rank = rank
@@ -40,7 +38,6 @@ def worker_classes() -> tuple[Any, Any]:
             return "warm"
 
         def load_model(self, *, load_dummy_weights: bool = False) -> None:
-            """Loads it."""
             self.loaded.append(load_dummy_weights)
 
     class Worker(Base):
@@ -162,8 +159,6 @@ def test_a_worker_that_takes_no_attributes_is_still_made() -> None:
     """With slots there is nowhere to keep a thread: it is counted, and the worker is made."""
 
     class Tight:
-        """No room for more."""
-
         __slots__ = ("rank",)
 
     probe.watch(Tight())

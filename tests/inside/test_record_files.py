@@ -19,7 +19,6 @@ STEM = f"requests-20231114T221320Z-{os.getpid()}"
 
 
 def names(folder: Path) -> list[str]:
-    """What lies there."""
     return sorted(file.name for file in folder.iterdir())
 
 

@@ -47,27 +47,22 @@ class Cuda:
         self.walks = 0
 
     def is_initialized(self) -> bool:
-        """It is."""
         return True
 
     def memory_stats_as_nested_dict(self, device: int) -> dict[str, Any]:
-        """Host memory alone."""
         assert device == 0
         return stats_of(self.listed)
 
     def memory_snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:
-        """What it holds."""
         assert not include_traces
         self.walks += 1
         return self.listed
 
     def get_device_properties(self, device: int) -> SimpleNamespace:
-        """May reach the device."""
         self.device_calls.append("properties")
         return SimpleNamespace(uuid=["aa", "bb", "cc"][device])
 
     def mem_get_info(self, device: int) -> tuple[int, int]:
-        """Reaches the device."""
         self.device_calls.append(f"memory {device}")
         return 40 * GIB, 139 * GIB
 

@@ -26,7 +26,6 @@ def finished(**changed: Any) -> SimpleNamespace:
 
 
 def iteration(*requests: Any, at: float = 1_700_000_000.0, prompt: int = 0, generation: int = 0) -> SimpleNamespace:
-    """`IterationStats`."""
     return SimpleNamespace(
         iteration_timestamp=at, num_prompt_tokens=prompt, num_generation_tokens=generation, finished_requests=list(requests)
     )
@@ -65,7 +64,6 @@ class RequestState:
 
 
 def request(name: str, ids: list[int] | None = None, **more: Any) -> SimpleNamespace:
-    """`EngineCoreRequest`."""
     known = {"mm_features": None, "lora_request": None, "cache_salt": None, "prompt_embeds": None, "priority": 0}
     return SimpleNamespace(request_id=name, prompt_token_ids=ids, **{**known, **more})
 

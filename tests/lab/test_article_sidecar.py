@@ -33,11 +33,9 @@ class Machine:
         return page
 
     def sleep(self, seconds: float) -> None:
-        """Time passes."""
         self.now_s += seconds
 
     def sidecar(self, scale: float = 1.0) -> Sidecar:
-        """Beside this engine."""
         world = World(
             self.read, lambda: self.now_s, self.sleep, lambda: self.restarted_at_s.append(self.now_s), self.told.append
         )

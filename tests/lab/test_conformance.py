@@ -245,7 +245,6 @@ class Odd(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
-        """One answer."""
         asked = self.rfile.read(int(self.headers["Content-Length"]))
         self.send_response(200)
         if self.path == "/json":

@@ -36,7 +36,6 @@ class _Prometheus(BaseHTTPRequestHandler):
 
 @contextmanager
 def prometheus() -> Iterator[str]:
-    """Where one answers."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Prometheus)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}"

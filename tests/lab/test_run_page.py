@@ -18,7 +18,6 @@ SLEEPS = f"7000.{os.getpid()}"  # seconds that nobody else sleeps for
 
 
 def page(folder: Path, text: str) -> Path:
-    """Written down."""
     path = folder / "page.md"
     path.write_text(text, encoding="utf-8")
     return path

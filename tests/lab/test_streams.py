@@ -27,7 +27,6 @@ class Streaming(http.server.BaseHTTPRequestHandler):
     prompts: list[list[int]] = []  # noqa: RUF012 - one server a test, and the test empties it
 
     def do_POST(self) -> None:
-        """One completion."""
         asked: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.prompts.append(asked["prompt"])
         if len(self.prompts) % 5 == 0 and self.is_refusing:

@@ -273,15 +273,10 @@ def test_what_the_rewrite_leaves_out_is_said() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        "m --limit-mm-per-prompt image=4",
-        "m --kv-transfer-config notjson",
-        "m --port ''",
-        "m --seed None",
-        "m --port.x 3",
-        "m --config a.yaml --config b.yaml",
-        "m --config a.json",
+        "m --limit-mm-per-prompt image=4", "m --kv-transfer-config notjson", "m --port ''", "m --seed None",
+        "m --port.x 3", "m --config a.yaml --config b.yaml", "m --config a.json",
     ],
-)
+)  # fmt: skip
 def test_more_that_the_parser_refuses(command: str) -> None:
     """Values and shapes that argparse or vLLM stops at are refused here too."""
     assert not _check(command).starts

@@ -43,31 +43,20 @@ def test_options_in_front_of_a_start_are_kept_apart() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "vllm serve m --x",
-        "/opt/venv/bin/vllm serve m --x",
-        "A=1 vllm serve m --x",
-        "env -i PATH=/bin vllm serve m --x",
-        "exec nohup time vllm serve m --x",
-        "sudo -E -u llm vllm serve m --x",
-        "numactl -N 0 -m 0 vllm serve m --x",
+        "vllm serve m --x", "/opt/venv/bin/vllm serve m --x", "A=1 vllm serve m --x", "env -i PATH=/bin vllm serve m --x",
+        "exec nohup time vllm serve m --x", "sudo -E -u llm vllm serve m --x", "numactl -N 0 -m 0 vllm serve m --x",
         "taskset -c 0-15 stdbuf -oL nice -n 5 timeout -s kill 10 vllm serve m --x",
-        "srun -N1 --gpus 8 uv run --with x vllm serve m --x",
-        "conda run -n cat vllm serve m --x",
-        "poetry run vllm serve m --x",
-        "python3 /usr/local/bin/vllm serve m --x",
-        "python3.12 -u -m vllm.entrypoints.cli.main serve m --x",
-        "bash -lc 'cd /x && exec vllm serve m --x'",
-        "bash -euo pipefail -c 'vllm serve m --x | tee log'",
-        """sh -c "bash -c 'vllm serve m --x'" """,
-        "tmux new-session -d -s llm 'vllm serve m --x'",
-        "eval 'vllm serve' m --x",
-        "docker exec -it test vllm serve m --x",
-        "docker run --gpus all rocm/vllm:latest vllm serve m --x",
+        "srun -N1 --gpus 8 uv run --with x vllm serve m --x", "conda run -n cat vllm serve m --x",
+        "poetry run vllm serve m --x", "python3 /usr/local/bin/vllm serve m --x",
+        "python3.12 -u -m vllm.entrypoints.cli.main serve m --x", "bash -lc 'cd /x && exec vllm serve m --x'",
+        "bash -euo pipefail -c 'vllm serve m --x | tee log'", """sh -c "bash -c 'vllm serve m --x'" """,
+        "tmux new-session -d -s llm 'vllm serve m --x'", "eval 'vllm serve' m --x",
+        "docker exec -it test vllm serve m --x", "docker run --gpus all rocm/vllm:latest vllm serve m --x",
         "docker run --entrypoint vllm example.org/base serve m --x",
         "podman run --entrypoint '' nvcr.io/nvidia/vllm:25.09-py3 vllm serve m --x",
         "docker run rocm/vllm bash -c 'vllm serve m --x'",
     ],
-)
+)  # fmt: skip
 def test_wrappers_do_not_hide_vllm_serve(line: str) -> None:
     """Whatever stands in front, the arguments are those behind `serve`."""
     launch = found(line)
@@ -94,27 +83,14 @@ def test_the_server_module_is_an_entry_point(line: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "echo 'vllm serve m'",
-        "echo vllm serve m",
-        "sudo pkill -f vllm serve",
-        "grep -r vllm serve",
-        "printf %s vllm serve",
-        "pip install vllm",
-        "curl http://vllm/serve",
-        "vllm bench serve --model m",
-        "vllm --version",
-        "serve vllm",
-        "bash start-vllm.sh -c x",
-        "vim /src/vllm/entrypoints/openai/api_server.py",
-        "docker run prom/prometheus --config.file x",
-        "docker run -it vllm/vllm-openai bash",
-        "docker run vllm/vllm-router:1 --port 1",
-        "docker run nvcr.io/nvidia/tritonserver:24.08-vllm-python-py3 --x",
-        "docker run --gpus all",
-        "docker pull vllm/vllm-openai",
-        "",
+        "echo 'vllm serve m'", "echo vllm serve m", "sudo pkill -f vllm serve", "grep -r vllm serve",
+        "printf %s vllm serve", "pip install vllm", "curl http://vllm/serve", "vllm bench serve --model m",
+        "vllm --version", "serve vllm", "bash start-vllm.sh -c x", "vim /src/vllm/entrypoints/openai/api_server.py",
+        "docker run prom/prometheus --config.file x", "docker run -it vllm/vllm-openai bash",
+        "docker run vllm/vllm-router:1 --port 1", "docker run nvcr.io/nvidia/tritonserver:24.08-vllm-python-py3 --x",
+        "docker run --gpus all", "docker pull vllm/vllm-openai", "",
     ],
-)
+)  # fmt: skip
 def test_what_only_mentions_vllm_is_no_launch(line: str) -> None:
     """A program that prints, installs or looks for vLLM does not start it."""
     assert found(line) is None

@@ -11,7 +11,6 @@ from tests.models.hub_server import Server, running
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """A hub on loopback."""
     with running() as hub:
         yield hub
 

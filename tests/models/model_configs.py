@@ -133,13 +133,7 @@ def without(config: dict[str, Any], *names: str) -> dict[str, Any]:
 def usual(model_type: str, **keys: Any) -> dict[str, Any]:
     """A small model with the usual keys, for rules that need no particular sizes."""
     base = {
-        "model_type": model_type,
-        "hidden_size": 1024,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "intermediate_size": 4096,
-        "vocab_size": 32000,
-        "max_position_embeddings": 4096,
-    }
+        "model_type": model_type, "hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 16,
+        "num_key_value_heads": 4, "intermediate_size": 4096, "vocab_size": 32000, "max_position_embeddings": 4096,
+    }  # fmt: skip
     return {**base, **keys}

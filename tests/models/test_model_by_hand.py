@@ -229,17 +229,10 @@ def test_opt_350m() -> None:
     """OPT-350m embeds in 512 dimensions and works in 1024; its feed-forward width is called ffn_dim."""
     opt = ModelShape.from_config(
         {
-            "model_type": "opt",
-            "hidden_size": 1024,
-            "word_embed_proj_dim": 512,
-            "ffn_dim": 4096,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 16,
-            "vocab_size": 50272,
-            "max_position_embeddings": 2048,
-            "torch_dtype": "float16",
+            "model_type": "opt", "hidden_size": 1024, "word_embed_proj_dim": 512, "ffn_dim": 4096, "num_hidden_layers": 24,
+            "num_attention_heads": 16, "vocab_size": 50272, "max_position_embeddings": 2048, "torch_dtype": "float16",
         }
-    )
+    )  # fmt: skip
     assert (opt.embedding_size, opt.hidden_size, opt.intermediate_size, opt.kv_heads) == (512, 1024, 4096, 16)
     assert (opt.tie_word_embeddings, opt.dtype) == (True, "float16")
 
@@ -269,18 +262,11 @@ def test_chatglm_mpt_and_dbrx() -> None:
     """Three families with spellings all of their own."""
     glm = ModelShape.from_config(
         {
-            "model_type": "chatglm",
-            "num_layers": 28,
-            "hidden_size": 4096,
-            "num_attention_heads": 32,
-            "multi_query_attention": True,
-            "multi_query_group_num": 2,
-            "ffn_hidden_size": 13696,
-            "kv_channels": 128,
-            "padded_vocab_size": 65024,
-            "seq_length": 32768,
+            "model_type": "chatglm", "num_layers": 28, "hidden_size": 4096, "num_attention_heads": 32,
+            "multi_query_attention": True, "multi_query_group_num": 2, "ffn_hidden_size": 13696, "kv_channels": 128,
+            "padded_vocab_size": 65024, "seq_length": 32768,
         }
-    )
+    )  # fmt: skip
     assert (len(glm.layers), glm.kv_heads, glm.vocab_size, glm.max_context) == (28, 2, 65024, 32768)
     assert glm.intermediate_size == 13696
     mpt = ModelShape.from_config(

@@ -188,18 +188,11 @@ def test_encoders_keep_nothing() -> None:
     assert set(shape(usual("gemma3_text", use_bidirectional_attention=True)).kinds) == {K.ENCODER}
     whisper = ModelShape.from_config(
         {
-            "model_type": "whisper",
-            "is_encoder_decoder": True,
-            "d_model": 1280,
-            "num_hidden_layers": 32,
-            "encoder_layers": 32,
-            "decoder_layers": 4,
-            "decoder_attention_heads": 20,
-            "decoder_ffn_dim": 5120,
-            "vocab_size": 51866,
-            "max_target_positions": 448,
+            "model_type": "whisper", "is_encoder_decoder": True, "d_model": 1280, "num_hidden_layers": 32,
+            "encoder_layers": 32, "decoder_layers": 4, "decoder_attention_heads": 20, "decoder_ffn_dim": 5120,
+            "vocab_size": 51866, "max_target_positions": 448,
         }
-    )
+    )  # fmt: skip
     assert (len(whisper.layers), whisper.max_context, whisper.is_encoder_decoder) == (4, 448, True)
 
 

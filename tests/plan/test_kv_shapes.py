@@ -61,7 +61,6 @@ def full(heads: int = 8, size: int = 128, **more: Any) -> Layer:
 
 
 def sliding(heads: int, size: int, window: int) -> Layer:
-    """A sliding-window layer."""
     return Layer(LayerKind.SLIDING, kv_heads=heads, head_dim=size, v_head_dim=size, window=window)
 
 

@@ -65,7 +65,6 @@ class Tab:
 
 @contextlib.contextmanager
 def browsing() -> Iterator[Any]:
-    """The browser."""
     program = need("chromium", "chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])

@@ -45,12 +45,10 @@ class Backend:
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
-        """Listen."""
         self._server = await asyncio.start_server(self._visited, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def close(self) -> None:
-        """Stop listening."""
         assert self._server is not None
         self._server.close()
 

@@ -30,7 +30,6 @@ MEASURE = """() => {
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """One for all."""
     with browsing() as found:
         yield found
 

@@ -18,7 +18,6 @@ BUTTONS = ("Pause", "Drain", "Compact", "Restart")
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """One for all."""
     with browsing() as found:
         yield found
 

@@ -137,7 +137,6 @@ async def complete(port: int, manner: str = "well", **more: Any) -> HttpAnswer:
 
 
 def send(site: Site, **more: Any) -> HttpAnswer:
-    """One completion, waited for."""
     return asyncio.run(complete(site.server.port, **more))
 
 

@@ -71,7 +71,6 @@ class Farm:
         await self.guard.start()
 
     async def close(self) -> None:
-        """Everything."""
         await self.guard.kill()
         await self.balancer.stop()
         for one in self.units.values():
@@ -91,7 +90,6 @@ async def farm(**options: str) -> AsyncIterator[Farm]:
 
 
 def run(scene: Coroutine[Any, Any, None]) -> None:
-    """To its end."""
     asyncio.run(scene)
 
 

@@ -57,7 +57,6 @@ class Guarded:
         await watcher.close()
 
     def condition(self, kind: str) -> Condition:
-        """As of now."""
         return next(one for one in self.judge.conditions if one.kind == kind)
 
     def wait(self, kind: str, *, holds: bool = True, limit_s: float = 90.0) -> Condition:

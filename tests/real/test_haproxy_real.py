@@ -71,7 +71,6 @@ class Proxy:
         return next((line for line in told.splitlines() if line.startswith("Pid:")), "")
 
     async def stop(self) -> None:
-        """At once."""
         if self._process is not None:
             self._process.terminate()
             await self._process.wait()
@@ -91,7 +90,6 @@ async def answered(path: str, words: str) -> str:
 
 @contextlib.asynccontextmanager
 async def farm(level: str = "admin", backend: str = "farm") -> AsyncIterator[tuple[Proxy, Backend, Backend]]:
-    """Two servers behind HAProxy."""
     with tempfile.TemporaryDirectory(prefix="plimsoll-haproxy-") as folder:  # a socket's path must be short
         async with backends("a", "b") as (one, two):
             proxy = Proxy(Path(folder), [one, two], level, backend)

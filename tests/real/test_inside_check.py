@@ -50,17 +50,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _check(*words: str) -> tuple[int, dict[str, Any]]:
     command = [
-        sys.executable,
-        "-m",
-        "plimsoll",
-        "inside",
-        "check",
-        "--json",
-        "--python",
-        str(engine_home() / "bin" / "python"),
-        "--",
-        *words,
-    ]
+        sys.executable, "-m", "plimsoll", "inside", "check", "--json", "--python", str(engine_home() / "bin" / "python"),
+        "--", *words,
+    ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.stdout, done.stderr
     body = json.loads(done.stdout)

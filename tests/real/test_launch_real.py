@@ -27,16 +27,11 @@ PLANS = 50
 AWKWARD = (
     ("env", "MY_NOTE=50% of $5 'quoted' # $(date)", "vllm", "serve", MODELS[0], "--api-key", SECRET),
     (
-        "vllm",
-        "serve",
-        MODELS[1],
-        "--chat-template",
-        "{{ messages }} it's %h ${HOME} # no comment",
-        "--served-model-name",
-        "a b",
+        "vllm", "serve", MODELS[1], "--chat-template", "{{ messages }} it's %h ${HOME} # no comment",
+        "--served-model-name", "a b",
     ),
     ("env", "VLLM_USE_RUST_FRONTEND=1", "vllm", "serve", MODELS[0]),
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("words", AWKWARD)

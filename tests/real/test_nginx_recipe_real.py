@@ -78,7 +78,6 @@ class Nginx:
         return CommandBalancer(words, engine, environment=self.environment)
 
     async def start(self) -> None:
-        """Until it listens."""
         program = need("nginx", "nginx")
         words = [*self._as, program, "-c", str(self.main), "-g", "daemon off;"]
         quiet = asyncio.subprocess.DEVNULL
@@ -86,7 +85,6 @@ class Nginx:
         await until((self.folder / "nginx.pid").exists)
 
     async def stop(self) -> None:
-        """At once."""
         if self._process is not None:
             self._process.terminate()
             await self._process.wait()
@@ -94,7 +92,6 @@ class Nginx:
 
 @contextlib.asynccontextmanager
 async def farm() -> AsyncIterator[tuple[Nginx, Backend, Backend]]:
-    """Two servers behind nginx."""
     folder = Path(tempfile.mkdtemp(prefix="plimsoll-nginx-"))
     async with backends("a", "b") as (one, two):
         nginx = Nginx(folder, [one, two])

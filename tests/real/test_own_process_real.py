@@ -51,7 +51,6 @@ def is_alive(pid: int) -> bool:
 
 
 async def ready(engine: OwnProcess, port: int, folder: Path) -> None:
-    """Wait until it answers."""
     end = time.monotonic() + READY_LIMIT_S
     while True:
         assert await engine.is_running(), (folder / "engine.log").read_text()[-3000:]

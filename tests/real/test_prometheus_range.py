@@ -36,7 +36,6 @@ class Running(NamedTuple):
 
 class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        """The recorded page."""
         self.send_response(200)
         self.send_header("Content-Type", "text/plain; version=0.0.4")
         self.end_headers()

@@ -25,7 +25,6 @@ DRAWN = {"plan": ("svg .band", 4), "simulate": ("svg .line", 6), "tune": ("svg .
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """One for all."""
     with browsing() as one:
         yield one
 

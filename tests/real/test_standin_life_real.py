@@ -66,7 +66,6 @@ class Process:
             connection.close()
 
     def is_refused(self, port: int = 0) -> bool:
-        """Whether nobody listens."""
         try:
             socket.create_connection(("127.0.0.1", port or self.port), timeout=5).close()
         except ConnectionRefusedError:
@@ -74,7 +73,6 @@ class Process:
         return False
 
     def ready(self, port: int = 0) -> None:
-        """Wait for it."""
         eventually(lambda: self.process.poll() is not None or not self.is_refused(port), 60)
         assert self.process.poll() is None, self.log()
 
@@ -89,7 +87,6 @@ class Process:
         return thread, found
 
     def ends(self, within_s: float = 20.0) -> int:
-        """Its exit code."""
         return self.process.wait(within_s)
 
     def log(self) -> str:

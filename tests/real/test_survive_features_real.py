@@ -83,7 +83,6 @@ def check_rounds(server: SurviveServer, reference: Reference, rounds: int, sites
 
 
 def answer_of(server: SurviveServer, ask: Ask, name: str = "") -> Answer:
-    """One answer."""
     return asyncio.run(ask_one(server.port, ask, name))
 
 

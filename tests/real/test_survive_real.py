@@ -53,7 +53,6 @@ def reference(server: SurviveServer) -> Reference:
 
 
 def greedy(prompt: str, tokens: int = SUBJECT_TOKENS) -> Ask:
-    """A plain request."""
     body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
     return Ask(
         "plain", COMPLETIONS, {**body, "return_token_ids": True, "stream": True, "stream_options": {"include_usage": True}}

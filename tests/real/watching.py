@@ -35,7 +35,6 @@ class Webhook:
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                """One group of alerts."""
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 webhook.told += [(self.path, alert["labels"]["alertname"], alert["status"]) for alert in body["alerts"]]
                 self.send_response(200)
@@ -53,7 +52,6 @@ class Webhook:
         return {alert for path, alert, status in self.told if status == "firing" and receiver in path}
 
     def close(self) -> None:
-        """Listen no more."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -73,7 +71,6 @@ class Watching:
         return asked(self.url, expr, self.began_s, time.time(), 2.0)
 
     def names(self) -> set[str]:
-        """Every metric there is."""
         return set(self._get("label/__name__/values"))
 
     def _get(self, path: str, **query: str) -> Any:

@@ -27,7 +27,6 @@ class HtmlPage(HTMLParser):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Keep it."""
         assert len({name for name, _ in attrs}) == len(attrs), f"an attribute of {tag} is given twice"
         self.elements.append((tag, dict(attrs)))
 

@@ -34,7 +34,6 @@ def finding(number: int = 0, **changes: object) -> Finding:
 
 
 def diagnosis(*findings: Finding, failure: bool | None = True, **facts: object) -> Diagnosis:
-    """A diagnosis of these."""
     return Diagnosis(failure, findings, {**FACTS, **facts}, ())
 
 

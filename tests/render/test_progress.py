@@ -18,7 +18,6 @@ class Terminal(io.StringIO):
         self.is_terminal = is_terminal
 
     def isatty(self) -> bool:
-        """As it was told."""
         return self.is_terminal
 
 

@@ -39,7 +39,6 @@ def _whole(name: str = "t.csv", **more: str) -> str:
 
 
 def _without_pictures(html: str) -> str:
-    """Base64 may spell anything."""
     return re.sub(r"base64,[^\"]*", "", html)
 
 

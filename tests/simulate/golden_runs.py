@@ -24,7 +24,6 @@ def golden_summary(name: str) -> dict[str, Any]:
 
 
 def golden_steps(name: str) -> Integers:
-    """Its step rows."""
     with gzip.open(GOLDEN / f"{name}_steps.csv.gz", "rt") as lines:
         return np.loadtxt(lines, delimiter=",", skiprows=1, dtype=np.int64)
 
@@ -87,13 +86,9 @@ def hand_made(
 ) -> Replay:
     """A small run; steps are (t_start, t_end, running, waiting, tokens, preempted, used, waste), in ns."""
     said = {
-        "requests": len(requests) + rejected,
-        "rejected": rejected,
-        "prefix_query_tokens": 100 * len(requests),
-        "prefix_hit_tokens": 25 * len(requests),
-        "preempted_query_tokens": 40,
-        "preempted_hit_tokens": 30,
-    }
+        "requests": len(requests) + rejected, "rejected": rejected, "prefix_query_tokens": 100 * len(requests),
+        "prefix_hit_tokens": 25 * len(requests), "preempted_query_tokens": 40, "preempted_hit_tokens": 30,
+    }  # fmt: skip
     rows = np.array(requests, dtype=np.int64).reshape(-1, 9)
     return replay_of(name, settings or Settings(num_blocks=11), StepTime(), rows, step_rows(steps), said)
 

@@ -218,6 +218,5 @@ def _table(s: at.State, number: int, group: int) -> list[int]:
 
 
 def _group(s: at.State, group: int) -> tuple[int, int, int]:
-    """Kind, block size, window."""
     kind, size, window = s.limits[at.G_KIND + at.G_FIELDS * group :][:3].tolist()
     return kind, size, window

@@ -23,8 +23,6 @@ PREFIX_BLOCKS = {"sharegpt_300_hashed.jsonl.gz": 16}
 
 
 class Run(NamedTuple):
-    """One of ours."""
-
     replay: Replay
     steps: Integers
 

@@ -40,19 +40,15 @@ class Pool:
         self.counts, self.links, self.keys = state.counts, state.links, state.keys
 
     def take(self, how_many: int = 1) -> list[int]:
-        """The next free blocks."""
         return [int(plain.take(self.counts, self.links, self.keys)) for _ in range(how_many)]
 
     def name(self, block: int, key: int) -> None:
-        """Give the block content."""
         plain.set_key(block, np.uint64(key), self.keys, self.links)
 
     def find(self, key: int) -> int:
-        """Who has the content."""
         return int(plain.find(np.uint64(key), self.keys, self.links))
 
     def touch(self, block: int) -> None:
-        """One more holder."""
         plain.touch(block, self.counts, self.links)
 
     def give_back(self, blocks: list[int]) -> int:
@@ -215,7 +211,6 @@ class Model:
     """vLLM's pool in plain words: a list for the queue, a list of blocks for each content."""
 
     def __init__(self) -> None:
-        """All free and empty."""
         self.queue = list(range(1, BLOCKS))
         self.refs = dict.fromkeys(range(1, BLOCKS), 0)
         self.holders: dict[int, list[int]] = {}

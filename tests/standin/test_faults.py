@@ -38,18 +38,10 @@ def test_faults_are_read_as_written(text: str, fault: Fault) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "flood",
-        "wedge@",
-        "wedge@soon",
-        "wedge@-3s",
-        "wedge=3",
-        "neighbour=much",
-        "start-failure=x",
-        "oom@1s:2s:3s",
+        "", "flood", "wedge@", "wedge@soon", "wedge@-3s", "wedge=3", "neighbour=much", "start-failure=x", "oom@1s:2s:3s",
         "oom@1e99s",
     ],
-)
+)  # fmt: skip
 def test_what_is_no_fault_gets_one_line(text: str) -> None:
     """It says what is wrong, not where in our code."""
     with pytest.raises(BadInput) as trouble:

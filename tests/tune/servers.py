@@ -19,7 +19,6 @@ SMALL = Space((8, 16, 32, 64), (512, 1024, 2048), (16, 32), (0.88, 0.92, 0.94))
 
 @cache
 def ready(*flags: str) -> PlanInput:
-    """The command, read once."""
     words = ["--gpu", "L4", "--vllm", "0.32.0", "--", "vllm", "serve", LLAMA, *(flags or ("--max-model-len", "8192"))]
     return read_command(parse(ServerOptions, words), learned=False)
 
@@ -38,5 +37,4 @@ def traffic(slo: str = "ttft=5s,tpot=200ms", rate: float = 0.8, requests: int = 
 
 
 def run(given: Traffic, jobs: Sequence[Job]) -> Iterator[tuple[int, Result]]:
-    """One after the other."""
     yield from ((place, do(given, job)) for place, job in enumerate(jobs))

@@ -77,20 +77,10 @@ def test_openmetrics_exemplars_are_passed_over_and_its_stamps_are_seconds() -> N
 @pytest.mark.parametrize(
     "line",
     [
-        "a",
-        "a{",
-        'a{b="c"',
-        'a{b="c"} ',
-        "a nope",
-        "1a 1",
-        "a 1_000",
-        "a{b=c} 1",
-        'a{b="c"} 1 x',
-        "<html>",
-        'a{b="c" d="e"} 1',
-        "abc1",
+        "a", "a{", 'a{b="c"', 'a{b="c"} ', "a nope", "1a 1", "a 1_000", "a{b=c} 1", 'a{b="c"} 1 x', "<html>",
+        'a{b="c" d="e"} 1', "abc1",
     ],
-)
+)  # fmt: skip
 def test_a_bad_line_is_skipped_and_counted(line: str) -> None:
     """What cannot be read costs one line, not the page."""
     page = _parsed(f"good 1\n{line}\n")

@@ -287,17 +287,10 @@ def _damaged() -> Iterator[object]:
     places += [
         ("segments", 0, name)
         for name in (
-            "device",
-            "address",
-            "total_size",
-            "stream",
-            "segment_type",
-            "segment_pool_id",
-            "is_expandable",
-            "frames",
+            "device", "address", "total_size", "stream", "segment_type", "segment_pool_id", "is_expandable", "frames",
             "blocks",
         )
-    ]
+    ]  # fmt: skip
     places += [
         ("segments", 0, "blocks", 0, name) for name in ("size", "state", "requested_size", "frames", "address", "history")
     ]

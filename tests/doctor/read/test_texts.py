@@ -118,20 +118,12 @@ def test_wrappings_come_off(wrapped: str, server: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "CUDA error: out of memory",
-        "torch.OutOfMemoryError: CUDA out of memory.",
-        "Memory cgroup out of memory: Killed process 1 (python)",
-        "| Allocated memory | 12 MiB |",
-        "{'model_tag': 'm', 'port': 8000}",
-        '{"error": {"message": "x"}}',
-        "{ not json }",
-        "[pod] x",
-        "[1/3] Compiling",
-        "[ 123.456] NVRM: Xid (PCI:0000:01:00): 79",
-        "usage | help",
-        "> quoted once",
+        "CUDA error: out of memory", "torch.OutOfMemoryError: CUDA out of memory.",
+        "Memory cgroup out of memory: Killed process 1 (python)", "| Allocated memory | 12 MiB |",
+        "{'model_tag': 'm', 'port': 8000}", '{"error": {"message": "x"}}', "{ not json }", "[pod] x", "[1/3] Compiling",
+        "[ 123.456] NVRM: Xid (PCI:0000:01:00): 79", "usage | help", "> quoted once",
     ],
-)
+)  # fmt: skip
 def test_what_only_looks_wrapped_stays(text: str) -> None:
     """A message is never eaten for a prefix, bare or behind a stamp."""
     assert only(text).text == text

@@ -26,7 +26,6 @@ TEXT = log("Dear diary", source="diary.txt")
 
 
 def judged(code: Code, severity: Severity = Severity.WARNING, confidence: float = 0.8) -> InputVerdict:
-    """What another input found."""
     finding = Finding(code, severity, confidence, "title", "because", (Evidence("page", "text"),))
     return InputVerdict("page", (finding,), {"is": "metrics", "engines": [{"engine": "0"}]})
 

@@ -19,7 +19,6 @@ def said(*parts: str | list[str]) -> LogDiagnosis:
 
 
 def codes(*parts: str | list[str]) -> list[Code]:
-    """The findings' codes."""
     return [finding.code for finding in said(*parts).findings]
 
 

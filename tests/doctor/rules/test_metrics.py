@@ -18,15 +18,9 @@ NAMES = {
     "preempted": "vllm:num_preemptions_total", "done": "vllm:request_success_total",
 }  # fmt: skip
 BUSY = {
-    "running": 100,
-    "waiting": 0,
-    "kv": 0.5,
-    "steps": 1000,
-    "generated": 90_000,
-    "prompt": 300_000,
-    "preempted": 0,
+    "running": 100, "waiting": 0, "kv": 0.5, "steps": 1000, "generated": 90_000, "prompt": 300_000, "preempted": 0,
     "done": 400,
-}
+}  # fmt: skip
 
 
 def page_of(at_s: float | None = None, extra: str = "", **figures: float) -> Page:
@@ -55,7 +49,6 @@ def later(gap_s: float = 5, steps: float = 100, **figures: float) -> Page:
 
 
 def codes(first: Page, second: Page | None = None) -> list[Code]:
-    """What is found."""
     return [f.code for f in judge_pages(first, second).findings]
 
 

@@ -34,7 +34,6 @@ def verdict(*parts: str | list[str]) -> LogVerdict:
 
 
 def code(*parts: str | list[str]) -> Code | None:
-    """The cause's code."""
     root = verdict(*parts).root
     return root.code if root is not None else None
 

@@ -31,7 +31,6 @@ def symptoms(*parts: str | list[str]) -> tuple[list[Symptom], tuple[Hit, ...]]:
 
 
 def raised(error: str, *frames: str, who: str = "(EngineCore pid=2) ") -> LoggedException:
-    """One exception."""
     return read_exceptions(log(traceback(*frames, error=error, who=who)).lines)[0]
 
 

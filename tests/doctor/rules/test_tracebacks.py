@@ -31,7 +31,6 @@ def found(*parts: str | list[str]) -> list[LoggedException]:
 
 
 def functions(raised: LoggedException) -> list[str]:
-    """The calls, outermost first."""
     return [frame.function for frame in raised.frames]
 
 

@@ -44,7 +44,6 @@ def log_of(*figures: dict[str, object], form: str = V1, timed: bool = True, ever
 
 
 def codes(log: Log) -> list[Code]:
-    """What is found."""
     return [f.code for f in judge_log_trends(log)]
 
 
@@ -192,7 +191,6 @@ def series_of(figure: str, times: list[float], values: list[float], **labels: st
 
 
 def growing(hours: float = 30, per_hour: float = 200 * MIB) -> tuple[list[float], list[float]]:
-    """Times and a leak."""
     random = Random(1)
     times = [HOUR_S * hours * i / 299 for i in range(300)]
     return times, [LEVEL + per_hour * t / HOUR_S + random.gauss(0, 3) * MIB for t in times]

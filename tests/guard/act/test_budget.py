@@ -14,7 +14,6 @@ WIDE = ActPolicy(restarts_per_hour=99, restarts_per_day=99, fleet_restarts_per_h
 
 
 def ago(*seconds: float, engine: str = "a", is_own: bool = True) -> list[Restart]:
-    """Restarts so long ago."""
     return [Restart(NOW - one, engine, is_own) for one in seconds]
 
 

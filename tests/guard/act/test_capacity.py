@@ -20,7 +20,6 @@ LOADS = st.builds(EngineLoad, st.just("b"), FIGURE, st.floats(0, 200) | ODD, st.
 
 
 def load(kv: float, running: float = 4.0, waiting: float = 0.0, *, is_well: bool = True, model: str | None = "m") -> EngineLoad:
-    """One engine's."""
     return EngineLoad("b", kv, running, waiting, is_well, model)
 
 

@@ -111,7 +111,6 @@ def test_what_cannot_be_understood_is_left_alone() -> None:
 
 
 def closed(action: str, end: End, kind: str = "dead", grade: Grade = Grade.RESTART) -> Entry:
-    """The end of one."""
     return Entry(9, 9.0, CLOSED, "a", action, fields={"grade": str(grade), "kind": kind, "end": str(end)})
 
 

@@ -35,7 +35,6 @@ POLICY = ActPolicy()
 
 
 def held(*kinds: str, status: Status = Status.TRUE, reason: str = "Seen") -> dict[str, Condition]:
-    """These conditions."""
     return {kind: Condition(kind, status, reason, f"it is {kind}", 0.0) for kind in kinds}
 
 

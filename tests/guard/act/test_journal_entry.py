@@ -90,7 +90,6 @@ def test_what_is_too_large_is_cut() -> None:
 
 
 def entry(number: int, kind: str, action: str = "", *, at: float = 0.0, step: str = "", engine: str = "") -> Entry:
-    """A short one."""
     return Entry(number, at, kind, engine, action, step)
 
 

@@ -24,16 +24,13 @@ class Story:
         self.at = 1_000.0
 
     def note(self, what: str, engine: str = "a", action: str = "", step: str = "", **fields: Any) -> Story:
-        """One entry more."""
         self.entries.append(Entry(len(self.entries) + 1, self.at, what, engine, action, step, fields))
         return self
 
     def closed(self, kind: str, end: str, grade: str = "restart") -> Story:
-        """An action ended so."""
         return self.note(CLOSED, action=f"x{len(self.entries)}", kind=kind, end=end, grade=grade)
 
     def switch(self, engine: str, *, is_on: bool) -> Story:
-        """Somebody paused or resumed."""
         return self.note(SWITCH, engine, step=PAUSE, on=is_on)
 
     def ends(self, later_s: float = 0.0) -> dict[str, FailedRestarts]:

@@ -12,7 +12,6 @@ ANSWERS = Look(0.0, 0.0, Reach.ANSWERS, health=200)
 
 
 def gate(*, ready: bool, reason: str) -> GateState:
-    """What the gate says."""
     return GateState(ready, reason, 0, 0)
 
 

@@ -28,7 +28,6 @@ class FakeNvml:
         self._is_there = figures is not None
 
     def nvmlInit(self) -> None:  # noqa: N802
-        """No driver, no library."""
         if not self._is_there:
             raise self.NVMLError
 
@@ -36,19 +35,15 @@ class FakeNvml:
         """Nothing to do."""
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        """One."""
         return 1
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        """The number itself."""
         return index
 
     def nvmlDeviceGetMemoryInfo(self, _: int) -> Any:  # noqa: N802
-        """What is free."""
         return SimpleNamespace(free=self._figures()[0])
 
     def nvmlDeviceGetComputeRunningProcesses(self, _: int) -> Any:  # noqa: N802
-        """Who holds what."""
         found = self._figures()[1]
         if found is None:
             raise self.NVMLError

@@ -17,7 +17,6 @@ STATE = {"Status": "running", "Running": True, "Restarting": False, "Pid": 4711,
 
 
 def container(path: str = "vllm", args: tuple[str, ...] = ("serve",), **state: Any) -> dict[str, Any]:
-    """As inspect shows it."""
     return {"Id": "abc", "Path": path, "Args": list(args), "RestartCount": 1, "State": {**STATE, **state},
             "Config": {"StopSignal": "SIGTERM"}, "HostConfig": {"Init": None}}  # fmt: skip
 
@@ -30,7 +29,6 @@ class Docker:
         self.exit_code = 0
 
     def reply(self, line: str) -> Answer:
-        """To one request."""
         verb = line.split()[1].split("/")[-1].split("?")[0]
         if verb in self.replies:
             return self.replies[verb]

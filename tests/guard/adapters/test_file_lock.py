@@ -26,7 +26,6 @@ def renew(lock: FileLock) -> Outcome:
 
 
 def release(lock: FileLock) -> Outcome:
-    """Give it up."""
     return asyncio.run(lock.release())
 
 

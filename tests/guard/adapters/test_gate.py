@@ -180,7 +180,6 @@ ASKS = b"HTTP/1.1 401 Unauthorized\r\nWWW-Authenticate: Bearer\r\nContent-Length
 
 
 def reply(body: bytes, status: str = "200 OK") -> bytes:
-    """A whole answer."""
     return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 

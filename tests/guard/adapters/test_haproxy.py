@@ -30,7 +30,6 @@ class Talker:
         self.asked: list[str] = []
 
     async def visited(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One command, one answer."""
         with contextlib.suppress(ConnectionError):
             command = (await reader.readline()).decode().strip()
             self.asked.append(command)

@@ -195,7 +195,6 @@ async def asked(answer: bytes, verb: str, heads: list[str] | None = None, bodies
 
 
 def reply(body: bytes, status: str = "200 OK") -> bytes:
-    """A whole answer."""
     return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 

@@ -32,7 +32,6 @@ def account(tmp_path: Path) -> str:
 def pod(
     name: str, uid: str, *, ready: bool = True, owner: str = "rs-1", kind: str = "ReplicaSet", **meta: str
 ) -> dict[str, Any]:
-    """One of a Deployment's."""
     owners = [{"kind": kind, "uid": owner, "controller": True}] if owner else []
     return {
         "metadata": {"name": name, "namespace": NAMESPACE, "uid": uid, "ownerReferences": owners,

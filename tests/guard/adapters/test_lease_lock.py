@@ -22,7 +22,6 @@ from tests.lease_api import LEASES, TOKEN, LeaseApi, lease_api
 
 @pytest.fixture
 def api() -> Iterator[LeaseApi]:
-    """An API server."""
     with lease_api() as one:
         yield one
 
@@ -36,7 +35,6 @@ def folder(tmp_path: Path) -> str:
 
 
 def lock_at(api: LeaseApi, folder: str, ttl_s: int = 1, timeout_s: float = 2.0) -> LeaseLock:
-    """One guard's."""
     return LeaseLock("guard", url=api.url, folder=folder, ttl_s=ttl_s, timeout_s=timeout_s)
 
 

@@ -33,13 +33,11 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def signalled(folder: Path) -> list[str]:
-    """Whom SIGTERM has reached."""
     path = folder / "signals"
     return path.read_text().split() if path.exists() else []
 
 
 def started(folder: Path, manner: str, **more: Any) -> tuple[OwnProcess, dict[str, int]]:
-    """One that is up."""
     engine = own(folder, manner, **more)
     outcome = asyncio.run(engine.start())
     assert outcome.is_done, outcome

@@ -53,7 +53,6 @@ class Fake:
         return SystemdUnit(UNIT, systemctl=str(self.path), **more)
 
     def asked(self) -> list[list[str]]:
-        """Every call's words."""
         return [json.loads(line) for line in (self._folder / "asked").read_text().splitlines()]
 
 

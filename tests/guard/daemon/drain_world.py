@@ -44,7 +44,6 @@ class World:
 
     @property
     def now(self) -> float:
-        """Of the gate's clock."""
         return asyncio.get_running_loop().time()
 
     def serves(self) -> bool:
@@ -52,7 +51,6 @@ class World:
         return self.drain.phase(self.now, 0.0) == gate.SERVING and not self.is_out
 
     def view(self, away: frozenset[str]) -> FleetView:
-        """Both of them."""
         return FleetView([one._replace(is_away=one.name in away) for one in self.engines])
 
 
@@ -63,11 +61,9 @@ class Door:
         self._world = world
 
     async def drain(self, epoch: int, lease_s: float, *, refuse: bool = False) -> Outcome:
-        """Begin or renew."""
         return self._took(gate.begin(self._world.drain, gate.Wish(epoch, lease_s, refuse=refuse), self._world.now))
 
     async def undrain(self, epoch: int) -> Outcome:
-        """End."""
         return self._took(gate.end(self._world.drain, epoch))
 
     def _took(self, found: gate.Drain | gate.Stale) -> Outcome:
@@ -81,42 +77,33 @@ class Door:
         return done("", phase=self._world.drain.phase(self._world.now, 0.0), in_flight=0)
 
     async def shed(self, max_wait_s: float, lease_s: float) -> Outcome:
-        """Not here."""
         raise NotImplementedError
 
     async def unshed(self) -> Outcome:
-        """Not here."""
         raise NotImplementedError
 
     async def compact(self) -> Outcome:
-        """Not here."""
         raise NotImplementedError
 
 
 class Balancer:
-    """One that reads back."""
-
     label = "a balancer"
 
     def __init__(self, world: World) -> None:
         self._world = world
 
     async def take_out(self) -> Outcome:
-        """Out."""
         self._world.is_out = self._world.takes_out.is_done is True
         return self._world.takes_out
 
     async def put_back(self) -> Outcome:
-        """In."""
         self._world.is_out = False
         return done("back")
 
     async def is_out(self) -> bool | None:
-        """As it is."""
         return self._world.is_out
 
     async def connections(self) -> int | None:
-        """None."""
         return 0
 
 
@@ -129,7 +116,6 @@ class Lock:
         self._world, self._guard = world, guard
 
     async def acquire(self, owner: str) -> Outcome:
-        """Take."""
         await asyncio.sleep(0)
         if self._world.holder not in ("", self._guard):
             return failed(f"{self._world.holder} has it, not {owner}")
@@ -138,11 +124,9 @@ class Lock:
         return done("ours", epoch=self._world.epoch)
 
     async def renew(self) -> Outcome:
-        """Keep."""
         return done("ours") if self._world.holder == self._guard else failed("not ours")
 
     async def release(self) -> Outcome:
-        """Give."""
         self._world.holder = "" if self._world.holder == self._guard else self._world.holder
         return done("given back")
 
@@ -156,7 +140,6 @@ class Book:
     def append(
         self, kind: str, *, engine: str = "", action: str = "", step: str = "", fields: Mapping[str, Any] | None = None
     ) -> Entry:
-        """One entry."""
         number = len(self._world.entries) + 1
         if number == self._world.fail_at:
             raise WorldFailed("the journal cannot be written: No space left on device")
@@ -169,25 +152,19 @@ class Book:
         return entry
 
     def kept(self) -> list[Entry]:
-        """All."""
         return list(self._world.entries)
 
 
 class Sight:
-    """Nobody looks."""
-
     async def look(self, engine: str) -> Look | None:
-        """No."""
         del engine
         return None
 
     def conditions(self, engine: str) -> Mapping[str, Condition]:
-        """None."""
         del engine
         return {}
 
     def engines(self) -> Sequence[str]:
-        """Two."""
         return ["a", "b"]
 
 

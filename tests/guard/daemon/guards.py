@@ -19,8 +19,6 @@ TOKEN = "a-guard-token-that-is-long"
 
 
 class Guard:
-    """One that runs."""
-
     def __init__(self, process: subprocess.Popen[str], folder: Path, token: str) -> None:
         self.process, self._folder, self.token = process, folder, token
         self.said: list[str] = []
@@ -68,7 +66,6 @@ class Guard:
             connection.close()
 
     def json(self, path: str) -> Any:
-        """The same, as data."""
         status, body = self.get(path)
         assert status == 200, body
         return json.loads(body)

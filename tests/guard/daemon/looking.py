@@ -52,8 +52,6 @@ def remembering(talk_of: dict[str, bytes | str], paths: list[str]) -> Talk:
 
 
 def at(server: Server, watcher_of: Callable[[str], EngineWatcher], count: int = 1, pause_s: float = 0.0) -> list[Look]:
-    """Looks at a stand-in."""
-
     async def run() -> list[Look]:
         watcher = watcher_of(f"http://127.0.0.1:{server.port}")
         found = []

@@ -14,7 +14,6 @@ from plimsoll.guard.judge.look import Canary
 
 
 def page(steps: float = 7, running: float = 0, waiting: float = 0) -> dict[str, float]:
-    """What a page shows."""
     return {"steps": steps, "running": running, "waiting": waiting}
 
 

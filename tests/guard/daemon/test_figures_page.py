@@ -48,7 +48,6 @@ def ranks(page: bytes, count: int) -> bytes:
 
 
 def expected(samples: Samples) -> dict[str, float]:
-    """The figures by definition."""
     by_name: dict[str, list[float]] = {}
     figures: dict[str, float] = {}
     for name, labels, value in samples:

@@ -35,7 +35,6 @@ class Full(MemoryBook):
     def append(
         self, kind: str, *, engine: str = "", action: str = "", step: str = "", fields: Mapping[str, Any] | None = None
     ) -> Entry:
-        """Not any more."""
         if (kind, step) == self._last or self._last == ("", ""):
             self._last = ("", "")
             raise WorldFailed("no space left on device")

@@ -51,8 +51,6 @@ def test_the_word_of_whoever_runs_it_alone_does_not_make_it_idle() -> None:
     world, book = World(), MemoryBook()
 
     class Wrong(FakeRestarter):
-        """Speaks of another process."""
-
         async def is_running(self) -> bool | None:
             return False
 

@@ -39,7 +39,6 @@ def whole_life(case: Case, deed: str = "", fault: Fault | None = None) -> list[s
 
 
 def check(world: World, book: MemoryBook, *where: object) -> None:
-    """The end is safe."""
     found = unsafe(world, book)
     assert found == [], (where, world.state.told[-4:], [(one.kind, one.step) for one in book.entries][-8:])
 

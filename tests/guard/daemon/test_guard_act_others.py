@@ -23,7 +23,6 @@ WEDGED, DEAD = CASES[2], CASES[3]
 
 
 def stopped_by_hand(world: World) -> None:
-    """Somebody stops it."""
     world.state.mode, world.state.in_flight, world.state.by_hand = "down", [], True
 
 
@@ -135,12 +134,10 @@ class Late(FakeSight):
         self.reason = "Seen"
 
     async def look(self, engine: str) -> Look | None:
-        """A fresh one."""
         self.last = self._world.state.mode
         return await super().look(engine) if self.is_watched else None
 
     def conditions(self, engine: str) -> Mapping[str, Condition]:
-        """As of then."""
         kind = "dead" if self.last == "down" or self.reason != "Seen" else "wedged"
         is_true = self.last in ("wedged", "down")
         return {kind: Condition(kind, Status.TRUE if is_true else Status.FALSE, self.reason, engine, 0.0)}
@@ -184,8 +181,6 @@ def test_one_that_only_guard_cannot_reach_is_not_dead(connections: int | None, s
     sight.reason = "NobodyListens"
 
     class Counts(FakeBalancer):
-        """Says how many."""
-
         async def connections(self) -> int | None:
             return connections
 
@@ -203,8 +198,6 @@ def test_one_that_answers_is_not_stopped_through_somebody_who_says_that_it_does_
     world, book = World(), MemoryBook()
 
     class Wrong(FakeRestarter):
-        """Speaks of another process."""
-
         async def is_running(self) -> bool | None:
             return False
 
@@ -253,8 +246,6 @@ def test_what_ended_by_itself_is_dead_and_what_somebody_stopped_is_only_observed
     world = World()
 
     class Tells(FakeRestarter):
-        """Says so."""
-
         async def last_exit(self) -> Outcome:
             return outcome
 

@@ -31,17 +31,14 @@ class Evicts(FakeRestarter):
         self.learns: Outcome = done("it is pod 1", uid="1", owner="set")
 
     async def learn(self) -> Outcome:
-        """Whom."""
         self._uid = str(self.learns.facts.get("uid", ""))
         return self.learns
 
     def recall(self, facts: Mapping[str, Any]) -> None:
-        """From the journal."""
         self.recalled.append(facts)
         self._uid = str(facts.get("uid", self._uid))
 
     async def is_running(self) -> bool | None:
-        """That very one."""
         return self._world.is_running and self._world.state.starts == 0
 
     async def start(self) -> Outcome:
@@ -55,7 +52,6 @@ class Evicts(FakeRestarter):
 
 
 def parts(world: World) -> tuple[EngineAdapters, Evicts]:
-    """With such a restarter."""
     restarter = Evicts(world)
     return parts_of(world)._replace(restarter=restarter), restarter
 

@@ -65,8 +65,6 @@ def test_a_lock_that_cannot_be_asked_is_lost_when_its_time_is_over() -> None:
     asked: list[float] = []
 
     class Silent(FakeLock):
-        """Answers no more."""
-
         async def renew(self) -> Outcome:
             asked.append(world.state.now)
             return unsure("nobody answers")

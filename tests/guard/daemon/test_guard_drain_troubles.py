@@ -25,7 +25,6 @@ class Answers(Sight):
         self.is_up = True
 
     async def look(self, engine: str) -> Look | None:
-        """One."""
         del engine
         return Look(0.0, 0.0, Reach.ANSWERS if self.is_up else Reach.REFUSED, health=200 if self.is_up else None)
 
@@ -47,7 +46,6 @@ class Story:
 
 
 def run(does: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """One story."""
     asyncio.run(asyncio.wait_for(does(), 30))
 
 

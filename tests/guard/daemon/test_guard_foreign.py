@@ -23,11 +23,9 @@ class Lives(FleetObserver):
         self.lives = lives
 
     def engines(self) -> list[str]:
-        """All of them."""
         return list(self.lives)
 
     def life(self, engine: str) -> ProcessLife:
-        """As it is set."""
         return self.lives[engine]
 
 

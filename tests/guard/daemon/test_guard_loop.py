@@ -31,12 +31,10 @@ class Scripted:
         self.is_closed = False
 
     async def look(self, now_s: float, unix_s: float) -> Look:
-        """One look."""
         self.looks += 1
         return await self._act(now_s, unix_s)
 
     async def close(self) -> None:
-        """Hang up."""
         self.is_closed = True
 
 
@@ -170,7 +168,6 @@ def look(number: int, reach: Reach = Reach.ANSWERS, **more: object) -> Look:
 
 
 def condition(status: Status, message: str = "it is so", kind: str = "dead") -> Condition:
-    """One that changed."""
     return Condition(kind, status, "Reason", message, 0.0)
 
 

@@ -21,13 +21,10 @@ from tests.guard.daemon.drain_world import NEVER, POLICY, Balancer, Book, Killed
 
 
 class Looks(Sight):
-    """Sees whether it answers."""
-
     def __init__(self, reach: Reach) -> None:
         self._reach = reach
 
     async def look(self, engine: str) -> Look | None:
-        """One look."""
         del engine
         return Look(0.0, 0.0, self._reach)
 

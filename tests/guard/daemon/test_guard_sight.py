@@ -18,7 +18,6 @@ HELD = FailedRestarts("dead", "held", is_out=True)
 
 
 def look(at_s: float = 0.0, **more: Any) -> Look:
-    """One that was answered."""
     return Look(at_s, at_s, Reach.ANSWERS, health=200, figures=FIGURES, started_unix_s=5.0, model="m")._replace(**more)
 
 
@@ -34,11 +33,9 @@ class Few:
             self._engines[name] = one
 
     def names(self) -> list[str]:
-        """Of all."""
         return sorted(self._engines)
 
     def engine(self, name: str) -> WatchedEngine | None:
-        """One of them."""
         return self._engines.get(name)
 
 
@@ -49,7 +46,6 @@ def sight(fleet: Few, ends: Mapping[str, FailedRestarts] | None = None) -> Fleet
 
 
 def seen(found: FleetObserver) -> dict[str, EngineStatus]:
-    """By name."""
     return {one.name: one for one in found.view(frozenset()).engines}
 
 

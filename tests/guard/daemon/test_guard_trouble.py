@@ -29,7 +29,6 @@ class Clock:
     now_s = 0.0
 
     def __call__(self) -> float:
-        """Now."""
         return self.now_s
 
 
@@ -74,7 +73,6 @@ class Finder:
         self.targets: tuple[EngineConfig, ...] = ()
 
     def find(self) -> tuple[EngineConfig, ...]:
-        """All there are."""
         if self.problem is not None:
             raise self.problem
         return self.targets

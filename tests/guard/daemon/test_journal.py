@@ -65,7 +65,6 @@ def names(path: Path, kind: str) -> list[str]:
 
 
 def numbers(entries: Sequence[Entry]) -> list[int]:
-    """Of these entries."""
     return [entry.number for entry in entries]
 
 

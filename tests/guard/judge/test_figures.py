@@ -8,7 +8,6 @@ from plimsoll.guard.judge.look import Look, Reach, describe_changes
 
 
 def look(vllm: str = "0.32.0", **config: str) -> Look:
-    """One that was answered."""
     return Look(0.0, 0.0, Reach.ANSWERS, vllm=vllm, config=config)
 
 

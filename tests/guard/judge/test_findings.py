@@ -29,7 +29,6 @@ LOOK = Look(
 
 
 def condition(kind: str, status: Status = Status.TRUE) -> Condition:
-    """One with evidence."""
     return Condition(kind, status, "Reason", "it is so", 0.0, (Evidence("page", "a line"),))
 
 

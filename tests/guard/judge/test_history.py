@@ -14,12 +14,10 @@ IDLE = {"running": 0.0, "waiting": 0.0}
 
 
 def look(at_s: float, figures: Mapping[str, float] = IDLE, **others: Any) -> Look:
-    """One that was answered."""
     return Look(at_s, 1e9 + at_s, Reach.ANSWERS, figures=figures, **others)
 
 
 def seen(*looks: Look) -> History:
-    """After all of these."""
     history = History()
     for one in looks:
         history.add(one)

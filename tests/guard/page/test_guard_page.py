@@ -32,7 +32,6 @@ def listen(guard: Guard, path: str = "/events") -> tuple[http.client.HTTPConnect
 
 
 def told(answer: http.client.HTTPResponse) -> tuple[str, Any]:
-    """The next event."""
     name, data = answer.readline().decode(), answer.readline().decode()
     assert answer.readline() == b"\n"
     return name.removeprefix("event: ").strip(), json.loads(data.removeprefix("data: "))

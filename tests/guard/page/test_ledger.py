@@ -22,7 +22,6 @@ WHOLE = WorkerMemory(
 
 
 def parts(worker: WorkerMemory, usage: float | None = 0.25) -> dict[str, float]:
-    """The parts in GiB."""
     bar = worker_bar(worker, usage)
     assert bar is not None
     return {one["part"]: one["bytes"] / GIB for one in bar["parts"]}

@@ -40,18 +40,13 @@ class Request:
 
 
 class Queue(deque[Request]):
-    """First come, first served."""
-
     def remove_request(self, request: Request) -> None:
-        """Take one out."""
         self.remove(request)
 
     def prepend_request(self, request: Request) -> None:
-        """Put one first."""
         self.appendleft(request)
 
     def peek_request(self) -> Request:
-        """The first."""
         return self[0]
 
 
@@ -77,7 +72,6 @@ class Scheduler:
         self.encoder_resets = 0
 
     def add(self, request: Request) -> None:
-        """Take a request in."""
         self.requests[request.request_id] = request
         self.waiting.append(request)
 
@@ -118,11 +112,9 @@ class Scheduler:
         return True
 
     def reset_encoder_cache(self) -> None:
-        """Forget every picture."""
         self.encoder_resets += 1
 
     def finish_requests(self, request_ids: list[str], finished_status: str) -> None:
-        """End some."""
         for request_id in request_ids:
             request = self.requests.pop(request_id)
             request.status = finished_status
@@ -144,7 +136,6 @@ class UniProcExecutor:
         self.calls: list[str] = []
 
     def reset_encoder_cache(self) -> None:
-        """Forget every picture."""
         self.calls.append("reset_encoder_cache")
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
@@ -176,11 +167,9 @@ class EngineCore:
         self.step_fn: Any = self.step
 
     def add_request(self, request: Request) -> None:
-        """Take a request in."""
         self.scheduler.add(request)
 
     def step(self) -> tuple[Any, bool]:
-        """One step."""
         scheduler_output = self.scheduler.schedule()
         self.model_executor.known |= scheduler_output.num_scheduled_tokens.keys()
         if (error := self.fail(scheduler_output)) is not None:

@@ -21,7 +21,6 @@ VERSION = "0.32.0"
 
 @pytest.fixture(autouse=True)
 def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM's names."""
     install_vllm(monkeypatch)
 
 
@@ -103,15 +102,12 @@ class FakeClock:
         self.slept_s = 0.0
 
     def monotonic(self) -> float:
-        """The time."""
         return self.now
 
     def time(self) -> float:
-        """The time."""
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        """Pause."""
         self.slept_s += seconds
 
 

@@ -15,7 +15,6 @@ from tests.inside.survive.fake_core import EngineCore, install_vllm
 
 @pytest.fixture(autouse=True)
 def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM's names."""
     install_vllm(monkeypatch)
 
 

@@ -97,8 +97,6 @@ def test_the_second_runner_takes_every_request_anew() -> None:
     """Only what it knows is asked; it keeps nothing over a preemption."""
 
     class GPUModelRunner:
-        """vLLM's second."""
-
         req_states = SimpleNamespace(req_id_to_index={"a": 3})
         execute_model_state: Any = "left over"
 
