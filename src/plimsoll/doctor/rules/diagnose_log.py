@@ -229,6 +229,7 @@ def diagnose_log(log: Log, plan_for: PlanLookup, texts: Sequence[Text] = TEXTS) 
     """The findings of one text input, its own root cause first."""
     log, is_written = without_quotes(log)
     timeline = read_timeline(log, texts)
+    log = timeline.log  # without what users wrote
     contained = read_contained(timeline.log.lines)
     timeline, survived = without_contained(timeline, contained)
     verdict = judge(timeline)

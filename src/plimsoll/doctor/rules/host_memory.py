@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from plimsoll.doctor.rules.log_text import OOM_KILLER, Log, LogLine, contains_any, kernel_text, process_owner, quote
+from plimsoll.doctor.rules.log_text import OOM_KILLER, Log, LogLine, contains_any, kernel_message, process_owner, quote
 from plimsoll.findings import Code, Finding, Remedy, Severity
 from plimsoll.units import KIB, MIB, format_gib
 
@@ -82,9 +82,9 @@ def read_kills(log: Log) -> list[OomKill]:
     kills: list[OomKill] = []
     shortage = _Shortage()
     for line in log.lines:
-        if line.process or not any(word in line.text for word in _GATE):
+        text = kernel_message(line) if any(word in line.text for word in _GATE) else None
+        if text is None:
             continue
-        text = kernel_text(line.text)
         kill = _read_daemon(text, line)
         if kill is None:
             shortage, kill = _read_kernel(text, line, shortage)

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from plimsoll.doctor.rules.host_memory import judge_kills, read_kills
-from plimsoll.doctor.rules.log_text import KERNEL, Log, LogLine, TextVerdict, contains_any, kernel_text, process_owner, quote
+from plimsoll.doctor.rules.log_text import KERNEL, Log, LogLine, TextVerdict, contains_any, kernel_message, process_owner, quote
 from plimsoll.findings import Code, Finding, Remedy, Severity
 
 NOT_MEMORY = "memory settings (utilisation, --max-model-len, --max-num-seqs): nothing ran out"
@@ -274,9 +274,11 @@ def judge_kernel(log: Log) -> TextVerdict[tuple[str, ...]]:
     xids: list[XidEvent] = []
     rest: list[tuple[str, LogLine]] = []
     for line in log.lines if contains_any(log.lines, KERNEL) else ():
-        if line.process or not any(word in line.text for word in KERNEL):
+        if not any(word in line.text for word in KERNEL):
             continue
-        text = kernel_text(line.text)
+        text = line.text if "No space left" in line.text and not line.process else kernel_message(line)
+        if text is None:
+            continue
         xid = _xid(text, line) if "Xid (" in text else None
         if xid is not None and len(xids) < MOST_EVENTS:
             xids.append(xid)

@@ -164,13 +164,21 @@ _COMPILERS = frozenset(
 )
 
 
-def kernel_text(text: str) -> str:
-    """The message of a kernel line, without the stamps in front of it."""
-    if text[:1] in ("[", "<", "k", " "):
-        stamps = re.match(_STAMPS, text)
-        if stamps:
-            return text[stamps.end() :]
-    return text
+# What a record of the kernel, or of a daemon that kills for want of memory, begins with. Inside a sentence the same words are
+# a quotation: somebody asks about them.
+_KERNEL_BEGINS = re.compile(
+    r"NVRM: |nvidia[\w-]{0,20}[ :]|(?:traps: )?\S{1,40}\[\d{1,10}\]:? |(?:INFO: )?task \S|amdgpu|\[drm|pcieport |\{\d{1,6}\}|mce: |"
+    r"Memory (?:failure|cgroup)|EDAC |blk_|Buffer |critical |nvme|I/O error|print_req|(?:EXT4|XFS|BTRFS)|Out of memory|oom[-_]|"
+    r"Kill(?:ed)? |Marked |Task in |memory: usage|\d{1,15} pages RAM|\S{1,40} invoked oom-killer|\[[ \d]{1,12}\]|sending SIG|low memory|"
+    r"[\w:.-]{1,40} [\da-f:.]{7,20}: |[\da-f]{4}:[\da-f]{2}:"
+)
+
+
+def kernel_message(line: LogLine) -> str | None:
+    """The kernel's message in this line; None where another program writes it, or quotes one."""
+    stamps = re.match(_STAMPS, line.text) if line.text[:1] in ("[", "<", "k", " ") else None
+    text = line.text[stamps.end() :] if stamps else line.text
+    return text if not line.process and _KERNEL_BEGINS.match(text.lstrip()) else None
 
 
 def quote(log: Log, lines: Iterable[LogLine]) -> tuple[Evidence, ...]:

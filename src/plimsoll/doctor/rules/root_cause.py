@@ -183,6 +183,20 @@ class Symptom(NamedTuple):
     step: FailedStep | None = None
     oom: OomFigures | None = None
 
+    @property
+    def is_loose(self) -> bool:
+        """True for a line that complains and is no part of an exception: whoever wrote it may have gone on."""
+        if self.exception is not None or self.oom is not None or self.text is None:
+            return False
+        return self.text.speaker in _GO_ON and self.text.name not in _ENDS
+
+
+# Who complains and goes on; the kernel, a driver, a shell, argparse and their like report an end. Some lines of vLLM's are one.
+_GO_ON = frozenset(
+    "vllm huggingface transformers python torch triton urllib flashinfer pydantic safetensors uvicorn nixl".split()
+)
+_ENDS = frozenset("kv-negative no-gpu-blocks broadcast-wait broadcast-wait-old sampler-warmup weights-too-large".split())
+
 
 def find_symptoms(
     timeline: LogTimeline, hits: Sequence[Hit], exceptions: Sequence[LoggedException]
@@ -192,11 +206,11 @@ def find_symptoms(
     found: list[Symptom] = []
     noise: list[Hit] = []
     covered: set[int] = set()
-    owners = _Owners(exceptions)
+    owners = _Owners(exceptions, timeline.log.lines)
     for hit in hits:
         if hit.text.role not in (Role.CAUSE, Role.OUT_OF_MEMORY) or len(found) >= MOST_SYMPTOMS:
             continue
-        owner = owners.of(hit.at, timeline.log.lines[hit.at].process)
+        owner = owners.of(hit.at)
         text = timeline.log.lines[hit.at].text
         is_code = text.lstrip().startswith("raise ") or (owner is not None and hit.at < owner.at and text.startswith("    "))
         if is_code and (owner is None or owner.kind):
@@ -254,18 +268,24 @@ def _is_harmless(hit: Hit, owner: LoggedException | None) -> bool:
 class _Owners:
     """Which exception a line belongs to: its traceback, its message, or the lines right after it."""
 
-    def __init__(self, exceptions: Sequence[LoggedException]) -> None:
+    def __init__(self, exceptions: Sequence[LoggedException], lines: Sequence[LogLine]) -> None:
         self._exceptions = sorted(exceptions, key=lambda one: one.at)
         self._ends = [one.at for one in self._exceptions]
+        self._lines = lines
 
-    def of(self, index: int, process: str) -> LoggedException | None:
-        """The exception that line `index` of this process is part of."""
+    def of(self, index: int) -> LoggedException | None:
+        """The exception that this line is part of."""
         place = bisect_left(self._ends, index)
         for one in self._exceptions[place : place + NEAR]:
-            if one.at == index or (one.first <= index and one.process == process):
+            if one.at == index or (one.first <= index and self._is_of_record(index, one)):
                 return one
         before = reversed(self._exceptions[max(0, place - NEAR) : place])
-        return next((one for one in before if index <= one.at + FOLLOWING and one.process == process), None)
+        return next((one for one in before if index <= one.at + FOLLOWING and self._is_of_record(index, one)), None)
+
+    def _is_of_record(self, index: int, one: LoggedException) -> bool:
+        """True unless the line is another process's, or a record of its own that came in between."""
+        line, named = self._lines[index], self._lines[one.at]
+        return line.process == one.process and (not line.level or (line.level, line.at) == (named.level, named.at))
 
 
 def is_consequence(one: LoggedException) -> bool:
@@ -280,6 +300,8 @@ def _is_fatal(one: LoggedException, timeline: LogTimeline) -> bool:
         return False
     inside = one.process.startswith(("EngineCore", "Worker", "VllmWorker", "RayWorker", "Process"))
     inside = inside or bool(one.functions() & _ENGINE_FUNCTIONS)
+    if timeline.goes_on_after(one.at, one.process):
+        return False
     if not one.frames:  # somebody's error on the way, unless nothing came after it
         goes_on = bool(timeline.milestones) and timeline.milestones[-1][0] > one.at
         return inside or (not one.process and not goes_on)
@@ -293,6 +315,8 @@ def _is_of_one_request(one: LoggedException, timeline: LogTimeline) -> bool:
     """
     functions = one.functions()
     if functions & _REQUEST_FUNCTIONS or one.message.startswith(_DOOR_REFUSALS):
+        return True
+    if any(part in frame.file for frame in one.frames for part in _REQUEST_FILES):
         return True
     if functions & _ENGINE_FUNCTIONS:
         return False
@@ -313,6 +337,7 @@ _REQUEST_FUNCTIONS = frozenset({
     "create_completion", "create_chat_completion", "create_embedding", "_preprocess_chat", "create_responses",
     "run_endpoint_function", "_validate_input", "create_tokenize", "show_available_models",
 })  # fmt: skip
+_REQUEST_FILES = ("/vllm/tool_parsers/", "/openai/tool_parsers/", "/vllm/reasoning/", "/vllm/parser/")  # of one answer
 _STREAM_FUNCTIONS = frozenset({  # of a streamed answer; each catches what its request raises
     "completion_stream_generator", "chat_completion_stream_generator", "_speech_to_text_stream_generator",
     "serve_tokens_stream_generator",
@@ -472,7 +497,11 @@ def _judge_run(timeline: LogTimeline, run: ServerRun, stop_requests: Mapping[str
     deaths = tuple(hit for hit in hits if hit.text.role is Role.DEATH and not _is_farewell(timeline, hit))
     symptoms, noise = find_symptoms(timeline, hits, exceptions)
     stop = _stop(timeline, hits, exceptions, is_sound=not symptoms and not deaths)
-    before_stop = [one for one in symptoms if stop is None or one.at < stop]
+    before_stop = [
+        one
+        for one in symptoms
+        if stop is None or (one.at < stop and (not one.is_loose or _ended_something(one, deaths, timeline)))
+    ]
     progress = timeline.progress_at(run.end)
     died = [hit.at for hit in deaths if hit.text.name not in _WEAK_DEATHS]
     stopped = stop is not None and not before_stop and not any(at < stop for at in died)
@@ -566,8 +595,13 @@ _NAMES_STEP = frozenset({"sampler-warmup", "weights-too-large"})
 
 
 def _choose_root(symptoms: Sequence[Symptom], deaths: Sequence[Hit], timeline: LogTimeline) -> Symptom | None:
-    """The cause: the first symptom that ended something; vLLM's own naming of the step refines an allocation error."""
+    """The cause: the first symptom that ended something; vLLM's own naming of the step refines an allocation error.
+
+    A line that is no part of an exception, and no signal, is the cause only where no exception and no signal is.
+    """
     solid = [one for one in symptoms if one.text is not None and _ended_something(one, deaths, timeline)]
+    if any(not one.is_loose for one in symptoms) or any(hit.text.speaker != "vllm" for hit in deaths):
+        solid = [one for one in solid if not one.is_loose]
     solid = [one for one in solid if one.code is not Code.OTHER_ENGINE_ERROR] or solid
     generic = [one for one in symptoms if one.text is None]
     waits = [one for one in solid if one.code is Code.ENGINE_WEDGED]
@@ -603,6 +637,8 @@ def _ended_something(one: Symptom, deaths: Sequence[Hit], timeline: LogTimeline)
     """True if a death follows, or nothing does: a symptom the server outlived without dying ended nothing."""
     if one.code is Code.ENGINE_WEDGED:  # a notice that it waits: overcome where anything was done afterwards
         return timeline.run_at(one.at).end <= one.at or not timeline.milestones or timeline.milestones[-1][0] < one.at
+    if one.is_loose and (timeline.goes_on_after(one.at) or timeline.progress_at(one.at) is ServerProgress.SERVING):
+        return False
     if any(hit.at >= one.at for hit in deaths):
         return True
     if one.code.is_memory and one.exception is not None:
@@ -657,7 +693,10 @@ def _complains(timeline: LogTimeline, run: ServerRun, end: int) -> bool:
     """True if an engine or a worker reports an error, or a traceback breaks off, whatever it was about."""
     if any(not one.kind and run.first <= one.first < run.end for one in timeline.exceptions):
         return True
-    return any(_is_error(line) for line in timeline.log.lines[run.first : end])
+    return any(
+        _is_error(line) and not timeline.goes_on_after(at)
+        for at, line in enumerate(timeline.log.lines[run.first : end], run.first)
+    )
 
 
 def _is_error(line: LogLine) -> bool:

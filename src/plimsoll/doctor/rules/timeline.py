@@ -9,7 +9,7 @@ from enum import IntEnum
 from functools import cache
 from typing import NamedTuple
 
-from plimsoll.doctor.rules.log_text import Log, LogLine
+from plimsoll.doctor.rules.log_text import Log, LogLine, kernel_message
 from plimsoll.findings import Code
 from plimsoll.redaction import hide_user_text_lines
 from plimsoll.vllm.failure_texts import (
@@ -387,6 +387,9 @@ MOST_HITS = 20_000
 MOST_RUNS = 50  # the last ones; those before them are one
 
 
+_UP = ("Application startup complete", "Uvicorn running on")
+
+
 class Hit(NamedTuple):
     """A known text, and the line it stands in."""
 
@@ -431,6 +434,14 @@ class LogTimeline(NamedTuple):
         return later >= 2 or any(
             '" 200' in self.log.lines[at].text and "POST" in self.log.lines[at].text
             for at in range(index + 20, min(run.end, index + 2_000))
+        )
+
+    def goes_on_after(self, index: int, process: str | None = None) -> bool:
+        """True if a later step of the same start, or work, follows this line: what it tells was overcome."""
+        later = ((self.log.lines[at], step) for at, step in self.milestones[bisect_left(self.milestones, (index + 1,)) : bisect_left(self.milestones, (self.run_at(index).end,))])
+        return self.serves_after(index) or any(
+            process in (None, line.process) and (step is not ServerProgress.SERVING or any(word in line.text for word in _UP))
+            for line, step in later
         )
 
 
@@ -493,12 +504,17 @@ def _hits(lines: Sequence[LogLine], texts: Sequence[Text]) -> Iterator[Hit]:
             return
 
 
+_KERNELS = frozenset({"kernel-oom", "off-the-bus"})  # words that only the kernel's own records mean
+
+
 def _counts(text: Text, line: LogLine) -> bool:
     is_quiet = line.level in ("DEBUG", "INFO", "WARNING")
     if is_quiet and line.level != "DEBUG":
         # Who logs another program's output line by line calls all of it INFO, its exceptions too.
         is_quiet = _compiled(_EXCEPTION).match(line.text) is None
     if is_quiet and not text.any_level and text.role is not Role.NOISE:
+        return False
+    if text.name in _KERNELS and kernel_message(line) is None:
         return False
     return text.pattern is None or _compiled(text.pattern).search(line.text) is not None
 
