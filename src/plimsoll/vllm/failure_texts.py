@@ -22,6 +22,12 @@ class Role(StrEnum):
     NOISE = "noise"  # harmless, whatever it says
 
 
+_GO_ON = frozenset(
+    "vllm huggingface transformers python torch triton urllib flashinfer pydantic safetensors uvicorn nixl".split()
+)
+_ENDS = frozenset("kv-negative no-gpu-blocks broadcast-wait broadcast-wait-old sampler-warmup weights-too-large".split())
+
+
 class Text(NamedTuple):
     """One text and its meaning."""
 
@@ -34,6 +40,14 @@ class Text(NamedTuple):
     fragment: str | None = None  # of vLLM's source; by default the needle where vLLM speaks
     any_level: bool = False  # counts also in lines that call themselves INFO or WARNING
     says: str = ""  # for people, where the code's own title would say too little
+
+    @property
+    def may_go_on(self) -> bool:
+        """True if whoever writes it may go on afterwards, unless it is part of an exception.
+
+        The kernel, a driver, a shell, argparse and their like report an end, and some lines of vLLM's are one.
+        """
+        return self.role is Role.CAUSE and self.speaker in _GO_ON and self.name not in _ENDS
 
     def of_source(self) -> str:
         """Returns the text to look for in vLLM's source."""

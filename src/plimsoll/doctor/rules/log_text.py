@@ -154,7 +154,7 @@ LONGEST_QUOTE = 400
 
 # Stamps that a kernel line may still carry, in any order and number: <6>, [12345.678901], [Sat Nov 15 08:00:00 2026], kernel:
 _STAMPS = (
-    r"(?:\s{0,8}(?:<\d{1,3}>|\[[ \d]{1,12}\.\d{3,9}\]|\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]{2} [\d:]{8} \d{4}\]|kernel:)){1,4}\s?"
+    r"(?:\s{0,8}(?:<\d{1,3}>|\[[ \d]{1,12}\.\d{1,9}\]|\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]{2} [\d:]{8} \d{4}\]|kernel:)){1,4}\s?"
 )
 
 _VLLM = ("vllm", "ray::", "pt_main_thread")

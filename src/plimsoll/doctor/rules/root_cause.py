@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from heapq import nsmallest
-from itertools import islice
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 from plimsoll.doctor.rules.log_text import LogLine
@@ -186,16 +186,10 @@ class Symptom(NamedTuple):
     @property
     def is_loose(self) -> bool:
         """True for a line that complains and is no part of an exception: whoever wrote it may have gone on."""
-        if self.exception is not None or self.oom is not None or self.text is None:
-            return False
-        return self.text.speaker in _GO_ON and self.text.name not in _ENDS
+        return self.exception is None and self.oom is None and self.text is not None and self.text.may_go_on
 
 
-# Who complains and goes on; the kernel, a driver, a shell, argparse and their like report an end. Some lines of vLLM's are one.
-_GO_ON = frozenset(
-    "vllm huggingface transformers python torch triton urllib flashinfer pydantic safetensors uvicorn nixl".split()
-)
-_ENDS = frozenset("kv-negative no-gpu-blocks broadcast-wait broadcast-wait-old sampler-warmup weights-too-large".split())
+LOOSE_REACH = 25  # lines: what complains further away from an end has nothing to do with it
 
 
 def find_symptoms(
@@ -227,7 +221,7 @@ def find_symptoms(
         is_nccl = hit.text.code is Code.OTHER_COLLECTIVES and any("out of memory" in text for text in near)
         if hit.text.role is Role.OUT_OF_MEMORY or is_nccl:
             found.append(_out_of_memory(timeline, hit, owner, exceptions))
-        elif hit.text.code is not None and not _is_harmless(hit, owner):
+        elif hit.text.code is not None and not _is_harmless(hit, owner) and not (owner is None and ", retrying " in text):
             found.append(Symptom(hit.at, hit.text.code, 0.95 if owner is not None else 0.85, hit.text, owner))
     found += [
         Symptom(one.at, _kind_of(one), 0.6, None, one)
@@ -637,8 +631,10 @@ def _ended_something(one: Symptom, deaths: Sequence[Hit], timeline: LogTimeline)
     """True if a death follows, or nothing does: a symptom the server outlived without dying ended nothing."""
     if one.code is Code.ENGINE_WEDGED:  # a notice that it waits: overcome where anything was done afterwards
         return timeline.run_at(one.at).end <= one.at or not timeline.milestones or timeline.milestones[-1][0] < one.at
-    if one.is_loose and (timeline.goes_on_after(one.at) or timeline.progress_at(one.at) is ServerProgress.SERVING):
-        return False
+    if one.is_loose:
+        end = next((hit.at for hit in deaths if hit.at >= one.at), timeline.run_at(one.at).end)
+        is_over = timeline.goes_on_after(one.at) or timeline.progress_at(one.at) is ServerProgress.SERVING
+        return end - one.at <= LOOSE_REACH and not is_over
     if any(hit.at >= one.at for hit in deaths):
         return True
     if one.code.is_memory and one.exception is not None:
@@ -693,10 +689,11 @@ def _complains(timeline: LogTimeline, run: ServerRun, end: int) -> bool:
     """True if an engine or a worker reports an error, or a traceback breaks off, whatever it was about."""
     if any(not one.kind and run.first <= one.first < run.end for one in timeline.exceptions):
         return True
-    return any(
-        _is_error(line) and not timeline.goes_on_after(at)
-        for at, line in enumerate(timeline.log.lines[run.first : end], run.first)
-    )
+    lines = timeline.log.lines
+    errors = [at for at in range(run.first, end) if _is_error(lines[at])]
+    # One line alone is a complaint; what ended something says more.
+    pairs = [at for at, following in pairwise(errors) if following - at <= 2 and lines[at].process == lines[following].process]
+    return bool(pairs) and not timeline.goes_on_after(pairs[-1])
 
 
 def _is_error(line: LogLine) -> bool:

@@ -387,6 +387,7 @@ MOST_HITS = 20_000
 MOST_RUNS = 50  # the last ones; those before them are one
 
 
+_REQUESTS = ('"POST /v1/', "Received request ", "Added request ")
 _UP = ("Application startup complete", "Uvicorn running on")
 
 
@@ -454,7 +455,7 @@ def read_timeline(log: Log, texts: Sequence[Text] = TEXTS) -> LogTimeline:
     hits += _wrapped_hits(exceptions, {hit.at for hit in hits}, texts)
     hits.sort(key=lambda hit: hit.at)
     serving = [at for at, step in milestones if step is ServerProgress.SERVING]
-    return LogTimeline(log, exceptions, hits, milestones, _runs(log.lines, hits), serving)
+    return LogTimeline(log, exceptions, hits, milestones, _runs(log.lines, hits, exceptions), serving)
 
 
 _USERS = ("Received request ", "prompt: '", 'prompt: "', "Generated response")
@@ -522,20 +523,25 @@ def _counts(text: Text, line: LogLine) -> bool:
 def _milestones(lines: Sequence[LogLine]) -> Iterator[tuple[int, ServerProgress]]:
     present = _present(lines, [needle for needle, _ in MILESTONES])
     known = [(needle, step) for needle, step in MILESTONES if needle in present]
+    reached = ServerProgress.UNKNOWN
     for index, line in enumerate(lines):
         for needle, step in known:
             if needle in line.text and not line.text.startswith("  "):
+                if needle in _REQUESTS and (ServerProgress.BEGUN <= reached < ServerProgress.MEASURED or '" 4' in line.text):
+                    break  # no server takes requests before it is up, and what a client did wrong is answered without the engine
+                reached = step if step is ServerProgress.BEGUN else max(reached, step)
                 yield index, step
                 break
 
 
-def _runs(lines: Sequence[LogLine], hits: Sequence[Hit]) -> list[ServerRun]:
+def _runs(lines: Sequence[LogLine], hits: Sequence[Hit], exceptions: Sequence[LoggedException]) -> list[ServerRun]:
     """Split where a server introduces itself after another has come to its end.
 
     The API server speaks first and its engine after it: the engine's introduction begins a life of its own only where no
     API server has spoken since the last one began.
     """
-    ends = [hit.at for hit in hits if hit.text.role in (Role.DEATH, Role.STOP, Role.CAUSE, Role.OUT_OF_MEMORY)]
+    raised = {one.at for one in exceptions}
+    ends = [hit.at for hit in hits if hit.text.role is not Role.NOISE and (hit.at in raised or not hit.text.may_go_on)]
     over = [hit.at for hit in hits if hit.text.role is Role.STOP]
     starts, introduced, by_api = [0], False, False
     for index, line in enumerate(lines):
