@@ -167,10 +167,11 @@ _COMPILERS = frozenset(
 # What a record of the kernel, or of a daemon that kills for want of memory, begins with. Inside a sentence the same words are
 # a quotation: somebody asks about them.
 _KERNEL_BEGINS = re.compile(
-    r"NVRM: |nvidia[\w-]{0,20}[ :]|(?:traps: )?\S{1,40}\[\d{1,10}\]:? |(?:INFO: )?task \S|amdgpu|\[drm|pcieport |\{\d{1,6}\}|mce: |"
+    r"NVRM: |nvidia[\w-]{0,20}[ :]|(?:traps: )?\S{1,40}\[\d{1,10}\]:? |(?:INFO: )?task \S|amdgpu|\[drm|pcieport |"
+    r"\{\d{1,6}\}|mce: |"
     r"Memory (?:failure|cgroup)|EDAC |blk_|Buffer |critical |nvme|I/O error|print_req|(?:EXT4|XFS|BTRFS)|Out of memory|oom[-_]|"
-    r"Kill(?:ed)? |Marked |Task in |memory: usage|\d{1,15} pages RAM|\S{1,40} invoked oom-killer|\[[ \d]{1,12}\]|sending SIG|low memory|"
-    r"[\w:.-]{1,40} [\da-f:.]{7,20}: |[\da-f]{4}:[\da-f]{2}:"
+    r"Kill(?:ed)? |Marked |Task in |memory: usage|\d{1,15} pages RAM|\S{1,40} invoked oom-killer|\[[ \d]{1,12}\]|sending SIG|"
+    r"low memory|[\w:.-]{1,40} [\da-f:.]{7,20}: |[\da-f]{4}:[\da-f]{2}:"
 )
 
 

@@ -439,11 +439,13 @@ class LogTimeline(NamedTuple):
 
     def goes_on_after(self, index: int, process: str | None = None) -> bool:
         """True if a later step of the same start, or work, follows this line: what it tells was overcome."""
-        later = ((self.log.lines[at], step) for at, step in self.milestones[bisect_left(self.milestones, (index + 1,)) : bisect_left(self.milestones, (self.run_at(index).end,))])
-        return self.serves_after(index) or any(
-            process in (None, line.process) and (step is not ServerProgress.SERVING or any(word in line.text for word in _UP))
-            for line, step in later
-        )
+        end = self.run_at(index).end
+        for at, step in self.milestones[bisect_left(self.milestones, (index + 1,)) :]:
+            line = self.log.lines[at]
+            is_step = step is not ServerProgress.SERVING or any(word in line.text for word in _UP)
+            if at < end and is_step and process in (None, line.process):
+                return True
+        return self.serves_after(index)
 
 
 def read_timeline(log: Log, texts: Sequence[Text] = TEXTS) -> LogTimeline:
@@ -528,7 +530,7 @@ def _milestones(lines: Sequence[LogLine]) -> Iterator[tuple[int, ServerProgress]
         for needle, step in known:
             if needle in line.text and not line.text.startswith("  "):
                 if needle in _REQUESTS and (ServerProgress.BEGUN <= reached < ServerProgress.MEASURED or '" 4' in line.text):
-                    break  # no server takes requests before it is up, and what a client did wrong is answered without the engine
+                    break  # no server takes requests before it is up; a client's mistake is answered without the engine
                 reached = step if step is ServerProgress.BEGUN else max(reached, step)
                 yield index, step
                 break

@@ -1,0 +1,38 @@
+"""A record that a server writes and goes on, or that quotes a failure, turns no verdict: the same trials as the benchmark's."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from benchmarks.doctor_accuracy import of_ours
+from benchmarks.doctor_stray_lines import read_harmless, trials
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OURS = [(one.name, one.path) for one in of_ours()]
+
+
+def test_there_are_ten_kinds_of_harmless_records() -> None:
+    """Each kind has its records, and none is told by its first word alone."""
+    kinds = read_harmless()
+    assert len(kinds) == 10
+    assert all(kinds.values())
+
+
+def test_a_harmless_record_turns_no_verdict(tmp_path: Path) -> None:
+    """Every kind in a dozen captures, at places that never change: not one verdict turns."""
+    some = random.Random(7).sample(OURS, 12)
+    assert [trial for trial in trials(some, 1, 7, tmp_path) if trial.is_changed] == []
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_harmless_records_in_every_capture(tmp_path: Path) -> None:
+    """Under 1 in 200 verdicts turns, and none to a confident opposite."""
+    found = list(trials(OURS, 5, 1, tmp_path))
+    assert sum(trial.is_changed for trial in found) * 200 < len(found)
+    assert not any(trial.is_opposite for trial in found)
