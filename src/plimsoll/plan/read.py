@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -206,6 +205,8 @@ def card_of(options: CardOptions) -> Card:
 
 def installed_vllm() -> str | None:
     """The version of the vLLM beside plimsoll, if there is one."""
+    from importlib.metadata import PackageNotFoundError, version  # 20 ms, and most commands name a release
+
     try:
         return version("vllm")
     except PackageNotFoundError:
