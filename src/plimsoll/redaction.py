@@ -641,8 +641,11 @@ def _span(text: str, match: re.Match[str], *, is_code: bool) -> _Span | None:
     before = back.rstrip(_LETTERS)
     name = (back[len(before) :] + match["end"]).lower()
     is_key = match["close"] is not None and before[-1:] in ("'", '"')
-    if name == "input_value":
-        return _input_value(text, at)
+    if name == "input_value":  # what pydantic quotes of a value it refuses; the engine's own settings stay
+        if text[at : at + 1] not in ("'", '"', "[", "{") or _compiled(_HIDDEN).match(text, at):
+            return None
+        end = text.find(", input_type=", at)
+        return at, len(text) if end < 0 else end, HIDDEN, None
     if not _is_meant(name, is_key=is_key, closed=match["close"] is not None) or _compiled(_HIDDEN).match(text, at):
         return None
     quote = _compiled(_TEXT_QUOTE).match(text, at)
@@ -650,7 +653,8 @@ def _span(text: str, match: re.Match[str], *, is_code: bool) -> _Span | None:
         return _quoted(text, quote)
     if text[at : at + 1] in ("[", "(", "{"):
         is_begun = is_code and not text[at + 1 :].strip()  # source that goes on below
-        return _listed(text, at) if (is_key or _is_any(name)) and not is_begun else None
+        is_any = is_key or name in _ANY_LIST or name.endswith(("token_ids", "prompt"))
+        return _listed(text, at) if is_any and not is_begun else None
     if name.endswith("token_ids") and (call := _compiled(r"[\w.]{1,40}\((?=[\[\"'])(?!\[hidden\])").match(text, at)):
         return _listed(text, call.end() - 1)
     if name.endswith("prompt") and not is_code and not _compiled(_HARMLESS).match(text, at) and text[at:].strip():
@@ -658,10 +662,6 @@ def _span(text: str, match: re.Match[str], *, is_code: bool) -> _Span | None:
         end = following.start() if following else len(text)
         return at, end, HIDDEN, None if following else _Open("", 0, 0, "")
     return None
-
-
-def _is_any(name: str) -> bool:
-    return name in _ANY_LIST or name.endswith(("token_ids", "prompt"))
 
 
 def _is_meant(name: str, *, is_key: bool, closed: bool) -> bool:
@@ -677,14 +677,6 @@ def _is_meant(name: str, *, is_key: bool, closed: bool) -> bool:
     if closed and not is_key:
         return False
     return name in _ANY_LIST or name in _TEXTS or (is_key and name.endswith(("_text", "_content", "_arguments", "_query")))
-
-
-def _input_value(text: str, at: int) -> _Span | None:
-    """What pydantic quotes of a value it refuses; the engine's own settings stay."""
-    if text[at : at + 1] not in ("'", '"', "[", "{") or _compiled(_HIDDEN).match(text, at):
-        return None
-    end = text.find(", input_type=", at)
-    return at, len(text) if end < 0 else end, HIDDEN, None
 
 
 def _quoted(text: str, quote: re.Match[str]) -> _Span | None:
