@@ -209,24 +209,15 @@ def before(measured: MeasuredRun, until_ns: int) -> MeasuredRun:
     if series is not None:
         keep = series.at_s * 1e9 <= until_ns
         series = RunSeries._make(column[keep] for column in series)
-    scheduled, first, finish = (
-        np.where(stamps <= until_ns, stamps, ABSENT)
-        for stamps in (measured.scheduled_ns, measured.first_token_ns, measured.finish_ns)
-    )
+    scheduled, first, finish = (np.where(stamps <= until_ns, stamps, ABSENT) for stamps in measured[1:4])
     cached = np.where(scheduled != ABSENT, measured.cached_tokens, ABSENT)
-    return measured._replace(
-        scheduled_ns=scheduled, first_token_ns=first, finish_ns=finish, cached_tokens=cached, series=series
-    )
+    return MeasuredRun(measured.trace, scheduled, first, finish, cached, series)
 
 
 def only_first(measured: MeasuredRun, requests: int) -> MeasuredRun:
     """The run with the stamps of its first requests alone; what the engine said of itself, it said of all, so it goes too."""
     late = np.arange(measured.trace.size) >= requests
-    scheduled, first, finish, cached = (
-        np.where(late, ABSENT, column)
-        for column in (measured.scheduled_ns, measured.first_token_ns, measured.finish_ns, measured.cached_tokens)
-    )
-    return measured._replace(scheduled_ns=scheduled, first_token_ns=first, finish_ns=finish, cached_tokens=cached, series=None)
+    return MeasuredRun._make((measured.trace, *(np.where(late, ABSENT, column) for column in measured[1:5]), None))
 
 
 def needed(measured: MeasuredRun, most: int) -> tuple[Trace, Integers]:

@@ -52,10 +52,7 @@ def check(settings: Settings) -> None:
         )
     if settings.block_size > MOST_BLOCK_SIZE:
         raise BadInput(f"--block-size must be at most {MOST_BLOCK_SIZE}, not {settings.block_size}")
-    _check_groups(groups_of(settings), settings)
-
-
-def _check_groups(groups: tuple[Group, ...], settings: Settings) -> None:
+    groups = groups_of(settings)
     sizes = {group.block_size for group in groups}
     for group in groups:
         if group.block_size < 1:

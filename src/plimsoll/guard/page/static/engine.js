@@ -1,4 +1,4 @@
-// One engine: its memory, its load and where that goes, what holds, what guard does about it, and what was done.
+// One engine: its memory, its load and the forecast, active findings, what guard does about them, and what it did.
 import { fill, foreign, make, refill, say } from "./dom.js";
 import { BlockMap, LedgerBar, TimeChart } from "./charts.js";
 import { STATES, count, figure, moment, percent, seconds } from "./words.js";
@@ -56,7 +56,7 @@ export class EngineView {
       section("Contained failures", "survival", this.survival),
       section("KV cache and queue over time", "time", this.kv.root, this.queue.root, this.forecasts),
       section("Blocks", "blocks", this.blocks.root),
-      section("Ladder", "ladder", this.ladder, this.ladderSays),
+      section("Escalation", "ladder", this.ladder, this.ladderSays),
       section("What changed", "changes", this.changes),
       section("What guard did", "journal", this.journalSays, this.journal),
       section("Every condition", "conditions", this.conditions));
