@@ -26,9 +26,8 @@ from plimsoll.hardware.processes import boot_mark, read_processes
 
 # One stand-in as commands start and stop it: `python -m plimsoll.demo.fleet FOLDER start|stop|is-running|pids`.
 #
-# This is what a service manager does on a real machine. Exit codes are those of guard's contract for commands
-# (docs/balancers.md
-# and docs/guard-config.md): 0 done or running, 3 not running, 151 it ended by itself, else failed.
+# This is what a service manager does on a real machine. Exit codes are those of guard's contract for commands (see
+# docs/balancers.md and docs/guard-config.md): 0 done or running, 3 not running, 151 it ended by itself, else failed.
 
 FILE = "unit.json"
 STOP_S = 60.0
@@ -201,10 +200,17 @@ class Fleet:
         return f"{self.page}#token={self.guard.token}"
 
     async def start(self) -> None:
-        """Start all of it, and wait until it is ready."""
+        """Start all of it, the balancer before guard, whose configuration names it, and wait until it is ready."""
         for name in NAMES:
             await self._start(name)
-        await self._start_balancer()
+        await self.balancer.start()
+        path = os.environ.get("PYTHONPATH")
+        text = CTL.format(
+            export=f"export PYTHONPATH={shlex.quote(path)}\n" if path else "",
+            python=shlex.quote(sys.executable),
+            folder=shlex.quote(str(self.folder)),
+        )
+        (self.folder / "ctl").write_text(text, encoding="utf-8")
         await self._watch()
         for name in NAMES:
             if not await self._is_ready(name):
@@ -239,17 +245,6 @@ class Fleet:
             await asyncio.sleep(0.1)
         return True
 
-    async def _start_balancer(self) -> None:
-        """Before guard: its configuration says where the balancer is."""
-        await self.balancer.start()
-        path = os.environ.get("PYTHONPATH")
-        text = CTL.format(
-            export=f"export PYTHONPATH={shlex.quote(path)}\n" if path else "",
-            python=shlex.quote(sys.executable),
-            folder=shlex.quote(str(self.folder)),
-        )
-        (self.folder / "ctl").write_text(text, encoding="utf-8")
-
     async def _watch(self) -> None:
         config = self.folder / "plimsoll.toml"
         config.write_text(self.config(), encoding="utf-8")
@@ -260,12 +255,10 @@ class Fleet:
         return CONFIG.format(host=HOST, port=self.guard.port) + "".join(self._table(name) for name in NAMES)
 
     def _table(self, name: str) -> str:
-        place = self.folder / name
-        word = ["/bin/sh", str(self.folder / "ctl"), name]
-        verbs = {verb.replace("-", "_"): json.dumps([*word, verb]) for verb in ("stop", "start", "is-running", "pids")}
-        return ENGINE.format(
-            name=name, host=HOST, port=self.ports[name], log=place / "engine.log", balancer=self.balancer.table(name), **verbs
-        )
+        words = ["/bin/sh", str(self.folder / "ctl"), name]
+        verbs = {verb.replace("-", "_"): json.dumps([*words, verb]) for verb in ("stop", "start", "is-running", "pids")}
+        log, balancer = self.folder / name / "engine.log", self.balancer.table(name)
+        return ENGINE.format(name=name, host=HOST, port=self.ports[name], log=log, balancer=balancer, **verbs)
 
     async def fault(self, name: str, kind: str, value: int | None = None) -> None:
         """Make one go wrong."""
@@ -283,20 +276,13 @@ class Fleet:
         told = await ask(self.ports[name], "/plimsoll/state", token=self.gate_token)
         return int(told.table().get("in_flight") or 0)
 
-    async def memory(self, name: str) -> tuple[int, int]:
-        """Bytes that are free on its card, and bytes that torch holds there without use."""
-        worker = await self._worker(name)
-        return int(worker["device_memory"]["free"]), int(worker["allocator"]["releasable"])
-
-    async def held_by_others(self, name: str) -> int:
-        """Bytes of its card that other processes hold."""
-        return int((await self._worker(name))["device_memory"]["by_others"])
-
-    async def _worker(self, name: str) -> Any:
+    async def memory(self, name: str) -> tuple[int, int, int]:
+        """Bytes of its card that are free, that torch holds without use, and that other processes hold."""
         told = (await ask(self.ports[name], "/plimsoll/memory", token=self.gate_token)).table()
         if not told.get("workers"):
             raise WorldFailed(f"the stand-in {name} does not tell of its memory")
-        return told["workers"][0]
+        device, allocator = (told["workers"][0][group] for group in ("device_memory", "allocator"))
+        return int(device["free"]), int(allocator["releasable"]), int(device["by_others"])
 
     async def stop(self) -> None:
         """End all of it, whatever state it is in."""

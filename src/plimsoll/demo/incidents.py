@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from plimsoll.demo.fleet import NAMES, Fleet
 from plimsoll.demo.screen import Screen, Watch
@@ -57,13 +57,13 @@ async def burst(stage: Stage) -> str:
     stage.happens(
         f"{BUSY:.0f} requests a second in place of {CALM:.0f}, with longer answers: more than three engines can serve"
     )
-    over: list[bool] = []
-    coming = asyncio.create_task(stage.traffic.at_rate(lambda: BUSY - CALM, lambda: bool(over), tokens=BUSY_TOKENS))
+    over = asyncio.Event()
+    coming = asyncio.create_task(stage.traffic.at_rate(lambda: BUSY - CALM, over.is_set, tokens=BUSY_TOKENS))
     try:
         is_shed = await watch.until(lambda: watch.did("shed", since=since) is not None, 30.0)
         await asyncio.sleep(max(2.0, AFTER_S / stage.speed))  # or hardly anybody is told to wait
     finally:
-        over.append(True)
+        over.set()
         await asyncio.gather(coming, return_exceptions=True)
     if not is_shed:
         return "guard did not shed within 30 s"
@@ -81,7 +81,7 @@ async def neighbour(stage: Stage) -> str:
     """Another process wants memory that torch holds on to without use: compaction gives it."""
     fleet, watch, engine = stage.fleet, stage.watch, NAMES[0]
     since = watch.last
-    free, unused = await fleet.memory(engine)
+    free, unused, _ = await fleet.memory(engine)
     wanted = int(free + unused * 0.5)
     stage.happens(
         f"on {engine}'s card torch holds {_gib(unused)} that it does not use, since some long prompts; {_gib(free)} are free"
@@ -91,7 +91,7 @@ async def neighbour(stage: Stage) -> str:
     try:
         is_over = await watch.until(lambda: bool(watch.ends("compact", engine, since)), 30.0)
         await asyncio.sleep(0.5)
-        held = await fleet.held_by_others(engine)
+        _, _, held = await fleet.memory(engine)
     finally:
         await fleet.mend(engine)
     if not is_over:
@@ -111,10 +111,10 @@ async def full_cache(stage: Stage, kv_tokens: int) -> str:
     jobs = [stage.traffic.send(length, JOB_OUTPUT, port=port) for _ in range(JOBS)]
     highest, full_since = 0.0, 0.0
     loop = asyncio.get_running_loop()
-    seen: dict[str, object] = {}
+    seen: dict[str, Any] = {}
     while not all(job.done() for job in jobs):
         found = (await fleet.guard.ask(f"/engines/{engine}") or {}).get("engine") or {}
-        usage = _usage(found)
+        usage = float((found.get("figures") or {}).get("kv_cache_usage") or 0.0)
         highest = max(highest, usage)
         if usage < FULL:
             full_since = 0.0
@@ -127,8 +127,8 @@ async def full_cache(stage: Stage, kv_tokens: int) -> str:
     stage.rate[0] = CALM
     if not seen:
         return f"the cache was not full for long enough: {highest:.0%} at most"
-    backlog = _condition(seen, "backlog")
-    view = f"{backlog.get('message', 'unknown')}: {_ANSWERS.get(backlog.get('status', ''), 'unknown')}"
+    backlog: dict[str, Any] = next((one for one in seen.get("conditions") or () if one.get("kind") == "backlog"), {})
+    view = f"{backlog.get('message', 'unknown')}: {_ANSWERS.get(str(backlog.get('status')), 'unknown')}"
     stage.happens(f"guard's answer to whether requests queue for {engine}'s cache: {view} ({backlog.get('reason')})")
     await asyncio.wait(jobs, timeout=40.0)
     if any(one.number > since and one.kind == OPENED and one.engine == engine for one in watch.entries):
@@ -168,17 +168,3 @@ async def settled(stage: Stage) -> str:
 
 def _gib(count: float) -> str:
     return f"{count / 2**30:.1f} GiB"
-
-
-def _usage(found: dict[str, object]) -> float:
-    figures = found.get("figures")
-    value = figures.get("kv_cache_usage") if isinstance(figures, dict) else None
-    return float(value) if isinstance(value, int | float) else 0.0
-
-
-def _condition(found: dict[str, object], kind: str) -> dict[str, str]:
-    conditions = found.get("conditions")
-    for one in conditions if isinstance(conditions, list) else []:
-        if isinstance(one, dict) and one.get("kind") == kind:
-            return {str(key): str(value) for key, value in one.items()}
-    return {}

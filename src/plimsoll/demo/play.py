@@ -66,22 +66,37 @@ async def _play(fleet: Fleet, options: Options, screen: Screen) -> Summary:
     )
     watch = Watch(fleet.guard, screen.guard)
     stage = Stage(fleet, traffic, watch, screen, [CALM], options.speed)
-    _introduce(fleet, screen)
-    ending: list[bool] = []
+    kind = "HAProxy" if fleet.balancer.is_haproxy else "a small one in this process"
+    screen.head("The fleet")
+    screen.plain([
+        f"engines    {', '.join(f'{name} on port {port}' for name, port in fleet.ports.items())}: stand-ins for vLLM, no GPU",
+        f"balancer   port {fleet.balancer.port}: {kind}",
+        f"guard      plimsoll guard --config {fleet.folder}/plimsoll.toml --act",
+        f"page       {fleet.link}",
+    ])  # fmt: skip
+    screen.happens(f"all serve; {CALM:.0f} requests a second")
+    over = asyncio.Event()
     tasks = [
         asyncio.create_task(watch.run()),
-        asyncio.create_task(traffic.at_rate(lambda: stage.rate[0], lambda: bool(ending))),
+        asyncio.create_task(traffic.at_rate(lambda: stage.rate[0], over.is_set)),
     ]
     began = time.time()
     try:
         played = await _incidents(stage, kv_tokens)
-        ending.append(True)
+        over.set()
         await tasks[1]
         await traffic.rest(30.0)
         watch.look()
-        summary = await _summed(stage, played, began)
+        entries, now = watch.entries, time.time()
+        summary = Summary(
+            now - screen.began, traffic.count.copy(), await fleet.balancer.count_sent_again(), played, actions(entries),
+            times(entries, NAMES, began, now), "haproxy" if fleet.balancer.is_haproxy else "own", fleet.page,
+        )  # fmt: skip
         if options.keep:
-            await _kept(stage, summary, ending)
+            show_summary(screen, summary)
+            screen.head(f"It goes on. The page is at {fleet.link} ; Ctrl-C ends it")
+            with contextlib.suppress(asyncio.CancelledError):
+                await traffic.at_rate(lambda: stage.rate[0], lambda: False)
     finally:
         traffic.drop()
         for task in tasks:
@@ -113,18 +128,6 @@ async def _planned(screen: Screen, starting: asyncio.Task[None]) -> int:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
     return tokens
-
-
-def _introduce(fleet: Fleet, screen: Screen) -> None:
-    kind = "HAProxy" if fleet.balancer.is_haproxy else "a small one in this process"
-    screen.head("The fleet")
-    screen.plain([
-        f"engines    {', '.join(f'{name} on port {port}' for name, port in fleet.ports.items())}: stand-ins for vLLM, no GPU",
-        f"balancer   port {fleet.balancer.port}: {kind}",
-        f"guard      plimsoll guard --config {fleet.folder}/plimsoll.toml --act",
-        f"page       {fleet.link}",
-    ])  # fmt: skip
-    screen.happens(f"all serve; {CALM:.0f} requests a second")
 
 
 async def _incidents(stage: Stage, kv_tokens: int) -> list[Incident]:
@@ -170,15 +173,6 @@ async def _doctored(stage: Stage) -> str:
     return "" if code == 1 and "engine.wedged" in printed else f"doctor did not find it (exit code {code})"
 
 
-async def _summed(stage: Stage, played: list[Incident], began: float) -> Summary:
-    entries, now = stage.watch.entries, time.time()
-    sent_again = await stage.fleet.balancer.count_sent_again()
-    return Summary(
-        now - stage.screen.began, stage.traffic.count.copy(), sent_again, played, actions(entries),
-        times(entries, NAMES, began, now), "haproxy" if stage.fleet.balancer.is_haproxy else "own", stage.fleet.page,
-    )  # fmt: skip
-
-
 def show_summary(screen: Screen, summary: Summary) -> None:
     """The end of the play."""
     screen.head(f"In {summary.seconds:.0f} s")
@@ -189,11 +183,3 @@ def show_summary(screen: Screen, summary: Summary) -> None:
     else:
         bad = sum(bool(one.wrong) for one in summary.played)
         screen.verdict(f"{lost} requests lost; {bad} of {len(summary.played)} parts did not end as they should", is_good=False)
-
-
-async def _kept(stage: Stage, summary: Summary, ending: list[bool]) -> None:
-    show_summary(stage.screen, summary)
-    stage.screen.head(f"It goes on. The page is at {stage.fleet.link} ; Ctrl-C ends it")
-    ending.clear()
-    with contextlib.suppress(asyncio.CancelledError):
-        await stage.traffic.at_rate(lambda: stage.rate[0], lambda: False)

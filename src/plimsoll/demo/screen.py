@@ -140,7 +140,6 @@ class Watch:
     """Follows one guard; `say` gets every line that a reader should see."""
 
     def __init__(self, guard: Guard, say: Callable[[Line], None]) -> None:
-        self.changes: list[dict[str, Any]] = []
         self.entries: list[Entry] = []
         self._guard, self._say = guard, say
         self._read = 0
@@ -167,7 +166,6 @@ class Watch:
         whole = data[: data.rfind(b"\n") + 1]
         self._read += len(whole)
         new = [json.loads(line) for line in whole.splitlines() if line.startswith(b"{")]
-        self.changes += new
         return [line for one in new if (line := of_change(one)) is not None]
 
     def _written(self) -> list[Line]:
