@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # it takes a quarter of a second to import: only what asks pa
     import aiohttp
 
 MOST_BYTES = 256 << 10
+READ_BYTES = 256 << 10  # at once: a metrics page comes in a few pieces
 KEPT_S = 60.0  # for a connection without a request
 REDIRECTS_MAX = 5
 MOVED = (301, 302, 303, 307, 308)
@@ -218,8 +219,9 @@ class HttpClient:
             connector = aiohttp.TCPConnector(ssl=trust, resolver=resolver, use_dns_cache=False, **kept)
         pauses = aiohttp.ClientTimeout(total=None, sock_connect=self._idle_s, sock_read=self._idle_s)
         session = aiohttp.ClientSession(
-            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), timeout=pauses, trace_configs=[_trace()]
-        )
+            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), timeout=pauses, trace_configs=[_trace()],
+            read_bufsize=READ_BYTES,
+        )  # fmt: skip
         # aiohttp sends a PUT again where the server hung up; only a kept connection may have been closed before it was read.
         session._retry_connection = self._keeps  # noqa: SLF001
         return session
