@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import NamedTuple
 from urllib.parse import urlencode, urlsplit
 
@@ -49,13 +50,8 @@ def is_prometheus(url: str, *, timeout_s: float = 5.0) -> bool:
         reply = where.at(_path(where, "/api/v1/status/buildinfo")).get(most_bytes=1 << 20, timeout_s=timeout_s)
     except (WorldFailed, BadInput):
         return False
-    if reply.status != 200:
-        return False
-    try:
-        answer = json.loads(reply.body)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(answer, dict) and answer.get("status") == "success" and isinstance(answer.get("data"), dict)
+    answer = reply.table()
+    return reply.status == 200 and answer.get("status") == "success" and isinstance(answer.get("data"), dict)
 
 
 def span(
@@ -117,6 +113,7 @@ def ask_range(
     return tuple(_answered(_base(url), names, asked, match, timeout_s))
 
 
+@cache
 def _figures() -> dict[str, tuple[str, float]]:
     ours = {name: (of, 1.0) for of in (*_FIGURES, *_BY_LABEL) for name in figure(of).names}
     return (
@@ -134,14 +131,10 @@ def _answered(
     asks = {"query": query, "start": f"{asked.start_s:.3f}", "end": f"{asked.end_s:.3f}", "step": f"{asked.step_s:g}"}
     target = where.at(_path(where, "/api/v1/query_range"), urlencode(asks))
     reply = target.get(most_bytes=ANSWER_MAX, timeout_s=timeout_s)
-    try:
-        answer = json.loads(reply.body)
-    except (ValueError, RecursionError):
-        raise WorldFailed(f"{target.shown}: answers {reply.status} and something that is not JSON") from None
-    if not isinstance(answer, dict) or answer.get("status") != "success":
-        said = str(answer.get("error", ""))[:200] if isinstance(answer, dict) else ""
-        words = printable(said).split()
-        raise WorldFailed(f"{target.shown}: answers {reply.status}" + (f": {' '.join(words)}" if words else ""))
+    answer = reply.table()
+    if answer.get("status") != "success":
+        said = " ".join(printable(str(answer.get("error", ""))[:200]).split()) or "no answer of a Prometheus server"
+        raise WorldFailed(f"{target.shown}: answers {reply.status}: {said}")
     data = answer.get("data")
     result = data.get("result") if isinstance(data, dict) else None
     if not isinstance(result, list):
