@@ -20,11 +20,12 @@ def each(
     Values that take long to make are given as a function, so that collecting the test does not wait for them.
     """
     wanted = (names,) if isinstance(names, str) else names
-    known = values if callable(values) else list(values)
+    is_made = callable(values) and not isinstance(values, type)  # an enum can be called, and is a list of its members
+    known: Any = values if is_made else list(values)  # type: ignore[arg-type]
 
     def decorate(test: Test) -> Test:
         def run(**others: Any) -> None:
-            kept = list(known() if callable(known) else known)
+            kept = list(known() if is_made else known)
             assert kept, f"there is no {' and '.join(wanted)} to try"
             wrong = []
             for value in kept:
