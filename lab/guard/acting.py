@@ -88,7 +88,6 @@ class World:
         self.intent, self.points, self.die_at, self.is_dying = "", [], die_at, False
 
     def point(self, name: str) -> None:
-        """One place where a guard can die."""
         self.saves()
         if self.is_dying:
             raise Died
@@ -101,7 +100,6 @@ class World:
         raise Died
 
     def hurt(self, what: str) -> None:
-        """Write harm down."""
         if what not in self.state.harm:
             self.state.harm.append(what)
 
@@ -109,19 +107,16 @@ class World:
 
     @property
     def is_running(self) -> bool:
-        """Whether its process is there."""
         self.tick()
         return self.state.mode != "down"
 
     @property
     def serves(self) -> bool:
-        """Whether it answers."""
         self.tick()
         return self.state.mode == "serving" and self.state.now >= self.state.ready_at
 
     @property
     def phase(self) -> str:
-        """Of its gate."""
         return gate.Drain(*self.state.drain).phase(self.state.now, self.state.last_admitted)
 
     def tick(self) -> None:

@@ -38,7 +38,6 @@ class Case(NamedTuple):
 
     @property
     def plan(self) -> ActionPlan:
-        """What is to be done."""
         steps = steps_of(self.grade, is_broken=self.kind in BROKEN_KINDS)
         return ActionPlan(ENGINE, self.grade, self.kind, "the test wants it", steps)
 
@@ -77,13 +76,11 @@ class MemoryBook:
     def append(
         self, kind: str, *, engine: str = "", action: str = "", step: str = "", fields: Mapping[str, Any] | None = None
     ) -> Entry:
-        """Write one."""
         entry = Entry(len(self.entries) + 1, WALL_S, kind, engine, action, step, dict(fields or {}))
         self.entries.append(entry)
         return entry
 
     def kept(self) -> list[Entry]:
-        """What is needed."""
         return needed(self.entries, WALL_S)
 
 
@@ -97,7 +94,6 @@ class WatchedBook:
     def append(
         self, kind: str, *, engine: str = "", action: str = "", step: str = "", fields: Mapping[str, Any] | None = None
     ) -> Entry:
-        """Write one."""
         self._world.point(f"before {kind} {step}".rstrip())
         entry = self._inner.append(kind, engine=engine, action=action, step=step, fields=fields)
         if kind in (INTENT, OUTCOME):
@@ -107,7 +103,6 @@ class WatchedBook:
         return entry
 
     def kept(self) -> list[Entry]:
-        """What is needed."""
         return self._inner.kept()
 
 
@@ -133,7 +128,6 @@ class QuickLoop(asyncio.SelectorEventLoop):
         self._world = world
 
     def time(self) -> float:
-        """The world's."""
         return self._world.state.now
 
 

@@ -25,7 +25,6 @@ class FakeDoor:
         self._world = world
 
     async def drain(self, epoch: int, lease_s: float, *, refuse: bool = False) -> Outcome:
-        """Begin or renew."""
         wish = gate.Wish(epoch=epoch, lease_s=lease_s, refuse=refuse)
 
         def does() -> Outcome:
@@ -35,7 +34,6 @@ class FakeDoor:
         return await self._ask("drain", does)
 
     async def undrain(self, epoch: int) -> Outcome:
-        """End it."""
         return await self._ask("undrain", lambda: self._took(gate.end(gate.Drain(*self._world.state.drain), epoch)))
 
     def _took(self, found: gate.Drain | gate.Stale) -> Outcome:
@@ -53,7 +51,6 @@ class FakeDoor:
         return await self._world.deed(name, does)
 
     async def shed(self, max_wait_s: float, lease_s: float) -> Outcome:
-        """Set the bound."""
         del max_wait_s
 
         def does() -> Outcome:
@@ -63,7 +60,6 @@ class FakeDoor:
         return await self._ask("shed", does)
 
     async def unshed(self) -> Outcome:
-        """Take it away."""
 
         def does() -> Outcome:
             self._world.state.shed_until = 0.0
@@ -72,7 +68,6 @@ class FakeDoor:
         return await self._ask("unshed", does)
 
     async def compact(self) -> Outcome:
-        """Free some."""
 
         def does() -> Outcome:
             self._world.state.free += 0.0 if "verify" in self._world.faults else 2.0**20
@@ -81,7 +76,6 @@ class FakeDoor:
         return await self._ask("compact", does)
 
     async def state(self) -> Outcome:
-        """As the gate's own."""
         world, state = self._world, self._world.state
         if not world.serves:
             return unsure("nobody answers")
@@ -102,11 +96,9 @@ class FakeBalancer:
         self._world = world
 
     async def take_out(self) -> Outcome:
-        """Send nothing new."""
         return await self._set("take_out", is_out=True)
 
     async def put_back(self) -> Outcome:
-        """Send again."""
         return await self._set("put_back", is_out=False)
 
     async def _set(self, name: str, *, is_out: bool) -> Outcome:
@@ -127,11 +119,9 @@ class FakeBalancer:
         return await self._world.deed(name, does)
 
     async def is_out(self) -> bool | None:
-        """Read back."""
         return self._world.state.is_out if self._world.state.balancer == "told" else None
 
     async def connections(self) -> int | None:
-        """What is with it."""
         return len(self._world.state.in_flight) if self._world.state.balancer == "told" else None
 
 
@@ -144,7 +134,6 @@ class FakeRestarter:
         self._world = world
 
     async def stop(self, deadline_s: float) -> Outcome:
-        """Send the signal, and wait."""
         state = self._world.state
 
         def does() -> Outcome:
@@ -163,7 +152,6 @@ class FakeRestarter:
         return outcome
 
     async def start(self) -> Outcome:
-        """Begin a new process."""
         state = self._world.state
         if self._world.is_running:
             return failed("it runs already", running=True)
@@ -177,17 +165,14 @@ class FakeRestarter:
         return await self._world.deed("start", does)
 
     async def is_running(self) -> bool | None:
-        """Whether it lives."""
         return self._world.is_running
 
     async def last_exit(self) -> Outcome:
-        """How it ended."""
         if self._world.is_running:
             return failed("it has not ended")
         return done("somebody stopped it", by_hand=True) if self._world.state.by_hand else done("it ended")
 
     async def pids(self) -> tuple[int, ...]:
-        """None."""
         return ()
 
 
@@ -220,14 +205,12 @@ class FakeLock:
         return done("ours", epoch=state.epoch, **({"left_s": ttl_s} if ttl_s else {}))
 
     async def renew(self) -> Outcome:
-        """Keep it."""
         if self._world.is_dying:
             raise Died
         state = self._world.state
         return self._ours() if state.holder == state.life else failed("it is lost", lost=True)
 
     async def release(self) -> Outcome:
-        """Give it back."""
         state = self._world.state
 
         def does() -> Outcome:
@@ -244,7 +227,6 @@ class FakeEvidence:
         self._world = world
 
     async def take(self, engine: str, action: str) -> Outcome:
-        """As if."""
         return await self._world.deed("evidence", lambda: done("kept", folder=f"{engine}-{action}"))
 
 
@@ -258,7 +240,6 @@ class FakeMemory:
         """Nothing to note."""
 
     async def wait_back(self, deadline_s: float) -> Outcome:
-        """Whether it is."""
         del deadline_s
         return await self._world.deed("wait_back", lambda: done("free again"))
 
@@ -271,7 +252,6 @@ class FakeSight:
         self.is_blind = False  # a judge that has just begun knows nothing yet
 
     async def look(self, engine: str) -> Look | None:
-        """One look."""
         del engine
         world, state = self._world, self._world.state
         wall = WALL_S + state.now
@@ -286,7 +266,6 @@ class FakeSight:
         )  # fmt: skip
 
     def conditions(self, engine: str) -> Mapping[str, Condition]:
-        """What holds."""
         del engine
         state = self._world.state
         if self.is_blind:
@@ -301,12 +280,10 @@ class FakeSight:
         }
 
     def engines(self) -> tuple[str, ...]:
-        """The one."""
         return (ENGINE,)
 
 
 def parts_of(world: World) -> EngineAdapters:
-    """All of them."""
 
     async def ask_once() -> Outcome:
         return await world.deed("warm", lambda: done("answered"))

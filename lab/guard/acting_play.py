@@ -19,7 +19,6 @@ Script = Callable[[Conductor], Awaitable[None]]
 
 
 def play(world: World, book: Any, script: Script, **more: Any) -> Conductor:
-    """A guard's life by a script."""
     world.new_life(None)
     made: list[Conductor] = []
 
@@ -38,7 +37,6 @@ def ends(world: World) -> list[str]:
 
 
 def says(world: World) -> str:
-    """All that was told."""
     return "\n".join(line for line, _ in world.state.told)
 
 
@@ -52,7 +50,6 @@ def killed_at(point: str, case: Case = SERVING, *, ttl_s: float = 0.0) -> tuple[
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Wait for it."""
     for _ in range(3_000):
         if is_so():
             return

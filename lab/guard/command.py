@@ -79,7 +79,6 @@ class Guard:
         return {**os.environ, "PLIMSOLL_GUARD_TOKEN": API_TOKEN}
 
     async def start(self) -> None:
-        """Until its API answers."""
         with (self.folder / "guard.log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "plimsoll", "guard", "--config", str(self._config), "--act",
@@ -106,11 +105,9 @@ class Guard:
         return None if self._process is None else self._process.returncode
 
     async def kill(self) -> None:
-        """SIGKILL."""
         await self._end(signal.SIGKILL)
 
     async def stop(self) -> None:
-        """SIGTERM, as systemd would."""
         await self._end(signal.SIGTERM)
 
     async def _end(self, number: signal.Signals) -> None:
@@ -119,7 +116,6 @@ class Guard:
             await asyncio.wait_for(self._process.wait(), 30)
 
     def log(self) -> str:
-        """What it printed, the end of it."""
         path = self.folder / "guard.log"
         return path.read_text(encoding="utf-8", errors="replace")[-6000:] if path.exists() else ""
 
@@ -134,7 +130,6 @@ class Guard:
         return process.returncode or 0, printed.decode("utf-8", "replace")
 
     def journal(self) -> list[Entry]:
-        """All that it wrote."""
         path = self.folder / "state" / "journal"
         return list(read_journal(path, 10_000).entries) if path.exists() else []
 
@@ -154,13 +149,11 @@ def closed(entries: Sequence[Entry], end: str | None = None, grade: str = "resta
 
 
 def begun(entries: Sequence[Entry], step: str) -> bool:
-    """Whether this step is under way."""
     last = next((one for one in reversed(entries) if one.kind in (INTENT, OUTCOME)), None)
     return last is not None and last.kind == INTENT and last.step == step
 
 
 def told(entries: Sequence[Entry]) -> str:
-    """Every outcome as a line."""
     lines = [f"{one.engine} {one.step}: {one.fields.get('says')}" for one in entries if one.kind == OUTCOME]
     return "\n".join(lines[-40:])
 

@@ -135,7 +135,6 @@ class Contender:
         return bool(self.events) and self.events[-1]["event"] in ("got", "deed")
 
     def count(self, event: str) -> int:
-        """How often it said this."""
         return sum(one["event"] == event for one in tuple(self.events))
 
     def wait_for(self, event: str, more: int = 1, seconds: float = 30.0) -> None:
@@ -152,11 +151,9 @@ class Contender:
         time.sleep(0.05)
 
     def wake(self) -> None:
-        """Go on."""
         self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """kill -9, and all that it said."""
         self.process.kill()
         self.process.wait()
         self._thread.join(10)
@@ -178,7 +175,6 @@ def judge(contenders: Sequence[Contender], deeds: Sequence[Deed]) -> list[int]:
 
 
 def main() -> None:
-    """As a process."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("--lock", "--gate", "--owner"):
         parser.add_argument(name, required=True)

@@ -31,7 +31,6 @@ LOST = ("looks", "answers", "nonsense", "figures", "workers", "parts", "canaries
 
 
 def thinned(looks: Iterable[Look], drops: Drops) -> Iterator[Look]:
-    """What is left of them."""
     dice = random.Random(drops.seed)
     left = dict.fromkeys(LOST, 0)
     names: tuple[str, ...] = ()
@@ -74,6 +73,5 @@ def _without(look: Look, is_lost: dict[str, bool], names: tuple[str, ...], dice:
 
 
 def _vague(worker: WorkerMemory, dice: random.Random) -> WorkerMemory:
-    """It does not know three things."""
     lost = dice.sample(_PARTS, 3)
     return WorkerMemory(*(None if name in lost else value for name, value in zip(WorkerMemory._fields, worker, strict=True)))  # type: ignore[arg-type]

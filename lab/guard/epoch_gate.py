@@ -39,7 +39,6 @@ class EpochGate(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where it is."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def judge(self, owner: str, epoch: int) -> Deed:
@@ -72,7 +71,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def open_gate() -> Iterator[EpochGate]:
-    """One until the test is over."""
     gate = EpochGate()
     threading.Thread(target=gate.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     try:

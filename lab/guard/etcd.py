@@ -54,10 +54,8 @@ class Etcd:
             connection.close()
 
     def kill(self) -> None:
-        """As a power cut would."""
         self.process.kill()
         self.process.wait()
 
     def start(self) -> None:
-        """With the data it had."""
         self.process = self._start()

@@ -87,7 +87,6 @@ class Clients:
             await self.wave()
 
     async def wave(self) -> None:
-        """Until the next one begins."""
         if self._every_s:
             await asyncio.sleep(self._every_s - (time.monotonic() - self._began_s) % self._every_s)
 
@@ -98,7 +97,6 @@ class Clients:
         return self.lost
 
     def drop(self) -> None:
-        """Hang up."""
         self._is_over = True
         for task in self._tasks:
             task.cancel()
@@ -115,7 +113,6 @@ class Balancer:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Until it listens."""
         program = shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
         assert program is not None, "haproxy is not installed"
         quiet = asyncio.subprocess.DEVNULL
@@ -131,7 +128,6 @@ class Balancer:
         raise AssertionError("HAProxy did not start")
 
     async def stop(self) -> None:
-        """At once."""
         if self._process is not None and self._process.returncode is None:
             self._process.terminate()
             await self._process.wait()

@@ -73,7 +73,6 @@ class Scene:
             self.load(engine, from_s, to_s)
 
     def at(self, low_s: float = 300.0, high_s: float = 900.0) -> float:
-        """A random moment."""
         return self.dice.uniform(low_s, high_s)
 
 
@@ -89,7 +88,6 @@ class Outcome(NamedTuple):
 
     @property
     def is_in_time(self) -> bool:
-        """Found, and soon enough."""
         return self.found_s is not None and self.found_s <= self.window_s + LOOKS * EVERY_S + 1e-6
 
 
@@ -199,7 +197,6 @@ def storm(seed: int) -> Scene:
 
 
 def host_growth(seed: int) -> Scene:
-    """A leak in host memory."""
     scene = Scene(seed, share=0.2)
     scene.onset_s = scene.at(1800.0, 9000.0)
     scene.run.add_fault(Fault("host-growth", scene.onset_s, FOREVER, scene.dice.uniform(0.6, 5.0) * MIB))
@@ -268,7 +265,6 @@ CASES = (
 
 
 def play(case: Case, seed: int) -> Outcome:
-    """One onset."""
     scene = case.make(seed)
     judge = Judge("engine", Policy())
     onset_s, found_s, after = scene.onset_s, None, AFTER_LOOKS

@@ -81,7 +81,6 @@ class World:
         self._servers: list[asyncio.Server] = []
 
     async def open(self, answers: Answers) -> str:
-        """An address of this front."""
 
         async def visited(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with contextlib.suppress(OSError, asyncio.IncompleteReadError):  # who was killed reads nothing any more
@@ -96,7 +95,6 @@ class World:
         return f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
     def close(self) -> None:
-        """All of them."""
         if self.trap is not None:
             self.trap.let_go()
         for server in self._servers:
@@ -120,7 +118,6 @@ class World:
         return await self.open(answers)
 
     async def gate(self, guard: str, engine: str, url: str) -> str:
-        """Before the gate of an engine."""
         target, turn = HttpClient(url), self._turns.setdefault(engine, asyncio.Lock())
 
         async def answers(asked: Asked) -> Reply | None:

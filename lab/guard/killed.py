@@ -83,7 +83,6 @@ class FileWorld(World):
         self.saves, self.dies = self.save, self._kill
 
     def save(self) -> None:
-        """Write it, whole or not at all."""
         draft = self.path.with_suffix(".new")
         draft.write_text(json.dumps(vars(self.state)), encoding="utf-8")
         draft.replace(self.path)
@@ -106,7 +105,6 @@ class _Lives(FakeSight):
         self._total = -1
 
     def life(self, engine: str) -> ProcessLife:
-        """The next one."""
         del engine
         self._total += 1
         return ProcessLife(1_000.0 + 500 * self._total, None, self._total)
@@ -156,7 +154,6 @@ OTHER_LIVES = {BY_HAND: drains_by_hand, PUTS_BACK: puts_back, IS_TOLD: is_told}
 
 
 def live_as(life: str, world: World, journal: Journal, play: Play, die_at: int | None) -> None:
-    """One guard's life."""
     if life in (ACTS, TAKES_OVER):
         live(world, journal, play.case.plan if life == ACTS else None, die_at)
         return
@@ -203,7 +200,6 @@ def begin(folder: Path, play: Play, left_at: int | None) -> None:
 
 
 def main(folder: Path, name: str) -> int:
-    """All writes of one life."""
     play, left_at = PLAYS[name], None
     if play.left_at:
         begin(folder, play, None)

@@ -73,7 +73,6 @@ class Watched:
             yield self.look()
 
     def look(self) -> Look:
-        """What is seen now."""
         engine, now_s = self.engine, self.engine.now_s
         if engine.restarts != self._life:
             self._life, self._begin_s = engine.restarts, now_s - engine.engine.now_ns / NS

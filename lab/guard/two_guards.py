@@ -87,7 +87,6 @@ class Scene:
         self.counts: Counter[str] = Counter()
 
     async def gate_state(self, engine: str) -> Mapping[str, Any]:
-        """What the gate says of its drain."""
         told = await ask(self.gates[engine], "/plimsoll/state", headers={"Authorization": f"Bearer {TOKEN}"})
         found: Mapping[str, Any] = told.json()["drain"]
         return found

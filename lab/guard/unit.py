@@ -25,7 +25,6 @@ SOURCE = str(Path(__file__).resolve().parents[2] / "src")
 
 
 def write_unit(folder: Path, port: int, token: str, flags: tuple[str, ...] = ("--shutdown-timeout", "30")) -> None:
-    """Make one."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     environment = {"PYTHONPATH": os.pathsep.join((SOURCE, str(PLUGIN_HOME))), "PLIMSOLL_TOKEN": token}
     environment |= {"VLLM_SERVER_DEV_MODE": "0", "VLLM_PLUGINS": PLUGIN, OOM_FLAG_FILE: str(oom_flag(folder))}
@@ -39,7 +38,6 @@ def oom_flag(folder: Path) -> Path:
 
 
 def unit(folder: Path) -> OwnProcess:
-    """One that was made."""
     found = json.loads((folder / "unit.json").read_text(encoding="utf-8"))
     return OwnProcess(
         serve_command(found["port"], found["flags"]),

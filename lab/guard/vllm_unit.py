@@ -26,7 +26,6 @@ class Unit(NamedTuple):
     flags: tuple[str, ...]  # vLLM's, but for the model and the address
 
     def flag(self, name: str) -> str | None:
-        """The word after a flag."""
         return self.flags[self.flags.index(name) + 1] if name in self.flags else None
 
 
@@ -60,7 +59,6 @@ def _seconds(text: str) -> float:
 
 
 def signalled(unit: Unit, server: EngineServer) -> list[int]:
-    """Whom systemd sends SIGTERM."""
     assert unit.kill_mode in (*TO_ALL, *TO_MAIN), unit.kill_mode
     others = [child.pid for child in server.children()] if unit.kill_mode in TO_ALL else []
     return [server.pid, *others]

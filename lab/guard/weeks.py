@@ -137,7 +137,6 @@ def carries(engine: Engine, mix: Mix) -> float:
 def lengths(
     mix: Mix, dice: np.random.Generator, count: int, longer: float = 1.0
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """So many prompts and answers."""
     prompts = mix.prompt * longer * np.exp(mix.spread * dice.standard_normal(count))
     outputs = mix.output * np.exp(mix.spread * dice.standard_normal(count))
     return (

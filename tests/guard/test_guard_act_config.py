@@ -30,7 +30,6 @@ ENGINE = "[[engine]]\nurl = 'http://x:1'\nname = 'a'\n"
 
 
 def read(text: str, folder: Path = Path("/etc/p")) -> GuardConfig:
-    """The configuration in a text."""
     return config_in(text, str(folder / "p.toml"))
 
 

@@ -264,7 +264,6 @@ def test_without_its_gate_the_wait_is_unknown() -> None:
 
 
 def probe(**others: float) -> tuple[WorkerMemory, ...]:
-    """A worker on a tight device."""
     plain = {"allocated": 18e9, "unreleasable": 0.0, "releasable": 2e9, "device_free": 2e8, "by_others": 1e9, "retries": 0.0}
     return (WorkerMemory("0", 1.0, **{**plain, **others}),)
 

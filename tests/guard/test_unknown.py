@@ -43,7 +43,6 @@ OF_THE_PAGE = ("wedged", "hung", "saturated", "storm", "backlog", "prefix", *OF_
 
 @functools.cache
 def sick(name: str, seed: int) -> tuple[Look, ...]:
-    """All looks at one that falls ill."""
     case = next(case for case in CASES if case.name == name)
     return tuple(case.make(seed).looks(SICK[name]))
 

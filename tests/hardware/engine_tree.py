@@ -22,7 +22,6 @@ def _told(folder: Path, name: str) -> None:
 
 
 def child(folder: Path, name: str) -> None:
-    """Lives until it is killed."""
     signal.signal(signal.SIGTERM, lambda *_: _told(folder, name))
     (folder / name).write_text(str(os.getpid()), encoding="ascii")
     while True:

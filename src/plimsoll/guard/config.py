@@ -44,7 +44,6 @@ class PrometheusConfig(key.Table):
     )
 
     def match(self, engine: EngineConfig) -> dict[str, str]:
-        """The labels of one engine's series."""
         parts = urlsplit(address(engine.url).url)
         host = parts.hostname or ""
         blanks = {
@@ -79,7 +78,6 @@ def _listen(text: str) -> Listen:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it."""
     return host in ("localhost", "::1") or bool(re.fullmatch(r"127(\.\d{1,3}){3}", host))
 
 

@@ -354,7 +354,6 @@ def is_open_to_all(path: str) -> bool:
 
 
 def open_to_all(path: str) -> str:
-    """What is said of such a file."""
     return f"{path}: every user of this machine can read this secret; chmod 600, or systemd's LoadCredential="
 
 

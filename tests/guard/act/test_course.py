@@ -12,7 +12,6 @@ from plimsoll.guard.judge.tracker import Grade
 
 
 def at(steps: tuple[Step, ...], step: Step, *, is_begun: bool, tries: int = 0) -> ActionRun:
-    """An action in this step."""
     grade = next(grade for grade, courses in COURSES.items() if steps in courses)
     return ActionRun("x", "a", grade, "dead", steps, step, tries=tries, is_begun=is_begun)
 
@@ -79,7 +78,6 @@ def test_a_stop_that_was_refused_is_taken_back_only_if_nothing_was_touched() -> 
 
 
 def written(*entries: tuple[str, str, dict[str, object]]) -> list[Entry]:
-    """The journal of one action."""
     course = open_action("x", "a", Grade.RESTART, "dead", is_broken=False)
     first = Entry(1, 0.0, OPENED, "a", "x", fields={**opening_fields(course), "facts": {"started_before": 5.0}})
     return [first, *(Entry(number, 0.0, kind, "a", "x", step, one) for number, (kind, step, one) in enumerate(entries, 2))]

@@ -36,7 +36,6 @@ def script(tmp_path: Path) -> str:
 
 
 def restarter(script: str, stop: str = "stop", start: str = "start", is_running: str = "is-running") -> CommandRestarter:
-    """With these verbs of the script."""
     words = ([script, verb] for verb in (stop, start, is_running, "pids"))
     return CommandRestarter(*words, ask_limit_s=5.0, start_limit_s=5.0, grace_s=0.5)
 

@@ -21,7 +21,6 @@ def acquire(path: Path, owner: str = "a") -> tuple[FileLock, Outcome]:
 
 
 def renew(lock: FileLock) -> Outcome:
-    """Whether it is still its own."""
     return asyncio.run(lock.renew())
 
 

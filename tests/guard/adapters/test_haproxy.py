@@ -40,7 +40,6 @@ class Talker:
 
 @contextlib.asynccontextmanager
 async def talking(answers: Answers) -> AsyncIterator[tuple[str, Talker]]:
-    """The path of such a socket."""
     with tempfile.TemporaryDirectory(prefix="plimsoll-") as folder:
         talker = Talker(answers)
         path = str(Path(folder) / "admin.sock")

@@ -28,7 +28,6 @@ def run(scene: Awaitable[Any]) -> Any:
 
 
 def command(folder: Path, script: str, **more: Any) -> CommandBalancer:
-    """A balancer by a shell script."""
     path = folder / "lb"
     path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     path.chmod(0o755)

@@ -157,7 +157,6 @@ def test_a_sidecar_only_watches(account: str, environ: dict[str, str]) -> None:
 
 
 def budget(reason: str) -> dict[str, Any]:
-    """As the API server answers 429."""
     return {"kind": "Status", "code": 429, "message": "Cannot evict pod", "details": {"causes": [{"reason": reason}]}}
 
 

@@ -39,7 +39,6 @@ def lock_at(api: LeaseApi, folder: str, ttl_s: int = 1, timeout_s: float = 2.0) 
 
 
 def run(act: Callable[[], Awaitable[None]]) -> None:
-    """In a loop of its own."""
 
     async def inner() -> None:
         async with asyncio.timeout(30):

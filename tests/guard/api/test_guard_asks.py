@@ -46,7 +46,6 @@ class Acts(ActionDesk):
         self.needing: dict[str, str] = {}
 
     def under_way(self) -> list[RunningAction]:
-        """One."""
         course = open_action("x1", NAME, Grade.RESTART, "dead", is_broken=True).begun()
         return [RunningAction(course, 1_700_000_000.0), RunningAction(course._replace(engine="b", kind="drain"), None)]
 
@@ -55,25 +54,20 @@ class Acts(ActionDesk):
         return {(NAME, Grade.COMPACT, End.DONE): 2, (NAME, Grade.COMPACT, End.FAILED): 0}
 
     def needs(self) -> dict[str, str]:
-        """As was set."""
         return self.needing
 
     def switch(self, engine: str, rung: str, *, is_paused: bool) -> None:
-        """Noted."""
         if self.is_full:
             raise JournalFailed("the journal cannot be written: no space")
         self.asked.append(("pause" if is_paused else "resume", engine, rung))
 
     async def ask(self, grade: Grade, engine: str) -> Decision:
-        """As was set."""
         return await self._found(str(grade), engine)
 
     async def drain(self, engine: str) -> Decision:
-        """As was set."""
         return await self._found("drain", engine)
 
     async def undrain(self, engine: str) -> Decision:
-        """As was set."""
         return await self._found("undrain", engine)
 
     async def _found(self, *words: str) -> Decision:
@@ -297,7 +291,6 @@ class Terminal(io.StringIO):
     """Somebody who sits there and answers."""
 
     def isatty(self) -> bool:
-        """Yes."""
         return True
 
 

@@ -73,7 +73,6 @@ class Door:
         return done("as asked")
 
     async def state(self) -> Outcome:
-        """What it says of itself."""
         return done("", phase=self._world.drain.phase(self._world.now, 0.0), in_flight=0)
 
     async def shed(self, max_wait_s: float, lease_s: float) -> Outcome:
@@ -174,7 +173,6 @@ def parts_of(world: World) -> dict[str, EngineAdapters]:
 
 
 def ports_of(world: World, lock: Any) -> ActionPorts:
-    """As a guard has them."""
     numbers = iter(range(100))
 
     def tell(said: Announcement) -> None:

@@ -28,11 +28,9 @@ class Guard:
             threading.Thread(target=lambda s=stream, k=lines: k.extend(iter(s.readline, "")), daemon=True).start()
 
     def hears(self, text: str, patience_s: float = 30.0) -> str:
-        """Wait for a line that holds this."""
         return self._found(self.said, text, patience_s)
 
     def complains(self, text: str, patience_s: float = 30.0) -> str:
-        """The same on standard error."""
         return self._found(self.complained, text, patience_s)
 
     def _found(self, lines: list[str], text: str, patience_s: float) -> str:
@@ -71,7 +69,6 @@ class Guard:
         return json.loads(body)
 
     def stop(self) -> int:
-        """Ask it to end; its exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(20)
 

@@ -26,7 +26,6 @@ def keeper(folder: Path, path: str = "", **more: Any) -> EvidenceStore:
 
 
 def take(one: EvidenceStore, wanted: EvidenceSources, action: str = "a-1") -> Path:
-    """The folder of one action."""
     outcome = asyncio.run(one.take("llama/8b", action, wanted))
     assert outcome.is_done, outcome
     return Path(str(outcome.facts["folder"]))

@@ -24,13 +24,11 @@ from tests.guard.daemon.drain_world import NEVER, POLICY, Book, Killed, Lock, Wo
 
 
 def made(world: World, guard: str = "one", **more: Any) -> ManualDrains:
-    """A guard's drains by hand."""
     ports = ports_of(world, SharedLock(Lock(world, guard)))
     return ManualDrains(parts_of(world), POLICY, ports, {}, pause_s=0.02, **more)
 
 
 def run(does: Callable[[World], Coroutine[Any, Any, None]]) -> World:
-    """One story in a world of its own."""
     world = World()
     asyncio.run(does(world))
     return world

@@ -39,12 +39,10 @@ class Scripted:
 
 
 async def well(now_s: float, unix_s: float) -> Look:
-    """A look that finds nothing."""
     return Look(now_s, unix_s, Reach.ANSWERS, health=200, vllm="0.32.0", figures={"running": 1.0, "waiting": 0.0})
 
 
 async def stuck(now_s: float, unix_s: float) -> Look:
-    """A look that takes long."""
     await asyncio.sleep(3600)
     return Look(now_s, unix_s, Reach.SILENT)
 
@@ -57,7 +55,6 @@ async def broken(now_s: float, unix_s: float) -> Look:
 def watched(
     acts: dict[str, Callable[[float, float], Awaitable[Look]]], seconds: float
 ) -> tuple[Fleet, dict[str, Scripted], list[Event]]:
-    """A fleet of these for so long."""
     watchers = {name: Scripted(act) for name, act in acts.items()}
     said: list[Event] = []
 
@@ -163,7 +160,6 @@ def test_many_engines_are_spread_over_the_interval() -> None:
 
 
 def look(number: int, reach: Reach = Reach.ANSWERS, **more: object) -> Look:
-    """The look at that second."""
     return Look(float(number), 1e9 + number, reach, **more)  # type: ignore[arg-type]
 
 

@@ -39,7 +39,6 @@ def held(kind: str = "dead") -> World:
 
 
 def desk_of(world: World, reach: Reach = Reach.ANSWERS, guard: str = "one") -> tuple[ActionDesk, Conductor]:
-    """A guard, as its API sees it."""
     lock = SharedLock(Lock(world, guard))
     ports = ports_of(world, lock)._replace(observer=Looks(reach))
     conductor = Conductor(parts_of(world), POLICY, ports, pause_s=0.01)

@@ -32,12 +32,10 @@ TIMES = tuple(START + STEP_S * n for n in range(10))
 
 
 def series(name: str, values: Mapping[float, float], **labels: str) -> MetricSeries:
-    """One as the server sends it."""
     return MetricSeries(name, {"instance": "a:1", "job": "vllm", **labels}, tuple(values), tuple(values.values()))
 
 
 def level(value: float) -> dict[float, float]:
-    """The same all the time."""
     return dict.fromkeys(TIMES, value)
 
 

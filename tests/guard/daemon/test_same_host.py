@@ -26,7 +26,6 @@ LINE = "   0: 0100007F:{:04X} 00000000:0000 0A 00000000:00000000 00:00000000 000
 
 
 def process(root: Path, pid: int, parent: int, resident_kb: int, name: str = "python3", started: int = 50) -> Path:
-    """One process of the machine."""
     folder = root / "proc" / str(pid)
     (folder / "fd").mkdir(parents=True)
     rest = " ".join(["0"] * 17)

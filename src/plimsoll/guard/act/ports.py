@@ -25,17 +25,14 @@ class Outcome(NamedTuple):
 
 
 def done(message: str, **facts: str | float | bool) -> Outcome:
-    """It took effect."""
     return Outcome(is_done=True, message=message, facts=facts)
 
 
 def failed(message: str, **facts: str | float | bool) -> Outcome:
-    """It did not."""
     return Outcome(is_done=False, message=message, facts=facts)
 
 
 def unsure(message: str, **facts: str | float | bool) -> Outcome:
-    """Nobody can tell."""
     return Outcome(is_done=None, message=message, facts=facts)
 
 

@@ -247,11 +247,9 @@ class ActionRun(NamedTuple):
 
 
 def open_action(action: str, engine: str, grade: Grade, kind: str, *, is_broken: bool) -> ActionRun:
-    """A new run of an action, before its first step."""
     steps = steps_of(grade, is_broken=is_broken)
     return ActionRun(action, engine, grade, kind, steps, steps[0])
 
 
 def opening_fields(run: ActionRun) -> dict[str, Any]:
-    """What its first entry holds."""
     return {"grade": str(run.grade), "kind": run.kind, "steps": [str(step) for step in run.steps]}

@@ -47,7 +47,6 @@ def shown(text: object) -> str:
 
 
 def is_epoch(value: object) -> bool:
-    """Whether this can be one."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < EPOCH_MAX
 
 

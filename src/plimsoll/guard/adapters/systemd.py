@@ -189,7 +189,6 @@ def seconds(span: str) -> float | None:
 
 
 def _why_not(properties: Mapping[str, str]) -> str | None:
-    """Why this unit is not touched."""
     if properties.get("LoadState") not in ("loaded", None):
         return f"systemd has no such unit ({shown_line(properties['LoadState'])[:40]})"
     mode = shown_line(properties.get("KillMode", "")) or "unknown"

@@ -60,7 +60,6 @@ class ActionDesk:
         return self._conductor.switches
 
     def under_way(self) -> list[RunningAction]:
-        """Every open action with its start time."""
         begun = {entry.action: entry.at for entry in self._book.kept() if entry.kind == OPENED}
         return [RunningAction(one, begun.get(one.action)) for one in self._conductor.runs.values()]
 

@@ -52,7 +52,6 @@ def metrics_page(
     lost_lines: int = 0,
     ended: Mapping[tuple[str, Grade, End], int] | None = None,
 ) -> str:
-    """Guard's own metrics in Prometheus's text format."""
     lines = [
         *_metric("build_info", "gauge", "Always 1, with guard's version.", [({"version": version}, 1.0)]),
         *_metric("start_time_seconds", "gauge", "When guard started, seconds since 1970.", [({}, started_unix_s)]),

@@ -29,7 +29,6 @@ def write_token(port: int, token: str, environ: Mapping[str, str] = os.environ) 
 
 
 def remove_token(port: int, token: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Removes the token if it is still this guard's."""
     path = token_path(port, environ)
     with contextlib.suppress(OSError):
         if path is not None and path.read_text(encoding="ascii").strip() == token:

@@ -295,7 +295,6 @@ def _figures(samples: Samples, engine: Engine | None) -> dict[str, float]:
 
 
 def _ranks(samples: Samples, engine: Engine | None, engines: tuple[str, ...]) -> tuple[CoreFigures, ...]:
-    """The figures of each rank on the page."""
     names = _names(frozenset(samples), engine)
     found: list[dict[str, float]] = []
     for figure in OF_RANK:

@@ -79,7 +79,6 @@ class CanarySender:
         self._task = asyncio.get_running_loop().create_task(self._ask(now_s, name))
 
     async def close(self) -> None:
-        """Cancels the request in flight."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -125,7 +124,6 @@ class CanarySender:
 
 
 def refused(reply: Reply, model: str, *, has_key: bool = False) -> str:
-    """Why a server refused the request, in words."""
     if reply.status == 401:
         return "the engine rejects this API key" if has_key else "the engine requires an API key"
     if reply.status == 403:
@@ -194,7 +192,6 @@ async def served_model(url: str, api_key: str | None = None, *, deadline_s: floa
 
 
 async def warm_up(url: str, api_key: str | None = None, *, deadline_s: float = WARM_S) -> Outcome:
-    """Sends one warm-up request of one token."""
     model = await served_model(url, api_key)
     if model is None:
         return unsure("unknown which model it serves: no request sent")
@@ -263,7 +260,6 @@ class PauseState:
         self._answered_s, self._next_s = now_s, now_s + AGAIN_S
 
     def lost(self, now_s: float) -> None:
-        """Records that no answer came."""
         self._is_absent, self._answered_s, self._next_s = False, -math.inf, now_s + AGAIN_S
 
     def absent(self, now_s: float) -> None:
@@ -350,7 +346,6 @@ class EngineWatcher:
         return "" if self._same_host is None else self._same_host.note
 
     async def look(self, now_s: float, unix_s: float) -> Look:
-        """Takes one look, within its limits whatever the server does."""
         look = await self._look(now_s, unix_s)
         return look if self._same_host is None else await self._same_host.add_to(look)
 
@@ -369,7 +364,6 @@ class EngineWatcher:
         return await self._answered(page, health, now_s, unix_s, end_s)
 
     async def _answered(self, page: PageFigures, health: int | None, now_s: float, unix_s: float, end_s: float) -> Look:
-        """The look at an engine that answers /metrics."""
         if page.started_unix_s != self._started:
             self._forget()
             self._started = page.started_unix_s

@@ -195,7 +195,6 @@ class EvidenceStore:
         return folder, False
 
     def _folders(self) -> list[Path]:
-        """Guard's own folders, the oldest first."""
         found = (Path(entry.path) for entry in os.scandir(self._root) if entry.is_dir(follow_symlinks=False))
         return sorted(path for path in found if _OURS.fullmatch(path.name))
 

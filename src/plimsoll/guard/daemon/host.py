@@ -127,7 +127,6 @@ class KernelLog:
         self.count = 0  # of Xids ever seen
 
     def open(self) -> None:
-        """Opens the log at its end."""
         with self._lock, contextlib.suppress(OSError):
             if self._file < 0:
                 self._file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -177,7 +176,6 @@ _PYTHON = re.compile(r"python|pypy|vllm\Z|VLLM::")
 
 
 def tree(table: Table, pid: int) -> tuple[int, ...]:
-    """A process and all its descendants."""
     children: dict[int, list[int]] = {}
     for process in table.values():
         children.setdefault(process.parent, []).append(process.pid)

@@ -51,7 +51,6 @@ class SharedLock:
         self.label = lock.label
 
     def other(self) -> SharedLock:
-        """The same lock for another part."""
         return SharedLock(self._lock, self._turn)
 
     async def acquire(self, owner: str) -> Outcome:
@@ -331,7 +330,6 @@ class ReturnToService:
         return end is not None and end.is_out
 
     async def put_back(self, engine: str) -> Decision:
-        """Puts it back if it answers."""
         parts = self._parts.get(engine)
         if parts is None:
             return BlockedAction(engine, Grade.RESTART, UNDRAIN, "NotWatched", "no engine of that name is watched")

@@ -199,7 +199,6 @@ class WatchedEngine:
         return self.look_s is not None and self.look_s > SLOW_S
 
     def take(self, look: Look) -> list[Event]:
-        """Judges one look and returns its events."""
         self.looks += 1
         if look.reach is not Reach.ANSWERS:
             self.failures[str(look.reach)] += 1
@@ -254,7 +253,6 @@ class Fleet:
     # Who is watched
 
     def watch(self, targets: Sequence[EngineConfig]) -> None:
-        """Watches these engines and no others."""
         wanted = {target.name: target for target in targets}
         for name in [name for name, engine in self._engines.items() if wanted.get(name) != engine.target]:
             self._leave(self._engines.pop(name))
@@ -292,7 +290,6 @@ class Fleet:
         return [self._engines[name].view(now_s)._replace(needs=self.needs.get(name, "")) for name in sorted(self._engines)]
 
     def view(self, name: str) -> EngineView | None:
-        """One engine with its forecasts."""
         engine = self._engines.get(name)
         if engine is None:
             return None
@@ -302,7 +299,6 @@ class Fleet:
         return sorted(self._engines)
 
     def engine(self, name: str) -> WatchedEngine | None:
-        """A watched engine; None if there is none of that name."""
         return self._engines.get(name)
 
     async def look_now(self, name: str) -> Look | None:

@@ -247,7 +247,6 @@ class EngineLists:
         return list(by_name.values())
 
     def facts(self, name: str) -> DiscoveredFacts:
-        """What its finder knows of this engine."""
         said, called = self._own.get(name, ("", ""))
         return self._facts.get(said, {}).get(called, _NOTHING)
 
@@ -354,7 +353,6 @@ class Daemon:
         self._fleet.tell(announcement.engine, kind, announcement.message)
 
     def _facts(self, name: str) -> DiscoveredFacts:
-        """What its finder and its restarter know of an engine."""
         found = self._lists.facts(name)
         ended = "" if self._acting is None else self._acting.ended.get(name, "")
         return found._replace(ended=ended) if ended else found
@@ -512,7 +510,6 @@ class Daemon:
             self._systemd.send("WATCHDOG=1" if is_alive else "", status)
 
     async def _reader_gone(self) -> None:
-        """Waits until the reader of standard output is gone."""
         while not self._out.is_gone:
             await asyncio.sleep(0.2)
 
@@ -567,7 +564,6 @@ def warn(message: str) -> None:
 
 
 def _same_host(url: str) -> SameHost | None:
-    """The reader of this machine, for an engine on it."""
     parts = urlsplit(url)
     is_here = parts.hostname in ("localhost", "::1") or (parts.hostname or "").startswith("127.")
     return SameHost(parts.port) if is_here and parts.port is not None else None

@@ -419,7 +419,6 @@ class RestartSteps:
             await self._ready(run)
 
     async def _why_not_stop(self, run: ActionRun) -> str:
-        """What blocks the stop at the last moment."""
         restarter = self._parts.restarter
         if restarter is not None and not restarter.replaces and await restarter.is_running() is False:
             look = await self._observer.look(run.engine)

@@ -133,7 +133,6 @@ class SlidingMinimum:
 
     @property
     def least(self) -> float:
-        """Of those that were added lately."""
         return self._kept[0][1] if self._kept else math.inf
 
 
@@ -213,11 +212,9 @@ class FigureTable:
         return self._columns[name][-1] if self.times else math.nan
 
     def since(self, name: str, from_s: float) -> FigureSeries:
-        """What is known of it from this moment on."""
         return self._known(name, bisect_left(self.times, from_s))
 
     def last(self, name: str, rows: int) -> FigureSeries:
-        """What is known of it in the last so many rows."""
         return self._known(name, max(0, len(self.times) - min(rows, self._size)))
 
     def from_before(self, name: str, from_s: float) -> FigureSeries | None:
@@ -323,7 +320,6 @@ class ProcessLives:
         return now_s - self._shared_at_s < SHARED_S
 
     def since(self, from_s: float) -> int:
-        """How often it began anew since then."""
         return max(sum(at_s >= from_s for at_s in times) for times in (self._seen, self._counted))
 
 
@@ -435,7 +431,6 @@ class History:
         return found
 
     def rise(self, name: str, seconds: float) -> Reading:
-        """By how much a counter rose in that time."""
         end_s = self._end()
         start_s = end_s - seconds + _NEAR
         known = self._fine.stretch(name)
@@ -641,5 +636,4 @@ _WORDS = {
 
 
 def _said(name: str) -> str:
-    """A figure as a reader would call it."""
     return _WORDS.get(name, name.replace("_", " "))

@@ -151,7 +151,6 @@ def wedged(history: History, policy: Policy, now_s: float) -> Assessment:
 
 
 def _stands_still(history: History, name: str, pulse: CoreSteps, policy: Policy, now_s: float) -> Assessment:
-    """Whether one core is stuck."""
     whose = f"core {name}: " if name else ""
     work = pulse.work
     if work is None:

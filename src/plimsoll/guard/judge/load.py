@@ -175,7 +175,6 @@ def low_hits(history: History, policy: Policy, now_s: float) -> Assessment:
 
 
 def user_rule(rule: UserRule, history: History) -> Assessment:
-    """A question of the user's own."""
     shown = []
     for term in rule.terms:
         left = history.now(term.figure)

@@ -202,7 +202,6 @@ def _differs(name: str, before: Look, now: Look) -> bool:
 
 
 def describe_changes(before: Look, now: Look) -> str:
-    """What is another one after a restart, in words."""
     parts = []
     if before.vllm and now.vllm and before.vllm != now.vllm:
         parts.append(f"vLLM {before.vllm} became {now.vllm}")

@@ -117,7 +117,6 @@ def _no_probe(history: History) -> str:
 
 
 def host_growth(history: History, policy: Policy, now_s: float) -> Assessment:
-    """Host memory that grows and goes on growing."""
     del now_s
     return _growing(_grown(history, "host_resident", policy.number("host", "least")), "host_resident", "host memory")
 

@@ -86,7 +86,6 @@ class Tracker:
         self._held = _NOT_YET
 
     def see(self, seen: Assessment, now_s: float) -> Condition:
-        """The condition after this look."""
         self.note(seen, now_s)
         return self.condition
 
