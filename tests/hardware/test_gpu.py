@@ -80,13 +80,7 @@ def test_no_spelling_means_two_cards() -> None:
 def test_every_spelling_finds_its_card(gpu: Gpu) -> None:
     """Each name and alias resolves, in any case and with any separator."""
     for spelling in (gpu.name, *gpu.aliases):
-        for typed in (
-            spelling,
-            spelling.upper(),
-            spelling.replace(" ", "-"),
-            spelling.replace("-", "_"),
-            f" {spelling} ",
-        ):
+        for typed in (spelling, spelling.upper(), spelling.replace(" ", "-"), spelling.replace("-", "_"), f" {spelling} "):
             assert gpu_named(typed) is gpu
 
 

@@ -1,4 +1,7 @@
-"""The processes of this machine as they are now, read from /proc."""
+"""The processes of this machine as they are now, read from /proc.
+
+psutil tells no session, and its start time moves with the clock: a later guard could not know a process again by it.
+"""
 
 from __future__ import annotations
 

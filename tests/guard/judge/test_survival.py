@@ -84,13 +84,7 @@ def test_the_finding_names_the_shape_the_cost_and_the_flag() -> None:
 )  # fmt: skip
 def test_advice_names_the_flag_of_the_site(site: str, kind: str, flag: str) -> None:
     """By the newest failure's site and the shape of its request."""
-    (look,) = surviving(
-        5,
-        lambda _: failed(
-            1.0,
-            1.0,
-        )._replace(last=LastFailure(1.0, site, kind=kind)),
-    )
+    (look,) = surviving(5, lambda _: failed(1.0, 1.0)._replace(last=LastFailure(1.0, site, kind=kind)))
     judge = Judge("engine", Policy())
     judge.see(look)
     condition = next(one for one in judge.conditions if one.kind == "contained")

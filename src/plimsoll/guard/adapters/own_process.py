@@ -423,10 +423,7 @@ class OwnProcess:
             kin = [process for process in self._family() if process.pid != before.pid]
             leaders = {*before.leaders, *marks({process for process in kin if process.session == process.pid})}
             now = msgspec.structs.replace(
-                before,
-                kin=tuple(sorted(marks(kin))),
-                leaders=tuple(sorted(leaders)),
-                asked=asked or before.asked,
+                before, kin=tuple(sorted(marks(kin))), leaders=tuple(sorted(leaders)), asked=asked or before.asked
             )
             self._noted_s = time.monotonic()
             if now != before:

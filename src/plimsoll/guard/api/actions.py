@@ -95,10 +95,7 @@ class ActionRoutes:
     """The paths under /v1/. `actions` returns None for a guard that only observes."""
 
     def __init__(
-        self,
-        actions: Callable[[], ActionDesk | None],
-        is_watched: Callable[[str], bool],
-        name_of: Callable[[str], str] = str,
+        self, actions: Callable[[], ActionDesk | None], is_watched: Callable[[str], bool], name_of: Callable[[str], str] = str
     ) -> None:
         """`name_of`: the engine's name for an id in a request."""
         self._actions, self._is_watched, self._name_of = actions, is_watched, name_of
