@@ -25,7 +25,6 @@ HEADER = {"revision": "7"}
 
 
 def key(epoch: int, mark: str, lease: str = "5", owner: str = "a") -> dict[str, Any]:
-    """What lies under the key."""
     value = base64.b64encode(json.dumps({"owner": owner, "mark": mark}).encode()).decode()
     return {"header": HEADER, "kvs": [{"create_revision": str(epoch), "lease": lease, "value": value}]}
 
@@ -46,14 +45,12 @@ class Script(Answers):
 
 
 def headed(head: str) -> tuple[str, dict[str, str]]:
-    """The first line and the headers."""
     first, *lines = head.split("\r\n")
     return first, {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
 
 
 @asynccontextmanager
 async def scripted(*answers: bytes | float) -> AsyncIterator[Script]:
-    """A server with these answers."""
     script = Script(*answers)
     server = await asyncio.start_server(script.serve, "127.0.0.1", 0)
     script.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -62,7 +59,6 @@ async def scripted(*answers: bytes | float) -> AsyncIterator[Script]:
 
 
 def run(act: Callable[[], Awaitable[None]]) -> None:
-    """In a loop of its own."""
 
     async def inner() -> None:
         async with asyncio.timeout(30):
@@ -76,7 +72,6 @@ LEASE = answer(200, {"header": HEADER, "ID": "5", "TTL": "30"})
 
 
 def given_to(mark: str, epoch: int = 8, lease: str = "5") -> bytes:
-    """The transaction went our way."""
     put, look = {"response_put": {"header": HEADER}}, {"response_range": key(epoch, mark, lease)}
     return answer(200, {"header": HEADER, "succeeded": True, "responses": [put, look]})
 
@@ -287,7 +282,6 @@ def test_wrong_settings() -> None:
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    """For localhost, signed by itself."""
     crt, own_key = folder / f"{name}.crt", folder / f"{name}.key"
     words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(own_key), "-out", str(crt),
              "-days", "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]  # fmt: skip

@@ -15,7 +15,6 @@ from tests.net.raw_server import free_port
 
 
 def told(answers: Answers) -> list[Any]:
-    """The bodies that were posted."""
     return [json.loads(one.partition(b"\r\n\r\n")[2]) for one in answers.got]
 
 

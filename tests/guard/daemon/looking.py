@@ -65,11 +65,9 @@ def at(server: Server, watcher_of: Callable[[str], EngineWatcher], count: int = 
 
 
 def plain(url: str) -> EngineWatcher:
-    """One without token and canary."""
     return EngineWatcher(url, limits=FAST)
 
 
 def fault(server: Server, kind: str, **more: object) -> None:
-    """Set a fault while it runs."""
     got = server.ask("POST", "/standin/faults", {"kind": kind, **more}, Authorization=f"Bearer {TOKEN}")
     assert got.status == 200, got.body

@@ -34,7 +34,6 @@ class NotifyConfig(key.Table):
     repeat_s: float = key.duration(3_600.0, 60.0, key.DAY_S, "how often what is still true is sent again")
 
     def build(self) -> WebhookNotifier | None:
-        """The receiver of notifications; None where there is none."""
         if self.webhook is None:
             return None
         return WebhookNotifier(address(self.webhook))
