@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lab.catalogue.endpoints import ENDPOINTS, GUARDED_PREFIXES
+from lab.catalogue.log_lines import LOG_LINES
 from plimsoll.vllm import versions
-from plimsoll.vllm.endpoints import ENDPOINTS, GUARDED_PREFIXES
 from plimsoll.vllm.flags import flags_of
-from plimsoll.vllm.log_lines import LOG_LINES
 from plimsoll.vllm.metrics import FIGURES, metrics_of, resolve
 from plimsoll.vllm.versions import Behaviour, Coverage, engine_named, newest
 

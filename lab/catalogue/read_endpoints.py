@@ -11,7 +11,7 @@ _METHODS = {"get", "post", "put", "delete", "patch", "head", "websocket", "api_r
 
 
 def read_endpoints(tree: SourceTree) -> list[dict[str, Any]]:
-    """Every route of the server's own code: method and path. What a route needs to be there stands in vllm/endpoints.py."""
+    """Every route of the server's own code: method and path. What a route needs to be there stands in endpoints.py."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for file in tree.files:
         relative = file.relative_to(tree.root / "vllm").as_posix()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from lab.catalogue.log_lines import LOG_LINES
 from lab.catalogue.source_tree import SourceTree
-from plimsoll.vllm.log_lines import LOG_LINES
 
 # "one " "two" and f"one " f"two" over several source lines are one message.
 _JOIN = re.compile(r"""(["'])\s*\n\s*[frbFRB]{0,2}(["'])""")

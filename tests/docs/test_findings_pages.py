@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.catalogue.log_lines import LOG_LINES
 from plimsoll.cli.main import main
 from plimsoll.doctor.rules.root_cause import NEIGHBOUR_MATTERS_BYTES, NEIGHBOUR_MATTERS_SHARE
 from plimsoll.doctor.rules.trend_growth import FULL, ROOM, SEVERE_STORM, STORM
@@ -17,7 +18,6 @@ from plimsoll.units import GIB, MIB
 from plimsoll.vllm import versions
 from plimsoll.vllm.failure_texts import STEP_FRAMES, TEXTS
 from plimsoll.vllm.flags import flags_of, history_of
-from plimsoll.vllm.log_lines import LOG_LINES
 from tests.docs.test_findings import FOLDER, PAGES, sections
 from tests.each import each
 

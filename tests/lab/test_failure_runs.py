@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from lab.catalogue.log_lines import log_line
 from lab.gpu import provoke_failures as provoke
 from lab.gpu.models import config_of
 from lab.gpu.snapshot_extension import without_machine_paths
 from lab.gpu.trim_log import trim
 from plimsoll.findings import Code
-from plimsoll.vllm.log_lines import log_line
 
 PLAN: dict[str, Any] = json.loads((provoke.HERE / "failure_runs.json").read_text(encoding="utf-8"))
 STEPS = {"post", "metrics", "load", "wait", "sleep", "ballast", "snapshot", "kill_engine", "stop", "exit"}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.catalogue.log_lines import LOG_LINES
 from plimsoll.doctor.read.text import read_log
 from plimsoll.doctor.rules.diagnose import diagnose
 from plimsoll.findings import Severity
@@ -25,7 +26,7 @@ from plimsoll.standin.launch_log import (
 from plimsoll.standin.memory import Memory, oom_text
 from plimsoll.standin.start_failures import failed_lines, want_of_memory
 from plimsoll.units import GIB
-from plimsoll.vllm.log_lines import LOG_LINES, measured_of
+from plimsoll.vllm.log_lines import measured_of
 from tests.standin.launches import PID, STAMP, launchable, log_of, text_of
 
 CAPTURES = Path(__file__).parents[1] / "captures"

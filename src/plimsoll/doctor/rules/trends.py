@@ -34,7 +34,7 @@ from plimsoll.doctor.rules.trend_growth import (
 )
 from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
 from plimsoll.units import GIB, MIB, format_gib
-from plimsoll.vllm.log_lines import log_line
+from plimsoll.vllm.log_lines import KV_SIZE, PERIODIC_STATS
 
 EVERY_S = 10.0
 """Between two periodic lines, where the lines have no time of their own."""
@@ -60,7 +60,7 @@ class PreemptionWarning(NamedTuple):
 @functools.cache
 def _patterns() -> tuple[re.Pattern[str], ...]:
     return (
-        re.compile(log_line("periodic-stats").pattern),
+        re.compile(PERIODIC_STATS),
         re.compile(r"Engine (\d{1,6}): Avg prompt"),
         re.compile(r"Swapped: (\d{1,9}) reqs"),
         re.compile(r"Preemptions: (\d{1,9})"),
@@ -107,7 +107,7 @@ def preemptions_of_log(log: Log) -> Mapping[EngineId, Sequence[PreemptionWarning
 
 def kv_tokens_of_log(log: Log) -> float | None:
     """How many tokens the KV cache holds, as the start said; the last word counts."""
-    pattern = re.compile(log_line("kv-size").pattern)
+    pattern = re.compile(KV_SIZE)
     found: float | None = None
     for line in log.lines:
         if "KV cache size: " in line.text and (said := pattern.search(line.text[:TEXT_MAX])) is not None:

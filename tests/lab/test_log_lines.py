@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.vllm.log_lines import LOG_LINES, log_line
+from lab.catalogue.log_lines import LOG_LINES, log_line
 from tests.each import each
 
 TOO_LONG = (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from lab.catalogue.endpoints import ENDPOINTS, Endpoint
 from plimsoll.vllm import versions
-from plimsoll.vllm.endpoints import ENDPOINTS, Endpoint
 from tests.each import each
 
 
