@@ -57,10 +57,8 @@ class ResolvedMetric:
     shown: str = "always"
 
 
-def _figure(
-    unit: str, names: Sequence[str], traps: Sequence[str] = (), blocks_before: str | None = None, **more: Any
-) -> Figure:  # fmt: skip
-    before = Behaviour[blocks_before] if blocks_before else None
+def _figure(unit: str, names: Sequence[str], traps: Sequence[str] = (), **more: Any) -> Figure:
+    before = Behaviour.PREFIX_TOKENS if more.pop("once_in_blocks", False) else None
     return Figure(unit=Unit(unit), names=tuple(names), traps=tuple(traps), blocks_before=before, **more)
 
 

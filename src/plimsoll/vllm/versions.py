@@ -159,24 +159,16 @@ class Behaviour(Enum):
     MODEL_FLAG = ("0.8.3", "`vllm serve` takes --model, and asks for the model as its first word", "entrypoints/cli/serve.py")
     FEWER_SEQUENCES = ("0.8.4", "cards other than H100 and H200 batch 256 sequences by default, not 1024",
         "engine/arg_utils.py")
-    LONG_LATENCY_BUCKETS = ("0.8.4", "histograms of latencies have buckets for minutes and hours", "v1/metrics/loggers.py")
     BATCH_BY_MEMORY = ("0.8.5", "cards of 70 GiB or more have the larger default batch, whatever their name",
         "engine/arg_utils.py")
-    STEP_BUCKETS = ("0.8.5", "steps are sorted into fixed buckets, not by the captured graph sizes", "v1/metrics/loggers.py")
     A100_BATCH = ("0.9.0", "an A100 has the smaller default batch, whatever its memory", "engine/arg_utils.py")
     DOTTED_KEYS = ("0.9.0", "the parser joins `--config.key value` into JSON", "utils.py: FlexibleArgumentParser")
     PREFIX_TOKENS = ("0.9.0", "the prefix cache's counters count tokens, not blocks", "v1/metrics/loggers.py: HELP")
-    CACHE_CONFIG_ENGINE = ("0.9.0", "vllm:cache_config_info names its engine", "v1/metrics/loggers.py")
     NEIGHBOURS_APART = ("0.9.1", ("memory of other processes no longer counts against the budget; the start is refused when "
         "less than the requested share is free"), "v1/worker/gpu_worker.py", True)
     HYBRID_KV_MANAGER = ("0.9.1", ("layers of different types have cache groups of their own; before, a window took as much "
         "as full attention"), "v1/core/kv_cache_utils.py")
-    KV_METRIC_NAMES = ("0.9.2", "vllm:kv_cache_usage_perc and vllm:prefix_cache_* stand beside vllm:gpu_*",
-        "v1/metrics/loggers.py")
-    GPU_METRIC_HELP = ("0.10.0", "HELP of vllm:gpu_prefix_cache_* has its blank in another place", "v1/metrics/loggers.py")
     FIXED_CACHE_SIZE = ("0.10.2", "--kv-cache-memory-bytes gives the cache a size and skips the profile", "engine/arg_utils.py")
-    INTER_TOKEN_METRIC = ("0.10.2", ("vllm:inter_token_latency_seconds exists, and vllm:time_per_output_token_seconds calls "
-        "itself deprecated"), "v1/metrics/loggers.py")
     GPU_METRICS_HIDDEN = ("0.11.0", ("metrics named vllm:gpu_* are hidden unless --show-hidden-metrics-for-version=0.10 is "
         "given"), "v1/metrics/loggers.py", True)
     V0_GONE = ("0.11.0", "the first engine (V0) is gone; NCCL's buffers no longer count against the budget",
