@@ -79,7 +79,7 @@ def test_a_comparison_is_caught(line: str) -> None:
     assert len(_comparisons(line)) == 1
 
 
-@each("row", Behaviour, ids=lambda row: row.name)
+@each("row", list(Behaviour), ids=lambda row: row.name)
 def test_every_row_has_its_release_its_sentence_and_its_evidence(row: Behaviour) -> None:
     """The release was read, the sentence says what changed, and the evidence can be looked up."""
     assert row.since in versions.wheels()
@@ -88,13 +88,13 @@ def test_every_row_has_its_release_its_sentence_and_its_evidence(row: Behaviour)
     assert re.match(r"[\w/]+\.(py|md)|docs/", row.evidence)
 
 
-@each("row", Behaviour, ids=lambda row: row.name)
+@each("row", list(Behaviour), ids=lambda row: row.name)
 def test_every_row_is_used_or_announced(row: Behaviour) -> None:
     """No row outlives the code that asked for it."""
     assert row.is_announced or re.search(rf"\bBehaviour\.{row.name}\b", _sources())
 
 
-@each("row", Behaviour, ids=lambda row: row.name)
+@each("row", list(Behaviour), ids=lambda row: row.name)
 def test_it_begins_with_its_release(row: Behaviour) -> None:
     """Not in the release before, in the one named and in its builds."""
     releases = list(versions.wheels())
@@ -111,7 +111,7 @@ def test_rows_stand_in_the_order_of_their_releases() -> None:
     assert places == sorted(places)
 
 
-@each("part", Coverage, ids=lambda part: part.name)
+@each("part", list(Coverage), ids=lambda part: part.name)
 def test_what_was_read_was_read_of_a_release(part: Coverage) -> None:
     """Both ends are releases, and the older one stands first."""
     assert part.has(part.first)
