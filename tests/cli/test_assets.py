@@ -241,7 +241,7 @@ def test_plans_side_by_side_are_no_plan(here: Path, capsys: pytest.CaptureFixtur
         (["out", "--slo", ""], "--slo"),
         (["out", "--job", 'a"b'], "--job"),
         (["out", "--job", ""], "--job"),
-        (["out", "--plan", "plan.json", "--replicas", "3"], "no option --replicas"),
+        (["out", "--plan", "plan.json", "--replicas", "3"], "no option '--replicas'"),
         (["plan.json"], "a folder is needed"),
         (["out", "--plan", __file__], "--plan wants what `plimsoll plan --json` or"),
     ],

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.cli.main import main
-from plimsoll.render.terminal import WRAPPING_WIDTH
+from plimsoll.render.terminal import WIDTH
 from tests.models.hub_server import running
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -205,7 +205,7 @@ def test_the_first_line_tells_memory_from_flags(capsys: pytest.CaptureFixture[st
     assert "note: planned without: --swap-space" in out
     assert main(words) == 1
     out = capsys.readouterr().out
-    assert max(map(len, out.splitlines())) <= WRAPPING_WIDTH
+    assert max(map(len, out.splitlines())) <= WIDTH
     first = " ".join(out.partition("\n\n")[0].split())
     assert first.startswith("does not fit: ")
     assert first.endswith("one request of full length does not fit; vLLM refuses --swap-space")

@@ -1,48 +1,38 @@
-"""What is printed: times, wrapped lines, and colour only where it is wanted."""
+"""What the demo prints of guard: times, wrapped lines, and what went wrong in red."""
 
 from __future__ import annotations
 
-import pytest
-
-from plimsoll.demo.screen import DID, ENDED, SAW, WIDTH, Line, Screen, wants_colour
-
-
-@pytest.mark.parametrize(
-    ("environ", "is_terminal", "wants"),
-    [
-        ({"TERM": "xterm"}, True, True),
-        ({"TERM": "xterm"}, False, False),
-        ({"TERM": "xterm", "NO_COLOR": "1"}, True, False),
-        ({"TERM": "dumb"}, True, False),
-        ({}, True, False),
-    ],
-)
-def test_colour_is_for_terminals_that_want_it(environ: dict[str, str], *, is_terminal: bool, wants: bool) -> None:
-    """NO_COLOR is heeded, and a pipe gets none."""
-    assert wants_colour(environ, is_terminal=is_terminal) is wants
+from plimsoll.demo.screen import DID, ENDED, SAW, Line, Screen
+from plimsoll.render import terminal
+from plimsoll.render.terminal import BAD, NAME, WIDTH, Report
 
 
-def printed(line: Line, *, is_coloured: bool = False) -> list[str]:
+def printed(line: Line) -> Report:
     """What the screen makes of one line."""
-    shown: list[str] = []
-    Screen(shown.append, is_coloured=is_coloured, began=100.0).guard(line)
-    return shown
+    shown: list[Report] = []
+    Screen(shown.append, 100.0).guard(line)
+    (report,) = shown
+    return report
 
 
 def test_guards_words_have_the_time_since_the_beginning() -> None:
     """Guard's own time, not that of the printing."""
-    assert printed(Line(112.34, SAW, "b", "the queue grows")) == ["   12.3 s  guard saw  b  the queue grows"]
+    assert str(printed(Line(112.34, SAW, "b", "the queue grows"))) == "   12.3 s  guard saw  b  the queue grows"
 
 
 def test_long_words_are_wrapped_under_their_beginning() -> None:
     """No line is wider than the page."""
-    rows = printed(Line(101.0, DID, "a", "word " * 60))
+    rows = str(printed(Line(101.0, DID, "a", "word " * 60))).splitlines()
     assert len(rows) > 1
     assert max(map(len, rows)) <= WIDTH
     assert all(row.startswith(" " * 20) for row in rows[1:])
 
 
-def test_only_a_coloured_screen_has_escapes() -> None:
-    """And an end that is not done stands out."""
-    assert "\x1b" not in "".join(printed(Line(101.0, ENDED, "a", "restart: held")))
-    assert printed(Line(101.0, ENDED, "a", "restart: held"), is_coloured=True)[0].endswith("\x1b[0m")
+def test_an_end_that_is_not_done_stands_out() -> None:
+    """The others have the colour of guard's words."""
+    styles = []
+    for text in ("restart: held", "restart: done and confirmed"):
+        (line,) = printed(Line(101.0, ENDED, "a", text))
+        assert isinstance(line, terminal.Line)
+        styles.append(line.style)
+    assert styles == [BAD, NAME]

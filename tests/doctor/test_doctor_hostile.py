@@ -107,7 +107,7 @@ def answered(data: bytes, exit_code: int | None = None) -> Diagnosis | None:
         for evidence in finding.evidence:
             assert len(evidence.text) <= LONGEST_QUOTE
     json.loads(as_json(found), parse_constant=pytest.fail)  # NaN and Infinity are not JSON; a quoted line may hold the word
-    assert all(letter.isprintable() for line in as_text(found).split("\n") for letter in line)
+    assert all(letter.isprintable() for line in str(as_text(found)).split("\n") for letter in line)
     return found
 
 

@@ -12,7 +12,7 @@ CHANGES = Changes(write=("a",), same=("b", "c"), kept=("d",), outdated=("e",), r
 
 def test_every_path_is_named_with_what_became_of_it() -> None:
     """Written, kept, out of date, removed and left, each under its own words; what is unchanged is counted."""
-    told = as_text(AssetsReport("out", "0.32.0", "m", CHANGES, ("mind this",))).splitlines()
+    told = str(as_text(AssetsReport("out", "0.32.0", "m", CHANGES, ("mind this",)))).splitlines()
     assert told[:2] == ["wrote 1 file to out for vLLM 0.32.0 and m, 2 unchanged", "  a"]
     assert [told[told.index(f"  {name}") - 1].split(",")[0].rstrip(":") for name in "defg"] == [
         "edited by hand and kept", "edited by hand", "removed", "no longer generated",
@@ -23,18 +23,20 @@ def test_every_path_is_named_with_what_became_of_it() -> None:
 def test_what_was_written_says_how_it_is_used() -> None:
     """For each kind of file that was written the place of the next commands; none for a check, or where nothing was written."""
     changes = Changes(write=("compose/compose.yaml", "monitoring/rules.yml"), same=("systemd/vllm.service",))
-    told = as_text(AssetsReport("out", "0.32.0", "m", changes)).splitlines()
+    told = str(as_text(AssetsReport("out", "0.32.0", "m", changes))).splitlines()
     assert told[-3:-1] == ["Next steps:", "  compose     the top of compose/compose.yaml, docs/launch.md#compose"]
     assert told[-1].split() == ["monitoring", "docs/monitoring.md"]
-    assert "Next steps" not in as_text(AssetsReport("out", "0.32.0", "m", changes, is_check=True))
-    assert "Next steps" not in as_text(AssetsReport("out", "0.32.0", "m", Changes(same=("compose/compose.yaml",))))
+    assert "Next steps" not in str(as_text(AssetsReport("out", "0.32.0", "m", changes, is_check=True)))
+    assert "Next steps" not in str(as_text(AssetsReport("out", "0.32.0", "m", Changes(same=("compose/compose.yaml",)))))
 
 
 def test_a_check_shows_the_difference_first() -> None:
     """Then how many files differ; or that none does."""
-    told = as_text(AssetsReport("out", "0.32.0", None, CHANGES, is_check=True, differences=("-x", "+y")))
+    told = str(as_text(AssetsReport("out", "0.32.0", None, CHANGES, is_check=True, differences=("-x", "+y"))))
     assert told.startswith("-x\n+y\nout differs from what would be generated for vLLM 0.32.0: 5 files")
-    assert as_text(AssetsReport("out", "0.32.0", None, Changes(same=("a",)), is_check=True)).endswith("for vLLM 0.32.0: 1 file")
+    assert str(as_text(AssetsReport("out", "0.32.0", None, Changes(same=("a",)), is_check=True))).endswith(
+        "for vLLM 0.32.0: 1 file"
+    )
 
 
 def test_what_is_fine_is_said_by_the_object_too() -> None:

@@ -47,19 +47,19 @@ def diagnosis(*findings: Finding, failure: bool | None = True, **facts: object) 
 )
 def test_the_first_line_is_the_verdict(memory: bool | None, head: str, nothing: str) -> None:
     """Yes, no, or that it cannot be told, with the version, the model and the card; "nothing wrong" only where it is so."""
-    text = as_text(diagnosis(failure=memory))
+    text = str(as_text(diagnosis(failure=memory)))
     assert text.splitlines()[0] == f"{head}   (vLLM 0.25.1, m, H100 80.0 GiB)"
     assert nothing in text
 
 
 def test_unknown_facts_are_left_out() -> None:
     """A diagnosis that knows nothing has a bare first line."""
-    assert as_text(Diagnosis(None, (), {}, ())).splitlines()[0] == "memory failure: unknown"
+    assert str(as_text(Diagnosis(None, (), {}, ()))).splitlines()[0] == "memory failure: unknown"
 
 
 def test_a_finding_is_told_in_order() -> None:
     """Its code and how sure, why, what to do with its flag, the proof by file and line, what is no use, where to read on."""
-    lines = as_text(diagnosis(finding())).splitlines()
+    lines = str(as_text(diagnosis(finding()))).splitlines()
     told = [line[:13].strip() for line in lines if line.startswith("   ") and line[3:4] not in ("", " ")]
     assert told[0] == "why"
     assert told[-1] == "read on"
@@ -75,7 +75,7 @@ def test_a_finding_is_told_in_order() -> None:
 
 def test_the_first_finding_is_told_in_full_and_the_others_shortly() -> None:
     """Four lines of proof for the cause, one for each other; beyond five findings the rest is counted."""
-    text = as_text(diagnosis(*(finding(n) for n in range(8))))
+    text = str(as_text(diagnosis(*(finding(n) for n in range(8)))))
     assert [n for n in range(1, 8) if f"line {n} of 0" in text] == [1, 2, 3, 4]
     assert [n for n in range(1, 8) if f"line {n} of 1" in text] == [1]
     assert text.count("no use") == 1
@@ -84,19 +84,19 @@ def test_the_first_finding_is_told_in_full_and_the_others_shortly() -> None:
 
 def test_mere_information_needs_no_page() -> None:
     """That it was stopped on purpose leads nowhere."""
-    assert "--explain" not in as_text(diagnosis(finding(severity=Severity.INFO), failure=False))
+    assert "--explain" not in str(as_text(diagnosis(finding(severity=Severity.INFO), failure=False)))
 
 
 def test_figures_plan_flags_and_noise_close_the_answer() -> None:
     """What the start measured, what plan computes, how it was started, and what only looks bad."""
-    text = as_text(
+    text = str(as_text(
         diagnosis(
             finding(),
             memory={"weights_bytes": 15 * GIB, "kv_bytes": 40 * GIB},
             plan={"weights_bytes": 14 * GIB, "kv_bytes": None, "slack_bytes": GIB},
             harmless=["CUDA warning: out of memory (function destroyEvent)"],
         )
-    )  # fmt: skip
+    ))  # fmt: skip
     assert "The start's own figures: weights 15.0 GiB, KV cache 40.0 GiB" in text
     assert "plan computes for this command: weights 14.0 GiB, slack 1.0 GiB" in text
     assert "Started with: max_model_len=8192" in text
@@ -107,7 +107,7 @@ def test_a_flag_as_long_as_a_page_is_cut() -> None:
     """A whole compilation configuration is for --json."""
     long = "{'mode': None, " + "'custom_ops': ['+rms_norm'], " * 40
     found = diagnosis(finding(), flags={"compilation_config": long, "port": "8000"})
-    text = " ".join(as_text(found).split())
+    text = " ".join(str(as_text(found)).split())
     assert f"compilation_config={long[:60]}" in text
     assert len(text) < len(long)
     assert "..., port=8000" in text
@@ -116,7 +116,7 @@ def test_a_flag_as_long_as_a_page_is_cut() -> None:
 
 def test_what_to_collect_is_listed() -> None:
     """One line each."""
-    text = as_text(Diagnosis(None, (), {}, ("dmesg -T", "the exit code")))
+    text = str(as_text(Diagnosis(None, (), {}, ("dmesg -T", "the exit code"))))
     assert text.endswith("To settle it, collect:\n  - dmesg -T\n  - the exit code")
 
 
@@ -155,7 +155,7 @@ def test_secrets_prompts_and_control_characters_are_cleaned_everywhere() -> None
     )
     facts = {**FACTS, "model": dirty, "flags": {"api_key": dirty, SECRET: "1"}, "harmless": [dirty]}
     whole = Diagnosis(True, (given,), facts, (dirty,))
-    for shown in (as_text(whole), as_json(whole), json.dumps(body(whole), ensure_ascii=False)):
+    for shown in (str(as_text(whole)), as_json(whole), json.dumps(body(whole), ensure_ascii=False)):
         assert SECRET[:12] not in shown
         assert "qwertz" not in shown
         assert "\x1b" not in shown
@@ -165,7 +165,7 @@ def test_secrets_prompts_and_control_characters_are_cleaned_everywhere() -> None
 
 def test_lines_are_broken_for_a_terminal() -> None:
     """A long sentence is broken at spaces, and goes on below its own beginning."""
-    lines = as_text(diagnosis(finding(because="word " * 80))).splitlines()
+    lines = str(as_text(diagnosis(finding(because="word " * 80)))).splitlines()
     assert max(map(len, lines)) <= 110
     why = next(at for at, line in enumerate(lines) if line.startswith("   why"))
     assert lines[why + 1].startswith(" " * 13 + "word")

@@ -35,20 +35,20 @@ def _checkup(files: dict[str, str], *, is_visible: bool | None = True, version: 
 def test_the_first_line_is_the_verdict(files: dict[str, str], is_visible: bool | None, said: str, takes_all: bool) -> None:
     """Who reads one line knows; text and JSON agree."""
     checkup = _checkup(files, is_visible=is_visible)
-    assert said in check_text(checkup).splitlines()[0]
+    assert said in str(check_text(checkup)).splitlines()[0]
     assert json.loads(check_json(checkup))["takes_all"] is takes_all
 
 
 def test_every_part_is_named_with_what_it_gives() -> None:
     """Also where nothing is lost."""
-    text = check_text(_checkup(files_that_meet_all()))
+    text = str(check_text(_checkup(files_that_meet_all())))
     assert all(f"\n  {part.value}" in text for part in Part)
     assert "\x1b" not in text
 
 
 def test_a_version_that_is_not_known_is_said() -> None:
     """Unknown is a word, not 0.0."""
-    assert check_text(_checkup({}, version=None)).startswith("vLLM of unknown version")
+    assert str(check_text(_checkup({}, version=None))).startswith("vLLM of unknown version")
     assert json.loads(check_json(_checkup({}, version=None)))["vllm"] is None
 
 

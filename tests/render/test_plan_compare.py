@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from plimsoll.findings import Code, Finding, Severity
 from plimsoll.launch.check_flags import check
@@ -12,7 +13,7 @@ from plimsoll.plan.ledger import ModelFacts, plan_ledger
 from plimsoll.plan.read import MemoryPlan
 from plimsoll.plan.settings import Card, Flags, read_settings
 from plimsoll.render.plan import ComparedPlan, compare_as_json, compare_as_text, letter
-from plimsoll.render.terminal import WRAPPING_WIDTH
+from plimsoll.render.terminal import WIDTH
 from plimsoll.units import GIB
 from plimsoll.vllm.versions import engine_named
 
@@ -35,38 +36,39 @@ def _planned(*flags: str, model: str = "org/llama", gib: int = 79) -> MemoryPlan
 
 
 def _line(text: str, name: str) -> str:
-    return next(line for line in text.splitlines() if line[2:].lstrip().startswith(name))
+    return next(line for line in text.splitlines() if line.lstrip(" *").startswith(name))
 
 
 def test_rows_that_differ_are_marked() -> None:
     """An fp8 cache doubles the tokens: those rows have a mark, the model and the card do not."""
-    text = compare_as_text([ComparedPlan("f:1", _planned()), ComparedPlan("f:2", _planned("--kv-cache-dtype", "fp8"))])
+    text = str(compare_as_text([ComparedPlan("f:1", _planned()), ComparedPlan("f:2", _planned("--kv-cache-dtype", "fp8"))]))
     assert _line(text, "kv-cache-dtype").split() == ["*", "kv-cache-dtype", "auto", "fp8"]
     assert _line(text, "bytes per block").split()[-2:] == ["2,097,152", "1,048,576"]
-    assert _line(text, "KV tokens").startswith("*")
-    assert _line(text, "GPU").startswith("  ")
+    assert _line(text, "KV tokens").lstrip().startswith("*")
+    assert _line(text, "GPU").lstrip().startswith("GPU")
     assert "B  f:2: vllm serve org/llama --kv-cache-dtype fp8" in text
 
 
 def test_bytes_say_by_how_much() -> None:
     """A smaller share of the card is shown with what it takes away, in GiB."""
-    text = compare_as_text([ComparedPlan("f:1", _planned()), ComparedPlan("f:2", _planned("--gpu-memory-utilization", "0.82"))])
+    both = [ComparedPlan("f:1", _planned()), ComparedPlan("f:2", _planned("--gpu-memory-utilization", "0.82"))]
+    text = str(compare_as_text(both))
     assert "(-7.90)" in _line(text, "requested")
     assert "(-7.90)" in _line(text, "KV cache")
-    assert _line(text, "weights").startswith("  ")
+    assert _line(text, "weights").lstrip().startswith("weights")
 
 
 def test_nothing_differs() -> None:
     """Two equal commands have no mark, and the text says so."""
-    text = compare_as_text([ComparedPlan("f:1", _planned()), ComparedPlan("f:2", _planned())])
-    assert [line for line in text.splitlines() if line.startswith("* ")] == [text.splitlines()[-1]]
+    text = str(compare_as_text([ComparedPlan("f:1", _planned()), ComparedPlan("f:2", _planned())]))
+    assert [line for line in text.splitlines() if line.lstrip().startswith("* ")] == [text.splitlines()[-1]]
     assert "nothing differs" in text
 
 
 def test_a_line_that_cannot_be_planned_stays_in_its_place() -> None:
     """One bad line does not hide the others; it is neither a plan nor a difference."""
     both = [ComparedPlan("f:1", _planned()), ComparedPlan("f:2", None, f"no such\nmodel {SECRET}")]
-    text, body = compare_as_text(both), json.loads(compare_as_json(both))
+    text, body = str(compare_as_text(both)), json.loads(compare_as_json(both))
     assert "B  f:2: not planned: no such model [redacted]" in text
     assert "nothing differs" in text
     assert body["compare"][1]["plan"] is None
@@ -76,20 +78,20 @@ def test_a_line_that_cannot_be_planned_stays_in_its_place() -> None:
 
 def test_findings_are_listed_by_letter() -> None:
     """What stops a plan is named under the table with the plan's letter."""
-    text = compare_as_text([ComparedPlan("f:1", _planned()), ComparedPlan("f:2", _planned(gib=20))])
+    text = str(compare_as_text([ComparedPlan("f:1", _planned()), ComparedPlan("f:2", _planned(gib=20))]))
     assert _line(text, "verdict").split() == ["*", "verdict", "fits", "does", "not", "fit"]
     assert "  B  startup.context-too-long: one request does not fit" in text
 
 
 def test_many_plans_fit_the_screen() -> None:
-    """Nine plans make three tables, each beside the first plan, none wider than a screen; marks count in their own table."""
+    """Many plans make several tables, each beside the first plan, none wider than a screen."""
     plans = [ComparedPlan(f"f:{n}", _planned()) for n in range(8)]
-    text = compare_as_text([*plans, ComparedPlan("f:9", _planned("--enforce-eager"))])
-    assert max(map(len, text.splitlines())) <= WRAPPING_WIDTH
-    eager = [line for line in text.splitlines() if line[2:].startswith("eager")]
-    assert [line[0] for line in eager] == [" ", " ", "*"]
-    heads = [line.split() for line in text.splitlines() if line.startswith(" " * 20)]
-    assert heads == [["A", "B", "C", "D"], ["A", "E", "F", "G"], ["A", "H", "I"], ["--enforce-eager"]]
+    text = str(compare_as_text([*plans, ComparedPlan("f:9", _planned("--enforce-eager"))]))
+    assert max(map(len, text.splitlines())) <= WIDTH
+    heads = [line.split() for line in text.splitlines() if re.fullmatch(r" {20,}A( +[B-I])+", line)]
+    assert len(heads) > 1
+    assert [letter for head in heads for letter in head[1:]] == list("BCDEFGHI")
+    assert sum("* eager" in " ".join(line.split()) for line in text.splitlines()) == len(heads)
 
 
 def test_the_json_has_whole_plans_and_raw_differences() -> None:
@@ -106,7 +108,7 @@ def test_the_json_has_whole_plans_and_raw_differences() -> None:
 def test_hostile_and_secret_text() -> None:
     """Control characters and tokens in a model's name reach neither the table nor the JSON."""
     one = ComparedPlan("f\x1b[31m:1", _planned(model=f"a\x1b[2J\n{SECRET}"))
-    for text in (compare_as_text([one]), compare_as_json([one])):
+    for text in (str(compare_as_text([one])), compare_as_json([one])):
         assert "\x1b" not in text
         assert "\\u001b" not in text
         assert SECRET not in text

@@ -12,7 +12,7 @@ from plimsoll.plan.matrix import Cell, Matrix, MatrixSpec, State
 from plimsoll.plan.settings import Settings
 from plimsoll.plan.workload import Pool, Workload, WorkloadAnswer, judge
 from plimsoll.render.plan import cell_text, matrix_json, matrix_lines, percent, workload_json, workload_lines
-from plimsoll.render.terminal import WRAPPING_WIDTH
+from plimsoll.render.terminal import WIDTH
 
 FULL = FullSpec(block_size=16, heads=8, head_size=128, head_size_v=128, dtype="bfloat16")
 WINDOW = SlidingSpec(block_size=16, heads=8, head_size=128, head_size_v=128, dtype="bfloat16", window=128)
@@ -41,7 +41,7 @@ def _matrix(contexts: int = 3) -> Matrix:
 
 def test_the_table_needs_no_colour() -> None:
     """Every cell says its state in a word and its use in a number; a refused context says why, without a secret."""
-    lines = matrix_lines(_matrix())
+    lines = str(matrix_lines(_matrix())).splitlines()
     text = "\n".join(lines)
     assert "fits 20%" in text
     assert "risk 114%" in text
@@ -56,8 +56,8 @@ def test_the_table_needs_no_colour() -> None:
 
 def test_a_wide_grid_is_cut_into_tables_that_fit() -> None:
     """Twenty contexts still read on a screen: no line is too long and no context is lost."""
-    lines = matrix_lines(_matrix(20))
-    assert max(map(len, lines)) <= WRAPPING_WIDTH
+    lines = str(matrix_lines(_matrix(20))).splitlines()
+    assert max(map(len, lines)) <= WIDTH
     assert all(f"{8192 * (n + 1):,}" in "\n".join(lines) for n in range(20))
     assert sum(line.startswith("  at most") for line in lines) == 3
 
@@ -91,7 +91,7 @@ def test_a_cell_without_a_cache() -> None:
 
 def test_a_workload_that_fits() -> None:
     """The verdict, the band, both figures of article row 1 and the block in force are all said."""
-    text = "\n".join(workload_lines(_answer(Workload(((1200, 300),), 64))))
+    text = str(workload_lines(_answer(Workload(((1200, 300),), 64))))
     assert "fits: 64 at once, 1,200 prompt and 300 output tokens." in text
     assert "217 fit at once (207 to 228 over the band): 94 blocks each, of 20,479" in text
     assert "29% at the end" in text
@@ -103,7 +103,7 @@ def test_a_workload_that_fits() -> None:
 
 def test_growth_is_named_where_it_hurts() -> None:
     """Prompts fit, prompts with their outputs do not: the text says that outputs grow and requests are preempted."""
-    text = " ".join("\n".join(workload_lines(_answer(Workload(((1200, 300),), 250)))).split())
+    text = " ".join(str(workload_lines(_answer(Workload(((1200, 300),), 250)))).split())
     assert "may preempt: 250 at once" in text
     assert "Outputs grow" in text
     assert "preempts" in text
@@ -123,15 +123,15 @@ def test_growth_is_named_where_it_hurts() -> None:
 )
 def test_other_verdicts(workload: Workload, starts: bool, said: str) -> None:
     """Each way a workload fares has its sentence, and every line fits the screen."""
-    lines = workload_lines(_answer(workload, starts=starts))
+    lines = str(workload_lines(_answer(workload, starts=starts))).splitlines()
     assert said in " ".join("\n".join(lines).split())
-    assert max(map(len, lines)) <= WRAPPING_WIDTH
+    assert max(map(len, lines)) <= WIDTH
 
 
 def test_windows_are_told_apart() -> None:
     """Groups are listed by kind, and so is what fits once windows have slid."""
     answer = _answer(Workload(((1200, 300),), 64), windows=True)
-    text = " ".join("\n".join(workload_lines(answer)).split())
+    text = " ".join(str(workload_lines(answer)).split())
     assert "189 blocks (94 full + 95 sliding)" in text
     assert "Once all decode and windows have slid" in text
     assert all(isinstance(group, GroupPlan) for group in answer.largest_groups)

@@ -71,7 +71,7 @@ def test_json_carries_the_settings_and_the_step_times() -> None:
 
 def test_text_fits_a_screen() -> None:
     """At most 25 lines of at most 110 columns, with every figure an operator asks for."""
-    text = as_text(_busy())
+    text = str(as_text(_busy()))
     lines = text.splitlines()
     assert len(lines) <= 25
     assert max(map(len, lines)) <= 110
@@ -82,8 +82,8 @@ def test_text_fits_a_screen() -> None:
 def test_times_are_labelled_a_rough_guide_unless_fitted() -> None:
     """Nobody mistakes assumed step times for measured ones."""
     run = hand_made(REQUESTS, STEPS)
-    assert "rough guide: not fitted" in as_text(summarise(run))
-    fitted = as_text(summarise(run, fitted="fitted: 4 % off on average"))
+    assert "rough guide: not fitted" in str(as_text(summarise(run)))
+    fitted = str(as_text(summarise(run, fitted="fitted: 4 % off on average")))
     assert "fitted: 4 % off on average" in fitted
     assert "rough guide" not in fitted
 
@@ -120,7 +120,7 @@ def test_a_server_that_does_not_keep_up_is_said_first() -> None:
     assert said[0].endswith("the last answer came 48.0 s after the last request.")
     assert "At least 6 such servers are needed" in said[1]
     assert "--speedup 0.17" in said[1]
-    assert "30 requests over 10.0 s, done after 58.0 s" in as_text(late)
+    assert "30 requests over 10.0 s, done after 58.0 s" in str(as_text(late))
     assert json.loads(as_json(late))["servers_to_keep_up"] == 6
 
 
@@ -134,8 +134,8 @@ def test_a_last_long_answer_is_not_a_backlog() -> None:
 
 def test_a_server_that_would_not_start_is_said_before_what_it_did() -> None:
     """The plan's objection stands above the findings, once; other notes stay at the end."""
-    text = as_text(
-        _busy(), notes=["the plan says that this server does not start: x; it is replayed as if it did", "mind this"]
+    text = str(
+        as_text(_busy(), notes=["the plan says that this server does not start: x; it is replayed as if it did", "mind this"])
     )
     lines = text.splitlines()
     assert lines[2] == "  The plan says that this server does not start: x; it is replayed as if it did."
@@ -145,7 +145,7 @@ def test_a_server_that_would_not_start_is_said_before_what_it_did() -> None:
 
 def test_a_single_request_is_not_a_percentile() -> None:
     """One request says nothing about one in a hundred."""
-    text = as_text(summarise(hand_made(REQUESTS[:1], QUIET)))
+    text = str(as_text(summarise(hand_made(REQUESTS[:1], QUIET))))
     assert "one in a hundred" not in text
     assert "1 request over" in text
 
@@ -153,7 +153,7 @@ def test_a_single_request_is_not_a_percentile() -> None:
 def test_nothing_of_the_trace_s_name_reaches_the_terminal_raw() -> None:
     """Control characters are made visible and secrets hidden, in text and in JSON."""
     summary = summarise(hand_made(REQUESTS, STEPS, name=f"a\x1b[31mred\x07 token={SECRET}"))
-    for output in (as_text(summary, notes=[f"\x1b]0;x {SECRET}"]), as_json(summary, notes=[f"\x1b]0;x {SECRET}"])):
+    for output in (str(as_text(summary, notes=[f"\x1b]0;x {SECRET}"])), as_json(summary, notes=[f"\x1b]0;x {SECRET}"])):
         assert "\x1b" not in output
         assert "\x07" not in output
         assert SECRET not in output
@@ -161,8 +161,8 @@ def test_nothing_of_the_trace_s_name_reaches_the_terminal_raw() -> None:
 
 def test_prefix_caching_off_is_said() -> None:
     """A hit rate of a cache that is off is not a hit rate."""
-    assert "prefix caching is off" in as_text(
-        summarise(hand_made(REQUESTS, STEPS, Settings(num_blocks=11, prefix_caching=False)))
+    assert "prefix caching is off" in str(
+        as_text(summarise(hand_made(REQUESTS, STEPS, Settings(num_blocks=11, prefix_caching=False))))
     )
 
 

@@ -32,7 +32,7 @@ def shown(tuning: Tuning) -> TuneReport:
 
 def test_the_bars_are_drawn_to_the_best_and_the_chosen_one_is_marked(shown: TuneReport) -> None:
     """The longest bar of each curve is as long as the scale; one line of each has the mark."""
-    curves = re.split(r"--max-num-\S+: requests a second as promised\n", as_text(shown))[1:]
+    curves = re.split(r"--max-num-\S+: requests a second as promised\n", str(as_text(shown)))[1:]
     assert len(curves) == 2
     for block in curves:
         rows = [line for line in block.split("\n\n")[0].splitlines() if "#" in line]
@@ -42,7 +42,7 @@ def test_the_bars_are_drawn_to_the_best_and_the_chosen_one_is_marked(shown: Tune
 
 def test_every_sentence_is_on_the_screen_in_the_json_and_on_the_page(shown: TuneReport) -> None:
     """What one of them says the others say too, and nothing is cut."""
-    screen = " ".join(as_text(shown).split())
+    screen = " ".join(str(as_text(shown)).split())
     body = json.loads(as_json(shown))
     assert body["reading"] == sentences(shown)
     assert body["notes"] == ["a note"]
@@ -62,7 +62,7 @@ def test_a_name_that_is_an_attack_stays_text(tuning: Tuning) -> None:
     trace = tuning.traffic.trace._replace(name=HOSTILE)
     own = ready().plan()._replace(model=HOSTILE)
     shown = TuneReport(tuning._replace(traffic=tuning.traffic._replace(trace=trace)), own, None, None, (HOSTILE,))
-    assert "\x1b" not in as_text(shown) + page(shown) + as_json(shown)
+    assert "\x1b" not in str(as_text(shown)) + page(shown) + as_json(shown)
     read = HtmlPage(page(shown))
     assert len(read.tags("script")) == 1
     assert HOSTILE.split("\x1b")[0] in read.text
@@ -73,7 +73,7 @@ def test_without_a_safe_setting_the_advice_is_the_answer(tuning: Tuning) -> None
     nothing = tuning._replace(found=None)
     own = ready("--max-model-len", "131072").plan()
     shown = TuneReport(nothing, own, None, None)
-    text = as_text(shown)
+    text = str(as_text(shown))
     assert "requests a second as promised\n" not in text
     assert json.loads(as_json(shown))["chosen"] is None
     assert own.advice
@@ -85,5 +85,5 @@ def test_without_a_promise_none_is_mentioned(tuning: Tuning) -> None:
     """The first line has no `promised` where nothing was."""
     bare = tuning._replace(traffic=tuning.traffic._replace(slo=Slo()))
     own = ready().plan()
-    assert ", promised" in as_text(TuneReport(tuning, own, own, None)).splitlines()[0]
-    assert ", promised" not in as_text(TuneReport(bare, own, own, None)).splitlines()[0]
+    assert ", promised" in str(as_text(TuneReport(tuning, own, own, None))).splitlines()[0]
+    assert ", promised" not in str(as_text(TuneReport(bare, own, own, None))).splitlines()[0]

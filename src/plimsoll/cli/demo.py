@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from plimsoll.cli.standin import need_packages
@@ -69,15 +69,11 @@ def run(options: DemoOptions) -> int:
         raise BadInput(f"demo takes no {(*options.rest, '--')[0]!r}; plimsoll demo --help lists its options")
     need_packages("demo", or_else=" or make demo")
     from plimsoll.demo.play import Options, show_summary
-    from plimsoll.demo.screen import Screen, wants_colour
+    from plimsoll.demo.screen import Screen
 
     played = Options(options.speed, options.keep, None if options.balancer is None else options.balancer == "haproxy")
     out = sys.stderr if options.json else sys.stdout
-    screen = Screen(
-        lambda line: print(line, file=out, flush=True) if options.json else show(line),
-        is_coloured=wants_colour(os.environ, is_terminal=out.isatty()),
-        began=time.time(),
-    )
+    screen = Screen(partial(show, file=out), time.time())
     screen.plain(
         ["plimsoll demo: three stand-ins for vLLM, clients, and a guard that acts. No GPU is needed; it takes a good minute."],
         "",

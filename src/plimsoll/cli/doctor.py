@@ -155,7 +155,7 @@ def _diagnose(options: DoctorOptions) -> int:
         diagnosis = diagnosis._replace(facts={**diagnosis.facts, "notes": notes})
     as_text = report.as_text(diagnosis)
     if options.bundle is not None:
-        as_text += "\n\n" + bundle(options, inputs, diagnosis, as_text)
+        as_text += ["", bundle(options, inputs, diagnosis, str(as_text))]
     show(report.as_json(diagnosis) if options.json else as_text)
     return failed(diagnosis)
 

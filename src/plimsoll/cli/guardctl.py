@@ -23,7 +23,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ from plimsoll.launch.options import OptionsCommand, Words, count, first_given, o
 from plimsoll.net.address import address
 from plimsoll.net.client import HttpClient, Lost, bearer
 from plimsoll.render.journal import SCHEMA, entry_json, entry_sentence
-from plimsoll.render.terminal import show
+from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, NAME, SEVERITY, WARN, Line, Report, show
 
 ON_ENGINES = ("drain", "undrain", "compact", "restart", "shed")
 SWITCHES = ("pause", "resume")
@@ -135,7 +135,7 @@ def _answer(verb: str, engine: str | None, options: GuardctlOptions) -> int:
 def _is_confirmed(what: str) -> bool:
     if not sys.stdin.isatty():
         raise BadInput(f"{what}: not a terminal: pass --yes to confirm")
-    print(f"{_plain(what)}? [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"{printable(what, '?')}? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
@@ -144,12 +144,12 @@ def _show_answer(status: int, body: Mapping[str, Any], *, is_json: bool) -> int:
     if is_json:
         _show_json(body)
     elif status == 200:
-        show("\n".join([_plain(body["says"]), *(f"  {_plain(line)}" for line in body["plan"])]))
+        show(Report([Line(str(body["says"]), 2, GOOD), *(f"  {line}" for line in body["plan"])]))
     else:
-        reason = f" ({_plain(body['reason'])})" if "reason" in body else ""
+        reason = f" ({body['reason']})" if "reason" in body else ""
         remedy = WHAT_TO_DO.get(str(body.get("reason")))
-        more = f"\n  what to do: {remedy}\n  read on: {REFUSALS_PAGE}" if remedy else ""
-        show(f"blocked{reason}: {_plain(body['says'])}{more}")
+        more = [f"  what to do: {remedy}", f"  read on: {REFUSALS_PAGE}"] if remedy else []
+        show(Report([Line(f"blocked{reason}: {body['says']}", 2, WARN), *more]))
     return 0 if status == 200 else 1
 
 
@@ -160,24 +160,25 @@ def _actions(guard: GuardClient, *, is_json: bool) -> int:
         _show_json(body)
         return 0
     if status != 200:
-        show(f"nothing is under way: {_plain(body['says'])}")
+        show(Report([f"nothing is under way: {body['says']}"]))
         return 0
     paused = body["paused"]
-    lines = [f"  {_plain(action['engine']):30} {_action(action)}" for action in body["actions"]] or ["nothing is under way"]
-    lines += [f"  {_plain(need['engine']):30} {_plain(need['says'])}" for need in body["needs"]]
-    lines += ["everything is paused (guardctl resume)"] if paused["all"] else []
-    lines += [f"{_plain(name)} is paused (guardctl resume {_plain(name)})" for name in paused["engines"]]
-    lines += [f"{_plain(rung)} is switched off (guardctl resume --rung {_plain(rung)})" for rung in paused["rungs"]]
-    lines += [f"guard does not act any more: {_plain(body['trouble'])}"] if body["trouble"] else []
-    show("\n".join(lines))
+    report = Report(f"  {action['engine']:30} {_action(action)}" for action in body["actions"]) or Report(
+        ["nothing is under way"]
+    )
+    report += [Line(f"  {need['engine']:30} {need['says']}", 33, BAD) for need in body["needs"]]
+    off = ["everything is paused (guardctl resume)"] if paused["all"] else []
+    off += [f"{name} is paused (guardctl resume {name})" for name in paused["engines"]]
+    off += [f"{rung} is switched off (guardctl resume --rung {rung})" for rung in paused["rungs"]]
+    off += [f"guard does not act any more: {body['trouble']}"] if body["trouble"] else []
+    show(Report([*report, *(Line(line, 2, WARN) for line in off)]))
     return 0
 
 
 def _action(action: Mapping[str, Any]) -> str:
     what = "drain by hand" if action["kind"] == "drain" else f"{action['grade']} ({action['kind']})"
     since = "" if action["since"] is None else f", since {duration(max(0.0, time.time() - action['since']))}"
-    back = ", on its way back" if action["undoing"] else ""
-    return _plain(f"{what}: {action['step'] or 'over'}{back}{since}")
+    return f"{what}: {action['step'] or 'over'}{', on its way back' if action['undoing'] else ''}{since}"
 
 
 class GuardClient:
@@ -232,7 +233,7 @@ def _checked(shown: str, status: int, data: bytes, known: Sequence[int]) -> tupl
         body = None
     error = str(body.get("error", ""))[:300] if isinstance(body, dict) else ""
     if status in (400, 401, 403, 404, 405, 421) and error:
-        raise BadInput(f"{shown}: {_plain(error)}")
+        raise BadInput(f"{shown}: {printable(error, '?')}")
     if status not in known or not isinstance(body, dict) or body.get("schema") != SCHEMA:
         raise WorldFailed(f"{shown}: answers {status}, and not as guard does")
     return status, body
@@ -256,59 +257,62 @@ def _status(guard: GuardClient, name: str | None, *, is_json: bool) -> int:
     if name is not None:
         body = guard.get(f"/engines/{quote(name)}")[1]
         engines, findings = [body["engine"]], body["engine"]["findings"]
-        lines = [*_engine(engines[0]), *_detail(engines[0])]
+        report = Report([*_engine(engines[0]), *_detail(engines[0])])
     else:
         body, findings = guard.get("/engines")[1], guard.get("/findings")[1]["findings"]
         engines = body["engines"]
-        lines = [_plain(body["status"]), *(line for engine in engines for line in _engine(engine))]
-        lines += [f"  guard itself: {_plain(trouble['what'])}: {_plain(trouble['text'])}" for trouble in body["troubles"]]
-        lines += [line for finding in findings for line in ["", *_finding(finding, f"{_plain(finding['engine'])}: ")]]
+        report = Report([Line(str(body["status"]), 2, BOLD), *(line for engine in engines for line in _engine(engine))])
+        report += [Line(f"  guard itself: {trouble['what']}: {trouble['text']}", 4, WARN) for trouble in body["troubles"]]
+        for finding in findings:
+            report += ["", *_finding(finding, f"{finding['engine']}: ")]
         body = {**body, "findings": findings}
     if is_json:
         _show_json(body)
     else:
-        show("\n".join(lines))
+        show(report)
     return int(
         any(engine["unreachable"] or engine["needs"] for engine in engines)
         or any(finding["severity"] != "info" for finding in findings)
     )
 
 
-def _engine(engine: Mapping[str, Any]) -> list[str]:
+def _engine(engine: Mapping[str, Any]) -> list[Line]:
     version = f"vLLM {engine['vllm']}" if engine["vllm"] else "version not known"
     age = "not looked at yet" if engine["look_age_s"] is None else f"looked at {engine['look_age_s']:.0f} s ago"
     mark = _UNREACHABLE.get(str(engine["reach"]), "")
-    state = (
-        ", ".join(engine["holds"]) or mark or ("needs attention" if engine["needs"] else "healthy" if engine["reach"] else "")
-    )
+    state = ", ".join(engine["holds"]) or mark
+    state = state or ("needs attention" if engine["needs"] else "healthy" if engine["reach"] else "")
+    style = GOOD if state == "healthy" else BAD if state else ""
     if mark and not engine["has_answered"] and not engine["holds"]:
         state += ", and has never answered since guard began"
-    notes = [_plain(engine[name]) for name in ("needs", "note") if engine[name]]
+    notes = [str(engine[name]) for name in ("needs", "note") if engine[name]]
     if mark and engine["unreachable"] and not engine["holds"]:
         notes.append("if nobody is starting it, its log says why: plimsoll doctor LOG")
-    head = f"  {_plain(engine['name']):30} {_plain(state):20} {_plain(version)}, {age}"
-    return [head, *(f"  {'':30} {note}" for note in notes)]
+    head = Line(f"  {engine['name']:30} {state:20} {version}, {age}", 33, style, 33 + len(state))
+    return [head, *(Line(f"  {'':30} {note}", 33, FAINT) for note in notes)]
 
 
-def _detail(engine: Mapping[str, Any]) -> list[str]:
-    lines = [line for finding in engine["findings"] for line in ["", *_finding(finding, "")]]
-    for status in ("true", "unknown", "false"):
+def _detail(engine: Mapping[str, Any]) -> Report:
+    report = Report()
+    for finding in engine["findings"]:
+        report += ["", *_finding(finding, "")]
+    for status, style in (("true", BAD), ("unknown", WARN), ("false", FAINT)):
         rows = [row for row in engine["conditions"] if row["status"] == status]
-        lines += ["", f"{status}:"] if rows else []
-        lines += [f"  {_plain(row['kind']):12} {_plain(row['message'])}" for row in rows]
-    lines += ["", _canary(engine["canary"])] if engine["canary"] is not None else []
-    lines += [""] if engine["forecasts"] else []
+        report += ["", Line(f"{status}:", 2, style)] if rows else []
+        report += [Line(f"  {row['kind']:12} {row['message']}", 15, style, 14) for row in rows]
+    report += ["", _canary(engine["canary"])] if engine["canary"] is not None else []
+    report += [""] if engine["forecasts"] else []
     for name, forecast in engine["forecasts"].items():
         likely, soonest, latest = (duration(forecast[key] or 0.0) for key in ("likely_s", "soonest_s", "latest_s"))
         unknown = forecast["unknown"]
-        when = f"no forecast, {_plain(unknown)}" if unknown else f"in {likely} ({soonest} to {latest})"
-        lines.append(f"{_FORECASTS.get(name, f'runs out of {_plain(name)} memory')}: {when}")
-    return lines
+        when = f"no forecast, {unknown}" if unknown else f"in {likely} ({soonest} to {latest})"
+        report.append(f"{_FORECASTS.get(name, f'runs out of {name} memory')}: {when}")
+    return report
 
 
 def _canary(canary: Mapping[str, Any]) -> str:
     if canary["is_answered"] is None:
-        result = f"proved nothing: {_plain(canary['why']) or 'not known why'}"
+        result = f"proved nothing: {canary['why'] or 'not known why'}"
     elif not canary["is_answered"]:
         result = "got no answer"
     else:
@@ -317,13 +321,14 @@ def _canary(canary: Mapping[str, Any]) -> str:
     return f"the last canary request, {duration(canary['age_s'])} ago, {result}"
 
 
-def _finding(finding: Mapping[str, Any], before: str) -> list[str]:
-    head = f"{before}{finding['code']} ({finding['severity']}): {_plain(finding['title'])}"
-    lines = [head, f"  why     {_plain(finding['because'])}"]
-    remedies = [f"{_plain(row['do'])}: {_plain(row['why'])}" for row in finding["remedy"]]
-    for word, texts in (("do", remedies), ("no use", finding["not_a_remedy"])):
-        lines += [f"  {word if place == 0 else '':7} {_plain(text)}" for place, text in enumerate(texts)]
-    return [*lines, f"  read on plimsoll doctor --explain {finding['code']}"]
+def _finding(finding: Mapping[str, Any], before: str) -> Iterator[Line]:
+    head = f"{before}{finding['code']} ({finding['severity']})"
+    yield Line(f"{head}: {finding['title']}", 2, SEVERITY.get(str(finding["severity"]), ""), len(head))
+    remedies = [f"{row['do']}: {row['why']}" for row in finding["remedy"]]
+    for word, texts in (("why", [finding["because"]]), ("do", remedies), ("no use", finding["not_a_remedy"])):
+        for place, text in enumerate(texts):
+            yield Line(f"  {word if place == 0 else '':7} {text}", 10, GOOD if word == "do" else "", 10)
+    yield Line(f"  read on plimsoll doctor --explain {finding['code']}", 10, FAINT)
 
 
 def _history(guard: GuardClient, engine: str | None, limit: int, *, is_json: bool) -> int:
@@ -339,7 +344,7 @@ def _history(guard: GuardClient, engine: str | None, limit: int, *, is_json: boo
     changes = [row for row in body["changes"] if not entries or row["what"] != "acted"]
     lines = [(float(row["at"]), _line(row["at"], row["sentence"])) for row in changes]
     lines = sorted([*lines, *_entry_lines(entries)], key=lambda line: line[0])[-limit:]
-    show("\n".join(line for _, line in lines) or "nothing has changed since guard began")
+    show(Report(line for _, line in lines) or "nothing has changed since guard began")
     return 0
 
 
@@ -350,11 +355,13 @@ def _journal(path: str, limit: int, engine: str | None, *, is_json: bool) -> int
         if problem.kind in (ABSENT, UNREADABLE) and not journal.entries:
             raise BadInput(problem.message)
     rows = _of_engine([entry_json(entry) for entry in journal.entries], engine, limit)
-    wrong = [_plain(problem.message) for problem in journal.wrong]
+    wrong = [printable(problem.message, "?") for problem in journal.wrong]
     if is_json:
         _show_json({"schema": SCHEMA, "entries": rows, "wrong": wrong})
     else:
-        show("\n".join([*(line for _, line in _entry_lines(rows)), *wrong]) or "nothing was done")
+        show(
+            Report([*(line for _, line in _entry_lines(rows)), *(Line(text, 2, WARN) for text in wrong)]) or "nothing was done"
+        )
     return 1 if wrong else 0
 
 
@@ -362,21 +369,16 @@ def _of_engine(rows: Sequence[dict[str, Any]], engine: str | None, limit: int) -
     return [row for row in rows if engine is None or row["engine"] == engine][-limit:]
 
 
-def _entry_lines(rows: Sequence[dict[str, Any]]) -> list[tuple[float, str]]:
+def _entry_lines(rows: Sequence[dict[str, Any]]) -> list[tuple[float, Line]]:
     return [(row["at"], _line(row["at"], text)) for row in rows if (text := entry_sentence(row))]
 
 
-def _line(unix_s: float, text: str) -> str:
-    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(unix_s))} {_plain(text)}"
+def _line(unix_s: float, text: object) -> Line:
+    return Line(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(unix_s))} {text}", 20, NAME, 19)
 
 
 def _show_json(body: Mapping[str, Any]) -> None:
     show(json.dumps(body, indent=2, ensure_ascii=False))
-
-
-def _plain(text: object) -> str:
-    """The text without what a terminal would obey."""
-    return printable(str(text), "?")
 
 
 COMMAND = OptionsCommand("guardctl", GuardctlOptions, run, __doc__, offers=VERBS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -12,6 +11,8 @@ from typing import Any, NamedTuple
 from plimsoll.demo.fleet import Guard
 from plimsoll.guard.act.journal_entry import CLOSED, OPENED, OUTCOME, Entry
 from plimsoll.guard.daemon.journal import read_journal
+from plimsoll.render import terminal
+from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, NAME, Report
 
 # What guard said and wrote down, as lines for a reader: what it saw, what it decided, what it did. Nothing is added to it.
 
@@ -78,59 +79,42 @@ def _at(told: Mapping[str, Any]) -> float:
     return float(at) if isinstance(at, int | float) else 0.0
 
 
-WIDTH = 112
-_CODES = {"head": "1", "guard": "36", "good": "32", "bad": "31", "faint": "2"}
 _LEAD = {SAW: "guard saw", DECIDED: "decided", DID: "did", ENDED: "ended"}
 
 
 class Screen:
     """Prints through `show`; `began` is when its clock starts, in seconds since 1970."""
 
-    def __init__(self, show: Callable[[str], None], *, is_coloured: bool, began: float) -> None:
-        self._show, self._is_coloured, self.began = show, is_coloured, began
+    def __init__(self, show: Callable[[Report], None], began: float) -> None:
+        self.show, self.began = show, began
 
     def head(self, text: str) -> None:
         """A new part."""
-        self._show("")
-        self._show(self._painted("head", text))
+        self.show(Report(["", terminal.Line(text, 2, BOLD)]))
 
     def happens(self, text: str) -> None:
         """Print an event of the demo's own."""
-        self._wrapped(f"  {self._clock(time.time())}  ", text, "")
+        self.show(Report([terminal.Line(f"  {self._clock(time.time())}  {text}", 11)]))
 
     def guard(self, line: Line) -> None:
         """Print a line of guard's."""
-        colour = "bad" if line.how == ENDED and "done" not in line.text else "guard"
-        self._wrapped(f"  {self._clock(line.at)}  ", f"{_LEAD[line.how]:>9}  {line.engine}  {line.text}", colour, hang=14)
+        said = f"  {self._clock(line.at)}  {_LEAD[line.how]:>9}  {line.engine}  {line.text}"
+        self.show(Report([terminal.Line(said, 25, BAD if line.how == ENDED and "done" not in line.text else NAME)]))
 
     def plain(self, lines: Iterable[str], indent: str = "  ") -> None:
         """Text as it is."""
-        for line in lines:
-            self._show(f"{indent}{line}".rstrip())
+        self.show(Report(terminal.Whole(f"{indent}{line}") for line in lines))
 
     def command(self, words: str) -> None:
         """A command that is run, as one would type it."""
-        self._show("  " + self._painted("faint", f"$ {words}"))
+        self.show(Report([terminal.Whole(f"  $ {words}", FAINT)]))
 
     def verdict(self, text: str, *, is_good: bool) -> None:
         """How it ended."""
-        self._show("  " + self._painted("good" if is_good else "bad", text))
+        self.show(Report([terminal.Line(f"  {text}", 4, GOOD if is_good else BAD)]))
 
     def _clock(self, at: float) -> str:
         return f"{max(0.0, at - self.began):5.1f} s"
-
-    def _wrapped(self, lead: str, text: str, colour: str, hang: int = 0) -> None:
-        rows = textwrap.wrap(text, WIDTH - len(lead), subsequent_indent=" " * hang) or [""]
-        for number, row in enumerate(rows):
-            self._show((lead if number == 0 else " " * len(lead)) + self._painted(colour, row))
-
-    def _painted(self, name: str, text: str) -> str:
-        return f"\x1b[{_CODES[name]}m{text}\x1b[0m" if self._is_coloured and name in _CODES else text
-
-
-def wants_colour(environ: Mapping[str, str], *, is_terminal: bool) -> bool:
-    """Whether to paint: on a terminal that can, unless NO_COLOR says no."""
-    return is_terminal and not environ.get("NO_COLOR") and environ.get("TERM", "dumb") not in ("", "dumb")
 
 
 LOOK_S = 0.2

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from plimsoll.assets.files import Changes
 from plimsoll.redaction import one_line
-from plimsoll.render.terminal import wrapped
+from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, NAME, WARN, Line, Report, Whole
 
 _STEPS = {
     "systemd": "docs/launch.md#systemd",
@@ -61,51 +60,34 @@ def as_json(report: AssetsReport, *, starts: bool = True) -> str:
     return json.dumps(body, indent=2, ensure_ascii=False)
 
 
-def as_text(report: AssetsReport) -> str:
+def as_text(report: AssetsReport) -> Report:
     """What was written, what was kept and why; with --check the differences."""
-    lines = [*report.differences] if report.is_check else []
-    lines += _verdict(report)
-    if not report.is_check:
-        lines += _listed("edited by hand and kept", report.changes.kept)
-        lines += _listed("no longer generated, edited by hand and left in place", report.changes.left)
-        lines += _listed("removed, no longer generated", report.changes.remove)
-    outdated = "edited by hand, and the generated text has changed: compare with --check, or overwrite with --force"
-    lines += _listed(outdated, report.changes.outdated)
-    for note in report.notes:
-        lines += wrapped(f"  note: {one_line(note)}", " " * 8)
-    return "\n".join([*lines, *_next(report)])
-
-
-def _next(report: AssetsReport) -> list[str]:
-    """Where the commands stand that put the written files to use."""
-    written = {path.partition("/")[0] for path in report.changes.write}
-    if report.is_check or not written & _STEPS.keys():
-        return []
-    lines = ["", "Next steps:"]
-    for way, where in _STEPS.items():
-        if way in written:
-            lines.append(f"  {way:<12}{where}")
-    return lines
-
-
-def _verdict(report: AssetsReport) -> list[str]:
     changes = report.changes
     of = f"for vLLM {report.vllm}" + (f" and {one_line(report.model)}" if report.model is not None else "")
+    colours = {"+": GOOD, "-": BAD, "@": NAME}
+    text = Report(Whole(line, colours.get(line[:1], "")) for line in (report.differences if report.is_check else ()))
     if report.is_check:
         count = sum(len(part) for part in (changes.write, changes.kept, changes.outdated, changes.remove, changes.left))
-        if not count:
-            return [f"{one_line(report.folder)} is as it would be generated {of}: {_files(len(changes.same))}"]
-        return [f"{one_line(report.folder)} differs from what would be generated {of}: {_files(count)}"]
-    same = f", {len(changes.same)} unchanged" if changes.same else ""
-    return [
-        f"wrote {_files(len(changes.write))} to {one_line(report.folder)} {of}{same}",
-        *(f"  {path}" for path in changes.write),
+        says = f"differs from what would be generated {of}" if count else f"is as it would be generated {of}"
+        text.append(Line(f"{one_line(report.folder)} {says}: {_files(count or len(changes.same))}", 2, WARN if count else GOOD))
+    else:
+        same = f", {len(changes.same)} unchanged" if changes.same else ""
+        text.append(Line(f"wrote {_files(len(changes.write))} to {one_line(report.folder)} {of}{same}", 2, GOOD))
+        text += [Whole(f"  {path}") for path in changes.write]
+    kept = [
+        ("edited by hand and kept", changes.kept),
+        ("no longer generated, edited by hand and left in place", changes.left),
+        ("removed, no longer generated", changes.remove),
     ]
+    outdated = "edited by hand, and the generated text has changed: compare with --check, or overwrite with --force"
+    for why, paths in [*(kept if not report.is_check else []), (outdated, changes.outdated)]:
+        text += [Line(f"{why}:", 2, WARN), *(Whole(f"  {path}") for path in paths)] if paths else []
+    text += [Line(f"  note: {one_line(note)}", 8, FAINT, 7) for note in report.notes]
+    written = {path.partition("/")[0] for path in changes.write}
+    if not report.is_check and written & _STEPS.keys():
+        text += ["", Line("Next steps:", 2, BOLD), *(f"  {way:<12}{_STEPS[way]}" for way in _STEPS if way in written)]
+    return text
 
 
 def _files(count: int) -> str:
     return f"{count} file" if count == 1 else f"{count} files"
-
-
-def _listed(why: str, paths: Sequence[str]) -> list[str]:
-    return [f"{why}:", *(f"  {path}" for path in paths)] if paths else []

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from plimsoll.plan.certify import Certificate, Kind, assumptions_of, smallest_request
+from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, NAME, WARN, Line, Report, Table
 from plimsoll.units import GIB, format_count
 
 SCHEMA, TABLE_SCHEMA = "plimsoll.certify/1", "plimsoll.certificate/1"
@@ -107,24 +108,33 @@ def as_json(certificate: Certificate, model: str, notes: Sequence[str]) -> str:
     return json.dumps(body, indent=2)
 
 
-def as_text(certificate: Certificate, model: str, notes: Sequence[str]) -> str:
+def as_text(certificate: Certificate, model: str, notes: Sequence[str]) -> Report:
     """The answer in words: the verdict, the kinds that are open, the account, what is assumed."""
     release, card = certificate.ledger.settings.release, certificate.ledger.card.name
-    lines = [_verdict(certificate), f"{model} on {card}, vLLM {release}"]
+    report = Report(
+        [Line(_verdict(certificate), 2, GOOD if certificate.certified else BAD), f"{model} on {card}, vLLM {release}"]
+    )
     for kind in certificate.open_kinds:
         closes = kind.closes or "no flag that plan knows"
-        lines += [f"  {smallest_request(kind)}", f"    closed by: {closes}   ({kind.phase.source})"]
-    lines += [f"  not known: {unknown.reason}" for unknown in certificate.unknown]
+        report += [
+            Line(f"  {smallest_request(kind)}", 4, WARN),
+            Line(f"    closed by: {closes}   ({kind.phase.source})", 6, NAME, 14),
+        ]
+    report += [Line(f"  not known: {unknown.reason}", 4, WARN) for unknown in certificate.unknown]
     if certificate.closes_all:
-        lines.append(f"  all of them closed by: {certificate.closes_all}")
-    lines += ["", "What is left for a step, at the bad end of every band:"]
-    lines += [_row(term.name, term.size, term.source) for term in certificate.terms]
-    lines += [_row(resident.name, -resident.size, resident.source) for resident in certificate.residents]
-    lines += [_row("spare", certificate.spare, "for each phase of a step"), "", "The most that a step's phases take:"]
-    lines += [_phase_row(kind) for kind in certificate.kinds]
-    lines += ["", "Assumed:", *(f"  {sentence}" for sentence in assumptions_of(certificate))]
-    lines += [f"  note: {note}" for note in notes]
-    return "\n".join(lines)
+        report.append(Line(f"  all of them closed by: {certificate.closes_all}", 4, NAME, 24))
+    account = [(term.name, _gib(term.size), term.source) for term in certificate.terms]
+    account += [(resident.name, _gib(-resident.size), resident.source) for resident in certificate.residents]
+    account.append(("spare", _gib(certificate.spare), "for each phase of a step"))
+    report += ["", Line("What is left for a step, at the bad end of every band:", 2, BOLD), Table("lrw", account)]
+    phases = []
+    for phase in (kind.phase for kind in certificate.kinds):
+        size = "in profile" if phase.covered else _gib(phase.bytes_of(phase.most_units))
+        most = f"{phase.kind}, {format_count(phase.most_units)} {phase.unit}"
+        phases.append((most, size, f"{phase.source}: {phase.why}"))
+    report += ["", Line("The most that a step's phases take:", 2, BOLD), Table("lrw", phases), "", Line("Assumed:", 2, BOLD)]
+    report += [Line(f"  {sentence}", 4) for sentence in assumptions_of(certificate)]
+    return Report([*report, *(Line(f"  note: {note}", 8, FAINT, 7) for note in notes)])
 
 
 def _verdict(certificate: Certificate) -> str:
@@ -140,14 +150,3 @@ def _verdict(certificate: Certificate) -> str:
 
 def _gib(size: int) -> str:
     return f"{size / GIB:.2f} GiB"
-
-
-def _row(name: str, size: int, source: str) -> str:
-    return f"  {name:<44} {_gib(size):>11}   {source}"
-
-
-def _phase_row(kind: Kind) -> str:
-    phase = kind.phase
-    most = f"{phase.kind}, {format_count(phase.most_units)} {phase.unit}"
-    size = "in profile" if phase.covered else _gib(phase.bytes_of(phase.most_units))
-    return f"  {most:<44} {size:>11}   {phase.source}: {phase.why}"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from plimsoll.doctor.rules.diagnose import Diagnosis
 from plimsoll.findings import Finding, Remedy, Severity
 from plimsoll.redaction import clean, plain
-from plimsoll.render.terminal import wrapped
+from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, NAME, SEVERITY, WARN, Line, Report
 from plimsoll.units import format_gib
 
 SCHEMA = "plimsoll.doctor/1"
@@ -52,20 +52,26 @@ def finding_json(finding: Finding) -> dict[str, object]:
     }
 
 
-def as_text(diagnosis: Diagnosis) -> str:
-    """For a terminal, without colour."""
-    lines = [_HEAD[diagnosis.memory_failure] + _about(diagnosis.facts), ""]
+def as_text(diagnosis: Diagnosis) -> Report:
+    """For a terminal."""
+    style = {True: BAD, False: GOOD, None: WARN}[diagnosis.memory_failure]
+    head = _HEAD[diagnosis.memory_failure]
+    report = Report([Line(head + _about(diagnosis.facts), 2, style, len(head)), ""])
     inputs = _rows(diagnosis.facts.get("inputs"))
     if not diagnosis.findings:
-        lines += ["Nothing wrong was found." if diagnosis.memory_failure is False else "No failure was recognised.", ""]
+        report += ["Nothing wrong was found." if diagnosis.memory_failure is False else "No failure was recognised.", ""]
     for number, finding in enumerate(diagnosis.findings[:MOST_TEXT_FINDINGS], 1):
-        lines += [*_finding(number, finding, is_whole=number == 1, with_path=len(inputs) > 1), ""]
+        report += [*_finding(number, finding, is_whole=number == 1, with_path=len(inputs) > 1), ""]
     if len(diagnosis.findings) > MOST_TEXT_FINDINGS:
-        lines += [f"and {len(diagnosis.findings) - MOST_TEXT_FINDINGS} more: --json has them all", ""]
-    lines += [*_facts(diagnosis.facts), *_figures(diagnosis.facts), *_inputs(inputs), *_notes(diagnosis.facts), ""]
+        report += [f"and {len(diagnosis.findings) - MOST_TEXT_FINDINGS} more: --json has them all", ""]
+    report += [*_facts(diagnosis.facts), *_figures(diagnosis.facts), *_inputs(inputs), *_notes(diagnosis.facts), ""]
     if diagnosis.collect_next:
-        lines += ["To settle it, collect:", *(f"  - {line}" for ask in diagnosis.collect_next for line in [clean(ask)]), ""]
-    return "\n".join(lines).rstrip()
+        report += [
+            Line("To settle it, collect:", 2, BOLD),
+            *(Line(f"  - {clean(ask)}", 4) for ask in diagnosis.collect_next),
+            "",
+        ]
+    return report
 
 
 def _about(facts: Mapping[str, object]) -> str:
@@ -80,20 +86,23 @@ def _about(facts: Mapping[str, object]) -> str:
     return f"   ({', '.join(said)})" if said else ""
 
 
-def _finding(number: int, finding: Finding, *, is_whole: bool, with_path: bool) -> Iterator[str]:
-    sure = f"{finding.confidence:.0%} sure"
-    yield from wrapped(f"{number}. {finding.code} ({finding.severity}, {sure}): {clean(finding.title)}", "   ")
-    yield from wrapped(f"   why       {clean(finding.because)}", " " * 13)
-    for place, remedy in enumerate(finding.remedy[: 6 if is_whole else 2]):
-        yield from wrapped(f"   {'do' if place == 0 else '':10}{_do(remedy)}: {clean(remedy.why)}", " " * 13)
-    for place, useless in enumerate(finding.not_a_remedy if is_whole else ()):
-        yield from wrapped(f"   {'no use' if place == 0 else '':10}{clean(useless)}", " " * 13)
+def _finding(number: int, finding: Finding, *, is_whole: bool, with_path: bool) -> Iterator[Line]:
+    head = f"{number}. {finding.code}"
+    said = f"{head} ({finding.severity}, {finding.confidence:.0%} sure): {clean(finding.title)}"
+    yield Line(said, 3, SEVERITY[finding.severity], len(head))
+    parts = [("why", [clean(finding.because)], "")]
+    parts.append(("do", [f"{_do(one)}: {clean(one.why)}" for one in finding.remedy[: 6 if is_whole else 2]], GOOD))
+    parts.append(("no use", [clean(useless) for useless in finding.not_a_remedy] if is_whole else [], FAINT))
+    for label, texts, style in parts:
+        for place, text in enumerate(texts):
+            yield Line(f"   {label if place == 0 else '':10}{text}", 13, style, 13)
     for place, one in enumerate(finding.evidence[: 4 if is_whole else 1]):
         where = (clean(one.source) if with_path else clean(one.source.rpartition("/")[2])) or clean(one.source)
-        yield f"   {'evidence' if place == 0 else '':10}{where}" + (f", line {one.line}" if one.line is not None else "")
-        yield from wrapped(f"{'':13}{clean(one.text)}", " " * 15)
+        line = f", line {one.line}" if one.line is not None else ""
+        yield Line(f"   {'evidence' if place == 0 else '':10}{where}{line}", 13, NAME)
+        yield Line(f"{'':13}{clean(one.text)}", 15)
     if finding.severity is not Severity.INFO:
-        yield f"   {'read on':10}plimsoll doctor --explain {finding.code}"
+        yield Line(f"   {'read on':10}plimsoll doctor --explain {finding.code}", 13, FAINT)
 
 
 def _do(remedy: Remedy) -> str:
@@ -104,24 +113,24 @@ def _do(remedy: Remedy) -> str:
     return f"{do} ({remedy.flag}{' ' + clean(remedy.value) if remedy.value else ''})"
 
 
-def _facts(facts: Mapping[str, object]) -> Iterator[str]:
+def _facts(facts: Mapping[str, object]) -> Iterator[Line]:
     memory = facts.get("memory")
     if isinstance(memory, Mapping):
         terms = [f"{name} {format_gib(memory[field])}" for name, field in _TERMS if isinstance(memory.get(field), int)]
         if terms:
-            yield from wrapped(f"The start's own figures: {', '.join(terms)}", "  ")
+            yield Line(f"The start's own figures: {', '.join(terms)}")
     plan = facts.get("plan")
     if isinstance(plan, Mapping):
         pairs = (("weights", "weights_bytes"), ("KV cache", "kv_bytes"), ("slack", "slack_bytes"))
         terms = [f"{name} {format_gib(plan[field])}" for name, field in pairs if isinstance(plan.get(field), int)]
-        yield from wrapped(f"plan computes for this command: {', '.join(terms)}", "  ")
+        yield Line(f"plan computes for this command: {', '.join(terms)}")
     flags = facts.get("flags")
     if isinstance(flags, Mapping) and flags:
         shown = ", ".join(f"{name}={_short(value)}" for name, value in list(flags.items())[:16] if name != "model_tag")
-        yield from wrapped(f"Started with: {clean(shown)}", "  ")
+        yield Line(f"Started with: {clean(shown)}")
     harmless = facts.get("harmless")
     if isinstance(harmless, Sequence) and harmless and not isinstance(harmless, str):
-        yield from wrapped(f"Harmless, whatever it says: {clean(str(harmless[0]))[:160]}", "  ")
+        yield Line(f"Harmless, whatever it says: {clean(str(harmless[0]))[:160]}")
 
 
 def _short(value: object) -> str:
@@ -134,7 +143,7 @@ def _rows(value: object) -> list[Mapping[str, object]]:
     return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list | tuple) else []
 
 
-def _figures(facts: Mapping[str, object]) -> Iterator[str]:
+def _figures(facts: Mapping[str, object]) -> Iterator[Line]:
     """Figures of metrics pages and snapshots, also where nothing is wrong."""
     for row in _rows(facts.get("metrics")):
         for engine in _rows(row.get("engines"))[:4]:
@@ -147,32 +156,30 @@ def _figures(facts: Mapping[str, object]) -> Iterator[str]:
                 ]
                 usage = figures.get("kv_cache_usage")
                 shown += [f"KV cache {usage:.0%} full"] if isinstance(usage, float) else []
-                yield from wrapped(f"The page shows: {', '.join(shown)}", "  ")
+                yield Line(f"The page shows: {', '.join(shown)}")
     for row in _rows(facts.get("range")):
         if _is_number(row.get("seconds")):
             minutes = f"{float(str(row['seconds'])) / 60:,.0f} min"
-            yield from wrapped(
-                f"Looked at: {row.get('series')} series of at most {row.get('points')} points over {minutes}", "  "
-            )
+            yield Line(f"Looked at: {row.get('series')} series of at most {row.get('points')} points over {minutes}")
     for row in _rows(facts.get("snapshot")):
         for device in _rows(row.get("devices"))[:4]:
             sizes = [f"{name} {format_gib(size)}" for name in ("reserved", "allocated", "pinned", "releasable")
                      if isinstance(size := device.get(name), int)]  # fmt: skip
-            yield from wrapped(f"The snapshot's device {device.get('device')}: {', '.join(sizes)}", "  ")
+            yield Line(f"The snapshot's device {device.get('device')}: {', '.join(sizes)}")
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and value == value
 
 
-def _inputs(inputs: Sequence[Mapping[str, object]]) -> Iterator[str]:
+def _inputs(inputs: Sequence[Mapping[str, object]]) -> Iterator[Line]:
     """One line an input, where there are several."""
     for row in inputs[:12] if len(inputs) > 1 else ():
-        yield from wrapped(f"Read {clean(str(row.get('source')))} ({row.get('is')}): {clean(str(row.get('says')))}", "  ")
+        yield Line(f"Read {clean(str(row.get('source')))} ({row.get('is')}): {clean(str(row.get('says')))}")
 
 
-def _notes(facts: Mapping[str, object]) -> Iterator[str]:
+def _notes(facts: Mapping[str, object]) -> Iterator[Line]:
     for kind, word in (("remarks", "Remark"), ("notes", "Note")):
         notes = facts.get(kind)
         for note in notes[:6] if isinstance(notes, list) else ():
-            yield from wrapped(f"{word}: {clean(str(note))}", "  ")
+            yield Line(f"{word}: {clean(str(note))}")

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from plimsoll.launch.check_flags import FlagReport, Item, Status
 from plimsoll.launch.command_line import UnresolvedWords
 from plimsoll.redaction import REDACTED, one_line, redact_value, redact_words
-from plimsoll.render.terminal import wrapped
+from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, NAME, WARN, Line, Report, Whole
 
 _NAMES = 17  # the width of the first column
-_INDENT = " " * (_NAMES + 2)
 # Bad news first; what is fine goes into one line at the end.
 _ORDER = (
     Status.REMOVED, Status.NEVER_EXISTED, Status.NO_EFFECT, Status.DEPRECATED, Status.REDUNDANT, Status.UNKNOWN,
@@ -67,27 +66,33 @@ def _item_json(item: Item) -> dict[str, object]:
     }
 
 
-def as_text(results: Sequence[FlagReport]) -> str:
+def as_text(results: Sequence[FlagReport]) -> Report:
     """One section a command."""
-    return "\n\n".join(_section(result) for result in results)
+    report = Report()
+    for result in results:
+        report += ["", *_section(result)] if report else _section(result)
+    return report
 
 
-def _section(result: FlagReport) -> str:
-    lines = [f"vLLM {result.engine.release}: {_verdict(result)}", f"  {one_line(result.launch.source)}", ""]
-    for status in _ORDER:
-        for item in result.items:
-            if item.status is status:
-                lines += _item_lines(item)
+def _section(result: FlagReport) -> Report:
+    style = BAD if not result.starts else WARN if any(item.status.is_problem for item in result.items) else GOOD
+    report = Report(
+        [Line(f"vLLM {result.engine.release}: {_verdict(result)}", 2, style), f"  {one_line(result.launch.source)}", ""]
+    )
+    report += [line for status in _ORDER for item in result.items if item.status is status for line in _item_lines(item)]
     fine = [one_line(item.name) for item in result.items if item.status is Status.OK]
-    if fine:
-        lines += wrapped(f"  {'ok':<{_NAMES}}{', '.join(fine)}", _INDENT)
-    for note in result.notes:
-        lines += wrapped(f"  {'note':<{_NAMES}}{one_line(note)}", _INDENT)
-    lines += _changes(result)
+    report += [_labelled("ok", ", ".join(fine), GOOD)] if fine else []
+    report += [_labelled("note", one_line(note), FAINT) for note in result.notes]
+    if result.came_from is not None and result.changes:
+        report += ["", f"From {result.came_from.release} to {result.engine.release} vLLM also changed:", ""]
+        report += [_labelled(change.since, change.change, NAME) for change in result.changes]
     command = _command_lines(result)
-    lines += ["", f"Rewritten for {result.engine.release}:", "", *command]
-    lines += put_back(" ".join(command))
-    return "\n".join(lines)
+    report += ["", Line(f"Rewritten for {result.engine.release}:", 2, BOLD), "", *map(Whole, command)]
+    return Report([*report, *put_back(" ".join(command))])
+
+
+def _labelled(label: str, text: str, style: str = "") -> Line:
+    return Line(f"  {label:<{_NAMES}}{text}", _NAMES + 2, style, _NAMES + 2)
 
 
 def put_back(command: str) -> list[str]:
@@ -112,19 +117,16 @@ def _verdict(result: FlagReport) -> str:
     return "; ".join(parts)
 
 
-def _item_lines(item: Item) -> list[str]:
+def _item_lines(item: Item) -> list[Line]:
     values = " ".join(_shown_values(item))
     named = f"{item.name}={values}" if _is_variable(item) else f"{one_line(item.name)} {values}".rstrip()
-    lines = wrapped(f"  {item.status.value:<{_NAMES}}{named}", _INDENT)
     since = f"since {item.since}" if item.since else ""
     why = ": ".join(part for part in (since, one_line(item.note) if item.note else "") if part)
     if item.status is Status.DEFAULT_CHANGED:
         why = f"{item.note} ({since})" if since else f"{item.note}"
-    if why:
-        lines += wrapped(f"{_INDENT}{why}", _INDENT)
-    if item.instead:
-        lines += wrapped(f"{_INDENT}instead: {item.instead}", _INDENT)
-    return lines
+    more = [why, f"instead: {item.instead}" if item.instead else ""]
+    style = BAD if item.status.is_refused else WARN if item.status is not Status.DEFAULT_CHANGED else NAME
+    return [_labelled(item.status.value, named, style), *(_labelled("", text) for text in more if text)]
 
 
 def _is_variable(item: Item) -> bool:
@@ -138,15 +140,6 @@ def _shown_values(item: Item) -> list[str]:
     meant = item.instead.split(",")[0] if item.instead and item.instead.endswith("if that was meant") else item.name
     shown = [one_line(word) for word in redact_words([meant, *item.values])[1:]]
     return [word if len(word) <= 80 else word[:77] + "..." for word in shown]
-
-
-def _changes(result: FlagReport) -> list[str]:
-    if result.came_from is None or not result.changes:
-        return []
-    lines = ["", f"From {result.came_from.release} to {result.engine.release} vLLM also changed:", ""]
-    for change in result.changes:
-        lines += wrapped(f"  {change.since:<{_NAMES}}{change.change}", _INDENT)
-    return lines
 
 
 def rewritten_line(result: FlagReport) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from plimsoll.launch.inside_command import FLAGS, PLUGIN_NAME, PROBE_PLUGIN_NAME, InsideLaunch
 from plimsoll.redaction import one_line
 from plimsoll.render.flags import put_back, rewritten_line
-from plimsoll.render.terminal import wrapped
+from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, WARN, Line, Report, Whole
 from plimsoll.vllm.extension_points import Answer, Need, Part, Verdict
 from plimsoll.vllm.versions import Engine
 
@@ -20,7 +20,6 @@ GIVES = {
     Part.SHED: "refuses what would wait too long (off unless asked for)",
     Part.RECORDER: "one line for each finished request, for simulate and tune",
 }
-_INDENT = " " * 20
 
 
 class Checkup(NamedTuple):
@@ -100,28 +99,40 @@ def _command_json(fitted: InsideLaunch) -> dict[str, object]:
     }
 
 
-def check_text(checkup: Checkup) -> str:
+def check_text(checkup: Checkup) -> Report:
     """The verdict first, then what is lost, then what to type."""
     named = f"vLLM {one_line(checkup.version)}" if checkup.version else "vLLM of unknown version"
-    lines = [f"{named}: {_headline(checkup)} ({checkup.evidence})", f"  {one_line(checkup.folder)}", ""]
-    for verdict in checkup.verdicts:
-        lines += wrapped(f"  {verdict.part.value:<10}{verdict.works:<8}{GIVES[verdict.part]}", _INDENT)
-        for why in (*verdict.because, *verdict.details):
-            lines += wrapped(f"{_INDENT}- {one_line(why)}", _INDENT + "  ")
-    lines += wrapped(
-        f"  {'survive':<10}{'asked':<8}contains steps that run out of device memory, with PLIMSOLL_SURVIVE=1", _INDENT
+    style = GOOD if checkup.takes_all else BAD
+    report = Report(
+        [Line(f"{named}: {_headline(checkup)} ({checkup.evidence})", 2, style), f"  {one_line(checkup.folder)}", ""]
     )
-    for line in checkup.survive:
-        lines += wrapped(f"{_INDENT}- {one_line(line)}", _INDENT + "  ")
-    lines += ["", *_need_lines(checkup.answers)]
-    for note in _notes(checkup):
-        lines += wrapped(f"  {'note':<10}{note}", " " * 12)
+    asked = "contains steps that run out of device memory, with PLIMSOLL_SURVIVE=1"
+    parts = [(part.part.value, part.works, GIVES[part.part], (*part.because, *part.details)) for part in checkup.verdicts]
+    for name, works, gives, reasons in [*parts, ("survive", "asked", asked, checkup.survive)]:
+        colour = {"yes": GOOD, "no": BAD}.get(works, WARN)
+        report.append(Line(f"  {name:<10}{works:<8}{gives}", 20, colour, 20))
+        report += [Line(f"{'':20}- {one_line(why)}", 22) for why in reasons]
+    met = [answer for answer in checkup.answers if answer.state.is_met]
+    report += ["", f"{len(met)} of {len(checkup.answers)} things that it relies on are there, by the sources."]
+    for answer in checkup.answers:
+        if not answer.state.is_met:
+            where = f" ({answer.where})" if answer.where else ""
+            report.append(Line(f"  {answer.state.value:<10}{answer.name}: {one_line(answer.note)}{where}", 12, WARN, 12))
+    report += [Line(f"  {'note':<10}{note}", 12, FAINT, 12) for note in _notes(checkup)]
     for fitted in checkup.fitted:
-        lines += _command_text(fitted)
+        report += ["", one_line(fitted.checked.launch.source)]
+        refused = [item for item in fitted.checked.items if item.status.is_refused]
+        report += [
+            Line(f"  {'refused':<10}{one_line(item.name)}: {one_line(item.note or item.status.value)}", 12, BAD, 12)
+            for item in refused
+        ]
+        report += [Line(f"  {'note':<10}{one_line(one.name)}: {one_line(one.says)}", 12, FAINT, 12) for one in fitted.remarks]
+        command = rewritten_line(fitted.checked)
+        report += ["", Line("With plimsoll.inside:", 2, BOLD), "", Whole(f"  {command}"), *put_back(command)]
     if not checkup.fitted:
-        lines += ["", "Add to the command:", "", f"  {' '.join(FLAGS)}"]
-    lines += ["", "Endpoints other than /plimsoll/ready open with PLIMSOLL_TOKEN or PLIMSOLL_TOKEN_FILE in the environment."]
-    return "\n".join(lines)
+        report += ["", Line("Add to the command:", 2, BOLD), "", Whole(f"  {' '.join(FLAGS)}")]
+    opened = "Endpoints other than /plimsoll/ready open with PLIMSOLL_TOKEN or PLIMSOLL_TOKEN_FILE in the environment."
+    return Report([*report, "", opened])
 
 
 def _headline(checkup: Checkup) -> str:
@@ -137,16 +148,6 @@ def _headline(checkup: Checkup) -> str:
     return "takes plimsoll.inside, but refuses this command as it is"
 
 
-def _need_lines(answers: Sequence[Answer]) -> list[str]:
-    met = [answer for answer in answers if answer.state.is_met]
-    lines = [f"{len(met)} of {len(answers)} things that it relies on are there, by the sources."]
-    for answer in answers:
-        if not answer.state.is_met:
-            where = f" ({answer.where})" if answer.where else ""
-            lines += wrapped(f"  {answer.state.value:<10}{answer.name}: {one_line(answer.note)}{where}", " " * 12)
-    return lines
-
-
 def _notes(checkup: Checkup) -> list[str]:
     notes = []
     if checkup.is_visible is False:
@@ -159,17 +160,6 @@ def _notes(checkup: Checkup) -> list[str]:
     if checkup.engine.note:
         notes.append(one_line(checkup.engine.note))
     return notes
-
-
-def _command_text(fitted: InsideLaunch) -> list[str]:
-    lines = ["", one_line(fitted.checked.launch.source)]
-    for item in fitted.checked.items:
-        if item.status.is_refused:
-            lines += wrapped(f"  {'refused':<10}{one_line(item.name)}: {one_line(item.note or item.status.value)}", " " * 12)
-    for remark in fitted.remarks:
-        lines += wrapped(f"  {'note':<10}{one_line(remark.name)}: {one_line(remark.says)}", " " * 12)
-    command = rewritten_line(fitted.checked)
-    return [*lines, "", "With plimsoll.inside:", "", f"  {command}", *put_back(command)]
 
 
 # What to do with the wheel that `plimsoll inside wheel` wrote: into a pod, into a container, into an environment.

@@ -16,11 +16,9 @@ from plimsoll.plan.read import MemoryPlan
 from plimsoll.plan.workload import Verdict, Waste, WorkloadAnswer
 from plimsoll.redaction import one_line, redact_words
 from plimsoll.render.flags import flags_json, rewritten_line
-from plimsoll.render.terminal import WRAPPING_WIDTH as WIDTH
-from plimsoll.render.terminal import wrapped
+from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, NAME, SEVERITY, WARN, Line, Report, Table
 from plimsoll.units import GIB, Estimate, format_count, format_gib
 
-_FIRST, _COLUMN = 14, 13
 _WORDS = {State.FITS: "fits", State.RISK: "risk", State.NO: "no"}
 LEGEND = (
     "percent: KV cache in use when every request has its full context (12x: twelve times the cache)",
@@ -32,24 +30,17 @@ WAITS = "* more than --max-num-seqs: the rest waits in line whatever the cache h
 _GROWTH = "Outputs grow while they are made: when the cache runs out, vLLM preempts a request and computes it again later."
 
 
-def matrix_lines(matrix: Matrix) -> list[str]:
+def matrix_lines(matrix: Matrix) -> Report:
     """The grid as a table that needs no colour."""
-    per_page = max(1, (WIDTH - _FIRST) // _COLUMN)
-    contexts = matrix.spec.contexts
-    lines = ["What fits, by context (tokens of one request) and requests at once:"]
-    for start in range(0, len(contexts), per_page):
-        columns = slice(start, start + per_page)
-        head = "".join(f"{format_count(context):>{_COLUMN}}" for context in contexts[columns])
-        lines += ["", f"{'  at once':<{_FIRST}}{head}", "  " + "-" * (_FIRST - 2 + len(head))]
-        for number, row in zip(matrix.spec.concurrencies, matrix.rows, strict=True):
-            cells = "".join(f"{cell_text(cell):>{_COLUMN}}" for cell in row[columns])
-            lines.append(f"{'  ' + format_count(number):<{_FIRST}}{cells}")
-        most = "".join(f"{'-' if n is None else format_count(n):>{_COLUMN}}" for n in matrix.at_once[columns])
-        lines.append(f"{'  at most':<{_FIRST}}{most}")
-    lines.append("")
-    for text in legend_of(matrix):
-        lines += wrapped(f"  {text}", " " * 4)
-    return lines
+    rows = [
+        [format_count(number), *(cell_text(cell) for cell in row)]
+        for number, row in zip(matrix.spec.concurrencies, matrix.rows, strict=True)
+    ]
+    rows.append(["at most", *("-" if most is None else format_count(most) for most in matrix.at_once)])
+    head = ["at once", *map(format_count, matrix.spec.contexts)]
+    report = Report([Line("What fits, by context (tokens of one request) and requests at once:", 2, BOLD), ""])
+    report += [Table("lr", rows, head), "", *(Line(f"  {text}", 4, FAINT) for text in legend_of(matrix))]
+    return report
 
 
 def legend_of(matrix: Matrix) -> list[str]:
@@ -91,16 +82,13 @@ def matrix_json(matrix: Matrix) -> dict[str, object]:
     }
 
 
-def workload_lines(answer: WorkloadAnswer) -> list[str]:
+def workload_lines(answer: WorkloadAnswer) -> Report:
     """The verdict on a workload, what paging saves and what the last block wastes."""
-    lines = []
-    for sentence in workload_sentences(answer):
-        lines += wrapped(f"  {sentence}", " " * 4)
-    lines += ["", f"  {'block':<14}{'unfilled':>12}{'of last block':>16}{'of all slots':>15}{'any length':>22}"]
-    for waste in answer.waste:
-        name, *rest = waste_cells(waste)
-        lines.append(f"  {name:<14}" + "".join(f"{cell:>{width}}" for cell, width in zip(rest, (12, 16, 15, 22), strict=True)))
-    return ["Workload:", "", *lines, *wrapped(f"  {WASTE_NOTE}", " " * 4)]
+    head = ["block", "unfilled", "of last block", "of all slots", "any length"]
+    report = Report([Line("Workload:", 2, BOLD), ""])
+    report += [Line(f"  {sentence}", 4) for sentence in workload_sentences(answer)]
+    report += ["", Table("lr", [waste_cells(waste) for waste in answer.waste], head), Line(f"  {WASTE_NOTE}", 4, FAINT)]
+    return report
 
 
 WASTE_NOTE = (
@@ -251,16 +239,17 @@ _NAMES = {
 }
 
 
-def learned_as_text(differences: Sequence[TermDifference]) -> str:
+def learned_as_text(differences: Sequence[TermDifference]) -> Report:
     """One line a term; what lay outside its band is marked."""
-    lines = ["Learned from this start; the next plan of this shape, card and release uses it.", ""]
-    lines.append(f"  {'term':26}{'planned':>14}{'measured':>14}{'error':>12}")
+    rows = []
     for difference in differences:
         shown = format_count if difference.term == "kv_tokens" else format_gib
-        mark = "" if difference.is_in_band else "   outside the band"
-        name, planned = _NAMES.get(difference.term, difference.term), shown(difference.predicted.value)
-        lines.append(f"  {name:26}{planned:>14}{shown(difference.measured):>14}{shown(difference.error):>12}{mark}")
-    return "\n".join(lines)
+        sizes = (difference.predicted.value, difference.measured, difference.error)
+        mark = "" if difference.is_in_band else "outside the band"
+        rows.append([_NAMES.get(difference.term, difference.term), *map(shown, sizes), mark])
+    styles = ["" if difference.is_in_band else WARN for difference in differences]
+    head = "Learned from this start; the next plan of this shape, card and release uses it."
+    return Report([head, "", Table("lrrrl", rows, ["term", "planned", "measured", "error", ""], styles=styles)])
 
 
 def learned_as_json(differences: Sequence[TermDifference]) -> str:
@@ -286,7 +275,6 @@ def forgotten(count: int, *, is_json: bool) -> str:
 
 
 BAR = 64
-_WHY = 56  # where the reason of a term begins
 _MARKS = "WnagK"  # weights, non-torch, activation, graphs, KV cache
 
 
@@ -411,36 +399,34 @@ def _finding_json(finding: Finding) -> dict[str, object]:
     }
 
 
-def as_text(planned: MemoryPlan, matrix: Matrix | None = None, workload: WorkloadAnswer | None = None) -> str:
+def as_text(planned: MemoryPlan, matrix: Matrix | None = None, workload: WorkloadAnswer | None = None) -> Report:
     """The verdict, the bar, the terms, the cache, the trouble and what helps."""
     ledger = planned.ledger
-    lines = [*wrapped(_verdict(planned, workload), "  "), "", *_bar(ledger), "", *_terms(ledger), "", *_cache(ledger)]
+    is_fine = planned.fits and (workload is None or workload.verdict.is_fine)
+    style = BAD if not is_fine else GOOD if ledger.fits_at_low_end else WARN
+    report = Report([Line(_verdict(planned, workload), 2, style), "", *_bar(ledger), "", _terms(ledger), "", *_cache(ledger)])
     for finding in planned.findings:
-        lines += ["", *wrapped(f"  {finding.code}: {finding.title}", " " * 4)]
-        lines += wrapped(f"    {one_line(finding.because)}", " " * 4)
+        head = f"  {finding.code}"
+        report += ["", Line(f"{head}: {finding.title}", 4, SEVERITY[finding.severity], len(head))]
+        report.append(Line(f"    {one_line(finding.because)}", 4))
     if planned.advice:
         besides = " beside what vLLM refuses" if any(map(is_for_the_user, planned.findings)) else ""
-        lines += ["", f"What would help{besides}, planned again to be sure:", ""]
+        report += ["", Line(f"What would help{besides}, planned again to be sure:", 2, BOLD), ""]
         for advice in planned.advice:
-            lines += wrapped(f"  {advice.words}", " " * 4)
-            lines += wrapped(f"    {advice.why}: {advice.effect}", " " * 4)
-    if workload is not None:
-        lines += ["", *workload_lines(workload)]
-    if matrix is not None:
-        lines += ["", *matrix_lines(matrix)]
+            report += [Line(f"  {advice.words}", 4, GOOD), Line(f"    {advice.why}: {advice.effect}", 4)]
+    report += ["", *workload_lines(workload)] if workload is not None else []
+    report += ["", *matrix_lines(matrix)] if matrix is not None else []
     if planned.before is not None:
-        lines += ["", *_upgrade(planned.before, ledger)]
-    for note in planned.notes:
-        lines += wrapped(f"  note: {one_line(note)}", " " * 8)
-    return "\n".join(lines)
+        report += ["", _upgrade(planned.before, ledger)]
+    return Report([*report, *(Line(f"  note: {one_line(note)}", 8, FAINT, 7) for note in planned.notes)])
 
 
-def _upgrade(old: Ledger, new: Ledger) -> list[str]:
+def _upgrade(old: Ledger, new: Ledger) -> str:
     change = new.kv_plan.tokens - old.kv_plan.tokens
     share = f" ({change / old.kv_plan.tokens:+.1%})" if old.kv_plan.tokens > 0 else ""
     sizes = f"KV {format_gib(old.kv.value)} -> {format_gib(new.kv.value)}"
     tokens = f"{format_count(old.kv_plan.tokens)} -> {format_count(new.kv_plan.tokens)} tokens{share}"
-    return [f"From {old.settings.release} to {new.settings.release}: {sizes}, {tokens}"]
+    return f"From {old.settings.release} to {new.settings.release}: {sizes}, {tokens}"
 
 
 def _verdict(planned: MemoryPlan, workload: WorkloadAnswer | None) -> str:
@@ -460,7 +446,7 @@ def verdict(planned: MemoryPlan) -> str:
     return "does not start" if stops and all(code in NOT_OF_MEMORY for code in stops) else "does not fit"
 
 
-def _bar(ledger: Ledger) -> list[str]:
+def _bar(ledger: Ledger) -> list[Line]:
     """The card drawn to scale: others, context, the terms of the request, slack."""
     total = ledger.card.total_bytes
     parts = [("o", ledger.card.used_bytes), ("c", ledger.context.value)]
@@ -476,23 +462,23 @@ def _bar(ledger: Ledger) -> list[str]:
         end = max(end, upto)
     over = " over the edge" if so_far > total else ""
     legend = "W weights  n non-torch  a activation  g graphs  K KV cache  . slack  c context"
-    return [f"  |{drawn.ljust(BAR, '.')}|{over}", f"   {legend}{'  o others' if parts[0][1] else ''}"]
+    drawn_bar = Line(f"  |{drawn.ljust(BAR, '.')}|{over}", 2, BAD if over else NAME)
+    return [drawn_bar, Line(f"   {legend}{'  o others' if parts[0][1] else ''}", 3, FAINT)]
 
 
-def _terms(ledger: Ledger) -> list[str]:
-    rows = [("card", Estimate(ledger.card.total_bytes, ledger.card.low_bytes, ledger.card.high_bytes)),
-            ("requested", ledger.requested), ("  weights", ledger.weights), ("  non-torch", ledger.non_torch),
-            ("  activation", ledger.activation), ("  graphs", ledger.graphs), ("  KV cache", ledger.kv),
-            ("slack", ledger.slack)]  # fmt: skip
-    lines = []
-    for name, term in rows:
-        band = "" if term.is_exact else f"   {format_gib(term.low)} to {format_gib(term.high)}"
-        why = term.why.split(";")[0]
-        lines += wrapped(f"  {name:14}{format_gib(term.value):>12}{band:28}{why}".rstrip(), " " * _WHY)
-    return lines
+def _terms(ledger: Ledger) -> Table:
+    card = Estimate(ledger.card.total_bytes, ledger.card.low_bytes, ledger.card.high_bytes)
+    terms = [("card", card), ("requested", ledger.requested), ("  weights", ledger.weights), ("  non-torch", ledger.non_torch),
+             ("  activation", ledger.activation), ("  graphs", ledger.graphs), ("  KV cache", ledger.kv),
+             ("slack", ledger.slack)]  # fmt: skip
+    rows = []
+    for name, term in terms:
+        band = "" if term.is_exact else f"{format_gib(term.low)} to {format_gib(term.high)}"
+        rows.append([name, format_gib(term.value), band, term.why.split(";")[0]])
+    return Table("lrlw", rows, styles=[BOLD if name == "  KV cache" else "" for name, _ in terms])
 
 
-def _cache(ledger: Ledger) -> list[str]:
+def _cache(ledger: Ledger) -> list[str | Line]:
     kv = ledger.kv_plan
     if kv.num_blocks <= 0 or ledger.kv.value <= 0:
         return ["  no KV blocks"]
@@ -503,7 +489,7 @@ def _cache(ledger: Ledger) -> list[str]:
     return [line, *_at_low_end(ledger)]
 
 
-def _at_low_end(ledger: Ledger) -> list[str]:
+def _at_low_end(ledger: Ledger) -> list[Line]:
     """A plan that fits by its central figures alone: what would happen, and what would start even so."""
     if not ledger.fits or ledger.fits_at_low_end:
         return []
@@ -515,11 +501,11 @@ def _at_low_end(ledger: Ledger) -> list[str]:
     if shorter:
         sure = f"--max-model-len {shorter} starts there too"
     said = f"At the low end of its band the KV cache {there}. {sure}; after a real start, --learn narrows the band."
-    return wrapped(f"  {said}", "  ")
+    return [Line(f"  {said}", 2, WARN)]
 
 
-_MARK, _COMPARE_NAMES, _COMPARE_COLUMN = 2, 24, 21
-_SAME, _DIFFERENT = "  ", "* "
+_DIFFERENT = "*"
+_CELL = 20  # letters of a column
 
 
 class ComparedPlan(NamedTuple):
@@ -538,34 +524,31 @@ class _Row(NamedTuple):
     values: tuple[Value, ...]  # None: there is no plan, or no such figure
     show: Callable[[Value, Value], str]  # the value of one plan, and that of the first
 
-    def differs(self, columns: Sequence[int] | None = None) -> bool:
-        chosen = self.values if columns is None else [self.values[column] for column in columns]
-        return len({value for value in chosen if value is not None}) > 1
+    def differs(self) -> bool:
+        return len({value for value in self.values if value is not None}) > 1
 
 
-def compare_as_text(compared: Sequence[ComparedPlan], notes: Sequence[str] = ()) -> str:
+def compare_as_text(compared: Sequence[ComparedPlan], notes: Sequence[str] = ()) -> Report:
     """The legend of the columns, the table with a mark at every row that differs, the problems, and what was left out."""
-    lines = []
+    report = Report()
     for number, one in enumerate(compared):
         line = rewritten_line(one.plan.checked) if one.plan is not None else f"not planned: {one_line(one.problem)}"
-        lines += wrapped(f"{letter(number):>3}  {one_line(one.source)}: {line}", " " * 5)
-    rows, own = _rows(compared), _own_flags(compared)
-    per_page = max(2, (WIDTH - _MARK - _COMPARE_NAMES) // _COMPARE_COLUMN)
-    for columns in _pages(len(compared), per_page):
-        letters = "".join(f"{letter(column):<{_COMPARE_COLUMN}}" for column in columns)
-        lines += ["", " " * (_MARK + _COMPARE_NAMES) + letters.rstrip()]
-        lines += _headings([own[column] for column in columns])
-        for row in rows:
-            cells = "".join(f"{_cut(row.show(row.values[column], row.values[0])):<{_COMPARE_COLUMN}}" for column in columns)
-            lines.append(f"{_DIFFERENT if row.differs(columns) else _SAME}{row.name:<{_COMPARE_NAMES}}{cells}".rstrip())
+        report.append(Line(f"{letter(number):>3}  {one_line(one.source)}: {line}", 5, "" if one.plan is not None else BAD))
+    rows, own = _rows(compared), [_split(flags) for flags in _own_flags(compared)]
+    depth = max(map(len, own), default=0)
+    cells = [["", "", *(_cut(flags[place]) if place < len(flags) else "" for flags in own)] for place in range(depth)]
+    for row in rows:
+        mark = _DIFFERENT if row.differs() else ""
+        cells.append([mark, row.name, *(_cut(row.show(value, row.values[0])) for value in row.values)])
+    styles = [*[NAME] * depth, *(BOLD if row.differs() else "" for row in rows)]
+    report += ["", Table("l", cells, ["", "", *map(letter, range(len(compared)))], repeated=3, styles=styles), ""]
     same = "" if any(row.differs() for row in rows) else "; nothing differs"
-    lines += ["", f"{_DIFFERENT}differs between the plans; in brackets: GiB more or less than {letter(0)}{same}"]
+    report.append(f"{_DIFFERENT} differs between the plans; in brackets: GiB more or less than {letter(0)}{same}")
     for number, one in enumerate(compared):
         for finding in one.plan.findings if one.plan is not None else ():
-            lines += wrapped(f"{letter(number):>3}  {finding.code.value}: {one_line(finding.title)}", " " * 5)
-    for note in notes:
-        lines += wrapped(f"  note: {one_line(note)}", " " * 8)
-    return "\n".join(lines)
+            head = f"{letter(number):>3}  {finding.code.value}"
+            report.append(Line(f"{head}: {one_line(finding.title)}", 5, SEVERITY[finding.severity], len(head)))
+    return Report([*report, *(Line(f"  note: {one_line(note)}", 8, FAINT, 7) for note in notes)])
 
 
 def compare_as_json(compared: Sequence[ComparedPlan], notes: Sequence[str] = ()) -> str:
@@ -612,28 +595,14 @@ def _flags(planned: MemoryPlan | None) -> list[str]:
     return found
 
 
-def _headings(own: Sequence[Sequence[str]]) -> list[str]:
-    """Lines under the letters with what each start has of its own; a value that would be cut has a line of its own."""
-    columns = []
-    for flags in own:
-        cells: list[str] = []
-        for flag in flags:
-            name, _, value = flag.partition(" ")
-            cells += [flag] if len(flag) < _COMPARE_COLUMN else [_cut(name), *([f"  {value}"] if value else [])]
-        columns.append(cells)
-    depth = max((len(cells) for cells in columns), default=0)
-    lines = []
-    for row in range(depth):
-        cells = [_cut(cells[row]) if row < len(cells) else "" for cells in columns]
-        lines.append((" " * (_MARK + _COMPARE_NAMES) + "".join(f"{cell:<{_COMPARE_COLUMN}}" for cell in cells)).rstrip())
-    return lines
+def _split(flags: Sequence[str]) -> list[str]:
+    """Flags for a column: a value that would be cut has a line of its own."""
+    return [part for flag in flags for part in ([flag] if len(flag) <= _CELL else flag.replace(" ", "\n  ", 1).split("\n"))]
 
 
-def _pages(count: int, per_page: int) -> list[list[int]]:
-    """The columns of each table; the first plan stays beside all others."""
-    pages = [list(range(min(count, per_page)))]
-    others = range(per_page, count, per_page - 1)
-    return pages + [[0, *range(start, min(count, start + per_page - 1))] for start in others]
+def _cut(text: str) -> str:
+    """A cell that keeps its column; what is cut is in the legend, or in the list below."""
+    return text if len(text) <= _CELL else f"{text[: _CELL - 3]}..."
 
 
 def _rows(compared: Sequence[ComparedPlan]) -> list[_Row]:
@@ -641,11 +610,6 @@ def _rows(compared: Sequence[ComparedPlan]) -> list[_Row]:
         _Row(name, tuple(None if one.plan is None else read(one.plan) for one in compared), show)
         for name, read, show in _READERS
     ]
-
-
-def _cut(text: str) -> str:
-    """A cell that keeps its column; what is cut is in the legend, or in the list below."""
-    return text if len(text) < _COMPARE_COLUMN else text[: _COMPARE_COLUMN - 4] + "..."
 
 
 def _plain(value: Value, _: Value) -> str:

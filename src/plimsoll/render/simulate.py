@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from plimsoll.redaction import one_line
-from plimsoll.render.terminal import wrapped
+from plimsoll.render.terminal import BAD, FAINT, GOOD, NAME, WARN, Line, Report, Table
 from plimsoll.simulate.settings import REPLAYED_ALL_THE_SAME
 from plimsoll.simulate.summary import NEARLY_FULL_PERCENT, POOR_FIT, POOR_GUIDE, Latency, Summary
 from plimsoll.units import format_count
@@ -48,20 +48,18 @@ def as_json(summary: Summary, *, notes: Sequence[str] = ()) -> str:
     return json.dumps(body, indent=2, ensure_ascii=False, allow_nan=False)
 
 
-def as_text(summary: Summary, *, notes: Sequence[str] = ()) -> str:
+def as_text(summary: Summary, *, notes: Sequence[str] = ()) -> Report:
     """What was replayed, what it means, what happened and how long it took, on one screen."""
-    lines = [*wrapped(f"replayed: {what_was_replayed(summary)}", "  "), ""]
-    for sentence in (*first_of_all(notes), headline(summary), *reading(summary)):
-        lines += wrapped(f"  {one_line(sentence)}", "  ")
+    is_bad = summary.preemptions or summary.rejected or summary.servers_to_keep_up is not None
+    report = Report([Line(f"replayed: {what_was_replayed(summary)}", 2, FAINT), ""])
+    report += [Line(f"  {one_line(sentence)}", 2, BAD) for sentence in first_of_all(notes)]
+    report.append(Line(f"  {one_line(headline(summary))}", 2, WARN if is_bad else GOOD))
+    report += [Line(f"  {one_line(sentence)}") for sentence in reading(summary)]
     if summary.requests:
-        lines.append("")
-        for name, said in facts(summary):
-            lines += wrapped(f"  {name:<14}{said}", " " * 16)
+        report += ["", *(Line(f"  {name:<14}{said}", 16, NAME, 16) for name, said in facts(summary))]
     if summary.finished:
-        lines += ["", *_latencies(summary)]
-    for note in notes:
-        lines += wrapped(f"  note: {one_line(note)}", " " * 8) if not is_urgent(note) else ()
-    return "\n".join(lines)
+        report += ["", *_latencies(summary)]
+    return Report([*report, *(Line(f"  note: {one_line(note)}", 8, FAINT, 7) for note in notes if not is_urgent(note))])
 
 
 def first_of_all(notes: Sequence[str]) -> list[str]:
@@ -74,18 +72,15 @@ def is_urgent(note: str) -> bool:
     return note == POOR_FIT or note.endswith(REPLAYED_ALL_THE_SAME)
 
 
-def _latencies(summary: Summary) -> list[str]:
-    head = "".join(f"{name:>11}" for name in Latency._fields)
+def _latencies(summary: Summary) -> Report:
     guide, poor, fitted = summary.step_time_label.partition(f"{POOR_GUIDE}; ")
-    label = "" if summary.is_fitted else f"   {POOR_GUIDE if poor else guide}"
-    lines = [f"  {'times':<27}{head}{label}"]
-    for field, name in LATENCY_NAMES:
-        values = "".join(f"{seconds(value):>11}" for value in getattr(summary, field))
-        lines.append(f"  {name:<27}{values}")
-    lines.append(f"  throughput: {throughput(summary)}")
+    label = "" if summary.is_fitted else POOR_GUIDE if poor else guide
+    rows = [[name, *map(seconds, getattr(summary, field))] for field, name in LATENCY_NAMES]
+    report = Report([Line(f"  {label}", 2, WARN)] if label else [])
+    report += [Table("lr", rows, ["times", *Latency._fields]), f"  throughput: {throughput(summary)}"]
     if summary.is_fitted or poor:
-        lines += wrapped(f"  step times {one_line(fitted if poor else guide)}", "  ")
-    return lines
+        report.append(f"  step times {one_line(fitted if poor else guide)}")
+    return report
 
 
 def what_was_replayed(summary: Summary) -> str:

@@ -16,7 +16,7 @@ from plimsoll.render.flags import rewritten_line
 from plimsoll.render.plan import as_json as plan_json
 from plimsoll.render.plan import gpus_of
 from plimsoll.render.simulate import first_of_all, is_urgent, percent, seconds
-from plimsoll.render.terminal import wrapped
+from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, WARN, Line, Report, Table
 from plimsoll.tune.answer import Tuning, curve, runner_up
 from plimsoll.tune.goodput import Failed, Result, Score, Traffic
 from plimsoll.tune.grid import Axes, Point
@@ -109,37 +109,32 @@ def as_csv(report: SweepReport) -> str:
     return out.getvalue()
 
 
-def sweep_as_text(report: SweepReport, top: int) -> str:
+def sweep_as_text(report: SweepReport, top: int) -> Report:
     """What was swept, the best settings, and what could not be replayed."""
-    ranked, failed = report.ranked, report.failures
+    ranked, failed, names = report.ranked, report.failures, list(report.axes.values)
     promise = f", promised {report.traffic.slo}" if not report.traffic.slo.is_empty else ""
     head = (
         f"swept: {one_line(report.traffic.trace.name)}: {format_count(report.traffic.trace.size)} requests, "
         f"{format_count(len(report.points))} settings{promise}"
     )
-    lines = [*wrapped(head, "  "), *wrapped(f"  {one_line(report.label)}", "  "), ""]
-    for sentence in first_of_all(report.notes):
-        lines += [*wrapped(f"  {one_line(sentence)}", "  "), ""]
-    names = list(report.axes.values)
-    widths = [max(len(name), 6) + 2 for name in names]
-    columns = "".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
+    text = Report([Line(head, 2, FAINT), f"  {one_line(report.label)}", ""])
+    text += [part for sentence in first_of_all(report.notes) for part in (Line(f"  {one_line(sentence)}", 2, BAD), "")]
     good = "served/s" if report.traffic.slo.is_empty else "as promised/s"
-    lines.append(f"{columns}{'blocks':>9}{good:>15}{'of all':>8}{'TTFT p99':>10}{'TPOT p99':>10}{'preempted':>11}")
+    rows, styles = [], []
     for point, score in ranked[:top]:
-        cells = "".join(f"{sweep_value_text(point.values[name]):>{width}}" for name, width in zip(names, widths, strict=True))
         blocks = point.job.settings.num_blocks if point.job is not None else 0
-        unsafe = f"   unsafe: {one_line(point.option.why_not)}" if point.option is not None and not point.option.is_safe else ""
-        lines.append(
-            f"{cells}{format_count(blocks):>9}{score.goodput:>15.4g}{percent(score.met / max(1, score.requests)):>8}"
-            f"{seconds(score.ttft_p99):>10}{seconds(score.tpot_p99):>10}{format_count(score.preemptions):>11}{unsafe}"
-        )
+        unsafe = f"unsafe: {one_line(point.option.why_not)}" if point.option is not None and not point.option.is_safe else ""
+        cells = [*(sweep_value_text(point.values[name]) for name in names), format_count(blocks), f"{score.goodput:.4g}"]
+        cells += [percent(score.met / max(1, score.requests)), seconds(score.ttft_p99), seconds(score.tpot_p99)]
+        rows.append([*cells, format_count(score.preemptions), unsafe])
+        styles.append(WARN if unsafe else "" if rows[1:] else GOOD)
+    columns = [*names, "blocks", good, "of all", "TTFT p99", "TPOT p99", "preempted", ""]
+    text += [Table("r" * (len(columns) - 1) + "w", rows, columns, styles=styles)] if rows else []
     if len(ranked) > top:
-        lines.append(f"  and {format_count(len(ranked) - top)} more; --top N, --csv FILE and --json show them")
+        text.append(f"  and {format_count(len(ranked) - top)} more; --top N, --csv FILE and --json show them")
     for why, count in Counter(why for _, why in failed).items():
-        lines += wrapped(f"  not replayed: {format_count(count)}: {one_line(why)}", "    ")
-    for note in report.notes:
-        lines += wrapped(f"  note: {one_line(note)}", " " * 8) if not is_urgent(note) else ()
-    return "\n".join(lines)
+        text.append(Line(f"  not replayed: {format_count(count)}: {one_line(why)}", 4, WARN))
+    return Report([*text, *(Line(f"  note: {one_line(note)}", 8, FAINT, 7) for note in report.notes if not is_urgent(note))])
 
 
 def sweep_value_text(value: object) -> str:
@@ -271,32 +266,26 @@ def _loses(second: Trial, best: Trial) -> str:
     return f"loses {lost:.1%}" if lost >= 0.0005 else "as good within 0.05 %"
 
 
-def as_text(report: TuneReport) -> str:
+def as_text(report: TuneReport) -> Report:
     """The finding, the command, the reasons, two curves and what it cost, on one screen."""
     tuning, said = report.tuning, sentences(report)
     fit = f"; step times {one_line(tuning.server.fitted)}" if tuning.server.fitted is not None else ""
-    lines = [*wrapped(f"tuned: {_what(report)}", "  "), *wrapped(f"  {label(tuning)}{fit}", "  "), ""]
-    for sentence in first_of_all(report.notes):
-        lines += [*wrapped(f"  {one_line(sentence)}", "  "), ""]
-    lines += wrapped(f"  {said[0]}", "  ")
-    if report.chosen is not None and not serves_none(tuning):
-        lines += ["", *wrapped(f"    {shlex.join(map(one_line, report.chosen.checked.rewritten))}", "      "), ""]
-    for sentence in said[1:]:
-        lines += wrapped(f"  - {sentence}", "    ")
-    if report.chosen is None:
-        for advice in report.own.advice:
-            lines += wrapped(f"  - {advice.words}: {advice.why}", "    ")
-        if report.own.advice:
-            command = f"vllm serve {one_line(report.own.model)} ... {report.own.advice[0].words}"
-            lines += wrapped(f"  Give it with the command, behind `--`: -- {command}", "    ")
+    text = Report([Line(f"tuned: {_what(report)}", 2, FAINT), f"  {label(tuning)}{fit}", ""])
+    text += [part for sentence in first_of_all(report.notes) for part in (Line(f"  {one_line(sentence)}", 2, BAD), "")]
+    is_found = report.chosen is not None and not serves_none(tuning)
+    text.append(Line(f"  {said[0]}", 2, BOLD if is_found else BAD))
+    if is_found and report.chosen is not None:
+        text += ["", Line(f"    {shlex.join(map(one_line, report.chosen.checked.rewritten))}", 6, GOOD), ""]
+    text += [Line(f"  - {sentence}", 4) for sentence in said[1:]]
+    if report.chosen is None and report.own.advice:
+        text += [Line(f"  - {advice.words}: {advice.why}", 4) for advice in report.own.advice]
+        command = f"vllm serve {one_line(report.own.model)} ... {report.own.advice[0].words}"
+        text.append(Line(f"  Give it with the command, behind `--`: -- {command}", 4))
     if tuning.found is not None:
-        lines += ["", *_compared(report)]
-        for name in () if serves_none(tuning) else CURVES:
-            lines += _curve(tuning, name)
-        lines += ["", *wrapped(f"  {_effort(tuning)}", "  ")]
-    for note in report.notes:
-        lines += wrapped(f"  note: {one_line(note)}", " " * 8) if not is_urgent(note) else ()
-    return "\n".join(lines)
+        text += ["", _compared(tuning)]
+        text += [part for name in (() if serves_none(tuning) else CURVES) for part in _curve(tuning, name)]
+        text += ["", Line(f"  {_effort(tuning)}", 2, FAINT)]
+    return Report([*text, *(Line(f"  note: {one_line(note)}", 8, FAINT, 7) for note in report.notes if not is_urgent(note))])
 
 
 def _what(report: TuneReport) -> str:
@@ -308,9 +297,8 @@ def _what(report: TuneReport) -> str:
     )
 
 
-def _compared(report: TuneReport) -> list[str]:
+def _compared(tuning: Tuning) -> Table:
     """The chosen setting beside the user's own and the runner-up."""
-    tuning = report.tuning
     assert tuning.found is not None, "asked only of an answer"
     second = runner_up(tuning)
     is_own = tuning.found.own is not None and tuning.found.own == tuning.found.best
@@ -319,22 +307,21 @@ def _compared(report: TuneReport) -> list[str]:
         columns.append(("yours", tuning.found.own))
     if second is not None and second != tuning.found.own:
         columns.append(("runner-up", second))
-    lines = [f"  {'':<34}" + "".join(f"{name:>12}" for name, _ in columns)]
-    for name, read in _ROWS:
-        lines.append(f"  {name:<34}" + "".join(f"{read(one):>12}" for _, one in columns))
-    return lines
+    rows = [[name, *(read(one) for _, one in columns)] for name, read in _ROWS]
+    return Table("lr", rows, ["", *(name for name, _ in columns)])
 
 
-def _curve(tuning: Tuning, name: str) -> list[str]:
+def _curve(tuning: Tuning, name: str) -> list[str | Line]:
     line = curve(tuning, name)
     top = max((one.score.goodput for one in line), default=0.0)
     if len(line) < 2 or tuning.found is None:
         return []
-    lines = ["", f"  {FLAGS[name]}: requests a second as promised"]
+    lines: list[str | Line] = ["", Line(f"  {FLAGS[name]}: requests a second as promised", 2, BOLD)]
     for one in line:
-        mark = "  <" if one.option.candidate == tuning.found.best.option.candidate else ""
+        is_best = one.option.candidate == tuning.found.best.option.candidate
         drawn = "#" * round(BAR * one.score.goodput / top) if top else ""
-        lines.append(f"  {value_text(one.option.candidate, name):>8}  {one.score.goodput:<8.3g}{drawn}{mark}")
+        said = f"  {value_text(one.option.candidate, name):>8}  {one.score.goodput:<8.3g}{drawn}{'  <' if is_best else ''}"
+        lines.append(Line(said, 2, GOOD if is_best else ""))
     return lines
 
 

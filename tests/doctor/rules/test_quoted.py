@@ -44,7 +44,7 @@ def test_a_log_pasted_into_a_page_is_still_read() -> None:
 
 def test_an_earlier_report_is_passed_over_and_the_log_around_it_is_not() -> None:
     """As a terminal shows it: the server, what doctor said of it, and the next server."""
-    report = log(*as_text(diagnose([FAILED])).splitlines(), source="report.txt")
+    report = log(*str(as_text(diagnose([FAILED]))).splitlines(), source="report.txt")
     assert diagnose([report]).findings == ()
     both = FAILED._replace(lines=[*report.lines, *FAILED.lines])
     assert [one.code for one in diagnose([both]).findings] == [Code.RUNTIME_FORWARD]
