@@ -120,16 +120,19 @@ def sweep_as_text(report: SweepReport, top: int) -> Report:
     text = Report([Line(head, 2, FAINT), f"  {one_line(report.label)}", ""])
     text += [part for sentence in first_of_all(report.notes) for part in (Line(f"  {one_line(sentence)}", 2, BAD), "")]
     good = "served/s" if report.traffic.slo.is_empty else "as promised/s"
-    rows, styles = [], []
+    rows, styles, objections = [], [], []
     for point, score in ranked[:top]:
         blocks = point.job.settings.num_blocks if point.job is not None else 0
-        unsafe = f"unsafe: {one_line(point.option.why_not)}" if point.option is not None and not point.option.is_safe else ""
+        is_unsafe = point.option is not None and not point.option.is_safe
+        objections += [one_line(point.option.why_not)] if point.option is not None and is_unsafe else []
         cells = [*(sweep_value_text(point.values[name]) for name in names), format_count(blocks), f"{score.goodput:.4g}"]
         cells += [percent(score.met / max(1, score.requests)), seconds(score.ttft_p99), seconds(score.tpot_p99)]
-        rows.append([*cells, format_count(score.preemptions), unsafe])
-        styles.append(WARN if unsafe else "" if rows[1:] else GOOD)
+        rows.append([*cells, format_count(score.preemptions), "unsafe" if is_unsafe else ""])
+        styles.append(WARN if is_unsafe else "" if rows[1:] else GOOD)
     columns = [*names, "blocks", good, "of all", "TTFT p99", "TPOT p99", "preempted", ""]
-    text += [Table("r" * (len(columns) - 1) + "w", rows, columns, styles=styles)] if rows else []
+    text += (
+        [Table("r", rows, columns, styles=styles), *(Line(f"  unsafe: {why}", 4, WARN) for why in objections)] if rows else []
+    )
     if len(ranked) > top:
         text.append(f"  and {format_count(len(ranked) - top)} more; --top N, --csv FILE and --json show them")
     for why, count in Counter(why for _, why in failed).items():

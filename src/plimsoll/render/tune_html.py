@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from plimsoll.redaction import one_line
 from plimsoll.render.html import render
 from plimsoll.render.simulate import first_of_all
 from plimsoll.render.tune import CURVES, SweepReport, TuneReport, sentences
