@@ -39,7 +39,7 @@ from plimsoll.launch.options import OptionsCommand, Words, count, first_given, o
 from plimsoll.net.address import address
 from plimsoll.net.client import HttpClient, Lost, bearer
 from plimsoll.render.journal import SCHEMA, entry_json, entry_sentence
-from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, NAME, SEVERITY, WARN, Line, Report, show
+from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, SEVERITY, WARN, Line, Report, Whole, show
 
 ON_ENGINES = ("drain", "undrain", "compact", "restart", "shed")
 SWITCHES = ("pause", "resume")
@@ -369,12 +369,12 @@ def _of_engine(rows: Sequence[dict[str, Any]], engine: str | None, limit: int) -
     return [row for row in rows if engine is None or row["engine"] == engine][-limit:]
 
 
-def _entry_lines(rows: Sequence[dict[str, Any]]) -> list[tuple[float, Line]]:
+def _entry_lines(rows: Sequence[dict[str, Any]]) -> list[tuple[float, Whole]]:
     return [(row["at"], _line(row["at"], text)) for row in rows if (text := entry_sentence(row))]
 
 
-def _line(unix_s: float, text: object) -> Line:
-    return Line(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(unix_s))} {text}", 20, NAME, 19)
+def _line(unix_s: float, text: object) -> Whole:
+    return Whole(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(unix_s))} {text}")
 
 
 def _show_json(body: Mapping[str, Any]) -> None:

@@ -130,9 +130,8 @@ def sweep_as_text(report: SweepReport, top: int) -> Report:
         rows.append([*cells, format_count(score.preemptions), "unsafe" if is_unsafe else ""])
         styles.append(WARN if is_unsafe else "" if rows[1:] else GOOD)
     columns = [*names, "blocks", good, "of all", "TTFT p99", "TPOT p99", "preempted", ""]
-    text += (
-        [Table("r", rows, columns, styles=styles), *(Line(f"  unsafe: {why}", 4, WARN) for why in objections)] if rows else []
-    )
+    text += [Table("r", rows, columns, styles=styles)] if rows else []
+    text += [Line(f"  unsafe: {why}", 4, WARN) for why in dict.fromkeys(objections)]
     if len(ranked) > top:
         text.append(f"  and {format_count(len(ranked) - top)} more; --top N, --csv FILE and --json show them")
     for why, count in Counter(why for _, why in failed).items():
