@@ -145,8 +145,8 @@ def test_amazon_key_ids_are_hidden(token: str) -> None:
     assert redact(f"using {token}.") == "using [redacted]."
 
 
-@pytest.mark.parametrize("kind", ["RSA ", "EC ", "", "OPENSSH ", "ENCRYPTED "])
-@pytest.mark.parametrize("newline", ["\n", "\r\n", "\\n", "\n    "])
+@each("kind", ["RSA ", "EC ", "", "OPENSSH ", "ENCRYPTED "])
+@each("newline", ["\n", "\r\n", "\\n", "\n    "])
 def test_a_private_key_block_is_hidden_whole(kind: str, newline: str) -> None:
     """A private key goes from its first line to its last, however its lines are separated; one cut off goes too."""
     lines = [f"-----BEGIN {kind}PRIVATE KEY-----", "DEK-Info: AES-128-CBC,1", "", "MIIEowIBAAKCAQEA+/", "c2VjcmV0=="]
@@ -228,7 +228,7 @@ def test_prose_stays(words: list[str]) -> None:
     assert redact(" ".join(words)) == " ".join(words)
 
 
-@pytest.mark.parametrize(("words", "shown"), [
+@each(("words", "shown"), [
     ("vllm serve m --api-key a b c --port 1", "vllm serve m --api-key [redacted] [redacted] [redacted] --port 1"),
     ("vllm serve --hf-token a m", "vllm serve --hf-token [redacted] m"),
     ("vllm serve m --api-key=a --ssl-keyfile-password=b",

@@ -22,9 +22,10 @@ from plimsoll.units import (
     parse_vllm_integer_or_auto,
     round_up,
 )
+from tests.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "value"),
     [
         ("0", 0),
@@ -58,7 +59,7 @@ def test_parse_vllm_integer(text: str, value: int) -> None:
     assert parse_vllm_integer(text) == value
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     ["", " ", "k", "auto", "8GiB", "8GB", "8kb", "1 k", "1.5", ".5k", "1.k", "-1k", "+1k", "1_000k", "1e3", "0x10",
      "nan", "inf", "1kk", "9" * 400 + "k", "9" * 5000, "9" * 5000 + "K", "1\n2"],
@@ -117,7 +118,7 @@ def test_auto_or_nothing() -> None:
         parse_vllm_integer_or_auto("automatic")
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "value"),
     [
         ("80", 80 * GIB),
@@ -138,14 +139,14 @@ def test_parse_gib(text: str, value: int) -> None:
     assert parse_gib(text) == value
 
 
-@pytest.mark.parametrize("text", ["", " ", "-1", "nan", "inf", "GiB", "80 furlongs", "80G", "1e3", "1,5", "8 0", "9" * 99])
+@each("text", ["", " ", "-1", "nan", "inf", "GiB", "80 furlongs", "80G", "1e3", "1,5", "8 0", "9" * 99])
 def test_parse_gib_refuses(text: str) -> None:
     """Anything else is refused in one line; 80G too, which means 80e9 to one reader and 80 GiB to the next."""
     with pytest.raises(BadInput, match="is not a size"):
         parse_gib(text)
 
 
-@pytest.mark.parametrize(
+@each(
     ("size", "text"),
     [
         (0, "0 GiB"),

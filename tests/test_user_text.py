@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.redaction import HIDDEN, MOST_LINES, hide_homes, hide_user_text, hide_user_text_lines
+from tests.each import each
 
 CAPTURES = Path(__file__).parents[0] / "captures"
 OTHERS = Path(__file__).parents[1].parent / "shared" / "data" / "logs"
@@ -147,7 +148,7 @@ def test_pictures_and_sound_are_hidden(line: str) -> None:
     assert "Q" not in hide_user_text(line)
 
 
-@pytest.mark.parametrize("line", [
+@each("line", [
     NEXT,
     "Received request cmpl-1: params: SamplingParams(n=1, stop=[], stop_token_ids=[151643], bad_words=[]), lora_request: None.",
     "NewRequestData(req_id=cmpl-1,prompt_token_ids_len=8000,prefill_token_ids_len=None,mm_features=[],block_ids=([1, 2],))",
@@ -212,7 +213,7 @@ def test_a_text_that_never_ends_is_bounded() -> None:
     assert shown.count("line") == 10
 
 
-@pytest.mark.parametrize("piece", [
+@each("piece", [
     "prompt: '", "prompt='a\\", "messages=[", "'content': \"", "[[[[", "token_ids=[1,", "\\\\\\\"", "a" * 255 + " ", "https://h/",
     "data:a/b;", "input_value=", "prompt", "text=(", "GuidedDecodingParams(", "/home/", "INFO 11-15 ",
     "'''", '{"log":', "prompt: x, ",

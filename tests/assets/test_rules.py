@@ -17,6 +17,7 @@ from plimsoll.errors import BadInput
 from plimsoll.vllm import versions
 from plimsoll.vllm.versions import is_before
 from tests.assets.watched import PLANNED, VERSIONS, metrics_known, metrics_of
+from tests.each import each
 
 ROOT = Path(__file__).parents[2]
 EVERY = [*(Settings(version) for version in VERSIONS), PLANNED]
@@ -31,7 +32,7 @@ def test_few_of_them_wake_anybody_up() -> None:
     assert sum(alert.severity is Severity.PAGE for alert in ALERTS) <= 6
 
 
-@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+@each("alert", ALERTS, ids=lambda alert: alert.name)
 def test_an_alert_has_its_cases_its_words_and_its_page(alert: Alert) -> None:
     """One case at least where it fires and two where it must not; a sentence for the woken; a page that is there."""
     assert sum(bool(case.fires) for case in alert.cases) >= 1

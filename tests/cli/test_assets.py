@@ -14,6 +14,7 @@ import pytest
 from plimsoll.assets.inside_wheel import make_wheel
 from plimsoll.cli.main import main
 from tests.assets.plans import MODELS, SECRET, plan_of
+from tests.each import each
 
 LAUNCH = ("systemd", "compose", "kubernetes")
 
@@ -224,7 +225,7 @@ def test_plans_side_by_side_are_no_plan(here: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize(
+@each(
     ("words", "said"),
     [
         ([], "say where"),

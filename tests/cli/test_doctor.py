@@ -29,6 +29,7 @@ from tests.cli.doctor_runs import (
     said,
     said_by_process,
 )
+from tests.each import each
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -53,7 +54,7 @@ def test_help_names_every_option(capsys: Capsys) -> None:
     assert said(capsys, "-h").out == answer.out
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "code"),
     [
         ([HEALTHY], 0),
@@ -70,13 +71,13 @@ def test_help_names_every_option(capsys: Capsys) -> None:
         (["http://127.0.0.1:1"], 3),
     ],
 )
-@pytest.mark.parametrize("more", [[], ["--json"]])
+@each("more", [[], ["--json"]])
 def test_the_exit_code_says_whether_something_failed(words: list[str], code: int, more: list[str], capsys: Capsys) -> None:
     """0: nothing wrong, also where it was stopped on purpose; 1: a failure; 3: a server did not answer."""
     assert said(capsys, *words, *more).code == code
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "complaint"),
     [
         ([], "nothing to read"),
@@ -309,7 +310,7 @@ def test_an_exit_code_does_not_overrule_a_shown_cause(capsys: Capsys) -> None:
     assert stopped.codes[0] == "other.stopped-by-operator"
 
 
-@pytest.mark.parametrize("code", list(Code))
+@each("code", list(Code))
 def test_every_code_has_its_page(code: Code, capsys: Capsys) -> None:
     """--explain prints the page of the code, whole."""
     answer = said(capsys, "--explain", code)

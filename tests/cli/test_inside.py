@@ -10,6 +10,7 @@ import pytest
 
 from plimsoll.cli.main import main
 from plimsoll.vllm.extension_points import NEEDS
+from tests.each import each
 from tests.vllm.vllm_like import files_that_meet_all, write_vllm
 
 SOURCES = str(Path(__file__).parents[2] / "src")
@@ -24,7 +25,7 @@ def _one_line(capsys: pytest.CaptureFixture[str]) -> str:
     return captured.err
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "said"),
     [
         ([], "plimsoll inside check"),

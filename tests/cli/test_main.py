@@ -15,6 +15,7 @@ import pytest
 import plimsoll
 from plimsoll.cli import flags as flags_command
 from plimsoll.cli.main import COMMANDS, main
+from tests.each import each
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "article-start.sh"
@@ -43,7 +44,7 @@ def test_the_first_screen(words: list[str], capsys: pytest.CaptureFixture[str]) 
     assert all(name in out for name in COMMANDS)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@each("name", COMMANDS)
 def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """COMMAND --help prints usage and names its page, which exists."""
     shown = []
@@ -144,7 +145,7 @@ def test_garbage_is_one_line_and_exit_2(
     assert capfd.readouterr().out == ""
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "said"),
     [
         (["flags"], "nothing to look at"),

@@ -14,6 +14,7 @@ import pytest
 from plimsoll.cli.main import main
 from plimsoll.cli.simulate import COMPILING
 from tests.cli.complaints import complaint
+from tests.each import each
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 SMALL = "synthetic:requests=20,rate=20,prompt=100,output=10"
@@ -25,23 +26,23 @@ NUMBERS = "--watermark --speedup --from-s --until-s".split()
 PATHS = "--steps --requests --html".split()
 
 
-@pytest.mark.parametrize("value", ["", "x", "nan", "inf", "-1", "1e400", "99999999999999999999", "1.5", "\x00", None])
-@pytest.mark.parametrize("name", COUNTS)
+@each("value", ["", "x", "nan", "inf", "-1", "1e400", "99999999999999999999", "1.5", "\x00", None])
+@each("name", COUNTS)
 def test_a_count_that_is_none(name: str, value: str | None, capsys: pytest.CaptureFixture[str]) -> None:
     """Empty, not a number, negative, endless, a fraction, missing: the line names the option."""
     assert main(["simulate", SMALL, name, *([] if value is None else [value])]) == 2
     assert name in complaint(capsys)
 
 
-@pytest.mark.parametrize("value", ["", "x", "nan", "inf", "-1", "1e400", "\x00", None])
-@pytest.mark.parametrize("name", NUMBERS)
+@each("value", ["", "x", "nan", "inf", "-1", "1e400", "\x00", None])
+@each("name", NUMBERS)
 def test_a_number_that_is_none(name: str, value: str | None, capsys: pytest.CaptureFixture[str]) -> None:
     """The same for what may be a fraction."""
     assert main(["simulate", SMALL, name, *([] if value is None else [value])]) == 2
     assert name in (said := complaint(capsys)) or "window" in said
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "said"),
     [
         ([], "which trace?"),

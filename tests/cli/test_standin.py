@@ -16,6 +16,7 @@ import pytest
 from plimsoll.cli.main import main
 from plimsoll.errors import BadInput
 from plimsoll.standin.launch import CARD, MODEL
+from tests.each import each
 from tests.options import standin_options
 
 
@@ -29,7 +30,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return captured.err
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "says"),
     [
         ("--gpu", "--gpu needs a value"),
@@ -82,7 +83,7 @@ def test_wrong_input_is_one_line(words: str, says: str, capsys: pytest.CaptureFi
     assert says in line
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "says"),
     [
         ("--swap-space 4", "vllm: error: unrecognized arguments: --swap-space 4"),

@@ -15,6 +15,7 @@ import pytest
 
 from plimsoll.cli.main import main
 from plimsoll.launch.options import options_of
+from tests.each import each
 
 BUSY = "synthetic:requests=200,rate=30,prompt=600,output=100,families=4,family_tokens=256,seed=7"
 WORDS = ["sweep", BUSY, "max_num_seqs=4..32", "block_size=8,16", "--num-blocks", "600", "--slo", "ttft=1s,tpot=50ms"]
@@ -143,7 +144,7 @@ def test_help_names_every_option_that_is_read(command: str, capsys: pytest.Captu
     assert {name for name in read if name not in said} == set(elsewhere)
 
 
-@pytest.mark.parametrize(
+@each(
     "words",
     [
         [],

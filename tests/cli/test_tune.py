@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from plimsoll.cli.main import main
+from tests.each import each
 
 RUN = str(Path(__file__).parents[1] / "captures" / "vllm-0.25.1-h200-traffic" / "tight.requests.jsonl.gz")
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -211,7 +212,7 @@ def test_a_fit_replays_the_command_and_so_it_must_have_a_cache(capsys: pytest.Ca
     assert "the plan leaves no KV block" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
+@each(
     "words",
     [
         [],

@@ -11,13 +11,14 @@ import pytest
 
 from plimsoll.demo.traffic import LOST, SERVED, WAIT, Count, LostRequest, Traffic, verdict, why_lost
 from plimsoll.net.client import Loss, Lost, Reply
+from tests.each import each
 
 DONE = b'{"choices": [{"text": "x", "finish_reason": "length"}]}'
 NOTHING, BROKEN = Lost(Loss.SILENT, "hung up"), Lost(Loss.NONSENSE, "broke off", was_sent=True, was_begun=True)
 STREAM = b'data: {"choices":[{"finish_reason":"length"}]}\n\ndata: [DONE]\n\n'
 
 
-@pytest.mark.parametrize(
+@each(
     ("told", "stream", "is_what"),
     [
         (Reply(200, DONE, {}), False, SERVED),

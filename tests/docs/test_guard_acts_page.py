@@ -16,6 +16,7 @@ from plimsoll.guard.act.policy import DAY_S, ActPolicy
 from plimsoll.guard.act.steps import BROKEN, COURSES, SERVING, STEP_TEXTS, TRIES, End, Step, open_action
 from plimsoll.guard.judge.policy import GRADES
 from plimsoll.guard.judge.tracker import Grade
+from tests.each import each
 from tests.options import guard_options
 
 ROOT = Path(__file__).parents[2]
@@ -104,7 +105,7 @@ def test_the_example_of_the_budget_is_reckoned_right() -> None:
     assert between("<!-- budget:", "and nobody else").split("-->")[1].strip() == shown
 
 
-@pytest.mark.parametrize("step", Step)
+@each("step", Step)
 def test_what_follows_a_kill_is_what_the_code_does(step: Step) -> None:
     """For each step of each action: closed, back, or on with the same step, as the row of that step says."""
     table = between("| killed in |", "\n\n")

@@ -7,11 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from lab.page import commands_of
 from lab.run_page import run_page
 from plimsoll.cli.main import COMMANDS, main
+from tests.each import each
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -57,7 +56,7 @@ def test_commands_within_a_sentence_are_known() -> None:
     assert {span for span in spans if not re.fullmatch(r"plimsoll \w+", span)} == set(WITHIN_A_SENTENCE)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@each("name", COMMANDS)
 def test_every_command_of_the_table_explains_itself(name: str) -> None:
     """`plimsoll NAME --help`, as typed."""
     ran = subprocess.run([sys.executable, "-m", "plimsoll", name, "--help"], capture_output=True, text=True, check=True)

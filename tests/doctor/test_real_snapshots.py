@@ -13,6 +13,7 @@ from plimsoll.doctor.rules.snapshot import SnapshotVerdict, judge_snapshot
 from plimsoll.doctor.rules.snapshot_facts import LARGE_PAGE, Category, LogHints, Snapshot
 from plimsoll.findings import Code
 from plimsoll.vllm.log_lines import measured_of
+from tests.each import each
 
 CAPTURES = Path(__file__).parents[1] / "captures" / "vllm-0.25.1-h200-failures"
 SHAPES = CAPTURES / "snapshots"
@@ -37,7 +38,7 @@ def _mib(verdict: SnapshotVerdict) -> dict[str, int]:
     return {str(category): round(size / MIB) for category, size in _parts(verdict).items()}
 
 
-@pytest.mark.parametrize("name", EVERY)
+@each("name", EVERY)
 def test_every_captured_snapshot_adds_up_and_is_drawn(name: str) -> None:
     """Live, gaps, returnable and private memory are all that is reserved, and the page is made."""
     verdict = _judged(name)
@@ -51,7 +52,7 @@ def test_the_captures_are_all_there() -> None:
     assert len(EVERY) == 18
 
 
-@pytest.mark.parametrize("name", [name for name in EVERY if name not in ("split-frames", "expandable-frames")])
+@each("name", [name for name in EVERY if name not in ("split-frames", "expandable-frames")])
 def test_where_no_request_failed_there_is_no_finding(name: str) -> None:
     """Only the two captures that recorded a failed request blame anything."""
     assert _judged(name).findings == ()

@@ -25,6 +25,7 @@ from plimsoll.guard.adapters.systemd import SystemdConfig
 from plimsoll.guard.config import KEYS, GuardConfig, config_in, files_of, keys
 from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.guard.judge.tracker import Grade
+from tests.each import each
 
 ENGINE = "[[engine]]\nurl = 'http://x:1'\nname = 'a'\n"
 
@@ -153,7 +154,7 @@ def test_where_files_lie() -> None:
     assert files_of(None, own, {"HOME": ""}) is None
 
 
-@pytest.mark.parametrize("about", [about for about in keys("act") if about.high], ids=lambda about: about.name)
+@each("about", [about for about in keys("act") if about.high], ids=lambda about: about.name)
 def test_every_bound_of_act_holds(about: object) -> None:
     """Just outside is refused on its own line, at the bound it is taken."""
     one = next(key for key in KEYS if key is about)
@@ -170,7 +171,7 @@ def test_every_bound_of_act_holds(about: object) -> None:
         assert read(f"[act]\n{rest}{one.name} = {int(value) if one.kind == 'count' else value}").act is not None
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "line", "says"),
     [
         ("act = 3", 1, "[act] is a table"),

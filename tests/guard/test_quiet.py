@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
-
 from lab.guard.weeks import ENGINES, KINDS, Kind, engine_for, week
 from plimsoll.guard.judge.judge import Judge
 from plimsoll.guard.judge.policy import GRADES, PRESETS, Policy
-from tests.each import times
+from tests.each import each, times
 
 LOOKS, LOOKS_WHEN_FULL = times(1_080, 8_640), times(360, 2_160)  # an hour and a half, or half a day
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@each("kind", KINDS, ids=lambda kind: kind.name)
 def test_nothing_is_done_about_a_healthy_engine(kind: Kind) -> None:
     """Hours of each kind of traffic lead to no action, whatever else is said."""
     number = KINDS.index(kind)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from lab.guard.faults import CASES, Case, play
-from tests.each import times
+from tests.each import each, times
 
 
-@pytest.mark.parametrize("seed", range(3, 3 + times(1, 5)))
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@each("seed", range(3, 3 + times(1, 5)))
+@each("case", CASES, ids=lambda case: case.name)
 def test_a_fault_is_found_in_time_under_its_own_name(case: Case, seed: int) -> None:
     """Within its window and three looks, and no other condition that could lead to an action holds meanwhile."""
     outcome = play(case, seed)

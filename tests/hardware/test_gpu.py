@@ -84,7 +84,7 @@ def test_every_spelling_finds_its_card(gpu: Gpu) -> None:
             assert gpu_named(typed) is gpu
 
 
-@pytest.mark.parametrize(
+@each(
     ("typed", "card"),
     [
         ("h100", "H100 SXM 80GB"),
@@ -155,7 +155,7 @@ def test_a_short_name_for_two_sizes_is_refused_with_both() -> None:
         gpu_named("A100")
 
 
-@pytest.mark.parametrize("unclear", AMBIGUOUS, ids=lambda unclear: unclear.names[0])
+@each("unclear", AMBIGUOUS, ids=lambda unclear: unclear.names[0])
 def test_every_ambiguous_name_offers_cards_we_know(unclear: Ambiguous) -> None:
     """What we offer instead of a guess can be typed back."""
     for spelling in unclear.names:

@@ -10,6 +10,7 @@ import pytest
 
 from plimsoll.inside.allocator import Torch, allocator_figures, walk, wants_expandable
 from plimsoll.inside.figures import GROUPS
+from tests.each import each
 from tests.inside.test_segments import MIB, SNAPSHOTS, raw_segments
 
 
@@ -27,7 +28,7 @@ def stats_of(segments: list[dict[str, Any]]) -> dict[str, Any]:
     return {**nested, "segment": {"all": {"current": len(segments)}}, "num_alloc_retries": 3, "num_ooms": 1}
 
 
-@pytest.mark.parametrize("path", SNAPSHOTS, ids=lambda path: path.name)
+@each("path", SNAPSHOTS, ids=lambda path: path.name)
 def test_statistics_and_walk_say_the_same(path: Path) -> None:
     """Right after a walk, the statistics of the same moment give the walk's releasable bytes, ordinary or expandable."""
     segments = raw_segments(path)

@@ -18,6 +18,7 @@ from plimsoll.inside import door
 from plimsoll.inside.door import PASSAGE, Door, Passage, Refusal, asks_of, install, install_into_vllm
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.settings import Settings
+from tests.each import each
 from tests.inside.test_certificate import ROW, TABLE, config
 from tests.inside.test_door import KINDS
 
@@ -42,7 +43,7 @@ def picture(count: int) -> SimpleNamespace:
     return SimpleNamespace(mm_position=SimpleNamespace(get_num_embeds=lambda: count, length=count + 2))
 
 
-@pytest.mark.parametrize(
+@each(
     ("one", "copies", "asks"),
     [
         (request(), 1, {}),

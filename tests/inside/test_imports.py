@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.each import each
 
 INSIDE = Path(__file__).parents[2] / "src" / "plimsoll" / "inside"
 FILES = sorted(INSIDE.glob("*.py"))
@@ -46,7 +46,7 @@ def _names(node: ast.Import | ast.ImportFrom) -> list[str]:
     return [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path.name not in NEEDS_VLLM], ids=lambda path: path.name)
+@each("path", [path for path in FILES if path.name not in NEEDS_VLLM], ids=lambda path: path.name)
 def test_loading_a_module_needs_the_standard_library_alone(path: Path) -> None:
     """What vLLM brings is imported in functions, when it is there; nothing of plimsoll that stays at home is."""
     for node in _at_import(ast.parse(path.read_text(encoding="utf-8"))):
@@ -56,7 +56,7 @@ def test_loading_a_module_needs_the_standard_library_alone(path: Path) -> None:
             assert is_standard or name in VERSION or name.startswith(OURS), f"{path.name}:{node.lineno} imports {name}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@each("path", FILES, ids=lambda path: path.name)
 def test_nothing_calls_for_a_foreign_module_while_it_loads(path: Path) -> None:
     """`import_module` outside functions is an import too; the stat logger alone may."""
     tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from plimsoll.inside.answers import ASIDE, FOLLOW_UP, WORK, path_of, route_of
 from plimsoll.vllm import versions
+from tests.each import each
 
 RELEASE = "0.32.0"
 WORKING = """
@@ -43,13 +44,13 @@ def test_every_post_of_the_release_is_listed_here() -> None:
     assert not _rows("PUT") | _rows("DELETE") | _rows("PATCH")
 
 
-@pytest.mark.parametrize("path", WORKING)
+@each("path", WORKING)
 def test_work_is_counted_and_may_be_refused(path: str) -> None:
     """Everything that costs the engine or its front-end something."""
     assert route_of("http", "POST", path) == WORK
 
 
-@pytest.mark.parametrize("path", STEERED)
+@each("path", STEERED)
 def test_steering_passes_uncounted(path: str) -> None:
     """An operator needs it most while the server drains."""
     assert route_of("http", "POST", path) == ASIDE

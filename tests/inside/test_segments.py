@@ -7,13 +7,13 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.doctor.read.snapshots import read_snapshot
 from plimsoll.doctor.rules.snapshot_facts import FREE, BlockCategories, Category, device_facts
 from plimsoll.inside.allocator import LARGE_PAGE_BYTES, SMALL_PAGE_BYTES, WalkClock, walk
+from tests.each import each
 
 CAPTURES = Path(__file__).parents[1] / "captures" / "vllm-0.25.1-h200-failures" / "snapshots"
 SNAPSHOTS = sorted(CAPTURES.glob("*.pickle.gz"))
@@ -33,7 +33,7 @@ def segment(blocks: list[tuple[str, int]], **more: Any) -> dict[str, Any]:
     return {"device": 0, "total_size": sum(size for _, size in blocks), "segment_type": "large", "blocks": listed, **more}
 
 
-@pytest.mark.parametrize("path", SNAPSHOTS, ids=lambda path: path.name)
+@each("path", SNAPSHOTS, ids=lambda path: path.name)
 def test_the_walk_agrees_with_the_doctor(path: Path) -> None:
     """What the worker reckons from torch's list is what `doctor` reads from the file of the same moment."""
     snapshot = read_snapshot(path)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.inside.answers import ALLOWED, DENIED, OFF, Tokens
+from tests.each import each
 
 TOKEN = "correct-horse-battery"
 RIGHT = (b"authorization", b"Bearer correct-horse-battery")
@@ -24,7 +25,7 @@ def test_no_token_set_means_off_for_everybody(headers: list[tuple[bytes, bytes]]
     assert Tokens("").judge(headers) == OFF
 
 
-@pytest.mark.parametrize(
+@each(
     "headers",
     [
         [],

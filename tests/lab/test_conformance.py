@@ -19,6 +19,7 @@ from lab.conformance.metrics import difference, families, numbers
 from lab.conformance.phases import end_of, tidied
 from lab.conformance.report import BEGIN, END, block, page
 from lab.conformance.shapes import folded, kind, shape
+from tests.each import each
 
 CAPTURE = Path(__file__).parents[1] / "captures" / "vllm-0.32.0-conformance" / "real.json"
 ANSWER: dict[str, Any] = {
@@ -61,7 +62,7 @@ def test_what_no_two_runs_share_is_no_difference(keys: tuple[Any, ...], to: Any)
     assert differences(REAL, changed(*keys, to=to)) == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("keys", "to", "where"),
     [
         (("status",), 500, "main/one/status"),

@@ -32,7 +32,7 @@ def test_every_pattern_compiles_and_every_own_line_was_seen_in_a_wheel(name: str
     assert line.seen_in() if line.speaker == "vllm" else not line.fragment
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "text", "groups"),
     [
         ("engine-version", "Initializing a V1 LLM engine (v0.25.1) with config: model='m'", {"version": "0.25.1"}),

@@ -16,6 +16,7 @@ import pytest
 from lab.gpu.survive_host import told_in
 from lab.gpu.survive_load import Answer, compare_ids, dechunked, first_difference, longest_standstill, read_answer, requests_of
 from lab.gpu.survive_plan import Plan, last_value
+from tests.each import each
 
 ROOT = Path(__file__).parents[2]
 CONTENT: dict[str, Any] = json.loads((ROOT / "lab" / "gpu" / "survive_runs.json").read_text(encoding="utf-8"))
@@ -214,7 +215,7 @@ def test_a_whole_stream_is_served_with_its_tokens() -> None:
     assert (answer.end, answer.ids, answer.wrong) == ("served", [5, 6, 7], "")
 
 
-@pytest.mark.parametrize(
+@each(
     ("raw", "end"),
     [
         (stream_of(*PIECES), "lost"),

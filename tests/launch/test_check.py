@@ -13,6 +13,7 @@ from plimsoll.launch.files import read_launches
 from plimsoll.vllm.flag_notes import GONE
 from plimsoll.vllm.flags import history_of
 from plimsoll.vllm.versions import engine_named
+from tests.each import each
 
 ARTICLE = Path(__file__).parents[2] / "examples" / "article-start.sh"
 
@@ -342,8 +343,8 @@ def test_variables_that_do_not_concern_vllm_are_left_out() -> None:
     assert not [i for i in _check("m", EDITOR="vi", LOG_DIR="/var/log").items if i.name in ("EDITOR", "LOG_DIR")]
 
 
-@pytest.mark.parametrize("name", sorted(GONE))
-@pytest.mark.parametrize("vllm", ["0.32.0", "0.20.0"])
+@each("name", sorted(GONE))
+@each("vllm", ["0.32.0", "0.20.0"])
 def test_the_rewrite_of_any_gone_flag_is_taken(name: str, vllm: str) -> None:
     """Whatever removed flag a command holds, the rewritten one has only flags of that release."""
     row = history_of(name)[-1]

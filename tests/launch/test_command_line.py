@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from plimsoll.errors import TooLarge
 from plimsoll.launch.command_line import Argument, CommandLine, UnresolvedWords, arguments_from_config, read_command_line
 from plimsoll.vllm.flags import FlagRow, flags_of
+from tests.each import each
 
 RELEASE = "0.32.0"
 
@@ -26,7 +27,7 @@ def _only(*words: str, release: str = RELEASE) -> Argument:
     return argument
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "spelling", "values"),
     [
         (("--gpu-memory-utilization", "0.9"), "--gpu-memory-utilization", ("0.9",)),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import pytest
-
 from plimsoll.launch.check_flags import ConfigFile
 from plimsoll.launch.command_line import EntryPoint, Launch
 from plimsoll.launch.inside_command import FLAGS, InsideLaunch, Plugins, fit, with_remarks
 from plimsoll.vllm.extension_points import Part, Verdict
 from plimsoll.vllm.versions import engine_named
+from tests.each import each
 
 ALL = Plugins(has_stat_logger=True, has_probe=True)
 YES = tuple(Verdict(part, "yes") for part in Part)
@@ -67,7 +66,7 @@ def test_another_extension_in_the_config_file_counts() -> None:
 SERVER = {"gate": "no", "drain": "no", "shed": "no"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "variables", "lost", "said"),
     [
         ((), {"VLLM_USE_RUST_FRONTEND": "1"}, {**SERVER, "recorder": "no"}, "Rust"),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.launch.command_line import EntryPoint, Launch, find_launch
 from plimsoll.launch.files import BYTES_MAX, read_launches
+from tests.each import each
 
 CAPTURES = Path(__file__).parent.parent / "captures" / "launches"
 
@@ -40,7 +41,7 @@ def test_options_in_front_of_a_start_are_kept_apart() -> None:
         assert launch.in_front == in_front
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         "vllm serve m --x", "/opt/venv/bin/vllm serve m --x", "A=1 vllm serve m --x", "env -i PATH=/bin vllm serve m --x",
@@ -80,7 +81,7 @@ def test_the_server_module_is_an_entry_point(line: str) -> None:
     assert (launch.entry, launch.arguments) == (EntryPoint.API_SERVER, ("--model", "m"))
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         "echo 'vllm serve m'", "echo vllm serve m", "sudo pkill -f vllm serve", "grep -r vllm serve",

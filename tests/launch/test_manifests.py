@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.launch.command_line import EntryPoint, Launch
 from plimsoll.launch.manifests import launches_in_manifest
+from tests.each import each
 
 CAPTURES = Path(__file__).parent.parent / "captures" / "launches"
 
@@ -108,7 +109,7 @@ def test_scalars_stay_as_written() -> None:
     assert launch.arguments == ("--a", "0.90", "1e3", "yes", "010", "null")
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "sentence"),
     [
         ("a: [1\nb: 2\n", r"^x.yaml, line \d: not valid YAML: "),

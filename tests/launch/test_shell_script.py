@@ -228,7 +228,7 @@ def test_what_never_closes_is_bad_input_with_its_line(script: str, line: int) ->
         commands_in(script)
 
 
-@pytest.mark.parametrize(
+@each(
     "unit",
     ["(", '"', "'", "`", "$((((", "${a:-", '"${a:-"', '"$(', "((", "<<a ", "A=(", "\\", "case a in ", "[[ ", "f("],
 )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
 from plimsoll.models.shape import ModelShape
+from tests.each import each
 from tests.models.model_configs import (
     DEEPSEEK_V3,
     GPT_OSS_20B,
@@ -104,7 +105,7 @@ def test_an_unknown_family_with_the_usual_keys_is_read_with_a_note() -> None:
     assert "retention" in odd.notes[0]
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "said"),
     [
         ({"num_hidden_layers": 10**12}, "num_hidden_layers should be a whole number from 1 to 4096, not 1000000000000"),

@@ -70,7 +70,7 @@ def parameters(shape: ModelShape) -> float:
     return total / 1e9
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "billions"),
     [
         ("meta-llama/Llama-3.1-8B-Instruct", 8.03),

@@ -14,6 +14,7 @@ from plimsoll.models.files import ModelFiles, read_model
 from plimsoll.models.hub import keep
 from plimsoll.models.safetensors import TensorInfo
 from plimsoll.models.shape import ModelShape
+from tests.each import each
 from tests.models.hub_server import shard
 
 CONFIG = {
@@ -184,7 +185,7 @@ def test_a_folder_of_thousands_of_files_is_refused(tmp_path: Path, monkeypatch: 
         read(tmp_path)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "says"),
     [
         ("", "empty"),

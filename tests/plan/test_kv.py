@@ -27,6 +27,7 @@ from plimsoll.plan.kv_layers import (
     layers_by_stage,
 )
 from plimsoll.plan.settings import AUTO_FIT, Settings
+from tests.each import each
 
 CASES = {case.name: case for case in published()}
 LLAMA = FullSpec(block_size=16, heads=8, head_size=128, head_size_v=128, dtype="bfloat16")
@@ -58,7 +59,7 @@ def plan(specs: Sequence[KvSpec], memory: int, **changes: Any) -> KvPlan:
     return plan_kv((named(specs),), chosen, memory)
 
 
-@pytest.mark.parametrize("name", ANSWERS)
+@each("name", ANSWERS)
 def test_a_published_case_has_vllms_numbers(name: str) -> None:
     """Every case vLLM's planner was asked about comes out to the integer."""
     result = planned(CASES[name])

@@ -18,6 +18,7 @@ from plimsoll.plan.settings import Card, Flags, read_settings
 from plimsoll.plan.store import read_start
 from plimsoll.units import GIB, MIB
 from plimsoll.vllm.log_lines import Measured
+from tests.each import each
 
 CAPTURES = Path(__file__).parents[1] / "captures" / "vllm-0.25.1-h200"
 H200 = Card("H200 SXM 141GB", int(139.80 * GIB), int(139.7 * GIB), int(139.85 * GIB), (9, 0))
@@ -167,7 +168,7 @@ def test_the_startup_plan_of_0_26_did_not_count_the_estimate() -> None:
     assert row.measured == 100 * GIB + 150 * MIB + ledger.graphs_actual.value - GIB
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "says"),
     [
         ({"release": "0.19.0"}, "--vllm 0.19.0"),

@@ -13,6 +13,7 @@ from plimsoll.plan.ledger import Ledger, ModelFacts, plan_ledger
 from plimsoll.plan.matrix import Matrix, MatrixSpec, State, plan_matrix
 from plimsoll.plan.settings import Card, Flags, Settings, read_settings
 from plimsoll.units import GIB
+from tests.each import each
 
 CARD = Card("H100", 79 * GIB, 79 * GIB, 79 * GIB, (9, 0))
 CONFIG = {
@@ -45,7 +46,7 @@ def test_lists_and_doubling_ranges() -> None:
     assert MatrixSpec.parse("concurrency=4,1..5,2 context=8K") == MatrixSpec((8192,), (1, 2, 4, 5))
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     ["", "context=8k", "concurrency=8", "context=8k concurrency=", "context= concurrency=8", "context=8k,concurrency=8",
      "context=8k context=9k concurrency=8", "ctx=8k concurrency=8", "context=8k concurrency=8..",

@@ -17,6 +17,7 @@ from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import Overhead, overhead
 from plimsoll.plan.settings import Settings
 from plimsoll.units import GIB
+from tests.each import each
 
 LLAMA: dict[str, object] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
@@ -87,7 +88,7 @@ def test_captures(name: str, tokens: int, sequences: int, eager: bool, measured:
     assert predicted >= measured - 0.3, name
 
 
-@pytest.mark.parametrize("row", STARTS, ids=lambda row: f"{row[0]['model_type']}-{row[1]}-{row[4]}-{row[5]}-{row[2]}-{row[3]}")
+@each("row", STARTS, ids=lambda row: f"{row[0]['model_type']}-{row[1]}-{row[4]}-{row[5]}-{row[2]}-{row[3]}")
 def test_starts(row: tuple[dict[str, object], int, bool, bool, int, int, int, int, int, int]) -> None:
     """Each peak is within 0.07 GiB of the allocator's, and every term lies in its band."""
     config, layers, v2, eager, tokens, sequences, *measured = row

@@ -18,6 +18,7 @@ from plimsoll.plan.findings import findings_of
 from plimsoll.plan.ledger import Ledger, ModelFacts, plan_ledger
 from plimsoll.plan.settings import Card, Flags, read_settings
 from plimsoll.units import GIB
+from tests.each import each
 
 
 def _plan(model: str, gpu: str, release: str, command: str) -> tuple[Ledger, list[Code]]:
@@ -54,7 +55,7 @@ def test_reported_refusals_are_foreseen_by_code(
         assert ledger.kv.low <= kv_gib * GIB <= ledger.kv.high
 
 
-@pytest.mark.parametrize(
+@each(
     ("gpu", "command", "unquantised", "code"),
     [
         ("T4", "--dtype bfloat16", False, Code.OTHER_UNSUPPORTED_GPU),

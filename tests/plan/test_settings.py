@@ -12,6 +12,7 @@ from plimsoll.launch.command_line import read_command_line
 from plimsoll.models.shape import ModelShape, Tower
 from plimsoll.plan.settings import AUTO_FIT, Card, Flags, Settings, read_settings
 from plimsoll.units import GIB
+from tests.each import each
 
 LLAMA = ModelShape.from_config(
     {
@@ -92,7 +93,7 @@ def test_nonsense_is_one_line(command: str) -> None:
         _settings(command)
 
 
-@pytest.mark.parametrize(
+@each(
     ("model_type", "towers", "limits", "release", "text_alone"),
     [
         ("qwen3_vl", ("vision",), '--limit-mm-per-prompt \'{"image": 0, "video": 0}\'', "0.32.0", True),

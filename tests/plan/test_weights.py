@@ -88,7 +88,7 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@each("name", PUBLISHED)
 def test_parameter_counts_are_the_published_ones(name: str) -> None:
     """Every tensor of the family is there: the count is the one on the model's page, to the last parameter."""
     config, published = PUBLISHED[name]
@@ -157,7 +157,7 @@ def test_experts_are_spread_over_data_parallel_ranks_too() -> None:
     assert both < weights_from_shape(shape, _on(4)).value
 
 
-@pytest.mark.parametrize(
+@each(
     ("quantization", "bytes_per_weight"),
     [
         (Quantization("fp8", bits=8, block=(128, 128)), 1 + 4 / 128**2),
@@ -171,7 +171,6 @@ def test_experts_are_spread_over_data_parallel_ranks_too() -> None:
         (Quantization("bitsandbytes", bits=4), 0.5625),
         (Quantization("bitsandbytes", bits=8), 1.0),
     ],
-    ids=lambda value: f"{value.method}-{value.group_size}" if isinstance(value, Quantization) else "",
 )
 def test_quantised_sizes(quantization: Quantization, bytes_per_weight: float) -> None:
     """The matrices shrink to the method's bytes per weight; embeddings and head stay at 16 bits."""

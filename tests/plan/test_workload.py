@@ -18,6 +18,7 @@ from plimsoll.plan.ledger import ModelFacts, plan_ledger
 from plimsoll.plan.settings import Card, Flags, Settings, read_settings
 from plimsoll.plan.workload import Pool, Verdict, Workload, judge, pool_of, waste_of
 from plimsoll.units import GIB
+from tests.each import each
 
 CASES = {case.name: case for case in published()}
 FULL = FullSpec(block_size=16, heads=8, head_size=128, head_size_v=128, dtype="bfloat16")
@@ -181,7 +182,7 @@ def test_a_drafter_keeps_blocks_too() -> None:
     assert len(answer.largest_groups) == len(ledger.kv_plan.groups) > 1
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     ["", "prompt", "prompt=1", "output=1", "prompt=1,output=0", "prompt=1,output=-5", "prompt=x,output=1", "prompt=1,output=1,",
      "prompt=1,prompt=2,output=1", "promt=1,output=1", "prompt=1\noutput=1\nx=\x1b[31m", "prompt=1.5K,output=1",

@@ -10,6 +10,7 @@ from plimsoll.render.simulate import as_json, as_text, counted, duration, headli
 from plimsoll.simulate.replay import Replay
 from plimsoll.simulate.settings import Group, Settings
 from plimsoll.simulate.summary import Summary, summarise
+from tests.each import each
 from tests.simulate.golden_runs import GOLDEN, NO_GOLDEN, golden_replay, golden_summary, hand_made
 
 MS = 1_000_000
@@ -176,7 +177,7 @@ def test_percent_never_claims_a_false_0_or_100(share: float | None, words: str) 
     assert percent(share) == words
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "words"),
     [(None, "-"), (0, "0 s"), (5e-6, "5.00 us"), (0.00769, "7.69 ms"), (0.168, "168 ms"), (4.2, "4.20 s"), (66.04, "66.0 s"),
      (599, "599 s"), (750, "12.5 min"), (7200, "2.00 h")],

@@ -16,6 +16,7 @@ from plimsoll.simulate.replay import FOREVER, new_record, replay
 from plimsoll.simulate.settings import Group, Settings, StepTime
 from plimsoll.simulate.start import start
 from plimsoll.simulate.trace import Trace, make_trace
+from tests.each import each
 from tests.simulate.state_checks import Content, check_end, check_rows, check_state
 
 MOST_STEPS = 1500
@@ -262,7 +263,7 @@ BREAKS: list[Callable[[at.State], None]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("harm", BREAKS, ids=lambda harm: harm.__name__.strip("_"))
+@each("harm", BREAKS, ids=lambda harm: harm.__name__.strip("_"))
 def test_a_broken_state_is_noticed(harm: Callable[[at.State], None]) -> None:
     """The checks above can fail: each way to harm a sound state is found."""
     state = _under_way(CROWDED, 7)

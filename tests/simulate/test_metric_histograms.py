@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from plimsoll.errors import BadInput
 from plimsoll.simulate.trace_files import looks_like_metrics, read_histograms
 from plimsoll.vllm.metrics_page import Histogram
+from tests.each import each
 
 CAPTURES = Path(__file__).parents[1] / "captures"
 CAPTURE = CAPTURES / "vllm-0.32.0-cpu/metrics.txt"
@@ -58,7 +59,7 @@ def test_an_exemplar_is_passed_over(tmp_path: Path) -> None:
     assert read_histograms(path) == (Histogram("h", (0.1,), (3.0, 1.0), 0.75),)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: f"{path.parent.name}/{path.name}")
+@each("path", PAGES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_every_captured_page_is_added_up_as_by_hand(path: Path) -> None:
     """All histograms of vLLM's own pages, with the bounds, counts and sums that their lines have."""
     text = (gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()).decode()

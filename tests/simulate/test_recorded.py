@@ -7,11 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from plimsoll.simulate.replay import NEVER, replay
 from plimsoll.simulate.settings import Group, Settings, StepTime
 from plimsoll.simulate.trace import Integers, make_trace
+from tests.each import each
 
 RECORDED = Path(__file__).parents[1] / "captures" / "vllm-0.32.0-scheduler" / "cases.jsonl.gz"
 """Made by `python -m lab.engine.record_scheduler`."""
@@ -38,7 +37,7 @@ def _replayed(case: dict[str, Any]) -> tuple[list[list[int]], list[list[int | No
     return steps, requests
 
 
-@pytest.mark.parametrize("number", range(len(CASES)))
+@each("number", range(len(CASES)))
 def test_every_row_is_vllms(number: int) -> None:
     """Each step and each request, to the last column."""
     steps, requests = _replayed(CASES[number]["case"])

@@ -15,6 +15,7 @@ from plimsoll.simulate import start as start_module
 from plimsoll.simulate.settings import Group, Settings, StepTime, groups_of
 from plimsoll.simulate.start import MOST_BLOCK_SIZE, MOST_BLOCKS, MOST_BUDGET, MOST_TOKENS, check, start, too_long
 from plimsoll.simulate.trace import make_trace
+from tests.each import each
 
 REFUSED: list[tuple[Settings, tuple[str, ...]]] = [
     (Settings(block_size=0), ("--block-size", "at least 1", "0")),
@@ -45,7 +46,7 @@ REFUSED: list[tuple[Settings, tuple[str, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "said"), REFUSED, ids=[" ".join(said) for _, said in REFUSED])
+@each(("settings", "said"), REFUSED)
 def test_what_cannot_start_is_one_line(settings: Settings, said: tuple[str, ...]) -> None:
     """The option, its value or its limit; before anything is laid out."""
     with pytest.raises(BadInput) as caught:

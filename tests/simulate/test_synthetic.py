@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from plimsoll.errors import BadInput
 from plimsoll.simulate.trace import Trace
 from plimsoll.simulate.traffic import Synthetic, generate, parse_synthetic
+from tests.each import each
 
 CHAT = Synthetic(requests=4000, families=3, family_tokens=100, turns=4, prefix_block=16, priorities=3, prompt_max=4096)
 
@@ -100,7 +101,7 @@ def test_a_specification_reads_like_a_file_name() -> None:
     assert generate(spec).size == 10
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "said"),
     [
         ("synthetic:speed=1", "'speed' is not one of requests"),

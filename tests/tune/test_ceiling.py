@@ -9,14 +9,15 @@ from plimsoll.simulate.trace import make_trace
 from plimsoll.simulate.traffic import generate, parse_synthetic
 from plimsoll.tune.goodput import Job, Score, Traffic, do
 from plimsoll.tune.search import ceiling, demand
+from tests.each import each
 
 TIMES = StepTime(base_ns=20_000_000, token_ns=100_000, seq_ns=20_000, ctx_ps=100_000)
 
 
-@pytest.mark.parametrize("seats", [1, 4, 32, 256])
-@pytest.mark.parametrize("blocks", [300, 3000])
-@pytest.mark.parametrize("budget", [256, 2048])
-@pytest.mark.parametrize("extra", ["", ",families=3,family_tokens=256", ",arrivals=at-once"])
+@each("seats", [1, 4, 32, 256])
+@each("blocks", [300, 3000])
+@each("budget", [256, 2048])
+@each("extra", ["", ",families=3,family_tokens=256", ",arrivals=at-once"])
 def test_no_run_is_above_it(seats: int, blocks: int, budget: int, extra: str) -> None:
     """Not with few seats, not with a small cache, not with small steps, not with prefixes that hit."""
     rate = "" if "at-once" in extra else ",rate=5"

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.vllm.extension_points import NEEDS, Answer, Look, Need, Part, State, Way, Weight, judge, verdicts
+from tests.each import each
 from tests.vllm.vllm_like import files_that_meet_all, sources
 
 FILE = "v1/engine/async_llm.py"
@@ -101,7 +102,7 @@ def test_nothing_there_is_no_to_all() -> None:
     assert {verdict.works for verdict in verdicts(judge(sources({}), NEEDS), NEEDS)} == {"no"}
 
 
-@pytest.mark.parametrize("need", [need for need in NEEDS if need.ways], ids=lambda need: need.name)
+@each("need", [need for need in NEEDS if need.ways], ids=lambda need: need.name)
 def test_each_need_can_be_missed(need: Need) -> None:
     """Without its files each need is unmet, and each part that it weighs on says what is lost."""
     gone = {look.files[0] for way in need.ways for look in way.looks}

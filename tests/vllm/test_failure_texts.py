@@ -64,7 +64,7 @@ def test_patterns_stay_quick_on_hostile_lines(text: Text) -> None:
     assert time.perf_counter() - started < 5
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "line"),
     [
         ("free-memory-check", NOT_FREE),

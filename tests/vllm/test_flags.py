@@ -10,7 +10,7 @@ from plimsoll.vllm.versions import is_before, newest
 from tests.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "gone_in"),
     [
         # Each was looked up by hand in the tags of vLLM's repository.
@@ -31,7 +31,7 @@ def test_when_a_flag_went(name: str, gone_in: str) -> None:
     assert release_after(history_of(name)[-1].last) == gone_in
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "since"),
     [
         ("--gpu-memory-utilization", "0.2.3"),
@@ -110,7 +110,7 @@ def test_folklore_is_in_no_release(name: str) -> None:
     assert not history_of(name)
 
 
-@pytest.mark.parametrize("name", sorted(flag_notes.GONE_VARIABLES))
+@each("name", sorted(flag_notes.GONE_VARIABLES))
 def test_gone_variables_are_gone(name: str) -> None:
     """A variable said to be without effect is named nowhere in the newest release."""
     stretches = versions.rows("environment")[name]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from plimsoll.vllm.metrics import FIGURES, figure, find, metrics_of, on_page, resolve
 from plimsoll.vllm.versions import engine_named
 from tests.each import each
@@ -23,7 +21,7 @@ def test_the_figures_everybody_needs_resolve_to_names_that_existed(name: str, re
     assert known[found.exposition]["shown"] != "hidden"
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "release", "exposition"),
     [
         ("kv_cache_usage", "0.6.0", "vllm:gpu_cache_usage_perc"),

@@ -13,6 +13,7 @@ import pytest
 
 from plimsoll.errors import BadInput, TooLarge, WorldFailed
 from plimsoll.vllm.metrics_page import SAMPLES_MAX, Page, fetch_health, fetch_pages, page_address, parse_page, read_page
+from tests.each import each
 from tests.net.page_server import PAGE, SECRET, Handler, serving
 
 CAPTURES = Path(__file__).parents[1] / "captures"
@@ -74,7 +75,7 @@ def test_openmetrics_exemplars_are_passed_over_and_its_stamps_are_seconds() -> N
     assert (sample.value, sample.at_s) == (5, 1700000000.25)
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         "a", "a{", 'a{b="c"', 'a{b="c"} ', "a nope", "1a 1", "a 1_000", "a{b=c} 1", 'a{b="c"} 1 x', "<html>",

@@ -24,6 +24,7 @@ from plimsoll.doctor.read.snapshots import limit_resources, parse_snapshot, read
 from plimsoll.doctor.rules.snapshot_facts import FREE, LIVE, PENDING, Snapshot, StackFrame
 from plimsoll.errors import BadInput, TooLarge
 from tests.doctor.snapshot_maker import MIB, serving, split
+from tests.each import each
 
 VALID = pickle.dumps(split().tree())
 SMALL = pickle.dumps(
@@ -178,7 +179,7 @@ def test_a_pickle_that_would_run_something_is_refused_and_runs_nothing(tmp_path:
     assert not mark.exists()
 
 
-@pytest.mark.parametrize(
+@each(
     "code",
     [
         b"\x80\x04cos\nsystem\n.", b"\x80\x04\x8c\x02os\x8c\x06system\x93.", b"\x80\x04]]R.", b"\x80\x04}}b.",

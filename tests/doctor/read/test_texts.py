@@ -10,6 +10,7 @@ import pytest
 
 from plimsoll.doctor.read.text import read_log
 from plimsoll.doctor.rules.log_text import LONGEST, LogLine
+from tests.each import each
 from tests.log_bytes import log_of_bytes
 
 CAPTURES = Path(__file__).parents[2] / "captures"
@@ -33,7 +34,7 @@ def days(month: int, day: int) -> float:
     return (sum((31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)[: month - 1]) + day - 1) * 86400.0
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "process", "level", "said"),
     [
         (ERROR, "EngineCore_DP0 pid=12", "ERROR", "CUDA out of memory."),
@@ -74,7 +75,7 @@ def test_what_a_line_says_of_itself_is_taken_off(text: str, process: str, level:
 STAMP = "2025-11-15T08:00:00.123456789Z"
 
 
-@pytest.mark.parametrize(
+@each(
     ("wrapped", "server"),
     [
         (json.dumps({"log": f"{ERROR}\n", "stream": "stderr", "time": STAMP}), ""),
@@ -115,7 +116,7 @@ def test_wrappings_come_off(wrapped: str, server: str) -> None:
     assert line.at is not None
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "CUDA error: out of memory", "torch.OutOfMemoryError: CUDA out of memory.",
@@ -263,7 +264,7 @@ def test_broken_bytes_and_nul_bytes_do_not_hide_the_rest() -> None:
     assert [line.text for line in lines_of(b"\0" * 100_000 + b"one\ntw\0o\n")] == ["one", "two"]
 
 
-@pytest.mark.parametrize("path", sorted(CAPTURES.rglob("*.log*")), ids=lambda path: path.name)
+@each("path", sorted(CAPTURES.rglob("*.log*")), ids=lambda path: path.name)
 def test_captures_read_whole(path: Path) -> None:
     """Every line of a real log is there, in order, with its number, and vLLM's prefix is off all of them."""
     log = read_log(str(path))

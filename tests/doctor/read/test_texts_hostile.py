@@ -17,6 +17,7 @@ from plimsoll.doctor.read.text import StampClock
 from plimsoll.doctor.read.text_wrapping import LEVELS, split_writers
 from plimsoll.doctor.rules.log_text import LONGEST, LogLine
 from plimsoll.errors import BadInput
+from tests.each import each
 from tests.log_bytes import log_of_bytes
 
 STAMP = "2025-11-15T08:00:00.123456789Z"
@@ -109,7 +110,7 @@ def test_no_stamp_breaks_the_clock(stamp: str) -> None:
     StampClock().seconds(stamp)
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         "(" * 16_000, "[" * 16_000, "{" * 16_000, " " * 16_000, "(a " * 5_000, "(EngineCore pid=" * 1_000,
@@ -136,7 +137,7 @@ def test_wrappings_within_wrappings_end_somewhere() -> None:
 REAL = Path(__file__).parents[2] / "captures" / "vllm-0.25.1-h200" / "base.log"
 
 
-@pytest.mark.parametrize("wrapping", [name for name in WRAPPINGS if name != "CRI in parts"])
+@each("wrapping", [name for name in WRAPPINGS if name != "CRI in parts"])
 def test_a_real_log_reads_the_same_in_any_wrapping(wrapping: str) -> None:
     """Process, level and text of every line, and its number, are those of the bare log."""
     raw = REAL.read_text(encoding="utf-8")

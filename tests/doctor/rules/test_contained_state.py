@@ -14,6 +14,7 @@ from plimsoll.doctor.rules.metrics import judge_pages
 from plimsoll.findings import Code, Finding, Severity
 from plimsoll.vllm.metrics_page import Page, parse_page
 from tests.doctor.rules.test_gate_state import log_of
+from tests.each import each
 
 SURVIVE = {
     "armed": True, "why": "", "contained": 3, "aborted": 1, "recomputed_tokens": 190000, "stalled_s": 1.7,
@@ -67,7 +68,7 @@ def test_a_storm_and_a_limp_are_said() -> None:
     assert "it limps" in finding.because
 
 
-@pytest.mark.parametrize(
+@each(
     "survive",
     [None, [], "3", {}, {"contained": 0}, {"contained": "3"}, {"contained": True}, {"contained": -1},
      {"contained": float("nan")}, {"armed": None},

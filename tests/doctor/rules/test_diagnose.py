@@ -10,6 +10,7 @@ from plimsoll.doctor.rules.diagnose import InputVerdict, diagnose
 from plimsoll.doctor.rules.log_text import Log
 from plimsoll.findings import Code, Evidence, Finding, Severity
 from tests.doctor.log_maker import ENGINE_DEAD, REQUEST, STARTED, log, traceback
+from tests.each import each
 
 STEP = "v1/worker/gpu_model_runner.py:execute_model"
 WELL = log(STARTED, [REQUEST] * 5, source="well.log")
@@ -30,7 +31,7 @@ def judged(code: Code, severity: Severity = Severity.WARNING, confidence: float 
     return InputVerdict("page", (finding,), {"is": "metrics", "engines": [{"engine": "0"}]})
 
 
-@pytest.mark.parametrize(
+@each(
     ("logs", "memory", "first"),
     [
         ([], None, None),

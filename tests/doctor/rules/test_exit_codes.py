@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from plimsoll.doctor.rules.exit_codes import judge_exit
 from plimsoll.findings import Code
+from tests.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("code", "expected"),
     [
         (1, None),

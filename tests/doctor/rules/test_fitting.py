@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from plimsoll.doctor.read.text import read_log
 from plimsoll.doctor.rules.diagnose import diagnose
 from plimsoll.doctor.rules.diagnose_log import fitting
 from plimsoll.findings import Code, Finding, Remedy, Severity
+from tests.each import each
 
 CAPTURES = Path(__file__).parents[2] / "captures" / "vllm-0.25.1-h200-failures"
 
@@ -32,7 +31,7 @@ def test_pictures_that_nobody_measured() -> None:
     assert not any(cure.startswith("--limit-mm-per-prompt") for cure in cures)
 
 
-@pytest.mark.parametrize(
+@each(
     ("flag", "value", "flags", "is_offered"),
     [
         ("--max-loras", "1", {"max_loras": "4"}, True),

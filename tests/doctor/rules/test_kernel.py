@@ -10,6 +10,7 @@ from plimsoll.doctor.rules.kernel import Blame, explain, judge_kernel
 from plimsoll.doctor.rules.log_text import Log, LogLine
 from plimsoll.findings import Code, Severity
 from tests.doctor.pasted_text import pasted, scrambled
+from tests.each import each
 
 CGROUP = """
 [81234.100001] VLLM::EngineCor invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=-997
@@ -170,7 +171,7 @@ def test_numbers_of_programs(number: int) -> None:
     assert explain(number).blame is Blame.PROGRAM
 
 
-@pytest.mark.parametrize("number", [48, 64, 74, 79, 94, 95, 119, 120, 140, 143, 144, 145])
+@each("number", [48, 64, 74, 79, 94, 95, 119, 120, 140, 143, 144, 145])
 def test_numbers_of_cards(number: int) -> None:
     """What a card does wrong is not blamed on the program."""
     assert explain(number).blame is Blame.FAULT

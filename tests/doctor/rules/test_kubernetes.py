@@ -11,6 +11,7 @@ from plimsoll.doctor.rules.supervisors import PodFacts
 from plimsoll.findings import Code
 from tests.doctor.pasted_text import pasted, scrambled
 from tests.doctor.pod_texts import CRASH_LOOP_YAML, DESCRIBE_OOM, DESCRIBE_PROBE, DOCKER_INSPECT, OOM_JSON, SYSTEMD_OOM
+from tests.each import each
 
 
 def codes(text: str) -> list[Code]:
@@ -79,7 +80,7 @@ def test_completed_without_a_stop_is_a_dead_engine() -> None:
     assert codes(text + stop)[0] is Code.OTHER_STOPPED_BY_OPERATOR
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "expected"),
     [
         ("Warning  Evicted  5m  kubelet  The node was low on resource: memory. Threshold quantity: 100Mi, available: 51Mi.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 
 from plimsoll.doctor.rules.kernel import judge_kernel
@@ -13,13 +12,14 @@ from plimsoll.doctor.rules.pods import judge_pods
 from tests.doctor.pasted_text import pasted, scrambled
 from tests.doctor.pod_texts import DESCRIBE_OOM, DOCKER_INSPECT, SYSTEMD_OOM
 from tests.doctor.smi_texts import CSV, FULL, GB10, ROCM, TABLE
+from tests.each import each
 
 KILLED = "Out of memory: Killed process 1 (python3) total-vm:1kB, anon-rss:1kB, file-rss:0kB, shmem-rss:0kB"
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
 OOMS = "|            CUDA OOMs: 1            |        cudaMalloc retries: 3         |"
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "kind"),
     [
         (KILLED, "kernel"),
@@ -62,9 +62,7 @@ def test_who_is_not_called_has_nothing_to_say(log: Log) -> None:
     assert "memory-summary" in kinds or not judge_memory_summary(log).facts
 
 
-@pytest.mark.parametrize(
-    "piece", ["|", "| 0 ", " ", "[", "[ 1] ", "1", "a:", "Warning  ", "NVRM: Xid (", "(", "MiB |", ", ", "x.service: "]
-)
+@each("piece", ["|", "| 0 ", " ", "[", "[ 1] ", "1", "a:", "Warning  ", "NVRM: Xid (", "(", "MiB |", ", ", "x.service: "])
 def test_the_longest_line_of_one_piece_is_read_quickly(piece: str) -> None:
     """Hostile lines at the reader's limit do not make a pattern run away."""
     words = (

@@ -15,6 +15,7 @@ from plimsoll.doctor.rules.snapshot import SnapshotVerdict, judge_snapshot
 from plimsoll.doctor.rules.snapshot_facts import Category, StackFrame, category_of_stack
 from plimsoll.findings import Code
 from tests.doctor.snapshot_maker import FORWARD, GIB, KV, LOGPROBS, MIB, VLLM, WEIGHTS, Allocator, pinned, serving, split
+from tests.each import each
 
 
 def _parts(verdict: SnapshotVerdict) -> dict[Category, int]:
@@ -191,7 +192,7 @@ def test_a_snapshot_of_a_server_still_starting_proves_no_growth(tmp_path: Path) 
     assert any("before the server was complete" in note for note in verdict.notes)
 
 
-@pytest.mark.parametrize(
+@each(
     ("file", "name", "category"),
     [
         ("v1/worker/gpu_model_runner.py", "load_model", Category.WEIGHTS),
@@ -220,7 +221,7 @@ def test_a_stack_tells_what_it_asked_memory_for(file: str, name: str, category: 
     assert category_of_stack(frames) is category
 
 
-@pytest.mark.parametrize(
+@each(
     ("stack", "category"),
     [
         # the second runner makes its sampler and its masks inside load_model, and its block tables with the KV cache
@@ -235,7 +236,7 @@ def test_a_stack_tells_what_it_asked_memory_for(file: str, name: str, category: 
         ("v1/sample/sampler.py sample, v1/worker/gpu_model_runner.py _dummy_sampler_run", Category.LOGITS),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("folder", [VLLM, "vllm/", "C:\\env\\vllm\\"])
+@each("folder", [VLLM, "vllm/", "C:\\env\\vllm\\"])
 def test_of_nested_work_the_inner_purpose_counts(stack: str, category: Category, folder: str) -> None:
     """Both runners, with whole paths and with paths whose upper folders were cut off."""
     frames = [StackFrame(folder + file, 1, name) for file, name in (place.split() for place in stack.split(", "))]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from plimsoll.doctor.rules.timeline import MILESTONES, LogTimeline, ServerProgress, read_timeline
 from tests.doctor.log_maker import (
     ARGS,
@@ -21,6 +19,7 @@ from tests.doctor.log_maker import (
     log,
     traceback,
 )
+from tests.each import each
 
 ENGINE = "(EngineCore pid=2) INFO 11-15 09:00:01 [core.py:1] Initializing a V1 LLM engine (v0.25.1) with config: model='m'"
 DUMP = "(EngineCore pid=2) ERROR 11-15 09:10:00 [a.py:1] Dumping input data for V1 LLM engine (v0.25.1) with config: model='m'"
@@ -32,7 +31,7 @@ def timeline(*parts: str | list[str]) -> LogTimeline:
     return read_timeline(log(*parts))
 
 
-@pytest.mark.parametrize(
+@each(
     ("lines", "reached"),
     [
         ([], ServerProgress.UNKNOWN),

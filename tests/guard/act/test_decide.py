@@ -29,6 +29,7 @@ from plimsoll.guard.act.steps import BROKEN, SERVING
 from plimsoll.guard.judge.policy import GRADES
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.unknown import Condition, Status
+from tests.each import each
 
 NOW = 1_700_000_000.0
 POLICY = ActPolicy()
@@ -75,7 +76,7 @@ ONCE: list[tuple[str, FleetView, ActPolicy]] = [
 ]
 
 
-@pytest.mark.parametrize(("reason", "fleet", "policy"), ONCE, ids=[f"{n}-{one[0]}" for n, one in enumerate(ONCE)])
+@each(("reason", "fleet", "policy"), ONCE)
 def test_every_reason_refuses_with_a_word_and_a_sentence(reason: str, fleet: FleetView, policy: ActPolicy) -> None:
     """The word is for a program, the sentence for a person."""
     found = decide(fleet, policy)[0]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
 from plimsoll.guard.act.journal_replay import EngineProcess, KnownProcess, foreign_restarts
+from tests.each import each
 
 AT = EngineProcess(100.0, 3)
 
 
-@pytest.mark.parametrize(
+@each(
     ("known", "now", "lives", "times"),
     [
         (KnownProcess(), EngineProcess(100.0), 0, 0),  # the first that was ever seen

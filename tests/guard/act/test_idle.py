@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from plimsoll.guard.act.idle import APART_S, STALE_S, IdleSample, idleness
 from plimsoll.guard.judge.look import CoreFigures, Look, Reach
+from tests.each import each
 
 GATE: dict[str, Any] = {
     "in_flight": 0, "background": 0, "engine_requests": 0, "begun": 41, "steps": 900, "epoch": 7, "api_servers": 2,
@@ -42,12 +43,11 @@ def test_one_witness_is_none(times: list[float]) -> None:
     assert idleness([sample(at_s) for at_s in times]).is_idle is None
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
-@pytest.mark.parametrize(
+@each("place", [0, 1, 2])
+@each(
     "work",
     [{"gate": {name: 1}} for name in COUNTS] + [{"page": {name: 1.0}} for name in ("running", "waiting")]
     + [{"ranks": (CoreFigures("0", 1.0, 0.0, 0.0), CoreFigures("1", 1.0, 0.0, 1.0))}] + [{"gate": {"idle": False}}],
-    ids=str,
 )  # fmt: skip
 def test_work_in_any_sample_is_work(work: dict[str, Any], place: int) -> None:
     """Whoever sees it, and whenever between the two witnesses."""
@@ -82,8 +82,8 @@ def test_what_came_and_went_between_the_samples_is_noticed(name: str) -> None:
     assert idleness([sample(0.0), sample(APART_S, page={"steps": 901.0})]).is_idle is False
 
 
-@pytest.mark.parametrize("place", [0, 1])
-@pytest.mark.parametrize("name", NEEDED)
+@each("place", [0, 1])
+@each("name", NEEDED)
 def test_each_word_of_the_gate_is_needed(name: str, place: int) -> None:
     """Missing in either sample, it is not known."""
     seen = [sample(at_s, gate={name: None} if number == place else {}) for number, at_s in enumerate((0.0, APART_S))]
@@ -91,8 +91,8 @@ def test_each_word_of_the_gate_is_needed(name: str, place: int) -> None:
     assert idleness([one._replace(gate=None) if number == place else one for number, one in enumerate(seen)]).is_idle is None
 
 
-@pytest.mark.parametrize("value", [None, -1.0, float("nan"), float("inf")])
-@pytest.mark.parametrize("name", PAGE)
+@each("value", [None, -1.0, float("nan"), float("inf")])
+@each("name", PAGE)
 def test_each_figure_of_the_page_is_needed(name: str, value: float | None) -> None:
     """Missing, or one that it cannot be: not known."""
     page: Any = {name: value}

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
 from plimsoll.guard.adapters.etcd_lock import MOST_BYTES, EtcdLock, EtcdLockConfig
+from tests.each import each
 from tests.net.raw_answers import Answers, answer
 
 HEADER = {"revision": "7"}
@@ -204,8 +205,8 @@ ODD: list[bytes | float] = [
 ]
 
 
-@pytest.mark.parametrize("at", [0, 1, 2])
-@pytest.mark.parametrize("odd", range(len(ODD)))
+@each("at", [0, 1, 2])
+@each("odd", range(len(ODD)))
 def test_odd_answers(odd: int, at: int) -> None:
     """Whatever comes instead of an answer, at any step: unsure within the time, and nobody believes that he has the lock."""
 

@@ -18,6 +18,7 @@ from plimsoll.guard.act.ports import Outcome
 from plimsoll.guard.adapters.gate import GateHttpClient
 from plimsoll.inside.core import Core
 from plimsoll.inside.tick import OwnPort
+from tests.each import each
 from tests.fakes import TOKEN, hello, served
 from tests.inside.test_core import made
 from tests.inside.test_endpoints import put_figures
@@ -183,8 +184,8 @@ def reply(body: bytes, status: str = "200 OK") -> bytes:
     return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-@pytest.mark.parametrize("name", DEEDS)
-@pytest.mark.parametrize(
+@each("name", DEEDS)
+@each(
     "answer",
     [
         HUNG_UP, b"HTTP/1.1 200", b"SSH-2.0-x\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999\r\n\r\n",
@@ -319,7 +320,7 @@ def test_no_answer_makes_it_raise(words: dict[str, Any], status: int, name: str)
     run(scene())
 
 
-@pytest.mark.parametrize(
+@each(
     ("url", "token"),
     [("127.0.0.1:80", TOKEN), ("ftp://a", TOKEN), ("http://", TOKEN), ("http://a:b", TOKEN), ("http://u:p@a", TOKEN),
      ("unix:relative", TOKEN), ("http://a\r\nX: y", TOKEN), ("http://a", ""), ("http://a", "two\r\nlines"), ("http://a", "ü")],

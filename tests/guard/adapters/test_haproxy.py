@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
 from plimsoll.guard.adapters.haproxy import HAProxy, Place
+from tests.each import each
 
 HEADING = "# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_uweight"
 STAT = "# pxname,svname,qcur,qmax,scur,"
@@ -77,7 +78,7 @@ def run(scene: Awaitable[Any]) -> Any:
     return asyncio.run(go())
 
 
-@pytest.mark.parametrize(
+@each(
     ("other", "is_last"),
     [((2, 0, 1), False), ((1, 0, 1), False), ((0, 0, 1), True), ((3, 0, 1), True), ((2, 8, 1), True), ((2, 1, 1), True),
      ((2, 16, 1), True), ((2, 32, 1), True), ((2, 4, 1), False), ((2, 0, 0), True)],

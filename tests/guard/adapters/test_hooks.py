@@ -16,6 +16,7 @@ import pytest
 
 from plimsoll.errors import BadInput
 from plimsoll.guard.adapters.hooks import CommandBalancer, ReadinessBalancer, WebhookBalancer
+from tests.each import each
 from tests.fakes import eventually
 from tests.net.raw_server import Visitor, free_port, raw_server
 
@@ -208,7 +209,7 @@ def test_a_webhook_is_asked_as_the_contract_says() -> None:
     assert bodies == [{"schema": "plimsoll.hook/1", "verb": "take-out", "engine": "gpu-1", "epoch": 42}]
 
 
-@pytest.mark.parametrize(
+@each(
     ("answer", "done", "is_out", "connections"),
     [
         (reply(b'{"done": true}'), True, True, None),

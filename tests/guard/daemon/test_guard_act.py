@@ -21,6 +21,7 @@ from plimsoll.guard.act.steps import End
 from plimsoll.guard.daemon.conductor import ActionPorts, Conductor
 from plimsoll.guard.daemon.journal import Journal
 from plimsoll.guard.judge.tracker import Grade
+from tests.each import each
 
 # The journal
 
@@ -41,8 +42,8 @@ class Full(MemoryBook):
         return super().append(kind, engine=engine, action=action, step=step, fields=fields)
 
 
-@pytest.mark.parametrize("kind", [INTENT, OUTCOME])
-@pytest.mark.parametrize("step", SERVING.plan.steps)
+@each("kind", [INTENT, OUTCOME])
+@each("step", SERVING.plan.steps)
 def test_a_journal_that_fails_in_the_middle_leaves_no_engine_out_of_service(kind: str, step: str) -> None:
     """What the journal says already is brought to its end at once; then guard does nothing more, and says so."""
     world, book = World(), Full(kind, step)

@@ -8,7 +8,7 @@ from lab.guard.acting import Fault, State, World
 from lab.guard.acting_lives import CASES, Case, MemoryBook, live, unsafe
 from plimsoll.guard.act.steps import Step
 from plimsoll.guard.judge.tracker import Grade
-from tests.each import times
+from tests.each import each, times
 
 pytestmark = pytest.mark.once
 DEEDS = {
@@ -43,9 +43,9 @@ def check(world: World, book: MemoryBook, *where: object) -> None:
     assert found == [], (where, world.state.told[-4:], [(one.kind, one.step) for one in book.entries][-8:])
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("gap_s", GAPS_S)
-@pytest.mark.parametrize("ttl_s", [0.0, 25.0])
+@each("case", CASES)
+@each("gap_s", GAPS_S)
+@each("ttl_s", [0.0, 25.0])
 def test_a_guard_may_die_before_and_after_each_entry_and_each_deed(case: Case, gap_s: float, ttl_s: float) -> None:
     """Whatever it was about, nothing is harmed, nothing stays drained, and what was stopped runs again or somebody knows."""
     for place, name in enumerate(whole_life(case), 1):
@@ -74,8 +74,8 @@ def test_a_guard_that_takes_over_may_die_too(case: Case) -> None:
                 break
 
 
-@pytest.mark.parametrize("case", [one for one in CASES if one.balancer == "told"], ids=str)
-@pytest.mark.parametrize("how", HOWS, ids=lambda fault: fault.how)
+@each("case", [one for one in CASES if one.balancer == "told"])
+@each("how", HOWS, ids=lambda fault: fault.how)
 def test_a_guard_may_die_anywhere_while_a_deed_goes_wrong(case: Case, how: Fault) -> None:
     """Each deed in turn fails, or nobody knows what became of it; the guard dies at each point of that."""
     for number, deed in enumerate(DEEDS[case.grade]):

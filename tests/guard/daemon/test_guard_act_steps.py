@@ -17,6 +17,7 @@ from plimsoll.guard.act.journal_replay import PAUSE, RUNGS
 from plimsoll.guard.act.ports import Outcome, unsure
 from plimsoll.guard.daemon.conductor import Conductor
 from plimsoll.guard.judge.tracker import Grade
+from tests.each import each
 
 # The lock
 
@@ -148,8 +149,8 @@ def test_stragglers_end_as_it_is_configured(stragglers: str, end: str) -> None:
     assert world.state.harm == []
 
 
-@pytest.mark.parametrize("step", ["evidence", "drain", "idle", "stop"])
-@pytest.mark.parametrize(("name", "engine"), [(PAUSE, ""), (PAUSE, ENGINE), (f"{RUNGS}restart", "")])
+@each("step", ["evidence", "drain", "idle", "stop"])
+@each(("name", "engine"), [(PAUSE, ""), (PAUSE, ENGINE), (f"{RUNGS}restart", "")])
 def test_a_pause_takes_back_what_has_not_stopped_anything_yet(step: str, name: str, engine: str) -> None:
     """Whoever sees guard begin and does not want it can still say so."""
     world, book = World(), MemoryBook()

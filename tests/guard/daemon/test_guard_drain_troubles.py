@@ -15,6 +15,7 @@ from plimsoll.guard.daemon.conductor import Announcement
 from plimsoll.guard.daemon.manual_drain import ManualDrains, SharedLock
 from plimsoll.guard.daemon.steps import EngineAdapters
 from plimsoll.guard.judge.look import Look, Reach
+from tests.each import each
 from tests.guard.daemon.drain_world import POLICY, Lock, Sight, World, parts_of, ports_of
 
 
@@ -61,7 +62,7 @@ def entries_of_a_whole_life() -> int:
     return asyncio.run(whole())
 
 
-@pytest.mark.parametrize("number", range(2, entries_of_a_whole_life() + 1))
+@each("number", range(2, entries_of_a_whole_life() + 1))
 def test_a_journal_that_fails_leaves_nothing_out_of_service(number: int) -> None:
     """At any entry: what is out comes back unwritten, the lock is free, and it is said urgently."""
 

@@ -10,6 +10,7 @@ from plimsoll.guard.judge.judge import QUESTIONS
 from plimsoll.guard.judge.look import Look, Reach
 from plimsoll.unknown import Condition, Status
 from plimsoll.vllm.flags import flags_of
+from tests.each import each
 
 CODES = {
     "dead": Code.ENGINE_DEAD, "wedged": Code.ENGINE_WEDGED, "hung": Code.ENGINE_WEDGED, "saturated": Code.ENGINE_SATURATED,
@@ -38,8 +39,8 @@ def test_every_question_has_a_code() -> None:
     assert {kind: code_of(kind) for kind in CODES} == CODES
 
 
-@pytest.mark.parametrize("kind", CODES)
-@pytest.mark.parametrize("look", [None, LOOK], ids=["blind", "seen"])
+@each("kind", CODES)
+@each("look", [None, LOOK])
 def test_a_condition_that_holds_becomes_a_finding(kind: str, look: Look | None) -> None:
     """It says the condition's own reason and evidence, what to do, what is no use, and flags that exist."""
     found = finding(condition(kind), look)
@@ -52,8 +53,8 @@ def test_a_condition_that_holds_becomes_a_finding(kind: str, look: Look | None) 
     assert all(remedy.flag is None or remedy.flag in known for remedy in found.remedy)
 
 
-@pytest.mark.parametrize("status", [Status.FALSE, Status.UNKNOWN])
-@pytest.mark.parametrize("kind", CODES)
+@each("status", [Status.FALSE, Status.UNKNOWN])
+@each("kind", CODES)
 def test_nothing_comes_of_what_does_not_hold_or_is_not_known(kind: str, status: Status) -> None:
     """Only what is known to hold is a finding."""
     assert finding(condition(kind, status), LOOK) is None

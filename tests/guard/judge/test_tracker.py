@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.guard.judge.tracker import Tracker, no, unknown, yes
 from plimsoll.unknown import Status
+from tests.each import each
 
 SAYS = {"y": yes("Is", "it is"), "n": no("IsNot", "it is not"), "?": unknown("Lost", "not known")}
 
@@ -21,7 +21,7 @@ def after(says: str, *, is_strict: bool, for_s: float = 20.0) -> Status:
     return tracker.status
 
 
-@pytest.mark.parametrize(
+@each(
     ("says", "strict", "lenient"),
     [
         ("yyyy", "false", "false"),

@@ -9,6 +9,7 @@ import weakref
 import pytest
 
 from plimsoll.inside.survive.failures import Failure, SiteNote, identify, local_of, release_frames, site_of
+from tests.each import each
 
 
 class OutOfMemoryError(RuntimeError):
@@ -52,7 +53,7 @@ def test_the_drivers_own_out_of_memory_is_one(error: Exception) -> None:
     assert identify(error) == Failure("unknown", None, None)
 
 
-@pytest.mark.parametrize(
+@each(
     "error",
     [
         RuntimeError("CUDA error: an illegal memory access was encountered"),
