@@ -131,7 +131,7 @@ def test_a_trace_is_not_a_page_of_metrics(tmp_path: Path) -> None:
 def test_a_page_cut_in_its_packing_is_refused(tmp_path: Path) -> None:
     """What is left of it might end in half a number."""
     (tmp_path / "cut.gz").write_bytes(gzip.compress(PAGE.encode())[:-12])
-    with pytest.raises(BadInput, match="cannot be read"):
+    with pytest.raises(BadInput, match="cut or damaged"):
         read_histograms(str(tmp_path / "cut.gz"))
 
 

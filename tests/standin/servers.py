@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import http.client
 import json
 import threading
@@ -17,7 +18,7 @@ from plimsoll.standin.config import Options
 from plimsoll.standin.engine import Engine
 from plimsoll.standin.serve.server import AssembledServer, Port, assemble
 from plimsoll.standin.serve.service import Driver
-from tests.standin.engines import engine
+from tests.standin.engines import ask, engine, served
 
 TOKEN = "a-token-that-is-long-enough"
 FAST = StepTime(1_000_000, 0, 0, 0)  # 1 ms a step
@@ -71,11 +72,19 @@ class Server(NamedTuple):
         return asyncio.run_coroutine_threadsafe(act(), self.loop).result(10)
 
 
+@functools.cache
+def compiled() -> None:
+    """Have the scheduler compiled before anybody waits for an answer: on a fresh machine that takes longer than most waits."""
+    one = engine(step_time=FAST)
+    served(one, one.submit(ask(), 0))
+
+
 @contextlib.contextmanager
 def standin(
     options: Options | None = None, *, one: Engine | None = None, speed: float = 1.0, settings: Settings | None = None
 ) -> Iterator[Server]:
     """One that listens."""
+    compiled()
     found = one or engine(step_time=FAST)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
