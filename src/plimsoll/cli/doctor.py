@@ -41,7 +41,7 @@ from plimsoll.plan.options import CardOptions, ServerOptions, memory_of
 from plimsoll.redaction import clean
 from plimsoll.render import doctor as report
 from plimsoll.render.doctor import finding_json
-from plimsoll.render.terminal import show
+from plimsoll.render.terminal import bar, show
 from plimsoll.units import GIB, format_count
 from plimsoll.vllm.metrics_page import Page, escaped_label, fetch_health, fetch_pages
 
@@ -144,7 +144,8 @@ def _diagnose(options: DoctorOptions) -> int:
     given = {field: value for field in names if (value := getattr(options, field)) is not None}
     time_range: RangeOptions = {names[field]: value for field, value in given.items()}  # type: ignore[assignment]
     timeout_s, flags = options.timeout or USUAL_TIMEOUT_S, frozenset(f"--{field}" for field in given)
-    inputs = read_inputs(options.rest, timeout_s=timeout_s, time_range=time_range, range_flags=flags)
+    with bar("reading", "inputs") as progress:
+        inputs = read_inputs(options.rest, timeout_s=timeout_s, time_range=time_range, range_flags=flags, on_progress=progress)
     planner = Planner(options)
     diagnosis = diagnose(inputs.logs, inputs.judge(), exit_code=options.exit_code, plan_for=planner)
     if planner.figures is not None:
@@ -188,14 +189,18 @@ def bundle(options: DoctorOptions, inputs: DoctorInputs, diagnosis: Diagnosis, a
             if look is not None
         ]
     never_copied = "a memory snapshot is never copied; what it shows is in doctor.json"
-    written = write_bundle(
-        options.bundle or "",
-        [*parts, *collect_here()],
-        made_with=f"plimsoll {plimsoll.__version__}",
-        at=int(time.time()),
-        force=options.force,
-        left_out=[f"{source.rpartition('/')[2]}: {never_copied}" for source, _ in inputs.snapshots],
-    )
+    parts += collect_here()
+    with bar("packing, secrets hidden", "parts") as progress:
+
+        def packed() -> Iterator[ArchivePart]:
+            for place, part in enumerate(parts):
+                progress(place, len(parts))
+                yield part
+
+        written = write_bundle(
+            options.bundle or "", packed(), made_with=f"plimsoll {plimsoll.__version__}", at=int(time.time()),
+            force=options.force, left_out=[f"{source.rpartition('/')[2]}: {never_copied}" for source, _ in inputs.snapshots],
+        )  # fmt: skip
     return (
         f"Wrote {written.path}: {len(written.members)} files, {format_count(written.size_bytes)} bytes, "
         "secrets and users' text hidden. Look at its CONTENTS.txt before you send it."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypedDict
 
@@ -103,8 +103,9 @@ def _size(value: object) -> int | None:
 
 
 def read_inputs(
-    names: Sequence[str], *, timeout_s: float, time_range: RangeOptions, range_flags: frozenset[str]
-) -> DoctorInputs:
+    names: Sequence[str], *, timeout_s: float, time_range: RangeOptions, range_flags: frozenset[str],
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> DoctorInputs:  # fmt: skip
     """Every input, read by its kind; `range_flags` are the options that ask for a Prometheus range."""
     found = walked(names)
     inputs = DoctorInputs()
@@ -113,7 +114,8 @@ def read_inputs(
     if range_flags and not any(map(is_url, names)):
         notes.append(f"{', '.join(sorted(range_flags))}: not used, since no Prometheus server was named")
     notes += [f"not read: {name} (no text, no metrics page, no snapshot)" for name in found.not_text]
-    for name in found.files:
+    for number, name in enumerate(found.files):
+        on_progress(number, len(found.files))
         try:
             reader.read(name, name)
         except BadInput as error:
