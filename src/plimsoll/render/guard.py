@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
@@ -265,21 +266,7 @@ def alert(event: Event, *, starts_unix_s: float, lasts_s: float) -> dict[str, ob
 
 def rfc3339(unix_s: float) -> str:
     """A moment in UTC as Alertmanager writes it."""
-    days, rest = divmod(int(unix_s), 86_400)
-    year, month, day = _date(days)
-    hour, minute, second = rest // 3600, rest // 60 % 60, rest % 60
-    return f"{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{int(unix_s % 1 * 1000):03}Z"
-
-
-def _date(days: int) -> tuple[int, int, int]:
-    """The civil date so many days after 1970-01-01 (the algorithm of eras of 400 years, which begin in March)."""
-    era, of_era = divmod(days + 719_468, 146_097)
-    year_of_era = (of_era - of_era // 1_460 + of_era // 36_524 - of_era // 146_096) // 365
-    day_of_year = of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
-    month = (5 * day_of_year + 2) // 153
-    day = day_of_year - (153 * month + 2) // 5 + 1
-    month = month + 3 if month < 10 else month - 9
-    return year_of_era + era * 400 + (month <= 2), month, day
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _text(value: object) -> str | None:
