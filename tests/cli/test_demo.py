@@ -27,7 +27,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str, code: int = 2) -> s
         ("--speed 100", "a number from 0.25 to 4"),
         ("--speed nan", "a number from 0.25 to 4"),
         ("--balancer nginx", "own or haproxy"),
-        ("--quick", "demo takes no '--quick'"),
+        ("--quick", "no option '--quick'"),
         ("H100", "demo takes no 'H100'"),
         ("-- vllm serve", "demo takes no '--'"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 import pytest
 
@@ -10,13 +11,16 @@ from plimsoll.simulate.trace import make_trace
 from plimsoll.tune.goodput import Failed, Job, Result, Score, Traffic
 from plimsoll.tune.search import Search, Trial, busiest, preferred
 from plimsoll.tune.space import Space, candidate_of, plan_all
+from tests.each import SOAK
 from tests.tune.servers import SMALL, run, server, traffic
 
 WIDE = Space((8, 16, 24, 32, 48, 64, 128, 256), (512, 1024, 2048, 4096), (16, 32), (0.85, 0.88, 0.9, 0.92, 0.94))
 
 
-@pytest.mark.parametrize("rate", [0.4, 0.8, 1.2])
-@pytest.mark.parametrize("slo", ["ttft=5s,tpot=200ms", "ttft=1s", "tpot=90ms"])
+LOADS, PROMISES = (0.4, 0.8, 1.2), ("ttft=5s,tpot=200ms", "ttft=1s", "tpot=90ms")
+
+
+@pytest.mark.parametrize(("rate", "slo"), product(LOADS, PROMISES) if SOAK else zip(LOADS, PROMISES, strict=True))
 def test_within_one_per_cent_of_trying_everything(rate: float, slo: str) -> None:
     """Over loads and promises, for no more than the budget; the full grids of real traces are in benchmarks/tune_grid.py."""
     given, asked = server(), traffic(slo, rate)
