@@ -57,7 +57,7 @@ def test_a_fit_under_the_wrong_options_is_a_rough_guide(tmp_path: Path, capsys: 
     text = capsys.readouterr().out
     assert text.splitlines()[2].startswith("  The fit does not match its run")
     assert text.count("does not match its run") == 1
-    assert "p99   rough guide: poor fit\n" in text
+    assert "  rough guide: poor fit\n" in text
     assert "  step times fitted to 500 measured requests" in text
     assert main(["sweep", RUN, "max_num_seqs=8,16", *engine, "--times", kept]) == 0
     text = capsys.readouterr().out
