@@ -58,7 +58,8 @@ def test_one_that_was_held_is_told_shown_and_put_right(tmp_path: Path, capsys: C
             assert 'plimsoll_guard_actions_total{engine="one",rung="restart",end="done"} 0.0\n' in guard.get("/metrics")[1]
             capsys.readouterr()
             assert main(["guardctl", "actions", *at]) == 0
-            assert "it was put back in rotation by hand; guardctl resume one once it is fixed" in " ".join(capsys.readouterr().out.split())
+            shown = " ".join(capsys.readouterr().out.split())
+            assert "it was put back in rotation by hand; guardctl resume one once it is fixed" in shown
             assert main(["guardctl", "resume", *at]) == 0
             time.sleep(2.5)
             assert guard.json("/engines")["engines"][0]["needs"], "the end of a pause of everything mends no engine"
