@@ -6,8 +6,10 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
+from lab.guard.acting_lives import QuickLoop
 from plimsoll.guard.daemon import observer
 from plimsoll.guard.daemon.observer import DiscoveredFacts, Fleet, ObserverPorts, WatchedEngine
 from plimsoll.guard.engine_config import EngineConfig
@@ -18,6 +20,8 @@ from plimsoll.unknown import Condition, Status
 
 if TYPE_CHECKING:
     import pytest
+
+    from lab.guard.acting import World
 
 POLICY = Policy(every_s=0.05)
 
@@ -147,13 +151,17 @@ def test_many_engines_are_spread_over_the_interval() -> None:
         times.append(now_s)
         return await well(now_s, unix_s)
 
+    loop = QuickLoop(cast("World", SimpleNamespace(state=SimpleNamespace(now=0.0))))
+
     async def run() -> None:
-        fleet = Fleet(Policy(every_s=1.0), ObserverPorts(lambda _: Scripted(noted), lambda _: None), looks=1)
+        ports = ObserverPorts(lambda _: Scripted(noted), lambda _: None, clock=loop.time)
+        fleet = Fleet(Policy(every_s=1.0), ports, looks=1)
         fleet.watch([EngineConfig(str(number), f"http://{number}.example:1") for number in range(200)])
         await fleet.wait()
         await fleet.close()
 
-    asyncio.run(run())
+    loop.run_until_complete(run())
+    loop.close()
     begun = min(times)
     shares = [sum(1 for at in times if begun + part / 4 <= at < begun + (part + 1) / 4) for part in range(4)]
     assert all(share > 20 for share in shares), shares
