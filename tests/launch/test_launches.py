@@ -173,28 +173,6 @@ def test_an_empty_exec_start_resets_the_list() -> None:
     assert launch.arguments == ("b",)
 
 
-def test_a_dockerfile() -> None:
-    """The last stage's entry point and command count, on top of what it is built from."""
-    (launch,) = read_launches(str(CAPTURES / "Dockerfile"))
-    assert launch == Launch(
-        source="Dockerfile:9",
-        entry=EntryPoint.IMAGE,
-        arguments=("--model", "Qwen/Qwen3-8B", "--port", "8000"),
-        environment=(
-            ("VLLM_LOGGING_LEVEL", "INFO"),
-            ("HF_HOME", "/models/hf home"),
-            ("MODEL", "Qwen/Qwen3-8B"),
-        ),
-        image="vllm/vllm-openai:v0.11.0",
-    )
-
-
-def test_a_dockerfile_in_shell_form() -> None:
-    """A command that is not JSON goes through a shell, with the image's variables."""
-    (launch,) = read("FROM python:3.12\nENV MODEL=m\nCMD exec vllm serve $MODEL --port ${PORT:-80}\n")
-    assert (launch.entry, launch.arguments) == (EntryPoint.SERVE, ("m", "--port", "80"))
-
-
 @pytest.mark.parametrize(
     ("text", "sources"),
     [

@@ -5,7 +5,7 @@ that the version takes it. Needs no GPU, no model and no vLLM.
 
 WHAT is one of
   vllm serve MODEL ...          the command itself, as pasted (put -- in front to keep every word for vLLM)
-  start.sh                      a shell script, a systemd unit, a Dockerfile
+  start.sh                      a shell script, a systemd unit
   compose.yaml, deployment.yaml a compose file or Kubernetes manifest
   -                             any of these on standard input
 

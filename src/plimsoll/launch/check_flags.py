@@ -8,7 +8,6 @@ with_branches(checked)       also what the version refuses in other branches of 
 from __future__ import annotations
 
 import difflib
-import functools
 import json
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -33,10 +32,6 @@ from plimsoll.units import shortened
 from plimsoll.vllm import flag_notes, flags, versions
 from plimsoll.vllm.flags import UNKNOWN_DEFAULT, FlagRow, flags_of, history_of, release_after
 from plimsoll.vllm.versions import Behaviour, Engine, announced_between
-
-# The same intent in words that a release takes; what could not be kept is said.
-
-# The words a verdict is made of.
 
 
 class Status(StrEnum):
@@ -376,14 +371,9 @@ def _unheard_of(argument: Argument, engine: Engine) -> Item:
     if not engine.is_exact:
         note = f"not in {engine}, the release that stands for {engine.asked}"
         return item_for(argument, Status.UNKNOWN, note=note)
-    near = _nearest(argument.spelling, engine.release)
+    near = _nearest_of(argument.spelling, [name for name in flags_of(engine.release) if name.startswith("--")])
     instead = f"{near}, if that was meant" if near else None
     return item_for(argument, Status.NEVER_EXISTED, instead=instead, note="in no release of vLLM; a plugin could add it")
-
-
-@functools.lru_cache(maxsize=64)
-def _nearest(spelling: str, release: str) -> str | None:
-    return _nearest_of(spelling, [name for name in flags_of(release) if name.startswith("--")])
 
 
 def _nearest_of(word: str, known: Iterable[str]) -> str | None:

@@ -102,31 +102,10 @@ def serves_vllm(image: str) -> bool:
     return "vllm" in name and not any(word in name for word in _BESIDE)
 
 
-class _Options:
-    """The options of `docker run` in front of the image."""
-
-    def __init__(self) -> None:
-        self.entry: tuple[str, ...] | None = None
-        self.environment: list[tuple[str, str]] = []
-        self.unresolved: list[str] = []
-        self.notes: list[str] = []
-
-    def take(self, option: str, value: str, host: dict[str, str]) -> None:
-        if option in ("-e", "--env"):
-            name, given, text = value.partition("=")
-            if not given:  # `-e NAME` hands on what the caller has
-                text = host.get(name, f"${name}")
-                self.unresolved += [] if name in host else [name]
-            self.environment.append((name, text))
-        elif option == "--entrypoint":
-            self.entry = (value,) if value else ()
-        elif option == "--env-file":
-            self.notes.append(f"the variables in {value} were not read")
-
-
 def container_of_run(words: Sequence[str], environment: Iterable[tuple[str, str]]) -> Container | None:
     """The container that the words behind `docker run` start; None where they name no image."""
-    host, options, at = dict(environment), _Options(), 0
+    host, at = dict(environment), 0
+    container = Container(None, None, ())
     while at < len(words) and words[at].startswith("-") and words[at] != "-":
         option, given, value = words[at].partition("=")
         at += 1
@@ -137,17 +116,17 @@ def container_of_run(words: Sequence[str], environment: Iterable[tuple[str, str]
         if not given and option not in _SWITCHES:
             value = words[at] if at < len(words) else ""
             at += 1
-        options.take(option, value, host)
-    if at >= len(words):
-        return None
-    return Container(
-        image=words[at],
-        entry=options.entry,
-        arguments=tuple(words[at + 1 :]),
-        environment=tuple(options.environment),
-        unresolved=tuple(options.unresolved),
-        notes=tuple(options.notes),
-    )
+        if option in ("-e", "--env"):
+            name, is_set, text = value.partition("=")
+            if not is_set and name not in host:
+                container = container._replace(unresolved=(*container.unresolved, name))
+            pair = (name, text if is_set else host.get(name, f"${name}"))  # `-e NAME` hands on what the caller has
+            container = container._replace(environment=(*container.environment, pair))
+        elif option == "--entrypoint":
+            container = container._replace(entry=(value,) if value else ())
+        elif option == "--env-file":
+            container = container._replace(notes=(*container.notes, f"the variables in {value} were not read"))
+    return container._replace(image=words[at], arguments=tuple(words[at + 1 :])) if at < len(words) else None
 
 
 def _short(word: str) -> tuple[str, str, str]:

@@ -1,20 +1,17 @@
-"""Reads the files in which a vLLM start is written down: a script, Compose, Kubernetes, a systemd unit, a Dockerfile."""
+"""Reads the files in which a vLLM start is written down: a script, Compose, Kubernetes, a systemd unit."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import select
 import stat
-from collections import ChainMap
-from collections.abc import Mapping
 from os.path import basename
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from plimsoll.errors import BadInput, TooLarge
-from plimsoll.launch.command_line import Container, Launch, find_in_container, find_launch
-from plimsoll.launch.manifests import Growth, interpolate, launches_in_manifest, plain_words
+from plimsoll.launch.command_line import Launch, find_launch
+from plimsoll.launch.manifests import Growth, launches_in_manifest
 from plimsoll.launch.shell_script import commands_in
 
 BYTES_MAX = 1024 * 1024
@@ -23,8 +20,6 @@ _SOURCED_MAX = 8  # names of files that a note lists
 
 # Patterns stay text until they are used: compiling them all costs more than reading most files.
 _UNIT = r"(?m)^[ \t]*(?:\[(?:Unit|Service|Install)\][ \t]*$|ExecStart[ \t]*=)"
-_DOCKERFILE = r"(?i)(?:FROM|ARG)[ \t]+\S"
-_FROM = r"(?im)^[ \t]*FROM[ \t]+\S"
 _YAML = r"---|%YAML|- |\{\{|[\w.\"'/-]+[ \t]*:(?:[ \t]|$)"
 _JSON = r"\s*[{\[]\s*[\"{\[]"
 _LOG = r"(?m)^(?:\([A-Za-z_]\w* pid=\d+\) )?(?:DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d "
@@ -133,8 +128,6 @@ def _launches_in(text: str, name: str) -> list[Launch]:
         return _in_script(text, name)
     if re.match(_UNIT, first) or (re.search(_UNIT, text) and first.startswith(("[", ";"))):
         return launches_in_unit(text, name)
-    if re.match(_DOCKERFILE, first) and re.search(_FROM, text):
-        return launches_in_dockerfile(text, name)
     if re.match(_YAML, first) or re.match(_JSON, text) or name.lower().endswith(_YAML_NAMES):
         return launches_in_manifest(text, name)
     return _in_script(text, name)
@@ -169,100 +162,6 @@ def _noted(launch: Launch, guessed: tuple[str, ...], sourced: list[str]) -> Laun
     if launch.unresolved and sourced:
         notes.append(f"not followed: {', '.join(sourced)}; missing variables may be set there")
     return launch._replace(notes=(*launch.notes, *notes))
-
-
-# Finds the vLLM start in a Dockerfile.
-
-_INSTRUCTION = re.compile(r"[ \t]*([A-Za-z]+)[ \t]+(.*)", re.DOTALL)
-_DOCKER_FROM = re.compile(r"(?:--\S+\s+)*(\S+)(?:\s+[aA][sS]\s+(\S+))?")
-
-_STAGES_MAX = 100
-
-
-class _Stage(NamedTuple):
-    """One build stage: what it starts and the variables it sets."""
-
-    image: str
-    environment: dict[str, str]
-    entry: tuple[str, ...] | None = None
-    command: tuple[str, ...] = ()
-    line: int = 0
-
-
-def launches_in_dockerfile(text: str, name: str) -> list[Launch]:
-    """The vLLM start of the last stage, which is what the built image runs; empty where it starts something else."""
-    stages: dict[str, _Stage] = {}
-    stage: _Stage | None = None
-    arguments: dict[str, str] = {}
-    alias: str | None = None
-    growth = Growth()
-    for line, keyword, rest in _instructions(text):
-        known = ChainMap(stage.environment if stage else {}, arguments)
-        if keyword == "FROM" and (found := _DOCKER_FROM.match(rest)):
-            image = interpolate(found.group(1), known, growth)[0]
-            if stage is not None and alias:
-                stages[alias] = stage
-            if len(stages) > _STAGES_MAX:
-                raise TooLarge(f"{name}:{line}: more than {_STAGES_MAX} stages")
-            alias = found.group(2)
-            stage = stages.get(image, _Stage(image, {}))
-            stage = stage._replace(environment=dict(stage.environment))
-        elif keyword == "ARG":
-            arguments.update(_pairs(rest, known, f"{name}:{line}", growth))
-        elif stage is None:
-            continue
-        elif keyword == "ENV":
-            stage.environment.update(_pairs(rest, known, f"{name}:{line}", growth))
-        elif keyword == "ENTRYPOINT":
-            stage = stage._replace(entry=_command(rest), command=(), line=line)  # a new entry point resets CMD
-        elif keyword == "CMD":
-            stage = stage._replace(command=_command(rest), line=line)
-    if stage is None or (stage.entry is None and not stage.command):
-        return []
-    container = Container(stage.image, stage.entry, stage.command, tuple(stage.environment.items()))
-    launch = find_in_container(container, f"{name}:{stage.line}")
-    return [launch] if launch else []
-
-
-def _instructions(text: str) -> list[tuple[int, str, str]]:
-    """Each instruction with its line and its text, continuations joined, comments left out."""
-    instructions: list[tuple[int, str, str]] = []
-    first, parts = 0, list[str]()
-    for number, line in enumerate([*text.replace("\r\n", "\n").split("\n"), ""], 1):
-        if line.lstrip().startswith("#"):
-            continue
-        first = first if parts else number
-        stripped = line.rstrip(" \t")
-        if stripped.endswith("\\"):
-            parts.append(stripped[:-1])
-            continue
-        found = _INSTRUCTION.fullmatch(" ".join([*parts, line]).strip())
-        parts = []
-        if found:
-            instructions.append((first, found.group(1).upper(), found.group(2)))
-    return instructions
-
-
-def _command(rest: str) -> tuple[str, ...]:
-    """JSON form as it stands; anything else is given to a shell, as Docker does."""
-    if rest.startswith("["):
-        try:
-            words = json.loads(rest)
-        except (ValueError, RecursionError):
-            words = None
-        if isinstance(words, list) and all(isinstance(word, str) for word in words):
-            return tuple(words)
-    return ("/bin/sh", "-c", rest)
-
-
-def _pairs(rest: str, known: Mapping[str, str], where: str, growth: Growth) -> dict[str, str]:
-    """`A=1 B="two words"`, or the old `A two words`."""
-    first = rest.split(None, 1)[0]
-    if "=" not in first:
-        value = rest.partition(" ")[2].strip()
-        return {first: interpolate(value, known, growth)[0]} if value else {}
-    pairs = (word.partition("=") for word in plain_words(rest, where))
-    return {name: interpolate(value, known, growth)[0] for name, given, value in pairs if given}
 
 
 # Finds vLLM starts in systemd unit files.

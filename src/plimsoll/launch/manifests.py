@@ -7,8 +7,8 @@ second reference to the same object: a "billion laughs" file costs no more than 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterator
+from typing import Any, TypeAlias
 
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.launch.command_line import Container, Launch, find_in_container
@@ -177,7 +177,7 @@ class _Compose:
     def text(self, value: Tree) -> str | None:
         if not isinstance(value, str):
             return None
-        filled, missing = interpolate(value, {}, Growth())
+        filled, missing = interpolate(value)
         self.missing += missing
         return filled
 
@@ -208,19 +208,9 @@ class _Compose:
 # Kubernetes
 
 
-class _Place(NamedTuple):
-    """The nearest object with a kind and a name."""
-
-    kind: str = ""
-    name: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.name}".strip()
-
-
 def _in_kubernetes(document: Tree, name: str) -> Iterator[Launch]:
     """Walks the whole tree: whatever the kind, what matters hangs under `containers`."""
-    waiting: list[tuple[Tree, _Place]] = [(document, _Place())]
+    waiting: list[tuple[Tree, str]] = [(document, "")]  # each with the nearest object that has a kind and a name
     seen: set[int] = set()
     growth = Growth()
     while waiting:
@@ -230,7 +220,9 @@ def _in_kubernetes(document: Tree, name: str) -> Iterator[Launch]:
         seen.add(id(tree))
         children = tree
         if isinstance(tree, dict):
-            place = _place_of(tree, place)
+            kind, metadata = tree.get("kind"), tree.get("metadata")
+            if isinstance(kind, str) and isinstance(metadata, dict):
+                place = f"{kind} {_text(metadata.get('name') or metadata.get('generateName')) or ''}".strip()
             for key in ("initContainers", "containers"):
                 yield from _in_containers(tree.get(key), name, place, growth)
             if launch := _in_kserve_model(tree.get("model"), name, place, growth):
@@ -239,30 +231,19 @@ def _in_kubernetes(document: Tree, name: str) -> Iterator[Launch]:
         waiting += [(child, place) for child in reversed(children)]
 
 
-def _place_of(tree: dict[str, Tree], outer: _Place) -> _Place:
-    kind, metadata = tree.get("kind"), tree.get("metadata")
-    if not isinstance(kind, str) or not isinstance(metadata, dict):
-        return outer
-    name = metadata.get("name") or metadata.get("generateName")
-    return _Place(kind, name if isinstance(name, str) else "")
-
-
-def _in_containers(containers: Tree, name: str, place: _Place, growth: Growth) -> Iterator[Launch]:
+def _in_containers(containers: Tree, name: str, place: str, growth: Growth) -> Iterator[Launch]:
     for container in containers if isinstance(containers, list) else ():
         if isinstance(container, dict):
             own = container.get("name")
-            labels = (name, str(place), f"container {own}" if isinstance(own, str) else "")
-            launch = find_in_container(_container(container, growth), ", ".join(label for label in labels if label))
-            if launch is not None:
+            labels = (name, place, f"container {own}" if isinstance(own, str) else "")
+            if launch := find_in_container(_container(container, growth), ", ".join(filter(None, labels))):
                 yield _with_references(launch)
 
 
-def _in_kserve_model(model: Tree, name: str, place: _Place, growth: Growth) -> Launch | None:
+def _in_kserve_model(model: Tree, name: str, place: str, growth: Growth) -> Launch | None:
     """KServe's `predictor.model`: its arguments go to a serving runtime that is defined elsewhere."""
-    if not isinstance(model, dict) or not isinstance(model.get("modelFormat"), dict):
+    if not isinstance(model, dict) or not isinstance(form := model.get("modelFormat"), dict):
         return None
-    form = model["modelFormat"]
-    assert isinstance(form, dict), "asked above"
     hints = (form.get("name"), model.get("runtime"), model.get("image"))
     if not any(isinstance(hint, str) and "vllm" in hint.lower() for hint in hints):
         return None
@@ -270,7 +251,7 @@ def _in_kserve_model(model: Tree, name: str, place: _Place, growth: Growth) -> L
     container = container._replace(
         image=container.image or "vllm", notes=(*container.notes, "the serving runtime may add arguments of its own")
     )
-    launch = find_in_container(container, ", ".join(filter(None, (name, str(place), "model"))))
+    launch = find_in_container(container, ", ".join(filter(None, (name, place, "model"))))
     return launch and _with_references(launch._replace(image=_text(model.get("image"))))
 
 
@@ -322,7 +303,7 @@ def _with_references(launch: Launch) -> Launch:
     return launch._replace(unresolved=tuple(dict.fromkeys((*launch.unresolved, *left))))
 
 
-# Variables in the texts of Compose files and Dockerfiles, and their commands cut into words without a shell.
+# Variables in the texts of Compose files, and their commands cut into words without a shell.
 
 _MARK = re.compile(r"\$(?:(\$)|([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)(:?[-+?])?)")
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_]")
@@ -345,39 +326,32 @@ class Growth:
         return value
 
 
-def interpolate(text: str, variables: Mapping[str, str], growth: Growth, depth: int = 0) -> tuple[str, list[str]]:
-    """The text with what is known filled in, and the names that are not; `$$` stands for one `$`."""
+def interpolate(text: str, depth: int = 0) -> tuple[str, list[str]]:
+    """The text with each variable's default in its place, and the names that have none; `$$` stands for one `$`."""
     done: list[str] = []
     missing: list[str] = []
     at = 0
-    while found := _MARK.search(text, at):
-        done.append(text[at : found.start()])
-        at = found.end()
-        escaped, plain, name, operator = found.groups()
+    while mark := _MARK.search(text, at):
+        done.append(text[at : mark.start()])
+        at = mark.end()
+        escaped, plain, name, operator = mark.groups()
         argument = ""
         if name is not None:
             end = _closing(text, at)
             if end < 0 or (operator is None and end != at):
-                done.append(found.group())
+                done.append(mark.group())
                 continue
             argument, at = text[at:end], end + 1
         if escaped:
             done.append("$")
-            continue
-        value = variables.get(plain or name)
-        absent = value is None or (bool(operator) and operator.startswith(":") and not value)
-        if operator and operator[-1] != "?" and absent == (operator[-1] == "-"):
+        elif operator and operator[-1] == "-":
             if depth < _NESTED_MAX:
-                argument, inner = interpolate(argument, variables, growth, depth + 1)
+                argument, inner = interpolate(argument, depth + 1)
                 missing += inner
             done.append(argument)
-        elif operator and operator[-1] == "+":
-            continue
-        elif value is None:
+        elif not operator or operator[-1] == "?":
             missing.append(plain or name)
             done.append(f"${{{name}}}" if name and _IDENTIFIER.match(text, at) else f"${plain or name}")
-        else:
-            done.append(growth.add(value))
     done.append(text[at:])
     return "".join(done), missing
 

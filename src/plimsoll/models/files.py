@@ -65,7 +65,9 @@ class Index(NamedTuple):
     total_bytes: int | None
 
 
-class _Weights(NamedTuple):
+class WeightFiles(NamedTuple):
+    """What the files of a model's weights say, and a note on how far that goes."""
+
     tensors: tuple[TensorInfo, ...] | None
     total_bytes: int | None
     note: str | None = None
@@ -170,7 +172,7 @@ def _instead(names: frozenset[str]) -> str:
     return ""
 
 
-def _weights(folder: Path, names: frozenset[str]) -> _Weights:
+def _weights(folder: Path, names: frozenset[str]) -> WeightFiles:
     """The first description of the weights that the folder has."""
     for index_name in INDEXES:
         if index_name in names:
@@ -182,31 +184,31 @@ def _weights(folder: Path, names: frozenset[str]) -> _Weights:
         return _from_headers(folder, files, None)
     if PICKLE_INDEX in names:
         total = parse_index(read_json(folder / PICKLE_INDEX, INDEX_MAX_BYTES), str(folder / PICKLE_INDEX)).total_bytes
-        return _Weights(None, total, PICKLES_BY_INDEX)
+        return WeightFiles(None, total, PICKLES_BY_INDEX)
     pickles = [name for name in names if name.endswith(_PICKLES) and name not in _NOT_WEIGHTS]
     if pickles:
         note = f"The weights are pickles, which are never opened: the size is that of {len(pickles)} files on disk."
-        return _Weights(None, sum(_size(folder / name) for name in pickles), note)
+        return WeightFiles(None, sum(_size(folder / name) for name in pickles), note)
     if any(name.endswith(".gguf") for name in names):
         raise BadInput(f"{folder}: its weights are GGUF, which is not supported: give the folder of the original model")
-    return _Weights(None, None, "The folder holds no weights, so their size is worked out from config.json.")
+    return WeightFiles(None, None, "The folder holds no weights, so their size is worked out from config.json.")
 
 
-def _from_index(folder: Path, index: Index, names: frozenset[str]) -> _Weights:
+def _from_index(folder: Path, index: Index, names: frozenset[str]) -> WeightFiles:
     absent = [shard for shard in index.shards if shard not in names]
     if not absent and index.shards:
         return _from_headers(folder, index.shards, index.total_bytes)
     note = f"{len(absent)} of {len(index.shards)} shards are not in the folder, so the size is the one in the index."
     if index.total_bytes is None:
         note = f"{len(absent)} of {len(index.shards)} shards are not in the folder and the index states no size."
-    return _Weights(None, index.total_bytes, note)
+    return WeightFiles(None, index.total_bytes, note)
 
 
-def _from_headers(folder: Path, files: Sequence[str], stated: int | None) -> _Weights:
+def _from_headers(folder: Path, files: Sequence[str], stated: int | None) -> WeightFiles:
     if len(files) > SHARDS_MAX:
         raise TooLarge(f"{folder}: {len(files):,} shards, more than any model has")
     header = join_headers((str(folder / name), read_header(folder / name)) for name in files)
-    return _Weights(header.tensors, header.data_bytes, size_note(stated, header.data_bytes))
+    return WeightFiles(header.tensors, header.data_bytes, size_note(stated, header.data_bytes))
 
 
 def _size(path: Path) -> int:

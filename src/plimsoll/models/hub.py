@@ -27,6 +27,7 @@ from plimsoll.models.files import (
     QUANTIZATION,
     Index,
     ModelFiles,
+    WeightFiles,
     cache_file,
     kept,
     nearest_names,
@@ -149,14 +150,6 @@ _SINGLE_FILES = ("model.safetensors", "consolidated.safetensors")
 _PICKLE = "pytorch_model.bin"
 
 
-class Weights(NamedTuple):
-    """What the hub says of a model's weights."""
-
-    header: Header | None
-    total_bytes: int | None
-    note: str | None = None
-
-
 class Hub:
     """A hub that may be asked. It keeps no connection and no state but its settings."""
 
@@ -214,29 +207,28 @@ class Hub:
 
         config = with_quantization(config, quantization)
         weights = self._weights(name, commit)
-        tensors = weights.header.tensors if weights.header else None
         notes = (weights.note,) if weights.note else ()
-        return ModelFiles(name, config, tensors, weights.total_bytes, f"{self.host} snapshot {commit[:12]}", notes)
+        return ModelFiles(name, config, weights.tensors, weights.total_bytes, f"{self.host} snapshot {commit[:12]}", notes)
 
-    def _weights(self, name: str, commit: str) -> Weights:
+    def _weights(self, name: str, commit: str) -> WeightFiles:
         for file in INDEXES:
             if answer := self._get(name, commit, file, INDEX_MAX_BYTES):
                 where = f"{name}: {file}"
                 return self._shards(name, commit, parse_index(parse_json(answer.body, INDEX_MAX_BYTES, where), where))
         for file in _SINGLE_FILES:
             if (header := self._header(name, commit, file)) is not None:
-                return Weights(header, header.data_bytes)
+                return WeightFiles(header.tensors, header.data_bytes)
         if answer := self._get(name, commit, PICKLE_INDEX, INDEX_MAX_BYTES):
             where = f"{name}: {PICKLE_INDEX}"
             total = parse_index(parse_json(answer.body, INDEX_MAX_BYTES, where), where).total_bytes
-            return Weights(None, total, PICKLES_BY_INDEX)
+            return WeightFiles(None, total, PICKLES_BY_INDEX)
         if (size := self._get(name, commit, _PICKLE, 1, (0, 1))) is not None:
-            return Weights(None, size.total_bytes, "The weights are one pickle, which is never opened: its size was taken.")
-        return Weights(
+            return WeightFiles(None, size.total_bytes, "The weights are one pickle, which is never opened: its size was taken.")
+        return WeightFiles(
             None, None, "The repository has no weights under the usual names; their size is worked out from config.json."
         )
 
-    def _shards(self, name: str, commit: str, index: Index) -> Weights:
+    def _shards(self, name: str, commit: str, index: Index) -> WeightFiles:
         from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -248,10 +240,10 @@ class Hub:
         absent = [shard for shard, header in zip(index.shards, headers, strict=True) if header is None]
         if absent or not headers:
             note = f"{len(absent)} of {len(index.shards)} shards are not on the hub, so the size is the one in the index."
-            return Weights(None, index.total_bytes, note)
+            return WeightFiles(None, index.total_bytes, note)
         pairs = zip(index.shards, headers, strict=True)
         header = join_headers((f"{name}: {shard}", found) for shard, found in pairs if found is not None)
-        return Weights(header, header.data_bytes, size_note(index.total_bytes, header.data_bytes))
+        return WeightFiles(header.tensors, header.data_bytes, size_note(index.total_bytes, header.data_bytes))
 
     def _header(self, name: str, commit: str, file: str) -> Header | None:
         """The header of one safetensors file, by two range requests; None where there is no such file."""

@@ -53,28 +53,8 @@ class LayerKind(StrEnum):
         return self in _KEEPS_STATE
 
 
-_KEEPS_TOKENS = frozenset(
-    {
-        LayerKind.FULL,
-        LayerKind.SLIDING,
-        LayerKind.CHUNKED_LOCAL,
-        LayerKind.MLA,
-        LayerKind.MLA_SLIDING,
-        LayerKind.MLA_COMPRESSED,
-        LayerKind.FULL_AND_MAMBA2,
-    }
-)
-_KEEPS_STATE = frozenset(
-    {
-        LayerKind.MAMBA1,
-        LayerKind.MAMBA2,
-        LayerKind.FULL_AND_MAMBA2,
-        LayerKind.GATED_DELTA_NET,
-        LayerKind.KIMI_DELTA,
-        LayerKind.LINEAR,
-        LayerKind.SHORT_CONV,
-    }
-)
+_KEEPS_TOKENS = frozenset(map(LayerKind, "full sliding chunked-local mla mla-sliding mla-compressed full-and-mamba2".split()))
+_KEEPS_STATE = frozenset(map(LayerKind, "mamba1 mamba2 full-and-mamba2 gated-delta-net kimi-delta linear short-conv".split()))
 
 
 class FeedForward(StrEnum):
