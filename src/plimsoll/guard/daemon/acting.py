@@ -40,7 +40,7 @@ from plimsoll.guard.daemon.engine_look import served_model, warm_up
 from plimsoll.guard.daemon.evidence import EvidenceSources, EvidenceStore
 from plimsoll.guard.daemon.journal import ABSENT, DAMAGED, Journal, JournalContents, read_journal
 from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService, SharedLock
-from plimsoll.guard.daemon.observer import EngineCapabilities, Fleet, FleetObserver
+from plimsoll.guard.daemon.observer import SYSTEM, Clocks, EngineCapabilities, Fleet, FleetObserver
 from plimsoll.guard.daemon.steps import EngineAdapters
 from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.hardware.processes import Mark, boot_mark, read_process, read_processes
@@ -257,12 +257,12 @@ def environment_of(guards: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in guards.items() if name not in own}
 
 
-def minute_in(timezone: str) -> Callable[[], int]:
+def minute_in(timezone: str, wall: Callable[[], float] = time.time) -> Callable[[], int]:
     """A clock of the minute of the day in that time zone."""
     zone = datetime.UTC if timezone == "UTC" else zoneinfo.ZoneInfo(timezone)
 
     def minute() -> int:
-        now = datetime.datetime.now(zone)
+        now = datetime.datetime.fromtimestamp(wall(), zone)
         return now.hour * 60 + now.minute
 
     return minute
@@ -336,17 +336,19 @@ class ActionRunner:
         tell: Callable[[Announcement], None],
         *,
         is_dry: bool,
+        clocks: Clocks = SYSTEM,
+        open_journal: Callable[[Path], Journal] = Journal,
     ) -> None:
-        self._setup, self._tell, self._is_dry, self._files = setup, tell, is_dry, files
+        self._setup, self._tell, self._is_dry, self._files, self._clocks = setup, tell, is_dry, files, clocks
         self._stopped: dict[str, str] = {}  # engines stopped by an operator, and how
         self.ended: dict[str, str] = {}
         """Engines whose process is known to have ended by itself, and why."""
-        minute = minute_in(setup.policy.timezone)
+        minute = minute_in(setup.policy.timezone, clocks.wall)
         self.observer = FleetObserver(
             fleet,
             setup.capabilities,
             fleet.every_s,
-            time.monotonic,
+            clocks.clock,
             minute,
             lambda: self.conductor.last_ends(),  # noqa: PLW0108 - made below
         )
@@ -356,12 +358,12 @@ class ActionRunner:
         self._back: ReturnToService | None = None
         self._said: dict[str, str] = {}
         self._is_own_due, self._own_waits_for = True, ""
-        self._dry = DryRunJournal(files.journal, time.time)
+        self._dry = DryRunJournal(files.journal, clocks.wall)
         if not is_dry:
-            self.journal = Journal(files.journal)
+            self.journal = open_journal(files.journal)
         journal: JournalWriter = self.journal or self._dry
         lock = SharedLock(DryRunLock() if is_dry else FileLock(files.lock) if config.lock is None else config.lock.build())
-        ports = ActionPorts(journal, lock, self.observer, self._view, tell, time.time)
+        ports = ActionPorts(journal, lock, self.observer, self._view, tell, clocks.wall, clocks.name)
         parts = {
             name: one._replace(suffering=functools.partial(self.observer.suffering, name, setup.policy))
             for name, one in setup.parts.items()
@@ -419,7 +421,7 @@ class ActionRunner:
                 self.conductor.stop_acting(error)
         ended_s = log_s = 0.0
         while True:
-            now_s = time.monotonic()
+            now_s = self._clocks.clock()
             if now_s >= ended_s:
                 if self._setup.own is not None and self._is_own_due:
                     await self._start_own(self._setup.own)
@@ -433,7 +435,7 @@ class ActionRunner:
 
     async def _round(self) -> None:
         if self._is_dry:
-            await self._dry.refresh(time.monotonic())
+            await self._dry.refresh(self._clocks.clock())
         if not self.conductor.stopped_acting:
             try:
                 self._foreign.note()

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import math
 import random
+import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -157,6 +158,18 @@ class DiscoveredFacts(NamedTuple):
 
     restarts: int | None = None  # of its container
     ended: str = ""  # why its process has ended and is not started again
+
+
+class Clocks(NamedTuple):
+    """Time and randomness; a simulated world has its own."""
+
+    clock: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+    dice: Callable[[], float] = random.random
+    name: Callable[[], str] = lambda: secrets.token_hex(4)  # of an action
+
+
+SYSTEM = Clocks()
 
 
 class ObserverPorts(NamedTuple):

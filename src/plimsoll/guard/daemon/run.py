@@ -33,7 +33,7 @@ from plimsoll.guard.daemon.conductor import Announcement
 from plimsoll.guard.daemon.engine_figures import LabelSets, PrometheusHistory
 from plimsoll.guard.daemon.engine_look import CanaryPlan, EngineWatcher
 from plimsoll.guard.daemon.host import SameHost
-from plimsoll.guard.daemon.observer import DiscoveredFacts, Fleet, ObserverPorts
+from plimsoll.guard.daemon.observer import SYSTEM, Clocks, DiscoveredFacts, Fleet, ObserverPorts
 from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.guard.judge.findings import severity_of
 from plimsoll.guard.judge.look import Reach
@@ -316,18 +316,18 @@ def watch(options: GuardOptions) -> int:
 class Daemon:
     """One guard."""
 
-    def __init__(self, options: GuardOptions, out: LineWriter) -> None:
-        self._options, self._out, self._config = options, out, options.config
+    def __init__(self, options: GuardOptions, out: LineWriter, clocks: Clocks = SYSTEM) -> None:
+        self._options, self._out, self._config, self._clocks = options, out, options.config, clocks
         for target in options.config.engines:  # a bad address in the configuration ends guard
             address(target.url)
             if target.token is not None:
                 bearer(target.token)
         self._labels = LabelSets()
-        self._troubles = TroubleLog(warn, time.monotonic)
+        self._troubles = TroubleLog(warn, clocks.clock)
         self._lists = EngineLists(options.config, self._troubles.note)
         self._history = None if options.config.prometheus is None else PrometheusHistory(options.config.prometheus)
         recall = None if self._history is None else self._history.fill
-        ports = ObserverPorts(self._watcher, self._tell, facts=self._facts, recall=recall)
+        ports = ObserverPorts(self._watcher, self._tell, *clocks[:3], facts=self._facts, recall=recall)
         self._fleet = Fleet(options.policy, ports, looks=options.looks)
         self._acting = self._make_acting()
         self._notifier = options.config.notify.build()
@@ -543,7 +543,7 @@ class Daemon:
             self._notifier.put(alerts)
 
     def _end_need(self, engine: str, says: str) -> None:
-        event = Event(time.time(), engine, EventKind.NEEDS, says)
+        event = Event(self._clocks.wall(), engine, EventKind.NEEDS, says)
         starts = self._alerts.pop(_key(event), None)
         found = None if starts is None else alert(event, starts_unix_s=starts, lasts_s=0.0)
         if found is not None and self._notifier is not None:
