@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.standin.engine import Engine, EngineConfig
 from plimsoll.standin.faults import Fault, parse_fault
 from plimsoll.standin.memory import MemorySizes
@@ -21,10 +21,10 @@ SIZES = MemorySizes(
     total=24 * GIB, context=600 * MIB, neighbours=0, requested=20 * GIB, weights=15 * GIB, non_torch=100 * MIB,
     activation_peak=900 * MIB, graphs=500 * MIB, kv_cache=3 * GIB, max_num_batched_tokens=2048, max_num_seqs=64, vocab=128_256,
 )  # fmt: skip
-SETTINGS = Settings(num_blocks=256, block_size=16, max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=2048)
+SETTINGS = EngineLimits(num_blocks=256, block_size=16, max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=2048)
 
 
-def config(settings: Settings = SETTINGS, step_time: StepTime | None = None, sizes: MemorySizes = SIZES) -> EngineConfig:
+def config(settings: EngineLimits = SETTINGS, step_time: StepTime | None = None, sizes: MemorySizes = SIZES) -> EngineConfig:
     """A small engine; by default 10 ms a step and a pool of 4,080 tokens."""
     return EngineConfig(
         release="0.32.0", model="m", served_names=("m",), max_model_len=settings.max_model_len, settings=settings,

@@ -11,7 +11,7 @@ from lab.conformance.__main__ import CAPTURES
 from lab.conformance.cases import API_KEY, KEYED, REQUESTS
 from lab.conformance.compare import beyond, differences
 from lab.conformance.phases import answers, tidied
-from plimsoll.simulate.settings import Settings
+from plimsoll.simulate.settings import EngineLimits
 from plimsoll.standin.config import Options
 from plimsoll.standin.engine import Engine
 from tests.standin.engines import SIZES, config
@@ -21,7 +21,7 @@ from tests.standin.servers import FAST, TOKEN, standin
 def test_every_answer_is_the_real_ones() -> None:
     """Statuses, headers, bodies, the events of streams: with development mode, and with a key."""
     real = json.loads((CAPTURES / "real.json").read_text(encoding="utf-8"))
-    settings = Settings(num_blocks=2000, block_size=128, max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=2048)
+    settings = EngineLimits(num_blocks=2000, block_size=128, max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=2048)
     tiny = config(settings, FAST, SIZES._replace(vocab=2048))._replace(model="tiny", served_names=("tiny",))
     for part, options, cases in (
         ("main", Options(is_dev_mode=True, has_sleep_mode=False, token=TOKEN), REQUESTS),

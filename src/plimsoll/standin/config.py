@@ -17,7 +17,7 @@ from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import Ledger
 from plimsoll.plan.settings import Flags
 from plimsoll.plan.weights import parameters, routed_parameters
-from plimsoll.simulate.settings import Settings, Sheet, StepTime, experts_of, planned_settings, sheet_time
+from plimsoll.simulate.settings import EngineLimits, Sheet, StepTime, experts_of, planned_settings, sheet_time
 from plimsoll.simulate.start import check_start
 from plimsoll.standin.engine import EngineConfig
 from plimsoll.standin.launch_log import StartLog
@@ -227,7 +227,7 @@ def _config(planned: Planned, flags: Flags, sizes: MemorySizes, times: Mapping[s
     )
 
 
-def step_time_of(ledger: Ledger, shape: ModelShape, settings: Settings, times: Mapping[str, int]) -> StepTime:
+def step_time_of(ledger: Ledger, shape: ModelShape, settings: EngineLimits, times: Mapping[str, int]) -> StepTime:
     """The given step times, else those of the card's data sheet, else those of no card."""
     if times:
         return StepTime(**{**StepTime()._asdict(), **times})

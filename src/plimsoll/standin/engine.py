@@ -15,7 +15,7 @@ from plimsoll.inside.figures import empty_figures
 from plimsoll.simulate import layout as at
 from plimsoll.simulate import open_loop as loop
 from plimsoll.simulate.open_run import FOREVER, NO_IDS, OpenRun
-from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.trace import Integers
 from plimsoll.standin.faults import NS, Fault, Faults
 from plimsoll.standin.memory import Memory, MemorySizes, OutOfMemory
@@ -174,7 +174,7 @@ class EngineConfig(NamedTuple):
     model: str
     served_names: tuple[str, ...]
     max_model_len: int
-    settings: Settings
+    settings: EngineLimits
     step_time: StepTime
     sizes: MemorySizes
     edges: Mapping[str, Sequence[float]]  # The histograms' upper bounds; see config.edges_of

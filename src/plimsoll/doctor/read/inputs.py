@@ -18,7 +18,7 @@ from plimsoll.doctor.rules.trend_growth import MetricSeries
 from plimsoll.doctor.rules.trends import judge_trends
 from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.net.address import address
-from plimsoll.net.inputs import STDIN, Kind, Spool, classify, is_url, walked
+from plimsoll.net.inputs import STDIN, InputKind, Spool, classify, is_url, walked
 from plimsoll.vllm.metrics_page import Page, fetch_health, fetch_pages, read_page
 
 STANDARD_INPUT = "standard input"
@@ -141,13 +141,13 @@ class _Reader(NamedTuple):
             inputs.spool = Spool(sys.stdin.buffer, deadline=time.monotonic() + self.timeout_s)
             name, path = STANDARD_INPUT, inputs.spool.path
         kind = classify(path)
-        if kind is Kind.URL:
+        if kind is InputKind.URL:
             self._fetch(path)
-        elif kind is Kind.REPORT:
+        elif kind is InputKind.REPORT:
             inputs.notes.append(f"not read: {name} (an earlier report of this command; it quotes what it read)")
-        elif kind is Kind.METRICS:
+        elif kind is InputKind.METRICS:
             inputs.pages.append(MetricsInput(name, read_page(path, name)))
-        elif kind is Kind.SNAPSHOT:
+        elif kind is InputKind.SNAPSHOT:
             from plimsoll.doctor.read.snapshots import read_snapshot
 
             inputs.snapshots.append((name, read_snapshot(path, timeout_s=self.timeout_s)))
