@@ -30,7 +30,7 @@ from typing import Any
 import pytest
 
 from lab.catalogue.log_lines import log_line
-from plimsoll.doctor.rules.diagnose_log import diagnose_log
+from plimsoll.doctor.rules.diagnose import diagnose_log
 from plimsoll.doctor.rules.root_cause import parse_oom
 from plimsoll.standin.memory import Memory, MemorySizes, OutOfMemory
 from tests.log_bytes import log_of_bytes
