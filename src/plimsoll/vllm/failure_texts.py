@@ -111,7 +111,7 @@ def _text(name: str, role: str, code: str = "", any_level: str = "", **more: str
     may_go_on = role == Role.CAUSE and more.get("speaker", "vllm") in _GO_ON and name not in _ENDS
     return Text(
         name, role=Role(role), code=Code(code) if code else None, any_level=bool(any_level), may_go_on=may_go_on, **more
-    )  # type: ignore[arg-type]
+    )
 
 
 _GROUPS = _read()

@@ -1,10 +1,7 @@
 """Reads any text as lines: a server's log, kernel lines, the output of a tool, however wrapped, packed, cut or mixed.
 
-    log = read_log("vllm.log.gz", deadline=time.monotonic() + 30)
-
-A small input is read whole. Of a huge one the end, the start, and what is telling in between are kept (`text_keep`), with
-exact line numbers, in bounded memory. In `Log.skipped` a count of 0 means that it is not known how many lines were left out:
-time ran out there.
+A small input is read whole. Of a huge one the end, the start, and what is telling in between are kept, with exact line numbers.
+A wrapping (a container runtime's, a collector's, of a copy into an issue) is known by its first characters; wrappings nest.
 """
 
 from __future__ import annotations
@@ -15,9 +12,9 @@ import os
 import re
 import stat
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import date
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -210,8 +207,11 @@ _LOGGER_RE = re.compile(
 def unwrap(text: str, habits: LineFormat, *, up_to_record: bool = False) -> list[UnwrappedLine]:
     """The line, or the lines of the message it holds, without the wrapping; or only as far as a runtime's record."""
     if habits.field:
-        said = _of_field(text, habits.field)
-        return unwrap(said, habits._replace(field="")) if said is not None else []
+        try:
+            value = json.loads(text.strip().removesuffix(",").removeprefix(habits.field)) if habits.field in text else None
+        except ValueError:
+            value = None
+        return unwrap(value, habits._replace(field="")) if isinstance(value, str) else []
     bare = UnwrappedLine(text)
     for _ in range(DEPTH):
         inner = _one_off(bare.text, habits)
@@ -309,17 +309,6 @@ def _of_json(text: str) -> UnwrappedLine | None:
     )  # fmt: skip
 
 
-def _of_field(text: str, field: str) -> str | None:
-    bare = text.strip().removesuffix(",")
-    if not bare.startswith(field):
-        return None
-    try:
-        said = json.loads(bare.removeprefix(field))
-    except ValueError:
-        return None
-    return said if isinstance(said, str) else None
-
-
 def _field_of(lines: list[str]) -> str:
     """Which field holds the words, in what cloud consoles and their commands write with indentation."""
     if lines[0].strip() not in ("[", "{"):
@@ -358,12 +347,9 @@ def detect_format(sample: Iterable[str]) -> LineFormat:
     # A table has words and bars as well; what speaks like vLLM behind them is a server.
     known = {name for name, said_by in services.items() if most or (len(said_by) >= 3 and any(map(is_prefixed, said_by)))}
     known = {name for name in known if any(map(str.strip, services[name]))}  # a server says something behind its name
-    words: dict[str, int] = {}
-    for line in bare:
-        if match := _WORD_RE.match(line):
-            words[match[0]] = words.get(match[0], 0) + 1
-    word = max(words, key=lambda one: words[one], default="")
-    if word.strip("[]: ").upper() in LEVELS or words.get(word, 0) < max(3, 0.9 * len(bare)):
+    words = Counter(match[0] for line in bare if (match := _WORD_RE.match(line)))
+    word, times = next(iter(words.most_common(1)), ("", 0))
+    if word.strip("[]: ").upper() in LEVELS or times < max(3, 0.9 * len(bare)):
         word = ""
     levels = [match[1] for line in lines if line.startswith("{") and (match := _LEVELLED_RE.search(line))]
     one_level = len(levels) >= 8 and len(set(levels)) == 1
@@ -381,56 +367,32 @@ def _width_of(lines: list[str]) -> int:
     return longest if is_servers and rests >= 0.8 * len(pairs) else 0
 
 
-_MONTHS = {
-    name: at for at, name in enumerate(("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"), 1)
-}
+_MONTHS = {name: at for at, name in enumerate("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)}
 _NO_YEAR = 1972  # a leap year, for 29 February
-_EPOCH = date(1970, 1, 1).toordinal()
 
 
 class StampClock:
     """Reads stamps in the order of the file; a stamp without a year belongs to the year of those before it."""
 
     def __init__(self) -> None:
-        self._year = _NO_YEAR
-        self._month = 0
+        self._last = _NO_YEAR, 0  # year and month
 
     def seconds(self, stamp: str) -> float | None:
         """Of "11-15 08:00:00", "2025-11-15T08:00:00.123Z", "2025-11-15 08:00:00,123" or "Nov 15 08:00:00"."""
         try:
-            return self._seconds(stamp)
-        except (ValueError, IndexError):
+            if stamp[:1].isalpha():
+                stamp = f"{_MONTHS[stamp[:3]]:02}-{int(stamp[4:6]):02} {stamp[7:]}"
+            if stamp[4:5] != "-":
+                year, month = self._last
+                is_next = month - int(stamp[:2]) >= 6  # December, then January
+                stamp = f"{year + is_next}-{stamp}"
+            moment = datetime.fromisoformat(stamp)
+        except (ValueError, KeyError):
             return None
-
-    def _seconds(self, stamp: str) -> float | None:
-        has_year = stamp[4:5] == "-"
-        if has_year:
-            year, month, day, rest = int(stamp[:4]), int(stamp[5:7]), int(stamp[8:10]), stamp[11:]
-        elif stamp[:1].isalpha():
-            year, month, day, rest = self._year, _MONTHS.get(stamp[:3], 0), int(stamp[4:6]), stamp[7:]
-        else:
-            year, month, day, rest = self._year, int(stamp[:2]), int(stamp[3:5]), stamp[6:]
-        if not has_year and self._month - month >= 6:
-            year += 1  # December, then January
-        if not 1970 <= year <= 2200:
+        if not 1970 <= moment.year <= 2200:
             return None
-        days = date(year, month, day).toordinal() - _EPOCH
-        self._year, self._month = year, month
-        time, offset = _split_offset(rest)
-        hours, minutes, seconds = int(time[:2]), int(time[3:5]), float(time[6:].replace(",", ".") or 0)
-        return days * 86400.0 + hours * 3600 + minutes * 60 + seconds - offset
-
-
-def _split_offset(rest: str) -> tuple[str, int]:
-    """The time of day, and by how many seconds it is ahead of UTC."""
-    if rest.endswith(("Z", "z")):
-        return rest[:-1], 0
-    for sign, factor in (("+", 1), ("-", -1)):
-        at = rest.find(sign, 8)
-        if at > 0:
-            digits = rest[at + 1 :].replace(":", "")
-            return rest[:at], factor * (int(digits[:2]) * 3600 + int(digits[2:4] or 0) * 60)
-    return rest, 0
+        self._last = moment.year, moment.month
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 # Of each telling word in the middle of a huge text, the first and the last few places are kept with the lines around them; of
@@ -547,10 +509,10 @@ class MiddleSifter:
             at = low
             while self._left[word] and (at := self._buffer.find(word, at, end)) >= 0:
                 self._left[word] -= 1
-                span = self._near(at, firsts) or self._around(at)
+                span = self._around(at, firsts)
                 firsts.add(span)
                 at = max(span.end, at + 1)
-            lasts[word] = self._near(last, lasts.values()) or self._around(last)
+            lasts[word] = self._around(last, lasts.values())
         samples = self._sampled(low, high)
         drop = max(0, high - BYTES_BEFORE)
         regions = self._regions(sorted({*firsts, *lasts.values(), *samples}), drop)
@@ -565,10 +527,10 @@ class MiddleSifter:
         self._base += drop
         del self._buffer[:drop]
 
-    def _near(self, at: int, spans: Iterable[_Span]) -> _Span | None:
-        return next((span for span in spans if span.start <= at < span.end), None)
-
-    def _around(self, at: int) -> _Span:
+    def _around(self, at: int, known: Iterable[_Span]) -> _Span:
+        """The lines around a place: those of a known span that holds it already, where there is one."""
+        if (near := next((span for span in known if span.start <= at < span.end), None)) is not None:
+            return near
         floor, ceiling = max(0, at - BYTES_BEFORE), min(len(self._buffer), at + BYTES_AFTER)
         before = self._buffer[floor:at].rsplit(b"\n", LINES_BEFORE + 1)
         after = self._buffer[at:ceiling].split(b"\n", LINES_AFTER + 1)
@@ -707,10 +669,7 @@ _LONGEST_RAW = 64 * LONGEST  # a line of progress bars may be long and end in th
 
 def read_log(path: str, *, source: str = "", deadline: float | None = None, clock: Callable[[], float] = time.monotonic) -> Log:
     """The lines of this file; BadInput where it is not text, TimedOut where nothing came before the deadline."""
-    return _log(source or path, kept_of_file(path, deadline, clock))
-
-
-def _log(source: str, kept: Excerpt) -> Log:
+    kept = kept_of_file(path, deadline, clock)
     reader = _Reader(detect_format(_sample(kept.chunks)))
     skipped: list[tuple[int, int]] = []
     after = 1  # the number the next line would have if nothing was left out
@@ -725,7 +684,7 @@ def _log(source: str, kept: Excerpt) -> Log:
     lines = reader.lines
     if not skipped and _is_newest_first(lines):
         lines = lines[::-1]
-    return Log(source, lines, tuple(skipped), kept.size_bytes)
+    return Log(source or path, lines, tuple(skipped), kept.size_bytes)
 
 
 def _is_newest_first(lines: Sequence[LogLine]) -> bool:
