@@ -31,13 +31,13 @@ REPLACING = set((
     "doctor/rules/supervisors doctor/rules/timeline doctor/rules/trends guard/act/journal_entry guard/act/journal_replay "
     "guard/act/steps guard/adapters/gate guard/adapters/hooks guard/daemon/acting guard/daemon/conductor "
     "guard/daemon/engine_look guard/daemon/host guard/daemon/manual_drain guard/daemon/observer guard/daemon/run "
-    "guard/daemon/steps guard/judge/memory guard/page/page inside/core inside/drain inside/listener inside/recorder "
+    "guard/daemon/steps guard/judge/memory guard/page/page inside/admission inside/gate_control "
     "launch/check_flags launch/command_line launch/files launch/inputs launch/inside_command launch/manifests "
     "launch/options launch/shell_script models/hub models/safetensors net/address net/client plan/certify plan/findings "
     "plan/learned plan/ledger plan/matrix plan/read plan/weights plan/weights_parts plan/workload simulate/fit "
     "simulate/inputs simulate/open_run simulate/settings simulate/summary simulate/trace simulate/trace_columns "
-    "simulate/trace_files simulate/traffic standin/clocked standin/config standin/launch standin/serve/api "
-    "standin/serve/completions standin/serve/metrics standin/serve/server tune/answer tune/goodput tune/grid tune/search "
+    "simulate/trace_files simulate/traffic standin/launch "
+    "standin/serve/completions standin/serve/metrics tune/answer tune/goodput tune/grid tune/search "
     "tune/space tune/verdict vllm/extension_points vllm/metrics_page"
 ).split())  # fmt: skip
 

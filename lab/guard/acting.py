@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from plimsoll.guard.act.ports import Outcome, failed, unsure
 from plimsoll.guard.act.steps import Step
-from plimsoll.inside import drain as gate
+from plimsoll.inside import admission as gate
 
 REQUEST_S = 3.0
 CHECKS_S = 2.0  # a balancer that asks for readiness notices a drain after so long

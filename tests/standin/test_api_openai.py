@@ -8,14 +8,14 @@ from typing import Any
 import openai
 import pytest
 
-from plimsoll.standin.config import Options
+from plimsoll.standin.config import ServerFlags
 from tests.standin.servers import Server, standin
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """One with a key."""
-    with standin(Options(api_keys=("secret",), max_num_queued_reqs=8)) as found:
+    with standin(ServerFlags(api_keys=("secret",), max_num_queued_reqs=8)) as found:
         yield found
 
 

@@ -8,7 +8,7 @@ import pytest
 from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.standin.engine import EngineDead
 from plimsoll.standin.faults import parse_fault
-from plimsoll.standin.request import Family, RequestSpec
+from plimsoll.standin.request import RequestSpec, SampleGroup
 from tests.standin.engines import GIB, MIB, NS, SETTINGS, SIZES, ask, engine, served
 
 STEP = 10_000_000
@@ -279,7 +279,7 @@ def test_a_full_host_kills_the_worker() -> None:
 def test_several_answers_to_one_prompt_count_once_where_vllm_does() -> None:
     """Their number and the longest of them, with the last that ends."""
     one = engine()
-    family = Family(3)
+    family = SampleGroup(3)
     for seed, output in ((1, 5), (2, 9), (3, 7)):
         one.submit(ask(40, output, seed)._replace(n=3, family=family), 0)
     one.advance(6 * STEP)

@@ -14,7 +14,7 @@ from typing import Any
 
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.places import run_folder, server_key
-from plimsoll.inside.settings import Settings
+from plimsoll.inside.settings import InsideSettings
 from plimsoll.inside.survive import report
 
 ENGINE = "vllm.v1.engine.async_llm"
@@ -32,7 +32,7 @@ def install() -> None:
 
 
 def _with_reason(own: Any, failure: type[Exception]) -> Any:
-    folder = run_folder(Settings().folder)
+    folder = run_folder(InsideSettings().folder)
 
     @functools.wraps(own)
     async def generate(self: Any, *arguments: Any, **named: Any) -> AsyncIterator[Any]:
