@@ -97,7 +97,7 @@ def own_values(flag: str, release: str) -> frozenset[str]:
     return frozenset(v for (name, _, v), spans in rows if name == flag and any(is_within(span, release) for span in spans))
 
 
-class Announcement(NamedTuple):
+class AnnouncedRemoval(NamedTuple):
     """A removal that vLLM has announced."""
 
     release: str
@@ -105,7 +105,9 @@ class Announcement(NamedTuple):
 
 
 # The newest release's own deprecation warnings (engine/arg_utils.py, config/model.py).
-ANNOUNCED: Mapping[str, Announcement] = {flag: Announcement(**row) for flag, row in table("flag_notes")["announced"].items()}
+ANNOUNCED: Mapping[str, AnnouncedRemoval] = {
+    flag: AnnouncedRemoval(**row) for flag, row in table("flag_notes")["announced"].items()
+}
 
 # What a flag does to memory: shown beside changed defaults and used by the planner's advice.
 MEMORY: Mapping[str, str] = table("flag_notes")["memory"]
