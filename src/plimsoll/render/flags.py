@@ -87,7 +87,7 @@ def _section(result: FlagReport, sources: str) -> Report:
     headline = Line(f"vLLM {result.engine.release}{because}: {_verdict(result)}", 2, style)
     report = Report([headline, f"  {sources}", ""])
     report += [line for status in _ORDER for item in result.items if item.status is status for line in _item_lines(item)]
-    fine = [one_line(i.name) for i in result.items if i.status is Status.OK and (not _is_variable(i) or i.since)]
+    fine = [one_line(item.name) for item in result.items if item.status is Status.OK]
     report += [_labelled("ok", ", ".join(fine), GOOD)] if fine else []
     report += [_labelled("note", one_line(note), FAINT) for note in result.notes]
     if hidden := [name for name, _ in result.rewritten_environment if not bears_on(name)]:
