@@ -100,7 +100,7 @@ class Watched:
             "preemptions": shown.preemptions, "prompt_tokens": shown.prompt_tokens,
             "generation_tokens": shown.generation_tokens, "success": sum(shown.success.values()),
             "prefix_queries": shown.prefix_queries, "prefix_hits": shown.prefix_hits,
-            "asleep": 0.0 if shown.sleep_state == "awake" else 1.0,
+            "asleep": 0.0 if shown.sleep_state == "awake" else 1.0, "cpu_seconds": 0.1 * self.engine.now_s,
         }  # fmt: skip
 
     # The canary: a request of one token, and whether it ended in time

@@ -70,7 +70,7 @@ def config(folder: Path, text: str) -> str:
         ("--engine http://x:1 --looks 0", "whole number above 0"),
         ("--engine http://x:1 --listen x", "is not HOST:PORT"),
         ("--engine http://x:1 --listen 0.0.0.0:9790", "needs --token-file"),
-        ("--engine http://x:1 --token-file nowhere", "nowhere: No such file"),
+        ("--engine http://x:1 --token-file nowhere", "nowhere cannot be read (No such file"),
         ("--canary --config /dev/null", "nothing to watch"),
         ("--config nowhere.toml", "nowhere.toml: No such file"),
     ],

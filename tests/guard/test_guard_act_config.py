@@ -282,3 +282,31 @@ def test_no_letters_are_more_than_a_refusal(text: str) -> None:
         except BadInput as error:
             said = str(error)
         assert not said or (said.startswith("/etc/p/p.toml, line ") and "\n" not in said), said
+
+
+SAME = [
+    ("url = 'http://x:1/'\nname = 'b'", "the same address as in line 2"),
+    ("url = 'http://y:1'\nrestart = {systemd = 'a.service'}", "the same restart as in line 4"),
+    (
+        "url = 'http://y:1'\nbalancer = {haproxy = '/run/h', backend = ['x', 'llm'], server = 'a'}",
+        "balancer server as in line 5",
+    ),
+    ("url = 'http://y:1'\nrestart = {stop = ['x'], start = ['x'], is_running = ['y']}", "stop and start are the same command"),
+]
+
+
+@each(("second", "wanted"), SAME)
+def test_a_copied_line_is_refused_with_both_lines(second: str, wanted: str) -> None:
+    """Two engines with one address, restart or server cannot be meant: the healthy one would be stopped for the dead one."""
+    first = f"{ENGINE}restart = {{systemd = 'a.service'}}\nbalancer = {{haproxy = '/run/h', backend = 'llm', server = 'a'}}\n"
+    with pytest.raises(BadInput, match=r"p\.toml, line \d+: .*" + wanted):
+        read(f"{first}[[engine]]\n{second}\n")
+
+
+def test_what_can_be_shared_may_be_shared() -> None:
+    """A webhook and a command are told which engine; two servers of one backend are two."""
+    shared = "balancer = {webhook = 'http://w:1'}"
+    other = "[[engine]]\nurl = 'http://y:1'\n"
+    assert len(read(f"{ENGINE}{shared}\n{other}{shared}\n").engines) == 2
+    servers = [f"balancer = {{haproxy = '/run/h', backend = 'llm', server = '{name}'}}\n" for name in "ab"]
+    assert len(read(f"{ENGINE}{servers[0]}{other}{servers[1]}").engines) == 2

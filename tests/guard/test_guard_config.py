@@ -152,7 +152,7 @@ def test_a_secret_that_everybody_can_read_is_said_once(tmp_path: Path) -> None:
     path = tmp_path / "p.toml"
     path.write_text(text, encoding="utf-8")
     (said,) = read_guard_config(str(path)).warnings
-    assert said.startswith(f"{tmp_path / 'open'}: every user of this machine can read this secret")
+    assert said.startswith(f"{tmp_path / 'open'} is a secret that every user of this machine can read")
     asked = guard_options(["--config", str(path), "--token-file", str(tmp_path / "open")], {})
     assert asked.config.warnings == (said,)
     assert guard_options(["--engine", "http://x:1", "--token-file", str(tmp_path / "open")], {}).config.warnings == (said,)
@@ -181,7 +181,7 @@ def test_an_empty_one_is_one() -> None:
         ("[[engine]]\nurl = 'http://x:1'\nname = 'a'\n[[engine]]\nurl = 'http://y:1'\nname = 'a'", 6, "in line 1"),
         ("[[engine]]\nurl = 'http://x:1'\ncanary = '1s'", 3, "between 5 and 60"),
         ("[[engine]]\nurl = 'http://x:1'\ncanary = 'often'", 3, "is no time"),
-        ("[[engine]]\nurl = 'http://x:1'\ntoken_file = 'nowhere'", 3, "nowhere: No such file"),
+        ("[[engine]]\nurl = 'http://x:1'\ntoken_file = 'gate.token'", 3, "gate.token cannot be read (No such file"),
         ("[[engine]]\nurl = 'http://x:1'\nplan = 'nowhere'", 3, "nowhere: No such file"),
         ("[[engine]]\nurl = 'http://x:1'\nname = ''", 3, "an empty name is none"),
         ("[[engine]]\nurl = 'http://x:1'\n\nname = '  '", 4, "an empty name is none"),
@@ -193,7 +193,7 @@ def test_an_empty_one_is_one() -> None:
         ("[prometheus]\nurl = 'http://x:1'\n[prometheus.labels]\njob-name = 'a'", 4, "not the name of a label"),
         ("[prometheus]\nurl = 'http://x:1'\n[prometheus.labels]\njob = 3", 4, "a text on one line"),
         ("[prometheus]\nurl = 'http://x:1'\ninstance = '{pod}'", 3, "{pod} stands for nothing"),
-        ("[discover]\napi_key_file = 'nowhere'", 2, "nowhere: No such file"),
+        ("[discover]\napi_key_file = 'nowhere'", 2, "nowhere cannot be read (No such file"),
         ("[discover]\nfile_sd = 'x.toml'", 2, "reads .json"),
         ("[discover]\nfile_sd = 3", 2, "a text or a list"),
         ("[discover]\nhttp_sd = [\n  'http://x:1',\n  'no',\n]", 2, "http://HOST:PORT"),

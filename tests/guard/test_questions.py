@@ -47,7 +47,7 @@ def test_a_start_that_takes_half_an_hour_is_no_death() -> None:
     down = [Look(at, 1e9 + at, Reach.REFUSED) for at in range(300, 3_000, 5)]
     assert [status for _, status, _ in says("dead", [*before, *down[:359]])] == ["false", "false"]
     assert says("dead", [*before, *down])[-1] == (2_110.0, "true", "NobodyListens")
-    again = [look._replace(at_s=look.at_s + 2_100.0) for look in before]
+    again = [look._replace(at_s=look.at_s + 2_100, unix_s=look.unix_s + 2_100, started_unix_s=1e9 + 400) for look in before]
     once_more = [look._replace(at_s=look.at_s + 2_100.0) for look in down]
     assert says("dead", [*before, *down[:359], *again, *once_more])[-1][1:] == ("false", "Starting")
 
@@ -186,7 +186,8 @@ def test_work_must_be_known_all_the_time() -> None:
 
 def test_a_first_request_that_compiles_is_no_hang() -> None:
     """An engine that has never made a step is given ten minutes for its first."""
-    fresh = failing(looks(900, lambda _: {"running": 0.0, "waiting": 0.0, "steps": 0.0, "asleep": 0.0}), 0.0)
+    still = {"running": 0.0, "waiting": 0.0, "steps": 0.0, "asleep": 0.0}
+    fresh = failing(looks(900, lambda at: {**still, "cpu_seconds": at}), 0.0)
     found = says("hung", fresh)
     assert found[-1][1] == "true"
     assert found[-1][0] >= 600

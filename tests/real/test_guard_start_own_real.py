@@ -38,7 +38,7 @@ def one_life(world: World, book: MemoryBook, die_at: int | None = None, **more: 
         why.append(conductor.why_not_start(ENGINE))
         for _ in range(20):  # what an earlier guard had to take back is tried again a minute later
             if not world.is_running and not conductor.why_not_start(ENGINE):
-                await conductor.start(ENGINE, WHY)
+                conductor.start(ENGINE, WHY)
             await to_the_end(conductor, world, book)
             await asyncio.sleep(5.0)
 

@@ -38,7 +38,7 @@ from plimsoll.guard.daemon.journal import ABSENT, UNREADABLE, read_journal
 from plimsoll.launch.options import OptionsCommand, Words, count, first_given, option, switch
 from plimsoll.net.address import address
 from plimsoll.net.client import HttpClient, Lost, bearer
-from plimsoll.render.journal import SCHEMA, entry_json, entry_sentence
+from plimsoll.render.journal import ACTING, SCHEMA, entry_json, entry_sentence
 from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, SEVERITY, WARN, Line, Report, Whole, show
 
 ON_ENGINES = ("drain", "undrain", "compact", "restart", "shed")
@@ -57,6 +57,9 @@ WHAT_TO_DO = {
     "NoGate": "start it with the gate (plimsoll inside check says how) and give guard its token_file",
     "NoRestarter": "say how: restart = {...} in its [[engine]]",
     "SickCard": "take the card out of service",
+    "Unproved": "look at the engine yourself; a gate, a supervisor that knows or HAProxy lets guard act (docs/guard-acts.md)",
+    "CutOff": "look at guard's own network: guardctl status names the engines that it lost",
+    "SameFailure": "compare what both engines were sent last, then guardctl restart ENGINE",
     "CrashLoop": "read the evidence (plimsoll doctor FOLDER), mend it, then guardctl resume ENGINE",
     "BudgetSpent": "find out why it needs restarts; the budgets are in [act]",
     "Hours": "wait, or broken_any_time = true in [act] for engines that serve nobody",
@@ -257,11 +260,11 @@ def _status(guard: GuardClient, name: str | None, *, is_json: bool) -> int:
     if name is not None:
         body = guard.get(f"/engines/{quote(name)}")[1]
         engines, findings = [body["engine"]], body["engine"]["findings"]
-        report = Report([*_engine(engines[0]), *_detail(engines[0])])
+        report = Report([*_engines(engines), *_detail(engines[0])])
     else:
         body, findings = guard.get("/engines")[1], guard.get("/findings")[1]["findings"]
         engines = body["engines"]
-        report = Report([Line(str(body["status"]), 2, BOLD), *(line for engine in engines for line in _engine(engine))])
+        report = Report([Line(str(body["status"]), 2, BOLD), *_engines(engines)])
         report += [Line(f"  guard itself: {trouble['what']}: {trouble['text']}", 4, WARN) for trouble in body["troubles"]]
         for finding in findings:
             report += ["", *_finding(finding, f"{finding['engine']}: ")]
@@ -273,10 +276,26 @@ def _status(guard: GuardClient, name: str | None, *, is_json: bool) -> int:
     return int(
         any(engine["unreachable"] or engine["needs"] for engine in engines)
         or any(finding["severity"] != "info" for finding in findings)
+        or any(str(trouble["what"]).startswith(ACTING) for trouble in body.get("troubles", ()))
     )
 
 
-def _engine(engine: Mapping[str, Any]) -> list[Line]:
+def _engines(engines: Sequence[Mapping[str, Any]]) -> list[Line]:
+    """One line for each engine, in columns as wide as the widest, and its notes under it."""
+    rows = [_engine(engine) for engine in engines]
+    width = max((len(str(engine["name"])) for engine in engines), default=0)
+    states = max((len(row[0]) for row in rows), default=0)
+    lines = []
+    for engine, (state, style, rest, notes) in zip(engines, rows, strict=True):
+        column = 3 + max(30, width)
+        head = f"  {engine['name']:{max(30, width)}} {state:{max(20, states)}} {rest}"
+        lines += [Line(head, column, style, column + len(state))]
+        lines += [Line(f"{'':{column}}{note}", column, FAINT) for note in notes]
+    return lines
+
+
+def _engine(engine: Mapping[str, Any]) -> tuple[str, str, str, list[str]]:
+    """Its state, the style of that, what stands behind it, and notes."""
     version = f"vLLM {engine['vllm']}" if engine["vllm"] else "version not known"
     age = "not looked at yet" if engine["look_age_s"] is None else f"looked at {engine['look_age_s']:.0f} s ago"
     mark = _UNREACHABLE.get(str(engine["reach"]), "")
@@ -288,8 +307,7 @@ def _engine(engine: Mapping[str, Any]) -> list[Line]:
     notes = [str(engine[name]) for name in ("needs", "note") if engine[name]]
     if mark and engine["unreachable"] and not engine["holds"]:
         notes.append("if nobody is starting it, its log says why: plimsoll doctor LOG")
-    head = Line(f"  {engine['name']:30} {state:20} {version}, {age}", 33, style, 33 + len(state))
-    return [head, *(Line(f"  {'':30} {note}", 33, FAINT) for note in notes)]
+    return state, style, f"{version}, {age}", notes
 
 
 def _detail(engine: Mapping[str, Any]) -> Report:

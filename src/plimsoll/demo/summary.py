@@ -56,7 +56,7 @@ def actions(entries: Sequence[Entry]) -> dict[str, dict[str, int]]:
     return found
 
 
-class DemoSummary(NamedTuple):
+class Summary(NamedTuple):
     """The result of a demo: requests, actions and incidents."""
 
     seconds: float

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
@@ -13,9 +13,11 @@ from plimsoll.errors import BadInput
 from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.ports import Lock
+from plimsoll.guard.adapters.command import CommandRestarterConfig
 from plimsoll.guard.adapters.discovery import DiscoverConfig
 from plimsoll.guard.adapters.etcd_lock import EtcdLockConfig
 from plimsoll.guard.adapters.file_lock import FileLockConfig
+from plimsoll.guard.adapters.haproxy import HaproxyConfig
 from plimsoll.guard.adapters.lease_lock import LeaseLockConfig
 from plimsoll.guard.adapters.own_process import OwnProcessConfig
 from plimsoll.guard.adapters.webhook import NotifyConfig
@@ -163,15 +165,36 @@ def config_in(text: str, name: str) -> GuardConfig:
     reader = ConfigReader(name, text)
     config = reader.read((), reader.tables, GuardConfig)
     places: dict[str, int] = {}
+    owners: dict[tuple[str, object], int] = {}
     for number, engine in enumerate(config.engines):
         if engine.name in places:
             first = reader.lines.of("engine", places[engine.name])
             place = "name" if "name" in reader.tables["engine"][number] else "url"
             raise reader.wrong(("engine", number, place), f"{engine.name!r} is an engine already, in line {first}")
+        for key_name, mine in _owned(engine):
+            if (other := owners.setdefault((key_name, mine), number)) != number:
+                first = reader.lines.of("engine", other, key_name)
+                shown = {"url": "address", "gate": "gate", "restart": "restart", "balancer": "balancer server"}[key_name]
+                message = f"the same {shown} as in line {first}: guard would stop one engine for the other"
+                raise reader.wrong(("engine", number, key_name), message)
+        if isinstance(engine.restart, CommandRestarterConfig) and engine.restart.stop == engine.restart.start:
+            raise reader.wrong(("engine", number, "restart"), "stop and start are the same command")
         if engine.instance is not None and config.prometheus is None:
             raise reader.wrong(("engine", number, "instance"), "instance is a label of [prometheus], and there is none")
         places[engine.name] = number
     return replace(config, name=name, lines=reader.lines, warnings=tuple(reader.warnings))
+
+
+def _owned(engine: EngineConfig) -> Iterator[tuple[str, object]]:
+    """What only one engine can have, by its key: its address, its gate, its restart and its servers at HAProxy."""
+    yield "url", address(engine.url).url.rstrip("/")
+    if engine.gate_url is not None:
+        yield "gate", engine.gate_url.rstrip("/")
+    if engine.restart is not None:
+        yield "restart", engine.restart
+    if isinstance(engine.balancer, HaproxyConfig):
+        for backend in engine.balancer.backends:
+            yield "balancer", (engine.balancer.socket, backend, engine.balancer.server)
 
 
 class Files(NamedTuple):

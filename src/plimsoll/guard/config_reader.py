@@ -337,11 +337,12 @@ def read_token(path: str, shortest: int = SHORTEST_TOKEN) -> str:
         with Path(path).open("rb") as file:
             token = file.read(MOST_TOKEN_BYTES + 1).strip()
     except OSError as error:
-        raise BadInput(f"{path}: {error.strerror or 'cannot be read'}") from None
+        raise BadInput(f"{path} cannot be read ({error.strerror or type(error).__name__})") from None
+    # No colon after the path: what follows "x.token:" is taken for a token and hidden.
     if len(token) > MOST_TOKEN_BYTES or not re.fullmatch(rb"[\x21-\x7e]+", token):
-        raise BadInput(f"{path}: holds no token (one word of printable letters)")
+        raise BadInput(f"{path} holds no token (one word of printable letters)")
     if len(token) < shortest:
-        raise BadInput(f"{path}: a token has {shortest} letters at least")
+        raise BadInput(f"{path} holds a token of fewer than {shortest} letters")
     return token.decode("ascii")
 
 
@@ -354,7 +355,7 @@ def is_open_to_all(path: str) -> bool:
 
 
 def open_to_all(path: str) -> str:
-    return f"{path}: every user of this machine can read this secret; chmod 600, or systemd's LoadCredential="
+    return f"{path} is a secret that every user of this machine can read; chmod 600, or systemd's LoadCredential="
 
 
 def seconds_in(value: Any) -> float:

@@ -110,8 +110,12 @@ def remove_dead(folder: str) -> None:
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             # A writer needs milliseconds between making such a file and renaming it.
-            if entry.name.startswith(".worker-") and time.time() - entry.stat(follow_symlinks=False).st_mtime > 60:
+            if entry.name.startswith(".worker-") and _is_older_than_a_minute(entry):
                 os.unlink(entry.path)  # noqa: PTH108
+
+
+def _is_older_than_a_minute(entry: os.DirEntry[str]) -> bool:
+    return time.time() - entry.stat(follow_symlinks=False).st_mtime > 60
 
 
 def _names(folder: str) -> list[str]:

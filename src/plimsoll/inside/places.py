@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import tempfile
 
 from plimsoll.inside.faults import FAULTS
 
@@ -20,7 +19,7 @@ ONE_OF_SEVERAL = "ApiServer_"
 
 def run_folder(wanted: str = "") -> str | None:
     """The folder, made if need be; None where there is no safe one, which is counted and logged."""
-    base = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK | os.X_OK) else tempfile.gettempdir()
+    base = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK | os.X_OK) else _temporary()
     # Process numbers mean something in one namespace alone; a /dev/shm may be shared by several containers.
     folder = wanted or os.path.join(base, f"plimsoll-{os.getuid()}-{_namespace()}")  # noqa: PTH118
     try:
@@ -58,6 +57,12 @@ def _namespace() -> int:
         return 0
 
 
+def _temporary() -> str:
+    import tempfile
+
+    return tempfile.gettempdir()
+
+
 def ancestors(pid: int) -> list[int]:
     """This process and those it comes from, nearest first."""
     line: list[int] = []
@@ -68,12 +73,24 @@ def ancestors(pid: int) -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
+    """Whether there is such a process, a zombie excepted."""
     return _stat(pid)[:1] not in ([], ["Z"], ["X"])
 
 
 def start_ticks(pid: int) -> int:
     """When the process began, in the kernel's ticks: with the number it names one process for ever; 0 when it is gone."""
     return _number(pid, 19)
+
+
+def start_unix(pid: int) -> float | None:
+    """When a process began, as prometheus_client's process_start_time_seconds has it; None where the kernel does not tell."""
+    ticks = start_ticks(pid)
+    try:
+        with open("/proc/stat", encoding="ascii") as file:  # noqa: PTH123
+            boot = next(int(line.split()[1]) for line in file if line.startswith("btime "))
+    except (OSError, StopIteration, ValueError):
+        return None
+    return round(boot + ticks / os.sysconf("SC_CLK_TCK"), 2) if ticks else None
 
 
 def _number(pid: int, place: int) -> int:

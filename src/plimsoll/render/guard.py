@@ -48,6 +48,7 @@ class Event(NamedTuple):
     condition: Condition | None = None
     finding: Finding | None = None
     lasted_s: float | None = None
+    became: str = ""  # the graver condition that took its place
 
 
 class Trouble(NamedTuple):
@@ -123,6 +124,8 @@ def sentence(event: Event) -> str:
         return f"{name}: {title}: {message}"
     if event.what is EventKind.UNKNOWN:
         return f"{name}: {what} was active and is now unknown: {message}"
+    if event.became:
+        return f"{name}: {what} became {code_of(event.became) or event.became}"
     after = "" if event.lasted_s is None else f" after {duration(event.lasted_s)}"
     return f"{name}: recovered: {what} cleared{after}: {message}"
 

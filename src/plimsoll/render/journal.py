@@ -9,6 +9,7 @@ from plimsoll.guard.act.journal_entry import BEGUN, CLOSED, INTENT, NOTE, OPENED
 from plimsoll.redaction import clean, plain
 
 SCHEMA = "plimsoll.guard/1"
+ACTING = "acting"  # how the troubles begin that keep guard from acting
 LONGEST_HISTORY = 400
 _BY_HAND = {"drain": "drain by hand", "undrain": "return to rotation by hand"}
 """Requests of operators by kind: in the journal each is a restart that turns back."""

@@ -54,7 +54,9 @@ ONCE: list[tuple[str, FleetView, ActPolicy]] = [
     ("Paused", view(engine(conditions=DEAD), switches=Switches(is_paused=True)), POLICY),
     ("Paused", view(engine(conditions=DEAD), switches=Switches(paused=frozenset("a"))), POLICY),
     ("Paused", view(engine(conditions=DEAD), switches=Switches(rungs_off=frozenset({Grade.RESTART}))), POLICY),
-    ("Busy", view(engine(conditions=DEAD), busy="b"), POLICY),
+    ("Busy", view(engine(conditions=EXHAUSTED), busy="b"), POLICY),
+    ("Unproved", view(engine(conditions=DEAD, unproved="only guard's own connection says so")), POLICY),
+    ("CutOff", view(engine(conditions=DEAD, has_local_proof=False), cut_off="guard is cut off: 2 of 2 engines"), POLICY),
     ("RungOff", view(engine(conditions=DEAD)), replace(POLICY, rungs=(Grade.SHED,))),
     ("OnlyObserved", view(engine(conditions=DEAD, only_observed="it has a KV connector")), POLICY),
     ("Unknown", view(engine(conditions=DEAD, age_s=120.0)), POLICY),
@@ -106,11 +108,27 @@ def test_the_most_harmed_comes_first_and_one_at_a_time() -> None:
     assert [one.reason for one in found if isinstance(one, BlockedAction)] == ["Busy", "Busy"]
 
 
-def test_two_that_died_at_once_are_brought_back_one_after_the_other() -> None:
-    """Each is away for the other, and neither carries anything: the first is restarted, the second waits for its turn."""
-    found = decide(FleetView([engine(name, DEAD, is_away=True) for name in "ab"], now=NOW), POLICY)
-    assert [type(one) for one in found] == [ActionPlan, BlockedAction]
-    assert [one.reason for one in found if isinstance(one, BlockedAction)] == ["Busy"]
+def test_two_that_died_at_once_are_brought_back_together_within_the_budget() -> None:
+    """Each is away for the other, and neither carries anything: neither waits for the other's start."""
+    fleet = FleetView([engine(name, DEAD, is_away=True) for name in "abc"], now=NOW)
+    assert [type(decision) for decision in decide(fleet, POLICY)] == [ActionPlan] * 3
+    last = decide(fleet, replace(POLICY, fleet_restarts_per_hour=2))[-1]
+    assert isinstance(last, BlockedAction)
+    assert last.reason == "BudgetSpent"
+
+
+def test_a_second_one_of_a_group_that_ends_the_same_way_is_not_started() -> None:
+    """One request may end both; with another failure, or of another group, it is started."""
+
+    def ends(*others: EngineStatus) -> list[str]:
+        dead = engine("a", DEAD, failure="illegal memory access")
+        decisions = decide(FleetView([dead, *others], now=NOW), POLICY)
+        return [decision.reason if isinstance(decision, BlockedAction) else "started" for decision in decisions]
+
+    assert ends(engine("b", DEAD, failure="illegal memory access")) == ["started", "SameFailure"]
+    assert ends(engine("b", DEAD, failure="out of device memory")) == ["started", "started"]
+    assert ends(engine("b", DEAD)) == ["started", "started"]
+    assert ends(engine("b", DEAD, failure="illegal memory access", group="other")) == ["started", "started"]
 
 
 def test_whoever_asks_for_a_start_is_not_told_of_those_before_it() -> None:

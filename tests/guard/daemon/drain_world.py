@@ -15,7 +15,7 @@ from plimsoll.guard.act.ports import Outcome, done, failed
 from plimsoll.guard.daemon.conductor import ActionPorts, Announcement
 from plimsoll.guard.daemon.steps import EngineAdapters
 from plimsoll.guard.judge.look import Look
-from plimsoll.inside import admission as gate
+from plimsoll.inside import drain as gate
 from plimsoll.unknown import Condition
 
 POLICY = ActPolicy(lease_s=0.3)
@@ -158,6 +158,10 @@ class Sight:
     async def look(self, engine: str) -> Look | None:
         del engine
         return None
+
+    def unproved(self, engine: str) -> str:
+        del engine
+        return ""
 
     def conditions(self, engine: str) -> Mapping[str, Condition]:
         del engine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -13,11 +14,12 @@ from lab.guard.acting_parts import ENGINE, FakeBalancer, FakeRestarter, FakeSigh
 from lab.guard.acting_play import SERVING, ends, killed_at, meanwhile, play, says
 from plimsoll.guard.act.journal_replay import PAUSE
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
-from plimsoll.guard.daemon.acting import last_exit_of
+from plimsoll.guard.daemon.acting import NO_EXIT, ExitReport, exit_report
 from plimsoll.guard.daemon.conductor import Conductor
 from plimsoll.guard.judge.look import Look
-from plimsoll.inside import admission as gate
+from plimsoll.inside import drain as gate
 from plimsoll.unknown import Condition, Status
+from tests.each import each
 
 WEDGED, DEAD = CASES[2], CASES[3]
 
@@ -173,24 +175,20 @@ def test_without_a_look_nothing_broken_is_stopped() -> None:
     assert (world.state.stops, ends(world)) == (0, ["undone"])
 
 
-@pytest.mark.parametrize(("connections", "stops"), [(3, 0), (0, 1), (None, 1)])
-def test_one_that_only_guard_cannot_reach_is_not_dead(connections: int | None, stops: int) -> None:
-    """Its connection is refused, and the balancer has some with it: a rule stands between, or guard asks at another port."""
+@pytest.mark.parametrize("unproved", ["only guard's own connection says so", ""])
+def test_one_that_only_guard_cannot_reach_is_not_stopped(unproved: str) -> None:
+    """A rule stands between, or guard asks at another port: without a witness beside guard it is left as it is."""
     world, book = World(State("wedged")), MemoryBook()
     sight = Late(world)
-    sight.reason = "NobodyListens"
-
-    class Counts(FakeBalancer):
-        async def connections(self) -> int | None:
-            return connections
+    sight.unproved = lambda engine: unproved  # type: ignore[method-assign]  # noqa: ARG005
 
     async def script(conductor: Conductor) -> None:
         await conductor.carry_out(DEAD.plan)
         await to_the_end(conductor, world, book)
 
-    play(world, book, script, sight=sight, parts=parts_of(world)._replace(balancer=Counts(world)))
-    assert world.state.stops == stops
-    assert ends(world) == ["done" if stops else "undone"]
+    play(world, book, script, sight=sight)
+    assert world.state.stops == (0 if unproved else 1)
+    assert ends(world) == ["undone" if unproved else "done"]
 
 
 def test_one_that_answers_is_not_stopped_through_somebody_who_says_that_it_does_not_run() -> None:
@@ -229,24 +227,42 @@ def test_one_that_somebody_started_and_that_still_loads_is_waited_for(case: Case
 # Between two actions
 
 
-@pytest.mark.parametrize(
-    ("outcome", "found"),
+DIED = "INFO vLLM API server version 0.32.0\nERROR EngineCore encountered a fatal error.\nRuntimeError: illegal memory access\n"
+ENDED_BY_LOG = "its process has ended, and its log ends with 'EngineCore encountered a fatal error'"
+
+
+@each(
+    ("outcome", "log", "wanted"),
     [
-        (done("somebody stopped its container", by_hand=True), ("", "somebody stopped its container")),
-        (done("its unit has failed"), ("its unit has failed", "")),
-        (done("it ended as it was asked to", asked=True), ("", "")),
-        (failed("it has not ended"), ("", "")),
-        (unsure("Docker cannot be asked"), ("", "")),
+        (done("somebody stopped it", by_hand=True), DIED, ExitReport(stopped="somebody stopped it")),
+        (done("its unit stopped", by_hand=True, inferred=True), "", ExitReport(stopped="its unit stopped")),
+        (
+            done("its unit stopped", by_hand=True, inferred=True),
+            DIED,
+            ExitReport(ENDED_BY_LOG, failure="illegal memory access"),
+        ),
+        (done("its unit has failed"), "", ExitReport("its unit has failed")),
+        (done("it ended as it was asked to", asked=True), DIED, NO_EXIT),
+        (failed("it has not ended"), DIED, NO_EXIT),
+        (unsure("nobody knows"), "", ExitReport(gone="its restarter says that it does not run")),
+        (unsure("nobody knows"), DIED, ExitReport(ENDED_BY_LOG, failure="illegal memory access")),
+        (unsure("", exit_code=139), "", ExitReport("its process ended with exit code 139", failure="SIGSEGV")),
+        (unsure("", exit_code=137), "", ExitReport(gone="its restarter says that it does not run")),
     ],
 )
 def test_what_ended_by_itself_is_dead_and_what_somebody_stopped_is_only_observed(
-    outcome: Outcome, found: tuple[str, str]
+    outcome: Outcome, log: str, wanted: ExitReport, tmp_path: Path
 ) -> None:
-    """Who runs it says which; what guard itself stopped is neither, and what is not known is neither."""
-    world = World()
+    """Its supervisor's word and the end of its log say which; what guard itself stopped, or what still runs, is neither."""
+    world = World(State("down"))
+    (tmp_path / "log").write_text(log)
 
     class Tells(FakeRestarter):
         async def last_exit(self) -> Outcome:
             return outcome
 
-    assert asyncio.run(last_exit_of(parts_of(world)._replace(restarter=Tells(world)))) == found
+    adapters = parts_of(world)._replace(restarter=Tells(world))
+    assert asyncio.run(exit_report(adapters, str(tmp_path / "log"))) == wanted
+    world.state.mode = "serving"
+    if outcome.is_done is None:
+        assert asyncio.run(exit_report(adapters, str(tmp_path / "log"))) == NO_EXIT, "it runs"

@@ -31,7 +31,7 @@ def test_the_whole_plan_is_printed_and_nothing_is_done(tmp_path: Path) -> None:
     """The rung, the engine and why; then each step with what is checked before and after, and how it is undone. Once."""
     with standin() as server:
         text = f"{QUICK}[act]\njournal = 'journal'\n[[engine]]\nurl = '{url(server)}'\nname = 'one'\n"
-        text += "restart = {stop = ['/bin/false'], start = ['/bin/false'], is_running = ['/bin/true']}\n"
+        text += "restart = {stop = ['/bin/false'], start = ['/bin/false', 'x'], is_running = ['/bin/true']}\n"
         with guarding(tmp_path, "--config", config(tmp_path, text)) as guard:
             guard.hears("one: answers")
             kill_engine(server)
@@ -103,6 +103,8 @@ def decided(folder: Path, *, is_dry: bool) -> list[str]:
     async def story() -> None:
         for _ in range(2):
             await acting._round()
+            if not is_dry:
+                await acting.conductor.turn()
         await acting.close()
 
     asyncio.run(story())

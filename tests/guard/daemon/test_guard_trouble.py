@@ -135,7 +135,7 @@ def test_a_wrong_token_of_a_gate_is_said(tmp_path: Path) -> None:
             line = guard.hears("no gate figures")
             assert "one: the gate rejects this token; no gate figures" in line
             assert guard.json("/engines")["engines"][0]["note"] == "the gate rejects this token"
-            assert guard.complains("every user of this machine can read this secret")
+            assert guard.complains("every user of this machine can read")
             assert guard.stop() == 0
             assert len(guard.complained) == 1
     assert receiver.got == []

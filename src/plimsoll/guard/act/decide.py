@@ -17,11 +17,12 @@ from plimsoll.unknown import Condition, Status, Unknown
 
 
 class Restart(NamedTuple):
-    """A past restart: when, by wall clock, of which engine, and whether guard made it."""
+    """A past restart: when, by wall clock, of which engine, whether guard made it, and the failure it followed."""
 
     at: float
     engine: str
     is_own: bool = True
+    failure: str = ""  # how the engine ended, as its supervisor said; "" where nothing is known
 
 
 class RestartBudget(NamedTuple):
@@ -34,10 +35,11 @@ class RestartBudget(NamedTuple):
 def spent(restarts: Sequence[Restart], engine: str, policy: ActPolicy, now: float) -> RestartBudget:
     """The tightest of the budgets, and the cooldown (`backoff`) after the last restart.
 
-    What is dated later than now was written by a clock that was wrong: it counts, as of now.
+    A time in the future is not believed: journal_replay dates such a restart by its neighbours.
     """
     times = sorted(min(one.at, now) for one in restarts if one.at > now - DAY_S)
-    own = sorted(min(one.at, now) for one in restarts if one.at > now - DAY_S and one.engine == engine)
+    mine = [one for one in restarts if one.at > now - DAY_S and one.engine == engine]
+    own = sorted(min(one.at, now) for one in mine)
     limits = (
         (own, policy.restarts_per_hour, HOUR_S, "of this engine in an hour"),
         (own, policy.restarts_per_day, DAY_S, "of this engine in a day"),
@@ -49,7 +51,8 @@ def spent(restarts: Sequence[Restart], engine: str, policy: ActPolicy, now: floa
         if len(recent) >= most:
             until = recent[-most] + span_s if most > 0 else now + span_s
             return RestartBudget(f"{len(recent)} restarts {words}, {most} are allowed", until)
-    if own:
+    # A single restart by somebody else, such as a deployment, is no failure: the first crash after it is acted on at once.
+    if own and (len(own) > 1 or mine[0].is_own):
         cooldown_s = min(policy.longest_backoff_s, policy.backoff_s * 2.0 ** (len(own) - 1))
         if now - own[-1] < cooldown_s:
             message = (
@@ -61,10 +64,13 @@ def spent(restarts: Sequence[Restart], engine: str, policy: ActPolicy, now: floa
 
 BROKEN_KINDS = frozenset({"dead", "wedged", "hung"})
 """An engine of which one of these holds serves nobody: to stop it loses nothing."""
+PROBATION_KINDS = ("dead", "wedged", "hung", "stalled", "slow", "garbage", "limping", "card")
+"""Conditions that no engine may have that was just put back, whatever it was restarted for."""
 ASKED = "asked"  # in place of a condition: a person wants it
 START = "start"  # in place of a condition: the server that guard was given does not run when guard begins
 ORDER = (Grade.RESTART, Grade.COMPACT, Grade.SHED)
 _STALE_LOOKS = 3.5
+SAME_FAILURE_S = 300.0  # two engines of a group that end the same way within this time may have met the same request
 
 
 class FailedRestarts(NamedTuple):
@@ -91,6 +97,9 @@ class EngineStatus(NamedTuple):
     has_gate: bool = True
     has_restarter: bool = True
     last_end: FailedRestarts | None = None
+    unproved: str = ""  # why it may serve somebody all the same; "" where a witness proves that it serves nobody
+    has_local_proof: bool = True  # that witness needs no network of guard's own
+    failure: str = ""  # how its process ended, as its supervisor said
 
 
 class Switches(NamedTuple):
@@ -110,6 +119,7 @@ class FleetView(NamedTuple):
     busy: str = ""  # the engine that guard does something about already
     now: float = 0.0  # wall clock
     minute: int = 0  # of the day, where the hours hold
+    cut_off: str = ""  # why guard doubts its own way to the engines
 
 
 class ActionPlan(NamedTuple):
@@ -120,6 +130,11 @@ class ActionPlan(NamedTuple):
     kind: str
     why: str
     steps: tuple[Step, ...]
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it is about an engine that serves nobody: it takes no capacity away, and runs beside other actions."""
+        return self.grade is Grade.RESTART and Step.LEAVE in self.steps
 
     def __str__(self) -> str:
         return f"{self.engine}: {self.grade} because {self.why}"
@@ -152,7 +167,7 @@ Decision = ActionPlan | BlockedAction
 def decide(view: FleetView, policy: ActPolicy) -> list[Decision]:
     """One decision for every engine of which something holds that could lead to an action; the most harmed first.
 
-    At most one of them is a plan that takes an engine away: the next comes when that one is over.
+    Engines that serve nobody are all planned for. At most one plan takes capacity away, and only where no other is made.
     """
     decisions: list[Decision] = []
     for engine in view.engines:
@@ -162,11 +177,22 @@ def decide(view: FleetView, policy: ActPolicy) -> list[Decision]:
             decisions.append(consider(view, policy, engine, grade, kind, engine.conditions[kind].message))
     decisions.sort(key=lambda one: (ORDER.index(one.grade), one.kind not in BROKEN_KINDS, one.engine))
     is_taken = False
-    for place, one in enumerate(decisions):
-        if isinstance(one, ActionPlan) and is_taken:
+    restarts = list(view.restarts)
+    for place, decision in enumerate(decisions):
+        if not isinstance(decision, ActionPlan):
+            continue
+        if decision.is_broken and is_taken:  # those planned before it count against the budget, and as deaths of its group
+            engine = next(engine for engine in view.engines if engine.name == decision.engine)
+            more = view._replace(restarts=restarts)
+            decisions[place] = consider(more, policy, engine, decision.grade, decision.kind, decision.why)
+        elif is_taken:
             message = "one engine at a time: another one goes first"
-            decisions[place] = BlockedAction(one.engine, one.grade, one.kind, "Busy", message)
-        is_taken = is_taken or isinstance(one, ActionPlan)
+            decisions[place] = BlockedAction(decision.engine, decision.grade, decision.kind, "Busy", message)
+        if isinstance(decisions[place], ActionPlan):
+            is_taken = True
+            if decision.grade is Grade.RESTART:
+                failure = next(engine.failure for engine in view.engines if engine.name == decision.engine)
+                restarts.append(Restart(view.now, decision.engine, is_own=True, failure=failure))
     return decisions
 
 
@@ -200,7 +226,7 @@ def _against(view: FleetView, policy: ActPolicy, engine: EngineStatus, grade: Gr
     """Every rule in turn: its reason, and the message where it blocks the action, else ""."""
     rules = [
         ("Paused", _paused(view.switches, engine, grade)),
-        ("Busy", f"guard is acting on {view.busy}" if view.busy else ""),
+        ("Busy", f"guard is acting on {view.busy}" if view.busy and not serves_nobody(engine, kind) else ""),
         ("RungOff", "" if grade in policy.rungs else f"{grade} is not among the rungs of its configuration"),
         ("OnlyObserved", engine.only_observed),
         ("Unknown", _unknown(engine)),
@@ -256,6 +282,7 @@ def _against_restart(view: FleetView, policy: ActPolicy, engine: EngineStatus, k
     away = [one.name for one in others if one.is_away]
     is_broken = serves_nobody(engine, kind)
     budget = spent(view.restarts, engine.name, policy, view.now)
+    is_proof_needed = is_broken and kind != ASKED  # whoever asks for it answers for it; the stop looks once more
     return [
         ("NoRestarter", "" if engine.has_restarter else "no restarter is configured for it"),
         ("SickCard", _sick(engine)),
@@ -265,7 +292,24 @@ def _against_restart(view: FleetView, policy: ActPolicy, engine: EngineStatus, k
         ("Rollout", _rollout(others, policy)),
         ("TooManyAway", _too_many(away, policy, is_broken=is_broken)),
         ("OthersCannotCarry", _capacity(engine, others, policy, is_broken=is_broken)),
+        ("CutOff", view.cut_off if is_proof_needed and not engine.has_local_proof else ""),
+        ("Unproved", f"it may still serve: {engine.unproved}" if is_proof_needed and engine.unproved else ""),
+        ("SameFailure", _same_failure(view, engine, others) if is_proof_needed else ""),
     ]
+
+
+def _same_failure(view: FleetView, engine: EngineStatus, others: Sequence[EngineStatus]) -> str:
+    """Why it is not started: another of its group died the same way minutes ago, and perhaps of the same request."""
+    names = {peer.name for peer in others}
+    for restart in view.restarts:
+        is_near = view.now - SAME_FAILURE_S < restart.at <= view.now + 1.0
+        if restart.is_own and is_near and restart.engine in names and restart.failure and restart.failure == engine.failure:
+            ago_s = max(0.0, view.now - restart.at)
+            return (
+                f"{restart.engine} of its group ended the same way {ago_s:.0f} s before ({engine.failure}): one request may end"
+                f" them both; compare what they were sent, then guardctl restart {engine.name}"
+            )
+    return ""
 
 
 def _sick(engine: EngineStatus) -> str:
@@ -363,7 +407,7 @@ def troubles(kind: str, conditions: Mapping[str, Condition]) -> frozenset[str]:
 
 def _speaking(kind: str) -> tuple[str, ...]:
     # That it was started often is no news to whoever asked for one more start.
-    return (kind, "dead", "wedged", "hung", *(() if kind == ASKED else ("loop",)))
+    return (kind, *PROBATION_KINDS, *(() if kind == ASKED else ("loop",)))
 
 
 def same_trouble(
@@ -377,6 +421,6 @@ def same_trouble(
         if name in spared:
             continue
         condition = conditions.get(name)
-        if condition is not None and condition.is_true and (name in GRADES or name == "loop"):
+        if condition is not None and condition.is_true and (name in GRADES or name in (*PROBATION_KINDS, "loop")):
             return condition.message
     return ""

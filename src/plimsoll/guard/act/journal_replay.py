@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -61,6 +62,7 @@ PAUSE, RUNGS = "pause", "rung-"
 DRAIN, UNDRAIN = "drain", "undrain"
 """In place of a condition: an engine that a person takes out, and one that was held and is put back."""
 MOST_TIMES = 1_000  # restarts that one entry may stand for
+FUTURE_S = 60.0  # by so much two clocks may differ
 
 
 def read_switches(entries: Iterable[Entry]) -> Switches:
@@ -71,16 +73,23 @@ def read_switches(entries: Iterable[Entry]) -> Switches:
     return Switches(("", PAUSE) in off, frozenset(engine for engine, name in off if engine and name == PAUSE), rungs)
 
 
-def read_restarts(entries: Iterable[Entry]) -> list[Restart]:
-    """Everybody's. An action of ours counts once, whoever went on with it, and not at all where nothing was stopped."""
-    found: dict[str, list[Restart]] = {}
+def read_restarts(entries: Iterable[Entry], now: float = math.inf) -> list[Restart]:
+    """Everybody's. An action of ours counts once, whoever went on with it, and not at all where nothing was stopped.
+
+    A time in the future was written by a clock that was wrong: such a restart came after the entry before it.
+    """
+    restarts: dict[str, list[Restart]] = {}
+    before = -math.inf
     for number, entry in enumerate(entries):
         key = entry.action or f"#{number}"
+        at = entry.at if entry.at <= now + FUTURE_S else before
+        before = max(before, at)
         if entry.kind == RESTART:
-            found[key] = [Restart(entry.at, entry.engine, bool(entry.fields.get("own", True)))] * _times(entry)
+            is_own, failure = bool(entry.fields.get("own", True)), str(entry.fields.get("failure", ""))
+            restarts[key] = [Restart(at, entry.engine, is_own, failure)] * _times(entry)
         elif entry.kind == CLOSED and entry.fields.get("end") == End.UNDONE:
-            found.pop(key, None)
-    return [one for restarts in found.values() for one in restarts]
+            restarts.pop(key, None)
+    return [restart for several in restarts.values() for restart in several]
 
 
 def _times(entry: Entry) -> int:

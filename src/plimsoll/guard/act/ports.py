@@ -61,6 +61,13 @@ class Balancer(Protocol):
 
 
 @runtime_checkable
+class SeesTraffic(Protocol):
+    """A balancer that checks the engine's health by itself and counts its answers."""
+
+    async def health(self) -> tuple[bool | None, int | None]: ...  # down by its own check; bytes of answers ever
+
+
+@runtime_checkable
 class TakesEpoch(Protocol):
     """A balancer that passes the lock's epoch on, so that its receiver can refuse an older guard."""
 
@@ -105,6 +112,7 @@ class EngineObserver(Protocol):
 
     async def look(self, engine: str) -> Look | None: ...  # a fresh look; None where the engine is not watched any more
     def conditions(self, engine: str) -> Mapping[str, Condition]: ...  # as of the last look
+    def unproved(self, engine: str) -> str: ...  # why it may serve somebody all the same; "" where that is excluded
     def engines(self) -> Sequence[str]: ...  # all that are watched
 
 

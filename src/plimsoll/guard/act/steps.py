@@ -73,7 +73,7 @@ STEP_TEXTS: dict[Step, StepText] = {
     Step.WARM: StepText("sends it one request", "it is ready", "answered", "-"),
     Step.UNDRAIN: StepText("puts it back", "it answers", "read back from balancer and gate", "-"),
     Step.UNLOCK: StepText("gives the lock back", "-", "-", "-"),
-    Step.PROBATION: StepText("watches it", "it is back", "no trouble of the same kind", "-"),
+    Step.PROBATION: StepText("watches it", "it is back", "it answers, is ready, and no trouble of its life is active", "-"),
     Step.SHED: StepText("refuses new work that would wait too long", "-", "the gate says so", "its lease ends"),
     Step.HOLD: StepText("goes on while the queue grows", "it sheds", "-", "-"),
     Step.UNSHED: StepText("takes everything again", "the queue does not grow", "the gate says so", "-"),

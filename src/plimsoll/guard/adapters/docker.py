@@ -83,7 +83,7 @@ class DockerContainer:
         policy = table(table(details.get("HostConfig")).get("RestartPolicy")).get("Name")
         codes = (*STOPPED, KILLED) if policy in KEPT_UP else STOPPED
         if facts.get("oom_killed") is False and facts.get("exit_code") in codes:
-            return done("somebody stopped its container", by_hand=True, **facts)
+            return done("somebody stopped its container", by_hand=True, inferred=True, **facts)
         return unsure("it has ended, and whether somebody stopped it is not known", **facts)
 
     async def pids(self) -> tuple[int, ...]:

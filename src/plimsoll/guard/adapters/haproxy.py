@@ -162,11 +162,19 @@ class HAProxy:
 
     async def connections(self) -> int | None:
         """What HAProxy has with this server now and what it keeps queued for it; None where that cannot be read."""
-        try:
-            async with asyncio.timeout(self._deadline_s):
-                return sum([await self._sessions(place) for place in self._places])
-        except (_HaproxyError, TimeoutError):
-            return None
+        rows = await self._statistics()
+        counts = [_whole(row.get(name) or "0") for row in rows or () for name in ("scur", "qcur")]
+        return None if rows is None or None in counts else sum(count or 0 for count in counts)
+
+    async def health(self) -> tuple[bool | None, int | None]:
+        """Whether it is down in all places by HAProxy's own check, and the bytes of its answers; None for what is not told."""
+        rows = await self._statistics()
+        if rows is None:
+            return None, None
+        counts = [_whole(row.get("bout") or "") for row in rows]
+        states = [(row.get("status") or "").split()[:1] if row.get("check_status") else [] for row in rows]
+        is_down = True if all(state == ["DOWN"] for state in states) else False if ["UP"] in states else None
+        return is_down, None if None in counts else sum(count or 0 for count in counts)
 
     def _no(self, problem: Exception, begun: list[Place]) -> Outcome:
         why = str(problem) if isinstance(problem, _HaproxyError) else f"no answer within {self._deadline_s:g} s"
@@ -212,7 +220,15 @@ class HAProxy:
             rows[row["srv_name"]] = _ServerState(admin, is_up)
         return rows
 
-    async def _sessions(self, place: Place) -> int:
+    async def _statistics(self) -> list[dict[str, str]] | None:
+        """The row of each of its places; None where they cannot be read."""
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                return [await self._row(place) for place in self._places]
+        except (_HaproxyError, TimeoutError):
+            return None
+
+    async def _row(self, place: Place) -> dict[str, str]:
         lines = (await self._say(f"show stat {place.backend} 4 -1")).splitlines()
         if not lines or not lines[0].startswith("# pxname,svname,"):
             raise _HaproxyError(_complaint(lines) or "its statistics cannot be read")
@@ -222,9 +238,7 @@ class HAProxy:
             raise _HaproxyError("its statistics cannot be read") from None
         for row in table:
             if row.get("pxname") == place.backend and row.get("svname") == place.server:
-                counts = [row.get("scur") or "", row.get("qcur") or "0"]
-                if all(count.isdecimal() and len(count) < 12 for count in counts):
-                    return sum(map(int, counts))
+                return row
         raise _HaproxyError(f"there are no statistics of {place}")
 
     async def _set(self, place: Place, state: str, begun: list[Place]) -> None:
@@ -259,6 +273,10 @@ def _complaint(lines: list[str]) -> str:
     """What HAProxy says instead of an answer, in its own words."""
     words = next((line for line in lines if line.strip()), "")
     return f"it says {quoted_words(words, 120)!r}" if words else ""
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.isdecimal() and len(text) < 20 else None
 
 
 def _names(places: list[str]) -> str:

@@ -103,7 +103,7 @@ class SystemdUnit:
         if properties["ActiveState"] == "failed":
             return done("its unit has failed", **_facts(properties))
         if properties["ActiveState"] == "inactive":
-            return done("somebody stopped its unit", by_hand=True, **_facts(properties))
+            return done("somebody stopped its unit", by_hand=True, inferred=True, **_facts(properties))
         return failed("it has not ended", **_facts(properties))
 
     async def pids(self) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ from plimsoll.guard.act.journal_replay import (
     open_actions,
 )
 from plimsoll.guard.act.policy import ActPolicy
-from plimsoll.guard.act.ports import JournalWriter, KnowsExit, Outcome, Restarter, done, failed
+from plimsoll.guard.act.ports import JournalWriter, KnowsExit, Outcome, Restarter, SeesTraffic, done, failed, unsure
 from plimsoll.guard.act.steps import Step
 from plimsoll.guard.adapters.device_memory import CardMemory, DeviceMemory
 from plimsoll.guard.adapters.file_lock import FileLock
@@ -37,12 +37,14 @@ from plimsoll.guard.api.actions import ActionDesk
 from plimsoll.guard.config import Files, GuardConfig
 from plimsoll.guard.daemon.conductor import ActionPorts, Announcement, Conductor
 from plimsoll.guard.daemon.engine_look import served_model, warm_up
-from plimsoll.guard.daemon.evidence import EvidenceSources, EvidenceStore
+from plimsoll.guard.daemon.evidence import EvidenceSources, EvidenceStore, death_in_log
 from plimsoll.guard.daemon.journal import ABSENT, DAMAGED, Journal, JournalContents, read_journal
 from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService, SharedLock
-from plimsoll.guard.daemon.observer import SYSTEM, Clocks, EngineCapabilities, Fleet, FleetObserver
+from plimsoll.guard.daemon.observer import SYSTEM, Clocks, DiscoveredFacts, EngineCapabilities, Fleet, FleetObserver
 from plimsoll.guard.daemon.steps import EngineAdapters
 from plimsoll.guard.engine_config import EngineConfig
+from plimsoll.guard.judge.look import BalancerHealth
+from plimsoll.guard.judge.witness import SILENT_S
 from plimsoll.hardware.processes import Mark, boot_mark, read_process, read_processes
 from plimsoll.net.address import address
 from plimsoll.net.client import HttpClient, Lost, bearer
@@ -299,6 +301,7 @@ def adapters_of(engine: EngineConfig, files: Files, own: OwnProcess | None = Non
 ROUND_S = 1.0
 ENDED_EVERY_S = 5.0
 LOG_EVERY_S = 60.0
+FORGOTTEN_S = 86_400.0  # a pause that lasts longer was forgotten
 
 
 class ActingSetup(NamedTuple):
@@ -340,9 +343,14 @@ class ActionRunner:
         open_journal: Callable[[Path], Journal] = Journal,
     ) -> None:
         self._setup, self._tell, self._is_dry, self._files, self._clocks = setup, tell, is_dry, files, clocks
-        self._stopped: dict[str, str] = {}  # engines stopped by an operator, and how
-        self.ended: dict[str, str] = {}
-        """Engines whose process is known to have ended by itself, and why."""
+        self._fleet = fleet
+        self.exits: dict[str, ExitReport] = {}
+        self._polls: dict[str, asyncio.Task[None]] = {}
+        self._polled_s: dict[str, float] = {}
+        self._traffic: dict[str, Traffic] = {}
+        self._served: frozenset[str] | None = None  # engines that answered before guard began, by the journal
+        self._logs = {engine.name: engine.log for engine in config.engines if engine.log}
+        self._has_own_run = False
         minute = minute_in(setup.policy.timezone, clocks.wall)
         self.observer = FleetObserver(
             fleet,
@@ -357,7 +365,7 @@ class ActionRunner:
         self._drains: ManualDrains | None = None
         self._back: ReturnToService | None = None
         self._said: dict[str, str] = {}
-        self._is_own_due, self._own_waits_for = True, ""
+        self._own_waits_for = ""
         self._dry = DryRunJournal(files.journal, clocks.wall)
         if not is_dry:
             self.journal = open_journal(files.journal)
@@ -385,31 +393,40 @@ class ActionRunner:
         if self._is_dry:  # actions an earlier guard left would come first
             at_work |= {run.engine for run in open_actions(self.conductor.kept())}
         view = self.observer.view(at_work)
-        if not self._stopped:
+        stopped = {name: report.stopped for name, report in self.exits.items() if report.stopped}
+        if not stopped:
             return view
-        engines = [one._replace(only_observed=self._stopped.get(one.name, "") or one.only_observed) for one in view.engines]
+        engines = [
+            engine._replace(only_observed=stopped.get(engine.name, "") or engine.only_observed) for engine in view.engines
+        ]
         return view._replace(engines=engines)
 
-    async def _start_own(self, own: OwnProcess) -> None:
-        """Starts guard's own server if it does not run when guard starts; if it ends later, that is judged.
+    async def _mind_own(self, own: OwnProcess) -> None:
+        """Starts guard's own server whenever it does not run and nobody asked it to end.
 
         The first start is plain, one after an earlier process is a restart. WorldFailed if the first start fails.
         """
-        name = next(name for name, parts in self._setup.parts.items() if parts.restarter is own)
+        name = next(name for name, adapters in self._setup.parts.items() if adapters.restarter is own)
         is_running = await own.is_running()
-        why = "" if is_running or self._is_dry else self.conductor.why_not_start(name)
+        if is_running or name in self.conductor.runs:
+            self._own_waits_for, self._has_own_run = "", self._has_own_run or bool(is_running)
+            return
+        last = await own.last_exit() if is_running is False else None
+        has_ended = last is not None and bool(last.is_done)
+        # When guard begins, what happened before it does not count against the budget.
+        why = "" if self._is_dry else self.conductor.why_not_start(name, is_counted=self._has_own_run and has_ended)
         if why and why != self._own_waits_for:
             self._tell(Announcement(name, f"guard's own server is not started: {why}"))
         self._own_waits_for = why
-        self._is_own_due = not is_running
-        if is_running or why:
+        if why or (self._is_dry and self._has_own_run):
             return
-        if is_running is False and not self._is_dry and (last := await own.last_exit()).is_done:
-            await self.conductor.start(name, f"guard's own server is not running: {last.message}")
+        if last is not None and has_ended and not self._is_dry:
+            self.conductor.start(name, f"guard's own server is not running: {last.message}")
             return
         outcome = await own.start()
         if not outcome.is_done:
             raise WorldFailed(f"the server did not start: {outcome.message}")
+        self._has_own_run = True
         self._tell(Announcement(name, outcome.message))
 
     async def run(self) -> None:
@@ -419,19 +436,28 @@ class ActionRunner:
                 await self.conductor.take_over()  # what must wait for the lock is retried in later rounds
             except PlimsollError as error:
                 self.conductor.stop_acting(error)
-        ended_s = log_s = 0.0
-        while True:
-            now_s = self._clocks.clock()
-            if now_s >= ended_s:
-                if self._setup.own is not None and self._is_own_due:
-                    await self._start_own(self._setup.own)
-                await self._look_for_ended()
-                ended_s = now_s + ENDED_EVERY_S
-            if self._setup.own is not None and now_s >= log_s:
-                await self._setup.own.rotate_log()
-                log_s = now_s + LOG_EVERY_S
-            await self._round()
-            await asyncio.sleep(ROUND_S)
+        log_s = 0.0
+        turn: asyncio.Task[None] | None = None
+        try:
+            while True:
+                now_s = self._clocks.clock()
+                if self._setup.own is not None:
+                    await self._mind_own(self._setup.own)
+                    if now_s >= log_s:
+                        await self._setup.own.rotate_log()
+                        log_s = now_s + LOG_EVERY_S
+                self._poll(now_s)
+                await self._round()
+                if not self._is_dry and (turn is None or turn.done()):
+                    if turn is not None:
+                        turn.result()  # an internal error ends guard
+                    turn = asyncio.create_task(self.conductor.turn())
+                await asyncio.sleep(ROUND_S)
+        finally:
+            tasks = [task for task in (turn, *self._polls.values()) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _round(self) -> None:
         if self._is_dry:
@@ -439,12 +465,12 @@ class ActionRunner:
         if not self.conductor.stopped_acting:
             try:
                 self._foreign.note()
+                if not self._is_dry:
+                    self.conductor.help_broken()
             except PlimsollError as error:
                 self.conductor.stop_acting(error)
         if self._is_dry:
             self._announce_decisions()
-        else:
-            await self.conductor.turn()
 
     def _announce_decisions(self) -> None:
         """Announces every decision once, a plan with all its steps."""
@@ -464,12 +490,62 @@ class ActionRunner:
                     self._tell(Announcement(engine, line))
         self._said = said
 
-    async def _look_for_ended(self) -> None:
-        """Asks restarters which engines have ended, and whether an operator stopped them: a refused connection says neither."""
-        busy = frozenset(self.conductor.runs)
-        for name, parts in self._setup.parts.items():
-            ended, stopped = ("", "") if name in busy else await last_exit_of(parts)
-            self.ended[name], self._stopped[name] = ended, stopped
+    def _poll(self, now_s: float) -> None:
+        """Asks restarters and balancers about every engine now and then, and each second about one that does not answer."""
+        if self._served is None:
+            self._served = frozenset(name for name, known in known_processes(self.conductor.kept()).items() if known.seen)
+        for name in self._setup.parts:
+            task = self._polls.get(name)
+            is_lost = self.observer.is_lost(name)
+            if (task is None or task.done()) and (is_lost or now_s >= self._polled_s.get(name, 0.0) + ENDED_EVERY_S):
+                self._polled_s[name] = now_s
+                self._polls[name] = asyncio.create_task(self._ask_about(name))
+            if is_lost and (self.exits.get(name, NO_EXIT).ended or self.exits.get(name, NO_EXIT).gone):
+                self._fleet.hurry(name)  # what has ended is not looked at every few seconds only
+
+    async def _ask_about(self, name: str) -> None:
+        adapters, run = self._setup.parts[name], self.conductor.runs.get(name)
+        is_at_work = run is not None and run.step is not Step.PROBATION
+        try:
+            if not is_at_work:  # what guard itself does to it is no news: what was known before still holds
+                self.exits[name] = await exit_report(adapters, self._logs.get(name))
+            await self._ask_balancer(name, adapters, is_at_work=is_at_work)
+        except PlimsollError:
+            self.exits[name] = NO_EXIT
+
+    async def _ask_balancer(self, name: str, adapters: EngineAdapters, *, is_at_work: bool) -> None:
+        balancer: object = adapters.balancer
+        if not isinstance(balancer, SeesTraffic):
+            return
+        is_down, count = await balancer.health()
+        now_s, before = self._clocks.clock(), self._traffic.get(name, Traffic())
+        if is_at_work:
+            is_down = before.is_down  # what our own drain makes of its check is no testimony
+        self._traffic[name] = before.seen(now_s, is_down=is_down, count=count)
+
+    def facts(self, name: str) -> DiscoveredFacts:
+        """What restarter, balancer and journal know of an engine."""
+        report, traffic = self.exits.get(name, NO_EXIT), self._traffic.get(name)
+        health = None if traffic is None else traffic.health(self._clocks.clock())
+        has_served = self._served is not None and name in self._served
+        return DiscoveredFacts(None, report.ended, report.gone, report.failure, has_served, health)
+
+    def impairments(self) -> dict[str, str]:
+        """What ends guard's ability or right to act, by subject."""
+        impairments: dict[str, str] = {}
+        if self._is_dry:
+            return impairments
+        if self.conductor.stopped_acting:
+            impairments["journal"] = f"guard cannot act: {self.conductor.stopped_acting}"
+        if cut_off := self.observer.cut_off():
+            impairments["network"] = cut_off
+        now = self._clocks.wall()
+        for engine, (since, who) in self.conductor.pauses().items():
+            if not 0 <= now - since < FORGOTTEN_S:
+                whom = f" {engine}" if engine else ""
+                by = f" by {who}" if who else ""
+                impairments[f"pause{whom}"] = f"paused{by} for more than a day: guardctl resume{whom} ends it"
+        return impairments
 
     async def runs_on(self) -> str:
         """Says that guard's own server keeps running, and how to stop it; empty if there is none."""
@@ -490,10 +566,63 @@ class ActionRunner:
             self.journal.close()
 
 
-async def last_exit_of(parts: EngineAdapters) -> tuple[str, str]:
-    """How its process ended by itself, and how an operator stopped it; empty for neither."""
-    restarter: object = parts.restarter
-    outcome = await restarter.last_exit() if isinstance(restarter, KnowsExit) else None
-    if outcome is None or not outcome.is_done or outcome.facts.get("asked"):
-        return "", ""
-    return ("", outcome.message) if outcome.facts.get("by_hand") else (outcome.message, "")
+class ExitReport(NamedTuple):
+    """What is known of an engine's end: by itself (`ended`), by an operator (`stopped`), or without a reason (`gone`)."""
+
+    ended: str = ""
+    stopped: str = ""
+    gone: str = ""
+    failure: str = ""  # its kind, where that is known
+
+
+NO_EXIT = ExitReport()
+NO_CRASH = (0, 130, 137, 143)  # exit codes that a stop may have
+NATIVE_CRASHES = {132: "SIGILL", 134: "SIGABRT", 135: "SIGBUS", 136: "SIGFPE", 139: "SIGSEGV"}
+
+
+async def exit_report(adapters: EngineAdapters, log: str | None = None) -> ExitReport:
+    """How its process ended, by its supervisor's word and the end of its log."""
+    restarter = adapters.restarter
+    if restarter is None:
+        return NO_EXIT
+    outcome = await restarter.last_exit() if isinstance(restarter, KnowsExit) else unsure("")
+    if outcome.facts.get("asked"):
+        return NO_EXIT
+    if outcome.is_done is False or restarter.replaces:
+        return ExitReport(outcome.message) if outcome.is_done else NO_EXIT
+    code = outcome.facts.get("exit_code")
+    native = NATIVE_CRASHES.get(code, "") if isinstance(code, int) else ""
+    if outcome.is_done is None and await restarter.is_running() is not False:
+        return NO_EXIT
+    line, failure = await asyncio.to_thread(death_in_log, log) if log else ("", "")
+    failure = failure or native
+    if outcome.is_done and not outcome.facts.get("by_hand"):
+        return ExitReport(outcome.message, failure=failure)
+    if outcome.is_done and (not outcome.facts.get("inferred") or not line):
+        return ExitReport(stopped=outcome.message)
+    if outcome.facts.get("oom_killed") is True or (isinstance(code, int) and code not in NO_CRASH):
+        return ExitReport(f"its process ended with exit code {code}", failure=failure)
+    if line:
+        return ExitReport(f"its process has ended, and its log ends with {line!r}", failure=failure)
+    return ExitReport(gone="its restarter says that it does not run")
+
+
+class Traffic(NamedTuple):
+    """What a balancer counts of one engine's answers, from poll to poll."""
+
+    is_down: bool | None = None
+    total: int | None = None  # bytes of answers
+    since_s: float = 0.0  # the count has not changed since
+    has_changed: bool = False  # it was seen to change
+
+    def seen(self, now_s: float, *, is_down: bool | None, count: int | None) -> Traffic:
+        if count is None or self.total is None or count < self.total:  # a balancer that was reloaded counts anew
+            return Traffic(is_down, count, now_s)
+        if count > self.total:
+            return Traffic(is_down, count, now_s, has_changed=True)
+        return self._replace(is_down=is_down)
+
+    def health(self, now_s: float) -> BalancerHealth:
+        silent_s = now_s - self.since_s
+        is_known = self.total is not None and (self.has_changed or silent_s >= SILENT_S)
+        return BalancerHealth(self.is_down, silent_s if is_known else None)

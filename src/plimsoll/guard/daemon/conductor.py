@@ -26,14 +26,15 @@ from plimsoll.guard.act.decide import (
     consider,
     decide,
     kv_tokens,
+    spent,
 )
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME, RESTART, SWITCH, Entry, cleaned
-from plimsoll.guard.act.journal_replay import PAUSE, failed_restarts, open_actions, read_restarts, read_switches
+from plimsoll.guard.act.journal_replay import DRAIN, PAUSE, UNDRAIN, failed_restarts, open_actions, read_restarts, read_switches
 from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.ports import EngineObserver, JournalWriter, Lock, Outcome, failed
 from plimsoll.guard.act.steps import BROKEN, COURSES, ActionRun, End, Step, opening_fields
 from plimsoll.guard.daemon.journal import DAMAGED
-from plimsoll.guard.daemon.steps import ActionSteps, EngineAdapters
+from plimsoll.guard.daemon.steps import ActionSteps, EngineAdapters, JointLock
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.render.journal import END_TEXTS
 
@@ -82,7 +83,7 @@ class ActionPorts(NamedTuple):
         assert step is not None
         self.write(INTENT, run, {"epoch": run.epoch, "undo": run.is_undoing}, str(step))
         if step is Step.STOP and not run.tries:
-            self.write(RESTART, run, {"own": True})
+            self.write(RESTART, run, {"own": True, "failure": str(run.facts.get("failure", ""))})
         show(run.begun())
         outcome = await do(run)
         fields = {"done": outcome.is_done, "says": outcome.message, "facts": dict(outcome.facts)}
@@ -92,6 +93,7 @@ class ActionPorts(NamedTuple):
         return run, outcome
 
 
+MEND_EVERY_S = 10.0  # how often a journal that failed is tried again
 AGAIN_S = 60.0  # after an action that changed nothing, doubled each time up to half an hour
 LONGEST_AGAIN_S = 1_800.0
 
@@ -120,7 +122,7 @@ class ActionHistory:
 
     @property
     def restarts(self) -> list[Restart]:
-        return read_restarts(self.kept())
+        return read_restarts(self.kept(), self._ports.wall())
 
     def last_ends(self) -> dict[str, FailedRestarts]:
         """Engines that restarts did not fix, until an operator resumes them."""
@@ -144,7 +146,8 @@ class ActionHistory:
         return "paused by an operator" if off.is_paused or engine in off.paused or grade in off.rungs_off else ""
 
     def _may_try(self, engine: str) -> bool:
-        return self._ports.wall() >= self._again.get(engine, (0.0, 0.0))[0]
+        left_s = self._again.get(engine, (0.0, 0.0))[0] - self._ports.wall()
+        return left_s <= 0 or left_s > LONGEST_AGAIN_S  # a clock that was set back makes nobody wait
 
     def _try_later(self, engine: str) -> None:
         pause_s = min(LONGEST_AGAIN_S, 2 * self._again.get(engine, (0.0, AGAIN_S / 2))[1])
@@ -169,6 +172,8 @@ async def finish_without_journal(
         tell(Announcement(run.engine, says, is_urgent=True, fields={"end": str(End.HELD)}))
 
 
+URGENT = frozenset({"CrashLoop", "SickCard", "BudgetSpent", "Unproved", "CutOff", "SameFailure"})
+"""Reasons that block an action and that a person must hear of."""
 QUIET_STEPS = frozenset({Step.PROBATION, Step.HOLD, Step.UNSHED})
 """Steps that need no lock and run alongside other actions."""
 END_S = 20.0  # for undoing what is in progress when guard stops
@@ -191,7 +196,9 @@ class Conductor(ActionHistory):
         self._is_looked_at = False  # the journal, for damage
         self._left: list[ActionRun] = []  # of an earlier guard, still waiting for the lock
         self._ended: Counter[tuple[str, Grade, End]] = Counter()  # in this life, by engine
-        self.stopped_acting = ""  # why nothing is done any more, such as a full disk
+        self.stopped_acting = ""  # why nothing is done for now, such as a full disk
+        self._mend_at = 0.0
+        self._lock = JointLock(ports.lock)
         self.runs: dict[str, ActionRun] = {}
 
     def ended(self) -> dict[tuple[str, Grade, End], int]:
@@ -202,7 +209,7 @@ class Conductor(ActionHistory):
 
     async def turn(self) -> None:
         """Runs one round: actions an earlier guard left, then requests of operators, then what the judge calls for."""
-        if self.stopped_acting:
+        if self.stopped_acting and not self._mend():
             return
         try:
             if self._left and self._may_try(_LEFT):
@@ -219,12 +226,31 @@ class Conductor(ActionHistory):
             self.stop_acting(error)
 
     def stop_acting(self, error: PlimsollError) -> None:
-        """Stops acting for good, and answers a request that waits."""
-        # No action without its entry: without a journal guard does nothing until an operator has looked.
-        self.stopped_acting = str(error)
-        self._ports.tell(Announcement("", f"guard stopped acting: {error}", is_urgent=True))
+        """Stops acting until the journal can be written again, and answers a request that waits."""
+        # No action without its entry.
+        if self.stopped_acting != str(error):
+            self._ports.tell(Announcement("", f"guard stopped acting: {error}", is_urgent=True))
+        self.stopped_acting, self._mend_at = str(error), self._ports.wall() + MEND_EVERY_S
         if self._request is not None and not self._request[2].done():
             self._request[2].set_result(self._busy(*self._request[:2]))
+
+    def _mend(self) -> bool:
+        """Tries now and then whether the journal can be written again; then guard goes on with what it left."""
+        now = self._ports.wall()
+        if now < self._mend_at <= now + MEND_EVERY_S:
+            return False
+        self._mend_at = now + MEND_EVERY_S
+        try:
+            mend = getattr(self._ports.journal, "mend", None)
+            if mend is not None:
+                mend()
+            self._ports.journal.append(NOTE, fields={"acts": "again", "stopped": self.stopped_acting})
+        except PlimsollError:
+            return False
+        self._ports.tell(Announcement("", f"guard acts again: its journal can be written ({self.stopped_acting})"))
+        self.stopped_acting = ""
+        self._left = [run for run in open_actions(self.kept()) if run.engine not in self.runs]
+        return True
 
     def ask(self, grade: Grade, engine: str) -> asyncio.Future[Decision]:
         """Requests an action: decided at the next turn, blocked at once while guard is busy."""
@@ -258,15 +284,54 @@ class Conductor(ActionHistory):
     async def _decide(self) -> None:
         decisions = self.decisions()
         self._tell_blocked(decisions)
-        for plan in decisions:
-            if isinstance(plan, ActionPlan) and plan.engine not in self._open() and self._may_try(plan.engine):
-                await self.carry_out(plan)
-                return
+        plans = self._due(decisions)
+        if broken := [plan for plan in plans if plan.is_broken]:
+            ends = await asyncio.gather(*map(self.carry_out, broken), return_exceptions=True)
+            for problem in ends:
+                if isinstance(problem, BaseException):
+                    raise problem
+        elif plans:
+            await self.carry_out(plans[0])
 
-    def _view(self) -> FleetView:
-        return self._ports.view(self._open())._replace(
-            restarts=self.restarts, switches=self.switches, busy=self._at_work, now=self._ports.wall()
-        )
+    def help_broken(self) -> None:
+        """Begins the restart of every engine that serves nobody, beside whatever is in progress: it takes no capacity away."""
+        if self.stopped_acting or self._left:
+            return
+        for plan in self._due(self.decisions()):
+            if plan.is_broken:
+                self._begin_beside(plan)
+
+    def _begin_beside(self, plan: ActionPlan) -> None:
+        run = self.runs[plan.engine] = self._run_of(plan)
+        self._beside[plan.engine] = asyncio.create_task(self._carry_out_beside(plan, run))
+
+    async def _carry_out_beside(self, plan: ActionPlan, run: ActionRun) -> None:
+        try:
+            await self._begin(plan, run)
+        except PlimsollError as error:
+            self.runs.pop(plan.engine, None)
+            self.stop_acting(error)
+
+    def _due(self, decisions: Sequence[Decision]) -> list[ActionPlan]:
+        """The plans that are not begun yet and may be tried now."""
+        is_open = self._open()
+        return [
+            plan for plan in decisions
+            if isinstance(plan, ActionPlan) and plan.engine not in is_open and self._may_try(plan.engine)
+        ]  # fmt: skip
+
+    def _view(self, without: str = "") -> FleetView:
+        """The fleet now; restarts that are about to stop something count, but for that of the engine `without`."""
+        now = self._ports.wall()
+        begun = [
+            Restart(now, run.engine, is_own=True, failure=str(run.facts.get("failure", "")))
+            for run in self.runs.values()
+            if run.engine != without and Step.STOP in run.steps and not run.is_over and not run.is_down and not run.is_undoing
+            and run.kind not in (DRAIN, UNDRAIN)
+        ]  # fmt: skip
+        view = self._ports.view(self._open() - {without})
+        busy = "" if without else self._at_work
+        return view._replace(restarts=[*self.restarts, *begun], switches=self.switches, busy=busy, now=now)
 
     def _open(self) -> frozenset[str]:
         """Engines with an open action: nothing else is begun with them."""
@@ -276,13 +341,16 @@ class Conductor(ActionHistory):
         now = {one.engine: one for one in decisions if isinstance(one, BlockedAction) and one.engine not in self.runs}
         for engine, blocked in now.items():
             if self._blocked.get(engine) != blocked.reason:
-                urgent = blocked.reason in ("CrashLoop", "SickCard", "BudgetSpent")
+                urgent = blocked.reason in URGENT
                 fields = {"reason": blocked.reason, "kind": blocked.kind}
                 self._ports.tell(Announcement(engine, f"{blocked.grade} blocked: {blocked.message}", urgent, fields))
         self._blocked = {engine: blocked.reason for engine, blocked in now.items()}
 
-    def why_not_start(self, engine: str) -> str:
-        """Says why guard's own server, which does not run, is not started now; "" if it can be."""
+    def why_not_start(self, engine: str, *, is_counted: bool = False) -> str:
+        """Says why guard's own server, which does not run, is not started now; "" if it can be.
+
+        `is_counted`: it ended under guard's eyes, so the restart budget and the cooldown hold.
+        """
         if self.stopped_acting:
             return f"guard stopped acting: {self.stopped_acting}"
         if engine in self._open() or not self._may_try(engine):
@@ -292,24 +360,44 @@ class Conductor(ActionHistory):
         card = self._ports.observer.conditions(engine).get("card")
         if card is not None and card.is_true:
             return f"its GPU is faulty: {card.message}"
+        if is_counted and (budget := spent(self.restarts, engine, self._policy, self._ports.wall())).message:
+            return budget.message
         end = self.last_ends().get(engine)
         return "" if end is None else attention_message(engine, end)
 
-    async def start(self, engine: str, why: str) -> None:
-        """Starts an ended server as a restart, with lock and memory check, whatever maintenance window and budget say."""
-        try:
-            await self.carry_out(ActionPlan(engine, Grade.RESTART, START, why, BROKEN))
-        except PlimsollError as error:
-            self.stop_acting(error)
+    def start(self, engine: str, why: str) -> None:
+        """Starts an ended server as a restart, with lock and memory check, beside whatever is in progress."""
+        self._begin_beside(ActionPlan(engine, Grade.RESTART, START, why, BROKEN))
+
+    def pauses(self) -> dict[str, tuple[float, str]]:
+        """Engines that are paused ("" for all), since when and by whom."""
+        last = {entry.engine: entry for entry in self.kept() if entry.kind == SWITCH and entry.step == PAUSE}
+        return {
+            engine: (entry.at, str(entry.fields.get("who", ""))) for engine, entry in last.items() if entry.fields.get("on")
+        }
 
     async def carry_out(self, plan: ActionPlan) -> None:
         """Runs one action up to the step that only waits."""
-        run = ActionRun(self._ports.name(), plan.engine, plan.grade, plan.kind, plan.steps, plan.steps[0])
-        self._at_work, self.runs[plan.engine] = plan.engine, run  # before anything is waited for
+        run = self._run_of(plan)
+        self.runs[plan.engine] = run  # before anything is waited for
+        if not plan.is_broken:
+            self._at_work = plan.engine
+        await self._begin(plan, run)
+
+    def _run_of(self, plan: ActionPlan) -> ActionRun:
+        return ActionRun(self._ports.name(), plan.engine, plan.grade, plan.kind, plan.steps, plan.steps[0])
+
+    async def _begin(self, plan: ActionPlan, run: ActionRun) -> None:
         look = await self._ports.observer.look(plan.engine) if plan.grade is Grade.RESTART else None
-        facts = {"kv_tokens_before": kv_tokens(look), "started_before": None if look is None else look.started_unix_s}
+        facts: dict[str, str | float | None] = {"kv_tokens_before": kv_tokens(look)}
+        facts |= {} if look is None else {"started_before": look.started_unix_s, "failure": look.failure or None}
         run = run._replace(facts={name: value for name, value in facts.items() if value is not None})
-        self._ports.write(OPENED, run, {**opening_fields(run), "why": plan.why, "facts": dict(run.facts)})
+        try:
+            self._ports.write(OPENED, run, {**opening_fields(run), "why": plan.why, "facts": dict(run.facts)})
+        except PlimsollError:
+            self.runs.pop(plan.engine, None)
+            self._at_work = "" if self._at_work == plan.engine else self._at_work
+            raise
         self._ports.tell(Announcement(plan.engine, f"{plan.grade} because {plan.why}", fields={"action": run.action}))
         await self._go(run)
 
@@ -368,7 +456,8 @@ class Conductor(ActionHistory):
     async def _go(self, run: ActionRun, steps: ActionSteps | None = None) -> None:
         steps = steps or self._steps_for(run)
         assert steps is not None, "an engine with a plan is watched"
-        self._at_work = run.engine
+        if Step.LEAVE not in run.steps:  # what serves nobody is helped beside everything else
+            self._at_work = run.engine
         self.runs[run.engine] = run
         keeper = asyncio.create_task(steps.lock.keep())
         try:
@@ -391,7 +480,8 @@ class Conductor(ActionHistory):
             self.runs.pop(run.engine, None)
             raise
         finally:
-            self._at_work = ""
+            self._at_work = "" if self._at_work == run.engine else self._at_work
+            steps.lock.drop()
             keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await keeper
@@ -439,8 +529,7 @@ class Conductor(ActionHistory):
         """What blocks it now that the lock is ours: another guard may have acted since the decision."""
         if run.kind == START:
             return ""
-        view = self._ports.view(frozenset(self.runs) - {run.engine})
-        view = view._replace(restarts=self.restarts, switches=self.switches, busy="", now=self._ports.wall())
+        view = self._view(without=run.engine)
         found = next((one for one in view.engines if one.name == run.engine), None)
         if found is None:
             return ""  # nothing new is known of it: the decision stands
@@ -466,7 +555,7 @@ class Conductor(ActionHistory):
         if parts is None:
             return None
         return ActionSteps(
-            parts, self._ports.lock, self._ports.observer, self._policy, pause_s=self._pause_s,
+            parts, self._lock.handle(), self._ports.observer, self._policy, pause_s=self._pause_s,
             is_off=lambda: self._off(run.engine, run.grade),
         )  # fmt: skip
 

@@ -528,6 +528,7 @@ def read_gate(found: Mapping[str, Any]) -> GateState | None:
         is_wedged=engine.get("is_wedged") is True,
         asleep=asleep[:200] if isinstance(asleep, str) else "",
         drain=phase[:40] if isinstance(phase, str) else "serving",
+        started=number(found.get("started")),
         survival=read_survival(found.get("survive")),
     )
 

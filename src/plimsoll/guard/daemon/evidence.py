@@ -105,6 +105,35 @@ def _begins_between(path: Path, head_bytes: int, tail_bytes: int) -> bool:
     return False
 
 
+DEATH_BYTES = 256 << 10
+DEATHS = (
+    b"EngineCore encountered a fatal error", b"EngineDeadError", b"AsyncLLM output_handler failed", b"died unexpectedly",
+    b"Segmentation fault", b"Fatal Python error",
+)  # fmt: skip
+FAILURES = (
+    (rb"OutOfMemoryError|CUDA out of memory", "out of device memory"), (rb"illegal memory access", "illegal memory access"),
+    (rb"device-side assert", "device-side assert"), (rb"Segmentation fault|exit code: -11", "SIGSEGV"),
+    (rb"exit code: -6", "SIGABRT"), (rb"NCCL error|ncclUnhandled|ncclSystemError", "collectives"),
+)  # fmt: skip
+
+
+def death_in_log(path: str) -> tuple[str, str]:
+    """vLLM's own words for the end of its engine in the last life of a log, and the kind of failure; "" for neither.
+
+    Only the words known here are returned, never a line of the log.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - DEATH_BYTES))
+            tail = file.read(DEATH_BYTES)
+    except OSError:
+        return "", ""
+    begins = [match.start() for pattern in (_MARK, _BANNER) for match in pattern.finditer(tail)]
+    life = tail[max(begins, default=0) :]
+    line = next((words.decode() for words in DEATHS if words in life), "")
+    return line, next((name for pattern, name in FAILURES if re.search(pattern, life)), "") if line else ""
+
+
 TOTAL_LIMIT_S = 15.0
 CLOSE_LIMIT_S = 3.0  # beyond the limit, for CONTENTS.txt
 STACKS_LIMIT_S = 6.0

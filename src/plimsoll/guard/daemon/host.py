@@ -365,6 +365,17 @@ class Machine:
             # The driver may hang in this, too.
             threading.Thread(target=self._driver.close, name="plimsoll-driver-end", daemon=True).start()
 
+    @functools.cached_property
+    def boot_unix_s(self) -> float | None:
+        """When this machine was booted, as the kernel has it for process start times."""
+        found = re.search(r"^btime (\d+)$", text_of(self._proc / "stat"), re.MULTILINE)
+        return float(found[1]) if found else None
+
+    def start_of(self, process: Process) -> float | None:
+        """When a process began, in wall-clock time; None where the kernel does not tell."""
+        boot_s = self.boot_unix_s
+        return None if boot_s is None else boot_s + process.start_ticks / os.sysconf("SC_CLK_TCK")
+
     async def found(self) -> Mapping[int, ServerProcess] | None:
         """The servers at the watched ports; None if unknown. Reads the kernel log as well."""
         return await self._processes.answer()
@@ -449,7 +460,8 @@ class SameHost:
             # The metrics' figure is of one process: after the whole tree's it would look as if memory had shrunk.
             figures.pop("host_resident", None)
             self._has_figures = servers is None
-        return look._replace(figures=figures, cards=states)
+        start = None if found is None else self._machine.start_of(found.server)
+        return look._replace(figures=figures, cards=states, local_start=start)
 
     def close(self) -> None:
         if self._is_open:

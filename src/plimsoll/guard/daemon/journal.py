@@ -205,6 +205,7 @@ class Journal:
         self._entries: list[Entry] = []  # those that are needed, and some more
         self._database: sqlite3.Connection | None = None
         self._lock = -1
+        self._opened: list[tuple[int, int]] = []
         try:
             if not self.path.parent.is_dir():
                 self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -263,6 +264,50 @@ class Journal:
                 self._prune()
             return entry
 
+    def mend(self) -> None:
+        """Makes a journal that failed writable again: a damaged or lost file is replaced by one with the entries in memory.
+
+        JournalFailed while that cannot be done, or where somebody put another file in its place.
+        """
+        with self._mutex:
+            try:
+                path, is_there = self.path, self.path.exists()
+                if is_there and self._opened and (path.lstat().st_dev, path.lstat().st_ino) != self._opened[0]:
+                    raise JournalFailed(f"{path}: another file is in its place")
+                contents = read_journal(path) if is_there else JournalContents(())
+                if is_there and not contents.wrong and (contents.entries[-1].number if contents.entries else 0) == self._number:
+                    self._reconnect()
+                    return
+                if any(problem.kind == UNREADABLE for problem in contents.wrong):
+                    raise JournalFailed(contents.wrong[0].message)
+                new = self._beside(".new")
+                new.unlink(missing_ok=True)
+                _write_rows(new, self._entries)
+                if self._database is not None:
+                    self._database.close()
+                if is_there:
+                    self._put_aside(DAMAGED)
+                self._put_in_place(new)
+                self._reconnect()
+            except (OSError, sqlite3.Error) as problem:
+                raise JournalFailed(f"{self.path}: {_words(problem)}") from None
+
+    def _reconnect(self) -> None:
+        if self._database is not None:
+            self._database.close()
+        self._database = _connect(self.path)
+        for pragma in ("journal_mode = WAL", "synchronous = FULL"):
+            self._database.execute(f"PRAGMA {pragma}")
+        self._database.execute("SELECT n FROM entry LIMIT 1")  # opens the write-ahead log
+        self._opened = self._files()
+
+    def _put_aside(self, kind: str) -> None:
+        names = (self._beside(f".{kind}-{number}") for number in itertools.count(1))
+        aside = next(name for name in names if not name.exists())
+        self.path.rename(aside)
+        with contextlib.suppress(FileNotFoundError):
+            self._beside("-wal").rename(f"{aside}-wal")
+
     def _prune(self) -> None:
         self._entries = needed(self._entries, self._clock())
         numbers = ",".join(str(entry.number) for entry in self._entries)
@@ -306,20 +351,12 @@ class Journal:
             self._entries.append(Entry(number, round(self._clock(), 3), BEGUN, fields=fields))
             _write_rows(new, self._entries)
             if kind:
-                names = (self._beside(f".{kind}-{number}") for number in itertools.count(1))
-                aside = next(name for name in names if not name.exists())
-                self.path.rename(aside)
-                with contextlib.suppress(FileNotFoundError):
-                    self._beside("-wal").rename(f"{aside}-wal")
+                self._put_aside(kind)
             self._put_in_place(new)
         elif self._entries[-1].fields.get("because") == DAMAGED:  # a guard was killed before it could pause
             self.wrong = (JournalProblem(DAMAGED, f"{self.path} was damaged at the last start"),)
         self._number = self._entries[-1].number
-        self._database = _connect(self.path)
-        for pragma in ("journal_mode = WAL", "synchronous = FULL"):
-            self._database.execute(f"PRAGMA {pragma}")
-        self._database.execute("SELECT n FROM entry LIMIT 1")  # opens the write-ahead log
-        self._opened = self._files()
+        self._reconnect()
 
     def _put_in_place(self, new: Path) -> None:
         """Makes this file the journal; a write-ahead log that lies there is of another file."""

@@ -18,16 +18,17 @@ from typing import NamedTuple, Protocol
 from plimsoll.doctor.rules.trend_growth import Forecast, duration
 from plimsoll.errors import PlimsollError
 from plimsoll.guard.act.capacity import load_of, without
-from plimsoll.guard.act.decide import EngineStatus, FailedRestarts, FleetView, group_peers
+from plimsoll.guard.act.decide import BROKEN_KINDS, EngineStatus, FailedRestarts, FleetView, group_peers
 from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.guard.judge import memory
 from plimsoll.guard.judge.findings import PLAN, PlannedTokens, as_planned, finding, findings
 from plimsoll.guard.judge.judge import Judge
 from plimsoll.guard.judge.load import kv_forecast, queue_forecast
-from plimsoll.guard.judge.look import Look, Reach
+from plimsoll.guard.judge.look import BalancerHealth, Look, Reach
 from plimsoll.guard.judge.policy import GRADES, Policy
 from plimsoll.guard.judge.tracker import Tracker
+from plimsoll.guard.judge.witness import Proof, proof
 from plimsoll.net.address import address
 from plimsoll.render.guard import Clock, EngineView, Event, EventKind
 from plimsoll.unknown import Condition, Status, Unknown
@@ -40,6 +41,14 @@ _REACH_TEXTS = {
 }  # fmt: skip
 
 
+GRAVER = {
+    "stalled": ("wedged", "hung", "dead"), "slow": ("stalled", "wedged", "hung", "dead"), "wedged": ("dead",),
+    "hung": ("wedged", "dead"), "growth": ("exhausted",), "retries": ("exhausted",), "contained": ("limping",),
+    "backlog": ("storm",),
+}  # fmt: skip
+"""Conditions that may become a graver one: that is no recovery."""
+
+
 class EventReporter:
     """Turns the looks at one engine into events: a condition becomes active or clears, the engine is unreachable or back.
 
@@ -49,6 +58,7 @@ class EventReporter:
     def __init__(self, engine: str) -> None:
         self._engine = engine
         self._held: dict[str, float] = {}  # conditions reported active, and since when
+        self._begins: set[str] = set()  # conditions that became active with this look
         self.doubted: set[str] = set()  # conditions that were active and are now unknown
         self._gone_looks = 0
         self._gone_since_s: float | None = None
@@ -61,6 +71,7 @@ class EventReporter:
     def report(self, look: Look, changes: Sequence[Condition], answer: Look | None, note: str = "") -> list[Event]:
         """The events of these changes; `answer` is the last look with figures, `note` what the gate did not give."""
         events = self._reach(look) + self._noted(look, note)
+        self._begins = {condition.kind for condition in changes if condition.is_true}
         return events + [event for one in changes if (event := self._condition(look, one, answer)) is not None]
 
     def leave(self, unix_s: float, now_s: float, conditions: Sequence[Condition]) -> list[Event]:
@@ -133,7 +144,8 @@ class EventReporter:
             return Event(look.unix_s, self._engine, EventKind.UNKNOWN, condition.message, condition)
         self.doubted.discard(kind)
         lasted_s = look.at_s - self._held.pop(kind)
-        return Event(look.unix_s, self._engine, EventKind.OVER, condition.message, condition, None, lasted_s)
+        graver = next((worse for worse in GRAVER.get(kind, ()) if worse in self._held or worse in self._begins), "")
+        return Event(look.unix_s, self._engine, EventKind.OVER, condition.message, condition, None, lasted_s, graver)
 
 
 MOST_AT_ONCE = 64  # looks; as many again for engines that were slow at the last one
@@ -141,6 +153,8 @@ SLOW_S = 1.0
 CHANGES_KEPT = 1_000
 LONGEST_LOOK_S = 20.0
 LONGEST_RECALL_S = 40.0
+SUPERVISOR_S = 4.0  # by then its supervisor has been asked whether it runs
+SAME_MOMENT_S = 30.0  # engines that are lost within this time are lost for one reason, which may be guard's own
 
 
 class Watcher(Protocol):
@@ -158,6 +172,10 @@ class DiscoveredFacts(NamedTuple):
 
     restarts: int | None = None  # of its container
     ended: str = ""  # why its process has ended and is not started again
+    gone: str = ""  # it does not run, and nobody says why
+    failure: str = ""  # the kind of the failure that ended it
+    has_served: bool = False  # before guard began
+    balancer: BalancerHealth | None = None
 
 
 class Clocks(NamedTuple):
@@ -324,6 +342,11 @@ class Fleet:
         engine.is_wanted.set()
         return await waiter
 
+    def hurry(self, name: str) -> None:
+        """Takes the next look at an engine now."""
+        if (engine := self._engines.get(name)) is not None:
+            engine.is_wanted.set()
+
     def is_looking(self, within_s: float) -> bool:
         """Whether a look has ended lately; always true without engines."""
         return not self._engines or self._ports.clock() - self.last_look_s < within_s
@@ -418,7 +441,16 @@ class Fleet:
     def _take(self, engine: WatchedEngine, look: Look) -> None:
         try:
             facts = self._ports.facts(engine.target.name)
-            events = engine.take(look._replace(container_restarts=facts.restarts, ended=facts.ended))
+            events = engine.take(
+                look._replace(
+                    container_restarts=facts.restarts,
+                    ended=facts.ended,
+                    gone=facts.gone,
+                    failure=facts.failure,
+                    has_served=facts.has_served,
+                    balancer=facts.balancer,
+                )
+            )
         except Exception as problem:  # its conditions stay as they were, and the metrics show the error
             self.mistakes[f"judge {type(problem).__name__}"] += 1
             engine.looks += 1  # a judge that always fails must not make `--looks` endless
@@ -525,9 +557,49 @@ class FleetObserver:
 
     def view(self, at_work: frozenset[str]) -> FleetView:
         """The fleet now. Nothing is decided about engines with an open action."""
-        ends, engines = self._ends(), [self._fleet.engine(name) for name in self.engines()]
-        found = [self._engine(one, ends.get(one.target.name), is_at_work=one.target.name in at_work) for one in engines if one]
-        return FleetView(found, minute=self._minute())
+        ends, watched = self._ends(), [engine for name in self.engines() if (engine := self._fleet.engine(name))]
+        engines = [
+            self._engine(engine, ends.get(engine.target.name), is_at_work=engine.target.name in at_work) for engine in watched
+        ]
+        return FleetView(engines, minute=self._minute(), cut_off=self.cut_off())
+
+    def proof(self, engine: str) -> Proof:
+        """Whether somebody else than guard's own connection proves that it serves nobody."""
+        watched = self._fleet.engine(engine)
+        if watched is None:
+            return Proof(None, "it is not watched any more")
+        active = frozenset(condition.kind for condition in watched.conditions if condition.is_true) & BROKEN_KINDS
+        return proof(watched.judge.history.last, active)
+
+    def is_lost(self, engine: str) -> bool:
+        """Whether the last look at it got no answer."""
+        watched = self._fleet.engine(engine)
+        last = None if watched is None else watched.judge.history.last
+        return last is not None and last.reach is not Reach.ANSWERS
+
+    def unproved(self, engine: str) -> str:
+        """Why it may serve somebody all the same; "" where a witness proves that it serves nobody."""
+        return self.proof(engine).why_not
+
+    def cut_off(self) -> str:
+        """Why guard doubts its own way to the engines: several of them, and most of all, were lost in the same moment."""
+        lost = []
+        for name in self.engines():
+            watched = self._fleet.engine(name)
+            if watched is None:
+                continue
+            history = watched.judge.history
+            since_s = history.unreachable_since_s
+            is_asked = since_s is not None and self._clock() - since_s >= SUPERVISOR_S
+            if since_s is not None and is_asked and history.first_answer_s is not None and self.proof(name).by is None:
+                lost.append((since_s, name))
+        lost.sort()
+        if len(lost) < 2 or 2 * len(lost) < len(self.engines()) or lost[-1][0] - lost[0][0] > SAME_MOMENT_S:
+            return ""
+        return (
+            f"guard is cut off: {len(lost)} of {len(self.engines())} engines became unreachable within"
+            f" {max(1.0, lost[-1][0] - lost[0][0]):.0f} s, and nobody else says that they are down"
+        )
 
     def _engine(self, one: WatchedEngine, last_end: FailedRestarts | None, *, is_at_work: bool) -> EngineStatus:
         history, name = one.judge.history, one.target.name
@@ -539,13 +611,15 @@ class FleetObserver:
         doubted = one.reporter.doubted  # was active, now unknown
         is_active = any((kind in doubted or found.is_true) and kind in GRADES for kind, found in conditions.items())
         observed = "guard is working on it" if is_at_work else may.only_observed or _connector(last)
+        proved = self.proof(name)
         return EngineStatus(
             name, conditions, load_of(name, last, is_well=not is_active, model=model),
             math.inf if last is None else max(0.0, now_s - last.at_s), self._every_s, may.group,
             _is_away(last) or is_at_work or is_held,
             now_s - history.changed_at_s if history.changed else None, observed,
             has_gate=may.has_gate and last is not None and last.gate is not None, has_restarter=may.has_restarter,
-            last_end=last_end,
+            last_end=last_end, unproved=proved.why_not, has_local_proof=proved.is_local,
+            failure="" if last is None else last.failure,
         )  # fmt: skip
 
 

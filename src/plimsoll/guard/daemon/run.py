@@ -46,6 +46,7 @@ from plimsoll.net.client import bearer
 from plimsoll.net.server import GuardServer
 from plimsoll.redaction import clean
 from plimsoll.render.guard import Event, EventKind, Trouble, alert, line_json, sentence, status_line
+from plimsoll.render.journal import ACTING
 from plimsoll.vllm.versions import engine_named
 
 PORT = "8000"  # vLLM's own
@@ -332,6 +333,7 @@ class Daemon:
         self._acting = self._make_acting()
         self._notifier = options.config.notify.build()
         self._alerts: dict[tuple[str, str], float] = {}  # firing alerts, and since when
+        self._impaired: frozenset[str] = frozenset()  # what ends guard's ability or right to act, by subject
         self._is_begun = False  # whether engines that already needed attention were announced
         self._systemd = SystemdNotifier()
         self._server: GuardServer | None = None
@@ -353,15 +355,17 @@ class Daemon:
         self._fleet.tell(announcement.engine, kind, announcement.message)
 
     def _facts(self, name: str) -> DiscoveredFacts:
-        found = self._lists.facts(name)
-        ended = "" if self._acting is None else self._acting.ended.get(name, "")
-        return found._replace(ended=ended) if ended else found
+        listed = self._lists.facts(name)
+        if self._acting is None:
+            return listed
+        facts = self._acting.facts(name)
+        return facts._replace(restarts=listed.restarts, ended=facts.ended or listed.ended)
 
     async def run(self) -> int:
         """Runs until a signal, or until every engine had its looks."""
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for name in (signal.SIGTERM, signal.SIGINT):
+        for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(name, stop.set)
         for said in self._config.warnings:
             warn(said)
@@ -464,7 +468,8 @@ class Daemon:
 
     def _own(self) -> GuardHealth:
         counts = DeliveryCounts() if self._notifier is None else self._notifier.counts
-        return GuardHealth(counts, self._troubles.now(), self._out.dropped)
+        stopped = "" if self._acting is None else self._acting.conductor.stopped_acting
+        return GuardHealth(counts, self._troubles.now(), self._out.dropped, stopped)
 
     async def _rediscover(self, finder: Finder) -> None:
         every_s = min(FILES_EVERY_S, self._config.discover.every_s) if isinstance(finder, FileFinder) else None
@@ -491,13 +496,24 @@ class Daemon:
     def _track_attention(self) -> None:
         """Tracks which engines need attention; the conductor announces new ones, this the ones an earlier guard left."""
         before, needs = self._fleet.needs, {} if self._acting is None else self._acting.conductor.needs()
+        impairments = {} if self._acting is None else self._acting.impairments()
+        for subject in self._impaired - impairments.keys():
+            self._troubles.note(f"{ACTING} ({subject})", "")
+        for subject, text in impairments.items():
+            self._troubles.note(f"{ACTING} ({subject})", text)
+        self._impaired = frozenset(impairments)
+        if impairments:
+            needs = {**needs, "": "; ".join(impairments.values())}
+            if "" not in before:
+                self._fleet.tell("", EventKind.NEEDS, needs[""])
         self._fleet.needs = needs
         for name in before.keys() - needs.keys():
-            self._fleet.tell(name, EventKind.MENDED, "no longer needs attention")
+            self._fleet.tell(name, EventKind.MENDED, "no longer needs attention" if name else "guard can act again")
             self._end_need(name, before[name])
         if not self._is_begun:
             for name, says in needs.items():
-                self._fleet.tell(name, EventKind.NEEDS, says)
+                if name:
+                    self._fleet.tell(name, EventKind.NEEDS, says)
         self._is_begun = True
 
     async def _keep_status(self) -> None:
@@ -535,8 +551,8 @@ class Daemon:
             starts = self._alerts.get(key, event.unix_s)
             if event.what in (EventKind.BEGINS, EventKind.UNREACHABLE, EventKind.NEEDS):
                 self._alerts[key] = starts
-            elif event.what in (EventKind.OVER, EventKind.REACHED) and self._alerts.pop(key, None) is None:
-                continue  # its beginning was never sent
+            elif event.what in (EventKind.OVER, EventKind.REACHED) and (self._alerts.pop(key, None) is None or event.became):
+                continue  # its beginning was never sent, or a graver alert took its place: that is no recovery
             found = alert(event, starts_unix_s=starts, lasts_s=3 * self._config.notify.repeat_s)
             alerts += [] if found is None else [found]
         if alerts:

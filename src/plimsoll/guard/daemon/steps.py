@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from plimsoll.errors import PlimsollError
-from plimsoll.guard.act.decide import BROKEN_KINDS, enough_cache, is_ready, same_trouble, troubles, was_restarted
+from plimsoll.guard.act.decide import (
+    ASKED,
+    BROKEN_KINDS,
+    enough_cache,
+    is_active,
+    is_ready,
+    same_trouble,
+    troubles,
+    was_restarted,
+)
 from plimsoll.guard.act.idle import IdleSample, idleness
 from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.ports import (
@@ -28,15 +38,15 @@ from plimsoll.guard.act.steps import TRIES, ActionRun, Step
 from plimsoll.guard.judge.look import Look, Reach
 from plimsoll.guard.judge.policy import GRADES
 from plimsoll.guard.judge.tracker import Grade
-from plimsoll.unknown import Condition
 
 RENEW_S = 10.0  # how often a lock is renewed that does not say how long it lasts
 OLD_TROUBLE_S = 120.0  # after this, a condition that is still true is the new process's own
 STILL_SERVES_S = 10.0
+LOOK_AGAIN_S = 2.0  # between two looks in probation
+UNREADY_S = 10.0  # an engine in probation that is not ready for so long has failed
 LEASE_MARGIN_S = 60.0  # the drain's lease outlives the longest stop by this
 LONGEST_LEASE_S = 3_600.0  # the gate grants no more
 LEARNED = "learned_"
-REFUSED_ALONE = "NobodyListens"  # the reason of a condition: connections are refused, and nothing else is known
 _BEFORE_HARM = frozenset({Step.EVIDENCE, Step.LEAVE, Step.DRAIN, Step.IDLE, Step.SHED, Step.COMPACT})
 """Steps that need the lock and stop at a pause. A stop checks both itself; after a stop the action only goes forward."""
 
@@ -69,6 +79,50 @@ class EngineAdapters(NamedTuple):
     suffering: Callable[[], str] | None = None  # why the other engines cannot carry its load
 
 
+@dataclass(slots=True)
+class _LockState:
+    """Who of one guard holds the fleet's lock, and under which number."""
+
+    holders: set[int] = field(default_factory=set)
+    epoch: str | float | bool = 0
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class JointLock:
+    """The fleet's lock for all actions of one guard: taken with the first of them, given back with the last."""
+
+    def __init__(self, lock: Lock, state: _LockState | None = None) -> None:
+        self._lock, self.label, self._state = lock, lock.label, state or _LockState()
+
+    def handle(self) -> JointLock:
+        """The same lock for one more action."""
+        return JointLock(self._lock, self._state)
+
+    async def acquire(self, owner: str) -> Outcome:
+        state = self._state
+        async with state.turn:
+            if not state.holders - {id(self)}:
+                outcome = await self._lock.acquire(owner)
+                state.epoch = outcome.facts.get("epoch", 0)
+            else:
+                outcome = await self._lock.renew()
+                outcome = outcome._replace(facts={**outcome.facts, "epoch": state.epoch}) if outcome.is_done else outcome
+            if outcome.is_done:
+                state.holders.add(id(self))
+            return outcome
+
+    async def renew(self) -> Outcome:
+        return await self._lock.renew()
+
+    async def release(self) -> Outcome:
+        self.drop()
+        return done("still needed for another engine") if self._state.holders else await self._lock.release()
+
+    def drop(self) -> None:
+        """Forgets that this action needs it, without giving it back: it ends with guard, or by itself."""
+        self._state.holders.discard(id(self))
+
+
 class LockKeeper:
     """Holds the fleet's lock for one action and notices when it is lost."""
 
@@ -89,6 +143,10 @@ class LockKeeper:
     async def release(self, _: ActionRun) -> Outcome:
         self._is_held = False
         return await self._lock.release()
+
+    def drop(self) -> None:
+        if isinstance(self._lock, JointLock):
+            self._lock.drop()
 
     async def is_ours(self) -> bool:
         """Renews the lock; False unless it is certainly still held."""
@@ -425,7 +483,7 @@ class RestartSteps:
             if look is not None and look.reach is Reach.ANSWERS:
                 return "it answers, but its restarter says that it is not running: another process answers at this address"
         if Step.DRAIN not in run.steps:
-            return "" if await self._is_broken_or_down(run) else "it may serve requests again"
+            return await self._why_serves(run)
         if run.is_taken_over and not run.tries:
             # The lease may have ended meanwhile, and work may have come.
             outcome = await self._idle(run)
@@ -435,24 +493,29 @@ class RestartSteps:
             return who
         return "" if await self._is_down() else await self._why_not_idle(run)
 
-    async def _is_broken_or_down(self, run: ActionRun) -> bool:
-        """As judged now. If an earlier guard stopped it a moment ago, it is given the time to end."""
+    async def _why_serves(self, run: ActionRun) -> str:
+        """Why a broken engine may serve somebody now; "" where it is down, or broken by a witness's word and at this very look.
+
+        If an earlier guard stopped it a moment ago, it is given the time to end.
+        """
         end_s = now_s() + (self._policy.stop_within_s if run.is_taken_over else 0.0)
         while True:
-            look = await self._observer.look(run.engine)  # so that the conditions are of this very moment
+            look = await self._observer.look(run.engine)
             conditions = self._observer.conditions(run.engine)
-            active = [conditions[kind] for kind in BROKEN_KINDS & conditions.keys() if conditions[kind].is_true]
-            if (look is not None and active and not await self._is_reached(active)) or await self._is_down():
-                return True
+            # The present is judged, not the time that a condition takes to clear.
+            active = {kind for kind in BROKEN_KINDS & conditions.keys() if is_active(conditions[kind])}
+            if is_ready(look):
+                active.discard("dead")
+            if await self._is_down():
+                return ""
+            unproved = "" if run.kind == ASKED else self._observer.unproved(run.engine)
+            if look is not None and active and not unproved:
+                return ""
+            if self._has_sent_stop and not is_ready(look):
+                return ""  # our own signal made it unaskable: the process table says that it runs, and nobody else does
             if now_s() >= end_s or await self._serves(run):
-                return False
+                return f"it may serve requests: {unproved}" if active and unproved else "it may serve requests again"
             await asyncio.sleep(self._pause_s)
-
-    async def _is_reached(self, active: Sequence[Condition]) -> bool:
-        """Only guard itself is refused (a firewall rule, another port), and the balancer still has connections to it."""
-        if any(condition.reason != REFUSED_ALONE for condition in active) or self._parts.balancer is None:
-            return False
-        return (await self._parts.balancer.connections() or 0) > 0
 
     async def _why_not_idle(self, run: ActionRun) -> str:
         """The lease must outlive the stop. Without a gate there is no lease, and the balancer keeps work away."""
@@ -587,14 +650,28 @@ class RestartSteps:
         return done(", ".join(says) or "nothing had been taken out of rotation")
 
     async def _probation(self, run: ActionRun) -> Outcome:
+        """Watches it: it must answer, be ready, make steps, and have no condition of its restart, nor a graver one."""
         began_s, probation_s = now_s(), self._policy.probation_s
         old = troubles(run.kind, self._observer.conditions(run.engine))  # the stopped process's, until they clear
-        while now_s() < began_s + probation_s or (old and now_s() < began_s + OLD_TROUBLE_S):
+        ready_s, next_s = began_s, began_s + LOOK_AGAIN_S
+        while (
+            now_s() < began_s + probation_s or (old and now_s() < began_s + OLD_TROUBLE_S) or now_s() - ready_s > LOOK_AGAIN_S
+        ):
             await asyncio.sleep(self._pause_s)
+            if why := self._is_off():
+                return done(f"{why}: no longer watched")
             conditions = self._observer.conditions(run.engine)
             old &= troubles(run.kind, conditions) if now_s() < began_s + OLD_TROUBLE_S else frozenset()
             if trouble := same_trouble(run.kind, conditions, spared=old):
                 return failed(trouble)
+            if now_s() >= next_s:
+                look = await self._observer.look(run.engine)
+                next_s = now_s() + LOOK_AGAIN_S
+                if is_ready(look) or (look is not None and look.gate is not None and look.gate.asleep):
+                    ready_s = now_s()
+                elif now_s() - ready_s > UNREADY_S:
+                    why = "not watched any more" if look is None else look.why or "not ready"
+                    return failed(f"it stopped answering {ready_s - began_s:.0f} s after it was put back in rotation: {why}")
         return done(f"no recurrence in {probation_s:.0f} s")
 
 

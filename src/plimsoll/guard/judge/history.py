@@ -25,9 +25,10 @@ from plimsoll.guard.judge.look import (
     is_resting,
     read_figures,
 )
+from plimsoll.guard.judge.witness import is_direct
 from plimsoll.unknown import Reading, Unknown
 
-LONGEST_GAP_S = 600.0  # a step that took longer teaches nothing: three times it would be for ever
+LONGEST_GAP_S = 300.0  # a longer one is a failure, and failures teach nothing
 _NEAR = 1e-6
 
 
@@ -35,11 +36,13 @@ class CoreSteps:
     """The steps of one engine core. With data parallelism every rank has its own: a sum would hide one that stands still."""
 
     __slots__ = (
-        "_had_work", "_known_at_s", "_known_from_s", "_total", "_worked_at_s", "idle_at_s", "longest_gap_s", "step_at_s",
-        "work", "work_since_s",
+        "_failure_s", "_had_work", "_known_at_s", "_known_from_s", "_total", "_worked_at_s", "idle_at_s", "longest_gap_s",
+        "step_at_s", "work", "work_since_s",
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, failure_s: float = LONGEST_GAP_S) -> None:
+        """`failure_s`: a gap of this length is a failure, which is not learnt as normal."""
+        self._failure_s = failure_s
         self.step_at_s: float | None = None  # when a step was last seen to have been made
         self.longest_gap_s = 0.0  # between two steps while there was work
         self.idle_at_s = -math.inf  # when it was last seen with nothing to do, or at rest
@@ -94,7 +97,8 @@ class CoreSteps:
         if self.step_at_s is not None and stepped_at > self.step_at_s + 1e-3 and self._had_work:
             # While it had nothing to do, no step was due.
             gap_s = stepped_at - max(self.step_at_s, self.idle_at_s)
-            self.longest_gap_s = max(self.longest_gap_s, min(LONGEST_GAP_S, gap_s))
+            if gap_s < min(self._failure_s, LONGEST_GAP_S):
+                self.longest_gap_s = max(self.longest_gap_s, gap_s)
         self.step_at_s = stepped_at if self.step_at_s is None else max(self.step_at_s, stepped_at)
 
     def has_stepped(self, now_s: float, seconds: float) -> bool | Unknown:
@@ -341,8 +345,8 @@ COARSE = ("held", "host_resident", "running")
 class History:
     """Of one engine."""
 
-    def __init__(self, every_s: float = 5.0) -> None:
-        self.every_s = every_s
+    def __init__(self, every_s: float = 5.0, failure_s: float = LONGEST_GAP_S) -> None:
+        self.every_s, self._failure_s = every_s, failure_s
         self.last: Look | None = None  # whatever became of it
         self.last_answer: Look | None = None
         self.first_answer_s: float | None = None
@@ -356,10 +360,11 @@ class History:
         self._canary_at_s = -math.inf
         self.failing_since_s: float | None = None  # when the first canary of the current run of failures was sent
         self.said_dead_since_s: float | None = None  # by its own /health
-        self._cpu: float | None = None
-        self._cpu_since_s = -math.inf
+        self.gone_since_s: float | None = None  # since when its supervisor says that it does not run
+        self._page_marks: tuple[float | None, ...] = ()
+        self._moved_at_s = -math.inf  # when a figure of the page was last seen to move that only a live server moves
         self.lives = ProcessLives()
-        self._pulse = CoreSteps()
+        self._pulse = CoreSteps(failure_s)
         self._pulses: dict[str, CoreSteps] = {}
         self.changed: str = ""  # what the last restart changed, in words
         self.changed_at_s = -math.inf
@@ -501,7 +506,7 @@ class History:
         self.memo.clear()
         self._least_others.clear()
         self._ranks = {worker.rank: look.at_s for worker in look.workers if worker.age_s < STALE_S}
-        self._pulse, self._pulses = CoreSteps(), {}
+        self._pulse, self._pulses = CoreSteps(self._failure_s), {}
         changed = describe_changes(before, look) if before is not None else ""
         if changed:
             self.changed, self.changed_at_s = changed, look.at_s
@@ -536,12 +541,16 @@ class History:
                 if look.started_unix_s is not None and look.unix_s > look.started_unix_s:
                     # One that lay dead before somebody started it was not starting all that time.
                     took_s = min(took_s, look.unix_s - look.started_unix_s)
-                if took_s <= LONGEST_START_S:  # one that was down for a night was not starting all night
-                    self.longest_start_s = max(self.longest_start_s, took_s)
-            self.refused_since_s = self.unreachable_since_s = None
+                    if took_s <= LONGEST_START_S:  # one that was down for a night was not starting all night
+                        self.longest_start_s = max(self.longest_start_s, took_s)
+            self.refused_since_s = self.unreachable_since_s = self.gone_since_s = None
             return
         if self.unreachable_since_s is None:
             self.unreachable_since_s = look.at_s
+        if look.gone and self.gone_since_s is None:
+            self.gone_since_s = look.at_s
+        elif not look.gone:
+            self.gone_since_s = None
         if look.reach is Reach.REFUSED:
             # A look or two without an answer between two refusals is no sign that somebody listened.
             if self.refused_since_s is None or look.at_s - self._refused_at_s > GAP_LOOKS * self.every_s:
@@ -576,7 +585,7 @@ class History:
             if pulse is None:
                 if len(self._pulses) >= RANKS_MOST:
                     continue
-                pulse = self._pulses[rank.name] = CoreSteps()
+                pulse = self._pulses[rank.name] = CoreSteps(self._failure_s)
             work = None if rank.running is None or rank.waiting is None else rank.running + rank.waiting
             pulse.note(look.at_s, rank.steps, work, None, hole_s)
             if rests:
@@ -601,13 +610,20 @@ class History:
             self.said_dead_since_s = None
         elif self.said_dead_since_s is None:
             self.said_dead_since_s = look.at_s
-        cpu = look.figures.get("cpu_seconds")
-        if cpu is None or cpu != self._cpu:
-            self._cpu, self._cpu_since_s = cpu, look.at_s
+        marks = (*(look.figures.get(name) for name in ("cpu_seconds", *TOTALS)), *(rank.steps for rank in look.ranks))
+        if self._page_marks and marks != self._page_marks:
+            self._moved_at_s = look.at_s
+        self._page_marks = marks
 
-    def page_stood_still_s(self) -> float:
-        """For how long the page has shown the same processor time: a server that answers uses some, so it is an old page."""
-        return 0.0 if self._cpu is None else self._end() - self._cpu_since_s
+    def is_page_fresh(self, within_s: float) -> bool:
+        """Whether the page is proved to be of these seconds: a counter of it moved, or its own gate answered with it.
+
+        A server that answers uses processor time; a page without that figure, of which nothing moves, may be an old one.
+        """
+        last = self.last
+        if last is not None and last.gate is not None and is_direct(last) is not False:
+            return True
+        return self._end() - self._moved_at_s < within_s
 
     @property
     def lost(self) -> str:

@@ -45,7 +45,7 @@ class Judge:
     def __init__(self, engine: str, policy: Policy) -> None:
         self.engine = engine
         self.policy = policy
-        self.history = History(policy.every_s)
+        self.history = History(policy.every_s, policy.number("wedged", "still"))
         every = policy.every_s
         self._trackers = {
             kind: Tracker(kind, policy.number(kind, "for"), policy.number(kind, "clear"), every, is_strict=kind in GRADES)

@@ -10,6 +10,7 @@ from plimsoll.guard.judge.history import SURELY_S, CoreSteps, History
 from plimsoll.guard.judge.look import Canary, Reach, is_resting
 from plimsoll.guard.judge.policy import Policy
 from plimsoll.guard.judge.tracker import WORST, Assessment, no, unknown, yes
+from plimsoll.guard.judge.witness import is_direct
 from plimsoll.unknown import Status, Unknown
 
 # A contained failure alone is reported and never acted on. A server that limps, or fails again and again, is restarted.
@@ -93,8 +94,10 @@ LONGEST_STEPS = 3.0
 LONGEST_STARTS = 3.0  # a start with cold caches takes longer than a warm one
 FRESH_S = 90.0  # a canary request that is older says nothing about now
 FIRST_STEP_S = 600.0
+OLD_PAGE = "nothing on the metrics page proves that it is fresh: a proxy may serve an old one"
 CORE_CANARIES = 2  # that must have failed before one core of several is stuck
 FRESH_LOOKS = 4.0  # where guard looks more rarely
+CONTRADICTS_S = 45.0  # a step or a canary answer that is older does not contradict a bad /health any more
 
 
 def dead(history: History, policy: Policy, now_s: float) -> Assessment:
@@ -104,14 +107,23 @@ def dead(history: History, policy: Policy, now_s: float) -> Assessment:
         return unknown("NotLookedAt", "not looked at yet")
     if last.ended and last.reach is not Reach.ANSWERS:
         return yes("ProcessEnded", last.ended, Evidence("process", last.ended))
-    if last.health == 503 or (last.gate is not None and last.gate.reason == "dead"):
-        if _works_all_the_same(history):
-            return unknown("Contradicted", "/health returns 503, but the engine makes steps or answers")
+    if last.gate is not None and last.gate.reason == "dead" and is_direct(last) is not False:
+        return yes("GateSaysSo", "its gate reports a dead engine", Evidence("gate", "dead"))
+    if last.health == 503:
+        if works := _works_all_the_same(history, now_s):
+            return unknown("Contradicted", f"/health returns 503, but {works}")
         return yes("HealthSaysSo", "its /health reports a dead engine", Evidence("health", "503"))
     if last.reach is Reach.ANSWERS:
         return no("Answers", "it answers")
+    if last.gone and history.gone_since_s is not None and (history.first_answer_s is not None or last.has_served):
+        # Nobody says why it ended: a person may have stopped it, who gets some time to say so.
+        bound_s, gone_s = policy.number("dead", "unexplained"), now_s - history.gone_since_s
+        message = f"{last.gone}, and nobody says why, for {gone_s:.0f} s"
+        if gone_s >= bound_s:
+            return yes("Unexplained", message, Evidence("process", last.gone))
+        return no("NotRunning", f"{message}: a person may have stopped it", Evidence("process", last.gone))
     if last.reach is Reach.REFUSED and history.refused_since_s is not None:
-        if history.first_answer_s is None:
+        if history.first_answer_s is None and not last.has_served:
             return unknown("NeverSeen", "connection refused since guard started: still starting, or never started")
         bound_s = max(policy.number("dead", "refused"), LONGEST_STARTS * history.longest_start_s)
         quiet_s = now_s - history.refused_since_s
@@ -123,13 +135,16 @@ def dead(history: History, policy: Policy, now_s: float) -> Assessment:
     return unknown("Unreachable", f"unreachable: {last.why or last.reach}")
 
 
-def _works_all_the_same(history: History) -> bool:
-    """Whether it has made a step or answered a canary request since its health was first bad: something else said 503."""
-    since_s = history.said_dead_since_s
-    if since_s is None:
-        return False
+def _works_all_the_same(history: History, now_s: float) -> str:
+    """Says what contradicts a bad /health: the gate of the same process, or a step or an answered canary request of late."""
+    since_s, last = history.said_dead_since_s, history.last
+    if since_s is None or last is None:
+        return ""
+    if last.gate is not None and last.gate.ready and is_direct(last) is not False:
+        return "its gate says that it is ready"
+    since_s = max(since_s, now_s - CONTRADICTS_S)
     stepped = any((pulse.step_at_s or -math.inf) > since_s for _, pulse in history.cores)
-    return stepped or history.canary_answered_at_s > since_s
+    return "the engine makes steps or answers" if stepped or history.canary_answered_at_s > since_s else ""
 
 
 def wedged(history: History, policy: Policy, now_s: float) -> Assessment:
@@ -139,7 +154,7 @@ def wedged(history: History, policy: Policy, now_s: float) -> Assessment:
         return unknown("Unreachable", "unreachable")
     if (busy := recomputes(history, policy)) is not None:
         return busy
-    if last.gate is not None and last.gate.is_wedged:
+    if last.gate is not None and last.gate.is_wedged and is_direct(last) is not False:
         return yes("GateProved", "the gate's canary request got no answer while requests waited", Evidence("gate", "is_wedged"))
     if rests(history):
         return no("Paused", "paused or asleep: no step is due")
@@ -177,8 +192,8 @@ def _stands_still(history: History, name: str, pulse: CoreSteps, policy: Policy,
     since_s = -math.inf if pulse.step_at_s is None else pulse.step_at_s
     if not is_one and (canary.is_answered or sum(at_s > since_s for at_s in history.canary_failures) < CORE_CANARIES):
         return unknown("NotProved", f"{found.text}; too few canary requests have failed since")
-    if history.page_stood_still_s() >= bound_s:
-        return unknown("OldPage", "the metrics page does not change: a proxy may serve a stale one")
+    if not history.is_page_fresh(bound_s):
+        return unknown("OldPage", OLD_PAGE)
     return yes("NoStep", f"{whose}no step while requests wait, and a canary request got no answer", found)
 
 
@@ -225,8 +240,8 @@ def hung(history: History, policy: Policy, now_s: float) -> Assessment:
         return no("Steps", "it makes steps: busy, not stuck")
     if not pulse.has_ever_stepped and now_s - since_s < FIRST_STEP_S:
         return no("NotWarm", "no step yet: the first one may compile for minutes")
-    if history.page_stood_still_s() >= now_s - since_s:
-        return unknown("OldPage", "the metrics page does not change: a proxy may serve a stale one")
+    if not history.is_page_fresh(now_s - since_s):
+        return unknown("OldPage", OLD_PAGE)
     if pulse.work > 0 and not pulse.came_after_last_step:
         return no("HasWork", "it stopped with requests waiting: see `wedged`")
     return yes(

@@ -56,6 +56,7 @@ class GateState(NamedTuple):
     asleep: str = ""
     drain: str = "serving"
     ours: int = 0  # of its requests, how many may be canary requests of our own
+    started: float | None = None  # when the process of this gate began; None from a gate that does not state it
     survival: Survival | None = None  # None where the plimsoll inside does not know of it
 
 
@@ -77,6 +78,13 @@ class CardState(NamedTuple):
     total: float | None = None
     free: float | None = None
     by_engine: float | None = None  # what the engine's own processes hold
+
+
+class BalancerHealth(NamedTuple):
+    """What the balancer sees of one engine by its own checks and traffic; None for what it does not tell."""
+
+    is_down: bool | None  # by its own health check, outside any drain of ours
+    silent_s: float | None = None  # since the last byte of an answer
 
 
 class Canary(NamedTuple):
@@ -113,8 +121,13 @@ class Look(NamedTuple):
     """Whether it is paused was asked, and the answer was lost on the way: it may rest."""
     ranks: tuple[CoreFigures, ...] = ()  # only where the page shows several
     container_restarts: int | None = None  # as its cluster counts them
-    ended: str = ""  # somebody who knows says that its process has ended and that nobody starts it; in words
+    ended: str = ""  # its supervisor says, with evidence of a crash, that its process has ended and nobody starts it
     model: str | None = None  # the first name it is served by
+    gone: str = ""  # its supervisor says that it does not run, without a word of why
+    failure: str = ""  # the kind of the failure that ended it, such as runtime.forward
+    has_served: bool = False  # the journal knows that it answered before guard began
+    balancer: BalancerHealth | None = None
+    local_start: float | None = None  # when the process began that listens at its port on guard's own machine
 
 
 COUNTERS = ("steps", "preemptions", "prompt_tokens", "generation_tokens", "success", "prefix_queries", "prefix_hits")

@@ -42,6 +42,7 @@ THRESHOLDS: tuple[Threshold, ...] = (
     # A start that compiles, or reads its weights over a network, takes many minutes: to restart it then is to never have it.
     # That nobody listens is told at once all the same, and a process that is known to have ended is dead without a wait.
     Threshold("dead", "refused", "s", 1_800.0, 10.0, 86_400.0, "longest time refused; or three times the longest start"),
+    Threshold("dead", "unexplained", "s", 120.0, 10.0, 86_400.0, "longest time that it does not run and nobody says why"),
     *_windows("wedged", 0.0, 0.0),
     Threshold("wedged", "still", "s", 120.0, 10.0, 86_400.0, "longest time without a step; or three times the longest step"),
     *_windows("hung", 0.0, 0.0),
