@@ -1,27 +1,12 @@
-"""Fits of runs that the method was not made with: what docs/step-time.md says of them holds."""
+"""Fits of runs that the method was not made with: what docs/step-time.md says of them holds (tests/real has the slow ones)."""
 
 from __future__ import annotations
 
-import pytest
-
-from benchmarks.simulate_h200 import PREEMPTED, by_histograms, by_stamps
-
-
-@pytest.mark.parametrize("name", ["steady", "tight", "storm"])
-def test_the_rest_of_a_run_is_predicted(name: str) -> None:
-    """Fitted on the first third: duration and time per token within 8 %, preemptions within a few."""
-    found = by_stamps(name)
-    assert abs(found.duration) < 0.08
-    assert abs(found.tpot) < 0.08
-    assert abs(found.preemptions - PREEMPTED[name]) <= 10
+from benchmarks.simulate_h200 import by_histograms
+from tests.each import each
 
 
-def test_waiting_in_a_full_cache_is_predicted() -> None:
-    """Where requests wait for seconds, the time to the first token comes out of the replay: within 5 %."""
-    assert abs(by_stamps("storm").ttft) < 0.05
-
-
-@pytest.mark.parametrize("name", ["steady", "tight", "storm"])
+@each("name", ["steady", "tight", "storm"])
 def test_a_real_page_of_metrics_is_enough_for_the_means(name: str) -> None:
     """Two numbers fitted to histograms: duration and mean latencies within 5 %."""
     found = by_histograms(name)

@@ -29,6 +29,7 @@ from plimsoll.doctor.read.bundle import (
 from plimsoll.doctor.read.redact_text import WINDOW_CHARS, LineSplitter, shown_text
 from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.redaction import REDACTED
+from tests.each import times
 from tests.planted import KEY, PROMPT, SECRET, every_secret, leaks, members
 
 
@@ -145,7 +146,7 @@ def test_a_secret_where_a_large_text_is_cut_is_hidden(secret: str, is_packed: bo
     limits = ExcerptLimits(head_bytes=WINDOW_CHARS + 50_000, tail_bytes=20_000)
     line = b"INFO 11-15 09:00:00 [a.py:1] an ordinary line of a log\n"
     planted = secret.encode() + b"\n"
-    step = 23 if len(planted) < 500 else 97
+    step = times(61, 23) if len(planted) < 500 else times(211, 97)
     for shift in range(0, len(planted) + 40, step):
         head = (line * 3_000)[: limits.head_bytes - shift - 20].rpartition(b"\n")[0] + b"\n"
         tail = (b"\n" + line * 500)[-limits.tail_bytes + shift :].partition(b"\n")[2]
