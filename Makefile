@@ -9,7 +9,7 @@ SMALL := $(VENV)/.small
 # What one process has compiled, the hundreds that the tests start need not compile again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check format bench real soak clean help
+.PHONY: demo test check format bench real soak image release clean help
 
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
@@ -42,6 +42,12 @@ soak: $(READY)   ## every random input of `make test`, then the long versions of
 	$(BIN)/python -m lab.engine.install
 	@mkdir -p lab/results
 	@bash -o pipefail -c '$(BIN)/python -m pytest -m "real or soak" --timeout=7200 --durations=20 2>&1 | tee "lab/results/soak-$$(date -u +%Y%m%dT%H%M%SZ).log"'
+
+image:           ## plimsoll as an image (docker, podman or buildah); BASE=debian asks no registry
+	@bash lab/image.sh
+
+release:         ## all that a release publishes, in dist/release: wheels, image, SBOM, checksums, one archive for offline sites
+	@bash lab/release.sh
 
 $(READY): pyproject.toml lab/venv.sh
 	@bash lab/venv.sh $(VENV) dev
