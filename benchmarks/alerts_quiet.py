@@ -24,9 +24,9 @@ from plimsoll.assets.alerts import groups_of
 from plimsoll.assets.monitoring import alerts_of, rules_text
 from plimsoll.assets.names import Names
 from plimsoll.assets.rendering import quoted
-from plimsoll.assets.settings import Settings
+from plimsoll.assets.settings import AssetSettings
 
-SETTINGS = Settings("0.32.0")
+SETTINGS = AssetSettings("0.32.0")
 EVALUATED_S = 30
 MAY_BE_RIGHT = {"VllmEngineDown", "VllmRestartLoop"}
 SAID = re.compile(r'alertname="(\w+)"[^}]*\}\s+([\d.Ee+]+)')

@@ -87,7 +87,7 @@ async def _time(app: App, requests: int) -> float:
 
 
 def _gates(chunks: int) -> dict[str, App]:
-    from plimsoll.inside import drain
+    from plimsoll.inside import admission
     from plimsoll.inside.gate import Gate
 
     def gate(**settings: str) -> Gate:
@@ -97,9 +97,9 @@ def _gates(chunks: int) -> dict[str, App]:
         return Gate(HandingOn(NullApp(chunks)))
 
     draining = gate()
-    core = draining._core  # noqa: SLF001 - set as an endpoint would
+    core = draining._control  # noqa: SLF001 - set as an endpoint would
     assert core is not None
-    begun = drain.Drain(epoch=1, since=time.monotonic(), until=time.monotonic() + 3600, quiet_s=3600, bound_s=3600)
+    begun = admission.Drain(epoch=1, since=time.monotonic(), until=time.monotonic() + 3600, quiet_s=3600, bound_s=3600)
     with core.shared.common.changing():
         core.shared.set_drain(begun)
     return {

@@ -20,7 +20,7 @@ from plimsoll.errors import PlimsollError
 from plimsoll.hardware.cards import gpu_named
 from plimsoll.simulate.fit import Fit, FitError, duration_error, error_of, fit, only_first, replayed, series_shift_s
 from plimsoll.simulate.replay import STEP_COLUMNS
-from plimsoll.simulate.settings import Experts, Settings, Speed, StepTime, Work, graph_sizes, roofline
+from plimsoll.simulate.settings import EngineLimits, Experts, Speed, StepTime, Work, graph_sizes, roofline
 from plimsoll.simulate.trace import ABSENT, Integers, MeasuredRun
 from plimsoll.simulate.trace_files import read_measured, read_trace
 
@@ -40,7 +40,7 @@ class Run(NamedTuple):
 
     name: str
     title: str
-    settings: Settings
+    settings: EngineLimits
     work: Work
     card: str
     has_known_prompts: bool = False
@@ -53,7 +53,7 @@ ALL_RUNS = (
     Run(
         "RTX4090_Llama-3.1-8B",
         "RTX 4090, Llama-3.1-8B",
-        Settings(num_blocks=2588, max_model_len=32768, async_scheduling=True),
+        EngineLimits(num_blocks=2588, max_model_len=32768, async_scheduling=True),
         LLAMA,
         "RTX 4090",
         has_known_prompts=True,
@@ -61,7 +61,7 @@ ALL_RUNS = (
     Run(
         "RTXPRO6000_Llama-3.1-8B",
         "RTX PRO 6000, Llama-3.1-8B",
-        Settings(num_blocks=PLENTY, max_num_seqs=128, max_model_len=131_072, async_scheduling=True),
+        EngineLimits(num_blocks=PLENTY, max_num_seqs=128, max_model_len=131_072, async_scheduling=True),
         LLAMA,
         PRO,
         has_known_prompts=True,
@@ -70,7 +70,7 @@ ALL_RUNS = (
         "RTXPRO6000_Qwen3-30B-A3B-Instruct-2507",
         "2 x RTX PRO 6000 (data and expert parallel), Qwen3-30B-A3B",
         # Two engines in lockstep, replayed as one with twice the seats, the budget and the cards.
-        Settings(
+        EngineLimits(
             num_blocks=PLENTY, max_num_seqs=256, max_num_batched_tokens=4096, max_model_len=262_144, async_scheduling=True
         ),
         Work(60.0e9, 3.0e9, 98_304, Experts(128, 8, 0.95), cards=2),
@@ -79,7 +79,7 @@ ALL_RUNS = (
     Run(
         "RTXPRO6000_Qwen3-32B",
         "2 x RTX PRO 6000 (tensor parallel), Qwen3-32B",
-        Settings(num_blocks=PLENTY, max_num_seqs=128, max_model_len=40_960, async_scheduling=True),
+        EngineLimits(num_blocks=PLENTY, max_num_seqs=128, max_model_len=40_960, async_scheduling=True),
         Work(64.0e9, 32.0e9, 262_144, cards=2),
         PRO,
     ),

@@ -17,7 +17,7 @@ from lab.marked import placed
 from plimsoll.hardware.cards import gpu_named
 from plimsoll.simulate.fit import duration_error, error_of, fit, fit_histograms
 from plimsoll.simulate.replay import replay
-from plimsoll.simulate.settings import Settings, Speed, StepTime, Work, graph_sizes, roofline
+from plimsoll.simulate.settings import EngineLimits, Speed, StepTime, Work, graph_sizes, roofline
 from plimsoll.simulate.trace import MeasuredRun
 from plimsoll.simulate.trace_files import read_histograms, read_measured
 
@@ -44,9 +44,9 @@ class Outcome(NamedTuple):
     preemptions: int
 
 
-def settings_of(name: str) -> Settings:
+def settings_of(name: str) -> EngineLimits:
     """The server's settings: --max-model-len 16384 --max-num-seqs 256 --max-num-batched-tokens 2048, the rest its defaults."""
-    return Settings(num_blocks=BLOCKS[name], async_scheduling=True)
+    return EngineLimits(num_blocks=BLOCKS[name], async_scheduling=True)
 
 
 def data_sheet() -> StepTime:

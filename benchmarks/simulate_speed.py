@@ -29,7 +29,7 @@ from lab.engine.parser import FIRST_LIMIT_S, ParserDiedError
 from lab.engine.scheduler import SchedulerProcess
 from lab.peers import dynosim
 from lab.peers.timed import timed
-from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.trace import Trace
 from plimsoll.units import format_count
 
@@ -40,7 +40,7 @@ AZURE = "AzureLLMInferenceTrace_conv.csv.gz"
 AZURE_LIKE = "synthetic:requests=19366,rate=5.5,prompt=1155,prompt_sigma=1.1,prompt_max=14000,output=211,output_max=1000"
 FEW = 2000
 """What vLLM's scheduler, driven in Python, gets through in half a minute."""
-ROOMY, TIGHT = Settings(num_blocks=8192), Settings(num_blocks=1025)
+ROOMY, TIGHT = EngineLimits(num_blocks=8192), EngineLimits(num_blocks=1025)
 BEGIN = datetime.datetime(2023, 11, 16, tzinfo=datetime.UTC)
 FIRST_RUN_PROMISED_S = 20.0
 TIMES_DYNOSIM, TIMES_VLLM, PEAK_PROMISED_MB = 5, 500, 250
@@ -54,7 +54,7 @@ class Work(NamedTuple):
 
     name: str
     trace: Trace
-    settings: Settings
+    settings: EngineLimits
     folder: Path
 
     @property
@@ -86,7 +86,7 @@ class Failed(Exception):
 class VllmScheduler(SchedulerProcess):
     """vLLM's own scheduler, asked about traces that take longer than a test's."""
 
-    def replay(self, trace: Trace, settings: Settings) -> Round:
+    def replay(self, trace: Trace, settings: EngineLimits) -> Round:
         """One case; the time is that of the answer, so imports do not count."""
         self._limit_s = 4 * FIRST_LIMIT_S
         case = vllm_case(trace, settings)
@@ -101,7 +101,7 @@ class VllmScheduler(SchedulerProcess):
         return Round(answer.get("seconds", taken), None, peak_kb / 1024, done["preemptions"], done["steps"])
 
 
-def vllm_case(trace: Trace, settings: Settings) -> dict[str, Any]:
+def vllm_case(trace: Trace, settings: EngineLimits) -> dict[str, Any]:
     """The trace as `lab.engine.scheduler` takes it."""
     columns = (trace.arrival_ns, trace.prompt, trace.output, trace.priority)
     rows = zip(*(column.tolist() for column in columns), strict=True)
@@ -158,7 +158,7 @@ def load(folder: Path) -> tuple[Trace, str]:
     return generate(parse_synthetic(AZURE_LIKE)), f"synthetic ones, {AZURE} not being there"
 
 
-def simulate_command(trace: str, settings: Settings) -> list[str]:
+def simulate_command(trace: str, settings: EngineLimits) -> list[str]:
     """The command a user would type."""
     limits = ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
     words = [str(Path(sys.executable).with_name("plimsoll")), "simulate", trace, "--json"]
@@ -167,7 +167,7 @@ def simulate_command(trace: str, settings: Settings) -> list[str]:
     return words
 
 
-def run_ours(trace: str, settings: Settings) -> Round:
+def run_ours(trace: str, settings: EngineLimits) -> Round:
     """One `plimsoll simulate`."""
     done = timed(simulate_command(trace, settings))
     if done.exit_code != 0:

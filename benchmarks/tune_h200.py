@@ -25,7 +25,7 @@ from lab.service import score
 from plimsoll.hardware.cards import gpu_named
 from plimsoll.simulate.fit import E2E, fit, fit_histograms
 from plimsoll.simulate.replay import replay
-from plimsoll.simulate.settings import Settings, Speed, StepTime, roofline
+from plimsoll.simulate.settings import EngineLimits, Speed, StepTime, roofline
 from plimsoll.simulate.trace import Floats, Trace, make_trace
 from plimsoll.tune.answer import stretched
 from plimsoll.vllm.metrics_page import Histogram
@@ -35,7 +35,9 @@ UNLIMITED_S, LIMITED_S = 176.5, 57.4
 UNLIMITED, LIMITED = 400, 150
 SEATS = 24
 # --max-model-len 8192 --enforce-eager --kv-cache-memory-bytes 4294967296; the others are that release's own for this card.
-SERVER = Settings(num_blocks=2048, max_num_seqs=1024, max_num_batched_tokens=8192, max_model_len=8192, async_scheduling=True)
+SERVER = EngineLimits(
+    num_blocks=2048, max_num_seqs=1024, max_num_batched_tokens=8192, max_model_len=8192, async_scheduling=True
+)
 
 
 class Seen(NamedTuple):

@@ -11,10 +11,10 @@ from pathlib import Path
 from textwrap import fill
 
 from lab.marked import placed
-from plimsoll.assets.alerts import Alert, Severity, groups_of
+from plimsoll.assets.alerts import Alert, AlertSeverity, groups_of
 from plimsoll.assets.monitoring import alerts_of
 from plimsoll.assets.names import CONDITIONAL, span
-from plimsoll.assets.settings import Settings
+from plimsoll.assets.settings import AssetSettings
 from plimsoll.vllm.versions import newest
 
 PAGE = Path(__file__).parents[1] / "docs" / "monitoring.md"
@@ -45,8 +45,8 @@ def part(name: str) -> str:
     if name == "conditional":
         rows = [f"| `{start}{'...' if start.endswith('_') else ''}` | {needs} |" for start, needs in CONDITIONAL.items()]
         return "\n".join(["| metric | is there with |", "|---|---|", *rows])
-    severity = Severity.PAGE if name == "pages" else Severity.TICKET
-    found = [alert for alert in alerts_of(groups_of(Settings(newest()))) if alert.severity is severity]
+    severity = AlertSeverity.PAGE if name == "pages" else AlertSeverity.TICKET
+    found = [alert for alert in alerts_of(groups_of(AssetSettings(newest()))) if alert.severity is severity]
     return "\n".join(described(alert) for alert in found).rstrip()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 from typing import Any
 
@@ -17,6 +19,16 @@ _PATIENT: dict[str, Any] = {
 settings.register_profile("fast", max_examples=30, derandomize=True, **_PATIENT)
 settings.register_profile("soak", max_examples=500, **_PATIENT)
 settings.load_profile("soak" if os.environ.get("PLIMSOLL_SOAK") else "fast")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine runs in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

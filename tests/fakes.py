@@ -13,15 +13,15 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from plimsoll.inside.answers import App, Message, Receive, Scope, Send
-from plimsoll.inside.settings import Settings
+from plimsoll.inside.settings import InsideSettings
 
 TOKEN = "a-token-that-is-long-enough"
 BEARER = (b"authorization", b"Bearer " + TOKEN.encode())
 
 
-def settings(folder: object, **more: str) -> Settings:
+def settings(folder: object, **more: str) -> InsideSettings:
     """Settings with a token and a folder of the test's own."""
-    return Settings({"PLIMSOLL_TOKEN": TOKEN, "PLIMSOLL_DIR": str(folder), **more})
+    return InsideSettings({"PLIMSOLL_TOKEN": TOKEN, "PLIMSOLL_DIR": str(folder), **more})
 
 
 # The engine, as an API server sees it

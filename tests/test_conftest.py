@@ -12,6 +12,8 @@ import pytest
 
 from tests.real.groups import COSTS_S, TOGETHER, group_of, in_order
 
+pytest_plugins = ["pytester"]
+
 # Fails the first time only, as on a machine that was too busy.
 FLAKY = """
 import pathlib, pytest
@@ -36,19 +38,15 @@ BROKEN = "\ndef test_broken(): assert False\n"
      (MANY, 4, "4 tests failed: no second try for more than 3"), ("", 5, "deselected")],
     ids=["late", "broken", "promise", "many", "none"],
 )  # fmt: skip
-def test_a_second_try_is_for_a_busy_machine_alone(tmp_path: Path, tests: str, code: int, says: str) -> None:
+def test_a_second_try_is_for_a_busy_machine_alone(pytester: pytest.Pytester, tests: str, code: int, says: str) -> None:
     """One that was late passes alone; a broken one fails again; a promise, or more than three at once, has no second try."""
-    shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = once: a promise\n", encoding="utf-8")
-    (tmp_path / "test_flaky.py").write_text(FLAKY + tests, encoding="utf-8")
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pytest", "-p", "no:kmock", "-p", "no:xdist", *words]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-
-    assert run().returncode == (1 if tests else 0)
-    again = run("--lf", "--lfnf=none", "--again")
-    assert (again.returncode, says in again.stdout + again.stderr) == (code, True), again.stdout + again.stderr
+    pytester.makeconftest(Path(__file__).with_name("conftest.py").read_text(encoding="utf-8"))
+    pytester.makeini("[pytest]\nmarkers = once: a promise\n")
+    pytester.makepyfile(test_flaky=FLAKY + tests)
+    plain = ("-p", "no:kmock", "-p", "no:xdist", "--assert=plain")
+    assert pytester.runpytest_inprocess(*plain).ret == (1 if tests else 0)
+    again = pytester.runpytest_inprocess(*plain, "--lf", "--lfnf=none", "--again")
+    assert (again.ret, says in str(again.stdout) + str(again.stderr)) == (code, True)
 
 
 def test_what_shares_a_server_runs_on_one_worker(tmp_path: Path) -> None:

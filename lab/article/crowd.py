@@ -9,13 +9,13 @@ from typing import Any
 
 from lab.article.incidents import Arrival
 from plimsoll.demo.fleet import MODEL
-from plimsoll.demo.traffic import Traffic
+from plimsoll.demo.traffic import ClientTraffic
 
 PATIENCE_S = 300.0  # after which a client hangs up
 AGAIN_S = 6.0  # after a failure a reader waits as long as an answer usually takes
 
 
-class Crowd(Traffic):
+class Crowd(ClientTraffic):
     """`took_s` has how long each request took that was served, with the waiting that it was told to do."""
 
     def __init__(self, port: int, scale: float, seed: int) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lab.article.sidecar import EVERY_S
 from plimsoll.demo.balancer import HOST
-from plimsoll.demo.fleet import GPU, MODEL, NAMES, Fleet, end_process
+from plimsoll.demo.fleet import GPU, MODEL, NAMES, DemoFleet, end_process
 from plimsoll.demo.haproxy import Checks
 from plimsoll.errors import WorldFailed
 from plimsoll.guard.config import keys
@@ -31,7 +31,7 @@ WEDGE_S, CANARY_S, SAMPLE_S, CANARY_EVERY_S, LOOK_S = 120.0, 30.0, 1.0, 30.0, 5.
 LEAST_EVERY_S = 1.0  # guard looks no more often
 
 
-class WatchedFleet(Fleet):
+class WatchedFleet(DemoFleet):
     """`scale` is how many times as fast as on a real machine everything goes."""
 
     def __init__(self, folder: Path, watcher: str, scale: float, *, use_haproxy: bool) -> None:

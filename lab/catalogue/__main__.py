@@ -21,6 +21,7 @@ from lab.catalogue.read_frames import read_frames
 from lab.catalogue.read_inside import read_inside
 from lab.catalogue.read_log_lines import read_log_lines
 from lab.catalogue.read_metrics import read_metrics
+from lab.catalogue.read_values import read_values
 from lab.catalogue.source_tree import SourceTree
 
 DATA = Path(__file__).parents[2] / "src" / "plimsoll" / "vllm" / "data"
@@ -28,6 +29,7 @@ DATA = Path(__file__).parents[2] / "src" / "plimsoll" / "vllm" / "data"
 # What is read, the key that names a row across releases, and how.
 TABLES: dict[str, tuple[tuple[str, ...], Callable[[SourceTree], list[dict[str, Any]]]]] = {
     "flags": (("name",), read_flags),
+    "values": (("flag", "value"), read_values),
     "environment": (("name",), read_environment),
     "metrics": (("name", "engine"), read_metrics),
     "endpoints": (("method", "path"), read_endpoints),

@@ -445,7 +445,7 @@ def _row(flag: Flag) -> dict[str, Any]:
     if keywords.get("nargs") is not None and is_plain(keywords["nargs"]):
         row["nargs"] = keywords["nargs"]
     choices = keywords.get("choices")
-    if isinstance(choices, list | tuple) and is_plain(choices):
+    if isinstance(choices, list | tuple) and choices and is_plain(choices):  # empty: made when it runs, so not known
         row["choices"] = [str(c) for c in choices]
     row.update(_default(keywords, action_name))
     if keywords.get("deprecated") is True or _says_deprecated(keywords.get("help")):

@@ -10,7 +10,7 @@ import math
 import random
 from typing import Any, Literal, NamedTuple
 
-from plimsoll.simulate.settings import Group, Settings, StepTime
+from plimsoll.simulate.settings import CacheGroup, EngineLimits, StepTime
 from plimsoll.simulate.trace import Trace, make_trace
 
 BLOCK_SIZES = (8, 16, 16, 16, 32, 64, 128, 256)
@@ -38,7 +38,7 @@ class Case(NamedTuple):
 
     requests: tuple[Asked, ...]
     prefix_block: int
-    settings: Settings
+    settings: EngineLimits
     step_time: StepTime
 
     def trace(self) -> Trace:
@@ -95,7 +95,7 @@ def random_lengths(rng: random.Random, block_size: int) -> list[tuple[int, int]]
     return lengths
 
 
-def random_settings(rng: random.Random, block_size: int, requests: tuple[Asked, ...]) -> Settings:
+def random_settings(rng: random.Random, block_size: int, requests: tuple[Asked, ...]) -> EngineLimits:
     """An engine for these requests, with as little memory as makes it suffer."""
     longest = max(asked.prompt + asked.output for asked in requests)
     smallest = sum(asked.prompt for asked in requests) // MOST_CHUNKS
@@ -105,7 +105,7 @@ def random_settings(rng: random.Random, block_size: int, requests: tuple[Asked, 
         budget = longest + rng.choice((0, 1, 100))
     room = longest if rng.random() < 0.8 else max(2, longest * 3 // 4)  # sometimes too short for the longest
     max_model_len = max(room, 16) + rng.choice((0, 0, 1, 100))
-    settings = Settings(
+    settings = EngineLimits(
         block_size=block_size,
         max_num_seqs=min(rng.choice((1, 2, 3, 4, 8, 16, 32)), budget),
         max_num_batched_tokens=budget if chunked else max(budget, max_model_len),
@@ -125,7 +125,7 @@ def random_settings(rng: random.Random, block_size: int, requests: tuple[Asked, 
     return settings._replace(num_blocks=1 + random_pool(rng, settings, longest))
 
 
-def random_pool(rng: random.Random, settings: Settings, longest: int) -> int:
+def random_pool(rng: random.Random, settings: EngineLimits, longest: int) -> int:
     """Usable blocks: from just enough for the longest request to a few times that."""
     alone = blocks_alone(settings, min(longest, settings.max_model_len))
     if not settings.groups and rng.random() < 0.1:
@@ -133,11 +133,11 @@ def random_pool(rng: random.Random, settings: Settings, longest: int) -> int:
     return math.ceil(alone * rng.choice((1, 1.2, 1.5, 2, 2, 2.5, 3, 4))) + rng.choice((0, 0, 1, 2))
 
 
-def blocks_alone(settings: Settings, tokens: int) -> int:
+def blocks_alone(settings: EngineLimits, tokens: int) -> int:
     """Blocks that are surely enough for one request of so many tokens."""
     flying = settings.max_num_batched_tokens * (2 if settings.async_scheduling else 1)
     total = 0
-    for group in settings.groups or (Group("full", settings.block_size),):
+    for group in settings.groups or (CacheGroup("full", settings.block_size),):
         whole = -(-tokens // group.block_size)
         if group.kind == "sliding":
             kept = min(group.window - 1 + flying, settings.max_model_len)
@@ -155,26 +155,26 @@ SHAPES: tuple[Shape, ...] = (
 )  # fmt: skip
 
 
-def with_groups(rng: random.Random, settings: Settings) -> Settings:
+def with_groups(rng: random.Random, settings: EngineLimits) -> EngineLimits:
     """The same engine for a model whose layers do not all keep the whole context."""
     size = settings.block_size
     shape = rng.choice(SHAPES)
-    groups: list[Group] = []
+    groups: list[CacheGroup] = []
     if "full" in shape:
-        groups += [Group("full", size)] * (2 if shape == "full+full" else 1)
+        groups += [CacheGroup("full", size)] * (2 if shape == "full+full" else 1)
     if "sliding" in shape:
         other = size
         if shape == "full+sliding" and rng.random() < 0.3:  # one kind's blocks hold several times the tokens of the other's
             larger = size * rng.choice((2, 4))
-            other, groups = rng.choice(((larger, groups), (size, [Group("full", larger)])))
+            other, groups = rng.choice(((larger, groups), (size, [CacheGroup("full", larger)])))
         windows = [random_window(rng, size, settings.max_model_len)]
         windows += [rng.choice((windows[0], random_window(rng, size, settings.max_model_len)))] * rng.choice((0, 0, 1, 2))
-        groups += [Group("sliding", other, window) for window in windows]
+        groups += [CacheGroup("sliding", other, window) for window in windows]
     if "mamba" in shape:
         # vLLM itself: states are aligned to blocks exactly when there is prefix caching, which then needs chunked prefill;
         # without it one block holds the only state.
         settings = settings._replace(prefix_caching=settings.prefix_caching and settings.chunked_prefill)
-        states = Group("mamba", size if settings.prefix_caching else settings.max_model_len)
+        states = CacheGroup("mamba", size if settings.prefix_caching else settings.max_model_len)
         groups += [states] * rng.choice((1, 1, 2, 3))
     if rng.random() < 0.3:
         rng.shuffle(groups)

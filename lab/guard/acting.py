@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from plimsoll.guard.act.ports import Outcome, failed, unsure
 from plimsoll.guard.act.steps import Step
-from plimsoll.inside import drain as gate
+from plimsoll.inside import admission as gate
 
 REQUEST_S = 3.0
 CHECKS_S = 2.0  # a balancer that asks for readiness notices a drain after so long
@@ -124,18 +124,26 @@ class World:
         state = self.state
         if state.mode == "ending" and state.now >= state.gone_at:
             state.mode, state.in_flight = "down", []
-        due = int(state.now)
-        while state.requests < due - 1_000:
+        due = int(state.now) - 1_000
+        if state.requests >= due:
+            return
+        drain = gate.Drain(*state.drain)
+        if state.balancer == "told" and state.is_out:
+            state.requests = due  # none of them is sent
+            self._end_requests(1_000.0 + due)
+        while state.requests < due:
             state.requests += 1
             at = 1_000.0 + state.requests
-            state.in_flight = [end for end in state.in_flight if end > at or self._never_ends()]
-            self._request(at)
+            self._end_requests(at)
+            self._request(at, drain)
 
-    def _never_ends(self) -> bool:
-        return "idle" in self.faults or self.state.mode == "wedged"
+    def _end_requests(self, at: float) -> None:
+        state = self.state
+        if state.in_flight and state.mode != "wedged" and "idle" not in self.faults:
+            state.in_flight = [end for end in state.in_flight if end > at]
 
-    def _request(self, at: float) -> None:
-        state, drain = self.state, gate.Drain(*self.state.drain)
+    def _request(self, at: float, drain: gate.Drain) -> None:
+        state = self.state
         is_up = state.mode == "serving" and at >= state.ready_at
         if state.balancer == "asks":
             is_sent = is_up and (not drain.is_on(at) or at - drain.since < CHECKS_S)

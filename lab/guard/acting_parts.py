@@ -9,7 +9,7 @@ from lab.guard.acting import Died, World
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.daemon.steps import EngineAdapters
 from plimsoll.guard.judge.look import Look, Reach, WorkerMemory
-from plimsoll.inside import drain as gate
+from plimsoll.inside import admission as gate
 from plimsoll.unknown import Condition, Status
 
 ENDS_S = 2.0  # an engine takes so long to end

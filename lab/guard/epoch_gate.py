@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
-from plimsoll.inside.drain import Drain, Stale, Wish, begin
+from plimsoll.inside.admission import Drain, Stale, Wish, begin
 
 
 class Deed(NamedTuple):

@@ -33,7 +33,7 @@ from lab.engine.install import (
     say,
 )
 from lab.peers.timed import timed
-from plimsoll.simulate.settings import Settings
+from plimsoll.simulate.settings import EngineLimits
 from plimsoll.simulate.trace import Trace
 
 REQUIREMENTS = Path(__file__).resolve().parent / "requirements-dynosim.txt"
@@ -141,7 +141,7 @@ def trace_lines(trace: Trace) -> Iterator[str]:
         yield json.dumps(row)
 
 
-def engine_arguments(settings: Settings) -> dict[str, int | bool]:
+def engine_arguments(settings: EngineLimits) -> dict[str, int | bool]:
     """Our settings in its words; it does not count vLLM's null block."""
     return {
         "block_size": settings.block_size,
@@ -153,14 +153,14 @@ def engine_arguments(settings: Settings) -> dict[str, int | bool]:
     }
 
 
-def command(trace_file: Path, block: int, settings: Settings, report: Path) -> list[str]:
+def command(trace_file: Path, block: int, settings: EngineLimits, report: Path) -> list[str]:
     """The command line of one offline replay."""
     words = [str(home() / "bin" / "python"), "-m", "dynamo.replay", str(trace_file), "--trace-block-size", str(block)]
     words += ["--replay-mode", "offline", "--num-workers", "1", "--report-json", str(report)]
     return [*words, "--extra-engine-args", json.dumps(engine_arguments(settings))]
 
 
-def run(trace_file: Path, settings: Settings, block: int = TRACE_BLOCK, *, count_preemptions: bool = False) -> DynoSimRun:
+def run(trace_file: Path, settings: EngineLimits, block: int = TRACE_BLOCK, *, count_preemptions: bool = False) -> DynoSimRun:
     """Replay a file of `trace_lines`; writing the debug log makes it slower, so times are for runs without it."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DYN_"))}
     level = "debug" if count_preemptions else "error"

@@ -11,7 +11,7 @@ from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import PlanInput, read_command
 from plimsoll.simulate.fit import Fit, duration_error, error_of, fit
 from plimsoll.simulate.replay import replay
-from plimsoll.simulate.settings import Settings, StepTime, captured_sizes, planned_settings
+from plimsoll.simulate.settings import EngineLimits, StepTime, captured_sizes, planned_settings
 from plimsoll.tune.space import sheet_times
 
 GPU, RELEASE = "H200", "0.25.1"
@@ -30,7 +30,7 @@ class Errors(NamedTuple):
 class Planned(NamedTuple):
     """A server as plan describes it to the simulator."""
 
-    settings: Settings
+    settings: EngineLimits
     sheet: StepTime | None
     sizes: tuple[int, ...]
 

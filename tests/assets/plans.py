@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 from plimsoll.assets.launch_command import REFUSED, Ready, facts_of, planned_line, ready, release_of
-from plimsoll.assets.settings import Settings
+from plimsoll.assets.settings import AssetSettings
 from plimsoll.errors import PlimsollError
 from plimsoll.launch.inputs import launches_in
 from plimsoll.plan.options import ServerOptions, memory_of
@@ -86,10 +86,10 @@ def made_ready(plan: dict[str, Any]) -> Ready:
     return ready(launch, engine_named(release_of(plan, "plan.json")), facts_of(plan, "plan.json"))
 
 
-def settings_of(plan: dict[str, Any]) -> Settings:
+def settings_of(plan: dict[str, Any]) -> AssetSettings:
     """What the files are made from."""
     made = made_ready(plan)
-    return Settings(
+    return AssetSettings(
         release_of(plan, "plan.json"), facts_of(plan, "plan.json"), made.command, timers=made.timers, wheel=WHEEL,
         made_by=("Made by a test.",),
     )  # fmt: skip

@@ -14,15 +14,15 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from plimsoll.assets.monitoring import monitoring_files
-from plimsoll.assets.settings import Settings
+from plimsoll.assets.settings import AssetSettings
 from tests.assets.watched import PLANNED, VERSIONS, metrics_known, metrics_of
 
 OF_THE_PLUGIN = ("step", "titleFormat", "textFormat")
 """Keys of an annotation that Grafana's Prometheus plugin reads and the SDK, which knows the dashboard's own, drops."""
-EVERY = [*(Settings(version) for version in VERSIONS), PLANNED]
+EVERY = [*(AssetSettings(version) for version in VERSIONS), PLANNED]
 
 
-def pages(settings: Settings) -> dict[str, Any]:
+def pages(settings: AssetSettings) -> dict[str, Any]:
     files = monitoring_files(settings)
     return {name: json.loads(text) for name, text in files.items() if "/dashboards/" in name}
 
@@ -36,7 +36,7 @@ def expressions(page: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("settings", EVERY, ids=lambda settings: f"{settings.vllm} {settings.name}")
-def test_grafanas_own_types_read_a_dashboard_and_lose_nothing(settings: Settings) -> None:
+def test_grafanas_own_types_read_a_dashboard_and_lose_nothing(settings: AssetSettings) -> None:
     """What the SDK for Grafana 11.6 makes of our JSON holds every key and every value of it: no key is unknown to Grafana."""
     register_default_plugins()
     for name, page in pages(settings).items():
@@ -63,7 +63,7 @@ def _lost(ours: Any, theirs: Any, place: str) -> Iterator[str]:
 def test_a_key_that_grafana_does_not_know_would_be_found() -> None:
     """The comparison is sharp: a misspelt key of a panel, a target and a field is reported."""
     register_default_plugins()
-    page = pages(Settings("0.32.0"))["monitoring/dashboards/plimsoll-engine.json"]
+    page = pages(AssetSettings("0.32.0"))["monitoring/dashboards/plimsoll-engine.json"]
     panel = next(panel for panel in page["panels"] if panel["type"] == "timeseries")
     panel["tittle"], panel["targets"][0]["expression"] = "x", "up"
     panel["fieldConfig"]["defaults"]["custom"]["drawstyle"] = "line"
@@ -73,7 +73,7 @@ def test_a_key_that_grafana_does_not_know_would_be_found() -> None:
 
 
 @pytest.mark.parametrize("settings", EVERY, ids=lambda settings: f"{settings.vllm} {settings.name}")
-def test_every_expression_parses_and_asks_for_what_exists(settings: Settings) -> None:
+def test_every_expression_parses_and_asks_for_what_exists(settings: AssetSettings) -> None:
     """Of each panel and each annotation; the metrics are those of that release, of the probe and gate, or of guard."""
     known = metrics_known(settings)
     for name, page in pages(settings).items():

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from plimsoll.assets.launch import WAYS, launch_files
-from plimsoll.assets.settings import Settings
+from plimsoll.assets.settings import AssetSettings
 from plimsoll.launch.files import read_launches
 from tests.assets.plans import MODELS, SECRET, WHEEL, plan_of, random_plan, settings_of
 from tests.assets.started import environment_of, object_in, started_words
@@ -152,7 +152,7 @@ def test_a_model_that_is_a_folder_is_mounted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("release", ["0.10.2", "0.12.0", "0.20.0", "0.25.1", "0.32.0"])
 def test_no_proxy_lets_an_admin_path_out(release: str) -> None:
     """Adapters, drains, figures and dev endpoints are on no list, and what clients need is."""
-    made: Settings = settings_of(plan_of("vllm", "serve", LLAMA, vllm=release))
+    made: AssetSettings = settings_of(plan_of("vllm", "serve", LLAMA, vllm=release))
     files = launch_files(made, WAYS)
     ingress = object_in(files["kubernetes/vllm.yaml"], "Ingress")["spec"]["rules"][0]["http"]["paths"]
     lists = {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jinja2 import UndefinedError
 
 from plimsoll.assets.rendering import fill, flag_lines, for_compose, for_pod, headed, in_yaml, quoted, render
-from plimsoll.assets.settings import Settings
+from plimsoll.assets.settings import AssetSettings
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 AWKWARD = st.sampled_from("on No null 1e3 0x1f 2024-01-01 a:b #a -a .inf a. << ~ =".split())
@@ -26,7 +26,7 @@ def test_yaml_reads_back_what_was_written(key: str, value: str) -> None:
 def test_a_name_that_nobody_gave_a_value_is_an_error() -> None:
     """Neither a template nor a text of alerts.yaml writes an empty place."""
     with pytest.raises(UndefinedError):
-        render("prometheus.yml", settings=Settings("0.32.0"), alertmanager="a:1")
+        render("prometheus.yml", settings=AssetSettings("0.32.0"), alertmanager="a:1")
     with pytest.raises(UndefinedError):
         fill(["<< no_such_number >>"], {})
 

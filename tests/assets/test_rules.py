@@ -10,9 +10,9 @@ import promql_parser
 import pytest
 import yaml
 
-from plimsoll.assets.alerts import Alert, Severity, groups_of
+from plimsoll.assets.alerts import Alert, AlertSeverity, groups_of
 from plimsoll.assets.monitoring import alerts_of, monitoring_files, runbook
-from plimsoll.assets.settings import DOCS_URL, Settings
+from plimsoll.assets.settings import DOCS_URL, AssetSettings
 from plimsoll.errors import BadInput
 from plimsoll.vllm import versions
 from plimsoll.vllm.versions import is_before
@@ -20,16 +20,16 @@ from tests.assets.watched import PLANNED, VERSIONS, metrics_known, metrics_of
 from tests.each import each
 
 ROOT = Path(__file__).parents[2]
-EVERY = [*(Settings(version) for version in VERSIONS), PLANNED]
+EVERY = [*(AssetSettings(version) for version in VERSIONS), PLANNED]
 SHAPES = set(json.loads((ROOT / "src/plimsoll/assets/data/shapes.json").read_text(encoding="utf-8")))
-ALERTS = alerts_of(groups_of(Settings("0.32.0")))
+ALERTS = alerts_of(groups_of(AssetSettings("0.32.0")))
 
 
 def test_few_of_them_wake_anybody_up() -> None:
     """12 to 21 alerts under names of their own, and six at most that page."""
     assert 12 <= len(ALERTS) <= 21
     assert len({alert.name for alert in ALERTS}) == len(ALERTS)
-    assert sum(alert.severity is Severity.PAGE for alert in ALERTS) <= 6
+    assert sum(alert.severity is AlertSeverity.PAGE for alert in ALERTS) <= 6
 
 
 @each("alert", ALERTS, ids=lambda alert: alert.name)
@@ -63,7 +63,7 @@ def test_every_recorded_shape_is_used() -> None:
 
 
 @pytest.mark.parametrize("settings", EVERY, ids=lambda settings: f"{settings.vllm} {settings.name}")
-def test_rules_ask_for_what_the_release_shows(settings: Settings) -> None:
+def test_rules_ask_for_what_the_release_shows(settings: AssetSettings) -> None:
     """Every expression parses, and each metric in it exists in that release, on the gate's and probe's list, or at guard."""
     known = metrics_known(settings)
     for group in groups_of(settings):
@@ -74,7 +74,7 @@ def test_rules_ask_for_what_the_release_shows(settings: Settings) -> None:
 
 def test_names_follow_the_release() -> None:
     """Before 0.9.2 the cache was called otherwise, and before 0.11.1 nobody said whether an engine sleeps."""
-    old, new = (monitoring_files(Settings(version))["monitoring/rules.yml"] for version in ("0.8.5", "0.32.0"))
+    old, new = (monitoring_files(AssetSettings(version))["monitoring/rules.yml"] for version in ("0.8.5", "0.32.0"))
     assert "vllm:gpu_cache_usage_perc" in old
     assert "vllm:kv_cache_usage_perc" not in old
     assert "vllm:kv_cache_usage_perc" in new
@@ -87,9 +87,9 @@ def test_every_release_since_0_8_has_its_rules_and_older_ones_are_refused() -> N
     for release in versions.wheels():
         if is_before(release, "0.8.0"):
             with pytest.raises(BadInput, match=r"0\.8\.0 and newer"):
-                monitoring_files(Settings(release))
+                monitoring_files(AssetSettings(release))
         else:
-            assert "VllmSaturated" in monitoring_files(Settings(release))["monitoring/rules.yml"]
+            assert "VllmSaturated" in monitoring_files(AssetSettings(release))["monitoring/rules.yml"]
 
 
 def test_rules_of_one_plan_leave_other_jobs_alone() -> None:
@@ -107,7 +107,7 @@ def test_a_plan_sets_the_bounds() -> None:
     assert "<= 1344" in rules  # a twentieth of its tokens
     assert "< 200000000" in rules  # half of the slack that the plan leaves, which is less than 256 MiB twice
     assert "> 0.4\n" in rules
-    assert ">= 0.95" in monitoring_files(Settings("0.32.0"))["monitoring/rules.yml"]
+    assert ">= 0.95" in monitoring_files(AssetSettings("0.32.0"))["monitoring/rules.yml"]
 
 
 def test_files_are_the_same_every_time_and_read_as_yaml() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plimsoll.assets.alerts import Thresholds, thresholds_of
-from plimsoll.assets.settings import Settings
+from plimsoll.assets.settings import AssetSettings
 from plimsoll.doctor.rules.trend_growth import matters, recomputed_share
 from plimsoll.guard.judge.load import RISES
 from tests.assets.watched import PLAN, PLANNED
@@ -28,5 +28,5 @@ def test_the_share_done_twice_is_guards_in_fewer_terms() -> None:
 
 def test_a_plan_with_little_slack_is_not_called_thin_for_ever() -> None:
     """Where the plan leaves less than the general bound twice over, half of what it leaves is the bound."""
-    assert thresholds_of(Settings("0.32.0")).thin_bytes == Thresholds.thin_bytes
+    assert thresholds_of(AssetSettings("0.32.0")).thin_bytes == Thresholds.thin_bytes
     assert thresholds_of(PLANNED).thin_bytes == PLAN.slack_bytes // 2

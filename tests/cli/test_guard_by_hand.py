@@ -23,7 +23,7 @@ from plimsoll.guard.daemon.journal import Journal
 from plimsoll.guard.daemon.manual_drain import ManualDrains, SharedLock
 from plimsoll.guard.daemon.steps import EngineAdapters
 from plimsoll.net.server import GuardServer
-from plimsoll.standin.config import Options
+from plimsoll.standin.config import ServerFlags
 from tests.guard.daemon.drain_world import POLICY, Sight, World
 from tests.standin.servers import TOKEN, Server, standin
 
@@ -76,7 +76,7 @@ class Guard:
 @contextlib.contextmanager
 def with_gate() -> Iterator[Server]:
     """A stand-in with the gate's own code in it."""
-    with standin(Options(middleware=("plimsoll.inside.Gate",), token=TOKEN)) as server:
+    with standin(ServerFlags(middleware=("plimsoll.inside.Gate",), token=TOKEN)) as server:
         yield server
 
 

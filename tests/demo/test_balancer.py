@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.demo.balancer import Balancer, ask
+from plimsoll.demo.balancer import DemoBalancer, ask
 from plimsoll.net.client import Lost, Reply
 from tests.real.small_farm import Backend
 
@@ -41,14 +41,14 @@ def whole(body: bytes) -> bytes:
     return f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def played(script: Callable[[Balancer, Engine, Engine], Awaitable[Any]]) -> Any:
+def played(script: Callable[[DemoBalancer, Engine, Engine], Awaitable[Any]]) -> Any:
     """Two engines behind a balancer that has found them ready."""
 
     async def main() -> Any:
         one, two = Engine("one"), Engine("two")
         await one.open()
         await two.open()
-        balancer = Balancer({"one": one.port, "two": two.port}, TOKEN)
+        balancer = DemoBalancer({"one": one.port, "two": two.port}, TOKEN)
         await balancer.start()
         try:
             while not all(backend.is_ready for backend in balancer.engines.values()):
@@ -62,7 +62,7 @@ def played(script: Callable[[Balancer, Engine, Engine], Awaitable[Any]]) -> Any:
     return asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def hook(balancer: Balancer, verb: str, engine: str = "one", epoch: int = 1) -> dict[str, Any]:
+def hook(balancer: DemoBalancer, verb: str, engine: str = "one", epoch: int = 1) -> dict[str, Any]:
     return balancer.obey({"schema": "plimsoll.hook/1", "verb": verb, "engine": engine, "epoch": epoch})
 
 
@@ -74,7 +74,7 @@ def hook(balancer: Balancer, verb: str, engine: str = "one", epoch: int = 1) -> 
 def test_a_request_without_a_byte_of_an_answer_goes_to_another_engine(answer: bytes) -> None:
     """Also a stream whose head had come: it is held back until its first token."""
 
-    async def script(balancer: Balancer, one: Engine, two: Engine) -> tuple[Reply | Lost, int, int | None]:
+    async def script(balancer: DemoBalancer, one: Engine, two: Engine) -> tuple[Reply | Lost, int, int | None]:
         one.answer = answer
         return await ask(balancer.port, "/v1/completions", {}), two.asked, await balancer.count_sent_again()
 
@@ -85,7 +85,7 @@ def test_a_request_without_a_byte_of_an_answer_goes_to_another_engine(answer: by
 def test_an_answer_that_has_begun_is_never_begun_anew() -> None:
     """Its client sees that it broke off: two halves of two answers are none."""
 
-    async def script(balancer: Balancer, one: Engine, two: Engine) -> tuple[Reply | Lost, int]:
+    async def script(balancer: DemoBalancer, one: Engine, two: Engine) -> tuple[Reply | Lost, int]:
         one.answer = whole(b"a long answer")[:-6]
         return await ask(balancer.port, "/v1/completions", {}), two.asked
 
@@ -98,7 +98,7 @@ def test_an_answer_that_has_begun_is_never_begun_anew() -> None:
 def test_an_orderly_refusal_reaches_the_client() -> None:
     """Shedding is for clients to see: another engine would only be overrun next."""
 
-    async def script(balancer: Balancer, one: Engine, two: Engine) -> Reply | Lost:
+    async def script(balancer: DemoBalancer, one: Engine, two: Engine) -> Reply | Lost:
         for engine in (one, two):
             engine.answer = b"HTTP/1.1 503 Busy\r\nRetry-After: 3\r\nContent-Length: 0\r\n\r\n"
         return await ask(balancer.port, "/v1/completions", {})
@@ -110,7 +110,7 @@ def test_an_orderly_refusal_reaches_the_client() -> None:
 def test_guard_takes_an_engine_out_and_puts_it_back() -> None:
     """Out: no new request; back: requests again. Each is read back, and each may be asked twice."""
 
-    async def script(balancer: Balancer, one: Engine, two: Engine) -> list[int]:
+    async def script(balancer: DemoBalancer, one: Engine, two: Engine) -> list[int]:
         assert hook(balancer, "is-out")["done"] is False
         assert hook(balancer, "take-out")["done"] is True
         assert hook(balancer, "take-out")["done"] is True
@@ -131,7 +131,7 @@ def test_guard_takes_an_engine_out_and_puts_it_back() -> None:
 def test_it_says_who_gets_work() -> None:
     """Not one that guard took out."""
 
-    async def script(balancer: Balancer, one: Engine, two: Engine) -> None:
+    async def script(balancer: DemoBalancer, one: Engine, two: Engine) -> None:
         del one, two
         assert await balancer.takes_work() == {"one": True, "two": True}
         hook(balancer, "take-out")
@@ -147,7 +147,7 @@ def test_another_question_than_readiness_can_be_asked() -> None:
         engine = Engine("one")
         engine.answer = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
         await engine.open()
-        balancer = Balancer({"one": engine.port}, TOKEN, "/health")
+        balancer = DemoBalancer({"one": engine.port}, TOKEN, "/health")
         await balancer.start()
         try:
             while not engine.asked:
@@ -163,7 +163,7 @@ def test_another_question_than_readiness_can_be_asked() -> None:
 def test_the_last_engine_stays_in_and_an_older_guard_is_refused() -> None:
     """What guard must not do to users the balancer does not let it do."""
 
-    async def script(balancer: Balancer, _one: Engine, _two: Engine) -> None:
+    async def script(balancer: DemoBalancer, _one: Engine, _two: Engine) -> None:
         assert hook(balancer, "take-out", "one", epoch=5)["done"] is True
         assert hook(balancer, "take-out", "two", epoch=5) == {"done": False, "says": "nobody else is in: it stays in"}
         assert hook(balancer, "put-back", "one", epoch=4)["done"] is False
@@ -177,7 +177,7 @@ def test_the_last_engine_stays_in_and_an_older_guard_is_refused() -> None:
 def test_the_webhook_opens_only_with_its_token() -> None:
     """Behind a balancer on the same host every client is 127.0.0.1."""
 
-    async def script(balancer: Balancer, _one: Engine, _two: Engine) -> None:
+    async def script(balancer: DemoBalancer, _one: Engine, _two: Engine) -> None:
         asked = {"verb": "take-out", "engine": "one", "epoch": 1}
         assert (await ask(balancer.hook_port, "/hook", asked)).status == 401
         assert (await ask(balancer.hook_port, "/hook", asked, token="wrong")).status == 401
@@ -193,7 +193,7 @@ def test_the_webhook_opens_only_with_its_token() -> None:
 def test_a_client_that_talks_nonsense_harms_nobody(bytes_: bytes) -> None:
     """The next one is served."""
 
-    async def script(balancer: Balancer, _one: Engine, _two: Engine) -> Reply | Lost:
+    async def script(balancer: DemoBalancer, _one: Engine, _two: Engine) -> Reply | Lost:
         reader, writer = await asyncio.open_connection("127.0.0.1", balancer.port)
         writer.write(bytes_)
         writer.write_eof()

@@ -14,7 +14,7 @@ from plimsoll.errors import WorldFailed
 
 def test_a_folder_that_is_too_deep_for_a_socket_gets_a_short_one(tmp_path: Path) -> None:
     """The kernel takes 107 bytes of a path; what was made for it is removed with the balancer."""
-    deep = haproxy.HAProxy(tmp_path / ("x" * 100), {})
+    deep = haproxy.DemoHAProxy(tmp_path / ("x" * 100), {})
     place = Path(deep.table("a").split('"')[1])
     assert len(str(place)) <= haproxy.LONGEST_SOCKET_PATH
     assert place.parent.is_dir()
@@ -30,7 +30,7 @@ def test_what_haproxy_says_is_the_cause_and_not_that_there_was_one(tmp_path: Pat
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert shutil.which("haproxy") == str(program)
     with pytest.raises(WorldFailed, match=r"did not start: \[ALERT\] the cause"):
-        asyncio.run(haproxy.HAProxy(tmp_path, {}).start())
+        asyncio.run(haproxy.DemoHAProxy(tmp_path, {}).start())
 
 
 def test_who_gets_work_is_what_haproxy_says(tmp_path: Path) -> None:
@@ -44,9 +44,9 @@ def test_who_gets_work_is_what_haproxy_says(tmp_path: Path) -> None:
             writer.close()
 
         server = await asyncio.start_unix_server(visited, str(tmp_path / "haproxy.sock"))
-        balancer = haproxy.HAProxy(tmp_path, dict.fromkeys("abcd", 1))
+        balancer = haproxy.DemoHAProxy(tmp_path, dict.fromkeys("abcd", 1))
         async with server:
             return await balancer.takes_work(), await balancer.count_sent_again()
 
     assert asyncio.run(main()) == ({"a": True, "b": True, "c": False, "d": False}, 4)
-    assert asyncio.run(haproxy.HAProxy(tmp_path / "nowhere", {"a": 1}).takes_work()) == {}
+    assert asyncio.run(haproxy.DemoHAProxy(tmp_path / "nowhere", {"a": 1}).takes_work()) == {}

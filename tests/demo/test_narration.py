@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.demo.screen import DECIDED, DID, ENDED, SAW, STEPS, Line, of_change, of_entry
+from plimsoll.demo.screen import DECIDED, DID, ENDED, SAW, STEPS, StoryLine, of_change, of_entry
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OPENED, OUTCOME, SEEN, Entry
 
 BEGINS = {
@@ -15,7 +15,7 @@ BEGINS = {
 
 def test_what_begins_to_hold_is_what_guard_saw() -> None:
     """The reason comes first and the code stands behind it, with the time that guard gave."""
-    assert of_change(BEGINS) == Line(12.5, SAW, "b", "expected wait 7 s and the queue grows (engine.saturated)")
+    assert of_change(BEGINS) == StoryLine(12.5, SAW, "b", "expected wait 7 s and the queue grows (engine.saturated)")
 
 
 def test_a_sentence_of_another_form_is_shown_whole() -> None:
@@ -34,7 +34,7 @@ def test_other_changes_are_not_told_twice_or_not_at_all(what: str) -> None:
 def test_a_person_who_is_needed_is_always_told() -> None:
     """The worst news is never left out."""
     found = of_change({**BEGINS, "what": "needs-a-person", "sentence": "b: restart is held"})
-    assert found == Line(12.5, ENDED, "b", "restart is held")
+    assert found == StoryLine(12.5, ENDED, "b", "restart is held")
 
 
 def entry(kind: str, step: str = "", **fields: object) -> Entry:
@@ -44,9 +44,11 @@ def entry(kind: str, step: str = "", **fields: object) -> Entry:
 
 def test_an_action_is_told_from_its_beginning_to_its_end() -> None:
     """Opened is a decision, an outcome a deed, closed an end, each with guard's own words."""
-    assert of_entry(entry(OPENED, grade="restart", why="it hangs")) == Line(20.0, DECIDED, "c", "to restart")
-    assert of_entry(entry(OUTCOME, "stop", done=True, says="stopped: it ended")) == Line(20.0, DID, "c", "stopped it: it ended")
-    assert of_entry(entry(CLOSED, end="done", grade="restart")) == Line(20.0, ENDED, "c", "restart: done and confirmed")
+    assert of_entry(entry(OPENED, grade="restart", why="it hangs")) == StoryLine(20.0, DECIDED, "c", "to restart")
+    assert of_entry(entry(OUTCOME, "stop", done=True, says="stopped: it ended")) == StoryLine(
+        20.0, DID, "c", "stopped it: it ended"
+    )
+    assert of_entry(entry(CLOSED, end="done", grade="restart")) == StoryLine(20.0, ENDED, "c", "restart: done and confirmed")
 
 
 @pytest.mark.parametrize("step", ["lock", "unlock", "hold", "gone"])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from plimsoll.demo.screen import DID, ENDED, SAW, Line, Screen
+from plimsoll.demo.screen import DID, ENDED, SAW, Screen, StoryLine
 from plimsoll.render import terminal
 from plimsoll.render.terminal import BAD, NAME, WIDTH, Report
 
 
-def printed(line: Line) -> Report:
+def printed(line: StoryLine) -> Report:
     """What the screen makes of one line."""
     shown: list[Report] = []
     Screen(shown.append, 100.0).guard(line)
@@ -17,12 +17,12 @@ def printed(line: Line) -> Report:
 
 def test_guards_words_have_the_time_since_the_beginning() -> None:
     """Guard's own time, not that of the printing."""
-    assert str(printed(Line(112.34, SAW, "b", "the queue grows"))) == "   12.3 s  guard saw  b  the queue grows"
+    assert str(printed(StoryLine(112.34, SAW, "b", "the queue grows"))) == "   12.3 s  guard saw  b  the queue grows"
 
 
 def test_long_words_are_wrapped_under_their_beginning() -> None:
     """No line is wider than the page."""
-    rows = str(printed(Line(101.0, DID, "a", "word " * 60))).splitlines()
+    rows = str(printed(StoryLine(101.0, DID, "a", "word " * 60))).splitlines()
     assert len(rows) > 1
     assert max(map(len, rows)) <= WIDTH
     assert all(row.startswith(" " * 20) for row in rows[1:])
@@ -32,7 +32,7 @@ def test_an_end_that_is_not_done_stands_out() -> None:
     """The others have the colour of guard's words."""
     styles = []
     for text in ("restart: held", "restart: done and confirmed"):
-        (line,) = printed(Line(101.0, ENDED, "a", text))
+        (line,) = printed(StoryLine(101.0, ENDED, "a", text))
         assert isinstance(line, terminal.Line)
         styles.append(line.style)
     assert styles == [BAD, NAME]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from plimsoll.demo.summary import OUT, SERVING, SHEDDING, Incident, Summary, actions, times
+from plimsoll.demo.summary import OUT, SERVING, SHEDDING, DemoSummary, Incident, actions, times
 from plimsoll.demo.traffic import Count, LostRequest
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OUTCOME, Entry
 
@@ -47,11 +47,13 @@ def test_actions_are_counted_by_rung_and_end() -> None:
     assert actions([*entries, entries[0]]) == {"shed": {"done": 2, "failed": 1}}
 
 
-def summary(*, lost: int = 0, wrong: str = "", sent_again: int | None = 3) -> Summary:
+def summary(*, lost: int = 0, wrong: str = "", sent_again: int | None = 3) -> DemoSummary:
     """A play that went so."""
     count = Count(asked=100 + lost, served=100, waited=7, told_to_wait=9, lost=[LostRequest(4.0, "no answer")] * lost)
     played = [Incident("a burst", 12.0, wrong)]
-    return Summary(60.0, count, sent_again, played, {"shed": {"done": 1}}, times(RESTART, ["a"], 0.0, 30.0), "own", "http://x/")
+    return DemoSummary(
+        60.0, count, sent_again, played, {"shed": {"done": 1}}, times(RESTART, ["a"], 0.0, 30.0), "own", "http://x/"
+    )
 
 
 @pytest.mark.parametrize(("lost", "wrong", "is_fine"), [(0, "", True), (1, "", False), (0, "it was not put back", False)])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from plimsoll.demo.traffic import LOST, SERVED, WAIT, Count, LostRequest, Traffic, verdict, why_lost
+from plimsoll.demo.traffic import LOST, SERVED, WAIT, ClientTraffic, Count, LostRequest, verdict, why_lost
 from plimsoll.net.client import Loss, Lost, Reply
 from tests.each import each
 
@@ -66,7 +66,7 @@ async def _count(answer: Callable[[int], bytes], *, streams: bool = False) -> Co
         writer.close()
 
     server = await asyncio.start_server(visited, "127.0.0.1", 0)
-    traffic = Traffic(server.sockets[0].getsockname()[1], "m", streams=streams, chance=random.Random(1))
+    traffic = ClientTraffic(server.sockets[0].getsockname()[1], "m", streams=streams, chance=random.Random(1))
     await traffic.send()
     server.close()
     return traffic.count
@@ -105,7 +105,7 @@ def test_what_is_given_up_at_the_end_is_lost_too() -> None:
 
     async def main() -> Count:
         silent = await asyncio.start_server(lambda _r, _w: asyncio.sleep(60), "127.0.0.1", 0)
-        traffic = Traffic(silent.sockets[0].getsockname()[1], "m", streams=False, chance=random.Random(1))
+        traffic = ClientTraffic(silent.sockets[0].getsockname()[1], "m", streams=False, chance=random.Random(1))
         traffic.send()
         await traffic.rest(0.2)
         silent.close()
@@ -129,7 +129,7 @@ def test_the_rate_does_not_hang_on_how_fast_the_machine_is() -> None:
 
     async def main() -> int:
         server = await asyncio.start_server(lambda _r, writer: writer.close(), "127.0.0.1", 0)
-        traffic = Traffic(server.sockets[0].getsockname()[1], "m", streams=False, chance=random.Random(3))
+        traffic = ClientTraffic(server.sockets[0].getsockname()[1], "m", streams=False, chance=random.Random(3))
         loop = asyncio.get_running_loop()
         end_s = loop.time() + 1.5
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from lab import write_monitoring_page
 from plimsoll.assets.alerts import groups_of
 from plimsoll.assets.monitoring import alerts_of
-from plimsoll.assets.settings import Settings
+from plimsoll.assets.settings import AssetSettings
 
 if TYPE_CHECKING:
     import pytest
@@ -21,7 +21,7 @@ def test_the_lists_are_those_of_the_rules(capsys: pytest.CaptureFixture[str]) ->
 def test_every_alert_has_its_paragraph_and_the_counts_in_words_are_true() -> None:
     """Twenty-one alerts, six of which page, as the first sentence says."""
     text = write_monitoring_page.PAGE.read_text(encoding="utf-8")
-    alerts = alerts_of(groups_of(Settings("0.32.0")))
+    alerts = alerts_of(groups_of(AssetSettings("0.32.0")))
     assert [name for name in (alert.name for alert in alerts) if f"### {name}\n" not in text] == []
     assert "twenty-one alerts, of which six" in text
     assert (len(alerts), sum(alert.severity == "page" for alert in alerts)) == (21, 6)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+import pytest
 
 from lab.page import commands_of
 from lab.run_page import run_page
@@ -57,7 +57,7 @@ def test_commands_within_a_sentence_are_known() -> None:
 
 
 @each("name", COMMANDS)
-def test_every_command_of_the_table_explains_itself(name: str) -> None:
+def test_every_command_of_the_table_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`plimsoll NAME --help`, as typed."""
-    ran = subprocess.run([sys.executable, "-m", "plimsoll", name, "--help"], capture_output=True, text=True, check=True)
-    assert ran.stdout.startswith("usage: plimsoll")
+    assert main([name, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"usage: plimsoll {name}")

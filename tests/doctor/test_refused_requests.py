@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plimsoll.findings import Code
-from plimsoll.inside.door import Ask, Certificate, Door, Kind
+from plimsoll.inside.door import CertificateTable, Door, KindDemand, RequestKind
 from tests.doctor.log_maker import ARGS, ENGINE_DEAD, STARTED, VERSION, traceback
 from tests.doctor.rules.test_symptoms import symptoms
 
@@ -32,10 +32,13 @@ def test_an_invalid_request_that_the_engine_turned_away_is_no_complaint() -> Non
 
 def refusals() -> list[str]:
     """What the door says of a request that never fits, and of one that does not fit beside another."""
-    kind = Kind("pictures", "encoder tokens", 0, 1, 100, "step", is_open=True)
+    kind = RequestKind("pictures", "encoder tokens", 0, 1, 100, "step", is_open=True)
     door = Door()
-    door.use("certified", Certificate("0.25.1", "m", 50, {}, (kind,)), {kind.kind: kind})
-    found = [door.admit(name, name, {kind.kind: Ask(units, adds_up=True)}) for name, units in (("a", 51), ("b", 30), ("c", 30))]
+    door.use("certified", CertificateTable("0.25.1", "m", 50, {}, (kind,)), {kind.kind: kind})
+    found = [
+        door.admit(name, name, {kind.kind: KindDemand(units, adds_up=True)})
+        for name, units in (("a", 51), ("b", 30), ("c", 30))
+    ]
     return [refusal.message for refusal in found if refusal is not None]
 
 

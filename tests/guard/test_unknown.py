@@ -37,6 +37,7 @@ NEEDS = {
     "wedged": ("running", "waiting"), "saturated": ("running", "waiting"), "storm": ("preemptions",),
     "backlog": ("kv_cache_usage", "running", "waiting"), "prefix": ("prefix_queries",),
 }  # fmt: skip
+LEVEL = {"bursty", "staircase", "full cache", "full, preempts"}  # the same load at any hour: no need to wait for the day
 OF_WORKERS = ("retries", "growth", "exhausted", "slack", "neighbour", "host")
 OF_THE_PAGE = ("wedged", "hung", "saturated", "storm", "backlog", "prefix", *OF_WORKERS)
 
@@ -52,7 +53,8 @@ def healthy(name: str) -> tuple[Look, ...]:
     """Some time of one that does not, by day: all that can be seen of it is there, and two workers."""
     number = [kind.name for kind in KINDS].index(name)
     looks = week(KINDS[number], ENGINES[3 if number % 2 else 0], 17 + number, 1)
-    return tuple(itertools.islice(looks, 5_000, times(5_500, 6_400)))
+    first = 800 if name in LEVEL else 5_000
+    return tuple(itertools.islice(looks, first, first + times(500, 1_400)))
 
 
 def acts_at(looks: Iterable[Look]) -> float:

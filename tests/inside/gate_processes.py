@@ -11,10 +11,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from plimsoll.inside.core import Busy, Calls
-from plimsoll.inside.drain import Drain, Wish, begin
+from plimsoll.inside.admission import Drain, Wish, begin
+from plimsoll.inside.gate_control import Busy, Calls
 from plimsoll.inside.places import server_key
-from plimsoll.inside.shared import Page, Shared
+from plimsoll.inside.shared import Shared, SharedPage
 from tests.fakes import EngineClient
 
 PAIR = ("first", "second", "third")
@@ -34,7 +34,7 @@ def api_server(folder: str, key: int, in_flight: int, pipe: Connection) -> None:
 
 def writer(path: str, seconds: float, pipe: Connection) -> None:
     """Changes three numbers together, again and again, dawdling between them now and then."""
-    page = Page(PAIR, path)
+    page = SharedPage(PAIR, path)
     end, count = time.monotonic() + seconds, 0
     while time.monotonic() < end or count < 200:
         count += 1
@@ -62,7 +62,7 @@ def raiser(folder: str, key: int, epochs: list[int], pipe: Connection) -> None:
 
 def half_way(path: str, pipe: Connection) -> None:
     """Begins a change and never ends it."""
-    page = Page(PAIR, path)
+    page = SharedPage(PAIR, path)
     with page.changing():
         page["first"] = 99
         pipe.send("inside")
@@ -87,12 +87,12 @@ def caller(lock_path: str, pipe: Connection) -> None:
 
 def meter(folder: str, key: int, begun: int, pipe: Connection) -> None:
     """An API server that keeps its metrics, in prometheus_client's several-process mode."""
-    from plimsoll.inside.core import Core
+    from plimsoll.inside.gate_control import GateControl
     from plimsoll.inside.meters import Meters
     from plimsoll.inside.pulse import Pulse
     from tests.fakes import State, settings
 
-    core = Core(settings(folder), State(engine_client=EngineClient()), Pulse())
+    core = GateControl(settings(folder), State(engine_client=EngineClient()), Pulse())
     assert core.key == key
     for _ in range(begun):
         core.enter()

@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
-from plimsoll.inside.core import Alone, Core
+from plimsoll.inside.gate_control import Alone, GateControl
 from plimsoll.inside.meters import Meters
 from plimsoll.inside.pulse import PULSE, Pulse
 from tests.fakes import settings
@@ -20,7 +20,7 @@ def alone(figures: list[dict[str, Any]] | None = None) -> Alone:
 def test_it_has_a_pulse_and_figures_of_its_own(tmp_path: Path) -> None:
     """And leaves no file."""
     worker = {"engine": 0, "rank": 0, "age_s": 0.5, "alive": True}
-    core = Core(settings(tmp_path), alone=alone([worker]))
+    core = GateControl(settings(tmp_path), alone=alone([worker]))
     assert core.pulse is not PULSE
     assert core.figures() == [worker]
     assert core.shared.can_drain
@@ -31,7 +31,7 @@ def test_it_has_a_pulse_and_figures_of_its_own(tmp_path: Path) -> None:
 
 def test_two_count_apart(tmp_path: Path) -> None:
     """Each in its registry, and none in the process's own."""
-    cores = [Core(settings(tmp_path), alone=alone()) for _ in range(2)]
+    cores = [GateControl(settings(tmp_path), alone=alone()) for _ in range(2)]
     cores[0].enter()
     cores[0].begin()
     pages = []

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 
-from plimsoll.inside.answers import Answer, Message, busy, error, refuse_websocket, send_answer, with_headers
+from plimsoll.inside.answers import GateAnswer, Message, busy, error, refuse_websocket, send_answer, with_headers
 
 
-def _sent(answer: Answer, *, is_head: bool = False) -> list[Message]:
+def _sent(answer: GateAnswer, *, is_head: bool = False) -> list[Message]:
     sent: list[Message] = []
 
     async def send(message: Message) -> None:

@@ -11,11 +11,11 @@ from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.listener import Listener
 from plimsoll.inside.pulse import Pulse
 from plimsoll.inside.recorder import Recorder
-from plimsoll.inside.settings import Settings
+from plimsoll.inside.settings import InsideSettings
 from plimsoll.inside.tick import WHERE, attach
 from tests.inside.vllm_shapes import iteration, scheduler
 
-OFF = Recorder(Settings({}))
+OFF = Recorder(InsideSettings({}))
 
 
 class Own:

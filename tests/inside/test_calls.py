@@ -11,26 +11,22 @@ from typing import Any
 
 import pytest
 
-from plimsoll.inside.core import Busy, Calls
+from plimsoll.inside.gate_control import Busy, Calls
 from tests.fakes import EngineClient
 from tests.inside.gate_processes import caller
 
 
-def test_a_call_is_made_without_a_timeout_and_its_results_come_back(tmp_path: Path) -> None:
+async def test_a_call_is_made_without_a_timeout_and_its_results_come_back(tmp_path: Path) -> None:
     """The fake refuses any timeout."""
-
-    async def go() -> None:
-        client, calls = EngineClient(), Calls(str(tmp_path / "lock"))
-        client.may_answer.set()
-        found = await calls.call(client, "plimsoll_snapshot", (5,))
-        assert found["workers"] == [{"released_bytes": 1}]
-        assert found["error"] is None
-        assert client.calls == [("plimsoll_snapshot", (5,))]
-        assert (calls.last, calls.done, calls.is_running) == (found, 1, False)
-        await calls.call(client, "plimsoll_compact")
-        assert calls.done == 2
-
-    asyncio.run(go())
+    client, calls = EngineClient(), Calls(str(tmp_path / "lock"))
+    client.may_answer.set()
+    found = await calls.call(client, "plimsoll_snapshot", (5,))
+    assert found["workers"] == [{"released_bytes": 1}]
+    assert found["error"] is None
+    assert client.calls == [("plimsoll_snapshot", (5,))]
+    assert (calls.last, calls.done, calls.is_running) == (found, 1, False)
+    await calls.call(client, "plimsoll_compact")
+    assert calls.done == 2
 
 
 def test_one_at_a_time_in_one_process(tmp_path: Path) -> None:
@@ -78,26 +74,22 @@ def test_one_at_a_time_over_two_processes(tmp_path: Path) -> None:
     assert os.stat(path).st_mode & 0o777 == 0o600  # noqa: PTH116
 
 
-def test_a_call_runs_on_when_the_one_who_asked_is_gone(tmp_path: Path) -> None:
+async def test_a_call_runs_on_when_the_one_who_asked_is_gone(tmp_path: Path) -> None:
     """Its end is kept, and the lock is held until then."""
-
-    async def go() -> None:
-        client, calls = EngineClient(), Calls(str(tmp_path / "lock"))
-        asked = asyncio.create_task(calls.call(client, "plimsoll_compact"))
-        await asyncio.sleep(0.01)
-        asked.cancel()
-        await asyncio.sleep(0.01)
-        assert asked.cancelled()
-        assert calls.is_running
-        with pytest.raises(Busy):
-            await Calls(str(tmp_path / "lock")).call(client, "plimsoll_compact")
-        client.may_answer.set()
-        await asyncio.sleep(0.01)
-        assert calls.done == 1
-        assert calls.last is not None
-        assert calls.last["workers"] == [{"released_bytes": 1}]
-
-    asyncio.run(go())
+    client, calls = EngineClient(), Calls(str(tmp_path / "lock"))
+    asked = asyncio.create_task(calls.call(client, "plimsoll_compact"))
+    await asyncio.sleep(0.01)
+    asked.cancel()
+    await asyncio.sleep(0.01)
+    assert asked.cancelled()
+    assert calls.is_running
+    with pytest.raises(Busy):
+        await Calls(str(tmp_path / "lock")).call(client, "plimsoll_compact")
+    client.may_answer.set()
+    await asyncio.sleep(0.01)
+    assert calls.done == 1
+    assert calls.last is not None
+    assert calls.last["workers"] == [{"released_bytes": 1}]
 
 
 def test_a_call_that_fails_is_told_and_frees_the_place(tmp_path: Path) -> None:
@@ -118,37 +110,29 @@ def test_a_call_that_fails_is_told_and_frees_the_place(tmp_path: Path) -> None:
     asyncio.run(go())
 
 
-def test_one_who_waits_too_long_is_told_that_it_still_runs(tmp_path: Path) -> None:
+async def test_one_who_waits_too_long_is_told_that_it_still_runs(tmp_path: Path) -> None:
     """And the call has no end of its own."""
-
-    async def go() -> None:
-        client, calls = EngineClient(), Calls(str(tmp_path / "lock"), patience_s=0.02)
-        assert (await calls.call(client, "plimsoll_compact"))["is_running"]
-        assert calls.is_running
-        client.may_answer.set()
-        await asyncio.sleep(0.01)
-        assert calls.done == 1
-
-    asyncio.run(go())
+    client, calls = EngineClient(), Calls(str(tmp_path / "lock"), patience_s=0.02)
+    assert (await calls.call(client, "plimsoll_compact"))["is_running"]
+    assert calls.is_running
+    client.may_answer.set()
+    await asyncio.sleep(0.01)
+    assert calls.done == 1
 
 
-def test_a_process_that_was_forked_during_a_call_does_not_keep_the_lock(tmp_path: Path) -> None:
+async def test_a_process_that_was_forked_during_a_call_does_not_keep_the_lock(tmp_path: Path) -> None:
     """It has the same open file; the lock must go with the call, not with the last of those who have it open."""
-
-    async def go() -> None:
-        client, calls = EngineClient(), Calls(str(tmp_path / "lock"))
-        first = asyncio.create_task(calls.call(client, "plimsoll_compact"))
-        await asyncio.sleep(0.01)
-        held = [int(one.name) for one in Path("/proc/self/fd").iterdir() if _leads_to(one, tmp_path / "lock")]
-        copies = [os.dup(one) for one in held]  # what a fork does, without one
-        assert copies
-        client.may_answer.set()
-        await first
-        assert (await calls.call(client, "plimsoll_compact"))["error"] is None
-        for one in copies:
-            os.close(one)
-
-    asyncio.run(go())
+    client, calls = EngineClient(), Calls(str(tmp_path / "lock"))
+    first = asyncio.create_task(calls.call(client, "plimsoll_compact"))
+    await asyncio.sleep(0.01)
+    held = [int(one.name) for one in Path("/proc/self/fd").iterdir() if _leads_to(one, tmp_path / "lock")]
+    copies = [os.dup(one) for one in held]  # what a fork does, without one
+    assert copies
+    client.may_answer.set()
+    await first
+    assert (await calls.call(client, "plimsoll_compact"))["error"] is None
+    for one in copies:
+        os.close(one)
 
 
 def _leads_to(link: Path, path: Path) -> bool:
@@ -158,22 +142,18 @@ def _leads_to(link: Path, path: Path) -> bool:
         return False
 
 
-def test_who_calls_just_as_the_one_before_ends_takes_nothing_from_it() -> None:
+async def test_who_calls_just_as_the_one_before_ends_takes_nothing_from_it() -> None:
     """Both are told their own end."""
+    client, calls = EngineClient(), Calls(None)
+    first = asyncio.create_task(calls.call(client, "plimsoll_compact"))
+    await asyncio.sleep(0.01)
 
-    async def go() -> None:
-        client, calls = EngineClient(), Calls(None)
-        first = asyncio.create_task(calls.call(client, "plimsoll_compact"))
-        await asyncio.sleep(0.01)
+    async def as_it_ends() -> dict[str, Any]:
+        await client.may_answer.wait()  # woken right after the call that runs, before the one who asked for it
+        return await calls.call(client, "plimsoll_snapshot")
 
-        async def as_it_ends() -> dict[str, Any]:
-            await client.may_answer.wait()  # woken right after the call that runs, before the one who asked for it
-            return await calls.call(client, "plimsoll_snapshot")
-
-        second = asyncio.create_task(as_it_ends())
-        await asyncio.sleep(0.01)
-        client.may_answer.set()
-        assert (await first)["call"] == "plimsoll_compact"
-        assert (await second)["call"] == "plimsoll_snapshot"
-
-    asyncio.run(go())
+    second = asyncio.create_task(as_it_ends())
+    await asyncio.sleep(0.01)
+    client.may_answer.set()
+    assert (await first)["call"] == "plimsoll_compact"
+    assert (await second)["call"] == "plimsoll_snapshot"

@@ -39,18 +39,14 @@ def test_a_test_that_cannot_be_made_proves_nothing() -> None:
     assert FAULTS.counts["the test request"] == before + 1
 
 
-def test_when_the_server_ends_the_request_is_taken_back() -> None:
+async def test_when_the_server_ends_the_request_is_taken_back() -> None:
     """Cancelled from outside it does not go on."""
-
-    async def end() -> None:
-        client = EngineClient()
-        client.generate_does = "hang"
-        task = asyncio.create_task(canary_fails(client, 60, params=object()))
-        await asyncio.sleep(0.05)
-        assert client.output_processor.request_states
-        task.cancel()
-        await asyncio.sleep(0.05)
-        assert task.cancelled()
-        assert not client.output_processor.request_states
-
-    asyncio.run(end())
+    client = EngineClient()
+    client.generate_does = "hang"
+    task = asyncio.create_task(canary_fails(client, 60, params=object()))
+    await asyncio.sleep(0.05)
+    assert client.output_processor.request_states
+    task.cancel()
+    await asyncio.sleep(0.05)
+    assert task.cancelled()
+    assert not client.output_processor.request_states

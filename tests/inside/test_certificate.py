@@ -14,7 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.inside.door import HOMES, LARGEST_FILE, UNITS, BadTable, Certificate, Kind, read_certificate, why_foreign
+from plimsoll.inside.door import (
+    HOMES,
+    LARGEST_FILE,
+    UNITS,
+    BadTable,
+    CertificateTable,
+    RequestKind,
+    read_certificate,
+    why_foreign,
+)
 
 ROW: dict[str, Any] = {
     "kind": "prompt_logprobs", "unit": "prompt tokens", "fixed_bytes": 10, "bytes_per_unit": 2.5, "most_units": 100,
@@ -127,8 +136,8 @@ def _read(folder: Path, table: Any) -> None:
         found = read_certificate(path)
     except BadTable:
         return
-    assert isinstance(found, Certificate)
-    assert all(isinstance(kind, Kind) and kind.cost(1e9) >= 0 for kind in found.kinds)
+    assert isinstance(found, CertificateTable)
+    assert all(isinstance(kind, RequestKind) and kind.cost(1e9) >= 0 for kind in found.kinds)
 
 
 def test_a_table_for_this_engine_is_no_foreigner(tmp_path: Path) -> None:

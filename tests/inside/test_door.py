@@ -12,32 +12,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.inside.answers import Receive, Scope, Send
-from plimsoll.inside.door import DOOR, FIELDS, PASSAGE, Ask, Certificate, Door, Kind, Refusal
+from plimsoll.inside.door import DOOR, FIELDS, PASSAGE, CertificateTable, Door, KindDemand, Refusal, RequestKind
 from plimsoll.inside.gate import ShedLayer
 from plimsoll.inside.shared import Shared
 from tests.fakes import ask
-from tests.inside.test_core import made
+from tests.inside.test_gate_control import made
 
-PROMPT = Kind("prompt_logprobs", "prompt tokens", 0, 1, 100, "step", is_open=True)
+PROMPT = RequestKind("prompt_logprobs", "prompt tokens", 0, 1, 100, "step", is_open=True)
 KINDS = {
     "prompt_logprobs": PROMPT,
-    "pictures": Kind("pictures", "encoder tokens", 5, 1, 100, "step", is_open=True),
-    "logprobs": Kind("logprobs", "log-probabilities", 10, 5, 20, "step", is_open=True),
-    "penalties": Kind("penalties", "sequences", 0, 1, 64, "step", is_open=True),
-    "adapter": Kind("adapter", "adapters", 0, 60, 1, "process", is_open=True),
+    "pictures": RequestKind("pictures", "encoder tokens", 5, 1, 100, "step", is_open=True),
+    "logprobs": RequestKind("logprobs", "log-probabilities", 10, 5, 20, "step", is_open=True),
+    "penalties": RequestKind("penalties", "sequences", 0, 1, 64, "step", is_open=True),
+    "adapter": RequestKind("adapter", "adapters", 0, 60, 1, "process", is_open=True),
 }
 
 
 def door(spare: float = 50, mode: str = "certified") -> Door:
     """A door with a table of these kinds."""
     made = Door()
-    made.use(mode, Certificate("0.32.0", "m", spare, {}, tuple(KINDS.values())), KINDS)
+    made.use(mode, CertificateTable("0.32.0", "m", spare, {}, tuple(KINDS.values())), KINDS)
     return made
 
 
-def tokens(count: int, kind: str = "prompt_logprobs") -> dict[str, Ask]:
+def tokens(count: int, kind: str = "prompt_logprobs") -> dict[str, KindDemand]:
     """A request with so many units that add up with those of others."""
-    return {kind: Ask(count, adds_up=True)}
+    return {kind: KindDemand(count, adds_up=True)}
 
 
 def why(refusal: Refusal | None) -> str:
@@ -75,9 +75,9 @@ def test_kinds_are_phases_of_a_step_and_do_not_add_up_with_each_other() -> None:
     assert one.admit("a", "a", tokens(50)) is None
     assert one.admit("b", "b", tokens(45, "pictures")) is None  # with the fixed 5
     assert why(one.admit("c", "c", tokens(1, "pictures"))) == "not_now"
-    assert why(one.admit("d", "d", {"logprobs": Ask(9, adds_up=False)})) == "never"
-    assert all(one.admit(name, name, {"logprobs": Ask(8, adds_up=False)}) is None for name in "efgh")
-    assert why(one.admit("i", "i", {"adapter": Ask(1, adds_up=False)})) == "never"
+    assert why(one.admit("d", "d", {"logprobs": KindDemand(9, adds_up=False)})) == "never"
+    assert all(one.admit(name, name, {"logprobs": KindDemand(8, adds_up=False)}) is None for name in "efgh")
+    assert why(one.admit("i", "i", {"adapter": KindDemand(1, adds_up=False)})) == "never"
 
 
 def test_copies_are_held_at_once_and_given_back_when_the_last_has_ended() -> None:
@@ -191,7 +191,7 @@ def test_the_accounts_lie_on_every_api_servers_page(tmp_path: Path) -> None:
 @pytest.fixture
 def closed() -> Iterator[None]:
     """The process's own door refuses what it must."""
-    DOOR.use("certified", Certificate("0.32.0", "m", 50, {}, tuple(KINDS.values())), KINDS)
+    DOOR.use("certified", CertificateTable("0.32.0", "m", 50, {}, tuple(KINDS.values())), KINDS)
     yield
     DOOR.stay_open("off", "")
 

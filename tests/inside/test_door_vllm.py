@@ -17,7 +17,7 @@ import pytest
 from plimsoll.inside import door
 from plimsoll.inside.door import PASSAGE, Door, Passage, Refusal, asks_of, install, install_into_vllm
 from plimsoll.inside.faults import FAULTS
-from plimsoll.inside.settings import Settings
+from plimsoll.inside.settings import InsideSettings
 from tests.each import each
 from tests.inside.test_certificate import ROW, TABLE, config
 from tests.inside.test_door import KINDS
@@ -153,11 +153,11 @@ def fake_vllm(*, graceful: bool = True) -> dict[str, Any]:
     }
 
 
-def settings(folder: Path, table: Any = TABLE, mode: str = "certified") -> Settings:
+def settings(folder: Path, table: Any = TABLE, mode: str = "certified") -> InsideSettings:
     """With a table of 100 bytes to spare: 10 and 2.5 for each prompt token."""
     path = folder / "table.json"
     path.write_text(json.dumps(table))
-    return Settings({"PLIMSOLL_ADMIT": mode, "PLIMSOLL_CERTIFICATE": str(path)})
+    return InsideSettings({"PLIMSOLL_ADMIT": mode, "PLIMSOLL_CERTIFICATE": str(path)})
 
 
 def started(folder: Path, table: Any = TABLE, mode: str = "certified", **how: Any) -> tuple[Door, Any]:

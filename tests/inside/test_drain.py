@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from plimsoll.inside.drain import LEAVING, REFUSING, SERVING, Drain, Stale, Wish, begin, end
+from plimsoll.inside.admission import LEAVING, REFUSING, SERVING, Drain, Stale, Wish, begin, end
 
 spans = st.floats(0.1, 100)
 wishes = st.builds(

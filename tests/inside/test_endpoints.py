@@ -14,27 +14,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.inside import endpoints
-from plimsoll.inside.answers import LARGEST_BODY, Answer
-from plimsoll.inside.core import Core
-from plimsoll.inside.endpoints import ENDPOINTS, Ask
+from plimsoll.inside.answers import LARGEST_BODY, GateAnswer
+from plimsoll.inside.endpoints import ENDPOINTS, GateRequest
 from plimsoll.inside.figures import empty_figures, write_figures
+from plimsoll.inside.gate_control import GateControl
 from plimsoll.inside.places import ancestors, start_ticks
 from plimsoll.inside.pulse import Pulse
-from plimsoll.inside.shared import OWN, Page
+from plimsoll.inside.shared import OWN, SharedPage
 from tests.fakes import BEARER, TOKEN, EngineClient, State, settings
-from tests.inside.test_core import feed, made
+from tests.inside.test_gate_control import feed, made
 
 GUARDED = [endpoint for endpoint in ENDPOINTS if endpoint.needs_token]
 
 
-def ask(core: Core, method: str, path: str, body: Any = None, headers: Any = (BEARER,)) -> Answer:
+def ask(core: GateControl, method: str, path: str, body: Any = None, headers: Any = (BEARER,)) -> GateAnswer:
     raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-    found = asyncio.run(endpoints.answer(core, Ask(method, f"/plimsoll/{path}", headers, raw)))
+    found = asyncio.run(endpoints.answer(core, GateRequest(method, f"/plimsoll/{path}", headers, raw)))
     json.loads(found.encoded()[0])
     return found
 
 
-def message(found: Answer) -> str:
+def message(found: GateAnswer) -> str:
     """What an error says, in one line."""
     text = str(found.body["error"]["message"])
     assert "\n" not in text
@@ -126,7 +126,7 @@ def test_a_bad_body_is_refused_in_one_line_and_drains_nothing(tmp_path: Path, bo
 @given(name=st.sampled_from([e.path.removeprefix("/plimsoll/") for e in GUARDED]), body=st.binary(max_size=60))
 def test_no_body_makes_an_endpoint_fail(name: str, body: bytes) -> None:
     """Whatever the bytes: an answer, never a mistake of ours."""
-    core = Core(settings("/proc/none"), State(engine_client=EngineClient()), Pulse())
+    core = GateControl(settings("/proc/none"), State(engine_client=EngineClient()), Pulse())
     method = next(e.method for e in ENDPOINTS if e.path.endswith(name))
     assert ask(core, method, name, body).status in (200, 400, 501)
 
@@ -172,7 +172,7 @@ def test_idle_is_told_with_everything_that_runs(tmp_path: Path) -> None:
 def test_a_server_that_has_not_looked_since_a_request_ended_is_not_called_idle(tmp_path: Path) -> None:
     """It may have left a response in the background, which another API server of the same vLLM would not know of."""
     core, _ = made(tmp_path)
-    fellow = Page(OWN, str(tmp_path / f"api-{core.shared._stem}-1.page"))
+    fellow = SharedPage(OWN, str(tmp_path / f"api-{core.shared._stem}-1.page"))
     fellow["pid"], fellow["started"] = os.getpid(), core.shared.own["started"]
     assert ask(core, "GET", "state").body["api_servers"] == 2
     fellow["begun"] = 1  # and ended
@@ -229,20 +229,16 @@ def test_calls_need_a_probe_and_an_engine_that_is_well(tmp_path: Path) -> None:
     assert client.calls == [("plimsoll_compact", ()), ("plimsoll_snapshot", (10,))]
 
 
-def test_a_second_call_is_told_to_wait(tmp_path: Path) -> None:
+async def test_a_second_call_is_told_to_wait(tmp_path: Path) -> None:
     """409, and the first one ends well."""
-
-    async def go() -> None:
-        core, client = made(tmp_path)
-        put_figures(tmp_path)
-        compact = Ask("POST", "/plimsoll/compact", (BEARER,), b"")
-        first = asyncio.create_task(endpoints.answer(core, compact))
-        await asyncio.sleep(0.02)
-        assert (await endpoints.answer(core, compact)).status == 409
-        client.may_answer.set()
-        assert (await first).status == 200
-
-    asyncio.run(go())
+    core, client = made(tmp_path)
+    put_figures(tmp_path)
+    compact = GateRequest("POST", "/plimsoll/compact", (BEARER,), b"")
+    first = asyncio.create_task(endpoints.answer(core, compact))
+    await asyncio.sleep(0.02)
+    assert (await endpoints.answer(core, compact)).status == 409
+    client.may_answer.set()
+    assert (await first).status == 200
 
 
 def test_shed_needs_a_bound_and_ends_with_its_lease(tmp_path: Path) -> None:
@@ -277,7 +273,7 @@ def test_where_the_endpoints_are_elsewhere_only_ready_is_here(tmp_path: Path) ->
     core, _ = made(tmp_path)
 
     async def go(path: str) -> int:
-        return (await endpoints.answer(core, Ask("GET", path, (), b""), only_ready=True)).status
+        return (await endpoints.answer(core, GateRequest("GET", path, (), b""), only_ready=True)).status
 
     assert asyncio.run(go("/plimsoll/ready")) == 200
     assert asyncio.run(go("/plimsoll/state")) == 404

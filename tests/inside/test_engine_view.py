@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from plimsoll.inside.engine_view import CANARY, EngineView
+from plimsoll.inside.engine_view import CANARY, EngineClientView
 from tests.fakes import EngineClient, State
 
 
 @pytest.mark.parametrize("state", [None, State(), SimpleNamespace(), State(engine_client=None), State(engine_client=object())])
 def test_an_engine_that_is_not_there_or_foreign_is_unknown(state: Any) -> None:
     """No attribute is taken for granted."""
-    view = EngineView(state)
+    view = EngineClientView(state)
     assert not view.is_dead()
     assert view.requests() is None
     assert (view.request_count(), view.background_count(), view.queued(5, 10.0)) == (0, 0, (0, 0.0))
@@ -28,13 +28,13 @@ def test_requests_are_counted_without_our_own() -> None:
     client = EngineClient()
     client.add("a", 10)
     client.add(f"{CANARY}1", 1)
-    assert EngineView(State(engine_client=client)).request_count() == 1
+    assert EngineClientView(State(engine_client=client)).request_count() == 1
 
 
 def test_death_is_what_vllm_says() -> None:
     """Its own word, no guess."""
     client = EngineClient()
-    view = EngineView(State(engine_client=client))
+    view = EngineClientView(State(engine_client=client))
     assert not view.is_dead()
     client.errored = True
     assert view.is_dead()
@@ -47,7 +47,7 @@ def test_the_newest_that_answered_nothing_are_those_that_wait() -> None:
     client.add("answering", 500, is_prefilling=False)
     client.add("newer", 20)
     client.add("newest", 10)
-    view = EngineView(State(engine_client=client))
+    view = EngineClientView(State(engine_client=client))
     assert view.queued(2, 5.0) == (2, 40.0)
     assert view.queued(9, 5.0) == (3, 1045.0)
     assert view.queued(0, 5.0) == view.queued(None, 5.0) == (0, 0.0)
@@ -56,7 +56,7 @@ def test_the_newest_that_answered_nothing_are_those_that_wait() -> None:
 def test_places_are_those_of_all_engines() -> None:
     """0.31's smaller number wins; data-parallel engines multiply."""
     client = EngineClient(places=8)
-    view = EngineView(State(engine_client=client))
+    view = EngineClientView(State(engine_client=client))
     assert view.places() == 8
     client.vllm_config.parallel_config.data_parallel_size = 3
     assert view.places() == 24
@@ -76,7 +76,9 @@ def test_background_responses_that_still_run_are_counted() -> None:
         running, done = asyncio.create_task(forever()), asyncio.create_task(asyncio.sleep(0))
         await asyncio.sleep(0.01)
         responses = SimpleNamespace(background_tasks={"a": running, "b": done})
-        found = EngineView(State(openai_serving_responses=responses, other=SimpleNamespace(background_tasks={"c": running})))
+        found = EngineClientView(
+            State(openai_serving_responses=responses, other=SimpleNamespace(background_tasks={"c": running}))
+        )
         count = found.background_count()
         running.cancel()
         return count
@@ -86,8 +88,8 @@ def test_background_responses_that_still_run_are_counted() -> None:
 
 def test_vllm_s_own_valve_is_seen_set_or_unset() -> None:
     """Where a release has it, in its arguments or its configuration."""
-    assert EngineView(State(args=SimpleNamespace(max_num_queued_reqs=None))).own_valve() == "unset"
-    assert EngineView(State(args=SimpleNamespace(max_num_queued_reqs=None, max_num_queued_tokens=5))).own_valve() == "set"
+    assert EngineClientView(State(args=SimpleNamespace(max_num_queued_reqs=None))).own_valve() == "unset"
+    assert EngineClientView(State(args=SimpleNamespace(max_num_queued_reqs=None, max_num_queued_tokens=5))).own_valve() == "set"
     client = EngineClient()
     client.vllm_config.scheduler_config.max_num_queued_reqs = 7
-    assert EngineView(State(engine_client=client)).own_valve() == "set"
+    assert EngineClientView(State(engine_client=client)).own_valve() == "set"

@@ -6,12 +6,12 @@ import logging
 
 import pytest
 
-from plimsoll.inside.faults import LOG, Faults
+from plimsoll.inside.faults import LOG, FaultCounts
 
 
 def test_each_is_counted_and_the_first_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """By place; the log has the kind and the line, not the text, which may be a user's."""
-    faults = Faults()
+    faults = FaultCounts()
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             try:

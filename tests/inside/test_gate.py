@@ -13,25 +13,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll.inside.admission import Wish
 from plimsoll.inside.answers import App, Message, Receive, Scope, Send
-from plimsoll.inside.core import Core
-from plimsoll.inside.drain import Wish
 from plimsoll.inside.gate import Gate
+from plimsoll.inside.gate_control import GateControl
 from tests.fakes import BEARER, EngineClient, State, ask, hello, http_scope, settings
-from tests.inside.test_core import drain
+from tests.inside.test_gate_control import drain
 from tests.inside.test_routes import STEERED, WORKING
 
 KINDS = ("answer", "stream", "raise before", "raise after", "cancelled", "disconnect", "websocket", "look", "follow")
 
 
-def gated(app: App, folder: object, **more: str) -> tuple[Gate, Core]:
+def gated(app: App, folder: object, **more: str) -> tuple[Gate, GateControl]:
     """A gate with a folder of its own, and its core."""
     gate = Gate(app, settings(folder, **more))
-    assert gate._core is not None
-    return gate, gate._core
+    assert gate._control is not None
+    return gate, gate._control
 
 
-def with_engine(core: Core) -> EngineClient:
+def with_engine(core: GateControl) -> EngineClient:
     """An engine that is there."""
     client = EngineClient()
     core.engine._state = State(engine_client=client)
@@ -125,66 +125,58 @@ def test_the_count_is_exact_in_any_interleaving(plan: list[tuple[str, int, int]]
         asyncio.run(go(folder))
 
 
-def test_phase_one_admits_with_close_and_phase_two_refuses_work_alone(tmp_path: Path) -> None:
+async def test_phase_one_admits_with_close_and_phase_two_refuses_work_alone(tmp_path: Path) -> None:
     """Looks, steering and follow-ups pass in both; the refusal says when to come again."""
-
-    async def go() -> None:
-        gate, core = gated(hello, tmp_path)
-        assert "connection" not in (await ask(gate, "POST", "/v1/completions")).headers
-        drain(core, Wish(quiet_s=100, bound_s=100))
-        for method, path in (("POST", "/v1/completions"), ("GET", "/v1/models")):
-            found = await ask(gate, method, path)
-            assert (found.status, found.headers["connection"]) == (200, "close")
-        drain(core, Wish(refuse=True, retry_after_s=11))
-        for path in WORKING:
-            found = await ask(gate, "POST", path)
-            assert (found.status, found.headers["retry-after"], found.headers["connection"]) == (503, "11", "close")
-            assert set(found.json()["error"]) == {"message", "type", "param", "code"}
-            assert (await ask(gate, "POST", f"/api{path}", root_path="/api")).status == 503
-        for path in STEERED:
-            assert (await ask(gate, "POST", path)).status == 200
-        for path in ("/health", "/metrics", "/v1/models", "/version", "/v1/responses/resp_1", "/load", "/"):
-            assert (await ask(gate, "GET", path)).status == 200
-        assert (await ask(gate, "POST", "/v1/responses/resp_1/cancel")).status == 200
-        assert core.shared.total("refused_drain") == 2 * len(WORKING)
-        assert core.shared.total("in_flight") == 0
-        core.shared.common["until_ns"] = 0
-        assert (await ask(gate, "POST", "/v1/completions")).status == 200
-
-    asyncio.run(go())
+    gate, core = gated(hello, tmp_path)
+    assert "connection" not in (await ask(gate, "POST", "/v1/completions")).headers
+    drain(core, Wish(quiet_s=100, bound_s=100))
+    for method, path in (("POST", "/v1/completions"), ("GET", "/v1/models")):
+        found = await ask(gate, method, path)
+        assert (found.status, found.headers["connection"]) == (200, "close")
+    drain(core, Wish(refuse=True, retry_after_s=11))
+    for path in WORKING:
+        found = await ask(gate, "POST", path)
+        assert (found.status, found.headers["retry-after"], found.headers["connection"]) == (503, "11", "close")
+        assert set(found.json()["error"]) == {"message", "type", "param", "code"}
+        assert (await ask(gate, "POST", f"/api{path}", root_path="/api")).status == 503
+    for path in STEERED:
+        assert (await ask(gate, "POST", path)).status == 200
+    for path in ("/health", "/metrics", "/v1/models", "/version", "/v1/responses/resp_1", "/load", "/"):
+        assert (await ask(gate, "GET", path)).status == 200
+    assert (await ask(gate, "POST", "/v1/responses/resp_1/cancel")).status == 200
+    assert core.shared.total("refused_drain") == 2 * len(WORKING)
+    assert core.shared.total("in_flight") == 0
+    core.shared.common["until_ns"] = 0
+    assert (await ask(gate, "POST", "/v1/completions")).status == 200
 
 
-def test_a_request_that_was_begun_before_ends_in_phase_two(tmp_path: Path) -> None:
+async def test_a_request_that_was_begun_before_ends_in_phase_two(tmp_path: Path) -> None:
     """A drain loses nothing that was started, and a websocket is not opened any more."""
+    may_end = asyncio.Event()
 
-    async def go() -> None:
-        may_end = asyncio.Event()
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        await may_end.wait()
+        await hello(scope, receive, send)
 
-        async def slow(scope: Scope, receive: Receive, send: Send) -> None:
-            await may_end.wait()
-            await hello(scope, receive, send)
+    gate, core = gated(slow, tmp_path)
+    task = asyncio.create_task(ask(gate, "POST", "/v1/completions"))
+    await asyncio.sleep(0.01)
+    drain(core, Wish(refuse=True))
+    assert (await ask(gate, "POST", "/v1/completions")).status == 503
+    sent: list[Message] = []
 
-        gate, core = gated(slow, tmp_path)
-        task = asyncio.create_task(ask(gate, "POST", "/v1/completions"))
-        await asyncio.sleep(0.01)
-        drain(core, Wish(refuse=True))
-        assert (await ask(gate, "POST", "/v1/completions")).status == 503
-        sent: list[Message] = []
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
 
-        async def receive() -> Message:
-            return {"type": "websocket.connect"}
+    async def send(message: Message) -> None:
+        sent.append(message)
 
-        async def send(message: Message) -> None:
-            sent.append(message)
-
-        await gate({**http_scope("GET", "/v1/realtime"), "type": "websocket"}, receive, send)
-        assert sent[0]["type"] == "websocket.close"
-        assert core.shared.total("in_flight") == 1
-        may_end.set()
-        assert (await task).body == b"hello"
-        assert core.shared.total("in_flight") == 0
-
-    asyncio.run(go())
+    await gate({**http_scope("GET", "/v1/realtime"), "type": "websocket"}, receive, send)
+    assert sent[0]["type"] == "websocket.close"
+    assert core.shared.total("in_flight") == 1
+    may_end.set()
+    assert (await task).body == b"hello"
+    assert core.shared.total("in_flight") == 0
 
 
 def test_the_endpoints_are_served_here_under_any_root_path(tmp_path: Path) -> None:
@@ -208,16 +200,12 @@ def test_the_endpoints_are_served_here_under_any_root_path(tmp_path: Path) -> No
     asyncio.run(go())
 
 
-def test_where_they_have_a_place_of_their_own_only_ready_is_on_vllm_s_port(tmp_path: Path) -> None:
+async def test_where_they_have_a_place_of_their_own_only_ready_is_on_vllm_s_port(tmp_path: Path) -> None:
     """The token does not open the rest here."""
-
-    async def go() -> None:
-        gate, core = gated(hello, tmp_path, PLIMSOLL_LISTEN=f"unix:{tmp_path}/own.sock")
-        with_engine(core)
-        assert (await ask(gate, "GET", "/plimsoll/ready")).status == 200
-        assert (await ask(gate, "GET", "/plimsoll/state", headers=[BEARER])).status == 404
-
-    asyncio.run(go())
+    gate, core = gated(hello, tmp_path, PLIMSOLL_LISTEN=f"unix:{tmp_path}/own.sock")
+    with_engine(core)
+    assert (await ask(gate, "GET", "/plimsoll/ready")).status == 200
+    assert (await ask(gate, "GET", "/plimsoll/state", headers=[BEARER])).status == 404
 
 
 def _answering(status: int) -> App:
@@ -238,20 +226,16 @@ def _answering(status: int) -> App:
         ("/sleep", b"level=1", 404, "ready"),
     ],
 )
-def test_a_server_sent_to_sleep_is_not_ready(tmp_path: Path, path: str, query: bytes, status: int, reason: str) -> None:
+async def test_a_server_sent_to_sleep_is_not_ready(tmp_path: Path, path: str, query: bytes, status: int, reason: str) -> None:
     """Once vLLM has answered with success; waking a part of it is not enough."""
-
-    async def go() -> None:
-        gate, core = gated(_answering(status), tmp_path)
-        with_engine(core)
-        await ask(gate, "POST", path, query_string=query)
-        assert core.readiness().reason == reason
-        await ask(gate, "POST", "/wake_up", query_string=b"tags=weights")
-        assert core.readiness().reason == reason
-        await ask(gate, "POST", "/wake_up")
-        assert core.readiness().reason == "ready"
-
-    asyncio.run(go())
+    gate, core = gated(_answering(status), tmp_path)
+    with_engine(core)
+    await ask(gate, "POST", path, query_string=query)
+    assert core.readiness().reason == reason
+    await ask(gate, "POST", "/wake_up", query_string=b"tags=weights")
+    assert core.readiness().reason == reason
+    await ask(gate, "POST", "/wake_up")
+    assert core.readiness().reason == "ready"
 
 
 async def _lifespan(gate: Gate, between: Awaitable[None]) -> list[str]:
@@ -270,21 +254,17 @@ async def _lifespan(gate: Gate, between: Awaitable[None]) -> list[str]:
     return sent
 
 
-def test_the_page_comes_with_the_server_and_goes_with_it(tmp_path: Path) -> None:
+async def test_the_page_comes_with_the_server_and_goes_with_it(tmp_path: Path) -> None:
     """The tick runs from the start, before any request."""
+    gate, core = gated(hello, tmp_path)
 
-    async def go() -> None:
-        gate, core = gated(hello, tmp_path)
+    async def between() -> None:
+        await asyncio.sleep(0.05)
+        assert core.shared.own["beat_ns"] > 0
+        assert list(tmp_path.glob("api-*.page"))
 
-        async def between() -> None:
-            await asyncio.sleep(0.05)
-            assert core.shared.own["beat_ns"] > 0
-            assert list(tmp_path.glob("api-*.page"))
-
-        assert await _lifespan(gate, between()) == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
-        assert not list(tmp_path.glob("api-*.page"))
-
-    asyncio.run(go())
+    assert await _lifespan(gate, between()) == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    assert not list(tmp_path.glob("api-*.page"))
 
 
 def test_an_app_without_a_lifespan_is_counted_all_the_same(tmp_path: Path) -> None:

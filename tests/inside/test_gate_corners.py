@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.inside.drain import SERVING, Wish
+from plimsoll.inside.admission import SERVING, Wish
 from plimsoll.inside.gate import Gate
 from plimsoll.inside.shared import ASLEEP, PAUSED
 from plimsoll.inside.tick import OwnPort, Tick
 from tests.fakes import State, ask, hello, settings
-from tests.inside.test_core import drain, made
+from tests.inside.test_gate_control import drain, made
 
 
 def test_a_gate_given_twice_counts_once(tmp_path: Path) -> None:
     """--middleware twice: the outer one works, the inner one hands on."""
     gate = Gate(Gate(hello, settings(tmp_path)), settings(tmp_path))
-    core = gate._core
+    core = gate._control
     assert core is not None
     asyncio.run(ask(gate, "POST", "/v1/completions"))
     assert core.shared.own["begun"] == 1
@@ -42,7 +42,7 @@ def test_a_drain_that_is_over_is_forgotten(tmp_path: Path) -> None:
 def test_asking_after_earlier_work_does_not_put_phase_two_off(tmp_path: Path) -> None:
     """A client that polls its background response is no balancer that still sends."""
     gate = Gate(hello, settings(tmp_path))
-    core = gate._core
+    core = gate._control
     assert core is not None
     core.engine._state = State(engine_client=object())
     asyncio.run(ask(gate, "GET", "/v1/responses/resp_1"))
@@ -56,7 +56,7 @@ def test_asking_after_earlier_work_does_not_put_phase_two_off(tmp_path: Path) ->
 def test_sleep_of_level_0_is_a_pause(tmp_path: Path, query: bytes, how: int) -> None:
     """Its memory was not given back, and nobody is told so."""
     gate = Gate(hello, settings(tmp_path))
-    core = gate._core
+    core = gate._control
     assert core is not None
     asyncio.run(ask(gate, "POST", "/sleep", query_string=query))
     assert core.shared.common["asleep"] == how

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from plimsoll.inside.answers import Receive, Scope, Send
-from plimsoll.inside.core import Core
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.gate import Gate
+from plimsoll.inside.gate_control import GateControl
 from tests.fakes import ask, hello
-from tests.inside.test_core import feed
 from tests.inside.test_gate import gated, one, with_engine
+from tests.inside.test_gate_control import feed
 
 
 class Broken:
@@ -26,38 +26,38 @@ class Broken:
         raise RuntimeError(name)
 
 
-def _close_own(gate: Gate, core: Core) -> None:
+def _close_own(gate: Gate, core: GateControl) -> None:
     del gate
     core.shared.own.close()
 
 
-def _close_common(gate: Gate, core: Core) -> None:
+def _close_common(gate: Gate, core: GateControl) -> None:
     del gate
     core.shared.common.close()
 
 
-def _break_pulse(gate: Gate, core: Core) -> None:
+def _break_pulse(gate: Gate, core: GateControl) -> None:
     del gate
     feed(core, 4, 40)
     core.pulse = Broken()  # type: ignore[assignment]
 
 
-def _break_engine(gate: Gate, core: Core) -> None:
+def _break_engine(gate: Gate, core: GateControl) -> None:
     del gate
     core.engine = Broken()  # type: ignore[assignment]
 
 
-def _break_tick(gate: Gate, core: Core) -> None:
+def _break_tick(gate: Gate, core: GateControl) -> None:
     del core
     gate._tick = Broken()  # type: ignore[assignment]
 
 
-def _break_shared(gate: Gate, core: Core) -> None:
+def _break_shared(gate: Gate, core: GateControl) -> None:
     del gate
     core.shared = Broken()  # type: ignore[assignment]
 
 
-def _break_settings(gate: Gate, core: Core) -> None:
+def _break_settings(gate: Gate, core: GateControl) -> None:
     del gate
     core.settings = SimpleNamespace(listen="")  # type: ignore[assignment]
 
@@ -90,24 +90,20 @@ def test_a_fault_of_ours_never_fails_a_request(tmp_path: Path, spoil: Any, caplo
     assert max(FAULTS.counts.values()) >= 3
 
 
-def test_a_server_that_ends_while_a_request_runs_does_not_spoil_it(tmp_path: Path) -> None:
+async def test_a_server_that_ends_while_a_request_runs_does_not_spoil_it(tmp_path: Path) -> None:
     """Our page is gone by then; the client still has its whole answer."""
+    may_end = asyncio.Event()
 
-    async def go() -> None:
-        may_end = asyncio.Event()
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        await may_end.wait()
+        await hello(scope, receive, send)
 
-        async def slow(scope: Scope, receive: Receive, send: Send) -> None:
-            await may_end.wait()
-            await hello(scope, receive, send)
-
-        gate, core = gated(slow, tmp_path)
-        task = asyncio.create_task(ask(gate, "POST", "/v1/completions"))
-        await asyncio.sleep(0.01)
-        core.close()
-        may_end.set()
-        assert (await task).body == b"hello"
-
-    asyncio.run(go())
+    gate, core = gated(slow, tmp_path)
+    task = asyncio.create_task(ask(gate, "POST", "/v1/completions"))
+    await asyncio.sleep(0.01)
+    core.close()
+    may_end.set()
+    assert (await task).body == b"hello"
 
 
 def test_a_gate_that_cannot_be_set_up_is_not_there(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from plimsoll.inside.admission import Wish
 from plimsoll.inside.answers import Receive, Scope, Send
-from plimsoll.inside.core import Core
-from plimsoll.inside.drain import Wish
+from plimsoll.inside.gate_control import GateControl
 from tests.fakes import eventually, hello, raw_request, read_all, served
-from tests.inside.test_core import drain
 from tests.inside.test_gate import gated
+from tests.inside.test_gate_control import drain
 
 CHUNKS = 40
 
@@ -44,7 +44,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[tuple[int, Core]]:
+def server(tmp_path: Path) -> Iterator[tuple[int, GateControl]]:
     """A real server; when it ends nothing is in flight."""
     gate, core = gated(app, tmp_path)
     with served(gate) as port:
@@ -71,11 +71,11 @@ def read_answer(found: socket.socket) -> bytes:
     return answer
 
 
-def in_flight(core: Core, count: int) -> None:
+def in_flight(core: GateControl, count: int) -> None:
     eventually(lambda: core.shared.total("in_flight") == count)
 
 
-def test_a_client_that_sends_no_more_still_gets_its_stream(server: tuple[int, Core]) -> None:
+def test_a_client_that_sends_no_more_still_gets_its_stream(server: tuple[int, GateControl]) -> None:
     """Half closed is not gone; or, where the server takes it for gone, it is not counted any more."""
     port, core = server
     with client(port, raw_request("POST", "/v1/stream", b"{}")) as half:
@@ -85,7 +85,7 @@ def test_a_client_that_sends_no_more_still_gets_its_stream(server: tuple[int, Co
         in_flight(core, 0)
 
 
-def test_resets_in_the_middle_of_a_stream_leave_nothing(server: tuple[int, Core]) -> None:
+def test_resets_in_the_middle_of_a_stream_leave_nothing(server: tuple[int, GateControl]) -> None:
     """Twenty clients that vanish, some before the first byte."""
     port, core = server
     for number in range(20):
@@ -97,7 +97,7 @@ def test_resets_in_the_middle_of_a_stream_leave_nothing(server: tuple[int, Core]
     assert core.shared.total("begun") <= 20
 
 
-def test_one_who_leaves_while_the_app_waits_for_it_is_not_counted(server: tuple[int, Core]) -> None:
+def test_one_who_leaves_while_the_app_waits_for_it_is_not_counted(server: tuple[int, GateControl]) -> None:
     """The app is told, and ends."""
     port, core = server
     with client(port, raw_request("POST", "/v1/wait", b"{}")):
@@ -105,7 +105,7 @@ def test_one_who_leaves_while_the_app_waits_for_it_is_not_counted(server: tuple[
     in_flight(core, 0)
 
 
-def test_a_body_that_never_ends_is_in_flight_until_it_is_given_up(server: tuple[int, Core]) -> None:
+def test_a_body_that_never_ends_is_in_flight_until_it_is_given_up(server: tuple[int, GateControl]) -> None:
     """Half a body, then gone."""
     port, core = server
     with client(port, raw_request("POST", "/v1/stream", b"{" * 100)[:-50]):
@@ -113,7 +113,7 @@ def test_a_body_that_never_ends_is_in_flight_until_it_is_given_up(server: tuple[
     in_flight(core, 0)
 
 
-def test_a_handler_that_raises_is_the_app_s_own_matter(server: tuple[int, Core]) -> None:
+def test_a_handler_that_raises_is_the_app_s_own_matter(server: tuple[int, GateControl]) -> None:
     """500 as without the gate, and the count is right."""
     port, core = server
     for _ in range(5):
@@ -123,7 +123,7 @@ def test_a_handler_that_raises_is_the_app_s_own_matter(server: tuple[int, Core])
     assert core.shared.total("begun") == 5
 
 
-def test_requests_piled_up_on_one_connection_are_each_counted(server: tuple[int, Core]) -> None:
+def test_requests_piled_up_on_one_connection_are_each_counted(server: tuple[int, GateControl]) -> None:
     """Three at once, answered in order."""
     port, core = server
     last = raw_request("POST", "/v1/completions", b"{}", "Connection: close")
@@ -133,7 +133,7 @@ def test_requests_piled_up_on_one_connection_are_each_counted(server: tuple[int,
     assert core.shared.total("begun") == 3
 
 
-def test_a_slow_reader_is_in_flight_while_it_reads(server: tuple[int, Core]) -> None:
+def test_a_slow_reader_is_in_flight_while_it_reads(server: tuple[int, GateControl]) -> None:
     """Eight megabytes that nobody takes, then somebody does."""
     port, core = server
     with client(port, raw_request("POST", "/v1/flood", b"{}", "Connection: close")) as slow:
@@ -144,7 +144,7 @@ def test_a_slow_reader_is_in_flight_while_it_reads(server: tuple[int, Core]) -> 
     in_flight(core, 0)
 
 
-def test_a_kept_connection_is_closed_by_a_drain(server: tuple[int, Core]) -> None:
+def test_a_kept_connection_is_closed_by_a_drain(server: tuple[int, GateControl]) -> None:
     """Phase one answers and closes; phase two refuses and closes; health stays."""
     port, core = server
     request = raw_request("POST", "/v1/completions", b"{}")
@@ -166,7 +166,7 @@ def test_a_kept_connection_is_closed_by_a_drain(server: tuple[int, Core]) -> Non
         assert read_all(looking).startswith(b"HTTP/1.1 200")
 
 
-def test_a_refused_upload_does_not_hold_the_server(server: tuple[int, Core]) -> None:
+def test_a_refused_upload_does_not_hold_the_server(server: tuple[int, GateControl]) -> None:
     """A large body is not read, and the connection ends."""
     port, core = server
     drain(core, Wish(refuse=True))
@@ -176,7 +176,7 @@ def test_a_refused_upload_does_not_hold_the_server(server: tuple[int, Core]) -> 
     in_flight(core, 0)
 
 
-def test_many_mixed_clients_at_once_leave_nothing(server: tuple[int, Core]) -> None:
+def test_many_mixed_clients_at_once_leave_nothing(server: tuple[int, GateControl]) -> None:
     """Streams read to the end, resets, half-closed ones and raising handlers, together."""
     port, core = server
     with contextlib.ExitStack() as stack:

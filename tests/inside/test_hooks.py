@@ -13,13 +13,15 @@ from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.listener import watch_requests, what_is_seen
 from plimsoll.inside.pulse import Pulse
 from plimsoll.inside.recorder import ON_REQUEST, Recorder
-from plimsoll.inside.settings import Settings
+from plimsoll.inside.settings import InsideSettings
 from tests.inside.vllm_shapes import iteration, output_processor, request
 
 
 def recorder(folder: Path) -> Recorder:
     """One that records with hashes."""
-    return Recorder(Settings({"PLIMSOLL_RECORD": str(folder), "PLIMSOLL_RECORD_PREFIXES": "1", "PLIMSOLL_RECORD_SALT": "s"}))
+    return Recorder(
+        InsideSettings({"PLIMSOLL_RECORD": str(folder), "PLIMSOLL_RECORD_PREFIXES": "1", "PLIMSOLL_RECORD_SALT": "s"})
+    )
 
 
 def lines(one: Recorder, folder: Path) -> list[dict[str, Any]]:
@@ -32,7 +34,7 @@ def test_without_a_recording_nothing_is_wrapped() -> None:
     """vLLM's class is left exactly as it is."""
     kind = output_processor()
     before = dict(vars(kind))
-    assert watch_requests(Recorder(Settings({})), Pulse(), kind) is False
+    assert watch_requests(Recorder(InsideSettings({})), Pulse(), kind) is False
     assert dict(vars(kind)) == before
 
 

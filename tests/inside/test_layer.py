@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.inside.answers import App, Message, Receive, Scope, Send, error, send_answer
-from plimsoll.inside.core import Core
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.gate import ShedLayer, insert_beneath, items_in
+from plimsoll.inside.gate_control import GateControl
 from tests.fakes import ask, hello, http_scope
-from tests.inside.test_core import feed, made
+from tests.inside.test_gate_control import feed, made
 
 
 class Middleware:
@@ -50,7 +50,7 @@ class Router:
         await hello(scope, receive, send)
 
 
-def full(folder: Path) -> Core:
+def full(folder: Path) -> GateControl:
     """A core that sheds everything."""
     core, client = made(folder, PLIMSOLL_SHED_WAIT_S="0.01")
     for number in range(50):

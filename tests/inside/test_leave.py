@@ -10,10 +10,10 @@ import pytest
 
 from lab.engine.server import free_port
 from plimsoll.inside.leave import LEASE_S, leave, main
-from plimsoll.standin.config import Options
+from plimsoll.standin.config import ServerFlags
 from tests.standin.servers import TOKEN, standin
 
-GATED = Options(token=TOKEN, middleware=("plimsoll.inside.Gate",))
+GATED = ServerFlags(token=TOKEN, middleware=("plimsoll.inside.Gate",))
 ENVIRON = {"PLIMSOLL_TOKEN": TOKEN}
 
 

@@ -12,13 +12,13 @@ from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.listener import Listener
 from plimsoll.inside.pulse import Pulse
 from plimsoll.inside.recorder import Recorder
-from plimsoll.inside.settings import Settings
+from plimsoll.inside.settings import InsideSettings
 from tests.inside.vllm_shapes import finished, iteration, scheduler
 
 
 def listener(engine: int = 0, record: Path | None = None) -> tuple[Listener, Pulse, Recorder]:
     """One that tells a pulse and a recorder of its own."""
-    pulse, recorder = Pulse(), Recorder(Settings({"PLIMSOLL_RECORD": str(record)} if record else {}))
+    pulse, recorder = Pulse(), Recorder(InsideSettings({"PLIMSOLL_RECORD": str(record)} if record else {}))
     one = Listener()
     one.listen(engine, pulse, recorder)
     return one, pulse, recorder

@@ -13,8 +13,8 @@ from prometheus_client import REGISTRY, generate_latest
 from plimsoll.doctor.rules.trend_growth import EXTERNAL_METRICS
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.meters import METERS, Meters
-from tests.inside.test_core import feed, made
 from tests.inside.test_endpoints import put_figures
+from tests.inside.test_gate_control import feed, made
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,7 +15,7 @@ import pytest
 from plimsoll.inside import tick
 from plimsoll.inside.tick import MOST_CLIENTS, OwnPort, Where, _answers, where_of
 from tests.fakes import TOKEN, raw_request
-from tests.inside.test_core import made
+from tests.inside.test_gate_control import made
 
 AUTH = f"Authorization: Bearer {TOKEN}"
 
@@ -195,26 +195,22 @@ def test_a_socket_left_behind_is_replaced_a_live_one_is_not_stolen(tmp_path: Pat
     assert path.read_text() == "precious"
 
 
-def test_tcp_serves_this_machine_and_others_only_with_a_token(tmp_path: Path) -> None:
+async def test_tcp_serves_this_machine_and_others_only_with_a_token(tmp_path: Path) -> None:
     """An address that others reach is not even opened without one."""
-
-    async def go() -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            number = free.getsockname()[1]
-        for host, token, opens in (("127.0.0.1", "", True), ("0.0.0.0", "", False), ("0.0.0.0", TOKEN, True)):
-            core, _ = made(tmp_path, PLIMSOLL_LISTEN=f"{host}:{number}", PLIMSOLL_TOKEN=token)
-            port = OwnPort(core)
-            await port.open()
-            assert (port._server is not None) is opens
-            if opens:
-                reader, writer = await asyncio.open_connection("127.0.0.1", number)
-                writer.write(raw_request("GET", "/plimsoll/state"))
-                assert status(await reader.read()) == (401 if token else 403)
-                writer.close()
-            await port.close()
-
-    asyncio.run(go())
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        number = free.getsockname()[1]
+    for host, token, opens in (("127.0.0.1", "", True), ("0.0.0.0", "", False), ("0.0.0.0", TOKEN, True)):
+        core, _ = made(tmp_path, PLIMSOLL_LISTEN=f"{host}:{number}", PLIMSOLL_TOKEN=token)
+        port = OwnPort(core)
+        await port.open()
+        assert (port._server is not None) is opens
+        if opens:
+            reader, writer = await asyncio.open_connection("127.0.0.1", number)
+            writer.write(raw_request("GET", "/plimsoll/state"))
+            assert status(await reader.read()) == (401 if token else 403)
+            writer.close()
+        await port.close()
 
 
 def test_names_of_this_machine_are_known() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.inside.shared import LONGEST_WAIT_S, Page
+from plimsoll.inside.shared import LONGEST_WAIT_S, SharedPage
 from tests.inside.gate_processes import PAIR, half_way, writer
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -19,11 +19,11 @@ SPAWN = multiprocessing.get_context("spawn")
 
 def test_numbers_are_kept_and_start_at_nothing(tmp_path: Path) -> None:
     """Negative and large ones too; a second look at the file sees them; nobody else may read it."""
-    page = Page(PAIR, str(tmp_path / "a.page"))
+    page = SharedPage(PAIR, str(tmp_path / "a.page"))
     assert [page[name] for name in PAIR] == [0, 0, 0]
     page["first"], page["second"] = -(2**62), 2**62
     assert page.add("third", 5) == 5
-    other = Page(PAIR, page.path, makes=False)
+    other = SharedPage(PAIR, page.path, makes=False)
     assert other.together(PAIR) == [-(2**62), 2**62, 5]
     assert (tmp_path / "a.page").stat().st_mode & 0o777 == 0o600
 
@@ -31,7 +31,7 @@ def test_numbers_are_kept_and_start_at_nothing(tmp_path: Path) -> None:
 def test_a_reader_never_sees_a_change_half_done(tmp_path: Path) -> None:
     """Also when the writer loses its turn in the middle of it."""
     path = str(tmp_path / "a.page")
-    page, (here, there) = Page(PAIR, path), SPAWN.Pipe()
+    page, (here, there) = SharedPage(PAIR, path), SPAWN.Pipe()
     process = SPAWN.Process(target=writer, args=(path, 1.0, there))
     process.start()
     seen: set[int] = set()
@@ -47,7 +47,7 @@ def test_a_reader_never_sees_a_change_half_done(tmp_path: Path) -> None:
 def test_a_writer_that_was_killed_half_way_blocks_nobody(tmp_path: Path) -> None:
     """Its lock goes with it, and the next change makes the page whole."""
     path = str(tmp_path / "a.page")
-    page, (here, there) = Page(PAIR, path), SPAWN.Pipe()
+    page, (here, there) = SharedPage(PAIR, path), SPAWN.Pipe()
     page["first"] = 5
     assert page.together(PAIR) == [5, 0, 0]
     process = SPAWN.Process(target=half_way, args=(path, there))
@@ -55,7 +55,7 @@ def test_a_writer_that_was_killed_half_way_blocks_nobody(tmp_path: Path) -> None
     assert here.recv() == "inside"
     began = time.monotonic()
     assert page.together(PAIR) == [5, 0, 0], "what was there before"
-    assert Page(PAIR, path).together(PAIR) == [0, 0, 0], "one who never saw a whole set has none"
+    assert SharedPage(PAIR, path).together(PAIR) == [0, 0, 0], "one who never saw a whole set has none"
     assert time.monotonic() - began < LONGEST_WAIT_S + 1, "a writer that is stopped must not stop its readers"
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
@@ -69,10 +69,10 @@ def test_a_writer_that_was_killed_half_way_blocks_nobody(tmp_path: Path) -> None
 
 def test_the_lock_survives_an_exception(tmp_path: Path) -> None:
     """What raises inside lets go, and readers go on."""
-    page = Page(PAIR, str(tmp_path / "a.page"))
+    page = SharedPage(PAIR, str(tmp_path / "a.page"))
     with pytest.raises(KeyError), page.changing():
         raise KeyError
-    other = Page(PAIR, page.path)
+    other = SharedPage(PAIR, page.path)
     with other.changing():
         other["first"] = 4
     assert page.together(("first",)) == [4]
@@ -80,7 +80,7 @@ def test_the_lock_survives_an_exception(tmp_path: Path) -> None:
 
 def test_a_page_without_a_file_is_this_process_s_own() -> None:
     """The same in all else."""
-    page = Page(PAIR)
+    page = SharedPage(PAIR)
     with page.changing():
         page["second"] = 3
     assert page.together(PAIR) == [0, 3, 0]
@@ -100,7 +100,7 @@ def test_what_is_no_page_is_refused_and_leaves_nothing_open(tmp_path: Path) -> N
     before = len(list(Path("/proc/self/fd").iterdir()))
     for name in ("link", "pipe", "folder", "nothing", "short"):
         with pytest.raises(OSError):  # noqa: PT011 - whichever the kernel has for it
-            Page(PAIR, str(tmp_path / name), makes=False)
+            SharedPage(PAIR, str(tmp_path / name), makes=False)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert not (tmp_path / "nothing").exists()
 
@@ -108,7 +108,7 @@ def test_what_is_no_page_is_refused_and_leaves_nothing_open(tmp_path: Path) -> N
 def test_a_writer_that_was_stopped_inside_does_not_stop_the_next_one(tmp_path: Path) -> None:
     """Whoever wants to write runs in a server's event loop: after a moment it gives up with an error."""
     path = str(tmp_path / "a.page")
-    page, inside = Page(PAIR, path), Page(PAIR, path)
+    page, inside = SharedPage(PAIR, path), SharedPage(PAIR, path)
     with inside.changing():
         for patience_s in (0.0, 0.05):
             began = time.monotonic()

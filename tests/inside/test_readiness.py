@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from plimsoll.inside.drain import LEAVING, REASONS, REFUSING, SERVING, Standing, judge
+from plimsoll.inside.admission import LEAVING, REASONS, REFUSING, SERVING, Standing, judge
 
 WELL = Standing(has_engine=True, is_dead=False, is_proven_wedged=False, asleep="", drain_phase=SERVING)
 

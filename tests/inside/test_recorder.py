@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,14 @@ import pytest
 from plimsoll.inside import recorder as recorder_module
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.recorder import QUEUE_REQUESTS, QUEUE_TOKENS, Finished, Recorder, Seen, iter_hashes
-from plimsoll.inside.settings import Settings
+from plimsoll.inside.settings import InsideSettings
 
 ONE = Finished(1_700_000_000.0, 1_700_000_001.0, 40, 5, "stop", engine=0)
 
 
 def recorder(folder: Path, **more: str) -> Recorder:
     """One that writes there, with these settings."""
-    return Recorder(Settings({"PLIMSOLL_RECORD": str(folder), "PLIMSOLL_DIR": str(folder / "run"), **more}))
+    return Recorder(InsideSettings({"PLIMSOLL_RECORD": str(folder), "PLIMSOLL_DIR": str(folder / "run"), **more}))
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -32,7 +33,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 def test_nothing_is_recorded_unless_a_folder_is_named() -> None:
     """Being installed starts no thread and opens no file."""
-    off = Recorder(Settings({}))
+    off = Recorder(InsideSettings({}))
     off.note_finished(ONE)
     off.close()
     assert off._thread is None
@@ -45,7 +46,7 @@ def test_each_request_is_a_line_within_a_second(tmp_path: Path) -> None:
     """In the order they finished, without waiting for the end."""
     one = recorder(tmp_path)
     for number in range(100):
-        one.note_finished(ONE._replace(prompt_tokens=number))
+        one.note_finished(replace(ONE, prompt_tokens=number))
     deadline_s = time.monotonic() + 5
     while len(rows(tmp_path)) < 100 and time.monotonic() < deadline_s:
         time.sleep(0.05)
@@ -77,7 +78,7 @@ def test_what_could_not_be_written_is_written_later(tmp_path: Path) -> None:
     blocker.write_bytes(b"")
     one = recorder(blocker)
     for number in range(5):
-        one.note_finished(ONE._replace(prompt_tokens=number))
+        one.note_finished(replace(ONE, prompt_tokens=number))
     time.sleep(0.2)
     blocker.unlink()
     one.close(limit_s=10)
@@ -87,7 +88,7 @@ def test_what_could_not_be_written_is_written_later(tmp_path: Path) -> None:
 def test_a_request_that_makes_no_line_does_not_stop_the_others(tmp_path: Path) -> None:
     """A clock out of range is counted and left out."""
     one = recorder(tmp_path)
-    one.note_finished(ONE._replace(arrival=float("nan")))
+    one.note_finished(replace(ONE, arrival=float("nan")))
     one.note_finished(ONE)
     one.close(limit_s=10)
     assert len(rows(tmp_path)) == 1
@@ -99,7 +100,7 @@ def test_hashes_are_there_only_when_asked_for(tmp_path: Path) -> None:
     seen = Seen(7, list(range(40)), "seed", ())
     for folder, asked in ((tmp_path / "with", "1"), (tmp_path / "without", "")):
         one = recorder(folder, PLIMSOLL_RECORD_PREFIXES=asked, PLIMSOLL_RECORD_SALT="salt")
-        one.note_finished(ONE._replace(seen=seen))
+        one.note_finished(replace(ONE, seen=seen))
         one.close(limit_s=10)
     (row,) = rows(tmp_path / "with")
     assert (row["prefix_block"], row["priority"]) == (16, 7)
@@ -116,7 +117,7 @@ def test_prompts_that_wait_for_their_hashes_are_bounded(tmp_path: Path) -> None:
     one.note_finished(ONE)
     time.sleep(0.2)
     for _ in range(20):
-        one.note_finished(ONE._replace(seen=Seen(0, range(QUEUE_TOKENS // 10), "", ())))
+        one.note_finished(replace(ONE, seen=Seen(0, range(QUEUE_TOKENS // 10), "", ())))
     held = sum(request.seen is not None and request.seen.token_ids is not None for request in one._queue)
     assert 10 <= held <= 12
     one._queue.clear()
@@ -128,7 +129,7 @@ def test_prompts_that_were_hashed_make_room_for_others(tmp_path: Path) -> None:
     one = recorder(tmp_path, PLIMSOLL_RECORD_PREFIXES="1")
     ids = range(QUEUE_TOKENS // 2 + 1000)
     for number in range(3):
-        one.note_finished(ONE._replace(seen=Seen(0, ids, "", ())))
+        one.note_finished(replace(ONE, seen=Seen(0, ids, "", ())))
         deadline_s = time.monotonic() + 30
         while one.written <= number and time.monotonic() < deadline_s:
             time.sleep(0.01)
@@ -139,8 +140,8 @@ def test_prompts_that_were_hashed_make_room_for_others(tmp_path: Path) -> None:
 def test_prompts_that_make_no_line_make_room_too(tmp_path: Path) -> None:
     """A request whose clock is out of range gives back what it held of the bound: the next one has its hashes."""
     one = recorder(tmp_path, PLIMSOLL_RECORD_PREFIXES="1")
-    broken = ONE._replace(arrival=float("nan"), seen=Seen(0, range(QUEUE_TOKENS), "", ()))
-    for request in (broken, broken, ONE._replace(seen=Seen(0, range(32), "", ()))):
+    broken = replace(ONE, arrival=float("nan"), seen=Seen(0, range(QUEUE_TOKENS), "", ()))
+    for request in (broken, broken, replace(ONE, seen=Seen(0, range(32), "", ()))):
         one.note_finished(request)
         deadline_s = time.monotonic() + 30
         while one._queue and time.monotonic() < deadline_s:
@@ -153,7 +154,7 @@ def test_prompts_that_make_no_line_make_room_too(tmp_path: Path) -> None:
 def test_a_long_prompt_lets_other_threads_have_their_turn(tmp_path: Path) -> None:
     """While a million tokens are hashed this thread is never held up for long: the event loop lives in one like it."""
     one = recorder(tmp_path, PLIMSOLL_RECORD_PREFIXES="1")
-    one.note_finished(ONE._replace(seen=Seen(0, list(range(1_000_000)), "", ())))
+    one.note_finished(replace(ONE, seen=Seen(0, list(range(1_000_000)), "", ())))
     longest_s, before_s = 0.0, time.monotonic()
     while one.written == 0 and time.monotonic() - before_s < 30:
         at_s = time.monotonic()
@@ -169,9 +170,9 @@ def test_a_forked_child_writes_a_file_of_its_own(tmp_path: Path) -> None:
     code = (
         "import os, sys\n"
         "from plimsoll.inside.recorder import Recorder\n"
-        "from plimsoll.inside.settings import Settings\n"
+        "from plimsoll.inside.settings import InsideSettings\n"
         "from plimsoll.inside.recorder import Finished\n"
-        "one = Recorder(Settings({'PLIMSOLL_RECORD': sys.argv[1]}))\n"
+        "one = Recorder(InsideSettings({'PLIMSOLL_RECORD': sys.argv[1]}))\n"
         "def note(n): one.note_finished(Finished(1.7e9, 1.7e9, n, 1, 'stop'))\n"
         "note(1)\n"
         "pid = os.fork()\n"

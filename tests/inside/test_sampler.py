@@ -16,14 +16,14 @@ import pytest
 
 from plimsoll.inside.figures import empty_figures, read_figures
 from plimsoll.inside.sampler import UNWATCHED_WARM_UP_S, Sampler
-from plimsoll.inside.settings import Settings
+from plimsoll.inside.settings import InsideSettings
 from tests.inside.test_allocator import stats_of
 from tests.inside.test_budget import GIB, Tensor
 from tests.inside.test_device import Bindings
 from tests.inside.test_figures import ended_process
 from tests.inside.test_segments import SNAPSHOTS, raw_segments
 
-QUICK = Settings({"PLIMSOLL_SAMPLE_S": "0.05"})
+QUICK = InsideSettings({"PLIMSOLL_SAMPLE_S": "0.05"})
 
 
 class Worker:
@@ -203,7 +203,7 @@ def test_a_folder_that_was_tidied_away_is_made_again(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     worker = Worker()
-    sampler = Sampler(worker, Settings({"PLIMSOLL_DIR": str(folder)}), str(folder))
+    sampler = Sampler(worker, InsideSettings({"PLIMSOLL_DIR": str(folder)}), str(folder))
     sampler.sample(worker)
     shutil.rmtree(folder)
     sampler.sample(worker)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.inside.faults import FAULTS
-from plimsoll.inside.settings import SETTINGS, Settings
+from plimsoll.inside.settings import SETTINGS, InsideSettings
 
 NUMBERS = {
     "PLIMSOLL_SAMPLE_S": ("sample_s", 1.0, 0.05, 3600),
@@ -31,7 +31,7 @@ texts = (
 
 def test_unset_is_the_default() -> None:
     """Endpoints off, nothing recorded, nothing shed."""
-    found = Settings({})
+    found = InsideSettings({})
     for field, default, _, _ in NUMBERS.values():
         assert getattr(found, field) == default
     assert (found.token, found.listen, found.record_folder, found.probe_as_plugin) == ("", "", "", False)
@@ -41,7 +41,7 @@ def test_unset_is_the_default() -> None:
 def test_any_text_gives_a_value_within_its_bounds(name: str, text: str) -> None:
     """The number that was written, or the default."""
     field, default, low, high = NUMBERS[name]
-    found = getattr(Settings({name: text}), field)
+    found = getattr(InsideSettings({name: text}), field)
     try:
         meant = float(text.strip()) if text.strip() else None
     except ValueError:
@@ -57,7 +57,7 @@ def test_a_bad_value_is_said_once_and_not_repeated_in_the_log(caplog: pytest.Log
     FAULTS.counts.pop("setting PLIMSOLL_WEDGE_S", None)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            Settings({"PLIMSOLL_WEDGE_S": "soon-secret"})
+            InsideSettings({"PLIMSOLL_WEDGE_S": "soon-secret"})
     said = [record.getMessage() for record in caplog.records if "PLIMSOLL_WEDGE_S" in record.getMessage()]
     assert len(said) == 1
     assert "120" in said[0]
@@ -69,9 +69,9 @@ def test_the_token_comes_from_the_environment_or_a_file(tmp_path: Path) -> None:
     """The environment first; blanks and line ends around it are cut off."""
     secret = tmp_path / "token"
     secret.write_text("  from-the-file\n")
-    assert Settings({"PLIMSOLL_TOKEN": " a "}).token == "a"
-    assert Settings({"PLIMSOLL_TOKEN_FILE": str(secret)}).token == "from-the-file"
-    assert Settings({"PLIMSOLL_TOKEN": "a", "PLIMSOLL_TOKEN_FILE": str(secret)}).token == "a"
+    assert InsideSettings({"PLIMSOLL_TOKEN": " a "}).token == "a"
+    assert InsideSettings({"PLIMSOLL_TOKEN_FILE": str(secret)}).token == "from-the-file"
+    assert InsideSettings({"PLIMSOLL_TOKEN": "a", "PLIMSOLL_TOKEN_FILE": str(secret)}).token == "a"
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "binary", "empty"])
@@ -82,7 +82,7 @@ def test_a_token_file_that_cannot_be_read_leaves_the_endpoints_off(tmp_path: Pat
         path.mkdir()
     elif kind != "missing":
         path.write_bytes(b"\xff\xfe\x80" if kind == "binary" else b"\n")
-    assert Settings({"PLIMSOLL_TOKEN_FILE": str(path)}).token == ""
+    assert InsideSettings({"PLIMSOLL_TOKEN_FILE": str(path)}).token == ""
 
 
 def test_every_setting_is_named_once_and_has_its_sentence() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.inside.drain import Drain
+from plimsoll.inside.admission import Drain
 from plimsoll.inside.places import start_ticks
 from plimsoll.inside.shared import Shared
 from tests.fakes import eventually

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.inside.drain import LONGEST_RETRY_S, PRIORITIES, Queue, bound_for, expected_wait, retry_after
+from plimsoll.inside.admission import LONGEST_RETRY_S, PRIORITIES, Queue, bound_for, expected_wait, retry_after
 
 some = st.floats(0, 1e9)
 queues = st.builds(

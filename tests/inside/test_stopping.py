@@ -9,7 +9,7 @@ from typing import Any
 from plimsoll.inside.gate import Gate
 from plimsoll.inside.tick import notice_shutdown
 from tests.fakes import State, ask, hello, settings
-from tests.inside.test_core import made
+from tests.inside.test_gate_control import made
 
 
 class Client:
@@ -42,7 +42,7 @@ def test_the_call_is_noticed_once_and_stays_vllms_own(tmp_path: Path) -> None:
 def test_while_it_ends_new_work_is_refused_and_nothing_else(tmp_path: Path) -> None:
     """503 with Retry-After where vLLM would answer 500; looking still works; the reason is `draining`."""
     gate = Gate(hello, settings(tmp_path))
-    core = gate._core
+    core = gate._control
     assert core is not None
     core.engine._state = State(engine_client=object())
     core.is_stopping = True

@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from plimsoll.inside.core import Core
 from plimsoll.inside.faults import FAULTS
+from plimsoll.inside.gate_control import GateControl
 from plimsoll.inside.tick import Tick
 from tests.fakes import EngineClient
-from tests.inside.test_core import feed, made
+from tests.inside.test_gate_control import feed, made
 
 
 class Trial:
@@ -31,7 +31,7 @@ class Trial:
         return self.fails
 
 
-def silent(folder: Path) -> tuple[Core, EngineClient]:
+def silent(folder: Path) -> tuple[GateControl, EngineClient]:
     """An engine with work and, for a while, no step."""
     core, client = made(folder, PLIMSOLL_WEDGE_S="0.5")
     feed(core, 1, 0)
@@ -49,73 +49,61 @@ async def look(tick: Tick, times: int = 2) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_silence_is_put_to_the_test_and_proven_by_it(tmp_path: Path) -> None:
+async def test_silence_is_put_to_the_test_and_proven_by_it(tmp_path: Path) -> None:
     """Then the server is not ready, the test is not made again, and one step disproves it."""
+    core, _ = silent(tmp_path)
+    tester = Trial(fails=True)
+    tick = Tick(core, tester)
+    await look(tick, 1)
+    assert tester.made == 0, "the work has only just been seen"
+    await look(tick, 4)
+    assert tester.made == 1
+    assert core.readiness().reason == "wedged"
+    core.pulse.note_step(1, 0, 0.5, 0, 1, time.monotonic())
+    core._queue_at_ns = 0
+    core.publish_queue()
+    assert core.readiness().is_ready
 
-    async def go() -> None:
-        core, _ = silent(tmp_path)
-        tester = Trial(fails=True)
-        tick = Tick(core, tester)
-        await look(tick, 1)
-        assert tester.made == 0, "the work has only just been seen"
-        await look(tick, 4)
-        assert tester.made == 1
-        assert core.readiness().reason == "wedged"
+
+async def test_an_engine_that_answers_the_test_is_not_stuck(tmp_path: Path) -> None:
+    """Nor one that steps while the test runs; and it is not asked every second."""
+    core, _ = silent(tmp_path)
+
+    def step() -> None:
         core.pulse.note_step(1, 0, 0.5, 0, 1, time.monotonic())
         core._queue_at_ns = 0
-        core.publish_queue()
+
+    for tester in (Trial(fails=False), Trial(fails=True, does=step)):
+        tick = Tick(core, tester)
+        await look(tick, 6)
+        assert tester.made == 1
         assert core.readiness().is_ready
 
-    asyncio.run(go())
 
-
-def test_an_engine_that_answers_the_test_is_not_stuck(tmp_path: Path) -> None:
-    """Nor one that steps while the test runs; and it is not asked every second."""
-
-    async def go() -> None:
-        core, _ = silent(tmp_path)
-
-        def step() -> None:
-            core.pulse.note_step(1, 0, 0.5, 0, 1, time.monotonic())
-            core._queue_at_ns = 0
-
-        for tester in (Trial(fails=False), Trial(fails=True, does=step)):
-            tick = Tick(core, tester)
-            await look(tick, 6)
-            assert tester.made == 1
-            assert core.readiness().is_ready
-
-    asyncio.run(go())
-
-
-def test_an_engine_with_an_excuse_is_never_tested(tmp_path: Path) -> None:
+async def test_an_engine_with_an_excuse_is_never_tested(tmp_path: Path) -> None:
     """Idle, asleep, dead, busy with a call of ours, or with nobody to tell of its steps."""
-
-    async def go() -> None:
-        for excuse in ("idle", "asleep", "dead", "call", "unfed"):
-            core, client = silent(tmp_path)
-            tester = Trial(fails=True)
-            tick = Tick(core, tester)
-            if excuse == "idle":
-                client.output_processor.request_states.clear()
-                core._queue_at_ns = 0
-                core.publish_queue()
-            elif excuse == "asleep":
-                core.note_sleep(1)
-            elif excuse == "dead":
-                client.errored = True
-            elif excuse == "call":
-                _ = asyncio.create_task(core.calls.call(client, "plimsoll_compact"))  # noqa: RUF006
-                await asyncio.sleep(0.01)
-            else:
-                core.pulse.is_fed = False
-            await look(tick, 4)
-            assert tester.made == 0, excuse
-            core.note_sleep(0)
-            client.may_answer.set()
+    for excuse in ("idle", "asleep", "dead", "call", "unfed"):
+        core, client = silent(tmp_path)
+        tester = Trial(fails=True)
+        tick = Tick(core, tester)
+        if excuse == "idle":
+            client.output_processor.request_states.clear()
+            core._queue_at_ns = 0
+            core.publish_queue()
+        elif excuse == "asleep":
+            core.note_sleep(1)
+        elif excuse == "dead":
+            client.errored = True
+        elif excuse == "call":
+            _ = asyncio.create_task(core.calls.call(client, "plimsoll_compact"))  # noqa: RUF006
             await asyncio.sleep(0.01)
-
-    asyncio.run(go())
+        else:
+            core.pulse.is_fed = False
+        await look(tick, 4)
+        assert tester.made == 0, excuse
+        core.note_sleep(0)
+        client.may_answer.set()
+        await asyncio.sleep(0.01)
 
 
 def test_sleep_is_passed_on_when_it_changes(tmp_path: Path) -> None:
@@ -130,23 +118,19 @@ def test_sleep_is_passed_on_when_it_changes(tmp_path: Path) -> None:
     assert core.readiness().is_ready
 
 
-def test_one_part_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+async def test_one_part_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     """It is counted; the beat goes on."""
-
-    async def go() -> None:
-        core, _ = made(tmp_path)
-        tick = Tick(core)
-        core.pulse = None  # type: ignore[assignment]
-        before = FAULTS.counts.get("the gate's sleep", 0)
-        tick.ensure()
-        tick.ensure()
-        await asyncio.sleep(0.05)
-        assert FAULTS.counts["the gate's sleep"] == before + 1
-        assert tick._meters is not None
-        await tick.stop()
-        assert not list(tmp_path.glob("api-*"))
-
-    asyncio.run(go())
+    core, _ = made(tmp_path)
+    tick = Tick(core)
+    core.pulse = None  # type: ignore[assignment]
+    before = FAULTS.counts.get("the gate's sleep", 0)
+    tick.ensure()
+    tick.ensure()
+    await asyncio.sleep(0.05)
+    assert FAULTS.counts["the gate's sleep"] == before + 1
+    assert tick._meters is not None
+    await tick.stop()
+    assert not list(tmp_path.glob("api-*"))
 
 
 def test_a_place_that_cannot_be_listened_at_does_not_stop_the_tick(tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ def stand_in_host(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.soak
 def test_a_call_plays_waves_of_servers_and_leaves_results_and_logs(tmp_path: Path) -> None:
     """Plain servers die, contained ones live, the door refuses; a second call makes nothing twice."""
     wanted = [

@@ -12,7 +12,7 @@ from benchmarks import simulate_speed as speed
 from lab.engine.install import COMPLETE, InstallError, pins
 from lab.peers import dynosim
 from lab.peers.timed import timed
-from plimsoll.simulate.settings import Settings
+from plimsoll.simulate.settings import EngineLimits
 from plimsoll.simulate.trace import Trace, make_trace
 from plimsoll.simulate.trace_files import read_trace
 
@@ -51,7 +51,7 @@ def test_dynosim_is_told_lengths_and_milliseconds(trace: Trace) -> None:
 
 def test_dynosim_has_no_null_block() -> None:
     """vLLM's 1,025 blocks are 1,024 that can be used, which is what DynoSim counts."""
-    told = dynosim.engine_arguments(Settings(num_blocks=1025, block_size=32))
+    told = dynosim.engine_arguments(EngineLimits(num_blocks=1025, block_size=32))
     assert (told["num_gpu_blocks"], told["block_size"]) == (1024, 32)
 
 
@@ -108,7 +108,7 @@ def test_case_for_vllm_is_whole(trace: Trace) -> None:
     """Every request and every setting reaches vLLM's scheduler, as plain JSON."""
     case = json.loads(json.dumps(speed.vllm_case(speed.first(trace, 2), speed.TIGHT)))
     assert [request["prompt"] for request in case["requests"]] == [513, 512]
-    assert set(case["settings"]) == set(Settings._fields)
+    assert set(case["settings"]) == set(EngineLimits._fields)
     assert case["settings"]["num_blocks"] == 1025
 
 

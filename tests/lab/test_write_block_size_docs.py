@@ -11,7 +11,7 @@ import pytest
 from lab import write_block_size_docs as writer
 from plimsoll.cli.simulate import BLOCK_SIZES
 from plimsoll.simulate.replay import STEP_COLUMNS, replay
-from plimsoll.simulate.settings import Settings
+from plimsoll.simulate.settings import EngineLimits
 from plimsoll.simulate.trace import Integers
 from plimsoll.simulate.trace_files import read_trace
 from tests.each import each
@@ -112,7 +112,7 @@ def test_a_request_wastes_half_a_block() -> None:
         held += int((took * column["used_blocks"] * 16).sum())
 
     trace = read_trace(str(TRACES / writer.WORKLOADS[0].trace))
-    replay(trace, Settings(num_blocks=1025), on_steps=add)
+    replay(trace, EngineLimits(num_blocks=1025), on_steps=add)
     assert f"has {wasted / running:.1f} empty slots and holds {held / running:,.0f}" in " ".join(PAGE.split())
 
 

@@ -11,6 +11,7 @@ from plimsoll.launch.command_line import EntryPoint, Launch
 from plimsoll.vllm import flag_notes
 from plimsoll.vllm.flags import flags_of, history_of
 from plimsoll.vllm.versions import engine_named, newest
+from tests.each import each
 
 
 def _item(command: str, name: str, vllm: str = "0.32.0", config: ConfigFile | None = None) -> Item:
@@ -127,5 +128,45 @@ def test_a_quantization_that_vllm_does_not_list_is_doubted_not_refused() -> None
     """A plugin may register it and some models overrule it, so that nobody can be sure without them."""
     item = _item("m --quantization awq2", "--quantization")
     assert (item.status, item.instead) == (Status.UNKNOWN, "--quantization awq, if that was meant")
-    for vllm, name in (("0.32.0", "awq"), ("0.32.0", "None"), ("0.25.1", "awq2"), ("99.0.0", "awq2")):
+    for vllm, name in (("0.32.0", "awq"), ("0.32.0", "None"), ("99.0.0", "awq2")):
         assert _item(f"m --quantization {name}", "--quantization", vllm).status is Status.OK
+
+
+@each(
+    ("command", "vllm", "status", "note"),
+    [
+        ("--reasoning-parser deepseek_r1", "0.9.0", Status.OK, ""),
+        ("--tool-call-parser hermes", "0.10.0", Status.OK, ""),
+        ("--reasoning-parser mine", "0.8.2", Status.UNKNOWN, "a plugin"),
+        ("--tool-call-parser kimi_k2", "0.6.2", Status.UNKNOWN, "0.10.0 to 0.32.0 have it"),
+        ("--tool-call-parser $PARSER", "0.32.0", Status.OK, ""),
+        ("--quantization mine", "0.7.0", Status.UNKNOWN, "the model's files overrule it"),
+        ("--log-config-file f", "0.32.0", Status.DEPRECATED, "0.33.0 removes it"),
+        ("--disable-cascade-attn", "0.32.0", Status.NO_EFFECT, "0.33.0 removes it"),
+    ],
+)
+def test_open_sets_and_announced_removals(command: str, vllm: str, status: Status, note: str) -> None:
+    """A value that a plugin can register is never called non-existent, and an announced removal is told ahead."""
+    item = _item(f"m {command}", command.split()[0], vllm)
+    assert item.status is status
+    assert note in (item.note or "")
+
+
+@each(
+    ("typed", "words"),
+    [
+        ("--max-modl-len 4096", ("--max-model-len", "4096")),
+        ("--enable-prefx-caching", ("--enable-prefix-caching",)),
+        ("--no-enable-prefix-cachin", ("--no-enable-prefix-caching",)),  # a prefix, which argparse takes itself
+        ("--max-modl-len many", ()),  # a value that the flag does not take
+        ("--enable-prefx-caching 7", ()),
+        ("--max-modl-len 4096 --max-model-len 8192", ("--max-model-len", "8192")),  # the command says it itself
+        ("--my-own-plugin-flag 3", ()),
+    ],
+)
+def test_a_misspelt_flag_is_corrected_where_one_is_near(typed: str, words: tuple[str, ...]) -> None:
+    """The rewritten command has the flag that was meant, a note says so, and what is not sure is left out."""
+    checked = check(Launch("test", EntryPoint.SERVE, ("m", *typed.split())), engine_named("0.32.0"))
+    assert checked.rewritten == ("vllm", "serve", "m", *words)
+    told = any(note.startswith("corrected in the rewritten command: ") for note in checked.notes)
+    assert told is (bool(words) and typed.split()[0] not in words and "8192" not in words and "--no-" not in typed)

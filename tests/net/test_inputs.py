@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from plimsoll.doctor.read.text import read_log
 from plimsoll.errors import BadInput, TimedOut
 from plimsoll.net import inputs
-from plimsoll.net.inputs import Kind, Spool, classify, kind_of, walked
+from plimsoll.net.inputs import InputKind, Spool, classify, kind_of, walked
 
 CAPTURES = Path(__file__).parents[1] / "captures"
 PAGE = b'# HELP vllm:num_requests_running n\n# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{a="b"} 1.0\n'
@@ -36,28 +36,28 @@ def zipped(name: str) -> bytes:
 @pytest.mark.parametrize(
     ("data", "kind"),
     [
-        (LOG, Kind.LOG),
-        (gzip.compress(LOG, mtime=0), Kind.LOG),
-        (b"", Kind.LOG),
-        (PAGE, Kind.METRICS),
-        (gzip.compress(PAGE, mtime=0), Kind.METRICS),
-        (PAGE.decode().encode("utf-16"), Kind.METRICS),
-        (b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n" + PAGE, Kind.METRICS),
-        (b'vllm:kv_cache_usage_perc{engine="0"} 0.5\nvllm:num_requests_waiting 3\n', Kind.METRICS),
-        (b"http_requests_total 3\n", Kind.LOG),
-        (LOG * 20 + PAGE, Kind.LOG),
-        (b"# HELP me, it does not start\n" + LOG * 5, Kind.LOG),
-        (pickle.dumps({"segments": []}), Kind.SNAPSHOT),
-        (pickle.dumps({"segments": []}, protocol=2), Kind.SNAPSHOT),
-        (zipped("archive/data.pkl"), Kind.SNAPSHOT),
-        (zipped("logs/a.log"), Kind.LOG),
-        (b'{"segments": []}', Kind.LOG),
-        (b'{\n "schema": "plimsoll.doctor/1", "findings": []}', Kind.REPORT),
-        (b'{"schema": "plimsoll.plan/1"}', Kind.LOG),
-        (b"+-----+\n| NVIDIA-SMI 550 |\n", Kind.LOG),
+        (LOG, InputKind.LOG),
+        (gzip.compress(LOG, mtime=0), InputKind.LOG),
+        (b"", InputKind.LOG),
+        (PAGE, InputKind.METRICS),
+        (gzip.compress(PAGE, mtime=0), InputKind.METRICS),
+        (PAGE.decode().encode("utf-16"), InputKind.METRICS),
+        (b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n" + PAGE, InputKind.METRICS),
+        (b'vllm:kv_cache_usage_perc{engine="0"} 0.5\nvllm:num_requests_waiting 3\n', InputKind.METRICS),
+        (b"http_requests_total 3\n", InputKind.LOG),
+        (LOG * 20 + PAGE, InputKind.LOG),
+        (b"# HELP me, it does not start\n" + LOG * 5, InputKind.LOG),
+        (pickle.dumps({"segments": []}), InputKind.SNAPSHOT),
+        (pickle.dumps({"segments": []}, protocol=2), InputKind.SNAPSHOT),
+        (zipped("archive/data.pkl"), InputKind.SNAPSHOT),
+        (zipped("logs/a.log"), InputKind.LOG),
+        (b'{"segments": []}', InputKind.LOG),
+        (b'{\n "schema": "plimsoll.doctor/1", "findings": []}', InputKind.REPORT),
+        (b'{"schema": "plimsoll.plan/1"}', InputKind.LOG),
+        (b"+-----+\n| NVIDIA-SMI 550 |\n", InputKind.LOG),
     ],
 )
-def test_kinds_are_known_by_content(tmp_path: Path, data: bytes, kind: Kind) -> None:
+def test_kinds_are_known_by_content(tmp_path: Path, data: bytes, kind: InputKind) -> None:
     """The name says nothing."""
     path = tmp_path / "snapshot.metrics.log.pickle"
     path.write_bytes(data)
@@ -67,15 +67,15 @@ def test_kinds_are_known_by_content(tmp_path: Path, data: bytes, kind: Kind) -> 
 def test_real_pages_and_logs() -> None:
     """Pages saved from vLLM are pages, its logs are logs."""
     for path in CAPTURES.rglob("*metrics.txt*"):
-        assert classify(str(path)) is Kind.METRICS, path
+        assert classify(str(path)) is InputKind.METRICS, path
     for path in CAPTURES.rglob("*.log"):
-        assert classify(str(path)) is Kind.LOG, path
+        assert classify(str(path)) is InputKind.LOG, path
 
 
 def test_urls_are_known_by_their_word() -> None:
     """And never looked for on the disk."""
-    assert classify("http://localhost:8000/metrics") is Kind.URL
-    assert classify("HTTPS://prometheus.example/api") is Kind.URL
+    assert classify("http://localhost:8000/metrics") is InputKind.URL
+    assert classify("HTTPS://prometheus.example/api") is InputKind.URL
     with pytest.raises(BadInput, match="no such file"):
         classify("httpd.log.that.is.not.there")
 
@@ -91,7 +91,7 @@ def test_any_bytes_have_a_kind(data: bytes) -> None:
         b"PK\x03\x04" + data,
         b"# HELP " + data,
     ):
-        assert kind_of(start) in Kind
+        assert kind_of(start) in InputKind
 
 
 def test_words_stay_in_order_and_once(tmp_path: Path) -> None:
@@ -154,9 +154,9 @@ def test_folders_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_stream_is_kept_and_then_like_a_file() -> None:
     """What was piped is classified and read under the name the user gave it."""
     with Spool(io.BytesIO(PAGE)) as path:
-        assert classify(path) is Kind.METRICS
+        assert classify(path) is InputKind.METRICS
     with Spool(io.BytesIO(LOG * 3)) as path:
-        assert classify(path) is Kind.LOG
+        assert classify(path) is InputKind.LOG
         log = read_log(path, source="-")
         assert (log.source, len(log.lines)) == ("-", 3)
         assert read_log(path).lines == log.lines, "it can be read again"

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from plimsoll.net import server as guard_server
-from plimsoll.net.server import MOST_BODY, Answer, Deeds, GuardServer, Stream
+from plimsoll.net.server import MOST_BODY, Deeds, GuardServer, HttpAnswer, Stream
 from tests.each import each
 
 TOKEN = "a-token-that-is-long-enough"
@@ -36,19 +36,19 @@ async def pieces(count: int) -> AsyncGenerator[bytes]:
         OPEN.pop()
 
 
-def answers(path: str, query: Mapping[str, str]) -> Answer | Stream:
+def answers(path: str, query: Mapping[str, str]) -> HttpAnswer | Stream:
     """Repeats the question; one path breaks, two are streams."""
     if path == "/breaks":
         raise RuntimeError("secret detail")
     counts = {"/events": 3, "/flood": 0}
-    return Stream(pieces(counts[path])) if path in counts else Answer(200, f"{path} {dict(query)}".encode(), "text/plain")
+    return Stream(pieces(counts[path])) if path in counts else HttpAnswer(200, f"{path} {dict(query)}".encode(), "text/plain")
 
 
-async def deeds(path: str, body: bytes) -> Answer:
+async def deeds(path: str, body: bytes) -> HttpAnswer:
     """Repeats what was posted; one path breaks."""
     if path == "/breaks":
         raise RuntimeError("secret detail")
-    return Answer(200, f"{path} {body.decode()}".encode(), "text/plain")
+    return HttpAnswer(200, f"{path} {body.decode()}".encode(), "text/plain")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def listening(does: Deeds | None) -> Iterator[int]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    files = {"/": Answer(200, b"<!doctype html>", "text/html")}
+    files = {"/": HttpAnswer(200, b"<!doctype html>", "text/html")}
     server = GuardServer(answers, TOKEN, ("Guard.Example",), does, READS, files)
     asyncio.run_coroutine_threadsafe(server.open("127.0.0.1", 0), loop).result(10)
     yield server.port

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from plimsoll.assets.alerts import Alert, Group
+from plimsoll.assets.alerts import Alert, RuleGroup
 from plimsoll.assets.monitoring import SLOW_EVERY_S, cases_text, rules_text
-from plimsoll.assets.settings import Settings
+from plimsoll.assets.settings import AssetSettings
 
 _FLIPPED = {"==": "!=", ">": "<=", "<": ">=", ">=": "<", "<=": ">"}
 _COMPARED = re.compile(r"(?<=\s)(==|>=|<=|>|<)(?=\s)")
@@ -22,15 +22,15 @@ class Mutant(NamedTuple):
     """One alert with one thing changed, by itself."""
 
     says: str
-    group: Group
+    group: RuleGroup
 
 
-def alone(group: Group, alert: Alert) -> Group:
+def alone(group: RuleGroup, alert: Alert) -> RuleGroup:
     """This alert with the recording rules of its group."""
     return replace(group, alerts=(alert,))
 
 
-def mutants(group: Group, alert: Alert) -> Iterator[Mutant]:
+def mutants(group: RuleGroup, alert: Alert) -> Iterator[Mutant]:
     """Each comparison turned round, each matcher dropped, the wait doubled and taken away; also in the recording rules it asks.
 
     A matcher is dropped wherever it stands: `a{job="x"} and b{job="x"}` asks the same with one of the two.
@@ -48,7 +48,7 @@ def mutants(group: Group, alert: Alert) -> Iterator[Mutant]:
         yield Mutant(f"for {seconds} s", alone(group, replace(alert, for_s=seconds)))
 
 
-def _with(group: Group, alert: Alert, exprs: Mapping[str, str]) -> Group:
+def _with(group: RuleGroup, alert: Alert, exprs: Mapping[str, str]) -> RuleGroup:
     records = tuple(replace(record, expr=exprs.get(record.name, record.expr)) for record in group.records)
     return replace(group, records=records, alerts=(replace(alert, expr=exprs[""]),))
 
@@ -57,14 +57,14 @@ def _without(expr: str, matcher: str) -> str:
     return expr.replace(f", {matcher}", "").replace(f"{matcher}, ", "").replace(matcher, "")
 
 
-def is_noticed(promtool: str, folder: Path, settings: Settings, changed: Group, original: Group) -> bool:
+def is_noticed(promtool: str, folder: Path, settings: AssetSettings, changed: RuleGroup, original: RuleGroup) -> bool:
     """Whether the tests of the original fail with it."""
     folder.mkdir()
     (folder / "rules.yml").write_text(rules_text([changed], settings.job), encoding="utf-8")
     return not all(passes(promtool, folder, name, text) for name, text in case_files(settings, original))
 
 
-def case_files(settings: Settings, *groups: Group) -> Iterator[tuple[str, str]]:
+def case_files(settings: AssetSettings, *groups: RuleGroup) -> Iterator[tuple[str, str]]:
     """The files of cases that are not empty."""
     for name, every_s in (("rules_test.yml", 30), ("rules_test_hours.yml", SLOW_EVERY_S)):
         text = cases_text(settings, groups, every_s)

@@ -42,7 +42,7 @@ SWITCH = """
 import json
 from plimsoll.inside.door import DOOR
 from plimsoll.inside.door import set_up
-from plimsoll.inside.settings import Settings
+from plimsoll.inside.settings import InsideSettings
 
 class Switch:
     def __init__(self, app):
@@ -52,7 +52,7 @@ class Switch:
         if scope["type"] != "http" or scope["path"] != "/lab/door":
             return await self.app(scope, receive, send)
         import vllm
-        wanted = Settings(json.loads((await receive())["body"]))
+        wanted = InsideSettings(json.loads((await receive())["body"]))
         is_used = set_up(DOOR, scope["app"].state.engine_client, wanted, vllm.__version__)
         body = json.dumps(is_used).encode()
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", str(len(body)).encode())]})

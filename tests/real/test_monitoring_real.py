@@ -19,7 +19,7 @@ from lab.engine.server import EngineServer
 from plimsoll.assets.alerts import groups_of, thresholds_of
 from plimsoll.assets.monitoring import monitoring_files
 from plimsoll.assets.names import CONDITIONAL
-from plimsoll.assets.settings import Settings
+from plimsoll.assets.settings import AssetSettings
 from tests.assets.test_dashboards import expressions
 from tests.assets.watched import metrics_of
 from tests.guard.daemon.guards import guarding
@@ -72,7 +72,7 @@ def _run(engine: EngineServer, folder: Path, idle_s: float) -> None:
         encoding="utf-8",
     )
     with guarding(folder, "--config", str(folder / "plimsoll.toml")) as guard:
-        settings = Settings(
+        settings = AssetSettings(
             "0.32.0", name="real", targets=(f"127.0.0.1:{engine.port}",), guard_target=f"127.0.0.1:{guard.port}"
         )
         bounds = replace(thresholds_of(settings), outage_s=OUTAGE_S)
@@ -118,7 +118,7 @@ def _conditional(name: str) -> bool:
     return any(name.startswith(start) for start in CONDITIONAL)
 
 
-def _metrics_are_there(watched: Watching, settings: Settings) -> None:
+def _metrics_are_there(watched: Watching, settings: AssetSettings) -> None:
     """Each metric of each rule and panel is on a page, or its condition is documented; of vLLM's own none is missing."""
     asked_for: set[str] = set()
     for group in groups_of(settings):
@@ -135,7 +135,7 @@ def _metrics_are_there(watched: Watching, settings: Settings) -> None:
     assert seen <= {"plimsoll_refused_total", "plimsoll_guard_trouble", "plimsoll_guard_actions_total"}
 
 
-def _panels_have_data(watched: Watching, settings: Settings) -> None:
+def _panels_have_data(watched: Watching, settings: AssetSettings) -> None:
     """Each expression of each panel returned something in this run, but for those about a GPU and about what did not happen."""
     absent = (*CPU_ONLY, "plimsoll:held", "plimsoll:device_room", "plimsoll_refused_total")
     for name, text in monitoring_files(settings).items():

@@ -19,7 +19,7 @@ from plimsoll.launch.files import read_launches
 from plimsoll.render.flags import rewritten_line
 from plimsoll.units import parse_vllm_integer, parse_vllm_integer_or_auto
 from plimsoll.vllm import versions
-from plimsoll.vllm.flag_notes import GONE, GONE_VARIABLES, OPEN_LISTS, RANGES
+from plimsoll.vllm.flag_notes import GONE, GONE_VARIABLES, RANGES, own_values
 from plimsoll.vllm.flags import UNKNOWN_DEFAULT, FlagRow, flags_of, history_of
 from plimsoll.vllm.versions import engine_named
 from tests.real.conftest import need_vllm
@@ -331,7 +331,7 @@ def test_the_names_of_an_open_list_are_the_releases_own() -> None:
     need_vllm()
     source = (site_packages(engine_home()) / "vllm/model_executor/layers/quantization/__init__.py").read_text("utf-8")
     listed = source[source.index("QuantizationMethods = Literal[") : source.index("QUANTIZATION_METHODS: ")]
-    assert set(re.findall(r'^    "([\w-]+)",$', listed, re.MULTILINE)) == OPEN_LISTS["--quantization", RELEASE]
+    assert set(re.findall(r'^    "([\w-]+)",$', listed, re.MULTILINE)) == own_values("--quantization", RELEASE)
 
 
 @pytest.mark.parametrize("name", sorted(name for name, limits in RANGES.items() if limits.since is not None))

@@ -10,7 +10,7 @@ import pytest
 
 from plimsoll.assets.alerts import groups_of
 from plimsoll.assets.monitoring import rules_text
-from plimsoll.assets.settings import PlanFacts, Settings, Slo, timers_of
+from plimsoll.assets.settings import AlertSlo, AssetSettings, PlanFacts, timers_of
 from tests.real.rule_mutants import Mutant, alone, case_files, is_noticed, mutants, passes
 from tests.real.small_farm import need
 
@@ -20,7 +20,7 @@ PLAN = PlanFacts(
     requested_bytes=21_720_717_067, weights_bytes=16_060_522_496, kv_bytes=3_521_642_496, slack_bytes=400_000_000,
     kv_tokens=26_880,
 )  # fmt: skip
-PLANNED = Settings("0.32.0", PLAN, slo=Slo(0.4, 0.03), timers=timers_of(120, PLAN.weights_bytes), name="llama")
+PLANNED = AssetSettings("0.32.0", PLAN, slo=AlertSlo(0.4, 0.03), timers=timers_of(120, PLAN.weights_bytes), name="llama")
 
 
 def _promtool() -> str:
@@ -29,9 +29,9 @@ def _promtool() -> str:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    "settings", [*(Settings(version) for version in VERSIONS), PLANNED], ids=[*VERSIONS, "0.32.0 with a plan"]
+    "settings", [*(AssetSettings(version) for version in VERSIONS), PLANNED], ids=[*VERSIONS, "0.32.0 with a plan"]
 )
-def test_rules_are_good_and_pass_their_tests(settings: Settings, tmp_path: Path) -> None:
+def test_rules_are_good_and_pass_their_tests(settings: AssetSettings, tmp_path: Path) -> None:
     """promtool checks the rules of each release and finds every alert to fire and to be silent where it should."""
     groups = groups_of(settings)
     (tmp_path / "rules.yml").write_text(rules_text(groups, settings.job), encoding="utf-8")
@@ -47,7 +47,7 @@ def test_rules_are_good_and_pass_their_tests(settings: Settings, tmp_path: Path)
 @pytest.mark.timeout(300)
 def test_no_change_to_an_alert_goes_unnoticed(tmp_path: Path) -> None:
     """A comparison turned round, a matcher dropped, another wait: for each of them at least one test of that alert fails."""
-    promtool, settings = _promtool(), Settings("0.32.0")
+    promtool, settings = _promtool(), AssetSettings("0.32.0")
     jobs = [
         (mutant, alone(group, alert), f"{alert.name}: {mutant.says}")
         for group in groups_of(settings) for alert in group.alerts for mutant in mutants(group, alert)

@@ -17,7 +17,7 @@ import pytest
 from lab.engine.scheduler import SchedulerProcess
 from lab.engine.scheduler_cases import MOST_STEPS, Asked, Case, random_case
 from plimsoll.simulate.replay import NEVER, REQUEST_COLUMNS, STEP_COLUMNS, replay
-from plimsoll.simulate.settings import Group, Settings, StepTime
+from plimsoll.simulate.settings import CacheGroup, EngineLimits, StepTime
 from plimsoll.simulate.trace import Integers
 from tests.real.conftest import need_vllm
 
@@ -151,8 +151,8 @@ def test_a_wrong_replay_is_caught(scheduler: SchedulerProcess) -> None:
 
 def test_a_request_that_never_fits_is_an_answer(scheduler: SchedulerProcess) -> None:
     """Where vLLM would wait for ever the driver says so and goes on to the next case."""
-    groups = (Group("full", 16), Group("sliding", 16, 64))
-    settings = Settings(num_blocks=9, max_num_batched_tokens=64, max_model_len=512, groups=groups)
+    groups = (CacheGroup("full", 16), CacheGroup("sliding", 16, 64))
+    settings = EngineLimits(num_blocks=9, max_num_batched_tokens=64, max_model_len=512, groups=groups)
     stuck = Case((Asked(0, 100, 4),), 16, settings, StepTime())
     answer = scheduler.run(stuck.as_json())
     assert (answer["ok"], answer["error"]) == (False, "deadlock")
@@ -170,7 +170,7 @@ def test_the_driver_is_the_published_one(scheduler: SchedulerProcess) -> None:
         Asked(stamp - asked[0][0], line["input_length"], max(1, line["output_length"]), 0, tuple(line["hash_ids"]))
         for stamp, line in asked
     )
-    settings = Settings(num_blocks=2588, max_model_len=32768, async_scheduling=True)
+    settings = EngineLimits(num_blocks=2588, max_model_len=32768, async_scheduling=True)
     case = Case(requests, 16, settings, StepTime(17_000_000, 100_000, 20_000, 140_000))
     golden = Rows(recorded("R_steps.csv.gz"), recorded("R_req.csv.gz"))
     assert difference(golden, theirs(scheduler.run(case.as_json()))) is None

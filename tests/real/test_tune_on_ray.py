@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.cli.main import main
-from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.traffic import generate, parse_synthetic
 from plimsoll.tune.goodput import Job, Traffic, parse_slo
 from plimsoll.tune.runners import on_cores, ray_runner
@@ -84,7 +84,7 @@ def test_a_sweep_on_ray_says_what_the_local_one_says(cluster: str, capsys: pytes
 def test_a_killed_worker_costs_time_and_no_result(cluster: str) -> None:
     """kill -9 to whoever is at work: the runs in hand are done again, and all results are those of the cores here."""
     traffic = Traffic(generate(parse_synthetic(LONG)), 1.0, parse_slo("ttft=1s"))
-    jobs = [Job(Settings(num_blocks=600 + 50 * nth), StepTime()) for nth in range(6)]
+    jobs = [Job(EngineLimits(num_blocks=600 + 50 * nth), StepTime()) for nth in range(6)]
     on_ray = ray_runner(cluster)(traffic, jobs)
     results = dict([next(on_ray)])
     deadline = time.monotonic() + 20

@@ -19,7 +19,7 @@ from lab.engine.server import free_port
 from lab.page_world import answers
 from plimsoll.assets.alerts import Thresholds, groups_of
 from plimsoll.assets.monitoring import alertmanager_text, prometheus_text, rules_text
-from plimsoll.assets.settings import Settings
+from plimsoll.assets.settings import AssetSettings
 from plimsoll.doctor.read.prometheus import is_prometheus
 from tests.real.small_farm import need
 
@@ -87,7 +87,7 @@ class Watching:
 
 
 @contextlib.contextmanager
-def watching(folder: Path, settings: Settings, bounds: Thresholds, guard_token: str) -> Iterator[Watching]:
+def watching(folder: Path, settings: AssetSettings, bounds: Thresholds, guard_token: str) -> Iterator[Watching]:
     """Prometheus and Alertmanager on what would be generated, but for a scrape every two seconds and a webhook of our own."""
     webhook, port, manager = Webhook(), free_port(), free_port()
     (folder / "guard.token").write_text(guard_token, encoding="ascii")

@@ -8,7 +8,7 @@ import pytest
 
 from plimsoll.render.simulate import as_json, as_text, counted, duration, headline, percent, reading, seconds
 from plimsoll.simulate.replay import Replay
-from plimsoll.simulate.settings import Group, Settings
+from plimsoll.simulate.settings import CacheGroup, EngineLimits
 from plimsoll.simulate.summary import Summary, summarise
 from tests.each import each
 from tests.simulate.golden_runs import GOLDEN, NO_GOLDEN, golden_replay, golden_summary, hand_made
@@ -61,7 +61,7 @@ def test_unknown_is_null() -> None:
 
 def test_json_carries_the_settings_and_the_step_times() -> None:
     """A run can be repeated from its own report."""
-    settings = Settings(num_blocks=11, groups=(Group("sliding", 16, 4096),))
+    settings = EngineLimits(num_blocks=11, groups=(CacheGroup("sliding", 16, 4096),))
     body = json.loads(as_json(summarise(hand_made(REQUESTS, STEPS, settings)), notes=["a note"]))
     assert body["settings"]["num_blocks"] == 11
     assert body["settings"]["groups"] == [{"kind": "sliding", "block_size": 16, "window": 4096}]
@@ -103,7 +103,7 @@ def test_headline_states_the_finding() -> None:
 
 def test_reading_says_what_limits() -> None:
     """Rejections, rows left out, a full batch and the wait are each a sentence, only where they happened."""
-    settings = Settings(num_blocks=11, max_num_seqs=2)
+    settings = EngineLimits(num_blocks=11, max_num_seqs=2)
     said = reading(_busy()._replace(rejected=1, requests=3, bad_rows=1, settings=settings))
     assert said[0] == "1 request of 3 was rejected: longer than --max-model-len 16384 or than the whole cache."
     assert said[1] == "1 row of the trace was left out: unreadable, or without an answer."
@@ -163,7 +163,7 @@ def test_nothing_of_the_trace_s_name_reaches_the_terminal_raw() -> None:
 def test_prefix_caching_off_is_said() -> None:
     """A hit rate of a cache that is off is not a hit rate."""
     assert "prefix caching is off" in str(
-        as_text(summarise(hand_made(REQUESTS, STEPS, Settings(num_blocks=11, prefix_caching=False))))
+        as_text(summarise(hand_made(REQUESTS, STEPS, EngineLimits(num_blocks=11, prefix_caching=False))))
     )
 
 

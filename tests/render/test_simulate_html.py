@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from plimsoll.render.simulate_html import page
 from plimsoll.simulate.replay import AtBlockSize, BlockMap, Replay
-from plimsoll.simulate.settings import Group, Settings, StepTime
+from plimsoll.simulate.settings import CacheGroup, EngineLimits, StepTime
 from plimsoll.simulate.summary import SeriesBuilder, summarise
 from tests.render.html_page import HtmlPage
 from tests.simulate.golden_runs import GOLDEN, NO_GOLDEN, golden_replay, golden_steps, hand_made, step_rows
@@ -139,7 +139,7 @@ def test_what_was_not_measured_is_left_out() -> None:
 
 def test_settings_are_shown_whole() -> None:
     """Groups, a table of step times and what a fit said are there to be read."""
-    run = hand_made(REQUESTS, STEPS, Settings(num_blocks=11, groups=(Group("sliding", 16, 4096),), watermark=0.01))
+    run = hand_made(REQUESTS, STEPS, EngineLimits(num_blocks=11, groups=(CacheGroup("sliding", 16, 4096),), watermark=0.01))
     run = run._replace(step_time=StepTime(by_tokens=np.arange(10, dtype=np.int64)))
     builder = SeriesBuilder()
     builder.add(step_rows(STEPS))

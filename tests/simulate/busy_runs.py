@@ -7,16 +7,18 @@ import json
 import numpy as np
 
 from plimsoll.simulate.replay import Replay, replay
-from plimsoll.simulate.settings import Group, Settings, StepTime
+from plimsoll.simulate.settings import CacheGroup, EngineLimits, StepTime
 from plimsoll.simulate.trace import Integers, Trace, make_trace
 
 MS = 1_000_000
-_PLAIN = Settings(num_blocks=30, max_num_seqs=16, max_num_batched_tokens=64, max_model_len=200)
+_PLAIN = EngineLimits(num_blocks=30, max_num_seqs=16, max_num_batched_tokens=64, max_model_len=200)
 BUSY_SETTINGS = {
     "plain": _PLAIN,
     "async": _PLAIN._replace(async_scheduling=True),
     "priority": _PLAIN._replace(policy="priority"),
-    "hybrid": _PLAIN._replace(num_blocks=60, groups=(Group("full", 16), Group("sliding", 16, 40), Group("mamba", 16))),
+    "hybrid": _PLAIN._replace(
+        num_blocks=60, groups=(CacheGroup("full", 16), CacheGroup("sliding", 16, 40), CacheGroup("mamba", 16))
+    ),
 }
 REQUEST_ARRAYS = (
     "arrival_ns", "first_sched_ns", "first_token_ns", "finish_ns", "produced", "preemptions", "cached_tokens", "is_rejected",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from plimsoll.simulate.replay import NEVER, STEP_COLUMNS, Replay, Totals
-from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.trace import Integers, make_trace
 
 GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "oracle" / "golden"
@@ -34,13 +34,13 @@ def golden_replay(name: str) -> Replay:
     with gzip.open(GOLDEN / f"{name}_req.csv.gz", "rt") as lines:
         requests = np.loadtxt(lines, delimiter=",", skiprows=1, dtype=np.int64)
     config = said["config"]
-    settings = Settings(**{key: config[key] for key in (*Settings._fields[:5], "async_scheduling")})
+    settings = EngineLimits(**{key: config[key] for key in (*EngineLimits._fields[:5], "async_scheduling")})
     step_time = StepTime(*(config[key] for key in ("base_ns", "token_ns", "seq_ns", "ctx_ps")))
     return replay_of(said["trace"], settings, step_time, requests, steps, said)
 
 
 def replay_of(
-    name: str, settings: Settings, step_time: StepTime, requests: Integers, steps: Integers, said: dict[str, Any]
+    name: str, settings: EngineLimits, step_time: StepTime, requests: Integers, steps: Integers, said: dict[str, Any]
 ) -> Replay:
     """A Replay of request rows and step rows; `said` has what they cannot tell."""
     length = steps[:, AT["t_end_ns"]] - steps[:, AT["t_start_ns"]]
@@ -80,7 +80,7 @@ def replay_of(
 def hand_made(
     requests: list[list[int]],
     steps: list[list[int]],
-    settings: Settings | None = None,
+    settings: EngineLimits | None = None,
     name: str = "hand made",
     rejected: int = 0,
 ) -> Replay:
@@ -90,7 +90,7 @@ def hand_made(
         "prefix_hit_tokens": 25 * len(requests), "preempted_query_tokens": 40, "preempted_hit_tokens": 30,
     }  # fmt: skip
     rows = np.array(requests, dtype=np.int64).reshape(-1, 9)
-    return replay_of(name, settings or Settings(num_blocks=11), StepTime(), rows, step_rows(steps), said)
+    return replay_of(name, settings or EngineLimits(num_blocks=11), StepTime(), rows, step_rows(steps), said)
 
 
 def step_rows(steps: list[list[int]]) -> Integers:

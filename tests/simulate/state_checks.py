@@ -9,7 +9,7 @@ NULL = 0
 Content = tuple[object, ...]
 
 
-def check_state(s: at.State, trace: Trace, known: dict[int, Content]) -> None:
+def check_state(s: at.RunState, trace: Trace, known: dict[int, Content]) -> None:
     """Assert all of it. `known` remembers from call to call which content each key stood for."""
     running = _check_requests(s)
     _check_waiting(s)
@@ -21,7 +21,7 @@ def check_state(s: at.State, trace: Trace, known: dict[int, Content]) -> None:
     _check_contents(s, trace, running, known)
 
 
-def check_end(s: at.State) -> None:
+def check_end(s: at.RunState) -> None:
     """Everybody has all tokens, and every block is free."""
     for row in s.requests.tolist():
         if row[at.STATUS] != at.REJECTED:
@@ -31,7 +31,7 @@ def check_end(s: at.State) -> None:
     assert s.counts[at.RUNNING_COUNT] == s.counts[at.WAITING_COUNT] == s.counts[at.IN_FLIGHT_BATCHES] == 0
 
 
-def check_rows(rows: list[list[int]], s: at.State) -> None:
+def check_rows(rows: list[list[int]], s: at.RunState) -> None:
     """What a step did keeps to the limits."""
     for row in rows:
         _, start, end, running, _, requests, tokens, new, resumed, _, context, used, table, waste, hits, queries = row
@@ -47,7 +47,7 @@ def check_rows(rows: list[list[int]], s: at.State) -> None:
         assert 0 <= hits <= queries
 
 
-def _check_requests(s: at.State) -> list[int]:
+def _check_requests(s: at.RunState) -> list[int]:
     """Each request is in one place; who runs."""
     count = s.counts.tolist()
     running: list[int] = s.seats[: count[at.RUNNING_COUNT], at.SEAT_RUNNING].tolist()
@@ -73,7 +73,7 @@ def _check_requests(s: at.State) -> list[int]:
     return running
 
 
-def _check_waiting(s: at.State) -> None:
+def _check_waiting(s: at.RunState) -> None:
     """The ring or heap holds exactly those that wait, in vLLM's order."""
     count, size = int(s.counts[at.WAITING_COUNT]), len(s.waiting)
     head = 0 if s.limits[at.BY_PRIORITY] else int(s.counts[at.WAITING_HEAD])
@@ -92,7 +92,7 @@ def _check_waiting(s: at.State) -> None:
         assert new == line[len(line) - len(new) :]
 
 
-def _check_free_queue(s: at.State) -> set[int]:
+def _check_free_queue(s: at.RunState) -> set[int]:
     """Every free block once, the links agree both ways; which blocks are free."""
     blocks = len(s.keys)
     head, tail = blocks, blocks + 1
@@ -112,7 +112,7 @@ def _check_free_queue(s: at.State) -> set[int]:
     return free
 
 
-def _check_holders(s: at.State, running: list[int], free: set[int]) -> None:
+def _check_holders(s: at.RunState, running: list[int], free: set[int]) -> None:
     """A block is free or held; its holders are the tables that name it, each of them once."""
     held = [0] * len(s.keys)
     for number in running:
@@ -126,7 +126,7 @@ def _check_holders(s: at.State, running: list[int], free: set[int]) -> None:
     assert sum(held) == s.counts[at.TABLE_BLOCKS]
 
 
-def _check_tables(s: at.State, running: list[int]) -> None:
+def _check_tables(s: at.RunState, running: list[int]) -> None:
     """Tables have room for what is computed, and the sums over them are right."""
     full_slots = computed_running = 0
     for number in running:
@@ -150,7 +150,7 @@ def _check_tables(s: at.State, running: list[int]) -> None:
     assert full_slots == s.counts[at.FULL_SLOTS]
 
 
-def _check_buckets(s: at.State) -> None:
+def _check_buckets(s: at.RunState) -> None:
     """Every block with a key is in its key's bucket, once; nothing else is in any."""
     keys = s.keys.tolist()
     rows = s.links.tolist()
@@ -168,7 +168,7 @@ def _check_buckets(s: at.State) -> None:
     assert sorted(seen) == [block for block, key in enumerate(keys) if key]
 
 
-def _check_flight(s: at.State) -> None:
+def _check_flight(s: at.RunState) -> None:
     """What requests have under way is what the batches under way say."""
     under_way = [0] * len(s.requests)
     for nth in range(int(s.counts[at.IN_FLIGHT_BATCHES])):
@@ -185,7 +185,7 @@ def _check_flight(s: at.State) -> None:
             assert 0 <= row[at.PLACEHOLDERS] <= tokens
 
 
-def _check_contents(s: at.State, trace: Trace, running: list[int], known: dict[int, Content]) -> None:
+def _check_contents(s: at.RunState, trace: Trace, running: list[int], known: dict[int, Content]) -> None:
     """Equal keys are equal content and the other way round, and a held block holds what its holder has there."""
     keys = s.keys.tolist()
     for number in running:
@@ -202,7 +202,7 @@ def _check_contents(s: at.State, trace: Trace, running: list[int], known: dict[i
     assert len(set(known.values())) == len(known)
 
 
-def _content(s: at.State, trace: Trace, number: int, place: int, group: int) -> Content:
+def _content(s: at.RunState, trace: Trace, number: int, place: int, group: int) -> Content:
     """All the tokens up to the end of a block, as far as the trace tells them."""
     end = (place + 1) * _group(s, group)[1]
     ids = trace.ids_of(number).tolist()
@@ -212,11 +212,11 @@ def _content(s: at.State, trace: Trace, number: int, place: int, group: int) -> 
     return (group, end, "own", number)
 
 
-def _table(s: at.State, number: int, group: int) -> list[int]:
+def _table(s: at.RunState, number: int, group: int) -> list[int]:
     row = s.tables[group, s.requests[number, at.SLOT]]
     return [int(block) for block in row[at.TABLE : at.TABLE + row[at.LENGTH]].tolist()]
 
 
-def _group(s: at.State, group: int) -> tuple[int, int, int]:
+def _group(s: at.RunState, group: int) -> tuple[int, int, int]:
     kind, size, window = s.limits[at.G_KIND + at.G_FIELDS * group :][:3].tolist()
     return kind, size, window

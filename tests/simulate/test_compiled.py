@@ -139,19 +139,6 @@ def test_without_numba_everything_is_the_same(tmp_path: Path) -> None:
         assert slow[name] == told(name), name
 
 
-@pytest.mark.skipif(not compiled.HAS_NUMBA, reason="numba is not installed")
-def test_compiling_is_announced_once_and_kept(tmp_path: Path) -> None:
-    """A first run says that it compiles, also where no home can be written; the next one finds it done and says nothing."""
-    (tmp_path / "file").write_text("")
-    nowhere = str(tmp_path / "file" / "home")
-    cold = _python("-c", SAYS_WHEN, HOME=nowhere, XDG_CACHE_HOME=nowhere, TMPDIR=str(tmp_path))
-    assert cold.split() == ["True", "1", "3"]
-    kept = tmp_path / f"plimsoll-{os.getuid()}" / "compiled"
-    assert [path for path in kept.rglob("*") if path.suffix == ".nbc"]
-    warm = _python("-c", SAYS_WHEN, HOME=nowhere, XDG_CACHE_HOME=nowhere, TMPDIR=str(tmp_path))
-    assert warm.split() == ["True", "0", "3"]
-
-
 def test_with_compiling_off_the_same_is_computed_at_once() -> None:
     """PLIMSOLL_COMPILE=0 is as if numba were not installed: nothing is compiled, nothing is kept, the steps are the same."""
     plain = _python("-c", SAYS_WHEN, PLIMSOLL_COMPILE="0").split()

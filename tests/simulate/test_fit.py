@@ -21,12 +21,12 @@ from plimsoll.simulate.fit import (
     search,
 )
 from plimsoll.simulate.replay import Replay, replay
-from plimsoll.simulate.settings import Settings, StepTime, graph_sizes, step_table
+from plimsoll.simulate.settings import EngineLimits, StepTime, graph_sizes, step_table
 from plimsoll.simulate.trace import ABSENT, MeasuredRun, RunSeries, make_trace
 from plimsoll.simulate.traffic import Synthetic, generate
 from plimsoll.vllm.metrics_page import Histogram
 
-SETTINGS = Settings(num_blocks=3000, max_num_seqs=32, max_num_batched_tokens=1024)
+SETTINGS = EngineLimits(num_blocks=3000, max_num_seqs=32, max_num_batched_tokens=1024)
 TRUE = StepTime(9_000_000, 50_000, 15_000, 90_000, step_table(9e6, 50e3, 1024, graph_sizes(32), 3e6))
 
 
@@ -165,10 +165,10 @@ def test_histograms_are_compared_with_all_of_the_traffic() -> None:
     gaps[3000:] //= 10
     trace = slow._replace(arrival_ns=np.cumsum(gaps))
     true = StepTime(6_000_000, 40_000, 10_000, 40_000)
-    run = replay(trace, Settings(), true)
+    run = replay(trace, EngineLimits(), true)
     ttft = (run.first_token_ns - run.arrival_ns) / 1e9
     bounds = (0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
     counts = np.bincount(np.searchsorted(bounds, ttft), minlength=len(bounds) + 1)
     histogram = Histogram(TTFT, bounds, tuple(counts.tolist()), float(ttft.sum()))
-    found = fit_histograms(trace, Settings(), [histogram], start=true)
+    found = fit_histograms(trace, EngineLimits(), [histogram], start=true)
     assert found.step_time.base_ns == pytest.approx(true.base_ns, rel=0.1)

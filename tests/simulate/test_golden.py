@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from plimsoll.simulate.replay import REQUEST_COLUMNS, STEP_COLUMNS, Replay, replay
-from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.summary import Latency, summarise
 from plimsoll.simulate.trace import Integers, Trace
 from plimsoll.simulate.trace_files import read_trace
@@ -39,8 +39,8 @@ def _trace(name: str, requests: int) -> Trace:
 def _run(said: dict[str, Any]) -> Run:
     """The run that the recorded one describes."""
     config = said["config"]
-    settings = Settings(
-        **{key: config[key] for key in (*Settings._fields[:5], "async_scheduling", "watermark")},
+    settings = EngineLimits(
+        **{key: config[key] for key in (*EngineLimits._fields[:5], "async_scheduling", "watermark")},
         prefix_caching=not config["no_prefix_caching"],
         reserve_full_isl=not config["no_reserve_full_isl"],
     )

@@ -11,9 +11,9 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from plimsoll.simulate import layout as at
-from plimsoll.simulate.clock import Record, advance
+from plimsoll.simulate.clock import RunRecord, advance
 from plimsoll.simulate.replay import FOREVER, new_record, replay
-from plimsoll.simulate.settings import Group, Settings, StepTime
+from plimsoll.simulate.settings import CacheGroup, EngineLimits, StepTime
 from plimsoll.simulate.start import start
 from plimsoll.simulate.trace import Trace, make_trace
 from tests.each import each
@@ -27,7 +27,7 @@ class Case(NamedTuple):
     """What is replayed, and after how many steps each look is taken."""
 
     trace: Trace
-    settings: Settings
+    settings: EngineLimits
     step_time: StepTime
     piece: int
 
@@ -56,9 +56,9 @@ def _traces(draw: st.DrawFn) -> Trace:
 
 
 @st.composite
-def _groups(draw: st.DrawFn, block_size: int, is_caching: bool) -> tuple[Group, ...]:
-    sliding = st.builds(Group, st.just("sliding"), st.just(block_size), st.integers(1, 20))
-    full, state = st.just(Group("full", block_size)), st.just(Group("mamba", block_size))
+def _groups(draw: st.DrawFn, block_size: int, is_caching: bool) -> tuple[CacheGroup, ...]:
+    sliding = st.builds(CacheGroup, st.just("sliding"), st.just(block_size), st.integers(1, 20))
+    full, state = st.just(CacheGroup("full", block_size)), st.just(CacheGroup("mamba", block_size))
     groups = draw(st.lists(st.one_of(full, sliding, state), min_size=1, max_size=3))
     kinds = {group.kind for group in groups}
     if len(groups) > 1 and not ("mamba" in kinds and is_caching) and draw(st.booleans()):
@@ -83,7 +83,7 @@ def _cases(draw: st.DrawFn, *, hybrid: bool) -> Case:
     is_chunked = (is_caching and has_states) or draw(st.sampled_from([True, True, True, False]))
     policy: Literal["fcfs", "priority"] = draw(st.sampled_from(["fcfs", "fcfs", "priority"]))
     alone = sum(-(-longest // group.block_size) for group in groups) or -(-longest // block_size)
-    limits = Settings(
+    limits = EngineLimits(
         num_blocks=max(2, 1 + alone + draw(st.sampled_from([0, 1, 2, 4, -2, 12]))),
         block_size=groups[0].block_size if len(groups) == 1 else block_size,
         max_num_seqs=max_num_seqs,
@@ -102,13 +102,13 @@ def _cases(draw: st.DrawFn, *, hybrid: bool) -> Case:
     return Case(trace, limits, step_time, draw(st.sampled_from([1, 1, 2, 5])))
 
 
-def _start(case: Case) -> tuple[at.State, int | None, Record]:
+def _start(case: Case) -> tuple[at.RunState, int | None, RunRecord]:
     state = start(case.trace, case.settings, case.step_time, case.trace.arrival_ns)
     record = new_record(case.settings, case.step_time, log_rows=8)
     return state, None if state.limits[at.SIMPLE] else 1, record
 
 
-def _drive(case: Case) -> at.State:
+def _drive(case: Case) -> at.RunState:
     """Run in small pieces with a look after each; the state at the end, or after far too many steps."""
     state, hybrid, record = _start(case)
     known: dict[int, Content] = {}
@@ -158,13 +158,15 @@ def test_no_block_is_ever_lost_between_groups(case: Case) -> None:
 
 CROWDED = Case(
     make_trace("crowded", [0] * 9, [11, 12, 8, 8, 16, 3, 9, 20, 5], [9] * 9, [0, 1, 2] * 3, [[1, 2]] * 6 + [[], [1, 1], []], 4),
-    Settings(num_blocks=16, block_size=4, max_num_seqs=5, max_num_batched_tokens=16, max_model_len=64, async_scheduling=True),
+    EngineLimits(
+        num_blocks=16, block_size=4, max_num_seqs=5, max_num_batched_tokens=16, max_model_len=64, async_scheduling=True
+    ),
     StepTime(1000, 10, 1, 999),
     1,
 )
 
 
-def _under_way(case: Case, steps: int) -> at.State:
+def _under_way(case: Case, steps: int) -> at.RunState:
     state, hybrid, record = _start(case)
     advance(state, hybrid, record, steps, FOREVER)
     return state
@@ -181,82 +183,82 @@ def test_the_crowded_case_is_crowded() -> None:
     assert np.count_nonzero(state.keys) > 3
 
 
-def _first_free(s: at.State) -> int:
+def _first_free(s: at.RunState) -> int:
     return int(s.links[len(s.keys), at.NEXT])
 
 
-def _runner_table(s: at.State) -> at.Int32:
+def _runner_table(s: at.RunState) -> at.Int32:
     table: at.Int32 = s.tables[0, s.requests[s.seats[0, at.SEAT_RUNNING], at.SLOT]]
     return table
 
 
-def _put_twice_into_the_queue(s: at.State) -> None:
+def _put_twice_into_the_queue(s: at.RunState) -> None:
     block = _first_free(s)
     s.links[block, at.NEXT] = block
 
 
-def _free_a_held_block(s: at.State) -> None:
+def _free_a_held_block(s: at.RunState) -> None:
     block, after = int(_runner_table(s)[at.TABLE]), _first_free(s)
     s.links[len(s.keys), at.NEXT] = s.links[after, at.PREV] = block
     s.links[block, at.PREV], s.links[block, at.NEXT] = len(s.keys), after
     s.counts[at.FREE_BLOCKS] += 1
 
 
-def _lose_a_free_block(s: at.State) -> None:
+def _lose_a_free_block(s: at.RunState) -> None:
     block = _first_free(s)
     after = s.links[block, at.NEXT]
     s.links[len(s.keys), at.NEXT], s.links[after, at.PREV] = after, len(s.keys)
     s.counts[at.FREE_BLOCKS] -= 1
 
 
-def _cut_a_backward_link(s: at.State) -> None:
+def _cut_a_backward_link(s: at.RunState) -> None:
     s.links[s.links[_first_free(s), at.NEXT], at.PREV] = len(s.keys)
 
 
-def _hold_a_block_twice(s: at.State) -> None:
+def _hold_a_block_twice(s: at.RunState) -> None:
     _runner_table(s)[at.TABLE + 1] = _runner_table(s)[at.TABLE]
 
 
-def _hold_a_free_block(s: at.State) -> None:
+def _hold_a_free_block(s: at.RunState) -> None:
     _runner_table(s)[at.TABLE] = _first_free(s)
 
 
-def _forget_a_holder(s: at.State) -> None:
+def _forget_a_holder(s: at.RunState) -> None:
     s.links[_runner_table(s)[at.TABLE], at.REFS] -= 1
 
 
-def _run_and_wait(s: at.State) -> None:
+def _run_and_wait(s: at.RunState) -> None:
     s.waiting[s.counts[at.WAITING_HEAD]] = s.seats[0, at.SEAT_RUNNING]
 
 
-def _run_twice(s: at.State) -> None:
+def _run_twice(s: at.RunState) -> None:
     s.seats[1, at.SEAT_RUNNING] = s.seats[0, at.SEAT_RUNNING]
 
 
-def _lose_a_waiter(s: at.State) -> None:
+def _lose_a_waiter(s: at.RunState) -> None:
     s.counts[at.WAITING_COUNT] -= 1
 
 
-def _share_a_slot(s: at.State) -> None:
+def _share_a_slot(s: at.RunState) -> None:
     s.requests[s.seats[1, at.SEAT_RUNNING], at.SLOT] = s.requests[s.seats[0, at.SEAT_RUNNING], at.SLOT]
 
 
-def _key_without_a_bucket(s: at.State) -> None:
+def _key_without_a_bucket(s: at.RunState) -> None:
     block = next(block for block in range(1, len(s.keys)) if not s.keys[block])
     s.keys[block] = 12345
 
 
-def _wrong_content(s: at.State) -> None:
+def _wrong_content(s: at.RunState) -> None:
     """Two held blocks with content change places, buckets and all: only what they hold is wrong."""
     table = _runner_table(s)
     table[at.TABLE], table[at.TABLE + 1] = int(table[at.TABLE + 1]), int(table[at.TABLE])
 
 
-def _wrong_sum(s: at.State) -> None:
+def _wrong_sum(s: at.RunState) -> None:
     s.counts[at.COMPUTED_RUNNING] += 1
 
 
-BREAKS: list[Callable[[at.State], None]] = [
+BREAKS: list[Callable[[at.RunState], None]] = [
     _put_twice_into_the_queue, _free_a_held_block, _lose_a_free_block, _cut_a_backward_link, _hold_a_block_twice,
     _hold_a_free_block, _forget_a_holder, _run_and_wait, _run_twice, _lose_a_waiter, _share_a_slot, _key_without_a_bucket,
     _wrong_content, _wrong_sum,
@@ -264,7 +266,7 @@ BREAKS: list[Callable[[at.State], None]] = [
 
 
 @each("harm", BREAKS, ids=lambda harm: harm.__name__.strip("_"))
-def test_a_broken_state_is_noticed(harm: Callable[[at.State], None]) -> None:
+def test_a_broken_state_is_noticed(harm: Callable[[at.RunState], None]) -> None:
     """The checks above can fail: each way to harm a sound state is found."""
     state = _under_way(CROWDED, 7)
     known: dict[int, Content] = {}

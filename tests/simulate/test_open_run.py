@@ -11,7 +11,7 @@ from plimsoll.simulate import open_loop as loop
 from plimsoll.simulate.clock import advance
 from plimsoll.simulate.open_run import OpenRun
 from plimsoll.simulate.replay import FOREVER, replay
-from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.start import too_long
 from plimsoll.simulate.trace import Trace, make_trace
 from tests.simulate.state_checks import Content, check_state
@@ -128,7 +128,7 @@ def test_requests_can_be_taken_back_at_any_time(case: Case, data: st.DataObject)
 
 def test_a_forgotten_cache_is_empty() -> None:
     """vLLM refuses while a block is held; afterwards nobody hits anything, and before it somebody did."""
-    limits = Settings(num_blocks=64, block_size=4, max_model_len=64)
+    limits = EngineLimits(num_blocks=64, block_size=4, max_model_len=64)
     run = OpenRun(limits, StepTime())
     ids = np.arange(1, 4, dtype=np.int64)
     run.submit(12, 2, 0, ids=ids, ids_tokens=12)
@@ -146,7 +146,7 @@ def test_a_forgotten_cache_is_empty() -> None:
 
 def test_an_answer_can_be_hit_by_the_next_turn() -> None:
     """Ids may stand for the answer, too, as vLLM knows the content of what it generated."""
-    run = OpenRun(Settings(num_blocks=64, block_size=4, max_model_len=64), StepTime())
+    run = OpenRun(EngineLimits(num_blocks=64, block_size=4, max_model_len=64), StepTime())
     ids = np.arange(1, 5, dtype=np.int64)
     run.submit(8, 9, 0, ids=ids, ids_tokens=16)
     list(run.until(SECOND))
@@ -157,7 +157,7 @@ def test_an_answer_can_be_hit_by_the_next_turn() -> None:
 
 def test_every_token_is_told_where_somebody_listens() -> None:
     """One first token, then one event for each further one, and the end with the last."""
-    run = OpenRun(Settings(), StepTime(), wants_tokens=True, step_edges=(1, 8, 64), gap_edges=(10**6, 10**8))
+    run = OpenRun(EngineLimits(), StepTime(), wants_tokens=True, step_edges=(1, 8, 64), gap_edges=(10**6, 10**8))
     run.submit(40, 5, 0)
     kinds = [int(kind) for events in run.until(SECOND) for kind in events[:, loop.KIND]]
     assert kinds == [loop.FIRST, loop.TOKEN, loop.TOKEN, loop.TOKEN, loop.TOKEN, loop.DONE]
@@ -168,7 +168,7 @@ def test_every_token_is_told_where_somebody_listens() -> None:
 
 def test_a_delay_moves_the_end_of_what_is_under_way() -> None:
     """The tokens come later by just that much."""
-    run = OpenRun(Settings(), StepTime())
+    run = OpenRun(EngineLimits(), StepTime())
     run.submit(40, 1, 0)
     list(run.until(0))
     before = run.next_end_ns

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from plimsoll.simulate import layout as at
 from plimsoll.simulate import pool
-from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.start import start
 from plimsoll.simulate.trace import make_trace
 from tests.simulate.plain_parts import as_written
@@ -36,7 +36,7 @@ class Pool:
     def __init__(self) -> None:
         """All blocks are free and empty."""
         trace = make_trace("t", [0], [1], [1])
-        state = start(trace, Settings(num_blocks=BLOCKS), StepTime(), trace.arrival_ns)
+        state = start(trace, EngineLimits(num_blocks=BLOCKS), StepTime(), trace.arrival_ns)
         self.counts, self.links, self.keys = state.counts, state.links, state.keys
 
     def take(self, how_many: int = 1) -> list[int]:

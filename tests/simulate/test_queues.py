@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from plimsoll.simulate import layout as at
 from plimsoll.simulate import queues
-from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.start import start
 from plimsoll.simulate.trace import make_trace
 from tests.simulate.plain_parts import as_written
@@ -18,13 +18,13 @@ plain = as_written(queues)
 DEEDS = st.lists(st.sampled_from(["new", "new", "new", "next", "back", "leave"]), max_size=60)
 
 
-def _state(priorities: list[int], arrivals: list[int], policy: Literal["fcfs", "priority"]) -> at.State:
+def _state(priorities: list[int], arrivals: list[int], policy: Literal["fcfs", "priority"]) -> at.RunState:
     count = len(priorities)
     trace = make_trace("t", sorted(arrivals), [1] * count, [1] * count, priorities)
-    return start(trace, Settings(policy=policy), StepTime(), trace.arrival_ns)
+    return start(trace, EngineLimits(policy=policy), StepTime(), trace.arrival_ns)
 
 
-def _line(s: at.State) -> list[int]:
+def _line(s: at.RunState) -> list[int]:
     """All who wait, as they lie in the ring or heap."""
     head = 0 if s.limits[at.BY_PRIORITY] else int(s.counts[at.WAITING_HEAD])
     return [int(s.waiting[(head + place) % len(s.waiting)]) for place in range(int(s.counts[at.WAITING_COUNT]))]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll.simulate.replay import NEVER, replay
-from plimsoll.simulate.settings import Group, Settings, StepTime
+from plimsoll.simulate.settings import CacheGroup, EngineLimits, StepTime
 from plimsoll.simulate.trace import Integers, make_trace
 from tests.each import each
 
@@ -26,8 +26,8 @@ def _replayed(case: dict[str, Any]) -> tuple[list[list[int]], list[list[int | No
     names = ("arrival_ns", "prompt", "output", "priority", "ids")
     arrivals, prompts, outputs, priorities, ids = ([one[name] for one in asked] for name in names)
     trace = make_trace("recorded", arrivals, prompts, outputs, priorities, ids, case["prefix_block"])
-    groups = tuple(Group(**group) for group in case["settings"]["groups"])
-    run = replay(trace, Settings(**{**case["settings"], "groups": groups}), StepTime(**case["step_time"]), on_steps=note)
+    groups = tuple(CacheGroup(**group) for group in case["settings"]["groups"])
+    run = replay(trace, EngineLimits(**{**case["settings"], "groups": groups}), StepTime(**case["step_time"]), on_steps=note)
     columns = (
         run.arrival_ns, run.first_sched_ns, run.first_token_ns, run.finish_ns, trace.prompt, run.produced, run.preemptions,
         run.cached_tokens,

@@ -11,7 +11,7 @@ from plimsoll.errors import BadInput
 from plimsoll.simulate import layout as at
 from plimsoll.simulate.clock import advance
 from plimsoll.simulate.replay import FOREVER, LOG_ROWS, NEVER, STEP_COLUMNS, Replay, new_record, replay, speed_up
-from plimsoll.simulate.settings import Group, Settings, StepTime
+from plimsoll.simulate.settings import CacheGroup, EngineLimits, StepTime
 from plimsoll.simulate.start import start
 from plimsoll.simulate.trace import Integers, Trace, make_trace
 from tests.simulate.busy_runs import BUSY_SETTINGS, REQUEST_ARRAYS, busy_run, busy_trace
@@ -28,7 +28,7 @@ def _trace(requests: Sequence[tuple[int, int, int]], ids: list[list[int]] | None
     return make_trace("small", arrivals, prompts, outputs, None, ids, block)
 
 
-def _run(trace: Trace, settings: Settings, step_time: StepTime = TICK) -> tuple[Replay, Integers]:
+def _run(trace: Trace, settings: EngineLimits, step_time: StepTime = TICK) -> tuple[Replay, Integers]:
     """The run and all of its step rows."""
     pieces: list[Integers] = []
     run = replay(trace, settings, step_time, on_steps=lambda rows: pieces.append(rows.copy()))
@@ -54,7 +54,7 @@ def test_the_same_input_gives_the_same_run(name: str) -> None:
 
 def test_one_request_by_hand() -> None:
     """Base, tokens, requests and context in the time of each step; one token each; blocks grow when they are needed."""
-    run, rows = _run(_trace([(0, 31, 3)]), Settings(), StepTime(1000, 100, 10, 2000))
+    run, rows = _run(_trace([(0, 31, 3)]), EngineLimits(), StepTime(1000, 100, 10, 2000))
     assert _column(rows, "sched_tokens") == [31, 1, 1]
     assert _column(rows, "ctx_tokens") == [31, 32, 33]
     assert _column(rows, "used_blocks") == [2, 2, 3]
@@ -69,7 +69,7 @@ def test_one_request_by_hand() -> None:
 
 def test_a_prompt_is_computed_in_chunks() -> None:
     """No step takes more than the budget; only the last chunk gives a token."""
-    settings = Settings(max_num_batched_tokens=40, max_num_seqs=4)
+    settings = EngineLimits(max_num_batched_tokens=40, max_num_seqs=4)
     run, rows = _run(_trace([(0, 100, 2)]), settings)
     assert _column(rows, "sched_tokens") == [40, 40, 20, 1]
     assert run.first_token_ns.tolist() == [30]
@@ -77,14 +77,14 @@ def test_a_prompt_is_computed_in_chunks() -> None:
 
 def test_a_threshold_keeps_a_long_prompt_from_taking_all() -> None:
     """No chunk is longer than it while others are there; alone there is nobody to protect."""
-    settings = Settings(long_prefill_token_threshold=10)
+    settings = EngineLimits(long_prefill_token_threshold=10)
     assert _column(_run(_trace([(0, 25, 1), (0, 25, 1)]), settings)[1], "sched_tokens") == [20, 20, 10]
     assert _column(_run(_trace([(0, 25, 1)]), settings)[1], "sched_tokens") == [25]
 
 
 def test_without_chunks_a_prompt_waits_for_a_step_that_takes_it_whole() -> None:
     """Sixty of a hundred tokens are taken: another sixty do not fit any more, and nobody overtakes them."""
-    settings = Settings(max_num_seqs=8, max_num_batched_tokens=100, max_model_len=100)
+    settings = EngineLimits(max_num_seqs=8, max_num_batched_tokens=100, max_model_len=100)
     trace = _trace([(0, 60, 1), (0, 60, 1), (0, 10, 1)])
     assert _column(_run(trace, settings._replace(chunked_prefill=False))[1], "sched_tokens") == [60, 70]
     assert _column(_run(trace, settings)[1], "sched_tokens") == [100, 30]
@@ -93,7 +93,7 @@ def test_without_chunks_a_prompt_waits_for_a_step_that_takes_it_whole() -> None:
 def test_a_watermark_is_kept_free_while_something_runs() -> None:
     """Two of eleven blocks: the second request fits but for them, and waits; the first one, alone, may have them all."""
     trace = _trace([(0, 100, 5), (0, 40, 5), (1000, 150, 5)])
-    settings = Settings(num_blocks=11, max_num_seqs=4)
+    settings = EngineLimits(num_blocks=11, max_num_seqs=4)
     assert replay(trace, settings, TICK).first_sched_ns.tolist() == [0, 0, 1000]
     assert replay(trace, settings._replace(watermark=0.2), TICK).first_sched_ns.tolist() == [0, 50, 1000]
 
@@ -101,14 +101,14 @@ def test_a_watermark_is_kept_free_while_something_runs() -> None:
 def test_the_whole_prompt_must_fit_before_its_first_chunk() -> None:
     """Three blocks are free and four needed: it waits, unless that is switched off and only the first chunk is asked for."""
     trace = _trace([(0, 100, 5), (20, 64, 1)])
-    settings = Settings(num_blocks=11, max_num_seqs=4, max_num_batched_tokens=40)
+    settings = EngineLimits(num_blocks=11, max_num_seqs=4, max_num_batched_tokens=40)
     assert replay(trace, settings, TICK).first_sched_ns.tolist() == [0, 70]
     assert replay(trace, settings._replace(reserve_full_isl=False), TICK).first_sched_ns.tolist() == [0, 20]
 
 
 def test_one_token_of_output_ends_with_the_prompt() -> None:
     """The only token comes with the prompt's last chunk and never gets a block of its own."""
-    run, rows = _run(_trace([(0, 32, 1)]), Settings())
+    run, rows = _run(_trace([(0, 32, 1)]), EngineLimits())
     assert (len(rows), _column(rows, "used_blocks")) == (1, [2])
     assert run.first_token_ns.tolist() == run.finish_ns.tolist() == [10]
     assert run.produced.tolist() == [1]
@@ -118,14 +118,14 @@ def test_one_token_of_output_ends_with_the_prompt() -> None:
 def test_a_repeated_prompt_hits_all_blocks_but_the_last_token_s(prompt: int, hit: int) -> None:
     """At least one token must be computed: a prompt of exactly k blocks hits k - 1 of them."""
     trace = _trace([(0, prompt, 1), (1000, prompt, 1)], [[1, 2, 3, 4]] * 2)
-    run, _ = _run(trace, Settings())
+    run, _ = _run(trace, EngineLimits())
     assert run.cached_tokens.tolist() == [0, hit]
     assert (run.totals.hit_tokens, run.totals.query_tokens) == (hit, 2 * prompt)
 
 
 def test_blocks_are_shared_while_both_run() -> None:
     """The second holder counts in the tables, not in the pool."""
-    run, rows = _run(_trace([(0, 40, 9), (20, 40, 9)], [[1, 2, 3]] * 2), Settings())
+    run, rows = _run(_trace([(0, 40, 9), (20, 40, 9)], [[1, 2, 3]] * 2), EngineLimits())
     assert _column(rows, "used_blocks")[2] == 4
     assert _column(rows, "table_blocks")[2] == 6
     assert run.cached_tokens.tolist() == [0, 32]
@@ -133,9 +133,9 @@ def test_blocks_are_shared_while_both_run() -> None:
 
 def test_beginnings_that_differ_do_not_hit() -> None:
     """Another first id is other content, whatever follows; and without ids nothing is shared."""
-    differ, _ = _run(_trace([(0, 48, 1), (1000, 48, 1)], [[1, 2, 3], [9, 2, 3]]), Settings())
-    unknown, _ = _run(_trace([(0, 48, 1), (1000, 48, 1)]), Settings())
-    switched_off, rows = _run(_trace([(0, 48, 1), (1000, 48, 1)], [[1, 2, 3]] * 2), Settings(prefix_caching=False))
+    differ, _ = _run(_trace([(0, 48, 1), (1000, 48, 1)], [[1, 2, 3], [9, 2, 3]]), EngineLimits())
+    unknown, _ = _run(_trace([(0, 48, 1), (1000, 48, 1)]), EngineLimits())
+    switched_off, rows = _run(_trace([(0, 48, 1), (1000, 48, 1)], [[1, 2, 3]] * 2), EngineLimits(prefix_caching=False))
     assert differ.totals.hit_tokens == unknown.totals.hit_tokens == switched_off.totals.hit_tokens == 0
     assert _column(rows, "query_tokens_cum") == [0, 0]
 
@@ -143,8 +143,8 @@ def test_beginnings_that_differ_do_not_hit() -> None:
 def test_too_long_requests_are_rejected_and_the_others_run() -> None:
     """One token more than the model takes, or than the pool holds beside the null block; exactly as many is accepted."""
     trace = _trace([(0, 90, 10), (0, 91, 10), (0, 10, 1)])
-    by_model = replay(trace, Settings(max_model_len=100), TICK)
-    by_pool = replay(trace, Settings(num_blocks=11, block_size=10), TICK)
+    by_model = replay(trace, EngineLimits(max_model_len=100), TICK)
+    by_pool = replay(trace, EngineLimits(num_blocks=11, block_size=10), TICK)
     for run in (by_model, by_pool):
         assert run.is_rejected.tolist() == [False, True, False]
         assert (run.totals.finished, run.totals.rejected) == (2, 1)
@@ -154,7 +154,7 @@ def test_too_long_requests_are_rejected_and_the_others_run() -> None:
 
 def test_only_rejected_requests_make_no_step() -> None:
     """There is nothing to do, and that is a result."""
-    run = replay(_trace([(0, 90, 10), (50, 91, 10)]), Settings(max_model_len=20), TICK)
+    run = replay(_trace([(0, 90, 10), (50, 91, 10)]), EngineLimits(max_model_len=20), TICK)
     assert (run.totals.rejected, run.totals.steps, run.totals.busy_ns) == (2, 0, 0)
 
 
@@ -167,23 +167,25 @@ def test_an_empty_trace_is_an_empty_run() -> None:
 
 def test_idle_time_is_not_busy_time() -> None:
     """With nothing to run the clock jumps to the next arrival."""
-    run, rows = _run(_trace([(0, 5, 1), (1000, 5, 1)]), Settings())
+    run, rows = _run(_trace([(0, 5, 1), (1000, 5, 1)]), EngineLimits())
     assert _column(rows, "t_start_ns") == [0, 1000]
     assert (run.totals.busy_ns, run.totals.end_ns) == (20, 1010)
 
 
 def test_equal_priorities_go_by_the_text_of_their_number() -> None:
     """vLLM compares ids as text, so of twelve that arrive at once the eleventh goes before the third."""
-    settings = Settings(max_num_seqs=1, policy="priority")
+    settings = EngineLimits(max_num_seqs=1, policy="priority")
     run = replay(_trace([(0, 5, 1)] * 12), settings, TICK)
     assert np.argsort(run.first_sched_ns).tolist() == [0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9]
-    assert np.argsort(replay(_trace([(0, 5, 1)] * 12), Settings(max_num_seqs=1), TICK).first_sched_ns).tolist() == [*range(12)]
+    assert np.argsort(replay(_trace([(0, 5, 1)] * 12), EngineLimits(max_num_seqs=1), TICK).first_sched_ns).tolist() == [
+        *range(12)
+    ]
 
 
 def test_priority_goes_before_arrival_and_arrival_before_number() -> None:
     """Lower goes first; the first come, first served policy does not look at it."""
     trace = make_trace("t", [0, 1, 1, 2], [5] * 4, [4, 1, 1, 1], [0, 5, 5, -1])
-    settings = Settings(max_num_seqs=1)
+    settings = EngineLimits(max_num_seqs=1)
     by_priority = replay(trace, settings._replace(policy="priority"), TICK)
     assert np.argsort(by_priority.first_sched_ns).tolist() == [0, 3, 1, 2]
     assert np.argsort(replay(trace, settings, TICK).first_sched_ns).tolist() == [0, 1, 2, 3]
@@ -192,14 +194,14 @@ def test_priority_goes_before_arrival_and_arrival_before_number() -> None:
 def test_the_least_urgent_gives_way() -> None:
     """By priority, whoever runs; first come, first served, the last that was let in."""
     trace = make_trace("t", [0, 0], [16, 16], [30, 30], [1, 0])
-    settings = Settings(num_blocks=6, max_num_seqs=2, max_num_batched_tokens=64)
+    settings = EngineLimits(num_blocks=6, max_num_seqs=2, max_num_batched_tokens=64)
     assert replay(trace, settings, TICK).preemptions.tolist() == [0, 1]
     assert replay(trace, settings._replace(policy="priority"), TICK).preemptions.tolist() == [1, 0]
 
 
 def test_a_preempted_request_hits_its_own_blocks() -> None:
     """It comes back with all that it had, finds its full blocks but the one taken meanwhile, and computes the rest again."""
-    run, rows = _run(_trace([(0, 32, 30), (0, 32, 20)]), Settings(num_blocks=7, max_num_seqs=2, max_num_batched_tokens=64))
+    run, rows = _run(_trace([(0, 32, 30), (0, 32, 20)]), EngineLimits(num_blocks=7, max_num_seqs=2, max_num_batched_tokens=64))
     assert run.preemptions.tolist() == [0, 1]
     assert run.cached_tokens.tolist() == [0, 0]  # of first admissions alone
     totals = run.totals
@@ -213,7 +215,7 @@ def test_a_preempted_request_hits_its_own_blocks() -> None:
 
 def test_without_the_cache_all_is_computed_again() -> None:
     """The same preemption, and nothing to come back to."""
-    settings = Settings(num_blocks=7, max_num_seqs=2, max_num_batched_tokens=64, prefix_caching=False)
+    settings = EngineLimits(num_blocks=7, max_num_seqs=2, max_num_batched_tokens=64, prefix_caching=False)
     run, _ = _run(_trace([(0, 32, 30), (0, 32, 20)]), settings)
     assert (run.totals.preemptions, run.totals.resumed_hit_tokens, run.totals.recomputed_tokens) == (1, 0, 48)
 
@@ -221,8 +223,8 @@ def test_without_the_cache_all_is_computed_again() -> None:
 def test_two_batches_are_under_way_with_async_scheduling() -> None:
     """The next step is decided while one runs: tokens are the same, and a step starts when the last one ends."""
     trace = _trace([(0, 20, 8), (0, 20, 3)])
-    plain, _ = _run(trace, Settings())
-    run, rows = _run(trace, Settings(async_scheduling=True))
+    plain, _ = _run(trace, EngineLimits())
+    run, rows = _run(trace, EngineLimits(async_scheduling=True))
     assert run.produced.tolist() == plain.produced.tolist() == [8, 3]
     assert run.finish_ns.tolist() == plain.finish_ns.tolist()
     starts, ends = _column(rows, "t_start_ns"), _column(rows, "t_end_ns")
@@ -232,7 +234,7 @@ def test_two_batches_are_under_way_with_async_scheduling() -> None:
 def test_a_table_of_step_times_replaces_the_line() -> None:
     """by_tokens[T] is the cost of T tokens; requests and context are added to it."""
     table = np.arange(2049, dtype=np.int64) ** 2
-    run, _ = _run(_trace([(0, 30, 2)]), Settings(), StepTime(seq_ns=7, ctx_ps=0, by_tokens=table))
+    run, _ = _run(_trace([(0, 30, 2)]), EngineLimits(), StepTime(seq_ns=7, ctx_ps=0, by_tokens=table))
     assert run.finish_ns.tolist() == [900 + 7 + 1 + 7]
 
 
@@ -261,7 +263,7 @@ def test_pieces_of_the_step_log_make_the_whole() -> None:
     long = LOG_ROWS + 1000
     trace = _trace([(0, 100, long), (5, 100, 20), (5, 200_000, 1)])
     run = replay(
-        trace, Settings(max_model_len=100_000), TICK, on_steps=lambda rows: pieces.append(rows.copy()),
+        trace, EngineLimits(max_model_len=100_000), TICK, on_steps=lambda rows: pieces.append(rows.copy()),
         on_progress=lambda done, of: progress.append((done, of)),
     )  # fmt: skip
     rows = np.concatenate(pieces)
@@ -304,8 +306,8 @@ def test_a_run_can_be_stopped_at_any_time_and_go_on(name: str) -> None:
 
 def test_a_run_that_is_stuck_says_so() -> None:
     """A prompt that no empty pool can take would wait for ever in vLLM: one line that says what to change."""
-    groups = (Group("full", 16), Group("sliding", 16, 64))
-    settings = Settings(num_blocks=9, max_num_batched_tokens=64, max_num_seqs=4, max_model_len=512, groups=groups)
+    groups = (CacheGroup("full", 16), CacheGroup("sliding", 16, 64))
+    settings = EngineLimits(num_blocks=9, max_num_batched_tokens=64, max_num_seqs=4, max_model_len=512, groups=groups)
     with pytest.raises(BadInput) as caught:
         replay(_trace([(0, 100, 4), (0, 5, 1)]), settings)
     assert "2 requests wait" in str(caught.value)
@@ -316,7 +318,7 @@ def test_a_run_that_is_stuck_says_so() -> None:
 def test_a_run_without_end_says_so() -> None:
     """Two requests that push each other out for ever, as they do in vLLM: one line, after a moment, with what to change."""
     trace = _trace([(0, 7, 2), (0, 7, 4)])
-    settings = Settings(
+    settings = EngineLimits(
         num_blocks=4, block_size=4, max_num_seqs=2, max_model_len=40, prefix_caching=False, long_prefill_token_threshold=1,
         reserve_full_isl=False, policy="priority",
     )  # fmt: skip

@@ -12,42 +12,42 @@ import pytest
 from plimsoll.errors import BadInput
 from plimsoll.simulate import layout as at
 from plimsoll.simulate import start as start_module
-from plimsoll.simulate.settings import Group, Settings, StepTime, groups_of
+from plimsoll.simulate.settings import CacheGroup, EngineLimits, StepTime, groups_of
 from plimsoll.simulate.start import MOST_BLOCK_SIZE, MOST_BLOCKS, MOST_BUDGET, MOST_TOKENS, check, start, too_long
 from plimsoll.simulate.trace import make_trace
 from tests.each import each
 
-REFUSED: list[tuple[Settings, tuple[str, ...]]] = [
-    (Settings(block_size=0), ("--block-size", "at least 1", "0")),
-    (Settings(max_num_seqs=0), ("--max-num-seqs", "at least 1", "0")),
-    (Settings(max_num_batched_tokens=-5), ("--max-num-batched-tokens", "at least 1", "-5")),
-    (Settings(max_model_len=0), ("--max-model-len", "at least 1", "0")),
-    (Settings(num_blocks=1), ("--num-blocks", "at least 2", "null block")),
-    (Settings(num_blocks=-3), ("--num-blocks", "-3")),
-    (Settings(num_blocks=MOST_BLOCKS + 1), ("--num-blocks", str(MOST_BLOCKS))),
-    (Settings(max_num_batched_tokens=MOST_BUDGET + 1), ("--max-num-batched-tokens", str(MOST_BUDGET))),
-    (Settings(block_size=32, groups=(Group("full", 16), Group("mamba", 16))), ("--groups", "--block-size")),
-    (Settings(block_size=MOST_BLOCK_SIZE + 1), ("--block-size", str(MOST_BLOCK_SIZE))),
-    (Settings(max_model_len=MOST_TOKENS + 1), ("--max-model-len", str(MOST_TOKENS))),
-    (Settings(long_prefill_token_threshold=-1), ("--long-prefill-token-threshold", "0 (off)")),
-    (Settings(watermark=1.0), ("--watermark", "between 0 and 1", "1.0")),
-    (Settings(watermark=-0.1), ("--watermark", "-0.1")),
-    (Settings(watermark=float("nan")), ("--watermark", "nan")),
-    (Settings(max_num_seqs=257, max_num_batched_tokens=256), ("--max-num-batched-tokens 256", "--max-num-seqs 257")),
-    (Settings(chunked_prefill=False), ("--max-num-batched-tokens 2048", "--max-model-len 16384", "chunked prefill")),
-    (Settings(groups=(Group("full", 0), Group())), ("group", "block size", "0")),
-    (Settings(groups=(Group("sliding", 16),)), ("sliding group", "window")),
-    (Settings(groups=(Group("full", 16), Group("mamba", 32))), ("Mamba", "block size", "prefix caching")),
+REFUSED: list[tuple[EngineLimits, tuple[str, ...]]] = [
+    (EngineLimits(block_size=0), ("--block-size", "at least 1", "0")),
+    (EngineLimits(max_num_seqs=0), ("--max-num-seqs", "at least 1", "0")),
+    (EngineLimits(max_num_batched_tokens=-5), ("--max-num-batched-tokens", "at least 1", "-5")),
+    (EngineLimits(max_model_len=0), ("--max-model-len", "at least 1", "0")),
+    (EngineLimits(num_blocks=1), ("--num-blocks", "at least 2", "null block")),
+    (EngineLimits(num_blocks=-3), ("--num-blocks", "-3")),
+    (EngineLimits(num_blocks=MOST_BLOCKS + 1), ("--num-blocks", str(MOST_BLOCKS))),
+    (EngineLimits(max_num_batched_tokens=MOST_BUDGET + 1), ("--max-num-batched-tokens", str(MOST_BUDGET))),
+    (EngineLimits(block_size=32, groups=(CacheGroup("full", 16), CacheGroup("mamba", 16))), ("--groups", "--block-size")),
+    (EngineLimits(block_size=MOST_BLOCK_SIZE + 1), ("--block-size", str(MOST_BLOCK_SIZE))),
+    (EngineLimits(max_model_len=MOST_TOKENS + 1), ("--max-model-len", str(MOST_TOKENS))),
+    (EngineLimits(long_prefill_token_threshold=-1), ("--long-prefill-token-threshold", "0 (off)")),
+    (EngineLimits(watermark=1.0), ("--watermark", "between 0 and 1", "1.0")),
+    (EngineLimits(watermark=-0.1), ("--watermark", "-0.1")),
+    (EngineLimits(watermark=float("nan")), ("--watermark", "nan")),
+    (EngineLimits(max_num_seqs=257, max_num_batched_tokens=256), ("--max-num-batched-tokens 256", "--max-num-seqs 257")),
+    (EngineLimits(chunked_prefill=False), ("--max-num-batched-tokens 2048", "--max-model-len 16384", "chunked prefill")),
+    (EngineLimits(groups=(CacheGroup("full", 0), CacheGroup())), ("group", "block size", "0")),
+    (EngineLimits(groups=(CacheGroup("sliding", 16),)), ("sliding group", "window")),
+    (EngineLimits(groups=(CacheGroup("full", 16), CacheGroup("mamba", 32))), ("Mamba", "block size", "prefix caching")),
     (
-        Settings(groups=(Group("mamba", 16),), chunked_prefill=False, max_num_batched_tokens=16384),
+        EngineLimits(groups=(CacheGroup("mamba", 16),), chunked_prefill=False, max_num_batched_tokens=16384),
         ("Mamba", "prefix caching", "chunked prefill"),
     ),
-    (Settings(groups=(Group("full", 32),)), ("32", "--block-size", "16")),
+    (EngineLimits(groups=(CacheGroup("full", 32),)), ("32", "--block-size", "16")),
 ]
 
 
 @each(("settings", "said"), REFUSED)
-def test_what_cannot_start_is_one_line(settings: Settings, said: tuple[str, ...]) -> None:
+def test_what_cannot_start_is_one_line(settings: EngineLimits, said: tuple[str, ...]) -> None:
     """The option, its value or its limit; before anything is laid out."""
     with pytest.raises(BadInput) as caught:
         start(make_trace("t", [0], [5], [1]), settings, StepTime(), np.zeros(1, dtype=np.int64))
@@ -73,42 +73,42 @@ def test_no_refusal_is_left_out_above() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        Settings(),
-        Settings(num_blocks=2, block_size=1, max_num_seqs=1, max_num_batched_tokens=1, max_model_len=1),
-        Settings(watermark=0.999),
-        Settings(chunked_prefill=False, max_num_batched_tokens=16384),
-        Settings(groups=(Group("full", 16), Group("mamba", 32)), prefix_caching=False),
-        Settings(groups=(Group("full", 16), Group("sliding", 32, 1))),
-        Settings(groups=(Group("mamba", 16),)),
+        EngineLimits(),
+        EngineLimits(num_blocks=2, block_size=1, max_num_seqs=1, max_num_batched_tokens=1, max_model_len=1),
+        EngineLimits(watermark=0.999),
+        EngineLimits(chunked_prefill=False, max_num_batched_tokens=16384),
+        EngineLimits(groups=(CacheGroup("full", 16), CacheGroup("mamba", 32)), prefix_caching=False),
+        EngineLimits(groups=(CacheGroup("full", 16), CacheGroup("sliding", 32, 1))),
+        EngineLimits(groups=(CacheGroup("mamba", 16),)),
     ],
 )
-def test_what_vllm_starts_with_is_taken(settings: Settings) -> None:
+def test_what_vllm_starts_with_is_taken(settings: EngineLimits) -> None:
     """The limits themselves are fine."""
     check(settings)
 
 
 def test_one_full_group_is_the_default() -> None:
     """Of the block size that was given."""
-    assert groups_of(Settings(block_size=32)) == (Group("full", 32),)
+    assert groups_of(EngineLimits(block_size=32)) == (CacheGroup("full", 32),)
 
 
 def test_without_prefix_caching_a_state_is_one_block() -> None:
     """However long the request: a Mamba group's block is then as long as the model takes."""
-    settings = Settings(groups=(Group("full", 16), Group("mamba", 16)), max_model_len=500)
+    settings = EngineLimits(groups=(CacheGroup("full", 16), CacheGroup("mamba", 16)), max_model_len=500)
     assert groups_of(settings) == settings.groups
-    assert groups_of(settings._replace(prefix_caching=False)) == (Group("full", 16), Group("mamba", 500))
+    assert groups_of(settings._replace(prefix_caching=False)) == (CacheGroup("full", 16), CacheGroup("mamba", 500))
 
 
 def test_the_longest_request_is_what_model_and_pool_hold() -> None:
     """Full groups share the pool; a window or a state never needs it all, so that only the model limits."""
     lengths = np.arange(1, 20_000, dtype=np.int64)
     for settings, longest in (
-        (Settings(num_blocks=11, block_size=16), 160),
-        (Settings(num_blocks=11, max_model_len=100), 100),
-        (Settings(num_blocks=11, groups=(Group(), Group())), 81),
-        (Settings(num_blocks=31, groups=(Group("full", 16), Group("full", 32))), 321),
-        (Settings(num_blocks=11, groups=(Group(), Group("sliding", 16, 64))), 161),
-        (Settings(num_blocks=11, groups=(Group("sliding", 16, 64),)), 16384),
+        (EngineLimits(num_blocks=11, block_size=16), 160),
+        (EngineLimits(num_blocks=11, max_model_len=100), 100),
+        (EngineLimits(num_blocks=11, groups=(CacheGroup(), CacheGroup())), 81),
+        (EngineLimits(num_blocks=31, groups=(CacheGroup("full", 16), CacheGroup("full", 32))), 321),
+        (EngineLimits(num_blocks=11, groups=(CacheGroup(), CacheGroup("sliding", 16, 64))), 161),
+        (EngineLimits(num_blocks=11, groups=(CacheGroup("sliding", 16, 64),)), 16384),
     ):
         assert lengths[~too_long(lengths, settings)].max() == longest
 
@@ -117,14 +117,14 @@ def test_a_request_longer_than_can_be_counted_is_refused() -> None:
     """One line that names the trace."""
     trace = make_trace("huge", [0], [2**31], [1])
     with pytest.raises(BadInput, match="huge: a request of 2147483649 tokens") as caught:
-        start(trace, Settings(), StepTime(), trace.arrival_ns)
+        start(trace, EngineLimits(), StepTime(), trace.arrival_ns)
     assert "\n" not in str(caught.value)
 
 
 def test_a_start_has_every_block_free_and_nobody_in() -> None:
     """All but the null block, in order of their numbers; as many slots as can ever be used."""
     trace = make_trace("t", [0, 1], [5, 5], [1, 1])
-    state = start(trace, Settings(num_blocks=5, watermark=0.5), StepTime(), trace.arrival_ns)
+    state = start(trace, EngineLimits(num_blocks=5, watermark=0.5), StepTime(), trace.arrival_ns)
     order, block = [], int(state.links[5, at.NEXT])
     while block != 6:
         order.append(block)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from plimsoll.simulate.settings import Group, Settings
+from plimsoll.simulate.settings import CacheGroup, EngineLimits
 from plimsoll.simulate.summary import ROUGH_GUIDE, Latencies, Latency, Summary, latencies_of, percentile, summarise
 from tests.simulate.golden_runs import GOLDEN, NO_GOLDEN, golden_replay, golden_summary, hand_made
 
@@ -61,8 +61,8 @@ def test_waste_is_a_share_of_the_used_slots() -> None:
 
 def test_waste_in_percent_is_unknown_for_mixed_block_sizes() -> None:
     """A slot of one group is not a slot of another, so there is no share to give."""
-    mixed = Settings(num_blocks=11, groups=(Group(block_size=16), Group("mamba", 64)))
-    same = Settings(num_blocks=11, groups=(Group(block_size=32), Group("sliding", 32, 128)))
+    mixed = EngineLimits(num_blocks=11, groups=(CacheGroup(block_size=16), CacheGroup("mamba", 64)))
+    same = EngineLimits(num_blocks=11, groups=(CacheGroup(block_size=32), CacheGroup("sliding", 32, 128)))
     assert summarise(hand_made(TWO, STEPS, mixed)).waste.mean_percent is None
     assert summarise(hand_made(TWO, STEPS, same)).waste.mean_percent == pytest.approx(100 * 8 / (4.75 * 32))
 

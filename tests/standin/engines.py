@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from plimsoll.simulate.settings import Settings, StepTime
-from plimsoll.standin.engine import Engine, EngineConfig
+from plimsoll.simulate.settings import EngineLimits, StepTime
+from plimsoll.standin.engine import StandinConfig, StandinEngine
 from plimsoll.standin.faults import Fault, parse_fault
 from plimsoll.standin.memory import MemorySizes
 from plimsoll.standin.request import Request, RequestSpec
@@ -21,21 +21,21 @@ SIZES = MemorySizes(
     total=24 * GIB, context=600 * MIB, neighbours=0, requested=20 * GIB, weights=15 * GIB, non_torch=100 * MIB,
     activation_peak=900 * MIB, graphs=500 * MIB, kv_cache=3 * GIB, max_num_batched_tokens=2048, max_num_seqs=64, vocab=128_256,
 )  # fmt: skip
-SETTINGS = Settings(num_blocks=256, block_size=16, max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=2048)
+SETTINGS = EngineLimits(num_blocks=256, block_size=16, max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=2048)
 
 
-def config(settings: Settings = SETTINGS, step_time: StepTime | None = None, sizes: MemorySizes = SIZES) -> EngineConfig:
+def config(settings: EngineLimits = SETTINGS, step_time: StepTime | None = None, sizes: MemorySizes = SIZES) -> StandinConfig:
     """A small engine; by default 10 ms a step and a pool of 4,080 tokens."""
-    return EngineConfig(
+    return StandinConfig(
         release="0.32.0", model="m", served_names=("m",), max_model_len=settings.max_model_len, settings=settings,
         step_time=step_time or StepTime(10_000_000, 0, 0, 0), sizes=sizes, edges=EDGES, cache_labels={},
     )  # fmt: skip
 
 
-def engine(*faults: str | Fault, **changes: object) -> Engine:
+def engine(*faults: str | Fault, **changes: object) -> StandinEngine:
     """One with these faults, written as --fault has them."""
     made = [parse_fault(one) if isinstance(one, str) else one for one in faults]
-    return Engine(config(**changes), made)  # type: ignore[arg-type]
+    return StandinEngine(config(**changes), made)  # type: ignore[arg-type]
 
 
 def ask(prompt: int = 100, output: int = 10, seed: int = 1) -> RequestSpec:
@@ -43,7 +43,7 @@ def ask(prompt: int = 100, output: int = 10, seed: int = 1) -> RequestSpec:
     return RequestSpec(np.arange(seed * 10_000, seed * 10_000 + prompt, dtype=np.int64), output, seed=seed)
 
 
-def served(one: Engine, request: Request, limit_s: float = 60.0) -> Request:
+def served(one: StandinEngine, request: Request, limit_s: float = 60.0) -> Request:
     """Go on until it has ended."""
     end = one.now_ns + int(limit_s * NS)
     while request.finish is None and one.now_ns < end:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from plimsoll.doctor.rules.log_text import Log
 from plimsoll.standin.config import Launchable
-from plimsoll.standin.launch_log import Line, written
+from plimsoll.standin.launch_log import StartLogLine, written
 from tests.log_bytes import log_of_bytes
 from tests.options import standin_options
 
@@ -20,11 +20,11 @@ def launchable(*words: str, **environ: str) -> Launchable:
     return standin_options(words, environ).launches[0]
 
 
-def text_of(lines: Iterable[Line], release: str) -> str:
+def text_of(lines: Iterable[StartLogLine], release: str) -> str:
     """The lines as a log holds them."""
     return "".join(written(line, STAMP, PID, release) + "\n" for line in lines)
 
 
-def log_of(lines: Iterable[Line], release: str) -> Log:
+def log_of(lines: Iterable[StartLogLine], release: str) -> Log:
     """The same, as `plimsoll doctor` reads it."""
     return log_of_bytes("standin.log", text_of(lines, release).encode())

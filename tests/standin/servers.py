@@ -12,10 +12,10 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from plimsoll.inside.settings import Settings
+from plimsoll.inside.settings import InsideSettings
 from plimsoll.simulate.settings import StepTime
-from plimsoll.standin.config import Options
-from plimsoll.standin.engine import Engine
+from plimsoll.standin.config import ServerFlags
+from plimsoll.standin.engine import StandinEngine
 from plimsoll.standin.serve.server import AssembledServer, Port, assemble
 from plimsoll.standin.serve.service import Driver
 from tests.standin.engines import ask, engine, served
@@ -81,7 +81,11 @@ def compiled() -> None:
 
 @contextlib.contextmanager
 def standin(
-    options: Options | None = None, *, one: Engine | None = None, speed: float = 1.0, settings: Settings | None = None
+    options: ServerFlags | None = None,
+    *,
+    one: StandinEngine | None = None,
+    speed: float = 1.0,
+    settings: InsideSettings | None = None,
 ) -> Iterator[Server]:
     """One that listens."""
     compiled()
@@ -93,7 +97,7 @@ def standin(
 
     async def begin() -> AssembledServer:
         driver = Driver(found, time.monotonic_ns, speed)
-        made = assemble(driver, options or Options(is_dev_mode=True, token=TOKEN), settings=settings)
+        made = assemble(driver, options or ServerFlags(is_dev_mode=True, token=TOKEN), settings=settings)
         await port.open(made.app, root_path=options.root_path if options else "")
         driver.start()
         return made

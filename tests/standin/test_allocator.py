@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plimsoll.standin.memory import MIB, Allocator, Failure, rounded, segment_for
+from plimsoll.standin.memory import MIB, AllocationFailure, Allocator, rounded, segment_for
 
 PLENTY = 1 << 40
 
@@ -51,7 +51,7 @@ def test_a_failure_says_what_was_asked_for() -> None:
     allocator = Allocator()
     allocator.run([(0, 30 * MIB), (1, 40 * MIB)], 70 * MIB)
     failure = allocator.run([(0, 30 * MIB), (1, 61 * MIB)], 20 * MIB)
-    assert failure == Failure(tried=62 * MIB, live=30 * MIB, tensor=1)
+    assert failure == AllocationFailure(tried=62 * MIB, live=30 * MIB, tensor=1)
     assert (allocator.retries, allocator.ooms, allocator.reserved) == (1, 1, 30 * MIB)
 
 
@@ -63,7 +63,7 @@ def test_what_is_kept_holds_its_segment() -> None:
     assert (allocator.reserved, allocator.releasable, allocator.largest_free_block) == (30 * MIB, 0, 28 * MIB)
     assert allocator.release() == 0
     assert allocator.run([(0, 28 * MIB)], 0) is None
-    assert isinstance(allocator.keep(29 * MIB, 0), Failure)
+    assert isinstance(allocator.keep(29 * MIB, 0), AllocationFailure)
     assert isinstance(allocator.keep(3 * MIB, 0), int)
     assert allocator.largest_free_block == 25 * MIB
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.standin.config import Options
+from plimsoll.standin.config import ServerFlags
 from plimsoll.standin.request import decode, piece
 from tests.fakes import eventually
 from tests.standin.engines import engine
@@ -225,7 +225,7 @@ def test_logprobs_have_a_place_for_every_token(server: Server, path: str) -> Non
 
 def test_the_next_turn_finds_the_last_one_in_the_cache() -> None:
     """Text of a conversation becomes the same tokens again, so that its blocks are hit."""
-    with standin(Options(has_prompt_tokens_details=True)) as server:
+    with standin(ServerFlags(has_prompt_tokens_details=True)) as server:
         messages = [{"role": "user", "content": "word " * 200}]
         first = server.ask("POST", PATHS[1], {"messages": messages, "max_tokens": 60}).json()
         messages += [first["choices"][0]["message"], {"role": "user", "content": "and then?"}]
@@ -280,7 +280,7 @@ def test_the_metrics_page_shows_what_was_done(server: Server) -> None:
 
 def test_a_key_guards_what_vllm_guards() -> None:
     """Only paths under /v1 and the like ask for it; whoever has it is let in."""
-    with standin(Options(api_keys=("secret", "other"))) as server:
+    with standin(ServerFlags(api_keys=("secret", "other"))) as server:
         got = server.ask("GET", "/v1/models")
         assert (got.status, got.json()) == (401, {"error": "Unauthorized"})
         assert server.ask("GET", "/v1/models", authorization="Bearer other").status == 200

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from plimsoll.standin.config import Options
+from plimsoll.standin.config import ServerFlags
 from plimsoll.standin.serve.metrics import cut, lie
 from tests.fakes import eventually
 from tests.standin.engines import GIB, engine
@@ -16,7 +17,7 @@ from tests.standin.servers import SLOW, TOKEN, Got, Server, standin
 from tests.standin.test_api import PATHS, asked
 
 BEARER = {"authorization": f"Bearer {TOKEN}"}
-DEV = Options(is_dev_mode=True, token=TOKEN)
+DEV = ServerFlags(is_dev_mode=True, token=TOKEN)
 
 
 class Asking:
@@ -87,7 +88,7 @@ def test_a_pause_can_wait_for_what_runs() -> None:
 def test_without_sleep_mode_an_engine_that_sleeps_keeps_its_memory() -> None:
     """200 and asleep all the same, as in vLLM, whose allocator has nothing to put away then."""
     for has_mode in (False, True):
-        with standin(DEV._replace(has_sleep_mode=has_mode)) as server:
+        with standin(replace(DEV, has_sleep_mode=has_mode)) as server:
             memory = server.made.service.engine.memory
             free = memory.free
             assert server.ask("POST", "/sleep?level=1").json() == {"status": "sleeping", "level": 1}
@@ -118,7 +119,7 @@ def test_a_cache_in_use_is_not_reset_unless_all_are_pushed_out() -> None:
 
 def test_faults_need_the_token() -> None:
     """403 where there is none, 401 for a wrong one; nothing is changed then."""
-    with standin(Options()) as server:
+    with standin(ServerFlags()) as server:
         assert server.ask("POST", "/standin/faults", {"kind": "wedge"}, **BEARER).status == 403
         assert server.ask("GET", "/standin/state").status == 403
     with standin(DEV) as server:

@@ -57,23 +57,19 @@ def test_time_passes_as_fast_as_it_is_told_to(speed: float) -> None:
     assert asyncio.run(run())[0] == int(3 * NS * speed)
 
 
-def test_an_idle_engine_has_no_timer() -> None:
+async def test_an_idle_engine_has_no_timer() -> None:
     """500 of them cost nothing; a submitted request sets one, and it is gone when all is done."""
-
-    async def run() -> None:
-        drivers = [Driver(engine(), time.monotonic_ns, 100.0) for _ in range(20)]
-        for driver in drivers:
-            driver.start()
-        assert all(driver.is_idle for driver in drivers)
-        request = drivers[0].submit(ask(output=5), lambda: None)
-        assert [driver.is_idle for driver in drivers].count(False) == 1
-        for _ in range(200):
-            await asyncio.sleep(0.005)
-            if request.finish is not None and drivers[0].is_idle:
-                break
-        assert (request.finish, drivers[0].is_idle) == ("length", True)
-
-    asyncio.run(run())
+    drivers = [Driver(engine(), time.monotonic_ns, 100.0) for _ in range(20)]
+    for driver in drivers:
+        driver.start()
+    assert all(driver.is_idle for driver in drivers)
+    request = drivers[0].submit(ask(output=5), lambda: None)
+    assert [driver.is_idle for driver in drivers].count(False) == 1
+    for _ in range(200):
+        await asyncio.sleep(0.005)
+        if request.finish is not None and drivers[0].is_idle:
+            break
+    assert (request.finish, drivers[0].is_idle) == ("length", True)
 
 
 def test_a_stopped_driver_makes_no_turn() -> None:

@@ -5,26 +5,27 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from plimsoll.inside.settings import Settings
-from plimsoll.standin.config import Options
+from plimsoll.inside.settings import InsideSettings
+from plimsoll.standin.config import ServerFlags
 from tests.fakes import eventually
 from tests.standin.engines import engine
 from tests.standin.servers import FAST, SLOW, TOKEN, Got, Server, standin
 from tests.standin.test_api import PATHS, asked
 from tests.standin.test_api_admin import BEARER, Asking, begun
 
-GATED = Options(is_dev_mode=True, token=TOKEN, middleware=("plimsoll.inside.Gate",))
+GATED = ServerFlags(is_dev_mode=True, token=TOKEN, middleware=("plimsoll.inside.Gate",))
 QUICK = {"PLIMSOLL_TOKEN": TOKEN, "PLIMSOLL_WEDGE_S": "0.5", "PLIMSOLL_CANARY_S": "0.5"}
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
     """One with slow steps and a gate that soon suspects."""
-    with standin(GATED, one=engine(step_time=SLOW), settings=Settings(QUICK)) as found:
+    with standin(GATED, one=engine(step_time=SLOW), settings=InsideSettings(QUICK)) as found:
         assert found.ask("GET", "/plimsoll/ready").status == 200
         yield found
 
@@ -127,8 +128,8 @@ def test_a_server_that_stops_is_not_ready_any_more(server: Server) -> None:
 def test_gates_of_two_servers_share_nothing() -> None:
     """A drain, a count and a metric of one are not the other's."""
     with (
-        standin(GATED, one=engine(step_time=FAST), settings=Settings(QUICK)) as one,
-        standin(GATED, one=engine(step_time=FAST), settings=Settings(QUICK)) as other,
+        standin(GATED, one=engine(step_time=FAST), settings=InsideSettings(QUICK)) as one,
+        standin(GATED, one=engine(step_time=FAST), settings=InsideSettings(QUICK)) as other,
     ):
         own(one, "drain", {"epoch": 3, "refuse": True})
         assert other.ask("POST", PATHS[0], asked(PATHS[0])).status == 200
@@ -140,8 +141,8 @@ def test_gates_of_two_servers_share_nothing() -> None:
 
 def test_the_key_is_asked_for_before_the_queue_is() -> None:
     """The shedding layer lies beneath the key, as in vLLM: 401, not 503."""
-    options = GATED._replace(api_keys=("secret",))
-    with standin(options, settings=Settings({**QUICK, "PLIMSOLL_SHED_WAIT_S": "0.01"})) as server:
+    options = replace(GATED, api_keys=("secret",))
+    with standin(options, settings=InsideSettings({**QUICK, "PLIMSOLL_SHED_WAIT_S": "0.01"})) as server:
         assert server.ask("POST", PATHS[0], asked(PATHS[0])).status == 401
         assert server.ask("POST", PATHS[0], asked(PATHS[0]), authorization="Bearer secret").status == 200
 

@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import openai
 import pytest
 
-from plimsoll.standin.config import Options
+from plimsoll.standin.config import ServerFlags
 from tests.standin.servers import Server, standin
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """One with a key."""
-    with standin(Options(api_keys=("secret",), max_num_queued_reqs=8)) as found:
+    with standin(ServerFlags(api_keys=("secret",), max_num_queued_reqs=8)) as found:
         yield found
 
 
 @pytest.fixture
 def client(server: Server) -> Iterator[Any]:
     """Theirs, as they recommend it."""
+    import openai  # takes a second, which collecting the tests need not
+
     with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="secret", max_retries=0) as found:
         yield found
 
@@ -51,6 +52,8 @@ def test_streams_are_read_to_their_end(client: Any) -> None:
 
 def test_errors_are_told_apart(client: Any, server: Server) -> None:
     """Each status becomes the client's own exception, with vLLM's words."""
+    import openai
+
     with pytest.raises(openai.NotFoundError, match="The model `x` does not exist"):
         client.completions.create(model="x", prompt="hi")
     with pytest.raises(openai.BadRequestError, match="maximum context length is 2048 tokens"):

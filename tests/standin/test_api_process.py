@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from plimsoll.standin.serve.metrics import ServerProcess
+from plimsoll.standin.serve.metrics import ProcessFigures
 from tests.standin.engines import GIB, engine
 from tests.standin.servers import standin
 from tests.standin.test_api_admin import DEV
@@ -22,7 +22,7 @@ def value_of(page: bytes, name: str) -> float:
 
 def test_one_of_a_fleet_does_not_tell_what_all_use() -> None:
     """Processor time, files and address space cannot be told apart and are left out."""
-    found = ServerProcess(lambda: 5, is_alone=False, registry=CollectorRegistry()).collect()
+    found = ProcessFigures(lambda: 5, is_alone=False, registry=CollectorRegistry()).collect()
     assert [metric.name for metric in found] == ["process_resident_memory_bytes", "process_start_time_seconds"]
 
 

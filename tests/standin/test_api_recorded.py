@@ -6,14 +6,15 @@ The same questions go to the real engine itself in tests/real/test_standin_confo
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from lab.conformance.__main__ import CAPTURES
 from lab.conformance.cases import API_KEY, KEYED, REQUESTS
 from lab.conformance.compare import beyond, differences
 from lab.conformance.phases import answers, tidied
-from plimsoll.simulate.settings import Settings
-from plimsoll.standin.config import Options
-from plimsoll.standin.engine import Engine
+from plimsoll.simulate.settings import EngineLimits
+from plimsoll.standin.config import ServerFlags
+from plimsoll.standin.engine import StandinEngine
 from tests.standin.engines import SIZES, config
 from tests.standin.servers import FAST, TOKEN, standin
 
@@ -21,13 +22,13 @@ from tests.standin.servers import FAST, TOKEN, standin
 def test_every_answer_is_the_real_ones() -> None:
     """Statuses, headers, bodies, the events of streams: with development mode, and with a key."""
     real = json.loads((CAPTURES / "real.json").read_text(encoding="utf-8"))
-    settings = Settings(num_blocks=2000, block_size=128, max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=2048)
-    tiny = config(settings, FAST, SIZES._replace(vocab=2048))._replace(model="tiny", served_names=("tiny",))
+    settings = EngineLimits(num_blocks=2000, block_size=128, max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=2048)
+    tiny = replace(config(settings, FAST, SIZES._replace(vocab=2048)), model="tiny", served_names=("tiny",))
     for part, options, cases in (
-        ("main", Options(is_dev_mode=True, has_sleep_mode=False, token=TOKEN), REQUESTS),
-        ("keyed", Options(api_keys=(API_KEY,)), KEYED),
+        ("main", ServerFlags(is_dev_mode=True, has_sleep_mode=False, token=TOKEN), REQUESTS),
+        ("keyed", ServerFlags(api_keys=(API_KEY,)), KEYED),
     ):
-        with standin(options, one=Engine(tiny)) as server:
+        with standin(options, one=StandinEngine(tiny)) as server:
             ours = {part: {"requests": tidied(answers(server, cases))}}  # type: ignore[arg-type]
         left = beyond(differences({part: {"requests": real[part]["requests"]}}, ours))
         assert not left, "\n".join(map(str, left))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.standin.config import Options
+from plimsoll.standin.config import ServerFlags
 from tests.fakes import eventually
 from tests.standin.engines import engine
 from tests.standin.servers import SLOW, Server, standin
@@ -18,7 +18,7 @@ from tests.standin.test_api import PATHS, asked
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """One for all tests that leave nothing behind."""
-    with standin(Options()) as found:
+    with standin(ServerFlags()) as found:
         yield found
 
 
@@ -71,13 +71,13 @@ def test_deep_and_odd_json_is_refused_and_never_an_error_of_ours(server: Server)
 
 def test_a_full_queue_is_said_with_503() -> None:
     """By requests and by prompt tokens, as vLLM's own valves; each refusal is counted."""
-    with standin(Options(max_num_queued_reqs=2), one=engine(step_time=SLOW)) as server:
+    with standin(ServerFlags(max_num_queued_reqs=2), one=engine(step_time=SLOW)) as server:
         error = error_of(server, PATHS[0], asked(PATHS[0], n=3))
         assert error["message"].startswith("The engine is currently busy and cannot accept new requests.")
         assert (error["type"], error["code"]) == ("Service Unavailable", 503)
         assert server.made.service.engine.figures.rejected["max_num_queued_reqs"] == 1
         assert server.ask("POST", PATHS[0], asked(PATHS[0], n=2)).status == 200
-    with standin(Options(max_num_queued_tokens=0)) as server:
+    with standin(ServerFlags(max_num_queued_tokens=0)) as server:
         error = error_of(server, PATHS[1], asked(PATHS[1]))
         assert error["message"].startswith("The engine has reached its prefill token backlog limit.")
         assert server.made.service.engine.figures.rejected["max_num_queued_tokens"] == 1
@@ -85,7 +85,7 @@ def test_a_full_queue_is_said_with_503() -> None:
 
 def test_a_dead_engine_is_said_to_those_who_wait_and_those_who_come() -> None:
     """500 for a whole answer, an event in a stream that has begun, 503 from /health."""
-    with standin(Options(is_dev_mode=True), one=engine(step_time=SLOW)) as server:
+    with standin(ServerFlags(is_dev_mode=True), one=engine(step_time=SLOW)) as server:
         service = server.made.service
 
         def kill() -> None:
@@ -137,7 +137,7 @@ def test_two_requests_of_one_name_do_not_disturb_each_other() -> None:
     """A client may send the same request id twice at once."""
     import threading
 
-    with standin(Options(), one=engine(step_time=SLOW)) as server:
+    with standin(ServerFlags(), one=engine(step_time=SLOW)) as server:
         found: list[Any] = []
         body = asked(PATHS[0], max_tokens=8)
         ask = lambda: found.append(server.ask("POST", PATHS[0], body, x_request_id="same"))  # noqa: E731
@@ -192,15 +192,15 @@ def test_many_prompts_with_many_answers_each_are_bounded(server: Server) -> None
 
 def test_a_slash_too_many_leads_to_the_same_place() -> None:
     """307 keeps the query, and the prefix that a proxy takes off."""
-    with standin(Options(root_path="/pre")) as server:
+    with standin(ServerFlags(root_path="/pre")) as server:
         got = server.ask("GET", "/v1/models/?a=b&c=%20")
         assert got.status == 307
         assert got.headers["location"] == f"http://127.0.0.1:{server.port}/pre/v1/models?a=b&c=%20"
-    with standin(Options()) as server:
+    with standin(ServerFlags()) as server:
         assert server.ask("GET", "/v1/models/").headers["location"] == f"http://127.0.0.1:{server.port}/v1/models"
 
 
 def test_an_empty_key_is_none() -> None:
     """As in vLLM: it is not one that a client could show."""
-    with standin(Options(api_keys=("",))) as server:
+    with standin(ServerFlags(api_keys=("",))) as server:
         assert server.ask("GET", "/v1/models").status == 200

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -9,7 +11,7 @@ from plimsoll.standin import EngineDown, StandIn
 from plimsoll.standin.config import edges_of
 from tests.standin.engines import SETTINGS, config
 
-CONFIG = config()._replace(edges=edges_of(SETTINGS.max_model_len))
+CONFIG = replace(config(), edges=edges_of(SETTINGS.max_model_len))
 
 
 def values(engine: StandIn) -> dict[str, float]:
@@ -39,12 +41,12 @@ def test_an_hour_of_traffic_is_on_the_page() -> None:
 
 def test_without_readers_it_counts_the_same() -> None:
     """Nobody is woken between the first and the last token; every figure is as with them."""
-    from plimsoll.standin.engine import Engine
+    from plimsoll.standin.engine import StandinEngine
     from tests.standin.engines import NS, ask
 
     found = []
     for wants_tokens in (True, False):
-        engine = Engine(CONFIG, wants_tokens=wants_tokens)
+        engine = StandinEngine(CONFIG, wants_tokens=wants_tokens)
         requests = [engine.submit(ask(100, 40, seed), seed * NS // 10) for seed in range(1, 30)]
         engine.advance(60 * NS)
         shown = {name: histogram.counts for name, histogram in engine.figures.histograms.items()}

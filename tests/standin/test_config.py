@@ -13,8 +13,8 @@ from plimsoll.plan.read import plan_command
 from plimsoll.simulate.inputs import _data_sheet, _plan, settings_of_plan
 from plimsoll.simulate.options import ReplayOptions
 from plimsoll.simulate.settings import StepTime
-from plimsoll.standin.engine import Engine
-from plimsoll.standin.memory import Memory
+from plimsoll.standin.engine import StandinEngine
+from plimsoll.standin.memory import DeviceModel
 from plimsoll.standin.request import RequestSpec
 from tests.standin.launches import LLAMA, launchable
 
@@ -54,12 +54,12 @@ def test_memory_is_the_ledger() -> None:
     )  # fmt: skip
     assert sizes.kv_cache == ledger.kv_plan.num_blocks * ledger.kv_plan.bytes_per_block
     assert (sizes.non_torch, sizes.activation_peak) == (ledger.non_torch.value, ledger.activation.value)
-    assert Memory(sizes).free > 0
+    assert DeviceModel(sizes).free > 0
 
 
 def test_an_engine_runs_on_it() -> None:
     """What was read is enough for an engine that answers."""
-    engine = Engine(launchable("--gpu", "L4").config)
+    engine = StandinEngine(launchable("--gpu", "L4").config)
     import numpy as np
 
     engine.submit(RequestSpec(np.arange(100, dtype=np.int64), 5), 0)

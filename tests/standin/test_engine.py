@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.standin.engine import EngineDead
 from plimsoll.standin.faults import parse_fault
-from plimsoll.standin.request import Family, RequestSpec
+from plimsoll.standin.request import RequestSpec, SampleGroup
 from tests.standin.engines import GIB, MIB, NS, SETTINGS, SIZES, ask, engine, served
 
 STEP = 10_000_000
@@ -229,7 +229,7 @@ def test_however_often_it_is_looked_at_it_does_the_same(is_async: bool) -> None:
     """A thousand small looks and one large one: the same figures, to the last bucket."""
 
     def run(piece_ns: int) -> object:
-        limits = Settings(num_blocks=60, block_size=16, max_num_seqs=16, max_num_batched_tokens=256, max_model_len=512,
+        limits = EngineLimits(num_blocks=60, block_size=16, max_num_seqs=16, max_num_batched_tokens=256, max_model_len=512,
                           async_scheduling=is_async)  # fmt: skip
         one = engine(settings=limits, step_time=StepTime(5_000_000, 20_000, 10_000, 40_000))
         requests = [one.submit(ask(40 + 7 * seed % 60, 20 + seed, seed), seed * 30_000_000) for seed in range(1, 40)]
@@ -279,7 +279,7 @@ def test_a_full_host_kills_the_worker() -> None:
 def test_several_answers_to_one_prompt_count_once_where_vllm_does() -> None:
     """Their number and the longest of them, with the last that ends."""
     one = engine()
-    family = Family(3)
+    family = SampleGroup(3)
     for seed, output in ((1, 5), (2, 9), (3, 7)):
         one.submit(ask(40, output, seed)._replace(n=3, family=family), 0)
     one.advance(6 * STEP)

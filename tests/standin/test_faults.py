@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
-from plimsoll.standin.faults import KINDS, Fault, Faults, make_fault, parse_fault
+from plimsoll.standin.faults import KINDS, Fault, FaultSchedule, make_fault, parse_fault
 
 NS = 10**9
 ROOT = Path(__file__).parents[2]
@@ -60,7 +60,7 @@ def test_no_text_is_more_than_a_fault_or_a_line(text: str) -> None:
 
 def test_they_are_on_from_their_onset_to_their_end() -> None:
     """And the next change is known."""
-    faults = Faults([parse_fault("wedge@10s:5s"), parse_fault("oom@1h")])
+    faults = FaultSchedule([parse_fault("wedge@10s:5s"), parse_fault("oom@1h")])
     assert [faults.active("wedge", at * NS) is not None for at in (0, 10, 14, 15)] == [False, True, True, False]
     assert [faults.next_change_ns(at * NS) for at in (0, 10, 15, 3600)] == [10 * NS, 15 * NS, 3600 * NS, None]
     faults.append(make_fault("growth", 3, 4, 1000))

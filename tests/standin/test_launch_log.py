@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from plimsoll.doctor.rules.diagnose import diagnose
 from plimsoll.findings import Severity
 from plimsoll.standin.config import Launchable
 from plimsoll.standin.launch_log import (
-    Line,
+    StartLogLine,
     Stats,
     after_death_lines,
     death_lines,
@@ -23,7 +24,7 @@ from plimsoll.standin.launch_log import (
     stopped_lines,
     uvicorn,
 )
-from plimsoll.standin.memory import Memory, oom_text
+from plimsoll.standin.memory import DeviceModel, oom_text
 from plimsoll.standin.start_failures import failed_lines, want_of_memory
 from plimsoll.units import GIB
 from plimsoll.vllm.log_lines import measured_of
@@ -34,7 +35,7 @@ SOME = Stats(813.5, 1869.2, 3, 1, 0, 0.25, 0.4)
 SHAPE = re.compile(r"\((APIServer|EngineCore|Worker\w*) pid=\d+\) (INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[\S+:\d+\] ")
 
 
-def lines_of_a_failure(launch: Launchable) -> tuple[Line, ...]:
+def lines_of_a_failure(launch: Launchable) -> tuple[StartLogLine, ...]:
     """The log of a start that does not succeed."""
     assert launch.failure is not None
     return tuple(failed_lines(launch.log, launch.failure))
@@ -71,7 +72,7 @@ def test_a_failed_start_is_found_as_the_real_one(words: str, capture: str, relea
 def test_a_start_says_what_was_planned(words: str, release: str) -> None:
     """`plan --learn` reads out of the log the figures that the plan put in, to the two digits that vLLM prints."""
     log = launchable("--gpu", "H100", "--vllm", release, *words.split()).log
-    raw = text_of(start_lines(log._replace(seconds=60.0), PID), release).encode()
+    raw = text_of(start_lines(replace(log, seconds=60.0), PID), release).encode()
     found = measured_of(raw.split(b"\n"))
     assert found.release == release
     assert found.weights_bytes is not None
@@ -190,7 +191,7 @@ def test_what_starts_has_room() -> None:
     """A launch without a failure leaves the worker's memory with something free, at every share of the card."""
     for share in ("0.8", "0.85", "0.9", "0.95", "0.97"):
         launch = launchable("--gpu", "L4", "--gpu-memory-utilization", share, "--max-model-len", "1024")
-        assert launch.failure is not None or Memory(launch.config.sizes).free >= 0
+        assert launch.failure is not None or DeviceModel(launch.config.sizes).free >= 0
 
 
 def test_a_start_says_what_a_real_one_says_in_its_order() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.inside.figures import GROUPS
-from plimsoll.standin.memory import Memory, MemorySizes, OutOfMemory
+from plimsoll.standin.memory import DeviceModel, MemorySizes, OutOfMemory
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -53,7 +53,7 @@ deeds = st.lists(
 )
 
 
-def do(memory: Memory, deed: str, much: float, many: float) -> OutOfMemory | None:
+def do(memory: DeviceModel, deed: str, much: float, many: float) -> OutOfMemory | None:
     """One of the things that can happen to a worker."""
     sizes = memory.sizes
     if deed == "step":
@@ -69,7 +69,7 @@ def do(memory: Memory, deed: str, much: float, many: float) -> OutOfMemory | Non
     return None
 
 
-def check(memory: Memory) -> dict[str, dict[str, Any]]:
+def check(memory: DeviceModel) -> dict[str, dict[str, Any]]:
     """Everything adds up."""
     figures = memory.figures()
     torch, device = figures["allocator"], figures["device_memory"]
@@ -88,7 +88,7 @@ def check(memory: Memory) -> dict[str, dict[str, Any]]:
 @given(worlds, deeds)
 def test_the_figures_always_add_up(sizes: MemorySizes, done: Iterable[tuple[str, float, float]]) -> None:
     """Allocated within reserved, what is free and what is used make the whole, nothing below zero, failures among it."""
-    memory = Memory(sizes)
+    memory = DeviceModel(sizes)
     check(memory)
     for deed in done:
         before = memory.figures()["allocator"]
@@ -104,7 +104,7 @@ def test_safe_means_that_no_step_can_fail(
     sizes: MemorySizes, before: Iterable[tuple[str, float, float]], steps: Iterable[tuple[float, float]]
 ) -> None:
     """Whatever came before, and whichever steps within the limits come next; and it stays so."""
-    memory = Memory(sizes)
+    memory = DeviceModel(sizes)
     for deed in before:
         do(memory, *deed)
     if not memory.is_safe():
@@ -119,7 +119,7 @@ def test_steps_do_not_change_whether_it_is_safe() -> None:
     """What they cache can be given back, so it counts as room; from here on steps need not be shown one by one."""
     seen = []
     for room in range(60):
-        memory = Memory(world(room, 900, (8192, 16, 32_000), graphs=False, is_profiled=True))
+        memory = DeviceModel(world(room, 900, (8192, 16, 32_000), graphs=False, is_profiled=True))
         seen.append(memory.is_safe())
         for tokens in (1, 8192, 3000, 8192, 5000):
             memory.step(tokens, 16)
@@ -133,7 +133,7 @@ def test_compaction_gives_back_what_is_releasable_and_the_next_step_takes_it_aga
     sizes: MemorySizes, before: Iterable[tuple[str, float, float]], much: float, many: float
 ) -> None:
     """To the byte; what is live is not touched, and the same step on the emptied cache leads to the same reserved."""
-    memory = Memory(sizes)
+    memory = DeviceModel(sizes)
     for deed in before:
         do(memory, *deed)
     reserved = []
@@ -152,7 +152,7 @@ def test_compaction_gives_back_what_is_releasable_and_the_next_step_takes_it_aga
 @given(worlds, shares, shares)
 def test_the_same_step_again_and_again_needs_nothing_new(sizes: MemorySizes, much: float, many: float) -> None:
     """Reserved reaches a plateau; the second time may still add a segment, because best fit sees another cache then."""
-    memory = Memory(sizes._replace(total=64 * GIB))
+    memory = DeviceModel(sizes._replace(total=64 * GIB))
     seen = []
     for _ in range(8):
         assert do(memory, "step", much, many) is None
@@ -163,16 +163,16 @@ def test_the_same_step_again_and_again_needs_nothing_new(sizes: MemorySizes, muc
 
 def test_figures_have_the_keys_of_the_probe() -> None:
     """The four groups, each key, and nothing else."""
-    figures = Memory(SMALL).figures()
+    figures = DeviceModel(SMALL).figures()
     assert {name: tuple(table) for name, table in figures.items()} == GROUPS
     assert figures["budget"]["activation_peak"] == 900 * MIB
-    unprofiled = Memory(SMALL._replace(is_profiled=False)).figures()["budget"]
+    unprofiled = DeviceModel(SMALL._replace(is_profiled=False)).figures()["budget"]
     assert [unprofiled[name] for name in ("activation_peak", "non_torch", "graphs")] == [None] * 3
 
 
 def test_reserved_climbs_in_steps_and_stays() -> None:
     """Longer steps add segments, shorter ones do not take them away."""
-    memory = Memory(SMALL)
+    memory = DeviceModel(SMALL)
     seen = []
     for tokens in (64, 1024, 600, 4096, 64, 8192, 2000, 8192):
         assert memory.step(tokens, 16) is None
@@ -183,7 +183,7 @@ def test_reserved_climbs_in_steps_and_stays() -> None:
 
 def test_a_neighbour_gets_what_is_free_and_no_more() -> None:
     """Who asks for too much is refused and takes nothing; nobody gives back more than it has."""
-    memory = Memory(SMALL)
+    memory = DeviceModel(SMALL)
     free = memory.free
     assert not memory.take_neighbour(free + 1)
     assert memory.free == free
@@ -198,7 +198,7 @@ def test_a_neighbour_gets_what_is_free_and_no_more() -> None:
 
 def test_growth_takes_until_there_is_nothing_left() -> None:
     """Pieces of any size add up, are never given back, and end in torch's failure."""
-    memory = Memory(SMALL)
+    memory = DeviceModel(SMALL)
     allocated = memory.allocated
     assert memory.grow(0) is None
     for piece in (300, 300_000, 3 * MIB, 30 * MIB):
@@ -215,7 +215,7 @@ def test_growth_takes_until_there_is_nothing_left() -> None:
 
 def test_asleep_it_holds_little_and_may_not_wake_up() -> None:
     """Weights and cache leave the device, compaction is refused; if somebody took their place, waking fails as vLLM's does."""
-    memory = Memory(SMALL)
+    memory = DeviceModel(SMALL)
     free, resident = memory.free, memory.host_resident
     memory.sleep(1)
     assert memory.free == free + 20 * GIB
@@ -234,7 +234,7 @@ def test_asleep_it_holds_little_and_may_not_wake_up() -> None:
 
 def test_the_host_has_a_limit() -> None:
     """Growth is shown, and beyond the group's limit it says so."""
-    memory = Memory(SMALL)
+    memory = DeviceModel(SMALL)
     memory.host_limit = 8 * GIB
     assert memory.grow_host(GIB)
     assert memory.figures()["host_memory"]["limit"] == 8 * GIB
@@ -245,7 +245,7 @@ def test_the_host_has_a_limit() -> None:
 
 def test_it_is_known_whether_the_layers_or_the_logits_had_no_room() -> None:
     """A step that is replayed as a graph allocates its logits alone; a long one fails in its layers before."""
-    memory = Memory(SMALL)
+    memory = DeviceModel(SMALL)
     assert memory.refusal(1, 128).is_logits
     assert not memory.refusal(8192, 1).is_logits
     memory.take_neighbour(memory.free)
@@ -258,7 +258,7 @@ def test_it_is_known_whether_the_layers_or_the_logits_had_no_room() -> None:
 
 def test_steps_are_quick_and_instances_small() -> None:
     """Well below what one step of a real engine takes, and hundreds in a process are nothing."""
-    memory = Memory(SMALL._replace(graphs=0))
+    memory = DeviceModel(SMALL._replace(graphs=0))
     steps = [(1 + (number * 7919) % 8192, 1 + number % 128) for number in range(2000)]
     for step in steps:
         memory.step(*step)

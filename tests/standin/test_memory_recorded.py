@@ -30,9 +30,9 @@ from typing import Any
 import pytest
 
 from lab.catalogue.log_lines import log_line
-from plimsoll.doctor.rules.diagnose_log import diagnose_log
+from plimsoll.doctor.rules.diagnose import diagnose_log
 from plimsoll.doctor.rules.root_cause import parse_oom
-from plimsoll.standin.memory import Memory, MemorySizes, OutOfMemory
+from plimsoll.standin.memory import DeviceModel, MemorySizes, OutOfMemory
 from tests.log_bytes import log_of_bytes
 
 CAPTURES = Path(__file__).parents[1] / "captures"
@@ -73,7 +73,7 @@ def h200() -> MemorySizes:
     )
 
 
-def torch_of(memory: Memory) -> dict[str, Any]:
+def torch_of(memory: DeviceModel) -> dict[str, Any]:
     return memory.figures()["allocator"]
 
 
@@ -108,7 +108,7 @@ def windows(seed: int, count: int) -> Iterator[list[tuple[int, int]]]:
 
 def test_the_start_is_the_recorded_one() -> None:
     """Every figure of the budget and what is live to the byte; the cache within a sixth."""
-    memory, worker = Memory(h200()), worker_at_start()
+    memory, worker = DeviceModel(h200()), worker_at_start()
     figures = memory.figures()
     assert figures["budget"] == worker["budget"]
     for name in ("allocated", "active", "inactive_split", "unreleasable", "largest_free_block", "alloc_retries", "ooms"):
@@ -123,7 +123,7 @@ def test_the_start_is_the_recorded_one() -> None:
 
 def test_the_longest_step_leaves_the_recorded_cache() -> None:
     """On the cache of the start it adds 448 MiB, as there; on an empty one it leaves 2,052 MiB within a percent."""
-    memory = Memory(h200())
+    memory = DeviceModel(h200())
     before = torch_of(memory)["releasable"]
     assert memory.step(STEP_TOKENS, 64) is None
     pairs = recorded("figures")["pairs"]
@@ -140,7 +140,7 @@ def test_the_longest_step_leaves_the_recorded_cache() -> None:
 def test_compactions_under_64_streams_give_back_what_was_recorded() -> None:
     """The same reserved after each, to the byte; before it 0.7 to 3.1 GiB more, around the recorded median."""
     then = [each["said"]["workers"][0] for each in recorded("compact")["compactions"]]
-    memory = Memory(h200())
+    memory = DeviceModel(h200())
     returned: list[int] = []
     shares: list[float] = []
     for window in windows(seed=1, count=60):
@@ -165,7 +165,7 @@ def test_the_neighbour_of_the_recording_fares_as_there() -> None:
     steps = {step["step"]: step for step in recorded("neighbour")["steps"]}
     assert steps["ask without compaction"]["did"]["wrong"]
     assert steps["ask after compaction"]["did"]["wrong"] is None
-    memory = Memory(h200())
+    memory = DeviceModel(h200())
     memory.step(STEP_TOKENS, 64)
     assert memory.take_neighbour(memory.free - 1023 * MIB)
     wanted = 1023 * MIB + int(torch_of(memory)["releasable"] * 0.7)  # there 3,066 of 1,023 free and 2,920 cached
@@ -190,9 +190,9 @@ def failing() -> OutOfMemory:
         neighbours=0, weights=int(3.63 * GIB), buffers=0, kv_cache=144_859_725_824, activation_peak=864 * MIB,
         max_num_batched_tokens=8192, max_num_seqs=64, is_profiled=True,
     )  # fmt: skip
-    memory = Memory(sizes)
+    memory = DeviceModel(sizes)
     # What else was live there nobody tells: as much as leaves the recorded 303 MiB after the tensors before it.
-    memory = Memory(sizes._replace(total=sizes.total - memory.free + (303 + 64) * MIB))
+    memory = DeviceModel(sizes._replace(total=sizes.total - memory.free + (303 + 64) * MIB))
     trouble = memory.step(8007, 1)
     assert trouble is not None
     return trouble
@@ -214,7 +214,7 @@ def test_the_doctor_reads_our_words_as_torch_s(name: str) -> None:
     (theirs,) = set(re.findall(r"CUDA out of memory\. Tried.*", text))
     ours = failing().message
     if name == "neighbour":
-        memory = Memory(h200())
+        memory = DeviceModel(h200())
         memory.compact()
         assert memory.take_neighbour(memory.free - 100 * MIB)
         trouble = memory.step(STEP_TOKENS, 1)
@@ -232,7 +232,7 @@ def test_the_doctor_reads_our_words_as_torch_s(name: str) -> None:
 
 def test_a_refusal_reads_like_a_device_that_is_full() -> None:
     """An injected failure: less free than asked for, everything else this process's; counted, and graphs are named."""
-    memory = Memory(h200()._replace(graphs=GIB, is_profiled=True))
+    memory = DeviceModel(h200()._replace(graphs=GIB, is_profiled=True))
     trouble = memory.refusal(STEP_TOKENS, 64)
     said = parse_oom(trouble.message)
     assert (trouble.tried, said.tried, said.private) == (896 * MIB, 896 * MIB, GIB)

@@ -16,9 +16,9 @@ from prometheus_client.utils import floatToGoString
 
 from plimsoll.errors import BadInput
 from plimsoll.standin import metrics_page
-from plimsoll.standin.config import Options, edges_of
-from plimsoll.standin.metrics_page import Page, metrics_shown
-from plimsoll.standin.request import ENDS, VALVES, Figures, Histogram
+from plimsoll.standin.config import ServerFlags, edges_of
+from plimsoll.standin.metrics_page import EnginePage, metrics_shown
+from plimsoll.standin.request import ENDS, VALVES, BucketCounts, Figures
 from plimsoll.standin.serve.metrics import FINE_EDGES
 from plimsoll.vllm.metrics import metrics_of
 from plimsoll.vllm.metrics_page import Page as Read
@@ -63,7 +63,7 @@ def _edges(page: Read, family: str) -> tuple[float, ...]:
     return tuple(float(s.labels["le"]) for s in page.of(f"{family}_bucket") if s.labels["le"] != "+Inf")
 
 
-def _fill(histogram: Histogram, page: Read, family: str, **labels: str) -> None:
+def _fill(histogram: BucketCounts, page: Read, family: str, **labels: str) -> None:
     rising = [int(s.value) for s in page.of(f"{family}_bucket", labels)]
     histogram.counts = [high - low for low, high in zip([0, *rising], rising, strict=False)]
     histogram.total = page.of(f"{family}_sum", labels)[0].value
@@ -81,16 +81,16 @@ def _figures(page: Read) -> Figures:
     figures.sleep_state = next(s.labels["sleep_state"] for s in page.of("vllm:engine_sleep_state") if s.value)
     for key, family in HISTOGRAMS.items():
         if page.of(f"{family}_bucket"):
-            figures.histograms[key] = Histogram(_edges(page, family))
+            figures.histograms[key] = BucketCounts(_edges(page, family))
             _fill(figures.histograms[key], page, family)
     return figures
 
 
-def _page(read: Read, release: str) -> Page:
+def _page(read: Read, release: str) -> EnginePage:
     labels = {**read.of("vllm:cache_config_info")[0].labels}
     engine = labels.pop("engine")
     model = read.of("vllm:num_requests_running")[0].labels["model_name"]
-    return Page(release, model, engine, cache_labels=labels, created=1.79e9)
+    return EnginePage(release, model, engine, cache_labels=labels, created=1.79e9)
 
 
 def _lines(text: str) -> list[str]:
@@ -123,7 +123,7 @@ def test_edges_are_those_of_the_real_server(name: str) -> None:
 def test_a_counter_that_a_flag_moves_is_there_without_the_flag() -> None:
     """The estimates for MFU stand on a page of a server without the flag, at nothing, as they stand on ours."""
     read = _read(_captured("vllm-0.25.1-h200-traffic/steady.metrics.txt.gz"))
-    ours = _read(Page("0.25.1", "m", cache_labels={}, created=0).text(_empty()))
+    ours = _read(EnginePage("0.25.1", "m", cache_labels={}, created=0).text(_empty()))
     for name in metrics_page.ALWAYS_THERE:
         assert read.total(name) == ours.total(name) == 0
 
@@ -141,7 +141,7 @@ def test_a_page_has_all_that_its_release_always_shows_and_nothing_else(release: 
         if (entry["shown"] == "always" and entry["engine"] != "V0" and name not in LEFT_OUT)
         or name in metrics_page.ALWAYS_THERE
     }
-    text = Page(release, "m", cache_labels={"block_size": "16"}, created=1.0).text(_empty())
+    text = EnginePage(release, "m", cache_labels={"block_size": "16"}, created=1.0).text(_empty())
     families = {f.name: f for f in text_string_to_metric_families(text) if f.name.startswith("vllm:")}
     assert {name for name in families if not name.endswith("_created")} == set(always)
     for name, entry in always.items():
@@ -171,7 +171,7 @@ def test_edges_go_up_to_the_context_and_reasons_grew_with_the_releases() -> None
 def test_a_release_without_a_known_page_is_refused(release: str) -> None:
     """Nothing is made up about releases before the first or after the newest one known."""
     with pytest.raises(BadInput, match="no page of vLLM"):
-        Page(release, "m", cache_labels={}, created=0)
+        EnginePage(release, "m", cache_labels={}, created=0)
 
 
 COUNTS = st.integers(0, 2**53)
@@ -200,7 +200,7 @@ LABEL = st.text(st.characters(codec="utf-8", exclude_characters="\r\x0b\x0c\x1c\
 def test_what_is_put_on_a_page_is_read_off_it(data: st.DataObject, model: str, release: str) -> None:
     """Any figures under any model name come back unchanged through prometheus_client's reader and through ours."""
     figures = data.draw(_any_figures())
-    text = Page(release, model, "3", cache_labels={"block_size": "16"}, created=1.5).text(figures)
+    text = EnginePage(release, model, "3", cache_labels={"block_size": "16"}, created=1.5).text(figures)
     theirs = {
         (s.name, tuple(sorted(s.labels.items()))): s.value for f in text_string_to_metric_families(text) for s in f.samples
     }
@@ -228,7 +228,7 @@ def test_what_is_put_on_a_page_is_read_off_it(data: st.DataObject, model: str, r
 
 def test_a_percent_sign_in_a_name_stays_one() -> None:
     """What the lines are made with does not show."""
-    page = Page("0.32.0", "100%s", cache_labels={"cache_dtype": "%d"}, created=0)
+    page = EnginePage("0.32.0", "100%s", cache_labels={"cache_dtype": "%d"}, created=0)
     read = _read(page.text(_empty()))
     assert read.of("vllm:num_requests_running")[0].labels["model_name"] == "100%s"
     assert read.of("vllm:cache_config_info")[0].labels["cache_dtype"] == "%d"
@@ -236,7 +236,7 @@ def test_a_percent_sign_in_a_name_stays_one() -> None:
 
 def test_requests_are_told_apart_as_the_real_server_tells_them() -> None:
     """By route, method and class of status; by none for a path that is no route; not at all for the server's own paths."""
-    with standin(Options()) as server:
+    with standin(ServerFlags()) as server:
         body = {"prompt": "a", "max_tokens": 1}
         for path, sent in (("/v1/completions", body), ("/v1/completions", {}), ("/v1/load_lora_adapter", {}), ("/health", {})):
             server.ask("POST", path, sent)
@@ -250,7 +250,7 @@ def test_requests_are_told_apart_as_the_real_server_tells_them() -> None:
 
 def test_the_page_of_a_server_has_the_real_ones_metrics_in_its_order() -> None:
     """Of the process, the engine and the requests: names, types and help, line for line."""
-    with standin(Options()) as server:
+    with standin(ServerFlags()) as server:
         server.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1})
         ours = server.ask("GET", "/metrics").body.decode()
     heads = [
@@ -262,7 +262,7 @@ def test_the_page_of_a_server_has_the_real_ones_metrics_in_its_order() -> None:
 
 def test_pages_share_what_does_not_change() -> None:
     """Five hundred engines of one model hold one text between them."""
-    pages = [Page("0.32.0", "m", cache_labels={}, created=float(n)) for n in range(3)]
+    pages = [EnginePage("0.32.0", "m", cache_labels={}, created=float(n)) for n in range(3)]
     texts = [page.text(_empty()) for page in pages]
     assert len({id(page._template) for page in pages}) == 1
     assert len(set(texts)) == 3

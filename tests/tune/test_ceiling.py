@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.trace import make_trace
 from plimsoll.simulate.traffic import generate, parse_synthetic
 from plimsoll.tune.goodput import Job, Score, Traffic, do
@@ -24,7 +24,7 @@ def test_no_run_is_above_it(seats: int, blocks: int, budget: int, extra: str) ->
     traffic = Traffic(
         generate(parse_synthetic(f"synthetic:requests=150{rate},prompt=600,output=120,prompt_max=2048,seed=5{extra}"))
     )
-    job = Job(Settings(num_blocks=blocks, max_num_seqs=seats, max_num_batched_tokens=budget, max_model_len=4096), TIMES)
+    job = Job(EngineLimits(num_blocks=blocks, max_num_seqs=seats, max_num_batched_tokens=budget, max_model_len=4096), TIMES)
     found = do(traffic, job)
     assert isinstance(found, Score)
     assert found.goodput <= ceiling(demand(traffic, 4096), job)
@@ -33,7 +33,7 @@ def test_no_run_is_above_it(seats: int, blocks: int, budget: int, extra: str) ->
 def test_it_is_near_where_one_thing_rules() -> None:
     """One seat: nothing but decoding one after the other."""
     traffic = Traffic(make_trace("same", [0] * 20, [16] * 20, [101] * 20))
-    job = Job(Settings(max_num_seqs=1), StepTime(10**7, 0, 0, 0))
+    job = Job(EngineLimits(max_num_seqs=1), StepTime(10**7, 0, 0, 0))
     found = do(traffic, job)
     assert isinstance(found, Score)
     assert found.goodput == pytest.approx(ceiling(demand(traffic, 16384), job), rel=0.02)
@@ -42,6 +42,6 @@ def test_it_is_near_where_one_thing_rules() -> None:
 def test_arrivals_are_a_ceiling_too() -> None:
     """Ten requests in ten seconds are one a second, however fast the card."""
     traffic = Traffic(make_trace("slow", [n * 10**9 for n in range(11)], [8] * 11, [2] * 11))
-    job = Job(Settings(), StepTime(1, 0, 0, 0))
+    job = Job(EngineLimits(), StepTime(1, 0, 0, 0))
     assert ceiling(demand(traffic, 16384), job) == pytest.approx(1.1)
     assert ceiling(demand(traffic._replace(speedup=2.0), 16384), job) == pytest.approx(2.2)

@@ -6,7 +6,7 @@ import pytest
 
 from plimsoll.errors import BadInput
 from plimsoll.simulate.replay import replay
-from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.trace import make_trace
 from plimsoll.tune.goodput import Slo, parse_slo, score
 
@@ -33,7 +33,7 @@ def test_a_wrong_promise_is_one_line(text: str) -> None:
 
 def test_each_promise_is_held_against_each_request() -> None:
     """One seat, one second a step: the first is answered after 1 s and done after 3, the second waits for it."""
-    run = replay(make_trace("two", [0, 0], [4, 4], [3, 3]), Settings(max_num_seqs=1), SECOND)
+    run = replay(make_trace("two", [0, 0], [4, 4], [3, 3]), EngineLimits(max_num_seqs=1), SECOND)
     both = score(run, Slo())
     assert (both.met, both.requests, both.seconds) == (2, 2, 6.0)
     assert both.goodput == pytest.approx(2 / 6)
@@ -47,12 +47,12 @@ def test_each_promise_is_held_against_each_request() -> None:
 
 def test_a_request_that_is_refused_was_not_served() -> None:
     """It counts among all and never among the good ones."""
-    run = replay(make_trace("long", [0, 0], [4, 500], [2, 2]), Settings(max_model_len=100), SECOND)
+    run = replay(make_trace("long", [0, 0], [4, 500], [2, 2]), EngineLimits(max_model_len=100), SECOND)
     found = score(run, Slo())
     assert (found.met, found.requests, found.rejected) == (1, 2, 1)
 
 
 def test_one_token_has_no_further_ones() -> None:
     """Nothing is promised about what does not exist."""
-    run = replay(make_trace("one", [0], [4], [1]), Settings(), SECOND)
+    run = replay(make_trace("one", [0], [4], [1]), EngineLimits(), SECOND)
     assert score(run, Slo(tpot=0.001)).met == 1

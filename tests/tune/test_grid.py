@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plimsoll.errors import BadInput
-from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.tune.grid import parse_axes, plain_points, planned_points
 from tests.tune.servers import server
 
@@ -40,7 +40,7 @@ def test_a_wrong_axis_is_one_line(words: dict[str, str]) -> None:
 
 def test_a_cache_keeps_its_size_when_its_blocks_change() -> None:
     """Unless the number of blocks is varied, too."""
-    base = Settings(num_blocks=1025)
+    base = EngineLimits(num_blocks=1025)
     points = plain_points(parse_axes({"block_size": "8,32"}), base, StepTime(), 1.0)
     assert [point.job.settings.num_blocks for point in points if point.job] == [2049, 513]
     both = plain_points(parse_axes({"block_size": "8", "num_blocks": "99"}), base, StepTime(), 1.0)
@@ -51,7 +51,7 @@ def test_a_cache_keeps_its_size_when_its_blocks_change() -> None:
 def test_speed_switches_and_thresholds() -> None:
     """0 is a threshold: off. A speed belongs to the traffic, not to the engine."""
     words = {"long_prefill_token_threshold": "0,512", "speedup": "2", "async_scheduling": "on", "watermark": "0.1"}
-    points = plain_points(parse_axes(words), Settings(), StepTime(), 1.0)
+    points = plain_points(parse_axes(words), EngineLimits(), StepTime(), 1.0)
     assert [point.job.settings.long_prefill_token_threshold for point in points if point.job] == [0, 512]
     assert {point.speedup for point in points} == {2.0}
     assert all(point.job.settings.async_scheduling and point.job.settings.watermark == 0.1 for point in points if point.job)
@@ -59,7 +59,9 @@ def test_speed_switches_and_thresholds() -> None:
 
 def test_what_vllm_would_not_start_with_is_a_problem_of_that_point() -> None:
     """The others are still replayed."""
-    points = plain_points(parse_axes({"max_num_batched_tokens": "64,2048", "max_num_seqs": "256"}), Settings(), StepTime(), 1.0)
+    points = plain_points(
+        parse_axes({"max_num_batched_tokens": "64,2048", "max_num_seqs": "256"}), EngineLimits(), StepTime(), 1.0
+    )
     assert [point.job is None for point in points] == [True, False]
     assert points[0].problem
 
@@ -75,4 +77,4 @@ def test_with_a_command_memory_is_planned_for_each() -> None:
     with pytest.raises(BadInput, match="num_blocks"):
         planned_points(parse_axes({"num_blocks": "100"}), server(), 1.0, None)
     with pytest.raises(BadInput, match="gpu_memory_utilization"):
-        plain_points(parse_axes({"gpu_memory_utilization": "0.9"}), Settings(), StepTime(), 1.0)
+        plain_points(parse_axes({"gpu_memory_utilization": "0.9"}), EngineLimits(), StepTime(), 1.0)

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from plimsoll.errors import BadInput, WorldFailed
-from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.trace import make_trace
 from plimsoll.tune import runners
 from plimsoll.tune.goodput import Failed, Job, Result, Traffic
 from plimsoll.tune.runners import KeptRuns, on_cores, remembering, runner_on
 
 TRAFFIC = Traffic(make_trace("t", [0, 0, 0], [40, 80, 20], [30, 40, 9]))
-JOBS = [Job(Settings(max_num_seqs=seats), StepTime()) for seats in (1, 2, 3)]
+JOBS = [Job(EngineLimits(max_num_seqs=seats), StepTime()) for seats in (1, 2, 3)]
 
 
 def test_what_is_kept_comes_back_to_the_digit(tmp_path: Path) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.trace import make_trace
 from plimsoll.tune.goodput import Failed, Job, Score, Slo, Traffic, do, job_digest, traffic_digest
 
 TRAFFIC = Traffic(make_trace("a", [0, 5], [40, 50], [3, 4], ids=[[1], [1]], prefix_block=16), 1.0, Slo(ttft=1.0))
-JOB = Job(Settings(), StepTime(by_tokens=np.arange(3000)))
+JOB = Job(EngineLimits(), StepTime(by_tokens=np.arange(3000)))
 
 
 def test_the_same_job_gives_the_same_result() -> None:
@@ -21,9 +21,9 @@ def test_the_same_job_gives_the_same_result() -> None:
 def test_what_cannot_end_is_a_result_too() -> None:
     """A request that can never fit is a sentence, not an exception that stops a sweep."""
     big = Traffic(make_trace("big", [0], [400], [4]))
-    found = do(big, Job(Settings(num_blocks=4, max_model_len=512, max_num_batched_tokens=512), StepTime()))
+    found = do(big, Job(EngineLimits(num_blocks=4, max_model_len=512, max_num_batched_tokens=512), StepTime()))
     assert isinstance(found, Failed | Score)
-    stuck = do(Traffic(make_trace("x", [0], [8], [1])), Job(Settings(block_size=0), StepTime()))
+    stuck = do(Traffic(make_trace("x", [0], [8], [1])), Job(EngineLimits(block_size=0), StepTime()))
     assert isinstance(stuck, Failed)
     assert stuck.why
 
@@ -41,7 +41,7 @@ def test_results_are_found_again_by_what_matters_alone() -> None:
     assert len({same, *map(traffic_digest, others)}) == 5
     jobs = [
         JOB,
-        JOB._replace(settings=Settings(max_num_seqs=8)),
+        JOB._replace(settings=EngineLimits(max_num_seqs=8)),
         JOB._replace(step_time=JOB.step_time._replace(seq_ns=1)),
         JOB._replace(step_time=StepTime(by_tokens=np.arange(3000) + 1)),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from plimsoll.launch.command_line import row_problem
 from plimsoll.vllm import flag_notes, versions
 from plimsoll.vllm.flags import UNKNOWN_DEFAULT, flags_of, history_of, release_after
 from plimsoll.vllm.versions import is_before, newest
@@ -115,3 +116,28 @@ def test_gone_variables_are_gone(name: str) -> None:
     """A variable said to be without effect is named nowhere in the newest release."""
     stretches = versions.rows("environment")[name]
     assert is_before(stretches[-1]["to"], newest())
+
+
+def test_no_choices_list_is_empty() -> None:
+    """A list that is made when vLLM runs is unknown here, never a list of nothing."""
+    rows = [(name, row) for name, stretches in versions.rows("flags").items() for row in stretches]
+    assert [(name, row["from"]) for name, row in rows if row.get("choices") == []] == []
+
+
+def test_every_registered_name_is_taken() -> None:
+    """No release is said to refuse a parser or a quantisation that its own source registers."""
+    refused = []
+    for release in versions.releases():
+        for flag in ("--tool-call-parser", "--reasoning-parser", "--quantization"):
+            row = flags_of(release).get(flag)
+            own = flag_notes.own_values(flag, release) if row is not None else ()
+            refused += [(release, flag, name) for name in own if row is not None and row_problem(row, name)]
+    assert refused == []
+    assert len(flag_notes.own_values("--tool-call-parser", "0.32.0")) > 50
+
+
+def test_an_announced_removal_is_of_a_flag_that_is_still_there() -> None:
+    """What a release later than the newest removes, the newest still has, marked as deprecated."""
+    for flag, announced in flag_notes.ANNOUNCED.items():
+        assert flags_of(newest())[flag].is_deprecated
+        assert is_before(newest(), announced.release)

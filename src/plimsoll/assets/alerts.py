@@ -9,12 +9,12 @@ from typing import Any
 
 from plimsoll.assets.names import GUARD_AT, Names, guard_page, of_rank, select, span
 from plimsoll.assets.rendering import fill, read_data
-from plimsoll.assets.settings import Settings
+from plimsoll.assets.settings import AssetSettings
 from plimsoll.guard.judge.policy import Policy
 from plimsoll.units import GIB, MIB
 
 
-class Severity(StrEnum):
+class AlertSeverity(StrEnum):
     """Urgency of an alert."""
 
     PAGE = "page"  # somebody is woken up
@@ -31,7 +31,7 @@ class Needs(StrEnum):
 
 
 @dataclass(frozen=True)
-class Record:
+class RecordingRule:
     """A recording rule: a question that several ask, or that a dashboard draws."""
 
     name: str
@@ -58,7 +58,7 @@ class Alert:
     """An alert with its texts and its test cases."""
 
     name: str
-    severity: Severity
+    severity: AlertSeverity
     code: str  # the finding it leads to, a page under docs/findings; empty for those about the watching itself
     needs: Needs
     for_s: int
@@ -76,11 +76,11 @@ class Alert:
 
 
 @dataclass(frozen=True)
-class Group:
+class RuleGroup:
     """Rules that are asked one after the other, at the same moment."""
 
     name: str
-    records: tuple[Record, ...]
+    records: tuple[RecordingRule, ...]
     alerts: tuple[Alert, ...]
 
 
@@ -131,7 +131,7 @@ class Thresholds:
         }
 
 
-def thresholds_of(settings: Settings) -> Thresholds:
+def thresholds_of(settings: AssetSettings) -> Thresholds:
     """Thresholds for a plan, its promise to users and its timers."""
     plan = settings.plan
     # Where the plan itself leaves less than guard's general bound, half of what it leaves is thin.
@@ -145,7 +145,7 @@ def thresholds_of(settings: Settings) -> Thresholds:
     )
 
 
-def groups_of(settings: Settings, bounds: Thresholds | None = None) -> tuple[Group, ...]:
+def groups_of(settings: AssetSettings, bounds: Thresholds | None = None) -> tuple[RuleGroup, ...]:
     """All rules for one plan and one release."""
     names, bounds = Names(settings), bounds or thresholds_of(settings)
     context = {
@@ -155,9 +155,9 @@ def groups_of(settings: Settings, bounds: Thresholds | None = None) -> tuple[Gro
     groups = []
     for group in read_data("alerts.yaml")["groups"]:
         rules = fill(group["rules"], context)
-        records = tuple(Record(rule["record"], rule["expr"]) for rule in rules if "record" in rule)
+        records = tuple(RecordingRule(rule["record"], rule["expr"]) for rule in rules if "record" in rule)
         alerts = tuple(_alert(rule, names, bounds) for rule in rules if "alert" in rule)
-        groups.append(Group(group["group"], records, alerts))
+        groups.append(RuleGroup(group["group"], records, alerts))
     return tuple(groups)
 
 
@@ -168,7 +168,7 @@ def _counter(each: float) -> str:
 def _alert(rule: Mapping[str, Any], names: Names, bounds: Thresholds) -> Alert:
     return Alert(
         name=rule["alert"],
-        severity=Severity(rule["severity"]),
+        severity=AlertSeverity(rule["severity"]),
         code=rule.get("code", ""),
         needs=Needs[rule["needs"].upper()],
         for_s=int(rule.get("for", 0)),

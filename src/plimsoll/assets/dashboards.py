@@ -10,7 +10,7 @@ from typing import Any
 from plimsoll.assets.alerts import Thresholds
 from plimsoll.assets.names import Names, select, span
 from plimsoll.assets.rendering import fill, read_data
-from plimsoll.assets.settings import Settings
+from plimsoll.assets.settings import AssetSettings
 
 SCHEMA_VERSION = 41
 WIDTH = 24
@@ -29,7 +29,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def dashboard_files(settings: Settings, bounds: Thresholds) -> dict[str, str]:
+def dashboard_files(settings: AssetSettings, bounds: Thresholds) -> dict[str, str]:
     """Paths and texts of every dashboard."""
     names, data = Names(settings), read_data("dashboards.yaml")
     context = {

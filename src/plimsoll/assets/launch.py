@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from plimsoll.assets.launch_command import vendor_of
 from plimsoll.assets.rendering import flag_lines, render
-from plimsoll.assets.settings import Command, Settings
+from plimsoll.assets.settings import AssetSettings, Command
 from plimsoll.hardware.cards import Vendor
 from plimsoll.units import GIB
 from plimsoll.vllm import versions
@@ -43,7 +43,7 @@ FILES = {
 WAYS = tuple(FILES)
 
 
-def launch_files(settings: Settings, ways: Sequence[str]) -> dict[str, str]:
+def launch_files(settings: AssetSettings, ways: Sequence[str]) -> dict[str, str]:
     """Paths and texts of the files for these ways."""
     context = _context(settings) if ways else {}
     return {
@@ -53,7 +53,7 @@ def launch_files(settings: Settings, ways: Sequence[str]) -> dict[str, str]:
     }
 
 
-def _context(settings: Settings) -> dict[str, object]:
+def _context(settings: AssetSettings) -> dict[str, object]:
     command, plan = settings.planned, settings.plan
     is_amd = plan is not None and vendor_of(plan.gpu) is Vendor.AMD
     model = command.words[2] if len(command.words) > 2 else ""
@@ -105,7 +105,7 @@ def client_paths(release: str) -> tuple[str, ...]:
     return tuple(path for path in PATHS if path in there)
 
 
-def leaving_s(settings: Settings) -> int:
+def leaving_s(settings: AssetSettings) -> int:
     """How long the gate is given before SIGTERM: for the balancer to stop, and longer where vLLM cannot drain by itself."""
     return settings.timers.drain_s if "--shutdown-timeout" in settings.planned.words else settings.timers.shutdown_s
 

@@ -39,7 +39,7 @@ def facts_of(plan: Mapping[str, Any], name: str) -> PlanFacts:
         raise BadInput(f"{name}: not a plan; plimsoll plan --json ... writes one")
     if "compare" in plan:
         raise BadInput(f"{name}: several plans side by side; files are made from the plan of one command, without --compare")
-    reader = _Reader(plan, name)
+    reader = _PlanReader(plan, name)
     connector = reader.there("settings", "kv_connector")
     return PlanFacts(
         model=reader.text("model"),
@@ -59,12 +59,12 @@ def facts_of(plan: Mapping[str, Any], name: str) -> PlanFacts:
 
 def release_of(plan: Mapping[str, Any], name: str) -> str:
     """The vLLM release that was planned for."""
-    return _Reader(plan, name).text("vllm")
+    return _PlanReader(plan, name).text("vllm")
 
 
 def planned_line(plan: Mapping[str, Any], name: str) -> str:
     """The planned command as one line of shell, its secrets hidden."""
-    line = _Reader(plan, name).text("flags", "rewritten")
+    line = _PlanReader(plan, name).text("flags", "rewritten")
     if "\n" in line:
         raise BadInput(f"{name}: it plans several commands; files are made from one")
     return line
@@ -78,7 +78,7 @@ def why_it_does_not_fit(plan: Mapping[str, Any]) -> str:
     return title if isinstance(title, str) else "too little memory"
 
 
-class _Reader:
+class _PlanReader:
     """Values at a path, each checked for what it is."""
 
     def __init__(self, plan: Mapping[str, Any], name: str) -> None:

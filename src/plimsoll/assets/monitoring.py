@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from plimsoll.assets.alerts import Alert, Case, Group, groups_of, thresholds_of
+from plimsoll.assets.alerts import Alert, Case, RuleGroup, groups_of, thresholds_of
 from plimsoll.assets.dashboards import dashboard_files
 from plimsoll.assets.names import GUARD_JOB, Names, about, select
 from plimsoll.assets.rendering import render
-from plimsoll.assets.settings import DOCS_URL, Settings
+from plimsoll.assets.settings import DOCS_URL, AssetSettings
 from plimsoll.errors import BadInput
 from plimsoll.vllm.versions import Behaviour, engine_named
 
@@ -20,7 +20,7 @@ ANOTHER_JOB = "another-job"  # Every case that fires has a twin under this job, 
 PAGER, TICKETS = "http://pager.invalid/page", "http://pager.invalid/ticket"  # Nobody's: to be replaced
 
 
-def monitoring_files(settings: Settings) -> dict[str, str]:
+def monitoring_files(settings: AssetSettings) -> dict[str, str]:
     """Names and texts; BadInput for a release whose figures do not answer what the alerts ask."""
     if not Behaviour.V1_ENGINE.is_in(engine_named(settings.vllm).release):
         raise BadInput(
@@ -39,7 +39,7 @@ def monitoring_files(settings: Settings) -> dict[str, str]:
     return {f"monitoring/{name}": text for name, text in files.items()}
 
 
-def alerts_of(groups: Iterable[Group]) -> list[Alert]:
+def alerts_of(groups: Iterable[RuleGroup]) -> list[Alert]:
     """Every alert, pages first."""
     return sorted((alert for group in groups for alert in group.alerts), key=lambda alert: alert.severity)
 
@@ -49,12 +49,12 @@ def runbook(alert: Alert) -> str:
     return f"{DOCS_URL}/findings/{alert.code}.md" if alert.code else f"{DOCS_URL}/monitoring.md#{alert.name.lower()}"
 
 
-def rules_text(groups: Sequence[Group], job: str) -> str:
+def rules_text(groups: Sequence[RuleGroup], job: str) -> str:
     """`rules.yml`."""
     return render("rules.yml", groups=groups, job=job, guard_job=GUARD_JOB, runbook=runbook)
 
 
-def cases_text(settings: Settings, groups: Sequence[Group], every_s: float = EVALUATED_EVERY_S) -> str:
+def cases_text(settings: AssetSettings, groups: Sequence[RuleGroup], every_s: float = EVALUATED_EVERY_S) -> str:
     """`rules_test.yml`, or with another interval the cases of hours."""
     names = Names(settings)
     records = {record.name: record.expr for group in groups for record in group.records}
@@ -107,7 +107,7 @@ def _only(series: Mapping[str, str], expressions: str) -> dict[str, str]:
     return {name: values for name, values in series.items() if name.partition("{")[0] in names}
 
 
-def prometheus_text(settings: Settings, alertmanager: str = "127.0.0.1:9093") -> str:
+def prometheus_text(settings: AssetSettings, alertmanager: str = "127.0.0.1:9093") -> str:
     """Scrapes every engine and guard, asks the rules, and tells Alertmanager: enough to try it, and to copy from."""
     return render("prometheus.yml", settings=settings, guard_job=GUARD_JOB, alertmanager=alertmanager)
 

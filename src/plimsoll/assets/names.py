@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
-from plimsoll.assets.settings import Settings
+from plimsoll.assets.settings import AssetSettings
 from plimsoll.vllm.metrics import resolve
 from plimsoll.vllm.versions import engine_named
 
@@ -68,7 +68,7 @@ _VLLM = {"steps": "step_tokens", "awake": "sleep_state", "weights_offloaded": "s
 class Names:
     """Selectors for one job and one release."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: AssetSettings) -> None:
         self.job = settings.job
         self.engine = engine_named(settings.vllm)
 

@@ -54,7 +54,7 @@ DOCS_URL = "https://github.com/plimsoll-line/plimsoll/tree/main/docs"
 
 
 @dataclass(frozen=True)
-class Slo:
+class AlertSlo:
     """The promise to users; `--slo ttft=2s,tpot=50ms` sets it. No alert asks for `tpot_s` yet."""
 
     ttft_s: float = 2.0
@@ -92,13 +92,13 @@ class Command:
 
 
 @dataclass(frozen=True)
-class Settings:
+class AssetSettings:
     """A plan, a version, and the names that the files call each other by."""
 
     vllm: str  # A release such as 0.32.0
     plan: PlanFacts | None = None  # None without --plan: thresholds are then general ones, and nothing can be launched
     command: Command | None = None  # None without --plan
-    slo: Slo = Slo()
+    slo: AlertSlo = AlertSlo()
     timers: Timers = field(default_factory=timers_of)
     name: str = "vllm"
     """Of the unit, the service, the StatefulSet, the label `app` and, unless told otherwise, Prometheus's job."""

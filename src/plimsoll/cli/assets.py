@@ -43,7 +43,7 @@ from plimsoll.assets.launch import WAYS, launch_files
 from plimsoll.assets.launch_command import facts_of, planned_line, ready, release_of, why_it_does_not_fit
 from plimsoll.assets.monitoring import monitoring_files
 from plimsoll.assets.rendering import headed
-from plimsoll.assets.settings import Settings, Slo
+from plimsoll.assets.settings import AlertSlo, AssetSettings
 from plimsoll.errors import BadInput, Found
 from plimsoll.launch.inputs import launches_in
 from plimsoll.launch.options import OptionsCommand, Words, option, switch
@@ -129,12 +129,12 @@ def _ways(wish: str | None, *, has_plan: bool) -> tuple[str, ...]:
     return (wish,)
 
 
-def _settings(options: AssetsOptions, plan: Mapping[str, Any] | None) -> tuple[Settings, tuple[str, ...]]:
+def _settings(options: AssetsOptions, plan: Mapping[str, Any] | None) -> tuple[AssetSettings, tuple[str, ...]]:
     """What every file is made from, and what should be known of it."""
     slo, job, asked = _slo(options.slo), _job(options.job), options.vllm
     if plan is None:
         engine = _not_too_old(engine_named(asked or installed_vllm()))
-        settings = Settings(engine.release, slo=slo, own_job=job, made_by=_made_by(options, engine.release, None, None))
+        settings = AssetSettings(engine.release, slo=slo, own_job=job, made_by=_made_by(options, engine.release, None, None))
         return settings, (engine.note,) if engine.note else ()
     name = options.plan or ""
     facts = facts_of(plan, name)
@@ -146,7 +146,7 @@ def _settings(options: AssetsOptions, plan: Mapping[str, Any] | None) -> tuple[S
         raise Found(f"{why}. `plimsoll plan` without --json says what would help")
     line = planned_line(plan, name)
     made = ready(launches_in(line)[0], engine, facts)
-    settings = Settings(
+    settings = AssetSettings(
         engine.release,
         facts,
         made.command,
@@ -175,7 +175,7 @@ def _not_too_old(engine: Engine) -> Engine:
     return engine
 
 
-def _slo(text: str | None) -> Slo:
+def _slo(text: str | None) -> AlertSlo:
     """`ttft=2s,tpot=50ms`."""
     found: dict[str, float] = {}
     for part in (text or "").split(",") if text is not None else ():
@@ -183,7 +183,7 @@ def _slo(text: str | None) -> Slo:
         if match is None or float(match[2]) == 0:
             raise BadInput(f"--slo {text!r}: it is ttft=2s,tpot=50ms, or one of the two")
         found[f"{match[1]}_s"] = float(match[2]) * (0.001 if match[3] == "ms" else 1)
-    return Slo(**found)
+    return AlertSlo(**found)
 
 
 def _job(text: str | None) -> str:
@@ -207,7 +207,7 @@ def _made_by(options: AssetsOptions, release: str, plan: Mapping[str, Any] | Non
     return (*lines, "Edits are kept when it is made again, unless --force is said.")
 
 
-def _wanted(settings: Settings, plan: Mapping[str, Any] | None, ways: tuple[str, ...]) -> dict[str, bytes]:
+def _wanted(settings: AssetSettings, plan: Mapping[str, Any] | None, ways: tuple[str, ...]) -> dict[str, bytes]:
     """Every file for these ways, by its path in the folder."""
     texts: dict[str, str] = {}
     launched = [way for way in ways if way in WAYS]
@@ -222,7 +222,7 @@ def _wanted(settings: Settings, plan: Mapping[str, Any] | None, ways: tuple[str,
     return wanted
 
 
-def _beside(settings: Settings, plan: Mapping[str, Any], launched: list[str]) -> dict[str, bytes]:
+def _beside(settings: AssetSettings, plan: Mapping[str, Any], launched: list[str]) -> dict[str, bytes]:
     """The plan that guard compares a start with, and the wheel of plimsoll.inside."""
     text = json.dumps(plan, indent=2, ensure_ascii=False).encode() + b"\n"
     made = {f"{way}/plan.json": text for way in launched}
@@ -235,7 +235,7 @@ def _beside(settings: Settings, plan: Mapping[str, Any], launched: list[str]) ->
 def _carry_out(
     options: AssetsOptions,
     folder: str,
-    settings: Settings,
+    settings: AssetSettings,
     wanted: dict[str, bytes],
     ways: tuple[str, ...],
     notes: tuple[str, ...],

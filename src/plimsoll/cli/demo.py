@@ -28,9 +28,9 @@ from plimsoll.launch.options import OptionsCommand, Words, option, switch
 from plimsoll.render.terminal import show
 
 if TYPE_CHECKING:
-    from plimsoll.demo.play import Options
+    from plimsoll.demo.play import PlayOptions
     from plimsoll.demo.screen import Screen
-    from plimsoll.demo.summary import Summary
+    from plimsoll.demo.summary import DemoSummary
 
 NEXT = (
     "plimsoll plan --gpu H100 -- vllm serve MODEL ...     will mine fit?",
@@ -68,10 +68,10 @@ def run(options: DemoOptions) -> int:
     if options.rest or options.verbatim is not None:
         raise BadInput(f"demo takes no {(*options.rest, '--')[0]!r}; plimsoll demo --help lists its options")
     need_packages("demo", or_else=" or make demo")
-    from plimsoll.demo.play import Options, show_summary
+    from plimsoll.demo.play import PlayOptions, show_summary
     from plimsoll.demo.screen import Screen
 
-    played = Options(options.speed, options.keep, None if options.balancer is None else options.balancer == "haproxy")
+    played = PlayOptions(options.speed, options.keep, None if options.balancer is None else options.balancer == "haproxy")
     out = sys.stderr if options.json else sys.stdout
     screen = Screen(partial(show, file=out), time.time())
     screen.plain(
@@ -91,7 +91,7 @@ def run(options: DemoOptions) -> int:
     return 0 if summary.is_fine else 1
 
 
-async def _until_stopped(options: Options, screen: Screen) -> tuple[Summary | None, int]:
+async def _until_stopped(options: PlayOptions, screen: Screen) -> tuple[DemoSummary | None, int]:
     """The summary; or None and the signal by which it was stopped. However often that comes, what was started is ended."""
     from plimsoll.demo.play import play
 

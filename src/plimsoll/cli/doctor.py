@@ -247,18 +247,18 @@ class Planner:
 
     def __call__(self, facts: LogFacts) -> PlanFigures | None:
         """The plan of this server's own command."""
-        words = command_words(facts.flags)
-        total = facts.measured.total_bytes
+        words, total = command_words(facts.flags), facts.measured.total_bytes
+        # A folder that this machine does not have belongs to the machine the log is from.
+        is_folder = words is not None and words[2].startswith(("/", "./", "../", "~"))
+        is_here = words is not None and not (is_folder and not os.access(words[2], os.R_OK))
         given = self._options.gpu is not None or self._options.gpu_memory_gib is not None
-        if total is None and not given:
+        if not given and (total is None or not is_here):
             return None
         from plimsoll.plan.read import card_of
 
-        memory = self._options.gpu_memory_gib if given else memory_of(f"{(total or 0) / GIB:.3f}", "the log")
         try:
-            # A folder that this machine does not have belongs to the machine the log is from.
-            is_folder = words is not None and words[2].startswith(("/", "./", "../", "~"))
-            if words is not None and not (is_folder and not os.access(words[2], os.R_OK)):
+            if words is not None and is_here:
+                memory = self._options.gpu_memory_gib if given else memory_of(f"{(total or 0) / GIB:.3f}", "the log")
                 return self._plan(words, facts, memory)
         except PlimsollError:
             pass  # a model nobody described, a flag that makes no sense: the log's own figures must do

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plimsoll.launch.check_flags import check, with_branches
-from plimsoll.launch.inputs import config_of, launches_named
+from plimsoll.launch.inputs import config_of, engine_meant, launches_named
 from plimsoll.launch.options import OptionsCommand, Words, option, pid_of, switch
 from plimsoll.render import flags as report
 from plimsoll.render.terminal import show
@@ -31,7 +31,11 @@ from plimsoll.vllm.versions import engine_named, releases
 class FlagsOptions(Words):
     """The options of `plimsoll flags`."""
 
-    vllm: str | None = option("VERSION", "the version to check against; default: the newest known", offers=releases)
+    vllm: str | None = option(
+        "VERSION",
+        "the version to check against; default: what the image, a pin or the process says, else the newest known",
+        offers=releases,
+    )
     came_from: str | None = option(
         "VERSION", "also say what the upgrade from this version changes for this command", name="--from", offers=releases
     )
@@ -41,10 +45,12 @@ class FlagsOptions(Words):
 
 def run(options: FlagsOptions) -> int:
     """Prints the verdict on every flag of the commands that were named."""
-    engine = engine_named(options.vllm)
     came_from = engine_named(options.came_from, "--from") if options.came_from is not None else None
     named = launches_named(options, "flags")
-    results = [with_branches(check(launch, engine, came_from, config_of(launch, folder))) for launch, folder in named]
+    results = [
+        with_branches(check(launch, engine_meant(launch, options.vllm), came_from, config_of(launch, folder)))
+        for launch, folder in named
+    ]
     show(report.as_json(results) if options.json else report.as_text(results))
     return 1 if any(item.status.is_problem for result in results for item in result.items) else 0
 

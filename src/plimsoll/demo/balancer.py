@@ -68,7 +68,7 @@ class Backend:
     served: int = 0
 
 
-class Balancer:
+class DemoBalancer:
     """A balancer for these engines with two ports: one for clients, one for guard."""
 
     is_haproxy = False

@@ -17,8 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from plimsoll.demo.balancer import HOST, Balancer, ask, free_port
-from plimsoll.demo.haproxy import Checks, HAProxy
+from plimsoll.demo.balancer import HOST, DemoBalancer, ask, free_port
+from plimsoll.demo.haproxy import Checks, DemoHAProxy
 from plimsoll.errors import WorldFailed
 from plimsoll.guard.adapters.command import ENDED, NOT_RUNNING
 from plimsoll.guard.adapters.own_process import OwnProcess
@@ -168,7 +168,7 @@ class Guard:
         await end_process(self._process, 3.0)
 
 
-class Fleet:
+class DemoFleet:
     """Everything that runs, and the one place that ends it."""
 
     checks = Checks()  # what the balancer asks each engine; of the demo's own only the path is heeded
@@ -181,8 +181,10 @@ class Fleet:
         self.guard = Guard(folder)
         self._units: dict[str, OwnProcess] = {}
         hook_token = secrets.token_hex(16)
-        self.balancer: Balancer | HAProxy = (
-            HAProxy(folder, self.ports, self.checks) if use_haproxy else Balancer(self.ports, hook_token, self.checks.path)
+        self.balancer: DemoBalancer | DemoHAProxy = (
+            DemoHAProxy(folder, self.ports, self.checks)
+            if use_haproxy
+            else DemoBalancer(self.ports, hook_token, self.checks.path)
         )
         for name, token in (("gate", self.gate_token), ("api", self.guard.token), ("hook", hook_token)):
             path = folder / f"{name}.token"

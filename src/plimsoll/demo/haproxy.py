@@ -56,7 +56,7 @@ def find() -> str | None:
     return shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
 
 
-class HAProxy:
+class DemoHAProxy:
     """Before these engines; guard speaks to its admin socket."""
 
     is_haproxy = True

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 from typing import Any, NamedTuple
 
-from plimsoll.demo.fleet import NAMES, Fleet
+from plimsoll.demo.fleet import NAMES, DemoFleet
 from plimsoll.demo.screen import Screen, Watch
-from plimsoll.demo.traffic import Traffic
+from plimsoll.demo.traffic import ClientTraffic
 from plimsoll.guard.act.journal_entry import OPENED
 
 CALM, BUSY = 3.0, 16.0  # requests a second
@@ -26,8 +26,8 @@ _ANSWERS = {"True": "yes", "False": "no", "true": "yes", "false": "no"}
 class Stage(NamedTuple):
     """All that an incident needs. `rate` holds one number: requests a second through the balancer."""
 
-    fleet: Fleet
-    traffic: Traffic
+    fleet: DemoFleet
+    traffic: ClientTraffic
     watch: Watch
     screen: Screen
     rate: list[float]

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from plimsoll.demo import haproxy, incidents
-from plimsoll.demo.fleet import GPU, MODEL, NAMES, SERVE, Fleet, run_plimsoll
+from plimsoll.demo.fleet import GPU, MODEL, NAMES, SERVE, DemoFleet, run_plimsoll
 from plimsoll.demo.incidents import CALM, Stage
 from plimsoll.demo.screen import Screen, Watch
-from plimsoll.demo.summary import Incident, Summary, actions, times
-from plimsoll.demo.traffic import Traffic
+from plimsoll.demo.summary import DemoSummary, Incident, actions, times
+from plimsoll.demo.traffic import ClientTraffic
 from plimsoll.errors import WorldFailed
 
 SHOWN = 8
 
 
-class Options(NamedTuple):
+class PlayOptions(NamedTuple):
     """Options of the demo."""
 
     speed: float = 1.0
@@ -32,7 +32,7 @@ class Options(NamedTuple):
     use_haproxy: bool | None = None  # None: where it is installed
 
 
-async def play(options: Options, screen: Screen) -> Summary:
+async def play(options: PlayOptions, screen: Screen) -> DemoSummary:
     """Play the demo in a temporary folder; returns its summary."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="plimsoll-demo-"))
@@ -42,7 +42,7 @@ async def play(options: Options, screen: Screen) -> Summary:
         ) from None
     try:
         use_haproxy = haproxy.find() is not None if options.use_haproxy is None else options.use_haproxy
-        fleet = Fleet(folder, use_haproxy=use_haproxy, speed=options.speed)
+        fleet = DemoFleet(folder, use_haproxy=use_haproxy, speed=options.speed)
         try:
             summary = await _play(fleet, options, screen)
         finally:
@@ -56,9 +56,9 @@ async def play(options: Options, screen: Screen) -> Summary:
     return summary
 
 
-async def _play(fleet: Fleet, options: Options, screen: Screen) -> Summary:
+async def _play(fleet: DemoFleet, options: PlayOptions, screen: Screen) -> DemoSummary:
     kv_tokens = await _planned(screen, asyncio.create_task(fleet.start()))
-    traffic = Traffic(
+    traffic = ClientTraffic(
         fleet.balancer.port,
         MODEL,
         streams=not fleet.balancer.is_haproxy,
@@ -88,7 +88,7 @@ async def _play(fleet: Fleet, options: Options, screen: Screen) -> Summary:
         await traffic.rest(30.0)
         watch.look()
         entries, now = watch.entries, time.time()
-        summary = Summary(
+        summary = DemoSummary(
             now - screen.began, traffic.count.copy(), await fleet.balancer.count_sent_again(), played, actions(entries),
             times(entries, NAMES, began, now), "haproxy" if fleet.balancer.is_haproxy else "own", fleet.page,
         )  # fmt: skip
@@ -173,7 +173,7 @@ async def _doctored(stage: Stage) -> str:
     return "" if code == 1 and "engine.wedged" in printed else f"doctor did not find it (exit code {code})"
 
 
-def show_summary(screen: Screen, summary: Summary) -> None:
+def show_summary(screen: Screen, summary: DemoSummary) -> None:
     """The end of the play."""
     screen.head(f"In {summary.seconds:.0f} s")
     screen.plain(summary.lines())

@@ -27,7 +27,7 @@ ENDS = {"done": "done and confirmed", "undone": "taken back", "stood-back": "lef
         "held": "held: a person is needed"}  # fmt: skip
 
 
-class Line(NamedTuple):
+class StoryLine(NamedTuple):
     """One line: when, which of guard's four kinds of word, of which engine, and the words."""
 
     at: float  # seconds since 1970
@@ -36,35 +36,35 @@ class Line(NamedTuple):
     text: str
 
 
-def of_change(told: Mapping[str, Any]) -> Line | None:
+def of_change(told: Mapping[str, Any]) -> StoryLine | None:
     """From a line that guard printed: a condition that begins or is over. What it did comes from its journal."""
     engine, what, code = str(told.get("engine") or ""), told.get("what"), told.get("code")
     sentence = str(told.get("sentence") or "").removeprefix(f"{engine}: ")
     if what == "begins":
         mark = f" ({code}): "
         name, found, because = sentence.partition(mark)
-        return Line(_at(told), SAW, engine, f"{because} ({code})" if found else name)
+        return StoryLine(_at(told), SAW, engine, f"{because} ({code})" if found else name)
     if what == "over":
-        return Line(_at(told), SAW, engine, sentence)
+        return StoryLine(_at(told), SAW, engine, sentence)
     if what == "needs-a-person":
-        return Line(_at(told), ENDED, engine, sentence)
+        return StoryLine(_at(told), ENDED, engine, sentence)
     return None
 
 
-def of_entry(entry: Entry) -> Line | None:
+def of_entry(entry: Entry) -> StoryLine | None:
     """From an entry of its journal; None for what a reader need not see."""
     fields = entry.fields
     if entry.kind == OPENED:
-        return Line(entry.at, DECIDED, entry.engine, f"to {fields.get('grade', 'act')}")
+        return StoryLine(entry.at, DECIDED, entry.engine, f"to {fields.get('grade', 'act')}")
     if entry.kind == OUTCOME:
         if entry.step in QUIET and fields.get("done"):
             return None
         word = STEPS.get(entry.step, entry.step)
         failed = "" if fields.get("done") else " (not done)"
-        return Line(entry.at, DID, entry.engine, f"{word}{failed}: {_plain(entry.step, str(fields.get('says', '')))}")
+        return StoryLine(entry.at, DID, entry.engine, f"{word}{failed}: {_plain(entry.step, str(fields.get('says', '')))}")
     if entry.kind == CLOSED:
         end = str(fields.get("end", "unknown"))
-        return Line(entry.at, ENDED, entry.engine, f"{fields.get('grade', 'it')}: {ENDS.get(end, end)}")
+        return StoryLine(entry.at, ENDED, entry.engine, f"{fields.get('grade', 'it')}: {ENDS.get(end, end)}")
     return None
 
 
@@ -96,7 +96,7 @@ class Screen:
         """Print an event of the demo's own."""
         self.show(Report([terminal.Line(f"  {self._clock(time.time())}  {text}", 11)]))
 
-    def guard(self, line: Line) -> None:
+    def guard(self, line: StoryLine) -> None:
         """Print a line of guard's."""
         said = f"  {self._clock(line.at)}  {_LEAD[line.how]:>9}  {line.engine}  {line.text}"
         self.show(Report([terminal.Line(said, 25, BAD if line.how == ENDED and "done" not in line.text else NAME)]))
@@ -123,7 +123,7 @@ LOOK_S = 0.2
 class Watch:
     """Follows one guard; `say` gets every line that a reader should see."""
 
-    def __init__(self, guard: Guard, say: Callable[[Line], None]) -> None:
+    def __init__(self, guard: Guard, say: Callable[[StoryLine], None]) -> None:
         self.entries: list[Entry] = []
         self._guard, self._say = guard, say
         self._read = 0
@@ -140,7 +140,7 @@ class Watch:
         for line in sorted(lines, key=lambda one: one.at):
             self._say(line)
 
-    def _printed(self) -> list[Line]:
+    def _printed(self) -> list[StoryLine]:
         try:
             with self._guard.said.open("rb") as file:
                 file.seek(self._read)
@@ -152,7 +152,7 @@ class Watch:
         new = [json.loads(line) for line in whole.splitlines() if line.startswith(b"{")]
         return [line for one in new if (line := of_change(one)) is not None]
 
-    def _written(self) -> list[Line]:
+    def _written(self) -> list[StoryLine]:
         if not self._guard.journal.exists():
             return []
         last = self.entries[-1].number if self.entries else 0

@@ -56,7 +56,7 @@ def actions(entries: Sequence[Entry]) -> dict[str, dict[str, int]]:
     return found
 
 
-class Summary(NamedTuple):
+class DemoSummary(NamedTuple):
     """The result of a demo: requests, actions and incidents."""
 
     seconds: float

@@ -66,7 +66,7 @@ def why_lost(told: Reply | Lost) -> str:
     return "the answer ended too soon" if told.status == 200 else f"status {told.status}"
 
 
-class Traffic:
+class ClientTraffic:
     """Requests through one port; many at once, each in a task of its own."""
 
     def __init__(self, port: int, model: str, *, streams: bool, chance: random.Random, limit_s: float = LIMIT_S) -> None:

@@ -7,8 +7,11 @@ told with its reason under `refused`.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import pickle
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -45,7 +48,6 @@ def host_memory(root: str = "", groups: GroupFiles | None = None) -> tuple[dict[
 
 
 def resident_bytes(root: str = "") -> int | None:
-    """What of this process is in memory now."""
     return _table(_text(f"{root}/proc/self/status"), "VmRSS").get("VmRSS")
 
 
@@ -140,8 +142,6 @@ def _compact_device(torch: Torch) -> dict[str, Any]:
 
 
 def _compact_host() -> dict[str, Any]:
-    import ctypes
-
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is None:
         return {"refused": "this C library cannot give memory back on request"}
@@ -190,7 +190,7 @@ def snapshot(worker: Any, torch: Any, folder: str, history: Any = None) -> dict[
         return _told(worker, {"refused": f"history is not a whole number from 0 to {HISTORY_MAX_ENTRIES}"})
     if entries:
         record_history(torch, entries)
-    safe = run_folder(folder or _default_folder())
+    safe = run_folder(folder or f"{tempfile.gettempdir()}/plimsoll-snapshots-{os.getuid()}")
     if safe is None:
         return _told(worker, {"refused": "there is no folder of this user's own to write to"})
     began = time.perf_counter()
@@ -209,12 +209,6 @@ def snapshot(worker: Any, torch: Any, folder: str, history: Any = None) -> dict[
             "duration_s": round(time.perf_counter() - began, 6),
         },
     )
-
-
-def _default_folder() -> str:
-    import tempfile
-
-    return f"{tempfile.gettempdir()}/plimsoll-snapshots-{os.getuid()}"
 
 
 def record_history(torch: Any, entries: int) -> None:
@@ -236,8 +230,6 @@ def _entries(history: Any) -> int | None:
 
 
 def _write(worker: Any, folder: str, held: Any) -> tuple[str, int]:
-    import pickle
-
     prefix = f"plimsoll-rank{int(getattr(worker, 'rank', 0) or 0)}-"
     seconds, rest_ns = divmod(time.time_ns(), 1_000_000_000)  # one reading: names sort by age, also around a full second
     path = f"{folder}/{prefix}{time.strftime('%Y%m%dT%H%M%S', time.gmtime(seconds))}-{rest_ns:09d}-{os.getpid()}.pickle"
@@ -252,16 +244,12 @@ def _write(worker: Any, folder: str, held: Any) -> tuple[str, int]:
         with contextlib.suppress(OSError):
             os.unlink(temporary)  # noqa: PTH108
         raise
-    _keep_the_newest(folder, prefix)
-    return path, size
-
-
-def _keep_the_newest(folder: str, prefix: str) -> None:
-    """Names begin with the time, so their order is that of age."""
+    # Names begin with the time, so their order is that of age.
     names = sorted(name for name in os.listdir(folder) if name.startswith(prefix) and name.endswith(".pickle"))  # noqa: PTH208
     for name in names[:-SNAPSHOTS_KEPT]:
         with contextlib.suppress(OSError):
             os.unlink(f"{folder}/{name}")  # noqa: PTH108
+    return path, size
 
 
 def _told(worker: Any, what: dict[str, Any]) -> dict[str, Any]:

@@ -91,7 +91,6 @@ class WalkClock:
         return self.walked_at is None or now - self.walked_at >= max(WALK_EVERY_S, self.took_s / WALK_SHARE)
 
     def note(self, now: float, took_s: float) -> None:
-        """A walk was made."""
         self.walked_at, self.took_s = now, took_s
 
 
@@ -106,6 +105,8 @@ def allocator_figures(
     if reserved is None or active is None:
         return None, {"allocator": "torch has no statistics of this device yet"}
     split = _amount(stats, "inactive_split_bytes")
+    pools = stats.get("reserved_bytes_by_private_pools")  # a newer torch counts each
+    private_pools = sum(_amount(pools, pool) or 0 for pool in pools) if isinstance(pools, Mapping) else None
     is_expandable = wants_expandable or (last is not None and last.expandable_segments > 0)
     releasable = _releasable(reserved, active, split, last, is_expandable=is_expandable)
     figures = {
@@ -121,7 +122,7 @@ def allocator_figures(
         "alloc_retries": _whole(stats.get("num_alloc_retries")),
         "ooms": _whole(stats.get("num_ooms")),
         "expandable": is_expandable,
-        "private_pool_bytes": _private_pools(stats) if last is None else last.private_reserved,
+        "private_pool_bytes": private_pools if last is None else last.private_reserved,
         "largest_free_block": None if last is None else last.largest_free_block,
         "walked_age_s": walked_age_s,
     }
@@ -146,14 +147,6 @@ def _releasable(reserved: int, active: int, split: int | None, last: Walk | None
     return max(0, free - pinned)
 
 
-def _private_pools(stats: Mapping[str, Any]) -> int | None:
-    """What a newer torch counts for each private pool."""
-    pools = stats.get("reserved_bytes_by_private_pools")
-    if not isinstance(pools, Mapping):
-        return None
-    return sum(_amount(pools, pool) or 0 for pool in pools)
-
-
 def _amount(stats: Mapping[Any, Any], name: Any, kind: str = "current") -> int | None:
     try:
         return _whole(stats[name]["all"][kind])
@@ -166,7 +159,6 @@ def _whole(value: object) -> int | None:
 
 
 def wants_expandable(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether torch was told to make its segments expandable."""
     environ = os.environ if environ is None else environ
     told = next((environ[name] for name in _SETTINGS if environ.get(name)), "")
     pairs = (pair.partition(":") for pair in told.replace(" ", "").split(","))
@@ -208,5 +200,4 @@ class Torch:
         return None if found is None else f"GPU-{str(found).removeprefix('GPU-')}"
 
     def empty_cache(self) -> None:
-        """Give every free segment back to the device."""
         self.torch.cuda.empty_cache()

@@ -16,7 +16,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = tuple[tuple[bytes, bytes], ...]
 
 
-class Answer(NamedTuple):
+class GateAnswer(NamedTuple):
     """One answer, to be sent by whoever holds the connection."""
 
     status: int
@@ -24,17 +24,16 @@ class Answer(NamedTuple):
     headers: Headers = ()
 
     def encoded(self) -> tuple[bytes, list[tuple[bytes, bytes]]]:
-        """The body as bytes, and the headers that go with it."""
         body = json.dumps(self.body, separators=(",", ":"), default=str).encode()
         return body, [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *self.headers]
 
 
-def error(status: int, message: str, kind: str, headers: Headers = ()) -> Answer:
+def error(status: int, message: str, kind: str, headers: Headers = ()) -> GateAnswer:
     """An error as OpenAI's API words one."""
-    return Answer(status, {"error": {"message": message, "type": kind, "param": None, "code": status}}, headers)
+    return GateAnswer(status, {"error": {"message": message, "type": kind, "param": None, "code": status}}, headers)
 
 
-def busy(message: str, retry_after_s: int) -> Answer:
+def busy(message: str, retry_after_s: int) -> GateAnswer:
     """503: come again later, or elsewhere at once; the connection is closed so that the next one goes through the balancer."""
     return error(503, message, "ServiceUnavailableError", retry_headers(retry_after_s))
 
@@ -44,8 +43,7 @@ def retry_headers(retry_after_s: int) -> Headers:
     return ((b"retry-after", str(retry_after_s).encode()), (b"connection", b"close"))
 
 
-async def send_answer(send: Send, answer: Answer, *, is_head: bool = False) -> None:
-    """Send it whole."""
+async def send_answer(send: Send, answer: GateAnswer, *, is_head: bool = False) -> None:
     body, headers = answer.encoded()
     if not any(name == b"cache-control" for name, _ in headers):
         headers.append((b"cache-control", b"no-store"))
@@ -53,7 +51,7 @@ async def send_answer(send: Send, answer: Answer, *, is_head: bool = False) -> N
     await send({"type": "http.response.body", "body": b"" if is_head else body})
 
 
-async def refuse_websocket(scope: Scope, receive: Receive, send: Send, answer: Answer) -> None:
+async def refuse_websocket(scope: Scope, receive: Receive, send: Send, answer: GateAnswer) -> None:
     """Refuse a websocket before it opens: with the answer where the server can send one, else with `try again later`."""
     await receive()  # websocket.connect
     if "websocket.http.response" in (scope.get("extensions") or {}):
@@ -192,7 +190,6 @@ class Tokens:
 
     @property
     def is_set(self) -> bool:
-        """Whether there is a token at all."""
         return self._digest is not None
 
     def judge(self, headers: Iterable[tuple[bytes, bytes]]) -> str:

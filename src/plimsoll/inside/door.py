@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from plimsoll.inside.answers import Answer, retry_headers
+from plimsoll.inside.answers import GateAnswer, retry_headers
 from plimsoll.inside.faults import FAULTS, LOG
-from plimsoll.inside.settings import Settings
+from plimsoll.inside.settings import InsideSettings
 
 if TYPE_CHECKING:
     from plimsoll.inside.shared import Shared
@@ -60,7 +60,7 @@ class BadTable(Exception):
     """The table cannot be used; the message says why."""
 
 
-class Kind(NamedTuple):
+class RequestKind(NamedTuple):
     """One kind of request, and what its phase of a step takes of the spare memory. Phases follow each other: each has all."""
 
     kind: str
@@ -76,17 +76,17 @@ class Kind(NamedTuple):
         return self.fixed_bytes + self.bytes_per_unit * min(units, self.most_units) if units > 0 else 0.0
 
 
-class Certificate(NamedTuple):
+class CertificateTable(NamedTuple):
     """What the door reads of a table."""
 
     vllm: str
     model: str
     spare_bytes: float
     assumes: Mapping[str, Any]
-    kinds: tuple[Kind, ...]
+    kinds: tuple[RequestKind, ...]
 
 
-def read_certificate(path: str) -> Certificate:
+def read_certificate(path: str) -> CertificateTable:
     """The table in this file; BadTable says in one sentence why it is not one."""
     if not path:
         raise BadTable("PLIMSOLL_CERTIFICATE is not set")
@@ -121,7 +121,7 @@ def _text(path: str) -> bytes:
     return text
 
 
-def _certificate(found: Any) -> Certificate:
+def _certificate(found: Any) -> CertificateTable:
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
         raise BadTable(f"its schema is not {SCHEMA}")
     rows, assumes = found.get("kinds"), found.get("assumes")
@@ -135,13 +135,13 @@ def _certificate(found: Any) -> Certificate:
     if len({kind.kind for kind in kinds}) != len(kinds):
         raise BadTable("a kind stands in it twice")
     spare = _number(found, "spare_bytes", least=-LARGEST_NUMBER)  # below 0 where not even a plain step is covered
-    return Certificate(_word(found, "vllm"), _word(found, "model"), spare, assumes, kinds)
+    return CertificateTable(_word(found, "vllm"), _word(found, "model"), spare, assumes, kinds)
 
 
-def _kind(row: Any) -> Kind:
+def _kind(row: Any) -> RequestKind:
     if not isinstance(row, dict):
         raise BadTable("a kind is not an object")
-    kind = Kind(
+    kind = RequestKind(
         _word(row, "kind"),
         _word(row, "unit"),
         _number(row, "fixed_bytes"),
@@ -169,7 +169,7 @@ def _number(found: Mapping[str, Any], name: str, least: float = 0.0) -> float:
     return float(number)
 
 
-def why_foreign(table: Certificate, vllm_version: str, config: Any) -> str:
+def why_foreign(table: CertificateTable, vllm_version: str, config: Any) -> str:
     """Why the table was made for another engine than the one with this config; empty where it was made for this one."""
     if _release(vllm_version) != _release(table.vllm):
         return f"the certificate is for vLLM {table.vllm[:40]}, and this is {vllm_version}"
@@ -182,15 +182,10 @@ def why_foreign(table: Certificate, vllm_version: str, config: Any) -> str:
             continue
         part = getattr(config, home, None) if home else config
         assumed, real = table.assumes[name], getattr(part, attribute, None)
-        if not _is_same(assumed, real):
+        is_close = isinstance(assumed, float) and isinstance(real, int | float) and math.isclose(assumed, real, rel_tol=1e-6)
+        if not is_close and assumed != real:
             return f"the certificate assumes {name} {str(assumed)[:40]}, and here it is {str(real)[:40]}"
     return ""
-
-
-def _is_same(assumed: Any, real: Any) -> bool:
-    if isinstance(assumed, float) and isinstance(real, int | float):
-        return math.isclose(assumed, real, rel_tol=1e-6)
-    return bool(assumed == real)
 
 
 def _release(version: str) -> str:
@@ -235,14 +230,14 @@ class Refusal(NamedTuple):
     kind: str
     message: str
 
-    def answer(self, retry_after_s: int) -> Answer:
+    def answer(self, retry_after_s: int) -> GateAnswer:
         """400 or 503, in the form of vLLM's own errors."""
         if self.why == NEVER:
             status, name, param = 400, "BadRequestError", PARAMETERS.get(self.kind)
         else:
             status, name, param = 503, "Service Unavailable", None
         body = {"error": {"message": self.message, "type": name, "param": param, "code": status}}
-        return Answer(status, body, retry_headers(retry_after_s)[:1] if self.why == NOT_NOW else ())
+        return GateAnswer(status, body, retry_headers(retry_after_s)[:1] if self.why == NOT_NOW else ())
 
 
 @dataclass
@@ -255,7 +250,7 @@ class Passage:
 PASSAGE: contextvars.ContextVar[Passage | None] = contextvars.ContextVar("plimsoll_passage", default=None)
 
 
-class Ask(NamedTuple):
+class KindDemand(NamedTuple):
     """What one request, with all its copies, asks of a kind."""
 
     units: float
@@ -277,9 +272,9 @@ class Door:
     def __init__(self) -> None:
         self.mode = OFF
         self.open_because = ""
-        self.certificate: Certificate | None = None
+        self.certificate: CertificateTable | None = None
         self.not_judged: tuple[str, ...] = ()
-        self.kinds: Mapping[str, Kind] = {}
+        self.kinds: Mapping[str, RequestKind] = {}
         """The kinds that are judged, by name."""
         self.is_running: Callable[[str], bool] = lambda name: True  # noqa: ARG005 - until an engine is known
         self._shared: Shared | None = None
@@ -289,14 +284,13 @@ class Door:
 
     # Setting up
 
-    def use(self, mode: str, certificate: Certificate, judged: Mapping[str, Kind]) -> None:
+    def use(self, mode: str, certificate: CertificateTable, judged: Mapping[str, RequestKind]) -> None:
         """Judge requests of these kinds from here on."""
         self.mode, self.certificate, self.open_because = mode, certificate, ""
         self.kinds = dict(judged)
         self.not_judged = tuple(kind.kind for kind in certificate.kinds if kind.is_open and kind.kind not in judged)
 
     def stay_open(self, mode: str, because: str) -> None:
-        """Refuse nothing, and say why."""
         self.mode, self.certificate, self.open_because = mode, None, because
         self.kinds, self.not_judged = {}, ()
 
@@ -307,18 +301,16 @@ class Door:
             self._write(name, value)
 
     def part(self, shared: Shared) -> None:
-        """That page goes away."""
         if self._shared is shared:
             self._shared = None
 
     @property
     def refuses(self) -> bool:
-        """Whether a request may be refused at all."""
         return self.mode == CERTIFIED and bool(self.kinds)
 
     # Admitting
 
-    def admit(self, name: str, key: str, asks: Mapping[str, Ask], copies: int = 1) -> Refusal | None:
+    def admit(self, name: str, key: str, asks: Mapping[str, KindDemand], copies: int = 1) -> Refusal | None:
         """Hold what a request takes, all its copies at once; the refusal where it is not covered, and then nothing is held.
 
         `name` is the first copy's own name, `key` that of the whole.
@@ -454,7 +446,6 @@ class Door:
         return self._own[f"door_{kind}_{does}_{why}"]
 
     def words(self) -> dict[str, Any]:
-        """The door as /plimsoll/state shows it."""
         return {
             "mode": self.mode,
             "open_because": self.open_because,
@@ -477,7 +468,7 @@ DOOR = Door()  # one a process
 def install() -> None:
     """vLLM calls this in each of its processes: the door goes into every engine client made there, if one is asked for."""
     try:
-        settings = Settings()
+        settings = InsideSettings()
         if settings.admit:
             install_into_vllm(DOOR, settings)
     except Exception as error:
@@ -514,7 +505,7 @@ UNITS = {
 }
 
 
-def install_into_vllm(door: Door, settings: Settings, modules: Callable[[str], Any] = importlib.import_module) -> bool:
+def install_into_vllm(door: Door, settings: InsideSettings, modules: Callable[[str], Any] = importlib.import_module) -> bool:
     """Let every engine client that is made in this process have the door; False where this vLLM is not one that is known."""
     try:
         client = modules("vllm.v1.engine.async_llm").AsyncLLM
@@ -534,7 +525,8 @@ def install_into_vllm(door: Door, settings: Settings, modules: Callable[[str], A
     def make(self: Any, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
         try:
-            attach(door, self, settings, version, refuse)
+            if set_up(door, self, settings, version):
+                put_into(self.output_processor, door, refuse)
         except Exception as error:
             door.stay_open(settings.admit, "it could not be set up")
             FAULTS.note("setting up the door", error)
@@ -560,13 +552,7 @@ def _check(client: Any, modules: Callable[[str], Any]) -> None:
         raise TypeError(f"SamplingParams has no {missing[0]}")
 
 
-def attach(door: Door, client: Any, settings: Settings, version: str, refuse: Callable[[Refusal], Exception]) -> None:
-    """Put the door into the client's output processor, if its table is for this engine."""
-    if set_up(door, client, settings, version):
-        put_into(client.output_processor, door, refuse)
-
-
-def set_up(door: Door, client: Any, settings: Settings, version: str) -> bool:
+def set_up(door: Door, client: Any, settings: InsideSettings, version: str) -> bool:
     """Read the table and hold it against this engine; whether it is used. Either way is said in one line."""
     try:
         table = read_certificate(settings.certificate)
@@ -652,25 +638,26 @@ def admit(door: Door, request: Any, key: str, copies: int) -> Refusal | None:
     return refusal
 
 
-def asks_of(request: Any, kinds: Mapping[str, Kind], copies: int = 1) -> dict[str, Ask]:
+def asks_of(request: Any, kinds: Mapping[str, RequestKind], copies: int = 1) -> dict[str, KindDemand]:
     """What a request with all its copies asks of each kind of the table."""
     params = request.sampling_params  # None where it pools
-    asks: dict[str, Ask] = {}
+    asks: dict[str, KindDemand] = {}
     if "prompt_logprobs" in kinds and _has(params, "prompt_logprobs", "prompt_logprob_token_ids"):
-        asks["prompt_logprobs"] = Ask(_prompt_tokens(request) * copies, adds_up=True)
+        tokens = max((len(part) for part in (request.prompt_token_ids, request.prompt_embeds) if part is not None), default=0)
+        asks["prompt_logprobs"] = KindDemand(tokens * copies, adds_up=True)
     if "logprobs" in kinds and _has(params, "logprobs", "logprob_token_ids"):
         # The most that any request asks for is chosen for all; -1 is the whole vocabulary.
         count = len(getattr(params, "logprob_token_ids", None) or ()) if params.logprobs is None else params.logprobs
-        asks["logprobs"] = Ask(kinds["logprobs"].most_units if count < 0 else max(1, count), adds_up=False)
+        asks["logprobs"] = KindDemand(kinds["logprobs"].most_units if count < 0 else max(1, count), adds_up=False)
     if "penalties" in kinds and _has_penalties(params):
         # One request with a penalty has the tokens of every row of its step counted.
-        asks["penalties"] = Ask(kinds["penalties"].most_units, adds_up=False)
+        asks["penalties"] = KindDemand(kinds["penalties"].most_units, adds_up=False)
     if "pictures" in kinds and request.mm_features:
         # Copies share what the encoder made of them. What it has cached of earlier requests is not known here.
         units = sum(int(feature.mm_position.get_num_embeds()) for feature in request.mm_features)
-        asks["pictures"] = Ask(units, adds_up=True)
+        asks["pictures"] = KindDemand(units, adds_up=True)
     if "adapter" in kinds and request.lora_request is not None:
-        asks["adapter"] = Ask(1, adds_up=False)
+        asks["adapter"] = KindDemand(1, adds_up=False)
     return {kind: ask for kind, ask in asks.items() if ask.units > 0}
 
 
@@ -682,10 +669,6 @@ def _has_penalties(params: Any) -> bool:
     return params is not None and (
         params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1
     )
-
-
-def _prompt_tokens(request: Any) -> int:
-    return max((len(part) for part in (request.prompt_token_ids, request.prompt_embeds) if part is not None), default=0)
 
 
 def _quietly(call: Callable[..., None], *arguments: Any) -> None:

@@ -8,13 +8,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 import plimsoll
-from plimsoll.inside import drain as draining
-from plimsoll.inside import places
+from plimsoll.inside import admission, places
 from plimsoll.inside.actions import HISTORY_MAX_ENTRIES
-from plimsoll.inside.answers import ALLOWED, LARGEST_BODY, OFF, OWN, Answer, BadAsk, error, fields_of, number, switch, whole
-from plimsoll.inside.core import Busy, Core
+from plimsoll.inside.answers import ALLOWED, LARGEST_BODY, OFF, OWN, BadAsk, GateAnswer, error, fields_of, number, switch, whole
 from plimsoll.inside.door import DOOR
 from plimsoll.inside.faults import FAULTS, LOG
+from plimsoll.inside.gate_control import Busy, GateControl
 from plimsoll.inside.recorder import RECORDER
 from plimsoll.inside.shared import NS
 
@@ -23,7 +22,7 @@ SHED_LEASE_S = 300.0
 USE_THE_VALVE = "this vLLM has --max-num-queued-reqs and --max-num-queued-tokens: set those at the next start"
 
 
-class Ask(NamedTuple):
+class GateRequest(NamedTuple):
     """One request to an endpoint."""
 
     method: str
@@ -32,7 +31,7 @@ class Ask(NamedTuple):
     body: bytes
 
 
-Handler = Callable[[Core, bytes], Awaitable[Answer]]
+Handler = Callable[[GateControl, bytes], Awaitable[GateAnswer]]
 
 
 class Endpoint(NamedTuple):
@@ -46,14 +45,14 @@ class Endpoint(NamedTuple):
     needs_token: bool = True
 
 
-async def answer(core: Core, ask: Ask, *, only_ready: bool = False) -> Answer:
+async def answer(gate: GateControl, ask: GateRequest, *, only_ready: bool = False) -> GateAnswer:
     """The answer to one request under /plimsoll/; never raises. `only_ready`: the rest is served somewhere else."""
     found = [endpoint for endpoint in ENDPOINTS if endpoint.path == ask.path]
     if not found or (only_ready and found[0].needs_token):
         where = "it is served where PLIMSOLL_LISTEN says" if found else f"there is {', '.join(e.path for e in ENDPOINTS)}"
         return error(404, f"no {ask.path[:80]} here; {where}", "NotFoundError")
     endpoint = found[0]
-    if endpoint.needs_token and (refused := _without_token(core, ask)) is not None:
+    if endpoint.needs_token and (refused := _without_token(gate, ask)) is not None:
         return refused
     if ask.method != endpoint.method and not (ask.method == "HEAD" and endpoint.method == "GET"):
         return error(
@@ -62,7 +61,7 @@ async def answer(core: Core, ask: Ask, *, only_ready: bool = False) -> Answer:
     if len(ask.body) > LARGEST_BODY:
         return error(413, f"the body is larger than {LARGEST_BODY} bytes", "BadRequestError")
     try:
-        return await endpoint.handler(core, ask.body)
+        return await endpoint.handler(gate, ask.body)
     except BadAsk as problem:
         return error(400, str(problem), "BadRequestError")
     except Exception as problem:
@@ -70,8 +69,8 @@ async def answer(core: Core, ask: Ask, *, only_ready: bool = False) -> Answer:
         return error(500, f"a mistake of ours: {type(problem).__name__}", "InternalServerError")
 
 
-def _without_token(core: Core, ask: Ask) -> Answer | None:
-    verdict = core.tokens.judge(ask.headers)
+def _without_token(gate: GateControl, ask: GateRequest) -> GateAnswer | None:
+    verdict = gate.tokens.judge(ask.headers)
     if verdict == ALLOWED:
         return None
     if verdict == OFF:
@@ -84,24 +83,24 @@ def _without_token(core: Core, ask: Ask) -> Answer | None:
     )
 
 
-async def _ready(core: Core, body: bytes) -> Answer:
+async def _ready(gate: GateControl, body: bytes) -> GateAnswer:
     del body
-    found = core.readiness()
-    return Answer(200 if found.is_ready else 503, {"ready": found.is_ready, "reason": found.reason, "detail": found.detail})
+    found = gate.readiness()
+    return GateAnswer(200 if found.is_ready else 503, {"ready": found.is_ready, "reason": found.reason, "detail": found.detail})
 
 
-async def _state(core: Core, body: bytes) -> Answer:
+async def _state(gate: GateControl, body: bytes) -> GateAnswer:
     fields_of(body, ())
-    return Answer(200, state_of(core))
+    return GateAnswer(200, state_of(gate))
 
 
-def state_of(core: Core) -> dict[str, Any]:
+def state_of(gate: GateControl) -> dict[str, Any]:
     """Everything the gate knows, as /plimsoll/state answers it."""
-    shared = core.shared
+    shared = gate.shared
     pages = shared.pages(look=True)
-    core.publish_queue(at_once=True)
+    gate.publish_queue(at_once=True)
     now = time.monotonic()
-    found = core.readiness()
+    found = gate.readiness()
     return {
         "schema": "plimsoll.state/1",
         "plimsoll": plimsoll.__version__,
@@ -117,61 +116,59 @@ def state_of(core: Core) -> dict[str, Any]:
         "engine_requests": shared.total("engine_requests"),
         "begun": shared.total("begun"),
         "refused": {"drain": shared.total("refused_drain"), "shed": shared.total("refused_shed")},
-        "idle": _is_idle(core),
-        "drain": drain_words(core, now),
-        "shed": shed_words(core),
+        "idle": _is_idle(gate),
+        "drain": drain_words(gate, now),
+        "shed": shed_words(gate),
         "door": DOOR.words(),
-        "survive": core.survive(),
-        "engine": _engine_words(core, now),
-        "call": {"is_running": core.calls.is_running, "last": core.calls.last},
+        "survive": gate.survive(),
+        "engine": _engine_words(gate, now),
+        "call": {"is_running": gate.calls.is_running, "last": gate.calls.last},
         "recorder": {"is_on": RECORDER.is_on, "written": RECORDER.written, "dropped": RECORDER.dropped},
-        "workers": len(core.figures()),
+        "workers": len(gate.figures()),
         "faults": dict(FAULTS.counts),
     }
 
 
-def _is_idle(core: Core) -> bool:
+def _is_idle(gate: GateControl) -> bool:
     """Nothing in flight, nothing in the background, nothing with the engine, in any API server.
 
     A request may end and leave work in the background. A server that has not looked since its last one ended (it does so
     once a second) is not known to be idle.
     """
-    before = _ended(core)
-    is_looked_at = before == [page["ended_seen"] for page in core.shared.pages()]
-    is_empty = all(core.shared.total(name) == 0 for name in ("in_flight", "background", "engine_requests"))
-    return is_looked_at and is_empty and before == _ended(core)
+    before = _ended(gate)
+    is_looked_at = before == [page["ended_seen"] for page in gate.shared.pages()]
+    is_empty = all(gate.shared.total(name) == 0 for name in ("in_flight", "background", "engine_requests"))
+    return is_looked_at and is_empty and before == _ended(gate)
 
 
-def _ended(core: Core) -> list[int]:
-    return [page["begun"] - page["in_flight"] for page in core.shared.pages()]
+def _ended(gate: GateControl) -> list[int]:
+    return [page["begun"] - page["in_flight"] for page in gate.shared.pages()]
 
 
-def drain_words(core: Core, now: float) -> dict[str, Any]:
-    """The drain as answers show it."""
-    found = core.shared.drain()
+def drain_words(gate: GateControl, now: float) -> dict[str, Any]:
+    found = gate.shared.drain()
     return {
-        "phase": core.phase(),
+        "phase": gate.phase(),
         "epoch": found.epoch,
         "lease_left_s": round(max(0.0, found.until - now), 3),
         "since_s": round(now - found.since, 3) if found.is_on(now) else None,
-        "in_flight": core.shared.total("in_flight"),
-        "idle": _is_idle(core),
+        "in_flight": gate.shared.total("in_flight"),
+        "idle": _is_idle(gate),
     }
 
 
-def shed_words(core: Core) -> dict[str, Any]:
-    """Shedding as answers show it."""
-    queue = core.queue()
-    wait = draining.expected_wait(queue)
-    valve = core.engine.own_valve()
+def shed_words(gate: GateControl) -> dict[str, Any]:
+    queue = gate.queue()
+    wait = admission.expected_wait(queue)
+    valve = gate.engine.own_valve()
     note = ""
     if valve == "set":
         note = "vLLM's own admission control is set and decides alone; Retry-After is added to its 503"
     elif valve == "unset":
         note = USE_THE_VALVE
     return {
-        "max_wait_s": core.shed_bound_s(),
-        "lease_left_s": round(max(0.0, core.shared.common["shed_until_ns"] / NS - time.monotonic()), 3),
+        "max_wait_s": gate.shed_bound_s(),
+        "lease_left_s": round(max(0.0, gate.shared.common["shed_until_ns"] / NS - time.monotonic()), 3),
         "expected_wait_s": None if wait.seconds is None else round(wait.seconds, 3),
         "because": wait.because,
         "queue": queue._asdict(),
@@ -179,111 +176,111 @@ def shed_words(core: Core) -> dict[str, Any]:
     }
 
 
-def _engine_words(core: Core, now: float) -> dict[str, Any]:
-    shared = core.shared
+def _engine_words(gate: GateControl, now: float) -> dict[str, Any]:
+    shared = gate.shared
     last_ns = shared.latest("last_step_ns")
-    queue = core.queue()
+    queue = gate.queue()
     return {
-        "is_dead": core.engine.is_dead(),
-        "is_wedged": core.is_wedged(),
-        "asleep": core.asleep_words(),
+        "is_dead": gate.engine.is_dead(),
+        "is_wedged": gate.is_wedged(),
+        "asleep": gate.asleep_words(),
         "steps": shared.total("steps"),
         "last_step_age_s": round(now - last_ns / NS, 3) if last_ns else None,
         "longest_step_s": round(shared.latest("longest_step_ns") / NS, 3),
         "running": queue.running,
         "waiting": queue.waiting,
-        "kv_usage": core.pulse.kv_usage,
+        "kv_usage": gate.pulse.kv_usage,
     }
 
 
-async def _memory(core: Core, body: bytes) -> Answer:
+async def _memory(gate: GateControl, body: bytes) -> GateAnswer:
     fields_of(body, ())
-    found = core.figures()
+    found = gate.figures()
     reason = (
         None if found else "no worker has written figures: is it started with --worker-extension-cls plimsoll.inside.Probe?"
     )
-    return Answer(200, {"schema": "plimsoll.memory/1", "at": round(time.time(), 3), "workers": found, "reason": reason})
+    return GateAnswer(200, {"schema": "plimsoll.memory/1", "at": round(time.time(), 3), "workers": found, "reason": reason})
 
 
-async def _drain(core: Core, body: bytes) -> Answer:
+async def _drain(gate: GateControl, body: bytes) -> GateAnswer:
     fields = fields_of(body, ("epoch", "lease_s", "quiet_s", "bound_s", "refuse", "retry_after_s"))
-    lease_s = number(fields, "lease_s", 0.1, draining.LONGEST_LEASE_S, draining.LEASE_S)
+    lease_s = number(fields, "lease_s", 0.1, admission.LONGEST_LEASE_S, admission.LEASE_S)
     assert lease_s is not None
-    wish = draining.Wish(
+    wish = admission.Wish(
         epoch=whole(fields, "epoch", 0, EPOCHS),
         lease_s=lease_s,
-        quiet_s=number(fields, "quiet_s", 0.0, draining.LONGEST_LEASE_S),
-        bound_s=number(fields, "bound_s", 0.0, draining.LONGEST_LEASE_S),
+        quiet_s=number(fields, "quiet_s", 0.0, admission.LONGEST_LEASE_S),
+        bound_s=number(fields, "bound_s", 0.0, admission.LONGEST_LEASE_S),
         refuse=switch(fields, "refuse"),
         retry_after_s=whole(fields, "retry_after_s", 0, 3600),
     )
-    if not core.shared.can_drain:
+    if not gate.shared.can_drain:
         return error(
             501, "there are several API servers and no folder to share the drain in: set PLIMSOLL_DIR", "NotImplementedError"
         )
-    with core.shared.common.changing():
-        last_admitted = core.shared.latest("last_admitted_ns") / NS
-        after = draining.begin(core.shared.read_drain_unlocked(), wish, time.monotonic(), last_admitted)
-        if isinstance(after, draining.Drain):
-            core.shared.set_drain(after)
-    return _drain_answer(core, after)
+    with gate.shared.common.changing():
+        last_admitted = gate.shared.latest("last_admitted_ns") / NS
+        after = admission.begin(gate.shared.read_drain_unlocked(), wish, time.monotonic(), last_admitted)
+        if isinstance(after, admission.Drain):
+            gate.shared.set_drain(after)
+    return _drain_answer(gate, after)
 
 
-async def _undrain(core: Core, body: bytes) -> Answer:
+async def _undrain(gate: GateControl, body: bytes) -> GateAnswer:
     epoch = whole(fields_of(body, ("epoch",)), "epoch", 0, EPOCHS)
-    with core.shared.common.changing():
-        after = draining.end(core.shared.read_drain_unlocked(), epoch)
-        if isinstance(after, draining.Drain):
-            core.shared.set_drain(after)
-    return _drain_answer(core, after)
+    with gate.shared.common.changing():
+        after = admission.end(gate.shared.read_drain_unlocked(), epoch)
+        if isinstance(after, admission.Drain):
+            gate.shared.set_drain(after)
+    return _drain_answer(gate, after)
 
 
-def _drain_answer(core: Core, after: draining.Drain | draining.Stale) -> Answer:
-    if isinstance(after, draining.Stale):
+def _drain_answer(gate: GateControl, after: admission.Drain | admission.Stale) -> GateAnswer:
+    if isinstance(after, admission.Stale):
         return error(409, f"epoch {after.asked} is older than {after.current}: another one has taken over", "ConflictError")
-    core.shared.pages(look=True)
-    core.publish_queue(at_once=True)
-    words = drain_words(core, time.monotonic())
+    gate.shared.pages(look=True)
+    gate.publish_queue(at_once=True)
+    words = drain_words(gate, time.monotonic())
     said = (words[name] for name in ("phase", "epoch", "lease_left_s", "in_flight"))
     LOG.info("plimsoll: drain: %s, epoch %s, lease %.0f s, %s in flight", *said)
-    return Answer(200, words)
+    return GateAnswer(200, words)
 
 
-async def _shed(core: Core, body: bytes) -> Answer:
+async def _shed(gate: GateControl, body: bytes) -> GateAnswer:
     fields = fields_of(body, ("max_wait_s", "lease_s"))
-    bound_s = number(fields, "max_wait_s", 0.01, 86_400, core.settings.shed_wait_s)
+    bound_s = number(fields, "max_wait_s", 0.01, 86_400, gate.settings.shed_wait_s)
     if bound_s is None:
         raise BadAsk("max_wait_s is missing: the seconds a request may be expected to wait")
     lease_s = number(fields, "lease_s", 0.1, 86_400, SHED_LEASE_S)
     assert lease_s is not None
-    with core.shared.common.changing():
-        core.shared.common["shed_bound_ns"] = round(bound_s * NS)
-        core.shared.common["shed_until_ns"] = time.monotonic_ns() + round(lease_s * NS)
-    return Answer(200, shed_words(core))
+    with gate.shared.common.changing():
+        gate.shared.common["shed_bound_ns"] = round(bound_s * NS)
+        gate.shared.common["shed_until_ns"] = time.monotonic_ns() + round(lease_s * NS)
+    return GateAnswer(200, shed_words(gate))
 
 
-async def _unshed(core: Core, body: bytes) -> Answer:
+async def _unshed(gate: GateControl, body: bytes) -> GateAnswer:
     fields_of(body, ())
-    with core.shared.common.changing():
-        core.shared.common["shed_until_ns"] = 0
-    return Answer(200, shed_words(core))
+    with gate.shared.common.changing():
+        gate.shared.common["shed_until_ns"] = 0
+    return GateAnswer(200, shed_words(gate))
 
 
-async def _compact(core: Core, body: bytes) -> Answer:
+async def _compact(gate: GateControl, body: bytes) -> GateAnswer:
     fields_of(body, ())
-    return await _call(core, "plimsoll_compact", ())
+    return await _call(gate, "plimsoll_compact", ())
 
 
-async def _snapshot(core: Core, body: bytes) -> Answer:
+async def _snapshot(gate: GateControl, body: bytes) -> GateAnswer:
     history = whole(fields_of(body, ("history",)), "history", 0, HISTORY_MAX_ENTRIES)
-    return await _call(core, "plimsoll_snapshot", () if history is None else (history,))
+    return await _call(gate, "plimsoll_snapshot", () if history is None else (history,))
 
 
-async def _call(core: Core, method: str, arguments: tuple[Any, ...]) -> Answer:
-    found = core.readiness()
+async def _call(gate: GateControl, method: str, arguments: tuple[Any, ...]) -> GateAnswer:
+    found = gate.readiness()
     if found.reason in ("starting", "dead", "wedged", "asleep"):
         return error(409, f"the engine is {found.reason}: {found.detail}", "ConflictError")
-    workers = core.figures()
+    workers = gate.figures()
     if not workers or not all(worker["alive"] for worker in workers):
         return error(
             501,
@@ -291,15 +288,15 @@ async def _call(core: Core, method: str, arguments: tuple[Any, ...]) -> Answer:
             "NotImplementedError",
         )
     try:
-        outcome = await core.calls.call(core.engine.client, method, arguments)
+        outcome = await gate.calls.call(gate.engine.client, method, arguments)
     except Busy:
         return error(409, "another call into the workers runs; one at a time", "ConflictError")
     if outcome.get("error"):
-        return Answer(502, outcome)
+        return GateAnswer(502, outcome)
     refused = [worker["refused"] for worker in outcome["workers"] or () if isinstance(worker, dict) and "refused" in worker]
     if refused:
-        return Answer(409, {**outcome, "error": refused[0]})
-    return Answer(202 if outcome["is_running"] else 200, outcome)
+        return GateAnswer(409, {**outcome, "error": refused[0]})
+    return GateAnswer(202 if outcome["is_running"] else 200, outcome)
 
 
 ENDPOINTS = (

@@ -16,7 +16,7 @@ from plimsoll.inside.faults import FAULTS
 CANARY = "plimsoll-canary-"
 
 
-class EngineView:
+class EngineClientView:
     """Looks at `app.state` of one API server."""
 
     def __init__(self, state: Any) -> None:
@@ -43,14 +43,12 @@ class EngineView:
 
     def background_count(self) -> int:
         """Responses that were asked for in the background and still run."""
-        return sum(_running(tasks) for tasks in self._background())
-
-    def _background(self) -> list[dict[Any, Any]]:
         holders = getattr(self._state, "_state", None)  # starlette keeps what is set on a state in this dict
         if not isinstance(holders, dict):
-            return []
-        found = (getattr(holder, "background_tasks", None) for name, holder in holders.items() if "responses" in str(name))
-        return [tasks for tasks in found if isinstance(tasks, dict)]
+            return 0
+        tables = (getattr(holder, "background_tasks", None) for name, holder in holders.items() if "responses" in str(name))
+        tasks = [task for table in tables if isinstance(table, dict) for task in list(table.values())]
+        return sum(1 for task in tasks if not (hasattr(task, "done") and task.done()))
 
     def queued(self, waiting: int | None, output_each: float) -> tuple[int, float]:
         """How many of the newest `waiting` requests have answered nothing yet, and their tokens with the output expected."""
@@ -90,10 +88,6 @@ class EngineView:
         if not values:
             return ""
         return "set" if any(value is not None for value in values) else "unset"
-
-
-def _running(tasks: dict[Any, Any]) -> int:
-    return sum(1 for task in list(tasks.values()) if not (hasattr(task, "done") and task.done()))
 
 
 SOME_TOKEN = 1

@@ -110,12 +110,8 @@ def remove_dead(folder: str) -> None:
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             # A writer needs milliseconds between making such a file and renaming it.
-            if entry.name.startswith(".worker-") and _is_older_than_a_minute(entry):
+            if entry.name.startswith(".worker-") and time.time() - entry.stat(follow_symlinks=False).st_mtime > 60:
                 os.unlink(entry.path)  # noqa: PTH108
-
-
-def _is_older_than_a_minute(entry: os.DirEntry[str]) -> bool:
-    return time.time() - entry.stat(follow_symlinks=False).st_mtime > 60
 
 
 def _names(folder: str) -> list[str]:

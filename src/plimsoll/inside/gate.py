@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from plimsoll.inside.admission import PRIORITY_HEADER
 from plimsoll.inside.answers import (
     LARGEST_BODY,
     OWN,
@@ -24,13 +25,12 @@ from plimsoll.inside.answers import (
     send_answer,
     with_headers,
 )
-from plimsoll.inside.core import Alone, Core
 from plimsoll.inside.door import DOOR, PASSAGE, Passage
-from plimsoll.inside.drain import PRIORITY_HEADER
-from plimsoll.inside.endpoints import Ask, answer
-from plimsoll.inside.engine_view import EngineView, canary_fails
+from plimsoll.inside.endpoints import GateRequest, answer
+from plimsoll.inside.engine_view import EngineClientView, canary_fails
 from plimsoll.inside.faults import FAULTS
-from plimsoll.inside.settings import Settings
+from plimsoll.inside.gate_control import Alone, GateControl
+from plimsoll.inside.settings import InsideSettings
 from plimsoll.inside.shared import ASLEEP, PAUSED
 from plimsoll.inside.tick import Test, Tick
 
@@ -44,7 +44,7 @@ LONGEST_MARK = max(len(mark) for mark in ITEM_MARKS) + 16
 DEEPEST = 50
 
 
-def insert_beneath(outer: Any, core: Core) -> bool:
+def insert_beneath(outer: Any, gate: GateControl) -> bool:
     """Put a layer around the innermost app that the chain of middlewares ends in; False where there is no chain to go down."""
     node = outer
     for _ in range(DEEPEST):
@@ -55,7 +55,7 @@ def insert_beneath(outer: Any, core: Core) -> bool:
         if type(inner).__name__ in ("ExceptionMiddleware", "AsyncExitStackMiddleware", "Router", "APIRouter") or not hasattr(
             inner, "app"
         ):
-            node.app = ShedLayer(inner, core)
+            node.app = ShedLayer(inner, gate)
             return True
         node = inner
     return False
@@ -64,21 +64,23 @@ def insert_beneath(outer: Any, core: Core) -> bool:
 class ShedLayer:
     """Refuses work that would wait too long; counts what is let in until it ends."""
 
-    def __init__(self, app: App, core: Core) -> None:
+    def __init__(self, app: App, gate: GateControl) -> None:
         self.app = app
-        self._core = core
+        self._control = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse it or hand it on."""
         if scope["type"] not in ("http", "websocket"):
             return await self.app(scope, receive, send)
-        core = self._core
+        gate = self._control
         refusal, is_work = None, False
         try:
             path = path_of(scope["path"], scope.get("root_path", ""))
             is_work = route_of(scope["type"], scope.get("method", "GET"), path).is_refusable
             if is_work:
-                refusal = core.shed(_priority(scope))
+                headers = scope["headers"]
+                refusal = gate.shed(
+                    next((bytes(value) for name, value in headers if bytes(name).lower() == PRIORITY_HEADER), b"")
+                )
         except Exception as error:
             FAULTS.note("shedding", error)
         if refusal is not None:
@@ -87,21 +89,21 @@ class ShedLayer:
             return await send_answer(send, refusal)
         if not is_work:
             return await self.app(scope, receive, send)
-        passing = _Passing(core, receive, send)
+        passing = _Passing(gate, receive, send)
         PASSAGE.set(passing.passage)
         try:
             return await self.app(scope, passing.receive, passing.send)
         finally:
-            core.in_layer -= passing.is_in
-            core.answering -= passing.is_answering
-            core.items -= passing.items
+            gate.in_layer -= passing.is_in
+            gate.answering -= passing.is_answering
+            gate.items -= passing.items
 
 
 class _Passing:
     """One request on its way: its items while it comes in, and a Retry-After for a 503 of vLLM's own."""
 
-    def __init__(self, core: Core, receive: Receive, send: Send) -> None:
-        self._core = core
+    def __init__(self, gate: GateControl, receive: Receive, send: Send) -> None:
+        self._control = gate
         self._receive = receive
         self._send = send
         self._tail = b""
@@ -115,7 +117,7 @@ class _Passing:
     def _is_here(self) -> None:
         if not self.is_in:
             self.is_in = True
-            self._core.in_layer += 1
+            self._control.in_layer += 1
 
     async def receive(self) -> Message:
         """The next part of the body, looked at and handed on."""
@@ -135,18 +137,18 @@ class _Passing:
         found = items_in(seen) - items_in(self._tail)
         self._tail = seen[-LONGEST_MARK:]
         self.items += found
-        self._core.items += found
+        self._control.items += found
 
     async def send(self, message: Message) -> None:
         """The answer, with Retry-After where vLLM refuses without saying when to come again."""
         if not self.is_answering and message["type"] in ("http.response.start", "websocket.accept"):
             self._is_here()
             self.is_answering = True
-            self._core.answering += 1
+            self._control.answering += 1
         if message["type"] == "http.response.start" and message["status"] == 503:
             try:
                 if not any(bytes(name).lower() == b"retry-after" for name, _ in message.get("headers", ())):
-                    message = with_headers(message, retry_headers(self._core.retry_after_own_valve())[:1])
+                    message = with_headers(message, retry_headers(self._control.retry_after_own_valve())[:1])
             except Exception as error:
                 FAULTS.note("adding Retry-After", error)
         if DOOR.refuses and _is_stream_start(message):
@@ -173,7 +175,7 @@ class _Passing:
 
     def _retry_after(self) -> int:
         try:
-            return self._core.retry_after_own_valve()
+            return self._control.retry_after_own_valve()
         except Exception as error:
             FAULTS.note("adding Retry-After", error)
             return 1
@@ -202,10 +204,6 @@ def items_in(body: bytes) -> int:
     return count
 
 
-def _priority(scope: Scope) -> bytes:
-    return next((bytes(value) for name, value in scope["headers"] if bytes(name).lower() == PRIORITY_HEADER), b"")
-
-
 # What a request to one of these does to readiness once vLLM has answered it with success.
 SLEEP_CHANGES = {"/pause": PAUSED, "/sleep": ASLEEP, "/resume": 0, "/wake_up": 0}
 MARK = "plimsoll.gate"
@@ -216,29 +214,28 @@ class Gate:
     """vLLM makes one for each API server and hands it the app it stands around."""
 
     def __init__(
-        self, app: App, settings: Settings | None = None, alone: Alone | None = None, test: Test = canary_fails
+        self, app: App, settings: InsideSettings | None = None, alone: Alone | None = None, test: Test = canary_fails
     ) -> None:
         """Around vLLM's own server it takes what it needs of its process; `alone` and `test` are for engines without one."""
         self.app = app
-        self._core: Core | None = None
+        self._control: GateControl | None = None
         self._tick: Tick | None = None
         try:
-            self._core = Core(settings or Settings(), alone=alone)
-            insert_beneath(self, self._core)
-            self._tick = Tick(self._core, test)
-            if self._core.tokens.is_short:
+            self._control = GateControl(settings or InsideSettings(), alone=alone)
+            insert_beneath(self, self._control)
+            self._tick = Tick(self._control, test)
+            if self._control.tokens.is_short:
                 FAULTS.say("the token", "PLIMSOLL_TOKEN is shorter than 16 characters; take a longer one")
         except Exception as error:
             FAULTS.note("setting up the gate", error)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, websocket or lifespan."""
-        core = self._core
+        gate = self._control
         kind = scope["type"]
-        if core is None or MARK in scope:  # a gate stands around this one already
+        if gate is None or MARK in scope:  # a gate stands around this one already
             return await self.app(scope, receive, send)
         scope[MARK] = True
-        self._look_at(scope, core)
+        self._look_at(scope, gate)
         if kind == "lifespan":
             return await self._live(scope, receive, send)
         if kind not in ("http", "websocket"):
@@ -247,14 +244,14 @@ class Gate:
         if path.startswith("/metrics") and self._tick is not None:
             self._tick.measure()  # so that a page is as fresh as its scrape
         if kind == "http" and path.startswith(OWN):
-            return await self._own(core, scope, receive, send, path)
-        return await self._pass(core, scope, receive, send, path)
+            return await self._own(gate, scope, receive, send, path)
+        return await self._pass(gate, scope, receive, send, path)
 
-    def _look_at(self, scope: Scope, core: Core) -> None:
+    def _look_at(self, scope: Scope, gate: GateControl) -> None:
         """Remember vLLM's state at the first request, and see to it that the tick runs."""
         try:
-            if core.engine.client is None:
-                core.engine = EngineView(getattr(scope.get("app"), "state", None))
+            if gate.engine.client is None:
+                gate.engine = EngineClientView(getattr(scope.get("app"), "state", None))
         except Exception as error:
             FAULTS.note("looking at the server", error)
         try:
@@ -282,7 +279,7 @@ class Gate:
                 except Exception as error:
                     FAULTS.note("ending", error)
 
-    async def _own(self, core: Core, scope: Scope, receive: Receive, send: Send, path: str) -> None:
+    async def _own(self, gate: GateControl, scope: Scope, receive: Receive, send: Send, path: str) -> None:
         body = b""
         while len(body) <= LARGEST_BODY:
             message = await receive()
@@ -291,53 +288,53 @@ class Gate:
             body += message.get("body", b"")
             if not message.get("more_body"):
                 break
-        ask = Ask(scope["method"], path, scope["headers"], body)
-        found = await answer(core, ask, only_ready=bool(core.settings.listen))
+        ask = GateRequest(scope["method"], path, scope["headers"], body)
+        found = await answer(gate, ask, only_ready=bool(gate.settings.listen))
         await send_answer(send, found, is_head=scope["method"] == "HEAD")
 
-    async def _pass(self, core: Core, scope: Scope, receive: Receive, send: Send, path: str) -> None:
+    async def _pass(self, gate: GateControl, scope: Scope, receive: Receive, send: Send, path: str) -> None:
         refusal, is_counted = None, False
         try:
             method = scope.get("method", "GET")
             route = route_of(scope["type"], method, path)
             if route.is_counted:
-                core.enter()
+                gate.enter()
                 is_counted = True
             if route.is_refusable:
-                refusal = core.refusal(core.phase())
+                refusal = gate.refusal(gate.phase())
             if path in SLEEP_CHANGES and method == "POST":
-                send = _watching_sleep(core, SLEEP_CHANGES[path], scope, send)
+                send = _watching_sleep(gate, SLEEP_CHANGES[path], scope, send)
             if route.is_counted and refusal is None:
-                core.begin(is_new=route.is_refusable)
+                gate.begin(is_new=route.is_refusable)
         except Exception as error:
             FAULTS.note("admitting", error)
         if refusal is not None and is_counted:
-            _finish(core)
+            _finish(gate)
         if refusal is not None:
             if scope["type"] == "websocket":
                 return await refuse_websocket(scope, receive, send, refusal)
             return await send_answer(send, refusal, is_head=scope.get("method") == "HEAD")
         try:
-            return await self.app(scope, receive, _closing(core, send))
+            return await self.app(scope, receive, _closing(gate, send))
         finally:
             if is_counted:
-                _finish(core)
+                _finish(gate)
 
 
-def _finish(core: Core) -> None:
+def _finish(gate: GateControl) -> None:
     try:
-        core.finish()
+        gate.finish()
     except Exception as error:  # our page may be gone: a server that ends cuts off what still runs
         FAULTS.note("counting the end of a request", error)
 
 
-def _closing(core: Core, send: Send) -> Send:
+def _closing(gate: GateControl, send: Send) -> Send:
     """The same, but while a drain runs every answer asks for a new connection."""
 
     async def closing(message: Message) -> None:
         if message["type"] == "http.response.start":
             try:
-                if core.closes_connections():
+                if gate.closes_connections():
                     message = with_headers(message, CLOSE)
             except Exception as error:
                 FAULTS.note("closing connections", error)
@@ -346,7 +343,7 @@ def _closing(core: Core, send: Send) -> Send:
     return closing
 
 
-def _watching_sleep(core: Core, how: int, scope: Scope, send: Send) -> Send:
+def _watching_sleep(gate: GateControl, how: int, scope: Scope, send: Send) -> Send:
     """The same, but takes note of a server that was sent to sleep or woken."""
     query = scope.get("query_string", b"")
     is_partial = how == 0 and b"tags=" in query  # weights or cache alone: not awake yet
@@ -356,7 +353,7 @@ def _watching_sleep(core: Core, how: int, scope: Scope, send: Send) -> Send:
     async def watching(message: Message) -> None:
         if message["type"] == "http.response.start" and 200 <= message["status"] < 300 and not is_partial:
             try:
-                core.note_sleep(how)
+                gate.note_sleep(how)
             except Exception as error:
                 FAULTS.note("noting sleep", error)
         await send(message)

@@ -17,8 +17,8 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from plimsoll.inside.drain import BOUND_S
-from plimsoll.inside.settings import Settings
+from plimsoll.inside.admission import BOUND_S
+from plimsoll.inside.settings import InsideSettings
 
 LOOK_EVERY_S = 0.5
 ANSWER_WITHIN_S = 5.0
@@ -26,14 +26,13 @@ LEASE_S = 1800.0  # beyond any stop; should nobody stop the server after all, it
 
 
 def main(words: list[str], environ: Mapping[str, str]) -> int:
-    """Drain, wait, say how it went in one line."""
     try:
         within_s, port = float(words[0]), int(words[1]) if len(words) > 1 else 8000
     except (IndexError, ValueError):
         print(__doc__, file=sys.stderr)
         return 2
     try:
-        print(leave(f"http://127.0.0.1:{port}/plimsoll", Settings(environ).token, within_s))
+        print(leave(f"http://127.0.0.1:{port}/plimsoll", InsideSettings(environ).token, within_s))
     except (OSError, ValueError) as error:  # refused, silent, a status of 400 and above, no JSON
         print(f"the gate could not be asked: {error}", file=sys.stderr)
         return 1

@@ -11,6 +11,7 @@ import importlib
 import inspect
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from plimsoll.inside.faults import FAULTS
@@ -139,7 +140,7 @@ def _handed_on(original: Callable[..., Any]) -> Callable[..., Any]:
             seen = getattr(req_state, ON_REQUEST, None)
             if seen is not None and iteration_stats is not None and iteration_stats.finished_requests:
                 first_s = getattr(req_state.stats, "first_token_latency", None)
-                setattr(iteration_stats.finished_requests[-1], ON_REQUEST, seen._replace(first_token_s=first_s))
+                setattr(iteration_stats.finished_requests[-1], ON_REQUEST, replace(seen, first_token_s=first_s))
         except Exception as error:
             FAULTS.note("seeing a request end", error)
         return result
@@ -165,20 +166,16 @@ def _told_of_aborts(original: Callable[..., Any], recorder: Recorder, pulse: Pul
         finally:
             inner.discard(id(self))
         try:
-            _note_aborts([before[one] for one in gone if one in before], recorder, pulse)
+            for name in gone:
+                request = from_state(before[name], time.time()) if name in before else None
+                if request is not None:
+                    pulse.note_finished(request.prompt_tokens, None)
+                    recorder.note_finished(request)
         except Exception as error:
             FAULTS.note("seeing requests given up", error)
         return gone
 
     return abort_requests
-
-
-def _note_aborts(states: list[Any], recorder: Recorder, pulse: Pulse) -> None:
-    for state in states:
-        request = from_state(state, time.time())
-        if request is not None:
-            pulse.note_finished(request.prompt_tokens, None)
-            recorder.note_finished(request)
 
 
 def what_is_seen(request: Any, *, wants_prefixes: bool) -> Seen:

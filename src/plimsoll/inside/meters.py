@@ -7,13 +7,14 @@ them alone, and what each has of its own is added up.
 from __future__ import annotations
 
 import importlib
+import itertools
 import time
 from typing import Any, NamedTuple
 
-from plimsoll.inside.core import Core
+from plimsoll.inside.admission import LEAVING, REASONS, REFUSING, expected_wait
 from plimsoll.inside.door import DOOR, KINDS, WHYS
-from plimsoll.inside.drain import LEAVING, REASONS, REFUSING, expected_wait
 from plimsoll.inside.faults import FAULTS
+from plimsoll.inside.gate_control import GateControl
 from plimsoll.inside.recorder import RECORDER
 from plimsoll.inside.shared import NS
 
@@ -103,58 +104,53 @@ METERS = (
 class Meters:
     """The metrics of one API server; `refresh` sets them all."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(self, gate: GateControl) -> None:
+        self._gate = gate
         client = importlib.import_module("prometheus_client")
-        registry = client.REGISTRY if core.alone is None else core.alone.registry
-        self._totals = _TOTALS if core.alone is None else {}
+        registry = client.REGISTRY if gate.alone is None else gate.alone.registry
+        self._totals = _TOTALS if gate.alone is None else {}
         self._made = {meter.name: _make(client, meter, registry) for meter in METERS}
 
     def refresh(self) -> None:
-        """Set everything to what holds now."""
-        core = self._core
-        own = core.shared.own
+        gate = self._gate
+        own = gate.shared.own
         self._made["plimsoll_in_flight"].set(own["in_flight"])
         self._made["plimsoll_background"].set(own["background"])
         self._count("plimsoll_begun", own["begun"])
         self._count("plimsoll_refused", own["refused_drain"], "drain")
         self._count("plimsoll_refused", own["refused_shed"], "shed")
-        self._count_door()
-        self._count("plimsoll_calls", core.calls.done)
+        for does, name in (("refused", "plimsoll_door_refused"), ("would", "plimsoll_door_would_refuse")):
+            for kind, why in itertools.product(KINDS, WHYS):
+                if count := DOOR.own_count(does, kind, why):
+                    self._count(name, count, kind, why)
+        self._count("plimsoll_calls", gate.calls.done)
         self._count("plimsoll_recorded", RECORDER.written)
         self._count("plimsoll_record_dropped", RECORDER.dropped)
         for place, count in list(FAULTS.counts.items()):
             self._count("plimsoll_faults", count, place)
-        if core.shared.is_first:
+        if gate.shared.is_first:
             self._refresh_whole()
-            for worker in core.figures():
+            for worker in gate.figures():
                 try:
                     self._refresh_worker(worker)
                 except Exception as error:  # what one wrote must not hide the others
                     FAULTS.note("a worker's metrics", error)
 
-    def _count_door(self) -> None:
-        for does, name in (("refused", "plimsoll_door_refused"), ("would", "plimsoll_door_would_refuse")):
-            for kind in KINDS:
-                for why in WHYS:
-                    if count := DOOR.own_count(does, kind, why):
-                        self._count(name, count, kind, why)
-
     def _refresh_whole(self) -> None:
-        core, now = self._core, time.monotonic()
-        found = core.readiness()
+        gate, now = self._gate, time.monotonic()
+        found = gate.readiness()
         self._made["plimsoll_ready"].set(int(found.is_ready))
         for reason in REASONS:
             self._made["plimsoll_not_ready"].labels(reason).set(int(reason == found.reason))
-        self._made["plimsoll_drain_phase"].set(PHASES.get(core.phase(), 0))
-        self._made["plimsoll_drain_lease_seconds"].set(max(0.0, core.shared.drain().until - now))
-        last_ns = core.shared.latest("last_step_ns")
+        self._made["plimsoll_drain_phase"].set(PHASES.get(gate.phase(), 0))
+        self._made["plimsoll_drain_lease_seconds"].set(max(0.0, gate.shared.drain().until - now))
+        last_ns = gate.shared.latest("last_step_ns")
         self._made["plimsoll_engine_last_step_age_seconds"].set(now - last_ns / NS if last_ns else float("nan"))
-        self._made["plimsoll_engine_wedged"].set(int(core.is_wedged()))
+        self._made["plimsoll_engine_wedged"].set(int(gate.is_wedged()))
         table = DOOR.certificate
         self._made["plimsoll_door_spare_bytes"].set(float("nan") if table is None else table.spare_bytes)
-        self._refresh_survive(core.survive())
-        wait = expected_wait(core.queue())
+        self._refresh_survive(gate.survive())
+        wait = expected_wait(gate.queue())
         self._made["plimsoll_expected_wait_seconds"].set(float("nan") if wait.seconds is None else wait.seconds)
 
     def _refresh_survive(self, told: dict[str, Any]) -> None:

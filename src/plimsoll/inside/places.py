@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import tempfile
 
 from plimsoll.inside.faults import FAULTS
 
@@ -19,7 +20,7 @@ ONE_OF_SEVERAL = "ApiServer_"
 
 def run_folder(wanted: str = "") -> str | None:
     """The folder, made if need be; None where there is no safe one, which is counted and logged."""
-    base = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK | os.X_OK) else _temporary()
+    base = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK | os.X_OK) else tempfile.gettempdir()
     # Process numbers mean something in one namespace alone; a /dev/shm may be shared by several containers.
     folder = wanted or os.path.join(base, f"plimsoll-{os.getuid()}-{_namespace()}")  # noqa: PTH118
     try:
@@ -57,12 +58,6 @@ def _namespace() -> int:
         return 0
 
 
-def _temporary() -> str:
-    import tempfile
-
-    return tempfile.gettempdir()
-
-
 def ancestors(pid: int) -> list[int]:
     """This process and those it comes from, nearest first."""
     line: list[int] = []
@@ -73,7 +68,6 @@ def ancestors(pid: int) -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process, a zombie excepted."""
     return _stat(pid)[:1] not in ([], ["Z"], ["X"])
 
 

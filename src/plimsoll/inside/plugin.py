@@ -11,7 +11,7 @@ import importlib
 from typing import Any
 
 from plimsoll.inside.faults import FAULTS
-from plimsoll.inside.settings import Settings
+from plimsoll.inside.settings import InsideSettings
 
 WORKER_BASE = "vllm.v1.worker.worker_base"
 
@@ -19,7 +19,7 @@ WORKER_BASE = "vllm.v1.worker.worker_base"
 def install() -> None:
     """Let every worker that is made in this process be watched, if PLIMSOLL_PROBE=plugin says so."""
     try:
-        if Settings().probe_as_plugin:
+        if InsideSettings().probe_as_plugin:
             install_into(importlib.import_module(WORKER_BASE).WorkerBase)
     except Exception as error:
         FAULTS.note("installing the probe as a plugin", error)

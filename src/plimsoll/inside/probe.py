@@ -21,7 +21,6 @@ class Probe:
     """What every worker can do in addition, through collective_rpc; call it without a timeout, one call at a time."""
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
-        """Make the worker as Python does, and start to watch it."""
         worker = super().__new__(cls)
         watch(worker)
         return worker
@@ -53,7 +52,6 @@ def watch(worker: Any) -> None:
 
 
 def figures(worker: Any) -> dict[str, Any]:
-    """The last figures."""
     sampler = _called(worker)
     return {} if sampler is None else dict(sampler.figures)
 

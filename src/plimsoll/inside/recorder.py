@@ -19,12 +19,13 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from plimsoll.inside import places
 from plimsoll.inside.faults import FAULTS
-from plimsoll.inside.settings import Settings
+from plimsoll.inside.settings import InsideSettings
 
 # Salted hashes of a prompt's blocks show equal beginnings and nothing else of the prompt. Each hash covers its block and all
 # before it, under a key that is not written down. Were a hash made from the one before it and the block alone, who reads the
@@ -193,7 +194,8 @@ ON_REQUEST = "plimsoll_seen"
 """The attribute of vLLM's own objects under which we leave a `Seen`."""
 
 
-class Seen(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Seen:
     """What is known of a request when it comes in, and only then."""
 
     priority: int | None
@@ -205,7 +207,8 @@ class Seen(NamedTuple):
     """From its arrival to its first token at the API server; known when it is over."""
 
 
-class Finished(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Finished:
     """One request that is over; times are seconds since 1970."""
 
     arrival: float
@@ -223,7 +226,6 @@ class Finished(NamedTuple):
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether it would have gone on."""
         return self.reason not in ("stop", "length", "repetition")
 
 
@@ -345,7 +347,7 @@ BYTES_A_WRITE = 256 << 10
 class Recorder:
     """The recording of this process: off without a folder; a thread and a file once there is something to write."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: InsideSettings) -> None:
         self._settings = settings
         self.is_on = bool(settings.record_folder)
         self.wants_prefixes = self.is_on and settings.record_prefixes
@@ -378,7 +380,7 @@ class Recorder:
             if not self.wants_prefixes or self._tokens_queued - self._tokens_done > QUEUE_TOKENS:
                 if self.wants_prefixes:
                     FAULTS.say("hashing prompts", "prompts come faster than they are hashed; some are recorded without hashes")
-                request = request._replace(seen=seen._replace(token_ids=None))
+                request = replace(request, seen=replace(seen, token_ids=None))
             else:
                 self._tokens_queued += len(seen.token_ids)
         self._queue.append(request)
@@ -481,4 +483,4 @@ class Recorder:
         return found
 
 
-RECORDER = Recorder(Settings())  # one a process
+RECORDER = Recorder(InsideSettings())  # one a process

@@ -23,7 +23,7 @@ from plimsoll.inside.allocator import Torch, Walk, WalkClock, allocator_figures,
 from plimsoll.inside.faults import FAULTS, LOG
 from plimsoll.inside.figures import PLAIN_KEYS, empty_figures, remove_dead, write_figures
 from plimsoll.inside.places import ancestors, run_folder, start_ticks
-from plimsoll.inside.settings import Settings
+from plimsoll.inside.settings import InsideSettings
 
 # The budget's names have changed with vLLM. Up to 0.26 the worker keeps `non_torch_memory`, and `peak_activation_memory` is the
 # activations alone. From 0.27 it keeps `total_consumed` (weights and all outside torch) instead, and
@@ -104,7 +104,7 @@ _HOMES = ("vllm.third_party.pynvml", "pynvml")  # vLLM brings its own copy
 SHARES = ("device_memory.by_this_process", "device_memory.by_others")  # unknown together
 
 
-class DeviceMemory(NamedTuple):
+class DeviceReading(NamedTuple):
     """Figures in bytes, the device's name, and the reason for each that is unknown."""
 
     figures: dict[str, Any] | None
@@ -124,21 +124,21 @@ class Nvml:
         self._is_sure = False  # whether the handle was found by UUID
         self._refused: str | None = None
 
-    def memory(self, uuid: str | None, reserved: int | None, pid: int) -> DeviceMemory:
+    def memory(self, uuid: str | None, reserved: int | None, pid: int) -> DeviceReading:
         """The device's memory and this process's part of it; `reserved` is what torch holds of it at least."""
         try:
             handle = self._found(uuid)
             if handle is None:
-                return DeviceMemory(None, None, {"device_memory": self._refused or "NVML does not know this device yet"})
+                return DeviceReading(None, None, {"device_memory": self._refused or "NVML does not know this device yet"})
             total, free, used = self._amounts(handle)
             own, reason = self._own(handle, reserved, pid)
             name = self._text(self._module.nvmlDeviceGetName(handle))
         except Exception as error:  # NVML's errors share no base with anybody's; a driver may be replaced under us
-            return DeviceMemory(None, None, {"device_memory": f"NVML failed: {type(error).__name__}"})
+            return DeviceReading(None, None, {"device_memory": f"NVML failed: {type(error).__name__}"})
         others = None if own is None else max(0, used - own)
         figures = {"total": total, "free": free, "used": used, "by_this_process": own, "by_others": others, "source": "nvml"}
         reasons = {} if own is not None else dict.fromkeys(SHARES, reason)
-        return DeviceMemory(figures, name, reasons)
+        return DeviceReading(figures, name, reasons)
 
     def _found(self, uuid: str | None) -> Any:
         if self._refused is not None or (self._handle is not None and (self._is_sure or uuid is None)):
@@ -235,7 +235,7 @@ UNWATCHED_WARM_UP_S = 60.0
 class Sampler:
     """One worker's figures: taken, kept as `figures`, and written to the shared folder."""
 
-    def __init__(self, worker: Any, settings: Settings, folder: str | None, torch: Any = None, nvml: Any = None) -> None:
+    def __init__(self, worker: Any, settings: InsideSettings, folder: str | None, torch: Any = None, nvml: Any = None) -> None:
         """`torch` and `nvml` stand in for the modules of that name."""
         self.settings = settings
         self.folder = folder
@@ -272,12 +272,10 @@ class Sampler:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after what it is doing now."""
         self._stop = True
         self.wake()
 
     def wake(self) -> None:
-        """Take a sample now."""
         self._wake.set()
 
     def _run(self) -> None:
@@ -317,7 +315,6 @@ class Sampler:
     # What is taken
 
     def gather(self, worker: Any, now: float) -> dict[str, Any]:
-        """Everything that is known of the worker now."""
         is_serving = self.is_serving(worker, now)
         found = empty_figures()
         reasons: dict[str, str] = {}
@@ -419,7 +416,7 @@ def attach(worker: Any, *, is_warm: bool = False) -> Sampler | None:
     if found is not None:
         return found
     try:
-        settings = Settings()
+        settings = InsideSettings()
         sampler = Sampler(worker, settings, run_folder(settings.folder))
         sampler.is_warm = is_warm
         worker.plimsoll_sampler = sampler

@@ -47,7 +47,7 @@ SETTINGS = (
 _DEFAULTS = {setting.name: setting.default for setting in SETTINGS}
 
 
-class Settings:
+class InsideSettings:
     """The settings of this process, each with its type."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
@@ -70,20 +70,11 @@ class Settings:
         self.certificate = self.text("PLIMSOLL_CERTIFICATE")
         self.wedge_s = self.number("PLIMSOLL_WEDGE_S", low=0.5, high=86_400)
         self.canary_s = self.number("PLIMSOLL_CANARY_S", low=0.5, high=86_400)
-        self.survive = self._choice("PLIMSOLL_SURVIVE", ("1", "unproven"))
+        self.survive = self.choice("PLIMSOLL_SURVIVE", ("1", "unproven"))
         self.survive_storm = int(self.number("PLIMSOLL_SURVIVE_STORM", low=0, high=1_000_000))
 
     def text(self, name: str) -> str:
-        """The value with its blanks cut off, or the default."""
         return self._environ.get(name, "").strip() or _DEFAULTS[name]
-
-    def choice(self, name: str, words: tuple[str, ...]) -> str:
-        """The value if it is one of these words, else the default."""
-        word = self.text(name)
-        if word and word not in words:
-            FAULTS.say(f"setting {name}", f"{name} is none of {', '.join(words)}; {_DEFAULTS[name] or 'off'} is taken")
-            return _DEFAULTS[name]
-        return word
 
     def number(self, name: str, low: float, high: float) -> float:
         """The value as a number within its bounds; the default where it is none. An empty default is 0."""
@@ -100,7 +91,7 @@ class Settings:
         FAULTS.say(f"setting {name}", f"{name} is not a number from {low:g} to {high:g}; {default or 'off'} is taken")
         return float(default or 0)
 
-    def _choice(self, name: str, choices: tuple[str, ...]) -> str:
+    def choice(self, name: str, choices: tuple[str, ...]) -> str:
         """The value if it is one of these; empty where it is unset, `0` or none of them."""
         raw = self.text(name)
         if raw in choices:

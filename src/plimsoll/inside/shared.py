@@ -16,8 +16,8 @@ import stat
 import time
 from collections.abc import Iterator, Sequence
 
+from plimsoll.inside.admission import Drain
 from plimsoll.inside.door import FIELDS as DOOR
-from plimsoll.inside.drain import Drain
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.places import is_alive, start_ticks, sweep
 
@@ -32,7 +32,7 @@ LONGEST_WAIT_S = 0.02
 LONGEST_LOCK_WAIT_S = 0.25
 
 
-class Page:
+class SharedPage:
     """Named whole numbers in shared memory, all 0 at first; without a path they are this process's own."""
 
     def __init__(self, fields: Sequence[str], path: str | None = None, *, makes: bool = True) -> None:
@@ -106,7 +106,6 @@ class Page:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Let go of the memory; the file stays."""
         self._numbers.release()
         self._memory.close()
         if self._file >= 0:
@@ -174,18 +173,18 @@ class Shared:
         self._stem = f"{key}-{start_ticks(key)}"
         if folder is not None:
             sweep(folder)
-        self.common = Page(COMMON, self._path(f"gate-{self._stem}.page"))
-        self.own = Page(OWN, self._path(f"api-{self._stem}-{os.getpid()}.page"))
+        self.common = SharedPage(COMMON, self._path(f"gate-{self._stem}.page"))
+        self.own = SharedPage(OWN, self._path(f"api-{self._stem}-{os.getpid()}.page"))
         self.own["pid"] = os.getpid()
         self.own["started"] = start_ticks(os.getpid())
-        self._fellows: dict[str, Page] = {}
+        self._fellows: dict[str, SharedPage] = {}
 
     def _path(self, name: str) -> str | None:
         return None if self._folder is None else os.path.join(self._folder, name)  # noqa: PTH118
 
     # The fellows
 
-    def pages(self, *, look: bool = False) -> list[Page]:
+    def pages(self, *, look: bool = False) -> list[SharedPage]:
         """The pages of all living API servers, this one's first; `look` looks for new ones."""
         if look and self._folder is not None:
             self._look(self._folder)
@@ -201,14 +200,16 @@ class Shared:
             return
         for name in names - self._fellows.keys():
             try:
-                self._fellows[name] = Page(OWN, self._path(name), makes=False)
+                self._fellows[name] = SharedPage(OWN, self._path(name), makes=False)
             except FileNotFoundError:
                 continue  # gone since, or about to be filled
             except (OSError, ValueError) as error:
                 FAULTS.note("reading another API server's page", error)
         for name, page in list(self._fellows.items()):
             # A name may be gone while its server lives: somebody tidied the folder, and the memory is still shared.
-            if not _belongs_to_the_living(page) or (page["pid"] == 0 and name not in names):
+            # A page that was just made has no pid yet.
+            is_alive_still = is_alive(page["pid"]) and start_ticks(page["pid"]) == page["started"]
+            if (page["pid"] and not is_alive_still) or (page["pid"] == 0 and name not in names):
                 self._fellows.pop(name).close()
 
     def total(self, name: str) -> int:
@@ -227,7 +228,6 @@ class Shared:
     # The drain
 
     def drain(self) -> Drain:
-        """The drain as it stands."""
         return _drain_of(self.common.together(_DRAIN))
 
     def set_drain(self, drain: Drain) -> None:
@@ -248,10 +248,8 @@ class Shared:
         for page in (*self._fellows.values(), self.common, self.own):
             page.close()
         if self.own.path is not None:
-            try:
+            with contextlib.suppress(OSError):
                 os.unlink(self.own.path)  # noqa: PTH108
-            except OSError:
-                return
 
 
 def _drain_of(values: Sequence[int]) -> Drain:
@@ -259,8 +257,3 @@ def _drain_of(values: Sequence[int]) -> Drain:
     if since == 0:
         return Drain(epoch=epoch)
     return Drain(epoch, since / NS, until / NS, quiet / NS, bound / NS, bool(is_refusing), retry)
-
-
-def _belongs_to_the_living(page: Page) -> bool:
-    # A page that was just made has no pid yet.
-    return page["pid"] == 0 or (is_alive(page["pid"]) and start_ticks(page["pid"]) == page["started"])

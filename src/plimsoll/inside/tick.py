@@ -14,11 +14,11 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
-from plimsoll.inside.answers import LARGEST_BODY, Answer, error
-from plimsoll.inside.core import Core
-from plimsoll.inside.endpoints import Ask, answer
+from plimsoll.inside.answers import LARGEST_BODY, GateAnswer, error
+from plimsoll.inside.endpoints import GateRequest, answer
 from plimsoll.inside.engine_view import canary_fails
 from plimsoll.inside.faults import FAULTS, LOG
+from plimsoll.inside.gate_control import GateControl
 from plimsoll.inside.listener import Listener
 from plimsoll.inside.meters import Meters
 from plimsoll.inside.shared import ASLEEP, NS, PAUSED
@@ -38,16 +38,12 @@ Make = Callable[[Any, int | list[int]], Any]
 def attach(engine_client: Any, make: Make | None = None) -> bool:
     """Whether the pulse is fed from here on; safe to be asked again and again. `make` builds a logger for engine cores."""
     try:
-        return _attach(engine_client, make or _stat_logger)
+        # The module needs vLLM, so it is loaded when a logger is made.
+        own: Make = lambda *told: importlib.import_module("plimsoll.inside.stat_logger").StatLogger(*told)  # noqa: E731
+        return _attach(engine_client, make or own)
     except Exception as error:
         FAULTS.note(WHERE, error)
         return False
-
-
-def _stat_logger(vllm_config: Any, engines: int | list[int]) -> Any:
-    from plimsoll.inside.stat_logger import StatLogger  # needs vLLM
-
-    return StatLogger(vllm_config, engines)
 
 
 def _attach(client: Any, make: Make) -> bool:
@@ -115,8 +111,8 @@ def where_of(text: str) -> Where | str:
 class OwnPort:
     """Serves the endpoints; with several API servers the first to come serves for all, since what they answer is shared."""
 
-    def __init__(self, core: Core, patience_s: float = PATIENCE_S) -> None:
-        self._core = core
+    def __init__(self, gate: GateControl, patience_s: float = PATIENCE_S) -> None:
+        self._gate = gate
         self._patience_s = patience_s
         self._server: asyncio.Server | None = None
         self._path = ""
@@ -130,25 +126,25 @@ class OwnPort:
 
     async def open(self) -> None:
         """Begin to listen; a place that is taken or cannot be used is said once, and nothing listens instead."""
-        where = where_of(self._core.settings.listen)
+        where = where_of(self._gate.settings.listen)
         if isinstance(where, str):
             self._is_hopeless = True
             FAULTS.say("listening", where)
             return
-        if not self._core.tokens.is_set:
+        if not self._gate.tokens.is_set:
             FAULTS.say("listening", "PLIMSOLL_LISTEN is set and PLIMSOLL_TOKEN is not: every endpoint but ready stays off")
-        if where.host and not _is_loopback(where.host) and not self._core.tokens.is_set:
+        if where.host and not _is_loopback(where.host) and not self._gate.tokens.is_set:
             self._is_hopeless = True
             return
         try:
             self._server = await (
                 self._open_unix(where.path) if where.path else asyncio.start_server(self._serve, where.host, where.port)
             )
-            LOG.info("plimsoll: endpoints are served at %s", self._core.settings.listen)
+            LOG.info("plimsoll: endpoints are served at %s", self._gate.settings.listen)
         except OSError as problem:
-            if problem.errno == errno.EADDRINUSE and self._core.key != os.getpid():
+            if problem.errno == errno.EADDRINUSE and self._gate.key != os.getpid():
                 return  # one of the other API servers of this server has it; should it go, this one takes over
-            FAULTS.note(f"listening at {self._core.settings.listen}", problem)
+            FAULTS.note(f"listening at {self._gate.settings.listen}", problem)
 
     async def _open_unix(self, path: str) -> asyncio.Server:
         with contextlib.suppress(FileNotFoundError):
@@ -171,7 +167,6 @@ class OwnPort:
         return server
 
     async def close(self) -> None:
-        """Stop listening."""
         if self._server is not None:
             self._server.close()
             with contextlib.suppress(OSError):
@@ -198,14 +193,14 @@ class OwnPort:
         connection = h11.Connection(h11.SERVER)
         try:
             ask = await asyncio.wait_for(_read(h11, connection, reader), self._patience_s)
-            found = error(413, "the body is too large", "BadRequestError") if ask is None else await answer(self._core, ask)
+            found = error(413, "the body is too large", "BadRequestError") if ask is None else await answer(self._gate, ask)
             is_head = ask is not None and ask.method == "HEAD"
         except h11.RemoteProtocolError:
             found, is_head = error(400, "this is not HTTP", "BadRequestError"), False
         await _write(h11, connection, writer, found, is_head=is_head)
 
 
-async def _read(h11: Any, connection: Any, reader: asyncio.StreamReader) -> Ask | None:
+async def _read(h11: Any, connection: Any, reader: asyncio.StreamReader) -> GateRequest | None:
     """The whole request; None when its body is too large."""
     request, body = None, b""
     while True:
@@ -220,12 +215,14 @@ async def _read(h11: Any, connection: Any, reader: asyncio.StreamReader) -> Ask 
                 return None
         elif isinstance(event, h11.EndOfMessage) and request is not None:
             path = bytes(request.target).partition(b"?")[0].decode("latin-1")
-            return Ask(bytes(request.method).decode("latin-1"), path, [(bytes(n), bytes(v)) for n, v in request.headers], body)
+            return GateRequest(
+                bytes(request.method).decode("latin-1"), path, [(bytes(n), bytes(v)) for n, v in request.headers], body
+            )
         else:
             raise OSError("the client has gone")
 
 
-async def _write(h11: Any, connection: Any, writer: asyncio.StreamWriter, found: Answer, *, is_head: bool) -> None:
+async def _write(h11: Any, connection: Any, writer: asyncio.StreamWriter, found: GateAnswer, *, is_head: bool) -> None:
     body, headers = found.encoded()
     headers = [*(pair for pair in headers if pair[0] != b"connection"), (b"connection", b"close")]
     if connection.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
@@ -260,7 +257,7 @@ def _answers(path: str) -> bool:
 MARK = "plimsoll_notices"
 
 
-def notice_shutdown(client: Any, core: Core) -> None:
+def notice_shutdown(client: Any, gate: GateControl) -> None:
     """Stand before the client's `shutdown`, once; what it does and returns stays vLLM's own."""
     own = getattr(client, "shutdown", None)
     if own is None or hasattr(own, MARK):
@@ -268,7 +265,7 @@ def notice_shutdown(client: Any, core: Core) -> None:
 
     @functools.wraps(own)
     def shutdown(*args: Any, **kwargs: Any) -> Any:
-        core.is_stopping = True
+        gate.is_stopping = True
         return own(*args, **kwargs)
 
     setattr(shutdown, MARK, True)
@@ -292,7 +289,6 @@ class Progress(NamedTuple):
 
 
 def is_suspect(progress: Progress, bound_s: float, now: float) -> bool:
-    """Whether it is time for the test request."""
     if not progress.has_work or progress.is_excused:
         return False
     silent_since = max(progress.work_since, progress.last_step or 0.0)
@@ -310,13 +306,13 @@ AGAIN_AFTER_S = 30.0  # between two test requests that brought no clear answer
 class Tick:
     """A task on the server's own loop; each part fails alone."""
 
-    def __init__(self, core: Core, test: Test = canary_fails) -> None:
-        self._core = core
+    def __init__(self, gate: GateControl, test: Test = canary_fails) -> None:
+        self._gate = gate
         self._test = test
         self._task: asyncio.Task[None] | None = None
         self._canary: asyncio.Task[None] | None = None
         self._meters: Meters | None = None
-        self._port = OwnPort(core) if core.settings.listen else None
+        self._port = OwnPort(gate) if gate.settings.listen else None
         self._work_since = 0.0
         self._next_canary = 0.0
         self._sleep_level: int | None = None
@@ -327,23 +323,22 @@ class Tick:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """End the task, the port, and take this server's page away."""
         for task in (self._task, self._canary):
             if task is not None:
                 task.cancel()
         if self._port is not None:
             await self._port.close()
-        self._core.close()
+        self._gate.close()
 
     async def _run(self) -> None:
-        core = self._core
-        where = core.settings.listen or "vLLM's own port"
+        gate = self._gate
+        where = gate.settings.listen or "vLLM's own port"
         LOG.info(
             "plimsoll: the gate is in; endpoints %s; recording %s",
-            f"at {where}" if core.tokens.is_set else "but ready are off, since PLIMSOLL_TOKEN is not set",
-            f"to {core.settings.record_folder}" if core.settings.record_folder else "off",
+            f"at {where}" if gate.tokens.is_set else "but ready are off, since PLIMSOLL_TOKEN is not set",
+            f"to {gate.settings.record_folder}" if gate.settings.record_folder else "off",
         )
-        if core.settings.survive and core.alone is None:
+        if gate.settings.survive and gate.alone is None:
             frontend.install()  # an API server that was started anew has loaded no plugin
         turns = 0
         while True:
@@ -366,27 +361,26 @@ class Tick:
             FAULTS.note("listening", error)
 
     def _feed(self) -> None:
-        if self._core.engine.client is not None:
-            attach(self._core.engine.client)
-            notice_shutdown(self._core.engine.client, self._core)
+        if self._gate.engine.client is not None:
+            attach(self._gate.engine.client)
+            notice_shutdown(self._gate.engine.client, self._gate)
 
     def _publish(self) -> None:
-        shared = self._core.shared
+        shared = self._gate.shared
         shared.pages(look=True)
-        self._core.publish_queue()
+        self._gate.publish_queue()
         shared.own["beat_ns"] = time.monotonic_ns()
-        self._core.end_old_drain()
+        self._gate.end_old_drain()
 
     def _sleep(self) -> None:
-        """Pass on what vLLM itself says of sleeping, when it changes."""
-        level = self._core.pulse.sleep_level
+        level = self._gate.pulse.sleep_level
         if level != self._sleep_level:
             self._sleep_level = level
-            self._core.note_sleep(0 if level is None else ASLEEP if level > 0 else PAUSED)
+            self._gate.note_sleep(0 if level is None else ASLEEP if level > 0 else PAUSED)
 
     def _wedge(self) -> None:
-        core, now = self._core, time.monotonic()
-        has_work = core.shared.own["engine_requests"] > 0
+        gate, now = self._gate, time.monotonic()
+        has_work = gate.shared.own["engine_requests"] > 0
         if not has_work:
             self._work_since = 0.0
         elif self._work_since == 0.0:
@@ -394,44 +388,43 @@ class Tick:
         progress = Progress(
             has_work=has_work,
             work_since=self._work_since,
-            last_step=core.shared.latest("last_step_ns") / NS or None,
-            longest_step_s=core.shared.latest("longest_step_ns") / NS,
+            last_step=gate.shared.latest("last_step_ns") / NS or None,
+            longest_step_s=gate.shared.latest("longest_step_ns") / NS,
             is_excused=self._is_excused(now),
         )
-        if core.is_wedged() or not is_suspect(progress, core.settings.wedge_s, now) or now < self._next_canary:
+        if gate.is_wedged() or not is_suspect(progress, gate.settings.wedge_s, now) or now < self._next_canary:
             return
         if self._canary is None or self._canary.done():
-            self._next_canary = now + core.settings.canary_s + AGAIN_AFTER_S
-            self._canary = asyncio.get_running_loop().create_task(self._prove(core.shared.latest("last_step_ns")))
+            self._next_canary = now + gate.settings.canary_s + AGAIN_AFTER_S
+            self._canary = asyncio.get_running_loop().create_task(self._prove(gate.shared.latest("last_step_ns")))
 
     def _is_excused(self, now: float) -> bool:
         """Whether there is another reason for it not to step; a call of ours is one, but not for ever."""
-        core = self._core
-        is_called = 0 < core.calls.running_s(now) < core.settings.wedge_s
-        if bool(core.asleep_words()) or core.engine.is_dead() or is_called or core.is_stopping or not core.pulse.is_fed:
+        gate = self._gate
+        is_called = 0 < gate.calls.running_s(now) < gate.settings.wedge_s
+        if bool(gate.asleep_words()) or gate.engine.is_dead() or is_called or gate.is_stopping or not gate.pulse.is_fed:
             return True
-        last = core.survive()["last"]  # an engine that computes again what a contained failure cost is at work
-        return last is not None and last["age_s"] < core.settings.wedge_s
+        last = gate.survive()["last"]  # an engine that computes again what a contained failure cost is at work
+        return last is not None and last["age_s"] < gate.settings.wedge_s
 
     async def _prove(self, last_step_ns: int) -> None:
-        core = self._core
-        fails = await self._test(core.engine.client, core.settings.canary_s)
-        core.publish_queue()
-        if fails and core.shared.latest("last_step_ns") <= last_step_ns:
-            core.shared.common["wedged_at_ns"] = time.monotonic_ns()
+        gate = self._gate
+        fails = await self._test(gate.engine.client, gate.settings.canary_s)
+        gate.publish_queue()
+        if fails and gate.shared.latest("last_step_ns") <= last_step_ns:
+            gate.shared.common["wedged_at_ns"] = time.monotonic_ns()
             FAULTS.say(
                 "the engine", "no step for too long with work waiting, and a request of one token was not answered: it is stuck"
             )
 
     def measure(self) -> None:
-        """Bring the metrics up to date, now."""
         try:
-            self._core.publish_queue()
+            self._gate.publish_queue()
             self._measure()
         except Exception as error:
             FAULTS.note("the gate's measure", error)
 
     def _measure(self) -> None:
         if self._meters is None:
-            self._meters = Meters(self._core)
+            self._meters = Meters(self._gate)
         self._meters.refresh()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -89,6 +89,7 @@ class _Words:
         self.known = known
         self.flags: list[list[str]] = []
         self.left_out: list[str] = []
+        self.corrected: list[str] = []
         self.to_be_set: list[str] = []  # numbers that vLLM refuses: without them it would take its default, which nobody meant
 
     def has(self, flag: str) -> bool:
@@ -171,8 +172,12 @@ def rewrite(line: CommandLine, judged: list[Judged], variables: list[Variable], 
     head = ["vllm", "serve", line.model] if line.model else ["vllm", "serve"]
     if not Behaviour.SERVE_COMMAND.is_in(engine.release):
         head = ["python", "-m", "vllm.entrypoints.openai.api_server", *(["--model", line.model] if line.model else [])]
-    said = ((LEFT_OUT, made.left_out), ("still in the rewritten command, and for you to set", made.to_be_set))
-    notes = tuple(f"{what}: {', '.join(flags)}" for what, flags in said if flags)
+    changes = (
+        ("corrected in the rewritten command", made.corrected),
+        (LEFT_OUT, made.left_out),
+        ("still in the rewritten command, and for you to set", made.to_be_set),
+    )
+    notes = tuple(f"{what}: {', '.join(flags)}" for what, flags in changes if flags)
     return Rewritten((*head, *(word for flag in made.flags for word in flag)), tuple(kept), notes)
 
 
@@ -186,6 +191,9 @@ def _mend(argument: Argument, item: Item, made: _Words, release: str, given: fro
     row = argument.row
     if argument.spelling == "--config" and argument.has_equals:
         made.flags.append(["--config", *argument.values])  # as two words it has the effect that was meant
+    elif (name := corrected(argument, release)) is not None and not made.has(name) and name not in given:
+        made.flags.append([name, *argument.values])
+        made.corrected.append(f"{argument.typed} to {name}")
     elif row is None or not item.status.is_refused:
         # The value of a flag that nobody knows may be a secret behind a mistyped name.
         made.left_out.append(" ".join([argument.typed, *(argument.values if row is not None else ())]))
@@ -250,11 +258,14 @@ def judge(argument: Argument, engine: Engine, entry: EntryPoint, unseen: Unresol
 def _taken(argument: Argument, row: FlagRow, engine: Engine, beside: OtherFlags, unseen: UnresolvedWords) -> Item:
     """The release takes it: does it do anything?"""
     idle = flag_notes.in_force(flag_notes.IDLE, row.name, engine.release)
+    announced = flag_notes.ANNOUNCED.get(row.name)
     if idle is not None:
-        return item_for(argument, Status.NO_EFFECT, idle.since, note=idle.why)
+        ahead = f"; {announced.release} removes it, as announced" if announced else ""
+        return item_for(argument, Status.NO_EFFECT, idle.since, note=f"{idle.why}{ahead}")
     if row.is_deprecated:
         stretch = [r for r in history_of(row.name) if r.is_deprecated]
-        return item_for(argument, Status.DEPRECATED, stretch[0].first, note="vLLM means to remove it")
+        note = f"{announced.release} removes it, as announced" if announced else "vLLM means to remove it"
+        return item_for(argument, Status.DEPRECATED, stretch[0].first, announced.instead if announced else None, note)
     doubt = _implied(argument, row, engine) or _alone(argument, row, engine, beside) or _unlisted(argument, row, engine, unseen)
     return doubt or item_for(argument, Status.OK, history_of(row.name)[0].first)
 
@@ -271,15 +282,17 @@ def _alone(argument: Argument, row: FlagRow, engine: Engine, beside: OtherFlags)
 
 def _unlisted(argument: Argument, row: FlagRow, engine: Engine, unseen: UnresolvedWords) -> Item | None:
     """A name that is not in vLLM's own list, where a plugin or the model can still make something of it."""
-    names = flag_notes.OPEN_LISTS.get((row.name, engine.release))
+    is_open = row.name in flag_notes.OPEN_SETS
+    names = (flag_notes.own_values(row.name, engine.release) or row.choices or ()) if is_open else ()
     value = argument.values[0] if argument.values else ""
-    if names is None or not engine.is_exact or value in ("", "None", *names) or value in unseen:
+    if not names or not engine.is_exact or value in ("", "None", *names) or value in unseen:
         return None
-    near = _nearest_of(value, tuple(sorted(names)))
-    instead = f"{row.name} {near}, if that was meant" if near else None
-    note = (
-        f"not a name of {engine}'s own: it refuses to start, unless a plugin brings the name or the model's files overrule it"
-    )
+    others = [release for release in versions.releases() if value in flag_notes.own_values(row.name, release)]
+    near = difflib.get_close_matches(value, sorted(names), n=1, cutoff=0.8)
+    instead = f"{row.name} {near[0]}, if that was meant" if near else None
+    seen = f" ({others[0]} to {others[-1]} have it)" if others else ""
+    unless = " or the model's files overrule it" if row.name == "--quantization" else ""
+    note = f"not a name of {engine}'s own{seen}: it refuses to start, unless a plugin brings the name{unless}"
     return item_for(argument, Status.UNKNOWN, None, instead, note)
 
 
@@ -371,14 +384,33 @@ def _unheard_of(argument: Argument, engine: Engine) -> Item:
     if not engine.is_exact:
         note = f"not in {engine}, the release that stands for {engine.asked}"
         return item_for(argument, Status.UNKNOWN, note=note)
-    near = _nearest_of(argument.spelling, [name for name in flags_of(engine.release) if name.startswith("--")])
-    instead = f"{near}, if that was meant" if near else None
+    near = difflib.get_close_matches(argument.spelling, _long_names(engine.release), n=1, cutoff=0.8)
+    instead = f"{near[0]}, if that was meant" if near else None
     return item_for(argument, Status.NEVER_EXISTED, instead=instead, note="in no release of vLLM; a plugin could add it")
 
 
-def _nearest_of(word: str, known: Iterable[str]) -> str | None:
-    found = difflib.get_close_matches(word, known, n=1, cutoff=0.8)
-    return found[0] if found else None
+def _long_names(release: str) -> dict[str, FlagRow]:
+    """Every long option string of a release, `--no-` forms included."""
+    names = {name: row for name, row in flags_of(release).items() if name.startswith("--")}
+    return names | {f"--no-{name[2:]}": row for name, row in names.items() if row.kind == "on-off"}
+
+
+def corrected(argument: Argument, release: str) -> str | None:
+    """The one flag that a misspelt one stands for; None where several are as near, or where it does not take the values."""
+    spelling = argument.spelling
+    if argument.row is not None or argument.candidates or argument.path or history_of(spelling):
+        return None
+    names = _long_names(release)
+    near = difflib.get_close_matches(spelling, names, n=3, cutoff=0.85)
+    if not near or not spelling.startswith("--") or spelling in flag_notes.FOLKLORE:
+        return None
+    row = names[near[0]]
+    likeness = [difflib.SequenceMatcher(None, spelling, name).ratio() for name in near]
+    if any(ratio > likeness[0] - 0.04 and names[name] is not row for name, ratio in zip(near, likeness, strict=True)):
+        return None
+    takes_values = row.takes_value and not near[0].startswith("--no-")
+    fits = bool(argument.values) == takes_values and not any(row_problem(row, value) for value in argument.values)
+    return near[0] if fits else None
 
 
 def _bad_value(argument: Argument, row: FlagRow, problem: str) -> Item:

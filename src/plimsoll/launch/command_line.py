@@ -16,7 +16,7 @@ from typing import NamedTuple
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.launch.shell_script import commands_in
 from plimsoll.units import parse_vllm_integer, parse_vllm_integer_or_auto
-from plimsoll.vllm.flag_notes import RANGES, in_force
+from plimsoll.vllm.flag_notes import OPEN_SETS, RANGES, in_force
 from plimsoll.vllm.flags import FlagRow, flags_of, history_of
 from plimsoll.vllm.versions import Behaviour
 
@@ -81,6 +81,7 @@ class Launch(NamedTuple):
     notes: tuple[str, ...] = ()
     in_front: tuple[str, ...] = ()  # options that stand before the start itself; no shell runs a command that begins so
     otherwise: tuple[Launch, ...] = ()  # the same start with the values that other branches of its script would give
+    vllm: tuple[str, str] | None = None  # the version that its surroundings name, and which of them does
 
 
 class Container(NamedTuple):
@@ -127,6 +128,14 @@ def container_of_run(words: Sequence[str], environment: Iterable[tuple[str, str]
         elif option == "--env-file":
             container = container._replace(notes=(*container.notes, f"the variables in {value} were not read"))
     return container._replace(image=words[at], arguments=tuple(words[at + 1 :])) if at < len(words) else None
+
+
+def version_in_image(image: str) -> str | None:
+    """The vLLM version that the tag of a vLLM image names; None for another image or a tag such as latest."""
+    tag = image.split("@", 1)[0].rpartition("/")[2].partition(":")[2]
+    form = r"(?:.*vllm[_-])?v?(0\.\d+\.\d+(?:\.\d+)?(?:\.?(?:post|rc)\d+)?)(?![\d.]).*"
+    match = re.fullmatch(form, tag) if serves_vllm(image) else None
+    return match.group(1) if match else None
 
 
 def _short(word: str) -> tuple[str, str, str]:
@@ -582,7 +591,7 @@ def value_problem(argument: Argument, unseen: UnresolvedWords) -> str | None:
 
 def row_problem(row: FlagRow, value: str) -> str | None:
     """Why this flag does not take that one value."""
-    if row.choices is not None and value not in row.choices and not _is_same_choice(value, row):
+    if row.choices is not None and row.name not in OPEN_SETS and value not in row.choices and not _is_same_choice(value, row):
         return f"{value!r} is none of {', '.join(row.choices)}"
     if value in _NOTHING and row.is_optional:
         return None

@@ -25,6 +25,11 @@ _JSON = r"\s*[{\[]\s*[\"{\[]"
 _LOG = r"(?m)^(?:\([A-Za-z_]\w* pid=\d+\) )?(?:DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d "
 _A_LOG = "{0}: a log of vLLM, not a start command; `plimsoll doctor {0}` reads logs"
 _YAML_NAMES = (".yaml", ".yml", ".json")
+# `vllm==0.11.0`, `vllm[audio]===0.11.0`, `vllm@0.11.0` and `VLLM_VERSION=0.11.0`, not behind a `#` that begins the line.
+_PIN = (
+    r"(?im)^(?![ \t]*#).*?\bvllm(?:\[[\w, -]*\]|-cpu)?"
+    r"(?:[ \t]*===?[ \t]*|@|_VERSION[\"']?[ \t]*[=:][ \t]*[\"']?)v?(\d+\.\d+[\w.+]*)"
+)
 
 
 def read_launches(path: str, stdin: BinaryIO | None = None) -> list[Launch]:
@@ -64,7 +69,14 @@ def _starts_in(text: str, name: str, where: str) -> list[Launch]:
             f"{where}: no vLLM start command in it (looked for `vllm serve`,"
             " `python -m vllm.entrypoints.openai.api_server` and containers of a vLLM image)"
         )
-    return launches
+    pinned = pinned_version(text)
+    return [launch._replace(vllm=(pinned, f"pinned in {name}")) for launch in launches] if pinned else launches
+
+
+def pinned_version(text: str) -> str | None:
+    """The vLLM that a text pins, as `pip install vllm==0.11.0` or a requirement does; None where it pins none, or several."""
+    pins = set(re.findall(_PIN, text))
+    return pins.pop() if len(pins) == 1 else None
 
 
 def _bytes(path: str, stdin: BinaryIO | None) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections.abc import Mapping
@@ -10,11 +11,12 @@ from pathlib import Path
 
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.launch.check_flags import ConfigFile
-from plimsoll.launch.command_line import Launch, find_launch
-from plimsoll.launch.files import read_launches
+from plimsoll.launch.command_line import Launch, find_launch, version_in_image
+from plimsoll.launch.files import BYTES_MAX, pinned_version, read_launches
 from plimsoll.launch.manifests import documents_in
 from plimsoll.launch.options import Words, meant
 from plimsoll.launch.shell_script import commands_in
+from plimsoll.vllm.versions import Engine, engine_named
 
 _FILES = (".sh", ".bash", ".yaml", ".yml", ".json", ".txt", ".service", ".env", ".log", ".gz")
 
@@ -35,13 +37,39 @@ def launches_named(options: Words, command_name: str) -> list[tuple[Launch, str]
         stdin = sys.stdin.buffer if command[0] == "-" and sys.stdin is not None else None
         folder = "" if command[0] == "-" else dirname(command[0])
         _check_no_model(command[0])
-        return [(launch, folder) for launch in read_launches(command[0], stdin)]
+        return [(_with_requirement(launch, folder), folder) for launch in read_launches(command[0], stdin)]
     if len(command) == 1:
         return [(launch, "") for launch in launches_in(command[0])]
     launch = find_launch(command, (), "command line")
     if launch is None or launch.in_front:
         raise BadInput(_not_a_command(command, options, command_name, has_start=launch is not None))
     return [(launch, "")]
+
+
+def _with_requirement(launch: Launch, folder: str) -> Launch:
+    """The launch with the vLLM that the requirements.txt beside its file pins, where nothing nearer names one."""
+    path = Path(folder) / "requirements.txt"
+    try:
+        text = "" if launch.vllm or launch.image or not path.is_file() else path.read_text("utf-8", "replace")[:BYTES_MAX]
+    except OSError:
+        return launch
+    pinned = pinned_version(text)
+    return launch._replace(vllm=(pinned, "pinned in requirements.txt")) if pinned else launch
+
+
+def engine_meant(launch: Launch, asked: str | None) -> Engine:
+    """The vLLM that a launch is about: the one asked for, the one its image or surroundings name, else the newest known."""
+    if asked is not None:
+        return engine_named(asked)
+    named = [launch.vllm] if launch.vllm else []
+    if launch.image and (version := version_in_image(launch.image)):
+        named.insert(0, (version, f"the tag of the image {launch.image}"))
+    for version, because in named:
+        try:
+            return engine_named(version, f"{launch.source}:")._replace(because=because)
+        except BadInput:
+            continue  # a number that is no version of vLLM decides nothing
+    return engine_named(None)
 
 
 def _not_a_command(words: tuple[str, ...], options: Words, command_name: str, *, has_start: bool) -> str:
@@ -132,8 +160,30 @@ def launch_of_process(pid: int, proc: Path = Path("/proc")) -> Launch:
 def _launch(words: tuple[str, ...], pid: int, proc: Path) -> Launch | None:
     environment, notes = _environment(pid, proc)
     launch = find_launch(words, environment, f"pid {pid}")
+    if launch is None:
+        return None
     # Nothing is missing in a running process: a `$` in its words is meant.
-    return launch and launch._replace(unresolved=(), notes=launch.notes + notes)
+    version = _version_of(words, pid, proc)
+    running = (version, f"runs as pid {pid}") if version else None
+    return launch._replace(unresolved=(), notes=launch.notes + notes, vllm=running)
+
+
+def _version_of(words: tuple[str, ...], pid: int, proc: Path) -> str | None:
+    """The vLLM that a process runs: the one in the environment of its Python, seen from inside its container."""
+    from plimsoll.launch.installed_vllm import version_beside  # the table of extension points, for --pid alone
+
+    root, programs = proc / str(pid) / "root", [word for word in words[:2] if word.startswith("/")]
+    with contextlib.suppress(OSError):
+        programs.append(str((proc / str(pid) / "exe").readlink()))
+    for program in programs:
+        for folder in ("lib/python3*/site-packages/vllm", "lib/python3*/dist-packages/vllm"):
+            try:
+                packages = sorted((root / Path(program).parent.parent.relative_to("/")).glob(folder))
+            except (OSError, ValueError):
+                continue
+            if packages and (version := version_beside(packages[-1])):
+                return version
+    return None
 
 
 def _command_line(pid: int, proc: Path) -> tuple[str, ...]:

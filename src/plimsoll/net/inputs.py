@@ -255,7 +255,7 @@ MOST_NAMED = 8  # of the files that were passed over
 _REPORT = re.compile(r'\s*\{\s*"schema":\s*"plimsoll\.doctor/')
 
 
-class Kind(StrEnum):
+class InputKind(StrEnum):
     """What an input is; every text that is no metrics page is a log, whoever wrote it."""
 
     LOG = "log"
@@ -273,14 +273,14 @@ class Walked(NamedTuple):
     not_text: tuple[str, ...] = ()  # files of folders that are neither text nor a snapshot; the first few
 
 
-def classify(path: str) -> Kind:
+def classify(path: str) -> InputKind:
     """What this is, by its first bytes; BadInput where there is nothing to read."""
     if is_url(path):
-        return Kind.URL
+        return InputKind.URL
     descriptor, what = opened(path)
     try:
         if not stat.S_ISREG(what.st_mode):
-            return Kind.LOG  # what is read from a pipe to look at it would be lost; a Spool keeps it
+            return InputKind.LOG  # what is read from a pipe to look at it would be lost; a Spool keeps it
         return kind_of(os.pread(descriptor, _START_BYTES, 0))
     except OSError as problem:
         raise BadInput(f"{path}: {problem.strerror or problem}") from None
@@ -293,16 +293,16 @@ def is_url(word: str) -> bool:
     return word[:8].lower().startswith(("http://", "https://"))
 
 
-def kind_of(start: bytes) -> Kind:
+def kind_of(start: bytes) -> InputKind:
     """What begins like this, packed or not."""
     inside = _inside(start)
     is_pickle = inside[:1] == b"\x80" and inside[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
     if is_pickle or (start.startswith(b"PK\x03\x04") and b"data.pkl" in start[:512]):  # the second is torch.save's
-        return Kind.SNAPSHOT
+        return InputKind.SNAPSHOT
     text = inside.decode(encoding_of(inside) or "utf-8", "replace").lstrip("\ufeff")
     if _REPORT.match(text):
-        return Kind.REPORT
-    return Kind.METRICS if _is_exposition(text) else Kind.LOG
+        return InputKind.REPORT
+    return InputKind.METRICS if _is_exposition(text) else InputKind.LOG
 
 
 def _inside(start: bytes) -> bytes:
@@ -415,7 +415,7 @@ def _is_readable(path: str) -> bool:
             start = file.read(_START_BYTES)
     except OSError:
         return False
-    if kind_of(start) is not Kind.LOG or encoding_of(start) or start.startswith(_ZSTD):
+    if kind_of(start) is not InputKind.LOG or encoding_of(start) or start.startswith(_ZSTD):
         return True
     return not start.strip(b"\0") or is_text(_inside(start) if start.startswith(_GZIP) else start)
 

@@ -40,7 +40,7 @@ _HEADERS = {
 }  # fmt: skip
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """What is sent back."""
 
     status: int
@@ -55,8 +55,8 @@ class Stream(NamedTuple):
     content_type: str = "text/event-stream"
 
 
-Answers = Callable[[str, Mapping[str, str]], Answer | Stream | Awaitable[Answer]]  # a path and its query
-Deeds = Callable[[str, bytes], Awaitable[Answer]]  # a path and the JSON that was posted to it
+Answers = Callable[[str, Mapping[str, str]], HttpAnswer | Stream | Awaitable[HttpAnswer]]  # a path and its query
+Deeds = Callable[[str, bytes], Awaitable[HttpAnswer]]  # a path and the JSON that was posted to it
 
 
 class _Connection(web.RequestHandler):
@@ -108,7 +108,7 @@ class GuardServer:
         hosts: tuple[str, ...] = (),
         deeds: Deeds | None = None,
         read_token: str | None = None,
-        files: Mapping[str, Answer] | None = None,
+        files: Mapping[str, HttpAnswer] | None = None,
     ) -> None:
         """`files`: what anybody may have, by its path."""
         self._answers, self._deeds, self._files = answers, deeds, files or {}
@@ -150,13 +150,13 @@ class GuardServer:
             found = await asyncio.shield(_tried(self._deeds(request.path, body)))  # done, also for one who hangs up
         else:
             found = self._files.get(request.path) or await _tried(self._read(request))
-        return _response(found) if isinstance(found, Answer) else await _stream(request, connection, found)
+        return _response(found) if isinstance(found, HttpAnswer) else await _stream(request, connection, found)
 
-    async def _read(self, request: web.BaseRequest) -> Answer | Stream:
+    async def _read(self, request: web.BaseRequest) -> HttpAnswer | Stream:
         found = self._answers(request.path, dict(request.query))
-        return found if isinstance(found, Answer | Stream) else await found
+        return found if isinstance(found, HttpAnswer | Stream) else await found
 
-    def _refusal(self, request: web.BaseRequest) -> Answer | None:
+    def _refusal(self, request: web.BaseRequest) -> HttpAnswer | None:
         """Why it is not even looked at; None if it is."""
         method, path = request.method, request.path
         if not self._is_ours(request.headers.getall("Host", [])):
@@ -208,12 +208,12 @@ class GuardServer:
         return same and scheme.lower() == "bearer"
 
 
-def error(status: int, message: str) -> Answer:
+def error(status: int, message: str) -> HttpAnswer:
     """A refusal."""
-    return Answer(status, json.dumps({"error": message}).encode())
+    return HttpAnswer(status, json.dumps({"error": message}).encode())
 
 
-def _wrong_post(request: web.BaseRequest) -> Answer | None:
+def _wrong_post(request: web.BaseRequest) -> HttpAnswer | None:
     kinds, lengths = (request.headers.getall(name, []) for name in ("Content-Type", "Content-Length"))
     if len(kinds) != 1 or kinds[0].partition(";")[0].strip().lower() != "application/json":
         return error(415, "post JSON, and say so: Content-Type: application/json")
@@ -222,7 +222,7 @@ def _wrong_post(request: web.BaseRequest) -> Answer | None:
     return error(413, f"more than {MOST_BODY} bytes") if int(lengths[0]) > MOST_BODY else None
 
 
-async def _tried(found: Awaitable[Answer | Stream]) -> Answer | Stream:
+async def _tried(found: Awaitable[HttpAnswer | Stream]) -> HttpAnswer | Stream:
     """What is answered; the watching goes on whatever a question does."""
     try:
         return await found
@@ -230,7 +230,7 @@ async def _tried(found: Awaitable[Answer | Stream]) -> Answer | Stream:
         return error(500, f"a mistake of ours: {type(problem).__name__}")
 
 
-def _response(found: Answer) -> web.Response:
+def _response(found: HttpAnswer) -> web.Response:
     headers = {**_HEADERS, "Content-Type": found.content_type}
     headers |= {"WWW-Authenticate": "Bearer"} if found.status == 401 else {}
     response = web.Response(status=found.status, body=found.body, headers=headers)

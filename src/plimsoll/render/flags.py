@@ -10,6 +10,7 @@ from plimsoll.launch.check_flags import FlagReport, Item, Status
 from plimsoll.launch.command_line import UnresolvedWords
 from plimsoll.redaction import REDACTED, one_line, redact_value, redact_words
 from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, NAME, WARN, Line, Report, Whole
+from plimsoll.vllm.flags import bears_on
 
 _NAMES = 17  # the width of the first column
 # Bad news first; what is fine goes into one line at the end.
@@ -21,7 +22,8 @@ _ORDER = (
 
 def as_json(results: Sequence[FlagReport]) -> str:
     """One object; `items` and `rewritten` cover every command, `commands` has them apart."""
-    return json.dumps(flags_json(results), indent=2, ensure_ascii=False)
+    body = flags_json(results) | {"vllm_because": one_line(results[0].engine.because) or "asked for"}
+    return json.dumps(body, indent=2, ensure_ascii=False)
 
 
 def flags_json(results: Sequence[FlagReport]) -> dict[str, object]:
@@ -67,22 +69,29 @@ def _item_json(item: Item) -> dict[str, object]:
 
 
 def as_text(results: Sequence[FlagReport]) -> Report:
-    """One section a command."""
+    """One section a command; services that run the same command share one."""
     report = Report()
+    sections: dict[object, list[FlagReport]] = {}
     for result in results:
-        report += ["", *_section(result)] if report else _section(result)
+        facts = (result.engine, result.items, result.rewritten, result.rewritten_environment, result.notes)
+        sections.setdefault(facts, []).append(result)
+    for first, *others in sections.values():
+        sources = "; ".join(one_line(result.launch.source) for result in (first, *others))
+        report += ["", *_section(first, sources)] if report else _section(first, sources)
     return report
 
 
-def _section(result: FlagReport) -> Report:
+def _section(result: FlagReport, sources: str) -> Report:
     style = BAD if not result.starts else WARN if any(item.status.is_problem for item in result.items) else GOOD
-    report = Report(
-        [Line(f"vLLM {result.engine.release}: {_verdict(result)}", 2, style), f"  {one_line(result.launch.source)}", ""]
-    )
+    because = f" ({one_line(result.engine.because)})" if result.engine.because else ""
+    headline = Line(f"vLLM {result.engine.release}{because}: {_verdict(result)}", 2, style)
+    report = Report([headline, f"  {sources}", ""])
     report += [line for status in _ORDER for item in result.items if item.status is status for line in _item_lines(item)]
     fine = [one_line(item.name) for item in result.items if item.status is Status.OK]
     report += [_labelled("ok", ", ".join(fine), GOOD)] if fine else []
     report += [_labelled("note", one_line(note), FAINT) for note in result.notes]
+    if hidden := [name for name, _ in result.rewritten_environment if not bears_on(name)]:
+        report.append(_labelled("note", f"not shown, as they do not bear on vLLM: {', '.join(map(one_line, hidden))}", FAINT))
     if result.came_from is not None and result.changes:
         report += ["", f"From {result.came_from.release} to {result.engine.release} vLLM also changed:", ""]
         report += [_labelled(change.since, change.change, NAME) for change in result.changes]
@@ -159,7 +168,7 @@ def _command_lines(result: FlagReport) -> list[str]:
         if re.match(r"--?[A-Za-z]", word):
             groups.append([])
         groups[-1].append(_quoted(word, result.unseen))
-    head = _assignments(result)
+    head = [line for line in _assignments(result) if bears_on(line.partition("=")[0])]
     lines = [*head, *(" ".join(group) for group in groups if group)]
     return [
         ("  " if number <= len(head) else "    ") + line + (" \\" if number < len(lines) - 1 else "")

@@ -21,14 +21,14 @@ from plimsoll.simulate.layout import (  # isort: skip
     COMPUTED_RUNNING, FILLS, FREE_BLOCKS, FREE_SLOTS, FULL_SLOTS, GROUPS, HASHED, HELD, HIT_SLOT, HITS, IDS_BEGIN, IDS_END,
     LENGTH, LOST, MAMBA_ALIGN, MAX_LEN, MAX_SEQS, NEVER_FILLS, PREEMPTIONS, QUERIES, RECOMPUTED, REFS, RESERVE_FULL,
     RESUMED_HITS, RESUMED_QUERIES, RUNNING, RUNNING_COUNT, SEAT_ASIDE, SEAT_BATCH, SEAT_FREE_SLOT, SEAT_RUNNING, SLOT, STALE,
-    STATUS, TABLE, TABLE_BLOCKS, TOKENS, WAITING_COUNT, WATERMARK_BLOCKS, State,
+    STATUS, TABLE, TABLE_BLOCKS, TOKENS, WAITING_COUNT, WATERMARK_BLOCKS, RunState,
 )  # fmt: skip
 from plimsoll.simulate.pool import NULL, block_key, find, touch
 from plimsoll.simulate.queues import drop_first, first, put_back
 
 
 @part
-def _find_hits(s: State, hybrid: Hybrid, request: int) -> int:
+def _find_hits(s: RunState, hybrid: Hybrid, request: int) -> int:
     """How many tokens of a waiting request the prefix cache holds; its blocks are then in the last slot's table."""
     row = s.requests[request]
     slot = s.limits[HIT_SLOT]
@@ -52,7 +52,7 @@ def _find_hits(s: State, hybrid: Hybrid, request: int) -> int:
 
 
 @part
-def _fits(s: State, hybrid: Hybrid, hit: int, tokens: int, when: int, spare: int) -> bool:
+def _fits(s: RunState, hybrid: Hybrid, hit: int, tokens: int, when: int, spare: int) -> bool:
     """Whether the pool has what a new request needs for `tokens` tokens beyond its hits."""
     if hybrid is not None:
         return fits_in_groups(s, s.limits[HIT_SLOT], hit, tokens, when, spare)
@@ -67,7 +67,7 @@ def _fits(s: State, hybrid: Hybrid, hit: int, tokens: int, when: int, spare: int
 
 
 @part
-def _admit(s: State, hybrid: Hybrid, request: int, hit: int, tokens: int) -> bool:
+def _admit(s: RunState, hybrid: Hybrid, request: int, hit: int, tokens: int) -> bool:
     """Give a waiting request its hits and slots for its first `tokens` tokens; False if the pool cannot."""
     row = s.requests[request]
     spare = s.limits[WATERMARK_BLOCKS] if s.counts[RUNNING_COUNT] > 0 else 0
@@ -100,7 +100,7 @@ def _admit(s: State, hybrid: Hybrid, request: int, hit: int, tokens: int) -> boo
 
 
 @part
-def _count_admission(s: State, batch: int, request: int, hit: int) -> None:
+def _count_admission(s: RunState, batch: int, request: int, hit: int) -> None:
     row = s.requests[request]
     queried = row[TOKENS] if s.limits[CACHING] else 0
     if row[PREEMPTIONS] == 0:
@@ -116,7 +116,7 @@ def _count_admission(s: State, batch: int, request: int, hit: int) -> None:
 
 
 @hot
-def _is_hopeless(s: State, request: int) -> bool:
+def _is_hopeless(s: RunState, request: int) -> bool:
     """Whether a request that shares its content with nobody needs more than is free, whatever the cache still holds of it.
 
     Its hits are in the free queue: a hit saves computing, not room. In a full pool this spares a look-up in every step.
@@ -129,7 +129,7 @@ def _is_hopeless(s: State, request: int) -> bool:
 
 
 @part
-def schedule_waiting(s: State, hybrid: Hybrid, batch: int, budget: int, threshold: int) -> None:
+def schedule_waiting(s: RunState, hybrid: Hybrid, batch: int, budget: int, threshold: int) -> None:
     """Waiting requests in their order, until one does not fit."""
     who = SEAT_BATCH + 3 * batch
     scheduled = BATCHES + batch * BATCH_FIELDS + B_REQUESTS

@@ -14,7 +14,7 @@ from plimsoll.simulate.layout import (  # isort: skip
     COMPUTED_RUNNING, CTX_PS, DEVICE_FREE, DONE, FIRST_SCHED, FREE_BLOCKS, FULL_GROUPS, FULL_SLOTS, HITS, IN_FLIGHT_BATCHES,
     LOG_ROWS, NEXT_ARRIVAL, NOT_ARRIVED, NOW, NUM_BLOCKS, OLDEST_BATCH, PEAK_BLOCKS, PEAK_RUNNING, PEAK_WAITING, QUERIES,
     RESUMED_HITS, RESUMED_QUERIES, RUNNING_COUNT, SCHEDULED_TOKENS, SEAT_BATCH, SEQ_NS, STATUS, STEPS, STUCK, TABLE_BLOCKS,
-    WAITING, WAITING_COUNT, Int64, State,
+    WAITING, WAITING_COUNT, Int64, RunState,
 )  # fmt: skip
 from plimsoll.simulate.queues import enqueue
 from plimsoll.simulate.scheduler import finish, schedule
@@ -23,7 +23,7 @@ from plimsoll.simulate.trace import Floats
 WASTE, TABLES = range(2)
 
 
-class Record(NamedTuple):
+class RunRecord(NamedTuple):
     """What a step takes, and where it is written down."""
 
     step_ns: Int64  # By the number of tokens in it
@@ -33,7 +33,7 @@ class Record(NamedTuple):
 
 
 @hot
-def arrivals(s: State) -> None:
+def arrivals(s: RunState) -> None:
     """Who has arrived by now waits."""
     at = s.counts[NEXT_ARRIVAL]
     while at < len(s.stamps) and s.stamps[at, ARRIVAL] <= s.counts[NOW]:
@@ -45,7 +45,7 @@ def arrivals(s: State) -> None:
 
 
 @hot
-def _write_row(s: State, batch: int, row: Int64, start: int, used: int, waste: int) -> None:
+def _write_row(s: RunState, batch: int, row: Int64, start: int, used: int, waste: int) -> None:
     made = BATCHES + batch * BATCH_FIELDS
     row[0] = s.counts[STEPS]
     row[1] = start
@@ -67,7 +67,7 @@ def _write_row(s: State, batch: int, row: Int64, start: int, used: int, waste: i
 
 
 @hot
-def start_step(s: State, batch: int, record: Record) -> None:
+def start_step(s: RunState, batch: int, record: RunRecord) -> None:
     """The device takes the batch when it is free; what the step costs and holds is added up."""
     made = BATCHES + batch * BATCH_FIELDS
     counts = s.counts
@@ -97,7 +97,7 @@ def start_step(s: State, batch: int, record: Record) -> None:
 
 
 @compiled
-def advance(s: State, hybrid: Hybrid, record: Record, most_steps: int, until_ns: int) -> None:
+def advance(s: RunState, hybrid: Hybrid, record: RunRecord, most_steps: int, until_ns: int) -> None:
     """Go on until all requests are done, `most_steps` steps were made, `until_ns` has come, or the log is full."""
     depth = 2 if s.limits[ASYNC] else 1
     last_step = s.counts[STEPS] + most_steps

@@ -15,7 +15,7 @@ import numpy as np
 
 from plimsoll.errors import BadInput
 from plimsoll.simulate.replay import NEVER, STEP_COLUMNS, Replay, replay
-from plimsoll.simulate.settings import Experts, Settings, StepTime, graph_sizes, padded, step_table
+from plimsoll.simulate.settings import EngineLimits, Experts, StepTime, graph_sizes, padded, step_table
 from plimsoll.simulate.trace import ABSENT, Flags, Floats, Integers, MeasuredRun, RunSeries, Trace, pick
 from plimsoll.vllm.metrics_page import Histogram
 
@@ -336,7 +336,7 @@ class Model(NamedTuple):
     """What is given beforehand."""
 
     start: StepTime
-    settings: Settings
+    settings: EngineLimits
     sizes: tuple[int, ...]
     experts: Experts | None
 
@@ -356,7 +356,7 @@ class Model(NamedTuple):
         return StepTime(round(base), round(token), round(seq), round(ctx), table)
 
 
-def replayed(trace: Trace, settings: Settings, step_time: StepTime) -> tuple[Replay, Integers]:
+def replayed(trace: Trace, settings: EngineLimits, step_time: StepTime) -> tuple[Replay, Integers]:
     """A run and its step rows."""
     steps: list[Integers] = []
     done = replay(trace, settings, step_time, on_steps=lambda rows: steps.append(rows.copy()))
@@ -386,7 +386,7 @@ class Fit(NamedTuple):
 
 def fit(
     measured: MeasuredRun,
-    settings: Settings,
+    settings: EngineLimits,
     *,
     until_ns: int | None = None,
     start: StepTime | None = None,
@@ -473,7 +473,7 @@ class SimulatedLatency(NamedTuple):
 
 def fit_histograms(
     trace: Trace,
-    settings: Settings,
+    settings: EngineLimits,
     histograms: Sequence[Histogram],
     *,
     start: StepTime | None = None,

@@ -18,7 +18,7 @@ from plimsoll.simulate.layout import (  # isort: skip
     ALIGNMENT, BLOCK_SIZE, BOUNDARY, BUDGET, CACHING, COMPUTED, COMPUTED_RUNNING, FILLS, FREE_BLOCKS, FREE_SLOTS, FRESH_IN,
     FULL, FULL_SLOTS, GROUPS, G_BLOCK, G_CAP, G_FIELDS, G_KIND, G_SPEC, G_WINDOW, HASHED, HELD, HIT_SLOT, IN_FLIGHT, LAST_STATE,
     LENGTH, LOST, MAMBA, MAMBA_ALIGN, NO_KEY, PASS, PLACEHOLDERS, PREEMPTED, PREEMPTED_COUNT, PREEMPTIONS, PROMPT, REFS,
-    RETIRED, SEAT_FREE_SLOT, SLIDING, SLOT, SPECS, STALE, STATUS, TABLE, TABLE_BLOCKS, THRESHOLD, TOKENS, State,
+    RETIRED, SEAT_FREE_SLOT, SLIDING, SLOT, SPECS, STALE, STATUS, TABLE, TABLE_BLOCKS, THRESHOLD, TOKENS, RunState,
 )  # fmt: skip
 from plimsoll.simulate.pool import release_table
 from plimsoll.simulate.queues import put_back
@@ -28,7 +28,7 @@ RUNNING_NOW, FIRST_CHUNK, WHOLE_AT_ADMISSION = WIDE[0], WIDE[1], WIDE[2]
 
 
 @part
-def _skipped(s: State, group: int, computed: int) -> int:
+def _skipped(s: RunState, group: int, computed: int) -> int:
     """Tokens that nothing after `computed` looks at any more."""
     if s.limits[G_KIND + G_FIELDS * group] == SLIDING:
         return max(0, computed - s.limits[G_WINDOW + G_FIELDS * group] + 1)
@@ -38,7 +38,7 @@ def _skipped(s: State, group: int, computed: int) -> int:
 
 
 @part
-def _null_out(s: State, group: int, slot: int, index: int, cursor: int) -> int:
+def _null_out(s: RunState, group: int, slot: int, index: int, cursor: int) -> int:
     block = wide(s.tables[group, slot, TABLE + index])
     s.tables[group, slot, TABLE + index] = NULL
     s.counts[TABLE_BLOCKS] -= 1
@@ -46,7 +46,7 @@ def _null_out(s: State, group: int, slot: int, index: int, cursor: int) -> int:
 
 
 @part
-def remove_skipped_in_groups(s: State, slot: int, processed: int) -> None:
+def remove_skipped_in_groups(s: RunState, slot: int, processed: int) -> None:
     """Give back what no later step reads. `processed`: tokens of steps that are over."""
     for group in range(s.limits[GROUPS]):
         skipped = _skipped(s, group, processed)
@@ -70,7 +70,7 @@ def remove_skipped_in_groups(s: State, slot: int, processed: int) -> None:
 
 
 @part
-def _is_fresh(s: State, group: int) -> bool:
+def _is_fresh(s: RunState, group: int) -> bool:
     """Whether a Mamba hit is a state that only appears in this very step."""
     found = wide(s.tables[group, s.limits[HIT_SLOT], LENGTH])
     if s.limits[G_KIND + G_FIELDS * group] != MAMBA or found == 0:
@@ -80,7 +80,7 @@ def _is_fresh(s: State, group: int) -> bool:
 
 
 @part
-def fits_in_groups(s: State, slot: int, hit: int, tokens: int, when: int, spare: int) -> bool:
+def fits_in_groups(s: RunState, slot: int, hit: int, tokens: int, when: int, spare: int) -> bool:
     """Whether the pool can give every group what `tokens` tokens need, `spare` blocks kept back.
 
     When the whole sequence is asked for at admission, a sliding group never holds more than its cap of it.
@@ -114,7 +114,7 @@ def fits_in_groups(s: State, slot: int, hit: int, tokens: int, when: int, spare:
 
 
 @part
-def adopt_hits(s: State, slot: int, hit: int) -> None:
+def adopt_hits(s: RunState, slot: int, hit: int) -> None:
     """A new request holds its hits, in all groups before any new block is taken: no group may evict another's."""
     for group in range(s.limits[GROUPS]):
         found = wide(s.tables[group, s.limits[HIT_SLOT], LENGTH])
@@ -138,7 +138,7 @@ def adopt_hits(s: State, slot: int, hit: int) -> None:
 
 
 @part
-def allocate_groups(s: State, slot: int, tokens: int) -> None:
+def allocate_groups(s: RunState, slot: int, tokens: int) -> None:
     """New blocks for `tokens` tokens in every group; the caller has checked that there are enough."""
     for group in range(s.limits[GROUPS]):
         block_size = s.limits[G_BLOCK + G_FIELDS * group]
@@ -163,7 +163,7 @@ def allocate_groups(s: State, slot: int, tokens: int) -> None:
 
 
 @part
-def _publish(s: State, request: int, group: int, start: int, end: int) -> None:
+def _publish(s: RunState, request: int, group: int, start: int, end: int) -> None:
     """Blocks [start, end) of the table can be hit from now on; null ones are left out."""
     slot = wide(s.requests[request, SLOT])
     for index in range(start, end):
@@ -180,7 +180,7 @@ def _publish(s: State, request: int, group: int, start: int, end: int) -> None:
 
 
 @part
-def cache_groups(s: State, request: int, tokens: int) -> None:
+def cache_groups(s: RunState, request: int, tokens: int) -> None:
     """Blocks that are full after `tokens` tokens can be hit from now on, where the group keeps them for that."""
     row = s.requests[request]
     slot = wide(row[SLOT])
@@ -208,7 +208,7 @@ def cache_groups(s: State, request: int, tokens: int) -> None:
 
 
 @part
-def _is_cached(s: State, request: int, spec: int, index: int) -> bool:
+def _is_cached(s: RunState, request: int, spec: int, index: int) -> bool:
     """Whether all groups of one kind hold this block of the request; if so it is noted in `hits`."""
     for group in range(s.limits[GROUPS]):
         if s.limits[G_SPEC + G_FIELDS * group] == spec:
@@ -220,21 +220,21 @@ def _is_cached(s: State, request: int, spec: int, index: int) -> bool:
 
 
 @part
-def _clear(s: State, spec: int, start: int, end: int) -> None:
+def _clear(s: RunState, spec: int, start: int, end: int) -> None:
     for group in range(s.limits[GROUPS]):
         if s.limits[G_SPEC + G_FIELDS * group] == spec:
             s.tables[group, s.limits[HIT_SLOT], TABLE + start : TABLE + end] = NULL
 
 
 @part
-def _set_length(s: State, spec: int, length: int) -> None:
+def _set_length(s: RunState, spec: int, length: int) -> None:
     for group in range(s.limits[GROUPS]):
         if s.limits[G_SPEC + G_FIELDS * group] == spec:
             s.tables[group, s.limits[HIT_SLOT], LENGTH] = length
 
 
 @part
-def _sliding_hit(s: State, request: int, spec: int, leader: int, most: int) -> int:
+def _sliding_hit(s: RunState, request: int, spec: int, leader: int, most: int) -> int:
     """The longest beginning, at most `most` blocks, whose last window is all there; in blocks."""
     block_size, alignment = s.limits[G_BLOCK + G_FIELDS * leader], s.limits[ALIGNMENT]
     needed = (s.limits[G_WINDOW + G_FIELDS * leader] - 1 + block_size - 1) // block_size
@@ -255,7 +255,7 @@ def _sliding_hit(s: State, request: int, spec: int, leader: int, most: int) -> i
 
 
 @part
-def _mamba_hit(s: State, request: int, spec: int, leader: int, most: int) -> int:
+def _mamba_hit(s: RunState, request: int, spec: int, leader: int, most: int) -> int:
     """The longest beginning, at most `most` blocks, whose state is there; in blocks."""
     block_size, alignment = s.limits[G_BLOCK + G_FIELDS * leader], s.limits[ALIGNMENT]
     for index in range(most - 1, -1, -1):
@@ -266,7 +266,7 @@ def _mamba_hit(s: State, request: int, spec: int, leader: int, most: int) -> int
 
 
 @part
-def _hit_of_spec(s: State, request: int, spec: int, leader: int, most_tokens: int) -> int:
+def _hit_of_spec(s: RunState, request: int, spec: int, leader: int, most_tokens: int) -> int:
     """How many tokens groups of one kind hold of the request; its blocks are then in `hits`."""
     block_size, alignment = s.limits[G_BLOCK + G_FIELDS * leader], s.limits[ALIGNMENT]
     most = most_tokens // block_size
@@ -284,7 +284,7 @@ def _hit_of_spec(s: State, request: int, spec: int, leader: int, most_tokens: in
 
 
 @part
-def _first_of(s: State, spec: int) -> int:
+def _first_of(s: RunState, spec: int) -> int:
     leader = wide(0)
     while s.limits[G_SPEC + G_FIELDS * leader] != spec:
         leader += 1
@@ -292,7 +292,7 @@ def _first_of(s: State, spec: int) -> int:
 
 
 @part
-def find_hits_in_groups(s: State, request: int) -> int:
+def find_hits_in_groups(s: RunState, request: int) -> int:
     """The longest beginning that every group holds, in tokens. Kinds are asked in turn until all agree."""
     specs = s.limits[SPECS]
     agreed = s.requests[request, TOKENS] - 1
@@ -325,7 +325,7 @@ def find_hits_in_groups(s: State, request: int) -> int:
 
 
 @part
-def mamba_aligned(s: State, request: int, start: int, tokens: int) -> int:
+def mamba_aligned(s: RunState, request: int, start: int, tokens: int) -> int:
     """Cut a chunk of a prompt so that it ends where a Mamba state can be kept."""
     row = s.requests[request]
     prefill_end = max(row[PROMPT], row[TOKENS] - 1)
@@ -361,7 +361,7 @@ halves the time it takes to compile."""
 
 
 @part
-def cache_blocks(s: State, hybrid: Hybrid, request: int, tokens: int) -> None:
+def cache_blocks(s: RunState, hybrid: Hybrid, request: int, tokens: int) -> None:
     """Blocks that are full after `tokens` tokens can be hit from now on."""
     if not s.limits[CACHING]:
         return
@@ -378,7 +378,7 @@ def cache_blocks(s: State, hybrid: Hybrid, request: int, tokens: int) -> None:
 
 
 @part
-def extend(s: State, hybrid: Hybrid, request: int, tokens: int, processed: int) -> bool:
+def extend(s: RunState, hybrid: Hybrid, request: int, tokens: int, processed: int) -> bool:
     """Give a running request slots for `tokens` tokens; False if the pool cannot."""
     slot = wide(s.requests[request, SLOT])
     if hybrid is not None:
@@ -403,7 +403,7 @@ def extend(s: State, hybrid: Hybrid, request: int, tokens: int, processed: int) 
 
 
 @part
-def free_request(s: State, request: int) -> None:
+def free_request(s: RunState, request: int) -> None:
     """Give back a running request's blocks and its slot."""
     slot = s.requests[request, SLOT]
     for group in range(s.limits[GROUPS]):
@@ -418,7 +418,7 @@ def free_request(s: State, request: int) -> None:
 
 
 @part
-def preempt(s: State, request: int) -> None:
+def preempt(s: RunState, request: int) -> None:
     """Take everything from a running request and let it wait first in line. It is not in `running` any more."""
     row = s.requests[request]
     free_request(s, request)

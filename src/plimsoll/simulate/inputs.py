@@ -24,10 +24,10 @@ from plimsoll.simulate.fit import fit, fit_histograms
 from plimsoll.simulate.options import STEP_FIELDS, ReplayOptions, StepOptions, TrafficOptions
 from plimsoll.simulate.settings import (
     REPLAYED_ALL_THE_SAME,
+    CacheGroup,
+    EngineLimits,
     Experts,
-    Group,
     Kind,
-    Settings,
     Sheet,
     StepTime,
     captured_sizes,
@@ -97,7 +97,7 @@ class Times(NamedTuple):
     is_poor: bool = False  # Whether the fit is so far off that the times are a rough guide all the same
 
 
-def read_times(options: TrafficOptions, plan: Mapping[str, object] | None, settings: Settings, trace: Trace) -> Times:
+def read_times(options: TrafficOptions, plan: Mapping[str, object] | None, settings: EngineLimits, trace: Trace) -> Times:
     """What the user said, else a fit, else the data sheet, else the reference's constants."""
     said = options.said if isinstance(options, StepOptions) else {}
     if said and options.fit is not None:
@@ -120,7 +120,7 @@ def read_times(options: TrafficOptions, plan: Mapping[str, object] | None, setti
 
 
 def _fitted(
-    options: TrafficOptions, path: str, plan: Mapping[str, object] | None, settings: Settings, trace: Trace,
+    options: TrafficOptions, path: str, plan: Mapping[str, object] | None, settings: EngineLimits, trace: Trace,
     by_sheet: Times | None,
 ) -> Times:  # fmt: skip
     """Learnt from a run; the data sheet, where there is one, is where the search begins."""
@@ -151,7 +151,7 @@ def _fitted(
     return Times(found.step_time, found.sentence, (POOR_FIT,) if is_poor else (), found.most_running, is_poor)
 
 
-def _kept(path: str, settings: Settings) -> Times:
+def _kept(path: str, settings: EngineLimits) -> Times:
     """Step times that an earlier fit learnt; a table that is too short goes on as a line."""
     said = read_json(Path(path), 1 << 28)
     if said.get("schema") != TIMES_SCHEMA:
@@ -184,7 +184,7 @@ def _mixture(plan: Mapping[str, object] | None) -> Experts | None:
     return experts_of(counted["total"], amount(counted, "routed"), counted["experts"], counted["experts_per_token"])
 
 
-def _data_sheet(plan: Mapping[str, object], settings: Settings) -> Times:
+def _data_sheet(plan: Mapping[str, object], settings: EngineLimits) -> Times:
     try:
         card = gpu_named(str(object_in(plan, "gpu").get("name")))
         counted, said = object_in(plan, "parameters"), object_in(plan, "settings")
@@ -219,7 +219,7 @@ NOT_REPLAYED = frozenset(
 """Flags that move the scheduler's decisions and that nothing here knows about; docs/simulate.md lists them."""
 WITHOUT_NUMBA = "without numba this is a hundred times slower: pip install 'plimsoll-line[simulate]'"
 NO_SERVER = (
-    f"no server was named: a cache of {Settings().num_blocks:,} blocks stands for it; for yours, "
+    f"no server was named: a cache of {EngineLimits().num_blocks:,} blocks stands for it; for yours, "
     "--gpu NAME -- vllm serve MODEL ..."
 )
 
@@ -231,7 +231,7 @@ class Inputs(NamedTuple):
     """Everything a run needs."""
 
     trace: Trace
-    settings: Settings
+    settings: EngineLimits
     step_time: StepTime
     speedup: float
     fitted: str | None  # What the fit says about its error; None where there is none
@@ -310,15 +310,15 @@ def _as_plan(loaded: Mapping[str, object], path: str) -> Mapping[str, object]:
     return loaded
 
 
-def _settings(options: ReplayOptions, plan: Mapping[str, object] | None) -> tuple[Settings, tuple[str, ...]]:
-    settings, notes = (Settings(), ()) if plan is None else settings_of_plan(plan)
+def _settings(options: ReplayOptions, plan: Mapping[str, object] | None) -> tuple[EngineLimits, tuple[str, ...]]:
+    settings, notes = (EngineLimits(), ()) if plan is None else settings_of_plan(plan)
     if plan is not None and (name := first_given(options, "block_size", "groups")) is not None:
         raise BadInput(f"{name} is the plan's; give the vllm command what it needs instead")
     if options.async_scheduling and options.no_async_scheduling:
         raise BadInput("either --async-scheduling or --no-async-scheduling, not both")
     changes: dict[str, Any] = {
         name: value
-        for name in Settings._fields
+        for name in EngineLimits._fields
         if name != "groups" and not isinstance(value := getattr(options, name, None), bool | None)
     }
     changes |= {
@@ -335,7 +335,7 @@ def _settings(options: ReplayOptions, plan: Mapping[str, object] | None) -> tupl
     return changed, notes
 
 
-def _groups(text: str) -> tuple[Group, ...]:
+def _groups(text: str) -> tuple[CacheGroup, ...]:
     """full:16,sliding:16:1024,mamba:16"""
     found = []
     for part in text.split(","):
@@ -344,17 +344,17 @@ def _groups(text: str) -> tuple[Group, ...]:
         if kind is None or len(words) != (3 if kind == "sliding" else 2):
             raise BadInput(f"--groups: {part[:40]!r} is not full:BLOCK, sliding:BLOCK:WINDOW or mamba:BLOCK")
         numbers = [whole(word, "--groups", 1) for word in words[1:]]
-        found.append(Group(kind, *numbers))
+        found.append(CacheGroup(kind, *numbers))
     return tuple(found)
 
 
-def settings_of_plan(plan: Mapping[str, object], *, is_replayed: bool = True) -> tuple[Settings, tuple[str, ...]]:
+def settings_of_plan(plan: Mapping[str, object], *, is_replayed: bool = True) -> tuple[EngineLimits, tuple[str, ...]]:
     """Blocks, groups and limits of a plan; what cannot be replayed is said, and a plan without blocks cannot."""
     try:
         kv, said = object_in(plan, "kv"), object_in(plan, "settings")
         groups = [object_in({"group": one}, "group") for one in list_in(kv, "groups")]
         number_of_blocks, block_size = number_in(kv, "num_blocks"), number_in(kv, "block_size")
-        settings = Settings(
+        settings = EngineLimits(
             num_blocks=number_of_blocks,
             block_size=block_size,
             max_num_seqs=number_in(said, "max_num_seqs"),
@@ -412,7 +412,7 @@ def _notes_of_plan(plan: Mapping[str, object], said: Mapping[str, object]) -> It
             yield f"{name} changes what the scheduler does and is not replayed"
 
 
-def _group_of_plan(group: Mapping[str, object]) -> Group:
+def _group_of_plan(group: Mapping[str, object]) -> CacheGroup:
     window = number_in(group, "window") if group.get("window") is not None else None
     found = group_of(group.get("kind"), number_in(group, "block_size"), window)
     if found.kind == "sliding" and window is None:

@@ -83,7 +83,7 @@ NO_KEY = np.uint64(0)
 NEVER_FILLS = 2**31 - 1
 
 
-class State(NamedTuple):
+class RunState(NamedTuple):
     """A simulation between two steps."""
 
     limits: Int64

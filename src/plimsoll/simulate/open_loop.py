@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from plimsoll.simulate.clock import Record, arrivals, start_step
+from plimsoll.simulate.clock import RunRecord, arrivals, start_step
 from plimsoll.simulate.compiled import compiled, hot, part, wide
 from plimsoll.simulate.groups import Hybrid, free_request, preempt
 
@@ -16,7 +16,7 @@ from plimsoll.simulate.layout import (  # isort: skip
     ARRIVAL, ASYNC, B_END, B_PREEMPTED, B_PRODUCES, B_REQUESTS, B_TOKENS, BATCH_FIELDS, BATCHES, CACHED, FINISH, FINISHED,
     FINISHED_COUNT, IN_FLIGHT_BATCHES, LAST_TOKEN, MAX_LEN, NEXT_ARRIVAL, NOT_ARRIVED, NOW, NUMBER, OLDEST_BATCH, OUTPUT,
     PREEMPTION_COUNT, PREEMPTIONS, PRODUCED, PROMPT, REJECTED, REJECTED_COUNT, RUNNING, RUNNING_COUNT, SEAT_BATCH, SEAT_RUNNING,
-    STATUS, TOKENS, TOLD, WAITING_COUNT, Int64, State,
+    STATUS, TOKENS, TOLD, WAITING_COUNT, Int64, RunState,
 )  # fmt: skip
 from plimsoll.simulate.queues import drop
 from plimsoll.simulate.scheduler import finish, schedule
@@ -68,7 +68,7 @@ def _tell(tally: Tally, kind: int, row: int, number: int, now: int) -> None:
 
 
 @part
-def _note(s: State, batch: int, tally: Tally, now: int) -> None:
+def _note(s: RunState, batch: int, tally: Tally, now: int) -> None:
     """Add up what a step brings, just before it ends."""
     who, made = SEAT_BATCH + 3 * batch, BATCHES + batch * BATCH_FIELDS
     sums, max_len = tally.sums, s.limits[MAX_LEN]
@@ -108,7 +108,7 @@ def _note(s: State, batch: int, tally: Tally, now: int) -> None:
 
 
 @hot
-def _begin(s: State, hybrid: Hybrid, record: Record, tally: Tally, depth: int) -> bool:
+def _begin(s: RunState, hybrid: Hybrid, record: RunRecord, tally: Tally, depth: int) -> bool:
     """Begin the next step if there is one; False if there is none."""
     counts = s.counts
     batch = (counts[OLDEST_BATCH] + counts[IN_FLIGHT_BATCHES]) % depth
@@ -124,7 +124,7 @@ def _begin(s: State, hybrid: Hybrid, record: Record, tally: Tally, depth: int) -
 
 
 @compiled
-def go_on(s: State, hybrid: Hybrid, record: Record, tally: Tally, most_steps: int, until_ns: int) -> None:
+def go_on(s: RunState, hybrid: Hybrid, record: RunRecord, tally: Tally, most_steps: int, until_ns: int) -> None:
     """Do all that happens up to `until_ns`, unless `most_steps` steps have ended before or there is no room for more events."""
     depth = 2 if s.limits[ASYNC] else 1
     counts, sums = s.counts, tally.sums
@@ -160,7 +160,7 @@ def go_on(s: State, hybrid: Hybrid, record: Record, tally: Tally, most_steps: in
 
 
 @compiled
-def abort(s: State, request: int, now: int) -> None:
+def abort(s: RunState, request: int, now: int) -> None:
     """Take a request back, wherever it is; what a step that is under way would bring it is lost."""
     row = s.requests[request]
     if row[STATUS] == NOT_ARRIVED:
@@ -188,7 +188,7 @@ def abort(s: State, request: int, now: int) -> None:
 
 
 @compiled
-def preempt_all(s: State) -> None:
+def preempt_all(s: RunState) -> None:
     """Push every running request out, the last first."""
     while s.counts[RUNNING_COUNT] > 0:
         s.counts[RUNNING_COUNT] -= 1

@@ -18,7 +18,7 @@ from plimsoll.simulate import layout as at
 from plimsoll.simulate import open_loop as loop
 from plimsoll.simulate.pool import chain
 from plimsoll.simulate.replay import hybrid_of, new_record
-from plimsoll.simulate.settings import Settings, StepTime, groups_of
+from plimsoll.simulate.settings import EngineLimits, StepTime, groups_of
 from plimsoll.simulate.start import start
 from plimsoll.simulate.trace import Integers, make_trace
 
@@ -33,7 +33,7 @@ class OpenRun:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: EngineLimits,
         step_time: StepTime,
         *,
         step_edges: Sequence[int] = (),
@@ -74,7 +74,7 @@ class OpenRun:
     # What it is like now
 
     @property
-    def state(self) -> at.State:
+    def state(self) -> at.RunState:
         """The arrays themselves, to be looked at."""
         return self._state
 

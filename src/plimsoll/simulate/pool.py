@@ -15,7 +15,7 @@ from plimsoll.simulate.compiled import compiled, part, wide, wrapping
 
 from plimsoll.simulate.layout import (  # isort: skip
     BUCKET_FIRST, BUCKET_LAST, BUCKET_NEXT, BUCKET_PREV, FREE_BLOCKS, G_BLOCK, G_FIELDS, HASHED, IDS_BEGIN, IDS_END, IDS_TOKENS,
-    LENGTH, NEXT, NO_KEY, NUMBER, PREFIX_BLOCK, PREV, REFS, TABLE, Int32, Int64, State, UInt64,
+    LENGTH, NEXT, NO_KEY, NUMBER, PREFIX_BLOCK, PREV, REFS, TABLE, Int32, Int64, RunState, UInt64,
 )  # fmt: skip
 
 NULL = 0  # The null block's id
@@ -161,7 +161,7 @@ def chain(ids: Int64, start: Int64, chains: UInt64) -> None:
 
 
 @part
-def block_key(s: State, request: int, index: int, group: int) -> np.uint64:
+def block_key(s: RunState, request: int, index: int, group: int) -> np.uint64:
     """The content of a request's block, and of all before it. What no id stands for is the request's own."""
     end = (index + 1) * s.limits[G_BLOCK + G_FIELDS * group]
     place = (np.uint64(end) << _GROUP_BITS) | np.uint64(group)

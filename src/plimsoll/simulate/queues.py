@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from plimsoll.simulate.compiled import hot, part, wide
-from plimsoll.simulate.layout import ARRIVAL, BY_PRIORITY, PRIORITY, TIE, WAITING_COUNT, WAITING_HEAD, State
+from plimsoll.simulate.layout import ARRIVAL, BY_PRIORITY, PRIORITY, TIE, WAITING_COUNT, WAITING_HEAD, RunState
 
 
 @part
-def goes_before(s: State, left: int, right: int) -> bool:
+def goes_before(s: RunState, left: int, right: int) -> bool:
     """vLLM's order of requests: priority, then arrival, then the request's id."""
     if s.requests[left, PRIORITY] != s.requests[right, PRIORITY]:
         return bool(s.requests[left, PRIORITY] < s.requests[right, PRIORITY])
@@ -17,7 +17,7 @@ def goes_before(s: State, left: int, right: int) -> bool:
 
 
 @part
-def _sift_up(s: State, at: int) -> None:
+def _sift_up(s: RunState, at: int) -> None:
     heap = s.waiting
     request = wide(heap[at])
     while at > 0:
@@ -30,7 +30,7 @@ def _sift_up(s: State, at: int) -> None:
 
 
 @part
-def _sift_down(s: State, at: int) -> None:
+def _sift_down(s: RunState, at: int) -> None:
     heap, count = s.waiting, s.counts[WAITING_COUNT]
     request = wide(heap[at])
     while 2 * at + 1 < count:
@@ -45,7 +45,7 @@ def _sift_down(s: State, at: int) -> None:
 
 
 @part
-def enqueue(s: State, request: int) -> None:
+def enqueue(s: RunState, request: int) -> None:
     """A new request waits."""
     count = s.counts[WAITING_COUNT]
     s.counts[WAITING_COUNT] = count + 1
@@ -57,7 +57,7 @@ def enqueue(s: State, request: int) -> None:
 
 
 @part
-def put_back(s: State, request: int) -> None:
+def put_back(s: RunState, request: int) -> None:
     """A request that was preempted or skipped waits first in line; with priorities, where its own puts it."""
     if s.limits[BY_PRIORITY]:
         enqueue(s, request)
@@ -69,13 +69,13 @@ def put_back(s: State, request: int) -> None:
 
 
 @hot
-def first(s: State) -> int:
+def first(s: RunState) -> int:
     """Who is next. The caller has checked that someone waits."""
     return wide(s.waiting[0 if s.limits[BY_PRIORITY] else s.counts[WAITING_HEAD]])
 
 
 @part
-def drop_first(s: State) -> None:
+def drop_first(s: RunState) -> None:
     """The next one waits no more."""
     count = s.counts[WAITING_COUNT] - 1
     s.counts[WAITING_COUNT] = count
@@ -88,7 +88,7 @@ def drop_first(s: State) -> None:
 
 
 @part
-def drop(s: State, request: int) -> None:
+def drop(s: RunState, request: int) -> None:
     """This one waits no more, wherever it stands: it finished with a token that was under way when it was preempted."""
     count, size = s.counts[WAITING_COUNT], len(s.waiting)
     head = 0 if s.limits[BY_PRIORITY] else s.counts[WAITING_HEAD]

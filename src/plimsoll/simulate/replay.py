@@ -9,8 +9,8 @@ import numpy as np
 
 from plimsoll.errors import BadInput
 from plimsoll.simulate import layout as at
-from plimsoll.simulate.clock import TABLES, WASTE, Record, advance
-from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.clock import TABLES, WASTE, RunRecord, advance
+from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.start import start
 from plimsoll.simulate.trace import Flags, Floats, Integers, States, Trace
 
@@ -52,7 +52,7 @@ class Replay(NamedTuple):
     """One run. Arrays of requests have the trace's order and length; stamps are NEVER where nothing happened."""
 
     trace: Trace
-    settings: Settings
+    settings: EngineLimits
     step_time: StepTime
     totals: Totals
     arrival_ns: Integers  # After the speed-up
@@ -124,14 +124,14 @@ def speed_up(trace: Trace, factor: float) -> Integers:
     return (trace.arrival_ns / factor).astype(np.int64)
 
 
-def hybrid_of(state: at.State) -> int | None:
+def hybrid_of(state: at.RunState) -> int | None:
     """Which of the two compiled loops is meant: None for one group of full attention, else the one that knows all kinds."""
     return None if state.limits[at.SIMPLE] else 1
 
 
-def new_record(settings: Settings, step_time: StepTime, log_rows: int = 0) -> Record:
+def new_record(settings: EngineLimits, step_time: StepTime, log_rows: int = 0) -> RunRecord:
     """An empty record of a run to come."""
-    return Record(
+    return RunRecord(
         step_time.table(settings.max_num_batched_tokens),
         np.zeros(settings.num_blocks, dtype=np.int64),
         np.zeros(2),
@@ -141,7 +141,7 @@ def new_record(settings: Settings, step_time: StepTime, log_rows: int = 0) -> Re
 
 def replay(
     trace: Trace,
-    settings: Settings | None = None,
+    settings: EngineLimits | None = None,
     step_time: StepTime | None = None,
     speedup: float = 1.0,
     on_steps: OnSteps | None = None,
@@ -154,7 +154,7 @@ def replay(
     keep. `on_progress` gets how many requests are done and how many there are. `clock` tells the seconds; without one, how long
     the run took is not known.
     """
-    settings, step_time = settings or Settings(), step_time or StepTime()
+    settings, step_time = settings or EngineLimits(), step_time or StepTime()
     state = start(trace, settings, step_time, speed_up(trace, speedup))
     record = new_record(settings, step_time, LOG_ROWS if on_steps else 0)
     hybrid = hybrid_of(state)
@@ -203,7 +203,7 @@ def replay(
     )
 
 
-def _totals(state: at.State, record: Record) -> Totals:
+def _totals(state: at.RunState, record: RunRecord) -> Totals:
     count = state.counts.tolist()
     used = np.flatnonzero(record.usage_ns)
     return Totals(
@@ -249,7 +249,7 @@ def busiest_minute(series: Series) -> tuple[int, int]:
 
 
 def map_blocks(
-    trace: Trace, settings: Settings, step_time: StepTime, begin_ns: int, end_ns: int, *, speedup: float = 1.0
+    trace: Trace, settings: EngineLimits, step_time: StepTime, begin_ns: int, end_ns: int, *, speedup: float = 1.0
 ) -> BlockMap:
     """The state of every block at even moments from `begin_ns` to `end_ns`."""
     state = start(trace, settings, step_time, speed_up(trace, speedup))
@@ -263,7 +263,7 @@ def map_blocks(
     return BlockMap(moments, states, every)
 
 
-def _look(state: at.State) -> States:
+def _look(state: at.RunState) -> States:
     blocks = len(state.keys)
     refs = state.links[:blocks, at.REFS]
     found = np.where(state.keys != at.NO_KEY, np.uint8(CACHED), np.uint8(FREE))

@@ -17,13 +17,13 @@ from plimsoll.simulate.layout import (  # isort: skip
     ARRIVAL, ASYNC, B_CONTEXT, B_HOW_MANY, B_PREEMPTED, B_PRODUCES, B_REQUESTS, B_TOKENS, BATCH_FIELDS, BATCHES, BUDGET,
     BY_PRIORITY, COMPUTED, COMPUTED_RUNNING, FILLS, FINISH, FINISHED, FINISHED_COUNT, FIRST_TOKEN, HELD, IN_FLIGHT, MAMBA_ALIGN,
     MAX_LEN, OUTPUT, PASS, PLACEHOLDERS, PREEMPTION_COUNT, PRIORITY, PRODUCED, PROMPT, RUNNING, RUNNING_COUNT, SEAT_BATCH,
-    SEAT_RUNNING, STALE, STATUS, THRESHOLD, TOKENS, WAITING_COUNT, Int32, State,
+    SEAT_RUNNING, STALE, STATUS, THRESHOLD, TOKENS, WAITING_COUNT, Int32, RunState,
 )  # fmt: skip
 from plimsoll.simulate.queues import drop
 
 
 @part
-def _victim(s: State) -> int:
+def _victim(s: RunState) -> int:
     """Where in line the running request stands that gives way: the last, or the least urgent."""
     count = s.counts[RUNNING_COUNT]
     if not s.limits[BY_PRIORITY]:
@@ -38,7 +38,7 @@ def _victim(s: State) -> int:
 
 
 @part
-def _unschedule(s: State, batch: int, request: int) -> int:
+def _unschedule(s: RunState, batch: int, request: int) -> int:
     """Take a request out of the batch being made; the tokens it would have computed."""
     who = SEAT_BATCH + 3 * batch
     count = s.counts[BATCHES + batch * BATCH_FIELDS + B_REQUESTS]
@@ -54,7 +54,7 @@ def _unschedule(s: State, batch: int, request: int) -> int:
 
 
 @part
-def _push_out(s: State, batch: int) -> tuple[int, int, int]:
+def _push_out(s: RunState, batch: int) -> tuple[int, int, int]:
     """Preempt whoever gives way: who it was, where it stood, and how many tokens of this step it gives back."""
     where = _victim(s)
     victim = s.seats[where, SEAT_RUNNING]
@@ -68,7 +68,7 @@ def _push_out(s: State, batch: int) -> tuple[int, int, int]:
 
 
 @hot
-def _schedule_running(s: State, hybrid: Hybrid, batch: int, threshold: int) -> int:
+def _schedule_running(s: RunState, hybrid: Hybrid, batch: int, threshold: int) -> int:
     """Running requests in their order; whoever cannot get blocks pushes others out. What is left of the budget."""
     # This loop is where the time goes. What it looks at again and again is kept in locals: an array might have changed.
     who = SEAT_BATCH + 3 * batch
@@ -120,7 +120,7 @@ def _schedule_running(s: State, hybrid: Hybrid, batch: int, threshold: int) -> i
 
 
 @hot
-def schedule(s: State, hybrid: Hybrid, batch: int) -> int:
+def schedule(s: RunState, hybrid: Hybrid, batch: int) -> int:
     """Decide the next step into `batch`; how many tokens it computes."""
     made = BATCHES + batch * BATCH_FIELDS
     for field in range(BATCH_FIELDS):
@@ -167,7 +167,7 @@ def _is_over(row: Int32, tokens: int) -> bool:
 
 
 @part
-def _end_request(s: State, request: int, now: int) -> None:
+def _end_request(s: RunState, request: int, now: int) -> None:
     is_running = s.requests[request, STATUS] == RUNNING
     s.requests[request, STATUS] = FINISHED
     s.stamps[request, FINISH] = now
@@ -179,7 +179,7 @@ def _end_request(s: State, request: int, now: int) -> None:
 
 
 @hot
-def finish(s: State, hybrid: Hybrid, batch: int, now: int) -> None:
+def finish(s: RunState, hybrid: Hybrid, batch: int, now: int) -> None:
     """The step is over: tokens appear, and requests that have all of theirs leave."""
     who = SEAT_BATCH + 3 * batch
     requests, seats = s.requests, s.seats

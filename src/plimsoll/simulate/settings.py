@@ -24,7 +24,7 @@ LONGEST_STEP_NS = 86_400 * 10**9
 Kind = Literal["full", "sliding", "mamba"]
 
 
-class Group(NamedTuple):
+class CacheGroup(NamedTuple):
     """One KV cache group: layers that share a block table. All groups take their blocks from one pool."""
 
     kind: Kind = "full"
@@ -32,7 +32,7 @@ class Group(NamedTuple):
     window: int = 0  # Of a sliding group, in tokens
 
 
-class Settings(NamedTuple):
+class EngineLimits(NamedTuple):
     """vLLM's own limits, by its names; the defaults are those of the command line."""
 
     num_blocks: int = 8192  # vLLM's num_gpu_blocks: one of them is the null block, the others are usable
@@ -47,12 +47,12 @@ class Settings(NamedTuple):
     watermark: float = 0.0
     reserve_full_isl: bool = True
     policy: Literal["fcfs", "priority"] = "fcfs"
-    groups: tuple[Group, ...] = ()  # Empty: one full-attention group of `block_size`
+    groups: tuple[CacheGroup, ...] = ()  # Empty: one full-attention group of `block_size`
 
 
-def groups_of(settings: Settings) -> tuple[Group, ...]:
+def groups_of(settings: EngineLimits) -> tuple[CacheGroup, ...]:
     """The groups that share the pool. Without prefix caching a Mamba group keeps one state: a block as long as any request."""
-    groups = settings.groups or (Group("full", settings.block_size),)
+    groups = settings.groups or (CacheGroup("full", settings.block_size),)
     if settings.prefix_caching:
         return groups
     return tuple(group._replace(block_size=settings.max_model_len) if group.kind == "mamba" else group for group in groups)
@@ -201,23 +201,23 @@ _KINDS: Mapping[str, Kind] = {
 }  # fmt: skip
 
 
-def group_of(kind: object, block_size: int, window: int | None) -> Group:
+def group_of(kind: object, block_size: int, window: int | None) -> CacheGroup:
     """A group of a plan; a kind that the scheduler's replica does not know is BadInput."""
     ours = _KINDS.get(kind if isinstance(kind, str) else "")
     if ours is None:
         raise BadInput(f"the plan has layers of kind {kind!r}: their blocks cannot be replayed yet")
-    return Group(ours, block_size, (window or 0) if ours == "sliding" else 0)
+    return CacheGroup(ours, block_size, (window or 0) if ours == "sliding" else 0)
 
 
-def with_groups(settings: Settings, groups: Sequence[Group]) -> Settings:
+def with_groups(settings: EngineLimits, groups: Sequence[CacheGroup]) -> EngineLimits:
     """The settings with these groups; a single one of full attention is what they mean without any."""
     is_plain = len(groups) == 1 and groups[0].kind == "full" and groups[0].block_size == settings.block_size
     return settings._replace(groups=() if is_plain else tuple(groups))
 
 
-def planned_settings(said: LaunchSettings, kv: KvPlan) -> Settings:
+def planned_settings(said: LaunchSettings, kv: KvPlan) -> EngineLimits:
     """The planned server's scheduler: its blocks, its cache groups and its limits."""
-    settings = Settings(
+    settings = EngineLimits(
         num_blocks=kv.num_blocks,
         block_size=kv.block_size,
         max_num_seqs=said.max_num_seqs,
@@ -254,12 +254,12 @@ def experts_of(total: float, routed: float, experts: object, per_token: object) 
     return Experts(experts, per_token, routed / total) if 0 < per_token <= experts and 0 < routed <= total else None
 
 
-def captured_sizes(settings: Settings, *, is_eager: bool) -> tuple[int, ...]:
+def captured_sizes(settings: EngineLimits, *, is_eager: bool) -> tuple[int, ...]:
     """The sizes of the graphs that pad small steps."""
     return () if is_eager else graph_sizes(settings.max_num_seqs)
 
 
-def sheet_time(sheet: Sheet, card: Gpu, settings: Settings) -> StepTime | None:
+def sheet_time(sheet: Sheet, card: Gpu, settings: EngineLimits) -> StepTime | None:
     """Step times by the card's bandwidth and rate and the model's size; None if no data sheet gives the card's rates."""
     if not card.bandwidth_bytes_per_s or not card.bf16_flops:
         return None

@@ -13,10 +13,10 @@ from plimsoll.simulate.layout import (  # isort: skip
     FULL_GROUPS, GROUPS, HIT_SLOT, IDS_BEGIN, IDS_END, IDS_TOKENS, LIMITS, LINK_FIELDS, MAMBA, MAMBA_ALIGN, MAX_LEN, MAX_SEQS,
     NEXT, NUM_BLOCKS, NUMBER, OUTPUT, PREFIX_BLOCK, PREV, PRIORITY, PROMPT, REJECTED, REJECTED_COUNT, REQUEST_FIELDS,
     RESERVE_FULL, SEAT_FIELDS, SEAT_FREE_SLOT, SEQ_NS, SIMPLE, SLIDING, SLOT, SPECS, STAMP_FIELDS, STATUS, TABLE, THRESHOLD,
-    TIE, TOKENS, WATERMARK_BLOCKS, Int32, State,
+    TIE, TOKENS, WATERMARK_BLOCKS, Int32, RunState,
 )  # fmt: skip
 from plimsoll.simulate.pool import chain
-from plimsoll.simulate.settings import LONGEST_STEP_NS, Group, Settings, StepTime, groups_of
+from plimsoll.simulate.settings import LONGEST_STEP_NS, CacheGroup, EngineLimits, StepTime, groups_of
 from plimsoll.simulate.trace import Flags, Integers, Trace
 
 _KINDS = {"full": FULL, "sliding": SLIDING, "mamba": MAMBA}
@@ -26,7 +26,7 @@ MOST_BUDGET = 1 << 24
 MOST_BLOCK_SIZE = 1 << 20
 
 
-def check(settings: Settings) -> None:
+def check(settings: EngineLimits) -> None:
     """Refuse what vLLM would not start with, and what would never end."""
     for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
         if getattr(settings, name) < 1:
@@ -72,7 +72,7 @@ def check(settings: Settings) -> None:
         )
 
 
-def _group_rows(settings: Settings) -> Integers:
+def _group_rows(settings: EngineLimits) -> Integers:
     """Kind, block size, window, most blocks of a request at admission (0: no limit), and which other groups are alike."""
     groups = groups_of(settings)
     # vLLM asks full attention first: its answer narrows the search for the others.
@@ -84,13 +84,13 @@ def _group_rows(settings: Settings) -> Integers:
     return np.array(rows, dtype=np.int64)
 
 
-def sliding_cap(group: Group, settings: Settings) -> int:
+def sliding_cap(group: CacheGroup, settings: EngineLimits) -> int:
     """The most blocks a request ever holds in a sliding group: its window, what is under way, one for the uneven start."""
     under_way = settings.max_num_batched_tokens * (2 if settings.async_scheduling else 1)
     return -(-min(group.window - 1 + under_way, settings.max_model_len) // group.block_size) + 1
 
 
-def check_start(settings: Settings) -> None:
+def check_start(settings: EngineLimits) -> None:
     """vLLM starts only if one request of --max-model-len fits. Full attention is spared: longer requests are rejected."""
     check(settings)
     groups = groups_of(settings)
@@ -111,7 +111,7 @@ def check_start(settings: Settings) -> None:
         )
 
 
-def _limits(settings: Settings, step_time: StepTime, prefix_block: int, groups: Integers) -> Integers:
+def _limits(settings: EngineLimits, step_time: StepTime, prefix_block: int, groups: Integers) -> Integers:
     limits = np.zeros(LIMITS + groups.size, dtype=np.int64)
     limits[LIMITS:] = groups.ravel()
     limits[NUM_BLOCKS] = settings.num_blocks
@@ -138,7 +138,7 @@ def _limits(settings: Settings, step_time: StepTime, prefix_block: int, groups: 
     return limits
 
 
-def too_long(tokens: Integers, settings: Settings) -> Flags:
+def too_long(tokens: Integers, settings: EngineLimits) -> Flags:
     """Which requests of so many tokens, prompt and output, can never run: for the model, or in the whole pool to themselves."""
     usable = settings.num_blocks - 1
     full = [group.block_size for group in groups_of(settings) if group.kind == "full"]
@@ -149,7 +149,7 @@ def too_long(tokens: Integers, settings: Settings) -> Flags:
     return (tokens > settings.max_model_len) | (held > usable)
 
 
-def _request_rows(trace: Trace, settings: Settings) -> Int32:
+def _request_rows(trace: Trace, settings: EngineLimits) -> Int32:
     rows = np.zeros((trace.size, REQUEST_FIELDS), dtype=np.int32)
     total = trace.prompt + trace.output
     if trace.size and int(total.max()) > MOST_TOKENS:
@@ -180,7 +180,9 @@ def _free_queue(num_blocks: int) -> Int32:
     return links
 
 
-def start(trace: Trace, settings: Settings, step_time: StepTime, arrival_ns: Integers, *, is_open: bool = False) -> State:
+def start(
+    trace: Trace, settings: EngineLimits, step_time: StepTime, arrival_ns: Integers, *, is_open: bool = False
+) -> RunState:
     """A simulation before its first step. `arrival_ns`: the trace's arrivals after any speed-up.
 
     `is_open`: more requests will come, as many at once and as long as the settings allow.
@@ -195,7 +197,7 @@ def start(trace: Trace, settings: Settings, step_time: StepTime, arrival_ns: Int
         raise BadInput("too large for this machine's memory: lower --num-blocks, --max-num-seqs or --max-model-len") from None
 
 
-def _laid_out(trace: Trace, settings: Settings, step_time: StepTime, arrival_ns: Integers, *, is_open: bool) -> State:
+def _laid_out(trace: Trace, settings: EngineLimits, step_time: StepTime, arrival_ns: Integers, *, is_open: bool) -> RunState:
     groups = _group_rows(settings)
     requests = _request_rows(trace, settings)
     stamps = np.full((trace.size, STAMP_FIELDS), -1, dtype=np.int64)
@@ -221,7 +223,7 @@ def _laid_out(trace: Trace, settings: Settings, step_time: StepTime, arrival_ns:
     tables = np.zeros((len(groups), slots + 1, TABLE + width), dtype=np.int32)
     limits = _limits(settings, step_time, trace.prefix_block, groups)
     limits[HIT_SLOT] = slots
-    return State(
+    return RunState(
         limits=limits,
         counts=counts,
         requests=requests,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from plimsoll.errors import BadInput
 from plimsoll.simulate.replay import NEVER, STEP_COLUMNS, AtBlockSize, Replay, Series, replay
-from plimsoll.simulate.settings import Settings, StepTime, groups_of
+from plimsoll.simulate.settings import EngineLimits, StepTime, groups_of
 from plimsoll.simulate.trace import Floats, Integers, Trace
 
 ROUGH_GUIDE = "rough guide: not fitted"  # What stands beside every time of a run whose step times nobody measured
@@ -45,7 +45,7 @@ class Usage(NamedTuple):
     nearly_full: float | None  # Share of the busy time in which NEARLY_FULL_PERCENT of the blocks or more were in use
 
 
-class Waste(NamedTuple):
+class BlockWaste(NamedTuple):
     """Slots of held blocks that hold no token, weighted by busy time."""
 
     mean_slots: float | None
@@ -90,14 +90,14 @@ class Summary(NamedTuple):
     peak_running: int
     peak_waiting: int
     kv_usage: Usage
-    waste: Waste
+    waste: BlockWaste
     prefix: Prefix
     throughput: Throughput
     ttft: Latency
     tpot: Latency
     e2e: Latency
     queue: Latency
-    settings: Settings
+    settings: EngineLimits
     step_time: StepTime
     step_time_label: str  # How far the times can be trusted, in the words of `trust`
     arrival_seconds: float = 0.0  # When the last request came
@@ -214,14 +214,14 @@ def _usage(replay: Replay) -> Usage:
     )
 
 
-def _waste(replay: Replay) -> Waste:
+def _waste(replay: Replay) -> BlockWaste:
     totals = replay.totals
     if totals.busy_ns <= 0:
-        return Waste(None, None)
+        return BlockWaste(None, None)
     sizes = {group.block_size for group in groups_of(replay.settings)}
     used_slot_ns = totals.used_block_ns * min(sizes)
     percent = 100 * totals.waste_slot_ns / used_slot_ns if len(sizes) == 1 and used_slot_ns else None
-    return Waste(totals.waste_slot_ns / totals.busy_ns, percent)
+    return BlockWaste(totals.waste_slot_ns / totals.busy_ns, percent)
 
 
 # A run over time in a fixed number of bins, whatever its length: when the bins are full, each two become one.
@@ -302,7 +302,7 @@ class SeriesBuilder:
 OnProgress = Callable[[int, int], None]
 
 
-def same_memory(settings: Settings, block_size: int) -> Settings | None:
+def same_memory(settings: EngineLimits, block_size: int) -> EngineLimits | None:
     """As many tokens of cache in blocks of another size; the null block comes on top. None: not enough for one."""
     tokens = (settings.num_blocks - 1) * settings.block_size
     blocks = tokens // block_size
@@ -311,7 +311,7 @@ def same_memory(settings: Settings, block_size: int) -> Settings | None:
 
 def at_block_sizes(
     trace: Trace,
-    settings: Settings,
+    settings: EngineLimits,
     step_time: StepTime,
     sizes: Sequence[int],
     *,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from prometheus_client.core import GaugeMetricFamily
 
-from plimsoll.standin.engine import Engine, EngineConfig
+from plimsoll.standin.engine import StandinConfig, StandinEngine
 from plimsoll.standin.faults import NS, ONLY_AT_START, Fault, parse_fault
-from plimsoll.standin.metrics_page import Families, Page
+from plimsoll.standin.metrics_page import EnginePage, Families
 from plimsoll.standin.request import Figures, Request, RequestSpec
 
 SOME_TOKENS = 1_000  # ids above this are no words of an answer
@@ -28,7 +29,7 @@ class EngineDown(ConnectionRefusedError):
 class StandIn:
     """Seconds count from its first start; a restart begins anew and keeps the clock."""
 
-    def __init__(self, config: EngineConfig, faults: Sequence[Fault | str] = (), *, unix_s: float = 1_700_000_000.0) -> None:
+    def __init__(self, config: StandinConfig, faults: Sequence[Fault | str] = (), *, unix_s: float = 1_700_000_000.0) -> None:
         self.config = config
         self.now_s = 0.0
         self.restarts = -1
@@ -41,11 +42,11 @@ class StandIn:
 
     def _start(self, at_s: float) -> None:
         """A new process: its counters begin at nothing. Faults keep the clock's own time."""
-        moved = [fault._replace(at_s=fault.at_s - at_s) for fault in self._faults]
+        moved = [replace(fault, at_s=fault.at_s - at_s) for fault in self._faults]
         self._begin_s = at_s
         self.restarts += 1
-        self.engine = Engine(self.config, moved, wants_tokens=False)
-        self._page = Page(
+        self.engine = StandinEngine(self.config, moved, wants_tokens=False)
+        self._page = EnginePage(
             self.config.release, self.config.served_names[0], cache_labels=self.config.cache_labels, created=self._unix_s + at_s
         )
 
@@ -55,7 +56,6 @@ class StandIn:
 
     @property
     def is_up(self) -> bool:
-        """Whether anybody answers: it is started, and not dead."""
         return self._down_until_s is None and not self.engine.is_dead
 
     # What happens to it
@@ -92,7 +92,7 @@ class StandIn:
     def add_fault(self, fault: Fault | str) -> None:
         made = _fault(fault)
         self._faults.append(made)
-        self.engine.faults.append(made._replace(at_s=made.at_s - self._begin_s))
+        self.engine.faults.append(replace(made, at_s=made.at_s - self._begin_s))
 
     def restart(self, takes_s: float = 60.0) -> None:
         """Stop it now; it is up again after so many seconds, with nothing of what it had, its faults among it.
@@ -109,7 +109,6 @@ class StandIn:
         self._down_until_s = self.now_s + takes_s
 
     def until(self, seconds: float) -> None:
-        """Let the time pass."""
         if self._down_until_s is not None and seconds >= self._down_until_s:
             begin_s, self._down_until_s = self._down_until_s, None
             self._start(begin_s)

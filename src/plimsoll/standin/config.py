@@ -8,6 +8,7 @@ flags ────────────┼──> Options: port, keys, limits
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from plimsoll.errors import BadInput
@@ -17,13 +18,13 @@ from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import Ledger
 from plimsoll.plan.settings import Flags
 from plimsoll.plan.weights import parameters, routed_parameters
-from plimsoll.simulate.settings import Settings, Sheet, StepTime, experts_of, planned_settings, sheet_time
+from plimsoll.simulate.settings import EngineLimits, Sheet, StepTime, experts_of, planned_settings, sheet_time
 from plimsoll.simulate.start import check_start
-from plimsoll.standin.engine import EngineConfig
+from plimsoll.standin.engine import StandinConfig
 from plimsoll.standin.launch_log import StartLog
 from plimsoll.standin.memory import MemorySizes
 from plimsoll.standin.request import HISTOGRAMS
-from plimsoll.standin.start_failures import Failure, failure_of
+from plimsoll.standin.start_failures import StartFailure, failure_of
 from plimsoll.units import parse_vllm_integer
 from plimsoll.vllm.metrics import cache_config_labels
 from plimsoll.vllm.versions import Coverage
@@ -96,7 +97,8 @@ _REFUSED: Mapping[str, str] = {
 _MOST_TOKENS = 1 << 22  # a step time is kept for each number of tokens
 
 
-class Options(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ServerFlags:
     """What an API server was told by its flags, and named as they are, and by its environment."""
 
     host: str = ""
@@ -131,22 +133,23 @@ class Planned(NamedTuple):
     environment: Mapping[str, str]
 
 
-class Launchable(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Launchable:
     """A server that can be started; with a failure it says why it ends instead, with exit code 1."""
 
-    config: EngineConfig
-    options: Options
+    config: StandinConfig
+    options: ServerFlags
     log: StartLog
-    failure: Failure | None = None
+    failure: StartFailure | None = None
     has_probe: bool = False  # --worker-extension-cls plimsoll.inside.Probe
     has_stats: bool = True  # False: --disable-log-stats, which also takes the vllm: metrics away
     stays_when_dead: bool = False  # VLLM_KEEP_ALIVE_ON_ENGINE_DEATH=1
 
     def at_port(self, port: int, seed: int) -> Launchable:
         """The same on another port, with answers of its own."""
-        options = self.options._replace(port=port)
-        log = self.log._replace(address=options.address)
-        return self._replace(config=self.config._replace(seed=seed), options=options, log=log)
+        options = replace(self.options, port=port)
+        log = replace(self.log, address=options.address)
+        return replace(self, config=replace(self.config, seed=seed), options=options, log=log)
 
 
 def launch_of(planned: Planned, *, times: Mapping[str, int] | None = None, start_s: float = 0.0) -> Launchable:
@@ -198,7 +201,7 @@ def launch_of(planned: Planned, *, times: Mapping[str, int] | None = None, start
     )
 
 
-def _config(planned: Planned, flags: Flags, sizes: MemorySizes, times: Mapping[str, int], *, is_checked: bool) -> EngineConfig:
+def _config(planned: Planned, flags: Flags, sizes: MemorySizes, times: Mapping[str, int], *, is_checked: bool) -> StandinConfig:
     ledger, release = planned.ledger, planned.ledger.settings.release
     settings, step_time = planned_settings(ledger.settings, ledger.kv_plan), StepTime()
     if is_checked:
@@ -212,7 +215,7 @@ def _config(planned: Planned, flags: Flags, sizes: MemorySizes, times: Mapping[s
         step_time = step_time_of(ledger, planned.shape, settings, times)
     named = flags.given.get("--served-model-name")
     length = ledger.kv_plan.max_model_len
-    return EngineConfig(
+    return StandinConfig(
         release=release,
         model=planned.model,
         served_names=named.values if named is not None and named.values else (planned.model,),
@@ -227,7 +230,7 @@ def _config(planned: Planned, flags: Flags, sizes: MemorySizes, times: Mapping[s
     )
 
 
-def step_time_of(ledger: Ledger, shape: ModelShape, settings: Settings, times: Mapping[str, int]) -> StepTime:
+def step_time_of(ledger: Ledger, shape: ModelShape, settings: EngineLimits, times: Mapping[str, int]) -> StepTime:
     """The given step times, else those of the card's data sheet, else those of no card."""
     if times:
         return StepTime(**{**StepTime()._asdict(), **times})
@@ -270,7 +273,7 @@ def memory_sizes(ledger: Ledger, shape: ModelShape) -> MemorySizes:
     )
 
 
-def _options(planned: Planned, flags: Flags) -> Options:
+def _options(planned: Planned, flags: Flags) -> ServerFlags:
     environment = planned.environment
     port = flags.integer("--port")
     port = 8000 if port is None else port
@@ -286,7 +289,7 @@ def _options(planned: Planned, flags: Flags) -> Options:
     keys = flags.given.get("--api-key")
     from_environment = (environment["VLLM_API_KEY"],) if environment.get("VLLM_API_KEY") else ()
     middleware = [a.values[-1] for a in planned.line.arguments if a.row and a.row.name == "--middleware" and a.values]
-    return Options(
+    return ServerFlags(
         host=flags.text("--host") or HOST,
         port=port,
         api_keys=keys.values if keys is not None and keys.values else from_environment,

@@ -7,6 +7,7 @@ wakes who was given tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,10 +16,10 @@ from plimsoll.inside.figures import empty_figures
 from plimsoll.simulate import layout as at
 from plimsoll.simulate import open_loop as loop
 from plimsoll.simulate.open_run import FOREVER, NO_IDS, OpenRun
-from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.trace import Integers
-from plimsoll.standin.faults import NS, Fault, Faults
-from plimsoll.standin.memory import Memory, MemorySizes, OutOfMemory
+from plimsoll.standin.faults import NS, Fault, FaultSchedule
+from plimsoll.standin.memory import DeviceModel, MemorySizes, OutOfMemory
 from plimsoll.standin.request import Figures, Request, RequestSpec, content_ids
 from plimsoll.vllm.versions import Behaviour
 
@@ -90,7 +91,7 @@ KEPT_UP = ("growth", "host-growth", "preemption-storm", "neighbour")
 class FaultEffects:
     """Effects of the active faults on one engine."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: StandinEngine) -> None:
         self._engine = engine
         self.is_hung = False
         self._neighbour = 0  # bytes that it has
@@ -102,7 +103,6 @@ class FaultEffects:
         return any(self._engine.faults.active(kind, now_ns) for kind in KEPT_UP)
 
     def suffer(self, now_ns: int) -> None:
-        """Bring everything to what the faults want at this moment."""
         engine = self._engine
         if not engine.faults and not engine.stands_still and not self._neighbour and not engine.run.is_frozen:
             self._grown_until_ns = now_ns
@@ -167,14 +167,15 @@ PIECE_NS = NS  # what grows is looked at so often
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 
 
-class EngineConfig(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StandinConfig:
     """One engine, from the plan of its launch."""
 
     release: str
     model: str
     served_names: tuple[str, ...]
     max_model_len: int
-    settings: Settings
+    settings: EngineLimits
     step_time: StepTime
     sizes: MemorySizes
     edges: Mapping[str, Sequence[float]]  # The histograms' upper bounds; see config.edges_of
@@ -196,15 +197,15 @@ class Steps(NamedTuple):
     generated: int
 
 
-class Engine:
+class StandinEngine:
     """One engine core and its workers."""
 
-    def __init__(self, config: EngineConfig, faults: Sequence[Fault] = (), *, wants_tokens: bool = True) -> None:
+    def __init__(self, config: StandinConfig, faults: Sequence[Fault] = (), *, wants_tokens: bool = True) -> None:
         """Without `wants_tokens` nobody is woken between a first and a last token: a day goes by ten times as fast."""
         self.config = config
         self.figures = Figures(config.edges)
-        self.memory = Memory(config.sizes)
-        self.faults = Faults(faults)
+        self.memory = DeviceModel(config.sizes)
+        self.faults = FaultSchedule(faults)
         self.now_ns = 0
         self.death: str | None = None
         self.died_of_logits = False
@@ -291,7 +292,6 @@ class Engine:
         return min((moment for moment in moments if moment is not None), default=None)
 
     def advance(self, now_ns: int) -> None:
-        """Do all that is due by now, and wake who was given tokens or ended."""
         while self.death is None:
             self._troubles.suffer(self.now_ns)
             moment = now_ns
@@ -352,7 +352,6 @@ class Engine:
             self.die(trouble)
 
     def die(self, trouble: OutOfMemory | str) -> None:
-        """Nothing goes on, and everybody who waits is told."""
         self.death = trouble if isinstance(trouble, str) else trouble.message
         self.died_of_logits = not isinstance(trouble, str) and trouble.is_logits
         for request in (*self.requests.values(), *self._held):
@@ -420,7 +419,6 @@ class Engine:
             self.memory.sleep(level)
 
     def wake_up(self, now_ns: int) -> None:
-        """Take the memory back and go on."""
         level, self.sleep_level = self.sleep_level, None
         self.figures.sleep_state = SLEEP_STATES[0]
         if level and (trouble := self.memory.wake_up()) is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from plimsoll.errors import BadInput
 from plimsoll.units import parse_gib
@@ -41,7 +41,8 @@ _WRITTEN = re.compile(r"(?P<kind>[a-z-]+)(?:@(?P<at>[^:=]+))?(?::(?P<for>[^:=]+)
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "": 1.0}
 
 
-class Fault(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Fault:
     """A fault that is on from `at_s` seconds after the start, for `for_s` seconds."""
 
     kind: str
@@ -54,7 +55,6 @@ class Fault(NamedTuple):
 
 
 def parse_fault(text: str) -> Fault:
-    """A fault as --fault names it."""
     found = _WRITTEN.fullmatch(text)
     if found is None:
         raise BadInput(f"--fault {text[:80]!r}: written KIND, KIND@30s, KIND@30s:10s or KIND@30s=VALUE")
@@ -62,7 +62,6 @@ def parse_fault(text: str) -> Fault:
 
 
 def make_fault(kind: str, at: object = 0, lasts: object = None, value: object = None) -> Fault:
-    """A fault from its parts, as words or numbers."""
     if kind not in KINDS:
         raise BadInput(f"there is no fault {str(kind)[:40]!r}; there is: {', '.join(KINDS)}")
     unit, default = KINDS[kind]
@@ -103,21 +102,18 @@ def _amount(kind: str, unit: str, said: object) -> float:
     return amount
 
 
-class Faults(list[Fault]):
+class FaultSchedule(list[Fault]):
     """The faults of one engine, whether on or not."""
 
     def take_back(self, kind: str | None = None) -> None:
-        """Take back those of a kind, or all."""
         self[:] = [fault for fault in self if kind is not None and fault.kind != kind]
 
     def active(self, kind: str, now_ns: int) -> Fault | None:
-        """The first of this kind that is on."""
         for fault in self:
             if fault.kind == kind and fault.is_on(now_ns):
                 return fault
         return None
 
     def next_change_ns(self, now_ns: int) -> int | None:
-        """When the next one begins or ends."""
         moments = [at for fault in self for at in (fault.at_s, fault.at_s + fault.for_s) if at < 1e9]
         return min((math.ceil(at * NS) for at in moments if at * NS > now_ns), default=None)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from plimsoll.errors import BadInput, PlimsollError
-from plimsoll.inside.settings import Settings as InsideSettings
+from plimsoll.inside.settings import InsideSettings
 from plimsoll.launch.check_flags import with_config
 from plimsoll.launch.command_line import (
     Argument,

@@ -7,6 +7,7 @@ and measured, graphs are captured, the port opens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from plimsoll.models.shape import ModelShape
@@ -20,7 +21,7 @@ API_SERVER = "APIServer"
 ENGINE_CORE = "EngineCore"
 
 
-class Line(NamedTuple):
+class StartLogLine(NamedTuple):
     """One message, before it is known when and by which process it will be printed."""
 
     process: str
@@ -39,25 +40,24 @@ class Frame(NamedTuple):
     function: str
 
 
-def info(process: str, place: str, text: str, share: float = 0.0) -> Line:
-    return Line(process, "INFO", place, text, share)
+def info(process: str, place: str, text: str, share: float = 0.0) -> StartLogLine:
+    return StartLogLine(process, "INFO", place, text, share)
 
 
-def warning(process: str, place: str, text: str, share: float = 0.0) -> Line:
-    return Line(process, "WARNING", place, text, share)
+def warning(process: str, place: str, text: str, share: float = 0.0) -> StartLogLine:
+    return StartLogLine(process, "WARNING", place, text, share)
 
 
-def error(process: str, place: str, text: str, share: float = 0.0) -> Line:
-    return Line(process, "ERROR", place, text, share)
+def error(process: str, place: str, text: str, share: float = 0.0) -> StartLogLine:
+    return StartLogLine(process, "ERROR", place, text, share)
 
 
-def uvicorn(text: str, share: float = 0.0) -> Line:
+def uvicorn(text: str, share: float = 0.0) -> StartLogLine:
     """A line of the web server's own logger, which writes to stderr."""
-    return Line(API_SERVER, "", "", f"INFO:     {text}", share, is_error=True)
+    return StartLogLine(API_SERVER, "", "", f"INFO:     {text}", share, is_error=True)
 
 
 def traceback(frames: Sequence[Frame], failure: str) -> str:
-    """A traceback as Python prints it without the source."""
     calls = [f'  File "{frame.file}", line {frame.line}, in {frame.function}' for frame in frames]
     return "\n".join(("Traceback (most recent call last):", *calls, failure))
 
@@ -67,7 +67,7 @@ def worker_failed(message: str) -> str:
     return f"RuntimeError: Worker failed with error '{message}', please check the stack trace above for the root cause"
 
 
-def written(line: Line, stamp: str, pid: int, release: str) -> str:
+def written(line: StartLogLine, stamp: str, pid: int, release: str) -> str:
     """The line as it stands in the log, without its end; `stamp` is like 11-15 12:00:00. A text of several lines stays so."""
     who = f"({line.process} pid={pid}) "
     if line.level:
@@ -91,7 +91,8 @@ ROUTES = (
 )  # fmt: skip
 
 
-class StartLog(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StartLog:
     """All that the log of one server is made of."""
 
     ledger: Ledger
@@ -121,13 +122,11 @@ class StartLog(NamedTuple):
 
     @property
     def free_bytes(self) -> int:
-        """Free memory in vLLM's first snapshot."""
         card = self.ledger.card
         return max(0, card.total_bytes - card.used_bytes - self.ledger.context.value)
 
     @property
     def config_text(self) -> str:
-        """The engine's configuration, by the keys that matter."""
         settings, length = self.ledger.settings, self.ledger.kv_plan.max_model_len
         return (
             f"model={self.model!r}, speculative_config={settings.speculative!r}, tokenizer={self.model!r}, "
@@ -139,13 +138,13 @@ class StartLog(NamedTuple):
         )
 
 
-def start_lines(log: StartLog, pid: int) -> tuple[Line, ...]:
+def start_lines(log: StartLog, pid: int) -> tuple[StartLogLine, ...]:
     """Every line up to the last one, "Application startup complete."; `pid` is the API server's."""
     measured = (*loading_lines(log), *measured_lines(log), *_size_lines(log), *_graph_lines(log), *_summary(log))
     return (*opening_lines(log), *measured, *_ready_lines(log, pid))
 
 
-def opening_lines(log: StartLog) -> Iterator[Line]:
+def opening_lines(log: StartLog) -> Iterator[StartLogLine]:
     """Lines until the engine's process is there."""
     settings = log.ledger.settings
     # Since 0.15 vLLM draws its name here, the version beside it. The drawing is its own: one line, as before, says as much.
@@ -166,7 +165,7 @@ def opening_lines(log: StartLog) -> Iterator[Line]:
     yield info(ENGINE_CORE, "core.py:133", text, _CORE)
 
 
-def loading_lines(log: StartLog) -> Iterator[Line]:
+def loading_lines(log: StartLog) -> Iterator[StartLogLine]:
     """Lines from the device's start until the model is about to be loaded."""
     for rank, worker in enumerate(log.workers):
         assigned = f"rank {rank} in world size {len(log.workers)} is assigned as DP rank 0"
@@ -176,7 +175,7 @@ def loading_lines(log: StartLog) -> Iterator[Line]:
     yield info(log.workers[0], "model_runner.py:400", f"Starting to load model {log.model}...", _DEVICE)
 
 
-def measured_lines(log: StartLog) -> Iterator[Line]:
+def measured_lines(log: StartLog) -> Iterator[StartLogLine]:
     """Lines until it is known what is left for the cache."""
     ledger, settings, seconds = log.ledger, log.ledger.settings, log.seconds
     weights = gib(ledger.weights.value)
@@ -217,7 +216,7 @@ def _available(ledger: Ledger) -> int:
     return ledger.requested.value - sum(term.value for term in spent)
 
 
-def _size_lines(log: StartLog) -> Iterator[Line]:
+def _size_lines(log: StartLog) -> Iterator[StartLogLine]:
     ledger, settings, kv = log.ledger, log.ledger.settings, log.ledger.kv_plan
     if settings.num_gpu_blocks_override is not None and kv.bytes_per_block:
         given = settings.kv_cache_memory_bytes
@@ -239,7 +238,7 @@ def _size_lines(log: StartLog) -> Iterator[Line]:
         yield info(ENGINE_CORE, "kv_cache_utils.py:2327", f"{size}, {most}", _MEASURED)
 
 
-def _graph_lines(log: StartLog) -> Iterator[Line]:
+def _graph_lines(log: StartLog) -> Iterator[StartLogLine]:
     ledger = log.ledger
     if ledger.settings.enforce_eager:
         return
@@ -256,7 +255,7 @@ def _graph_lines(log: StartLog) -> Iterator[Line]:
         yield info(log.workers[0], "gpu_worker.py:971", text, _CAPTURED)
 
 
-def _summary(log: StartLog) -> Iterator[Line]:
+def _summary(log: StartLog) -> Iterator[StartLogLine]:
     ledger, settings = log.ledger, log.ledger.settings
     if not Behaviour.MEMORY_SUMMARY.is_in(log.release) or settings.kv_cache_memory_bytes is not None:
         return
@@ -276,7 +275,7 @@ def _summary(log: StartLog) -> Iterator[Line]:
     yield info(log.workers[0], "gpu_worker.py:1034", text, _CAPTURED)
 
 
-def _ready_lines(log: StartLog, pid: int) -> Iterator[Line]:
+def _ready_lines(log: StartLog, pid: int) -> Iterator[StartLogLine]:
     took = (1 - _LOADED) * log.seconds
     yield info(ENGINE_CORE, "core.py:402", f"init engine (profile, create kv cache, warmup model) took {took:.2f} s", 1.0)
     yield info(API_SERVER, "entry.py:136", "Supported tasks: ['generate']", 1.0)
@@ -333,7 +332,7 @@ class Stats(NamedTuple):
     prefix_hit_rate: float | None = None  # None: nothing was looked up yet
 
 
-def stats_line(stats: Stats) -> Line:
+def stats_line(stats: Stats) -> StartLogLine:
     """One line of throughput. vLLM prints none while it has been idle for two of them."""
     parts = [
         f"Avg prompt throughput: {stats.prompt_per_s:.1f} tokens/s",
@@ -349,7 +348,7 @@ def stats_line(stats: Stats) -> Line:
     return info(API_SERVER, "loggers.py:335", f"Engine 000: {', '.join(parts)}")
 
 
-def death_lines(log: StartLog, failure: str, stats: Stats, *, is_logits: bool = False) -> Iterator[Line]:
+def death_lines(log: StartLog, failure: str, stats: Stats, *, is_logits: bool = False) -> Iterator[StartLogLine]:
     """The engine's end by an exception in a step: `failure` is torch's message, `is_logits` tells where it was raised."""
     frames = _SAMPLE if is_logits else _EXECUTE
     raised = f"torch.OutOfMemoryError: {failure}"
@@ -373,7 +372,7 @@ def death_lines(log: StartLog, failure: str, stats: Stats, *, is_logits: bool = 
     yield error(API_SERVER, "async_llm.py:906", f"AsyncLLM output_handler failed.\n{traceback(_OUTPUT, _DEAD)}")
 
 
-def after_death_lines(log: StartLog, pid: int) -> tuple[Line, ...]:
+def after_death_lines(log: StartLog, pid: int) -> tuple[StartLogLine, ...]:
     """The API server closes its port and is gone, with exit code 0."""
     return (
         *(uvicorn(text) for text in _CLOSING),
@@ -383,7 +382,7 @@ def after_death_lines(log: StartLog, pid: int) -> tuple[Line, ...]:
     )
 
 
-def stop_lines(log: StartLog, timeout_s: int, in_flight: int, pid: int) -> tuple[Line, ...]:
+def stop_lines(log: StartLog, timeout_s: int, in_flight: int, pid: int) -> tuple[StartLogLine, ...]:
     """Somebody asked it to stop; with a timeout requests in flight may end first."""
     mode = "drain" if timeout_s else "abort"
     if not Behaviour.SHUTDOWN_STEPS.is_in(log.release):
@@ -404,7 +403,7 @@ def stop_lines(log: StartLog, timeout_s: int, in_flight: int, pid: int) -> tuple
     return tuple(lines)
 
 
-def stopped_lines(log: StartLog) -> tuple[Line, ...]:
+def stopped_lines(log: StartLog) -> tuple[StartLogLine, ...]:
     """Nothing is in flight any more: the rest of a stop that was asked for."""
     closing = [uvicorn(text) for text in _CLOSING]
     if not Behaviour.SHUTDOWN_STEPS.is_in(log.release):
@@ -421,7 +420,7 @@ def stopped_lines(log: StartLog) -> tuple[Line, ...]:
     )
 
 
-def _client_stops(log: StartLog, timeout: str, pid: int | None) -> Iterator[Line]:
+def _client_stops(log: StartLog, timeout: str, pid: int | None) -> Iterator[StartLogLine]:
     if not Behaviour.SHUTDOWN_STEPS.is_in(log.release):
         return
     yield info(API_SERVER, "core_client.py:770", f"[shutdown] MPClient: start timeout={timeout}")
@@ -437,7 +436,7 @@ def _client_stops(log: StartLog, timeout: str, pid: int | None) -> Iterator[Line
             yield warning(API_SERVER, "utils.py:653", text)
 
 
-def _client_stopped(log: StartLog) -> Iterator[Line]:
+def _client_stopped(log: StartLog) -> Iterator[StartLogLine]:
     if not Behaviour.SHUTDOWN_STEPS.is_in(log.release):
         return
     yield info(API_SERVER, "core_client.py:774", "[shutdown] MPClient: engine manager stopped")

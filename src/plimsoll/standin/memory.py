@@ -42,7 +42,7 @@ Block = tuple[int, int]  # size, address: in this order the first that is not sm
 Event = tuple[int, int]  # which tensor, and its bytes; 0 bytes: it is freed
 
 
-class Failure(NamedTuple):
+class AllocationFailure(NamedTuple):
     """A request that the device refused twice, and what was live at that moment."""
 
     tried: int
@@ -51,7 +51,6 @@ class Failure(NamedTuple):
 
 
 def rounded(size: int) -> int:
-    """Bytes of a block that a request takes."""
     return max(GRAIN, -(-size // GRAIN) * GRAIN)
 
 
@@ -80,10 +79,9 @@ class Allocator:
 
     @property
     def largest_free_block(self) -> int:
-        """The largest request that needs nothing of the device."""
         return max((blocks[-1][0] for blocks in self._free if blocks), default=0)
 
-    def run(self, events: Sequence[Event], room: int) -> Failure | None:
+    def run(self, events: Sequence[Event], room: int) -> AllocationFailure | None:
         """Run one step from first to last and free what it leaves over. `room`: bytes that the device has to give."""
         free = (self._free[0].copy(), self._free[1].copy())
         held: dict[int, Block] = {}
@@ -100,7 +98,7 @@ class Allocator:
             if block is None:
                 if not self._reserve(size, room - self.reserved, free):
                     self.step_peak = peak
-                    return Failure(segment_for(size), live, tensor)
+                    return AllocationFailure(segment_for(size), live, tensor)
                 self.largest_segment = max(self.largest_segment, segment_for(size))
                 block = self._take(free[is_large], size, is_large=is_large)
                 assert block is not None
@@ -110,14 +108,14 @@ class Allocator:
         self.step_peak = peak
         return None
 
-    def keep(self, size: int, room: int) -> Failure | int:
+    def keep(self, size: int, room: int) -> AllocationFailure | int:
         """An allocation that never ends, and holds the segment that it lies in; the bytes that are live through it."""
         size = rounded(size)
         is_large = size > SMALL_MOST
         block = self._take(self._free[is_large], size, is_large=is_large)
         if block is None:
             if not self._reserve(size, room, None):
-                return Failure(segment_for(size), 0)
+                return AllocationFailure(segment_for(size), 0)
             block = self._take(self._free[is_large], size, is_large=is_large)
             assert block is not None
         first = block[1] & ~_IN_SEGMENT
@@ -224,7 +222,6 @@ def oom_text(*, total: int, graphs: int, tried: int, free: int, own: int, live: 
 
 
 def in_words(size: int) -> str:
-    """A size as torch prints it."""
     for unit, name in ((1 << 10, "bytes"), (1 << 20, "KiB"), (1 << 30, "MiB")):
         if size <= unit:
             return f"{size} bytes" if name == "bytes" else f"{size / (unit >> 10):.2f} {name}"
@@ -284,7 +281,7 @@ class OutOfMemory(NamedTuple):
     is_logits: bool = False  # it failed for the logits, when the layers were done
 
 
-class Memory:
+class DeviceModel:
     """One worker's memory. Everything that steps allocate is gone when they end; the segments stay."""
 
     def __init__(self, sizes: MemorySizes) -> None:
@@ -314,7 +311,6 @@ class Memory:
 
     @property
     def allocated(self) -> int:
-        """Live bytes between two steps, as torch counts."""
         sizes = self.sizes
         return sizes.weights + sizes.kv_cache + sizes.graphs + sizes.buffers + self._grown
 
@@ -388,7 +384,7 @@ class Memory:
             return None
         self._known.clear()
         kept = self._allocator.keep(size, self.free)
-        if isinstance(kept, Failure):
+        if isinstance(kept, AllocationFailure):
             return self._failed(kept)
         self._grown += kept
         return None
@@ -499,7 +495,7 @@ class Memory:
             },
         }  # fmt: skip
 
-    def _failed(self, failure: Failure) -> OutOfMemory:
+    def _failed(self, failure: AllocationFailure) -> OutOfMemory:
         live = self.allocated + failure.live
         return self._out_of_memory(failure.tried, self.free, self.own, live, max(0, self.reserved - live), failure.tensor)
 

@@ -153,7 +153,7 @@ class Shown(NamedTuple):
     values: tuple[str, ...]  # and its values
 
 
-class Page:
+class EnginePage:
     """The metrics page of one engine."""
 
     def __init__(

@@ -22,7 +22,7 @@ ENDS = ("stop", "length", "abort", "error", "repetition")
 VALVES = ("max_num_queued_reqs", "max_num_queued_tokens")
 
 
-class Histogram:
+class BucketCounts:
     """How many of what was observed fell under each edge."""
 
     __slots__ = ("counts", "edges", "total")
@@ -53,7 +53,7 @@ class Figures:
         self.success = dict.fromkeys(ENDS, 0)
         self.rejected = dict.fromkeys(VALVES, 0)
         self.sleep_state = "awake"
-        self.histograms = {name: Histogram(edges.get(name, ())) for name in HISTOGRAMS}
+        self.histograms = {name: BucketCounts(edges.get(name, ())) for name in HISTOGRAMS}
 
 
 # Words and token ids: a small tokeniser of our own, so that equal text is equal content and answers can be read back.
@@ -95,7 +95,6 @@ def decode(tokens: list[int]) -> str:
 
 
 def draw(seed: int, count: int) -> Ids:
-    """`count` ids of words, the same for the same seed."""
     with np.errstate(over="ignore"):
         number = (np.arange(1, count + 1, dtype=np.uint64) + np.uint64(seed & 0xFFFFFFFF)) * _SPLIT
         return (mixed(number) % np.uint64(RESERVED)).astype(np.int64)
@@ -118,7 +117,7 @@ def content_ids(tokens: Ids, block: int) -> Ids:
         return mixed((blocks * weights).sum(axis=1, dtype=np.uint64)).view(np.int64)
 
 
-class Family:
+class SampleGroup:
     """The several answers to one prompt: vLLM counts some things once for all of them."""
 
     __slots__ = ("left", "longest")
@@ -138,7 +137,7 @@ class RequestSpec(NamedTuple):
     max_tokens: int | None = None
     priority: int = 0
     n: int = 1
-    family: Family | None = None  # Of a request that is one of n
+    family: SampleGroup | None = None  # Of a request that is one of n
     shared: int | None = None
     """How many of its first tokens another request could have, too; None: any, those of the answer among them."""
 

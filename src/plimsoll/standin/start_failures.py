@@ -12,8 +12,8 @@ from plimsoll.standin.launch_log import (
     API_SERVER,
     ENGINE_CORE,
     Frame,
-    Line,
     StartLog,
+    StartLogLine,
     error,
     gib,
     loading_lines,
@@ -53,7 +53,7 @@ _WORKER_FAILED = (
 )
 
 
-class Failure(NamedTuple):
+class StartFailure(NamedTuple):
     """A start that ends with exit code 1."""
 
     code: Code  # what `doctor` makes of the log
@@ -63,7 +63,7 @@ class Failure(NamedTuple):
     is_workers: bool = True  # else the engine core's own
 
 
-def failure_of(log: StartLog, sizes: MemorySizes, environment: Mapping[str, str]) -> Failure | None:
+def failure_of(log: StartLog, sizes: MemorySizes, environment: Mapping[str, str]) -> StartFailure | None:
     """The first of vLLM's checks that the plan's central figures do not pass; None if it starts."""
     ledger = log.ledger
     if ledger.settings.max_model_len > log.shape.max_context and environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") != "1":
@@ -73,7 +73,7 @@ def failure_of(log: StartLog, sizes: MemorySizes, environment: Mapping[str, str]
             f"max_model_len (max_position_embeddings={log.shape.max_context} or model_max_length=None in model's config.json). "
             "To allow overriding this maximum, set the env var VLLM_ALLOW_LONG_MAX_MODEL_LEN=1."
         )
-        return Failure(Code.OTHER_BAD_CONFIG, message, _CONFIG, 0, is_workers=False)
+        return StartFailure(Code.OTHER_BAD_CONFIG, message, _CONFIG, 0, is_workers=False)
     if log.free_bytes < ledger.requested.value:
         return too_little_free(log, log.free_bytes)
     if ledger.weights.value > log.free_bytes:
@@ -90,13 +90,12 @@ def failure_of(log: StartLog, sizes: MemorySizes, environment: Mapping[str, str]
     return refused
 
 
-def want_of_memory(log: StartLog) -> Failure:
+def want_of_memory(log: StartLog) -> StartFailure:
     """A failure for a server that would start: somebody else holds what it asks for."""
     return too_little_free(log, min(log.free_bytes, max(0, log.ledger.requested.value - GIB)))
 
 
-def too_little_free(log: StartLog, free: int) -> Failure:
-    """Less is free than was asked for."""
+def too_little_free(log: StartLog, free: int) -> StartFailure:
     ledger = log.ledger
     message = (
         f"ValueError: Free memory on device cuda:0 ({gib(free)}/{gib(ledger.card.total_bytes)} GiB) on startup is less than "
@@ -109,10 +108,10 @@ def too_little_free(log: StartLog, free: int) -> Failure:
         Frame(_WORKER, 535, "init_device"),
         Frame("vllm/v1/worker/utils.py", 762, "request_memory"),
     )
-    return Failure(Code.STARTUP_FREE_MEMORY_CHECK, message, frames, 1)
+    return StartFailure(Code.STARTUP_FREE_MEMORY_CHECK, message, frames, 1)
 
 
-def _cache_refused(ledger: Ledger) -> Failure | None:
+def _cache_refused(ledger: Ledger) -> StartFailure | None:
     refusal = ledger.kv_plan.refusal
     is_nothing = ledger.kv.value <= 0 or (refusal is not None and refusal.why is WhyRefused.NO_MEMORY)
     if refusal is None and not is_nothing:
@@ -127,14 +126,14 @@ def _cache_refused(ledger: Ledger) -> Failure | None:
             "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing "
             f"the engine (this flag also controls CPU memory reservation on the CPU backend, despite its name). {_HELP}"
         )
-        return Failure(Code.STARTUP_NO_CACHE_BLOCKS, message, frames, 3, is_workers=False)
+        return StartFailure(Code.STARTUP_NO_CACHE_BLOCKS, message, frames, 3, is_workers=False)
     assert refusal is not None
     if refusal.why is WhyRefused.NOTHING_FITS:
         message = (
             "ValueError: Cannot auto-fit max_model_len: not enough GPU memory available to serve even a single token. Try "
             "increasing `gpu_memory_utilization`."
         )
-        return Failure(Code.STARTUP_NO_CACHE_BLOCKS, message, frames, 3, is_workers=False)
+        return StartFailure(Code.STARTUP_NO_CACHE_BLOCKS, message, frames, 3, is_workers=False)
     fits = refusal.estimated_max_len
     estimate = f"Based on the available memory, the estimated maximum model length is {fits}. " if fits > 0 else ""
     message = (
@@ -143,7 +142,7 @@ def _cache_refused(ledger: Ledger) -> Failure | None:
         f"({gib(refusal.available_bytes)} GiB). {estimate}Try increasing `gpu_memory_utilization` (which also controls CPU "
         f"memory on the CPU backend) or decreasing `max_model_len` when initializing the engine. {_HELP}"
     )
-    return Failure(Code.STARTUP_CONTEXT_TOO_LONG, message, frames, 3, is_workers=False)
+    return StartFailure(Code.STARTUP_CONTEXT_TOO_LONG, message, frames, 3, is_workers=False)
 
 
 _ALLOCATION = Frame("vllm/v1/executor/abstract.py", 124, "initialize_from_config")
@@ -181,7 +180,7 @@ _STEPS: Mapping[str, tuple[Code, int, tuple[Frame, ...]]] = {
 }  # fmt: skip
 
 
-def _out_of_memory(log: StartLog, sizes: MemorySizes, step: str) -> Failure:
+def _out_of_memory(log: StartLog, sizes: MemorySizes, step: str) -> StartFailure:
     """torch's words for the piece that found no room, when those before it had filled the device."""
     code, steps, frames = _STEPS[step]
     layers = max(1, len(log.shape.layers))
@@ -200,16 +199,15 @@ def _out_of_memory(log: StartLog, sizes: MemorySizes, step: str) -> Failure:
         total=sizes.total, graphs=0, tried=piece, free=free, own=sizes.context + outside + live, live=live, left=0,
         neighbours=sizes.neighbours,
     )  # fmt: skip
-    return Failure(code, f"torch.OutOfMemoryError: {text}", frames, steps)
+    return StartFailure(code, f"torch.OutOfMemoryError: {text}", frames, steps)
 
 
-def failed_lines(log: StartLog, failure: Failure) -> Iterator[Line]:
-    """The log of a start that fails."""
+def failed_lines(log: StartLog, failure: StartFailure) -> Iterator[StartLogLine]:
     opening = tuple(opening_lines(log))
     if failure.steps == 0:
         # The API server itself gives up, before there is an engine.
         yield from (line for line in opening if line.process == API_SERVER and "max model len" not in line.text)
-        yield Line(API_SERVER, "", "", traceback(failure.frames, failure.message), 0.1, is_error=True)
+        yield StartLogLine(API_SERVER, "", "", traceback(failure.frames, failure.message), 0.1, is_error=True)
         return
     yield from opening
     passed = opening[-1].share
@@ -230,5 +228,5 @@ def failed_lines(log: StartLog, failure: Failure) -> Iterator[Line]:
             frames, message = _CACHES, worker_failed(message.partition(": ")[2])
     said = traceback((*_BEGIN, *frames), message)
     yield error(ENGINE_CORE, "core.py:1510", f"EngineCore failed to start.\n{said}", passed)
-    yield Line(ENGINE_CORE, "", "", said, passed, is_error=True)
-    yield Line(API_SERVER, "", "", traceback(_CLIENT, _CORE_FAILED), passed, is_error=True)
+    yield StartLogLine(ENGINE_CORE, "", "", said, passed, is_error=True)
+    yield StartLogLine(API_SERVER, "", "", traceback(_CLIENT, _CORE_FAILED), passed, is_error=True)

@@ -39,7 +39,7 @@ SETTINGS_A_CONTENDER = 60  # Of a smaller space fewer are doubted, so that doubt
 AS_GOOD = 0.01
 
 
-class Clock(NamedTuple):
+class StretchedScores(NamedTuple):
     """The contenders, with steps so many times as long."""
 
     factor: float
@@ -59,7 +59,7 @@ class Clock(NamedTuple):
 class Doubt(NamedTuple):
     """What is best if steps take longer, or shorter, than the data sheet says."""
 
-    clocks: tuple[Clock, ...]
+    clocks: tuple[StretchedScores, ...]
     ranges: dict[str, tuple[float, float]]  # For each flag the lowest and the highest value that is best in any of them
     steady: bool  # Whether the chosen setting is as good as any, whichever it is
 
@@ -83,12 +83,14 @@ def stretched(times: StepTime, factor: float) -> StepTime:
 
 def doubt(traffic: Traffic, asked: Sequence[Trial], chosen: Candidate, job_of: Callable[[Option], Job], run: RunAll) -> Doubt:
     """Replay the contenders with slower and with faster steps."""
-    clocks = [Clock(1.0, tuple((one.option.candidate, one.score) for one in asked))]
+    clocks = [StretchedScores(1.0, tuple((one.option.candidate, one.score) for one in asked))]
     jobs = [job_of(one.option) for one in asked]
     for factor in (FASTER, SLOWER):
         results = dict(run(traffic, [job._replace(step_time=stretched(job.step_time, factor)) for job in jobs]))
         scores = ((one.option.candidate, results[place]) for place, one in enumerate(asked))
-        clocks.append(Clock(factor, tuple((candidate, result) for candidate, result in scores if isinstance(result, Score))))
+        clocks.append(
+            StretchedScores(factor, tuple((candidate, result) for candidate, result in scores if isinstance(result, Score)))
+        )
     good = {candidate for clock in clocks for candidate in clock.good if clock.best > 0} or {chosen}
     return Doubt(
         tuple(clocks),
@@ -132,7 +134,7 @@ NAMES: Mapping[str, str] = {
 """What is compared, and how it is called."""
 
 
-class Change(NamedTuple):
+class TrafficChange(NamedTuple):
     """One figure, then and now."""
 
     name: str
@@ -177,9 +179,9 @@ def _busiest_minute(arrivals: Integers) -> float:
     return most / seconds if len(arrivals) > 1 and arrivals[-1] > arrivals[0] else 0.0
 
 
-def drift(before: Fingerprint, now: Fingerprint) -> tuple[Change, ...]:
+def drift(before: Fingerprint, now: Fingerprint) -> tuple[TrafficChange, ...]:
     """Every figure that is compared, then and now."""
-    return tuple(Change(name, getattr(before, name), getattr(now, name)) for name in NAMES)
+    return tuple(TrafficChange(name, getattr(before, name), getattr(now, name)) for name in NAMES)
 
 
 # The command with a chosen setting in it.
@@ -254,7 +256,7 @@ class Tuning(NamedTuple):
         return self.found
 
     @property
-    def changes(self) -> tuple[Change, ...]:
+    def changes(self) -> tuple[TrafficChange, ...]:
         """Then and now; empty where there is no earlier tuning."""
         return drift(self.last.traffic, self.seen) if self.last is not None else ()
 

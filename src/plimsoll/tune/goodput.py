@@ -11,7 +11,7 @@ import numpy as np
 
 from plimsoll.errors import BadInput
 from plimsoll.simulate.replay import NEVER, Replay, replay
-from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.summary import latencies_of, percentile
 from plimsoll.simulate.trace import Trace
 
@@ -128,7 +128,7 @@ class Traffic(NamedTuple):
 class Job(NamedTuple):
     """One run of one traffic."""
 
-    settings: Settings
+    settings: EngineLimits
     step_time: StepTime
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from plimsoll.errors import BadInput
 from plimsoll.plan.ledger import Ledger
-from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.start import check_start
 from plimsoll.simulate.summary import same_memory
 from plimsoll.tune.answer import Server
@@ -89,17 +89,19 @@ def _decimal(text: str, name: str) -> float:
     return number
 
 
-def plain_points(axes: Axes, settings: Settings, step_time: StepTime, speedup: float) -> list[Point]:
+def plain_points(axes: Axes, settings: EngineLimits, step_time: StepTime, speedup: float) -> list[Point]:
     """Without a plan: the cache keeps its tokens where the block size is varied, unless the blocks are varied too."""
     if "gpu_memory_utilization" in axes.values:
         raise BadInput("gpu_memory_utilization needs a card and a command: --gpu H100 -- vllm serve MODEL ...")
-    return [_point(values, settings, step_time, speedup, "num_blocks" in axes.values) for values in axes.points]
+    return [_point(values, settings, step_time, speedup, has_own_blocks="num_blocks" in axes.values) for values in axes.points]
 
 
-def _point(values: Mapping[str, Value], base: Settings, step_time: StepTime, speedup: float, own_blocks: bool) -> Point:  # noqa: FBT001
+def _point(
+    values: Mapping[str, Value], base: EngineLimits, step_time: StepTime, speedup: float, *, has_own_blocks: bool
+) -> Point:
     changes = {name: value for name, value in values.items() if name != "speedup"}
-    settings: Settings | None = base
-    if "block_size" in changes and not own_blocks:
+    settings: EngineLimits | None = base
+    if "block_size" in changes and not has_own_blocks:
         settings = same_memory(base, int(changes.pop("block_size")))
     speed = float(values.get("speedup", speedup))
     if settings is None:
@@ -136,7 +138,7 @@ def _planned(values: Mapping[str, Value], server: Server, speedup: float, said: 
 
 
 def _checked(
-    values: Mapping[str, Value], speedup: float, settings: Settings, step_time: StepTime, option: Option | None
+    values: Mapping[str, Value], speedup: float, settings: EngineLimits, step_time: StepTime, option: Option | None
 ) -> Point:
     try:
         check_start(settings)

@@ -14,7 +14,7 @@ from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import Ledger
 from plimsoll.plan.settings import Settings as Launch
 from plimsoll.plan.weights import parameters, routed_parameters
-from plimsoll.simulate.settings import Settings, Sheet, StepTime, experts_of, planned_settings, sheet_time
+from plimsoll.simulate.settings import EngineLimits, Sheet, StepTime, experts_of, planned_settings, sheet_time
 from plimsoll.units import parse_vllm_integer
 
 Number = TypeVar("Number", int, float)
@@ -167,7 +167,7 @@ class Option(NamedTuple):
         return f": {self.findings[0].because}" if self.findings and self.findings[0].because else ""
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> EngineLimits:
         """What is replayed."""
         return planned_settings(self.ledger.settings, self.ledger.kv_plan)
 
@@ -225,7 +225,7 @@ def roomiest(options: Sequence[Option]) -> dict[tuple[int, int], Option]:
     return found
 
 
-def sheet_times(ledger: Ledger, shape: ModelShape, settings: Settings) -> StepTime | None:
+def sheet_times(ledger: Ledger, shape: ModelShape, settings: EngineLimits) -> StepTime | None:
     """Step times by the data sheet of the card; None where none gives its rates."""
     try:
         card = gpu_named(ledger.card.name)

@@ -22,6 +22,8 @@ class Role(StrEnum):
     NOISE = "noise"  # harmless, whatever it says
 
 
+# Whose complaints may be overcome; the kernel, a driver, a shell, argparse and their like report an end, and so do some lines
+# of vLLM's.
 _GO_ON = frozenset(
     "vllm huggingface transformers python torch triton urllib flashinfer pydantic safetensors uvicorn nixl".split()
 )
@@ -40,14 +42,7 @@ class Text(NamedTuple):
     fragment: str | None = None  # of vLLM's source; by default the needle where vLLM speaks
     any_level: bool = False  # counts also in lines that call themselves INFO or WARNING
     says: str = ""  # for people, where the code's own title would say too little
-
-    @property
-    def may_go_on(self) -> bool:
-        """True if whoever writes it may go on afterwards, unless it is part of an exception.
-
-        The kernel, a driver, a shell, argparse and their like report an end, and some lines of vLLM's are one.
-        """
-        return self.role is Role.CAUSE and self.speaker in _GO_ON and self.name not in _ENDS
+    may_go_on: bool = False  # whoever writes it may go on afterwards, unless it is part of an exception
 
     def of_source(self) -> str:
         """Returns the text to look for in vLLM's source."""
@@ -112,8 +107,11 @@ def _read() -> dict[str, tuple[Text, ...]]:
     return {name: tuple(_text(**row) for row in rows) for name, rows in groups.items()}
 
 
-def _text(role: str, code: str = "", any_level: str = "", **more: str) -> Text:
-    return Text(role=Role(role), code=Code(code) if code else None, any_level=bool(any_level), **more)
+def _text(name: str, role: str, code: str = "", any_level: str = "", **more: str) -> Text:
+    may_go_on = role == Role.CAUSE and more.get("speaker", "vllm") in _GO_ON and name not in _ENDS
+    return Text(
+        name, role=Role(role), code=Code(code) if code else None, any_level=bool(any_level), may_go_on=may_go_on, **more
+    )
 
 
 _GROUPS = _read()

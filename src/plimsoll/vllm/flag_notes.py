@@ -7,11 +7,13 @@ left out.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
-from plimsoll.vllm.versions import Behaviour, Coverage, is_before, table
+from plimsoll.vllm.versions import Behaviour, Coverage, is_before, is_within, table
+from plimsoll.vllm.versions import rows as rows_of
 
 VALUES = "*"
 _READ = Coverage.CONFIG_CHECKS.first
@@ -81,15 +83,30 @@ NEEDS: Mapping[str, Requirement] = {
     "--max-log-len": Requirement("--enable-log-requests", _READ),
 }
 
-# Names that a release has itself, where a plugin can register more and the parser takes any text. 0.32.0 refuses another
-# name of --quantization once it has read the model (ModelConfig._verify_quantization), unless the model's files overrule it.
-OPEN_LISTS: Mapping[tuple[str, str], frozenset[str]] = {
-    ("--quantization", _READ): frozenset(
-        "auto_awq auto_gptq awq awq_marlin compressed-tensors deepseek_v4_fp8 experts_int8 fbgemm_fp8 fp8 fp8_per_block"
-        " fp8_per_channel fp8_per_tensor fp_quant gpt_oss_mxfp4 gptq gptq_marlin humming inc int8_per_channel_weight_only"
-        " modelopt modelopt_fp4 modelopt_mixed modelopt_mxfp8 moe_wna16 mxfp4 mxfp8 nvfp4_per_token online quark"
-        " torchao".split()
-    )
+# Options whose set of values is open: a plugin can register more names, whatever the release's own parser lists.
+OPEN_SETS = frozenset(
+    "--reasoning-parser --tool-call-parser --quantization --speculative-model-quantization --load-format --tokenizer-mode"
+    " --distributed-executor-backend --attention-backend --config-format".split()
+)
+
+
+@functools.cache
+def own_values(flag: str, release: str) -> frozenset[str]:
+    """The names that a release registers itself for such an option; empty where they were not read."""
+    rows = ((key.partition(" "), spans) for key, spans in rows_of("values").items())
+    return frozenset(v for (name, _, v), spans in rows if name == flag and any(is_within(span, release) for span in spans))
+
+
+class AnnouncedRemoval(NamedTuple):
+    """A removal that vLLM has announced."""
+
+    release: str
+    instead: str | None = None
+
+
+# The newest release's own deprecation warnings (engine/arg_utils.py, config/model.py).
+ANNOUNCED: Mapping[str, AnnouncedRemoval] = {
+    flag: AnnouncedRemoval(**row) for flag, row in table("flag_notes")["announced"].items()
 }
 
 # What a flag does to memory: shown beside changed defaults and used by the planner's advice.

@@ -116,6 +116,9 @@ _NEIGHBOURS = ("CUDA_", "PYTORCH_", "TORCH", "NCCL_", "HF_", "HUGGING_FACE_", "T
                "OMP_", "RAY_", "GLOO_", "UCX_", "PROMETHEUS_MULTIPROC_DIR", "NVIDIA_", "LD_PRELOAD", "TOKENIZERS_")  # fmt: skip
 
 
+_SURROUNDINGS = ("PYTHON", "LD_", "XDG_", "AWS_", "S3_", "MODELSCOPE_", "SSL_", "PLIMSOLL_")
+
+
 class VariableHistory(NamedTuple):
     """When releases named a variable."""
 
@@ -134,6 +137,11 @@ class VariableHistory(NamedTuple):
 def matters(name: str) -> bool:
     """True if a variable can change what vLLM does."""
     return name.startswith(("VLLM_", *_NEIGHBOURS))
+
+
+def bears_on(name: str) -> bool:
+    """True if a variable can change how the process that runs vLLM finds its code, its files or the network."""
+    return matters(name) or name.upper().endswith(("PROXY", "PATH", "HOME")) or name.startswith(_SURROUNDINGS)
 
 
 def variable_history(name: str) -> VariableHistory | None:

@@ -292,6 +292,7 @@ class Engine(NamedTuple):
     release: str  # a release that was read; its rows are the facts
     is_exact: bool  # the asked version is that release: what its parser lacks does not exist there
     note: str | None = None
+    because: str = ""  # why this version is meant; empty where it was asked for
 
     def __str__(self) -> str:
         return self.release
@@ -312,7 +313,7 @@ def engine_named(text: str | None, said_by: str = "--vllm") -> Engine:
     releases = list(wheels())
     last = len(releases) - 1
     if text is None:
-        return Engine(releases[last], releases[last], is_exact=True)
+        return Engine(releases[last], releases[last], is_exact=True, because="the newest known")
     asked = text.strip()
     if asked.lower() in _MOVING_NAMES:
         return Engine(asked, releases[last], is_exact=False, note=_met_by_newest(asked, releases[last]))

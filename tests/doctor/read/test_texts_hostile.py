@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.doctor.read import text_wrapping
-from plimsoll.doctor.read.text import StampClock
-from plimsoll.doctor.read.text_wrapping import LEVELS, split_writers
+from plimsoll.doctor.read import text as text_wrapping
+from plimsoll.doctor.read.text import LEVELS, StampClock, split_writers
 from plimsoll.doctor.rules.log_text import LONGEST, LogLine
 from plimsoll.errors import BadInput
 from tests.each import each

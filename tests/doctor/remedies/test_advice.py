@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.doctor.remedies.choose import build_finding
+from plimsoll.doctor.rules.diagnose import build_finding
 from plimsoll.doctor.rules.facts import FailureCase, PlanFigures
 from plimsoll.doctor.rules.root_cause import OomFigures, parse_oom
 from plimsoll.doctor.rules.timeline import TracebackFrame

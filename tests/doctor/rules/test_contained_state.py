@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from plimsoll.cli.main import main
+from plimsoll.doctor.read.inputs import judge_gate_state
 from plimsoll.doctor.rules.contained import last_words, read_survival, remedies_of
-from plimsoll.doctor.rules.diagnose import judge_gate_state
 from plimsoll.doctor.rules.metrics import judge_pages
 from plimsoll.findings import Code, Finding, Severity
 from plimsoll.vllm.metrics_page import Page, parse_page

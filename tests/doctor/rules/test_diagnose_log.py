@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plimsoll.doctor.rules.diagnose_log import CRASH_LOOP, LONGEST_EVIDENCE, LogDiagnosis, diagnose_log, evidence
+from plimsoll.doctor.rules.diagnose import CRASH_LOOP, LONGEST_EVIDENCE, LogDiagnosis, diagnose_log, evidence
 from plimsoll.doctor.rules.facts import LogFacts, PlanFigures
 from plimsoll.findings import Code, Severity
 from tests.doctor.log_maker import ARGS, ENGINE_DEAD, LOADING, NOT_STARTED, OOM, REQUEST, STARTED, VERSION, log, traceback

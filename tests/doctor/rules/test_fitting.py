@@ -6,7 +6,7 @@ from pathlib import Path
 
 from plimsoll.doctor.read.text import read_log
 from plimsoll.doctor.rules.diagnose import diagnose
-from plimsoll.doctor.rules.diagnose_log import fitting
+from plimsoll.doctor.rules.facts import fitting
 from plimsoll.findings import Code, Finding, Remedy, Severity
 from tests.each import each
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.cli.main import main
-from plimsoll.doctor.rules.diagnose import is_gate_state, judge_gate_state
+from plimsoll.doctor.read.inputs import is_gate_state, judge_gate_state
 from plimsoll.doctor.rules.log_text import Log, LogLine
 from plimsoll.findings import Code
 

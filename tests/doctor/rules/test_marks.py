@@ -5,10 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 
 from plimsoll.doctor.rules.kernel import judge_kernel
-from plimsoll.doctor.rules.log_text import LONGEST, Log, LogLine, kinds_in
+from plimsoll.doctor.rules.log_text import LONGEST, Log, LogLine
 from plimsoll.doctor.rules.memory_summary import judge_memory_summary
 from plimsoll.doctor.rules.nvidia_smi import judge_nvidia_smi
 from plimsoll.doctor.rules.pods import judge_pods
+from plimsoll.doctor.rules.timeline import kinds_in
 from tests.doctor.pasted_text import pasted, scrambled
 from tests.doctor.pod_texts import DESCRIBE_OOM, DOCKER_INSPECT, SYSTEMD_OOM
 from tests.doctor.smi_texts import CSV, FULL, GB10, ROCM, TABLE

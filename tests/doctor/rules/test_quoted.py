@@ -8,7 +8,7 @@ import pytest
 
 from plimsoll.doctor.read.text import read_log
 from plimsoll.doctor.rules.diagnose import diagnose
-from plimsoll.doctor.rules.log_text import without_quotes
+from plimsoll.doctor.rules.timeline import without_quotes
 from plimsoll.findings import Code
 from plimsoll.render.doctor import as_text
 from tests.doctor.log_maker import ENGINE_DEAD, STARTED, log, traceback

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from plimsoll.errors import BadInput
 from plimsoll.guard.act.ports import Outcome
 from plimsoll.guard.adapters.gate import GateHttpClient
-from plimsoll.inside.core import Core
+from plimsoll.inside.gate_control import GateControl
 from plimsoll.inside.tick import OwnPort
 from tests.each import each
 from tests.fakes import TOKEN, hello, served
-from tests.inside.test_core import made
 from tests.inside.test_endpoints import put_figures
 from tests.inside.test_gate import gated
+from tests.inside.test_gate_control import made
 from tests.net.raw_server import Visitor, free_port, raw_server
 
 Deed = Callable[[GateHttpClient], Awaitable[Outcome]]
@@ -38,7 +38,7 @@ HUNG_UP = b""
 
 
 @pytest.fixture
-def gate(tmp_path: Path) -> Iterator[tuple[str, Core]]:
+def gate(tmp_path: Path) -> Iterator[tuple[str, GateControl]]:
     """The gate around an app, under a real server; its address and what it knows."""
     app, core = gated(hello, tmp_path)
     with served(app) as port:
@@ -52,7 +52,7 @@ def run(scene: Awaitable[Any]) -> Any:
     return asyncio.run(go())
 
 
-def test_a_drain_is_begun_renewed_refuses_and_ends(gate: tuple[str, Core]) -> None:
+def test_a_drain_is_begun_renewed_refuses_and_ends(gate: tuple[str, GateControl]) -> None:
     """Each is done by the gate's own word, and a renewal does not take phase two back."""
     url, core = gate
 
@@ -73,7 +73,7 @@ def test_a_drain_is_begun_renewed_refuses_and_ends(gate: tuple[str, Core]) -> No
     run(scene())
 
 
-def test_an_older_epoch_is_told_who_is_newer(gate: tuple[str, Core]) -> None:
+def test_an_older_epoch_is_told_who_is_newer(gate: tuple[str, GateControl]) -> None:
     """Whoever was replaced learns it, with the epoch that holds, and has changed nothing."""
     url, core = gate
 
@@ -88,7 +88,7 @@ def test_an_older_epoch_is_told_who_is_newer(gate: tuple[str, Core]) -> None:
     run(scene())
 
 
-def test_shedding_begins_and_ends(gate: tuple[str, Core]) -> None:
+def test_shedding_begins_and_ends(gate: tuple[str, GateControl]) -> None:
     """The bound that holds is the one that was asked for, and then the one set at start."""
     url, core = gate
 
@@ -102,7 +102,7 @@ def test_shedding_begins_and_ends(gate: tuple[str, Core]) -> None:
     run(scene())
 
 
-def test_the_state_is_what_the_gate_says(gate: tuple[str, Core]) -> None:
+def test_the_state_is_what_the_gate_says(gate: tuple[str, GateControl]) -> None:
     """Every figure that idleness needs is among the facts."""
     url, _ = gate
 

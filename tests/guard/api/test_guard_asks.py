@@ -25,7 +25,7 @@ from plimsoll.guard.api.openapi import VERBS as DOCUMENTED
 from plimsoll.guard.api.openapi import document
 from plimsoll.guard.daemon.journal import Journal, JournalFailed
 from plimsoll.guard.judge.tracker import Grade
-from plimsoll.net.server import Answer, GuardServer
+from plimsoll.net.server import GuardServer, HttpAnswer
 
 TOKEN = "a-token-that-is-long-enough"
 NAME = "llama/a b"
@@ -107,7 +107,7 @@ def listening(actions: ActionDesk | None) -> Iterator[Api]:
 
         def answers(path: str, query: Any) -> Any:
             history = {"schema": "plimsoll.guard/1", "told": 0, "changes": []}
-            return Answer(200, json.dumps(history).encode()) if path == "/history" else asks.get(path, query)
+            return HttpAnswer(200, json.dumps(history).encode()) if path == "/history" else asks.get(path, query)
 
         server = GuardServer(answers, TOKEN, (), asks.post)
         await server.open("127.0.0.1", 0)

@@ -15,7 +15,7 @@ from plimsoll.guard.act.ports import Outcome, done, failed
 from plimsoll.guard.daemon.conductor import ActionPorts, Announcement
 from plimsoll.guard.daemon.steps import EngineAdapters
 from plimsoll.guard.judge.look import Look
-from plimsoll.inside import drain as gate
+from plimsoll.inside import admission as gate
 from plimsoll.unknown import Condition
 
 POLICY = ActPolicy(lease_s=0.3)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from plimsoll.guard.daemon.engine_look import CanaryPlan, EngineWatcher, LookLimits
 from plimsoll.guard.judge.look import Look
-from plimsoll.standin.config import Options
+from plimsoll.standin.config import ServerFlags
 from tests.net.raw_server import RawServer, Talk, Visitor, raw_server
 from tests.standin.servers import TOKEN, Server
 
 CAPTURES = Path(__file__).parents[2] / "captures"
 CAPTURED = (CAPTURES / "vllm-0.32.0-cpu" / "metrics.txt").read_bytes()
 INSIDE = CAPTURES / "vllm-0.25.1-h200-inside"
-GATED = Options(is_dev_mode=True, token=TOKEN, middleware=("plimsoll.inside.Gate",))
+GATED = ServerFlags(is_dev_mode=True, token=TOKEN, middleware=("plimsoll.inside.Gate",))
 FAST = LookLimits(look_s=2.0, page_s=1.5, small_s=0.5, page_bytes=1 << 20)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from plimsoll.guard.daemon.engine_look import CanaryPlan, EngineWatcher, LookLimits, is_garbage
 from plimsoll.guard.judge.look import Look, Reach
-from plimsoll.inside.settings import Settings
+from plimsoll.inside.settings import InsideSettings
 from tests.guard.daemon.looking import CAPTURED, GATED, at, fault, looks, remembering
 from tests.net.raw_server import Talk, Visitor, raw_server
 from tests.standin.servers import TOKEN, standin
@@ -241,7 +241,7 @@ def test_the_seconds_are_the_engine_s() -> None:
 def test_a_stand_in_s_canary_and_its_wedge() -> None:
     """Answered while it steps, failed when it is stuck; it does not count as work; none is sent to one that rests."""
     plan = CanaryPlan(every_s=5, deadline_s=0.6)
-    with standin(GATED, settings=Settings({"PLIMSOLL_TOKEN": TOKEN})) as server:
+    with standin(GATED, settings=InsideSettings({"PLIMSOLL_TOKEN": TOKEN})) as server:
         server.ask("POST", "/v1/completions", {"model": "m", "prompt": "x", "max_tokens": 1})  # the first one loads code
         *_, last = at(server, lambda url: EngineWatcher(url, TOKEN, plan), 2, 0.5)
         assert last.canary is not None

@@ -16,7 +16,7 @@ from plimsoll.guard.daemon.engine_look import CanaryPlan, EngineWatcher, read_ga
 from plimsoll.guard.judge.judge import Judge
 from plimsoll.guard.judge.look import CoreFigures, Look, Reach
 from plimsoll.guard.judge.policy import read_policy
-from plimsoll.inside.settings import Settings
+from plimsoll.inside.settings import InsideSettings
 from tests.guard.acting import acting
 from tests.guard.daemon.looking import CAPTURED, FAST, GATED, INSIDE, at, fault, looks, plain, remembering
 from tests.net.raw_server import RawServer, Talk, Visitor, by_path, free_port, raw_server
@@ -36,7 +36,7 @@ def test_a_captured_page_becomes_a_look() -> None:
 
 def test_a_stand_in_with_its_gate() -> None:
     """What the gate knows, the memory of its workers, and whether it is paused, from one look."""
-    with standin(GATED, settings=Settings({"PLIMSOLL_TOKEN": TOKEN})) as server:
+    with standin(GATED, settings=InsideSettings({"PLIMSOLL_TOKEN": TOKEN})) as server:
         first, second = at(server, lambda url: EngineWatcher(url, TOKEN), 2)
         assert first.gate is not None
         assert (first.gate.ready, first.gate.in_flight, first.gate.drain) == (True, 0, "serving")

@@ -17,7 +17,7 @@ from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.daemon.acting import NO_EXIT, ExitReport, exit_report
 from plimsoll.guard.daemon.conductor import Conductor
 from plimsoll.guard.judge.look import Look
-from plimsoll.inside import drain as gate
+from plimsoll.inside import admission as gate
 from plimsoll.unknown import Condition, Status
 from tests.each import each
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.inside.settings import Settings
+from plimsoll.inside.settings import InsideSettings
 from plimsoll.inside.survive import contain, report
 from tests.inside.survive.fake_core import OUT_OF_MEMORY, EngineCore, OutOfMemoryError, Request, install_vllm
 
@@ -26,7 +26,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def armed(core: EngineCore, folder: Path, **environ: str) -> EngineCore:
     """The core with containment in it."""
-    assert contain.arm(core, Settings({"PLIMSOLL_SURVIVE": "1", "PLIMSOLL_DIR": str(folder), **environ}), VERSION) == ""
+    assert contain.arm(core, InsideSettings({"PLIMSOLL_SURVIVE": "1", "PLIMSOLL_DIR": str(folder), **environ}), VERSION) == ""
     return core
 
 

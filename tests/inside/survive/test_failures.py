@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from plimsoll.inside.survive.failures import Failure, SiteNote, identify, local_of, release_frames, site_of
+from plimsoll.inside.survive.failures import SiteNote, StepFailure, identify, local_of, release_frames, site_of
 from tests.each import each
 
 
@@ -37,7 +37,7 @@ ASKED, FREE = round(1.95 * 2**30), round(110.5 * 2**20)
 )
 def test_torch_out_of_memory_is_one_also_as_a_workers_text(error: Exception) -> None:
     """In one process it comes as torch raised it, from several as text."""
-    assert identify(error) == Failure("unknown", ASKED, FREE)
+    assert identify(error) == StepFailure("unknown", ASKED, FREE)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_torch_out_of_memory_is_one_also_as_a_workers_text(error: Exception) -> 
 )
 def test_the_drivers_own_out_of_memory_is_one(error: Exception) -> None:
     """Loading a kernel or launching a graph can run out as well; the device is sound afterwards."""
-    assert identify(error) == Failure("unknown", None, None)
+    assert identify(error) == StepFailure("unknown", None, None)
 
 
 @each(
@@ -78,7 +78,7 @@ def test_the_error_an_error_was_raised_from_counts() -> None:
     """vLLM wraps some; what was meant is the cause."""
     wrapped = ValueError("a step failed")
     wrapped.__cause__ = OutOfMemoryError(TEXT)
-    assert identify(wrapped) == Failure("unknown", ASKED, FREE)
+    assert identify(wrapped) == StepFailure("unknown", ASKED, FREE)
     looped = ValueError("round")
     looped.__cause__ = looped
     assert identify(looped) is None
@@ -138,5 +138,5 @@ def test_a_workers_line_tells_the_place_and_keeps_no_error() -> None:
         propose_draft_token_ids()
     except OutOfMemoryError:
         log.exception("WorkerProc hit an exception.")
-    assert note.last == Failure("drafter", ASKED, FREE)
+    assert note.last == StepFailure("drafter", ASKED, FREE)
     assert vars(note).keys() == {"name", "nlen", "last"}

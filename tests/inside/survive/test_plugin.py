@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -118,18 +120,33 @@ def test_the_dump_of_a_contained_step_is_kept_out_of_the_log(core_module: Any, m
 def test_an_api_server_names_the_reason_of_an_aborted_request(
     core_module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_main: bool
 ) -> None:
-    """Instead of "Internal server error", also of a server started as a module; another failed request keeps vLLM's words."""
+    """Also of a server started as a module, also before the first token; another failed request keeps vLLM's words."""
 
-    class GenerateBaseServing:
-        """vLLM's check of a finished answer."""
+    class AsyncLLM:
+        """vLLM's client of the engine: its outputs, and whether it was left in the middle."""
 
-        def _raise_if_error(self, finish_reason: str | None, request_id: str) -> None:
-            if finish_reason == "error":
-                raise RuntimeError("Internal server error", request_id)
+        is_closed = False
 
-    serving: Any = ModuleType(frontend.SERVING)
-    serving.GenerateBaseServing = GenerateBaseServing
-    monkeypatch.setitem(sys.modules, frontend.SERVING, serving)
+        async def generate(self, *outputs: SimpleNamespace) -> AsyncIterator[SimpleNamespace]:
+            try:
+                for output in outputs:
+                    yield output
+            finally:
+                self.is_closed = True
+
+    def output(request_id: str, reason: str | None) -> SimpleNamespace:
+        return SimpleNamespace(request_id=request_id, outputs=[SimpleNamespace(finish_reason=reason)])
+
+    async def read(client: AsyncLLM, *outputs: SimpleNamespace) -> list[str | None]:
+        return [each.outputs[0].finish_reason async for each in client.generate(*outputs)]
+
+    for name, contents in {
+        frontend.SERVING: {"GenerationError": RuntimeError},
+        frontend.ENGINE: {"AsyncLLM": AsyncLLM},
+    }.items():
+        module: Any = ModuleType(name)
+        vars(module).update(contents)
+        monkeypatch.setitem(sys.modules, name, module)
     server: Any = ModuleType("__main__" if is_main else plugin.API_SERVERS[0])
     server.__spec__ = SimpleNamespace(name=plugin.API_SERVERS[0])
     monkeypatch.setitem(sys.modules, server.__name__, server)
@@ -137,9 +154,10 @@ def test_an_api_server_names_the_reason_of_an_aborted_request(
     report.write(str(tmp_path), told)
     plugin.install()
     plugin.install()
-    GenerateBaseServing()._raise_if_error("stop", "cmpl-a")
+    client = AsyncLLM()
     with pytest.raises(RuntimeError, match="this request was aborted: it ran out alone"):
-        GenerateBaseServing()._raise_if_error("error", "cmpl-a")
-    with pytest.raises(RuntimeError, match="Internal server error"):
-        GenerateBaseServing()._raise_if_error("error", "cmpl-b")
+        asyncio.run(read(client, output("cmpl-a-0", None), output("cmpl-a-0", "error"), output("cmpl-a-0", None)))
+    assert client.is_closed
+    assert asyncio.run(read(client, output("cmpl-a-0", None), output("cmpl-a-0", "stop"))) == [None, "stop"]
+    assert asyncio.run(read(client, output("cmpl-b-0", "error"))) == ["error"]
     assert core_module

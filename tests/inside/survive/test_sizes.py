@@ -13,17 +13,17 @@ from plimsoll.inside.survive.sizes import (
     RETRY_AFTER_S,
     SMALLEST_TOKENS,
     STORM_WINDOW_S,
-    FailedStep,
     Limits,
+    OutOfMemoryStep,
     Sizes,  # fmt: skip
 )
 
 START = Limits(8192, 256, 4096)
 
 
-def step(tokens: int, requests: int = 48, **more: object) -> FailedStep:
+def step(tokens: int, requests: int = 48, **more: object) -> OutOfMemoryStep:
     """A failed step of so many tokens in so many requests."""
-    return FailedStep(tokens, tuple(f"r{number}" for number in range(requests)), **more)  # type: ignore[arg-type]
+    return OutOfMemoryStep(tokens, tuple(f"r{number}" for number in range(requests)), **more)  # type: ignore[arg-type]
 
 
 def test_a_failed_step_halves_what_it_held_not_what_it_might_have_held() -> None:

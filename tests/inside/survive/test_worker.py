@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from plimsoll.inside.survive import worker
-from plimsoll.inside.survive.failures import NOTE, Failure
+from plimsoll.inside.survive.failures import NOTE, StepFailure
 
 
 def request(prompt_logprobs: int | None = None) -> SimpleNamespace:
@@ -69,7 +69,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_first_runner_forgets_what_dropped_steps_did_to_its_requests() -> None:
     """Sampled tokens of a dropped step, and log-probabilities of a prompt whose output never arrived."""
     runner = first_runner()
-    NOTE.last = Failure("logits")
+    NOTE.last = StepFailure("logits")
     answer = worker.forget_step(wrapped(runner), ("a", "b", "c", "gone"))
     assert answer == {"known": ["a", "b", "c", "d"], "site": "logits", "free": None}
     assert runner.execute_model_state is None
@@ -81,7 +81,7 @@ def test_the_first_runner_forgets_what_dropped_steps_did_to_its_requests() -> No
     assert runner.num_prompt_logprobs == {"b": 3, "c": 2048, "d": 2}
     assert runner.requests["b"].in_progress_prompt_logprobs_cpu is None
     assert runner.requests["d"].in_progress_prompt_logprobs_cpu == "half done"
-    assert NOTE.last == Failure()
+    assert NOTE.last == StepFailure()
 
 
 def test_a_half_copied_adapter_is_copied_again() -> None:

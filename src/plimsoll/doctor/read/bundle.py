@@ -33,7 +33,7 @@ import zstandard
 from plimsoll import __version__
 from plimsoll.doctor.read.redact_text import LineSplitter, shown_json, shown_line, shown_text
 from plimsoll.errors import BadInput, PlimsollError, WorldFailed
-from plimsoll.net.inputs import BLOCK_BYTES, Budget, Descriptor, Kind, is_plain, kind_of, text_blocks
+from plimsoll.net.inputs import BLOCK_BYTES, Budget, Descriptor, InputKind, is_plain, kind_of, text_blocks
 from plimsoll.redaction import hide_homes, redact
 
 
@@ -129,7 +129,7 @@ def _text_blocks(raw: BinaryIO | io.RawIOBase) -> Iterator[bytes]:
     try:
         for number, block in enumerate(text_blocks("", raw, Budget(), UNPACKED_MAX_BYTES)):
             sample = block[:_SAMPLE_BYTES]
-            if number == 0 and (kind_of(sample) is Kind.SNAPSHOT or sample.count(0) > 0.2 * len(sample)):
+            if number == 0 and (kind_of(sample) is InputKind.SNAPSHOT or sample.count(0) > 0.2 * len(sample)):
                 raise BadInput("")
             yield block
     except BadInput:

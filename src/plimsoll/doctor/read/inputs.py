@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypedDict
 
 from plimsoll.doctor.read.text import read_log
-from plimsoll.doctor.rules.diagnose import InputVerdict, diagnose, is_gate_state, judge_gate_state
+from plimsoll.doctor.remedies.runtime import wedge_remedies
+from plimsoll.doctor.rules.contained import finding_of_state, read_survival
+from plimsoll.doctor.rules.diagnose import InputVerdict, diagnose
 from plimsoll.doctor.rules.log_text import Log
 from plimsoll.doctor.rules.metrics import MetricsVerdict, judge_pages, judge_saved
 from plimsoll.doctor.rules.snapshot import judge_snapshot
@@ -17,8 +20,9 @@ from plimsoll.doctor.rules.snapshot_facts import LogHints, Snapshot
 from plimsoll.doctor.rules.trend_growth import MetricSeries
 from plimsoll.doctor.rules.trends import judge_trends
 from plimsoll.errors import BadInput, WorldFailed
+from plimsoll.findings import Code, Evidence, Finding, Severity
 from plimsoll.net.address import address
-from plimsoll.net.inputs import STDIN, Kind, Spool, classify, is_url, walked
+from plimsoll.net.inputs import STDIN, InputKind, Spool, classify, is_url, walked
 from plimsoll.vllm.metrics_page import Page, fetch_health, fetch_pages, read_page
 
 STANDARD_INPUT = "standard input"
@@ -64,7 +68,8 @@ class DoctorInputs:
                 verdict = judge_pages(page.first, page.second, page.source, health=page.health)
                 verdicts.append(_metrics_verdict(page.source, verdict))
         saved = [page.first for page in self.pages if page.second is None and page.health is None]
-        verdicts += [_metrics_verdict(page.source, verdict) for page, verdict in judge_saved(saved)]
+        if saved:
+            verdicts += [_metrics_verdict(page.source, verdict) for page, verdict in judge_saved(saved)]
         for source, series in self.ranges:
             stamps = [at for one in series for at in (one.times[:1] + one.times[-1:])]
             points = max((len(one.times) for one in series), default=0)
@@ -141,13 +146,13 @@ class _Reader(NamedTuple):
             inputs.spool = Spool(sys.stdin.buffer, deadline=time.monotonic() + self.timeout_s)
             name, path = STANDARD_INPUT, inputs.spool.path
         kind = classify(path)
-        if kind is Kind.URL:
+        if kind is InputKind.URL:
             self._fetch(path)
-        elif kind is Kind.REPORT:
+        elif kind is InputKind.REPORT:
             inputs.notes.append(f"not read: {name} (an earlier report of this command; it quotes what it read)")
-        elif kind is Kind.METRICS:
+        elif kind is InputKind.METRICS:
             inputs.pages.append(MetricsInput(name, read_page(path, name)))
-        elif kind is Kind.SNAPSHOT:
+        elif kind is InputKind.SNAPSHOT:
             from plimsoll.doctor.read.snapshots import read_snapshot
 
             inputs.snapshots.append((name, read_snapshot(path, timeout_s=self.timeout_s)))
@@ -180,3 +185,47 @@ class _Reader(NamedTuple):
             )
         health = fetch_health(url, timeout_s=min(self.timeout_s, 5.0))
         self.inputs.pages.append(MetricsInput(shown, looks[0], looks[1] if len(looks) > 1 else None, health))
+
+
+# The state of a gate (`/plimsoll/state`, or `state.json` in guard's evidence): it alone proves a wedge.
+SCHEMA = "plimsoll.state/1"
+LONGEST = 320  # letters of a line that are shown
+_FIRST_LINES = 3
+
+
+def is_gate_state(log: Log) -> bool:
+    """True if this text is such an answer."""
+    first = "".join(line.text for line in log.lines[:_FIRST_LINES]).replace(" ", "")
+    return first.startswith("{") and f'"schema":"{SCHEMA}"' in first
+
+
+def judge_gate_state(log: Log) -> InputVerdict:
+    """The findings of a gate's state; a text that is cut off says nothing."""
+    try:
+        state = json.loads("\n".join(line.text for line in log.lines))
+    except (ValueError, RecursionError):
+        state = {}
+    state = state if isinstance(state, dict) else {}
+    engine = state.get("engine")
+    findings: list[Finding] = []
+    if isinstance(engine, dict) and engine.get("is_wedged") is True:
+        age, longest = engine.get("last_step_age_s"), engine.get("longest_step_s")
+        since = f"no step for {age:.0f} s" if isinstance(age, int | float) else "no step"
+        before = f"; the longest before took {longest:.2f} s" if isinstance(longest, int | float) else ""
+        findings.append(Finding(
+            Code.ENGINE_WEDGED, Severity.CRITICAL, 0.95, "the engine has work and makes no step",
+            f"{since} with requests there{before}; and the gate's canary request of one token got no answer",
+            (_line(log, '"is_wedged"'),), wedge_remedies(),
+            ("a larger KV cache or other memory flags: nothing here is about memory",),
+        ))  # fmt: skip
+    survival = read_survival(state.get("survive"))
+    contained = finding_of_state(survival, (_line(log, '"contained"'),)) if survival is not None else None
+    findings += [] if contained is None else [contained]
+    return InputVerdict(log.source, tuple(findings), {"is": "gate state", "ready": state.get("ready")})
+
+
+def _line(log: Log, name: str) -> Evidence:
+    place = next((n for n, line in enumerate(log.lines) if name in line.text), 0)
+    text = log.lines[place].text.strip()
+    at = max(0, text.find(name) - 40) if len(text) > LONGEST else 0  # a state on one line is long
+    return Evidence(log.source, text[at : at + LONGEST], log.lines[place].number)

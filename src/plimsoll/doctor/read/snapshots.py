@@ -34,7 +34,7 @@ from plimsoll.doctor.rules.snapshot_facts import (
     StackFrame,
 )
 from plimsoll.errors import BadInput, TooLarge, printable
-from plimsoll.net.inputs import BLOCK_BYTES, Kind, kind_of, unpacked
+from plimsoll.net.inputs import BLOCK_BYTES, InputKind, kind_of, unpacked
 
 MEMORY_MAX = 8 << 30  # of the process that reads: it needs about four times the size of the file
 TIME_MAX_S = 300.0
@@ -123,7 +123,7 @@ def parse_snapshot(raw: io.RawIOBase | io.BytesIO, name: str) -> Snapshot:
             wanted = "wanted is what torch.cuda.memory._dump_snapshot writes"
             raise BadInput(f"{name}: a zip archive, perhaps of torch.save; {wanted}")
         file = unpacked(name, packed)
-        if kind_of(file.peek(2)[:2]) is not Kind.SNAPSHOT:
+        if kind_of(file.peek(2)[:2]) is not InputKind.SNAPSHOT:
             raise BadInput(f"{name}: not a memory snapshot: it does not begin as a pickle of protocol 2 to 5 does")
         return _Converter(name).snapshot(_PlainUnpickler(file).load())
     except (BadInput, MemoryError):

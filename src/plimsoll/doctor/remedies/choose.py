@@ -1,10 +1,10 @@
-"""Turns a root cause into a finding: title, reason, remedies and evidence."""
+"""Explains a root cause, by its code: title, reason and remedies."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from plimsoll.doctor.remedies import runtime, start
 from plimsoll.doctor.rules.facts import (
@@ -19,7 +19,7 @@ from plimsoll.doctor.rules.facts import (
     unique,
 )
 from plimsoll.doctor.rules.timeline import LoggedException, ServerProgress
-from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
+from plimsoll.findings import Code, Remedy
 from plimsoll.units import GIB, MIB, format_count
 from plimsoll.vllm.versions import Behaviour
 
@@ -379,13 +379,3 @@ EXPLAIN: dict[Code, Callable[[FailureCase], Explanation]] = {
     Code.RUNTIME_COLLECTIVES: runtime.collectives, Code.ALLOCATOR_FRAGMENTATION: runtime.fragmentation,
     Code.HOST_OUT_OF_MEMORY: runtime.host, Code.KV_PREEMPTION_STORM: runtime.preemption,
 }  # fmt: skip
-
-
-def build_finding(case: FailureCase, evidence: Sequence[Evidence], severity: Severity = Severity.CRITICAL) -> Finding:
-    """The finding for this cause."""
-    code = case.symptom.code
-    words = EXPLAIN.get(code, other)(case)
-    return Finding(
-        code, severity, round(case.symptom.confidence, 2), words.title, words.because, tuple(evidence), tuple(words.remedy),
-        tuple(words.not_remedies),
-    )  # fmt: skip

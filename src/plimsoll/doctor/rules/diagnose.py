@@ -1,19 +1,376 @@
-"""Judges all inputs together: one root cause first, then its consequences."""
+"""Diagnoses all inputs together: each text by itself, then one root cause first and its consequences after it."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from plimsoll.doctor.remedies.runtime import wedge_remedies
-from plimsoll.doctor.rules.contained import finding_of_state, read_survival
-from plimsoll.doctor.rules.diagnose_log import ASKS_OF_AN_END, MOST_NOTES, LogDiagnosis, PlanLookup, diagnose_log
+from plimsoll.doctor.remedies.choose import EXPLAIN, other
+from plimsoll.doctor.rules.contained import (
+    START,
+    finding_of_contained,
+    proof_of,
+    read_contained,
+    with_containment,
+    without_contained,
+)
 from plimsoll.doctor.rules.exit_codes import judge_exit
-from plimsoll.doctor.rules.log_text import Log
-from plimsoll.findings import Code, Evidence, Finding, Severity
+from plimsoll.doctor.rules.facts import FailureCase, LogFacts, PlanFigures, facts_of, fitting, oom_facts, without_values
+from plimsoll.doctor.rules.kernel import judge_kernel
+from plimsoll.doctor.rules.log_text import Log, LogLine
+from plimsoll.doctor.rules.memory_summary import judge_memory_summary
+from plimsoll.doctor.rules.nvidia_smi import SmiFacts, judge_nvidia_smi
+from plimsoll.doctor.rules.pods import judge_pods
+from plimsoll.doctor.rules.root_cause import LogVerdict, OomFigures, Symptom, judge, spans_of_servers
+from plimsoll.doctor.rules.timeline import Hit, LogTimeline, ServerProgress, kinds_in, read_timeline, without_quotes
+from plimsoll.doctor.rules.trend_growth import is_full, matters
+from plimsoll.doctor.rules.trends import judge_log_trends, moments_of_log
+from plimsoll.errors import printable
+from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
+from plimsoll.redaction import hide_user_text, redact
+from plimsoll.units import format_gib
 from plimsoll.vllm.failure_texts import TEXTS, Text
+
+_MIB = 1 << 20
+_MOST_HOLDERS = 4
+_CAME_UP = "Application startup complete"
+_WHEN = {
+    ServerProgress.BEGUN: "before it loads the model", ServerProgress.LOADING: "while it loads the model",
+    ServerProgress.LOADED: "after the model was loaded and before its memory was measured",
+    ServerProgress.MEASURED: "after its memory was measured", ServerProgress.CAPTURING: "while it captures CUDA graphs",
+    ServerProgress.CAPTURED: "right before it would serve",
+}  # fmt: skip
+
+
+def is_foreign(timeline: LogTimeline, verdict: LogVerdict) -> bool:
+    """True if vLLM says nothing in this text: no process of its own, no step of its start, not even its name."""
+    if verdict.progress is not ServerProgress.UNKNOWN or timeline.milestones:
+        return False
+    return not any(line.process or "vllm" in line.text.lower() for line in timeline.log.lines)
+
+
+def remarks_on(
+    timeline: LogTimeline,
+    verdict: LogVerdict,
+    last: Evidence | None,
+    *,
+    memory: bool | None,
+    has_findings: bool,
+    is_server: bool,
+) -> Iterator[str]:
+    """Remarks on the log, usually none; `last` is its last non-empty line, `is_server` says that vLLM writes in it."""
+    source = timeline.log.source
+    if last is None:
+        yield f"{source} is empty: nothing was written to it"
+        return
+    if is_server and verdict.root is not None and is_foreign(timeline, verdict):
+        yield f"nothing in {source} is recognised as vLLM's own: make sure that it is the server's log before you act on it"
+    yield from list(_servers_at_once(timeline.log.lines)) or _came_up_later(timeline.log.lines, verdict)
+    if verdict.root is not None or verdict.deaths or has_findings:
+        return
+    if memory is None and verdict.progress in _WHEN:
+        at = "" if last.line is None else f" at line {last.line}"
+        yield f"{source} breaks off{at}, {_WHEN[verdict.progress]}, and does not say why; its last words: {last.text[:160]}"
+    elif memory is False and verdict.progress is ServerProgress.SERVING:
+        yield (
+            "the log shows a server that came up, and no end of it. If it was restarted, this is the log of the new one: "
+            "kubectl logs --previous NAME, or the log from before the restart, has what ended the old one"
+        )
+
+
+def _servers_at_once(lines: Sequence[LogLine]) -> Iterator[str]:
+    """Two servers that write into one file at the same time: most likely they share the cards, too."""
+    spans = spans_of_servers(lines, 0, len(lines))
+    up: dict[str, int | None] = {}
+    for line in lines:
+        if line.process in spans and _CAME_UP in line.text:
+            up.setdefault(line.process, line.number)
+    for name, (first, end) in spans.items():
+        for second, (other_first, other_end) in spans.items():
+            if first < other_first <= end and first < other_end:
+                came = [f"{one} came up (line {up[one]})" for one in (name, second) if up.get(one) is not None]
+                yield (
+                    f"two servers wrote into this log at the same time, {name} and {second}"
+                    + (f"; {' and '.join(came)}" if came else "")
+                    + ". Where they share cards, what one takes is missing to the other while it measures: start one, wait "
+                    "until it serves, then start the other with what is left"
+                )
+                return
+
+
+def _came_up_later(lines: Sequence[LogLine], verdict: LogVerdict) -> Iterator[str]:
+    if verdict.root is None or verdict.stopped:
+        return
+    up = next((line for line in lines[verdict.root.at :] if _CAME_UP in line.text), None)
+    if up is not None:
+        who = f"({up.process}) " if up.process else ""
+        where = "further down in this log" if up.number is None else f"at line {up.number} of this log"
+        yield f"a server {who}came up {where}, after what failed above: it may be over, or it is another server's log, too"
+
+
+def cards_shown(facts: SmiFacts) -> Iterator[str]:
+    """Who holds how much of each card, as nvidia-smi shows it."""
+    reading = facts.last
+    for gpu in reading.gpus if reading else ():
+        if gpu.used_mib is None or gpu.total_mib is None:
+            continue
+        mine = sorted(
+            (one for one in facts.processes or () if one.gpu == gpu.number and one.mib), key=lambda one: -(one.mib or 0)
+        )
+        held = [f"{one.name} (pid {one.pid}) {format_gib((one.mib or 0) * _MIB)}" for one in mine[:_MOST_HOLDERS]]
+        by = f": {', '.join(held)}" if held else ""
+        yield f"GPU {gpu.number}: {format_gib(gpu.used_mib * _MIB)} of {format_gib(gpu.total_mib * _MIB)} are in use{by}"
+    yield from facts.notes
+
+
+PlanLookup = Callable[[LogFacts], PlanFigures | None]
+LONGEST_EVIDENCE = 320
+MOST_NOTES = 3  # of each that speaks beside vLLM
+# Where the cure is computed from the plan of the same command; planning costs more than reading the log.
+PLANNED = frozenset({
+    Code.STARTUP_WEIGHTS_DO_NOT_FIT, Code.STARTUP_NO_CACHE_BLOCKS, Code.STARTUP_CONTEXT_TOO_LONG, Code.STARTUP_PROFILE_RUN,
+    Code.STARTUP_SAMPLER_WARMUP, Code.RUNTIME_LOGITS,
+})  # fmt: skip
+ASKS_OF_AN_END = (
+    "the kernel's log of that time: dmesg -T (or journalctl -k), where the out-of-memory killer and the GPU driver speak",
+    "the exit code, and on Kubernetes: kubectl describe pod NAME and kubectl logs --previous NAME",
+)
+CRASH_LOOP = 3  # the same failure so often is a loop
+
+
+class LogDiagnosis(NamedTuple):
+    """The diagnosis of one text input."""
+
+    source: str
+    findings: tuple[Finding, ...]
+    memory_failure: bool | None
+    facts: dict[str, object]
+    collect_next: tuple[str, ...]
+    is_server: bool  # whether vLLM speaks in it at all
+    kinds: frozenset[str] = frozenset()  # who else speaks in it: the kernel, a supervisor, nvidia-smi, torch's summary
+    around: tuple[Finding, ...] = ()  # what these say
+    remarks: tuple[str, ...] = ()  # what a reader should know of it beside the findings
+
+    @property
+    def what(self) -> str:
+        """The kinds of text in it."""
+        return " and ".join([*(["vLLM log"] if self.is_server else []), *sorted(self.kinds)]) or "text"
+
+    @property
+    def says(self) -> str:
+        """The shortest summary of it."""
+        if self.findings:
+            return str(self.findings[0].code)
+        return "nothing wrong in it" if self.memory_failure is False or self.kinds else "nothing recognised in it"
+
+
+def evidence(log: Log, index: int) -> Evidence:
+    """One line of the user's own input, with secrets hidden."""
+    line = log.lines[index]
+    text = printable(hide_user_text(redact(line.text))).strip()
+    if "unrecognized arguments:" in text:
+        text = without_values(text)
+    who = f"({line.process}) " if line.process else ""
+    text = who + text
+    return Evidence(log.source, text if len(text) <= LONGEST_EVIDENCE else text[:LONGEST_EVIDENCE] + "...", line.number)
+
+
+def diagnose_log(log: Log, plan_for: PlanLookup, texts: Sequence[Text] = TEXTS) -> LogDiagnosis:
+    """The findings of one text input, its own root cause first."""
+    log, is_written = without_quotes(log)
+    timeline = read_timeline(log, texts)
+    log = timeline.log  # without what users wrote
+    contained = read_contained(log.lines) if any(line.text.startswith(START) for line in log.lines) else None
+    survived: tuple[OomFigures, ...] = ()
+    if contained is not None:
+        timeline, survived = without_contained(timeline, contained)
+    verdict = judge(timeline)
+    if verdict.root is not None and verdict.root.text is None and is_foreign(timeline, verdict):
+        verdict = verdict._replace(root=None, memory_failure=None)  # another program's exception: vLLM says nothing here
+    is_alive = not verdict.deaths and (verdict.root is None or verdict.stopped)
+    if contained is not None and contained.failures and (is_alive := is_alive and not contained.given_up):
+        verdict = verdict._replace(memory_failure=True)  # it ran out, and lived
+    facts = facts_of(timeline, verdict.run)
+    speaks = verdict.root is not None and (verdict.root.text is None or verdict.root.text.speaker not in ("kernel", "nvml"))
+    is_server = verdict.progress is not ServerProgress.UNKNOWN or bool(verdict.deaths or speaks or contained)
+    findings: list[Finding] = []
+    if verdict.root is not None:
+        findings += _of_root(timeline, verdict, facts, plan_for)
+    elif verdict.deaths:
+        findings.append(_dead(timeline, verdict, facts))
+    if verdict.runs_failed >= CRASH_LOOP:
+        because = (
+            f"{verdict.runs_failed} starts in this log ended in a failure; starting again changes nothing while its cause stays"
+        )
+        starts = tuple(evidence(timeline.log, run.first) for run in timeline.runs[-3:])
+        do = Remedy("stop the restarts, fix the cause above, then start once", "each start takes card and disk from the others")
+        title = "the server fails again and again"
+        findings.append(Finding(Code.ENGINE_CRASH_LOOP, Severity.WARNING, 0.8, title, because, starts, (do,)))
+    if (
+        contained is not None
+        and findings
+        and findings[0].code.startswith("runtime.")
+        and findings[0].severity is Severity.CRITICAL
+    ):
+        proof = [evidence(timeline.log, one.at) for one in contained.given_up[-1:]]
+        reason = printable(hide_user_text(redact(contained.not_armed[-1].text))).strip() if contained.not_armed else ""
+        findings[0] = with_containment(findings[0], contained, proof, reason)
+    if contained is not None and contained.failures:
+        proof = [evidence(timeline.log, at) for at in proof_of(contained)]
+        findings.append(finding_of_contained(contained, survived, facts, proof, is_alive=is_alive))
+    kinds = kinds_in(log)
+    around, remarks = _judge_others(log, verdict, kinds)
+    remarks += (
+        [f"{log.source} is a page that somebody wrote: the errors that it quotes are taken for nobody's"] if is_written else []
+    )
+    has_trends = any("throughput" in line.text or "is preempted by" in line.text for line in log.lines)
+    # One preempted request is worth no finding.
+    trends = [one for one in judge_log_trends(log) if one.severity is not Severity.INFO] if has_trends else []
+    # More work than one server does is no failure.
+    remarks += [f"{one.code}: {one.because}" for one in trends if one.code is Code.ENGINE_SATURATED and is_server]
+    trends = [one for one in trends if one.code is not Code.ENGINE_SATURATED]
+    memory = verdict.memory_failure
+    told = verdict.root is not None and not verdict.stopped
+    if not told and (kv := [one for one in trends if one.code.startswith("kv.") and one.severity is not Severity.INFO]):
+        memory, findings = True, [*kv, *findings]
+        trends = [one for one in trends if one not in kv]
+    elif (
+        memory is False
+        and not told
+        and any(
+            is_full(one.kv, one.running, one.most_running) and matters(one.waiting, one.running)
+            for moments in moments_of_log(log).values()
+            for one in moments[-3:]
+        )
+    ):
+        memory = None  # full, with a queue, when the log breaks off: too short to call it trouble or to rule it out
+    is_kernels = verdict.root is not None and verdict.root.text is not None and verdict.root.text.name == "kernel-oom"
+    if is_kernels and around and findings[0].code is Code.HOST_OUT_OF_MEMORY:
+        findings = findings[1:]  # the judge of the kernel's lines says more of it
+    findings += [one for one in (*around, *trends) if one.code not in {known.code for known in findings}]
+    shown = _facts(timeline, verdict, facts) if is_server else {}
+    findings = [fitting(finding, facts.flags) for finding in findings]
+    last = next((evidence(log, at) for at in range(len(log.lines) - 1, -1, -1) if log.lines[at].text.strip()), None)
+    remarks += remarks_on(timeline, verdict, last, memory=memory, has_findings=bool(findings), is_server=is_server)
+    return LogDiagnosis(
+        log.source, tuple(findings), memory if is_server else None, shown, tuple(_asks(verdict, facts)), is_server, kinds,
+        tuple(around), tuple(hide_user_text(redact(remark)) for remark in remarks),
+    )  # fmt: skip
+
+
+def _of_root(timeline: LogTimeline, verdict: LogVerdict, facts: LogFacts, plan_for: PlanLookup) -> Iterator[Finding]:
+    root = verdict.root
+    assert root is not None
+    if root.oom is not None and root.oom.total is not None and facts.measured.total_bytes is None:
+        facts = facts._replace(measured=facts.measured._replace(total_bytes=root.oom.total))
+    plan = plan_for(facts) if root.code in PLANNED and not verdict.stopped else None
+    lines = timeline.log.lines[root.at : root.at + 6]
+    text = lines[0].text + "\n" + " ".join(line.text for line in lines)
+    case = FailureCase(root, facts, f"{text}\n{root.exception.message}" if root.exception is not None else text, plan)
+    severity = Severity.INFO if verdict.stopped else Severity.CRITICAL
+    yield build_finding(case, list(_proof(timeline, root, verdict.deaths)), severity)
+    if case.oom.is_fragmented and root.code is not Code.ALLOCATOR_FRAGMENTATION:
+        pieces = root._replace(code=Code.ALLOCATOR_FRAGMENTATION, confidence=0.6)
+        yield build_finding(case._replace(symptom=pieces), [evidence(timeline.log, root.at)], Severity.WARNING)
+
+
+def build_finding(case: FailureCase, evidence: Sequence[Evidence], severity: Severity = Severity.CRITICAL) -> Finding:
+    """The finding for this cause."""
+    words = EXPLAIN.get(case.symptom.code, other)(case)
+    return Finding(
+        case.symptom.code, severity, round(case.symptom.confidence, 2), words.title, words.because, tuple(evidence),
+        tuple(words.remedy), tuple(words.not_remedies),
+    )  # fmt: skip
+
+
+def _proof(timeline: LogTimeline, root: Symptom, deaths: Sequence[Hit]) -> Iterator[Evidence]:
+    """The line itself, the innermost call of vLLM's above it, and the end it led to."""
+    yield evidence(timeline.log, root.at)
+    if root.exception is not None:
+        for index in range(root.exception.at, max(root.exception.first, root.exception.at - 200) - 1, -1):
+            line = timeline.log.lines[index]
+            if 'File "' in line.text and "/vllm/" in line.text and line.process == root.exception.process:
+                yield evidence(timeline.log, index)
+                break
+    end = next((hit for hit in deaths if hit.at > root.at), None)
+    if end is not None:
+        yield evidence(timeline.log, end.at)
+
+
+def _dead(timeline: LogTimeline, verdict: LogVerdict, facts: LogFacts) -> Finding:
+    first = verdict.deaths[0]
+    code, because = facts.worker_exit_code, "the log ends in the engine's death and names no cause"
+    if code == -9 or any(hit.text.name in ("shell-killed", "sigkill") for hit in verdict.deaths):
+        because = (
+            "a process of the server was killed (SIGKILL): by the host's out-of-memory killer, by the container's limit, or "
+            "by a person; only the kernel's log or the orchestrator knows"
+        )
+    elif code in (-6, -11, -7):
+        because = f"a process of the server crashed in native code (signal {-code}); the log names no cause"
+    remedy = (Remedy("dmesg -T | grep -i -e oom -e killed -e xid, and kubectl describe pod", "they say who ended it"),)
+    return Finding(
+        Code.ENGINE_DEAD, Severity.CRITICAL, 0.6, "the engine died, and the log does not say why", because,
+        (evidence(timeline.log, first.at),), remedy, ("changing memory settings before the cause is known",),
+    )  # fmt: skip
+
+
+def _judge_others(log: Log, verdict: LogVerdict, kinds: frozenset[str]) -> tuple[list[Finding], list[str]]:
+    """Findings and notes from what other programs wrote into the same text."""
+    findings: list[Finding] = []
+    notes: list[str] = []
+    if "kernel" in kinds:
+        kernel = judge_kernel(log)
+        findings += kernel.findings
+        notes += kernel.facts[:MOST_NOTES]
+    if "supervisor" in kinds:
+        pods = judge_pods(log)
+        findings += pods.findings
+        notes += pods.facts.notes[:MOST_NOTES]
+    if "nvidia-smi" in kinds:
+        smi = judge_nvidia_smi(log)
+        findings += smi.findings
+        notes += cards_shown(smi.facts)
+    if "memory-summary" in kinds:
+        failed = verdict.root.oom.tried if verdict.root is not None and verdict.root.oom is not None else None
+        findings += judge_memory_summary(log, failed_bytes=failed).findings
+    return findings, notes
+
+
+def _facts(timeline: LogTimeline, verdict: LogVerdict, facts: LogFacts) -> dict[str, object]:
+    measured = {name: value for name, value in facts.measured._asdict().items() if value is not None}
+    root = verdict.root
+    oom = root.oom if root is not None else None
+    harmless = [evidence(timeline.log, hit.at) for hit in verdict.noise[:3]]
+    return {
+        "vllm": facts.version,
+        "model": redact(facts.model) if facts.model else None,
+        "gpu": {
+            "name": facts.gpu_name,
+            "total_bytes": (oom.total if oom else None) or facts.measured.total_bytes,
+        },
+        "flags": dict(facts.flags),
+        "memory": measured,
+        "reached": facts.progress.name.lower(),
+        "step": root.step.name if root is not None and root.step is not None else None,
+        "out_of_memory": oom_facts(oom) if oom is not None and oom.tried is not None else None,
+        "scheduler_at_death": dict(facts.scheduler) or None,
+        "worker_exit_code": facts.worker_exit_code,
+        "processes": [one._asdict() for one in facts.processes if one.process],
+        "harmless": [one.text if one.line is None else f"line {one.line}: {one.text}" for one in harmless],
+        "starts": len(timeline.runs),
+    }
+
+
+def _asks(verdict: LogVerdict, facts: LogFacts) -> Iterator[str]:
+    if verdict.memory_failure is not None:
+        return
+    if facts.progress is ServerProgress.UNKNOWN and not verdict.deaths:
+        return
+    yield from ASKS_OF_AN_END
+    if verdict.progress is not ServerProgress.SERVING:
+        yield "the whole log of the start, from its first line to its last, of every process (VLLM_LOGGING_LEVEL=DEBUG helps)"
+
 
 SURE = 0.6  # from here on a shortage is shown; below it is a hint
 _DENIES = re.compile(r"(?:any |changing |GPU )?memory settings?\b")
@@ -73,7 +430,7 @@ def diagnose(
     findings = [finding for one in log_diagnoses for finding in one.findings]
     findings += [finding for one in inputs for finding in one.findings]
     memory = _memory(log_diagnoses, inputs)
-    facts = _facts(log_diagnoses, inputs)
+    facts = _all_facts(log_diagnoses, inputs)
     if exit_code is not None:
         was_stopped = any(finding.code is Code.OTHER_STOPPED_BY_OPERATOR for finding in findings)
         exited = judge_exit(exit_code, stop_seen=was_stopped)
@@ -171,7 +528,7 @@ def _ordered(findings: Sequence[Finding]) -> Iterator[Finding]:
     yield from merged.values()
 
 
-def _facts(logs: Sequence[LogDiagnosis], inputs: Sequence[InputVerdict]) -> dict[str, object]:
+def _all_facts(logs: Sequence[LogDiagnosis], inputs: Sequence[InputVerdict]) -> dict[str, object]:
     """The first server's facts in front, those of the others and of other inputs beside them."""
     facts: dict[str, object] = {"vllm": None, "gpu": None, "model": None, "flags": {}}
     servers = [log for log in logs if log.facts]
@@ -226,47 +583,3 @@ def _ask_for(
     if "supervisor" in kinds:
         asked = [ask for ask in asked if ask != ASKS_OF_AN_END[1]]
     return [ask for ask in asked if "kernel" not in kinds or "dmesg" not in ask]
-
-
-# The state of a gate (`/plimsoll/state`, or `state.json` in guard's evidence): it alone proves a wedge.
-SCHEMA = "plimsoll.state/1"
-LONGEST = 320  # letters of a line that are shown
-_FIRST_LINES = 3
-
-
-def is_gate_state(log: Log) -> bool:
-    """True if this text is such an answer."""
-    first = "".join(line.text for line in log.lines[:_FIRST_LINES]).replace(" ", "")
-    return first.startswith("{") and f'"schema":"{SCHEMA}"' in first
-
-
-def judge_gate_state(log: Log) -> InputVerdict:
-    """The findings of a gate's state; a text that is cut off says nothing."""
-    try:
-        state = json.loads("\n".join(line.text for line in log.lines))
-    except (ValueError, RecursionError):
-        state = {}
-    state = state if isinstance(state, dict) else {}
-    engine = state.get("engine")
-    findings: list[Finding] = []
-    if isinstance(engine, dict) and engine.get("is_wedged") is True:
-        age, longest = engine.get("last_step_age_s"), engine.get("longest_step_s")
-        since = f"no step for {age:.0f} s" if isinstance(age, int | float) else "no step"
-        before = f"; the longest before took {longest:.2f} s" if isinstance(longest, int | float) else ""
-        findings.append(Finding(
-            Code.ENGINE_WEDGED, Severity.CRITICAL, 0.95, "the engine has work and makes no step",
-            f"{since} with requests there{before}; and the gate's canary request of one token got no answer",
-            (_line(log, '"is_wedged"'),), wedge_remedies(),
-            ("a larger KV cache or other memory flags: nothing here is about memory",),
-        ))  # fmt: skip
-    survival = read_survival(state.get("survive"))
-    contained = finding_of_state(survival, (_line(log, '"contained"'),)) if survival is not None else None
-    findings += [] if contained is None else [contained]
-    return InputVerdict(log.source, tuple(findings), {"is": "gate state", "ready": state.get("ready")})
-
-
-def _line(log: Log, name: str) -> Evidence:
-    place = next((n for n, line in enumerate(log.lines) if name in line.text), 0)
-    text = log.lines[place].text.strip()
-    at = max(0, text.find(name) - 40) if len(text) > LONGEST else 0  # a state on one line is long
-    return Evidence(log.source, text[at : at + LONGEST], log.lines[place].number)

@@ -66,21 +66,12 @@ MEMORY_SUMMARY = (
     "memory summary, device ID", "CUDA OOMs:", "GPU reserved ", "Non-releasable ", "Allocated memory  ", "Active memory  ",
 )  # fmt: skip
 
-_KINDS = {
+KINDS = {
     "kernel": (*OOM_KILLER, *KERNEL),
     "supervisor": (*POD, *POD_EVENT, *POD_ROW, *DOCKER, *SYSTEMD),
     "nvidia-smi": (*SMI, *SMI_ERROR),
     "memory-summary": MEMORY_SUMMARY,
 }
-
-
-def kinds_in(log: Log) -> frozenset[str]:
-    """Which judges are worth asking: of "kernel", "supervisor", "nvidia-smi" and "memory-summary"; most logs need none."""
-    wanted = dict(_KINDS)
-    for text in _batches(log.lines, vllm=True):
-        for kind in [kind for kind, words in wanted.items() if any(word in text for word in words)]:
-            del wanted[kind]
-    return frozenset(_KINDS) - frozenset(wanted)
 
 
 def contains_any(lines: Iterable[LogLine], words: Sequence[str], *, vllm: bool = False) -> bool:
@@ -97,56 +88,6 @@ def _batches(lines: Iterable[LogLine], *, vllm: bool) -> Iterable[str]:
             yield "\n".join(batch)
             batch = []
     yield "\n".join(batch)
-
-
-# Reports of `plimsoll doctor` and written pages quote errors that nobody had. A written page is recognised by its Markdown,
-# and only where it holds no log record: somebody may have pasted one.
-_HEAD = re.compile(r"memory failure: (?:yes|no|unknown|cannot be told)(?:   \(|\s*$)")
-# The lines of a report that are not indented; what it quotes has lost the level that a log's record has.
-_GOES_ON = re.compile(
-    r"\s|$|\d{1,3}\. [a-z-]{1,20}\.[a-z-]{1,40} \((?:critical|warning|info), |and \d{1,4} more: --json|"
-    r"The start's own figures: |plan computes for this command: |Started with: |Harmless, whatever it says: |The page shows: |"
-    r"Looked at: |The snapshot's device |Read |Remark: |Note: |To settle it, collect:|"
-    r"Nothing wrong was found\.|No failure was recognised\."
-)
-_HEADING = re.compile(r"#{1,6} [A-Za-z]")
-_MARKED = re.compile(r"`[^`]{1,200}`|\]\([^)\s]{1,200}\)")  # code within a sentence, a link
-_QUOTES = re.compile(r"`|\"[^\"]{4,}\"")
-FEWEST_HEADINGS = 2
-
-
-def without_quotes(log: Log) -> tuple[Log, bool]:
-    """The log with every line blanked that only quotes one, and whether it is a page that somebody wrote."""
-    lines = _without_reports(log.lines)
-    prose = _prose(lines)
-    if prose:
-        lines = [line._replace(text="", process="") if at in prose else line for at, line in enumerate(lines)]
-    return (log if lines is log.lines else log._replace(lines=lines)), bool(prose)
-
-
-def _without_reports(lines: Sequence[LogLine]) -> Sequence[LogLine]:
-    if not any("memory failure: " in line.text for line in lines):
-        return lines
-    kept: list[LogLine] = []
-    inside = False
-    for line in lines:
-        goes_on = inside and not line.level and (bool(line.process) or _GOES_ON.match(line.text) is not None)
-        inside = goes_on or _HEAD.match(line.text) is not None
-        kept.append(line._replace(text="", process="") if inside else line)
-    return kept
-
-
-def _prose(lines: Sequence[LogLine]) -> frozenset[int]:
-    """The lines of a page in Markdown that quote something; none where a program speaks in it, or it is no such page."""
-    first = next((line.text for line in lines if line.text.strip()), "")
-    if not first.startswith(("# ", "<")):
-        return frozenset()
-    if any(line.level or line.process or "Traceback (most recent call last)" in line.text for line in lines):
-        return frozenset()
-    headings = sum(_HEADING.match(line.text) is not None for line in lines)
-    if headings < FEWEST_HEADINGS or not any(_MARKED.search(line.text) for line in lines):
-        return frozenset()
-    return frozenset(at for at, line in enumerate(lines) if _QUOTES.search(line.text))
 
 
 MOST_QUOTED = 6  # lines of evidence for one finding: enough to check, short enough to read

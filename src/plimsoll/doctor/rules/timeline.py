@@ -9,7 +9,7 @@ from enum import IntEnum
 from functools import cache
 from typing import NamedTuple
 
-from plimsoll.doctor.rules.log_text import Log, LogLine, kernel_message
+from plimsoll.doctor.rules.log_text import KINDS, Log, LogLine, kernel_message
 from plimsoll.findings import Code
 from plimsoll.redaction import hide_user_text_lines
 from plimsoll.vllm.failure_texts import (
@@ -492,6 +492,11 @@ def _present(lines: Sequence[LogLine], needles: Sequence[str]) -> set[str]:
     return found
 
 
+def kinds_in(log: Log) -> frozenset[str]:
+    """Which judges are worth asking: of "kernel", "supervisor", "nvidia-smi" and "memory-summary"; most logs need none."""
+    return frozenset(kind for kind, words in KINDS.items() if _present(log.lines, words))
+
+
 def _hits(lines: Sequence[LogLine], texts: Sequence[Text]) -> Iterator[Hit]:
     present = _present(lines, [text.needle for text in texts])
     texts = [text for text in texts if text.needle in present]
@@ -559,3 +564,53 @@ def _runs(lines: Sequence[LogLine], hits: Sequence[Hit], exceptions: Sequence[Lo
         introduced, by_api = True, by_api or is_api
     starts = starts[-MOST_RUNS:] if len(starts) <= MOST_RUNS else [0, *starts[-MOST_RUNS:]]
     return [ServerRun(first, end) for first, end in zip(starts, [*starts[1:], len(lines)], strict=True)]
+
+
+# Reports of `plimsoll doctor` and written pages quote errors that nobody had. A written page is recognised by its Markdown,
+# and only where it holds no log record: somebody may have pasted one.
+_HEAD = re.compile(r"memory failure: (?:yes|no|unknown|cannot be told)(?:   \(|\s*$)")
+# The lines of a report that are not indented; what it quotes has lost the level that a log's record has.
+_GOES_ON = re.compile(
+    r"\s|$|\d{1,3}\. [a-z-]{1,20}\.[a-z-]{1,40} \((?:critical|warning|info), |and \d{1,4} more: --json|"
+    r"The start's own figures: |plan computes for this command: |Started with: |Harmless, whatever it says: |The page shows: |"
+    r"Looked at: |The snapshot's device |Read |Remark: |Note: |To settle it, collect:|"
+    r"Nothing wrong was found\.|No failure was recognised\."
+)
+_HEADING = re.compile(r"#{1,6} [A-Za-z]")
+_MARKED = re.compile(r"`[^`]{1,200}`|\]\([^)\s]{1,200}\)")  # code within a sentence, a link
+_QUOTES = re.compile(r"`|\"[^\"]{4,}\"")
+FEWEST_HEADINGS = 2
+
+
+def without_quotes(log: Log) -> tuple[Log, bool]:
+    """The log with every line blanked that only quotes one, and whether it is a page that somebody wrote."""
+    lines = _without_reports(log.lines)
+    prose = _prose(lines)
+    if prose:
+        lines = [line._replace(text="", process="") if at in prose else line for at, line in enumerate(lines)]
+    return (log if lines is log.lines else log._replace(lines=lines)), bool(prose)
+
+
+def _without_reports(lines: Sequence[LogLine]) -> Sequence[LogLine]:
+    if not any("memory failure: " in line.text for line in lines):
+        return lines
+    kept: list[LogLine] = []
+    inside = False
+    for line in lines:
+        goes_on = inside and not line.level and (bool(line.process) or _GOES_ON.match(line.text) is not None)
+        inside = goes_on or _HEAD.match(line.text) is not None
+        kept.append(line._replace(text="", process="") if inside else line)
+    return kept
+
+
+def _prose(lines: Sequence[LogLine]) -> frozenset[int]:
+    """The lines of a page in Markdown that quote something; none where a program speaks in it, or it is no such page."""
+    first = next((line.text for line in lines if line.text.strip()), "")
+    if not first.startswith(("# ", "<")):
+        return frozenset()
+    if any(line.level or line.process or "Traceback (most recent call last)" in line.text for line in lines):
+        return frozenset()
+    headings = sum(_HEADING.match(line.text) is not None for line in lines)
+    if headings < FEWEST_HEADINGS or not any(_MARKED.search(line.text) for line in lines):
+        return frozenset()
+    return frozenset(at for at, line in enumerate(lines) if _QUOTES.search(line.text))

@@ -18,7 +18,7 @@ from plimsoll.guard.daemon.conductor import QUIET_STEPS, Conductor
 from plimsoll.guard.daemon.journal import read_journal
 from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService
 from plimsoll.guard.judge.tracker import Grade
-from plimsoll.net.server import Answer, error
+from plimsoll.net.server import HttpAnswer, error
 from plimsoll.redaction import clean
 from plimsoll.render.journal import SCHEMA, entry_json
 
@@ -101,7 +101,7 @@ class ActionRoutes:
         self._actions, self._is_watched, self._name_of = actions, is_watched, name_of
         self._reading = asyncio.Lock()
 
-    def get(self, path: str, query: Mapping[str, str]) -> Answer | Awaitable[Answer]:
+    def get(self, path: str, query: Mapping[str, str]) -> HttpAnswer | Awaitable[HttpAnswer]:
         actions = self._actions()
         if path not in ("/v1/actions", "/v1/journal"):
             return error(405, "POST it") if _is_action_path(path) else error(404, "no such path (see /openapi.json)")
@@ -109,7 +109,7 @@ class ActionRoutes:
             return _answer(503, {"says": NOT_ACTING})
         return self._journal(actions, query) if path == "/v1/journal" else _actions(actions)
 
-    async def post(self, path: str, body: bytes) -> Answer:
+    async def post(self, path: str, body: bytes) -> HttpAnswer:
         if not _is_action_path(path):
             return error(404, f"no such path; paths: /v1/pause, /v1/resume, /v1/engines/NAME/{{{','.join(VERBS)}}}")
         asked = _object(body, ("engine", "rung") if path in ("/v1/pause", "/v1/resume") else ())
@@ -126,7 +126,7 @@ class ActionRoutes:
         except PlimsollError as problem:
             return _refused("NotWritten", f"not done: {problem}")
 
-    def _switch(self, actions: ActionDesk, verb: str, asked: Mapping[str, str]) -> Answer:
+    def _switch(self, actions: ActionDesk, verb: str, asked: Mapping[str, str]) -> HttpAnswer:
         engine, rung = self._name_of(asked.get("engine", "")), asked.get("rung", "")
         if engine and rung:
             return error(400, "give an engine or a rung, not both: a rung is switched for all engines")
@@ -141,7 +141,7 @@ class ActionRoutes:
         said = f"{what}: {'paused until resumed' if verb == 'pause' else 'resumed'}"
         return _answer(200, {"accepted": True, "plan": [], "says": said})
 
-    async def _act(self, actions: ActionDesk, verb: str, engine: str) -> Answer:
+    async def _act(self, actions: ActionDesk, verb: str, engine: str) -> HttpAnswer:
         if not self._is_watched(engine):
             return error(404, f"no engine named {clean(engine)[:200]!r}")
         if actions.trouble and verb != "undrain":  # an engine must be able to return, whatever else fails
@@ -158,7 +158,7 @@ class ActionRoutes:
             return _answer(200, {"accepted": True, "plan": [clean(line) for line in decision.lines()], "says": said})
         return _refused(decision.reason, decision.message)
 
-    async def _journal(self, actions: ActionDesk, query: Mapping[str, str]) -> Answer:
+    async def _journal(self, actions: ActionDesk, query: Mapping[str, str]) -> HttpAnswer:
         last = query.get("last", "100")
         if not last.isascii() or not last.isdecimal() or len(last) > 6 or not 0 < int(last) <= MOST_ENTRIES:
             return error(400, f"last is a whole number from 1 to {MOST_ENTRIES}")
@@ -191,7 +191,7 @@ def _object(body: bytes, known: Sequence[str]) -> dict[str, str] | str:
     return {name: str(value) for name, value in found.items()}
 
 
-def _actions(actions: ActionDesk) -> Answer:
+def _actions(actions: ActionDesk) -> HttpAnswer:
     switches = actions.switches
     rows = [
         {
@@ -208,9 +208,9 @@ def _actions(actions: ActionDesk) -> Answer:
     return _answer(200, {"actions": rows, "paused": off, "needs": needs, "trouble": clean(actions.trouble)})
 
 
-def _refused(reason: str, says: str) -> Answer:
+def _refused(reason: str, says: str) -> HttpAnswer:
     return _answer(409, {"accepted": False, "reason": reason, "says": clean(says)})
 
 
-def _answer(status: int, body: Mapping[str, Any]) -> Answer:
-    return Answer(status, json.dumps({"schema": SCHEMA, **body}, ensure_ascii=False).encode())
+def _answer(status: int, body: Mapping[str, Any]) -> HttpAnswer:
+    return HttpAnswer(status, json.dumps({"schema": SCHEMA, **body}, ensure_ascii=False).encode())

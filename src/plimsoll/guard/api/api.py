@@ -17,7 +17,7 @@ from plimsoll.guard.judge.findings import code_of
 from plimsoll.guard.judge.policy import GRADES
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.guard.page.page import GuardPage
-from plimsoll.net.server import Answer, Stream, error
+from plimsoll.net.server import HttpAnswer, Stream, error
 from plimsoll.redaction import clean
 from plimsoll.render.doctor import finding_json
 from plimsoll.render.guard import (
@@ -150,16 +150,16 @@ class GuardApi:
         self._page = GuardPage(fleet, lambda: own().troubles, actions)
         self.files = self._page.files
         self._asks = ActionRoutes(actions, lambda name: fleet.view(name) is not None, self._page.name_of)
-        self._paths: dict[str, Callable[[Mapping[str, str]], Answer]] = {
+        self._paths: dict[str, Callable[[Mapping[str, str]], HttpAnswer]] = {
             "/healthz": self._health, "/engines": self._engines, "/conditions": self._conditions, "/findings": self._findings,
             "/history": self._history, "/metrics": self._metrics,
-            "/openapi.json": lambda _: Answer(200, json.dumps(document(plimsoll.__version__)).encode()),
+            "/openapi.json": lambda _: HttpAnswer(200, json.dumps(document(plimsoll.__version__)).encode()),
         }  # fmt: skip
 
-    async def post(self, path: str, body: bytes) -> Answer:
+    async def post(self, path: str, body: bytes) -> HttpAnswer:
         return await self._asks.post(path, body)
 
-    def answer(self, path: str, query: Mapping[str, str]) -> Answer | Stream | Awaitable[Answer]:
+    def answer(self, path: str, query: Mapping[str, str]) -> HttpAnswer | Stream | Awaitable[HttpAnswer]:
         shown = self._page.answer(path, query)
         if shown is not None:
             return shown
@@ -171,37 +171,37 @@ class GuardApi:
         known = ", ".join((*self._paths, "/events", "/journal"))
         return error(404, f"no such path; paths: {known}") if found is None else found(query)
 
-    def _health(self, _: Mapping[str, str]) -> Answer:
+    def _health(self, _: Mapping[str, str]) -> HttpAnswer:
         """Whether guard itself watches and, with --act, can act; nothing about engines, since no token is needed."""
         is_looking = self._fleet.is_looking(self._fleet.stale_after_s)
         status = "not watching" if not is_looking else "cannot act" if self._own().stopped_acting else "ok"
-        return Answer(200 if status == "ok" else 503, json.dumps({"status": status}).encode())
+        return HttpAnswer(200 if status == "ok" else 503, json.dumps({"status": status}).encode())
 
-    def _engines(self, _: Mapping[str, str]) -> Answer:
+    def _engines(self, _: Mapping[str, str]) -> HttpAnswer:
         views, troubles, moment = self._fleet.views(), self._own().troubles, self._fleet.moment()
         return _json({
             "status": status_line(views, troubles), "engines": [engine_json(view) for view in views],
             "troubles": [trouble_json(one, moment) for one in troubles],
         })  # fmt: skip
 
-    def _engine(self, name: str) -> Answer:
+    def _engine(self, name: str) -> HttpAnswer:
         view = self._fleet.view(name)
         if view is None:
             known = ", ".join(clean(one.name) for one in self._fleet.views()[:NAMED])
             return error(404, f"no engine named {clean(name)[:200]!r}; engines: {known[:LONGEST]}")
         return _json({"engine": engine_detail_json(view, self._fleet.moment())})
 
-    def _conditions(self, query: Mapping[str, str]) -> Answer:
+    def _conditions(self, query: Mapping[str, str]) -> HttpAnswer:
         moment, wanted = self._fleet.moment(), {key: query[key] for key in ("engine", "kind", "status") if key in query}
         rows = [condition_json(view, one, moment) for view in self._fleet.views() for one in view.conditions]
         return _json({"conditions": [row for row in rows if all(row[key] == value for key, value in wanted.items())]})
 
-    def _findings(self, query: Mapping[str, str]) -> Answer:
+    def _findings(self, query: Mapping[str, str]) -> HttpAnswer:
         views = [view for view in self._fleet.views() if query.get("engine", view.name) == view.name]
         rows = [{"engine": clean(view.name), **finding_json(one)} for view in views for one in view.findings]
         return _json({"findings": rows})
 
-    def _history(self, query: Mapping[str, str]) -> Answer:
+    def _history(self, query: Mapping[str, str]) -> HttpAnswer:
         limit = query.get("limit", str(CHANGES_KEPT))
         if not limit.isdecimal() or not 0 < len(limit) <= 6:
             return error(400, "limit must be a whole number")
@@ -212,15 +212,15 @@ class GuardApi:
         ]
         return _json({"told": self._fleet.told, "changes": rows[max(0, len(rows) - int(limit)) :]})
 
-    def _metrics(self, _: Mapping[str, str]) -> Answer:
+    def _metrics(self, _: Mapping[str, str]) -> HttpAnswer:
         own, actions = self._own(), self._actions()
         text = metrics_page(
             self._fleet.views(), version=plimsoll.__version__, started_unix_s=self._started_unix_s,
             notifications=own.notifications._asdict(), told=self._fleet.told, mistakes=self._fleet.mistakes,
             troubles=own.troubles, lost_lines=own.lost_lines, ended=None if actions is None else actions.ended(),
         )  # fmt: skip
-        return Answer(200, text.encode(), CONTENT_TYPE)
+        return HttpAnswer(200, text.encode(), CONTENT_TYPE)
 
 
-def _json(body: Mapping[str, Any]) -> Answer:
-    return Answer(200, json.dumps({"schema": SCHEMA, **body}, ensure_ascii=False).encode())
+def _json(body: Mapping[str, Any]) -> HttpAnswer:
+    return HttpAnswer(200, json.dumps({"schema": SCHEMA, **body}, ensure_ascii=False).encode())

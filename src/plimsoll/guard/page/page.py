@@ -28,7 +28,7 @@ from plimsoll.guard.page.engine import (
     shown,
     tidy,
 )
-from plimsoll.net.server import Answer, Stream, error
+from plimsoll.net.server import HttpAnswer, Stream, error
 from plimsoll.render.guard import Clock, Trouble, trouble_json
 from plimsoll.render.journal import SCHEMA, entry_json
 from plimsoll.unknown import Reading
@@ -118,7 +118,7 @@ class GuardPage:
         actions: Callable[[], ActionDesk | None] = lambda: None,
     ) -> None:
         self._fleet, self._troubles, self._actions = fleet, troubles, actions
-        self.files = {path: Answer(200, body, kind) for path, (body, kind) in page_files().items()}
+        self.files = {path: HttpAnswer(200, body, kind) for path, (body, kind) in page_files().items()}
         moment = fleet.moment()
         self._offset_s = moment.unix_s - moment.now_s  # one offset for all points, so that those already sent stay in place
         self._kept: dict[str, tuple[tuple[Any, ...], Row]] = {}  # each line with the key of what it was made from
@@ -135,7 +135,7 @@ class GuardPage:
             return self._names.get(said, said)
         return said
 
-    def answer(self, path: str, query: Mapping[str, str]) -> Answer | Stream | Awaitable[Answer] | None:
+    def answer(self, path: str, query: Mapping[str, str]) -> HttpAnswer | Stream | Awaitable[HttpAnswer] | None:
         """Answers a GET; None if the path is not one of the page's."""
         if path == "/events":
             if self.listeners >= MOST_LISTENERS:
@@ -143,15 +143,15 @@ class GuardPage:
             return Stream(self._listen(query.get("engine", "")))
         return self._journal(query.get("engine")) if path == "/journal" else None
 
-    async def _journal(self, said: str | None) -> Answer:
+    async def _journal(self, said: str | None) -> HttpAnswer:
         actions = self._actions()
         if actions is None:
-            return Answer(200, json.dumps({"schema": SCHEMA, "entries": [], "wrong": [], "says": NOT_ACTING}).encode())
+            return HttpAnswer(200, json.dumps({"schema": SCHEMA, "entries": [], "wrong": [], "says": NOT_ACTING}).encode())
         async with self._reading:
             found = await asyncio.to_thread(read_journal, actions.journal, JOURNAL_READ)
         rows = journal([entry_json(one) for one in found.entries], None if said is None else self.name_of(said))
         body = {"schema": SCHEMA, "entries": rows, "wrong": [shown(one.message) for one in found.wrong], "says": ""}
-        return Answer(200, json.dumps(body).encode())
+        return HttpAnswer(200, json.dumps(body).encode())
 
     # Listening
 

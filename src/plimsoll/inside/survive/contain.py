@@ -21,10 +21,10 @@ from typing import Any
 
 from plimsoll.inside.faults import FAULTS, LOG
 from plimsoll.inside.places import run_folder
-from plimsoll.inside.settings import Settings
+from plimsoll.inside.settings import InsideSettings
 from plimsoll.inside.survive import failures, report, support, worker
-from plimsoll.inside.survive.failures import Failure
-from plimsoll.inside.survive.sizes import FailedStep, Limits, Sizes, Verdict
+from plimsoll.inside.survive.failures import StepFailure
+from plimsoll.inside.survive.sizes import Limits, OutOfMemoryStep, ShrinkVerdict, Sizes
 
 ARMED: list[Any] = []  # the cores of this process that are armed
 STEPS = ("step", "step_with_batch_queue")
@@ -41,7 +41,7 @@ class CannotContain(Exception):
 class Containment:
     """The containment of one engine core; `step` takes the place of its step function."""
 
-    def __init__(self, core: Any, adapter: support.Adapter, settings: Settings) -> None:
+    def __init__(self, core: Any, adapter: support.Adapter, settings: InsideSettings) -> None:
         self.core = core
         self.adapter = adapter
         self._own: Step = own_step(core)
@@ -96,7 +96,7 @@ class Containment:
             )  # fmt: skip
         raise error
 
-    def _recover(self, failure: Failure, error: Exception) -> dict[int, Any]:
+    def _recover(self, failure: StepFailure, error: Exception) -> dict[int, Any]:
         """Drop what failed and go on; the outputs that must still be sent: of an aborted request, of the step before."""
         now = time.monotonic()
         core, scheduler = self.core, self.core.scheduler
@@ -117,7 +117,7 @@ class Containment:
         answers = core.model_executor.collective_rpc(worker.forget_step, args=(fresh,))  # never with a timeout
         answer = answers[0]
         if answer["site"] != "unknown":  # a worker of its own knows better than the call that brought its error
-            failure = Failure(answer["site"], failure.asked_bytes, failure.free_bytes)
+            failure = StepFailure(answer["site"], failure.asked_bytes, failure.free_bytes)
         recomputed = sum(one.num_computed_tokens for one in scheduler.running)
         preempted = len(scheduler.running)
         self._preempt_all(set(answer["known"]))
@@ -180,12 +180,12 @@ class Containment:
                     raise CannotContain("cannot contain this failure: the worker has lost a request that has sent tokens")
                 request.status = status.WAITING  # sent to the worker as a new one
 
-    def _step_of(self, plan: Any, failure: Failure) -> FailedStep:
+    def _step_of(self, plan: Any, failure: StepFailure) -> OutOfMemoryStep:
         scheduler = self.core.scheduler
         inputs = getattr(plan, "scheduled_encoder_inputs", None) or {}
         items = [(request_id, number) for request_id, numbers in inputs.items() for number in numbers]
         sizes = [_item_tokens(scheduler.requests.get(request_id), number) for request_id, number in items]
-        return FailedStep(
+        return OutOfMemoryStep(
             tokens=int(plan.total_num_scheduled_tokens),
             requests=tuple(plan.num_scheduled_tokens),
             site=failure.site,
@@ -212,7 +212,7 @@ class Containment:
             self.sizes.end_trial()
             self._apply(self.sizes.now)
 
-    def _abort(self, request_id: str, step: FailedStep, failure: Failure, outputs: dict[int, Any]) -> None:
+    def _abort(self, request_id: str, step: OutOfMemoryStep, failure: StepFailure, outputs: dict[int, Any]) -> None:
         """End one request with an error, and add the output that tells its API server."""
         engine = importlib.import_module("vllm.v1.engine")
         status = importlib.import_module("vllm.v1.request").RequestStatus
@@ -232,7 +232,7 @@ class Containment:
         else:
             outputs[request.client_index] = engine.EngineCoreOutputs(outputs=[output])
 
-    def _kind_of(self, step: FailedStep) -> str:
+    def _kind_of(self, step: OutOfMemoryStep) -> str:
         """What of the step's requests is out of the ordinary, never their text."""
         if step.encoder_requests:
             return "pictures"
@@ -299,7 +299,7 @@ class Containment:
     # Telling
 
     def _tell_failure(
-        self, step: FailedStep, failure: Failure, preempted: int, recomputed: int, verdict: Verdict, kind: str
+        self, step: OutOfMemoryStep, failure: StepFailure, preempted: int, recomputed: int, verdict: ShrinkVerdict, kind: str
     ) -> None:
         told = self._told
         told["contained"] += 1
@@ -361,7 +361,7 @@ def surface_early(executor: Any) -> None:
     executor.sample_tokens = sample_tokens
 
 
-def arm(core: Any, settings: Settings, version: str) -> str:
+def arm(core: Any, settings: InsideSettings, version: str) -> str:
     """Arm containment in an engine core that has just been made; empty, or the reason why it is not armed."""
     core.step_fn = own_step(core)
     why = support.refusal(core, version, unproven=settings.survive == "unproven")
@@ -391,7 +391,7 @@ def _item_tokens(request: Any, number: int) -> int:
     return int(request.get_num_encoder_embeds(number))
 
 
-def _bracket(failure: Failure) -> str:
+def _bracket(failure: StepFailure) -> str:
     asked = None if failure.asked_bytes is None else f"asked for {failure.asked_bytes / 2**30:.2f} GiB"
     free = None if failure.free_bytes is None else f"{failure.free_bytes / 2**30:.2f} GiB free"
     said = ", ".join(part for part in (asked, free) if part is not None)

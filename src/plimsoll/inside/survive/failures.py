@@ -37,7 +37,7 @@ SITES = tuple(sorted({*_SITES.values(), "unknown"}))
 
 
 @dataclass(frozen=True)
-class Failure:
+class StepFailure:
     """A step that ran out of device memory."""
 
     site: str = "unknown"
@@ -45,7 +45,7 @@ class Failure:
     free_bytes: int | None = None
 
 
-def identify(error: BaseException) -> Failure | None:
+def identify(error: BaseException) -> StepFailure | None:
     """The failure, if this error or one it was raised from is surely a device out of memory; None for any other."""
     seen: BaseException | None = error
     for _ in range(8):
@@ -53,7 +53,7 @@ def identify(error: BaseException) -> Failure | None:
             return None
         if _is_out_of_memory(seen):
             text = str(seen)
-            return Failure(site_of(seen.__traceback__), _size(_ASKED, text), _size(_FREE, text))
+            return StepFailure(site_of(seen.__traceback__), _size(_ASKED, text), _size(_FREE, text))
         seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
     return None
 
@@ -116,13 +116,13 @@ class SiteNote(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self.last = Failure()
+        self.last = StepFailure()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Keep every line; note the failure of one that has an error with it."""
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
-            self.last = identify(error) or Failure()
+            self.last = identify(error) or StepFailure()
         return True
 
 

@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from plimsoll.inside.faults import FAULTS
-from plimsoll.inside.settings import Settings
+from plimsoll.inside.settings import InsideSettings
 from plimsoll.inside.survive import contain, failures, frontend
 
 CORE = "vllm.v1.engine.core"
@@ -26,7 +26,7 @@ INSPECTION = "vllm.model_executor.models.registry"  # a short-lived process that
 def install() -> None:
     """Prepare this process, if PLIMSOLL_SURVIVE says so. Never raises, and does nothing the second time."""
     try:
-        settings = Settings()
+        settings = InsideSettings()
         if not settings.survive or _main_module() == INSPECTION:
             return
         worker_log = logging.getLogger(WORKER_LOG)
@@ -43,7 +43,7 @@ def _main_module() -> str:
     return str(getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", ""))
 
 
-def _follow_cores(module: Any, settings: Settings) -> None:
+def _follow_cores(module: Any, settings: InsideSettings) -> None:
     """Arm every engine core of this process before its first step, and keep prompts of contained steps out of the log.
 
     A core loads its plugins while it is made, too late to follow its making: it is armed when its loop begins or, where
@@ -64,7 +64,7 @@ def _follow_cores(module: Any, settings: Settings) -> None:
     module.dump_engine_exception = _without_contained(module.dump_engine_exception)
 
 
-def _arming_step(own: Any, settings: Settings) -> Any:
+def _arming_step(own: Any, settings: InsideSettings) -> Any:
     @functools.wraps(own)
     def step(self: Any) -> Any:
         if self in _ASKED:
@@ -76,7 +76,7 @@ def _arming_step(own: Any, settings: Settings) -> Any:
     return step
 
 
-def _arm(core: Any, settings: Settings) -> None:
+def _arm(core: Any, settings: InsideSettings) -> None:
     if core in _ASKED:
         return
     _ASKED.append(core)

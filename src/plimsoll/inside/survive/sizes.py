@@ -39,7 +39,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class FailedStep:
+class OutOfMemoryStep:
     """What the step held that ran out of memory."""
 
     tokens: int
@@ -50,7 +50,7 @@ class FailedStep:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ShrinkVerdict:
     """What follows from a failed step."""
 
     limits: Limits
@@ -111,7 +111,7 @@ class Sizes:
 
     # A failure
 
-    def fail(self, step: FailedStep, now: float) -> Verdict:
+    def fail(self, step: OutOfMemoryStep, now: float) -> ShrinkVerdict:
         """Note a failed step and say what the next ones may hold."""
         if self.is_calm(now):
             self._before, self._on_trial, self._is_searching = self.now, None, False
@@ -120,29 +120,29 @@ class Sizes:
         self._failures.append(now)
         is_storm = self.is_storm(now)
         if self._storm > 0 and self.failures_lately(now) >= 2 * self._storm:
-            return Verdict(self.now, is_storm=True, is_over=True)
+            return ShrinkVerdict(self.now, is_storm=True, is_over=True)
         alone = self._alone_in(step)
         if alone is not None:
             self._alone[alone] = tries = self._alone.get(alone, 0) + 1
             if tries < ALONE_TRIES:
                 self._changed = now
-                return Verdict(self.now, first=alone, pause_s=PAUSES_S[tries], is_storm=is_storm)
+                return ShrinkVerdict(self.now, first=alone, pause_s=PAUSES_S[tries], is_storm=is_storm)
             # It failed alone, so the others' sizes were not to blame.
             del self._alone[alone]
             self._on_trial, self._is_searching, self._too_large, self._worked = None, False, None, None
             self._set(self._before, now)
-            return Verdict(self.now, abort=alone, is_storm=is_storm)
+            return ShrinkVerdict(self.now, abort=alone, is_storm=is_storm)
         self._shrink(step, now)
-        return Verdict(self.now, first=self._on_trial, is_storm=is_storm)
+        return ShrinkVerdict(self.now, first=self._on_trial, is_storm=is_storm)
 
-    def _alone_in(self, step: FailedStep) -> str | None:
+    def _alone_in(self, step: OutOfMemoryStep) -> str | None:
         """The request that failed alone in a step that cannot be made smaller; None where it can."""
         if step.site == "encoder" and step.encoder_requests:
             # An encoder takes whole pictures: the tokens of the step do not matter to it.
             return step.encoder_requests[0] if len(step.encoder_requests) == 1 else None
         return step.requests[0] if len(step.requests) == 1 and step.tokens <= self._smallest else None
 
-    def _shrink(self, step: FailedStep, now: float) -> None:
+    def _shrink(self, step: OutOfMemoryStep, now: float) -> None:
         tokens = min(step.tokens, self.now.tokens)
         if step.site == "encoder" and len(step.encoder_requests) > 1:
             self._set(replace(self.now, encoder_tokens=step.largest_item), now)
@@ -159,7 +159,7 @@ class Sizes:
                 self._set(replace(self.now, tokens=halved, sequences=fewer), now)
         self._retry_at = now + self._retry_after_s
 
-    def _shrink_sequences(self, step: FailedStep, now: float) -> None:
+    def _shrink_sequences(self, step: OutOfMemoryStep, now: float) -> None:
         """A small step failed: fewer sequences, so that the one to blame, if it is one, is soon alone."""
         held = min(len(step.requests), self.now.sequences)
         suspects = [request for request in step.requests if request not in self._cleared]

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from plimsoll.inside.actions import asleep_or_allocating
-from plimsoll.inside.survive.failures import NOTE, Failure
+from plimsoll.inside.survive.failures import NOTE, StepFailure
 
 _DRAFTS = ("_draft_token_ids", "_draft_token_req_ids", "_draft_probs", "_draft_prob_req_ids", "valid_sampled_token_count_gpu")
 SECOND_RUNNER = "vllm.v1.worker.gpu.model_runner"
@@ -31,7 +31,7 @@ def forget_step(worker: Any, fresh: tuple[str, ...]) -> dict[str, Any]:
         known = list(runner.requests)
         _forget_first(runner, fresh)
     _deactivate_adapters(runner)
-    noted, NOTE.last = NOTE.last, Failure()
+    noted, NOTE.last = NOTE.last, StepFailure()
     return {"known": known, "site": noted.site, **give_back(worker)}
 
 

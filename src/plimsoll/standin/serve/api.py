@@ -10,6 +10,7 @@ import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -32,8 +33,8 @@ from plimsoll.standin.serve.metrics import Counting, Metrics
 from plimsoll.standin.serve.protocol import (
     STOPPED,
     DetokenizeRequest,
+    HttpRefusal,
     Json,
-    Refused,
     TokenizeChatRequest,
     TokenizeTextRequest,
     answer_framework,
@@ -125,9 +126,9 @@ def _check_token(request: Request) -> Service:
     service: Service = request.app.state.service
     verdict = Tokens(service.options.token).judge(request.scope["headers"])
     if verdict == OFF:
-        raise Refused(403, "this endpoint is off: it was started without PLIMSOLL_TOKEN", "PermissionDeniedError")
+        raise HttpRefusal(403, "this endpoint is off: it was started without PLIMSOLL_TOKEN", "PermissionDeniedError")
     if verdict != ALLOWED:
-        raise Refused(401, "the token is missing or wrong: Authorization: Bearer TOKEN", "AuthenticationError")
+        raise HttpRefusal(401, "the token is missing or wrong: Authorization: Bearer TOKEN", "AuthenticationError")
     return service
 
 
@@ -139,20 +140,20 @@ async def faults(request: Request) -> Response:
         try:
             wanted = json.loads(body) if body.strip() else {}
         except (ValueError, RecursionError):
-            raise Refused(400, "the body is not JSON") from None
+            raise HttpRefusal(400, "the body is not JSON") from None
         if not isinstance(wanted, dict) or not all(name in KNOWN for name in wanted):
-            raise Refused(400, f"the body is not an object of {', '.join(KNOWN)}")
+            raise HttpRefusal(400, f"the body is not an object of {', '.join(KNOWN)}")
         kind, engine = wanted.get("kind"), service.engine
         if request.method == "DELETE":
             engine.faults.take_back(None if kind is None else str(kind))
         elif kind in ONLY_AT_START:
-            raise Refused(400, f"fault {kind}: it has started; name it with --fault at the next start")
+            raise HttpRefusal(400, f"fault {kind}: it has started; name it with --fault at the next start")
         else:
             try:
                 fault = make_fault(str(kind), wanted.get("at_s") or 0, wanted.get("for_s"), wanted.get("value"))
             except BadInput as error:
-                raise Refused(400, str(error)) from None
-            engine.faults.append(fault._replace(at_s=fault.at_s + service.driver.now_ns() / NS))
+                raise HttpRefusal(400, str(error)) from None
+            engine.faults.append(replace(fault, at_s=fault.at_s + service.driver.now_ns() / NS))
         service.driver.turn()
     return Json({"faults": _faults(service)})
 
@@ -172,7 +173,6 @@ def _faults(service: Service) -> list[dict[str, Any]]:
 
 
 async def state(request: Request) -> Response:
-    """What the stand-in is like."""
     service = _check_token(request)
     engine, driver = service.engine, service.driver
     now_ns, figures = driver.now_ns(), engine.figures
@@ -303,7 +303,7 @@ def make_app(service: Service, metrics: Metrics, middleware: Sequence[Middleware
             Middleware(Counting, metrics.http, frozenset(endpoints)),
         ],
         exception_handlers={
-            Refused: answer_refusal,
+            HttpRefusal: answer_refusal,
             HTTPException: answer_framework,
             ClientDisconnect: _answer_nobody,
             Exception: answer_mistake,

@@ -14,7 +14,7 @@ from plimsoll.standin.serve.protocol import (
     STOPPED,
     ChatRequest,
     CompletionRequest,
-    Refused,
+    HttpRefusal,
     checked,
     invalid,
     json_body,
@@ -179,7 +179,6 @@ class ChatCompletion(Generation):
         }  # fmt: skip
 
     def first_events(self) -> bytes:
-        """The role of the speaker, for every choice."""
         events = b""
         for choice in self.choices:
             delta = {"index": choice.index, "delta": {"role": ROLE, "content": ""}, "logprobs": None, "finish_reason": None}
@@ -238,15 +237,15 @@ async def _complete(request: Request, body: dict[str, Any]) -> Response:
     asked = checked(CompletionRequest.model_validate, body)
     service.check_model(asked.model)
     if asked.stream and asked.use_beam_search:
-        raise Refused(400, "Streaming is not currently supported with beam search")
+        raise HttpRefusal(400, "Streaming is not currently supported with beam search")
     service.admit(asked.n)
     prompt = asked.prompt
     if asked.suffix is not None:
         is_text = isinstance(prompt, str)
         need = "is only supported for models with" if is_text else "requires text prompt input for"
-        raise Refused(400, f"suffix {need} FIM completion rendering", param="suffix")
+        raise HttpRefusal(400, f"suffix {need} FIM completion rendering", param="suffix")
     if not prompt:
-        raise Refused(400, "You must pass at least one prompt")
+        raise HttpRefusal(400, "You must pass at least one prompt")
     each: list[Any] = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
     if service.is_stopping and any(isinstance(one, str) for one in each):
         raise RuntimeError(STOPPED)  # its tokeniser ends first
@@ -263,7 +262,7 @@ async def _complete(request: Request, body: dict[str, Any]) -> Response:
 async def _chat(request: Request, body: dict[str, Any]) -> Response:
     service: Service = request.app.state.service
     if body.get("tools") and body.get("tool_choice", "auto") == "auto" and not service.options.has_tools:
-        raise Refused(400, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
+        raise HttpRefusal(400, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
     asked = checked(ChatRequest.model_validate, body)
     service.check_model(asked.model)
     service.admit(asked.n)
@@ -278,7 +277,7 @@ async def _chat(request: Request, body: dict[str, Any]) -> Response:
 def chat_text(messages: Sequence[dict[str, Any]], *, adds_prompt: bool) -> str:
     """The messages as one text, by a template of our own: the next turn's text begins with the last one's."""
     if not messages:
-        raise Refused(400, "Cannot apply chat template to an empty conversation. Provide at least one message.")
+        raise HttpRefusal(400, "Cannot apply chat template to an empty conversation. Provide at least one message.")
     said = "".join(f"<|{message['role']}|>\n{_content(message.get('content'))}\n" for message in messages)
     return f"{said}<|{ROLE}|>\n" if adds_prompt else said
 
@@ -303,7 +302,7 @@ def _content(content: Any) -> str:
             texts.append(str(one.get("text", "")))
         elif kind in ("image_url", "input_audio", "audio_url", "video_url"):
             item = str(kind).removesuffix("_url").removeprefix("input_")
-            raise Refused(400, f"At most 0 {item}(s) may be provided in one prompt.")
+            raise HttpRefusal(400, f"At most 0 {item}(s) may be provided in one prompt.")
         else:
-            raise Refused(400, f"Unknown part type: {kind}")
+            raise HttpRefusal(400, f"Unknown part type: {kind}")
     return "\n".join(texts)

@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from plimsoll.standin.request import RESERVED, Family, Ids, RequestSpec, decode, draw, encode, piece
-from plimsoll.standin.serve.protocol import GenerationRequest, Json, Refused, dead, dumped, invalid
+from plimsoll.standin.request import RESERVED, Ids, RequestSpec, SampleGroup, decode, draw, encode, piece
+from plimsoll.standin.serve.protocol import GenerationRequest, HttpRefusal, Json, dead, dumped, invalid
 from plimsoll.standin.serve.service import Choice, Service, Waiter
 
 MOST_SEQUENCES = 16_384  # VLLM_MAX_N_SEQUENCES
@@ -112,9 +112,9 @@ async def prompt_of(
             tokens,
         )
     if not ids:
-        raise Refused(400, "The decoder prompt cannot be empty")
+        raise HttpRefusal(400, "The decoder prompt cannot be empty")
     if not is_text and max(ids) >= config.sizes.vocab:
-        raise Refused(400, f"Token id {max(ids)} is out of vocabulary")
+        raise HttpRefusal(400, f"Token id {max(ids)} is out of vocabulary")
     room = limit - len(ids)
     text = prompt if isinstance(prompt, str) else decode(ids)
     return Prompt(np.array(ids, dtype=np.int64), text, room if max_tokens is None else min(room, max_tokens))
@@ -185,7 +185,7 @@ def check_bounds(asked: GenerationRequest, n: int, logprobs: int | None, most: i
         raise invalid(says, "logprobs", logprobs)
 
 
-class Text:
+class AnswerText:
     """An answer's text where stop strings are looked for: what is told of it, held back until it is known to be kept."""
 
     __slots__ = ("_ends", "_hold", "_told", "_whole")
@@ -245,11 +245,9 @@ class Generation:
         return {"id": self.name, "object": kind, "created": self.created, "model": self.service.names[0]}
 
     def whole(self) -> dict[str, Any]:
-        """The body of an answer that is no stream."""
         raise NotImplementedError
 
     def first_events(self) -> bytes:
-        """What a stream says before its first token."""
         return b""
 
     def event(self, choice: Choice, ids: list[int], text: str, *, is_first: bool) -> dict[str, Any]:
@@ -262,7 +260,6 @@ class Generation:
 
     @property
     def is_plain(self) -> bool:
-        """Whether events amid a stream say nothing but their text."""
         return not (self.tells_usage_always or self.asked.return_token_ids or self.logprobs is not None)
 
     async def answer(self, prompts: Sequence[Prompt]) -> Response:
@@ -293,7 +290,7 @@ class Generation:
         except ValueError:
             priority = self.asked.priority
         for prompt in self.prompts:
-            family = Family(self.n) if self.n > 1 else None
+            family = SampleGroup(self.n) if self.n > 1 else None
             for _ in range(self.n):
                 index = len(self.choices)
                 choice = Choice(f"{self.name}-{index}", index, len(prompt.ids), self.waiter, self.service)
@@ -315,7 +312,6 @@ class Generation:
                         return
 
     def _length(self, most: int, seed: int) -> tuple[int, str]:
-        """How many tokens an answer has, and why it ends."""
         if self.asked.ignore_eos or (self.max_tokens is not None and most <= SHORT):
             return most, "length"
         drawn = np.random.Generator(np.random.PCG64(seed)).lognormal(math.log(MEAN_LENGTH) - SPREAD**2 / 2, SPREAD)
@@ -344,7 +340,7 @@ class Generation:
         elif stop:
             choice.stop = stop
             reason, whole = "stop", whole[: stop_at + len(stop) if keeps else stop_at]
-        choice.text = Text(whole, ends, 0 if keeps else max((len(text) for text in stops), default=1) - 1)
+        choice.text = AnswerText(whole, ends, 0 if keeps else max((len(text) for text in stops), default=1) - 1)
         return tokens, reason
 
     async def news(self) -> list[Choice]:
@@ -362,10 +358,9 @@ class Generation:
     def raise_if_failed(self, choices: Iterable[Choice]) -> None:
         """Refused where it was the engine that ended one."""
         if any(choice.finish == "error" for choice in choices):
-            raise dead() if self.service.engine.is_dead else Refused(500, "Internal server error", "InternalServerError")
+            raise dead() if self.service.engine.is_dead else HttpRefusal(500, "Internal server error", "InternalServerError")
 
     def close(self) -> None:
-        """Take back the rest of the request."""
         self.service.load -= self.service.options.has_load_tracking
         if self._watch is not None:
             self._watch.cancel()
@@ -388,7 +383,6 @@ class Generation:
 
 
 def usage(prompt: int, output: int) -> dict[str, Any]:
-    """Token counts in vLLM's order."""
     return {"prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output}
 
 
@@ -400,7 +394,7 @@ def tell(choice: Choice) -> tuple[list[int], bytes]:
     ids: list[int] = request.output_ids[sent:produced].tolist()
     choice.sent = produced
     choice.is_over = request.finish is not None
-    text: Text | None = choice.text
+    text: AnswerText | None = choice.text
     return ids, b"".join([PIECES[token] for token in ids]) if text is None else text.until(produced, is_over=choice.is_over)
 
 
@@ -409,7 +403,6 @@ def event_of(value: Any) -> bytes:
 
 
 async def until_gone(receive: Receive) -> None:
-    """Back when the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -443,7 +436,7 @@ class EventStream(Response):
                 if generation.tells_usage:
                     told = {"choices": [], "usage": generation.usage(), "system_fingerprint": generation.service.fingerprint}
                     tail = event_of({**self._top, **told})
-            except Refused as error:
+            except HttpRefusal as error:
                 tail = b"data: " + json.dumps(error.body).encode() + b"\n\n"  # which vLLM writes with blanks
             await send({"type": "http.response.body", "body": tail + b"data: [DONE]\n\n", "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -23,7 +23,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plimsoll.inside.answers import path_of
-from plimsoll.standin.metrics_page import Page
+from plimsoll.standin.metrics_page import EnginePage
 from plimsoll.standin.serve.service import Service
 
 OLD_KIND = b"text/plain; version=0.0.4; charset=utf-8"
@@ -100,7 +100,7 @@ def _length(headers: Iterable[tuple[bytes, bytes]]) -> int:
     return int(said) if said.isdigit() else 0
 
 
-class ServerProcess(ProcessCollector):
+class ProcessFigures(ProcessCollector):
     """The process of this server. One of a fleet shares it with the others: what all of them use together is left out."""
 
     def __init__(self, added: Callable[[], int], *, is_alone: bool, registry: CollectorRegistry) -> None:
@@ -135,11 +135,13 @@ class Metrics:
         GCCollector(self._process)
         PlatformCollector(self._process)
         first = self._host_resident()
-        ServerProcess(lambda: self._host_resident() - first, is_alone=is_alone, registry=self._process)
+        ProcessFigures(lambda: self._host_resident() - first, is_alone=is_alone, registry=self._process)
         self.http = HttpFigures(http)
         self._behind = [http] if more is None else [http, more]
         self._page = (
-            Page(config.release, service.names[0], cache_labels=config.cache_labels, created=time.time()) if has_stats else None
+            EnginePage(config.release, service.names[0], cache_labels=config.cache_labels, created=time.time())
+            if has_stats
+            else None
         )
         self._frozen: bytes | None = None
 
@@ -188,7 +190,6 @@ async def _flood(first: bytes, size: int) -> AsyncIterator[bytes]:
 
 
 def cut(body: bytes) -> bytes:
-    """A page that ends in the middle of a number."""
     end = body.find(b"\n", int(len(body) * CUT_AT))
     return body[: end - 2] if end > 0 else body[: int(len(body) * CUT_AT)]
 

@@ -27,7 +27,7 @@ INT64 = 2**63 - 1
 T = TypeVar("T")
 
 
-class Refused(Exception):
+class HttpRefusal(Exception):
     """A request that is answered with an error in vLLM's shape."""
 
     def __init__(self, status: int, message: str, kind: str = "BadRequestError", param: str | None = None) -> None:
@@ -36,20 +36,20 @@ class Refused(Exception):
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
-def invalid(message: str, param: str | None = None, value: object = None) -> Refused:
+def invalid(message: str, param: str | None = None, value: object = None) -> HttpRefusal:
     """400: a value that vLLM itself refuses; it names the parameter and the value behind its message."""
     extras = [f"parameter={param}"] if param is not None else []
     extras += [f"value={value}"] if value is not None else []
-    return Refused(400, f"{message} ({', '.join(extras)})" if extras else message, param=param)
+    return HttpRefusal(400, f"{message} ({', '.join(extras)})" if extras else message, param=param)
 
 
-def plain(status: int, message: str) -> Refused:
+def plain(status: int, message: str) -> HttpRefusal:
     """An error that is known by its status alone."""
-    return Refused(status, message, HTTPStatus(status).phrase)
+    return HttpRefusal(status, message, HTTPStatus(status).phrase)
 
 
-def dead() -> Refused:
-    return Refused(500, DEAD, "InternalServerError")
+def dead() -> HttpRefusal:
+    return HttpRefusal(500, DEAD, "InternalServerError")
 
 
 def dumped(value: Any) -> bytes:
@@ -66,7 +66,7 @@ class Json(JSONResponse):
 
 async def answer_refusal(request: Request, refused: Exception) -> Response:
     """Answer a Refused; whoever met a dead engine is the one by whom vLLM notices."""
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, HttpRefusal)
     if str(refused) == DEAD:
         request.app.state.service.on_death()
     return Json(refused.body, refused.status)
@@ -80,7 +80,7 @@ async def answer_framework(_request: Request, error: Exception) -> Response:
 
 async def answer_mistake(_request: Request, error: Exception) -> Response:
     """Answer anything else with 500; it comes from outside all other layers."""
-    return Json(Refused(500, str(error), "InternalServerError").body, 500)
+    return Json(HttpRefusal(500, str(error), "InternalServerError").body, 500)
 
 
 # Checking: pydantic's problems as vLLM words them.
@@ -100,7 +100,7 @@ def checked(validate: Callable[..., T], value: object, where: str = "body") -> T
         raise refusal([{**problem, "loc": (where, *problem["loc"])} for problem in problems]) from None
 
 
-def refusal(problems: list[dict[str, Any]]) -> Refused:
+def refusal(problems: list[dict[str, Any]]) -> HttpRefusal:
     """400 with the problems, ten at most."""
     label = "error" if len(problems) == 1 else "errors"
     shown = [{**problem, "loc": _place(problem["loc"]), "input": _shown(problem["input"])} for problem in problems[:MOST_SHOWN]]
@@ -108,7 +108,7 @@ def refusal(problems: list[dict[str, Any]]) -> Refused:
     if len(problems) > MOST_SHOWN:
         lines.append(f"...and {len(problems) - MOST_SHOWN} more {label}")
     message = "\n  ".join([f"{len(problems)} validation {label}:", *lines])
-    return Refused(400, message, "Bad Request", shown[0]["loc"])
+    return HttpRefusal(400, message, "Bad Request", shown[0]["loc"])
 
 
 def _place(loc: tuple[str | int, ...]) -> str:
@@ -126,7 +126,6 @@ def _cut(text: str, most: int) -> str:
 
 
 async def json_body(request: Request) -> dict[str, Any]:
-    """The JSON object in a body."""
     body = await request.body()
     if request.headers.get("content-type", "").split(";", 1)[0].lower() != "application/json":
         raise plain(400, "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed")

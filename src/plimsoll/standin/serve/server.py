@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,13 +30,13 @@ from uvicorn.logging import AccessFormatter
 from plimsoll.errors import BadInput, PlimsollError
 from plimsoll.inside import places
 from plimsoll.inside.gate import Gate
-from plimsoll.inside.settings import Settings
+from plimsoll.inside.settings import InsideSettings
 from plimsoll.simulate.compiled import telling
 from plimsoll.standin import launch_log
-from plimsoll.standin.config import Launchable, Options
-from plimsoll.standin.engine import Engine
+from plimsoll.standin.config import Launchable, ServerFlags
+from plimsoll.standin.engine import StandinEngine
 from plimsoll.standin.faults import NS, ONLY_AT_START, Fault
-from plimsoll.standin.launch_log import Line, start_lines, written
+from plimsoll.standin.launch_log import StartLogLine, start_lines, written
 from plimsoll.standin.request import RequestSpec
 from plimsoll.standin.serve.api import make_app
 from plimsoll.standin.serve.metrics import Metrics
@@ -117,7 +118,6 @@ class Port:
 
 
 async def keep_dates(ports: Iterable[Port]) -> None:
-    """For ever: the date in the headers of all of them."""
     while True:
         await asyncio.sleep(1.0)
         for port in ports:
@@ -138,12 +138,12 @@ class AssembledServer(NamedTuple):
 
 def assemble(
     driver: Driver,
-    options: Options,
+    options: ServerFlags,
     *,
     has_probe: bool = True,
     has_stats: bool = True,
     is_alone: bool = True,
-    settings: Settings | None = None,
+    settings: InsideSettings | None = None,
 ) -> AssembledServer:
     """`has_probe`: the workers tell their memory, as with the gate's extension; `settings` are the gate's.
 
@@ -154,7 +154,6 @@ def assemble(
     registry = CollectorRegistry()  # the gate's
 
     def layer(app: Any, path: str) -> Any:
-        """The middleware of this name around an app."""
         module, _, name = path.rpartition(".")
         try:
             middleware: Any = getattr(importlib.import_module(module), name)
@@ -188,14 +187,13 @@ SHORTEST_S = 0.1  # between two lines of throughput, however fast time passes: a
 HAS_ENDED, HAS_FAILED = 0, 1
 
 
-def say(lines: Iterable[Line], release: str) -> None:
-    """Print lines of a log, now."""
+def say(lines: Iterable[StartLogLine], release: str) -> None:
     for line in lines:
         text = written(line, time.strftime("%m-%d %H:%M:%S"), os.getpid(), release)
         print(text, file=sys.stderr if line.is_error else sys.stdout, flush=True)
 
 
-async def say_in_time(lines: Iterable[Line], seconds: float, release: str) -> None:
+async def say_in_time(lines: Iterable[StartLogLine], seconds: float, release: str) -> None:
     """Print each line when its share of the time has passed; back when all of it has."""
     began = time.monotonic()
     for line in lines:
@@ -210,10 +208,10 @@ class Life:
     def __init__(self, launch: Launchable, faults: Sequence[Fault], *, speed: float, is_quiet: bool) -> None:
         slow_s = sum(fault.value for fault in faults if fault.kind == "slow-start")
         self.launch = launch
-        self.log = launch.log._replace(seconds=launch.log.seconds + slow_s)
+        self.log = replace(launch.log, seconds=launch.log.seconds + slow_s)
         self.port = Port(launch.options.host, launch.options.port)
         self.driver = Driver(
-            Engine(launch.config, [one for one in faults if one.kind not in ONLY_AT_START]), time.monotonic_ns, speed
+            StandinEngine(launch.config, [one for one in faults if one.kind not in ONLY_AT_START]), time.monotonic_ns, speed
         )
         self._fails = any(fault.kind == "start-failure" for fault in faults)
         self._is_quiet = is_quiet
@@ -222,14 +220,13 @@ class Life:
         self._is_stopped = self._is_met_dead = False
 
     def stop(self) -> None:
-        """Somebody has sent SIGTERM."""
         self._is_stopped = True
         self._change.set()
 
     async def run(self) -> int:
         """Run the server; returns the exit code of vLLM's process."""
         launch, log, driver = self.launch, self.log, self.driver
-        lines: Iterable[Line] = start_lines(log, os.getpid())
+        lines: Iterable[StartLogLine] = start_lines(log, os.getpid())
         if self._fails:
             lines = failed_lines(log, want_of_memory(log))
         else:
@@ -271,7 +268,7 @@ class Life:
             telling.cancel()
             driver.stop()
 
-    def _say(self, lines: Iterable[Line]) -> None:
+    def _say(self, lines: Iterable[StartLogLine]) -> None:
         if not self._is_quiet:
             say(lines, self.log.release)
 
@@ -306,7 +303,6 @@ class Life:
         self._say(launch_log.stopped_lines(self.log))
 
     async def _tell_rates(self) -> None:
-        """Print the line of throughput, while there is something to tell."""
         every_s = self.log.stats_interval_s
         if self._is_quiet or not every_s:
             return
@@ -343,7 +339,7 @@ def serve(launches: Sequence[Launchable], *, speed: float = 1.0, faults: Sequenc
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with telling(lambda: print(COMPILING, file=sys.stderr, flush=True)):
         # A request to an engine that is thrown away: the scheduler is compiled at its first step, which clients would wait for.
-        engine = Engine(first.config)
+        engine = StandinEngine(first.config)
         engine.submit(RequestSpec(np.arange(first.config.settings.block_size, dtype=np.int64), 2), 0)
         engine.advance(NS)
     port = first.options.port
@@ -390,7 +386,7 @@ async def _serve(launches: Sequence[Launchable], speed: float, faults: Sequence[
 
 def _fails_again(times: int, port: int) -> bool:
     """Whether a start on this port has not failed often enough: each start is a process of its own, so a file counts."""
-    folder = places.run_folder(Settings().folder)
+    folder = places.run_folder(InsideSettings().folder)
     if folder is None:
         return True
     path = Path(folder) / f"standin-{port}.starts"

@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from plimsoll.inside.core import Alone
 from plimsoll.inside.engine_view import canary_fails
+from plimsoll.inside.gate_control import Alone
 from plimsoll.inside.listener import Listener
 from plimsoll.inside.pulse import Pulse
 from plimsoll.inside.recorder import ON_REQUEST, RECORDER, Seen, from_stats
-from plimsoll.standin.config import Options
-from plimsoll.standin.engine import Engine, EngineDead, Steps
+from plimsoll.standin.config import ServerFlags
+from plimsoll.standin.engine import EngineDead, StandinEngine, Steps
 from plimsoll.standin.faults import NS
 from plimsoll.standin.request import Request, RequestSpec
-from plimsoll.standin.serve.protocol import Refused, dead, plain
+from plimsoll.standin.serve.protocol import HttpRefusal, dead, plain
 
 LOG = logging.getLogger("vllm.standin")
 SHORTEST_PAUSE_S = 0.0005  # between two turns: with time scaled a thousandfold the loop has other things to do, too
@@ -39,7 +39,7 @@ def _nothing(*_told: object) -> None:
 class Driver:
     """One engine's time. `clock` counts real ns; the engine's time began at 0 when the driver was started."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], int], speed: float = 1.0) -> None:
+    def __init__(self, engine: StandinEngine, clock: Callable[[], int], speed: float = 1.0) -> None:
         self.engine = engine
         self.speed = speed
         self.on_turn: Callable[[], None] = _nothing  # called after every turn
@@ -61,7 +61,6 @@ class Driver:
         return self._timer is None
 
     def now_ns(self) -> int:
-        """The engine's time."""
         if self._origin_ns is None:
             return 0
         # What is due is due at a moment of the engine's time; a turn may have been made for one that rounding puts later.
@@ -77,7 +76,6 @@ class Driver:
         self.plan()
 
     def turn(self) -> None:
-        """Do what is due, and plan the next turn."""
         self._timer = None
         try:
             self.engine.advance(self.now_ns())
@@ -148,12 +146,10 @@ class Choice:
 
     @property
     def stop_reason(self) -> str | int | None:
-        """The stop string or token that it ended at."""
         return self.stop if self.finish == "stop" else None
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something that its client has not been told."""
         request = self.request
         return request is not None and not self.is_over and (request.produced > self.sent or request.finish is not None)
 
@@ -162,7 +158,6 @@ class Choice:
         return self.request is None or self.request.produced == 0
 
     def wake(self) -> None:
-        """The engine has something for it."""
         if self.request is not None and self.request.finish is not None:
             self._service.states.pop(self.key, None)
         elif not self.is_streamed:
@@ -180,7 +175,6 @@ class Waiter(asyncio.Event):
         self.set()
 
     async def news(self) -> None:
-        """Wait until something is new since the last time."""
         await self.wait()
         self.clear()
 
@@ -188,7 +182,7 @@ class Waiter(asyncio.Event):
 class Service:
     """The state that all endpoints of one server share."""
 
-    def __init__(self, driver: Driver, options: Options) -> None:
+    def __init__(self, driver: Driver, options: ServerFlags) -> None:
         self.engine = engine = driver.engine
         self.driver = driver
         self.options = options
@@ -207,7 +201,7 @@ class Service:
         """404 for a model that it does not serve; no name is any."""
         if name and name not in self.names:
             message = f"The model `{name}` does not exist. Valid aliases: {', '.join(self.names)}."
-            raise Refused(404, message, "NotFoundError", "model")
+            raise HttpRefusal(404, message, "NotFoundError", "model")
 
     def admit(self, count: int) -> None:
         """Refuse what must be refused before an answer begins: the engine is dead, or the queue is full."""
@@ -238,7 +232,6 @@ class Service:
         return None
 
     def give_up(self, choices: Sequence[Choice]) -> None:
-        """Their client has gone: take them back."""
         for choice in choices:
             self.states.pop(choice.key, None)
             if choice.request is not None and choice.request.finish is None:

@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from plimsoll.inside.core import Core
-from plimsoll.inside.drain import LEAVING, REFUSING, SERVING, Drain, Wish, begin
+from plimsoll.inside.admission import LEAVING, REFUSING, SERVING, Drain, Wish, begin
+from plimsoll.inside.gate_control import GateControl
 from plimsoll.inside.pulse import Pulse
 from plimsoll.inside.shared import ASLEEP, NS, PAUSED
 from tests.fakes import EngineClient, State, settings
 
 
-def made(folder: Path, places: int = 4, **more: Any) -> tuple[Core, EngineClient]:
+def made(folder: Path, places: int = 4, **more: Any) -> tuple[GateControl, EngineClient]:
     """A gate's core with an engine of so many places."""
     client = EngineClient(places)
-    return Core(settings(folder, **more), State(engine_client=client), Pulse()), client
+    return GateControl(settings(folder, **more), State(engine_client=client), Pulse()), client
 
 
-def feed(core: Core, running: int, waiting: int, *, each_s: float = 0.1) -> None:
+def feed(core: GateControl, running: int, waiting: int, *, each_s: float = 0.1) -> None:
     """Four seconds of steps until now, 50 tokens each tenth of a second, and one finished request of 100 and 20 tokens."""
     core.pulse.is_fed = True
     now = time.monotonic()
@@ -33,7 +33,7 @@ def feed(core: Core, running: int, waiting: int, *, each_s: float = 0.1) -> None
     core._queue_at_ns = 0
 
 
-def drain(core: Core, wish: Wish, ago_s: float = 0.0) -> None:
+def drain(core: GateControl, wish: Wish, ago_s: float = 0.0) -> None:
     """Begin a drain, so long ago."""
     with core.shared.common.changing():
         found = begin(core.shared.read_drain_unlocked(), wish, time.monotonic() - ago_s)
@@ -123,7 +123,7 @@ def test_a_proof_of_being_stuck_holds_until_the_next_step(tmp_path: Path) -> Non
 
 def test_no_engine_is_starting_and_a_dead_one_is_dead(tmp_path: Path) -> None:
     """As vLLM's own state says."""
-    assert Core(settings(tmp_path), State(), Pulse()).readiness().reason == "starting"
+    assert GateControl(settings(tmp_path), State(), Pulse()).readiness().reason == "starting"
     core, client = made(tmp_path)
     client.errored = True
     assert core.readiness().reason == "dead"
@@ -233,7 +233,7 @@ def test_a_bound_that_was_asked_for_holds_while_its_lease_runs(tmp_path: Path) -
 def test_without_a_safe_folder_the_gate_still_counts_and_drains_alone(tmp_path: Path) -> None:
     """Figures are not there then, and that is no fault of a request."""
     (tmp_path / "file").write_text("")
-    core = Core(settings(tmp_path / "file"), State(engine_client=EngineClient()), Pulse())
+    core = GateControl(settings(tmp_path / "file"), State(engine_client=EngineClient()), Pulse())
     core.enter()
     core.begin()
     assert core.shared.total("in_flight") == 1

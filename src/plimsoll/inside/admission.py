@@ -1,7 +1,7 @@
-"""The drain as a lease: what may begin it, prolong it and end it, and which of its two phases it is in. No clock of its own.
+"""The admission rules: the drain lease, the expected wait for shedding, and readiness. Pure; times are arguments.
 
-Phase one, `leaving`: not ready, so that a balancer stops sending, but everything is still admitted. Phase two, `refusing`:
-new work is refused. Phase two comes when no request has arrived for a while (the balancer is seen to have stopped), or when a
+A drain has two phases. `leaving`: not ready, so that a balancer stops sending, but everything is still admitted. `refusing`:
+new work is refused. The second comes when no request has arrived for a while (the balancer is seen to have stopped), when a
 bound has passed, or when it is asked for. A lease that nobody renews ends the drain: a guard that died must not keep a
 server out of service. Epochs only grow: whoever comes with an older one has been replaced and is refused.
 """
@@ -34,7 +34,6 @@ class Drain(NamedTuple):
     retry_after_s: int = RETRY_AFTER_S
 
     def is_on(self, now: float) -> bool:
-        """Whether the lease still runs."""
         return self.until > now
 
     def phase(self, now: float, last_admitted: float) -> str:
@@ -85,7 +84,6 @@ def begin(current: Drain, wish: Wish, now: float, last_admitted: float = 0.0) ->
 
 
 def end(current: Drain, epoch: int | None) -> Drain | Stale:
-    """The drain ended by its holder or by a newer one."""
     if epoch is not None and epoch < current.epoch:
         return Stale(epoch, current.epoch)
     return current._replace(epoch=current.epoch if epoch is None else epoch, until=0.0, is_refusing=False)
@@ -181,7 +179,6 @@ class Readiness(NamedTuple):
 
     @property
     def is_ready(self) -> bool:
-        """Whether a balancer may send work here."""
         return self.reason == READY
 
 

@@ -13,15 +13,15 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from plimsoll.inside import drain, places
-from plimsoll.inside.answers import Answer, Tokens, busy
+from plimsoll.inside import admission, places
+from plimsoll.inside.admission import LEAVING, REFUSING, RETRY_AFTER_S, SERVING, Drain
+from plimsoll.inside.answers import GateAnswer, Tokens, busy
 from plimsoll.inside.door import DOOR
-from plimsoll.inside.drain import LEAVING, REFUSING, RETRY_AFTER_S, SERVING, Drain
-from plimsoll.inside.engine_view import EngineView
+from plimsoll.inside.engine_view import EngineClientView
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.figures import read_figures
 from plimsoll.inside.pulse import PULSE, Pulse
-from plimsoll.inside.settings import Settings
+from plimsoll.inside.settings import InsideSettings
 from plimsoll.inside.shared import ASLEEP, NS, PAUSED, Shared
 from plimsoll.inside.survive import report
 
@@ -49,7 +49,6 @@ class Calls:
 
     @property
     def is_running(self) -> bool:
-        """Whether a call of this API server runs."""
         return self._task is not None and not self._task.done()
 
     def running_s(self, now: float) -> float:
@@ -115,10 +114,10 @@ class Alone(NamedTuple):
     """Of prometheus_client: where its metrics are registered."""
 
 
-class Core:
+class GateControl:
     """One a process. Everything that is read for each request lies in memory."""
 
-    def __init__(self, settings: Settings, state: Any = None, pulse: Pulse = PULSE, alone: Alone | None = None) -> None:
+    def __init__(self, settings: InsideSettings, state: Any = None, pulse: Pulse = PULSE, alone: Alone | None = None) -> None:
         self.settings = settings
         self.alone = alone
         self.tokens = Tokens(settings.token)
@@ -129,7 +128,7 @@ class Core:
             DOOR.join(self.shared)
         lock = f"call-{self.key}-{places.start_ticks(self.key)}.lock"
         self.calls = Calls(None if self.folder is None else os.path.join(self.folder, lock))  # noqa: PTH118
-        self.engine = EngineView(state)
+        self.engine = EngineClientView(state)
         self.pulse = pulse if alone is None else alone.pulse
         self.items = 0  # images, videos and sounds in requests that are not with the engine yet
         self.in_layer = 0  # requests let in by the shed layer and not ended
@@ -152,7 +151,6 @@ class Core:
             own["last_admitted_ns"] = time.monotonic_ns()
 
     def finish(self) -> None:
-        """The same request has ended, however it did."""
         self.shared.own.add("in_flight", -1)
 
     # Draining
@@ -174,8 +172,7 @@ class Core:
             if now.since == seen.since and now.until != 0:
                 self.shared.common["is_refusing"] = 1
 
-    def refusal(self, phase: str) -> Answer | None:
-        """What new work is answered in this phase; None lets it in."""
+    def refusal(self, phase: str) -> GateAnswer | None:
         if self.is_stopping:
             # vLLM itself would answer 500: its tokeniser has ended.
             self.shared.own.add("refused_drain", 1)
@@ -225,10 +222,9 @@ class Core:
 
     # Readiness
 
-    def readiness(self) -> drain.Readiness:
-        """Ready or not, and why not."""
-        return drain.judge(
-            drain.Standing(
+    def readiness(self) -> admission.Readiness:
+        return admission.judge(
+            admission.Standing(
                 has_engine=self.engine.client is not None,
                 is_dead=self.engine.is_dead(),
                 is_proven_wedged=self.is_wedged(),
@@ -290,7 +286,7 @@ class Core:
         """Requests on their way to the engine, which has `count`: not with it, and not answered yet either."""
         return max(0, self.in_layer - max(self.answering, count))
 
-    def queue(self) -> drain.Queue:
+    def queue(self) -> admission.Queue:
         """What waits, over all API servers. The engine tells one of them at a time how many wait: the newest word holds."""
         self.publish_queue()
         shared = self.shared
@@ -306,7 +302,7 @@ class Core:
         waiting = None if newest is None else _known(newest["waiting"], most)
         # Each server counts as if all that wait were its own: together they may count more than there are.
         counted = shared.total("queued_requests")
-        return drain.Queue(
+        return admission.Queue(
             waiting=waiting,
             running=None if newest is None else _known(newest["running"], most),
             places=self.engine.places(),
@@ -317,40 +313,37 @@ class Core:
             tokens_per_s=(shared.total("tokens_per_s_milli") / 1000) or None,
         )
 
-    def shed(self, priority: bytes) -> Answer | None:
+    def shed(self, priority: bytes) -> GateAnswer | None:
         """Refuse a request that would wait too long; None lets it in. vLLM's own valve, where it is set, decides alone."""
         bound_s = self.shed_bound_s()
         if bound_s is None or self.engine.own_valve() == "set":
             return None
-        wait = drain.expected_wait(self.queue())
-        bound_s = drain.bound_for(bound_s, priority)
+        wait = admission.expected_wait(self.queue())
+        bound_s = admission.bound_for(bound_s, priority)
         if wait.seconds is None or wait.seconds <= bound_s:
             return None
         self.shared.own.add("refused_shed", 1)
-        retry_s = drain.retry_after(wait.seconds, bound_s)
+        retry_s = admission.retry_after(wait.seconds, bound_s)
         return busy(f"this server is full: {wait.because}; come again in {retry_s} s", retry_s)
 
     def retry_after_own_valve(self) -> int:
         """Seconds to name in a 503 of vLLM's own, which says none."""
-        wait = drain.expected_wait(self.queue())
-        return 1 if wait.seconds is None else drain.retry_after(wait.seconds, 0.0)
+        wait = admission.expected_wait(self.queue())
+        return 1 if wait.seconds is None else admission.retry_after(wait.seconds, 0.0)
 
     # Figures
 
     def figures(self) -> list[dict[str, Any]]:
-        """The workers' figures, with their ages."""
         if self.alone is not None:
             return self.alone.figures()
         return [] if self.folder is None else read_figures(self.folder, self.key, time.monotonic())
 
     def survive(self) -> dict[str, Any]:
-        """What containment tells of this server's engine cores."""
         if not self.settings.survive:
             return report.unknown("PLIMSOLL_SURVIVE is not set")
         return report.told(self.folder, self.key)
 
     def close(self) -> None:
-        """Take this server's page away."""
         DOOR.part(self.shared)
         self.shared.close()
 
