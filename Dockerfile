@@ -5,7 +5,7 @@
 #
 # It is built from the wheels in dist/image alone and reaches no network, so that a site without one can build it, too.
 # BASE needs a Python of the version that the wheels are for, with venv; lab/image.sh makes one from Debian's packages.
-ARG BASE=docker.io/library/python:3.11-slim-bookworm
+ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE} AS build
 COPY dist/image /wheels
 RUN python3 -m venv --without-pip /opt/plimsoll \

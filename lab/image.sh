@@ -10,7 +10,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 TAG="${TAG:-plimsoll}"
-BASE="${BASE:-docker.io/library/python:3.11-slim-bookworm}"
+BASE="${BASE:-python:3.11-slim-bookworm}"
 PYTHON="${PYTHON:-python3.11}"
 
 if [ "$BASE" = debian ]; then

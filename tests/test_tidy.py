@@ -29,7 +29,7 @@ REPLACING = set((
     "doctor/rules/exit_codes doctor/rules/facts doctor/rules/host_memory doctor/rules/kernel doctor/rules/log_text "
     "doctor/rules/memory_summary doctor/rules/metrics doctor/rules/nvidia_smi doctor/rules/pods doctor/rules/root_cause "
     "doctor/rules/supervisors doctor/rules/timeline doctor/rules/trends guard/act/journal_entry guard/act/journal_replay "
-    "guard/act/steps guard/adapters/gate guard/adapters/hooks guard/daemon/acting guard/daemon/conductor "
+    "guard/act/decide guard/act/steps guard/adapters/gate guard/adapters/hooks guard/daemon/acting guard/daemon/conductor "
     "guard/daemon/engine_look guard/daemon/host guard/daemon/manual_drain guard/daemon/observer guard/daemon/run "
     "guard/daemon/steps guard/judge/memory guard/page/page inside/admission inside/gate_control "
     "launch/check_flags launch/command_line launch/files launch/inputs launch/inside_command launch/manifests "
