@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib
 import sys
 
-BENCHMARKS = ("startup", "planning", "plan_accuracy", "weights_accuracy", "redaction", "simulate_h200", "simulate_speed",
-              "tune_h200", "tune_short", "doctor_accuracy", "doctor_speed", "inside_import", "inside_gate", "survive_step",
-              "standin", "guard_scale", "guard_sharp", "guard_quiet")  # fmt: skip
+BENCHMARKS = ("startup", "planning", "coverage", "plan_accuracy", "weights_accuracy", "redaction", "simulate_h200",
+              "simulate_speed", "tune_h200", "tune_short", "doctor_accuracy", "doctor_speed", "inside_import",
+              "inside_gate", "survive_step", "standin", "guard_scale", "guard_sharp", "guard_quiet")  # fmt: skip
 
 asked = sys.argv[1:] or BENCHMARKS
 for name in asked:

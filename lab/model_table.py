@@ -20,6 +20,12 @@ SOURCES: Mapping[str, tuple[str, bool]] = {
     "by-hand": ("entered by hand from model cards and papers, not from its config.json", False),
     "logs": ("entered by hand and checked against weights and KV sizes in public vLLM logs", False),
     "card": ("entered by hand: its model card names the model it was made from", False),
+    "aisimulate": ("the model's own config.json, as published in the wheel aisimulate 0.13.0.dev202610270000000085", True),
+    "torchtitan": ("pytorch/torchtitan 0.3.0, models/qwen3_5, whose sizes give the published number of parameters", False),
+    "keras-params": ("keras-hub 0.32.0, which counts as many parameters as in the model it is like", False),
+    "maxtext-wheel": ("AI-Hypercomputer/maxtext 0.2.5, hf_model_configs.py", False),
+    "megatron-bridge": ("megatron-bridge 0.3.1, ministral3_provider.py", False),
+    "lfm2-header": ("a C++ header made from its config.json (public code search, file 2041635304)", False),
     "log": ("a public vLLM log that names the model and how it is quantised, with the usual group size", False),
 }
 # Copies that lack their quantization_config, so that they describe the unquantised model of another name.

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT.parent / "shared" / "data" / "model-configs"
 DATA = ROOT / "src" / "plimsoll" / "models" / "data" / "models.json"
 PAGE = ROOT / "docs" / "models.md"
+FOUND = Path(__file__).parent / "model_configs.jsonl"  # facts of public config.json files, one model a line, with its source
 MARK = "<!-- The list below is printed by `python -m lab.write_model_catalogue`; change lab/model_table.py, not this. -->\n"
 
 
@@ -96,7 +97,7 @@ def _row(line: str) -> tuple[str, str, dict[str, Any]]:
     return name, source, facts | MOE.get(name, {})
 
 
-def original(path: Path) -> tuple[str, dict[str, Any]] | None:
+def original_of(path: Path) -> tuple[str, dict[str, Any]] | None:
     """A file of the collection as (id, config), or None where its name says quantised and nothing says how."""
     name = path.stem.replace("__", "/", 1)
     config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -111,7 +112,7 @@ def original(path: Path) -> tuple[str, dict[str, Any]] | None:
 def _entries(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     same: dict[str, str] = {}
     for path in sorted(folder.glob("*.json"), key=lambda path: path.name.lower()):
-        if (found := original(path)) is None:
+        if (found := original_of(path)) is None:
             continue
         name, config = found
         facts = facts_of(config)
@@ -127,16 +128,23 @@ def _entries(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield name, {"source": source, "like": like} | ({"config": pack(differs)} if differs else {})
     for name, (source, base, facts) in SPECIAL.items():
         yield name, {"source": source} | ({"like": base} if base else {}) | {"config": pack(facts)}
+    there = {original[0] for path in folder.glob("*.json") if (original := original_of(path)) is not None}
+    for line in FOUND.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if (name := row.pop("model")) not in there:
+            yield name, row | ({"config": pack(row["config"])} if "config" in row else {})
 
 
 def catalogue(folder: Path) -> str:
     """The whole of models.json: one model a line, so that a change is a line of a diff."""
     models: dict[str, dict[str, Any]] = {}
     for name, entry in _entries(folder):
-        assert name not in models, f"{name} is there twice"
-        models[name] = entry
+        assert name not in models or entry["source"] == "aisimulate", f"{name} is there twice"
+        models[name] = entry  # the wheel's config.json comes last, and is a better witness than a table
     assert all(entry.get("like", name) in models for name, entry in models.items()), "a model is like one that is not there"
     sources = {key: {"says": says, "config": config} for key, (says, config) in SOURCES.items()}
+    files = sorted({entry["source"] for entry in models.values()} - sources.keys())
+    sources |= {file: {"says": f"the model's own config.json, as published in {file}", "config": True} for file in files}
     lines = [f"{json.dumps(name)}:{json.dumps(models[name], separators=(',', ':'))}" for name in sorted(models, key=str.lower)]
     head = f'{{"schema":"plimsoll.models/1",\n"sources":{json.dumps(sources, indent=1)},\n"models":{{\n'
     return head + ",\n".join(lines) + "\n}}\n"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.catalogue.fetch import RELEASES, cache_folder, fetch
+from lab.catalogue.read_architectures import read_architectures
 from lab.catalogue.read_endpoints import read_endpoints
 from lab.catalogue.read_environment import read_environment
 from lab.catalogue.read_failure_texts import read_failure_texts
@@ -30,6 +31,7 @@ DATA = Path(__file__).parents[2] / "src" / "plimsoll" / "vllm" / "data"
 TABLES: dict[str, tuple[tuple[str, ...], Callable[[SourceTree], list[dict[str, Any]]]]] = {
     "flags": (("name",), read_flags),
     "values": (("flag", "value"), read_values),
+    "architectures": (("name",), read_architectures),
     "environment": (("name",), read_environment),
     "metrics": (("name", "engine"), read_metrics),
     "endpoints": (("method", "path"), read_endpoints),

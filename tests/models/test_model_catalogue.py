@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from lab.write_model_catalogue import CONFIGS, DATA, PAGE, catalogue, original, pack, page
+from lab.write_model_catalogue import CONFIGS, DATA, PAGE, catalogue, original_of, pack, page
 from plimsoll.models.files import bundled_model, bundled_names, nearest_names, unpack
 from plimsoll.models.shape import FeedForward, LayerKind, ModelShape
 from tests.each import each
@@ -28,7 +28,7 @@ def test_every_bundled_file_gives_the_shape_of_the_original() -> None:
     """From the catalogue's facts comes the very ModelShape that the whole config.json gives, notes included."""
     compared = 0
     for path in ORIGINALS:
-        if (found := original(path)) is not None:
+        if (found := original_of(path)) is not None:
             name, config = found
             assert shape_of(name) == ModelShape.from_config(config), name
             compared += 1

@@ -259,6 +259,8 @@ def encoder_towers(parts: Sequence[Keys]) -> tuple[Tower, ...]:
         top = parts[0]
         sizes = (top.size("vision_dim"), top.size("vision_n_heads"), top.size("vision_inter_dim"))
         towers.append(Tower("vision", layers, *sizes, top.size("vision_patch_size")))
+    if parts[-1].size("encoder_layers") is not None:  # Whisper, whose file is flat
+        towers.append(_tower("audio", parts[-1]))
     return tuple(towers)
 
 
@@ -382,9 +384,9 @@ def read_shape(config: Mapping[str, object]) -> ModelShape:
         name = f"{family[:60]!a}" if family else "missing, so the family"
         notes.append(f"model_type {name} is not known here; its keys were read as the usual ones.")
     encoder_decoder = bool(top.flag("is_encoder_decoder"))
-    if encoder_decoder:
-        notes.append("This is an encoder-decoder model; its cross-attention cache is not described.")
     shape = _shape_of_text(text, family, notes, encoder_decoder=encoder_decoder)
+    if encoder_decoder:
+        notes.append(_cross_attention(text, shape))
     if text.defaulted:
         said = ", ".join(f"{name} {value}" for name, value in sorted(text.defaulted.items()))
         notes.append(f"The file leaves out what transformers then assumes for {family}: {said}.")
@@ -398,6 +400,21 @@ def read_shape(config: Mapping[str, object]) -> ModelShape:
         quantization=read_quantization(parts, notes),
         is_encoder_decoder=encoder_decoder,
         notes=tuple(notes),
+    )
+
+
+def _cross_attention(text: Keys, shape: ModelShape) -> str:
+    """What an encoder-decoder keeps and holds beside what is described of it, in a sentence."""
+    frames = text.count("max_source_positions", "max_position_embeddings", most=CONTEXT_MAX)
+    roles = "An encoder-decoder model: the encoder reads the whole input at once, the decoder writes the answer."
+    if frames is None or not shape.layers:
+        return f"{roles} Its cross-attention, weights and cache, is not counted."
+    width = shape.kv_heads * shape.head_dim
+    kept, weights = 2 * frames * width * len(shape.layers) * 2, 4 * width * shape.hidden_size * len(shape.layers) * 2
+    heard = ", 30 s of speech," if shape.model_type == "whisper" or shape.text_model_type == "whisper" else ""
+    return (
+        f"{roles} Not counted of its cross-attention, in 16 bits: {kept / 2**20:.0f} MiB of cache a request"
+        f" for {frames:,} frames{heard} and {weights / 2**20:.0f} MiB of weights."
     )
 
 

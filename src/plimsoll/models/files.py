@@ -1,8 +1,9 @@
 """Finds a model by the word that follows `vllm serve`, and reads its config.json and the size of its weights.
 
     folder, or path to config.json  ->  Hugging Face's cache  ->  our own cache  ->  bundled catalogue  ->  hub, if allowed
+        ->  derived from the catalogue
 
-Only the last step uses the network. The first source that knows the model answers, and says who it was. No weights are
+Only the hub is asked over the network. The first source that knows the model answers, and says who it was. No weights are
 opened: a safetensors file is read up to the end of its header, of a pickle (.bin, .pt, .pth) only the size is taken.
 
 The bundled data/models.json is written by `python -m lab.write_model_catalogue`: one model a line, only the keys that
@@ -16,12 +17,14 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from os import scandir
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from plimsoll.errors import BadInput, TooLarge, WorldFailed
+from plimsoll.models.derive import derive
 from plimsoll.models.safetensors import SHARDS_MAX, TensorInfo, join_headers, open_plain, read_header
 
 if TYPE_CHECKING:
@@ -39,15 +42,17 @@ CONFIG_MAX_BYTES = 16 << 20
 INDEX_MAX_BYTES = 128 << 20
 
 _CATALOGUE = Path(__file__).parent / "data" / "models.json"
-_LIKE_MAX = 4
+_LIKE_MAX = 8
 _ENTRIES_MAX = 20_000
 _PICKLES = (".bin", ".pt", ".pth")
 # What a trainer leaves behind and vLLM passes over.
 _NOT_WEIGHTS = frozenset({"training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt"})
 _DISAGREE = 0.01
+_QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 
 
-class ModelFiles(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
     """What is known of a model before anything is launched."""
 
     name: str
@@ -89,7 +94,7 @@ def with_quantization(config: dict[str, object], read: Callable[[], Mapping[str,
     """The config with ModelOpt's hf_quant_config.json in it, where it does not itself say how it is quantised."""
     inner = config.get("text_config")
     parts: list[Mapping[str, object]] = [config, inner] if isinstance(inner, Mapping) else [config]
-    if any(part.get(key) for part in parts for key in ("quantization_config", "compression_config")):
+    if any(part.get(key) for part in parts for key in _QUANTIZATION_KEYS):
         return config
     said = read()
     return config | {"quantization_config": said} if said else config
@@ -226,6 +231,15 @@ def read_model(
     name: str, *, hub: Callable[[], Hub] | None, revision: str | None = None, environment: Mapping[str, str] | None = None
 ) -> ModelFiles:
     """The model that vLLM would load under this name; BadInput or WorldFailed says in one line why there is none."""
+    files = _find_model(name, hub=hub, revision=revision, environment=environment)
+    note = purpose_note(name, files.config.get("architectures"))
+    return replace(files, notes=(*files.notes, note)) if note else files
+
+
+def _find_model(
+    name: str, *, hub: Callable[[], Hub] | None, revision: str | None = None, environment: Mapping[str, str] | None = None
+) -> ModelFiles:
+    """The first of the sources that knows the model."""
     env = os.environ if environment is None else environment
     shown = " ".join(name.split())[:120]
     local = _local(name, shown)
@@ -242,17 +256,34 @@ def read_model(
     bundled = _bundled(name, revision)
     if bundled is not None and (revision in (None, "main") or hub is None):
         return bundled
+    derived = bundled or _derived(name)
     if hub is not None:
         try:
             return hub().read(name, revision)
         except WorldFailed:
-            if bundled is None:
+            if derived is None:
                 raise
-            return bundled
+            return derived
+    if derived is not None:
+        return derived
     nearest = ", ".join(nearest_names(name))
     raise WorldFailed(
         f"{shown}: not a folder here, not in the local Hugging Face cache and not bundled, and the hub was not to be asked;"
         f" give a local folder with its config.json" + (f", or a bundled model such as {nearest}" if nearest else "")
+    )
+
+
+_POOLS = re.compile(r"embed|rerank|(?:^|[/-])(?:bge|e5|gte)-|minilm|cross-encoder|retriev|reward", re.IGNORECASE)
+
+
+def purpose_note(name: str, architectures: object) -> str | None:
+    """A sentence for a model that reads texts and writes none, by its name or its class; None for any other."""
+    classes = architectures if isinstance(architectures, (list, tuple)) else ()
+    is_encoder = any(str(word).endswith(("Model", "ForSequenceClassification", "ForTokenClassification")) for word in classes)
+    if not is_encoder and _POOLS.search(name.rpartition("/")[2]) is None:
+        return None
+    return (
+        "It embeds, ranks or classifies texts (vLLM: --runner pooling) and writes none: a request ends when its text is read."
     )
 
 
@@ -369,6 +400,36 @@ def _bundled(name: str, revision: str | None) -> ModelFiles | None:
     if revision not in (None, "main"):
         notes.append("The catalogue knows no revisions: this is the model as it stands on main.")
     return ModelFiles(name, model.config, None, None, f"bundled catalogue ({model.source})", tuple(notes))
+
+
+def _derived(name: str) -> ModelFiles | None:
+    """The model as an edition, a copy or a quantisation of a bundled one."""
+    derivation = derive(name, _quantized_names())
+    model = bundled_model(derivation.base) if derivation else None
+    if derivation is None or model is None:
+        return None
+    config = dict(model.config)
+    if derivation.is_requantized:
+        inner = config.get("text_config")
+        if isinstance(inner, Mapping):
+            config["text_config"] = {key: value for key, value in inner.items() if key not in _QUANTIZATION_KEYS}
+        config = {key: value for key, value in config.items() if key not in _QUANTIZATION_KEYS}
+    if derivation.settings:
+        config["quantization_config"] = dict(derivation.settings)
+    source = f"derived from {model.name} of the bundled catalogue ({model.source})"
+    return ModelFiles(name, config, None, None, source, derivation.notes)
+
+
+@functools.cache
+def _quantized_names() -> Mapping[str, bool]:
+    """The bundled ids, each with whether its config says how it is quantised."""
+    names = {}
+    for name in bundled_names():
+        config = _bundled_config(name)
+        inner = config.get("text_config")
+        parts = [config, inner] if isinstance(inner, Mapping) else [config]
+        names[name] = any(part.get(key) for part in parts for key in _QUANTIZATION_KEYS)
+    return names
 
 
 class BundledModel(NamedTuple):

@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
@@ -46,7 +47,8 @@ def keep(cache: Path, files: ModelFiles, revision: str) -> ModelFiles:
     import tempfile  # only where something was fetched
 
     path = cache_file(cache, files.name, revision)
-    text = json.dumps({"schema": KEPT_SCHEMA} | files._asdict(), separators=(",", ":"), default=dict)
+    facts = {field.name: getattr(files, field.name) for field in fields(files)}
+    text = json.dumps({"schema": KEPT_SCHEMA} | facts, separators=(",", ":"), default=dict)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
@@ -59,7 +61,7 @@ def keep(cache: Path, files: ModelFiles, revision: str) -> ModelFiles:
             raise
     except OSError as error:
         note = f"What the hub answered could not be kept in {path.parent}: {error.strerror or error}."
-        return files._replace(notes=(*files.notes, note))
+        return replace(files, notes=(*files.notes, note))
     return files
 
 

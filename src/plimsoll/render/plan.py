@@ -469,7 +469,8 @@ def _bar(ledger: Ledger) -> list[Line]:
 def _terms(ledger: Ledger) -> Table:
     card = Estimate(ledger.card.total_bytes, ledger.card.low_bytes, ledger.card.high_bytes)
     terms = [("card", card), ("requested", ledger.requested), ("  weights", ledger.weights), ("  non-torch", ledger.non_torch),
-             ("  activation", ledger.activation), ("  graphs", ledger.graphs), ("  KV cache", ledger.kv),
+             ("  activation", ledger.activation), ("  graphs", ledger.graphs),
+             ("  KV cache" if ledger.kv_plan.bytes_per_block or ledger.kv.value <= 0 else "  left over", ledger.kv),
              ("slack", ledger.slack)]  # fmt: skip
     rows = []
     for name, term in terms:
@@ -480,6 +481,8 @@ def _terms(ledger: Ledger) -> Table:
 
 def _cache(ledger: Ledger) -> list[str | Line]:
     kv = ledger.kv_plan
+    if kv.bytes_per_block == 0 and ledger.kv.value > 0:
+        return [Line(f"  no KV cache: each text of up to {format_count(kv.max_model_len)} tokens is read in one pass", 2)]
     if kv.num_blocks <= 0 or ledger.kv.value <= 0:
         return ["  no KV blocks"]
     blocks = f"{format_count(kv.num_blocks)} blocks of {kv.block_size} tokens and {format_gib(kv.bytes_per_block)}"

@@ -1,0 +1,129 @@
+"""Derives a model that is not in the catalogue from one that is: the same weights tuned, dated, copied or quantised anew.
+
+    Qwen/Qwen3-32B-AWQ             Qwen/Qwen3-32B, quantised as its name says
+    google/gemma-4-26B-A4B-it      google/gemma-4-26B-A4B
+    unsloth/gpt-oss-20b            openai/gpt-oss-20b
+    Qwen/Qwen3.6-27B               nvidia/Qwen3.6-27B-NVFP4 without its quantisation
+
+The shape is always that of a catalogued model, never worked out from a name. What the name cannot tell is said in the notes.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_COMPRESSED = {"quant_method": "compressed-tensors", "ignore": ["lm_head"]}
+
+
+def _groups(bits: int, kind: str, strategy: str, size: int | None = None) -> dict[str, Any]:
+    weights = {"num_bits": bits, "type": kind, "strategy": strategy} | ({"group_size": size} if size else {})
+    return _COMPRESSED | {"config_groups": {"group_0": {"weights": weights}}}
+
+
+# The endings that say how a checkpoint is quantised, with the usual settings of whoever writes them so; the first that fits.
+_QUANTIZED: tuple[tuple[str, str, Mapping[str, Any] | None], ...] = (
+    (r"(?:unsloth-)?bnb-4bit", "4 bits by bitsandbytes", {"quant_method": "bitsandbytes", "load_in_4bit": True}),
+    (r"fp8[-_](?:dynamic|static|per-?tensor)|fp8-kv|quantized\.fp8", "FP8 by channel", _groups(8, "float", "channel")),
+    (r"fp8(?:[-_]block)?", "FP8 in blocks of 128",
+     {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}),
+    (r"(?:awq|gptq)?[-_]?(?:int8|8bit|w8a16)", "8 bits in groups of 128",
+     {"quant_method": "gptq", "bits": 8, "group_size": 128}),
+    (r"quantized\.w8a8|w8a8|int8-w8a8", "8 bits by channel", _groups(8, "int", "channel")),
+    (r"gptq(?:[-_](?:int4|4bit|marlin))?(?:-128g)?", "4 bits in groups of 128",
+     {"quant_method": "gptq", "bits": 4, "group_size": 128}),
+    (r"awq(?:[-_](?:int4|4bit|marlin))?", "4 bits in groups of 128", {"quant_method": "awq", "bits": 4, "group_size": 128}),
+    (r"quantized\.w4a16|w4a16|int4(?:-autoround)?|autoround(?:-int4)?|4bit", "4 bits in groups of 128",
+     _groups(4, "int", "group", 128)),
+    (r"nvfp4(?:-fp8|a16)?|fp4", "NVFP4 in groups of 16",
+     {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"]}),
+    (r"mxfp4", "MXFP4 in groups of 32", {"quant_method": "mxfp4"}),
+    (r"bf16|fp16", "not quantised", None),
+)  # fmt: skip
+# Endings of one model's editions, which share a shape: tuned for instructions, dated, in another format.
+_EDITION = r"instruct|it|chat|base|thinking|reasoning|hf|pt|2\d{3}|[01]\d{3}|0[1-9]-20\d\d"
+# Makers whose own checkpoints are quantised: without a file nobody can say how much of one is.
+_BORN_QUANTISED = ("deepseek", "kimi", "minimax", "gpt-oss", "mistral", "ministral", "devstral", "magistral")
+_NOT_QUANTISED_ALIKE = (
+    "Parts that a quantised checkpoint keeps in 16 bits, often attention, experts' routers or towers, are not known"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parsed:
+    """A model's name taken apart: what is left of it, and what its endings say."""
+
+    stem: str
+    editions: tuple[str, ...]
+    quantized: str | None  # how, in words; None where the name does not say
+    settings: Mapping[str, Any] | None  # its quantization_config
+
+    @property
+    def edition(self) -> str:
+        return "-".join((self.stem, *self.editions))
+
+
+@functools.cache
+def _parsed(name: str) -> _Parsed:
+    rest, quantized, settings = name.rpartition("/")[2].lower(), None, None
+    for _ in range(3):  # -FP8-KV, -Instruct-AWQ-INT4
+        for ending, words, config in _QUANTIZED:
+            if match := re.fullmatch(rf"(.+?)[-_.](?:{ending})", rest):
+                rest = match.group(1)
+                quantized, settings = quantized or words, settings if quantized else config
+                break
+        else:
+            break
+    editions: list[str] = []
+    while match := re.fullmatch(rf"(.+)-({_EDITION})", rest):
+        rest = match.group(1)
+        editions.insert(0, match.group(2))
+    return _Parsed(rest.removeprefix("meta-"), tuple(editions), quantized, settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """Which catalogued model stands for a name, and what is changed in its config."""
+
+    base: str
+    settings: Mapping[str, Any] | None  # a quantization_config to put in; None where there is none
+    is_requantized: bool  # the base's own quantisation does not count
+    notes: tuple[str, ...]
+
+
+def derive(name: str, known: Mapping[str, bool]) -> Derivation | None:
+    """The derivation of a name from the catalogue (`known`: id to whether it is quantised); None where nothing is near enough.
+
+    Another owner's copy counts only under the very same name, or with an ending that says how it was quantised.
+    """
+    wanted = _parsed(name)
+    owner = name.partition("/")[0].lower()
+    ranked = []
+    for other, is_quantized in known.items():
+        parsed = _parsed(other)
+        if parsed.stem != wanted.stem:
+            continue
+        is_own = other.partition("/")[0].lower() == owner
+        if parsed.edition != wanted.edition and not (is_own or wanted.quantized):
+            continue
+        if parsed.quantized and not wanted.quantized and parsed.stem.startswith(_BORN_QUANTISED):
+            continue
+        # The nearest edition, then one that is not quantised, then the same owner's; the shortest name decides the rest.
+        ranked.append((parsed.edition != wanted.edition, is_quantized, not is_own, len(other), other))
+    if not ranked:
+        return None
+    is_other_edition, is_quantized, is_foreign, _, base = min(ranked)
+    notes = [f"Derived: the catalogue does not have {name}; its shape is that of {base}."]
+    if wanted.quantized and wanted.settings:
+        notes.append(f"Its name says how it is quantised, taken as {wanted.quantized}. {_NOT_QUANTISED_ALIKE}.")
+    elif is_quantized and _parsed(base).quantized:
+        notes.append(f"{base} is the quantised edition; this one was taken as not quantised.")
+    if is_other_edition:
+        notes.append("The edition is another: its longest context may differ.")
+    elif is_foreign and not wanted.quantized and not _parsed(base).quantized:
+        notes.append("The owner is another: it was taken to be a copy.")
+    is_requantized = bool(wanted.quantized) or _parsed(base).quantized is not None
+    return Derivation(base, wanted.settings, is_requantized, tuple(notes))
