@@ -35,7 +35,7 @@ bench: $(READY)  ## speed and memory, as ratios against a baseline in the same r
 
 real: $(READY)   ## against the real vLLM (CPU build); installs it into your cache folder once, about 3 GB
 	$(BIN)/python -m lab.engine.install
-	$(BIN)/python -m pytest -m "real and not soak" -n 2 --dist loadgroup --durations=25 tests/real
+	$(BIN)/python -m pytest -m "real and not soak" -n 2 --dist loadgroup --durations=25
 
 soak: $(READY)   ## every random input of `make test`, then the long versions of `make real`; output is kept under lab/results/
 	PLIMSOLL_SOAK=1 $(BIN)/python -m pytest -n auto -m "not real and not soak" --ignore=tests/real

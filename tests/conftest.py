@@ -58,8 +58,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """`-n auto`: one more than there are cores, since guard's tests often wait for an answer or a deadline."""
-    return (os.cpu_count() or 1) + 1
+    """`-n auto`: two more than there are cores, since guard's tests often wait for an answer or a deadline."""
+    return (os.cpu_count() or 1) + 2
 
 
 @pytest.hookimpl(optionalhook=True)

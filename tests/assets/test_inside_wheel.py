@@ -85,6 +85,7 @@ def test_it_can_be_unpacked_on_the_path(wheel: Wheel, tmp_path: Path) -> None:
     _expect(_used(tmp_path), tmp_path)
 
 
+@pytest.mark.real
 def test_pip_installs_it(wheel: Wheel, tmp_path: Path) -> None:
     """pip takes it without network and finds its records right."""
     path = write_wheel(wheel, str(tmp_path / "dist"))

@@ -121,6 +121,7 @@ def test_nobody_there_is_exit_code_3(tmp_path: Path) -> None:
         assert guard.complains("no engine answered")
 
 
+@pytest.mark.real
 def test_a_dead_engine_is_said_shown_and_notified(tmp_path: Path) -> None:
     """One sentence, a finding with its remedy, and one notification in Alertmanager's form."""
     with standin() as server, receiving() as receiver:
@@ -144,6 +145,7 @@ def test_a_dead_engine_is_said_shown_and_notified(tmp_path: Path) -> None:
     assert alert["startsAt"] < alert["endsAt"]
 
 
+@pytest.mark.real
 def test_what_is_over_is_said_and_notified_with_its_end(tmp_path: Path) -> None:
     """The alert that ends is the one that began: the same labels, the same start, and an end that is now."""
     health = [503]
@@ -247,6 +249,7 @@ def ask(port: int, path: str) -> str:
         return str(answer.read().decode())
 
 
+@pytest.mark.real
 def test_engines_come_and_go_with_their_list(tmp_path: Path) -> None:
     """file_sd is read again: a new target is watched, one that is gone is not; a broken list changes nothing."""
     listed = tmp_path / "engines.json"
@@ -269,6 +272,7 @@ def test_engines_come_and_go_with_their_list(tmp_path: Path) -> None:
             assert guard.stop() == 0
 
 
+@pytest.mark.real
 def test_systemd_hears_that_it_lives(tmp_path: Path) -> None:
     """Ready, then alive again and again with a line of status, then stopping."""
     path = str(tmp_path / "notify")
@@ -288,6 +292,7 @@ def test_systemd_hears_that_it_lives(tmp_path: Path) -> None:
         assert heard == b"STOPPING=1"
 
 
+@pytest.mark.real
 def test_a_place_that_is_taken(tmp_path: Path) -> None:
     """An API that was asked for and cannot be had is exit code 3."""
     with socket.socket() as taken:
@@ -305,6 +310,7 @@ def test_a_place_that_is_taken(tmp_path: Path) -> None:
     assert not (tmp_path / "plimsoll").exists(), "the token of whoever has the place is left alone"
 
 
+@pytest.mark.real
 def test_a_person_is_told_where_the_page_is(tmp_path: Path) -> None:
     """On a terminal: its address and the file with the token. Who reads a pipe or a journal is told nothing of it."""
     ours, theirs = os.openpty()
@@ -323,6 +329,7 @@ def test_a_person_is_told_where_the_page_is(tmp_path: Path) -> None:
         assert quiet.complained == []
 
 
+@pytest.mark.real
 def test_a_reader_that_goes_away_ends_it(tmp_path: Path) -> None:
     """`plimsoll guard ... | head -1` ends quietly once there is more to say."""
     command = f"{sys.executable} -m plimsoll guard --no-api --every 1s --engine http://127.0.0.1:9 --looks 3 --json | head -c 1"

@@ -74,6 +74,7 @@ def test_it_asks_the_guard_of_this_user(tmp_path: Path, capsys: Capsys, monkeypa
             assert guard.stop() == 0
 
 
+@pytest.mark.real
 def test_it_shows_the_last_canary_request(tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     """How long it took, or why it could not be made; and that the answer was garbage."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))

@@ -65,6 +65,7 @@ def test_help_fits_a_narrow_screen(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert max(map(len, listed)) <= 80
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_completes_words(shell: str, tmp_path: Path) -> None:
     """`plimsoll completion SHELL` prints a script that the shell takes; what it calls offers commands, options and values."""

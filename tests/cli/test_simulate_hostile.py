@@ -233,6 +233,7 @@ def _python(code: str, *, path: Path | None = None) -> subprocess.CompletedProce
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.real
 def test_an_interruption(tmp_path: Path) -> None:
     """Ctrl-C in the middle of a run is one line and exit code 130."""
     pipe = tmp_path / "steps"
@@ -252,6 +253,7 @@ def test_an_interruption(tmp_path: Path) -> None:
     assert err.removeprefix(COMPILING + "\n") == "plimsoll: interrupted\n"
 
 
+@pytest.mark.real
 def test_a_reader_that_went_away() -> None:
     """`| head` is nobody's fault: exit 0 and not a word."""
     reading, writing = os.pipe()

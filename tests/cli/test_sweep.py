@@ -65,6 +65,7 @@ def test_a_missing_trace_names_this_command(capsys: pytest.CaptureFixture[str]) 
     assert "which trace? plimsoll sweep TRACE" in capsys.readouterr().err
 
 
+@pytest.mark.real
 def test_a_killed_sweep_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """kill -9 in the middle: the second call runs the missing settings alone and says what an undisturbed one says."""
     kept = tmp_path / "runs.jsonl"

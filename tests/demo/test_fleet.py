@@ -36,6 +36,7 @@ def test_tokens_are_drawn_anew_and_only_this_user_can_read_them(tmp_path: Path) 
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+@pytest.mark.real
 def test_a_unit_starts_says_that_it_runs_and_stops(tmp_path: Path) -> None:
     """By the exit codes that guard asks of commands."""
     write_unit(tmp_path, [sys.executable, "-c", "import time; time.sleep(60)"], {})

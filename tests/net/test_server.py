@@ -194,8 +194,11 @@ def test_what_is_posted_reaches_who_does_it(acting: int) -> None:
         ((421, 400), (BEARER, *POST, "host: evil.example")),
     ],
 )
-def test_what_no_page_of_a_stranger_could_post(statuses: tuple[int, ...], headers: tuple[str, ...], acting: int) -> None:
+def test_what_no_page_of_a_stranger_could_post(
+    statuses: tuple[int, ...], headers: tuple[str, ...], acting: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without the token, as a form, without a length, too long, under two names: it is not done."""
+    monkeypatch.setattr(guard_server, "PATIENCE_S", 0.3)  # of a length without its bytes
     assert status(acting, "POST /v1/pause", *headers, body="{}") in statuses
 
 

@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         # A soak test keeps the time that `make soak` gives on its command line.
         if item.get_closest_marker("timeout") is None and item.get_closest_marker("soak") is None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S, func_only=True))
-    items.sort(key=lambda item: in_order(item.nodeid) if item.path.is_relative_to(HERE) else (float("-inf"), ""))
+    items.sort(key=lambda item: in_order(item.nodeid))
 
 
 def need_vllm() -> None:

@@ -102,12 +102,12 @@ def _bare(text: str) -> str:
 @pytest.mark.timeout(300)
 def test_an_engine_that_is_killed_loses_requests_and_that_is_said(tmp_path: Path) -> None:
     """Exit code 1, with the count: what nobody drained is lost, and the demo does not hide it."""
-    process = demo(tmp_path, "--balancer", "own")
+    process = demo(tmp_path, "--balancer", "own", "--speed", "2")
     end_s = time.monotonic() + 60
     while not (states := list(tmp_path.glob("plimsoll-demo-*/a/engine.json"))):
         assert time.monotonic() < end_s
         time.sleep(0.1)
-    time.sleep(12.0)  # amid the burst: it has streams that have begun
+    time.sleep(6.0)  # amid the burst: it has streams that have begun
     os.kill(json.loads(states[0].read_text(encoding="utf-8"))["pid"], signal.SIGKILL)
     summary, story = ended(process)
     assert process.returncode == 1, story

@@ -164,7 +164,7 @@ def test_vllms_own_valve_decides_alone_and_gets_a_retry_after(start_engine: Star
 def test_a_crash_leaves_sensible_answers(start_engine: StartEngine) -> None:
     """A step out of memory: not ready because dead, figures still there, no call into the dead, nothing in flight."""
     env = {**ENV, "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}
-    server = start_engine(*FLAGS, env=env, oom_on_demand=True)
+    server = start_engine(*FLAGS, env=env, oom_on_demand=True, forks=True)
     assert is_finished(asyncio.run(complete(server.port, 4, stream=False)))
     server.arm_oom()
     told = asyncio.run(complete(server.port, 4, stream=True))

@@ -33,7 +33,7 @@ FLAGS = (
     "--num-gpu-blocks-override", "18", "--max-num-seqs", "8", "--middleware", "plimsoll.inside.Gate",
     "--worker-extension-cls", "plimsoll.inside.Probe",
 )  # fmt: skip
-IDLE_S = 45.0
+IDLE_S = 25.0
 CLIENTS = 12
 # Of an impatient operator, so that a test need not wait as long for a dead engine; all else as it is generated.
 OUTAGE_S = 20

@@ -8,6 +8,8 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from lab.guard.contenders import Contender, judge
 from lab.guard.epoch_gate import open_gate
 from plimsoll.guard.act.ports import Outcome
@@ -134,6 +136,7 @@ def test_a_disk_that_hangs(tmp_path: Path) -> None:
     release(other)
 
 
+@pytest.mark.real
 def test_processes_that_are_stopped_and_killed(tmp_path: Path) -> None:
     """A killed holder gives it up at once; a stopped one keeps it, and nobody else gets it; epochs are never given twice."""
     names = iter("abcdefgh")

@@ -254,6 +254,7 @@ def test_a_lease_that_makes_no_sense(lease: dict[str, Any]) -> None:
     assert not isinstance(outcome, Unanswered)
 
 
+@pytest.mark.real
 def test_processes_that_are_stopped_and_killed(api: LeaseApi, folder: str) -> None:
     """Two real processes: a stopped holder wakes late and is told so, a killed one is replaced, the gate takes no old epoch."""
     with open_gate() as gate:

@@ -27,6 +27,7 @@ from tests.guard.daemon.test_guard_sight import FIGURES, Few
 from tests.standin.servers import standin
 
 
+@pytest.mark.real
 def test_the_whole_plan_is_printed_and_nothing_is_done(tmp_path: Path) -> None:
     """The rung, the engine and why; then each step with what is checked before and after, and how it is undone. Once."""
     with standin() as server:

@@ -118,6 +118,7 @@ def test_what_a_finder_knows_reaches_the_look_under_the_name_it_has_here() -> No
     assert (named.token, named.api_key, found.token, found.api_key, found.canary_s) == (None, None, "t" * 16, "k", 30.0)
 
 
+@pytest.mark.real
 def test_a_wrong_token_of_a_gate_is_said(tmp_path: Path) -> None:
     """Once, with what it means; the API shows it, it is no alert, and neither is the file of it that all can read."""
 
@@ -141,6 +142,7 @@ def test_a_wrong_token_of_a_gate_is_said(tmp_path: Path) -> None:
     assert receiver.got == []
 
 
+@pytest.mark.real
 def test_a_webhook_that_is_not_there_is_said(tmp_path: Path) -> None:
     """After a while, once; the API and the metrics show it for as long as it lasts; its address's query is in none of it."""
     with standin() as server:
@@ -159,6 +161,7 @@ def test_a_webhook_that_is_not_there_is_said(tmp_path: Path) -> None:
             assert "hush" not in "".join((*guard.complained, *guard.said))
 
 
+@pytest.mark.real
 def test_an_output_that_takes_nothing_is_said_where_it_can_be(tmp_path: Path) -> None:
     """A full disk behind standard output: the watching goes on, and the API and standard error say that lines are lost."""
     command = [sys.executable, "-m", "plimsoll", "guard", "--every", "1s", "--listen", "127.0.0.1:0"]

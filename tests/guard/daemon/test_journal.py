@@ -224,6 +224,7 @@ def test_a_second_writer_is_refused(path: Path) -> None:
     Journal(path).close()
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("most", [1 << 20, 10])
 def test_killed_in_the_middle_of_many_appends(path: Path, most: int) -> None:
     """kill -9 at any moment, also while old entries are deleted: every confirmed entry is there, and the file is whole."""
