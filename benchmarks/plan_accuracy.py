@@ -3,12 +3,14 @@
     python -m benchmarks.plan_accuracy [--write]      --write puts the tables into docs/accuracy.md
 
 Reads the public starts in ../shared/data (figures other people's logs printed). Weights come from the model's shape, the
-overhead from figures fitted on the other architectures, the blocks from our own arithmetic.
+overhead from figures fitted on the other architectures, the blocks from our own arithmetic. The newer starts, of 0.19 to 0.31,
+are in starts.jsonl beside this file and in ../shared/data: each is planned from its command, as a user would.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from statistics import mean, median
@@ -16,10 +18,13 @@ from typing import Any, NamedTuple
 
 from benchmarks import weights_accuracy
 from lab import fit_overhead
+from plimsoll.errors import PlimsollError
 from plimsoll.models.shape import LayerKind, ModelShape
 from plimsoll.plan.kv import plan_kv
 from plimsoll.plan.kv_layers import specs_of_all_stages
 from plimsoll.plan.ledger import left_of
+from plimsoll.plan.options import ServerOptions
+from plimsoll.plan.read import plan_command
 from plimsoll.plan.settings import Settings, caches_prefixes_by_default
 from plimsoll.plan.weights import weights_from_shape
 from plimsoll.units import GIB, Estimate
@@ -45,6 +50,7 @@ class Scored(NamedTuple):
     kv: tuple[float, float]
     concurrency: tuple[float, float] | None
     is_covered: bool
+    is_refused: bool  # not even the high end of the band leaves a block
     half_width: float
 
     @property
@@ -72,7 +78,7 @@ def scored() -> list[Scored]:
         found.append(
             Scored(start.name, start.architecture, start.is_campaign, start.given.release, start.given.gpu_bytes / GIB,
                    start.requested, (weights.value / GIB, start.weights), (kv.value / GIB, start.kv),
-                   _concurrency(row, shape, start, kv), kv.low - rounding <= start.kv * GIB <= kv.high + rounding,
+                   _concurrency(row, shape, start, kv), kv.low - rounding <= start.kv * GIB <= kv.high + rounding, kv.high <= 0,
                    (kv.high - kv.low) / 2 / GIB)
         )  # fmt: skip
     return found
@@ -90,6 +96,103 @@ def _concurrency(row: dict[str, Any], shape: ModelShape, start: fit_overhead.Sta
     )  # fmt: skip
     planned = plan_kv(specs_of_all_stages(shape, settings), settings, kv.value)
     return (planned.max_concurrency, row["max_concurrency"]) if planned.max_concurrency else None
+
+
+class Newer(NamedTuple):
+    """A start of 0.19 or newer, planned from its command; sizes in GiB."""
+
+    name: str
+    release: str
+    hardware: str
+    feature: str
+    total: float
+    kv: tuple[float, float]  # said, measured
+    band: tuple[float, float]
+    is_refused: bool
+    is_held_out: bool
+
+    @property
+    def error(self) -> float:
+        """Said less measured, as a share of the card."""
+        return (self.kv[0] - self.kv[1]) / self.total
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether the band holds the truth, to the last digit that a log prints."""
+        return self.band[0] - 0.01 <= self.kv[1] <= self.band[1] + 0.01
+
+
+def newer() -> tuple[list[Newer], list[str]]:
+    """Every newer start whose model can be described without a network, and the names of those that cannot."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    folder = DATA / "startups"
+    files = [Path(__file__).with_name("starts.jsonl"), folder / "starts-2026-11.jsonl"]
+    rows = [json.loads(line) for file in files if file.is_file() for line in file.read_text().splitlines()]
+    scores, missing = [], []
+    for row in rows:
+        model = str(folder / "configs-2026-11" / row["cfg"]) if row.get("cfg") else row["model"]
+        words = (*(("env", *row["env"]) if row["env"] else ()), "vllm", "serve", model, *row["flags"])
+        total = row["gpu_total_gib"]
+        options = ServerOptions(gpu=row["gpu"], gpu_memory_gib=int(total * GIB), vllm=row["vllm"], rest=words)
+        try:
+            plan = plan_command(options)
+        except PlimsollError:
+            missing.append(row["id"])
+            continue
+        kv, settings = plan.ledger.kv, plan.ledger.settings
+        scores.append(
+            Newer(row["id"], row["vllm"], _hardware(settings), _feature(plan.shape, settings), total,
+                  (kv.value / GIB, row["truth"]["kv_gib"]), (kv.low / GIB, kv.high / GIB),
+                  not plan.fits and not plan.is_undecided, bool(row.get("held_out")))
+        )  # fmt: skip
+    return scores, missing
+
+
+def _hardware(settings: Settings) -> str:
+    if settings.shares_host_memory:
+        return "GB10"
+    if settings.is_amd:
+        return "AMD"
+    major = (settings.compute_capability or (0, 0))[0]
+    return {9: "Hopper", 10: "Blackwell, data centre", 12: "Blackwell, RTX"}.get(major, "Ampere, Ada")
+
+
+def _feature(shape: ModelShape, settings: Settings) -> str:
+    if settings.tensor_parallel * settings.pipeline_parallel > 1:
+        return "several GPUs"
+    if shape.quantization is not None:
+        return "quantised"
+    return "pictures" if shape.towers else "text, 16 bits"
+
+
+def newer_tables(starts: list[Newer], missing: list[str]) -> list[str]:
+    """Each class of the newer starts apart, then every start."""
+    if not starts:
+        return []
+    unknown = f"{len(missing)} more have models that are not known offline"
+    lines = ["", f"**Newer starts, planned from their commands**: {len(starts)} starts; {unknown}", ""]
+    lines += ["| class | starts | median | mean | largest over-estimate | in band | refused |", "|---|---|---|---|---|---|---|"]
+    era = "0.19 to 0.26", "0.27 to 0.31"
+    classes = {"all": starts, "not looked at before": [s for s in starts if s.is_held_out]}
+    classes |= {name: [s for s in starts if (int(s.release.split(".")[1]) >= 27) == (name == era[1])] for name in era}
+    for name in sorted({s.hardware for s in starts}):
+        classes[name] = [s for s in starts if s.hardware == name]
+    for name in sorted({s.feature for s in starts}):
+        classes[name] = [s for s in starts if s.feature == name]
+    for name, some in classes.items():
+        if some:
+            errors, most = [abs(s.error) for s in some], max(0.0, *(s.error for s in some))
+            lines.append(
+                f"| {name} | {len(some)} | {median(errors):.2%} | {mean(errors):.2%} | {most:.2%} | "
+                f"{sum(s.is_covered for s in some)} of {len(some)} | {sum(s.is_refused for s in some)} |"
+            )
+    lines += ["", "| start | KV | measured | band | of the card | in band |", "|---|---|---|---|---|---|"]
+    lines += [
+        f"| {s.name} | {s.kv[0]:.2f} | {s.kv[1]:.2f} | {s.band[0]:.1f} to {s.band[1]:.1f} | {s.error:+.2%} | "
+        f"{'yes' if s.is_covered else 'no'} |"
+        for s in sorted(starts)
+    ]
+    return lines
 
 
 def _per_architecture(some: list[Scored], figure: dict[str, float]) -> float:
@@ -117,8 +220,8 @@ def summary(title: str, some: list[Scored]) -> list[str]:
     if concurrency:
         lines += [f"| max concurrency ({len(concurrency)} starts state it) | {_per_architecture(some, concurrency):.2%} |"]
     lines += [f"| largest over-estimate of KV, of the requested memory | {over:.2%} |"]
-    refused = [s for s in some if s.kv[0] <= 0]
-    lines += [f"| called too large although it started | {len(refused)} of {len(some)} |"]
+    refused = sum(s.is_refused for s in some)
+    lines += [f"| called too large although it started | {refused} of {len(some)} |"]
     lines += [f"| band holds the truth | {sum(s.is_covered for s in some)} of {len(some)} |"]
     lines += [
         f"| median half-width of the band, of the requested memory | {median(s.half_width / s.requested for s in some):.2%} |",
@@ -151,7 +254,7 @@ def main() -> None:
     if not DATA.is_dir():
         print("the public starts are not beside this checkout; nothing to score")
         return
-    text = tables(scored())
+    text = tables(scored()) + "\n".join(["", *newer_tables(*newer())])
     print(text)
     if "--write" in sys.argv[1:]:
         head = PAGE.read_text(encoding="utf-8").split("<!-- tables -->")[0]

@@ -12,7 +12,7 @@ import pytest
 
 from lab import write_gpu_docs
 from plimsoll.errors import BadInput
-from plimsoll.hardware.cards import AMBIGUOUS, GPUS, Ambiguous, Gpu, Vendor, gpu_named, nearest_names
+from plimsoll.hardware.cards import AMBIGUOUS, GPUS, INSTANCES, Ambiguous, Gpu, Vendor, gpu_named, nearest_names
 from plimsoll.units import GIB
 from tests.each import each
 
@@ -98,6 +98,23 @@ def test_every_spelling_finds_its_card(gpu: Gpu) -> None:
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000 Blackwell Server"),
         ("dgx spark", "GB10"),
         ("mi300x", "MI300X"),
+        ("AMD Instinct MI300X VF", "MI300X"),
+        ("0x74a1", "MI300X"),
+        ("RTX PRO 6000", "RTX PRO 6000 Blackwell Workstation"),
+        ("p5.48xlarge", "H100 SXM 80GB"),
+        ("p5en.48xlarge", "H200 SXM 141GB"),
+        ("p4d.24xlarge", "A100 SXM 40GB"),
+        ("g6e.12xlarge", "L40S"),
+        ("a3-highgpu-8g", "H100 SXM 80GB"),
+        ("a3-ultragpu-8g", "H200 SXM 141GB"),
+        ("a4-highgpu-8g", "B200"),
+        ("g2-standard-48", "L4"),
+        ("nvidia-tesla-a100", "A100 SXM 40GB"),
+        ("Standard_ND96isr_H100_v5", "H100 SXM 80GB"),
+        ("Standard_ND96isr_MI300X_v5", "MI300X"),
+        ("Standard_NC40ads_H100_v5", "H100 NVL 94GB"),
+        ("BM.GPU.H100.8", "H100 SXM 80GB"),
+        ("gpu_8x_h100_sxm5", "H100 SXM 80GB"),
     ],
 )
 def test_the_names_people_use(typed: str, card: str) -> None:
@@ -149,6 +166,11 @@ def test_every_figure_has_a_source(gpu: Gpu) -> None:
     assert gpu.unified_memory == (gpu.name.startswith(("GH200", "GB", "Jetson")))
 
 
+def test_every_machine_type_has_a_card() -> None:
+    """What a cloud's machine type leads to is a card of the table."""
+    assert {card for _, card in INSTANCES} <= {gpu.name for gpu in GPUS}
+
+
 def test_a_short_name_for_two_sizes_is_refused_with_both() -> None:
     """`a100` may have 40 or 80 GB, so we ask."""
     with pytest.raises(BadInput, match=r"40 and with 80 GB.*A100 SXM 80GB, A100 SXM 40GB, .* or A100 PCIe 40GB$"):
@@ -186,7 +208,7 @@ def test_a_mig_slice_of_an_unknown_card_asks_for_its_size() -> None:
         gpu_named("NVIDIA Z900 MIG 2g.20gb")
 
 
-@pytest.mark.parametrize(("typed", "near"), [("h1000", "H100 SXM 80GB"), ("rtx 4091", "RTX 4090"), ("mi355", "MI355X")])
+@pytest.mark.parametrize(("typed", "near"), [("h1000", "H100 SXM 80GB"), ("rtx 4091", "RTX 4090"), ("mi356", "MI355X")])
 def test_an_unknown_name_offers_the_nearest(typed: str, near: str) -> None:
     """One line names cards that look like what was typed."""
     with pytest.raises(BadInput, match=near) as refused:

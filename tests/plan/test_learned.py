@@ -84,7 +84,7 @@ def test_a_real_start_makes_the_next_plan_exact(log: str, command: str) -> None:
 
 
 def test_a_start_on_a_cpu_makes_the_next_plan_exact() -> None:
-    """What vLLM 0.32.0 said of a two-layer model on a machine of 22.71 GiB: the cache was 14 % off, and then is 0.2 % off."""
+    """What vLLM 0.32.0 said of a two-layer model on a machine of 22.71 GiB: the cache was 23 % off, and then is 0.2 % off."""
     config = {
         "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
         "head_dim": 32, "vocab_size": 2048, "max_position_embeddings": 4096, "tie_word_embeddings": True,
@@ -98,7 +98,7 @@ def test_a_start_on_a_cpu_makes_the_next_plan_exact() -> None:
         kv_tokens=1_984_512, max_model_len=2048, max_num_seqs=4, max_num_batched_tokens=2048, enforce_eager=True,
     )  # fmt: skip
     after = corrected(ledger, correction_from(ledger, measured), ModelFacts("tiny", tiny))
-    assert ledger.kv_plan.tokens == pytest.approx(1.14 * 1_984_512, rel=0.01)
+    assert ledger.kv_plan.tokens == pytest.approx(1.23 * 1_984_512, rel=0.01)
     assert after.kv_plan.tokens == pytest.approx(1_984_512, rel=0.002)
     assert after.kv.low <= _gib(1.89) <= after.kv.high
 

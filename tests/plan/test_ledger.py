@@ -170,7 +170,9 @@ def test_a_context_that_does_not_fit() -> None:
     offers = {a.flag: a for a in _advice(LLAMA_8B, L4, "")}
     fits = int(offers["--max-model-len"].value)
     assert _codes(LLAMA_8B, L4, f"--max-model-len {fits}") == set()
-    assert _codes(LLAMA_8B, L4, f"--max-model-len {fits + 16}") == {Code.STARTUP_CONTEXT_TOO_LONG}
+    longer = _plan(LLAMA_8B, L4, f"--max-model-len {fits + 16}")
+    assert not longer.fits
+    assert longer.fits_at_high_end  # so the finding is a warning: a little less overhead would do
 
 
 def test_every_offer_was_planned_and_clears_what_it_says() -> None:

@@ -9,7 +9,8 @@ MODEL is a folder with config.json, a model in Hugging Face's own cache or in th
 other id, whose config.json and safetensors headers are then read from the Hugging Face hub. HF_HUB_OFFLINE=1 forbids that.
 Instead of a command, a script, compose file or manifest works as well: plimsoll plan --gpu L4 start.sh
 
-Exit codes: 0 it fits (is certified), 1 it does not, 2 your input is wrong, 3 the hub did not answer. Read on: docs/plan.md
+Exit codes: 0 it fits (is certified) or that cannot be told from here, 1 it does not, 2 your input is wrong, 3 the hub did not
+answer. Read on: docs/plan.md
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def run(options: PlanOptions) -> int:
 
         write_file(options.html, as_html(plan, matrix=matrix, workload=answer))
     show((report.as_json if options.json else report.as_text)(plan, matrix, answer))
-    return 0 if plan.fits and (answer is None or answer.verdict.is_fine) else 1
+    return 0 if (plan.fits and (answer is None or answer.verdict.is_fine)) or (plan.is_undecided and answer is None) else 1
 
 
 def _learn(options: PlanOptions, log: str) -> int:
@@ -152,7 +153,7 @@ def compare(options: PlanOptions, path: str) -> int:
         except PlimsollError as error:
             rows.append(report.ComparedPlan(launch.source, None, str(error)))
     show((report.compare_as_json if options.json else report.compare_as_text)(rows, notes))
-    return 0 if all(row.plan is not None and row.plan.fits for row in rows) else 1
+    return 0 if all(row.plan is not None and (row.plan.fits or row.plan.is_undecided) for row in rows) else 1
 
 
 def _options_of(options: PlanOptions, launch: Launch) -> PlanOptions:

@@ -78,10 +78,12 @@ def gpu_names() -> list[str]:
 
 
 def gpu_named(name: str) -> Gpu:
-    """The card that people call `name`: its own name, nvidia-smi's, a cloud's or a short one, however it is spaced."""
-    found = _by_key().get(_key(name))
-    if found is not None:
-        return found
+    """The card that people call `name`: its own name, nvidia-smi's or rocm-smi's, a short one, or a cloud's machine type."""
+    machine = name.strip().lower()
+    of_machine = next((card for pattern, card in INSTANCES if re.fullmatch(pattern, machine)), name)
+    gpu = _by_key().get(_key(of_machine))
+    if gpu is not None:
+        return gpu
     shown = " ".join(name.split())[:60]  # a message is one line
     _refuse_mig(shown)
     unclear = _ambiguous_by_key().get(_key(name))
@@ -180,6 +182,9 @@ def _gpu(
 with open(join(dirname(__file__), "data", "gpus.json"), "rb") as _file:
     _TABLE = json.load(_file)
 GPUS: tuple[Gpu, ...] = tuple(_gpu(**row) for row in _TABLE["gpus"])
+INSTANCES: tuple[tuple[str, str], ...] = tuple(
+    (pattern, card) for pattern, card in _TABLE["instances"]
+)  # of clouds, in lower case
 AMBIGUOUS: tuple[Ambiguous, ...] = tuple(
     Ambiguous(tuple(row["names"]), tuple(row["candidates"]), row["because"]) for row in _TABLE["ambiguous"]
 )

@@ -23,6 +23,7 @@ from plimsoll.hardware.cards import Vendor, gpu_named
 from plimsoll.models.shape import ModelShape, Tower
 from plimsoll.plan.findings import stops_the_start
 from plimsoll.plan.ledger import (
+    DEEPSTACK,
     PIECES_AT_MOST,
     V2_PENALTY_BYTES,
     Batch,
@@ -130,7 +131,6 @@ SAMPLER_FIRST, PENALTIES_FIRST, SAMPLER_SECOND = 20, 32, 14
 SORTED_ROWS, SORTED_BYTES = 8, 60
 # Ids of prompts and outputs, padded to the longest, and the ones that are scattered (apply_penalties): 64-bit each.
 PENALTY_TOKEN_BYTES = 24
-DEEPSTACK = {"qwen3_vl": 4, "qwen3_vl_moe": 4}  # embeddings of several layers beside the last one's
 # The side of a picture that becomes one token, and the most tokens of one picture by the makers' own processor.
 _PIXELS_PER_TOKEN = {"qwen2_vl": 28, "qwen2_5_vl": 28, "qwen3_vl": 32, "qwen3_vl_moe": 32, "qwen3_5": 32, "qwen3_5_moe": 32}
 _MOST_PICTURE_TOKENS = {"gemma3": 256, "llava": 576, **dict.fromkeys(_PIXELS_PER_TOKEN, 16384)}
@@ -201,18 +201,6 @@ def unseen_of(settings: Settings, shape: ModelShape) -> int:
     """The second runner's penalty counters, in no term of vLLM's accounting until 0.27."""
     counted = era_of(settings.release).consumed_counts_all or not settings.v2_runner
     return 0 if counted else int(V2_PENALTY_BYTES * settings.max_num_seqs * shape.vocab_size)
-
-
-def reserved_of(ledger: Ledger, shape: ModelShape) -> int:
-    """The peak that the profile run reserves inside the request, at the least.
-
-    The second runner copies the profile's logits to 32 bits only until 0.27 (sample/sampler.py needs_logits_processing).
-    """
-    settings, low = ledger.settings, ledger.activation.low
-    copies = not settings.v2_runner or not Behaviour.LEAN_PROFILE.is_in(settings.release)
-    if copies or not ledger.activation.why.startswith("sampler"):
-        return low
-    return max(0, low - 4 * min(settings.max_num_seqs, settings.max_num_batched_tokens) * shape.vocab_size)
 
 
 def residents_of(step: Step, held_tokens: int) -> list[Term]:
@@ -526,7 +514,7 @@ def assess(question: Question) -> Certificate:
     model, settings = question.model, question.settings
     ledger = question.replan(settings)
     step = step_of(ledger, model, question.limits)
-    terms, room = _room(ledger, unseen_of(settings, model.shape), reserved_of(ledger, model.shape))
+    terms, room = _room(ledger, unseen_of(settings, model.shape), ledger.activation.low)
     pieces = int(PIECES_AT_MOST * ledger.activation.value)
     residents, kinds = _with_held(step, room - pieces)
     spare = room - pieces - sum(resident.size for resident in residents)
@@ -609,7 +597,7 @@ def _batch_kind(step: Step, ledger: Ledger, room: int, replan: Replan) -> Kind:
     fixed = settings.has_fixed_cache
 
     def needs(count: int, plan: Ledger) -> int:
-        peak = plan.activation.high if fixed else reserved_of(plan, step.shape)
+        peak = plan.activation.high if fixed else plan.activation.low
         return peak + adapter_activation(step) * count // tokens * fixed + int(PIECES_AT_MOST * plan.activation.value)
 
     whole = needs(tokens, ledger)

@@ -14,14 +14,17 @@ from plimsoll.findings import Code, Evidence, Finding, Severity
 from plimsoll.launch.check_flags import Item
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.kv import WhyRefused
-from plimsoll.plan.ledger import Ledger
-from plimsoll.plan.settings import Settings
+from plimsoll.plan.ledger import Ledger, embedding_table, keeps_copies
+from plimsoll.plan.settings import WHOLE_ITEM_TOKENS, Settings
 from plimsoll.units import GIB, format_count, format_gib
 from plimsoll.vllm.versions import Behaviour
 
 TOO_LONG_FOR_THE_MODEL = "the model has no such context"
 NOT_QUANTISED = "the checkpoint is not quantised"
 TOO_FEW_LORAS_IN_HOST = "fewer LoRAs in host memory than on the GPU"
+ITEM_BEYOND_THE_BATCH = "one picture or film is larger than a batch"
+LORA_RANKS = frozenset({1, 8, 16, 32, 64, 128, 256, 320, 512})  # config/lora.py; 1 since 0.11
+MORE_SEQUENCES_THAN_STATES = "more sequences than the cache has states"
 BFLOAT16_SINCE = (8, 0)  # compute capability; asked by the workers of every release
 # Methods that read how a checkpoint was made from its own files and do not quantise while they load (as fp8 does).
 _MADE_BEFORE = frozenset({"awq", "awq_marlin", "gptq", "gptq_marlin"})
@@ -56,7 +59,40 @@ def refusals(ledger: Ledger, shape: ModelShape, environment: Mapping[str, str], 
     if settings.max_loras and 0 < settings.max_cpu_loras < settings.max_loras:  # vLLM takes 0 as not given
         because = f"--max-cpu-loras {settings.max_cpu_loras} must be at least --max-loras {settings.max_loras}: vLLM refuses it"
         refuse(Code.OTHER_BAD_CONFIG, 0.95, TOO_FEW_LORAS_IN_HOST, because)
+    if settings.max_loras and settings.max_lora_rank not in LORA_RANKS:
+        because = f"--max-lora-rank {settings.max_lora_rank} is not one of {', '.join(map(str, sorted(LORA_RANKS)))}"
+        refuse(Code.OTHER_BAD_CONFIG, 0.9, "vLLM has no such LoRA rank", because, f"--max-lora-rank {settings.max_lora_rank}")
+    for title, because in _contradictions(settings, shape):
+        refuse(Code.OTHER_BAD_CONFIG, 0.9, title, f"{because}: vLLM refuses it")
+    whole = WHOLE_ITEM_TOKENS.get(shape.model_type, 0)
+    reads = shape.towers and not settings.language_model_only
+    if reads and settings.max_num_batched_tokens < whole and Behaviour.UNREAD_TOWERS.is_in(settings.release):
+        because = (
+            f"this model reads a picture or film whole, up to {format_count(whole)} tokens, and --max-num-batched-tokens is "
+            f'{format_count(settings.max_num_batched_tokens)}: vLLM stops with "Chunked MM input disabled"'
+        )
+        refuse(Code.OTHER_BAD_CONFIG, 0.8, ITEM_BEYOND_THE_BATCH, because)
     return found
+
+
+def _contradictions(settings: Settings, shape: ModelShape) -> Iterator[tuple[str, str]]:
+    """Sizes that contradict each other, whatever the memory: config/scheduler.py, config/model.py and arg_utils.py of vLLM."""
+    tokens, context = settings.max_num_batched_tokens, settings.max_model_len
+    if not settings.chunked_prefill and 0 < tokens < context:
+        because = f"without chunked prefill a batch of {format_count(tokens)} tokens must hold {format_count(context)}"
+        yield "a prompt of full length is larger than a batch", because
+    if settings.long_prefill_token_threshold > settings.context:
+        because = f"--long-prefill-token-threshold {settings.long_prefill_token_threshold} is beyond the context"
+        yield "a threshold beyond the context", because
+    drafted = 1 + settings.speculative_tokens
+    if settings.max_loras and settings.speculative and tokens < settings.max_num_seqs * drafted:
+        because = f"with LoRA a batch must hold {drafted} tokens of each of {settings.max_num_seqs} sequences"
+        yield "a batch too small for drafted tokens", because
+    dcp, ranks, heads = settings.decode_context_parallel, settings.tensor_parallel, shape.kv_heads
+    if dcp > 1 and shape.mla is None and heads and (ranks <= heads or dcp > ranks // heads):
+        most = max(1, ranks // heads)
+        because = f"{heads} key-value heads over {ranks} GPUs allow --decode-context-parallel-size {most}, not {dcp}"
+        yield "too many ranks for one context", because
 
 
 # Room for lazily loaded kernels, cuBLAS workspaces and the like, on top of what can be computed.
@@ -73,6 +109,7 @@ def findings_of(
     findings += _too_large_a_cache(ledger, shape) + _in_pieces(ledger)
     findings += refusals(ledger, shape, environment, unquantised=unquantised)
     findings += _warm_up(ledger) + _graphs(ledger, shape) + _thin(ledger, shape) + _one_block_short(ledger)
+    findings += [] if too_heavy else _too_few_states(ledger)
     order = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
     return sorted(findings, key=lambda finding: order[finding.severity])
 
@@ -121,8 +158,10 @@ def _weights(ledger: Ledger) -> list[Finding]:
     if ledger.weights.value <= room:
         return []
     because = f"the weights of one GPU take {format_gib(ledger.weights.value)}, the card has {format_gib(room)}"
-    confidence = 0.95 if ledger.weights.low > room else 0.6
-    return [Finding(Code.STARTUP_WEIGHTS_DO_NOT_FIT, Severity.CRITICAL, confidence, "the weights do not fit", because)]
+    sure = ledger.weights.low > room
+    severity, confidence = (Severity.CRITICAL, 0.95) if sure else (Severity.WARNING, 0.6)
+    title = "the weights do not fit" if sure else "the weights may not fit"
+    return [Finding(Code.STARTUP_WEIGHTS_DO_NOT_FIT, severity, confidence, title, because)]
 
 
 def _free_memory(ledger: Ledger) -> list[Finding]:
@@ -140,7 +179,8 @@ def _free_memory(ledger: Ledger) -> list[Finding]:
 
 def _cache(ledger: Ledger) -> list[Finding]:
     refusal = ledger.kv_plan.refusal
-    sure = 0.95 if ledger.kv.high <= 0 else 0.7
+    confidence = 0.95 if ledger.kv.high <= 0 else 0.7
+    severity = Severity.WARNING if ledger.fits_at_high_end else Severity.CRITICAL
     if ledger.kv.value <= 0:
         largest = max(("weights", ledger.weights), ("activations", ledger.activation), key=lambda term: term[1].value)
         because = (
@@ -149,7 +189,7 @@ def _cache(ledger: Ledger) -> list[Finding]:
         )
         return [
             *_profile_run(ledger),
-            Finding(Code.STARTUP_NO_CACHE_BLOCKS, Severity.CRITICAL, sure, "nothing is left for the KV cache", because),
+            Finding(Code.STARTUP_NO_CACHE_BLOCKS, severity, confidence, "nothing is left for the KV cache", because),
         ]
     if refusal is None:
         return []
@@ -159,7 +199,7 @@ def _cache(ledger: Ledger) -> list[Finding]:
         f"{format_count(ledger.kv_plan.max_model_len)} tokens need {format_gib(refusal.needed_bytes)} of KV cache, "
         f"{format_gib(refusal.available_bytes)} are there; {format_count(largest_context)} tokens would fit"
     )
-    return [Finding(Code.STARTUP_CONTEXT_TOO_LONG, Severity.CRITICAL, sure, title, because)]
+    return [Finding(Code.STARTUP_CONTEXT_TOO_LONG, severity, confidence, title, because)]
 
 
 def _profile_run(ledger: Ledger) -> list[Finding]:
@@ -174,7 +214,8 @@ def _profile_run(ledger: Ledger) -> list[Finding]:
         f"together; the card has {format_gib(room)}"
     )
     surely = ledger.weights.low + ledger.non_torch.low + ledger.activation.low > room
-    return [Finding(Code.STARTUP_PROFILE_RUN, Severity.CRITICAL, 0.9 if surely else 0.6, "the trial run does not fit", because)]
+    severity, confidence = (Severity.CRITICAL, 0.9) if surely else (Severity.WARNING, 0.6)
+    return [Finding(Code.STARTUP_PROFILE_RUN, severity, confidence, "the trial run does not fit", because)]
 
 
 def _too_large_a_cache(ledger: Ledger, shape: ModelShape) -> list[Finding]:
@@ -242,6 +283,24 @@ def _one_block_short(ledger: Ledger) -> list[Finding]:
     return [Finding(Code.KV_SATURATED, Severity.WARNING, 0.8, "one block short for a request of full length", because)]
 
 
+def _too_few_states(ledger: Ledger) -> list[Finding]:
+    """Full CUDA graphs need a state for every sequence: vLLM refuses more sequences than the cache has blocks."""
+    settings, cache = ledger.settings, ledger.kv_plan
+    blocks, most = cache.num_blocks, max(cache.bytes_per_block_by_rank, default=0)
+    keeps_states = any(group.kind in ("state", "mixed") for group in cache.groups)
+    is_checked = Behaviour.STATE_FOR_EVERY_SEQUENCE.is_in(settings.release) and settings.full_graphs
+    if not keeps_states or not is_checked or not most or ledger.kv.value <= 0 or settings.max_num_seqs <= blocks:
+        return []
+    because = (
+        f"the model keeps one state for each sequence, and the cache has {format_count(blocks)} blocks; vLLM stops with "
+        f'"max_num_seqs ({settings.max_num_seqs}) exceeds available Mamba cache blocks ({blocks})" unless CUDA graphs are '
+        "piecewise or off"
+    )
+    sure = settings.max_num_seqs > (blocks if ledger.kv.is_exact else ledger.kv.high // most)
+    severity, confidence = (Severity.CRITICAL, 0.95) if sure else (Severity.WARNING, 0.7)
+    return [Finding(Code.STARTUP_GRAPH_CAPTURE, severity, confidence, MORE_SEQUENCES_THAN_STATES, because)]
+
+
 def _graphs(ledger: Ledger, shape: ModelShape) -> list[Finding]:
     if ledger.slack.value < 0 or ledger.settings.enforce_eager:
         return []
@@ -274,6 +333,41 @@ def _thin(ledger: Ledger, shape: ModelShape) -> list[Finding]:
         f"{format_gib(logits_bytes(ledger, shape))} of logits, which vLLM's own profile leaves out, and kernels load late"
     )
     return [Finding(Code.RUNTIME_LOGITS, Severity.WARNING, 0.5, "little room beside the request", because)]
+
+
+def deciding_fact(ledger: Ledger, shape: ModelShape) -> str:
+    """The one fact that would narrow the widest term."""
+    terms = {name: getattr(ledger, name) for name in ("weights", "non_torch", "activation", "graphs")}
+    widest = max(terms, key=lambda name: terms[name].high - terms[name].low)
+    if widest == "weights":
+        return "the checkpoint's own sizes: its folder instead of its name, or the Hugging Face hub"
+    if widest == "activation" and keeps_copies(ledger.settings, shape):
+        return "whether torch's compile cache is warm, or the log of one start: --learn LOG"
+    if ledger.settings.shares_host_memory and widest == "non_torch":
+        return "what the host's own processes take while vLLM starts, or the log of one start: --learn LOG"
+    return "the log of one start of this command: --learn LOG"
+
+
+def band_notes(ledger: Ledger, shape: ModelShape) -> list[str]:
+    """What widens the bands of this plan beyond what starts of its kind have shown."""
+    settings, notes = ledger.settings, []
+    if keeps_copies(settings, shape):
+        table = embedding_table(shape, settings)
+        notes.append(
+            f"a start with a cold compile cache leaves up to two copies of the embedding table ({format_gib(table)} each) in "
+            "the activation, one with a warm cache none: the band holds both"
+        )
+    if settings.shares_host_memory:
+        notes.append(f"{ledger.card.name} shares its memory with the host: what other processes take while vLLM starts counts")
+    if settings.is_amd:
+        notes.append("few starts on AMD cards are known: graphs took several GiB in some of them, and the band says so")
+    if settings.pipeline_parallel > 1:
+        notes.append(
+            "of pipelines from 0.20 on no start is known: the figures are those of the fullest stage, with a wide band"
+        )
+    if shape.quantization is not None and "mixed" in ledger.weights.why:
+        notes.append("the checkpoint mixes precisions: the weights are a guess until its headers are read")
+    return notes
 
 
 HIGHEST_UTILIZATION = 0.97
@@ -412,6 +506,9 @@ def _candidates(finding: Finding, ledger: Ledger, shape: ModelShape, replan: Rep
         case Code.OTHER_UNSUPPORTED_GPU if shape.model_type not in NOT_IN_FLOAT16:
             why = "16 bits that every card has; some models overflow in it"
             yield ledger.settings._replace(dtype="float16"), "--dtype", "float16", why
+        case Code.STARTUP_GRAPH_CAPTURE if finding.title == MORE_SEQUENCES_THAN_STATES:
+            yield from _as_many_sequences_as_states(ledger)
+            yield from _more_for_the_cache(ledger, replan)
         case Code.STARTUP_GRAPH_CAPTURE | Code.STARTUP_SAMPLER_WARMUP | Code.RUNTIME_LOGITS:
             if ledger.settings.has_fixed_cache:  # no utilisation leaves more beside it
                 yield from _a_cache_that_fits(ledger)
@@ -426,10 +523,21 @@ def _within_the_limits(finding: Finding, ledger: Ledger, shape: ModelShape) -> I
     if finding.title == TOO_LONG_FOR_THE_MODEL:
         yield from _context_of_the_model(ledger, shape)
         yield from _shorter_context(ledger, shape)
+    elif finding.title == ITEM_BEYOND_THE_BATCH:
+        tokens = WHOLE_ITEM_TOKENS[shape.model_type]
+        changed = ledger.settings._replace(max_num_batched_tokens=tokens)
+        yield changed, "--max-num-batched-tokens", str(tokens), "one film of the default length"
     elif finding.title == TOO_FEW_LORAS_IN_HOST:
         slots = ledger.settings.max_loras
         changed = ledger.settings._replace(max_cpu_loras=slots)
         yield changed, "--max-cpu-loras", str(slots), "as many as the GPU holds"
+
+
+def _as_many_sequences_as_states(ledger: Ledger) -> Iterator[Candidate]:
+    blocks = ledger.kv_plan.num_blocks
+    if blocks > 0:
+        changed = ledger.settings._replace(max_num_seqs=blocks)
+        yield changed, "--max-num-seqs", str(blocks), "as many sequences as the cache has states"
 
 
 def _context_of_the_model(ledger: Ledger, shape: ModelShape) -> Iterator[Candidate]:

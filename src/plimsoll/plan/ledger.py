@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
 
-from plimsoll.models.shape import LayerKind, ModelShape, Tower
+from plimsoll.models.shape import Layer, LayerKind, ModelShape, Tower
 from plimsoll.plan.kv import KvPlan, plan_kv
 from plimsoll.plan.kv_layers import RankSpecs, specs_of_all_stages
-from plimsoll.plan.settings import Card, Settings, auto_dtype_of
+from plimsoll.plan.settings import WHOLE_ITEM_TOKENS, Card, Settings, auto_dtype_of
 from plimsoll.plan.weights import lora_bytes, weights_from_shape, weights_from_tensors, weights_from_total
 from plimsoll.units import GIB, MIB, Estimate, format_gib
 from plimsoll.vllm.versions import Behaviour
@@ -33,6 +33,7 @@ class NonTorch(NamedTuple):
     """Growth of memory outside torch since vLLM's snapshot, in GiB: value, low, high."""
 
     alone: tuple[float, float, float]
+    alone_elsewhere: tuple[float, float, float]  # on cards before Hopper, and on GeForce and RTX PRO of any age
     together: tuple[float, float, float]  # tensor parallel, on cards with a fast link (compute capability 9 and up)
     together_slow_link: tuple[float, float, float]
     staged: tuple[float, float, float]  # pipeline parallel without tensor parallel
@@ -55,6 +56,7 @@ class Era(NamedTuple):
     keeps_moe_workspace: bool = False  # the experts' workspace outlives the pass and adds to the sampler's peak
     consumed_counts_all: bool = False  # whatever the device lost counts, sampler state and input buffers too
     v2_profiles_encoder: bool = False  # the second runner's profile run left the encoder out until 0.27
+    may_pin_copies: bool = False  # a block that a compiled pass freed may stay consumed, because a small one was cut from it
     has_rows: bool = True  # whether a start of this range was measured
 
     @property
@@ -63,20 +65,27 @@ class Era(NamedTuple):
         return self.since.since if self.since is not None else "0"
 
 
-_SNAPSHOT_AFTER_NCCL = NonTorch((0.14, 0.02, 0.25), (0.55, 0.3, 2.2), (0.3, 0.05, 0.9), (0.12, 0.03, 0.3))
-_SINCE_18 = NonTorch((0.27, 0.17, 0.39), (2.21, 2.0, 2.33), (0.6, 0.08, 2.2), (0.12, 0.05, 0.3))
-_SINCE_20 = NonTorch((0.27, 0.17, 0.4), (2.21, 0.5, 2.6), (0.6, 0.08, 2.2), (0.14, 0.04, 0.4))
+_SNAPSHOT_AFTER_NCCL = NonTorch((0.14, 0.02, 0.25), (0.1, 0.02, 0.25), (0.55, 0.3, 2.2), (0.3, 0.05, 0.9), (0.12, 0.03, 0.3))
+_SINCE_18 = NonTorch((0.27, 0.17, 0.39), (0.15, 0.02, 0.39), (2.21, 2.0, 2.33), (0.6, 0.08, 2.2), (0.12, 0.05, 0.3))
+_SINCE_20 = NonTorch((0.27, 0.17, 0.4), (0.16, 0.02, 0.45), (2.21, 0.5, 2.6), (0.6, 0.08, 2.2), (0.2, 0.04, 2.0))
+# Tensor parallel on Blackwell's data centre cards: 0.95 over four GPUs (0.26) and 1.63 over eight.
+_TOGETHER_ON_BLACKWELL = (1.3, 0.5, 2.6)
+# GB10 and Jetson: whatever the host takes while vLLM profiles counts. Seven starts of 0.20 to 0.27.1 show 1 to 5.7; with LoRA
+# adapters in host memory more.
+_HOST_MEMORY = (3.2, 0.2, 8.0)
+_HOST_MEMORY_WITH_LORA_GIB = 12.0
 
 ERAS: tuple[Era, ...] = (
     Era("V0", None, "18 starts of the first engine", 38.0, 4.0,
-        NonTorch((0.25, 0.03, 0.75), (0.9, 0.1, 8.0), (0.5, 0.1, 1.2), (0.5, 0.05, 2.0)), (0.25, 0.6), 0.15),
+        NonTorch((0.25, 0.03, 0.75), (0.25, 0.02, 0.75), (0.9, 0.1, 8.0), (0.5, 0.1, 1.2), (0.5, 0.05, 2.0)),
+        (0.25, 0.6), 0.15),
     Era("0.8.0 to 0.9.0", Behaviour.V1_ENGINE,
         "no start prints a term: the sampler of 0.9 to 0.16, and all memory outside torch counts", 38.0, 4.0,
-        NonTorch((0.6, 0.2, 1.2), (2.4, 0.8, 4.5), (1.5, 0.5, 3.0), (1.2, 0.4, 2.5)), (0.15, 0.25), 0.3,
+        NonTorch((0.6, 0.2, 1.2), (0.6, 0.02, 1.2), (2.4, 0.8, 4.5), (1.5, 0.5, 3.0), (1.2, 0.4, 2.5)), (0.15, 0.25), 0.3,
         has_rows=False),
     Era("0.9.1 to 0.10", Behaviour.NEIGHBOURS_APART,
         "2 starts on one GPU; NCCL counts, and no start with several GPUs is known", 38.0, 4.0,
-        NonTorch((0.1, 0.02, 0.3), (1.6, 0.5, 3.0), (0.8, 0.1, 2.0), (0.8, 0.1, 2.0)), (0.06, 0.12), 0.12),
+        NonTorch((0.1, 0.02, 0.3), (0.1, 0.02, 0.3), (1.6, 0.5, 3.0), (0.5, 0.1, 2.0), (0.8, 0.1, 2.0)), (0.06, 0.12), 0.12),
     Era("0.11 to 0.12", Behaviour.NCCL_BEFORE_SNAPSHOT, "7 starts", 38.0, 4.0, _SNAPSHOT_AFTER_NCCL, (0.05, 0.08), 0.08,
         copies_embedding=True),
     Era("0.13 to 0.16", Behaviour.MOE_WORKSPACE, "3 starts, and the sampler of 0.11", 38.0, 4.0,
@@ -86,16 +95,17 @@ ERAS: tuple[Era, ...] = (
     Era("0.18 to 0.19", Behaviour.GRAPH_ESTIMATE_ASKED, "20 starts", 14.0, 4.0, _SINCE_18, (0.06, 0.1), 0.08, "opt-in",
         top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True),
     Era("0.20 to 0.26", Behaviour.GRAPH_ESTIMATE,
-        "18 starts of our own (0.25.1, H200, one GPU); none with several GPUs", 14.0, 3.5,
+        "18 starts of our own (0.25.1, H200, one GPU) and eight of others; none with several GPUs", 14.0, 3.5,
         _SINCE_20, (0.1, 0.12), 0.1, "v1", top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True),
-    Era("0.27 to 0.28", Behaviour.CONSUMED_MEMORY,
-        "no start prints a term: the tensors of 0.25.1 under the new accounting", 14.0, 3.5,
-        _SINCE_20, (0.2, 0.25), 0.35, "v1", top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True,
-        consumed_counts_all=True, v2_profiles_encoder=True, has_rows=False),
-    Era("0.29 to 0.32", Behaviour.V2_RUNNER_ALL,
-        "no start prints a term: the tensors of 0.25.1 under the new accounting", 14.0, 3.5,
-        _SINCE_20, (0.25, 0.3), 0.4, "both", top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True,
-        consumed_counts_all=True, v2_profiles_encoder=True, has_rows=False),
+    Era("0.27 to 0.28", Behaviour.CONSUMED_MEMORY, "nine starts, one with several GPUs", 14.0, 3.5,
+        _SINCE_20, (0.15, 0.2), 0.3, "v1", top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True,
+        consumed_counts_all=True, v2_profiles_encoder=True, may_pin_copies=True),
+    Era("0.29 to 0.30", Behaviour.V2_RUNNER_ALL, "no start prints a term: those of 0.28 and 0.31", 14.0, 3.5,
+        _SINCE_20, (0.2, 0.25), 0.35, "both", top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True,
+        consumed_counts_all=True, v2_profiles_encoder=True, may_pin_copies=True, has_rows=False),
+    Era("0.31 to 0.32", Behaviour.UNSPLIT_PROFILE, "one start, and those of 0.28", 14.0, 3.5,
+        _SINCE_20, (0.2, 0.25), 0.35, "both", top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True,
+        consumed_counts_all=True, v2_profiles_encoder=True),
 )  # fmt: skip
 
 # Granite's vocabulary is not a multiple of 8 and other matrix kernels are loaded: 0.46 for 0.25 GiB on H100, 0.33 for 0.22
@@ -109,8 +119,9 @@ TWO_GPUS_LESS_GIB = 0.09
 V0_ITEM_GIB = (0.035, 0.3)
 V0_ITEM_TOKENS = 256
 
-# The second model runner (V2): what its sampler holds per row and vocabulary entry: 16-bit logits and their 32-bit copy.
-V2_SAMPLER_BYTES = 6.0
+# The second model runner (V2): what its sampler holds per row and vocabulary entry: 16-bit logits and, until 0.27, their
+# 32-bit copy.
+V2_SAMPLER_BYTES = {False: 6.0, True: 2.0}
 # Its penalty counters, allocated when the model is loaded: 4 B an entry and one bit.
 V2_PENALTY_BYTES = 4.125
 
@@ -122,6 +133,16 @@ GRAPH_V2 = (0.70, 0.0088, 0.0, 0.0)  # 0.25.1, H200: 4 and 32 layers
 GRAPH_BAND_GIB = 0.35
 GRAPH_LARGEST_SIZE = 512
 GRAPH_LEAST_GIB = 0.4  # four layers took 0.41 on an H200 and were estimated at 0.40
+FLASHINFER_GRAPH_GIB = 0.385  # its workspace is made while graphs are estimated: VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE
+AMD_GRAPHS = (
+    2.0,
+    3.5,
+)  # MI300X took 3.9 GiB for 35 layers, a 7900 XTX 3.7: so many times as much, and so many GiB more at most
+
+# The most tokens of one picture or film by the makers' own processor, which vLLM profiles even where a batch is smaller.
+_QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+DEEPSTACK = {"qwen3_vl": 4, "qwen3_vl_moe": 4}  # embeddings of several layers beside the last one's
+ITEM_TOKENS = {"gemma3": 256, "llava": 576, **WHOLE_ITEM_TOKENS, **dict.fromkeys(_QWEN_VL, 16384)}
 
 # Multiprocessors by compute capability: rows of the top-k buffer. The largest card of each.
 MULTIPROCESSORS = {(7, 0): 80, (7, 5): 72, (8, 0): 108, (8, 6): 84, (8, 9): 142, (9, 0): 132, (10, 0): 148, (12, 0): 188}
@@ -133,6 +154,7 @@ CUBLAS_WORKSPACE = {True: 32 * MIB, False: 8 * MIB + 128 * 1024}  # torch's own,
 
 _MIXERS = (LayerKind.MAMBA1, LayerKind.MAMBA2, LayerKind.FULL_AND_MAMBA2)
 _DELTAS = (LayerKind.GATED_DELTA_NET, LayerKind.KIMI_DELTA, LayerKind.LINEAR)
+_SIDES = {"Gemma3": 4, "Gemma4": 3}
 _MLA_WORKSPACE_TOKENS = 65536  # the most context MLA up-projects at once, mla_attention.py
 
 
@@ -148,11 +170,15 @@ class Batch:
     is_hopper: bool
     multiprocessors: int
 
+    def encoder_tokens(self, shape: ModelShape) -> int:
+        """The tokens of the pictures that the profile run encodes: a full batch, or one of the largest if that is more."""
+        return max(self.tokens, ITEM_TOKENS.get(shape.model_type, 0))
 
-def sampler_peak(shape: ModelShape, batch: Batch, era: Era, *, v2: bool) -> int:
+
+def sampler_peak(shape: ModelShape, batch: Batch, era: Era, *, v2: bool, lean: bool = False) -> int:
     """Logits and what the sampler makes of them, on top of all that outlives the forward pass."""
     logits = batch.rows * shape.vocab_size
-    per_logit = V2_SAMPLER_BYTES if v2 else era.sampler_bytes
+    per_logit = V2_SAMPLER_BYTES[lean] if v2 else era.sampler_bytes
     if batch.dtype_bytes > 2:
         per_logit += batch.dtype_bytes - 2
     buffer = 0
@@ -173,7 +199,17 @@ def forward_peak(shape: ModelShape, batch: Batch, era: Era, *, compiled: bool) -
         # No dense layer is as wide: what is alive beside the experts is the attention's or a few hidden tensors.
         narrow = max(6.0 * shape.hidden_size, _attention_width(shape, batch), _mixer_width(shape, batch))
         transient = ceil(batch.tokens * narrow * batch.dtype_bytes)
+    experts += _quantised_rows(shape, batch)
     return transient + experts + _cublas(batch) + mla_context(shape, batch) + encoder_outputs(shape, batch)
+
+
+def _quantised_rows(shape: ModelShape, batch: Batch) -> int:
+    """NVFP4 experts: every routed row again in four bits, and the weighted rows before they are added (cutlass_moe_fp4)."""
+    moe, stored = shape.moe, shape.quantization
+    kind = "" if stored is None else f"{stored.method} {stored.algorithm}".lower()
+    if moe is None or not ("fp4" in kind or "mixed" in kind):
+        return 0
+    return int(batch.tokens * (moe.experts_per_token or 1) * shape.hidden_size * (batch.dtype_bytes + 0.5))
 
 
 def embedding_peak(shape: ModelShape, batch: Batch) -> int:
@@ -182,10 +218,21 @@ def embedding_peak(shape: ModelShape, batch: Batch) -> int:
     return (table + 2 * batch.tokens * shape.hidden_size) * batch.dtype_bytes
 
 
+def embedding_table(shape: ModelShape, settings: Settings) -> int:
+    """The bytes of the embedding on one rank."""
+    return shape.vocab_size * shape.embedding_size * _DTYPE_BYTES.get(settings.model_dtype, 2) // settings.tensor_parallel
+
+
+def keeps_copies(settings: Settings, shape: ModelShape) -> bool:
+    """Whether a cold compile cache shows in the memory of this start, and a warm one does not."""
+    era = era_of(settings.release, first_engine=settings.first_engine)
+    return era.consumed_counts_all and not settings.enforce_eager and (not shape.towers or settings.language_model_only)
+
+
 def encoder_peak(shape: ModelShape, batch: Batch) -> int:
     """A vision or audio encoder over as many items as the batch holds: the widest moment of one of its layers."""
     peaks = [_tower_peak(tower, shape, batch) for tower in shape.towers]
-    return max(peaks, default=0) + (_cublas(batch) if peaks else 0)
+    return max(peaks, default=0) + encoder_outputs(shape, batch) + (_cublas(batch) if peaks else 0)
 
 
 def encoder_outputs(shape: ModelShape, batch: Batch) -> int:
@@ -193,8 +240,10 @@ def encoder_outputs(shape: ModelShape, batch: Batch) -> int:
     if not shape.towers:
         return 0
     merged, patch = _merge(shape), max((tower.patch_size or 14) for tower in shape.towers)
-    pixels = (merged * patch) ** 2 * 3 * 2
-    return batch.tokens * (shape.hidden_size * batch.dtype_bytes + pixels)
+    frames = 2 if shape.model_type in _QWEN_VL else 1
+    pixels = (merged * patch) ** 2 * 3 * 2 * frames
+    width = shape.hidden_size * DEEPSTACK.get(shape.model_type, 1) * batch.dtype_bytes
+    return batch.encoder_tokens(shape) * (width + pixels)
 
 
 def persistent(shape: ModelShape, batch: Batch, era: Era) -> int:
@@ -226,15 +275,17 @@ def mla_context(shape: ModelShape, batch: Batch) -> int:
 
 def _tower_peak(tower: Tower, shape: ModelShape, batch: Batch) -> int:
     if tower.hidden_size is None:
-        return encoder_outputs(shape, batch)
-    patches = batch.tokens * _merge(shape) ** 2
-    width = (tower.intermediate_size or 4 * tower.hidden_size) + 4 * tower.hidden_size
+        return 0
+    patches = batch.encoder_tokens(shape) * _merge(shape) ** 2
+    # Residual, the turned queries and keys in 32 bits, values and output beside the widest feed-forward: three starts of
+    # Qwen3.5 and 3.6 on 0.19, 0.22 and 0.27 are met to 0.04 GiB.
+    width = (tower.intermediate_size or 4 * tower.hidden_size) + 7 * tower.hidden_size
     return patches * width * batch.dtype_bytes
 
 
 def _merge(shape: ModelShape) -> int:
-    """How many patches a side make one token: 4 in Gemma 3 (256 tokens of 64 x 64 patches), 2 in most others."""
-    return 4 if any(name.startswith("Gemma3") for name in shape.architectures) else 2
+    """How many patches a side make one token: 4 in Gemma 3 (256 tokens of 64 x 64 patches), 3 in Gemma 4, 2 in most others."""
+    return next((side for name in shape.architectures for start, side in _SIDES.items() if name.startswith(start)), 2)
 
 
 def _cublas(batch: Batch) -> int:
@@ -287,7 +338,7 @@ class Overhead(NamedTuple):
 
 def overhead(shape: ModelShape, settings: Settings, era: Era | None = None) -> Overhead:
     """The three terms of one start; `era` is for the fit, which holds rows out of the table."""
-    era = era or era_of(settings.release)
+    era = era or era_of(settings.release, first_engine=settings.first_engine)
     v2 = settings.v2_runner and Behaviour.GRAPH_ESTIMATE.is_in(era.first)  # an experiment until then, without figures
     actual = _graphs_actual(shape, settings, era, v2=v2)
     return Overhead(
@@ -300,17 +351,26 @@ def overhead(shape: ModelShape, settings: Settings, era: Era | None = None) -> O
 
 def unseen_buffers(shape: ModelShape, settings: Settings) -> int:
     """What the second runner allocates after the weights were weighed and before the profile begins: in no term until 0.27."""
-    era = era_of(settings.release)
+    era = era_of(settings.release, first_engine=settings.first_engine)
     is_unseen = settings.v2_runner and Behaviour.GRAPH_ESTIMATE.is_in(era.first) and not era.consumed_counts_all
     return int(_buffers(shape, settings, v2=True)) if is_unseen else 0
 
 
-def era_of(release: str) -> Era:
+def era_of(release: str, *, first_engine: bool = False) -> Era:
     """The range a release belongs to; a newer one than we know is met as the newest range."""
+    if first_engine:
+        return ERAS[0]
     try:
         return next(era for era in reversed(ERAS) if era.since is None or era.since.is_in(release))
     except ValueError:  # no version at all
         return ERAS[-1]
+
+
+def _is_lean(release: str) -> bool:
+    try:
+        return Behaviour.LEAN_PROFILE.is_in(release)
+    except ValueError:  # no version at all: as the newest
+        return True
 
 
 def likely_capability(settings: Settings) -> tuple[int, int]:
@@ -336,15 +396,18 @@ def batch_of(settings: Settings) -> Batch:
 
 def _activation(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) -> Estimate:
     batch, compiled = batch_of(settings), not settings.enforce_eager and era.name != "V0"
-    if v2 and not era.v2_profiles_encoder:
+    # A model that takes pictures is given embeddings: the table is looked up outside the compiled pass and is not copied.
+    copies = compiled and (not shape.towers or settings.language_model_only)
+    if settings.language_model_only or settings.skips_mm_profiling or (v2 and not era.v2_profiles_encoder):
         shape = replace(shape, towers=())
     contest = {
-        "sampler": sampler_peak(shape, batch, era, v2=v2),
+        "sampler": sampler_peak(shape, batch, era, v2=v2, lean=_is_lean(settings.release)),
         "forward pass": forward_peak(shape, batch, era, compiled=compiled),
     }
     if shape.towers:
         contest["encoder"] = encoder_peak(shape, batch)
-    embedding = embedding_peak(shape, batch) if compiled else 0
+    without_copy = max(contest.values())
+    embedding = embedding_peak(shape, batch) if copies else 0
     if era.copies_embedding:
         contest["embedding"] = embedding
     winner = max(contest, key=lambda peak: contest[peak])
@@ -354,8 +417,16 @@ def _activation(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) ->
     if settings.pipeline_parallel > 1:  # only the last rank samples, and it need not be the one that is shown
         low = min(low, 0.9 * contest["forward pass"])
     high = value * (1 + above) + era.band_gib * GIB
+    is_measured = (9, 0) <= likely_capability(settings) < (10, 0) and not shape.towers and shape.quantization is None
+    if Behaviour.GRAPH_ESTIMATE.is_in(era.first) and not is_measured:  # our own starts were plain models on an H200
+        low, high = low - 0.1 * GIB, high + 0.08 * value + 0.1 * GIB
     if era.name != "V0":
         high = max(high, embedding)
+    if era.consumed_counts_all and copies:  # with a warm compile cache there is no copy
+        low = min(low, 0.85 * without_copy)
+        if era.may_pin_copies:
+            table = embedding_table(shape, settings)
+            value, high = value + table // 2, high + table
     if shape.towers:
         high += encoder_outputs(shape, batch)
     if shape.moe is not None and shape.quantization is not None:  # other kernels, whose workspaces were not measured
@@ -373,23 +444,29 @@ def _non_torch(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) -> 
     terms, name = era.non_torch, "one GPU"
     if settings.tensor_parallel > 1:
         band = terms.together if fast else terms.together_slow_link
+        if likely_capability(settings) >= (10, 0) and fast:
+            band = _TOGETHER_ON_BLACKWELL
         name = f"tensor parallel {settings.tensor_parallel}"
     elif settings.pipeline_parallel > 1:
         band, name = terms.staged, "pipeline parallel"
     else:
-        band = terms.alone
+        band = terms.alone if fast else terms.alone_elsewhere
+    if settings.shares_host_memory:
+        most = _HOST_MEMORY_WITH_LORA_GIB if settings.max_loras else _HOST_MEMORY[2]
+        band, name = (*_HOST_MEMORY[:2], most), f"{name}, memory shared with the host"
     value, low, high = (gib * GIB for gib in band)
+    if settings.shares_host_memory and settings.max_loras:  # the adapters that wait in host memory
+        waiting = lora_bytes(shape, settings).value * max(1, settings.max_cpu_loras / settings.max_loras)
+        value, high = value + waiting, high + waiting
     if settings.tensor_parallel == 2 and fast and Behaviour.GRAPH_ESTIMATE_ASKED.is_in(era.first):
         value -= TWO_GPUS_LESS_GIB * GIB
-    if settings.tensor_parallel == 1 and not fast:
-        low = min(low, 0.02 * GIB)  # 24 and 48 GB cards showed 0.02 to 0.12 where an H100 showed 0.13
     if settings.tensor_parallel == 1 and settings.data_parallel > 1:
         high += GIB  # communicators of the data-parallel group: one start showed 0.61
     if shape.vocab_size % 8 and Behaviour.GRAPH_ESTIMATE_ASKED.is_in(era.first):
         value, high = value + ODD_VOCABULARY_GIB * GIB, high + 2 * ODD_VOCABULARY_GIB * GIB
     if era.consumed_counts_all:
         buffers = _buffers(shape, settings, v2=v2)
-        value, low, high = value + buffers + 0.05 * GIB, low + 0.8 * buffers, high + buffers + 0.5 * GIB
+        value, low, high = value + buffers, low + 0.8 * buffers, high + buffers + 0.5 * GIB
         name += f", and {format_gib(int(buffers))} of torch's buffers outside the weights"
     return _estimate(value, low, high, f"{name}, vLLM {era.name}{_thin(era)}")
 
@@ -420,10 +497,27 @@ def _graphs(shape: ModelShape, settings: Settings, era: Era, actual: Estimate, *
         return Estimate.exact(0, f"vLLM {era.name} does not subtract graphs{unless}")
     if v2 and era.graph_estimate != "both":
         return Estimate.exact(0, f"the second model runner of {era.name} estimates 0")
+    flashinfer = FLASHINFER_GRAPH_GIB * GIB if _runs_flashinfer(shape, settings) else 0.0
+    more, most = AMD_GRAPHS if settings.is_amd else (1.0, 0.0)
     if v2:
-        return _estimate(actual.value, 0.4 * actual.low, actual.high, f"as captured, vLLM {era.name}{_thin(era)}")
+        value, high = more * actual.value + flashinfer, more * actual.high + flashinfer + most * GIB
+        return _estimate(value, 0.4 * actual.low, high, f"as captured, vLLM {era.name}{_thin(era)}")
     value, band = _graph_gib(shape, settings, GRAPH_ESTIMATE, largest=2 * settings.max_num_seqs) * GIB, GRAPH_BAND_GIB * GIB
-    return _estimate(value, 0.9 * value - band, value + band, f"layers, experts and capture sizes, vLLM {era.name}")
+    low, value = 0.9 * value - band, more * value + flashinfer
+    # States took 1.94 GiB for 1.28, sparse latents on four GPUs 4.99 for 2.06.
+    wider = 1.5 if shape.mla is not None else 0.6 if any(map(_keeps_state, shape.layers)) else 0.0
+    high = (1 + wider) * value + band + most * GIB
+    return _estimate(value, low, high, f"layers, experts and capture sizes, vLLM {era.name}")
+
+
+def _keeps_state(layer: Layer) -> bool:
+    return layer.kind.keeps_state
+
+
+def _runs_flashinfer(shape: ModelShape, settings: Settings) -> bool:
+    """Whether attention runs on FlashInfer: on Blackwell's data centre cards, and on all Blackwells with a cache of 8 bits."""
+    major = likely_capability(settings)[0]
+    return shape.mla is None and (major in (10, 11) or (major == 12 and settings.kv_cache_dtype.startswith("fp8")))
 
 
 def _graph_gib(shape: ModelShape, settings: Settings, shares: tuple[float, float, float, float], largest: int) -> float:
@@ -500,6 +594,12 @@ class Ledger(NamedTuple):
         """Whether that is so too where the KV cache comes out at the low end of its band."""
         needed = 1 if self.settings.auto_fit else max(1, self.kv_plan.bytes_for_one_request)
         return self.fits and (self.kv.is_exact or self.kv.low >= needed)
+
+    @property
+    def fits_at_high_end(self) -> bool:
+        """Whether one request of full length can be served where the KV cache comes out at the high end of its band."""
+        needed = 1 if self.settings.auto_fit else max(1, self.kv_plan.bytes_for_one_request)
+        return self.fits or (not self.kv.is_exact and self.kv.high >= needed)
 
     @property
     def context_at_low_end(self) -> int | None:

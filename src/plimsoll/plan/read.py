@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from plimsoll.errors import BadInput, PlimsollError
 from plimsoll.findings import Finding
-from plimsoll.hardware.cards import gpu_named
+from plimsoll.hardware.cards import Vendor, gpu_named
 from plimsoll.hardware.nvml import read_cards
 from plimsoll.launch.check_flags import LEFT_OUT, FlagReport, check
 from plimsoll.launch.command_line import Launch
@@ -22,7 +22,7 @@ from plimsoll.launch.inputs import config_of, launches_named
 from plimsoll.models.files import ModelFiles, read_model
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.certify import Certificate, certificate_of
-from plimsoll.plan.findings import Advice, advise, findings_of, stops_the_start
+from plimsoll.plan.findings import Advice, advise, band_notes, findings_of, stops_the_start
 from plimsoll.plan.ledger import Ledger, ModelFacts, plan_ledger
 from plimsoll.plan.options import CardOptions, ServerOptions
 from plimsoll.plan.settings import Card, Flags, Settings, read_settings
@@ -48,8 +48,13 @@ class MemoryPlan(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether it will start and serve, as far as we can tell."""
+        """Whether it will start and serve, by the central figures."""
         return self.ledger.fits and not any(map(stops_the_start, self.findings))
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether it does not fit by the central figures, and does by others that lie within the bands."""
+        return not self.ledger.fits and self.ledger.fits_at_high_end and not any(map(stops_the_start, self.findings))
 
 
 class PlanInput(NamedTuple):
@@ -71,7 +76,8 @@ class PlanInput(NamedTuple):
             flags = Flags(check(self.checked.launch, old, config=self.checked.config).line, old.release)
             settings = read_settings(flags, dict(self.checked.launch.environment), self.model.shape, ledger.card)
             before = plan_ledger(self.model, settings, ledger.card)
-        return MemoryPlan(self.model.name, ledger, findings, advice, self.checked, self.model.shape, self.notes, before)
+        notes = (*self.notes, *band_notes(ledger, self.model.shape))
+        return MemoryPlan(self.model.name, ledger, findings, advice, self.checked, self.model.shape, notes, before)
 
     def certify(self) -> Certificate:
         """Whether any request that the command admits can exceed the card."""
@@ -194,7 +200,9 @@ def card_of(options: CardOptions) -> Card:
         total = Estimate(gpu.total_bytes, gpu.total_low_bytes, gpu.total_high_bytes)
         if memory is not None:
             total = Estimate.exact(memory)
-        card = Card(gpu.name, total.value, total.low, total.high, gpu.compute_capability, used)
+        shared = gpu.unified_memory and gpu.memory_kind.startswith("LPDDR")  # not beside HBM of its own, as on GH200
+        amd = gpu.vendor is Vendor.AMD
+        card = Card(gpu.name, total.value, total.low, total.high, gpu.compute_capability, used, shared, amd)
     if used >= card.total_bytes:
         raise BadInput(
             f"--used-gib {used / GIB:g}: {card.name} has {format_gib(card.total_bytes)} in all; a number alone "

@@ -15,6 +15,9 @@ from plimsoll.vllm.versions import Behaviour, Coverage, plain_version
 
 AUTO_FIT = -1  # --max-model-len auto
 V0_CHUNKS_ABOVE = 32768
+SECOND_ENGINE_SINCE = (8, 0)  # compute capability, until 0.10
+# Models that attend to a picture or film in both directions, so that it must fit one batch: the tokens of the largest.
+WHOLE_ITEM_TOKENS = {"gemma4": 32 * (70 + 2 + 6)}
 # Where the second model runner is the default: unquantised models of these architectures, then every dense one, then all.
 V2_EARLY_DENSE = {
     Behaviour.V2_RUNNER_QWEN3: {"Qwen3ForCausalLM"}, Behaviour.V2_RUNNER_LLAMA: {"LlamaForCausalLM", "MistralForCausalLM"}
@@ -38,6 +41,8 @@ class Card(NamedTuple):
     high_bytes: int
     compute_capability: tuple[int, int] | None = None
     used_bytes: int = 0  # by others, before vLLM starts
+    shares_host_memory: bool = False  # GB10 and Jetson: the host's own processes take of the same memory
+    is_amd: bool = False
 
 
 class Settings(NamedTuple):
@@ -94,6 +99,10 @@ class Settings(NamedTuple):
     interleaved: bool = False  # a cache layout with the block outermost (BLHNC, BLNHC): DeepSeek V4
     gpu_bytes: int = 80 * GIB
     compute_capability: tuple[int, int] | None = None
+    shares_host_memory: bool = False
+    is_amd: bool = False
+    full_graphs: bool = True  # CUDA graphs of whole decode steps: off with --enforce-eager and by `cudagraph_mode`
+    first_engine: bool = False  # vLLM before 0.8, and until 0.10 on cards and with settings that the second engine refused
 
     @property
     def gpus(self) -> int:
@@ -224,8 +233,7 @@ class Flags:
 def read_settings(flags: Flags, environment: Mapping[str, str], shape: ModelShape, card: Card) -> Settings:
     """The values in force, as vLLM of that release would arrive at them on that card."""
     release = flags.release
-    asks_for_v0 = environment.get("VLLM_USE_V1") == "0" and not Behaviour.V0_GONE.is_in(release)
-    is_v1 = Behaviour.V1_ENGINE.is_in(release) and not asks_for_v0
+    is_v1 = _runs_second_engine(release, environment, card)
     typed_context = flags.text("--max-model-len")
     context = shape.default_context if typed_context is None else parse_vllm_integer_or_auto(typed_context)
     if context < 1 and context != AUTO_FIT:
@@ -237,9 +245,10 @@ def read_settings(flags: Flags, environment: Mapping[str, str], shape: ModelShap
     if not 0 <= offloaded < 1e6:
         raise BadInput(f"--cpu-offload-gb must be a size in GiB, not {offloaded}")
     chunked = flags.switch("--enable-chunked-prefill")
-    sequences, tokens = _batch(flags, card, context, is_v1=is_v1, chunked=chunked)
+    sequences, tokens = _batch(flags, card, shape, context, is_v1=is_v1, chunked=chunked)
     transfer = flags.mapping("--kv-transfer-config")
-    eager = flags.mapping("--compilation-config").get("cudagraph_mode") == "NONE"
+    graphs = str(flags.mapping("--compilation-config").get("cudagraph_mode", "FULL_AND_PIECEWISE")).upper()
+    eager = graphs == "NONE"
     prefix_caching, runs_ahead = flags.switch("--enable-prefix-caching"), flags.switch("--async-scheduling")
     runner = environment.get("VLLM_USE_V2_MODEL_RUNNER")
     estimate = environment.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
@@ -289,7 +298,19 @@ def read_settings(flags: Flags, environment: Mapping[str, str], shape: ModelShap
         interleaved=LayerKind.MLA_COMPRESSED in shape.kinds,
         gpu_bytes=card.total_bytes,
         compute_capability=card.compute_capability,
+        shares_host_memory=card.shares_host_memory,
+        is_amd=card.is_amd,
+        full_graphs=not (eager or flags.switch("--enforce-eager")) and "FULL" in graphs,
+        first_engine=not is_v1,
     )
+
+
+def _runs_second_engine(release: str, environment: Mapping[str, str], card: Card) -> bool:
+    """Whether the second engine (V1) runs; until 0.10 it refused cards before Ampere, and vLLM fell back to the first."""
+    if not Behaviour.V1_ENGINE.is_in(release) or Behaviour.V0_GONE.is_in(release):
+        return Behaviour.V1_ENGINE.is_in(release)
+    too_old = card.compute_capability is not None and card.compute_capability < SECOND_ENGINE_SINCE
+    return environment.get("VLLM_USE_V1", "0" if too_old else "1") != "0"
 
 
 def auto_dtype_of(shape: ModelShape) -> str:
@@ -318,10 +339,11 @@ def caches_prefixes_by_default(shape: ModelShape, release: str) -> bool:
     return not shape.is_encoder_decoder and LayerKind.ENCODER not in shape.kinds
 
 
-def _batch(flags: Flags, card: Card, context: int, *, is_v1: bool, chunked: bool | None) -> tuple[int, int]:
+def _batch(flags: Flags, card: Card, shape: ModelShape, context: int, *, is_v1: bool, chunked: bool | None) -> tuple[int, int]:
     """max_num_seqs and max_num_batched_tokens, with each other's limits applied as vLLM applies them."""
     sequences, tokens = flags.integer("--max-num-seqs"), flags.integer("--max-num-batched-tokens")
-    limits = batch_limits(flags.release, card.name, card.total_bytes) if is_v1 else None
+    told = 0 if card.shares_host_memory else card.total_bytes  # NVML does not tell the total of GB10 and Jetson
+    limits = batch_limits(flags.release, card.name, told) if is_v1 else None
     if limits is None:
         limits = batch_limits_v0(context, chunked=bool(chunked) or (chunked is None and context > V0_CHUNKS_ABOVE))
     doubled = 2 if flags.text("--performance-mode") == "throughput" else 1
@@ -330,6 +352,8 @@ def _batch(flags: Flags, card: Card, context: int, *, is_v1: bool, chunked: bool
         tokens = limits.tokens * doubled
         if is_v1 and chunked is False:
             tokens = max(context, tokens)
+        if Behaviour.MM_ITEM_IN_ONE_BATCH.is_in(flags.release):
+            tokens = max(tokens, WHOLE_ITEM_TOKENS.get(shape.model_type, 0))
         if is_v1 and context > 0:
             tokens = min(tokens, wanted_sequences * context)
     if sequences is None:

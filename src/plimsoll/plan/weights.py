@@ -397,6 +397,10 @@ def band_of(shape: ModelShape, family: Family, scheme: Scheme | None, *, unclear
 def _quantised(scheme: Scheme, *, special: bool) -> Band:
     if scheme.width == "nested":
         return Band(0.08, 0.03, "bitsandbytes: four bits and a scale per 64 weights")
+    if scheme.width == "mixed":
+        return Band(
+            0.15, 0.25, "mixed precision: which layers have 4, 8 and 16 bits is taken from how such checkpoints are made"
+        )
     if scheme.width == "8":
         return Band(0.02, 0.02, "8-bit: parameters and scales from config.json")
     if special:

@@ -228,6 +228,7 @@ _ONLINE = frozenset({"fp8", "bitsandbytes", "fp8_per_tensor", "fp8_per_block", "
 _INT4 = ("awq", "gptq", "compressed-tensors", "auto-round", "auto_round", "inc", "moe_wna16", "quark", "torchao", "humming")
 _NVFP4 = ("nvfp4", "modelopt_fp4", "modelopt")
 _FLOAT_4 = ("fp4", "nvfp4", "mxfp4")
+_MIXING = ("modelopt", "modelopt_mixed", "compressed-tensors")
 
 Sizes = Callable[[int, int], tuple[int, int]]
 """Outputs and inputs of a matrix to the bytes of its weights and of its scales."""
@@ -238,9 +239,10 @@ class Scheme(NamedTuple):
 
     linear_size: Sizes | None
     expert_size: Sizes
-    width: str  # "8", "4", or "nested" for bitsandbytes' four bits: which band applies
+    width: str  # "8", "4", "mixed", or "nested" for bitsandbytes' four bits: which band applies
     towers: bool = False
     expert_padding: tuple[int, int] = (1, 1)  # to which multiple an expert's width and the hidden size grow
+    mlp_size: Sizes | None = None  # of feed-forward matrices, where they are stored otherwise than the attention's
 
 
 def scheme_of(quantization: Quantization | None, expert_dtype: str | None = None, *, wide_zeros: bool = False) -> Scheme | None:
@@ -260,6 +262,8 @@ def scheme_of(quantization: Quantization | None, expert_dtype: str | None = None
         return _all(lambda o, i: (o * i // 2, o * i // 16), "nested", towers=True)
     if expert_dtype == "fp4":  # DeepSeek V4: fp8 in blocks everywhere but in the experts
         return Scheme(_eight(quantization.block or (128, 128)), _floats(16 if group == 16 else 32), "4")
+    if bits is None and method in _MIXING:  # four bits in feed-forwards and experts, eight in attention, as ModelOpt mixes them
+        return Scheme(lambda o, i: (o * i, 4), _floats(16), "mixed", mlp_size=_floats(16))
     if bits == 8 or (bits is None and "fp8" in method):
         per_tensor = method in ("fp8", "modelopt") and quantization.block is None
         return _all((lambda o, i: (o * i, 4)) if per_tensor else _eight(quantization.block), "8", towers=method in _ONLINE)
@@ -301,7 +305,8 @@ def part_bytes(part: Part, item: int, scheme: Scheme | None, *, alone: bool) -> 
     is_expert = part.storage is Storage.EXPERTS
     size = None
     if scheme is not None and not alone and part.storage is not Storage.PLAIN:
-        size = scheme.expert_size if is_expert else scheme.linear_size
+        is_mlp = scheme.mlp_size is not None and part.name.startswith("mlp.")
+        size = scheme.expert_size if is_expert else scheme.mlp_size if is_mlp else scheme.linear_size
     if scheme is None or size is None:
         return part.elements * item, 0
     outputs, inputs = part.outputs, part.inputs
@@ -574,7 +579,10 @@ def tower_parts(tower: Tower, shape: ModelShape, ranks: int) -> Encoder:
     pixels = 3 * (tower.patch_size or 14) ** 2 * style.frames
     rest = [Part("patch", width, pixels + (1 if style.patch_bias else 0)), Part("positions", style.positions, width)]
     rest += _projector(width, inner, shape.hidden_size, style, ranks)
-    return Encoder(_layer(width, inner, style, ranks), count, rest, known)
+    layer = _layer(width, inner, style, ranks)
+    if shape.model_type == "gemma4" and tower.what == "audio":  # conformers: two feed-forwards, attention, a gated convolution
+        layer = layer * 2
+    return Encoder(layer, count, rest, known)
 
 
 def _layer(width: int, inner: int, style: Style, ranks: int) -> list[Part]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from plimsoll.findings import Finding, Severity
 from plimsoll.models.shape import ModelShape
-from plimsoll.plan.findings import NOT_OF_MEMORY, Advice, is_for_the_user
+from plimsoll.plan.findings import NOT_OF_MEMORY, Advice, deciding_fact, is_for_the_user
 from plimsoll.plan.learned import TermDifference
 from plimsoll.plan.ledger import Ledger
 from plimsoll.plan.matrix import Cell, Matrix, State
@@ -289,7 +289,7 @@ def as_json(planned: MemoryPlan, matrix: Matrix | None = None, workload: Workloa
     ledger, kv = planned.ledger, planned.ledger.kv_plan
     body: dict[str, object] = {
         "schema": "plimsoll.plan/1",
-        "fits": planned.fits,
+        "fits": None if planned.is_undecided else planned.fits,
         "model": one_line(planned.model),
         "vllm": ledger.settings.release,
         "gpu": {"name": ledger.card.name, "total_bytes": ledger.card.total_bytes, "count": ledger.settings.gpus},
@@ -331,6 +331,9 @@ def as_json(planned: MemoryPlan, matrix: Matrix | None = None, workload: Workloa
         "advice": [_advice_json(advice) for advice in planned.advice],
         "notes": [one_line(note) for note in planned.notes],
     }
+    if planned.is_undecided:
+        body["undecided"] = {"kv_low": ledger.kv.low, "kv_high": ledger.kv.high, "needed": kv.bytes_for_one_request,
+                             "decided_by": deciding_fact(ledger, planned.shape)}  # fmt: skip
     if planned.before is not None:
         old = planned.before
         body["from"] = {
@@ -403,7 +406,8 @@ def as_text(planned: MemoryPlan, matrix: Matrix | None = None, workload: Workloa
     """The verdict, the bar, the terms, the cache, the trouble and what helps."""
     ledger = planned.ledger
     is_fine = planned.fits and (workload is None or workload.verdict.is_fine)
-    style = BAD if not is_fine else GOOD if ledger.fits_at_low_end else WARN
+    style = WARN if planned.is_undecided or not ledger.fits_at_low_end else GOOD
+    style = style if is_fine or planned.is_undecided else BAD
     report = Report([Line(_verdict(planned, workload), 2, style), "", *_bar(ledger), "", _terms(ledger), "", *_cache(ledger)])
     for finding in planned.findings:
         head = f"  {finding.code}"
@@ -435,6 +439,11 @@ def _verdict(planned: MemoryPlan, workload: WorkloadAnswer | None) -> str:
     memory_first = sorted(stops, key=lambda finding: finding.code in NOT_OF_MEMORY)
     told = "; ".join(finding.title for finding in memory_first) or "too little memory"
     beside = ", but not this workload" if planned.fits and workload is not None and not workload.verdict.is_fine else ""
+    if planned.is_undecided:
+        kv = planned.ledger.kv
+        told = f"between {format_gib(kv.low)} and {format_gib(kv.high)} are left for the KV cache, and one request of "
+        told += f"full length takes {format_gib(planned.ledger.kv_plan.bytes_for_one_request)}. "
+        told += f"What would decide it: {deciding_fact(planned.ledger, planned.shape)}"
     return f"{verdict(planned)}{beside}: {what}" + ("" if planned.fits else f": {told}")
 
 
@@ -442,6 +451,8 @@ def verdict(planned: MemoryPlan) -> str:
     """In a word or a few: whether it will start, by the central figures and by the low end of the band."""
     if planned.fits:
         return "fits" if planned.ledger.fits_at_low_end else "fits by the estimate, not at its low end"
+    if planned.is_undecided:
+        return "cannot be told from here"
     stops = [finding.code for finding in planned.findings if finding.severity is Severity.CRITICAL]
     return "does not start" if stops and all(code in NOT_OF_MEMORY for code in stops) else "does not fit"
 

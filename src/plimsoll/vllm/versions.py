@@ -208,10 +208,14 @@ class Behaviour(Enum):
     GRAPH_ESTIMATE = ("0.20.0", "memory for CUDA graphs is estimated and taken from the KV cache by default",
         "v1/worker/gpu_worker.py", True)
     UTILIZATION_092 = ("0.20.0", "--gpu-memory-utilization is 0.92 by default, not 0.9", "config/cache.py")
+    STATE_FOR_EVERY_SEQUENCE = ("0.20.0", "full CUDA graphs are refused where there are fewer states than sequences",
+        "config/compilation.py: resolve_cudagraph_mode_and_sizes")
     WHOLE_SEGMENTS = ("0.21.0", "weights are loaded under max_split_size_mb:20", "v1/worker/gpu_worker.py: load_model")
     SEGMENTS_REFUSED = ("0.21.0", "expandable segments beside a KV connector are refused", "config/vllm.py")
     TOKENS_BY_CONCURRENCY = ("0.21.0", '"KV cache size" is concurrency x context; before, blocks // groups x block size',
         "v1/core/kv_cache_utils.py")
+    MM_ITEM_IN_ONE_BATCH = ("0.22.0", "the default batch holds one picture, recording or video of a model that reads it whole",
+        "engine/arg_utils.py: _get_min_mm_batched_tokens")
     V2_RUNNER_QWEN3 = ("0.22.0", "the second model runner is the default for some architectures", "config/vllm.py", True)
     V2_RUNNER_LLAMA = ("0.23.0", "the second model runner is the default for unquantised Llama and Mistral, too",
         "config/vllm.py")
@@ -239,6 +243,8 @@ class Behaviour(Enum):
         "entrypoints/openai/api_server.py", True)
     LOGGER_NAMES_PROCESS = ("0.31.0", "only lines of the logger carry the process's name, not all that is printed",
         "utils/system_utils.py: decorate_logs")
+    UNSPLIT_PROFILE = ("0.31.0", "large blocks are not split while vLLM profiles: what a pass frees does not stay consumed",
+        "v1/worker/gpu_worker.py: _scoped_allocator_max_split")
     STATE_CHECKPOINTS = ("0.32.0", "Mamba 2 under prefix caching keeps one more state", "v1/kv_cache_interface.py")
     # fmt: on
 

@@ -1,0 +1,125 @@
+"""Starts of 0.19 to 0.31 that others published, and the rules that newer releases brought, planned from their commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.plan_accuracy import newer
+from plimsoll.findings import Code, Severity
+from plimsoll.plan.options import ServerOptions
+from plimsoll.plan.read import MemoryPlan, plan_command
+from plimsoll.units import GIB
+from tests.each import each
+
+
+def _plan(model: str, gpu: str, release: str, *flags: str) -> MemoryPlan:
+    return plan_command(ServerOptions(gpu=gpu, vllm=release, rest=("vllm", "serve", model, *flags)))
+
+
+def test_every_published_start_lies_in_its_band_and_none_is_refused() -> None:
+    """The starts kept beside the benchmark: at least nine in ten in the band, none called impossible."""
+    starts, _ = newer()
+    assert len(starts) >= 7
+    assert not [start.name for start in starts if start.is_refused]
+    assert sum(start.is_covered for start in starts) >= 0.9 * len(starts)
+
+
+@each(
+    ("gpu", "release", "limits"),
+    [
+        ("GB10", "0.27.1", (256, 2048)),  # NVML does not tell its total
+        ("B300", "0.26.0", (1024, 8192)),
+        ("B300", "0.28.0", (1024, 16384)),
+        ("A100 80GB", "0.31.0", (256, 2048)),
+    ],
+)
+def test_default_batches_follow_what_the_platform_tells(gpu: str, release: str, limits: tuple[int, int]) -> None:
+    """Sequences and tokens of a step, as vLLM of that release chooses them on that card."""
+    settings = _plan("Qwen/Qwen3-0.6B", gpu, release).ledger.settings
+    assert (settings.max_num_seqs, settings.max_num_batched_tokens) == limits
+
+
+@each(
+    ("gpu", "release", "is_first"),
+    [("T4", "0.9.2", True), ("T4", "0.11.0", False), ("L4", "0.9.2", False), ("T4", "0.7.3", True)],
+)
+def test_old_cards_fall_back_to_the_first_engine(gpu: str, release: str, *, is_first: bool) -> None:
+    """Until 0.10 the second engine refused cards before Ampere; the terms are those of the engine that runs."""
+    ledger = _plan("Qwen/Qwen3-0.6B", gpu, release, "--dtype", "float16").ledger
+    assert ledger.settings.first_engine == is_first
+    assert ledger.activation.why.endswith("vLLM V0") == is_first
+
+
+def _hybrid(tmp_path: Path) -> str:
+    """A folder with a model of Mamba and attention layers whose states are large."""
+    (tmp_path / "config.json").write_text(
+        """{"architectures": ["BambaForCausalLM"], "model_type": "bamba", "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+        "attn_layer_indices": [9, 18, 27], "mamba_n_heads": 128, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1,
+        "mamba_d_conv": 4, "mamba_expand": 2, "max_position_embeddings": 8192, "torch_dtype": "bfloat16"}"""
+    )
+    return str(tmp_path)
+
+
+def test_more_sequences_than_states_stop_a_start_with_full_graphs(tmp_path: Path) -> None:
+    """vLLM 0.20 refuses them; fewer sequences, piecewise graphs and older releases start, and the advice names the number."""
+    model, tight = _hybrid(tmp_path), ("--gpu-memory-utilization", "0.3", "--max-num-seqs", "1024")
+    plan = _plan(model, "H100", "0.29.0", *tight)
+    (finding,) = [f for f in plan.findings if "exceeds available Mamba cache blocks" in f.because]
+    assert finding.code is Code.STARTUP_GRAPH_CAPTURE
+    assert finding.severity is Severity.CRITICAL
+    assert not plan.fits
+    offer = next(advice for advice in plan.advice if advice.flag == "--max-num-seqs")
+    for release, flags in (
+        ("0.29.0", ("--gpu-memory-utilization", "0.3", "--max-num-seqs", offer.value)),
+        ("0.29.0", (*tight, "--enforce-eager")),
+        ("0.29.0", (*tight, "--compilation-config", '{"cudagraph_mode": "PIECEWISE"}')),
+        ("0.19.0", tight),
+    ):
+        findings = _plan(model, "H100", release, *flags).findings
+        assert not any("Mamba cache blocks" in finding.because for finding in findings), (release, flags)
+
+
+def test_what_the_band_leaves_open_is_neither_called_fitting_nor_refused() -> None:
+    """A context that fits at the high end of the band only: undecided, with both ends and the fact that would decide."""
+    fits = _plan("Qwen/Qwen3-8B", "L4", "0.28.0", "--max-model-len", "40960").ledger.kv_plan.largest_context_that_fits
+    plan = _plan("Qwen/Qwen3-8B", "L4", "0.28.0", "--max-model-len", str(fits + 512))
+    assert plan.is_undecided
+    assert not plan.fits
+    assert plan.ledger.kv.low < plan.ledger.kv_plan.bytes_for_one_request < plan.ledger.kv.high
+    far = _plan("Qwen/Qwen3-8B", "L4", "0.28.0", "--max-model-len", "40960", "--gpu-memory-utilization", "0.8")
+    assert not far.is_undecided
+    assert not far.fits
+
+
+def test_both_ends_of_a_compile_cache_lie_in_the_band() -> None:
+    """0.27 and newer: with a warm cache there is no copy of the embedding table, with a cold one up to two."""
+    ledger = _plan("Qwen/Qwen3-8B", "RTX 5090", "0.28.0").ledger
+    table = 151936 * 4096 * 2
+    assert ledger.activation.low < table / 2
+    assert ledger.activation.high > 2 * table
+
+
+def test_memory_shared_with_the_host_widens_the_band() -> None:
+    """On a GB10 the host's own memory counts, and a plan says so."""
+    plan = _plan("Qwen/Qwen3-8B", "GB10", "0.27.1")
+    assert plan.ledger.non_torch.high - plan.ledger.non_torch.low > 5 * GIB
+    assert any("shares its memory with the host" in note for note in plan.notes)
+
+
+@each(
+    "flags",
+    [
+        "--enable-lora --max-loras 4 --max-lora-rank 3",
+        "--enable-lora --max-loras 4 --max-cpu-loras 3",
+        "--no-enable-chunked-prefill --max-num-batched-tokens 2048",
+        "--long-prefill-token-threshold 900000",
+        "--tensor-parallel-size 8 --decode-context-parallel-size 2",
+        '--enable-lora --max-num-batched-tokens 1024 --max-num-seqs 512 -sc {"method":"ngram","num_speculative_tokens":3}',
+    ],
+)
+def test_sizes_that_contradict_each_other_are_refused(flags: str) -> None:
+    """What vLLM's own configuration refuses before it touches a card."""
+    plan = _plan("Qwen/Qwen3-8B", "H100", "0.29.0", *flags.split())
+    assert Code.OTHER_BAD_CONFIG in {f.code for f in plan.findings if f.severity is Severity.CRITICAL}
+    assert not plan.fits
