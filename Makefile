@@ -37,8 +37,10 @@ real: $(READY)   ## against the real vLLM (CPU build); installs it into your cac
 	$(BIN)/python -m lab.engine.install
 	$(BIN)/python -m pytest -m "real and not soak" -n 2 --dist loadgroup --durations=25
 
-soak: $(READY)   ## every random input of `make test`, then the long versions of `make real`; output is kept under lab/results/
+soak: $(READY)   ## every random input of `make test`, 100,000 simulated worlds, then the long versions of `make real`; output is kept under lab/results/
 	PLIMSOLL_SOAK=1 $(BIN)/python -m pytest -n auto -m "not real and not soak" --ignore=tests/real
+	$(BIN)/python -m tests.world 0 --count 100000 --cores $$(nproc)
+	$(BIN)/python -m tests.world 0 --count 2000 --bugs
 	$(BIN)/python -m lab.engine.install
 	@mkdir -p lab/results
 	@bash -o pipefail -c '$(BIN)/python -m pytest -m "real or soak" --timeout=7200 --durations=20 2>&1 | tee "lab/results/soak-$$(date -u +%Y%m%dT%H%M%SZ).log"'

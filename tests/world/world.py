@@ -1,0 +1,347 @@
+"""A fleet, its guards and its operators for some minutes, with faults drawn from a seed; what must hold is checked each time.
+
+story = play(seed)      # story.wrong is empty, or what was violated; str(story) tells at most 40 lines of it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from plimsoll.guard.act.policy import ActPolicy
+from tests.world.engine import Engine
+from tests.world.guards import Host
+from tests.world.loop import VirtualLoop
+from tests.world.surroundings import LockService, Network, Proxy, Supervisor
+
+CALM_S = 30.0  # before the first fault
+TROUBLE_S = 240.0  # in which faults begin
+SETTLE_S = 1_500.0  # after the last one, until all must be well or told
+RECENT_S = 10.0  # whoever recovered later than this could not be known to have
+PEERS_S = 60.0  # and so it is of another engine that broke
+LINES = 40
+
+
+class Violation(Exception):
+    """Something that must hold does not."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What does not change during one story."""
+
+    engines: int = 2
+    guards: int = 1
+    balancer: str = "haproxy"
+    has_gate: bool = True
+    knows_how: bool = True
+    canary_s: float | None = 10.0
+    every_s: float = 5.0
+    busy: float = 0.2  # requests a second
+    refused_s: float = 60.0
+    still_s: float = 60.0
+    act: ActPolicy = field(default_factory=ActPolicy)
+
+
+def draw_setting(dice: random.Random) -> Setting:
+    act = ActPolicy(
+        restarts_per_hour=dice.choice((1, 2, 3)), restarts_per_day=6, fleet_restarts_per_hour=dice.choice((2, 4)),
+        fleet_restarts_per_day=20, backoff_s=30.0, longest_backoff_s=60.0, drain_within_s=60.0,
+        lease_s=dice.choice((15.0, 30.0)), stop_within_s=20.0, gone_within_s=20.0, start_still_s=60.0, start_within_s=180.0,
+        probation_s=dice.choice((20.0, 60.0)),
+        rollout_s=dice.choice((0.0, 120.0)),
+    )  # fmt: skip
+    return Setting(
+        engines=dice.choice((1, 2, 2, 2, 3, 3)), guards=dice.choice((1, 1, 2)),
+        balancer=dice.choice(("haproxy", "haproxy", "readiness")), has_gate=dice.random() < 0.85,
+        knows_how=dice.random() < 0.6, canary_s=dice.choice((None, 10.0, 10.0)), every_s=dice.choice((5.0, 10.0, 10.0)),
+        busy=dice.choice((0.0, 0.05, 0.3)), refused_s=dice.choice((30.0, 90.0)), still_s=dice.choice((40.0, 60.0)), act=act,
+    )  # fmt: skip
+
+
+class World:
+    """Everything there is, and everything that happened."""
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.seed = seed
+        self.loop = VirtualLoop()
+        self.setting = draw_setting(self.dice("setting"))
+        self.lines: list[str] = []
+        self.wrong = ""
+        self.is_over = False
+        self.engines = [
+            Engine(f"e{number}", lambda: self.loop.now, self.later, self.note) for number in range(self.setting.engines)
+        ]
+        self.supervisors = {one.name: Supervisor(one, self.setting.knows_how) for one in self.engines}
+        self.network, self.proxy, self.lock = Network(self), Proxy(self), LockService()
+        self.hosts = [Host(self, f"g{number}", folder / f"g{number}") for number in range(self.setting.guards)]
+        self.starts: list[tuple[str, str]] = []  # that guards made: which guard, and of which engine
+        self.asked: dict[str, float] = {}  # restarts and drains that an operator asked for
+        self.left_alone: dict[str, float] = {}  # by an operator's stop, maintenance or pause, and since when
+        self.requests = self.lost = 0
+        self.seconds = 0.0  # that it lasted
+
+    def dice(self, what: str) -> random.Random:
+        return random.Random(f"{self.seed} {what}")
+
+    def later(self, delay_s: float, work: Callable[..., Any], *args: Any) -> None:
+        """In nobody's context: the world itself does it."""
+        self.loop.call_later(delay_s, work, *args, context=_NOBODY.copy())
+
+    def at(self, url: str) -> Engine | None:
+        return next((one for one in self.engines if url.startswith(one.url)), None)
+
+    def note(self, line: str) -> None:
+        if not self.is_over:
+            self.lines.append(f"{self.loop.now:7.1f} s  {line}")
+
+    def violate(self, what: str) -> None:
+        if not self.wrong and not self.is_over:
+            self.note(f"VIOLATION: {what}")
+            self.wrong = what
+
+    # What must hold at every step
+
+    def check_stop(self, guard: str, engine: Engine) -> None:
+        """Guard is about to stop this engine."""
+        now = self.loop.now
+        self.note(f"{guard}: stops {engine.name}, which {self.truth(engine)}")
+        if not engine.is_up:
+            return
+        self._check_left_alone(guard, engine)
+        if engine.is_alive and engine.requests:
+            self.violate(f"{guard} stops {engine.name} with {len(engine.requests)} requests in flight")
+        if engine.is_alive and engine.name not in self.asked and now - engine.alive_since > RECENT_S:
+            self.violate(f"{guard} stops {engine.name} without proof: it {self.truth(engine)}")
+        if engine.serves and not self._others(engine):
+            self.violate(f"{guard} stops {engine.name}, the last one that serves")
+
+    def check_start(self, guard: str, engine: Engine) -> None:
+        """Guard is about to start this engine."""
+        if engine.is_up:
+            return
+        self._check_left_alone(guard, engine)
+        self.starts.append((guard, engine.name))
+        # A guard cannot know of another one's start whose process never answered: each keeps to the budget.
+        act, jumps = self.setting.act, sum(host.jumps for host in self.hosts)
+        fleet = [name for who, name in self.starts if who == guard]
+        own = fleet.count(engine.name)
+        if own > act.restarts_per_hour * (1 + jumps) or len(fleet) > act.fleet_restarts_per_hour * (1 + jumps):
+            self.violate(f"{guard} starts {engine.name}: {own} of its own and {len(fleet)} of the fleet's in an hour")
+
+    def check_not_last(self, guard: str, name: str) -> None:
+        engine = next(one for one in self.engines if one.name == name)
+        if engine.serves and self.loop.now - engine.healthy_since > RECENT_S and not self._others(engine):
+            self.violate(f"{guard} takes {name} out, the last one that serves")
+
+    def _check_told(self, engine: Engine) -> None:
+        """A hang with requests there is told in time, also the second time; where nothing hinders guard."""
+        setting, since = self.setting, engine.hangs_since
+        hosts = [host for host in self.hosts if host.is_fine_since < since - CALM_S / 2]
+        bound_s = setting.still_s + 4 * setting.every_s + 45.0
+        if hosts and self.loop.now - since > bound_s and not any(host.is_telling(engine.name) for host in hosts):
+            self.violate(
+                f"{engine.name} hangs with {len(engine.requests)} requests for {self.loop.now - since:.0f} s: nobody was told"
+            )
+
+    def _check_left_alone(self, guard: str, engine: Engine) -> None:
+        now = self.loop.now
+        since = self.left_alone.get(engine.name)
+        if since is not None and now - since > RECENT_S:
+            self.violate(f"{guard} acts on {engine.name}, which an operator wants left alone")
+        paused_at = next(host.paused_at for host in self.hosts if host.name == guard)
+        if (
+            paused_at is not None
+            and now - paused_at > RECENT_S + self.setting.act.stop_within_s
+            and engine.name not in self.asked
+        ):
+            self.violate(f"{guard} acts on {engine.name} while it is paused")
+
+    def _others(self, engine: Engine) -> bool:
+        """Whether another one serves, broke so lately that nobody can know, or is paused by its operator."""
+        now = self.loop.now
+        return any(
+            (one.is_ready and one.is_alive and self._is_in(one)) or now - one.changed_at < PEERS_S
+            for one in self.engines
+            if one is not engine
+        )
+
+    def _is_in(self, engine: Engine) -> bool:
+        if self.setting.balancer == "haproxy" and self.proxy.admin.get(engine.name, 0):
+            return False
+        return not engine.has_gate or engine.phase == "serving"
+
+    def truth(self, engine: Engine) -> str:
+        if not engine.is_up:
+            return f"is down ({engine.ended_how})"
+        state = "is starting" if not engine.is_ready else "is paused" if engine.is_paused else f"{engine.core}"
+        return f"{state}, {len(engine.requests)} requests"
+
+    # Clients
+
+    def send(self) -> None:
+        """A client's request, through the balancer, tried at every engine that it would send to."""
+        dice = self.client_dice
+        self.later(dice.expovariate(self.setting.busy), self.send)
+        self.requests += 1
+        seconds = dice.choice((0.5, 2.0, 8.0, 30.0))
+        engines = [one for one in self.engines if self._gets_work(one)]
+        dice.shuffle(engines)
+        if any(one.take(self.requests, seconds) for one in engines):
+            return
+        self.lost += 1
+        kept_out = [one for one in self.engines if one.serves and not self._is_in(one) and not self._is_excused(one)]
+        if kept_out and not any(self.loop.now - one.changed_at < PEERS_S for one in self.engines):
+            self.violate(f"a request is lost: {kept_out[0].name} serves, and is out of rotation")
+
+    def _is_excused(self, engine: Engine) -> bool:
+        """An operator wants it out, or was told that it is."""
+        return engine.name in self.left_alone or any(host.needs(engine.name) for host in self.hosts)
+
+    def _gets_work(self, engine: Engine) -> bool:
+        if self.setting.balancer == "haproxy":
+            return self.proxy.sends(engine)
+        return self.proxy.check(engine)
+
+    # From the beginning to the end
+
+    def run(self) -> None:
+        from tests.world.faults import draw_faults
+
+        for engine in self.engines:
+            engine.has_gate = self.setting.has_gate
+            engine.start_s = self.dice(engine.name).choice((8.0, 20.0, 40.0))
+            engine.start("its operator")
+            engine.ready_at = 0.0
+        self.client_dice = self.dice("clients")
+        if self.setting.busy:
+            self.later(0.0, self.send)
+        for host in self.hosts:
+            self.later(self.dice(host.name).uniform(0.0, 3.0), host.start)
+        faults = draw_faults(self)
+        for at_s, what, begin in faults:
+            self.later(at_s, self._begin, what, begin)
+        end_s = max(at_s for at_s, _, _ in faults) + self.dice("end").choice((20.0, 60.0, 180.0))
+        self._watch_deaths()
+        self.loop.run(end_s, self._has_failed)
+        self.heal()
+        self.loop.run(end_s + SETTLE_S, self._is_settled_now)
+        if not self.wrong and (why := self.unsettled()):
+            self.violate(f"at the end: {why}")
+        self.seconds = self.loop.now
+
+    def _begin(self, what: str, begin: Callable[[], None]) -> None:
+        self.note(f"* {what}")
+        begin()
+
+    def _has_failed(self) -> bool:
+        return bool(self.wrong)
+
+    def _is_settled_now(self) -> bool:
+        if self.wrong:
+            return True
+        if self.loop.now < self._next_check:
+            return False
+        self._next_check = self.loop.now + 10.0
+        return not self.unsettled()
+
+    _next_check = 0.0
+
+    def _watch_deaths(self) -> None:
+        """Guards that were killed at a moment of their own are started again; internal errors are violations."""
+        for host in self.hosts:
+            if host.life.is_dead and host.guard is not None:
+                host.buried(self.dice(f"again {host.lives}").choice((1.0, 5.0, 40.0)))
+            if host.guard is not None and host.guard.mistakes:
+                self.violate(f"{host.name}: internal errors {host.guard.mistakes}")
+        for engine in self.engines:
+            self.proxy.check(engine)
+            self._check_told(engine)
+        self.later(2.0, self._watch_deaths)
+
+    def heal(self) -> None:
+        """Every fault of what stands around the engines is over; the engines are as they are."""
+        self.note("* every fault around the engines is over")
+        self.network.links.clear()
+        self.proxy.is_down, self.lock.is_down = False, False
+        self.proxy.cut.clear()
+        for host in self.hosts:
+            host.disk.is_full, host.disk.slow_s = False, 0.0
+            host.life.dies_at = -1
+            if host.life.is_frozen:
+                self.loop.thaw(host.life)
+        for engine in self.engines:
+            engine.says_503_until = engine.old_page_until = engine.overload_until = -1.0
+        for supervisor in self.supervisors.values():
+            supervisor.is_silent = False
+
+    def unsettled(self) -> str:
+        """What is neither well nor told; "" once all is."""
+        now = self.loop.now
+        for engine in self.engines:
+            is_told = any(host.is_telling(engine.name) for host in self.hosts if host.guard is not None)
+            is_wanted = engine.name not in self.left_alone
+            is_hidden = engine.is_hidden and self.setting.canary_s is None
+            if not engine.is_alive and is_wanted and not is_told and not is_hidden:
+                return f"{engine.name} {self.truth(engine)}, and nobody was told"
+            if engine.is_alive and not engine.is_ready:
+                return f"{engine.name} is still starting"
+            if engine.serves and not self._is_in(engine) and not self._is_excused(engine):
+                return f"{engine.name} serves, and is out of rotation"
+        return "" if all(host.guard is not None and now - host.since > 30.0 for host in self.hosts) else "a guard is down"
+
+
+class Story:
+    """What became of one seed."""
+
+    def __init__(self, world: World) -> None:
+        self.seed, self.wrong, self.setting = world.seed, world.wrong, world.setting
+        self.lines, self.seconds = world.lines, world.seconds
+
+    def __str__(self) -> str:
+        head = [f"seed {self.seed}: {self.wrong or 'all is well'}", str(self.setting).partition(", act=")[0] + ")"]
+        shown = self.lines
+        if len(shown) > LINES - len(head):
+            faults = [line for line in shown[: -LINES // 2] if "  * " in line][: LINES // 4]
+            shown = [*faults, "...", *shown[-(LINES - len(head) - len(faults) - 1) :]]
+        return "\n".join(head + [line[:200] for line in shown])
+
+
+@contextlib.contextmanager
+def quick_folder() -> Iterator[Path]:
+    """A folder in memory, where there is one."""
+    place = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(dir=place, prefix="plimsoll-world-") as folder:
+        yield Path(folder)
+
+
+def play(seed: int, folder: Path | None = None) -> Story:
+    """Plays one seed."""
+    if folder is None:
+        with quick_folder() as own:
+            return play(seed, own)
+    place = folder / f"{seed}"
+    place.mkdir()
+    world = World(seed, place)
+    with contextlib.redirect_stderr(io.StringIO()):
+        try:
+            world.run()
+        finally:
+            world.is_over = True
+            world.loop.end([life for host in world.hosts for life in host.all_lives])
+            for host in world.hosts:
+                host._close()
+            shutil.rmtree(place, ignore_errors=True)
+    return Story(world)
+
+
+import contextvars  # noqa: E402
+
+_NOBODY = contextvars.Context()
