@@ -22,6 +22,7 @@ class Life:
         self.is_frozen = False
         self.moments = 0  # times it came to run, or touched the world
         self.dies_at = -1  # the moment at which it is killed
+        self.context: contextvars.Context | None = None
         self.signals: dict[int, Callable[[], None]] = {}
         self.tasks: list[asyncio.Task[Any]] = []
         self.kept: list[asyncio.Handle] = []  # what did not run, since it is dead or frozen
@@ -115,8 +116,10 @@ class VirtualLoop(_Loop):  # type: ignore[misc]
 
     def begin(self, life: Life, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Starts a process: this work, and whatever it begins."""
-        context = contextvars.copy_context()
-        context.run(LIFE.set, life)
+        if life.context is None:
+            life.context = contextvars.copy_context()
+            life.context.run(LIFE.set, life)
+        context = life.context.copy() if life.tasks else life.context
         return context.run(self.create_task, work, context=context)
 
     def thaw(self, life: Life) -> None:

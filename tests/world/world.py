@@ -24,7 +24,7 @@ from tests.world.surroundings import LockService, Network, Proxy, Supervisor
 CALM_S = 30.0  # before the first fault
 TROUBLE_S = 240.0  # in which faults begin
 SETTLE_S = 1_500.0  # after the last one, until all must be well or told
-RECENT_S = 10.0  # whoever recovered later than this could not be known to have
+RECENT_S = 5.0  # whoever recovered later than this could not be known to have
 PEERS_S = 60.0  # and so it is of another engine that broke
 LINES = 40
 
@@ -116,9 +116,10 @@ class World:
         if not engine.is_up:
             return
         self._check_left_alone(guard, engine)
-        if engine.is_alive and engine.requests:
+        is_known = engine.is_alive and now - engine.alive_since > RECENT_S
+        if is_known and engine.requests:
             self.violate(f"{guard} stops {engine.name} with {len(engine.requests)} requests in flight")
-        if engine.is_alive and engine.name not in self.asked and now - engine.alive_since > RECENT_S:
+        if is_known and engine.name not in self.asked:
             self.violate(f"{guard} stops {engine.name} without proof: it {self.truth(engine)}")
         if engine.serves and not self._others(engine):
             self.violate(f"{guard} stops {engine.name}, the last one that serves")
@@ -198,7 +199,9 @@ class World:
             return
         self.lost += 1
         kept_out = [one for one in self.engines if one.serves and not self._is_in(one) and not self._is_excused(one)]
-        if kept_out and not any(self.loop.now - one.changed_at < PEERS_S for one in self.engines):
+        is_fresh = any(self.loop.now - one.changed_at < PEERS_S for one in self.engines)
+        is_hindered = any(self.loop.now - host.is_fine_since < PEERS_S for host in self.hosts)
+        if kept_out and not is_fresh and not is_hindered:
             self.violate(f"a request is lost: {kept_out[0].name} serves, and is out of rotation")
 
     def _is_excused(self, engine: Engine) -> bool:
