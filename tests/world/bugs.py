@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from plimsoll.guard.act import decide
 from plimsoll.guard.act.idle import Idleness
 from plimsoll.guard.act.ports import done
 from plimsoll.guard.adapters import haproxy
-from plimsoll.guard.daemon import conductor, steps
-from plimsoll.guard.judge import history, life
+from plimsoll.guard.daemon import acting, conductor, steps
+from plimsoll.guard.judge import history, witness
 from tests.world.world import Story, play, quick_folder
-
-Patch = tuple[Any, str, Any]
 
 
 async def _yes(*_: Any) -> bool:
     return True
 
 
-async def _nothing(*_: Any) -> str:
+async def _empty(*_: Any) -> str:
+    return ""
+
+
+def _no_reason(*_: Any, **__: Any) -> str:
     return ""
 
 
@@ -29,75 +32,71 @@ def _idle_at_once(samples: Any, *_: Any) -> Idleness:
     return Idleness(is_idle=bool(samples), message="looked at once")
 
 
-def _write_nothing(self: Any, kind: str, run: Any, fields: Any, step: str = "") -> None:
-    """Only that an action begins and ends is written, and not what is about to be done."""
+def _write_little(self: Any, kind: str, run: Any, fields: Any, step: str = "") -> None:
+    """That an action begins and ends is written, and not what is about to be done."""
     if kind in ("opened", "closed"):
         self.journal.append(kind, engine=run.engine, action=run.action, step=step, fields=fields)
 
 
-async def _leave_it_out(self: Any, run: Any) -> Any:
-    del self, run
+async def _say_that_it_is_back(*_: Any) -> Any:
     return done("it is back, they say")
 
 
-BUGS: dict[str, Callable[[], list[Patch]]] = {
-    "drop the second witness": lambda: [
-        (steps, "idleness", _idle_at_once), (steps.RestartSteps, "_has_let_go", _yes),
-        (steps.RestartSteps, "_why_not_idle", _nothing),
-    ],
-    "skip the journal": lambda: [(conductor.ActionPorts, "write", _write_nothing)],
-    "ignore the budget": lambda: [(decide, "spent", lambda *_: decide.RestartBudget(""))],
-    "stop without a fresh look": lambda: [(steps.RestartSteps, "_is_broken_or_down", _yes)],
-    "ignore the lock": lambda: [
-        (steps.LockKeeper, "is_ours", _yes),
-        (steps.LockKeeper, "acquire", _acquired),
-    ],
-    "take the last one": lambda: [
-        (decide, "_too_many", lambda *_, **__: ""), (decide, "_capacity", lambda *_, **__: ""),
-        (haproxy.HAProxy, "_is_last", lambda *_: False),
-    ],
-    "never put it back": lambda: [(steps.RestartSteps, "_undrain", _leave_it_out)],
-    "forget what an earlier guard left": lambda: [(conductor, "open_actions", lambda _: [])],
-    "act while paused": lambda: [(decide, "_paused", lambda *_: ""), (conductor.ActionHistory, "_off", lambda *_: "")],
-    "start what an operator stopped": lambda: [(steps.RestartSteps, "_stopped_by_hand", _nothing), *_by_hand()],
-    "take a pause for a hang": lambda: [
-        (history, "is_resting", lambda _: False), (life, "is_resting", lambda _: False), (life, "_may_rest", lambda _: None),
-    ],
-    "learn from hangs": lambda: [(history, "LONGEST_GAP_S", 1e9)],
-}  # fmt: skip
-
-
-async def _acquired(self: Any, run: Any) -> Any:
+async def _acquire_anyway(self: Any, run: Any) -> Any:
     outcome = await self._lock.acquire(f"{run.action} on {run.engine}")
     self._is_held, self.is_lost = True, False
     return outcome if outcome.is_done else done("taken all the same", epoch=1_000_000)
 
 
-def _by_hand() -> list[Patch]:
-    from plimsoll.guard.daemon import acting
+async def _exit_by_itself(adapters: Any, log: Any = None, *, real: Any = acting.exit_report) -> Any:
+    report = await real(adapters, log)
+    return report._replace(ended=report.ended or report.stopped, stopped="")
 
-    async def last_exit(adapters: Any) -> tuple[str, str]:
-        outcome = await adapters.restarter.last_exit()
-        return (outcome.message if outcome.is_done else ""), ""
 
-    return [(acting, "last_exit_of", last_exit)]
+def _learn_all(self: Any, *_: Any, real: Any = history.CoreSteps.__init__) -> None:
+    real(self, math.inf)
+
+
+BUGS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
+    "drop the second witness": (
+        (witness.Witness, "is_proof", property(lambda self: self.says is not witness.Testimony.SERVES)),
+    ),
+    "look for idleness once": (
+        (steps, "idleness", _idle_at_once), (steps.RestartSteps, "_has_let_go", _yes),
+        (steps.RestartSteps, "_why_not_idle", _empty),
+    ),
+    "skip the journal": ((conductor.ActionPorts, "write", _write_little),),
+    "ignore the budget": ((decide, "spent", lambda *_: decide.RestartBudget("")),),
+    "stop without a fresh look": ((steps.RestartSteps, "_why_serves", _empty),),
+    "ignore the lock": ((steps.LockKeeper, "is_ours", _yes), (steps.LockKeeper, "acquire", _acquire_anyway)),
+    "take the last one": (
+        (decide, "_too_many", _no_reason), (decide, "_capacity", _no_reason), (haproxy.HAProxy, "_is_last", lambda *_: False),
+    ),
+    "never put it back": ((steps.RestartSteps, "_undrain", _say_that_it_is_back),),
+    "forget what an earlier guard left": ((conductor, "open_actions", lambda _: []),),
+    "act while paused": ((decide, "_paused", _no_reason), (conductor.ActionHistory, "_off", _no_reason)),
+    "start what an operator stopped": (
+        (steps.RestartSteps, "_stopped_by_hand", _empty), (acting, "exit_report", _exit_by_itself),
+    ),
+    "learn from hangs": ((history.CoreSteps, "__init__", _learn_all), (history, "LONGEST_GAP_S", math.inf)),
+}  # fmt: skip
 
 
 @contextlib.contextmanager
 def bug(name: str) -> Iterator[None]:
     """Guard has this bug meanwhile."""
-    patches = [(place, word, getattr(place, word), other) for place, word, other in BUGS[name]()]
-    for place, word, _, other in patches:
+    real = [(place, word, getattr(place, word)) for place, word, _ in BUGS[name]]
+    for place, word, other in BUGS[name]:
         setattr(place, word, other)
     try:
         yield
     finally:
-        for place, word, real, _ in patches:
-            setattr(place, word, real)
+        for place, word, before in real:
+            setattr(place, word, before)
 
 
 def first_noticed(name: str, seeds: Iterable[int]) -> Story | None:
-    """The first story that ends in a violation with this bug, and without it in none."""
+    """The first story that ends in a violation with this bug, and well without it."""
     with quick_folder() as folder:
         for seed in seeds:
             with bug(name):

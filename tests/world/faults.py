@@ -271,11 +271,6 @@ FAULTS: dict[Callable[[Draw], None], float] = {
     operator_rolls_out: 0.5, operator_restarts: 3, operator_drains: 1, operator_pauses_guard: 1,
 }  # fmt: skip
 
-AWAITED = (way_is_cut, says_503, old_page, long_call, hangs_again, disk_is_full)
-"""Guard does not bear these yet; they are not drawn."""
-for _fault in AWAITED:
-    FAULTS[_fault] = 0.0
-
 
 def draw_faults(world: World) -> list[Fault]:
     """Some faults, alone or close together."""

@@ -169,7 +169,7 @@ class World:
         """Whether another one serves, broke so lately that nobody can know, or is paused by its operator."""
         now = self.loop.now
         return any(
-            (one.is_ready and one.is_alive and self._is_in(one)) or now - one.changed_at < PEERS_S
+            (one.is_ready and (one.is_alive or one.is_hidden) and self._is_in(one)) or now - one.changed_at < PEERS_S
             for one in self.engines
             if one is not engine
         )

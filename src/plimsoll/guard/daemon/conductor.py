@@ -138,7 +138,9 @@ class ActionHistory:
 
     def kept(self) -> list[Entry]:
         """The entries still needed, with the engines' real names instead of the redacted ones."""
-        return [one._replace(engine=self._names.get(one.engine, one.engine)) for one in self._ports.journal.kept()]
+        names = {written: name for written, name in self._names.items() if written != name}
+        entries = self._ports.journal.kept()
+        return [one._replace(engine=names.get(one.engine, one.engine)) for one in entries] if names else entries
 
     def _off(self, engine: str, grade: Grade) -> str:
         """Says that an operator has paused it since it began: it is then undone as long as that is possible."""
@@ -390,7 +392,9 @@ class Conductor(ActionHistory):
     async def _begin(self, plan: ActionPlan, run: ActionRun) -> None:
         look = await self._ports.observer.look(plan.engine) if plan.grade is Grade.RESTART else None
         facts: dict[str, str | float | None] = {"kv_tokens_before": kv_tokens(look)}
-        facts |= {} if look is None else {"started_before": look.started_unix_s, "failure": look.failure or None}
+        if look is not None:
+            had_ended = bool(look.ended or look.gone) or None
+            facts |= {"started_before": look.started_unix_s, "failure": look.failure or None, "had_ended": had_ended}
         run = run._replace(facts={name: value for name, value in facts.items() if value is not None})
         try:
             self._ports.write(OPENED, run, {**opening_fields(run), "why": plan.why, "facts": dict(run.facts)})

@@ -42,6 +42,7 @@ ABSENT = "absent"
 UNREADABLE = "unreadable"
 ENTRIES_KEPT = 200_000
 PRUNE_EVERY = 1_000  # entries
+KEPT_S = 60.0
 WAIT_S = 5.0  # for another process that locks the file
 _TABLE = """CREATE TABLE IF NOT EXISTS entry (n INTEGER PRIMARY KEY, t REAL NOT NULL, kind TEXT NOT NULL, engine TEXT NOT NULL,
     action TEXT NOT NULL, step TEXT NOT NULL, fields TEXT NOT NULL, sum TEXT NOT NULL)"""
@@ -202,6 +203,7 @@ class Journal:
         self._clock, self._most = clock, most
         self._mutex = threading.Lock()
         self._number = 0  # of the last entry
+        self._kept_at = (-1, 0.0)  # at which entry and when `kept` last looked for what is not needed any more
         self._entries: list[Entry] = []  # those that are needed, and some more
         self._database: sqlite3.Connection | None = None
         self._lock = -1
@@ -239,7 +241,9 @@ class Journal:
     def kept(self) -> list[Entry]:
         """The entries still needed: of open actions, those that budgets count, the last of each switch."""
         with self._mutex:
-            self._entries = needed(self._entries, self._clock())
+            now, last = self._clock(), self._kept_at
+            if last[0] != self._number or not 0 <= now - last[1] < KEPT_S:  # asked several times a second
+                self._entries, self._kept_at = needed(self._entries, now), (self._number, now)
             return list(self._entries)
 
     def append(

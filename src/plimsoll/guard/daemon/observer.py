@@ -401,7 +401,7 @@ class Fleet:
                 asked = len(engine.waiters)  # a caller that comes from now on wants a later look
                 look = await self._look(engine)
             past = await self._past(engine, look)
-            self._take(engine, look)
+            look = self._take(engine, look)
             if past:
                 engine.judge.history.recall(past)
             waiters, engine.waiters = engine.waiters[:asked], engine.waiters[asked:]
@@ -438,25 +438,22 @@ class Fleet:
             self.mistakes[f"recall {type(problem).__name__}"] += 1
             return ()
 
-    def _take(self, engine: WatchedEngine, look: Look) -> None:
+    def _take(self, engine: WatchedEngine, look: Look) -> Look:
+        """Judges the look together with what others know of the engine, and returns both as one."""
         try:
             facts = self._ports.facts(engine.target.name)
-            events = engine.take(
-                look._replace(
-                    container_restarts=facts.restarts,
-                    ended=facts.ended,
-                    gone=facts.gone,
-                    failure=facts.failure,
-                    has_served=facts.has_served,
-                    balancer=facts.balancer,
-                )
-            )
+            look = look._replace(
+                container_restarts=facts.restarts, ended=facts.ended, gone=facts.gone, failure=facts.failure,
+                has_served=facts.has_served, balancer=facts.balancer,
+            )  # fmt: skip
+            events = engine.take(look)
         except Exception as problem:  # its conditions stay as they were, and the metrics show the error
             self.mistakes[f"judge {type(problem).__name__}"] += 1
             engine.looks += 1  # a judge that always fails must not make `--looks` endless
-            return
+            return look
         for event in events:
             self._tell(event)
+        return look
 
     def tell(self, engine: str, what: EventKind, message: str) -> None:
         """Keeps and tells an event that is not a judgement."""

@@ -464,6 +464,9 @@ class RestartSteps:
 
     async def _began_anew(self, run: ActionRun) -> bool:
         """Another process runs than the one that was to be stopped."""
+        restarter = self._parts.restarter
+        if run.facts.get("had_ended") and restarter is not None and await restarter.is_running() is True:
+            return True  # somebody has started it meanwhile
         if not run.is_taken_over:
             return False
         return was_restarted(await self._observer.look(run.engine), run.facts.get("started_before"))

@@ -51,17 +51,21 @@ class Judge:
             kind: Tracker(kind, policy.number(kind, "for"), policy.number(kind, "clear"), every, is_strict=kind in GRADES)
             for kind, _ in QUESTIONS
         }
+        self._conditions: tuple[Condition, ...] | None = None
         self._rules = {rule.name: Tracker(rule.name, rule.for_s, rule.clear_s, every) for rule in policy.rules}
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
         """Every condition as of the last look, the user's rules last."""
-        return tuple(tracker.condition for tracker in (*self._trackers.values(), *self._rules.values()))
+        if self._conditions is None:  # asked several times a second, and changed by looks alone
+            self._conditions = tuple(tracker.condition for tracker in (*self._trackers.values(), *self._rules.values()))
+        return self._conditions
 
     def see(self, look: Look) -> tuple[Change, ...]:
         """Take a look and return the conditions it changed; a look that is not later than the last changes nothing."""
         if not self.history.add(look):
             return ()
+        self._conditions = None
         now_s, history, policy = look.at_s, self.history, self.policy
         if history.lives.is_shared(now_s):
             trackers = (*self._trackers.values(), *self._rules.values())
