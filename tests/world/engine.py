@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
-from plimsoll.inside import drain as gate
+from plimsoll.inside import admission as gate
 from plimsoll.net.client import Reply, Request
 
 STEP_S = 0.05
