@@ -27,7 +27,7 @@ PURE: dict[str, set[str]] = {
 # No clock, socket, file, process, event loop, terminal or dice. Packaged data, numpy and numba are fine.
 MAY_IMPORT = set(
     "__future__ abc array bisect collections contextlib copy dataclasses enum fnmatch functools hashlib heapq html importlib"
-    " itertools json math numpy operator re statistics string textwrap types typing".split()
+    " itertools json math numpy operator re shlex statistics string textwrap types typing".split()
 )
 MAY_IMPORT_OF_OURS = set(
     "doctor errors findings guard hardware launch models plan redaction simulate tune units unknown vllm".split()

@@ -21,6 +21,7 @@ from lab.catalogue.read_flags import read_flags
 from lab.catalogue.read_frames import read_frames
 from lab.catalogue.read_inside import read_inside
 from lab.catalogue.read_log_lines import read_log_lines
+from lab.catalogue.read_log_places import read_log_places
 from lab.catalogue.read_metrics import read_metrics
 from lab.catalogue.read_values import read_values
 from lab.catalogue.source_tree import SourceTree
@@ -37,6 +38,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[SourceTree], list[dict[str, A
     "endpoints": (("method", "path"), read_endpoints),
     "log_lines": (("name",), read_log_lines),
     "failure_texts": (("name",), read_failure_texts),
+    "log_places": (("name",), read_log_places),
     "frames": (("name",), read_frames),
     "inside": (("name",), read_inside),
 }

@@ -34,7 +34,12 @@ def case_of(
     symptom = Symptom(
         0, code, 0.9, _BY_NAME[text] if text else None, raised, FailedStep(step, code, 0.9) if step else None, oom
     )
-    facts = LogFacts(
-        version, None, None, flags or {}, measured or Measured(), (), scheduler or {}, None, ServerProgress.UNKNOWN
-    )
-    return FailureCase(symptom, facts, line, plan)
+    return FailureCase(symptom, facts_with(version, flags, measured, scheduler), line, plan)
+
+
+def facts_with(
+    version: str | None = None, flags: Mapping[str, str] | None = None, measured: Measured | None = None,
+    scheduler: Mapping[str, float] | None = None,
+) -> LogFacts:  # fmt: skip
+    """Facts of a log that says no more than this."""
+    return LogFacts(version, None, None, flags or {}, measured or Measured(), (), scheduler or {}, None, ServerProgress.UNKNOWN)

@@ -14,7 +14,13 @@ from plimsoll.units import format_gib
 SCHEMA = "plimsoll.doctor/1"
 MOST_TEXT_FINDINGS = 5
 LONGEST_VALUE = 100
-_HEAD = {True: "memory failure: yes", False: "memory failure: no", None: "memory failure: unknown"}
+_UNKNOWN = "memory failure: unknown"
+# The headline claims no more than the first finding: sure, likely, or only possible.
+_HEADS = (
+    (0.85, {True: "memory failure: yes", False: "memory failure: no", None: _UNKNOWN}),
+    (0.5, {True: "memory failure: probably", False: "memory failure: probably not", None: _UNKNOWN}),
+    (0.0, {True: "memory failure: perhaps", False: "memory failure: perhaps not", None: _UNKNOWN}),
+)
 _TERMS = (("weights", "weights_bytes"), ("non-torch", "non_torch_bytes"), ("activation", "activation_bytes"),
           ("graphs", "graphs_actual_bytes"), ("KV cache", "kv_bytes"))  # fmt: skip
 
@@ -32,6 +38,7 @@ def body(diagnosis: Diagnosis) -> dict[str, object]:
         "findings": [finding_json(finding) for finding in diagnosis.findings],
         "facts": plain(diagnosis.facts),
         "collect_next": [clean(ask) for ask in diagnosis.collect_next],
+        "look_next": clean(diagnosis.look_next) or None,
     }
 
 
@@ -55,7 +62,8 @@ def finding_json(finding: Finding) -> dict[str, object]:
 def as_text(diagnosis: Diagnosis) -> Report:
     """For a terminal."""
     style = {True: BAD, False: GOOD, None: WARN}[diagnosis.memory_failure]
-    head = _HEAD[diagnosis.memory_failure]
+    sure = diagnosis.findings[0].confidence if diagnosis.findings else 1.0
+    head = next(heads for least, heads in _HEADS if sure >= least)[diagnosis.memory_failure]
     report = Report([Line(head + _about(diagnosis.facts), 2, style, len(head)), ""])
     inputs = _rows(diagnosis.facts.get("inputs"))
     if not diagnosis.findings:
@@ -71,6 +79,8 @@ def as_text(diagnosis: Diagnosis) -> Report:
             *(Line(f"  - {clean(ask)}", 4) for ask in diagnosis.collect_next),
             "",
         ]
+    if diagnosis.look_next:
+        report += [Line(f"look next: {clean(diagnosis.look_next)}", 11, BOLD, 10), ""]
     return report
 
 
@@ -124,6 +134,7 @@ def _facts(facts: Mapping[str, object]) -> Iterator[Line]:
         pairs = (("weights", "weights_bytes"), ("KV cache", "kv_bytes"), ("slack", "slack_bytes"))
         terms = [f"{name} {format_gib(plan[field])}" for name, field in pairs if isinstance(plan.get(field), int)]
         yield Line(f"plan computes for this command: {', '.join(terms)}")
+    yield from _story(facts)
     flags = facts.get("flags")
     if isinstance(flags, Mapping) and flags:
         shown = ", ".join(f"{name}={_short(value)}" for name, value in list(flags.items())[:16] if name != "model_tag")
@@ -131,6 +142,24 @@ def _facts(facts: Mapping[str, object]) -> Iterator[Line]:
     harmless = facts.get("harmless")
     if isinstance(harmless, Sequence) and harmless and not isinstance(harmless, str):
         yield Line(f"Harmless, whatever it says: {clean(str(harmless[0]))[:160]}")
+
+
+def _story(facts: Mapping[str, object]) -> Iterator[Line]:
+    """Which process failed first, what became of each run in the file, and which releases it can be."""
+    if isinstance(first := facts.get("failed_first"), Mapping):
+        after = first.get("after_it")
+        others = [clean(str(name)) for name in after[:6]] if isinstance(after, list) else []
+        then = f"; after it {', '.join(others)}" if others else ""
+        yield Line(f"Failed first: {first.get('is')}, {clean(str(first.get('process')))}, line {first.get('line')}{then}")
+    for row in _rows(facts.get("runs")):
+        memory = {True: "memory", False: "not memory", None: "memory unknown"}[row.get("memory_failure")]  # type: ignore[index]
+        sure = f", {row['confidence']:.0%} sure" if isinstance(row.get("confidence"), float) else ""
+        what = f"{row['code']} ({memory}{sure})" if row.get("code") else "no failure in it"
+        yield Line(f"Run {row.get('run')}, lines {row.get('first_line')} to {row.get('last_line')}: {what}")
+    releases = facts.get("releases")
+    if isinstance(releases, list) and len(releases) == 2:
+        span = releases[0] if releases[0] == releases[1] else f"{releases[0]} to {releases[1]}"
+        yield Line(f"No version is printed; the records stand where vLLM {span} has them")
 
 
 def _short(value: object) -> str:

@@ -27,7 +27,10 @@ class Role(StrEnum):
 _GO_ON = frozenset(
     "vllm huggingface transformers python torch triton urllib flashinfer pydantic safetensors uvicorn nixl".split()
 )
-_ENDS = frozenset("kv-negative no-gpu-blocks broadcast-wait broadcast-wait-old sampler-warmup weights-too-large".split())
+_ENDS = frozenset(
+    "kv-negative no-gpu-blocks broadcast-wait broadcast-wait-old sampler-warmup weights-too-large nccl-watchdog "
+    "client-socket".split()
+)
 
 
 class Text(NamedTuple):
@@ -96,6 +99,35 @@ GRAPH_FILES = ("torch/cuda/graphs.py", "worker/gpu/cudagraph_utils.py")
 MODEL_FILES = ("/model_executor/models/", "/model_executor/layers/")
 
 
+# What failed where nobody knows the words of an exception: the innermost of its calls that stands in one of these files, and
+# the kinds of exception for which that decides (all, where none are named).
+_REFUSALS = ("ValueError", "AssertionError", "NotImplementedError", "TypeError", "KeyError", "AttributeError")
+PLACES: tuple[tuple[tuple[str, ...], tuple[str, ...], Code], ...] = (
+    (("/_inductor/compile_fx", "/_inductor/codecache", "/_inductor/async_compile", "/_inductor/cpp_builder",
+      "/_inductor/graph.py", "/_inductor/lowering", "/_inductor/scheduler", "/_inductor/codegen/", "/_inductor/fx_passes/",
+      "/_dynamo/convert_frame", "/_dynamo/output_graph", "/_dynamo/symbolic_convert", "/triton/compiler/",
+      "/triton/backends/", "/triton/runtime/build", "/triton/common/build",
+      "/flashinfer/jit/", "/utils/cpp_extension", "/tilelang/jit", "/vllm/compilation/"), (), Code.OTHER_COMPILER),
+    (("/torch/distributed/", "/vllm/distributed/device_communicators/", "/vllm/distributed/parallel_state", "/deep_ep/",
+      "nixl_connector", "/nixl/", "mooncake"), ("RuntimeError", "TimeoutError", "OSError", "ConnectionError"),
+     Code.OTHER_COLLECTIVES),
+    (("/transformers/", "/huggingface_hub/", "/tokenizers/", "/mistral_common/", "/safetensors/", "/modelscope/",
+      "/vllm/transformers_utils/", "/vllm/model_executor/model_loader/"), (), Code.OTHER_BAD_MODEL),
+    (("/vllm/config", "/vllm/engine/arg_utils", "/vllm/platforms/", "/ray_utils.py", "/ray_distributed_executor",
+      "/ray_executor", "/vllm/lora/", "/vllm/entrypoints/cli/"), _REFUSALS, Code.OTHER_BAD_CONFIG),
+)  # fmt: skip
+# Records that most logs show, also cut ones: their file and line tell the release (`data/log_places.json`).
+PLACED = (
+    "EngineCore failed to start", "EngineCore encountered a fatal error", "EngineCore hit an exception",
+    "AsyncLLM output_handler failed", "WorkerProc hit an exception", "WorkerProc failed to start", "Starting to load model",
+    "Loading weights took", "Model loading took", "Available KV cache memory", "Graph capturing finished",
+    "init engine (profile", "Automatically detected platform", "is assigned as DP rank", "Avg prompt throughput",
+)  # fmt: skip
+# Trainers that hold an engine of vLLM's in their own process: their memory is not the engine's.
+TRAINER_FILES = ("/trl/", "/verl/", "/transformers/trainer", "/accelerate/", "/deepspeed/", "/megatron/", "/openrlhf/",
+                 "/nemo_rl/", "/swift/", "/unsloth", "/peft/")  # fmt: skip
+
+
 def seen_in(function: str) -> tuple[Span, ...]:
     """The releases whose source defines this function."""
     return spans_of("frames", function)
@@ -130,5 +162,6 @@ CONSEQUENCE_WORDS = (
     "Engine process failed to start", "Background loop", "Engine loop is not running", "EngineCore encountered an issue",
     "died unexpectedly", "Task finished unexpectedly", "cannot schedule new futures", "Executor failed", "cancelled",
     "Engine process (pid", "Event loop is closed", "please check the stack trace above", "Server exited unexpectedly",
-    "Server failed to start", "Engine core process failed",
+    "Server failed to start", "Engine core process failed", "failed to recv, got 0 bytes", "Connection reset by peer",
+    "Connection closed by peer",
 )  # fmt: skip

@@ -8,6 +8,7 @@ from plimsoll.doctor.read.text import read_log
 from plimsoll.doctor.rules.diagnose import diagnose
 from plimsoll.doctor.rules.facts import fitting
 from plimsoll.findings import Code, Finding, Remedy, Severity
+from tests.doctor.case_maker import facts_with
 from tests.each import each
 
 CAPTURES = Path(__file__).parents[2] / "captures" / "vllm-0.25.1-h200-failures"
@@ -54,4 +55,4 @@ def test_what_it_has_already_is_not_offered(flag: str, value: str | None, flags:
     """A cure stays unless the server was started that way; where its flags are not known, it stays."""
     remedy = Remedy("do", "why", flag, value)
     found = Finding(Code.RUNTIME_LORA, Severity.CRITICAL, 0.9, "title", "because", (), (remedy,), ())
-    assert (fitting(found, flags).remedy == (remedy,)) is is_offered
+    assert (fitting(found, facts_with(flags=flags)).remedy == (remedy,)) is is_offered

@@ -37,9 +37,7 @@ MOST_PARTS = 1000  # of one line: a traceback posted without its line ends has o
 
 _PROCESS = r"\((?P<process>(?:[A-Za-z_][\w.:\-]{0,60}(?: [\w.=:,\-]{1,40}){0,3} )?pid=\d{1,10}(?:, ip=[0-9A-Fa-f.:]{1,45})?)\)"
 _STAMP = r"(?P<stamp>(?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d{1,6})?)"
-_OWN = (
-    rf"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) {_STAMP} (?:\[[^\]\s]{{1,200}}:\d{{1,6}}\]|[\w./\-]{{1,100}}:\d{{1,6}}\]) ?"
-)
+_OWN = rf"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) {_STAMP} \[?(?P<place>[^\]\[\s]{{1,200}}:\d{{1,6}})\] ?"
 
 
 class ParsedLine(NamedTuple):
@@ -49,6 +47,7 @@ class ParsedLine(NamedTuple):
     level: str
     stamp: str  # "11-15 08:00:00", as written; "" where the line does not say
     text: str
+    place: str = ""  # "core.py:845"
 
 
 _PROCESS_RE = re.compile(_PROCESS)
@@ -79,7 +78,7 @@ def said(text: str) -> ParsedLine:
         process = process or f"rank{match[1]}"
         text = text[match.end() :]
     if text[:1] in "DIWEC" and (match := _OWN_RE.match(text)):
-        return ParsedLine(process, match["level"], match["stamp"], text[match.end() :])
+        return ParsedLine(process, match["level"], match["stamp"], text[match.end() :], match["place"])
     return ParsedLine(process, foreign_level(text), "", text)
 
 
@@ -785,7 +784,7 @@ class _Reader:
             at = self._clock.seconds(bare.stamp)
         if at is None and one.stamp:
             at = self._clock.seconds(one.stamp)
-        self.lines.append(LogLine(number, one.process, one.level or level, at, one.text[:LONGEST], bare.server))
+        self.lines.append(LogLine(number, one.process, one.level or level, at, one.text[:LONGEST], one.place, bare.server))
 
 
 def _raw_lines(data: bytes) -> Iterable[str]:

@@ -162,6 +162,12 @@ _TOO_MANY_RANKS = (
     "more ranks were asked for than GPUs are visible",
     (Remedy("fewer --data-parallel-size or --tensor-parallel-size, or more cards in CUDA_VISIBLE_DEVICES", "one GPU a rank"),),
 )
+_CRASHED = (
+    "a library crashed in native code; Python saw no exception, so the lines quoted are all there is",
+    (Remedy("bring vLLM, torch, the CUDA libraries and the driver to releases that belong together",
+            "mixed ones crash like this"),
+     Remedy("dmesg -T | grep -iE 'segfault|trap', for the library that crashed", "the kernel names it")),
+)  # fmt: skip
 _INDIVISIBLE = (
     "a size of the model does not divide by the number of GPUs",
     (Remedy("--tensor-parallel-size 1, 2, 4 or 8", "heads and vocabulary must divide", "--tensor-parallel-size"),),
@@ -178,6 +184,28 @@ _BY_TEXT: dict[str, tuple[str, tuple[Remedy, ...]]] = {
     "invalid-ordinal": _TOO_MANY_RANKS,
     "not-divisible": _INDIVISIBLE,
     "must-be-divisible": _INDIVISIBLE,
+    **dict.fromkeys(("heap-corrupted", "heap-corrupted-words", "segfault", "segfault-caught", "fatal-python"), _CRASHED),
+    "lora-rank": (
+        "an adapter's rank is above --max-lora-rank",
+        (Remedy("--max-lora-rank at least the rank that the line names", "16 unless it is set", "--max-lora-rank"),),
+    ),
+    "mig-uuid": (
+        "CUDA_VISIBLE_DEVICES names a slice of a card (MIG) by its UUID, which this release cannot read",
+        (Remedy("give the container that slice alone (docker: --gpus '\"device=MIG-...\"'), and leave the variable out",
+                "inside it the slice is device 0"),),
+    ),
+    "tpu-in-use": (
+        "another process holds the TPU: one at a time can use it",
+        (Remedy("end the process that the line names", "a TPU is not shared"),),
+    ),
+    "forked-cuda": (
+        "CUDA was used before the workers were forked",
+        (Remedy("VLLM_WORKER_MULTIPROC_METHOD=spawn, or no CUDA call before the engine is made", "CUDA survives no fork"),),
+    ),
+    "main-guard": (
+        "the script makes the engine while it is being imported by its own workers",
+        (Remedy('put it below `if __name__ == "__main__":`', "spawned workers import the script"),),
+    ),
     "too-many-files": (
         "the server may not open as many files and connections as it needs",
         (Remedy("ulimit -n 65535 before the start (docker: --ulimit nofile=65535)", "each connection is an open file"),),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -16,20 +17,38 @@ from plimsoll.doctor.rules.contained import (
     without_contained,
 )
 from plimsoll.doctor.rules.exit_codes import judge_exit
-from plimsoll.doctor.rules.facts import FailureCase, LogFacts, PlanFigures, facts_of, fitting, oom_facts, without_values
+from plimsoll.doctor.rules.facts import (
+    FailureCase,
+    LogFacts,
+    PlanFigures,
+    command_words,
+    facts_of,
+    fitting,
+    oom_facts,
+    role_of,
+    without_values,
+)
 from plimsoll.doctor.rules.kernel import judge_kernel
 from plimsoll.doctor.rules.log_text import Log, LogLine
 from plimsoll.doctor.rules.memory_summary import judge_memory_summary
 from plimsoll.doctor.rules.nvidia_smi import SmiFacts, judge_nvidia_smi
 from plimsoll.doctor.rules.pods import judge_pods
-from plimsoll.doctor.rules.root_cause import LogVerdict, OomFigures, Symptom, judge, spans_of_servers
+from plimsoll.doctor.rules.root_cause import (
+    LogVerdict,
+    OomFigures,
+    Symptom,
+    is_consequence,
+    judge,
+    judge_runs,
+    spans_of_servers,
+)
 from plimsoll.doctor.rules.timeline import Hit, LogTimeline, ServerProgress, kinds_in, read_timeline, without_quotes
 from plimsoll.doctor.rules.trend_growth import is_full, matters
 from plimsoll.doctor.rules.trends import judge_log_trends, moments_of_log
 from plimsoll.errors import printable
 from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
 from plimsoll.redaction import hide_user_text, redact
-from plimsoll.units import format_gib
+from plimsoll.units import GIB, format_gib
 from plimsoll.vllm.failure_texts import TEXTS, Text
 
 _MIB = 1 << 20
@@ -185,7 +204,8 @@ def diagnose_log(log: Log, plan_for: PlanLookup, texts: Sequence[Text] = TEXTS) 
     survived: tuple[OomFigures, ...] = ()
     if contained is not None:
         timeline, survived = without_contained(timeline, contained)
-    verdict = judge(timeline)
+    verdicts = judge_runs(timeline)
+    verdict = judge(timeline, verdicts)
     if verdict.root is not None and verdict.root.text is None and is_foreign(timeline, verdict):
         verdict = verdict._replace(root=None, memory_failure=None)  # another program's exception: vLLM says nothing here
     is_alive = not verdict.deaths and (verdict.root is None or verdict.stopped)
@@ -199,7 +219,7 @@ def diagnose_log(log: Log, plan_for: PlanLookup, texts: Sequence[Text] = TEXTS) 
         findings += _of_root(timeline, verdict, facts, plan_for)
     elif verdict.deaths:
         findings.append(_dead(timeline, verdict, facts))
-    if verdict.runs_failed >= CRASH_LOOP:
+    if verdict.runs_failed >= CRASH_LOOP and not _served_for_hours(timeline, verdicts):
         because = (
             f"{verdict.runs_failed} starts in this log ended in a failure; starting again changes nothing while its cause stays"
         )
@@ -250,13 +270,80 @@ def diagnose_log(log: Log, plan_for: PlanLookup, texts: Sequence[Text] = TEXTS) 
         findings = findings[1:]  # the judge of the kernel's lines says more of it
     findings += [one for one in (*around, *trends) if one.code not in {known.code for known in findings}]
     shown = _facts(timeline, verdict, facts) if is_server else {}
-    findings = [fitting(finding, facts.flags) for finding in findings]
+    findings = [fitting(finding, facts) for finding in findings]
+    if is_server:
+        shown.update(_runs(timeline, verdicts), **_failed_first(timeline, verdict))
     last = next((evidence(log, at) for at in range(len(log.lines) - 1, -1, -1) if log.lines[at].text.strip()), None)
     remarks += remarks_on(timeline, verdict, last, memory=memory, has_findings=bool(findings), is_server=is_server)
     return LogDiagnosis(
         log.source, tuple(findings), memory if is_server else None, shown, tuple(_asks(verdict, facts)), is_server, kinds,
         tuple(around), tuple(hide_user_text(redact(remark)) for remark in remarks),
     )  # fmt: skip
+
+
+SERVED_S = 3600.0  # a server that lived so long before it failed is in no crash loop
+
+
+def _served_for_hours(timeline: LogTimeline, verdicts: Sequence[LogVerdict]) -> bool:
+    """True if the runs that failed had served for an hour or more, by the times of their lines."""
+    lived = []
+    for verdict in verdicts:
+        times = [line.at for line in timeline.log.lines[verdict.run.first : verdict.run.end] if line.at is not None]
+        if verdict.root is not None and times and verdict.progress is ServerProgress.SERVING:
+            lived.append(max(times) - min(times))
+    return len(lived) >= CRASH_LOOP and sorted(lived)[len(lived) // 2] >= SERVED_S
+
+
+def _runs(timeline: LogTimeline, verdicts: Sequence[LogVerdict]) -> dict[str, object]:
+    """What became of each run, the last one that failed first; nothing where there is one."""
+    if len(verdicts) < 2:
+        return {}
+    numbered = list(enumerate(verdicts, 1))
+    failed = [pair for pair in numbered if pair[1].root is not None and not pair[1].stopped]
+    order = [*failed[::-1], *(pair for pair in numbered if pair not in failed)]
+    lines = timeline.log.lines
+    rows = [
+        {
+            "run": number,
+            "first_line": lines[one.run.first].number,
+            "last_line": lines[one.run.end - 1].number,
+            "memory_failure": one.memory_failure,
+            "code": str(one.root.code) if one.root is not None else str(Code.ENGINE_DEAD) if one.deaths else None,
+            "confidence": round(one.root.confidence, 2) if one.root is not None else None,
+            "reached": one.progress.name.lower(),
+        }
+        for number, one in order
+        if one.run.end > one.run.first
+    ]
+    return {"runs": rows[:MOST_RUNS_SHOWN]}
+
+
+MOST_RUNS_SHOWN = 20
+
+
+def _failed_first(timeline: LogTimeline, verdict: LogVerdict) -> dict[str, object]:
+    """Which process failed first, and how many after it; nothing where one process alone says anything."""
+    root = verdict.root
+    if root is None or verdict.stopped:
+        return {}
+    lines = timeline.log.lines
+    first: dict[str, int] = {}
+    for one in timeline.exceptions:
+        if verdict.run.first <= one.at < verdict.run.end and one.process and not one.in_logging and not one.warned:
+            first.setdefault(one.process, one.at)
+    process = lines[root.at].process
+    peers = [name for name in first if not is_front(name)]
+    if not process or not peers or (len(peers) < 2 and "orker" not in process):
+        return {}
+    return {"failed_first": {
+        "process": process, "is": role_of(process), "line": lines[root.at].number,
+        "after_it": sorted(role_of(name) for name in peers if name != process)[:MOST_RUNS_SHOWN],
+    }}  # fmt: skip
+
+
+def is_front(process: str) -> bool:
+    """True for an API server: it only passes on what its engine tells."""
+    return process.lower().startswith("apiserver")
 
 
 def _of_root(timeline: LogTimeline, verdict: LogVerdict, facts: LogFacts, plan_for: PlanLookup) -> Iterator[Finding]:
@@ -298,9 +385,39 @@ def _proof(timeline: LogTimeline, root: Symptom, deaths: Sequence[Hit]) -> Itera
         yield evidence(timeline.log, end.at)
 
 
+def _last_words(timeline: LogTimeline, verdict: LogVerdict) -> tuple[str, list[int]]:
+    """The last exception of the run, or the calls that a crash left behind, in words, and the lines that hold them."""
+    run, lines = verdict.run, timeline.log.lines
+    raised = [one for one in timeline.exceptions if run.first <= one.at < run.end and one.kind and not one.in_logging]
+    ends = {hit.at for hit in verdict.deaths}
+    first_hand = [one for one in raised if not is_consequence(one)] or [one for one in raised if one.at not in ends] or raised
+    if first_hand:
+        one = first_hand[-1]
+        frame = next((at for at in range(one.at, one.first - 1, -1) if 'File "' in lines[at].text), None)
+        where = re.search(r'File "([^"]{1,400})", line (\d{1,9})', lines[frame].text) if frame is not None else None
+        place = f" at {where[1].rpartition('/')[2]}:{where[2]}" if where else ""
+        said = f": {one.message.partition(chr(10))[0][:160]}" if one.message else ""
+        return f"; the last exception is {one.name}{place}{said}", [one.at, *([frame] if frame is not None else [])]
+    for at in range(run.end - 1, run.first - 1, -1):
+        if (call := re.search(_NATIVE_CALL, lines[at].text)) is not None:
+            while at > run.first and re.search(_NATIVE_CALL, lines[at - 1].text):
+                at -= 1  # noqa: PLW2901  the innermost call stands on top
+            call = re.search(_NATIVE_CALL, lines[at].text) or call
+            return f"; the innermost call in the log is {next(filter(None, call.groups()))[:120]}", [at]
+    return "", []
+
+
+# A frame of faulthandler, of torch's or of glog's native stack.
+_NATIVE_CALL = (
+    r'^\s{2,4}File "(?P<file>[^"]{1,300})", line \d{1,9},? in \S|^(?:frame )?#\d{1,3}:? {1,2}(?P<frame>[^(]{4,120})\(0x|'
+    r"^\s{0,8}@ {1,8}0x[0-9a-f]{6,16} {1,4}(?P<symbol>\S{2,160})"
+)
+
+
 def _dead(timeline: LogTimeline, verdict: LogVerdict, facts: LogFacts) -> Finding:
     first = verdict.deaths[0]
-    code, because = facts.worker_exit_code, "the log ends in the engine's death and names no cause"
+    said, shown = _last_words(timeline, verdict)
+    code, because = facts.worker_exit_code, f"the log ends in the engine's death and names no cause that is known{said}"
     if code == -9 or any(hit.text.name in ("shell-killed", "sigkill") for hit in verdict.deaths):
         because = (
             "a process of the server was killed (SIGKILL): by the host's out-of-memory killer, by the container's limit, or "
@@ -311,7 +428,8 @@ def _dead(timeline: LogTimeline, verdict: LogVerdict, facts: LogFacts) -> Findin
     remedy = (Remedy("dmesg -T | grep -i -e oom -e killed -e xid, and kubectl describe pod", "they say who ended it"),)
     return Finding(
         Code.ENGINE_DEAD, Severity.CRITICAL, 0.6, "the engine died, and the log does not say why", because,
-        (evidence(timeline.log, first.at),), remedy, ("changing memory settings before the cause is known",),
+        tuple(evidence(timeline.log, at) for at in dict.fromkeys((*shown, first.at))), remedy,
+        ("changing memory settings before the cause is known",),
     )  # fmt: skip
 
 
@@ -359,6 +477,8 @@ def _facts(timeline: LogTimeline, verdict: LogVerdict, facts: LogFacts) -> dict[
         "processes": [one._asdict() for one in facts.processes if one.process],
         "harmless": [one.text if one.line is None else f"line {one.line}: {one.text}" for one in harmless],
         "starts": len(timeline.runs),
+        "releases": list(facts.releases) if facts.releases else None,
+        "traits": sorted(facts.traits),
     }
 
 
@@ -405,6 +525,7 @@ class Diagnosis(NamedTuple):
     findings: tuple[Finding, ...]  # the root cause first
     facts: Mapping[str, object]  # plain values, ready for JSON
     collect_next: tuple[str, ...]
+    look_next: str = ""  # one command for the person on call
 
 
 MOST_EVIDENCE = 8
@@ -443,7 +564,52 @@ def diagnose(
     if memory is False and _was_killed(findings):
         memory = None  # a log that shows nothing wrong does not say who killed the server, nor for what
     ordered = tuple(without_denials(list(_ordered(findings)), memory=memory))
-    return Diagnosis(memory, ordered, facts, tuple(_ask_for(log_diagnoses, inputs, ordered, memory=memory)))
+    asks = tuple(_ask_for(log_diagnoses, inputs, ordered, memory=memory))
+    return Diagnosis(memory, ordered, facts, asks, look_next(ordered, facts, logs))
+
+
+# The command that tells most, by code; "other." and its like stand for the rest of their kind.
+_HOLDERS = {
+    "": "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv", "rocm": "amd-smi process",
+    "xpu": "xpu-smi ps", "tpu": "tpu-info", "npu": "npu-smi info", "unified": "free -g; cat /proc/meminfo | grep -i cached",
+}  # fmt: skip
+_DRIVER = {"": "dmesg -T | grep -iE 'xid|nvrm'", "rocm": "dmesg -T | grep -i amdgpu", "xpu": "dmesg -T | grep -iE 'xe |i915'"}
+_LOOK: tuple[tuple[str, str | dict[str, str]], ...] = (
+    ("startup.free-memory-check", _HOLDERS), ("startup.profile-neighbour", _HOLDERS), ("runtime.neighbour", _HOLDERS),
+    ("runtime.wake-up", _HOLDERS), ("startup.bad-flag", "plimsoll flags -- {command}"),
+    ("startup.", "plimsoll plan{card} -- {command}"), ("runtime.", "plimsoll plan{card} -- {command}"),
+    ("host.", "dmesg -T | grep -iE 'out of memory|killed process|oom-kill'; free -g"),
+    ("kv.", "plimsoll doctor http://HOST:PORT"), ("engine.saturated", "plimsoll doctor http://HOST:PORT"),
+    ("engine.wedged", "py-spy dump --pid PID   (each VLLM:: process)"), ("engine.crash-loop", "kubectl logs --previous POD"),
+    ("engine.", "dmesg -T | grep -iE 'oom|killed|segfault|xid'"), ("other.killed", "dmesg -T | grep -iE 'oom|killed process'"),
+    ("other.illegal-access", _DRIVER), ("other.hardware", _DRIVER), ("other.port-in-use", "ss -ltnp"),
+    ("other.disk", "df -h / /tmp ~/.cache"), ("other.gated-model", "hf auth whoami"),
+    ("other.download", "curl -sSI https://huggingface.co"), ("other.bad-model", "ls -lL {model}"),
+    ("other.probe", "kubectl describe pod POD"), ("other.timeout", "py-spy dump --pid PID   (each VLLM:: process)"),
+    ("other.collectives", "NCCL_DEBUG=INFO {command}"), ("other.stopped-by-operator", "journalctl --since -1h | grep -i vllm"),
+    ("other.bad-config", "plimsoll flags -- {command}"), ("other.", "vllm collect-env"),
+    ("prefix-cache.", "plimsoll doctor http://HOST:PORT"), ("allocator.", "plimsoll doctor SNAPSHOT.pickle"),
+    ("gpu.", "plimsoll doctor http://PROMETHEUS:9090 --since 6h"),
+)  # fmt: skip
+
+
+def look_next(findings: Sequence[Finding], facts: Mapping[str, object], logs: Sequence[Log]) -> str:
+    """The one command that tells most about the first finding, for this machine and this server."""
+    if not findings:
+        return "plimsoll doctor http://HOST:PORT" if logs else ""
+    code = str(findings[0].code)
+    command = next((command for start, command in _LOOK if code.startswith(start)), "vllm collect-env")
+    traits = facts.get("traits")
+    if isinstance(command, dict):
+        kind = next((trait for trait in (traits if isinstance(traits, list) else []) if trait in command), "")
+        command = command[kind]
+    flags = facts.get("flags")
+    words = command_words({str(k): str(v) for k, v in flags.items()}) if isinstance(flags, Mapping) else None
+    gpu = facts.get("gpu")
+    total = gpu.get("total_bytes") if isinstance(gpu, Mapping) else None
+    card = f" --gpu-memory-gib {total / GIB:.2f}" if isinstance(total, int) else " --gpu NAME"
+    line = shlex.join(words) if words else "vllm serve MODEL ..."
+    return command.format(command=line, card=card, model=shlex.quote(words[2]) if words else "MODEL")
 
 
 def _by_server(log: Log) -> list[Log]:

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from plimsoll.doctor.rules.log_text import LogLine
 from plimsoll.doctor.rules.root_cause import OomFigures, Symptom
-from plimsoll.doctor.rules.timeline import LogTimeline, ServerProgress, ServerRun
-from plimsoll.findings import Finding, Remedy
+from plimsoll.doctor.rules.timeline import LogTimeline, ServerProgress, ServerRun, present
+from plimsoll.errors import BadInput
+from plimsoll.findings import Code, Finding, Remedy
 from plimsoll.redaction import REDACTED, redact_value
 from plimsoll.units import GIB, MIB, format_gib
+from plimsoll.vllm.failure_texts import PLACED
+from plimsoll.vllm.flags import history_of
 from plimsoll.vllm.log_lines import NEEDLES, Measured, measured_of
-from plimsoll.vllm.versions import Behaviour, plain_version
+from plimsoll.vllm.versions import Behaviour, covers, engine_named, plain_version, shared_span, spans_of, whole_span
 
 if TYPE_CHECKING:
     from plimsoll.plan.findings import Advice  # it brings the whole ledger, which few logs need
@@ -180,6 +183,63 @@ class LogFacts(NamedTuple):
     scheduler: Mapping[str, float]  # at its death
     worker_exit_code: int | None
     progress: ServerProgress
+    releases: tuple[str, str] | None = None  # the first and the last it can be, where no version is printed
+    traits: frozenset[str] = frozenset()  # of the machine: rocm, tpu, xpu, npu, hpu, cpu, wsl, mig, unified
+    cards: int | None = None  # as many as the log says there are
+
+    @property
+    def span(self) -> tuple[str, str] | None:
+        """The releases that it can be."""
+        return (self.version, self.version) if self.version else self.releases
+
+
+# What a log says only where it runs on this kind of machine.
+_TRAITS = {
+    "rocm": ("detected platform rocm", "HIP out of memory", "HIP error: ", "hipError", "HSA_STATUS"),
+    "tpu": ("detected platform tpu", "device_config=tpu", "XLA:TPU", "TpuClient", "libtpu"),
+    "xpu": ("detected platform xpu", "device_config=xpu", "UR_RESULT_ERROR", "XPU out of memory", "level_zero"),
+    "npu": ("detected platform npu", "NPU out of memory", "HCCL function"), "hpu": ("detected platform hpu", "synStatus="),
+    "cpu": ("detected platform cpu", "device_config=cpu"), "wsl": ("WSL is detected", "microsoft-standard-WSL"),
+    "mig": ("MIG-", " MIG "), "unified": ("GB10", "DGX Spark", "Jetson", "GH200", "sm_121"),
+}  # fmt: skip
+_UNIFIED_GIB = (119.0, 122.5)  # a GB10 shows this much; no card of its own memory does
+_CARDS = r"number of available GPUs \((\d{1,4})\)|total number of available GPUs .{0,40}?(\d{1,4})\b|GPU count: (\d{1,4})"
+
+
+def _traits(lines: Sequence[LogLine], total: int | None) -> frozenset[str]:
+    seen = present(lines, [word for words in _TRAITS.values() for word in words])
+    found = {trait for trait, words in _TRAITS.items() if seen & set(words)}
+    if total is not None and _UNIFIED_GIB[0] <= total / GIB <= _UNIFIED_GIB[1]:
+        found.add("unified")
+    return frozenset(found)
+
+
+def _releases(lines: Sequence[LogLine]) -> tuple[str, str] | None:
+    """The releases that have these records at the lines of their source that the log shows; None where none or no one fits."""
+    keys = {f"{line.place} {words}" for line in lines if line.place for words in PLACED if words in line.text}
+    spans = [whole_span((span.first, span.last) for span in some) for key in keys if (some := spans_of("log_places", key))]
+    return shared_span(spans) if spans else None
+
+
+_ROLES = (
+    (r"Worker(?=[_ ]|$)(?:_DP(?P<dp>\d+))?(?:_PP(?P<pp>\d+))?(?:_TP(?P<tp>\d+))?", "worker"),
+    (r"VllmWorker(?:Process)?(?: TP(?P<tp>\d+))?(?: rank=(?P<rank>\d+))?", "worker"),
+    (r"RayWorker\w*.*?(?:ip=(?P<ip>[\w.:]+))?$", "Ray worker"),
+    (r"EngineCore(?:_DP(?P<dp>\d+)|_(?P<rank>\d+))?", "engine core"),
+    (r"A(?:PI|pi)Server(?:_(?P<rank>\d+))?", "API server"), (r"rank(?P<rank>\d+)$", "process"),
+    (r"(?i)lmcache", "LMCache server"),
+    (r"raylet", "Ray's node agent"), (r"\w+ pid=.*?(?:ip=(?P<ip>[\w.:]+))?$", "Ray actor"),
+)  # fmt: skip
+_PARTS = {"dp": "data-parallel rank", "pp": "pipeline stage", "tp": "tensor-parallel rank", "rank": "rank", "ip": "node"}
+
+
+def role_of(process: str) -> str:
+    """The part that a process plays in the server, in words: "worker (pipeline stage 1, tensor-parallel rank 0)"."""
+    for pattern, role in _ROLES:
+        if (match := re.match(pattern, process)) is not None:
+            parts = [f"{_PARTS[name]} {value}" for name, value in match.groupdict().items() if value is not None]
+            return f"{role} ({', '.join(parts)})" if parts else role
+    return "process"
 
 
 def facts_of(timeline: LogTimeline, run: ServerRun) -> LogFacts:
@@ -200,6 +260,8 @@ def facts_of(timeline: LogTimeline, run: ServerRun) -> LogFacts:
             gpu = match[1].removesuffix(".json").replace("_", " ").strip() if match else None
         if "SchedulerStats(" in text:
             scheduler = _scheduler(text) or scheduler
+        if "Failed core proc" in text and (match := re.search(r"proc\(s\): \{.{0,60}: (-\d{1,2})\b", text)):
+            exit_code = int(match[1])
         if "exit code" in text and "died" in text:
             match = re.search(_EXIT, text)
             exit_code = int(match[1]) if match else exit_code
@@ -207,10 +269,12 @@ def facts_of(timeline: LogTimeline, run: ServerRun) -> LogFacts:
     telling = (line for line in lines if any(needle in line.text for needle in needles))
     who = ((f"({line.process}) " if line.process else "", line.text) for line in telling)
     measured = measured_of((name + text).encode("utf-8", "replace") for name, text in who)
-    model = flags.get("model") or flags.get("model_tag")
+    model, version = flags.get("model") or flags.get("model_tag"), version or measured.release
+    cards = next((int(next(filter(None, match.groups()))) for line in lines if "GPU" in line.text
+                  and (match := re.search(_CARDS, line.text)) is not None), None)  # fmt: skip
     return LogFacts(
-        version or measured.release, model, gpu, flags, measured, tuple(_timelines(lines)), scheduler, exit_code,
-        timeline.progress_at(run.end),
+        version, model, gpu, flags, measured, tuple(_timelines(lines)), scheduler, exit_code, timeline.progress_at(run.end),
+        None if version else _releases(lines), _traits(lines, measured.total_bytes), cards,
     )  # fmt: skip
 
 
@@ -344,11 +408,12 @@ class FailureCase(NamedTuple):
         return max(0, self.oom.tried - self.oom.free)
 
     def has(self, behaviour: Behaviour) -> bool | None:
-        """True if the version that ran does so; None where it is not known."""
+        """True if the version that ran does so; None where it is not known, or the releases it can be differ."""
         try:
-            return None if self.facts.version is None else behaviour.is_in(self.facts.version)
+            answers = {behaviour.is_in(release) for release in self.facts.span or ()}
         except ValueError:
             return None
+        return answers.pop() if len(answers) == 1 else None
 
     def planned(self, flags: Sequence[str]) -> list[Remedy]:
         """The plan's advice for these flags, with the computed effect."""
@@ -411,16 +476,81 @@ _BY_HAND = (
     ("num_gpu_blocks_override", "--num-gpu-blocks-override", "it fixes the number of blocks, whatever the card has"),
     ("kv_cache_memory_bytes", "--kv-cache-memory-bytes", "it fixes the size of the cache, whatever the card has"),
 )
-
-
 _LOWERED = frozenset({"--max-num-seqs", "--max-num-batched-tokens", "--max-cudagraph-capture-size", "--max-loras"})
 _COUNT = re.compile(r"['\"](\w{1,20})['\"]: ?(\d{1,9})(?![\w.])")
+_FLAG = re.compile(r"--[a-z][a-z0-9-]{2,60}")
+_NOT_VLLMS = frozenset({"--ipc", "--shm-size", "--ulimit", "--previous", "--explain"})  # docker's, kubectl's, ours
+# The same thing on other machines; "" where there is none.
+_ELSEWHERE: dict[str, dict[str, str]] = {
+    "rocm": {"PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_HIP_ALLOC_CONF", "CUDA_VISIBLE_DEVICES": "HIP_VISIBLE_DEVICES",
+             "nvidia-smi": "amd-smi process", "CUDA_LAUNCH_BLOCKING=1": "AMD_SERIALIZE_KERNEL=3",
+             "Xid line": "amdgpu line", "dcgmi diag": "rvs"},
+    "xpu": {"PYTORCH_CUDA_ALLOC_CONF": "", "CUDA_VISIBLE_DEVICES": "ZE_AFFINITY_MASK", "nvidia-smi": "xpu-smi ps",
+            "CUDA_LAUNCH_BLOCKING=1": "", "Xid line": "xe or i915 line", "NCCL_": "", "dcgmi diag": "xpu-smi diag"},
+    "tpu": {"PYTORCH_CUDA_ALLOC_CONF": "", "CUDA_VISIBLE_DEVICES": "TPU_VISIBLE_CHIPS", "nvidia-smi": "tpu-info",
+            "CUDA_LAUNCH_BLOCKING=1": "", "Xid line": "", "NCCL_": "", "--max-cudagraph-capture-size": "",
+            "--enforce-eager": "", "--cpu-offload-gb": "", "dcgmi diag": ""},
+    "npu": {"PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_NPU_ALLOC_CONF", "CUDA_VISIBLE_DEVICES": "ASCEND_RT_VISIBLE_DEVICES",
+            "nvidia-smi": "npu-smi info", "CUDA_LAUNCH_BLOCKING=1": "ASCEND_LAUNCH_BLOCKING=1", "Xid line": "", "NCCL_": ""},
+    "mig": {"--tensor-parallel-size": "", "--pipeline-parallel-size": ""},  # NCCL does not join slices of a card
+    "unified": {"--cpu-offload-gb": ""},  # the host's memory is the card's
+}  # fmt: skip
+_DROP_CACHES = Remedy(
+    "sync; echo 3 > /proc/sys/vm/drop_caches, right before the start",
+    "host and GPU share one memory here, and files that the kernel keeps cached count as taken",
+)
 
 
-def fitting(finding: Finding, flags: Mapping[str, str]) -> Finding:
-    """The finding with its cures sorted out for a server that was started with these flags."""
-    remedy = tuple(_suiting(finding, flags))
-    return finding if remedy == finding.remedy else finding._replace(remedy=remedy)
+def fitting(finding: Finding, facts: LogFacts) -> Finding:
+    """The finding with the remedies that can work on this machine, in this release, beside the flags in force."""
+    remedy = list(_suiting(finding, facts.flags))
+    remedy = [one for one in (_spelled(one, facts) for one in remedy) if one is not None and _can_work(one, facts)]
+    if "unified" in facts.traits and finding.code is Code.STARTUP_FREE_MEMORY_CHECK:
+        remedy.insert(0, _DROP_CACHES)
+    useless = tuple(one for one in finding.not_a_remedy if _exists(one, facts))
+    if tuple(remedy) == finding.remedy and useless == finding.not_a_remedy:
+        return finding
+    return finding._replace(remedy=tuple(remedy), not_a_remedy=useless)
+
+
+def _exists(words: str, facts: LogFacts) -> bool:
+    """True unless a flag among these words is one that no release which this can be has."""
+    named = [flag for flag in _FLAG.findall(words) if flag not in _NOT_VLLMS]
+    return not named or any(_is_flag(flag, facts.span) for flag in named)
+
+
+def _is_flag(flag: str, span: tuple[str, str] | None) -> bool:
+    history = history_of(flag) or history_of(flag.replace("--no-", "--", 1))
+    if span is None or not history:
+        return True  # nothing is known of the release, or of the flag
+    try:
+        ends = {engine_named(release).release for release in span}
+    except BadInput:
+        return True
+    return all(any(covers(row.first, row.last, release) for row in history) for release in ends)
+
+
+def _spelled(one: Remedy, facts: LogFacts) -> Remedy | None:
+    """The remedy in the words of this machine; None where it has nothing like it."""
+    do = one.do
+    for trait in facts.traits & _ELSEWHERE.keys():
+        for here, there in _ELSEWHERE[trait].items():
+            if here in do and not there:
+                return None
+            do = do.replace(here, there)
+    named = [flag for flag in _FLAG.findall(do) if flag not in _NOT_VLLMS]
+    gone = [flag for flag in named if not _is_flag(flag, facts.span)]
+    if gone and len(gone) == len(set(named)):
+        return None
+    for flag in gone:  # one of several
+        do = do.replace(f"{flag}, ", "").replace(f", {flag}", "").replace(f" and {flag}", "").replace(f"{flag} or ", "")
+    return one if do == one.do else one._replace(do=do)
+
+
+def _can_work(one: Remedy, facts: LogFacts) -> bool:
+    if one.flag == "--tensor-parallel-size" and one.value is not None and one.value.isdecimal():
+        return facts.cards is None or int(one.value) <= facts.cards
+    return True
 
 
 def _suiting(finding: Finding, flags: Mapping[str, str]) -> Iterator[Remedy]:
@@ -450,6 +580,8 @@ def _is_so_already(remedy: Remedy, flags: Mapping[str, str]) -> bool:
         return "image" in counts and all(int(count) <= 1 for count in counts.values())
     if remedy.flag == "--kv-cache-dtype" and now is not None and now.startswith("fp8"):
         return True
+    if now == "True" and remedy.value is None and remedy.do.startswith(remedy.flag):
+        return True  # a switch that is on
     if now is None or remedy.value is None:
         return False
     if remedy.flag in _LOWERED and now.isascii() and now.isdigit() and remedy.value.isdigit():

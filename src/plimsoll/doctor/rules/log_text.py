@@ -19,6 +19,7 @@ class LogLine(NamedTuple):
     level: str  # DEBUG, INFO, WARNING, ERROR, CRITICAL; "" where the line does not say
     at: float | None  # seconds; comparable within one file only (vLLM prints no year)
     text: str  # at most `LONGEST` characters; indentation after the prefix is kept
+    place: str = ""  # "core.py:845" of vLLM's own prefix
     server: str = ""  # the container, pod or unit the line came from, where the wrapping names one
 
 
@@ -98,7 +99,7 @@ _STAMPS = (
     r"(?:\s{0,8}(?:<\d{1,3}>|\[[ \d]{1,12}\.\d{1,9}\]|\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]{2} [\d:]{8} \d{4}\]|kernel:)){1,4}\s?"
 )
 
-_VLLM = ("vllm", "ray::", "pt_main_thread")
+_VLLM = ("vllm", "ray::", "pt_main_thread", "lmcache", "mooncake")  # and what serves it KV blocks
 _PYTHON = ("python", "uvicorn", "api_server", "enginecore", "multiproc")
 _COMPILERS = frozenset(
     "cicc nvcc ptxas ninja cc1plus cc1 c++ g++ gcc clang clang++ lto1 ld ld.lld ld.gold cudafe++ fatbinary nvlink rustc".split()

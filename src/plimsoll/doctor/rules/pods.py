@@ -336,6 +336,8 @@ def judge_pods(log: Log) -> TextVerdict[PodFacts]:
         causes += [one for one in (_ending(log, facts),) if one]
     causes += [one for one in (_loop(log, facts),) if one]
     notes = list(facts.notes)
+    if facts.restarts and _has_served(facts):
+        notes.append(f"{facts.restarts} restarts, hours of service between them: no crash loop")
     if facts.shm_mounted is False:
         notes.append("no volume on /dev/shm: the default of 64 MiB is too small for several GPUs (Bus error, exit code 135)")
     causes.sort(key=lambda one: (one.code is Code.ENGINE_CRASH_LOOP, one.severity is not Severity.CRITICAL, -one.confidence))
@@ -348,6 +350,7 @@ def _together(*parts: PodFacts) -> PodFacts:
         first = first._replace(
             endings=first.endings + other.endings, restarts=other.restarts if first.restarts is None else first.restarts,
             restarts_line=first.restarts_line or other.restarts_line,
+            restarts_apart_s=first.restarts_apart_s or other.restarts_apart_s,
             memory_limit_bytes=first.memory_limit_bytes or other.memory_limit_bytes,
             shm_bytes=first.shm_bytes or other.shm_bytes, stop_asked=first.stop_asked + other.stop_asked,
             start_limit=first.start_limit + other.start_limit, timeouts=first.timeouts + other.timeouts,
@@ -406,6 +409,8 @@ def _probe(log: Log, facts: PodFacts) -> Finding | None:
             ),
             not_a_remedy=("a more patient probe: a dead engine does not come back",),
         )  # fmt: skip
+    if (status := re.search(r"statuscode: (\d{3})", seen)) is not None:
+        return _wrong_question(log, status[1], [event.line for event in (*failed, *kills)])
     refused = "connection refused" in seen
     times = sum(event.times for event in failed)
     patience = next((probe.patience_s for probe in facts.probes if probe.kind == kind), None)
@@ -428,6 +433,26 @@ def _probe(log: Log, facts: PodFacts) -> Finding | None:
             Remedy("keep the model and the compile cache on a fast volume", "later starts are shorter"),
         ),
         not_a_remedy=("memory settings: exit code 137 comes from the kubelet here", "more restarts"),
+    )  # fmt: skip
+
+
+_BY_STATUS = {
+    "404": ("it has no such path", "probe /health (vLLM's; /v1/models needs the key where one is set)"),
+    "401": ("it wants a key", "probe /health, which needs no key"),
+    "403": ("something in front of it forbids it", "probe the pod itself"),
+    "429": ("it was told to wait", "probe /health: it is answered however many requests wait"),
+}  # fmt: skip
+
+
+def _wrong_question(log: Log, status: str, lines: list[LogLine]) -> Finding:
+    """The server answered, and the answer was no: not that it was slow."""
+    why, do = _BY_STATUS.get(status, ("it answered with an error", "see what the path of the probe answers: curl -i"))
+    return Finding(
+        code=Code.OTHER_PROBE, severity=Severity.CRITICAL, confidence=0.9,
+        title=f"Kubernetes killed the server because its probe got HTTP {status}",
+        because=f"The server answered the probe with HTTP {status}: {why}. It was up, so more time changes nothing.",
+        evidence=quote(log, lines), remedy=(Remedy(do, "the probe then asks what the server can answer"),),
+        not_a_remedy=("a longer delay or more failures: it answered in time", "memory settings: the kubelet ended it"),
     )  # fmt: skip
 
 
@@ -478,11 +503,23 @@ def _ending(log: Log, facts: PodFacts) -> Finding | None:
     return finding._replace(because=because, evidence=evidence)
 
 
+SERVED_S = 3600.0  # who ran so long before it ended was serving
+
+
+def _has_served(facts: PodFacts) -> bool:
+    """True if the last life took an hour or more, or the restarts that were counted lie so far apart."""
+    last = facts.endings[-1] if facts.endings else None
+    apart = facts.restarts_apart_s
+    return (last is not None and (last.seconds or 0) >= SERVED_S) or (apart is not None and apart >= SERVED_S)
+
+
 def _loop(log: Log, facts: PodFacts) -> Finding | None:
     """Started and failed again and again: certain from the counts, silent about the cause."""
     backoff = [event for event in facts.events if event.reason == "BackOff" and "restarting failed" in event.message]
     waiting = [line for reason, line in facts.waiting if reason == "CrashLoopBackOff"]
     restarts = facts.restarts or 0
+    if _has_served(facts):
+        return None  # restarts that are hours apart are no loop, however many
     if not (waiting or facts.start_limit or (backoff and restarts != 1) or restarts >= 3):
         return None
     sure = bool(waiting or facts.start_limit or backoff)

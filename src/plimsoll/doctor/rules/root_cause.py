@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from heapq import nsmallest
 from itertools import islice, pairwise
@@ -33,7 +33,7 @@ from plimsoll.doctor.rules.timeline import (
 )
 from plimsoll.findings import Code
 from plimsoll.units import GIB
-from plimsoll.vllm.failure_texts import CONSEQUENCE_WORDS, CONSEQUENCES, Role, Text
+from plimsoll.vllm.failure_texts import CONSEQUENCE_WORDS, CONSEQUENCES, PLACES, TRAINER_FILES, Role, Text
 
 _compiled = cache(re.compile)
 _SIZE = r"(\d{1,12}(?:\.\d{1,6})?) ?(bytes|B|KiB|KB|MiB|MB|GiB|GB|TiB)"
@@ -123,6 +123,28 @@ class OomFigures(NamedTuple):
         return self.others >= max(floor, short * 0.5)
 
 
+def without_siblings(oom: OomFigures, pids: Collection[int]) -> OomFigures:
+    """The figures without the server's own other ranks (`pids`): what these hold is no neighbour's.
+
+    Inside a container the numbers differ: there a rank is known by holding as much as this one. What the card cannot hold
+    together lies on several.
+    """
+    own = oom.own
+    if len(pids) < 2 or own is None or not oom.processes:
+        return oom
+    is_one_card = oom.total is None or sum(size for _, size in oom.processes) <= oom.total
+    mine = next((entry for entry in oom.processes if entry[1] == own), None)
+    kept = [
+        (pid, size)
+        for pid, size in oom.processes
+        if (pid, size) == mine or (is_one_card and pid not in pids and abs(size - own) > SIBLING_SHARE * own)
+    ]
+    return oom._replace(processes=tuple(kept))
+
+
+SIBLING_SHARE = 0.03  # by which the memory of two ranks may differ
+
+
 def parse_oom(message: str) -> OomFigures:
     """The figures of torch's message, in its newer or older wording; empty for a bare driver error."""
     text = " ".join(message.split())
@@ -201,6 +223,7 @@ def find_symptoms(
     noise: list[Hit] = []
     covered: set[int] = set()
     owners = _Owners(exceptions, timeline.log.lines)
+    pids: frozenset[int] | None = None
     for hit in hits:
         if hit.text.role not in (Role.CAUSE, Role.OUT_OF_MEMORY) or len(found) >= MOST_SYMPTOMS:
             continue
@@ -220,11 +243,12 @@ def find_symptoms(
         )
         is_nccl = hit.text.code is Code.OTHER_COLLECTIVES and any("out of memory" in text for text in near)
         if hit.text.role is Role.OUT_OF_MEMORY or is_nccl:
-            found.append(_out_of_memory(timeline, hit, owner, exceptions))
+            pids = worker_pids(timeline, timeline.run_at(hit.at)) if pids is None else pids
+            found.append(_out_of_memory(timeline, hit, owner, exceptions, pids))
         elif hit.text.code is not None and not _is_harmless(hit, owner) and not (owner is None and ", retrying " in text):
             found.append(Symptom(hit.at, hit.text.code, 0.95 if owner is not None else 0.85, hit.text, owner))
     found += [
-        Symptom(one.at, _kind_of(one), 0.6, None, one)
+        Symptom(one.at, _kind_of(one, timeline), 0.6, None, one)
         for one in exceptions[:MOST_SYMPTOMS]
         if one.at not in covered
         and not one.in_logging
@@ -242,13 +266,20 @@ def find_symptoms(
     return sorted(found, key=lambda one: one.at), tuple(noise)
 
 
-def _kind_of(one: LoggedException) -> Code:
-    """The code of an exception that matches no known text."""
+def _kind_of(one: LoggedException, timeline: LogTimeline) -> Code:
+    """The code of an exception that matches no known text: by the place it was raised at, and by its kind."""
     if one.name.endswith("ValidationError"):
         return Code.OTHER_BAD_CONFIG
+    for frame in reversed(one.frames):
+        for pieces, names, code in PLACES:
+            if (not names or one.name in names) and any(piece in frame.file for piece in pieces):
+                return code
     step = step_of_frames(one.frames)
-    if step is not None and step.name == "weights" and one.name in ("RuntimeError", "AssertionError", "KeyError", "ValueError"):
+    if step is not None and step.name == "weights":
         return Code.OTHER_BAD_MODEL
+    is_early = (step is None or step.name == "device") and timeline.progress_at(one.at) is not ServerProgress.SERVING
+    if one.name in ("ValueError", "NotImplementedError") and one.frames and is_early:
+        return Code.OTHER_BAD_CONFIG  # what is refused before anything is loaded was asked for
     return Code.OTHER_ENGINE_ERROR
 
 
@@ -338,12 +369,19 @@ _STREAM_FUNCTIONS = frozenset({  # of a streamed answer; each catches what its r
 })  # fmt: skip
 
 
+def worker_pids(timeline: LogTimeline, run: ServerRun) -> frozenset[int]:
+    """The process numbers of the server's workers, as far as its lines name them."""
+    names = {line.process for line in timeline.log.lines[run.first : run.end] if "orker" in line.process}
+    return frozenset(int(match[1]) for name in names if (match := re.search(r"pid=(\d{1,10})", name)))
+
+
 def _out_of_memory(
-    timeline: LogTimeline, hit: Hit, owner: LoggedException | None, exceptions: Sequence[LoggedException]
+    timeline: LogTimeline, hit: Hit, owner: LoggedException | None, exceptions: Sequence[LoggedException], pids: Collection[int]
 ) -> Symptom:
     """An allocation that failed: which step, and whether somebody else holds the memory."""
     line = timeline.log.lines[hit.at]
     oom = parse_oom(owner.message if owner is not None and "ried to allocate" in owner.message else line.text)
+    oom = without_siblings(oom, pids)
     step = _step(timeline, hit, owner, exceptions)
     if step is None:
         code = Code.RUNTIME_COLLECTIVES if hit.text.speaker == "nccl" or hit.text.role is Role.CAUSE else Code.RUNTIME_FORWARD
@@ -360,11 +398,20 @@ def _out_of_memory(
         code, confidence = (Code.RUNTIME_NEIGHBOUR if is_runtime else Code.STARTUP_FREE_MEMORY_CHECK), 0.9
     elif owner is None and not line.process and hit.text.speaker != "nccl" and not _is_first_hand(line.text):
         confidence = 0.3  # quoted by somebody: not to be called either way
-    elif (
-        owner is not None and bool({frame.function for frame in owner.frames[-3:]} & {"pin_memory", "_pin_memory", "is_pinned"})
-    ) and oom.tried is None:
+    elif owner is not None and oom.tried is None and any(re.search(_PINNED, frame.function) for frame in owner.frames[-3:]):
         code, confidence = Code.HOST_OUT_OF_MEMORY, 0.7
+    elif owner is not None and _is_trainers(owner):
+        code, confidence = Code.RUNTIME_NEIGHBOUR, 0.7
     return Symptom(hit.at, code, confidence, hit.text, owner, step, oom)
+
+
+_PINNED = r"(?i)pin_memory|is_pinned|pinned|cpu_memory|host_mem|host_alloc"  # page-locked memory of the host
+
+
+def _is_trainers(one: LoggedException) -> bool:
+    """True if a trainer's own step failed, in the process in which it also holds an engine."""
+    files = [frame.file for frame in one.frames]
+    return any(part in file for file in files for part in TRAINER_FILES) and not any("/vllm/" in file for file in files)
 
 
 _START_DEATHS = frozenset({
@@ -394,7 +441,7 @@ def _at_start(timeline: LogTimeline, hit: Hit, step: FailedStep, oom: OomFigures
 
 def _is_first_hand(text: str) -> bool:
     """True if a line begins with the error, and does not merely quote it."""
-    speakers = "CUDA|HIP|XPU|NPU|Cuda|NCCL|terminate"
+    speakers = r"CUDA|HIP|XPU|NPU|Cuda|NCCL|terminate|[EF]\d{4} [\d:.]{8,16} {1,8}\d{1,9} \w{1,80}\.cc:"
     return re.match(rf"\W{{0,4}}(?:\[?rank\d{{1,4}}\]?:? ?)?(?:[\w.]{{0,80}}(?:Error|Exception)|{speakers})", text) is not None
 
 
@@ -464,14 +511,19 @@ class LogVerdict(NamedTuple):
     stopped: bool  # somebody ended it on purpose
 
 
-def judge(timeline: LogTimeline) -> LogVerdict:
-    """The verdict on one log."""
+def judge_runs(timeline: LogTimeline) -> list[LogVerdict]:
+    """The verdict on each run of a server, in the order of the log."""
     # When each process was first told to end, in all runs: an older server may still be on its way out.
     stop_requests: dict[str, int] = {}
     for hit in timeline.hits:
         if hit.text.role is Role.STOP:
             stop_requests.setdefault(timeline.log.lines[hit.at].process, hit.at)
-    verdicts = [_judge_run(timeline, run, stop_requests) for run in timeline.runs]
+    return [_judge_run(timeline, run, stop_requests) for run in timeline.runs]
+
+
+def judge(timeline: LogTimeline, verdicts: Sequence[LogVerdict] = ()) -> LogVerdict:
+    """The verdict on one log: that on its last run which failed."""
+    verdicts = verdicts or judge_runs(timeline)
     failed = [verdict for verdict in verdicts if verdict.root is not None and not verdict.stopped]
     died = [verdict for verdict in verdicts if verdict.deaths and not verdict.stopped]
     stopped = [verdict for verdict in verdicts if verdict.stopped]
@@ -660,7 +712,7 @@ def _memory(
             return True if root.confidence >= 0.4 else None
         # Words about memory in an exception nobody knows: not to be called either way.
         said = root.exception.message[:2_000] if root.text is None and root.exception is not None else ""
-        return None if re.search(r"(?i)memory|alloc|\bOOM\b", said) else False
+        return None if re.search(_ABOUT_MEMORY, said) else False
     if deaths or _complains(timeline, run, run.end):
         return None  # something failed, and what is here does not say of what
     if progress is ServerProgress.SERVING and not _is_cut(timeline):
@@ -670,6 +722,9 @@ def _memory(
         )
         return None if warned else False
     return None
+
+
+_ABOUT_MEMORY = r"(?i)\bmemory\b|\bOOM\b|\ballocation\b|\balloc\w{0,9}\b.{0,40}(?:fail|bytes|\d ?[KMGT]i?B)|fail.{0,40}\balloc"
 
 
 def _is_cut(timeline: LogTimeline) -> bool:

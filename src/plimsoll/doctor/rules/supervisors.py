@@ -59,6 +59,7 @@ class PodFacts(NamedTuple):
     waiting: tuple[tuple[str, LogLine], ...] = ()  # why a container is not running: CrashLoopBackOff, ImagePullBackOff, ...
     restarts: int | None = None
     restarts_line: LogLine | None = None
+    restarts_apart_s: float | None = None  # how long a life was, by the times of the lines that count restarts
     events: tuple[PodEvent, ...] = ()
     probes: tuple[PodProbe, ...] = ()
     memory_limit_bytes: int | None = None
@@ -198,7 +199,7 @@ class _Units:
 
     def __init__(self) -> None:
         self.endings: dict[str, Termination] = {}
-        self.restarts: dict[str, tuple[int, LogLine]] = {}
+        self.restarts: dict[str, list[tuple[int, LogLine]]] = {}
         self.stops: dict[str, list[LogLine]] = {}
         self.limits: dict[str, list[LogLine]] = {}
         self.timeouts: dict[str, list[LogLine]] = {}
@@ -234,7 +235,7 @@ class _Units:
             elif name != "success":
                 self.end(unit, line, reason=name, oom=name == "oom-kill")
         if counter:
-            self.restarts[unit] = (int(counter[1]), line)
+            self.restarts.setdefault(unit, []).append((int(counter[1]), line))
         if "Start request repeated too quickly" in what:
             self.limits.setdefault(unit, []).append(line)
         if re.search(r"[Ss]tart operation timed out|State 'start\S{0,12} timed out|Watchdog timeout", what):
@@ -290,12 +291,15 @@ def _facts(units: _Units) -> PodFacts:
     named = dict.fromkeys((*units.endings, *units.restarts, *units.limits, *units.timeouts, *units.stops))
     candidates = [unit for unit in named if not unit.lower().startswith(_SYSTEM_UNITS)]
     ours = [unit for unit in candidates if "vllm" in unit.lower()] or candidates
-    counted = max((units.restarts[unit] for unit in ours if unit in units.restarts), key=lambda one: one[0], default=None)
+    counts = max((units.restarts[unit] for unit in ours if unit in units.restarts), key=lambda some: some[-1][0], default=[])
+    counted = counts[-1] if counts else None
+    times = [line.at for _, line in counts if line.at is not None]
     others = [unit for unit in units.endings if unit not in ours]
     return PodFacts(
         endings=tuple(units.endings[unit] for unit in ours if unit in units.endings),
         restarts=counted[0] if counted else None,
         restarts_line=counted[1] if counted else None,
+        restarts_apart_s=(times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None,
         stop_asked=tuple(line for unit in ours for line in units.stops.get(unit, ()))[:20],
         start_limit=tuple(line for unit in ours for line in units.limits.get(unit, ()))[:20],
         timeouts=tuple(line for unit in ours for line in units.timeouts.get(unit, ()))[:20],

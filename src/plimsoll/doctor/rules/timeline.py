@@ -482,7 +482,7 @@ def _wrapped_hits(exceptions: Sequence[LoggedException], told: set[int], texts: 
             yield from (Hit(text, one.at) for text in texts if text.needle in whole.text and _counts(text, whole))
 
 
-def _present(lines: Sequence[LogLine], needles: Sequence[str]) -> set[str]:
+def present(lines: Sequence[LogLine], needles: Sequence[str]) -> set[str]:
     """Those needles that occur at all: most of them do not, and then no line need be asked."""
     found: set[str] = set()
     step = 4_000
@@ -494,12 +494,12 @@ def _present(lines: Sequence[LogLine], needles: Sequence[str]) -> set[str]:
 
 def kinds_in(log: Log) -> frozenset[str]:
     """Which judges are worth asking: of "kernel", "supervisor", "nvidia-smi" and "memory-summary"; most logs need none."""
-    return frozenset(kind for kind, words in KINDS.items() if _present(log.lines, words))
+    return frozenset(kind for kind, words in KINDS.items() if present(log.lines, words))
 
 
 def _hits(lines: Sequence[LogLine], texts: Sequence[Text]) -> Iterator[Hit]:
-    present = _present(lines, [text.needle for text in texts])
-    texts = [text for text in texts if text.needle in present]
+    needles = present(lines, [text.needle for text in texts])
+    texts = [text for text in texts if text.needle in needles]
     if not texts:
         return
     found = 0
@@ -528,8 +528,8 @@ def _counts(text: Text, line: LogLine) -> bool:
 
 
 def _milestones(lines: Sequence[LogLine]) -> Iterator[tuple[int, ServerProgress]]:
-    present = _present(lines, [needle for needle, _ in MILESTONES])
-    known = [(needle, step) for needle, step in MILESTONES if needle in present]
+    needles = present(lines, [needle for needle, _ in MILESTONES])
+    known = [(needle, step) for needle, step in MILESTONES if needle in needles]
     reached = ServerProgress.UNKNOWN
     for index, line in enumerate(lines):
         for needle, step in known:
@@ -568,12 +568,13 @@ def _runs(lines: Sequence[LogLine], hits: Sequence[Hit], exceptions: Sequence[Lo
 
 # Reports of `plimsoll doctor` and written pages quote errors that nobody had. A written page is recognised by its Markdown,
 # and only where it holds no log record: somebody may have pasted one.
-_HEAD = re.compile(r"memory failure: (?:yes|no|unknown|cannot be told)(?:   \(|\s*$)")
+_HEAD = re.compile(r"memory failure: (?:yes|no|unknown|cannot be told|(?:probably|perhaps)(?: not)?)(?:   \(|\s*$)")
 # The lines of a report that are not indented; what it quotes has lost the level that a log's record has.
 _GOES_ON = re.compile(
     r"\s|$|\d{1,3}\. [a-z-]{1,20}\.[a-z-]{1,40} \((?:critical|warning|info), |and \d{1,4} more: --json|"
     r"The start's own figures: |plan computes for this command: |Started with: |Harmless, whatever it says: |The page shows: |"
     r"Looked at: |The snapshot's device |Read |Remark: |Note: |To settle it, collect:|"
+    r"look next: |Failed first: |Run \d|No version is |"
     r"Nothing wrong was found\.|No failure was recognised\."
 )
 _HEADING = re.compile(r"#{1,6} [A-Za-z]")
