@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from plimsoll.doctor.rules.host_memory import judge_kills, read_kills
 from plimsoll.doctor.rules.log_text import KERNEL, Log, LogLine, TextVerdict, contains_any, kernel_message, process_owner, quote
+from plimsoll.doctor.words import fields, words
 from plimsoll.findings import Code, Finding, Remedy, Severity
 
 NOT_MEMORY = "memory settings (utilisation, --max-model-len, --max-num-seqs): nothing ran out"
@@ -28,87 +29,10 @@ class KernelRule(NamedTuple):
     severity: Severity = Severity.CRITICAL
 
 
-_RULES = (
-    KernelRule(
-        r"NVRM:.{0,120}fallen off the bus", Code.OTHER_HARDWARE, 0.95, "a GPU has fallen off the bus",
-        "reboot the machine; if it returns, check power, heat, seating and slot, or replace the card",
-        "the host can no longer reach it",
-    ),
-    KernelRule(
-        r"NVRM:.{0,120}RmInitAdapter failed", Code.OTHER_HARDWARE, 0.85, "the driver could not start a GPU",
-        "power the machine off and on; if it stays, try another driver version, then another card",
-        "the card did not answer its driver",
-    ),
-    KernelRule(
-        r"NVRM: API mismatch", Code.OTHER_INSTALLATION, 0.9,
-        "the driver's kernel module and its libraries are of different versions",
-        "reboot, or reload the module, so that both come from one driver release",
-        "the libraries were upgraded under a loaded module",
-    ),
-    KernelRule(
-        r"SXid \(", Code.OTHER_HARDWARE, 0.6, "an NVLink switch reported an error",
-        "look the SXid up in the Fabric Manager guide; for a fatal one reset all GPUs and switches of the node",
-        "the GPUs of the node share it", unless=r"(?i:non-?fatal)",
-    ),
-    KernelRule(
-        r"No space left on device.{0,80}/dev/shm|/dev/shm.{0,80}No space left on device", Code.HOST_OUT_OF_MEMORY, 0.8,
-        "the shared memory folder (/dev/shm) is too small",
-        "give the container more: --ipc=host, --shm-size 16g, or a memory-backed volume there",
-        "vLLM's processes pass data through it",
-    ),
-    KernelRule(
-        r"No space left on device", Code.OTHER_DISK, 0.7, "a disk is full",
-        "free space, or move HF_HOME, VLLM_CACHE_ROOT and the temporary folder to a larger disk",
-        "weights and compiled kernels are written there", unless=r"\b/?dev/shm",
-    ),
-    KernelRule(
-        r"(?:Buffer|metadata|medium|nvme\d{1,4}\w{0,10}).{0,60}I/O error|I/O error,? (?:on )?dev|nvme.{0,40}controller is down",
-        Code.OTHER_DISK, 0.6, "a disk reports read or write errors",
-        "check the disk (smartctl) and copy the model to another one", "a file that cannot be read ends the start",
-        unless=r"dev (?:fd|sr|loop)\d",
-    ),
-    KernelRule(
-        r"AER:.{0,60}\(?Fatal|severity=Uncorrect\w{2,4} \(Fatal\)", Code.OTHER_HARDWARE, 0.7,
-        "the PCIe bus reported a fatal error", "drain the node, reboot, and check the slot and riser that the line names",
-        "a device on a failing link is lost sooner or later", unless=r"Non-Fatal",
-    ),
-    KernelRule(
-        r"Memory failure: 0x|EDAC MC\d{1,3}: \d{1,6} UE ", Code.OTHER_HARDWARE, 0.8,
-        "the host's own memory (RAM) has an uncorrectable error",
-        "drain the node and replace the memory module that the line names",
-        "the process that used the page was killed; this is not a shortage",
-    ),
-)  # fmt: skip
-_AMD_RULES = (  # the first that applies
-    KernelRule(
-        r"(?i:uncorrectable|poison|GPU is lost|hardware error)", Code.OTHER_HARDWARE, 0.85,
-        "an AMD GPU reported an uncorrectable error", "drain the node and reset the GPU (rocm-smi --gpureset), or reboot",
-        "the error stays until a reset",
-    ),
-    KernelRule(
-        r"page fault", Code.OTHER_ILLEGAL_ACCESS, 0.75, "a GPU program touched memory it must not touch",
-        "start the server again; upgrade vLLM or change the attention backend",
-        "a bug in a kernel, not a shortage; a reset after it is its consequence",
-    ),
-    KernelRule(
-        r"GPU reset begin|ring \S{1,30} timeout|GPU reset\(", Code.OTHER_HARDWARE, 0.6, "an AMD GPU hung and was reset",
-        "start the server again; if it returns on the same card, have the card checked", "the reset ended every program on it",
-    ),
-)  # fmt: skip
-_STUCK_RULE = KernelRule(
-    "", Code.ENGINE_WEDGED, 0.5, "a process of the server was stuck inside the kernel",
-    "look at the disk or network file system, and at the GPU (nvidia-smi), at that minute",
-    "a process waits there for hardware or for a remote disk", severity=Severity.WARNING,
-)  # fmt: skip
-_OPCODE_RULE = KernelRule(
-    "", Code.OTHER_INSTALLATION, 0.6, "a library uses an instruction that this CPU does not have",
-    "install builds made for this CPU", "a binary for a newer CPU cannot run here",
-)  # fmt: skip
-_CRASH_RULE = KernelRule(
-    "", Code.ENGINE_DEAD, 0.7, "a process of the server crashed in native code",
-    "bring vLLM, torch and the driver to releases that belong together; keep the core dump for the bug report",
-    "mixed libraries are the most common cause",
-)  # fmt: skip
+def _rule(row: Mapping[str, Any]) -> KernelRule:
+    return KernelRule(**fields(row))
+
+
 _CRASH = r"(?P<name>\S{1,40})\[\d{1,10}\]:? (?P<how>segfault|general protection|trap invalid opcode)"
 _STUCK = r"task (?P<name>.{1,40}?):\d{1,10} blocked for more than (?P<s>\d{1,6}) seconds"
 
@@ -117,8 +41,8 @@ def judge_lines(log: Log, texts: Texts) -> tuple[list[Finding], list[str]]:
     """One finding for each kind of trouble in these lines, and what is only worth a note."""
     plain = [(text, line) for text, line in texts if "amdgpu" not in text]
     amd = [(text, line) for text, line in texts if "amdgpu" in text]
-    findings = [finding for rule in _RULES if (finding := _apply(log, rule, plain))]
-    findings += [finding for rule in _AMD_RULES if (finding := _apply(log, rule, amd))][:1]
+    findings = [finding for row in words("kernel")["rules"] if (finding := _apply(log, _rule(row), plain))]
+    findings += [finding for row in words("kernel")["amd"] if (finding := _apply(log, _rule(row), amd))][:1]
     crashes, notes = _judge_processes(log, texts)
     refused = [t for t, _ in texts if "NVRM" in t and ("NV_ERR_NO_MEMORY" in t or "out of memory" in t.lower())]
     if refused:
@@ -158,15 +82,15 @@ def _judge_processes(log: Log, texts: Texts) -> tuple[list[Finding], list[str]]:
             notes.append(f"no process of vLLM: {match[0][:100]}")
         elif pattern is _STUCK:
             because = f"{match['name']} did not move for more than {match['s']} s: it waited for a device or a file system."
-            findings.setdefault("stuck", _build_finding(log, _STUCK_RULE, [line], because))
+            findings.setdefault("stuck", _build_finding(log, _rule(words("kernel")["stuck"]), [line], because))
         elif match["how"] == "trap invalid opcode":
             because = f"{match['name']} was ended by the CPU{where}: unknown instruction."
-            findings.setdefault("crash", _build_finding(log, _OPCODE_RULE, [line], because))
+            findings.setdefault("crash", _build_finding(log, _rule(words("kernel")["opcode"]), [line], because))
         else:
             because = (
                 f"The kernel reports a {match['how']} of {match['name']}{where}: a bug or a broken library, not a shortage."
             )
-            rule = _CRASH_RULE._replace(title=_CRASH_RULE.title + where)
+            rule = _rule(words("kernel")["crash"])._replace(title=_rule(words("kernel")["crash"]).title + where)
             findings.setdefault("crash", _build_finding(log, rule, [line], because))
     return list(findings.values()), notes[:20]
 
@@ -190,65 +114,13 @@ class Xid(NamedTuple):
     cure: str
 
 
-_RESTART = "start vLLM again; if it returns, look for the bug in a kernel, not in the card"
-_RESET = "drain the node and reset the GPU (nvidia-smi --gpu-reset, or a reboot); if it returns, have the card checked"
-_REPLACE = "take the GPU out of service and ask the vendor for a replacement"
-_WATCH = "nothing at once; reset the GPU at the next quiet moment and watch whether it returns"
-_LINK = "drain the node, reset all its GPUs together, then look at `nvidia-smi nvlink -s` and the fabric manager's log"
-
-_TABLE: tuple[Xid, ...] = (
-    Xid(8, "the GPU stopped working on a program", Blame.PROGRAM, _RESTART),
-    Xid(11, "a broken command stream", Blame.PROGRAM, _RESTART),
-    Xid(13, "an exception in a GPU program (out of range, illegal instruction or misaligned)", Blame.PROGRAM, _RESTART),
-    Xid(31, "a GPU program touched memory that is not mapped (page fault)", Blame.PROGRAM, _RESTART),
-    Xid(32, "a broken command stream between driver and GPU, mostly a poor PCIe link", Blame.FAULT, _RESET),
-    Xid(38, "the GPU's scheduling firmware timed out", Blame.FAULT, _RESET),
-    Xid(43, "a program was stopped after its own fault; the GPU is healthy", Blame.PROGRAM, _RESTART),
-    Xid(45, "the driver cleaned up after a program that was ended (killed or failed)", Blame.ECHO, "find what ended it"),
-    Xid(46, "the GPU stopped working", Blame.FAULT, _RESET),
-    Xid(48, "an uncorrectable (double bit) memory error", Blame.FAULT, _RESET),
-    Xid(54, "the board's extra power plug is not connected", Blame.FAULT, "check the power cable, then reboot"),
-    Xid(61, "an internal controller of the GPU hit a breakpoint", Blame.FAULT, _RESET),
-    Xid(62, "an internal controller of the GPU halted", Blame.FAULT, _RESET),
-    Xid(63, "a bad memory row was marked for replacement", Blame.REPAIRED, _WATCH),
-    Xid(64, "a bad memory row could NOT be replaced", Blame.FAULT, f"{_RESET}; after another one {_REPLACE}"),
-    Xid(69, "a GPU program used the engine wrongly (class error)", Blame.PROGRAM, _RESTART),
-    Xid(74, "an NVLink error; the other end of the link may be the broken one", Blame.FAULT, _LINK),
-    Xid(79, "the GPU has fallen off the bus: the host can no longer reach it", Blame.FAULT,
-        "reboot the machine (a reset is not enough); if it returns, check power, heat, seating and slot, or replace the card"),
-    Xid(92, "many corrected (single bit) memory errors", Blame.REPAIRED, _WATCH),
-    Xid(94, "an uncorrectable memory error that hit one program only", Blame.FAULT,
-        "start vLLM again; reset the GPU at the next quiet moment, so that the bad row is replaced"),
-    Xid(95, "an uncorrectable memory error that may have hit every program on the GPU", Blame.FAULT, _RESET),
-    Xid(109, "switching between programs on the GPU timed out", Blame.FAULT, _RESET),
-    Xid(110, "a security fault in the GPU", Blame.FAULT, _RESET),
-    Xid(119, "the GPU's own processor (GSP) did not answer the driver", Blame.FAULT,
-        f"{_RESET}; if it returns, change the driver's version or turn the GSP firmware off (NVreg_EnableGpuFirmware=0)"),
-    Xid(120, "the GPU's own processor (GSP) reported an error", Blame.FAULT,
-        f"{_RESET}; if it returns, change the driver's version"),
-    Xid(121, "corrected errors on the link between CPU and GPU", Blame.REPAIRED, _WATCH),
-    Xid(136, "an NVLink could not be brought up", Blame.FAULT, _LINK),
-    Xid(137, "a GPU program reached into another GPU's memory where it must not (NVLink)", Blame.PROGRAM, _RESTART),
-    Xid(140, "uncorrectable memory errors that the driver could not deal with", Blame.FAULT, _RESET),
-    Xid(143, "the GPU could not be initialised", Blame.FAULT, _RESET),
-    *(Xid(n, "an NVLink error (fifth generation)", Blame.FAULT, _LINK) for n in range(144, 151)),
-    Xid(151, "an error while changing encryption keys", Blame.FAULT, "restart the virtual machine"),
-    Xid(154, "the driver says how to recover from another Xid", Blame.ECHO, "do what the line says"),
-    Xid(155, "an NVLink was taken down by software", Blame.REPAIRED, _LINK),
-    Xid(156, "a failing part of the GPU was retired", Blame.REPAIRED, _WATCH),
-    Xid(157, "a failing part of the GPU could NOT be retired: no spare is left", Blame.FAULT, _REPLACE),
-    Xid(158, "the GPU did not answer in time, for good", Blame.FAULT, _RESET),
-    Xid(167, "the PCIe link timed out for good", Blame.FAULT, "reboot the machine; if it returns, check seating and slot"),
-    Xid(171, "an uncorrectable error in the GPU's main memory", Blame.FAULT, _RESET),
-    Xid(172, "an uncorrectable error in memory inside the GPU chip", Blame.FAULT, f"{_RESET}; past the threshold {_REPLACE}"),
-)  # fmt: skip
-_BY_NUMBER = {xid.number: xid for xid in _TABLE}
-
-
 def explain(number: int) -> Xid:
     """The meaning of an Xid number; a number that is not in the table is unknown, never guessed."""
     unknown = "a GPU error this table does not hold"
-    return _BY_NUMBER.get(number) or Xid(number, unknown, Blame.UNKNOWN, "look the number up in NVIDIA's Xid catalog")
+    row = next((row for row in words("kernel")["xids"] if row[0] == number), None)
+    if row is None:
+        return Xid(number, unknown, Blame.UNKNOWN, "look the number up in NVIDIA's Xid catalog")
+    return Xid(number, row[1], Blame(row[2]), row[3])
 
 
 MOST_EVENTS = 2000

@@ -1,0 +1,33 @@
+"""The tables of words (`data/*.yaml`): what a cause, an exit, an event or a kernel line means to people.
+
+A table is read when it is first asked for: most logs need one or none.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from plimsoll.findings import Code, Remedy, Severity
+
+
+@functools.cache
+def words(name: str) -> Any:
+    """One table as it stands in its file."""
+    with (Path(__file__).parent / "data" / f"{name}.yaml").open("rb") as file:
+        return yaml.load(file, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506  either is safe
+
+
+def fields(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as the fields of a rule: codes, severities and remedies are made what they are in the code."""
+    made: dict[str, Any] = {"code": Code, "severity": Severity, "remedy": remedies, "not_a_remedy": tuple}
+    return {name: made.get(name, lambda value: value)(value) for name, value in row.items()}
+
+
+def remedies(rows: Iterable[Mapping[str, str]]) -> tuple[Remedy, ...]:
+    """The remedies of a row."""
+    return tuple(Remedy(**row) for row in rows)
