@@ -14,7 +14,7 @@ from tests.fakes import settings
 
 
 def alone(figures: list[dict[str, Any]] | None = None) -> Alone:
-    return Alone(Pulse(), lambda: figures or [], CollectorRegistry())
+    return Alone(Pulse(), lambda: figures or [], CollectorRegistry(), lambda requests: not requests)
 
 
 def test_it_has_a_pulse_and_figures_of_its_own(tmp_path: Path) -> None:

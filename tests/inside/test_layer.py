@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.inside.answers import App, Message, Receive, Scope, Send, error, send_answer
+from plimsoll.inside.door import Passage
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.gate import ShedLayer, insert_beneath, items_in
 from plimsoll.inside.gate_control import GateControl
@@ -165,7 +166,7 @@ def test_any_cutting_of_a_body_counts_the_same(
     body = json.dumps({"messages": [{"content": parts}]}, separators=separators).encode()
     places = sorted(range(len(body)) if every else {cut for cut in cuts if cut < len(body)})
     chunks = [body[a:b] for a, b in zip([0, *places], [*places, len(body)], strict=True)]
-    core: Any = SimpleNamespace(items=0, in_layer=0, answering=0, shed=lambda _: None)
+    core: Any = SimpleNamespace(items=0, in_layer=0, answering=0, shed=lambda _: None, passage=Passage, can_fail_over=False)
     most = 0
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from plimsoll.inside.settings import InsideSettings
+from plimsoll.simulate.settings import EngineLimits
 from plimsoll.standin.config import ServerFlags
 from tests.fakes import eventually
 from tests.standin.engines import engine
@@ -111,6 +112,31 @@ def test_a_dead_or_sleeping_engine_is_not_ready(server: Server) -> None:
     service = server.made.service
     server.do(lambda: service.engine.die("CUDA out of memory."))
     assert server.ask("GET", "/plimsoll/ready").json()["reason"] == "dead"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_at_the_engines_death_only_what_had_not_begun_may_go_elsewhere(stream: bool) -> None:
+    """503 for those that waited, streams among them; what ran gets vLLM's own 500, and a stream its error event."""
+    limits = EngineLimits(num_blocks=256, block_size=16, max_num_seqs=1, max_num_batched_tokens=2048, max_model_len=2048)
+    with standin(GATED, one=engine(step_time=SLOW, settings=limits), settings=InsideSettings(QUICK)) as server:
+        ran = Asking(server, stream=stream)
+        begun(server)
+        waited = [Asking(server, stream=is_stream) for is_stream in (True, False, True)]
+        service = server.made.service
+        eventually(lambda: len(service.states) == 4 and service.engine.figures.waiting == 3)
+        server.do(lambda: service.engine.die("CUDA out of memory."))
+        server.do(service.driver.turn)
+        for asking in waited:
+            got = asking.end()
+            assert (got.status, got.headers["retry-after"]) == (503, "1")
+            assert got.headers["x-plimsoll-reason"] == "engine-died-unscheduled"
+        got = ran.end()
+        assert (got.status, "x-plimsoll-reason" in got.headers) == (200 if stream else 500, False)
+        assert b"EngineCore encountered an issue" in got.body
+        late = server.ask("POST", PATHS[0], asked(PATHS[0]))
+        assert (late.status, late.headers["x-plimsoll-reason"]) == (503, "engine-died-unscheduled")
+        assert state(server)["refused"] == {"drain": 0, "shed": 0, "dead": 4}
+        assert b'plimsoll_refused_total{why="dead"} 4.0' in server.ask("GET", "/metrics").body
 
 
 def test_a_server_that_stops_is_not_ready_any_more(server: Server) -> None:

@@ -38,6 +38,13 @@ def busy(message: str, retry_after_s: int) -> GateAnswer:
     return error(503, message, "ServiceUnavailableError", retry_headers(retry_after_s))
 
 
+def elsewhere(message: str) -> GateAnswer:
+    """503 for a request that the engine had not begun when it died: a balancer or a client may send it to another server."""
+    return error(
+        503, message, "ServiceUnavailableError", (*retry_headers(1), (b"x-plimsoll-reason", b"engine-died-unscheduled"))
+    )
+
+
 def retry_headers(retry_after_s: int) -> Headers:
     """When to come again, and over another connection."""
     return ((b"retry-after", str(retry_after_s).encode()), (b"connection", b"close"))

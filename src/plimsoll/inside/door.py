@@ -242,9 +242,12 @@ class Refusal(NamedTuple):
 
 @dataclass
 class Passage:
-    """One HTTP request on its way through the gate: the refusal that the door gave it, if any."""
+    """One HTTP request on its way through the gate: the door's refusal, if any, and what of it was given to the engine."""
 
     refusal: Refusal | None = None
+    ring_counts: Mapping[str, int] = field(default_factory=dict)  # of the engine cores when it came
+    engine_requests: list[Any] = field(default_factory=list)  # ids; of a stand-in, its requests themselves
+    is_followed: bool = False  # whether all that it gives to the engine is noted here
 
 
 PASSAGE: contextvars.ContextVar[Passage | None] = contextvars.ContextVar("plimsoll_passage", default=None)

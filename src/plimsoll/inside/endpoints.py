@@ -115,7 +115,7 @@ def state_of(gate: GateControl) -> dict[str, Any]:
         "background": shared.total("background"),
         "engine_requests": shared.total("engine_requests"),
         "begun": shared.total("begun"),
-        "refused": {"drain": shared.total("refused_drain"), "shed": shared.total("refused_shed")},
+        "refused": {why: shared.total(f"refused_{why}") for why in ("drain", "shed", "dead")},
         "idle": _is_idle(gate),
         "drain": drain_words(gate, now),
         "shed": shed_words(gate),

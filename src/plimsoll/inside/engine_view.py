@@ -71,13 +71,17 @@ class EngineClientView:
     def places(self) -> int | None:
         """How many requests one engine runs at once, times the engines."""
         scheduler = getattr(getattr(self.client, "vllm_config", None), "scheduler_config", None)
-        parallel = getattr(getattr(self.client, "vllm_config", None), "parallel_config", None)
         # 0.31 can admit fewer than its buffers are made for.
         each = getattr(scheduler, "max_num_active_seqs", None) or getattr(scheduler, "max_num_seqs", None)
         if not isinstance(each, int):
             return None
-        engines = getattr(parallel, "data_parallel_size", 1)
-        return each * (engines if isinstance(engines, int) and engines > 0 else 1)
+        return each * self.cores()
+
+    def cores(self) -> int:
+        """How many engine cores there are, on all machines."""
+        parallel = getattr(getattr(self.client, "vllm_config", None), "parallel_config", None)
+        count = getattr(parallel, "data_parallel_size", 1)
+        return count if isinstance(count, int) and count > 0 else 1
 
     def own_valve(self) -> str:
         """vLLM's own admission control: `set`, `unset`, or empty in releases that have none."""

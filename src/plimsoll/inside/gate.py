@@ -110,7 +110,11 @@ class _Passing:
         self.items = 0
         self.is_in = False  # its body is here; one that is still being sent takes nobody's place
         self.is_answering = False
-        self.passage = Passage()
+        self.passage, self._holds_streams = Passage(), False
+        try:
+            self.passage, self._holds_streams = gate.passage(), gate.can_fail_over
+        except Exception as error:
+            FAULTS.note("following a request", error)
         self._start: Message | None = None  # of a stream, until its first part is there: the door may refuse it before
         self._is_refused = False
 
@@ -151,7 +155,9 @@ class _Passing:
                     message = with_headers(message, retry_headers(self._control.retry_after_own_valve())[:1])
             except Exception as error:
                 FAULTS.note("adding Retry-After", error)
-        if DOOR.refuses and _is_stream_start(message):
+        if message["type"] == "http.response.start" and message["status"] == 500 and await self._send_elsewhere():
+            return
+        if (DOOR.refuses or self._holds_streams) and _is_stream_start(message):
             self._start = message
             return
         if self._is_refused or (self._start is not None and await self._send_start()):
@@ -159,18 +165,34 @@ class _Passing:
         await self._send(message)
 
     async def _send_start(self) -> bool:
-        """The start of a stream that was held back; whether the door's refusal went out in its place.
+        """The start of a stream that was held back; whether another answer went out in its place.
 
-        vLLM begins to answer a stream before it adds the request, and tells a refusal as an event with status 200.
+        vLLM begins to answer a stream before it adds the request, and tells a refusal or its engine's death as an event
+        with status 200: too late for a balancer to try elsewhere.
         """
         start, self._start = self._start, None
         assert start is not None
         refusal = self.passage.refusal
+        if refusal is None and await self._send_elsewhere():
+            return True
         if refusal is None:
             await self._send(start)
             return False
         self._is_refused = True
         await send_answer(self._send, refusal.answer(self._retry_after()))
+        return True
+
+    async def _send_elsewhere(self) -> bool:
+        """Whether the engine has died without beginning this request, so that it was told to go elsewhere."""
+        answer = None
+        try:
+            answer = self._control.failover(self.passage)
+        except Exception as error:
+            FAULTS.note("letting a request go elsewhere", error)
+        if answer is None:
+            return False
+        self._is_refused = True
+        await send_answer(self._send, answer)
         return True
 
     def _retry_after(self) -> int:
@@ -252,6 +274,7 @@ class Gate:
         try:
             if gate.engine.client is None:
                 gate.engine = EngineClientView(getattr(scope.get("app"), "state", None))
+                gate.follow()
         except Exception as error:
             FAULTS.note("looking at the server", error)
         try:

@@ -10,17 +10,18 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from plimsoll.inside import admission, places
 from plimsoll.inside.admission import LEAVING, REFUSING, RETRY_AFTER_S, SERVING, Drain
-from plimsoll.inside.answers import GateAnswer, Tokens, busy
-from plimsoll.inside.door import DOOR
+from plimsoll.inside.answers import GateAnswer, Tokens, busy, elsewhere
+from plimsoll.inside.door import DOOR, PASSAGE, Passage
 from plimsoll.inside.engine_view import EngineClientView
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.figures import read_figures
 from plimsoll.inside.pulse import PULSE, Pulse
+from plimsoll.inside.schedule_ring import ScheduleRings, follow_requests
 from plimsoll.inside.settings import InsideSettings
 from plimsoll.inside.shared import ASLEEP, NS, PAUSED, Shared
 from plimsoll.inside.survive import report
@@ -112,6 +113,8 @@ class Alone(NamedTuple):
     """The workers' figures, with their ages."""
     registry: Any
     """Of prometheus_client: where its metrics are registered."""
+    never_scheduled: Callable[[Sequence[Any]], bool]
+    """Whether the engine has begun none of these requests of its own."""
 
 
 class GateControl:
@@ -128,6 +131,8 @@ class GateControl:
             DOOR.join(self.shared)
         lock = f"call-{self.key}-{places.start_ticks(self.key)}.lock"
         self.calls = Calls(None if self.folder is None else os.path.join(self.folder, lock))  # noqa: PTH118
+        self.rings = ScheduleRings(self.folder if settings.failover else None, self.key)
+        self.is_following = alone is not None
         self.engine = EngineClientView(state)
         self.pulse = pulse if alone is None else alone.pulse
         self.items = 0  # images, videos and sounds in requests that are not with the engine yet
@@ -197,6 +202,36 @@ class GateControl:
         if self.is_stopping:
             return True
         return self.shared.common["until_ns"] != 0 and self.phase() in (LEAVING, REFUSING)
+
+    # The engine's death
+
+    def follow(self) -> None:
+        """See to it that what requests give to the engine is noted, and look for its cores' rings."""
+        if self.alone is None and self.settings.failover:
+            self.is_following = follow_requests(self.engine.client, note_engine_request)
+            self.rings.look()
+
+    def passage(self) -> Passage:
+        """What is kept of one request on its way."""
+        return Passage(ring_counts=self.rings.counts(), is_followed=self.is_following)
+
+    @property
+    def can_fail_over(self) -> bool:
+        """Whether it will be known of requests that come now if the engine had begun them: then no stream is begun early."""
+        return self.settings.failover and self.is_following and (self.alone is not None or self.rings.is_active)
+
+    def failover(self, passage: Passage) -> GateAnswer | None:
+        """The answer that lets a request go elsewhere; None unless the engine is dead and surely never began it."""
+        if not (self.settings.failover and passage.is_followed and self.engine.is_dead()):
+            return None
+        if self.alone is not None:
+            is_free = self.alone.never_scheduled(passage.engine_requests)
+        else:
+            is_free = self.rings.never_scheduled(passage.engine_requests, passage.ring_counts, self.engine.cores())
+        if not is_free:
+            return None
+        self.shared.own.add("refused_dead", 1)
+        return elsewhere("this server's engine has died; it had not begun this request, which may be sent to another server")
 
     # Sleep, as seen from the requests that cause it and from the engine's own word
 
@@ -346,6 +381,14 @@ class GateControl:
     def close(self) -> None:
         DOOR.part(self.shared)
         self.shared.close()
+
+
+def note_engine_request(request: Any) -> None:
+    """This request of the engine is one of the HTTP request that is under way here; None: which one is not known."""
+    passage = PASSAGE.get()
+    if passage is not None:
+        passage.engine_requests.append(request)
+        passage.is_followed = passage.is_followed and request is not None
 
 
 def _known(said: int, most: int | None) -> int | None:

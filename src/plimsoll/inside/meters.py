@@ -119,6 +119,7 @@ class Meters:
         self._count("plimsoll_begun", own["begun"])
         self._count("plimsoll_refused", own["refused_drain"], "drain")
         self._count("plimsoll_refused", own["refused_shed"], "shed")
+        self._count("plimsoll_refused", own["refused_dead"], "dead")
         for does, name in (("refused", "plimsoll_door_refused"), ("would", "plimsoll_door_would_refuse")):
             for kind, why in itertools.product(KINDS, WHYS):
                 if count := DOOR.own_count(does, kind, why):

@@ -102,7 +102,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def sweep(folder: str) -> None:
-    """Take away the pages, locks and salts of servers that are gone: all are named after the process and its start."""
+    """Take away the pages, locks, salts and rings of processes that are gone: all are named after the process and its start."""
     try:
         names = os.listdir(folder)  # noqa: PTH208
     except OSError as error:
@@ -110,7 +110,11 @@ def sweep(folder: str) -> None:
         return
     for name in names:
         kind, *numbers = name.partition(".")[0].split("-")
-        if kind not in ("gate", "api", "call", "salt") or not all(number.isdecimal() for number in numbers) or len(numbers) < 2:
+        if (
+            kind not in ("gate", "api", "call", "salt", "ring")
+            or not all(number.isdecimal() for number in numbers)
+            or len(numbers) < 2
+        ):
             continue
         key, started = int(numbers[0]), int(numbers[1])
         if not is_alive(key) or start_ticks(key) != started:

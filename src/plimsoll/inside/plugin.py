@@ -1,7 +1,7 @@
-"""The probe as a general plugin of vLLM, for servers that have another worker extension already: PLIMSOLL_PROBE=plugin.
+"""A general plugin of vLLM, called once in each of its processes: the engine core's schedule ring, and the probe.
 
-vLLM calls `install` once in each of its processes, before the worker class is used. The methods go onto each worker, not
-onto its class: vLLM refuses an extension whose names the class already has, and the Probe may be given as one too.
+The probe comes this way for servers that have another worker extension already: PLIMSOLL_PROBE=plugin. Its methods go onto
+each worker, not onto its class: vLLM refuses an extension whose names the class already has, and the Probe may be one too.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import importlib
 from typing import Any
 
+from plimsoll.inside import schedule_ring
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.settings import InsideSettings
 
@@ -17,7 +18,8 @@ WORKER_BASE = "vllm.v1.worker.worker_base"
 
 
 def install() -> None:
-    """Let every worker that is made in this process be watched, if PLIMSOLL_PROBE=plugin says so."""
+    """Follow an engine core's scheduler; let every worker made in this process be watched, if PLIMSOLL_PROBE=plugin says so."""
+    schedule_ring.install()
     try:
         if InsideSettings().probe_as_plugin:
             install_into(importlib.import_module(WORKER_BASE).WorkerBase)

@@ -37,6 +37,7 @@ SETTINGS = (
     Setting("PLIMSOLL_RECORD_SALT", "", "The salt of those hashes; unset, a random one for each start."),
     Setting("PLIMSOLL_SHED_WAIT_S", "", "Seconds of expected wait beyond which new requests are refused; unset, none is."),
     Setting("PLIMSOLL_SHED_ITEM_TOKENS", "1000", "Tokens that an image or a sound counts for until the engine counts it."),
+    Setting("PLIMSOLL_FAILOVER", "1", "`0` keeps vLLM's 500 for requests that an engine had not begun when it died."),
     Setting("PLIMSOLL_ADMIT", "", "`certified` refuses requests that the certificate does not cover, `shadow` counts them."),
     Setting("PLIMSOLL_CERTIFICATE", "", "The certificate's table, as `plimsoll plan --certify --table FILE` writes it."),
     Setting("PLIMSOLL_WEDGE_S", "120", "Seconds without a step, with work waiting, before a stuck engine is put to the test."),
@@ -66,6 +67,7 @@ class InsideSettings:
         self.record_salt = self.text("PLIMSOLL_RECORD_SALT")
         self.shed_wait_s = self.number("PLIMSOLL_SHED_WAIT_S", low=0.01, high=86_400) or None
         self.item_tokens = int(self.number("PLIMSOLL_SHED_ITEM_TOKENS", low=0, high=10_000_000))
+        self.failover = self.text("PLIMSOLL_FAILOVER") != "0"
         self.admit = self.choice("PLIMSOLL_ADMIT", ("certified", "shadow"))
         self.certificate = self.text("PLIMSOLL_CERTIFICATE")
         self.wedge_s = self.number("PLIMSOLL_WEDGE_S", low=0.5, high=86_400)

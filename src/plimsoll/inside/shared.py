@@ -150,7 +150,7 @@ COMMON = (
     "wedged_at_ns",  # when it was proven; 0 if not
 )  # fmt: skip
 OWN = (
-    "pid", "started", "beat_ns", "in_flight", "begun", "refused_drain", "refused_shed", "last_admitted_ns",
+    "pid", "started", "beat_ns", "in_flight", "begun", "refused_drain", "refused_shed", "refused_dead", "last_admitted_ns",
     "background", "engine_requests", "running", "waiting", "kv_usage_ppm", "steps", "last_step_ns",
     "figures_ns", "longest_step_ns",
     "queued_requests", "queued_tokens", "coming", "coming_item_tokens", "tokens_per_s_milli", "tokens_each_milli", "is_fed",

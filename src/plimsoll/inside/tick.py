@@ -364,6 +364,7 @@ class Tick:
         if self._gate.engine.client is not None:
             attach(self._gate.engine.client)
             notice_shutdown(self._gate.engine.client, self._gate)
+            self._gate.follow()
 
     def _publish(self) -> None:
         shared = self._gate.shared

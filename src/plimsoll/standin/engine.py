@@ -354,6 +354,9 @@ class StandinEngine:
     def die(self, trouble: OutOfMemory | str) -> None:
         self.death = trouble if isinstance(trouble, str) else trouble.message
         self.died_of_logits = not isinstance(trouble, str) and trouble.is_logits
+        for number, request in self.requests.items():
+            row = self.run.row_of(number)
+            request.scheduled_ns = -1 if row is None else int(self.run.state.stamps[row, at.FIRST_SCHED])
         for request in (*self.requests.values(), *self._held):
             request.finish = "error"
             self._woken[id(request)] = request

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from plimsoll.inside.engine_view import canary_fails
-from plimsoll.inside.gate_control import Alone
+from plimsoll.inside.gate_control import Alone, note_engine_request
 from plimsoll.inside.listener import Listener
 from plimsoll.inside.pulse import Pulse
 from plimsoll.inside.recorder import ON_REQUEST, RECORDER, Seen, from_stats
@@ -224,6 +224,7 @@ class Service:
             return choice.wake()
         try:
             choice.request = self.driver.submit(spec, choice.wake)
+            note_engine_request(choice.request)
         except EngineDead:
             raise dead() from None
         self._handed_in += 1
@@ -315,7 +316,12 @@ class ClientView:
     def alone(self, registry: Any) -> Alone:
         """The parts that a gate around this server has for itself."""
         engine, driver = self._service.engine, self._service.driver
-        return Alone(self.pulse, lambda: engine.worker_figures(driver.now_ns()) if self._has_probe else [], registry)
+        return Alone(
+            self.pulse,
+            lambda: engine.worker_figures(driver.now_ns()) if self._has_probe else [],
+            registry,
+            lambda requests: all(request.scheduled_ns < 0 for request in requests),
+        )
 
     def _hear(self, steps: Steps) -> None:
         """One step, or a few, in the shape in which vLLM tells its stat loggers."""

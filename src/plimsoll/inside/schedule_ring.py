@@ -1,0 +1,238 @@
+"""Which requests an engine core has begun to run, written where it outlives the engine: PLIMSOLL_FAILOVER.
+
+When an engine dies, a request that was never scheduled cannot have killed it and may be tried elsewhere; one that had begun
+must not be handed round. The API server cannot tell them apart: a request in its first prefill has sent nothing, like one that
+waits. So the engine core writes down each request when it first schedules it, before the step runs, in shared memory:
+
+    | active | busy | count | hash of a request's id | hash | ... |
+
+`busy` is 1 inside the scheduler: an engine that dies there may have died of a request that is not written yet. What the ring
+cannot answer (overwritten, busy, no ring, another scheduler, a KV connector) counts as begun.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import mmap
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from plimsoll.inside.faults import FAULTS
+from plimsoll.inside.places import ancestors, is_alive, run_folder, start_ticks
+from plimsoll.inside.settings import InsideSettings
+
+ENTRIES = 1 << 15
+ACTIVE, BUSY, COUNT, HEADER = 0, 1, 2, 8  # places of 8 bytes; the rest of the header is for later
+BYTES = 8 * (HEADER + ENTRIES)
+CORE, SCHEDULER = "vllm.v1.engine.core", "vllm.v1.core.sched.scheduler"
+WORKER = "VllmWorker"
+INSPECTION = "vllm.model_executor.models.registry"  # a short-lived process that looks at a model's class
+OWN_SCHEDULERS = (SCHEDULER, "vllm.v1.core.sched.async_scheduler")  # another one may not come through what is wrapped
+
+
+def hash_of(request_id: str) -> int:
+    """A number by which the ring knows a request, never 0."""
+    digest = hashlib.blake2b(request_id.encode("utf-8", "replace"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1 | 1
+
+
+class ScheduleRing:
+    """The ring of one engine core: the core writes, API servers read, also when the core is gone."""
+
+    def __init__(self, path: str, *, makes: bool) -> None:
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if makes else 0)
+        file = os.open(path, flags, 0o600)
+        try:
+            if makes:
+                os.ftruncate(file, BYTES)
+            elif os.fstat(file).st_size != BYTES:
+                raise ValueError("not a ring of this release")
+            self._numbers = memoryview(mmap.mmap(file, BYTES)).cast("q")
+        finally:
+            os.close(file)
+        self.path = path
+        self._lock = threading.Lock()
+        self._hashes: tuple[int, int, frozenset[int]] = (-1, -1, frozenset())
+
+    # The engine core
+
+    def set_busy(self, *, is_busy: bool) -> None:
+        self._numbers[BUSY] = int(is_busy)
+
+    def note(self, request_id: str) -> None:
+        """Write one down; the entry is there before it counts."""
+        with self._lock:  # the core's input thread and its loop
+            count = self._numbers[COUNT]
+            self._numbers[HEADER + count % ENTRIES] = hash_of(request_id)
+            self._numbers[COUNT] = count + 1
+
+    def activate(self) -> None:
+        """From here on every request that is scheduled is written down."""
+        self._numbers[ACTIVE] = 1
+
+    # API servers
+
+    @property
+    def count(self) -> int:
+        """How many were ever written; -1 before the first step."""
+        return self._numbers[COUNT] if self._numbers[ACTIVE] else -1
+
+    def may_have_begun(self, request_id: str, since: int) -> bool:
+        """False where it is sure that a request which came when `count` was `since` was never scheduled here."""
+        count = self.count
+        if since < 0 or count < 0 or self._numbers[BUSY] or count - since > ENTRIES:
+            return True
+        first, until, _ = self._hashes
+        if until != count or since < first:  # at an engine's death this is asked for every request: read once
+            numbers = (self._numbers[HEADER + place % ENTRIES] for place in range(since, count))
+            self._hashes = since, count, frozenset(numbers)
+        return hash_of(request_id) in self._hashes[2]
+
+
+# In the engine core
+
+
+def install() -> None:
+    """vLLM calls this in each of its processes: a scheduler there writes down what it begins.
+
+    An engine core that is forked is not asked again, so its API server prepares it; a process that has neither is left alone.
+    """
+    try:
+        main = getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", "")
+        if main == INSPECTION or multiprocessing.current_process().name.startswith(WORKER) or not InsideSettings().failover:
+            return
+        install_into(importlib.import_module(CORE).EngineCore, importlib.import_module(SCHEDULER).Scheduler)
+    except Exception as error:
+        FAULTS.note("following the scheduler", error)
+
+
+def install_into(core: Any, scheduler: Any, ring: ScheduleRing | None = None) -> None:
+    """Wrap the two methods, once; the ring is made at the first request or step, in the engine core's own process."""
+    if getattr(scheduler.schedule, "is_plimsoll", False):
+        return
+    own_schedule, own_preprocess = scheduler.schedule, core.preprocess_add_request
+    rings: list[ScheduleRing | None] = [] if ring is None else [ring]
+
+    def ring_here() -> ScheduleRing | None:
+        if not rings:
+            rings.append(make_ring())
+        return rings[0]
+
+    @functools.wraps(own_schedule)
+    def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
+        log = None
+        try:
+            log = ring_here() if type(self).__module__ in OWN_SCHEDULERS and self.connector is None else None
+            if log is not None:
+                log.set_busy(is_busy=True)
+        except Exception as error:
+            FAULTS.note("following the scheduler", error)
+        plan = own_schedule(self, *args, **kwargs)  # one that raises leaves the ring busy: what ended it is not known
+        try:
+            if log is not None:
+                for request in plan.scheduled_new_reqs:
+                    log.note(request.req_id)
+                log.activate()
+                log.set_busy(is_busy=False)
+        except Exception as error:  # the ring stays busy, so nothing is claimed
+            FAULTS.note("following the scheduler", error)
+        return plan
+
+    @functools.wraps(own_preprocess)
+    def preprocess_add_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            # A grammar is compiled and pictures are unpacked before a request is scheduled: either may end the process.
+            params = getattr(request, "sampling_params", None)
+            has_grammar = any(getattr(params, name, None) is not None for name in ("structured_outputs", "guided_decoding"))
+            if (has_grammar or getattr(request, "mm_features", None)) and (log := ring_here()) is not None:
+                log.note(request.request_id)
+        except Exception as error:
+            FAULTS.note("following the scheduler", error)
+        return own_preprocess(self, request, *args, **kwargs)
+
+    schedule.is_plimsoll = True  # type: ignore[attr-defined]
+    scheduler.schedule, core.preprocess_add_request = schedule, preprocess_add_request
+
+
+def make_ring() -> ScheduleRing | None:
+    """The ring of this process; None where this is no process of vLLM's making, or there is no folder to share."""
+    folder = run_folder(InsideSettings().folder) if multiprocessing.parent_process() is not None else None
+    if folder is None:
+        return None
+    path = f"{folder}/ring-{os.getpid()}-{start_ticks(os.getpid())}"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)  # noqa: PTH108
+    return ScheduleRing(path, makes=True)
+
+
+# In the API server
+
+
+class ScheduleRings:
+    """The rings of the engine cores that come from one process."""
+
+    def __init__(self, folder: str | None, key: int) -> None:
+        self._folder = folder
+        self._key = key
+        self._rings: dict[str, ScheduleRing] = {}
+
+    def look(self) -> None:
+        """Open the rings that are there; a ring stays open when its engine core has died."""
+        if self._folder is None:
+            return
+        try:
+            names = [name for name in os.listdir(self._folder) if name.startswith("ring-")]  # noqa: PTH208
+            for name in names:
+                _, pid, started = name.split("-")
+                is_living = is_alive(int(pid)) and start_ticks(int(pid)) == int(started)
+                if name not in self._rings and is_living and self._key in ancestors(int(pid)):
+                    self._rings[name] = ScheduleRing(f"{self._folder}/{name}", makes=False)
+        except (OSError, ValueError) as error:
+            FAULTS.note("opening an engine core's ring", error)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether there is a ring and every one of them is written to."""
+        return bool(self._rings) and all(ring.count >= 0 for ring in self._rings.values())
+
+    def counts(self) -> dict[str, int]:
+        """How far each ring has come: what a request is later held against."""
+        return {name: ring.count for name, ring in self._rings.items()}
+
+    def never_scheduled(self, request_ids: Sequence[str], since: Mapping[str, int], engines: int) -> bool:
+        """Whether no engine core has begun any of these; False where that is not sure. `engines`: how many cores there are."""
+        return len(since) == engines == len(self._rings) and not any(
+            self._rings[name].may_have_begun(request_id, count) for name, count in since.items() for request_id in request_ids
+        )
+
+
+IS_FOLLOWED = "plimsoll_failover"
+
+
+def follow_requests(client: Any, note: Callable[[str | None], None]) -> bool:
+    """Have `note` called with the id of every request that this engine client is about to give to its engine.
+
+    False where this client has no such place. An id that cannot be read is None.
+    """
+    processor = getattr(client, "output_processor", None)
+    own = getattr(processor, "add_request", None)
+    if own is None:
+        return False
+    if hasattr(own, IS_FOLLOWED):
+        return True
+
+    @functools.wraps(own)
+    def add_request(request: Any, *args: Any, **kwargs: Any) -> Any:
+        note(getattr(request, "request_id", None))
+        return own(request, *args, **kwargs)
+
+    setattr(add_request, IS_FOLLOWED, True)
+    processor.add_request = add_request  # type: ignore[union-attr]
+    return True

@@ -1,0 +1,162 @@
+"""The real vLLM 0.32.0 dies by SIGKILL: what its engine never began may go elsewhere, the rest keeps vLLM's answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lab.engine.clients import HttpAnswer, complete, is_finished
+from lab.engine.server import EngineServer, free_port
+from plimsoll.inside.settings import InsideSettings
+from plimsoll.simulate.settings import EngineLimits
+from tests.fakes import eventually
+from tests.real.conftest import need_vllm
+from tests.real.small_farm import need
+from tests.standin.engines import engine
+from tests.standin.servers import SLOW, Server, standin
+from tests.standin.test_api_admin import Asking
+from tests.standin.test_api_gate import GATED, QUICK
+
+ROOT = Path(__file__).parents[2]
+FLAGS = ("--middleware", "plimsoll.inside.Gate", "--max-num-seqs", "2")
+WAIT_S = 120.0
+
+
+def value(page: str, name: str) -> float:
+    """The sum of a metric's samples."""
+    return sum(float(number) for number in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", page, re.MULTILINE))
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for it, off the loop's thread."""
+    async with asyncio.timeout(WAIT_S):
+        while not await asyncio.to_thread(holds):
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.once
+def test_a_killed_engine_core_frees_what_it_never_began(tmp_path: Path) -> None:
+    """Two run and six wait, half of each as streams: six get 503 with the reason, two get answers of vLLM's own."""
+    need_vllm()
+    about = tmp_path / "plimsoll_lab-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: plimsoll-lab\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[vllm.general_plugins]\nplimsoll_probe = plimsoll.inside.plugin:install\n")
+    env = {
+        "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{tmp_path}", "VLLM_PLUGINS": "plimsoll_probe",
+        "PLIMSOLL_DIR": str(tmp_path / "run"),
+    }  # fmt: skip
+
+    async def scene(server: EngineServer) -> tuple[list[HttpAnswer], list[HttpAnswer]]:
+        assert is_finished(await complete(server.port, 2, stream=False))  # the first step, and a gate that has seen its ring
+        await until(lambda: any((tmp_path / "run").glob("ring-*")))
+        await asyncio.sleep(2.5)  # the gate looks once a second
+        ran = [asyncio.create_task(complete(server.port, 1900, stream=i == 0)) for i in range(2)]
+        await until(lambda: value(server.metrics(), "vllm:num_requests_running") == 2)
+        waited = [asyncio.create_task(complete(server.port, 20, stream=i % 2 == 0)) for i in range(6)]
+        await until(lambda: value(server.metrics(), "vllm:num_requests_waiting") == 6)
+        workers = [child.pid for child in server.children() if child.name.startswith("VLLM::Worker")]
+        server.kill_engine_core()
+        for pid in workers:  # one that was forked holds the pipe by which vLLM sees its core's end
+            os.kill(pid, signal.SIGKILL)
+        return await asyncio.gather(*ran), await asyncio.gather(*waited)
+
+    with EngineServer(FLAGS, env, forks=True) as server:
+        server.wait_ready()
+        ran, waited = asyncio.run(scene(server))
+        log = server.log_text()
+    for answer in waited:
+        assert (answer.status, answer.headers.get("x-plimsoll-reason")) == (503, "engine-died-unscheduled"), (
+            answer,
+            log[-2000:],
+        )
+        assert answer.headers["retry-after"] == "1"
+    assert [answer.status for answer in ran] == [200, 500], ran
+    assert all("x-plimsoll-reason" not in answer.headers for answer in ran)
+    assert b'"error"' in ran[0].body
+    assert "plimsoll: following" not in log
+
+
+HAPROXY = """
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 60s
+    timeout server 60s
+frontend clients
+    bind 127.0.0.1:{port}
+    default_backend vllm
+backend vllm
+    balance roundrobin
+    retry-on conn-failure 503
+    retries 2
+    option redispatch 1
+    server a 127.0.0.1:{a}
+    server b 127.0.0.1:{b}
+"""
+NGINX = """
+daemon off;
+master_process off;
+pid nginx.pid;
+error_log error.log;
+events {{ }}
+http {{
+    access_log off;
+    client_body_temp_path .; proxy_temp_path .; fastcgi_temp_path .; uwsgi_temp_path .; scgi_temp_path .;
+    upstream vllm {{ server 127.0.0.1:{a}; server 127.0.0.1:{b}; }}
+    server {{
+        listen 127.0.0.1:{port};
+        location / {{
+            proxy_pass http://vllm;
+            proxy_buffering off;
+            proxy_next_upstream error http_503 non_idempotent;
+            proxy_next_upstream_tries 2;
+        }}
+    }}
+}}
+"""
+
+
+@pytest.mark.parametrize(("program", "text"), [("haproxy", HAPROXY), ("nginx", NGINX)])
+def test_a_balancer_sends_elsewhere_what_a_dead_engine_never_began(tmp_path: Path, program: str, text: str) -> None:
+    """The lines of docs/balancers.md, two stand-ins with one place each: of ten requests one is lost, the one that ran."""
+    path = need(program, program)
+    limits = EngineLimits(num_blocks=256, block_size=16, max_num_seqs=1, max_num_batched_tokens=2048, max_model_len=2048)
+    with (
+        standin(GATED, one=engine(step_time=SLOW, settings=limits), settings=InsideSettings(QUICK)) as a,
+        standin(GATED, one=engine(step_time=SLOW, settings=limits), settings=InsideSettings(QUICK)) as b,
+    ):
+        port, config = free_port(), tmp_path / "balancer.conf"
+        config.write_text(text.format(port=port, a=a.port, b=b.port))
+        words = ["-db", "-f", str(config)] if program == "haproxy" else ["-p", str(tmp_path), "-c", str(config)]
+        with subprocess.Popen([path, *words], stderr=subprocess.DEVNULL) as balancer:
+            try:
+                through = a._replace(port=port)
+                eventually(lambda: answers(through))
+                asking = [Asking(through, max_tokens=10, stream=number % 4 < 2) for number in range(10)]
+                services = a.made.service, b.made.service
+                eventually(lambda: [len(service.states) for service in services] == [5, 5])
+                eventually(lambda: services[0].engine.figures.running == 1)
+                a.do(lambda: services[0].engine.die("CUDA out of memory."))
+                a.do(services[0].driver.turn)
+                told = [one.end() for one in asking]
+            finally:
+                balancer.terminate()
+    lost = [got for got in told if got.status != 200 or b"EngineCore encountered an issue" in got.body]
+    assert len(lost) == 1, [(got.status, got.body[:80]) for got in told]
+    assert all(b'"finish_reason":"length"' in got.body for got in told if got not in lost)
+
+
+def answers(server: Server) -> bool:
+    """Whether the balancer answers already."""
+    with contextlib.suppress(OSError):
+        return server.ask("GET", "/health").status == 200
+    return False
