@@ -1,4 +1,4 @@
-"""What plimsoll.inside imports: when it is loaded, nothing but the standard library and itself."""
+"""What plimsoll.inside imports: the standard library and itself, so that it loads beside every vLLM since 0.8.0."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.each import each
 
 INSIDE = Path(__file__).parents[2] / "src" / "plimsoll" / "inside"
-FILES = sorted(INSIDE.glob("*.py"))
+FILES = sorted(INSIDE.rglob("*.py"))
 OURS = ("plimsoll.errors", "plimsoll.inside")
 VERSION = ("plimsoll", "plimsoll.__version__")
 NEEDS_VLLM = {"stat_logger.py"}  # a subclass of vLLM's; nobody but vLLM or the gate imports it
