@@ -38,12 +38,15 @@ def test_each_code_has_a_page_and_each_page_a_code() -> None:
 
 
 @each("page", PAGES, ids=lambda page: page.name)
-def test_page_says_first_what_happened(page: Path) -> None:
-    """A page opens with its code and one sentence, so that the first lines alone can be printed."""
-    title, sentence, *_ = page.read_text(encoding="utf-8").split("\n\n")
+def test_page_says_first_what_happened_and_is_short(page: Path) -> None:
+    """It opens with its code and one sentence, fits a few screens, and leads to at least one page that it is confused with."""
+    text = page.read_text(encoding="utf-8")
+    title, sentence, *_ = text.split("\n\n")
     assert title == f"# {page.name.removesuffix('.md')}"
     assert sentence.endswith(".")
     assert ". " not in sentence.replace("\n", " "), "one sentence"
+    assert LINES_MIN <= len(text.splitlines()) <= LINES_MAX
+    assert LINK.search(sections(page)["How sure can one be"])
 
 
 @each("page", PAGES, ids=lambda page: page.name)
@@ -64,12 +67,6 @@ def test_fixes_are_numbered_from_one(page: Path) -> None:
     assert numbers
 
 
-@each("page", PAGES, ids=lambda page: page.name)
-def test_page_is_short_enough_to_read(page: Path) -> None:
-    """A page fits a few screens of a terminal."""
-    assert LINES_MIN <= len(page.read_text(encoding="utf-8").splitlines()) <= LINES_MAX
-
-
 @each("page", [*PAGES, INDEX], ids=lambda page: page.name)
 def test_no_line_is_wider_than_a_terminal(page: Path) -> None:
     """Pages are printed as they are."""
@@ -85,12 +82,6 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (FOLDER / target).is_file(), f"{page.name}: {target} does not exist"
         assert target == f"{Code(text)}.md", f"{page.name}: the link says {text} and leads to {target}"
         assert target != page.name, f"{page.name}: links to itself"
-
-
-@each("page", PAGES, ids=lambda page: page.name)
-def test_page_names_what_it_is_confused_with(page: Path) -> None:
-    """How sure one can be depends on what else looks alike, so that section leads to at least one other page."""
-    assert LINK.search(sections(page)["How sure can one be"])
 
 
 def test_index_lists_each_code_once_in_the_order_of_the_enum() -> None:

@@ -136,22 +136,13 @@ def test_releases_of_a_log_line_fit_the_catalogue(page: Path) -> None:
 
 
 @each("page", PAGES, ids=lambda page: page.stem)
-def test_links_lead_to_the_page_they_name(page: Path) -> None:
-    """A link says a code and leads to that code's page, never to its own."""
-    for text, target in re.findall(r"\[([^\]]+)\]\(([^)\s]+)\)", body(page)):
-        assert target == f"{Code(text)}.md"
-        assert target != page.name
-        assert (FOLDER / target).is_file()
-
-
-@each("page", PAGES, ids=lambda page: page.stem)
 def test_captures_named_as_sources_are_there(page: Path) -> None:
     """What a page calls provoked or recorded can be looked at."""
     for named in re.findall(r"`(tests/captures/[^`]+)`", body(page)):
         assert (ROOT / named).is_file(), named
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@each("page", PAGES, ids=lambda page: page.stem)
 def test_commands_can_be_typed(page: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every plimsoll command of a page runs, without a network, and answers the question rather than refusing it."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

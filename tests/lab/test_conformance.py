@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import copy
-import http.server
 import json
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lab.conformance.cases import REQUESTS
-from lab.conformance.client import Ask, InFlight, events_of, see
+from lab.conformance.client import events_of
 from lab.conformance.compare import Allowed, beyond, differences, streams, unused
 from lab.conformance.metrics import difference, families, numbers
 from lab.conformance.phases import end_of, tidied
@@ -238,70 +235,6 @@ def test_the_table_goes_between_its_marks() -> None:
     assert page(f"head\n{BEGIN}\nold\n{END}\ntail", "new") == "head\nnew\ntail"
     with pytest.raises(SystemExit):
         page("no place", "new")
-
-
-class Odd(http.server.BaseHTTPRequestHandler):
-    """Answers by path: plain JSON, or a stream that ends well, or one that breaks off."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        asked = self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(200)
-        if self.path == "/json":
-            self.send_header("Content-Type", "application/json")
-            body = json.dumps({"asked": json.loads(asked), "type": self.headers["Content-Type"]}).encode()
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-            return
-        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        self.wfile.write(b'b\r\ndata: {"a":\r\n')
-        self.wfile.write(b"5\r\n 1}\n\n\r\n")
-        if self.path == "/stream":
-            self.wfile.write(b"0\r\n\r\n")
-        self.close_connection = True
-
-    def log_message(self, *words: Any) -> None:
-        """Nothing is printed."""
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    """A server that is gone with the test."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Odd)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    yield server.server_port
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def test_the_client_records_what_it_got(port: int) -> None:
-    """JSON, a stream that ended, a stream that broke off, and nobody there."""
-    plain = see(port, Ask("POST", "/json", {"x": 1}))
-    assert (plain["status"], plain["whole"], plain["json"]) == (200, True, {"asked": {"x": 1}, "type": "application/json"})
-    typed = see(port, Ask("POST", "/json", raw=b"[]", headers={"Content-Type": "text/plain"}))
-    assert typed["json"] == {"asked": [], "type": "text/plain"}
-    flight = InFlight(port, Ask("POST", "/stream", {}))
-    assert flight.begun.wait(10)
-    assert flight.result() | {"headers": {}} == {
-        "status": 200, "headers": {}, "whole": True, "compact": False, "events": [{"a": 1}],
-    }  # fmt: skip
-    assert flight.is_over
-    cut = see(port, Ask("POST", "/cut", {}))
-    assert (cut["status"], cut["whole"], cut["events"]) == (200, False, [{"a": 1}])
-
-
-def test_nobody_there_is_status_0() -> None:
-    """A port that refuses is recorded, not raised."""
-    server = http.server.HTTPServer(("127.0.0.1", 0), Odd)
-    port = server.server_port
-    server.server_close()
-    assert see(port, Ask("GET", "/")) == {"status": 0, "error": "no answer"}
 
 
 def test_the_recording_in_the_repository_is_of_these_questions() -> None:
