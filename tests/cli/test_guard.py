@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -327,6 +328,15 @@ def test_a_person_is_told_where_the_page_is(tmp_path: Path) -> None:
     with guarding(tmp_path, "--engine", "http://127.0.0.1:9") as quiet:
         quiet.hears("connection refused")
         assert quiet.complained == []
+
+
+@pytest.mark.real
+def test_sighup_ends_it_as_sigterm_does(tmp_path: Path) -> None:
+    """What is in progress is taken back first: an unhandled SIGHUP would leave an engine drained."""
+    with standin() as server, guarding(tmp_path, "--engine", url(server)) as guard:
+        guard.hears("answers")
+        guard.process.send_signal(signal.SIGHUP)
+        assert guard.process.wait(20) == 0
 
 
 @pytest.mark.real

@@ -411,3 +411,18 @@ def test_nothing_is_lost_when_a_stop_fails_for_good() -> None:
     live(world, book, WEDGED.plan)
     assert world.state.starts == 0
     assert ends(world)[-1] == "held"
+
+
+def test_a_restart_that_is_blocked_for_long_needs_attention() -> None:
+    """Not one sentence and silence: it is shown and sent again as long as it lasts."""
+    world, book = World(State("down")), MemoryBook()
+    blocked = view_of("dead").engines[0]._replace(unproved="only guard's own connection says so")
+    needs: list[dict[str, str]] = []
+
+    async def script(conductor: Conductor) -> None:
+        await conductor.turn()
+        needs.append(conductor.needs())
+
+    play(world, book, script, view=lambda _: view_of("dead")._replace(engines=[blocked]))
+    assert "restart blocked: it may still serve" in needs[0][ENGINE]
+    assert world.state.starts == 0

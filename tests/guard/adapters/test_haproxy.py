@@ -235,3 +235,31 @@ def test_what_an_operator_has_in_maintenance_is_not_taken_out(admin: int) -> Non
             assert not [command for command in talker.asked if command.startswith("set")]
 
     run(scene())
+
+
+@each(
+    ("rows", "wanted"),
+    [
+        ((("DOWN", "L4CON", "10"), ("DOWN", "L7STS", "5")), (True, 15)),
+        ((("DOWN 1/2", "L7STS", "10"), ("UP", "L7OK", "5")), (False, 15)),
+        ((("no check", "", "10"),), (None, 10)),
+        ((("DRAIN", "L7OK", "10"),), (None, 10)),
+        ((("MAINT", "", "x"),), (None, None)),
+    ],
+)
+def test_it_tells_health_by_its_own_check_and_bytes(
+    rows: tuple[tuple[str, str, str], ...], wanted: tuple[bool | None, int | None]
+) -> None:
+    """Down only where it checks and every place fails; a drained or unchecked server says nothing."""
+
+    def answer(command: str) -> bytes:
+        number = int(command.split()[2].removeprefix("b"))
+        status, check, count = rows[number]
+        return f"# pxname,svname,scur,bout,status,check_status,\nb{number},a,0,{count},{status},{check},\n".encode()
+
+    async def story() -> None:
+        async with talking(answer) as (path, _):
+            haproxy = HAProxy(path, tuple(Place(f"b{number}", "a") for number in range(len(rows))))
+            assert await haproxy.health() == wanted
+
+    asyncio.run(story())

@@ -110,3 +110,17 @@ def test_an_engine_that_leaves_closes_what_held() -> None:
     assert over is not None
     assert over["endsAt"] == "2033-05-18T03:33:20.000Z"
     assert alert(said[1], starts_unix_s=1e9, lasts_s=60.0) is None
+
+
+def test_a_condition_that_becomes_a_graver_one_is_no_recovery() -> None:
+    """Its end names the graver one, and no alert is resolved; where none took its place it is."""
+    teller = EventReporter("e")
+    begun = teller.report(look(0), [condition(Status.TRUE, kind="stalled")], None)
+    assert [event.what for event in begun][-1] is EventKind.BEGINS
+    worse = teller.report(look(5), [condition(Status.TRUE, kind="wedged")], None)
+    over = teller.report(look(40), [condition(Status.FALSE, kind="stalled")], None)
+    assert [(event.what, event.became) for event in over] == [(EventKind.OVER, "wedged")]
+    assert sentence(over[0]) == "e: engine.stalled became engine.wedged"
+    assert worse
+    plain = teller.report(look(60), [condition(Status.FALSE, kind="wedged")], None)
+    assert [event.became for event in plain] == [""]

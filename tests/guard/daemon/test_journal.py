@@ -387,3 +387,34 @@ def test_a_database_of_somebody_else(path: Path) -> None:
     with Journal(path) as journal:
         assert [wrong.kind for wrong in journal.wrong] == [DAMAGED]
     assert names(path, "damaged") == ["journal.damaged-1"]
+
+
+def test_one_byte_more_or_a_lost_file_is_mended_from_memory(tmp_path: Path) -> None:
+    """Guard knows what it wrote: nothing is lost, the damaged file is kept, and the next entry is written."""
+    path = tmp_path / "journal"
+    for harm in ("a byte", "lost", "nothing"):
+        with Journal(path) as journal:
+            journal.append("switch", step="pause", fields={"on": True})
+            before = [entry.number for entry in journal.kept()]
+            if harm == "a byte":
+                path.write_bytes(path.read_bytes()[:-1] + b"x")
+            elif harm == "lost":
+                path.unlink()
+            journal.mend()
+            assert [entry.number for entry in journal.kept()] == before
+            journal.append("note", fields={"harm": harm})
+        contents = read_journal(path)
+        assert contents.wrong == ()
+        assert contents.entries[-1].fields == {"harm": harm}
+
+
+def test_another_file_in_its_place_is_left_alone(tmp_path: Path) -> None:
+    """Somebody put it there: only a person knows which of the two counts."""
+    path = tmp_path / "journal"
+    with Journal(path) as journal:
+        journal.append("note", fields={"x": 1})
+        path.rename(tmp_path / "aside")
+        path.write_text("somebody's")
+        with pytest.raises(JournalFailed, match="another file is in its place"):
+            journal.mend()
+        assert path.read_text() == "somebody's"

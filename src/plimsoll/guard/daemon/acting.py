@@ -537,6 +537,8 @@ class ActionRunner:
             return impairments
         if self.conductor.stopped_acting:
             impairments["journal"] = f"guard cannot act: {self.conductor.stopped_acting}"
+        if self.conductor.lock_trouble:
+            impairments["lock"] = f"guard cannot act: {self.conductor.lock_trouble}"
         if cut_off := self.observer.cut_off():
             impairments["network"] = cut_off
         now = self._clocks.wall()

@@ -193,7 +193,8 @@ class Conductor(ActionHistory):
         self._parts, self._policy, self._pause_s = dict(parts), policy, pause_s
         self._beside: dict[str, asyncio.Task[None]] = {}  # by engine: probation, shedding
         self._at_work = ""
-        self._blocked: dict[str, str] = {}
+        self._blocked: dict[str, BlockedAction] = {}
+        self.lock_trouble = ""  # why the fleet's lock could not even be asked for
         self._request: tuple[Grade, str, asyncio.Future[Decision]] | None = None
         self._is_looked_at = False  # the journal, for damage
         self._left: list[ActionRun] = []  # of an earlier guard, still waiting for the lock
@@ -202,6 +203,14 @@ class Conductor(ActionHistory):
         self._mend_at = 0.0
         self._lock = JointLock(ports.lock)
         self.runs: dict[str, ActionRun] = {}
+
+    def needs(self) -> dict[str, str]:
+        """Engines that need attention, and why: restarts did not fix them, or one that they need is blocked for long."""
+        blocked = {
+            engine: f"needs attention: restart blocked: {decision.message}"
+            for engine, decision in self._blocked.items() if decision.reason in URGENT
+        }  # fmt: skip
+        return {**blocked, **super().needs()}
 
     def ended(self) -> dict[tuple[str, Grade, End], int]:
         """Ended actions since guard started, zeros included, so that the first one shows as an increase."""
@@ -340,13 +349,15 @@ class Conductor(ActionHistory):
         return frozenset(self.runs) | {run.engine for run in self._left}
 
     def _tell_blocked(self, decisions: Sequence[Decision]) -> None:
-        now = {one.engine: one for one in decisions if isinstance(one, BlockedAction) and one.engine not in self.runs}
-        for engine, blocked in now.items():
-            if self._blocked.get(engine) != blocked.reason:
-                urgent = blocked.reason in URGENT
+        before, self._blocked = self._blocked, {
+            decision.engine: decision for decision in decisions
+            if isinstance(decision, BlockedAction) and decision.engine not in self.runs
+        }  # fmt: skip
+        for engine, blocked in self._blocked.items():
+            if engine not in before or before[engine].reason != blocked.reason:
                 fields = {"reason": blocked.reason, "kind": blocked.kind}
-                self._ports.tell(Announcement(engine, f"{blocked.grade} blocked: {blocked.message}", urgent, fields))
-        self._blocked = {engine: blocked.reason for engine, blocked in now.items()}
+                text = f"{blocked.grade} blocked: {blocked.message}"
+                self._ports.tell(Announcement(engine, text, blocked.reason in URGENT, fields))
 
     def why_not_start(self, engine: str, *, is_counted: bool = False) -> str:
         """Says why guard's own server, which does not run, is not started now; "" if it can be.
@@ -516,6 +527,8 @@ class Conductor(ActionHistory):
         if run.tries:
             await asyncio.sleep(self._pause_s * 2.0**run.tries)
         run, outcome = await self._ports.step(run, lambda one: self._perform(one, steps), self._show)
+        if step is Step.LOCK:
+            self.lock_trouble = outcome.message if outcome.is_done is None else ""
         fields = {"action": run.action, "done": outcome.is_done}
         self._ports.tell(Announcement(run.engine, f"{step}: {outcome.message}", fields=fields))
         return run
