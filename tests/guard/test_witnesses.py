@@ -132,6 +132,14 @@ def test_a_balancer_proves_a_death_by_its_own_check_and_a_minute_of_silence(heal
     assert fleet.outcome() == wanted
 
 
+def test_a_start_that_hangs_on_guards_own_machine_is_dead_after_the_bound() -> None:
+    """Nobody listens at its port, as the kernel says: nothing can be served there."""
+    for is_open, wanted in ((False, "restart"), (True, "Unproved"), (None, "Unproved")):
+        down = series(200, lambda at, is_open=is_open: refused(at, is_port_open=is_open), 300)  # type: ignore[misc]
+        fleet = Watched(read_policy({"dead": {"refused": "60s"}}), a=[*HEALTHY, *down], b=series(500, answers))
+        assert fleet.outcome() == wanted
+
+
 def test_bytes_that_flow_outweigh_a_supervisor_that_names_another_process() -> None:
     """A unit that is down is not the server that answers the balancer."""
     flows = series(60, lambda at: refused(at, ended="its unit has failed", balancer=BalancerHealth(None, 1.0)), 300)
@@ -354,7 +362,7 @@ def test_both_replicas_die_and_the_second_does_not_wait_for_the_first() -> None:
 
     async def script(conductor: Conductor) -> None:
         adapters = parts_of(other)._replace(name="b", restarter=Slow(other))
-        conductor._parts = {ENGINE: parts_of(world)._replace(restarter=Slow(world)), "b": adapters}
+        conductor._adapters = {ENGINE: parts_of(world)._replace(restarter=Slow(world)), "b": adapters}
         conductor.help_broken()
         await until(lambda: len(began) == 2)
         assert world.state.now < 1_100, "neither start was waited for"

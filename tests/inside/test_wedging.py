@@ -46,3 +46,15 @@ def test_a_recent_step_always_clears(work_since: float, last: float | None, long
         Progress(has_work=True, work_since=work_since, last_step=last, longest_step_s=longest, is_excused=False), bound, now
     ):
         assert now - (last or 0.0) > max(bound, LONGEST_STEPS * longest)
+
+
+def test_a_step_as_long_as_the_bound_was_a_failure_and_is_not_learnt() -> None:
+    """The third hang is put to the test as soon as the first; a long step that is normal still counts."""
+    assert is_suspect(SILENT._replace(longest_step_s=200.0), 120.0, 221.0)
+    assert not is_suspect(SILENT._replace(longest_step_s=100.0), 120.0, 399.0)
+
+
+def test_the_test_request_is_sent_so_early_that_it_fails_at_the_bound() -> None:
+    """With a deadline of 30 s it is sent after 90 s without a step."""
+    assert not is_suspect(SILENT, 120.0, 189.0, 30.0)
+    assert is_suspect(SILENT, 120.0, 191.0, 30.0)

@@ -40,7 +40,7 @@ SETTINGS = (
     Setting("PLIMSOLL_FAILOVER", "1", "`0` keeps vLLM's 500 for requests that an engine had not begun when it died."),
     Setting("PLIMSOLL_ADMIT", "", "`certified` refuses requests that the certificate does not cover, `shadow` counts them."),
     Setting("PLIMSOLL_CERTIFICATE", "", "The certificate's table, as `plimsoll plan --certify --table FILE` writes it."),
-    Setting("PLIMSOLL_WEDGE_S", "120", "Seconds without a step, with work waiting, before a stuck engine is put to the test."),
+    Setting("PLIMSOLL_WEDGE_S", "120", "Seconds without a step, with work waiting, until a stuck engine is called so."),
     Setting("PLIMSOLL_CANARY_S", "30", "Seconds that the test request of one token may take."),
     Setting("PLIMSOLL_SURVIVE", "", "`1` contains steps that run out of device memory; `unproven`: also where never tried."),
     Setting("PLIMSOLL_SURVIVE_STORM", "30", "Contained failures in ten minutes that call for a restart; twice as many end it."),

@@ -288,13 +288,14 @@ class Progress(NamedTuple):
     is_excused: bool  # asleep, paused, dead, starting, or busy with a call of ours
 
 
-def is_suspect(progress: Progress, bound_s: float, now: float) -> bool:
+def is_suspect(progress: Progress, bound_s: float, now: float, ahead_s: float = 0.0) -> bool:
+    """Whether it is time for the test request, which is sent `ahead_s` before the bound: it takes that long to fail."""
     if not progress.has_work or progress.is_excused:
         return False
     silent_since = max(progress.work_since, progress.last_step or 0.0)
     # A step that took as long as the bound was a failure: it does not make the next one normal.
     longest_s = progress.longest_step_s if progress.longest_step_s < bound_s else 0.0
-    return now - silent_since > max(bound_s, LONGEST_STEPS * longest_s)
+    return now - silent_since > max(bound_s, LONGEST_STEPS * longest_s) - ahead_s
 
 
 EVERY_S = 1.0
@@ -393,7 +394,8 @@ class Tick:
             longest_step_s=gate.shared.latest("longest_step_ns") / NS,
             is_excused=self._is_excused(now),
         )
-        if gate.is_wedged() or not is_suspect(progress, gate.settings.wedge_s, now) or now < self._next_canary:
+        wedge_s, canary_s = gate.settings.wedge_s, gate.settings.canary_s
+        if gate.is_wedged() or now < self._next_canary or not is_suspect(progress, wedge_s, now, min(canary_s, wedge_s / 2)):
             return
         if self._canary is None or self._canary.done():
             self._next_canary = now + gate.settings.canary_s + AGAIN_AFTER_S

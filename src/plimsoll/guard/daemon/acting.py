@@ -300,6 +300,7 @@ def adapters_of(engine: EngineConfig, files: Files, own: OwnProcess | None = Non
 
 ROUND_S = 1.0
 ENDED_EVERY_S = 5.0
+ASKED_AT_ONCE = 16  # restarters: each question may be a process
 LOG_EVERY_S = 60.0
 FORGOTTEN_S = 86_400.0  # a pause that lasts longer was forgotten
 
@@ -307,7 +308,7 @@ FORGOTTEN_S = 86_400.0  # a pause that lasts longer was forgotten
 class ActingSetup(NamedTuple):
     """The adapters of all configured engines, and the policy."""
 
-    parts: Mapping[str, EngineAdapters]
+    adapters: Mapping[str, EngineAdapters]
     capabilities: Mapping[str, EngineCapabilities]
     policy: ActPolicy
     own: OwnProcess | None
@@ -318,13 +319,13 @@ def set_up_acting(
 ) -> ActingSetup:
     """Builds the adapters of every engine. `command` starts guard's own server, which is the first engine."""
     own = own_process(command, config.own, files) if command else None
-    parts, capabilities = {}, {}
+    by_engine, capabilities = {}, {}
     for place, engine in enumerate(engines):
-        adapters = parts[engine.name] = adapters_of(engine, files, own if place == 0 else None)
+        adapters = by_engine[engine.name] = adapters_of(engine, files, own if place == 0 else None)
         capabilities[engine.name] = EngineCapabilities(
             engine.group, engine.only_observed, has_gate=adapters.gate is not None, has_restarter=adapters.restarter is not None
         )
-    return ActingSetup(parts, capabilities, config.act or ActPolicy(), own)
+    return ActingSetup(by_engine, capabilities, config.act or ActPolicy(), own)
 
 
 class ActionRunner:
@@ -347,6 +348,7 @@ class ActionRunner:
         self.exits: dict[str, ExitReport] = {}
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._polled_s: dict[str, float] = {}
+        self._asking = asyncio.Semaphore(ASKED_AT_ONCE)
         self._traffic: dict[str, Traffic] = {}
         self._served: frozenset[str] | None = None  # engines that answered before guard began, by the journal
         self._logs = {engine.name: engine.log for engine in config.engines if engine.log}
@@ -372,22 +374,22 @@ class ActionRunner:
         journal: JournalWriter = self.journal or self._dry
         lock = SharedLock(DryRunLock() if is_dry else FileLock(files.lock) if config.lock is None else config.lock.build())
         ports = ActionPorts(journal, lock, self.observer, self._view, tell, clocks.wall, clocks.name)
-        parts = {
+        adapters = {
             name: one._replace(suffering=functools.partial(self.observer.suffering, name, setup.policy))
-            for name, one in setup.parts.items()
+            for name, one in setup.adapters.items()
         }
-        self.conductor = Conductor(parts, setup.policy, ports, pause_s=ROUND_S)
+        self.conductor = Conductor(adapters, setup.policy, ports, pause_s=ROUND_S)
         self._foreign = ForeignRestarts(self.conductor, journal, self.observer, self._starts_again)
         if self.journal is not None:
             by_hand = ports._replace(lock=lock.other())
-            self._drains = ManualDrains(parts, setup.policy, by_hand, self.conductor.runs)
-            self._back = ReturnToService(setup.parts, setup.policy, ports._replace(lock=lock.other()), self.conductor)
+            self._drains = ManualDrains(adapters, setup.policy, by_hand, self.conductor.runs)
+            self._back = ReturnToService(setup.adapters, setup.policy, ports._replace(lock=lock.other()), self.conductor)
             self.desk = ActionDesk(self.conductor, self._drains, self.journal, self.journal.path, self._back)
 
     def _starts_again(self, name: str) -> int | None:
         """How often its supervisor has restarted it by itself, if known."""
-        parts = self._setup.parts.get(name)
-        return None if parts is None else getattr(parts.restarter, "restarts_seen", None)
+        adapters = self._setup.adapters.get(name)
+        return None if adapters is None else getattr(adapters.restarter, "restarts_seen", None)
 
     def _view(self, at_work: frozenset[str]) -> FleetView:
         if self._is_dry:  # actions an earlier guard left would come first
@@ -406,7 +408,7 @@ class ActionRunner:
 
         The first start is plain, one after an earlier process is a restart. WorldFailed if the first start fails.
         """
-        name = next(name for name, adapters in self._setup.parts.items() if adapters.restarter is own)
+        name = next(name for name, adapters in self._setup.adapters.items() if adapters.restarter is own)
         is_running = await own.is_running()
         if is_running or name in self.conductor.runs:
             self._own_waits_for, self._has_own_run = "", self._has_own_run or bool(is_running)
@@ -494,9 +496,11 @@ class ActionRunner:
         """Asks restarters and balancers about every engine now and then, and each second about one that does not answer."""
         if self._served is None:
             self._served = frozenset(name for name, known in known_processes(self.conductor.kept()).items() if known.seen)
-        for name in self._setup.parts:
+        for name in self._setup.adapters:
             task = self._polls.get(name)
             is_lost = self.observer.is_lost(name)
+            if task is not None and task.done() and not task.cancelled():
+                task.result()  # an internal error ends guard
             if (task is None or task.done()) and (is_lost or now_s >= self._polled_s.get(name, 0.0) + ENDED_EVERY_S):
                 self._polled_s[name] = now_s
                 self._polls[name] = asyncio.create_task(self._ask_about(name))
@@ -504,14 +508,12 @@ class ActionRunner:
                 self._fleet.hurry(name)  # what has ended is not looked at every few seconds only
 
     async def _ask_about(self, name: str) -> None:
-        adapters, run = self._setup.parts[name], self.conductor.runs.get(name)
+        adapters, run = self._setup.adapters[name], self.conductor.runs.get(name)
         is_at_work = run is not None and run.step is not Step.PROBATION
-        try:
+        async with self._asking:
             if not is_at_work:  # what guard itself does to it is no news: what was known before still holds
                 self.exits[name] = await exit_report(adapters, self._logs.get(name))
             await self._ask_balancer(name, adapters, is_at_work=is_at_work)
-        except PlimsollError:
-            self.exits[name] = NO_EXIT
 
     async def _ask_balancer(self, name: str, adapters: EngineAdapters, *, is_at_work: bool) -> None:
         balancer: object = adapters.balancer
@@ -588,21 +590,20 @@ async def exit_report(adapters: EngineAdapters, log: str | None = None) -> ExitR
     if restarter is None:
         return NO_EXIT
     outcome = await restarter.last_exit() if isinstance(restarter, KnowsExit) else unsure("")
-    if outcome.facts.get("asked"):
+    facts = outcome.facts
+    if facts.get("asked") or outcome.is_done is False:
         return NO_EXIT
-    if outcome.is_done is False or restarter.replaces:
-        return ExitReport(outcome.message) if outcome.is_done else NO_EXIT
-    code = outcome.facts.get("exit_code")
-    native = NATIVE_CRASHES.get(code, "") if isinstance(code, int) else ""
-    if outcome.is_done is None and await restarter.is_running() is not False:
+    if outcome.is_done is None and (restarter.replaces or await restarter.is_running() is not False):
         return NO_EXIT
     line, failure = await asyncio.to_thread(death_in_log, log) if log else ("", "")
-    failure = failure or native
-    if outcome.is_done and not outcome.facts.get("by_hand"):
+    code = facts.get("exit_code")
+    if not failure and isinstance(code, int):
+        failure = NATIVE_CRASHES.get(code, "")
+    if outcome.is_done and not facts.get("by_hand"):
         return ExitReport(outcome.message, failure=failure)
-    if outcome.is_done and (not outcome.facts.get("inferred") or not line):
+    if outcome.is_done and not (facts.get("inferred") and line):
         return ExitReport(stopped=outcome.message)
-    if outcome.facts.get("oom_killed") is True or (isinstance(code, int) and code not in NO_CRASH):
+    if facts.get("oom_killed") is True or (isinstance(code, int) and code not in NO_CRASH):
         return ExitReport(f"its process ended with exit code {code}", failure=failure)
     if line:
         return ExitReport(f"its process has ended, and its log ends with {line!r}", failure=failure)

@@ -186,11 +186,11 @@ class Conductor(ActionHistory):
     """Runs at most one disruptive action at a time; probation and shedding run alongside."""
 
     def __init__(
-        self, parts: Mapping[str, EngineAdapters], policy: ActPolicy, ports: ActionPorts, *, pause_s: float = 1.0
+        self, adapters: Mapping[str, EngineAdapters], policy: ActPolicy, ports: ActionPorts, *, pause_s: float = 1.0
     ) -> None:
         """BadInput if two engines have the same name in the journal, which redacts secrets in names."""
-        super().__init__(parts, ports)
-        self._parts, self._policy, self._pause_s = dict(parts), policy, pause_s
+        super().__init__(adapters, ports)
+        self._adapters, self._policy, self._pause_s = dict(adapters), policy, pause_s
         self._beside: dict[str, asyncio.Task[None]] = {}  # by engine: probation, shedding
         self._at_work = ""
         self._blocked: dict[str, BlockedAction] = {}
@@ -214,7 +214,7 @@ class Conductor(ActionHistory):
 
     def ended(self) -> dict[tuple[str, Grade, End], int]:
         """Ended actions since guard started, zeros included, so that the first one shows as an increase."""
-        return {(name, rung, end): self._ended[name, rung, end] for name in self._parts for rung in COURSES for end in End}
+        return {(name, rung, end): self._ended[name, rung, end] for name in self._adapters for rung in COURSES for end in End}
 
     # Deciding, and doing
 
@@ -568,11 +568,11 @@ class Conductor(ActionHistory):
             self._again.pop(run.engine, None)
 
     def _steps_for(self, run: ActionRun) -> ActionSteps | None:
-        parts = self._parts.get(run.engine)
-        if parts is None:
+        adapters = self._adapters.get(run.engine)
+        if adapters is None:
             return None
         return ActionSteps(
-            parts, self._lock.handle(), self._ports.observer, self._policy, pause_s=self._pause_s,
+            adapters, self._lock.handle(), self._ports.observer, self._policy, pause_s=self._pause_s,
             is_off=lambda: self._off(run.engine, run.grade),
         )  # fmt: skip
 

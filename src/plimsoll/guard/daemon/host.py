@@ -376,6 +376,12 @@ class Machine:
         boot_s = self.boot_unix_s
         return None if boot_s is None else boot_s + process.start_ticks / os.sysconf("SC_CLK_TCK")
 
+    async def is_open(self, port: int) -> bool | None:
+        """Whether anybody listens at a port; None where the kernel does not tell."""
+        if not (self._proc / "net" / "tcp").exists():
+            return None
+        return bool(await asyncio.to_thread(sockets_at, self._root, [port]))
+
     async def found(self) -> Mapping[int, ServerProcess] | None:
         """The servers at the watched ports; None if unknown. Reads the kernel log as well."""
         return await self._processes.answer()
@@ -448,7 +454,8 @@ class SameHost:
             found = None
         states = self._cards(found, cards)
         if look.reach is not Reach.ANSWERS:
-            return look._replace(cards=states)
+            is_open = await self._machine.is_open(self._port) if look.reach is Reach.REFUSED else None
+            return look._replace(cards=states, is_port_open=is_open)
         figures = dict(look.figures)
         if found is not None:
             self._has_figures = True

@@ -41,9 +41,9 @@ _NOT_ABOUT_DRAINING = ("card", "loop")  # conditions that block a restart, and n
 
 
 class SharedLock:
-    """A fleet lock that several parts of one guard share: only one of them holds it at a time.
+    """A fleet lock that several adapters of one guard share: only one of them holds it at a time.
 
-    The fleet lock knows guards, not their parts: once held, it would be granted to all of them.
+    The fleet lock knows guards, not their adapters: once held, it would be granted to all of them.
     """
 
     def __init__(self, lock: Lock, turn: list[SharedLock] | None = None) -> None:
@@ -81,7 +81,7 @@ class ManualDrains:
 
     def __init__(
         self,
-        parts: Mapping[str, EngineAdapters],
+        adapters: Mapping[str, EngineAdapters],
         policy: ActPolicy,
         ports: ActionPorts,
         runs: dict[str, ActionRun],
@@ -90,7 +90,7 @@ class ManualDrains:
         patience_s: float = PATIENCE_S,
         pause_s: float = 1.0,
     ) -> None:
-        self._parts, self._policy, self._ports, self.runs = parts, policy, ports, runs
+        self._adapters, self._policy, self._ports, self.runs = adapters, policy, ports, runs
         self._longest_s, self._patience_s, self._pause_s = longest_s, patience_s, pause_s
         self._tasks: dict[str, asyncio.Task[Outcome]] = {}
         self._back: dict[str, asyncio.Event] = {}
@@ -149,8 +149,8 @@ class ManualDrains:
             return BlockedAction(engine, Grade.RESTART, DRAIN, "NotWatched", "no engine of that name is watched")
         if engine in self.runs:
             return BlockedAction(engine, Grade.RESTART, DRAIN, "Busy", "guard is already working on it")
-        parts = self._parts.get(engine)
-        if parts is None or (parts.gate is None and parts.balancer is None):
+        adapters = self._adapters.get(engine)
+        if adapters is None or (adapters.gate is None and adapters.balancer is None):
             return BlockedAction(
                 engine, Grade.RESTART, DRAIN, "NoGate", "neither a gate nor a balancer is configured that could drain it"
             )
@@ -163,8 +163,8 @@ class ManualDrains:
     # Doing
 
     async def _run(self, run: ActionRun) -> Outcome:
-        parts = self._parts[run.engine]
-        steps = ActionSteps(parts, self._ports.lock, self._ports.observer, self._policy, pause_s=self._pause_s)
+        adapters = self._adapters[run.engine]
+        steps = ActionSteps(adapters, self._ports.lock, self._ports.observer, self._policy, pause_s=self._pause_s)
         keeper = asyncio.create_task(steps.lock.keep())
         outcome = unsure("not started")
         try:
@@ -208,7 +208,7 @@ class ManualDrains:
 
     async def _hold(self, run: ActionRun, steps: ActionSteps) -> Outcome:
         """Renews the drain until the engine is wanted back; ends as failed, which leads to the undo steps."""
-        engine, gate = run.engine, self._parts[run.engine].gate
+        engine, gate = run.engine, self._adapters[run.engine].gate
         if steps.lock.is_lost:
             return failed("lock lost: another guard may act")
         await self._note(run, "lock released", await steps.do(Step.UNLOCK, run))
@@ -250,7 +250,7 @@ class ManualDrains:
 
     async def _renew(self, run: ActionRun) -> Outcome:
         """Renews the lease and keeps it out of a balancer that forgot it (a reload); failed if that is impossible."""
-        gate, balancer = self._parts[run.engine].gate, self._parts[run.engine].balancer
+        gate, balancer = self._adapters[run.engine].gate, self._adapters[run.engine].balancer
         # The gate first: if another guard owns the engine by now, the balancer is that guard's, too.
         if gate is not None:
             renewed = await gate.drain(run.epoch, self._policy.lease_s)
@@ -269,7 +269,7 @@ class ManualDrains:
         """Why it returns although no operator asked for it."""
         if asyncio.get_running_loop().time() >= end_s:
             return f"{self._longest_s / 60:.0f} min have passed"
-        suffering = self._parts[engine].suffering
+        suffering = self._adapters[engine].suffering
         who = "" if suffering is None else suffering()
         # An engine that does not answer would carry nothing.
         return who if who and is_ready(await self._ports.observer.look(engine)) else ""
@@ -319,9 +319,9 @@ class ReturnToService:
     """
 
     def __init__(
-        self, parts: Mapping[str, EngineAdapters], policy: ActPolicy, ports: ActionPorts, conductor: Conductor
+        self, adapters: Mapping[str, EngineAdapters], policy: ActPolicy, ports: ActionPorts, conductor: Conductor
     ) -> None:
-        self._parts, self._policy, self._ports, self._conductor = parts, policy, ports, conductor
+        self._adapters, self._policy, self._ports, self._conductor = adapters, policy, ports, conductor
         self._tasks: dict[str, asyncio.Task[Outcome]] = {}
 
     def is_held(self, engine: str) -> bool:
@@ -330,14 +330,14 @@ class ReturnToService:
         return end is not None and end.is_out
 
     async def put_back(self, engine: str) -> Decision:
-        parts = self._parts.get(engine)
-        if parts is None:
+        adapters = self._adapters.get(engine)
+        if adapters is None:
             return BlockedAction(engine, Grade.RESTART, UNDRAIN, "NotWatched", "no engine of that name is watched")
         if engine in self._conductor.runs:
             return BlockedAction(engine, Grade.RESTART, UNDRAIN, "Busy", "guard is already working on it")
         run = open_action(self._ports.name(), engine, Grade.RESTART, UNDRAIN, is_broken=False)
         self._conductor.runs[engine] = run  # before the first await
-        self._tasks[engine] = task = asyncio.create_task(self._run(run, parts))
+        self._tasks[engine] = task = asyncio.create_task(self._run(run, adapters))
         await asyncio.wait({task}, timeout=ANSWER_S)  # it goes on all the same
         if task.done() and not (outcome := task.result()).is_done:
             return BlockedAction(engine, Grade.RESTART, UNDRAIN, "NotDone", outcome.message)
@@ -352,8 +352,8 @@ class ReturnToService:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, run: ActionRun, parts: EngineAdapters) -> Outcome:
-        steps = ActionSteps(parts, self._ports.lock, self._ports.observer, self._policy)
+    async def _run(self, run: ActionRun, adapters: EngineAdapters) -> Outcome:
+        steps = ActionSteps(adapters, self._ports.lock, self._ports.observer, self._policy)
         keeper = asyncio.create_task(steps.lock.keep())
         try:
             look = await self._ports.observer.look(run.engine)

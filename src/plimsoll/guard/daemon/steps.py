@@ -112,11 +112,13 @@ class JointLock:
             return outcome
 
     async def renew(self) -> Outcome:
-        return await self._lock.renew()
+        async with self._state.turn:
+            return await self._lock.renew()
 
     async def release(self) -> Outcome:
-        self.drop()
-        return done("still needed for another engine") if self._state.holders else await self._lock.release()
+        async with self._state.turn:
+            self.drop()
+            return done("still needed for another engine") if self._state.holders else await self._lock.release()
 
     def drop(self) -> None:
         """Forgets that this action needs it, without giving it back: it ends with guard, or by itself."""
@@ -174,7 +176,7 @@ class LockKeeper:
 class StepContext(NamedTuple):
     """What every step works with. `is_off` says why an operator switched the action off, and "" while none did."""
 
-    parts: EngineAdapters
+    adapters: EngineAdapters
     lock: LockKeeper
     observer: EngineObserver
     policy: ActPolicy
@@ -186,11 +188,11 @@ class ActionSteps:
     """Carries out the steps of one action on one engine."""
 
     def __init__(
-        self, parts: EngineAdapters, lock: Lock, observer: EngineObserver, policy: ActPolicy, *,
+        self, adapters: EngineAdapters, lock: Lock, observer: EngineObserver, policy: ActPolicy, *,
         pause_s: float = 1.0, is_off: Callable[[], str] = lambda: "",
     ) -> None:  # fmt: skip
         self.lock = LockKeeper(lock)
-        self._context = context = StepContext(parts, self.lock, observer, policy, pause_s, is_off)
+        self._context = context = StepContext(adapters, self.lock, observer, policy, pause_s, is_off)
         self._steps: dict[Step, Callable[[ActionRun], Awaitable[Outcome]]] = {
             Step.LOCK: self.lock.acquire, Step.UNLOCK: self.lock.release,
             **ShedSteps(context).steps, **CompactSteps(context).steps, **RestartSteps(context).steps,
@@ -206,16 +208,16 @@ class ActionSteps:
             return unsure(f"internal error: {type(problem).__name__}")
 
     async def _do(self, step: Step, run: ActionRun) -> Outcome:
-        parts = self._context.parts
+        adapters = self._context.adapters
         if step in _BEFORE_HARM and self.lock.is_lost:
             return failed("lock lost: another guard may act")
         if step in _BEFORE_HARM and (why := self._context.is_off()):
             return failed(why)
-        restarter: object = parts.restarter
+        restarter: object = adapters.restarter
         if run.is_taken_over and isinstance(restarter, RemembersStop):
             known = {name.removeprefix(LEARNED): value for name, value in run.facts.items() if name.startswith(LEARNED)}
             restarter.recall(known)
-        balancer: object = parts.balancer
+        balancer: object = adapters.balancer
         if isinstance(balancer, TakesEpoch):
             balancer.epoch = run.epoch
         return await self._steps[step](run)
@@ -225,7 +227,7 @@ class ShedSteps:
     """Refuses new requests that would wait too long, for as long as the queue grows."""
 
     def __init__(self, context: StepContext) -> None:
-        self._context, self._gate = context, context.parts.gate
+        self._context, self._gate = context, context.adapters.gate
         self.steps = {Step.SHED: self._shed, Step.HOLD: self._hold, Step.UNSHED: self._unshed}
 
     async def _shed(self, _: ActionRun) -> Outcome:
@@ -266,7 +268,7 @@ class CompactSteps:
         self.steps = {Step.COMPACT: self._compact, Step.VERIFY: self._verify}
 
     async def _compact(self, run: ActionRun) -> Outcome:
-        gate = self._context.parts.gate
+        gate = self._context.adapters.gate
         if gate is None:
             return failed("no gate")
         before = free_of(await self._context.observer.look(run.engine))
@@ -290,7 +292,7 @@ class RestartSteps:
     """Takes an engine out of rotation, stops it, starts it, verifies it and puts it back in rotation."""
 
     def __init__(self, context: StepContext) -> None:
-        self._parts, self._lock, self._observer, self._policy, self._pause_s, self._is_off = context
+        self._adapters, self._lock, self._observer, self._policy, self._pause_s, self._is_off = context
         self._has_sent_stop = False
         self.steps = {
             Step.EVIDENCE: self._evidence, Step.LEAVE: self._leave, Step.DRAIN: self._drain, Step.IDLE: self._idle,
@@ -301,16 +303,16 @@ class RestartSteps:
     # Out of rotation
 
     async def _evidence(self, run: ActionRun) -> Outcome:
-        if self._parts.evidence is None:
+        if self._adapters.evidence is None:
             return done("no evidence folder is configured")
-        return await self._parts.evidence.take(run.engine, run.action)
+        return await self._adapters.evidence.take(run.engine, run.action)
 
     async def _leave(self, _: ActionRun) -> Outcome:
         """The balancer's own checks see a dead engine, too: failing to tell it is no reason to leave the engine dead."""
         learned = await self._learn()
         if learned.is_done is False:
             return learned
-        balancer = self._parts.balancer
+        balancer = self._adapters.balancer
         if balancer is None:
             return done("no balancer is configured", **learned.facts)
         outcome = await balancer.take_out()
@@ -322,14 +324,14 @@ class RestartSteps:
 
     async def _learn(self) -> Outcome:
         """What the restarter would stop: the journal has it before anything is done."""
-        restarter: object = self._parts.restarter
+        restarter: object = self._adapters.restarter
         if not isinstance(restarter, RemembersStop):
             return done("nothing to learn")
         outcome = await restarter.learn()
         return outcome._replace(facts={LEARNED + name: value for name, value in outcome.facts.items()})
 
     async def _drain(self, run: ActionRun) -> Outcome:
-        gate, balancer = self._parts.gate, self._parts.balancer
+        gate, balancer = self._adapters.gate, self._adapters.balancer
         if gate is None and balancer is None:
             return failed("neither a gate nor a balancer is configured that could keep new work away")
         learned = await self._learn()
@@ -361,7 +363,7 @@ class RestartSteps:
             if await self._is_down():
                 who = await self._stopped_by_hand(run)
                 return failed(who) if who else done("the engine is down: nothing is in flight")
-            if self._parts.suffering is not None and (who := self._parts.suffering()):
+            if self._adapters.suffering is not None and (who := self._adapters.suffering()):
                 return failed(who)
             if now_s() >= renew_s:
                 outcome = await self._keep_out(run)
@@ -384,7 +386,7 @@ class RestartSteps:
 
     async def _keep_out(self, run: ActionRun) -> Outcome:
         """Keeps it out of a balancer that forgot it (a reload), and renews the drain's lease."""
-        gate, balancer = self._parts.gate, self._parts.balancer
+        gate, balancer = self._adapters.gate, self._adapters.balancer
         is_out = None if balancer is None else await balancer.is_out()
         if balancer is not None and is_out is False:
             outcome = await balancer.take_out()
@@ -397,9 +399,9 @@ class RestartSteps:
         return await gate.drain(run.epoch, self._policy.lease_s, refuse=is_out is True)
 
     async def _gate_facts(self) -> Mapping[str, Any] | None:
-        if self._parts.gate is None:
+        if self._adapters.gate is None:
             return None
-        outcome = await self._parts.gate.state()
+        outcome = await self._adapters.gate.state()
         return outcome.facts if outcome.is_done else None
 
     async def _has_let_go(self) -> bool:
@@ -407,13 +409,17 @@ class RestartSteps:
         facts = await self._gate_facts()
         if facts is not None:
             return facts.get("phase") == "refusing"
-        return self._parts.gate is None and self._parts.balancer is not None and await self._parts.balancer.connections() == 0
+        return (
+            self._adapters.gate is None
+            and self._adapters.balancer is not None
+            and await self._adapters.balancer.connections() == 0
+        )
 
     # Down
 
     async def _stop(self, run: ActionRun) -> Outcome:
         """Stops only what is certainly idle or broken; `untouched` if nothing was done, so that it can be put back."""
-        restarter = self._parts.restarter
+        restarter = self._adapters.restarter
         if restarter is None:
             return failed("no way to stop it is configured", untouched=True)
         why = await self._why_not_ours()
@@ -432,8 +438,8 @@ class RestartSteps:
                 if await self._began_anew(run):  # a while has passed
                     return done("a new process is already running: nothing to stop", was_running=False)
                 return failed(why, untouched=await self._is_untouched(run))
-        if self._parts.memory is not None:
-            await self._parts.memory.note()
+        if self._adapters.memory is not None:
+            await self._adapters.memory.note()
         self._has_sent_stop = True
         outcome = await restarter.stop(self._policy.stop_within_s)
         is_refused = outcome.is_done is False and (outcome.facts.get("budget") is True or await self._goes_on_serving(run))
@@ -450,13 +456,13 @@ class RestartSteps:
         # Nothing else protects a process from two guards at once: a gate refuses the older one, a signal does not.
         if not await self._lock.is_ours():
             return "the lock is no longer certainly ours"
-        balancer = self._parts.balancer
+        balancer = self._adapters.balancer
         outcome = None if balancer is None else await balancer.take_out()
         return outcome.message if outcome is not None and outcome.facts.get("maint") else ""  # an operator has taken it since
 
     async def _stopped_by_hand(self, run: ActionRun) -> str:
         """Who stopped it, if not guard: guard does not start what an operator stopped."""
-        restarter: object = self._parts.restarter
+        restarter: object = self._adapters.restarter
         if not self._is_first(run) or not isinstance(restarter, KnowsExit):
             return ""
         outcome = await restarter.last_exit()
@@ -480,7 +486,7 @@ class RestartSteps:
             await self._ready(run)
 
     async def _why_not_stop(self, run: ActionRun) -> str:
-        restarter = self._parts.restarter
+        restarter = self._adapters.restarter
         if restarter is not None and not restarter.replaces and await restarter.is_running() is False:
             look = await self._observer.look(run.engine)
             if look is not None and look.reach is Reach.ANSWERS:
@@ -492,7 +498,7 @@ class RestartSteps:
             outcome = await self._idle(run)
             if not outcome.is_done:
                 return outcome.message
-        if self._parts.suffering is not None and (who := self._parts.suffering()):
+        if self._adapters.suffering is not None and (who := self._adapters.suffering()):
             return who
         return "" if await self._is_down() else await self._why_not_idle(run)
 
@@ -522,7 +528,7 @@ class RestartSteps:
 
     async def _why_not_idle(self, run: ActionRun) -> str:
         """The lease must outlive the stop. Without a gate there is no lease, and the balancer keeps work away."""
-        gate = self._parts.gate
+        gate = self._adapters.gate
         if gate is None:
             return ""
         facts = await self._gate_facts()
@@ -552,29 +558,29 @@ class RestartSteps:
         return False
 
     async def _serves(self, run: ActionRun) -> bool:
-        restarter = self._parts.restarter
+        restarter = self._adapters.restarter
         is_running = restarter is not None and await restarter.is_running() is True
         return is_running and is_ready(await self._observer.look(run.engine))
 
     async def _is_down(self) -> bool:
         """Not by the restarter's word alone: that may be of another process than the one that serves."""
-        if self._parts.restarter is None or await self._parts.restarter.is_running() is not False:
+        if self._adapters.restarter is None or await self._adapters.restarter.is_running() is not False:
             return False
-        look = await self._observer.look(self._parts.name)
+        look = await self._observer.look(self._adapters.name)
         return look is None or look.reach is not Reach.ANSWERS
 
     # Up again
 
     async def _gone(self, _: ActionRun) -> Outcome:
-        restarter = self._parts.restarter
+        restarter = self._adapters.restarter
         if restarter is not None and not restarter.replaces and await restarter.is_running() is True:
             return done("already started: the old process's memory is free, or the start would have failed")
-        if self._parts.memory is None:
+        if self._adapters.memory is None:
             return done("device memory cannot be read from here")
-        return await self._parts.memory.wait_back(self._policy.gone_within_s)
+        return await self._adapters.memory.wait_back(self._policy.gone_within_s)
 
     async def _start(self, _: ActionRun) -> Outcome:
-        restarter = self._parts.restarter
+        restarter = self._adapters.restarter
         if restarter is None:
             return failed("no way to start it is configured")
         end_s = now_s() + self._policy.start_still_s
@@ -589,7 +595,7 @@ class RestartSteps:
 
     async def _ready(self, run: ActionRun) -> Outcome:
         """Waits for as long as there is progress: a large model takes long, and a hung one would take for ever."""
-        restarter, progress, policy = self._parts.restarter, self._parts.progress, self._policy
+        restarter, progress, policy = self._adapters.restarter, self._adapters.progress, self._policy
         began_s = moved_s = now_s()
         before: object = None
         ended = 0
@@ -611,13 +617,13 @@ class RestartSteps:
 
     async def _check(self, run: ActionRun) -> Outcome:
         look = await self._observer.look(run.engine)
-        context = None if self._parts.context is None else await self._parts.context()
+        context = None if self._adapters.context is None else await self._adapters.context()
         return enough_cache(look, context, run.facts.get("kv_tokens_before"))
 
     async def _warm(self, run: ActionRun) -> Outcome:
-        if self._parts.ask_once is None:
+        if self._adapters.ask_once is None:
             return done("no warm-up request is configured")
-        outcome = await self._parts.ask_once()
+        outcome = await self._adapters.ask_once()
         if outcome.is_done is None:
             # A request that could not be sent is no failure. But it may have ended the engine: then it stays out.
             await asyncio.sleep(self._pause_s)
@@ -626,7 +632,7 @@ class RestartSteps:
         return outcome
 
     async def _undrain(self, run: ActionRun) -> Outcome:
-        gate, balancer = self._parts.gate, self._parts.balancer
+        gate, balancer = self._adapters.gate, self._adapters.balancer
         says = []
         if gate is not None:
             outcome = await gate.undrain(run.epoch)

@@ -128,6 +128,7 @@ class Look(NamedTuple):
     has_served: bool = False  # the journal knows that it answered before guard began
     balancer: BalancerHealth | None = None
     local_start: float | None = None  # when the process began that listens at its port on guard's own machine
+    is_port_open: bool | None = None  # whether anybody listens there; None on another machine, and where it answers
 
 
 COUNTERS = ("steps", "preemptions", "prompt_tokens", "generation_tokens", "success", "prefix_queries", "prefix_hits")

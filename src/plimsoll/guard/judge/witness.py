@@ -74,6 +74,8 @@ def witnesses(look: Look, active: frozenset[str]) -> tuple[Witness, ...]:
         stuck = active & {"wedged", "hung"}
         text = "the process on this machine makes no steps" if stuck else "the process on this machine reports a dead engine"
         said.append(Witness("local process", Testimony.STUCK if stuck else Testimony.DOWN, text, is_local=True))
+    if look.reach is Reach.REFUSED and look.is_port_open is False:
+        said.append(Witness("local process", Testimony.DOWN, "nobody listens at its port on this machine", is_local=True))
     if look.balancer is not None:
         said.append(_balancer(look))
     return tuple(said)
