@@ -240,15 +240,15 @@ def test_what_an_operator_has_in_maintenance_is_not_taken_out(admin: int) -> Non
 @each(
     ("rows", "wanted"),
     [
-        ((("DOWN", "L4CON", "10"), ("DOWN", "L7STS", "5")), (True, 15)),
-        ((("DOWN 1/2", "L7STS", "10"), ("UP", "L7OK", "5")), (False, 15)),
-        ((("no check", "", "10"),), (None, 10)),
-        ((("DRAIN", "L7OK", "10"),), (None, 10)),
-        ((("MAINT", "", "x"),), (None, None)),
+        ((("DOWN", "L4CON", "10"), ("DOWN", "L7STS", "5")), (True, 15, False)),
+        ((("DOWN 1/2", "L7STS", "10"), ("UP", "L7OK", "5")), (False, 15, False)),
+        ((("no check", "", "10"),), (None, 10, False)),
+        ((("DRAIN", "L7OK", "10"),), (None, 10, False)),
+        ((("MAINT", "", "x"),), (None, None, True)),
     ],
 )
 def test_it_tells_health_by_its_own_check_and_bytes(
-    rows: tuple[tuple[str, str, str], ...], wanted: tuple[bool | None, int | None]
+    rows: tuple[tuple[str, str, str], ...], wanted: tuple[bool | None, int | None, bool]
 ) -> None:
     """Down only where it checks and every place fails; a drained or unchecked server says nothing."""
 

@@ -60,11 +60,19 @@ class Balancer(Protocol):
     async def connections(self) -> int | None: ...  # how many are still with it
 
 
+class ServerHealth(NamedTuple):
+    """What a balancer tells of one engine; None for what it does not tell."""
+
+    is_down: bool | None  # by its own check
+    total: int | None  # bytes of answers ever
+    is_maintained: bool = False  # an operator has taken it for himself
+
+
 @runtime_checkable
 class SeesTraffic(Protocol):
     """A balancer that checks the engine's health by itself and counts its answers."""
 
-    async def health(self) -> tuple[bool | None, int | None]: ...  # down by its own check; bytes of answers ever
+    async def health(self) -> ServerHealth | None: ...  # None where it cannot be asked
 
 
 @runtime_checkable

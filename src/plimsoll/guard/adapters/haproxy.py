@@ -20,7 +20,7 @@ from typing import NamedTuple, Self
 
 from plimsoll.errors import BadInput
 from plimsoll.guard import config_fields as key
-from plimsoll.guard.act.ports import Outcome, done, failed, unsure
+from plimsoll.guard.act.ports import Outcome, ServerHealth, done, failed, unsure
 from plimsoll.guard.adapters.gate import quoted_words
 
 DEADLINE_S = 10.0
@@ -166,15 +166,16 @@ class HAProxy:
         counts = [_whole(row.get(name) or "0") for row in rows or () for name in ("scur", "qcur")]
         return None if rows is None or None in counts else sum(count or 0 for count in counts)
 
-    async def health(self) -> tuple[bool | None, int | None]:
-        """Whether it is down in all places by HAProxy's own check, and the bytes of its answers; None for what is not told."""
+    async def health(self) -> ServerHealth | None:
+        """Whether it is down in all places by HAProxy's own check, the bytes of its answers, and whether it is in `maint`."""
         rows = await self._statistics()
         if rows is None:
-            return None, None
+            return None
         counts = [_whole(row.get("bout") or "") for row in rows]
         states = [(row.get("status") or "").split()[:1] if row.get("check_status") else [] for row in rows]
         is_down = True if all(state == ["DOWN"] for state in states) else False if ["UP"] in states else None
-        return is_down, None if None in counts else sum(count or 0 for count in counts)
+        is_maintained = any((row.get("status") or "").startswith("MAINT") for row in rows)
+        return ServerHealth(is_down, None if None in counts else sum(count or 0 for count in counts), is_maintained)
 
     def _no(self, problem: Exception, begun: list[Place]) -> Outcome:
         why = str(problem) if isinstance(problem, _HaproxyError) else f"no answer within {self._deadline_s:g} s"

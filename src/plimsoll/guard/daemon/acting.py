@@ -302,6 +302,7 @@ ROUND_S = 1.0
 ENDED_EVERY_S = 5.0
 ASKED_AT_ONCE = 16  # restarters: each question may be a process
 LOG_EVERY_S = 60.0
+MAINTAINED = "an operator has it in maintenance at the balancer"
 FORGOTTEN_S = 86_400.0  # a pause that lasts longer was forgotten
 
 
@@ -350,6 +351,7 @@ class ActionRunner:
         self._polled_s: dict[str, float] = {}
         self._asking = asyncio.Semaphore(ASKED_AT_ONCE)
         self._traffic: dict[str, Traffic] = {}
+        self._maintained: dict[str, bool] = {}  # engines that an operator has in maintenance at the balancer
         self._served: frozenset[str] | None = None  # engines that answered before guard began, by the journal
         self._logs = {engine.name: engine.log for engine in config.engines if engine.log}
         self._has_own_run = False
@@ -395,7 +397,8 @@ class ActionRunner:
         if self._is_dry:  # actions an earlier guard left would come first
             at_work |= {run.engine for run in open_actions(self.conductor.kept())}
         view = self.observer.view(at_work)
-        stopped = {name: report.stopped for name, report in self.exits.items() if report.stopped}
+        stopped = {name: MAINTAINED for name, is_maintained in self._maintained.items() if is_maintained}
+        stopped |= {name: report.stopped for name, report in self.exits.items() if report.stopped}
         if not stopped:
             return view
         engines = [
@@ -519,11 +522,14 @@ class ActionRunner:
         balancer: object = adapters.balancer
         if not isinstance(balancer, SeesTraffic):
             return
-        is_down, count = await balancer.health()
-        now_s, before = self._clocks.clock(), self._traffic.get(name, Traffic())
-        if is_at_work:
-            is_down = before.is_down  # what our own drain makes of its check is no testimony
-        self._traffic[name] = before.seen(now_s, is_down=is_down, count=count)
+        health = await balancer.health()
+        if health is not None:
+            self._maintained[name] = health.is_maintained  # as last known: a silent balancer does not end a maintenance
+        before = self._traffic.get(name, Traffic())
+        # What our own drain makes of its check is no testimony.
+        is_down = before.is_down if is_at_work else None if health is None else health.is_down
+        count = None if health is None else health.total
+        self._traffic[name] = before.seen(self._clocks.clock(), is_down=is_down, count=count)
 
     def facts(self, name: str) -> DiscoveredFacts:
         """What restarter, balancer and journal know of an engine."""
