@@ -434,3 +434,11 @@ def test_a_restart_that_is_blocked_for_long_needs_attention() -> None:
     play(world, book, script, view=lambda _: view_of("dead")._replace(engines=[blocked]))
     assert "restart blocked: it may still serve" in needs[0][ENGINE]
     assert world.state.starts == 0
+
+
+def test_an_engine_in_maintenance_at_the_balancer_is_away() -> None:
+    """It answers guard and gets no requests: nobody else of its group may leave, and a drain in progress is taken back."""
+    fleet = Watched(a=HEALTHY, b=HEALTHY)
+    assert fleet.observer.suffering("a", ActPolicy()) == ""
+    fleet.observer.maintained = {"b": True}
+    assert fleet.observer.suffering("a", ActPolicy()) == "b is out of rotation"

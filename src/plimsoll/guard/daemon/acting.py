@@ -351,7 +351,6 @@ class ActionRunner:
         self._polled_s: dict[str, float] = {}
         self._asking = asyncio.Semaphore(ASKED_AT_ONCE)
         self._traffic: dict[str, Traffic] = {}
-        self._maintained: dict[str, bool] = {}  # engines that an operator has in maintenance at the balancer
         self._served: frozenset[str] | None = None  # engines that answered before guard began, by the journal
         self._logs = {engine.name: engine.log for engine in config.engines if engine.log}
         self._has_own_run = False
@@ -397,7 +396,7 @@ class ActionRunner:
         if self._is_dry:  # actions an earlier guard left would come first
             at_work |= {run.engine for run in open_actions(self.conductor.kept())}
         view = self.observer.view(at_work)
-        stopped = {name: MAINTAINED for name, is_maintained in self._maintained.items() if is_maintained}
+        stopped = {name: MAINTAINED for name, is_maintained in self.observer.maintained.items() if is_maintained}
         stopped |= {name: report.stopped for name, report in self.exits.items() if report.stopped}
         if not stopped:
             return view
@@ -502,9 +501,10 @@ class ActionRunner:
         for name in self._setup.adapters:
             task = self._polls.get(name)
             is_lost = self.observer.is_lost(name)
+            is_hurried = is_lost or self.conductor.is_draining  # another one that leaves now must be known at once
             if task is not None and task.done() and not task.cancelled():
                 task.result()  # an internal error ends guard
-            if (task is None or task.done()) and (is_lost or now_s >= self._polled_s.get(name, 0.0) + ENDED_EVERY_S):
+            if (task is None or task.done()) and (is_hurried or now_s >= self._polled_s.get(name, 0.0) + ENDED_EVERY_S):
                 self._polled_s[name] = now_s
                 self._polls[name] = asyncio.create_task(self._ask_about(name))
             if is_lost and (self.exits.get(name, NO_EXIT).ended or self.exits.get(name, NO_EXIT).gone):
@@ -523,8 +523,8 @@ class ActionRunner:
         if not isinstance(balancer, SeesTraffic):
             return
         health = await balancer.health()
-        if health is not None:
-            self._maintained[name] = health.is_maintained  # as last known: a silent balancer does not end a maintenance
+        if health is not None:  # as last known: a silent balancer does not end a maintenance
+            self.observer.maintained = {**self.observer.maintained, name: health.is_maintained}
         before = self._traffic.get(name, Traffic())
         # What our own drain makes of its check is no testimony.
         is_down = before.is_down if is_at_work else None if health is None else health.is_down

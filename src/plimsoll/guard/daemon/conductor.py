@@ -212,6 +212,11 @@ class Conductor(ActionHistory):
         }  # fmt: skip
         return {**blocked, **super().needs()}
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether an engine that serves is being taken out of rotation."""
+        return any(run.step in (Step.DRAIN, Step.IDLE) for run in self.runs.values())
+
     def ended(self) -> dict[tuple[str, Grade, End], int]:
         """Ended actions since guard started, zeros included, so that the first one shows as an increase."""
         return {(name, rung, end): self._ended[name, rung, end] for name in self._adapters for rung in COURSES for end in End}

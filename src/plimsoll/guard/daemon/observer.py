@@ -513,6 +513,7 @@ class FleetObserver:
     ) -> None:  # fmt: skip
         self._fleet, self._capabilities, self._every_s, self._clock, self._minute = fleet, capabilities, every_s, clock, minute
         self._ends = ends
+        self.maintained: Mapping[str, bool] = {}  # engines that an operator has in maintenance at the balancer
 
     async def look(self, engine: str) -> Look | None:
         return await self._fleet.look_now(engine)
@@ -612,7 +613,7 @@ class FleetObserver:
         return EngineStatus(
             name, conditions, load_of(name, last, is_well=not is_active, model=model),
             math.inf if last is None else max(0.0, now_s - last.at_s), self._every_s, may.group,
-            _is_away(last) or is_at_work or is_held,
+            _is_away(last) or is_at_work or is_held or self.maintained.get(name, False),
             now_s - history.changed_at_s if history.changed else None, observed,
             has_gate=may.has_gate and last is not None and last.gate is not None, has_restarter=may.has_restarter,
             last_end=last_end, unproved=proved.why_not, has_local_proof=proved.is_local,

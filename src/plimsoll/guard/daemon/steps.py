@@ -470,7 +470,7 @@ class RestartSteps:
 
     async def _began_anew(self, run: ActionRun) -> bool:
         """Another process runs than the one that was to be stopped."""
-        restarter = self._parts.restarter
+        restarter = self._adapters.restarter
         if run.facts.get("had_ended") and restarter is not None and await restarter.is_running() is True:
             return True  # somebody has started it meanwhile
         if not run.is_taken_over:
