@@ -26,6 +26,7 @@ COMMANDS = {
     "guardctl": "what does a running guard say? And what to tell it: pause, drain, restart, ...",
     "assets": "what do I need to launch it and to watch it? Units, manifests, alerts, dashboards",
     "flags": "which flags of this command does that vLLM version take?",
+    "lint": "what will go wrong with this compose file, manifest or unit, and on which line?",
     "inside": "will my vLLM take plimsoll.inside, and how does it get there?",
     "demo": "what does all of this do? The whole loop in about a minute, without a GPU",
     "standin": "how do my alerts, scalers and clients behave? A vLLM-like server without a GPU",

@@ -32,11 +32,20 @@ _PIN = (
 )
 
 
+class NoStart(BadInput):
+    """A file that can be read and starts no vLLM."""
+
+
 def read_launches(path: str, stdin: BinaryIO | None = None) -> list[Launch]:
     """Every vLLM start in a file (or in `stdin`, for `-`), in order and never none: BadInput says why."""
     name = "standard input" if path == "-" else basename(path) or path
     where = "standard input" if path == "-" else path
     return _starts_in(_text(_bytes(path, stdin), where), name, where)
+
+
+def read_text(path: str) -> str:
+    """The text of a file that may hold a vLLM start; BadInput says why it is none."""
+    return _text(_bytes(path, None), path)
 
 
 def read_list(path: str) -> tuple[list[Launch], list[str]]:
@@ -65,7 +74,7 @@ def _starts_in(text: str, name: str, where: str) -> list[Launch]:
     if not launches:
         if re.search(_LOG, text):
             raise BadInput(_A_LOG.format(where))
-        raise BadInput(
+        raise NoStart(
             f"{where}: no vLLM start command in it (looked for `vllm serve`,"
             " `python -m vllm.entrypoints.openai.api_server` and containers of a vLLM image)"
         )
@@ -132,17 +141,21 @@ def _text(content: bytes, where: str) -> str:
     return text
 
 
-def _launches_in(text: str, name: str) -> list[Launch]:
-    """Tells what kind of file it is by what stands in it; the name only settles what the text leaves open."""
+def kind_of(text: str, name: str) -> str:
+    """What kind of file it is by what stands in it: script, unit or manifest; the name settles what the text leaves open."""
     lines = (line.strip() for line in text.split("\n"))
     first = next((line for line in lines if line and not line.startswith(("#", "//"))), "")
     if text.startswith("#!"):
-        return _in_script(text, name)
+        return "script"
     if re.match(_UNIT, first) or (re.search(_UNIT, text) and first.startswith(("[", ";"))):
-        return launches_in_unit(text, name)
-    if re.match(_YAML, first) or re.match(_JSON, text) or name.lower().endswith(_YAML_NAMES):
-        return launches_in_manifest(text, name)
-    return _in_script(text, name)
+        return "unit"
+    is_yaml = re.match(_YAML, first) or re.match(_JSON, text) or name.lower().endswith(_YAML_NAMES)
+    return "manifest" if is_yaml else "script"
+
+
+def _launches_in(text: str, name: str) -> list[Launch]:
+    readers = {"script": _in_script, "unit": launches_in_unit, "manifest": launches_in_manifest}
+    return readers[kind_of(text, name)](text, name)
 
 
 def _in_script(text: str, name: str) -> list[Launch]:
@@ -188,16 +201,18 @@ _BARE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 _SPECIFIER = re.compile(r"%[A-Za-z]")
 
 
+def unit_settings(text: str) -> list[tuple[int, str, str]]:
+    """Every setting of a unit file with its line, in order; an empty value resets what stood above it."""
+    settings = ((line, _SETTING.fullmatch(logical)) for line, logical in _logical_lines(text))
+    return [(line, *setting.groups()) for line, setting in settings if setting is not None]  # type: ignore[misc]
+
+
 def launches_in_unit(text: str, name: str) -> list[Launch]:
     """Every vLLM start under `ExecStart=`, with what `Environment=` sets above or below it."""
     environment: dict[str, str] = {}
     starts: list[tuple[int, str]] = []
     notes: list[str] = []
-    for line, logical in _logical_lines(text):
-        setting = _SETTING.fullmatch(logical)
-        if setting is None:
-            continue
-        key, value = setting.groups()
+    for line, key, value in unit_settings(text):
         if key == "Environment":
             if not value:
                 environment = {}  # an empty assignment resets the list

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.launch.command_line import Container, Launch, find_in_container
 
 Tree: TypeAlias = "dict[str, Tree] | list[Tree] | str | bool | None"
+
+
+class LinedMapping(dict[str, Tree]):
+    """A mapping that knows the line of each of its keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: dict[str, int] = {}
+
 
 _DEPTH_MAX = 100
 _NODES_MAX = 200_000
@@ -55,7 +65,7 @@ class _Builder:
         self._nodes = 0
         self._anchors: dict[str, Tree] = {}
         # What is open: the collection, the key that waits for its value, its anchor.
-        self._open: list[tuple[dict[str, Tree] | list[Tree], list[str], str | None]] = []
+        self._open: list[tuple[LinedMapping | list[Tree], list[str], str | None]] = []
 
     def take(self, event: Any) -> None:
         kind = type(event).__name__
@@ -65,7 +75,7 @@ class _Builder:
         elif kind in ("MappingStartEvent", "SequenceStartEvent"):
             if len(self._open) >= _DEPTH_MAX:
                 raise BadInput(f"{self._name}, line {line}: nested deeper than {_DEPTH_MAX} levels")
-            self._open.append(({} if kind == "MappingStartEvent" else [], [], event.anchor))
+            self._open.append((LinedMapping() if kind == "MappingStartEvent" else [], [], event.anchor))
         elif kind in ("MappingEndEvent", "SequenceEndEvent"):
             collection, _, anchor = self._open.pop()
             self._place(collection, anchor, line)
@@ -102,11 +112,12 @@ class _Builder:
             self._pair(collection, key.pop(), value, line)
         elif isinstance(value, str) or value is None:
             key.append(value or "null")
+            collection.lines[value or "null"] = line
         else:
             hint = "; it looks like a template: render it first" if isinstance(value, dict) else ""
             raise BadInput(f"{self._name}, line {line}: a key must be plain text{hint}")
 
-    def _pair(self, mapping: dict[str, Tree], key: str, value: Tree, line: int) -> None:
+    def _pair(self, mapping: LinedMapping, key: str, value: Tree, line: int) -> None:
         if key != "<<":
             mapping[key] = value
             return
@@ -116,6 +127,7 @@ class _Builder:
             self._spend(len(merged), line)
             for name, inherited in merged.items():
                 mapping.setdefault(name, inherited)
+                mapping.lines.setdefault(name, line)
 
     def _spend(self, nodes: int, line: int) -> None:
         self._nodes += nodes
@@ -130,24 +142,39 @@ _HELM = re.compile(
 _KUBERNETES_REFERENCE = re.compile(r"\$(\$)?\(([A-Za-z_.-][A-Za-z0-9_.-]*)\)")
 
 
+@dataclass(frozen=True, slots=True)
+class ManifestStart:
+    """A vLLM start in a Compose file or Kubernetes manifest, with what stands around it."""
+
+    launch: Launch
+    body: dict[str, Tree]  # the service, or the container
+    pod: dict[str, Tree]  # the whole Compose file, or the pod's specification
+    kind: str  # "compose", or the nearest object's kind
+
+
 def launches_in_manifest(text: str, name: str) -> list[Launch]:
     """Every vLLM start in a Compose file or Kubernetes manifest, in order; `name` is the file's, for people."""
+    return [start.launch for start in starts_in_manifest(text, name)]
+
+
+def starts_in_manifest(text: str, name: str) -> list[ManifestStart]:
+    """The same, each with what stands around it."""
     if helm := _HELM.search(text):
         line = text.count("\n", 0, helm.start()) + 1
         raise BadInput(f"{name}, line {line}: this is a Helm template; render it first with `helm template`")
-    launches: list[Launch] = []
+    starts: list[ManifestStart] = []
     for document in documents_in(text, name):
         if isinstance(document, dict) and isinstance(document.get("services"), dict):
-            launches += _in_compose(document, name)
+            starts += _in_compose(document, name)
         else:
-            launches += _in_kubernetes(document, name)
-    return launches
+            starts += _in_kubernetes(document, name)
+    return starts
 
 
 # Compose
 
 
-def _in_compose(document: dict[str, Tree], name: str) -> Iterator[Launch]:
+def _in_compose(document: dict[str, Tree], name: str) -> Iterator[ManifestStart]:
     services = document["services"]
     assert isinstance(services, dict), "the caller looked"
     for service, body in services.items():
@@ -164,7 +191,7 @@ def _in_compose(document: dict[str, Tree], name: str) -> Iterator[Launch]:
             notes=("the variables in env_file were not read",) if body.get("env_file") else (),
         )
         if launch := find_in_container(container, source):
-            yield launch
+            yield ManifestStart(launch, body, document, "compose")
 
 
 class _Compose:
@@ -208,7 +235,7 @@ class _Compose:
 # Kubernetes
 
 
-def _in_kubernetes(document: Tree, name: str) -> Iterator[Launch]:
+def _in_kubernetes(document: Tree, name: str) -> Iterator[ManifestStart]:
     """Walks the whole tree: whatever the kind, what matters hangs under `containers`."""
     waiting: list[tuple[Tree, str]] = [(document, "")]  # each with the nearest object that has a kind and a name
     seen: set[int] = set()
@@ -224,25 +251,27 @@ def _in_kubernetes(document: Tree, name: str) -> Iterator[Launch]:
             if isinstance(kind, str) and isinstance(metadata, dict):
                 place = f"{kind} {_text(metadata.get('name') or metadata.get('generateName')) or ''}".strip()
             for key in ("initContainers", "containers"):
-                yield from _in_containers(tree.get(key), name, place, growth)
-            if launch := _in_kserve_model(tree.get("model"), name, place, growth):
-                yield launch
+                yield from _in_containers(tree, key, name, place, growth)
+            model = tree.get("model")
+            if isinstance(model, dict) and (launch := _in_kserve_model(model, name, place, growth)):
+                yield ManifestStart(launch, model, tree, place.partition(" ")[0])
             children = list(tree.values())
         waiting += [(child, place) for child in reversed(children)]
 
 
-def _in_containers(containers: Tree, name: str, place: str, growth: Growth) -> Iterator[Launch]:
+def _in_containers(pod: dict[str, Tree], key: str, name: str, place: str, growth: Growth) -> Iterator[ManifestStart]:
+    containers = pod.get(key)
     for container in containers if isinstance(containers, list) else ():
         if isinstance(container, dict):
             own = container.get("name")
             labels = (name, place, f"container {own}" if isinstance(own, str) else "")
             if launch := find_in_container(_container(container, growth), ", ".join(filter(None, labels))):
-                yield _with_references(launch)
+                yield ManifestStart(_with_references(launch), container, pod, place.partition(" ")[0])
 
 
-def _in_kserve_model(model: Tree, name: str, place: str, growth: Growth) -> Launch | None:
+def _in_kserve_model(model: dict[str, Tree], name: str, place: str, growth: Growth) -> Launch | None:
     """KServe's `predictor.model`: its arguments go to a serving runtime that is defined elsewhere."""
-    if not isinstance(model, dict) or not isinstance(form := model.get("modelFormat"), dict):
+    if not isinstance(form := model.get("modelFormat"), dict):
         return None
     hints = (form.get("name"), model.get("runtime"), model.get("image"))
     if not any(isinstance(hint, str) and "vllm" in hint.lower() for hint in hints):

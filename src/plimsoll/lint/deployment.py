@@ -1,0 +1,263 @@
+"""Reads how a vLLM server is deployed, beside its command: probes, grace, shared memory, limits, restarts, the card.
+
+A Compose service, a container of a Kubernetes manifest and a systemd unit all become one `Deployment`; what a file does not
+say is None, and each check knows what then holds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from plimsoll.errors import BadInput
+from plimsoll.hardware.cards import gpu_named
+from plimsoll.launch.command_line import Launch
+from plimsoll.launch.files import kind_of, read_launches, read_text, unit_settings
+from plimsoll.launch.manifests import LinedMapping, ManifestStart, Tree, starts_in_manifest
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(hours?|hr|h|minutes?|min|ms|m|seconds?|sec|s|us)?", re.IGNORECASE)
+_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001, "us": 0.000001}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+# Labels by which a cluster says which card a node has.
+_CARD_LABELS = re.compile(
+    r"gpu\.product|gke-accelerator|instance-type|gpu-name|accelerator|gpu\.nvidia\.com/model", re.IGNORECASE
+)
+_SHM = "/dev/shm"  # noqa: S108 - where it is mounted, not a file of ours
+_SLEEP = re.compile(r"(?:\bsleep|plimsoll\.inside\.leave)\s+(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class HealthProbe:
+    """A check that ends or marks a server which does not answer."""
+
+    line: int
+    delay_s: float  # before the first look
+    patience_s: float  # from the first failed look to the last one that is forgiven
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """One vLLM server as a file deploys it."""
+
+    file: str
+    launch: Launch
+    kind: str  # compose, kubernetes, systemd or script
+    line: int  # where the server's own part of the file begins
+    liveness: HealthProbe | None = None
+    startup: HealthProbe | None = None
+    grace_s: float | None = None  # from SIGTERM to SIGKILL
+    before_stop_s: float = 0.0  # of a preStop hook or ExecStop=
+    shm_bytes: int | None = None  # of /dev/shm; None: the container's default
+    has_host_shm: bool = False
+    memory_limit_bytes: int | None = None
+    restart: str | None = None
+    is_job: bool = False
+    unit_type: str | None = None
+    kill_mode: str | None = None
+    card: str | None = None
+    secrets: tuple[str, ...] = ()  # the variables and flags whose values stand in the file
+    text: str = field(default="", repr=False)  # the whole file
+    lines: Mapping[str, int] = field(default_factory=dict)  # of what is named here, by the field's name
+
+
+def deployments_in(path: str) -> list[Deployment]:
+    """Every vLLM server that a file deploys, in order; BadInput where it has none."""
+    text, name = read_text(path), Path(path).name
+    launches = read_launches(path)
+    kind = kind_of(text, name)
+    if kind == "unit":
+        deployments = [_unit(path, text, launch) for launch in launches]
+    elif kind == "script":
+        deployments = [Deployment(file=path, launch=each, kind="script", line=_line_in(each.source)) for each in launches]
+    else:
+        deployments = [
+            (_service if start.kind == "compose" else _container)(path, start, launch)
+            for start, launch in zip(starts_in_manifest(text, name), launches, strict=True)
+        ]
+    return [replace(deployment, text=text) for deployment in deployments]
+
+
+def seconds(value: Tree) -> float | None:
+    """A duration as Compose, systemd and Kubernetes write them: 90, 90s, 1m30s, 2min 30s, infinity; None for anything else."""
+    if not isinstance(value, str) or not value.strip():
+        return None
+    if value.strip().lower() == "infinity":
+        return float("inf")
+    rest = _DURATION.sub("", value.strip())
+    if rest.strip():
+        return None
+    total = 0.0
+    for number, unit in _DURATION.findall(value):
+        word = unit.lower()
+        total += float(number) * _SECONDS[word if word in ("ms", "us") else word[:1] or "s"]
+    return total
+
+
+def size(value: Tree) -> int | None:
+    """A size as Compose and Kubernetes write them: 16gb, 16Gi, 64m, 1073741824; None for anything else. Units are binary."""
+    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    return int(float(match.group(1)) * 1024 ** _UNITS[match.group(2).lower()]) if match else None
+
+
+def _line_in(source: str) -> int:
+    tail = source.rpartition(":")[2]
+    return int(tail) if tail.isdigit() else 1
+
+
+def _mapping(tree: Tree | None, key: str) -> LinedMapping:
+    found = tree.get(key) if isinstance(tree, dict) else None
+    return found if isinstance(found, LinedMapping) else LinedMapping()
+
+
+def _text(tree: Tree | None, key: str) -> str | None:
+    found = tree.get(key) if isinstance(tree, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def _lines(*places: tuple[str, Tree, str]) -> dict[str, int]:
+    """The line of each name: where its key stands, if it stands anywhere."""
+    return {name: tree.lines[key] for name, tree, key in places if isinstance(tree, LinedMapping) and key in tree.lines}
+
+
+def _first_line(tree: dict[str, Tree]) -> int:
+    return min(tree.lines.values(), default=1) if isinstance(tree, LinedMapping) else 1
+
+
+# Compose
+
+
+def _service(path: str, start: ManifestStart, launch: Launch) -> Deployment:
+    body = start.body
+    check = _mapping(body, "healthcheck")
+    interval, retries = seconds(_text(check, "interval")) or 30.0, seconds(_text(check, "retries")) or 3.0
+    is_checked = bool(check) and _text(check, "disable") not in ("true", "True")
+    liveness = None
+    if is_checked and isinstance(body, LinedMapping):
+        delay = seconds(_text(check, "start_period")) or 0.0
+        liveness = HealthProbe(body.lines.get("healthcheck", 1), delay, interval * retries)
+    deploy = _mapping(body, "deploy")
+    limits = _mapping(_mapping(deploy, "resources"), "limits")
+    restart = _text(_mapping(deploy, "restart_policy"), "condition") or _text(body, "restart")
+    return Deployment(
+        file=path, launch=launch, kind="compose", line=_first_line(body), liveness=liveness,
+        grace_s=seconds(_text(body, "stop_grace_period")),
+        shm_bytes=size(_text(body, "shm_size")), has_host_shm=_text(body, "ipc") in ("host", "shareable"),
+        memory_limit_bytes=size(_text(limits, "memory")) or size(_text(body, "mem_limit")),
+        restart={"any": "always"}.get(restart or "", restart), secrets=tuple(_open_variables(body.get("environment"))),
+        lines=_lines(
+            ("grace_s", body, "stop_grace_period"), ("shm_bytes", body, "shm_size"), ("restart", body, "restart"),
+            ("restart", deploy, "restart_policy"), ("memory", limits, "memory"), ("memory", body, "mem_limit"),
+            ("secrets", body, "environment"), ("command", body, "command"),
+        ),
+    )  # fmt: skip
+
+
+def _open_variables(environment: Tree) -> Iterator[str]:
+    """Variables whose value stands in the file itself, not a reference to one that stands elsewhere."""
+    pairs: list[tuple[str, Tree]] = []
+    if isinstance(environment, dict):
+        pairs = list(environment.items())
+    elif isinstance(environment, list):
+        pairs = [(each.partition("=")[0], each.partition("=")[2]) for each in environment if isinstance(each, str)]
+    for name, value in pairs:
+        if isinstance(value, str) and value and "$" not in value:
+            yield name
+
+
+# Kubernetes
+
+
+def _container(path: str, start: ManifestStart, launch: Launch) -> Deployment:
+    body, pod = start.body, start.pod
+    hook = _mapping(_mapping(body, "lifecycle"), "preStop")
+    command = _mapping(hook, "exec").get("command")
+    words = " ".join(word for word in command if isinstance(word, str)) if isinstance(command, list) else ""
+    slept = _SLEEP.search(words)
+    before_stop = seconds(_text(_mapping(hook, "sleep"), "seconds")) or (float(slept.group(1)) if slept else 0.0)
+    shm, mounted = _shared_memory(body, pod)
+    limits = _mapping(_mapping(body, "resources"), "limits")
+    return Deployment(
+        file=path, launch=launch, kind="kubernetes", line=_first_line(body),
+        liveness=_probe(body, "livenessProbe"), startup=_probe(body, "startupProbe"),
+        grace_s=seconds(_text(pod, "terminationGracePeriodSeconds")), before_stop_s=before_stop,
+        shm_bytes=shm, has_host_shm=mounted and shm is None, memory_limit_bytes=size(_text(limits, "memory")),
+        restart=_text(pod, "restartPolicy") or "Always", is_job=start.kind in ("Job", "CronJob"),
+        card=_card(pod), secrets=tuple(_open_values(body.get("env"))),
+        lines=_lines(
+            ("grace_s", pod, "terminationGracePeriodSeconds"), ("restart", pod, "restartPolicy"), ("memory", limits, "memory"),
+            ("secrets", body, "env"), ("command", body, "command"), ("command", body, "args"),
+            ("shm_bytes", body, "volumeMounts"),
+        ),
+    )  # fmt: skip
+
+
+def _probe(body: dict[str, Tree], key: str) -> HealthProbe | None:
+    probe = _mapping(body, key)
+    if not probe or not isinstance(body, LinedMapping):
+        return None
+    period = seconds(_text(probe, "periodSeconds")) or 10.0
+    failures = seconds(_text(probe, "failureThreshold")) or 3.0
+    return HealthProbe(body.lines[key], seconds(_text(probe, "initialDelaySeconds")) or 0.0, period * failures)
+
+
+def _shared_memory(body: dict[str, Tree], pod: dict[str, Tree]) -> tuple[int | None, bool]:
+    """The size of /dev/shm, and whether something is mounted there: an emptyDir without a limit has the node's memory."""
+    mounts, volumes = body.get("volumeMounts"), pod.get("volumes")
+    if _text(pod, "hostIPC") in ("true", "True"):
+        return None, True
+    named = [_text(mount, "name") for mount in mounts if _text(mount, "mountPath") == _SHM] if isinstance(mounts, list) else []
+    for volume in volumes if isinstance(volumes, list) and named else ():
+        if _text(volume, "name") in named:
+            return size(_text(_mapping(volume, "emptyDir"), "sizeLimit")), True
+    return None, bool(named)
+
+
+def _open_values(env: Tree) -> Iterator[str]:
+    for each in env if isinstance(env, list) else ():
+        name, value = _text(each, "name"), _text(each, "value")
+        if name and value and "$(" not in value:
+            yield name
+
+
+def _card(pod: dict[str, Tree]) -> str | None:
+    """The card that the pod asks its node for, by the labels in nodeSelector and affinity."""
+    waiting: list[tuple[str, Tree]] = [("", pod.get("nodeSelector")), ("", pod.get("affinity"))]
+    while waiting:
+        label, tree = waiting.pop()
+        if isinstance(tree, dict):
+            own = _text(tree, "key") or ""
+            waiting += [(own if key == "values" else key, value) for key, value in tree.items()]
+        elif isinstance(tree, list):
+            waiting += [(label, value) for value in tree]
+        elif isinstance(tree, str) and _CARD_LABELS.search(label):
+            try:
+                return gpu_named(tree).name
+            except BadInput:
+                continue
+    return None
+
+
+# systemd
+
+
+def _unit(path: str, text: str, launch: Launch) -> Deployment:
+    settings: dict[str, tuple[int, str]] = {}
+    variables: list[str] = []
+    for line, key, value in unit_settings(text):
+        settings[key] = (line, value)
+        if key == "Environment":
+            variables += [word.partition("=")[0].strip("\"'") for word in value.split() if "=" in word]
+    value_of = {key: value for key, (_, value) in settings.items()}
+    names = {"grace_s": "TimeoutStopSec", "restart": "Restart", "memory": "MemoryMax", "unit_type": "Type",
+             "kill_mode": "KillMode", "secrets": "Environment", "command": "ExecStart"}  # fmt: skip
+    slept = _SLEEP.search(value_of.get("ExecStop", ""))
+    return Deployment(
+        file=path, launch=launch, kind="systemd", line=min(line for line, _ in settings.values()), has_host_shm=True,
+        grace_s=seconds(value_of.get("TimeoutStopSec") or value_of.get("TimeoutSec")),
+        before_stop_s=float(slept.group(1)) if slept else 0.0, memory_limit_bytes=size(value_of.get("MemoryMax")),
+        restart=value_of.get("Restart", "no"), unit_type=value_of.get("Type"), kill_mode=value_of.get("KillMode"),
+        secrets=tuple(variables), lines={name: settings[key][0] for name, key in names.items() if key in settings},
+    )  # fmt: skip

@@ -1,0 +1,76 @@
+"""What `plimsoll lint` found, one line a trap as compilers print them, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from plimsoll.findings import Severity
+from plimsoll.lint.check import LintedServer
+from plimsoll.redaction import one_line
+from plimsoll.render.terminal import BAD, FAINT, GOOD, WARN, Line, Report
+
+_STYLES = {Severity.CRITICAL: BAD, Severity.WARNING: WARN, Severity.INFO: FAINT}
+
+
+def as_json(files: Mapping[str, Sequence[LintedServer]], skipped: Sequence[str]) -> str:
+    """One object, schema plimsoll.lint/1."""
+    servers = [
+        {
+            "file": one_line(path),
+            "source": one_line(server.source),
+            "model": one_line(server.model) if server.model is not None else None,
+            "vllm": server.vllm,
+            "vllm_because": one_line(server.because),
+            "gpu": server.card,
+            "findings": [
+                {
+                    "rule": trap.rule,
+                    "severity": trap.severity.value,
+                    "file": one_line(trap.file),
+                    "line": trap.line,
+                    "title": one_line(trap.title),
+                    "why": one_line(trap.why),
+                    "fix": one_line(trap.fix),
+                }
+                for trap in server.traps
+            ],
+        }
+        for path, linted in files.items()
+        for server in linted
+    ]
+    body = {
+        "schema": "plimsoll.lint/1",
+        "fine": is_fine(files),
+        "servers": servers,
+        "skipped": [one_line(path) for path in skipped],
+    }
+    return json.dumps(body, indent=2, ensure_ascii=False)
+
+
+def is_fine(files: Mapping[str, Sequence[LintedServer]]) -> bool:
+    """True if nothing worse than worth knowing was found."""
+    return all(trap.severity is Severity.INFO for linted in files.values() for server in linted for trap in server.traps)
+
+
+def as_text(files: Mapping[str, Sequence[LintedServer]], skipped: Sequence[str]) -> Report:
+    """Each trap under its file and line; then one line a server, and how much was found."""
+    report = Report()
+    for linted in files.values():
+        for server in linted:
+            for trap in server.traps:
+                where = f"{one_line(trap.file)}:{trap.line}"
+                report.append(
+                    Line(f"{where}: {trap.severity.value} {trap.rule}: {one_line(trap.title)}", 4, _STYLES[trap.severity])
+                )
+                report += [Line(f"    why: {one_line(trap.why)}", 9), Line(f"    fix: {one_line(trap.fix)}", 9)]
+            card = f"planned on {server.card}" if server.card else "not planned: the card is not known (--gpu NAME)"
+            count = sum(trap.severity is not Severity.INFO for trap in server.traps)
+            verdict = f"{count} {'trap' if count == 1 else 'traps'}" if count else "no trap"
+            basis = f"vLLM {server.vllm} ({one_line(server.because)}), {card}"
+            report += [Line(f"{one_line(server.source)}: {verdict}; {basis}", 2, GOOD if not count else WARN), ""]
+    if skipped:
+        report.append(f"passed over, no vLLM start: {', '.join(map(one_line, skipped))}")
+    elif report:
+        report.pop()  # the blank behind the last server
+    return report

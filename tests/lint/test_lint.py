@@ -1,0 +1,231 @@
+"""The traps that `plimsoll lint` finds, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.cli.main import main
+from plimsoll.errors import PlimsollError
+from plimsoll.lint.check import lint_file
+from plimsoll.lint.deployment import seconds, size
+from plimsoll.plan.options import ServerOptions
+from plimsoll.units import GIB
+from tests.each import each
+
+ROOT = Path(__file__).parents[2]
+COMPOSE = """\
+services:
+  llm:
+    image: vllm/vllm-openai:v0.32.0
+    command: --model Qwen/Qwen3-8B --shutdown-timeout 60 COMMAND
+    stop_grace_period: 2m30s
+    restart: unless-stopped
+    SERVICE
+"""
+POD = """\
+kind: Deployment
+metadata: {name: llm}
+spec:
+  template:
+    spec:
+      terminationGracePeriodSeconds: 150
+      POD
+      containers:
+        - name: vllm
+          image: vllm/vllm-openai:v0.32.0
+          args: [--model, Qwen/Qwen3-8B, --shutdown-timeout, "60", COMMAND]
+          CONTAINER
+"""
+UNIT = """\
+[Service]
+Type=exec
+ExecStart=/opt/vllm/bin/vllm serve Qwen/Qwen3-8B --shutdown-timeout 60 COMMAND
+KillMode=mixed
+TimeoutStopSec=150
+Restart=always
+SERVICE
+"""
+SECRET = "hf_0123456789012345678901234567890123"
+PROBE = "livenessProbe: {{httpGet: {{path: /health, port: 8000}}, periodSeconds: {}, failureThreshold: {}}}"
+STARTUP = "startupProbe: {{httpGet: {{path: /health, port: 8000}}, periodSeconds: 10, failureThreshold: {}}}"
+
+
+def rules(folder: Path, text: str, name: str = "file.yaml", **filled: str) -> list[tuple[str, int]]:
+    """The rule and the line of every trap in a text whose words in capitals are filled in."""
+    for word in ("COMMAND", "SERVICE", "CONTAINER", "POD"):
+        text = text.replace(word, filled.get(word.lower(), ""))
+    (folder / name).write_text(re.sub(r", *\]", "]", text))
+    servers = lint_file(str(folder / name), ServerOptions())
+    return [(trap.rule, trap.line) for server in servers for trap in server.traps]
+
+
+@each(
+    ("text", "name", "filled", "expected"),
+    [
+        (COMPOSE, "c.yaml", {}, []),
+        (POD, "p.yaml", {}, []),
+        (UNIT, "u.service", {}, []),
+        (POD, "p.yaml", {"container": PROBE.format(10, 3)}, [("probe.liveness", 12), ("probe.slow-start", 12)]),
+        (POD, "p.yaml", {"container": PROBE.format(30, 10)}, [("probe.slow-start", 12)]),
+        (POD, "p.yaml", {"container": f"{PROBE.format(30, 10)}\n          {STARTUP.format(60)}"}, []),
+        (POD, "p.yaml", {"container": STARTUP.format(12)}, [("probe.slow-start", 12)]),
+        (COMPOSE, "c.yaml", {"service": "healthcheck: {test: x, interval: 10s, retries: 5}"}, [("probe.slow-start", 7)]),
+        (COMPOSE, "c.yaml", {"service": "healthcheck: {test: x, start_period: 15m}"}, []),
+        (UNIT.replace("exec", "notify", 1), "u.service", {}, [("probe.notify", 2)]),
+        (COMPOSE.replace("2m30s", "1m"), "c.yaml", {}, [("stop.grace", 5)]),
+        (POD.replace("150", "60"), "p.yaml", {}, [("stop.grace", 6)]),
+        (POD, "p.yaml", {"container": "lifecycle: {preStop: {sleep: {seconds: 90}}}"}, [("stop.grace", 6)]),
+        (UNIT.replace("=150", "=60"), "u.service", {}, [("stop.grace", 5)]),
+        (UNIT.replace("KillMode=mixed\n", ""), "u.service", {}, [("stop.kill-mode", 2)]),
+        (COMPOSE.replace("--shutdown-timeout 60 ", ""), "c.yaml", {}, [("stop.no-drain", 4)]),
+        (COMPOSE, "c.yaml", {"command": "-tp 4"}, [("shm.small", 3)]),
+        (COMPOSE, "c.yaml", {"command": "-tp 4", "service": "shm_size: 1gb"}, [("shm.small", 7)]),
+        (COMPOSE, "c.yaml", {"command": "-tp 4", "service": "shm_size: 16gb"}, []),
+        (COMPOSE, "c.yaml", {"command": "-tp 4", "service": "ipc: host"}, []),
+        (POD, "p.yaml", {"command": '-tp, "2"'}, [("shm.small", 9)]),
+        (
+            POD,
+            "p.yaml",
+            {
+                "command": '-tp, "2"',
+                "pod": "volumes: [{name: shm, emptyDir: {medium: Memory}}]",
+                "container": "volumeMounts: [{name: shm, mountPath: /dev/shm}]",
+            },
+            [],
+        ),
+        (COMPOSE, "c.yaml", {"command": "--kv-offloading-size 32"}, [("memory.pinned", 3)]),
+        (COMPOSE, "c.yaml", {"command": "--cpu-offload-gb 20", "service": "mem_limit: 24g"}, [("memory.pinned", 7)]),
+        (COMPOSE, "c.yaml", {"command": "--cpu-offload-gb 20", "service": "mem_limit: 64g"}, []),
+        (UNIT, "u.service", {"command": "--enable-sleep-mode"}, [("memory.pinned", 2)]),
+        (COMPOSE.replace("unless-stopped", "on-failure"), "c.yaml", {}, [("restart.exit-zero", 6)]),
+        (POD, "p.yaml", {"pod": "restartPolicy: OnFailure"}, [("restart.exit-zero", 7)]),
+        (POD.replace("Deployment", "Job"), "p.yaml", {"pod": "restartPolicy: OnFailure"}, []),
+        (UNIT.replace("=always", "=on-failure"), "u.service", {}, [("restart.exit-zero", 6)]),
+        (COMPOSE, "c.yaml", {"service": f"environment: {{HF_TOKEN: {SECRET}}}"}, [("secret.open", 7)]),
+        (COMPOSE, "c.yaml", {"service": 'environment: ["HF_TOKEN=${HF_TOKEN}"]'}, []),
+        (POD, "p.yaml", {"command": "--api-key, sk-0123456789abcdef0123456789"}, [("secret.open", 11)]),
+        (UNIT, "u.service", {"service": "Environment=VLLM_API_KEY=sk-0123456789abcdef0123456789"}, [("secret.open", 7)]),
+        (COMPOSE, "c.yaml", {"command": "--swap-space 4"}, [("flag.removed", 4)]),
+        (COMPOSE, "c.yaml", {"command": "--log-config-file x"}, [("flag.deprecated", 4)]),
+    ],
+)  # fmt: skip
+def test_each_trap_is_found_where_it_stands_and_nowhere_else(
+    tmp_path: Path, text: str, name: str, filled: dict[str, str], expected: list[tuple[str, int]]
+) -> None:
+    """A file without traps is passed, and one change of it gives one trap, with its line."""
+    assert rules(tmp_path, text, name, **filled) == expected
+
+
+def test_a_card_that_the_manifest_names_is_planned_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model that does not fit the node's card is a finding of plan, with plan's advice, and so is one that --gpu names."""
+    selector = "nodeSelector: {nvidia.com/gpu.product: NVIDIA-L4}"
+    text = POD.replace("Qwen/Qwen3-8B", "meta-llama/Llama-3.3-70B-Instruct")
+    assert ("startup.weights-do-not-fit", 11) in rules(tmp_path, text, "p.yaml", pod=selector)
+    (tmp_path / "c.yaml").write_text(COMPOSE.replace("COMMAND", "").replace("SERVICE", ""))
+    assert main(["lint", "--gpu", "T4", "--json", str(tmp_path / "c.yaml")]) == 1
+    body = json.loads(capsys.readouterr().out)
+    assert body["schema"] == "plimsoll.lint/1"
+    assert (body["fine"], body["servers"][0]["gpu"]) == (False, "T4")
+    assert {"rule", "severity", "file", "line", "title", "why", "fix"} == set(body["servers"][0]["findings"][0])
+
+
+def test_what_the_command_prints_and_returns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A trap is file:line: severity rule; what is worth knowing fails nothing; a file without vLLM is wrong unless skipped."""
+    good, bad, other = tmp_path / "good.yaml", tmp_path / "bad.yaml", tmp_path / "other.yaml"
+    good.write_text(COMPOSE.replace("--shutdown-timeout 60 COMMAND", "").replace("SERVICE", ""))
+    bad.write_text(COMPOSE.replace("COMMAND", "--swap-space 4").replace("SERVICE", ""))
+    other.write_text("a: 1\n")
+    assert main(["lint", str(good)]) == 0
+    assert f"{good}:4: info stop.no-drain" in capsys.readouterr().out
+    assert main(["lint", str(good), str(bad)]) == 1
+    assert f"{bad}:4: critical flag.removed" in capsys.readouterr().out
+    assert main(["lint", str(other)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert main(["lint", "--skip-others", str(other), str(good)]) == 0
+    assert "passed over" in capsys.readouterr().out
+    assert main(["lint"]) == 2
+
+
+def test_no_secret_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The trap names the variable and never its value."""
+    (tmp_path / "c.yaml").write_text(COMPOSE.replace("COMMAND", "").replace("SERVICE", f"environment: {{HF_TOKEN: {SECRET}}}"))
+    for more in ([], ["--json"]):
+        assert main(["lint", *more, str(tmp_path / "c.yaml")]) == 1
+        out = capsys.readouterr().out
+        assert "HF_TOKEN" in out
+        assert SECRET not in out
+
+
+def test_what_assets_writes_has_no_trap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The files that plimsoll generates pass its own lint."""
+    plan = tmp_path / "plan.json"
+    assert (
+        main(["plan", "--gpu", "H100", "--vllm", "0.32.0", "--json", "--", "vllm", "serve", "Qwen/Qwen3-8B", "-tp", "2"]) == 0
+    )
+    plan.write_text(capsys.readouterr().out)
+    assert main(["assets", str(tmp_path / "out"), "--plan", str(plan)]) == 0
+    files = [path for path in (tmp_path / "out").rglob("*") if path.suffix in (".yaml", ".service")]
+    assert main(["lint", "--skip-others", *map(str, files)]) == 0, capsys.readouterr().out
+
+
+def test_the_hook_runs_the_command() -> None:
+    """The commit hook calls lint on files that may start vLLM."""
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
+    assert hook["entry"].startswith("plimsoll lint --skip-others")
+    for name, matches in (("compose.yaml", True), ("k8s/vllm.yml", True), ("vllm.service", True), ("a.py", False)):
+        assert bool(re.search(hook["files"], name)) is matches
+
+
+def test_every_rule_is_on_the_page() -> None:
+    """docs/lint.md lists the rules that the code has, and no others."""
+    source = (ROOT / "src" / "plimsoll" / "lint" / "traps.py").read_text(encoding="utf-8")
+    there = set(re.findall(r'"((?:probe|stop|shm|memory|restart|secret)\.[a-z-]+)"', source))
+    page = (ROOT / "docs" / "lint.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"`((?:probe|stop|shm|memory|restart|secret)\.[a-z-]+)`", page)) == there
+
+
+@each(
+    ("text", "expected"),
+    [("90", 90), ("1m30s", 90), ("2min 30s", 150), ("1h", 3600), ("500ms", 0.5), ("infinity", float("inf")), ("x", None)],
+)  # fmt: skip
+def test_durations(text: str, expected: float | None) -> None:
+    """Durations are read as Compose, systemd and Kubernetes write them."""
+    assert seconds(text) == expected
+
+
+@each(
+    ("text", "expected"),
+    [("16gb", 16 * GIB), ("16Gi", 16 * GIB), ("64m", 64 << 20), ("1024", 1024), ("1.5g", 3 << 29), ("", None)],
+)
+def test_sizes(text: str, expected: int | None) -> None:
+    """Sizes are read as Compose and Kubernetes write them."""
+    assert size(text) == expected
+
+
+_WORDS = st.sampled_from(
+    "services:|  a:|    image: vllm/vllm-openai|    command: x|    healthcheck: 3|    deploy: []|    shm_size: {}"
+    "|    environment: {HF_TOKEN: [1]}|kind: Pod|spec: {containers: [{image: vllm, livenessProbe: [], env: [{name: 1}]}]}"
+    "|[Service]|ExecStart=vllm serve|MemoryMax=|TimeoutStopSec=x|Restart=|- ~|    ipc: [host]".split("|")
+)  # fmt: skip
+
+
+@given(st.lists(_WORDS, max_size=12))
+def test_any_file_gives_traps_or_one_line(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> None:
+    """Whatever stands where a probe, a size or a list should, lint answers or says in one line what is wrong."""
+    path = tmp_path_factory.mktemp("lint") / "file.yaml"
+    path.write_text("\n".join(lines))
+    try:
+        for server in lint_file(str(path), ServerOptions()):
+            assert all(trap.line >= 1 and trap.fix for trap in server.traps)
+    except PlimsollError as error:
+        line = str(error)
+    else:
+        line = ""
+    assert "\n" not in line
