@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.doctor_accuracy import of_ours
 from benchmarks.doctor_reports import CONFIDENT, judged, of_reports
 from plimsoll.doctor.rules.diagnose import Diagnosis, diagnose, look_next
 from plimsoll.doctor.rules.facts import fitting, role_of
@@ -40,6 +41,15 @@ def test_reported_failures_are_named(tmp_path: Path) -> None:
     assert len(wrong) <= 0.1 * len(found), wrong
     assert len(memory) <= 0.05 * len(found)
     assert not [one for one in memory if one.scored.memory is not None and one.confidence >= CONFIDENT]
+
+
+def test_a_confidence_means_something(tmp_path: Path) -> None:
+    """What is said at 90 % is right at least 85 times of 100, at about 60 % at least 55 times, over reports and captures."""
+    found = [one for one in judged([*of_reports(tmp_path), *of_ours()]) if one.scored.code]
+    for least, below, promised in ((0.9, 1.01, 0.85), (0.55, 0.75, 0.55)):
+        some = [one.is_right for one in found if least <= one.confidence < below]
+        assert len(some) >= 20
+        assert sum(some) / len(some) >= promised
 
 
 def test_each_start_in_a_file_has_its_verdict() -> None:

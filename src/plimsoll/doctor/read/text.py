@@ -346,7 +346,7 @@ def detect_format(sample: Iterable[str]) -> LineFormat:
     # A table has words and bars as well; what speaks like vLLM behind them is a server.
     known = {name for name, said_by in services.items() if most or (len(said_by) >= 3 and any(map(is_prefixed, said_by)))}
     known = {name for name in known if any(map(str.strip, services[name]))}  # a server says something behind its name
-    words = Counter(match[0] for line in bare if (match := _WORD_RE.match(line)))
+    words = Counter(match[0] for line in bare if (match := _WORD_RE.match(_STAMP_RE.sub("", line, count=1))))
     word, times = next(iter(words.most_common(1)), ("", 0))
     if word.strip("[]: ").upper() in LEVELS or times < max(3, 0.9 * len(bare)):
         word = ""
