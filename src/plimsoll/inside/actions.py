@@ -80,19 +80,19 @@ def group_files(root: str = "") -> GroupFiles:
         else:
             continue
         # In a container the group may be named as the host sees it; then only the top is there, and it is ours.
-        parts = [part for part in group.split("/") if part not in ("", "..")][:64]
-        files += [("/".join((top, *parts[:n], limit)), "/".join((top, *parts[:n], use))) for n in range(len(parts), -1, -1)]
+        names = [part for part in group.split("/") if part not in ("", "..")][:64]
+        files += [("/".join((top, *names[:n], limit)), "/".join((top, *names[:n], use))) for n in range(len(names), -1, -1)]
     return [pair for pair in files if any(os.access(path, os.R_OK) for path in pair)]
 
 
 def _table(text: str, *names: str) -> Mapping[str, int]:
     """Of lines like `VmRSS:  123 kB` those with these names, in bytes."""
-    found = {}
+    sizes = {}
     for name in names:
         words = f"\n{text}".partition(f"\n{name}:")[2].partition("\n")[0].split()
         if len(words) == 2 and words[1] == "kB" and words[0].isascii() and words[0].isdigit():
-            found[name] = int(words[0][:18]) * 1024
-    return found
+            sizes[name] = int(words[0][:18]) * 1024
+    return sizes
 
 
 def _number(text: str) -> int | None:

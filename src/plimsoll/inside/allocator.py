@@ -160,8 +160,8 @@ def _whole(value: object) -> int | None:
 
 def wants_expandable(environ: Mapping[str, str] | None = None) -> bool:
     environ = os.environ if environ is None else environ
-    told = next((environ[name] for name in _SETTINGS if environ.get(name)), "")
-    pairs = (pair.partition(":") for pair in told.replace(" ", "").split(","))
+    setting = next((environ[name] for name in _SETTINGS if environ.get(name)), "")
+    pairs = (pair.partition(":") for pair in setting.replace(" ", "").split(","))
     return any(name == "expandable_segments" and value == "True" for name, _, value in pairs)
 
 
@@ -176,8 +176,8 @@ class Torch:
         """The nested statistics; empty before torch uses the device. No call to the device."""
         if not self.torch.cuda.is_initialized():
             return {}
-        found: Mapping[str, Any] = self.torch.cuda.memory_stats_as_nested_dict(self.device)
-        return found
+        nested: Mapping[str, Any] = self.torch.cuda.memory_stats_as_nested_dict(self.device)
+        return nested
 
     def segments(self) -> list[Mapping[str, Any]]:
         """All segments with their blocks, without the history of past allocations where torch can leave it out."""
@@ -196,8 +196,8 @@ class Torch:
 
     def uuid(self) -> str | None:
         """The device's own name for good, in NVML's spelling; never while the worker starts."""
-        found = getattr(self.torch.cuda.get_device_properties(self.device), "uuid", None)
-        return None if found is None else f"GPU-{str(found).removeprefix('GPU-')}"
+        uuid = getattr(self.torch.cuda.get_device_properties(self.device), "uuid", None)
+        return None if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}"
 
     def empty_cache(self) -> None:
         self.torch.cuda.empty_cache()

@@ -89,16 +89,16 @@ def fields_of(body: bytes, known: tuple[str, ...]) -> dict[str, Any]:
     if not body.strip():
         return {}
     try:
-        found = json.loads(body)
+        fields = json.loads(body)
     except (ValueError, RecursionError):
         raise BadAsk("the body is not JSON") from None
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         raise BadAsk("the body is not a JSON object")
-    for name in found:
+    for name in fields:
         if name not in known:
             takes = f"there is: {', '.join(known)}" if known else "it takes none"
             raise BadAsk(f"there is no field {str(name)[:40]!r}; {takes}")
-    return found
+    return fields
 
 
 def number(fields: dict[str, Any], name: str, low: float, high: float, default: float | None = None) -> float | None:

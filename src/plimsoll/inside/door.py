@@ -95,11 +95,11 @@ def read_certificate(path: str) -> CertificateTable:
     except OSError as error:
         raise BadTable(f"{path} cannot be read: {error.strerror or type(error).__name__}") from None
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError):
         raise BadTable(f"{path} is not JSON") from None
     try:
-        return _certificate(found)
+        return _certificate(content)
     except BadTable as problem:
         raise BadTable(f"{path}: {problem}") from None
 
@@ -121,10 +121,10 @@ def _text(path: str) -> bytes:
     return text
 
 
-def _certificate(found: Any) -> CertificateTable:
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+def _certificate(content: Any) -> CertificateTable:
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         raise BadTable(f"its schema is not {SCHEMA}")
-    rows, assumes = found.get("kinds"), found.get("assumes")
+    rows, assumes = content.get("kinds"), content.get("assumes")
     if not isinstance(rows, list) or len(rows) > MOST_KINDS:
         raise BadTable(f"kinds is not a list of at most {MOST_KINDS}")
     if not isinstance(assumes, dict):
@@ -134,8 +134,8 @@ def _certificate(found: Any) -> CertificateTable:
     kinds = tuple(_kind(row) for row in rows)
     if len({kind.kind for kind in kinds}) != len(kinds):
         raise BadTable("a kind stands in it twice")
-    spare = _number(found, "spare_bytes", least=-LARGEST_NUMBER)  # below 0 where not even a plain step is covered
-    return CertificateTable(_word(found, "vllm"), _word(found, "model"), spare, assumes, kinds)
+    spare = _number(content, "spare_bytes", least=-LARGEST_NUMBER)  # below 0 where not even a plain step is covered
+    return CertificateTable(_word(content, "vllm"), _word(content, "model"), spare, assumes, kinds)
 
 
 def _kind(row: Any) -> RequestKind:
@@ -155,15 +155,15 @@ def _kind(row: Any) -> RequestKind:
     return kind
 
 
-def _word(found: Mapping[str, Any], name: str) -> str:
-    word = found.get(name)
+def _word(row: Mapping[str, Any], name: str) -> str:
+    word = row.get(name)
     if not isinstance(word, str) or not word or len(word) > 1000:
         raise BadTable(f"{name} is not a word")
     return word
 
 
-def _number(found: Mapping[str, Any], name: str, least: float = 0.0) -> float:
-    number = found.get(name)
+def _number(row: Mapping[str, Any], name: str, least: float = 0.0) -> float:
+    number = row.get(name)
     if isinstance(number, bool) or not isinstance(number, int | float) or not least <= number <= LARGEST_NUMBER:
         raise BadTable(f"{name} is not a number of bytes or units")  # NaN is within no bounds
     return float(number)
@@ -461,8 +461,8 @@ class Door:
         }
 
     def _counts(self, does: str) -> dict[str, dict[str, int]]:
-        found = {why: {kind: self._total(f"door_{kind}_{does}_{why}") for kind in KINDS} for why in WHYS}
-        return {why: {kind: count for kind, count in counts.items() if count} for why, counts in found.items()}
+        tables = {why: {kind: self._total(f"door_{kind}_{does}_{why}") for kind in KINDS} for why in WHYS}
+        return {why: {kind: count for kind, count in counts.items() if count} for why, counts in tables.items()}
 
 
 DOOR = Door()  # one a process
@@ -522,11 +522,11 @@ def install_into_vllm(door: Door, settings: InsideSettings, modules: Callable[[s
         door.stay_open(settings.admit, reason)
         FAULTS.say("the door", f"door: open, nothing is refused: {reason}")
         return False
-    made = client.__init__
+    own_init = client.__init__
 
-    @functools.wraps(made)
+    @functools.wraps(own_init)
     def make(self: Any, *args: Any, **kwargs: Any) -> None:
-        made(self, *args, **kwargs)
+        own_init(self, *args, **kwargs)
         try:
             if set_up(door, self, settings, version):
                 put_into(self.output_processor, door, refuse)
@@ -689,13 +689,13 @@ def _refusals(modules: Callable[[str], Any]) -> Callable[[Refusal], Exception]:
     not_now = _unavailable(invalid, modules) if graceful is None else functools.partial(graceful, http_status=HTTPStatus(503))
 
     def refuse(refusal: Refusal) -> Exception:
-        made = (
+        refusal_error = (
             invalid(refusal.message, parameter=PARAMETERS.get(refusal.kind))
             if refusal.why == NEVER
             else not_now(refusal.message)
         )
-        assert isinstance(made, Exception)
-        return made
+        assert isinstance(refusal_error, Exception)
+        return refusal_error
 
     for why in WHYS:
         refuse(Refusal(why, KINDS[0], "a trial"))
@@ -710,6 +710,6 @@ def _unavailable(invalid: Any, modules: Callable[[str], Any]) -> Callable[[str],
         invalid.__init__(self, message)
         self.status_code, self.detail, self.headers = 503, message, None
 
-    made: Any = type("NotNow", (base, invalid), {"__init__": start, "__str__": lambda self: self.detail})
-    unavailable: Callable[[str], Exception] = made
+    kind: Any = type("NotNow", (base, invalid), {"__init__": start, "__str__": lambda self: self.detail})
+    unavailable: Callable[[str], Exception] = kind
     return unavailable

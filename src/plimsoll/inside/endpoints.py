@@ -47,11 +47,11 @@ class Endpoint(NamedTuple):
 
 async def answer(gate: GateControl, ask: GateRequest, *, only_ready: bool = False) -> GateAnswer:
     """The answer to one request under /plimsoll/; never raises. `only_ready`: the rest is served somewhere else."""
-    found = [endpoint for endpoint in ENDPOINTS if endpoint.path == ask.path]
-    if not found or (only_ready and found[0].needs_token):
-        where = "it is served where PLIMSOLL_LISTEN says" if found else f"there is {', '.join(e.path for e in ENDPOINTS)}"
+    endpoints = [endpoint for endpoint in ENDPOINTS if endpoint.path == ask.path]
+    if not endpoints or (only_ready and endpoints[0].needs_token):
+        where = "it is served where PLIMSOLL_LISTEN says" if endpoints else f"there is {', '.join(e.path for e in ENDPOINTS)}"
         return error(404, f"no {ask.path[:80]} here; {where}", "NotFoundError")
-    endpoint = found[0]
+    endpoint = endpoints[0]
     if endpoint.needs_token and (refused := _without_token(gate, ask)) is not None:
         return refused
     if ask.method != endpoint.method and not (ask.method == "HEAD" and endpoint.method == "GET"):
@@ -85,8 +85,11 @@ def _without_token(gate: GateControl, ask: GateRequest) -> GateAnswer | None:
 
 async def _ready(gate: GateControl, body: bytes) -> GateAnswer:
     del body
-    found = gate.readiness()
-    return GateAnswer(200 if found.is_ready else 503, {"ready": found.is_ready, "reason": found.reason, "detail": found.detail})
+    readiness = gate.readiness()
+    return GateAnswer(
+        200 if readiness.is_ready else 503,
+        {"ready": readiness.is_ready, "reason": readiness.reason, "detail": readiness.detail},
+    )
 
 
 async def _state(gate: GateControl, body: bytes) -> GateAnswer:
@@ -100,7 +103,7 @@ def state_of(gate: GateControl) -> dict[str, Any]:
     pages = shared.pages(look=True)
     gate.publish_queue(at_once=True)
     now = time.monotonic()
-    found = gate.readiness()
+    readiness = gate.readiness()
     return {
         "schema": "plimsoll.state/1",
         "plimsoll": plimsoll.__version__,
@@ -108,9 +111,9 @@ def state_of(gate: GateControl) -> dict[str, Any]:
         "pid": os.getpid(),
         "started": places.start_unix(os.getpid()),
         "api_servers": len(pages),
-        "ready": found.is_ready,
-        "reason": found.reason,
-        "detail": found.detail,
+        "ready": readiness.is_ready,
+        "reason": readiness.reason,
+        "detail": readiness.detail,
         "in_flight": shared.total("in_flight"),
         "background": shared.total("background"),
         "engine_requests": shared.total("engine_requests"),
@@ -146,12 +149,12 @@ def _ended(gate: GateControl) -> list[int]:
 
 
 def drain_words(gate: GateControl, now: float) -> dict[str, Any]:
-    found = gate.shared.drain()
+    drain = gate.shared.drain()
     return {
         "phase": gate.phase(),
-        "epoch": found.epoch,
-        "lease_left_s": round(max(0.0, found.until - now), 3),
-        "since_s": round(now - found.since, 3) if found.is_on(now) else None,
+        "epoch": drain.epoch,
+        "lease_left_s": round(max(0.0, drain.until - now), 3),
+        "since_s": round(now - drain.since, 3) if drain.is_on(now) else None,
         "in_flight": gate.shared.total("in_flight"),
         "idle": _is_idle(gate),
     }
@@ -195,11 +198,11 @@ def _engine_words(gate: GateControl, now: float) -> dict[str, Any]:
 
 async def _memory(gate: GateControl, body: bytes) -> GateAnswer:
     fields_of(body, ())
-    found = gate.figures()
+    workers = gate.figures()
     reason = (
-        None if found else "no worker has written figures: is it started with --worker-extension-cls plimsoll.inside.Probe?"
+        None if workers else "no worker has written figures: is it started with --worker-extension-cls plimsoll.inside.Probe?"
     )
-    return GateAnswer(200, {"schema": "plimsoll.memory/1", "at": round(time.time(), 3), "workers": found, "reason": reason})
+    return GateAnswer(200, {"schema": "plimsoll.memory/1", "at": round(time.time(), 3), "workers": workers, "reason": reason})
 
 
 async def _drain(gate: GateControl, body: bytes) -> GateAnswer:
@@ -241,8 +244,8 @@ def _drain_answer(gate: GateControl, after: admission.Drain | admission.Stale) -
     gate.shared.pages(look=True)
     gate.publish_queue(at_once=True)
     words = drain_words(gate, time.monotonic())
-    said = (words[name] for name in ("phase", "epoch", "lease_left_s", "in_flight"))
-    LOG.info("plimsoll: drain: %s, epoch %s, lease %.0f s, %s in flight", *said)
+    shown = (words[name] for name in ("phase", "epoch", "lease_left_s", "in_flight"))
+    LOG.info("plimsoll: drain: %s, epoch %s, lease %.0f s, %s in flight", *shown)
     return GateAnswer(200, words)
 
 
@@ -277,9 +280,9 @@ async def _snapshot(gate: GateControl, body: bytes) -> GateAnswer:
 
 
 async def _call(gate: GateControl, method: str, arguments: tuple[Any, ...]) -> GateAnswer:
-    found = gate.readiness()
-    if found.reason in ("starting", "dead", "wedged", "asleep"):
-        return error(409, f"the engine is {found.reason}: {found.detail}", "ConflictError")
+    readiness = gate.readiness()
+    if readiness.reason in ("starting", "dead", "wedged", "asleep"):
+        return error(409, f"the engine is {readiness.reason}: {readiness.detail}", "ConflictError")
     workers = gate.figures()
     if not workers or not all(worker["alive"] for worker in workers):
         return error(

@@ -82,20 +82,20 @@ def write_figures(folder: str, figures: dict[str, Any]) -> None:
 
 def read_figures(folder: str, key: int, now: float) -> list[dict[str, Any]]:
     """The figures of every worker that comes from process `key`, each with its `age_s` and whether it is `alive`."""
-    found = []
+    workers = []
     for name in _names(folder):
         try:
             figures = _read(folder, name)
             if key in figures["ancestors"]:
                 figures["age_s"] = max(0.0, now - figures["beat"])
                 figures["alive"] = _is_same_process(figures)
-                found.append(figures)
+                workers.append(figures)
         except FileNotFoundError:
             continue  # its worker was replaced between the listing and now
         except Exception as error:
             FAULTS.note("reading a worker's figures", error)
-    found.sort(key=lambda figures: (_order(figures["engine"]), _order(figures["rank"]), figures["pid"]))
-    return found
+    workers.sort(key=lambda figures: (_order(figures["engine"]), _order(figures["rank"]), figures["pid"]))
+    return workers
 
 
 def remove_dead(folder: str) -> None:
@@ -144,27 +144,27 @@ def _read(folder: str, name: str) -> dict[str, Any]:
     return figures
 
 
-def _checked(found: object) -> dict[str, Any]:
+def _checked(content: object) -> dict[str, Any]:
     """What is read, with every key there and every value of a kind that readers expect."""
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         raise ValueError("not figures of this schema")
     figures = empty_figures()
-    figures |= {name: _plain(found.get(name)) for name in PLAIN_KEYS if name != "ancestors"}
+    figures |= {name: _plain(content.get(name)) for name in PLAIN_KEYS if name != "ancestors"}
     for name in ("pid", "beat"):
         if not isinstance(figures[name], int | float) or isinstance(figures[name], bool):
             raise ValueError(f"{name} is not a number")
     if not isinstance(figures["pid"], int):
         raise ValueError("pid is not a whole number")
-    line = found.get("ancestors")
+    line = content.get("ancestors")
     if not isinstance(line, list) or len(line) > ANCESTORS_MAX:
         raise ValueError("ancestors is not a list")
     figures["ancestors"] = [pid for pid in line if isinstance(pid, int)]
     for name, keys in GROUPS.items():
-        table = found.get(name)
+        table = content.get(name)
         if isinstance(table, dict):
             figures[name] = {key: _plain(table.get(key)) for key in keys}
     for name in (*LOOSE_KEYS, "reasons", "faults"):
-        table = found.get(name)
+        table = content.get(name)
         if isinstance(table, dict):
             figures[name] = {str(key): _plain(value) for key, value in list(table.items())[:REASONS_MAX]}
     return figures

@@ -138,10 +138,10 @@ class _Passing:
     def _look(self, body: bytes) -> None:
         # A mark may lie across two chunks: the end of the last one is looked at again, less what could hold a whole mark.
         seen = self._tail + body
-        found = items_in(seen) - items_in(self._tail)
+        items = items_in(seen) - items_in(self._tail)
         self._tail = seen[-LONGEST_MARK:]
-        self.items += found
-        self._control.items += found
+        self.items += items
+        self._control.items += items
 
     async def send(self, message: Message) -> None:
         """The answer, with Retry-After where vLLM refuses without saying when to come again."""
@@ -312,8 +312,8 @@ class Gate:
             if not message.get("more_body"):
                 break
         ask = GateRequest(scope["method"], path, scope["headers"], body)
-        found = await answer(gate, ask, only_ready=bool(gate.settings.listen))
-        await send_answer(send, found, is_head=scope["method"] == "HEAD")
+        reply = await answer(gate, ask, only_ready=bool(gate.settings.listen))
+        await send_answer(send, reply, is_head=scope["method"] == "HEAD")
 
     async def _pass(self, gate: GateControl, scope: Scope, receive: Receive, send: Send, path: str) -> None:
         refusal, is_counted = None, False

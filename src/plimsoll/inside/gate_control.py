@@ -164,10 +164,10 @@ class GateControl:
         """Serving, leaving or refusing. The common case costs one look at a number."""
         if self.shared.common["until_ns"] == 0:
             return SERVING
-        found = self.shared.drain()
-        phase = found.phase(time.monotonic(), self.shared.latest("last_admitted_ns") / NS)
-        if phase == REFUSING and not found.is_refusing:
-            self._settle(found)
+        drain = self.shared.drain()
+        phase = drain.phase(time.monotonic(), self.shared.latest("last_admitted_ns") / NS)
+        if phase == REFUSING and not drain.is_refusing:
+            self._settle(drain)
         return phase
 
     def _settle(self, seen: Drain) -> None:
@@ -193,9 +193,9 @@ class GateControl:
         if self.shared.common["until_ns"] == 0:
             return
         with contextlib.suppress(TimeoutError), self.shared.common.changing(patience_s=0.0):  # else at the next tick
-            found = self.shared.read_drain_unlocked()
-            if not found.is_on(time.monotonic()):
-                self.shared.set_drain(found._replace(until=0.0, is_refusing=False))
+            drain = self.shared.read_drain_unlocked()
+            if not drain.is_on(time.monotonic()):
+                self.shared.set_drain(drain._replace(until=0.0, is_refusing=False))
 
     def closes_connections(self) -> bool:
         """Whether answers ask the client to connect anew, so that the balancer sends it elsewhere."""
@@ -391,7 +391,7 @@ def note_engine_request(request: Any) -> None:
         passage.is_followed = passage.is_followed and request is not None
 
 
-def _known(said: int, most: int | None) -> int | None:
-    if said < 0:
+def _known(count: int, most: int | None) -> int | None:
+    if count < 0:
         return None
-    return said if most is None else min(said, most)
+    return count if most is None else min(count, most)

@@ -45,12 +45,12 @@ def leave(url: str, token: str, within_s: float) -> str:
     _ask(f"{url}/drain", token, {"lease_s": LEASE_S, "bound_s": min(BOUND_S, within_s / 2)})
     while True:
         drain = _ask(f"{url}/state", token, None).get("drain")
-        found = drain if isinstance(drain, dict) else {}
-        if found.get("phase") == "refusing" and found.get("idle") is True:
+        state = drain if isinstance(drain, dict) else {}
+        if state.get("phase") == "refusing" and state.get("idle") is True:
             return "it refuses new work and is idle"
         left_s = end - time.monotonic()
         if left_s <= 0:
-            return f"it is {found.get('phase')} with {found.get('in_flight')} in flight; the time is over"
+            return f"it is {state.get('phase')} with {state.get('in_flight')} in flight; the time is over"
         time.sleep(min(LOOK_EVERY_S, left_s))
 
 
@@ -60,8 +60,8 @@ def _ask(url: str, token: str, wish: Mapping[str, float] | None) -> dict[str, An
     request = urllib.request.Request(url, body, headers)  # noqa: S310  always http://127.0.0.1
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy of the environment's is not meant
     with opener.open(request, timeout=ANSWER_WITHIN_S) as answer:
-        found = json.loads(answer.read())
-    return found if isinstance(found, dict) else {}
+        content = json.loads(answer.read())
+    return content if isinstance(content, dict) else {}
 
 
 if __name__ == "__main__":

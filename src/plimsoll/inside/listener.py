@@ -34,7 +34,7 @@ class Listener:
         try:
             engine = named.get("engine_idx")
             if engine is None:
-                engine = next((one for one in rest if type(one) is int), self._engine)
+                engine = next((value for value in rest if type(value) is int), self._engine)
             self._record(scheduler_stats, iteration_stats, engine)
         except Exception as error:
             FAULTS.note("hearing a step", error)
@@ -100,8 +100,8 @@ def watch_requests(recorder: Recorder = RECORDER, pulse: Pulse = PULSE, processo
         if hasattr(processor, _IS_WRAPPED):
             return True
         for name, expected in _EXPECTED.items():
-            found = tuple(inspect.signature(getattr(processor, name)).parameters)
-            if found[: len(expected)] != expected:
+            parameters = tuple(inspect.signature(getattr(processor, name)).parameters)
+            if parameters[: len(expected)] != expected:
                 raise TypeError(name)
         processor.add_request = _seen_first(processor.add_request, recorder)
         processor._update_stats_from_finished = _handed_on(processor._update_stats_from_finished)  # noqa: SLF001
@@ -194,11 +194,11 @@ def _marks(request: Any) -> tuple[tuple[int, str], ...] | None:
     """Where pictures and sounds stand in the prompt and what they are; None if that cannot be told."""
     features = getattr(request, "mm_features", None)
     if features:
-        return tuple((one.mm_position.offset, str(one.identifier)) for one in features)
+        return tuple((feature.mm_position.offset, str(feature.identifier)) for feature in features)
     # Up to 0.10 in three lists, with hashes only where the prefix cache is on.
     if getattr(request, "mm_inputs", None) or getattr(request, "mm_kwargs", None):
         hashes, places = getattr(request, "mm_hashes", None), getattr(request, "mm_placeholders", None)
         if not hashes or not places or len(hashes) != len(places):
             return None
-        return tuple((place.offset, str(one)) for place, one in zip(places, hashes, strict=True))
+        return tuple((place.offset, str(feature)) for place, feature in zip(places, hashes, strict=True))
     return ()

@@ -139,10 +139,10 @@ class Meters:
 
     def _refresh_whole(self) -> None:
         gate, now = self._gate, time.monotonic()
-        found = gate.readiness()
-        self._made["plimsoll_ready"].set(int(found.is_ready))
+        readiness = gate.readiness()
+        self._made["plimsoll_ready"].set(int(readiness.is_ready))
         for reason in REASONS:
-            self._made["plimsoll_not_ready"].labels(reason).set(int(reason == found.reason))
+            self._made["plimsoll_not_ready"].labels(reason).set(int(reason == readiness.reason))
         self._made["plimsoll_drain_phase"].set(PHASES.get(gate.phase(), 0))
         self._made["plimsoll_drain_lease_seconds"].set(max(0.0, gate.shared.drain().until - now))
         last_ns = gate.shared.latest("last_step_ns")
@@ -154,25 +154,25 @@ class Meters:
         wait = expected_wait(gate.queue())
         self._made["plimsoll_expected_wait_seconds"].set(float("nan") if wait.seconds is None else wait.seconds)
 
-    def _refresh_survive(self, told: dict[str, Any]) -> None:
-        self._made["plimsoll_survive_armed"].set(int(told["armed"] is True))
+    def _refresh_survive(self, report: dict[str, Any]) -> None:
+        self._made["plimsoll_survive_armed"].set(int(report["armed"] is True))
         for key in ("contained", "aborted", "recomputed_tokens"):
-            self._count(f"plimsoll_survive_{key}", told[key])
-        self._count("plimsoll_survive_stalled_seconds", told["stalled_s"])
+            self._count(f"plimsoll_survive_{key}", report[key])
+        self._count("plimsoll_survive_stalled_seconds", report["stalled_s"])
         for end, name in (("now", "plimsoll_survive_tokens_per_step"), ("start", "plimsoll_survive_tokens_per_step_start")):
-            size = told["tokens_per_step"][end]
+            size = report["tokens_per_step"][end]
             self._made[name].set(float("nan") if size is None else size)
-        self._made["plimsoll_survive_limping"].set(int(told["limping"]))
-        self._made["plimsoll_survive_storm"].set(int(told["storm"]))
+        self._made["plimsoll_survive_limping"].set(int(report["limping"]))
+        self._made["plimsoll_survive_storm"].set(int(report["storm"]))
 
     def _refresh_worker(self, worker: dict[str, Any]) -> None:
         labels = (str(worker.get("engine")), str(worker.get("rank")))
         self._made["plimsoll_figures_age_seconds"].labels(*labels).set(worker["age_s"])
         for part, names in (("allocator", ALLOCATOR), ("device_memory", DEVICE), ("host_memory", HOST)):
-            found = worker.get(part) or {}
+            figures = worker.get(part) or {}
             for key, name in names.items():
-                if found.get(key) is not None:
-                    self._made[name].labels(*labels).set(found[key])
+                if figures.get(key) is not None:
+                    self._made[name].labels(*labels).set(figures[key])
         for key, name in ALLOCATOR_TOTALS.items():
             total = (worker.get("allocator") or {}).get(key)
             if total is not None:
@@ -195,6 +195,6 @@ def _make(client: Any, meter: Meter, registry: Any) -> Any:
         mode = "livesum" if meter.adds_up else "livemostrecent"
         return client.Gauge(meter.name, meter.says, meter.labels, multiprocess_mode=mode, registry=registry)
     except ValueError:
-        found = registry._names_to_collectors[meter.name]  # noqa: SLF001 - there is no other door to it
-        assert found is not None
-        return found
+        metric = registry._names_to_collectors[meter.name]  # noqa: SLF001 - there is no other door to it
+        assert metric is not None
+        return metric

@@ -25,12 +25,12 @@ def run_folder(wanted: str = "") -> str | None:
     folder = wanted or os.path.join(base, f"plimsoll-{os.getuid()}-{_namespace()}")  # noqa: PTH118
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)  # noqa: PTH103
-        found = os.lstat(folder)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        about = os.lstat(folder)
+        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
             FAULTS.say("the shared folder", f"{folder} is not a folder of this user; figures are not shared")
             return None
-        if found.st_mode & 0o022:  # someone else could put figures there
-            os.chmod(folder, stat.S_IMODE(found.st_mode) & ~0o022)  # noqa: PTH101
+        if about.st_mode & 0o022:  # someone else could put figures there
+            os.chmod(folder, stat.S_IMODE(about.st_mode) & ~0o022)  # noqa: PTH101
     except OSError as error:
         FAULTS.note("the shared folder", error)
         return None
@@ -88,8 +88,8 @@ def start_unix(pid: int) -> float | None:
 
 
 def _number(pid: int, place: int) -> int:
-    found = _stat(pid)[place : place + 1]
-    return int(found[0]) if found and found[0].isdecimal() else 0
+    words = _stat(pid)[place : place + 1]
+    return int(words[0]) if words and words[0].isdecimal() else 0
 
 
 def _stat(pid: int) -> list[str]:

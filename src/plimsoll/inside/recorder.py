@@ -86,8 +86,8 @@ def _first_come(path: str, fresh: bytes) -> bytes:
         os.link(own, path)
     except FileExistsError:
         with open(path, "rb") as file:  # noqa: PTH123
-            said = file.read(SALT_BYTES)
-        return said if len(said) == SALT_BYTES else fresh
+            salt = file.read(SALT_BYTES)
+        return salt if len(salt) == SALT_BYTES else fresh
     finally:
         os.unlink(own)  # noqa: PTH108
     return fresh
@@ -159,7 +159,7 @@ class RecordFiles:
         self._remove_oldest(time.time())
 
     def _remove_oldest(self, now: float) -> None:
-        found = []
+        files = []
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 ours = _OURS.fullmatch(entry.name)
@@ -169,10 +169,10 @@ class RecordFiles:
                     changed = entry.stat(follow_symlinks=False).st_mtime
                 except FileNotFoundError:
                     continue
-                found.append((changed, entry.name, entry.path, int(ours[1]) == os.getpid()))
-        found.sort()
-        surplus = len(found) - self._files_max
-        for changed, _, path, is_own in found:
+                files.append((changed, entry.name, entry.path, int(ours[1]) == os.getpid()))
+        files.sort()
+        surplus = len(files) - self._files_max
+        for changed, _, path, is_own in files:
             if surplus <= 0:
                 break
             if path == self.path or (not is_own and now - changed < OTHERS_LEFT_S):
@@ -475,12 +475,12 @@ class Recorder:
         if not self._salt:
             chosen = self._settings
             self._salt = shared_salt(chosen.record_salt, places.run_folder(chosen.folder), places.server_key())
-        found: list[str] = []
+        digests: list[str] = []
         hashes = iter_hashes(ids, self._salt, BLOCK_TOKENS, seen.seed, seen.marks)
         while turn := list(islice(hashes, HASHES_A_TURN)):
-            found += turn
+            digests += turn
             time.sleep(0)
-        return found
+        return digests
 
 
 RECORDER = Recorder(InsideSettings())  # one a process

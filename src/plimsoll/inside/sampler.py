@@ -46,7 +46,7 @@ def budget(worker: Any, environ: Mapping[str, str] | None = None) -> tuple[dict[
         non_torch = None if weights is None else consumed - weights
         if activation is not None and environ.get(_ESTIMATE_SETTING, "1") != "0":
             activation -= graphs or 0
-    found = {
+    terms = {
         "requested": _first(_bytes(worker, "requested_memory"), _bytes(worker, "requested_cpu_memory")),
         "weights": weights,
         "kv_cache": _first(kv_cache_bytes(runner), _bytes(worker, "available_kv_cache_memory_bytes")),
@@ -56,9 +56,9 @@ def budget(worker: Any, environ: Mapping[str, str] | None = None) -> tuple[dict[
         "free_at_start": _bytes(at_start, "free_memory"),
         "total_at_start": _bytes(at_start, "total_memory"),
     }
-    if all(value is None for value in found.values()):
+    if all(value is None for value in terms.values()):
         return None, {"budget": "the worker has not reckoned yet, or keeps nothing of it"}
-    return found, {f"budget.{name}": "this worker keeps no such figure" for name in _KEYS if found[name] is None}
+    return terms, {f"budget.{name}": "this worker keeps no such figure" for name in _KEYS if terms[name] is None}
 
 
 def kv_cache_bytes(runner: Any) -> int | None:
@@ -73,9 +73,9 @@ def kv_cache_bytes(runner: Any) -> int | None:
         return None
 
 
-def _tensors(found: Any) -> Iterable[Any]:
+def _tensors(holder: Any) -> Iterable[Any]:
     """Tensors in lists, tuples and tables, as different runners keep them."""
-    for each in found.values() if isinstance(found, dict) else found:
+    for each in holder.values() if isinstance(holder, dict) else holder:
         if isinstance(each, list | tuple | dict):
             yield from _tensors(each)
         else:
@@ -191,10 +191,10 @@ class Nvml:
         """Total, free and used; what the driver keeps for itself is in neither free nor used, as nvidia-smi has it."""
         nvml = self._module
         try:
-            found = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
         except Exception:  # an older driver, or an older copy of the bindings
-            found = nvml.nvmlDeviceGetMemoryInfo(handle)
-        return int(found.total), int(found.free), int(found.used)
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        return int(memory.total), int(memory.free), int(memory.used)
 
     def _own(self, handle: Any, reserved: int | None, pid: int) -> tuple[int | None, str]:
         """This process's part, or None and why."""
@@ -316,26 +316,26 @@ class Sampler:
 
     def gather(self, worker: Any, now: float) -> dict[str, Any]:
         is_serving = self.is_serving(worker, now)
-        found = empty_figures()
+        figures = empty_figures()
         reasons: dict[str, str] = {}
-        found |= self._identity(worker, reasons)
-        found["phase"] = "serving" if is_serving else "starting"
+        figures |= self._identity(worker, reasons)
+        figures["phase"] = "serving" if is_serving else "starting"
         memory, whys = host_memory(groups=self._groups)
-        found["host_memory"] = memory
+        figures["host_memory"] = memory
         reasons |= whys
         try:
-            found |= self._of_device(worker, now, reasons, is_serving=is_serving)
+            figures |= self._of_device(worker, now, reasons, is_serving=is_serving)
         except Exception as error:  # the rest is worth having without it
             FAULTS.note("asking about the device", error)
             reasons |= dict.fromkeys(("allocator", "device_memory", "device_name"), f"asking failed: {type(error).__name__}")
-        if self._budget is None or not is_serving or found["phase"] != self.figures["phase"]:
+        if self._budget is None or not is_serving or figures["phase"] != self.figures["phase"]:
             self._budget = budget(worker)
-        found["budget"], whys = self._budget
+        figures["budget"], whys = self._budget
         reasons |= whys
-        found |= {"last_compact": self.last_compact, "last_snapshot": self.last_snapshot}
-        found |= {"faults": dict(FAULTS.counts), "beat": time.monotonic(), "at": time.time()}
-        found["reasons"] = {name: "not known yet" for name in PLAIN_KEYS if found[name] is None} | reasons
-        return found
+        figures |= {"last_compact": self.last_compact, "last_snapshot": self.last_snapshot}
+        figures |= {"faults": dict(FAULTS.counts), "beat": time.monotonic(), "at": time.time()}
+        figures["reasons"] = {name: "not known yet" for name in PLAIN_KEYS if figures[name] is None} | reasons
+        return figures
 
     def is_serving(self, worker: Any, now: float) -> bool:
         """Whether the worker's start is over, as the head of this file explains."""
@@ -352,7 +352,7 @@ class Sampler:
         if engine is None:
             engine = getattr(parallel, "data_parallel_rank", None)
         device = getattr(worker, "device", None)
-        found = {
+        identity = {
             "pid": self._pid,
             "started": self._started,
             "ancestors": self._ancestors,
@@ -367,8 +367,8 @@ class Sampler:
             "sample_us": round(self._spent_s / self._samples * 1e6, 1) if self._samples else None,
             "walk_us": None if self._clock.walked_at is None else round(self._clock.took_s * 1e6, 1),
         }
-        reasons |= {name: "the worker has not got so far" for name in ("engine", "rank", "device") if found[name] is None}
-        return found
+        reasons |= {name: "the worker has not got so far" for name in ("engine", "rank", "device") if identity[name] is None}
+        return identity
 
     def _of_device(self, worker: Any, now: float, reasons: dict[str, str], *, is_serving: bool) -> dict[str, Any]:
         device = getattr(worker, "device", None)
@@ -384,11 +384,11 @@ class Sampler:
         held = self._of_allocator(self._torch, now, reasons, is_serving=is_serving)
         if self._uuid is None and is_serving:
             self._uuid = self._torch.uuid()
-        found = self._nvml.memory(self._uuid, None if held is None else held["reserved"], self._pid)
-        memory, name, whys = found
+        reading = self._nvml.memory(self._uuid, None if held is None else held["reserved"], self._pid)
+        memory, name, whys = reading
         if memory is None and is_serving:
             memory = by_cuda(*self._torch.free_and_total())
-            whys = dict.fromkeys(SHARES, found.reasons["device_memory"])
+            whys = dict.fromkeys(SHARES, reading.reasons["device_memory"])
         reasons |= whys
         if name is None:
             reasons["device_name"] = "NVML does not say"
@@ -412,9 +412,9 @@ class Sampler:
 
 def attach(worker: Any, *, is_warm: bool = False) -> Sampler | None:
     """The worker's sampler, started if it has none; None where that failed, which is counted and logged."""
-    found: Sampler | None = worker.__dict__.get("plimsoll_sampler")
-    if found is not None:
-        return found
+    existing: Sampler | None = worker.__dict__.get("plimsoll_sampler")
+    if existing is not None:
+        return existing
     try:
         settings = InsideSettings()
         sampler = Sampler(worker, settings, run_folder(settings.folder))
@@ -430,5 +430,5 @@ def attach(worker: Any, *, is_warm: bool = False) -> Sampler | None:
 
 def _version(name: str) -> str | None:
     """The version of a package that this process has loaded already."""
-    found = getattr(sys.modules.get(name), "__version__", None)
-    return None if found is None else str(found)
+    version = getattr(sys.modules.get(name), "__version__", None)
+    return None if version is None else str(version)

@@ -39,7 +39,7 @@ def attach(engine_client: Any, make: Make | None = None) -> bool:
     """Whether the pulse is fed from here on; safe to be asked again and again. `make` builds a logger for engine cores."""
     try:
         # The module needs vLLM, so it is loaded when a logger is made.
-        own: Make = lambda *told: importlib.import_module("plimsoll.inside.stat_logger").StatLogger(*told)  # noqa: E731
+        own: Make = lambda *arguments: importlib.import_module("plimsoll.inside.stat_logger").StatLogger(*arguments)  # noqa: E731
         return _attach(engine_client, make or own)
     except Exception as error:
         FAULTS.note(WHERE, error)
@@ -75,7 +75,7 @@ def _attach(client: Any, make: Make) -> bool:
 
 def _join(loggers: list[Any], make: Make, config: Any, engines: int | list[int]) -> None:
     """Last in the list: whatever vLLM's own loggers do has been done by then."""
-    if not any(isinstance(one, Listener) for one in loggers):
+    if not any(isinstance(logger, Listener) for logger in loggers):
         loggers.append(make(config, engines))
 
 
@@ -193,11 +193,11 @@ class OwnPort:
         connection = h11.Connection(h11.SERVER)
         try:
             ask = await asyncio.wait_for(_read(h11, connection, reader), self._patience_s)
-            found = error(413, "the body is too large", "BadRequestError") if ask is None else await answer(self._gate, ask)
+            reply = error(413, "the body is too large", "BadRequestError") if ask is None else await answer(self._gate, ask)
             is_head = ask is not None and ask.method == "HEAD"
         except h11.RemoteProtocolError:
-            found, is_head = error(400, "this is not HTTP", "BadRequestError"), False
-        await _write(h11, connection, writer, found, is_head=is_head)
+            reply, is_head = error(400, "this is not HTTP", "BadRequestError"), False
+        await _write(h11, connection, writer, reply, is_head=is_head)
 
 
 async def _read(h11: Any, connection: Any, reader: asyncio.StreamReader) -> GateRequest | None:
@@ -222,12 +222,12 @@ async def _read(h11: Any, connection: Any, reader: asyncio.StreamReader) -> Gate
             raise OSError("the client has gone")
 
 
-async def _write(h11: Any, connection: Any, writer: asyncio.StreamWriter, found: GateAnswer, *, is_head: bool) -> None:
-    body, headers = found.encoded()
+async def _write(h11: Any, connection: Any, writer: asyncio.StreamWriter, reply: GateAnswer, *, is_head: bool) -> None:
+    body, headers = reply.encoded()
     headers = [*(pair for pair in headers if pair[0] != b"connection"), (b"connection", b"close")]
     if connection.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
         return
-    data = connection.send(h11.Response(status_code=found.status, headers=headers))
+    data = connection.send(h11.Response(status_code=reply.status, headers=headers))
     if not is_head:
         data += connection.send(h11.Data(data=body))
     writer.write(data)

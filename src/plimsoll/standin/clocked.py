@@ -90,9 +90,9 @@ class StandIn:
             self.ask(int(prompt), int(output), at_s=float(at_s), shared=min(shared, int(prompt) - 1))
 
     def add_fault(self, fault: Fault | str) -> None:
-        made = _fault(fault)
-        self._faults.append(made)
-        self.engine.faults.append(replace(made, at_s=made.at_s - self._begin_s))
+        parsed = _fault(fault)
+        self._faults.append(parsed)
+        self.engine.faults.append(replace(parsed, at_s=parsed.at_s - self._begin_s))
 
     def restart(self, takes_s: float = 60.0) -> None:
         """Stop it now; it is up again after so many seconds, with nothing of what it had, its faults among it.
@@ -142,8 +142,8 @@ class StandIn:
         return self.engine.worker_figures(round((self.now_s - self._begin_s) * NS))
 
 
-def _fault(said: Fault | str) -> Fault:
-    made = parse_fault(said) if isinstance(said, str) else said
-    if made.kind in SERVERS_OWN:
-        raise ValueError(f"{made.kind} is what a server does; `plimsoll standin --fault {made.kind}` does it")
-    return made
+def _fault(fault: Fault | str) -> Fault:
+    parsed = parse_fault(fault) if isinstance(fault, str) else fault
+    if parsed.kind in SERVERS_OWN:
+        raise ValueError(f"{parsed.kind} is what a server does; `plimsoll standin --fault {parsed.kind}` does it")
+    return parsed

@@ -169,13 +169,13 @@ def launch_of(planned: Planned, *, times: Mapping[str, int] | None = None, start
         if name in flags.given and not flags.given[name].is_negated:
             raise BadInput(f"{name}: {why}")
     options = _options(planned, flags)
-    said = planned.environment.get("VLLM_LOG_STATS_INTERVAL", "10")
+    text = planned.environment.get("VLLM_LOG_STATS_INTERVAL", "10")
     try:
-        interval = float(said)
+        interval = float(text)
     except ValueError:
         interval = -1.0
     if not 0 < interval < 1e9:
-        raise BadInput(f"VLLM_LOG_STATS_INTERVAL must be a number of seconds, not {said[:40]!r}")
+        raise BadInput(f"VLLM_LOG_STATS_INTERVAL must be a number of seconds, not {text[:40]!r}")
     has_stats = not flags.switch("--disable-log-stats")
     log = StartLog(
         ledger,
@@ -255,7 +255,7 @@ def step_time_of(ledger: Ledger, shape: ModelShape, settings: EngineLimits, time
 
 def memory_sizes(ledger: Ledger, shape: ModelShape) -> MemorySizes:
     """The ledger's central figures, of one worker."""
-    said, kv = ledger.settings, ledger.kv_plan
+    settings, kv = ledger.settings, ledger.kv_plan
     return MemorySizes(
         total=ledger.card.total_bytes,
         context=ledger.context.value,
@@ -266,10 +266,10 @@ def memory_sizes(ledger: Ledger, shape: ModelShape) -> MemorySizes:
         activation_peak=ledger.activation.value,
         graphs=ledger.graphs_actual.value,
         kv_cache=kv.num_blocks * kv.bytes_per_block,
-        max_num_batched_tokens=said.max_num_batched_tokens,
-        max_num_seqs=said.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_seqs=settings.max_num_seqs,
         vocab=shape.vocab_size,
-        is_profiled=said.kv_cache_memory_bytes is None,
+        is_profiled=settings.kv_cache_memory_bytes is None,
     )
 
 

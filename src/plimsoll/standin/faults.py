@@ -55,10 +55,10 @@ class Fault:
 
 
 def parse_fault(text: str) -> Fault:
-    found = _WRITTEN.fullmatch(text)
-    if found is None:
+    match = _WRITTEN.fullmatch(text)
+    if match is None:
         raise BadInput(f"--fault {text[:80]!r}: written KIND, KIND@30s, KIND@30s:10s or KIND@30s=VALUE")
-    return make_fault(found["kind"], found["at"] or "0", found["for"], found["value"])
+    return make_fault(match["kind"], match["at"] or "0", match["for"], match["value"])
 
 
 def make_fault(kind: str, at: object = 0, lasts: object = None, value: object = None) -> Fault:
@@ -69,36 +69,36 @@ def make_fault(kind: str, at: object = 0, lasts: object = None, value: object = 
     return Fault(kind, _seconds(kind, at), FOREVER if lasts is None else _seconds(kind, lasts), amount)
 
 
-def _seconds(kind: str, said: object) -> float:
-    if isinstance(said, int | float) and not isinstance(said, bool):
-        seconds = float(said) if abs(said) < 1e18 else math.inf
+def _seconds(kind: str, value: object) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = float(value) if abs(value) < 1e18 else math.inf
     else:
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|min|m|h|d|)", str(said).strip())
-        if found is None:
-            raise BadInput(f"fault {kind}: {str(said)[:40]!r} is not a time; 30s, 5m and 2h are")
-        seconds = float(found[1]) * _SECONDS[found[2]]
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|min|m|h|d|)", str(value).strip())
+        if match is None:
+            raise BadInput(f"fault {kind}: {str(value)[:40]!r} is not a time; 30s, 5m and 2h are")
+        seconds = float(match[1]) * _SECONDS[match[2]]
     if not 0 <= seconds < 1e9:
-        raise BadInput(f"fault {kind}: {str(said)[:40]!r} is not a time that can be waited for")
+        raise BadInput(f"fault {kind}: {str(value)[:40]!r} is not a time that can be waited for")
     return seconds
 
 
-def _amount(kind: str, unit: str, said: object) -> float:
+def _amount(kind: str, unit: str, value: object) -> float:
     if not unit:
         raise BadInput(f"fault {kind} takes no value")
-    if isinstance(said, int | float) and not isinstance(said, bool):
-        amount = float(said) if abs(said) < 1e30 else math.inf
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        amount = float(value) if abs(value) < 1e30 else math.inf
     elif unit.startswith("bytes"):
-        amount = float(parse_gib(str(said).removesuffix("/s")))
+        amount = float(parse_gib(str(value).removesuffix("/s")))
     elif unit == "s":
-        amount = _seconds(kind, said)
+        amount = _seconds(kind, value)
     else:
-        if not re.fullmatch(r"\d{1,9}", str(said)):
-            raise BadInput(f"fault {kind}: {str(said)[:40]!r} is not a number")
-        amount = float(str(said))
+        if not re.fullmatch(r"\d{1,9}", str(value)):
+            raise BadInput(f"fault {kind}: {str(value)[:40]!r} is not a number")
+        amount = float(str(value))
     if unit == "count" and not (amount.is_integer() and amount <= MOST):
-        raise BadInput(f"fault {kind}: {str(said)[:40]!r} must be a whole number, {MOST} at most")
+        raise BadInput(f"fault {kind}: {str(value)[:40]!r} must be a whole number, {MOST} at most")
     if not 0 <= amount < 2**62:
-        raise BadInput(f"fault {kind}: {str(said)[:40]!r} is out of range")
+        raise BadInput(f"fault {kind}: {str(value)[:40]!r} is out of range")
     return amount
 
 

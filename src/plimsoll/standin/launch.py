@@ -69,8 +69,8 @@ def _problem(argument: Argument, unseen: UnresolvedWords) -> str | None:
     if argument.lacks_value:
         return f"argument {name}: expected {'at least one argument' if row.nargs == '+' else 'one argument'}"
     if not row.takes_value:
-        said = argument.values[0] if argument.values and not _is_loose(argument) else None
-        return f"argument {name}: ignored explicit argument {said!r}" if said is not None else None
+        word = argument.values[0] if argument.values and not _is_loose(argument) else None
+        return f"argument {name}: ignored explicit argument {word!r}" if word is not None else None
     for value in argument.values:
         if value not in unseen and row_problem(row, value) is not None:
             if row.choices is not None and value not in row.choices:
@@ -193,10 +193,10 @@ def _is_file(word: str) -> bool:
 def _launch(options: StandinCommandOptions) -> tuple[Launch, str]:
     """The start that is meant: a whole command, a file that holds one, or nothing but vLLM's flags."""
     if options.verbatim is not None or (len(options.rest) == 1 and (" " in options.rest[0] or _is_file(options.rest[0]))):
-        found = launches_named(options, "standin")
-        if len(found) > 1:
-            raise BadInput(f"{len(found)} vLLM starts are in there; give the one that is meant as a command")
-        return found[0]
+        launches = launches_named(options, "standin")
+        if len(launches) > 1:
+            raise BadInput(f"{len(launches)} vLLM starts are in there; give the one that is meant as a command")
+        return launches[0]
     launch = find_launch(options.rest, (), "command line")
     return launch or Launch("command line", EntryPoint.SERVE, options.rest), ""
 

@@ -334,18 +334,18 @@ class Stats(NamedTuple):
 
 def stats_line(stats: Stats) -> StartLogLine:
     """One line of throughput. vLLM prints none while it has been idle for two of them."""
-    parts = [
+    figures = [
         f"Avg prompt throughput: {stats.prompt_per_s:.1f} tokens/s",
         f"Avg generation throughput: {stats.generation_per_s:.1f} tokens/s",
         f"Running: {stats.running} reqs",
         f"Waiting: {stats.waiting + stats.deferred} reqs",
     ]
     if stats.deferred:
-        parts.append(f"Deferred: {stats.deferred} reqs")
-    parts.append(f"GPU KV cache usage: {100 * stats.kv_usage:.1f}%")
+        figures.append(f"Deferred: {stats.deferred} reqs")
+    figures.append(f"GPU KV cache usage: {100 * stats.kv_usage:.1f}%")
     if stats.prefix_hit_rate is not None:
-        parts.append(f"Prefix cache hit rate: {100 * stats.prefix_hit_rate:.1f}%")
-    return info(API_SERVER, "loggers.py:335", f"Engine 000: {', '.join(parts)}")
+        figures.append(f"Prefix cache hit rate: {100 * stats.prefix_hit_rate:.1f}%")
+    return info(API_SERVER, "loggers.py:335", f"Engine 000: {', '.join(figures)}")
 
 
 def death_lines(log: StartLog, failure: str, stats: Stats, *, is_logits: bool = False) -> Iterator[StartLogLine]:
@@ -367,8 +367,8 @@ def death_lines(log: StartLog, failure: str, stats: Stats, *, is_logits: bool = 
         f"step_counter=0, current_wave=0, kv_cache_usage={stats.kv_usage}"
     )
     yield error(ENGINE_CORE, "dump_input.py:81", f"Dumping scheduler stats: SchedulerStats({numbers})")
-    told = f"EngineCore encountered a fatal error.\n{traceback((*_STEP, *inner), raised)}"
-    yield error(ENGINE_CORE, "core.py:1512", told)
+    message = f"EngineCore encountered a fatal error.\n{traceback((*_STEP, *inner), raised)}"
+    yield error(ENGINE_CORE, "core.py:1512", message)
     yield error(API_SERVER, "async_llm.py:906", f"AsyncLLM output_handler failed.\n{traceback(_OUTPUT, _DEAD)}")
 
 

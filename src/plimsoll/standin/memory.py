@@ -139,12 +139,12 @@ class Allocator:
         place = bisect_left(blocks, (size, 0))
         if place == len(blocks):
             return None
-        found, address = blocks.pop(place)
-        left = found - size
+        held, address = blocks.pop(place)
+        left = held - size
         if left > SMALL_MOST if is_large else left >= GRAIN:
             insort(blocks, (left, address + size))
             return size, address
-        return found, address  # what is left is too little to be of use to anybody
+        return held, address  # what is left is too little to be of use to anybody
 
     def _put(self, blocks: list[Block], block: Block) -> None:
         """Free again, and one with the free blocks on either side; segments never touch, so none grows into another."""

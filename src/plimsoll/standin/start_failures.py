@@ -217,16 +217,16 @@ def failed_lines(log: StartLog, failure: StartFailure) -> Iterator[StartLogLine]
             passed = line.share
     frames, message = failure.frames, failure.message
     if failure.is_workers and len(log.workers) > 1:
-        said = traceback(frames, message)
+        message_text = traceback(frames, message)
         if failure.frames[: len(_EXECUTOR)] == _EXECUTOR:
             for worker in log.workers:
-                yield error(worker, "multiproc_executor.py:990", f"WorkerProc failed to start.\n{said}", passed)
+                yield error(worker, "multiproc_executor.py:990", f"WorkerProc failed to start.\n{message_text}", passed)
             frames, message = _EXECUTOR, _WORKER_FAILED
         else:
             for worker in log.workers:
-                yield error(worker, "multiproc_executor.py:1063", f"WorkerProc hit an exception.\n{said}", passed)
+                yield error(worker, "multiproc_executor.py:1063", f"WorkerProc hit an exception.\n{message_text}", passed)
             frames, message = _CACHES, worker_failed(message.partition(": ")[2])
-    said = traceback((*_BEGIN, *frames), message)
-    yield error(ENGINE_CORE, "core.py:1510", f"EngineCore failed to start.\n{said}", passed)
-    yield StartLogLine(ENGINE_CORE, "", "", said, passed, is_error=True)
+    message_text = traceback((*_BEGIN, *frames), message)
+    yield error(ENGINE_CORE, "core.py:1510", f"EngineCore failed to start.\n{message_text}", passed)
+    yield StartLogLine(ENGINE_CORE, "", "", message_text, passed, is_error=True)
     yield StartLogLine(API_SERVER, "", "", traceback(_CLIENT, _CORE_FAILED), passed, is_error=True)

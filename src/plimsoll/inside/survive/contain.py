@@ -107,18 +107,18 @@ class Containment:
             plan = failures.local_of(error, STEPS, "deferred_scheduler_output") or plan
         if plan is None:
             raise CannotContain("cannot contain this failure: the step that failed is not known")
-        running = {one.request_id for one in scheduler.running}
-        if any(one.num_computed_tokens and name not in running for name, one in scheduler.requests.items()):
+        running = {request.request_id for request in scheduler.running}
+        if any(request.num_computed_tokens and name not in running for name, request in scheduler.requests.items()):
             raise CannotContain("cannot contain this failure: a request that does not run holds blocks (a streaming session?)")
         failures.release_frames(error)
         if core.batch_queue is not None:
             core.batch_queue.clear()
-        fresh = tuple(one.request_id for one in scheduler.requests.values() if one.num_output_tokens == 0)
+        fresh = tuple(request.request_id for request in scheduler.requests.values() if request.num_output_tokens == 0)
         answers = core.model_executor.collective_rpc(worker.forget_step, args=(fresh,))  # never with a timeout
         answer = answers[0]
         if answer["site"] != "unknown":  # a worker of its own knows better than the call that brought its error
             failure = StepFailure(answer["site"], failure.asked_bytes, failure.free_bytes)
-        recomputed = sum(one.num_computed_tokens for one in scheduler.running)
+        recomputed = sum(request.num_computed_tokens for request in scheduler.running)
         preempted = len(scheduler.running)
         self._preempt_all(set(answer["known"]))
         step = self._step_of(plan, failure)
@@ -301,17 +301,17 @@ class Containment:
     def _tell_failure(
         self, step: OutOfMemoryStep, failure: StepFailure, preempted: int, recomputed: int, verdict: ShrinkVerdict, kind: str
     ) -> None:
-        told = self._told
-        told["contained"] += 1
-        told["recomputed_tokens"] += recomputed
-        told["last"] = {
+        report = self._told
+        report["contained"] += 1
+        report["recomputed_tokens"] += recomputed
+        report["last"] = {
             "at": round(time.time(), 3), "site": failure.site, "tokens": step.tokens, "requests": len(step.requests),
             "asked_bytes": failure.asked_bytes, "free_bytes": failure.free_bytes, "kind": kind,
         }  # fmt: skip
         LOG.warning(
             "plimsoll: survive: contained failure %d: a step of %d tokens in %d requests ran out of device memory at %s%s; "
             "%d requests preempted, %d tokens to recompute; steps of at most %d tokens and %d sequences from here",
-            told["contained"], step.tokens, len(step.requests), failure.site, _bracket(failure), preempted, recomputed,
+            report["contained"], step.tokens, len(step.requests), failure.site, _bracket(failure), preempted, recomputed,
             verdict.limits.tokens, verdict.limits.sequences,
         )  # fmt: skip
         if verdict.is_storm and not self._has_told_storm:
@@ -394,5 +394,5 @@ def _item_tokens(request: Any, number: int) -> int:
 def _bracket(failure: StepFailure) -> str:
     asked = None if failure.asked_bytes is None else f"asked for {failure.asked_bytes / 2**30:.2f} GiB"
     free = None if failure.free_bytes is None else f"{failure.free_bytes / 2**30:.2f} GiB free"
-    said = ", ".join(part for part in (asked, free) if part is not None)
-    return f" ({said})" if said else ""
+    sizes = ", ".join(part for part in (asked, free) if part is not None)
+    return f" ({sizes})" if sizes else ""

@@ -71,10 +71,10 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _size(pattern: re.Pattern[str], text: str) -> int | None:
-    found = pattern.search(text[:4096])
-    if found is None or found[1].count(".") > 1 or found[1] == ".":
+    match = pattern.search(text[:4096])
+    if match is None or match[1].count(".") > 1 or match[1] == ".":
         return None
-    return round(float(found[1]) * _UNITS[found[2]])
+    return round(float(match[1]) * _UNITS[match[2]])
 
 
 def site_of(trace: TracebackType | None) -> str:
@@ -90,15 +90,15 @@ def site_of(trace: TracebackType | None) -> str:
 
 def local_of(error: BaseException, functions: tuple[str, ...], name: str) -> Any:
     """A local variable of the innermost function of these names that the error went through; None if there is none."""
-    found = None
+    value = None
     trace = error.__traceback__
     for _ in range(_DEEPEST):
         if trace is None:
             break
         if trace.tb_frame.f_code.co_name in functions:
-            found = trace.tb_frame.f_locals.get(name, found)
+            value = trace.tb_frame.f_locals.get(name, value)
         trace = trace.tb_next
-    return found
+    return value
 
 
 def release_frames(error: BaseException) -> None:

@@ -39,19 +39,19 @@ def write(folder: str, told: dict[str, Any]) -> None:
 
 def read(folder: str, key: int) -> list[dict[str, Any]]:
     """The reports of the living engine cores that come from process `key`; what dead ones left is taken away."""
-    found = []
+    reports = []
     for name in _names(folder):
         try:
             line = _read(f"{folder}/{name}")
             if not is_alive(line["pid"]) or start_ticks(line["pid"]) != line["started"]:
                 os.unlink(f"{folder}/{name}")  # noqa: PTH108
             elif key in line["ancestors"]:
-                found.append(line)
+                reports.append(line)
         except FileNotFoundError:
             continue
         except Exception as error:
             FAULTS.note("reading what containment tells", error)
-    return found
+    return reports
 
 
 def told(folder: str | None, key: int) -> dict[str, Any]:

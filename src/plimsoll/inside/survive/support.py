@@ -86,10 +86,10 @@ _SCHEDULERS = ("vllm.v1.core.sched.scheduler", "vllm.v1.core.sched.async_schedul
 def release_of(version: str) -> tuple[int, int] | None:
     """The first two numbers of a release, None for a development build or a fork."""
     plain = version.partition("+")[0]
-    parts = plain.split(".")
-    if len(parts) not in (2, 3) or not all(part.isdecimal() for part in parts):
+    numbers = plain.split(".")
+    if len(numbers) not in (2, 3) or not all(part.isdecimal() for part in numbers):
         return None
-    return int(parts[0]), int(parts[1])
+    return int(numbers[0]), int(numbers[1])
 
 
 def proven_lines(version: str) -> list[str]:
@@ -156,8 +156,8 @@ def missing_names(core: Any, adapter: Adapter) -> str | None:
     if list(inspect.signature(scheduler.finish_requests).parameters)[:2] != ["request_ids", "finished_status"]:
         return "finish_requests takes other parameters"
     request = inspect.getmodule(inspect.unwrap(type(core).add_request))
-    made = getattr(getattr(request, "Request", None), "__init__", None)
-    kept = set(getattr(getattr(made, "__code__", None), "co_names", ()))
+    init = getattr(getattr(request, "Request", None), "__init__", None)
+    kept = set(getattr(getattr(init, "__code__", None), "co_names", ()))
     for name in (*adapter.zero_before, *adapter.zero_after, *adapter.false_after):
         if name not in kept:
             return f"a request has no {name}"

@@ -166,12 +166,12 @@ async def collective_rpc(request: Request) -> Response:
 
 async def _object(request: Request, complaint: str | None) -> dict[str, Any]:
     try:
-        found = json.loads(await request.body())
+        content = json.loads(await request.body())
     except (ValueError, RecursionError) as error:
         raise plain(400, complaint or f"JSON decode error: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise plain(400, "Request body must be a JSON object")
-    return found
+    return content
 
 
 async def server_info(request: Request) -> Response:

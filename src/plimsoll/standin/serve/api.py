@@ -219,8 +219,8 @@ class Authentication:
             shown = next((bytes(value) for name, value in scope["headers"] if name == b"authorization"), b"")
             scheme, _, key = shown.decode("latin-1").partition(" ")
             digest = hashlib.sha256(key.encode()).digest()
-            found = [hmac.compare_digest(digest, one) for one in self._digests]
-            if scheme.lower() != "bearer" or not any(found):
+            matches = [hmac.compare_digest(digest, one) for one in self._digests]
+            if scheme.lower() != "bearer" or not any(matches):
                 return await Json({"error": "Unauthorized"}, 401)(scope, receive, send)
         return await self.app(scope, receive, send)
 

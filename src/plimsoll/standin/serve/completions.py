@@ -122,16 +122,16 @@ class Completion(Generation):
             return None
         echoes = bool(self.echo) and is_first
         prompt: list[int] = self.prompt_of(choice).ids.tolist() if echoes else []
-        found: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+        columns: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for place, token in enumerate([*prompt, *([] if echoes and self.echo == "only" else ids)]):
             text, ranked = piece(token), _ranked(token, self.logprobs)
             has_none = echoes and place == 0  # the very beginning of a prompt follows from nothing
-            found["text_offset"].append(offset)
-            found["token_logprobs"].append(None if has_none else ranked[0][1])
-            found["tokens"].append(text)
-            found["top_logprobs"].append(None if has_none else {piece(other): value for other, value in ranked})
+            columns["text_offset"].append(offset)
+            columns["token_logprobs"].append(None if has_none else ranked[0][1])
+            columns["tokens"].append(text)
+            columns["top_logprobs"].append(None if has_none else {piece(other): value for other, value in ranked})
             offset += len(text)
-        return found
+        return columns
 
 
 class ChatCompletion(Generation):
@@ -182,10 +182,10 @@ class ChatCompletion(Generation):
         events = b""
         for choice in self.choices:
             delta = {"index": choice.index, "delta": {"role": ROLE, "content": ""}, "logprobs": None, "finish_reason": None}
-            told = {"usage": self.usage_of(choice)} if self.tells_usage_always else {}
+            usage = {"usage": self.usage_of(choice)} if self.tells_usage_always else {}
             ids = self.prompts[0].ids.tolist() if self.asked.return_token_ids else None
             events += event_of(
-                {**self.top(self.chunk_kind), "choices": [delta], **told, "prompt_token_ids": ids, "prompt_text": None}
+                {**self.top(self.chunk_kind), "choices": [delta], **usage, "prompt_token_ids": ids, "prompt_text": None}
             )
         return events
 
@@ -278,8 +278,8 @@ def chat_text(messages: Sequence[dict[str, Any]], *, adds_prompt: bool) -> str:
     """The messages as one text, by a template of our own: the next turn's text begins with the last one's."""
     if not messages:
         raise HttpRefusal(400, "Cannot apply chat template to an empty conversation. Provide at least one message.")
-    said = "".join(f"<|{message['role']}|>\n{_content(message.get('content'))}\n" for message in messages)
-    return f"{said}<|{ROLE}|>\n" if adds_prompt else said
+    text = "".join(f"<|{message['role']}|>\n{_content(message.get('content'))}\n" for message in messages)
+    return f"{text}<|{ROLE}|>\n" if adds_prompt else text
 
 
 def _content(content: Any) -> str:

@@ -104,9 +104,9 @@ async def prompt_of(
         ids = ids[max(0, len(ids) - kept) :] if asked.truncation_side == "left" else ids[:kept]
     if len(ids) > limit:
         tokens = limit + 1 if is_text else len(ids)  # of a text vLLM counts no further
-        said = f"at least {tokens}" if tokens == limit + 1 else str(tokens)
+        count = f"at least {tokens}" if tokens == limit + 1 else str(tokens)
         raise invalid(
-            f"This model's maximum context length is {limit} tokens. However, your prompt contains {said} input tokens, "
+            f"This model's maximum context length is {limit} tokens. However, your prompt contains {count} input tokens, "
             "which exceeds this limit even without any output tokens. Please reduce the length of the input prompt.",
             "input_tokens",
             tokens,
@@ -327,8 +327,8 @@ class Generation:
         whole = decode(ids)
         # One that ends within the first min_tokens is not seen; one that only begins there is.
         least = ends[min(asked.min_tokens, output) - 1] if asked.min_tokens else 0
-        found = [(at, text) for text in stops if (at := whole.find(text, max(0, least + 1 - len(text)))) >= 0]
-        stop_at, stop = min(found, key=lambda one: one[0] + len(one[1]), default=(len(whole), ""))
+        stops_at = [(at, text) for text in stops if (at := whole.find(text, max(0, least + 1 - len(text)))) >= 0]
+        stop_at, stop = min(stops_at, key=lambda one: one[0] + len(one[1]), default=(len(whole), ""))
         # The tokens until the one in which it ends.
         tokens = int(np.searchsorted(ends, stop_at + len(stop))) + 1 if stop else output
         marked = next((place for place in range(asked.min_tokens, output) if ids[place] in stop_ids), None)
@@ -346,10 +346,10 @@ class Generation:
     async def news(self) -> list[Choice]:
         """The choices that have something new; none when all is told or the client has gone."""
         while not self.waiter.is_gone:
-            found = [choice for choice in self.choices if choice.has_news]
-            if found:
-                self.raise_if_failed(found)
-                return found
+            changed = [choice for choice in self.choices if choice.has_news]
+            if changed:
+                self.raise_if_failed(changed)
+                return changed
             if all(choice.is_over for choice in self.choices):
                 break
             await self.waiter.news()
@@ -371,15 +371,15 @@ class Generation:
 
     def usage(self, *, is_whole: bool = False) -> dict[str, Any]:
         """All the tokens of it, as far as they were told; with details in a whole answer, or where the server shows them."""
-        told = usage(sum(len(prompt.ids) for prompt in self.prompts), sum(choice.sent for choice in self.choices))
+        counts = usage(sum(len(prompt.ids) for prompt in self.prompts), sum(choice.sent for choice in self.choices))
         details: dict[str, Any] | None = None
         if self.service.options.has_prompt_tokens_details:
             first = self.choices[0].request
             details = {"cached_tokens": 0 if first is None else first.cached_tokens}
         if is_whole:
             details = details and {**details, "created_cache_tokens": None, "multimodal_tokens": None}
-            return {**told, "prompt_tokens_details": details, "completion_tokens_details": None}
-        return told if details is None else {**told, "prompt_tokens_details": details}
+            return {**counts, "prompt_tokens_details": details, "completion_tokens_details": None}
+        return counts if details is None else {**counts, "prompt_tokens_details": details}
 
 
 def usage(prompt: int, output: int) -> dict[str, Any]:
@@ -434,8 +434,8 @@ class EventStream(Response):
                     await send({"type": "http.response.body", "body": body, "more_body": True})
                 tail = b""
                 if generation.tells_usage:
-                    told = {"choices": [], "usage": generation.usage(), "system_fingerprint": generation.service.fingerprint}
-                    tail = event_of({**self._top, **told})
+                    last = {"choices": [], "usage": generation.usage(), "system_fingerprint": generation.service.fingerprint}
+                    tail = event_of({**self._top, **last})
             except HttpRefusal as error:
                 tail = b"data: " + json.dumps(error.body).encode() + b"\n\n"  # which vLLM writes with blanks
             await send({"type": "http.response.body", "body": tail + b"data: [DONE]\n\n", "more_body": True})

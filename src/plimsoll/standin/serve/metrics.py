@@ -45,9 +45,9 @@ class HttpFigures:
     """The requests that a server has answered, told apart as the library does that vLLM counts them with."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        said = "Total number of requests by method, status and handler."
+        help_text = "Total number of requests by method, status and handler."
         by = ("method", "status", "handler")
-        self._requests = Counter("http_requests_total", said, by, registry=registry)
+        self._requests = Counter("http_requests_total", help_text, by, registry=registry)
         self._sizes = [
             Summary(f"http_{name}_size_bytes", _SIZE.format(what), ("handler",), registry=registry)
             for name, what in (("request", "incoming requests"), ("response", "outgoing responses"))
@@ -96,8 +96,8 @@ class Counting:
 
 
 def _length(headers: Iterable[tuple[bytes, bytes]]) -> int:
-    said = next((bytes(value) for name, value in headers if name == b"content-length"), b"")
-    return int(said) if said.isdigit() else 0
+    length = next((bytes(value) for name, value in headers if name == b"content-length"), b"")
+    return int(length) if length.isdigit() else 0
 
 
 class ProcessFigures(ProcessCollector):

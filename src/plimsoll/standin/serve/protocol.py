@@ -130,18 +130,18 @@ async def json_body(request: Request) -> dict[str, Any]:
     if request.headers.get("content-type", "").split(";", 1)[0].lower() != "application/json":
         raise plain(400, "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed")
     try:
-        found = json.loads(body) if body else None
+        content = json.loads(body) if body else None
     except json.JSONDecodeError as error:
         problem = {"type": "json_invalid", "loc": ("body", error.pos), "msg": "JSON decode error", "input": {}}
         raise refusal([{**problem, "ctx": {"error": error.msg}}]) from None
     except (ValueError, RecursionError):  # not UTF-8, a number of thousands of digits, thousands of brackets
         raise HTTPException(400, "There was an error parsing the body") from None
-    if found is None:
+    if content is None:
         raise refusal([{"type": "missing", "loc": ("body",), "msg": "Field required", "input": None}])
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         says = "Input should be a valid dictionary or object to extract fields from"
-        raise refusal([{"type": "model_attributes_type", "loc": ("body",), "msg": says, "input": found}])
-    return found
+        raise refusal([{"type": "model_attributes_type", "loc": ("body",), "msg": says, "input": content}])
+    return content
 
 
 # The models.

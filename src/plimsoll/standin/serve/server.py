@@ -230,7 +230,7 @@ class Life:
         if self._fails:
             lines = failed_lines(log, want_of_memory(log))
         else:
-            made = assemble(
+            server = assemble(
                 driver, launch.options, has_probe=launch.has_probe, has_stats=launch.has_stats, is_alone=not self._is_quiet
             )
         starting = asyncio.create_task(say_in_time(() if self._is_quiet else lines, log.seconds / self._speed, log.release))
@@ -251,16 +251,16 @@ class Life:
             self._is_met_dead = True
 
         driver.on_turn = look
-        made.service.on_death = meet
+        server.service.on_death = meet
         has_access_log = log.shows_requests and not self._is_quiet
-        await self.port.open(made.app, root_path=launch.options.root_path, has_access_log=has_access_log)
+        await self.port.open(server.app, root_path=launch.options.root_path, has_access_log=has_access_log)
         driver.start()
         began = time.monotonic()
         telling = asyncio.create_task(self._tell_rates())
         try:
             await self._change.wait()
             if self._is_stopped and not driver.engine.is_dead:
-                await self._stop(made)
+                await self._stop(server)
             else:
                 await self._die(began)
             return HAS_ENDED
@@ -286,10 +286,10 @@ class Life:
         await self.port.close()
         self._say(launch_log.after_death_lines(self.log, os.getpid()))
 
-    async def _stop(self, made: AssembledServer) -> None:
-        service, timeout_s = made.service, self.launch.options.shutdown_timeout_s
+    async def _stop(self, server: AssembledServer) -> None:
+        service, timeout_s = server.service, self.launch.options.shutdown_timeout_s
         self._say(launch_log.stop_lines(self.log, int(timeout_s), len(service.states), os.getpid()))
-        made.client.shutdown(timeout=timeout_s)
+        server.client.shutdown(timeout=timeout_s)
         end = time.monotonic() + timeout_s / self._speed
         while service.states and not service.engine.is_dead and time.monotonic() < end:
             await asyncio.sleep(LOOK_S)

@@ -287,9 +287,9 @@ class ClientView:
             return [{"pid": rank + 1, "rank": rank, "refused": refused} for rank in range(self._service.engine.config.workers)]
         if method != "plimsoll_compact":
             raise NotImplementedError(f"a stand-in has no workers that could run {method}")
-        found = self._service.engine.compact(self._service.driver.now_ns())
+        results = self._service.engine.compact(self._service.driver.now_ns())
         self._service.driver.plan()
-        return found
+        return results
 
     async def generate(self, prompt: dict[str, Any], params: object, request_id: str) -> AsyncIterator[int]:
         """The first token of an answer to these token ids: all that the gate's canary request wants."""
