@@ -118,6 +118,12 @@ def balancer_is_silent(draw: Draw) -> None:
     draw.for_a_while(lambda: setattr(proxy, "is_down", True), lambda: setattr(proxy, "is_down", False))
 
 
+def balancer_is_cut(draw: Draw) -> None:
+    """From one engine: guard still sees that."""
+    cut, name = draw.world.proxy.cut, draw.engine.name
+    draw.for_a_while(lambda: cut.add(name), lambda: cut.discard(name))
+
+
 def balancer_reloads(draw: Draw) -> None:
     """It forgets what it was told."""
     for name, admin in draw.world.proxy.admin.items():
@@ -185,8 +191,7 @@ def operator_pauses_engine(draw: Draw) -> None:
     def resume() -> None:
         if engine.life == life and engine.is_paused:
             engine.is_paused = False
-            for number in list(engine.requests):
-                draw.world.later(1.0, engine.finish, number)
+            engine.go_on()
 
     draw.for_a_while(lambda: setattr(engine, "is_paused", True), resume, draw.dice.choice((60.0, 200.0)))
 
@@ -263,9 +268,10 @@ def operator_pauses_guard(draw: Draw) -> None:
 
 
 FAULTS: dict[Callable[[Draw], None], float] = {
-    crash: 3, core_dies: 3, core_hangs: 3, long_call: 1, hangs_again: 1, says_503: 1, core_dead_for_a_moment: 2,
+    crash: 3, core_dies: 3, core_hangs: 3, long_call: 1, hangs_again: 2, says_503: 1, core_dead_for_a_moment: 2,
     old_page: 1, overload: 1,
-    start_fails: 1, stop_fails: 1, way_is_cut: 2, way_is_bad: 2, lock_is_away: 1, balancer_is_silent: 1, balancer_reloads: 1,
+    start_fails: 1, stop_fails: 1, way_is_cut: 3, way_is_bad: 2, lock_is_away: 1, balancer_is_silent: 1,
+    balancer_reloads: 1, balancer_is_cut: 1,
     supervisor_is_silent: 1, guard_is_killed: 3, guard_is_frozen: 1, guard_is_stopped: 1, disk_is_full: 1, disk_is_slow: 1,
     clock_jumps: 1, operator_stops: 1, operator_starts: 1, operator_pauses_engine: 1, operator_maintains: 1,
     operator_rolls_out: 0.5, operator_restarts: 3, operator_drains: 1, operator_pauses_guard: 1,

@@ -60,7 +60,7 @@ def draw_setting(dice: random.Random) -> Setting:
     )  # fmt: skip
     return Setting(
         engines=dice.choice((1, 2, 2, 2, 3, 3)), guards=dice.choice((1, 1, 2)),
-        balancer=dice.choice(("haproxy", "haproxy", "readiness")), has_gate=dice.random() < 0.85,
+        balancer=dice.choice(("haproxy", "haproxy", "readiness")), has_gate=dice.random() < 0.75,
         knows_how=dice.random() < 0.6, canary_s=dice.choice((None, 10.0, 10.0)), every_s=dice.choice((5.0, 10.0, 10.0)),
         busy=dice.choice((0.0, 0.05, 0.3)), refused_s=dice.choice((30.0, 90.0)), still_s=dice.choice((40.0, 60.0)), act=act,
     )  # fmt: skip
@@ -116,7 +116,9 @@ class World:
         if not engine.is_up:
             return
         self._check_left_alone(guard, engine)
-        is_known = engine.is_alive and now - engine.alive_since > RECENT_S
+        # One that its balancer finds down, without a byte of an answer for a minute, serves nobody.
+        is_silent = self.setting.balancer == "haproxy" and not self.proxy.check(engine) and now - engine.last_byte_at > 60.0
+        is_known = engine.is_alive and now - engine.alive_since > RECENT_S and not is_silent
         if is_known and engine.requests:
             self.violate(f"{guard} stops {engine.name} with {len(engine.requests)} requests in flight")
         if is_known and engine.name not in self.asked:

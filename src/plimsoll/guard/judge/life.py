@@ -265,7 +265,7 @@ def stalled(history: History, policy: Policy, now_s: float) -> Assessment:
     wanted, failed = policy.number("hung", "canaries"), history.failed_canaries
     canary = last.canary
     is_late = canary is not None and failed >= wanted and now_s - canary.at_s <= fresh_s(history)
-    if is_late and not _all_step(history, now_s):
+    if is_late and not _all_step(history, policy, now_s):
         text = f"{failed} canary requests in a row got no answer"
         return _unless_proved(yes("NoAnswer", text, Evidence("canary", text)), history, policy, now_s)
     if last.reach is not Reach.ANSWERS:
@@ -275,13 +275,14 @@ def stalled(history: History, policy: Policy, now_s: float) -> Assessment:
     return _unless_proved(seen, history, policy, now_s)
 
 
-def _all_step(history: History, now_s: float) -> bool:
-    """Whether every core is known to have made a step since canary requests began to fail: then it is busy, and they wait."""
+def _all_step(history: History, policy: Policy, now_s: float) -> bool:
+    """Whether every core is known to have made a step lately, and since canary requests fail: it is busy, they wait."""
     since_s = history.failing_since_s
     if since_s is None or history.last is None or history.last.reach is not Reach.ANSWERS:
         return False
-    span_s = min(now_s - since_s, SURELY_S)
-    return all(pulse.has_stepped(now_s, span_s) is True for _, pulse in history.cores)
+    still_s = policy.number("wedged", "still")
+    spans = [(pulse, max(still_s, LONGEST_STEPS * pulse.longest_gap_s)) for _, pulse in history.cores]
+    return all(pulse.has_stepped(now_s, min(now_s - since_s, span_s)) is True for pulse, span_s in spans)
 
 
 def _unless_proved(seen: Assessment, history: History, policy: Policy, now_s: float) -> Assessment:
