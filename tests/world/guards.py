@@ -136,11 +136,12 @@ class Host:
     """The machine of one guard: its folder, its clock, and the service manager that starts guard again."""
 
     def __init__(self, world: World, name: str, folder: Path) -> None:
-        self._world, self.name, self.folder = world, name, folder
+        self._world, self.folder = world, folder
+        self.name: str = name
         folder.mkdir()
         self.ahead_s = 0.0  # how far its wall clock is off
         self.jumps = 0  # of that clock, ahead
-        self.disk = Disk(world.dice(f"{name}'s disk"))
+        self.disk: Disk = Disk(world.dice(f"{name}'s disk"))
         self.journal: SimulatedJournal | None = None
         self.told: dict[tuple[str, EventKind, str], float] = {}  # what it has told of and not taken back
         self.lives = 0
@@ -175,20 +176,20 @@ class Host:
             raise
         finally:
             if not self._world.is_over:
-                self._close()
+                self.close()
                 self._world.later(10.0, self._again, life)
 
     def buried(self, again_s: float) -> None:
         """Takes note of its death, and starts the next one later."""
         self._world.note(f"{self.name}: guard is killed (moment {self.life.moments})")
-        self._close()
+        self.close()
         self._world.later(again_s, self._again, self.life)
 
     def _again(self, life: Life) -> None:
         if self.life is life:
             self.start()
 
-    def _close(self) -> None:
+    def close(self) -> None:
         self.guard = None
         if self.journal is not None:
             with contextlib.suppress(Exception):

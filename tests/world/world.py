@@ -6,6 +6,7 @@ story = play(seed)      # story.wrong is empty, or what was violated; str(story)
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import io
 import random
 import shutil
@@ -17,16 +18,16 @@ from typing import Any
 
 from plimsoll.guard.act.policy import ActPolicy
 from tests.world.engine import Engine
+from tests.world.faults import CALM_S, Fault, draw_faults
 from tests.world.guards import Host
 from tests.world.loop import VirtualLoop
 from tests.world.surroundings import LockService, Network, Proxy, Supervisor
 
-CALM_S = 30.0  # before the first fault
-TROUBLE_S = 240.0  # in which faults begin
 SETTLE_S = 1_500.0  # after the last one, until all must be well or told
 RECENT_S = 5.0  # whoever recovered later than this could not be known to have
 PEERS_S = 60.0  # and so it is of another engine that broke
 LINES = 40
+_NOBODY = contextvars.Context()
 
 
 class Violation(Exception):
@@ -69,18 +70,20 @@ def draw_setting(dice: random.Random) -> Setting:
 class World:
     """Everything there is, and everything that happened."""
 
-    def __init__(self, seed: int, folder: Path) -> None:
+    def __init__(self, seed: int, folder: Path, setting: Setting | None = None) -> None:
         self.seed = seed
         self.loop = VirtualLoop()
-        self.setting = draw_setting(self.dice("setting"))
+        self.setting = setting or draw_setting(self.dice("setting"))
         self.lines: list[str] = []
         self.wrong = ""
         self.is_over = False
         self.engines = [
             Engine(f"e{number}", lambda: self.loop.now, self.later, self.note) for number in range(self.setting.engines)
         ]
-        self.supervisors = {one.name: Supervisor(one, self.setting.knows_how) for one in self.engines}
-        self.network, self.proxy, self.lock = Network(self), Proxy(self), LockService()
+        self.supervisors: dict[str, Supervisor] = {one.name: Supervisor(one, self.setting.knows_how) for one in self.engines}
+        self.network: Network = Network(self)
+        self.proxy: Proxy = Proxy(self)
+        self.lock = LockService()
         self.hosts = [Host(self, f"g{number}", folder / f"g{number}") for number in range(self.setting.guards)]
         self.starts: list[tuple[str, str]] = []  # that guards made: which guard, and of which engine
         self.asked: dict[str, float] = {}  # restarts and drains that an operator asked for
@@ -217,9 +220,7 @@ class World:
 
     # From the beginning to the end
 
-    def run(self) -> None:
-        from tests.world.faults import draw_faults
-
+    def run(self, script: Callable[[World], list[Fault]]) -> None:
         for engine in self.engines:
             engine.has_gate = self.setting.has_gate
             engine.start_s = self.dice(engine.name).choice((8.0, 20.0, 40.0))
@@ -230,7 +231,7 @@ class World:
             self.later(0.0, self.send)
         for host in self.hosts:
             self.later(self.dice(host.name).uniform(0.0, 3.0), host.start)
-        faults = draw_faults(self)
+        faults = script(self)
         for at_s, what, begin in faults:
             self.later(at_s, self._begin, what, begin)
         end_s = max(at_s for at_s, _, _ in faults) + self.dice("end").choice((20.0, 60.0, 180.0))
@@ -327,26 +328,24 @@ def quick_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def play(seed: int, folder: Path | None = None) -> Story:
-    """Plays one seed."""
-    if folder is None:
-        with quick_folder() as own:
-            return play(seed, own)
-    place = folder / f"{seed}"
-    place.mkdir()
-    world = World(seed, place)
-    with contextlib.redirect_stderr(io.StringIO()):
+def play(
+    seed: int,
+    folder: Path | None = None,
+    setting: Setting | None = None,
+    script: Callable[[World], list[Fault]] = draw_faults,
+) -> Story:
+    """Plays one seed: a setting and faults that it draws, or that are given."""
+    with contextlib.ExitStack() as stack:
+        place = (folder or stack.enter_context(quick_folder())) / f"{seed}"
+        place.mkdir()
+        stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        world = World(seed, place, setting)
         try:
-            world.run()
+            world.run(script)
         finally:
             world.is_over = True
             world.loop.end([life for host in world.hosts for life in host.all_lives])
             for host in world.hosts:
-                host._close()
+                host.close()
             shutil.rmtree(place, ignore_errors=True)
     return Story(world)
-
-
-import contextvars  # noqa: E402
-
-_NOBODY = contextvars.Context()
