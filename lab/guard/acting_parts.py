@@ -279,9 +279,9 @@ class FakeSight:
             for kind, is_true in held.items()
         }
 
-    def unproved(self, engine: str) -> str:
+    def unproved(self, engine: str, *, is_asked: bool = False) -> str:
         """Nobody stands between guard and this engine."""
-        del engine
+        del engine, is_asked
         return ""
 
     def engines(self) -> tuple[str, ...]:

@@ -15,11 +15,12 @@ from lab.guard.acting_lives import CASES, MemoryBook, live, unsafe
 from lab.guard.acting_parts import ENGINE, FakeRestarter, FakeSight, parts_of
 from lab.guard.acting_play import ends, play, says, until, view_of
 from plimsoll.errors import WorldFailed
-from plimsoll.guard.act.decide import BlockedAction, Decision, Restart, decide, spent
+from plimsoll.guard.act.decide import ASKED, BlockedAction, Decision, Restart, decide, serves_nobody, spent
 from plimsoll.guard.act.journal_entry import RESTART, Entry
 from plimsoll.guard.act.journal_replay import read_restarts
 from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.ports import Outcome, failed
+from plimsoll.guard.act.steps import BROKEN, SERVING
 from plimsoll.guard.daemon.acting import Traffic
 from plimsoll.guard.daemon.conductor import Conductor
 from plimsoll.guard.daemon.observer import EngineCapabilities, Fleet, FleetObserver, WatchedEngine
@@ -296,8 +297,8 @@ def test_the_first_stop_fails_and_is_tried_again() -> None:
         def conditions(self, engine: str) -> dict[str, Condition]:
             return {} if self.is_unaskable else dict(super().conditions(engine))
 
-        def unproved(self, engine: str) -> str:
-            return "only guard's own connection says so" if self.is_unaskable else super().unproved(engine)
+        def unproved(self, engine: str, *, is_asked: bool = False) -> str:
+            return "only guard's own connection says so" if self.is_unaskable else super().unproved(engine, is_asked=is_asked)
 
     sight = Unaskable(world)
 
@@ -442,3 +443,13 @@ def test_an_engine_in_maintenance_at_the_balancer_is_away() -> None:
     assert fleet.observer.suffering("a", ActPolicy()) == ""
     fleet.observer.maintained = {"b": True}
     assert fleet.observer.suffering("a", ActPolicy()) == "b is out of rotation"
+
+
+def test_an_operator_asks_for_the_restart_of_one_that_only_guard_cannot_reach() -> None:
+    """Where the balancer sees it serve it is drained first; where nobody sees it, the operator answers for it."""
+    for health, wanted in ((BalancerHealth(None, 2.0), SERVING), (None, BROKEN)):
+        down = series(200, lambda at, health=health: refused(at, balancer=health), 300)  # type: ignore[misc]
+        fleet = Watched(read_policy({"dead": {"refused": "60s"}}), a=[*HEALTHY, *down], b=series(500, answers))
+        engine = fleet.observer.view(frozenset()).engines[0]
+        assert serves_nobody(engine, ASKED) is (wanted is BROKEN)
+        assert fleet.observer.unproved("a", is_asked=True) == ("" if wanted is BROKEN else engine.unproved)

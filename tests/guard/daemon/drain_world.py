@@ -159,8 +159,8 @@ class Sight:
         del engine
         return None
 
-    def unproved(self, engine: str) -> str:
-        del engine
+    def unproved(self, engine: str, *, is_asked: bool = False) -> str:
+        del engine, is_asked
         return ""
 
     def conditions(self, engine: str) -> Mapping[str, Condition]:

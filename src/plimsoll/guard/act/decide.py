@@ -99,6 +99,7 @@ class EngineStatus(NamedTuple):
     last_end: FailedRestarts | None = None
     unproved: str = ""  # why it may serve somebody all the same; "" where a witness proves that it serves nobody
     has_local_proof: bool = True  # that witness needs no network of guard's own
+    is_seen_serving: bool = False  # its gate or its balancer sees it serve, whatever guard sees
     failure: str = ""  # how its process ended, as its supervisor said
 
 
@@ -219,7 +220,11 @@ def serves_nobody(engine: EngineStatus, kind: str) -> bool:
     """Whether it is about an engine that serves nobody; what a person asks for is not: then its conditions say it."""
     if kind in BROKEN_KINDS:
         return True
-    return kind == ASKED and any(is_active(engine.conditions[one]) for one in BROKEN_KINDS & engine.conditions.keys())
+    return (
+        kind == ASKED
+        and not engine.is_seen_serving
+        and any(is_active(engine.conditions[one]) for one in BROKEN_KINDS & engine.conditions.keys())
+    )
 
 
 def _against(view: FleetView, policy: ActPolicy, engine: EngineStatus, grade: Grade, kind: str) -> list[tuple[str, str]]:

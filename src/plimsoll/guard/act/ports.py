@@ -120,7 +120,7 @@ class EngineObserver(Protocol):
 
     async def look(self, engine: str) -> Look | None: ...  # a fresh look; None where the engine is not watched any more
     def conditions(self, engine: str) -> Mapping[str, Condition]: ...  # as of the last look
-    def unproved(self, engine: str) -> str: ...  # why it may serve somebody all the same; "" where that is excluded
+    def unproved(self, engine: str, *, is_asked: bool = False) -> str: ...  # why it may serve somebody; "" where it does not
     def engines(self) -> Sequence[str]: ...  # all that are watched
 
 

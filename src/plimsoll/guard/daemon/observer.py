@@ -575,9 +575,13 @@ class FleetObserver:
         last = None if watched is None else watched.judge.history.last
         return last is not None and last.reach is not Reach.ANSWERS
 
-    def unproved(self, engine: str) -> str:
-        """Why it may serve somebody all the same; "" where a witness proves that it serves nobody."""
-        return self.proof(engine).why_not
+    def unproved(self, engine: str, *, is_asked: bool = False) -> str:
+        """Why it may serve somebody all the same; "" where a witness proves that it serves nobody.
+
+        `is_asked`: an operator answers for it, so that only somebody who sees it serve speaks against it.
+        """
+        proved = self.proof(engine)
+        return proved.why_not if not is_asked or proved.is_contradicted else ""
 
     def cut_off(self) -> str:
         """Why guard doubts its own way to the engines: several of them, and most of all, were lost in the same moment."""
@@ -617,6 +621,7 @@ class FleetObserver:
             now_s - history.changed_at_s if history.changed else None, observed,
             has_gate=may.has_gate and last is not None and last.gate is not None, has_restarter=may.has_restarter,
             last_end=last_end, unproved=proved.why_not, has_local_proof=proved.is_local,
+            is_seen_serving=proved.is_contradicted,
             failure="" if last is None else last.failure,
         )  # fmt: skip
 

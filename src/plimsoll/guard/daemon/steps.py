@@ -517,7 +517,7 @@ class RestartSteps:
                 active.discard("dead")
             if await self._is_down():
                 return ""
-            unproved = "" if run.kind == ASKED else self._observer.unproved(run.engine)
+            unproved = self._observer.unproved(run.engine, is_asked=run.kind == ASKED)
             if look is not None and active and not unproved:
                 return ""
             if self._has_sent_stop and not is_ready(look):

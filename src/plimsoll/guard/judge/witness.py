@@ -46,6 +46,7 @@ class Proof:
 
     by: Witness | None
     why_not: str = ""
+    is_contradicted: bool = False  # somebody sees it serve
 
     @property
     def is_local(self) -> bool:
@@ -124,7 +125,9 @@ def proof(look: Look | None, active: frozenset[str]) -> Proof:
     if balancer is not None and look.balancer is not None:
         is_flowing = look.balancer.silent_s is not None and look.balancer.silent_s < FLOWING_S
         if is_flowing or not (proving and proving[0].is_local):
-            return Proof(None, balancer.text)
+            return Proof(None, balancer.text, is_contradicted=True)
     if not proving:
-        return Proof(None, "only guard's own connection says so: neither its process, its gate nor its balancer confirms it")
+        is_seen = any(witness.says is Testimony.SERVES and witness.name != "connection" for witness in said)
+        why = "only guard's own connection says so: neither its process, its gate nor its balancer confirms it"
+        return Proof(None, why, is_contradicted=is_seen)
     return Proof(proving[0])
