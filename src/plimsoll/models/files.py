@@ -423,13 +423,16 @@ def _derived(name: str) -> ModelFiles | None:
 @functools.cache
 def _quantized_names() -> Mapping[str, bool]:
     """The bundled ids, each with whether its config says how it is quantised."""
-    names = {}
-    for name in bundled_names():
-        config = _bundled_config(name)
-        inner = config.get("text_config")
-        parts = [config, inner] if isinstance(inner, Mapping) else [config]
-        names[name] = any(part.get(key) for part in parts for key in _QUANTIZATION_KEYS)
-    return names
+    models = _catalogue()["models"]
+
+    def is_quantized(entry: Mapping[str, Any]) -> bool:
+        config = entry.get("config", {})
+        for part in (config, config.get("text_config") or {}):
+            if settings := [part[key] for key in _QUANTIZATION_KEYS if key in part]:
+                return bool(settings[0])
+        return "like" in entry and is_quantized(models[entry["like"]])
+
+    return {name: is_quantized(entry) for name, entry in models.items()}
 
 
 class BundledModel(NamedTuple):
