@@ -165,7 +165,7 @@ def placed(row: dict[str, Any], shape: ModelShape) -> tuple[ModelShape, Settings
     if isinstance(stored, Quantization) and shape.quantization is None:
         shape = replace(shape, quantization=stored)
     slots, rank = lora_of(row) or (0, 16)
-    return shape, ONE_GPU._replace(
+    return shape, replace(ONE_GPU,
         tensor_parallel=row["tensor_parallel"] or 1, pipeline_parallel=row.get("pipeline_parallel") or 1,
         data_parallel=row.get("data_parallel") or 1, dtype=row.get("dtype") or "auto", max_loras=slots, max_lora_rank=rank,
         quantization=stored if isinstance(stored, str) else None,

@@ -218,11 +218,11 @@ def _implied_bytes(start: Start) -> float | None:
     era, given = era_of(start.given.release), start.given
     if start.activation is None or start.shape.towers:
         return None
-    without = overhead(start.shape, given, era._replace(sampler_bytes=0.0)).activation
+    without = overhead(start.shape, given, replace(era, sampler_bytes=0.0)).activation
     batch_bytes = min(given.max_num_seqs, given.max_num_batched_tokens) * start.shape.vocab_size
     if start.activation * GIB < 1.5 * without.value and "sampler" not in without.why:
         return None
-    rest = table.sampler_peak(start.shape, table.batch_of(given), era._replace(sampler_bytes=0.0), v2=False)
+    rest = table.sampler_peak(start.shape, table.batch_of(given), replace(era, sampler_bytes=0.0), v2=False)
     return (start.activation * GIB - rest) / batch_bytes
 
 
@@ -230,7 +230,7 @@ def predicted(start: Start, fitted: Fit) -> Overhead:
     """The terms with the fitted figures in place of the table's."""
     era = era_of(start.given.release)
     terms = era.non_torch
-    era = era._replace(
+    era = replace(era,
         sampler_bytes=fitted.sampler_bytes.get(era.name, era.sampler_bytes),
         non_torch=terms._replace(alone=fitted.alone.get(era.name, terms.alone),
                                  together=fitted.together.get(era.name, terms.together)),

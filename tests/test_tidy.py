@@ -24,7 +24,7 @@ SHARED_NAMES = set((
     "_Reader"
 ).split())  # fmt: skip
 REPLACING = set((
-    "assets/launch_command cli/doctor cli/guard cli/guardctl cli/plan cli/sweep demo/play doctor/read/text "
+    "assets/launch_command cli/doctor cli/guard cli/guardctl cli/sweep demo/play doctor/read/text "
     "doctor/read/text_wrapping doctor/rules/contained doctor/rules/diagnose doctor/rules/diagnose_log "
     "doctor/rules/exit_codes doctor/rules/facts doctor/rules/host_memory doctor/rules/kernel doctor/rules/log_text "
     "doctor/rules/memory_summary doctor/rules/metrics doctor/rules/nvidia_smi doctor/rules/pods doctor/rules/root_cause "
@@ -33,8 +33,8 @@ REPLACING = set((
     "guard/daemon/engine_look guard/daemon/host guard/daemon/manual_drain guard/daemon/observer guard/daemon/run "
     "guard/daemon/steps guard/judge/memory guard/page/page inside/admission inside/gate_control "
     "launch/check_flags launch/command_line launch/files launch/inputs launch/inside_command launch/manifests "
-    "launch/options launch/shell_script models/hub models/safetensors net/address net/client plan/certify plan/findings "
-    "plan/learned plan/ledger plan/matrix plan/read plan/weights plan/weights_parts plan/workload simulate/fit "
+    "launch/options launch/shell_script models/hub models/safetensors net/address net/client "
+    "simulate/fit "
     "simulate/inputs simulate/open_run simulate/settings simulate/summary simulate/trace simulate/trace_columns "
     "simulate/trace_files simulate/traffic standin/launch "
     "standin/serve/completions standin/serve/metrics tune/answer tune/goodput tune/grid tune/search "

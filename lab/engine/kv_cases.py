@@ -60,12 +60,12 @@ def published() -> Iterator[Case]:
     full = FullSpec(block_size=16, heads=8, head_size=64, head_size_v=64, dtype="bfloat16")
     slide = SlidingSpec(block_size=16, heads=8, head_size=64, head_size_v=64, dtype="bfloat16", window=128)
     yield case("gpt-oss-20b async", [slide, full] * 12, 10, long)
-    yield case("gpt-oss-20b sync", [slide, full] * 12, 10, long._replace(async_scheduling=False))
+    yield case("gpt-oss-20b sync", [slide, full] * 12, 10, replace(long, async_scheduling=False))
     wide = replace(full, heads=16, head_size=128, head_size_v=128)
     narrow = replace(slide, heads=16, head_size=128, head_size_v=128, window=1024)
     gemma: list[KvSpec] = [wide if (layer + 1) % 6 == 0 else narrow for layer in range(62)]
     yield case("gemma-3-27b", gemma, 40, long)
-    yield case("gemma-3-27b without hybrid manager", gemma, 80, long._replace(hybrid_manager=False))
+    yield case("gemma-3-27b without hybrid manager", gemma, 80, replace(long, hybrid_manager=False))
     for mode in ("none", "align"):
         settings = Settings(max_model_len=262144, prefix_caching=mode == "align")
         attention = FullSpec(block_size=1056, heads=2, head_size=256, head_size_v=256, dtype="bfloat16")
@@ -98,7 +98,7 @@ def random_case(dice: random.Random) -> Case:
     layers = declare(dice, settings)
     if dice.random() < 0.1:
         dice.shuffle(layers)
-    settings = settings._replace(pipeline_parallel=min(settings.pipeline_parallel, len(layers)))
+    settings = replace(settings, pipeline_parallel=min(settings.pipeline_parallel, len(layers)))
     ranks = _split(dice, named(layers), settings.pipeline_parallel)
     return Case(name, ranks, settings, tuple(_memory(dice, ranks, settings)))
 

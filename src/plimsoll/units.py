@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from typing import NamedTuple, NewType
+from dataclasses import dataclass
+from typing import NewType
 
 from plimsoll.errors import BadInput
 
 
-class Estimate(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Estimate:
     """A size in bytes and the band it lies in with about 90 % of what was measured; exact where low and high are equal."""
 
     value: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 import pytest
 
@@ -74,7 +75,7 @@ def test_what_no_value_clears_hides_no_offer() -> None:
     settings = read_settings(Flags(read_command_line(["m", "--quantization", "awq"], "0.32.0"), "0.32.0"), {}, QWEN, L4)
 
     def replan(changed: Settings) -> tuple[Ledger, list[Finding]]:
-        ledger = plan_ledger(ModelFacts("m", QWEN), changed, L4._replace(total_bytes=10 * GIB, low_bytes=10 * GIB))
+        ledger = plan_ledger(ModelFacts("m", QWEN), changed, replace(L4, total_bytes=10 * GIB, low_bytes=10 * GIB))
         return ledger, findings_of(ledger, QWEN, (), {}, unquantised=True)
 
     ledger, findings = replan(settings)

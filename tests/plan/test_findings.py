@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,7 +53,7 @@ def test_a_trial_run_that_does_not_fit_is_named() -> None:
 
 def test_weights_that_do_not_fit_are_the_end_of_it() -> None:
     """What would be left for a cache is not asked beside them, also where a neighbour leaves less than is asked for."""
-    card = H200._replace(used_bytes=80 * GIB)
+    card = replace(H200, used_bytes=80 * GIB)
     found = _planned(LLAMA_70B, "--enforce-eager --max-model-len 4096", card)[1]
     assert list(found) == [Code.STARTUP_WEIGHTS_DO_NOT_FIT, Code.STARTUP_FREE_MEMORY_CHECK]
 
@@ -74,7 +75,7 @@ def test_the_first_engine_kept_no_block() -> None:
 @pytest.mark.parametrize(("left_mib", "severity"), [(72416, Severity.CRITICAL), (73700, None)])
 def test_what_comes_beside_a_granted_request(left_mib: int, severity: Severity | None) -> None:
     """A neighbour that leaves 0.3 GiB more than is asked for passes vLLM's check and stops the warm-up of the sampler."""
-    card = H200._replace(used_bytes=H200.total_bytes - left_mib * MIB)
+    card = replace(H200, used_bytes=H200.total_bytes - left_mib * MIB)
     found = _planned(QWEN, "--enforce-eager --max-model-len 4096 --gpu-memory-utilization 0.5", card)[1]
     assert found.get(Code.STARTUP_SAMPLER_WARMUP) is severity
     assert Code.STARTUP_FREE_MEMORY_CHECK not in found
@@ -101,7 +102,7 @@ def test_zero_points_grow_on_hopper() -> None:
     flags = "--enforce-eager --max-model-len 4096"
     here = _planned(config, flags)[0].weights.value / GIB
     assert here == pytest.approx(37.88, abs=0.1)
-    assert _planned(config, flags, H200._replace(compute_capability=(8, 0)))[0].weights.value / GIB == pytest.approx(
+    assert _planned(config, flags, replace(H200, compute_capability=(8, 0)))[0].weights.value / GIB == pytest.approx(
         here - 0.75, abs=0.05
     )
     assert _planned(config, flags, release="0.18.0")[0].weights.value / GIB == pytest.approx(here - 0.75, abs=0.05)
@@ -173,6 +174,6 @@ def test_what_is_advised_instead_of_a_cache_that_is_too_large_clears_it() -> Non
         ledger = _planned(LLAMA, command)[0]
         advised = advise(ledger, shape, findings_of(ledger, shape, (), {}), replan)
         assert [one.flag for one in advised][:1] == ["--kv-cache-memory-bytes"]
-        after, left = replan(ledger.settings._replace(kv_cache_memory_bytes=int(advised[0].value)))
+        after, left = replan(replace(ledger.settings, kv_cache_memory_bytes=int(advised[0].value)))
         assert not [finding for finding in left if finding.severity is Severity.CRITICAL]
         assert after.slack.low > 0

@@ -55,7 +55,7 @@ def planned(case: Case) -> KvPlan:
 
 def plan(specs: Sequence[KvSpec], memory: int, **changes: Any) -> KvPlan:
     """The plan of one rank with these layers."""
-    chosen = Settings(max_model_len=8192, prefix_caching=False)._replace(**changes)
+    chosen = replace(Settings(max_model_len=8192, prefix_caching=False), **changes)
     return plan_kv((named(specs),), chosen, memory)
 
 
@@ -188,17 +188,17 @@ def test_states_take_blocks_by_the_cache_mode() -> None:
 def test_the_printed_size_has_had_two_meanings() -> None:
     """Up to 0.20 a hybrid's "KV cache size" is blocks over groups, later concurrency times context."""
     case = CASES["gpt-oss-20b async"]
-    old = plan_kv(case.ranks, case.settings._replace(release="0.19.0"), case.available)
+    old = plan_kv(case.ranks, replace(case.settings, release="0.19.0"), case.available)
     assert old.tokens == 27306 // 2 * 16
     assert old.groups[0].blocks_per_request == 521  # one batch in flight, then
-    new = plan_kv(case.ranks, case.settings._replace(release="0.21.0"), case.available)
+    new = plan_kv(case.ranks, replace(case.settings, release="0.21.0"), case.available)
     assert new.tokens == int(27306 / (8192 + 521) * 131072)
 
 
 def test_before_the_hybrid_manager_every_layer_was_full() -> None:
     """0.9.0 had one group, whatever the layers' windows."""
     case = CASES["gemma-3-27b"]
-    assert len(plan_kv(case.ranks, case.settings._replace(release="0.9.0"), 80 * GIB).groups) == 1
+    assert len(plan_kv(case.ranks, replace(case.settings, release="0.9.0"), 80 * GIB).groups) == 1
 
 
 def test_pipeline_stages_as_vllm_cuts_them() -> None:
@@ -231,7 +231,7 @@ def test_whatever_the_layers_the_blocks_fit_and_memory_only_helps(seed: int, mor
     assert result.fits_one_request == (result.largest_context_that_fits >= result.max_model_len)
     shorter = result.largest_context_that_fits
     if shorter and not case.settings.auto_fit:
-        again = plan_kv(case.ranks, case.settings._replace(max_model_len=shorter), case.available)
+        again = plan_kv(case.ranks, replace(case.settings, max_model_len=shorter), case.available)
         assert again.fits_one_request
 
 

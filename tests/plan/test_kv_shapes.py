@@ -87,19 +87,19 @@ QWEN_NEXT = shape(
 )  # fmt: skip
 def test_a_cache_type_costs_what_it_packs(dtype: str, bytes_per_token: int) -> None:
     """Bytes per token and layer of a Llama 8B under every --kv-cache-dtype."""
-    result = planned(LLAMA, LONG._replace(kv_cache_dtype=dtype))
+    result = planned(LLAMA, replace(LONG, kv_cache_dtype=dtype))
     assert result.bytes_per_block == 32 * 16 * bytes_per_token
 
 
 def test_published_models_from_their_shapes() -> None:
     """Shapes give the numbers vLLM's planner gave for hand-made specs."""
     assert planned(LLAMA, LONG).tokens == 327_680
-    assert planned(shape([LATENT] * 61), LONG._replace(block_size=64)).num_blocks == 9549
+    assert planned(shape([LATENT] * 61), replace(LONG, block_size=64)).num_blocks == 9549
     gpt = planned(shape([sliding(8, 64, 128), full(8, 64)] * 12), LONG, 10 * GIB)
     assert (gpt.tokens, [group.blocks_per_request for group in gpt.groups]) == (387_973, [1033, 8192])
     gemma = shape([full(16) if (layer + 1) % 6 == 0 else sliding(16, 128, 1024) for layer in range(62)])
     assert planned(gemma, LONG).blocks_per_request == 14726
-    alone = planned(gemma, LONG._replace(hybrid_manager=False), 80 * GIB)
+    alone = planned(gemma, replace(LONG, hybrid_manager=False), 80 * GIB)
     assert (alone.num_blocks, alone.bytes_for_one_request) == (10570, 62 * GIB)
 
 
@@ -115,7 +115,7 @@ def test_a_hybrids_blocks_are_as_long_as_its_states_are_large(prefix_caching: bo
 @pytest.mark.parametrize(("tp", "heads"), [(1, 8), (2, 4), (8, 1), (16, 1), (32, 1)])
 def test_tensor_parallelism_splits_heads_and_then_copies_them(tp: int, heads: int) -> None:
     """Beyond one head a rank, more ranks hold copies."""
-    spec = specs_of(LLAMA, LONG._replace(tensor_parallel=tp))[0].spec
+    spec = specs_of(LLAMA, replace(LONG, tensor_parallel=tp))[0].spec
     assert isinstance(spec, AttentionSpec)
     assert spec.heads == heads
 
@@ -123,10 +123,10 @@ def test_tensor_parallelism_splits_heads_and_then_copies_them(tp: int, heads: in
 def test_mla_is_copied_to_every_rank_and_dcp_shards_its_tokens() -> None:
     """TP does not make MLA's cache smaller; DCP does."""
     model = shape([LATENT] * 61, attention_heads=128)
-    alone, wide = planned(model, LONG), planned(model, LONG._replace(tensor_parallel=8))
+    alone, wide = planned(model, LONG), planned(model, replace(LONG, tensor_parallel=8))
     assert alone.tokens == wide.tokens
     assert (
-        planned(model, LONG._replace(tensor_parallel=8, decode_context_parallel=8)).blocks_per_request
+        planned(model, replace(LONG, tensor_parallel=8, decode_context_parallel=8)).blocks_per_request
         == alone.blocks_per_request // 8
     )
 
@@ -141,9 +141,9 @@ def test_splits_vllm_refuses_are_refused() -> None:
         ({"dtype": "int3"}, "int3"),
     ]:  # fmt: skip
         with pytest.raises(BadInput, match=words):
-            specs_of(LLAMA, LONG._replace(**changes))  # type: ignore[arg-type]
+            specs_of(LLAMA, replace(LONG, **changes))  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="6 key-value heads"):
-        specs_of(shape([full(6)] * 2), LONG._replace(tensor_parallel=4))
+        specs_of(shape([full(6)] * 2), replace(LONG, tensor_parallel=4))
 
 
 def test_layers_without_a_cache_of_their_own_cost_nothing() -> None:
@@ -166,19 +166,19 @@ def test_states_are_split_over_ranks_with_their_groups_copied() -> None:
     """Mamba 2 with one group copies it to every rank; a state TP does not divide is refused."""
     mamba = Mamba(inner_size=4096, state_size=128, conv_kernel=4, heads=64, head_dim=64, groups=1, ssm_dtype="float32")
     model = shape([Layer(LayerKind.MAMBA2), full(2)], mamba=mamba, attention_heads=32)
-    state = specs_of(model, LONG._replace(tensor_parallel=4, speculative={"num_speculative_tokens": 2}))[0].spec
+    state = specs_of(model, replace(LONG, tensor_parallel=4, speculative={"num_speculative_tokens": 2}))[0].spec
     assert isinstance(state, StateSpec)
     assert state.shapes == ((5, (4096 + 2 * 4 * 128) // 4), (16, 64, 128))
     assert (state.dtypes, state.spec_blocks, state.checkpoint_blocks) == (("bfloat16", "float32"), 2, 1)
     with pytest.raises(BadInput, match="Mamba heads"):
-        specs_of(replace(model, mamba=replace(mamba, heads=66)), LONG._replace(tensor_parallel=4))
+        specs_of(replace(model, mamba=replace(mamba, heads=66)), replace(LONG, tensor_parallel=4))
 
 
 def test_nemotron_h_keeps_float32_states_unless_its_config_says_otherwise() -> None:
     """Of all families only this one has a default of its own, and before 0.13 it was not heard."""
     mamba = Mamba(inner_size=4096, state_size=128, conv_kernel=4, heads=64, head_dim=64, groups=8)
     model = shape([Layer(LayerKind.MAMBA2), full(2)], mamba=mamba, text_model_type="nemotron_h")
-    for settings, dtype in [(LONG, "float32"), (LONG._replace(release="0.12.0"), "bfloat16")]:
+    for settings, dtype in [(LONG, "float32"), (replace(LONG, release="0.12.0"), "bfloat16")]:
         state = specs_of(model, settings)[0].spec
         assert isinstance(state, StateSpec)
         assert state.dtypes == ("bfloat16", dtype)
@@ -209,33 +209,33 @@ def test_sparse_mla_keeps_an_indexer_beside_its_latents() -> None:
     """DeepSeek V3.2: 656 and 132 bytes a token on Hopper with fp8, in blocks of 64."""
     sparse = Layer(LayerKind.MLA, kv_heads=1, head_dim=576, indexer=True)
     model = shape([sparse] * 61, mla=Mla(512, 64), indexer=Indexer(128))
-    fp8 = planned(model, LONG._replace(kv_cache_dtype="fp8"))
+    fp8 = planned(model, replace(LONG, kv_cache_dtype="fp8"))
     assert (fp8.block_size, fp8.bytes_per_block, fp8.num_blocks) == (64, 3_076_352, 13961)
     assert planned(model, LONG).bytes_per_block == 61 * 64 * (1152 + 132)
-    assert cache_dtype_of(model, LONG._replace(kv_cache_dtype="fp8", compute_capability=(10, 0))) == "fp8"
-    assert cache_dtype_of(model, LONG._replace(compute_capability=(12, 0))) == "fp8_ds_mla"
+    assert cache_dtype_of(model, replace(LONG, kv_cache_dtype="fp8", compute_capability=(10, 0))) == "fp8"
+    assert cache_dtype_of(model, replace(LONG, compute_capability=(12, 0))) == "fp8_ds_mla"
 
 
 def test_block_sizes_by_backend() -> None:
     """The default block follows the backend of the GPU; a given one is kept."""
     mla = shape([LATENT] * 2)
-    assert [block_size_of(mla, LONG._replace(compute_capability=(major, 0))) for major in (8, 9, 10, 12)] == [16, 16, 32, 16]
-    assert block_size_of(mla, LONG._replace(kv_cache_dtype="fp8")) == 64
-    assert block_size_of(mla, LONG._replace(release="0.12.0")) == 64
-    assert block_size_of(LLAMA, LONG._replace(block_size=32)) == 32
+    assert [block_size_of(mla, replace(LONG, compute_capability=(major, 0))) for major in (8, 9, 10, 12)] == [16, 16, 32, 16]
+    assert block_size_of(mla, replace(LONG, kv_cache_dtype="fp8")) == 64
+    assert block_size_of(mla, replace(LONG, release="0.12.0")) == 64
+    assert block_size_of(LLAMA, replace(LONG, block_size=32)) == 32
 
 
 def test_auto_takes_the_checkpoints_word() -> None:
     """A checkpoint that stores fp8 scales for its cache gets an fp8 cache under auto."""
     quantized = replace(LLAMA, quantization=Quantization("modelopt", kv_cache="fp8"))
     assert planned(quantized, LONG).bytes_per_block == planned(LLAMA, LONG).bytes_per_block // 2
-    assert planned(quantized, LONG._replace(kv_cache_dtype="bfloat16")).bytes_per_block == 2 << 20
+    assert planned(quantized, replace(LONG, kv_cache_dtype="bfloat16")).bytes_per_block == 2 << 20
 
 
 def test_draft_layers_join_the_last_stage() -> None:
     """The MTP head's layer has a cache like the last attention layer's, on the last pipeline stage."""
     stages = specs_of_all_stages(
-        replace(LLAMA, mtp_layers=1), LONG._replace(pipeline_parallel=2, speculative={"method": "mtp"})
+        replace(LLAMA, mtp_layers=1), replace(LONG, pipeline_parallel=2, speculative={"method": "mtp"})
     )
     assert [len(stage) for stage in stages] == [16, 17]
     assert stages[1][-1].layer == "layers.32.attn"
@@ -246,7 +246,7 @@ def test_chunked_attention_is_allocated_as_full_unless_told() -> None:
     local = Layer(LayerKind.CHUNKED_LOCAL, kv_heads=8, head_dim=128, v_head_dim=128)
     scout = shape([local, local, local, full()] * 12, chunk_size=8192)
     assert [group.kind for group in planned(scout, LONG).groups] == ["full"]
-    assert len(planned(scout, LONG._replace(hybrid_manager=True)).groups) == 4
+    assert len(planned(scout, replace(LONG, hybrid_manager=True)).groups) == 4
 
 
 def test_deepseek_v4_packs_its_caches() -> None:
@@ -261,7 +261,7 @@ def test_deepseek_v4_packs_its_caches() -> None:
     assert specs["layers.1.attn"].page_bytes == specs["layers.0.swa_cache"].page_bytes == 37440  # 64 x 584, to 576
     card = Card("H100", 79 * GIB, 79 * GIB, 79 * GIB, (9, 0))
     assert read_settings(Flags(read_command_line(["m"], "0.32.0"), "0.32.0"), {}, model, card).interleaved
-    assert planned(model, LONG._replace(interleaved=True)).block_size == 256
+    assert planned(model, replace(LONG, interleaved=True)).block_size == 256
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=NO_DATA)

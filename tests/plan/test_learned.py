@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -163,7 +164,7 @@ def test_a_startup_plan_is_unfolded() -> None:
 
 def test_the_startup_plan_of_0_26_did_not_count_the_estimate() -> None:
     """0.26 took the captured graphs off, not their estimate; 0.27 takes both."""
-    ledger = _plan(release="0.26.0")._replace(graphs=_plan().graphs._replace(value=GIB, low=GIB, high=GIB))
+    ledger = replace(_plan(release="0.26.0"), graphs=replace(_plan().graphs, value=GIB, low=GIB, high=GIB))
     row = _by_name(compare(ledger, Measured(planned_kv_bytes=100 * GIB)))["kv"]
     assert row.measured == 100 * GIB + 150 * MIB + ledger.graphs_actual.value - GIB
 
@@ -201,7 +202,7 @@ def test_the_log_of_another_model_teaches_nothing() -> None:
 
 def test_a_card_whose_size_is_slightly_off() -> None:
     """Where the card is a little smaller than the table says, the next plan's cache is still the one that was measured."""
-    table = H200._replace(total_bytes=int(139.84 * GIB))
+    table = replace(H200, total_bytes=int(139.84 * GIB))
     ledger = _plan(card=table)
     after = corrected(ledger, correction_from(ledger, FULL), MODEL)
     assert after.kv.value == pytest.approx(112.28 * GIB, abs=0.02 * GIB)
@@ -239,7 +240,7 @@ def test_more_starts_widen_what_differs() -> None:
 def test_what_is_sharper_already_is_kept() -> None:
     """Weights counted to the byte are not replaced by a figure rounded to hundredths that agrees with them."""
     ledger = _plan()
-    ledger = ledger._replace(weights=ledger.weights._replace(value=_gib(15.004), low=_gib(15.004), high=_gib(15.004)))
+    ledger = replace(ledger, weights=replace(ledger.weights, value=_gib(15.004), low=_gib(15.004), high=_gib(15.004)))
     assert corrected(ledger, correction_from(ledger, FULL), MODEL).weights == ledger.weights
 
 
@@ -272,7 +273,7 @@ def test_a_lesson_that_agrees_changes_no_sum() -> None:
 
 def test_neighbours_of_an_old_release_come_off_once() -> None:
     """Until 0.9.0 what others hold came out of the budget: what was measured beside them is planned beside them again."""
-    card = H200._replace(used_bytes=_gib(10))
+    card = replace(H200, used_bytes=_gib(10))
     ledger = _plan(release="0.8.5", card=card)
     start = Measured(weights_bytes=_gib(15.0), kv_bytes=ledger.kv.value - _gib(0.2), utilization=ledger.settings.utilization)
     after = corrected(ledger, correction_from(ledger, start), MODEL)
@@ -289,7 +290,7 @@ def test_the_key_tells_apart_what_must_be() -> None:
     wider = _shape(intermediate_size=16384)
     others = [
         key_of(_plan(release="0.24.0"), LLAMA),
-        key_of(_plan(card=H200._replace(name="H100")), LLAMA),
+        key_of(_plan(card=replace(H200, name="H100")), LLAMA),
         key_of(_plan(shape=wider), wider),
         key_of(_plan(f"{BASE} --tensor-parallel-size 2"), LLAMA),
         key_of(_plan(f"{BASE} --pipeline-parallel-size 2"), LLAMA),
@@ -297,7 +298,7 @@ def test_the_key_tells_apart_what_must_be() -> None:
         key_of(_plan(f"{BASE} --enable-lora"), LLAMA),
     ]
     assert len({base, *others}) == 8
-    odd = _plan(card=H200._replace(name='hf_secret "x"\n/home/me; tp=9'))
+    odd = _plan(card=replace(H200, name='hf_secret "x"\n/home/me; tp=9'))
     assert "\n" not in key_of(odd, LLAMA)
 
 

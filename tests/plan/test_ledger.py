@@ -110,7 +110,7 @@ def test_a_draft_model_takes_its_share() -> None:
     small = _llama(16, 2048, 32, 8, 8192)
     command = "--speculative-config.model d --speculative-config.num_speculative_tokens 3"
     alone = _plan(LLAMA_8B, H100, command)
-    both = _plan(LLAMA_8B._replace(drafter=small), H100, command)
+    both = _plan(replace(LLAMA_8B, drafter=small), H100, command)
     assert both.weights.value - alone.weights.value == _plan(small, H100).weights.value
     # Eight KV heads of 64 over 16 layers: a quarter of what 32 layers of eight heads of 128 keep.
     assert both.kv_plan.bytes_per_block == alone.kv_plan.bytes_per_block * 5 // 4
@@ -120,7 +120,7 @@ def test_a_draft_model_takes_its_share() -> None:
 def test_a_head_of_the_models_own_keeps_a_cache() -> None:
     """Drafting with the model's own head adds one layer's cache for each of its layers."""
     shape = replace(LLAMA_8B.shape, mtp_layers=1)
-    model = LLAMA_8B._replace(shape=shape)
+    model = replace(LLAMA_8B, shape=shape)
     command = "--speculative-config.method mtp --speculative-config.num_speculative_tokens 1"
     assert _plan(model, H100, command).kv_plan.bytes_per_block == _plan(model, H100).kv_plan.bytes_per_block * 33 // 32
 
@@ -152,7 +152,7 @@ def test_the_runner_decides_what_is_in_flight(runner: str, batches: int) -> None
 def test_a_whole_encoder_on_every_rank() -> None:
     """--mm-encoder-tp-mode data keeps all of the encoder on each of two GPUs, not half of it."""
     tower = Tower("vision", layers=24, hidden_size=1024, heads=16, intermediate_size=4096, patch_size=14)
-    model = LLAMA_8B._replace(shape=replace(LLAMA_8B.shape, towers=(tower,)))
+    model = replace(LLAMA_8B, shape=replace(LLAMA_8B.shape, towers=(tower,)))
     halves = _plan(model, H100, "--tensor-parallel-size 2").weights.value
     assert _plan(model, H100, "--tensor-parallel-size 2 --mm-encoder-tp-mode data").weights.value > halves + 0.2 * GIB
 
@@ -185,7 +185,7 @@ def test_every_offer_was_planned_and_clears_what_it_says() -> None:
 
 def test_neighbours_are_seen() -> None:
     """With 10 GiB held by another process vLLM refuses 0.92 of the card; the share offered is what is free."""
-    busy = H100._replace(used_bytes=10 * GIB)
+    busy = replace(H100, used_bytes=10 * GIB)
     assert Code.STARTUP_FREE_MEMORY_CHECK in _codes(LLAMA_8B, busy)
     offer = next(a for a in _advice(LLAMA_8B, busy, "") if a.clears is Code.STARTUP_FREE_MEMORY_CHECK)
     assert Code.STARTUP_FREE_MEMORY_CHECK not in _codes(LLAMA_8B, busy, f"{offer.flag} {offer.value}")

@@ -36,7 +36,7 @@ def on_h100(release: str = "0.19.0", shape: ModelShape | None = None, **changes:
         max_model_len=4096, v2_runner=v2_by_default(release, shape),
         estimates_graphs=Behaviour.GRAPH_ESTIMATE.is_in(release),
     )  # fmt: skip
-    return overhead(shape, plain._replace(**changes))
+    return overhead(shape, replace(plain, **changes))
 
 
 def test_every_release_has_a_range() -> None:

@@ -56,7 +56,7 @@ QWEN_VL_7B = config("qwen2_5_vl", 3584, 28, 28, 4, 18944, 152064) | {
 def _on(tensor: int = 1, pipeline: int = 1, data: int = 1, **changes: Any) -> Settings:
     """The GPUs of a start before vLLM kept whole segments."""
     settings = Settings(release="0.18.0", tensor_parallel=tensor, pipeline_parallel=pipeline, data_parallel=data)
-    return settings._replace(**changes)
+    return replace(settings, **changes)
 
 
 def shape_of(config: dict[str, Any]) -> ModelShape:
@@ -118,7 +118,7 @@ def test_a_start_that_was_logged(
     config: dict[str, Any], placement: Settings, quantization: str | None, measured: float
 ) -> None:
     """What vLLM printed as "Model loading took" is met to the last decimal it printed."""
-    estimate = weights_from_shape(shape_of(config), placement._replace(quantization=quantization))
+    estimate = weights_from_shape(shape_of(config), replace(placement, quantization=quantization))
     assert estimate.value / GIB == pytest.approx(measured, abs=0.0101)
     assert estimate.low <= measured * GIB <= estimate.high
 
@@ -323,7 +323,7 @@ def test_the_ranks_together_hold_the_model(shape: ModelShape, tensor: int, pipel
     rank = weights_from_shape(shape, placement).value
     assert rank * tensor * pipeline >= parameters(shape) * 2
     assert rank <= whole + 2**21
-    assert weights_from_shape(shape, placement._replace(tensor_parallel=2 * tensor)).value < rank
+    assert weights_from_shape(shape, replace(placement, tensor_parallel=2 * tensor)).value < rank
 
 
 @given(SHAPES, st.sampled_from([2, 4, 8]))

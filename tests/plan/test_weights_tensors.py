@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ ROTARY = 4096 * 128 * 2
 
 def _on(tensor: int = 1, pipeline: int = 1, data: int = 1, **changes: Any) -> Settings:
     settings = Settings(release="0.18.0", tensor_parallel=tensor, pipeline_parallel=pipeline, data_parallel=data)
-    return settings._replace(**changes)
+    return replace(settings, **changes)
 
 
 def dense_tensors(shape: ModelShape, dtype: str = "BF16") -> Iterator[Tensor]:

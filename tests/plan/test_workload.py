@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,12 +30,12 @@ STATE = StateSpec(block_size=16, shapes=((1024,),), dtypes=("float32",))
 def _pool(name: str, **changes: Any) -> Pool:
     case = CASES[name]
     plan = plan_kv(case.ranks, case.settings, case.available)
-    return Pool(plan, case.ranks, case.settings._replace(**changes), plan.num_blocks, plan.num_blocks)
+    return Pool(plan, case.ranks, replace(case.settings, **changes), plan.num_blocks, plan.num_blocks)
 
 
 def _pool_of(specs: list[KvSpec], blocks: int, settings: Settings | None = None) -> Pool:
     ranks = (named(specs),)
-    chosen = (settings or Settings(max_model_len=8192, prefix_caching=False))._replace(num_gpu_blocks_override=blocks)
+    chosen = replace(settings or Settings(max_model_len=8192, prefix_caching=False), num_gpu_blocks_override=blocks)
     plan = plan_kv(ranks, chosen, 0)
     return Pool(plan, ranks, chosen, plan.num_blocks, plan.num_blocks)
 
@@ -258,5 +259,5 @@ def test_counts_are_the_planners_own(length: int, layers: list[KvSpec]) -> None:
     """Blocks of a request equal those of a plan whose max_model_len is its length."""
     pool = _pool_of(layers, 5000)
     answer = judge(Workload(((length, 0),)), pool)
-    alone = plan_kv(pool.specs, pool.settings._replace(max_model_len=length), 0)
+    alone = plan_kv(pool.specs, replace(pool.settings, max_model_len=length), 0)
     assert answer.blocks_per_request == alone.blocks_per_request

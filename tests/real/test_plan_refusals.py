@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -62,10 +63,10 @@ def test_starts_at_the_edge_are_called_as_vllm_calls_them(planner: PlannerProces
             line = read_command_line(["m"], RELEASE)
             settings = read_settings(Flags(line, RELEASE), {}, model.shape, card)
             at_most = plan_ledger(model, settings, card).kv_plan.largest_context_that_fits
-            edge = [settings._replace(max_model_len=at_most), settings._replace(max_model_len=at_most + 32)] if at_most else []
+            edge = [replace(settings, max_model_len=at_most), replace(settings, max_model_len=at_most + 32)] if at_most else []
             small = plan_ledger(model, settings, card)
             share = (small.requested.value - small.kv.value - (64 << 20)) / card.total_bytes
-            for changed in (settings, *edge, settings._replace(utilization=share)):
+            for changed in (settings, *edge, replace(settings, utilization=share)):
                 if not 0 < changed.utilization <= 1 or changed.max_model_len > model.shape.max_context:
                     continue
                 ledger, codes = _plan(model, card, changed)

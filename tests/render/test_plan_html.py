@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -165,4 +166,4 @@ def test_secrets_are_hidden() -> None:
 def test_any_name_makes_a_sound_page(name: str) -> None:
     """Whatever the model is called, the page is well formed and stands alone."""
     planned = _planned()
-    _check_alone(as_html(planned._replace(model=name, notes=[name])))
+    _check_alone(as_html(replace(planned, model=name, notes=[name])))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -60,7 +61,7 @@ def test_each_command_is_written_once(shown: TuneReport) -> None:
 def test_a_name_that_is_an_attack_stays_text(tuning: Tuning) -> None:
     """No escape code on the screen, no tag on the page, and the page loads nothing."""
     trace = tuning.traffic.trace._replace(name=HOSTILE)
-    own = ready().plan()._replace(model=HOSTILE)
+    own = replace(ready().plan(), model=HOSTILE)
     shown = TuneReport(tuning._replace(traffic=tuning.traffic._replace(trace=trace)), own, None, None, (HOSTILE,))
     assert "\x1b" not in str(as_text(shown)) + page(shown) + as_json(shown)
     read = HtmlPage(page(shown))

@@ -79,7 +79,7 @@ def run(options: PlanOptions) -> int:
         file = "FILE" if options.rest[:1] in ((), ("-",)) else options.rest[0]
         first = f"{len(named)} vLLM starts were found and this is the first, {named[0][0].source}"
         note = f"{first}; --compare {file} plans them all, side by side"
-        plan_input = plan_input._replace(notes=(note, *plan_input.notes))
+        plan_input = replace(plan_input, notes=(note, *plan_input.notes))
     if options.certify or options.table is not None:
         return run_certify(options, plan_input)
     plan = plan_input.plan()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from plimsoll.errors import BadInput
@@ -53,7 +54,8 @@ _DRAFTS_ON_SECOND = ("eagle", "eagle3", "mtp", "deepseek_mtp")
 _EARLY_ON_SECOND = ("Inkling", "KimiK3", "LongcatFlashNgram", "DeepseekV4")
 
 
-class RequestLimits(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
     """What the command says of the requests it takes, beside the ledger's settings."""
 
     max_logprobs: int = 20  # -1: the whole vocabulary
@@ -413,7 +415,8 @@ SHARE_STEP = 0.005
 Replan = Callable[[Settings], Ledger]
 
 
-class Kind(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Kind:
     """A kind of request, what it costs, and the smallest one that exceeds the spare memory."""
 
     phase: Phase
@@ -427,7 +430,8 @@ class Kind(NamedTuple):
         return self.smallest is not None
 
 
-class Certificate(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Certificate:
     """What is certified, or what stands in the way."""
 
     ledger: Ledger
@@ -467,7 +471,8 @@ class Certificate(NamedTuple):
         return self.ledger.card.low_bytes - self.ledger.card.used_bytes - self.ledger.context.high
 
 
-class Question(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Question:
     """What is asked: a command, with all that is needed to ask again with other settings."""
 
     model: ModelFacts
@@ -483,9 +488,9 @@ def certificate_of(
     """The certificate of a command; none where a finding stops the start, or for cards on which nothing was counted."""
     ledger, findings = replan(settings)
     limits = read_limits(flags, environment)
-    limits = limits._replace(not_modelled=(*_uncounted_card(ledger.card.name), *limits.not_modelled))
+    limits = replace(limits, not_modelled=(*_uncounted_card(ledger.card.name), *limits.not_modelled))
     certificate = certify(Question(model, settings, limits, lambda changed: replan(changed)[0]))
-    return certificate._replace(starts=not any(map(stops_the_start, findings)))
+    return replace(certificate, starts=not any(map(stops_the_start, findings)))
 
 
 def _uncounted_card(name: str) -> tuple[str, ...]:
@@ -503,10 +508,10 @@ def certify(question: Question) -> Certificate:
     """The certificate of one command, each open kind with the flag that closes it, tried by certifying again."""
     certificate = assess(question)
     kinds = tuple(
-        kind._replace(closes=_closes(kind.phase.kind, question)) if kind.is_open else kind for kind in certificate.kinds
+        replace(kind, closes=_closes(kind.phase.kind, question)) if kind.is_open else kind for kind in certificate.kinds
     )
     closes_all = _smaller_request(question, None) if certificate.open_kinds else ""
-    return certificate._replace(kinds=kinds, closes_all=closes_all)
+    return replace(certificate, kinds=kinds, closes_all=closes_all)
 
 
 def assess(question: Question) -> Certificate:
@@ -588,7 +593,7 @@ def _kinds_of(phases: list[Phase], spare: int) -> list[Kind]:
     """Each phase with the smallest request that exceeds the spare memory; where sampling alone does, logprobs add no news."""
     kinds = [Kind(phase, spare, None if phase.covered else _smallest(phase, spare)) for phase in phases]
     samples = any(kind.is_open and kind.phase.kind == "sampling" for kind in kinds)
-    return [kind._replace(smallest=None) if samples and kind.phase.kind == "logprobs" else kind for kind in kinds]
+    return [replace(kind, smallest=None) if samples and kind.phase.kind == "logprobs" else kind for kind in kinds]
 
 
 def _batch_kind(step: Step, ledger: Ledger, room: int, replan: Replan) -> Kind:
@@ -610,7 +615,7 @@ def _batch_kind(step: Step, ledger: Ledger, room: int, replan: Replan) -> Kind:
     low, high = 0, tokens  # the first fits, or nothing does; the second does not
     while high - low > 1:
         middle = (low + high) // 2
-        changed = settings._replace(max_num_batched_tokens=middle, max_num_seqs=min(settings.max_num_seqs, middle))
+        changed = replace(settings, max_num_batched_tokens=middle, max_num_seqs=min(settings.max_num_seqs, middle))
         low, high = (middle, high) if needs(middle, replan(changed)) <= room else (low, middle)
     return Kind(phase, room, high)
 
@@ -634,17 +639,17 @@ def _closes(kind: str, question: Question) -> str:
     """The first flag or limit that closes a kind, flag by certifying again; "" where none does."""
     settings = question.settings
     if kind in ("sampling", "penalties"):
-        flag = _fewer(kind, question, "--max-num-seqs", 1, settings.max_num_seqs, lambda n: settings._replace(max_num_seqs=n))
+        flag = _fewer(kind, question, "--max-num-seqs", 1, settings.max_num_seqs, lambda n: replace(settings, max_num_seqs=n))
     elif kind in ("batch", "drafter") or (kind == "prompt_logprobs" and not settings.v2_runner):
         least, now = max(LEAST_TOKENS, settings.max_num_seqs), settings.max_num_batched_tokens
         flag = _fewer(
-            kind, question, "--max-num-batched-tokens", least, now, lambda n: settings._replace(max_num_batched_tokens=n)
+            kind, question, "--max-num-batched-tokens", least, now, lambda n: replace(settings, max_num_batched_tokens=n)
         )
     elif kind in ("logprobs", "prompt_logprobs"):
         flag = _fewer_choices(kind, question)
     elif kind == "adapter":
         flag = _fewer(
-            kind, question, "--max-lora-rank", 1, settings.max_lora_rank, lambda n: settings._replace(max_lora_rank=n)
+            kind, question, "--max-lora-rank", 1, settings.max_lora_rank, lambda n: replace(settings, max_lora_rank=n)
         )
     else:
         flag = _smaller_pictures(kind, question)
@@ -660,7 +665,7 @@ def _fewer(kind: str, question: Question, flag: str, least: int, now: int, chang
     """The largest value of a flag below what it is now that closes the kind."""
 
     def closed(value: int) -> bool:
-        return _is_closed(kind, assess(question._replace(settings=change(value))))
+        return _is_closed(kind, assess(replace(question, settings=change(value))))
 
     if least >= now or not closed(least):
         return ""
@@ -675,21 +680,21 @@ def _fewer_choices(kind: str, question: Question) -> str:
     """A smaller --max-logprobs; it bounds how many, and refuses neither `logprobs: 0` nor `prompt_logprobs: 0`."""
     for count in (20, 5, 0):
         is_fewer = question.limits.max_logprobs < 0 or count < question.limits.max_logprobs
-        limits = question.limits._replace(max_logprobs=count)
-        if is_fewer and _is_closed(kind, assess(question._replace(limits=limits))):
+        limits = replace(question.limits, max_logprobs=count)
+        if is_fewer and _is_closed(kind, assess(replace(question, limits=limits))):
             return f"--max-logprobs {count}"
     return ""
 
 
 def _smaller_pictures(kind: str, question: Question) -> str:
     """A profile run with the encoder, else a limit on a picture's pixels."""
-    profiled = question._replace(settings=question.settings._replace(skips_mm_profiling=False))
+    profiled = replace(question, settings=replace(question.settings, skips_mm_profiling=False))
     if profiled != question and _is_closed(kind, assess(profiled)):
         return "leave out --skip-mm-profiling"
     for pixels in PIXELS_TRIED:
-        limits = question.limits._replace(max_pixels=pixels, takes_video=False)
+        limits = replace(question.limits, max_pixels=pixels, takes_video=False)
         is_fewer = question.limits.max_pixels is None or pixels < question.limits.max_pixels
-        if is_fewer and _is_closed(kind, assess(question._replace(limits=limits))):
+        if is_fewer and _is_closed(kind, assess(replace(question, limits=limits))):
             video = " --limit-mm-per-prompt '{\"video\": 0}'" if question.limits.takes_video else ""
             return f"--mm-processor-kwargs '{{\"max_pixels\": {pixels}}}'{video}"
     return ""
@@ -703,20 +708,20 @@ def _smaller_request(question: Question, kind: str | None) -> str:
     if settings.kv_cache_memory_bytes is not None:
         unit = settings.kv_cache_memory_bytes // 100
         sizes = [unit * share for share in range(99, 0, -1)]
-        changed = [settings._replace(kv_cache_memory_bytes=size) for size in sizes]
+        changed = [replace(settings, kv_cache_memory_bytes=size) for size in sizes]
         flags = [f"--kv-cache-memory-bytes {size}" for size in sizes]
     else:
         most = math.ceil(settings.utilization / SHARE_STEP - 1e-9) - 1
         shares = [round(share * SHARE_STEP, 3) for share in range(most, 0, -1)]
-        changed = [settings._replace(utilization=share) for share in shares]
+        changed = [replace(settings, utilization=share) for share in shares]
         flags = [f"--gpu-memory-utilization {share:g}" for share in shares]
     low, high = 0, len(changed)
     while low < high:  # the first that closes it, whether or not it still fits: the smaller the cache, the more is left
         middle = (low + high) // 2
-        left = assess(question._replace(settings=changed[middle])).open_kinds
+        left = assess(replace(question, settings=changed[middle])).open_kinds
         is_open = any(kind in (None, other.phase.kind) for other in left)
         low, high = (middle + 1, high) if is_open else (low, middle)
-    return flags[low] if low < len(changed) and _is_closed(kind, assess(question._replace(settings=changed[low]))) else ""
+    return flags[low] if low < len(changed) and _is_closed(kind, assess(replace(question, settings=changed[low]))) else ""
 
 
 def smallest_request(kind: Kind) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from plimsoll.errors import BadInput
@@ -505,7 +506,7 @@ def _candidates(finding: Finding, ledger: Ledger, shape: ModelShape, replan: Rep
             yield from _within_the_limits(finding, ledger, shape)
         case Code.OTHER_UNSUPPORTED_GPU if shape.model_type not in NOT_IN_FLOAT16:
             why = "16 bits that every card has; some models overflow in it"
-            yield ledger.settings._replace(dtype="float16"), "--dtype", "float16", why
+            yield replace(ledger.settings, dtype="float16"), "--dtype", "float16", why
         case Code.STARTUP_GRAPH_CAPTURE if finding.title == MORE_SEQUENCES_THAN_STATES:
             yield from _as_many_sequences_as_states(ledger)
             yield from _more_for_the_cache(ledger, replan)
@@ -525,25 +526,25 @@ def _within_the_limits(finding: Finding, ledger: Ledger, shape: ModelShape) -> I
         yield from _shorter_context(ledger, shape)
     elif finding.title == ITEM_BEYOND_THE_BATCH:
         tokens = WHOLE_ITEM_TOKENS[shape.model_type]
-        changed = ledger.settings._replace(max_num_batched_tokens=tokens)
+        changed = replace(ledger.settings, max_num_batched_tokens=tokens)
         yield changed, "--max-num-batched-tokens", str(tokens), "one film of the default length"
     elif finding.title == TOO_FEW_LORAS_IN_HOST:
         slots = ledger.settings.max_loras
-        changed = ledger.settings._replace(max_cpu_loras=slots)
+        changed = replace(ledger.settings, max_cpu_loras=slots)
         yield changed, "--max-cpu-loras", str(slots), "as many as the GPU holds"
 
 
 def _as_many_sequences_as_states(ledger: Ledger) -> Iterator[Candidate]:
     blocks = ledger.kv_plan.num_blocks
     if blocks > 0:
-        changed = ledger.settings._replace(max_num_seqs=blocks)
+        changed = replace(ledger.settings, max_num_seqs=blocks)
         yield changed, "--max-num-seqs", str(blocks), "as many sequences as the cache has states"
 
 
 def _context_of_the_model(ledger: Ledger, shape: ModelShape) -> Iterator[Candidate]:
     context = shape.max_context
     if context < ledger.settings.max_model_len:
-        changed = ledger.settings._replace(max_model_len=context)
+        changed = replace(ledger.settings, max_model_len=context)
         yield changed, "--max-model-len", str(context), "what the model was made for"
 
 
@@ -553,7 +554,7 @@ def _shorter_context(ledger: Ledger, shape: ModelShape) -> Iterator[Candidate]:
         sure = ledger.context_at_low_end
         also = f" ({format_count(sure)} even at the low end of its band)" if sure is not None and sure < fits else ""
         why = f"the longest context one request can have in this cache{also}"
-        yield ledger.settings._replace(max_model_len=fits), "--max-model-len", str(fits), why
+        yield replace(ledger.settings, max_model_len=fits), "--max-model-len", str(fits), why
     if fits > shape.max_context:
         yield from _context_of_the_model(ledger, shape)
 
@@ -565,7 +566,7 @@ def _more_for_the_cache(ledger: Ledger, replan: Replan) -> Iterator[Candidate]:
         return
     step = math.floor(settings.utilization * 100) + 1
     while step <= HIGHEST_UTILIZATION * 100:
-        change = settings._replace(utilization=step / 100)
+        change = replace(settings, utilization=step / 100)
         after, _ = replan(change)
         if after.fits and after.slack.value > 0:
             why = "a larger share of the card; it leaves less outside the request"
@@ -577,7 +578,7 @@ def _more_for_the_cache(ledger: Ledger, replan: Replan) -> Iterator[Candidate]:
 def _smaller_cache(ledger: Ledger) -> Iterator[Candidate]:
     if not ledger.settings.kv_cache_dtype.startswith(("fp8", "int", "nvfp4")):
         why = "half the bytes a token; check the answers"
-        yield ledger.settings._replace(kv_cache_dtype="fp8"), "--kv-cache-dtype", "fp8", why
+        yield replace(ledger.settings, kv_cache_dtype="fp8"), "--kv-cache-dtype", "fp8", why
 
 
 def _more_gpus(ledger: Ledger, shape: ModelShape) -> Iterator[Candidate]:
@@ -586,7 +587,7 @@ def _more_gpus(ledger: Ledger, shape: ModelShape) -> Iterator[Candidate]:
         wanted = settings.tensor_parallel * factor
         if shape.attention_heads % wanted == 0:
             why = f"the weights are divided over {wanted} GPUs"
-            yield settings._replace(tensor_parallel=wanted), "--tensor-parallel-size", str(wanted), why
+            yield replace(settings, tensor_parallel=wanted), "--tensor-parallel-size", str(wanted), why
 
 
 def _smaller_batches(ledger: Ledger, replan: Replan) -> Iterator[Candidate]:
@@ -594,7 +595,7 @@ def _smaller_batches(ledger: Ledger, replan: Replan) -> Iterator[Candidate]:
     sequences = settings.max_num_seqs
     while sequences > 16:
         sequences //= 2
-        change = settings._replace(max_num_seqs=sequences)
+        change = replace(settings, max_num_seqs=sequences)
         if replan(change)[0].fits:
             yield change, "--max-num-seqs", str(sequences), "a smaller batch is profiled, so less is set aside for it"
             return
@@ -608,7 +609,7 @@ def _what_is_free(ledger: Ledger) -> Iterator[Candidate]:
     for hundredths in range(highest, max(0, highest - STEPS_BELOW_FREE), -1):
         share = hundredths / 100
         if share < ledger.settings.utilization:
-            yield ledger.settings._replace(utilization=share), "--gpu-memory-utilization", f"{share:.2f}", why
+            yield replace(ledger.settings, utilization=share), "--gpu-memory-utilization", f"{share:.2f}", why
         why = "what is free, less the CUDA context and the room that a full batch needs beside the request"
 
 
@@ -617,7 +618,7 @@ def _a_cache_that_fits(ledger: Ledger) -> Iterator[Candidate]:
     size = ledger.kv.value + ledger.slack.low - unreserved - ROOM_FOR_THE_REST
     if size > 0 and ledger.settings.num_gpu_blocks_override is None:
         why = "what the card has beside everything else"
-        yield ledger.settings._replace(kv_cache_memory_bytes=size), "--kv-cache-memory-bytes", str(size), why
+        yield replace(ledger.settings, kv_cache_memory_bytes=size), "--kv-cache-memory-bytes", str(size), why
 
 
 def _more_slack(ledger: Ledger, shape: ModelShape) -> Iterator[Candidate]:
@@ -626,7 +627,7 @@ def _more_slack(ledger: Ledger, shape: ModelShape) -> Iterator[Candidate]:
     share = math.floor((ledger.free_bytes - needs) / ledger.card.total_bytes * 100) / 100
     if 0 < share < ledger.settings.utilization:
         why = "leaves the room beside the request that sampling and graphs need"
-        yield ledger.settings._replace(utilization=share), "--gpu-memory-utilization", f"{share:.2f}", why
+        yield replace(ledger.settings, utilization=share), "--gpu-memory-utilization", f"{share:.2f}", why
 
 
 def _fewer_sequences(ledger: Ledger) -> Iterator[Candidate]:
@@ -634,7 +635,7 @@ def _fewer_sequences(ledger: Ledger) -> Iterator[Candidate]:
     while sequences > 16:
         sequences //= 2
         why = "fewer rows of logits at once"
-        yield ledger.settings._replace(max_num_seqs=sequences), "--max-num-seqs", str(sequences), why
+        yield replace(ledger.settings, max_num_seqs=sequences), "--max-num-seqs", str(sequences), why
         if sequences <= ledger.settings.max_num_seqs // 8:
             return
 

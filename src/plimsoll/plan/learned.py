@@ -14,6 +14,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from plimsoll.errors import BadInput
@@ -266,7 +267,7 @@ def corrected(ledger: Ledger, correction: Correction, model: ModelFacts) -> Ledg
     terms = Terms(**{name: term or predicted[name] for name, term in known.items()})
     if both is not None:
         non_torch, activation = _reconciled(both, terms.non_torch, terms.activation)
-        terms = terms._replace(non_torch=non_torch, activation=activation)
+        terms = replace(terms, non_torch=non_torch, activation=activation)
     return added_up(model, ledger.settings, ledger.card, terms, both)
 
 
@@ -378,7 +379,7 @@ def _term(
     newest = told[-1][1]
     factor = newest.measured / newest.predicted if newest.predicted else 1.0
     value = math.ceil(now.value * min(_FARTHEST_FACTOR, max(1 / _FARTHEST_FACTOR, factor)))
-    return _moved(now, value)._replace(why=f"moved by a start with another batch; predicted {format_gib(now.value)}")
+    return replace(_moved(now, value), why=f"moved by a start with another batch; predicted {format_gib(now.value)}")
 
 
 def _reconciled(both: Estimate, non_torch: Estimate, activation: Estimate) -> tuple[Estimate, Estimate]:
@@ -390,14 +391,14 @@ def _reconciled(both: Estimate, non_torch: Estimate, activation: Estimate) -> tu
     inside = max(0, both.value - outside)
     terms = _moved(non_torch, both.value - inside), _moved(activation, inside)
     if abs(gap) > _SAME and "measured" not in non_torch.why + activation.why:
-        terms = terms[0]._replace(why=_SHARED), terms[1]._replace(why=_SHARED)
+        terms = replace(terms[0], why=_SHARED), replace(terms[1], why=_SHARED)
     return terms
 
 
 def _moved(term: Estimate, value: int) -> Estimate:
     """The same band around another centre."""
     value = max(0, value)
-    return term._replace(value=value, low=max(0, value - (term.value - term.low)), high=value + term.high - term.value)
+    return replace(term, value=value, low=max(0, value - (term.value - term.low)), high=value + term.high - term.value)
 
 
 def _half(term: Estimate) -> int:

@@ -11,13 +11,13 @@ left at the right, the slack, is all there is for everything that vLLM's own pro
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import ceil
 from typing import NamedTuple
 
 from plimsoll.models.shape import Layer, LayerKind, ModelShape, Tower
 from plimsoll.plan.kv import KvPlan, plan_kv
-from plimsoll.plan.kv_layers import RankSpecs, specs_of_all_stages
+from plimsoll.plan.kv_layers import NamedSpec, RankSpecs, specs_of_all_stages
 from plimsoll.plan.settings import WHOLE_ITEM_TOKENS, Card, Settings, auto_dtype_of
 from plimsoll.plan.weights import lora_bytes, weights_from_shape, weights_from_tensors, weights_from_total
 from plimsoll.units import GIB, MIB, Estimate, format_gib
@@ -39,7 +39,8 @@ class NonTorch(NamedTuple):
     staged: tuple[float, float, float]  # pipeline parallel without tensor parallel
 
 
-class Era(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Era:
     """A range of releases whose profile run allocates alike."""
 
     name: str
@@ -552,7 +553,8 @@ _CONTEXT_TOGETHER_ELSEWHERE = (0.6, 0.3, 1.6)
 PIECES_AT_MOST = 0.7
 
 
-class ModelFacts(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
     """What is known of the model: its shape, and its tensors where they were read."""
 
     name: str
@@ -563,7 +565,8 @@ class ModelFacts(NamedTuple):
     drafter: ModelFacts | None = None  # of speculative decoding: its weights and its cache come on top
 
 
-class Ledger(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Ledger:
     """Every term per GPU, of the rank that rules."""
 
     card: Card
@@ -614,7 +617,8 @@ class Ledger(NamedTuple):
         return min(tokens, plan.largest_context_that_fits) if tokens > 0 else None
 
 
-class Terms(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Terms:
     """What one start takes beside its cache, as `overhead` and the weights predict it or as real starts have shown it."""
 
     weights: Estimate
@@ -659,7 +663,7 @@ def added_up(model: ModelFacts, settings: Settings, card: Card, terms: Terms, re
         card=card,
         settings=settings,
         requested=requested,
-        **terms._asdict(),
+        **{field.name: getattr(terms, field.name) for field in fields(terms)},
         kv=kv,
         slack=left_of(free, (terms.context, taken, Estimate.exact(unseen), _pieces(settings, terms.activation))),
         kv_plan=planned,
@@ -682,8 +686,8 @@ def cache_specs(model: ModelFacts, settings: Settings) -> tuple[RankSpecs, ...]:
     ranks = specs_of_all_stages(model.shape, settings)
     if model.drafter is None:
         return ranks
-    (drafted,) = specs_of_all_stages(model.drafter.shape, settings._replace(pipeline_parallel=1, pipeline_partition=None))
-    return (*ranks[:-1], (*ranks[-1], *(spec._replace(layer=f"drafter.{spec.layer}") for spec in drafted)))
+    (drafted,) = specs_of_all_stages(model.drafter.shape, replace(settings, pipeline_parallel=1, pipeline_partition=None))
+    return (*ranks[:-1], (*ranks[-1], *(NamedSpec(f"drafter.{spec.layer}", spec.spec) for spec in drafted)))
 
 
 def _all_weights(model: ModelFacts, settings: Settings) -> Estimate:
@@ -692,12 +696,12 @@ def _all_weights(model: ModelFacts, settings: Settings) -> Estimate:
         return weights
     own = (settings.speculative or {}).get("draft_tensor_parallel_size")
     ranks = own if isinstance(own, int) and own > 0 else settings.tensor_parallel
-    alone = settings._replace(
+    alone = replace(settings,
         tensor_parallel=ranks, pipeline_parallel=1, pipeline_partition=None, max_loras=0, cpu_offload_gib=0,
         auto_dtype=auto_dtype_of(model.drafter.shape),
     )  # fmt: skip
     drafted = _weights(model.drafter, alone)
-    return sum_of((weights, drafted))._replace(why=f"{weights.why}, and the draft model {model.drafter.name}")
+    return replace(sum_of((weights, drafted)), why=f"{weights.why}, and the draft model {model.drafter.name}")
 
 
 def _weights(model: ModelFacts, settings: Settings) -> Estimate:
@@ -711,7 +715,7 @@ def _weights(model: ModelFacts, settings: Settings) -> Estimate:
         weights = weights_from_shape(model.shape, settings)
     if settings.max_loras:
         slots = lora_bytes(model.shape, settings)
-        weights = sum_of((weights, slots))._replace(why=f"{weights.why}, and {slots.why}")
+        weights = replace(sum_of((weights, slots)), why=f"{weights.why}, and {slots.why}")
     offloaded = int(settings.cpu_offload_gib * GIB)
     value, low, high = (max(0, size - offloaded) for size in (weights.value, weights.low, weights.high))
     return Estimate(value, low, high, weights.why)

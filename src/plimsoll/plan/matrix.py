@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -104,8 +105,8 @@ def _column(context: int, settings: Settings, replan: Replan, longest: int | Non
     if longest is not None and context > longest:
         return _Column(context, refused=f"the model takes at most {format_count(longest)} tokens")
     try:
-        ledger = replan(settings._replace(max_model_len=context))
-        half = replan(settings._replace(max_model_len=-(-context // 2)))
+        ledger = replan(replace(settings, max_model_len=context))
+        half = replan(replace(settings, max_model_len=-(-context // 2)))
     except BadInput as error:
         return _Column(context, refused=str(error))
     plan = ledger.kv_plan

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from plimsoll.errors import BadInput, PlimsollError
 from plimsoll.findings import Finding
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from plimsoll.plan.learned import Correction
 
 
-class MemoryPlan(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
     """A plan and all that was found out about it."""
 
     model: str
@@ -57,7 +59,8 @@ class MemoryPlan(NamedTuple):
         return not self.ledger.fits and self.ledger.fits_at_high_end and not any(map(stops_the_start, self.findings))
 
 
-class PlanInput(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PlanInput:
     """A command that was read, with all that is needed to plan it, and to plan it again with other settings."""
 
     checked: FlagReport
@@ -146,7 +149,7 @@ def _with_drafter(model: ModelFacts, settings: Settings) -> tuple[ModelFacts, tu
         drafter, notes = _read_model(name, revision if isinstance(revision, str) else None, {})
     except PlimsollError as error:
         return model, (f"the draft model {name} takes weights and KV of its own that are not in these figures: {error}",)
-    return model._replace(drafter=drafter), notes
+    return replace(model, drafter=drafter), notes
 
 
 def _read_model(name: str, revision: str | None, overrides: Mapping[str, object]) -> tuple[ModelFacts, tuple[str, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from plimsoll.errors import BadInput
@@ -32,7 +33,8 @@ _INPUTS = {
 }
 
 
-class Card(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Card:
     """The GPU that is planned for."""
 
     name: str
@@ -45,7 +47,8 @@ class Card(NamedTuple):
     is_amd: bool = False
 
 
-class Settings(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Settings:
     """The values in force of one launch, for one model on one card; sizes in bytes, lengths in tokens.
 
     Weights, KV cache and overhead all read this one. Defaults are those of vLLM 0.32.0 for Llama on an H100.

@@ -14,6 +14,7 @@ model is another call; LoRA slots are `lora_bytes`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from plimsoll.errors import BadInput
@@ -510,8 +511,8 @@ def weights_from_shape(shape: ModelShape, settings: Settings = ONE_GPU) -> Estim
     if scheme is None or scheme.expert_padding == (1, 1):
         return weights
     # Which kernel runs depends on what is installed, and Triton's does not pad: gpt-oss-120b took 61.29 GiB with it, not 65.97.
-    bare = _count(shape, settings, family, storing._replace(scheme=scheme._replace(expert_padding=(1, 1))))
-    return weights._replace(low=min(weights.low, bare.heaviest))
+    bare = _count(shape, settings, family, replace(storing, scheme=replace(scheme, expert_padding=(1, 1))))
+    return replace(weights, low=min(weights.low, bare.heaviest))
 
 
 def weights_from_tensors(
@@ -532,7 +533,7 @@ def weights_from_tensors(
         if place.cut is Cut.SKIPPED or (place.layer == EVERY_STAGE and settings.language_model_only):
             continue
         if place.layer == EVERY_STAGE and settings.encoders_whole:
-            place = place._replace(cut=Cut.WHOLE)
+            place = replace(place, cut=Cut.WHOLE)
         held_here = rank_bytes(name, kind, tuple(size), place.cut, shape, ranks, item)
         if wide_zeros and name.endswith(".qzeros"):
             held_here *= 4
@@ -573,7 +574,7 @@ def weights_from_total(total_bytes: int, shape: ModelShape, settings: Settings =
     The total may hold MTP layers that vLLM does not load, and the share of a family we do not know is a guess; a
     checkpoint is not smaller in memory than by its MTP layers, so the band below is one layer in so many.
     """
-    whole, here = weights_from_shape(shape), weights_from_shape(shape, settings._replace(dtype="bfloat16"))
+    whole, here = weights_from_shape(shape), weights_from_shape(shape, replace(settings, dtype="bfloat16"))
     value = total_bytes * here.value // max(1, whole.value)
     below = 0.01 + shape.mtp_layers / len(shape.layers)
     above = 0.01 if family_of(shape).known or _ranks(settings) == Ranks() else 0.1
@@ -648,7 +649,8 @@ def item_bytes(settings: Settings) -> int:
     return 4 if settings.model_dtype == "float32" else 2
 
 
-class _Storing(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Storing:
     item: int
     scheme: Scheme | None
     ignored: tuple[str, ...]
@@ -683,7 +685,7 @@ def _count(shape: ModelShape, settings: Settings, family: Family, storing: _Stor
         encoder = tower_parts(tower, shape, 1 if settings.encoders_whole else ranks.tensor)
         towers_known = towers_known and encoder.known
         quantised = storing.scheme is not None and storing.scheme.towers
-        how = storing if quantised else storing._replace(scheme=None)
+        how = storing if quantised else replace(storing, scheme=None)
         every += _sum(encoder.layer, how, rules, ()) * encoder.layers + _sum(encoder.rest, how, rules, ())
     last = _sum(ends.last, storing, (), ())
     if settings.pipeline_parallel > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import Enum
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -16,7 +17,8 @@ from plimsoll.models.shape import ModelShape, Quantization, Tower
 from plimsoll.units import MIB, ceil_div, round_up
 
 
-class Family(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Family:
     """What a family's code has beside the matrices its config.json names, read in vllm/model_executor/models of 0.32.0.
 
     A family that is not in FAMILIES is planned like Llama, with a wide band.
@@ -47,11 +49,11 @@ _QWEN2 = Family(qkv_bias=True)
 _QWEN3 = Family(query_norm="head")
 _OPT = Family(gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, norm_bias=True, positions=2, rotary=0)
 _NEOX = Family(gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, norm_bias=True, rotary=0.25)
-_PHI = _NEOX._replace(norms=1, head_bias=True, rotary=0.5)
+_PHI = replace(_NEOX, norms=1, head_bias=True, rotary=0.5)
 _FALCON = Family(gated=False, norms=1, norm_bias=True)
 _DEEPSEEK = Family(router_bias="float32")
 _GLM = Family(qkv_bias=True, rotary=0.5)
-_GPT2 = _OPT._replace(positions=0)
+_GPT2 = replace(_OPT, positions=0)
 
 FAMILIES = MappingProxyType(
     {
@@ -66,16 +68,16 @@ FAMILIES = MappingProxyType(
         "internlm": Family(qkv_bias=True, out_bias=True),
         **dict.fromkeys("qwen2 seed_oss mimo".split(), _QWEN2),
         **dict.fromkeys(
-            "qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text".split(), _QWEN2._replace(interleaved_positions=True)
+            "qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text".split(), replace(_QWEN2, interleaved_positions=True)
         ),
-        "qwen2_moe": _QWEN2._replace(shared_gate=True),
+        "qwen2_moe": replace(_QWEN2, shared_gate=True),
         **dict.fromkeys("qwen3 qwen3_moe".split(), _QWEN3),
         **dict.fromkeys(
-            "qwen3_vl_text qwen3_vl_moe_text qwen3_omni_moe_text".split(), _QWEN3._replace(interleaved_positions=True)
+            "qwen3_vl_text qwen3_vl_moe_text qwen3_omni_moe_text".split(), replace(_QWEN3, interleaved_positions=True)
         ),
-        "qwen3_next": _QWEN3._replace(shared_gate=True, rotary=0.25),
+        "qwen3_next": replace(_QWEN3, shared_gate=True, rotary=0.25),
         **dict.fromkeys(
-            "qwen3_5_text qwen3_5_moe_text".split(), _QWEN3._replace(shared_gate=True, rotary=0.25, interleaved_positions=True)
+            "qwen3_5_text qwen3_5_moe_text".split(), replace(_QWEN3, shared_gate=True, rotary=0.25, interleaved_positions=True)
         ),
         "gemma2": Family(norms=4),
         **dict.fromkeys("gemma3 gemma3_text".split(), Family(norms=4, query_norm="head")),
@@ -86,11 +88,11 @@ FAMILIES = MappingProxyType(
         "opt": _OPT,
         "gpt2": _GPT2,
         "gpt_bigcode": _GPT2,
-        "bloom": _OPT._replace(positions=None),
+        "bloom": replace(_OPT, positions=None),
         "gpt_neox": _NEOX,
         "gptj": Family(gated=False, mlp_bias=True, norms=1, norm_bias=True, head_bias=True, rotary=0.25),
         "codegen": Family(gated=False, mlp_bias=True, norms=1, norm_bias=True, head_bias=True, rotary=0.25),
-        "starcoder2": _NEOX._replace(rotary=1.0),
+        "starcoder2": replace(_NEOX, rotary=1.0),
         "mpt": Family(gated=False, rotary=0),
         "stablelm": Family(norm_bias=True, rotary=0.25),
         **dict.fromkeys("falcon RefinedWeb RefinedWebModel".split(), _FALCON),
@@ -99,10 +101,10 @@ FAMILIES = MappingProxyType(
         **dict.fromkeys("olmo2 olmo3 olmoe".split(), Family(query_norm="full")),
         "exaone4": _QWEN3,
         **dict.fromkeys("glm chatglm".split(), _GLM),
-        "glm4": _GLM._replace(norms=4),
-        **dict.fromkeys("glm4v_text glm4v_moe_text".split(), _GLM._replace(norms=4, interleaved_positions=True)),
-        "glm4_moe": _GLM._replace(router_bias="float32", router_float32=True, query_norm="head"),
-        "glm4_moe_lite": _DEEPSEEK._replace(router_float32=True),
+        "glm4": replace(_GLM, norms=4),
+        **dict.fromkeys("glm4v_text glm4v_moe_text".split(), replace(_GLM, norms=4, interleaved_positions=True)),
+        "glm4_moe": replace(_GLM, router_bias="float32", router_float32=True, query_norm="head"),
+        "glm4_moe_lite": replace(_DEEPSEEK, router_float32=True),
         **dict.fromkeys("deepseek deepseek_v2".split(), _LLAMA),
         **dict.fromkeys(
             "deepseek_v3 deepseek_v32 kimi_k2 glm_moe_dsa dots1 pangu_ultra_moe kimi_linear deepseek_v4".split(), _DEEPSEEK
@@ -114,9 +116,9 @@ FAMILIES = MappingProxyType(
         "hunyuan_v1_dense": _QWEN3,
         "hunyuan_v1_moe": _QWEN3,
         "ernie4_5_moe": _DEEPSEEK,
-        "bailing_moe_v2": _QWEN3._replace(router_bias="float32"),
+        "bailing_moe_v2": replace(_QWEN3, router_bias="float32"),
         "mimo_v2_flash": Family(sinks=True, router_bias="float32", rotary=0.334),
-        "whisper": _OPT._replace(positions=0),
+        "whisper": replace(_OPT, positions=0),
     }
 )
 _UNKNOWN = Family(known=False)
@@ -126,9 +128,9 @@ def family_of(shape: ModelShape) -> Family:
     """The small print of this model's family."""
     family = FAMILIES.get(shape.text_model_type, _UNKNOWN)
     if shape.text_model_type == "falcon" and shape.kv_heads > 1:  # Falcon 40B and 180B: a norm for each branch
-        return family._replace(norms=2)
+        return replace(family, norms=2)
     if shape.text_model_type == "phi" and shape.hidden_size == 2560:  # phi-2 turns 0.4 of a head, phi-1 and 1.5 the half
-        return family._replace(rotary=0.4)
+        return replace(family, rotary=0.4)
     return family
 
 
@@ -234,7 +236,8 @@ Sizes = Callable[[int, int], tuple[int, int]]
 """Outputs and inputs of a matrix to the bytes of its weights and of its scales."""
 
 
-class Scheme(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Scheme:
     """How the matrices of a model are stored."""
 
     linear_size: Sizes | None
@@ -406,7 +409,8 @@ class Cut(Enum):
 EVERY_STAGE = -2  # encoders
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Place:
     """Where a tensor goes: a decoder layer, before (-1) or after (None) all of them, or every stage; and how it is cut."""
 
     layer: int | None
@@ -503,7 +507,8 @@ def _expert_elements(name: str, shape: tuple[int, ...], model: ModelShape, ranks
     return elements if per_output or elements == 1 else share(elements, ranks.experts)
 
 
-class Style(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Style:
     """What an encoder's code has beside the sizes its config gives."""
 
     gated: bool = False
@@ -530,8 +535,8 @@ _CLIP = Style(positions=577, inner="hidden", merge=1, skipped=1, patch_bias=Fals
 STYLES = {
     "qwen2_vl": Style(frames=2, patch_bias=False, width=1280),
     "qwen2_5_vl": _QWEN2_5,
-    "qwen3_vl": _QWEN3_TOWER._replace(mergers=4),
-    "qwen3_vl_moe": _QWEN3_TOWER._replace(mergers=4),
+    "qwen3_vl": replace(_QWEN3_TOWER, mergers=4),
+    "qwen3_vl_moe": replace(_QWEN3_TOWER, mergers=4),
     "qwen3_5": _QWEN3_TOWER,
     "qwen3_5_moe": _QWEN3_TOWER,
     "gemma3": _SIGLIP,

@@ -14,7 +14,7 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate
 from typing import NamedTuple
@@ -265,7 +265,7 @@ def _verdict(pool: Pool, wanted: int | None, prompts: _Load, ends: _Load, *, any
 def _plan_at(pool: Pool, length: int, *, is_settled: bool = False) -> KvPlan:
     """The plan's own count for one request of that length: the layers of this launch, another length."""
     batch = 1 + pool.settings.speculative_tokens if is_settled else pool.settings.max_num_batched_tokens
-    settings = pool.settings._replace(max_model_len=length, max_num_batched_tokens=batch)
+    settings = replace(pool.settings, max_model_len=length, max_num_batched_tokens=batch)
     return plan_kv(pool.specs, settings, 0, longest=1)
 
 

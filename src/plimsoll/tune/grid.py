@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from plimsoll.errors import BadInput
@@ -122,7 +123,7 @@ def _planned(values: Mapping[str, Value], server: Server, speedup: float, said: 
     candidate = own._replace(**{name: value for name, value in values.items() if name in Candidate._fields})  # type: ignore[arg-type]
     launch = launch_of(candidate, ledger.settings, ledger.kv_plan.block_size)
     if "max_model_len" in values:
-        launch = launch._replace(max_model_len=int(values["max_model_len"]))
+        launch = replace(launch, max_model_len=int(values["max_model_len"]))
     speed = float(values.get("speedup", speedup))
     try:
         found, findings = server.replan(launch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from plimsoll.errors import BadInput
@@ -185,7 +186,8 @@ def candidate_of(ledger: Ledger) -> Candidate:
 
 def launch_of(candidate: Candidate, base: Launch, usual_block: int) -> Launch:
     """The command's settings with this candidate in them; a block size that vLLM takes by itself is not asked for."""
-    return base._replace(
+    return replace(
+        base,
         max_num_seqs=candidate.max_num_seqs,
         max_num_batched_tokens=candidate.max_num_batched_tokens,
         block_size=base.block_size if candidate.block_size == usual_block else candidate.block_size,
