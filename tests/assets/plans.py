@@ -11,7 +11,8 @@ from plimsoll.assets.settings import AssetSettings
 from plimsoll.errors import PlimsollError
 from plimsoll.launch.inputs import launches_in
 from plimsoll.plan.options import ServerOptions, memory_of
-from plimsoll.simulate.inputs import plan_as_json
+from plimsoll.plan.read import read_command
+from plimsoll.render.plan import as_json
 from plimsoll.vllm.flags import FlagRow, flags_of
 from plimsoll.vllm.versions import engine_named
 
@@ -46,7 +47,7 @@ def plan_of(*words: str, gpu: str = "H100", memory_gib: str = "1000", vllm: str 
     """What `plimsoll plan --json` prints for a command; on a card so large that everything fits."""
     memory = memory_of(memory_gib, "--gpu-memory-gib")
     options = ServerOptions(gpu=gpu, gpu_memory_gib=memory, vllm=vllm, verbatim=words)
-    plan: dict[str, Any] = json.loads(plan_as_json(options))
+    plan: dict[str, Any] = json.loads(as_json(read_command(options, "plan").plan()))
     return plan
 
 

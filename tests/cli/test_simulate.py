@@ -310,7 +310,7 @@ def test_layers_of_several_kinds(ask: Ask) -> None:
         (LLAMA, ["--max-model-len", "8k"], set()),
         ("openai/gpt-oss-20b", ["--no-enable-prefix-caching"], {"full", "sliding"}),
         ("google/gemma-3-12b-it", ["--max-num-seqs", "64"], {"full", "sliding"}),
-        ("nvidia/Nemotron-H-56B-Base-8K", ["-tp", "2"], {"full", "mamba"}),
+        ("nvidia/Nemotron-H-56B-Base-8K", ["-tp", "2", "--max-num-seqs", "128"], {"full", "mamba"}),
         ("Qwen/Qwen3-Next-80B-A3B-Instruct", ["-tp", "4", "--max-num-batched-tokens", "4096"], {"full", "mamba"}),
     ],
 )

@@ -141,7 +141,7 @@ def test_drift_is_told_and_the_last_choice_is_tried_again(tuning: Tuning) -> Non
     last = Last(fingerprint(traffic()), tuning.found.best.option.candidate)
     again = tune(traffic(), server(), SMALL, run, last)
     assert drift_sentences(again) == ["The traffic is as it was at the last tuning.", "What was chosen then still holds."]
-    other = Last(last.traffic._replace(prompt_mean=100.0), Candidate(256, 2048, 16, 0.92))
+    other = Last(last.traffic._replace(prompt_mean=100.0), Candidate(1, 2048, 16, 0.92))
     said = drift_sentences(tune(traffic(), server(), SMALL, run, other))
     assert any(sentence.startswith("tokens in a prompt, mean: 100 then") for sentence in said)
     assert "now loses" in said[-1]

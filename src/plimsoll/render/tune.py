@@ -254,7 +254,7 @@ def sentences(report: TuneReport) -> list[str]:
         said.append(f"Margin: {margin(tuning)}")
     said += [f'"{one.said}": {one.here} here; {one.because}.' for one in folklore(tuning)]
     if between := ranges(tuning):
-        said.append(f"The step times are not measured, so take this as a range: {', '.join(between)}.")
+        said.append(f"The step times are not fitted, so take this as a range: {', '.join(between)}.")
     said += [*([measurement(tuning)] if measurement(tuning) else []), *drift_sentences(tuning)]
     return [one_line(one) for one in said]
 

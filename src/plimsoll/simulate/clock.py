@@ -10,11 +10,11 @@ from plimsoll.simulate.compiled import compiled, hot
 from plimsoll.simulate.groups import Hybrid
 
 from plimsoll.simulate.layout import (  # isort: skip
-    ARRIVAL, ASYNC, B_CONTEXT, B_END, B_NEW, B_PREEMPTED, B_REQUESTS, B_RESUMED, B_TOKENS, BATCH_FIELDS, BATCHES, BUSY_NS,
-    COMPUTED_RUNNING, CTX_PS, DEVICE_FREE, DONE, FIRST_SCHED, FREE_BLOCKS, FULL_GROUPS, FULL_SLOTS, HITS, IN_FLIGHT_BATCHES,
-    LOG_ROWS, NEXT_ARRIVAL, NOT_ARRIVED, NOW, NUM_BLOCKS, OLDEST_BATCH, PEAK_BLOCKS, PEAK_RUNNING, PEAK_WAITING, QUERIES,
-    RESUMED_HITS, RESUMED_QUERIES, RUNNING_COUNT, SCHEDULED_TOKENS, SEAT_BATCH, SEQ_NS, STATUS, STEPS, STUCK, TABLE_BLOCKS,
-    WAITING, WAITING_COUNT, Int64, RunState,
+    ARRIVAL, ASYNC, B_CONTEXT, B_END, B_NEW, B_PAIRS, B_PREEMPTED, B_REQUESTS, B_RESUMED, B_TOKENS, BATCH_FIELDS, BATCHES,
+    BUSY_NS, COMPUTED_RUNNING, CTX_PS, DEVICE_FREE, DONE, FIRST_SCHED, FREE_BLOCKS, FULL_GROUPS, FULL_SLOTS, HITS,
+    IN_FLIGHT_BATCHES, LOG_ROWS, NEXT_ARRIVAL, NOT_ARRIVED, NOW, NUM_BLOCKS, OLDEST_BATCH, PAIR_FS, PEAK_BLOCKS, PEAK_RUNNING,
+    PEAK_WAITING, PROMPT_NS, QUERIES, RESUMED_HITS, RESUMED_QUERIES, RUNNING_COUNT, SCHEDULED_TOKENS, SEAT_BATCH, SEQ_NS,
+    STATUS, STEPS, STUCK, TABLE_BLOCKS, WAITING, WAITING_COUNT, Int64, RunState,
 )  # fmt: skip
 from plimsoll.simulate.queues import enqueue
 from plimsoll.simulate.scheduler import finish, schedule
@@ -73,6 +73,8 @@ def start_step(s: RunState, batch: int, record: RunRecord) -> None:
     counts = s.counts
     tokens, requests = counts[made + B_TOKENS], counts[made + B_REQUESTS]
     taken = record.step_ns[tokens] + s.limits[SEQ_NS] * requests + s.limits[CTX_PS] * counts[made + B_CONTEXT] // 1000
+    if counts[made + B_PAIRS] > 0:
+        taken += s.limits[PROMPT_NS] + s.limits[PAIR_FS] * counts[made + B_PAIRS] // 1_000_000
     start = max(counts[NOW], counts[DEVICE_FREE])
     counts[DEVICE_FREE] = start + taken
     counts[made + B_END] = start + taken

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from plimsoll.errors import BadInput
+from plimsoll.errors import BadInput, PlimsollError
 from plimsoll.hardware.cards import gpu_named
 from plimsoll.launch.inputs import launches_named
-from plimsoll.launch.options import MOST, first_given, whole
+from plimsoll.launch.options import MOST, first_given, parse, whole
 from plimsoll.models.files import read_json
 from plimsoll.plan.options import ServerOptions
-from plimsoll.plan.read import plan_launch
+from plimsoll.plan.read import MemoryPlan, plan_launch
 from plimsoll.render import plan as report
 from plimsoll.render.terminal import bar, write_file
 from plimsoll.simulate.compiled import HAS_NUMBA
@@ -36,6 +37,7 @@ from plimsoll.simulate.settings import (
     sheet_time,
     with_groups,
 )
+from plimsoll.simulate.silicon import StepClock, planned_clock
 from plimsoll.simulate.start import check_start
 from plimsoll.simulate.summary import POOR_FIT
 from plimsoll.simulate.trace import Arrivals, Trace
@@ -97,8 +99,15 @@ class Times(NamedTuple):
     is_poor: bool = False  # Whether the fit is so far off that the times are a rough guide all the same
 
 
-def read_times(options: TrafficOptions, plan: Mapping[str, object] | None, settings: EngineLimits, trace: Trace) -> Times:
-    """What the user said, else a fit, else the data sheet, else the reference's constants."""
+def read_times(
+    options: TrafficOptions,
+    plan: Mapping[str, object] | None,
+    settings: EngineLimits,
+    trace: Trace,
+    planned: MemoryPlan | None = None,
+) -> Times:
+    """What the user said, else a fit, else measured kernels (where the command itself was planned) or the data sheet, else the
+    reference's constants."""
     said = options.said if isinstance(options, StepOptions) else {}
     if said and options.fit is not None:
         raise BadInput(f"either --fit or {first_given(options, *STEP_FIELDS)}, not both")
@@ -108,7 +117,10 @@ def read_times(options: TrafficOptions, plan: Mapping[str, object] | None, setti
         return _kept(options.times, settings)
     if options.save_times is not None and options.fit is None:
         raise BadInput("--save-times goes with --fit: it keeps what was learnt")
-    by_sheet = _data_sheet(plan, settings) if plan is not None and not said else None
+    by_sheet = None
+    if plan is not None and not said:
+        clock = None if planned is None else planned_clock(planned.ledger, planned.shape, settings)
+        by_sheet = _data_sheet(plan, settings) if clock is None else Times(clock.step_time, notes=(sure_of(clock),))
     if options.fit is not None:
         return _fitted(options, options.fit, plan, settings, trace, by_sheet)
     if options.fit_series is not None:
@@ -119,13 +131,20 @@ def read_times(options: TrafficOptions, plan: Mapping[str, object] | None, setti
     return Times(StepTime(**{**StepTime()._asdict(), **said}), notes=notes)
 
 
+def sure_of(clock: StepClock) -> str:
+    """What unfitted step times rest on, and how far they may be off."""
+    low, high = (f"{factor - 1:+.0%}" for factor in clock.band)
+    return f"step times by {clock.basis}, {low} to {high}; --fit corrects them by a real run"
+
+
 def _fitted(
     options: TrafficOptions, path: str, plan: Mapping[str, object] | None, settings: EngineLimits, trace: Trace,
     by_sheet: Times | None,
 ) -> Times:  # fmt: skip
     """Learnt from a run; the data sheet, where there is one, is where the search begins."""
     start = by_sheet.step_time if by_sheet is not None and by_sheet.step_time.by_tokens is not None else None
-    experts, sizes = _mixture(plan), captured_sizes(settings, is_eager=_is_eager(plan))
+    experts = None if start is not None and start.pair_fs else _mixture(plan)  # the table of measured kernels has them in it
+    sizes = captured_sizes(settings, is_eager=_is_eager(plan))
     with bar("fitting", f"or so tries to run as {path} did") as draw:
 
         def on_try(number: int) -> None:
@@ -164,7 +183,8 @@ def _kept(path: str, settings: EngineLimits) -> Times:
             table = found if len(found) else None
     except KeyError as error:
         raise BadInput(f"{path}: {error.args[0]} is missing or not a time") from None
-    times = StepTime(**numbers, by_tokens=table).reaching(settings.max_num_batched_tokens)
+    further = {name: round(amount(said, name)) for name in ("pair_fs", "prompt_ns", "front_ns") if said.get(name) is not None}
+    times = StepTime(**numbers, **further, by_tokens=table).reaching(settings.max_num_batched_tokens)
     most, is_poor = said.get("most_running"), said.get("is_poor") is True  # files of an earlier release have neither
     notes = (POOR_FIT,) if is_poor else ()
     return Times(times, str(said.get("fitted") or "read from a file"), notes, most if isinstance(most, int) else None, is_poor)
@@ -244,10 +264,11 @@ def read_inputs(options: ReplayOptions) -> Inputs:
     if not options.rest:
         raise BadInput("which trace? plimsoll simulate TRACE [options]; plimsoll simulate --help says what a trace can be")
     check_options(options)
-    plan = _plan(options)
+    planned = _planned(options)
+    plan = _plan(options) if planned is None else json.loads(report.as_json(planned, None, None))
     settings, notes = _settings(options, plan)
     trace = read_traffic(options)
-    times = read_times(options, plan, settings, trace)
+    times = read_times(options, plan, settings, trace, planned or _planned_again(plan))
     if not HAS_NUMBA:
         notes = (*notes, WITHOUT_NUMBA)
     if plan is None and options.num_blocks is None:
@@ -291,18 +312,34 @@ def _one_trace(word: str, options: TrafficOptions) -> Trace:
     return read_trace(word, limit=limit, prefix_block=block, arrivals=arrivals, skip_bad=options.skip_bad)
 
 
+def _planned(options: ReplayOptions) -> MemoryPlan | None:
+    """The plan of the command after `--`."""
+    if options.verbatim is None and options.gpu is None and options.gpu_memory_gib is None:
+        return None
+    if options.plan is not None:
+        raise BadInput("either --plan FILE or a command after `--`, not both")
+    if options.verbatim is None:
+        raise BadInput("--gpu needs the command: plimsoll simulate TRACE --gpu H100 -- vllm serve MODEL ...")
+    server = replace(options, rest=())
+    return plan_launch(server, *launches_named(server, "plan")[0])
+
+
+def _planned_again(plan: Mapping[str, object] | None) -> MemoryPlan | None:
+    """The command of a plan's file, for what the file does not say of its model; None where it cannot be planned here."""
+    try:
+        words = shlex.split(str(object_in(plan or {}, "flags")["rewritten"]))
+        card, release = str(object_in(plan or {}, "gpu")["name"]), str((plan or {})["vllm"])
+        server = parse(ServerOptions, ["--gpu", card, "--vllm", release, "--", *words])
+        return plan_launch(server, *launches_named(server, "plan")[0])
+    except (KeyError, ValueError, PlimsollError):
+        return None
+
+
 def _plan(options: ReplayOptions) -> Mapping[str, object] | None:
-    """`plan --json`, from a file or made here and now from the command after `--`."""
-    if options.verbatim is not None or options.gpu is not None or options.gpu_memory_gib is not None:
-        if options.plan is not None:
-            raise BadInput("either --plan FILE or a command after `--`, not both")
-        if options.verbatim is None:
-            raise BadInput("--gpu needs the command: plimsoll simulate TRACE --gpu H100 -- vllm serve MODEL ...")
-        return _as_plan(json.loads(plan_as_json(replace(options, rest=()))), "the plan")
-    return None if options.plan is None else _as_plan(read_json(Path(options.plan), PLAN_MAX_BYTES), options.plan)
-
-
-def _as_plan(loaded: Mapping[str, object], path: str) -> Mapping[str, object]:
+    """What `plan --json` or `tune --json` wrote into a file."""
+    if options.plan is None:
+        return None
+    path, loaded = options.plan, read_json(Path(options.plan), PLAN_MAX_BYTES)
     inner = loaded.get("plan") if loaded.get("schema") == "plimsoll.tune/1" else None
     loaded = inner if isinstance(inner, dict) else loaded
     if loaded.get("schema") != "plimsoll.plan/1":
@@ -418,8 +455,3 @@ def _group_of_plan(group: Mapping[str, object]) -> CacheGroup:
     if found.kind == "sliding" and window is None:
         raise KeyError("window")
     return found
-
-
-def plan_as_json(options: ServerOptions) -> str:
-    """The plan of the command after `--`."""
-    return report.as_json(plan_launch(options, *launches_named(options, "plan")[0]), None, None)

@@ -155,7 +155,7 @@ def replay(
     the run took is not known.
     """
     settings, step_time = settings or EngineLimits(), step_time or StepTime()
-    state = start(trace, settings, step_time, speed_up(trace, speedup))
+    state = start(trace, settings, step_time, speed_up(trace, speedup) + step_time.front_ns)
     record = new_record(settings, step_time, LOG_ROWS if on_steps else 0)
     hybrid = hybrid_of(state)
     # No step yet: compiled code is made or loaded here, before the clock is read.
@@ -190,7 +190,7 @@ def replay(
         settings=settings,
         step_time=step_time,
         totals=_totals(state, record),
-        arrival_ns=stamps[:, at.ARRIVAL],
+        arrival_ns=stamps[:, at.ARRIVAL] - step_time.front_ns,
         first_sched_ns=stamps[:, at.FIRST_SCHED],
         first_token_ns=stamps[:, at.FIRST_TOKEN],
         finish_ns=stamps[:, at.FINISH],

@@ -14,10 +14,10 @@ from plimsoll.simulate.compiled import hot, part, wide
 from plimsoll.simulate.groups import Hybrid, cache_blocks, extend, free_request, mamba_aligned, preempt
 
 from plimsoll.simulate.layout import (  # isort: skip
-    ARRIVAL, ASYNC, B_CONTEXT, B_HOW_MANY, B_PREEMPTED, B_PRODUCES, B_REQUESTS, B_TOKENS, BATCH_FIELDS, BATCHES, BUDGET,
-    BY_PRIORITY, COMPUTED, COMPUTED_RUNNING, FILLS, FINISH, FINISHED, FINISHED_COUNT, FIRST_TOKEN, HELD, IN_FLIGHT, MAMBA_ALIGN,
-    MAX_LEN, OUTPUT, PASS, PLACEHOLDERS, PREEMPTION_COUNT, PRIORITY, PRODUCED, PROMPT, RUNNING, RUNNING_COUNT, SEAT_BATCH,
-    SEAT_RUNNING, STALE, STATUS, THRESHOLD, TOKENS, WAITING_COUNT, Int32, RunState,
+    ARRIVAL, ASYNC, B_CONTEXT, B_HOW_MANY, B_PAIRS, B_PREEMPTED, B_PRODUCES, B_REQUESTS, B_TOKENS, BATCH_FIELDS, BATCHES,
+    BUDGET, BY_PRIORITY, COMPUTED, COMPUTED_RUNNING, FILLS, FINISH, FINISHED, FINISHED_COUNT, FIRST_TOKEN, HELD, IN_FLIGHT,
+    MAMBA_ALIGN, MAX_LEN, OUTPUT, PASS, PLACEHOLDERS, PREEMPTION_COUNT, PRIORITY, PRODUCED, PROMPT, RUNNING, RUNNING_COUNT,
+    SEAT_BATCH, SEAT_RUNNING, STALE, STATUS, THRESHOLD, TOKENS, WAITING_COUNT, Int32, RunState,
 )  # fmt: skip
 from plimsoll.simulate.queues import drop
 
@@ -134,7 +134,7 @@ def schedule(s: RunState, hybrid: Hybrid, batch: int) -> int:
     s.counts[PREEMPTION_COUNT] += s.counts[made + B_PREEMPTED]
     who, is_async = SEAT_BATCH + 3 * batch, s.limits[ASYNC] != 0
     requests, seats = s.requests, s.seats
-    total, context = 0, 0
+    total, context, pairs = 0, 0, 0
     for at in range(s.counts[made + B_REQUESTS]):
         row = requests[seats[at, who]]
         tokens = seats[at, who + B_HOW_MANY]
@@ -142,6 +142,8 @@ def schedule(s: RunState, hybrid: Hybrid, batch: int) -> int:
         computed, under_way = row[COMPUTED] + tokens, row[PLACEHOLDERS]
         row[COMPUTED] = computed
         context += computed
+        if tokens > 1:  # twice the pairs of a token and one that it looks at
+            pairs += tokens * (2 * computed - tokens)
         produces = computed >= row[TOKENS] + under_way
         seats[at, who + B_PRODUCES] = 1 if produces else 0
         # With one step at a time, nothing is under way when anybody asks.
@@ -152,6 +154,7 @@ def schedule(s: RunState, hybrid: Hybrid, batch: int) -> int:
     s.counts[COMPUTED_RUNNING] += total
     s.counts[made + B_TOKENS] = total
     s.counts[made + B_CONTEXT] = context
+    s.counts[made + B_PAIRS] = pairs
     return total
 
 

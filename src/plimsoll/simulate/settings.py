@@ -61,8 +61,10 @@ def groups_of(settings: EngineLimits) -> tuple[CacheGroup, ...]:
 class StepTime(NamedTuple):
     """How long one step takes, in whole nanoseconds, so that a run can be repeated to the digit.
 
-    t = base + token*T + seq*S + (ctx_ps*C)//1000, where T tokens of S requests are computed and C is the sum of their lengths
-    after the step. `by_tokens` replaces base + token*T by a table where the cost is not a line: graph padding, a roofline.
+    t = base + token*T + seq*S + (ctx_ps*C)//1000 + (pair_fs*P)//10**6, where T tokens of S requests are computed, C is the sum
+    of their lengths after the step, and P is twice the sum, over tokens of prompts, of the tokens that each looks at. A step
+    with prompts in it takes `prompt_ns` more.
+    `by_tokens` replaces base + token*T by a table where the cost is not a line: graph padding, measured kernels, a roofline.
     """
 
     base_ns: int = 6_000_000
@@ -70,6 +72,9 @@ class StepTime(NamedTuple):
     seq_ns: int = 10_000
     ctx_ps: int = 40_000
     by_tokens: Integers | None = None  # by_tokens[T] in ns, for T from 0 to max_num_batched_tokens
+    pair_fs: int = 0  # Attention of prompts: tokens times context
+    prompt_ns: int = 0  # What the host needs for a step with prompts in it, whose attention no graph holds
+    front_ns: int = 0  # No part of a step: from a request's arrival to the scheduler, and from a first token to who asked
 
     def reaching(self, most_tokens: int) -> StepTime:
         """The same, with a table for steps of up to so many tokens: one that is too short goes on as a line."""

@@ -9,11 +9,11 @@ import numpy as np
 from plimsoll.errors import BadInput
 
 from plimsoll.simulate.layout import (  # isort: skip
-    ALIGNMENT, ARRIVAL, ASYNC, BLOCK_SIZE, BUDGET, BY_PRIORITY, CACHING, CHUNKED, COUNTS, CTX_PS, FREE_BLOCKS, FREE_SLOTS, FULL,
-    FULL_GROUPS, GROUPS, HIT_SLOT, IDS_BEGIN, IDS_END, IDS_TOKENS, LIMITS, LINK_FIELDS, MAMBA, MAMBA_ALIGN, MAX_LEN, MAX_SEQS,
-    NEXT, NUM_BLOCKS, NUMBER, OUTPUT, PREFIX_BLOCK, PREV, PRIORITY, PROMPT, REJECTED, REJECTED_COUNT, REQUEST_FIELDS,
-    RESERVE_FULL, SEAT_FIELDS, SEAT_FREE_SLOT, SEQ_NS, SIMPLE, SLIDING, SLOT, SPECS, STAMP_FIELDS, STATUS, TABLE, THRESHOLD,
-    TIE, TOKENS, WATERMARK_BLOCKS, Int32, RunState,
+    ALIGNMENT, ARRIVAL, ASYNC, BLOCK_SIZE, BUDGET, BY_PRIORITY, CACHING, CHUNKED, COUNTS, CTX_PS, FREE_BLOCKS, FREE_SLOTS,
+    FULL, FULL_GROUPS, GROUPS, HIT_SLOT, IDS_BEGIN, IDS_END, IDS_TOKENS, LIMITS, LINK_FIELDS, MAMBA, MAMBA_ALIGN, MAX_LEN,
+    MAX_SEQS, NEXT, NUM_BLOCKS, NUMBER, OUTPUT, PAIR_FS, PREFIX_BLOCK, PREV, PRIORITY, PROMPT, PROMPT_NS, REJECTED,
+    REJECTED_COUNT, REQUEST_FIELDS, RESERVE_FULL, SEAT_FIELDS, SEAT_FREE_SLOT, SEQ_NS, SIMPLE, SLIDING, SLOT, SPECS,
+    STAMP_FIELDS, STATUS, TABLE, THRESHOLD, TIE, TOKENS, WATERMARK_BLOCKS, Int32, RunState,
 )  # fmt: skip
 from plimsoll.simulate.pool import chain
 from plimsoll.simulate.settings import LONGEST_STEP_NS, CacheGroup, EngineLimits, StepTime, groups_of
@@ -128,6 +128,8 @@ def _limits(settings: EngineLimits, step_time: StepTime, prefix_block: int, grou
     limits[BY_PRIORITY] = settings.policy == "priority"
     limits[SEQ_NS] = step_time.seq_ns
     limits[CTX_PS] = step_time.ctx_ps
+    limits[PAIR_FS] = step_time.pair_fs
+    limits[PROMPT_NS] = step_time.prompt_ns
     limits[PREFIX_BLOCK] = prefix_block
     limits[GROUPS] = len(groups)
     limits[SPECS] = groups[:, 4].max() + 1
@@ -191,6 +193,8 @@ def start(
     for_one = max(step_time.ctx_ps * settings.max_model_len // 1000, step_time.seq_ns)
     if for_one * settings.max_num_seqs > LONGEST_STEP_NS:
         raise BadInput("a step would take more than a day: lower --seq-ns or --ctx-ps")
+    if step_time.pair_fs * 2 * settings.max_num_batched_tokens * settings.max_model_len > 2**63 - 1:
+        raise BadInput("a step would take hours: lower --max-num-batched-tokens or --max-model-len")
     try:
         return _laid_out(trace, settings, step_time, arrival_ns, is_open=is_open)
     except MemoryError:

@@ -9,7 +9,9 @@ import numpy as np
 
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import Ledger
+from plimsoll.simulate.options import STEP_FIELDS
 from plimsoll.simulate.settings import StepTime
+from plimsoll.simulate.silicon import SHEET_BAND, StepClock, planned_clock
 from plimsoll.simulate.trace import Integers
 from plimsoll.tune.goodput import Job, RunAll, Score, Traffic
 from plimsoll.tune.search import Search, SearchResult, Trial
@@ -22,17 +24,14 @@ from plimsoll.tune.space import (
     candidate_of,
     is_taken,
     plan_all,
-    sheet_times,
     value_text,
 )
 
 # How much an answer hangs on step times that nobody measured.
 #
-# By the data sheet alone replays of four measured runs ended between 34 % too early and 18 % too late (docs/step-time.md).
-# So the settings that might be chosen are replayed with steps that much slower and that much faster, and what is best in any
-# of the three is a range, not a recommendation.
+# Step times by measured kernels or by a data sheet have a band (docs/step-time.md). So the settings that might be chosen are
+# replayed with steps as fast and as slow as it allows, and what is best in any of the three is a range, not a recommendation.
 
-SLOWER, FASTER = 1.5, 0.85
 CONTENDERS = 8
 FEWEST_CONTENDERS = 3
 SETTINGS_A_CONTENDER = 60  # Of a smaller space fewer are doubted, so that doubt takes no more than its part of the whole effort
@@ -78,14 +77,22 @@ def contenders(tried: Sequence[Trial], chosen: Candidate, most: int) -> list[Tri
 def stretched(times: StepTime, factor: float) -> StepTime:
     """Every part of a step so many times as long."""
     table = None if times.by_tokens is None else np.rint(times.by_tokens * factor).astype(np.int64)
-    return StepTime._make((*(round(factor * part) for part in times[:4]), table))
+    scaled = {name: round(factor * getattr(times, name)) for name in (*STEP_FIELDS, "pair_fs", "prompt_ns")}
+    return times._replace(**scaled, by_tokens=table)
 
 
-def doubt(traffic: Traffic, asked: Sequence[Trial], chosen: Candidate, job_of: Callable[[Option], Job], run: RunAll) -> Doubt:
-    """Replay the contenders with slower and with faster steps."""
+def doubt(
+    traffic: Traffic,
+    asked: Sequence[Trial],
+    chosen: Candidate,
+    job_of: Callable[[Option], Job],
+    run: RunAll,
+    band: tuple[float, float] = SHEET_BAND,
+) -> Doubt:
+    """Replay the contenders with faster and with slower steps."""
     clocks = [StretchedScores(1.0, tuple((one.option.candidate, one.score) for one in asked))]
     jobs = [job_of(one.option) for one in asked]
-    for factor in (FASTER, SLOWER):
+    for factor in band:
         results = dict(run(traffic, [job._replace(step_time=stretched(job.step_time, factor)) for job in jobs]))
         scores = ((one.option.candidate, results[place]) for place, one in enumerate(asked))
         clocks.append(
@@ -216,10 +223,14 @@ class Server(NamedTuple):
     most_running: int | None = None  # Requests at once in the run that the fit saw
     is_poor: bool = False  # Whether the fit is so far off that what it leads to is a rough guide all the same
 
+    def clock_of(self, option: Option) -> StepClock:
+        """Unfitted step times of a candidate; without a card's rates those of no card."""
+        return planned_clock(option.ledger, self.shape, option.settings) or StepClock(StepTime(), SHEET_BAND, "no card")
+
     def job_of(self, option: Option) -> Job:
         """One candidate as a piece of work."""
         settings = option.settings
-        times = self.step_time or sheet_times(option.ledger, self.shape, settings) or StepTime()
+        times = self.step_time or self.clock_of(option).step_time
         return Job(settings, times.reaching(settings.max_num_batched_tokens))
 
 
@@ -281,7 +292,8 @@ def tune(traffic: Traffic, server: Server, space: Space, run: RunAll, last: Last
     if found is not None:
         chosen = found.best.option
         if server.fitted is None:
-            doubts = doubt(traffic, contenders(found.tried, chosen.candidate, doubted), chosen.candidate, server.job_of, run)
+            asked, band = contenders(found.tried, chosen.candidate, doubted), server.clock_of(chosen).band
+            doubts = doubt(traffic, asked, chosen.candidate, server.job_of, run, band)
             requests += traffic.trace.size * sum(len(clock.scores) for clock in doubts.clocks[1:])
         low = _at_low_end(traffic, server.job_of(chosen), chosen, run)
         requests += traffic.trace.size if low is not None else 0

@@ -103,7 +103,7 @@ def _times(options: TrafficOptions, planned: MemoryPlan, traffic: Traffic) -> tu
     plan = json.loads(report.as_json(planned))
     # A command that leaves no cache may be one flag from a good one; only a fit replays it as it is.
     settings, notes = settings_of_plan(plan, is_replayed=options.fit is not None)
-    times = read_times(options, plan, settings, traffic.trace)
+    times = read_times(options, plan, settings, traffic.trace, planned)
     return times, (*(note.removesuffix(REPLAYED_ALL_THE_SAME) for note in notes), *times.notes)
 
 

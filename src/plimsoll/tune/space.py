@@ -10,12 +10,9 @@ from typing import NamedTuple, TypeVar
 
 from plimsoll.errors import BadInput
 from plimsoll.findings import Finding
-from plimsoll.hardware.cards import gpu_named
-from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import Ledger
 from plimsoll.plan.settings import Settings as Launch
-from plimsoll.plan.weights import parameters, routed_parameters
-from plimsoll.simulate.settings import EngineLimits, Sheet, StepTime, experts_of, planned_settings, sheet_time
+from plimsoll.simulate.settings import EngineLimits, planned_settings
 from plimsoll.units import parse_vllm_integer
 
 Number = TypeVar("Number", int, float)
@@ -225,24 +222,3 @@ def roomiest(options: Sequence[Option]) -> dict[tuple[int, int], Option]:
         if option.is_safe and (key not in found or room(option) > room(found[key])):
             found[key] = option
     return found
-
-
-def sheet_times(ledger: Ledger, shape: ModelShape, settings: EngineLimits) -> StepTime | None:
-    """Step times by the data sheet of the card; None where none gives its rates."""
-    try:
-        card = gpu_named(ledger.card.name)
-    except BadInput:
-        return None
-    total, routed = parameters(shape), routed_parameters(shape)
-    counts = (shape.moe.experts, shape.moe.experts_per_token) if shape.moe is not None else (None, None)
-    sheet = Sheet(
-        weights_bytes=ledger.weights.value,
-        block_bytes=ledger.kv_plan.bytes_per_block,
-        parameters=total,
-        routed=routed,
-        experts=experts_of(total, routed, *counts),
-        cards=ledger.settings.tensor_parallel,
-        stages=ledger.settings.pipeline_parallel,
-        is_eager=ledger.settings.enforce_eager,
-    )
-    return sheet_time(sheet, card, settings)

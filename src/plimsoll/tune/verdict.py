@@ -269,7 +269,8 @@ def measurement(tuning: Tuning) -> str:
         "and give that to --fit"
     )
     if tuning.doubt.steady:
-        return f"With steps 15 % faster or 50 % slower than by the data sheet it stays as good as any. To be sure, {how}."
+        low, high = (f"{abs(clock.factor - 1):.0%}" for clock in tuning.doubt.clocks[1:])
+        return f"With steps {low} faster or {high} slower it stays as good as any. To be sure, {how}."
     return f"What would settle it: how long a step of up to {format_count(tokens)} tokens takes on this card; {how}."
 
 

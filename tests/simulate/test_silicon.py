@@ -1,0 +1,121 @@
+"""The clock of measured kernels: what it says without a fit, where it does not apply, and what a fit makes of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from plimsoll.launch.options import parse
+from plimsoll.plan.options import ServerOptions
+from plimsoll.plan.read import read_command
+from plimsoll.simulate.fit import fit
+from plimsoll.simulate.replay import replay
+from plimsoll.simulate.settings import EngineLimits, StepTime, planned_settings
+from plimsoll.simulate.silicon import MEASURED_BAND, RELATIVE_BAND, SHEET_BAND, StepClock, planned_clock
+from plimsoll.simulate.trace import ABSENT, MeasuredRun, Trace, make_trace
+from plimsoll.simulate.traffic import generate, parse_synthetic
+from plimsoll.tune.answer import stretched
+from tests.each import each
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+LONG = EngineLimits(num_blocks=60_000, max_model_len=131_072, async_scheduling=True)
+
+
+def clock(card: str, *words: str) -> StepClock:
+    """Of a command; its limits are its own."""
+    given = ["--gpu", card, "--vllm", "0.32.0", "--", "vllm", "serve", *(words or (LLAMA,))]
+    ready = read_command(parse(ServerOptions, given), learned=False)
+    ledger, _ = ready.replan(ready.settings)
+    found = planned_clock(ledger, ready.model.shape, planned_settings(ledger.settings, ledger.kv_plan))
+    assert found is not None
+    return found
+
+
+def table(card: str, *words: str) -> np.ndarray:
+    """Nanoseconds by tokens."""
+    found = clock(card, *words).step_time.by_tokens
+    assert found is not None
+    return found
+
+
+@each(("card", "words"), [("H200", ()), ("H100", ()), ("A100 SXM 80GB", ()), ("RTX 4090", (LLAMA, "--max-model-len", "8192")),
+                          ("H200", ("Qwen/Qwen3-32B", "-tp", "2")), ("H200", ("Qwen/Qwen3-30B-A3B",)),
+                          ("H200", (LLAMA, "--enforce-eager"))])  # fmt: skip
+def test_more_tokens_never_take_less(card: str, words: tuple[str, ...]) -> None:
+    """Every part is above 0, and the table does not fall."""
+    times = clock(card, *words).step_time
+    assert min(times.base_ns, times.token_ns, times.seq_ns, times.ctx_ps, times.pair_fs) > 0
+    assert (np.diff(table(card, *words)[1:]) >= 0).all()
+
+
+def test_a_step_is_slower_than_the_card_could_be_and_not_by_much() -> None:
+    """One token reads 15 GB of weights; 8,192 tokens compute 2 operations for each of 7.5 G parameters."""
+    known = table("H200")
+    assert 1.2 < known[1] / (1e9 * 15.0e9 / 4.8e12) < 1.8
+    assert 1.1 < known[8192] / (1e9 * 2 * 7.5e9 * 8192 / 989.5e12) < 1.5
+
+
+def test_small_chunks_are_not_free() -> None:
+    """A prompt in eight steps of 256 tokens takes a fifth longer than in one of 2,048: each of them reads all weights."""
+    known = table("H200")
+    assert 8 * known[256] > 1.2 * known[2048]
+
+
+def test_a_long_prompt_pays_for_its_context() -> None:
+    """100,000 tokens on an H200: about 2 s of products and 5 s of attention, which grows with the square."""
+    times = clock("H200", LLAMA, "--max-num-batched-tokens", "2048", "--max-num-seqs", "256").step_time
+    first = [replay(make_trace("one", [0], [size], [1]), LONG, times).finish_ns[0] / 1e9 for size in (25_000, 100_000)]
+    assert 5.5 < first[1] < 9.0
+    assert first[1] > 6 * first[0]
+
+
+def test_cards_that_speak_to_each_other_take_time_for_it() -> None:
+    """Two cards are faster than one, and never twice as fast; over PCIe the band is wider at the slow end."""
+    one, two = table("H200", "Qwen/Qwen3-32B"), table("H200", "Qwen/Qwen3-32B", "-tp", "2")
+    assert (two[1:] < one[1:]).all()
+    assert (2 * two[1:] > one[1:]).all()
+    assert clock("H200", "Qwen/Qwen3-32B", "-tp", "2").band == MEASURED_BAND
+    assert clock("RTX PRO 6000 Blackwell Server", "Qwen/Qwen3-32B", "-tp", "2").band[1] > MEASURED_BAND[1]
+
+
+@each(("card", "words", "band", "basis"), [
+    ("H200", (LLAMA,), MEASURED_BAND, "kernels measured on H200 SXM 141GB"),
+    ("RTX 4090", (LLAMA, "--max-model-len", "8192"), RELATIVE_BAND, "kernels measured on L40S, by the data sheet of RTX 4090"),
+    ("H200", ("deepseek-ai/DeepSeek-V2-Lite",), SHEET_BAND, "the data sheet of 1 x H200 SXM 141GB"),
+    ("MI300X", (LLAMA,), SHEET_BAND, "the data sheet of 1 x MI300X"),
+])  # fmt: skip
+def test_what_was_not_measured_has_a_wider_band(
+    card: str, words: tuple[str, ...], band: tuple[float, float], basis: str
+) -> None:
+    """A card of a measured generation borrows its ratios; latent attention and other makers are left to the data sheet."""
+    found = clock(card, *words)
+    assert (found.band, found.basis) == (band, basis)
+
+
+def test_tokens_times_context_and_the_way_to_the_scheduler_count_to_the_nanosecond() -> None:
+    """A prompt of 40 tokens in chunks of 16, 16 and 8: twice its pairs are 16^2, 16 * 48 and 8 * 72."""
+    limits = EngineLimits(max_num_batched_tokens=16, max_num_seqs=16)
+    trace = make_trace("one", [5], [40], [1])
+    run = replay(trace, limits, StepTime(0, 0, 0, 0, None, pair_fs=10**6, prompt_ns=100, front_ns=7))
+    assert run.first_token_ns.tolist() == [5 + 7 + 256 + 768 + 576 + 300]
+    assert run.arrival_ns.tolist() == [5]
+
+
+def _as_measured(trace: Trace, limits: EngineLimits, times: StepTime) -> MeasuredRun:
+    run = replay(trace, limits, times)
+    absent = np.full(trace.size, ABSENT, dtype=np.int64)
+    return MeasuredRun(trace, absent, run.first_token_ns, run.finish_ns, absent)
+
+
+def test_a_fit_corrects_it_with_few_numbers() -> None:
+    """A server whose every step takes a third longer is found from its stamps, long prompts and all."""
+    start = clock("H200", LLAMA, "--max-num-batched-tokens", "2048", "--max-num-seqs", "256").step_time
+    trace = generate(parse_synthetic("synthetic:requests=150,rate=4,prompt=3000,output=80,prompt_max=16000,seed=2"))
+    found = fit(_as_measured(trace, LONG, stretched(start, 1.33)), LONG, start=start)
+    other = generate(parse_synthetic("synthetic:requests=60,rate=2,prompt=9000,output=120,prompt_max=30000,seed=5"))
+    real, said = (replay(other, LONG, times) for times in (stretched(start, 1.33), found.step_time))
+    assert found.step_time.pair_fs > 0
+    assert said.finish_ns.max() == pytest.approx(real.finish_ns.max(), rel=0.03)
+    assert (said.first_token_ns - said.arrival_ns).mean() == pytest.approx(
+        (real.first_token_ns - real.arrival_ns).mean(), rel=0.1
+    )
