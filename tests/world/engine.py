@@ -42,6 +42,7 @@ class Engine:
         self.ready_at = math.inf
         self.core = Core.WORKS
         self.is_paused = False  # by an operator, as /pause does
+        self.was_paused = False  # when its core hung: nobody can ask it any more whether it still is
         self.ended_how = ""  # "crash", "by hand" or "asked"; of the last process
         self.changed_at = -math.inf  # when it last became able or unable to serve
         self.healthy_since = math.inf  # it serves
@@ -130,7 +131,7 @@ class Engine:
         if self.core is Core.DEAD and core is not Core.WORKS:
             return
         self._count()
-        self.core = core
+        self.core, self.was_paused = core, self.is_paused
         self._changed()
         self._note(f"{self.name}: its core {core}")
         if core is Core.CALLS:

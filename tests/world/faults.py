@@ -132,8 +132,9 @@ def operator_stops(draw: Draw) -> None:
 
 
 def operator_starts(draw: Draw) -> None:
-    draw.world.left_alone.pop(draw.engine.name, None)
-    draw.engine.start("an operator")
+    if not draw.engine.is_up:
+        draw.world.left_alone.pop(draw.engine.name, None)
+        draw.engine.start("an operator")
 
 
 def operator_pauses_engine(draw: Draw) -> None:

@@ -13,7 +13,7 @@ from tests.world.bugs import BUGS, first_noticed
 from tests.world.faults import FAULTS, Draw, Fault, draw_faults, scripted
 from tests.world.world import LINES, Setting, World, play, quick_folder
 
-SEEDS = times(150, 1_000)  # `make soak` plays 100,000 beside this
+SEEDS = times(100, 1_000)  # `make soak` plays 100,000 beside this
 EASY = {"look for idleness once": 60, "never put it back": 40}  # bugs that few seeds notice
 
 

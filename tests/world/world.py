@@ -116,6 +116,7 @@ class World:
         """Guard is about to stop this engine."""
         now = self.loop.now
         self.note(f"{guard}: stops {engine.name}, which {self.truth(engine)}")
+        self._check_paused(guard, engine)
         if not engine.is_up:
             return
         self._check_left_alone(guard, engine)
@@ -162,12 +163,13 @@ class World:
         since = self.left_alone.get(engine.name)
         if since is not None and now - since > RECENT_S:
             self.violate(f"{guard} acts on {engine.name}, which an operator wants left alone")
-        paused_at = next(host.paused_at for host in self.hosts if host.name == guard)
-        if (
-            paused_at is not None
-            and now - paused_at > RECENT_S + self.setting.act.stop_within_s
-            and engine.name not in self.asked
-        ):
+
+    def _check_paused(self, guard: str, engine: Engine) -> None:
+        """A paused guard begins nothing; what one before it left half done, the next one finishes."""
+        host = next(host for host in self.hosts if host.name == guard)
+        if host.paused_at is None or host.since > host.paused_at or engine.name in self.asked:
+            return
+        if self.loop.now - host.paused_at > RECENT_S + self.setting.act.stop_within_s:
             self.violate(f"{guard} acts on {engine.name} while it is paused")
 
     def _others(self, engine: Engine) -> bool:
@@ -294,7 +296,7 @@ class World:
         for engine in self.engines:
             is_told = any(host.is_telling(engine.name) for host in self.hosts if host.guard is not None)
             is_wanted = engine.name not in self.left_alone
-            is_hidden = engine.is_hidden and self.setting.canary_s is None
+            is_hidden = engine.is_hidden and (self.setting.canary_s is None or engine.was_paused)
             if not engine.is_alive and is_wanted and not is_told and not is_hidden:
                 return f"{engine.name} {self.truth(engine)}, and nobody was told"
             if engine.is_alive and not engine.is_ready:
