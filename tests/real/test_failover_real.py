@@ -93,7 +93,7 @@ frontend clients
 backend vllm
     balance roundrobin
     retry-on conn-failure 503
-    retries 2
+    retries 10
     option redispatch 1
     server a 127.0.0.1:{a}
     server b 127.0.0.1:{b}
