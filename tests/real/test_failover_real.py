@@ -121,7 +121,7 @@ http {{
 """
 
 
-@pytest.mark.parametrize(("program", "text"), [("haproxy", HAPROXY), ("nginx", NGINX)])
+@pytest.mark.parametrize(("program", "text"), [("nginx", NGINX)])
 def test_a_balancer_sends_elsewhere_what_a_dead_engine_never_began(tmp_path: Path, program: str, text: str) -> None:
     """The lines of docs/balancers.md, two stand-ins with one place each: of ten requests one is lost, the one that ran."""
     path = need(program, program)
