@@ -24,7 +24,7 @@ from tests.real.conftest import need_vllm
 pytestmark = pytest.mark.once
 ROUNDS, ROUNDS_SOAK = 20, 500
 WARM_UP_ROUNDS = 8
-SHORTAGE_S, SHORTAGE_SOAK_S = 20.0, 60.0
+SHORTAGE_S, SHORTAGE_SOAK_S = 30.0, 60.0
 ABOVE = 128  # tokens; steps can be 375 when the shortage begins
 MOST_CONTAINED = 12  # in one shortage
 CREEP_BYTES, CREEP_SHARE = 50 << 20, 0.05
