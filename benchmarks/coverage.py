@@ -60,7 +60,7 @@ def main() -> int:
         missing += [name for name, how in answers.items() if how is None]
     print(f"{'all':<22}{total:>7}{known:>10}{'':>9}{known / total:>8.0%}")
     for name in missing:
-        print(f"  {name}: no public config.json of it was found; a local folder or the hub answers")
+        print(f"  {name}: not bundled; a local folder or the hub answers")
     there, others = families()
     print(f"\nvLLM {versions.newest()} registers {len(there) + len(others)} architectures; with a bundled model: {len(there)}")
     print(f"  only from a local folder or the hub: {', '.join(others)}")

@@ -19,10 +19,73 @@ SOURCES: Mapping[str, tuple[str, bool]] = {
     "internevo": ("InternLM/InternEvo-HFModels, configuration_yi.py", False),
     "by-hand": ("entered by hand from model cards and papers, not from its config.json", False),
     "logs": ("entered by hand and checked against weights and KV sizes in public vLLM logs", False),
-    "card": ("entered by hand: its model card names the model it was made from", False),
+    "name": ("taken as {like} by its name; not checked", False),
+    "qwen2.5-name": (
+        (
+            "taken as {like} by its name, with the context and the quantisation of its siblings (Qwen2.5-7B-Instruct: "
+            "github.com/vllm-project/vllm/issues/16757; -14B-Instruct-AWQ: z-changyu/Paper2code at e80e9c83); not checked"
+        ),
+        False,
+    ),
+    "qwen2.5-1.5b": (
+        (
+            "taken from {like}, which agrees with its config.json as saved anew in float16 in "
+            "ilyassLambardi/Bilingual-Voice-Ai-Application-, models/Qwen2.5-1.5B-Instruct/config.json at 82a39dd2; its "
+            "own data "
+            "type was not read"
+        ),
+        False,
+    ),
+    "e5": (
+        (
+            "taken as {like}, because https://deepinfra.com/intfloat/multilingual-e5-large names xlm-roberta-large, 24 "
+            "layers of "
+            "1,024 and 512 tokens; not checked"
+        ),
+        False,
+    ),
+    "ministral-fp8": (
+        (
+            "taken from {like}; copies of the model cards say FP8 (8B: "
+            "hf-p-cfw.fyan.top/mistralai/Ministral-3-8B-Instruct-2512, 3B: fast.hugflare.com/mattator/test, 14B: "
+            "netfy.cydns.pro/hf/unsloth/Ministral-3-14B-Instruct-2512-FP8); which parts stay "
+            "in 16 bits was not checked"
+        ),
+        False,
+    ),
+    "minicpm": (
+        (
+            "taken from {like}, which https://ai.gitcode.com/OpenBMB/MiniCPM-V-4_5-GPTQ names with SigLIP2-400M; the "
+            "sizes of the "
+            "encoder are those usual for SigLIP-400M, not checked"
+        ),
+        False,
+    ),
+    "jina": (
+        (
+            "taken as {like}, because https://jina.ai/news/jina-embeddings-v3-a-frontier-multilingual-embedding-model names "
+            "XLM-RoBERTa, 559M parameters and 8,192 tokens; not checked, its adapters not counted"
+        ),
+        False,
+    ),
+    "ernie": ("the defaults of its config class in huggingface/transformers, not checked against its config.json", False),
+    "ernie-moe": (
+        (
+            "the defaults of its config class in huggingface/transformers, which agree with https://apxml.com/models/"
+            "ernie-45-21b-a3b in layers, heads, experts and context; not checked against its config.json"
+        ),
+        False,
+    ),
+    "kimi-linear": (
+        (
+            "a config of it in public code (public code search, file 68953713753), and the context of 1M in "
+            "MoonshotAI/Kimi-Linear, README.md; its config.json was not read"
+        ),
+        False,
+    ),
     "aisimulate": ("the model's own config.json, as published in the wheel aisimulate 0.13.0.dev202610270000000085", True),
     "torchtitan": ("pytorch/torchtitan 0.3.0, models/qwen3_5, whose sizes give the published number of parameters", False),
-    "keras-params": ("keras-hub 0.32.0, which counts as many parameters as in the model it is like", False),
+    "keras-params": ("taken as {like}, because keras-hub 0.32.0 counts as many parameters in it; not checked", False),
     "maxtext-wheel": ("AI-Hypercomputer/maxtext 0.2.5, hf_model_configs.py", False),
     "megatron-bridge": ("megatron-bridge 0.3.1, ministral3_provider.py", False),
     "lfm2-header": ("a C++ header made from its config.json (public code search, file 2041635304)", False),
@@ -254,26 +317,22 @@ tiiuae/Falcon3-7B-Instruct tiiuae/Falcon3-7B-Base litgpt
 tiiuae/Falcon3-10B-Instruct tiiuae/Falcon3-10B-Base litgpt
 tiiuae/falcon-7b-instruct tiiuae/falcon-7b litgpt
 tiiuae/falcon-40b-instruct tiiuae/falcon-40b litgpt
-01-ai/Yi-6B-Chat 01-ai/Yi-6B card
-01-ai/Yi-34B-Chat 01-ai/Yi-34B card
+01-ai/Yi-34B-Chat 01-ai/Yi-34B name
 mistralai/Mistral-7B-Instruct-v0.1 mistralai/Mistral-7B-v0.1 litgpt
 mistralai/Mistral-7B-Instruct-v0.3 mistralai/Mistral-7B-v0.3 litgpt
-mistralai/Mistral-Nemo-Instruct-2407 mistralai/Mistral-Nemo-Base-2407 card 128k
 mistralai/Mistral-Large-Instruct-2411 mistralai/Mistral-Large-Instruct-2407 litgpt
 TheBloke/Mistral-7B-Instruct-v0.2-GPTQ mistralai/Mistral-7B-Instruct-v0.2 log gptq
 mistralai/Mixtral-8x7B-Instruct-v0.1 mistralai/Mixtral-8x7B-v0.1 log
 mistralai/Mixtral-8x22B-Instruct-v0.1 mistralai/Mixtral-8x22B-v0.1 log
 TheBloke/Mixtral-8x7B-Instruct-v0.1-AWQ mistralai/Mixtral-8x7B-v0.1 log awq
 Qwen/Qwen2.5-0.5B-Instruct Qwen/Qwen2.5-0.5B litgpt
-Qwen/Qwen2.5-1.5B-Instruct Qwen/Qwen2.5-1.5B card 32k
 Qwen/Qwen2.5-3B-Instruct Qwen/Qwen2.5-3B litgpt
-Qwen/Qwen2.5-7B-Instruct Qwen/Qwen2.5-7B card 32k
-Qwen/Qwen2.5-14B-Instruct Qwen/Qwen2.5-14B card 32k
-Qwen/Qwen2.5-32B-Instruct Qwen/Qwen2.5-32B card 32k
-Qwen/Qwen2.5-72B-Instruct Qwen/Qwen2.5-72B card 32k
-Qwen/Qwen2.5-7B-Instruct-AWQ Qwen/Qwen2.5-7B card 32k awq
-Qwen/Qwen2.5-14B-Instruct-AWQ Qwen/Qwen2.5-14B card 32k awq
-Qwen/Qwen2.5-32B-Instruct-AWQ Qwen/Qwen2.5-32B card 32k awq
+Qwen/Qwen2.5-7B-Instruct Qwen/Qwen2.5-7B https://github.com/vllm-project/vllm/issues/16757 32k
+Qwen/Qwen2.5-14B-Instruct Qwen/Qwen2.5-14B qwen2.5-name 32k
+Qwen/Qwen2.5-32B-Instruct Qwen/Qwen2.5-32B qwen2.5-name 32k
+Qwen/Qwen2.5-72B-Instruct Qwen/Qwen2.5-72B qwen2.5-name 32k
+Qwen/Qwen2.5-7B-Instruct-AWQ Qwen/Qwen2.5-7B qwen2.5-name 32k awq
+Qwen/Qwen2.5-32B-Instruct-AWQ Qwen/Qwen2.5-32B qwen2.5-name 32k awq
 Qwen/Qwen2.5-72B-Instruct-AWQ Qwen/Qwen2.5-72B log 32k awq
 Qwen/Qwen2.5-Coder-7B-Instruct Qwen/Qwen2.5-7B litgpt 32k
 Qwen/Qwen2.5-Coder-14B-Instruct Qwen/Qwen2.5-14B litgpt 32k
@@ -287,18 +346,17 @@ Qwen/Qwen3-8B-FP8 Qwen/Qwen3-8B log fp8
 Qwen/Qwen3-30B-A3B-Instruct-2507 Qwen/Qwen3-30B-A3B litgpt 256k
 Qwen/Qwen3-30B-A3B-Thinking-2507 Qwen/Qwen3-30B-A3B maxtext 256k
 Qwen/Qwen3-30B-A3B-Instruct-2507-FP8 Qwen/Qwen3-30B-A3B-FP8 log 256k
-Qwen/Qwen3-235B-A22B-Instruct-2507 Qwen/Qwen3-235B-A22B card 256k
+Qwen/Qwen3-235B-A22B-Instruct-2507 Qwen/Qwen3-235B-A22B https://www.fitmygpu.com/models/qwen-3-235b-a22b 256k
 Qwen/Qwen3-235B-A22B-Thinking-2507 Qwen/Qwen3-235B-A22B maxtext 256k
 Qwen/Qwen3-235B-A22B-Instruct-2507-FP8 Qwen/Qwen3-235B-A22B-FP8 log 256k
-Qwen/Qwen3-Next-80B-A3B-Instruct Qwen/Qwen3-Next-80B-A3B-Thinking card
-deepseek-ai/DeepSeek-R1 deepseek-ai/DeepSeek-V3 card
-deepseek-ai/DeepSeek-R1-0528 deepseek-ai/DeepSeek-V3 card
-deepseek-ai/DeepSeek-V3-0324 deepseek-ai/DeepSeek-V3 card
+Qwen/Qwen3-Next-80B-A3B-Instruct Qwen/Qwen3-Next-80B-A3B-Thinking name
+deepseek-ai/DeepSeek-R1-0528 deepseek-ai/DeepSeek-V3 https://docs.api.nvidia.com/nim/reference/deepseek-ai-deepseek-r1-0528
+deepseek-ai/DeepSeek-V3-0324 deepseek-ai/DeepSeek-V3 name
 deepseek-ai/DeepSeek-R1-0528-Qwen3-8B Qwen/Qwen3-8B log 128k yarn4
-deepseek-ai/DeepSeek-V2 deepseek-ai/DeepSeek-V2.5 card
-deepseek-ai/DeepSeek-V2-Chat deepseek-ai/DeepSeek-V2.5 card
-deepseek-ai/DeepSeek-V2-Lite-Chat deepseek-ai/DeepSeek-V2-Lite card
-deepseek-ai/DeepSeek-Coder-V2-Lite-Instruct deepseek-ai/DeepSeek-V2-Lite card
+deepseek-ai/DeepSeek-V2 deepseek-ai/DeepSeek-V2.5 name
+deepseek-ai/DeepSeek-V2-Chat deepseek-ai/DeepSeek-V2.5 name
+deepseek-ai/DeepSeek-V2-Lite-Chat deepseek-ai/DeepSeek-V2-Lite name
+deepseek-ai/DeepSeek-Coder-V2-Lite-Instruct deepseek-ai/DeepSeek-V2-Lite name
 microsoft/Phi-3.5-mini-instruct microsoft/Phi-3-mini-128k-instruct litgpt
 microsoft/Phi-4-reasoning microsoft/phi-4 litgpt 32k
 microsoft/Phi-4-reasoning-plus microsoft/phi-4 litgpt 32k
@@ -306,12 +364,12 @@ microsoft/Phi-4-mini-reasoning microsoft/Phi-4-mini-instruct litgpt
 allenai/OLMo-7B-Instruct-hf allenai/OLMo-7B-hf litgpt
 allenai/OLMo-2-1124-7B-Instruct allenai/OLMo-2-1124-7B litgpt
 allenai/OLMo-2-1124-13B-Instruct allenai/OLMo-2-1124-13B litgpt
-allenai/OLMoE-1B-7B-0924-Instruct allenai/OLMoE-1B-7B-0924 card
-zai-org/GLM-4.6 zai-org/GLM-4.7 card
+allenai/OLMoE-1B-7B-0924-Instruct allenai/OLMoE-1B-7B-0924 name
+zai-org/GLM-4.6 zai-org/GLM-4.7 https://www.fitmyllm.com/model/glm-4.6
 MiniMaxAI/MiniMax-M2 MiniMaxAI/MiniMax-M2.5 transformers
-CohereLabs/c4ai-command-r-v01 CohereForAI/c4ai-command-r-v01 card
-CohereLabs/c4ai-command-r-plus CohereForAI/c4ai-command-r-plus card
-CohereLabs/c4ai-command-r-08-2024 CohereForAI/c4ai-command-r-08-2024 card
+CohereLabs/c4ai-command-r-v01 CohereForAI/c4ai-command-r-v01 name
+CohereLabs/c4ai-command-r-plus CohereForAI/c4ai-command-r-plus name
+CohereLabs/c4ai-command-r-08-2024 CohereForAI/c4ai-command-r-08-2024 name
 """
 
 
@@ -358,7 +416,6 @@ SPECIAL: Mapping[str, tuple[str, str | None, dict[str, Any]]] = {
         {"num_hidden_layers": 24, "num_local_experts": 32, "layer_types": ["sliding_attention", "full_attention"] * 12},
     ),
     "zai-org/GLM-4.5": ("by-hand", "zai-org/GLM-4.7", {"max_position_embeddings": 131072}),
-    "moonshotai/Kimi-K2-Instruct-0905": ("card", "moonshotai/Kimi-K2-Instruct", {"max_position_embeddings": 262144}),
     "deepseek-ai/DeepSeek-V3.2": (
         "by-hand",
         "deepseek-ai/DeepSeek-V3.1",

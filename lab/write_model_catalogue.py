@@ -144,6 +144,10 @@ def catalogue(folder: Path) -> str:
     assert all(entry.get("like", name) in models for name, entry in models.items()), "a model is like one that is not there"
     sources = {key: {"says": says, "config": config} for key, (says, config) in SOURCES.items()}
     files = sorted({entry["source"] for entry in models.values()} - sources.keys())
+    pages = [source for source in files if source.startswith("https://")]
+    agrees = "taken from {like}, which agrees with what "
+    sources |= {page: {"says": f"{agrees}{page} says of it; its config.json was not read", "config": False} for page in pages}
+    files = [source for source in files if source not in pages]
     sources |= {file: {"says": f"the model's own config.json, as published in {file}", "config": True} for file in files}
     lines = [f"{json.dumps(name)}:{json.dumps(models[name], separators=(',', ':'))}" for name in sorted(models, key=str.lower)]
     head = f'{{"schema":"plimsoll.models/1",\n"sources":{json.dumps(sources, indent=1)},\n"models":{{\n'

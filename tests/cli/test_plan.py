@@ -39,6 +39,18 @@ def test_the_json_contract(capsys: pytest.CaptureFixture[str]) -> None:
     assert body["gpu"]["count"] == 1
 
 
+def test_whispers_concurrency_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the cross-attention of each request is not counted, no number of requests is printed, and none is worked out."""
+    serve = ["--gpu", "L4", "--vllm", "0.32.0", "--", "vllm", "serve", "openai/whisper-large-v3"]
+    assert main(["plan", "--json", *serve]) == 0
+    assert json.loads(capsys.readouterr().out)["kv"]["max_concurrency"] is None
+    assert main(["plan", *serve]) == 0
+    assert "how many requests fit at once is not known" in " ".join(capsys.readouterr().out.split())
+    for asked in (["--workload", "prompt=10,output=100"], ["--matrix", "context=448 concurrency=8"]):
+        assert main(["plan", *asked, *serve]) == 2
+        assert "encoder-decoder" in capsys.readouterr().err
+
+
 def test_a_local_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A folder with a config.json is enough, and its name may be given in a script."""
     config = {

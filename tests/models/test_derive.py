@@ -92,11 +92,16 @@ def test_the_lists_of_names_are_answered() -> None:
 
 
 def test_every_source_is_told() -> None:
-    """No bundled model is without the file, the wheel or the card that its shape is known from."""
+    """No bundled model is without what was read for it, or the words that nothing was; the model it was taken as is named."""
     for name in bundled_names():
         model = bundled_model(name)
         assert model is not None
         assert len(model.source) > 10, name
+        assert "{like}" not in model.source, name
+        assert "model card names" not in model.source, name
+        assert model.is_from_config or not model.source.startswith("taken") or re.search("not (checked|read)", model.source), (
+            name
+        )
 
 
 @each(

@@ -82,6 +82,11 @@ def run(options: PlanOptions) -> int:
         plan_input = replace(plan_input, notes=(note, *plan_input.notes))
     if options.certify or options.table is not None:
         return run_certify(options, plan_input)
+    asked = "--workload" if options.workload is not None else "--matrix" if options.matrix is not None else ""
+    if asked and plan_input.model.shape.is_encoder_decoder:
+        raise BadInput(
+            f"{asked}: how many requests of an encoder-decoder model fit is not known: no cross-attention is counted"
+        )
     plan = plan_input.plan()
     answer = None if options.workload is None else _workload(options.workload, plan.ledger, plan_input.model)
     matrix = None

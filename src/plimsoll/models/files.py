@@ -395,7 +395,7 @@ def _bundled(name: str, revision: str | None) -> ModelFiles | None:
     if model.name != name:
         notes.append(f"Read as {model.name}: the catalogue does not tell upper from lower case.")
     if not model.is_from_config:
-        known = f"was {model.source}" if model.source.startswith("entered ") else f"is known from {model.source}"
+        known = f"was {model.source}" if model.source.startswith(("entered ", "taken ")) else f"is known from {model.source}"
         notes.append(f"Its shape {known}; a local folder would settle it.")
     if revision not in (None, "main"):
         notes.append("The catalogue knows no revisions: this is the model as it stands on main.")
@@ -465,7 +465,8 @@ def bundled_model(name: str) -> BundledModel | None:
             return None
         name = found[0]
     source = _catalogue()["sources"][models[name]["source"]]
-    return BundledModel(name, _bundled_config(name), source["says"], bool(source["config"]))
+    says = source["says"].replace("{like}", models[name].get("like", ""))
+    return BundledModel(name, _bundled_config(name), says, bool(source["config"]))
 
 
 def nearest_names(name: str, most: int = 3) -> tuple[str, ...]:

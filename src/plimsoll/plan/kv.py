@@ -347,7 +347,7 @@ class KvPlan:
     bytes_per_block: int
     num_blocks: int
     tokens: int  # what vLLM prints as "GPU KV cache size"
-    max_concurrency: float | None  # None for a model that keeps nothing
+    max_concurrency: float | None  # None for a model that keeps nothing, or more than is counted
     groups: tuple[GroupPlan, ...]
     max_model_len: int  # as auto-fit leaves it
     blocks_per_request: int

@@ -653,6 +653,8 @@ def added_up(model: ModelFacts, settings: Settings, card: Card, terms: Terms, re
     else:
         kv = left_of(requested, (*spent, Estimate.exact(neighbours_in_budget(settings, card))))
     planned = plan_kv(cache_specs(model, settings), settings, max(kv.value, 0))
+    if model.shape.is_encoder_decoder:  # each request also keeps its cross-attention, which is not counted
+        planned = replace(planned, max_concurrency=None)
     if settings.num_gpu_blocks_override is not None:
         kv = Estimate.exact(planned.num_blocks * planned.bytes_per_block, "--num-gpu-blocks-override")
     # With a fixed cache vLLM takes what it takes, whatever the utilisation says.

@@ -500,6 +500,8 @@ def _cache(ledger: Ledger) -> list[str | Line]:
     line = f"  {blocks}: {format_count(kv.tokens)} tokens"
     if kv.max_concurrency:
         line += f", {kv.max_concurrency:.2f} requests of {format_count(kv.max_model_len)} tokens at once"
+    elif kv.groups:
+        line += "; how many requests fit at once is not known: the cross-attention of each is not counted"
     return [line, *_at_low_end(ledger)]
 
 

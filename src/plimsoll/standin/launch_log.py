@@ -230,7 +230,8 @@ def _size_lines(log: StartLog) -> Iterator[StartLogLine]:
         text = f"Auto-fit max_model_len: {fits if is_whole else reduced} ({gib(ledger.kv.value)} GiB GPU)"
         yield info(ENGINE_CORE, "kv_cache_utils.py:2477", text, _MEASURED)
     size = f"GPU KV cache size: {kv.tokens:,} tokens"
-    most = f"Maximum concurrency for {kv.max_model_len:,} tokens per request: {kv.max_concurrency or 0:.2f}x"
+    concurrency = kv.max_concurrency or kv.num_blocks / max(1, kv.blocks_per_request) * bool(kv.groups)
+    most = f"Maximum concurrency for {kv.max_model_len:,} tokens per request: {concurrency:.2f}x"
     if not Behaviour.CACHE_IN_ONE_LINE.is_in(log.release):
         yield info(ENGINE_CORE, "kv_cache_utils.py:2146", size, _MEASURED)
         yield info(ENGINE_CORE, "kv_cache_utils.py:2147", most, _MEASURED)
