@@ -137,7 +137,7 @@ def prediction(planned: MemoryPlan) -> Entry:
     return {
         "fits": planned.fits,
         "findings": [[str(finding.code), str(finding.severity)] for finding in planned.findings],
-        "terms": {term: list(getattr(ledger, term)[:3]) for term in terms},
+        "terms": {term: [size.value, size.low, size.high] for term in terms for size in [getattr(ledger, term)]},
         "blocks": ledger.kv_plan.num_blocks,
         "bytes_per_block": ledger.kv_plan.bytes_per_block,
         "tokens": ledger.kv_plan.tokens,

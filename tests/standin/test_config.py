@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 from plimsoll.errors import BadInput
 from plimsoll.launch.options import parse
 from plimsoll.plan.read import plan_command
-from plimsoll.simulate.inputs import _data_sheet, _plan, settings_of_plan
+from plimsoll.render.plan import as_json
+from plimsoll.simulate.inputs import _data_sheet, settings_of_plan
 from plimsoll.simulate.options import ReplayOptions
 from plimsoll.simulate.settings import StepTime
 from plimsoll.standin.engine import StandinEngine
@@ -29,9 +31,9 @@ def plan_options(*words: str) -> ReplayOptions:
 
 @pytest.mark.parametrize("model", [LLAMA, GPT_OSS])
 def test_scheduler_and_times_are_those_of_simulate(model: str) -> None:
-    """`simulate --gpu H100 -- vllm serve ...` and the stand-in of the same command have the same scheduler and step times."""
-    plan = _plan(plan_options("--gpu", "H100", "--vllm", "0.32.0", "--", "vllm", "serve", model, "--max-model-len", "8192"))
-    assert plan is not None
+    """The stand-in has the scheduler of `simulate --gpu H100 -- vllm serve ...`, and simulate's step times by the data sheet."""
+    command = ["--gpu", "H100", "--vllm", "0.32.0", "--", "vllm", "serve", model, "--max-model-len", "8192"]
+    plan = json.loads(as_json(plan_command(plan_options(*command)), None, None))
     settings, _ = settings_of_plan(plan)
     config = launchable("--gpu", "H100", "--vllm", "0.32.0", model, "--max-model-len", "8192").config
     assert config.settings == settings
