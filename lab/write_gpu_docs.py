@@ -12,7 +12,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "gpus.md"
 _INTRODUCTION = """\
 # The cards plimsoll knows
 
-<!-- Printed from src/plimsoll/hardware/cards.py by `python -m lab.write_gpu_docs`; change the table, not this. -->
+<!-- Printed from src/plimsoll/hardware/data/gpus.json by `python -m lab.write_gpu_docs`; change the table, not this. -->
 
 `--gpu` takes a card's name, its nvidia-smi name or any other name below; case, spaces, dashes and the words NVIDIA,
 AMD, GeForce, Tesla and Instinct do not matter. For a card that is not here or a MIG slice, give the memory in GiB.

@@ -31,7 +31,7 @@ def plan_options(*words: str) -> ReplayOptions:
 
 @pytest.mark.parametrize("model", [LLAMA, GPT_OSS])
 def test_scheduler_and_times_are_those_of_simulate(model: str) -> None:
-    """The stand-in has the scheduler of `simulate --gpu H100 -- vllm serve ...`, and simulate's step times by the data sheet."""
+    """The stand-in has the scheduler of `simulate --gpu H100 -- vllm serve ...`, and its step times by the data sheet."""
     command = ["--gpu", "H100", "--vllm", "0.32.0", "--", "vllm", "serve", model, "--max-model-len", "8192"]
     plan = json.loads(as_json(plan_command(plan_options(*command)), None, None))
     settings, _ = settings_of_plan(plan)

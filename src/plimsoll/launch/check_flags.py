@@ -187,7 +187,7 @@ def _is_kept(item: Item) -> bool:
 
 
 def _mend(argument: Argument, item: Item, made: _Words, release: str, given: frozenset[str]) -> None:
-    """A flag the release knows, given in a way it does not take."""
+    """Writes a flag as the release takes it: another way to give it, or the name that was meant."""
     row = argument.row
     if argument.spelling == "--config" and argument.has_equals:
         made.flags.append(["--config", *argument.values])  # as two words it has the effect that was meant
