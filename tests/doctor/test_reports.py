@@ -230,3 +230,13 @@ def test_restarts_are_judged_with_their_times(started: str, is_loop: bool) -> No
         "    Restart Count:  3",
     )  # fmt: skip
     assert (Code.ENGINE_CRASH_LOOP in {finding.code for finding in found.findings}) is is_loop
+
+
+def test_a_text_without_a_word_of_vllm_is_not_left_unsaid() -> None:
+    """The exception in which it ends is quoted with file and line, and settles nothing about memory; one it got over is not."""
+    lines = ("begin", "Traceback (most recent call last):", '  File "/app/config.py", line 40, in load', "KeyError: 'tp'")
+    diagnosis = _diagnosed(*lines)
+    (finding,) = diagnosis.findings
+    assert (diagnosis.memory_failure, finding.code, finding.confidence) == (None, Code.OTHER_ENGINE_ERROR, 0.3)
+    assert "KeyError at /app/config.py:40" in finding.because
+    assert not _diagnosed(*lines, "goes on").findings

@@ -42,7 +42,15 @@ from plimsoll.doctor.rules.root_cause import (
     judge_runs,
     spans_of_servers,
 )
-from plimsoll.doctor.rules.timeline import Hit, LogTimeline, ServerProgress, kinds_in, read_timeline, without_quotes
+from plimsoll.doctor.rules.timeline import (
+    Hit,
+    LoggedException,
+    LogTimeline,
+    ServerProgress,
+    kinds_in,
+    read_timeline,
+    without_quotes,
+)
 from plimsoll.doctor.rules.trend_growth import is_full, matters
 from plimsoll.doctor.rules.trends import judge_log_trends, moments_of_log
 from plimsoll.errors import printable
@@ -206,7 +214,9 @@ def diagnose_log(log: Log, plan_for: PlanLookup, texts: Sequence[Text] = TEXTS) 
         timeline, survived = without_contained(timeline, contained)
     verdicts = judge_runs(timeline)
     verdict = judge(timeline, verdicts)
+    stranger = None
     if verdict.root is not None and verdict.root.text is None and is_foreign(timeline, verdict):
+        stranger = _of_stranger(timeline, verdict.root.exception)
         verdict = verdict._replace(root=None, memory_failure=None)  # another program's exception: vLLM says nothing here
     is_alive = not verdict.deaths and (verdict.root is None or verdict.stopped)
     if contained is not None and contained.failures and (is_alive := is_alive and not contained.given_up):
@@ -219,6 +229,8 @@ def diagnose_log(log: Log, plan_for: PlanLookup, texts: Sequence[Text] = TEXTS) 
         findings += _of_root(timeline, verdict, facts, plan_for)
     elif verdict.deaths:
         findings.append(_dead(timeline, verdict, facts))
+    elif stranger is not None:
+        findings.append(stranger)
     if verdict.runs_failed >= CRASH_LOOP and not _served_for_hours(timeline, verdicts):
         because = (
             f"{verdict.runs_failed} starts in this log ended in a failure; starting again changes nothing while its cause stays"
@@ -360,6 +372,27 @@ def _of_root(timeline: LogTimeline, verdict: LogVerdict, facts: LogFacts, plan_f
     if case.oom.is_fragmented and root.code is not Code.ALLOCATOR_FRAGMENTATION:
         pieces = root._replace(code=Code.ALLOCATOR_FRAGMENTATION, confidence=0.6)
         yield build_finding(case._replace(symptom=pieces), [evidence(timeline.log, root.at)], Severity.WARNING)
+
+
+STRANGER = 0.3  # how sure it is that an exception in a text without a word of vLLM's ended a server
+
+
+def _of_stranger(timeline: LogTimeline, exception: LoggedException | None) -> Finding | None:
+    """The exception in which a text without a word of vLLM's ends: quoted, with little confidence that it is the server's."""
+    lines = timeline.log.lines
+    if exception is None or any(line.text.strip() for line in lines[exception.at + 1 :]):
+        return None
+    calls = [at for at in range(exception.first, exception.at) if lines[at].text.lstrip().startswith('File "')]
+    place = re.sub(r'^\s*File "(.+?)", line (\d+).*', r" at \1:\2", lines[calls[-1]].text) if calls else ""
+    because = (
+        f"the text ends with {exception.kind}{place}. Nothing in it is vLLM's own, so that it may be another program's; "
+        "it names neither a card nor memory"
+    )
+    do = Remedy(f"look at what raised {exception.name}{place}", "it is the last thing that was written")
+    proof = tuple(evidence(timeline.log, at) for at in (*calls[-1:], exception.at))
+    return Finding(
+        Code.OTHER_ENGINE_ERROR, Severity.CRITICAL, 0.3, f"a program ended with {exception.name}", because, proof, (do,)
+    )
 
 
 def build_finding(case: FailureCase, evidence: Sequence[Evidence], severity: Severity = Severity.CRITICAL) -> Finding:
@@ -646,6 +679,7 @@ def _memory(logs: Sequence[LogDiagnosis], inputs: Sequence[InputVerdict]) -> boo
     beside = [finding for log in logs if not log.is_server for finding in log.findings]
     beside += [finding for one in inputs for finding in one.findings]
     causes = [finding for finding in (*beside, *(one for log in servers for one in log.around)) if _tells(finding)]
+    causes = [finding for finding in causes if finding.confidence > STRANGER]
     if any(one.memory_failure for one in servers):
         return True
     if any(finding.code.is_memory and finding.confidence >= 0.5 for finding in causes):
