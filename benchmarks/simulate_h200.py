@@ -90,7 +90,7 @@ def by_stamps(name: str) -> Outcome:
     """Fitted on what was stamped in the first third of the time."""
     measured = load(name)
     third = int(measured.finish_ns.max()) // 3
-    found = fit(measured, settings_of(name), until_ns=third, start=kernels(name))
+    found = fit(measured, settings_of(name), until_ns=third, start=data_sheet())
     return outcome(name, measured, found.step_time, third)
 
 
@@ -98,7 +98,7 @@ def by_histograms(name: str) -> Outcome:
     """Fitted on the page of metrics after the run, which also counts two dozen requests of the warm-up."""
     measured = load(name)
     pages = read_histograms(str(CAPTURES / f"{name}.metrics.txt.gz"))
-    found = fit_histograms(measured.trace, settings_of(name), pages, start=kernels(name))
+    found = fit_histograms(measured.trace, settings_of(name), pages, start=data_sheet())
     return outcome(name, measured, found.step_time, 0)
 
 

@@ -12,7 +12,7 @@ from plimsoll.plan.read import PlanInput, read_command
 from plimsoll.simulate.fit import Fit, duration_error, error_of, fit
 from plimsoll.simulate.replay import replay
 from plimsoll.simulate.settings import EngineLimits, StepTime, captured_sizes, planned_settings
-from plimsoll.simulate.silicon import planned_clock
+from plimsoll.standin.config import step_time_of
 
 GPU, RELEASE = "H200", "0.25.1"
 
@@ -52,8 +52,7 @@ def planned(load: Load, model: Path) -> Planned:
     ledger, _ = ready.replan(ready.settings)
     settings = planned_settings(ledger.settings, ledger.kv_plan)
     sizes = captured_sizes(settings, is_eager="--enforce-eager" in load.flags)
-    clock = planned_clock(ledger, ready.model.shape, settings)
-    return Planned(settings, None if clock is None else clock.step_time, sizes)
+    return Planned(settings, step_time_of(ledger, ready.model.shape, settings, {}), sizes)  # a fit begins at the data sheet
 
 
 def fitted(load: Load, model: Path) -> Fit:

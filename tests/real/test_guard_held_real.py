@@ -32,7 +32,7 @@ def test_one_that_was_held_is_told_shown_and_put_right(tmp_path: Path, capsys: C
     with standin() as server, receiving() as receiver:
         text = f"read_token_file = 'reads'\n[act]\njournal = 'journal'\n[notify]\nwebhook = '{receiver.url}'\n[[engine]]\n"
         text += f"url = '{url(server)}'\nname = 'one'\nbalancer = 'readiness'\n"
-        text += "restart = {stop = ['/bin/false'], start = ['/bin/false'], is_running = ['/bin/true']}\n"
+        text += "restart = {stop = ['/bin/false'], start = ['/bin/false', 'start'], is_running = ['/bin/true']}\n"
         with guarding(tmp_path, "--act", "--config", config(tmp_path, text)) as guard:
             guard.hears("one: answers")
             guard.hears("one: needs attention: down or out of rotation; guardctl undrain one puts it back in rotation")

@@ -119,7 +119,9 @@ def read_times(
         raise BadInput("--save-times goes with --fit: it keeps what was learnt")
     by_sheet = None
     if plan is not None and not said:
-        clock = None if planned is None else planned_clock(planned.ledger, planned.shape, settings)
+        # A fit begins at the data sheet: begun at the kernels' table it foretells a run's other loads less well.
+        is_fitted = options.fit is not None
+        clock = None if planned is None or is_fitted else planned_clock(planned.ledger, planned.shape, settings)
         by_sheet = _data_sheet(plan, settings) if clock is None else Times(clock.step_time, notes=(sure_of(clock),))
     if options.fit is not None:
         return _fitted(options, options.fit, plan, settings, trace, by_sheet)
