@@ -53,7 +53,7 @@ INCIDENTS = (
         "full", "a full cache that works well",
         "nine clients, each with a long document of its own, ask about it again and again: every cache is over 95 % full, the "
         "documents are found in the prefix cache, nobody waits",
-        "nothing", 300.0, 0.0, 11, readers=9, document=6_280, answer=160,
+        "nothing", 300.0, 0.0, 11, readers=9, document=6_420, answer=160,
     ),
     Incident(
         "hang", "an engine that hangs",
