@@ -55,7 +55,7 @@ def _says(planner: PlannerProcess, model: ModelFacts, ledger: Ledger) -> Code | 
 
 
 def test_starts_at_the_edge_are_called_as_vllm_calls_them(planner: PlannerProcess) -> None:
-    """The longest context that fits is granted, a little more and too small a budget are refused, or warned of where the band leaves it open: with one code."""
+    """The longest context that fits is granted; what is too long is refused, or warned of where the band leaves it open."""
     said: Counter[str] = Counter()
     for name in MODELS:
         model = ModelFacts(name, ModelShape.from_config(read_model(name, hub=None).config))
