@@ -1,20 +1,16 @@
-"""The clock of measured kernels: what it says without a fit, where it does not apply, and what a fit makes of it."""
+"""The clock of measured kernels: what it says without a fit, and where it does not apply."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from plimsoll.launch.options import parse
 from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import read_command
-from plimsoll.simulate.fit import fit
 from plimsoll.simulate.replay import replay
 from plimsoll.simulate.settings import EngineLimits, StepTime, planned_settings
 from plimsoll.simulate.silicon import MEASURED_BAND, RELATIVE_BAND, SHEET_BAND, StepClock, planned_clock
-from plimsoll.simulate.trace import ABSENT, MeasuredRun, Trace, make_trace
-from plimsoll.simulate.traffic import generate, parse_synthetic
-from plimsoll.tune.answer import stretched
+from plimsoll.simulate.trace import make_trace
 from tests.each import each
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -99,23 +95,3 @@ def test_tokens_times_context_and_the_way_to_the_scheduler_count_to_the_nanoseco
     run = replay(trace, limits, StepTime(0, 0, 0, 0, None, pair_fs=10**6, prompt_ns=100, front_ns=7))
     assert run.first_token_ns.tolist() == [5 + 7 + 256 + 768 + 576 + 300]
     assert run.arrival_ns.tolist() == [5]
-
-
-def _as_measured(trace: Trace, limits: EngineLimits, times: StepTime) -> MeasuredRun:
-    run = replay(trace, limits, times)
-    absent = np.full(trace.size, ABSENT, dtype=np.int64)
-    return MeasuredRun(trace, absent, run.first_token_ns, run.finish_ns, absent)
-
-
-def test_a_fit_corrects_it_with_few_numbers() -> None:
-    """A server whose every step takes a third longer is found from its stamps, long prompts and all."""
-    start = clock("H200", LLAMA, "--max-num-batched-tokens", "2048", "--max-num-seqs", "256").step_time
-    trace = generate(parse_synthetic("synthetic:requests=150,rate=4,prompt=3000,output=80,prompt_max=16000,seed=2"))
-    found = fit(_as_measured(trace, LONG, stretched(start, 1.33)), LONG, start=start)
-    other = generate(parse_synthetic("synthetic:requests=60,rate=2,prompt=9000,output=120,prompt_max=30000,seed=5"))
-    real, said = (replay(other, LONG, times) for times in (stretched(start, 1.33), found.step_time))
-    assert found.step_time.pair_fs > 0
-    assert said.finish_ns.max() == pytest.approx(real.finish_ns.max(), rel=0.03)
-    assert (said.first_token_ns - said.arrival_ns).mean() == pytest.approx(
-        (real.first_token_ns - real.arrival_ns).mean(), rel=0.1
-    )

@@ -321,9 +321,6 @@ def _rate_ratio(compared: Comparison, replay: Replay, steps: Integers) -> Floats
 # values   0 base  1 token  2 request  3 context  4 step up | 5 experts' share        | 6 front
 # each over what it was at the start                  of the base, 0 to 0.95    in steps, -1 to 1
 #
-# From measured kernels (a start that knows what tokens times context cost) the shape of the table is kept: 0 scales a step of
-# one token, 1 what more tokens add, and 4 tokens times context. The front is then a share of the start's, and kept.
-#
 # The front is not part of a step: engines stamp an arrival when they look for one, between two steps, or after work of
 # their own.
 # In a replay a request comes at any moment.
@@ -346,19 +343,12 @@ class Model(NamedTuple):
     def values(self, scale: float = 1.0, token_scale: float | None = None) -> Floats:
         """The start, slower or faster as a whole, or apart from its cost of a token."""
         share = EXPERTS_SHARE if self.experts else 0.0
-        up = scale if self.start.pair_fs else scale * STEP_UP
-        return np.array([scale, scale if token_scale is None else token_scale, scale, scale, up, share, 0.0])
+        return np.array([scale, scale if token_scale is None else token_scale, scale, scale, scale * STEP_UP, share, 0.0])
 
     def step_time(self, values: Floats) -> StepTime:
         """What a step takes with these numbers."""
-        base, token, seq, ctx = (values[:UP] * np.array(self.start[:UP], dtype=np.float64)).tolist()
+        base, token, seq, ctx = (values[:UP] * np.array(self.start[:UP])).tolist()
         most = self.settings.max_num_batched_tokens
-        if self.start.pair_fs:
-            known = self.start.reaching(most).table(most)[: most + 1]
-            table = np.rint(np.maximum(0, values[0] * known[1] + values[1] * (known - known[1]))).astype(np.int64)
-            pair_fs, front_ns = round(values[UP] * self.start.pair_fs), round((1 + values[FRONT]) * self.start.front_ns)
-            prompt_ns = round(values[0] * self.start.prompt_ns)
-            return StepTime(round(base), round(token), round(seq), round(ctx), table, pair_fs, prompt_ns, front_ns)
         table = step_table(base, token, most, self.sizes, values[UP] * self.start.base_ns)
         if self.experts is not None:
             unread = 1 - self.experts.hit(padded(self.sizes, most).astype(np.float64))
@@ -427,14 +417,13 @@ def fit(
         if on_try is not None:
             on_try(next(tries))
         step_time = model.step_time(values)
-        front_ns = 0.0 if model.start.pair_fs else values[FRONT] * step_time.base_ns
+        front_ns = values[FRONT] * step_time.base_ns
         each = [deviations(compared, *replayed(one, settings, step_time), front_ns=front_ns) for one in traces]
         return [np.mean(parts, axis=0) for parts in zip(*each, strict=True)]
 
     trust = np.full(len(BOUNDS.low), TRUST)
     if start is not None:
         trust[CONTEXT] = TRUST_CONTEXT
-        trust[UP] = TRUST_CONTEXT if start.pair_fs else TRUST
     starts = [model.values(scale) for scale in (SCALES if start is None else SCALES_OF_A_START)]
     found = search(off, starts, BOUNDS, trust)
     step_time = model.step_time(found.values)

@@ -145,8 +145,7 @@ def _fitted(
 ) -> Times:  # fmt: skip
     """Learnt from a run; the data sheet, where there is one, is where the search begins."""
     start = by_sheet.step_time if by_sheet is not None and by_sheet.step_time.by_tokens is not None else None
-    experts = None if start is not None and start.pair_fs else _mixture(plan)  # the table of measured kernels has them in it
-    sizes = captured_sizes(settings, is_eager=_is_eager(plan))
+    experts, sizes = _mixture(plan), captured_sizes(settings, is_eager=_is_eager(plan))
     with bar("fitting", f"or so tries to run as {path} did") as draw:
 
         def on_try(number: int) -> None:
