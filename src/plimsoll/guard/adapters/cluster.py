@@ -7,6 +7,7 @@ import json
 import os
 import ssl
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,29 @@ DEADLINE_S = 10.0
 MOST_BYTES = 64 << 20
 OBJECT_NAME = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
 NAMESPACE = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+
+
+@dataclass(frozen=True, slots=True)
+class ApiCall:
+    """One kind of call that guard makes: `plimsoll assets --for guard` writes its Roles from these, and from nothing else."""
+
+    verb: str  # as RBAC names it: get, list, watch, create, update, patch
+    group: str  # empty for the core group
+    resource: str  # with its subresource: pods/eviction
+    scope: str = "fleet"  # fleet: every namespace with engines; own: guard's namespace; cluster: outside namespaces
+    needed_for: str = "observe"  # or act, quarantine, identities: each is a part that can be left out
+    name: str = ""  # the one object that is asked for, where it is one: the Lease's
+
+
+LEASE_NAME = "plimsoll-guard"
+API_CALLS: tuple[ApiCall, ...] = (
+    ApiCall("get", "", "pods"),
+    ApiCall("list", "", "pods"),
+    ApiCall("create", "", "pods/eviction", needed_for="act"),
+    ApiCall("get", "coordination.k8s.io", "leases", "own", name=LEASE_NAME),
+    ApiCall("create", "coordination.k8s.io", "leases", "own"),  # a name cannot be asked for before it exists
+    ApiCall("update", "coordination.k8s.io", "leases", "own", name=LEASE_NAME),
+)
 
 
 def namespace_key(text: str) -> Any:
