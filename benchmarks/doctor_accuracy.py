@@ -24,7 +24,7 @@ from plimsoll.doctor.read.text import read_log
 from plimsoll.doctor.rules.diagnose import diagnose
 from plimsoll.doctor.rules.log_text import Log
 from plimsoll.doctor.rules.timeline import read_timeline
-from plimsoll.vllm.failure_texts import TEXTS, Text
+from plimsoll.vllm.failure_texts import TEXTS, FailureText
 
 ROOT = Path(__file__).parents[1]
 LOGS = ROOT.parent / "shared" / "data" / "logs"
@@ -107,19 +107,19 @@ def of_ours() -> Iterator[Labelled]:
                 yield Labelled(row["name"], f"ours: {folder}", path, tuple(row["expect"]), memory)
 
 
-def judged(labelled: Labelled, log: Log, texts: Sequence[Text]) -> Scored:
+def judged(labelled: Labelled, log: Log, texts: Sequence[FailureText]) -> Scored:
     """What doctor says of one log with these texts alone."""
     found = diagnose([log], texts=texts)
     return Scored(labelled, str(found.findings[0].code) if found.findings else None, found.memory_failure)
 
 
-def left_out(taught: Mapping[str, set[str]], source: str, *, strictly: bool) -> list[Text]:
+def left_out(taught: Mapping[str, set[str]], source: str, *, strictly: bool) -> list[FailureText]:
     """The texts that stay when what one source alone taught is forgotten."""
     alone = taught[source].difference(*(names for other, names in taught.items() if other != source))
     return [text for text in TEXTS if text.name not in alone or text.seen_in() or not (strictly or _is_nobodys(text))]
 
 
-def _is_nobodys(text: Text) -> bool:
+def _is_nobodys(text: FailureText) -> bool:
     return text.speaker == "script" and text.name not in KNOWN_ELSEWHERE
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from plimsoll.vllm.extension_points import NEEDS, Part, Verdict, stretches
+from plimsoll.vllm.extension_points import NEEDS, InsidePart, PartVerdict, stretches
 
 PAGE = Path(__file__).parents[1] / "docs" / "support.md"
 BEGIN = "<!-- made by `python -m lab.write_inside_docs` from src/plimsoll/vllm/data/inside.json; do not edit -->"
@@ -22,8 +22,8 @@ def block() -> str:
     lines = [
         BEGIN,
         "",
-        f"| vLLM | {' | '.join(part.value for part in Part)} | how it is known |",
-        "|---" * (len(Part) + 2) + "|",
+        f"| vLLM | {' | '.join(part.value for part in InsidePart)} | how it is known |",
+        "|---" * (len(InsidePart) + 2) + "|",
         *rows,
         "",
         *(f"{number}. {what}" for number, what in enumerate(lost, start=1)),
@@ -35,7 +35,7 @@ def block() -> str:
     return "\n".join(lines)
 
 
-def _cell(verdict: Verdict, lost: list[str]) -> str:
+def _cell(verdict: PartVerdict, lost: list[str]) -> str:
     what = (*verdict.because, *verdict.details)
     lost += [w for w in what if w not in lost]
     numbers = ", ".join(str(lost.index(w) + 1) for w in what)

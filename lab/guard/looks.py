@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from plimsoll.guard.judge.look import Canary, CardState, GateState, Look, Reach, WorkerMemory
 from plimsoll.standin import StandIn
-from plimsoll.standin.request import Request
+from plimsoll.standin.request import EngineRequest
 
 MIB = float(1 << 20)
 EVERY_S = 5.0
@@ -53,7 +53,7 @@ class Watched:
         self.sight = sight
         self._dice = dice
         self._canary: Canary | None = None
-        self._asked: Request | None = None
+        self._asked: EngineRequest | None = None
         self._asked_at_s = -CANARY_EVERY_S
         self._life, self._begin_s = engine.restarts, engine.now_s - engine.engine.now_ns / NS
         self._steps, self._stepped_at_s = 0, engine.now_s

@@ -21,7 +21,7 @@ from plimsoll.guard.act.journal_replay import read_restarts
 from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.ports import Outcome, failed
 from plimsoll.guard.act.steps import BROKEN, SERVING
-from plimsoll.guard.daemon.acting import Traffic
+from plimsoll.guard.daemon.acting import BalancerTraffic
 from plimsoll.guard.daemon.conductor import Conductor
 from plimsoll.guard.daemon.observer import EngineCapabilities, Fleet, FleetObserver, WatchedEngine
 from plimsoll.guard.engine_config import EngineConfig
@@ -406,7 +406,7 @@ def test_a_journal_that_was_full_for_a_while_is_written_again() -> None:
 
 def test_a_balancers_count_is_silence_only_when_it_was_seen_to_stand_still() -> None:
     """A count that falls is of a balancer that was reloaded; before a minute or a change nothing is known."""
-    traffic = Traffic().seen(0.0, is_down=True, count=100)
+    traffic = BalancerTraffic().seen(0.0, is_down=True, count=100)
     assert traffic.health(30.0) == BalancerHealth(True, None)
     assert traffic.seen(30.0, is_down=True, count=100).health(70.0).silent_s == 70.0
     flows = traffic.seen(30.0, is_down=True, count=101)

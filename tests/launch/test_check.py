@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.launch.check_flags import ConfigFile, FlagReport, Item, Status, check
+from plimsoll.launch.check_flags import ConfigFile, FlagReport, FlagStatus, Item, check
 from plimsoll.launch.command_line import EntryPoint, Launch, read_command_line
 from plimsoll.launch.files import read_launches
 from plimsoll.vllm.flag_notes import GONE
@@ -70,8 +70,8 @@ def test_the_same_script_in_its_own_time() -> None:
     """With 0.6.0 the swap flag is fine and the variable works; the invented flag never did."""
     (launch,) = read_launches(str(ARTICLE))
     checked = check(launch, engine_named("0.6.0"))
-    assert _item(checked, "--swap-space").status is Status.OK
-    assert _item(checked, "VLLM_ATTENTION_BACKEND").status is Status.OK
+    assert _item(checked, "--swap-space").status is FlagStatus.OK
+    assert _item(checked, "VLLM_ATTENTION_BACKEND").status is FlagStatus.OK
     assert [i.name for i in checked.items if i.status.is_problem] == ["--max-num-on-the-fly-batches"]
 
 
@@ -79,7 +79,7 @@ def test_a_flag_merely_unknown_to_us_is_never_called_wrong() -> None:
     """On a version we have not read, a flag we do not know is unknown, and the command may start."""
     for vllm in ("99.0.0", "0.1.dev5+g1234", "nightly", "0.25.1+acme"):
         checked = _check("m --brand-new-flag 4", vllm)
-        assert _item(checked, "--brand-new-flag").status is Status.UNKNOWN
+        assert _item(checked, "--brand-new-flag").status is FlagStatus.UNKNOWN
         assert checked.starts
         assert checked.rewritten[-2:] == ("--brand-new-flag", "4")
 
@@ -87,13 +87,13 @@ def test_a_flag_merely_unknown_to_us_is_never_called_wrong() -> None:
 def test_a_flag_of_a_later_release_is_refused_with_the_release_that_has_it() -> None:
     """A flag from the future does not exist yet, and the note says when it comes."""
     item = _item(_check("m --max-num-queued-reqs 4", "0.20.0"), "--max-num-queued-reqs")
-    assert (item.status, item.since) == (Status.NEVER_EXISTED, "0.29.0")
+    assert (item.status, item.since) == (FlagStatus.NEVER_EXISTED, "0.29.0")
 
 
 def test_a_mistyped_flag_is_offered_its_neighbour() -> None:
     """The nearest real flag is named."""
     item = _item(_check("m --tensor-paralell-size 4"), "--tensor-paralell-size")
-    assert item.status is Status.NEVER_EXISTED
+    assert item.status is FlagStatus.NEVER_EXISTED
     assert item.instead is not None
     assert item.instead.startswith("--tensor-parallel-size")
 
@@ -101,7 +101,7 @@ def test_a_mistyped_flag_is_offered_its_neighbour() -> None:
 def test_an_ambiguous_prefix_is_refused() -> None:
     """argparse refuses it, so do we, naming the rivals."""
     item = _item(_check("m --max-num 4"), "--max-num")
-    assert item.status is Status.NEVER_EXISTED
+    assert item.status is FlagStatus.NEVER_EXISTED
     assert "--max-num-active-seqs, --max-num-batched-tokens" in (item.note or "")
 
 
@@ -120,7 +120,7 @@ def test_a_value_the_parser_refuses(command: str, name: str, words: str) -> None
     """A value of the wrong kind stops the start as surely as a removed flag, and is left out of the rewrite."""
     checked = _check(command)
     item = _item(checked, name)
-    assert item.status is Status.NEVER_EXISTED
+    assert item.status is FlagStatus.NEVER_EXISTED
     assert words in (item.note or "")
     assert name not in checked.rewritten
 
@@ -130,7 +130,7 @@ def test_a_share_that_no_release_takes(share: str) -> None:
     """The parser takes any number and the configuration refuses it; it stays in the rewrite, for its default was not meant."""
     checked = _check(f"m --gpu-memory-utilization={share}")
     item = _item(checked, "--gpu-memory-utilization")
-    assert item.status is Status.NEVER_EXISTED
+    assert item.status is FlagStatus.NEVER_EXISTED
     assert "at most 1" in (item.note or "")
     assert any("for you to set" in note for note in checked.notes)
     assert share in " ".join(checked.rewritten)
@@ -139,19 +139,19 @@ def test_a_share_that_no_release_takes(share: str) -> None:
 def test_a_value_that_was_taken_once() -> None:
     """A choice that an earlier release took is removed, not misspelled, with the release that dropped it."""
     item = _item(_check("m --prefix-caching-hash-algo builtin"), "--prefix-caching-hash-algo")
-    assert (item.status, item.since) == (Status.REMOVED, "0.10.2")
-    assert _item(_check("m --prefix-caching-hash-algo builtin", "0.10.0"), "--prefix-caching-hash-algo").status is Status.OK
+    assert (item.status, item.since) == (FlagStatus.REMOVED, "0.10.2")
+    assert _item(_check("m --prefix-caching-hash-algo builtin", "0.10.0"), "--prefix-caching-hash-algo").status is FlagStatus.OK
 
 
 def test_values_we_cannot_see_are_not_judged() -> None:
     """A shell variable nobody assigned may hold anything."""
-    assert _item(_check("m --max-num-seqs $N"), "--max-num-seqs").status is Status.OK
+    assert _item(_check("m --max-num-seqs $N"), "--max-num-seqs").status is FlagStatus.OK
 
 
 def test_the_model_as_a_flag_is_deprecated_with_vllm_serve() -> None:
     """vllm serve wants the model as its first word; the rewrite puts it there."""
     checked = _check("--model m --port 1")
-    assert _item(checked, "--model").status is Status.DEPRECATED
+    assert _item(checked, "--model").status is FlagStatus.DEPRECATED
     assert checked.rewritten == ("vllm", "serve", "m", "--port", "1")
 
 
@@ -163,7 +163,7 @@ def test_a_stray_word_is_refused() -> None:
 def test_a_config_file_with_an_equals_sign_is_never_read() -> None:
     """vLLM opens the file only when it is written as two words; the rewrite does that."""
     checked = _check("m --config=c.yaml")
-    assert _item(checked, "--config").status is Status.NO_EFFECT
+    assert _item(checked, "--config").status is FlagStatus.NO_EFFECT
     assert checked.rewritten == ("vllm", "serve", "m", "--config", "c.yaml")
 
 
@@ -173,7 +173,7 @@ def test_flags_in_a_config_file_are_checked_too() -> None:
     config = ConfigFile("c.yaml", {"model": "m", "swap-space": 4, "port": 8001})
     checked = check(launch, engine_named("0.32.0"), config=config)
     item = _item(checked, "--swap-space")
-    assert item.status is Status.REMOVED
+    assert item.status is FlagStatus.REMOVED
     assert "from c.yaml" in (item.note or "")
     assert checked.model == "m"
 
@@ -187,17 +187,17 @@ def test_a_config_file_that_is_not_at_hand_is_said() -> None:
 
 def test_an_upgrade_shows_the_defaults_the_command_leaves_alone() -> None:
     """From 0.19.0 to 0.32.0 the utilisation changes under a command that does not set it, and not under one that does."""
-    changed = {i.name: i for i in _check("m", "0.32.0", "0.19.0").items if i.status is Status.DEFAULT_CHANGED}
+    changed = {i.name: i for i in _check("m", "0.32.0", "0.19.0").items if i.status is FlagStatus.DEFAULT_CHANGED}
     assert "0.9 in 0.19.0, 0.92 in 0.32.0" in (changed["--gpu-memory-utilization"].note or "")
     assert changed["--gpu-memory-utilization"].since == "0.20.0"
     pinned = _check("m --gpu-memory-utilization 0.9", "0.32.0", "0.19.0")
-    assert _item(pinned, "--gpu-memory-utilization").status is Status.OK
+    assert _item(pinned, "--gpu-memory-utilization").status is FlagStatus.OK
     assert any("CUDA graphs" in change.change for change in pinned.changes)
 
 
 def test_one_kind_of_nothing_for_another_is_no_change() -> None:
     """An empty text that became unset says nothing to anybody; what was empty and now is something is still named."""
-    changed = {i.name for i in _check("m", "0.32.0", "0.6.3").items if i.status is Status.DEFAULT_CHANGED}
+    changed = {i.name for i in _check("m", "0.32.0", "0.6.3").items if i.status is FlagStatus.DEFAULT_CHANGED}
     assert not changed & {"--config", "--model-loader-extra-config", "--limit-mm-per-prompt"}
     assert {"--ignore-patterns", "--allowed-origins", "--block-size"} <= changed
 
@@ -207,9 +207,9 @@ def test_switches_in_a_config_file_are_booleans() -> None:
     launch = Launch("test", EntryPoint.SERVE, ("m", "--config", "c.yaml"))
     config = ConfigFile("c.yaml", {"enable-prefix-caching": False, "enforce-eager": False, "trust-remote-code": True})
     checked = check(launch, engine_named("0.32.0"), config=config)
-    assert _item(checked, "--enable-prefix-caching").status is Status.NO_EFFECT
-    assert _item(checked, "--enforce-eager").status is Status.REDUNDANT
-    assert _item(checked, "--trust-remote-code").status is Status.OK
+    assert _item(checked, "--enable-prefix-caching").status is FlagStatus.NO_EFFECT
+    assert _item(checked, "--enforce-eager").status is FlagStatus.REDUNDANT
+    assert _item(checked, "--trust-remote-code").status is FlagStatus.OK
     assert checked.model == "m"
 
 
@@ -219,7 +219,7 @@ def test_what_must_be_edited_in_the_file_is_said() -> None:
     config = ConfigFile("c.yaml", {"model": "m", "swap_space": "4"})
     checked = check(launch, engine_named("0.32.0"), config=config)
     assert any("edit c.yaml: swap_space" in note for note in checked.notes)
-    assert _item(checked, "--model").status is Status.OK
+    assert _item(checked, "--model").status is FlagStatus.OK
 
 
 def test_the_last_of_several_switches_wins_in_the_rewrite_too() -> None:
@@ -234,9 +234,9 @@ def test_a_switch_that_took_true_or_false_once() -> None:
     for command in ("m --enable-chunked-prefill False", "m --enable-chunked-prefill=False"):
         checked = _check(command)
         item = _item(checked, "--enable-chunked-prefill")
-        assert (item.status, item.since, item.instead) == (Status.REMOVED, "0.8.5", "--no-enable-chunked-prefill")
+        assert (item.status, item.since, item.instead) == (FlagStatus.REMOVED, "0.8.5", "--no-enable-chunked-prefill")
         assert checked.rewritten == ("vllm", "serve", "m", "--no-enable-chunked-prefill")
-        assert _item(_check(command, "0.6.0"), "--enable-chunked-prefill").status is Status.OK
+        assert _item(_check(command, "0.6.0"), "--enable-chunked-prefill").status is FlagStatus.OK
 
 
 def test_a_value_that_the_new_flag_does_not_take_is_left_out_and_said() -> None:
@@ -286,22 +286,22 @@ def test_more_that_the_parser_refuses(command: str) -> None:
 def test_a_value_form_of_earlier_releases_is_removed_not_misspelled() -> None:
     """`--limit-mm-per-prompt image=4` was right until 0.9.2."""
     item = _item(_check("m --limit-mm-per-prompt image=4"), "--limit-mm-per-prompt")
-    assert item.status is Status.REMOVED
+    assert item.status is FlagStatus.REMOVED
     assert _check("m --limit-mm-per-prompt image=4", "0.7.3").starts
 
 
 def test_prefixes_and_negations_of_removed_flags_are_removed() -> None:
     """--swap 8 was short for --swap-space, and --no-calculate-kv-scales existed as long as its flag."""
     swap = _item(_check("m --swap 8"), "--swap")
-    assert (swap.status, swap.since) == (Status.REMOVED, "0.18.0")
+    assert (swap.status, swap.since) == (FlagStatus.REMOVED, "0.18.0")
     scales = _item(_check("m --no-calculate-kv-scales"), "--no-calculate-kv-scales")
-    assert (scales.status, scales.since) == (Status.REMOVED, "0.28.0")
+    assert (scales.status, scales.since) == (FlagStatus.REMOVED, "0.28.0")
 
 
 def test_a_flag_that_vllm_ignores_has_no_effect() -> None:
     """0.32.0 takes --disable-cascade-attn and says itself that nothing uses it."""
-    assert _item(_check("m --disable-cascade-attn"), "--disable-cascade-attn").status is Status.NO_EFFECT
-    assert _item(_check("m --disable-cascade-attn", "0.30.0"), "--disable-cascade-attn").status is not Status.NO_EFFECT
+    assert _item(_check("m --disable-cascade-attn"), "--disable-cascade-attn").status is FlagStatus.NO_EFFECT
+    assert _item(_check("m --disable-cascade-attn", "0.30.0"), "--disable-cascade-attn").status is not FlagStatus.NO_EFFECT
 
 
 def test_the_model_as_a_flag_was_refused_once() -> None:
@@ -316,7 +316,7 @@ def test_before_there_was_vllm_serve() -> None:
 
 def test_changed_defaults_of_variables_are_shown_too() -> None:
     """The graph estimate came on by default in 0.20.0 through a variable; the model is never listed as changed."""
-    names = {i.name for i in _check("m", "0.32.0", "0.19.0").items if i.status is Status.DEFAULT_CHANGED}
+    names = {i.name for i in _check("m", "0.32.0", "0.19.0").items if i.status is FlagStatus.DEFAULT_CHANGED}
     assert "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS" in names
     assert "--model" not in {i.name for i in _check("m", "0.32.0", "0.6.0").items}
 
@@ -335,7 +335,7 @@ def test_a_long_dash_from_a_word_processor_is_explained() -> None:
 
 def test_a_variable_of_a_plugin_is_unknown_not_wrong() -> None:
     """vLLM warns about it, but a plugin may read it."""
-    assert _item(_check("m", VLLM_ACME_MODE="1"), "VLLM_ACME_MODE").status is Status.UNKNOWN
+    assert _item(_check("m", VLLM_ACME_MODE="1"), "VLLM_ACME_MODE").status is FlagStatus.UNKNOWN
 
 
 def test_variables_that_do_not_concern_vllm_are_left_out() -> None:

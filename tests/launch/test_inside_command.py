@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from plimsoll.launch.check_flags import ConfigFile
 from plimsoll.launch.command_line import EntryPoint, Launch
 from plimsoll.launch.inside_command import FLAGS, InsideLaunch, Plugins, fit, with_remarks
-from plimsoll.vllm.extension_points import Part, Verdict
+from plimsoll.vllm.extension_points import InsidePart, PartVerdict
 from plimsoll.vllm.versions import engine_named
 from tests.each import each
 
 ALL = Plugins(has_stat_logger=True, has_probe=True)
-YES = tuple(Verdict(part, "yes") for part in Part)
+YES = tuple(PartVerdict(part, "yes") for part in InsidePart)
 
 
 def _fit(
@@ -122,7 +122,7 @@ def test_a_variable_that_may_hold_flags_is_said() -> None:
 
 def test_a_verdict_is_only_ever_lowered() -> None:
     """A command cannot make good what the release lacks."""
-    verdicts = (Verdict(Part.PROBE, "no", ("lost",)),)
+    verdicts = (PartVerdict(InsidePart.PROBE, "no", ("lost",)),)
     (lowered,) = with_remarks(verdicts, _fit("--nnodes", "2").remarks)
     assert lowered.works == "no"
     assert lowered.because[0] == "lost"

@@ -10,7 +10,7 @@ from plimsoll.errors import BadInput
 from plimsoll.launch.command_line import read_command_line
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import Ledger, ModelFacts, plan_ledger
-from plimsoll.plan.matrix import Matrix, MatrixSpec, State, plan_matrix
+from plimsoll.plan.matrix import CellState, Matrix, MatrixSpec, plan_matrix
 from plimsoll.plan.settings import Card, Flags, Settings, read_settings
 from plimsoll.units import GIB
 from tests.each import each
@@ -67,11 +67,11 @@ def test_nonsense_is_one_line(text: str) -> None:
 def test_cells_by_hand() -> None:
     """20,479 blocks: 8,192 tokens take 512 of them, so 39 requests fit, 79 half grown, and no more."""
     matrix = _matrix("context=8K,128K concurrency=39,40,79,80", *FORTY)
-    assert [row[0].state for row in matrix.rows] == [State.FITS, State.RISK, State.RISK, State.NO]
+    assert [row[0].state for row in matrix.rows] == [CellState.FITS, CellState.RISK, CellState.RISK, CellState.NO]
     assert matrix.rows[0][0].use == pytest.approx(39 * 512 / 20479)
     assert matrix.rows[0][0].tokens == 39 * 8192
     assert matrix.at_once == (39, 2)
-    assert matrix.rows[0][1].state is State.NO
+    assert matrix.rows[0][1].state is CellState.NO
     assert matrix.rows[0][1].starts
 
 
@@ -79,7 +79,7 @@ def test_a_context_that_does_not_start() -> None:
     """Where one request does not fit, or the model does not take the length, no cell of the column fits and each says why."""
     matrix = _matrix("context=64,64k,200k concurrency=1,2", "--kv-cache-memory-bytes", str(1 * GIB))
     assert [cell.starts for cell in matrix.rows[0]] == [True, False, False]
-    assert [cell.state for cell in matrix.rows[1]] == [State.FITS, State.NO, State.NO]
+    assert [cell.state for cell in matrix.rows[1]] == [CellState.FITS, CellState.NO, CellState.NO]
     assert "one request" in matrix.rows[0][1].why
     assert "131,072" in matrix.rows[0][2].why
     assert matrix.at_once[1:] == (None, None)
@@ -96,7 +96,7 @@ def test_what_vllm_refuses_is_a_cell_not_an_end() -> None:
         return _replan(changed)
 
     matrix = plan_matrix(MatrixSpec((8192, 16384), (1,)), _settings(*FORTY), replan)
-    assert matrix.rows[0][0].state is State.FITS
+    assert matrix.rows[0][0].state is CellState.FITS
     assert (matrix.rows[0][1].starts, matrix.rows[0][1].why) == (False, "no such context")
 
 
@@ -108,14 +108,14 @@ def test_the_band_makes_a_risk() -> None:
     most, sure = (ledger.kv_plan.num_blocks - 1) // blocks, (ledger.kv.low // ledger.kv_plan.bytes_per_block - 1) // blocks
     assert sure < most
     matrix = _matrix(f"context=8192 concurrency={sure},{most}")
-    assert [row[0].state for row in matrix.rows] == [State.FITS, State.RISK]
+    assert [row[0].state for row in matrix.rows] == [CellState.FITS, CellState.RISK]
     assert "low end" in matrix.rows[1][0].why
 
 
 def test_replicas_and_max_num_seqs() -> None:
     """Two engines hold twice as many, and requests beyond their max_num_seqs are counted as waiting."""
     matrix = _matrix("context=8K concurrency=78,79", *FORTY, "--data-parallel-size", "2", "--max-num-seqs", "32")
-    assert [row[0].state for row in matrix.rows] == [State.FITS, State.RISK]
+    assert [row[0].state for row in matrix.rows] == [CellState.FITS, CellState.RISK]
     assert [row[0].waits for row in matrix.rows] == [14, 15]
     assert matrix.at_once == (78,)
 
@@ -127,7 +127,7 @@ def test_progress_is_told() -> None:
     assert heard == [(0, 2), (1, 2), (2, 2)]
 
 
-ORDER = [State.FITS, State.RISK, State.NO]
+ORDER = [CellState.FITS, CellState.RISK, CellState.NO]
 AXIS = st.lists(st.integers(1, 131072), min_size=1, max_size=5, unique=True).map(lambda values: tuple(sorted(values)))
 
 
@@ -140,4 +140,4 @@ def test_more_never_fits_when_less_does_not(contexts: tuple[int, ...], numbers: 
     assert all(list(column) == sorted(column) for column in zip(*ranks, strict=True))
     for row in matrix.rows:
         for cell, most in zip(row, matrix.at_once, strict=True):
-            assert (cell.state is State.FITS) == (most is not None and cell.concurrency <= most)
+            assert (cell.state is CellState.FITS) == (most is not None and cell.concurrency <= most)

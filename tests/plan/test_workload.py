@@ -17,7 +17,7 @@ from plimsoll.plan.kv import plan_kv
 from plimsoll.plan.kv_layers import FullSpec, KvSpec, SlidingSpec, StateSpec
 from plimsoll.plan.ledger import ModelFacts, plan_ledger
 from plimsoll.plan.settings import Card, Flags, Settings, read_settings
-from plimsoll.plan.workload import Pool, Verdict, Workload, judge, pool_of, waste_of
+from plimsoll.plan.workload import Pool, Workload, WorkloadVerdict, judge, pool_of, waste_of
 from plimsoll.units import GIB
 from tests.each import each
 
@@ -47,7 +47,7 @@ def test_llama_with_forty_gibibytes() -> None:
     assert [group.blocks_per_request for group in answer.largest_groups] == [94]
     assert answer.at_once == answer.at_once_settled == 20479 // 94 == 217
     assert answer.at_once_prompts == 20479 // 75
-    assert answer.verdict is Verdict.FITS
+    assert answer.verdict is WorkloadVerdict.FITS
     assert answer.use_at_end == pytest.approx(64 * 94 / 20479)
     assert answer.use_at_prompt == pytest.approx(64 * 75 / 20479)
     assert answer.paged_bytes == 64 * 94 * 2 * 2**20
@@ -58,9 +58,9 @@ def test_llama_with_forty_gibibytes() -> None:
 
 @pytest.mark.parametrize(
     ("concurrency", "verdict"),
-    [(217, Verdict.FITS), (218, Verdict.PREEMPTS), (273, Verdict.PREEMPTS), (274, Verdict.NO)],
+    [(217, WorkloadVerdict.FITS), (218, WorkloadVerdict.PREEMPTS), (273, WorkloadVerdict.PREEMPTS), (274, WorkloadVerdict.NO)],
 )
-def test_the_edges_between_the_verdicts(concurrency: int, verdict: Verdict) -> None:
+def test_the_edges_between_the_verdicts(concurrency: int, verdict: WorkloadVerdict) -> None:
     """217 x 94 blocks fit at the end, 273 x 75 with prompts alone; one more of each does not."""
     answer = judge(Workload(((1200, 300),), concurrency), _pool("llama-3.1-8b"))
     assert answer.verdict is verdict
@@ -114,31 +114,31 @@ def test_a_trace_fits_by_its_largest_and_on_average() -> None:
     tight = judge(trace._replace(concurrency=2), _pool_of([FULL], 9))
     assert tight.at_once == 1  # 7 + 2 are more than 8
     assert tight.at_once_typical == 2
-    assert tight.verdict is Verdict.PREEMPTS
+    assert tight.verdict is WorkloadVerdict.PREEMPTS
 
 
 def test_what_is_too_long_is_left_out() -> None:
     """A request beyond max_model_len is refused by vLLM; if all are, the answer says so."""
     pool = _pool_of([FULL], 10_000)
     mixed = judge(Workload.from_trace([(100, 28), (8000, 193)], 4), pool)
-    assert (mixed.too_long, mixed.verdict, mixed.blocks_per_request) == (1, Verdict.FITS, 8)
-    assert judge(Workload(((8000, 193),), 1), pool).verdict is Verdict.TOO_LONG
-    assert judge(Workload(((8000, 192),), 1), pool).verdict is Verdict.FITS
+    assert (mixed.too_long, mixed.verdict, mixed.blocks_per_request) == (1, WorkloadVerdict.FITS, 8)
+    assert judge(Workload(((8000, 193),), 1), pool).verdict is WorkloadVerdict.TOO_LONG
+    assert judge(Workload(((8000, 192),), 1), pool).verdict is WorkloadVerdict.FITS
 
 
 def test_replicas_and_max_num_seqs() -> None:
     """Two data-parallel engines hold twice as many; beyond max_num_seqs of both the rest waits."""
     answer = judge(Workload(((1200, 300),), 434), _pool("llama-3.1-8b", data_parallel=2, max_num_seqs=200))
     assert answer.at_once == 434
-    assert answer.verdict is Verdict.FITS
+    assert answer.verdict is WorkloadVerdict.FITS
     assert answer.waits == 34
-    assert judge(Workload(((1200, 300),), 435), _pool("llama-3.1-8b", data_parallel=2)).verdict is Verdict.PREEMPTS
+    assert judge(Workload(((1200, 300),), 435), _pool("llama-3.1-8b", data_parallel=2)).verdict is WorkloadVerdict.PREEMPTS
 
 
 def test_a_model_that_keeps_nothing() -> None:
     """An encoder has no blocks to run out of."""
     answer = judge(Workload(((100, 1),), 1000), _pool_of([], 1))
-    assert (answer.at_once, answer.use_at_end, answer.saved_share, answer.verdict) == (None, None, 0.0, Verdict.FITS)
+    assert (answer.at_once, answer.use_at_end, answer.saved_share, answer.verdict) == (None, None, 0.0, WorkloadVerdict.FITS)
 
 
 def test_a_whole_launch() -> None:
@@ -151,20 +151,20 @@ def test_a_whole_launch() -> None:
     model = ModelFacts("llama", ModelShape.from_config(config))
     card = Card("H100", 79 * GIB, 79 * GIB, 79 * GIB, (9, 0))
 
-    def planned(*flags: str) -> tuple[Verdict, int | None, int | None, int | None]:
+    def planned(*flags: str) -> tuple[WorkloadVerdict, int | None, int | None, int | None]:
         line = read_command_line(["m", *flags], "0.32.0")
         ledger = plan_ledger(model, read_settings(Flags(line, "0.32.0"), {}, model.shape, card), card)
         answer = judge(Workload(((1200, 300),), 64), pool_of(ledger, model))
         return answer.verdict, answer.at_once_low, answer.at_once, answer.at_once_high
 
-    assert planned("--kv-cache-memory-bytes", str(40 * GIB)) == (Verdict.FITS, 217, 217, 217)
+    assert planned("--kv-cache-memory-bytes", str(40 * GIB)) == (WorkloadVerdict.FITS, 217, 217, 217)
     verdict, low, middle, high = planned()
-    assert verdict is Verdict.FITS
+    assert verdict is WorkloadVerdict.FITS
     assert low is not None
     assert middle is not None
     assert high is not None
     assert low < middle < high
-    assert planned("--gpu-memory-utilization", "0.2")[0] is Verdict.NO_START
+    assert planned("--gpu-memory-utilization", "0.2")[0] is WorkloadVerdict.NO_START
 
 
 def test_a_drafter_keeps_blocks_too() -> None:
@@ -212,7 +212,7 @@ def test_a_trace_of_nonsense(pairs: list[tuple[int, int]]) -> None:
         Workload.from_trace(pairs)
 
 
-ORDER = [Verdict.FITS, Verdict.PREEMPTS, Verdict.NO]
+ORDER = [WorkloadVerdict.FITS, WorkloadVerdict.PREEMPTS, WorkloadVerdict.NO]
 REQUESTS = st.lists(st.tuples(st.integers(1, 4000), st.integers(0, 4000)), min_size=1, max_size=6)
 LAYERS = st.sampled_from([[FULL], [FULL, WINDOW], [FULL, WINDOW, STATE], [WINDOW], [FULL, FULL, STATE]])
 
@@ -229,8 +229,8 @@ def test_more_at_once_never_fits_when_less_does_not(
     edge = less.at_once
     assert edge is not None
     if edge:
-        assert judge(trace._replace(concurrency=edge), pool).verdict is Verdict.FITS
-    assert judge(trace._replace(concurrency=edge + 1), pool).verdict is not Verdict.FITS
+        assert judge(trace._replace(concurrency=edge), pool).verdict is WorkloadVerdict.FITS
+    assert judge(trace._replace(concurrency=edge + 1), pool).verdict is not WorkloadVerdict.FITS
 
 
 @given(REQUESTS, LAYERS)

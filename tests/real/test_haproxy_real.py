@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lab.engine.server import free_port
-from plimsoll.guard.adapters.haproxy import HAProxy, Place
+from plimsoll.guard.adapters.haproxy import HAProxy, ServerLine
 from tests.real.small_farm import Backend, Load, backends, need, served_in, until
 
 pytestmark = pytest.mark.once
@@ -114,7 +114,7 @@ def test_a_server_is_drained_under_load_and_put_back() -> None:
 
     async def scene() -> None:
         async with farm() as (proxy, one, two):
-            balancer = HAProxy(proxy.socket, (Place("farm", "a"),))
+            balancer = HAProxy(proxy.socket, (ServerLine("farm", "a"),))
             load = Load(proxy.port)
             await until(lambda: one.served > 50 and two.served > 50)
             assert await balancer.is_out() is False
@@ -147,7 +147,7 @@ def test_a_reload_forgets_and_is_noticed() -> None:
 
     async def scene() -> None:
         async with farm() as (proxy, one, two):
-            balancer = HAProxy(proxy.socket, (Place("farm", "a"),))
+            balancer = HAProxy(proxy.socket, (ServerLine("farm", "a"),))
             load = Load(proxy.port)
             assert (await balancer.take_out()).is_done is True
             await proxy.reload()
@@ -168,12 +168,12 @@ def test_the_last_one_stays_in() -> None:
 
     async def scene() -> None:
         async with farm() as (proxy, _, _):
-            first = HAProxy(proxy.socket, (Place("farm", "a"), Place("other", "a")))
-            assert (await HAProxy(proxy.socket, (Place("other", "b"),)).take_out()).is_done is True
+            first = HAProxy(proxy.socket, (ServerLine("farm", "a"), ServerLine("other", "a")))
+            assert (await HAProxy(proxy.socket, (ServerLine("other", "b"),)).take_out()).is_done is True
             refused = await first.take_out()
             assert (refused.is_done, refused.facts["last"]) == (False, True)
-            assert await HAProxy(proxy.socket, (Place("farm", "a"),)).is_out() is False, "nothing was begun"
-            allowed = HAProxy(proxy.socket, (Place("farm", "a"), Place("other", "a")), may_be_last=True)
+            assert await HAProxy(proxy.socket, (ServerLine("farm", "a"),)).is_out() is False, "nothing was begun"
+            allowed = HAProxy(proxy.socket, (ServerLine("farm", "a"), ServerLine("other", "a")), may_be_last=True)
             assert (await allowed.take_out()).is_done is True
             assert await allowed.is_out() is True
 
@@ -186,7 +186,7 @@ def test_what_an_operator_keeps_in_maintenance_stays_there(words: str) -> None:
 
     async def scene() -> None:
         async with farm() as (proxy, one, _):
-            balancer = HAProxy(proxy.socket, (Place("farm", "a"),))
+            balancer = HAProxy(proxy.socket, (ServerLine("farm", "a"),))
             for is_ours_first in (False, True):
                 if is_ours_first:
                     assert (await balancer.take_out()).is_done is True
@@ -208,16 +208,16 @@ def test_what_haproxy_refuses_is_said_in_its_words() -> None:
 
     async def scene() -> None:
         async with farm(level="operator") as (proxy, _, _):
-            told = await HAProxy(proxy.socket, (Place("farm", "a"),)).take_out()
+            told = await HAProxy(proxy.socket, (ServerLine("farm", "a"),)).take_out()
             assert told.is_done is False
             assert "ermission" in told.message
-            for place in (Place("farm", "z"), Place("nowhere", "a")):
+            for place in (ServerLine("farm", "z"), ServerLine("nowhere", "a")):
                 missing = HAProxy(proxy.socket, (place,))
                 assert (await missing.take_out()).is_done is False
                 assert await missing.is_out() is None
                 assert await missing.connections() is None
             Path(proxy.socket).unlink()
-            gone = HAProxy(proxy.socket, (Place("farm", "a"),))
+            gone = HAProxy(proxy.socket, (ServerLine("farm", "a"),))
             assert (await gone.take_out()).is_done is False
             assert await gone.is_out() is None
 

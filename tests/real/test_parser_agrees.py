@@ -13,7 +13,7 @@ import pytest
 from lab.engine.install import engine_home, site_packages
 from lab.engine.parser import ParserProcess
 from plimsoll.errors import BadInput
-from plimsoll.launch.check_flags import Status, check
+from plimsoll.launch.check_flags import FlagStatus, check
 from plimsoll.launch.command_line import EntryPoint, Launch, UnresolvedWords, read_command_line, value_problem
 from plimsoll.launch.files import read_launches
 from plimsoll.render.flags import rewritten_line
@@ -145,7 +145,7 @@ def test_every_flag_we_call_removed_is_refused(parser: ParserProcess) -> None:
         launch = Launch("test", EntryPoint.SERVE, ("m", name, *_sample(row)))
         status = next(i.status for i in check(launch, engine_named(RELEASE)).items if i.name == name)
         # A removed name may be the unique prefix of a living flag; then both take it.
-        if answer["ok"] is (status is Status.REMOVED):
+        if answer["ok"] is (status is FlagStatus.REMOVED):
             taken.append((name, status, answer))
     assert not taken
 

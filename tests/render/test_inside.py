@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from plimsoll.render.inside import WAYS, Checkup, check_json, check_text, wheel_text
-from plimsoll.vllm.extension_points import NEEDS, Part, judge, verdicts
+from plimsoll.vllm.extension_points import NEEDS, InsidePart, judge, verdicts
 from plimsoll.vllm.versions import engine_named
 from tests.vllm.vllm_like import files_that_meet_all, sources
 
@@ -42,7 +42,7 @@ def test_the_first_line_is_the_verdict(files: dict[str, str], is_visible: bool |
 def test_every_part_is_named_with_what_it_gives() -> None:
     """Also where nothing is lost."""
     text = str(check_text(_checkup(files_that_meet_all())))
-    assert all(f"\n  {part.value}" in text for part in Part)
+    assert all(f"\n  {part.value}" in text for part in InsidePart)
     assert "\x1b" not in text
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from plimsoll.plan.kv import GroupPlan, KvPlan, plan_kv
 from plimsoll.plan.kv_layers import FullSpec, NamedSpec, SlidingSpec
-from plimsoll.plan.matrix import Cell, Matrix, MatrixSpec, State
+from plimsoll.plan.matrix import Cell, CellState, Matrix, MatrixSpec
 from plimsoll.plan.settings import Settings
 from plimsoll.plan.workload import Pool, Workload, WorkloadAnswer, judge
 from plimsoll.render.plan import cell_text, matrix_json, matrix_lines, percent, workload_json, workload_lines
@@ -26,16 +26,16 @@ def _answer(workload: Workload, *, windows: bool = False, starts: bool = True, b
     return judge(workload, Pool(plan, specs, cache, blocks - 1000, blocks + 1000, starts=starts))
 
 
-def _cell(context: int, number: int, state: State, use: float | None, *, starts: bool = True, waits: int = 0) -> Cell:
+def _cell(context: int, number: int, state: CellState, use: float | None, *, starts: bool = True, waits: int = 0) -> Cell:
     return Cell(context, number, state, starts, use, context * number, waits, "because <b>hf_" + "a" * 34)
 
 
 def _matrix(contexts: int = 3) -> Matrix:
     lengths = tuple(8192 * (n + 1) for n in range(contexts))
     spec = MatrixSpec(lengths, (8, 512))
-    first = (_cell(8192, 8, State.FITS, 0.2), *(_cell(c, 8, State.RISK, 1.14) for c in lengths[1:-1]))
-    second = (_cell(8192, 512, State.NO, 13.0, waits=256), *(_cell(c, 512, State.NO, 70.0) for c in lengths[1:-1]))
-    last = [_cell(lengths[-1], number, State.NO, None, starts=False) for number in spec.concurrencies]
+    first = (_cell(8192, 8, CellState.FITS, 0.2), *(_cell(c, 8, CellState.RISK, 1.14) for c in lengths[1:-1]))
+    second = (_cell(8192, 512, CellState.NO, 13.0, waits=256), *(_cell(c, 512, CellState.NO, 70.0) for c in lengths[1:-1]))
+    last = [_cell(lengths[-1], number, CellState.NO, None, starts=False) for number in spec.concurrencies]
     return Matrix(spec, ((*first, last[0]), (*second, last[1])), (39, *(7 for _ in lengths[1:-1]), None))
 
 
@@ -86,7 +86,7 @@ def test_shares(share: float, text: str) -> None:
 
 def test_a_cell_without_a_cache() -> None:
     """A model that keeps nothing has no percentage."""
-    assert cell_text(_cell(8192, 8, State.FITS, None)) == "fits"
+    assert cell_text(_cell(8192, 8, CellState.FITS, None)) == "fits"
 
 
 def test_a_workload_that_fits() -> None:

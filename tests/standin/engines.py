@@ -8,7 +8,7 @@ from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.standin.engine import StandinConfig, StandinEngine
 from plimsoll.standin.faults import Fault, parse_fault
 from plimsoll.standin.memory import MemorySizes
-from plimsoll.standin.request import Request, RequestSpec
+from plimsoll.standin.request import EngineRequest, RequestSpec
 
 MIB, GIB = 1 << 20, 1 << 30
 NS = 10**9
@@ -43,7 +43,7 @@ def ask(prompt: int = 100, output: int = 10, seed: int = 1) -> RequestSpec:
     return RequestSpec(np.arange(seed * 10_000, seed * 10_000 + prompt, dtype=np.int64), output, seed=seed)
 
 
-def served(one: StandinEngine, request: Request, limit_s: float = 60.0) -> Request:
+def served(one: StandinEngine, request: EngineRequest, limit_s: float = 60.0) -> EngineRequest:
     """Go on until it has ended."""
     end = one.now_ns + int(limit_s * NS)
     while request.finish is None and one.now_ns < end:

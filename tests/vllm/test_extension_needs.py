@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plimsoll.vllm import versions
-from plimsoll.vllm.extension_points import NEEDS, TESTED, Part, Weight
+from plimsoll.vllm.extension_points import NEEDS, TESTED, InsidePart, Weight
 
 
 def test_every_need_says_what_it_is_for_and_what_is_lost() -> None:
@@ -20,7 +20,7 @@ def test_every_need_says_what_it_is_for_and_what_is_lost() -> None:
 
 def test_every_part_has_something_it_cannot_be_without() -> None:
     """A part that nothing is required for would always be promised."""
-    for part in Part:
+    for part in InsidePart:
         assert any(need.weights.get(part) is Weight.MUST for need in NEEDS)
 
 

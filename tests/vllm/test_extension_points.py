@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.vllm.extension_points import NEEDS, Answer, Look, Need, Part, State, Way, Weight, judge, verdicts
+from plimsoll.vllm.extension_points import (
+    NEEDS,
+    InsidePart,
+    Need,
+    NeedAnswer,
+    NeedState,
+    Symbols,
+    Way,
+    Weight,
+    judge,
+    verdicts,
+)
 from tests.each import each
 from tests.vllm.vllm_like import files_that_meet_all, sources
 
@@ -14,34 +25,34 @@ FILE = "v1/engine/async_llm.py"
 
 
 def _need(*ways: Way, **more: object) -> Need:
-    return Need("calls", "for calls", "no calls", ways, {Part.GATE: Weight.HELPS}, **more)  # type: ignore[arg-type]
+    return Need("calls", "for calls", "no calls", ways, {InsidePart.GATE: Weight.HELPS}, **more)  # type: ignore[arg-type]
 
 
-def _ask(need: Need, text: str | None = None) -> Answer:
+def _ask(need: Need, text: str | None = None) -> NeedAnswer:
     (answer,) = judge(sources({} if text is None else {FILE: text}), [need])
     return answer
 
 
-CALL = _need(Way("as it is", (Look((FILE,), "AsyncLLM", methods=(("collective_rpc", ("method", "args")),)),)))
+CALL = _need(Way("as it is", (Symbols((FILE,), "AsyncLLM", methods=(("collective_rpc", ("method", "args")),)),)))
 
 
 def test_a_signature_that_fits_is_found() -> None:
     """More arguments than we give do no harm, and what catches all others takes ours too."""
     fits = _ask(CALL, "class AsyncLLM:\n    async def collective_rpc(self, method, timeout=None, args=()): ...\n")
-    assert (fits.state, fits.where, fits.note) == (State.FOUND, FILE, "as it is")
-    assert _ask(CALL, "class AsyncLLM:\n    def collective_rpc(self, method, **kw): ...\n").state is State.FOUND
+    assert (fits.state, fits.where, fits.note) == (NeedState.FOUND, FILE, "as it is")
+    assert _ask(CALL, "class AsyncLLM:\n    def collective_rpc(self, method, **kw): ...\n").state is NeedState.FOUND
 
 
 @pytest.mark.parametrize(
     ("text", "state", "note"),
     [
-        ("class AsyncLLM:\n    def collective_rpc(self, method): ...\n", State.DIFFERENT, "collective_rpc does not take args"),
-        ("class AsyncLLM:\n    pass\n", State.DIFFERENT, "there is no AsyncLLM.collective_rpc"),
-        ("class AsyncLLM2:\n    def collective_rpc(self, method, args): ...\n", State.ABSENT, "there is no class AsyncLLM"),
-        ("def broken(:\n", State.DIFFERENT, "the file cannot be parsed"),
+        ("class AsyncLLM:\n    def collective_rpc(self, method): 0", NeedState.DIFFERENT, "collective_rpc does not take args"),
+        ("class AsyncLLM:\n    pass\n", NeedState.DIFFERENT, "there is no AsyncLLM.collective_rpc"),
+        ("class AsyncLLM2:\n    def collective_rpc(self, method, args): ...\n", NeedState.ABSENT, "there is no class AsyncLLM"),
+        ("def broken(:\n", NeedState.DIFFERENT, "the file cannot be parsed"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_says_how(text: str, state: State, note: str) -> None:
+def test_what_does_not_fit_says_how(text: str, state: NeedState, note: str) -> None:
     """Another signature, another class and an unreadable file are told apart."""
     answer = _ask(CALL, text)
     assert answer.state is state
@@ -50,32 +61,32 @@ def test_what_does_not_fit_says_how(text: str, state: State, note: str) -> None:
 
 def test_a_file_that_is_not_there_is_absent() -> None:
     """Nothing is guessed of it."""
-    assert _ask(CALL) == Answer("calls", State.ABSENT, FILE, "there is no such file")
+    assert _ask(CALL) == NeedAnswer("calls", NeedState.ABSENT, FILE, "there is no such file")
 
 
 def test_the_first_way_that_fits_is_taken() -> None:
     """An older shape serves where the newer one is missing, and the answer says which it was."""
-    need = _need(Way("new", (Look((FILE,), attributes=("new",)),)), Way("old", (Look((FILE,), attributes=("old",)),)))
+    need = _need(Way("new", (Symbols((FILE,), attributes=("new",)),)), Way("old", (Symbols((FILE,), attributes=("old",)),)))
     assert _ask(need, "self.old = 1\n").note == "old"
     assert _ask(need, "self.old = self.new = 1\n").note == "new"
 
 
 def test_a_method_that_is_stood_in_for_must_begin_alike() -> None:
     """The order of the first arguments counts where we put a method of ours in the place of vLLM's."""
-    need = _need(Way("", (Look((FILE,), "A", begins=(("add", ("self", "request", "prompt")),)),)))
-    assert _ask(need, "class A:\n    def add(self, request, prompt, more): ...\n").state is State.FOUND
-    assert _ask(need, "class A:\n    def add(self, prompt, request): ...\n").state is State.DIFFERENT
+    need = _need(Way("", (Symbols((FILE,), "A", begins=(("add", ("self", "request", "prompt")),)),)))
+    assert _ask(need, "class A:\n    def add(self, request, prompt, more): ...\n").state is NeedState.FOUND
+    assert _ask(need, "class A:\n    def add(self, prompt, request): ...\n").state is NeedState.DIFFERENT
 
 
 def test_what_a_release_has_no_use_for_is_not_needed() -> None:
     """A release without background responses loses nothing by not listing them."""
     need = _need(
-        Way("", (Look((FILE,), attributes=("background_tasks",)),)),
-        unneeded_without=Look((FILE,), words=("background",)),
+        Way("", (Symbols((FILE,), attributes=("background_tasks",)),)),
+        unneeded_without=Symbols((FILE,), words=("background",)),
         unneeded_because="it has none",
     )
-    assert _ask(need, "x = 1\n").state is State.NOT_NEEDED
-    assert _ask(need, "x = background\n").state is State.ABSENT
+    assert _ask(need, "x = 1\n").state is NeedState.NOT_NEEDED
+    assert _ask(need, "x = background\n").state is NeedState.ABSENT
 
 
 @pytest.mark.parametrize("taken", ["def plimsoll_compact(self): ...", "plimsoll_figures = 1", "def plimsoll_x(cls): ..."])
@@ -84,10 +95,10 @@ def test_a_name_that_a_worker_has_already_is_found_out(taken: str) -> None:
     need = next(need for need in NEEDS if need.name == "free names")
     files = {"v1/worker/deep/new_worker.py": f"class NewWorker:\n    {taken}\n"}
     (answer,) = judge(sources(files), [need])
-    assert answer.state is State.DIFFERENT
+    assert answer.state is NeedState.DIFFERENT
     assert answer.note.startswith("NewWorker defines plimsoll_")
     (answer,) = judge(sources({"v1/worker/a.py": "class W:\n    '''plimsoll_ is theirs'''\n"}), [need])
-    assert answer.state is State.FOUND
+    assert answer.state is NeedState.FOUND
 
 
 def test_everything_there_is_yes_to_all() -> None:
@@ -117,10 +128,10 @@ def test_each_need_can_be_missed(need: Need) -> None:
 
 def test_a_part_is_as_good_as_what_it_misses() -> None:
     """A must makes it no, a help partly, a detail nothing but a remark."""
-    needs = [_need()._replace(name=weight.value, lost=weight.value, weights={Part.SHED: weight}) for weight in Weight]
+    needs = [_need()._replace(name=weight.value, lost=weight.value, weights={InsidePart.SHED: weight}) for weight in Weight]
     for weight, works in zip(Weight, ("no", "partly", "yes"), strict=True):
-        answers = [Answer(w.value, State.ABSENT if w is weight else State.FOUND) for w in Weight]
-        shed = next(v for v in verdicts(answers, needs) if v.part is Part.SHED)
+        answers = [NeedAnswer(w.value, NeedState.ABSENT if w is weight else NeedState.FOUND) for w in Weight]
+        shed = next(v for v in verdicts(answers, needs) if v.part is InsidePart.SHED)
         assert shed.works == works
         assert (*shed.because, *shed.details) == (weight.value,)
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from plimsoll.vllm import versions
-from plimsoll.vllm.extension_points import NEEDS, Part, State, answers_in, stretches, verdicts
+from plimsoll.vllm.extension_points import NEEDS, InsidePart, NeedState, answers_in, stretches, verdicts
 from plimsoll.vllm.versions import Behaviour
 from tests.each import each
 
@@ -20,20 +20,20 @@ def test_every_release_has_an_answer_for_every_need(release: str) -> None:
 
 def test_the_newest_release_takes_everything() -> None:
     """0.32.0 has all that is relied on."""
-    assert all(answer.state is State.FOUND for answer in answers_in("0.32.0"))
+    assert all(answer.state is NeedState.FOUND for answer in answers_in("0.32.0"))
 
 
 @pytest.mark.parametrize(
     ("release", "part", "works"),
     [
-        ("0.25.1", Part.RECORDER, "yes"),
-        ("0.12.0", Part.GATE, "yes"),
-        ("0.8.4", Part.GATE, "partly"),  # AsyncLLM.collective_rpc came with 0.8.5
-        ("0.8.5", Part.GATE, "yes"),
-        ("0.7.3", Part.PROBE, "no"),  # worker extensions came with 0.8.0
+        ("0.25.1", InsidePart.RECORDER, "yes"),
+        ("0.12.0", InsidePart.GATE, "yes"),
+        ("0.8.4", InsidePart.GATE, "partly"),  # AsyncLLM.collective_rpc came with 0.8.5
+        ("0.8.5", InsidePart.GATE, "yes"),
+        ("0.7.3", InsidePart.PROBE, "no"),  # worker extensions came with 0.8.0
     ],
 )
-def test_verdicts_that_were_seen_by_hand(release: str, part: Part, works: str) -> None:
+def test_verdicts_that_were_seen_by_hand(release: str, part: InsidePart, works: str) -> None:
     """Turning points that a person found in the sources are found by the rules too."""
     assert next(v for v in verdicts(answers_in(release), NEEDS) if v.part is part).works == works
 

@@ -9,7 +9,7 @@ import pytest
 
 from plimsoll.findings import Code
 from plimsoll.vllm import versions
-from plimsoll.vllm.failure_texts import CONSEQUENCE_WORDS, CONSEQUENCES, LIFE, MEMORY, OTHER, TEXTS, Role, Text
+from plimsoll.vllm.failure_texts import CONSEQUENCE_WORDS, CONSEQUENCES, LIFE, MEMORY, OTHER, TEXTS, FailureText, Role
 from tests.each import each
 
 NOT_FREE = (
@@ -24,12 +24,12 @@ BY_NAME = {text.name: text for text in TEXTS}
 CALLED_OFF = (Role.DEATH, Role.NOISE, Role.OUT_OF_MEMORY)  # these name no cause of their own
 
 
-def _says(text: Text, line: str) -> bool:
+def _says(text: FailureText, line: str) -> bool:
     return text.needle in line and (text.pattern is None or re.search(text.pattern, line) is not None)
 
 
 @each("text", TEXTS, ids=lambda text: text.name)
-def test_every_text_of_vllms_was_seen_in_a_wheel_and_no_other_claims_to_be(text: Text) -> None:
+def test_every_text_of_vllms_was_seen_in_a_wheel_and_no_other_claims_to_be(text: FailureText) -> None:
     """No text rests on one log: vLLM's own stand in the source of at least one release."""
     assert bool(text.seen_in()) == (text.speaker == "vllm"), text.of_source()
     assert text.fragment is None or text.speaker == "vllm"
@@ -47,7 +47,7 @@ def test_names_are_unique_and_every_text_is_in_one_list() -> None:
 
 
 @each("text", TEXTS, ids=lambda text: text.name)
-def test_what_names_a_cause_has_a_code_and_what_does_not_has_none(text: Text) -> None:
+def test_what_names_a_cause_has_a_code_and_what_does_not_has_none(text: FailureText) -> None:
     """Death is never the reason, and an allocation that failed gets its code from the step."""
     assert (text.code is None) == (text.role in CALLED_OFF)
     if text in OTHER:
@@ -56,7 +56,7 @@ def test_what_names_a_cause_has_a_code_and_what_does_not_has_none(text: Text) ->
 
 
 @each("text", [text for text in TEXTS if text.pattern], ids=lambda text: text.name)
-def test_patterns_stay_quick_on_hostile_lines(text: Text) -> None:
+def test_patterns_stay_quick_on_hostile_lines(text: FailureText) -> None:
     """A line of repeated words takes no pattern longer than a blink."""
     started = time.perf_counter()
     for word in ("compute capability ", "nccl ", "at least ", "rank ", f"{text.needle} ", "A.", ": line 1: "):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from plimsoll.vllm.extension_points import NEEDS, Look, Sources
+from plimsoll.vllm.extension_points import NEEDS, Sources, Symbols
 
 
 def sources(files: Mapping[str, str]) -> Sources:
@@ -15,7 +15,7 @@ def sources(files: Mapping[str, str]) -> Sources:
 
 def files_that_meet_all() -> dict[str, str]:
     """The best way of every need, written out as classes, functions and words."""
-    looks: dict[str, list[Look]] = {}
+    looks: dict[str, list[Symbols]] = {}
     for need in NEEDS:
         for look in need.ways[0].looks if need.ways else ():
             looks.setdefault(look.files[0], []).append(look)
@@ -35,8 +35,8 @@ def write_vllm(folder: Path, version: str, files: Mapping[str, str] | None = Non
     return package
 
 
-def _text(looks: list[Look]) -> str:
-    classes: dict[str, list[Look]] = {}
+def _text(looks: list[Symbols]) -> str:
+    classes: dict[str, list[Symbols]] = {}
     lines = []
     for look in looks:
         classes.setdefault(look.owner, []).append(look)

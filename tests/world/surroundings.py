@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from plimsoll.guard.act.journal_entry import Entry
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.adapters.command import BY_HAND, ENDED, NOT_RUNNING, CommandRestarter
-from plimsoll.guard.adapters.haproxy import FORCED_DRAIN, FORCED_MAINT, HAProxy, Place
+from plimsoll.guard.adapters.haproxy import FORCED_DRAIN, FORCED_MAINT, HAProxy, ServerLine
 from plimsoll.guard.adapters.hooks import ReadinessBalancer
 from plimsoll.guard.adapters.run_command import CommandResult
 from plimsoll.guard.daemon.journal import Journal, JournalFailed
@@ -173,7 +173,7 @@ class SimulatedHaproxy(HAProxy):
     """The real adapter; only its socket is simulated."""
 
     def __init__(self, proxy: Proxy, guard: str, engine: str) -> None:
-        super().__init__("/haproxy.sock", (Place("llm", engine),))
+        super().__init__("/haproxy.sock", (ServerLine("llm", engine),))
         self._proxy, self._guard = proxy, guard
 
     async def _say(self, command: str) -> str:

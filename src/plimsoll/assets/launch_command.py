@@ -15,7 +15,7 @@ from plimsoll.launch.check_flags import check, spelled
 from plimsoll.launch.command_line import Argument, EntryPoint, Launch, read_command_line
 from plimsoll.launch.inside_command import Plugins, fit, with_remarks
 from plimsoll.redaction import REDACTED
-from plimsoll.vllm.extension_points import NEEDS, Part, answers_in, verdicts
+from plimsoll.vllm.extension_points import NEEDS, InsidePart, answers_in, verdicts
 from plimsoll.vllm.flags import flags_of
 from plimsoll.vllm.versions import Engine
 
@@ -256,7 +256,7 @@ def _with_inside(
     by_entry_point = any(answer.name == "stat loggers" and "entry point" in answer.note for answer in answers)
     fitted = fit(launch, engine, None, Plugins(has_stat_logger=by_entry_point, has_probe=True))
     judged = with_remarks(verdicts(answers, NEEDS), fitted.remarks)
-    gate = next(verdict for verdict in judged if verdict.part is Part.GATE)
+    gate = next(verdict for verdict in judged if verdict.part is InsidePart.GATE)
     if gate.works == "no":
         notes.append(
             f"the gate cannot be in this server ({'; '.join(gate.because)}): ready means healthy then, and guard only observes"

@@ -32,7 +32,7 @@ from plimsoll.launch.installed_vllm import InstalledVllm
 from plimsoll.launch.options import OptionsCommand, Words, first_given, meant, option, pid_of, switch
 from plimsoll.render import inside as report
 from plimsoll.render.terminal import show
-from plimsoll.vllm.extension_points import BY_SIGNATURE, NEEDS, TESTED, Answer, judge, verdicts
+from plimsoll.vllm.extension_points import BY_SIGNATURE, NEEDS, TESTED, NeedAnswer, judge, verdicts
 from plimsoll.vllm.versions import Engine, engine_named, newest
 
 
@@ -87,7 +87,7 @@ def _check(options: InsideOptions) -> int:
     return 0 if checkup.takes_all else 1
 
 
-def _plugins(vllm: InstalledVllm, answers: Sequence[Answer]) -> Plugins:
+def _plugins(vllm: InstalledVllm, answers: Sequence[NeedAnswer]) -> Plugins:
     """Which of our entry points count; where no Python was asked they are taken to be there."""
     names = vllm.seen.entry_points if vllm.seen is not None and vllm.seen.is_visible else (PLUGIN_NAME, PROBE_PLUGIN_NAME)
     by_entry_point = any(answer.name == "stat loggers" and "entry point" in answer.note for answer in answers)

@@ -36,7 +36,7 @@ class LockConfig(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PrometheusConfig(key.Table):
+class PrometheusConfig(key.ConfigTable):
     """[prometheus]: who remembers more than guard does, and how an engine is called there."""
 
     url: str = key.url("asked once for each engine for what was before guard began; needed", example='"http://HOST:PORT"')
@@ -84,7 +84,7 @@ def is_loopback(host: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class ApiConfig(key.Table):
+class ApiConfig(key.ConfigTable):
     """[api]: where guard's own API listens, and what must be shown there; without `listen` it may be missing."""
 
     listen: Listen | None = key.word(
@@ -117,7 +117,7 @@ class ApiConfig(key.Table):
 
 
 @dataclass(frozen=True, slots=True)
-class GuardConfig(key.Table):
+class GuardConfig(key.ConfigTable):
     """All of it. The policy is left as it was read: the judge knows what may stand in it."""
 
     engines: tuple[EngineConfig, ...] = key.table("", EngineConfig, default=(), is_list=True, key="engine")

@@ -32,7 +32,7 @@ class Key:
     example: str = ""  # of a key that must be there
     shown_default: str = ""  # where the default itself is None
     convert: Callable[[Any], Any] | None = None  # the last step; a ValueError's message follows the file and the line
-    classes: tuple[type[Table], ...] = ()  # of a table: those that it may be
+    classes: tuple[type[ConfigTable], ...] = ()  # of a table: those that it may be
 
 
 class WrongKey(Exception):
@@ -43,7 +43,7 @@ class WrongKey(Exception):
         self.key, self.message = key, message
 
 
-class Table:
+class ConfigTable:
     """A table of the configuration."""
 
     __slots__ = ()
@@ -152,6 +152,6 @@ def other(kind: str, text: str, default: Any = None, **more: Any) -> Any:
     return _field(kind, text, default, **more)
 
 
-def table(text: str, *classes: type[Table], default: Any = None, is_list: bool = False, key: str = "") -> Any:
+def table(text: str, *classes: type[ConfigTable], default: Any = None, is_list: bool = False, key: str = "") -> Any:
     """A table of one of these classes; which one is told by the first key of each."""
     return _field("tables" if is_list else "table", text, default, classes=classes, key=key)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from plimsoll.errors import BadInput
-from plimsoll.guard.config_fields import SHORTEST_TOKEN, Key, Table, WrongKey, declared
+from plimsoll.guard.config_fields import SHORTEST_TOKEN, ConfigTable, Key, WrongKey, declared
 from plimsoll.net.address import address
 
 MOST_BYTES = 4 << 20
@@ -88,7 +88,7 @@ def _parts(dotted: str) -> tuple[str, ...]:
     return tuple(part.strip("\"'") for part in re.findall(_KEY, dotted))
 
 
-T = TypeVar("T", bound=Table)
+T = TypeVar("T", bound=ConfigTable)
 
 
 class ConfigReader:

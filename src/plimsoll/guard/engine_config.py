@@ -43,7 +43,7 @@ def instance_template(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineConfig(key.Table):
+class EngineConfig(key.ConfigTable):
     """[[engine]]: one engine that guard watches, and what guard may do to it."""
 
     name: str = key.word(MISSING, "what it is called; default: host and port", convert=str.strip)

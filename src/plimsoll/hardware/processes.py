@@ -28,7 +28,7 @@ class Process(NamedTuple):
         return self.state not in ENDED
 
 
-Table = Mapping[int, Process]
+ProcessTable = Mapping[int, Process]
 Mark = tuple[int, int]  # a process for good: its number and its start
 
 
@@ -46,7 +46,9 @@ def parse_stat(text: str) -> Process | None:
     return Process(int(pid), parent, session, fields[0], start)
 
 
-def family(table: Table, roots: Iterable[Mark], sessions: Collection[Mark] = (), spare: Collection[int] = ()) -> list[Process]:
+def family(
+    table: ProcessTable, roots: Iterable[Mark], sessions: Collection[Mark] = (), spare: Collection[int] = ()
+) -> list[Process]:
     """Everything alive that is one of the roots, was started by one, or is in a session that one of them leads or led.
 
     `sessions` are leaders that may have ended: a session outlives its leader. Where the number of a leader now belongs to

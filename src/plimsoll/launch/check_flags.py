@@ -34,7 +34,7 @@ from plimsoll.vllm.flags import UNKNOWN_DEFAULT, FlagRow, flags_of, history_of, 
 from plimsoll.vllm.versions import Behaviour, Engine, announced_between
 
 
-class Status(StrEnum):
+class FlagStatus(StrEnum):
     """The status of one flag or variable in a release."""
 
     OK = "ok"
@@ -49,19 +49,19 @@ class Status(StrEnum):
     @property
     def is_problem(self) -> bool:
         """True if the command does not do what it says: it is refused, or a part of it is ignored."""
-        return self.is_refused or self is Status.NO_EFFECT
+        return self.is_refused or self is FlagStatus.NO_EFFECT
 
     @property
     def is_refused(self) -> bool:
         """True if vLLM exits with an error because of it."""
-        return self in (Status.REMOVED, Status.NEVER_EXISTED)
+        return self in (FlagStatus.REMOVED, FlagStatus.NEVER_EXISTED)
 
 
 class Item(NamedTuple):
     """The verdict on one flag, variable or entry point."""
 
     name: str  # as typed, with its dashes
-    status: Status
+    status: FlagStatus
     since: str | None = None  # the release from which this status holds
     instead: str | None = None
     note: str | None = None
@@ -155,17 +155,17 @@ def rewrite(line: CommandLine, judged: list[Judged], variables: list[Variable], 
             continue  # it is the first word
         if row is not None and row.name in last_switch and last_switch[row.name] != id(argument) and _is_kept(item):
             continue  # the last of several wins
-        if row is None and item.status is Status.REMOVED:
+        if row is None and item.status is FlagStatus.REMOVED:
             replaced.append(argument)
-        elif item.status.is_refused or item.status is Status.NO_EFFECT:
+        elif item.status.is_refused or item.status is FlagStatus.NO_EFFECT:
             _mend(argument, item, made, engine.release, given)
-        elif item.status is not Status.REDUNDANT or (row is not None and row.name in in_file):
+        elif item.status is not FlagStatus.REDUNDANT or (row is not None and row.name in in_file):
             made.flags.append(spelled(argument))
     for argument in replaced:  # after the rest, so that what the command says itself is seen first
         made.add_instead(flag_notes.GONE.get(argument.spelling), argument.values, argument.typed)
     kept = []
     for name, value, verdict in variables:
-        if verdict is not None and verdict.status is Status.NO_EFFECT:
+        if verdict is not None and verdict.status is FlagStatus.NO_EFFECT:
             made.add_instead(flag_notes.GONE_VARIABLES.get(name), (value,), name)
         else:
             kept.append((name, value))
@@ -251,7 +251,7 @@ def judge(argument: Argument, engine: Engine, entry: EntryPoint, unseen: Unresol
         return _bad_value(argument, row, problem)
     problem = config_problem(argument, unseen, engine.release, beside.given)
     if problem is not None and id(argument) not in beside.overruled:
-        return item_for(argument, Status.NEVER_EXISTED, note=problem)
+        return item_for(argument, FlagStatus.NEVER_EXISTED, note=problem)
     return _taken(argument, row, engine, beside, unseen)
 
 
@@ -261,13 +261,13 @@ def _taken(argument: Argument, row: FlagRow, engine: Engine, beside: OtherFlags,
     announced = flag_notes.ANNOUNCED.get(row.name)
     if idle is not None:
         ahead = f"; {announced.release} removes it, as announced" if announced else ""
-        return item_for(argument, Status.NO_EFFECT, idle.since, note=f"{idle.why}{ahead}")
+        return item_for(argument, FlagStatus.NO_EFFECT, idle.since, note=f"{idle.why}{ahead}")
     if row.is_deprecated:
         stretch = [r for r in history_of(row.name) if r.is_deprecated]
         note = f"{announced.release} removes it, as announced" if announced else "vLLM means to remove it"
-        return item_for(argument, Status.DEPRECATED, stretch[0].first, announced.instead if announced else None, note)
+        return item_for(argument, FlagStatus.DEPRECATED, stretch[0].first, announced.instead if announced else None, note)
     doubt = _implied(argument, row, engine) or _alone(argument, row, engine, beside) or _unlisted(argument, row, engine, unseen)
-    return doubt or item_for(argument, Status.OK, history_of(row.name)[0].first)
+    return doubt or item_for(argument, FlagStatus.OK, history_of(row.name)[0].first)
 
 
 def _alone(argument: Argument, row: FlagRow, engine: Engine, beside: OtherFlags) -> Item | None:
@@ -277,7 +277,7 @@ def _alone(argument: Argument, row: FlagRow, engine: Engine, beside: OtherFlags)
         return None
     since = history_of(row.name)[0].first if needs.since is None else None  # earlier releases were not read: it may be older
     instead = f"{needs.flag} beside it, if it was meant to act"
-    return item_for(argument, Status.NO_EFFECT, since, instead, f"vLLM looks at it only where {needs.flag} is given")
+    return item_for(argument, FlagStatus.NO_EFFECT, since, instead, f"vLLM looks at it only where {needs.flag} is given")
 
 
 def _unlisted(argument: Argument, row: FlagRow, engine: Engine, unseen: UnresolvedWords) -> Item | None:
@@ -293,11 +293,11 @@ def _unlisted(argument: Argument, row: FlagRow, engine: Engine, unseen: Unresolv
     seen = f" ({others[0]} to {others[-1]} have it)" if others else ""
     unless = " or the model's files overrule it" if row.name == "--quantization" else ""
     note = f"not a name of {engine}'s own{seen}: it refuses to start, unless a plugin brings the name{unless}"
-    return item_for(argument, Status.UNKNOWN, None, instead, note)
+    return item_for(argument, FlagStatus.UNKNOWN, None, instead, note)
 
 
 def item_for(
-    argument: Argument, status: Status, since: str | None = None, instead: str | None = None, note: str | None = None
+    argument: Argument, status: FlagStatus, since: str | None = None, instead: str | None = None, note: str | None = None
 ) -> Item:
     """The verdict under the name the user typed, with the file it stands in."""
     if argument.source:
@@ -308,20 +308,20 @@ def item_for(
 def _dotted(argument: Argument, row: FlagRow, engine: Engine) -> Item:
     if not Behaviour.DOTTED_KEYS.is_in(engine.release):
         since = Behaviour.DOTTED_KEYS.since
-        return item_for(argument, Status.NEVER_EXISTED, since, note=f"dotted keys came with {since}; pass JSON instead")
+        return item_for(argument, FlagStatus.NEVER_EXISTED, since, note=f"dotted keys came with {since}; pass JSON instead")
     if row.kind not in _KEYED_KINDS:
-        return item_for(argument, Status.NEVER_EXISTED, note=f"{row.name} takes no keys")
+        return item_for(argument, FlagStatus.NEVER_EXISTED, note=f"{row.name} takes no keys")
     if argument.lacks_value:
-        return item_for(argument, Status.NEVER_EXISTED, note="it needs a value")
-    return item_for(argument, Status.OK, history_of(row.name)[0].first)
+        return item_for(argument, FlagStatus.NEVER_EXISTED, note="it needs a value")
+    return item_for(argument, FlagStatus.OK, history_of(row.name)[0].first)
 
 
 def _config(argument: Argument, row: FlagRow) -> Item | None:
     if argument.has_equals:
         note = "vLLM reads the file only when it is written as two words: --config FILE"
-        return item_for(argument, Status.NO_EFFECT, row.first, "--config FILE", note)
+        return item_for(argument, FlagStatus.NO_EFFECT, row.first, "--config FILE", note)
     if argument.values and not argument.values[0].endswith((".yaml", ".yml")) and "$" not in argument.values[0]:
-        return item_for(argument, Status.NEVER_EXISTED, note="vLLM reads only .yaml and .yml files")
+        return item_for(argument, FlagStatus.NEVER_EXISTED, note="vLLM reads only .yaml and .yml files")
     return None
 
 
@@ -331,17 +331,17 @@ def _model(argument: Argument, engine: Engine, entry: EntryPoint) -> Item | None
     instead, since = "the model as the first word after `vllm serve`", Behaviour.MODEL_FLAG.since
     if not Behaviour.MODEL_FLAG.is_in(engine.release):
         note = f"`vllm serve` of {engine} wants the model as its first word"
-        return item_for(argument, Status.NEVER_EXISTED, since, instead, note)
-    return item_for(argument, Status.DEPRECATED, since, instead)
+        return item_for(argument, FlagStatus.NEVER_EXISTED, since, instead, note)
+    return item_for(argument, FlagStatus.DEPRECATED, since, instead)
 
 
 def _false_in_a_file(argument: Argument, row: FlagRow) -> Item:
     """`enable-x: false` in a --config file: vLLM drops the entry."""
     if row.takes_value or row.default is False:
-        return item_for(argument, Status.REDUNDANT, note="it is the default")
+        return item_for(argument, FlagStatus.REDUNDANT, note="it is the default")
     negation = "--no-" + row.name.removeprefix("--")
     note = "vLLM drops an entry that says false"
-    return item_for(argument, Status.NO_EFFECT, instead=f"{negation} on the command line", note=note)
+    return item_for(argument, FlagStatus.NO_EFFECT, instead=f"{negation} on the command line", note=note)
 
 
 def _absent(argument: Argument, engine: Engine) -> Item:
@@ -352,19 +352,21 @@ def _absent(argument: Argument, engine: Engine) -> Item:
     if not past and spelling.startswith("--no-") and history_of(positive):
         past = tuple(row for row in history_of(positive) if row.kind == "on-off")
         if not past:
-            return item_for(argument, Status.NEVER_EXISTED, note=f"{positive} has no --no- form")
+            return item_for(argument, FlagStatus.NEVER_EXISTED, note=f"{positive} has no --no- form")
     if not past:
         if not argument.candidates:
             return _unheard_of(argument, engine)
         shown = ", ".join(argument.candidates[:4]) + (", ..." if len(argument.candidates) > 4 else "")
-        return item_for(argument, Status.NEVER_EXISTED, note=f"several flags begin like this ({shown}); vLLM refuses it")
+        return item_for(argument, FlagStatus.NEVER_EXISTED, note=f"several flags begin like this ({shown}); vLLM refuses it")
     if past[0].begins_after(engine.release):
         note = f"came with {past[0].first}; {engine} refuses it"
-        return item_for(argument, Status.NEVER_EXISTED, past[0].first, note=note)
+        return item_for(argument, FlagStatus.NEVER_EXISTED, past[0].first, note=note)
     last = [row for row in past if not row.begins_after(engine.release)][-1]
     gone = flag_notes.GONE.get(spelling) or flag_notes.GONE.get(positive)
     note = gone.why if gone else "vLLM refuses to start"
-    return item_for(argument, Status.REMOVED, release_after(last.last), gone.instead if gone else None, f"{short_for}{note}")
+    return item_for(
+        argument, FlagStatus.REMOVED, release_after(last.last), gone.instead if gone else None, f"{short_for}{note}"
+    )
 
 
 def _meant(argument: Argument) -> tuple[str, str]:
@@ -380,13 +382,13 @@ def _meant(argument: Argument) -> tuple[str, str]:
 def _unheard_of(argument: Argument, engine: Engine) -> Item:
     folklore = flag_notes.FOLKLORE.get(argument.spelling)
     if folklore is not None:
-        return item_for(argument, Status.NEVER_EXISTED, instead=folklore, note="in no release of vLLM")
+        return item_for(argument, FlagStatus.NEVER_EXISTED, instead=folklore, note="in no release of vLLM")
     if not engine.is_exact:
         note = f"not in {engine}, the release that stands for {engine.asked}"
-        return item_for(argument, Status.UNKNOWN, note=note)
+        return item_for(argument, FlagStatus.UNKNOWN, note=note)
     near = difflib.get_close_matches(argument.spelling, _long_names(engine.release), n=1, cutoff=0.8)
     instead = f"{near[0]}, if that was meant" if near else None
-    return item_for(argument, Status.NEVER_EXISTED, instead=instead, note="in no release of vLLM; a plugin could add it")
+    return item_for(argument, FlagStatus.NEVER_EXISTED, instead=instead, note="in no release of vLLM; a plugin could add it")
 
 
 def _long_names(release: str) -> dict[str, FlagRow]:
@@ -423,11 +425,11 @@ def _bad_value(argument: Argument, row: FlagRow, problem: str) -> Item:
         instead = _other_form(argument, row)
     if earlier:
         since = release_after(earlier[-1].last)
-        return item_for(argument, Status.REMOVED, since, instead, f"the value is no longer taken: {problem}")
+        return item_for(argument, FlagStatus.REMOVED, since, instead, f"the value is no longer taken: {problem}")
     if later:
         note = f"the value came with {later[0].first}: {problem}"
-        return item_for(argument, Status.NEVER_EXISTED, later[0].first, instead, note)
-    return item_for(argument, Status.NEVER_EXISTED, instead=instead, note=f"no release takes this value: {problem}")
+        return item_for(argument, FlagStatus.NEVER_EXISTED, later[0].first, instead, note)
+    return item_for(argument, FlagStatus.NEVER_EXISTED, instead=instead, note=f"no release takes this value: {problem}")
 
 
 def _takes(row: FlagRow, argument: Argument) -> bool:
@@ -465,10 +467,10 @@ def _implied(argument: Argument, row: FlagRow, engine: Engine) -> Item | None:
     wanted = not argument.is_negated
     implied = flag_notes.in_force(flag_notes.IMPLIED, row.name, engine.release)
     if implied is not None and wanted:
-        return item_for(argument, Status.REDUNDANT, implied.since, note=implied.why)
+        return item_for(argument, FlagStatus.REDUNDANT, implied.since, note=implied.why)
     if row.kind == "on-off" and row.default is wanted:
         same = [r for r in history_of(row.name) if r.default is wanted]
-        return item_for(argument, Status.REDUNDANT, same[0].first if same else None, note="it is the default")
+        return item_for(argument, FlagStatus.REDUNDANT, same[0].first if same else None, note="it is the default")
     return None
 
 
@@ -516,18 +518,18 @@ def check(launch: Launch, engine: Engine, came_from: Engine | None = None, confi
     variables = [(name, value, _judge_variable(name, value, engine)) for name, value in dict(launch.environment).items()]
     items = [item for _, item in judged]
     files = [a for a in line.arguments if a.row is not None and a.row.name == "--config" and not a.source]
-    items += [Item(a.typed, Status.NEVER_EXISTED, note="vLLM takes one --config", values=a.values) for a in files[1:]]
+    items += [Item(a.typed, FlagStatus.NEVER_EXISTED, note="vLLM takes one --config", values=a.values) for a in files[1:]]
     items += [item for _, _, item in variables if item is not None]
     items += [_stray(word) for word in line.leftovers]
     if launch.entry is EntryPoint.API_SERVER and Behaviour.API_SERVER_DEPRECATED.is_in(engine.release):
-        items.append(Item(launch.entry.value, Status.DEPRECATED, Behaviour.API_SERVER_DEPRECATED.since, "vllm serve"))
+        items.append(Item(launch.entry.value, FlagStatus.DEPRECATED, Behaviour.API_SERVER_DEPRECATED.since, "vllm serve"))
     if came_from is not None:
         items += _changed_defaults(line, launch, came_from, engine)
     made = rewrite(line, judged, variables, engine)
     notes = (*launch.notes, *_notes(launch, engine, came_from, line, config), *made.notes, *_config_notes(judged))
     changes = announced_between(came_from.release, engine.release) if came_from is not None else ()
     taken = line
-    if any(item.status.is_problem or item.status is Status.REDUNDANT for item in items):  # mended, or left out
+    if any(item.status.is_problem or item.status is FlagStatus.REDUNDANT for item in items):  # mended, or left out
         taken = with_config(read_command_line(made.words[2:], engine.release, unseen=unseen), config, engine)
     return FlagReport(
         launch, engine, line.model, tuple(items), made.words, made.environment, taken, unseen, notes, came_from, changes, config
@@ -583,27 +585,31 @@ def _config_notes(judged: list[Judged]) -> list[str]:
 
 def _stray(word: str) -> Item:
     if word.startswith(_DASHES):
-        return Item(word, Status.NEVER_EXISTED, note="it begins with a long dash, as word processors make them: write --")
+        return Item(word, FlagStatus.NEVER_EXISTED, note="it begins with a long dash, as word processors make them: write --")
     if not word.strip() or "\N{NO-BREAK SPACE}" in word:
-        return Item(repr(word), Status.NEVER_EXISTED, note="a blank that is part of a word: a backslash followed by a space?")
-    return Item(word, Status.NEVER_EXISTED, note="belongs to no flag; vLLM refuses it")
+        return Item(
+            repr(word), FlagStatus.NEVER_EXISTED, note="a blank that is part of a word: a backslash followed by a space?"
+        )
+    return Item(word, FlagStatus.NEVER_EXISTED, note="belongs to no flag; vLLM refuses it")
 
 
 def _judge_variable(name: str, value: str, engine: Engine) -> Item | None:
     if not flags.matters(name):
         return None
     if not name.startswith("VLLM_"):
-        return Item(name, Status.OK, note="not vLLM's own; handed through", values=(value,))
+        return Item(name, FlagStatus.OK, note="not vLLM's own; handed through", values=(value,))
     past = flags.variable_history(name)
     if past is None:
-        return Item(name, Status.UNKNOWN, note="no release of vLLM reads it; a plugin may", values=(value,))
+        return Item(name, FlagStatus.UNKNOWN, note="no release of vLLM reads it; a plugin may", values=(value,))
     if flags.is_read_in(name, engine.release):
-        return Item(name, Status.OK, past.first, values=(value,))
+        return Item(name, FlagStatus.OK, past.first, values=(value,))
     if past.begins_after(engine.release):
-        return Item(name, Status.NO_EFFECT, past.first, note=f"came with {past.first}; {engine} ignores it", values=(value,))
+        return Item(
+            name, FlagStatus.NO_EFFECT, past.first, note=f"came with {past.first}; {engine} ignores it", values=(value,)
+        )
     gone = flag_notes.GONE_VARIABLES.get(name)
     note = gone.why if gone else "the variable is no longer read"
-    return Item(name, Status.NO_EFFECT, past.gone_in(), gone.instead if gone else None, note, (value,))
+    return Item(name, FlagStatus.NO_EFFECT, past.gone_in(), gone.instead if gone else None, note, (value,))
 
 
 def _changed_defaults(line: CommandLine, launch: Launch, old: Engine, new: Engine) -> list[Item]:
@@ -621,14 +627,14 @@ def _changed_defaults(line: CommandLine, launch: Launch, old: Engine, new: Engin
         if name in flag_notes.MEMORY:
             note += f"; {flag_notes.MEMORY[name]}"
         same = [r for r in history_of(name) if not r.begins_before(past.first) and r.default == row.default]
-        items.append(Item(name, Status.DEFAULT_CHANGED, same[0].first if same else None, note=note))
+        items.append(Item(name, FlagStatus.DEFAULT_CHANGED, same[0].first if same else None, note=note))
     items.sort(key=lambda item: (item.name not in flag_notes.MEMORY, item.name))
     set_here = dict(launch.environment)
     for name in versions.rows("environment"):
         then, now = flags.default_in(name, old.release), flags.default_in(name, new.release)
         if name.startswith("VLLM_") and name not in set_here and None not in (then, now) and then != now:
             note = f"not set: {_shown(then)} in {old}, {_shown(now)} in {new}"
-            items.append(Item(name, Status.DEFAULT_CHANGED, note=note))
+            items.append(Item(name, FlagStatus.DEFAULT_CHANGED, note=note))
     return items
 
 

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.launch.command_line import Launch, find_launch
-from plimsoll.launch.manifests import Growth, launches_in_manifest
+from plimsoll.launch.manifests import TextBudget, launches_in_manifest
 from plimsoll.launch.shell_script import commands_in
 
 BYTES_MAX = 1024 * 1024
@@ -227,7 +227,7 @@ def launches_in_unit(text: str, name: str) -> list[Launch]:
             else:
                 starts.append((line, value))
     launches: list[Launch] = []
-    growth = Growth()
+    growth = TextBudget()
     for line, value in starts:
         words, missing = _unit_command(_words(_PREFIX.sub("", value, count=1), f"{name}:{line}"), environment, growth)
         if launch := find_launch(words, environment.items(), f"{name}:{line}", missing):
@@ -279,7 +279,7 @@ def _unescaped(found: re.Match[str]) -> str:
     return _LETTERS.get(letter, letter)
 
 
-def _unit_command(words: list[str], environment: dict[str, str], growth: Growth) -> tuple[list[str], list[str]]:
+def _unit_command(words: list[str], environment: dict[str, str], growth: TextBudget) -> tuple[list[str], list[str]]:
     """The words with variables filled in: `${A}` in place, `$A` only where it is a whole word, and then split."""
     done: list[str] = []
     missing: list[str] = []

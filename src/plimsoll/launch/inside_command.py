@@ -8,7 +8,7 @@ from typing import NamedTuple
 from plimsoll.launch.check_flags import ConfigFile, FlagReport, check, with_config
 from plimsoll.launch.command_line import Argument, EntryPoint, Launch, UnresolvedWords, read_command_line
 from plimsoll.vllm import flags
-from plimsoll.vllm.extension_points import FIRST_ENGINE, PLUGIN_LIST, RUST_FRONT_END, Part, Verdict
+from plimsoll.vllm.extension_points import FIRST_ENGINE, PLUGIN_LIST, RUST_FRONT_END, InsidePart, PartVerdict
 from plimsoll.vllm.versions import Engine
 
 PROBE = "plimsoll.inside.Probe"
@@ -19,7 +19,7 @@ FLAGS = (EXTENSION_FLAG, PROBE, MIDDLEWARE_FLAG, GATE)
 PLUGIN_NAME = "plimsoll"  # of the stat logger, among vLLM's entry points
 PROBE_PLUGIN_NAME = "plimsoll_probe"
 
-_SERVER_PARTS = (Part.GATE, Part.DRAIN, Part.SHED)
+_SERVER_PARTS = (InsidePart.GATE, InsidePart.DRAIN, InsidePart.SHED)
 _WORKS = ("yes", "partly", "no")
 
 
@@ -28,7 +28,7 @@ class Remark(NamedTuple):
 
     name: str
     says: str
-    parts: tuple[Part, ...] = ()
+    parts: tuple[InsidePart, ...] = ()
     makes: str = "yes"  # what it leaves of those parts: yes, partly, no
 
 
@@ -125,7 +125,7 @@ def _remarks(given: _CommandFlags) -> Iterator[Remark]:
             yield Remark(EXTENSION_FLAG, says)
         else:
             says += ", but only where plimsoll is installed or its wheel is mounted"
-            yield Remark(EXTENSION_FLAG, says, (Part.PROBE,), "no")
+            yield Remark(EXTENSION_FLAG, says, (InsidePart.PROBE,), "no")
     if given.value("--worker-cls") not in ("", "auto"):
         says = "a worker class of its own: its names were not read, and vLLM refuses one that ours has too"
         yield Remark("--worker-cls", says)
@@ -135,17 +135,17 @@ def _remarks(given: _CommandFlags) -> Iterator[Remark]:
         yield Remark(MIDDLEWARE_FLAG, says)
     if given.is_on(RUST_FRONT_END):
         says = "the Rust front-end takes neither middleware nor stat loggers; the probe's figures stay in their files"
-        yield Remark(RUST_FRONT_END, says, (*_SERVER_PARTS, Part.RECORDER), "no")
+        yield Remark(RUST_FRONT_END, says, (*_SERVER_PARTS, InsidePart.RECORDER), "no")
     if flags.is_read_in(FIRST_ENGINE, given.engine.release) and given.variables.get(FIRST_ENGINE, "").strip() == "0":
         says = "the first engine (V0) has no stat loggers and no list of its requests: only the probe was looked at for it"
-        yield Remark(FIRST_ENGINE, says, (*_SERVER_PARTS, Part.RECORDER), "no")
+        yield Remark(FIRST_ENGINE, says, (*_SERVER_PARTS, InsidePart.RECORDER), "no")
     if given.has("--grpc"):
         yield Remark("--grpc", "a gRPC server has no middleware", _SERVER_PARTS, "no")
     if given.has("--headless"):
         says = (
             "no API server runs here: the gate belongs to the command that has one, and it does not see these workers' figures"
         )
-        yield Remark("--headless", says, (*_SERVER_PARTS, Part.RECORDER), "no")
+        yield Remark("--headless", says, (*_SERVER_PARTS, InsidePart.RECORDER), "no")
     yield from _spread(given)
     if given.has("--disable-log-stats"):
         if given.plugins.has_stat_logger:
@@ -153,7 +153,7 @@ def _remarks(given: _CommandFlags) -> Iterator[Remark]:
             yield Remark("--disable-log-stats", says)
         else:
             says = "without statistics no step and no finished request is seen: nothing is recorded and no rate is known"
-            yield Remark("--disable-log-stats", says, (Part.SHED, Part.RECORDER), "no")
+            yield Remark("--disable-log-stats", says, (InsidePart.SHED, InsidePart.RECORDER), "no")
     loaded = given.variables.get(PLUGIN_LIST)
     if loaded is not None and given.plugins.has_stat_logger and PLUGIN_NAME not in loaded.split(","):
         says = f"a list of what may be loaded: {PLUGIN_NAME} is added, else the gate brings the stat logger itself"
@@ -175,18 +175,20 @@ def _spread(given: _CommandFlags) -> Iterator[Remark]:
     local, size = given.number("--data-parallel-size-local"), given.number("--data-parallel-size")
     spread = spread or ("--data-parallel-size-local" if 0 < local < size else "")
     if spread:
-        yield Remark(spread, "several machines: figures of workers on the others are not seen here", (Part.PROBE,), "partly")
+        yield Remark(
+            spread, "several machines: figures of workers on the others are not seen here", (InsidePart.PROBE,), "partly"
+        )
     backends = ("--distributed-executor-backend", "--data-parallel-backend")
     if flag := next((flag for flag in backends if given.value(flag) == "ray"), ""):
         says = "Ray starts the workers, so they are not known to be this server's: their figures are written but not shown"
-        yield Remark(flag, says, (Part.PROBE,), "partly")
+        yield Remark(flag, says, (InsidePart.PROBE,), "partly")
     count = given.number("--api-server-count")
     if not given.has("--headless") and (count > 1 or (not count and size > 1)):
         says = "several API servers share their state through files of one user on one machine (in PLIMSOLL_DIR)"
         yield Remark("--api-server-count" if count else "--data-parallel-size", says)
 
 
-def with_remarks(verdicts: Sequence[Verdict], remarks: Sequence[Remark]) -> tuple[Verdict, ...]:
+def with_remarks(verdicts: Sequence[PartVerdict], remarks: Sequence[Remark]) -> tuple[PartVerdict, ...]:
     """The verdicts, lowered by what the command does."""
     lowered = []
     for verdict in verdicts:

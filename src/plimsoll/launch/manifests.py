@@ -239,7 +239,7 @@ def _in_kubernetes(document: Tree, name: str) -> Iterator[ManifestStart]:
     """Walks the whole tree: whatever the kind, what matters hangs under `containers`."""
     waiting: list[tuple[Tree, str]] = [(document, "")]  # each with the nearest object that has a kind and a name
     seen: set[int] = set()
-    growth = Growth()
+    growth = TextBudget()
     while waiting:
         tree, place = waiting.pop()
         if not isinstance(tree, (dict, list)) or id(tree) in seen:
@@ -259,7 +259,7 @@ def _in_kubernetes(document: Tree, name: str) -> Iterator[ManifestStart]:
         waiting += [(child, place) for child in reversed(children)]
 
 
-def _in_containers(pod: dict[str, Tree], key: str, name: str, place: str, growth: Growth) -> Iterator[ManifestStart]:
+def _in_containers(pod: dict[str, Tree], key: str, name: str, place: str, growth: TextBudget) -> Iterator[ManifestStart]:
     containers = pod.get(key)
     for container in containers if isinstance(containers, list) else ():
         if isinstance(container, dict):
@@ -269,7 +269,7 @@ def _in_containers(pod: dict[str, Tree], key: str, name: str, place: str, growth
                 yield ManifestStart(_with_references(launch), container, pod, place.partition(" ")[0])
 
 
-def _in_kserve_model(model: dict[str, Tree], name: str, place: str, growth: Growth) -> Launch | None:
+def _in_kserve_model(model: dict[str, Tree], name: str, place: str, growth: TextBudget) -> Launch | None:
     """KServe's `predictor.model`: its arguments go to a serving runtime that is defined elsewhere."""
     if not isinstance(form := model.get("modelFormat"), dict):
         return None
@@ -284,7 +284,7 @@ def _in_kserve_model(model: dict[str, Tree], name: str, place: str, growth: Grow
     return launch and _with_references(launch._replace(image=_text(model.get("image"))))
 
 
-def _container(body: dict[str, Tree], growth: Growth) -> Container:
+def _container(body: dict[str, Tree], growth: TextBudget) -> Container:
     environment: dict[str, str] = {}
     missing: list[str] = []
     listed = body.get("env")
@@ -311,12 +311,12 @@ def _text(value: Tree) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _words(value: Tree, environment: dict[str, str], growth: Growth) -> tuple[str, ...]:
+def _words(value: Tree, environment: dict[str, str], growth: TextBudget) -> tuple[str, ...]:
     listed = value if isinstance(value, list) else [value]
     return tuple(_filled(text, environment, growth) for each in listed if (text := _text(each)) is not None)
 
 
-def _filled(text: str, environment: dict[str, str], growth: Growth) -> str:
+def _filled(text: str, environment: dict[str, str], growth: TextBudget) -> str:
     """`$(NAME)` filled in where the container has the variable, and left as it is where not, as the kubelet does."""
 
     def fill(found: re.Match[str]) -> str:
@@ -341,7 +341,7 @@ _NESTED_MAX = 4
 _BRACES_MAX = 16
 
 
-class Growth:
+class TextBudget:
     """A budget for the text that variables add: a few lines of `ENV A=$A$A` would otherwise fill the memory."""
 
     def __init__(self, characters_max: int = 4 * 1024 * 1024) -> None:

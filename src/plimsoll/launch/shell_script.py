@@ -23,7 +23,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from plimsoll.errors import TooLarge
-from plimsoll.launch.shell_words import Operator, Parameter, Part, Reader, Substitution, Text, Word
+from plimsoll.launch.shell_words import LiteralText, Operator, Parameter, Reader, Substitution, Word, WordPart
 
 OTHER_VALUES_MAX = 8  # of one variable, from the branches that were not taken
 WORK_MAX = 16 * 1024 * 1024  # characters produced in all; A="$A$A" doubles with every line
@@ -168,26 +168,26 @@ class Variables:
         before, self._values[name] = self._values[name], values
         return before
 
-    def expand(self, parts: Iterable[Part]) -> list[Value]:
+    def expand(self, parts: Iterable[WordPart]) -> list[Value]:
         """The words that these parts become."""
         return self._expand(parts, split=True)
 
-    def join(self, parts: Iterable[Part]) -> Value:
+    def join(self, parts: Iterable[WordPart]) -> Value:
         """The one value that these parts become on the right of `=`."""
         fields = self._expand(parts, split=False)
         return fields[0] if fields else ()
 
-    def _expand(self, parts: Iterable[Part], *, split: bool) -> list[Value]:
+    def _expand(self, parts: Iterable[WordPart], *, split: bool) -> list[Value]:
         fields = _Fields()
         self._add(fields, parts, split=split)
         fields.close()
         self.spend(sum(len(piece.text) + 16 for value in fields.done for piece in value))
         return fields.done
 
-    def _add(self, fields: _Fields, parts: Iterable[Part], *, split: bool) -> None:
+    def _add(self, fields: _Fields, parts: Iterable[WordPart], *, split: bool) -> None:
         for part in parts:
             match part:
-                case Text(text, quoted):
+                case LiteralText(text, quoted):
                     put = fields.add if quoted or not split else fields.split
                     put(Piece(text))
                 case Substitution(source):
@@ -494,8 +494,8 @@ class _Script:
         found = _assigned(word)
         assert found is not None, "only words that assign come here"
         first = word.parts[0]
-        assert isinstance(first, Text), "an assignment starts with its name"
-        rest = Text(first.text[found.end() :], first.quoted)
+        assert isinstance(first, LiteralText), "an assignment starts with its name"
+        rest = LiteralText(first.text[found.end() :], first.quoted)
         return found.group(1), self._variables.join((rest, *word.parts[1:]))
 
     def _assign(self, word: Word) -> None:
@@ -531,6 +531,6 @@ class _Script:
 def _assigned(word: Word) -> re.Match[str] | None:
     """The `NAME=`, `NAME+=` or `NAME[1]=` that the word starts with, where it starts with one."""
     match word.parts:
-        case (Text(text, quoted=False), *_):
+        case (LiteralText(text, quoted=False), *_):
             return _ASSIGNMENT.match(text)
     return None

@@ -147,7 +147,7 @@ def closing(text: str, at: int) -> int:
     return _Scan(text, at).end()
 
 
-class Text(NamedTuple):
+class LiteralText(NamedTuple):
     """Characters that stand for themselves."""
 
     text: str
@@ -162,7 +162,7 @@ class Parameter(NamedTuple):
     quoted: bool
     subscript: str = ""
     operator: str | None = ""
-    argument: tuple[Part, ...] = ()
+    argument: tuple[WordPart, ...] = ()
 
 
 class Substitution(NamedTuple):
@@ -172,13 +172,13 @@ class Substitution(NamedTuple):
     quoted: bool
 
 
-Part = Text | Parameter | Substitution
+WordPart = LiteralText | Parameter | Substitution
 
 
 class Word(NamedTuple):
     """One word as written; `elements` is set for `NAME=(...)`."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[WordPart, ...]
     line: int
     elements: tuple[Word, ...] | None = None
 
@@ -186,7 +186,7 @@ class Word(NamedTuple):
     def keyword(self) -> str | None:
         """The word where it is bare text, as reserved words must be."""
         match self.parts:
-            case (Text(text, quoted=False),) if self.elements is None:
+            case (LiteralText(text, quoted=False),) if self.elements is None:
                 return text
         return None
 
@@ -279,12 +279,12 @@ class Reader:
         return self._text.startswith(("<(", ">("), self._at)
 
     def _word(self, line: int) -> Word:
-        parts: list[Part] = []
+        parts: list[WordPart] = []
         if self._is_process_substitution():
             self._substitution(parts, quoted=True)
         self._collect(parts, _PLAIN)
         match parts:
-            case [Text(text, quoted=False)] if _ARRAY.fullmatch(text) and self._text.startswith("(", self._at):
+            case [LiteralText(text, quoted=False)] if _ARRAY.fullmatch(text) and self._text.startswith("(", self._at):
                 return Word(tuple(parts), line, self._elements())
         return Word(tuple(parts), line)
 
@@ -305,31 +305,31 @@ class Reader:
             elif char in "\n;&|(<>":
                 self._at += 1  # only the newline is allowed here; what bash would refuse we step over
             else:
-                parts: list[Part] = []
+                parts: list[WordPart] = []
                 line = self._line_here()
                 self._collect(parts, _PLAIN)
                 elements.append(Word(tuple(parts), line))
         raise self._never_closed("list", start)
 
-    def _collect(self, parts: list[Part], plain: re.Pattern[str]) -> None:
+    def _collect(self, parts: list[WordPart], plain: re.Pattern[str]) -> None:
         """Adds parts until a character that neither `plain` nor quoting takes."""
         text = self._text
         while self._at < len(text):
             if found := plain.match(text, self._at):
-                parts.append(Text(found.group(), quoted=False))
+                parts.append(LiteralText(found.group(), quoted=False))
                 self._at = found.end()
                 continue
             char = text[self._at]
             if char == "\\":
                 following = text[self._at + 1 : self._at + 2]
                 if following != "\n":
-                    parts.append(Text(following or "\\", quoted=True))
+                    parts.append(LiteralText(following or "\\", quoted=True))
                 self._at += 2
             elif char == "'":
                 end = text.find("'", self._at + 1)
                 if end < 0:
                     raise self._never_closed("single quote", self._at)
-                parts.append(Text(text[self._at + 1 : end], quoted=True))
+                parts.append(LiteralText(text[self._at + 1 : end], quoted=True))
                 self._at = end + 1
             elif char == '"':
                 self._double_quoted(parts)
@@ -340,50 +340,50 @@ class Reader:
             else:
                 return
 
-    def _double_quoted(self, parts: list[Part]) -> None:
+    def _double_quoted(self, parts: list[WordPart]) -> None:
         start = self._at
         self._at += 1
         before = len(parts)
         self._quoted_run(parts)
         if len(parts) == before:
-            parts.append(Text("", quoted=True))  # "" is a word
+            parts.append(LiteralText("", quoted=True))  # "" is a word
         if self._at >= len(self._text):
             raise self._never_closed("double quote", start)
         self._at += 1
 
-    def _quoted_run(self, parts: list[Part]) -> None:
+    def _quoted_run(self, parts: list[WordPart]) -> None:
         """Adds what stands between double quotes, up to the closing one or the end."""
         text = self._text
         while self._at < len(text) and (char := text[self._at]) != '"':
             if found := _PLAIN_QUOTED.match(text, self._at):
-                parts.append(Text(found.group(), quoted=True))
+                parts.append(LiteralText(found.group(), quoted=True))
                 self._at = found.end()
             elif char == "\\":
                 following = text[self._at + 1 : self._at + 2]
                 if following != "\n":
                     kept = following if following in ("$", "`", '"', "\\") else "\\" + following
-                    parts.append(Text(kept, quoted=True))
+                    parts.append(LiteralText(kept, quoted=True))
                 self._at += 2
             elif char == "$":
                 self._dollar(parts, quoted=True)
             else:
                 self._backticks(parts, quoted=True)
 
-    def _backticks(self, parts: list[Part], *, quoted: bool) -> None:
+    def _backticks(self, parts: list[WordPart], *, quoted: bool) -> None:
         end = after_backtick(self._text, self._at + 1)
         if end < 0:
             raise self._never_closed("backtick", self._at)
         parts.append(Substitution(self._text[self._at : end], quoted))
         self._at = end
 
-    def _substitution(self, parts: list[Part], *, quoted: bool) -> None:
+    def _substitution(self, parts: list[WordPart], *, quoted: bool) -> None:
         end = closing(self._text, self._at)
         if end < 0:
             raise self._never_closed(self._text[self._at : self._at + 2], self._at)
         parts.append(Substitution(self._text[self._at : end], quoted))
         self._at = end
 
-    def _dollar(self, parts: list[Part], *, quoted: bool) -> None:
+    def _dollar(self, parts: list[WordPart], *, quoted: bool) -> None:
         text, at = self._text, self._at
         following = text[at + 1 : at + 2]
         if following == "(":
@@ -398,14 +398,14 @@ class Reader:
             end = after_ansi(text, at + 2)
             if end < 0:
                 raise self._never_closed("single quote", at)
-            parts.append(Text(_ANSI.sub(_ansi_character, text[at + 2 : end - 1]), quoted=True))
+            parts.append(LiteralText(_ANSI.sub(_ansi_character, text[at + 2 : end - 1]), quoted=True))
             self._at = end
         elif found := _NAME.match(text, at + 1):
             parts.append(Parameter(text[at : found.end()], found.group(), quoted))
             self._at = found.end()
         else:
             if following != '"' or quoted:  # $"..." is a translated string: the quotes are all that matters
-                parts.append(Text("$", quoted=True))
+                parts.append(LiteralText("$", quoted=True))
             self._at = at + 1
 
     def _braced(self, source: str, *, following: str, quoted: bool) -> Parameter:
@@ -420,9 +420,9 @@ class Reader:
             source = f"${name}"  # the way people write it
         return Parameter(source, name, quoted, subscript, operator, argument)
 
-    def argument(self, *, quoted: bool) -> tuple[Part, ...]:
+    def argument(self, *, quoted: bool) -> tuple[WordPart, ...]:
         """All of this reader's text as what stands behind the operator of `${NAME:-...}`."""
-        parts: list[Part] = []
+        parts: list[WordPart] = []
         while quoted and self._at < len(self._text):
             self._quoted_run(parts)
             self._at += 1  # quotes inside "${A:-"x"}" group nothing

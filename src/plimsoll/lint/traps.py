@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from plimsoll.findings import Severity
-from plimsoll.launch.check_flags import FlagReport, Status
+from plimsoll.launch.check_flags import FlagReport, FlagStatus
 from plimsoll.lint.deployment import Deployment
 from plimsoll.redaction import redact_value, redact_words
 from plimsoll.units import GIB, format_gib
@@ -90,7 +90,7 @@ def traps_of(deployment: Deployment, checked: FlagReport, weights_bytes: int | N
 def _flags(server: _Server) -> Iterator[Trap]:
     """What the version refuses or ignores."""
     for item in server.checked.items:
-        if item.status.is_problem or item.status is Status.DEPRECATED:
+        if item.status.is_problem or item.status is FlagStatus.DEPRECATED:
             severity = (
                 Severity.CRITICAL if item.status.is_refused else Severity.WARNING if item.status.is_problem else Severity.INFO
             )

@@ -78,7 +78,7 @@ class Refused(Exception):  # never shown: `hub` turns it into a sentence
         self.code = code
 
 
-class Answer(NamedTuple):
+class HubAnswer(NamedTuple):
     """The bytes that were asked for, the size of the whole file and the commit it belongs to, where the server says them."""
 
     body: bytes
@@ -86,7 +86,7 @@ class Answer(NamedTuple):
     commit: str | None
 
 
-def get(url: str, *, token: str | None, most_bytes: int, part: tuple[int, int] | None, timeout_s: float) -> Answer:
+def get(url: str, *, token: str | None, most_bytes: int, part: tuple[int, int] | None, timeout_s: float) -> HubAnswer:
     """The file at `url`, or its bytes from `part[0]` up to `part[1]`, within four times `timeout_s` whatever happens."""
     import asyncio  # only where something is fetched
 
@@ -120,7 +120,7 @@ def get(url: str, *, token: str | None, most_bytes: int, part: tuple[int, int] |
     commit = next(filter(None, commits), None) or _commit(reply.headers)
     stated = _whole(reply.headers.get("Content-Length"))
     if part is None:
-        return Answer(reply.body, stated, commit)
+        return HubAnswer(reply.body, stated, commit)
     begin, end = part
     body, total = reply.body, stated or 0
     if reply.status == 206:
@@ -132,7 +132,7 @@ def get(url: str, *, token: str | None, most_bytes: int, part: tuple[int, int] |
         body = body[begin:]
     if len(body) < min(end, total) - begin:
         raise WorldFailed(f"broke off after {len(body):,} of {end - begin:,} bytes")
-    return Answer(body, total or None, commit)
+    return HubAnswer(body, total or None, commit)
 
 
 def _commit(headers: Mapping[str, str]) -> str | None:
@@ -261,7 +261,7 @@ class Hub:
             raise WorldFailed(f"{where}: {self.host} gave two different answers for the same file; try again")
         return parse_header(rest.body, first.total_bytes - PREFIX_BYTES - length, where)
 
-    def _get(self, name: str, revision: str, file: str, most: int, part: tuple[int, int] | None = None) -> Answer | None:
+    def _get(self, name: str, revision: str, file: str, most: int, part: tuple[int, int] | None = None) -> HubAnswer | None:
         """One file or a part of it; None where the repository does not have it."""
         url = f"{self.endpoint}/{quote(name)}/resolve/{quote(revision, safe='')}/{quote(file)}"
         try:

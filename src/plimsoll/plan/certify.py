@@ -162,7 +162,7 @@ class Phase(NamedTuple):
         return self.fixed_bytes + self.bytes_per_unit * min(units, self.most_units) if units > 0 else 0
 
 
-class Term(NamedTuple):
+class CertificateTerm(NamedTuple):
     """One line of the certificate's account: memory that is there, or that stays allocated through a step's phases."""
 
     name: str
@@ -170,7 +170,7 @@ class Term(NamedTuple):
     source: str
 
 
-class Step(NamedTuple):
+class LargestStep(NamedTuple):
     """The largest step that the scheduler may build, for one rank."""
 
     settings: Settings
@@ -183,11 +183,11 @@ class Step(NamedTuple):
     flashinfer: bool
 
 
-def step_of(ledger: Ledger, model: ModelFacts, limits: RequestLimits) -> Step:
+def step_of(ledger: Ledger, model: ModelFacts, limits: RequestLimits) -> LargestStep:
     """The largest step of this command."""
     settings, shape, batch = ledger.settings, model.shape, batch_of(ledger.settings)
     vocabulary = round_up(shape.vocab_size, 64 * settings.tensor_parallel)
-    return Step(
+    return LargestStep(
         settings,
         shape,
         limits,
@@ -205,7 +205,7 @@ def unseen_of(settings: Settings, shape: ModelShape) -> int:
     return 0 if counted else int(V2_PENALTY_BYTES * settings.max_num_seqs * shape.vocab_size)
 
 
-def residents_of(step: Step, held_tokens: int) -> list[Term]:
+def residents_of(step: LargestStep, held_tokens: int) -> list[CertificateTerm]:
     """What stays alive while any phase runs, with so many prompt tokens whose log-probabilities wait for their prompt's end."""
     settings, batch, runner = step.settings, step.batch, runner_file(step.settings)
     kernel_rows = min(step.rows, batch.multiprocessors)
@@ -213,33 +213,35 @@ def residents_of(step: Step, held_tokens: int) -> list[Term]:
     layers = 4 if settings.speculative else 1  # a drafter may read those of three more layers
     hidden = (layers * batch.tokens + 2 * step.rows) * step.shape.hidden_size * batch.dtype_bytes
     residents = [
-        Term("hidden states", hidden, f"{runner} execute_model"),
-        Term("logits that are sampled", step.rows * step.vocabulary * batch.dtype_bytes, f"{runner} compute_logits"),
-        Term("buffer of the top-k kernel", kernel_rows * step.vocabulary * 4, "v1/sample/ops/topk_topp_triton.py"),
-        Term("matrix workspaces", workspace, "cuBLAS; fused_moe's workspace_shapes"),
+        CertificateTerm("hidden states", hidden, f"{runner} execute_model"),
+        CertificateTerm("logits that are sampled", step.rows * step.vocabulary * batch.dtype_bytes, f"{runner} compute_logits"),
+        CertificateTerm("buffer of the top-k kernel", kernel_rows * step.vocabulary * 4, "v1/sample/ops/topk_topp_triton.py"),
+        CertificateTerm("matrix workspaces", workspace, "cuBLAS; fused_moe's workspace_shapes"),
     ]
     if step.flashinfer:
-        residents.append(Term("attention workspaces", FLASHINFER_WORKSPACE, "v1/attention/backends/flashinfer.py"))
+        residents.append(CertificateTerm("attention workspaces", FLASHINFER_WORKSPACE, "v1/attention/backends/flashinfer.py"))
     if _encodes(step):
         tokens = _encoder_tokens(step)
         width = step.shape.hidden_size * DEEPSTACK.get(step.shape.model_type, 1) * batch.dtype_bytes
-        residents.append(Term("encoder cache", tokens * width, "v1/core/encoder_cache_manager.py compute_mm_encoder_budget"))
+        residents.append(
+            CertificateTerm("encoder cache", tokens * width, "v1/core/encoder_cache_manager.py compute_mm_encoder_budget")
+        )
     if settings.v2_runner:
         held = held_tokens * _held_bytes(step)
-        residents.append(Term(HELD, held, "v1/worker/gpu/sample/prompt_logprob.py in_progress_prompt_logprobs"))
+        residents.append(CertificateTerm(HELD, held, "v1/worker/gpu/sample/prompt_logprob.py in_progress_prompt_logprobs"))
     if settings.speculative_tokens and settings.speculative and settings.speculative.get("method") not in _WITHOUT_DRAFTER:
         drafted = settings.max_num_seqs * settings.speculative_tokens * step.vocabulary * 4
-        residents.append(Term("drafted logits", drafted, "v1/worker/gpu/spec_decode/speculator.py"))
+        residents.append(CertificateTerm("drafted logits", drafted, "v1/worker/gpu/spec_decode/speculator.py"))
     return residents
 
 
-def held_tokens_of(step: Step) -> int:
+def held_tokens_of(step: LargestStep) -> int:
     """Prompt tokens that wait at once: two prompts of full length, or all rows' where long prompts take turns."""
     prompts = step.settings.max_num_seqs if step.settings.long_prefill_token_threshold else 2
     return prompts * step.batch.context
 
 
-def phases_of(step: Step) -> list[Phase]:
+def phases_of(step: LargestStep) -> list[Phase]:
     """The phases that requests can widen."""
     phases = [_sampling(step), _logprobs(step), _prompt_logprobs(step)]
     if not step.settings.v2_runner:
@@ -251,14 +253,14 @@ def phases_of(step: Step) -> list[Phase]:
     return phases
 
 
-def sampler_bytes(step: Step) -> int:
+def sampler_bytes(step: LargestStep) -> int:
     """The sampler over every row, with whatever a request may ask of it but penalties and many log-probabilities."""
     per_entry = SAMPLER_SECOND if step.settings.v2_runner else SAMPLER_FIRST
     rows = max(step.rows * per_entry, min(step.rows, SORTED_ROWS) * SORTED_BYTES)
     return rows * step.vocabulary + step.rows * (ceil_div(step.vocabulary, 8) + TOKEN_IDS * BYTES_PER_CHOICE)
 
 
-def unknown_terms(step: Step, model: ModelFacts) -> list[str]:
+def unknown_terms(step: LargestStep, model: ModelFacts) -> list[str]:
     """Terms that cannot be counted, each with its reason; one is enough to certify nothing."""
     settings, shape = step.settings, step.shape
     read, reasons = Coverage.STEP_MEMORY, []
@@ -284,7 +286,7 @@ def unknown_terms(step: Step, model: ModelFacts) -> list[str]:
     return reasons
 
 
-def adapter_activation(step: Step) -> int:
+def adapter_activation(step: LargestStep) -> int:
     """What the adapters' shrink kernels take in the forward pass (lora/punica_wrapper): three 32-bit slices of the rank."""
     return 3 * 4 * step.batch.tokens * step.settings.max_lora_rank if step.settings.max_loras else 0
 
@@ -294,7 +296,7 @@ def runner_file(settings: Settings) -> str:
     return "v1/worker/gpu/model_runner.py" if settings.v2_runner else "v1/worker/gpu_model_runner.py"
 
 
-def _sampling(step: Step) -> Phase:
+def _sampling(step: LargestStep) -> Phase:
     settings = step.settings
     drafted = 1 + settings.speculative_tokens
     source = "v1/worker/gpu/sample/sampler.py sample" if settings.v2_runner else "v1/sample/sampler.py forward"
@@ -303,7 +305,7 @@ def _sampling(step: Step) -> Phase:
     return Phase("sampling", "sequences", 0, per, settings.max_num_seqs, "step", source, why)
 
 
-def _penalties(step: Step) -> Phase:
+def _penalties(step: LargestStep) -> Phase:
     drafted = 1 + step.settings.speculative_tokens
     per = (PENALTIES_FIRST * step.vocabulary + PENALTY_TOKEN_BYTES * step.batch.context) * drafted
     why = "one request with penalties counts every token of every row, padded to the longest"
@@ -311,7 +313,7 @@ def _penalties(step: Step) -> Phase:
     return Phase("penalties", "sequences", 0, per, step.settings.max_num_seqs, "step", source, why)
 
 
-def _logprobs(step: Step) -> Phase:
+def _logprobs(step: LargestStep) -> Phase:
     v2 = step.settings.v2_runner
     source = "v1/worker/gpu/sample/logprob.py" if v2 else "v1/sample/sampler.py gather_logprobs"
     why = "the most that one request asks for is chosen in every row"
@@ -319,7 +321,7 @@ def _logprobs(step: Step) -> Phase:
     return Phase("logprobs", "log-probabilities", sampler_bytes(step), per, most, "step", source, why)
 
 
-def _prompt_logprobs(step: Step) -> Phase:
+def _prompt_logprobs(step: LargestStep) -> Phase:
     batch, chosen = step.batch, BYTES_PER_CHOICE * (1 + step.choices)
     if not step.settings.v2_runner:
         copies = batch.dtype_bytes + 4 + (4 if batch.dtype_bytes < 4 else 0)  # logits, their 32-bit copy, log_softmax
@@ -339,12 +341,12 @@ def _prompt_logprobs(step: Step) -> Phase:
     return Phase("prompt_logprobs", "prompt tokens", fixed, _held_bytes(step), step.batch.context, "step", source, why)
 
 
-def _choice_row(step: Step) -> int:
+def _choice_row(step: LargestStep) -> int:
     """The result for one token: an id and a figure for each choice, and the rank."""
     return 12 * (1 + step.choices) + 8
 
 
-def _held_bytes(step: Step) -> int:
+def _held_bytes(step: LargestStep) -> int:
     """What one token of a prompt that is read in several steps holds until the last: a view keeps all rows of its step."""
     settings = step.settings
     chunk = max(1, step.batch.tokens - step.rows)
@@ -353,7 +355,7 @@ def _held_bytes(step: Step) -> int:
     return math.ceil(2 * _choice_row(step) * step.batch.tokens / chunk)
 
 
-def _adapter(step: Step) -> Phase:
+def _adapter(step: LargestStep) -> Phase:
     shape = step.shape
     widest = max(shape.vocab_size, shape.hidden_size, shape.intermediate_size or 0, shape.attention_heads * shape.head_dim)
     per = widest * step.settings.max_lora_rank * step.batch.dtype_bytes
@@ -361,18 +363,18 @@ def _adapter(step: Step) -> Phase:
     return Phase("adapter", "adapters", 0, per, 1, "process", "lora/layers set_lora, called by activate_adapter", why)
 
 
-def _encodes(step: Step) -> bool:
+def _encodes(step: LargestStep) -> bool:
     return bool(step.shape.towers) and not step.settings.language_model_only
 
 
-def _is_profiled(step: Step) -> bool:
+def _is_profiled(step: LargestStep) -> bool:
     """Whether vLLM's profile run held a full batch of the encoder, so that the budget has room for it."""
     settings = step.settings
     runs = not settings.v2_runner or era_of(settings.release).v2_profiles_encoder
     return runs and not settings.skips_mm_profiling and not settings.has_fixed_cache
 
 
-def item_tokens(step: Step) -> int:
+def item_tokens(step: LargestStep) -> int:
     """The most tokens that one picture or film can have: the processor's limit, else the whole prompt."""
     model_type = step.shape.model_type
     side = _PIXELS_PER_TOKEN.get(model_type)
@@ -383,11 +385,11 @@ def item_tokens(step: Step) -> int:
     return step.batch.context if most is None or films else min(step.batch.context, most)
 
 
-def _encoder_tokens(step: Step) -> int:
+def _encoder_tokens(step: LargestStep) -> int:
     return max(step.batch.tokens, item_tokens(step))
 
 
-def _pictures(step: Step) -> Phase:
+def _pictures(step: LargestStep) -> Phase:
     tokens, shape, wide = _encoder_tokens(step), step.shape, step.batch.dtype_bytes
     per = shape.hidden_size * DEEPSTACK.get(shape.model_type, 1) * wide
     per += max((_tower_bytes(tower, shape, wide) for tower in shape.towers), default=0)
@@ -435,11 +437,11 @@ class Certificate:
     """What is certified, or what stands in the way."""
 
     ledger: Ledger
-    step: Step
+    step: LargestStep
     room: int
     pieces: int
-    residents: tuple[Term, ...]
-    terms: tuple[Term, ...]
+    residents: tuple[CertificateTerm, ...]
+    terms: tuple[CertificateTerm, ...]
     kinds: tuple[Kind, ...]
     unknown: tuple[Unknown, ...]
     closes_all: str = ""
@@ -525,37 +527,40 @@ def assess(question: Question) -> Certificate:
     spare = room - pieces - sum(resident.size for resident in residents)
     kinds = [_batch_kind(step, ledger, room, question.replan), *kinds, *_drafter_kinds(step, model, ledger, spare)]
     unknown = tuple(map(Unknown, unknown_terms(step, model)))
-    terms = (*terms, Term("pieces of torch's pool", -pieces, "docs/overhead.md, measured: at most 0.7 of the activation"))
+    terms = (
+        *terms,
+        CertificateTerm("pieces of torch's pool", -pieces, "docs/overhead.md, measured: at most 0.7 of the activation"),
+    )
     return Certificate(ledger, step, room, pieces, tuple(residents), terms, tuple(kinds), unknown)
 
 
-def _room(ledger: Ledger, unseen: int, reserved: int) -> tuple[tuple[Term, ...], int]:
+def _room(ledger: Ledger, unseen: int, reserved: int) -> tuple[tuple[CertificateTerm, ...], int]:
     """What is left for a step's transient memory, and how it was reckoned; every band at its bad end."""
     card, settings = ledger.card, ledger.settings
     worker = "v1/worker/gpu_worker.py"
     terms = [
-        Term("card, low end", card.low_bytes, "cudaMemGetInfo, docs/gpus.md"),
-        Term("neighbours", -card.used_bytes, "--used-gib"),
-        Term("context before vLLM's snapshot", -ledger.context.high, f"{worker} init_device"),
+        CertificateTerm("card, low end", card.low_bytes, "cudaMemGetInfo, docs/gpus.md"),
+        CertificateTerm("neighbours", -card.used_bytes, "--used-gib"),
+        CertificateTerm("context before vLLM's snapshot", -ledger.context.high, f"{worker} init_device"),
     ]
     if settings.has_fixed_cache:
         terms += [
-            Term("weights", -ledger.weights.high, f"{worker} load_model"),
-            Term("outside torch", -ledger.non_torch.high, f"{worker} determine_available_memory"),
-            Term("KV cache", -ledger.kv.value, f"{worker} initialize_from_config"),
-            Term("CUDA graphs", -ledger.graphs_actual.high, f"{runner_file(settings)} capture_model"),
+            CertificateTerm("weights", -ledger.weights.high, f"{worker} load_model"),
+            CertificateTerm("outside torch", -ledger.non_torch.high, f"{worker} determine_available_memory"),
+            CertificateTerm("KV cache", -ledger.kv.value, f"{worker} initialize_from_config"),
+            CertificateTerm("CUDA graphs", -ledger.graphs_actual.high, f"{runner_file(settings)} capture_model"),
         ]
     else:
         requested = int(card.low_bytes * settings.utilization) + 1
         missed = max(0, ledger.graphs_actual.high - ledger.graphs.low)
         terms += [
-            Term("requested", -requested, "v1/worker/utils.py request_memory"),
-            Term("CUDA graphs beyond vLLM's estimate", -missed, f"{runner_file(settings)} profile_cudagraph_memory"),
-            Term("peak of the profile run, inside the request", reserved, f"{runner_file(settings)} profile_run"),
+            CertificateTerm("requested", -requested, "v1/worker/utils.py request_memory"),
+            CertificateTerm("CUDA graphs beyond vLLM's estimate", -missed, f"{runner_file(settings)} profile_cudagraph_memory"),
+            CertificateTerm("peak of the profile run, inside the request", reserved, f"{runner_file(settings)} profile_run"),
         ]
     if unseen:
-        terms.append(Term("penalty counters", -unseen, "v1/worker/gpu/sample/penalties.py PenaltiesState"))
-    terms.append(Term("kernels that load late", -_late(settings), "measured after the start on an H200: 0.44 GiB"))
+        terms.append(CertificateTerm("penalty counters", -unseen, "v1/worker/gpu/sample/penalties.py PenaltiesState"))
+    terms.append(CertificateTerm("kernels that load late", -_late(settings), "measured after the start on an H200: 0.44 GiB"))
     return tuple(terms), sum(term.size for term in terms)
 
 
@@ -572,7 +577,7 @@ def _smallest(phase: Phase, spare: int) -> int | None:
     return (spare - phase.fixed_bytes) // phase.bytes_per_unit + 1
 
 
-def _with_held(step: Step, left: int) -> tuple[list[Term], list[Kind]]:
+def _with_held(step: LargestStep, left: int) -> tuple[list[CertificateTerm], list[Kind]]:
     """What stays alive, and the kinds beside it.
 
     Where prompt log-probabilities can exceed the card they are that kind's to answer for: of the others' memory they take what
@@ -596,7 +601,7 @@ def _kinds_of(phases: list[Phase], spare: int) -> list[Kind]:
     return [replace(kind, smallest=None) if samples and kind.phase.kind == "logprobs" else kind for kind in kinds]
 
 
-def _batch_kind(step: Step, ledger: Ledger, room: int, replan: Replan) -> Kind:
+def _batch_kind(step: LargestStep, ledger: Ledger, room: int, replan: Replan) -> Kind:
     """A plain step full of prompt tokens: the forward pass that vLLM profiles, in torch's pieces."""
     settings, tokens = step.settings, step.batch.tokens
     fixed = settings.has_fixed_cache
@@ -620,7 +625,7 @@ def _batch_kind(step: Step, ledger: Ledger, room: int, replan: Replan) -> Kind:
     return Kind(phase, room, high)
 
 
-def _drafter_kinds(step: Step, model: ModelFacts, ledger: Ledger, spare: int) -> list[Kind]:
+def _drafter_kinds(step: LargestStep, model: ModelFacts, ledger: Ledger, spare: int) -> list[Kind]:
     """The drafter's own forward pass, after the sampler."""
     settings = step.settings
     if not settings.speculative or (model.drafter is None and not settings.drafts_with_own_head):

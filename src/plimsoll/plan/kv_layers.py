@@ -478,7 +478,7 @@ _V4_BLOCK, _V4_WINDOW_BLOCK, _V4_BYTES, _V4_ALIGNMENT = 256, 64, 584, 576
 def specs_of_all_stages(shape: ModelShape, settings: Settings) -> tuple[RankSpecs, ...]:
     """The caches of every pipeline stage on any of its TP ranks, first to last; BadInput where vLLM would refuse the split."""
     _check_split(shape, settings)
-    reader = _Reader(shape, settings)
+    reader = _LayerCaches(shape, settings)
     spans = layers_by_stage(len(shape.layers), settings.pipeline_parallel, settings.pipeline_partition)
     return (*(reader.stage(span) for span in spans[:-1]), reader.stage(spans[-1]) + reader.drafting())
 
@@ -551,7 +551,7 @@ def _check_split(shape: ModelShape, settings: Settings) -> None:
         )
 
 
-class _Reader:
+class _LayerCaches:
     """Declares the cache of each layer; layers that are alike share one spec."""
 
     def __init__(self, shape: ModelShape, settings: Settings) -> None:
@@ -705,21 +705,21 @@ def _compressor(width: int, ratio: int) -> SlidingMlaSpec:
     )  # fmt: skip
 
 
-_DECLARE: dict[LayerKind, Callable[[_Reader, Layer], list[tuple[str, KvSpec]]]] = {
-    LayerKind.FULL: _Reader.full,
-    LayerKind.SLIDING: _Reader.sliding,
-    LayerKind.CHUNKED_LOCAL: _Reader.chunked,
-    LayerKind.MLA: _Reader.latent,
-    LayerKind.MLA_SLIDING: _Reader.latent_sliding,
-    LayerKind.MLA_COMPRESSED: _Reader.compressed,
-    LayerKind.FULL_AND_MAMBA2: _Reader.full_and_state,
-    LayerKind.MAMBA1: _Reader.kept_state,
-    LayerKind.MAMBA2: _Reader.kept_state,
-    LayerKind.GATED_DELTA_NET: _Reader.kept_state,
-    LayerKind.KIMI_DELTA: _Reader.kept_state,
-    LayerKind.LINEAR: _Reader.kept_state,
-    LayerKind.SHORT_CONV: _Reader.kept_state,
-    LayerKind.ENCODER: _Reader.nothing,
-    LayerKind.NONE: _Reader.nothing,
+_DECLARE: dict[LayerKind, Callable[[_LayerCaches, Layer], list[tuple[str, KvSpec]]]] = {
+    LayerKind.FULL: _LayerCaches.full,
+    LayerKind.SLIDING: _LayerCaches.sliding,
+    LayerKind.CHUNKED_LOCAL: _LayerCaches.chunked,
+    LayerKind.MLA: _LayerCaches.latent,
+    LayerKind.MLA_SLIDING: _LayerCaches.latent_sliding,
+    LayerKind.MLA_COMPRESSED: _LayerCaches.compressed,
+    LayerKind.FULL_AND_MAMBA2: _LayerCaches.full_and_state,
+    LayerKind.MAMBA1: _LayerCaches.kept_state,
+    LayerKind.MAMBA2: _LayerCaches.kept_state,
+    LayerKind.GATED_DELTA_NET: _LayerCaches.kept_state,
+    LayerKind.KIMI_DELTA: _LayerCaches.kept_state,
+    LayerKind.LINEAR: _LayerCaches.kept_state,
+    LayerKind.SHORT_CONV: _LayerCaches.kept_state,
+    LayerKind.ENCODER: _LayerCaches.nothing,
+    LayerKind.NONE: _LayerCaches.nothing,
 }
 assert set(_DECLARE) == set(LayerKind), "every kind of layer declares its cache"

@@ -187,7 +187,7 @@ class TermDifference(NamedTuple):
         return self.predicted.low - self.tolerance <= self.measured <= self.predicted.high + self.tolerance
 
 
-class _Figure(NamedTuple):
+class _TermFigure(NamedTuple):
     value: int
     tolerance: int
 
@@ -289,24 +289,24 @@ def _conditions(ledger: Ledger) -> tuple[int, int, int]:
     return settings.max_num_seqs, settings.max_num_batched_tokens, ledger.kv_plan.max_model_len
 
 
-def _figures(ledger: Ledger, measured: Measured) -> dict[str, _Figure]:
+def _figures(ledger: Ledger, measured: Measured) -> dict[str, _TermFigure]:
     """What the start told of each term, as the ledger cuts them."""
-    figures: dict[str, _Figure] = {}
+    figures: dict[str, _TermFigure] = {}
     printed = PRINTED_TOLERANCE
     if measured.weights_bytes is not None:
-        figures["weights"] = _Figure(measured.weights_bytes, printed)
+        figures["weights"] = _TermFigure(measured.weights_bytes, printed)
     if measured.non_torch_bytes is not None:
-        figures["non_torch"] = _Figure(measured.non_torch_bytes, printed)
+        figures["non_torch"] = _TermFigure(measured.non_torch_bytes, printed)
     elif measured.consumed_bytes is not None and measured.weights_bytes is not None:
-        figures["non_torch"] = _Figure(max(0, measured.consumed_bytes - measured.weights_bytes), 2 * printed)
+        figures["non_torch"] = _TermFigure(max(0, measured.consumed_bytes - measured.weights_bytes), 2 * printed)
     if measured.activation_bytes is not None:
-        figures["activation"] = _Figure(measured.activation_bytes, printed)
+        figures["activation"] = _TermFigure(measured.activation_bytes, printed)
     if measured.graphs_subtracted is False:
-        figures["graphs"] = _Figure(0, 0)
+        figures["graphs"] = _TermFigure(0, 0)
     elif measured.graphs_estimated_bytes is not None and ledger.settings.estimates_graphs:
-        figures["graphs"] = _Figure(measured.graphs_estimated_bytes, printed)
+        figures["graphs"] = _TermFigure(measured.graphs_estimated_bytes, printed)
     if measured.graphs_actual_bytes is not None:
-        figures["graphs_actual"] = _Figure(measured.graphs_actual_bytes, printed)
+        figures["graphs_actual"] = _TermFigure(measured.graphs_actual_bytes, printed)
     context = _context(ledger, measured)
     if context is not None:
         figures["context"] = context
@@ -317,37 +317,37 @@ def _figures(ledger: Ledger, measured: Measured) -> dict[str, _Figure]:
     return figures
 
 
-def _kv(ledger: Ledger, measured: Measured) -> _Figure | None:
+def _kv(ledger: Ledger, measured: Measured) -> _TermFigure | None:
     """The bytes that were left for the cache, from the best the start told."""
     if measured.kv_bytes is not None:
-        return _Figure(measured.kv_bytes, PRINTED_TOLERANCE)
+        return _TermFigure(measured.kv_bytes, PRINTED_TOLERANCE)
     settings = ledger.settings
     if measured.planned_kv_bytes is not None:
         graphs = ledger.graphs_actual
         value, tolerance = measured.planned_kv_bytes + _PLAN_RESERVE + graphs.value, _half(graphs)
         if not Behaviour.PLAN_COUNTS_GRAPHS.is_in(settings.release):
             value, tolerance = value - ledger.graphs.value, math.ceil(math.hypot(tolerance, _half(ledger.graphs)))
-        return _Figure(value, tolerance)
+        return _TermFigure(value, tolerance)
     if measured.blocks and settings.pipeline_parallel == 1 and settings.num_gpu_blocks_override is None:
         block = ledger.kv_plan.bytes_per_block
-        return _Figure(measured.blocks * block + block // 2, block // 2 + 1)
+        return _TermFigure(measured.blocks * block + block // 2, block // 2 + 1)
     return None
 
 
-def _remainder(ledger: Ledger, measured: Measured, figures: dict[str, _Figure], kv: _Figure) -> _Figure:
+def _remainder(ledger: Ledger, measured: Measured, figures: dict[str, _TermFigure], kv: _TermFigure) -> _TermFigure:
     """Non-torch and activation together: what is missing between the request and the terms that are known."""
     # The planner's own total, not the printed one: the next plan starts from the same, and what it is off by cancels out.
     requested = ledger.requested.value
     if measured.utilization is not None and abs(measured.utilization - ledger.settings.utilization) > 1e-4:
         requested = math.ceil(ledger.card.total_bytes * measured.utilization)
-    weights = figures.get("weights") or _Figure(ledger.weights.value, _half(ledger.weights))
-    graphs = figures.get("graphs") or _Figure(ledger.graphs.value, _half(ledger.graphs))
+    weights = figures.get("weights") or _TermFigure(ledger.weights.value, _half(ledger.weights))
+    graphs = figures.get("graphs") or _TermFigure(ledger.graphs.value, _half(ledger.graphs))
     tolerance = math.sqrt(sum(figure.tolerance**2 for figure in (weights, graphs, kv)))
     others = neighbours_in_budget(ledger.settings, ledger.card)
-    return _Figure(requested - others - weights.value - graphs.value - kv.value, math.ceil(tolerance))
+    return _TermFigure(requested - others - weights.value - graphs.value - kv.value, math.ceil(tolerance))
 
 
-def _context(ledger: Ledger, measured: Measured) -> _Figure | None:
+def _context(ledger: Ledger, measured: Measured) -> _TermFigure | None:
     """What was taken at vLLM's snapshot; far more than a context needs is a neighbour's, and no lesson."""
     if measured.free_bytes is None:
         return None
@@ -355,7 +355,7 @@ def _context(ledger: Ledger, measured: Measured) -> _Figure | None:
     total = measured.total_bytes or card.total_bytes
     tolerance = 2 * PRINTED_TOLERANCE if measured.total_bytes else max(card.high_bytes - total, total - card.low_bytes)
     value = total - measured.free_bytes - card.used_bytes
-    return _Figure(value, tolerance) if 0 < value <= expected.high + GIB // 4 else None
+    return _TermFigure(value, tolerance) if 0 < value <= expected.high + GIB // 4 else None
 
 
 def _term(

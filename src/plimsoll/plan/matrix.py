@@ -41,7 +41,7 @@ class MatrixSpec(NamedTuple):
         return cls(found["context"], found["concurrency"])
 
 
-class State(StrEnum):
+class CellState(StrEnum):
     """What becomes of so many requests of the full context at once."""
 
     FITS = "fits"
@@ -54,7 +54,7 @@ class Cell(NamedTuple):
 
     context: int
     concurrency: int
-    state: State
+    state: CellState
     starts: bool
     use: float | None
     """Share of the pool when every request has its full context; above 1 it does not fit, None: there is no pool."""
@@ -130,19 +130,21 @@ def _column(context: int, settings: Settings, replan: Replan, longest: int | Non
 def _cell(column: _Column, concurrency: int) -> Cell:
     tokens = column.context * concurrency
     if column.refused:
-        return Cell(column.context, concurrency, State.NO, starts=False, use=None, tokens=tokens, waits=0, why=column.refused)
+        return Cell(
+            column.context, concurrency, CellState.NO, starts=False, use=None, tokens=tokens, waits=0, why=column.refused
+        )
     number = -(-concurrency // column.engines)
     needed = number * column.blocks
     waits = max(0, concurrency - column.max_num_seqs * column.engines)
     use = needed / column.usable if column.usable else None
     if needed <= column.usable_low:
-        state, why = State.FITS, "every request has its full length at once"
+        state, why = CellState.FITS, "every request has its full length at once"
     elif needed <= column.usable:
-        state, why = State.RISK, "fits by the central figure, not at the low end of the KV band"
+        state, why = CellState.RISK, "fits by the central figure, not at the low end of the KV band"
     elif number * column.half_blocks <= column.usable:
-        state, why = State.RISK, "fits while requests are half grown on average, not when all have their full length"
+        state, why = CellState.RISK, "fits while requests are half grown on average, not when all have their full length"
     else:
-        state, why = State.NO, "the pool holds fewer, even half grown: the rest waits"
+        state, why = CellState.NO, "the pool holds fewer, even half grown: the rest waits"
     return Cell(column.context, concurrency, state, starts=True, use=use, tokens=tokens, waits=waits, why=why)
 
 

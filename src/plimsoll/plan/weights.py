@@ -23,8 +23,8 @@ from plimsoll.plan.kv_layers import layers_by_stage
 from plimsoll.plan.settings import Settings
 from plimsoll.plan.weights_parts import (
     Family,
-    Part,
     Ranks,
+    RankTensor,
     Scheme,
     Storage,
     family_of,
@@ -46,7 +46,7 @@ from plimsoll.vllm.versions import Behaviour, Coverage
 _OUTPUT_RANK_V4, _HEADS_PER_GROUP_V4 = 1024, 8  # o_lora_rank and heads per o_group of both published sizes
 
 
-def mixer_parts(layer: Layer, shape: ModelShape, family: Family, ranks: int) -> list[Part]:
+def mixer_parts(layer: Layer, shape: ModelShape, family: Family, ranks: int) -> list[RankTensor]:
     """The parameters one tensor-parallel rank holds of the layer's mixing half."""
     match layer.kind:
         case LayerKind.NONE:
@@ -63,7 +63,7 @@ def mixer_parts(layer: Layer, shape: ModelShape, family: Family, ranks: int) -> 
             return _attention(layer, shape, family, ranks)
 
 
-def _attention(layer: Layer, shape: ModelShape, family: Family, ranks: int) -> list[Part]:
+def _attention(layer: Layer, shape: ModelShape, family: Family, ranks: int) -> list[RankTensor]:
     heads = layer.attention_heads or shape.attention_heads
     kv = layer.kv_heads or shape.kv_heads
     wide = layer.head_dim or shape.head_dim
@@ -80,11 +80,11 @@ def _attention(layer: Layer, shape: ModelShape, family: Family, ranks: int) -> l
     elif family.query_norm == "full":
         parts += [*norm(own * wide), *norm(own_kv * wide)]
     if family.sinks:
-        parts.append(Part("sinks", own))
+        parts.append(RankTensor("sinks", own))
     return parts
 
 
-def _latent(layer: Layer, shape: ModelShape, ranks: int) -> list[Part]:
+def _latent(layer: Layer, shape: ModelShape, ranks: int) -> list[RankTensor]:
     mla = shape.mla
     assert mla is not None
     hidden, own = shape.hidden_size, share(layer.attention_heads or shape.attention_heads, ranks)
@@ -92,7 +92,7 @@ def _latent(layer: Layer, shape: ModelShape, ranks: int) -> list[Part]:
     value = mla.v_head_dim or 128
     query = own * (nope + mla.qk_rope_head_dim)
     down = mla.cached_dim
-    parts: list[Part] = []
+    parts: list[RankTensor] = []
     if mla.q_lora_rank:  # the two down-projections are one matrix, and every rank has all of it
         parts += linear("self_attn.kv_a_proj_with_mqa", mla.q_lora_rank + down, hidden, pieces=2)
         parts += [*norm(mla.q_lora_rank), *linear("self_attn.q_b_proj", query, mla.q_lora_rank)]
@@ -107,7 +107,7 @@ def _latent(layer: Layer, shape: ModelShape, ranks: int) -> list[Part]:
     return parts
 
 
-def _latent_v4(layer: Layer, shape: ModelShape, ranks: int) -> list[Part]:
+def _latent_v4(layer: Layer, shape: ModelShape, ranks: int) -> list[RankTensor]:
     """DeepSeek V4: one latent for key and value, an output of low rank in groups, and the compressor beside it."""
     mla = shape.mla
     assert mla is not None
@@ -121,29 +121,29 @@ def _latent_v4(layer: Layer, shape: ModelShape, ranks: int) -> list[Part]:
         *linear("attn.wq_b", own * wide, rank),
         *linear("attn.wo_a", _OUTPUT_RANK_V4, own * wide),
         *linear("attn.wo_b", hidden, share(low, ranks)),
-        Part("sinks", own, 1, Storage.FLOAT32),
+        RankTensor("sinks", own, 1, Storage.FLOAT32),
     ]
     if layer.compress_ratio > 1:
-        parts.append(Part("attn.compressor", 2 * wide * (2 if layer.compress_ratio == 4 else 1), hidden))
+        parts.append(RankTensor("attn.compressor", 2 * wide * (2 if layer.compress_ratio == 4 else 1), hidden))
     if layer.indexer and shape.indexer is not None:
         parts += _indexer(shape, rank)
-        parts.append(Part("attn.indexer.compressor", 4 * shape.indexer.head_dim, hidden))
+        parts.append(RankTensor("attn.indexer.compressor", 4 * shape.indexer.head_dim, hidden))
     return parts
 
 
-def _indexer(shape: ModelShape, query_width: int) -> list[Part]:
+def _indexer(shape: ModelShape, query_width: int) -> list[RankTensor]:
     """The sparse indexer; every rank has all of it, and its last projection is never quantised."""
     indexer = shape.indexer
     assert indexer is not None
     heads = indexer.heads or 1
     return [
         *linear("self_attn.indexer.wq_b", heads * indexer.head_dim, query_width),
-        Part("self_attn.indexer.wk_weights_proj", indexer.head_dim + heads, shape.hidden_size),
-        Part("norm", indexer.head_dim, 2, Storage.FLOAT32),
+        RankTensor("self_attn.indexer.wk_weights_proj", indexer.head_dim + heads, shape.hidden_size),
+        RankTensor("norm", indexer.head_dim, 2, Storage.FLOAT32),
     ]
 
 
-def _mamba2(shape: ModelShape, ranks: int) -> list[Part]:
+def _mamba2(shape: ModelShape, ranks: int) -> list[RankTensor]:
     mamba = shape.mamba
     assert mamba is not None
     heads, groups = mamba.heads or 1, mamba.groups or 1
@@ -154,26 +154,26 @@ def _mamba2(shape: ModelShape, ranks: int) -> list[Part]:
     prefix = "mixer" if shape.text_model_type == "nemotron_h" else "mamba"
     return [
         *linear(f"{prefix}.in_proj", inner + mixed + own_heads, shape.hidden_size, pieces=5),
-        Part("conv1d", mixed, mamba.conv_kernel + 1, pieces=3),  # the weights and a bias
-        Part("A", own_heads, 1, Storage.FLOAT32),
-        Part("D", own_heads, 2),  # and dt_bias
+        RankTensor("conv1d", mixed, mamba.conv_kernel + 1, pieces=3),  # the weights and a bias
+        RankTensor("A", own_heads, 1, Storage.FLOAT32),
+        RankTensor("D", own_heads, 2),  # and dt_bias
         *norm(inner),
         *linear(f"{prefix}.out_proj", shape.hidden_size, inner),
     ]
 
 
-def _mamba1(shape: ModelShape, ranks: int) -> list[Part]:
+def _mamba1(shape: ModelShape, ranks: int) -> list[RankTensor]:
     mamba = shape.mamba
     assert mamba is not None
     inner, state = share(mamba.inner_size, ranks), mamba.state_size
     rank = -(-shape.hidden_size // 16)  # time_step_rank "auto", as every published file has it
     parts = [
         *linear("mamba.in_proj", 2 * inner, shape.hidden_size),
-        Part("conv1d", inner, mamba.conv_kernel + 1),
+        RankTensor("conv1d", inner, mamba.conv_kernel + 1),
         *linear("mamba.x_proj", rank + 2 * state, inner),
-        Part("mamba.dt_proj", inner, rank + 1),
-        Part("A", inner, state, Storage.FLOAT32),
-        Part("D", inner),
+        RankTensor("mamba.dt_proj", inner, rank + 1),
+        RankTensor("A", inner, state, Storage.FLOAT32),
+        RankTensor("D", inner),
         *linear("mamba.out_proj", shape.hidden_size, inner),
     ]
     if shape.text_model_type == "jamba":
@@ -181,7 +181,7 @@ def _mamba1(shape: ModelShape, ranks: int) -> list[Part]:
     return parts
 
 
-def _gated_delta(shape: ModelShape, ranks: int) -> list[Part]:
+def _gated_delta(shape: ModelShape, ranks: int) -> list[RankTensor]:
     delta = shape.linear
     assert delta is not None
     keys = share(delta.key_heads, ranks) * delta.key_head_dim
@@ -189,33 +189,33 @@ def _gated_delta(shape: ModelShape, ranks: int) -> list[Part]:
     values = own_values * delta.value_head_dim
     return [
         *linear("linear_attn.in_proj_qkv", 2 * keys + 2 * values, shape.hidden_size, pieces=4),
-        Part("linear_attn.in_proj_ba", 2 * own_values, shape.hidden_size, pieces=2),
-        Part("conv1d", 2 * keys + values, delta.conv_kernel or 4),
-        Part("A", own_values, 1, Storage.FLOAT32),
-        Part("dt_bias", own_values),
+        RankTensor("linear_attn.in_proj_ba", 2 * own_values, shape.hidden_size, pieces=2),
+        RankTensor("conv1d", 2 * keys + values, delta.conv_kernel or 4),
+        RankTensor("A", own_values, 1, Storage.FLOAT32),
+        RankTensor("dt_bias", own_values),
         *norm(delta.value_head_dim),
         *linear("linear_attn.out_proj", shape.hidden_size, values),
     ]
 
 
-def _kimi_delta(shape: ModelShape, ranks: int) -> list[Part]:
+def _kimi_delta(shape: ModelShape, ranks: int) -> list[RankTensor]:
     delta = shape.linear
     assert delta is not None
     hidden, own = shape.hidden_size, share(delta.value_heads, ranks)
     width, low = own * delta.value_head_dim, delta.value_head_dim
     return [
         *linear("self_attn.q_proj", 3 * width, hidden, pieces=3),
-        Part("self_attn.b_proj", own, hidden),
+        RankTensor("self_attn.b_proj", own, hidden),
         *linear("self_attn.f_a_proj", 2 * low, hidden, pieces=2),  # and g_a_proj, both on every rank
         *linear("self_attn.f_b_proj", 2 * width, low, pieces=2),
-        Part("conv1d", 3 * width, delta.conv_kernel or 4),
-        Part("A", own + width, 1, Storage.FLOAT32),
+        RankTensor("conv1d", 3 * width, delta.conv_kernel or 4),
+        RankTensor("A", own + width, 1, Storage.FLOAT32),
         *norm(low),
         *linear("self_attn.o_proj", hidden, width),
     ]
 
 
-def _lightning(shape: ModelShape, ranks: int) -> list[Part]:
+def _lightning(shape: ModelShape, ranks: int) -> list[RankTensor]:
     attention = shape.linear
     assert attention is not None
     hidden, width = shape.hidden_size, share(attention.value_heads, ranks) * attention.value_head_dim
@@ -227,18 +227,18 @@ def _lightning(shape: ModelShape, ranks: int) -> list[Part]:
     ]
 
 
-def _short_conv(shape: ModelShape, ranks: int) -> list[Part]:
+def _short_conv(shape: ModelShape, ranks: int) -> list[RankTensor]:
     conv = shape.short_conv
     assert conv is not None
     width = share(conv.width, ranks)
     return [
         *linear("conv.in_proj", 3 * width, shape.hidden_size, pieces=3),
-        Part("conv.conv", width, conv.kernel),
+        RankTensor("conv.conv", width, conv.kernel),
         *linear("conv.out_proj", shape.hidden_size, width),
     ]
 
 
-_STATE_PARTS: dict[LayerKind, Callable[[ModelShape, int], list[Part]]] = {
+_STATE_PARTS: dict[LayerKind, Callable[[ModelShape, int], list[RankTensor]]] = {
     LayerKind.MAMBA1: _mamba1,
     LayerKind.MAMBA2: _mamba2,
     LayerKind.GATED_DELTA_NET: _gated_delta,
@@ -256,36 +256,36 @@ _FROM_ORIGINAL = frozenset({"yarn", "deepseek_yarn", "deepseek_llama_scaling"})
 class Ends(NamedTuple):
     """What the first stage holds before its layers, and the last after them."""
 
-    first: list[Part]
-    last: list[Part]
-    tied: list[Part]  # the embedding again, where a last stage of its own needs it for a tied head
+    first: list[RankTensor]
+    last: list[RankTensor]
+    tied: list[RankTensor]  # the embedding again, where a last stage of its own needs it for a tied head
 
 
 def end_parts(shape: ModelShape, family: Family, ranks: int) -> Ends:
     """Embeddings, head and what else belongs to no layer."""
     rows = share(padded_vocabulary(shape.vocab_size), ranks)
-    embedding = Part("embed_tokens", rows, shape.embedding_size)
+    embedding = RankTensor("embed_tokens", rows, shape.embedding_size)
     first = [embedding]
     if family.positions is not None:
-        first.append(Part("positions", shape.max_context + family.positions, shape.hidden_size))
+        first.append(RankTensor("positions", shape.max_context + family.positions, shape.hidden_size))
     if shape.text_model_type == "bloom":
         first += norm(shape.hidden_size, bias=True)
     if shape.embedding_size != shape.hidden_size:  # OPT-350m works in a narrower space than its layers
         first += linear("project_in", shape.hidden_size, shape.embedding_size)
         first += linear("project_out", shape.embedding_size, shape.hidden_size)
     first += _per_layer_inputs(shape, ranks)
-    last: list[Part] = norm(shape.hidden_size, bias=family.norm_bias) if family.final_norm else []
+    last: list[RankTensor] = norm(shape.hidden_size, bias=family.norm_bias) if family.final_norm else []
     if shape.tie_word_embeddings:
         tied = [embedding]
     else:
         tied = []
-        last.append(Part("lm_head", rows, shape.embedding_size))
+        last.append(RankTensor("lm_head", rows, shape.embedding_size))
     if family.head_bias:
-        last.append(Part("lm_head", rows))
+        last.append(RankTensor("lm_head", rows))
     return Ends(first, last, tied)
 
 
-def _per_layer_inputs(shape: ModelShape, ranks: int) -> list[Part]:
+def _per_layer_inputs(shape: ModelShape, ranks: int) -> list[RankTensor]:
     """Gemma 3n and 4: a second, wide embedding that feeds every layer."""
     width = shape.per_layer_input_size
     if not width:
@@ -293,25 +293,25 @@ def _per_layer_inputs(shape: ModelShape, ranks: int) -> list[Part]:
     columns = width * len(shape.layers)
     rows = share(padded_vocabulary(shape.per_layer_vocab_size or shape.vocab_size), ranks)
     parts = [
-        Part("embed_tokens_per_layer", rows, columns),
-        Part("per_layer_model_projection", share(columns, ranks), shape.hidden_size),
+        RankTensor("embed_tokens_per_layer", rows, columns),
+        RankTensor("per_layer_model_projection", share(columns, ranks), shape.hidden_size),
         *norm(width),
     ]
     if shape.text_model_type == "gemma3n_text":
         both_ways = 2 * (_ALTUP_INPUTS - 1)
-        parts += [Part("altup_projections", share(shape.hidden_size, ranks), shape.hidden_size)] * both_ways
+        parts += [RankTensor("altup_projections", share(shape.hidden_size, ranks), shape.hidden_size)] * both_ways
     return parts
 
 
-def layer_extras(shape: ModelShape, family: Family) -> list[Part]:
+def layer_extras(shape: ModelShape, family: Family) -> list[RankTensor]:
     """The small tensors of every layer: norms, and what Gemma 3n and 4 add."""
     hidden = shape.hidden_size
     parts = norm(hidden, bias=family.norm_bias, count=family.norms)
     if width := shape.per_layer_input_size:
-        parts += [Part("per_layer_input_gate", width, hidden), Part("per_layer_projection", hidden, width)]
+        parts += [RankTensor("per_layer_input_gate", width, hidden), RankTensor("per_layer_projection", hidden, width)]
         if shape.text_model_type == "gemma3n_text":
             routers = _ALTUP_INPUTS * (1 + _ALTUP_INPUTS + hidden) + 2 * hidden
-            parts += [Part("altup", routers), Part("laurel", 2 * _LAUREL_RANK + 1, hidden)]
+            parts += [RankTensor("altup", routers), RankTensor("laurel", 2 * _LAUREL_RANK + 1, hidden)]
         else:
             parts += norm(hidden)
     return parts
@@ -409,10 +409,10 @@ def _quantised(scheme: Scheme, *, special: bool) -> Band:
     return Band(0.02, 0.02, "4-bit dense: parameters and scales from config.json")
 
 
-def feed_forward_parts(layer: Layer, shape: ModelShape, family: Family, ranks: Ranks) -> list[Part]:
+def feed_forward_parts(layer: Layer, shape: ModelShape, family: Family, ranks: Ranks) -> list[RankTensor]:
     """The parameters one rank holds of the layer's feed-forward half."""
     prefix = "mixer" if shape.text_model_type == "nemotron_h" else "mlp"
-    parts: list[Part] = []
+    parts: list[RankTensor] = []
     if layer.feed_forward in (FeedForward.DENSE, FeedForward.DENSE_AND_EXPERTS):
         width = layer.intermediate_size or shape.intermediate_size or 4 * shape.hidden_size
         parts += _dense(prefix, shape.hidden_size, width, family, ranks.tensor)
@@ -421,7 +421,7 @@ def feed_forward_parts(layer: Layer, shape: ModelShape, family: Family, ranks: R
     return parts
 
 
-def _dense(prefix: str, hidden: int, width: int, family: Family, ranks: int) -> list[Part]:
+def _dense(prefix: str, hidden: int, width: int, family: Family, ranks: int) -> list[RankTensor]:
     rows = share(width, ranks) * (2 if family.gated else 1)
     return [
         *linear(f"{prefix}.up_proj", rows, hidden, bias=rows if family.mlp_bias else 0, pieces=2 if family.gated else 1),
@@ -429,7 +429,7 @@ def _dense(prefix: str, hidden: int, width: int, family: Family, ranks: int) -> 
     ]
 
 
-def _experts(prefix: str, shape: ModelShape, family: Family, ranks: Ranks) -> list[Part]:
+def _experts(prefix: str, shape: ModelShape, family: Family, ranks: Ranks) -> list[RankTensor]:
     moe = shape.moe
     assert moe is not None
     width = moe.intermediate_size or shape.intermediate_size or shape.hidden_size
@@ -441,23 +441,23 @@ def _experts(prefix: str, shape: ModelShape, family: Family, ranks: Ranks) -> li
     if shape.text_model_type == "gemma4_text":  # the experts stand beside the dense block, not in it
         prefix = "moe"
     parts = [
-        Part(f"{prefix}.gate", moe.experts, shape.hidden_size, router),
-        Part(f"{prefix}.experts.up_proj", rows, hidden, Storage.EXPERTS, here, 2 if family.gated else 1),
-        Part(f"{prefix}.experts.down_proj", hidden, own, Storage.EXPERTS, here),
+        RankTensor(f"{prefix}.gate", moe.experts, shape.hidden_size, router),
+        RankTensor(f"{prefix}.experts.up_proj", rows, hidden, Storage.EXPERTS, here, 2 if family.gated else 1),
+        RankTensor(f"{prefix}.experts.down_proj", hidden, own, Storage.EXPERTS, here),
     ]
     if family.router_bias:
-        parts.append(Part("bias", moe.experts, 1, Storage.FLOAT32 if family.router_bias == "float32" else Storage.PLAIN))
+        parts.append(RankTensor("bias", moe.experts, 1, Storage.FLOAT32 if family.router_bias == "float32" else Storage.PLAIN))
     if family.expert_bias:
-        parts.append(Part("bias", rows + hidden, here))
+        parts.append(RankTensor("bias", rows + hidden, here))
     if moe.latent_size:  # Nemotron 3 Super: into the experts' width and back, on every rank
         parts += linear(f"{prefix}.fc1_latent_proj", moe.latent_size, shape.hidden_size)
         parts += linear(f"{prefix}.fc2_latent_proj", shape.hidden_size, moe.latent_size)
     if moe.shared_intermediate_size:
         parts += _dense(f"{prefix}.shared_expert", shape.hidden_size, moe.shared_intermediate_size, family, ranks.tensor)
         if family.shared_gate:
-            parts.append(Part(f"{prefix}.shared_expert_gate", 1, shape.hidden_size))
+            parts.append(RankTensor(f"{prefix}.shared_expert_gate", 1, shape.hidden_size))
     if shape.text_model_type == "gemma4_text":  # its own norms around the experts, and scales in the router
-        parts += [*norm(shape.hidden_size, count=4), Part("per_expert_scale", moe.experts)]
+        parts += [*norm(shape.hidden_size, count=4), RankTensor("per_expert_scale", moe.experts)]
     return parts
 
 
@@ -703,7 +703,7 @@ def _heaviest(per_layer: Sequence[int], settings: Settings, first: int = 0, last
     return max(totals)
 
 
-def _sum(parts: Sequence[Part], storing: _Storing, rules: tuple[str, ...], single: tuple[str, ...]) -> int:
+def _sum(parts: Sequence[RankTensor], storing: _Storing, rules: tuple[str, ...], single: tuple[str, ...]) -> int:
     item, scheme = storing.item, storing.scheme
     if scheme is None:
         return sum(storing.held(p.elements * (4 if p.storage is Storage.FLOAT32 else item)) for p in parts)

@@ -146,7 +146,7 @@ class Storage(Enum):
     FLOAT32 = "float32"
 
 
-class Part(NamedTuple):
+class RankTensor(NamedTuple):
     """One tensor of one rank (or `stack` equal matrices in one tensor), under its module's name in the checkpoint."""
 
     name: str
@@ -180,17 +180,17 @@ def padded_vocabulary(size: int) -> int:
     return round_up(size, VOCABULARY_PADDING)
 
 
-def linear(name: str, outputs: int, inputs: int, *, bias: int = 0, pieces: int = 1) -> list[Part]:
+def linear(name: str, outputs: int, inputs: int, *, bias: int = 0, pieces: int = 1) -> list[RankTensor]:
     """A matrix that quantisation may touch, with a bias of so many rows."""
-    parts = [Part(name, outputs, inputs, Storage.LINEAR, 1, pieces)]
+    parts = [RankTensor(name, outputs, inputs, Storage.LINEAR, 1, pieces)]
     if bias:
-        parts.append(Part(name, bias))
+        parts.append(RankTensor(name, bias))
     return parts
 
 
-def norm(width: int, *, bias: bool = False, count: int = 1) -> list[Part]:
+def norm(width: int, *, bias: bool = False, count: int = 1) -> list[RankTensor]:
     """Normalisation weights, with a bias in a LayerNorm."""
-    return [Part("norm", width)] * (count * (2 if bias else 1))
+    return [RankTensor("norm", width)] * (count * (2 if bias else 1))
 
 
 _SEGMENT = 2 * MIB  # torch asks the device for large tensors in steps of this
@@ -301,7 +301,7 @@ def named_scheme(flag: str) -> Quantization | None:
     return None
 
 
-def part_bytes(part: Part, item: int, scheme: Scheme | None, *, alone: bool) -> tuple[int, int]:
+def part_bytes(part: RankTensor, item: int, scheme: Scheme | None, *, alone: bool) -> tuple[int, int]:
     """The bytes of one matrix and of its scales; `alone` where the checkpoint leaves its module alone."""
     if part.storage is Storage.FLOAT32:
         return part.elements * 4, 0
@@ -319,7 +319,7 @@ def part_bytes(part: Part, item: int, scheme: Scheme | None, *, alone: bool) -> 
     return weights * part.stack, scales * part.stack
 
 
-def _padded_expert(part: Part, padding: tuple[int, int]) -> tuple[int, int]:
+def _padded_expert(part: RankTensor, padding: tuple[int, int]) -> tuple[int, int]:
     """vLLM rounds the experts' width and the hidden size up for its kernels: gpt-oss 2880 becomes 2944 by 3072."""
     width, hidden = padding
     if part.name.endswith("up_proj"):
@@ -410,7 +410,7 @@ EVERY_STAGE = -2  # encoders
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorPlace:
     """Where a tensor goes: a decoder layer, before (-1) or after (None) all of them, or every stage; and how it is cut."""
 
     layer: int | None
@@ -445,24 +445,24 @@ _WHOLE = re.compile(
 )
 
 
-def place_of(name: str, shape: ModelShape) -> Place:
+def place_of(name: str, shape: ModelShape) -> TensorPlace:
     """Where vLLM puts a tensor of this name."""
     if _SKIPPED.search(name):
-        return Place(None, Cut.SKIPPED)
+        return TensorPlace(None, Cut.SKIPPED)
     if _TOWER.search(name):
-        return Place(EVERY_STAGE, _matrix_cut(name))
+        return TensorPlace(EVERY_STAGE, _matrix_cut(name))
     if (layer := _LAYER.search(name)) is not None:
         number = int(layer[1])
         if number >= len(shape.layers):  # the MTP layers of DeepSeek and GLM follow the last one
-            return Place(None, Cut.SKIPPED)
-        return Place(number, Cut.EXPERTS if _EXPERT.search(name) else _matrix_cut(name))
+            return TensorPlace(None, Cut.SKIPPED)
+        return TensorPlace(number, Cut.EXPERTS if _EXPERT.search(name) else _matrix_cut(name))
     if _EMBEDDING.search(name):
-        return Place(-1, Cut.VOCABULARY)
+        return TensorPlace(-1, Cut.VOCABULARY)
     if _HEAD.search(name):
-        return Place(None, Cut.SKIPPED if shape.tie_word_embeddings else Cut.VOCABULARY)
+        return TensorPlace(None, Cut.SKIPPED if shape.tie_word_embeddings else Cut.VOCABULARY)
     if "per_layer" in name or "embed_positions" in name or "wpe" in name or "project_" in name or "altup" in name:
-        return Place(-1, Cut.WHOLE)
-    return Place(None, Cut.WHOLE if _WHOLE.search(name) else Cut.UNKNOWN)
+        return TensorPlace(-1, Cut.WHOLE)
+    return TensorPlace(None, Cut.WHOLE if _WHOLE.search(name) else Cut.UNKNOWN)
 
 
 def _matrix_cut(name: str) -> Cut:
@@ -561,9 +561,9 @@ _GLOBAL_LAYERS = {"mllama": 8}
 class Encoder(NamedTuple):
     """The parameters one rank holds of an encoder: one layer, how often it comes, the rest, and whether its code is known."""
 
-    layer: list[Part]
+    layer: list[RankTensor]
     layers: int
-    rest: list[Part]
+    rest: list[RankTensor]
     known: bool
 
 
@@ -571,7 +571,7 @@ def tower_parts(tower: Tower, shape: ModelShape, ranks: int) -> Encoder:
     """An encoder as vLLM builds it."""
     fixed = _FIXED.get(shape.model_type, {}).get(tower.what)
     if fixed is not None:
-        return Encoder([], 0, [Part(tower.what, share(fixed, ranks))], known=True)
+        return Encoder([], 0, [RankTensor(tower.what, share(fixed, ranks))], known=True)
     style = STYLES.get(shape.model_type) if tower.what == "vision" else None
     known = style is not None
     style = style or Style()
@@ -582,7 +582,10 @@ def tower_parts(tower: Tower, shape: ModelShape, ranks: int) -> Encoder:
     inner = tower.intermediate_size if tower.intermediate_size and style.width is None else 4 * width
     count = max(1, layers - style.skipped + _GLOBAL_LAYERS.get(shape.model_type, 0))
     pixels = 3 * (tower.patch_size or 14) ** 2 * style.frames
-    rest = [Part("patch", width, pixels + (1 if style.patch_bias else 0)), Part("positions", style.positions, width)]
+    rest = [
+        RankTensor("patch", width, pixels + (1 if style.patch_bias else 0)),
+        RankTensor("positions", style.positions, width),
+    ]
     rest += _projector(width, inner, shape.hidden_size, style, ranks)
     layer = _layer(width, inner, style, ranks)
     if shape.model_type == "gemma4" and tower.what == "audio":  # conformers: two feed-forwards, attention, a gated convolution
@@ -590,7 +593,7 @@ def tower_parts(tower: Tower, shape: ModelShape, ranks: int) -> Encoder:
     return Encoder(layer, count, rest, known)
 
 
-def _layer(width: int, inner: int, style: Style, ranks: int) -> list[Part]:
+def _layer(width: int, inner: int, style: Style, ranks: int) -> list[RankTensor]:
     own, rows = share(width, ranks), share(inner, ranks)
     up = rows * (2 if style.gated else 1)
     bias = style.bias
@@ -603,17 +606,21 @@ def _layer(width: int, inner: int, style: Style, ranks: int) -> list[Part]:
     ]
 
 
-def _projector(width: int, inner: int, hidden: int, style: Style, ranks: int) -> list[Part]:
+def _projector(width: int, inner: int, hidden: int, style: Style, ranks: int) -> list[RankTensor]:
     if style.projector == "single":
-        return [Part("projector", width + 1, hidden), *norm(width, count=3)]
+        return [RankTensor("projector", width + 1, hidden), *norm(width, count=3)]
     if style.projector == "pixtral":  # a merger of four patches into one, then two matrices; on every rank
-        return [Part("projector", width, 4 * width), Part("projector", hidden, width), Part("projector", hidden, hidden)]
+        return [
+            RankTensor("projector", width, 4 * width),
+            RankTensor("projector", hidden, width),
+            RankTensor("projector", hidden, hidden),
+        ]
     if style.projector == "llama4":
         between = 4096  # projector_input_dim and projector_output_dim of both published sizes
         return [
-            Part("projector", share(between, ranks), inner),
-            Part("projector", between, share(between, ranks)),
-            Part("projector", share(hidden, ranks), between),
+            RankTensor("projector", share(between, ranks), inner),
+            RankTensor("projector", between, share(between, ranks)),
+            RankTensor("projector", share(hidden, ranks), between),
         ]
     merged = width * style.merge**2
     middle = hidden if style.inner == "hidden" else merged

@@ -33,7 +33,7 @@ _EXAMPLE = "prompt=1200,output=300,concurrency=64"
 _LIMITS = {"prompt": MOST_TOKENS, "output": MOST_TOKENS, "concurrency": MOST_REQUESTS}
 
 
-class Verdict(StrEnum):
+class WorkloadVerdict(StrEnum):
     """What becomes of the workload."""
 
     FITS = "fits"
@@ -45,7 +45,7 @@ class Verdict(StrEnum):
     @property
     def is_fine(self) -> bool:
         """Whether all of it runs at once without a preemption."""
-        return self is Verdict.FITS
+        return self is WorkloadVerdict.FITS
 
 
 class Workload(NamedTuple):
@@ -122,7 +122,7 @@ class WorkloadAnswer:
     """What a plan says about a workload; counts are of all engines together, blocks and bytes of one GPU."""
 
     workload: Workload
-    verdict: Verdict
+    verdict: WorkloadVerdict
     at_once: int | None  # requests that fit at their end, even if the largest come together; None: the model keeps no cache
     at_once_low: int | None
     at_once_high: int | None
@@ -251,15 +251,15 @@ class _Load:
         return blocks * self.number // self.total if self.total else None
 
 
-def _verdict(pool: Pool, wanted: int | None, prompts: _Load, ends: _Load, *, any_served: bool) -> Verdict:
+def _verdict(pool: Pool, wanted: int | None, prompts: _Load, ends: _Load, *, any_served: bool) -> WorkloadVerdict:
     if not pool.starts:
-        return Verdict.NO_START
+        return WorkloadVerdict.NO_START
     if not any_served:
-        return Verdict.TOO_LONG
+        return WorkloadVerdict.TOO_LONG
     number = 1 if wanted is None else wanted
     if ends.together(number) <= pool.usable:
-        return Verdict.FITS
-    return Verdict.PREEMPTS if number * prompts.total <= pool.usable * prompts.number else Verdict.NO
+        return WorkloadVerdict.FITS
+    return WorkloadVerdict.PREEMPTS if number * prompts.total <= pool.usable * prompts.number else WorkloadVerdict.NO
 
 
 def _plan_at(pool: Pool, length: int, *, is_settled: bool = False) -> KvPlan:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from plimsoll.launch.check_flags import FlagReport, Item, Status
+from plimsoll.launch.check_flags import FlagReport, FlagStatus, Item
 from plimsoll.launch.command_line import UnresolvedWords
 from plimsoll.redaction import REDACTED, one_line, redact_value, redact_words
 from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, NAME, WARN, Line, Report, Whole
@@ -15,8 +15,8 @@ from plimsoll.vllm.flags import bears_on
 _NAMES = 17  # the width of the first column
 # Bad news first; what is fine goes into one line at the end.
 _ORDER = (
-    Status.REMOVED, Status.NEVER_EXISTED, Status.NO_EFFECT, Status.DEPRECATED, Status.REDUNDANT, Status.UNKNOWN,
-    Status.DEFAULT_CHANGED,
+    FlagStatus.REMOVED, FlagStatus.NEVER_EXISTED, FlagStatus.NO_EFFECT, FlagStatus.DEPRECATED, FlagStatus.REDUNDANT,
+    FlagStatus.UNKNOWN, FlagStatus.DEFAULT_CHANGED,
 )  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def _section(result: FlagReport, sources: str) -> Report:
     headline = Line(f"vLLM {result.engine.release}{because}: {_verdict(result)}", 2, style)
     report = Report([headline, f"  {sources}", ""])
     report += [line for status in _ORDER for item in result.items if item.status is status for line in _item_lines(item)]
-    fine = [one_line(item.name) for item in result.items if item.status is Status.OK]
+    fine = [one_line(item.name) for item in result.items if item.status is FlagStatus.OK]
     report += [_labelled("ok", ", ".join(fine), GOOD)] if fine else []
     report += [_labelled("note", one_line(note), FAINT) for note in result.notes]
     if hidden := [name for name, _ in result.rewritten_environment if not bears_on(name)]:
@@ -113,7 +113,7 @@ def put_back(command: str) -> list[str]:
 
 def _verdict(result: FlagReport) -> str:
     refused = sum(item.status.is_refused for item in result.items)
-    idle = sum(item.status is Status.NO_EFFECT for item in result.items)
+    idle = sum(item.status is FlagStatus.NO_EFFECT for item in result.items)
     parts = []
     if refused:
         parts.append(f"refuses to start with this command, for {refused} {'reason' if refused == 1 else 'reasons'}")
@@ -131,10 +131,10 @@ def _item_lines(item: Item) -> list[Line]:
     named = f"{item.name}={values}" if _is_variable(item) else f"{one_line(item.name)} {values}".rstrip()
     since = f"since {item.since}" if item.since else ""
     why = ": ".join(part for part in (since, one_line(item.note) if item.note else "") if part)
-    if item.status is Status.DEFAULT_CHANGED:
+    if item.status is FlagStatus.DEFAULT_CHANGED:
         why = f"{item.note} ({since})" if since else f"{item.note}"
     more = [why, f"instead: {item.instead}" if item.instead else ""]
-    style = BAD if item.status.is_refused else WARN if item.status is not Status.DEFAULT_CHANGED else NAME
+    style = BAD if item.status.is_refused else WARN if item.status is not FlagStatus.DEFAULT_CHANGED else NAME
     return [_labelled(item.status.value, named, style), *(_labelled("", text) for text in more if text)]
 
 

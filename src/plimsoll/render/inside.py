@@ -10,15 +10,15 @@ from plimsoll.launch.inside_command import FLAGS, PLUGIN_NAME, PROBE_PLUGIN_NAME
 from plimsoll.redaction import one_line
 from plimsoll.render.flags import put_back, rewritten_line
 from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, WARN, Line, Report, Whole
-from plimsoll.vllm.extension_points import Answer, Need, Part, Verdict
+from plimsoll.vllm.extension_points import InsidePart, Need, NeedAnswer, PartVerdict
 from plimsoll.vllm.versions import Engine
 
 GIVES = {
-    Part.PROBE: "each worker's memory figures; compaction and snapshots",
-    Part.GATE: "readiness, state, memory and metrics; every request in flight is counted",
-    Part.DRAIN: "takes a server out of service without losing a request",
-    Part.SHED: "refuses what would wait too long (off unless asked for)",
-    Part.RECORDER: "one line for each finished request, for simulate and tune",
+    InsidePart.PROBE: "each worker's memory figures; compaction and snapshots",
+    InsidePart.GATE: "readiness, state, memory and metrics; every request in flight is counted",
+    InsidePart.DRAIN: "takes a server out of service without losing a request",
+    InsidePart.SHED: "refuses what would wait too long (off unless asked for)",
+    InsidePart.RECORDER: "one line for each finished request, for simulate and tune",
 }
 
 
@@ -31,8 +31,8 @@ class Checkup(NamedTuple):
     evidence: str
     is_visible: bool | None  # whether its Python can import plimsoll.inside; None: no Python was asked
     entry_points: tuple[str, ...]
-    answers: tuple[Answer, ...]
-    verdicts: tuple[Verdict, ...]
+    answers: tuple[NeedAnswer, ...]
+    verdicts: tuple[PartVerdict, ...]
     fitted: tuple[InsideLaunch, ...]  # one for each command that was given
     needs: tuple[Need, ...]
     survive: tuple[str, ...] = ()  # where containment is armed with this release, in lines
@@ -65,7 +65,7 @@ def check_json(checkup: Checkup) -> str:
     return json.dumps(body, indent=2, ensure_ascii=False)
 
 
-def _part_json(verdict: Verdict) -> dict[str, object]:
+def _part_json(verdict: PartVerdict) -> dict[str, object]:
     return {
         "part": verdict.part.value,
         "works": verdict.works,
@@ -74,7 +74,7 @@ def _part_json(verdict: Verdict) -> dict[str, object]:
     }
 
 
-def _need_json(answer: Answer, need: Need) -> dict[str, object]:
+def _need_json(answer: NeedAnswer, need: Need) -> dict[str, object]:
     return {
         "name": answer.name,
         "purpose": need.purpose,

@@ -11,15 +11,15 @@ from plimsoll.models.shape import ModelShape
 from plimsoll.plan.findings import NOT_OF_MEMORY, Advice, deciding_fact, is_for_the_user
 from plimsoll.plan.learned import TermDifference
 from plimsoll.plan.ledger import Ledger
-from plimsoll.plan.matrix import Cell, Matrix, State
+from plimsoll.plan.matrix import Cell, CellState, Matrix
 from plimsoll.plan.read import MemoryPlan
-from plimsoll.plan.workload import Verdict, Waste, WorkloadAnswer
+from plimsoll.plan.workload import Waste, WorkloadAnswer, WorkloadVerdict
 from plimsoll.redaction import one_line, redact_words
 from plimsoll.render.flags import flags_json, rewritten_line
 from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, NAME, SEVERITY, WARN, Line, Report, Table
 from plimsoll.units import GIB, Estimate, format_count, format_gib
 
-_WORDS = {State.FITS: "fits", State.RISK: "risk", State.NO: "no"}
+_WORDS = {CellState.FITS: "fits", CellState.RISK: "risk", CellState.NO: "no"}
 LEGEND = (
     "percent: KV cache in use when every request has its full context (12x: twelve times the cache)",
     "fits: all of them at once, at the low end of the KV band too",
@@ -115,7 +115,7 @@ def workload_sentences(answer: WorkloadAnswer) -> list[str]:
         is_longer, them = ("is longer", "it") if answer.too_long == 1 else ("are longer", "them")
         many = f"{format_count(answer.too_long)} of {format_count(len(answer.workload.requests))} requests {is_longer}"
         said.append(f"{many} than max_model_len {format_count(answer.max_model_len)}: vLLM refuses {them}")
-    if answer.verdict in (Verdict.NO_START, Verdict.TOO_LONG):
+    if answer.verdict in (WorkloadVerdict.NO_START, WorkloadVerdict.TOO_LONG):
         return said
     if answer.at_once is None:
         return [*said, "The model keeps no KV cache: blocks do not limit it."]
@@ -138,12 +138,13 @@ def _matrix_verdict(answer: WorkloadAnswer) -> str:
         mean = sum(map(sum, requests)) / len(requests)
         load = f"{format_count(len(requests))} recorded requests of {mean:,.0f} tokens on average"
     what = "one at a time" if number is None else f"{format_count(number)} at once"
+    too_much = "the prompts fit, prompt and output of all of them do not."
     return {
-        Verdict.FITS: f"fits: {what}, {load}.",
-        Verdict.PREEMPTS: f"may preempt: {what}, {load}: the prompts fit, prompt and output of all of them do not. {_GROWTH}",
-        Verdict.NO: f"does not fit: {what}, {load}: not even the prompts fit at once. The rest waits; nothing crashes.",
-        Verdict.TOO_LONG: f"too long: {load}.",
-        Verdict.NO_START: f"the server does not start, so nothing is served: {load}.",
+        WorkloadVerdict.FITS: f"fits: {what}, {load}.",
+        WorkloadVerdict.PREEMPTS: f"may preempt: {what}, {load}: {too_much} {_GROWTH}",
+        WorkloadVerdict.NO: f"does not fit: {what}, {load}: not even the prompts fit at once. The rest waits; nothing crashes.",
+        WorkloadVerdict.TOO_LONG: f"too long: {load}.",
+        WorkloadVerdict.NO_START: f"the server does not start, so nothing is served: {load}.",
     }[answer.verdict]
 
 
@@ -170,7 +171,7 @@ def _uses(answer: WorkloadAnswer) -> list[str]:
         return [] if answer.at_once_prompts is None else [f"With prompts alone {format_count(answer.at_once_prompts)} fit."]
     at_prompt, at_end = percent(answer.use_at_prompt), percent(answer.use_at_end)
     said = f"KV use at that concurrency: {at_prompt} with the prompts, {at_end} at the end."
-    if answer.verdict is Verdict.FITS and (answer.at_once_low or 0) < (answer.workload.concurrency or 1):
+    if answer.verdict is WorkloadVerdict.FITS and (answer.at_once_low or 0) < (answer.workload.concurrency or 1):
         said += " At the low end of the KV band it does not fit."
     return [said]
 
@@ -199,7 +200,7 @@ def workload_json(answer: WorkloadAnswer) -> dict[str, object]:
     """The same as plain data, for `workload` in the plan's object."""
     return {
         "verdict": answer.verdict.value,
-        "fits": answer.verdict is Verdict.FITS,
+        "fits": answer.verdict is WorkloadVerdict.FITS,
         "requests": len(answer.workload.requests),
         "prompt_tokens": sum(prompt for prompt, _ in answer.workload.requests) / len(answer.workload.requests),
         "output_tokens": sum(output for _, output in answer.workload.requests) / len(answer.workload.requests),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from plimsoll.plan.ledger import Ledger
-from plimsoll.plan.matrix import Cell, Matrix, State
+from plimsoll.plan.matrix import Cell, CellState, Matrix
 from plimsoll.plan.read import MemoryPlan
 from plimsoll.plan.workload import WorkloadAnswer
 from plimsoll.render.flags import rewritten_line
@@ -65,4 +65,4 @@ def _terms(ledger: Ledger) -> list[_Term]:
 
 def _depth(cell: Cell) -> int:
     """How dark a cell is."""
-    return 4 if cell.use is None or cell.state is State.NO else min(4, int(cell.use * 5))
+    return 4 if cell.use is None or cell.state is CellState.NO else min(4, int(cell.use * 5))

@@ -23,7 +23,7 @@ from plimsoll.models.shape import Layer, ModelShape
 from plimsoll.plan.ledger import Ledger
 from plimsoll.plan.settings import Settings as LaunchSettings
 from plimsoll.plan.weights import end_parts, feed_forward_parts, mixer_parts, parameters, routed_parameters
-from plimsoll.plan.weights_parts import Part, Ranks, Storage, family_of
+from plimsoll.plan.weights_parts import Ranks, RankTensor, Storage, family_of
 from plimsoll.simulate.settings import (
     FP8_BYTES,
     EngineLimits,
@@ -107,7 +107,7 @@ class _Chip(NamedTuple):
         inside = np.exp(np.interp(np.log(moved), np.log(sizes), np.log(took)))
         return 1e3 * np.where(moved > sizes[-1], took[-1] * moved / sizes[-1], inside)
 
-    def experts(self, tokens: Floats, up: Part, down: Part, count: int, chosen: float, kind: str) -> Floats:
+    def experts(self, tokens: Floats, up: RankTensor, down: RankTensor, count: int, chosen: float, kind: str) -> Floats:
         """Nanoseconds of the routed experts of a layer: those of this rank, `chosen` of `count` for each token."""
         size = 1.0 if kind == "fp8" else 2.0
         weights = float(up.outputs * up.inputs + down.outputs * down.inputs)

@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily
 from plimsoll.standin.engine import StandinConfig, StandinEngine
 from plimsoll.standin.faults import NS, ONLY_AT_START, Fault, parse_fault
 from plimsoll.standin.metrics_page import EnginePage, Families
-from plimsoll.standin.request import Figures, Request, RequestSpec
+from plimsoll.standin.request import EngineRequest, Figures, RequestSpec
 
 SOME_TOKENS = 1_000  # ids above this are no words of an answer
 
@@ -36,7 +36,7 @@ class StandIn:
         self._unix_s = unix_s
         self._sent = 0
         self._down_until_s: float | None = None
-        self._coming: list[tuple[float, Request]] = []  # announced for after the start that is under way
+        self._coming: list[tuple[float, EngineRequest]] = []  # announced for after the start that is under way
         self._faults = [_fault(fault) for fault in faults]
         self._start(0.0)
 
@@ -60,7 +60,7 @@ class StandIn:
 
     # What happens to it
 
-    def ask(self, prompt: int, output: int, *, at_s: float | None = None, shared: int = 0, subject: int = 0) -> Request:
+    def ask(self, prompt: int, output: int, *, at_s: float | None = None, shared: int = 0, subject: int = 0) -> EngineRequest:
         """One request of so many tokens, of which the first `shared` are those of all with this subject."""
         self._sent += 1
         at = self.now_s if at_s is None else at_s
@@ -73,7 +73,7 @@ class StandIn:
         tokens = np.arange(prompt, dtype=np.int64) + SOME_TOKENS * (subject + 2)
         wanted = RequestSpec(tokens, output, seed=self._sent, max_tokens=output, shared=shared)
         if self._down_until_s is not None and at >= self._down_until_s:
-            self._coming.append((at, Request(wanted, 0, lambda: None)))
+            self._coming.append((at, EngineRequest(wanted, 0, lambda: None)))
             return self._coming[-1][1]
         self._check_up()
         return self.engine.submit(wanted, round((at - self._begin_s) * NS))

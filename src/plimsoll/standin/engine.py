@@ -20,13 +20,13 @@ from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.trace import Integers
 from plimsoll.standin.faults import NS, Fault, FaultSchedule
 from plimsoll.standin.memory import DeviceModel, MemorySizes, OutOfMemory
-from plimsoll.standin.request import Figures, Request, RequestSpec, content_ids
+from plimsoll.standin.request import EngineRequest, Figures, RequestSpec, content_ids
 from plimsoll.vllm.versions import Behaviour
 
 # From what the scheduler did to the figures of the metrics page, at the moments at which vLLM counts them.
 
 
-def count_first(figures: Figures, run: OpenRun, request: Request, row: int, now_ns: int) -> None:
+def count_first(figures: Figures, run: OpenRun, request: EngineRequest, row: int, now_ns: int) -> None:
     """A first token: the prompt is done, and counts as a whole."""
     request.first_ns = now_ns
     request.cached_tokens = int(run.state.requests[row, at.CACHED])
@@ -35,7 +35,7 @@ def count_first(figures: Figures, run: OpenRun, request: Request, row: int, now_
     figures.histograms["ttft"].observe((now_ns - request.arrival_ns) / NS)
 
 
-def count_end(figures: Figures, run: OpenRun, request: Request, row: int | None, now_ns: int) -> None:
+def count_end(figures: Figures, run: OpenRun, request: EngineRequest, row: int | None, now_ns: int) -> None:
     """A request is over; `row` is where the run keeps it, if it ever got there."""
     assert request.finish is not None, "it has ended"
     shown = figures.histograms
@@ -95,7 +95,7 @@ class FaultEffects:
         self._engine = engine
         self.is_hung = False
         self._neighbour = 0  # bytes that it has
-        self._storm: list[Request] = []
+        self._storm: list[EngineRequest] = []
         self._grown_until_ns = 0
 
     def is_changing(self, now_ns: int) -> bool:
@@ -191,8 +191,8 @@ class EngineDead(Exception):
 class Steps(NamedTuple):
     """Results of the steps since the last look."""
 
-    first: Sequence[Request]
-    ended: Sequence[Request]
+    first: Sequence[EngineRequest]
+    ended: Sequence[EngineRequest]
     prompt_tokens: int
     generated: int
 
@@ -211,7 +211,7 @@ class StandinEngine:
         self.died_of_logits = False
         self.is_paused = False
         self.sleep_level: int | None = None
-        self.requests: dict[int, Request] = {}
+        self.requests: dict[int, EngineRequest] = {}
         self.on_steps: Callable[[Steps], None] | None = None
         self.run = OpenRun(
             config.settings,
@@ -221,8 +221,8 @@ class StandinEngine:
             wants_tokens=wants_tokens,
         )
         self.run.tally.sums[loop.COUNTS_CACHED] = not Behaviour.COMPUTED_STEP_TOKENS.is_in(config.release)
-        self._held: list[Request] = []  # came while it was paused: vLLM's scheduler does not see them either
-        self._woken: dict[int, Request] = {}
+        self._held: list[EngineRequest] = []  # came while it was paused: vLLM's scheduler does not see them either
+        self._woken: dict[int, EngineRequest] = {}
         self.stands_still = False  # paused with everything kept where it is
         self._troubles = FaultEffects(self)
         self._shown_steps = 0
@@ -234,22 +234,22 @@ class StandinEngine:
 
     # Requests
 
-    def submit(self, spec: RequestSpec, now_ns: int, wake: Callable[[], None] = lambda: None) -> Request:
+    def submit(self, spec: RequestSpec, now_ns: int, wake: Callable[[], None] = lambda: None) -> EngineRequest:
         """A new request; it may be one that will arrive later, as long as all that come after it do, too."""
         if self.death is not None:
             raise EngineDead(self.death)
-        request = Request(spec, now_ns, wake)
+        request = EngineRequest(spec, now_ns, wake)
         if self.is_paused:
             self._held.append(request)
         else:
             self._admit(request, now_ns)
         return request
 
-    def take(self, request: Request) -> None:
+    def take(self, request: EngineRequest) -> None:
         """A request that was announced to the engine before this one, and arrives in the time of this one."""
         self._admit(request, request.arrival_ns)
 
-    def _admit(self, request: Request, now_ns: int) -> None:
+    def _admit(self, request: EngineRequest, now_ns: int) -> None:
         """Give it to the scheduler, which takes it for one that comes now."""
         spec, block = request.spec, self.run.prefix_block
         ids = NO_IDS
@@ -262,7 +262,7 @@ class StandinEngine:
         )
         self.requests[request.number] = request
 
-    def abort(self, request: Request, now_ns: int, *, is_told: bool = False) -> None:
+    def abort(self, request: EngineRequest, now_ns: int, *, is_told: bool = False) -> None:
         """Take a request back. One whose client has gone is counted nowhere by vLLM; one that is told of it is."""
         if request.finish is not None:
             return
@@ -372,8 +372,8 @@ class StandinEngine:
 
     def _read(self, pieces: Iterator[Integers]) -> None:
         for events in pieces:
-            first: list[Request] = []
-            ended: list[Request] = []
+            first: list[EngineRequest] = []
+            ended: list[EngineRequest] = []
             generated = 0
             for kind, row, number, when in events.tolist():
                 request = self.requests[number]

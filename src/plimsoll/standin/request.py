@@ -142,7 +142,7 @@ class RequestSpec(NamedTuple):
     """How many of its first tokens another request could have, too; None: any, those of the answer among them."""
 
 
-class Request:
+class EngineRequest:
     """A request in the engine. Times are ns since the engine's start, -1 for what has not come yet."""
 
     __slots__ = (

@@ -33,7 +33,7 @@ _ENDS = frozenset(
 )
 
 
-class Text(NamedTuple):
+class FailureText(NamedTuple):
     """One text and its meaning."""
 
     name: str
@@ -133,15 +133,15 @@ def seen_in(function: str) -> tuple[Span, ...]:
     return spans_of("frames", function)
 
 
-def _read() -> dict[str, tuple[Text, ...]]:
+def _read() -> dict[str, tuple[FailureText, ...]]:
     with (Path(__file__).parent / "data" / "failures.yaml").open("rb") as file:
         groups = yaml.load(file, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))  # noqa: S506  it makes nothing but texts
     return {name: tuple(_text(**row) for row in rows) for name, rows in groups.items()}
 
 
-def _text(name: str, role: str, code: str = "", any_level: str = "", **more: str) -> Text:
+def _text(name: str, role: str, code: str = "", any_level: str = "", **more: str) -> FailureText:
     may_go_on = role == Role.CAUSE and more.get("speaker", "vllm") in _GO_ON and name not in _ENDS
-    return Text(
+    return FailureText(
         name, role=Role(role), code=Code(code) if code else None, any_level=bool(any_level), may_go_on=may_go_on, **more
     )
 

@@ -76,7 +76,7 @@ _WHO = re.compile(r"\(([A-Za-z_][\w.\- ]{0,60}?) ?\bpid=(\d{1,10}(?:, ip=[0-9a-f
 _BANNER = re.compile(r"[█▀▄] {1,4}version (?P<version>\S{1,60})|API server version (?P<older>\S{1,60})")
 
 
-class _Figure(NamedTuple):
+class _LogFigure(NamedTuple):
     field: str  # of Measured
     pattern: str  # its first group is the number
     kind: str = "gib"
@@ -86,93 +86,93 @@ class _Rule(NamedTuple):
     """A line: something to know it by quickly, and the figures to look for in it."""
 
     needle: bytes
-    figures: tuple[_Figure, ...]
+    figures: tuple[_LogFigure, ...]
     is_of_rank: bool = True  # else of the whole engine
 
 
 _RULES: tuple[_Rule, ...] = (
-    _Rule(b"Model loading took", (_Figure("weights_bytes", WEIGHTS_LOADED),)),
-    _Rule(b"Available KV cache memory", (_Figure("kv_bytes", KV_AVAILABLE),)),
+    _Rule(b"Model loading took", (_LogFigure("weights_bytes", WEIGHTS_LOADED),)),
+    _Rule(b"Available KV cache memory", (_LogFigure("kv_bytes", KV_AVAILABLE),)),
     # DEBUG from 0.11 to 0.25, INFO in 0.10.2 and from 0.26. Weights and non-torch became one figure in 0.27, and activation
     # has included the graphs' estimate since.
     _Rule(b"Desired GPU memory utilization is", (
-        _Figure("free_bytes", rf"on device(?: \S{{1,20}})? \({_FIGURE}/[\d.]+ GiB\) on startup"),
-        _Figure("total_bytes", rf"\([\d.]+/{_FIGURE} GiB\) on startup"),
-        _Figure("utilization", rf"utilization is \({_FIGURE},", "ratio"),
-        _Figure("requested_bytes", rf"utilization is \([\d.]+, {_FIGURE} GiB\)"),
-        _Figure("weights_bytes", rf"Actual usage is {_FIGURE} GiB for weight,"),
-        _Figure("consumed_bytes", rf"Actual usage is {_FIGURE} GiB for consumed memory"),
-        _Figure("activation_bytes", rf"{_FIGURE} GiB for peak activation"),
-        _Figure("non_torch_bytes", rf"{_FIGURE} GiB for non-torch memory"),
-        _Figure("graphs_actual_bytes", rf"{_FIGURE} GiB for CUDAGraph memory"),
-        _Figure("kv_bytes", rf"Current kv cache memory in use is {_FIGURE} GiB"),
+        _LogFigure("free_bytes", rf"on device(?: \S{{1,20}})? \({_FIGURE}/[\d.]+ GiB\) on startup"),
+        _LogFigure("total_bytes", rf"\([\d.]+/{_FIGURE} GiB\) on startup"),
+        _LogFigure("utilization", rf"utilization is \({_FIGURE},", "ratio"),
+        _LogFigure("requested_bytes", rf"utilization is \([\d.]+, {_FIGURE} GiB\)"),
+        _LogFigure("weights_bytes", rf"Actual usage is {_FIGURE} GiB for weight,"),
+        _LogFigure("consumed_bytes", rf"Actual usage is {_FIGURE} GiB for consumed memory"),
+        _LogFigure("activation_bytes", rf"{_FIGURE} GiB for peak activation"),
+        _LogFigure("non_torch_bytes", rf"{_FIGURE} GiB for non-torch memory"),
+        _LogFigure("graphs_actual_bytes", rf"{_FIGURE} GiB for CUDAGraph memory"),
+        _LogFigure("kv_bytes", rf"Current kv cache memory in use is {_FIGURE} GiB"),
     )),
     # The profile's own summary, at DEBUG. From 0.27 its torch peak is not what is subtracted, so it is not read.
     _Rule(b"non-torch forward increase memory", (
-        _Figure("activation_bytes", rf"torch peak memory increase: {_FIGURE} ?GiB"),
-        _Figure("non_torch_bytes", rf"non-torch forward increase memory: {_FIGURE} ?GiB"),
-        _Figure("weights_bytes", rf"weights memory: {_FIGURE} ?GiB"),
+        _LogFigure("activation_bytes", rf"torch peak memory increase: {_FIGURE} ?GiB"),
+        _LogFigure("non_torch_bytes", rf"non-torch forward increase memory: {_FIGURE} ?GiB"),
+        _LogFigure("weights_bytes", rf"weights memory: {_FIGURE} ?GiB"),
     )),
     _Rule(b"worker init memory snapshot", (
-        _Figure("free_bytes", rf"\bfree_memory={_FIGURE}GiB"),
-        _Figure("total_bytes", rf"\btotal_memory={_FIGURE}GiB"),
+        _LogFigure("free_bytes", rf"\bfree_memory={_FIGURE}GiB"),
+        _LogFigure("total_bytes", rf"\btotal_memory={_FIGURE}GiB"),
     )),
     _Rule(b"Initial free memory: ", (
-        _Figure("free_bytes", rf"Initial free memory: {_FIGURE} GiB; Requested"),
-        _Figure("utilization", rf"Requested memory: {_FIGURE} \(util\)", "ratio"),
-        _Figure("requested_bytes", rf"\(util\), {_FIGURE} GiB"),
+        _LogFigure("free_bytes", rf"Initial free memory: {_FIGURE} GiB; Requested"),
+        _LogFigure("utilization", rf"Requested memory: {_FIGURE} \(util\)", "ratio"),
+        _LogFigure("requested_bytes", rf"\(util\), {_FIGURE} GiB"),
     )),
-    _Rule(b"Estimated CUDA graph memory", (_Figure("graphs_estimated_bytes", GRAPH_ESTIMATE),)),
+    _Rule(b"Estimated CUDA graph memory", (_LogFigure("graphs_estimated_bytes", GRAPH_ESTIMATE),)),
     _Rule(b"CUDA graph pool memory", (
-        _Figure("graphs_actual_bytes", rf"pool memory: {_FIGURE} GiB \(actual\)"),
-        _Figure("graphs_estimated_bytes", rf"{_FIGURE} GiB \(estimated\)"),
+        _LogFigure("graphs_actual_bytes", rf"pool memory: {_FIGURE} GiB \(actual\)"),
+        _LogFigure("graphs_estimated_bytes", rf"{_FIGURE} GiB \(estimated\)"),
     )),
     _Rule(b"Graph capturing finished in", (
-        _Figure("graphs_actual_bytes", rf"Graph capturing finished in \d{{1,9}} secs, took {_FIGURE} GiB"),
+        _LogFigure("graphs_actual_bytes", rf"Graph capturing finished in \d{{1,9}} secs, took {_FIGURE} GiB"),
     )),
     _Rule(b"CUDA graph memory profiling", (
-        _Figure("graphs_subtracted", r"CUDA graph memory profiling (is|will be) enabled", "is"),
-        _Figure("utilization", rf"(?:current --gpu-memory-utilization=|--gpu-memory-utilization from ){_FIGURE}", "ratio"),
+        _LogFigure("graphs_subtracted", r"CUDA graph memory profiling (is|will be) enabled", "is"),
+        _LogFigure("utilization", rf"(?:current --gpu-memory-utilization=|--gpu-memory-utilization from ){_FIGURE}", "ratio"),
     )),
     # The first engine, up to 0.8: one message over three lines.
     _Rule(b"x gpu_memory_utilization", (
-        _Figure("total_bytes", rf"total_gpu_memory \({_FIGURE}GiB\)"),
-        _Figure("utilization", rf"x gpu_memory_utilization \({_FIGURE}\)", "ratio"),
-        _Figure("requested_bytes", rf"\) = {_FIGURE}GiB"),
+        _LogFigure("total_bytes", rf"total_gpu_memory \({_FIGURE}GiB\)"),
+        _LogFigure("utilization", rf"x gpu_memory_utilization \({_FIGURE}\)", "ratio"),
+        _LogFigure("requested_bytes", rf"\) = {_FIGURE}GiB"),
     )),
     _Rule(b"model weights take", (
-        _Figure("weights_bytes", rf"model weights take {_FIGURE}GiB"),
-        _Figure("non_torch_bytes", rf"non_torch_memory takes {_FIGURE}GiB"),
-        _Figure("activation_bytes", rf"activation peak memory takes {_FIGURE}GiB"),
-        _Figure("kv_bytes", rf"reserved for KV Cache is {_FIGURE}GiB"),
+        _LogFigure("weights_bytes", rf"model weights take {_FIGURE}GiB"),
+        _LogFigure("non_torch_bytes", rf"non_torch_memory takes {_FIGURE}GiB"),
+        _LogFigure("activation_bytes", rf"activation peak memory takes {_FIGURE}GiB"),
+        _LogFigure("kv_bytes", rf"reserved for KV Cache is {_FIGURE}GiB"),
     )),
     # The CPU build: the memory node is the card, and what the worker holds besides the cache is told as one figure. The cache
     # of a size that somebody set is announced by another line, and teaches nothing.
     _Rule(b"GiB for KV cache on node", (
-        _Figure("kv_bytes", rf"Auto set \({_FIGURE}/[\d.]+\) GiB for KV cache on node"),
-        _Figure("total_bytes", rf"Auto set \([\d.]+/{_FIGURE}\) GiB for KV cache on node"),
-        _Figure("requested_bytes", rf"with {_FIGURE} GiB requested memory for the worker"),
+        _LogFigure("kv_bytes", rf"Auto set \({_FIGURE}/[\d.]+\) GiB for KV cache on node"),
+        _LogFigure("total_bytes", rf"Auto set \([\d.]+/{_FIGURE}\) GiB for KV cache on node"),
+        _LogFigure("requested_bytes", rf"with {_FIGURE} GiB requested memory for the worker"),
     )),
-    _Rule(b"KV cache size", (_Figure("kv_tokens", r"\w KV cache size: ([\d,]{1,20}) tokens", "count"),), is_of_rank=False),
+    _Rule(b"KV cache size", (_LogFigure("kv_tokens", r"\w KV cache size: ([\d,]{1,20}) tokens", "count"),), is_of_rank=False),
     _Rule(b"Maximum concurrency for", (
-        _Figure("max_concurrency", rf"[Mm]aximum concurrency for [\d,]+ tokens per request: {_FIGURE}x", "ratio"),
+        _LogFigure("max_concurrency", rf"[Mm]aximum concurrency for [\d,]+ tokens per request: {_FIGURE}x", "ratio"),
     ), is_of_rank=False),
-    _Rule(b"CPU blocks: ", (_Figure("blocks", r"# \w+ blocks: (\d{1,12}), # CPU blocks", "count"),), is_of_rank=False),
-    _Rule(b"num_gpu_blocks is: ", (_Figure("blocks", r"num_gpu_blocks is: (\d{1,12})", "count"),), is_of_rank=False),
+    _Rule(b"CPU blocks: ", (_LogFigure("blocks", r"# \w+ blocks: (\d{1,12}), # CPU blocks", "count"),), is_of_rank=False),
+    _Rule(b"num_gpu_blocks is: ", (_LogFigure("blocks", r"num_gpu_blocks is: (\d{1,12})", "count"),), is_of_rank=False),
     _Rule(b"Chunked prefill is enabled with", (
-        _Figure("max_num_batched_tokens", r"max_num_batched_tokens=(\d{1,9})", "count"),
+        _LogFigure("max_num_batched_tokens", r"max_num_batched_tokens=(\d{1,9})", "count"),
     ), is_of_rank=False),
     _Rule(b"non-default args: ", (
-        _Figure("utilization", rf"'gpu_memory_utilization': {_FIGURE}", "ratio"),
-        _Figure("max_num_seqs", r"'max_num_seqs': (\d{1,9})\b", "count"),
-        _Figure("max_num_batched_tokens", r"'max_num_batched_tokens': (\d{1,9})\b", "count"),
+        _LogFigure("utilization", rf"'gpu_memory_utilization': {_FIGURE}", "ratio"),
+        _LogFigure("max_num_seqs", r"'max_num_seqs': (\d{1,9})\b", "count"),
+        _LogFigure("max_num_batched_tokens", r"'max_num_batched_tokens': (\d{1,9})\b", "count"),
     ), is_of_rank=False),
     _Rule(b"LLM engine (v", (
-        _Figure("release", r"LLM engine \(v([^)\s]{1,60})\)", "version"),
-        _Figure("tensor_parallel", r"\btensor_parallel_size=(\d{1,6})\b", "count"),
-        _Figure("pipeline_parallel", r"\bpipeline_parallel_size=(\d{1,6})\b", "count"),
-        _Figure("max_model_len", r"\bmax_seq_len=(\d{1,9})\b", "count"),
-        _Figure("enforce_eager", r"\benforce_eager=(True|False)\b", "true"),
+        _LogFigure("release", r"LLM engine \(v([^)\s]{1,60})\)", "version"),
+        _LogFigure("tensor_parallel", r"\btensor_parallel_size=(\d{1,6})\b", "count"),
+        _LogFigure("pipeline_parallel", r"\bpipeline_parallel_size=(\d{1,6})\b", "count"),
+        _LogFigure("max_model_len", r"\bmax_seq_len=(\d{1,9})\b", "count"),
+        _LogFigure("enforce_eager", r"\benforce_eager=(True|False)\b", "true"),
     ), is_of_rank=False),
 )  # fmt: skip
 NEEDLES = (b" version ", *(rule.needle for rule in _RULES))

@@ -15,7 +15,7 @@ from plimsoll.doctor.rules.timeline import TracebackFrame
 from plimsoll.findings import Code, Evidence, Finding, Severity
 from plimsoll.plan.findings import Advice
 from plimsoll.units import GIB, MIB
-from plimsoll.vllm.failure_texts import TEXTS, Text
+from plimsoll.vllm.failure_texts import TEXTS, FailureText
 from plimsoll.vllm.flags import flags_of, history_of
 from plimsoll.vllm.log_lines import Measured
 from plimsoll.vllm.versions import newest
@@ -127,7 +127,7 @@ def test_anything_gives_a_finding(code: Code, line: str, name: str | None, flag:
 
 
 @each("text", [text for text in TEXTS if text.code is not None], ids=lambda text: text.name)
-def test_every_text_that_names_a_cause_leads_to_words(text: Text) -> None:
+def test_every_text_that_names_a_cause_leads_to_words(text: FailureText) -> None:
     """No text of the table is explained as something it is not."""
     assert text.code is not None
     found = _checked(finding(case_of(text.code, text=text.name)))

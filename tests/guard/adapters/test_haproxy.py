@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
-from plimsoll.guard.adapters.haproxy import HAProxy, Place
+from plimsoll.guard.adapters.haproxy import HAProxy, ServerLine
 from tests.each import each
 
 HEADING = "# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_uweight"
@@ -88,7 +88,7 @@ def test_the_last_one_that_would_get_work_is_not_taken_out(other: tuple[int, int
 
     async def scene() -> None:
         async with talking(Farm(a=(2, 0, 1), b=other)) as (path, talker):
-            told = await HAProxy(path, (Place("farm", "a"),)).take_out()
+            told = await HAProxy(path, (ServerLine("farm", "a"),)).take_out()
             assert told.is_done is not is_last
             assert told.facts.get("last", False) is is_last
             assert ("set server farm/a state drain" in talker.asked) is not is_last
@@ -101,7 +101,7 @@ def test_one_that_is_down_takes_nothing_away() -> None:
 
     async def scene() -> None:
         async with talking(Farm(a=(0, 0, 1), b=(0, 0, 1))) as (path, _):
-            assert (await HAProxy(path, (Place("farm", "a"),)).take_out()).is_done is True
+            assert (await HAProxy(path, (ServerLine("farm", "a"),)).take_out()).is_done is True
 
     run(scene())
 
@@ -111,7 +111,7 @@ def test_two_places_in_one_backend_are_one_engine() -> None:
 
     async def scene() -> None:
         async with talking(Farm(a=(2, 0, 1), a2=(2, 0, 1))) as (path, _):
-            told = await HAProxy(path, (Place("farm", "a"), Place("farm", "a2"))).take_out()
+            told = await HAProxy(path, (ServerLine("farm", "a"), ServerLine("farm", "a2"))).take_out()
             assert (told.is_done, told.facts["last"]) == (False, True)
 
     run(scene())
@@ -122,7 +122,7 @@ def test_connections_are_sessions_and_queue() -> None:
 
     async def scene() -> None:
         async with talking(Farm(a=(2, 0, 1))) as (path, _):
-            assert await HAProxy(path, (Place("farm", "a"),)).connections() == 4
+            assert await HAProxy(path, (ServerLine("farm", "a"),)).connections() == 4
 
     run(scene())
 
@@ -133,7 +133,7 @@ def test_a_set_that_changes_nothing_is_not_done() -> None:
     async def scene() -> None:
         farm = Farm(a=(2, 0, 1), b=(2, 0, 1))
         async with talking(lambda command: b"\n" if command.startswith("set") else farm(command)) as (path, _):
-            told = await HAProxy(path, (Place("farm", "a"),)).take_out()
+            told = await HAProxy(path, (ServerLine("farm", "a"),)).take_out()
         assert told.is_done is None
 
     run(scene())
@@ -145,7 +145,7 @@ def test_an_answer_lost_after_a_change_is_not_known_and_one_before_is_not_done()
     async def scene() -> None:
         farm = Farm(a=(2, 0, 1), b=(2, 0, 1))
         async with talking(lambda command: b"" if "show" in command else b"\n") as (path, talker):
-            assert (await HAProxy(path, (Place("farm", "a"),)).take_out()).is_done is False
+            assert (await HAProxy(path, (ServerLine("farm", "a"),)).take_out()).is_done is False
             assert not any("set" in command for command in talker.asked)
         was_set = False
 
@@ -155,7 +155,7 @@ def test_an_answer_lost_after_a_change_is_not_known_and_one_before_is_not_done()
             return b"" if was_set and "show" in command else farm(command)
 
         async with talking(deaf_afterwards) as (path, _):
-            assert (await HAProxy(path, (Place("farm", "a"),)).take_out()).is_done is None
+            assert (await HAProxy(path, (ServerLine("farm", "a"),)).take_out()).is_done is None
 
     run(scene())
 
@@ -179,7 +179,7 @@ def test_an_endless_answer_is_cut_and_a_silent_one_left() -> None:
             server = await asyncio.start_unix_server(silent, path)
             for endless, limit_s in ((True, 10.0), (False, 0.3)):
                 is_endless[0] = endless
-                balancer = HAProxy(path, (Place("farm", "a"),), deadline_s=limit_s)
+                balancer = HAProxy(path, (ServerLine("farm", "a"),), deadline_s=limit_s)
                 began = time.monotonic()
                 assert await balancer.is_out() is None
                 assert await balancer.connections() is None
@@ -202,7 +202,7 @@ def test_no_answer_makes_it_raise(lines: list[str], junk: bytes) -> None:
 
     async def scene() -> None:
         async with talking(lambda _: "\n".join(lines).encode() + junk) as (path, _):
-            balancer = HAProxy(path, (Place("farm", "a"),))
+            balancer = HAProxy(path, (ServerLine("farm", "a"),))
             for told in (await balancer.take_out(), await balancer.put_back()):
                 assert told.message.isprintable()
             assert await balancer.is_out() in (True, False, None)
@@ -214,10 +214,11 @@ def test_no_answer_makes_it_raise(lines: list[str], junk: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("path", "places"),
-    [("/run/a.sock", ()), ("a.sock", (Place("farm", "a"),)), ("/run/a.sock", (Place("farm", "a; disable server farm/b"),)),
-     ("/run/a.sock", (Place("farm", ""),)), ("/run/a.sock", (Place("farm\n", "a"),)), ("/run/a\0.sock", (Place("farm", "a"),))],
+    [("/run/a.sock", ()), ("a.sock", (ServerLine("farm", "a"),)),
+     ("/run/a.sock", (ServerLine("farm", "a; disable server farm/b"),)), ("/run/a.sock", (ServerLine("farm", ""),)),
+     ("/run/a.sock", (ServerLine("farm\n", "a"),)), ("/run/a\0.sock", (ServerLine("farm", "a"),))],
 )  # fmt: skip
-def test_a_name_that_would_be_another_command_is_refused(path: str, places: tuple[Place, ...]) -> None:
+def test_a_name_that_would_be_another_command_is_refused(path: str, places: tuple[ServerLine, ...]) -> None:
     """Names reach HAProxy inside a line of commands."""
     with pytest.raises(BadInput):
         HAProxy(path, places)
@@ -229,7 +230,7 @@ def test_what_an_operator_has_in_maintenance_is_not_taken_out(admin: int) -> Non
 
     async def scene() -> None:
         async with talking(Farm(a=(2, 0, 1), a2=(2, admin, 1), b=(2, 0, 1))) as (path, talker):
-            told = await HAProxy(path, (Place("farm", "a"), Place("farm", "a2"))).take_out()
+            told = await HAProxy(path, (ServerLine("farm", "a"), ServerLine("farm", "a2"))).take_out()
             assert (told.is_done, told.facts) == (False, {"maint": True})
             assert told.message == "an operator has it in maintenance in farm/a2: it is left alone"
             assert not [command for command in talker.asked if command.startswith("set")]
@@ -259,7 +260,7 @@ def test_it_tells_health_by_its_own_check_and_bytes(
 
     async def story() -> None:
         async with talking(answer) as (path, _):
-            haproxy = HAProxy(path, tuple(Place(f"b{number}", "a") for number in range(len(rows))))
+            haproxy = HAProxy(path, tuple(ServerLine(f"b{number}", "a") for number in range(len(rows))))
             assert await haproxy.health() == wanted
 
     asyncio.run(story())

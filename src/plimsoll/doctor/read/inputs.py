@@ -114,7 +114,7 @@ def read_inputs(
     """Every input, read by its kind; `range_flags` are the options that ask for a Prometheus range."""
     found = walked(names)
     inputs = DoctorInputs()
-    reader = _Reader(inputs, timeout_s, time_range, range_flags)
+    reader = _InputReader(inputs, timeout_s, time_range, range_flags)
     notes = [f"{found.left_out} more files in the folders were not looked at"] if found.left_out else []
     if range_flags and not any(map(is_url, names)):
         notes.append(f"{', '.join(sorted(range_flags))}: not used, since no Prometheus server was named")
@@ -131,7 +131,7 @@ def read_inputs(
     return inputs
 
 
-class _Reader(NamedTuple):
+class _InputReader(NamedTuple):
     """Reads input after input into the list of its kind."""
 
     inputs: DoctorInputs

@@ -669,7 +669,7 @@ _LONGEST_RAW = 64 * LONGEST  # a line of progress bars may be long and end in th
 def read_log(path: str, *, source: str = "", deadline: float | None = None, clock: Callable[[], float] = time.monotonic) -> Log:
     """The lines of this file; BadInput where it is not text, TimedOut where nothing came before the deadline."""
     kept = kept_of_file(path, deadline, clock)
-    reader = _Reader(detect_format(_sample(kept.chunks)))
+    reader = _LineReader(detect_format(_sample(kept.chunks)))
     skipped: list[tuple[int, int]] = []
     after = 1  # the number the next line would have if nothing was left out
     for chunk in kept.chunks:
@@ -706,7 +706,7 @@ def _sample(chunks: Sequence[Chunk]) -> Iterator[str]:
             yield without_colours(raw[:400].decode("utf-8", "replace"))
 
 
-class _Reader:
+class _LineReader:
     """Turns raw lines into lines, remembering what one line says of the next."""
 
     def __init__(self, habits: LineFormat) -> None:

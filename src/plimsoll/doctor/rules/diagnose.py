@@ -57,7 +57,7 @@ from plimsoll.errors import printable
 from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
 from plimsoll.redaction import hide_user_text, redact
 from plimsoll.units import GIB, format_gib
-from plimsoll.vllm.failure_texts import TEXTS, Text
+from plimsoll.vllm.failure_texts import TEXTS, FailureText
 
 _MIB = 1 << 20
 _MOST_HOLDERS = 4
@@ -203,7 +203,7 @@ def evidence(log: Log, index: int) -> Evidence:
     return Evidence(log.source, text if len(text) <= LONGEST_EVIDENCE else text[:LONGEST_EVIDENCE] + "...", line.number)
 
 
-def diagnose_log(log: Log, plan_for: PlanLookup, texts: Sequence[Text] = TEXTS) -> LogDiagnosis:
+def diagnose_log(log: Log, plan_for: PlanLookup, texts: Sequence[FailureText] = TEXTS) -> LogDiagnosis:
     """The findings of one text input, its own root cause first."""
     log, is_written = without_quotes(log)
     timeline = read_timeline(log, texts)
@@ -577,7 +577,7 @@ class InputVerdict(NamedTuple):
 
 def diagnose(
     logs: Sequence[Log], inputs: Sequence[InputVerdict] = (), *, exit_code: int | None = None,
-    plan_for: PlanLookup = lambda _: None, texts: Sequence[Text] = TEXTS,
+    plan_for: PlanLookup = lambda _: None, texts: Sequence[FailureText] = TEXTS,
 ) -> Diagnosis:  # fmt: skip
     """The diagnosis over everything given."""
     log_diagnoses = [diagnose_log(one, plan_for, texts) for log in logs for one in _by_server(log)]

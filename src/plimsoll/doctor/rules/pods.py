@@ -89,7 +89,7 @@ class _Block:
         self.values: dict[str, str] = {}
 
 
-class _Reader:
+class _PodReader:
     """Walks the lines once and keeps what they say."""
 
     def __init__(self) -> None:
@@ -199,7 +199,7 @@ def read_pods(log: Log) -> PodFacts:
     """Reads the Kubernetes text among these lines; other text gives empty facts."""
     if not contains_any(log.lines, (*POD, *POD_EVENT, *POD_ROW)):
         return PodFacts()
-    reader = _Reader()
+    reader = _PodReader()
     lines = [line for line in log.lines if not line.process]
     if any(marker in line.text for line in lines for marker in POD):
         for line in lines:
@@ -231,7 +231,7 @@ def _event(line: LogLine) -> PodEvent | None:
     return PodEvent(found["reason"], found["message"].strip(), int(count[1]) if count else 1, line)
 
 
-def _pod_row(reader: _Reader, line: LogLine) -> None:
+def _pod_row(reader: _PodReader, line: LogLine) -> None:
     found = re.match(_POD_ROW, line.text)
     if found is None:
         return

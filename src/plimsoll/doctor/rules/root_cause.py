@@ -33,7 +33,7 @@ from plimsoll.doctor.rules.timeline import (
 )
 from plimsoll.findings import Code
 from plimsoll.units import GIB
-from plimsoll.vllm.failure_texts import CONSEQUENCE_WORDS, CONSEQUENCES, PLACES, TRAINER_FILES, Role, Text
+from plimsoll.vllm.failure_texts import CONSEQUENCE_WORDS, CONSEQUENCES, PLACES, TRAINER_FILES, FailureText, Role
 
 _compiled = cache(re.compile)
 _SIZE = r"(\d{1,12}(?:\.\d{1,6})?) ?(bytes|B|KiB|KB|MiB|MB|GiB|GB|TiB)"
@@ -200,7 +200,7 @@ class Symptom(NamedTuple):
     at: int
     code: Code
     confidence: float
-    text: Text | None = None
+    text: FailureText | None = None
     exception: LoggedException | None = None
     step: FailedStep | None = None
     oom: OomFigures | None = None

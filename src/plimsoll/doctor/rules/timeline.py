@@ -20,8 +20,8 @@ from plimsoll.vllm.failure_texts import (
     MULTIMODAL_FILES,
     STEP_FRAMES,
     TEXTS,
+    FailureText,
     Role,
-    Text,
 )
 
 # Every process is read as a stream of its own, since their lines come mixed. A traceback may lack its head or its tail, carry
@@ -394,7 +394,7 @@ _UP = ("Application startup complete", "Uvicorn running on")
 class Hit(NamedTuple):
     """A known text, and the line it stands in."""
 
-    text: Text
+    text: FailureText
     at: int
 
 
@@ -448,7 +448,7 @@ class LogTimeline(NamedTuple):
         return self.serves_after(index)
 
 
-def read_timeline(log: Log, texts: Sequence[Text] = TEXTS) -> LogTimeline:
+def read_timeline(log: Log, texts: Sequence[FailureText] = TEXTS) -> LogTimeline:
     """Reads the timeline in one pass over the lines."""
     log = log._replace(lines=_without_users_words(log.lines))
     exceptions = read_exceptions(log.lines)
@@ -474,7 +474,7 @@ def _without_users_words(lines: Sequence[LogLine]) -> Sequence[LogLine]:
     ]
 
 
-def _wrapped_hits(exceptions: Sequence[LoggedException], told: set[int], texts: Sequence[Text]) -> Iterator[Hit]:
+def _wrapped_hits(exceptions: Sequence[LoggedException], told: set[int], texts: Sequence[FailureText]) -> Iterator[Hit]:
     """Texts that a terminal broke over several lines: found in the message put together again."""
     for one in exceptions:
         if "\n" in one.message and one.at not in told and not any(at in told for at in range(one.at, one.at + 4)):
@@ -497,7 +497,7 @@ def kinds_in(log: Log) -> frozenset[str]:
     return frozenset(kind for kind, words in KINDS.items() if present(log.lines, words))
 
 
-def _hits(lines: Sequence[LogLine], texts: Sequence[Text]) -> Iterator[Hit]:
+def _hits(lines: Sequence[LogLine], texts: Sequence[FailureText]) -> Iterator[Hit]:
     needles = present(lines, [text.needle for text in texts])
     texts = [text for text in texts if text.needle in needles]
     if not texts:
@@ -515,7 +515,7 @@ def _hits(lines: Sequence[LogLine], texts: Sequence[Text]) -> Iterator[Hit]:
 _KERNELS = frozenset({"kernel-oom", "off-the-bus"})  # words that only the kernel's own records mean
 
 
-def _counts(text: Text, line: LogLine) -> bool:
+def _counts(text: FailureText, line: LogLine) -> bool:
     is_quiet = line.level in ("DEBUG", "INFO", "WARNING")
     if is_quiet and line.level != "DEBUG":
         # Who logs another program's output line by line calls all of it INFO, its exceptions too.

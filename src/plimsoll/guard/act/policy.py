@@ -47,7 +47,7 @@ def _hours(texts: tuple[str, ...]) -> tuple[Hours, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class ActPolicy(key.Table):
+class ActPolicy(key.ConfigTable):
     """[act]: of the whole fleet. Times are seconds; None is a path that was not named."""
 
     rungs: tuple[Grade, ...] = key.words(

@@ -30,7 +30,7 @@ MOST_PIDS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class CommandRestarterConfig(key.Table):
+class CommandRestarterConfig(key.ConfigTable):
     """restart = {stop = [...], start = [...], is_running = [...]}."""
 
     stop: tuple[str, ...] = key.command("a command that stops it: SIGTERM to the server alone", example='["ctl", "stop"]')

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from plimsoll.guard.act.ports import Outcome, done, unsure
-from plimsoll.hardware.processes import Mark, Table, read_processes
+from plimsoll.hardware.processes import Mark, ProcessTable, read_processes
 
 LOOK_EVERY_S = 0.5
 SLACK_BYTES = 512 << 20  # what the driver itself may need more of, or a neighbour took meanwhile
@@ -32,7 +32,7 @@ class CardMemory(NamedTuple):
 class DeviceMemory:
     """The cards of this machine. `nvml` is the library, for tests."""
 
-    def __init__(self, nvml: Any = None, processes: Callable[[], Table] = read_processes) -> None:
+    def __init__(self, nvml: Any = None, processes: Callable[[], ProcessTable] = read_processes) -> None:
         self._nvml, self._processes = nvml, processes
 
     def look(self, pids: Collection[int]) -> list[CardMemory] | None:

@@ -107,7 +107,7 @@ TROUBLES_SAID = 3
 
 
 @dataclass(frozen=True, slots=True)
-class PodsConfig(key.Table):
+class PodsConfig(key.ConfigTable):
     """[discover.kubernetes]: which pods are engines."""
 
     short_key: ClassVar[str] = "selector"
@@ -127,7 +127,7 @@ def _lists(files: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class DiscoverConfig(key.Table):
+class DiscoverConfig(key.ConfigTable):
     """[discover]: where engines are found, and what guard uses for those that it finds."""
 
     file_sd: tuple[str, ...] = key.other("files", "files in Prometheus's own form, .json, .yml or .yaml", (), convert=_lists)

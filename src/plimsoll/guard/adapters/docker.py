@@ -33,7 +33,7 @@ _SHELLS = frozenset("sh bash dash ash zsh ksh busybox su sudo".split())
 
 
 @dataclass(frozen=True, slots=True)
-class DockerConfig(key.Table):
+class DockerConfig(key.ConfigTable):
     """restart = {docker = ...}."""
 
     container: str = key.word(

@@ -43,7 +43,7 @@ _UNAUTHENTICATED = ("invalid auth token", "user name is empty", "revision of aut
 
 
 @dataclass(frozen=True, slots=True)
-class EtcdLockConfig(key.Table):
+class EtcdLockConfig(key.ConfigTable):
     """[lock] with etcd."""
 
     endpoints: tuple[str, ...] = key.other(

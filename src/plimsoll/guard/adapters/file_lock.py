@@ -38,7 +38,7 @@ _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 @dataclass(frozen=True, slots=True)
-class FileLockConfig(key.Table):
+class FileLockConfig(key.ConfigTable):
     """[lock] with file."""
 
     path: str = key.path(

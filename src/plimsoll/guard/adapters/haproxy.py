@@ -38,7 +38,7 @@ OUT = MAINT | FORCED_DRAIN | INHERITED_DRAIN
 UP = ("1", "2")  # srv_op_state: starting, running
 
 
-class Place(NamedTuple):
+class ServerLine(NamedTuple):
     """One server line of HAProxy's configuration."""
 
     backend: str
@@ -60,7 +60,7 @@ class _HaproxyError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class HaproxyConfig(key.Table):
+class HaproxyConfig(key.ConfigTable):
     """balancer = {haproxy = ...}."""
 
     socket: str = key.other("socket", "the path of HAProxy's admin socket", key="haproxy", example='"/run/haproxy/admin.sock"')
@@ -83,14 +83,16 @@ class HaproxyConfig(key.Table):
 
     def build(self, engine: str) -> HAProxy:
         del engine
-        return HAProxy(self.socket, tuple(Place(each, self.server) for each in self.backends), may_be_last=self.may_be_last)
+        return HAProxy(
+            self.socket, tuple(ServerLine(each, self.server) for each in self.backends), may_be_last=self.may_be_last
+        )
 
 
 class HAProxy:
     """One engine behind HAProxy: its places, all of which are taken out and put back together."""
 
     def __init__(
-        self, socket_path: str, places: tuple[Place, ...], *, may_be_last: bool = False, deadline_s: float = DEADLINE_S
+        self, socket_path: str, places: tuple[ServerLine, ...], *, may_be_last: bool = False, deadline_s: float = DEADLINE_S
     ) -> None:
         """`may_be_last`: take it out also where no other server of a backend is up. BadInput for names HAProxy cannot have."""
         if not places or not all(re.fullmatch(_NAME, name) for place in places for name in place):
@@ -109,7 +111,7 @@ class HAProxy:
         Refused, with `maint`, where an operator has it in maintenance in any of them: nothing is done then. One that is down
         takes nothing away, so ask before the gate says that it is not ready: a health check may see that.
         """
-        begun: list[Place] = []
+        begun: list[ServerLine] = []
         try:
             async with asyncio.timeout(self._deadline_s):
                 farm = await self._farm()
@@ -132,7 +134,7 @@ class HAProxy:
 
     async def put_back(self) -> Outcome:
         """End our drain, and nothing else that keeps it out."""
-        begun: list[Place] = []
+        begun: list[ServerLine] = []
         try:
             async with asyncio.timeout(self._deadline_s):
                 states = await self._places_now()
@@ -177,11 +179,11 @@ class HAProxy:
         is_maintained = any((row.get("status") or "").startswith("MAINT") for row in rows)
         return ServerHealth(is_down, None if None in counts else sum(count or 0 for count in counts), is_maintained)
 
-    def _no(self, problem: Exception, begun: list[Place]) -> Outcome:
+    def _no(self, problem: Exception, begun: list[ServerLine]) -> Outcome:
         why = str(problem) if isinstance(problem, _HaproxyError) else f"no answer within {self._deadline_s:g} s"
         return unsure(f"HAProxy: {why}") if begun else failed(f"HAProxy: {why}")
 
-    async def _places_now(self) -> dict[Place, _ServerState]:
+    async def _places_now(self) -> dict[ServerLine, _ServerState]:
         farm = await self._farm()
         return {place: farm[place.backend][place.server] for place in self._places}
 
@@ -193,11 +195,11 @@ class HAProxy:
                 raise _HaproxyError(f"there is no server {place}")
         return farm
 
-    def _is_last(self, place: Place, rows: Mapping[str, _ServerState]) -> bool:
+    def _is_last(self, place: ServerLine, rows: Mapping[str, _ServerState]) -> bool:
         """Whether it is up and nobody else in its backend is."""
         return rows[place.server].is_up and not any(row.is_up for name, row in rows.items() if name not in self._own(place))
 
-    def _own(self, place: Place) -> set[str]:
+    def _own(self, place: ServerLine) -> set[str]:
         return {one.server for one in self._places if one.backend == place.backend}
 
     async def _servers(self, backend: str) -> dict[str, _ServerState]:
@@ -229,7 +231,7 @@ class HAProxy:
         except (_HaproxyError, TimeoutError):
             return None
 
-    async def _row(self, place: Place) -> dict[str, str]:
+    async def _row(self, place: ServerLine) -> dict[str, str]:
         lines = (await self._say(f"show stat {place.backend} 4 -1")).splitlines()
         if not lines or not lines[0].startswith("# pxname,svname,"):
             raise _HaproxyError(_complaint(lines) or "its statistics cannot be read")
@@ -242,7 +244,7 @@ class HAProxy:
                 return row
         raise _HaproxyError(f"there are no statistics of {place}")
 
-    async def _set(self, place: Place, state: str, begun: list[Place]) -> None:
+    async def _set(self, place: ServerLine, state: str, begun: list[ServerLine]) -> None:
         """`begun` holds it afterwards, unless HAProxy itself says that it did nothing."""
         begun.append(place)
         answer = await self._say(f"set server {place} state {state}")

@@ -63,7 +63,7 @@ class _Hook(abc.ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class CommandBalancerConfig(key.Table):
+class CommandBalancerConfig(key.ConfigTable):
     """balancer = {command = [...]}."""
 
     command: tuple[str, ...] = key.command(
@@ -115,7 +115,7 @@ class CommandBalancer(_Hook):
 
 
 @dataclass(frozen=True, slots=True)
-class WebhookBalancerConfig(key.Table):
+class WebhookBalancerConfig(key.ConfigTable):
     """balancer = {webhook = ...}."""
 
     url: str = key.url("an address of yours: docs/balancers.md", key="webhook", example='"http://HOST:PORT/PATH"')
@@ -162,7 +162,7 @@ class WebhookBalancer(_Hook):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadinessConfig(key.Table):
+class ReadinessConfig(key.ConfigTable):
     """balancer = "readiness"."""
 
     word: ClassVar[str] = "readiness"

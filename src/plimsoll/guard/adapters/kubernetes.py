@@ -30,7 +30,7 @@ _GONE = "gone"
 
 
 @dataclass(frozen=True, slots=True)
-class PodConfig(key.Table):
+class PodConfig(key.ConfigTable):
     """restart = {kubernetes = ...}."""
 
     pod: str = key.word(

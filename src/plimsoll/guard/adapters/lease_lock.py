@@ -37,7 +37,7 @@ from plimsoll.guard.adapters.locks import (
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseLockConfig(key.Table):
+class LeaseLockConfig(key.ConfigTable):
     """[lock] with lease."""
 
     name: str = key.word(

@@ -33,7 +33,7 @@ import msgspec
 from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.daemon.journal import sync_folder
-from plimsoll.hardware.processes import Mark, Process, Table, family, marks
+from plimsoll.hardware.processes import Mark, Process, ProcessTable, family, marks
 
 # The process appends to its log itself: a pipe with a reader in guard would cost the process its life whenever guard dies. The
 # file is kept small by copying it and cutting it to nothing ("copytruncate"). What is written between the last look and the cut
@@ -251,7 +251,7 @@ OURS, GONE, OTHER, UNKNOWN = "ours", "gone", "other", "unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class OwnProcessConfig(key.Table):
+class OwnProcessConfig(key.ConfigTable):
     """[own]: the server that guard starts itself."""
 
     log: str | None = key.path("of the server behind --; default: engine.log beside the journal")
@@ -266,7 +266,7 @@ class OwnProcess:
 
     def __init__(
         self, command: Sequence[str], *, environment: Mapping[str, str], state_path: Path, log_path: Path,
-        processes: Callable[[], Table], boot: str, folder: str | None = None, cgroup_parent: Path | None = None,
+        processes: Callable[[], ProcessTable], boot: str, folder: str | None = None, cgroup_parent: Path | None = None,
         log_bytes: int = LARGEST_BYTES, orphans_s: float = ORPHANS_S,
     ) -> None:  # fmt: skip
         """`cgroup_parent`: a control group (v2) that guard may make its own in; without one the tree is all there is."""

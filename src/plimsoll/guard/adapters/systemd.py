@@ -39,7 +39,7 @@ _OVER = ("inactive", "failed")
 
 
 @dataclass(frozen=True, slots=True)
-class SystemdConfig(key.Table):
+class SystemdConfig(key.ConfigTable):
     """restart = {systemd = ...}."""
 
     unit: str = key.word(

@@ -27,7 +27,7 @@ TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class NotifyConfig(key.Table):
+class NotifyConfig(key.ConfigTable):
     """[notify]."""
 
     webhook: str | None = key.url("where changes are sent, as Alertmanager takes them")

@@ -350,7 +350,7 @@ class ActionRunner:
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._polled_s: dict[str, float] = {}
         self._asking = asyncio.Semaphore(ASKED_AT_ONCE)
-        self._traffic: dict[str, Traffic] = {}
+        self._traffic: dict[str, BalancerTraffic] = {}
         self._served: frozenset[str] | None = None  # engines that answered before guard began, by the journal
         self._logs = {engine.name: engine.log for engine in config.engines if engine.log}
         self._has_own_run = False
@@ -525,7 +525,7 @@ class ActionRunner:
         health = await balancer.health()
         if health is not None:  # as last known: a silent balancer does not end a maintenance
             self.observer.maintained = {**self.observer.maintained, name: health.is_maintained}
-        before = self._traffic.get(name, Traffic())
+        before = self._traffic.get(name, BalancerTraffic())
         # What our own drain makes of its check is no testimony.
         is_down = before.is_down if is_at_work else None if health is None else health.is_down
         count = None if health is None else health.total
@@ -616,7 +616,7 @@ async def exit_report(adapters: EngineAdapters, log: str | None = None) -> ExitR
     return ExitReport(gone="its restarter says that it does not run")
 
 
-class Traffic(NamedTuple):
+class BalancerTraffic(NamedTuple):
     """What a balancer counts of one engine's answers, from poll to poll."""
 
     is_down: bool | None = None
@@ -624,11 +624,11 @@ class Traffic(NamedTuple):
     since_s: float = 0.0  # the count has not changed since
     has_changed: bool = False  # it was seen to change
 
-    def seen(self, now_s: float, *, is_down: bool | None, count: int | None) -> Traffic:
+    def seen(self, now_s: float, *, is_down: bool | None, count: int | None) -> BalancerTraffic:
         if count is None or self.total is None or count < self.total:  # a balancer that was reloaded counts anew
-            return Traffic(is_down, count, now_s)
+            return BalancerTraffic(is_down, count, now_s)
         if count > self.total:
-            return Traffic(is_down, count, now_s, has_changed=True)
+            return BalancerTraffic(is_down, count, now_s, has_changed=True)
         return self._replace(is_down=is_down)
 
     def health(self, now_s: float) -> BalancerHealth:

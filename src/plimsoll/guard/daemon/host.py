@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from plimsoll.guard.judge.look import CardState, Look, Reach
-from plimsoll.hardware.processes import Process, Table, pids, read_process, read_processes, text_of
+from plimsoll.hardware.processes import Process, ProcessTable, pids, read_process, read_processes, text_of
 
 KMSG_LINES = 4096
 KMSG_BYTES = 8192
@@ -175,7 +175,7 @@ FIRST_NAMESPACE = "pid:[4026531836]"  # of processes; the kernel's own number fo
 _PYTHON = re.compile(r"python|pypy|vllm\Z|VLLM::")
 
 
-def tree(table: Table, pid: int) -> tuple[int, ...]:
+def tree(table: ProcessTable, pid: int) -> tuple[int, ...]:
     children: dict[int, list[int]] = {}
     for process in table.values():
         children.setdefault(process.parent, []).append(process.pid)
@@ -415,7 +415,7 @@ class Machine:
         )
 
 
-def _is_there(one: Process, seen: Table) -> bool:
+def _is_there(one: Process, seen: ProcessTable) -> bool:
     """Whether the process still exists, and is not another one with its pid."""
     return one.pid in seen and seen[one.pid].start_ticks == one.start_ticks
 

@@ -51,7 +51,7 @@ _BEFORE_HARM = frozenset({Step.EVIDENCE, Step.LEAVE, Step.DRAIN, Step.IDLE, Step
 """Steps that need the lock and stop at a pause. A stop checks both itself; after a stop the action only goes forward."""
 
 
-class Evidence(Protocol):
+class EvidenceSaver(Protocol):
     """Saves what is known of an engine before it is stopped."""
 
     async def take(self, engine: str, action: str) -> Outcome: ...  # writes a folder with what could be read
@@ -71,7 +71,7 @@ class EngineAdapters(NamedTuple):
     gate: GateClient | None = None
     balancer: Balancer | None = None
     restarter: Restarter | None = None
-    evidence: Evidence | None = None
+    evidence: EvidenceSaver | None = None
     memory: Memory | None = None
     ask_once: Callable[[], Awaitable[Outcome]] | None = None  # one warm-up request
     context: Callable[[], Awaitable[float | None]] | None = None  # the longest request, in tokens

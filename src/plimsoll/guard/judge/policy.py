@@ -102,7 +102,7 @@ _TERM = re.compile(
 )
 
 
-class Term(NamedTuple):
+class Clause(NamedTuple):
     """`figure > factor * other`, or `figure > number` where there is no other."""
 
     figure: str
@@ -115,7 +115,7 @@ class UserRule(NamedTuple):
     """A question of the user's own; it can only advise."""
 
     name: str
-    terms: tuple[Term, ...]
+    terms: tuple[Clause, ...]
     for_s: float
     clear_s: float
     says: str
@@ -136,8 +136,8 @@ class Policy(NamedTuple):
 # What a widely read article recommends. As rules that can only advise: a full cache with a short queue is a healthy server.
 PRESETS: Mapping[str, tuple[UserRule, ...]] = {
     "article": (
-        UserRule("article-cache", (Term("kv_cache_usage", ">", 0.95),), 300.0, 60.0, "KV cache over 95 % for 5 min"),
-        UserRule("article-queue", (Term("waiting", ">", 2.0, "running"),), 300.0, 60.0, "waiting over 2x running for 5 min"),
+        UserRule("article-cache", (Clause("kv_cache_usage", ">", 0.95),), 300.0, 60.0, "KV cache over 95 % for 5 min"),
+        UserRule("article-queue", (Clause("waiting", ">", 2.0, "running"),), 300.0, 60.0, "waiting over 2x running for 5 min"),
     ),
 }  # fmt: skip
 
@@ -234,7 +234,7 @@ def _rule(table: Any, number: int) -> UserRule:
     return UserRule(name, terms, for_s, clear_s, says[:200])
 
 
-def _term(place: tuple[str, str], name: str, text: str) -> Term:
+def _term(place: tuple[str, str], name: str, text: str) -> Clause:
     found = _TERM.fullmatch(text)
     if found is None:
         raise PolicyError(place, f"rule {name}: {text.strip()[:60]!r} is no comparison such as waiting > 2 * running")
@@ -242,4 +242,4 @@ def _term(place: tuple[str, str], name: str, text: str) -> Term:
     for one in (figure, times, other):
         if one is not None and one not in RULE_FIGURES:
             raise PolicyError(place, f"rule {name}: there is no figure {one!r}; there is: {', '.join(RULE_FIGURES)}")
-    return Term(figure, sign, float(number) if number is not None else 1.0, times or other or "")
+    return Clause(figure, sign, float(number) if number is not None else 1.0, times or other or "")

@@ -21,7 +21,7 @@ from plimsoll.inside.recorder import ON_REQUEST, RECORDER, Seen, from_stats
 from plimsoll.standin.config import ServerFlags
 from plimsoll.standin.engine import EngineDead, StandinEngine, Steps
 from plimsoll.standin.faults import NS
-from plimsoll.standin.request import Request, RequestSpec
+from plimsoll.standin.request import EngineRequest, RequestSpec
 from plimsoll.standin.serve.protocol import HttpRefusal, dead, plain
 
 LOG = logging.getLogger("vllm.standin")
@@ -66,12 +66,12 @@ class Driver:
         # What is due is due at a moment of the engine's time; a turn may have been made for one that rounding puts later.
         return max(self.engine.now_ns, int((self._clock() - self._origin_ns) * self.speed))
 
-    def submit(self, spec: RequestSpec, wake: Callable[[], None]) -> Request:
+    def submit(self, spec: RequestSpec, wake: Callable[[], None]) -> EngineRequest:
         request = self.engine.submit(spec, self.now_ns(), wake)
         self.plan()
         return request
 
-    def abort(self, request: Request, *, is_told: bool = False) -> None:
+    def abort(self, request: EngineRequest, *, is_told: bool = False) -> None:
         self.engine.abort(request, self.now_ns(), is_told=is_told)
         self.plan()
 
@@ -131,7 +131,7 @@ class Choice:
         self.key = name  # by which it is found among those that are with the engine: clients may use a name twice
         self.index = index
         self.prompt_len = prompt_len
-        self.request: Request | None = None
+        self.request: EngineRequest | None = None
         self.sent = 0  # tokens that the client has been told of
         self.is_over = False  # and that it has ended
         self.is_streamed = True  # else its client need not be told before it has ended
@@ -192,7 +192,7 @@ class Service:
         self.load = 0
         self.woken: set[str] = set()  # parts of a sleeping engine
         self.on_death: Callable[[], None] = _nothing  # a client has met a dead engine
-        self.on_give_up: Callable[[Request], None] = _nothing  # a client has gone
+        self.on_give_up: Callable[[EngineRequest], None] = _nothing  # a client has gone
         self.on_sleep: Callable[[int | None], None] = _nothing  # at a level, or awake
         self.names = engine.config.served_names
         self.fingerprint = f"vllm-{engine.config.release}-{engine.config.seed & 0xFFFFFFFF:08x}"
@@ -219,7 +219,7 @@ class Service:
     def submit(self, choice: Choice, spec: RequestSpec) -> None:
         """Hand it to the engine. One that is told to end takes nothing new, and says so by ending it at once."""
         if self.is_stopping:
-            choice.request = Request(spec, self.driver.now_ns(), choice.wake)
+            choice.request = EngineRequest(spec, self.driver.now_ns(), choice.wake)
             choice.request.finish = "abort"
             return choice.wake()
         try:
@@ -340,7 +340,7 @@ class ClientView:
         )
         self._listener.record(scheduler, iteration, engine_idx=0)
 
-    def _hear_of_leaving(self, request: Request) -> None:
+    def _hear_of_leaving(self, request: EngineRequest) -> None:
         """A request whose client has gone: vLLM's own loggers are not told, the gate's hooks tell it there."""
         self.pulse.note_finished(len(request.spec.prompt), None)
         if RECORDER.is_on:
@@ -348,7 +348,7 @@ class ClientView:
             RECORDER.note_finished(from_stats(_finished(request, speed, now_ns), time.time(), 0))
 
 
-def _finished(request: Request, speed: float, now_ns: int | None = None) -> SimpleNamespace:
+def _finished(request: EngineRequest, speed: float, now_ns: int | None = None) -> SimpleNamespace:
     """vLLM's figures of a request that has ended; times as a client saw them, not as the engine counts them."""
     end = request.finished_ns if now_ns is None else now_ns
     ids: list[int] | None = request.spec.prompt.tolist() if RECORDER.wants_prefixes else None
