@@ -65,6 +65,7 @@ class Engine:
         self.admitted_at, self.begun, self.served = 0.0, 0, 0
         self.last_byte_at = -math.inf
         self.shed_until = 0.0
+        self.longest_call_s = 0.0  # without a step, while it worked: how long its steps are known to take
 
     # The truth
 
@@ -135,6 +136,7 @@ class Engine:
         self._changed()
         self._note(f"{self.name}: its core {core}")
         if core is Core.CALLS:
+            self.longest_call_s = max(self.longest_call_s, seconds)
             self.soon(seconds, self.become, Core.WORKS)
         elif core is Core.DEAD and seconds:
             self.soon(seconds, self.die, "crash")

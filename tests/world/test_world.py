@@ -10,6 +10,7 @@ import pytest
 
 from tests.each import each, times
 from tests.world.bugs import BUGS, first_noticed
+from tests.world.engine import Core
 from tests.world.faults import FAULTS, Draw, Fault, draw_faults, scripted
 from tests.world.world import LINES, Setting, World, play, quick_folder
 
@@ -85,3 +86,16 @@ def test_a_hang_is_told_although_a_step_was_made_while_it_began() -> None:
     """A page that was old until then shows a step of long ago: that is no sign that the engine is merely busy."""
     story = told(Setting(busy=0.0, has_gate=False), (30.0, "old page"), (31.0, "core hangs"))
     assert "canary requests in a row got no answer" in story
+
+
+def test_a_hang_after_a_long_step_is_told_after_three_times_its_length() -> None:
+    """A step of 50 s is shorter than a failure (60 s), so it is the engine's own: no step in 150 s is told, and not 60."""
+
+    def script(world: World) -> list[Fault]:
+        engine = world.engines[0]
+        long_step = (31.0, "e0: a step of 50 s", lambda: engine.become(Core.CALLS, 50.0))
+        return [long_step, (141.0, "e0: it hangs", lambda: engine.become(Core.HANGS))]
+
+    story = play(1, setting=Setting(canary_s=None, has_gate=False, busy=0.3), script=script)
+    assert not story.wrong, story
+    assert any("no step in 15" in line for line in story.lines), "\n".join(story.lines)

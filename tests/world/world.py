@@ -149,10 +149,15 @@ class World:
             self.violate(f"{guard} takes {name} out, the last one that serves")
 
     def _check_told(self, engine: Engine) -> None:
-        """A hang with requests there is told in time, also the second time; where nothing hinders guard."""
+        """A hang with requests there is told in time, also the second time; where nothing hinders guard.
+
+        A step that took long, and less than a failure does, is one of its own: three times as long may be one, too.
+        """
         setting, since = self.setting, engine.hangs_since
         hosts = [host for host in self.hosts if host.is_fine_since < since - CALM_S / 2]
-        bound_s = setting.still_s + 4 * setting.every_s + 45.0
+        normal_s = engine.longest_call_s + 2 * setting.every_s  # as looks may see it
+        still_s = max(setting.still_s, 3 * normal_s) if engine.longest_call_s < setting.still_s else setting.still_s
+        bound_s = still_s + 4 * setting.every_s + 45.0
         if hosts and self.loop.now - since > bound_s and not any(host.is_telling(engine.name) for host in hosts):
             self.violate(
                 f"{engine.name} hangs with {len(engine.requests)} requests for {self.loop.now - since:.0f} s: nobody was told"

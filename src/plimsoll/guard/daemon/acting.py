@@ -126,12 +126,15 @@ class ForeignRestarts:
     ) -> None:
         self._conductor, self._journal, self._observer, self._counts = conductor, journal, observer, counts
         self._totals: dict[str, int] = {}
+        self._read: tuple[list[Entry], dict[str, KnownProcess]] = ([], {})  # what the journal said at the last round
 
     def note(self) -> None:
         """Runs one round, without the engines that guard itself restarts just now."""
         runs = self._conductor.runs.items()
         at_work = {name for name, run in runs if run.is_down and run.step is not Step.PROBATION}
-        known, left = known_processes(self._conductor.kept()), MOST_A_ROUND
+        if (entries := self._conductor.kept()) != self._read[0]:
+            self._read = entries, known_processes(entries)
+        known, left = self._read[1], MOST_A_ROUND
         for name in self._observer.engines():
             if name in at_work or left <= 0:
                 continue

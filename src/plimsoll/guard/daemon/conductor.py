@@ -25,6 +25,7 @@ from plimsoll.guard.act.decide import (
     Switches,
     consider,
     decide,
+    is_active,
     kv_tokens,
     spent,
 )
@@ -35,6 +36,7 @@ from plimsoll.guard.act.ports import EngineObserver, JournalWriter, Lock, Outcom
 from plimsoll.guard.act.steps import BROKEN, COURSES, ActionRun, End, Step, opening_fields
 from plimsoll.guard.daemon.journal import DAMAGED
 from plimsoll.guard.daemon.steps import ActionSteps, EngineAdapters, JointLock
+from plimsoll.guard.judge.policy import GRADES
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.render.journal import END_TEXTS
 
@@ -295,7 +297,9 @@ class Conductor(ActionHistory):
 
     def decisions(self) -> list[Decision]:
         """What is called for now, and what blocks it."""
-        return decide(self._view(), self._policy)
+        conditions = (self._ports.observer.conditions(name) for name in self._ports.observer.engines())
+        is_called = any(kind in engine and is_active(engine[kind]) for engine in conditions for kind in GRADES)
+        return decide(self._view(), self._policy) if is_called else []  # a quiet fleet is not looked over twice a second
 
     async def _decide(self) -> None:
         decisions = self.decisions()

@@ -219,10 +219,18 @@ class WatchedEngine:
         self.waiters: list[asyncio.Future[Look | None]] = []
         self._planned = None if target.plan is None else PlannedTokens(*target.plan)
         self._plan = Tracker(PLAN, 0.0, 0.0, policy.every_s)
+        self._by_kind: tuple[object, dict[str, Condition]] = (None, {})
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
         return self.judge.conditions if self._planned is None else (*self.judge.conditions, self._plan.condition)
+
+    @property
+    def by_kind(self) -> Mapping[str, Condition]:
+        """The same by their kinds; asked several times a second, and changed by looks alone."""
+        if self._by_kind[0] is not self.judge.conditions:
+            self._by_kind = self.judge.conditions, {condition.kind: condition for condition in self.conditions}
+        return self._by_kind[1]
 
     @property
     def is_slow(self) -> bool:
@@ -520,7 +528,7 @@ class FleetObserver:
 
     def conditions(self, engine: str) -> Mapping[str, Condition]:
         one = self._fleet.engine(engine)
-        return {} if one is None else {condition.kind: condition for condition in one.conditions}
+        return {} if one is None else one.by_kind
 
     def engines(self) -> Sequence[str]:
         return self._fleet.names()
@@ -566,7 +574,7 @@ class FleetObserver:
         watched = self._fleet.engine(engine)
         if watched is None:
             return Proof(None, "it is not watched any more")
-        active = frozenset(condition.kind for condition in watched.conditions if condition.is_true) & BROKEN_KINDS
+        active = frozenset(kind for kind in BROKEN_KINDS if kind in watched.by_kind and watched.by_kind[kind].is_true)
         return proof(watched.judge.history.last, active)
 
     def is_lost(self, engine: str) -> bool:
@@ -609,9 +617,8 @@ class FleetObserver:
         is_held = last_end is not None and last_end.is_out
         may = self._capabilities.get(name, EngineCapabilities(only_observed="no actions are configured for it"))
         last, now_s = history.last, self._clock()
-        conditions = {condition.kind: condition for condition in one.conditions}
-        doubted = one.reporter.doubted  # was active, now unknown
-        is_active = any((kind in doubted or found.is_true) and kind in GRADES for kind, found in conditions.items())
+        conditions, doubted = one.by_kind, one.reporter.doubted  # was active, now unknown
+        is_active = any(kind in conditions and (kind in doubted or conditions[kind].is_true) for kind in GRADES)
         observed = "guard is working on it" if is_at_work else may.only_observed or _connector(last)
         proved = self.proof(name)
         return EngineStatus(
