@@ -65,7 +65,8 @@ class Engine:
         self.admitted_at, self.begun, self.served = 0.0, 0, 0
         self.last_byte_at = -math.inf
         self.shed_until = 0.0
-        self.longest_call_s = 0.0  # without a step, while it worked: how long its steps are known to take
+        self.calls_s: list[float] = []  # how long each call took that it came back from
+        self._worked_at = self._now()
 
     # The truth
 
@@ -132,11 +133,14 @@ class Engine:
         if self.core is Core.DEAD and core is not Core.WORKS:
             return
         self._count()
+        if self.core is Core.WORKS:
+            self._worked_at = self._now()
+        elif core is Core.WORKS:
+            self.calls_s.append(self._now() - self._worked_at)
         self.core, self.was_paused = core, self.is_paused
         self._changed()
         self._note(f"{self.name}: its core {core}")
         if core is Core.CALLS:
-            self.longest_call_s = max(self.longest_call_s, seconds)
             self.soon(seconds, self.become, Core.WORKS)
         elif core is Core.DEAD and seconds:
             self.soon(seconds, self.die, "crash")

@@ -155,9 +155,9 @@ class World:
         """
         setting, since = self.setting, engine.hangs_since
         hosts = [host for host in self.hosts if host.is_fine_since < since - CALM_S / 2]
-        normal_s = engine.longest_call_s + 2 * setting.every_s  # as looks may see it
-        still_s = max(setting.still_s, 3 * normal_s) if engine.longest_call_s < setting.still_s else setting.still_s
-        bound_s = still_s + 4 * setting.every_s + 45.0
+        seen_s = [call_s + 2 * setting.every_s for call_s in engine.calls_s if call_s < setting.still_s + 2 * setting.every_s]
+        normal_s = min(setting.still_s, max(seen_s, default=0.0))
+        bound_s = max(setting.still_s, 3 * normal_s) + 4 * setting.every_s + 45.0
         if hosts and self.loop.now - since > bound_s and not any(host.is_telling(engine.name) for host in hosts):
             self.violate(
                 f"{engine.name} hangs with {len(engine.requests)} requests for {self.loop.now - since:.0f} s: nobody was told"

@@ -377,7 +377,9 @@ class ActionRunner:
             self.journal = open_journal(files.journal)
         journal: JournalWriter = self.journal or self._dry
         lock = SharedLock(DryRunLock() if is_dry else FileLock(files.lock) if config.lock is None else config.lock.build())
-        ports = ActionPorts(journal, lock, self.observer, self._view, tell, clocks.wall, clocks.name)
+        ports = ActionPorts(
+            journal, lock, self.observer, self._view, tell, clocks.wall, clocks.name, self.observer.is_quiet
+        )  # fmt: skip
         adapters = {
             name: one._replace(suffering=functools.partial(self.observer.suffering, name, setup.policy))
             for name, one in setup.adapters.items()

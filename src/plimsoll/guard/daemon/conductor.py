@@ -25,7 +25,6 @@ from plimsoll.guard.act.decide import (
     Switches,
     consider,
     decide,
-    is_active,
     kv_tokens,
     spent,
 )
@@ -36,7 +35,6 @@ from plimsoll.guard.act.ports import EngineObserver, JournalWriter, Lock, Outcom
 from plimsoll.guard.act.steps import BROKEN, COURSES, ActionRun, End, Step, opening_fields
 from plimsoll.guard.daemon.journal import DAMAGED
 from plimsoll.guard.daemon.steps import ActionSteps, EngineAdapters, JointLock
-from plimsoll.guard.judge.policy import GRADES
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.render.journal import END_TEXTS
 
@@ -70,6 +68,7 @@ class ActionPorts(NamedTuple):
     tell: Callable[[Announcement], None]
     wall: Callable[[], float]
     name: Callable[[], str] = lambda: secrets.token_hex(4)
+    is_quiet: Callable[[], bool] = lambda: False  # nothing is true that calls for an action: the view is not needed
 
     def write(self, kind: str, run: ActionRun, fields: Mapping[str, Any], step: str = "") -> None:
         self.journal.append(kind, engine=run.engine, action=run.action, step=step, fields=fields)
@@ -297,9 +296,7 @@ class Conductor(ActionHistory):
 
     def decisions(self) -> list[Decision]:
         """What is called for now, and what blocks it."""
-        conditions = (self._ports.observer.conditions(name) for name in self._ports.observer.engines())
-        is_called = any(kind in engine and is_active(engine[kind]) for engine in conditions for kind in GRADES)
-        return decide(self._view(), self._policy) if is_called else []  # a quiet fleet is not looked over twice a second
+        return [] if self._ports.is_quiet() else decide(self._view(), self._policy)
 
     async def _decide(self) -> None:
         decisions = self.decisions()

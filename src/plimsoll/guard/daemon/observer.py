@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 from plimsoll.doctor.rules.trend_growth import Forecast, duration
 from plimsoll.errors import PlimsollError
 from plimsoll.guard.act.capacity import load_of, without
-from plimsoll.guard.act.decide import BROKEN_KINDS, EngineStatus, FailedRestarts, FleetView, group_peers
+from plimsoll.guard.act.decide import BROKEN_KINDS, EngineStatus, FailedRestarts, FleetView, group_peers, is_active
 from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.guard.judge import memory
@@ -532,6 +532,11 @@ class FleetObserver:
 
     def engines(self) -> Sequence[str]:
         return self._fleet.names()
+
+    def is_quiet(self) -> bool:
+        """Whether no condition of any engine calls for an action."""
+        conditions = [self.conditions(name) for name in self.engines()]
+        return not any(kind in engine and is_active(engine[kind]) for engine in conditions for kind in GRADES)
 
     def suffering(self, engine: str, policy: ActPolicy) -> str:
         """Why this engine must stay after all: another of its group has left, or cannot carry its load; "" if none."""
