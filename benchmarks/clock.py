@@ -24,7 +24,7 @@ from benchmarks import simulate_h200 as h200
 from lab.marked import placed
 from lab.service.runs import loads_in, measured
 from lab.service.tuned import RESULTS, model_in
-from plimsoll.launch.options import parse
+from plimsoll.cli.main import parse
 from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import PlanInput, read_command
 from plimsoll.simulate.fit import duration_error, error_of

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.marked import placed
+from plimsoll.cli.main import parse
 from plimsoll.hardware.cards import gpu_named
-from plimsoll.launch.options import parse
 from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import read_command
 from plimsoll.simulate.fit import duration_error, error_of, fit, fit_histograms

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.marked import placed
-from plimsoll.launch.options import parse
+from plimsoll.cli.main import parse
 from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import read_command
 from plimsoll.simulate.trace_files import read_trace

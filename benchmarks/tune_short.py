@@ -7,7 +7,7 @@ Takes about three minutes. `plimsoll tune` itself spends more on traffic this sh
 
 from __future__ import annotations
 
-from plimsoll.launch.options import parse
+from plimsoll.cli.main import parse
 from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import read_command
 from plimsoll.simulate.traffic import generate, parse_synthetic

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab import marked
+from plimsoll.cli.main import parse
 from plimsoll.cli.simulate import BLOCK_SIZES
-from plimsoll.launch.options import parse
 from plimsoll.simulate.inputs import read_inputs
 from plimsoll.simulate.options import ReplayOptions
 from plimsoll.simulate.replay import AtBlockSize, replay

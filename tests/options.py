@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from plimsoll.cli import guard
+from plimsoll.cli.main import parse
 from plimsoll.guard.daemon.run import GuardOptions
-from plimsoll.launch.options import parse
 from plimsoll.simulate.options import StandinCommandOptions
 from plimsoll.standin import launch as standin
 from plimsoll.standin.launch import StandinOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.errors import printable
+from plimsoll.redaction import printable
 
 
 def test_what_a_terminal_would_obey_is_taken_out() -> None:

@@ -25,7 +25,7 @@ REPLACING = set((
     "guard/act/journal_replay guard/act/steps guard/adapters/gate guard/adapters/hooks guard/daemon/acting "
     "guard/daemon/conductor guard/daemon/engine_look guard/daemon/host guard/daemon/manual_drain guard/daemon/observer "
     "guard/daemon/run guard/daemon/steps guard/judge/memory guard/page/page inside/admission inside/gate_control "
-    "launch/check_flags launch/command_line launch/files launch/inputs launch/inside_command launch/manifests "
+    "launch/check_flags launch/command_line launch/files launch/inside_command launch/installed_vllm launch/manifests "
     "launch/options launch/shell_script models/safetensors net/address net/client simulate/fit simulate/inputs "
     "simulate/open_run simulate/settings simulate/summary simulate/trace simulate/trace_columns simulate/trace_files "
     "simulate/traffic standin/launch standin/serve/completions standin/serve/metrics tune/answer tune/goodput tune/grid "

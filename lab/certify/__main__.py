@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from lab.gpu.models import config_of
+from plimsoll.cli.main import parse
 from plimsoll.errors import PlimsollError
-from plimsoll.launch.options import parse
 from plimsoll.plan.certify import Certificate, Kind, smallest_request
 from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import read_command

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.gpu.models import config_of
-from plimsoll.launch.options import parse
+from plimsoll.cli.main import parse
 from plimsoll.plan.ledger import Ledger
 from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import MemoryPlan, plan_command

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.service.runs import Load, measured
-from plimsoll.launch.options import parse
+from plimsoll.cli.main import parse
 from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import PlanInput, read_command
 from plimsoll.simulate.fit import Fit, duration_error, error_of, fit

@@ -14,11 +14,6 @@ The message is one line and is what the user sees. `cli.main` is the only place 
 from __future__ import annotations
 
 
-def printable(text: str, instead: str = " ") -> str:
-    """The text without anything that a terminal would obey, in one line: each such letter becomes `instead`."""
-    return text if text.isprintable() else "".join(letter if letter.isprintable() else instead for letter in text)
-
-
 class PlimsollError(Exception):
     """A failure with a sentence for the user and an exit code for the shell."""
 

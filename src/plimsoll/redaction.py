@@ -18,8 +18,6 @@ from heapq import merge
 from itertools import pairwise
 from typing import NamedTuple
 
-from plimsoll.errors import printable
-
 REDACTED = "[redacted]"
 
 Span = tuple[int, int, str]  # from, to, what to put there
@@ -720,6 +718,11 @@ def _open_bracket_end(text: str, at: int, opened: _Open) -> tuple[int | None, _O
             if depth <= 0:
                 return match.end(), None
     return None, _Open("", slashes, depth, inner)
+
+
+def printable(text: str, instead: str = " ") -> str:
+    """The text without anything that a terminal would obey, in one line: each such letter becomes `instead`."""
+    return text if text.isprintable() else "".join(letter if letter.isprintable() else instead for letter in text)
 
 
 def clean(text: str) -> str:

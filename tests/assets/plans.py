@@ -9,7 +9,7 @@ from typing import Any
 from plimsoll.assets.launch_command import REFUSED, Ready, facts_of, planned_line, ready, release_of
 from plimsoll.assets.settings import AssetSettings
 from plimsoll.errors import PlimsollError
-from plimsoll.launch.inputs import launches_in
+from plimsoll.launch.command_line import launches_in
 from plimsoll.plan.options import ServerOptions, memory_of
 from plimsoll.plan.read import read_command
 from plimsoll.render.plan import as_json

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.launch.check_flags import ConfigFile, FlagReport, FlagStatus, Item, check
-from plimsoll.launch.command_line import EntryPoint, Launch, read_command_line
+from plimsoll.launch.check_flags import FlagReport, FlagStatus, Item, check
+from plimsoll.launch.command_line import ConfigFile, EntryPoint, Launch, read_command_line
 from plimsoll.launch.files import read_launches
 from plimsoll.vllm.flag_notes import GONE
 from plimsoll.vllm.flags import history_of

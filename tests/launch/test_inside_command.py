@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plimsoll.launch.check_flags import ConfigFile
-from plimsoll.launch.command_line import EntryPoint, Launch
+from plimsoll.launch.command_line import ConfigFile, EntryPoint, Launch
 from plimsoll.launch.inside_command import FLAGS, InsideLaunch, Plugins, fit, with_remarks
 from plimsoll.vllm.extension_points import InsidePart, PartVerdict
 from plimsoll.vllm.versions import engine_named

@@ -6,8 +6,8 @@ import shlex
 
 import pytest
 
-from plimsoll.launch.check_flags import ConfigFile, FlagStatus, Item, check
-from plimsoll.launch.command_line import EntryPoint, Launch
+from plimsoll.launch.check_flags import FlagStatus, Item, check
+from plimsoll.launch.command_line import ConfigFile, EntryPoint, Launch
 from plimsoll.vllm import flag_notes
 from plimsoll.vllm.flags import flags_of, history_of
 from plimsoll.vllm.versions import engine_named, newest

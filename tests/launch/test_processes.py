@@ -11,7 +11,7 @@ import pytest
 
 from plimsoll.errors import BadInput
 from plimsoll.launch.command_line import EntryPoint
-from plimsoll.launch.inputs import launch_of_process
+from plimsoll.launch.installed_vllm import launch_of_process
 
 SERVE = b"/usr/bin/python3\0/usr/local/bin/vllm\0serve\0Qwen/Qwen3-8B\0--served-model-name\0a $B 'c'\0--api-key\0\0"
 

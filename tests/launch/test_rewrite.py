@@ -6,8 +6,8 @@ import shlex
 
 import pytest
 
-from plimsoll.launch.check_flags import ConfigFile, FlagReport, check
-from plimsoll.launch.command_line import EntryPoint, Launch
+from plimsoll.launch.check_flags import FlagReport, check
+from plimsoll.launch.command_line import ConfigFile, EntryPoint, Launch
 from plimsoll.vllm.versions import engine_named
 
 

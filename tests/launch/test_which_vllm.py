@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from plimsoll.cli.flags import FlagsOptions
-from plimsoll.launch.command_line import version_in_image
-from plimsoll.launch.inputs import engine_meant, launch_of_process, launches_named
+from plimsoll.launch.command_line import engine_meant, launches_named, version_in_image
+from plimsoll.launch.installed_vllm import launch_of_process
 from plimsoll.vllm.versions import newest
 from tests.each import each
 

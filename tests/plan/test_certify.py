@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lab.gpu.models import config_of
-from plimsoll.launch.options import parse
+from plimsoll.cli.main import parse
 from plimsoll.plan.certify import Certificate, Kind
 from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import read_command

@@ -13,8 +13,8 @@ import pytest
 from lab.engine.install import engine_home, site_packages
 from lab.engine.parser import ParserProcess
 from plimsoll.errors import BadInput
-from plimsoll.launch.check_flags import FlagStatus, check
-from plimsoll.launch.command_line import EntryPoint, Launch, UnresolvedWords, read_command_line, value_problem
+from plimsoll.launch.check_flags import FlagStatus, check, value_problem
+from plimsoll.launch.command_line import EntryPoint, Launch, UnresolvedWords, read_command_line
 from plimsoll.launch.files import read_launches
 from plimsoll.render.flags import rewritten_line
 from plimsoll.units import parse_vllm_integer, parse_vllm_integer_or_auto

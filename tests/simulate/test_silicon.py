@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from plimsoll.launch.options import parse
+from plimsoll.cli.main import parse
 from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import read_command
 from plimsoll.simulate.replay import replay

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from plimsoll.cli.main import parse
 from plimsoll.errors import BadInput
-from plimsoll.launch.options import parse
 from plimsoll.plan.read import plan_command
 from plimsoll.render.plan import as_json
 from plimsoll.simulate.inputs import _data_sheet, settings_of_plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-from plimsoll.launch.options import parse
+from plimsoll.cli.main import parse
 from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import PlanInput, read_command
 from plimsoll.simulate.traffic import generate, parse_synthetic

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.launch.command_line import row_problem
+from plimsoll.launch.check_flags import row_problem
 from plimsoll.vllm import flag_notes, versions
 from plimsoll.vllm.flags import UNKNOWN_DEFAULT, flags_of, history_of, release_after
 from plimsoll.vllm.versions import is_before, newest

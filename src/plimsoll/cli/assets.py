@@ -44,9 +44,10 @@ from plimsoll.assets.launch_command import facts_of, planned_line, ready, releas
 from plimsoll.assets.monitoring import monitoring_files
 from plimsoll.assets.rendering import headed
 from plimsoll.assets.settings import AlertSlo, AssetSettings
+from plimsoll.cli.main import OptionsCommand
 from plimsoll.errors import BadInput, Found
-from plimsoll.launch.inputs import launches_in
-from plimsoll.launch.options import OptionsCommand, Words, option, switch
+from plimsoll.launch.command_line import launches_in
+from plimsoll.launch.options import Words, option, switch
 from plimsoll.models.files import parse_json, read_json
 from plimsoll.plan.read import installed_vllm
 from plimsoll.redaction import redact_words

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from plimsoll.cli.main import OptionsCommand
 from plimsoll.cli.standin import need_packages
 from plimsoll.errors import BadInput
-from plimsoll.launch.options import OptionsCommand, Words, option, switch
+from plimsoll.launch.options import Words, option, switch
 from plimsoll.render.terminal import show
 
 if TYPE_CHECKING:

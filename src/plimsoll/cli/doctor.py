@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import plimsoll
+from plimsoll.cli.main import OptionsCommand
 from plimsoll.doctor.read.inputs import DoctorInputs, RangeOptions, read_inputs
 from plimsoll.doctor.rules.diagnose import Diagnosis, diagnose
 from plimsoll.doctor.rules.facts import LogFacts, PlanFigures, command_words
@@ -34,7 +35,7 @@ from plimsoll.doctor.rules.metrics import MetricsVerdict, judge_pages
 from plimsoll.errors import BadInput, PlimsollError, WorldFailed
 from plimsoll.findings import Code, Severity
 from plimsoll.hardware.cards import gpu_names
-from plimsoll.launch.options import OptionsCommand, count, option, switch
+from plimsoll.launch.options import count, option, switch
 from plimsoll.net.address import address
 from plimsoll.net.inputs import is_url
 from plimsoll.plan.options import CardOptions, ServerOptions, memory_of

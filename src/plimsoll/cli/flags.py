@@ -19,9 +19,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from plimsoll.cli.main import OptionsCommand
 from plimsoll.launch.check_flags import check, with_branches
-from plimsoll.launch.inputs import config_of, engine_meant, launches_named
-from plimsoll.launch.options import OptionsCommand, Words, option, pid_of, switch
+from plimsoll.launch.command_line import config_of, engine_meant, launches_named
+from plimsoll.launch.options import Words, option, pid_of, switch
 from plimsoll.render import flags as report
 from plimsoll.render.terminal import show
 from plimsoll.vllm.versions import engine_named, releases

@@ -21,6 +21,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from plimsoll.cli.main import OptionsCommand
 from plimsoll.errors import BadInput
 from plimsoll.guard.config import GuardConfig, is_loopback, listen_of, read_guard_config
 from plimsoll.guard.config_fields import SHORTEST_TOKEN
@@ -28,7 +29,7 @@ from plimsoll.guard.config_reader import USUAL_CANARY_S, is_open_to_all, open_to
 from plimsoll.guard.daemon.run import GuardOptions, OwnEngine, own_engine, watch
 from plimsoll.guard.engine_config import EngineConfig, host_and_port
 from plimsoll.guard.judge.policy import Policy, PolicyError, read_policy
-from plimsoll.launch.options import OptionsCommand, Words, count, option, switch
+from plimsoll.launch.options import Words, count, option, switch
 from plimsoll.net.address import address
 
 

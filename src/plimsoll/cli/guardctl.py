@@ -30,14 +30,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
+from plimsoll.cli.main import OptionsCommand
 from plimsoll.doctor.rules.trend_growth import duration
-from plimsoll.errors import BadInput, WorldFailed, printable
+from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.guard.api.token import token_path
 from plimsoll.guard.config_reader import read_token
 from plimsoll.guard.daemon.journal import ABSENT, UNREADABLE, read_journal
-from plimsoll.launch.options import OptionsCommand, Words, count, first_given, option, switch
+from plimsoll.launch.options import Words, count, first_given, option, switch
 from plimsoll.net.address import address
 from plimsoll.net.client import HttpClient, Lost, bearer
+from plimsoll.redaction import printable
 from plimsoll.render.journal import ACTING, SCHEMA, entry_json, entry_sentence
 from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, SEVERITY, WARN, Line, Report, Whole, show
 

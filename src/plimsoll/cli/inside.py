@@ -22,14 +22,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from plimsoll.assets.inside_wheel import ENTRY_POINTS, make_wheel, write_wheel
+from plimsoll.cli.main import OptionsCommand
 from plimsoll.errors import BadInput
 from plimsoll.inside.survive.support import proven_lines
 from plimsoll.launch import installed_vllm
-from plimsoll.launch.command_line import Launch
-from plimsoll.launch.inputs import config_of, launches_named
+from plimsoll.launch.command_line import Launch, config_of, launches_named
 from plimsoll.launch.inside_command import PLUGIN_NAME, PROBE_PLUGIN_NAME, Plugins, fit, with_remarks
 from plimsoll.launch.installed_vllm import InstalledVllm
-from plimsoll.launch.options import OptionsCommand, Words, first_given, meant, option, pid_of, switch
+from plimsoll.launch.options import Words, first_given, meant, option, pid_of, switch
 from plimsoll.render import inside as report
 from plimsoll.render.terminal import show
 from plimsoll.vllm.extension_points import BY_SIGNATURE, NEEDS, TESTED, NeedAnswer, judge, verdicts

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from plimsoll.cli.main import OptionsCommand
 from plimsoll.errors import BadInput
 from plimsoll.launch.files import NoStart
-from plimsoll.launch.options import OptionsCommand, switch
+from plimsoll.launch.options import switch
 from plimsoll.lint.check import LintedServer, lint_file
 from plimsoll.plan.options import ServerOptions
 from plimsoll.render import lint as report

@@ -1,18 +1,29 @@
-"""The command `plimsoll`: finds the sub-command, turns failures into one line and an exit code."""
+"""The command `plimsoll`: finds the sub-command, parses its options, turns failures into one line and an exit code.
+
+`plimsoll flags --vllm 0.32.0 vllm serve MODEL --port 8000 --json`: `--vllm` and `--json` are ours, the rest is the user's
+vLLM command and reaches us untouched. Ours win on an exact match before `--`; behind it every word is somebody else's.
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import os
+import shutil
 import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class, shell_complete
 
 import plimsoll
-from plimsoll.errors import BadInput, PlimsollError, printable
-from plimsoll.redaction import redact
+from plimsoll.errors import BadInput, PlimsollError
+from plimsoll.launch.options import OptionInfo, Words, meant, options_of
+from plimsoll.redaction import printable, redact
 from plimsoll.render.terminal import show
 
 # What each command answers; plimsoll.cli.NAME holds it as COMMAND, and is imported only when it is typed.
@@ -39,7 +50,115 @@ USAGE = "\n".join([
 ])  # fmt: skip
 SHELLS = ("bash", "zsh", "fish")
 COMPLETE_VARIABLE = "_PLIMSOLL_COMPLETE"
+WIDEST_HELP = 120
+HELP_COLUMN = 24
+_FILES = ("FILE", "LOG", "RUN", "PLAN.json", "TUNING.json", "PATH", "DIR")  # values that the shell completes itself
 EXIT_INTERNAL = 70  # a mistake of ours; 1, 2 and 3 have meanings of their own (see errors.py)
+
+Options = TypeVar("Options", bound=Words)
+
+
+def parse(kind: type[Options], words: Sequence[str]) -> Options:
+    """The options in these words; a word that is none of them is in `rest`."""
+    command = OptionsCommand("", kind, lambda _: 0, is_open=True)
+    found = command.read(command.make_context("plimsoll", list(words)))
+    assert isinstance(found, kind)
+    return found
+
+
+class OptionsCommand(click.Command):
+    """A command whose `run` takes one object of `kind`; whatever is wrong with the words is one line of BadInput.
+
+    `text` is what --help shows, with {options} where they are listed; `unlisted` are bases whose options it takes and the text
+    tells of. `is_open`: options that it does not know belong to the vLLM command that follows. `offers`: its first words.
+    """
+
+    def __init__(
+        self, name: str, kind: type[Options], run: Callable[[Options], int], text: str | None = "", *,
+        is_open: bool = False, unlisted: Sequence[type[Words]] = (), offers: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self.kind, self.run, self.offers, self.known = kind, run, offers, options_of(kind)
+        self.unlisted = [info for base in unlisted for info in options_of(base).values()]
+        params: list[click.Parameter] = [
+            click.Argument(["rest"], nargs=-1, type=click.UNPROCESSED, shell_complete=self._complete_word)
+        ]
+        for field, info in self.known.items():
+            value: dict[str, Any] = {"is_flag": True}
+            if info.metavar:
+                value = {"multiple": True, "shell_complete": partial(_complete, info)}
+            if info.bare is not None:
+                value |= {"is_flag": False, "flag_value": info.bare}
+            params.append(click.Option([info.name, *filter(None, [info.short]), field], help=info.help, **value))
+        super().__init__(name, {"ignore_unknown_options": is_open}, params=params, help=text, add_help_option=False)
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Parse; click's complaints in our words."""
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except click.NoSuchOption as error:
+            near = meant(error.option_name, self.kind)
+            raise BadInput(f"there is no option {error.option_name!r}{near} (plimsoll {self.name} --help)") from None
+        except click.BadOptionUsage as error:
+            takes_value = any(error.option_name in (info.name, info.short) and info.metavar for info in self.known.values())
+            raise BadInput(f"{error.option_name} {'needs a' if takes_value else 'takes no'} value") from None
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep what stands behind `--` from the parser; `-h` is help only as a word of its own, for vLLM has `-dph`."""
+        place = args.index("--") if "--" in args else len(args)
+        ctx.obj = {"verbatim": tuple(args[place + 1 :]) if place < len(args) else None, "typed": tuple(args)}
+        if {"-h", "--help"} & set(args[:place]) and not ctx.resilient_parsing:
+            show(self.get_help(ctx))
+            ctx.exit()
+        return super().parse_args(ctx, args[:place])
+
+    def read(self, ctx: click.Context) -> Words:
+        """The options that were parsed; BadInput for a value that is wrong, or two that differ."""
+        values: dict[str, Any] = {"rest": ctx.params["rest"], **ctx.obj}
+        for field, info in self.known.items():
+            given = ctx.params[field]
+            if not info.metavar or info.may_repeat:
+                values[field] = given
+            elif given:
+                other = next((text for text in given if text != given[0]), None)
+                if other is not None:
+                    raise BadInput(f"{info.name} is given twice: {given[0]} and {other}")
+                if info.choices and given[0] not in info.choices:
+                    raise BadInput(f"{info.name} {given[0][:40]!r}: it is {', '.join(info.choices[:-1])} or {info.choices[-1]}")
+                values[field] = info.read(given[0], info.name) if info.read else given[0]
+        return self.kind(**values)
+
+    def invoke(self, ctx: click.Context) -> int:
+        """Run it; the exit code."""
+        return self.run(self.read(ctx))  # type: ignore[arg-type]  # an object of its own kind
+
+    def get_help(self, ctx: click.Context) -> str:  # noqa: ARG002 - click's signature
+        """The text with its options, as wide as the screen; a block with indented lines stays as it is written."""
+        width = min(shutil.get_terminal_size((WIDEST_HELP, 0)).columns, WIDEST_HELP)
+        listed: list[str] = []
+        for info in self.known.values():
+            if info.help and info not in self.unlisted:
+                head = f"  {', '.join(filter(None, [info.short, info.name]))} {info.metavar}".rstrip()
+                lines = textwrap.wrap(info.help, max(20, width - HELP_COLUMN), break_on_hyphens=False)
+                lines = [f"{head:<{HELP_COLUMN}}{lines[0]}", *lines[1:]] if len(head) < HELP_COLUMN else [head, *lines]
+                listed += [*([f"{info.heading}:"] if info.heading else []), f"\n{' ' * HELP_COLUMN}".join(lines)]
+        blocks = inspect.cleandoc(self.help or "").split("\n\n")
+        for place, block in enumerate(blocks):
+            if "\n " not in f"\n{block}" and not block.startswith("usage:"):
+                blocks[place] = textwrap.fill(block, width, break_on_hyphens=False)
+        return "\n\n".join(blocks).replace("{options}", "\n".join(listed))
+
+    def _complete_word(self, ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        if self.offers and not ctx.params.get("rest"):
+            return [CompletionItem(word) for word in self.offers if word.startswith(incomplete)]
+        return [CompletionItem(incomplete, type="file")]
+
+
+def _complete(info: OptionInfo, _: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    if info.metavar in _FILES:
+        return [CompletionItem(incomplete, type="file")]
+    return [CompletionItem(word) for word in info.choices or info.offers() if word.lower().startswith(incomplete.lower())]
 
 
 class Plimsoll(click.Group):
@@ -118,8 +237,8 @@ def _run(arguments: list[str]) -> int:
     command = ROOT.get_command(context, name)
     if command is None:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
-        meant = f"did you mean plimsoll {near[0]}?" if near else f"there is: {', '.join(COMMANDS)}"
-        raise BadInput(f"there is no command {name!r}; {meant}")
+        hint = f"did you mean plimsoll {near[0]}?" if near else f"there is: {', '.join(COMMANDS)}"
+        raise BadInput(f"there is no command {name!r}; {hint}")
     try:
         with command.make_context(name, rest, context) as inner:
             code: int = command.invoke(inner)

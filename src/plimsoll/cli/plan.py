@@ -18,11 +18,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from plimsoll.cli.main import OptionsCommand, parse
 from plimsoll.errors import BadInput, PlimsollError, WorldFailed
-from plimsoll.launch.command_line import Launch
+from plimsoll.launch.command_line import Launch, launches_named
 from plimsoll.launch.files import read_list
-from plimsoll.launch.inputs import launches_named
-from plimsoll.launch.options import OptionsCommand, first_given, option, options_of, parse, pid_of, switch
+from plimsoll.launch.options import first_given, option, options_of, pid_of, switch
 from plimsoll.plan.ledger import Ledger, ModelFacts
 from plimsoll.plan.matrix import MatrixSpec, plan_matrix
 from plimsoll.plan.options import ServerOptions

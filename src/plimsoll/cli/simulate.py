@@ -26,8 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TextIO
 
+from plimsoll.cli.main import OptionsCommand
 from plimsoll.errors import BadInput, WorldFailed
-from plimsoll.launch.options import OptionsCommand, first_given, option, switch
+from plimsoll.launch.options import first_given, option, switch
 from plimsoll.render.terminal import bar, show, write_file
 from plimsoll.simulate.options import ReplayOptions, TrafficOptions, file_named
 

@@ -21,8 +21,9 @@ import os
 import sys
 from importlib.util import find_spec
 
-from plimsoll.errors import WorldFailed, printable
-from plimsoll.launch.options import OptionsCommand
+from plimsoll.cli.main import OptionsCommand
+from plimsoll.errors import WorldFailed
+from plimsoll.redaction import printable
 from plimsoll.simulate.options import StandinCommandOptions
 
 

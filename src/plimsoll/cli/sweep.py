@@ -24,9 +24,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from plimsoll.cli.main import OptionsCommand
 from plimsoll.cli.simulate import check_words, say_compiling
 from plimsoll.errors import BadInput
-from plimsoll.launch.options import OptionsCommand, option, switch, whole
+from plimsoll.launch.options import option, switch, whole
 from plimsoll.render.terminal import bar, show, write_file
 from plimsoll.simulate.options import ReplayOptions, file_named
 

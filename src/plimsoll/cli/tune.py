@@ -26,9 +26,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from plimsoll.cli.main import OptionsCommand
 from plimsoll.cli.simulate import check_words, say_compiling
 from plimsoll.errors import BadInput
-from plimsoll.launch.options import OptionsCommand, option, switch
+from plimsoll.launch.options import option, switch
 from plimsoll.render.terminal import bar, show, write_file
 from plimsoll.simulate.options import TrafficOptions, file_named
 

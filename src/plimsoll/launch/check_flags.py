@@ -3,32 +3,30 @@
 check(launch, engine)        one verdict a flag and variable, and the command rewritten so that the version takes it
 check(..., came_from=older)  also what the upgrade changes for this very command
 with_branches(checked)       also what the version refuses in other branches of the script
+value_problem(argument, ...) why the parser refuses a flag's value, as far as a table can tell
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
+from plimsoll.errors import BadInput
 from plimsoll.launch.command_line import (
     Argument,
     CommandLine,
+    ConfigFile,
     EntryPoint,
     Launch,
     UnresolvedWords,
     arguments_from_config,
-    config_problem,
-    in_form_of,
-    key_values,
-    out_of_range,
     read_command_line,
-    row_problem,
-    value_problem,
 )
-from plimsoll.units import shortened
+from plimsoll.units import parse_vllm_integer, parse_vllm_integer_or_auto, shortened
 from plimsoll.vllm import flag_notes, flags, versions
 from plimsoll.vllm.flags import UNKNOWN_DEFAULT, FlagRow, flags_of, history_of, release_after
 from plimsoll.vllm.versions import Behaviour, Engine, announced_between
@@ -477,13 +475,6 @@ def _implied(argument: Argument, row: FlagRow, engine: Engine) -> Item | None:
 _DASHES = ("\N{EM DASH}", "\N{EN DASH}", "\N{MINUS SIGN}", "\N{NON-BREAKING HYPHEN}")
 
 
-class ConfigFile(NamedTuple):
-    """The file named by `--config`, and its entries; None if it is not at hand."""
-
-    name: str
-    entries: Mapping[str, object] | None
-
-
 class FlagReport(NamedTuple):
     """Everything one version says about one launch."""
 
@@ -660,3 +651,113 @@ def _notes(launch: Launch, engine: Engine, came_from: Engine | None, line: Comma
     elif line.model is None and config is None:
         notes.append("no model is named")
     return notes
+
+
+# What vLLM's optional types read as "not set".
+_NOTHING = ("", "None")
+# Numbers such as 80m may stand bare in JSON: vLLM expands them before it reads it.
+_HUMAN_NUMBER = r"\b\d+(?:\.\d+)?[kKmMgGtT]\b"
+
+
+def value_problem(argument: Argument, unseen: UnresolvedWords) -> str | None:
+    """Why the parser refuses the value; None if it takes it or we cannot tell."""
+    row = argument.row
+    assert row is not None
+    if argument.lacks_value:
+        return "it needs a value"
+    if not row.takes_value:
+        return f"it takes no value, not {argument.values[0]!r}" if argument.values else None
+    for value in argument.values:
+        problem = None if value in unseen else row_problem(row, value)
+        if problem is not None:
+            return problem
+    return None
+
+
+def row_problem(row: FlagRow, value: str) -> str | None:
+    """Why this flag does not take that one value."""
+    if (
+        row.choices is not None
+        and row.name not in flag_notes.OPEN_SETS
+        and value not in row.choices
+        and not _is_same_choice(value, row)
+    ):
+        return f"{value!r} is none of {', '.join(row.choices)}"
+    if value in _NOTHING and row.is_optional:
+        return None
+    return _wrong_kind(row.kind, value)
+
+
+def config_problem(argument: Argument, unseen: UnresolvedWords, release: str, given: frozenset[str]) -> str | None:
+    """Why vLLM does not start with values that its parser takes; None if it does, or we cannot tell."""
+    assert argument.row is not None
+    name = argument.row.name
+    seen = (value for value in argument.values if value not in unseen)
+    problem = next(filter(None, (out_of_range(name, value, release, given) for value in seen)), None)
+    if problem is None:
+        return None
+    who = "no release takes" if flag_notes.RANGES[name].since is None else f"{release} does not start with"
+    return f"{who} this value: {problem}"
+
+
+def out_of_range(name: str, value: str, release: str, given: frozenset[str]) -> str | None:
+    """Why vLLM refuses a number that its parser takes; None if it does not, or is no number."""
+    limits = flag_notes.in_force(flag_notes.RANGES, name, release)
+    return None if limits is None or limits.unless & given else limits.problem(value)
+
+
+def in_form_of(row: FlagRow, values: tuple[str, ...]) -> str | None:
+    """A value as this flag takes it, where other releases take it in another form: 32k as 32000, image=4 as JSON."""
+    if len(values) != 1:
+        return None
+    if row.kind == "json":
+        pairs = key_values(values[0])
+        return json.dumps(pairs) if pairs is not None else None
+    try:
+        return str(parse_vllm_integer(values[0])) if row.kind == "int" else None
+    except BadInput:
+        return None
+
+
+def key_values(value: str) -> dict[str, int] | None:
+    """`image=4,video=1`, as --limit-mm-per-prompt took it before it took JSON; None if it is not that."""
+    pairs = [re.fullmatch(r"\s*(\w+)\s*=\s*([0-9]{1,18})\s*", item) for item in value.split(",")]
+    return {pair[1].lower(): int(pair[2]) for pair in pairs if pair is not None} if all(pairs) else None
+
+
+def _is_same_choice(value: str, row: FlagRow) -> bool:
+    """Choices of a number may be spelled another way: `016` is 16."""
+    try:
+        return str(int(value)) in (row.choices or ())
+    except ValueError:
+        return value in _NOTHING and (row.is_optional or "None" in (row.choices or ()))
+
+
+def _wrong_kind(kind: str, value: str) -> str | None:
+    try:
+        match kind:
+            case "int":
+                int(value)
+            case "float":
+                float(value)
+            case "human-int":
+                parse_vllm_integer(value)
+            case "human-int-or-auto":
+                parse_vllm_integer_or_auto(value)
+            case "json":
+                return _wrong_json(value)
+    except ValueError:
+        return f"{value!r} is not a {'whole number' if kind == 'int' else 'number'}"
+    except BadInput as error:
+        return str(error)
+    return None
+
+
+def _wrong_json(value: str) -> str | None:
+    for text in (value, re.sub(_HUMAN_NUMBER, "0", value)):
+        try:
+            json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        return None
+    return f"{value[:60]!r} is not JSON"

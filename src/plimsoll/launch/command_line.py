@@ -1,4 +1,4 @@
-"""Recognises a vLLM start in words or in a container, whatever stands in front of it, and reads its arguments as vLLM would.
+"""Finds the vLLM start in the words typed, in a script line or a container, and reads its arguments as vLLM would.
 
 vLLM's parser is Python's argparse with additions, and users lean on all of it: `--foo_bar`, unique prefixes
 (`--gpu-memory-util`), `--no-` forms, `=`, short names (`-tp 4`), dotted JSON (`--compilation-config.mode 3`), `-O3`,
@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from os.path import dirname, exists, isfile, join
 from typing import NamedTuple
 
 from plimsoll.errors import BadInput, TooLarge
+from plimsoll.launch.options import Words, meant
 from plimsoll.launch.shell_script import commands_in
-from plimsoll.units import parse_vllm_integer, parse_vllm_integer_or_auto
-from plimsoll.vllm.flag_notes import OPEN_SETS, RANGES, in_force
 from plimsoll.vllm.flags import FlagRow, flags_of, history_of
-from plimsoll.vllm.versions import Behaviour
+from plimsoll.vllm.versions import Behaviour, Engine, engine_named
 
 Environment = tuple[tuple[str, str], ...]
 
@@ -44,6 +45,7 @@ _ASSIGNMENT = r"(?s:([A-Za-z_][A-Za-z0-9_]*)=(.*))"
 _REFERENCE = r"\$[{(]?[#!]?([A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-])"
 _COMPUTED_MAX = 100  # each is looked for in every argument
 _OUR_WHEEL = re.compile(r"\$.*/plimsoll_inside-[\w.-]+\.whl")  # where the script that adds it finds it
+_FILES = (".sh", ".bash", ".yaml", ".yml", ".json", ".txt", ".service", ".env", ".log", ".gz")
 _NESTED_MAX = 4  # bash -c "bash -c '...'"
 
 # Options of `docker run`, podman and nerdctl that take no value; every other one does.
@@ -315,6 +317,115 @@ def _find_in_container(container: Container, source: str, nested: int) -> Launch
     )
 
 
+def launches_named(options: Words, command_name: str) -> list[tuple[Launch, str]]:
+    """The starts that were meant, each with the folder that relative paths in it most likely mean."""
+    pid: int | None = getattr(options, "pid", None)  # of commands that have --pid
+    if pid is not None:
+        if options.rest or options.verbatim:
+            raise BadInput("--pid names a running server; give no command or file beside it")
+        from plimsoll.launch.installed_vllm import launch_of_process  # the table of extension points, for --pid alone
+
+        return [(launch_of_process(pid), "")]
+    if options.verbatim is not None and options.rest:
+        raise BadInput(f"{options.rest[0]!r} stands in front of --; give a file or a command, not both")
+    command = options.verbatim if options.verbatim is not None else options.rest
+    if not command:
+        raise BadInput(f"nothing to look at; give a command, a file, --pid N or - (plimsoll {command_name} --help)")
+    if options.verbatim is None and len(command) == 1 and not any(blank in command[0] for blank in " \t\n"):
+        stdin = sys.stdin.buffer if command[0] == "-" and sys.stdin is not None else None
+        folder = "" if command[0] == "-" else dirname(command[0])
+        _check_no_model(command[0])
+        from plimsoll.launch.files import read_launches, with_requirement  # which finds its starts with this module
+
+        return [(with_requirement(launch, folder), folder) for launch in read_launches(command[0], stdin)]
+    if len(command) == 1:
+        return [(launch, "") for launch in launches_in(command[0])]
+    launch = find_launch(command, (), "command line")
+    if launch is None or launch.in_front:
+        raise BadInput(_not_a_command(command, options, command_name, has_start=launch is not None))
+    return [(launch, "")]
+
+
+def engine_meant(launch: Launch, asked: str | None) -> Engine:
+    """The vLLM that a launch is about: the one asked for, the one its image or surroundings name, else the newest known."""
+    if asked is not None:
+        return engine_named(asked)
+    named = [launch.vllm] if launch.vllm else []
+    if launch.image and (version := version_in_image(launch.image)):
+        named.insert(0, (version, f"the tag of the image {launch.image}"))
+    for version, because in named:
+        try:
+            return engine_named(version, f"{launch.source}:")._replace(because=because)
+        except BadInput:
+            continue  # a number that is no version of vLLM decides nothing
+    return engine_named(None)
+
+
+def _not_a_command(words: tuple[str, ...], options: Words, command_name: str, *, has_start: bool) -> str:
+    """Explains words that start no vLLM: an option that does not exist, more than one file, or none of it vLLM's."""
+    option = words[0] if has_start else next((word for word in words if word.startswith("-") and word != "-"), None)
+    if option is not None and (has_start or words[0] == option or isfile(words[0])):
+        behind = "; vLLM's own flags go behind `vllm serve MODEL`" if has_start else ""
+        return f"{option} is no option of plimsoll {command_name}{meant(option, options)} (--help lists them){behind}"
+    if isfile(words[0]):
+        return f"{words[0]} is a file, and {words[1]!r} stands beside it: one file at a time"
+    shown = " ".join(words[:3]) + (" ..." if len(words) > 3 else "")
+    return f"no vLLM start in `{shown}`; it begins with `vllm serve`, `python -m vllm...` or `docker run`"
+
+
+def _check_no_model(word: str) -> None:
+    """BadInput where a model stands alone: a folder with a config.json, or no file and a name as the hub's are."""
+    is_folder = isfile(join(word, "config.json"))
+    owner, _, name = word.partition("/")
+    is_id = all(part[:1].isalnum() and part.isascii() and "/" not in part for part in (owner, name))
+    if not is_folder and (exists(word) or word.endswith(_FILES) or not is_id):
+        return
+    what = "the folder of a model" if is_folder else "no such file"
+    raise BadInput(f"{word}: {what}; a model goes behind `vllm serve`: vllm serve {word}")
+
+
+def launches_in(text: str) -> list[Launch]:
+    """The starts in a whole command in one pair of quotes."""
+    found = [
+        launch
+        for command in commands_in(text)
+        if (launch := find_launch(command.words, command.environment, "command line", command.unresolved)) is not None
+    ]
+    if not found:
+        raise BadInput("no vLLM start command in the quoted text")
+    return found
+
+
+class ConfigFile(NamedTuple):
+    """The file named by `--config`, and its entries; None if it is not at hand."""
+
+    name: str
+    entries: Mapping[str, object] | None
+
+
+def config_of(launch: Launch, folder: str) -> ConfigFile | None:
+    """The flags of a `--config` file, where the file is at hand."""
+    name = config_named(launch.arguments)
+    if name is None or "$" in name:
+        return None
+    for path in (name, join(folder, name)):
+        if isfile(path):
+            from plimsoll.launch.files import read_vllm_config
+
+            return ConfigFile(path, read_vllm_config(path))
+    return ConfigFile(name, None)
+
+
+def config_named(words: tuple[str, ...]) -> str | None:
+    """The file that `--config FILE` or `--config=FILE` names."""
+    for place, word in enumerate(words):
+        if word == "--config" and place + 1 < len(words):
+            return words[place + 1]
+        if word.startswith("--config="):
+            return word.partition("=")[2]
+    return None
+
+
 _NEGATIVE_NUMBER = r"^-\d+$|^-\d*\.\d+$"  # argparse's own
 _TRUE_FALSE = ("true", "false")
 _JSON_CHARACTERS_MAX = 1 << 20
@@ -564,109 +675,3 @@ def _normal(name: str) -> str:
     """Dashes for underscores, up to the first dot, as vLLM does."""
     head, dot, path = name.partition(".")
     return head.replace("_", "-") + dot + path if name.startswith("--") else name
-
-
-# Whether the parser takes a flag's value, as far as a table can tell.
-
-# What vLLM's optional types read as "not set".
-_NOTHING = ("", "None")
-# Numbers such as 80m may stand bare in JSON: vLLM expands them before it reads it.
-_HUMAN_NUMBER = r"\b\d+(?:\.\d+)?[kKmMgGtT]\b"
-
-
-def value_problem(argument: Argument, unseen: UnresolvedWords) -> str | None:
-    """Why the parser refuses the value; None if it takes it or we cannot tell."""
-    row = argument.row
-    assert row is not None
-    if argument.lacks_value:
-        return "it needs a value"
-    if not row.takes_value:
-        return f"it takes no value, not {argument.values[0]!r}" if argument.values else None
-    for value in argument.values:
-        problem = None if value in unseen else row_problem(row, value)
-        if problem is not None:
-            return problem
-    return None
-
-
-def row_problem(row: FlagRow, value: str) -> str | None:
-    """Why this flag does not take that one value."""
-    if row.choices is not None and row.name not in OPEN_SETS and value not in row.choices and not _is_same_choice(value, row):
-        return f"{value!r} is none of {', '.join(row.choices)}"
-    if value in _NOTHING and row.is_optional:
-        return None
-    return _wrong_kind(row.kind, value)
-
-
-def config_problem(argument: Argument, unseen: UnresolvedWords, release: str, given: frozenset[str]) -> str | None:
-    """Why vLLM does not start with values that its parser takes; None if it does, or we cannot tell."""
-    assert argument.row is not None
-    name = argument.row.name
-    seen = (value for value in argument.values if value not in unseen)
-    problem = next(filter(None, (out_of_range(name, value, release, given) for value in seen)), None)
-    if problem is None:
-        return None
-    return f"{'no release takes' if RANGES[name].since is None else f'{release} does not start with'} this value: {problem}"
-
-
-def out_of_range(name: str, value: str, release: str, given: frozenset[str]) -> str | None:
-    """Why vLLM refuses a number that its parser takes; None if it does not, or is no number."""
-    limits = in_force(RANGES, name, release)
-    return None if limits is None or limits.unless & given else limits.problem(value)
-
-
-def in_form_of(row: FlagRow, values: tuple[str, ...]) -> str | None:
-    """A value as this flag takes it, where other releases take it in another form: 32k as 32000, image=4 as JSON."""
-    if len(values) != 1:
-        return None
-    if row.kind == "json":
-        pairs = key_values(values[0])
-        return json.dumps(pairs) if pairs is not None else None
-    try:
-        return str(parse_vllm_integer(values[0])) if row.kind == "int" else None
-    except BadInput:
-        return None
-
-
-def key_values(value: str) -> dict[str, int] | None:
-    """`image=4,video=1`, as --limit-mm-per-prompt took it before it took JSON; None if it is not that."""
-    pairs = [re.fullmatch(r"\s*(\w+)\s*=\s*([0-9]{1,18})\s*", item) for item in value.split(",")]
-    return {pair[1].lower(): int(pair[2]) for pair in pairs if pair is not None} if all(pairs) else None
-
-
-def _is_same_choice(value: str, row: FlagRow) -> bool:
-    """Choices of a number may be spelled another way: `016` is 16."""
-    try:
-        return str(int(value)) in (row.choices or ())
-    except ValueError:
-        return value in _NOTHING and (row.is_optional or "None" in (row.choices or ()))
-
-
-def _wrong_kind(kind: str, value: str) -> str | None:
-    try:
-        match kind:
-            case "int":
-                int(value)
-            case "float":
-                float(value)
-            case "human-int":
-                parse_vllm_integer(value)
-            case "human-int-or-auto":
-                parse_vllm_integer_or_auto(value)
-            case "json":
-                return _wrong_json(value)
-    except ValueError:
-        return f"{value!r} is not a {'whole number' if kind == 'int' else 'number'}"
-    except BadInput as error:
-        return str(error)
-    return None
-
-
-def _wrong_json(value: str) -> str | None:
-    for text in (value, re.sub(_HUMAN_NUMBER, "0", value)):
-        try:
-            json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        return None
-    return f"{value[:60]!r} is not JSON"

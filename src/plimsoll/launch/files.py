@@ -1,4 +1,4 @@
-"""Reads the files in which a vLLM start is written down: a script, Compose, Kubernetes, a systemd unit."""
+"""Reads the files that hold a vLLM start or its flags: a script, Compose, Kubernetes, a systemd unit, a `--config` file."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import os
 import re
 import select
 import stat
+from collections.abc import Mapping
 from os.path import basename
+from pathlib import Path
 from typing import BinaryIO
 
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.launch.command_line import Launch, find_launch
-from plimsoll.launch.manifests import TextBudget, launches_in_manifest
+from plimsoll.launch.manifests import TextBudget, documents_in, launches_in_manifest
 from plimsoll.launch.shell_script import commands_in
 
 BYTES_MAX = 1024 * 1024
@@ -302,3 +304,38 @@ def _unit_command(words: list[str], environment: dict[str, str], growth: TextBud
         missing += [bare.group(1)] if bare else []
         done.append(_BRACED.sub(fill, word.replace("%%", "%")))
     return done, missing
+
+
+def with_requirement(launch: Launch, folder: str) -> Launch:
+    """The launch with the vLLM that the requirements.txt beside its file pins, where nothing nearer names one."""
+    path = Path(folder) / "requirements.txt"
+    try:
+        text = "" if launch.vllm or launch.image or not path.is_file() else path.read_text("utf-8", "replace")[:BYTES_MAX]
+    except OSError:
+        return launch
+    pinned = pinned_version(text)
+    return launch._replace(vllm=(pinned, "pinned in requirements.txt")) if pinned else launch
+
+
+CONFIG_BYTES_MAX = 1024 * 1024
+
+
+def read_vllm_config(path: str) -> Mapping[str, object]:
+    """The entries of the file, by flag name; BadInput if it is not a flat mapping that vLLM could read."""
+    if not path.endswith((".yaml", ".yml")):
+        raise BadInput(f"{path}: vLLM reads --config only from a .yaml or .yml file")
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(CONFIG_BYTES_MAX + 1)
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror or error}") from None
+    if len(content) > CONFIG_BYTES_MAX:
+        raise TooLarge(f"{path}: larger than {CONFIG_BYTES_MAX // 1024} KiB, which is no list of flags")
+    try:
+        documents = documents_in(content.decode("utf-8"), path, booleans=True)
+    except UnicodeDecodeError:
+        raise BadInput(f"{path}: not text") from None
+    found = next(iter(documents), None)
+    if not isinstance(found, dict):
+        raise BadInput(f"{path}: not a mapping of flag names to values")
+    return {str(key): value for key, value in found.items()}

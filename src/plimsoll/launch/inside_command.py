@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from plimsoll.launch.check_flags import ConfigFile, FlagReport, check, with_config
-from plimsoll.launch.command_line import Argument, EntryPoint, Launch, UnresolvedWords, read_command_line
+from plimsoll.launch.check_flags import FlagReport, check, with_config
+from plimsoll.launch.command_line import Argument, ConfigFile, EntryPoint, Launch, UnresolvedWords, read_command_line
 from plimsoll.vllm import flags
 from plimsoll.vllm.extension_points import FIRST_ENGINE, PLUGIN_LIST, RUST_FRONT_END, InsidePart, PartVerdict
 from plimsoll.vllm.versions import Engine

@@ -1,8 +1,12 @@
-"""Finds an installed vLLM and reads its sources as text. vLLM is never imported: that takes seconds and may touch the GPU."""
+"""Finds a vLLM that is installed or runs: its sources as text, its version, and the command line of its process.
+
+vLLM is never imported: that takes seconds and may touch the GPU.
+"""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import os
 import re
@@ -13,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from plimsoll.errors import BadInput, TimedOut, WorldFailed
+from plimsoll.launch.command_line import Launch, find_launch
 from plimsoll.vllm.extension_points import Sources
 
 ASK_S = 60.0  # for another Python to say where its vLLM is; a cold disk or a network mount is slow
@@ -200,3 +205,103 @@ def _own_version(text: str) -> str | None:
             value = node.value.value
             return value if isinstance(value, str) else None
     return None
+
+
+_READ_MAX = 4 * 1024 * 1024  # twice Linux's usual limit on arguments and environment together
+_PARENTS_MAX = 16
+# vLLM renames its processes ("VLLM::EngineCore", the prefix can be set); before that they are Python's own children.
+_RENAMED = re.compile(r"[\w.-]+::\w.*")
+_RELEVANT = tuple(
+    "VLLM_ CUDA_ PYTORCH_ TORCH_ NCCL_ HF_ TRANSFORMERS_ OMP_ RAY_ PROMETHEUS_ TRITON_ LD_PRELOAD UCX_ GLOO_".split()
+)
+
+
+def launch_of_process(pid: int, proc: Path = Path("/proc")) -> Launch:
+    """The command that started the vLLM server which `pid` is, or is a part of."""
+    words = _command_line(pid, proc)
+    if not words:
+        raise BadInput(f"pid {pid} has no command line: a kernel thread, or a process that has ended")
+    title = words[0] if len(words) == 1 and _RENAMED.fullmatch(words[0]) else None
+    if title is None and not any(word.startswith("from multiprocessing.") for word in words):
+        launch = _launch(words, pid, proc)
+        if launch is None:
+            raise BadInput(f"pid {pid} is not a vLLM server: {words[0]}")
+        return launch
+    what = title or "a child of Python's multiprocessing"
+    for parent in _parents(pid, proc):
+        launch = _launch(_command_line(parent, proc), parent, proc)
+        if launch is not None:
+            note = f"pid {pid} is {what}; the command line is that of its parent, pid {parent}"
+            return launch._replace(source=f"pid {pid}", notes=(*launch.notes, note))
+    raise BadInput(f"pid {pid} is {what}, and none of its parents shows the command that started it")
+
+
+def _launch(words: tuple[str, ...], pid: int, proc: Path) -> Launch | None:
+    environment, notes = _environment(pid, proc)
+    launch = find_launch(words, environment, f"pid {pid}")
+    if launch is None:
+        return None
+    # Nothing is missing in a running process: a `$` in its words is meant.
+    version = _version_of(words, pid, proc)
+    running = (version, f"runs as pid {pid}") if version else None
+    return launch._replace(unresolved=(), notes=launch.notes + notes, vllm=running)
+
+
+def _version_of(words: tuple[str, ...], pid: int, proc: Path) -> str | None:
+    """The vLLM that a process runs: the one in the environment of its Python, seen from inside its container."""
+    root, programs = proc / str(pid) / "root", [word for word in words[:2] if word.startswith("/")]
+    with contextlib.suppress(OSError):
+        programs.append(str((proc / str(pid) / "exe").readlink()))
+    for program in programs:
+        for folder in ("lib/python3*/site-packages/vllm", "lib/python3*/dist-packages/vllm"):
+            try:
+                packages = sorted((root / Path(program).parent.parent.relative_to("/")).glob(folder))
+            except (OSError, ValueError):
+                continue
+            if packages and (version := version_beside(packages[-1])):
+                return version
+    return None
+
+
+def _command_line(pid: int, proc: Path) -> tuple[str, ...]:
+    try:
+        content = _read(proc / str(pid) / "cmdline")
+    except (FileNotFoundError, ProcessLookupError):
+        raise BadInput(f"pid {pid}: no such process") from None
+    except OSError as error:
+        raise BadInput(f"pid {pid}: its command line cannot be read: {error.strerror}") from None
+    title = content.rstrip("\0")  # a renamed process leaves the rest of its old arguments as zeros
+    if not title or _RENAMED.fullmatch(title):
+        return (title,) if title else ()
+    return tuple(content.removesuffix("\0").split("\0"))
+
+
+def _environment(pid: int, proc: Path) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
+    """The variables that matter to vLLM, and a note where they cannot be read."""
+    try:
+        content = _read(proc / str(pid) / "environ")
+    except OSError as error:
+        return (), (f"its environment cannot be read ({error.strerror}): run as the same user or as root",)
+    pairs = (entry.partition("=") for entry in content.split("\0"))
+    return tuple((name, value) for name, given, value in pairs if given and name.startswith(_RELEVANT)), ()
+
+
+def _parents(pid: int, proc: Path) -> list[int]:
+    """The process's parent, its parent, and so on, as far as they can be read."""
+    parents: list[int] = []
+    while len(parents) < _PARENTS_MAX:
+        try:
+            status = _read(proc / str(pid) / "status")
+        except OSError:
+            break
+        found = re.search(r"^PPid:\s*([0-9]+)", status, re.MULTILINE)
+        pid = int(found.group(1)) if found else 0
+        if pid <= 0 or pid in parents:
+            break
+        parents.append(pid)
+    return parents
+
+
+def _read(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(_READ_MAX).decode("utf-8", errors="replace")

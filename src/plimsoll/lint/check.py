@@ -9,7 +9,7 @@ from pathlib import Path
 from plimsoll.errors import PlimsollError
 from plimsoll.findings import Severity
 from plimsoll.launch.check_flags import check, with_branches
-from plimsoll.launch.inputs import config_of, engine_meant
+from plimsoll.launch.command_line import config_of, engine_meant
 from plimsoll.lint.deployment import Deployment, deployments_in
 from plimsoll.lint.traps import Trap, traps_of
 from plimsoll.plan.options import ServerOptions

@@ -18,8 +18,7 @@ from plimsoll.findings import Finding
 from plimsoll.hardware.cards import Vendor, gpu_named
 from plimsoll.hardware.nvml import read_cards
 from plimsoll.launch.check_flags import LEFT_OUT, FlagReport, check
-from plimsoll.launch.command_line import Launch
-from plimsoll.launch.inputs import config_of, launches_named
+from plimsoll.launch.command_line import Launch, config_of, launches_named
 from plimsoll.models.files import ModelFiles, read_model
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.certify import Certificate, certificate_of

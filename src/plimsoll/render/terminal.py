@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from plimsoll.errors import WorldFailed, printable
+from plimsoll.errors import WorldFailed
+from plimsoll.redaction import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -13,8 +13,8 @@ import numpy as np
 
 from plimsoll.errors import BadInput, PlimsollError
 from plimsoll.hardware.cards import gpu_named
-from plimsoll.launch.inputs import launches_named
-from plimsoll.launch.options import MOST, first_given, parse, whole
+from plimsoll.launch.command_line import launches_named
+from plimsoll.launch.options import MOST, first_given, whole
 from plimsoll.models.files import read_json
 from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import MemoryPlan, plan_launch
@@ -330,7 +330,7 @@ def _planned_again(plan: Mapping[str, object] | None) -> MemoryPlan | None:
     try:
         words = shlex.split(str(object_in(plan or {}, "flags")["rewritten"]))
         card, release = str(object_in(plan or {}, "gpu")["name"]), str((plan or {})["vllm"])
-        server = parse(ServerOptions, ["--gpu", card, "--vllm", release, "--", *words])
+        server = ServerOptions(gpu=card, vllm=release, verbatim=tuple(words))
         return plan_launch(server, *launches_named(server, "plan")[0])
     except (KeyError, ValueError, PlimsollError):
         return None

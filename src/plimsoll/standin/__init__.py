@@ -15,7 +15,6 @@ import shlex
 from collections.abc import Sequence
 
 from plimsoll.errors import BadInput
-from plimsoll.launch.options import parse
 from plimsoll.simulate.options import StandinCommandOptions
 from plimsoll.standin.clocked import EngineDown, StandIn
 from plimsoll.standin.launch import read_options
@@ -25,7 +24,7 @@ __all__ = ["EngineDown", "StandIn", "stand_in"]
 
 def stand_in(command: str = "", *, gpu: str = "L4", vllm: str = "", faults: Sequence[str] = ()) -> StandIn:
     """The engine that `plimsoll standin` would start for this command, on a clock of its own."""
-    options = parse(StandinCommandOptions, ["--gpu", gpu, *(["--vllm", vllm] if vllm else []), *shlex.split(command)])
+    options = StandinCommandOptions(gpu=gpu, vllm=vllm or None, rest=tuple(shlex.split(command)))
     launch = read_options(options, os.environ).launches[0]
     if launch.failure is not None:
         raise BadInput(f"vLLM would not start: {launch.failure.message}")

@@ -10,18 +10,18 @@ from typing import NamedTuple
 
 from plimsoll.errors import BadInput, PlimsollError
 from plimsoll.inside.settings import InsideSettings
-from plimsoll.launch.check_flags import with_config
+from plimsoll.launch.check_flags import row_problem, with_config
 from plimsoll.launch.command_line import (
     Argument,
     CommandLine,
     EntryPoint,
     Launch,
     UnresolvedWords,
+    config_of,
     find_launch,
+    launches_named,
     read_command_line,
-    row_problem,
 )
-from plimsoll.launch.inputs import config_of, launches_named
 from plimsoll.plan.read import plan_launch
 from plimsoll.plan.settings import Flags
 from plimsoll.simulate.inputs import NOT_REPLAYED, REPLICA_OF

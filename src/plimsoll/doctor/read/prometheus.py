@@ -11,8 +11,9 @@ from typing import NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from plimsoll.doctor.rules.trend_growth import EXTERNAL_METRICS, MetricSeries
-from plimsoll.errors import BadInput, TooLarge, WorldFailed, printable
+from plimsoll.errors import BadInput, TooLarge, WorldFailed
 from plimsoll.net.address import Address, address
+from plimsoll.redaction import printable
 from plimsoll.vllm.metrics import figure
 
 POINTS_MAX = 11_000

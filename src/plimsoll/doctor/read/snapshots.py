@@ -33,8 +33,9 @@ from plimsoll.doctor.rules.snapshot_facts import (
     Snapshot,
     StackFrame,
 )
-from plimsoll.errors import BadInput, TooLarge, printable
+from plimsoll.errors import BadInput, TooLarge
 from plimsoll.net.inputs import BLOCK_BYTES, InputKind, kind_of, unpacked
+from plimsoll.redaction import printable
 
 MEMORY_MAX = 8 << 30  # of the process that reads: it needs about four times the size of the file
 TIME_MAX_S = 300.0

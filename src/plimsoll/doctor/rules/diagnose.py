@@ -53,9 +53,8 @@ from plimsoll.doctor.rules.timeline import (
 )
 from plimsoll.doctor.rules.trend_growth import is_full, matters
 from plimsoll.doctor.rules.trends import judge_log_trends, moments_of_log
-from plimsoll.errors import printable
 from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
-from plimsoll.redaction import hide_user_text, redact
+from plimsoll.redaction import hide_user_text, printable, redact
 from plimsoll.units import GIB, format_gib
 from plimsoll.vllm.failure_texts import TEXTS, FailureText
 

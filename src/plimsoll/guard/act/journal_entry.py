@@ -7,8 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from plimsoll.errors import printable
-from plimsoll.redaction import REDACTED, hide_user_text, redact, redact_value, redact_words
+from plimsoll.redaction import REDACTED, hide_user_text, printable, redact, redact_value, redact_words
 
 FIELDS_MAX = 32 << 10
 TEXT_MAX = 4_000  # letters of one text

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from plimsoll.doctor.read.redact_text import shown_line
-from plimsoll.errors import printable
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.net.client import HttpClient, Loss, Lost, Reply, bearer, number, table
+from plimsoll.redaction import printable
 
 DEADLINE_S = 5.0
 COMPACT_S = 30.0  # the gate itself keeps the one who asks waiting for 20 s

@@ -17,11 +17,10 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from plimsoll.errors import printable
 from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.net.client import Lost, Reply
-from plimsoll.redaction import redact
+from plimsoll.redaction import printable, redact
 
 EPOCH_MAX = 2**62  # what a gate takes
 OWNER_MAX = 200

@@ -39,8 +39,7 @@ from plimsoll.guard.judge.findings import severity_of
 from plimsoll.guard.judge.look import Reach
 from plimsoll.guard.judge.policy import Policy
 from plimsoll.launch.check_flags import with_config
-from plimsoll.launch.command_line import CommandLine, EntryPoint, UnresolvedWords, find_launch, read_command_line
-from plimsoll.launch.inputs import config_of
+from plimsoll.launch.command_line import CommandLine, EntryPoint, UnresolvedWords, config_of, find_launch, read_command_line
 from plimsoll.net.address import address
 from plimsoll.net.client import bearer
 from plimsoll.net.server import GuardServer

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.cli.flags import FlagsOptions
+from plimsoll.cli.main import parse
 from plimsoll.errors import BadInput
-from plimsoll.launch.options import options_of, parse
+from plimsoll.launch.options import options_of
 
 
 def test_ours_are_taken_wherever_they_stand_before_the_dashes() -> None:
