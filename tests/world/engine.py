@@ -241,7 +241,9 @@ class Engine:
 
     @property
     def is_proven_wedged(self) -> bool:
-        return self.core is Core.HANGS and bool(self.requests) and self._now() - self._idle_since > GATE_WEDGE_S
+        """By its gate, which excuses a paused one."""
+        is_due = self.core is Core.HANGS and bool(self.requests) and not self.is_paused
+        return is_due and self._now() - self._idle_since > GATE_WEDGE_S
 
     def _gate(self, verb: str, request: Request) -> Reply | None:
         now = self._now()
@@ -268,7 +270,7 @@ class Engine:
             return _json(404, {"error": {"message": "no such endpoint", "code": 404}})
         standing = gate.Standing(
             has_engine=True, is_dead=self.core is Core.DEAD, is_proven_wedged=self.is_proven_wedged,
-            asleep="", drain_phase=self.phase,
+            asleep="paused" if self.is_paused else "", drain_phase=self.phase,
         )  # fmt: skip
         ready = gate.judge(standing)
         return _json(200, {
@@ -279,7 +281,8 @@ class Engine:
             "shed": {"max_wait_s": None, "lease_left_s": 0, "expected_wait_s": 0.0},
             "call": {"is_running": self.core is Core.CALLS, "last": None},
             "engine": {
-                "is_dead": self.core is Core.DEAD, "is_wedged": self.is_proven_wedged, "asleep": "", "steps": int(self._steps),
+                "is_dead": self.core is Core.DEAD, "is_wedged": self.is_proven_wedged,
+                "asleep": "paused" if self.is_paused else "", "steps": int(self._steps),
                 "last_step_age_s": now - self._stepped_at if self._steps else None, "running": len(self.requests), "waiting": 0,
             },
         })  # fmt: skip

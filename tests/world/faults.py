@@ -139,8 +139,9 @@ def operator_starts(draw: Draw) -> None:
 
 def operator_pauses_engine(draw: Draw) -> None:
     def resume() -> None:
-        draw.engine.is_paused = False
-        draw.engine.go_on()
+        if draw.engine.core is not Core.HANGS:  # which does not answer: what its gate knows of is still a pause
+            draw.engine.is_paused = False
+            draw.engine.go_on()
 
     draw.engine.is_paused = True
     draw.engine.soon(draw.any_of(60.0, 200.0), resume)

@@ -127,7 +127,7 @@ class SimulatedGuard(Daemon):
     def _tell(self, event: Event) -> None:
         if event.what in OPENS:
             self._host.told[event.engine, event.what, event.condition.kind if event.condition else ""] = self._world.loop.now
-        elif event.what in CLOSES:
+        elif event.what in CLOSES and event.message != "the gate answers again":
             self._host.told.pop((event.engine, CLOSES[event.what], event.condition.kind if event.condition else ""), None)
         super()._tell(event)
 

@@ -106,6 +106,7 @@ class Proxy:
         self.admin: dict[str, int] = {}
         self.drained_by: dict[str, str] = {}
         self._checks: dict[str, tuple[bool, bool, float]] = {}  # whether it is up, what the checks say, and since when
+        self.flipped_at = -math.inf  # when its checks last found a server up or down
         self.is_down = False  # its socket does not answer
         self.cut: set[str] = set()  # engines that it cannot reach
 
@@ -118,11 +119,11 @@ class Proxy:
         )
         is_fine = is_fine and now >= engine.says_503_until
         if engine.has_gate:
-            is_fine = is_fine and engine.phase == "serving" and not engine.is_proven_wedged
+            is_fine = is_fine and engine.phase == "serving" and not engine.is_proven_wedged and not engine.is_paused
         if is_fine is not says:
             since = now
         if is_fine is not is_up and now - since >= (RISE_S if is_fine else FALL_S):
-            is_up = is_fine
+            is_up, self.flipped_at = is_fine, now
         self._checks[engine.name] = is_up, is_fine, since
         return is_up
 

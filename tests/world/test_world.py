@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
+from plimsoll.guard.act.policy import ActPolicy
 from tests.each import each, times
 from tests.world.bugs import BUGS, first_noticed
 from tests.world.engine import Core
-from tests.world.faults import FAULTS, Draw, Fault, draw_faults, scripted
+from tests.world.faults import FAULTS, Draw, Fault, by_guardctl, draw_faults, scripted
 from tests.world.world import LINES, Setting, World, play, quick_folder
 
 SEEDS = times(100, 1_000)  # `make soak` plays 100,000 beside this
@@ -88,14 +91,62 @@ def test_a_hang_is_told_although_a_step_was_made_while_it_began() -> None:
     assert "canary requests in a row got no answer" in story
 
 
-def test_a_hang_after_a_long_step_is_told_after_three_times_its_length() -> None:
-    """A step of 50 s is shorter than a failure (60 s), so it is the engine's own: no step in 150 s is told, and not 60."""
+def story_of(setting: Setting, *faults: tuple[float, Callable[[World], None]], until_s: float = 300.0) -> str:
+    """The story of what is done to the world at these times, and then nothing for a while; it must end well."""
 
     def script(world: World) -> list[Fault]:
-        engine = world.engines[0]
-        long_step = (31.0, "e0: a step of 50 s", lambda: engine.become(Core.CALLS, 50.0))
-        return [long_step, (141.0, "e0: it hangs", lambda: engine.become(Core.HANGS))]
+        rows = (*faults, (until_s, lambda world: None))  # noqa: ARG005
+        return [(at_s, f"fault {number}", functools.partial(do, world)) for number, (at_s, do) in enumerate(rows)]
 
-    story = play(1, setting=Setting(canary_s=None, has_gate=False, busy=0.3), script=script)
+    story = play(1, setting=setting, script=script)
     assert not story.wrong, story
-    assert any("no step in 15" in line for line in story.lines), "\n".join(story.lines)
+    return "\n".join(story.lines)
+
+
+def test_a_hang_after_a_long_step_is_told_after_three_times_its_length() -> None:
+    """A step of 50 s is shorter than a failure (60 s), so it is the engine's own: no step in 150 s is told, and not 60."""
+    story = story_of(
+        Setting(canary_s=None, has_gate=False, busy=0.3),
+        (31.0, lambda world: world.engines[0].become(Core.CALLS, 50.0)),
+        (141.0, lambda world: world.engines[0].become(Core.HANGS)),
+    )
+    assert "no step in 15" in story
+
+
+def test_a_drain_is_undone_when_the_balancer_finds_the_other_one_down() -> None:
+    """Guard still reaches the other engine, the balancer does not: the one that leaves is the last that serves."""
+
+    def restart(world: World) -> None:
+        draw = Draw(world, random.Random(1))
+        draw.engine = world.engines[1]
+        by_guardctl(draw, "restart")
+
+    story = story_of(Setting(busy=0.3), (60.0, restart), (86.0, lambda world: world.proxy.cut.add("e0")))
+    assert "idle: e0 is out of rotation" in story
+    assert "restart undone" in story
+
+
+def test_an_engine_that_guard_gave_up_on_comes_back_once_it_has_recovered() -> None:
+    """Its start took longer than guard waits: when it is well for as long as a probation lasts, it is in rotation again."""
+
+    def slow_start(world: World) -> None:
+        world.engines[0].start_s = world.setting.act.start_within_s + 200.0
+        world.engines[0].die("crash")
+
+    act = ActPolicy(start_within_s=100.0, start_still_s=60.0, probation_s=30.0)
+    story = story_of(Setting(busy=0.3, act=act), (30.0, slow_start), until_s=500.0)
+    assert "restart stuck: needs attention" in story
+    assert "e0: back in rotation, since it recovered after guard gave up on it" in story
+    assert "e0: no longer needs attention" in story
+
+
+def test_a_hang_during_an_operators_pause_is_told() -> None:
+    """The gate goes on saying that it is paused, and the resume never answers: what waits there is told all the same."""
+
+    def pause(world: World) -> None:
+        world.engines[0].is_paused = True
+
+    faults = (60.0, pause), (90.0, lambda world: world.engines[0].become(Core.HANGS))
+    for has_gate in (True, False):
+        story = story_of(Setting(engines=1, busy=0.3, has_gate=has_gate), *faults)
+        assert "e0: the engine looks stuck, and nothing has proved it" in story

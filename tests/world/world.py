@@ -26,6 +26,7 @@ from tests.world.surroundings import LockService, Network, Proxy, Supervisor
 SETTLE_S = 1_500.0  # after the last one, until all must be well or told
 RECENT_S = 5.0  # whoever recovered later than this could not be known to have
 PEERS_S = 60.0  # and so it is of another engine that broke
+FLIPPED_S = 15.0  # and a server that the balancer's own checks find down, while another one is being drained
 LINES = 40
 _NOBODY = contextvars.Context()
 
@@ -212,6 +213,7 @@ class World:
         self.lost += 1
         kept_out = [one for one in self.engines if one.serves and not self._is_in(one) and not self._is_excused(one)]
         is_fresh = any(self.loop.now - one.changed_at < PEERS_S for one in self.engines)
+        is_fresh = is_fresh or self.loop.now - self.proxy.flipped_at < FLIPPED_S
         is_hindered = any(self.loop.now - host.is_fine_since < PEERS_S for host in self.hosts)
         if kept_out and not is_fresh and not is_hindered:
             self.violate(f"a request is lost: {kept_out[0].name} serves, and is out of rotation")
@@ -306,7 +308,9 @@ class World:
                 return f"{engine.name} {self.truth(engine)}, and nobody was told"
             if engine.is_alive and not engine.is_ready:
                 return f"{engine.name} is still starting"
-            if engine.serves and not self._is_in(engine) and not self._is_excused(engine):
+            # What guard gave up on comes back when it has recovered; a paused guard leaves it.
+            is_paused = any(host.paused_at is not None for host in self.hosts)
+            if engine.serves and not self._is_in(engine) and is_wanted and not (is_paused and self._is_excused(engine)):
                 return f"{engine.name} serves, and is out of rotation"
         return "" if all(host.guard is not None and now - host.since > 30.0 for host in self.hosts) else "a guard is down"
 

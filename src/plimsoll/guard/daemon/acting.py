@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from plimsoll.errors import PlimsollError, WorldFailed
-from plimsoll.guard.act.decide import BlockedAction, FleetView
+from plimsoll.guard.act.decide import BlockedAction, Decision, FleetView
 from plimsoll.guard.act.journal_entry import SEEN, SWITCH, Entry, needed
 from plimsoll.guard.act.journal_replay import (
     PAUSE,
@@ -372,6 +372,8 @@ class ActionRunner:
         self._back: ReturnToService | None = None
         self._said: dict[str, str] = {}
         self._own_waits_for = ""
+        self._well_since: dict[str, float] = {}  # engines that guard gave up on and that are well now
+        self._returns: dict[str, asyncio.Task[Decision]] = {}
         self._dry = DryRunJournal(files.journal, clocks.wall)
         if not is_dry:
             self.journal = open_journal(files.journal)
@@ -457,13 +459,14 @@ class ActionRunner:
                         log_s = now_s + LOG_EVERY_S
                 self._poll(now_s)
                 await self._round()
+                self._return_recovered(now_s)
                 if not self._is_dry and (turn is None or turn.done()):
                     if turn is not None:
                         turn.result()  # an internal error ends guard
                     turn = asyncio.create_task(self.conductor.turn())
                 await asyncio.sleep(ROUND_S)
         finally:
-            tasks = [task for task in (turn, *self._polls.values()) if task is not None]
+            tasks = [task for task in (turn, *self._polls.values(), *self._returns.values()) if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -480,6 +483,21 @@ class ActionRunner:
                 self.conductor.stop_acting(error)
         if self._is_dry:
             self._announce_decisions()
+
+    def _return_recovered(self, now_s: float) -> None:
+        """Puts an engine back in rotation that guard gave up on, once it has been well for as long as a probation lasts."""
+        if self._back is None or self.conductor.stopped_acting:
+            return
+        held = [name for name, end in self.conductor.last_ends().items() if end.is_out]
+        self._well_since = {
+            name: self._well_since.get(name, now_s)
+            for name in held
+            if self.observer.is_well(name) and name not in self.conductor.runs and not self.conductor.is_off(name)
+        }
+        for name, since_s in self._well_since.items():
+            if now_s - since_s >= self._setup.policy.probation_s:
+                self._well_since[name] = now_s  # tried again after as long
+                self._returns[name] = asyncio.create_task(self._back.put_back(name, is_recovered=True))
 
     def _announce_decisions(self) -> None:
         """Announces every decision once, a plan with all its steps."""
@@ -533,6 +551,7 @@ class ActionRunner:
         before = self._traffic.get(name, BalancerTraffic())
         # What our own drain makes of its check is no testimony.
         is_down = before.is_down if is_at_work else None if health is None else health.is_down
+        self.observer.failing = {**self.observer.failing, name: is_down is True}
         count = None if health is None else health.total
         self._traffic[name] = before.seen(self._clocks.clock(), is_down=is_down, count=count)
 

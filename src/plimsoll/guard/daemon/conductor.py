@@ -143,6 +143,10 @@ class ActionHistory:
         entries = self._ports.journal.kept()
         return [one._replace(engine=names.get(one.engine, one.engine)) for one in entries] if names else entries
 
+    def is_off(self, engine: str) -> bool:
+        """Whether an operator has paused guard, this engine or restarts."""
+        return bool(self._off(engine, Grade.RESTART))
+
     def _off(self, engine: str, grade: Grade) -> str:
         """Says that an operator has paused it since it began: it is then undone as long as that is possible."""
         off = self.switches

@@ -25,7 +25,7 @@ from plimsoll.guard.act.decide import (
     is_ready,
 )
 from plimsoll.guard.act.journal_entry import NOTE, OPENED
-from plimsoll.guard.act.journal_replay import DRAIN, UNDRAIN
+from plimsoll.guard.act.journal_replay import DRAIN, PAUSE, UNDRAIN
 from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.ports import Lock, Outcome, done, failed, unsure
 from plimsoll.guard.act.steps import ActionRun, End, Step, open_action, opening_fields
@@ -311,11 +311,14 @@ def _for_drain(view: FleetView, policy: ActPolicy, engine: EngineStatus) -> Deci
 WHY = "an operator asked for it back"
 
 
+RECOVERED = "it recovered after guard gave up on it"
+
+
 class ReturnToService:
-    """Puts an engine back in rotation that guard gave up on and an operator has repaired.
+    """Puts an engine back in rotation that guard gave up on: an operator has repaired it, or it recovered by itself.
 
     In the journal it is a restart that turns back before anything is drained: a guard that finds it open puts the engine back,
-    too. That the engine is fixed is said by `guardctl resume ENGINE`, not by this.
+    too. That the engine is fixed is said by `guardctl resume ENGINE`, or by its answers where it recovered.
     """
 
     def __init__(
@@ -329,19 +332,20 @@ class ReturnToService:
         end = self._conductor.last_ends().get(engine)
         return end is not None and end.is_out
 
-    async def put_back(self, engine: str) -> Decision:
-        adapters = self._adapters.get(engine)
+    async def put_back(self, engine: str, *, is_recovered: bool = False) -> Decision:
+        """`is_recovered`: nobody asked for it, so it must hold its context, answer a request, and then needs no attention."""
+        adapters, why = self._adapters.get(engine), RECOVERED if is_recovered else WHY
         if adapters is None:
             return BlockedAction(engine, Grade.RESTART, UNDRAIN, "NotWatched", "no engine of that name is watched")
         if engine in self._conductor.runs:
             return BlockedAction(engine, Grade.RESTART, UNDRAIN, "Busy", "guard is already working on it")
         run = open_action(self._ports.name(), engine, Grade.RESTART, UNDRAIN, is_broken=False)
         self._conductor.runs[engine] = run  # before the first await
-        self._tasks[engine] = task = asyncio.create_task(self._run(run, adapters))
+        self._tasks[engine] = task = asyncio.create_task(self._run(run, adapters, why))
         await asyncio.wait({task}, timeout=ANSWER_S)  # it goes on all the same
         if task.done() and not (outcome := task.result()).is_done:
             return BlockedAction(engine, Grade.RESTART, UNDRAIN, "NotDone", outcome.message)
-        return ActionPlan(engine, Grade.RESTART, UNDRAIN, WHY, (Step.LOCK, Step.UNDRAIN, Step.UNLOCK))
+        return ActionPlan(engine, Grade.RESTART, UNDRAIN, why, (Step.LOCK, Step.UNDRAIN, Step.UNLOCK))
 
     async def close(self) -> None:
         """Waits a moment for what is in progress; the next guard does the rest."""
@@ -352,15 +356,22 @@ class ReturnToService:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, run: ActionRun, adapters: EngineAdapters) -> Outcome:
+    async def _run(self, run: ActionRun, adapters: EngineAdapters, why: str) -> Outcome:
         steps = ActionSteps(adapters, self._ports.lock, self._ports.observer, self._policy)
         keeper = asyncio.create_task(steps.lock.keep())
         try:
             look = await self._ports.observer.look(run.engine)
             if look is None or look.reach is not Reach.ANSWERS:
                 return failed("unreachable: start it first")
-            self._ports.write(OPENED, run, {**opening_fields(run), "why": WHY})
-            return await self._steps(run, steps)
+            if why == RECOVERED:
+                for step in (Step.CHECK, Step.WARM):
+                    if not (outcome := await steps.do(step, run)).is_done:
+                        return outcome
+            self._ports.write(OPENED, run, {**opening_fields(run), "why": why})
+            outcome = await self._steps(run, steps, why)
+            if outcome.is_done and why == RECOVERED:
+                self._conductor.switch(PAUSE, run.engine, is_on=False, who=f"guard: {RECOVERED}")
+            return outcome
         except PlimsollError as error:
             await self._ports.lock.release()
             self._ports.tell(Announcement(run.engine, f"unknown whether it is back in rotation: {error}", is_urgent=True))
@@ -370,7 +381,7 @@ class ReturnToService:
             self._tasks.pop(run.engine, None)
             self._conductor.runs.pop(run.engine, None)
 
-    async def _steps(self, run: ActionRun, steps: ActionSteps) -> Outcome:
+    async def _steps(self, run: ActionRun, steps: ActionSteps, why: str) -> Outcome:
         result = unsure("not started")
         while run.step is not None:
             step = run.step
@@ -378,7 +389,7 @@ class ReturnToService:
             result = outcome if step in (Step.LOCK, Step.UNDRAIN) else result
         end = End.DONE if run.end is End.UNDONE else run.end or End.DONE
         self._ports.write_end(run, end, result.message)
-        says = f"back in rotation: {result.message}" if result.is_done else f"not put back in rotation: {result.message}"
+        says = f"back in rotation, since {why}" if result.is_done else f"not put back in rotation: {result.message}"
         self._ports.tell(Announcement(run.engine, says, end is End.HELD, {"action": run.action, "end": str(end)}))
         return result
 

@@ -18,7 +18,16 @@ from typing import NamedTuple, Protocol
 from plimsoll.doctor.rules.trend_growth import Forecast, duration
 from plimsoll.errors import PlimsollError
 from plimsoll.guard.act.capacity import load_of, without
-from plimsoll.guard.act.decide import BROKEN_KINDS, EngineStatus, FailedRestarts, FleetView, group_peers, is_active
+from plimsoll.guard.act.decide import (
+    BROKEN_KINDS,
+    PROBATION_KINDS,
+    EngineStatus,
+    FailedRestarts,
+    FleetView,
+    group_peers,
+    is_active,
+    is_ready,
+)
 from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.guard.judge import memory
@@ -522,6 +531,7 @@ class FleetObserver:
         self._fleet, self._capabilities, self._every_s, self._clock, self._minute = fleet, capabilities, every_s, clock, minute
         self._ends = ends
         self.maintained: Mapping[str, bool] = {}  # engines that an operator has in maintenance at the balancer
+        self.failing: Mapping[str, bool] = {}  # engines that the balancer finds down by its own checks
 
     async def look(self, engine: str) -> Look | None:
         return await self._fleet.look_now(engine)
@@ -588,6 +598,13 @@ class FleetObserver:
         last = None if watched is None else watched.judge.history.last
         return last is not None and last.reach is not Reach.ANSWERS
 
+    def is_well(self, engine: str) -> bool:
+        """Whether the last look found it ready, and nothing is true of it that no engine put back may have."""
+        watched = self._fleet.engine(engine)
+        if watched is None or not is_ready(watched.judge.history.last) or self.maintained.get(engine):
+            return False
+        return not any(kind in watched.by_kind and watched.by_kind[kind].is_true for kind in PROBATION_KINDS)
+
     def unproved(self, engine: str, *, is_asked: bool = False) -> str:
         """Why it may serve somebody all the same; "" where a witness proves that it serves nobody.
 
@@ -629,7 +646,7 @@ class FleetObserver:
         return EngineStatus(
             name, conditions, load_of(name, last, is_well=not is_active, model=model),
             math.inf if last is None else max(0.0, now_s - last.at_s), self._every_s, may.group,
-            _is_away(last) or is_at_work or is_held or self.maintained.get(name, False),
+            _is_away(last) or is_at_work or is_held or self.maintained.get(name, False) or self.failing.get(name, False),
             now_s - history.changed_at_s if history.changed else None, observed,
             has_gate=may.has_gate and last is not None and last.gate is not None, has_restarter=may.has_restarter,
             last_end=last_end, unproved=proved.why_not, has_local_proof=proved.is_local,

@@ -378,6 +378,7 @@ class History:
         self._totals: dict[str, float] = {}
         self._ranks: dict[str, float] = {}  # workers, and when each was last heard of
         self._least_others: dict[str, SlidingMinimum] = {}
+        self.pause_unanswered_since_s: float | None = None  # since when nobody can say whether it is paused
         self._told: dict[str, bool] = {}  # who has told in this life whether it rests, and whether they do at the last look
 
     def add(self, look: Look) -> bool:
@@ -503,6 +504,7 @@ class History:
         self._lowest.clear()
         self._totals.clear()
         self._told.clear()
+        self.pause_unanswered_since_s = None
         self.memo.clear()
         self._least_others.clear()
         self._ranks = {worker.rank: look.at_s for worker in look.workers if worker.age_s < STALE_S}
@@ -604,6 +606,10 @@ class History:
         told |= {"page": True} if look.figures.get("asleep", -1.0) >= 0.0 else {}
         told |= {"gate": True} if look.gate is not None else {}
         told |= {"pause": look.is_paused is not None} if look.is_paused is not None or look.is_rest_unknown else {}
+        if not look.is_rest_unknown:
+            self.pause_unanswered_since_s = None
+        elif self.pause_unanswered_since_s is None:
+            self.pause_unanswered_since_s = look.at_s
 
     def _note_health(self, look: Look) -> None:
         if look.health != DEAD:

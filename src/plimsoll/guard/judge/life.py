@@ -259,6 +259,11 @@ def stalled(history: History, policy: Policy, now_s: float) -> Assessment:
     if last is None or (last.reach is not Reach.ANSWERS and history.failed_canaries == 0):
         return unknown("Unreachable", "unreachable")
     if rests(history):
+        # A paused core answers /is_paused at once. One that hangs does not: the gate goes on saying what it heard last.
+        since_s, bound_s = history.pause_unanswered_since_s, policy.number("wedged", "still")
+        if since_s is not None and now_s - since_s >= bound_s and any((pulse.work or 0) > 0 for _, pulse in history.cores):
+            text = f"paused, requests wait, and its core has not answered /is_paused for {now_s - since_s:.0f} s"
+            return yes("SilentPause", text, Evidence("pause", text))
         return no("Paused", "paused or asleep: no step is due")
     if (busy := recomputes(history, policy)) is not None:
         return busy
