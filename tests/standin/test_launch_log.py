@@ -18,14 +18,15 @@ from plimsoll.standin.launch_log import (
     Stats,
     after_death_lines,
     death_lines,
+    failed_lines,
     start_lines,
     stats_line,
     stop_lines,
     stopped_lines,
     uvicorn,
+    want_of_memory,
 )
 from plimsoll.standin.memory import DeviceModel, oom_text
-from plimsoll.standin.start_failures import failed_lines, want_of_memory
 from plimsoll.units import GIB
 from plimsoll.vllm.log_lines import measured_of
 from tests.standin.launches import PID, STAMP, launchable, log_of, text_of
@@ -96,7 +97,7 @@ def test_a_healthy_server_has_nothing_to_say(release: str) -> None:
     lines = (
         *start_lines(log, PID),
         uvicorn('127.0.0.1:40000 - "POST /v1/completions HTTP/1.1" 200 OK'),
-        stats_line(SOME),
+        stats_line(log, SOME),
     )
     found = diagnose([log_of(lines, release)])
     assert all(finding.severity is not Severity.CRITICAL for finding in found.findings)
@@ -124,7 +125,7 @@ def test_the_line_of_throughput() -> None:
         for line in (CAPTURES / "vllm-0.25.1-h200-failures" / "healthy.log").read_text(encoding="utf-8").splitlines()
         if "Avg prompt" in line
     )
-    said = stats_line(Stats(813.5, 1869.2, 0, 0, 0, 0.0, 0.0)).text
+    said = stats_line(launchable("--gpu", "L4").log, Stats(813.5, 1869.2, 0, 0, 0, 0.0, 0.0)).text
     assert real.endswith(said)
 
 

@@ -21,10 +21,9 @@ from plimsoll.plan.weights import parameters, routed_parameters
 from plimsoll.simulate.settings import EngineLimits, Sheet, StepTime, experts_of, planned_settings, sheet_time
 from plimsoll.simulate.start import check_start
 from plimsoll.standin.engine import StandinConfig
-from plimsoll.standin.launch_log import StartLog
+from plimsoll.standin.launch_log import StartFailure, StartLog, failure_of
 from plimsoll.standin.memory import MemorySizes
 from plimsoll.standin.request import HISTOGRAMS
-from plimsoll.standin.start_failures import StartFailure, failure_of
 from plimsoll.units import parse_vllm_integer
 from plimsoll.vllm.metrics import cache_config_labels
 from plimsoll.vllm.versions import Coverage

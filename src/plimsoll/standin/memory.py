@@ -285,7 +285,7 @@ class DeviceModel:
     """One worker's memory. Everything that steps allocate is gone when they end; the segments stay."""
 
     def __init__(self, sizes: MemorySizes) -> None:
-        """After a start that the device had room for: see `start_failures`."""
+        """After a start that the device had room for: see `launch_log.failure_of`."""
         self.sizes = sizes
         self.neighbours = sizes.neighbours  # bytes that other processes hold
         self._grown = self._asleep = self._on_host = self._allocated_peak = 0

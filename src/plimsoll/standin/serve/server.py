@@ -36,12 +36,11 @@ from plimsoll.standin import launch_log
 from plimsoll.standin.config import Launchable, ServerFlags
 from plimsoll.standin.engine import StandinEngine
 from plimsoll.standin.faults import NS, ONLY_AT_START, Fault
-from plimsoll.standin.launch_log import StartLogLine, start_lines, written
+from plimsoll.standin.launch_log import StartLogLine, failed_lines, start_lines, want_of_memory, written
 from plimsoll.standin.request import RequestSpec
 from plimsoll.standin.serve.api import make_app
 from plimsoll.standin.serve.metrics import Metrics
 from plimsoll.standin.serve.service import ClientView, Driver, Service, one_token
-from plimsoll.standin.start_failures import failed_lines, want_of_memory
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 5  # VLLM_HTTP_TIMEOUT_KEEP_ALIVE
@@ -316,7 +315,7 @@ class Life:
             was_idle = was_idle + 1 if is_idle else 0
             if was_idle < 2:
                 rates = [(after - earlier) / passed_s for after, earlier in zip(now, before, strict=True)]
-                self._say([launch_log.stats_line(self._stats(*rates))])
+                self._say([launch_log.stats_line(self.log, self._stats(*rates))])
             before, before_ns = now, now_ns
 
     def _stats(self, prompt_per_s: float, generation_per_s: float) -> launch_log.Stats:
