@@ -148,7 +148,8 @@ def table(logs: Sequence[tuple[Labelled, Log]]) -> tuple[str, list[Scored]]:
             lines.append(f"| {source}, with all texts | {_counts(mine)} | |")
             continue
         kept = {strictly: left_out(taught, source, strictly=strictly) for strictly in (False, True)}
-        mine, harsh = ([judged(labelled, log, texts) for labelled, log in own] for texts in kept.values())
+        mine = [judged(labelled, log, kept[False]) for labelled, log in own]
+        harsh = mine if kept[True] == kept[False] else [judged(labelled, log, kept[True]) for labelled, log in own]
         forgotten = sorted({text.name for text in TEXTS} - {text.name for text in kept[True]})
         others += mine
         strict += harsh

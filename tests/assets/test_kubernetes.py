@@ -12,7 +12,7 @@ from kubernetes_validate.utils import all_versions
 
 from plimsoll.assets.launch import launch_files
 from tests.assets.plans import MODELS, SECRET, plan_of, random_plan, settings_of
-from tests.each import each
+from tests.each import each, times
 
 MINORS = sorted({tuple(map(int, version.split(".")[:2])) for version in all_versions()})[-4:]
 PLAIN = plan_of("vllm", "serve", MODELS[0], "--api-key", SECRET)
@@ -24,7 +24,7 @@ def _objects(plan: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @each("minor", MINORS)
-@each("seed", [None, 1, 2])
+@each("seed", [None, *range(times(1, 20))])
 def test_every_object_is_valid_in_the_last_four_minors(minor: tuple[int, int], seed: int | None) -> None:
     """No field that the API does not have, none of another kind, for a plain plan and for random ones."""
     plan = PLAIN if seed is None else random_plan(random.Random(seed))

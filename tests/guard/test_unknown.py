@@ -68,7 +68,7 @@ def acts_at(looks: Iterable[Look]) -> float:
 
 
 @pytest.mark.parametrize("name", [kind.name for kind in KINDS])
-@settings(max_examples=times(3, 200))
+@settings(max_examples=times(2, 200))
 @given(drops=DROPS)
 def test_losing_data_does_not_make_a_healthy_engine_sick(name: str, drops: Drops) -> None:
     """Whatever is lost, nothing is done about a healthy engine."""
@@ -76,7 +76,7 @@ def test_losing_data_does_not_make_a_healthy_engine_sick(name: str, drops: Drops
 
 
 @pytest.mark.parametrize("name", SICK)
-@settings(max_examples=times(4, 200))
+@settings(max_examples=times(2, 200))
 @given(drops=DROPS, seed=st.integers(1, 4))
 def test_losing_data_never_makes_it_act_sooner(name: str, drops: Drops, seed: int) -> None:
     """With a part of the data, an action-grade condition holds at the same look as with all of them, or later, or never.

@@ -36,6 +36,7 @@ def test_the_made_up_rows_are_true(made_up: writer.Measured) -> None:
     assert [row for row in rows if row not in PAGE] == []
 
 
+@pytest.mark.real  # every trace at every size
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the public traces are not beside the repository")
 def test_all_of_it_is_true(capsys: pytest.CaptureFixture[str]) -> None:
     """`--check` finds the page and the picture in step; remade with `python -m lab.write_block_size_docs --traces DIR`."""
@@ -52,6 +53,7 @@ def test_a_stale_page_is_noticed(
     page.write_text(stale, encoding="utf-8")
     picture.write_text(writer.drawn([made_up]), encoding="utf-8")
     monkeypatch.setattr(writer, "WORKLOADS", (made_up.workload,))
+    monkeypatch.setattr(writer, "measure", lambda *_: made_up)
     monkeypatch.setattr(writer, "DOCS", page.parent)
     monkeypatch.setattr(writer, "PAGE", page)
     monkeypatch.setattr(writer, "PICTURE", picture)
