@@ -179,6 +179,39 @@ async def test_a_request_that_was_begun_before_ends_in_phase_two(tmp_path: Path)
     assert core.shared.total("in_flight") == 0
 
 
+async def test_a_body_that_does_not_come_has_a_deadline_while_draining(tmp_path: Path) -> None:
+    """A client that stops sending gets 408 and no longer counts; before the drain, and once its body is here, it has time."""
+
+    async def reading(scope: Scope, receive: Receive, send: Send) -> None:
+        while (message := await receive()).get("more_body"):
+            pass
+        assert message["type"] in ("http.request", "http.disconnect")
+        await hello(scope, receive, send)
+
+    gate, core = gated(reading, tmp_path)
+    parts, sent = asyncio.Queue[Message](), list[Message]()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    parts.put_nowait({"type": "http.request", "body": b'{"prompt": "', "more_body": True})
+    task = asyncio.create_task(gate(http_scope("POST", "/v1/completions"), parts.get, send))
+    await asyncio.sleep(0.05)
+    core.end_late_bodies(0.02)
+    await asyncio.sleep(0.01)
+    assert core.shared.total("in_flight") == len(core.bodies) == 1, "there is no drain yet"
+    drain(core, Wish(refuse=True))
+    core.end_late_bodies(0.02)
+    await asyncio.sleep(0.01)
+    assert not task.done(), "from the drain on it has its time"
+    await asyncio.sleep(0.03)
+    core.end_late_bodies(0.02)
+    await task
+    assert [message["status"] for message in sent if message["type"] == "http.response.start"] == [408]
+    assert (b"connection", b"close") in sent[0]["headers"]
+    assert core.shared.total("in_flight") == len(core.bodies) == 0
+
+
 def test_the_endpoints_are_served_here_under_any_root_path(tmp_path: Path) -> None:
     """They never reach the app, and are not counted."""
 

@@ -150,3 +150,28 @@ def test_a_hang_during_an_operators_pause_is_told() -> None:
     for has_gate in (True, False):
         story = story_of(Setting(engines=1, busy=0.3, has_gate=has_gate), *faults)
         assert "e0: the engine looks stuck, and nothing has proved it" in story
+
+
+def ahead(seconds: float) -> Callable[[World], None]:
+    return lambda world: setattr(world.hosts[0], "ahead_s", seconds)
+
+
+def test_a_clock_that_jumps_is_told() -> None:
+    """Ahead or back, by more than a minute: budgets count by it, so somebody hears of it, and it ends by itself."""
+    for jump_s, text in ((7_200.0, "jumped ahead by 2.0 h"), (-1_000.0, "is 16 min behind guard's journal"), (20.0, "")):
+        story = story_of(Setting(busy=0.0), (40.0, ahead(jump_s)), until_s=4_000.0)
+        assert (f"the clock of this machine {text}" in story) is bool(text), story
+        assert ("guard can act again" in story) is bool(text)
+
+
+def test_a_restart_from_a_later_clock_is_told_and_spends_no_later_budget() -> None:
+    """It was written while the clock was a year ahead; set right, the next crash is acted on, and the journal's times told."""
+
+    def crash(world: World) -> None:
+        world.engines[0].die("crash")
+
+    act = ActPolicy(restarts_per_hour=3, backoff_s=30.0, probation_s=20.0)
+    faults = (30.0, ahead(3.2e7)), (40.0, crash), (300.0, ahead(0.0)), (500.0, crash)
+    story = story_of(Setting(busy=0.0, act=act), *faults, until_s=800.0)
+    assert story.count("e0: restart completed") == 2
+    assert "the clock of this machine is 370.4 days behind guard's journal" in story

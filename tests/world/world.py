@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll.guard.act.policy import ActPolicy
+from plimsoll.guard.daemon.engine_look import WARM_S
 from tests.world.engine import Engine
 from tests.world.faults import CALM_S, Fault, draw_faults
 from tests.world.guards import Host
@@ -214,6 +215,9 @@ class World:
         kept_out = [one for one in self.engines if one.serves and not self._is_in(one) and not self._is_excused(one)]
         is_fresh = any(self.loop.now - one.changed_at < PEERS_S for one in self.engines)
         is_fresh = is_fresh or self.loop.now - self.proxy.flipped_at < FLIPPED_S
+        # A warm-up request that a proxy lets hang is waited for: the first of a process may compile.
+        lied_until = max(max(one.lied_until, min(one.old_page_until, self.loop.now)) for one in self.engines)
+        is_fresh = is_fresh or self.loop.now - lied_until < WARM_S + PEERS_S
         is_hindered = any(self.loop.now - host.is_fine_since < PEERS_S for host in self.hosts)
         if kept_out and not is_fresh and not is_hindered:
             self.violate(f"a request is lost: {kept_out[0].name} serves, and is out of rotation")
@@ -293,6 +297,7 @@ class World:
             if host.life.is_frozen:
                 self.loop.thaw(host.life)
         for engine in self.engines:
+            engine.lied_until = min(engine.old_page_until, self.loop.now)
             engine.says_503_until = engine.old_page_until = engine.overload_until = -1.0
         for supervisor in self.supervisors.values():
             supervisor.is_silent = False

@@ -45,6 +45,12 @@ def elsewhere(message: str) -> GateAnswer:
     )
 
 
+def unfinished() -> GateAnswer:
+    """408 for a request whose body did not come while the server drains."""
+    message = "this server is draining, and the body of this request did not come in time; send it again"
+    return error(408, message, "RequestTimeoutError", retry_headers(1))
+
+
 def retry_headers(retry_after_s: int) -> Headers:
     """When to come again, and over another connection."""
     return ((b"retry-after", str(retry_after_s).encode()), (b"connection", b"close"))

@@ -7,6 +7,8 @@ It stands outermost. Whatever goes wrong in it is counted and logged once, and t
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Any
 
 from plimsoll.inside.admission import PRIORITY_HEADER
@@ -23,6 +25,7 @@ from plimsoll.inside.answers import (
     retry_headers,
     route_of,
     send_answer,
+    unfinished,
     with_headers,
 )
 from plimsoll.inside.door import DOOR, PASSAGE, Passage
@@ -337,11 +340,44 @@ class Gate:
             if scope["type"] == "websocket":
                 return await refuse_websocket(scope, receive, send, refusal)
             return await send_answer(send, refusal, is_head=scope.get("method") == "HEAD")
+        send = _closing(gate, send)
+        body = _Body(gate, receive, send) if is_counted and scope["type"] == "http" else None
         try:
-            return await self.app(scope, receive, _closing(gate, send))
+            return await self.app(scope, receive if body is None else body.receive, send if body is None else body.send)
         finally:
             if is_counted:
                 _finish(gate)
+
+
+class _Body:
+    """A request's body on its way in. While a drain runs it has a deadline: a client that stops sending must not hold it up."""
+
+    def __init__(self, gate: GateControl, receive: Receive, send: Send) -> None:
+        self._control, self._receive, self._send = gate, receive, send
+        self._began_s = time.monotonic()
+        self._is_whole = self._is_late = False
+
+    async def receive(self) -> Message:
+        if self._is_whole:
+            return await self._receive()
+        bodies = self._control.bodies
+        try:
+            async with asyncio.timeout(None) as limit:
+                bodies[limit] = self._began_s
+                try:
+                    message = await self._receive()
+                finally:
+                    del bodies[limit]
+        except TimeoutError:
+            self._is_whole = self._is_late = True
+            await send_answer(self._send, unfinished())
+            return {"type": "http.disconnect"}
+        self._is_whole = message["type"] != "http.request" or not message.get("more_body")
+        return message
+
+    async def send(self, message: Message) -> None:
+        if not self._is_late:  # its client has an answer already
+            await self._send(message)
 
 
 def _finish(gate: GateControl) -> None:

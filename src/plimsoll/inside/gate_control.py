@@ -27,6 +27,7 @@ from plimsoll.inside.shared import ASLEEP, NS, PAUSED, Shared
 from plimsoll.inside.survive import report
 
 PATIENCE_S = 20.0  # how long the one who asked is kept waiting
+BODY_S = 30.0  # for a request's body while a drain runs, counted from its beginning or the drain's
 
 
 class Busy(Exception):
@@ -135,6 +136,7 @@ class GateControl:
         self.is_following = alone is not None
         self.engine = EngineClientView(state)
         self.pulse = pulse if alone is None else alone.pulse
+        self.bodies: dict[asyncio.Timeout, float] = {}  # that are still coming in, and since when
         self.items = 0  # images, videos and sounds in requests that are not with the engine yet
         self.in_layer = 0  # requests let in by the shed layer and not ended
         self.answering = 0  # those of them whose answer has begun: they may be done with the engine and read slowly
@@ -196,6 +198,15 @@ class GateControl:
             drain = self.shared.read_drain_unlocked()
             if not drain.is_on(time.monotonic()):
                 self.shared.set_drain(drain._replace(until=0.0, is_refusing=False))
+
+    def end_late_bodies(self, limit_s: float = BODY_S) -> None:
+        """While a drain runs, end the wait for bodies that have not come within the limit of it, or of their own beginning."""
+        if not self.bodies or self.shared.common["until_ns"] == 0 or self.phase() == SERVING:
+            return
+        since = self.shared.drain().since
+        late = [limit for limit, began in self.bodies.items() if time.monotonic() - max(began, since) > limit_s]
+        for limit in late:
+            limit.reschedule(0.0)
 
     def closes_connections(self) -> bool:
         """Whether answers ask the client to connect anew, so that the balancer sends it elsewhere."""

@@ -372,6 +372,7 @@ class Tick:
         shared.pages(look=True)
         self._gate.publish_queue()
         shared.own["beat_ns"] = time.monotonic_ns()
+        self._gate.end_late_bodies()
         self._gate.end_old_drain()
 
     def _sleep(self) -> None:

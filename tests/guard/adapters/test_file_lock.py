@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import threading
 import time
@@ -50,6 +51,15 @@ def test_one_holder_and_a_growing_epoch(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     assert sorted(one.name for one in path.parent.iterdir()) == ["lock"]
     release(second)
+
+
+def test_a_lock_whose_file_was_lost_counts_on_from_what_the_gates_have_seen(tmp_path: Path) -> None:
+    """A container without a volume begins anew, and its gates refuse older epochs; what is no epoch is not believed."""
+    lock = FileLock(tmp_path / "lock")
+    for seen, epoch in ((7, 8), (3, 9), (2**70, 10), (-1, 11)):
+        lock.above = functools.partial(int, seen)
+        assert asyncio.run(lock.acquire("a")).facts == {"epoch": epoch}
+        release(lock)
 
 
 def test_the_count_survives_a_torn_write(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ reads the counter again and so notices that another one has counted on, but only
 
 The kernel keeps a lock as long as its holder lives. A holder that was killed gives it up at once. One that is stopped (SIGSTOP)
 keeps it, however long: then nobody acts, and no epoch grows. The counter lies twice in the file, each with its checksum, and
-the older one is written over: a crash in the middle leaves the other. If the file is deleted it counts from one again: gates
-that saw greater epochs refuse every deed until their engines start again, which is safe.
+the older one is written over: a crash in the middle leaves the other. If the file is lost, as in a container without a volume,
+it would count from one again, and gates that saw greater epochs would refuse every action: so each epoch is also greater than
+the greatest that the gates state (`above`).
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class FileLock:
         self._timeout_s = timeout_s
         self._file = -1
         self._epoch = 0
+        self.above: Callable[[], int] = lambda: 0  # the greatest epoch that a gate of the fleet has seen
         self._is_busy = False  # a worker waits for the disk
         self._one_at_a_time = asyncio.Lock()
         self.label = f"file {shown(path)}"
@@ -122,7 +124,8 @@ class FileLock:
             found = _read(file)
             if found is None:
                 return unsure(f"{self._path} is no lock's file, or was damaged: which epoch comes next, nobody can tell")
-            epoch = found.epoch + 1
+            seen = self.above()
+            epoch = max(found.epoch, seen if is_epoch(seen) else 0) + 1
             _write(file, epoch, owner, 1 - found.slot)
             if given_up.is_set():
                 return unsure("it took too long")  # whoever asked has been told so

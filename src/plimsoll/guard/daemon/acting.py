@@ -15,10 +15,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from plimsoll.doctor.rules.trend_growth import duration
 from plimsoll.errors import PlimsollError, WorldFailed
 from plimsoll.guard.act.decide import BlockedAction, Decision, FleetView
 from plimsoll.guard.act.journal_entry import SEEN, SWITCH, Entry, needed
 from plimsoll.guard.act.journal_replay import (
+    FUTURE_S,
     PAUSE,
     EngineProcess,
     KnownProcess,
@@ -27,7 +29,7 @@ from plimsoll.guard.act.journal_replay import (
     open_actions,
 )
 from plimsoll.guard.act.policy import ActPolicy
-from plimsoll.guard.act.ports import JournalWriter, KnowsExit, Outcome, Restarter, SeesTraffic, done, failed, unsure
+from plimsoll.guard.act.ports import JournalWriter, KnowsExit, Lock, Outcome, Restarter, SeesTraffic, done, failed, unsure
 from plimsoll.guard.act.steps import Step
 from plimsoll.guard.adapters.device_memory import CardMemory, DeviceMemory
 from plimsoll.guard.adapters.file_lock import FileLock
@@ -307,6 +309,7 @@ ASKED_AT_ONCE = 16  # restarters: each question may be a process
 LOG_EVERY_S = 60.0
 MAINTAINED = "an operator has it in maintenance at the balancer"
 FORGOTTEN_S = 86_400.0  # a pause that lasts longer was forgotten
+CLOCK_TOLD_S = 3_600.0  # so long it is told that the clock has jumped
 
 
 class ActingSetup(NamedTuple):
@@ -372,13 +375,18 @@ class ActionRunner:
         self._back: ReturnToService | None = None
         self._said: dict[str, str] = {}
         self._own_waits_for = ""
+        self._clock_ahead_s = clocks.wall() - clocks.clock()
+        self._jumped = (-CLOCK_TOLD_S, "")  # when the wall clock last did, and how
         self._well_since: dict[str, float] = {}  # engines that guard gave up on and that are well now
         self._returns: dict[str, asyncio.Task[Decision]] = {}
         self._dry = DryRunJournal(files.journal, clocks.wall)
         if not is_dry:
             self.journal = open_journal(files.journal)
         journal: JournalWriter = self.journal or self._dry
-        lock = SharedLock(DryRunLock() if is_dry else FileLock(files.lock) if config.lock is None else config.lock.build())
+        fleet_lock: Lock = DryRunLock() if is_dry else FileLock(files.lock) if config.lock is None else config.lock.build()
+        if isinstance(fleet_lock, FileLock):
+            fleet_lock.above = self.observer.highest_epoch
+        lock = SharedLock(fleet_lock)
         ports = ActionPorts(
             journal, lock, self.observer, self._view, tell, clocks.wall, clocks.name, self.observer.is_quiet
         )  # fmt: skip
@@ -539,6 +547,7 @@ class ActionRunner:
         async with self._asking:
             if not is_at_work:  # what guard itself does to it is no news: what was known before still holds
                 self.exits[name] = await exit_report(adapters, self._logs.get(name))
+                self.observer.asked_s = {**self.observer.asked_s, name: self._clocks.clock()}
             await self._ask_balancer(name, adapters, is_at_work=is_at_work)
 
     async def _ask_balancer(self, name: str, adapters: EngineAdapters, *, is_at_work: bool) -> None:
@@ -571,15 +580,35 @@ class ActionRunner:
             impairments["journal"] = f"guard cannot act: {self.conductor.stopped_acting}"
         if self.conductor.lock_trouble:
             impairments["lock"] = f"guard cannot act: {self.conductor.lock_trouble}"
+        if self.conductor.epoch_trouble:
+            impairments["epoch"] = f"guard cannot act: {self.conductor.epoch_trouble}"
         if cut_off := self.observer.cut_off():
             impairments["network"] = cut_off
         now = self._clocks.wall()
+        impairments |= self._clock_troubles(now, self._clocks.clock())
         for engine, (since, who) in self.conductor.pauses().items():
-            if not 0 <= now - since < FORGOTTEN_S:
+            if now - since >= FORGOTTEN_S:
                 whom = f" {engine}" if engine else ""
                 by = f" by {who}" if who else ""
                 impairments[f"pause{whom}"] = f"paused{by} for more than a day: guardctl resume{whom} ends it"
         return impairments
+
+    def _clock_troubles(self, now: float, now_s: float) -> dict[str, str]:
+        """Why the wall clock is not to be trusted: it jumped a while ago, or the journal was written by a later one."""
+        moved_s, troubles = now - now_s - self._clock_ahead_s, {}
+        if abs(moved_s) > FUTURE_S:
+            self._clock_ahead_s = now - now_s
+            way = "ahead" if moved_s > 0 else "back"
+            self._jumped = now_s, f"the clock of this machine jumped {way} by {duration(abs(moved_s))}"
+        if now_s - self._jumped[0] < CLOCK_TOLD_S:
+            troubles["clock"] = f"{self._jumped[1]}: restart budgets and cooldowns count by it; check the time"
+        later_s = max((entry.at for entry in self.conductor.kept()), default=now) - now
+        if later_s > FUTURE_S:
+            troubles["journal's times"] = (
+                f"the clock of this machine is {duration(later_s)} behind guard's journal: what was restarted then counts with"
+                " what was before it; check the time"
+            )
+        return troubles
 
     async def runs_on(self) -> str:
         """Says that guard's own server keeps running, and how to stop it; empty if there is none."""

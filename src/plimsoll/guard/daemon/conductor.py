@@ -179,6 +179,10 @@ async def finish_without_journal(
         tell(Announcement(run.engine, says, is_urgent=True, fields={"end": str(End.HELD)}))
 
 
+OLDER = (
+    "the gate of {engine} has seen a greater epoch than {epoch}, the one of this guard's lock ({lock}): another guard acts"
+    " under another lock, or this lock was lost and counts from one again; give all guards one lock, then start {engine} anew"
+)
 URGENT = frozenset({"CrashLoop", "SickCard", "BudgetSpent", "Unproved", "CutOff", "SameFailure"})
 """Reasons that block an action and that a person must hear of."""
 QUIET_STEPS = frozenset({Step.PROBATION, Step.HOLD, Step.UNSHED})
@@ -200,6 +204,7 @@ class Conductor(ActionHistory):
         self._at_work = ""
         self._blocked: dict[str, BlockedAction] = {}
         self.lock_trouble = ""  # why the fleet's lock could not even be asked for
+        self.epoch_trouble = ""  # a gate has seen a greater epoch than the lock that is ours
         self._request: tuple[Grade, str, asyncio.Future[Decision]] | None = None
         self._is_looked_at = False  # the journal, for damage
         self._left: list[ActionRun] = []  # of an earlier guard, still waiting for the lock
@@ -539,6 +544,9 @@ class Conductor(ActionHistory):
         run, outcome = await self._ports.step(run, lambda one: self._perform(one, steps), self._show)
         if step is Step.LOCK:
             self.lock_trouble = outcome.message if outcome.is_done is None else ""
+        elif step is Step.DRAIN:
+            is_older = bool(outcome.facts.get("stale"))
+            self.epoch_trouble = OLDER.format(engine=run.engine, epoch=run.epoch, lock=self._lock.label) if is_older else ""
         fields = {"action": run.action, "done": outcome.is_done}
         self._ports.tell(Announcement(run.engine, f"{step}: {outcome.message}", fields=fields))
         return run

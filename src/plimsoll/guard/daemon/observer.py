@@ -162,7 +162,8 @@ SLOW_S = 1.0
 CHANGES_KEPT = 1_000
 LONGEST_LOOK_S = 20.0
 LONGEST_RECALL_S = 40.0
-SUPERVISOR_S = 4.0  # by then its supervisor has been asked whether it runs
+SUPERVISOR_S = 4.0  # so long an engine is lost before guard asks itself whether it is cut off
+LONGEST_QUESTION_S = 30.0  # a restarter that has not said by then whether the engine runs will not say it
 SAME_MOMENT_S = 30.0  # engines that are lost within this time are lost for one reason, which may be guard's own
 
 
@@ -531,6 +532,7 @@ class FleetObserver:
         self._fleet, self._capabilities, self._every_s, self._clock, self._minute = fleet, capabilities, every_s, clock, minute
         self._ends = ends
         self.maintained: Mapping[str, bool] = {}  # engines that an operator has in maintenance at the balancer
+        self.asked_s: Mapping[str, float] = {}  # when each engine's restarter last said whether it runs
         self.failing: Mapping[str, bool] = {}  # engines that the balancer finds down by its own checks
 
     async def look(self, engine: str) -> Look | None:
@@ -592,6 +594,11 @@ class FleetObserver:
         active = frozenset(kind for kind in BROKEN_KINDS if kind in watched.by_kind and watched.by_kind[kind].is_true)
         return proof(watched.judge.history.last, active)
 
+    def highest_epoch(self) -> int:
+        """The greatest epoch that a gate of the fleet says it has seen."""
+        answers = [engine.judge.history.last_answer for name in self.engines() if (engine := self._fleet.engine(name))]
+        return max((look.gate.epoch for look in answers if look is not None and look.gate is not None), default=0)
+
     def is_lost(self, engine: str) -> bool:
         """Whether the last look at it got no answer."""
         watched = self._fleet.engine(engine)
@@ -621,9 +628,13 @@ class FleetObserver:
             if watched is None:
                 continue
             history = watched.judge.history
-            since_s = history.unreachable_since_s
-            is_asked = since_s is not None and self._clock() - since_s >= SUPERVISOR_S
-            if since_s is not None and is_asked and history.first_answer_s is not None and self.proof(name).by is None:
+            since_s, last = history.unreachable_since_s, history.last
+            if since_s is None or last is None or history.first_answer_s is None:
+                continue
+            # Who runs it may know better: what it says must be in the last look, unless it takes too long to say anything.
+            lasts_s, asked_s = self._clock() - since_s, self.asked_s.get(name)
+            is_asked = asked_s is None or since_s < asked_s <= last.at_s or lasts_s >= LONGEST_QUESTION_S
+            if lasts_s >= SUPERVISOR_S and is_asked and self.proof(name).by is None:
                 lost.append((since_s, name))
         lost.sort()
         if len(lost) < 2 or 2 * len(lost) < len(self.engines()) or lost[-1][0] - lost[0][0] > SAME_MOMENT_S:

@@ -500,11 +500,13 @@ class Daemon:
             self._troubles.note(f"{ACTING} ({subject})", "")
         for subject, text in impairments.items():
             self._troubles.note(f"{ACTING} ({subject})", text)
-        self._impaired = frozenset(impairments)
+        new, self._impaired = impairments.keys() - self._impaired, frozenset(impairments)
         if impairments:
             needs = {**needs, "": "; ".join(impairments.values())}
-            if "" not in before:
-                self._fleet.tell("", EventKind.NEEDS, needs[""])
+            if new:
+                self._fleet.tell(
+                    "", EventKind.NEEDS, "; ".join(text for subject, text in impairments.items() if subject in new)
+                )
         self._fleet.needs = needs
         for name in before.keys() - needs.keys():
             self._fleet.tell(name, EventKind.MENDED, "no longer needs attention" if name else "guard can act again")

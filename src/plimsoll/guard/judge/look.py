@@ -55,6 +55,7 @@ class GateState(NamedTuple):
     is_wedged: bool = False
     asleep: str = ""
     drain: str = "serving"
+    epoch: int = 0  # the highest that it has seen
     ours: int = 0  # of its requests, how many may be canary requests of our own
     started: float | None = None  # when the process of this gate began; None from a gate that does not state it
     survival: Survival | None = None  # None where the plimsoll inside does not know of it
