@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from plimsoll.render.html import tune_page
 from plimsoll.render.tune import BAR, TuneReport, as_json, as_text, commands, sentences
-from plimsoll.render.tune_html import page
 from plimsoll.tune.answer import Tuning, tune
 from plimsoll.tune.goodput import Slo
 from tests.render.html_page import HtmlPage
@@ -49,7 +49,7 @@ def test_every_sentence_is_on_the_screen_in_the_json_and_on_the_page(shown: Tune
     assert body["notes"] == ["a note"]
     for sentence in sentences(shown):
         assert " ".join(sentence.split()) in screen
-        assert sentence.split(",")[0].split('"')[0] in page(shown)
+        assert sentence.split(",")[0].split('"')[0] in tune_page(shown)
 
 
 def test_each_command_is_written_once(shown: TuneReport) -> None:
@@ -63,8 +63,8 @@ def test_a_name_that_is_an_attack_stays_text(tuning: Tuning) -> None:
     trace = tuning.traffic.trace._replace(name=HOSTILE)
     own = replace(ready().plan(), model=HOSTILE)
     shown = TuneReport(tuning._replace(traffic=tuning.traffic._replace(trace=trace)), own, None, None, (HOSTILE,))
-    assert "\x1b" not in str(as_text(shown)) + page(shown) + as_json(shown)
-    read = HtmlPage(page(shown))
+    assert "\x1b" not in str(as_text(shown)) + tune_page(shown) + as_json(shown)
+    read = HtmlPage(tune_page(shown))
     assert len(read.tags("script")) == 1
     assert HOSTILE.split("\x1b")[0] in read.text
 

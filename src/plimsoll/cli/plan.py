@@ -94,9 +94,9 @@ def run(options: PlanOptions) -> int:
         spec, longest = MatrixSpec.parse(options.matrix), plan_input.model.shape.max_context
         matrix = plan_matrix(spec, plan_input.settings, lambda changed: plan_input.replan(changed)[0], longest=longest)
     if options.html is not None:
-        from plimsoll.render.plan_html import as_html
+        from plimsoll.render.html import plan_page
 
-        write_file(options.html, as_html(plan, matrix=matrix, workload=answer))
+        write_file(options.html, plan_page(plan, matrix=matrix, workload=answer))
     show((report.as_json if options.json else report.as_text)(plan, matrix, answer))
     return 0 if (plan.fits and (answer is None or answer.verdict.is_fine)) or (plan.is_undecided and answer is None) else 1
 

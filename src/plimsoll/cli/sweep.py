@@ -63,7 +63,7 @@ def run(options: SweepOptions) -> int:
     if options.csv is not None:
         write_file(options.csv, report.as_csv(swept))
     if options.html is not None:
-        from plimsoll.render.tune_html import sweep_page
+        from plimsoll.render.html import sweep_page
 
         write_file(options.html, sweep_page(swept))
     show(report.sweep_as_json(swept) if options.json else report.sweep_as_text(swept, options.top))

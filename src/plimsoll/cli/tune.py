@@ -67,9 +67,9 @@ def run(options: TuneOptions) -> int:
     if options.commands is not None:
         write_file(options.commands, "".join(f"{line}\n" for line in report.commands(shown)))
     if options.html is not None:
-        from plimsoll.render.tune_html import page
+        from plimsoll.render.html import tune_page
 
-        write_file(options.html, page(shown))
+        write_file(options.html, tune_page(shown))
     show(report.as_json(shown) if options.json else report.as_text(shown))
     found = shown.tuning.found
     return 0 if found is not None and found.best.score.met else 1

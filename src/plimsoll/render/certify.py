@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from plimsoll.plan.certify import Certificate, Kind, assumptions_of, smallest_request
+from plimsoll.render.plan import picked
 from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, NAME, WARN, Line, Report, Table
 from plimsoll.units import GIB, format_count
 
@@ -43,12 +44,11 @@ def _assumes(certificate: Certificate) -> dict[str, int | float]:
         "neighbours_bytes": certificate.ledger.card.used_bytes,
         "pieces_bytes": certificate.pieces,
         "alive_bytes": certificate.alive,
-        "max_num_batched_tokens": settings.max_num_batched_tokens,
-        "max_num_seqs": settings.max_num_seqs,
+        **picked(settings, "max_num_batched_tokens max_num_seqs"),
         "max_logprobs": certificate.step.limits.max_logprobs,
-        "tensor_parallel_size": settings.tensor_parallel,
-        "pipeline_parallel_size": settings.pipeline_parallel,
-        "v2_model_runner": settings.v2_runner,
+        **picked(
+            settings, "tensor_parallel_size=tensor_parallel pipeline_parallel_size=pipeline_parallel v2_model_runner=v2_runner"
+        ),
     }
     if not settings.auto_fit:
         assumes["max_model_len"] = settings.max_model_len
@@ -62,14 +62,8 @@ def _assumes(certificate: Certificate) -> dict[str, int | float]:
 def _kind_row(kind: Kind) -> dict[str, Any]:
     phase = kind.phase
     return {
-        "kind": phase.kind,
-        "unit": phase.unit,
-        "fixed_bytes": phase.fixed_bytes,
-        "bytes_per_unit": phase.bytes_per_unit,
-        "most_units": phase.most_units,
-        "scope": phase.scope,
-        "smallest": kind.smallest,
-        "closes": kind.closes,
+        **picked(phase, "kind unit fixed_bytes bytes_per_unit most_units scope"),
+        **picked(kind, "smallest closes"),
         "source": phase.source,
     }
 
@@ -86,7 +80,7 @@ def as_json(certificate: Certificate, model: str, notes: Sequence[str]) -> str:
         "gpu": {"name": card.name, "total_bytes": card.total_bytes},
         "room_bytes": certificate.room,
         "spare_bytes": certificate.spare,
-        "terms": [{"name": term.name, "bytes": term.size, "source": term.source} for term in certificate.terms]
+        "terms": [picked(term, "name bytes=size source") for term in certificate.terms]
         + [{"name": resident.name, "bytes": -resident.size, "source": resident.source} for resident in certificate.residents],
         "kinds": [
             _kind_row(kind)

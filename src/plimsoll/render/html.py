@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from plimsoll.plan.ledger import Ledger
+from plimsoll.plan.matrix import Cell, CellState, Matrix
+from plimsoll.plan.read import MemoryPlan
+from plimsoll.plan.workload import WorkloadAnswer
 from plimsoll.redaction import one_line
-from plimsoll.units import format_count, format_gib
+from plimsoll.render.flags import rewritten_line
+from plimsoll.render.plan import WASTE_NOTE, cell_text, gpus_of, legend_of, verdict, waste_cells, workload_sentences
+from plimsoll.render.simulate import first_of_all
+from plimsoll.render.tune import CURVES, SweepReport, TuneReport, sentences
+from plimsoll.render.tune import sweep_value_text as value_text
+from plimsoll.tune.answer import curve
+from plimsoll.tune.goodput import Score
+from plimsoll.tune.search import Trial
+from plimsoll.tune.space import FLAGS, Candidate
+from plimsoll.tune.verdict import label
+from plimsoll.units import Estimate, format_count, format_gib
 
 TEMPLATES = Path(__file__).parent / "templates"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -27,3 +44,120 @@ def render(template: str, title: str, *, has_charts: bool = False, **facts: obje
     return environment.get_template(f"{template}.html.j2").render(
         title=title, policy=policy, has_charts=has_charts, script=script, count=format_count, gib=format_gib, **facts
     )
+
+
+_LEFT, _RIGHT = 130, 890  # of the drawing, in an SVG 1000 wide
+
+
+class _DrawnTerm(NamedTuple):
+    name: str
+    size: Estimate
+    start: int  # where it begins on the card
+    kind: str
+
+
+def plan_page(planned: MemoryPlan, *, matrix: Matrix | None = None, workload: WorkloadAnswer | None = None) -> str:
+    """The whole page."""
+    ledger = planned.ledger
+    what = f"{planned.model} on {gpus_of(ledger)}, vLLM {ledger.settings.release}"
+    terms = _drawn_terms(ledger)
+    card = ledger.card
+    rows = [("card", Estimate(card.total_bytes, card.low_bytes, card.high_bytes, "what vLLM sees of it"))]
+    rows += [("requested", ledger.requested), *((term.name, term.size) for term in terms)]
+    ends = [at for term in terms for at in (term.start, term.start + term.size.low, term.start + term.size.high)]
+    first, last = min(0, *ends), max(card.total_bytes, *ends)
+    return render(
+        "plan", f"{verdict(planned)}: {what}",
+        planned=planned, ledger=ledger, verdict=verdict(planned), what=what, command=rewritten_line(planned.checked),
+        terms=terms, rows=rows, x=lambda at: round(_LEFT + (at - first) / max(1, last - first) * (_RIGHT - _LEFT), 1),
+        workload=workload, workload_sentences=workload_sentences, waste_cells=waste_cells, waste_note=WASTE_NOTE,
+        matrix=matrix, depth=_depth, cell_text=cell_text, legend_of=legend_of,
+        contexts=[format_count(context) for context in matrix.spec.contexts] if matrix else [],
+        at_once=["-" if number is None else format_count(number) for number in matrix.at_once] if matrix else [],
+    )  # fmt: skip
+
+
+def _drawn_terms(ledger: Ledger) -> list[_DrawnTerm]:
+    """In the order they lie on the card."""
+    named = [
+        ("others", Estimate.exact(ledger.card.used_bytes, "held by other processes")),
+        ("context", ledger.context),
+        ("weights", ledger.weights),
+        ("non-torch", ledger.non_torch),
+        ("activation", ledger.activation),
+        ("graphs", ledger.graphs),
+        ("KV cache", ledger.kv),
+        ("slack", ledger.slack),
+    ]
+    terms, at = [], 0
+    for place, (name, size) in enumerate(named):
+        terms.append(_DrawnTerm(name, size, at, f"t{place}" if size.value >= 0 else "missing"))
+        at += size.value  # a negative cache steps back: what is missing overlaps what is there
+    return terms
+
+
+def _depth(cell: Cell) -> int:
+    """How dark a cell is."""
+    return 4 if cell.use is None or cell.state is CellState.NO else min(4, int(cell.use * 5))
+
+
+_SHOWN = ("goodput", "met", "ttft_p99", "tpot_p99", "preemptions", "kv_peak")
+_MOST_ROWS = 2000
+
+
+def tune_page(report: TuneReport) -> str:
+    """The answer, its reasons, the curves and everything that was tried."""
+    title, *reasons = sentences(report)
+    found = report.tuning.found
+    chosen = found.best.option.candidate if found is not None else None
+    lines = [(name, curve(report.tuning, name)) for name in CURVES] if found is not None else []
+    rows = [
+        ([*map(value_text, trial.option.candidate), *_score_figures(trial.score)],
+         "chosen" if trial.option.candidate == chosen else "")
+        for trial in (found.tried if found is not None else ())
+    ]  # fmt: skip
+    return render(
+        "tune", title, has_charts=True, report=report, first_of_all=first_of_all, reasons=reasons,
+        eyebrow=f"plimsoll tune: {report.own.model}, {label(report.tuning)}",
+        command=shlex.join(map(one_line, report.chosen.checked.rewritten)) if report.chosen is not None else "",
+        curves=[_curve(name, line, chosen) for name, line in lines if len(line) > 1],
+        heading="All that was replayed in full", head=[*Candidate._fields, *_SHOWN, ""], rows=rows, more=report.notes,
+    )  # fmt: skip
+
+
+def sweep_page(report: SweepReport) -> str:
+    """Every setting, best first."""
+    names, ranked = list(report.axes.values), report.ranked
+    rows = [
+        ([*(value_text(point.values[name]) for name in names), *_score_figures(score)],
+         "" if point.option is None or point.option.is_safe else "unsafe")
+        for point, score in ranked[:_MOST_ROWS]
+    ]  # fmt: skip
+    more = [f"not replayed: {why}" for why in dict.fromkeys(why for _, why in report.failures)] + list(report.notes)
+    if len(ranked) > _MOST_ROWS:
+        more.append(f"and {len(ranked) - _MOST_ROWS} more: --csv FILE has them all")
+    return render(
+        "tune", f"{len(report.points)} settings on {report.traffic.trace.name}", report=report, first_of_all=first_of_all,
+        eyebrow=f"plimsoll sweep: {report.label}", reasons=(), command="", curves=(), heading="",
+        head=[*names, *_SHOWN, "plan says"], rows=rows, more=more,
+    )  # fmt: skip
+
+
+def _curve(name: str, line: Sequence[Trial], chosen: Candidate | None) -> dict[str, object]:
+    """Goodput over the flag's values, each value as far from the next as any."""
+    values = [trial.score.goodput for trial in line]
+    names = [str(getattr(trial.option.candidate, name)) for trial in line]
+    dots = [
+        (place + 0.5, trial.score.goodput, f"{trial.score.goodput:.4g}",
+         "pre" if trial.option.candidate == chosen else "use")
+        for place, trial in enumerate(line)
+    ]  # fmt: skip
+    return {
+        "flag": FLAGS[name],
+        "says": ", ".join(f"{said}: {value:.4g}" for said, value in zip(names, values, strict=True)) + ".",
+        "drawn": {"names": names, "step": 1, "unit": "", "marks": [{"colour": "use", "values": values}], "dots": dots},
+    }
+
+
+def _score_figures(score: Score) -> list[str]:
+    return ["" if (value := getattr(score, name)) is None else f"{value:.4g}" for name in _SHOWN]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from plimsoll.findings import Finding, Severity
 from plimsoll.models.shape import ModelShape
@@ -28,6 +28,17 @@ LEGEND = (
 )
 WAITS = "* more than --max-num-seqs: the rest waits in line whatever the cache has"
 _GROWTH = "Outputs grow while they are made: when the cache runs out, vLLM preempts a request and computes it again later."
+
+
+def picked(value: object, names: str) -> dict[str, Any]:
+    """These attributes of a value for a JSON object, each as NAME or, where it is called otherwise there, NAME=ATTRIBUTE."""
+    pairs = (name.partition("=") for name in names.split())
+    return {name: getattr(value, attribute or name) for name, _, attribute in pairs}
+
+
+def band_json(term: Estimate) -> dict[str, Any]:
+    """An estimate with its band."""
+    return picked(term, "value low high")
 
 
 def matrix_lines(matrix: Matrix) -> Report:
@@ -66,16 +77,7 @@ def matrix_json(matrix: Matrix) -> dict[str, object]:
         "concurrencies": list(matrix.spec.concurrencies),
         "at_once": list(matrix.at_once),
         "cells": [
-            {
-                "context": cell.context,
-                "concurrency": cell.concurrency,
-                "state": cell.state.value,
-                "starts": cell.starts,
-                "kv_use": cell.use,
-                "tokens": cell.tokens,
-                "waits": cell.waits,
-                "why": one_line(cell.why),
-            }
+            {**picked(cell, "context concurrency state starts kv_use=use tokens waits"), "why": one_line(cell.why)}
             for row in matrix.rows
             for cell in row
         ],
@@ -205,25 +207,11 @@ def workload_json(answer: WorkloadAnswer) -> dict[str, object]:
         "prompt_tokens": sum(prompt for prompt, _ in answer.workload.requests) / len(answer.workload.requests),
         "output_tokens": sum(output for _, output in answer.workload.requests) / len(answer.workload.requests),
         "concurrency": answer.workload.concurrency,
-        "at_once": {"value": answer.at_once, "low": answer.at_once_low, "high": answer.at_once_high},
-        "at_once_typical": answer.at_once_typical,
-        "at_once_settled": answer.at_once_settled,
-        "at_once_prompts": answer.at_once_prompts,
-        "blocks_per_request": answer.blocks_per_request,
-        "usable_blocks": answer.usable_blocks,
-        "largest_tokens": answer.largest_tokens,
-        "groups": [
-            {"layers": g.layers, "kind": g.kind, "block_size": g.block_size, "blocks": g.blocks_per_request}
-            for g in answer.largest_groups
-        ],
-        "kv_use": {"prompts": answer.use_at_prompt, "end": answer.use_at_end},
-        "paging": {
-            "requests": answer.counted,
-            "paged_bytes": answer.paged_bytes,
-            "reserved_bytes": answer.reserved_bytes,
-            "saved_share": answer.saved_share,
-            "reserved_at_once": answer.reserved_at_once,
-        },
+        "at_once": picked(answer, "value=at_once low=at_once_low high=at_once_high"),
+        **picked(answer, "at_once_typical at_once_settled at_once_prompts blocks_per_request usable_blocks largest_tokens"),
+        "groups": [picked(group, "layers kind block_size blocks=blocks_per_request") for group in answer.largest_groups],
+        "kv_use": picked(answer, "prompts=use_at_prompt end=use_at_end"),
+        "paging": picked(answer, "requests=counted paged_bytes reserved_bytes saved_share reserved_at_once"),
         "waste": [waste._asdict() for waste in answer.waste],
         "too_long": answer.too_long,
         "waits": answer.waits,
@@ -256,14 +244,8 @@ def learned_as_text(differences: Sequence[TermDifference]) -> Report:
 def learned_as_json(differences: Sequence[TermDifference]) -> str:
     """One object of the schema plimsoll.plan/1 with the key `learned`."""
     rows = [
-        {
-            "term": d.term,
-            "predicted": {"value": d.predicted.value, "low": d.predicted.low, "high": d.predicted.high},
-            "measured": d.measured,
-            "error": d.error,
-            "in_band": d.is_in_band,
-        }
-        for d in differences
+        {"term": one.term, "predicted": band_json(one.predicted), **picked(one, "measured error in_band=is_in_band")}
+        for one in differences
     ]
     return json.dumps({"schema": "plimsoll.plan/1", "learned": rows}, indent=2)
 
@@ -275,6 +257,14 @@ def forgotten(count: int, *, is_json: bool) -> str:
     return f"forgot {count} {'correction' if count == 1 else 'corrections'}"
 
 
+# The settings of a plan's object, as NAME=FIELD where the two differ.
+_SETTINGS = (
+    "gpu_memory_utilization=utilization max_model_len max_num_seqs max_num_batched_tokens tensor_parallel_size=tensor_parallel "
+    "pipeline_parallel_size=pipeline_parallel data_parallel_size=data_parallel kv_cache_dtype "
+    "enable_prefix_caching=prefix_caching async_scheduling enable_chunked_prefill=chunked_prefill scheduling_policy "
+    "long_prefill_token_threshold watermark scheduler_reserve_full_isl=reserve_full_isl enforce_eager "
+    "num_speculative_tokens=speculative_tokens kv_connector"
+)
 BAR = 64
 _MARKS = "WnagK"  # weights, non-torch, activation, graphs, KV cache
 
@@ -295,37 +285,14 @@ def as_json(planned: MemoryPlan, matrix: Matrix | None = None, workload: Workloa
         "vllm": ledger.settings.release,
         "gpu": {"name": ledger.card.name, "total_bytes": ledger.card.total_bytes, "count": ledger.settings.gpus},
         "ledger": {
-            name: {"value": term.value, "low": term.low, "high": term.high}
-            for name, term in (
-                ("requested", ledger.requested),
-                ("weights", ledger.weights),
-                ("non_torch", ledger.non_torch),
-                ("activation", ledger.activation),
-                ("graphs", ledger.graphs),
-                ("kv", ledger.kv),
-                ("slack", ledger.slack),
-            )
+            name: band_json(getattr(ledger, name)) for name in "requested weights non_torch activation graphs kv slack".split()
         },
         "kv": {
-            "block_size": kv.block_size,
-            "bytes_per_block": kv.bytes_per_block,
-            "num_blocks": kv.num_blocks,
-            "tokens": kv.tokens,
-            "max_concurrency": kv.max_concurrency,
-            "max_model_len": kv.max_model_len,
+            **picked(kv, "block_size bytes_per_block num_blocks tokens max_concurrency max_model_len"),
             "fits_at_low_end": ledger.fits_at_low_end,
-            "groups": [
-                {
-                    "layers": g.layers,
-                    "kind": g.kind,
-                    "block_size": g.block_size,
-                    "blocks_per_request": g.blocks_per_request,
-                    "window": g.window,
-                }
-                for g in kv.groups
-            ],
+            "groups": [picked(group, "layers kind block_size blocks_per_request window") for group in kv.groups],
         },
-        "settings": _settings_json(ledger),
+        "settings": picked(ledger.settings, _SETTINGS),
         "parameters": _parameters_json(planned.shape),
         "flags": flags_json([planned.checked]),
         "findings": [_finding_json(finding) for finding in planned.findings],
@@ -339,7 +306,7 @@ def as_json(planned: MemoryPlan, matrix: Matrix | None = None, workload: Workloa
         old = planned.before
         body["from"] = {
             "vllm": old.settings.release,
-            "kv": {"value": old.kv.value, "low": old.kv.low, "high": old.kv.high},
+            "kv": band_json(old.kv),
             "tokens": old.kv_plan.tokens,
         }
     if workload is not None:
@@ -362,34 +329,10 @@ def _parameters_json(shape: ModelShape) -> dict[str, object]:
     }
 
 
-def _settings_json(ledger: Ledger) -> dict[str, object]:
-    settings = ledger.settings
-    return {
-        "gpu_memory_utilization": settings.utilization,
-        "max_model_len": settings.max_model_len,
-        "max_num_seqs": settings.max_num_seqs,
-        "max_num_batched_tokens": settings.max_num_batched_tokens,
-        "tensor_parallel_size": settings.tensor_parallel,
-        "pipeline_parallel_size": settings.pipeline_parallel,
-        "data_parallel_size": settings.data_parallel,
-        "kv_cache_dtype": settings.kv_cache_dtype,
-        "enable_prefix_caching": settings.prefix_caching,
-        "async_scheduling": settings.async_scheduling,
-        "enable_chunked_prefill": settings.chunked_prefill,
-        "scheduling_policy": settings.scheduling_policy,
-        "long_prefill_token_threshold": settings.long_prefill_token_threshold,
-        "watermark": settings.watermark,
-        "scheduler_reserve_full_isl": settings.reserve_full_isl,
-        "enforce_eager": settings.enforce_eager,
-        "num_speculative_tokens": settings.speculative_tokens,
-        "kv_connector": settings.kv_connector,
-    }
-
-
 def _advice_json(advice: Advice) -> dict[str, object]:
     """One offer; `also` is there only where further flags belong to it."""
     also = {"also": [{"flag": flag, "value": value} for flag, value in advice.also]} if advice.also else {}
-    return {"flag": advice.flag, "value": advice.value, **also, "why": advice.why, "effect": advice.effect}
+    return {**picked(advice, "flag value"), **also, **picked(advice, "why effect")}
 
 
 def _finding_json(finding: Finding) -> dict[str, object]:

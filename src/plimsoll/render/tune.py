@@ -14,7 +14,7 @@ from plimsoll.plan.read import MemoryPlan
 from plimsoll.redaction import one_line
 from plimsoll.render.flags import rewritten_line
 from plimsoll.render.plan import as_json as plan_json
-from plimsoll.render.plan import gpus_of
+from plimsoll.render.plan import band_json, gpus_of
 from plimsoll.render.simulate import first_of_all, is_urgent, percent, seconds
 from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, WARN, Line, Report, Table
 from plimsoll.tune.answer import Tuning, curve, runner_up
@@ -218,8 +218,8 @@ def _margin(tuning: Tuning) -> dict[str, object] | None:
         return None
     ledger, low = tuning.found.best.option.ledger, tuning.at_low_end
     return {
-        "slack": {"value": ledger.slack.value, "low": ledger.slack.low, "high": ledger.slack.high},
-        "kv": {"value": ledger.kv.value, "low": ledger.kv.low, "high": ledger.kv.high},
+        "slack": band_json(ledger.slack),
+        "kv": band_json(ledger.kv),
         "goodput_at_low_end": None if low is None else low.goodput,
     }
 

@@ -1,4 +1,4 @@
-// Draws every chart of a report from its data-chart. What it holds is made by render/simulate_html.py and render/tune_html.py:
+// Draws every chart of a report from its data-chart. What it holds is made by render/simulate_html.py and render/html.py:
 // {x: [low, high] | names, scale: "time" | "log" | "names", step, top, unit, marks, dots, limit, image}.
 const text = (value, unit) => value.toLocaleString("en") + unit;
 

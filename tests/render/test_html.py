@@ -19,7 +19,7 @@ from plimsoll.plan.matrix import Matrix, MatrixSpec, plan_matrix
 from plimsoll.plan.read import MemoryPlan
 from plimsoll.plan.settings import Card, Flags, read_settings
 from plimsoll.plan.workload import Workload, WorkloadAnswer, judge, pool_of
-from plimsoll.render.plan_html import as_html
+from plimsoll.render.html import plan_page
 from plimsoll.units import GIB
 from plimsoll.vllm.versions import engine_named
 from tests.render.html_page import HtmlPage
@@ -53,7 +53,7 @@ def _more(planned: MemoryPlan) -> tuple[Matrix, WorkloadAnswer]:
 
 def _whole(planned: MemoryPlan) -> HtmlPage:
     matrix, workload = _more(planned)
-    page = as_html(planned, matrix=matrix, workload=workload)
+    page = plan_page(planned, matrix=matrix, workload=workload)
     _check_alone(page)
     return HtmlPage(page)
 
@@ -87,7 +87,7 @@ def test_the_page_has_all_parts() -> None:
 
 def test_the_grid_is_readable_without_colour() -> None:
     """Every cell of the heat map has its class and its word."""
-    page = as_html(_planned(), matrix=_more(_planned())[0])
+    page = plan_page(_planned(), matrix=_more(_planned())[0])
     cells = re.findall(r'<td class="(fits|preemption-risk|does-not-fit) u[0-4]" title="[^"]+">([^<]+)</td>', page)
     assert len(cells) == 4 * 12
     words = {"fits": "fits", "preemption-risk": "risk", "does-not-fit": "no"}
@@ -148,7 +148,7 @@ def test_a_hostile_reason_stays_in_its_attribute() -> None:
     """Why a cell does not fit may quote the user: it closes neither its attribute nor its element."""
     matrix = _more(_planned())[0]
     rows = tuple(tuple(cell._replace(why=HOSTILE, starts=False) for cell in row) for row in matrix.rows)
-    page = as_html(_planned(), matrix=matrix._replace(rows=rows))
+    page = plan_page(_planned(), matrix=matrix._replace(rows=rows))
     _check_alone(page)
     assert [a["title"] for a in HtmlPage(page).tags("td") if "title" in a] == [HOSTILE] * 48
 
@@ -156,7 +156,7 @@ def test_a_hostile_reason_stays_in_its_attribute() -> None:
 def test_secrets_are_hidden() -> None:
     """A token in the model's name, in a note or in the command is not on the page."""
     planned = _planned(f"org/{SECRET}", 79, "--api-key", "s3cret-value-of-mine", notes=(f"HF_TOKEN={SECRET}",))
-    page = as_html(planned)
+    page = plan_page(planned)
     assert SECRET not in page
     assert "s3cret-value-of-mine" not in page
     assert "[redacted]" in page
@@ -166,4 +166,4 @@ def test_secrets_are_hidden() -> None:
 def test_any_name_makes_a_sound_page(name: str) -> None:
     """Whatever the model is called, the page is well formed and stands alone."""
     planned = _planned()
-    _check_alone(as_html(replace(planned, model=name, notes=[name])))
+    _check_alone(plan_page(replace(planned, model=name, notes=[name])))
