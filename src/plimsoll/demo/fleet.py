@@ -167,6 +167,12 @@ class Guard:
         """SIGTERM, and SIGKILL if that does not do."""
         await end_process(self._process, 3.0)
 
+    async def kill(self) -> None:
+        """SIGKILL at once."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
 
 class DemoFleet:
     """Everything that runs, and the one place that ends it."""

@@ -26,7 +26,7 @@ defaults
     timeout check {within}
     option redispatch 1
     retries 3
-    retry-on conn-failure empty-response
+    retry-on {again}
 frontend clients
     bind {host}:{port}
     default_backend demo
@@ -39,12 +39,13 @@ backend demo
 
 
 class Checks(NamedTuple):
-    """The health check of each engine, and how long it and an answer to a client may take."""
+    """The health check of each engine, how long it and an answer may take, and which failures are tried elsewhere."""
 
     path: str = READY
     how: str = "inter 500ms fall 2 rise 1"
     within: str = "500ms"
     answers: str = "120s"
+    again: str = "conn-failure empty-response"  # what is sent to another engine
 
 
 # The kernel takes 107 bytes of a socket's path, and HAProxy binds to it with its process id and ".tmp" behind it first.

@@ -1,0 +1,370 @@
+"""Two engines on one card behind HAProxy, and trouble: the same incidents with nothing, with a supervisor, with plimsoll.
+
+    python3 -m lab.gpu.fleet --kind gpu --fleets nothing,supervisor,plimsoll,plimsoll,plimsoll --work DIR     on the card
+    python -m lab.gpu.fleet --kind cpu --fleets plimsoll --incidents core --work DIR                        vLLM's CPU build
+    python -m lab.gpu.fleet --kind standin --fleets nothing,plimsoll --work DIR                             a dry run
+    python -m lab.fleet_score                                                                               the tables
+
+Each word of --fleets is one fleet of two engines. All play side by side, each its own sequence of incidents; a word that
+stands there three times is three rounds. What is in DIR/rows already is not played again, so that a run that was cut short goes
+on where it stopped. Every incident ends with one JSON file: DIR/rows/INCIDENT-WAY-ROUND.json, with every request of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.gpu.fleet_parts import (
+    LOOK_S,
+    NAMES,
+    NOTHING,
+    PLIMSOLL,
+    WAYS,
+    Asked,
+    Clients,
+    EngineKind,
+    Fleet,
+    StandinKind,
+    VllmKind,
+    core_pid,
+    engine_state,
+    guardctl,
+    rows_of,
+)
+from lab.gpu.models import make_models
+from lab.gpu.provoke_failures import HERE, Ballast
+from lab.gpu.survive_host import Host
+from plimsoll.demo.balancer import ask
+
+SCHEMA = "plimsoll.lab.fleet/1"
+CLIENTS = 24
+LEAD_S = 15.0  # of calm before each incident, with every engine in service
+SETTLE_S = 5.0  # so long every engine must be in service before an incident counts as over
+GUARD_BACK_S = 3.0  # until a guard that was killed is started again
+LEAVE_MIB = 250  # that the neighbour leaves: a step of 8,192 tokens does not fit into it
+FLAGS = (
+    "--max-model-len", "8192", "--max-num-seqs", "64", "--gpu-memory-utilization", "0.05", "--max-num-batched-tokens", "8192",
+    "--kv-cache-memory-bytes", str(3 << 30), "--enforce-eager",
+)  # fmt: skip
+CPU_FLAGS = ("--max-num-seqs", "16", "--max-num-batched-tokens", "1024")
+
+
+class Stage:
+    """One fleet with its clients."""
+
+    def __init__(self, fleet: Fleet, clients: Clients, is_standin: bool) -> None:  # noqa: FBT001
+        self.fleet, self.clients, self.is_standin = fleet, clients, is_standin
+
+    async def fault(self, name: str, how: str) -> None:
+        """Break one engine: `core` and `api` are killed, `stopped` is a core that makes no more steps."""
+        fleet = self.fleet
+        pid = fleet.pid(name)
+        if self.is_standin and how != "api":
+            body = {"kind": "oom" if how == "core" else "wedge"}
+            await ask(fleet.ports[name], "/standin/faults", body, token=fleet.token)
+            return
+        core = core_pid(pid) or pid
+        os.kill(pid if how == "api" else core, signal.SIGSTOP if how == "stopped" else signal.SIGKILL)
+
+    async def restart(self, name: str) -> str:
+        """A planned restart: guard's, or an operator's."""
+        if self.fleet.way != PLIMSOLL:
+            await self.fleet.person_restarts(name)
+            return "by hand"
+        code, printed = await guardctl(self.fleet, "restart", name)
+        return f"guardctl: exit {code}: {printed.strip().splitlines()[0] if printed.strip() else ''}"
+
+    async def until_step(self, step: str, within_s: float) -> bool:
+        """Wait until guard has written down that it begins this step."""
+        end = time.monotonic() + within_s
+        while time.monotonic() < end:
+            if any(begun == step for _, _, begun in self.fleet.steps_begun()):
+                return True
+            await asyncio.sleep(0.05)
+        return False
+
+
+Happening = Callable[[Stage, str], Awaitable[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One incident: what happens to which engine, how long it is watched, and what must be true at its end."""
+
+    name: str
+    says: str
+    happens: Happening
+    limit_s: float
+    may_lose: str = "nothing"  # or "running": what had begun to run on the broken engine; or "waiting" to be sent there
+    breaks: int = 1  # engines that it takes out of service
+    plimsoll_only: bool = False
+    needs_card: bool = False
+
+
+async def planned(stage: Stage, victim: str) -> str:
+    """A restart that somebody asks for."""
+    return await stage.restart(victim)
+
+
+def broken(how: str, *, both: bool = False) -> Happening:
+    """The engine, or both, broken in this way."""
+
+    async def happens(stage: Stage, victim: str) -> str:
+        for name in NAMES if both else (victim,):
+            await stage.fault(name, how)
+        return how
+
+    return happens
+
+
+def guard_killed(step: str) -> Happening:
+    """Guard killed in this step of a planned restart, and started again by its supervisor."""
+
+    async def happens(stage: Stage, victim: str) -> str:
+        told = await stage.restart(victim)
+        reached = await stage.until_step(step, 60.0)
+        await stage.fleet.guard.kill()
+        await asyncio.sleep(GUARD_BACK_S)
+        await stage.fleet.start_guard()
+        return f"{told}; killed {'in' if reached else 'NOT in'} step {step}"
+
+    return happens
+
+
+async def burst(stage: Stage, victim: str) -> str:
+    """As many long requests at once as fill both engines."""
+    del victim
+    count = 16 if stage.is_standin else 128
+    await asyncio.gather(*(stage.clients.send(400, 300) for _ in range(count)))
+    return f"{count} requests at once"
+
+
+async def knob(stage: Stage, victim: str) -> str:
+    """A knob turned under load, and back when its lease ends."""
+    code, printed = await guardctl(stage.fleet, "set", victim, "max-num-seqs=2", "--for", "10s")
+    await asyncio.sleep(14.0)
+    return f"guardctl set: exit {code}: {printed.strip()[:200]}"
+
+
+async def killer(stage: Stage, victim: str) -> str:
+    """A neighbour has filled the card; long prompts come that no step has room for, and clients send them again."""
+    del victim
+    ready = stage.fleet.folder.parent / "neighbour"
+    (stage.fleet.folder / "at-neighbour").touch()
+    end = time.monotonic() + 600.0
+    while not (ready.exists() or ready.with_suffix(".cpu").exists()):
+        if time.monotonic() > end:
+            return "no neighbour came"
+        await asyncio.sleep(0.2)
+    await asyncio.gather(*(stage.clients.send(4000, 16, seed=0) for _ in range(16)))
+    states = [await engine_state(stage.fleet, name) for name in NAMES]
+    return json.dumps([state.get("survive") for state in states])[:400]
+
+
+INCIDENTS = (
+    Incident("planned", "an operator restarts one engine", planned, 150.0),
+    Incident("core", "one engine core is killed", broken("core"), 120.0, "running"),
+    Incident("api", "one API server is killed", broken("api"), 120.0, "running"),
+    Incident("both", "both engine cores are killed at once", broken("core", both=True), 150.0, "running", breaks=2),
+    Incident("guard-drain", "guard is killed in a drain", guard_killed("drain"), 150.0, plimsoll_only=True),
+    Incident("guard-stop", "guard is killed in a stop", guard_killed("stop"), 180.0, plimsoll_only=True),
+    Incident("guard-start", "guard is killed while the engine starts", guard_killed("ready"), 180.0, plimsoll_only=True),
+    Incident("burst", "a burst fills both engines", burst, 60.0, breaks=0),
+    Incident("knob", "max-num-seqs is turned to 2 for ten seconds", knob, 60.0, breaks=0, plimsoll_only=True),
+    Incident("stopped", "one engine core makes no more steps", broken("stopped"), 240.0, "running"),
+    Incident("killer", "long prompts on a card that a neighbour has filled", killer, 90.0, breaks=0, needs_card=True),
+)  # fmt: skip
+BY_NAME = {incident.name: incident for incident in INCIDENTS}
+
+
+class Round:
+    """One fleet's sequence of incidents."""
+
+    def __init__(self, stage: Stage, rows: Path, number: int) -> None:
+        self._stage, self._rows, self._number = stage, rows, number
+        self._service: list[tuple[float, dict[str, bool], dict[str, int]]] = []
+
+    async def look_on(self) -> None:
+        """Who is in service, four times a second."""
+        fleet = self._stage.fleet
+        while True:
+            with contextlib.suppress(OSError, TimeoutError):
+                seen = await fleet.in_service()
+                self._service.append((time.time(), seen, {name: fleet.pid(name) for name in NAMES}))
+            await asyncio.sleep(LOOK_S)
+
+    async def _whole(self, for_s: float, within_s: float) -> float | None:
+        """When every engine had come into service to stay so long; None where that did not happen in time."""
+        end, since = time.time() + within_s, None
+        while time.time() < end:
+            at, seen, _ = self._service[-1] if self._service else (0.0, {}, {})
+            since = (since or at) if seen and all(seen.values()) else None
+            if since is not None and at - since >= for_s:
+                return since
+            await asyncio.sleep(LOOK_S)
+        return None
+
+    async def play(self, incident: Incident, place: int) -> dict[str, Any]:
+        """From calm to calm; what a person had to do is counted."""
+        stage, fleet = self._stage, self._stage.fleet
+        victim = NAMES[(place + self._number) % len(NAMES)]
+        await fleet.renew_guard()
+        if await self._whole(LEAD_S, 240.0) is None:
+            return {"incident": incident.name, "way": fleet.way, "round": self._number, "wrong": "not whole before it"}
+        before = {name: fleet.pid(name) for name in NAMES}
+        fault_at = time.time()
+        told = await asyncio.wait_for(incident.happens(stage, victim), incident.limit_s + 600.0)
+        left_s = max(5.0, incident.limit_s - (time.time() - fault_at))
+        if incident.breaks:  # a fault is not seen at once
+            end = time.time() + min(left_s, 60.0)
+            while time.time() < end and all(all(seen.values()) for at, seen, _ in self._service if at >= fault_at):
+                await asyncio.sleep(LOOK_S)
+        back_at = await self._whole(SETTLE_S, left_s)
+        persons = 0 if back_at is not None else await fleet.person_mends()
+        persons += fleet.way != PLIMSOLL and incident.name == "planned"
+        end_at = time.time()
+        looks = [look for look in self._service if look[0] >= fault_at - LEAD_S]
+        row = {
+            "schema": SCHEMA, "incident": incident.name, "way": fleet.way, "round": self._number, "victim": victim,
+            "told": told, "fault_at": fault_at, "end_at": end_at, "back_at": back_at, "persons": persons, "before": before,
+            "breaks": incident.breaks, "may_lose": incident.may_lose,
+            "steps": [step for step in fleet.steps_begun() if step[0] >= fault_at] if fleet.is_ours else [],
+            "looks": [[round(at - fault_at, 2), list(seen.values()), list(pids.values())] for at, seen, pids in looks],
+        }  # fmt: skip
+        asked = [one for one in stage.clients.asked if one.sent >= fault_at - LEAD_S]
+        await self._settle(asked)
+        row["asked"] = rows_of(asked)
+        path = self._rows / f"{incident.name}-{fleet.way}-{self._number}.json"
+        path.write_text(json.dumps(row), encoding="utf-8")
+        return row
+
+    @staticmethod
+    async def _settle(asked: Sequence[Asked]) -> None:
+        """Wait for the requests that were sent in it."""
+        end = time.monotonic() + 30.0
+        while any(not one.over for one in asked) and time.monotonic() < end:
+            await asyncio.sleep(0.2)
+
+
+async def play_fleet(way: str, number: int, kind: EngineKind, work: Path, incidents: Sequence[Incident]) -> None:
+    """One fleet from its start to its last incident."""
+    rows = work / "rows"
+    rows.mkdir(parents=True, exist_ok=True)
+    wanted = [
+        incident for incident in incidents
+        if (way == PLIMSOLL or not incident.plimsoll_only) and not (rows / f"{incident.name}-{way}-{number}.json").exists()
+    ]  # fmt: skip
+    if not wanted:
+        return
+    fleet = Fleet(work / f"{way}-{number}-{os.getpid()}", way, kind)
+    is_standin = isinstance(kind, StandinKind)
+    clients = None
+    try:
+        began = time.time()
+        await fleet.start()
+        print(f"{way}-{number}: two engines in service after {time.time() - began:.0f} s", flush=True)
+        clients = Clients(fleet.balancer.port, kind.model, 8 if is_standin else CLIENTS, 7 * number)
+        play = Round(Stage(fleet, clients, is_standin), rows, number)
+        looking = asyncio.create_task(play.look_on())
+        for place, incident in enumerate(wanted):
+            row = await play.play(incident, place)
+            ends = [one["end"] for one in row.get("asked", ())]
+            whole = f"after {row['back_at'] - row['fault_at']:.1f} s" if row.get("back_at") else "never"
+            told = f"{row.get('wrong') or row['told'][:100]}; whole again {whole}; persons {row.get('persons')}"
+            counts = {end: ends.count(end) for end in sorted(set(ends))}
+            print(f"{way}-{number} {incident.name}: {told}; {counts}", flush=True)
+        looking.cancel()
+    finally:
+        if clients is not None:
+            await clients.finish(5.0)
+        await fleet.stop()
+
+
+def kind_of(name: str, work: Path) -> EngineKind:
+    """The engines of this run."""
+    if name == "standin":
+        return StandinKind()
+    host = Host(work, is_cpu=name == "cpu")
+    if name == "cpu":
+        return VllmKind(host, host.model_folder(""), CPU_FLAGS)
+    models = json.loads((HERE / "failure_runs.json").read_text(encoding="utf-8"))["models"]
+    make_models({key: models[key] for key in ("llama-3.1-8b", "llama-4-layers")}, work / "models")
+    return VllmKind(host, work / "models" / "llama-4-layers", FLAGS)
+
+
+async def run(options: argparse.Namespace) -> int:
+    """Every fleet in a process of its own; the neighbour comes when all that want it are there."""
+    work: Path = options.work.resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    incidents = [BY_NAME[name] for name in options.incidents if options.kind == "gpu" or not BY_NAME[name].needs_card]
+    if options.one:
+        way, _, number = options.one.partition(":")
+        await play_fleet(way, int(number), kind_of(options.kind, work), work, incidents)
+        return 0
+    numbers: dict[str, int] = {}
+    playing = []
+    for way in options.fleets:
+        numbers[way] = numbers.get(way, 0) + 1
+        words = [sys.executable, "-m", "lab.gpu.fleet", "--kind", options.kind, "--work", str(work)]
+        words += ["--one", f"{way}:{numbers[way]}", "--incidents", ",".join(incident.name for incident in incidents)]
+        playing.append(await asyncio.create_subprocess_exec(*words))
+        await asyncio.sleep(options.stagger)
+    neighbour = asyncio.create_task(squeeze(work, len(playing))) if any(one.needs_card for one in incidents) else None
+    codes = await asyncio.gather(*(process.wait() for process in playing))
+    if neighbour is not None:
+        neighbour.cancel()
+        await asyncio.gather(neighbour, return_exceptions=True)
+    return max(codes)
+
+
+async def squeeze(work: Path, fleets: int, hold_s: float = 40.0) -> None:
+    """Fill the card when every fleet waits for it, for so long."""
+    while sum(1 for _ in work.glob("*/at-neighbour")) < fleets:
+        await asyncio.sleep(0.5)
+    ballast = await asyncio.to_thread(Ballast, work / "ballast.log")
+    try:
+        for _ in range(4):  # what was just given back may take a moment
+            await asyncio.to_thread(ballast.tell, f"leave {LEAVE_MIB}")
+            await asyncio.sleep(0.5)
+        (work / "neighbour").touch()
+        await asyncio.sleep(hold_s)
+    finally:
+        ballast.end()
+
+
+def words_of(text: str) -> list[str]:
+    """Words between commas."""
+    return [word for word in text.split(",") if word]
+
+
+def main(words: Sequence[str]) -> int:
+    """Play."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kind", choices=("gpu", "cpu", "standin"), required=True)
+    parser.add_argument(
+        "--fleets", type=words_of, default=[NOTHING, PLIMSOLL], help=f"of {', '.join(WAYS)}; a word may stand twice"
+    )
+    parser.add_argument("--incidents", type=words_of, default=[incident.name for incident in INCIDENTS])
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--stagger", type=float, default=0.0, help="seconds between the starts of two fleets")
+    parser.add_argument("--one", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
+    for name in options.incidents:
+        if name not in BY_NAME:
+            parser.error(f"no incident {name}; there are {', '.join(BY_NAME)}")
+    return asyncio.run(run(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
