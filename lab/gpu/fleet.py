@@ -63,8 +63,8 @@ CPU_FLAGS = ("--max-num-seqs", "16", "--max-num-batched-tokens", "1024")
 class Stage:
     """One fleet with its clients."""
 
-    def __init__(self, fleet: Fleet, clients: Clients, is_standin: bool) -> None:  # noqa: FBT001
-        self.fleet, self.clients, self.is_standin = fleet, clients, is_standin
+    def __init__(self, fleet: Fleet, clients: Clients) -> None:
+        self.fleet, self.clients, self.is_standin = fleet, clients, isinstance(fleet.kind, StandinKind)
 
     async def fault(self, name: str, how: str) -> None:
         """Break one engine: `core` and `api` are killed, `stopped` is a core that makes no more steps."""
@@ -72,7 +72,10 @@ class Stage:
         pid = fleet.pid(name)
         if self.is_standin and how != "api":
             body = {"kind": "oom" if how == "core" else "wedge"}
-            await ask(fleet.ports[name], "/standin/faults", body, token=fleet.token)
+            told = await ask(fleet.ports[name], "/standin/faults", body, token=fleet.token)
+            assert told.status == 200, told
+            if how == "stopped":
+                fleet.hung.add(pid)
             return
         core = core_pid(pid) or pid
         os.kill(pid if how == "api" else core, signal.SIGSTOP if how == "stopped" else signal.SIGKILL)
@@ -225,7 +228,7 @@ class Round:
         before = {name: fleet.pid(name) for name in NAMES}
         fault_at = time.time()
         told = await asyncio.wait_for(incident.happens(stage, victim), incident.limit_s + 600.0)
-        left_s = max(5.0, incident.limit_s - (time.time() - fault_at))
+        left_s = max(5.0, incident.limit_s * fleet.kind.slowness - (time.time() - fault_at))
         if incident.breaks:  # a fault is not seen at once
             end = time.time() + min(left_s, 60.0)
             while time.time() < end and all(all(seen.values()) for at, seen, _ in self._service if at >= fault_at):
@@ -275,7 +278,7 @@ async def play_fleet(way: str, number: int, kind: EngineKind, work: Path, incide
         await fleet.start()
         print(f"{way}-{number}: two engines in service after {time.time() - began:.0f} s", flush=True)
         clients = Clients(fleet.balancer.port, kind.model, 8 if is_standin else CLIENTS, 7 * number)
-        play = Round(Stage(fleet, clients, is_standin), rows, number)
+        play = Round(Stage(fleet, clients), rows, number)
         looking = asyncio.create_task(play.look_on())
         for place, incident in enumerate(wanted):
             row = await play.play(incident, place)

@@ -62,6 +62,7 @@ class EngineKind(Protocol):
     """How an engine is started, and what it is made to do."""
 
     model: str
+    slowness: float  # a start takes so many times as long as on a card
 
     def words(self, port: int, *, is_ours: bool) -> list[str]:
         """The command."""
@@ -71,9 +72,10 @@ class EngineKind(Protocol):
 
 
 class StandinKind:
-    """Stand-ins: for a dry run in seconds. `scale` divides the time that a start takes."""
+    """Stand-ins, for a dry run without vLLM."""
 
     model = "meta-llama/Llama-3.1-8B-Instruct"
+    slowness = 1.0
 
     def words(self, port: int, *, is_ours: bool) -> list[str]:
         """The same model as on the card, on a card that is not there."""
@@ -91,7 +93,7 @@ class VllmKind:
 
     def __init__(self, host: Host, model: Path, flags: Sequence[str]) -> None:
         self._host, self._model, self._flags = host, model, flags
-        self.model = host.model_name
+        self.model, self.slowness = host.model_name, 4.0 if host.is_cpu else 1.0
 
     def words(self, port: int, *, is_ours: bool) -> list[str]:
         """`vllm serve` with dummy weights; a stop waits for what runs where plimsoll drains before it."""
@@ -149,6 +151,7 @@ class Fleet:
         self.token, self.guard = secrets.token_hex(16), Guard(folder)
         self.units: dict[str, OwnProcess] = {}
         self.members: dict[str, frozenset[int]] = {}  # of each engine, when it was last whole
+        self.hung: set[int] = set()  # processes that were made to hang in a way that the process table does not show
         path = "/plimsoll/ready" if self.is_ours else "/health"
         again = "conn-failure 503"
         self.balancer = DemoHAProxy(folder, self.ports, Checks(path, "inter 1s fall 2 rise 1", "2s", "600s", again))
@@ -164,10 +167,11 @@ class Fleet:
         """Start all of it and return when every engine is in service."""
         for name in NAMES:
             place = self.folder / name
+            has_token = self.is_ours or isinstance(self.kind, StandinKind)
             made = {"PLIMSOLL_TOKEN": self.token, "PLIMSOLL_DIR": str(place), "TMPDIR": str(place)}
             write_unit(
                 place, self.kind.words(self.ports[name], is_ours=self.is_ours),
-                (made if self.is_ours else {}) | self.kind.environment(place, is_ours=self.is_ours),
+                (made if has_token else {}) | self.kind.environment(place, is_ours=self.is_ours),
             )  # fmt: skip
             self.units[name] = unit(place)
             outcome = await self.units[name].start()
@@ -206,9 +210,10 @@ class Fleet:
         """A guard that knows nothing of the incident before: its budget, cooldown and history are those of a first night."""
         if self.way == PLIMSOLL:
             await self.guard.stop()
-            state = self.folder / "state"
-            if state.exists():
-                state.rename(self.folder / f"state-{sum(1 for _ in self.folder.glob('state-*'))}")
+            old = self.folder / f"journal-{sum(1 for _ in self.folder.glob('journal-*'))}"
+            old.mkdir()
+            for path in (self.folder / "state").glob("guard.journal*"):  # the lock stays: its epoch must rise
+                path.rename(old / path.name)
             await self.start_guard()
 
     async def start_guard(self) -> None:
@@ -250,7 +255,7 @@ class Fleet:
                 core = core_pid(pid)
                 self.members[name] = frozenset({pid, *([core] if core else ())})
             at_work = all(is_at_work(one) for one in self.members.get(name, {0}))
-            found[name] = bool(taken.get(name)) and at_work and pid in self.members.get(name, ())
+            found[name] = bool(taken.get(name)) and at_work and pid in self.members.get(name, ()) and pid not in self.hung
         return found
 
     async def person_restarts(self, name: str) -> None:
@@ -407,7 +412,7 @@ async def guardctl(fleet: Fleet, verb: str, *words: str) -> tuple[int, str]:
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     printed, _ = await process.communicate()
-    return process.returncode or 0, printed.decode(errors="replace")[-400:]
+    return process.returncode or 0, printed.decode(errors="replace")[:400]
 
 
 async def engine_state(fleet: Fleet, name: str) -> dict[str, Any]:
