@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from lab.write_walks import GUARD_FILES, PACKAGE, PAGE, section
 
 
@@ -10,6 +12,10 @@ def test_the_walks_are_as_a_profiler_sees_them() -> None:
     assert section() in PAGE.read_text(encoding="utf-8"), "python -m lab.write_walks"
 
 
-def test_the_walk_by_hand_names_files_that_exist() -> None:
-    """From a metrics page to HAProxy."""
-    assert [file for file in GUARD_FILES if not (PACKAGE / file).is_file()] == []
+def test_what_is_named_by_hand_exists() -> None:
+    """Every file of the walk from a metrics page to HAProxy, and every path that the page names."""
+    named = re.findall(r"`([a-z_]+/[\w/]+\.\w+)`", PAGE.read_text(encoding="utf-8"))
+    assert len(named) > 60
+    assert [
+        path for path in (*GUARD_FILES, *named) if not ((PACKAGE / path).is_file() or (PAGE.parents[1] / path).is_file())
+    ] == []
