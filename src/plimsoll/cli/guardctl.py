@@ -24,7 +24,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -200,7 +200,7 @@ class GuardClient:
                 f"{self._where.shown} asks for a token; give --token-file FILE or $PLIMSOLL_GUARD_TOKEN "
                 "(no guard of this user left one)"
             )
-        self._where = self._where._replace(login=bearer(token)["Authorization"])
+        self._where = replace(self._where, login=bearer(token)["Authorization"])
 
     def _need_guard(self) -> None:
         """WorldFailed where nobody listens; this request needs no token."""

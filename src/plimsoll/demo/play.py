@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -140,7 +141,7 @@ async def _incidents(stage: Stage, kv_tokens: int) -> list[Incident]:
         await _one(stage, "Incident 4 of 4: a busy server with a full cache", lambda: incidents.full_cache(stage, kv_tokens)),
     ]
     if wrong := await incidents.settled(stage):
-        played[2] = played[2]._replace(wrong=played[2].wrong or wrong)
+        played[2] = replace(played[2], wrong=played[2].wrong or wrong)
     return played
 
 

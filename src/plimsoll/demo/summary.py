@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from plimsoll.demo.traffic import Count
@@ -16,7 +17,8 @@ _BEGINS = {(OUTCOME, "shed"): SHEDDING, (INTENT, "leave"): OUT, (INTENT, "drain"
 _ENDS = {"unshed": SHEDDING, "undrain": OUT}
 
 
-class Incident(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Incident:
     """One incident: what it was called, how long it took, and what was not as it should be (nothing, if it was)."""
 
     title: str

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from plimsoll.errors import BadInput
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 URL_MAX = 8192
 
 
-class Address(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Address:
     """A server's address, perhaps with a path and a query."""
 
     url: str  # without name and password
@@ -28,7 +30,7 @@ class Address(NamedTuple):
         """Another path of the same server."""
         parts = urlsplit(self.url)
         url = urlunsplit((parts.scheme, parts.netloc, path, query, ""))
-        return self._replace(url=url, shown=urlunsplit((parts.scheme, parts.netloc, path, "", "")))
+        return replace(self, url=url, shown=urlunsplit((parts.scheme, parts.netloc, path, "", "")))
 
     def get(self, *, most_bytes: int, timeout_s: float) -> Reply:
         """GET, for those who wait for it; whatever is no answer is raised, with the address as it may be shown."""
@@ -62,7 +64,7 @@ def address(url: str) -> Address:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         login = "Basic " + base64.b64encode(pair.encode()).decode()
     clean = SplitResult(parts.scheme, netloc, parts.path, parts.query, "")
-    return Address(urlunsplit(clean), urlunsplit(clean._replace(query="")), login)
+    return Address(urlunsplit(clean), urlunsplit((*clean[:3], "", "")), login)
 
 
 def server_address(url: str) -> Address:
@@ -74,4 +76,4 @@ def server_address(url: str) -> Address:
         raise BadInput("the address holds a name or a password: give them separately")
     if urlsplit(where.url).port == 0:
         raise BadInput("the address has no port that could be one")
-    return where._replace(shown=where.shown.rstrip("/"))
+    return replace(where, shown=where.shown.rstrip("/"))

@@ -20,6 +20,7 @@ import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import urljoin, urlsplit
@@ -42,12 +43,13 @@ Sink = Callable[[bytes], None]
 Follow = Callable[[str, Mapping[str, str]], str]  # from an address and its answer, where that leads; WorldFailed if nowhere
 
 
-class Reply(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Reply:
     """A whole answer; `body` is empty if it went to a sink."""
 
     status: int
     body: bytes
-    headers: Mapping[str, str] = {}  # found by their names in any case
+    headers: Mapping[str, str] = field(default_factory=dict)  # found by their names in any case
     seconds: float = 0.0  # from the request to the last byte, without lookup and connect
 
     def table(self) -> Mapping[str, Any]:
@@ -168,7 +170,7 @@ class HttpClient:
             if sink is None or answer.status != 200:
                 return answer
             sink(cast("Reply", answer).body)
-            return cast("Reply", answer)._replace(body=b"")
+            return replace(cast("Reply", answer), body=b"")
 
         import aiohttp
         from yarl import URL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -255,7 +256,7 @@ async def _complete(request: Request, body: dict[str, Any]) -> Response:
     prompts = [await prompt_of(service, asked, one, asked.max_tokens) for one in each]
     generation = Completion(request, asked)
     if generation.echo == "only":
-        prompts = [prompt._replace(most=1) for prompt in prompts]
+        prompts = [replace(prompt, most=1) for prompt in prompts]
     return await generation.answer(prompts)
 
 

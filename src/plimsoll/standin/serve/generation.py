@@ -10,7 +10,8 @@ import time
 import uuid
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 from starlette.requests import Request
@@ -61,7 +62,8 @@ def encoded_in_pieces(text: str, size: int = PIECE) -> list[int]:
 # Prompts: cut to the wanted length, refused where they do not fit.
 
 
-class Prompt(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Prompt:
     """One prompt, and how many tokens may follow it."""
 
     ids: Ids
