@@ -134,10 +134,13 @@ def test_an_engine_that_guard_gave_up_on_comes_back_once_it_has_recovered() -> N
         world.engines[0].die("crash")
 
     act = ActPolicy(start_within_s=100.0, start_still_s=60.0, probation_s=30.0)
-    story = story_of(Setting(busy=0.3, act=act), (30.0, slow_start), until_s=500.0)
+    troubles: list[str] = []
+    warned = (490.0, lambda world: troubles.extend(one.text for one in world.hosts[0].guard._troubles.now()))
+    story = story_of(Setting(busy=0.3, act=act), (30.0, slow_start), warned, until_s=500.0)
     assert "restart stuck: needs attention" in story
     assert "e0: back in rotation, since it recovered after guard gave up on it" in story
     assert "e0: no longer needs attention" in story
+    assert troubles == ["its last start took 301 s, and guard gives one up after 100 s: set start_within in [act]"]
 
 
 def test_a_hang_during_an_operators_pause_is_told() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from plimsoll.guard.api.api import metrics_page
 from plimsoll.guard.daemon.observer import EventReporter, WatchedEngine
 from plimsoll.guard.engine_config import EngineConfig
-from plimsoll.guard.judge.look import Reach
+from plimsoll.guard.judge.look import Canary, Reach
 from plimsoll.render.guard import Event, EventKind, alert, line_json, sentence, status_line
 from plimsoll.unknown import Status
 from tests.guard.daemon.test_guard_loop import POLICY, Scripted, condition, look, well
@@ -55,11 +55,24 @@ def test_what_the_gate_does_not_tell_is_said_after_three_looks_and_when_it_is_me
     """A gate that misses a look is no news; another reason is the same trouble, and it is no alert."""
     teller = EventReporter("e")
     notes = ["", "late", "", "late", "late", "no token", "no token", "late", "", ""]
-    said = [told for number, note in enumerate(notes) for told in teller.report(look(number), [], None, note)]
+    said = [told for number, note in enumerate(notes) for told in teller.report(look(number), [], None, {"gate": note})]
     assert [(told.unix_s - 1e9, told.what) for told in said[1:]] == [(5, EventKind.TROUBLE), (8, EventKind.MENDED)]
     assert sentence(said[1]) == "e: no token; no gate figures"
     assert alert(said[1], starts_unix_s=1e9, lasts_s=60.0) is None
-    assert teller.note == ""
+    assert teller.notes == {}
+
+
+def test_a_canary_that_the_engine_does_not_take_is_said() -> None:
+    """A model that is not served, or an endpoint that is not there, shows nothing of a hang; a busy server is no news."""
+
+    def said(status: int, why: str) -> list[str]:
+        one = WatchedEngine(EngineConfig("e", "http://x:1"), POLICY, Scripted(well), 0.0)
+        looks = [look(number)._replace(canary=Canary(float(number), None, why=why, status=status)) for number in range(5)]
+        return [told.message for each in looks for told in one.take(each) if told.what is EventKind.TROUBLE]
+
+    assert said(429, "the engine is too busy for it (429)") == []
+    (text,) = said(404, "the engine does not serve a model named 'm'")
+    assert text.startswith("canary requests prove nothing: the engine does not serve a model named 'm'; without")
 
 
 def test_one_slow_answer_is_no_news() -> None:

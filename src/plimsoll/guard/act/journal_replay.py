@@ -126,6 +126,12 @@ def failed_restarts(entries: Iterable[Entry]) -> dict[str, FailedRestarts]:
     return found
 
 
+def last_starts(entries: Iterable[Entry]) -> dict[str, float]:
+    """How long the last start of each engine took that guard made, in seconds."""
+    found = ((entry.engine, _number(entry.fields.get("start_s"))) for entry in entries if entry.kind == CLOSED)
+    return {engine: start_s for engine, start_s in found if start_s is not None}
+
+
 def known_processes(entries: Iterable[Entry]) -> dict[str, KnownProcess]:
     """What was last known of each engine's processes, and how many restarts of our own came after that."""
     found: dict[str, KnownProcess] = {}

@@ -26,6 +26,7 @@ from plimsoll.guard.act.journal_replay import (
     KnownProcess,
     foreign_restarts,
     known_processes,
+    last_starts,
     open_actions,
 )
 from plimsoll.guard.act.policy import ActPolicy
@@ -592,6 +593,16 @@ class ActionRunner:
                 by = f" by {who}" if who else ""
                 impairments[f"pause{whom}"] = f"paused{by} for more than a day: guardctl resume{whom} ends it"
         return impairments
+
+    def slow_starts(self) -> dict[str, str]:
+        """Engines whose next start would be given up: the last one took longer than the configuration waits."""
+        most_s, starts = self._setup.policy.start_within_s, last_starts(self.conductor.kept())
+        took = {name: max(starts.get(name, 0.0), self.observer.longest_start_s(name)) for name in self._setup.adapters}
+        return {
+            name: f"its last start took {took_s:.0f} s, and guard gives one up after {most_s:.0f} s: set start_within in [act]"
+            for name, took_s in took.items()
+            if took_s > most_s
+        }
 
     def _clock_troubles(self, now: float, now_s: float) -> dict[str, str]:
         """Why the wall clock is not to be trusted: it jumped a while ago, or the journal was written by a later one."""

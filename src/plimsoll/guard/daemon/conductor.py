@@ -74,7 +74,8 @@ class ActionPorts(NamedTuple):
         self.journal.append(kind, engine=run.engine, action=run.action, step=step, fields=fields)
 
     def write_end(self, run: ActionRun, end: End, why: str) -> None:
-        self.write(CLOSED, run, {"end": str(end), "grade": str(run.grade), "kind": run.kind, "why": why})
+        start = {"start_s": run.facts["seconds"]} if "seconds" in run.facts else {}
+        self.write(CLOSED, run, {"end": str(end), "grade": str(run.grade), "kind": run.kind, "why": why, **start})
 
     async def step(
         self, run: ActionRun, do: Callable[[ActionRun], Awaitable[Outcome]], show: Callable[[ActionRun], None]

@@ -58,6 +58,14 @@ GRAVER = {
 """Conditions that may become a graver one: that is no recovery."""
 
 
+NOTES = {
+    "gate": ("no gate figures", "the gate answers again"),
+    "canary": ("without canary requests nobody sees that an idle engine hangs", "canary requests are taken again"),
+}
+"""What guard may be without: what is lost by that, and what is said when it is back."""
+REFUSALS = frozenset(range(400, 500)) - {429}  # a server that is only busy takes the next one
+
+
 class EventReporter:
     """Turns the looks at one engine into events: a condition becomes active or clears, the engine is unreachable or back.
 
@@ -73,13 +81,21 @@ class EventReporter:
         self._gone_since_s: float | None = None
         self._is_gone: bool | None = None  # as reported; None: nothing yet
         self._is_never_told = False
-        self.note = ""  # what the gate does not give, as reported
-        self._note_looks = 0
+        self.notes: dict[str, str] = {}  # what the gate or the canary does not give, as reported
+        self._note_looks: Counter[str] = Counter()
         self.has_answered = False
 
-    def report(self, look: Look, changes: Sequence[Condition], answer: Look | None, note: str = "") -> list[Event]:
-        """The events of these changes; `answer` is the last look with figures, `note` what the gate did not give."""
-        events = self._reach(look) + self._noted(look, note)
+    def report(
+        self,
+        look: Look,
+        changes: Sequence[Condition],
+        answer: Look | None,
+        notes: Mapping[str, str] = {},
+    ) -> list[Event]:
+        """The events of these changes; `answer` is the last look with figures, `notes` what gate and canary did not give."""
+        events = self._reach(look) + [
+            event for subject in NOTES for event in self._noted(look, subject, notes.get(subject, ""))
+        ]
         self._begins = {condition.kind for condition in changes if condition.is_true}
         return events + [event for one in changes if (event := self._condition(look, one, answer)) is not None]
 
@@ -121,19 +137,20 @@ class EventReporter:
         message = f"{_REACH_TEXTS[look.reach]}{why}; no metrics"
         return [Event(look.unix_s, self._engine, EventKind.UNREACHABLE, message)]
 
-    def _noted(self, look: Look, note: str) -> list[Event]:
-        """One look without the gate's answer is no news; a wrong token stays wrong."""
+    def _noted(self, look: Look, subject: str, note: str) -> list[Event]:
+        """One look without the gate's answer is no news; a wrong token, or a model that is not served, stays wrong."""
         if look.reach is not Reach.ANSWERS:
             return []
-        self._note_looks = self._note_looks + 1 if note else 0
-        if note and self.note:
-            self.note = note
-        elif note and self._note_looks >= LOOKS_GONE:
-            self.note = note
-            return [Event(look.unix_s, self._engine, EventKind.TROUBLE, f"{note}; no gate figures")]
-        elif self.note and not note:
-            self.note = ""
-            return [Event(look.unix_s, self._engine, EventKind.MENDED, "the gate answers again")]
+        self._note_looks[subject] = self._note_looks[subject] + 1 if note else 0
+        lacks, again = NOTES[subject]
+        if note and subject in self.notes:
+            self.notes[subject] = note
+        elif note and self._note_looks[subject] >= LOOKS_GONE:
+            self.notes[subject] = note
+            return [Event(look.unix_s, self._engine, EventKind.TROUBLE, f"{note}; {lacks}")]
+        elif subject in self.notes and not note:
+            del self.notes[subject]
+            return [Event(look.unix_s, self._engine, EventKind.MENDED, again)]
         return []
 
     def _condition(self, look: Look, condition: Condition, answer: Look | None) -> Event | None:
@@ -257,7 +274,13 @@ class WatchedEngine:
             before = self._plan.condition
             after = self._plan.see(as_planned(self._planned, look), look.at_s)
             changes += [after] if after.status is not before.status else []
-        return self.reporter.report(look, changes, answer, getattr(self.watcher, "gate_note", ""))
+        canary = look.canary
+        is_refused = canary is not None and canary.is_answered is None and canary.status in REFUSALS
+        notes = {
+            "gate": getattr(self.watcher, "gate_note", ""),
+            "canary": f"canary requests prove nothing: {canary.why}" if canary is not None and is_refused else "",
+        }
+        return self.reporter.report(look, changes, answer, notes)
 
     def view(self, now_s: float) -> EngineView:
         """The engine as of now, without forecasts, which are expensive."""
@@ -267,7 +290,8 @@ class WatchedEngine:
             self.target.name, address(self.target.url).shown, look, None if look is None else max(0.0, now_s - look.at_s),
             self.look_s, self.looks, dict(self.failures), self.conditions, findings(self.conditions, history.last_answer),
             self.since_s, None if history.last_answer is None else history.last_answer.vllm,
-            unreachable_since_s=self.reporter.gone_since_s, has_answered=self.reporter.has_answered, note=self.reporter.note,
+            unreachable_since_s=self.reporter.gone_since_s, has_answered=self.reporter.has_answered,
+            note="; ".join(self.reporter.notes.values()),
         )  # fmt: skip
 
     def forecasts(self) -> dict[str, Forecast | Unknown]:
@@ -593,6 +617,11 @@ class FleetObserver:
             return Proof(None, "it is not watched any more")
         active = frozenset(kind for kind in BROKEN_KINDS if kind in watched.by_kind and watched.by_kind[kind].is_true)
         return proof(watched.judge.history.last, active)
+
+    def longest_start_s(self, engine: str) -> float:
+        """The longest start of it that guard has seen; 0 where it has seen none."""
+        watched = self._fleet.engine(engine)
+        return 0.0 if watched is None else watched.judge.history.longest_start_s
 
     def highest_epoch(self) -> int:
         """The greatest epoch that a gate of the fleet says it has seen."""

@@ -332,6 +332,7 @@ class Daemon:
         self._acting = self._make_acting()
         self._notifier = options.config.notify.build()
         self._alerts: dict[tuple[str, str], float] = {}  # firing alerts, and since when
+        self._slow: frozenset[str] = frozenset()  # engines whose last start took longer than guard waits
         self._impaired: frozenset[str] = frozenset()  # what ends guard's ability or right to act, by subject
         self._is_begun = False  # whether engines that already needed attention were announced
         self._systemd = SystemdNotifier()
@@ -488,6 +489,10 @@ class Daemon:
             if self._notifier is not None:
                 self._troubles.note(self._notifier.label, self._notifier.trouble, patience_s=WEBHOOK_PATIENCE_S)
             self._track_attention()
+            slow = {} if self._acting is None else self._acting.slow_starts()
+            for name in self._slow | slow.keys():
+                self._troubles.note(f"start of {name}", slow.get(name, ""))
+            self._slow = frozenset(slow)
             if self._history is not None:
                 self._history.keep(self._fleet.names())
                 self._troubles.note(self._history.label, self._history.trouble)
