@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll.guard.daemon.evidence import death_in_log
 from plimsoll.inside.answers import App, Receive, Scope, Send
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.gate import ShedLayer
@@ -274,12 +275,50 @@ def test_a_stream_that_was_begun_is_not_held_back_twice(tmp_path: Path) -> None:
 
 
 def test_the_ids_of_requests_are_noted_before_the_engine_has_them(tmp_path: Path) -> None:
-    """On this client's own output processor, once; a client without one is not followed."""
+    """On this client's own output processor, once, with lengths and kinds alone; a client without one is not followed."""
     del tmp_path
     seen: list[Any] = []
-    client = SimpleNamespace(output_processor=SimpleNamespace(add_request=lambda request, *_: seen.append(("vllm", request))))
-    assert all(follow_requests(client, seen.append) for _ in range(2))
-    client.output_processor.add_request(SimpleNamespace(request_id="a"), "prompt")
+    client = SimpleNamespace(output_processor=SimpleNamespace(add_request=lambda *_: seen.append("vllm")))
+    assert all(follow_requests(client, lambda *noted: seen.append(noted)) for _ in range(2))
+    params = SimpleNamespace(max_tokens=4, logprobs=None, prompt_logprobs=20, structured_outputs={"json": "secret"})
+    request = SimpleNamespace(
+        request_id="a", prompt_token_ids=[1] * 9, prompt="secret", sampling_params=params, mm_features=[1, 2], lora_request="x"
+    )
+    client.output_processor.add_request(request, "prompt")
     client.output_processor.add_request(SimpleNamespace(), "prompt")
-    assert [one if isinstance(one, str) or one is None else one[0] for one in seen] == ["a", "vllm", None, "vllm"]
-    assert not follow_requests(SimpleNamespace(), seen.append)
+    shape = "prompt 9, max_tokens 4, prompt_logprobs 20, items 2, lora, structured"
+    assert seen == [("a", shape), "vllm", (None, ""), "vllm"]
+    assert not follow_requests(SimpleNamespace(), lambda *noted: seen.append(noted))
+
+
+def test_the_log_names_the_shapes_of_the_requests_that_a_dead_engine_had_begun(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, without those that it never began: guard compares them with what another dead engine had begun."""
+    gate, client, log = followed_gate(tmp_path)
+    waiting = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        del scope
+        await receive()
+        name = f"r{len(gate._passages)}"
+        note_engine_request(name, f"prompt {len(gate._passages)}, max_tokens 5")
+        if name != "r3":
+            log.note(name)
+        if len(gate._passages) == 3:
+            client.errored = True
+            waiting.set()
+        await waiting.wait()
+        await send({"type": "http.response.start", "status": 500, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    async def go() -> None:
+        await asyncio.gather(*(ask(ShedLayer(app, gate), "POST", "/v1/completions") for _ in range(3)))
+
+    with caplog.at_level("ERROR"):
+        asyncio.run(go())
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["plimsoll: the engine died with 2 requests begun: prompt 1, max_tokens 5; prompt 2, max_tokens 5"]
+    (tmp_path / "engine.log").write_text(f"ERROR [x.py:1] {said[0]}\nEngineDeadError\n")
+    assert death_in_log(str(tmp_path / "engine.log")).requests == "prompt 1, max_tokens 5; prompt 2, max_tokens 5"
+    assert gate._passages == {}

@@ -247,6 +247,7 @@ class Passage:
     refusal: Refusal | None = None
     ring_counts: Mapping[str, int] = field(default_factory=dict)  # of the engine cores when it came
     engine_requests: list[Any] = field(default_factory=list)  # ids; of a stand-in, its requests themselves
+    shapes: list[str] = field(default_factory=list)  # of those requests, without any text of theirs
     is_followed: bool = False  # whether all that it gives to the engine is noted here
 
 

@@ -97,6 +97,7 @@ class ShedLayer:
         try:
             return await self.app(scope, passing.receive, passing.send)
         finally:
+            passing.forget()
             gate.in_layer -= passing.is_in
             gate.answering -= passing.is_answering
             gate.items -= passing.items
@@ -120,6 +121,12 @@ class _Passing:
             FAULTS.note("following a request", error)
         self._start: Message | None = None  # of a stream, until its first part is there: the door may refuse it before
         self._is_refused = False
+
+    def forget(self) -> None:
+        try:
+            self._control.forget(self.passage)
+        except Exception as error:
+            FAULTS.note("following a request", error)
 
     def _is_here(self) -> None:
         if not self.is_in:

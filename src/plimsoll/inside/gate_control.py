@@ -18,7 +18,7 @@ from plimsoll.inside.admission import LEAVING, REFUSING, RETRY_AFTER_S, SERVING,
 from plimsoll.inside.answers import GateAnswer, Tokens, busy, elsewhere
 from plimsoll.inside.door import DOOR, PASSAGE, Passage
 from plimsoll.inside.engine_view import EngineClientView
-from plimsoll.inside.faults import FAULTS
+from plimsoll.inside.faults import FAULTS, LOG
 from plimsoll.inside.figures import read_figures
 from plimsoll.inside.pulse import PULSE, Pulse
 from plimsoll.inside.schedule_ring import ScheduleRings, follow_requests
@@ -27,6 +27,7 @@ from plimsoll.inside.shared import ASLEEP, NS, PAUSED, Shared
 from plimsoll.inside.survive import report
 
 PATIENCE_S = 20.0  # how long the one who asked is kept waiting
+MOST_SHAPES = 32  # of requests, in one line of the log
 BODY_S = 30.0  # for a request's body while a drain runs, counted from its beginning or the drain's
 
 
@@ -136,6 +137,8 @@ class GateControl:
         self.is_following = alone is not None
         self.engine = EngineClientView(state)
         self.pulse = pulse if alone is None else alone.pulse
+        self._passages: dict[int, Passage] = {}  # requests on their way
+        self._is_death_said = False
         self.bodies: dict[asyncio.Timeout, float] = {}  # that are still coming in, and since when
         self.items = 0  # images, videos and sounds in requests that are not with the engine yet
         self.in_layer = 0  # requests let in by the shed layer and not ended
@@ -223,8 +226,25 @@ class GateControl:
             self.rings.look()
 
     def passage(self) -> Passage:
-        """What is kept of one request on its way."""
-        return Passage(ring_counts=self.rings.counts(), is_followed=self.is_following)
+        """What is kept of one request on its way, until `forget`."""
+        passage = Passage(ring_counts=self.rings.counts(), is_followed=self.is_following)
+        self._passages[id(passage)] = passage
+        return passage
+
+    def forget(self, passage: Passage) -> None:
+        """It has its answer. The first that ends by the engine's death has the log say which requests had begun then."""
+        if not self._is_death_said and self.engine.is_dead():
+            self._is_death_said = True
+            begun = [one for one in self._passages.values() if one.shapes and not self._never_began(one)]
+            shapes = sorted(shape for one in begun for shape in one.shapes)
+            if shapes:
+                LOG.error("plimsoll: the engine died with %d requests begun: %s", len(shapes), "; ".join(shapes[:MOST_SHAPES]))
+        self._passages.pop(id(passage), None)
+
+    def _never_began(self, passage: Passage) -> bool:
+        if self.alone is not None:
+            return self.alone.never_scheduled(passage.engine_requests)
+        return self.rings.never_scheduled(passage.engine_requests, passage.ring_counts, self.engine.cores())
 
     @property
     def can_fail_over(self) -> bool:
@@ -235,11 +255,7 @@ class GateControl:
         """The answer that lets a request go elsewhere; None unless the engine is dead and surely never began it."""
         if not (self.settings.failover and passage.is_followed and self.engine.is_dead()):
             return None
-        if self.alone is not None:
-            is_free = self.alone.never_scheduled(passage.engine_requests)
-        else:
-            is_free = self.rings.never_scheduled(passage.engine_requests, passage.ring_counts, self.engine.cores())
-        if not is_free:
+        if not self._never_began(passage):
             return None
         self.shared.own.add("refused_dead", 1)
         return elsewhere("this server's engine has died; it had not begun this request, which may be sent to another server")
@@ -394,11 +410,12 @@ class GateControl:
         self.shared.close()
 
 
-def note_engine_request(request: Any) -> None:
+def note_engine_request(request: Any, shape: str = "") -> None:
     """This request of the engine is one of the HTTP request that is under way here; None: which one is not known."""
     passage = PASSAGE.get()
     if passage is not None:
         passage.engine_requests.append(request)
+        passage.shapes += [shape] if shape else []
         passage.is_followed = passage.is_followed and request is not None
 
 

@@ -216,8 +216,24 @@ class ScheduleRings:
 IS_FOLLOWED = "plimsoll_failover"
 
 
-def follow_requests(client: Any, note: Callable[[str | None], None]) -> bool:
-    """Have `note` called with the id of every request that this engine client is about to give to its engine.
+def shape_of(request: Any) -> str:
+    """What of an engine's request may be told: lengths and kinds, never its text. "" where its length cannot be read."""
+    prompt, params = getattr(request, "prompt_token_ids", None), getattr(request, "sampling_params", None)
+    if not isinstance(prompt, list | tuple):
+        return ""
+    words = [f"prompt {len(prompt)}"]
+    for name in ("max_tokens", "logprobs", "prompt_logprobs"):
+        value = getattr(params, name, None)
+        words += [f"{name} {value}"] if isinstance(value, int) and not isinstance(value, bool) else []
+    items = getattr(request, "mm_features", None)
+    words += [f"items {len(items)}"] if isinstance(items, list) and items else []
+    words += ["lora"] if getattr(request, "lora_request", None) is not None else []
+    words += ["structured"] if getattr(params, "structured_outputs", None) is not None else []
+    return ", ".join(words)
+
+
+def follow_requests(client: Any, note: Callable[[str | None, str], None]) -> bool:
+    """Have `note` called with the id and the shape of every request that this engine client is about to give to its engine.
 
     False where this client has no such place. An id that cannot be read is None.
     """
@@ -230,7 +246,7 @@ def follow_requests(client: Any, note: Callable[[str | None], None]) -> bool:
 
     @functools.wraps(own)
     def add_request(request: Any, *args: Any, **kwargs: Any) -> Any:
-        note(getattr(request, "request_id", None))
+        note(getattr(request, "request_id", None), shape_of(request))
         return own(request, *args, **kwargs)
 
     setattr(add_request, IS_FOLLOWED, True)

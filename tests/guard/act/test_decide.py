@@ -16,6 +16,7 @@ from plimsoll.guard.act.decide import (
     BROKEN_KINDS,
     ActionPlan,
     BlockedAction,
+    Decision,
     EngineStatus,
     FailedRestarts,
     FleetView,
@@ -118,17 +119,27 @@ def test_two_that_died_at_once_are_brought_back_together_within_the_budget() -> 
 
 
 def test_a_second_one_of_a_group_that_ends_the_same_way_is_not_started() -> None:
-    """One request may end both; with another failure, or of another group, it is started."""
+    """One request may end both; with another failure, of another group, or with other requests it is started."""
+    failure, requests = "illegal memory access", "prompt 8000, max_tokens 1; prompt 12"
+
+    def decisions(*others: EngineStatus) -> list[Decision]:
+        first = engine("a", DEAD, failure=others[0].failure or failure, requests=requests)
+        return decide(FleetView([first, *others], now=NOW), POLICY)
 
     def ends(*others: EngineStatus) -> list[str]:
-        dead = engine("a", DEAD, failure="illegal memory access")
-        decisions = decide(FleetView([dead, *others], now=NOW), POLICY)
-        return [decision.reason if isinstance(decision, BlockedAction) else "started" for decision in decisions]
+        return [found.reason if isinstance(found, BlockedAction) else "started" for found in decisions(*others)]
 
     assert ends(engine("b", DEAD, failure="illegal memory access")) == ["started", "SameFailure"]
-    assert ends(engine("b", DEAD, failure="out of device memory")) == ["started", "started"]
     assert ends(engine("b", DEAD)) == ["started", "started"]
-    assert ends(engine("b", DEAD, failure="illegal memory access", group="other")) == ["started", "started"]
+    assert ends(engine("b", DEAD, failure=failure, group="other")) == ["started", "started"]
+    assert ends(engine("b", DEAD, failure="collectives")) == ["started", "started"], "what they share failed, and no request"
+    assert ends(engine("b", DEAD, failure=failure, requests="prompt 13")) == ["started", "started"], "nothing in common"
+    blocked = decisions(engine("b", DEAD, failure=failure, requests="prompt 8000, max_tokens 1; prompt 9"))[1]
+    assert isinstance(blocked, BlockedAction)
+    assert "both had begun a request with prompt 8000, max_tokens 1; keep it away" in blocked.message
+    blocked = decisions(engine("b", DEAD, failure=failure))[1]
+    assert isinstance(blocked, BlockedAction)
+    assert "which requests they had begun is unknown" in blocked.message
 
 
 def test_whoever_asks_for_a_start_is_not_told_of_those_before_it() -> None:

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from plimsoll.guard.daemon.evidence import EvidenceSources, EvidenceStore, describe_processes
+from plimsoll.guard.daemon.evidence import EvidenceSources, EvidenceStore, death_in_log, describe_processes
 
 SECRET = "hf_0123456789abcdefghijklmnopqrstuvwxyz0"
+CAPTURES = Path(__file__).parents[2] / "captures"
 PY_SPY = shutil.which("py-spy") or shutil.which(Path(sys.executable).with_name("py-spy"))
 
 
@@ -29,6 +30,19 @@ def take(one: EvidenceStore, wanted: EvidenceSources, action: str = "a-1") -> Pa
     outcome = asyncio.run(one.take("llama/8b", action, wanted))
     assert outcome.is_done, outcome
     return Path(str(outcome.facts["folder"]))
+
+
+@pytest.mark.parametrize(
+    ("log", "failure", "requests"),
+    [
+        ("vllm-0.25.1-h200-failures/logits.log", "out of device memory", "prompt 8000, max_tokens 1, prompt_logprobs 20"),
+        ("vllm-0.25.1-h200-failures/multimodal.log", "out of device memory", "prompt 15630, max_tokens 4, items 1"),
+        ("vllm-0.32.0-failures/kill-worker.log", "", ""),
+    ],
+)
+def test_the_log_of_a_dead_engine_tells_which_requests_it_had_begun(log: str, failure: str, requests: str) -> None:
+    """By vLLM's dump of its last step: lengths and kinds, nothing else of the line."""
+    assert death_in_log(str(CAPTURES / log)) == ("EngineCore encountered a fatal error", failure, requests)
 
 
 def program(folder: Path, name: str, text: str) -> str:

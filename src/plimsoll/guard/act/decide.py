@@ -23,6 +23,7 @@ class Restart(NamedTuple):
     engine: str
     is_own: bool = True
     failure: str = ""  # how the engine ended, as its supervisor said; "" where nothing is known
+    requests: str = ""  # the shapes of those that it had begun then, separated by "; "
 
 
 class RestartBudget(NamedTuple):
@@ -70,6 +71,7 @@ ASKED = "asked"  # in place of a condition: a person wants it
 START = "start"  # in place of a condition: the server that guard was given does not run when guard begins
 ORDER = (Grade.RESTART, Grade.COMPACT, Grade.SHED)
 _STALE_LOOKS = 3.5
+NOT_BY_REQUESTS = frozenset({"collectives"})  # failures of what engines share, and of no request
 SAME_FAILURE_S = 300.0  # two engines of a group that end the same way within this time may have met the same request
 
 
@@ -101,6 +103,7 @@ class EngineStatus(NamedTuple):
     has_local_proof: bool = True  # that witness needs no network of guard's own
     is_seen_serving: bool = False  # its gate or its balancer sees it serve, whatever guard sees
     failure: str = ""  # how its process ended, as its supervisor said
+    requests: str = ""  # the shapes of those that it had begun then, separated by "; "
 
 
 class Switches(NamedTuple):
@@ -192,8 +195,8 @@ def decide(view: FleetView, policy: ActPolicy) -> list[Decision]:
         if isinstance(decisions[place], ActionPlan):
             is_taken = True
             if decision.grade is Grade.RESTART:
-                failure = next(engine.failure for engine in view.engines if engine.name == decision.engine)
-                restarts.append(Restart(view.now, decision.engine, is_own=True, failure=failure))
+                engine = next(engine for engine in view.engines if engine.name == decision.engine)
+                restarts.append(Restart(view.now, engine.name, True, engine.failure, engine.requests))  # noqa: FBT003
     return decisions
 
 
@@ -304,17 +307,30 @@ def _against_restart(view: FleetView, policy: ActPolicy, engine: EngineStatus, k
 
 
 def _same_failure(view: FleetView, engine: EngineStatus, others: Sequence[EngineStatus]) -> str:
-    """Why it is not started: another of its group died the same way minutes ago, and perhaps of the same request."""
-    names = {peer.name for peer in others}
+    """Why it is not started: another of its group died the same way minutes ago, and perhaps of the same request.
+
+    Where it is known of both which requests they had begun, one of the same shape must be among them.
+    """
+    names, mine = {peer.name for peer in others}, _shapes(engine.requests)
     for restart in view.restarts:
         is_near = view.now - SAME_FAILURE_S < restart.at <= view.now + 1.0
-        if restart.is_own and is_near and restart.engine in names and restart.failure and restart.failure == engine.failure:
-            ago_s = max(0.0, view.now - restart.at)
-            return (
-                f"{restart.engine} of its group ended the same way {ago_s:.0f} s before ({engine.failure}): one request may end"
-                f" them both; compare what they were sent, then guardctl restart {engine.name}"
-            )
+        is_same = bool(restart.failure) and restart.failure == engine.failure and engine.failure not in NOT_BY_REQUESTS
+        theirs = _shapes(restart.requests)
+        if not (restart.is_own and is_near and restart.engine in names and is_same) or (mine and theirs and not mine & theirs):
+            continue
+        ago_s, common = max(0.0, view.now - restart.at), sorted(mine & theirs)
+        which = "which requests they had begun is unknown"
+        if common:
+            which = f"both had begun a request with {' or one with '.join(common[:3])}"
+        return (
+            f"{restart.engine} of its group ended the same way {ago_s:.0f} s before ({engine.failure}): one request may end"
+            f" them both; {which}; keep it away, then guardctl restart {engine.name}"
+        )
     return ""
+
+
+def _shapes(requests: str) -> frozenset[str]:
+    return frozenset(requests.split("; ")) - {""}
 
 
 def _sick(engine: EngineStatus) -> str:

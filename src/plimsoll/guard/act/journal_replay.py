@@ -86,7 +86,8 @@ def read_restarts(entries: Iterable[Entry], now: float = math.inf) -> list[Resta
         before = max(before, at)
         if entry.kind == RESTART:
             is_own, failure = bool(entry.fields.get("own", True)), str(entry.fields.get("failure", ""))
-            restarts[key] = [Restart(at, entry.engine, is_own, failure)] * _times(entry)
+            restart = Restart(at, entry.engine, is_own, failure, str(entry.fields.get("requests", "")))
+            restarts[key] = [restart] * _times(entry)
         elif entry.kind == CLOSED and entry.fields.get("end") == End.UNDONE:
             restarts.pop(key, None)
     return [restart for several in restarts.values() for restart in several]

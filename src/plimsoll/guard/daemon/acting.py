@@ -40,7 +40,7 @@ from plimsoll.guard.api.actions import ActionDesk
 from plimsoll.guard.config import Files, GuardConfig
 from plimsoll.guard.daemon.conductor import ActionPorts, Announcement, Conductor
 from plimsoll.guard.daemon.engine_look import served_model, warm_up
-from plimsoll.guard.daemon.evidence import EvidenceSources, EvidenceStore, death_in_log
+from plimsoll.guard.daemon.evidence import EvidenceSources, EvidenceStore, LogDeath, death_in_log
 from plimsoll.guard.daemon.journal import ABSENT, DAMAGED, Journal, JournalContents, read_journal
 from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService, SharedLock
 from plimsoll.guard.daemon.observer import SYSTEM, Clocks, DiscoveredFacts, EngineCapabilities, Fleet, FleetObserver
@@ -570,7 +570,7 @@ class ActionRunner:
         report, traffic = self.exits.get(name, NO_EXIT), self._traffic.get(name)
         health = None if traffic is None else traffic.health(self._clocks.clock())
         has_served = self._served is not None and name in self._served
-        return DiscoveredFacts(None, report.ended, report.gone, report.failure, has_served, health)
+        return DiscoveredFacts(None, report.ended, report.gone, report.failure, report.requests, has_served, health)
 
     def impairments(self) -> dict[str, str]:
         """What ends guard's ability or right to act, by subject."""
@@ -647,6 +647,7 @@ class ExitReport(NamedTuple):
     stopped: str = ""
     gone: str = ""
     failure: str = ""  # its kind, where that is known
+    requests: str = ""  # the shapes of those that it had begun
 
 
 NO_EXIT = ExitReport()
@@ -665,18 +666,18 @@ async def exit_report(adapters: EngineAdapters, log: str | None = None) -> ExitR
         return NO_EXIT
     if outcome.is_done is None and (restarter.replaces or await restarter.is_running() is not False):
         return NO_EXIT
-    line, failure = await asyncio.to_thread(death_in_log, log) if log else ("", "")
+    line, failure, requests = await asyncio.to_thread(death_in_log, log) if log else LogDeath()
     code = facts.get("exit_code")
     if not failure and isinstance(code, int):
         failure = NATIVE_CRASHES.get(code, "")
     if outcome.is_done and not facts.get("by_hand"):
-        return ExitReport(outcome.message, failure=failure)
+        return ExitReport(outcome.message, failure=failure, requests=requests)
     if outcome.is_done and not (facts.get("inferred") and line):
         return ExitReport(stopped=outcome.message)
     if facts.get("oom_killed") is True or (isinstance(code, int) and code not in NO_CRASH):
-        return ExitReport(f"its process ended with exit code {code}", failure=failure)
+        return ExitReport(f"its process ended with exit code {code}", failure=failure, requests=requests)
     if line:
-        return ExitReport(f"its process has ended, and its log ends with {line!r}", failure=failure)
+        return ExitReport(f"its process has ended, and its log ends with {line!r}", failure=failure, requests=requests)
     return ExitReport(gone="its restarter says that it does not run")
 
 

@@ -85,7 +85,8 @@ class ActionPorts(NamedTuple):
         assert step is not None
         self.write(INTENT, run, {"epoch": run.epoch, "undo": run.is_undoing}, str(step))
         if step is Step.STOP and not run.tries:
-            self.write(RESTART, run, {"own": True, "failure": str(run.facts.get("failure", ""))})
+            died = {name: str(run.facts[name]) for name in ("failure", "requests") if name in run.facts}
+            self.write(RESTART, run, {"own": True, **died})
         show(run.begun())
         outcome = await do(run)
         fields = {"done": outcome.is_done, "says": outcome.message, "facts": dict(outcome.facts)}
@@ -351,7 +352,7 @@ class Conductor(ActionHistory):
         """The fleet now; restarts that are about to stop something count, but for that of the engine `without`."""
         now = self._ports.wall()
         begun = [
-            Restart(now, run.engine, is_own=True, failure=str(run.facts.get("failure", "")))
+            Restart(now, run.engine, True, str(run.facts.get("failure", "")), str(run.facts.get("requests", "")))  # noqa: FBT003
             for run in self.runs.values()
             if run.engine != without and Step.STOP in run.steps and not run.is_over and not run.is_down and not run.is_undoing
             and run.kind not in (DRAIN, UNDRAIN)
@@ -422,6 +423,7 @@ class Conductor(ActionHistory):
         if look is not None:
             had_ended = bool(look.ended or look.gone) or None
             facts |= {"started_before": look.started_unix_s, "failure": look.failure or None, "had_ended": had_ended}
+            facts["requests"] = look.requests or None
         run = run._replace(facts={name: value for name, value in facts.items() if value is not None})
         try:
             self._ports.write(OPENED, run, {**opening_fields(run), "why": plan.why, "facts": dict(run.facts)})

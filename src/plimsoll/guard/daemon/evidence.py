@@ -117,21 +117,57 @@ FAILURES = (
 )  # fmt: skip
 
 
-def death_in_log(path: str) -> tuple[str, str]:
-    """vLLM's own words for the end of its engine in the last life of a log, and the kind of failure; "" for neither.
+_NUMBERS = {
+    name.encode(): re.compile(rb"\b" + name.encode() + rb"=(\d{1,9})\b")
+    for name in ("max_tokens", "logprobs", "prompt_logprobs")
+}
+_SHAPE = rb"prompt \d{1,9}(?:, (?:max_tokens|logprobs|prompt_logprobs|items) \d{1,9}|, lora|, structured)*"
+_GATE_SHAPES = re.compile(rb"plimsoll: the engine died with \d{1,9} requests begun: (" + _SHAPE + rb"(?:; " + _SHAPE + rb")*)")
 
-    Only the words known here are returned, never a line of the log.
-    """
+
+class LogDeath(NamedTuple):
+    """What a log says of the end of its engine: words that are known here and numbers, never a line of it."""
+
+    line: str = ""  # vLLM's own words for it
+    failure: str = ""  # its kind
+    requests: str = ""  # the shapes of those that the engine had begun, separated by "; "
+
+
+def begun_requests(life: bytes) -> str:
+    """The shapes of the requests that an engine had begun when it died: as its gate says, or vLLM's dump of its last step."""
+    if said := _GATE_SHAPES.findall(life):
+        return str(said[-1].decode())
+    _, is_there, dump = life.rpartition(b"Dumping scheduler output for model execution: ")
+    shapes = []
+    for request in dump.split(b"NewRequestData(")[1:] if is_there else ():
+        about, _, _ = request.partition(b"NewRequestData(")
+        length = re.search(rb"prompt_token_ids_len=(\d{1,9})\b", about[:400])
+        if length is not None:
+            numbers = [(name, found) for name, pattern in _NUMBERS.items() if (found := pattern.search(about))]
+            words = [f"prompt {int(length[1])}", *(f"{name.decode()} {int(found[1])}" for name, found in numbers)]
+            is_media = re.search(rb"mm_features=\[(?!\])", about)
+            words += [f"items {max(1, about.count(b'MultiModalFeatureSpec('))}"] if is_media else []
+            words += ["lora"] if b"lora_request=LoRARequest" in about else []
+            words += ["structured"] if b"structured_outputs=StructuredOutputsParams" in about else []
+            shapes.append(", ".join(words))
+    return "; ".join(sorted(shapes)[:32])
+
+
+def death_in_log(path: str) -> LogDeath:
+    """What the last life in a log says of its end."""
     try:
         with Path(path).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - DEATH_BYTES))
             tail = file.read(DEATH_BYTES)
     except OSError:
-        return "", ""
+        return LogDeath()
     begins = [match.start() for pattern in (_MARK, _BANNER) for match in pattern.finditer(tail)]
     life = tail[max(begins, default=0) :]
     line = next((words.decode() for words in DEATHS if words in life), "")
-    return line, next((name for pattern, name in FAILURES if re.search(pattern, life)), "") if line else ""
+    if not line:
+        return LogDeath()
+    failure = next((name for pattern, name in FAILURES if re.search(pattern, life)), "")
+    return LogDeath(line, failure, begun_requests(life))
 
 
 TOTAL_LIMIT_S = 15.0

@@ -201,6 +201,7 @@ class DiscoveredFacts(NamedTuple):
     ended: str = ""  # why its process has ended and is not started again
     gone: str = ""  # it does not run, and nobody says why
     failure: str = ""  # the kind of the failure that ended it
+    requests: str = ""  # the shapes of those that it had begun then
     has_served: bool = False  # before guard began
     balancer: BalancerHealth | None = None
 
@@ -486,7 +487,7 @@ class Fleet:
             facts = self._ports.facts(engine.target.name)
             look = look._replace(
                 container_restarts=facts.restarts, ended=facts.ended, gone=facts.gone, failure=facts.failure,
-                has_served=facts.has_served, balancer=facts.balancer,
+                requests=facts.requests, has_served=facts.has_served, balancer=facts.balancer,
             )  # fmt: skip
             events = engine.take(look)
         except Exception as problem:  # its conditions stay as they were, and the metrics show the error
@@ -692,6 +693,7 @@ class FleetObserver:
             last_end=last_end, unproved=proved.why_not, has_local_proof=proved.is_local,
             is_seen_serving=proved.is_contradicted,
             failure="" if last is None else last.failure,
+            requests="" if last is None else last.requests,
         )  # fmt: skip
 
 

@@ -125,7 +125,8 @@ class Look(NamedTuple):
     ended: str = ""  # its supervisor says, with evidence of a crash, that its process has ended and nobody starts it
     model: str | None = None  # the first name it is served by
     gone: str = ""  # its supervisor says that it does not run, without a word of why
-    failure: str = ""  # the kind of the failure that ended it, such as runtime.forward
+    failure: str = ""  # the kind of the failure that ended it, such as "illegal memory access"
+    requests: str = ""  # the shapes of the requests that it had begun then, separated by "; "
     has_served: bool = False  # the journal knows that it answered before guard began
     balancer: BalancerHealth | None = None
     local_start: float | None = None  # when the process began that listens at its port on guard's own machine

@@ -224,7 +224,9 @@ class Service:
             return choice.wake()
         try:
             choice.request = self.driver.submit(spec, choice.wake)
-            note_engine_request(choice.request)
+            spec = choice.request.spec
+            most = "" if spec.max_tokens is None else f", max_tokens {spec.max_tokens}"
+            note_engine_request(choice.request, f"prompt {len(spec.prompt)}{most}")
         except EngineDead:
             raise dead() from None
         self._handed_in += 1
