@@ -155,7 +155,7 @@ class World:
 
         A step that took long, and less than a failure does, is one of its own: three times as long may be one, too.
         """
-        setting, since = self.setting, engine.hangs_since
+        setting, since = self.setting, max(engine.hangs_since, self._lied_until(engine))
         hosts = [host for host in self.hosts if host.is_fine_since < since - CALM_S / 2]
         seen_s = [call_s + 2 * setting.every_s for call_s in engine.calls_s if call_s < setting.still_s + 2 * setting.every_s]
         normal_s = min(setting.still_s, max(seen_s, default=0.0))
@@ -215,12 +215,15 @@ class World:
         kept_out = [one for one in self.engines if one.serves and not self._is_in(one) and not self._is_excused(one)]
         is_fresh = any(self.loop.now - one.changed_at < PEERS_S for one in self.engines)
         is_fresh = is_fresh or self.loop.now - self.proxy.flipped_at < FLIPPED_S
-        # A warm-up request that a proxy lets hang is waited for: the first of a process may compile.
-        lied_until = max(max(one.lied_until, min(one.old_page_until, self.loop.now)) for one in self.engines)
-        is_fresh = is_fresh or self.loop.now - lied_until < WARM_S + PEERS_S
-        is_hindered = any(self.loop.now - host.is_fine_since < PEERS_S for host in self.hosts)
+        # A warm-up request that a proxy lets hang, or a bad way loses, is waited for: the first of a process may compile.
+        is_fresh = is_fresh or any(self.loop.now - self._lied_until(one) < WARM_S + PEERS_S for one in self.engines)
+        is_hindered = any(self.loop.now - host.is_fine_since < WARM_S + PEERS_S for host in self.hosts)
         if kept_out and not is_fresh and not is_hindered:
             self.violate(f"a request is lost: {kept_out[0].name} serves, and is out of rotation")
+
+    def _lied_until(self, engine: Engine) -> float:
+        """When its page last was an old one: now, where it still is."""
+        return max(engine.lied_until, min(engine.old_page_until, self.loop.now))
 
     def _is_excused(self, engine: Engine) -> bool:
         """An operator wants it out, or was told that it is."""

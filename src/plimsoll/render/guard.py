@@ -125,7 +125,8 @@ def sentence(event: Event) -> str:
     if event.what is EventKind.UNKNOWN:
         return f"{name}: {what} was active and is now unknown: {message}"
     if event.became:
-        return f"{name}: {what} became {code_of(event.became) or event.became}"
+        worse = code_of(event.became) or event.became
+        return f"{name}: {what} became {worse}" if worse != what else f"{name}: {what} goes on, now as {event.became}"
     after = "" if event.lasted_s is None else f" after {duration(event.lasted_s)}"
     return f"{name}: recovered: {what} cleared{after}: {message}"
 
