@@ -1,11 +1,231 @@
-"""Answers of our own: OpenAI's error shape, headers in place, websockets refused before they open."""
+"""Requests to the gate and its own answers: which are work, who may use the endpoints, what is read, what is sent back."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+from typing import Any
 
-from plimsoll.inside.answers import GateAnswer, Message, busy, error, refuse_websocket, send_answer, with_headers
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.inside.answers import (
+    ALLOWED,
+    ASIDE,
+    DENIED,
+    FOLLOW_UP,
+    OFF,
+    WORK,
+    BadAsk,
+    GateAnswer,
+    Message,
+    Tokens,
+    busy,
+    error,
+    fields_of,
+    number,
+    path_of,
+    refuse_websocket,
+    route_of,
+    send_answer,
+    switch,
+    whole,
+    with_headers,
+)
+from plimsoll.vllm import versions
+from tests.each import each
+
+RELEASE = "0.32.0"
+WORKING = """
+    /v1/chat/completions /v1/chat/completions/batch /v1/chat/completions/render /v1/chat/completions/derender
+    /v1/completions /v1/completions/render /v1/completions/derender
+    /v1/responses /v1/responses/render /v1/messages /v1/messages/count_tokens /v1/messages/render
+    /v1/embeddings /v1/score /v1/rerank /v1/systemone /v1/audio/transcriptions /v1/audio/translations
+    /v2/embed /v2/rerank /cohere/v2/chat /cohere/v2/chat/render /inference/v1/generate
+    /classify /generative_scoring /invocations /pooling /rerank /score /tokenize /detokenize
+""".split()
+STEERED = """
+    /ping /pause /resume /sleep /wake_up /abort_requests /collective_rpc /release_kv_cache_memory
+    /reset_prefix_cache /reset_mm_cache /reset_encoder_cache /start_profile /stop_profile
+    /scale_elastic_ep /is_scaling_elastic_ep /fault_tolerance/apply /v1/load_lora_adapter /v1/unload_lora_adapter
+    /init_weight_transfer_engine /shutdown_weight_transfer_engine /weight_checker
+    /start_weight_update /start_draft_weight_update /update_weights /finish_weight_update /update_weight_version
+""".split()
+FOLLOWING = ["/v1/responses/{response_id}/cancel"]
+TOKEN = b"correct-horse-battery"
+RIGHT = (b"authorization", b"Bearer " + TOKEN)
+
+Headers = list[tuple[bytes, bytes]]
+
+
+def _rows(method: str) -> set[str]:
+    stretches = versions.rows("endpoints")
+    return {
+        name.partition(" ")[2]
+        for name, found in stretches.items()
+        if name.startswith(f"{method} ") and any(versions.is_within(stretch, RELEASE) for stretch in found)
+    }
+
+
+def test_every_endpoint_of_the_release_was_thought_about() -> None:
+    """A new one is work, steering, or the follow-up of what was begun before."""
+    assert _rows("POST") == {*WORKING, *STEERED, *FOLLOWING}
+    assert not _rows("PUT") | _rows("DELETE") | _rows("PATCH")
+    assert _rows("WEBSOCKET") == {"/v1/realtime"}
+
+
+LOOKED_AT = sorted(_rows("GET") - {"/v1/responses/{response_id}"} | {"/nothing"})
+
+
+@each(
+    ("kind", "method", "path", "route"),
+    [
+        *(("http", "POST", path, WORK) for path in WORKING),
+        *(("http", "POST", path, ASIDE) for path in STEERED),  # an operator needs them most while the server drains
+        *(("http", method, path, ASIDE) for path in LOOKED_AT for method in ("GET", "HEAD", "OPTIONS")),
+        ("http", "GET", "/v1/responses/resp_1", FOLLOW_UP),
+        ("http", "POST", "/v1/responses/resp_1/cancel", FOLLOW_UP),
+        ("http", "DELETE", "/v1/responses/resp_1", FOLLOW_UP),
+        ("websocket", "GET", "/v1/realtime", WORK),
+    ],
+)
+def test_work_is_what_costs_the_engine_something(kind: str, method: str, path: str, route: object) -> None:
+    """Work is counted and may be refused; looks and steering pass uncounted; what was begun before is counted."""
+    assert route_of(kind, method, path) == route
+
+
+@given(path=st.text(max_size=30).map(lambda text: f"/{text}"), method=st.sampled_from(["POST", "PUT", "PATCH", "BREW"]))
+def test_what_is_not_known_is_work(path: str, method: str) -> None:
+    """A drain lets nothing pass that nobody thought about."""
+    if path.rstrip("/") not in STEERED and not path.startswith("/v1/responses/"):
+        assert route_of("http", method, path).is_refusable
+
+
+@each(
+    ("path", "root", "expected"),
+    [
+        ("/v1/models", "", "/v1/models"),
+        ("/api/v1/models", "/api", "/v1/models"),
+        ("/api/v1/models", "/api/", "/v1/models"),
+        ("/v1/models", "/api", "/v1/models"),  # a proxy has cut it off already
+        ("/api", "/api", "/"),
+        ("/apiary/plimsoll", "/api", "/apiary/plimsoll"),
+    ],
+)
+def test_the_root_path_is_cut_off_whole(path: str, root: str, expected: str) -> None:
+    """A prefix ends where a name ends."""
+    assert path_of(path, root) == expected
+
+
+@each(
+    ("headers", "verdict"),
+    [
+        ([], DENIED),
+        *(([(b"authorization", shown)], DENIED) for shown in (
+            b"Bearer wrong", b"Bearer ", b"Bearer", b"Bearer \xff\xfe", TOKEN, b"Basic " + TOKEN, b"Bearer " + TOKEN + b"x",
+            b"Bearer " + TOKEN[:-1], b"Bearer " + TOKEN.upper(),
+        )),
+        ([RIGHT, RIGHT], DENIED),
+        ([RIGHT, (b"Authorization", b"Bearer wrong")], DENIED),
+        ([(b"x-forwarded-for", b"127.0.0.1"), (b"x-real-ip", b"127.0.0.1")], DENIED),
+        ([(b"x-authorization", b"Bearer " + TOKEN)], DENIED),
+        *(([(b"host", b"x"), (name, scheme + b" " + TOKEN)], ALLOWED)
+          for name in (b"authorization", b"Authorization", b"AUTHORIZATION") for scheme in (b"Bearer", b"bearer")),
+    ],
+)  # fmt: skip
+def test_one_header_the_word_bearer_and_the_whole_token_open(headers: Headers, verdict: object) -> None:
+    """Missing, wrong, doubled or otherwise worded is denied; with no token set the endpoints are off for everybody."""
+    assert Tokens(TOKEN.decode()).judge(headers) == verdict
+    assert Tokens("").judge(headers) == OFF
+
+
+@given(shown=st.binary(max_size=40))
+def test_no_other_bytes_open(shown: bytes) -> None:
+    """A token of any bytes works, also those that are no UTF-8; only a digest of it is kept, and a short one is noticed."""
+    tokens = Tokens(TOKEN.decode())
+    assert tokens.judge([(b"authorization", b"Bearer " + shown)]) == (ALLOWED if shown.strip() == TOKEN else DENIED)
+    raw = b"\xff\xfesixteen-bytes-and-more"
+    assert Tokens(os.fsdecode(raw)).judge([(b"authorization", b"Bearer " + raw)]) == ALLOWED
+    assert TOKEN.decode() not in repr(vars(tokens))
+    assert [Tokens(text).is_short for text in ("short", TOKEN.decode(), "")] == [True, False, False]
+
+
+@each(
+    ("body", "names", "says"),
+    [
+        *((body, ("a",), None) for body in (b"{", b"\xff\xfe", b"[" * 100_000, b"1" * 5000, b"nul", b'{"a":1}x', b"\x00")),
+        *((body, ("a",), "not a JSON object") for body in (b"1", b"null", b"[]", b'"a"')),
+        (b'{"leas_s": 1}', ("lease_s",), "lease_s"),  # a misspelt bound must not be taken for none
+        (b'{"a": 1}', (), "takes none"),
+    ],
+)
+def test_a_body_that_is_not_an_object_of_known_fields_is_refused(body: bytes, names: tuple[str, ...], says: str | None) -> None:
+    """Broken, deep, endless, in no known alphabet, nameless or misspelt: one line each; an empty body asks for nothing."""
+    with pytest.raises(BadAsk, match=says):
+        fields_of(body, names)
+    assert [fields_of(empty, ()) for empty in (b"", b"  \n", b"{}")] == [{}, {}, {}]
+
+
+wild_values = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(10**300, 10**420),
+    st.floats(),
+    st.text(),
+    st.lists(st.integers(), max_size=2),
+)
+
+
+@given(value=wild_values)
+def test_a_number_is_within_its_bounds_or_refused(value: Any) -> None:
+    """Of whatever is handed in comes the default or a number from low to high; a whole one is no fraction, truth or text."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    try:
+        found = number({"x": value}, "x", 0.5, 60.0, 7.0)
+    except BadAsk:
+        assert not is_number or not 0.5 <= value <= 60
+    else:
+        assert (found, type(found)) == (7.0 if value is None else value, float)
+    try:
+        assert whole({"x": value}, "x", 0, 100) is value
+    except BadAsk:
+        assert type(value) is not int or not 0 <= value <= 100
+
+
+@each("text", ["NaN", "Infinity", "-Infinity", "1e400", "-1", "true", '"5"', "[1]", "1" + "0" * 400])
+def test_numbers_that_are_none_are_refused(text: str) -> None:
+    """JSON as Python reads it holds more than numbers."""
+    fields = fields_of(f'{{"x": {text}}}'.encode(), ("x",))
+    for read in (number, whole):
+        with pytest.raises(BadAsk, match="x is not"):
+            read(fields, "x", 0, 10)
+
+
+def test_a_switch_is_true_or_false() -> None:
+    """1 is not true."""
+    for value in (0, 1, "true", None, []):
+        with pytest.raises(BadAsk):
+            switch({"x": value}, "x")
+    assert switch({"x": True}, "x")
+    assert not switch({}, "x")
+
+
+@given(
+    body=st.binary(max_size=200)
+    | st.recursive(st.none() | st.integers(), st.lists, max_leaves=5).map(lambda v: json.dumps(v).encode())
+)
+def test_no_body_breaks_the_reader(body: bytes) -> None:
+    """Fields or one short line, for any bytes."""
+    said = ""
+    try:
+        assert isinstance(fields_of(body, ("a",)), dict)
+    except BadAsk as problem:
+        said = str(problem)
+    assert len(said) < 200
+    assert "\n" not in said
 
 
 def _sent(answer: GateAnswer, *, is_head: bool = False) -> list[Message]:
@@ -19,26 +239,17 @@ def _sent(answer: GateAnswer, *, is_head: bool = False) -> list[Message]:
 
 
 def test_an_error_has_openai_s_shape() -> None:
-    """As their clients read it."""
+    """As their clients read it; HEAD has its headers and no body; busy says when to come again, over another connection."""
     start, body = _sent(error(400, "no", "BadRequestError"))
     assert json.loads(body["body"]) == {"error": {"message": "no", "type": "BadRequestError", "param": None, "code": 400}}
     headers = dict(start["headers"])
     assert headers[b"content-type"] == b"application/json"
     assert headers[b"content-length"] == str(len(body["body"])).encode()
-
-
-def test_busy_says_when_to_come_again_and_over_another_connection() -> None:
-    """503, Retry-After, Connection: close."""
+    head = _sent(error(400, "no", "BadRequestError"), is_head=True)
+    assert (head[0], head[1]["body"]) == (start, b"")
     start, _ = _sent(busy("full", 7))
     assert start["status"] == 503
     assert {(b"retry-after", b"7"), (b"connection", b"close")} <= set(start["headers"])
-
-
-def test_head_has_the_headers_and_no_body() -> None:
-    """The length is that of the body it would have had."""
-    whole, head = _sent(error(404, "no", "x")), _sent(error(404, "no", "x"), is_head=True)
-    assert head[0] == whole[0]
-    assert head[1]["body"] == b""
 
 
 def test_headers_replace_those_of_the_same_name() -> None:
@@ -50,7 +261,11 @@ def test_headers_replace_those_of_the_same_name() -> None:
     assert with_headers({"type": "http.response.start"}, ((b"a", b"b"),))["headers"] == [(b"a", b"b")]
 
 
-def _refused(extensions: object) -> list[Message]:
+@each(
+    ("extensions", "status"), [({"websocket.http.response": {}}, 503), (None, None), ({}, None)],
+)  # fmt: skip
+def test_a_websocket_is_refused_with_the_answer_or_with_try_again_later(extensions: object, status: int | None) -> None:
+    """As far as the server knows how."""
     sent: list[Message] = []
 
     async def receive() -> Message:
@@ -60,15 +275,10 @@ def _refused(extensions: object) -> list[Message]:
         sent.append(message)
 
     asyncio.run(refuse_websocket({"type": "websocket", "extensions": extensions}, receive, send, busy("full", 7)))
-    return sent
-
-
-def test_a_websocket_is_refused_with_the_answer_or_with_try_again_later() -> None:
-    """As far as the server knows how."""
-    start, body = _refused({"websocket.http.response": {}})
-    assert (start["type"], start["status"]) == ("websocket.http.response.start", 503)
+    if status is None:
+        assert sent == [{"type": "websocket.close", "code": 1013, "reason": "try again later"}]
+        return
+    start, body = sent
+    assert (start["type"], start["status"]) == ("websocket.http.response.start", status)
     assert (b"retry-after", b"7") in start["headers"]
-    assert json.loads(body["body"])["error"]["code"] == 503
-    nothing: tuple[dict[str, object] | None, ...] = (None, {})
-    for extensions in nothing:
-        assert _refused(extensions) == [{"type": "websocket.close", "code": 1013, "reason": "try again later"}]
+    assert json.loads(body["body"])["error"]["code"] == status

@@ -18,8 +18,8 @@ from plimsoll.inside.answers import App, Message, Receive, Scope, Send
 from plimsoll.inside.gate import Gate
 from plimsoll.inside.gate_control import GateControl
 from tests.fakes import BEARER, EngineClient, State, ask, hello, http_scope, settings
+from tests.inside.test_answers import STEERED, WORKING
 from tests.inside.test_gate_control import drain
-from tests.inside.test_routes import STEERED, WORKING
 
 KINDS = ("answer", "stream", "raise before", "raise after", "cancelled", "disconnect", "websocket", "look", "follow")
 

@@ -1,4 +1,4 @@
-"""What happens once a second: each part alone, a stuck engine put to the test, proven and disproven."""
+"""What happens once a second: each part alone, a stuck engine put to the test, a vLLM that was told to end."""
 
 from __future__ import annotations
 
@@ -7,11 +7,50 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from plimsoll.inside.faults import FAULTS
+from plimsoll.inside.gate import Gate
 from plimsoll.inside.gate_control import GateControl
-from plimsoll.inside.tick import Tick
-from tests.fakes import EngineClient
+from plimsoll.inside.tick import LONGEST_STEPS, Progress, Tick, is_suspect, notice_shutdown
+from tests.each import each
+from tests.fakes import EngineClient, State, ask, hello, settings
 from tests.inside.test_gate_control import feed, made
+
+SILENT = Progress(has_work=True, work_since=100.0, last_step=90.0, longest_step_s=2.0, is_excused=False)
+
+
+@each(
+    ("seen", "now", "deadline_s", "suspect"),
+    [
+        (SILENT, 219.0, 0.0, False),  # counted from when work came, not from the last step before it
+        (SILENT, 221.0, 0.0, True),
+        (SILENT._replace(last_step=150.0), 221.0, 0.0, False),
+        (SILENT._replace(last_step=None), 219.0, 0.0, False),  # the first step may never come
+        (SILENT._replace(last_step=None), 221.0, 0.0, True),
+        (SILENT._replace(longest_step_s=100.0), 399.0, 0.0, False),  # known for long steps: three of them
+        (SILENT._replace(longest_step_s=100.0), 401.0, 0.0, True),
+        (SILENT._replace(longest_step_s=200.0), 221.0, 0.0, True),  # as long as the bound: a failure, and not learnt
+        (SILENT._replace(has_work=False), 1e9, 0.0, False),
+        (SILENT._replace(is_excused=True), 1e9, 0.0, False),  # asleep or dead
+        (SILENT, 189.0, 30.0, False),  # the test request is sent so early that it fails at the bound
+        (SILENT, 191.0, 30.0, True),
+    ],
+)
+def test_silence_with_work_beyond_the_bound_is_suspect(seen: Progress, now: float, deadline_s: float, suspect: bool) -> None:
+    """After 120 s, or three times the longest step that was seen; an engine without work or with an excuse never."""
+    assert is_suspect(seen, 120.0, now, deadline_s) is suspect
+
+
+moments = st.floats(0, 1e6)
+
+
+@given(work_since=moments, last=st.none() | moments, longest=st.floats(0, 1e4), bound=st.floats(0.5, 1e4), now=moments)
+def test_a_recent_step_always_clears(work_since: float, last: float | None, longest: float, bound: float, now: float) -> None:
+    """Suspect means silent for longer than the bound, and than three longest steps where these are shorter than the bound."""
+    if is_suspect(SILENT._replace(work_since=work_since, last_step=last, longest_step_s=longest), bound, now):
+        assert now - (last or 0.0) > max(bound, LONGEST_STEPS * longest if longest < bound else 0.0)
 
 
 class Trial:
@@ -149,3 +188,44 @@ def test_a_place_that_cannot_be_listened_at_does_not_stop_the_tick(tmp_path: Pat
 
     for listen in ("nonsense", "unix:relative", f"{'x' * 70}.example:9", "unix:/nowhere/at/all.sock", f"unix:/{'x' * 200}"):
         asyncio.run(go(listen))
+
+
+class Client:
+    """An engine client with a `shutdown`, as vLLM calls it on SIGTERM."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def shutdown(self, timeout: float | None = None) -> str:
+        """Remembers what it was called with."""
+        self.heard.append(timeout)
+        return "done"
+
+
+def test_vllms_call_to_end_is_noticed_once_and_stays_its_own(tmp_path: Path) -> None:
+    """Its argument and its answer pass through; listening twice changes nothing; a client without one is left alone."""
+    core, _ = made(tmp_path)
+    client = Client()
+    notice_shutdown(client, core)
+    listening = client.shutdown
+    notice_shutdown(client, core)
+    assert client.shutdown is listening
+    before = core.is_stopping
+    assert (client.shutdown(timeout=7.0), client.heard) == ("done", [7.0])
+    assert (before, core.is_stopping) == (False, True)
+    notice_shutdown(object(), core)
+
+
+async def test_while_it_ends_new_work_is_refused_and_nothing_else(tmp_path: Path) -> None:
+    """503 with Retry-After where vLLM would answer 500; looking still works; the reason is `draining`."""
+    gate = Gate(hello, settings(tmp_path))
+    core = gate._control
+    assert core is not None
+    core.engine._state = State(engine_client=object())
+    core.is_stopping = True
+    refused = await ask(gate, "POST", "/v1/completions")
+    assert (refused.status, bool(refused.headers["retry-after"])) == (503, True)
+    looked = await ask(gate, "GET", "/v1/models")
+    assert (looked.status, looked.headers["connection"]) == (200, "close")
+    assert core.readiness().reason == "draining"
+    assert core.shared.own["in_flight"] == 0
