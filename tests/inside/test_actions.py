@@ -97,18 +97,14 @@ def cumem(*asleep: bool, tag: str = "default") -> dict[str, Any]:
     return {"vllm.device_allocator.cumem": home}
 
 
-def test_a_sleeping_worker_is_left_alone() -> None:
-    """Also one that is half awake, one that allocates in a pool, and one whose vLLM does not say."""
+def test_only_a_worker_that_is_awake_is_asked_to_compact() -> None:
+    """Not one that is half awake, allocates in a pool, or whose vLLM does not say; pools that were never used are no matter."""
     assert asleep_or_allocating(cumem(True, True)) == "the worker is asleep"
     assert asleep_or_allocating(cumem(False, True)) == "the worker is asleep"
     assert "pool" in str(asleep_or_allocating(cumem(False, tag="weights")))
     silent = cumem(False)
     silent["vllm.device_allocator.cumem"].CuMemAllocator.instance.pointer_to_data = {0: SimpleNamespace()}
     assert "does not say" in str(asleep_or_allocating(silent))
-
-
-def test_a_worker_that_is_awake_may_compact() -> None:
-    """With its pools mapped, with pools never used, and without any."""
     assert asleep_or_allocating(cumem(False, False)) is None
     assert asleep_or_allocating({"vllm.device_allocator.cumem": SimpleNamespace(CuMemAllocator=None)}) is None
     assert asleep_or_allocating({}) is None

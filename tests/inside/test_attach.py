@@ -89,16 +89,12 @@ def test_a_manager_with_loggers_for_all_engines() -> None:
     assert make.pulse.running == 7
 
 
-def test_one_that_the_plugin_put_there_is_enough() -> None:
-    """Two would count every request twice."""
+def test_a_manager_has_one_logger_of_ours() -> None:
+    """One that the plugin put there is enough; one that vLLM built anew, as elastic scaling does, is joined again."""
     make = Maker()
     manager = SimpleNamespace(stat_loggers=[make(None, [0]), Own()], engine_indexes=[0])
     assert attach(SimpleNamespace(logger_manager=manager), make)
     assert ours(manager.stat_loggers) == 1
-
-
-def test_a_manager_that_vllm_built_anew_is_joined_again() -> None:
-    """Elastic scaling replaces the manager without the plugins' loggers."""
     client, make = SimpleNamespace(logger_manager=SimpleNamespace(stat_loggers=[Own()], engine_indexes=[0])), Maker()
     assert attach(client, make)
     client.logger_manager = SimpleNamespace(stat_loggers=[Own()], engine_indexes=[0, 1])

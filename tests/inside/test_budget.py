@@ -64,17 +64,13 @@ def test_the_cache_is_counted_once_however_it_is_shared() -> None:
 
 
 def test_what_the_worker_does_not_keep_is_unknown() -> None:
-    """None with a reason for each; nothing at all before the worker has reckoned."""
+    """None with a reason for each, also where a later vLLM keeps other things under these names."""
     found, reasons = budget(SimpleNamespace(requested_cpu_memory=22 * GIB), {})
     assert found is not None
     assert found["requested"] == 22 * GIB
     assert set(reasons) == {f"budget.{name}" for name, value in found.items() if value is None}
     assert budget(SimpleNamespace(), {})[0] is None
     assert kv_cache_bytes(None) is None
-
-
-def test_attributes_of_another_kind_are_unknown() -> None:
-    """A later vLLM may keep other things under these names."""
     worker = SimpleNamespace(requested_memory="129", non_torch_memory=True, peak_activation_memory=float("nan"))
     worker.model_runner = SimpleNamespace(kv_caches=[3])
     assert budget(worker, {})[0] is None

@@ -55,17 +55,13 @@ def config(**changed: Any) -> SimpleNamespace:
 
 
 def test_a_table_is_read_and_its_costs_follow_the_formula(tmp_path: Path) -> None:
-    """Fixed bytes and bytes for each unit, of which a step holds so many at most; nothing costs nothing."""
+    """Fixed bytes and bytes for each unit up to the most of a step; a smallest request of null is a closed kind."""
     table = read_certificate(written(tmp_path, TABLE))
     (kind,) = table.kinds
     assert (table.vllm, table.model, table.spare_bytes, kind.kind, kind.is_open) == (
         "0.32.0", "org/Model-8B", 100.0, "prompt_logprobs", True,
     )  # fmt: skip
     assert [kind.cost(units) for units in (0, 1, 100, 10_000)] == [0.0, 12.5, 260.0, 260.0]
-
-
-def test_a_kind_that_none_can_exceed_is_closed(tmp_path: Path) -> None:
-    """The table says so by a smallest request of null, also where vLLM's own profile covered it."""
     assert not read_certificate(written(tmp_path, TABLE | {"kinds": [ROW | {"smallest": None}]})).kinds[0].is_open
 
 

@@ -118,46 +118,34 @@ def test_where_it_could_be_another_device_it_is_unknown(environ: dict[str, str])
     assert set(found.reasons) == {"device_memory"}
 
 
-def test_the_uuid_corrects_what_the_environment_said() -> None:
-    """Once torch may be asked, its word holds."""
+def test_the_uuid_of_torch_corrects_the_environment_and_a_slice_is_unknown() -> None:
+    """NVML's figures of a sliced device would be those of the whole one."""
     nvml = Nvml(0, {}, Bindings())
     assert device_of(nvml.memory(None, None, PID)) == 0
     assert device_of(nvml.memory("GPU-cc", None, PID)) == 2
-
-
-def test_a_sliced_device_is_unknown_for_good() -> None:
-    """NVML's figures would be those of the whole device."""
     nvml = Nvml(0, {}, Bindings(sliced=True))
     assert "MIG" in nvml.memory("GPU-aa", None, PID).reasons["device_memory"]
     assert "MIG" in nvml.memory("GPU-aa", None, PID).reasons["device_memory"]
 
 
-def test_a_process_number_from_outside_the_container_is_not_taken_for_ours() -> None:
-    """Not listed, or listed with less than torch holds: our part is None with the reason, the rest stays."""
+def test_a_process_that_nvml_does_not_know_has_no_part() -> None:
+    """Not listed, listed with less than torch holds or without an amount: None with the reason, the rest stays."""
     for pid, reserved in ((1, 50 * GIB), (9, 50 * GIB)):
         found = Nvml(0, {}, Bindings()).memory("GPU-aa", reserved, pid)
         assert found.figures is not None
         assert found.figures["by_this_process"] is found.figures["by_others"] is None
         assert set(found.reasons) == {"device_memory.by_this_process", "device_memory.by_others"}
         assert found.figures["used"] == 89 * GIB
-
-
-def test_a_driver_that_does_not_count_by_process() -> None:
-    """Its list holds our process without an amount."""
     bindings = Bindings()
     bindings.processes = [SimpleNamespace(pid=PID, usedGpuMemory=None)]
     found = Nvml(0, {}, bindings).memory("GPU-aa", None, PID)
     assert "driver" in found.reasons["device_memory.by_this_process"]
 
 
-def test_a_machine_without_nvml_is_unknown() -> None:
-    """Here there is no driver, with bindings or without: a reason, and no exception."""
+def test_without_nvml_only_the_sum_is_known() -> None:
+    """Without a driver a reason and no exception; CUDA alone knows the sum, and not who holds it."""
     found = Nvml(0, {}).memory(None, None, PID)
     assert found.figures is None
     assert "NVML" in found.reasons["device_memory"]
-
-
-def test_cuda_alone_knows_the_sum() -> None:
-    """Who holds it is None."""
     figures = by_cuda(3, 10)
     assert (figures["used"], figures["by_this_process"], figures["source"]) == (7, None, "cuda")

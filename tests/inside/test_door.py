@@ -62,15 +62,11 @@ def test_what_exceeds_the_spare_memory_alone_is_never_let_in_and_beside_others_n
     assert one.words()["refused"] == {"never": {"prompt_logprobs": 1}, "not_now": {"prompt_logprobs": 1}}
 
 
-def test_a_step_holds_no_more_than_its_most_units() -> None:
-    """Where the most that a step can hold fits, any number of requests fits: a certified server refuses nobody."""
+def test_kinds_are_phases_of_a_step() -> None:
+    """A step holds no more than its most units, and each kind has all that is spare: the encoder's memory is free by then."""
     one = door(spare=100)
     assert all(one.admit(str(name), str(name), tokens(90)) is None for name in range(50))
     assert one.words()["admitted_bytes"] == 100
-
-
-def test_kinds_are_phases_of_a_step_and_do_not_add_up_with_each_other() -> None:
-    """Prompt log-probabilities are made when the encoder's memory is free again; each kind has all that is spare."""
     one = door()
     assert one.admit("a", "a", tokens(50)) is None
     assert one.admit("b", "b", tokens(45, "pictures")) is None  # with the fixed 5

@@ -252,15 +252,11 @@ def test_shed_needs_a_bound_and_ends_with_its_lease(tmp_path: Path) -> None:
     assert core.shed_bound_s() is None
 
 
-def test_several_servers_without_a_folder_refuse_to_drain(tmp_path: Path) -> None:
-    """501: a drain of one of several would be worse than none."""
+def test_what_cannot_be_done_is_an_answer(tmp_path: Path) -> None:
+    """501 where a drain would be of one of several servers; 500 with its kind for a mistake of ours, and the server goes on."""
     core, _ = made(tmp_path)
     core.shared.can_drain = False
     assert ask(core, "POST", "drain").status == 501
-
-
-def test_a_mistake_of_ours_is_an_answer_and_a_count(tmp_path: Path) -> None:
-    """500 with its kind, and the server goes on."""
     core, _ = made(tmp_path)
     core.shared.own.close()
     found = ask(core, "GET", "state")

@@ -23,16 +23,12 @@ def test_an_engine_that_is_not_there_or_foreign_is_unknown(state: Any) -> None:
     assert view.own_valve() == ""
 
 
-def test_requests_are_counted_without_our_own() -> None:
-    """The test request is no user's."""
+def test_requests_and_death_are_what_vllm_says() -> None:
+    """Counted without our own test request; dead by vLLM's own word, no guess."""
     client = EngineClient()
     client.add("a", 10)
     client.add(f"{CANARY}1", 1)
     assert EngineClientView(State(engine_client=client)).request_count() == 1
-
-
-def test_death_is_what_vllm_says() -> None:
-    """Its own word, no guess."""
     client = EngineClient()
     view = EngineClientView(State(engine_client=client))
     assert not view.is_dead()

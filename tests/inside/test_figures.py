@@ -56,28 +56,27 @@ def test_what_is_written_is_read_with_its_age_and_life(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_workers_come_in_the_order_of_engine_and_rank(tmp_path: Path) -> None:
-    """Two engines of two ranks, written in no order."""
+def test_workers_of_this_server_come_in_the_order_of_engine_and_rank(tmp_path: Path) -> None:
+    """Two engines of two ranks, written in no order; those of another server are left out."""
     places = [(1, 0), (0, 1), (1, 1), (0, 0)]
     for pid, (engine, rank) in enumerate(places, start=900_001):
         write_figures(str(tmp_path), figures_of(pid, engine=engine, rank=rank))
     read = read_figures(str(tmp_path), KEY, now=0.0)
     assert [(each["engine"], each["rank"]) for each in read] == sorted(places)
     assert all(each["age_s"] == 0.0 for each in read), "a clock that runs behind makes no negative age"
-
-
-def test_another_servers_workers_are_left_out(tmp_path: Path) -> None:
-    """Only those that come from the process with the key are told."""
     write_figures(str(tmp_path), figures_of())
     assert read_figures(str(tmp_path), KEY + 1, now=0.0) == []
 
 
-def test_a_dead_worker_is_told_as_dead(tmp_path: Path) -> None:
-    """Its last figures stay readable, and its number given to another process does not bring it back to life."""
+def test_a_dead_worker_is_told_as_dead_and_its_number_is_not_taken_for_it(tmp_path: Path) -> None:
+    """Its last figures stay readable; the file of an earlier process with our number goes."""
     write_figures(str(tmp_path), figures_of(ended_process(), started=1))
     assert [each["alive"] for each in read_figures(str(tmp_path), KEY, now=0.0)] == [False]
     write_figures(str(tmp_path), figures_of(started=1))
     assert [each["alive"] for each in read_figures(str(tmp_path), KEY, now=0.0)] == [False, False]
+    write_figures(str(tmp_path), figures_of(started=1))
+    remove_dead(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_files_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> None:
@@ -93,13 +92,6 @@ def test_files_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> No
     remove_dead(str(tmp_path))
     kept = {path.name for path in tmp_path.iterdir()}
     assert kept == {f"worker-{os.getpid()}.json", "worker-abc.json", "drain.json", ".worker-1.tmp"}
-
-
-def test_the_file_of_an_earlier_process_with_our_number_goes(tmp_path: Path) -> None:
-    """In a container the first process has the same number after every restart."""
-    write_figures(str(tmp_path), figures_of(started=1))
-    remove_dead(str(tmp_path))
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

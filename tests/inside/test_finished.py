@@ -49,15 +49,11 @@ def test_a_lag_of_the_api_server_does_not_come_before_the_first_token() -> None:
     assert said["scheduled"] == pytest.approx(AT - 1.9)
 
 
-def test_what_an_older_release_does_not_say_is_left_out() -> None:
-    """Cached tokens come with 0.13, preemptions with 0.30."""
+def test_what_was_not_measured_is_left_out() -> None:
+    """Cached tokens before 0.13, preemptions before 0.30, all but the two ends of a request that was never scheduled."""
     old = finished(max_tokens_param=None)
     del old.num_cached_tokens, old.num_preemptions
     assert not {"cached_tokens", "preemptions", "max_tokens", "priority"} & set(row(from_stats(old, AT, 0)))
-
-
-def test_a_request_that_was_never_scheduled_has_no_times_but_the_two_ends() -> None:
-    """vLLM then counts from the engine's zero: days before it came."""
     never = finished(finish_reason="abort", num_generation_tokens=0, inference_time=300_000.0, decode_time=0.0)
     said = row(from_stats(never, AT, 0))
     assert not {"scheduled", "first_token", "cached_tokens"} & set(said)
@@ -74,16 +70,12 @@ def test_a_request_given_up_in_its_middle_says_what_was_measured_until_then() ->
 
 
 def test_a_request_given_up_while_it_waited_has_only_its_ends() -> None:
-    """What vLLM holds as 0 was not measured."""
+    """What vLLM holds as 0 was not measured; of one whose arrival is not known there is no line."""
     state = RequestState(request("a", [1] * 30))
     state.stats = request_stats(num_generation_tokens=0, scheduled_ts=0.0, first_token_ts=0.0, first_token_latency=0.0)
     assert set(row(from_state(state, AT + 3.0))) == {
         "schema", "arrival", "prompt_tokens", "output_tokens", "finish_reason", "max_tokens", "finished",
     }  # fmt: skip
-
-
-def test_without_vllms_statistics_there_is_no_line() -> None:
-    """A request of which not even the arrival is known is none for a trace."""
     state = RequestState(request("a", [1]))
     state.stats = None
     assert from_state(state, AT) is None

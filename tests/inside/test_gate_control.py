@@ -71,8 +71,8 @@ def test_a_drain_leaves_then_refuses_and_its_lease_ends_it(tmp_path: Path) -> No
     assert core.shared.own["refused_drain"] == 1
 
 
-def test_phase_two_is_not_undone_by_a_late_arrival(tmp_path: Path) -> None:
-    """A follow-up, or a request that another API server was just letting in, does not open the gate again."""
+def test_phase_two_stays_until_its_drain_ends_and_does_not_come_back(tmp_path: Path) -> None:
+    """No late arrival opens the gate again; a new drain begins with its first phase."""
     core, _ = made(tmp_path)
     drain(core, Wish(quiet_s=1.0, bound_s=1000.0), ago_s=2.0)
     assert core.phase() == REFUSING
@@ -80,10 +80,6 @@ def test_phase_two_is_not_undone_by_a_late_arrival(tmp_path: Path) -> None:
     core.begin()
     assert core.phase() == REFUSING
     assert core.shared.drain().is_refusing
-
-
-def test_phase_two_that_ended_does_not_come_back(tmp_path: Path) -> None:
-    """A new drain begins with its first phase."""
     core, _ = made(tmp_path)
     drain(core, Wish(quiet_s=1.0), ago_s=2.0)
     assert core.phase() == REFUSING
@@ -111,18 +107,14 @@ def test_sleep_is_not_ready_until_it_ends_or_steps_go_on(tmp_path: Path) -> None
     assert core.shared.common["asleep"] == 0
 
 
-def test_a_proof_of_being_stuck_holds_until_the_next_step(tmp_path: Path) -> None:
-    """Of whichever API server sees it."""
+def test_an_engine_that_is_missing_dead_or_proven_stuck_is_not_ready(tmp_path: Path) -> None:
+    """The proof holds until the next step, of whichever API server sees it."""
     core, _ = made(tmp_path)
     core.shared.common["wedged_at_ns"] = time.monotonic_ns()
     assert core.readiness().reason == "wedged"
     core.shared.own["last_step_ns"] = time.monotonic_ns()
     assert core.readiness().is_ready
     assert not core.is_wedged()
-
-
-def test_no_engine_is_starting_and_a_dead_one_is_dead(tmp_path: Path) -> None:
-    """As vLLM's own state says."""
     assert GateControl(settings(tmp_path), State(), Pulse()).readiness().reason == "starting"
     core, client = made(tmp_path)
     client.errored = True

@@ -97,16 +97,12 @@ def test_resets_in_the_middle_of_a_stream_leave_nothing(server: tuple[int, GateC
     assert core.shared.total("begun") <= 20
 
 
-def test_one_who_leaves_while_the_app_waits_for_it_is_not_counted(server: tuple[int, GateControl]) -> None:
-    """The app is told, and ends."""
+def test_one_who_leaves_is_not_counted(server: tuple[int, GateControl]) -> None:
+    """While the app waits for it, or in the middle of its body."""
     port, core = server
     with client(port, raw_request("POST", "/v1/wait", b"{}")):
         in_flight(core, 1)
     in_flight(core, 0)
-
-
-def test_a_body_that_never_ends_is_in_flight_until_it_is_given_up(server: tuple[int, GateControl]) -> None:
-    """Half a body, then gone."""
     port, core = server
     with client(port, raw_request("POST", "/v1/stream", b"{" * 100)[:-50]):
         in_flight(core, 1)

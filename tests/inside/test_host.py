@@ -34,11 +34,13 @@ def test_this_very_process_is_read() -> None:
     assert resident_bytes() == pytest.approx(resident, rel=0.2)
 
 
-def test_a_machine_that_says_nothing_is_unknown_with_reasons(tmp_path: Path) -> None:
-    """No figure is invented: all are None, each with its sentence."""
+def test_what_the_machine_does_not_say_is_unknown(tmp_path: Path) -> None:
+    """All are None, each with its sentence; no limit is None, and then the own group is told."""
     figures, reasons = host_memory(str(tmp_path))
     assert set(figures.values()) == {None}
     assert set(reasons) == {f"host_memory.{name}" for name in figures}
+    files = {"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/memory.max": "max", "sys/fs/cgroup/a/memory.current": "77"}
+    assert group_memory(group_files(machine(tmp_path, files))) == (None, 77)
 
 
 def test_the_tightest_limit_on_the_way_up_holds(tmp_path: Path) -> None:
@@ -56,12 +58,6 @@ def test_the_tightest_limit_on_the_way_up_holds(tmp_path: Path) -> None:
         },
     )
     assert group_memory(group_files(root)) == (8 * GIB, 5 * GIB)
-
-
-def test_without_a_limit_the_own_group_is_told(tmp_path: Path) -> None:
-    """No limit is None, not a number."""
-    files = {"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/memory.max": "max", "sys/fs/cgroup/a/memory.current": "77"}
-    assert group_memory(group_files(machine(tmp_path, files))) == (None, 77)
 
 
 def test_the_first_version_of_control_groups(tmp_path: Path) -> None:

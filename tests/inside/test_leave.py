@@ -61,14 +61,10 @@ def test_a_gate_that_does_not_obey_is_said(token: str, capsys: pytest.CaptureFix
         assert server.ask("GET", "/plimsoll/ready").status == 200
 
 
-def test_a_server_that_is_gone_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nobody listens there any more."""
+def test_a_server_that_is_gone_is_said_and_words_that_are_none_get_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2 for the latter."""
     assert main(["2", str(free_port())], ENVIRON) == 1
     assert "could not be asked" in capsys.readouterr().err
-
-
-def test_words_that_are_none_are_answered_with_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2."""
     assert main([], ENVIRON) == main(["soon"], ENVIRON) == 2
     assert "usage: python3 -m plimsoll.inside.leave" in capsys.readouterr().err
 

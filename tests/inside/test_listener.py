@@ -76,18 +76,14 @@ def test_nothing_that_vllm_says_can_stop_it(odd: object) -> None:
     assert pulse.steps == 0
 
 
-def test_asleep_is_1_whatever_the_argument_is_called() -> None:
-    """vLLM's base class names it is_awake and passes 1 for asleep."""
+def test_sleep_is_heard_and_the_rest_does_nothing() -> None:
+    """vLLM's base class passes 1 for asleep, whatever it names it; a missing method would be an error in vLLM's own loop."""
     one, pulse, _ = listener()
     levels = []
     for args, named in (((1, 2), {}), ((0, 0), {}), ((), {"sleep": 1, "level": 1}), ((), {})):
         one.record_sleep_state(*args, **named)
         levels.append(pulse.sleep_level)
     assert levels == [2, None, 1, 1]
-
-
-def test_the_rest_of_what_vllm_calls_is_there_and_does_nothing() -> None:
-    """A missing method would be an error in vLLM's own loop."""
     one, pulse, _ = listener()
     one.log()
     one.log_engine_initialized()

@@ -68,7 +68,7 @@ def test_a_writer_that_was_killed_half_way_blocks_nobody(tmp_path: Path) -> None
 
 
 def test_the_lock_survives_an_exception(tmp_path: Path) -> None:
-    """What raises inside lets go, and readers go on."""
+    """What raises inside lets go, and readers go on; a page without a file is this process's own, the same in all else."""
     page = SharedPage(PAIR, str(tmp_path / "a.page"))
     with pytest.raises(KeyError), page.changing():
         raise KeyError
@@ -76,10 +76,6 @@ def test_the_lock_survives_an_exception(tmp_path: Path) -> None:
     with other.changing():
         other["first"] = 4
     assert page.together(("first",)) == [4]
-
-
-def test_a_page_without_a_file_is_this_process_s_own() -> None:
-    """The same in all else."""
     page = SharedPage(PAIR)
     with page.changing():
         page["second"] = 3

@@ -24,7 +24,7 @@ def test_the_folder_is_made_for_this_user_alone(tmp_path: Path) -> None:
 
 
 def test_what_is_no_folder_of_this_user_is_not_used(tmp_path: Path) -> None:
-    """A file, a link to a folder, a place that cannot be made: None, and it is counted."""
+    """A file, a link, a place that cannot be made, one that somebody else made first: None, and it is counted."""
     before = FAULTS.counts.get("the shared folder", 0)
     (tmp_path / "file").write_text("x")
     (tmp_path / "real").mkdir()
@@ -33,10 +33,6 @@ def test_what_is_no_folder_of_this_user_is_not_used(tmp_path: Path) -> None:
         assert run_folder(str(tmp_path / name)) is None
     assert run_folder("/proc/nowhere") is None
     assert FAULTS.counts["the shared folder"] == before + 4
-
-
-def test_a_folder_of_another_user_is_not_used(tmp_path: Path) -> None:
-    """Somebody may have made it first, to be told figures or to tell wrong ones."""
     folder = tmp_path
     if os.getuid() == 0:
         os.chown(folder, 54321, -1)

@@ -37,27 +37,15 @@ def test_only_full_blocks_have_a_hash(ids: list[int]) -> None:
     assert all(re.fullmatch("[0-9a-f]{16}", one) for one in found)
 
 
-def test_another_salt_gives_other_hashes() -> None:
-    """Recordings of two servers cannot be matched by who does not know their salts."""
+def test_what_the_cache_does_not_share_has_other_hashes() -> None:
+    """Another salt, adapter or picture from its block on; without the key no hash follows from the one before it."""
     assert not set(_hashes(list(range(64)), b"a")) & set(_hashes(list(range(64)), b"b"))
-
-
-def test_a_hash_cannot_be_made_from_the_one_before_it() -> None:
-    """The same block after the same published hash, under another key, is another hash: trying texts needs the key."""
     ids = list(range(32))
     whole = _hashes(ids, b"key one")
     guess = _hashes([*ids[16:]], bytes.fromhex(whole[0]))
     assert whole[1] not in guess
-
-
-def test_an_adapter_or_a_cache_salt_sets_prompts_apart() -> None:
-    """vLLM's prefix cache does not share between them, so neither do the hashes."""
     ids = list(range(32))
     assert not set(_hashes(ids, b"k", seed="adapter")) & set(_hashes(ids, b"k"))
-
-
-def test_pictures_set_prompts_apart_from_their_block_on() -> None:
-    """Placeholders are the same tokens for every picture; the block where one begins, and all after it, tell them apart."""
     ids = [7] * 64
     cat, dog, none = (_hashes(ids, b"k", marks=marks) for marks in (((20, "cat"),), ((20, "dog"),), ()))
     assert cat[0] == dog[0] == none[0]
@@ -65,14 +53,10 @@ def test_pictures_set_prompts_apart_from_their_block_on() -> None:
     assert not set(cat[1:]) & set(dog[1:])
 
 
-def test_a_salt_that_was_set_is_taken(tmp_path: Path) -> None:
-    """Then recordings of several starts can be compared, and no file is written."""
+def test_servers_of_one_start_share_a_salt(tmp_path: Path) -> None:
+    """The one that was set, or a random one that the first writes for this user alone; another start has another."""
     assert shared_salt("pinch", str(tmp_path), os.getpid()) == b"pinch"
     assert list(tmp_path.iterdir()) == []
-
-
-def test_all_servers_of_one_start_share_a_random_salt(tmp_path: Path) -> None:
-    """The first writes it where only this user can read it; another start has another."""
     salt = shared_salt("", str(tmp_path), os.getpid())
     assert len(salt) == 32
     assert shared_salt("", str(tmp_path), os.getpid()) == salt

@@ -77,28 +77,25 @@ def wait_for_figures(folder: Path, **wanted: Any) -> dict[str, Any]:
 
 
 def test_a_worker_is_watched_from_its_making(folder: Path) -> None:
-    """No call from outside is needed; the start is over when its warm-up returns, and what it returns is passed on."""
+    """The start is over when its warm-up returns; what that returns or raises reaches vLLM as it was."""
     _, worker_class = worker_classes()
     inject(worker_class, Probe)
     worker = worker_class(vllm_config=None, rank=0)
     assert wait_for_figures(folder, rank=0)["phase"] == "starting"
     assert worker.compile_or_warm_up_model() == "warm"
     wait_for_figures(folder, phase="serving")
-
-
-def test_every_name_of_ours_says_whose_it_is() -> None:
-    """vLLM refuses an extension with a name that its worker has, today's or tomorrow's."""
-    assert all(name.startswith("plimsoll_") for name in dir(Probe) if not name.startswith("__"))
-
-
-def test_a_warm_up_that_fails_is_passed_on(folder: Path) -> None:
-    """The worker's own error reaches vLLM as it was, and the worker does not count as serving."""
     _, worker_class = worker_classes()
     inject(worker_class, Probe)
     worker = worker_class(vllm_config=None, rank=13)
     with pytest.raises(MemoryError, match="graph"):
         worker.compile_or_warm_up_model()
     assert wait_for_figures(folder, rank=13)["phase"] == "starting"
+
+
+def test_the_probe_s_names_say_whose_they_are() -> None:
+    """vLLM refuses an extension with a name that its worker has; `plimsoll.inside.Probe` is this class."""
+    assert all(name.startswith("plimsoll_") for name in dir(Probe) if not name.startswith("__"))
+    assert importlib.import_module("plimsoll.inside").Probe is Probe
 
 
 def test_the_methods_answer_on_a_cpu(folder: Path) -> None:
@@ -187,8 +184,3 @@ def test_importing_the_probe_is_quick_and_loads_nothing_heavy(tmp_path: Path) ->
     env = {"PYTHONPYCACHEPREFIX": str(tmp_path), "PATH": os.environ["PATH"]}
     runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=env) for _ in range(5)]
     assert min(float(run.stdout) for run in runs) < 0.05
-
-
-def test_the_name_that_vllm_is_given_leads_here() -> None:
-    """`plimsoll.inside.Probe` is this class."""
-    assert importlib.import_module("plimsoll.inside").Probe is Probe

@@ -27,17 +27,13 @@ def test_nothing_is_known_before_the_first_step() -> None:
     assert (pulse.steps, pulse.finished, pulse.longest_step_s, pulse.is_fed) == (0, 0, 0.0, False)
 
 
-def test_idle_time_does_not_lower_the_rate() -> None:
-    """50 tokens each tenth of a second are 500 a second, also after an hour of nothing."""
+def test_idle_time_does_not_change_the_rate() -> None:
+    """Neither an hour of nothing nor a large prefill after it, whose beginning is unknown."""
     pulse = Pulse()
     end = busy(pulse, 100.0, 30)
     assert pulse.full_tokens_per_s(end) == pytest.approx(500, rel=0.01)
     busy(pulse, end + 3600, 30)
     assert pulse.full_tokens_per_s(end + 7200) == pytest.approx(500, rel=0.01)
-
-
-def test_the_first_step_after_idling_counts_neither_with_its_tokens_nor_with_its_time() -> None:
-    """A large prefill whose beginning is unknown does not make the engine look quick."""
     pulse = Pulse()
     at = 0.0
     for _ in range(20):
@@ -47,15 +43,11 @@ def test_the_first_step_after_idling_counts_neither_with_its_tokens_nor_with_its
     assert pulse.full_tokens_per_s(at) == pytest.approx(500, rel=0.05)
 
 
-def test_no_rate_until_a_second_of_work_was_seen() -> None:
-    """A handful of steps is no basis to refuse anybody."""
+def test_the_rate_needs_a_second_of_work_and_follows_the_engine() -> None:
+    """A handful of steps is no basis to refuse anybody; after a minute at a fifth of the speed the old one is forgotten."""
     pulse = Pulse()
     assert pulse.full_tokens_per_s(busy(pulse, 0.0, 9)) is None
     assert pulse.full_tokens_per_s(busy(pulse, 5.0, 9)) is not None
-
-
-def test_the_rate_follows_the_engine() -> None:
-    """After a minute at a fifth of the speed, the old speed is forgotten."""
     pulse = Pulse()
     end = busy(pulse, 0.0, 300)
     end = busy(pulse, end + 1, 600, tokens=10)
@@ -132,28 +124,20 @@ def test_time_asleep_is_no_step() -> None:
     assert pulse.longest_step_s == pytest.approx(0.2)
 
 
-def test_several_engines_are_summed_up() -> None:
-    """Running and waiting are sums, KV usage is that of the fullest; a step of one leaves the others as they were."""
+def test_engines_are_summed_up_step_by_step() -> None:
+    """Sums, and the fullest cache; the longest step is one engine's own; without the scheduler's figures the last ones stay."""
     pulse = Pulse()
     pulse.note_step(3, 1, 0.2, 0, 10, 1.0, engine=0)
     pulse.note_step(5, 0, 0.9, 0, 10, 1.1, engine=1)
     assert (pulse.running, pulse.waiting, pulse.kv_usage) == (8, 1, 0.9)
     pulse.note_step(0, 0, 0.0, 0, 10, 1.2, engine=1)
     assert (pulse.running, pulse.waiting, pulse.kv_usage) == (3, 1, 0.2)
-
-
-def test_a_step_of_one_engine_is_not_the_end_of_anothers() -> None:
-    """The longest step is looked for engine by engine."""
     pulse = Pulse()
     pulse.note_step(1, 0, 0.1, 0, 1, 0.0, engine=0)
     for step in range(1, 40):
         pulse.note_step(1, 0, 0.1, 0, 1, step * 0.1, engine=1)
     pulse.note_step(1, 0, 0.1, 0, 1, 4.0, engine=0)
     assert pulse.longest_step_s == pytest.approx(4.0)
-
-
-def test_a_step_without_the_schedulers_figures_keeps_the_last_ones() -> None:
-    """With several API servers the figures come with some steps only."""
     pulse = Pulse()
     pulse.note_step(7, 2, 0.4, 0, 1, 0.0)
     pulse.note_step(None, None, None, 0, 1, 0.1)

@@ -40,6 +40,7 @@ def test_nothing_is_recorded_unless_a_folder_is_named() -> None:
     assert off.state() == {
         "is_on": False, "folder": None, "file": None, "written": 0, "waiting": 0, "dropped": 0, "prefixes": False,
     }  # fmt: skip
+    assert recorder_module.RECORDER.is_on is False
 
 
 def test_each_request_is_a_line_within_a_second(tmp_path: Path) -> None:
@@ -204,8 +205,3 @@ def test_a_process_that_ends_writes_what_is_left(how: str, tmp_path: Path) -> No
     env = {**os.environ, "PLIMSOLL_RECORD": str(tmp_path / "record")}
     subprocess.run([sys.executable, str(program)], check=True, timeout=60, env=env)
     assert sorted(row["prompt_tokens"] for row in rows(tmp_path / "record")) == [1, 2, 11, 12]
-
-
-def test_the_recorder_of_this_process_is_off() -> None:
-    """Without the setting the one that vLLM's processes share does nothing."""
-    assert recorder_module.RECORDER.is_on is False

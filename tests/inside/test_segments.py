@@ -50,32 +50,20 @@ def test_the_walk_agrees_with_the_doctor(path: Path) -> None:
     assert found.segments == facts.segments
 
 
-def test_a_whole_free_segment_is_releasable_and_a_gap_is_not() -> None:
-    """Beside a live block 9 MiB stay, however free they are."""
+def test_releasable_is_what_torch_would_give_back() -> None:
+    """Whole free segments and whole expandable pages; no gap beside a live block, no private pool, no other device."""
     found = walk([segment([("inactive", 20 * MIB)]), segment([("active_allocated", MIB), ("inactive", 9 * MIB)])], 0)
     assert (found.releasable, found.reserved - found.active) == (20 * MIB, 29 * MIB)
     assert found.largest_free_block == 20 * MIB
-
-
-def test_a_private_pool_keeps_what_it_has() -> None:
-    """A free segment of a CUDA graph's pool is counted as free, and not as releasable."""
     found = walk([segment([("inactive", 20 * MIB)], segment_pool_id=(0, 1))], 0)
     assert (found.releasable, found.private_reserved, found.private_whole_free) == (0, 20 * MIB, 20 * MIB)
     assert found.largest_free_block == 0
-
-
-def test_an_expandable_segment_gives_back_whole_pages() -> None:
-    """A gap of 50 MiB that begins 10 MiB into a page of 20 MiB holds two whole pages; small pages are of 2 MiB."""
     blocks = [("active_allocated", 10 * MIB), ("inactive", 50 * MIB), ("active_pending_free", 20 * MIB)]
     large = walk([segment(blocks, is_expandable=True)], 0)
     assert large.releasable == 2 * LARGE_PAGE_BYTES
     assert large.active == 30 * MIB
     small = [("active_allocated", MIB), ("inactive", 4 * MIB), ("active_allocated", MIB)]
     assert walk([segment(small, is_expandable=True, segment_type="small")], 0).releasable == SMALL_PAGE_BYTES
-
-
-def test_other_devices_are_not_counted() -> None:
-    """torch lists the segments of every device that the process uses."""
     assert walk([segment([("inactive", MIB)], device=1)], 0).reserved == 0
 
 

@@ -29,12 +29,16 @@ texts = (
 )
 
 
-def test_unset_is_the_default() -> None:
-    """Endpoints off, nothing recorded, nothing shed."""
+def test_every_setting_is_named_once_and_has_its_default() -> None:
+    """Unset, the endpoints are off, nothing is recorded, nothing is shed."""
     found = InsideSettings({})
     for field, default, _, _ in NUMBERS.values():
         assert getattr(found, field) == default
     assert (found.token, found.listen, found.record_folder, found.probe_as_plugin) == ("", "", "", False)
+    names = [setting.name for setting in SETTINGS]
+    assert len(set(names)) == len(names)
+    assert all(name.startswith("PLIMSOLL_") for name in names)
+    assert all(setting.says.endswith(".") for setting in SETTINGS)
 
 
 @given(name=st.sampled_from(sorted(NUMBERS)), text=texts)
@@ -83,11 +87,3 @@ def test_a_token_file_that_cannot_be_read_leaves_the_endpoints_off(tmp_path: Pat
     elif kind != "missing":
         path.write_bytes(b"\xff\xfe\x80" if kind == "binary" else b"\n")
     assert InsideSettings({"PLIMSOLL_TOKEN_FILE": str(path)}).token == ""
-
-
-def test_every_setting_is_named_once_and_has_its_sentence() -> None:
-    """The docs print this table."""
-    names = [setting.name for setting in SETTINGS]
-    assert len(set(names)) == len(names)
-    assert all(name.startswith("PLIMSOLL_") for name in names)
-    assert all(setting.says.endswith(".") for setting in SETTINGS)

@@ -10,17 +10,13 @@ import pytest
 from plimsoll.inside.figures import read_whole, write_whole
 
 
-def test_what_is_written_is_read_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
-    """For this user's eyes only."""
+def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
+    """For this user's eyes only, nothing left beside it; what is no JSON or has no folder leaves the old one."""
     write_whole(str(tmp_path), "core-7", {"a": [1, None]})
     path = tmp_path / "core-7.json"
     assert read_whole(str(path), 100) == {"a": [1, None]}
     assert [one.name for one in tmp_path.iterdir()] == ["core-7.json"]
     assert path.stat().st_mode & 0o077 == 0
-
-
-def test_what_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> None:
-    """A value that is no JSON, a folder that is gone."""
     write_whole(str(tmp_path), "core-7", {"a": 1})
     with pytest.raises(ValueError, match="JSON"):
         write_whole(str(tmp_path), "core-7", {"a": float("nan")})

@@ -45,25 +45,23 @@ def test_nothing_is_touched_unless_it_is_asked_for(core_module: Any, monkeypatch
 
 
 def test_a_core_is_armed_when_its_loop_begins(core_module: Any, tmp_path: Path) -> None:
-    """Before the first request, so that its state is known; the second call of the plugin changes nothing."""
+    """Before the first request; one without a loop, as in an offline script, at its first step."""
     plugin.install()
     plugin.install()
     core = core_module.EngineCoreProc()
     core.run_busy_loop()
     assert core.step_fn.__func__ is contain.Containment.step
     assert report._read(str(next(tmp_path.glob("core-*.json"))))["armed"] is True
-
-
-def test_a_core_without_a_loop_is_armed_at_its_first_step(core_module: Any) -> None:
-    """As in an offline script: the first step is contained already."""
     plugin.install()
     core = core_module.EngineCore(lambda _plan: OutOfMemoryError(OUT_OF_MEMORY))
     core.add_request(Request("a"))
     assert core.step_fn() == ({}, False)
 
 
-def test_a_core_that_is_refused_steps_as_before_and_says_why(core_module: Any, tmp_path: Path) -> None:
-    """Its own step function, with nothing around it."""
+def test_a_core_that_is_refused_or_fails_while_arming_steps_as_before(
+    core_module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own step function with nothing around it; it says why, and the server starts."""
     plugin.install()
     core = core_module.EngineCoreProc()
     core.vllm_config.parallel_config.world_size = 2
@@ -72,10 +70,6 @@ def test_a_core_that_is_refused_steps_as_before_and_says_why(core_module: Any, t
     told = report._read(str(next(tmp_path.glob("core-*.json"))))
     assert told["armed"] is False
     assert "2 ranks" in told["why"]
-
-
-def test_a_fault_while_arming_leaves_vllm_as_it_is(core_module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted, and the server starts."""
     plugin.install()
     monkeypatch.setattr(contain, "arm", lambda *_words: 1 / 0)
     core = core_module.EngineCoreProc()

@@ -26,43 +26,27 @@ def step(tokens: int, requests: int = 48, **more: object) -> OutOfMemoryStep:
     return OutOfMemoryStep(tokens, tuple(f"r{number}" for number in range(requests)), **more)  # type: ignore[arg-type]
 
 
-def test_a_failed_step_halves_what_it_held_not_what_it_might_have_held() -> None:
-    """The bound was not reached, so half the bound would build the same step again."""
+def test_a_failed_step_halves_what_it_held() -> None:
+    """Not the bound, which it did not reach; no more sequences than it can serve; a mamba block still fits."""
     sizes = Sizes(START)
     assert sizes.fail(step(3000), 0.0).limits == Limits(1500, 256, 4096)
     assert sizes.fail(step(1500), 0.1).limits.tokens == 750
-
-
-def test_there_are_never_more_sequences_than_a_step_can_serve() -> None:
-    """With two draft tokens each, a step of 300 tokens serves 100 sequences; more would starve."""
     sizes = Sizes(START, tokens_per_sequence=3)
     assert sizes.fail(step(600), 0.0).limits == Limits(300, 100, 4096)
-
-
-def test_a_small_step_that_fails_halves_its_sequences() -> None:
-    """A decode step has one token a sequence: fewer sequences are what makes it smaller."""
     sizes = Sizes(START)
     assert sizes.fail(step(32, 32), 0.0).limits == Limits(4096, 16, 4096)
     assert sizes.fail(step(16, 16), 0.1).limits.sequences == 8
-
-
-def test_a_mamba_block_still_fits() -> None:
-    """Below its block size such a model makes no progress."""
     sizes = Sizes(START, smallest=528)
     assert sizes.fail(step(600), 0.0).limits.tokens == 528
 
 
 def test_the_request_that_fails_alone_is_aborted_and_the_others_get_their_size_back() -> None:
-    """It failed alone at the smallest size, so the others' sizes were not to blame."""
+    """Not one that sends tokens between its failures: it makes progress."""
     sizes = Sizes(START)
     sizes.fail(step(8192), 0.0)
     verdicts = [sizes.fail(step(64, 1), 0.1 * turn) for turn in range(1, ALONE_TRIES + 1)]
     assert [verdict.abort for verdict in verdicts] == [None] * (ALONE_TRIES - 1) + ["r0"]
     assert sizes.now == START
-
-
-def test_a_request_that_sends_tokens_between_its_failures_is_not_aborted() -> None:
-    """It makes progress: recomputing costs time, aborting would cost the answer."""
     sizes = Sizes(START)
     for turn in range(20):
         assert sizes.fail(step(1, 1), 0.1 * turn).abort is None
@@ -70,16 +54,19 @@ def test_a_request_that_sends_tokens_between_its_failures_is_not_aborted() -> No
 
 
 def test_a_picture_that_fails_alone_is_aborted_whatever_the_step_held_besides() -> None:
-    """An encoder takes whole pictures before the forward pass: the step's tokens do not matter to it."""
+    """An encoder takes whole pictures; tries alone count over a calm of ten seconds."""
     sizes = Sizes(START)
     two = step(8192, 40, site="encoder", encoder_requests=("r1", "r2"), largest_item=900)
     one = step(8192, 40, site="encoder", encoder_requests=("r1",), largest_item=900)
     assert sizes.fail(two, 0.0).limits == Limits(8192, 256, 900)
     assert [sizes.fail(one, 0.1).abort for _ in range(ALONE_TRIES)] == [None] * (ALONE_TRIES - 1) + ["r1"]
+    sizes = Sizes(START)
+    one = step(8192, 40, site="encoder", encoder_requests=("r1",), largest_item=900)
+    assert [sizes.fail(one, 10.0 * turn).abort for turn in range(ALONE_TRIES)] == [None] * (ALONE_TRIES - 1) + ["r1"]
 
 
 def test_steps_grow_back_by_half_below_the_size_that_failed() -> None:
-    """What has not failed may be tried without a look at memory."""
+    """That size itself waits for more free memory than at the failure."""
     sizes = Sizes(START)
     sizes.fail(step(8192), 0.0)
     sizes.fail(step(4096), 0.1)
@@ -87,10 +74,6 @@ def test_steps_grow_back_by_half_below_the_size_that_failed() -> None:
     assert not sizes.grow(GROW_AFTER_S - 1, has_room=None)
     assert sizes.grow(GROW_AFTER_S + 1, has_room=False)
     assert sizes.now.tokens == 3072
-
-
-def test_a_size_that_failed_waits_for_memory_to_come_back() -> None:
-    """With as little free as at the failure it would fail again; with more it may be tried at once."""
     sizes = Sizes(START)
     sizes.fail(step(8192), 0.0)
     assert sizes.grow(GROW_AFTER_S, has_room=False)
@@ -133,13 +116,17 @@ def test_so_many_failures_are_a_storm_and_twice_as_many_the_end() -> None:
 
 
 def test_small_steps_for_minutes_are_limping() -> None:
-    """Under a quarter of the usual size for five minutes; half of it is not."""
+    """Under a quarter of the usual tokens or sequences for five minutes; half of them is not."""
     sizes = Sizes(START)
     sizes.fail(step(8192), 0.0)
     assert not sizes.is_limping(LIMP_AFTER_S + 1)
     sizes.fail(step(2048), 1.0)
     assert not sizes.is_limping(LIMP_AFTER_S)
     assert sizes.is_limping(LIMP_AFTER_S + 2)
+    sizes = Sizes(START)
+    sizes.fail(step(2, 2), 0.0)
+    assert sizes.now.sequences == 1
+    assert sizes.is_limping(LIMP_AFTER_S + 1)
 
 
 @given(st.data())
@@ -177,7 +164,7 @@ def test_whatever_the_size_a_request_that_always_fails_is_found(tokens: int, seq
 
 
 def test_what_is_known_of_requests_that_have_ended_is_forgotten() -> None:
-    """An engine that stays small for days must not grow in memory."""
+    """An engine that stays small for days does not grow; a trial ends when another request has the place."""
     sizes = Sizes(START)
     sizes.fail(step(8192), 0.0)
     sizes.fail(step(1, 1), 0.1)
@@ -185,10 +172,6 @@ def test_what_is_known_of_requests_that_have_ended_is_forgotten() -> None:
         sizes.progress([f"request-{number}"])
         sizes.keep_only({f"request-{number}"})
     assert len(sizes._cleared) + len(sizes._alone) <= 1
-
-
-def test_a_trial_ends_when_another_request_has_the_place() -> None:
-    """It is not alone then, and everybody would wait for the other to end."""
     sizes = Sizes(Limits(64, 8))
     sizes.fail(step(8, 8), 0.0)
     sizes.progress(["r0", "r1", "r2"])
@@ -197,18 +180,3 @@ def test_a_trial_ends_when_another_request_has_the_place() -> None:
     sizes.progress(["another"])
     assert sizes.on_trial is None
     assert sizes.now.sequences == 3
-
-
-def test_few_sequences_are_limping_as_well() -> None:
-    """Half the tokens, but one sequence of 256."""
-    sizes = Sizes(START)
-    sizes.fail(step(2, 2), 0.0)
-    assert sizes.now.sequences == 1
-    assert sizes.is_limping(LIMP_AFTER_S + 1)
-
-
-def test_tries_alone_count_over_a_calm() -> None:
-    """A picture that comes round every ten seconds is found all the same."""
-    sizes = Sizes(START)
-    one = step(8192, 40, site="encoder", encoder_requests=("r1",), largest_item=900)
-    assert [sizes.fail(one, 10.0 * turn).abort for turn in range(ALONE_TRIES)] == [None] * (ALONE_TRIES - 1) + ["r1"]

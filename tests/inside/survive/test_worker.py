@@ -85,12 +85,14 @@ def test_the_first_runner_forgets_what_dropped_steps_did_to_its_requests() -> No
 
 
 def test_a_half_copied_adapter_is_copied_again() -> None:
-    """vLLM marks it as loaded before it has copied it."""
+    """vLLM marks it as loaded before; a runner of another form is an error that ends the engine as it would have."""
     runner = first_runner()
     worker.forget_step(wrapped(runner), ())
     manager = runner.lora_manager._adapter_manager
     assert manager._active_adapters == {}
     assert manager._last_mapping is None
+    with pytest.raises(AttributeError):
+        worker.forget_step(wrapped(SimpleNamespace(requests={})), ("a",))
 
 
 def test_the_second_runner_takes_every_request_anew() -> None:
@@ -111,9 +113,3 @@ def test_memory_goes_back_to_the_device_when_it_is_idle(torch: Any) -> None:
     assert worker.give_back(wrapped(first_runner(), "cuda")) == {"free": 1300}
     assert torch.calls == ["synchronize", "empty_cache"]
     assert worker.available(wrapped(first_runner())) == {"free": None}
-
-
-def test_a_runner_of_another_form_is_an_error_that_ends_it() -> None:
-    """Nothing is guessed: the engine core gives up, and vLLM dies as it would have."""
-    with pytest.raises(AttributeError):
-        worker.forget_step(wrapped(SimpleNamespace(requests={})), ("a",))
