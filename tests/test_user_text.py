@@ -106,16 +106,12 @@ def test_a_quote_over_several_lines_is_hidden_up_to_its_end(opening: str, text: 
     assert hide_user_text(shown) == shown
 
 
-def test_another_process_in_between_does_not_open_a_record_again() -> None:
-    """A record that another process's line broke into stays hidden on both sides of it."""
+def test_a_record_stays_hidden_whoever_writes_in_between() -> None:
+    """On both sides of another process's line, and before a second prefix on the same line."""
     other = "(EngineCore pid=2) INFO 11-15 09:00:00 [core.py:1] fine"
     shown = hide_user_text("\n".join([f"{PREFIX}Input prompt: Q", f"{PREFIX}Q", other, f"{PREFIX}Q", NEXT]))
     assert shown.split("\n")[2:] == [other, PREFIX + HIDDEN, NEXT]
     assert "Q" not in shown
-
-
-def test_two_records_on_one_line_hide_the_first_ones_text() -> None:
-    """Two writers shared a terminal: what stands before the second prefix is hidden all the same."""
     assert "Q" not in hide_user_text(f"Input prompt: Q Q{OLD}fine")
     assert "Q" not in hide_user_text(f"{PREFIX}Input prompt: Q Q{OLD}fine")
 

@@ -14,12 +14,8 @@ BEGINS = {
 
 
 def test_what_begins_to_hold_is_what_guard_saw() -> None:
-    """The reason comes first and the code stands behind it, with the time that guard gave."""
+    """The reason first and the code behind it; a sentence of another form is shown whole."""
     assert of_change(BEGINS) == StoryLine(12.5, SAW, "b", "expected wait 7 s and the queue grows (engine.saturated)")
-
-
-def test_a_sentence_of_another_form_is_shown_whole() -> None:
-    """What cannot be taken apart is not cut."""
     found = of_change({**BEGINS, "sentence": "b: something else"})
     assert found is not None
     assert found.text == "something else"
@@ -31,10 +27,12 @@ def test_other_changes_are_not_told_twice_or_not_at_all(what: str) -> None:
     assert of_change({**BEGINS, "what": what}) is None
 
 
-def test_a_person_who_is_needed_is_always_told() -> None:
-    """The worst news is never left out."""
+def test_a_person_who_is_needed_is_always_told_and_mere_intents_are_not() -> None:
+    """An intent is followed by its outcome; which process answers is nobody's story."""
     found = of_change({**BEGINS, "what": "needs-a-person", "sentence": "b: restart is held"})
     assert found == StoryLine(12.5, ENDED, "b", "restart is held")
+    assert of_entry(entry(INTENT, "stop")) is None
+    assert of_entry(entry(SEEN, started=1.0)) is None
 
 
 def entry(kind: str, step: str = "", **fields: object) -> Entry:
@@ -60,22 +58,12 @@ def test_steps_that_only_keep_order_are_quiet_unless_they_fail(step: str) -> Non
     assert failed.text == f"{step} (not done): somebody else has it"
 
 
-def test_what_is_only_meant_or_only_seen_is_not_told() -> None:
-    """An intent is followed by its outcome; which process answers is nobody's story."""
-    assert of_entry(entry(INTENT, "stop")) is None
-    assert of_entry(entry(SEEN, started=1.0)) is None
-
-
 def test_every_step_of_guard_has_its_words() -> None:
-    """A step that guard learns later shows under its own name; all of today's have plain words or are quiet."""
+    """A step or an end of a later version shows under its own name."""
     from plimsoll.demo.screen import QUIET
     from plimsoll.guard.act.steps import Step
 
     assert {str(step) for step in Step} <= {*STEPS, *QUIET}
-
-
-def test_an_end_that_is_not_known_is_said_as_it_stands() -> None:
-    """Nothing is made up for a word of a later version."""
     found = of_entry(entry(CLOSED, end="paused", grade="shed"))
     assert found is not None
     assert found.text == "shed: paused"

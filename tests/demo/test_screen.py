@@ -16,12 +16,8 @@ def printed(line: StoryLine) -> Report:
 
 
 def test_guards_words_have_the_time_since_the_beginning() -> None:
-    """Guard's own time, not that of the printing."""
+    """Guard's own time; long words are wrapped under their beginning."""
     assert str(printed(StoryLine(112.34, SAW, "b", "the queue grows"))) == "   12.3 s  guard saw  b  the queue grows"
-
-
-def test_long_words_are_wrapped_under_their_beginning() -> None:
-    """No line is wider than the page."""
     rows = str(printed(StoryLine(101.0, DID, "a", "word " * 60))).splitlines()
     assert len(rows) > 1
     assert max(map(len, rows)) <= WIDTH

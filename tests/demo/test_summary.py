@@ -23,19 +23,11 @@ RESTART = [
 
 
 def test_an_engine_is_out_from_the_moment_it_is_taken_out_until_it_is_confirmed_back() -> None:
-    """The states add up to the whole time."""
+    """Or to the end; shedding counts from its outcome, not where it failed."""
     found = times(RESTART, ["a", "b"], 0.0, 30.0)
     assert found["a"] == {SERVING: 22.0, SHEDDING: 0.0, OUT: 8.0}
     assert found["b"] == {SERVING: 30.0, SHEDDING: 0.0, OUT: 0.0}
-
-
-def test_one_that_never_came_back_is_out_to_the_end() -> None:
-    """What did not end is not forgotten."""
     assert times(RESTART[:3], ["a"], 0.0, 30.0)["a"][OUT] == 20.0
-
-
-def test_shedding_counts_from_its_outcome_and_not_where_it_failed() -> None:
-    """Shedding that the gate did not take is no shedding."""
     shed = [at(5.0, OUTCOME, "shed", done=True), at(9.0, OUTCOME, "unshed", done=True)]
     assert times(shed, ["a"], 0.0, 10.0)["a"][SHEDDING] == 4.0
     assert times([at(5.0, OUTCOME, "shed", done=False)], ["a"], 0.0, 10.0)["a"][SHEDDING] == 0.0
@@ -73,14 +65,10 @@ def test_the_lines_name_what_was_lost_and_what_was_wrong() -> None:
 
 
 def test_what_the_balancer_does_not_tell_is_unknown() -> None:
-    """Never a made-up 0."""
+    """Never a made-up 0; the object is plain JSON with its schema."""
     found = summary(sent_again=None)
     assert "unknown" in "\n".join(found.lines())
     assert found.as_json()["requests"]["sent_again"] is None
-
-
-def test_the_object_is_plain_json_with_its_schema() -> None:
-    """As every command's."""
     found = json.loads(json.dumps(summary().as_json()))
     assert found["schema"] == "plimsoll.demo/1"
     assert found["states"]["a"]["out of service"] == 8.0

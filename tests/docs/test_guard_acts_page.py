@@ -42,16 +42,12 @@ def words(steps: tuple[Step, ...]) -> str:
 
 
 def test_the_table_of_steps_is_that_of_the_code() -> None:
-    """Every step once, in its words, with how often it is tried."""
+    """Every step once, in its words, with how often it is tried, in the order of every action."""
     rows = [line for line in between("<!-- steps:", "<!-- end of steps -->").splitlines() if line.startswith("| `")]
     assert rows == [
         f"| `{step}` | {about.does} | {about.before} | {about.after} | {about.undo} | {TRIES.get(step, 1)} |"
         for step, about in STEP_TEXTS.items()
     ]
-
-
-def test_the_order_of_the_steps_is_that_of_the_code() -> None:
-    """Of every action."""
     assert f"- a restart of one that serves: {words(SERVING)}\n" in PAGE
     assert f"- of one that serves nobody: {words(BROKEN)}\n" in PAGE
     for grade in (Grade.SHED, Grade.COMPACT):

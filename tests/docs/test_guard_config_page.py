@@ -19,12 +19,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_tables_are_what_guard_reads_by(capsys: Capsys) -> None:
-    """`python -m lab.write_guard_page --check` has nothing to say."""
+    """`python -m lab.write_guard_page --check` has nothing to say; every key has its row and its sentence."""
     assert write_guard_page.main(["--check"]) == 0, capsys.readouterr().out
-
-
-def test_every_key_has_its_row_and_its_sentence() -> None:
-    """Once each, under its table, with what it takes."""
     table = write_guard_page.keys()
     for key in KEYS:
         assert f"| `{key.name}` | {write_guard_page.TAKES[key.kind]} |" in table

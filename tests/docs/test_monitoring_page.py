@@ -14,12 +14,8 @@ if TYPE_CHECKING:
 
 
 def test_the_lists_are_those_of_the_rules(capsys: pytest.CaptureFixture[str]) -> None:
-    """`python -m lab.write_monitoring_page --check` has nothing to say."""
+    """`python -m lab.write_monitoring_page --check` has nothing to say; every alert has its paragraph, the counts are true."""
     assert write_monitoring_page.main(["--check"]) == 0, capsys.readouterr().out
-
-
-def test_every_alert_has_its_paragraph_and_the_counts_in_words_are_true() -> None:
-    """Twenty-one alerts, six of which page, as the first sentence says."""
     text = write_monitoring_page.PAGE.read_text(encoding="utf-8")
     alerts = alerts_of(groups_of(AssetSettings("0.32.0")))
     assert [name for name in (alert.name for alert in alerts) if f"### {name}\n" not in text] == []

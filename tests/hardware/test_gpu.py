@@ -59,14 +59,10 @@ def starts() -> list[dict[str, object]]:
     return [row for row in rows if row["gpu"]]
 
 
-def test_there_are_enough_cards() -> None:
-    """The table covers the cards people ask about, each once."""
+def test_no_spelling_means_two_cards() -> None:
+    """The table covers the cards people ask about, each once; a cloud's machine type leads to one of them."""
     assert len(GPUS) >= 25
     assert len({gpu.name for gpu in GPUS}) == len(GPUS)
-
-
-def test_no_spelling_means_two_cards() -> None:
-    """A name or alias belongs to one card, and is not at the same time one we ask about."""
     owner: dict[str, str] = {}
     for gpu in GPUS:
         for spelling in (gpu.name, *gpu.aliases):
@@ -74,6 +70,7 @@ def test_no_spelling_means_two_cards() -> None:
     for unclear in AMBIGUOUS:
         for spelling in unclear.names:
             assert owner.setdefault(key(spelling), spelling) not in {gpu.name for gpu in GPUS}, spelling
+    assert {card for _, card in INSTANCES} <= {gpu.name for gpu in GPUS}
 
 
 @each_card
@@ -166,15 +163,12 @@ def test_every_figure_has_a_source(gpu: Gpu) -> None:
     assert gpu.unified_memory == (gpu.name.startswith(("GH200", "GB", "Jetson")))
 
 
-def test_every_machine_type_has_a_card() -> None:
-    """What a cloud's machine type leads to is a card of the table."""
-    assert {card for _, card in INSTANCES} <= {gpu.name for gpu in GPUS}
-
-
 def test_a_short_name_for_two_sizes_is_refused_with_both() -> None:
-    """`a100` may have 40 or 80 GB, so we ask."""
+    """`a100` may have 40 or 80 GB; of a MIG slice of an unknown card the size is asked for."""
     with pytest.raises(BadInput, match=r"40 and with 80 GB.*A100 SXM 80GB, A100 SXM 40GB, .* or A100 PCIe 40GB$"):
         gpu_named("A100")
+    with pytest.raises(BadInput, match="MIG slice of a card"):
+        gpu_named("NVIDIA Z900 MIG 2g.20gb")
 
 
 @each("unclear", AMBIGUOUS, ids=lambda unclear: unclear.names[0])
@@ -200,12 +194,6 @@ def test_a_mig_slice_asks_for_its_size(typed: str) -> None:
     """A slice has less memory than its card, and the profile's name does not say exactly how much."""
     with pytest.raises(BadInput, match=r"MIG slice of H100 SXM 80GB, .* size of the slice in GiB$"):
         gpu_named(typed)
-
-
-def test_a_mig_slice_of_an_unknown_card_asks_for_its_size() -> None:
-    """The suffix alone is enough to know what to ask for."""
-    with pytest.raises(BadInput, match="MIG slice of a card"):
-        gpu_named("NVIDIA Z900 MIG 2g.20gb")
 
 
 @pytest.mark.parametrize(("typed", "near"), [("h1000", "H100 SXM 80GB"), ("rtx 4091", "RTX 4090"), ("mi356", "MI355X")])

@@ -50,14 +50,10 @@ def test_cards_are_listed_with_what_others_hold() -> None:
     assert not library.is_open
 
 
-def test_a_driver_that_does_not_answer_is_the_worlds_fault() -> None:
-    """One line that says what to do instead."""
+def test_a_driver_that_does_not_answer_is_the_worlds_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line that says what to do instead; without the library that is the user's to mend."""
     with pytest.raises(WorldFailed, match="name the card with --gpu"):
         read_cards(_Library([], broken=True))
-
-
-def test_without_the_library_the_user_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing to read the card with is the user's to mend."""
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
     with pytest.raises(BadInput, match="which card"):
         read_cards()

@@ -42,24 +42,16 @@ def test_wild_text_is_never_an_exception(text: str) -> None:
 
 
 def test_children_and_sessions_belong_to_it() -> None:
-    """The root, what it started, what that started, and every session that one of them leads."""
+    """Also when their leader is gone; not a zombie, guard itself, pid 1, or a number that is somebody else's now."""
     all_of_it = table(
         process(100, 1, 100), process(101, 100, 100), process(102, 101, 102), process(103, 1, 102),  # an orphan of 102
         process(200, 1, 200), process(201, 200, 200),
     )  # fmt: skip
     assert [one.pid for one in family(all_of_it, [(100, 1000)])] == [100, 101, 102, 103]
-
-
-def test_a_session_outlives_its_leader() -> None:
-    """The leader is gone, its session is known; where its number is somebody else's now, that session is not ours."""
     orphans = table(process(101, 1, 100), process(50, 1, 50))
     assert [one.pid for one in family(orphans, [], [(100, 1000)])] == [101]
     reused = {**orphans, 100: process(100, 1, 100, start=9999)}
     assert family(reused, [(100, 1000)], [(100, 1000)]) == []
-
-
-def test_the_ended_the_spared_and_the_first_process_are_left_out() -> None:
-    """A zombie is over; guard itself and pid 1 are never touched."""
     some = table(process(1, 0, 1), process(100, 1, 100), process(101, 100, 100, "Z"), process(102, 100, 100))
     assert [one.pid for one in family(some, [(100, 1000), (1, 10)], [(1, 10)], spare={102})] == [100]
     assert marks(some.values()) == {(1, 10), (100, 1000), (101, 1010), (102, 1020)}

@@ -31,16 +31,12 @@ def test_what_was_written_says_how_it_is_used() -> None:
 
 
 def test_a_check_shows_the_difference_first() -> None:
-    """Then how many files differ; or that none does."""
+    """Then how many files differ; edits are fine unless they are out of date, for a check nothing but sameness is."""
     told = str(as_text(AssetsReport("out", "0.32.0", None, CHANGES, is_check=True, differences=("-x", "+y"))))
     assert told.startswith("-x\n+y\nout differs from what would be generated for vLLM 0.32.0: 5 files")
     assert str(as_text(AssetsReport("out", "0.32.0", None, Changes(same=("a",)), is_check=True))).endswith(
         "for vLLM 0.32.0: 1 file"
     )
-
-
-def test_what_is_fine_is_said_by_the_object_too() -> None:
-    """Edits are fine unless they are out of date; for a check nothing but sameness is."""
     assert AssetsReport("o", "v", None, Changes(write=("a",), kept=("b",), left=("c",))).is_fine
     assert not AssetsReport("o", "v", None, Changes(outdated=("a",))).is_fine
     assert not AssetsReport("o", "v", None, Changes(kept=("a",)), is_check=True).is_fine

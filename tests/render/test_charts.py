@@ -93,12 +93,17 @@ def test_moments_are_short(moment: float, words: str) -> None:
 
 
 def test_the_picture_is_the_map() -> None:
-    """A small map is drawn whole: time to the right, the first block at the bottom, the null block left out."""
+    """Time to the right, wider where a moment lasted longer, the first block at the bottom, the null block left out."""
     blocks = _map(7, 12)
     drawing = draw(blocks)
     assert drawing is not None
     assert (drawing.pool, drawing.every) == (11, 1)
     assert np.array_equal(_pixels(drawing), blocks.state[:, 1:].T[::-1])
+    state = np.zeros((3, 2), dtype=np.uint8)
+    state[:, 1] = [HELD, CACHED, SHARED]
+    drawing = draw(BlockMap(np.array([0, 90, 100], dtype=np.int64), state))
+    assert drawing is not None
+    assert _pixels(drawing).tolist() == [[HELD, HELD, SHARED]]
 
 
 def test_a_large_map_is_drawn_small_and_true() -> None:
@@ -113,15 +118,6 @@ def test_a_large_map_is_drawn_small_and_true() -> None:
     assert drawing.shares == pytest.approx(wanted)
     drawn = [float((pixels == code).mean()) for code in range(len(STATES))]
     assert drawn == pytest.approx(wanted, abs=0.01)
-
-
-def test_columns_are_spaced_by_time() -> None:
-    """A moment that lasted longer is drawn wider."""
-    state = np.zeros((3, 2), dtype=np.uint8)
-    state[:, 1] = [HELD, CACHED, SHARED]
-    drawing = draw(BlockMap(np.array([0, 90, 100], dtype=np.int64), state))
-    assert drawing is not None
-    assert _pixels(drawing).tolist() == [[HELD, HELD, SHARED]]
 
 
 @pytest.mark.parametrize("shape", [(0, 10), (5, 1), (0, 0)])

@@ -52,9 +52,12 @@ def test_the_first_line_is_the_verdict(memory: bool | None, head: str, nothing: 
     assert nothing in text
 
 
-def test_unknown_facts_are_left_out() -> None:
-    """A diagnosis that knows nothing has a bare first line."""
+def test_what_is_not_known_or_leads_nowhere_takes_no_line() -> None:
+    """A bare first line, no page for mere information, one line for each thing to collect."""
     assert str(as_text(Diagnosis(None, (), {}, ()))).splitlines()[0] == "memory failure: unknown"
+    assert "--explain" not in str(as_text(diagnosis(finding(severity=Severity.INFO), failure=False)))
+    text = str(as_text(Diagnosis(None, (), {}, ("dmesg -T", "the exit code"))))
+    assert text.endswith("To settle it, collect:\n  - dmesg -T\n  - the exit code")
 
 
 def test_a_finding_is_told_in_order() -> None:
@@ -80,11 +83,6 @@ def test_the_first_finding_is_told_in_full_and_the_others_shortly() -> None:
     assert [n for n in range(1, 8) if f"line {n} of 1" in text] == [1]
     assert text.count("no use") == 1
     assert f"and {8 - MOST_TEXT_FINDINGS} more: --json has them all" in text
-
-
-def test_mere_information_needs_no_page() -> None:
-    """That it was stopped on purpose leads nowhere."""
-    assert "--explain" not in str(as_text(diagnosis(finding(severity=Severity.INFO), failure=False)))
 
 
 def test_figures_plan_flags_and_noise_close_the_answer() -> None:
@@ -114,14 +112,8 @@ def test_a_flag_as_long_as_a_page_is_cut() -> None:
     assert json.loads(as_json(found))["facts"]["flags"]["compilation_config"] == long.strip()
 
 
-def test_what_to_collect_is_listed() -> None:
-    """One line each."""
-    text = str(as_text(Diagnosis(None, (), {}, ("dmesg -T", "the exit code"))))
-    assert text.endswith("To settle it, collect:\n  - dmesg -T\n  - the exit code")
-
-
-def test_json_has_every_finding_whole() -> None:
-    """Nothing is shortened for a program; the contract's names are used."""
+def test_json_has_every_finding_whole_and_knows_no_infinity() -> None:
+    """In the contract's names; what JSON cannot hold is unknown, tuples are lists."""
     read = json.loads(as_json(diagnosis(*(finding(n) for n in range(8)))))
     assert len(read["findings"]) == 8
     first = read["findings"][0]
@@ -130,10 +122,6 @@ def test_json_has_every_finding_whole() -> None:
     assert first["evidence"][0] == {"source": "folder/server.log", "line": 1, "text": "line 1 of 0"}
     assert first["remedy"][0] == {"do": "lower it", "why": "it helps", "flag": "--max-num-seqs", "value": "64"}
     assert read["schema"] == "plimsoll.doctor/1"
-
-
-def test_json_knows_no_infinity() -> None:
-    """What JSON cannot hold is unknown; tuples are lists, and named tuples objects."""
     assert plain({"a": float("nan"), "b": float("-inf"), "c": (1, True, None)}) == {"a": None, "b": None, "c": [1, True, None]}
     text = as_json(diagnosis(figure=float("inf")))
     assert json.loads(text, parse_constant=pytest.fail)["facts"]["figure"] is None

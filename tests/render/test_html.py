@@ -144,17 +144,13 @@ def test_a_hostile_model_is_text(name: str) -> None:
     assert "\u202e" not in hostile.text
 
 
-def test_a_hostile_reason_stays_in_its_attribute() -> None:
-    """Why a cell does not fit may quote the user: it closes neither its attribute nor its element."""
+def test_hostile_and_secret_words_stay_where_they_are() -> None:
+    """A quoted reason closes neither its attribute nor its element; a token is not on the page."""
     matrix = _more(_planned())[0]
     rows = tuple(tuple(cell._replace(why=HOSTILE, starts=False) for cell in row) for row in matrix.rows)
     page = plan_page(_planned(), matrix=matrix._replace(rows=rows))
     _check_alone(page)
     assert [a["title"] for a in HtmlPage(page).tags("td") if "title" in a] == [HOSTILE] * 48
-
-
-def test_secrets_are_hidden() -> None:
-    """A token in the model's name, in a note or in the command is not on the page."""
     planned = _planned(f"org/{SECRET}", 79, "--api-key", "s3cret-value-of-mine", notes=(f"HF_TOKEN={SECRET}",))
     page = plan_page(planned)
     assert SECRET not in page

@@ -40,14 +40,10 @@ def test_the_first_line_is_the_verdict(files: dict[str, str], is_visible: bool |
 
 
 def test_every_part_is_named_with_what_it_gives() -> None:
-    """Also where nothing is lost."""
+    """Also where nothing is lost; a version that is not known is said as such."""
     text = str(check_text(_checkup(files_that_meet_all())))
     assert all(f"\n  {part.value}" in text for part in InsidePart)
     assert "\x1b" not in text
-
-
-def test_a_version_that_is_not_known_is_said() -> None:
-    """Unknown is a word, not 0.0."""
     assert str(check_text(_checkup({}, version=None))).startswith("vLLM of unknown version")
     assert json.loads(check_json(_checkup({}, version=None)))["vllm"] is None
 

@@ -40,26 +40,18 @@ def _line(text: str, name: str) -> str:
 
 
 def test_rows_that_differ_are_marked() -> None:
-    """An fp8 cache doubles the tokens: those rows have a mark, the model and the card do not."""
+    """With by how much, in GiB; two equal commands have no mark, and the text says so."""
     text = str(compare_as_text([ComparedPlan("f:1", _planned()), ComparedPlan("f:2", _planned("--kv-cache-dtype", "fp8"))]))
     assert _line(text, "kv-cache-dtype").split() == ["*", "kv-cache-dtype", "auto", "fp8"]
     assert _line(text, "bytes per block").split()[-2:] == ["2,097,152", "1,048,576"]
     assert _line(text, "KV tokens").lstrip().startswith("*")
     assert _line(text, "GPU").lstrip().startswith("GPU")
     assert "B  f:2: vllm serve org/llama --kv-cache-dtype fp8" in text
-
-
-def test_bytes_say_by_how_much() -> None:
-    """A smaller share of the card is shown with what it takes away, in GiB."""
     both = [ComparedPlan("f:1", _planned()), ComparedPlan("f:2", _planned("--gpu-memory-utilization", "0.82"))]
     text = str(compare_as_text(both))
     assert "(-7.90)" in _line(text, "requested")
     assert "(-7.90)" in _line(text, "KV cache")
     assert _line(text, "weights").lstrip().startswith("weights")
-
-
-def test_nothing_differs() -> None:
-    """Two equal commands have no mark, and the text says so."""
     text = str(compare_as_text([ComparedPlan("f:1", _planned()), ComparedPlan("f:2", _planned())]))
     assert [line for line in text.splitlines() if line.lstrip().startswith("* ")] == [text.splitlines()[-1]]
     assert "nothing differs" in text
@@ -77,10 +69,11 @@ def test_a_line_that_cannot_be_planned_stays_in_its_place() -> None:
 
 
 def test_findings_are_listed_by_letter() -> None:
-    """What stops a plan is named under the table with the plan's letter."""
+    """What stops a plan is named under the table; the alphabet goes round."""
     text = str(compare_as_text([ComparedPlan("f:1", _planned()), ComparedPlan("f:2", _planned(gib=20))]))
     assert _line(text, "verdict").split() == ["*", "verdict", "fits", "does", "not", "fit"]
     assert "  B  startup.context-too-long: one request does not fit" in text
+    assert [letter(n) for n in (0, 25, 26, 53)] == ["A", "Z", "A2", "B3"]
 
 
 def test_many_plans_fit_the_screen() -> None:
@@ -112,8 +105,3 @@ def test_hostile_and_secret_text() -> None:
         assert "\x1b" not in text
         assert "\\u001b" not in text
         assert SECRET not in text
-
-
-def test_letters() -> None:
-    """The alphabet goes round."""
-    assert [letter(n) for n in (0, 25, 26, 53)] == ["A", "Z", "A2", "B3"]

@@ -43,15 +43,11 @@ def test_a_bin_holds_the_mean_over_its_time() -> None:
     assert series.query_tokens.tolist() == [100, 0, 0, 100]
 
 
-def test_no_rows_make_no_bins() -> None:
-    """An empty run has an empty series."""
+def test_an_empty_run_has_no_bins_and_steps_without_time_are_counted() -> None:
+    """With all constants at 0 every step lies at one instant, also at the end of a bin."""
     builder = SeriesBuilder()
     builder.add(np.zeros((0, len(STEP_COLUMNS)), dtype=np.int64))
     assert all(len(values) == 0 for values in builder.finish()[1:])
-
-
-def test_steps_that_take_no_time_are_counted() -> None:
-    """With all constants at 0 every step lies at one instant, also at the end of a bin."""
     at_once = _built(step_rows([[0, 0, 1, 0, 7, 1, 1, 0]] * 3))
     at_the_edge = _built(step_rows([[0, MS, 1, 0, 7, 1, 1, 0], [MS, MS, 1, 0, 7, 1, 1, 0]]))
     assert (at_once.tokens.tolist(), at_the_edge.tokens.tolist()) == ([21], [14])

@@ -88,12 +88,8 @@ def test_what_vllm_starts_with_is_taken(settings: EngineLimits) -> None:
 
 
 def test_one_full_group_is_the_default() -> None:
-    """Of the block size that was given."""
+    """Without prefix caching a Mamba state is one block, however long the request."""
     assert groups_of(EngineLimits(block_size=32)) == (CacheGroup("full", 32),)
-
-
-def test_without_prefix_caching_a_state_is_one_block() -> None:
-    """However long the request: a Mamba group's block is then as long as the model takes."""
     settings = EngineLimits(groups=(CacheGroup("full", 16), CacheGroup("mamba", 16)), max_model_len=500)
     assert groups_of(settings) == settings.groups
     assert groups_of(settings._replace(prefix_caching=False)) == (CacheGroup("full", 16), CacheGroup("mamba", 500))

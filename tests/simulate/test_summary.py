@@ -45,39 +45,27 @@ def test_times_are_seconds_of_finished_requests() -> None:
     assert times.queue.tolist() == [0.0, 0.01]
 
 
-def test_cache_use_is_weighted_by_busy_time() -> None:
-    """Half of the time 2 of 10 blocks were used, a quarter 5 and a quarter all of them."""
+def test_cache_use_and_waste_are_weighted_by_busy_time() -> None:
+    """Half of the time 2 of 10 blocks were used; a share of slots is unknown for mixed block sizes."""
     usage = summarise(hand_made(TWO, STEPS)).kv_usage
     assert usage.mean == pytest.approx(0.475)
     assert (usage.p50, usage.p99, usage.peak, usage.nearly_full) == (0.5, 1.0, 1.0, 0.25)
-
-
-def test_waste_is_a_share_of_the_used_slots() -> None:
-    """Time-weighted: 8 empty slots on average, of 4.75 blocks of 16."""
     waste = summarise(hand_made(TWO, STEPS)).waste
     assert waste.mean_slots == pytest.approx(8.0)
     assert waste.mean_percent == pytest.approx(100 * 8 / (4.75 * 16))
-
-
-def test_waste_in_percent_is_unknown_for_mixed_block_sizes() -> None:
-    """A slot of one group is not a slot of another, so there is no share to give."""
     mixed = EngineLimits(num_blocks=11, groups=(CacheGroup(block_size=16), CacheGroup("mamba", 64)))
     same = EngineLimits(num_blocks=11, groups=(CacheGroup(block_size=32), CacheGroup("sliding", 32, 128)))
     assert summarise(hand_made(TWO, STEPS, mixed)).waste.mean_percent is None
     assert summarise(hand_made(TWO, STEPS, same)).waste.mean_percent == pytest.approx(100 * 8 / (4.75 * 32))
 
 
-def test_an_empty_run_is_unknown_not_zero() -> None:
-    """Without a request there is no latency, no use and no waste to speak of."""
+def test_what_did_not_happen_is_unknown_not_zero() -> None:
+    """No request, no latency; a rejected or cut-off request has none either."""
     got = summarise(hand_made([], []))
     assert (got.requests, got.finished, got.steps, got.sim_seconds) == (0, 0, 0, 0.0)
     assert {got.ttft, got.tpot, got.e2e, got.queue} == {Latency(None, None, None, None)}
     assert set(got.kv_usage) == set(got.waste) == set(got.throughput) == {None}
     assert got.recomputed_share == 0.0
-
-
-def test_requests_that_never_finished_are_left_out() -> None:
-    """A rejected or cut-off request has no latency."""
     got = summarise(hand_made([*TWO, [2, 0, -1, -1, -1, 100, 0, 0, 0]], STEPS, rejected=1))
     assert (got.requests, got.finished, got.rejected) == (4, 2, 1)
     assert got.ttft.mean == pytest.approx(0.015)

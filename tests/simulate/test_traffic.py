@@ -40,16 +40,12 @@ def shared(one: list[tuple[str, int]], other: list[tuple[str, int]]) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def test_a_window_begins_at_its_own_zero() -> None:
-    """From the start on, before the end; the window's start is the new 0; ids come along."""
+def test_a_window_or_a_count_of_requests_begins_at_its_own_zero() -> None:
+    """From the start on, before the end; ids come along; beyond the end there is nothing more."""
     assert rows(cut(FIVE, 1, 5)) == [
         (0, 20, 2, 1, [1, 2]), (0, 30, 3, 2, []), (SECOND, 40, 4, 3, [1, 2, 3]),
     ]  # fmt: skip
     assert rows(cut(FIVE, 4, float("inf"))) == [(SECOND, 50, 5, 4, [7, 8, 9, 9])]
-
-
-def test_some_requests_are_taken_by_number() -> None:
-    """The first of them arrives at 0; beyond the end there is nothing more."""
     assert rows(take(FIVE, 3, 10)) == [(0, 40, 4, 3, [1, 2, 3]), (3 * SECOND, 50, 5, 4, [7, 8, 9, 9])]
     assert rows(take(FIVE, 0, 5)) == rows(FIVE)
 

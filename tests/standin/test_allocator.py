@@ -37,17 +37,13 @@ def test_freed_neighbours_become_one_block() -> None:
 
 
 def test_a_full_device_makes_torch_give_back_first() -> None:
-    """One retry, the cached segments go, and the step gets what it needs; the next one finds it cached."""
+    """One retry with the cached segments gone; where even that is not enough, the failure says what was asked for."""
     allocator = Allocator()
     allocator.run([(0, 30 * MIB)], 50 * MIB)
     assert allocator.run([(0, 50 * MIB)], 20 * MIB) is None
     assert (allocator.retries, allocator.ooms, allocator.reserved) == (1, 0, 50 * MIB)
     assert allocator.run([(0, 50 * MIB)], 0) is None
     assert allocator.retries == 1
-
-
-def test_a_failure_says_what_was_asked_for() -> None:
-    """What is live in the step cannot be given back; what was cached is gone even so."""
     allocator = Allocator()
     allocator.run([(0, 30 * MIB), (1, 40 * MIB)], 70 * MIB)
     failure = allocator.run([(0, 30 * MIB), (1, 61 * MIB)], 20 * MIB)

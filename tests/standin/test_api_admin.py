@@ -143,8 +143,8 @@ def test_a_wedge_can_be_begun_and_ended() -> None:
         assert asking.end().status == 200
 
 
-def test_a_fault_that_is_none_is_refused() -> None:
-    """400 with what there is."""
+def test_a_fault_that_is_none_is_refused_and_a_frozen_page_stays_as_it_was() -> None:
+    """400 with what there is; byte for byte until the fault is over."""
     with standin(DEV) as server:
         for body, says in (
             ({"kind": "nonsense"}, "there is no fault"), ({"kind": "wedge", "for_s": "x"}, "is not a time"),
@@ -153,10 +153,6 @@ def test_a_fault_that_is_none_is_refused() -> None:
             got = server.ask("POST", "/standin/faults", body, **BEARER)
             assert got.status == 400
             assert says in got.json()["error"]["message"]
-
-
-def test_a_frozen_page_stays_as_it_was() -> None:
-    """Byte for byte, whatever happens; and moves again when the fault is over."""
     with standin(DEV) as server:
         server.ask("POST", "/standin/faults", {"kind": "frozen-gauges"}, **BEARER)
         before = server.ask("GET", "/metrics").body

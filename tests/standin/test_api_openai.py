@@ -27,8 +27,8 @@ def client(server: Server) -> Iterator[Any]:
         yield found
 
 
-def test_whole_answers_are_read(client: Any) -> None:
-    """Chat and completions, with usage."""
+def test_openais_own_client_reads_answers_and_streams(client: Any) -> None:
+    """Chat and completions, whole and piece by piece, with usage."""
     chat = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], max_tokens=6, n=2)
     assert [choice.finish_reason for choice in chat.choices] == ["length", "length"]
     assert chat.usage.completion_tokens == 12
@@ -36,10 +36,6 @@ def test_whole_answers_are_read(client: Any) -> None:
     assert text.choices[0].text
     assert len(text.choices[0].logprobs.tokens) == 6
     assert [model.id for model in client.models.list()] == ["m"]
-
-
-def test_streams_are_read_to_their_end(client: Any) -> None:
-    """Piece by piece, usage last."""
     asked = {"model": "m", "max_tokens": 12, "stream": True, "stream_options": {"include_usage": True}}
     chunks = list(client.chat.completions.create(messages=[{"role": "user", "content": "hi"}], **asked))
     assert chunks[0].choices[0].delta.role == "assistant"

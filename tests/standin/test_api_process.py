@@ -20,14 +20,10 @@ def value_of(page: bytes, name: str) -> float:
     return next(float(line.split()[1]) for line in page.decode().splitlines() if line.startswith(f"{name} "))
 
 
-def test_one_of_a_fleet_does_not_tell_what_all_use() -> None:
-    """Processor time, files and address space cannot be told apart and are left out."""
+def test_host_memory_is_the_process_own_and_what_a_fault_has_added() -> None:
+    """One of a fleet leaves out processor time, files and address space, which cannot be told apart."""
     found = ProcessFigures(lambda: 5, is_alone=False, registry=CollectorRegistry()).collect()
     assert [metric.name for metric in found] == ["process_resident_memory_bytes", "process_start_time_seconds"]
-
-
-def test_host_memory_that_grows_by_a_fault_shows_on_the_page() -> None:
-    """What is resident is the process' own, and what the fault has added."""
     one = engine("host-growth@0s=1GiB")
     with standin(DEV, one=one) as server:
         before = value_of(server.ask("GET", "/metrics").body, "process_resident_memory_bytes")

@@ -113,22 +113,14 @@ def test_flags_of_the_server_arrive() -> None:
     assert options.is_dev_mode
 
 
-def test_a_blocks_override_is_obeyed() -> None:
-    """--num-gpu-blocks-override is the number of blocks, and the cache is that large."""
+def test_flags_and_layers_are_obeyed() -> None:
+    """The number of blocks, a step time in place of the data sheet, and one group of blocks for each kind of layer."""
     launch = launchable("--gpu", "L4", "--num-gpu-blocks-override", "600")
     assert launch.failure is None
     assert launch.config.settings.num_blocks == 600
     assert launch.config.sizes.kv_cache < 2 << 30
-
-
-def test_step_times_can_be_said() -> None:
-    """A step time that was given replaces the data sheet, as in `simulate`."""
     config = launchable("--gpu", "L4", "--base-ns", "5000000").config
     assert config.step_time == StepTime(base_ns=5_000_000)
-
-
-def test_a_hybrid_model_keeps_its_groups() -> None:
-    """gpt-oss has layers with a window and layers without: two groups share the pool."""
     groups = launchable("--gpu", "H100", GPT_OSS).config.settings.groups
     assert {group.kind for group in groups} == {"full", "sliding"}
     assert {group.window for group in groups} == {0, 128}

@@ -340,17 +340,13 @@ def test_a_neighbour_takes_the_rest_when_it_becomes_free() -> None:
     assert one.memory.figures()["device_memory"]["by_others"] == first["by_others"] + answer["returned"]
 
 
-def test_a_storm_ends_when_it_is_over() -> None:
-    """Its requests go with it."""
+def test_a_storm_ends_when_it_is_over_and_a_dead_worker_writes_no_more() -> None:
+    """Its requests go with it; figures stay, with their age."""
     one = engine("preemption-storm@1s:20s")
     one.advance(15 * NS)
     assert one.requests
     one.advance(22 * NS)
     assert not one.requests
-
-
-def test_a_dead_worker_writes_no_more() -> None:
-    """Its figures stay, with their age."""
     one = engine("oom@1s")
     one.submit(ask(100, 500), 0)
     one.advance(2 * NS)

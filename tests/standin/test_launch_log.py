@@ -175,14 +175,10 @@ def test_a_start_that_is_made_to_fail() -> None:
     assert diagnose([log_of(failed_lines(launch.log, failure), "0.32.0")]).findings[0].code == failure.code
 
 
-def test_secrets_are_not_repeated() -> None:
-    """An API key does not stand in the log."""
+def test_lines_come_in_the_order_of_their_shares_without_secrets() -> None:
+    """From the first moment of a start to its last; an API key does not stand in the log."""
     log = launchable("--gpu", "L4", "--api-key", "swordfish").log
     assert "swordfish" not in text_of(start_lines(log, PID), "0.32.0")
-
-
-def test_time_passes_in_order() -> None:
-    """Lines come in the order of their shares, from the first moment of a start to its last."""
     shares = [line.share for line in start_lines(launchable("--gpu", "L4").log, PID)]
     assert shares == sorted(shares)
     assert (shares[0], shares[-1]) == (0.0, 1.0)

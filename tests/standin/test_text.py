@@ -30,15 +30,11 @@ def test_any_text_has_ids_of_the_vocabulary(text: str) -> None:
     assert all(0 <= token < VOCABULARY for token in ids)
 
 
-def test_ids_do_not_depend_on_the_process() -> None:
-    """Python's own hash would differ from run to run."""
+def test_ids_do_not_depend_on_the_process_and_prose_is_about_four_letters_a_token() -> None:
+    """As with the tokenisers of real models, within a third."""
     assert encode("a tale of two cities") == [30907, 22393, 7999, 13630, 18354]
     assert draw(7, 3).tolist() == draw(7, 5).tolist()[:3]
     assert draw(7, 8).tolist() != draw(8, 8).tolist()
-
-
-def test_prose_is_about_four_letters_a_token() -> None:
-    """As with the tokenisers of real models, within a third."""
     assert 3.0 < len(PROSE) / len(encode(PROSE)) < 6.0
 
 

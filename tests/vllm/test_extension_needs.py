@@ -7,7 +7,7 @@ from plimsoll.vllm.extension_points import NEEDS, TESTED, InsidePart, Weight
 
 
 def test_every_need_says_what_it_is_for_and_what_is_lost() -> None:
-    """No entry is half written: sentences without a full stop, one way or one forbidden name, one part at least."""
+    """No entry is half written, and no part would be promised without any need; what is called tested is a release."""
     assert len({need.name for need in NEEDS}) == len(NEEDS)
     for need in NEEDS:
         assert need.purpose
@@ -16,14 +16,6 @@ def test_every_need_says_what_it_is_for_and_what_is_lost() -> None:
         assert bool(need.ways) != bool(need.forbidden)
         assert need.weights
         assert bool(need.unneeded_without) == bool(need.unneeded_because)
-
-
-def test_every_part_has_something_it_cannot_be_without() -> None:
-    """A part that nothing is required for would always be promised."""
     for part in InsidePart:
         assert any(need.weights.get(part) is Weight.MUST for need in NEEDS)
-
-
-def test_what_is_called_tested_is_a_release() -> None:
-    """The words stand beside releases that were read."""
     assert set(TESTED) <= set(versions.wheels())

@@ -59,20 +59,12 @@ def test_what_does_not_fit_says_how(text: str, state: NeedState, note: str) -> N
     assert note in answer.note
 
 
-def test_a_file_that_is_not_there_is_absent() -> None:
-    """Nothing is guessed of it."""
-    assert _ask(CALL) == NeedAnswer("calls", NeedState.ABSENT, FILE, "there is no such file")
-
-
 def test_the_first_way_that_fits_is_taken() -> None:
-    """An older shape serves where the newer one is missing, and the answer says which it was."""
+    """The answer says which; a missing file is absent; a method that is stood in for must begin alike."""
+    assert _ask(CALL) == NeedAnswer("calls", NeedState.ABSENT, FILE, "there is no such file")
     need = _need(Way("new", (Symbols((FILE,), attributes=("new",)),)), Way("old", (Symbols((FILE,), attributes=("old",)),)))
     assert _ask(need, "self.old = 1\n").note == "old"
     assert _ask(need, "self.old = self.new = 1\n").note == "new"
-
-
-def test_a_method_that_is_stood_in_for_must_begin_alike() -> None:
-    """The order of the first arguments counts where we put a method of ours in the place of vLLM's."""
     need = _need(Way("", (Symbols((FILE,), "A", begins=(("add", ("self", "request", "prompt")),)),)))
     assert _ask(need, "class A:\n    def add(self, request, prompt, more): ...\n").state is NeedState.FOUND
     assert _ask(need, "class A:\n    def add(self, prompt, request): ...\n").state is NeedState.DIFFERENT
@@ -101,15 +93,11 @@ def test_a_name_that_a_worker_has_already_is_found_out(taken: str) -> None:
     assert answer.state is NeedState.FOUND
 
 
-def test_everything_there_is_yes_to_all() -> None:
-    """A tree that has all needs meets all needs."""
+def test_everything_there_is_yes_to_all_and_nothing_there_no() -> None:
+    """A tree that has all needs meets all needs; an empty one promises nothing."""
     answers = judge(sources(files_that_meet_all()), NEEDS)
     assert [answer for answer in answers if not answer.state.is_met] == []
     assert {verdict.works for verdict in verdicts(answers, NEEDS)} == {"yes"}
-
-
-def test_nothing_there_is_no_to_all() -> None:
-    """An empty tree promises nothing."""
     assert {verdict.works for verdict in verdicts(judge(sources({}), NEEDS), NEEDS)} == {"no"}
 
 

@@ -59,17 +59,13 @@ def test_the_default_everybody_trips_over() -> None:
     assert flags_of("0.20.0")["--gpu-memory-utilization"].default == 0.92
 
 
-def test_no_flag_vanishes_and_comes_back() -> None:
-    """A gap in the history of a flag would be a mistake of the reader, not of vLLM: there is none."""
+def test_flags_have_a_history_without_gaps() -> None:
+    """None vanishes and comes back, and few defaults are unknown."""
     releases = list(versions.wheels())
     for name in versions.rows("flags"):
         seen = [release for release in releases if name in flags_of(release)]
         between = releases[releases.index(seen[0]) : releases.index(seen[-1]) + 1]
         assert seen == between, name
-
-
-def test_few_defaults_are_unknown() -> None:
-    """What the reader could not work out is left out, and stays a handful."""
     for release in versions.wheels():
         rows = {row.name: row for row in flags_of(release).values()}
         unknown = [name for name, row in rows.items() if row.default is UNKNOWN_DEFAULT]
@@ -83,10 +79,13 @@ def test_a_note_about_a_gone_flag_is_about_one_that_is_gone(name: str) -> None:
     assert name not in flags_of(newest())
 
 
-def test_every_gone_flag_has_a_note() -> None:
-    """Whoever meets a removed flag is told why and what instead, for each one that any release dropped."""
+def test_every_flag_that_goes_has_a_note() -> None:
+    """Why and what instead; an announced removal is of one that is still there, marked as deprecated."""
     gone = {name for name in versions.rows("flags") if name not in flags_of(newest())}
     assert gone <= set(flag_notes.GONE)
+    for flag, announced in flag_notes.ANNOUNCED.items():
+        assert flags_of(newest())[flag].is_deprecated
+        assert is_before(newest(), announced.release)
 
 
 @each("name", sorted(flag_notes.GONE))
@@ -134,10 +133,3 @@ def test_every_registered_name_is_taken() -> None:
             refused += [(release, flag, name) for name in own if row is not None and row_problem(row, name)]
     assert refused == []
     assert len(flag_notes.own_values("--tool-call-parser", "0.32.0")) > 50
-
-
-def test_an_announced_removal_is_of_a_flag_that_is_still_there() -> None:
-    """What a release later than the newest removes, the newest still has, marked as deprecated."""
-    for flag, announced in flag_notes.ANNOUNCED.items():
-        assert flags_of(newest())[flag].is_deprecated
-        assert is_before(newest(), announced.release)

@@ -43,28 +43,20 @@ def test_renames_are_followed(name: str, release: str, exposition: str) -> None:
     assert (found.exposition, found.is_exact) == (exposition, True)
 
 
-def test_a_relative_is_marked_as_one() -> None:
-    """Before there were hit counters there was a hit rate: it is offered, but never as the figure itself."""
+def test_what_a_release_does_not_have_is_none_or_a_marked_relative() -> None:
+    """A hit rate is offered where there were no hit counters yet, never as the figure itself."""
     found = resolve("prefix_hits", engine_named("0.6.0"))
     assert found is not None
     assert (found.exposition, found.type, found.is_exact) == ("vllm:gpu_prefix_cache_hit_rate", "gauge", False)
-
-
-def test_what_a_release_does_not_have_is_none() -> None:
-    """A figure without any metric in a release resolves to nothing rather than to a guess."""
     assert resolve("swapped", engine_named("0.32.0")) is None
     assert resolve("admission_rejections", engine_named("0.20.0")) is None
 
 
-def test_a_metric_of_the_engine_that_does_not_run_by_default_is_conditional() -> None:
-    """In 0.7.3 the hit counters exist only with VLLM_USE_V1=1, and the answer says so."""
+def test_hidden_and_conditional_names_are_said() -> None:
+    """In 0.7.3 the hit counters need VLLM_USE_V1=1; where old names are hidden, the shown one is chosen."""
     found = resolve("prefix_hits", engine_named("0.7.3"))
     assert found is not None
     assert (found.exposition, found.shown) == ("vllm:gpu_prefix_cache_hits_total", "conditional")
-
-
-def test_hidden_names_lose_to_shown_ones() -> None:
-    """0.11 hides the old names behind a switch; the shown one is chosen."""
     found = resolve("kv_cache_usage", engine_named("0.11.0"))
     assert found is not None
     assert found.shown == "always"

@@ -36,14 +36,10 @@ def test_a_recorded_page_is_read_whole() -> None:
     assert page.of("vllm:cache_config_info")[0].labels["num_gpu_blocks"] == "4096"
 
 
-def test_packed_pages_are_read() -> None:
-    """gzip, as OpenMetrics clients get it, is unpacked."""
+def test_packed_and_otherwise_saved_pages_are_read(tmp_path: Path) -> None:
+    """gzip, as PowerShell saves it, with a mark at its start, and as `curl -i` saves it."""
     page = read_page(str(CAPTURES / "vllm-0.25.1-h200-traffic" / "storm.metrics.txt.gz"))
     assert page.total("vllm:num_preemptions_total") == 197
-
-
-def test_a_saved_page_in_another_encoding_or_with_its_headers_is_read(tmp_path: Path) -> None:
-    """As PowerShell saves it, with a mark at its start, and as `curl -i` saves it."""
     for data in (PAGE.decode().encode("utf-16"), b"\xef\xbb\xbf" + PAGE, b"HTTP/1.1 200 OK\r\nDate: today\r\n\r\n" + PAGE):
         (tmp_path / "page").write_bytes(data)
         assert read_page(str(tmp_path / "page"), "named").total("vllm:num_requests_running") == 3
@@ -58,18 +54,14 @@ def test_what_is_no_file_is_one_line(tmp_path: Path) -> None:
             read_page(str(path))
 
 
-def test_escapes_stamps_and_odd_numbers() -> None:
-    """Escapes in labels are undone, milliseconds become seconds, NaN and infinities are kept."""
+def test_escapes_stamps_odd_numbers_and_exemplars() -> None:
+    """Escapes are undone, milliseconds become seconds, NaN is kept; what stands behind # is not read."""
     page = _parsed('a{x="q\\"\\\\\\n{},"} 1 1700000000500\nb NaN\nb +Inf\nc -Inf\nd{} 1e3\ne{x="1",} 2\n')
     assert page.of("a")[0].labels == {"x": 'q"\\\n{},'}
     assert page.of("a")[0].at_s == 1700000000.5
     assert math.isnan(page.of("b")[0].value)
     assert page.total("b") is None
     assert (page.total("d"), page.total("e"), page.skipped) == (1000, 2, 0)
-
-
-def test_openmetrics_exemplars_are_passed_over_and_its_stamps_are_seconds() -> None:
-    """What stands behind # on a sample's line is not read; EOF says that stamps are seconds."""
     page = _parsed('# TYPE a counter\na_total{x="1"} 5 1700000000.25 # {trace_id="t} 9"} 0.6 1.0\n# EOF\n')
     (sample,) = page.of("a_total")
     assert (sample.value, sample.at_s) == (5, 1700000000.25)

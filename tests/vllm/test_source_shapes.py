@@ -34,21 +34,13 @@ def _shape() -> FileShape:
     return shape
 
 
-def test_methods_have_their_arguments() -> None:
-    """All kinds of arguments are named, and those that a function takes beyond them are marked."""
+def test_a_source_is_read_for_what_its_code_has() -> None:
+    """Methods with all kinds of arguments, fields and what is set on self; no word of a comment or a text."""
     worker = _shape().classes["Worker"]
     assert worker.methods == {"__init__": ("self", "config", "local", ANY), "errored": ("self",)}
     assert _shape().functions == {"helper": ("a", "b", "c")}
-
-
-def test_attributes_are_fields_and_what_is_set_on_self() -> None:
-    """Nothing that is set on another object or is only local counts."""
     assert _shape().classes["Worker"].attributes == {"rank", "KIND", "device", "other", "model"}
     assert "seen" in _shape().assigned
-
-
-def test_words_come_from_code_alone() -> None:
-    """A name that a comment or a longer text speaks of is not there."""
     words = _shape().words
     assert {"vllm.general_plugins", "load_general_plugins", "GROUP"} <= words
     assert not words & {"gone_word", "lost_word"}

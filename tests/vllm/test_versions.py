@@ -31,17 +31,14 @@ def test_newer_and_development_builds_are_met_by_the_newest_known(text: str) -> 
     assert text in engine.note
 
 
-def test_a_cuda_build_of_a_release_is_that_release() -> None:
-    """A build tag changes no flag: 0.25.1+cu130 is 0.25.1, and the note says it is a build."""
+def test_a_build_of_a_release_is_that_release_and_a_fork_is_not_exact() -> None:
+    """0.25.1+cu130 and v0.25.1-cu130 are 0.25.1; a foreign tag may have flags of its own."""
     engine = engine_named("0.25.1+cu130")
     assert (engine.release, engine.is_exact) == ("0.25.1", True)
     assert engine.note == "0.25.1+cu130 is a build of 0.25.1"
-
-
-def test_a_fork_keeps_its_base_but_is_not_exact() -> None:
-    """A foreign tag may have flags of its own, so nothing is called never-existed there."""
     engine = engine_named("0.25.1+acme.3")
     assert (engine.release, engine.is_exact) == ("0.25.1", False)
+    assert (engine_named("v0.25.1-cu130").release, engine_named("v0.25.1-cu130").is_exact) == ("0.25.1", True)
 
 
 def test_a_release_that_was_not_read_falls_back_to_the_one_before() -> None:
@@ -59,11 +56,6 @@ def test_what_was_not_read_is_not_exact(text: str) -> None:
     assert engine.note is not None
 
 
-def test_an_image_tag_is_a_version() -> None:
-    """v0.25.1-cu130, as image registries spell it, is a build of 0.25.1."""
-    assert (engine_named("v0.25.1-cu130").release, engine_named("v0.25.1-cu130").is_exact) == ("0.25.1", True)
-
-
 def test_the_option_that_is_wrong_is_named() -> None:
     """A bad --from is not blamed on --vllm."""
     with pytest.raises(BadInput, match="--from 'banana'"):
@@ -77,16 +69,12 @@ def test_what_is_no_version_is_the_users_mistake(text: str) -> None:
         engine_named(text)
 
 
-def test_versions_are_ordered_by_their_numbers() -> None:
-    """0.9.0.1 comes after 0.9.0, 0.10 after 0.9, and a tag makes no difference."""
+def test_versions_are_ordered_by_their_numbers_and_no_minor_is_missing() -> None:
+    """0.9.0.1 after 0.9.0, 0.10 after 0.9; from 0.6 to 0.32 each names the wheel it was read from."""
     texts = ["0.9.0", "0.9.0.1", "0.9.1", "0.10.0", "0.10.1.1"]
     assert sorted(map(Version, reversed(texts))) == list(map(Version, texts))
     assert Version("0.25.1+cu130") == Version("0.25.1")
     assert len({Version("0.25.1+cu130"), Version("0.25.1")}) == 1
-
-
-def test_at_least_one_release_of_every_minor_was_read() -> None:
-    """From 0.6 to 0.32 no minor is missing, and each names the wheel it was read from."""
     minors = {Version(release).release[1] for release in versions.wheels()}
     assert set(range(6, 33)) <= minors
     assert all(wheel.endswith(".whl") for wheel in versions.wheels().values())
