@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -11,115 +14,231 @@ import yaml
 from kubernetes_validate.utils import all_versions
 
 from plimsoll.assets.launch import launch_files
+from plimsoll.assets.settings import Cluster, Toleration
+from plimsoll.cli.main import main
+from plimsoll.guard.adapters.cluster import API_CALLS
 from tests.assets.plans import MODELS, SECRET, plan_of, random_plan, settings_of
-from tests.each import each, times
+from tests.assets.roles import Right, asked, differences, rights_of, role_objects
+from tests.each import each
+from tests.options import guard_options
 
 MINORS = sorted({tuple(map(int, version.split(".")[:2])) for version in all_versions()})[-4:]
 PLAIN = plan_of("vllm", "serve", MODELS[0], "--api-key", SECRET)
+TOKEN = "a-token-that-is-long-enough"
+WISHES = Cluster(
+    namespaces=("chat",), image="registry.example.com/plimsoll:1", server_image="registry.example.com/vllm:v0.32.0", replicas=3,
+    workload="Deployment", host="chat.example.com", gateway="infra/edge", requests=(("cpu", "8"), ("memory", "64Gi")),
+    limits=(("memory", "96Gi"),), tolerations=(Toleration("nvidia.com/gpu", effect="NoSchedule"), Toleration("team", "llm")),
+    node_selector=(("nvidia.com/gpu.product", "NVIDIA-L40S"),),
+)  # fmt: skip
 
 
-def _objects(plan: dict[str, Any]) -> list[dict[str, Any]]:
-    files = launch_files(settings_of(plan), ["kubernetes"])
+USUAL = Cluster()
+
+
+def _launched(plan: dict[str, Any], cluster: Cluster = USUAL) -> list[dict[str, Any]]:
+    files = launch_files(replace(settings_of(plan), cluster=cluster), ["kubernetes"])
     return [one for name in ("vllm", "guard") for one in yaml.safe_load_all(files[f"kubernetes/{name}.yaml"])]
 
 
+def _of_kind(objects: list[dict[str, Any]], kind: str, name: str = "") -> dict[str, Any]:
+    (found,) = [one for one in objects if one["kind"] == kind and name in ("", one["metadata"]["name"])]
+    return found
+
+
+def _guard(tmp_path: Path, *words: str) -> dict[str, str]:
+    """The files of `--for guard`, by their paths below guard/."""
+    assert main(["assets", str(tmp_path / "out"), "--for", "guard", *words]) == 0
+    folder = tmp_path / "out" / "guard"
+    return {p.relative_to(folder).as_posix(): p.read_text(encoding="utf-8") for p in folder.rglob("*") if p.is_file()}
+
+
 @each("minor", MINORS)
-@each("seed", [None, *range(times(1, 20))])
-def test_every_object_is_valid_in_the_last_four_minors(minor: tuple[int, int], seed: int | None) -> None:
-    """No field that the API does not have, none of another kind, for a plain plan and for random ones."""
-    plan = PLAIN if seed is None else random_plan(random.Random(seed))
-    objects = _objects(plan)
-    assert len(objects) == 14
-    for one in objects:
-        kubernetes_validate.validate(one, f"{minor[0]}.{minor[1]}", strict=True)
+@each(("seed", "cluster"), [(None, Cluster()), (None, WISHES), (1, Cluster()), (2, WISHES)])
+def test_every_object_is_valid_in_the_last_four_minors(minor: tuple[int, int], seed: int | None, cluster: Cluster) -> None:
+    """No field that the API does not have, none of another kind, for a plain plan and for random ones, with every wish."""
+    for one in _launched(PLAIN if seed is None else random_plan(random.Random(seed)), cluster):
+        if one["kind"] != "HTTPRoute":
+            kubernetes_validate.validate(one, f"{minor[0]}.{minor[1]}", strict=True)
 
 
 def test_a_wrong_field_would_be_seen() -> None:
     """The check is one that can fail."""
-    broken = next(one for one in _objects(PLAIN) if one["kind"] == "StatefulSet")
+    broken = _of_kind(_launched(PLAIN), "StatefulSet")
     broken["spec"]["template"]["spec"]["terminationGracePeriod"] = 3
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(broken, f"{MINORS[-1][0]}.{MINORS[-1][1]}", strict=True)
 
 
-def test_guard_has_no_more_rights_than_its_deeds_need() -> None:
-    """It may see pods, evict the server's own, and keep one lease; it may change nothing else."""
-    (role,) = [one for one in _objects(PLAIN) if one["kind"] == "Role"]
-    rights = {
-        (r, v, tuple(rule.get("resourceNames", ()))) for rule in role["rules"] for r in rule["resources"] for v in rule["verbs"]
-    }
-    assert rights == {
-        ("pods", "get", ()), ("pods", "list", ()), ("pods/eviction", "create", ("vllm-0",)), ("leases", "create", ()),
-        ("leases", "get", ("plimsoll-guard",)), ("leases", "update", ("plimsoll-guard",)),
-    }  # fmt: skip
+def test_wishes_arrive() -> None:
+    """Resources, tolerations, node selectors, images, replicas, the kind of workload and a Gateway, each where it belongs."""
+    objects = _launched(PLAIN, WISHES)
+    server, route = _of_kind(objects, "Deployment", "vllm")["spec"], _of_kind(objects, "HTTPRoute")["spec"]
+    pod, container = server["template"]["spec"], server["template"]["spec"]["containers"][0]
+    assert (server["replicas"], container["image"]) == (3, "registry.example.com/vllm:v0.32.0")
+    assert pod["initContainers"][0]["image"] == "registry.example.com/plimsoll:1"
+    assert pod["tolerations"] == [
+        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+        {"key": "team", "operator": "Equal", "value": "llm"},
+    ]
+    assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-L40S"}
+    assert container["resources"]["requests"] == {"cpu": "8", "memory": "64Gi"}
+    assert container["resources"]["limits"] == {"memory": "96Gi", "nvidia.com/gpu": "1"}
+    assert route["parentRefs"] == [{"name": "edge", "namespace": "infra"}]
+    assert (route["hostnames"], route["rules"][0]["backendRefs"]) == (["chat.example.com"], [{"name": "vllm-api", "port": 80}])
+    paths = [match["path"]["value"] for match in route["rules"][0]["matches"]]
+    assert "/v1/chat/completions" in paths
+    assert not any("plimsoll" in path or "adapter" in path for path in paths)
+    assert not any(one["kind"] in ("Ingress", "StatefulSet") for one in objects)
+    assert {one["metadata"]["namespace"] for one in objects} == {"chat"}
 
 
 def test_the_server_has_no_rights_at_all() -> None:
     """Neither its account nor its pod is given a token, and no role names it."""
-    objects = _objects(PLAIN)
-    (account,) = [one for one in objects if one["kind"] == "ServiceAccount" and one["metadata"]["name"] == "vllm"]
-    pod = next(one for one in objects if one["kind"] == "StatefulSet")["spec"]["template"]["spec"]
-    assert account["automountServiceAccountToken"] is pod["automountServiceAccountToken"] is False
-    assert all(
-        subject["name"] == "plimsoll-guard" for one in objects if one["kind"] == "RoleBinding" for subject in one["subjects"]
+    objects = _launched(PLAIN)
+    pod = _of_kind(objects, "StatefulSet")["spec"]["template"]["spec"]
+    assert (
+        _of_kind(objects, "ServiceAccount", "vllm")["automountServiceAccountToken"]
+        is pod["automountServiceAccountToken"]
+        is False
     )
+    bound = {subject["name"] for one in objects if one["kind"] == "RoleBinding" for subject in one["subjects"]}
+    assert bound == {"plimsoll-guard"}
 
 
 def test_probes_are_what_each_is_for() -> None:
     """Ready is the gate's word, alive is /health with five minutes' patience, and a start may take its time."""
-    container = next(one for one in _objects(PLAIN) if one["kind"] == "StatefulSet")["spec"]["template"]["spec"]["containers"][
-        0
-    ]
+    container = _of_kind(_launched(PLAIN), "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
     assert container["readinessProbe"]["httpGet"]["path"] == "/plimsoll/ready"
     alive = container["livenessProbe"]
-    assert alive["httpGet"]["path"] == "/health"
+    assert alive["httpGet"]["path"] == container["startupProbe"]["httpGet"]["path"] == "/health"
     assert alive["periodSeconds"] * alive["failureThreshold"] >= 300
-    assert container["startupProbe"]["httpGet"]["path"] == "/health"
-
-
-def test_a_service_called_vllm_does_not_become_vllms_setting() -> None:
-    """Kubernetes would set VLLM_PORT=tcp://..., and vLLM refuses that."""
-    assert all(
-        one["spec"]["template"]["spec"]["enableServiceLinks"] is False
-        for one in _objects(PLAIN)
-        if one["kind"] in ("StatefulSet", "Deployment")
-    )
 
 
 def test_what_one_object_names_the_others_have() -> None:
-    """Selectors, service names, claims, accounts and ports fit together."""
-    objects = _objects(PLAIN)
-    by_kind: dict[str, list[dict[str, Any]]] = {}
-    for one in objects:
-        by_kind.setdefault(one["kind"], []).append(one)
-        assert one["metadata"]["namespace"] == "models"
-    (stateful,) = by_kind["StatefulSet"]
-    labels = stateful["spec"]["template"]["metadata"]["labels"]
-    services = {one["metadata"]["name"]: one["spec"] for one in by_kind["Service"]}
+    """Selectors, service names, accounts and ports fit together, and a Service called vllm becomes no setting of vLLM's."""
+    objects = _launched(PLAIN)
+    assert {one["metadata"]["namespace"] for one in objects} == {"models"}
+    stateful, guard = _of_kind(objects, "StatefulSet"), _of_kind(objects, "Deployment")
+    labels, guard_labels = (one["spec"]["template"]["metadata"]["labels"] for one in (stateful, guard))
+    services = {one["metadata"]["name"]: one["spec"] for one in objects if one["kind"] == "Service"}
     assert stateful["spec"]["serviceName"] in services
     assert services["vllm"]["selector"] == services["vllm-api"]["selector"] == labels
-    assert services["vllm"]["clusterIP"] == "None"
-    assert by_kind["PodDisruptionBudget"][0]["spec"]["selector"]["matchLabels"] == labels
-    ports = {port["name"] for port in stateful["spec"]["template"]["spec"]["containers"][0]["ports"]}
-    assert ports == {"http"}
-    (guard,) = by_kind["Deployment"]
-    policy = next(one for one in by_kind["NetworkPolicy"] if one["metadata"]["name"] == "vllm")
-    allowed = [peer["podSelector"]["matchLabels"] for peer in policy["spec"]["ingress"][0]["from"] if "podSelector" in peer]
-    assert allowed == [guard["spec"]["template"]["metadata"]["labels"]]
-    assert services["plimsoll-guard"]["selector"] == guard["spec"]["template"]["metadata"]["labels"]
-    claims = [one["metadata"]["name"] for one in by_kind["PersistentVolumeClaim"]]
-    assert [
-        v["persistentVolumeClaim"]["claimName"]
-        for v in guard["spec"]["template"]["spec"]["volumes"]
-        if "persistentVolumeClaim" in v
-    ] == claims
+    assert services["plimsoll-guard"]["selector"] == guard_labels
+    assert _of_kind(objects, "PodDisruptionBudget", "vllm")["spec"]["selector"]["matchLabels"] == labels
+    policy = _of_kind(objects, "NetworkPolicy", "vllm")["spec"]["ingress"][0]["from"]
+    assert [peer["podSelector"]["matchLabels"] for peer in policy if "podSelector" in peer] == [guard_labels]
+    for one in (stateful, guard):
+        pod = one["spec"]["template"]["spec"]
+        assert pod["enableServiceLinks"] is False
+        names = {volume["name"] for volume in pod["volumes"]}
+        names |= {claim["metadata"]["name"] for claim in one["spec"].get("volumeClaimTemplates", [])}
+        mounted = {mount["name"] for c in [*pod["containers"], *pod.get("initContainers", [])] for mount in c["volumeMounts"]}
+        assert mounted == names
 
 
 def test_gpus_are_asked_for_by_their_makers_name() -> None:
     """As many as the plan needs."""
     for gpu, key in (("H100", "nvidia.com/gpu"), ("MI300X", "amd.com/gpu")):
         plan = plan_of("vllm", "serve", MODELS[0], "--tensor-parallel-size", "2", gpu=gpu)
-        container = next(one for one in _objects(plan) if one["kind"] == "StatefulSet")["spec"]["template"]["spec"][
-            "containers"
-        ][0]
+        container = _of_kind(_launched(plan), "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
         assert container["resources"]["limits"] == {key: "2"}
+
+
+# Guard alone
+
+
+def test_guard_needs_no_plan(tmp_path: Path) -> None:
+    """Every option stands where it belongs, the pod may write nothing but its volumes, and is no root."""
+    files = _guard(
+        tmp_path, "--namespace", "models,chat", "--name", "watch", "--selector", "app=llm,tier=a", "--image", "r.example/p:1",
+        "--replicas", "2", "--port", "9000",
+    )  # fmt: skip
+    objects = list(yaml.safe_load_all(files["guard.yaml"]))
+    for one in objects:
+        kubernetes_validate.validate(one, f"{MINORS[-1][0]}.{MINORS[-1][1]}", strict=True)
+    deployment = _of_kind(objects, "Deployment", "watch")["spec"]
+    container = deployment["template"]["spec"]["containers"][0]
+    assert (deployment["replicas"], deployment["strategy"]["type"], container["image"]) == (2, "Recreate", "r.example/p:1")
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert deployment["template"]["spec"]["securityContext"]["runAsNonRoot"]
+    assert {container[probe]["httpGet"]["path"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")} == {
+        "/healthz"
+    }
+    assert "--act" not in container["command"]
+    assert {one["metadata"]["namespace"] for one in objects if one["kind"] == "Role"} == {"models", "chat"}
+    config = files["plimsoll.toml"]
+    for line in ('selector = "app=llm,tier=a"', 'namespace = ["models", "chat"]', "port = 9000", 'lease = "watch"'):
+        assert line in config
+    engines = _of_kind(
+        list(yaml.safe_load_all(files["components/prometheus-operator/monitors.yaml"])), "PodMonitor", "watch-engines"
+    )
+    assert engines["spec"]["selector"]["matchLabels"] == {"app": "llm", "tier": "a"}
+    assert engines["spec"]["namespaceSelector"]["matchNames"] == ["models", "chat"]
+
+
+def test_guard_reads_its_configuration(tmp_path: Path) -> None:
+    """guard takes the file as it is written, with the Secret mounted: it discovers, and would act if it were told to."""
+    text = _guard(tmp_path, "--namespace", "models", "--selector", "app=vllm")["plimsoll.toml"]
+    for name in ("gate.token", "guard.token", "guard-read.token"):
+        (tmp_path / name).write_text(TOKEN + name, encoding="utf-8")
+        (tmp_path / name).chmod(0o600)
+    path = tmp_path / "plimsoll.toml"
+    path.write_text(re.sub(r'"/etc/plimsoll-secrets/', f'"{tmp_path}/', text), encoding="utf-8")
+    asked_for = guard_options(["--config", str(path), "--act"], {})
+    found = asked_for.config.discover.kubernetes
+    assert found is not None
+    assert found.selector == "app=vllm"
+    assert asked_for.config.warnings == ()
+
+
+def test_one_secret_is_named_everywhere(tmp_path: Path) -> None:
+    """Server, guard, monitor and the commands to make it agree on one name and on its keys."""
+    files = _guard(tmp_path)
+    launched = launch_files(settings_of(PLAIN), ["kubernetes"])
+    text = "".join([*files.values(), *launched.values()])
+    assert set(re.findall(r"secretName: (\S+)", text)) == {"plimsoll"}
+    assert set(re.findall(r"create secret generic (\S+)", text)) == {"plimsoll"}
+    keys = set(re.findall(r"- key: (\S+)", text)) | set(re.findall(r"^ +key: (\S+token)", text, re.MULTILINE))
+    assert keys == {"gate.token", "guard.token", "guard-read.token", "VLLM_API_KEY"}
+
+
+def test_roles_allow_the_calls_and_no_others() -> None:
+    """Each call of guard's table is allowed where it is made; each right is of a call; a part that is left out has none."""
+    cluster = Cluster(namespaces=("models", "chat"), guard="watch")
+    rights = rights_of(role_objects(cluster))
+    wanted = {
+        Right(call.verb, call.group, call.resource, space, call.name.replace("plimsoll-guard", "watch"))
+        for call in API_CALLS
+        for space in {"fleet": cluster.namespaces, "own": ("models",), "cluster": ("",)}[call.scope]
+    }
+    assert rights == wanted
+    observing = rights_of(role_objects(cluster, ["observe"]))
+    assert not any(right.resource == "pods/eviction" for right in observing)
+    assert observing < rights
+    (bound,) = {one["subjects"][0]["namespace"] for one in role_objects(cluster) if "subjects" in one}
+    assert bound == "models"
+
+
+def test_differences_are_seen_both_ways() -> None:
+    """A request that no Role allows, and a right that no request used."""
+    cluster = Cluster()
+    refused, unused = differences([("DELETE", "/api/v1/namespaces/models/pods/vllm-0")], cluster)
+    assert refused == {Right("delete", "", "pods", "models", "vllm-0")}
+    assert Right("create", "", "pods/eviction", "models") in unused
+    made = ("POST", "/api/v1/namespaces/models/pods/vllm-0/eviction")
+    assert Right("create", "", "pods/eviction", "models") not in differences([made], cluster)[1]
+    assert asked("GET", "/apis/apps/v1/namespaces/a/deployments?watch=1&limit=5") == Right("watch", "apps", "deployments", "a")
+
+
+@each(("words", "says"), [
+    (["--namespace", "No_Name"], "--namespace"), (["--selector", "app in (a)"], "--selector"), (["--image", "a b"], "--image"),
+    (["--replicas", "0"], "--replicas"), (["--port", "99999"], "--port"), (["--name", "A"], "--name"),
+    (["--toleration", "x"], "--toleration"), (["--plan", "x.json"], "--plan"), (["--gateway", "a/b"], "--gateway"),
+])  # fmt: skip
+def test_what_does_not_go_with_guard_is_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line that names the option, exit 2, nothing written."""
+    assert main(["assets", "/nonexistent/out", "--for", "guard", *words]) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert says in captured.err

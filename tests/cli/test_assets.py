@@ -185,7 +185,7 @@ def test_the_wheel_is_the_one_that_inside_wheel_writes(here: Path, capsys: pytes
     """Byte for byte, in each folder that mounts it."""
     _made(capsys, "--plan", "plan.json")
     wheel = make_wheel()
-    assert all((here / "out" / way / wheel.name).read_bytes() == wheel.content for way in LAUNCH)
+    assert all((here / "out" / way / wheel.name).read_bytes() == wheel.content for way in ("systemd", "compose"))
 
 
 def test_a_plan_that_does_not_fit_is_not_launched(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,7 +242,7 @@ def test_plans_side_by_side_are_no_plan(here: Path, capsys: pytest.CaptureFixtur
         (["out", "--slo", ""], "--slo"),
         (["out", "--job", 'a"b'], "--job"),
         (["out", "--job", ""], "--job"),
-        (["out", "--plan", "plan.json", "--replicas", "3"], "no option '--replicas'"),
+        (["out", "--plan", "plan.json", "--copies", "3"], "no option '--copies'"),
         (["plan.json"], "a folder is needed"),
         (["out", "--plan", __file__], "--plan wants what `plimsoll plan --json` or"),
     ],

@@ -153,10 +153,13 @@ def test_the_wheel_is_written_and_the_next_steps_are_said(tmp_path: Path, capsys
     """The file is where it is said to be; --for leaves the other ways out; --json lists what is in it."""
     assert main(["inside", "wheel", str(tmp_path / "new")]) == 0
     out = capsys.readouterr().out
-    assert all(word in out for word in ("Kubernetes", "docker run", "pip install", "initContainers"))
+    assert all(word in out for word in ("Kubernetes", "docker run", "pip install", "--for patch"))
     (written,) = (tmp_path / "new").iterdir()
     assert str(written) in out
     before = written.read_bytes()
+    assert main(["inside", "wheel", str(tmp_path / "pod" / "inside.whl")]) == 0
+    assert (tmp_path / "pod" / "inside.whl").read_bytes() == before
+    capsys.readouterr()
     assert main(["inside", "wheel", str(tmp_path / "new"), "--for", "docker"]) == 0
     assert "Kubernetes" not in capsys.readouterr().out
     assert main(["inside", "wheel", "--json", str(tmp_path / "new")]) == 0
@@ -171,3 +174,49 @@ def test_a_wheel_that_cannot_be_written_is_exit_3(tmp_path: Path, capsys: pytest
     (tmp_path / "file").write_text("", encoding="utf-8")
     assert main(["inside", "wheel", str(tmp_path / "file")]) == 3
     assert "cannot be written" in _one_line(capsys)
+
+
+DEPLOYMENT = """\
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: chat}
+spec: {template: {spec: {containers: [{name: vllm, image: "IMAGE", args: [a/b, ARGS]}]}}}
+"""
+BOTH = "--worker-extension-cls, plimsoll.inside.Probe, --middleware, plimsoll.inside.Gate"
+
+
+@each(("image", "words", "more", "code", "says"), [
+    ("vllm/vllm-openai:v0.25.1", "--port, '80'", [], 0, "by the tag of the image vllm/vllm-openai:v0.25.1; no vLLM was read"),
+    ("vllm/vllm-openai:v0.25.1", "--port, '80'", ["--require", "gate"], 1, "the command does not ask for it"),
+    ("vllm/vllm-openai:v0.25.1", BOTH, ["--require", "gate,probe", "--require", "drain"], 0, "takes plimsoll.inside"),
+    ("vllm/vllm-openai:v0.25.1", f"{BOTH}, --swap-space, '4'", ["--require", "gate"], 1, "this vLLM refuses the command"),
+    ("vllm/vllm-openai:v0.32.0", f"{BOTH}, --grpc", ["--require", "gate"], 1, "gate: no: --grpc: a gRPC server"),
+    ("vllm/vllm-openai:latest", "--port, '80'", [], 0, "its image names no release: judged as"),
+    ("vllm/vllm-openai:latest", BOTH, ["--vllm", "0.22.0"], 0, "vLLM 0.22.0: takes plimsoll.inside"),
+    ("vllm/vllm-openai:v0.25.1", BOTH, ["--require", "wings"], 2, "it is one of probe, gate"),
+    ("vllm/vllm-openai:v0.25.1", BOTH, ["--vllm", "0.22.0", "--vllm-dir", "/x"], 2, "give one"),
+])  # fmt: skip
+def test_a_deployment_is_judged_by_its_image(
+    image: str, words: str, more: list[str], code: int, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No vLLM has to be at hand; what CI requires must work in that release and be asked for by the command."""
+    (tmp_path / "d.yaml").write_text(DEPLOYMENT.replace("IMAGE", image).replace("ARGS", words), encoding="utf-8")
+    capsys.readouterr()
+    assert main(["inside", "check", *more, str(tmp_path / "d.yaml")]) == code
+    captured = capsys.readouterr()
+    assert says in " ".join((captured.out + captured.err).split())
+
+
+def test_two_releases_in_one_file_are_two_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each image is judged by its own tag, and JSON holds both."""
+    texts = [
+        DEPLOYMENT.replace("IMAGE", f"vllm/vllm-openai:v{release}").replace("ARGS", BOTH) for release in ("0.22.0", "0.25.1")
+    ]
+    (tmp_path / "d.yaml").write_text("---\n".join(texts), encoding="utf-8")
+    assert main(["inside", "check", str(tmp_path / "d.yaml")]) == 0
+    out = capsys.readouterr().out
+    assert "vLLM 0.22.0: takes" in out
+    assert "vLLM 0.25.1: takes" in out
+    assert main(["inside", "check", "--json", str(tmp_path / "d.yaml")]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert [body["vllm"], *(other["vllm"] for other in body["others"])] == ["0.22.0", "0.25.1"]

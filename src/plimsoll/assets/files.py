@@ -174,7 +174,7 @@ def _write(target: Path, content: bytes) -> None:
         with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".", suffix=".new", delete=False) as file:
             temporary = Path(file.name)
             file.write(content)
-            os.fchmod(file.fileno(), 0o755 if target.suffix == ".sh" else 0o644)
+            os.fchmod(file.fileno(), 0o755 if content.startswith(b"#!") else 0o644)
         temporary.replace(target)
     except OSError as error:
         if temporary is not None:

@@ -132,7 +132,8 @@ def _zipped(files: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def write_wheel(wheel: Wheel, folder: str) -> Path:
-    """Put the wheel into a folder, which is made if need be; the file appears whole or not at all."""
-    write_files(folder, {wheel.name: wheel.content})
-    return Path(folder) / wheel.name
+def write_wheel(wheel: Wheel, where: str) -> Path:
+    """Put the wheel into a folder, which is made if need be, or write the .whl file that is named; whole or not at all."""
+    path = Path(where) if where.endswith(".whl") else Path(where) / wheel.name
+    write_files(str(path.parent), {path.name: wheel.content})
+    return path

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+from plimsoll.assets.kubernetes import INSIDE_WHEEL, SECRET, guard_files
 from plimsoll.assets.launch_command import vendor_of
+from plimsoll.assets.monitoring import monitoring_files
 from plimsoll.assets.rendering import flag_lines, render
 from plimsoll.assets.settings import AssetSettings, Command
 from plimsoll.hardware.cards import Vendor
@@ -35,25 +38,24 @@ FILES = {
         "{name}.env.example": "env.example",
     },
     "compose": {"compose.yaml": "compose.yaml", "haproxy.cfg": "haproxy.cfg", "plimsoll.toml": "plimsoll.toml"},
-    "kubernetes": {
-        "{name}.yaml": "kubernetes-server.yaml", "guard.yaml": "kubernetes-guard.yaml", "plimsoll.toml": "plimsoll.toml",
-        "kustomization.yaml": "kustomization.yaml",
-    },
+    "kubernetes": {"{name}.yaml": "kubernetes-server.yaml"},  # and guard's files: kubernetes.py
 }  # fmt: skip
 WAYS = tuple(FILES)
 
 
 def launch_files(settings: AssetSettings, ways: Sequence[str]) -> dict[str, str]:
     """Paths and texts of the files for these ways."""
-    context = _context(settings) if ways else {}
-    return {
-        f"{way}/{path.format(name=settings.name)}": render(template, way=way, **context)
-        for way in ways
-        for path, template in FILES[way].items()
-    }
+    made: dict[str, str] = {}
+    for way in ways:
+        context = _context(settings, way)
+        for path, template in FILES[way].items():
+            made[f"{way}/{path.format(name=settings.name)}"] = render(template, way=way, **context)
+        if way == "kubernetes":
+            made |= guard_files(settings, way, monitoring_files(settings), **context)
+    return made
 
 
-def _context(settings: AssetSettings) -> dict[str, object]:
+def _context(settings: AssetSettings, way: str) -> dict[str, Any]:
     command, plan = settings.planned, settings.plan
     is_amd = plan is not None and vendor_of(plan.gpu) is Vendor.AMD
     model = command.words[2] if len(command.words) > 2 else ""
@@ -61,11 +63,22 @@ def _context(settings: AssetSettings) -> dict[str, object]:
     environment = dict(command.environment)
     if command.has_gate:  # the mounted wheel stands where Python looks first
         own = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = f"/plimsoll/{settings.wheel}" + (f":{own}" if own else "")
+        wheel = INSIDE_WHEEL if way == "kubernetes" else f"/plimsoll/{settings.wheel}"
+        environment["PYTHONPATH"] = wheel + (f":{own}" if own else "")
+    cluster = settings.cluster
     has_api_key = "VLLM_API_KEY" in command.secrets
     return {
         "name": settings.name,
-        "namespace": settings.namespace,
+        "cluster": cluster,
+        "namespace": cluster.namespace,
+        "guard_replicas": 1,
+        "secret": SECRET,
+        "secret_variables": command.secrets,
+        "inside_wheel": INSIDE_WHEEL,
+        "server_file": f"{settings.name}.yaml",
+        "proxy_namespace": cluster.gateway.partition("/")[0] or "ingress-nginx",
+        "engines": _engines(settings, way),
+        "has_plan": True,
         "model": plan.model if plan is not None else settings.name,
         "command": command,
         "words": _container_words(command),
@@ -77,8 +90,7 @@ def _context(settings: AssetSettings) -> dict[str, object]:
         "client_paths": client_paths(settings.vllm),
         "proxy_port": PROXY_PORT if command.port != PROXY_PORT else PROXY_PORT + 1,
         "guard_port": settings.guard_port,
-        "guard_image": "YOUR-IMAGE-WITH-PLIMSOLL",  # Python 3.11 or newer with plimsoll in it
-        "image": f"vllm/vllm-openai{'-rocm' if is_amd else ''}:v{settings.vllm}",
+        "image": cluster.server_image or f"vllm/vllm-openai{'-rocm' if is_amd else ''}:v{settings.vllm}",
         "wheel": settings.wheel,
         "is_amd": is_amd,
         "gpus": plan.gpus if plan is not None else 1,
@@ -93,6 +105,15 @@ def _context(settings: AssetSettings) -> dict[str, object]:
             *(["api.key"] if has_api_key else []),
         ],
     }
+
+
+def _engines(settings: AssetSettings, way: str) -> list[tuple[str, str]]:
+    """Name and address of each engine; none where pods have no names that stay, and guard discovers them."""
+    name, port, cluster = settings.name, settings.planned.port, settings.cluster
+    if way != "kubernetes":
+        return [(name, f"http://{name if way == 'compose' else '127.0.0.1'}:{port}")]
+    count = cluster.replicas if cluster.workload == "StatefulSet" else 0
+    return [(f"{name}-{number}", f"http://{name}-{number}.{name}:{port}") for number in range(count)]
 
 
 def client_paths(release: str) -> tuple[str, ...]:

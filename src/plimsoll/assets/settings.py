@@ -91,6 +91,40 @@ class Command:
     has_connector: bool = False  # Whether it shares its KV cache with something else: guard then only observes, too
 
 
+@dataclass(frozen=True, slots=True)
+class Toleration:
+    """A taint that the server's pods bear."""
+
+    key: str
+    value: str = ""  # empty: whatever its value
+    effect: str = ""  # empty: every effect
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Where in Kubernetes the objects go, and what the user wants them to say."""
+
+    namespaces: tuple[str, ...] = ("models",)  # those of the engines; guard lives in the first
+    guard: str = "plimsoll-guard"  # what guard's objects are called, its Lease among them
+    selector: str = ""  # labels of the engines' pods; empty: app=NAME
+    image: str = ""  # plimsoll's own, for guard and for the init container
+    server_image: str = ""  # empty: vLLM's own image of the plan's release
+    replicas: int = 1
+    port: int = 8000  # of the engines
+    workload: str = "StatefulSet"
+    host: str = "llm.example.com"
+    gateway: str = ""  # NAMESPACE/NAME of a Gateway; empty: an Ingress
+    requests: tuple[tuple[str, str], ...] = ()
+    limits: tuple[tuple[str, str], ...] = ()
+    tolerations: tuple[Toleration, ...] = ()
+    node_selector: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def namespace(self) -> str:
+        """The one that guard and a launched server live in."""
+        return self.namespaces[0]
+
+
 @dataclass(frozen=True)
 class AssetSettings:
     """A plan, a version, and the names that the files call each other by."""
@@ -103,7 +137,7 @@ class AssetSettings:
     name: str = "vllm"
     """Of the unit, the service, the StatefulSet, the label `app` and, unless told otherwise, Prometheus's job."""
     own_job: str = ""  # What the user's Prometheus calls the job that scrapes the engines, if it is not the name
-    namespace: str = "models"
+    cluster: Cluster = Cluster()
     targets: tuple[str, ...] = ("127.0.0.1:8000",)  # Host and port of every engine, for Prometheus
     guard_port: int = 9790
     guard_target: str = "127.0.0.1:9790"

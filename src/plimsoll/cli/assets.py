@@ -1,8 +1,11 @@
 """usage: plimsoll assets OUT_DIR [--plan PLAN.json] [options]
+       plimsoll assets OUT_DIR --for guard [options]
+       plimsoll assets OUT_DIR --for patch DEPLOYMENT.yaml [options]
 
 Writes what a team needs to launch a vLLM server and to watch it, from one plan, right for its vLLM version: a start script,
 systemd units, a compose file, Kubernetes manifests, an HAProxy configuration, guard's configuration, alert rules with their
-tests, and dashboards.
+tests, and dashboards. For servers that run in Kubernetes already: guard beside them (--for guard), and plimsoll.inside, probes
+and a grace period as a patch of their Deployment (--for patch).
 
 {options}
 
@@ -11,7 +14,7 @@ checksums by which that is known. Secrets are never generated: each file says wh
 
 Exit codes: 0 done; 1 --check found a difference, an edited file was kept although what is generated has changed, or the plan
 says that the server does not start; 2 your input is wrong; 3 nothing can be read or written there.
-Read on: docs/assets.md, docs/launch.md, docs/monitoring.md
+Read on: docs/assets.md, docs/kubernetes.md, docs/launch.md, docs/monitoring.md
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +43,30 @@ from plimsoll.assets.files import (
     write_files,
 )
 from plimsoll.assets.inside_wheel import make_wheel, wheel_name
+from plimsoll.assets.kubernetes import (
+    LABEL_VALUE,
+    QUANTITY,
+    default_image,
+    guard_files,
+    is_selector,
+    one_image,
+    one_name,
+    pairs_of,
+    tolerations_of,
+    words_of,
+)
 from plimsoll.assets.launch import WAYS, launch_files
 from plimsoll.assets.launch_command import facts_of, planned_line, ready, release_of, why_it_does_not_fit
 from plimsoll.assets.monitoring import monitoring_files
+from plimsoll.assets.patch import patch_files
 from plimsoll.assets.rendering import headed
-from plimsoll.assets.settings import AlertSlo, AssetSettings
+from plimsoll.assets.settings import AlertSlo, AssetSettings, Cluster
 from plimsoll.cli.main import OptionsCommand
 from plimsoll.errors import BadInput, Found
-from plimsoll.launch.command_line import launches_in
-from plimsoll.launch.options import Words, option, switch
+from plimsoll.guard.adapters.cluster import LEASE_NAME, NAMESPACE, OBJECT_NAME
+from plimsoll.launch.command_line import engine_meant, launches_in
+from plimsoll.launch.files import read_objects
+from plimsoll.launch.options import Words, count, option, options_of, switch
 from plimsoll.models.files import parse_json, read_json
 from plimsoll.plan.read import installed_vllm
 from plimsoll.redaction import redact_words
@@ -56,7 +75,10 @@ from plimsoll.render.terminal import show
 from plimsoll.vllm.versions import Behaviour, Engine, engine_named
 
 WHAT = ("systemd", "compose", "kubernetes", "monitoring")
-KINDS = (*WHAT, "all")
+IN_CLUSTER = ("guard", "patch")  # for servers that exist: no plan is needed
+KINDS = (*WHAT, "all", *IN_CLUSTER)
+CLUSTER_OPTIONS = ("namespace", "name", "selector", "image", "replicas", "port")
+LAUNCH_OPTIONS = ("server_image", "workload", "requests", "limits", "toleration", "node_selector", "host", "gateway")
 PLAN_MAX_BYTES = 16 << 20
 
 
@@ -66,19 +88,47 @@ class AssetsOptions(Words):
 
     plan: str | None = option("PLAN.json", "what `plan --json` or `tune --json` printed; -: standard input; else monitoring")
     vllm: str | None = option("VERSION", "without a plan: default the vLLM installed beside plimsoll, else the newest known")
-    kind: str | None = option("WHAT", f"{', '.join(WHAT)} or all; default: what can be made", name="--for", choices=KINDS)
+    kind: str | None = option(
+        "WHAT", f"{', '.join(WHAT)} or all; guard or patch; default: what can be made", name="--for", choices=KINDS
+    )
     slo: str | None = option("ttft=2s", "what users were promised: the first token within; no alert asks for tpot=50ms yet")
     job: str | None = option("NAME", "what your Prometheus calls the job that scrapes the engines; default: vllm")
     check: bool = switch("write nothing; show how OUT_DIR differs from what would be generated, and exit 1 if it does")
     force: bool = switch("overwrite files that somebody has edited")
     json: bool = switch("one JSON object, schema plimsoll.assets/1")
+    namespace: tuple[str, ...] = option(
+        "NAME", "of the engines, several with commas; guard lives in the first; default: models",
+        default=(), may_repeat=True, heading="Kubernetes (--for guard, patch or kubernetes)",
+    )  # fmt: skip
+    name: str | None = option("NAME", "of guard's objects (plimsoll-guard), or of a launched server (vllm)")
+    selector: str | None = option("LABELS", "of the engines' pods, such as app=vllm,tier=chat; default: app=vllm")
+    image: str | None = option("IMAGE", "plimsoll's own, for guard and the init container; default: plimsoll:VERSION")
+    replicas: int | None = option("N", "of guard, or of a launched server; default: 1", read=partial(count, most=500))
+    port: int | None = option("N", "of the engines, with --for guard; default: 8000", read=partial(count, most=65535))
+    server_image: str | None = option(
+        "IMAGE", "vLLM's; default: vllm/vllm-openai of the plan's release", heading="A launched server (--for kubernetes)"
+    )
+    workload: str | None = option(
+        "KIND", "statefulset or deployment; default: statefulset", choices=("statefulset", "deployment")
+    )
+    requests: tuple[str, ...] = option("cpu=8,memory=64Gi", "resources that it asks for", default=(), may_repeat=True)
+    limits: tuple[str, ...] = option("memory=96Gi", "and may not exceed, beside the plan's GPUs", default=(), may_repeat=True)
+    toleration: tuple[str, ...] = option("TAINT", "KEY[=VALUE][:EFFECT] that it bears", default=(), may_repeat=True)
+    node_selector: tuple[str, ...] = option("LABEL=VALUE", "of the nodes it runs on", default=(), may_repeat=True)
+    host: str | None = option("NAME", "by which clients reach it; default: llm.example.com")
+    gateway: str | None = option("NAMESPACE/NAME", "a Gateway: an HTTPRoute is written instead of an Ingress")
 
 
 def run(options: AssetsOptions) -> int:
     """Read the plan, make the texts, compare, write."""
     words = [*options.rest, *(options.verbatim or ())]
-    if len(words) != 1 or not words[0].strip("-"):
-        raise BadInput("say where: plimsoll assets OUT_DIR [--plan PLAN.json]")
+    is_patch = options.kind == "patch"
+    if len(words) != 1 + is_patch or not words[0].strip("-"):
+        usage = "OUT_DIR --for patch DEPLOYMENT.yaml" if is_patch else "OUT_DIR [--plan PLAN.json]"
+        raise BadInput(f"say where: plimsoll assets {usage}")
+    _check_goes_with(options)
+    if is_patch:
+        return _patch(options, words[0], words[1])
     plan = None if options.plan is None else _plan(options.plan)
     ways = _ways(options.kind, has_plan=plan is not None)
     try:
@@ -94,6 +144,18 @@ def run(options: AssetsOptions) -> int:
             f'alerts ask for job="{settings.job}"; if your Prometheus calls the engines\' job otherwise: --job NAME',
         )
     return _carry_out(options, words[0], settings, _wanted(settings, plan, ways), ways, notes)
+
+
+def _patch(options: AssetsOptions, folder: str, file: str) -> int:
+    """Write the patch of a file's servers."""
+    starts = read_objects(file, sys.stdin.buffer if file == "-" and sys.stdin is not None else None)
+    cluster = _cluster(options)
+    texts, notes = patch_files(starts, cluster.image, options.vllm)
+    engine = engine_meant(starts[0].launch, options.vllm)
+    made_by = _made_by(options, engine.release, None, None, Path(file).name)
+    settings = AssetSettings(engine.release, cluster=cluster, made_by=made_by)
+    wanted = {path: headed(path, text, made_by).encode() for path, text in texts.items()}
+    return _carry_out(options, folder, settings, wanted, ("patch",), (*notes, *_guesses(options)))
 
 
 def _plan(path: str) -> Mapping[str, Any]:
@@ -121,6 +183,8 @@ def _of_tuning(loaded: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _ways(wish: str | None, *, has_plan: bool) -> tuple[str, ...]:
+    if wish in IN_CLUSTER:
+        return (wish,)
     if not has_plan and wish not in (None, "monitoring"):
         raise BadInput(
             f"--for {wish} needs a plan: plimsoll plan --json --gpu NAME vllm serve MODEL ... > plan.json; then --plan"
@@ -133,10 +197,13 @@ def _ways(wish: str | None, *, has_plan: bool) -> tuple[str, ...]:
 def _settings(options: AssetsOptions, plan: Mapping[str, Any] | None) -> tuple[AssetSettings, tuple[str, ...]]:
     """What every file is made from, and what should be known of it."""
     slo, job, asked = _slo(options.slo), _job(options.job), options.vllm
+    cluster = _cluster(options)
     if plan is None:
         engine = _not_too_old(engine_named(asked or installed_vllm()))
-        settings = AssetSettings(engine.release, slo=slo, own_job=job, made_by=_made_by(options, engine.release, None, None))
-        return settings, (engine.note,) if engine.note else ()
+        settings = AssetSettings(
+            engine.release, slo=slo, own_job=job, cluster=cluster, made_by=_made_by(options, engine.release, None, None)
+        )
+        return settings, (*([engine.note] if engine.note else []), *_guesses(options))
     name = options.plan or ""
     facts = facts_of(plan, name)
     engine = _not_too_old(engine_named(release_of(plan, name), f"{name}:"))
@@ -153,12 +220,73 @@ def _settings(options: AssetsOptions, plan: Mapping[str, Any] | None) -> tuple[A
         made.command,
         slo,
         made.timers,
+        one_name(options.name, "--name", "vllm", NAMESPACE),
         own_job=job,
+        cluster=replace(cluster, port=made.command.port),
         targets=(f"127.0.0.1:{made.command.port}",),
         wheel=wheel_name(),
         made_by=_made_by(options, engine.release, plan, line),
     )
-    return settings, (*_doubts(plan), *made.notes)
+    return settings, (*_doubts(plan), *made.notes, *_guesses(options))
+
+
+def _check_goes_with(options: AssetsOptions) -> None:
+    """BadInput for an option that changes nothing of what is asked for."""
+    launched = options.kind in (None, "all", "kubernetes") and options.plan is not None
+    taken = {
+        "plan": options.kind not in IN_CLUSTER,
+        "slo": options.kind != "patch",
+        "job": options.kind != "patch",
+        "namespace": launched or options.kind in IN_CLUSTER,
+        "image": launched or options.kind in IN_CLUSTER,
+        "name": launched or options.kind == "guard",
+        "replicas": launched or options.kind == "guard",
+        "selector": options.kind == "guard",
+        "port": options.kind == "guard",
+    }
+    taken |= dict.fromkeys(LAUNCH_OPTIONS, launched)
+    if launched and sum(text.count(",") + 1 for text in options.namespace) > 1:
+        raise BadInput("--namespace: a launched server has one; --for guard takes several")
+    for field, is_taken in taken.items():
+        if getattr(options, field) and not is_taken:
+            raise BadInput(f"{options_of(options)[field].name} changes nothing here (plimsoll assets --help)")
+
+
+def _cluster(options: AssetsOptions) -> Cluster:
+    """What the user wants of the objects in Kubernetes."""
+    selector = options.selector or ""
+    if selector and not is_selector(selector):
+        raise BadInput(f"--selector {selector[:60]!r}: it is LABEL=VALUE, several with commas")
+    amounts = "cpu=8 or memory=64Gi"
+    return Cluster(
+        namespaces=words_of(options.namespace, "--namespace", NAMESPACE, "the name of a namespace") or ("models",),
+        guard=one_name(options.name, "--name", LEASE_NAME, NAMESPACE) if options.kind == "guard" else LEASE_NAME,
+        selector=selector,
+        image=one_image(options.image, "--image", default_image()),
+        server_image=one_image(options.server_image, "--server-image"),
+        replicas=options.replicas or 1,
+        port=options.port or 8000,
+        workload={"deployment": "Deployment"}.get(options.workload or "", "StatefulSet"),
+        host=one_name(options.host, "--host", "llm.example.com"),
+        gateway=one_name(options.gateway, "--gateway", "", f"{NAMESPACE}/{OBJECT_NAME}"),
+        requests=pairs_of(options.requests, "--requests", QUANTITY, amounts),
+        limits=pairs_of(options.limits, "--limits", QUANTITY, amounts),
+        tolerations=tolerations_of(options.toleration),
+        node_selector=pairs_of(options.node_selector, "--node-selector", LABEL_VALUE, "LABEL=VALUE"),
+    )
+
+
+def _guesses(options: AssetsOptions) -> tuple[str, ...]:
+    """What was not said and had to be assumed, of objects in Kubernetes."""
+    said = []
+    if options.kind == "guard" and not (options.selector and options.namespace):
+        where = ", ".join(options.namespace) or "models"
+        said.append(
+            f"guard looks for pods with {options.selector or 'app=vllm'} in {where}: --selector and --namespace say otherwise"
+        )
+    if options.kind in ("guard", "patch", "kubernetes") and options.image is None:
+        said.append(f"the image is {default_image()}, which your cluster must be able to pull: --image says otherwise")
+    return tuple(said)
 
 
 def _doubts(plan: Mapping[str, Any]) -> tuple[str, ...]:
@@ -194,12 +322,16 @@ def _job(text: str | None) -> str:
     return text or ""
 
 
-def _made_by(options: AssetsOptions, release: str, plan: Mapping[str, Any] | None, line: str | None) -> tuple[str, ...]:
+def _made_by(
+    options: AssetsOptions, release: str, plan: Mapping[str, Any] | None, line: str | None, file: str = ""
+) -> tuple[str, ...]:
     """Which plan, version and command: without the folder and the switches, which change no byte."""
-    words = ["plimsoll", "assets", "OUT_DIR"]
-    for name in ("plan", "vllm", "slo", "job"):
-        if (value := getattr(options, name)) is not None:
-            words += [f"--{name}", value.rpartition("/")[2] if name == "plan" else value]
+    words = ["plimsoll", "assets", "OUT_DIR", *(["--for", options.kind] if options.kind in IN_CLUSTER else [])]
+    words += [file] if file else []
+    for name in ("plan", "vllm", "slo", "job", *CLUSTER_OPTIONS, *LAUNCH_OPTIONS):
+        value = getattr(options, name)
+        for text in value if isinstance(value, tuple) else () if value is None else (str(value),):
+            words += [options_of(options)[name].name, text.rpartition("/")[2] if name == "plan" else text]
     said = " ".join(word if word.isprintable() else "?" for word in map(shlex.quote, redact_words(words)))
     lines = [f"Made by plimsoll {plimsoll.__version__} for vLLM {release}: {said}"]
     if plan is not None:
@@ -212,8 +344,13 @@ def _wanted(settings: AssetSettings, plan: Mapping[str, Any] | None, ways: tuple
     """Every file for these ways, by its path in the folder."""
     texts: dict[str, str] = {}
     launched = [way for way in ways if way in WAYS]
-    if "monitoring" in ways or "kubernetes" in ways:
+    if "monitoring" in ways:
         texts |= monitoring_files(settings)
+    if "guard" in ways:
+        texts |= guard_files(
+            settings, "guard", monitoring_files(settings), (), guard_replicas=settings.cluster.replicas, has_api_key=False,
+            has_plan=False, secret_variables=(), server_file="",
+        )  # fmt: skip
     texts |= launch_files(settings, launched)
     wanted = {
         path: headed(path, text, settings.made_by).encode() for path, text in texts.items() if path.partition("/")[0] in ways
@@ -229,7 +366,7 @@ def _beside(settings: AssetSettings, plan: Mapping[str, Any], launched: list[str
     made = {f"{way}/plan.json": text for way in launched}
     if settings.command is not None and settings.command.has_gate:
         content = make_wheel().content
-        made |= {f"{way}/{settings.wheel}": content for way in launched}
+        made |= {f"{way}/{settings.wheel}": content for way in launched if way != "kubernetes"}
     return made
 
 

@@ -1,11 +1,12 @@
-"""usage: plimsoll inside check [--python PATH | --vllm-dir DIR] [--json] [WHAT]
-       plimsoll inside wheel [OUT_DIR] [--for kubernetes|docker|pip] [--json]
+"""usage: plimsoll inside check [--python PATH | --vllm-dir DIR | --vllm VERSION] [--require PART,...] [--json] [WHAT]
+       plimsoll inside wheel [OUT_DIR | FILE.whl] [--for kubernetes|docker|pip] [--json]
 
 What runs in vLLM's own processes: memory figures, an honest readiness, drain, shedding and a recording of the traffic.
 
 check  says whether a vLLM will take it, what is lost where it does not take all, and the exact flags. vLLM is not imported:
   its sources are read, so it takes about a second and touches no GPU. WHAT is a start command (-- vllm serve MODEL ...), a
-  script, a compose file or a manifest: its flags are judged too, and it is printed with plimsoll.inside in it.
+  script, a compose file or a manifest: its flags are judged too, and it is printed with plimsoll.inside in it. A manifest's
+  image is judged by its tag: no vLLM has to be at hand. --require is for CI: exit 1 unless those parts work and are asked for.
 wheel  writes plimsoll.inside as a wheel without dependencies, to be mounted into a stock image, and says how. OUT_DIR: here,
   unless another folder is named.
 
@@ -18,7 +19,7 @@ Read on: docs/inside.md
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from plimsoll.assets.inside_wheel import ENTRY_POINTS, make_wheel, write_wheel
@@ -26,13 +27,24 @@ from plimsoll.cli.main import OptionsCommand
 from plimsoll.errors import BadInput
 from plimsoll.inside.survive.support import proven_lines
 from plimsoll.launch import installed_vllm
-from plimsoll.launch.command_line import Launch, config_of, launches_named
-from plimsoll.launch.inside_command import PLUGIN_NAME, PROBE_PLUGIN_NAME, Plugins, fit, with_remarks
+from plimsoll.launch.command_line import Launch, config_of, engine_meant, launches_named, version_in_image
+from plimsoll.launch.inside_command import GATE, PLUGIN_NAME, PROBE, PROBE_PLUGIN_NAME, InsideLaunch, Plugins, fit, with_remarks
 from plimsoll.launch.installed_vllm import InstalledVllm
 from plimsoll.launch.options import Words, first_given, meant, option, pid_of, switch
 from plimsoll.render import inside as report
 from plimsoll.render.terminal import show
-from plimsoll.vllm.extension_points import BY_SIGNATURE, NEEDS, TESTED, NeedAnswer, judge, verdicts
+from plimsoll.vllm.extension_points import (
+    BY_SIGNATURE,
+    NEEDS,
+    TESTED,
+    InsidePart,
+    NeedAnswer,
+    Sources,
+    Verdict,
+    answers_in,
+    judge,
+    verdicts,
+)
 from plimsoll.vllm.versions import Engine, engine_named, newest
 
 
@@ -42,6 +54,14 @@ class InsideOptions(Words):
 
     python: str | None = option("PATH", "check: the vLLM of this Python; default: the Python that runs plimsoll")
     vllm_dir: str | None = option("DIR", "check: the vLLM in this folder (site-packages, or an unpacked wheel)")
+    vllm: str | None = option("VERSION", "check: a release, where none is at hand; default: the tag of the manifest's image")
+    require: tuple[str, ...] = option(
+        "PART,...",
+        f"check: exit 1 unless these work: {', '.join(InsidePart)}",
+        default=(),
+        may_repeat=True,
+        offers=lambda: tuple(InsidePart),
+    )
     pid: int | None = option("N", read=pid_of)
     way: str | None = option("WAY", "wheel: print one way alone", name="--for", choices=report.WAYS)
     json: bool = switch("one JSON object, schema plimsoll.inside/1 (check) or plimsoll.inside-wheel/1 (wheel)")
@@ -52,7 +72,8 @@ def run(options: InsideOptions) -> int:
     verb, options = "".join(options.rest[:1]), replace(options, rest=options.rest[1:])
     if verb not in ("check", "wheel"):
         raise BadInput("say `plimsoll inside check` or `plimsoll inside wheel` (plimsoll inside --help)")
-    other = first_given(options, *(("way",) if verb == "check" else ("python", "vllm_dir", "pid")))
+    other = first_given(options, *(("way",) if verb == "check" else ("python", "vllm_dir", "pid", "vllm")))
+    other = other or ("--require" if verb == "wheel" and options.require else None)
     if other is not None:
         raise BadInput(f"{other} does not go with inside {verb}")
     return _check(options) if verb == "check" else _wheel(options)
@@ -64,27 +85,90 @@ def _check(options: InsideOptions) -> int:
         raise BadInput(f"there is no option {word}{meant(word, options)}; put -- in front of a vLLM command")
     is_given = bool(options.rest or options.verbatim or options.pid is not None)
     launches = launches_named(options, "inside check") if is_given else []
-    vllm = _vllm(options, [launch for launch, _ in launches])
-    engine = _engine(vllm)
-    answers = judge(vllm.sources, NEEDS)
+    required = tuple(part for text in options.require for part in text.split(","))
+    if unknown := next((part for part in required if part not in tuple(InsidePart)), None):
+        raise BadInput(f"--require {unknown[:40]!r}: it is one of {', '.join(InsidePart)}")
+    # One report for each release that the file deploys.
+    groups: dict[str, list[tuple[Launch, str]]] = {}
+    for launch, folder in launches:
+        groups.setdefault(_release(options, launch), []).append((launch, folder))
+    checkups = [_checkup(options, group, [InsidePart(part) for part in required]) for group in groups.values() or [[]]]
+    show(report.check_json(checkups) if options.json else report.check_text(checkups))
+    if required:
+        return 1 if any(checkup.missing for checkup in checkups) else 0
+    return 0 if all(checkup.takes_all for checkup in checkups) else 1
+
+
+def _release(options: InsideOptions, launch: Launch | None) -> str:
+    """The release that is judged by the table of releases; empty where a vLLM is read instead."""
+    if options.python is not None or options.vllm_dir is not None:
+        if options.vllm is not None:
+            raise BadInput("--vllm names a release and --python or --vllm-dir a place; give one")
+        return ""
+    if options.vllm is not None or (launch is not None and launch.image is not None):
+        return engine_meant(launch, options.vllm).release if launch is not None else engine_named(options.vllm).release
+    return ""
+
+
+def _names_release(options: InsideOptions, launch: Launch | None) -> bool:
+    named = launch is not None and (launch.vllm or (launch.image and version_in_image(launch.image)))
+    return bool(options.vllm or named)
+
+
+def _checkup(options: InsideOptions, launches: list[tuple[Launch, str]], required: Sequence[InsidePart]) -> report.Checkup:
+    first = launches[0][0] if launches else None
+    if release := _release(options, first):
+        engine = engine_meant(first, options.vllm) if first is not None else engine_named(options.vllm)
+        said, version = (
+            f"by {engine.because or '--vllm'}; no vLLM was read",
+            release if _names_release(options, first) else None,
+        )
+        if version is None:
+            engine = engine._replace(note=f"its image names no release: judged as {release}; --vllm says otherwise")
+        vllm = InstalledVllm(said, version, Sources(lambda _: None, lambda _: ()), None)
+        answers = answers_in(release)
+        evidence = TESTED.get(release, BY_SIGNATURE)
+    else:
+        vllm = _vllm(options, [launch for launch, _ in launches])
+        engine = _engine(vllm)
+        answers = judge(vllm.sources, NEEDS)
+        evidence = TESTED.get(engine.release, BY_SIGNATURE) if engine.is_exact else "by signature, read from its sources"
     plugins = _plugins(vllm, answers)
-    fitted = [fit(launch, engine, config_of(launch, folder), plugins) for launch, folder in launches]
-    remarks = [remark for inner in fitted for remark in inner.remarks]
-    checkup = report.Checkup(
+    fitted = tuple(fit(launch, engine, config_of(launch, folder), plugins) for launch, folder in launches)
+    judged = with_remarks(verdicts(answers, NEEDS), [remark for inner in fitted for remark in inner.remarks])
+    return report.Checkup(
         vllm.folder,
         vllm.version,
         engine,
-        TESTED.get(engine.release, BY_SIGNATURE) if engine.is_exact else "by signature, read from its sources",
+        evidence,
         vllm.seen.is_visible if vllm.seen is not None else None,
         vllm.seen.entry_points if vllm.seen is not None else (),
         answers,
-        with_remarks(verdicts(answers, NEEDS), remarks),
-        tuple(fitted),
+        judged,
+        fitted,
         NEEDS,
         tuple(proven_lines(vllm.version or "of unknown version")),
+        tuple(why for part in required for why in _missing(part, judged, fitted)),
     )
-    show(report.check_json(checkup) if options.json else report.check_text(checkup))
-    return 0 if checkup.takes_all else 1
+
+
+def _missing(part: InsidePart, judged: Sequence[Verdict], fitted: Sequence[InsideLaunch]) -> Iterator[str]:
+    """Why a part that is required would not be there: the release has no place for it, or a command does not ask for it."""
+    for verdict in judged:
+        if verdict.part is part and verdict.works != "yes":
+            yield f"{part}: {verdict.works}: {'; '.join(verdict.because) or 'not as it should be'}"
+    flag = PROBE if part is InsidePart.PROBE else GATE
+    for inner in fitted:
+        source = inner.checked.launch.source
+        if not inner.checked.starts:
+            yield f"{part}: {source}: this vLLM refuses the command"
+        elif flag in inner.added or (part is InsidePart.PROBE and ("PLIMSOLL_PROBE", "plugin") in _lacking(inner)):
+            yield f"{part}: {source}: the command does not ask for it ({flag})"
+
+
+def _lacking(inner: InsideLaunch) -> set[tuple[str, str]]:
+    """The variables that plimsoll.inside needs and the command does not set."""
+    return set(inner.changed) - set(inner.checked.launch.environment)
 
 
 def _plugins(vllm: InstalledVllm, answers: Sequence[NeedAnswer]) -> Plugins:

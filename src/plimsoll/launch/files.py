@@ -7,13 +7,14 @@ import re
 import select
 import stat
 from collections.abc import Mapping
+from dataclasses import replace
 from os.path import basename
 from pathlib import Path
 from typing import BinaryIO
 
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.launch.command_line import Launch, find_launch
-from plimsoll.launch.manifests import TextBudget, documents_in, launches_in_manifest
+from plimsoll.launch.manifests import ManifestStart, TextBudget, documents_in, launches_in_manifest, starts_in_manifest
 from plimsoll.launch.shell_script import commands_in
 
 BYTES_MAX = 1024 * 1024
@@ -48,6 +49,17 @@ def read_launches(path: str, stdin: BinaryIO | None = None) -> list[Launch]:
 def read_text(path: str) -> str:
     """The text of a file that may hold a vLLM start; BadInput says why it is none."""
     return _text(_bytes(path, None), path)
+
+
+def read_objects(path: str, stdin: BinaryIO | None = None) -> list[ManifestStart]:
+    """Every vLLM start in a Kubernetes manifest, with the object it stands in; BadInput for any other file."""
+    where = "standard input" if path == "-" else path
+    text, name = _text(_bytes(path, stdin), where), basename(where)
+    launches = _starts_in(text, name, where)
+    starts = starts_in_manifest(text, name) if kind_of(text, name) not in ("unit", "script") else []
+    if not starts or any(start.kind == "compose" for start in starts):
+        raise BadInput(f"{where}: no object of Kubernetes; `kubectl get deploy NAME -o yaml` prints one")
+    return [replace(start, launch=launch) for start, launch in zip(starts, launches, strict=True)]
 
 
 def read_list(path: str) -> tuple[list[Launch], list[str]]:

@@ -44,6 +44,8 @@ class InsideLaunch(NamedTuple):
 
     checked: FlagReport  # its words and variables are those of the new command
     remarks: tuple[Remark, ...]
+    added: tuple[str, ...] = ()  # the words that are ours
+    changed: tuple[tuple[str, str], ...] = ()  # variables that are ours, or that have to hold another value
 
 
 class _CommandFlags:
@@ -91,12 +93,16 @@ def fit(launch: Launch, engine: Engine, config: ConfigFile | None, plugins: Plug
     opaque = [argument.typed for argument in arguments if argument.is_opaque]
     if opaque:
         remarks.append(Remark(opaque[0], f"what it holds was not seen: look that there is no {EXTENSION_FLAG} in it"))
-    return InsideLaunch(_with_ours(checked, given), tuple(remarks))
+    words, variables = _ours(dict(checked.rewritten_environment), given)
+    environment = dict(checked.rewritten_environment) | variables
+    checked = checked._replace(rewritten=(*checked.rewritten, *words), rewritten_environment=tuple(environment.items()))
+    return InsideLaunch(checked, tuple(remarks), tuple(words), tuple(variables.items()))
 
 
-def _with_ours(checked: FlagReport, given: _CommandFlags) -> FlagReport:
-    words = list(checked.rewritten)
-    variables = dict(checked.rewritten_environment)
+def _ours(environment: Mapping[str, str], given: _CommandFlags) -> tuple[list[str], dict[str, str]]:
+    """The words to add to the command, and the variables to set."""
+    words: list[str] = []
+    variables: dict[str, str] = {}
     plugins = [PLUGIN_NAME] if given.plugins.has_stat_logger else []
     if _other_extension(given):
         variables["PLIMSOLL_PROBE"] = "plugin"
@@ -105,10 +111,10 @@ def _with_ours(checked: FlagReport, given: _CommandFlags) -> FlagReport:
         words += [EXTENSION_FLAG, PROBE]
     if GATE not in given.values(MIDDLEWARE_FLAG):
         words += [MIDDLEWARE_FLAG, GATE]
-    if PLUGIN_LIST in variables and plugins:
-        there = [name for name in variables[PLUGIN_LIST].split(",") if name.strip()]
+    if PLUGIN_LIST in environment and plugins:
+        there = [name for name in environment[PLUGIN_LIST].split(",") if name.strip()]
         variables[PLUGIN_LIST] = ",".join([*there, *(name for name in plugins if name not in there)])
-    return checked._replace(rewritten=tuple(words), rewritten_environment=tuple(variables.items()))
+    return words, variables
 
 
 def _other_extension(given: _CommandFlags) -> str:

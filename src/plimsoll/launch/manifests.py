@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from plimsoll.errors import BadInput, TooLarge
@@ -139,6 +139,8 @@ _HELM = re.compile(
     r"\{\{-?\s*(?:/\*|\$|\.(?:Values|Release|Chart|Capabilities|Files|Template)\b"
     r"|(?:include|toYaml|template|define|tpl|if|range|with|end|else)\b)"
 )
+LLM_SERVICE = "LLMInferenceService"
+LLM_SERVICE_ARGUMENTS = "VLLM_ADDITIONAL_ARGS"  # the variable by which KServe's template takes further flags
 _KUBERNETES_REFERENCE = re.compile(r"\$(\$)?\(([A-Za-z_.-][A-Za-z0-9_.-]*)\)")
 
 
@@ -150,6 +152,8 @@ class ManifestStart:
     body: dict[str, Tree]  # the service, or the container
     pod: dict[str, Tree]  # the whole Compose file, or the pod's specification
     kind: str  # "compose", or the nearest object's kind
+    owner: dict[str, Tree] = field(default_factory=dict)  # the nearest object that has a kind and a name
+    path: tuple[str, ...] = ()  # from that object to the container, list items by their number
 
 
 def launches_in_manifest(text: str, name: str) -> list[Launch]:
@@ -159,7 +163,8 @@ def launches_in_manifest(text: str, name: str) -> list[Launch]:
 
 def starts_in_manifest(text: str, name: str) -> list[ManifestStart]:
     """The same, each with what stands around it."""
-    if helm := _HELM.search(text):
+    # The same braces are Prometheus's own in its alerts.
+    if (helm := _HELM.search(text)) and not re.search(r"^kind: *PrometheusRule *$", text, re.MULTILINE):
         line = text.count("\n", 0, helm.start()) + 1
         raise BadInput(f"{name}, line {line}: this is a Helm template; render it first with `helm template`")
     starts: list[ManifestStart] = []
@@ -237,36 +242,65 @@ class _Compose:
 
 def _in_kubernetes(document: Tree, name: str) -> Iterator[ManifestStart]:
     """Walks the whole tree: whatever the kind, what matters hangs under `containers`."""
-    waiting: list[tuple[Tree, str]] = [(document, "")]  # each with the nearest object that has a kind and a name
+    waiting: list[tuple[Tree, dict[str, Tree], tuple[str, ...]]] = [(document, {}, ())]  # with the nearest object, and the way
     seen: set[int] = set()
     growth = TextBudget()
     while waiting:
-        tree, place = waiting.pop()
+        tree, owner, path = waiting.pop()
         if not isinstance(tree, (dict, list)) or id(tree) in seen:
             continue
         seen.add(id(tree))
-        children = tree
         if isinstance(tree, dict):
-            kind, metadata = tree.get("kind"), tree.get("metadata")
-            if isinstance(kind, str) and isinstance(metadata, dict):
-                place = f"{kind} {_text(metadata.get('name') or metadata.get('generateName')) or ''}".strip()
+            if isinstance(tree.get("kind"), str) and isinstance(tree.get("metadata"), dict):
+                owner, path = tree, ()
             for key in ("initContainers", "containers"):
-                yield from _in_containers(tree, key, name, place, growth)
+                yield from _in_containers(tree, key, name, owner, path, growth)
             model = tree.get("model")
-            if isinstance(model, dict) and (launch := _in_kserve_model(model, name, place, growth)):
-                yield ManifestStart(launch, model, tree, place.partition(" ")[0])
-            children = list(tree.values())
-        waiting += [(child, place) for child in reversed(children)]
+            if isinstance(model, dict) and (launch := _in_kserve_model(model, name, _place(owner), growth)):
+                yield ManifestStart(launch, model, tree, _kind(owner), owner, (*path, "model"))
+        children = list(tree.items()) if isinstance(tree, dict) else [(str(at), child) for at, child in enumerate(tree)]
+        waiting += [(child, owner, (*path, key)) for key, child in reversed(children)]
 
 
-def _in_containers(pod: dict[str, Tree], key: str, name: str, place: str, growth: TextBudget) -> Iterator[ManifestStart]:
+def _kind(owner: dict[str, Tree]) -> str:
+    return _text(owner.get("kind")) or ""
+
+
+def _place(owner: dict[str, Tree]) -> str:
+    metadata = owner.get("metadata")
+    names = metadata if isinstance(metadata, dict) else {}
+    return f"{_kind(owner)} {_text(names.get('name') or names.get('generateName')) or ''}".strip()
+
+
+def _in_containers(
+    pod: dict[str, Tree], key: str, name: str, owner: dict[str, Tree], path: tuple[str, ...], growth: TextBudget
+) -> Iterator[ManifestStart]:
     containers = pod.get(key)
-    for container in containers if isinstance(containers, list) else ():
-        if isinstance(container, dict):
-            own = container.get("name")
-            labels = (name, place, f"container {own}" if isinstance(own, str) else "")
-            if launch := find_in_container(_container(container, growth), ", ".join(filter(None, labels))):
-                yield ManifestStart(_with_references(launch), container, pod, place.partition(" ")[0])
+    for at, body in enumerate(containers if isinstance(containers, list) else ()):
+        if isinstance(body, dict):
+            own = body.get("name")
+            source = ", ".join(filter(None, (name, _place(owner), f"container {own}" if isinstance(own, str) else "")))
+            container = _container(body, growth)
+            if _kind(owner) == LLM_SERVICE and own == "main" and container.entry is None:
+                container = _llm_service(container, owner, source)
+            if launch := find_in_container(container, source):
+                launch = launch._replace(image=_text(body.get("image")) or launch.image)
+                yield ManifestStart(_with_references(launch), body, pod, _kind(owner), owner, (*path, key, str(at)))
+
+
+def _llm_service(container: Container, owner: dict[str, Tree], source: str) -> Container:
+    """KServe's LLMInferenceService: its template starts vLLM with the model and with the words of one variable."""
+    spec = owner.get("spec")
+    model = spec.get("model") if isinstance(spec, dict) else None
+    named = _text(model.get("uri")) or _text(model.get("name")) if isinstance(model, dict) else None
+    more = plain_words(dict(container.environment).get(LLM_SERVICE_ARGUMENTS, ""), source)
+    return container._replace(
+        environment=tuple(pair for pair in container.environment if pair[0] != LLM_SERVICE_ARGUMENTS),
+        image=container.image or "vllm",
+        entry=("vllm", "serve"),
+        arguments=((named or "/mnt/models").removeprefix("hf://"), *container.arguments, *more),
+        notes=(*container.notes, "KServe's own template adds arguments of its own"),
+    )
 
 
 def _in_kserve_model(model: dict[str, Tree], name: str, place: str, growth: TextBudget) -> Launch | None:
@@ -282,6 +316,11 @@ def _in_kserve_model(model: dict[str, Tree], name: str, place: str, growth: Text
     )
     launch = find_in_container(container, ", ".join(filter(None, (name, place, "model"))))
     return launch and _with_references(launch._replace(image=_text(model.get("image"))))
+
+
+def container_of(body: dict[str, Tree]) -> Container:
+    """A container of a Kubernetes manifest as the kubelet would start it."""
+    return _container(body, TextBudget())
 
 
 def _container(body: dict[str, Tree], growth: TextBudget) -> Container:

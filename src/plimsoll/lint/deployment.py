@@ -26,7 +26,8 @@ _CARD_LABELS = re.compile(
     r"gpu\.product|gke-accelerator|instance-type|gpu-name|accelerator|gpu\.nvidia\.com/model", re.IGNORECASE
 )
 _SHM = "/dev/shm"  # noqa: S108 - where it is mounted, not a file of ours
-_SLEEP = re.compile(r"(?:\bsleep|plimsoll\.inside\.leave)\s+(\d+)")
+_LEAVE = "plimsoll.inside.leave"
+_SLEEP = re.compile(rf"(?:\bsleep|{re.escape(_LEAVE)})\s+(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class Deployment:
     startup: HealthProbe | None = None
     grace_s: float | None = None  # from SIGTERM to SIGKILL
     before_stop_s: float = 0.0  # of a preStop hook or ExecStop=
+    drains_first: bool = False  # whether that hook drains the gate
     shm_bytes: int | None = None  # of /dev/shm; None: the container's default
     has_host_shm: bool = False
     memory_limit_bytes: int | None = None
@@ -182,7 +184,7 @@ def _container(path: str, start: ManifestStart, launch: Launch) -> Deployment:
     return Deployment(
         file=path, launch=launch, kind="kubernetes", line=_first_line(body),
         liveness=_probe(body, "livenessProbe"), startup=_probe(body, "startupProbe"),
-        grace_s=seconds(_text(pod, "terminationGracePeriodSeconds")), before_stop_s=before_stop,
+        grace_s=seconds(_text(pod, "terminationGracePeriodSeconds")), before_stop_s=before_stop, drains_first=_LEAVE in words,
         shm_bytes=shm, has_host_shm=mounted and shm is None, memory_limit_bytes=size(_text(limits, "memory")),
         restart=_text(pod, "restartPolicy") or "Always", is_job=start.kind in ("Job", "CronJob"),
         card=_card(pod), secrets=tuple(_open_values(body.get("env"))),
@@ -257,7 +259,8 @@ def _unit(path: str, text: str, launch: Launch) -> Deployment:
     return Deployment(
         file=path, launch=launch, kind="systemd", line=min(line for line, _ in settings.values()), has_host_shm=True,
         grace_s=seconds(value_of.get("TimeoutStopSec") or value_of.get("TimeoutSec")),
-        before_stop_s=float(slept.group(1)) if slept else 0.0, memory_limit_bytes=size(value_of.get("MemoryMax")),
+        before_stop_s=float(slept.group(1)) if slept else 0.0, drains_first=_LEAVE in value_of.get("ExecStop", ""),
+        memory_limit_bytes=size(value_of.get("MemoryMax")),
         restart=value_of.get("Restart", "no"), unit_type=value_of.get("Type"), kill_mode=value_of.get("KillMode"),
         secrets=tuple(variables), lines={name: settings[key][0] for name, key in names.items() if key in settings},
     )  # fmt: skip

@@ -153,7 +153,7 @@ def _stopping(server: _Server) -> Iterator[Trap]:
         title = f"{key} is {grace:.0f} s{default}, and a stop takes {needs:.0f} s"
         fix = {"compose": f"{key}: {needs:.0f}s", "kubernetes": f"{key}: {needs:.0f}", "systemd": f"{key}={needs:.0f}"}[at.kind]
         yield server.trap("stop.grace", Severity.CRITICAL, "grace_s", title, why, fix)
-    if knows and not drain:
+    if knows and not drain and not at.drains_first:
         why = "vLLM's default is 0: SIGTERM aborts every request in flight"
         fix = f"--shutdown-timeout 60, and {key} of at least {60 + at.before_stop_s + TEARDOWN_S:.0f} s"
         yield server.trap("stop.no-drain", Severity.INFO, "command", "no --shutdown-timeout", why, fix)

@@ -14,6 +14,8 @@ _STEPS = {
     "compose": "the top of compose/compose.yaml, docs/launch.md#compose",
     "kubernetes": "the top of kubernetes/kustomization.yaml, docs/launch.md#kubernetes",
     "monitoring": "docs/monitoring.md",
+    "guard": "the top of guard/kustomization.yaml, docs/kubernetes.md",
+    "patch": "the top of patch/kustomization.yaml, docs/kubernetes.md#patch",
 }
 
 

@@ -36,6 +36,7 @@ class Checkup(NamedTuple):
     fitted: tuple[InsideLaunch, ...]  # one for each command that was given
     needs: tuple[Need, ...]
     survive: tuple[str, ...] = ()  # where containment is armed with this release, in lines
+    missing: tuple[str, ...] = ()  # why parts that are required would not be there
 
     @property
     def takes_all(self) -> bool:
@@ -44,10 +45,15 @@ class Checkup(NamedTuple):
         return works and self.is_visible is not False and all(fitted.checked.starts for fitted in self.fitted)
 
 
-def check_json(checkup: Checkup) -> str:
-    """One object, schema plimsoll.inside/1."""
+def check_json(checkups: Sequence[Checkup]) -> str:
+    """One object, schema plimsoll.inside/1; of several releases the first, with the `others` in it."""
+    first, *others = map(_checkup_json, checkups)
+    return json.dumps(first | ({"others": others} if others else {}), indent=2, ensure_ascii=False)
+
+
+def _checkup_json(checkup: Checkup) -> dict[str, object]:
     needs = {need.name: need for need in checkup.needs}
-    body = {
+    return {
         "schema": "plimsoll.inside/1",
         "vllm": checkup.version,
         "vllm_folder": one_line(checkup.folder),
@@ -60,9 +66,9 @@ def check_json(checkup: Checkup) -> str:
         "survive": list(checkup.survive),
         "flags": list(FLAGS),
         "commands": [_command_json(fitted) for fitted in checkup.fitted],
+        "missing": [one_line(why) for why in checkup.missing],
         "notes": _notes(checkup),
     }
-    return json.dumps(body, indent=2, ensure_ascii=False)
 
 
 def _part_json(verdict: PartVerdict) -> dict[str, object]:
@@ -99,8 +105,12 @@ def _command_json(fitted: InsideLaunch) -> dict[str, object]:
     }
 
 
-def check_text(checkup: Checkup) -> Report:
-    """The verdict first, then what is lost, then what to type."""
+def check_text(checkups: Sequence[Checkup]) -> Report:
+    """For each release the verdict first, then what is lost, then what to type."""
+    return Report([line for at, checkup in enumerate(checkups) for line in ([""] if at else []) + _checkup_text(checkup)])
+
+
+def _checkup_text(checkup: Checkup) -> Report:
     named = f"vLLM {one_line(checkup.version)}" if checkup.version else "vLLM of unknown version"
     style = GOOD if checkup.takes_all else BAD
     report = Report(
@@ -131,6 +141,9 @@ def check_text(checkup: Checkup) -> Report:
         report += ["", Line("With plimsoll.inside:", 2, BOLD), "", Whole(f"  {command}"), *put_back(command)]
     if not checkup.fitted:
         report += ["", Line("Add to the command:", 2, BOLD), "", Whole(f"  {' '.join(FLAGS)}")]
+    report += (
+        ["", *(Line(f"  {'required':<10}{one_line(why)}", 12, BAD, 12) for why in checkup.missing)] if checkup.missing else []
+    )
     opened = "Endpoints other than /plimsoll/ready open with PLIMSOLL_TOKEN or PLIMSOLL_TOKEN_FILE in the environment."
     return Report([*report, "", opened])
 
@@ -166,49 +179,28 @@ def _notes(checkup: Checkup) -> list[str]:
 
 WAYS = ("kubernetes", "docker", "pip")
 _KUBERNETES = """\
-Kubernetes, as a ConfigMap (its limit is 1 MiB; in a manifest, `kubectl apply` needs --server-side for it):
+Kubernetes: `plimsoll assets OUT --for patch DEPLOYMENT.yaml` writes a patch with all of it, from plimsoll's own image. Without
+that image, as a ConfigMap (its limit is 1 MiB; in a manifest, `kubectl apply` needs --server-side for it):
 
   kubectl create configmap plimsoll-inside --from-file={path}
+  kubectl create secret generic plimsoll --from-file=gate.token
 
   # in the pod's template
   spec:
     volumes:
-      - name: plimsoll-inside
-        configMap:
-          name: plimsoll-inside
+      - {{name: plimsoll-inside, configMap: {{name: plimsoll-inside}}}}
+      - {{name: plimsoll-token, secret: {{secretName: plimsoll}}}}
     containers:
       - name: vllm
         args: [..., "--worker-extension-cls", "plimsoll.inside.Probe", "--middleware", "plimsoll.inside.Gate"]
         env:
-          - name: PYTHONPATH
-            value: /plimsoll/{name}
-          - name: PLIMSOLL_TOKEN  # kubectl create secret generic plimsoll --from-literal=token=...
-            valueFrom:
-              secretKeyRef:
-                name: plimsoll
-                key: token
+          - {{name: PYTHONPATH, value: /plimsoll/{name}}}
+          - {{name: PLIMSOLL_TOKEN_FILE, value: /run/plimsoll/gate.token}}
         readinessProbe:
           httpGet: {{path: /plimsoll/ready, port: 8000}}
         volumeMounts:
-          - name: plimsoll-inside
-            mountPath: /plimsoll
-            readOnly: true
-
-Kubernetes, from an image of yours that has plimsoll, by an init container:
-
-  spec:
-    volumes:
-      - name: plimsoll-inside
-        emptyDir: {{}}
-    initContainers:
-      - name: plimsoll-inside
-        image: YOUR-IMAGE-WITH-PLIMSOLL
-        command: ["plimsoll", "inside", "wheel", "/plimsoll"]
-        volumeMounts:
-          - name: plimsoll-inside
-            mountPath: /plimsoll
-    containers:
-      - name: vllm  # args, env and volumeMounts as above"""
+          - {{name: plimsoll-inside, mountPath: /plimsoll, readOnly: true}}
+          - {{name: plimsoll-token, mountPath: /run/plimsoll, readOnly: true}}"""
 _DOCKER = """\
 Docker:
 

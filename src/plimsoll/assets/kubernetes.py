@@ -1,0 +1,192 @@
+"""Guard's objects in Kubernetes as a kustomize base and components, with Roles made from the calls that guard makes.
+
+`--for guard` writes them for servers that exist, `--for kubernetes` beside a server that it launches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+import plimsoll
+from plimsoll.assets.names import GUARD_JOB
+from plimsoll.assets.rendering import render
+from plimsoll.assets.settings import AssetSettings, Cluster, Toleration
+from plimsoll.errors import BadInput
+from plimsoll.guard.adapters.cluster import API_CALLS, LEASE_NAME, OBJECT_NAME, ApiCall
+
+SECRET = "plimsoll"  # noqa: S105 - the name of the Secret
+"""The one Secret, in every namespace that needs a token; its keys are file names."""
+INSIDE_WHEEL = "/plimsoll/inside.whl"  # where the init container puts it, whatever version it brings
+PLUGIN = "kubectl-plimsoll"
+_LABEL = r"(?:[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+LABEL_VALUE = r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
+_IMAGE = r"[a-z0-9][\w.:/-]{0,254}(?:@sha256:[0-9a-f]{64})?"
+QUANTITY = r"\d{1,12}(?:\.\d{1,3})?(?:m|k|Ki|M|Mi|G|Gi|T|Ti)?"
+_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+# What each component is for; the operator's and Grafana's objects stand in components of their own, too.
+_PARTS = {
+    "act": "lets guard act: restarts by eviction, and what else [act] allows",
+    "quarantine": "lets guard take one pod out of its Service by a label, where [discover.kubernetes] asks for it",
+    "identities": "lets guard ask the cluster who a caller is and what he may do",
+}
+
+
+def default_image() -> str:
+    """The image that `make image` builds, by its version."""
+    return f"plimsoll:{plimsoll.__version__}"
+
+
+def words_of(given: Iterable[str], name: str, pattern: str, example: str) -> tuple[str, ...]:
+    """Every word of an option that may be given several times or with commas; BadInput for one that is none."""
+    words = tuple(dict.fromkeys(word.strip() for text in given for word in text.split(",")))
+    for word in words:
+        if not re.fullmatch(pattern, word):
+            raise BadInput(f"{name} {word[:60]!r}: it is {example}")
+    return words
+
+
+def pairs_of(given: Iterable[str], name: str, value: str, example: str) -> tuple[tuple[str, str], ...]:
+    """NAME=VALUE, several times or with commas."""
+    words = words_of(given, name, f"{_LABEL}={value}", example)
+    return tuple((word.partition("=")[0], word.partition("=")[2]) for word in words)
+
+
+def tolerations_of(given: Iterable[str]) -> tuple[Toleration, ...]:
+    """KEY, KEY=VALUE, each with an effect behind a colon or without."""
+    pattern = f"{_LABEL}(?:={LABEL_VALUE})?(?::(?:{'|'.join(_EFFECTS)}))?"
+    found = []
+    for word in words_of(given, "--toleration", pattern, "nvidia.com/gpu:NoSchedule or dedicated=llm:NoSchedule"):
+        taint, _, effect = word.partition(":")
+        key, _, value = taint.partition("=")
+        found.append(Toleration(key, value, effect))
+    return tuple(found)
+
+
+def is_selector(text: str) -> bool:
+    """Whether a text can be a label selector of equalities, which Services and PodMonitors take as well."""
+    return all(re.fullmatch(f"{_LABEL}={LABEL_VALUE}", word.strip()) for word in text.split(","))
+
+
+def one_name(text: str | None, name: str, default: str, pattern: str = OBJECT_NAME) -> str:
+    """A name of an object, or the default where none was given."""
+    if text is not None and not re.fullmatch(pattern, text):
+        raise BadInput(f"{name} {text[:60]!r} is no name that Kubernetes takes")
+    return text or default
+
+
+def one_image(text: str | None, name: str, default: str = "") -> str:
+    """An image, with its tag or digest."""
+    if text is not None and not re.fullmatch(_IMAGE, text):
+        raise BadInput(f"{name} {text[:80]!r} is no image, such as registry.example.com/plimsoll:0.1.0")
+    return text or default
+
+
+# Roles
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule of a Role."""
+
+    group: str
+    resource: str
+    verbs: tuple[str, ...]
+    names: tuple[str, ...] = ()  # of the only objects it is for
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A Role, or a ClusterRole where it has no namespace, bound to guard's account."""
+
+    name: str
+    namespace: str
+    rules: tuple[Rule, ...]
+
+
+def roles_of(cluster: Cluster, part: str, pods: tuple[str, ...] = (), calls: Sequence[ApiCall] = API_CALLS) -> list[Role]:
+    """The smallest Roles for the calls of one part: in every namespace of the engines, in guard's own, and outside of them.
+
+    `pods` are the only ones that guard may evict, where their names are known and stay.
+    """
+    name = cluster.guard if part == "observe" else f"{cluster.guard}-{part}"
+    mine = [call for call in calls if call.needed_for == part]
+    scopes = [
+        (name, space, ("fleet", "own") if space == cluster.namespace else ("fleet",)) for space in cluster.namespaces
+    ]  # fmt: skip
+    roles = []
+    # A ClusterRole has no namespace: two guards in one cluster tell theirs apart by guard's own.
+    for title, space, within in [*scopes, (f"{name}-{cluster.namespace}", "", ("cluster",))]:
+        verbs: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+        for call in mine:
+            if call.scope in within:
+                names = pods if call.resource == "pods/eviction" else (call.name.replace(LEASE_NAME, cluster.guard),)
+                names = tuple(filter(None, names))
+                verbs.setdefault((call.group, call.resource, names), []).append(call.verb)
+        rules = tuple(Rule(group, kind, tuple(dict.fromkeys(found)), names) for (group, kind, names), found in verbs.items())
+        roles += [Role(title, space, rules)] if rules else []
+    return roles
+
+
+# Files
+
+
+def guard_files(
+    settings: AssetSettings, way: str, monitoring: Mapping[str, str], engines: Sequence[tuple[str, str]], **extra: object
+) -> dict[str, str]:
+    """The base's and the components' files in the folder of a way; `extra` is what a launch adds to the templates."""
+    cluster, pods = settings.cluster, tuple(name for name, _ in engines)
+    context: dict[str, object] = {
+        "way": way,
+        "cluster": cluster,
+        "namespace": cluster.namespace,
+        "secret": SECRET,
+        "guard_port": settings.guard_port,
+        "guard_job": GUARD_JOB,
+        "job": settings.job,
+        "labels": dict(word.strip().split("=") for word in (cluster.selector or f"app={settings.name}").split(",")),
+        "roles": roles_of(cluster, "observe"),
+        "timers": settings.timers,
+        "secret_files": ["gate.token", "guard.token", "guard-read.token"],
+        "parts": [*(part for part in _PARTS if roles_of(cluster, part)), "prometheus-operator", "grafana", "volume"],
+        "engines": engines,
+        **extra,
+    }
+    made = {
+        "guard.yaml": render("kubernetes-guard.yaml", **context),
+        "kustomization.yaml": render("kustomization.yaml", **context),
+        "plimsoll.toml": render("plimsoll.toml", **context),
+        PLUGIN: files("plimsoll.assets").joinpath(f"templates/{PLUGIN}").read_text(encoding="utf-8"),
+    }
+    made |= {f"components/{path}": text for path, text in _components(context, cluster, monitoring, pods).items()}
+    return {f"{way}/{path}": text for path, text in made.items()}
+
+
+def _components(
+    context: Mapping[str, object], cluster: Cluster, monitoring: Mapping[str, str], pods: tuple[str, ...]
+) -> dict[str, str]:
+    def component(name: str, about: str, **more: object) -> str:
+        return render("component.yaml", part=name, about=about, **{**context, "resources": [], "patches": False, **more})
+
+    made: dict[str, str] = {}
+    for part, about in _PARTS.items():
+        if roles := roles_of(cluster, part, pods):
+            made[f"{part}/roles.yaml"] = render("roles.yaml", **{**context, "roles": roles})
+            made[f"{part}/kustomization.yaml"] = component(part, about, resources=["roles.yaml"], patches=part == "act")
+    dashboards = {path.rpartition("/")[2]: text for path, text in monitoring.items() if "/dashboards/" in path}
+    made |= {f"grafana/{name}": text for name, text in dashboards.items()}
+    about = "dashboards as ConfigMaps with the label that Grafana's sidecar looks for"
+    made["grafana/kustomization.yaml"] = component("grafana", about, dashboards=sorted(dashboards))
+    rules = monitoring["monitoring/rules.yml"]
+    rules = "".join(f"  {line}".rstrip() + "\n" for line in rules[rules.index("groups:") :].splitlines())
+    made["prometheus-operator/monitors.yaml"] = render("monitors.yaml", **context)
+    made["prometheus-operator/rules.yaml"] = render("operator-rules.yaml", rules=rules, **context)
+    about = "for the Prometheus operator: whom to scrape, and the alerts"
+    resources = ["monitors.yaml", "rules.yaml"]
+    made["prometheus-operator/kustomization.yaml"] = component("prometheus-operator", about, resources=resources)
+    made["volume/claim.yaml"] = render("claim.yaml", **context)
+    about = "a volume for guard's journal and evidence; without it they end with the pod"
+    made["volume/kustomization.yaml"] = component("volume", about, resources=["claim.yaml"], patches=True)
+    return made

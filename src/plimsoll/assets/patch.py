@@ -1,0 +1,444 @@
+"""A patch for vLLM servers that Kubernetes runs already: plimsoll.inside out of our image, its flags, probes, drain and grace.
+
+Only what is missing is added. What a Deployment says already stays, and is named with the reason. Deployments and their kin
+get a strategic-merge patch. In other objects (KServe's, LeaderWorkerSets) kustomize replaces whole lists, so they get a JSON
+patch, and so does a command line with a secret in it: a list would repeat the secret.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from plimsoll.assets.kubernetes import INSIDE_WHEEL, SECRET
+from plimsoll.assets.launch_command import SHUTDOWN
+from plimsoll.assets.settings import Timers, timers_of
+from plimsoll.errors import BadInput, Found
+from plimsoll.launch.command_line import EntryPoint, Launch, engine_meant, find_in_container, version_in_image
+from plimsoll.launch.inside_command import Plugins, fit, with_remarks
+from plimsoll.launch.manifests import LLM_SERVICE, LLM_SERVICE_ARGUMENTS, ManifestStart, Tree, container_of
+from plimsoll.redaction import redact_words
+from plimsoll.vllm.extension_points import NEEDS, InsidePart, answers_in, verdicts
+from plimsoll.vllm.versions import Behaviour, Engine
+
+TEMPLATED = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Pod")  # kinds whose lists Kubernetes merges by name
+MERGED_BY = {"containers": "name", "initContainers": "name", "volumes": "name", "env": "name", "volumeMounts": "mountPath"}
+INSIDE = "plimsoll-inside"  # the init container, and the volume that it fills
+MOUNT, TOKENS = "/plimsoll", "/run/plimsoll"
+START_S = 1800  # the weights are not known here: half an hour, after which a start that hangs is ended
+_HEALTH_PATHS = ("/health", "/v1/models", "/ping", "/")
+_SERVE = re.compile(r"(?:\bvllm\s+serve|-m\s*vllm\.entrypoints\.openai\.api_server)(?=\s|$)")
+_WORD = re.compile(r"[ \t]*(?:\\\n[ \t]*)*(?P<word>[^\s\\;&|<>()-][^\s;&|<>()]*)")
+
+
+@dataclass(slots=True)
+class ContainerPatch:
+    """What one container of one object is given, and what was left as it is."""
+
+    start: ManifestStart
+    engine: Engine
+    body: dict[str, Any] = field(default_factory=dict)  # fields of the container
+    pod: dict[str, Any] = field(default_factory=dict)  # fields of the pod's specification
+    added: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    holds_secret: bool = False  # in its arguments
+
+    @property
+    def where(self) -> str:
+        """The object and the container, for people."""
+        return self.start.launch.source.partition(", ")[2]
+
+
+def patch_files(starts: Sequence[ManifestStart], image: str, asked: str | None) -> tuple[dict[str, str], list[str]]:
+    """The files under patch/, and notes on what was added and what was left alone; Found where no server takes any of it."""
+    patches = [_patch(start, image, asked) for start in starts if _is_named(start)]
+    if not patches:
+        raise BadInput("no object with a name in it; `kubectl get deploy NAME -o yaml` prints one")
+    wanted = [patch for patch in patches if patch.body or patch.pod]
+    if not wanted:
+        why = "; ".join(f"{patch.where}: {' '.join(patch.left).removeprefix('all of it: ')}" for patch in patches)
+        raise Found(f"nothing to patch: {why}")
+    by_object: dict[tuple[str, str, str], list[ContainerPatch]] = {}
+    for patch in wanted:
+        by_object.setdefault(_target(patch.start), []).append(patch)
+    files: dict[str, str] = {}
+    entries: list[dict[str, Any]] = []
+    for (kind, name, namespace), parts in by_object.items():
+        path = f"{kind.lower()}-{name}.yaml"
+        is_merged = kind in TEMPLATED and not any(part.holds_secret for part in parts)
+        made = _merge_patch(parts) if is_merged else _json_patch(parts)
+        about = [f"# {line}" for part in parts for line in _about(part)]
+        files[f"patch/{path}"] = "\n".join([*about, *_commands(kind, name, namespace, path, is_merged=is_merged), _dump(made)])
+        target = {"kind": kind, "name": name} | ({"namespace": namespace} if namespace else {})
+        entries.append({"path": path} if is_merged else {"path": path, "target": target})
+    component = {"apiVersion": "kustomize.config.k8s.io/v1alpha1", "kind": "Component", "patches": entries}
+    files["patch/kustomization.yaml"] = f"{_HEAD}{_dump(component)}"
+    return files, [note for patch in patches for note in _about(patch)]
+
+
+_HEAD = f"""\
+# Beside your Deployment, in a kustomization of yours (GitOps keeps it there, and reverts what kubectl patches):
+#   resources: [your Deployment]
+#   components: [this folder]
+# Before that, in the namespace of the Deployment: kubectl create secret generic {SECRET} --from-file=gate.token
+# Applying it and taking it back both roll the pods. To take it back, take the line under `components:` out.
+"""
+
+
+def _commands(kind: str, name: str, namespace: str, path: str, *, is_merged: bool) -> list[str]:
+    at = f"{kind.lower()} {name}" + (f" -n {namespace}" if namespace else "")
+    lines = [f"# By kubectl alone: kubectl patch {at} {'' if is_merged else '--type json '}--patch-file {path}"]
+    if kind in ("Deployment", "StatefulSet", "DaemonSet"):
+        lines.append(f"# Back again: kubectl rollout undo {at}")
+    return lines
+
+
+def _about(patch: ContainerPatch) -> list[str]:
+    release = f"vLLM {patch.engine.release}" + (f", {patch.engine.because}" if patch.engine.because else "")
+    lines = [f"{patch.where} ({release}): added {', '.join(patch.added)}"] if patch.added else []
+    lines += [f"{patch.where}: left alone: {why}" for why in patch.left]
+    return [*lines, *(f"{patch.where}: {note}" for note in patch.notes)]
+
+
+def _target(start: ManifestStart) -> tuple[str, str, str]:
+    metadata = start.owner["metadata"]
+    assert isinstance(metadata, dict), "_is_named looked"
+    return start.kind, str(metadata["name"]), str(metadata.get("namespace") or "")
+
+
+def _is_named(start: ManifestStart) -> bool:
+    metadata = start.owner.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return (
+        isinstance(name, str) and bool(re.fullmatch(r"[a-z0-9][a-z0-9.-]{0,252}", name)) and "initContainers" not in start.path
+    )
+
+
+# One container
+
+
+def _patch(start: ManifestStart, image: str, asked: str | None) -> ContainerPatch:
+    engine = engine_meant(start.launch, asked)
+    patch = ContainerPatch(start, engine)
+    there = start.pod.get("initContainers")
+    if isinstance(there, list) and any(isinstance(each, dict) and each.get("name") == INSIDE for each in there):
+        return _refused(patch, "it has plimsoll.inside already")
+    if not Behaviour.WORKER_EXTENSIONS.is_in(engine.release):
+        return _refused(patch, f"plimsoll.inside is for vLLM {Behaviour.WORKER_EXTENSIONS.since} and newer")
+    answers = answers_in(engine.release)
+    by_entry_point = any(answer.name == "stat loggers" and "entry point" in answer.note for answer in answers)
+    fitted = fit(start.launch, engine, None, Plugins(has_stat_logger=by_entry_point, has_probe=True))
+    works = {verdict.part: verdict for verdict in with_remarks(verdicts(answers, NEEDS), fitted.remarks)}
+    if works[InsidePart.GATE].works == "no":
+        return _refused(patch, f"no gate in this server: {'; '.join(works[InsidePart.GATE].because)}")
+    variables = _variables(start.body)
+    if "PYTHONPATH" in variables and variables["PYTHONPATH"] is None:
+        return _refused(patch, f"PYTHONPATH comes from another object; put {INSIDE_WHEEL} in front of it there")
+    if fitted.added and not _add_words(patch, fitted.added):
+        flags = " ".join(fitted.added)
+        return _refused(patch, f"its script has no clear place for flags, or holds a secret; first add {flags} yourself")
+    image_release = version_in_image(start.launch.image) if start.launch.image else None
+    if not (asked or image_release or start.launch.vllm):
+        patch.notes.append(f"its image names no release: the flags are those of vLLM {engine.release}; --vllm says otherwise")
+    if owner := _maker(start.owner):
+        patch.notes.append(f"{owner} makes this object and would undo the patch: patch that one instead")
+    _add_wheel(patch, image, variables)
+    for name, value in fitted.changed:
+        _set(patch, name, value)
+    patch.notes += [f"{remark.name}: {remark.says}" for remark in fitted.remarks]
+    _add_probes(patch)
+    return patch
+
+
+def _refused(patch: ContainerPatch, why: str) -> ContainerPatch:
+    return ContainerPatch(patch.start, patch.engine, left=[f"all of it: {why}"])
+
+
+def _maker(owner: dict[str, Tree]) -> str:
+    """The object that a controller makes this one from, where it says so."""
+    metadata = owner.get("metadata")
+    names = metadata if isinstance(metadata, dict) else {}
+    makers, labels = names.get("ownerReferences"), names.get("labels")
+    for maker in makers if isinstance(makers, list) else ():
+        if isinstance(maker, dict):
+            return f"{maker.get('kind')} {maker.get('name')}"
+    service = labels.get("serving.kserve.io/inferenceservice") if isinstance(labels, dict) else None
+    return f"InferenceService {service}" if service and owner.get("kind") in TEMPLATED else ""
+
+
+def _variables(body: dict[str, Tree]) -> dict[str, str | None]:
+    """The variables of a container; None for one whose value stands elsewhere."""
+    listed = body.get("env")
+    pairs = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    return {str(each.get("name")): None if "valueFrom" in each else str(each.get("value") or "") for each in pairs}
+
+
+def _set(patch: ContainerPatch, name: str, value: str) -> None:
+    patch.body.setdefault("env", []).append({"name": name, "value": value})
+    patch.added.append(name)
+
+
+def _add_words(patch: ContainerPatch, words: tuple[str, ...]) -> bool:
+    """Put flags where the container takes them: behind its arguments, into its script, or into KServe's variable."""
+    start, body = patch.start, patch.start.body
+    if start.kind == LLM_SERVICE and not body.get("command"):
+        own = _variables(body).get(LLM_SERVICE_ARGUMENTS)
+        if own and _is_secret(own.split()):
+            return False
+        _set(patch, LLM_SERVICE_ARGUMENTS, " ".join(filter(None, (own, *words))))
+        return True
+    key, at, script = _script_of(body)
+    if script is None:
+        listed = body.get("args")
+        given = [word for word in listed if isinstance(word, str)] if isinstance(listed, list) else []
+        patch.body["args"], patch.holds_secret = [*given, *words], _is_secret(given)
+        patch.added.append(" ".join(words))
+        return _is_as_wished(patch, words)
+    places = list(_SERVE.finditer(script))
+    if len(places) != 1 or _is_secret(script.split()):
+        return False
+    end = places[0].end()
+    if start.launch.entry is EntryPoint.SERVE and (model := _WORD.match(script, end)):
+        end = model.end()
+    listed = body.get(key)
+    assert isinstance(listed, list)
+    patch.body[key] = [*listed[:at], f"{script[:end]} {' '.join(words)}{script[end:]}", *listed[at + 1 :]]
+    patch.added.append(f"{' '.join(words)} in its script")
+    if not _is_as_wished(patch, words):
+        del patch.body[key], patch.added[-1]
+        return False
+    return True
+
+
+def _is_secret(words: Sequence[str]) -> bool:
+    return list(redact_words(words)) != list(words)
+
+
+def _script_of(body: dict[str, Tree]) -> tuple[str, int, str | None]:
+    """Where a shell's script stands: the field, its place in the list, and its text; None where no shell is asked."""
+    command, arguments = ([w for w in listed if isinstance(w, str)] if isinstance(listed := body.get(key), list) else []
+                          for key in ("command", "args"))  # fmt: skip
+    words = [*command, *arguments]
+    for at, word in enumerate(words[:-1]):
+        if re.fullmatch(r"-[a-zA-Z]*c", word) and re.search(r"(?:^|/)(?:ba|da|a|z|k)?sh$", words[0]):
+            place = at + 1
+            key, place = ("command", place) if place < len(command) else ("args", place - len(command))
+            return key, place, words[at + 1]
+    return "", 0, None
+
+
+def _is_as_wished(patch: ContainerPatch, words: tuple[str, ...]) -> bool:
+    """Whether the changed container starts the same command with our words and nothing else in it."""
+    start = patch.start
+    changed: dict[str, Tree] = {**start.body, **{key: value for key, value in patch.body.items() if key in ("command", "args")}}
+    if start.path and start.path[-1] == "model":  # KServe's runtime has the rest of it
+        return True
+    launch = find_in_container(container_of(changed), start.launch.source)
+    return launch is not None and _without(launch, words) == list(start.launch.arguments)
+
+
+def _without(launch: Launch, words: tuple[str, ...]) -> list[str]:
+    left = list(launch.arguments)
+    for at in range(len(left) - len(words) + 1):
+        if tuple(left[at : at + len(words)]) == words:
+            return left[:at] + left[at + len(words) :]
+    return []
+
+
+def _add_wheel(patch: ContainerPatch, image: str, variables: dict[str, str | None]) -> None:
+    """The init container that brings the wheel, where Python looks first, and the token of the gate."""
+    own = variables.get("PYTHONPATH") or ""
+    if INSIDE_WHEEL not in own.split(":"):
+        _set(patch, "PYTHONPATH", INSIDE_WHEEL + (f":{own}" if own else ""))
+    patch.pod["initContainers"] = [{
+        "name": INSIDE, "image": image, "command": ["plimsoll", "inside", "wheel", INSIDE_WHEEL],
+        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "256Mi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "runAsNonRoot": True, "runAsUser": 65532,
+            "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumeMounts": [{"name": INSIDE, "mountPath": MOUNT}],
+    }]  # fmt: skip
+    patch.pod["volumes"] = [{"name": INSIDE, "emptyDir": {}}]
+    patch.body["volumeMounts"] = [{"name": INSIDE, "mountPath": MOUNT, "readOnly": True}]
+    patch.added.append("an init container that copies the wheel")
+    if "PLIMSOLL_TOKEN" in variables or "PLIMSOLL_TOKEN_FILE" in variables:
+        patch.left.append("the gate's token: it has one")
+        return
+    items = [{"key": "gate.token", "path": "gate.token"}]
+    patch.pod["volumes"].append({"name": "plimsoll-token", "secret": {"secretName": SECRET, "items": items}})
+    patch.body["volumeMounts"].append({"name": "plimsoll-token", "mountPath": TOKENS, "readOnly": True})
+    _set(patch, "PLIMSOLL_TOKEN_FILE", f"{TOKENS}/gate.token")
+
+
+def _add_probes(patch: ContainerPatch) -> None:
+    """Readiness by the gate, a start with patience, a drain before SIGTERM and the time that all of it takes."""
+    launch, body, pod = patch.start.launch, patch.start.body, patch.start.pod
+    if any(word.startswith("--ssl-") for word in launch.arguments) or patch.start.kind == LLM_SERVICE:
+        patch.left.append("probes and preStop: the server speaks TLS; a readiness probe is /plimsoll/ready with scheme HTTPS")
+        return
+    port = _port(launch)
+    if port is None:
+        patch.left.append(
+            "probes and preStop: its port is not known here; readiness is /plimsoll/ready, and preStop is in docs/inside.md"
+        )
+        return
+    patch.body |= _probes(patch, body, port)
+    timers = _timers(launch)
+    has_flag = SHUTDOWN in " ".join(launch.arguments)
+    leaving_s = timers.drain_s if has_flag else timers.shutdown_s
+    lifecycle = body.get("lifecycle")
+    if isinstance(lifecycle, dict) and lifecycle.get("preStop"):
+        patch.left.append(
+            f"preStop: it has one; `python3 -m plimsoll.inside.leave {leaving_s} {port}` in it would drain the server"
+        )
+    else:
+        command = ["python3", "-m", "plimsoll.inside.leave", str(leaving_s), str(port)]
+        patch.body["lifecycle"] = {"preStop": {"exec": {"command": command}}}
+        patch.added.append(f"preStop ({leaving_s} s)")
+    given = pod.get("terminationGracePeriodSeconds")
+    grace = int(given) if isinstance(given, str) and given.isdecimal() else 30
+    if grace < timers.grace_s:
+        patch.pod["terminationGracePeriodSeconds"] = timers.grace_s
+        patch.added.append(f"terminationGracePeriodSeconds {timers.grace_s} (was {grace})")
+    else:
+        patch.left.append(f"terminationGracePeriodSeconds: {grace} s are enough")
+
+
+def _probes(patch: ContainerPatch, body: dict[str, Tree], port: int) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    if not body.get("startupProbe"):
+        made["startupProbe"] = _http("/health", port, 10, 5, START_S // 10)
+        patch.added.append(f"startupProbe ({START_S // 60} min)")
+    else:
+        patch.left.append("startupProbe: it has one")
+    readiness = body.get("readinessProbe")
+    asked = readiness.get("httpGet") if isinstance(readiness, dict) else None
+    path = asked.get("path") if isinstance(asked, dict) else None
+    if not readiness:
+        made["readinessProbe"] = _http("/plimsoll/ready", port, 2, 2, 2)
+        patch.added.append("readinessProbe /plimsoll/ready")
+    elif path == "/plimsoll/ready":
+        patch.left.append("readinessProbe: it asks the gate")
+    elif path in _HEALTH_PATHS:
+        made["readinessProbe"] = {"httpGet": {"path": "/plimsoll/ready"}}
+        patch.added.append(f"readinessProbe {path} -> /plimsoll/ready")
+    else:
+        given = readiness if isinstance(readiness, dict) else {}
+        kind = next((key for key in ("exec", "tcpSocket", "grpc", "httpGet") if key in given), "probe")
+        patch.left.append(f"readinessProbe: its {kind} is yours; a drain takes effect only with /plimsoll/ready in it")
+    if not body.get("livenessProbe"):
+        # Five minutes without an answer. Never readiness: a drain would kill the server.
+        made["livenessProbe"] = _http("/health", port, 30, 10, 10)
+        patch.added.append("livenessProbe (5 min)")
+    else:
+        patch.left.append("livenessProbe: it has one; `plimsoll lint` says if it is too short")
+    return made
+
+
+def _http(path: str, port: int, every_s: int, timeout_s: int, failures: int) -> dict[str, Any]:
+    ask = {"path": path, "port": port}
+    return {"httpGet": ask, "periodSeconds": every_s, "timeoutSeconds": timeout_s, "failureThreshold": failures}
+
+
+def _value_of(launch: Launch, flag: str) -> str | None:
+    found = None
+    for at, word in enumerate(launch.arguments):
+        name, given, value = word.partition("=")
+        if name == flag:
+            found = value if given else launch.arguments[at + 1] if at + 1 < len(launch.arguments) else None
+    return found
+
+
+def _port(launch: Launch) -> int | None:
+    typed = _value_of(launch, "--port") or "8000"
+    return int(typed) if typed.isdecimal() and 0 < int(typed) < 65536 else None
+
+
+def _timers(launch: Launch) -> Timers:
+    typed = _value_of(launch, SHUTDOWN) or ""
+    return timers_of(int(typed) if typed.isdecimal() and len(typed) < 6 else None)
+
+
+# The two forms
+
+
+def _merge_patch(parts: Sequence[ContainerPatch]) -> dict[str, Any]:
+    start = parts[0].start
+    kind, name, namespace = _target(start)
+    spec: dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.pod.items():
+            known = spec.setdefault(key, value)
+            if isinstance(value, list):
+                known += [each for each in value if each not in known]
+            else:
+                spec[key] = max(known, value)
+        spec.setdefault("containers", []).append({"name": part.start.body["name"], **part.body})
+    where = start.path[: start.path.index("containers")]
+    made: dict[str, Any] = spec
+    for key in reversed(where):
+        made = {key: made}
+    metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
+    return {"apiVersion": start.owner.get("apiVersion") or "apps/v1", "kind": kind, "metadata": metadata, **made}
+
+
+def _json_patch(parts: Sequence[ContainerPatch]) -> list[dict[str, Any]]:
+    """Operations that append to lists and add fields; nothing that stands there is written anew."""
+    operations: list[dict[str, Any]] = []
+    done: set[str] = set()
+    for part in parts:
+        path = part.start.path
+        pod = "/" + "/".join(path[: path.index("containers")] if "containers" in path else path[:-1])
+        for at, there, fields in ((pod, part.start.pod, part.pod), ("/" + "/".join(path), part.start.body, part.body)):
+            for key, value in fields.items():
+                operations += _operations(f"{at}/{key}", there.get(key), value, MERGED_BY.get(key, ""), done)
+    return operations
+
+
+def _operations(path: str, there: Tree, value: Any, by: str, done: set[str]) -> list[dict[str, Any]]:
+    if isinstance(there, dict) and isinstance(value, dict):
+        return [each for key, inner in value.items() for each in _operations(f"{path}/{key}", there.get(key), inner, "", done)]
+    if isinstance(value, list) and isinstance(there, list) and value[: len(there)] == there:  # arguments, with ours behind them
+        return [{"op": "add", "path": f"{path}/-", "value": word} for word in value[len(there) :]]
+    if not isinstance(value, list) or not by:
+        return [{"op": "add", "path": path, "value": value}]
+    known = [str(each.get(by)) for each in there if isinstance(each, dict)] if isinstance(there, list) else []
+    operations: list[dict[str, Any]] = []
+    if not known and path not in done:
+        operations.append({"op": "add", "path": path, "value": []})
+    done.add(path)
+    for each in value:
+        mark = f"{path} {each[by]}"
+        if each[by] in known:
+            operations.append({"op": "replace", "path": f"{path}/{known.index(each[by])}", "value": each})
+        elif mark not in done:
+            operations.append({"op": "add", "path": f"{path}/-", "value": each})
+        done.add(mark)
+    return operations
+
+
+class _Dumper(yaml.SafeDumper):
+    """Scripts as blocks, lists indented, nothing shared."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - yaml's signature
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text and all(line == line.rstrip() for line in text.split("\n")) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def _dump(tree: Any) -> str:
+    plain = json.loads(json.dumps(tree))  # the reader's own mappings are plain ones
+    return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, width=200, allow_unicode=True)

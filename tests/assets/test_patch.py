@@ -1,0 +1,161 @@
+"""The patch of a Deployment that exists: what is added, what is left alone, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from plimsoll.cli.main import main
+from tests.each import each
+
+DEPLOYMENTS = Path(__file__).parents[1] / "captures" / "deployments"
+FLAGS = ["--worker-extension-cls", "plimsoll.inside.Probe", "--middleware", "plimsoll.inside.Gate"]
+KEY = "sk-0123456789abcdefghij"
+DEPLOYMENT = """\
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: chat, namespace: models}
+spec:
+  template:
+    spec:
+      POD
+      containers:
+        - name: vllm
+          image: IMAGE
+          CONTAINER
+"""
+
+
+def deployment(container: str, image: str = "vllm/vllm-openai:v0.32.0", pod: str = "enableServiceLinks: false") -> str:
+    """A Deployment with these lines in its container."""
+    return DEPLOYMENT.replace("POD", pod).replace("IMAGE", image).replace("CONTAINER", container)
+
+
+def patched(text: str, tmp_path: Path, *words: str) -> tuple[Any, str]:
+    """The patch of one object, and its file's comments."""
+    (tmp_path / "d.yaml").write_text(text, encoding="utf-8")
+    assert main(["assets", str(tmp_path / "out"), "--for", "patch", str(tmp_path / "d.yaml"), *words]) == 0
+    (file,) = (path for path in (tmp_path / "out" / "patch").iterdir() if path.name != "kustomization.yaml")
+    made = file.read_text(encoding="utf-8")
+    return yaml.safe_load(made), made
+
+
+def container_in(patch: dict[str, Any]) -> dict[str, Any]:
+    """The only container of a strategic-merge patch."""
+    (found,) = patch["spec"]["template"]["spec"]["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+@each(("container", "field", "gives"), [
+    ("args: [Qwen/Qwen3-8B, --port, '9000']", "args", ["Qwen/Qwen3-8B", "--port", "9000", *FLAGS]),
+    ("command: [vllm, serve, Qwen/Qwen3-8B]", "args", FLAGS),
+    ("command: [sh, -c, exec vllm serve Qwen/Qwen3-8B --port 9000]", "command",
+     ["sh", "-c", f"exec vllm serve Qwen/Qwen3-8B {' '.join(FLAGS)} --port 9000"]),
+    ("{command: [bash, -lc], args: [python3 -m vllm.entrypoints.openai.api_server --model a/b]}", "args",
+     [f"python3 -m vllm.entrypoints.openai.api_server {' '.join(FLAGS)} --model a/b"]),
+    ("args: [a/b, --middleware, plimsoll.inside.Gate]", "args", ["a/b", *FLAGS[2:], *FLAGS[:2]]),
+])  # fmt: skip
+def test_flags_go_where_the_container_takes_them(container: str, field: str, gives: list[str], tmp_path: Path) -> None:
+    """Behind its arguments, behind a command that has none, or into the shell's script right behind the model."""
+    if container.startswith("{"):
+        inner = yaml.safe_load(container)
+        container = "\n          ".join(f"{key}: {value!r}" for key, value in inner.items())
+    assert container_in(patched(deployment(container), tmp_path)[0])[field] == gives
+    for path in (tmp_path / "out").rglob("*"):
+        if path.is_file():
+            path.unlink()
+
+
+def test_the_waits_nest(tmp_path: Path) -> None:
+    """Drain, requests in flight and teardown end within the grace; a longer one of the user's own stays."""
+    patch, _ = patched(deployment("args: [a/b, --shutdown-timeout, '120']"), tmp_path)
+    container = container_in(patch)
+    before = int(container["lifecycle"]["preStop"]["exec"]["command"][3])
+    assert before + 120 + 30 < patch["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    startup, alive = container["startupProbe"], container["livenessProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] > alive["periodSeconds"] * alive["failureThreshold"] >= 300
+    long, text = patched(deployment("args: [a/b]", pod="terminationGracePeriodSeconds: 900"), tmp_path, "--force")
+    assert "terminationGracePeriodSeconds" not in long["spec"]["template"]["spec"]
+    assert "left alone: terminationGracePeriodSeconds: 900 s are enough" in text
+
+
+def test_what_is_there_stays_and_is_said(tmp_path: Path) -> None:
+    """Probes, hooks, a token, a Python path and another worker extension of the user's own."""
+    text = (DEPLOYMENTS / "own-probes.yaml").read_text(encoding="utf-8").replace(
+        "VLLM_PLUGINS, value: team", "PLIMSOLL_TOKEN, value: x}\n            - {name: VLLM_PLUGINS, value: team"
+    )  # fmt: skip
+    patch, said = patched(text, tmp_path)
+    container = container_in(patch)
+    assert not {"readinessProbe", "livenessProbe", "startupProbe"} & container.keys()
+    variables = {each["name"]: each["value"] for each in container["env"]}
+    assert variables == {
+        "PYTHONPATH": "/plimsoll/inside.whl:/opt/team",
+        "PLIMSOLL_PROBE": "plugin",
+        "VLLM_PLUGINS": "team,plimsoll,plimsoll_probe",
+    }
+    for left in ("startupProbe: it has one", "readinessProbe: its exec is yours", "the gate's token: it has one"):
+        assert f"left alone: {left}" in said
+
+
+def test_a_readiness_by_vllms_own_health_becomes_the_gates(tmp_path: Path) -> None:
+    """Only its path: its port and its timing are the user's."""
+    probe = "args: [a/b]\n          readinessProbe: {httpGet: {path: /health, port: 8000}, periodSeconds: 7}"
+    patch, _ = patched(deployment(probe), tmp_path)
+    assert container_in(patch)["readinessProbe"] == {"httpGet": {"path": "/plimsoll/ready"}}
+
+
+def test_a_secret_in_the_command_is_not_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A key among the arguments gives a JSON patch that appends; one in a script is refused, in a line without it."""
+    patch, text = patched(deployment(f"args: [a/b, --api-key, {KEY}]"), tmp_path)
+    assert isinstance(patch, list)
+    assert [each["value"] for each in patch if each["path"].endswith("/args/-")] == FLAGS
+    (tmp_path / "s.yaml").write_text(deployment(f"command: [sh, -c, vllm serve a/b --api-key {KEY}]"), encoding="utf-8")
+    capsys.readouterr()
+    assert main(["assets", str(tmp_path / "two"), "--for", "patch", str(tmp_path / "s.yaml")]) == 1
+    captured = capsys.readouterr()
+    assert "holds a secret" in captured.err
+    assert KEY not in text + captured.out + captured.err
+
+
+@each(("container", "image", "says"), [
+    ("args: [a/b]", "vllm/vllm-openai:v0.6.6", "for vLLM 0.8.0 and newer"),
+    ("args: [a/b]\n          env: [{name: VLLM_USE_RUST_FRONTEND, value: '1'}]", "vllm/vllm-openai:v0.32.0", "Rust front-end"),
+    ("command: [sh, -c, 'vllm serve a/b & vllm serve c/d']", "vllm/vllm-openai:v0.32.0", "no clear place for flags"),
+    ("args: [a/b]\n          env: [{name: PYTHONPATH, valueFrom: {configMapKeyRef: {name: a, key: b}}}]",
+     "vllm/vllm-openai:v0.32.0", "PYTHONPATH comes from another object"),
+])  # fmt: skip
+def test_what_cannot_be_patched_is_said(
+    container: str, image: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line with the reason, exit 1, and nothing is written."""
+    (tmp_path / "d.yaml").write_text(deployment(container, image), encoding="utf-8")
+    assert main(["assets", str(tmp_path / "out"), "--for", "patch", str(tmp_path / "d.yaml")]) == 1
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert says in captured.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_patching_twice_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An object that has our init container is left alone."""
+    text = deployment("args: [a/b]", pod="initContainers: [{name: plimsoll-inside, image: x}]")
+    (tmp_path / "d.yaml").write_text(text, encoding="utf-8")
+    assert main(["assets", str(tmp_path / "out"), "--for", "patch", str(tmp_path / "d.yaml")]) == 1
+    assert "it has plimsoll.inside already" in capsys.readouterr().err
+
+
+@each(("text", "says"), [
+    ("services: {a: {image: 'vllm/vllm-openai', command: [a/b]}}\n", "no object of Kubernetes"),
+    ("#!/bin/sh\nvllm serve a/b\n", "no object of Kubernetes"), ("kind: ConfigMap\n", "no vLLM start"),
+    ("a: [", "not valid YAML"),
+    ("spec: {containers: [{name: a, image: vllm/vllm-openai, args: [a/b]}]}\n", "no object with a name"),
+])  # fmt: skip
+def test_another_file_is_refused(text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, exit 2."""
+    (tmp_path / "d.yaml").write_text(text, encoding="utf-8")
+    assert main(["assets", str(tmp_path / "out"), "--for", "patch", str(tmp_path / "d.yaml")]) == 2
+    assert says in capsys.readouterr().err
