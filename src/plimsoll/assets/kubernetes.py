@@ -88,7 +88,7 @@ def one_image(text: str | None, name: str, default: str = "") -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RoleRule:
     """One rule of a Role."""
 
     group: str
@@ -98,15 +98,15 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class BoundRole:
     """A Role, or a ClusterRole where it has no namespace, bound to guard's account."""
 
     name: str
     namespace: str
-    rules: tuple[Rule, ...]
+    rules: tuple[RoleRule, ...]
 
 
-def roles_of(cluster: Cluster, part: str, pods: tuple[str, ...] = (), calls: Sequence[ApiCall] = API_CALLS) -> list[Role]:
+def roles_of(cluster: Cluster, part: str, pods: tuple[str, ...] = (), calls: Sequence[ApiCall] = API_CALLS) -> list[BoundRole]:
     """The smallest Roles for the calls of one part: in every namespace of the engines, in guard's own, and outside of them.
 
     `pods` are the only ones that guard may evict, where their names are known and stay.
@@ -125,8 +125,10 @@ def roles_of(cluster: Cluster, part: str, pods: tuple[str, ...] = (), calls: Seq
                 names = pods if call.resource == "pods/eviction" else (call.name.replace(LEASE_NAME, cluster.guard),)
                 names = tuple(filter(None, names))
                 verbs.setdefault((call.group, call.resource, names), []).append(call.verb)
-        rules = tuple(Rule(group, kind, tuple(dict.fromkeys(found)), names) for (group, kind, names), found in verbs.items())
-        roles += [Role(title, space, rules)] if rules else []
+        rules = tuple(
+            RoleRule(group, kind, tuple(dict.fromkeys(found)), names) for (group, kind, names), found in verbs.items()
+        )
+        roles += [BoundRole(title, space, rules)] if rules else []
     return roles
 
 

@@ -124,7 +124,8 @@ def _checkup(options: InsideOptions, launches: list[tuple[Launch, str]], require
             release if _names_release(options, first) else None,
         )
         if version is None:
-            engine = engine._replace(note=f"its image names no release: judged as {release}; --vllm says otherwise")
+            note = f"its image names no release: judged as {release}; --vllm says otherwise"
+            engine = Engine("unknown", release, is_exact=False, note=note)
         vllm = InstalledVllm(said, version, Sources(lambda _: None, lambda _: ()), None)
         answers = answers_in(release)
         evidence = TESTED.get(release, BY_SIGNATURE)
