@@ -39,8 +39,8 @@ from plimsoll.vllm.extension_points import (
     TESTED,
     InsidePart,
     NeedAnswer,
+    PartVerdict,
     Sources,
-    Verdict,
     answers_in,
     judge,
     verdicts,
@@ -153,7 +153,7 @@ def _checkup(options: InsideOptions, launches: list[tuple[Launch, str]], require
     )
 
 
-def _missing(part: InsidePart, judged: Sequence[Verdict], fitted: Sequence[InsideLaunch]) -> Iterator[str]:
+def _missing(part: InsidePart, judged: Sequence[PartVerdict], fitted: Sequence[InsideLaunch]) -> Iterator[str]:
     """Why a part that is required would not be there: the release has no place for it, or a command does not ask for it."""
     for verdict in judged:
         if verdict.part is part and verdict.works != "yes":
