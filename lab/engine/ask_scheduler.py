@@ -5,7 +5,8 @@ model is replaced by a clock of whole nanoseconds, so two runs of a case are equ
 
     {"requests": [{"arrival_ns": 0, "prompt": 40, "output": 3, "priority": 0, "ids": [7, 8]}, ...], "prefix_block": 512,
      "settings": {"num_blocks": 64, ..., "groups": [{"kind": "sliding", "block_size": 16, "window": 64}]},
-     "step_time": {"base_ns": ..., "token_ns": ..., "seq_ns": ..., "ctx_ps": ...}, "blocks": false}
+     "step_time": {"base_ns": ..., "token_ns": ..., "seq_ns": ..., "ctx_ps": ...}, "blocks": false,
+     "turns": [[3, {"max-num-seqs": 2}], ...]}           # knobs, from a step on: plimsoll.inside's own turn them
 
 with the fields of `plimsoll.simulate.settings`, all of them. The answer is {"ok": true, "steps": [[16 integers], ...],
 "requests": [[9 integers or null], ...], "summary": {...}}; where vLLM would never end, "ok" is false and "error" is "deadlock"
@@ -19,6 +20,8 @@ import json
 import os
 import sys
 from collections import deque
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TextIO
 
 UNIQUE = 10**9  # first token of a prompt that shares nothing
@@ -138,6 +141,14 @@ class Vllm:
         hasher = self.utils.get_request_block_hasher(hash_block_size, self.hash) if settings["prefix_caching"] else None
         return scheduler, hasher
 
+    def knobs(self, scheduler: Any) -> Any:
+        """The knobs that plimsoll puts around this scheduler."""
+        sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
+        inside: Any = importlib.import_module("plimsoll.inside.knobs")
+        knobs = inside.Knobs(inside.VllmScheduler(SimpleNamespace(scheduler=scheduler, vllm_config=self.config)))
+        inside.follow_steps(scheduler, knobs)
+        return knobs
+
 
 class Record:
     """What became of one request."""
@@ -164,6 +175,9 @@ class Run:
         self.vllm, self.case, self.settings = vllm, case, case["settings"]
         self.scheduler, self.hasher = vllm.scheduler(self.settings)
         self.manager = self.scheduler.kv_cache_manager
+        self.turns = deque(case.get("turns", ()))
+        if self.turns:
+            self.knobs = vllm.knobs(self.scheduler)
         self.usable = self.settings["num_blocks"] - 1  # all but the null block
         self.waiting_to_arrive = deque(enumerate(case["requests"]))
         self.records: dict[str, Record] = {}
@@ -181,6 +195,10 @@ class Run:
         while len(self.steps) < self.case.get("most_steps", MOST_STEPS):
             self.admit_arrivals()
             if len(self.flying) < self.depth and self.scheduler.has_unfinished_requests():
+                while self.turns and len(self.steps) >= self.turns[0][0]:
+                    order = {"lease_s": 86_400, "values": self.turns.popleft()[1]}
+                    told = json.loads(self.knobs.answer(json.dumps(order)))
+                    assert "refused" not in told, told["refused"]
                 batch = self.scheduler.schedule()
                 preempted = len(batch.preempted_req_ids or ())
                 self.preemptions += preempted

@@ -40,11 +40,23 @@ class Case(NamedTuple):
     prefix_block: int
     settings: EngineLimits
     step_time: StepTime
+    turns: tuple[tuple[int, dict[str, float]], ...] = ()  # knobs, from a step on
 
     def trace(self) -> Trace:
         """The requests as a trace."""
         arrivals, prompts, outputs, priorities, ids = zip(*self.requests, strict=True)
         return make_trace("random", arrivals, prompts, outputs, priorities, [list(row) for row in ids], self.prefix_block)
+
+    def turned(self) -> list[tuple[int, EngineLimits]]:
+        """The limits that hold from a step on, by the knobs that were turned there."""
+        fields = {
+            "max-num-seqs": "max_num_seqs", "max-num-batched-tokens": "max_num_batched_tokens", "kv-headroom": "watermark",
+            "long-prefill-token-threshold": "long_prefill_token_threshold",
+        }  # fmt: skip
+        return [
+            (step, self.settings._replace(**{fields[name]: value for name, value in values.items()}))
+            for step, values in self.turns
+        ]
 
     def as_json(self, *, blocks: bool = False) -> dict[str, Any]:
         """The case as `SchedulerProcess.run` takes it; with `blocks` the answer tells every block table of every step."""
@@ -61,6 +73,7 @@ class Case(NamedTuple):
                 "ctx_ps": cost.ctx_ps,
             },
             "blocks": blocks,
+            "turns": self.turns,
             "most_steps": MOST_STEPS,
         }
 
@@ -78,6 +91,23 @@ def random_case(rng: random.Random) -> Case:
         for arrival, (_, output), (prompt, ids) in zip(arrivals, lengths, prompts, strict=True)
     )
     return Case(requests, prefix_block, random_settings(rng, block_size, requests), random_step_time(rng))
+
+
+def turned_at_random(case: Case, rng: random.Random) -> Case:
+    """The same case with knobs that are turned, let go and turned again."""
+    settings, step, turns = case.settings, 0, []
+    lowest = max((group.block_size for group in settings.groups if group.kind == "mamba"), default=1)
+    lowest = min(lowest, settings.max_num_batched_tokens)
+    for _ in range(rng.randint(1, 30)):
+        step += rng.choice((1, 1, 2, 5, 20))
+        values: dict[str, float] = {"max-num-seqs": rng.randint(1, settings.max_num_seqs)}
+        values["kv-headroom"] = round(rng.uniform(settings.watermark, max(settings.watermark, 0.5)), 3)
+        if settings.chunked_prefill:
+            values["max-num-batched-tokens"] = rng.randint(lowest, settings.max_num_batched_tokens)
+            most = settings.long_prefill_token_threshold or settings.max_num_batched_tokens
+            values["long-prefill-token-threshold"] = rng.randint(min(lowest, most), most)
+        turns.append((step, {name: values[name] for name in rng.sample(sorted(values), rng.randint(0, len(values)))}))
+    return case._replace(turns=tuple(turns))
 
 
 def random_lengths(rng: random.Random, block_size: int) -> list[tuple[int, int]]:

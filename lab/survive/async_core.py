@@ -30,7 +30,7 @@ MOST_STEPS = 20_000
 MODEL_LEN = 352
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 REGEX = "[a-z]{3,8}-[0-9]{4,10}"
-CONTAIN = "plimsoll.inside.survive.contain"
+CONTAIN, KNOBS = "plimsoll.inside.survive.contain", "plimsoll.inside.knobs"
 
 
 @dataclass
@@ -62,6 +62,10 @@ class Scenario:
     sites: tuple[str, ...] = SITES
     calm_s: float = 12.0
     """The longest time between two steps, on a clock of its own."""
+    turns: float = 0.0
+    """The share of steps before which the knobs are turned."""
+    is_old_admission: bool = False
+    """One bound for who is admitted and how many may run, as before 0.31."""
     sabotage: str = ""
     """What is broken on purpose, to show that it is noticed: a name of SABOTAGE."""
 
@@ -97,7 +101,56 @@ class Engine:
         self.forgotten = 0
         self.sent: list[Any] = []
         self.core = self._core(self._config(model))
-        importlib.import_module(CONTAIN).time = self.clock  # type: ignore[attr-defined]
+        for module in (CONTAIN, KNOBS):
+            importlib.import_module(module).time = self.clock  # type: ignore[attr-defined]
+        self.orders = 0
+        if scenario.turns:
+            self._follow_knobs()
+
+    def _follow_knobs(self) -> None:
+        """Hold each step against what is in force."""
+        knobs: Any = importlib.import_module(KNOBS)
+        scheduler = self.core.scheduler
+        if self.scenario.is_old_admission:
+            kind: Any = type(scheduler)
+            same = property(lambda self: self.max_num_running_reqs, lambda _self, _value: None)
+            scheduler.__class__ = type(kind.__name__, (kind,), {"max_num_active_reqs": same, "__module__": kind.__module__})
+        self.knobs = knobs.knobs_of(self.core)
+        if self.scenario.is_old_admission:
+            self.knobs._scheduler._admission = "max_num_running_reqs"  # noqa: SLF001
+        own = scheduler.schedule
+
+        def schedule(*args: Any, **kwargs: Any) -> Any:
+            before, bounds = {request.request_id for request in scheduler.running}, self.knobs.in_force(self.clock.now)
+            plan = own(*args, **kwargs)
+            assert plan.total_num_scheduled_tokens <= bounds[knobs.MAX_TOKENS]
+            if {request.request_id for request in scheduler.running} - before:
+                assert len(scheduler.running) <= bounds[knobs.MAX_SEQS], "admitted beyond the bound"
+            return plan
+
+        scheduler.schedule = schedule
+
+    def turn(self) -> None:
+        """Give an order with one to four knobs, or end the lease; it takes hold at once and says what the rule says."""
+        knobs, dice, start = importlib.import_module(KNOBS), self.dice, self.knobs.start
+        values = {
+            "max-num-seqs": dice.randint(1, int(start["max-num-seqs"])),
+            "max-num-batched-tokens": dice.randint(1, int(start["max-num-batched-tokens"])),
+            "kv-headroom": round(dice.uniform(0.0, 0.6), 3),
+            "long-prefill-token-threshold": dice.randint(1, 64),
+        }
+        wanted = {name: values[name] for name in dice.sample(list(values), dice.randint(0, 4))}
+        self.orders += 1
+        order = {"epoch": self.orders, "lease_s": dice.uniform(0.1, 4 * self.scenario.calm_s), "values": wanted}
+        told = json.loads(self.core.plimsoll_knobs(json.dumps(order)))
+        assert "refused" not in told, told
+        running = len(self.core.scheduler.running)
+        for name, value in start.items():
+            leased = wanted.get(name)
+            if leased is not None and name == "max-num-batched-tokens":
+                leased = max(leased, running)
+            bound = knobs.strictest(name, value, self.knobs.contained.get(name), leased)
+            assert told["turned_to"][name] == bound, f"{name}: {told['turned_to'][name]}, not {bound}"
 
     def _config(self, model: str) -> Any:
         scenario = self.scenario
@@ -184,6 +237,8 @@ class Engine:
         forgotten = self.forgotten
         if self.scenario.sabotage and self.faults.step == 1:
             SABOTAGE[self.scenario.sabotage](self.core)  # the first step has armed it
+        if self.scenario.turns and self.dice.random() < self.scenario.turns:
+            self.turn()
         outputs, executed = self.core.step_fn()
         self.core.post_step(executed)
         self.check_counters(is_contained=self.forgotten > forgotten)
@@ -282,6 +337,9 @@ def play(model: str, scenario: Scenario) -> dict[str, Any]:
     try:
         got, asked, left = serve(engine)
         engine.check_accounts()
+        if scenario.turns:
+            engine.knobs.answer(json.dumps({"lease_s": 1.0, "values": {}}))
+            assert engine.knobs.in_force(engine.clock.now) == {**engine.knobs.start, **engine.knobs.contained}
         wrong = []
         for name, (prompt, most, is_structured) in asked.items():
             tokens, end = got[name]
@@ -298,6 +356,7 @@ def play(model: str, scenario: Scenario) -> dict[str, Any]:
             "contained": engine.forgotten, "requests": len(asked), "left": len(left),
             "preemptions": sum(request.num_preemptions for request in engine.sent),
             "tokens": {name: tokens for name, (tokens, _end) in got.items() if asked[name][2] and name not in left},
+            "turns": engine.orders,
             "limits": [scheduler.max_num_scheduled_tokens, scheduler.max_num_active_reqs],
         }  # fmt: skip
     finally:

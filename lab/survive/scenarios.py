@@ -33,6 +33,20 @@ def random_scenarios(count: int, seed: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def turned_scenarios(count: int, seed: int, turns: float = 0.5) -> list[dict[str, Any]]:
+    """The same with knobs that turn at random, every second one without failures; before and since 0.31's admission."""
+    return [
+        {
+            **scenario,
+            "turns": turns,
+            "share": scenario["share"] * (number % 2),
+            "is_old_admission": number % 3 == 0,
+            "requests": 40,
+        }
+        for number, scenario in enumerate(random_scenarios(count, seed))
+    ]
+
+
 def without_faults(scenario: dict[str, Any]) -> dict[str, Any]:
     """The same scenario, undisturbed."""
     return {**scenario, "share": 0.0, "planned": {}}
@@ -45,7 +59,7 @@ def play_scenarios(
     own = {
         **clean_environment(),
         "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT), str(plugin_site(folder / "site")))),
-        "VLLM_PLUGINS": "plimsoll_survive",
+        "VLLM_PLUGINS": "plimsoll_survive,plimsoll_probe",
         "PLIMSOLL_SURVIVE": "unproven",  # on a CPU asynchronous scheduling and the second runner are nothing that vLLM offers
         "PLIMSOLL_SURVIVE_STORM": "0",
         "PLIMSOLL_DIR": str(folder / "run"),

@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from lab.engine.scheduler import SchedulerProcess
-from lab.engine.scheduler_cases import MOST_STEPS, Asked, Case, random_case
+from lab.engine.scheduler_cases import MOST_STEPS, Asked, Case, random_case, turned_at_random
 from plimsoll.simulate.replay import NEVER, REQUEST_COLUMNS, STEP_COLUMNS, replay
 from plimsoll.simulate.settings import CacheGroup, EngineLimits, StepTime
 from plimsoll.simulate.trace import Integers
 from tests.real.conftest import need_vllm
 
 CASES = int(os.environ.get("PLIMSOLL_SCHEDULER_CASES", "800"))
+TURNED = 300
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 
 Row = Sequence[int | None]
@@ -64,7 +65,7 @@ def ours(case: Case) -> Rows:
             raise EndlessError
 
     try:
-        run = replay(case.trace(), case.settings, case.step_time, on_steps=note)
+        run = replay(case.trace(), case.settings, case.step_time, on_steps=note, turns=case.turned())
     except EndlessError:
         return Rows(steps[:MOST_STEPS], [])
     columns = (
@@ -126,6 +127,24 @@ def test_random_cases_agree(scheduler: SchedulerProcess, capsys: pytest.CaptureF
         assert seen[what] >= CASES // 12, what
     assert seen["endless"] <= CASES // 50
     assert {"one full", "sliding", "full+sliding", "full+mamba"} <= set(seen)
+
+
+def test_knobs_turned_at_the_same_steps_agree(scheduler: SchedulerProcess) -> None:
+    """With plimsoll.inside's knobs turned at random on vLLM's scheduler, a replay with the same turns makes the same steps."""
+    dice, seen = random.Random(11), Counter[str]()
+    for number in range(TURNED):
+        case = turned_at_random(random_case(dice), dice)
+        answer = scheduler.run(case.as_json())
+        found = difference(theirs(answer), ours(case))
+        assert found is None, f"case {number} of {kind_of(case)}: {found}\n{case.settings}\n{case.turns}"
+        plain = ours(case._replace(turns=()))
+        seen["steps"] += answer["summary"]["steps"]
+        seen["turns"] += sum(step <= answer["summary"]["steps"] for step, _ in case.turns)
+        seen["preempting"] += answer["summary"]["preemptions"] > 0
+        seen["different"] += difference(theirs(answer), plain) is not None
+    print(f"{TURNED} cases: {dict(seen)}")
+    assert seen["different"] > TURNED // 2, "the turns changed nothing"
+    assert seen["preempting"] > TURNED // 12
 
 
 def test_a_wrong_replay_is_caught(scheduler: SchedulerProcess) -> None:

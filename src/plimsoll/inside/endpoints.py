@@ -14,6 +14,7 @@ from plimsoll.inside.answers import ALLOWED, LARGEST_BODY, OFF, OWN, BadAsk, Gat
 from plimsoll.inside.door import DOOR
 from plimsoll.inside.faults import FAULTS, LOG
 from plimsoll.inside.gate_control import Busy, GateControl
+from plimsoll.inside.knobs import HEADROOM, KNOBS, LONGEST_LEASE_S, MOST_HEADROOM, KnobRefused, NoKnobs
 from plimsoll.inside.recorder import RECORDER
 from plimsoll.inside.shared import NS
 
@@ -51,13 +52,13 @@ async def answer(gate: GateControl, ask: GateRequest, *, only_ready: bool = Fals
     if not endpoints or (only_ready and endpoints[0].needs_token):
         where = "it is served where PLIMSOLL_LISTEN says" if endpoints else f"there is {', '.join(e.path for e in ENDPOINTS)}"
         return error(404, f"no {ask.path[:80]} here; {where}", "NotFoundError")
-    endpoint = endpoints[0]
+    is_look = ask.method in ("GET", "HEAD")
+    endpoint = next((one for one in endpoints if one.method == ("GET" if is_look else ask.method)), endpoints[0])
     if endpoint.needs_token and (refused := _without_token(gate, ask)) is not None:
         return refused
     if ask.method != endpoint.method and not (ask.method == "HEAD" and endpoint.method == "GET"):
-        return error(
-            405, f"{endpoint.path} takes {endpoint.method}", "MethodNotAllowedError", ((b"allow", endpoint.method.encode()),)
-        )
+        takes = ", ".join(one.method for one in endpoints)
+        return error(405, f"{endpoint.path} takes {takes}", "MethodNotAllowedError", ((b"allow", takes.encode()),))
     if len(ask.body) > LARGEST_BODY:
         return error(413, f"the body is larger than {LARGEST_BODY} bytes", "BadRequestError")
     try:
@@ -124,6 +125,7 @@ def state_of(gate: GateControl) -> dict[str, Any]:
         "shed": shed_words(gate),
         "door": DOOR.words(),
         "survive": gate.survive(),
+        "knobs": gate.knobs.words(gate.engine.client),
         "engine": _engine_words(gate, now),
         "call": {"is_running": gate.calls.is_running, "last": gate.calls.last},
         "recorder": {"is_on": RECORDER.is_on, "written": RECORDER.written, "dropped": RECORDER.dropped},
@@ -302,6 +304,47 @@ async def _call(gate: GateControl, method: str, arguments: tuple[Any, ...]) -> G
     return GateAnswer(202 if outcome["is_running"] else 200, outcome)
 
 
+KNOB_LEASE_S = 3600.0
+KNOB_PATIENCE_S = 15.0
+
+
+async def _knobs(gate: GateControl, body: bytes) -> GateAnswer:
+    fields_of(body, ())
+    return await _knob_call(gate, {})
+
+
+async def _set_knobs(gate: GateControl, body: bytes) -> GateAnswer:
+    fields = fields_of(body, ("epoch", "lease_s", *KNOBS))
+    values: dict[str, float] = {}
+    for knob in KNOBS:
+        value = number(fields, knob, 0.0, MOST_HEADROOM) if knob == HEADROOM else whole(fields, knob, 1, 2**31)
+        if value is not None:
+            values[knob] = value
+    lease_s = number(fields, "lease_s", 0.1, LONGEST_LEASE_S, KNOB_LEASE_S)
+    try:
+        gate.knobs.check_queue(gate.engine.client, values)
+    except KnobRefused as refusal:
+        return error(409, str(refusal), "ConflictError")
+    return await _knob_call(gate, {"epoch": whole(fields, "epoch", 0, EPOCHS), "lease_s": lease_s, "values": values})
+
+
+async def _knob_call(gate: GateControl, order: dict[str, Any]) -> GateAnswer:
+    """Ask every engine core, between two of its steps."""
+    readiness = gate.readiness()
+    if readiness.reason in ("starting", "dead"):
+        return error(409, f"the engine is {readiness.reason}: {readiness.detail}", "ConflictError")
+    try:
+        told = await gate.knobs.call(gate.engine.client, order, KNOB_PATIENCE_S)
+    except NoKnobs as problem:
+        return error(501, str(problem), "NotImplementedError")
+    except TimeoutError as problem:
+        return error(504, str(problem), "GatewayTimeoutError")
+    if "refused" in told:
+        return error(409, told["refused"], "ConflictError")
+    shown = {name: told[name] for name in ("running", "steps", "largest_step", "most_running")}
+    return GateAnswer(200, {"schema": "plimsoll.knobs/1", **gate.knobs.words(gate.engine.client, told), "since_order": shown})
+
+
 ENDPOINTS = (
     Endpoint(
         "GET", f"{OWN}ready", _ready, "",
@@ -334,4 +377,14 @@ ENDPOINTS = (
         "Refuse new work whose expected wait is longer, until the lease ends.",
     ),
     Endpoint("POST", f"{OWN}unshed", _unshed, "", "Go back to what was set at start."),
+    Endpoint(
+        "GET", f"{OWN}knobs", _knobs, "",
+        "Each knob of the scheduler: at the start, by containment, by the lease and in force; what the steps since the last "
+        "order show.",
+    ),
+    Endpoint(
+        "POST", f"{OWN}knobs", _set_knobs, "`epoch`, `lease_s` (3600), " + ", ".join(f"`{knob}`" for knob in KNOBS),
+        "Set the knobs, all or none, in place of those set before; without any, end the lease. 409 for an older epoch and for "
+        "a value that cannot be.",
+    ),
 )  # fmt: skip

@@ -20,6 +20,7 @@ from plimsoll.inside.door import DOOR, PASSAGE, Passage
 from plimsoll.inside.engine_view import EngineClientView
 from plimsoll.inside.faults import FAULTS, LOG
 from plimsoll.inside.figures import read_figures
+from plimsoll.inside.knobs import KnobClient
 from plimsoll.inside.pulse import PULSE, Pulse
 from plimsoll.inside.schedule_ring import ScheduleRings, follow_requests
 from plimsoll.inside.settings import InsideSettings
@@ -133,6 +134,7 @@ class GateControl:
             DOOR.join(self.shared)
         lock = f"call-{self.key}-{places.start_ticks(self.key)}.lock"
         self.calls = Calls(None if self.folder is None else os.path.join(self.folder, lock))  # noqa: PTH118
+        self.knobs = KnobClient(self.folder, self.key)
         self.rings = ScheduleRings(self.folder if settings.failover else None, self.key)
         self.is_following = alone is not None
         self.engine = EngineClientView(state)

@@ -94,6 +94,8 @@ METERS = (
     Meter("gauge", "plimsoll_survive_tokens_per_step_start", "Tokens that a step could hold at the start."),
     Meter("gauge", "plimsoll_survive_limping", "1 when steps have been far smaller than usual for minutes."),
     Meter("gauge", "plimsoll_survive_storm", "1 when there were so many contained failures that a restart is better."),
+    Meter("gauge", "plimsoll_knob", "One knob: start, containment, lease or in_force; NaN: none.", ("knob", "of")),
+    Meter("gauge", "plimsoll_knobs_lease_seconds", "Seconds until the lease on the knobs ends."),
     Meter("counter", "plimsoll_calls", "Calls into the workers that ended.", adds_up=True),
     Meter("counter", "plimsoll_recorded", "Requests recorded.", adds_up=True),
     Meter("counter", "plimsoll_record_dropped", "Requests that could not be recorded.", adds_up=True),
@@ -151,6 +153,7 @@ class Meters:
         table = DOOR.certificate
         self._made["plimsoll_door_spare_bytes"].set(float("nan") if table is None else table.spare_bytes)
         self._refresh_survive(gate.survive())
+        self._refresh_knobs(gate.knobs.words(gate.engine.client))
         wait = expected_wait(gate.queue())
         self._made["plimsoll_expected_wait_seconds"].set(float("nan") if wait.seconds is None else wait.seconds)
 
@@ -164,6 +167,13 @@ class Meters:
             self._made[name].set(float("nan") if size is None else size)
         self._made["plimsoll_survive_limping"].set(int(report["limping"]))
         self._made["plimsoll_survive_storm"].set(int(report["storm"]))
+
+    def _refresh_knobs(self, words: dict[str, Any]) -> None:
+        self._made["plimsoll_knobs_lease_seconds"].set(words["lease_left_s"])
+        for knob, row in words["knobs"].items():
+            for source in ("start", "containment", "lease", "in_force"):
+                value = row[source]
+                self._made["plimsoll_knob"].labels(knob, source).set(float("nan") if value is None else value)
 
     def _refresh_worker(self, worker: dict[str, Any]) -> None:
         labels = (str(worker.get("engine")), str(worker.get("rank")))

@@ -1,4 +1,4 @@
-"""A general plugin of vLLM, called once in each of its processes: the engine core's schedule ring, and the probe.
+"""A general plugin of vLLM, called once in each of its processes: the engine core's schedule ring and knobs, and the probe.
 
 The probe comes this way for servers that have another worker extension already: PLIMSOLL_PROBE=plugin. Its methods go onto
 each worker, not onto its class: vLLM refuses an extension whose names the class already has, and the Probe may be one too.
@@ -10,7 +10,7 @@ import functools
 import importlib
 from typing import Any
 
-from plimsoll.inside import schedule_ring
+from plimsoll.inside import knobs, schedule_ring
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.settings import InsideSettings
 
@@ -18,8 +18,9 @@ WORKER_BASE = "vllm.v1.worker.worker_base"
 
 
 def install() -> None:
-    """Follow an engine core's scheduler; let every worker made in this process be watched, if PLIMSOLL_PROBE=plugin says so."""
+    """Follow the scheduler, add its knobs, and watch each worker of this process if PLIMSOLL_PROBE=plugin says so."""
     schedule_ring.install()
+    knobs.install()
     try:
         if InsideSettings().probe_as_plugin:
             install_into(importlib.import_module(WORKER_BASE).WorkerBase)

@@ -346,7 +346,7 @@ class Tick:
             if turns % PORT_TURNS == 0:
                 await self._listen()
             turns += 1
-            for part in (self._feed, self._publish, self._sleep, self._wedge, self._measure):
+            for part in (self._feed, self._publish, self._sleep, self._wedge, self._turn, self._measure):
                 try:
                     part()
                 except Exception as error:
@@ -401,6 +401,10 @@ class Tick:
         if self._canary is None or self._canary.done():
             self._next_canary = now + gate.settings.canary_s + AGAIN_AFTER_S
             self._canary = asyncio.get_running_loop().create_task(self._prove(gate.shared.latest("last_step_ns")))
+
+    def _turn(self) -> None:
+        if self._gate.engine.client is not None:
+            self._gate.knobs.turn_queue(self._gate.engine.client)
 
     def _is_excused(self, now: float) -> bool:
         """Whether there is another reason for it not to step; a call of ours is one, but not for ever."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ from plimsoll.errors import BadInput
 from plimsoll.simulate import layout as at
 from plimsoll.simulate.clock import TABLES, WASTE, RunRecord, advance
 from plimsoll.simulate.settings import EngineLimits, StepTime
-from plimsoll.simulate.start import start
+from plimsoll.simulate.start import start, turn_limits
 from plimsoll.simulate.trace import Flags, Floats, Integers, States, Trace
 
 STEP_COLUMNS = (
@@ -147,12 +147,13 @@ def replay(
     on_steps: OnSteps | None = None,
     on_progress: OnProgress | None = None,
     clock: Callable[[], float] | None = None,
+    turns: Sequence[tuple[int, EngineLimits]] = (),
 ) -> Replay:
     """Run the whole trace.
 
     `on_steps` gets the rows of the step log (see STEP_COLUMNS) as the run goes, in an array that is used again: copy what you
     keep. `on_progress` gets how many requests are done and how many there are. `clock` tells the seconds; without one, how long
-    the run took is not known.
+    the run took is not known. `turns` are limits that hold from a step on, in the order of the steps: knobs that were turned.
     """
     settings, step_time = settings or EngineLimits(), step_time or StepTime()
     state = start(trace, settings, step_time, speed_up(trace, speedup) + step_time.front_ns)
@@ -163,8 +164,13 @@ def replay(
     begin = clock() if clock else 0.0
     counts = state.counts
     finished, at_step, patience = -1, 0, PATIENCE_STEPS + 10 * settings.max_model_len
+    left = list(turns)
     while not counts[at.DONE]:
-        advance(state, hybrid, record, STEPS_AT_ONCE, FOREVER)
+        while left and counts[at.STEPS] >= left[0][0]:
+            turn_limits(state.limits, left.pop(0)[1])
+        advance(
+            state, hybrid, record, min(STEPS_AT_ONCE, left[0][0] - int(counts[at.STEPS])) if left else STEPS_AT_ONCE, FOREVER
+        )
         if counts[at.FINISHED_COUNT] > finished:
             finished, at_step = int(counts[at.FINISHED_COUNT]), int(counts[at.STEPS])
         elif counts[at.STEPS] - at_step > patience:

@@ -75,7 +75,8 @@ def _schedule_running(s: RunState, hybrid: Hybrid, batch: int, threshold: int) -
     made = BATCHES + batch * BATCH_FIELDS
     requests, seats = s.requests, s.seats
     running, max_len, is_aligned = s.counts[RUNNING_COUNT], s.limits[MAX_LEN], s.limits[MAMBA_ALIGN] != 0
-    budget = s.limits[BUDGET]
+    # A budget that was turned down never starves the tail of the list: everybody who runs gets a token.
+    budget = max(s.limits[BUDGET], running)
     scheduled = wide(0)
     at = 0
     while at < running and budget > 0:

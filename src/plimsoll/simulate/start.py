@@ -111,19 +111,24 @@ def check_start(settings: EngineLimits) -> None:
         )
 
 
+def turn_limits(limits: Integers, settings: EngineLimits) -> None:
+    """Set those limits that a running engine can turn: plimsoll.inside's knobs."""
+    limits[MAX_SEQS] = settings.max_num_seqs
+    limits[BUDGET] = settings.max_num_batched_tokens
+    limits[THRESHOLD] = settings.long_prefill_token_threshold
+    limits[WATERMARK_BLOCKS] = int(settings.watermark * settings.num_blocks)
+
+
 def _limits(settings: EngineLimits, step_time: StepTime, prefix_block: int, groups: Integers) -> Integers:
     limits = np.zeros(LIMITS + groups.size, dtype=np.int64)
     limits[LIMITS:] = groups.ravel()
     limits[NUM_BLOCKS] = settings.num_blocks
     limits[BLOCK_SIZE] = settings.block_size
-    limits[MAX_SEQS] = settings.max_num_seqs
-    limits[BUDGET] = settings.max_num_batched_tokens
+    turn_limits(limits, settings)
     limits[MAX_LEN] = settings.max_model_len
     limits[CACHING] = settings.prefix_caching
     limits[CHUNKED] = settings.chunked_prefill
-    limits[THRESHOLD] = settings.long_prefill_token_threshold
     limits[ASYNC] = settings.async_scheduling
-    limits[WATERMARK_BLOCKS] = int(settings.watermark * settings.num_blocks)
     limits[RESERVE_FULL] = settings.reserve_full_isl
     limits[BY_PRIORITY] = settings.policy == "priority"
     limits[SEQ_NS] = step_time.seq_ns

@@ -97,7 +97,7 @@ def test_what_ran_nowhere_needs_the_operators_word() -> None:
     assert "second runner was never tried" in str(refusal(second))
 
 
-@pytest.mark.parametrize("name", ["prev_step_scheduled_req_ids", "max_num_active_reqs", "sched_step_seq", "num_spec_tokens"])
+@pytest.mark.parametrize("name", ["prev_step_scheduled_req_ids", "max_num_running_reqs", "sched_step_seq", "num_spec_tokens"])
 def test_a_scheduler_without_a_name_it_needs_is_refused(name: str) -> None:
     """A fork, or a release that was patched."""
     core = EngineCore()

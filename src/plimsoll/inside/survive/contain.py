@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from plimsoll.inside.faults import FAULTS, LOG
+from plimsoll.inside.knobs import MAX_SEQS, MAX_TOKENS, knobs_of
 from plimsoll.inside.places import run_folder
 from plimsoll.inside.settings import InsideSettings
 from plimsoll.inside.survive import failures, report, support, worker
@@ -46,9 +47,9 @@ class Containment:
         self.adapter = adapter
         self._own: Step = own_step(core)
         scheduler = core.scheduler
-        start = Limits(
-            scheduler.max_num_scheduled_tokens, getattr(scheduler, adapter.admission), scheduler.max_num_encoder_input_tokens
-        )
+        self._knobs = knobs_of(core)
+        bounds = self._knobs.start
+        start = Limits(int(bounds[MAX_TOKENS]), int(bounds[MAX_SEQS]), scheduler.max_num_encoder_input_tokens)
         self.sizes = Sizes(start, 1 + scheduler.num_spec_tokens, support.state_block(core), settings.survive_storm)
         self._applied = start
         self._folder = run_folder(settings.folder)
@@ -194,10 +195,9 @@ class Containment:
         )
 
     def _apply(self, limits: Limits) -> None:
-        self._applied, scheduler = limits, self.core.scheduler
-        scheduler.max_num_scheduled_tokens = limits.tokens
-        setattr(scheduler, self.adapter.admission, limits.sequences)
-        scheduler.max_num_encoder_input_tokens = limits.encoder_tokens
+        self._applied = limits
+        self._knobs.contain(limits.tokens, limits.sequences)
+        self.core.scheduler.max_num_encoder_input_tokens = limits.encoder_tokens
 
     def _bring_first(self, request_id: str | None) -> None:
         """Put a waiting request before all others; a queue by priority keeps its own order, and then there is no trial."""

@@ -17,35 +17,22 @@ FIRST, SECOND = "first", "second"
 
 @dataclass(frozen=True)
 class Adapter:
-    """What differs between releases: counters of a request that a dropped step leaves behind, and who admits."""
+    """What differs between releases: counters of a request that a dropped step leaves behind."""
 
     zero_before: tuple[str, ...]  # set to 0 before the requests are preempted
     zero_after: tuple[str, ...]  # set to 0 afterwards
     false_after: tuple[str, ...]
-    admission: str  # the scheduler's bound on sequences that are admitted
 
 
 _PLACEHOLDERS = "num_output_placeholders"
 ADAPTERS: dict[tuple[int, int], Adapter] = {
-    (0, 25): Adapter((), ("async_tokens_to_discard", _PLACEHOLDERS), (), "max_num_running_reqs"),
-    (0, 26): Adapter(
-        ("num_in_flight_tokens",), ("async_tokens_to_discard", _PLACEHOLDERS), (), "max_num_running_reqs"
-    ),
+    (0, 25): Adapter((), ("async_tokens_to_discard", _PLACEHOLDERS), ()),
+    (0, 26): Adapter(("num_in_flight_tokens",), ("async_tokens_to_discard", _PLACEHOLDERS), ()),
     **dict.fromkeys(
-        ((0, 27), (0, 28), (0, 29), (0, 30)),
-        Adapter(
-            ("num_in_flight_tokens",), ("num_stale_output_tokens", _PLACEHOLDERS), ("drop_stale_output",),
-            "max_num_running_reqs",
-        ),
+        ((0, minor) for minor in range(27, 33)),
+        Adapter(("num_in_flight_tokens",), ("num_stale_output_tokens", _PLACEHOLDERS), ("drop_stale_output",)),
     ),
-    **dict.fromkeys(
-        ((0, 31), (0, 32)),
-        Adapter(
-            ("num_in_flight_tokens",), ("num_stale_output_tokens", _PLACEHOLDERS), ("drop_stale_output",),
-            "max_num_active_reqs",
-        ),
-    ),
-}  # fmt: skip
+}
 
 FEATURES = (
     "text", "asynchronous scheduling", "several processes", "CUDA graphs", "pictures", "adapters", "n-gram drafts",
@@ -148,7 +135,7 @@ def refusal(core: Any, version: str, *, unproven: bool) -> str | None:
 def missing_names(core: Any, adapter: Adapter) -> str | None:
     """What the adapter needs and this engine lacks; None when all is there."""
     scheduler = core.scheduler
-    for owner, names in ((core, _CORE), (scheduler, (*_SCHEDULER, adapter.admission))):
+    for owner, names in ((core, _CORE), (scheduler, _SCHEDULER)):
         if lacking := [name for name in names if not hasattr(owner, name)]:
             return f"{type(owner).__name__} has no {lacking[0]}"
     if "reset_running_requests" not in inspect.signature(scheduler.reset_prefix_cache).parameters:

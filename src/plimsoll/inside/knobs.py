@@ -1,0 +1,486 @@
+"""Knobs of vLLM's scheduler that turn between two steps, without a restart.
+
+The value in force is the strictest of three: the start-up flag, containment (survive) and a lease. A lease is set with the
+token, ends by itself in the engine core, and its end removes nothing but the lease. An order reaches the engine core as a
+utility call, which vLLM answers between two steps. No value goes beyond what was allocated and captured at the start.
+
+    engine core   `Knobs` keeps the lease and turns the scheduler before each step; its report is a small file
+    API server    `KnobClient` sends orders, reads the report, and turns the bounds of the queue, which live there
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from plimsoll.inside import schedule_ring
+from plimsoll.inside.faults import FAULTS, LOG
+from plimsoll.inside.figures import read_whole, write_whole
+from plimsoll.inside.places import ancestors, is_alive, run_folder, start_ticks
+from plimsoll.inside.settings import InsideSettings
+from plimsoll.inside.survive import support
+
+MAX_SEQS, MAX_TOKENS = "max-num-seqs", "max-num-batched-tokens"
+HEADROOM, LONG_PREFILL = "kv-headroom", "long-prefill-token-threshold"
+QUEUED_REQS, QUEUED_TOKENS = "max-num-queued-reqs", "max-num-queued-tokens"
+SCHEDULER_KNOBS = (MAX_SEQS, MAX_TOKENS, HEADROOM, LONG_PREFILL)
+QUEUE_KNOBS = (QUEUED_REQS, QUEUED_TOKENS)
+KNOBS = (*SCHEDULER_KNOBS, *QUEUE_KNOBS)
+_NONE_IS_0 = (LONG_PREFILL, *QUEUE_KNOBS)  # 0 is "no bound"
+MOST_HEADROOM = 0.95
+LONGEST_LEASE_S = 7 * 86_400.0
+CALL = "plimsoll_knobs"  # the utility call's name, a method of the engine core
+KEPT = "plimsoll_knobs_kept"  # where an engine core keeps its knobs
+SCHEMA = "plimsoll.knobs/1"
+FILE_MAX_BYTES = 64 * 1024
+Values = Mapping[str, float]
+
+
+def strictest(knob: str, *values: float | None) -> float | None:
+    """The strictest of these values of one knob; None where there is none, 0 where none of them is a bound."""
+    known = [value for value in values if value is not None]
+    if knob in _NONE_IS_0:
+        return min((value for value in known if value), default=0 if known else None)
+    return (max if knob == HEADROOM else min)(known, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class KnobLease:
+    """The values that somebody set for a time, on the monotonic clock of this machine."""
+
+    epoch: int = 0
+    until: float = 0.0
+    values: dict[str, float] = field(default_factory=dict)
+
+    def live(self, now: float) -> dict[str, float]:
+        """The values while the lease runs, none after it."""
+        return self.values if now < self.until else {}
+
+
+class KnobRefused(Exception):
+    """An order that is not carried out; the text says why."""
+
+
+class KnobScheduler(Protocol):
+    """The scheduler that the knobs turn."""
+
+    start: dict[str, float]
+    why_not: dict[str, str]  # of each knob that cannot be turned here: the reason
+    tokens_each: int  # one plus the speculative tokens
+    smallest: int  # a step of fewer tokens makes no progress
+
+    def running(self) -> int:
+        """Requests that are admitted."""
+
+    def apply(self, values: Values) -> None:
+        """Turn to these values: those of SCHEDULER_KNOBS that can be turned."""
+
+
+class Knobs:
+    """The lease and the bounds of one scheduler. One thread uses it: the one that makes the steps."""
+
+    def __init__(self, scheduler: KnobScheduler, tell: Callable[[dict[str, Any]], None] = lambda _report: None) -> None:
+        self.start = dict(scheduler.start)
+        self.contained: dict[str, float] = {}
+        self.lease = KnobLease()
+        self._scheduler = scheduler
+        self._tell = tell
+        self._orders = self._steps = self._largest_step = self._most_running = 0
+        self._is_plain = True  # nothing is turned: a step need not look
+        tell(self.report())
+
+    # What is in force
+
+    def in_force(self, now: float) -> dict[str, float]:
+        """The strictest of start-up, containment and lease; of the lease's tokens never fewer than the running need."""
+        leased, found = self.lease.live(now), {}
+        for knob, start in self.start.items():
+            wanted = leased.get(knob)
+            if knob == MAX_TOKENS and wanted is not None:
+                wanted = max(wanted, self._scheduler.running() * self._scheduler.tokens_each, self._scheduler.smallest)
+            value = strictest(knob, start, self.contained.get(knob), wanted)
+            assert value is not None
+            found[knob] = value
+        return found
+
+    def before_step(self) -> None:
+        """Turn the scheduler to what is in force now; called before each step."""
+        if self._is_plain:
+            return
+        now = time.monotonic()
+        if self.lease.values and now >= self.lease.until:
+            self.lease = KnobLease(self.lease.epoch)
+            LOG.info("plimsoll: knobs: the lease has ended")
+            self._settle()
+            return
+        self._scheduler.apply(self.in_force(now))
+
+    def after_step(self, tokens: int) -> None:
+        """Note a step that was planned: what an order is verified by."""
+        self._steps += 1
+        self._largest_step = max(self._largest_step, tokens)
+        self._most_running = max(self._most_running, self._scheduler.running())
+
+    def _settle(self) -> None:
+        self._is_plain = not self.lease.values and not self.contained
+        self._scheduler.apply(self.in_force(time.monotonic()))
+        self._steps = self._largest_step = self._most_running = 0
+        self._tell(self.report())
+
+    def contain(self, tokens: int, sequences: int) -> None:
+        """Containment's bounds; those of the start end it."""
+        bounds: dict[str, float] = {MAX_TOKENS: tokens, MAX_SEQS: sequences}
+        contained = {knob: value for knob, value in bounds.items() if value < self.start[knob]}
+        if contained != self.contained:
+            self.contained = contained
+            self._settle()
+
+    # Orders
+
+    def answer(self, text: str) -> str:
+        """The answer to one order, as JSON text both ways: {} only asks, else `epoch`, `lease_s` and `values`."""
+        try:
+            order = json.loads(text)
+            if order:
+                self._take(order)
+            return json.dumps({**self.report(), **self._live()})
+        except KnobRefused as refusal:
+            return json.dumps({"refused": str(refusal), "epoch": self.lease.epoch})
+
+    def _take(self, order: dict[str, Any]) -> None:
+        """Replace the lease by what is asked for, all of it or nothing; no values end it."""
+        epoch = self.lease.epoch if order.get("epoch") is None else int(order["epoch"])
+        if epoch < self.lease.epoch:
+            raise KnobRefused(f"epoch {epoch} is older than {self.lease.epoch}: another one has taken over")
+        values = {knob: self._checked(knob, value) for knob, value in order["values"].items()}
+        until = time.monotonic() + min(float(order["lease_s"]), LONGEST_LEASE_S) if values else 0.0
+        self.lease = KnobLease(epoch, until, values)
+        self._orders += 1
+        shown = " ".join(f"{knob}={value:g}" for knob, value in values.items()) or "none"
+        LOG.info("plimsoll: knobs: %s, for %.0f s, epoch %d", shown, until and until - time.monotonic(), epoch)
+        self._settle()
+
+    def _checked(self, knob: str, value: float) -> float:
+        if (why := self._scheduler.why_not.get(knob)) is not None:
+            raise KnobRefused(f"{knob} cannot be turned here: {why}")
+        if knob in QUEUE_KNOBS:
+            return value
+        start, scheduler = self.start[knob], self._scheduler
+        if knob == HEADROOM:
+            if not start <= value <= MOST_HEADROOM:
+                raise KnobRefused(f"{knob}: from {start:g}, as at the start, to {MOST_HEADROOM}")
+            return value
+        most = start or self.start[MAX_TOKENS]
+        lowest = min(most, scheduler.smallest if knob in (MAX_TOKENS, LONG_PREFILL) else 1)
+        if not lowest <= value <= most:
+            raise KnobRefused(f"{knob}: from {lowest:.0f} to {most:.0f}, which is what this engine was started with")
+        return value
+
+    # Telling
+
+    def report(self) -> dict[str, Any]:
+        """What the three sources say of each knob; the reader works out what is in force now."""
+        knobs = {
+            knob: {
+                "start": self.start.get(knob), "containment": self.contained.get(knob), "lease": self.lease.values.get(knob),
+                "why_not": self._scheduler.why_not.get(knob, ""),
+            }
+            for knob in KNOBS
+        }  # fmt: skip
+        return {"epoch": self.lease.epoch, "until": self.lease.until, "orders": self._orders, "knobs": knobs}
+
+    def _live(self) -> dict[str, Any]:
+        """What the steps since the last order show: the proof that it is carried out."""
+        return {
+            "turned_to": self.in_force(time.monotonic()), "running": self._scheduler.running(), "steps": self._steps,
+            "largest_step": self._largest_step, "most_running": self._most_running,
+        }  # fmt: skip
+
+
+# In the engine core
+
+
+class VllmScheduler:
+    """vLLM's own scheduler."""
+
+    def __init__(self, core: Any) -> None:
+        scheduler, config = core.scheduler, core.vllm_config
+        self._scheduler = scheduler
+        self._limits: Any = getattr(config, "scheduler_config", None)
+        self._manager: Any = getattr(scheduler, "kv_cache_manager", None)
+        # Before 0.31 one bound is both: who is admitted, and how many may run.
+        self._admission = "max_num_active_reqs" if hasattr(scheduler, "max_num_active_reqs") else "max_num_running_reqs"
+        self.start: dict[str, float] = {
+            MAX_SEQS: getattr(scheduler, self._admission),
+            MAX_TOKENS: scheduler.max_num_scheduled_tokens,
+            HEADROOM: float(getattr(self._limits, "watermark", 0.0)),
+            LONG_PREFILL: int(getattr(self._limits, "long_prefill_token_threshold", 0)),
+        }
+        self._watermark_blocks = getattr(self._manager, "watermark_blocks", 0)
+        self._blocks = getattr(getattr(scheduler, "kv_cache_config", None), "num_blocks", 0)
+        self.tokens_each = 1 + getattr(scheduler, "num_spec_tokens", 0)
+        ahead = getattr(scheduler, "num_prefill_lookahead", 0)  # a chunk must not end so near to the end of its prompt
+        self.smallest = int(min(self.start[MAX_TOKENS], max(self.tokens_each, support.state_block(core), 1 + ahead)))
+        self.why_not = self._reasons(config)
+
+    def _reasons(self, config: Any) -> dict[str, str]:
+        parallel = getattr(config, "parallel_config", None)
+        if getattr(parallel, "data_parallel_size", 1) > 1:
+            return dict.fromkeys(SCHEDULER_KNOBS, "data parallel engines step together; this was never tried")
+        if type(self._scheduler).__module__ not in schedule_ring.OWN_SCHEDULERS:
+            name = type(self._scheduler).__name__
+            return dict.fromkeys(SCHEDULER_KNOBS, f"the scheduler {name} is not vLLM's own")
+        reasons = {}
+        if not hasattr(self._manager, "watermark_blocks") or not self._blocks:
+            reasons[HEADROOM] = "this vLLM keeps no blocks free at admission"
+        is_multimodal = getattr(getattr(config, "model_config", None), "is_multimodal_model", False)
+        if not getattr(self._limits, "enable_chunked_prefill", False):
+            reasons |= dict.fromkeys((MAX_TOKENS, LONG_PREFILL), "without chunked prefill a prompt must fit into one step")
+        elif is_multimodal and getattr(self._limits, "disable_chunked_mm_input", False):
+            reasons |= dict.fromkeys((MAX_TOKENS, LONG_PREFILL), "this model's pictures must not be cut")
+        return reasons
+
+    def running(self) -> int:
+        """Requests that run."""
+        return len(self._scheduler.running)
+
+    def apply(self, values: Values) -> None:
+        """Set what the next call of schedule() reads."""
+        scheduler, sequences = self._scheduler, int(values[MAX_SEQS])
+        if self._admission == "max_num_running_reqs":
+            sequences = max(sequences, len(scheduler.running))  # vLLM asserts that no more run
+        setattr(scheduler, self._admission, sequences)
+        scheduler.max_num_scheduled_tokens = int(values[MAX_TOKENS])
+        if HEADROOM not in self.why_not:
+            share = values[HEADROOM]
+            blocks = self._watermark_blocks if share == self.start[HEADROOM] else int(share * self._blocks)
+            self._manager.watermark_blocks = blocks
+        if LONG_PREFILL not in self.why_not:
+            self._limits.long_prefill_token_threshold = int(values[LONG_PREFILL])
+
+
+def knobs_of(core: Any) -> Knobs:
+    """The knobs of this engine core, made when they are first asked for: before anything is turned."""
+    found: Knobs | None = getattr(core, KEPT, None)
+    if found is None:
+        found = Knobs(VllmScheduler(core), _report_writer(run_folder(InsideSettings().folder)))
+        setattr(core, KEPT, found)
+        follow_steps(core.scheduler, found)
+    return found
+
+
+def follow_steps(scheduler: Any, knobs: Knobs) -> None:
+    """Have the knobs asked before each step."""
+    own = scheduler.schedule
+
+    @functools.wraps(own)
+    def schedule(*args: Any, **kwargs: Any) -> Any:
+        try:
+            knobs.before_step()
+        except Exception as error:
+            FAULTS.note("turning a knob", error)
+        plan = own(*args, **kwargs)
+        try:
+            knobs.after_step(plan.total_num_scheduled_tokens)
+        except Exception as error:
+            FAULTS.note("following a step", error)
+        return plan
+
+    scheduler.schedule = schedule
+
+
+def _report_writer(folder: str | None) -> Callable[[dict[str, Any]], None]:
+    def write(report: dict[str, Any]) -> None:
+        try:
+            if folder is not None:
+                pid = os.getpid()
+                line = {"schema": SCHEMA, "pid": pid, "started": start_ticks(pid), "ancestors": ancestors(pid), **report}
+                write_whole(folder, f"knobs-{pid}", line)
+        except Exception as error:
+            FAULTS.note("telling of the knobs", error)
+
+    return write
+
+
+def install() -> None:
+    """Give every engine core of this process the utility call; the second time does nothing. Never raises."""
+    try:
+        main = getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", "")
+        is_worker = multiprocessing.current_process().name.startswith(schedule_ring.WORKER)
+        if main != schedule_ring.INSPECTION and not is_worker:
+            install_into(importlib.import_module(schedule_ring.CORE))
+    except Exception as error:
+        FAULTS.note("adding the knobs", error)
+
+
+def install_into(module: Any) -> None:
+    """Add the call to vLLM's engine core, and have each core report its knobs when its loop begins."""
+    if hasattr(module.EngineCore, CALL):
+        return
+
+    def plimsoll_knobs(self: Any, order: str) -> str:
+        return knobs_of(self).answer(order)
+
+    setattr(module.EngineCore, CALL, plimsoll_knobs)
+    for kind in ("EngineCoreProc", "DPEngineCoreProc"):
+        owner = getattr(module, kind, None)
+        if owner is not None and "run_busy_loop" in vars(owner):
+            owner.run_busy_loop = _reporting(owner.run_busy_loop)
+
+
+def _reporting(own: Any) -> Any:
+    @functools.wraps(own)
+    def run_busy_loop(self: Any) -> Any:
+        try:
+            knobs_of(self)
+        except Exception as error:
+            FAULTS.note("adding the knobs", error)
+        return own(self)
+
+    return run_busy_loop
+
+
+# In the API server
+
+
+class NoKnobs(Exception):
+    """No engine core takes orders here; the text says why."""
+
+
+class KnobClient:
+    """Sends orders to the engine cores of one server, and keeps the bounds of its queue."""
+
+    def __init__(self, folder: str | None, key: int) -> None:
+        self._folder, self._key = folder, key
+        self._queue_start: dict[str, int | None] | None = None
+        self._told: dict[str, Any] | None = None  # the newest report where there is no folder
+
+    async def call(self, client: Any, order: Mapping[str, Any], patience_s: float) -> dict[str, Any]:
+        """The engine core's answer to an order; NoKnobs where none takes it, TimeoutError where it comes too late.
+
+        The call itself goes on: an order that was sent is carried out between the next two steps.
+        """
+        core = getattr(client, "engine_core", None)
+        send = getattr(core, "call_utility_async", None)
+        if send is None:
+            raise NoKnobs("this vLLM's engine client has no utility calls")
+        if self._folder is not None and not self._reports():
+            raise NoKnobs("the engine core has not reported knobs: is the plugin plimsoll_probe loaded (VLLM_PLUGINS)?")
+        task = asyncio.ensure_future(send(CALL, json.dumps(dict(order))))
+        done, _ = await asyncio.wait({task}, timeout=patience_s)
+        if not done:
+            task.add_done_callback(lambda late: late.cancelled() or late.exception())  # nobody asks for it any more
+            raise TimeoutError("the engine has made no step meanwhile; an order that was sent is carried out after it")
+        answer: dict[str, Any] = json.loads(task.result())
+        if "refused" not in answer:
+            self._told = answer
+            self.turn_queue(client)
+        return answer
+
+    def report(self) -> dict[str, Any] | None:
+        """The newest report of an engine core; of several the one whose order came last. None where there is none."""
+        reports = self._reports() if self._folder is not None else [self._told] if self._told else []
+        return max(reports, key=lambda report: (report["epoch"], report["orders"]), default=None)
+
+    def words(self, client: Any, report: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Every knob with its three sources and the value in force now."""
+        report, now = report or self.report(), time.monotonic()
+        starts = self._queue_starts(client)
+        knobs: dict[str, dict[str, Any]] = {}
+        for knob in KNOBS:
+            told = {} if report is None else report["knobs"][knob]
+            start = starts[knob] if knob in starts else told.get("start")
+            leased = told.get("lease") if report is not None and now < report["until"] else None
+            why_not = self._why_not(client, knob) or told.get("why_not", "")
+            knobs[knob] = {
+                "in_force": strictest(knob, start, told.get("containment"), leased),
+                "start": start, "containment": told.get("containment"), "lease": leased,
+                "why_not": why_not if report is not None else "no engine core has reported",
+            }  # fmt: skip
+        left_s = 0.0 if report is None else max(0.0, report["until"] - now)
+        return {"epoch": 0 if report is None else report["epoch"], "lease_left_s": round(left_s, 3), "knobs": knobs}
+
+    def check_queue(self, client: Any, values: Values) -> None:
+        """KnobRefused for a bound of the queue that cannot be turned, or is looser than the start-up flag."""
+        for knob, start in self._queue_starts(client).items():
+            if knob in values and (why := self._why_not(client, knob)):
+                raise KnobRefused(f"{knob} cannot be turned here: {why}")
+            if knob in values and start and values[knob] > start:
+                raise KnobRefused(f"{knob}: from 1 to {start}, which is what this server was started with")
+
+    def turn_queue(self, client: Any) -> None:
+        """Turn this API server's own bounds; called with each order and once a second."""
+        limits = getattr(client, "scheduler_config", None)
+        report, now = self.report(), time.monotonic()
+        for knob, start in self._queue_starts(client).items():
+            if self._why_not(client, knob):
+                continue
+            leased = None if report is None or now >= report["until"] else report["knobs"][knob]["lease"]
+            value, name = strictest(knob, start, leased) or None, knob.replace("-", "_")
+            if getattr(limits, name) != value:
+                setattr(limits, name, None if value is None else int(value))
+
+    def _queue_starts(self, client: Any) -> dict[str, int | None]:
+        if self._queue_start is None:
+            limits = getattr(client, "scheduler_config", None)
+            if limits is None:
+                return dict.fromkeys(QUEUE_KNOBS)
+            self._queue_start = {knob: getattr(limits, knob.replace("-", "_"), None) for knob in QUEUE_KNOBS}
+        return self._queue_start
+
+    def _why_not(self, client: Any, knob: str) -> str:
+        if knob not in QUEUE_KNOBS:
+            return ""
+        limits = getattr(client, "scheduler_config", None)
+        if not hasattr(client, "check_admission") or not hasattr(limits, knob.replace("-", "_")):
+            return "this vLLM bounds no queue; POST /plimsoll/shed does"
+        has_fellows = self._key != os.getpid() and getattr(client, "admission_stats", None) is None
+        return "several API servers count together only where the flag is set at the start" if has_fellows else ""
+
+    def _reports(self) -> list[dict[str, Any]]:
+        """The reports of this server's living engine cores; what dead ones left is taken away."""
+        found = []
+        assert self._folder is not None
+        for name in os.listdir(self._folder):  # noqa: PTH208
+            if not name.startswith("knobs-"):
+                continue
+            try:
+                report = _checked_report(read_whole(f"{self._folder}/{name}", FILE_MAX_BYTES))
+                if not is_alive(report["pid"]) or start_ticks(report["pid"]) != report["started"]:
+                    os.unlink(f"{self._folder}/{name}")  # noqa: PTH108
+                elif self._key in report["ancestors"]:
+                    found.append(report)
+            except FileNotFoundError:
+                continue
+            except Exception as error:
+                FAULTS.note("reading what the knobs tell", error)
+        return found
+
+
+def _checked_report(report: Any) -> dict[str, Any]:
+    """A report with every key of its kind; ValueError for anything else."""
+    if not isinstance(report, dict) or report.get("schema") != SCHEMA:
+        raise ValueError("not a report of this schema")
+    numbers = [report.get(name) for name in ("pid", "started", "epoch", "until", "orders")]
+    knobs = report.get("knobs")
+    rows = [knobs.get(knob) for knob in KNOBS] if isinstance(knobs, dict) else [None]
+    if not all(_is_number(number) for number in numbers) or not isinstance(report.get("ancestors"), list):
+        raise ValueError("a number is of another kind")
+    for row in rows:
+        sources = [row.get(name) for name in ("start", "containment", "lease")] if isinstance(row, dict) else [""]
+        if not all(value is None or _is_number(value) for value in sources):
+            raise ValueError("a knob is of another kind")
+    return report
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
