@@ -1,0 +1,130 @@
+"""What another setting of a knob would have kept of a promise, by a replay of what an engine has just served.
+
+The clock is fitted to the run itself. Its replay must agree with what happened, and the gain must be larger than the clock's
+error: else there is no advice, and a reason. Nothing is set here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from plimsoll.errors import BadInput
+from plimsoll.simulate.fit import Fit, fit
+from plimsoll.simulate.replay import Replay, replay
+from plimsoll.simulate.settings import EngineLimits, StepTime
+from plimsoll.simulate.trace import ABSENT, Flags, Floats, Integers, MeasuredRun
+
+FEWEST_REQUESTS = 20
+MOST_APART = 0.1  # the share of requests that the replay of what happened may judge differently in sum
+LEAST_GAIN = 0.05  # of the requests
+SHARES = (0.06, 0.09, 0.12, 0.18, 0.25, 0.375, 0.5, 0.75)  # of the start-up flag: the values that are tried
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """The seconds within which a first token comes, and the next one after each."""
+
+    ttft_s: float
+    tpot_s: float
+
+    def kept(self, first_s: Floats, each_s: Floats) -> Flags:
+        """For each request whether both were kept; NaN is a promise that was not."""
+        return np.asarray((first_s <= self.ttft_s) & (each_s <= self.tpot_s), dtype=np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class KnobAdvice:
+    """One setting and what it would have kept; `why_not` where there is no advice."""
+
+    requests: int = 0
+    measured: int = 0  # requests within the promise, as it happened
+    replayed: int = 0  # the same by the replay of what happened
+    knob: str = ""
+    value: int = 0
+    kept: int = 0  # requests within the promise with that setting
+    kept_at_least: int = 0  # if the clock is off by its error, whichever way
+    clock: str = ""  # how well the clock fits, as a sentence
+    why_not: str = ""
+    tried: tuple[tuple[int, int], ...] = ()  # each value that was tried, and what it would have kept
+
+    def sentence(self) -> str:
+        """The advice in words."""
+        if self.why_not:
+            return f"no advice: {self.why_not}"
+        kept = f"{self.kept} of {self.requests} requests instead of {self.measured} within the promise"
+        return f"with {self.knob} {self.value}, {kept}"
+
+
+def advise(measured: MeasuredRun, settings: EngineLimits, promise: Promise, start: StepTime | None = None) -> KnobAdvice:
+    """The best setting of max-num-seqs for this very traffic; `start` is a first idea of the clock, best the roofline's."""
+    size = measured.trace.size
+    if size < FEWEST_REQUESTS:
+        return KnobAdvice(size, why_not=f"{size} requests are too few: {FEWEST_REQUESTS} at least")
+    first, each = _seconds(measured.trace.arrival_ns, measured.first_token_ns, measured.finish_ns, measured.trace.output)
+    happened = int(promise.kept(first, each).sum())
+    try:
+        found = fit(measured, settings, start=start)
+        again = _kept(replay(measured.trace, settings, found.step_time), promise)
+    except BadInput as error:
+        return KnobAdvice(size, happened, why_not=str(error))
+    base = KnobAdvice(size, happened, again, clock=found.sentence)
+    if found.error.is_poor or abs(again - happened) > MOST_APART * size:
+        why = f"the replay of what happened keeps {again} of {size} within the promise, it was {happened}; {found.sentence}"
+        return _without(base, why)
+    values = sorted({max(1, round(share * settings.max_num_seqs)) for share in SHARES} - {settings.max_num_seqs})
+    tried = tuple((value, _with(measured, settings, value, found.step_time, promise)) for value in values)
+    if not tried:
+        return _without(base, "there is no smaller setting")
+    value, kept = max(tried, key=lambda pair: (pair[1], pair[0]))
+    low, high = (
+        _gain(measured, settings, value, _scaled(found.step_time, 1 + sign * _error(found)), promise) for sign in (-1, 1)
+    )
+    gain = min(low, high, kept - again)
+    if gain < max(1.0, LEAST_GAIN * size, abs(again - happened)):
+        best = f"max-num-seqs {value} would keep {kept} of {size}"
+        why = f"no setting keeps clearly more: {best}, the replay of what happened {again}"
+        return _without(base, why, tried)
+    return KnobAdvice(size, happened, again, "max-num-seqs", value, kept, again + gain, found.sentence, "", tried)
+
+
+def _without(base: KnobAdvice, why: str, tried: tuple[tuple[int, int], ...] = ()) -> KnobAdvice:
+    return KnobAdvice(base.requests, base.measured, base.replayed, clock=base.clock, why_not=why, tried=tried)
+
+
+def _with(measured: MeasuredRun, settings: EngineLimits, value: int, clock: StepTime, promise: Promise) -> int:
+    return _kept(replay(measured.trace, settings._replace(max_num_seqs=value), clock), promise)
+
+
+def _gain(measured: MeasuredRun, settings: EngineLimits, value: int, clock: StepTime, promise: Promise) -> int:
+    """What the setting gains with another clock."""
+    before = _kept(replay(measured.trace, settings, clock), promise)
+    return _with(measured, settings, value, clock, promise) - before
+
+
+def _error(found: Fit) -> float:
+    """How far the clock's means are off, at least 2 %: nothing is known better than that."""
+    means = (found.error.mean_ttft, found.error.mean_tpot, found.error.mean_e2e)
+    return max(0.02, *(abs(mean) for mean in means if mean is not None))
+
+
+def _scaled(clock: StepTime, factor: float) -> StepTime:
+    table = clock.by_tokens
+    numbers = {
+        name: round(getattr(clock, name) * factor)
+        for name in ("base_ns", "token_ns", "seq_ns", "ctx_ps", "pair_fs", "prompt_ns")
+    }
+    return clock._replace(**numbers, by_tokens=None if table is None else np.asarray(np.round(table * factor), dtype=np.int64))
+
+
+def _kept(run: Replay, promise: Promise) -> int:
+    return int(promise.kept(*_seconds(run.arrival_ns, run.first_token_ns, run.finish_ns, run.trace.output)).sum())
+
+
+def _seconds(arrival: Integers, first: Integers, finish: Integers, output: Integers) -> tuple[Floats, Floats]:
+    """Of each request the seconds to its first token, and from token to token; NaN where a stamp is missing."""
+    has_first, has_both = first != ABSENT, (first != ABSENT) & (finish != ABSENT)
+    to_first = np.where(has_first, (first - arrival) / 1e9, np.nan)
+    between = np.where(has_both, (finish - first) / 1e9 / np.maximum(output - 1, 1), np.nan)
+    return to_first, np.where(has_both & (output < 2), 0.0, between)
