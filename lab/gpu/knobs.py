@@ -43,11 +43,10 @@ MODEL = "llama-3.1-8b"
 PROMISE = Promise(10.0, 0.1)
 TURN_S = 40.0
 BURST = Traffic(64, (8000, 30000), (100, 400), per_s=2.5)
-# The decode graphs alone: a start of 25 s instead of 60. Few blocks, so that requests are preempted.
+# Few blocks, so that requests are preempted.
 TURN_FLAGS = (
-    "--compilation-config", '{"mode":0,"cudagraph_mode":"FULL_DECODE_ONLY"}', "--max-model-len", "8192",
-    "--kv-cache-memory-bytes", str(2 << 30), "--gpu-memory-utilization", "0.2", "--max-num-seqs", "64",
-    "--max-num-batched-tokens", "4096", "--async-scheduling",
+    "--max-model-len", "8192", "--kv-cache-memory-bytes", str(2 << 30), "--gpu-memory-utilization", "0.05",
+    "--max-num-seqs", "64", "--max-num-batched-tokens", "4096",
 )  # fmt: skip
 BURST_FLAGS = (
     "--dtype", "bfloat16", "--enable-chunked-prefill", "--gpu-memory-utilization", "0.88", "--max-model-len", "32768",
