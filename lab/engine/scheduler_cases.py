@@ -53,10 +53,11 @@ class Case(NamedTuple):
             "max-num-seqs": "max_num_seqs", "max-num-batched-tokens": "max_num_batched_tokens", "kv-headroom": "watermark",
             "long-prefill-token-threshold": "long_prefill_token_threshold",
         }  # fmt: skip
-        return [
-            (step, self.settings._replace(**{fields[name]: value for name, value in values.items()}))
-            for step, values in self.turns
-        ]
+        turned: list[tuple[int, EngineLimits]] = []
+        for step, values in self.turns:
+            changed: dict[str, Any] = {fields[name]: value for name, value in values.items()}
+            turned.append((step, self.settings._replace(**changed)))
+        return turned
 
     def as_json(self, *, blocks: bool = False) -> dict[str, Any]:
         """The case as `SchedulerProcess.run` takes it; with `blocks` the answer tells every block table of every step."""

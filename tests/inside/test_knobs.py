@@ -48,7 +48,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def core(*, is_old: bool = False, **limits: Any) -> Any:
     """An engine core of 8 sequences and 1024 tokens, with vLLM's names; an old one admits by one bound alone."""
-    made = EngineCore()
+    made: Any = EngineCore()
     given = {"enable_chunked_prefill": True, "watermark": 0.0, "long_prefill_token_threshold": 0, **limits}
     made.vllm_config.scheduler_config = SimpleNamespace(**given)
     made.scheduler.kv_cache_config.num_blocks = 200
@@ -69,7 +69,7 @@ def turned(made: Any) -> tuple[int, int, int, int]:
     )  # fmt: skip
 
 
-def order(made: Knobs, lease_s: float = 60.0, epoch: int | None = None, **values: float) -> dict[str, Any]:
+def order(made: Knobs, lease_s: float = 60.0, epoch: int | None = None, **values: Any) -> dict[str, Any]:
     asked = {"epoch": epoch, "lease_s": lease_s, "values": {name.replace("_", "-"): value for name, value in values.items()}}
     return dict(json.loads(made.answer(json.dumps(asked))))
 
@@ -176,7 +176,7 @@ def test_a_step_always_has_a_token_for_each_who_runs(clock: Clock) -> None:
         ({"enable_chunked_prefill": False}, {"long_prefill_token_threshold": 100}, "without chunked prefill"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_whole(clock: Clock, limits: dict[str, Any], values: dict[str, float], why: str) -> None:
+def test_what_cannot_be_is_refused_whole(clock: Clock, limits: dict[str, Any], values: dict[str, Any], why: str) -> None:
     """Nothing above what was allocated at the start; the other knobs of such an order are not turned either."""
     del clock
     made = core(**limits)

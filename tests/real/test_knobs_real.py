@@ -66,14 +66,13 @@ def reference(server: KnobServer) -> Reference:
 
 def random_value(dice: random.Random, knob: str) -> float:
     """A value that refuses nobody."""
-    return {
-        "max-num-seqs": lambda: dice.randint(1, 24),
-        "max-num-batched-tokens": lambda: dice.choice((dice.randint(1, 64), dice.randint(1, 512))),
-        "kv-headroom": lambda: round(dice.uniform(0.0, 0.6), 3),
-        "long-prefill-token-threshold": lambda: dice.randint(1, 512),
-        "max-num-queued-reqs": lambda: dice.randint(200, 2000),
-        "max-num-queued-tokens": lambda: dice.randint(100_000, 200_000),
-    }[knob]()
+    if knob == "kv-headroom":
+        return round(dice.uniform(0.0, 0.6), 3)
+    low, high = {
+        "max-num-seqs": (1, 24), "max-num-batched-tokens": dice.choice(((1, 64), (1, 512))),
+        "long-prefill-token-threshold": (1, 512), "max-num-queued-reqs": (200, 2000), "max-num-queued-tokens": (10**5, 10**6),
+    }[knob]  # fmt: skip
+    return dice.randint(low, high)
 
 
 def check_turns(server: KnobServer, reference: Reference, turns: int, seed: int) -> str:

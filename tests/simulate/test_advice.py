@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from plimsoll.simulate.advice import Promise, advise
+from plimsoll.simulate.fit import only_first
 from plimsoll.simulate.settings import EngineLimits
 from plimsoll.simulate.trace import MeasuredRun
 from plimsoll.simulate.trace_files import read_measured
@@ -53,13 +54,7 @@ def test_a_replay_that_is_not_what_happened_gives_none(tmp_path: Path, change: s
     """Too few requests, stamps that no engine of this kind makes, or none."""
     run = measured(tmp_path, "article/article-1")
     if change == "few":
-        trace = run.trace
-        few = slice(0, 10)
-        run = MeasuredRun(
-            trace._replace(arrival_ns=trace.arrival_ns[few], prompt=trace.prompt[few], output=trace.output[few],
-                           priority=trace.priority[few], prefix_start=trace.prefix_start[:11]),
-            *(column[few] for column in run[1:5]),
-        )  # fmt: skip
+        run = only_first(run, 10)
     elif change == "another engine":  # half of them answered in the wrong order, as if another queue had decided
         first = run.first_token_ns.copy()
         first[::2] = run.trace.arrival_ns[::2] + np.random.default_rng(1).integers(1, 10**11, len(first[::2]))
