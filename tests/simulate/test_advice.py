@@ -48,7 +48,7 @@ def test_an_engine_that_is_set_well_gets_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "why"),
-    [("few", "too few"), ("another engine", "the replay of what happened"), ("no stamps", "nothing to fit")],
+    [("few", "too few"), ("another engine", "the replay of what happened"), ("no stamps", "0 requests that ended")],
 )
 def test_a_replay_that_is_not_what_happened_gives_none(tmp_path: Path, change: str, why: str) -> None:
     """Too few requests, stamps that no engine of this kind makes, or none."""

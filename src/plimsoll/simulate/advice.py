@@ -59,9 +59,9 @@ class KnobAdvice:
 
 def advise(measured: MeasuredRun, settings: EngineLimits, promise: Promise, start: StepTime | None = None) -> KnobAdvice:
     """The best setting of max-num-seqs for this very traffic; `start` is a first idea of the clock, best the roofline's."""
-    size = measured.trace.size
-    if size < FEWEST_REQUESTS:
-        return KnobAdvice(size, why_not=f"{size} requests are too few: {FEWEST_REQUESTS} at least")
+    size, ended = measured.trace.size, int((measured.finish_ns != ABSENT).sum())
+    if ended < FEWEST_REQUESTS:
+        return KnobAdvice(size, why_not=f"{ended} requests that ended are too few: {FEWEST_REQUESTS} at least")
     first, each = _seconds(measured.trace.arrival_ns, measured.first_token_ns, measured.finish_ns, measured.trace.output)
     happened = int(promise.kept(first, each).sum())
     try:
@@ -79,7 +79,7 @@ def advise(measured: MeasuredRun, settings: EngineLimits, promise: Promise, star
         return _without(base, "there is no smaller setting")
     value, kept = max(tried, key=lambda pair: (pair[1], pair[0]))
     low, high = (
-        _gain(measured, settings, value, _scaled(found.step_time, 1 + sign * _error(found)), promise) for sign in (-1, 1)
+        _gain(measured, settings, value, found.step_time.scaled(1 + sign * _error(found)), promise) for sign in (-1, 1)
     )
     gain = min(low, high, kept - again)
     if gain < max(1.0, LEAST_GAIN * size, abs(again - happened)):
@@ -94,7 +94,7 @@ def _without(base: KnobAdvice, why: str, tried: tuple[tuple[int, int], ...] = ()
 
 
 def _with(measured: MeasuredRun, settings: EngineLimits, value: int, clock: StepTime, promise: Promise) -> int:
-    return _kept(replay(measured.trace, settings._replace(max_num_seqs=value), clock), promise)
+    return _kept(replay(measured.trace, settings.admitting(value), clock), promise)
 
 
 def _gain(measured: MeasuredRun, settings: EngineLimits, value: int, clock: StepTime, promise: Promise) -> int:
@@ -107,15 +107,6 @@ def _error(found: Fit) -> float:
     """How far the clock's means are off, at least 2 %: nothing is known better than that."""
     means = (found.error.mean_ttft, found.error.mean_tpot, found.error.mean_e2e)
     return max(0.02, *(abs(mean) for mean in means if mean is not None))
-
-
-def _scaled(clock: StepTime, factor: float) -> StepTime:
-    table = clock.by_tokens
-    numbers = {
-        name: round(getattr(clock, name) * factor)
-        for name in ("base_ns", "token_ns", "seq_ns", "ctx_ps", "pair_fs", "prompt_ns")
-    }
-    return clock._replace(**numbers, by_tokens=None if table is None else np.asarray(np.round(table * factor), dtype=np.int64))
 
 
 def _kept(run: Replay, promise: Promise) -> int:

@@ -49,6 +49,10 @@ class EngineLimits(NamedTuple):
     policy: Literal["fcfs", "priority"] = "fcfs"
     groups: tuple[CacheGroup, ...] = ()  # Empty: one full-attention group of `block_size`
 
+    def admitting(self, sequences: int) -> EngineLimits:
+        """The same engine with another --max-num-seqs."""
+        return self._replace(max_num_seqs=sequences)
+
 
 def groups_of(settings: EngineLimits) -> tuple[CacheGroup, ...]:
     """The groups that share the pool. Without prefix caching a Mamba group keeps one state: a block as long as any request."""
@@ -75,6 +79,12 @@ class StepTime(NamedTuple):
     pair_fs: int = 0  # Attention of prompts: tokens times context
     prompt_ns: int = 0  # What the host needs for a step with prompts in it, whose attention no graph holds
     front_ns: int = 0  # No part of a step: from a request's arrival to the scheduler, and from a first token to who asked
+
+    def scaled(self, factor: float) -> StepTime:
+        """The same with every part of a step so many times as long."""
+        names = ("base_ns", "token_ns", "seq_ns", "ctx_ps", "pair_fs", "prompt_ns")
+        table = None if self.by_tokens is None else np.round(self.by_tokens * factor).astype(np.int64)
+        return self._replace(**{name: round(getattr(self, name) * factor) for name in names}, by_tokens=table)
 
     def reaching(self, most_tokens: int) -> StepTime:
         """The same, with a table for steps of up to so many tokens: one that is too short goes on as a line."""
