@@ -63,8 +63,11 @@ def engine_table(name: str, port: int, words: Sequence[str], log: Path, *, socke
 class Guard:
     """One guard and its files; it can be killed and started again."""
 
-    def __init__(self, folder: Path, engines: Sequence[str], *, act: str = "", policy: str = "") -> None:
-        self.folder, self.port = folder, free_port()
+    def __init__(
+        self, folder: Path, engines: Sequence[str], *, act: str = "", policy: str = "", words: Sequence[str] = ()
+    ) -> None:
+        """`engines`: further tables of the configuration; `words`: further words of the command."""
+        self.folder, self.port, self._words = folder, free_port(), words
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, token in (("api.token", API_TOKEN), ("gate.token", TOKEN)):
             (folder / name).write_text(token, encoding="ascii")
@@ -81,7 +84,7 @@ class Guard:
     async def start(self) -> None:
         with (self.folder / "guard.log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "plimsoll", "guard", "--config", str(self._config), "--act",
+                sys.executable, "-m", "plimsoll", "guard", "--config", str(self._config), "--act", *self._words,
                 stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         for _ in range(300):

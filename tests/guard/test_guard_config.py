@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
-from plimsoll.guard.adapters.discovery import PodsConfig
+from plimsoll.guard.adapters.pods import PodsConfig
 from plimsoll.guard.config import ApiConfig, Listen, config_in, is_loopback, listen_of, read_guard_config
 from plimsoll.guard.config_reader import KeyLines, read_token
 from plimsoll.guard.judge.policy import THRESHOLDS
@@ -80,7 +80,7 @@ def test_the_whole_of_it(tmp_path: Path) -> None:
     assert first.plan == pytest.approx((16_000.0, 14_400.0, 17_600.0))
     assert (second.name, second.token, second.canary_s, second.plan) == ("10.0.0.2:8443/base", None, None, None)
     assert found.discover.file_sd == (str(tmp_path / "engines" / "*.json"),)
-    assert found.discover.kubernetes == PodsConfig("app=vllm", "models", 8000)
+    assert found.discover.kubernetes == PodsConfig("app=vllm", ("models",), 8000)
     assert (found.discover.every_s, found.notify.webhook, found.notify.repeat_s) == (
         60.0,
         "http://127.0.0.1:9093/api/v2/alerts",

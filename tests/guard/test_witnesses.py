@@ -64,8 +64,8 @@ class Watched:
             for look in seen:
                 self.now_s = look.at_s
                 self.events.setdefault(name, []).extend((look.at_s, str(event.message)) for event in engine.take(look))
-        capable = {name: EngineCapabilities(has_gate=True, has_restarter=True) for name in looks}
-        self.observer = FleetObserver(cast("Fleet", self), capable, 5.0, lambda: self.now_s, lambda: 0)
+        capable = EngineCapabilities(has_gate=True, has_restarter=True)
+        self.observer = FleetObserver(cast("Fleet", self), lambda _: capable, 5.0, lambda: self.now_s, lambda: 0)
 
     def names(self) -> list[str]:
         return sorted(self._engines)

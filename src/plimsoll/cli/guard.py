@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 
 from plimsoll.cli.main import OptionsCommand
 from plimsoll.errors import BadInput
+from plimsoll.guard.adapters.cluster import KUBECONFIG, kubeconfig_access
 from plimsoll.guard.config import GuardConfig, is_loopback, listen_of, read_guard_config
 from plimsoll.guard.config_fields import SHORTEST_TOKEN
 from plimsoll.guard.config_reader import USUAL_CANARY_S, is_open_to_all, open_to_all, read_token, seconds_in
@@ -49,10 +50,14 @@ class GuardCommandOptions(Words):
     listen: str | None = option("HOST:PORT", "where its API listens; default: 127.0.0.1:9790; another address needs a token")
     token_file: str | None = option("FILE", "the API's token; default: $PLIMSOLL_GUARD_TOKEN, else one is drawn for guardctl")
     no_api: bool = switch("no API")
+    kubeconfig: str | None = option("FILE", "outside a cluster: how to reach one; default with --context: kubectl's own")
+    context: str | None = option("NAME", "the context of that file; default: its current one")
 
 
 def run(options: GuardCommandOptions) -> int:
     """Watch until guard is stopped; the exit code."""
+    if options.kubeconfig is not None or options.context is not None:
+        KUBECONFIG.set(kubeconfig_access(options.kubeconfig, options.context))
     return watch(read_options(options, os.environ))
 
 
@@ -75,7 +80,9 @@ def read_options(options: GuardCommandOptions, environ: Mapping[str, str]) -> Gu
     config = _with_api(config, options, environ)
     policy = _policy(config, options.every)
     # With nothing in hand it could never do anything: better said now than in the night.
+    pods = config.discover.kubernetes
     has_gate = config.discover.token is not None or any(engine.token is not None for engine in config.engines)
+    has_gate = has_gate or (pods is not None and pods.act)
     if options.act and not has_gate and own is None and all(engine.restart is None for engine in config.engines):
         raise BadInput("--act: nothing can be done: no engine has a restart, and none has a token_file for its gate")
     return GuardOptions(

@@ -55,6 +55,8 @@ REFUSALS_PAGE = "docs/guard-acts.md#when-it-refuses"
 WHAT_TO_DO = {
     "RungOff": "add it to [act] rungs, if you want it",
     "OnlyObserved": "restart it yourself, or name it under [[engine]]",
+    "Leaving": "wait: its successor is watched as soon as it runs",
+    "OneReplica": "kubectl rollout restart, which starts the new pod first; or scale to two",
     "Unknown": "give each server its own address; look at the network between",
     "NoGate": "start it with the gate (plimsoll inside check says how) and give guard its token_file",
     "NoRestarter": "say how: restart = {...} in its [[engine]]",

@@ -1,7 +1,4 @@
-"""Where engines are found: Prometheus's lists from files and addresses, and pods of a cluster's API over real sockets.
-
-The cluster's API is a small program that answers as the documentation of Kubernetes says; no real cluster was asked.
-"""
+"""Where engines are found: Prometheus's lists from files and addresses."""
 
 from __future__ import annotations
 
@@ -10,32 +7,17 @@ import os
 import time
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput, TooLarge
-from plimsoll.guard.adapters.cluster import ClusterClient
-from plimsoll.guard.adapters.discovery import FileFinder, HttpFinder, PodFinder, PodsConfig, groups_in, read_pod
+from plimsoll.guard.adapters.discovery import FileFinder, HttpFinder, groups_in
 from plimsoll.guard.engine_config import EngineConfig, host_and_port
-from tests.net.page_server import Handler, serving
+from tests.net.page_server import serving
 
 GROUPS = [{"targets": ["10.0.0.1:8000", "10.0.0.2:8000"], "labels": {"job": "vllm"}}]
-
-
-def pod(name: str, **changes: Any) -> dict[str, Any]:
-    """A pod as the API shows it, in short."""
-    ports = [{"name": "http", "containerPort": 8000}, {"containerPort": 9000}]
-    found: dict[str, Any] = {
-        "metadata": {"name": name, "namespace": "models"},
-        "spec": {"containers": [{"ports": ports}]},
-        "status": {"phase": "Running", "podIP": "10.1.2.3"},
-    }
-    for key, value in changes.items():
-        found[key] = {**found[key], **value}
-    return found
 
 
 def test_a_list_of_targets() -> None:
@@ -158,119 +140,6 @@ def test_an_address_that_does_not(act: Any, says: str) -> None:
         assert finder.find() == before
     assert says in finder.trouble
     assert finder.trouble.endswith("; the last list stays in use")
-
-
-def account(folder: Path) -> str:
-    """What Kubernetes mounts into a pod."""
-    (folder / "token").write_text("pod-token\n", encoding="utf-8")
-    (folder / "namespace").write_text("models", encoding="utf-8")
-    return str(folder)
-
-
-def test_pods_are_asked_page_by_page(tmp_path: Path) -> None:
-    """The selector and the pod's own token go along; only running pods with an address come back, named by namespace."""
-    pods = [
-        pod("a"), pod("b", status={"podIP": "fd00::1"}), pod("starting", status={"phase": "Pending"}),
-        pod("no-address", status={"podIP": ""}), pod("going", metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}),
-        pod("one-port", spec={"containers": [{"ports": [{"containerPort": 7000}]}]}), pod("bare", spec={"containers": [{}]}),
-    ]  # fmt: skip
-
-    def act(ask: Handler) -> None:
-        asked = parse_qs(urlsplit(ask.path).query)
-        assert asked["labelSelector"] == ["app=vllm,tier in (a)"]
-        second = asked.get("continue") == ["more&more"]
-        body = {"items": pods[4:] if second else pods[:4], "metadata": {} if second else {"continue": "more&more"}}
-        ask.answer(json.dumps(body).encode())
-
-    with serving(act) as server:
-        cluster = ClusterClient(f"http://{server.host}", account(tmp_path))
-        found = PodFinder(PodsConfig("app=vllm,tier in (a)"), cluster).find()
-        assert [urlsplit(path).path for path, _ in server.seen] == ["/api/v1/namespaces/models/pods"] * 2
-        assert {login for _, login in server.seen} == {"Bearer pod-token"}
-        (tmp_path / "token").write_text("another", encoding="utf-8")
-        by_port = PodFinder(PodsConfig("app=vllm,tier in (a)", "models", 5000), cluster).find()
-        assert server.seen[-1][1] == "Bearer another"
-    assert [(target.name, target.url) for target in found] == [
-        ("models/a", "http://10.1.2.3:8000"), ("models/b", "http://[fd00::1]:8000"),
-        ("models/one-port", "http://10.1.2.3:7000"), ("models/bare", "http://10.1.2.3:8000"),
-    ]  # fmt: skip
-    assert {target.url.rpartition(":")[2] for target in by_port} == {"5000"}
-
-
-@pytest.mark.parametrize(
-    ("act", "says"),
-    [
-        (lambda ask: ask.answer(b"{}", 403), "may not list pods"),
-        (lambda ask: ask.answer(b"{}", 500), "answers 500"),
-        (lambda ask: ask.answer(b"no"), "no list of pods"),
-        (lambda ask: ask.answer(b"{}"), "no list of pods"),
-        (lambda ask: ask.answer(b'{"items": [], "metadata": {"continue": "x"}}'), "does not end"),
-        (lambda _: time.sleep(3), "did not answer"),
-    ],
-    ids=["forbidden", "broken", "words", "nothing", "endless", "slow"],
-)
-def test_a_cluster_that_does_not_answer(act: Any, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line each; the token is in none of them."""
-    with serving(act) as server:
-        finder = PodFinder(PodsConfig("a=b"), ClusterClient(f"http://{server.host}", account(tmp_path)))
-        monkeypatch.setattr("plimsoll.guard.adapters.discovery.TIMEOUT_S", 1.0)
-        assert finder.find() == ()
-    assert says in finder.trouble
-    assert "pod-token" not in finder.trouble
-
-
-def test_restarts_and_ends_of_pods(tmp_path: Path) -> None:
-    """Counted by the cluster, for the container that serves; an end is told only where nobody starts it again."""
-    bare = {"containers": [{"name": "vllm", "ports": [{"containerPort": 8000}]}, {"name": "side"}], "restartPolicy": "Never"}
-    counts = [{"name": "vllm", "restartCount": 3}, {"name": "side", "restartCount": 9}]
-    killed = [{"name": "vllm", "restartCount": 3, "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}]
-    owned = {"ownerReferences": [{"kind": "Job", "controller": True}]}
-    running = [
-        pod("a", spec=bare, status={"containerStatuses": counts}), pod("b", status={"containerStatuses": counts}),
-        pod("c"), pod("d", spec=bare), pod("e", spec=bare, metadata=owned), pod("f"), pod("g", spec=bare),
-    ]  # fmt: skip
-    failed = {"phase": "Failed", "containerStatuses": killed}
-    over = [
-        pod("a", spec=bare, status=failed), pod("b", status=failed), pod("e", spec=bare, metadata=owned, status=failed),
-        pod("never-seen", spec=bare, status=failed), pod("d", spec=bare, status={"phase": "Failed", "reason": "Evicted"}),
-        pod("f", status={"containerStatuses": [{"name": "x", "restartCount": 4, "state": {"waiting": {}}}]}),
-        pod("g", spec=bare, status=failed, metadata={"deletionTimestamp": "now"}),
-    ]  # fmt: skip
-    with serving(lambda ask: ask.answer(json.dumps({"items": running if len(server.seen) == 1 else over}).encode())) as server:
-        finder = PodFinder(PodsConfig("a=b"), ClusterClient(f"http://{server.host}", account(tmp_path)))
-        before = {target.name: target for target in finder.find()}
-        assert (finder.restarts, finder.ended) == ({"models/a": 3, "models/b": 9}, {})
-        after = {target.name: target for target in finder.find()}
-    assert set(before) == {f"models/{letter}" for letter in "abcdefg"}
-    assert after == {name: before[name] for name in ("models/a", "models/d", "models/f")}
-    assert finder.restarts == {"models/a": 3, "models/f": 4}
-    assert finder.ended == {
-        "models/a": "its container ended with exit code 137 (OOMKilled) and is not started again: restartPolicy is Never",
-        "models/d": "its pod is over (Evicted), and restartPolicy is Never",
-    }
-
-
-@given(
-    st.recursive(
-        st.none() | st.integers() | st.text(max_size=10) | st.booleans(),
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(
-                st.sampled_from(
-                    ["metadata", "spec", "status", "containers", "ports", "containerPort", "containerStatuses", "restartCount",
-                     "state", "terminated", "exitCode", "phase", "restartPolicy", "ownerReferences", "podIP", "name"]
-                ),
-                inner | st.sampled_from(["Failed", "Running", "Never"]), max_size=5,
-            )
-        ),
-        max_leaves=25,
-    )
-)  # fmt: skip
-def test_any_pod_is_read(item: Any) -> None:
-    """Whatever the cluster shows, reading it raises nothing."""
-    found = read_pod(item)
-    assert 0 < found.port < 65_536
-    assert found.restarts is None or found.restarts >= 0
 
 
 @given(

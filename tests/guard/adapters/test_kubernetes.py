@@ -79,7 +79,7 @@ def test_evicted_gone_and_replaced(account: str) -> None:
         assert engine.replaces
         assert await engine.is_running() is True
         learned = await engine.learn()
-        assert learned.facts == {"uid": "u-1", "owner": "rs-1", "siblings": "u-1,u-2"}
+        assert learned.facts == {"uid": "u-1", "owner": "rs-1", "since": "2026-01-01T00:00:00Z", "siblings": "u-1,u-2"}
         stopped = await engine.stop(5.0)
         assert (stopped.is_done, stopped.facts["was_running"]) == (True, True)
         assert await engine.is_running() is False
@@ -156,6 +156,9 @@ def test_a_sidecar_only_watches(account: str, environ: dict[str, str]) -> None:
     assert not PodEviction(POD, "elsewhere", cluster=cluster, environ=environ).is_own_pod
 
 
+LEARNED = {"uid": "u-1", "owner": "rs-1", "since": "2026-01-01T00:00:00Z", "siblings": "u-1"}
+
+
 def budget(reason: str) -> dict[str, Any]:
     return {"kind": "Status", "code": 429, "message": "Cannot evict pod", "details": {"causes": [{"reason": reason}]}}
 
@@ -168,8 +171,8 @@ def budget(reason: str) -> dict[str, Any]:
         (answer(403, {"message": "forbidden"}), False, {"status": 403}),
         (answer(302, {}), False, {"status": 302}),
         (answer(500, {"message": "more than one PodDisruptionBudget"}), None, {"status": 500}),
-        (b"HTTP/1.1 200", None, {"uid": "u-1", "owner": "rs-1", "siblings": "u-1"}),
-        (None, None, {"uid": "u-1", "owner": "rs-1", "siblings": "u-1"}),
+        (b"HTTP/1.1 200", None, LEARNED),
+        (None, None, LEARNED),
     ],
 )
 def test_evictions_that_are_not_taken(account: str, told: Answer, is_done: bool | None, facts: dict[str, Any]) -> None:
@@ -217,8 +220,8 @@ def test_answers_that_say_nothing(account: str, told: Answer) -> None:
 def test_facts_that_are_odd_are_not_taken_back(account: str) -> None:
     """A journal that somebody wrote into leads nowhere."""
     engine = PodEviction(POD, cluster=ClusterClient("http://127.0.0.1:9", account, {}), environ={}, uid="u-1")
-    engine.recall({"uid": "../x", "owner": 7, "siblings": "a,/b,c"})
-    assert engine._facts() == {"uid": "u-1", "owner": "", "siblings": "a,c"}
+    engine.recall({"uid": "../x", "owner": 7, "since": "x", "siblings": "a,/b,c"})
+    assert engine._facts() == {"uid": "u-1", "owner": "", "since": "", "siblings": "a,c"}
 
 
 def test_names_and_places(account: str) -> None:

@@ -41,8 +41,8 @@ class Few:
 
 def sight(fleet: Few, ends: Mapping[str, FailedRestarts] | None = None) -> FleetObserver:
     """Of a guard that was told of all of them."""
-    told = {name: EngineCapabilities(has_gate=True, has_restarter=True) for name in fleet.names()}
-    return FleetObserver(cast("Fleet", fleet), told, 5.0, lambda: 1.0, lambda: 0, lambda: ends or {})
+    told = EngineCapabilities(has_gate=True, has_restarter=True)
+    return FleetObserver(cast("Fleet", fleet), lambda _: told, 5.0, lambda: 1.0, lambda: 0, lambda: ends or {})
 
 
 def seen(found: FleetObserver) -> dict[str, EngineStatus]:

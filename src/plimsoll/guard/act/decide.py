@@ -104,6 +104,11 @@ class EngineStatus(NamedTuple):
     is_seen_serving: bool = False  # its gate or its balancer sees it serve, whatever guard sees
     failure: str = ""  # how its process ended, as its supervisor said
     requests: str = ""  # the shapes of those that it had begun then, separated by "; "
+    leaving: str = ""  # who else is ending it: its pod is deleted, its node taken back, its owner scaled to zero
+    cordoned: str = ""  # its node takes no new pods
+    rollout: str = ""  # of the owner of its pod
+    replicas: int | None = None  # pods that its owner wants; None where it is no pod
+    missing: int = 0  # of those, not ready
 
 
 class Switches(NamedTuple):
@@ -235,8 +240,9 @@ def _against(view: FleetView, policy: ActPolicy, engine: EngineStatus, grade: Gr
     rules = [
         ("Paused", _paused(view.switches, engine, grade)),
         ("Busy", f"guard is acting on {view.busy}" if view.busy and not serves_nobody(engine, kind) else ""),
-        ("RungOff", "" if grade in policy.rungs else f"{grade} is not among the rungs of its configuration"),
+        ("RungOff", "" if grade in policy.rungs or kind == ASKED else f"{grade} is not among the rungs of its configuration"),
         ("OnlyObserved", engine.only_observed),
+        ("Leaving", _leaving(engine, grade, kind)),
         ("Unknown", _unknown(engine)),
         ("NoGate", _no_gate(policy, engine, grade, kind)),
     ]
@@ -297,8 +303,9 @@ def _against_restart(view: FleetView, policy: ActPolicy, engine: EngineStatus, k
         ("CrashLoop", _loops(engine, kind)),
         ("BudgetSpent", budget.message),
         ("Hours", _hours(view, policy, is_broken=is_broken)),
-        ("Rollout", _rollout(others, policy)),
-        ("TooManyAway", _too_many(away, policy, is_broken=is_broken)),
+        ("Rollout", engine.rollout or _rollout(others, policy)),
+        ("OneReplica", _only_replica(engine, is_broken=is_broken)),
+        ("TooManyAway", _too_many(away, engine, policy, is_broken=is_broken)),
         ("OthersCannotCarry", _capacity(engine, others, policy, is_broken=is_broken)),
         ("CutOff", view.cut_off if is_proof_needed and not engine.has_local_proof else ""),
         ("Unproved", f"it may still serve: {engine.unproved}" if is_proof_needed and engine.unproved else ""),
@@ -366,13 +373,29 @@ def _rollout(others: Sequence[EngineStatus], policy: ActPolicy) -> str:
     return f"a rollout is under way: {fresh[0]} has just been changed" if fresh else ""
 
 
-def _too_many(away: Sequence[str], policy: ActPolicy, *, is_broken: bool) -> str:
+def _leaving(engine: EngineStatus, grade: Grade, kind: str) -> str:
+    if engine.leaving:
+        return f"{engine.leaving}: that is no crash, and guard leaves it alone"
+    is_moved = grade is Grade.RESTART and not serves_nobody(engine, kind)  # one that serves nobody is better off elsewhere
+    return f"{engine.cordoned}: whoever drains it moves its pods" if engine.cordoned and is_moved else ""
+
+
+def _only_replica(engine: EngineStatus, *, is_broken: bool) -> str:
+    if engine.replicas is None or engine.replicas > 1 or is_broken:
+        return ""
+    return "its owner has one replica, and it serves: an eviction leaves none (kubectl rollout restart starts a new one first)"
+
+
+def _too_many(away: Sequence[str], engine: EngineStatus, policy: ActPolicy, *, is_broken: bool) -> str:
     # One that serves nobody is away itself: its restart takes no more. Of two that died at once, neither would ever return.
-    return (
-        f"{away[0]} is away already; at most {policy.most_away} may be"
-        if len(away) >= policy.most_away and not is_broken
-        else ""
+    if is_broken:
+        return ""
+    if len(away) >= policy.most_away:
+        return f"{away[0]} is away already; at most {policy.most_away} may be"
+    few = (
+        f"{engine.missing} of the {engine.replicas} pods that its owner wants are not ready; at most {policy.most_away} may be"
     )
+    return few if engine.missing >= policy.most_away else ""
 
 
 def _capacity(engine: EngineStatus, others: Sequence[EngineStatus], policy: ActPolicy, *, is_broken: bool) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from plimsoll.guard.act.decide import FailedRestarts, Restart, Switches, reason_of
@@ -80,7 +80,10 @@ def read_restarts(entries: Iterable[Entry], now: float = math.inf) -> list[Resta
     """
     restarts: dict[str, list[Restart]] = {}
     before = -math.inf
+    heirs: dict[str, str] = {}  # a pod that took another's place has its past
     for number, entry in enumerate(entries):
+        if (heir := _heir(entry)) and heir != entry.engine:
+            heirs[entry.engine] = heir
         key = entry.action or f"#{number}"
         at = entry.at if entry.at <= now + FUTURE_S else before
         before = max(before, at)
@@ -90,7 +93,26 @@ def read_restarts(entries: Iterable[Entry], now: float = math.inf) -> list[Resta
             restarts[key] = [restart] * _times(entry)
         elif entry.kind == CLOSED and entry.fields.get("end") == End.UNDONE:
             restarts.pop(key, None)
-    return [restart for several in restarts.values() for restart in several]
+    found = [restart for several in restarts.values() for restart in several]
+    return [restart._replace(engine=_last_heir(heirs, restart.engine)) for restart in found] if heirs else found
+
+
+def _heir(entry: Entry) -> str:
+    """The engine that took the place of this entry's, as the end of an action or of a step tells it."""
+    facts = entry.fields.get("facts")
+    if entry.kind == CLOSED:
+        found = entry.fields.get("replaced_by")
+    else:
+        found = facts.get("replacement") if entry.kind == OUTCOME and isinstance(facts, dict) else ""
+    return found if isinstance(found, str) else ""
+
+
+def _last_heir(heirs: Mapping[str, str], engine: str) -> str:
+    for _ in range(len(heirs)):  # a circle leads nowhere
+        if engine not in heirs:
+            break
+        engine = heirs[engine]
+    return engine
 
 
 def _times(entry: Entry) -> int:
@@ -111,16 +133,19 @@ def failed_restarts(entries: Iterable[Entry]) -> dict[str, FailedRestarts]:
             found.pop(entry.engine, None)
         if entry.kind != CLOSED or entry.fields.get("grade") != Grade.RESTART:
             continue
-        kind, end, before = str(entry.fields.get("kind", "")), entry.fields.get("end"), found.get(entry.engine)
+        engine = _heir(entry) or entry.engine
+        kind, end, before = str(entry.fields.get("kind", "")), entry.fields.get("end"), found.pop(entry.engine, None)
+        if before is not None:
+            found[engine] = before
         if kind == UNDRAIN:
             if end == End.DONE and before is not None:
-                found[entry.engine] = before._replace(is_out=False)
+                found[engine] = before._replace(is_out=False)
         elif end == End.DONE and kind != DRAIN:
-            found.pop(entry.engine, None)
+            found.pop(engine, None)
         elif end in (End.FAILED, End.HELD):
             unmended = frozenset() if before is None else before.unmended
             is_held = end == End.HELD or (before is not None and before.end == End.HELD)
-            found[entry.engine] = FailedRestarts(
+            found[engine] = FailedRestarts(
                 kind, str(End.HELD if is_held else End.FAILED), unmended | {reason_of(kind)},
                 is_out=end == End.HELD or (before is not None and before.is_out),
             )  # fmt: skip

@@ -1,24 +1,40 @@
-"""The API of the cluster that guard runs in: the pod's own token, read anew each time since it changes, and its CA."""
+"""The API of a Kubernetes cluster: with the pod's own account, or with a kubeconfig from outside; and the calls guard makes.
+
+Tokens are read anew at each call, since Kubernetes changes them every hour.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
+import contextvars
 import json
 import os
 import ssl
-from collections.abc import Mapping
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
-from plimsoll.errors import BadInput, WorldFailed
+import yaml
+
+from plimsoll.doctor.read.redact_text import shown_line
+from plimsoll.errors import BadInput
 from plimsoll.guard import config_fields as key
-from plimsoll.net.client import HttpClient, Loss, Lost, Reply, bearer
+from plimsoll.net.client import HttpClient, Loss, Lost, Reply, bearer, table
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 """The folder in which Kubernetes gives every pod its token, its namespace and the cluster's CA."""
 DEADLINE_S = 10.0
 MOST_BYTES = 64 << 20
+MOST_LINE = 4 << 20  # of one event of a watch: an object of etcd has 1.5 MiB at most
+WATCH_S = 240  # after which the server ends a watch, and it is begun again where it ended
+EXEC_S = 30.0  # for the command of a kubeconfig that prints a token
 OBJECT_NAME = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
 NAMESPACE = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 
@@ -37,12 +53,17 @@ class ApiCall:
 
 LEASE_NAME = "plimsoll-guard"
 API_CALLS: tuple[ApiCall, ...] = (
-    ApiCall("get", "", "pods"),
     ApiCall("list", "", "pods"),
+    ApiCall("watch", "", "pods"),
+    ApiCall("get", "", "pods", needed_for="act"),
     ApiCall("create", "", "pods/eviction", needed_for="act"),
-    ApiCall("get", "coordination.k8s.io", "leases", "own", name=LEASE_NAME),
-    ApiCall("create", "coordination.k8s.io", "leases", "own"),  # a name cannot be asked for before it exists
-    ApiCall("update", "coordination.k8s.io", "leases", "own", name=LEASE_NAME),
+    ApiCall("get", "apps", "replicasets", needed_for="act"),  # whose Deployment a pod is of
+    ApiCall("get", "apps", "deployments", needed_for="act"),  # whether a rollout is in progress, and how many replicas it has
+    ApiCall("get", "apps", "statefulsets", needed_for="act"),
+    ApiCall("get", "", "nodes", "cluster", needed_for="act"),  # whether a node is drained or about to be taken back
+    ApiCall("get", "coordination.k8s.io", "leases", "own", needed_for="act", name=LEASE_NAME),
+    ApiCall("create", "coordination.k8s.io", "leases", "own", needed_for="act"),  # no name can be asked for before it exists
+    ApiCall("update", "coordination.k8s.io", "leases", "own", needed_for="act", name=LEASE_NAME),
 )
 
 
@@ -55,53 +76,217 @@ def in_cluster(environ: Mapping[str, str]) -> str:
     """The address of the API server, as Kubernetes tells every pod; BadInput where this is none."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not port.isdecimal():
-        raise BadInput("kubernetes: this is no pod of a cluster (KUBERNETES_SERVICE_HOST is not set)")
+        raise BadInput(
+            "kubernetes: this is no pod of a cluster (KUBERNETES_SERVICE_HOST is not set); give --kubeconfig or --context"
+        )
     return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
 
 
-class ClusterClient:
-    """The API server. `url` and `folder` are those that Kubernetes gives every pod, unless a test says otherwise."""
+@dataclass(frozen=True, slots=True)
+class ClusterAccess:
+    """Where an API server is, whom to believe there, and what to show it."""
 
-    def __init__(self, url: str = "", folder: str = SERVICE_ACCOUNT, environ: Mapping[str, str] = os.environ) -> None:
-        """BadInput where this is no pod."""
-        self._folder = Path(folder)
-        self._server = HttpClient(url or in_cluster(environ), tls=self._trust)
+    url: str
+    namespace: Callable[[], str]
+    token: Callable[[], str]  # asked at each call; OSError or ValueError where there is none, "" where none is needed
+    trust: Callable[[], ssl.SSLContext]
+    is_pod: bool = True
+
+
+KUBECONFIG: contextvars.ContextVar[ClusterAccess | None] = contextvars.ContextVar("kubeconfig", default=None)
+"""The access of --kubeconfig and --context, in place of the pod's own account."""
+
+
+def pod_access(url: str = "", folder: str = SERVICE_ACCOUNT, environ: Mapping[str, str] = os.environ) -> ClusterAccess:
+    """The account that Kubernetes gives every pod; BadInput where this is none."""
+    place = Path(folder)
+
+    def read(name: str) -> str:
+        return (place / name).read_text(encoding="utf-8").strip()
+
+    def namespace() -> str:
         try:
-            if self._server.address.url.startswith("https:"):
-                self._trust()
-        except OSError:
-            raise BadInput(f"{self._folder / 'ca.crt'} cannot be read: is a service account mounted?") from None
-
-    def namespace(self) -> str:
-        """The one that guard runs in; empty where it is not told."""
-        return self._read("namespace")
-
-    async def ask(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, deadline_s: float = DEADLINE_S
-    ) -> Reply | Lost:
-        """One request with the token as it is now."""
-        try:
-            headers = bearer(self._read("token"))
-        except BadInput:
-            return Lost(Loss.SILENT, "cannot be asked: there is no token of a service account")
-        data = b"" if body is None else json.dumps(body).encode()
-        return await self._server.call(method, path, data, headers, deadline_s=deadline_s, most_bytes=MOST_BYTES)
-
-    def get(self, path: str, deadline_s: float = DEADLINE_S) -> Mapping[str, Any]:
-        """The object at a path, for those who wait for it, or an empty one; whatever is no answer is raised."""
-        reply = asyncio.run(self.ask("GET", path, deadline_s=deadline_s))
-        if isinstance(reply, Lost):
-            raise reply.error("the cluster's API")
-        if reply.status != 200:
-            why = ": the service account may not list pods" if reply.status in (401, 403) else ""
-            raise WorldFailed(f"the cluster's API answers {reply.status}{why}")
-        return reply.table()
-
-    def _trust(self) -> ssl.SSLContext:
-        return ssl.create_default_context(cafile=str(self._folder / "ca.crt"))
-
-    def _read(self, name: str) -> str:
-        try:
-            return (self._folder / name).read_text(encoding="utf-8").strip()
+            return read("namespace")
         except (OSError, UnicodeDecodeError):
             return ""
+
+    def trust() -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=str(place / "ca.crt"))
+
+    url = url or in_cluster(environ)
+    try:
+        if url.startswith("https:"):
+            trust()
+    except OSError:
+        raise BadInput(f"{place / 'ca.crt'} cannot be read: is a service account mounted?") from None
+    return ClusterAccess(url, namespace, lambda: read("token"), trust)
+
+
+def kubeconfig_access(path: str | None, context: str | None, environ: Mapping[str, str] = os.environ) -> ClusterAccess:
+    """A context of a kubeconfig, as kubectl reads it: token, tokenFile, client certificate or exec. BadInput for the rest."""
+    default = environ.get("KUBECONFIG", "").partition(os.pathsep)[0] or str(Path(environ.get("HOME", "~")) / ".kube/config")
+    file = Path(path or default)
+    try:
+        with file.open("rb") as opened:
+            tree = yaml.safe_load(opened.read(MOST_LINE))
+    except OSError as error:
+        raise BadInput(f"{file}: {error.strerror or 'cannot be read'}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
+        raise BadInput(f"{file}: not a kubeconfig: not YAML") from None
+    chosen = context or table(tree).get("current-context")
+    about = _named(tree, "contexts", "context", chosen, file)
+    cluster = _named(tree, "clusters", "cluster", about.get("cluster"), file)
+    user = _named(tree, "users", "user", about.get("user"), file)
+    if user.get("username") or user.get("auth-provider"):
+        raise BadInput(
+            f"{file}: context {shown_line(str(chosen))[:100]}: only token, client certificate and exec are understood"
+        )
+    ca, cert, secret = (_bytes_of(entry, name, file) for entry, name in (
+        (cluster, "certificate-authority"), (user, "client-certificate"), (user, "client-key")
+    ))  # fmt: skip
+    url, namespace = cluster.get("server"), about.get("namespace")
+
+    def trust() -> ssl.SSLContext:
+        made = ssl.create_default_context(cadata=None if ca is None else ca.decode("ascii"))
+        if cert is not None and secret is not None:  # only a file can be loaded
+            with tempfile.NamedTemporaryFile() as pair:
+                pair.write(cert + b"\n" + secret)
+                pair.flush()
+                made.load_cert_chain(pair.name)
+        return made
+
+    try:
+        trust()
+    except (ssl.SSLError, OSError, ValueError):
+        raise BadInput(f"{file}: the certificates of context {shown_line(str(chosen))[:100]} cannot be used") from None
+    if not isinstance(url, str):
+        raise BadInput(f"{file}: cluster {shown_line(str(about.get('cluster')))[:100]} has no server")
+    return ClusterAccess(
+        url, lambda: namespace if isinstance(namespace, str) else "default", _user_token(user, file), trust, is_pod=False
+    )
+
+
+def _named(tree: Any, kind: str, inner: str, name: Any, file: Path) -> Mapping[str, Any]:
+    entries = table(tree).get(kind)
+    for entry in entries if isinstance(entries, list) else ():
+        if table(entry).get("name") == name and isinstance(table(entry).get(inner), dict):
+            found: Mapping[str, Any] = entry[inner]
+            return found
+    raise BadInput(f"{file}: no {inner} named {shown_line(str(name))[:100]!r}")
+
+
+def _bytes_of(entry: Mapping[str, Any], name: str, file: Path) -> bytes | None:
+    data, path = entry.get(f"{name}-data"), entry.get(name)
+    try:
+        if isinstance(data, str):
+            return base64.b64decode(data, validate=True)
+        return (file.parent / path).read_bytes() if isinstance(path, str) else None
+    except (binascii.Error, OSError):
+        raise BadInput(f"{file}: {name} cannot be read") from None
+
+
+def _user_token(user: Mapping[str, Any], file: Path) -> Callable[[], str]:
+    given, path, command = user.get("token"), user.get("tokenFile"), user.get("exec")
+    if isinstance(path, str):
+        return lambda: (file.parent / path).read_text(encoding="utf-8").strip()
+    if isinstance(command, dict) and isinstance(command.get("command"), str):
+        return _ExecToken(command).read
+    return lambda: given if isinstance(given, str) else ""
+
+
+class _ExecToken:
+    """The token that a command of the user's kubeconfig prints, until it says that it is over."""
+
+    def __init__(self, command: Mapping[str, Any]) -> None:
+        arguments, env = command.get("args") or [], command.get("env") or []
+        self._words = [str(command["command"]), *(str(word) for word in arguments)]
+        extra = {str(table(pair).get("name")): str(table(pair).get("value")) for pair in env}
+        info = {"apiVersion": command.get("apiVersion"), "kind": "ExecCredential", "spec": {"interactive": False}}
+        self._environment = {**os.environ, **extra, "KUBERNETES_EXEC_INFO": json.dumps(info)}
+        self._token, self._until_s = "", 0.0
+
+    def read(self) -> str:
+        if time.monotonic() >= self._until_s:
+            try:
+                done = subprocess.run(self._words, env=self._environment, capture_output=True, timeout=EXEC_S, check=True)  # noqa: S603
+                token = table(table(json.loads(done.stdout)).get("status")).get("token")
+            except (OSError, ValueError, subprocess.SubprocessError):
+                raise OSError(0, "the kubeconfig's command gave no token") from None
+            if not isinstance(token, str):
+                raise OSError(0, "the kubeconfig's command gave no token")
+            self._token, self._until_s = token, time.monotonic() + 60.0  # such commands keep a cache of their own
+        return self._token
+
+
+class ClusterClient:
+    """The API server, asked with the pod's own account unless --kubeconfig says otherwise."""
+
+    def __init__(self, url: str = "", folder: str = SERVICE_ACCOUNT, environ: Mapping[str, str] = os.environ) -> None:
+        """BadInput where this is no pod and no kubeconfig is given; `url` and `folder` are those of a test."""
+        given = None if url else KUBECONFIG.get()
+        self._access = given or pod_access(url, folder, environ)
+        self._server = HttpClient(self._access.url, tls=self._access.trust)
+        self.is_pod = self._access.is_pod
+
+    def namespace(self) -> str:
+        """The one that guard runs in, or the context's; empty where it is not told."""
+        return self._access.namespace()
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        deadline_s: float = DEADLINE_S,
+        *,
+        content: str = "",
+    ) -> Reply | Lost:
+        """One request with the token as it is now; `content` is the type of a patch."""
+        data = b"" if body is None else json.dumps(body).encode()
+        headers = await self._login()
+        if isinstance(headers, Lost):
+            return headers
+        headers |= {"Content-Type": content} if content else {}
+        return await self._server.call(method, path, data, headers, deadline_s=deadline_s, most_bytes=MOST_BYTES)
+
+    async def watch(self, path: str, query: Mapping[str, str], take: Callable[[Mapping[str, Any]], None]) -> Reply | Lost:
+        """Gives `take` each event of a watch as it comes, until the server ends it; a line that is no object is left out."""
+        headers = await self._login()
+        if isinstance(headers, Lost):
+            return headers
+        left = b""
+
+        def sink(piece: bytes) -> None:
+            nonlocal left
+            *lines, left = (left + piece).split(b"\n")
+            if len(left) > MOST_LINE:
+                raise ValueError("an event is too long")
+            for line in lines:
+                take(Reply(200, line).table())
+
+        words = urlencode({**query, "watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_S)})
+        return await self._server.call(
+            "GET", f"{path}?{words}", b"", headers, deadline_s=WATCH_S + DEADLINE_S, most_bytes=MOST_BYTES, sink=sink
+        )
+
+    async def _login(self) -> dict[str, str] | Lost:
+        try:
+            token = await asyncio.to_thread(self._access.token)
+            if self.is_pod and not token:
+                raise OSError(0, "empty")
+        except (OSError, UnicodeDecodeError):
+            return Lost(Loss.SILENT, "cannot be asked: there is no token of a service account")
+        try:
+            return bearer(token) if token else {}
+        except BadInput:
+            return Lost(Loss.SILENT, "cannot be asked: the token holds letters that a header cannot have")
+
+
+def reason_of(reply: Reply | Lost) -> str:
+    """Why the API server did not do what was asked, in words that go on from its name."""
+    if isinstance(reply, Lost):
+        return reply.why
+    if reply.status in (401, 403):
+        return f"it answers {reply.status}: the service account may not do that"
+    message = reply.table().get("message")
+    return f"it answers {reply.status}" + (f": {shown_line(message)[:200]}" if isinstance(message, str) else "")

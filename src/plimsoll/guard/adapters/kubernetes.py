@@ -1,7 +1,8 @@
-"""An engine that is a pod: evicted through the API, so that disruption budgets hold, and replaced by whoever owns it.
+"""A pod as an engine: what the cluster says of it and of its owner, and its restart by eviction.
 
-The uid goes along as a precondition: another pod of the same name is never evicted. Nothing is deleted by force, and a pod that
-nobody would replace is left alone. A guard in the pod itself would evict itself, so there it only watches.
+It is evicted through the API, so that disruption budgets hold, and replaced by whoever owns it. The uid goes along as a
+precondition: another pod of the same name is never evicted. Nothing is deleted by force, and a pod that nobody would replace is
+left alone. A guard in the pod itself would evict itself, so there it only watches.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -19,14 +20,212 @@ from plimsoll.doctor.read.redact_text import shown_line
 from plimsoll.errors import BadInput
 from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
-from plimsoll.guard.adapters.cluster import OBJECT_NAME, ClusterClient, namespace_key
+from plimsoll.guard.adapters.cluster import OBJECT_NAME, ClusterClient, namespace_key, reason_of
 from plimsoll.net.client import Lost, Reply, table
 
 LOOK_EVERY_S = 1.0
 MOST_PODS = 500
-_LABELS = r"[A-Za-z0-9_./=!,() -]{0,512}"
+USUAL_PORT = 8000
+RUNNING, OVER = "Running", ("Failed", "Succeeded")
+WORDS_MAX = 100
+ARGUMENTS_MAX = 64 << 10  # letters of a container's command that are looked through
+LONGEST_RETRY_S = 60.0
+LABELS = r"[A-Za-z0-9_./=!,() -]{0,512}"
 _UID = re.compile(r"[A-Za-z0-9-]{1,64}")
+_NAME = re.compile(OBJECT_NAME)
+_STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z")
 _GONE = "gone"
+REPLACING = ("ReplicaSet", "Deployment", "StatefulSet")
+"""Kinds of owners that put another pod in the place of one that is evicted, alone."""
+_GROUP_LABELS = {"leaderworkerset.sigs.k8s.io/name": "LeaderWorkerSet", "ray.io/cluster": "RayCluster"}
+_ROLE_LABELS = ("llm-d.ai/role", "kserve.io/component-role")
+_ROLES = ("prefill", "decode")
+_SHARED = re.compile(
+    r"(?<![\w-])--(kv-transfer-config|ec-transfer-config|headless|data-parallel-address|data-parallel-rank|"
+    r"data-parallel-start-rank|data-parallel-hybrid-lb|data-parallel-external-lb)(?![\w-])"
+)
+_NODES = re.compile(r"(?<![\w-])--nnodes[ =]+(?:[2-9]|\d\d)")
+_LEAVING_TAINTS = {
+    "ToBeDeletedByClusterAutoscaler": "the cluster autoscaler removes it", "karpenter.sh/disrupted": "Karpenter removes it",
+    "karpenter.sh/disruption": "Karpenter removes it", "cloud.google.com/impending-node-termination": "it is taken back soon",
+    "aws-node-termination-handler/spot-itn": "it is taken back soon",
+    "aws-node-termination-handler/scheduled-maintenance": "it has scheduled maintenance",
+    "kubernetes.azure.com/scalesetpriority-preempted": "it is taken back soon",
+    "node.kubernetes.io/out-of-service": "it is out of service", "node.kubernetes.io/unreachable": "it is unreachable",
+    "node.kubernetes.io/not-ready": "it is not ready", "node.cloudprovider.kubernetes.io/shutdown": "it is shut down",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who makes the pods."""
+
+    kind: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod as the cluster's API shows it."""
+
+    namespace: str
+    name: str
+    uid: str
+    address: str
+    port: int
+    phase: str
+    is_going: bool  # it is being deleted
+    restarts: int | None  # of the container that serves the port, or else of the one that was started most often
+    ended: str  # why it has ended for good, in words; empty if it has not, or if somebody may start it again
+    owner: Owner | None  # its controller
+    node: str
+    is_ready: bool
+    created: str
+    disrupted: str  # who is about to end it, by its condition DisruptionTarget
+    observed: str  # why it is never restarted alone
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def read_pod(item: Any, port: int | None = None) -> Pod:
+    """A pod of a list; `port` where the user has named it."""
+    about, spec, status = (table(table(item).get(key)) for key in ("metadata", "spec", "status"))
+    address, phase = status.get("podIP"), str(status.get("phase", ""))
+    port = port or port_of(spec)
+    states = _statuses(spec, status, port)
+    counts = [count for state in states if isinstance(count := state.get("restartCount"), int) and not isinstance(count, bool)]
+    uid, created, conditions = about.get("uid"), about.get("creationTimestamp"), _dicts(status.get("conditions"))
+    disrupted = [one for one in conditions if one.get("type") == "DisruptionTarget" and one.get("status") == "True"]
+    owner = controller_of(item)
+    return Pod(
+        str(about.get("namespace", "")),
+        str(about.get("name", "")),
+        uid if isinstance(uid, str) and _UID.fullmatch(uid) else "",
+        address if isinstance(address, str) else "",
+        port,
+        phase,
+        bool(about.get("deletionTimestamp")),
+        max((count for count in counts if count >= 0), default=None),
+        _ended(owner, spec, status, states) if phase in OVER else "",
+        owner,
+        _name(spec.get("nodeName")),
+        any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions),
+        created if isinstance(created, str) and _STAMP.fullmatch(created) else "",
+        _words(disrupted[0].get("reason") or "about to be ended") if disrupted else "",
+        _observed(table(about.get("labels")), owner, spec),
+    )
+
+
+def controller_of(item: Any) -> Owner | None:
+    """The owner that controls an object; None where it has none that could be named."""
+    for owner in _dicts(table(table(item).get("metadata")).get("ownerReferences")):
+        kind, name, uid = owner.get("kind"), _name(owner.get("name")), owner.get("uid")
+        if owner.get("controller") is True and isinstance(kind, str) and isinstance(uid, str) and _UID.fullmatch(uid):
+            return Owner(_words(kind), name, uid)
+    return None
+
+
+def port_of(spec: Mapping[str, Any]) -> int:
+    """The port called http, else the only one there is, else vLLM's own."""
+    ports = [
+        (str(port.get("name", "")), number)
+        for container in _dicts(spec.get("containers"))
+        for port in _dicts(container.get("ports"))
+        if isinstance(number := port.get("containerPort"), int) and 0 < number < 65_536
+    ]
+    by_name = [number for name, number in ports if name == "http"]
+    return by_name[0] if by_name else ports[0][1] if len(ports) == 1 else USUAL_PORT
+
+
+def _statuses(spec: Mapping[str, Any], status: Mapping[str, Any], port: int) -> list[dict[str, Any]]:
+    """Those of the container that has the port; of all where none says so."""
+    states = _dicts(status.get("containerStatuses"))
+    serving = {
+        container.get("name") for container in _dicts(spec.get("containers"))
+        if isinstance(container.get("name"), str)
+        and any(entry.get("containerPort") == port for entry in _dicts(container.get("ports")))
+    }  # fmt: skip
+    return [state for state in states if isinstance(state.get("name"), str) and state.get("name") in serving] or states
+
+
+def _ended(owner: Owner | None, spec: Mapping[str, Any], status: Mapping[str, Any], states: list[dict[str, Any]]) -> str:
+    """Only where nobody starts it again: the node may not, and there is no controller that would put another in its place."""
+    if spec.get("restartPolicy") != "Never" or owner is not None:
+        return ""
+    for state in states:
+        over = table(table(state.get("state")).get("terminated"))
+        if isinstance(code := over.get("exitCode"), int):
+            reason = str(over.get("reason") or "")[:WORDS_MAX]
+            words = f" ({reason})" if reason and reason.isprintable() and reason not in ("Error", "Completed") else ""
+            return f"its container ended with exit code {code}{words} and is not started again: restartPolicy is Never"
+    return f"its pod is over ({_words(status.get('reason') or status.get('phase'))}), and restartPolicy is Never"
+
+
+def _observed(labels: Mapping[str, Any], owner: Owner | None, spec: Mapping[str, Any]) -> str:
+    """Why this pod is never restarted alone: it serves together with others, or nobody would replace it."""
+    for label, kind in _GROUP_LABELS.items():
+        if labels.get(label):
+            return f"it is a pod of {kind} {_words(labels[label])}: guard never restarts one pod of such a group"
+    role = next((labels[label] for label in _ROLE_LABELS if labels.get(label) in _ROLES), "")
+    if role:
+        return f"its role is {role}: requests live in two engines, and guard only observes those"
+    lists = [one.get(name) for one in _dicts(spec.get("containers")) for name in ("command", "args")]
+    words = [str(word) for words in lists if isinstance(words, list) for word in words]
+    text = " ".join(words)[:ARGUMENTS_MAX].replace("_", "-")
+    found = _SHARED.search(text)
+    if found or _NODES.search(text):
+        flag = f"--{found[1]}" if found else "--nnodes"
+        return f"its command has {flag}: it serves together with other engines, and guard only observes those"
+    if owner is None:
+        return "nobody would replace this pod: it has no controller"
+    if owner.kind not in REPLACING:
+        return f"its owner is a {owner.kind}: guard only restarts pods of a Deployment, ReplicaSet or StatefulSet"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerStatus:
+    """How many pods an owner wants, how many are ready, and whether it replaces them all just now."""
+
+    wanted: int
+    ready: int
+    rollout: str = ""
+
+
+def read_owner(owner: Owner, item: Mapping[str, Any]) -> OwnerStatus | None:
+    """Its status; None where the answer is not of this owner."""
+    about, spec, status = (table(item.get(name)) for name in ("metadata", "spec", "status"))
+    if about.get("uid") != owner.uid:
+        return None
+    wanted, total, ready, updated = (
+        _count(place.get(name), default)
+        for place, name, default in ((spec, "replicas", 1), (status, "replicas", 0), (status, "readyReplicas", 0),
+                                     (status, "updatedReplicas", 0))
+    )  # fmt: skip
+    is_seen = _count(status.get("observedGeneration"), 0) >= _count(about.get("generation"), 0)
+    rollout = ""
+    if owner.kind != "ReplicaSet" and wanted and total and updated < total:
+        is_same = owner.kind == "StatefulSet" and status.get("currentRevision") == status.get("updateRevision")
+        rollout = "" if is_same else f"a rollout of {owner} is in progress: {updated} of {total} pods are of its new version"
+    elif not is_seen and total:
+        rollout = f"{owner} was changed a moment ago"
+    return OwnerStatus(wanted, ready, rollout)
+
+
+def node_leaving(item: Mapping[str, Any]) -> tuple[str, bool]:
+    """Why a node is about to lose its pods, and whether that cannot be waited for: it is taken back; else it is cordoned."""
+    name, spec = _name(table(item.get("metadata")).get("name")), table(item.get("spec"))
+    for taint in _dicts(spec.get("taints")):
+        known = _LEAVING_TAINTS.get(str(taint.get("key")))
+        if known or taint.get("effect") == "NoExecute":
+            return f"its node {name} has the taint {_words(taint.get('key'))}: {known or 'its pods are evicted'}", True
+    return (f"its node {name} is cordoned", False) if spec.get("unschedulable") is True else ("", False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +238,16 @@ class PodConfig(key.ConfigTable):
     )  # fmt: skip
     namespace: str = namespace_key("of the pod; default: guard's own")
     selector: str = key.word(
-        "", "labels by which the pod that takes its place is known", pattern=_LABELS, pattern_name="a label selector"
+        "", "labels by which the pod that takes its place is known", pattern=LABELS, pattern_name="a label selector"
     )
+    uid: str = ""  # of a pod that was discovered
+    is_owner_checked: bool = False  # a rollout of its owner is respected
 
     def build(self) -> PodEviction:
         """The pod; BadInput where guard runs in no cluster."""
-        return PodEviction(self.pod, self.namespace, selector=self.selector)
+        return PodEviction(
+            self.pod, self.namespace, selector=self.selector, uid=self.uid, is_owner_checked=self.is_owner_checked
+        )
 
 
 class PodEviction:
@@ -52,8 +255,6 @@ class PodEviction:
 
     What `learn` tells is to be written down before `stop`, and given back by `recall` to a guard that comes later: only so does
     that one know the old pod from the new, which may bear the same name.
-
-    Experimental: no Kubernetes runs where the tests run, only the bytes are known.
     """
 
     replaces = True
@@ -65,6 +266,7 @@ class PodEviction:
         *,
         uid: str = "",
         selector: str = "",
+        is_owner_checked: bool = False,
         cluster: ClusterClient | None = None,
         environ: Mapping[str, str] = os.environ,
         look_every_s: float = LOOK_EVERY_S,
@@ -75,14 +277,15 @@ class PodEviction:
         namespace = namespace or own
         if not re.fullmatch(OBJECT_NAME, pod) or not re.fullmatch(OBJECT_NAME, namespace):
             raise BadInput(f"{shown_line(f'{namespace}/{pod}')!r} is no name of a pod")
-        if not re.fullmatch(_LABELS, selector) or (uid and not _UID.fullmatch(uid)):
+        if not re.fullmatch(LABELS, selector) or (uid and not _UID.fullmatch(uid)):
             raise BadInput("the selector or the uid holds letters that it cannot have")
         here = {environ.get(name, "") for name in ("PLIMSOLL_POD", "POD_NAME", "HOSTNAME")}
-        self.is_own_pod = pod in here and own in ("", namespace)
+        self.is_own_pod = self._cluster.is_pod and pod in here and own in ("", namespace)
         self._pod, self._namespace, self._selector = pod, namespace, selector
         self._given, self._uid, self._owner = uid, uid, ""
-        self._siblings: frozenset[str] = frozenset()
-        self._look_every_s = look_every_s
+        self._since, self._siblings = "", frozenset[str]()  # the newest pods of the owner when this one was still there
+        self._is_owner_checked, self._look_every_s = is_owner_checked, look_every_s
+        self._top: Owner | None = None
         self.label = f"the pod {namespace}/{pod}"
 
     async def learn(self) -> Outcome:
@@ -96,13 +299,16 @@ class PodEviction:
             return answer
         if isinstance(answer, str):
             return failed("that pod is gone already", was_running=False)
+        if self._is_owner_checked and read_pod(answer).is_going:
+            return failed("its pod is being deleted, by somebody else than guard")
         return await self._learn(answer) or done(f"it is {self.label}, and will be replaced", **self._facts())
 
     def recall(self, facts: Mapping[str, str | int | float | bool]) -> None:
         """What an earlier guard learned of it; anything odd is left out."""
-        uid, owner, siblings = (facts.get(name) for name in ("uid", "owner", "siblings"))
+        uid, owner, since, siblings = (facts.get(name) for name in ("uid", "owner", "since", "siblings"))
         self._uid = uid if isinstance(uid, str) and _UID.fullmatch(uid) else self._uid
         self._owner = owner if isinstance(owner, str) and _UID.fullmatch(owner) else self._owner
+        self._since = since if isinstance(since, str) and _STAMP.fullmatch(since) else self._since
         if isinstance(siblings, str):
             self._siblings = frozenset(item for item in siblings.split(",") if _UID.fullmatch(item))
 
@@ -126,11 +332,12 @@ class PodEviction:
             return done("that pod is gone already", was_running=False, **self._facts())
         if not self._owner and (why := await self._learn(answer)) is not None:
             return why
+        end_s = time.monotonic() + deadline_s
         if not table(answer.get("metadata")).get("deletionTimestamp"):
-            evicted = await self._evict()
+            evicted = await self._evict(end_s)
             if evicted is not None:
                 return evicted
-        return await self._wait_gone(deadline_s)
+        return await self._wait_gone(end_s)
 
     async def start(self) -> Outcome:
         """Whoever owns the pod makes a new one: done as soon as it is there, with `ready` and its name and address."""
@@ -139,16 +346,17 @@ class PodEviction:
         pods = await self._pods()
         if isinstance(pods, Outcome):
             return pods
-        fresh = [pod for pod in pods if _uid(pod) not in self._siblings and _uid(pod) != self._uid]
-        fresh = [pod for pod in fresh if not table(pod.get("metadata")).get("deletionTimestamp")]
+        fresh = [
+            pod for pod in pods
+            if pod.uid not in self._siblings and pod.uid != self._uid and pod.created >= self._since and not pod.is_going
+        ]  # fmt: skip
         if not fresh:
-            return failed("there is no new pod yet", waiting=True)
-        newest = max(fresh, key=lambda pod: (_is_ready(pod), str(table(pod.get("metadata")).get("creationTimestamp"))))
-        name = shown_line(str(table(newest.get("metadata")).get("name")))[:253]
-        address = table(newest.get("status")).get("podIP")
-        facts: dict[str, str | float | bool] = {"pod": name, "new_uid": _uid(newest), "ready": _is_ready(newest)}
-        facts |= {"ip": shown_line(address)[:45]} if isinstance(address, str) else {}
-        return done(f"the new pod is {name}" + (", and ready" if facts["ready"] else ", and not ready yet"), **facts)
+            return await self._unwanted() or failed("there is no new pod yet", waiting=True)
+        newest = max(fresh, key=lambda pod: (pod.is_ready, pod.created))
+        facts: dict[str, str | float | bool] = {"pod": newest.name, "new_uid": newest.uid, "ready": newest.is_ready}
+        facts |= {"ip": shown_line(newest.address)[:45]} if newest.address else {}
+        facts |= {"replacement": newest.full_name} if self._is_owner_checked else {}
+        return done(f"the new pod is {newest.name}" + (", and ready" if newest.is_ready else ", and not ready yet"), **facts)
 
     # The pod
 
@@ -158,111 +366,164 @@ class PodEviction:
         if reply.status == 404 and reply.table().get("kind") == "Status":
             return _GONE
         if reply.status != 200:
-            return unsure(f"the cluster does not say how the pod is: {_reason(reply)}", **_status(reply))
+            return unsure(f"the cluster does not say how the pod is: {reason_of(reply)}", **_status(reply))
         answer = reply.table()
-        uid = _uid(answer)
-        if not uid or table(answer.get("metadata")).get("name") != self._pod:
+        pod = read_pod(answer)
+        if not pod.uid or pod.name != self._pod:
             return unsure("the cluster answers something that is not this pod")
-        self._uid = self._uid or uid
-        return answer if uid == self._uid else _GONE
+        self._uid = self._uid or pod.uid
+        return answer if pod.uid == self._uid else _GONE
 
-    async def _learn(self, pod: Mapping[str, Any]) -> Outcome | None:
+    async def _learn(self, answer: Mapping[str, Any]) -> Outcome | None:
         """Who will replace it, and who is there already; a reason not to go on, if there is one."""
-        owner = next((item for item in _list(pod, "metadata", "ownerReferences") if item.get("controller") is True), {})
-        kind, uid = owner.get("kind"), owner.get("uid")
-        if not isinstance(uid, str) or not _UID.fullmatch(uid) or kind == "Job":
+        pod = read_pod(answer)
+        if pod.owner is None or pod.owner.kind == "Job":
             return failed("nobody would replace this pod: it has no controller that does", bare=True)
-        self._owner = uid
+        if self._is_owner_checked:
+            if pod.observed:
+                return failed(pod.observed)
+            status = await self._owner_status(pod.owner)
+            if isinstance(status, Outcome):
+                return status
+            if status.rollout:
+                return failed(status.rollout)
+        self._owner = pod.owner.uid
         pods = await self._pods()
         if isinstance(pods, Outcome):
             return pods
-        self._siblings = frozenset(_uid(item) for item in pods if _uid(item))
+        self._since = max((item.created for item in pods), default="")
+        self._siblings = frozenset(item.uid for item in pods if item.uid and item.created == self._since)
         return None
 
-    async def _pods(self) -> list[Mapping[str, Any]] | Outcome:
+    async def _owner_status(self, owner: Owner) -> OwnerStatus | Outcome:
+        """Of the Deployment or StatefulSet at the top."""
+        top = self._top or await top_owner(self._cluster, self._namespace, owner)
+        if isinstance(top, str):
+            return failed(top)
+        self._top = top
+        status = await owner_status(self._cluster, self._namespace, top)
+        return failed(status) if isinstance(status, str) else status
+
+    async def _unwanted(self) -> Outcome | None:
+        """That its owner has all the pods that it wants: it was scaled down, or others of it came in its place."""
+        if self._top is None:
+            return None
+        status = await owner_status(self._cluster, self._namespace, self._top)
+        if isinstance(status, str) or status.ready < status.wanted:
+            return None
+        says = f"no pod takes its place: {self._top} wants {status.wanted}, and {status.ready} are ready"
+        return done(says, no_replacement=True)
+
+    async def _pods(self) -> list[Pod] | Outcome:
         query = f"?limit={MOST_PODS}" + (f"&labelSelector={quote(self._selector, safe='')}" if self._selector else "")
         reply = await self._cluster.ask("GET", self._path("pods") + query)
         if reply.status != 200:
-            return unsure(f"the cluster does not list its pods: {_reason(reply)}", **_status(reply))
+            return unsure(f"the cluster does not list its pods: {reason_of(reply)}", **_status(reply))
         answer = reply.table()
         if not isinstance(answer.get("items"), list) or table(answer.get("metadata")).get("continue"):
             return unsure("the cluster lists more pods than guard reads, or none: give a selector")
-        return [
-            pod
-            for pod in _list(answer, "items")
-            if self._owner in [one.get("uid") for one in _list(pod, "metadata", "ownerReferences")]
-        ]
+        pods = [read_pod(item) for item in answer["items"]]
+        return [pod for pod in pods if pod.owner is not None and pod.owner.uid == self._owner and _NAME.fullmatch(pod.name)]
 
     # The eviction
 
-    async def _evict(self) -> Outcome | None:
-        """None where it was taken, or had become needless; else why not."""
+    async def _evict(self, end_s: float) -> Outcome | None:
+        """None where it was taken, or had become needless; else why not. A Retry-After that ends in time is waited for."""
         body = {
             "apiVersion": "policy/v1", "kind": "Eviction",
             "metadata": {"name": self._pod, "namespace": self._namespace},
             "deleteOptions": {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": self._uid}},
         }  # fmt: skip
-        reply = await self._cluster.ask("POST", self._path(f"pods/{quote(self._pod, safe='')}/eviction"), body)
-        if isinstance(reply, Lost):
-            # Asking again does the same as asking once: the uid is the precondition.
-            says = f"whether the pod was evicted is not known: {reply.why}"
-            return unsure(says, **self._facts()) if reply.was_sent else failed(says, unreachable=True)
-        if reply.status in (200, 201) or reply.status in (404, 409):
-            return None  # gone, or another pod bears the name: the wait for it tells
-        if reply.status == 429:
-            causes = _list(reply.table(), "details", "causes")
-            is_budget = any(cause.get("reason") == "DisruptionBudget" for cause in causes)
-            why = "its disruption budget does not allow it now" if is_budget else "the cluster has too much to do"
-            return failed(f"the pod was not evicted: {why}", budget=is_budget, status=429)
+        while True:
+            reply = await self._cluster.ask("POST", self._path(f"pods/{quote(self._pod, safe='')}/eviction"), body)
+            if isinstance(reply, Lost):
+                # Asking again does the same as asking once: the uid is the precondition.
+                says = f"whether the pod was evicted is not known: {reply.why}"
+                return unsure(says, **self._facts()) if reply.was_sent else failed(says, unreachable=True)
+            if reply.status in (200, 201) or reply.status in (404, 409):
+                return None  # gone, or another pod bears the name: the wait for it tells
+            if reply.status != 429:
+                break
+            after_s = retry_after_s(reply)
+            if after_s is None or time.monotonic() + after_s >= end_s:
+                causes = _dicts(table(reply.table().get("details")).get("causes"))
+                is_budget = any(cause.get("reason") == "DisruptionBudget" for cause in causes)
+                why = "its disruption budget does not allow it now" if is_budget else "the cluster has too much to do"
+                return failed(f"the pod was not evicted: {why}", budget=is_budget, status=429)
+            await asyncio.sleep(after_s)
         if reply.status >= 500:
-            return unsure(f"whether the pod was evicted is not known: {_reason(reply)}", status=reply.status)
-        return failed(f"the pod was not evicted: {_reason(reply)}", status=reply.status)
+            return unsure(f"whether the pod was evicted is not known: {reason_of(reply)}", status=reply.status)
+        return failed(f"the pod was not evicted: {reason_of(reply)}", status=reply.status)
 
-    async def _wait_gone(self, deadline_s: float) -> Outcome:
-        end = time.monotonic() + deadline_s
+    async def _wait_gone(self, end_s: float) -> Outcome:
         while True:
             answer = await self._look()
             if isinstance(answer, str):
                 return done("the pod was evicted and is gone", was_running=True, **self._facts())
-            if time.monotonic() >= end:
+            if time.monotonic() >= end_s:
                 says = answer.message if isinstance(answer, Outcome) else "it is still ending"
                 return unsure(f"the pod was evicted, but {says}", **self._facts())
             await asyncio.sleep(self._look_every_s)
 
     def _facts(self) -> dict[str, str | float | bool]:
-        return {"uid": self._uid, "owner": self._owner, "siblings": ",".join(sorted(self._siblings))}
+        known = {"uid": self._uid, "owner": self._owner, "since": self._since, "siblings": ",".join(sorted(self._siblings))}
+        return {**self.identity(), **known}
+
+    def identity(self) -> dict[str, str]:
+        """Which pod of those that were found it is: a later guard may no longer find it."""
+        if not self._is_owner_checked:
+            return {}
+        return {"pod": self._pod, "namespace": self._namespace, "selector": self._selector, "uid": self._uid}
 
     def _path(self, rest: str) -> str:
         return f"/api/v1/namespaces/{quote(self._namespace, safe='')}/{rest}"
 
 
-def _list(answer: Mapping[str, Any], *path: str) -> Iterator[Mapping[str, Any]]:
-    """The objects of a list that may not be there."""
-    *outer, last = path
-    for name in outer:
-        answer = table(answer.get(name))
-    items = answer.get(last)
-    return (item for item in (items if isinstance(items, list) else ()) if isinstance(item, dict))
+async def top_owner(cluster: ClusterClient, namespace: str, owner: Owner) -> Owner | str:
+    """The Deployment of a ReplicaSet, or the owner itself; why it is not known, as a text."""
+    if owner.kind != "ReplicaSet" or not owner.name:
+        return owner
+    reply = await cluster.ask("GET", _owner_path(namespace, owner))
+    if reply.status != 200:
+        return f"who owns {owner} is not known: {reason_of(reply)}"
+    return controller_of(reply.table()) or owner
 
 
-def _uid(pod: Mapping[str, Any]) -> str:
-    uid = table(pod.get("metadata")).get("uid")
-    return uid if isinstance(uid, str) and _UID.fullmatch(uid) else ""
+async def owner_status(cluster: ClusterClient, namespace: str, owner: Owner) -> OwnerStatus | str:
+    """How an owner is; why it is not known, as a text."""
+    if owner.kind not in REPLACING or not owner.name:
+        return f"its owner is a {owner.kind}: guard only restarts pods of a Deployment, ReplicaSet or StatefulSet"
+    reply = await cluster.ask("GET", _owner_path(namespace, owner))
+    status = read_owner(owner, reply.table()) if reply.status == 200 else None
+    return status or f"whether a rollout of {owner} is in progress is not known: {reason_of(reply)}"
 
 
-def _is_ready(pod: Mapping[str, Any]) -> bool:
-    ready = (item for item in _list(pod, "status", "conditions") if item.get("type") == "Ready")
-    return any(item.get("status") == "True" for item in ready)
+def _owner_path(namespace: str, owner: Owner) -> str:
+    return f"/apis/apps/v1/namespaces/{quote(namespace, safe='')}/{owner.kind.lower()}s/{quote(owner.name, safe='')}"
+
+
+def retry_after_s(reply: Reply) -> float | None:
+    """How long the server asks to wait; None where it does not say."""
+    text = reply.headers.get("Retry-After", "")
+    return min(LONGEST_RETRY_S, float(text)) if re.fullmatch(r"[0-9]{1,6}", text) else None
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _count(value: Any, default: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else default
+
+
+def _name(value: Any) -> str:
+    return value if isinstance(value, str) and _NAME.fullmatch(value) else ""
+
+
+def _words(value: Any) -> str:
+    """What may be shown of a word of the cluster's."""
+    return shown_line(str(value)[: 4 * WORDS_MAX])[:WORDS_MAX] or "no reason given"
 
 
 def _status(reply: Reply | Lost) -> dict[str, int]:
     return {"status": reply.status} if reply.status else {}
-
-
-def _reason(reply: Reply | Lost) -> str:
-    if isinstance(reply, Lost):
-        return reply.why
-    if reply.status in (401, 403):
-        return f"it answers {reply.status}: the service account may not do that"
-    message = reply.table().get("message")
-    return f"it answers {reply.status}" + (f": {shown_line(message)[:200]}" if isinstance(message, str) else "")

@@ -11,12 +11,12 @@ import os
 import sys
 import time
 import zoneinfo
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from plimsoll.doctor.rules.trend_growth import duration
-from plimsoll.errors import PlimsollError, WorldFailed
+from plimsoll.errors import BadInput, PlimsollError, WorldFailed
 from plimsoll.guard.act.decide import BlockedAction, Decision, FleetView
 from plimsoll.guard.act.journal_entry import SEEN, SWITCH, Entry, needed
 from plimsoll.guard.act.journal_replay import (
@@ -31,11 +31,14 @@ from plimsoll.guard.act.journal_replay import (
 )
 from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.ports import JournalWriter, KnowsExit, Lock, Outcome, Restarter, SeesTraffic, done, failed, unsure
-from plimsoll.guard.act.steps import Step
+from plimsoll.guard.act.steps import ActionRun, Step
 from plimsoll.guard.adapters.device_memory import CardMemory, DeviceMemory
 from plimsoll.guard.adapters.file_lock import FileLock
 from plimsoll.guard.adapters.gate import GateHttpClient
+from plimsoll.guard.adapters.hooks import ReadinessBalancer
+from plimsoll.guard.adapters.kubernetes import PodConfig
 from plimsoll.guard.adapters.own_process import OwnProcess, OwnProcessConfig
+from plimsoll.guard.adapters.pods import PodStanding
 from plimsoll.guard.api.actions import ActionDesk
 from plimsoll.guard.config import Files, GuardConfig
 from plimsoll.guard.daemon.conductor import ActionPorts, Announcement, Conductor
@@ -44,7 +47,7 @@ from plimsoll.guard.daemon.evidence import EvidenceSources, EvidenceStore, LogDe
 from plimsoll.guard.daemon.journal import ABSENT, DAMAGED, Journal, JournalContents, read_journal
 from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService, SharedLock
 from plimsoll.guard.daemon.observer import SYSTEM, Clocks, DiscoveredFacts, EngineCapabilities, Fleet, FleetObserver
-from plimsoll.guard.daemon.steps import EngineAdapters
+from plimsoll.guard.daemon.steps import LEARNED, EngineAdapters
 from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.guard.judge.look import BalancerHealth
 from plimsoll.guard.judge.witness import SILENT_S
@@ -314,10 +317,10 @@ CLOCK_TOLD_S = 3_600.0  # so long it is told that the clock has jumped
 
 
 class ActingSetup(NamedTuple):
-    """The adapters of all configured engines, and the policy."""
+    """The adapters of all engines, and the policy; pods that are found come and go."""
 
-    adapters: Mapping[str, EngineAdapters]
-    capabilities: Mapping[str, EngineCapabilities]
+    adapters: dict[str, EngineAdapters]
+    capabilities: dict[str, EngineCapabilities]
     policy: ActPolicy
     own: OwnProcess | None
 
@@ -327,13 +330,17 @@ def set_up_acting(
 ) -> ActingSetup:
     """Builds the adapters of every engine. `command` starts guard's own server, which is the first engine."""
     own = own_process(command, config.own, files) if command else None
-    by_engine, capabilities = {}, {}
+    setup = ActingSetup({}, {}, config.act or ActPolicy(), own)
     for place, engine in enumerate(engines):
-        adapters = by_engine[engine.name] = adapters_of(engine, files, own if place == 0 else None)
-        capabilities[engine.name] = EngineCapabilities(
-            engine.group, engine.only_observed, has_gate=adapters.gate is not None, has_restarter=adapters.restarter is not None
-        )
-    return ActingSetup(by_engine, capabilities, config.act or ActPolicy(), own)
+        _set_up(setup, engine, adapters_of(engine, files, own if place == 0 else None))
+    return setup
+
+
+def _set_up(setup: ActingSetup, engine: EngineConfig, adapters: EngineAdapters) -> None:
+    setup.adapters[engine.name] = adapters
+    setup.capabilities[engine.name] = EngineCapabilities(
+        engine.group, engine.only_observed, has_gate=adapters.gate is not None, has_restarter=adapters.restarter is not None
+    )
 
 
 class ActionRunner:
@@ -350,9 +357,12 @@ class ActionRunner:
         is_dry: bool,
         clocks: Clocks = SYSTEM,
         open_journal: Callable[[Path], Journal] = Journal,
+        standing: Callable[[str], PodStanding | None] = lambda _: None,
     ) -> None:
+        """`standing`: what the cluster says of an engine that is a pod."""
         self._setup, self._tell, self._is_dry, self._files, self._clocks = setup, tell, is_dry, files, clocks
-        self._fleet = fleet
+        self._fleet, self._standing = fleet, standing
+        self._pods: dict[str, EngineConfig] = {}  # engines that were found and may be acted on
         self.exits: dict[str, ExitReport] = {}
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._polled_s: dict[str, float] = {}
@@ -364,7 +374,7 @@ class ActionRunner:
         minute = minute_in(setup.policy.timezone, clocks.wall)
         self.observer = FleetObserver(
             fleet,
-            setup.capabilities,
+            self._capabilities,
             fleet.every_s,
             clocks.clock,
             minute,
@@ -391,17 +401,48 @@ class ActionRunner:
         ports = ActionPorts(
             journal, lock, self.observer, self._view, tell, clocks.wall, clocks.name, self.observer.is_quiet
         )  # fmt: skip
-        adapters = {
-            name: one._replace(suffering=functools.partial(self.observer.suffering, name, setup.policy))
-            for name, one in setup.adapters.items()
-        }
-        self.conductor = Conductor(adapters, setup.policy, ports, pause_s=ROUND_S)
+        adapters = setup.adapters
+        for name, one in adapters.items():
+            adapters[name] = one._replace(suffering=functools.partial(self.observer.suffering, name, setup.policy))
+        self.conductor = Conductor(adapters, setup.policy, ports, pause_s=ROUND_S, restore=self._restore)
         self._foreign = ForeignRestarts(self.conductor, journal, self.observer, self._starts_again)
         if self.journal is not None:
             by_hand = ports._replace(lock=lock.other())
             self._drains = ManualDrains(adapters, setup.policy, by_hand, self.conductor.runs)
             self._back = ReturnToService(setup.adapters, setup.policy, ports._replace(lock=lock.other()), self.conductor)
             self.desk = ActionDesk(self.conductor, self._drains, self.journal, self.journal.path, self._back)
+
+    def watch(self, targets: Sequence[EngineConfig]) -> None:
+        """Takes up the pods that were found, and lets go of those that are gone and with which nothing is under way."""
+        found = {target.name: target for target in targets if isinstance(target.restart, PodConfig) and target.restart.uid}
+        busy = self.conductor.engines_at_work()
+        for name in [name for name, known in self._pods.items() if found.get(name) != known and name not in busy]:
+            for table in (self._pods, self._setup.adapters, self._setup.capabilities, self._polled_s, self.exits):
+                table.pop(name, None)
+        for name, target in found.items():
+            if name not in self._setup.adapters:
+                self._take_up(target)
+                self._pods[name] = target
+
+    def _take_up(self, target: EngineConfig) -> None:
+        adapters = adapters_of(target, self._files)
+        suffering = functools.partial(self.observer.suffering, target.name, self._setup.policy)
+        _set_up(self._setup, target, adapters._replace(suffering=suffering))
+
+    def _restore(self, run: ActionRun) -> EngineAdapters | None:
+        """The adapters of a pod on which an earlier guard was acting, and which is gone since."""
+        known = {name: str(run.facts.get(LEARNED + name, "")) for name in ("pod", "namespace", "selector", "uid")}
+        if not known["pod"] or not known["uid"]:
+            return None
+        try:
+            restarter = PodConfig(**known, is_owner_checked=True).build()
+        except BadInput:
+            return None
+        return EngineAdapters(run.engine, balancer=ReadinessBalancer(), restarter=restarter)
+
+    def _capabilities(self, name: str) -> EngineCapabilities:
+        found = self._setup.capabilities.get(name, EngineCapabilities(only_observed="no actions are configured for it"))
+        return found._replace(pod=self._standing(name)) if name in self._pods else found
 
     def _starts_again(self, name: str) -> int | None:
         """How often its supervisor has restarted it by itself, if known."""

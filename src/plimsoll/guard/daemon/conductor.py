@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from plimsoll.errors import BadInput, PlimsollError
@@ -33,8 +33,9 @@ from plimsoll.guard.act.journal_replay import DRAIN, PAUSE, UNDRAIN, failed_rest
 from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.ports import EngineObserver, JournalWriter, Lock, Outcome, failed
 from plimsoll.guard.act.steps import BROKEN, COURSES, ActionRun, End, Step, opening_fields
+from plimsoll.guard.adapters.kubernetes import PodEviction
 from plimsoll.guard.daemon.journal import DAMAGED
-from plimsoll.guard.daemon.steps import ActionSteps, EngineAdapters, JointLock
+from plimsoll.guard.daemon.steps import LEARNED, REPLACEMENT, ActionSteps, EngineAdapters, JointLock
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.render.journal import END_TEXTS
 
@@ -75,7 +76,8 @@ class ActionPorts(NamedTuple):
 
     def write_end(self, run: ActionRun, end: End, why: str) -> None:
         start = {"start_s": run.facts["seconds"]} if "seconds" in run.facts else {}
-        self.write(CLOSED, run, {"end": str(end), "grade": str(run.grade), "kind": run.kind, "why": why, **start})
+        replaced = {"replaced_by": run.facts[REPLACEMENT]} if REPLACEMENT in run.facts else {}
+        self.write(CLOSED, run, {"end": str(end), "grade": str(run.grade), "kind": run.kind, "why": why, **start, **replaced})
 
     async def step(
         self, run: ActionRun, do: Callable[[ActionRun], Awaitable[Outcome]], show: Callable[[ActionRun], None]
@@ -104,12 +106,11 @@ LONGEST_AGAIN_S = 1_800.0
 class ActionHistory:
     """What the journal says of earlier actions: switches, restarts, failed restarts, and when to retry."""
 
-    def __init__(self, engines: Iterable[str], ports: ActionPorts) -> None:
+    def __init__(self, engines: Collection[str], ports: ActionPorts) -> None:
         """BadInput if two engines have the same name in the journal, which redacts secrets in names."""
-        known = list(engines)
         self._ports = ports
-        self._names = {_written(name): name for name in known}
-        if len(self._names) < len(known):
+        self._names = {_written(name): name for name in engines}  # pods that come later have no password in their names
+        if len(self._names) < len(engines):
             raise BadInput("two engine names differ only in a password: give each its own name")
         self._again: dict[str, tuple[float, float]] = {}  # by engine: when it may be tried again, and the pause then
 
@@ -197,11 +198,20 @@ class Conductor(ActionHistory):
     """Runs at most one disruptive action at a time; probation and shedding run alongside."""
 
     def __init__(
-        self, adapters: Mapping[str, EngineAdapters], policy: ActPolicy, ports: ActionPorts, *, pause_s: float = 1.0
+        self,
+        adapters: Mapping[str, EngineAdapters],
+        policy: ActPolicy,
+        ports: ActionPorts,
+        *,
+        pause_s: float = 1.0,
+        restore: Callable[[ActionRun], EngineAdapters | None] = lambda _: None,
     ) -> None:
-        """BadInput if two engines have the same name in the journal, which redacts secrets in names."""
+        """`adapters` may change; `restore` makes those of an engine that is gone and on which an earlier guard was acting.
+
+        BadInput if two engines have the same name in the journal, which redacts secrets in names.
+        """
         super().__init__(adapters, ports)
-        self._adapters, self._policy, self._pause_s = dict(adapters), policy, pause_s
+        self._adapters, self._policy, self._pause_s, self._restore = adapters, policy, pause_s, restore
         self._beside: dict[str, asyncio.Task[None]] = {}  # by engine: probation, shedding
         self._at_work = ""
         self._blocked: dict[str, BlockedAction] = {}
@@ -362,8 +372,15 @@ class Conductor(ActionHistory):
         return view._replace(restarts=[*self.restarts, *begun], switches=self.switches, busy=busy, now=now)
 
     def _open(self) -> frozenset[str]:
-        """Engines with an open action: nothing else is begun with them."""
-        return frozenset(self.runs) | {run.engine for run in self._left}
+        """Engines with an open action, and those that took the place of one: nothing else is begun with them."""
+        runs = [*self.runs.values(), *self._left]
+        return (
+            frozenset(self.runs) | {run.engine for run in runs} | {str(run.facts.get(REPLACEMENT, "")) for run in runs} - {""}
+        )
+
+    def engines_at_work(self) -> frozenset[str]:
+        """Engines whose adapters are still needed."""
+        return self._open()
 
     def _tell_blocked(self, decisions: Sequence[Decision]) -> None:
         before, self._blocked = self._blocked, {
@@ -419,7 +436,10 @@ class Conductor(ActionHistory):
 
     async def _begin(self, plan: ActionPlan, run: ActionRun) -> None:
         look = await self._ports.observer.look(plan.engine) if plan.grade is Grade.RESTART else None
-        facts: dict[str, str | float | None] = {"kv_tokens_before": kv_tokens(look)}
+        facts: dict[str, Any] = {"kv_tokens_before": kv_tokens(look)}
+        restarter: object = adapters.restarter if (adapters := self._adapters.get(plan.engine)) is not None else None
+        if isinstance(restarter, PodEviction):
+            facts |= {LEARNED + name: value for name, value in restarter.identity().items()}
         if look is not None:
             had_ended = bool(look.ended or look.gone) or None
             facts |= {"started_before": look.started_unix_s, "failure": look.failure or None, "had_ended": had_ended}
@@ -589,12 +609,12 @@ class Conductor(ActionHistory):
             self._again.pop(run.engine, None)
 
     def _steps_for(self, run: ActionRun) -> ActionSteps | None:
-        adapters = self._adapters.get(run.engine)
+        adapters = self._adapters.get(run.engine) or self._restore(run)
         if adapters is None:
             return None
         return ActionSteps(
             adapters, self._lock.handle(), self._ports.observer, self._policy, pause_s=self._pause_s,
-            is_off=lambda: self._off(run.engine, run.grade),
+            is_off=lambda: self._off(run.engine, run.grade), adapters_of=self._adapters.get,
         )  # fmt: skip
 
     async def close(self) -> None:

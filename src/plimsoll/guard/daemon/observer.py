@@ -29,6 +29,7 @@ from plimsoll.guard.act.decide import (
     is_ready,
 )
 from plimsoll.guard.act.policy import ActPolicy
+from plimsoll.guard.adapters.pods import PodStanding
 from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.guard.judge import memory
 from plimsoll.guard.judge.findings import PLAN, PlannedTokens, as_planned, finding, findings
@@ -99,15 +100,16 @@ class EventReporter:
         self._begins = {condition.kind for condition in changes if condition.is_true}
         return events + [event for one in changes if (event := self._condition(look, one, answer)) is not None]
 
-    def leave(self, unix_s: float, now_s: float, conditions: Sequence[Condition]) -> list[Event]:
-        """The events that close what is open when the engine is no longer watched."""
+    def leave(self, unix_s: float, now_s: float, conditions: Sequence[Condition], why: str = "") -> list[Event]:
+        """The events that close what is open when the engine is no longer watched, for `why` where that is known."""
         events = [
             Event(unix_s, self._engine, EventKind.OVER, "it is no longer watched", one, None, now_s - self._held[one.kind])
             for one in conditions if one.kind in self._held
         ]  # fmt: skip
         if self._is_gone:
             events.append(Event(unix_s, self._engine, EventKind.REACHED, "it is no longer watched"))
-        return [*events, Event(unix_s, self._engine, EventKind.UNLISTED, "no longer in the engine list")]
+        text = f"no longer watched: {why}" if why else "no longer in the engine list"
+        return [*events, Event(unix_s, self._engine, EventKind.UNLISTED, text)]
 
     @property
     def gone_since_s(self) -> float | None:
@@ -326,10 +328,11 @@ class Fleet:
 
     # Who is watched
 
-    def watch(self, targets: Sequence[EngineConfig]) -> None:
+    def watch(self, targets: Sequence[EngineConfig], why_left: Callable[[str], str] = lambda _: "") -> None:
+        """Watches exactly these; `why_left` says why one is no longer among them."""
         wanted = {target.name: target for target in targets}
         for name in [name for name, engine in self._engines.items() if wanted.get(name) != engine.target]:
-            self._leave(self._engines.pop(name))
+            self._leave(self._engines.pop(name), why_left(name))
         for name, target in wanted.items():
             if name not in self._engines:
                 self._begin(target)
@@ -353,10 +356,10 @@ class Fleet:
         if self.is_listed:
             self._tell(Event(self._ports.wall(), target.name, EventKind.LISTED, "now watched"))
 
-    def _leave(self, engine: WatchedEngine) -> None:
+    def _leave(self, engine: WatchedEngine, why: str) -> None:
         self._closing.append(asyncio.ensure_future(_stopped(engine)))
         self._closing = [task for task in self._closing if not task.done()]
-        for event in engine.reporter.leave(self._ports.wall(), self._ports.clock(), engine.conditions):
+        for event in engine.reporter.leave(self._ports.wall(), self._ports.clock(), engine.conditions, why):
             self._tell(event)
 
     def views(self) -> list[EngineView]:
@@ -536,6 +539,7 @@ class EngineCapabilities(NamedTuple):
     only_observed: str = ""  # why guard may only observe it
     has_gate: bool = False
     has_restarter: bool = False
+    pod: PodStanding | None = None  # what its cluster says
 
 
 class ProcessLife(NamedTuple):
@@ -551,7 +555,7 @@ class FleetObserver:
     """The fleet as the action runner sees it. `ends`: the engines that restarts did not fix, by the journal."""
 
     def __init__(
-        self, fleet: Fleet, capabilities: Mapping[str, EngineCapabilities], every_s: float, clock: Callable[[], float],
+        self, fleet: Fleet, capabilities: Callable[[str], EngineCapabilities], every_s: float, clock: Callable[[], float],
         minute: Callable[[], int], ends: Callable[[], Mapping[str, FailedRestarts]] = dict,
     ) -> None:  # fmt: skip
         self._fleet, self._capabilities, self._every_s, self._clock, self._minute = fleet, capabilities, every_s, clock, minute
@@ -678,15 +682,16 @@ class FleetObserver:
         history, name = one.judge.history, one.target.name
         model = None if history.last_answer is None else history.last_answer.model
         is_held = last_end is not None and last_end.is_out
-        may = self._capabilities.get(name, EngineCapabilities(only_observed="no actions are configured for it"))
+        may = self._capabilities(name)
+        pod = may.pod or PodStanding()
         last, now_s = history.last, self._clock()
         conditions, doubted = one.by_kind, one.reporter.doubted  # was active, now unknown
         is_active = any(kind in conditions and (kind in doubted or conditions[kind].is_true) for kind in GRADES)
-        observed = "guard is working on it" if is_at_work else may.only_observed or _connector(last)
+        observed = "guard is working on it" if is_at_work else may.only_observed or pod.observed or _connector(last)
         proved = self.proof(name)
         return EngineStatus(
             name, conditions, load_of(name, last, is_well=not is_active, model=model),
-            math.inf if last is None else max(0.0, now_s - last.at_s), self._every_s, may.group,
+            math.inf if last is None else max(0.0, now_s - last.at_s), self._every_s, pod.group or may.group,
             _is_away(last) or is_at_work or is_held or self.maintained.get(name, False) or self.failing.get(name, False),
             now_s - history.changed_at_s if history.changed else None, observed,
             has_gate=may.has_gate and last is not None and last.gate is not None, has_restarter=may.has_restarter,
@@ -694,6 +699,7 @@ class FleetObserver:
             is_seen_serving=proved.is_contradicted,
             failure="" if last is None else last.failure,
             requests="" if last is None else last.requests,
+            leaving=pod.leaving, cordoned=pod.cordoned, rollout=pod.rollout, replicas=pod.wanted, missing=pod.missing,
         )  # fmt: skip
 
 

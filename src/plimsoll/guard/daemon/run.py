@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.findings import Severity
 from plimsoll.guard.adapters.discovery import FileFinder, Finder
+from plimsoll.guard.adapters.pods import PodFinder, PodStanding
 from plimsoll.guard.adapters.webhook import DeliveryCounts
 from plimsoll.guard.api.api import GuardApi, GuardHealth
 from plimsoll.guard.api.token import remove_token, token_path, write_token
@@ -202,10 +203,10 @@ class EngineLists:
     def __init__(self, config: GuardConfig, note: Callable[[str, str], None]) -> None:
         self._config, self._note = config, note
         self._found: dict[str, tuple[EngineConfig, ...]] = {}
-        self._facts: dict[str, dict[str, DiscoveredFacts]] = {}  # by finder, by the name that it gave
-        self._own: dict[str, tuple[str, str]] = {}  # by the name here: its finder, and the name it gave
+        self._pod_names: dict[str, str] = {}  # by the name here: the pod's own
+        self.finders = config.discover.finders()
         try:
-            self.finders = config.discover.finders()
+            self.pods = config.discover.pods()
         except BadInput as error:  # outside a cluster
             raise config.refuse(str(error), "discover", "kubernetes") from None
 
@@ -217,18 +218,25 @@ class EngineLists:
             self._note(finder.label, f"internal error: {type(problem).__name__}; the last list stays in use")
             return
         self._found[finder.label] = found
-        restarts, ended = finder.restarts, finder.ended
-        self._facts[finder.label] = {
-            name: DiscoveredFacts(restarts.get(name), ended.get(name, "")) for name in {*restarts, *ended}
-        }
         self._note(finder.label, finder.trouble)
+
+    async def list_pods(self) -> None:
+        if self.pods is not None:
+            await self.pods.refresh()
+            self.take_pods()
+
+    def take_pods(self) -> None:
+        """Takes the pods as they are known now."""
+        assert self.pods is not None
+        self._found[self.pods.label] = self.pods.engines()
+        self._note(self.pods.label, self.pods.trouble)
 
     def targets(self) -> list[EngineConfig]:
         """All engines, each name and each address once."""
         discover = self._config.discover
         by_name = {target.name: target for target in self._config.engines}
         urls = {target.url.rstrip("/") for target in self._config.engines}
-        own: dict[str, tuple[str, str]] = {}
+        pod_names: dict[str, str] = {}
         called = Counter(clean(target.name) for targets in self._found.values() for target in targets)
         for said, targets in self._found.items():
             for target in sorted(targets, key=lambda target: target.url):
@@ -239,16 +247,28 @@ class EngineLists:
                     # A name that several engines have gets the address added: its owner would change with the order of a list.
                     is_own = name not in by_name and called[name] <= 1
                     name = name if is_own else f"{name} {address(url).shown}"
-                    own[name] = said, target.name
+                    if self.pods is not None and said == self.pods.label:
+                        pod_names[name] = target.name
                     by_name[name] = replace(
                         target, name=name, token=discover.token, canary_s=discover.canary_s, api_key=discover.api_key
                     )
-        self._own = own
+        self._pod_names = pod_names
         return list(by_name.values())
 
     def facts(self, name: str) -> DiscoveredFacts:
-        said, called = self._own.get(name, ("", ""))
-        return self._facts.get(said, {}).get(called, _NOTHING)
+        called = self._pod_names.get(name)
+        if self.pods is None or called is None:
+            return _NOTHING
+        return DiscoveredFacts(self.pods.restarts.get(called), self.pods.ended.get(called, ""))
+
+    def standing(self, name: str) -> PodStanding | None:
+        """What speaks for and against acting on an engine that is a pod; None for any other."""
+        called = self._pod_names.get(name)
+        return None if self.pods is None or called is None or not self.pods.is_acting else self.pods.standing(called)
+
+    def why_left(self, name: str) -> str:
+        """Why an engine is no longer in the list, where that is known."""
+        return "" if self.pods is None else self.pods.left.get(name, "")
 
 
 _NOTHING = DiscoveredFacts()
@@ -294,6 +314,7 @@ class TroubleLog:
 
 
 FILES_EVERY_S = 5.0
+PODS_S = 0.2  # changes of pods that come at once are taken together
 STATUS_EVERY_S = 10.0
 TROUBLE_EVERY_S = 2.0
 WEBHOOK_PATIENCE_S = 10.0  # a receiver that restarts is no news: notifications are retried
@@ -348,7 +369,9 @@ class Daemon:
         if files is None:
             raise BadInput("no place for the journal: set [act] journal = PATH, or HOME")
         setup = set_up_acting(config, config.engines, files, options.command)
-        return ActionRunner(setup, config, files, self._fleet, self._announce, is_dry=not options.is_acting)
+        return ActionRunner(
+            setup, config, files, self._fleet, self._announce, is_dry=not options.is_acting, standing=self._lists.standing
+        )
 
     def _announce(self, announcement: Announcement) -> None:
         kind = EventKind.NEEDS if announcement.is_urgent else EventKind.ACTED
@@ -371,8 +394,8 @@ class Daemon:
             warn(said)
         if self._options.has_api:
             await self._open_api()
-        await asyncio.gather(*(self._lists.ask(finder) for finder in self._lists.finders))
-        self._fleet.watch(self._lists.targets())
+        await asyncio.gather(*(self._lists.ask(finder) for finder in self._lists.finders), self._lists.list_pods())
+        self._watch()
         self._systemd.send("READY=1", status_line(self._fleet.views()))
         jobs = [asyncio.create_task(job) for job in self._jobs()]
         ended = [
@@ -402,6 +425,7 @@ class Daemon:
         jobs += [self._acting.run()] if self._acting is not None else []
         jobs += [self._keep_status()] if self._systemd.address else []
         jobs += [self._rediscover(finder) for finder in self._lists.finders]
+        jobs += [self._follow(self._lists.pods)] if self._lists.pods is not None else []
         jobs += [self._notifier.run(), self._repeat()] if self._notifier is not None else []
         return jobs
 
@@ -476,10 +500,28 @@ class Daemon:
         while True:
             await asyncio.sleep(every_s or self._config.discover.every_s)
             await self._lists.ask(finder)
-            try:
-                self._fleet.watch(self._lists.targets())
-            except Exception as problem:  # the watched engines stay watched
-                self._fleet.mistakes[f"list {type(problem).__name__}"] += 1
+            self._watch()
+
+    async def _follow(self, pods: PodFinder) -> None:
+        changed = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(pods.follow(changed.set))
+            while True:
+                await changed.wait()
+                changed.clear()
+                self._lists.take_pods()
+                self._watch()
+                await asyncio.sleep(PODS_S)
+
+    def _watch(self) -> None:
+        """Watches the engines of the lists as they are now, and acts on those that may be acted on."""
+        try:
+            targets = self._lists.targets()
+            self._fleet.watch(targets, self._lists.why_left)
+            if self._acting is not None:
+                self._acting.watch(targets)
+        except Exception as problem:  # the watched engines stay watched
+            self._fleet.mistakes[f"list {type(problem).__name__}"] += 1
 
     async def _report_troubles(self) -> None:
         while True:

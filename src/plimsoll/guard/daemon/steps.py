@@ -47,6 +47,9 @@ UNREADY_S = 10.0  # an engine in probation that is not ready for so long has fai
 LEASE_MARGIN_S = 60.0  # the drain's lease outlives the longest stop by this
 LONGEST_LEASE_S = 3_600.0  # the gate grants no more
 LEARNED = "learned_"
+REPLACEMENT = "replacement"  # the engine that its owner started in its place, as a fact of a run
+UNREPLACED = "no_replacement"  # its owner wants no other in its place
+_OF_REPLACEMENT = frozenset({Step.READY, Step.CHECK, Step.WARM, Step.UNDRAIN, Step.PROBATION})
 _BEFORE_HARM = frozenset({Step.EVIDENCE, Step.LEAVE, Step.DRAIN, Step.IDLE, Step.SHED, Step.COMPACT})
 """Steps that need the lock and stop at a pause. A stop checks both itself; after a stop the action only goes forward."""
 
@@ -190,8 +193,10 @@ class ActionSteps:
     def __init__(
         self, adapters: EngineAdapters, lock: Lock, observer: EngineObserver, policy: ActPolicy, *,
         pause_s: float = 1.0, is_off: Callable[[], str] = lambda: "",
+        adapters_of: Callable[[str], EngineAdapters | None] = lambda _: None,
     ) -> None:  # fmt: skip
-        self.lock = LockKeeper(lock)
+        """`adapters_of`: those of another engine, which may have taken this one's place."""
+        self.lock, self._adapters_of = LockKeeper(lock), adapters_of
         self._context = context = StepContext(adapters, self.lock, observer, policy, pause_s, is_off)
         self._steps: dict[Step, Callable[[ActionRun], Awaitable[Outcome]]] = {
             Step.LOCK: self.lock.acquire, Step.UNLOCK: self.lock.release,
@@ -220,7 +225,32 @@ class ActionSteps:
         balancer: object = adapters.balancer
         if isinstance(balancer, TakesEpoch):
             balancer.epoch = run.epoch
+        if step in _OF_REPLACEMENT and not run.is_undoing:
+            if run.facts.get(UNREPLACED):
+                return done("no other engine takes its place")
+            if REPLACEMENT in run.facts:
+                return await self._on_replacement(step, run)
         return await self._steps[step](run)
+
+    async def _on_replacement(self, step: Step, run: ActionRun) -> Outcome:
+        """Carries on with the engine that took its place; while that is not found it is not ready."""
+        name = str(run.facts[REPLACEMENT])
+        if step is not Step.READY:
+            adapters = self._adapters_of(name) or EngineAdapters(name)
+            return await RestartSteps(self._context._replace(adapters=adapters)).steps[step](run._replace(engine=name))
+        restarter, end_s = self._context.adapters.restarter, now_s() + self._context.policy.start_within_s
+        while restarter is not None:
+            # The one that was started may itself be replaced before it is ready: then the next one counts.
+            newest = await restarter.start()
+            name = str(newest.facts.get(REPLACEMENT, name))
+            if newest.facts.get(UNREPLACED):
+                return newest
+            if is_ready(await self._context.observer.look(name)):
+                return done(f"{name} has taken its place, and answers", **{REPLACEMENT: name})
+            if now_s() >= end_s:
+                return failed(f"{name}, which took its place, is not ready after {self._context.policy.start_within_s:.0f} s")
+            await asyncio.sleep(self._context.pause_s)
+        return unsure("who takes its place is not known")
 
 
 class ShedSteps:

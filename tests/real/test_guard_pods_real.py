@@ -1,0 +1,238 @@
+"""Guard as it is typed, over three stand-ins as pods of a Deployment, in an API server that the test plays.
+
+The pods are real processes with the gate and the probe; a toy controller replaces those that are evicted, endpoints follow
+readiness, and clients send each request to a pod that is ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.guard.command import Guard, begun, closed, told
+from lab.guard.pods import Clients, StandIns
+from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OUTCOME
+from plimsoll.guard.adapters.cluster import API_CALLS, LEASE_NAME
+from tests.cluster_api import TOKEN, Call, ClusterApi, status_of
+
+pytestmark = pytest.mark.once
+Record = Callable[[str, object], None]
+PODS = """
+[discover]
+token_file = "gate.token"
+canary = "5s"
+every = "1s"
+
+[discover.kubernetes]
+selector = "app=vllm"
+namespace = ["llm"]
+act = true
+
+[lock]
+lease = "plimsoll-guard"
+ttl = "15s"
+"""
+POLICY = '[policy.saturated]\nwait = "10m"\n[policy.slow]\ntakes = "5m"\n[policy.wedged]\nstill = "10s"\n'
+RESTART_S = 240.0
+
+
+def is_allowed(call: Call) -> bool:
+    """By the Roles that are made of API_CALLS, for a guard that acts in the namespace of its engines."""
+    return any(
+        (call.verb, call.group, call.resource) == (one.verb, one.group, one.resource)
+        and call.namespace == ("" if one.scope == "cluster" else "llm")
+        and one.name in ("", call.name)
+        and one.needed_for in ("observe", "act")
+        for one in API_CALLS
+    )
+
+
+class Scene:
+    """The API server, the fleet, and guards that reach the cluster by a kubeconfig."""
+
+    def __init__(self, folder: Path, api: ClusterApi, fleet: StandIns) -> None:
+        self.folder, self.api, self.fleet = folder, api, fleet
+        self._guards: list[Guard] = []
+
+    async def guard(self, name: str = "guard", act: str = "") -> Guard:
+        (self.folder / "kube.token").write_text(TOKEN, encoding="ascii")
+        context = {"cluster": "c", "user": "u", "namespace": "llm"}
+        tree = {
+            "current-context": "here", "contexts": [{"name": "here", "context": context}],
+            "clusters": [{"name": "c", "cluster": {"server": self.api.url}}],
+            "users": [{"name": "u", "user": {"tokenFile": "kube.token"}}],
+        }  # fmt: skip
+        (self.folder / "kubeconfig").write_text(json.dumps(tree), encoding="utf-8")
+        words = ("--kubeconfig", str(self.folder / "kubeconfig"))
+        guard = Guard(self.folder / name, [PODS], policy=POLICY, act=act, words=words)
+        self._guards.append(guard)
+        await guard.start()
+        await self.sees_all(guard)
+        return guard
+
+    async def sees_all(self, guard: Guard) -> None:
+        """Until guard has looked at every pod that is ready."""
+        end_s = time.monotonic() + 60
+        while True:
+            _, printed = await guard.ctl("status", "--json")
+            with contextlib.suppress(ValueError, KeyError):
+                engines = {one["name"]: one for one in json.loads(printed)["engines"]}
+                if all(engines.get(f"llm/{name}", {}).get("looks", 0) > 1 for name in self.fleet.endpoints()):
+                    return
+            assert time.monotonic() < end_s, guard.log()
+            await asyncio.sleep(0.5)
+
+    async def close(self) -> None:
+        for guard in self._guards:
+            await guard.kill()
+
+
+@contextlib.asynccontextmanager
+async def scene() -> AsyncIterator[Scene]:
+    api = ClusterApi()
+    api.may, api.pieces = is_allowed, 900
+    with tempfile.TemporaryDirectory(prefix="plimsoll-pods-") as folder:
+        fleet = StandIns(api, Path(folder))
+        here = Scene(Path(folder), api, fleet)
+        async with api.serving(), fleet.running():
+            try:
+                yield here
+            finally:
+                await here.close()
+
+
+def run(act: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(act)
+
+
+async def restarted(guard: Guard, pod: str, end: str = "done") -> None:
+    """One restart that somebody asks for, to its end."""
+    before = closed(guard.journal())
+    code, printed = await guard.ctl("restart", f"llm/{pod}", "--yes")
+    assert code == 0, printed
+    entries = await guard.until(lambda entries: closed(entries) > before, RESTART_S)
+    assert [one.fields["end"] for one in entries if one.kind == CLOSED][-1] == end, told(entries)
+
+
+@pytest.mark.timeout(900)
+def test_of_500_requests_only_those_inside_the_wedged_engine_are_lost(record_property: Record) -> None:
+    """Guard finds the pods, sheds, restarts one on request, waits for a disruption budget, and evicts one that is wedged.
+
+    The Role allows exactly the calls that were made: none was refused, and each that it allows was made.
+    """
+
+    async def act() -> None:
+        async with scene() as here:
+            guard = await here.guard()
+            load = Clients(here.fleet, tokens=8)
+            first, second, third = sorted(here.fleet.endpoints())
+            code, printed = await guard.ctl("shed", f"llm/{third}", "--yes")
+            assert code == 0, printed
+            await guard.until(lambda entries: closed(entries, "done", "shed") == 1, 60)
+            refusals = iter([
+                (429, status_of(429, details={"causes": [{"reason": "DisruptionBudget"}]}), {"Retry-After": "1"}),
+                (429, status_of(429, "busy"), {"Retry-After": "2"}),
+            ])  # fmt: skip
+            here.api.evicts = lambda _: next(refusals, None)
+            here.api.forget()
+            await restarted(guard, first)
+            assert [lost for lost in load.lost if lost.pod] == []
+            await here.fleet.until_ready(3)
+            await here.fleet.fault(second, "wedge")
+            entries = await guard.until(lambda entries: closed(entries) == 2, RESTART_S)
+            await here.fleet.until_ready(3)
+            while load.done + len(load.lost) < 500:
+                await asyncio.sleep(0.5)
+            lost = await load.end()
+            assert {one.pod for one in lost} <= {second}, lost
+            assert first not in here.fleet.processes or here.fleet.processes[first].returncode == 0, "it was not killed"
+            evictions = [call.name for call in here.api.calls if call.resource == "pods/eviction"]
+            assert evictions == [first, first, first, second]
+            assert [one.fields["end"] for one in entries if one.kind == CLOSED] == ["done"] * 3
+            made = {(call.verb, call.group, call.resource) for call in here.api.calls}
+            assert here.api.refused == []
+            allowed = {(one.verb, one.group, one.resource) for one in API_CALLS if one.needed_for in ("observe", "act")}
+            assert made == allowed - {("get", "apps", "statefulsets")}
+            assert {call.name for call in here.api.calls if call.resource == "leases"} <= {"", LEASE_NAME}
+            record_property("figures", f"{load.done} requests answered, {len(lost)} lost, all of them with {second}")
+
+    run(act())
+
+
+@pytest.mark.timeout(1200)
+def test_a_guard_that_is_killed_at_each_step_is_followed_by_one_that_ends_it(record_property: Record) -> None:
+    """No pod stays drained, none is evicted twice for one restart, no request is lost."""
+
+    async def act() -> None:
+        async with scene() as here:
+            guard = await here.guard()
+            load = Clients(here.fleet, count=3, tokens=4, pause_s=0.5)
+            ends = {}
+            for step in ("drain", "idle", "stop", "start", "ready", "probation"):
+                pod = min(here.fleet.endpoints(), key=lambda name: int(name.rpartition("-")[2]))
+                before = closed(guard.journal())
+                code, printed = await guard.ctl("restart", f"llm/{pod}", "--yes")
+                while "BudgetSpent" in printed:
+                    await asyncio.sleep(5)
+                    code, printed = await guard.ctl("restart", f"llm/{pod}", "--yes")
+                assert code == 0, printed
+                await guard.until(lambda entries, step=step: begun(entries, step), RESTART_S)  # type: ignore[misc]
+                await guard.kill()
+                await guard.start()
+                entries = await guard.until(lambda entries, before=before: closed(entries) > before, RESTART_S)  # type: ignore[misc]
+                ends[step] = [one.fields["end"] for one in entries if one.kind == CLOSED][-1]
+                await here.fleet.until_ready(3)
+                await here.sees_all(guard)
+            assert ends == {"drain": "undone", "idle": "undone"} | dict.fromkeys(
+                ("stop", "start", "ready", "probation"), "done"
+            ), told(guard.journal())
+            assert [lost for lost in await load.end() if lost.pod] == [], guard.log()
+            evicted = [call.name for call in here.api.calls if call.resource == "pods/eviction"]
+            assert len(evicted) == len(set(evicted)) == 4
+            assert here.api.refused == []
+            record_property("figures", f"{load.done} requests, none lost; {ends}")
+
+    run(act())
+
+
+@pytest.mark.timeout(900)
+def test_two_guards_on_one_lease(record_property: Record) -> None:
+    """A wedged pod is evicted once; two restarts asked for at once are done one after the other or not at all."""
+
+    async def act() -> None:
+        async with scene() as here:
+            one, two = await here.guard("one"), await here.guard("two")
+            first, second, third = sorted(here.fleet.endpoints())
+            await asyncio.gather(*(guard.ctl("restart", f"llm/{pod}", "--yes") for guard, pod in ((one, first), (two, second))))
+            for guard in (one, two):
+                await guard.until(lambda entries: closed(entries) == len([e for e in entries if e.kind == "opened"]), RESTART_S)
+            spans = [
+                (entry.at, entry.kind == INTENT) for guard in (one, two) for entry in guard.journal()
+                if (entry.kind == INTENT and entry.step == "stop") or (entry.kind == OUTCOME and entry.step == "ready")
+            ]  # fmt: skip
+            away = 0
+            for _, is_stop in sorted(spans):
+                away += 1 if is_stop else -1
+                assert away <= 1, "two were out at once"
+            await here.fleet.until_ready(3)
+            load = Clients(here.fleet, count=3, tokens=4, pause_s=0.2)
+            await here.fleet.fault(third, "wedge")
+            end_s = time.monotonic() + RESTART_S
+            while third in here.fleet.endpoints() or len(here.fleet.endpoints()) < 3:
+                assert time.monotonic() < end_s, one.log() + two.log()
+                await asyncio.sleep(0.5)
+            evictions = [call.name for call in here.api.calls if call.resource == "pods/eviction"]
+            assert evictions.count(third) == 1
+            assert len(evictions) == len(set(evictions))
+            assert {lost.pod for lost in await load.end()} <= {third}
+            record_property("figures", f"evicted, each once: {evictions}")
+
+    run(act())
