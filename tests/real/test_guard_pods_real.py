@@ -21,7 +21,7 @@ from lab.guard.command import Guard, begun, closed, told
 from lab.guard.pods import Clients, StandIns
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OUTCOME
 from plimsoll.guard.adapters.cluster import API_CALLS, LEASE_NAME
-from tests.cluster_api import TOKEN, Call, ClusterApi, status_of
+from tests.cluster_api import TOKEN, Call, ClusterApi, Trouble, status_of
 
 pytestmark = pytest.mark.once
 Record = Callable[[str, object], None]
@@ -42,6 +42,8 @@ ttl = "15s"
 """
 POLICY = '[policy.saturated]\nwait = "10m"\n[policy.slow]\ntakes = "5m"\n[policy.wedged]\nstill = "10s"\n'
 RESTART_S = 240.0
+SLOW = {"lock": ("get", "leases"), "drain": ("get", "pods"), "stop": ("create", "pods/eviction"), "start": ("list", "pods")}
+"""Calls that are answered late, so that guard can be killed in a step that is short."""
 
 
 def is_allowed(call: Call) -> bool:
@@ -176,14 +178,19 @@ def test_a_guard_that_is_killed_at_each_step_is_followed_by_one_that_ends_it(rec
             guard = await here.guard()
             load = Clients(here.fleet, count=3, tokens=4, pause_s=0.5)
             ends = {}
-            for step in ("drain", "idle", "stop", "start", "ready", "probation"):
+            for step in ("lock", "drain", "idle", "stop", "start", "ready", "probation"):
                 pod = min(here.fleet.endpoints(), key=lambda name: int(name.rpartition("-")[2]))
                 before = closed(guard.journal())
+                if step in SLOW and step != "start":
+                    here.api.troubles.append(Trouble(*SLOW[step], wait_s=4.0))
                 code, printed = await guard.ctl("restart", f"llm/{pod}", "--yes")
                 while "BudgetSpent" in printed:
                     await asyncio.sleep(5)
                     code, printed = await guard.ctl("restart", f"llm/{pod}", "--yes")
                 assert code == 0, printed
+                if step == "start":
+                    await guard.until(lambda entries: begun(entries, "idle"), RESTART_S)
+                    here.api.troubles.append(Trouble(*SLOW[step], wait_s=4.0))
                 await guard.until(lambda entries, step=step: begun(entries, step), RESTART_S)  # type: ignore[misc]
                 await guard.kill()
                 await guard.start()
@@ -191,7 +198,7 @@ def test_a_guard_that_is_killed_at_each_step_is_followed_by_one_that_ends_it(rec
                 ends[step] = [one.fields["end"] for one in entries if one.kind == CLOSED][-1]
                 await here.fleet.until_ready(3)
                 await here.sees_all(guard)
-            assert ends == {"drain": "undone", "idle": "undone"} | dict.fromkeys(
+            assert ends == {"lock": "undone", "drain": "undone", "idle": "undone"} | dict.fromkeys(
                 ("stop", "start", "ready", "probation"), "done"
             ), told(guard.journal())
             assert [lost for lost in await load.end() if lost.pod] == [], guard.log()

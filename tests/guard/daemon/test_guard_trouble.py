@@ -6,18 +6,20 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from plimsoll.errors import WorldFailed
+from plimsoll.guard.adapters.cluster import ClusterClient
 from plimsoll.guard.adapters.discovery import DiscoverConfig
+from plimsoll.guard.adapters.pods import PodFinder, PodsConfig
 from plimsoll.guard.config import GuardConfig
 from plimsoll.guard.daemon.observer import DiscoveredFacts
 from plimsoll.guard.daemon.run import MOST_TEXTS, EngineLists, TroubleLog
 from plimsoll.guard.engine_config import EngineConfig
 from tests.cli.test_guard import QUICK, config, url
+from tests.cluster_api import pod
 from tests.guard.daemon.guards import guarding
 from tests.net.page_server import PAGE, Handler, receiving, serving
 from tests.standin.servers import standin
@@ -68,8 +70,6 @@ class Finder:
     def __init__(self) -> None:
         self.problem: Exception | None = None
         self.trouble = ""
-        self.restarts: Mapping[str, int] = {}
-        self.ended: Mapping[str, str] = {}
         self.targets: tuple[EngineConfig, ...] = ()
 
     def find(self) -> tuple[EngineConfig, ...]:
@@ -103,17 +103,19 @@ def test_no_finder_ends_it(problem: Exception) -> None:
     assert noted[2] == ("a finder", "one file is broken")
 
 
-def test_what_a_finder_knows_reaches_the_look_under_the_name_it_has_here() -> None:
-    """Restarts of its container and its end, also where two finders call two engines the same."""
+def test_what_is_known_of_a_pod_reaches_the_look_under_the_name_it_has_here(tmp_path: Path) -> None:
+    """Restarts of its container, also where an engine of the configuration is called the same."""
     discover = DiscoverConfig(token="t" * 16, canary_s=30.0, api_key="k")
-    lists = EngineLists(GuardConfig(engines=(EngineConfig("pod", "http://named:1"),), discover=discover), lambda *_: None)
-    finder = Finder()
-    finder.targets = (EngineConfig("pod", "http://found:1"), EngineConfig("other", "http://other:1"))
-    finder.restarts, finder.ended = {"pod": 4}, {"other": "its pod has failed"}
-    assert asked(lists, finder) == ["pod", "pod http://found:1", "other"]
-    assert lists.facts("pod http://found:1") == DiscoveredFacts(4, "")
-    assert lists.facts("other") == DiscoveredFacts(None, "its pod has failed")
-    assert lists.facts("pod") == DiscoveredFacts()
+    config = GuardConfig(engines=(EngineConfig("llm/pod", "http://named:1"),), discover=discover)
+    lists = EngineLists(config, lambda *_: None)
+    lists.pods = PodFinder(PodsConfig("app=vllm"), ClusterClient("http://127.0.0.1:9", str(tmp_path)))
+    counts = {"containerStatuses": [{"name": "vllm", "restartCount": 4}]}
+    for item in (pod("pod", address="10.0.0.1", status=counts), pod("other")):
+        lists.pods._take("llm", {"type": "ADDED", "object": item})
+    lists.take_pods()
+    assert [target.name for target in lists.targets()] == ["llm/pod", "llm/pod http://10.0.0.1:8000", "llm/other"]
+    assert lists.facts("llm/pod http://10.0.0.1:8000") == DiscoveredFacts(4, "")
+    assert lists.facts("llm/other") == lists.facts("llm/pod") == DiscoveredFacts()
     named, found, _ = lists.targets()
     assert (named.token, named.api_key, found.token, found.api_key, found.canary_s) == (None, None, "t" * 16, "k", 30.0)
 
