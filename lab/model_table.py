@@ -88,11 +88,18 @@ SOURCES: Mapping[str, tuple[str, bool]] = {
     "keras-params": ("taken as {like}, because keras-hub 0.32.0 counts as many parameters in it; not checked", False),
     "maxtext-wheel": ("AI-Hypercomputer/maxtext 0.2.5, hf_model_configs.py", False),
     "megatron-bridge": ("megatron-bridge 0.3.1, ministral3_provider.py", False),
+    "nemotron-bridge": ("megatron-bridge 0.3.1, nemotron_h_provider.py", False),
+    "transformers-class": (
+        "the defaults of its config class in transformers 5.19.0, which give the published number of parameters",
+        False,
+    ),
     "lfm2-header": ("a C++ header made from its config.json (public code search, file 2041635304)", False),
     "log": ("a public vLLM log that names the model and how it is quantised, with the usual group size", False),
 }
 # Copies that lack their quantization_config, so that they describe the unquantised model of another name.
 RENAMED = {"zai-org/GLM-4.7-FP8": "zai-org/GLM-4.7"}
+# Copies that lack theirs too, quantised as the model beside them (both cards: experts in 4 bits, groups of 32).
+QUANTIZED_AS = {"moonshotai/Kimi-K2-Thinking": "moonshotai/Kimi-K2.5"}
 _NVFP4 = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16}
 # What hf_quant_config.json adds to models whose config.json does not say how they are quantised.
 QUANTIZATION: Mapping[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lab.model_table import ALIASES, CLASSES, COLUMNS, MOE, QUANTIZATION, RENAMED, ROWS, SOURCES, SPECIAL, WORDS
+from lab.model_table import ALIASES, CLASSES, COLUMNS, MOE, QUANTIZATION, QUANTIZED_AS, RENAMED, ROWS, SOURCES, SPECIAL, WORDS
 from plimsoll.models.shape import ModelShape
 
 ROOT = Path(__file__).parents[1]
@@ -102,6 +102,9 @@ def original_of(path: Path) -> tuple[str, dict[str, Any]] | None:
     name = path.stem.replace("__", "/", 1)
     config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     name = RENAMED.get(name, name)
+    if name in QUANTIZED_AS:  # the copy of its config.json leaves out what its maker says of both
+        beside = json.loads((path.parent / f"{QUANTIZED_AS[name].replace('/', '__')}.json").read_text(encoding="utf-8"))
+        config["quantization_config"] = beside.get("text_config", beside)["quantization_config"]
     if name in QUANTIZATION:
         config["quantization_config"] = {"producer": {"name": "modelopt"}, "quantization": QUANTIZATION[name]}
     if re.search(r"FP8|FP4|INT4|INT8|AWQ|GPTQ", name) and ModelShape.from_config(config).quantization is None:

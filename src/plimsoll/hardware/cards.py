@@ -16,6 +16,7 @@ from plimsoll.units import GIB
 # Makers' and brands' words that people leave out; what is left names the card.
 _FILLER = frozenset({"nvidia", "amd", "geforce", "tesla", "instinct", "corporation"})
 # "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA-H100-80GB-HBM3-MIG-3g.40gb", "h100 mig"
+_OTHER_DEVICES = r"tpu|inf[12]\b|trn[12]|inferentia|trainium|gaudi|\bhpu|intel|\barc\b|ascend|910b|apple|\bm[1-5]\b"
 _MIG_SUFFIX = r"(?i)[\s-]*\bmig\b(?P<profile>[\s-]*\d+g\.\d+gb\S*)?\s*$"
 
 
@@ -77,19 +78,26 @@ def gpu_names() -> list[str]:
     return [gpu.name for gpu in GPUS]
 
 
-def gpu_named(name: str) -> Gpu:
-    """The card that people call `name`: its own name, nvidia-smi's or rocm-smi's, a short one, or a cloud's machine type."""
-    machine = name.strip().lower()
+def gpu_named(name: str, total_bytes: int | None = None) -> Gpu:
+    """The card that people call `name`: its own name, nvidia-smi's or rocm-smi's, a short one, or a cloud's machine type.
+
+    Where editions of different sizes carry the name, `total_bytes` picks the nearest; without it the user is asked.
+    """
+    machine = name.strip().lower().removeprefix("ml.")  # SageMaker's name for an EC2 type
     of_machine = next((card for pattern, card in INSTANCES if re.fullmatch(pattern, machine)), name)
-    gpu = _by_key().get(_key(of_machine))
+    gpu = _by_key().get(_key(of_machine)) or _by_words().get(_words(of_machine))
     if gpu is not None:
         return gpu
     shown = " ".join(name.split())[:60]  # a message is one line
     _refuse_mig(shown)
     unclear = _ambiguous_by_key().get(_key(name))
+    if unclear is not None and total_bytes is not None:
+        return min(map(gpu_named, unclear.candidates), key=lambda gpu: abs(gpu.total_bytes - total_bytes))
     if unclear is not None:
         raise BadInput(f'"{shown}" does not say which card: {unclear.because}; say {_either(unclear.candidates)}')
     _refuse_several(shown)
+    if other := re.search(_OTHER_DEVICES, machine):
+        raise BadInput(f'"{shown}" is no NVIDIA or AMD card ({other[0]}): plan knows what vLLM takes on those alone')
     nearest = ", ".join(nearest_names(name))
     raise BadInput(f'no GPU called "{shown}" is known; nearest: {nearest}; or give its memory: --gpu-memory-gib')
 
@@ -117,6 +125,17 @@ def nearest_names(name: str, n: int = 3) -> list[str]:
 def _key(name: str) -> str:
     words = re.sub(r"[^a-z0-9]+", " ", name.lower()).split()
     return "".join(word for word in words if word not in _FILLER)
+
+
+def _words(name: str) -> frozenset[str]:
+    """The words of a name in any order: "H100-80GB-SXM5" and "H100 SXM 80GB" are one."""
+    words = re.sub(r"[^a-z0-9]+", " ", re.sub(r"\bsxm\d\b", "sxm", name.lower())).split()
+    return frozenset(words) - _FILLER - {"gpu", "edition", "generation"}
+
+
+@cache
+def _by_words() -> dict[frozenset[str], Gpu]:
+    return {_words(spelling): gpu for gpu in reversed(GPUS) for spelling in (gpu.name, *gpu.aliases)}
 
 
 @cache

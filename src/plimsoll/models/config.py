@@ -277,10 +277,11 @@ def _tower(what: str, keys: Keys) -> Tower:
     )
 
 
-def next_token_layers(text: Keys) -> int:
+def next_token_layers(text: Keys, family: str) -> int:
     """Layers that predict several tokens at once (MTP); vLLM loads them only for speculative decoding."""
     names = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers", "mtp_num_layers")
-    return text.count(*names, least=0, most=LAYERS_MAX) or 0
+    stated = text.count(*names, least=0, most=LAYERS_MAX)
+    return stated if stated is not None else int(family.startswith("qwen3_5"))  # vLLM takes one for granted there
 
 
 def read_quantization(parts: Sequence[Keys], notes: list[str]) -> Quantization | None:
@@ -312,6 +313,7 @@ def _quantization(outer: Keys, notes: list[str]) -> Quantization:
         block=block,
         kv_cache=_kv_cache(quant),
         ignored=ignored or (),
+        by_name=bool(outer.flag("by_name")),
     )
 
 
@@ -470,7 +472,7 @@ def _shape_of_text(text: Keys, family: str, notes: list[str], *, encoder_decoder
         mamba=_mamba(text, family, hidden, kinds),
         linear=_linear(text, hidden, kinds),
         short_conv=ShortConv(text.count("conv_dim") or hidden, text.need("conv_L_cache")) if has_conv else None,
-        mtp_layers=next_token_layers(text),
+        mtp_layers=next_token_layers(text, family),
     )
 
 

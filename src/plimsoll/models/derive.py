@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_COMPRESSED = {"quant_method": "compressed-tensors", "ignore": ["lm_head"]}
+# What those who quantise leave in 16 bits: the head, drafting layers, and linear attention where experts are most of the model.
+_COMPRESSED = {"quant_method": "compressed-tensors", "ignore": ["lm_head", "re:.*mtp.*"]}
 
 
 def _groups(bits: int, kind: str, strategy: str, size: int | None = None) -> dict[str, Any]:
@@ -39,12 +40,19 @@ _QUANTIZED: tuple[tuple[str, str, Mapping[str, Any] | None], ...] = (
     (r"quantized\.w4a16|w4a16|int4(?:-autoround)?|autoround(?:-int4)?|4bit", "4 bits in groups of 128",
      _groups(4, "int", "group", 128)),
     (r"nvfp4(?:-fp8|a16)?|fp4", "NVFP4 in groups of 16",
-     {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"]}),
+     {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head", "mtp*"]}),
+    (r"(?:[a-z]+quant-)?[45]\.\d+-?b(?:it|pw)", "4 bits and more, by parts",
+     {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "exclude_modules": ["lm_head", "mtp*"]}),
+    (r"(?:[a-z]+quant-)?\d(?:\.\d+)?-?b(?:it|pw)", "so many bits a weight as it says, by parts", {"quant_method": "mixed"}),
+    (r"(?:i\d-)?gguf", "one of the files of a GGUF repository", {"quant_method": "gguf"}),
+    (r"exl[23]", "by ExLlama", {"quant_method": "exl"}),
     (r"mxfp4", "MXFP4 in groups of 32", {"quant_method": "mxfp4"}),
     (r"bf16|fp16", "not quantised", None),
 )  # fmt: skip
 # Endings of one model's editions, which share a shape: tuned for instructions, dated, in another format.
-_EDITION = r"instruct|it|chat|base|thinking|reasoning|hf|pt|2\d{3}|[01]\d{3}|0[1-9]-20\d\d"
+_EDITION = r"instruct|it|chat|base|thinking|reasoning|hf|pt|text|2\d{3}|[01]\d{3}|0[1-9]-20\d\d"
+# Endings that say nothing of the shape: how it may be drafted, what it was made for, which file of a GGUF repository.
+_ASIDE = r"[-_.](?:mtp|vllm|sglang|awq-marlin|dynamo)|:[\w.-]+"
 # Makers whose own checkpoints are quantised: without a file nobody can say how much of one is.
 _BORN_QUANTISED = ("deepseek", "kimi", "minimax", "gpt-oss", "mistral", "ministral", "devstral", "magistral")
 _NOT_QUANTISED_ALIKE = (
@@ -69,7 +77,8 @@ class _Parsed:
 @functools.cache
 def _parsed(name: str) -> _Parsed:
     rest, quantized, settings = name.rpartition("/")[2].lower(), None, None
-    for _ in range(3):  # -FP8-KV, -Instruct-AWQ-INT4
+    for _ in range(4):  # -FP8-KV, -Instruct-AWQ-INT4, -NVFP4-MTP
+        rest = re.sub(rf"(.)(?:{_ASIDE})$", r"\1", rest)
         for ending, words, config in _QUANTIZED:
             if match := re.fullmatch(rf"(.+?)[-_.](?:{ending})", rest):
                 rest = match.group(1)

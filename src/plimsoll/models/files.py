@@ -415,7 +415,7 @@ def _derived(name: str) -> ModelFiles | None:
             config["text_config"] = {key: value for key, value in inner.items() if key not in _QUANTIZATION_KEYS}
         config = {key: value for key, value in config.items() if key not in _QUANTIZATION_KEYS}
     if derivation.settings:
-        config["quantization_config"] = dict(derivation.settings)
+        config["quantization_config"] = dict(derivation.settings) | {"by_name": True}
     source = f"derived from {model.name} of the bundled catalogue ({model.source})"
     return ModelFiles(name, config, None, None, source, derivation.notes)
 

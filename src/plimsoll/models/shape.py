@@ -186,6 +186,8 @@ class Quantization:
     kv_cache: str | None = None
     """The cache type the checkpoint asks for, such as "fp8"; what vLLM uses under --kv-cache-dtype auto."""
     ignored: tuple[str, ...] = ()
+    by_name: bool = False
+    """Whether the model's name alone says so, not a file of it: which parts stay in 16 bits is then a guess."""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from plimsoll.findings import Code, Evidence, Finding, Severity
 from plimsoll.launch.check_flags import Item
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.kv import WhyRefused
-from plimsoll.plan.ledger import Ledger, embedding_table, keeps_copies
-from plimsoll.plan.settings import WHOLE_ITEM_TOKENS, Settings
+from plimsoll.plan.ledger import Ledger, embedding_table, film_tokens, keeps_copies
+from plimsoll.plan.settings import SMALLER_CARD, WHOLE_ITEM_TOKENS, Settings
 from plimsoll.units import GIB, format_count, format_gib
 from plimsoll.vllm.versions import Behaviour
 
@@ -297,7 +297,8 @@ def _too_few_states(ledger: Ledger) -> list[Finding]:
         f'"max_num_seqs ({settings.max_num_seqs}) exceeds available Mamba cache blocks ({blocks})" unless CUDA graphs are '
         "piecewise or off"
     )
-    sure = settings.max_num_seqs > (blocks if ledger.kv.is_exact else ledger.kv.high // most)
+    sequences = min(settings.max_num_seqs, SMALLER_CARD[0]) if settings.batch_by_size else settings.max_num_seqs
+    sure = sequences > (blocks if ledger.kv.is_exact else ledger.kv.high // most)
     severity, confidence = (Severity.CRITICAL, 0.95) if sure else (Severity.WARNING, 0.7)
     return [Finding(Code.STARTUP_GRAPH_CAPTURE, severity, confidence, MORE_SEQUENCES_THAN_STATES, because)]
 
@@ -364,7 +365,18 @@ def band_notes(ledger: Ledger, shape: ModelShape) -> list[str]:
         notes.append("few starts on AMD cards are known: graphs took several GiB in some of them, and the band says so")
     if settings.pipeline_parallel > 1:
         notes.append(
-            "of pipelines from 0.20 on no start is known: the figures are those of the fullest stage, with a wide band"
+            "of pipelines from 0.20 on one start is known: the figures are those of the fullest stage, with a wide band"
+        )
+    if settings.batch_by_size and settings.max_num_seqs > SMALLER_CARD[0]:
+        notes.append(
+            f"the card is known by its size alone: vLLM takes {settings.max_num_seqs} sequences and "
+            f"{settings.max_num_batched_tokens} tokens a batch on most cards of this size, {SMALLER_CARD[0]} and "
+            f"{SMALLER_CARD[1]} on some; the band holds both, --max-num-seqs settles it"
+        )
+    if film := film_tokens(shape, settings):
+        notes.append(
+            f"vLLM profiles one film of {format_count(film)} tokens, which makes the activation; without films "
+            "(--limit-mm-per-prompt '{\"video\": 0}') the KV cache gets most of it"
         )
     if shape.quantization is not None and "mixed" in ledger.weights.why:
         notes.append("the checkpoint mixes precisions: the weights are a guess until its headers are read")

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from plimsoll.models.shape import Layer, LayerKind, ModelShape, Tower
 from plimsoll.plan.kv import KvPlan, plan_kv
 from plimsoll.plan.kv_layers import NamedSpec, RankSpecs, specs_of_all_stages
-from plimsoll.plan.settings import WHOLE_ITEM_TOKENS, Card, Settings, auto_dtype_of
+from plimsoll.plan.settings import SMALLER_CARD, WHOLE_ITEM_TOKENS, Card, Settings, auto_dtype_of
 from plimsoll.plan.weights import lora_bytes, weights_from_shape, weights_from_tensors, weights_from_total
 from plimsoll.units import GIB, MIB, Estimate, format_gib
 from plimsoll.vllm.versions import Behaviour
@@ -71,6 +71,9 @@ _SINCE_18 = NonTorch((0.27, 0.17, 0.39), (0.15, 0.02, 0.39), (2.21, 2.0, 2.33), 
 _SINCE_20 = NonTorch((0.27, 0.17, 0.4), (0.16, 0.02, 0.45), (2.21, 0.5, 2.6), (0.6, 0.08, 2.2), (0.2, 0.04, 2.0))
 # Tensor parallel on Blackwell's data centre cards: 0.95 over four GPUs (0.26) and 1.63 over eight.
 _TOGETHER_ON_BLACKWELL = (1.3, 0.5, 2.6)
+# GeForce and RTX PRO of the Blackwell generation with experts in 4 or 8 bits: FlashInfer's kernels are loaded beside vLLM's own.
+# Seven starts of 0.19 to 0.20 on one card show 0.4 to 1.9.
+_QUANTISED_EXPERTS_ON_RTX = (1.0, 0.1, 1.9)
 # GB10 and Jetson: whatever the host takes while vLLM profiles counts. Seven starts of 0.20 to 0.27.1 show 1 to 5.7; with LoRA
 # adapters in host memory more.
 _HOST_MEMORY = (3.2, 0.2, 8.0)
@@ -140,8 +143,12 @@ AMD_GRAPHS = (
     3.5,
 )  # MI300X took 3.9 GiB for 35 layers, a 7900 XTX 3.7: so many times as much, and so many GiB more at most
 
-# The most tokens of one picture or film by the makers' own processor, which vLLM profiles even where a batch is smaller.
-_QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+# The most tokens of one picture or film by the makers' own processor, which vLLM profiles even where a batch is smaller. Of a
+# film the older Qwens read up to 14 frames, two at a time, as many as the context holds (qwen2_vl.py).
+_FILM_FRAMES = 7
+_FILM_READERS = ("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni")
+_GATED_TOWERS = ("qwen2_5_vl", "qwen2_5_omni")
+_QWEN_VL = (*_FILM_READERS, "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 DEEPSTACK = {"qwen3_vl": 4, "qwen3_vl_moe": 4}  # embeddings of several layers beside the last one's
 ITEM_TOKENS = {"gemma3": 256, "llava": 576, **WHOLE_ITEM_TOKENS, **dict.fromkeys(_QWEN_VL, 16384)}
 
@@ -170,10 +177,14 @@ class Batch:
     dtype_bytes: int
     is_hopper: bool
     multiprocessors: int
+    reads_videos: bool = True
 
     def encoder_tokens(self, shape: ModelShape) -> int:
         """The tokens of the pictures that the profile run encodes: a full batch, or one of the largest if that is more."""
-        return max(self.tokens, ITEM_TOKENS.get(shape.model_type, 0))
+        item = ITEM_TOKENS.get(shape.model_type, 0)
+        if self.reads_videos and shape.model_type in _FILM_READERS:
+            item *= min(_FILM_FRAMES, max(1, self.context // item))
+        return max(self.tokens, item)
 
 
 def sampler_peak(shape: ModelShape, batch: Batch, era: Era, *, v2: bool, lean: bool = False) -> int:
@@ -278,15 +289,24 @@ def _tower_peak(tower: Tower, shape: ModelShape, batch: Batch) -> int:
     if tower.hidden_size is None:
         return 0
     patches = batch.encoder_tokens(shape) * _merge(shape) ** 2
-    # Residual, the turned queries and keys in 32 bits, values and output beside the widest feed-forward: three starts of
-    # Qwen3.5 and 3.6 on 0.19, 0.22 and 0.27 are met to 0.04 GiB.
-    width = (tower.intermediate_size or 4 * tower.hidden_size) + 7 * tower.hidden_size
+    # Residual, the turned queries and keys in 32 bits, values and output beside the widest feed-forward, which has two halves
+    # where it is gated: three starts of Qwen3.5 and 3.6 on 0.19, 0.22 and 0.27 are met to 0.04 GiB, 15.3 GiB of Qwen2.5-VL's
+    # film (0.23) to 0.2.
+    halves = 2 if shape.model_type in _GATED_TOWERS else 1
+    width = halves * (tower.intermediate_size or 4 * tower.hidden_size) + 7 * tower.hidden_size
     return patches * width * batch.dtype_bytes
 
 
 def _merge(shape: ModelShape) -> int:
     """How many patches a side make one token: 4 in Gemma 3 (256 tokens of 64 x 64 patches), 3 in Gemma 4, 2 in most others."""
     return next((side for name in shape.architectures for start, side in _SIDES.items() if name.startswith(start)), 2)
+
+
+def film_tokens(shape: ModelShape, settings: Settings) -> int:
+    """The tokens of the film that the profile run encodes; 0 where pictures or the batch decide."""
+    reads_pictures = shape.towers and not settings.language_model_only and not settings.skips_mm_profiling
+    tokens = batch_of(settings).encoder_tokens(shape) if reads_pictures and shape.model_type in _FILM_READERS else 0
+    return tokens if tokens > max(ITEM_TOKENS.get(shape.model_type, 0), settings.max_num_batched_tokens) else 0
 
 
 def _cublas(batch: Batch) -> int:
@@ -392,6 +412,7 @@ def batch_of(settings: Settings) -> Batch:
         dtype_bytes=_DTYPE_BYTES.get(settings.model_dtype, 2),
         is_hopper=capability >= (9, 0),
         multiprocessors=known[-1] if known else 80,
+        reads_videos=settings.reads_videos,
     )
 
 
@@ -423,8 +444,12 @@ def _activation(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) ->
         low, high = low - 0.1 * GIB, high + 0.08 * value + 0.1 * GIB
     if era.name != "V0":
         high = max(high, embedding)
+    if settings.batch_by_size:  # a card with another name may have other defaults
+        sequences, tokens = map(min, SMALLER_CARD, (settings.max_num_seqs, settings.max_num_batched_tokens))
+        smaller = replace(settings, batch_by_size=False, max_num_seqs=sequences, max_num_batched_tokens=tokens)
+        low = min(low, _activation(shape, smaller, era, v2=v2).low)
     if era.consumed_counts_all and copies:  # with a warm compile cache there is no copy
-        low = min(low, 0.85 * without_copy)
+        low = min(low, 0.6 * without_copy - 0.1 * GIB)
         if era.may_pin_copies:
             table = embedding_table(shape, settings)
             value, high = value + table // 2, high + table
@@ -452,6 +477,9 @@ def _non_torch(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) -> 
         band, name = terms.staged, "pipeline parallel"
     else:
         band = terms.alone if fast else terms.alone_elsewhere
+        stored = shape.quantization is not None or settings.quantization is not None
+        if likely_capability(settings)[0] == 12 and shape.moe is not None and stored:
+            band, name = _QUANTISED_EXPERTS_ON_RTX, "one GPU, quantised experts"
     if settings.shares_host_memory:
         most = _HOST_MEMORY_WITH_LORA_GIB if settings.max_loras else _HOST_MEMORY[2]
         band, name = (*_HOST_MEMORY[:2], most), f"{name}, memory shared with the host"
@@ -483,7 +511,7 @@ def _graphs_actual(shape: ModelShape, settings: Settings, era: Era, *, v2: bool)
     if settings.enforce_eager:
         return Estimate.exact(0, "eager: no graphs")
     shares = GRAPH_V2 if v2 else GRAPH_ACTUAL
-    value = _graph_gib(shape, settings, shares, largest=settings.max_num_seqs * (1 if v2 else 2)) * GIB
+    value = _graph_gib(shape, settings, shares, largest=_decode_rows(settings) * (1 if v2 else 2)) * GIB
     band = GRAPH_BAND_GIB * GIB
     if era.name in ("V0", "0.8.0 to 0.9.0", "0.9.1 to 0.10"):  # up to 3.2 GiB was seen on one GPU
         return _estimate(value, 0.1 * value, 3.0 * value + band, f"graphs of 0.19 by layers, vLLM {era.name} differs widely")
@@ -503,12 +531,18 @@ def _graphs(shape: ModelShape, settings: Settings, era: Era, actual: Estimate, *
     if v2:
         value, high = more * actual.value + flashinfer, more * actual.high + flashinfer + most * GIB
         return _estimate(value, 0.4 * actual.low, high, f"as captured, vLLM {era.name}{_thin(era)}")
-    value, band = _graph_gib(shape, settings, GRAPH_ESTIMATE, largest=2 * settings.max_num_seqs) * GIB, GRAPH_BAND_GIB * GIB
+    value, band = _graph_gib(shape, settings, GRAPH_ESTIMATE, largest=2 * _decode_rows(settings)) * GIB, GRAPH_BAND_GIB * GIB
     low, value = 0.9 * value - band, more * value + flashinfer
-    # States took 1.94 GiB for 1.28, sparse latents on four GPUs 4.99 for 2.06.
-    wider = 1.5 if shape.mla is not None else 0.6 if any(map(_keeps_state, shape.layers)) else 0.0
+    if shape.mla is not None:  # sparse latents took 4.99 GiB for 2.06 on four GPUs, 1.58 for 1.05 on two
+        value *= 1.9
+    wider = 0.5 if shape.mla is not None else 0.6 if any(map(_keeps_state, shape.layers)) else 0.0  # states 1.94 for 1.28
     high = (1 + wider) * value + band + most * GIB
     return _estimate(value, low, high, f"layers, experts and capture sizes, vLLM {era.name}")
+
+
+def _decode_rows(settings: Settings) -> int:
+    """Tokens of a decode step: each sequence's own and those drafted ahead."""
+    return settings.max_num_seqs * (1 + settings.speculative_tokens)
 
 
 def _keeps_state(layer: Layer) -> bool:

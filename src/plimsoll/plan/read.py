@@ -191,14 +191,14 @@ def card_of(options: CardOptions) -> Card:
     used = options.used_gib if isinstance(options, ServerOptions) else 0
     memory, name = options.gpu_memory_gib, options.gpu
     if name is None and memory is not None:
-        card = Card(f"a card of {memory / GIB:.6g} GiB", memory, memory, memory, None, used)
+        card = Card(f"a card of {memory / GIB:.6g} GiB", memory, memory, memory, None, used, is_named=False)
     else:
         if name is None:
             cards = read_cards()
             if not cards:
                 raise BadInput("this machine has no NVIDIA card; name one with --gpu")
             name, used = cards[0].name, used or cards[0].used_bytes
-        gpu = gpu_named(name)
+        gpu = gpu_named(name, memory)
         total = Estimate(gpu.total_bytes, gpu.total_low_bytes, gpu.total_high_bytes)
         if memory is not None:
             total = Estimate.exact(memory)

@@ -45,6 +45,7 @@ class Card:
     used_bytes: int = 0  # by others, before vLLM starts
     shares_host_memory: bool = False  # GB10 and Jetson: the host's own processes take of the same memory
     is_amd: bool = False
+    is_named: bool = True  # False: known by its size alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ class Settings:
     estimates_graphs: bool = True
     v2_runner: bool = True
     skips_mm_profiling: bool = False
+    reads_videos: bool = True  # False: --limit-mm-per-prompt allows none
     language_model_only: bool = False  # also where every kind of input that an encoder reads has a limit of 0
     encoders_whole: bool = False  # --mm-encoder-tp-mode data: every rank has the whole encoder
     mamba_cache_dtype: str = "auto"
@@ -104,6 +106,7 @@ class Settings:
     compute_capability: tuple[int, int] | None = None
     shares_host_memory: bool = False
     is_amd: bool = False
+    batch_by_size: bool = False  # the batch is the default of a card that is known by its size alone
     full_graphs: bool = True  # CUDA graphs of whole decode steps: off with --enforce-eager and by `cudagraph_mode`
     first_engine: bool = False  # vLLM before 0.8, and until 0.10 on cards and with settings that the second engine refused
 
@@ -286,6 +289,7 @@ def read_settings(flags: Flags, environment: Mapping[str, str], shape: ModelShap
         estimates_graphs=(estimate == "1") if estimate is not None else Behaviour.GRAPH_ESTIMATE.is_in(release),
         v2_runner=v2_by_default(release, shape) if runner not in ("0", "1") else runner == "1",
         skips_mm_profiling=bool(flags.switch("--skip-mm-profiling")),
+        reads_videos=limit_of(flags.mapping("--limit-mm-per-prompt"), "video") != 0,
         language_model_only=bool(flags.switch("--language-model-only")) or _reads_text_alone(flags, shape),
         encoders_whole=flags.text("--mm-encoder-tp-mode") == "data",
         mamba_cache_dtype=flags.word("--mamba-cache-dtype"),
@@ -303,6 +307,7 @@ def read_settings(flags: Flags, environment: Mapping[str, str], shape: ModelShap
         compute_capability=card.compute_capability,
         shares_host_memory=card.shares_host_memory,
         is_amd=card.is_amd,
+        batch_by_size=not card.is_named and flags.text("--max-num-seqs") is None,
         full_graphs=not (eager or flags.switch("--enforce-eager")) and "FULL" in graphs,
         first_engine=not is_v1,
     )
@@ -395,6 +400,9 @@ def _partition(text: str | None) -> tuple[int, ...] | None:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise BadInput(f"VLLM_PP_LAYER_PARTITION={text!r} is not a list of layer counts") from None
+
+
+SMALLER_CARD = (256, 2048)  # sequences and tokens by default on cards below 70 GiB, A100s and those whose total is not told
 
 
 class BatchLimits(NamedTuple):

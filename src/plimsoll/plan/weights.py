@@ -503,10 +503,16 @@ def weights_from_shape(shape: ModelShape, settings: Settings = ONE_GPU) -> Estim
     if unclear:  # half a byte to two bytes a weight: the middle of what it may be
         scheme = scheme_of(Quantization("fp8", bits=8))
     whole_segments = Behaviour.WHOLE_SEGMENTS.is_in(settings.release)
-    storing = _Storing(item_bytes(settings), scheme, stored.ignored if stored else (), whole_segments)
+    ignored = stored.ignored if stored else ()
+    is_guess = stored is not None and stored.by_name and scheme is not None and scheme.width == "4" and shape.moe is not None
+    if is_guess:  # beside the experts, linear attention is left in 16 bits
+        ignored = (*ignored, "*linear_attn*")
+    storing = _Storing(item_bytes(settings), scheme, ignored, whole_segments)
     counted = _count(shape, settings, family, storing)
     value, band = counted.heaviest, band_of(shape, family, scheme, unclear=unclear, towers_known=counted.towers_known)
     low, high = int(value * (1 - band.below)) - ALLOCATOR_SLACK, int(value * (1 + band.above)) + ALLOCATOR_SLACK
+    if is_guess:  # and often all attention
+        high = max(high, _count(shape, settings, family, replace(storing, ignored=(*ignored, "*self_attn*"))).heaviest)
     weights = Estimate(value, max(0, low), high, band.why)
     if scheme is None or scheme.expert_padding == (1, 1):
         return weights
@@ -556,8 +562,10 @@ def weights_from_tensors(
         by_layer[number] += all_experts * share(count, ranks.experts) // count
     if settings.pipeline_parallel > 1 and shape.tie_word_embeddings:
         last += embedding
-    value = _heaviest(by_layer, settings, first, last) + every + rotary_bytes(shape, family_of(shape), item)
-    scheme = scheme_of(shape.quantization)
+    family, scheme = family_of(shape), scheme_of(shape.quantization)
+    ignored = shape.quantization.ignored if shape.quantization else ()
+    last += _next_token_head(shape, settings, family, _Storing(item, scheme, ignored, whole_segments=False))
+    value = _heaviest(by_layer, settings, first, last) + every + rotary_bytes(shape, family, item)
     if scheme is not None and scheme.expert_padding != (1, 1):  # gpt-oss: a file of 60.8 GiB is held as 65.9
         padded = weights_from_shape(shape, settings)
         return Estimate(
@@ -691,7 +699,23 @@ def _count(shape: ModelShape, settings: Settings, family: Family, storing: _Stor
     if settings.pipeline_parallel > 1:
         last += _sum(ends.tied, storing, (), ())
     first = _sum(ends.first, storing, (), ())
+    last += _next_token_head(shape, settings, family, storing)
     return _Counted(_heaviest(per_layer, settings, first, last) + every, towers_known)
+
+
+def _next_token_head(shape: ModelShape, settings: Settings, family: Family, storing: _Storing) -> int:
+    """The MTP layers that draft: like the last layer that keeps tokens, behind a projection of two hidden states; the embedding
+    and the head are the model's own. A checkpoint that leaves them out of its quantisation names them."""
+    like = [layer for layer in shape.layers if layer.kind.keeps_tokens and not layer.shares_kv]
+    if not settings.drafts_with_own_head or not like:
+        return 0
+    if any("mtp" in rule for rule in storing.ignored):
+        storing = replace(storing, scheme=None)
+    ranks, hidden = _ranks(settings), shape.hidden_size
+    parts = mixer_parts(like[-1], shape, family, ranks.tensor) + feed_forward_parts(like[-1], shape, family, ranks)
+    parts += [*linear("eh_proj", hidden, 2 * hidden), *norm(hidden, count=3)]
+    rules, _ = sorted_rules(storing.ignored) if storing.ignored else ((), {})
+    return shape.mtp_layers * (_sum(parts, storing, rules, ()) + _sum(layer_extras(shape, family), storing, (), ()))
 
 
 def _heaviest(per_layer: Sequence[int], settings: Settings, first: int = 0, last: int = 0) -> int:
