@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.plan_accuracy import newer
+from benchmarks.plan_accuracy import DATA, newer, scored
 from plimsoll.findings import Code, Severity
 from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import MemoryPlan, plan_command
@@ -16,12 +16,51 @@ def _plan(model: str, gpu: str, release: str, *flags: str) -> MemoryPlan:
     return plan_command(ServerOptions(gpu=gpu, vllm=release, rest=("vllm", "serve", model, *flags)))
 
 
-def test_every_published_start_lies_in_its_band_and_none_is_refused() -> None:
-    """The starts kept beside the benchmark: at least nine in ten in the band, none called impossible."""
-    starts, _ = newer()
-    assert len(starts) >= 7
-    assert not [start.name for start in starts if start.is_refused]
-    assert sum(start.is_covered for start in starts) >= 0.9 * len(starts)
+def test_no_start_that_ran_is_refused_and_what_is_promised_too_much_is_said() -> None:
+    """Of all published starts: nine in ten in the band, none called impossible, no over-estimate beyond 2 % outside its band."""
+    newer_starts, _ = newer()
+    older = scored() if DATA.is_dir() else []
+    assert len(newer_starts) >= 50
+    assert not [start.name for start in (*newer_starts, *older) if start.is_refused]
+    assert sum(start.is_covered for start in newer_starts) >= 0.9 * len(newer_starts)
+    errors = {start.name: (start.error, start.is_covered) for start in newer_starts}
+    errors |= {start.name: (start.kv_error / start.total, start.is_covered) for start in older}
+    assert not [name for name, (error, is_covered) in errors.items() if error > 0.02 and not is_covered]
+    assert max(start.error for start in newer_starts) < 0.03
+
+
+@each(
+    ("model", "gpu", "flags", "gib"),
+    [
+        ("Qwen/Qwen3.8-27B", "H100", '--speculative-config {"method":"mtp","num_speculative_tokens":1}', 0.79),
+        ("Qwen/Qwen3.8-27B", "H100", '--speculative-config {"method":"ngram","num_speculative_tokens":1}', 0.0),
+    ],
+)
+def test_a_head_that_drafts_is_weighed(model: str, gpu: str, flags: str, gib: float) -> None:
+    """A start with MTP took 51.89 GiB where one without took 51.1 (0.28)."""
+    alone, drafting = (_plan(model, gpu, "0.28.0", *words).ledger.weights.value for words in ((), flags.split()))
+    assert abs((drafting - alone) / GIB - gib) < 0.02
+
+
+def test_a_film_is_profiled_unless_none_is_allowed() -> None:
+    """Qwen2.5-VL's film of 114,688 tokens took 15.3 GiB on an A100 (0.23); the note says how to be rid of it."""
+    plan = _plan("Qwen/Qwen2.5-VL-7B-Instruct", "A100 80GB", "0.23.0")
+    assert abs(plan.ledger.activation.value / GIB - 15.3) < 0.2
+    assert any("114,688 tokens" in note for note in plan.notes)
+    without = _plan("Qwen/Qwen2.5-VL-7B-Instruct", "A100 80GB", "0.23.0", "--limit-mm-per-prompt", '{"video": 0}')
+    assert without.ledger.activation.value < 3 * GIB
+    assert not any("film" in note for note in without.notes)
+
+
+def test_a_card_known_by_its_size_alone_leaves_the_batch_open() -> None:
+    """vLLM's defaults hang on the card's name: the band holds both, and nothing is refused for a guess."""
+    command = ("vllm", "serve", "Qwen/Qwen3.8-27B", "--max-model-len", "131072")
+    plan = plan_command(ServerOptions(gpu_memory_gib=80 * GIB, vllm="0.28.0", rest=command))
+    assert plan.fits
+    assert any("known by its size alone" in note for note in plan.notes)
+    told = plan_command(ServerOptions(gpu_memory_gib=80 * GIB, vllm="0.28.0", rest=(*command, "--max-num-seqs", "1024")))
+    assert not told.fits
+    assert told.ledger.kv.high < plan.ledger.kv.high
 
 
 @each(

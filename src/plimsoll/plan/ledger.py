@@ -484,6 +484,8 @@ def _non_torch(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) -> 
         most = _HOST_MEMORY_WITH_LORA_GIB if settings.max_loras else _HOST_MEMORY[2]
         band, name = (*_HOST_MEMORY[:2], most), f"{name}, memory shared with the host"
     value, low, high = (gib * GIB for gib in band)
+    if settings.is_amd:  # two starts on MI300X, of 0.17 and 0.29, show 0.6 and 1.0 GiB more
+        value, high = value + 0.5 * GIB, high + 1.5 * GIB
     if settings.shares_host_memory and settings.max_loras:  # the adapters that wait in host memory
         waiting = lora_bytes(shape, settings).value * max(1, settings.max_cpu_loras / settings.max_loras)
         value, high = value + waiting, high + waiting
