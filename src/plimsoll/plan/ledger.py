@@ -71,7 +71,7 @@ _SINCE_18 = NonTorch((0.27, 0.17, 0.39), (0.15, 0.02, 0.39), (2.21, 2.0, 2.33), 
 _SINCE_20 = NonTorch((0.27, 0.17, 0.4), (0.16, 0.02, 0.45), (2.21, 0.5, 2.6), (0.6, 0.08, 2.2), (0.2, 0.04, 2.0))
 # Tensor parallel on Blackwell's data centre cards: 0.95 over four GPUs (0.26) and 1.63 over eight.
 _TOGETHER_ON_BLACKWELL = (1.3, 0.5, 2.6)
-# GeForce and RTX PRO of the Blackwell generation with experts in 4 or 8 bits: FlashInfer's kernels are loaded beside vLLM's own.
+# RTX cards of the Blackwell generation with experts in 4 or 8 bits: FlashInfer's kernels are loaded beside vLLM's own.
 # Seven starts of 0.19 to 0.20 on one card show 0.4 to 1.9.
 _QUANTISED_EXPERTS_ON_RTX = (1.0, 0.1, 1.9)
 # GB10 and Jetson: whatever the host takes while vLLM profiles counts. Seven starts of 0.20 to 0.27.1 show 1 to 5.7; with LoRA
