@@ -17,7 +17,7 @@ def _plan(model: str, gpu: str, release: str, *flags: str) -> MemoryPlan:
 
 
 def test_no_start_that_ran_is_refused_and_what_is_promised_too_much_is_said() -> None:
-    """Of all published starts nine in ten lie in the band, none is impossible, no over-estimate beyond 2 % is outside its band."""
+    """Of all published starts nine in ten lie in the band, none is impossible, and over-estimates beyond 2 % are in theirs."""
     newer_starts, _ = newer()
     older = scored() if DATA.is_dir() else []
     assert len(newer_starts) >= 50
