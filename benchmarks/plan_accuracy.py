@@ -221,9 +221,9 @@ def _first_answers(starts: list[Newer]) -> list[str]:
     said = (
         f"At first contact, {len(asked)} of them: {len(answered)} answered (the others named a card or a model that was not "
         f"known), median {median(sizes):.2%}, mean {mean(sizes):.2%}, largest over-estimate {max(errors):.2%}, {covered} in "
-        f"band, {refused} refused although they ran. What was wrong then: heads that draft were not weighed, films of Qwen2.5-VL "
+        f"band, {refused} refused although they ran. Wrong then: heads that draft were not weighed, films of Qwen2.5-VL "
         "not profiled, FlashInfer's kernels for quantised experts not counted, and batch defaults of a card known by its size "
-        "taken for sure. The table above is after that was mended; three starts found then (V100, RTX 5090 Laptop, MI300X) came "
+        "taken for sure. The table above is after that was mended; three found then (V100, RTX 5090 Laptop, MI300X) came "
         "out at +0.06 %, -0.36 % and +0.32 %, the last 0.1 GiB below its band, which was widened for AMD."
     )
     return [said]
