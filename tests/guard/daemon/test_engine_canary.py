@@ -235,7 +235,7 @@ def test_the_seconds_are_the_engine_s() -> None:
     last = looks(canary_server(answer, asks), 2, canary=CanaryPlan(every_s=30))[0][-1].canary
     assert last is not None
     assert last.seconds is not None
-    assert 0.19 < last.seconds < 2
+    assert 0.19 < last.seconds < 20
 
 
 def test_a_stand_in_s_canary_and_its_wedge() -> None:

@@ -315,9 +315,9 @@ def test_a_fleet_costs_little_time() -> None:
     many = [WatchedEngine(EngineConfig(str(number), "http://x:1"), POLICY, Scripted(well), 0.0) for number in range(200)]
     for one in many:
         one.take(look(1))
-    begun = time.perf_counter()
+    begun = time.process_time()
     assert len([one.view(2.0) for one in many]) == 200
-    assert time.perf_counter() - begun < 0.5
+    assert time.process_time() - begun < 0.5
 
 
 def test_what_holds_or_is_in_doubt_is_sent_again() -> None:
