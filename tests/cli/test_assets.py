@@ -208,17 +208,15 @@ def test_a_plan_that_hangs_on_its_estimate_is_launched_with_a_note(here: Path, c
     assert any("may turn out too small" in note for note in _made(capsys, "--plan", "plan.json")["notes"])
 
 
-def test_a_tuning_is_a_plan_too(here: Path, plan: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    """What `tune --json` wrote gives the files of the setting it chose; a tuning that chose nothing is one line."""
+def test_a_tuning_is_a_plan_too_and_plans_side_by_side_are_none(
+    here: Path, plan: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The files of the setting it chose; what --compare printed is named for what it is."""
     (here / "tuning.json").write_text(json.dumps({"schema": "plimsoll.tune/1", "plan": plan}), encoding="utf-8")
     assert _made(capsys, "--plan", "tuning.json")["model"] == plan["model"]
     (here / "tuning.json").write_text('{"schema": "plimsoll.tune/1", "plan": null}', encoding="utf-8")
     assert main(["assets", "out", "--plan", "tuning.json"]) == 2
     assert "chose nothing" in _refused(capsys)
-
-
-def test_plans_side_by_side_are_no_plan(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What --compare printed is named for what it is."""
     (here / "plan.json").write_text('{"schema": "plimsoll.plan/1", "compare": []}', encoding="utf-8")
     assert main(["assets", "out", "--plan", "plan.json"]) == 2
     assert "several plans side by side" in _refused(capsys)

@@ -259,16 +259,12 @@ def test_standard_input_is_read_like_a_file(packed: bool) -> None:
     assert {evidence["source"] for evidence in piped.body["findings"][0]["evidence"]} == {"standard input"}
 
 
-def test_an_empty_standard_input_is_no_healthy_server() -> None:
-    """Of nothing at all it cannot be told."""
+def test_standard_input_is_read_beside_a_file(capsys: Capsys) -> None:
+    """The kernel's lines may come through a pipe; of nothing at all it cannot be told."""
     answer = said_by_process(["-", "--json"])
     assert answer.code == 0
     assert answer.body["memory_failure"] is None
     assert answer.body["collect_next"]
-
-
-def test_standard_input_beside_a_file(capsys: Capsys) -> None:
-    """The kernel's lines may come through a pipe while the log is a file."""
     del capsys
     answer = said_by_process([CGROUP, "-", "--json"], given=Path(CGROUP_DMESG).read_bytes())
     assert answer.codes[0] == "host.out-of-memory"
@@ -292,15 +288,11 @@ def test_an_exit_code_alone_is_never_memory_nor_proof_of_the_contrary(code: str,
     assert said(capsys, "--exit-code", code, "--json").body["memory_failure"] is None
 
 
-def test_an_exit_code_beside_a_log_that_cannot_tell_settles_nothing(capsys: Capsys) -> None:
-    """That the process was killed does not turn "cannot be told" into "no": this one was killed for want of host memory."""
+def test_an_exit_code_does_not_overrule_a_shown_cause_or_settle_an_unknown_one(capsys: Capsys) -> None:
+    """A killed process does not turn "cannot be told" into "no"; a stop on purpose with 143 is no failure."""
     answer = said(capsys, CGROUP, "--exit-code", "137", "--json")
     assert answer.body["memory_failure"] is None
     assert answer.body["collect_next"]
-
-
-def test_an_exit_code_does_not_overrule_a_shown_cause(capsys: Capsys) -> None:
-    """An out-of-memory error with exit code 0 or 137 stays what it is; a stop on purpose with 143 is no failure."""
     for code in ("0", "1", "137"):
         answer = said(capsys, FORWARD, "--exit-code", code, "--json")
         assert answer.body["memory_failure"] is True
@@ -339,11 +331,13 @@ def test_a_near_miss_is_named(typed: str, meant: str, capsys: Capsys) -> None:
     assert len(answer.err) < 2200
 
 
-def test_without_a_code_the_findings_are_listed(capsys: Capsys) -> None:
-    """Each with what it means, so that the right one can be found."""
+def test_words_that_change_nothing_are_told(capsys: Capsys) -> None:
+    """--since beside a file; a log named twice is one input; without a code the findings are listed."""
     answer = said(capsys, "--explain")
     assert answer.code == 0
     assert all(f"[{code}]" in answer.out for code in Code)
+    assert "Note: --since: not used, since no Prometheus server was named" in said(capsys, HEALTHY, "--since", "6h").out
+    assert len(said(capsys, FORWARD, FORWARD, "--json").body["facts"]["inputs"]) == 1
 
 
 @pytest.mark.parametrize("typed", ["localhost:8000", "10.0.0.1:8000", "vllm-0.models.svc:8000/metrics"])
@@ -353,11 +347,6 @@ def test_an_address_without_its_scheme_is_told_from_a_file(typed: str, capsys: C
     assert answer.code == 2
     assert one_line(answer).endswith(f"no such file; a server's address begins with http://: http://{typed}\n")
     assert "http" not in said(capsys, "notes:today").err
-
-
-def test_a_range_of_time_that_nobody_is_asked_for_is_told(capsys: Capsys) -> None:
-    """--since beside a file changes nothing, and is not passed over in silence."""
-    assert "Note: --since: not used, since no Prometheus server was named" in said(capsys, HEALTHY, "--since", "6h").out
 
 
 def test_two_snapshots_show_what_grew(capsys: Capsys) -> None:
@@ -375,8 +364,3 @@ def test_a_reader_that_goes_away_is_nobodys_fault() -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=30, check=False)
     assert done.stderr == ""
     assert done.stdout.strip() in ("0", "1")
-
-
-def test_a_file_given_twice_is_read_once(capsys: Capsys) -> None:
-    """The same log named twice is one input."""
-    assert len(said(capsys, FORWARD, FORWARD, "--json").body["facts"]["inputs"]) == 1

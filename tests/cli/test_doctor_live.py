@@ -77,17 +77,13 @@ def test_a_running_server_is_looked_at_twice(capsys: Capsys) -> None:
     assert (given["source"], given["is"]) == (f"http://{server.host}", "metrics")
 
 
-def test_a_server_that_dies_between_two_looks_is_still_judged(capsys: Capsys) -> None:
-    """The first page is judged alone, and that it went away is no reason to say nothing."""
+def test_a_page_is_judged_for_what_it_shows(capsys: Capsys) -> None:
+    """Also where the server dies between two looks; an idle one is not said to answer, since its page looks the same."""
     with serving(Pages(DURING, None)) as server:
         answer = said(capsys, f"http://{server.host}/metrics", "--json", "--timeout", "2")
     assert answer.code in (0, 1)
     assert answer.body["facts"]["inputs"][0]["is"] == "metrics"
     assert "answered the first look and not the second" in answer.body["facts"]["notes"][0]
-
-
-def test_an_idle_server_is_not_said_to_answer(capsys: Capsys) -> None:
-    """Its page looks the same when it hangs: what was not asked is said, with what would ask it."""
     idle = WELL.replace(b"\r", b"")
     with serving(Pages(idle, idle)) as server:
         answer = said(capsys, f"http://{server.host}", "--timeout", "5")
@@ -151,18 +147,14 @@ def test_every_look_is_one_object_with_json(capsys: Capsys) -> None:
     assert "error" in rows[2]
 
 
-def test_several_servers_are_all_looked_at(capsys: Capsys) -> None:
-    """A bad first one does not hide the second."""
+def test_watching_looks_at_all_and_ends_with_the_command(capsys: Capsys) -> None:
+    """A bad first server does not hide the second; --looks is kept."""
     with serving(Pages(WELL)) as server:
         options = DoctorOptions(looks=1, timeout=2, rest=("http://127.0.0.1:1", f"http://{server.host}"))
         assert watch(options, sleep=lambda _: None) == 1
     out = capsys.readouterr().out
     assert server.host in out
     assert "127.0.0.1:1" in out
-
-
-def test_watching_ends_with_the_command(capsys: Capsys) -> None:
-    """The command itself watches, and ends after --looks."""
     with serving(Pages(WELL)) as server:
         answer = said(capsys, "--watch", f"http://{server.host}", "--looks", "2", "--interval", "0.05")
     assert answer.code == 0

@@ -94,14 +94,10 @@ def test_a_shell_completes_words(shell: str, tmp_path: Path) -> None:
         assert offered in done.stdout, (typed, done)
 
 
-def test_a_shell_that_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
-    """One line names those that are."""
+def test_a_word_that_is_not_known_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """A typing mistake in a command is exit code 2; for a shell the line names those that are known."""
     assert main(["completion", "tcsh"]) == 2
     assert "bash|zsh|fish" in _one_line(capsys)
-
-
-def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
-    """A typing mistake is one line and exit code 2."""
     assert main(["flgas"]) == 2
     assert "no command 'flgas'; did you mean plimsoll flags?" in _one_line(capsys)
 
@@ -226,8 +222,8 @@ def test_behind_the_dashes_our_own_options_are_vllms(capsys: pytest.CaptureFixtu
     assert "never-existed    --json" in capsys.readouterr().out
 
 
-def test_secrets_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """Keys and tokens appear neither in the text nor in the JSON."""
+def test_secrets_are_not_shown_and_are_to_be_put_back(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither in the text nor in the JSON; a command with [redacted] in it cannot be run, and a line says so."""
     command = ["env", "HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz", "vllm", "serve", "m", "--api-key", "hunter2secret"]
     for words in (["flags", "--", *command], ["flags", "--json", "--", *command]):
         main(words)
@@ -235,10 +231,6 @@ def test_secrets_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
         assert "hunter2secret" not in out
         assert "hf_abcdef" not in out
         assert "[redacted]" in out
-
-
-def test_a_hidden_secret_is_to_be_put_back(capsys: pytest.CaptureFixture[str]) -> None:
-    """The rewritten command cannot be run with [redacted] in it, and a line says so; without a secret there is none."""
     main(["flags", "HF_TOKEN=hf_abcdefghijklmnop", "vllm", "serve", "m"])
     assert "put yours back before you run it" in capsys.readouterr().out
     main(["flags", "vllm", "serve", "m"])
@@ -298,22 +290,22 @@ def test_a_full_disk_is_the_worlds_fault(words: list[str]) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_a_closed_standard_input_is_one_line() -> None:
-    """`plimsoll flags - <&-` says so."""
+def test_pipes_are_read_and_written_like_files(capsys: pytest.CaptureFixture[str]) -> None:
+    """`<(command)` works, a closed standard input is one line, a reader that goes away is no error."""
     done = subprocess.run(
         ["bash", "-c", f"{sys.executable} -m plimsoll flags - <&-"], capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-
-
-def test_a_pipe_is_read_like_a_file(capsys: pytest.CaptureFixture[str]) -> None:
-    """`plimsoll flags <(command)` works."""
     command = f"{sys.executable} -m plimsoll flags --json <(echo vllm serve m --port 1)"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rewritten"] == "vllm serve m --port 1"
     assert capsys.readouterr().err == ""
+    command = f"{sys.executable} -m plimsoll flags {SCRIPT} | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stderr == ""
+    assert done.returncode in (0, 1)
 
 
 def test_a_running_server_is_read_from_its_own_process(capsys: pytest.CaptureFixture[str]) -> None:
@@ -349,11 +341,3 @@ def test_a_mistake_of_ours_is_one_line_unless_debugging(
     monkeypatch.setenv("PLIMSOLL_DEBUG", "1")
     with pytest.raises(RuntimeError):
         main(["flags"])
-
-
-def test_a_reader_that_goes_away_is_no_error() -> None:
-    """`plimsoll flags ... | head -1` ends quietly."""
-    command = f"{sys.executable} -m plimsoll flags {SCRIPT} | head -1; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
-    assert done.stderr == ""
-    assert done.returncode in (0, 1)

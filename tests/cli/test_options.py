@@ -13,14 +13,10 @@ from plimsoll.launch.options import options_of
 
 
 def test_ours_are_taken_wherever_they_stand_before_the_dashes() -> None:
-    """Exact matches win; everything else is handed on in order, also short flags that hold letters of ours."""
+    """Exact matches win, everything else is handed on in order; behind the dashes nothing is ours."""
     found = parse(FlagsOptions, ["vllm", "--json", "serve", "m", "--vllm=0.6.0", "-dph", "--port", "1", "--vll", "x"])
     assert found.rest == ("vllm", "serve", "m", "-dph", "--port", "1", "--vll", "x")
     assert (found.vllm, found.json, found.verbatim, found.pid) == ("0.6.0", True, None, None)
-
-
-def test_behind_the_dashes_nothing_is_ours() -> None:
-    """Every word after -- is kept, also another --."""
     found = parse(FlagsOptions, ["--", "--json", "--help", "--", "x"])
     assert (found.verbatim, found.json) == (("--json", "--help", "--", "x"), False)
 

@@ -17,17 +17,13 @@ FIRST = ["--", "env", "VLLM_USE_V2_MODEL_RUNNER=0", "vllm", "serve", LLAMA, "--m
 SECOND = ["--", "vllm", "serve", LLAMA, "--max-model-len", "8192"]
 
 
-def test_a_certified_command(capsys: pytest.CaptureFixture[str]) -> None:
-    """One sentence, the account, what is assumed; exit 0."""
+def test_a_command_is_certified_or_the_smallest_request_that_breaks_it_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence and exit 0, or the flag that closes it and exit 1."""
     assert main([*CARD, *SECOND]) == 0
     out = capsys.readouterr().out
     assert out.startswith("Certified: no admitted request can exceed the card\n")
     assert "no new one comes" in out
     assert "v1/worker/gpu/sample/prompt_logprob.py" in out
-
-
-def test_a_command_that_is_not(capsys: pytest.CaptureFixture[str]) -> None:
-    """The smallest request that does it and the flag that closes it; exit 1."""
     assert main([*CARD, *FIRST]) == 1
     out = capsys.readouterr().out
     assert out.startswith("Not certified: 1 kind of request can exceed the card\n")
@@ -36,14 +32,10 @@ def test_a_command_that_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     assert "all of them closed by: --gpu-memory-utilization 0.8" in out
 
 
-def test_an_unknown_term_is_said_first(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is open and something is not known: not certified, and what."""
+def test_an_unknown_term_or_a_refused_command_is_not_certified(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is open and something is not known; a flag that the release does not have: plan says why."""
     assert main([*CARD, *SECOND, "--logits-processors", "my.Processor"]) == 1
     assert capsys.readouterr().out.startswith("Not certified: --logits-processors: processors of your own")
-
-
-def test_a_command_that_vllm_refuses_is_not_certified(capsys: pytest.CaptureFixture[str]) -> None:
-    """A flag that the release does not have: plan says why, nothing is certified."""
     assert main([*CARD, *SECOND, "--swap-space", "4"]) == 1
     assert capsys.readouterr().out.startswith("Not certified: vLLM would not start with it")
 

@@ -182,15 +182,13 @@ def test_several_traces_are_merged(tmp_path: Path, ask: Ask) -> None:
     assert arrivals == sorted(arrivals)
 
 
-def test_standard_input(tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`-` reads a pipe."""
+def test_standard_input_and_bad_rows(
+    tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`-` reads a pipe; a row that cannot be read is named with its line, and left out with --skip-bad."""
     text = Path(azure(tmp_path / "t.csv", (0, 100, 5), (1, 100, 5))).read_bytes()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
     assert ask("-")["requests"] == 2
-
-
-def test_bad_rows(tmp_path: Path, ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
-    """A row that cannot be read is named with its line; --skip-bad leaves it out and says so."""
     trace = Path(azure(tmp_path / "t.csv", (0, 100, 5), (1, 100, 5)))
     trace.write_text(trace.read_text() + "2024-01-01 00:00:03,many,5\n", encoding="utf-8")
     assert main(["simulate", str(trace)]) == 2
@@ -361,13 +359,9 @@ def test_what_the_scheduler_is_told_after_the_dashes_is_replayed(ask: Ask) -> No
     assert any("0.31.0" in note for note in made["notes"])
 
 
-def test_a_server_that_would_not_start_is_noted(ask: Ask) -> None:
-    """The plan's verdict stands beside the replay."""
+def test_what_is_not_replayed_is_noted(ask: Ask) -> None:
+    """A server that would not start, by the plan's verdict; a flag that moves the scheduler and is not known here."""
     made = ask(BUSY, "--gpu", "L4", "--", "vllm", "serve", "meta-llama/Llama-3.1-8B", "--max-model-len", "131072")
     assert any("does not start" in note and "startup." in note for note in made["notes"])
-
-
-def test_flags_that_are_not_replayed_are_noted(ask: Ask) -> None:
-    """A flag that moves the scheduler and that nothing here knows about is said, not dropped."""
     command = ["vllm", "serve", "meta-llama/Llama-3.1-8B", "--max-model-len", "8k", "--max-num-active-seqs", "2"]
     assert any("--max-num-active-seqs" in note for note in ask(BUSY, "--gpu", "H100", "--", *command)["notes"])

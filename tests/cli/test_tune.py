@@ -158,12 +158,16 @@ def test_no_safe_setting_is_exit_1_with_plans_advice(capsys: pytest.CaptureFixtu
     assert (body["chosen"], body["command"], body["plan"]) == (None, None, None)
 
 
-def test_the_advice_says_where_it_goes_and_nothing_is_said_to_be_replayed(capsys: pytest.CaptureFixture[str]) -> None:
-    """tune has no --max-model-len of its own: the text shows the command that takes it."""
+def test_the_advice_says_where_it_goes_and_what_does_not_fit_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command that takes the flag, since tune has none of its own; the finding with its figures."""
     assert main(["tune", CHATS, "--gpu", "L4", "--vllm", "0.32.0", "--model", LLAMA]) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert f"behind `--`: -- vllm serve {LLAMA} ... --max-model-len" in said
     assert "replayed as if it did" not in said
+    assert main(["tune", CHATS, "--gpu", "H100", "--vllm", "0.32.0", "--model", "Qwen/Qwen2.5-72B-Instruct"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "No setting is safe: startup.weights-do-not-fit: the weights do not fit: the weights of one GPU take" in said
+    assert "--tensor-parallel-size 4" in said
 
 
 @pytest.mark.parametrize(
@@ -188,25 +192,13 @@ def test_no_promise_kept_is_no_recommendation(
         assert absent not in text
 
 
-def test_a_model_that_does_not_fit_at_all_says_why(capsys: pytest.CaptureFixture[str]) -> None:
-    """No block to replay in is no setting that is safe: the finding with its figures, and the flag that would help."""
-    assert main(["tune", CHATS, "--gpu", "H100", "--vllm", "0.32.0", "--model", "Qwen/Qwen2.5-72B-Instruct"]) == 1
-    said = " ".join(capsys.readouterr().out.split())
-    assert "No setting is safe: startup.weights-do-not-fit: the weights do not fit: the weights of one GPU take" in said
-    assert "--tensor-parallel-size 4" in said
-
-
 def test_a_command_without_a_cache_is_told_the_flag_that_gives_it_one(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing of its own can be replayed, and yet another share of the card serves the traffic."""
+    """A fit replays the command, and so it must have a cache: that is wrong input, in one line."""
     assert main(["tune", *WORDS, *SERVER, "--gpu-memory-utilization", "0.5"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "--gpu-memory-utilization 0.94" in said
     assert "Your own flags are not safe: startup.no-cache-blocks" in said
     assert "replayed as if it did" not in said, "what plan objects to is never run"
-
-
-def test_a_fit_replays_the_command_and_so_it_must_have_a_cache(capsys: pytest.CaptureFixture[str]) -> None:
-    """A server that cannot start was not recorded: that is wrong input, in one line."""
     words = ["tune", RUN, "--fit", RUN, "--gpu", "L4", "--model", "meta-llama/Llama-3.3-70B-Instruct"]
     assert main(words) == 2
     assert "the plan leaves no KV block" in capsys.readouterr().err

@@ -47,16 +47,12 @@ def test_the_traffic_is_the_same_for_the_same_seed(incident: Incident) -> None:
 
 
 def test_prompts_are_as_long_as_they_are_said_to_be() -> None:
-    """One word is one token to a stand-in."""
+    """One word is one token to a stand-in; in a quiet night nobody asks anything."""
     arrival = schedule(BY_NAME["burst"], 1)[-1]
     assert len(encode(arrival.text)) == arrival.prompt
     texts = documents(BY_NAME["full"], 1)
     assert {len(encode(text)) for text in texts} == {BY_NAME["full"].document}
     assert len(set(texts)) == len(texts) == 9
-
-
-def test_a_quiet_night_has_no_request() -> None:
-    """Nobody asks anything."""
     assert schedule(BY_NAME["idle"], 1) == []
 
 
@@ -89,23 +85,15 @@ def test_the_engines_are_the_same_whoever_watches(tmp_path: Path) -> None:
     assert len(commands) == 1
 
 
-def test_time_out_of_service_is_what_the_balancer_says() -> None:
-    """From the beginning of the incident on; a look without an answer of the balancer counts for nobody."""
+def test_time_out_of_service_and_wholeness_are_what_the_balancer_and_the_processes_say() -> None:
+    """From the incident on, for good; one that hangs is out until its process is another."""
     rows = [seen(-5, WITHOUT_C), seen(-1), seen(4), seen(6, WITHOUT_C), seen(8, WITHOUT_C), seen(10, {}), seen(12)]
     assert out_of_service_s(BY_NAME["burst"], rows, FIRST) == {"a": 0.0, "b": 0.0, "c": 4.0}
     assert fewest_in_service(BY_NAME["burst"], rows, FIRST) == 2
-
-
-def test_an_engine_that_hangs_is_out_until_its_process_is_another() -> None:
-    """Whatever the balancer believes of its /health."""
     rows = [seen(-1), seen(2), seen(4), seen(6, c=9), seen(8, c=9)]
     assert out_of_service_s(BY_NAME["hang"], rows, FIRST) == {"a": 0.0, "b": 0.0, "c": 4.0}
     assert whole_again_s(BY_NAME["hang"], rows, FIRST) == 6
     assert out_of_service_s(BY_NAME["burst"], rows, FIRST)["c"] == 0.0
-
-
-def test_whole_means_every_engine_in_service_and_no_more_under_way_than_usual() -> None:
-    """For good: a moment in between does not count, and what is not whole at the end is not whole."""
     burst = BY_NAME["burst"]
     many = burst.usual + 1
     assert whole_again_s(burst, [seen(1), seen(2)], FIRST) == 0.0
@@ -113,21 +101,13 @@ def test_whole_means_every_engine_in_service_and_no_more_under_way_than_usual() 
     assert whole_again_s(burst, [seen(1), seen(2, under_way=many)], FIRST) is None
 
 
-def test_a_restart_is_another_process() -> None:
-    """Counted for each engine."""
+def test_what_was_not_measured_is_unknown() -> None:
+    """Peaks of nothing are never 0; what was said before the incident does not count; a restart is another process."""
     assert restarts([seen(1), seen(2, c=7), seen(3, c=7), seen(4, c=8)], FIRST) == {"a": 0, "b": 0, "c": 2}
-
-
-def test_what_was_said_before_the_incident_does_not_count() -> None:
-    """Nothing was there to notice."""
     words = [Word(-3, "a", "notice", "x"), Word(9, "a", "act", "restart"), Word(5, "b", "notice", "y")]
     assert first_s(words, "notice", "act") == 5
     assert first_s(words, "act") == 9
     assert first_s(words[:1], "notice") is None
-
-
-def test_peaks_and_percentiles_of_nothing_are_unknown() -> None:
-    """Never 0."""
     assert percentile([], 0.99) is None
     assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert peaks([seen(1)])["kv"] is None
@@ -135,8 +115,8 @@ def test_peaks_and_percentiles_of_nothing_are_unknown() -> None:
     assert peaks([row]) == {"kv": 0.97, "running": 4, "waiting": 9, "preemptions": 1, "looks_with_a_full_cache": 1.0}
 
 
-def test_a_run_is_never_mixed_with_one_of_another_scale(tmp_path: Path) -> None:
-    """Scenes are added only to a file that was made the same way."""
+def test_a_kept_run_reads_back_as_it_was(tmp_path: Path) -> None:
+    """One line a scene, in the order of the table, never mixed with one of another scale."""
     path = tmp_path / "run.json"
     path.write_text('{"schema": "plimsoll.lab.article/1", "scale": 5.0, "seed": 1876, "scenes": []}', encoding="utf-8")
     with pytest.raises(SystemExit, match="scale 5"):
@@ -144,10 +124,6 @@ def test_a_run_is_never_mixed_with_one_of_another_scale(tmp_path: Path) -> None:
     path.write_text("{}", encoding="utf-8")
     with pytest.raises(SystemExit, match="no run"):
         compare.main(["--from", str(path)])
-
-
-def test_a_kept_run_reads_back_as_it_was(tmp_path: Path) -> None:
-    """One line a scene, in the order of the table, whichever ended first."""
     scenes = [{"incident": "idle", "watcher": "guard"}, {"incident": "burst", "watcher": "nobody"}]
     path = tmp_path / "run.json"
     path.write_text(compare.kept_text({"schema": compare.SCHEMA, "scale": 1.0, "scenes": scenes}), encoding="utf-8")

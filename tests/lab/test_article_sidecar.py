@@ -56,7 +56,7 @@ def test_each_of_its_two_rules_is_one_mark(reading: Reading, marks: int) -> None
 
 
 def test_three_marks_in_the_window_are_enough() -> None:
-    """Whichever rule they come from."""
+    """Whichever rule they come from; a mark of 300 s ago does not count."""
     marks = Marks()
     assert not marks.see(FULL, 0.0)
     assert not marks.see(QUEUE, 30.0)
@@ -65,10 +65,6 @@ def test_three_marks_in_the_window_are_enough() -> None:
     both = Marks()
     both.see(BOTH, 0.0)
     assert both.see(BOTH, 30.0)
-
-
-def test_old_marks_are_forgotten() -> None:
-    """A mark of 300 s ago does not count."""
     marks = Marks()
     marks.see(FULL, 0.0)
     marks.see(FULL, 30.0)
@@ -77,7 +73,7 @@ def test_old_marks_are_forgotten() -> None:
 
 
 def test_on_an_error_nothing_happens() -> None:
-    """No mark, no restart, and the marks that there are stay."""
+    """No mark, no restart; an engine that does not answer is an error at every turn, and never restarted."""
     machine = Machine(FULL, OSError("refused"), ValueError("no page"), FULL, TimeoutError(), FULL)
     sidecar = machine.sidecar()
     for _ in range(5):
@@ -86,10 +82,6 @@ def test_on_an_error_nothing_happens() -> None:
     sidecar.turn()
     assert machine.told[2:4] == ["mark", "decided"]
     assert len(machine.restarted_at_s) == 1
-
-
-def test_an_engine_that_does_not_answer_is_never_restarted() -> None:
-    """A dead one is an error at every turn."""
     machine = Machine(then=ConnectionRefusedError())
     sidecar = machine.sidecar()
     for _ in range(50):
@@ -97,23 +89,26 @@ def test_an_engine_that_does_not_answer_is_never_restarted() -> None:
     assert (machine.told, machine.restarted_at_s) == ([], [])
 
 
-def test_it_looks_every_30_s() -> None:
-    """The pause comes after each turn."""
+def test_it_looks_every_30_s_and_waits_for_running_to_be_0() -> None:
+    """After a restart its marks are forgotten, so the next one needs three more."""
     machine = Machine()
     sidecar = machine.sidecar()
     for _ in range(4):
         sidecar.turn()
     assert machine.now_s == 1_120.0
-
-
-def test_it_waits_for_running_to_be_0() -> None:
-    """As soon as no request runs it restarts."""
     machine = Machine(FULL, FULL, FULL, WELL, WELL, IDLE, then=WELL)
     sidecar = machine.sidecar()
     for _ in range(3):
         sidecar.turn()
     assert machine.restarted_at_s == [1_062.0]
     assert machine.told[-2:] == ["idle", "restarted"]
+    machine = Machine(then=FULL)
+    sidecar = machine.sidecar()
+    for _ in range(5):
+        sidecar.turn()
+    assert len(machine.restarted_at_s) == 1
+    sidecar.turn()
+    assert len(machine.restarted_at_s) == 2
 
 
 @pytest.mark.parametrize("while_it_waits", [FULL, OSError("refused")])
@@ -125,17 +120,6 @@ def test_it_waits_60_s_at_most(while_it_waits: Reading | Exception) -> None:
         sidecar.turn()
     assert machine.restarted_at_s == [1_120.0]
     assert machine.told[-2:] == ["not idle", "restarted"]
-
-
-def test_after_a_restart_it_begins_anew() -> None:
-    """Its marks are forgotten, so the next restart needs three more."""
-    machine = Machine(then=FULL)
-    sidecar = machine.sidecar()
-    for _ in range(5):
-        sidecar.turn()
-    assert len(machine.restarted_at_s) == 1
-    sidecar.turn()
-    assert len(machine.restarted_at_s) == 2
 
 
 def test_a_scale_divides_every_time_alike() -> None:

@@ -92,16 +92,12 @@ def test_a_case_can_free_a_value_of_its_own() -> None:
 
 
 def test_allowed_differences_are_named_and_none_is_idle() -> None:
-    """A rule takes away what it matches; a rule that matches nothing is reported."""
+    """A rule takes away what it matches, within its band; one that matches nothing is reported."""
     found = differences(REAL, changed("status", to=500))
     rules = (Allowed("main/*/status", "because"), Allowed("nothing/*", "once"))
     assert beyond(found, ()) == found
     assert beyond(found, rules) == []
     assert unused(found, rules) == [rules[1]]
-
-
-def test_near_numbers_agree_and_far_ones_do_not() -> None:
-    """Where a rule gives a band, a missing number counts as 0."""
     assert differences({"a": {"seconds": 3.0}}, {"a": {"seconds": 9.0}}) == []
     assert len(differences({"a": {"seconds": 3.0}}, {"a": {"seconds": 300.0}})) == 1
     assert differences({"small": {"at once": {"x": 3.0}}}, {"small": {"at once": {}}}) == []
@@ -155,24 +151,16 @@ def test_streams_are_compared_choice_by_choice() -> None:
     assert streams([last]) == streams([going_on, going_on, last]) != streams([going_on]), "a late machine sends all at once"
 
 
-def test_folding_keeps_one_of_a_run() -> None:
-    """A stream of a thousand equal chunks is kept as one, with how many there were."""
+def test_a_recording_is_kept_small_and_names_no_machine() -> None:
+    """Streams are folded to one of a run, large free values become their kind, which compares as they would have."""
     kept = folded([event(0, str(n)) for n in range(1000)] + ["[DONE]"])
     assert [item["alike"] if isinstance(item, dict) else item for item in kept] == [1000, "[DONE]"]
-
-
-def test_kinds_and_shapes() -> None:
-    """A free value is replaced by its kind; a chat's log probabilities keep their keys."""
     assert [kind(value) for value in (None, True, 1, 1.5, "a", [1, "a"], {"k": None}, [])] == [
         "null", "bool", "number", "number", "text", "list of number or text", "object", "list of nothing",
     ]  # fmt: skip
     assert shape({"content": [{"token": "a", "logprob": -1.0}]}) == {"content": [{"token": "<text>", "logprob": "<number>"}]}
     assert shape({"top_logprobs": [{"a": -1.0}]}) == {"top_logprobs": "<list of object>"}
     assert shape({"content": "a", "role": "assistant"}) == {"content": "<text>", "role": "assistant"}
-
-
-def test_a_recording_is_kept_small_and_names_no_machine() -> None:
-    """Large free values become their kind, which compares as they would have; streams are folded."""
     seen = {"status": 200, "whole": True, "free": ["page"], "page": "x" * 5000, "events": [event(0, str(n)) for n in range(50)]}
     kept = tidied({"one": seen})
     assert kept["one"]["page"] == "kind: text"

@@ -100,14 +100,10 @@ def test_only_what_was_asked_for_and_is_not_done() -> None:
         provoke.chosen(runs, "z", [])
 
 
-def test_trimming_keeps_the_cause_word_for_word() -> None:
-    """Errors, their figures and process numbers survive."""
+def test_trimming_keeps_the_cause_and_drops_the_bulk_and_the_machine() -> None:
+    """Errors word for word; dumps lose their middle, folders, host names and addresses are gone."""
     assert trim(OOM) == OOM
     assert re.search(log_line("torch-process").pattern, trim(OOM))
-
-
-def test_trimming_drops_the_bulk() -> None:
-    """Dumps lose their middle, progress bars their steps, and the same request is not listed for ever."""
     dump = "(EngineCore pid=7) ERROR Dumping input data for V1 LLM engine " + "x" * 50_000 + " end"
     short = trim(dump)
     assert len(short) < 2000
@@ -116,18 +112,10 @@ def test_trimming_drops_the_bulk() -> None:
     assert trim("(EngineCore pid=7) Capturing:  0%\rCapturing: 50%\rCapturing: 100%") == "(EngineCore pid=7) Capturing: 100%"
     asked = '(APIServer pid=1) INFO:     127.0.0.1:5 - "GET /metrics HTTP/1.1" 200 OK'
     assert trim("\n".join([asked] * 9)).count("/metrics") == 3
-
-
-def test_trimming_drops_the_machine() -> None:
-    """Folders, the host's name and its address are gone; loopback stays."""
     line = "at /srv/lab/site/vllm/x.py on box-17 tcp://10.4.5.6:4000 http://127.0.0.1:8123 /scratch/w/models/m"
     assert trim(line, "box-17", (("/scratch/w", ""),)) == (
         "at /opt/vllm/x.py on host tcp://192.0.2.1:4000 http://127.0.0.1:8123 /models/m"
     )
-
-
-def test_frames_lose_the_machine_s_folders() -> None:
-    """A snapshot's frames name the package's file alone, also where they are shared."""
     frame = {"filename": "/home/me/site/vllm/v1/worker/gpu_worker.py", "line": 3, "name": "load_model"}
     snapshot = {"segments": [{"blocks": [{"frames": [frame]}]}], "device_traces": [[{"frames": [frame]}]]}
     without_machine_paths(snapshot)

@@ -58,18 +58,14 @@ def test_what_is_called_releasable_is_what_was_given_back() -> None:
     assert before == steps["compact"]["did"]["returned"] == 3_061_841_920
 
 
-def test_a_neighbour_is_when_compaction_matters() -> None:
-    """It failed without and succeeded with; memory given away is gone when it is needed again."""
+def test_compaction_matters_beside_a_neighbour_and_not_alone() -> None:
+    """It failed without and succeeded with; over eleven pairs alone no gain was shown."""
     found = recorded("neighbour")
     assert found["failed_without"]
     assert found["succeeded_with"]
     assert (found["short_failed"], found["long_failed_after"]) == (0, 0)
     assert found["long_failed_beside"] > 0
     assert any("OutOfMemoryError" in line for line in found["log_says"])
-
-
-def test_alone_no_gain_was_shown() -> None:
-    """Eleven pairs over two starts: the mean lies within what the turns differ by anyway."""
     ratios = [*recorded("neighbour")["alone"]["ratios"], *recorded("alone")["alone"]["ratios"]]
     assert len(ratios) == 11
     assert min(ratios) < 1 < max(ratios)

@@ -35,9 +35,15 @@ def test_nvidia_smi_is_read_with_its_units() -> None:
 
 
 def test_the_distance_is_in_percent_of_what_is_used() -> None:
-    """800 MiB too many of 80,000 are one percent; what no process owns is told apart."""
+    """A process that nvidia-smi does not list leaves its share unknown, and the agreement counts it."""
     off = compare({"gpu": GPU, "apps": APPS}, worker(used=80_800 * MIB))
     assert off == {"used": 1.0, "total": 0.0, "by_this_process": 0.0, "by_others": 0.0, "by_others_listed": 1.25}
+    off = compare({"gpu": GPU, "apps": "pid, used_gpu_memory [MiB]\n"}, worker(by_this_process=None, by_others=None))
+    assert (off["used"], off["by_this_process"], off["by_others"]) == (0.0, None, None)
+    rows = [compare({"gpu": GPU, "apps": APPS}, worker(used=used * MIB)) for used in (80_000, 80_080)]
+    rows.append(compare({"gpu": "", "apps": ""}, worker()))
+    found = agreement([{"off_percent": row} for row in rows])
+    assert found["used"] == {"pairs": 2, "unknown": 1, "max_percent": 0.1, "mean_percent": 0.05}
 
 
 @pytest.mark.parametrize(
@@ -47,20 +53,6 @@ def test_the_distance_is_in_percent_of_what_is_used() -> None:
 def test_what_one_side_does_not_know_is_not_compared(gpu: str, apps: str, ours: dict[str, Any]) -> None:
     """Neither a machine without nvidia-smi nor a worker without a device agrees by accident."""
     assert set(compare({"gpu": gpu, "apps": apps}, ours).values()) == {None}
-
-
-def test_a_process_that_nvidia_smi_does_not_list_leaves_its_share_unknown() -> None:
-    """As in a container with process numbers of its own."""
-    off = compare({"gpu": GPU, "apps": "pid, used_gpu_memory [MiB]\n"}, worker(by_this_process=None, by_others=None))
-    assert (off["used"], off["by_this_process"], off["by_others"]) == (0.0, None, None)
-
-
-def test_agreement_counts_what_it_could_not_compare() -> None:
-    """The largest and the mean of what is known, and how many are not."""
-    rows = [compare({"gpu": GPU, "apps": APPS}, worker(used=used * MIB)) for used in (80_000, 80_080)]
-    rows.append(compare({"gpu": "", "apps": ""}, worker()))
-    found = agreement([{"off_percent": row} for row in rows])
-    assert found["used"] == {"pairs": 2, "unknown": 1, "max_percent": 0.1, "mean_percent": 0.05}
 
 
 def test_the_control_stays_out_of_the_time_of_the_compactions() -> None:

@@ -211,9 +211,11 @@ USAGE = '{"choices": [], "usage": {"completion_tokens": 3}}'
 
 
 def test_a_whole_stream_is_served_with_its_tokens() -> None:
-    """Every id once, and as many as were asked for."""
+    """Every id once, as many as were asked for; chunks that break off give what came."""
     answer = answer_of(stream_of(*PIECES, USAGE, "[DONE]") + b"0\r\n\r\n")
     assert (answer.end, answer.ids, answer.wrong) == ("served", [5, 6, 7], "")
+    assert dechunked(b"3\r\nabc\r\n5\r\nde") == b"abcde"
+    assert dechunked(b"zz\r\nabc") == b""
 
 
 @each(
@@ -239,23 +241,13 @@ def test_what_is_not_whole_is_not_served(raw: bytes, end: str) -> None:
     assert answer_of(raw).end == end
 
 
-def test_chunks_that_break_off_give_what_came() -> None:
-    """The last chunk may be cut."""
-    assert dechunked(b"3\r\nabc\r\n5\r\nde") == b"abcde"
-    assert dechunked(b"zz\r\nabc") == b""
-
-
 def test_the_same_load_makes_the_same_requests_but_for_the_salt() -> None:
-    """Rounds can be compared, and no round finds the last one's prefixes."""
+    """No round finds the last one's prefixes or pictures."""
     load = CONTENT["loads"]["prompts"]
     one, other = requests_of(load, "m", "a"), requests_of(load, "m", "b")
     assert [request.body | {"cache_salt": ""} for request in one] == [request.body | {"cache_salt": ""} for request in other]
     assert one[0].body["cache_salt"] != other[0].body["cache_salt"]
     assert sum(request.is_killer for request in one) == 16
-
-
-def test_a_picture_is_another_one_in_each_round() -> None:
-    """vLLM keeps what it encoded, so a picture that was seen would not be encoded again."""
     load = {"killers": {"n": 2, "side": 60, "out": [1, 1]}}
     made = [json.dumps(request.body["messages"]) for salt in ("a", "b") for request in requests_of(load, "m", salt)]
     assert len(set(made)) == 4

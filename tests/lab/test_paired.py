@@ -13,21 +13,13 @@ from lab.paired import alternate, compared, loss_of, t95, upper_bound
 
 
 def test_the_bound_is_the_one_of_the_textbook() -> None:
-    """For 1, 2, 3, 4, 5: mean 3, standard error 0.7071, t of 4 degrees 2.132."""
+    """For 1, 2, 3, 4, 5 that of 4 degrees; one pair has none; more pairs give a smaller factor, down to that of 30."""
     assert upper_bound([1, 2, 3, 4, 5]) == pytest.approx(3 + 2.132 * math.sqrt(2.5 / 5))
-
-
-def test_one_pair_has_no_bound() -> None:
-    """What was seen once says nothing of its spread."""
     assert upper_bound([0.1]) is None
     loss = loss_of([(9.0, 10.0)])
     assert loss.upper is None
     assert loss.mean == pytest.approx(0.1)
     assert "unknown" in str(loss)
-
-
-def test_quantiles_fall_towards_the_normal_one_and_never_below() -> None:
-    """More pairs give a smaller factor, down to that of 30 degrees, which is kept for all beyond."""
     quantiles = [t95(degrees) for degrees in range(1, 40)]
     assert quantiles == sorted(quantiles, reverse=True)
     assert quantiles[-1] == 1.697 > statistics.NormalDist().inv_cdf(0.95)

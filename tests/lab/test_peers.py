@@ -28,13 +28,9 @@ def ids(trace: Trace) -> list[list[int]]:
     return [json.loads(line)["hash_ids"] for line in dynosim.trace_lines(trace)]
 
 
-def test_requests_without_content_share_nothing(trace: Trace) -> None:
-    """Each prompt gets an id for every 512 tokens it begins, and no id twice."""
+def test_requests_share_what_their_trace_shares(trace: Trace) -> None:
+    """An id for every 512 tokens; ids of the trace are kept, and a request without any gets none of theirs."""
     assert ids(trace) == [[0, 1], [2], [3]]
-
-
-def test_shared_beginnings_stay_shared() -> None:
-    """Ids of the trace are kept, and a request without any gets none of theirs."""
     assert ids(make_trace("shared", [0, 0, 0], [1024, 600, 600], [1, 1, 1], ids=[[7, 8], [7, 9], []])) == [
         [7, 8],
         [7, 9],
@@ -42,15 +38,11 @@ def test_shared_beginnings_stay_shared() -> None:
     ]
 
 
-def test_dynosim_is_told_lengths_and_milliseconds(trace: Trace) -> None:
-    """Arrivals are in milliseconds, lengths as they are."""
+def test_dynosim_is_told_lengths_milliseconds_and_usable_blocks(trace: Trace) -> None:
+    """vLLM's 1,025 blocks are 1,024 that can be used."""
     rows = [json.loads(line) for line in dynosim.trace_lines(trace)]
     assert [row["timestamp"] for row in rows] == [0, 1500.000001, 3_661_000]
     assert [(row["input_length"], row["output_length"]) for row in rows] == [(513, 3), (512, 1), (7, 9)]
-
-
-def test_dynosim_has_no_null_block() -> None:
-    """vLLM's 1,025 blocks are 1,024 that can be used, which is what DynoSim counts."""
     told = dynosim.engine_arguments(EngineLimits(num_blocks=1025, block_size=32))
     assert (told["num_gpu_blocks"], told["block_size"]) == (1024, 32)
 

@@ -19,8 +19,8 @@ from plimsoll.findings import Code
 CAPTURES = Path(__file__).parents[1] / "captures" / "vllm-0.32.0-failures"
 
 
-def test_a_long_log_keeps_both_ends_and_says_so() -> None:
-    """The middle goes, the line in its place says how much, and the result respects the limit."""
+def test_a_long_log_keeps_both_ends_and_the_last_kill() -> None:
+    """The line in the middle's place says how much went; of the kernel's words those about who died."""
     lines = [f"line {number}" for number in range(1000)]
     kept = within_size(lines, limit=900)
     (mark,) = (line for line in kept if line.startswith("[..."))
@@ -29,25 +29,17 @@ def test_a_long_log_keeps_both_ends_and_says_so() -> None:
     assert kept[at + 1 :] == lines[-(len(kept) - at - 1) :]
     assert mark == f"[... {1000 - len(kept) + 1} lines left out ...]"
     assert sum(len(line) + 1 for line in kept) <= 900 + len(mark) + 1
-
-
-def test_the_last_kill_is_cut_out_of_the_kernels_words() -> None:
-    """From the line that asks for memory to the line that names the dead, and nothing where nobody died."""
     first = ["[1] a invoked oom-killer: x", "[1] Memory cgroup out of memory: Killed process 1 (a)"]
     last = ["[5] b invoked oom-killer: x", "[5] Tasks state", "[5] Memory cgroup out of memory: Killed process 2 (b)"]
     assert last_oom_kill("\n".join([*first, "[3] other", *last, "[6] other"])) == "\n".join(last) + "\n"
     assert last_oom_kill("[3] other") == ""
 
 
-def test_a_flag_given_twice_is_given_once() -> None:
-    """The case's own value stays and the lab's goes."""
+def test_a_flag_is_given_once_and_weights_are_a_header_and_zeros() -> None:
+    """The case's own value stays; the offsets cover the values exactly."""
     command = ["vllm", "--load-format", "dummy", "--max-model-len", "2048", "--enforce-eager"]
     assert plain_command([*command, "--max-model-len", "auto"]) == [*command[:3], "--enforce-eager", "--max-model-len", "auto"]
     assert plain_command([*command, "--no-enforce-eager"]) == command[:5]
-
-
-def test_a_file_of_weights_is_a_header_and_zeros() -> None:
-    """The header's length comes first, and the offsets cover the values exactly."""
     data = safetensors_file({"a": [2, 3], "b": [4]})
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])

@@ -105,19 +105,18 @@ def test_a_stream_is_whole_only_with_all_its_tokens_and_its_end() -> None:
     assert streams.judge(b"", b"", 7)[1] == "no answer"
 
 
-def test_a_window_has_its_share_of_tokens() -> None:
-    """Of ten tokens in five pieces, those of the pieces that came in the window."""
+def test_a_window_has_its_share_of_tokens_and_its_longest_gap() -> None:
+    """Also of gaps that lie in it partly; percentiles of nothing are unknown, never 0."""
     answer = Answer(0.0, (1.0, 2.0, 3.0, 4.0, 5.0), 10, None)
     assert streams.tokens_between([answer], 2.0, 4.0) == 4.0
     assert streams.tokens_between([answer, Answer(0.0, (), 0, "no")], 0.0, 9.0) == 10.0
-
-
-def test_a_gap_that_reaches_into_the_window_counts() -> None:
-    """The longest of those that lie in it at least partly; none is none, not 0."""
     found = [Gap(at=10.0, seconds=4.0), Gap(at=12.0, seconds=0.5), Gap(at=20.0, seconds=9.0)]
     assert streams.longest_gap_s(found, 9.0, 12.0) == 9.0
     assert streams.longest_gap_s(found, 9.0, 10.5) == 4.0
     assert streams.longest_gap_s(found, 30.0, 31.0) is None
+    assert streams.percentile([], 0.5) is None
+    assert streams.percentile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert streams.percentile([3.0, 1.0, 2.0], 0.99) == 3.0
 
 
 @given(st.lists(st.lists(st.floats(0, 100), max_size=20), max_size=5))
@@ -129,10 +128,3 @@ def test_windows_that_meet_hold_every_token_and_gap_once(streams_of_pieces: list
     total = sum(streams.tokens_between(answers, *half) for half in halves)
     assert total == pytest.approx(sum(answer.tokens for answer in answers))
     assert sum(len(streams.gaps(answers, *half)) for half in halves) == sum(max(0, len(a.pieces) - 1) for a in answers)
-
-
-def test_percentiles_of_nothing_are_unknown() -> None:
-    """And of something they are one of its values."""
-    assert streams.percentile([], 0.5) is None
-    assert streams.percentile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert streams.percentile([3.0, 1.0, 2.0], 0.99) == 3.0

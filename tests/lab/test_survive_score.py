@@ -47,17 +47,13 @@ def cells(lines: list[str], *words: str) -> list[str]:
 
 
 def test_rounds_of_a_way_add_up() -> None:
-    """Three rounds of 48 are 144 requests; a dead server is out of service for at least the fastest start."""
+    """A dead server is out of service for at least the fastest start; refused and aborted requests are not lost ones."""
     rows = [run("plain", 3, 1), run("plain", 0, 2, ready_s=6.0), run("contained", 48, contained=3), run("contained", 47, 2)]
     lines = survive_score.service_table(rows)
     plain = cells(lines, "| plain |")
     assert plain[5:] == ["2", "3 of 96", "93", "0", "0", "2 of 2", "> 46 s", "0 of 24"]
     assert cells(lines, "| contained |")[5:] == ["2", "95 of 96", "1", "0", "0", "0 of 2", "0.50 s", "24 of 24"]
     assert cells(survive_score.totals(rows), "| plain |") == ["plain", "2", "96", "3", "93", "0", "0", "2"]
-
-
-def test_refused_and_aborted_requests_are_not_lost_ones() -> None:
-    """The door refuses, containment aborts: each has a column of its own."""
     rows = [run("door", 46, refused=2), run("contained", 46, aborted=2)]
     assert cells(survive_score.service_table(rows), "| door |")[6:10] == ["46 of 48", "0", "2", "0"]
     assert cells(survive_score.service_table(rows), "| contained |")[6:10] == ["46 of 48", "0", "0", "2"]
@@ -144,12 +140,16 @@ def test_a_later_good_run_replaces_a_failed_one(tmp_path: Path, capsys: pytest.C
     assert "## Not played" not in said
 
 
-def test_runs_under_batch_invariance_stand_apart() -> None:
-    """They prove equality of tokens and are slower: they do not enter the other tables."""
+def test_runs_under_batch_invariance_stand_apart_and_an_aborted_killer_is_not_lost() -> None:
+    """They prove equality of tokens and are slower; the engine says that it was aborted."""
     odd = run("contained", 48, tokens_as_undisturbed={"compared": 48, "equal": 48, "first_differences": []})
     odd["name"] = "invariant-" + odd["name"]
     assert cells(survive_score.totals([odd]), "| contained |")[1] == "0"
     assert cells(survive_score.invariant_table([odd]), "invariant-")[2:] == ["48 of 48", "-", "9"]
+    lost = part(46, killers_lost=2, killers_aborted=0)
+    row = survive_score.with_aborted(run("contained", 46) | {"round": lost, "again": lost, "state": {"aborted": 3}})
+    assert (row["round"]["lost"], row["round"]["aborted"]) == (0, 2)
+    assert (row["again"]["lost"], row["again"]["aborted"]) == (1, 1)
 
 
 def test_the_page_holds_what_the_runs_left() -> None:
@@ -157,11 +157,3 @@ def test_the_page_holds_what_the_runs_left() -> None:
     printed = survive_score.report(survive_score.read(survive_score.RESULTS)).strip().replace("## ", "### ")
     page = (survive_score.RESULTS.parents[2] / "docs" / "evidence.md").read_text(encoding="utf-8")
     assert f"-->\n\n{printed}\n\n<!-- end of survive -->" in page
-
-
-def test_an_aborted_killer_is_not_called_lost() -> None:
-    """Its client saw an error, the engine says that it was aborted: no other request was."""
-    lost = part(46, killers_lost=2, killers_aborted=0)
-    row = survive_score.with_aborted(run("contained", 46) | {"round": lost, "again": lost, "state": {"aborted": 3}})
-    assert (row["round"]["lost"], row["round"]["aborted"]) == (0, 2)
-    assert (row["again"]["lost"], row["again"]["aborted"]) == (1, 1)

@@ -51,12 +51,15 @@ def test_json_of_a_recorded_run() -> None:
     assert body["kv_usage"]["mean"] == pytest.approx(said["kv_usage_mean"])
 
 
-def test_unknown_is_null() -> None:
+def test_unknown_is_null_and_a_single_request_is_no_percentile() -> None:
     """A run without a finished request has no latency, not a latency of 0."""
     body = json.loads(as_json(summarise(hand_made([], [], rejected=3))))
     assert body["ttft"] == {"mean": None, "p50": None, "p90": None, "p99": None}
     assert body["kv_usage"]["mean"] is None
     assert (body["requests"], body["rejected"]) == (3, 3)
+    text = str(as_text(summarise(hand_made(REQUESTS[:1], QUIET))))
+    assert "one in a hundred" not in text
+    assert "1 request over" in text
 
 
 def test_json_carries_the_settings_and_the_step_times() -> None:
@@ -90,7 +93,7 @@ def test_times_are_labelled_a_rough_guide_unless_fitted() -> None:
 
 
 def test_headline_states_the_finding() -> None:
-    """Preempted, full, at ease, rejected and empty runs each get their own sentence."""
+    """Preempted, full, at ease, rejected and empty runs each get their own sentence; a last long answer is no backlog."""
     full = _busy()._replace(preemptions=0)
     calm = summarise(hand_made(REQUESTS[:1], QUIET))
     assert headline(_busy()) == "The cache was nearly full 25 % of the time, and 1 preemption recomputed 5.0 % of all tokens."
@@ -99,6 +102,10 @@ def test_headline_states_the_finding() -> None:
     assert headline(calm._replace(preemptions=2)) == "2 preemptions recomputed 10 % of all tokens."
     assert headline(summarise(hand_made([], [], rejected=2))).startswith("Every request was rejected")
     assert headline(summarise(hand_made([], []))) == "Nothing was replayed: the trace has no requests."
+    busy = _busy()._replace(requests=30, finished=30, sim_seconds=58.0, arrival_seconds=10.0, longest_service_seconds=40.0)
+    assert not any("keep up" in sentence for sentence in reading(busy))
+    assert json.loads(as_json(busy))["servers_to_keep_up"] == 1
+    assert json.loads(as_json(summarise(hand_made([], []))))["servers_to_keep_up"] is None
 
 
 def test_reading_says_what_limits() -> None:
@@ -125,14 +132,6 @@ def test_a_server_that_does_not_keep_up_is_said_first() -> None:
     assert json.loads(as_json(late))["servers_to_keep_up"] == 6
 
 
-def test_a_last_long_answer_is_not_a_backlog() -> None:
-    """What comes after the last request is one long answer: the server keeps up, and nothing is said."""
-    busy = _busy()._replace(requests=30, finished=30, sim_seconds=58.0, arrival_seconds=10.0, longest_service_seconds=40.0)
-    assert not any("keep up" in sentence for sentence in reading(busy))
-    assert json.loads(as_json(busy))["servers_to_keep_up"] == 1
-    assert json.loads(as_json(summarise(hand_made([], []))))["servers_to_keep_up"] is None
-
-
 def test_a_server_that_would_not_start_is_said_before_what_it_did() -> None:
     """The plan's objection stands above the findings, once; other notes stay at the end."""
     text = str(
@@ -144,13 +143,6 @@ def test_a_server_that_would_not_start_is_said_before_what_it_did() -> None:
     assert lines[-1] == "  note: mind this"
 
 
-def test_a_single_request_is_not_a_percentile() -> None:
-    """One request says nothing about one in a hundred."""
-    text = str(as_text(summarise(hand_made(REQUESTS[:1], QUIET))))
-    assert "one in a hundred" not in text
-    assert "1 request over" in text
-
-
 def test_nothing_of_the_trace_s_name_reaches_the_terminal_raw() -> None:
     """Control characters are made visible and secrets hidden, in text and in JSON."""
     summary = summarise(hand_made(REQUESTS, STEPS, name=f"a\x1b[31mred\x07 token={SECRET}"))
@@ -160,11 +152,12 @@ def test_nothing_of_the_trace_s_name_reaches_the_terminal_raw() -> None:
         assert SECRET not in output
 
 
-def test_prefix_caching_off_is_said() -> None:
-    """A hit rate of a cache that is off is not a hit rate."""
+def test_prefix_caching_off_is_said_and_counts_have_their_noun() -> None:
+    """A hit rate of a cache that is off is not a hit rate; one is singular."""
     assert "prefix caching is off" in str(
         as_text(summarise(hand_made(REQUESTS, STEPS, EngineLimits(num_blocks=11, prefix_caching=False))))
     )
+    assert [counted(n, "request") for n in (0, 1, 2000)] == ["0 requests", "1 request", "2,000 requests"]
 
 
 @pytest.mark.parametrize(
@@ -193,8 +186,3 @@ def test_seconds_have_three_digits(value: float | None, words: str) -> None:
 def test_durations_have_two_units(value: float, words: str) -> None:
     """A span as people say it."""
     assert duration(value) == words
-
-
-def test_counts_have_their_noun() -> None:
-    """One is singular."""
-    assert [counted(n, "request") for n in (0, 1, 2000)] == ["0 requests", "1 request", "2,000 requests"]

@@ -98,17 +98,13 @@ def test_any_name_gives_a_well_formed_page(name: str) -> None:
     assert len(HtmlPage(_whole(name)).tags("script")) == 1
 
 
-def test_an_empty_run_is_a_page() -> None:
-    """Nothing to draw is said, not drawn."""
+def test_a_run_without_a_chart_is_a_page() -> None:
+    """Nothing to draw is said; where all requests were turned away, the headline says why."""
     run = hand_made([], [])
     read = HtmlPage(page(summarise(run), run, SeriesBuilder().finish()))
     assert "Nothing was replayed" in read.text
     assert read.tags("svg") == []
     assert "nan" not in read.text
-
-
-def test_a_run_of_rejections_is_a_page() -> None:
-    """Requests that were all turned away leave no chart, and the headline says why."""
     run = hand_made([], [], rejected=4)
     read = HtmlPage(page(summarise(run), run, SeriesBuilder().finish()))
     assert "Every request was rejected" in read.text

@@ -65,16 +65,12 @@ def test_colour_is_for_terminals_that_want_it(
     assert not any(line.endswith(" ") for line in str(REPORT).splitlines())
 
 
-def test_hostile_text_is_text() -> None:
-    """No markup, link, emoji or escape of what a log says is obeyed, in lines and in tables."""
+def test_hostile_text_is_text_and_what_is_to_be_copied_stays_whole() -> None:
+    """No markup, link or escape of a log is obeyed; a command or a long word is never broken."""
     hostile = "[bold red]x[/] [link=http://evil]y[/link] :smile: \x1b[2J\x07\r\x9b"
     for part in (Line(hostile), Whole(hostile), hostile, Table("w", [[hostile]], [hostile], repeated=0)):
         text = drawn(Report([part]))
         assert text.count("[bold red]x[/] [link=http://evil]y[/link] :smile: ?[2J???") == (2 if isinstance(part, Table) else 1)
-
-
-def test_what_is_to_be_copied_stays_whole() -> None:
-    """A command is never broken, and neither is a word that is longer than the screen."""
     word = "x" * 300
     assert str(Report([Whole(LONG.strip())])) == LONG.strip()
     assert str(Report([Line(f"see {word} there", 4)])).splitlines() == ["see", f"    {word}", "    there"]

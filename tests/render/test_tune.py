@@ -42,7 +42,7 @@ def test_the_bars_are_drawn_to_the_best_and_the_chosen_one_is_marked(shown: Tune
 
 
 def test_every_sentence_is_on_the_screen_in_the_json_and_on_the_page(shown: TuneReport) -> None:
-    """What one of them says the others say too, and nothing is cut."""
+    """Nothing is cut, and the same command under three names is written once."""
     screen = " ".join(str(as_text(shown)).split())
     body = json.loads(as_json(shown))
     assert body["reading"] == sentences(shown)
@@ -50,10 +50,6 @@ def test_every_sentence_is_on_the_screen_in_the_json_and_on_the_page(shown: Tune
     for sentence in sentences(shown):
         assert " ".join(sentence.split()) in screen
         assert sentence.split(",")[0].split('"')[0] in tune_page(shown)
-
-
-def test_each_command_is_written_once(shown: TuneReport) -> None:
-    """The same command under three names is one line to compare."""
     assert len(commands(shown)) == 1
     assert commands(shown)[0].startswith("vllm serve ")
 
