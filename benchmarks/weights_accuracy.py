@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 from plimsoll.models.shape import ModelShape, Quantization
 from plimsoll.plan.settings import Settings
-from plimsoll.plan.weights import ALLOCATOR_SLACK, ONE_GPU, lora_bytes, weights_from_shape
+from plimsoll.plan.weights import ALLOCATOR_SLACK, ONE_GPU, weights_from_shape
+from plimsoll.plan.weights_checkpoint import lora_bytes
 
 DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 CAMPAIGN = "llm-d-incubation/llm-d-planner#205"

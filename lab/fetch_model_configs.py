@@ -21,7 +21,7 @@ from lab.engine.install import engine_home
 from lab.write_model_catalogue import FOUND, facts_of, pack
 from plimsoll.models.files import with_quantization
 from plimsoll.models.shape import ModelShape
-from plimsoll.plan.weights import parameters
+from plimsoll.plan.weights_checkpoint import parameters
 
 WHEEL = "aisimulate==0.13.0.dev202610270000000085"
 SOURCE = "aisimulate"

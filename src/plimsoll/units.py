@@ -1,4 +1,4 @@
-"""Bytes, and how vLLM and we read sizes and counts from text; divisions that say how they round."""
+"""Bytes, and how vLLM and we read sizes and counts from text; divisions, and torch's allocator, that say how they round."""
 
 from __future__ import annotations
 
@@ -103,3 +103,24 @@ def round_up(number: int, multiple: int) -> int:
 def shortened(text: str) -> str:
     """What the user typed, quoted, on one line and not endless."""
     return repr(text if len(text) <= 40 else f"{text[:40]}...")
+
+
+_SEGMENT = 2 * MIB  # torch asks the device for large tensors in steps of this
+_LARGE = 10 * MIB
+_NOT_SPLIT = MIB  # a remainder up to this size stays with its tensor
+_STEP = 512
+_NEVER_SPLIT = 20 * MIB  # max_split_size_mb:20, under which vLLM loads from 0.21 on
+
+
+def allocated_bytes(size: int, *, whole_segments: bool = False) -> int:
+    """What torch's allocator counts for a tensor of this size, alone in its segment where it is large.
+
+    The startups show it to the fourth decimal: Qwen3-8B holds 2 MiB more than its tensors, one for the embedding and one
+    for the head, both 1187 MiB; Gemma 3 27B holds 62 MiB more, one per layer. With `whole_segments` the rest of a very large
+    tensor's last segment is never given to others: Gemma 3 12B holds 120 MiB more on 0.25.1 for it, Qwen2.5-1.5B 91 MiB.
+    """
+    if whole_segments and size >= _NEVER_SPLIT:
+        return size + -size % _SEGMENT
+    if size >= _LARGE and (left := -size % _SEGMENT) <= _NOT_SPLIT:
+        return size + left
+    return round_up(size, _STEP)

@@ -8,8 +8,10 @@ from lab.write_walks import GUARD_FILES, PACKAGE, PAGE, section
 
 
 def test_the_walks_are_as_a_profiler_sees_them() -> None:
-    """Every file of a walk is called in that order, and none that is called is missing."""
-    assert section() in PAGE.read_text(encoding="utf-8"), "python -m lab.write_walks"
+    """Every file of a walk is called in that order, none that is called is missing, and no walk passes through more than 20."""
+    walks = section()
+    assert walks in PAGE.read_text(encoding="utf-8"), "python -m lab.write_walks"
+    assert "\n21. " not in walks
 
 
 def test_what_is_named_by_hand_exists() -> None:

@@ -11,7 +11,7 @@ import pytest
 from lab.write_model_catalogue import CONFIGS, DATA, PAGE, catalogue, original_of, pack, page
 from plimsoll.models.files import bundled_model, bundled_names, nearest_names, unpack
 from plimsoll.models.shape import LayerKind, ModelShape
-from plimsoll.plan import weights
+from plimsoll.plan import weights_checkpoint
 from tests.each import each
 
 ORIGINALS = sorted(CONFIGS.glob("*.json"))
@@ -113,7 +113,7 @@ def test_every_bundled_model_has_a_shape_and_a_source(name: str) -> None:
 )
 def test_hand_entered_shapes_add_up_to_the_published_size(name: str, billions: float) -> None:
     """A digit wrong in the table would show: parameters counted from the shape match the model's published number."""
-    assert weights.parameters(shape_of(name)) / 1e9 == pytest.approx(billions, rel=0.012)
+    assert weights_checkpoint.parameters(shape_of(name)) / 1e9 == pytest.approx(billions, rel=0.012)
 
 
 def test_a_model_may_be_like_another_with_what_differs() -> None:
@@ -197,7 +197,7 @@ def test_every_bundled_shape_has_as_many_parameters_as_its_name_says() -> None:
         stated = _NAMED_OTHERWISE.get(name) or (size and float(size[1]) / (1000 if size[2] in "mM" else 1))
         if stated:
             checked += 1
-            counted = weights.parameters(ModelShape.from_config(model.config)) / 1e9
+            counted = weights_checkpoint.parameters(ModelShape.from_config(model.config)) / 1e9
             if not 0.85 <= counted / stated <= 1.2:
                 wrong.append(f"{name}: {counted:.2f} for {stated:g} billion")
     assert not wrong

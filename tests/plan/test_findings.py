@@ -15,9 +15,9 @@ from plimsoll.models.shape import ModelShape
 from plimsoll.plan.findings import advise, findings_of
 from plimsoll.plan.ledger import Ledger, ModelFacts, plan_ledger
 from plimsoll.plan.settings import Card, Flags, Settings, read_settings
-from plimsoll.plan.weights import weights_from_shape, weights_from_tensors
-from plimsoll.plan.weights_parts import held
-from plimsoll.units import GIB
+from plimsoll.plan.weights import weights_from_shape
+from plimsoll.plan.weights_checkpoint import weights_from_tensors
+from plimsoll.units import GIB, allocated_bytes
 
 H200 = Card("H200 SXM 141GB", int(139.80 * GIB), int(139.7 * GIB), int(139.81 * GIB), (9, 0))
 MIB = 1 << 20
@@ -122,9 +122,9 @@ def test_zero_points_of_a_checkpoint_grow_as_well() -> None:
 def test_the_rest_of_a_large_segment_counts() -> None:
     """Under max_split_size_mb:20 a tensor of 26.25 MiB holds 28; a smaller one, or an older release, only its own size."""
     size = int(26.25 * MIB)
-    assert held(size) == size
-    assert held(size, whole_segments=True) == 28 * MIB
-    assert held(int(12.5 * MIB), whole_segments=True) == held(int(12.5 * MIB))
+    assert allocated_bytes(size) == size
+    assert allocated_bytes(size, whole_segments=True) == 28 * MIB
+    assert allocated_bytes(int(12.5 * MIB), whole_segments=True) == allocated_bytes(int(12.5 * MIB))
     shape = ModelShape.from_config(QWEN)
     more = weights_from_shape(shape, Settings(release="0.21.0")).value - weights_from_shape(shape).value
     assert more == 28 * (1.75 + 1.5) * MIB  # down projection, and gate with up, of every layer

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from plimsoll.errors import BadInput
 from plimsoll.models.shape import ModelShape, Quantization
 from plimsoll.plan.settings import Settings
-from plimsoll.plan.weights import lora_bytes, parameters, weights_from_shape, weights_from_total
+from plimsoll.plan.weights import weights_from_shape
+from plimsoll.plan.weights_checkpoint import lora_bytes, parameters, weights_from_total
 from tests.each import each
 
 GIB = 2**30

@@ -11,7 +11,8 @@ import pytest
 from plimsoll.errors import BadInput
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.settings import Settings
-from plimsoll.plan.weights import parameters, weights_from_shape, weights_from_tensors
+from plimsoll.plan.weights import weights_from_shape
+from plimsoll.plan.weights_checkpoint import parameters, weights_from_tensors
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,

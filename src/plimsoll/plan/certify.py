@@ -36,7 +36,7 @@ from plimsoll.plan.ledger import (
     persistent,
 )
 from plimsoll.plan.settings import Flags, Settings, limit_of
-from plimsoll.plan.weights_parts import STYLES, Style
+from plimsoll.plan.weights_tables import STYLES, Style
 from plimsoll.units import GIB, MIB, ceil_div, format_count, format_gib, round_up
 from plimsoll.unknown import Unknown
 from plimsoll.vllm.versions import Behaviour, Coverage

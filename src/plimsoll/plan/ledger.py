@@ -19,7 +19,8 @@ from plimsoll.models.shape import Layer, LayerKind, ModelShape, Tower
 from plimsoll.plan.kv import KvPlan, plan_kv
 from plimsoll.plan.kv_layers import NamedSpec, RankSpecs, specs_of_all_stages
 from plimsoll.plan.settings import SMALLER_CARD, WHOLE_ITEM_TOKENS, Card, Settings, auto_dtype_of
-from plimsoll.plan.weights import lora_bytes, weights_from_shape, weights_from_tensors, weights_from_total
+from plimsoll.plan.weights import weights_from_shape
+from plimsoll.plan.weights_checkpoint import lora_bytes, weights_from_tensors, weights_from_total
 from plimsoll.units import GIB, MIB, Estimate, format_gib
 from plimsoll.vllm.versions import Behaviour
 

@@ -6,42 +6,107 @@
       norms, routers, latent down-projections and (beyond the KV heads) k and v on every rank;
       experts over tensor x data ranks, by width or, with expert parallelism, by count.
 
-`weights_from_tensors` is exact, `weights_from_total` nearly so; `weights_from_shape` needs no more than a config.json.
-All three give what vLLM prints as "Model loading took": parameters, rotary tables and the allocator's rounding. A draft
-model is another call; LoRA slots are `lora_bytes`.
+`weights_from_shape` needs no more than a config.json; what a checkpoint itself says is in weights_checkpoint.py.
+Both give what vLLM prints as "Model loading took": parameters, rotary tables and the allocator's rounding. A draft
+model is another call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import NamedTuple
 
 from plimsoll.errors import BadInput
-from plimsoll.models.shape import FeedForward, Layer, LayerKind, ModelShape, Quantization
+from plimsoll.models.shape import FeedForward, Layer, LayerKind, ModelShape, Quantization, Tower
 from plimsoll.plan.kv_layers import layers_by_stage
 from plimsoll.plan.settings import Settings
-from plimsoll.plan.weights_parts import (
+from plimsoll.plan.weights_tables import (
+    FAMILIES,
+    FIXED_ENCODERS,
+    GLOBAL_LAYERS,
+    STYLES,
+    UNKNOWN_FAMILY,
     Family,
-    Ranks,
-    RankTensor,
     Scheme,
-    Storage,
-    family_of,
-    held,
+    Style,
     left_alone,
-    linear,
     named_scheme,
-    norm,
-    padded_vocabulary,
-    part_bytes,
     scheme_of,
-    share,
     sorted_rules,
-    tower_parts,
 )
-from plimsoll.units import MIB, Estimate
+from plimsoll.units import MIB, Estimate, allocated_bytes, ceil_div, round_up
 from plimsoll.vllm.versions import Behaviour, Coverage
+
+VOCABULARY_PADDING = 64  # vLLM's DEFAULT_VOCAB_PADDING_SIZE
+
+
+class Storage(Enum):
+    """How a tensor is kept, which decides whether quantisation touches it."""
+
+    LINEAR = "linear"
+    EXPERTS = "experts"
+    PLAIN = "plain"
+    FLOAT32 = "float32"
+
+
+class RankTensor(NamedTuple):
+    """One tensor of one rank (or `stack` equal matrices in one tensor), under its module's name in the checkpoint."""
+
+    name: str
+    outputs: int
+    inputs: int = 1
+    storage: Storage = Storage.PLAIN
+    stack: int = 1
+    pieces: int = 1  # how many matrices of the checkpoint are fused in it: each has a LoRA of its own
+
+    @property
+    def elements(self) -> int:
+        """Its number of parameters."""
+        return self.outputs * self.inputs * self.stack
+
+
+class Ranks(NamedTuple):
+    """Over how many ranks each kind of tensor is cut."""
+
+    tensor: int = 1
+    experts: int = 1
+    by_expert: bool = False
+
+
+def share(size: int, ranks: int) -> int:
+    """What the largest of these ranks holds of a size, rounded up."""
+    return ceil_div(size, ranks)
+
+
+def padded_vocabulary(size: int) -> int:
+    """The rows vLLM gives an embedding: up to the next 64."""
+    return round_up(size, VOCABULARY_PADDING)
+
+
+def linear(name: str, outputs: int, inputs: int, *, bias: int = 0, pieces: int = 1) -> list[RankTensor]:
+    """A matrix that quantisation may touch, with a bias of so many rows."""
+    parts = [RankTensor(name, outputs, inputs, Storage.LINEAR, 1, pieces)]
+    if bias:
+        parts.append(RankTensor(name, bias))
+    return parts
+
+
+def norm(width: int, *, bias: bool = False, count: int = 1) -> list[RankTensor]:
+    """Normalisation weights, with a bias in a LayerNorm."""
+    return [RankTensor("norm", width)] * (count * (2 if bias else 1))
+
+
+def family_of(shape: ModelShape) -> Family:
+    """The small print of this model's family."""
+    family = FAMILIES.get(shape.text_model_type, UNKNOWN_FAMILY)
+    if shape.text_model_type == "falcon" and shape.kv_heads > 1:  # Falcon 40B and 180B: a norm for each branch
+        return replace(family, norms=2)
+    if shape.text_model_type == "phi" and shape.hidden_size == 2560:  # phi-2 turns 0.4 of a head, phi-1 and 1.5 the half
+        return replace(family, rotary=0.4)
+    return family
+
 
 _OUTPUT_RANK_V4, _HEADS_PER_GROUP_V4 = 1024, 8  # o_lora_rank and heads per o_group of both published sizes
 
@@ -462,33 +527,17 @@ def _experts(prefix: str, shape: ModelShape, family: Family, ranks: Ranks) -> li
 
 
 _PROJECTIONS = frozenset({"self_attn.kv_b_proj"})
-# Whose embedding table and head can have a LoRA too: `embedding_modules` in the models of vLLM 0.32.0. It takes a row of the
-# rank for every word, on every rank of a tensor-parallel server.
-_ADAPTED_WORDS = frozenset(
-    f"{name}ForCausalLM"
-    for name in (
-        "Apertus", "Exaone", "Exaone4", "ExaoneMoe", "FalconH1", "Granite", "GraniteMoe", "GraniteMoeHybrid",
-        "GraniteMoeShared", "GraniteSWA", "HyperCLOVAX", "InternLM3", "IQuestCoder", "Jamba", "K2Horizon", "LLaMA", "Lfm2",
-        "Lfm2Moe", "Llama", "Llama4", "MiniCPM", "MiniCPM3", "Mixtral", "Nemotron", "NemotronH", "NemotronHPuzzle", "DeciLM",
-        "Param2MoE", "Phi3", "PhiMoE", "Qwen3", "Qwen3Moe", "Qwen3_5", "Qwen3_5Moe", "Solar", "TeleChat2", "TeleChat3",
-        "TeleFLM", "Ernie4_5",
-    )
-)  # fmt: skip
-_ADAPTED_PLAIN = frozenset({"conv1d", "linear_attn.in_proj_ba", "self_attn.b_proj", "mamba.dt_proj"})
-"""Matrices that no quantisation touches and that vLLM holds as linear layers all the same: they have slots, too."""
-
-
 # What a checkpoint holds by itself: one GPU, no segment kept whole, no zero points widened.
 ONE_GPU = Settings(release=Coverage.KV_RULES.first)
 
 
-def _ranks(settings: Settings) -> Ranks:
+def ranks_of(settings: Settings) -> Ranks:
     """Over how many ranks each kind of tensor is cut; experts also over the data-parallel ones."""
     experts = settings.tensor_parallel * settings.data_parallel
     return Ranks(settings.tensor_parallel, experts, settings.expert_parallel and experts > 1)
 
 
-def _has_wide_zeros(settings: Settings) -> bool:
+def has_wide_zeros(settings: Settings) -> bool:
     """Whether AWQ's zero points take 16 bits: Machete multiplies them by the scales."""
     return settings.compute_capability == (9, 0) and Behaviour.AWQ_MACHETE.is_in(settings.release)
 
@@ -498,7 +547,8 @@ def weights_from_shape(shape: ModelShape, settings: Settings = ONE_GPU) -> Estim
     check_divides(shape, settings)
     family = family_of(shape)
     stored = shape.quantization or (named_scheme(settings.quantization) if settings.quantization else None)
-    scheme = scheme_of(stored, shape.moe.expert_dtype if shape.moe else None, wide_zeros=_has_wide_zeros(settings))
+    expert_dtype = shape.moe.expert_dtype if shape.moe else None
+    scheme = scheme_of(stored, expert_dtype, wide_zeros=has_wide_zeros(settings)) if stored else None
     unclear = scheme is None and (stored is not None or settings.quantization is not None)
     if unclear:  # half a byte to two bytes a weight: the middle of what it may be
         scheme = scheme_of(Quantization("fp8", bits=8))
@@ -507,7 +557,7 @@ def weights_from_shape(shape: ModelShape, settings: Settings = ONE_GPU) -> Estim
     is_guess = stored is not None and stored.by_name and scheme is not None and scheme.width == "4" and shape.moe is not None
     if is_guess:  # beside the experts, linear attention is left in 16 bits
         ignored = (*ignored, "*linear_attn*")
-    storing = _Storing(item_bytes(settings), scheme, ignored, whole_segments)
+    storing = StorageRules(item_bytes(settings), scheme, ignored, whole_segments)
     counted = _count(shape, settings, family, storing)
     value, band = counted.heaviest, band_of(shape, family, scheme, unclear=unclear, towers_known=counted.towers_known)
     low, high = int(value * (1 - band.below)) - ALLOCATOR_SLACK, int(value * (1 + band.above)) + ALLOCATOR_SLACK
@@ -519,123 +569,6 @@ def weights_from_shape(shape: ModelShape, settings: Settings = ONE_GPU) -> Estim
     # Which kernel runs depends on what is installed, and Triton's does not pad: gpt-oss-120b took 61.29 GiB with it, not 65.97.
     bare = _count(shape, settings, family, replace(storing, scheme=replace(scheme, expert_padding=(1, 1))))
     return replace(weights, low=min(weights.low, bare.heaviest))
-
-
-def weights_from_tensors(
-    tensors: Iterable[tuple[str, str, Sequence[int]]], shape: ModelShape, settings: Settings = ONE_GPU
-) -> Estimate:
-    """The weights of the rank that rules, from the names, types and shapes in the headers of a checkpoint."""
-    # Imported here because its many patterns are compiled at once, and most plans have no tensors to look at.
-    from plimsoll.plan.weights_parts import EVERY_STAGE, NUMBERED_EXPERT, Cut, place_of, rank_bytes
-
-    check_divides(shape, settings)
-    ranks, item = _ranks(settings), item_bytes(settings)
-    wide_zeros = _has_wide_zeros(settings)
-    by_layer = [0] * len(shape.layers)
-    singles: dict[tuple[int, str], int] = {}
-    first = last = every = embedding = unsure = 0
-    for name, kind, size in tensors:
-        place = place_of(name, shape)
-        if place.cut is Cut.SKIPPED or (place.layer == EVERY_STAGE and settings.language_model_only):
-            continue
-        if place.layer == EVERY_STAGE and settings.encoders_whole:
-            place = replace(place, cut=Cut.WHOLE)
-        held_here = rank_bytes(name, kind, tuple(size), place.cut, shape, ranks, item)
-        if wide_zeros and name.endswith(".qzeros"):
-            held_here *= 4
-        if place.cut is Cut.UNKNOWN:
-            unsure += held_here - held_here // settings.tensor_parallel
-        if place.layer is None:
-            last += held_here
-        elif place.layer == EVERY_STAGE:
-            every += held_here
-        elif place.layer < 0:
-            first += held_here
-            embedding += held_here if place.cut is Cut.VOCABULARY and "per_layer" not in name else 0
-        elif place.cut is Cut.EXPERTS and ranks.by_expert and (numbered := NUMBERED_EXPERT.search(name)):
-            key = (place.layer, name[: numbered.start()] + name[numbered.end() :])
-            singles[key] = singles.get(key, 0) + held_here
-        else:
-            by_layer[place.layer] += held_here
-    for (number, _), all_experts in singles.items():
-        count = shape.moe.experts if shape.moe is not None else 1
-        by_layer[number] += all_experts * share(count, ranks.experts) // count
-    if settings.pipeline_parallel > 1 and shape.tie_word_embeddings:
-        last += embedding
-    family, scheme = family_of(shape), scheme_of(shape.quantization)
-    ignored = shape.quantization.ignored if shape.quantization else ()
-    last += _next_token_head(shape, settings, family, _Storing(item, scheme, ignored, whole_segments=False))
-    value = _heaviest(by_layer, settings, first, last) + every + rotary_bytes(shape, family, item)
-    if scheme is not None and scheme.expert_padding != (1, 1):  # gpt-oss: a file of 60.8 GiB is held as 65.9
-        padded = weights_from_shape(shape, settings)
-        return Estimate(
-            max(value, padded.value), value, max(value, padded.high), "checkpoint, its experts padded for the kernel"
-        )
-    if unsure:
-        return Estimate(value, max(0, value - unsure), value, "checkpoint: tensors of unknown names are counted on every rank")
-    return Estimate.exact(value, "checkpoint: every tensor by its name, type and shape")
-
-
-def weights_from_total(total_bytes: int, shape: ModelShape, settings: Settings = ONE_GPU) -> Estimate:
-    """The weights of the rank that rules, from the total in a checkpoint's index: the total times this rank's share.
-
-    The total may hold MTP layers that vLLM does not load, and the share of a family we do not know is a guess; a
-    checkpoint is not smaller in memory than by its MTP layers, so the band below is one layer in so many.
-    """
-    whole, here = weights_from_shape(shape), weights_from_shape(shape, replace(settings, dtype="bfloat16"))
-    value = total_bytes * here.value // max(1, whole.value)
-    below = 0.01 + shape.mtp_layers / len(shape.layers)
-    above = 0.01 if family_of(shape).known or _ranks(settings) == Ranks() else 0.1
-    return Estimate(
-        value, int(value * (1 - below)), int(value * (1 + above)), "checkpoint: the index's total, by this rank's share"
-    )
-
-
-def parameters(shape: ModelShape) -> int:
-    """How many parameters vLLM loads of the whole model, without MTP layers and without padding."""
-    family, ranks = family_of(shape), Ranks()
-    ends = end_parts(shape, family, 1)
-    parts = [*ends.first, *ends.last]
-    extras = layer_extras(shape, family)
-    for layer in shape.layers:
-        parts += mixer_parts(layer, shape, family, 1) + feed_forward_parts(layer, shape, family, ranks) + extras
-    for tower in shape.towers:
-        encoder = tower_parts(tower, shape, 1)
-        parts += encoder.layer * encoder.layers + encoder.rest
-    padding = padded_vocabulary(shape.vocab_size) - shape.vocab_size
-    padded = sum(part.inputs for part in parts if part.name in ("embed_tokens", "lm_head"))
-    return sum(part.elements for part in parts) - padding * padded
-
-
-def routed_parameters(shape: ModelShape) -> int:
-    """Those of them that belong to experts which a router picks: a token meets only some of them."""
-    family, ranks = family_of(shape), Ranks()
-    return sum(
-        part.elements
-        for layer in shape.layers
-        for part in feed_forward_parts(layer, shape, family, ranks)
-        if part.storage is Storage.EXPERTS
-    )
-
-
-def lora_bytes(shape: ModelShape, settings: Settings) -> Estimate:
-    """The LoRA slots vLLM allocates at start: an A and a B of full rank for every matrix it can adapt, experts included.
-
-    Of models that are not listed the band reaches up to where the words have one, too: which have differs by release.
-    """
-    family, ranks = family_of(shape), _ranks(settings)
-    sizes = []
-    for layer in shape.layers:
-        parts = mixer_parts(layer, shape, family, ranks.tensor) + feed_forward_parts(layer, shape, family, ranks)
-        touched = (part for part in parts if part.storage in (Storage.LINEAR, Storage.EXPERTS) or part.name in _ADAPTED_PLAIN)
-        sizes.append(sum(part.stack * (part.pieces * part.inputs + part.outputs) for part in touched))
-    each = settings.max_loras * settings.max_lora_rank * item_bytes(settings)
-    words = shape.vocab_size + shape.hidden_size
-    # A last stage of its own has the table as well where it is tied to the head.
-    ends = words * (2 if settings.pipeline_parallel > 1 and shape.tie_word_embeddings else 1)
-    low, high = each * _heaviest(sizes, settings), each * _heaviest(sizes, settings, words, ends)
-    value = high if _ADAPTED_WORDS.intersection(shape.architectures) else low
-    return Estimate(value, int(low * 0.9), int(high * 1.1), f"{settings.max_loras} LoRA slots of rank {settings.max_lora_rank}")
 
 
 def check_divides(shape: ModelShape, settings: Settings) -> None:
@@ -658,14 +591,16 @@ def item_bytes(settings: Settings) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Storing:
+class StorageRules:
+    """How the tensors of one model are stored."""
+
     item: int
     scheme: Scheme | None
     ignored: tuple[str, ...]
     whole_segments: bool
 
     def held(self, size: int) -> int:
-        return held(size, whole_segments=self.whole_segments)
+        return allocated_bytes(size, whole_segments=self.whole_segments)
 
 
 class _Counted(NamedTuple):
@@ -673,9 +608,9 @@ class _Counted(NamedTuple):
     towers_known: bool
 
 
-def _count(shape: ModelShape, settings: Settings, family: Family, storing: _Storing) -> _Counted:
+def _count(shape: ModelShape, settings: Settings, family: Family, storing: StorageRules) -> _Counted:
     """Bytes of the heaviest stage; layers that are alike are counted once."""
-    ranks = _ranks(settings)
+    ranks = ranks_of(settings)
     ends = end_parts(shape, family, ranks.tensor)
     extras = _sum(layer_extras(shape, family), storing, (), ())
     rules, single = sorted_rules(storing.ignored) if storing.ignored else ((), {})
@@ -699,11 +634,11 @@ def _count(shape: ModelShape, settings: Settings, family: Family, storing: _Stor
     if settings.pipeline_parallel > 1:
         last += _sum(ends.tied, storing, (), ())
     first = _sum(ends.first, storing, (), ())
-    last += _next_token_head(shape, settings, family, storing)
-    return _Counted(_heaviest(per_layer, settings, first, last) + every, towers_known)
+    last += next_token_head(shape, settings, family, storing)
+    return _Counted(heaviest(per_layer, settings, first, last) + every, towers_known)
 
 
-def _next_token_head(shape: ModelShape, settings: Settings, family: Family, storing: _Storing) -> int:
+def next_token_head(shape: ModelShape, settings: Settings, family: Family, storing: StorageRules) -> int:
     """The MTP layers that draft: like the last layer that keeps tokens, behind a projection of two hidden states; the embedding
     and the head are the model's own. A checkpoint that leaves them out of its quantisation names them."""
     like = [layer for layer in shape.layers if layer.kind.keeps_tokens and not layer.shares_kv]
@@ -711,14 +646,14 @@ def _next_token_head(shape: ModelShape, settings: Settings, family: Family, stor
         return 0
     if any("mtp" in rule for rule in storing.ignored):
         storing = replace(storing, scheme=None)
-    ranks, hidden = _ranks(settings), shape.hidden_size
+    ranks, hidden = ranks_of(settings), shape.hidden_size
     parts = mixer_parts(like[-1], shape, family, ranks.tensor) + feed_forward_parts(like[-1], shape, family, ranks)
     parts += [*linear("eh_proj", hidden, 2 * hidden), *norm(hidden, count=3)]
     rules, _ = sorted_rules(storing.ignored) if storing.ignored else ((), {})
     return shape.mtp_layers * (_sum(parts, storing, rules, ()) + _sum(layer_extras(shape, family), storing, (), ()))
 
 
-def _heaviest(per_layer: Sequence[int], settings: Settings, first: int = 0, last: int = 0) -> int:
+def heaviest(per_layer: Sequence[int], settings: Settings, first: int = 0, last: int = 0) -> int:
     """Of all pipeline stages, with what the first holds before its layers and the last after them."""
     spans = layers_by_stage(len(per_layer), settings.pipeline_parallel, settings.pipeline_partition)
     totals = [sum(per_layer[span.start : span.stop]) for span in spans]
@@ -727,7 +662,7 @@ def _heaviest(per_layer: Sequence[int], settings: Settings, first: int = 0, last
     return max(totals)
 
 
-def _sum(parts: Sequence[RankTensor], storing: _Storing, rules: tuple[str, ...], single: tuple[str, ...]) -> int:
+def _sum(parts: Sequence[RankTensor], storing: StorageRules, rules: tuple[str, ...], single: tuple[str, ...]) -> int:
     item, scheme = storing.item, storing.scheme
     if scheme is None:
         return sum(storing.held(p.elements * (4 if p.storage is Storage.FLOAT32 else item)) for p in parts)
@@ -739,3 +674,103 @@ def _sum(parts: Sequence[RankTensor], storing: _Storing, rules: tuple[str, ...],
         if part.name in _PROJECTIONS and size != part.elements * item:
             total += storing.held(part.elements * item)  # vLLM keeps a 16-bit copy of a quantised kv_b for decoding
     return total
+
+
+def part_bytes(part: RankTensor, item: int, scheme: Scheme | None, *, alone: bool) -> tuple[int, int]:
+    """The bytes of one matrix and of its scales; `alone` where the checkpoint leaves its module alone."""
+    if part.storage is Storage.FLOAT32:
+        return part.elements * 4, 0
+    is_expert = part.storage is Storage.EXPERTS
+    size = None
+    if scheme is not None and not alone and part.storage is not Storage.PLAIN:
+        is_mlp = scheme.mlp_size is not None and part.name.startswith("mlp.")
+        size = scheme.expert_size if is_expert else scheme.mlp_size if is_mlp else scheme.linear_size
+    if scheme is None or size is None:
+        return part.elements * item, 0
+    outputs, inputs = part.outputs, part.inputs
+    if is_expert and scheme.expert_padding != (1, 1):
+        outputs, inputs = _padded_expert(part, scheme.expert_padding)
+    weights, scales = size(outputs, inputs)
+    return weights * part.stack, scales * part.stack
+
+
+def _padded_expert(part: RankTensor, padding: tuple[int, int]) -> tuple[int, int]:
+    """vLLM rounds the experts' width and the hidden size up for its kernels: gpt-oss 2880 becomes 2944 by 3072."""
+    width, hidden = padding
+    if part.name.endswith("up_proj"):
+        return 2 * round_up(part.outputs // 2, width), round_up(part.inputs, hidden)
+    return round_up(part.outputs, hidden), round_up(part.inputs, width)
+
+
+class Encoder(NamedTuple):
+    """The parameters one rank holds of an encoder: one layer, how often it comes, the rest, and whether its code is known."""
+
+    layer: list[RankTensor]
+    layers: int
+    rest: list[RankTensor]
+    known: bool
+
+
+def tower_parts(tower: Tower, shape: ModelShape, ranks: int) -> Encoder:
+    """An encoder as vLLM builds it."""
+    fixed = FIXED_ENCODERS.get(shape.model_type, {}).get(tower.what)
+    if fixed is not None:
+        return Encoder([], 0, [RankTensor(tower.what, share(fixed, ranks))], known=True)
+    style = STYLES.get(shape.model_type) if tower.what == "vision" else None
+    known = style is not None
+    style = style or Style()
+    width = style.width or tower.hidden_size
+    layers = tower.layers
+    if not width or not layers:
+        return Encoder([], 0, [], known=False)
+    inner = tower.intermediate_size if tower.intermediate_size and style.width is None else 4 * width
+    count = max(1, layers - style.skipped + GLOBAL_LAYERS.get(shape.model_type, 0))
+    pixels = 3 * (tower.patch_size or 14) ** 2 * style.frames
+    rest = [
+        RankTensor("patch", width, pixels + (1 if style.patch_bias else 0)),
+        RankTensor("positions", style.positions, width),
+    ]
+    rest += _projector(width, inner, shape.hidden_size, style, ranks)
+    layer = _layer(width, inner, style, ranks)
+    if shape.model_type == "gemma4" and tower.what == "audio":  # conformers: two feed-forwards, attention, a gated convolution
+        layer = layer * 2
+    return Encoder(layer, count, rest, known)
+
+
+def _layer(width: int, inner: int, style: Style, ranks: int) -> list[RankTensor]:
+    own, rows = share(width, ranks), share(inner, ranks)
+    up = rows * (2 if style.gated else 1)
+    bias = style.bias
+    return [
+        *linear("visual.qkv", 3 * own, width, bias=3 * own if bias else 0),
+        *linear("visual.proj", width, own, bias=width if bias else 0),
+        *linear("visual.up_proj", up, width, bias=up if bias else 0),
+        *linear("visual.down_proj", width, rows, bias=width if bias else 0),
+        *norm(width, bias=style.norm_bias, count=style.norms),
+    ]
+
+
+def _projector(width: int, inner: int, hidden: int, style: Style, ranks: int) -> list[RankTensor]:
+    if style.projector == "single":
+        return [RankTensor("projector", width + 1, hidden), *norm(width, count=3)]
+    if style.projector == "pixtral":  # a merger of four patches into one, then two matrices; on every rank
+        return [
+            RankTensor("projector", width, 4 * width),
+            RankTensor("projector", hidden, width),
+            RankTensor("projector", hidden, hidden),
+        ]
+    if style.projector == "llama4":
+        between = 4096  # projector_input_dim and projector_output_dim of both published sizes
+        return [
+            RankTensor("projector", share(between, ranks), inner),
+            RankTensor("projector", between, share(between, ranks)),
+            RankTensor("projector", share(hidden, ranks), between),
+        ]
+    merged = width * style.merge**2
+    middle = hidden if style.inner == "hidden" else merged
+    one = [
+        *linear("visual.merger.fc1", share(middle, ranks), merged, bias=middle),
+        *linear("visual.merger.fc2", hidden, share(middle, ranks), bias=hidden),
+        *norm(width, bias=style.norm_bias),
+    ]
+    return one * style.mergers

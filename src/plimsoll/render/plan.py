@@ -318,7 +318,7 @@ def as_json(planned: MemoryPlan, matrix: Matrix | None = None, workload: Workloa
 
 def _parameters_json(shape: ModelShape) -> dict[str, object]:
     """How much there is to read and to compute in a step; for `simulate`."""
-    from plimsoll.plan.weights import parameters, routed_parameters
+    from plimsoll.plan.weights_checkpoint import parameters, routed_parameters
 
     moe = shape.moe
     return {

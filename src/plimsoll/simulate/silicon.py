@@ -22,8 +22,8 @@ from plimsoll.hardware.cards import Gpu, gpu_named
 from plimsoll.models.shape import Layer, ModelShape
 from plimsoll.plan.ledger import Ledger
 from plimsoll.plan.settings import Settings as LaunchSettings
-from plimsoll.plan.weights import end_parts, feed_forward_parts, mixer_parts, parameters, routed_parameters
-from plimsoll.plan.weights_parts import Ranks, RankTensor, Storage, family_of
+from plimsoll.plan.weights import Ranks, RankTensor, Storage, end_parts, family_of, feed_forward_parts, mixer_parts
+from plimsoll.plan.weights_checkpoint import parameters, routed_parameters
 from plimsoll.simulate.settings import (
     FP8_BYTES,
     EngineLimits,

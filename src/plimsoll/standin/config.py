@@ -17,7 +17,7 @@ from plimsoll.launch.command_line import Argument, CommandLine
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import Ledger
 from plimsoll.plan.settings import Flags
-from plimsoll.plan.weights import parameters, routed_parameters
+from plimsoll.plan.weights_checkpoint import parameters, routed_parameters
 from plimsoll.simulate.settings import EngineLimits, Sheet, StepTime, experts_of, planned_settings, sheet_time
 from plimsoll.simulate.start import check_start
 from plimsoll.standin.engine import StandinConfig

@@ -1,20 +1,16 @@
-"""The parameters of one rank, one fused tensor at a time, as vLLM allocates them."""
+"""What decides the size of a model's weights beside its config.json: its family's code, its encoder's, its quantisation."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import Enum
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from math import prod
 from types import MappingProxyType
-from typing import NamedTuple
 
-from plimsoll.errors import BadInput
-from plimsoll.models.shape import ModelShape, Quantization, Tower
-from plimsoll.units import MIB, ceil_div, round_up
+from plimsoll.models.shape import Quantization
+from plimsoll.units import ceil_div, round_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,97 +117,7 @@ FAMILIES = MappingProxyType(
         "whisper": replace(_OPT, positions=0),
     }
 )
-_UNKNOWN = Family(known=False)
-
-
-def family_of(shape: ModelShape) -> Family:
-    """The small print of this model's family."""
-    family = FAMILIES.get(shape.text_model_type, _UNKNOWN)
-    if shape.text_model_type == "falcon" and shape.kv_heads > 1:  # Falcon 40B and 180B: a norm for each branch
-        return replace(family, norms=2)
-    if shape.text_model_type == "phi" and shape.hidden_size == 2560:  # phi-2 turns 0.4 of a head, phi-1 and 1.5 the half
-        return replace(family, rotary=0.4)
-    return family
-
-
-VOCABULARY_PADDING = 64  # vLLM's DEFAULT_VOCAB_PADDING_SIZE
-
-
-class Storage(Enum):
-    """How a tensor is kept, which decides whether quantisation touches it."""
-
-    LINEAR = "linear"
-    EXPERTS = "experts"
-    PLAIN = "plain"
-    FLOAT32 = "float32"
-
-
-class RankTensor(NamedTuple):
-    """One tensor of one rank (or `stack` equal matrices in one tensor), under its module's name in the checkpoint."""
-
-    name: str
-    outputs: int
-    inputs: int = 1
-    storage: Storage = Storage.PLAIN
-    stack: int = 1
-    pieces: int = 1  # how many matrices of the checkpoint are fused in it: each has a LoRA of its own
-
-    @property
-    def elements(self) -> int:
-        """Its number of parameters."""
-        return self.outputs * self.inputs * self.stack
-
-
-class Ranks(NamedTuple):
-    """Over how many ranks each kind of tensor is cut."""
-
-    tensor: int = 1
-    experts: int = 1
-    by_expert: bool = False
-
-
-def share(size: int, ranks: int) -> int:
-    """What the largest of these ranks holds of a size, rounded up."""
-    return ceil_div(size, ranks)
-
-
-def padded_vocabulary(size: int) -> int:
-    """The rows vLLM gives an embedding: up to the next 64."""
-    return round_up(size, VOCABULARY_PADDING)
-
-
-def linear(name: str, outputs: int, inputs: int, *, bias: int = 0, pieces: int = 1) -> list[RankTensor]:
-    """A matrix that quantisation may touch, with a bias of so many rows."""
-    parts = [RankTensor(name, outputs, inputs, Storage.LINEAR, 1, pieces)]
-    if bias:
-        parts.append(RankTensor(name, bias))
-    return parts
-
-
-def norm(width: int, *, bias: bool = False, count: int = 1) -> list[RankTensor]:
-    """Normalisation weights, with a bias in a LayerNorm."""
-    return [RankTensor("norm", width)] * (count * (2 if bias else 1))
-
-
-_SEGMENT = 2 * MIB  # torch asks the device for large tensors in steps of this
-_LARGE = 10 * MIB
-_NOT_SPLIT = MIB  # a remainder up to this size stays with its tensor
-_STEP = 512
-_NEVER_SPLIT = 20 * MIB  # max_split_size_mb:20, under which vLLM loads from 0.21 on
-
-
-def held(size: int, *, whole_segments: bool = False) -> int:
-    """What torch's allocator counts for a tensor of this size, alone in its segment where it is large.
-
-    The startups show it to the fourth decimal: Qwen3-8B holds 2 MiB more than its tensors, one for the embedding and one
-    for the head, both 1187 MiB; Gemma 3 27B holds 62 MiB more, one per layer. With `whole_segments` the rest of a very large
-    tensor's last segment is never given to others: Gemma 3 12B holds 120 MiB more on 0.25.1 for it, Qwen2.5-1.5B 91 MiB.
-    """
-    if whole_segments and size >= _NEVER_SPLIT:
-        return size + -size % _SEGMENT
-    if size >= _LARGE and (left := -size % _SEGMENT) <= _NOT_SPLIT:
-        return size + left
-    return round_up(size, _STEP)
+UNKNOWN_FAMILY = Family(known=False)
 
 
 # What a tensor weighs once it is quantised, and which tensors are left alone.
@@ -301,32 +207,6 @@ def named_scheme(flag: str) -> Quantization | None:
     return None
 
 
-def part_bytes(part: RankTensor, item: int, scheme: Scheme | None, *, alone: bool) -> tuple[int, int]:
-    """The bytes of one matrix and of its scales; `alone` where the checkpoint leaves its module alone."""
-    if part.storage is Storage.FLOAT32:
-        return part.elements * 4, 0
-    is_expert = part.storage is Storage.EXPERTS
-    size = None
-    if scheme is not None and not alone and part.storage is not Storage.PLAIN:
-        is_mlp = scheme.mlp_size is not None and part.name.startswith("mlp.")
-        size = scheme.expert_size if is_expert else scheme.mlp_size if is_mlp else scheme.linear_size
-    if scheme is None or size is None:
-        return part.elements * item, 0
-    outputs, inputs = part.outputs, part.inputs
-    if is_expert and scheme.expert_padding != (1, 1):
-        outputs, inputs = _padded_expert(part, scheme.expert_padding)
-    weights, scales = size(outputs, inputs)
-    return weights * part.stack, scales * part.stack
-
-
-def _padded_expert(part: RankTensor, padding: tuple[int, int]) -> tuple[int, int]:
-    """vLLM rounds the experts' width and the hidden size up for its kernels: gpt-oss 2880 becomes 2944 by 3072."""
-    width, hidden = padding
-    if part.name.endswith("up_proj"):
-        return 2 * round_up(part.outputs // 2, width), round_up(part.inputs, hidden)
-    return round_up(part.outputs, hidden), round_up(part.inputs, width)
-
-
 def _eight(block: tuple[int, ...] | None) -> Sizes:
     if block is None or len(block) < 2:
         return lambda outputs, inputs: (outputs * inputs, 4 * outputs)
@@ -388,125 +268,6 @@ def _matches(pattern: str, name: str) -> bool:
         return False
 
 
-BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
-        "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}  # fmt: skip
-_FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
-
-
-class Cut(Enum):
-    """How a tensor is spread over the tensor-parallel ranks."""
-
-    VOCABULARY = "vocabulary"
-    COLUMNS = "columns"
-    KEYS = "keys"
-    ROWS = "rows"
-    EXPERTS = "experts"
-    WHOLE = "whole"
-    SKIPPED = "skipped"
-    UNKNOWN = "unknown"
-
-
-EVERY_STAGE = -2  # encoders
-
-
-@dataclass(frozen=True, slots=True)
-class TensorPlace:
-    """Where a tensor goes: a decoder layer, before (-1) or after (None) all of them, or every stage; and how it is cut."""
-
-    layer: int | None
-    cut: Cut
-
-
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
-_TOWER = re.compile(
-    r"(?:^|\.)(?:visual|vision\w*|audio\w*|multi_modal_projector|mm_\w+|mlp1|embed_vision|embed_audio|patch_merger)\."
-)
-_SKIPPED = re.compile(r"(?:^|\.)mtp\.|rotary_emb\.inv_freq$|\.attn\.(?:masked_)?bias$|\.g_idx$|(?:^|\.)\w*position_ids$")
-_EMBEDDING = re.compile(
-    r"(?:^|\.)(?:embed_tokens|embed_tokens_per_layer|wte|word_embeddings|embed_in|tok_embeddings|embeddings)\.weight$"
-)
-_HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output)\.")
-_EXPERT = re.compile(r"(?:^|\.)experts\.")
-NUMBERED_EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")
-_KEYS = re.compile(r"(?:^|\.)(?:k_proj|v_proj)\.")
-_COLUMNS = re.compile(
-    r"(?:^|\.)(?:q_proj|qkv_proj|qkv|query_key_value|Wqkv|c_attn|q_b_proj|kv_b_proj|gate_proj|up_proj|gate_up_proj|w1|w3"
-    r"|fc1|c_fc|fc_in|dense_h_to_4h|linear_fc1|in_proj|in_proj_\w+|conv1d|A_log|D|dt_bias|q_norm_full|g_proj|b_proj|f_b_proj"
-    r"|g_b_proj|dt_proj|q_conv1d|k_conv1d|v_conv1d|output_gate|mixer\.norm|mamba\.norm|sinks)(?:\.|$)"
-)
-_ROWS = re.compile(
-    r"(?:^|\.)(?:o_proj|out_proj|down_proj|w2|fc2|c_proj|fc_out|dense_4h_to_h|linear_fc2|x_proj|proj"
-    r"|(?:self_attention|attention|self_attn)\.dense)\."
-)
-_WHOLE = re.compile(
-    r"norm|(?:^|\.)(?:gate|router|shared_expert_gate|q_a_proj|kv_a_proj_with_mqa|indexer|wq_b|wk|weights_proj|f_a_proj|g_a_proj"
-    r"|per_layer_\w+|embed_positions|wpe|layer_scalar|altup|laurel|ln_\w+|ln\d|bias|e_score_correction_bias|fc\d_latent_proj"
-    r"|correction_coefs|prediction_coefs|modality_router|merging_layer|linear_\d|image_newline)(?:\.|$)|layer_?norm"
-)
-
-
-def place_of(name: str, shape: ModelShape) -> TensorPlace:
-    """Where vLLM puts a tensor of this name."""
-    if _SKIPPED.search(name):
-        return TensorPlace(None, Cut.SKIPPED)
-    if _TOWER.search(name):
-        return TensorPlace(EVERY_STAGE, _matrix_cut(name))
-    if (layer := _LAYER.search(name)) is not None:
-        number = int(layer[1])
-        if number >= len(shape.layers):  # the MTP layers of DeepSeek and GLM follow the last one
-            return TensorPlace(None, Cut.SKIPPED)
-        return TensorPlace(number, Cut.EXPERTS if _EXPERT.search(name) else _matrix_cut(name))
-    if _EMBEDDING.search(name):
-        return TensorPlace(-1, Cut.VOCABULARY)
-    if _HEAD.search(name):
-        return TensorPlace(None, Cut.SKIPPED if shape.tie_word_embeddings else Cut.VOCABULARY)
-    if "per_layer" in name or "embed_positions" in name or "wpe" in name or "project_" in name or "altup" in name:
-        return TensorPlace(-1, Cut.WHOLE)
-    return TensorPlace(None, Cut.WHOLE if _WHOLE.search(name) else Cut.UNKNOWN)
-
-
-def _matrix_cut(name: str) -> Cut:
-    if _KEYS.search(name):
-        return Cut.KEYS
-    if _ROWS.search(name):
-        return Cut.ROWS
-    if _COLUMNS.search(name):
-        return Cut.COLUMNS
-    return Cut.WHOLE if _WHOLE.search(name) else Cut.UNKNOWN
-
-
-def rank_bytes(name: str, dtype: str, shape: tuple[int, ...], cut: Cut, model: ModelShape, ranks: Ranks, item: int) -> int:
-    """The bytes the fullest rank holds of one tensor; plain floats are kept in the served type."""
-    bits = BITS.get(dtype)
-    if bits is None:
-        raise BadInput(f"safetensors: {name[:80]!a} has the type {dtype[:20]!a}, which is not known here")
-    if dtype in _FLOATS and not name.endswith(("scale", "scale_inv", "scales", "A_log", "correction_bias", "absmax")):
-        bits = item * 8
-    elements = prod(shape)
-    tensor = ranks.tensor
-    if cut is Cut.VOCABULARY and shape:
-        elements = elements // max(1, shape[0]) * share(padded_vocabulary(shape[0]), tensor)
-    elif cut is Cut.EXPERTS:
-        elements = _expert_elements(name, shape, model, ranks)
-    elif cut is Cut.KEYS:
-        elements = share(elements, min(tensor, max(1, model.kv_heads))) if elements > 1 else elements
-    elif cut is Cut.COLUMNS:
-        elements = share(elements, tensor) if elements > 1 else elements
-    elif cut is Cut.ROWS and len(shape) > 1 and min(shape) > 1:  # a bias, or a scale per output, is on every rank
-        elements = share(elements, tensor)
-    return -(-elements * bits // 8)
-
-
-def _expert_elements(name: str, shape: tuple[int, ...], model: ModelShape, ranks: Ranks) -> int:
-    """By expert, a rank holds its share of the experts; else its share of each, but all of a scale per output of w2."""
-    elements = prod(shape)
-    count = model.moe.experts if model.moe is not None else 1
-    if ranks.by_expert:  # `experts.7.w1` is one of many: the share of one expert, rounded up over all of them later
-        return elements * share(count, ranks.experts) // count if shape and shape[0] == count else elements
-    per_output = _ROWS.search(name) is not None and (len(shape) < 2 or min(shape) == 1)
-    return elements if per_output or elements == 1 else share(elements, ranks.experts)
-
-
 @dataclass(frozen=True, slots=True)
 class Style:
     """What an encoder's code has beside the sizes its config gives."""
@@ -552,81 +313,8 @@ STYLES = {
     "kimi_vl": Style(positions=4096),
     "mllama": Style(positions=1601, merge=1, projector="single"),
 }
+
 # Encoders whose config does not describe them, in parameters: MobileNet v5 and the conformer of Gemma 3n (the published
 # 5.44 B and 7.85 B less the 4.46 B and 6.87 B of the text), the fourth part of Llama 3.2 Vision that is "global" layers.
-_FIXED = {"gemma3n": {"vision": 299_000_000, "audio": 681_000_000}}
-_GLOBAL_LAYERS = {"mllama": 8}
-
-
-class Encoder(NamedTuple):
-    """The parameters one rank holds of an encoder: one layer, how often it comes, the rest, and whether its code is known."""
-
-    layer: list[RankTensor]
-    layers: int
-    rest: list[RankTensor]
-    known: bool
-
-
-def tower_parts(tower: Tower, shape: ModelShape, ranks: int) -> Encoder:
-    """An encoder as vLLM builds it."""
-    fixed = _FIXED.get(shape.model_type, {}).get(tower.what)
-    if fixed is not None:
-        return Encoder([], 0, [RankTensor(tower.what, share(fixed, ranks))], known=True)
-    style = STYLES.get(shape.model_type) if tower.what == "vision" else None
-    known = style is not None
-    style = style or Style()
-    width = style.width or tower.hidden_size
-    layers = tower.layers
-    if not width or not layers:
-        return Encoder([], 0, [], known=False)
-    inner = tower.intermediate_size if tower.intermediate_size and style.width is None else 4 * width
-    count = max(1, layers - style.skipped + _GLOBAL_LAYERS.get(shape.model_type, 0))
-    pixels = 3 * (tower.patch_size or 14) ** 2 * style.frames
-    rest = [
-        RankTensor("patch", width, pixels + (1 if style.patch_bias else 0)),
-        RankTensor("positions", style.positions, width),
-    ]
-    rest += _projector(width, inner, shape.hidden_size, style, ranks)
-    layer = _layer(width, inner, style, ranks)
-    if shape.model_type == "gemma4" and tower.what == "audio":  # conformers: two feed-forwards, attention, a gated convolution
-        layer = layer * 2
-    return Encoder(layer, count, rest, known)
-
-
-def _layer(width: int, inner: int, style: Style, ranks: int) -> list[RankTensor]:
-    own, rows = share(width, ranks), share(inner, ranks)
-    up = rows * (2 if style.gated else 1)
-    bias = style.bias
-    return [
-        *linear("visual.qkv", 3 * own, width, bias=3 * own if bias else 0),
-        *linear("visual.proj", width, own, bias=width if bias else 0),
-        *linear("visual.up_proj", up, width, bias=up if bias else 0),
-        *linear("visual.down_proj", width, rows, bias=width if bias else 0),
-        *norm(width, bias=style.norm_bias, count=style.norms),
-    ]
-
-
-def _projector(width: int, inner: int, hidden: int, style: Style, ranks: int) -> list[RankTensor]:
-    if style.projector == "single":
-        return [RankTensor("projector", width + 1, hidden), *norm(width, count=3)]
-    if style.projector == "pixtral":  # a merger of four patches into one, then two matrices; on every rank
-        return [
-            RankTensor("projector", width, 4 * width),
-            RankTensor("projector", hidden, width),
-            RankTensor("projector", hidden, hidden),
-        ]
-    if style.projector == "llama4":
-        between = 4096  # projector_input_dim and projector_output_dim of both published sizes
-        return [
-            RankTensor("projector", share(between, ranks), inner),
-            RankTensor("projector", between, share(between, ranks)),
-            RankTensor("projector", share(hidden, ranks), between),
-        ]
-    merged = width * style.merge**2
-    middle = hidden if style.inner == "hidden" else merged
-    one = [
-        *linear("visual.merger.fc1", share(middle, ranks), merged, bias=middle),
-        *linear("visual.merger.fc2", hidden, share(middle, ranks), bias=hidden),
-        *norm(width, bias=style.norm_bias),
-    ]
-    return one * style.mergers
+FIXED_ENCODERS = {"gemma3n": {"vision": 299_000_000, "audio": 681_000_000}}
+GLOBAL_LAYERS = {"mllama": 8}

@@ -1,0 +1,285 @@
+"""The weights by a checkpoint itself (its tensors' headers, or its index's total), its parameters, and LoRA slots beside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from math import prod
+
+from plimsoll.errors import BadInput
+from plimsoll.models.shape import ModelShape
+from plimsoll.plan.settings import Settings
+from plimsoll.plan.weights import (
+    ONE_GPU,
+    Ranks,
+    Storage,
+    StorageRules,
+    check_divides,
+    end_parts,
+    family_of,
+    feed_forward_parts,
+    has_wide_zeros,
+    heaviest,
+    item_bytes,
+    layer_extras,
+    mixer_parts,
+    next_token_head,
+    padded_vocabulary,
+    ranks_of,
+    rotary_bytes,
+    share,
+    tower_parts,
+    weights_from_shape,
+)
+from plimsoll.plan.weights_tables import scheme_of
+from plimsoll.units import Estimate
+
+BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
+        "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}  # fmt: skip
+_FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
+
+
+class Cut(Enum):
+    """How a tensor is spread over the tensor-parallel ranks."""
+
+    VOCABULARY = "vocabulary"
+    COLUMNS = "columns"
+    KEYS = "keys"
+    ROWS = "rows"
+    EXPERTS = "experts"
+    WHOLE = "whole"
+    SKIPPED = "skipped"
+    UNKNOWN = "unknown"
+
+
+EVERY_STAGE = -2  # encoders
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """Where a tensor goes: a decoder layer, before (-1) or after (None) all of them, or every stage; and how it is cut."""
+
+    layer: int | None
+    cut: Cut
+
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
+_TOWER = re.compile(
+    r"(?:^|\.)(?:visual|vision\w*|audio\w*|multi_modal_projector|mm_\w+|mlp1|embed_vision|embed_audio|patch_merger)\."
+)
+_SKIPPED = re.compile(r"(?:^|\.)mtp\.|rotary_emb\.inv_freq$|\.attn\.(?:masked_)?bias$|\.g_idx$|(?:^|\.)\w*position_ids$")
+_EMBEDDING = re.compile(
+    r"(?:^|\.)(?:embed_tokens|embed_tokens_per_layer|wte|word_embeddings|embed_in|tok_embeddings|embeddings)\.weight$"
+)
+_HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output)\.")
+_EXPERT = re.compile(r"(?:^|\.)experts\.")
+NUMBERED_EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")
+_KEYS = re.compile(r"(?:^|\.)(?:k_proj|v_proj)\.")
+_COLUMNS = re.compile(
+    r"(?:^|\.)(?:q_proj|qkv_proj|qkv|query_key_value|Wqkv|c_attn|q_b_proj|kv_b_proj|gate_proj|up_proj|gate_up_proj|w1|w3"
+    r"|fc1|c_fc|fc_in|dense_h_to_4h|linear_fc1|in_proj|in_proj_\w+|conv1d|A_log|D|dt_bias|q_norm_full|g_proj|b_proj|f_b_proj"
+    r"|g_b_proj|dt_proj|q_conv1d|k_conv1d|v_conv1d|output_gate|mixer\.norm|mamba\.norm|sinks)(?:\.|$)"
+)
+_ROWS = re.compile(
+    r"(?:^|\.)(?:o_proj|out_proj|down_proj|w2|fc2|c_proj|fc_out|dense_4h_to_h|linear_fc2|x_proj|proj"
+    r"|(?:self_attention|attention|self_attn)\.dense)\."
+)
+_WHOLE = re.compile(
+    r"norm|(?:^|\.)(?:gate|router|shared_expert_gate|q_a_proj|kv_a_proj_with_mqa|indexer|wq_b|wk|weights_proj|f_a_proj|g_a_proj"
+    r"|per_layer_\w+|embed_positions|wpe|layer_scalar|altup|laurel|ln_\w+|ln\d|bias|e_score_correction_bias|fc\d_latent_proj"
+    r"|correction_coefs|prediction_coefs|modality_router|merging_layer|linear_\d|image_newline)(?:\.|$)|layer_?norm"
+)
+
+
+def place_of(name: str, shape: ModelShape) -> TensorPlace:
+    """Where vLLM puts a tensor of this name."""
+    if _SKIPPED.search(name):
+        return TensorPlace(None, Cut.SKIPPED)
+    if _TOWER.search(name):
+        return TensorPlace(EVERY_STAGE, _matrix_cut(name))
+    if (layer := _LAYER.search(name)) is not None:
+        number = int(layer[1])
+        if number >= len(shape.layers):  # the MTP layers of DeepSeek and GLM follow the last one
+            return TensorPlace(None, Cut.SKIPPED)
+        return TensorPlace(number, Cut.EXPERTS if _EXPERT.search(name) else _matrix_cut(name))
+    if _EMBEDDING.search(name):
+        return TensorPlace(-1, Cut.VOCABULARY)
+    if _HEAD.search(name):
+        return TensorPlace(None, Cut.SKIPPED if shape.tie_word_embeddings else Cut.VOCABULARY)
+    if "per_layer" in name or "embed_positions" in name or "wpe" in name or "project_" in name or "altup" in name:
+        return TensorPlace(-1, Cut.WHOLE)
+    return TensorPlace(None, Cut.WHOLE if _WHOLE.search(name) else Cut.UNKNOWN)
+
+
+def _matrix_cut(name: str) -> Cut:
+    if _KEYS.search(name):
+        return Cut.KEYS
+    if _ROWS.search(name):
+        return Cut.ROWS
+    if _COLUMNS.search(name):
+        return Cut.COLUMNS
+    return Cut.WHOLE if _WHOLE.search(name) else Cut.UNKNOWN
+
+
+def rank_bytes(name: str, dtype: str, shape: tuple[int, ...], cut: Cut, model: ModelShape, ranks: Ranks, item: int) -> int:
+    """The bytes the fullest rank holds of one tensor; plain floats are kept in the served type."""
+    bits = BITS.get(dtype)
+    if bits is None:
+        raise BadInput(f"safetensors: {name[:80]!a} has the type {dtype[:20]!a}, which is not known here")
+    if dtype in _FLOATS and not name.endswith(("scale", "scale_inv", "scales", "A_log", "correction_bias", "absmax")):
+        bits = item * 8
+    elements = prod(shape)
+    tensor = ranks.tensor
+    if cut is Cut.VOCABULARY and shape:
+        elements = elements // max(1, shape[0]) * share(padded_vocabulary(shape[0]), tensor)
+    elif cut is Cut.EXPERTS:
+        elements = _expert_elements(name, shape, model, ranks)
+    elif cut is Cut.KEYS:
+        elements = share(elements, min(tensor, max(1, model.kv_heads))) if elements > 1 else elements
+    elif cut is Cut.COLUMNS:
+        elements = share(elements, tensor) if elements > 1 else elements
+    elif cut is Cut.ROWS and len(shape) > 1 and min(shape) > 1:  # a bias, or a scale per output, is on every rank
+        elements = share(elements, tensor)
+    return -(-elements * bits // 8)
+
+
+def _expert_elements(name: str, shape: tuple[int, ...], model: ModelShape, ranks: Ranks) -> int:
+    """By expert, a rank holds its share of the experts; else its share of each, but all of a scale per output of w2."""
+    elements = prod(shape)
+    count = model.moe.experts if model.moe is not None else 1
+    if ranks.by_expert:  # `experts.7.w1` is one of many: the share of one expert, rounded up over all of them later
+        return elements * share(count, ranks.experts) // count if shape and shape[0] == count else elements
+    per_output = _ROWS.search(name) is not None and (len(shape) < 2 or min(shape) == 1)
+    return elements if per_output or elements == 1 else share(elements, ranks.experts)
+
+
+def weights_from_tensors(
+    tensors: Iterable[tuple[str, str, Sequence[int]]], shape: ModelShape, settings: Settings = ONE_GPU
+) -> Estimate:
+    """The weights of the rank that rules, from the names, types and shapes in the headers of a checkpoint."""
+    check_divides(shape, settings)
+    ranks, item = ranks_of(settings), item_bytes(settings)
+    wide_zeros = has_wide_zeros(settings)
+    by_layer = [0] * len(shape.layers)
+    singles: dict[tuple[int, str], int] = {}
+    first = last = every = embedding = unsure = 0
+    for name, kind, size in tensors:
+        place = place_of(name, shape)
+        if place.cut is Cut.SKIPPED or (place.layer == EVERY_STAGE and settings.language_model_only):
+            continue
+        if place.layer == EVERY_STAGE and settings.encoders_whole:
+            place = replace(place, cut=Cut.WHOLE)
+        held_here = rank_bytes(name, kind, tuple(size), place.cut, shape, ranks, item)
+        if wide_zeros and name.endswith(".qzeros"):
+            held_here *= 4
+        if place.cut is Cut.UNKNOWN:
+            unsure += held_here - held_here // settings.tensor_parallel
+        if place.layer is None:
+            last += held_here
+        elif place.layer == EVERY_STAGE:
+            every += held_here
+        elif place.layer < 0:
+            first += held_here
+            embedding += held_here if place.cut is Cut.VOCABULARY and "per_layer" not in name else 0
+        elif place.cut is Cut.EXPERTS and ranks.by_expert and (numbered := NUMBERED_EXPERT.search(name)):
+            key = (place.layer, name[: numbered.start()] + name[numbered.end() :])
+            singles[key] = singles.get(key, 0) + held_here
+        else:
+            by_layer[place.layer] += held_here
+    for (number, _), all_experts in singles.items():
+        count = shape.moe.experts if shape.moe is not None else 1
+        by_layer[number] += all_experts * share(count, ranks.experts) // count
+    if settings.pipeline_parallel > 1 and shape.tie_word_embeddings:
+        last += embedding
+    family, scheme = family_of(shape), scheme_of(shape.quantization)
+    ignored = shape.quantization.ignored if shape.quantization else ()
+    last += next_token_head(shape, settings, family, StorageRules(item, scheme, ignored, whole_segments=False))
+    value = heaviest(by_layer, settings, first, last) + every + rotary_bytes(shape, family, item)
+    if scheme is not None and scheme.expert_padding != (1, 1):  # gpt-oss: a file of 60.8 GiB is held as 65.9
+        padded = weights_from_shape(shape, settings)
+        return Estimate(
+            max(value, padded.value), value, max(value, padded.high), "checkpoint, its experts padded for the kernel"
+        )
+    if unsure:
+        return Estimate(value, max(0, value - unsure), value, "checkpoint: tensors of unknown names are counted on every rank")
+    return Estimate.exact(value, "checkpoint: every tensor by its name, type and shape")
+
+
+def weights_from_total(total_bytes: int, shape: ModelShape, settings: Settings = ONE_GPU) -> Estimate:
+    """The weights of the rank that rules, from the total in a checkpoint's index: the total times this rank's share.
+
+    The total may hold MTP layers that vLLM does not load, and the share of a family we do not know is a guess; a
+    checkpoint is not smaller in memory than by its MTP layers, so the band below is one layer in so many.
+    """
+    whole, here = weights_from_shape(shape), weights_from_shape(shape, replace(settings, dtype="bfloat16"))
+    value = total_bytes * here.value // max(1, whole.value)
+    below = 0.01 + shape.mtp_layers / len(shape.layers)
+    above = 0.01 if family_of(shape).known or ranks_of(settings) == Ranks() else 0.1
+    return Estimate(
+        value, int(value * (1 - below)), int(value * (1 + above)), "checkpoint: the index's total, by this rank's share"
+    )
+
+
+# Whose embedding table and head can have a LoRA too: `embedding_modules` in the models of vLLM 0.32.0. It takes a row of the
+# rank for every word, on every rank of a tensor-parallel server.
+_ADAPTED_WORDS = frozenset(
+    f"{name}ForCausalLM"
+    for name in (
+        "Apertus", "Exaone", "Exaone4", "ExaoneMoe", "FalconH1", "Granite", "GraniteMoe", "GraniteMoeHybrid",
+        "GraniteMoeShared", "GraniteSWA", "HyperCLOVAX", "InternLM3", "IQuestCoder", "Jamba", "K2Horizon", "LLaMA", "Lfm2",
+        "Lfm2Moe", "Llama", "Llama4", "MiniCPM", "MiniCPM3", "Mixtral", "Nemotron", "NemotronH", "NemotronHPuzzle", "DeciLM",
+        "Param2MoE", "Phi3", "PhiMoE", "Qwen3", "Qwen3Moe", "Qwen3_5", "Qwen3_5Moe", "Solar", "TeleChat2", "TeleChat3",
+        "TeleFLM", "Ernie4_5",
+    )
+)  # fmt: skip
+_ADAPTED_PLAIN = frozenset({"conv1d", "linear_attn.in_proj_ba", "self_attn.b_proj", "mamba.dt_proj"})
+"""Matrices that no quantisation touches and that vLLM holds as linear layers all the same: they have slots, too."""
+
+
+def parameters(shape: ModelShape) -> int:
+    """How many parameters vLLM loads of the whole model, without MTP layers and without padding."""
+    family, ranks = family_of(shape), Ranks()
+    ends = end_parts(shape, family, 1)
+    parts = [*ends.first, *ends.last]
+    extras = layer_extras(shape, family)
+    for layer in shape.layers:
+        parts += mixer_parts(layer, shape, family, 1) + feed_forward_parts(layer, shape, family, ranks) + extras
+    for tower in shape.towers:
+        encoder = tower_parts(tower, shape, 1)
+        parts += encoder.layer * encoder.layers + encoder.rest
+    padding = padded_vocabulary(shape.vocab_size) - shape.vocab_size
+    padded = sum(part.inputs for part in parts if part.name in ("embed_tokens", "lm_head"))
+    return sum(part.elements for part in parts) - padding * padded
+
+
+def routed_parameters(shape: ModelShape) -> int:
+    """Those of them that belong to experts which a router picks: a token meets only some of them."""
+    family, ranks = family_of(shape), Ranks()
+    return sum(
+        part.elements
+        for layer in shape.layers
+        for part in feed_forward_parts(layer, shape, family, ranks)
+        if part.storage is Storage.EXPERTS
+    )
+
+
+def lora_bytes(shape: ModelShape, settings: Settings) -> Estimate:
+    """The LoRA slots vLLM allocates at start: an A and a B of full rank for every matrix it can adapt, experts included.
+
+    Of models that are not listed the band reaches up to where the words have one, too: which have differs by release.
+    """
+    family, ranks = family_of(shape), ranks_of(settings)
+    sizes = []
+    for layer in shape.layers:
+        parts = mixer_parts(layer, shape, family, ranks.tensor) + feed_forward_parts(layer, shape, family, ranks)
+        touched = (part for part in parts if part.storage in (Storage.LINEAR, Storage.EXPERTS) or part.name in _ADAPTED_PLAIN)
+        sizes.append(sum(part.stack * (part.pieces * part.inputs + part.outputs) for part in touched))
+    each = settings.max_loras * settings.max_lora_rank * item_bytes(settings)
+    words = shape.vocab_size + shape.hidden_size
+    # A last stage of its own has the table as well where it is tied to the head.
+    ends = words * (2 if settings.pipeline_parallel > 1 and shape.tie_word_embeddings else 1)
+    low, high = each * heaviest(sizes, settings), each * heaviest(sizes, settings, words, ends)
+    value = high if _ADAPTED_WORDS.intersection(shape.architectures) else low
+    return Estimate(value, int(low * 0.9), int(high * 1.1), f"{settings.max_loras} LoRA slots of rank {settings.max_lora_rank}")
