@@ -248,10 +248,10 @@ class ModelShape:
 # What a config.json leaves unsaid because its family's code says it: vLLM 0.32's rules and transformers' defaults. Defaults are
 # only of families whose published files lean on them: Gemma 3 states no heads, LLaVA's text_config almost nothing.
 with (Path(__file__).parent / "data" / "families.json").open("rb") as _file:
-    _TABLE: Mapping[str, Any] = json.load(_file)
-_FAMILIES = {what: frozenset(row["names"]) for what, row in _TABLE["families"].items()}
-FULL_EVERY: Mapping[str, int] = _TABLE["full_every"]["layers"]
-DEFAULTS: Mapping[str, Mapping[str, object]] = _TABLE["defaults"]
+    FAMILY_TABLE: Mapping[str, Any] = json.load(_file)
+_FAMILIES = {what: frozenset(row["names"]) for what, row in FAMILY_TABLE["families"].items()}
+FULL_EVERY: Mapping[str, int] = FAMILY_TABLE["full_every"]["layers"]
+DEFAULTS: Mapping[str, Mapping[str, object]] = FAMILY_TABLE["defaults"]
 MLA_FAMILIES, MAMBA1_FAMILIES, MAMBA_ONLY_FAMILIES = _FAMILIES["mla"], _FAMILIES["mamba1"], _FAMILIES["mamba_only"]
 ENCODER_FAMILIES, WINDOW_PLUS_ONE = _FAMILIES["encoder"], _FAMILIES["window_plus_one"]
 WINDOW_NEEDS_A_FLAG = tuple(_FAMILIES["window_needs_a_flag"])

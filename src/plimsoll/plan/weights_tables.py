@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from types import MappingProxyType
 
-from plimsoll.models.shape import Quantization
+from plimsoll.models.shape import FAMILY_TABLE, Quantization
 from plimsoll.units import ceil_div, round_up
 
 
@@ -17,7 +16,7 @@ from plimsoll.units import ceil_div, round_up
 class Family:
     """What a family's code has beside the matrices its config.json names, read in vllm/model_executor/models of 0.32.0.
 
-    A family that is not in FAMILIES is planned like Llama, with a wide band.
+    The rows are in models/data/families.json; a family that is not there is planned like Llama, with a wide band.
     """
 
     gated: bool = True
@@ -40,83 +39,11 @@ class Family:
     known: bool = True
 
 
-_LLAMA = Family()
-_QWEN2 = Family(qkv_bias=True)
-_QWEN3 = Family(query_norm="head")
-_OPT = Family(gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, norm_bias=True, positions=2, rotary=0)
-_NEOX = Family(gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, norm_bias=True, rotary=0.25)
-_PHI = replace(_NEOX, norms=1, head_bias=True, rotary=0.5)
-_FALCON = Family(gated=False, norms=1, norm_bias=True)
-_DEEPSEEK = Family(router_bias="float32")
-_GLM = Family(qkv_bias=True, rotary=0.5)
-_GPT2 = replace(_OPT, positions=0)
-
-FAMILIES = MappingProxyType(
-    {
-        **dict.fromkeys(
-            "llama mistral ministral3 mixtral granite granitemoe granitemoeshared granitemoehybrid bamba phi3 internlm2 "
-            "internlm3 baichuan solar arcee smollm3 llama4_text nemotron-nas jamba dbrx gemma lfm2 lfm2_moe minimax "
-            "minimax_text_01 minimax_m1 mllama_text_model falcon_h1 longcat_flash ernie4_5 exaone".split(),
-            _LLAMA,
-        ),
-        "arcee": Family(gated=False),
-        "dbrx": Family(norm_bias=True),
-        "internlm": Family(qkv_bias=True, out_bias=True),
-        **dict.fromkeys("qwen2 seed_oss mimo".split(), _QWEN2),
-        **dict.fromkeys(
-            "qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text".split(), replace(_QWEN2, interleaved_positions=True)
-        ),
-        "qwen2_moe": replace(_QWEN2, shared_gate=True),
-        **dict.fromkeys("qwen3 qwen3_moe".split(), _QWEN3),
-        **dict.fromkeys(
-            "qwen3_vl_text qwen3_vl_moe_text qwen3_omni_moe_text".split(), replace(_QWEN3, interleaved_positions=True)
-        ),
-        "qwen3_next": replace(_QWEN3, shared_gate=True, rotary=0.25),
-        **dict.fromkeys(
-            "qwen3_5_text qwen3_5_moe_text".split(), replace(_QWEN3, shared_gate=True, rotary=0.25, interleaved_positions=True)
-        ),
-        "gemma2": Family(norms=4),
-        **dict.fromkeys("gemma3 gemma3_text".split(), Family(norms=4, query_norm="head")),
-        "gemma3n_text": Family(norms=5, query_norm="head"),
-        "gemma4_text": Family(norms=4, query_norm="head"),
-        "phi": _PHI,
-        "phimoe": Family(qkv_bias=True, out_bias=True, norm_bias=True, head_bias=True),
-        "opt": _OPT,
-        "gpt2": _GPT2,
-        "gpt_bigcode": _GPT2,
-        "bloom": replace(_OPT, positions=None),
-        "gpt_neox": _NEOX,
-        "gptj": Family(gated=False, mlp_bias=True, norms=1, norm_bias=True, head_bias=True, rotary=0.25),
-        "codegen": Family(gated=False, mlp_bias=True, norms=1, norm_bias=True, head_bias=True, rotary=0.25),
-        "starcoder2": replace(_NEOX, rotary=1.0),
-        "mpt": Family(gated=False, rotary=0),
-        "stablelm": Family(norm_bias=True, rotary=0.25),
-        **dict.fromkeys("falcon RefinedWeb RefinedWebModel".split(), _FALCON),
-        **dict.fromkeys("cohere cohere2".split(), Family(norms=1)),
-        "olmo": Family(norms=0, final_norm=False),
-        **dict.fromkeys("olmo2 olmo3 olmoe".split(), Family(query_norm="full")),
-        "exaone4": _QWEN3,
-        **dict.fromkeys("glm chatglm".split(), _GLM),
-        "glm4": replace(_GLM, norms=4),
-        **dict.fromkeys("glm4v_text glm4v_moe_text".split(), replace(_GLM, norms=4, interleaved_positions=True)),
-        "glm4_moe": replace(_GLM, router_bias="float32", router_float32=True, query_norm="head"),
-        "glm4_moe_lite": replace(_DEEPSEEK, router_float32=True),
-        **dict.fromkeys("deepseek deepseek_v2".split(), _LLAMA),
-        **dict.fromkeys(
-            "deepseek_v3 deepseek_v32 kimi_k2 glm_moe_dsa dots1 pangu_ultra_moe kimi_linear deepseek_v4".split(), _DEEPSEEK
-        ),
-        "minimax_m2": Family(query_norm="full", router_bias="float32", router_float32=True, rotary=0.5),
-        "gpt_oss": Family(qkv_bias=True, out_bias=True, router_bias="plain", expert_bias=True, sinks=True),
-        "nemotron": Family(gated=False, norm_bias=True, rotary=0.5),
-        "nemotron_h": Family(gated=False, norms=1, rotary=0, router_bias="float32", router_float32=True),
-        "hunyuan_v1_dense": _QWEN3,
-        "hunyuan_v1_moe": _QWEN3,
-        "ernie4_5_moe": _DEEPSEEK,
-        "bailing_moe_v2": replace(_QWEN3, router_bias="float32"),
-        "mimo_v2_flash": Family(sinks=True, router_bias="float32", rotary=0.334),
-        "whisper": replace(_OPT, positions=0),
-    }
-)
+FAMILIES: Mapping[str, Family] = {
+    name: Family(**{field: value for field, value in row.items() if field != "names"})
+    for row in FAMILY_TABLE["weights"]["rows"]
+    for name in row["names"]
+}
 UNKNOWN_FAMILY = Family(known=False)
 
 
@@ -288,32 +215,11 @@ class Style:
     width: int | None = None  # the encoder's width, where `hidden_size` in its config means what it puts out
 
 
-_QWEN2_5 = Style(gated=True, norm_bias=False, frames=2, patch_bias=False)
-_QWEN3_TOWER = Style(frames=2, positions=2304)
-_SIGLIP = Style(positions=4096, projector="single")
-_CLIP = Style(positions=577, inner="hidden", merge=1, skipped=1, patch_bias=False)
-
-STYLES = {
-    "qwen2_vl": Style(frames=2, patch_bias=False, width=1280),
-    "qwen2_5_vl": _QWEN2_5,
-    "qwen3_vl": replace(_QWEN3_TOWER, mergers=4),
-    "qwen3_vl_moe": replace(_QWEN3_TOWER, mergers=4),
-    "qwen3_5": _QWEN3_TOWER,
-    "qwen3_5_moe": _QWEN3_TOWER,
-    "gemma3": _SIGLIP,
-    "gemma4": Style(gated=True, bias=False, norm_bias=False, norms=4, positions=20480, projector="single", patch_bias=False),
-    "llama4": Style(positions=577, projector="llama4", patch_bias=False),
-    "mistral3": Style(gated=True, bias=False, norm_bias=False, projector="pixtral", patch_bias=False),
-    "pixtral": Style(gated=True, bias=False, norm_bias=False, projector="pixtral", patch_bias=False),
-    "llava": _CLIP,
-    "llava_next": _CLIP,
-    "internvl": Style(positions=1025, inner="hidden"),
-    "internvl_chat": Style(positions=1025, inner="hidden"),
-    "kimi_k25": Style(positions=4096),
-    "kimi_vl": Style(positions=4096),
-    "mllama": Style(positions=1601, merge=1, projector="single"),
+STYLES: Mapping[str, Style] = {
+    name: Style(**{field: value for field, value in row.items() if field != "names"})
+    for row in FAMILY_TABLE["encoders"]["rows"]
+    for name in row["names"]
 }
-
 # Encoders whose config does not describe them, in parameters: MobileNet v5 and the conformer of Gemma 3n (the published
 # 5.44 B and 7.85 B less the 4.46 B and 6.87 B of the text), the fourth part of Llama 3.2 Vision that is "global" layers.
 FIXED_ENCODERS = {"gemma3n": {"vision": 299_000_000, "audio": 681_000_000}}
