@@ -47,6 +47,10 @@ _NEXT_WORD = (  # of a JSON or Python list, a YAML list, a command line
     r"|(?P<closing>[\"']?)[ \t\0]{1,64}(?:\\\r?\n[ \t]{0,64})?)(?![\s\-|&;<>#)])(?!\\{0,4}[\"']-)"
 )
 _QUOTE = r"[bBrRuUfF]{0,2}(\\{0,4})(\"\"\"|'''|[\"'`])"
+_ABOUT_A_FILE = (
+    r"(?:\[errno \d{1,4}\] )?(?:no such file|permission denied|is a directory|not a directory|is not |cannot be |could not be "
+    r"|does not exist|not found|file exists|input/output error|read-only file|file name too long|too many levels)"
+)
 _WORD = r"[^\s\0]*"
 _LINE = r"[^\n]*"
 _PARAMETER = r"[^\s\0&#\"'<>]*"
@@ -196,6 +200,12 @@ def _named(text: str, lowered: str) -> Iterator[Span]:
         in_query = previous in ("?", "&")
         if not (_is_secret(name) or (in_query and name.lower().endswith(("sig", "signature", "key")))):
             continue
+        if (
+            ("." in name or previous == "/")
+            and ":" in (match["sep"] or "")
+            and _compiled(_ABOUT_A_FILE).match(lowered, match.end())
+        ):
+            continue  # a file called gate.token, and what is wrong with it
         closed = bool(match["close"].strip("\\]"))
         if match["pair"]:
             bracket = text[max(0, start - 6) : start].rstrip("\\\"'b")[-1:]

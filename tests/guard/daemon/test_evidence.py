@@ -92,13 +92,15 @@ def test_secrets_and_users_words_are_hidden(tmp_path: Path) -> None:
 def test_of_a_long_log_the_start_and_the_end(tmp_path: Path) -> None:
     """What is between them is left out, and the time holds."""
     line = "INFO 01-01 00:00:00 [loggers.py:1] Engine 000: Avg generation throughput: 12.3 tokens/s, Running: 4 reqs\n"
-    (tmp_path / "engine.log").write_text("INFO the first line\n" + line * 200_000 + "INFO the last line\n")
+    (tmp_path / "engine.log").write_text(
+        "INFO 01-01 00:00:00 [core.py:1] the first line\n" + line * 200_000 + "INFO 01-01 00:00:00 [core.py:1] the last line\n"
+    )
     begun = time.monotonic()
     folder = take(keeper(tmp_path), EvidenceSources(str(tmp_path / "engine.log")))
     assert time.monotonic() - begun < 15
     text = (folder / "engine.log").read_text()
-    assert text.startswith("INFO the first line")
-    assert text.endswith("INFO the last line\n")
+    assert text.startswith("INFO 01-01 00:00:00 [core.py:1] the first line")
+    assert text.endswith("] the last line\n")
     assert "left out about" in text
     assert len(text) < 5 << 20
 
@@ -131,7 +133,7 @@ def test_nothing_known_at_all(tmp_path: Path) -> None:
 def test_what_hangs_is_not_waited_for(tmp_path: Path) -> None:
     """A page that never comes and a program that never ends: the rest is kept, within the time."""
     path = program(tmp_path / "bin", "py-spy", "sleep 60")
-    (tmp_path / "engine.log").write_text("INFO here\n")
+    (tmp_path / "engine.log").write_text("INFO 01-01 00:00:00 [core.py:1] here\n")
 
     async def never() -> bytes:
         await asyncio.sleep(60)
@@ -141,7 +143,7 @@ def test_what_hangs_is_not_waited_for(tmp_path: Path) -> None:
     wanted = EvidenceSources(str(tmp_path / "engine.log"), (os.getpid(),), {"metrics.txt": never})
     folder = take(keeper(tmp_path, path, limit_s=1.5), wanted)
     assert time.monotonic() - begun < 5
-    assert (folder / "engine.log").read_text() == "INFO here\n"
+    assert (folder / "engine.log").read_text() == "INFO 01-01 00:00:00 [core.py:1] here\n"
     assert "time limit of 1.5 s reached" in (folder / "CONTENTS.txt").read_text()
 
 

@@ -34,12 +34,14 @@ def kept(folder: Path, log: str) -> tuple[str, str]:
 @pytest.mark.parametrize("banner", [BANNER, DRAWN])
 def test_a_log_of_two_lives_is_parted_at_the_last_introduction(tmp_path: Path, banner: str) -> None:
     """Nothing is lost: what stood before it is beside it."""
-    last, earlier = kept(tmp_path, banner + SERVES + STOPPED + "a line of the script\n" + banner + SERVES)
+    last, earlier = kept(tmp_path, banner + SERVES + STOPPED + "plimsoll: a line of the script\n" + banner + SERVES)
     assert last == banner + SERVES
-    assert earlier == banner + SERVES + STOPPED + "a line of the script\n"
+    assert earlier == banner + SERVES + STOPPED + "plimsoll: a line of the script\n"
 
 
-@pytest.mark.parametrize("log", [BANNER + SERVES, "a warning\n" + DRAWN + SERVES, "Traceback: no such flag\n"])
+@pytest.mark.parametrize(
+    "log", [BANNER + SERVES, "Segmentation fault\n" + DRAWN + SERVES, "vllm serve: error: unrecognized arguments: --x\n"]
+)
 def test_a_log_of_one_life_stays_whole(tmp_path: Path, log: str) -> None:
     """Also with a few lines before the server introduces itself, and one that never does."""
     assert kept(tmp_path, log) == (log, "")

@@ -24,6 +24,7 @@ from plimsoll.errors import PlimsollError
 from plimsoll.guard.act.ports import Outcome, done, failed
 from plimsoll.guard.adapters.own_process import NEW_LIFE
 from plimsoll.guard.adapters.run_command import in_thread, run_command, small_environment
+from plimsoll.guard.daemon.safe_log import safe_lines
 from plimsoll.redaction import redact_words
 
 MOST_PROCESSES = 64
@@ -314,9 +315,12 @@ class _EvidenceFolder:
             self.found.append(EARLIER)
 
     def _split(self, path: str) -> bool:
-        """Moves earlier lives to a file that doctor does not read; returns whether there were any."""
+        """Hides what may be users' text; moves earlier lives to a file that doctor does not read: whether there were any."""
         try:
-            shown = (self._folder / LOG).read_bytes()
+            redacted = (self._folder / LOG).read_bytes()
+            lines = redacted.decode("utf-8", "replace").removesuffix("\n").split("\n")
+            shown = "".join(safe_lines(lines, begun_requests(redacted))).encode()
+            _write(self._folder / LOG, shown)
             if not (begins := last_life(shown, path, LOG_HEAD_BYTES, LOG_TAIL_BYTES)):
                 return False
             _write(self._folder / EARLIER, shown[:begins])
