@@ -148,7 +148,9 @@ def test_what_the_command_prints_and_returns(tmp_path: Path, capsys: pytest.Capt
     assert f"{bad}:4: critical flag.removed" in capsys.readouterr().out
     assert main(["lint", str(other)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-    assert main(["lint", "--skip-others", str(other), str(good)]) == 0
+    template = tmp_path / "template.yaml"
+    template.write_text("{{- range .Values.models }}\nimage: vllm/vllm-openai:v0.30.0\n{{- end }}\n")
+    assert main(["lint", "--skip-others", str(other), str(template), str(good)]) == 0
     assert "passed over" in capsys.readouterr().out
     assert main(["lint"]) == 2
 

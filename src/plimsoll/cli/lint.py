@@ -30,7 +30,7 @@ from plimsoll.render.terminal import show
 class LintOptions(ServerOptions):
     """The options of `plimsoll lint`."""
 
-    skip_others: bool = switch("pass over files that start no vLLM, as a commit hook needs it")
+    skip_others: bool = switch("pass over files that start no vLLM or cannot be read, as a commit hook needs it")
     json: bool = switch("one JSON object, schema plimsoll.lint/1")
 
 
@@ -40,14 +40,14 @@ def run(options: LintOptions) -> int:
     if not paths:
         raise BadInput("nothing to look at; give a compose file, a manifest or a unit (plimsoll lint --help)")
     files: dict[str, list[LintedServer]] = {}
-    skipped: list[str] = []
+    skipped: dict[str, str] = {}
     for path in paths:
         try:
             files[path] = lint_file(path, options)
-        except NoStart:
+        except BadInput as error:  # a commit hook meets templates and other people's files
             if not options.skip_others:
                 raise
-            skipped.append(path)
+            skipped[path] = "" if isinstance(error, NoStart) else str(error)
     show(report.as_json(files, skipped) if options.json else report.as_text(files, skipped))
     return 0 if report.is_fine(files) else 1
 

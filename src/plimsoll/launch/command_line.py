@@ -135,9 +135,9 @@ def container_of_run(words: Sequence[str], environment: Iterable[tuple[str, str]
 def version_in_image(image: str) -> str | None:
     """The vLLM version that the tag of a vLLM image names; None for another image or a tag such as latest."""
     tag = image.split("@", 1)[0].rpartition("/")[2].partition(":")[2]
-    form = r"(?:.*vllm[_-])?v?(0\.\d+\.\d+(?:\.\d+)?(?:\.?(?:post|rc)\d+)?)(?![\d.]).*"
+    form = r"(?:.*vllm[_-])?v?(0\.\d+(?:\.\d+){0,2}(?:\.?(?:post|rc)\d+)?)(?![\d.]).*"
     match = re.fullmatch(form, tag) if serves_vllm(image) else None
-    return match.group(1) if match else None
+    return (match.group(1) if match.group(1).count(".") > 1 else f"{match.group(1)}.0") if match else None
 
 
 def _short(word: str) -> tuple[str, str, str]:

@@ -13,7 +13,7 @@ from plimsoll.render.terminal import BAD, FAINT, GOOD, WARN, Line, Report
 _STYLES = {Severity.CRITICAL: BAD, Severity.WARNING: WARN, Severity.INFO: FAINT}
 
 
-def as_json(files: Mapping[str, Sequence[LintedServer]], skipped: Sequence[str]) -> str:
+def as_json(files: Mapping[str, Sequence[LintedServer]], skipped: Mapping[str, str]) -> str:
     """One object, schema plimsoll.lint/1."""
     servers = [
         {
@@ -53,7 +53,7 @@ def is_fine(files: Mapping[str, Sequence[LintedServer]]) -> bool:
     return all(trap.severity is Severity.INFO for linted in files.values() for server in linted for trap in server.traps)
 
 
-def as_text(files: Mapping[str, Sequence[LintedServer]], skipped: Sequence[str]) -> Report:
+def as_text(files: Mapping[str, Sequence[LintedServer]], skipped: Mapping[str, str]) -> Report:
     """Each trap under its file and line; then one line a server, and how much was found."""
     report = Report()
     for linted in files.values():
@@ -69,8 +69,10 @@ def as_text(files: Mapping[str, Sequence[LintedServer]], skipped: Sequence[str])
             verdict = f"{count} {'trap' if count == 1 else 'traps'}" if count else "no trap"
             basis = f"vLLM {server.vllm} ({one_line(server.because)}), {card}"
             report += [Line(f"{one_line(server.source)}: {verdict}; {basis}", 2, GOOD if not count else WARN), ""]
-    if skipped:
-        report.append(f"passed over, no vLLM start: {', '.join(map(one_line, skipped))}")
-    elif report:
+    others = [path for path, problem in skipped.items() if not problem]
+    report += [Line(f"passed over: {one_line(path)}: {one_line(problem)}", 4) for path, problem in skipped.items() if problem]
+    if others:
+        report.append(f"passed over, no vLLM start: {', '.join(map(one_line, others))}")
+    if report and not skipped:
         report.pop()  # the blank behind the last server
     return report
