@@ -45,7 +45,8 @@ def _modules() -> list[Path]:
 
 @functools.cache
 def _used() -> set[str]:
-    return {name for path in _modules() for name in re.findall(r"\bBehaviour\.(\w+)", path.read_text(encoding="utf-8"))}
+    texts = (path.read_text(encoding="utf-8") for path in (*_modules(), *PACKAGE.rglob("*.j2")))
+    return {name for text in texts for name in re.findall(r"\bBehaviour\.(\w+)", text)}
 
 
 def test_no_module_but_versions_compares_releases() -> None:

@@ -22,7 +22,7 @@ from plimsoll.models.safetensors import open_plain
 from plimsoll.net.inputs import unpacked
 from plimsoll.plan.learned import FILE_MAX_BYTES, KEYS_MAX, Correction, decoded, encoded
 from plimsoll.plan.read import usual_path
-from plimsoll.vllm.log_lines import NEEDLES, Measured, measured_of
+from plimsoll.vllm.log_lines import Measured, measured_of, needles
 
 LOCK_SECONDS = 10.0
 _LOCK_PAUSE = 0.05
@@ -169,7 +169,8 @@ def _lines(head: bytes, stream: BinaryIO, path: Path) -> Iterator[bytes]:
 
 
 def _telling(block: bytes) -> Iterator[bytes]:
-    if any(needle in block for needle in NEEDLES):
+    known = needles()
+    if any(needle in block for needle in known):
         for line in block.split(b"\n"):
-            if any(needle in line for needle in NEEDLES):
+            if any(needle in line for needle in known):
                 yield from (line[at : at + LINE_MAX_BYTES] for at in range(0, len(line), LINE_MAX_BYTES))

@@ -125,7 +125,7 @@ def _template() -> Template:
 
 def _text(log: StartLog, part: str, *facts: object) -> str:
     """A macro of the template, rendered."""
-    module = _template().make_module({"log": log, "has": lambda name: Behaviour[name].is_in(log.release)})
+    module = _template().make_module({"log": log, "Behaviour": Behaviour})
     text: str = getattr(module, part)(*facts)
     return text
 

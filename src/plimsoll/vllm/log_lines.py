@@ -1,9 +1,11 @@
-"""The memory figures in the lines that vLLM logs when it starts; lab/catalogue/log_lines.py lists all that tell something."""
+"""The memory figures in the lines that vLLM logs when it starts (`data/log_figures.yaml`)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple, cast
 
 from plimsoll.units import GIB
@@ -76,106 +78,50 @@ _WHO = re.compile(r"\(([A-Za-z_][\w.\- ]{0,60}?) ?\bpid=(\d{1,10}(?:, ip=[0-9a-f
 _BANNER = re.compile(r"[█▀▄] {1,4}version (?P<version>\S{1,60})|API server version (?P<older>\S{1,60})")
 
 
-class _LogFigure(NamedTuple):
-    field: str  # of Measured
-    pattern: str  # its first group is the number
-    kind: str = "gib"
+# Of fields that are no sizes: how the text becomes a value.
+_KINDS = {
+    **dict.fromkeys("utilization max_concurrency".split(), "ratio"),
+    "graphs_subtracted": "is",
+    **dict.fromkeys(
+        "kv_tokens blocks max_num_batched_tokens max_num_seqs tensor_parallel pipeline_parallel max_model_len".split(), "count"
+    ),
+    "release": "version",
+    "enforce_eager": "true",
+}
 
 
 class _Rule(NamedTuple):
-    """A line: something to know it by quickly, and the figures to look for in it."""
+    """A line: something to know it by quickly, and the pattern of each figure in it."""
 
     needle: bytes
-    figures: tuple[_LogFigure, ...]
-    is_of_rank: bool = True  # else of the whole engine
+    figures: Mapping[str, str]
+    is_of_rank: bool  # else of the whole engine
 
 
-_RULES: tuple[_Rule, ...] = (
-    _Rule(b"Model loading took", (_LogFigure("weights_bytes", WEIGHTS_LOADED),)),
-    _Rule(b"Available KV cache memory", (_LogFigure("kv_bytes", KV_AVAILABLE),)),
-    # DEBUG from 0.11 to 0.25, INFO in 0.10.2 and from 0.26. Weights and non-torch became one figure in 0.27, and activation
-    # has included the graphs' estimate since.
-    _Rule(b"Desired GPU memory utilization is", (
-        _LogFigure("free_bytes", rf"on device(?: \S{{1,20}})? \({_FIGURE}/[\d.]+ GiB\) on startup"),
-        _LogFigure("total_bytes", rf"\([\d.]+/{_FIGURE} GiB\) on startup"),
-        _LogFigure("utilization", rf"utilization is \({_FIGURE},", "ratio"),
-        _LogFigure("requested_bytes", rf"utilization is \([\d.]+, {_FIGURE} GiB\)"),
-        _LogFigure("weights_bytes", rf"Actual usage is {_FIGURE} GiB for weight,"),
-        _LogFigure("consumed_bytes", rf"Actual usage is {_FIGURE} GiB for consumed memory"),
-        _LogFigure("activation_bytes", rf"{_FIGURE} GiB for peak activation"),
-        _LogFigure("non_torch_bytes", rf"{_FIGURE} GiB for non-torch memory"),
-        _LogFigure("graphs_actual_bytes", rf"{_FIGURE} GiB for CUDAGraph memory"),
-        _LogFigure("kv_bytes", rf"Current kv cache memory in use is {_FIGURE} GiB"),
-    )),
-    # The profile's own summary, at DEBUG. From 0.27 its torch peak is not what is subtracted, so it is not read.
-    _Rule(b"non-torch forward increase memory", (
-        _LogFigure("activation_bytes", rf"torch peak memory increase: {_FIGURE} ?GiB"),
-        _LogFigure("non_torch_bytes", rf"non-torch forward increase memory: {_FIGURE} ?GiB"),
-        _LogFigure("weights_bytes", rf"weights memory: {_FIGURE} ?GiB"),
-    )),
-    _Rule(b"worker init memory snapshot", (
-        _LogFigure("free_bytes", rf"\bfree_memory={_FIGURE}GiB"),
-        _LogFigure("total_bytes", rf"\btotal_memory={_FIGURE}GiB"),
-    )),
-    _Rule(b"Initial free memory: ", (
-        _LogFigure("free_bytes", rf"Initial free memory: {_FIGURE} GiB; Requested"),
-        _LogFigure("utilization", rf"Requested memory: {_FIGURE} \(util\)", "ratio"),
-        _LogFigure("requested_bytes", rf"\(util\), {_FIGURE} GiB"),
-    )),
-    _Rule(b"Estimated CUDA graph memory", (_LogFigure("graphs_estimated_bytes", GRAPH_ESTIMATE),)),
-    _Rule(b"CUDA graph pool memory", (
-        _LogFigure("graphs_actual_bytes", rf"pool memory: {_FIGURE} GiB \(actual\)"),
-        _LogFigure("graphs_estimated_bytes", rf"{_FIGURE} GiB \(estimated\)"),
-    )),
-    _Rule(b"Graph capturing finished in", (
-        _LogFigure("graphs_actual_bytes", rf"Graph capturing finished in \d{{1,9}} secs, took {_FIGURE} GiB"),
-    )),
-    _Rule(b"CUDA graph memory profiling", (
-        _LogFigure("graphs_subtracted", r"CUDA graph memory profiling (is|will be) enabled", "is"),
-        _LogFigure("utilization", rf"(?:current --gpu-memory-utilization=|--gpu-memory-utilization from ){_FIGURE}", "ratio"),
-    )),
-    # The first engine, up to 0.8: one message over three lines.
-    _Rule(b"x gpu_memory_utilization", (
-        _LogFigure("total_bytes", rf"total_gpu_memory \({_FIGURE}GiB\)"),
-        _LogFigure("utilization", rf"x gpu_memory_utilization \({_FIGURE}\)", "ratio"),
-        _LogFigure("requested_bytes", rf"\) = {_FIGURE}GiB"),
-    )),
-    _Rule(b"model weights take", (
-        _LogFigure("weights_bytes", rf"model weights take {_FIGURE}GiB"),
-        _LogFigure("non_torch_bytes", rf"non_torch_memory takes {_FIGURE}GiB"),
-        _LogFigure("activation_bytes", rf"activation peak memory takes {_FIGURE}GiB"),
-        _LogFigure("kv_bytes", rf"reserved for KV Cache is {_FIGURE}GiB"),
-    )),
-    # The CPU build: the memory node is the card, and what the worker holds besides the cache is told as one figure. The cache
-    # of a size that somebody set is announced by another line, and teaches nothing.
-    _Rule(b"GiB for KV cache on node", (
-        _LogFigure("kv_bytes", rf"Auto set \({_FIGURE}/[\d.]+\) GiB for KV cache on node"),
-        _LogFigure("total_bytes", rf"Auto set \([\d.]+/{_FIGURE}\) GiB for KV cache on node"),
-        _LogFigure("requested_bytes", rf"with {_FIGURE} GiB requested memory for the worker"),
-    )),
-    _Rule(b"KV cache size", (_LogFigure("kv_tokens", r"\w KV cache size: ([\d,]{1,20}) tokens", "count"),), is_of_rank=False),
-    _Rule(b"Maximum concurrency for", (
-        _LogFigure("max_concurrency", rf"[Mm]aximum concurrency for [\d,]+ tokens per request: {_FIGURE}x", "ratio"),
-    ), is_of_rank=False),
-    _Rule(b"CPU blocks: ", (_LogFigure("blocks", r"# \w+ blocks: (\d{1,12}), # CPU blocks", "count"),), is_of_rank=False),
-    _Rule(b"num_gpu_blocks is: ", (_LogFigure("blocks", r"num_gpu_blocks is: (\d{1,12})", "count"),), is_of_rank=False),
-    _Rule(b"Chunked prefill is enabled with", (
-        _LogFigure("max_num_batched_tokens", r"max_num_batched_tokens=(\d{1,9})", "count"),
-    ), is_of_rank=False),
-    _Rule(b"non-default args: ", (
-        _LogFigure("utilization", rf"'gpu_memory_utilization': {_FIGURE}", "ratio"),
-        _LogFigure("max_num_seqs", r"'max_num_seqs': (\d{1,9})\b", "count"),
-        _LogFigure("max_num_batched_tokens", r"'max_num_batched_tokens': (\d{1,9})\b", "count"),
-    ), is_of_rank=False),
-    _Rule(b"LLM engine (v", (
-        _LogFigure("release", r"LLM engine \(v([^)\s]{1,60})\)", "version"),
-        _LogFigure("tensor_parallel", r"\btensor_parallel_size=(\d{1,6})\b", "count"),
-        _LogFigure("pipeline_parallel", r"\bpipeline_parallel_size=(\d{1,6})\b", "count"),
-        _LogFigure("max_model_len", r"\bmax_seq_len=(\d{1,9})\b", "count"),
-        _LogFigure("enforce_eager", r"\benforce_eager=(True|False)\b", "true"),
-    ), is_of_rank=False),
-)  # fmt: skip
-NEEDLES = (b" version ", *(rule.needle for rule in _RULES))
+@cache
+def _rules() -> tuple[_Rule, ...]:
+    import yaml  # of a plan only --learn needs it
+
+    with (Path(__file__).parent / "data" / "log_figures.yaml").open("rb") as file:
+        groups = yaml.load(file, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))  # noqa: S506  it makes nothing but texts
+    own = {"WEIGHTS_LOADED": WEIGHTS_LOADED, "KV_AVAILABLE": KV_AVAILABLE, "GRAPH_ESTIMATE": GRAPH_ESTIMATE}
+    return tuple(
+        _Rule(
+            needle.encode(),
+            {field: own.get(pattern, pattern.replace("FIGURE", _FIGURE)) for field, pattern in figures.items()},
+            is_of_rank=group == "rank",
+        )
+        for group, lines in groups.items()
+        for needle, figures in lines.items()
+    )
+
+
+@cache
+def needles() -> tuple[bytes, ...]:
+    """Texts of which a line with a figure has one."""
+    return (b" version ", *(rule.needle for rule in _rules()))
+
+
 _TERMS = ("weights_bytes", "consumed_bytes", "activation_bytes", "non_torch_bytes", "kv_bytes")
 
 _Facts = dict[str, object]
@@ -213,13 +159,13 @@ def measured_of(lines: Iterable[bytes]) -> Measured:
             _take(start.engine, "release", banner["version"] or banner["older"], "version")
         if b"LLM engine (v" in raw:
             start.named.add(name)
-        for rule in _RULES:
+        for rule in _rules():
             if rule.needle in raw:
                 facts = start.workers.setdefault(worker, {}) if rule.is_of_rank else start.engine
-                for figure in rule.figures:
-                    match = re.search(figure.pattern, line)
+                for field, pattern in rule.figures.items():
+                    match = re.search(pattern, line)
                     if match is not None:
-                        _take(facts, figure.field, match[1], figure.kind)
+                        _take(facts, field, match[1], _KINDS.get(field, "gib"))
     return _measured(start if start.got_a_cache or not best.got_a_cache else best)
 
 

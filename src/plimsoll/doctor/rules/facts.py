@@ -18,7 +18,7 @@ from plimsoll.redaction import REDACTED, redact_value
 from plimsoll.units import GIB, MIB, format_gib
 from plimsoll.vllm.failure_texts import PLACED
 from plimsoll.vllm.flags import history_of
-from plimsoll.vllm.log_lines import NEEDLES, Measured, measured_of
+from plimsoll.vllm.log_lines import Measured, measured_of, needles
 from plimsoll.vllm.versions import Behaviour, covers, engine_named, plain_version, shared_span, spans_of, whole_span
 
 if TYPE_CHECKING:
@@ -265,8 +265,8 @@ def facts_of(timeline: LogTimeline, run: ServerRun) -> LogFacts:
         if "exit code" in text and "died" in text:
             match = re.search(_EXIT, text)
             exit_code = int(match[1]) if match else exit_code
-    needles = [needle.decode() for needle in NEEDLES]
-    telling = (line for line in lines if any(needle in line.text for needle in needles))
+    known = [needle.decode() for needle in needles()]
+    telling = (line for line in lines if any(needle in line.text for needle in known))
     who = ((f"({line.process}) " if line.process else "", line.text) for line in telling)
     measured = measured_of((name + text).encode("utf-8", "replace") for name, text in who)
     model, version = flags.get("model") or flags.get("model_tag"), version or measured.release
