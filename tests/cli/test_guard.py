@@ -361,7 +361,7 @@ def test_the_page_names_all_there_is() -> None:
     for option in re.findall(r"^  (--[a-z-]+)", guard_command.__doc__ or "", re.MULTILINE):
         assert f"`{option}" in page, option
     for path in document("x")["paths"]:
-        assert path.replace("{name}", "NAME") in page, path
+        assert path.replace("{name}", "NAME").replace("{id}", "ID") in page, path
     text = metrics_page(
         [], version="x", started_unix_s=0.0, notifications={"sent": 1, "waiting": 0}, told=0, mistakes={"x": 1}
     )  # fmt: skip

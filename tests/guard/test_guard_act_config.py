@@ -72,6 +72,8 @@ start_within = "3h"
 probation = "5m"
 shed_wait = "10s"
 shed_lease = "90s"
+approve = ["restart"]
+approve_within = "10m"
 journal = "state/guard.journal"
 evidence = "/var/evidence"
 """
@@ -83,7 +85,7 @@ evidence = "/var/evidence"
         (Grade.SHED, Grade.RESTART), 1, 3, 2, 9, 600.0, 21_600.0, 2, 0.7, (Hours(1_320, 360), Hours(720, 810)),
         broken_any_time=True, may_be_last=True, rollout_s=1_200.0, drain_within_s=600.0, lease_s=30.0, stragglers="stop",
         stop_within_s=180.0, gone_within_s=90.0, start_still_s=900.0, start_within_s=10_800.0, probation_s=300.0,
-        shed_wait_s=10.0, shed_lease_s=90.0,
+        shed_wait_s=10.0, shed_lease_s=90.0, approve=(Grade.RESTART,), approve_within_s=600.0,
     )  # fmt: skip
     usual = ActPolicy()
     same = [field.name for field in fields(act) if getattr(act, field.name) == getattr(usual, field.name)]

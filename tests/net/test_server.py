@@ -44,8 +44,9 @@ def answers(path: str, query: Mapping[str, str]) -> HttpAnswer | Stream:
     return Stream(pieces(counts[path])) if path in counts else HttpAnswer(200, f"{path} {dict(query)}".encode(), "text/plain")
 
 
-async def deeds(path: str, body: bytes) -> HttpAnswer:
+async def deeds(path: str, body: bytes, who: str) -> HttpAnswer:
     """Repeats what was posted; one path breaks."""
+    assert who == "the API's token"
     if path == "/breaks":
         raise RuntimeError("secret detail")
     return HttpAnswer(200, f"{path} {body.decode()}".encode(), "text/plain")

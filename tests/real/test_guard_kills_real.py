@@ -57,6 +57,7 @@ WRITES = {
 
 WRITERS = {
     "conductor.py": {"OPENED", "INTENT", "OUTCOME", "NOTE", "RESTART", "CLOSED", "SWITCH"},  # of every action, whoever does it
+    "approvals.py": {"APPROVAL"},  # nothing is under way while somebody is asked
     "manual_drain.py": {"OPENED", "NOTE"},
     "acting.py": {"SWITCH", "SEEN"},  # the switch of a dry run is only in memory
 }

@@ -3,6 +3,7 @@
        plimsoll guardctl actions
        plimsoll guardctl pause|resume [ENGINE] [--rung RUNG]
        plimsoll guardctl drain|undrain|shed|compact|restart ENGINE [--yes]
+       plimsoll guardctl approve|deny ID
 
 Asks a running guard which conditions are true and what to do about them, what changed, what was done and what is under way.
 Tells one that acts (plimsoll guard --act) to pause, or to do something now; what blocks an action still blocks it.
@@ -21,6 +22,7 @@ import asyncio
 import difflib
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,9 +47,10 @@ from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, SEVERITY, WARN, Lin
 
 ON_ENGINES = ("drain", "undrain", "compact", "restart", "shed")
 SWITCHES = ("pause", "resume")
+ANSWERS = ("approve", "deny")
 RUNGS = ("shed", "compact", "restart")
 USUAL = "http://127.0.0.1:9790"
-VERBS = ("status", "history", "actions", *SWITCHES, *ON_ENGINES)
+VERBS = ("status", "history", "actions", *SWITCHES, *ON_ENGINES, *ANSWERS)
 MOST_BYTES = 64 << 20
 MOST_ENTRIES = 1_000
 REFUSALS_PAGE = "docs/guard-acts.md#when-it-refuses"
@@ -58,6 +61,7 @@ WHAT_TO_DO = {
     "Leaving": "wait: its successor is watched as soon as it runs",
     "OneReplica": "kubectl rollout restart, which starts the new pod first; or scale to two",
     "Unknown": "give each server its own address; look at the network between",
+    "NotPending": "guardctl actions lists what waits for approval",
     "NoGate": "start it with the gate (plimsoll inside check says how) and give guard its token_file",
     "NoRestarter": "say how: restart = {...} in its [[engine]]",
     "SickCard": "take the card out of service",
@@ -110,6 +114,8 @@ def run(options: GuardctlOptions) -> int:
     engine = names[0] if names else None
     if verb in ON_ENGINES and not engine:
         raise BadInput(f"{verb} which engine? plimsoll guardctl {verb} ENGINE")
+    if verb in ANSWERS and not re.fullmatch(r"[0-9a-f]{1,64}", engine or ""):
+        raise BadInput(f"{verb} what? plimsoll guardctl {verb} ID, as guardctl actions shows it")
     try:
         return _answer(verb, engine, options)
     except (KeyError, TypeError, AttributeError):
@@ -134,6 +140,8 @@ def _answer(verb: str, engine: str | None, options: GuardctlOptions) -> int:
         answer = guard.post(f"/v1/{verb}", {name: value for name, value in fields.items() if value is not None})
         return _show_answer(*answer, is_json=is_json)
     assert engine is not None, "looked at before"
+    if verb in ANSWERS:
+        return _show_answer(*guard.post(f"/v1/approvals/{engine}/{verb}", {}), is_json=is_json)
     if not options.yes and verb != "undrain" and not _is_confirmed(f"{verb} {engine}"):
         return 1
     return _show_answer(*guard.post(f"/v1/engines/{quote(engine, safe='')}/{verb}", {}), is_json=is_json)
@@ -174,6 +182,10 @@ def _actions(guard: GuardClient, *, is_json: bool) -> int:
         ["nothing is under way"]
     )
     report += [Line(f"  {need['engine']:30} {need['says']}", 33, BAD) for need in body["needs"]]
+    report += [
+        Line(f"  {one['id']:10} {one['engine']}: {one['grade']} waits for approval: {one['why']}", 13, WARN)
+        for one in body["approvals"]
+    ]
     off = ["everything is paused (guardctl resume)"] if paused["all"] else []
     off += [f"{name} is paused (guardctl resume {name})" for name in paused["engines"]]
     off += [f"{rung} is switched off (guardctl resume --rung {rung})" for rung in paused["rungs"]]

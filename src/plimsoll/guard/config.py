@@ -96,6 +96,7 @@ class ApiConfig(key.ConfigTable):
     hosts: tuple[str, ...] = key.words(
         (), "further names that a Host header may hold", convert=lambda hosts: tuple(map(str.lower, hosts))
     )
+    kubernetes: bool = key.switch("a user's own token of the cluster is taken, too: who may evict the pod may act on it")
 
     @property
     def host(self) -> str:

@@ -25,6 +25,7 @@ from aiohttp.http_exceptions import LineTooLong
 MOST_BODY = 16 << 10
 PATIENCE_S = 10.0  # for a client to send its request, and to take the answer
 MOST_CLIENTS = 64
+LONGEST_TOKEN = 8 << 10
 OPEN_PATH = "/healthz"
 # What a browser may do with anything that comes from here: load our own files, ask us, and nothing else.
 _POLICY = (
@@ -56,7 +57,9 @@ class Stream(NamedTuple):
 
 
 Answers = Callable[[str, Mapping[str, str]], HttpAnswer | Stream | Awaitable[HttpAnswer]]  # a path and its query
-Deeds = Callable[[str, bytes], Awaitable[HttpAnswer]]  # a path and the JSON that was posted to it
+Deeds = Callable[[str, bytes, str], Awaitable[HttpAnswer]]  # a path, the JSON that was posted to it, and who posted it
+Identify = Callable[[str, str, str], Awaitable[str | HttpAnswer]]  # a token, a method and a path: who it is, or a refusal
+THE_TOKEN = "the API's token"  # noqa: S105  (who, in the journal)
 
 
 class _Connection(web.RequestHandler):
@@ -109,9 +112,10 @@ class GuardServer:
         deeds: Deeds | None = None,
         read_token: str | None = None,
         files: Mapping[str, HttpAnswer] | None = None,
+        identify: Identify | None = None,
     ) -> None:
-        """`files`: what anybody may have, by its path."""
-        self._answers, self._deeds, self._files = answers, deeds, files or {}
+        """`files`: what anybody may have, by its path. `identify` is asked for tokens that are neither of guard's own."""
+        self._answers, self._deeds, self._files, self._identify = answers, deeds, files or {}, identify
         self._digest = hashlib.sha256(token.encode()).digest()
         self._reads = None if read_token is None else hashlib.sha256(read_token.encode()).digest()
         self._named = {host.lower() for host in hosts}
@@ -144,10 +148,16 @@ class GuardServer:
             connection.clients[connection] = True
         if (refusal := self._refusal(request)) is not None:
             return _response(refusal)
+        who = await self._who(request)
+        wrong = _wrong_post(request) if request.method == "POST" else None
+        if isinstance(who, HttpAnswer):
+            return _response(who)
+        if wrong is not None:
+            return _response(wrong)
         if request.method == "POST":
             body = await request.read()
             assert self._deeds is not None, "looked at before"
-            found = await asyncio.shield(_tried(self._deeds(request.path, body)))  # done, also for one who hangs up
+            found = await asyncio.shield(_tried(self._deeds(request.path, body, who)))  # done, also for one who hangs up
         else:
             found = self._files.get(request.path) or await _tried(self._read(request))
         return _response(found) if isinstance(found, HttpAnswer) else await _stream(request, connection, found)
@@ -158,21 +168,30 @@ class GuardServer:
 
     def _refusal(self, request: web.BaseRequest) -> HttpAnswer | None:
         """Why it is not even looked at; None if it is."""
-        method, path = request.method, request.path
+        method = request.method
         if not self._is_ours(request.headers.getall("Host", [])):
             return error(421, "the Host header names neither an address nor a name that is allowed here")
         if method not in ("GET", "HEAD", "POST") or (method == "POST" and self._deeds is None):
             return error(405, "guard's API takes GET, HEAD and POST" if self._deeds else "guard's API only reads")
         if method == "POST" and not self._is_from_us(request):
             return error(403, "this was sent by another page than guard's own")
+        return None
+
+    async def _who(self, request: web.BaseRequest) -> str | HttpAnswer:
+        """Who asks, by the token that was shown; a refusal for one that may not."""
+        method, path = request.method, request.path
         shown = request.headers.getall("Authorization", [])
-        is_open = path == OPEN_PATH or (path in self._files and method != "POST")
-        if not is_open and not self._may(shown, self._digest):
-            if not self._may(shown, self._reads):
-                return error(401, "show the token as a bearer token in the Authorization header")
-            if method == "POST":
-                return error(403, "this token only reads")
-        return _wrong_post(request) if method == "POST" else None
+        if path == OPEN_PATH or (path in self._files and method != "POST") or self._may(shown, self._digest):
+            return THE_TOKEN
+        if self._may(shown, self._reads):
+            return error(403, "this token only reads") if method == "POST" else THE_TOKEN
+        scheme, _, token = shown[0].partition(" ") if len(shown) == 1 else ("", "", "")
+        if self._identify is not None and scheme.lower() == "bearer" and 0 < len(token) <= LONGEST_TOKEN:
+            try:
+                return await self._identify(token.strip(), method, path)
+            except Exception as problem:
+                return error(500, f"a mistake of ours: {type(problem).__name__}")
+        return error(401, "show the token as a bearer token in the Authorization header")
 
     def _is_from_us(self, request: web.BaseRequest) -> bool:
         """Whether no other page's script sent it: browsers say so themselves, whatever else the request holds."""

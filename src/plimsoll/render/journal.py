@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from plimsoll.guard.act.journal_entry import BEGUN, CLOSED, INTENT, NOTE, OPENED, OUTCOME, RESTART, SEEN, SWITCH, Entry
+from plimsoll.guard.act.journal_entry import (
+    APPROVAL,
+    BEGUN,
+    CLOSED,
+    INTENT,
+    NOTE,
+    OPENED,
+    OUTCOME,
+    RESTART,
+    SEEN,
+    SWITCH,
+    Entry,
+)
 from plimsoll.redaction import clean, plain
 
 SCHEMA = "plimsoll.guard/1"
@@ -60,6 +72,11 @@ def _said(kind: str, step: str, fields: Mapping[str, Any]) -> str:
         what = "actions" if step == "pause" else f"{step.removeprefix('rung-')} on all engines"
         who = f" by {fields['who']}" if fields.get("who") else ""
         return f"{what} {'paused' if fields.get('on') else 'resumed'}{who}"
+    if kind == APPROVAL:
+        who = f" by {fields['who']}" if fields.get("who") else ""
+        why = f": {fields['why']}" if fields.get("why") else ""
+        what = f"{fields.get('grade', 'action')} waits for approval" if step == "asked" else f"approval {step}{who}"
+        return f"{what}{why}"
     if kind == NOTE:
         return "; ".join(f"{name}: {value}" for name, value in fields.items() if name != "done")
     return f"{kind} {step}".strip()

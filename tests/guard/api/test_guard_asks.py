@@ -17,6 +17,7 @@ import jsonschema
 import pytest
 
 from plimsoll.cli.main import main
+from plimsoll.guard.act.approval import Approval
 from plimsoll.guard.act.decide import ActionPlan, BlockedAction, Decision, Switches
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME, RESTART, SWITCH
 from plimsoll.guard.act.steps import BROKEN, End, open_action
@@ -25,6 +26,7 @@ from plimsoll.guard.api.openapi import VERBS as DOCUMENTED
 from plimsoll.guard.api.openapi import document
 from plimsoll.guard.daemon.journal import Journal, JournalFailed
 from plimsoll.guard.judge.tracker import Grade
+from plimsoll.net.server import THE_TOKEN as WHO
 from plimsoll.net.server import GuardServer, HttpAnswer
 
 TOKEN = "a-token-that-is-long-enough"
@@ -56,9 +58,17 @@ class Acts(ActionDesk):
     def needs(self) -> dict[str, str]:
         return self.needing
 
-    def switch(self, engine: str, rung: str, *, is_paused: bool) -> None:
+    def pending(self) -> list[Approval]:
+        return [Approval("0a1b", NAME, Grade.RESTART, "it is stuck", 1_700_000_000.0, 1_700_003_600.0)]
+
+    def answer(self, id_: str, *, is_approved: bool, who: str) -> tuple[Approval | None, str]:
+        self.asked.append((id_, str(is_approved), who))
+        return (self.pending()[0], "") if id_ == "0a1b" else (None, "no such question")
+
+    def switch(self, engine: str, rung: str, *, is_paused: bool, who: str = "") -> None:
         if self.is_full:
             raise JournalFailed("the journal cannot be written: no space")
+        assert who == WHO
         self.asked.append(("pause" if is_paused else "resume", engine, rung))
 
     async def ask(self, grade: Grade, engine: str) -> Decision:
@@ -285,6 +295,22 @@ def test_guardctl_tells_it_what_to_do(acts: Acts, capsys: Capsys) -> None:
         assert (code, json.loads(out)["reason"]) == (1, "NoGate")
         code, _, err = said(capsys, api, "restart", "lama", "--yes")
         assert (code, "no engine named 'lama'" in err) == (2, True)
+
+
+def test_a_person_approves_or_denies(acts: Acts, capsys: Capsys) -> None:
+    """By the id that guardctl actions shows; what waits no longer is refused, and no id is a mistake."""
+    with listening(acts) as api:
+        assert "0a1b       " + NAME + ": restart waits for approval: it is stuck\n" in said(capsys, api, "actions")[1]
+        code, out, _ = said(capsys, api, "approve", "0a1b")
+        assert (code, out) == (0, f"{NAME}: restart approved: guard judges once more, and acts if it is still called for\n")
+        assert said(capsys, api, "deny", "0a1b")[:2] == (0, f"{NAME}: restart denied: not done\n")
+        code, out, _ = said(capsys, api, "approve", "ff")
+        assert (code, out.splitlines()[0]) == (1, "blocked (NotPending): no such question")
+        assert acts.asked == [("0a1b", "True", WHO), ("0a1b", "False", WHO), ("ff", "True", WHO)]
+        for words in (("approve",), ("deny", "../x")):
+            code, _, err = said(capsys, api, *words)
+            assert (code, "as guardctl actions shows it" in err) == (2, True)
+        assert api("POST", "/v1/approvals/../approve")[0] == 404
 
 
 class Terminal(io.StringIO):

@@ -139,6 +139,8 @@ class ActionPlan(NamedTuple):
     kind: str
     why: str
     steps: tuple[Step, ...]
+    needs_approval: bool = False
+    action: str = ""  # its id, where a person has approved it under that
 
     @property
     def is_broken(self) -> bool:
@@ -216,7 +218,10 @@ def consider(view: FleetView, policy: ActPolicy, engine: EngineStatus, grade: Gr
     for reason, message in _against(view, policy, engine, grade, kind):
         if message:
             return BlockedAction(engine.name, grade, kind, reason, message)
-    return ActionPlan(engine.name, grade, kind, why, steps_of(grade, is_broken=serves_nobody(engine, kind)))
+    # Whoever asks for it has approved it. The only replica of an owner is never evicted without a person.
+    is_only = grade is Grade.RESTART and engine.replicas is not None and engine.replicas <= 1
+    needs_approval = kind != ASKED and (is_only or grade in policy.approve)
+    return ActionPlan(engine.name, grade, kind, why, steps_of(grade, is_broken=serves_nobody(engine, kind)), needs_approval)
 
 
 def is_active(condition: Condition) -> bool:

@@ -25,6 +25,7 @@ CLOSED = "closed"  # the action is over
 RESTART = "restart"  # an engine was restarted, by guard or by somebody else: budgets count these
 SWITCH = "switch"  # `step` names it, `engine` the engine it is of (empty: all); the last one holds
 NOTE = "note"
+APPROVAL = "approval"  # a person is asked for approval, or has answered: `step` says which, `action` is its id
 SEEN = "seen"  # which process of an engine answers, by its start; the last one holds
 
 
@@ -109,7 +110,7 @@ def needed(entries: Iterable[Entry], now: float) -> list[Entry]:
         kind, end = entry.kind, entry.fields.get("end")
         if (kind == OPENED and entry.action) or entry.action in by_action:
             by_action.setdefault(entry.action, []).append(entry)
-        if kind in (OPENED, CLOSED, RESTART) and now - entry.at < WINDOW_S:
+        if kind in (OPENED, CLOSED, RESTART, APPROVAL) and now - entry.at < WINDOW_S:
             counted.append(entry)
         if kind == CLOSED:
             by_action.pop(entry.action, None)

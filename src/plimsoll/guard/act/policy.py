@@ -80,6 +80,11 @@ class ActPolicy(key.ConfigTable):
     probation_s: float = key.duration(600.0, 10.0, DAY_S, "how long it is watched before its restart counts as a success")
     shed_wait_s: float = key.duration(20.0, 1.0, 3_600.0, "new work that would wait longer is refused while it sheds")
     shed_lease_s: float = key.duration(120.0, 15.0, 3_600.0, "should guard be gone, the gate sheds no longer after it")
+    approve: tuple[Grade, ...] = key.words(
+        (), "what guard only does after a person has approved it", choices=tuple(map(str, _RUNGS)),
+        convert=lambda texts: tuple(map(Grade, texts)),
+    )  # fmt: skip
+    approve_within_s: float = key.duration(3_600.0, 60.0, DAY_S, "how long guard waits for that")
     journal: str | None = key.path("default: guard.journal in $STATE_DIRECTORY, else in $XDG_STATE_HOME/plimsoll")
     evidence: str | None = key.path("a folder; default: evidence beside the journal")
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from plimsoll.errors import PlimsollError
+from plimsoll.guard.act.approval import Approval
 from plimsoll.guard.act.decide import ASKED, ActionPlan, BlockedAction, Decision, Switches
 from plimsoll.guard.act.journal_entry import OPENED
 from plimsoll.guard.act.journal_replay import PAUSE, RUNGS
@@ -28,6 +30,7 @@ LONGEST_TEXT = 1_000
 NOT_ACTING = "guard only observes: start it with --act"
 ACTS = {"compact": Grade.COMPACT, "restart": Grade.RESTART, "shed": Grade.SHED}
 VERBS = ("drain", "undrain", *ACTS)
+APPROVALS = "/v1/approvals/"
 _WHO = "the API"
 
 
@@ -69,9 +72,17 @@ class ActionDesk:
     def ended(self) -> dict[tuple[str, Grade, End], int]:
         return self._conductor.ended()
 
-    def switch(self, engine: str, rung: str, *, is_paused: bool) -> None:
+    def switch(self, engine: str, rung: str, *, is_paused: bool, who: str = _WHO) -> None:
         """Pauses or resumes everything, one engine or one rung."""
-        self._conductor.switch(RUNGS + rung if rung else PAUSE, engine, is_on=is_paused, who=_WHO)
+        self._conductor.switch(RUNGS + rung if rung else PAUSE, engine, is_on=is_paused, who=who)
+
+    def pending(self) -> list[Approval]:
+        """The actions that wait for a person."""
+        return self._conductor.approvals.pending()
+
+    def answer(self, id_: str, *, is_approved: bool, who: str) -> tuple[Approval | None, str]:
+        """Keeps a person's answer; the question, or why it cannot be answered."""
+        return self._conductor.approvals.decide(id_, is_approved=is_approved, who=who)
 
     async def ask(self, grade: Grade, engine: str) -> Decision:
         """Blocked at once while guard is busy: a request is not carried out an hour later."""
@@ -109,9 +120,11 @@ class ActionRoutes:
             return _answer(503, {"says": NOT_ACTING})
         return self._journal(actions, query) if path == "/v1/journal" else _actions(actions)
 
-    async def post(self, path: str, body: bytes) -> HttpAnswer:
+    async def post(self, path: str, body: bytes, who: str = _WHO) -> HttpAnswer:
+        """Does what is asked for, in the name of `who`."""
         if not _is_action_path(path):
-            return error(404, f"no such path; paths: /v1/pause, /v1/resume, /v1/engines/NAME/{{{','.join(VERBS)}}}")
+            paths = f"/v1/pause, /v1/resume, /v1/approvals/ID/{{approve,deny}}, /v1/engines/NAME/{{{','.join(VERBS)}}}"
+            return error(404, f"no such path; paths: {paths}")
         asked = _object(body, ("engine", "rung") if path in ("/v1/pause", "/v1/resume") else ())
         if isinstance(asked, str):
             return error(400, asked)
@@ -120,13 +133,15 @@ class ActionRoutes:
             return _answer(503, {"says": NOT_ACTING})
         try:
             if path in ("/v1/pause", "/v1/resume"):
-                return self._switch(actions, path.removeprefix("/v1/"), asked)
+                return self._switch(actions, path.removeprefix("/v1/"), asked, who)
+            if path.startswith(APPROVALS):
+                return _approve(actions, path, who)
             engine, _, verb = path.removeprefix("/v1/engines/").rpartition("/")
             return await self._act(actions, verb, self._name_of(engine))
         except PlimsollError as problem:
             return _refused("NotWritten", f"not done: {problem}")
 
-    def _switch(self, actions: ActionDesk, verb: str, asked: Mapping[str, str]) -> HttpAnswer:
+    def _switch(self, actions: ActionDesk, verb: str, asked: Mapping[str, str], who: str) -> HttpAnswer:
         engine, rung = self._name_of(asked.get("engine", "")), asked.get("rung", "")
         if engine and rung:
             return error(400, "give an engine or a rung, not both: a rung is switched for all engines")
@@ -136,7 +151,7 @@ class ActionRoutes:
         is_known = self._is_watched(engine) or (verb == "resume" and is_left)
         if engine and not is_known:
             return error(404, f"no engine named {clean(engine)[:200]!r}")
-        actions.switch(engine, rung, is_paused=verb == "pause")
+        actions.switch(engine, rung, is_paused=verb == "pause", who=who)
         what = clean(engine) or (f"{rung} on all engines" if rung else "all actions")
         said = f"{what}: {'paused until resumed' if verb == 'pause' else 'resumed'}"
         return _answer(200, {"accepted": True, "plan": [], "says": said})
@@ -168,8 +183,17 @@ class ActionRoutes:
         return _answer(200, {"entries": rows, "wrong": [clean(one.message) for one in found.wrong]})
 
 
+def _approve(actions: ActionDesk, path: str, who: str) -> HttpAnswer:
+    id_, _, verb = path.removeprefix(APPROVALS).partition("/")
+    found, why_not = actions.answer(id_, is_approved=verb == "approve", who=who)
+    if found is None:
+        return _refused("NotPending", why_not)
+    done = "approved: guard judges once more, and acts if it is still called for" if verb == "approve" else "denied: not done"
+    return _answer(200, {"accepted": True, "plan": [], "says": f"{clean(found.engine)}: {found.grade} {done}"})
+
+
 def _is_action_path(path: str) -> bool:
-    if path in ("/v1/pause", "/v1/resume"):
+    if path in ("/v1/pause", "/v1/resume") or re.fullmatch(rf"{APPROVALS}[0-9a-f]{{1,64}}/(approve|deny)", path):
         return True
     engine, _, verb = path.removeprefix("/v1/engines/").rpartition("/")
     return path.startswith("/v1/engines/") and bool(engine) and verb in VERBS
@@ -205,7 +229,16 @@ def _actions(actions: ActionDesk) -> HttpAnswer:
         "rungs": sorted(str(rung) for rung in switches.rungs_off),
     }  # fmt: skip
     needs = [{"engine": clean(name), "says": clean(says)} for name, says in sorted(actions.needs().items())]
-    return _answer(200, {"actions": rows, "paused": off, "needs": needs, "trouble": clean(actions.trouble)})
+    waiting = [
+        {
+            "id": one.id, "engine": clean(one.engine), "grade": str(one.grade), "why": clean(one.why), "asked": one.asked_at,
+            "until": one.until,
+        }
+        for one in actions.pending()
+    ]  # fmt: skip
+    return _answer(
+        200, {"approvals": waiting, "actions": rows, "paused": off, "needs": needs, "trouble": clean(actions.trouble)}
+    )
 
 
 def _refused(reason: str, says: str) -> HttpAnswer:

@@ -156,8 +156,8 @@ class GuardApi:
             "/openapi.json": lambda _: HttpAnswer(200, json.dumps(document(plimsoll.__version__)).encode()),
         }  # fmt: skip
 
-    async def post(self, path: str, body: bytes) -> HttpAnswer:
-        return await self._asks.post(path, body)
+    async def post(self, path: str, body: bytes, who: str) -> HttpAnswer:
+        return await self._asks.post(path, body, who)
 
     def answer(self, path: str, query: Mapping[str, str]) -> HttpAnswer | Stream | Awaitable[HttpAnswer]:
         shown = self._page.answer(path, query)

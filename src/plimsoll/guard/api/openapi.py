@@ -100,7 +100,12 @@ _SCHEMAS = {
         "engine": _TEXT, "action": _TEXT, "grade": {"enum": [str(one) for one in Grade]}, "kind": _TEXT,
         "step": {"enum": [*(str(one) for one in Step), None]}, "undoing": {"type": "boolean"}, "since": _MAYBE_NUMBER,
     }),
+    "Approval": _object({
+        "id": _TEXT, "engine": _TEXT, "grade": {"enum": RUNGS}, "why": _TEXT, "asked": {"type": "number"},
+        "until": {"type": "number"},
+    }),
     "Actions": _whole({
+        "approvals": _list("Approval"),
         "actions": _list("Action"),
         "paused": _object({"all": {"type": "boolean"}, "engines": _TEXTS, "rungs": _TEXTS}),
         "needs": {"type": "array", "items": _object({"engine": _TEXT, "says": _TEXT})},
@@ -189,6 +194,8 @@ def document(version: str) -> dict[str, Any]:
             "/v1/journal": _acting(_get("what was done, the newest last", "Journal", _query("last", "so many, 1 to 1000"))),
             "/v1/pause": _post("do nothing any more: at all, to one engine, or of one rung", "Switch"),
             "/v1/resume": _post("the reverse", "Switch"),
+            "/v1/approvals/{id}/approve": _post("approve an action that waits for it", "Nothing", {**name, "name": "id"}),
+            "/v1/approvals/{id}/deny": _post("deny it: it is not done", "Nothing", {**name, "name": "id"}),
             **{f"/v1/engines/{{name}}/{verb}": _post(says, "Nothing", name) for verb, says in VERBS.items()},
         },
         "components": {

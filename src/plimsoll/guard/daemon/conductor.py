@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from plimsoll.errors import BadInput, PlimsollError
+from plimsoll.guard.act.approval import Approval, ApprovalState
 from plimsoll.guard.act.decide import (
     ASKED,
     START,
@@ -34,6 +35,7 @@ from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.ports import EngineObserver, JournalWriter, Lock, Outcome, failed
 from plimsoll.guard.act.steps import BROKEN, COURSES, ActionRun, End, Step, opening_fields
 from plimsoll.guard.adapters.kubernetes import PodEviction
+from plimsoll.guard.daemon.approvals import Approvals
 from plimsoll.guard.daemon.journal import DAMAGED
 from plimsoll.guard.daemon.steps import LEARNED, REPLACEMENT, ActionSteps, EngineAdapters, JointLock
 from plimsoll.guard.judge.tracker import Grade
@@ -225,6 +227,10 @@ class Conductor(ActionHistory):
         self._mend_at = 0.0
         self._lock = JointLock(ports.lock)
         self.runs: dict[str, ActionRun] = {}
+        self.approvals = Approvals(ports.journal, self.kept, policy, ports.wall, ports.name, self._tell_approval)
+
+    def _tell_approval(self, one: Approval, text: str) -> None:
+        self._ports.tell(Announcement(one.engine, text, one.state is ApprovalState.ASKED, {"action": one.id}))
 
     def needs(self) -> dict[str, str]:
         """Engines that need attention, and why: restarts did not fix them, or one that they need is blocked for long."""
@@ -232,7 +238,7 @@ class Conductor(ActionHistory):
             engine: f"needs attention: restart blocked: {decision.message}"
             for engine, decision in self._blocked.items() if decision.reason in URGENT
         }  # fmt: skip
-        return {**blocked, **super().needs()}
+        return {**blocked, **self.approvals.needs(), **super().needs()}
 
     @property
     def is_draining(self) -> bool:
@@ -353,10 +359,11 @@ class Conductor(ActionHistory):
     def _due(self, decisions: Sequence[Decision]) -> list[ActionPlan]:
         """The plans that are not begun yet and may be tried now."""
         is_open = self._open()
-        return [
+        due = [
             plan for plan in decisions
             if isinstance(plan, ActionPlan) and plan.engine not in is_open and self._may_try(plan.engine)
         ]  # fmt: skip
+        return self.approvals.allowed(due, decisions)
 
     def _view(self, without: str = "") -> FleetView:
         """The fleet now; restarts that are about to stop something count, but for that of the engine `without`."""
@@ -432,7 +439,7 @@ class Conductor(ActionHistory):
         await self._begin(plan, run)
 
     def _run_of(self, plan: ActionPlan) -> ActionRun:
-        return ActionRun(self._ports.name(), plan.engine, plan.grade, plan.kind, plan.steps, plan.steps[0])
+        return ActionRun(plan.action or self._ports.name(), plan.engine, plan.grade, plan.kind, plan.steps, plan.steps[0])
 
     async def _begin(self, plan: ActionPlan, run: ActionRun) -> None:
         look = await self._ports.observer.look(plan.engine) if plan.grade is Grade.RESTART else None

@@ -23,7 +23,9 @@ from urllib.parse import urlsplit
 
 from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.findings import Severity
+from plimsoll.guard.adapters.cluster import ClusterClient
 from plimsoll.guard.adapters.discovery import FileFinder, Finder
+from plimsoll.guard.adapters.identities import ClusterIdentities
 from plimsoll.guard.adapters.pods import PodFinder, PodStanding
 from plimsoll.guard.adapters.webhook import DeliveryCounts
 from plimsoll.guard.api.api import GuardApi, GuardHealth
@@ -43,7 +45,7 @@ from plimsoll.launch.check_flags import with_config
 from plimsoll.launch.command_line import CommandLine, EntryPoint, UnresolvedWords, config_of, find_launch, read_command_line
 from plimsoll.net.address import address
 from plimsoll.net.client import bearer
-from plimsoll.net.server import GuardServer
+from plimsoll.net.server import GuardServer, Identify
 from plimsoll.redaction import clean
 from plimsoll.render.guard import Event, EventKind, Trouble, alert, line_json, sentence, status_line
 from plimsoll.render.journal import ACTING
@@ -464,7 +466,9 @@ class Daemon:
         api, token = self._config.api, self._config.api.token
         own = "" if token is not None else secrets.token_urlsafe(32)
         answers = GuardApi(self._fleet, time.time(), self._own, lambda: None if self._acting is None else self._acting.desk)
-        server = GuardServer(answers.answer, token or own, api.hosts, answers.post, api.read_token, answers.files)
+        server = GuardServer(
+            answers.answer, token or own, api.hosts, answers.post, api.read_token, answers.files, self._identify()
+        )
         try:
             await server.open(api.host, api.port)
             if own:  # only now: a port in use has another guard's token there
@@ -480,6 +484,26 @@ class Daemon:
             if api.listen is not None:
                 raise WorldFailed(reason) from None
             warn(f"{reason}; guard runs without an API")
+
+    def _identify(self) -> Identify | None:
+        """Who a token of the cluster is, where that is asked for; BadInput where guard has no cluster."""
+        if not self._config.api.kubernetes:
+            return None
+        pods = self._lists.pods
+
+        def asked_about(path: str) -> str:
+            desk = None if self._acting is None else self._acting.desk
+            waiting = {} if desk is None else {one.id: one.engine for one in desk.pending()}
+            name = path.removeprefix("/v1/engines/").rpartition("/")[0]
+            id_ = path.removeprefix("/v1/approvals/").partition("/")[0]
+            return waiting.get(id_, "") if path.startswith("/v1/approvals/") else name
+
+        try:
+            cluster = ClusterClient()
+        except BadInput as error:
+            raise self._config.refuse(str(error), "api", "kubernetes") from None
+        spaces = () if pods is None else pods.namespaces
+        return ClusterIdentities(cluster, spaces, asked_about, lambda name: None if pods is None else pods.pod(name)).identify
 
     def _show_address(self, host: str, port: int) -> None:
         """Tells a user at a terminal where the page is and which token opens it."""

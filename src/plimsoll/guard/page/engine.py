@@ -90,6 +90,7 @@ class EngineControl(NamedTuple):
     is_paused: bool = False  # all of it, or this engine
     rungs_off: tuple[str, ...] = ()
     doing: ActionInProgress | None = None
+    approval: str = ""  # the id of an action that waits for approval
 
 
 class EngineState(NamedTuple):
@@ -314,6 +315,7 @@ def sections(facts: EngineState, clock: Clock) -> dict[str, Any]:
     return {
         "head": {
             **row(facts), "url": shown(view.url), "note": shown(view.note), "needs": shown(view.needs),
+            "approval": facts.guarding.approval,
             "why": "" if look is None else shown(look.why), "looks": view.looks,
             "looked_at": None if look is None else round(look.unix_s, 1),
             "ready": None if look is None or look.gate is None else look.gate.ready,

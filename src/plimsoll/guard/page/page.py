@@ -102,10 +102,12 @@ class _State(NamedTuple):
     paused: frozenset[str] = frozenset()
     rungs_off: tuple[str, ...] = ()
     doing: Mapping[str, ActionInProgress] = {}
+    approvals: Mapping[str, str] = {}  # by engine: the id of what waits for approval
 
     def of(self, name: str) -> EngineControl:
         """The same for one engine."""
-        return EngineControl(self.is_acting, self.is_paused or name in self.paused, self.rungs_off, self.doing.get(name))
+        is_paused = self.is_paused or name in self.paused
+        return EngineControl(self.is_acting, is_paused, self.rungs_off, self.doing.get(name), self.approvals.get(name, ""))
 
 
 class GuardPage:
@@ -211,7 +213,8 @@ class GuardPage:
             for run, since in ((under.run, under.since) for under in actions.under_way())
         }
         rungs = tuple(sorted(str(one) for one in switches.rungs_off))
-        return _State(not actions.trouble, switches.is_paused, frozenset(switches.paused), rungs, doing)
+        approvals = {one.engine: one.id for one in actions.pending()}
+        return _State(not actions.trouble, switches.is_paused, frozenset(switches.paused), rungs, doing, approvals)
 
     def _about(self, state: _State) -> Mapping[str, Any]:
         """The state of guard itself."""

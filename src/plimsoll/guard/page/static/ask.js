@@ -7,6 +7,8 @@ const ABOUT = {
   drain: ["Drain", "It goes out of rotation and takes no new work, for an hour at most. Running requests finish."],
   undrain: ["Put back", "It goes back in rotation."],
   compact: ["Compact", "Torch's unused memory goes back to the device: milliseconds of one step."],
+  approve: ["Approve", "Guard judges once more and acts if that is still called for."],
+  deny: ["Deny", "Guard does not do it; the journal keeps that you said so."],
   restart: ["Restart", "It is drained, stopped and started again: a minute or more without this engine."],
 };
 
@@ -47,7 +49,8 @@ export class Asker {
     if (!this.wish) return;
     const { verb, engine } = this.wish;
     const isSwitch = verb === "pause" || verb === "resume";
-    const path = isSwitch ? `/v1/${verb}` : `/v1/engines/${encodeURIComponent(engine.id)}/${verb}`;
+    const path = isSwitch ? `/v1/${verb}` : engine.approval ? `/v1/approvals/${encodeURIComponent(engine.approval)}/${verb}`
+      : `/v1/engines/${encodeURIComponent(engine.id)}/${verb}`;
     $("ask-yes").disabled = true;
     say($("ask-says"), "asked …");
     let told = "guard does not answer: whether it has heard is not known";

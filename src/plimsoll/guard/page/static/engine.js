@@ -92,17 +92,17 @@ export class EngineView {
   }
 
   show_buttons(head) {
-    const key = `${head.paused} ${head.drain}`;
+    const key = `${head.paused} ${head.drain} ${head.approval}`;
     if (key === this.buttonKey) return;
     this.buttonKey = key;
     const isOut = head.drain !== null && head.drain !== "serving";
-    const verbs = [head.paused ? ["resume", "Resume"] : ["pause", "Pause"], isOut ? ["undrain", "Put back"] : ["drain", "Drain"],
+    const verbs = [...(head.approval ? [["approve", "Approve"], ["deny", "Deny"]] : []), head.paused ? ["resume", "Resume"] : ["pause", "Pause"], isOut ? ["undrain", "Put back"] : ["drain", "Drain"],
       ["compact", "Compact"], ["restart", "Restart"]];
     const held = document.activeElement;
     const focused = this.buttons.contains(held) ? held.dataset.place : null;
     fill(this.buttons, ...verbs.map(([verb, says], place) => make("button", {
       type: "button", "data-verb": verb, "data-place": place, class: verb === "restart" ? "harm" : null,
-      on: { click: () => this.ask(verb, { id: this.id, name: this.name }) },
+      on: { click: () => this.ask(verb, { id: this.id, name: this.name, approval: verb === "approve" || verb === "deny" ? head.approval : "" }) },
     }, says)));
     if (focused !== null) this.buttons.children[focused].focus();
   }

@@ -1,0 +1,91 @@
+"""Who a user of guard's API is, by the cluster's own word: TokenReview says who, SubjectAccessReview what they may.
+
+Who may `get` pods in every namespace of the fleet may read. Who may `create` `pods/eviction` for a pod may act on that engine;
+who may `update` the Lease of guard's namespace may act on everything. Answers are believed for a minute.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from plimsoll.doctor.read.redact_text import shown_line
+from plimsoll.guard.adapters.cluster import LEASE_NAME, ClusterClient, reason_of
+from plimsoll.guard.adapters.kubernetes import Pod
+from plimsoll.net.client import table
+from plimsoll.net.server import HttpAnswer, error
+
+BELIEVED_S = 60.0
+MOST_KEPT = 1_000
+TIMEOUT_S = 5.0
+_REVIEWS = "/apis/{group}.k8s.io/v1/{resource}"
+
+
+class ClusterIdentities:
+    """Asks the cluster. `asked_about` is the engine that a path is about, `pod` the pod of an engine."""
+
+    def __init__(
+        self,
+        cluster: ClusterClient,
+        namespaces: Sequence[str],
+        asked_about: Callable[[str], str],
+        pod: Callable[[str], Pod | None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster, self._asked_about, self._pod, self._clock = cluster, asked_about, pod, clock
+        self._namespaces = tuple(namespaces) or (cluster.namespace(),)
+        self._known: dict[bytes, tuple[float, str | HttpAnswer]] = {}
+
+    async def identify(self, token: str, method: str, path: str) -> str | HttpAnswer:
+        """The user's name; 401 for a token that nobody knows, 403 for one that may not, 503 where the cluster cannot tell."""
+        needs = self._needs(method, path)
+        key = hashlib.sha256(repr((token, needs)).encode()).digest()
+        until_s, found = self._known.get(key, (0.0, ""))
+        if self._clock() < until_s:
+            return found
+        found = await self._ask(token, needs)
+        if not isinstance(found, HttpAnswer) or found.status != 503:
+            if len(self._known) >= MOST_KEPT:
+                self._known.clear()
+            self._known[key] = self._clock() + BELIEVED_S, found
+        return found
+
+    def _needs(self, method: str, path: str) -> list[dict[str, str]]:
+        """What the user must be allowed to do with kubectl."""
+        if method != "POST":
+            return [{"verb": "get", "resource": "pods", "namespace": space} for space in self._namespaces]
+        pod = self._pod(self._asked_about(path))
+        if pod is not None:
+            return [
+                {"verb": "create", "resource": "pods", "subresource": "eviction", "namespace": pod.namespace, "name": pod.name}
+            ]
+        own = self._cluster.namespace()
+        lease = {"verb": "update", "group": "coordination.k8s.io", "resource": "leases", "namespace": own, "name": LEASE_NAME}
+        return [lease]
+
+    async def _ask(self, token: str, needs: list[dict[str, str]]) -> str | HttpAnswer:
+        body: dict[str, Any] = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
+        reply = await self._cluster.ask(
+            "POST", _REVIEWS.format(group="authentication", resource="tokenreviews"), body, TIMEOUT_S
+        )
+        if reply.status not in (200, 201):
+            return error(503, f"the cluster cannot say whose token this is: {reason_of(reply)}")
+        status = table(reply.table().get("status"))
+        user = table(status.get("user"))
+        name = user.get("username")
+        if status.get("authenticated") is not True or not isinstance(name, str) or not name:
+            return error(401, "neither guard nor the cluster knows this token")
+        shown, groups = shown_line(name)[:200], user.get("groups")
+        for wanted in needs:
+            spec = {"user": name, "groups": groups if isinstance(groups, list) else [], "resourceAttributes": wanted}
+            body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+            path = _REVIEWS.format(group="authorization", resource="subjectaccessreviews")
+            reply = await self._cluster.ask("POST", path, body, TIMEOUT_S)
+            if reply.status not in (200, 201):
+                return error(503, f"the cluster cannot say what {shown} may do: {reason_of(reply)}")
+            if table(reply.table().get("status")).get("allowed") is not True:
+                what = f"{wanted['verb']} {wanted['resource']}{'/eviction' if 'subresource' in wanted else ''}"
+                return error(403, f"{shown} may not {what} in namespace {wanted['namespace']}, so may not do this here")
+        return shown
