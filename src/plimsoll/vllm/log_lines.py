@@ -1,4 +1,4 @@
-"""The memory figures in the lines that vLLM logs when it starts (`data/log_figures.yaml`)."""
+"""The memory figures in the lines that vLLM logs when it starts (`vllm/data/log_figures.yaml`)."""
 
 from __future__ import annotations
 
