@@ -16,15 +16,11 @@ if TYPE_CHECKING:
 OURS = [(one.name, one.path) for one in of_ours()]
 
 
-def test_there_are_ten_kinds_of_harmless_records() -> None:
-    """Each kind has its records, and none is told by its first word alone."""
+def test_a_harmless_record_turns_no_verdict(tmp_path: Path) -> None:
+    """Each of ten kinds in a dozen captures, at places that never change; none is told by its first word alone."""
     kinds = read_harmless()
     assert len(kinds) == 10
     assert all(kinds.values())
-
-
-def test_a_harmless_record_turns_no_verdict(tmp_path: Path) -> None:
-    """Every kind in a dozen captures, at places that never change: not one verdict turns."""
     some = random.Random(7).sample(OURS, 12)
     assert [trial for trial in trials(some, 1, 7, tmp_path) if trial.is_changed] == []
 

@@ -20,15 +20,11 @@ def asked_for(run: str) -> float:
 
 
 def test_the_copy_that_failed_is_counted_twice_over(tmp_path: Path) -> None:
-    """8,000 prompt tokens failed at one 32-bit copy of their logits; the kind counts it, its twin and the logits before it."""
+    """8,000 prompt tokens failed at one 32-bit copy of their logits; an adapter's widest matrix at the largest rank."""
     failed = asked_for("logits")
     assert abs(failed - 8000 * 128256 * 4) < 0.01 * failed
     kind = kind_of(recorded("logits", tmp_path), "prompt_logprobs")
     assert kind.phase.bytes_of(8000) >= 2.5 * failed
-
-
-def test_the_adapter_s_copy_is_the_one_that_failed(tmp_path: Path) -> None:
-    """Its widest matrix, at the largest rank."""
     kind = kind_of(recorded("lora", tmp_path), "adapter")
     assert asked_for("lora") <= kind.phase.bytes_of(1) <= 1.05 * asked_for("lora")
 

@@ -44,15 +44,11 @@ def _planned(
     return ledger, {finding.code: finding.severity for finding in findings_of(ledger, shape, (), {})}
 
 
-def test_a_trial_run_that_does_not_fit_is_named() -> None:
-    """Weights of 131 GiB leave room to try 24,576 tokens, though none for a cache; 51,200 cannot even be tried."""
+def test_a_trial_run_or_weights_that_do_not_fit_are_named() -> None:
+    """24,576 tokens can be tried and 51,200 cannot; beside weights that do not fit the cache is not asked for."""
     flags = "--enforce-eager --max-model-len 4096 --max-num-seqs 64 --gpu-memory-utilization 0.97 --max-num-batched-tokens"
     assert next(iter(_planned(LLAMA_70B, f"{flags} 51200")[1])) is Code.STARTUP_PROFILE_RUN
     assert list(_planned(LLAMA_70B, f"{flags} 24576")[1]) == [Code.STARTUP_NO_CACHE_BLOCKS]
-
-
-def test_weights_that_do_not_fit_are_the_end_of_it() -> None:
-    """What would be left for a cache is not asked beside them, also where a neighbour leaves less than is asked for."""
     card = replace(H200, used_bytes=80 * GIB)
     found = _planned(LLAMA_70B, "--enforce-eager --max-model-len 4096", card)[1]
     assert list(found) == [Code.STARTUP_WEIGHTS_DO_NOT_FIT, Code.STARTUP_FREE_MEMORY_CHECK]

@@ -208,10 +208,13 @@ def test_a_card_whose_size_is_slightly_off() -> None:
     assert after.kv.value == pytest.approx(112.28 * GIB, abs=0.02 * GIB)
 
 
-def test_a_log_that_tells_nothing() -> None:
-    """Tokens alone are no term."""
+def test_a_log_that_tells_nothing_or_nothing_sharper_changes_nothing() -> None:
+    """Tokens alone are no term; weights counted to the byte are not replaced by a rounded figure."""
     with pytest.raises(BadInput, match="nothing learned"):
         correction_from(_plan(), Measured(kv_tokens=5))
+    ledger = _plan()
+    ledger = replace(ledger, weights=replace(ledger.weights, value=_gib(15.004), low=_gib(15.004), high=_gib(15.004)))
+    assert corrected(ledger, correction_from(ledger, FULL), MODEL).weights == ledger.weights
 
 
 def test_another_batch_moves_the_centre_and_keeps_the_band() -> None:
@@ -237,23 +240,12 @@ def test_more_starts_widen_what_differs() -> None:
     assert second.kv.low <= _gib(112.08) < _gib(112.28) <= second.kv.high
 
 
-def test_what_is_sharper_already_is_kept() -> None:
-    """Weights counted to the byte are not replaced by a figure rounded to hundredths that agrees with them."""
-    ledger = _plan()
-    ledger = replace(ledger, weights=replace(ledger.weights, value=_gib(15.004), low=_gib(15.004), high=_gib(15.004)))
-    assert corrected(ledger, correction_from(ledger, FULL), MODEL).weights == ledger.weights
-
-
-def test_a_fixed_cache_stays_fixed() -> None:
-    """With --kv-cache-memory-bytes the cache is what was asked for; only the slack learns."""
+def test_a_cache_that_was_set_stays_set() -> None:
+    """--kv-cache-memory-bytes or --num-gpu-blocks-override, before and after a lesson; only the slack learns."""
     ledger = _plan("--max-model-len 8192 --kv-cache-memory-bytes 60G")
     after = corrected(ledger, correction_from(ledger, FULL._replace(weights_bytes=_gib(16))), MODEL)
     assert after.kv == ledger.kv
     assert after.slack.value < ledger.slack.value
-
-
-def test_a_set_number_of_blocks_stays_set() -> None:
-    """With --num-gpu-blocks-override the cache is those blocks, before and after a lesson, and what is taken follows it."""
     ledger = _plan("--max-model-len 8192 --num-gpu-blocks-override 20000")
     after = corrected(ledger, correction_from(ledger, FULL._replace(kv_bytes=None, weights_bytes=_gib(16))), MODEL)
     assert after.kv == ledger.kv

@@ -89,17 +89,13 @@ def test_a_model_that_fills_the_card() -> None:
     assert _codes(qwen, H200, "--gpu-memory-utilization 0.95") == {Code.STARTUP_NO_CACHE_BLOCKS}
 
 
-def test_the_terms_add_up() -> None:
-    """Requested is the sum of its parts; the slack is what lies outside it, less the sampler's buffers that nobody counts."""
+def test_the_terms_add_up_and_a_fixed_cache_is_exact() -> None:
+    """Requested is the sum of its parts; 4 GiB were 32,768 tokens on the H200."""
     ledger = _plan(LLAMA_8B, H100)
     parts = ledger.weights.value + ledger.non_torch.value + ledger.activation.value + ledger.graphs.value + ledger.kv.value
     assert parts == ledger.requested.value == math.ceil(H100.total_bytes * 0.92)
     buffers = int(4.125 * 1024 * 128256)
     assert ledger.slack.value == H100.total_bytes - ledger.context.value - ledger.requested.value - buffers
-
-
-def test_a_fixed_cache_is_exact() -> None:
-    """--kv-cache-memory-bytes decides the cache whatever the rest takes: 4 GiB were 32,768 tokens on the H200."""
     ledger = _plan(LLAMA_8B, H200, "--kv-cache-memory-bytes 4294967296 --enforce-eager --max-model-len 8192")
     assert ledger.kv == Estimate.exact(4 * GIB, "--kv-cache-memory-bytes")
     assert ledger.kv_plan.tokens == 32768

@@ -117,9 +117,14 @@ def test_switches_are_vllm_s(name: str) -> None:
     _assert_sums(said, _run(said).replay)
 
 
-def test_the_matrix_is_the_one_that_was_recorded() -> None:
-    """No recorded configuration is left out below."""
+def test_the_matrix_is_the_one_that_was_recorded_and_a_wrong_row_is_noticed() -> None:
+    """No recorded configuration is left out; one block more, and the comparison says where they part."""
     assert len(_matrix()) == 7
+    said = golden_summary("B2")
+    said["config"]["num_blocks"] += 1
+    found = _first_difference(STEP_COLUMNS, golden_steps("B2"), _run(said).steps)
+    assert found is not None
+    assert "vLLM" in found
 
 
 @pytest.mark.parametrize("place", range(7))
@@ -127,12 +132,3 @@ def test_decisions_alone_are_vllm_s(place: int) -> None:
     """With all arrivals at once, for other block sizes, limits and traffic: nothing but decisions is left to differ."""
     said = list(_matrix().values())[place]
     _assert_sums(said, _run(said).replay)
-
-
-def test_a_wrong_row_is_noticed() -> None:
-    """One block more than the recorded run had, and the comparison says where they part."""
-    said = golden_summary("B2")
-    said["config"]["num_blocks"] += 1
-    found = _first_difference(STEP_COLUMNS, golden_steps("B2"), _run(said).steps)
-    assert found is not None
-    assert "vLLM" in found

@@ -44,15 +44,11 @@ def written(tmp_path: Path, text: str) -> str:
 
 
 def test_label_sets_are_added_up(tmp_path: Path) -> None:
-    """Two engines are one histogram; other kinds of metrics are passed over, whatever their values."""
+    """Two engines are one histogram; other metrics and a trace's exemplars are passed over."""
     (found,) = read_histograms(written(tmp_path, PAGE))
     assert found == Histogram("h", (0.1,), (3.0, 1.0), 0.75)
     assert found.size == 4
     assert found.mean == pytest.approx(0.1875)
-
-
-def test_an_exemplar_is_passed_over(tmp_path: Path) -> None:
-    """A page of OpenMetrics, as a server with traces gives it, has the same histogram as one in Prometheus' format."""
     page = PAGE.replace("} 2.0\n", '} 2.0 # {trace_id="a} b"} 0.07 1700000000.5\n').replace(" 1700000000000", " 1700000000.0")
     path = written(tmp_path, f"# UNIT h seconds\n{page}# EOF\n")
     assert looks_like_metrics(path)

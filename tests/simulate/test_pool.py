@@ -68,25 +68,17 @@ class Pool:
         return order
 
 
-def test_blocks_are_taken_in_order_of_their_numbers() -> None:
-    """At first; each has one holder then, and the null block is never among them."""
+def test_blocks_are_taken_in_order_and_empty_ones_next_last_first() -> None:
+    """Of two requests with empty blocks the later one's stand before; the null block is never among them."""
     one = Pool()
     assert one.take(3) == [1, 2, 3]
     assert one.links[[1, 2, 3], at.REFS].tolist() == [1, 1, 1]
     assert one.queue() == [4, 5, 6, 7, 8]
-
-
-def test_empty_blocks_are_taken_next_last_first() -> None:
-    """A request's blocks without content go to the front of the queue, the end of its tokens first."""
     one = Pool()
     blocks = one.take(3)
     assert one.give_back(blocks) == 3
     assert one.queue() == [3, 2, 1, 4, 5, 6, 7, 8]
     assert one.take(4) == [3, 2, 1, 4]
-
-
-def test_the_last_to_give_back_is_taken_from_first() -> None:
-    """Of two requests with empty blocks, the later one's stand before the earlier one's."""
     one = Pool()
     first, second = one.take(2), one.take(2)
     one.give_back(first)
@@ -95,17 +87,13 @@ def test_the_last_to_give_back_is_taken_from_first() -> None:
 
 
 def test_blocks_with_content_are_taken_last_and_their_ends_first() -> None:
-    """They go to the end of the queue, so that the beginning of a prompt stays longest."""
+    """The longest unused goes first; a request's last block, not full, goes to the front."""
     one = Pool()
     blocks = one.take(3)
     for block in blocks:
         one.name(block, 100 + block)
     one.give_back(blocks)
     assert one.queue() == [4, 5, 6, 7, 8, 3, 2, 1]
-
-
-def test_the_longest_unused_content_goes_first() -> None:
-    """Between requests with content the one that ended first is evicted first."""
     one = Pool()
     first, second = one.take(2), one.take(2)
     for block in first + second:
@@ -113,10 +101,6 @@ def test_the_longest_unused_content_goes_first() -> None:
     one.give_back(second)
     one.give_back(first)
     assert one.queue() == [5, 6, 7, 8, 4, 3, 2, 1]
-
-
-def test_a_request_s_last_block_goes_to_the_front_and_its_full_ones_to_the_end() -> None:
-    """The usual end of a request: its last block is not full and has no content to find."""
     one = Pool()
     blocks = one.take(3)
     one.name(1, 101)
@@ -152,16 +136,12 @@ def test_a_hit_leaves_the_queue_and_is_last_again_afterwards() -> None:
     assert one.queue() == [4, 5, 6, 7, 8, 3, 1, 2]
 
 
-def test_null_places_are_not_given_back() -> None:
-    """A table may have holes where a window has passed."""
+def test_taking_a_block_forgets_its_content_and_null_places_are_not_given_back() -> None:
+    """Who looks for it finds nothing; a table may have holes where a window has passed."""
     one = Pool()
     blocks = one.take(2)
     assert one.give_back([0, blocks[0], 0, blocks[1]]) == 2
     assert one.queue() == [2, 1, 3, 4, 5, 6, 7, 8]
-
-
-def test_taking_a_block_forgets_its_content() -> None:
-    """Who looks for it finds nothing, and the block has none until it is given one."""
     one = Pool()
     blocks = one.take(8)
     one.name(5, 105)

@@ -68,38 +68,26 @@ def test_one_request_by_hand() -> None:
 
 
 def test_a_prompt_is_computed_in_chunks() -> None:
-    """No step takes more than the budget; only the last chunk gives a token."""
+    """None is above the budget or, while others are there, the threshold; without chunks it waits to be taken whole."""
     settings = EngineLimits(max_num_batched_tokens=40, max_num_seqs=4)
     run, rows = _run(_trace([(0, 100, 2)]), settings)
     assert _column(rows, "sched_tokens") == [40, 40, 20, 1]
     assert run.first_token_ns.tolist() == [30]
-
-
-def test_a_threshold_keeps_a_long_prompt_from_taking_all() -> None:
-    """No chunk is longer than it while others are there; alone there is nobody to protect."""
     settings = EngineLimits(long_prefill_token_threshold=10)
     assert _column(_run(_trace([(0, 25, 1), (0, 25, 1)]), settings)[1], "sched_tokens") == [20, 20, 10]
     assert _column(_run(_trace([(0, 25, 1)]), settings)[1], "sched_tokens") == [25]
-
-
-def test_without_chunks_a_prompt_waits_for_a_step_that_takes_it_whole() -> None:
-    """Sixty of a hundred tokens are taken: another sixty do not fit any more, and nobody overtakes them."""
     settings = EngineLimits(max_num_seqs=8, max_num_batched_tokens=100, max_model_len=100)
     trace = _trace([(0, 60, 1), (0, 60, 1), (0, 10, 1)])
     assert _column(_run(trace, settings._replace(chunked_prefill=False))[1], "sched_tokens") == [60, 70]
     assert _column(_run(trace, settings)[1], "sched_tokens") == [100, 30]
 
 
-def test_a_watermark_is_kept_free_while_something_runs() -> None:
-    """Two of eleven blocks: the second request fits but for them, and waits; the first one, alone, may have them all."""
+def test_room_is_kept_before_a_prompt_is_let_in() -> None:
+    """A watermark while something runs; the whole prompt must fit before its first chunk, unless that is switched off."""
     trace = _trace([(0, 100, 5), (0, 40, 5), (1000, 150, 5)])
     settings = EngineLimits(num_blocks=11, max_num_seqs=4)
     assert replay(trace, settings, TICK).first_sched_ns.tolist() == [0, 0, 1000]
     assert replay(trace, settings._replace(watermark=0.2), TICK).first_sched_ns.tolist() == [0, 50, 1000]
-
-
-def test_the_whole_prompt_must_fit_before_its_first_chunk() -> None:
-    """Three blocks are free and four needed: it waits, unless that is switched off and only the first chunk is asked for."""
     trace = _trace([(0, 100, 5), (20, 64, 1)])
     settings = EngineLimits(num_blocks=11, max_num_seqs=4, max_num_batched_tokens=40)
     assert replay(trace, settings, TICK).first_sched_ns.tolist() == [0, 70]
@@ -123,16 +111,12 @@ def test_a_repeated_prompt_hits_all_blocks_but_the_last_token_s(prompt: int, hit
     assert (run.totals.hit_tokens, run.totals.query_tokens) == (hit, 2 * prompt)
 
 
-def test_blocks_are_shared_while_both_run() -> None:
-    """The second holder counts in the tables, not in the pool."""
+def test_blocks_are_shared_where_beginnings_are_alike() -> None:
+    """The second holder counts in the tables, not in the pool; another first id is other content."""
     run, rows = _run(_trace([(0, 40, 9), (20, 40, 9)], [[1, 2, 3]] * 2), EngineLimits())
     assert _column(rows, "used_blocks")[2] == 4
     assert _column(rows, "table_blocks")[2] == 6
     assert run.cached_tokens.tolist() == [0, 32]
-
-
-def test_beginnings_that_differ_do_not_hit() -> None:
-    """Another first id is other content, whatever follows; and without ids nothing is shared."""
     differ, _ = _run(_trace([(0, 48, 1), (1000, 48, 1)], [[1, 2, 3], [9, 2, 3]]), EngineLimits())
     unknown, _ = _run(_trace([(0, 48, 1), (1000, 48, 1)]), EngineLimits())
     switched_off, rows = _run(_trace([(0, 48, 1), (1000, 48, 1)], [[1, 2, 3]] * 2), EngineLimits(prefix_caching=False))
@@ -152,47 +136,31 @@ def test_too_long_requests_are_rejected_and_the_others_run() -> None:
         assert run.produced.tolist() == [10, 0, 1]
 
 
-def test_only_rejected_requests_make_no_step() -> None:
-    """There is nothing to do, and that is a result."""
+def test_nothing_to_do_is_a_result() -> None:
+    """Rejected requests or none make no step; the clock jumps to the next arrival, and idle time is not busy time."""
     run = replay(_trace([(0, 90, 10), (50, 91, 10)]), EngineLimits(max_model_len=20), TICK)
     assert (run.totals.rejected, run.totals.steps, run.totals.busy_ns) == (2, 0, 0)
-
-
-def test_an_empty_trace_is_an_empty_run() -> None:
-    """No request, no step, no error."""
     run = replay(make_trace("none", [], [], []))
     assert set(run.totals) == {0}
     assert len(run.finish_ns) == 0
-
-
-def test_idle_time_is_not_busy_time() -> None:
-    """With nothing to run the clock jumps to the next arrival."""
     run, rows = _run(_trace([(0, 5, 1), (1000, 5, 1)]), EngineLimits())
     assert _column(rows, "t_start_ns") == [0, 1000]
     assert (run.totals.busy_ns, run.totals.end_ns) == (20, 1010)
 
 
-def test_equal_priorities_go_by_the_text_of_their_number() -> None:
-    """vLLM compares ids as text, so of twelve that arrive at once the eleventh goes before the third."""
+def test_priority_goes_before_arrival_and_arrival_before_number() -> None:
+    """As text, as vLLM compares ids; the least urgent gives way, or the last that was let in."""
     settings = EngineLimits(max_num_seqs=1, policy="priority")
     run = replay(_trace([(0, 5, 1)] * 12), settings, TICK)
     assert np.argsort(run.first_sched_ns).tolist() == [0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9]
     assert np.argsort(replay(_trace([(0, 5, 1)] * 12), EngineLimits(max_num_seqs=1), TICK).first_sched_ns).tolist() == [
         *range(12)
     ]
-
-
-def test_priority_goes_before_arrival_and_arrival_before_number() -> None:
-    """Lower goes first; the first come, first served policy does not look at it."""
     trace = make_trace("t", [0, 1, 1, 2], [5] * 4, [4, 1, 1, 1], [0, 5, 5, -1])
     settings = EngineLimits(max_num_seqs=1)
     by_priority = replay(trace, settings._replace(policy="priority"), TICK)
     assert np.argsort(by_priority.first_sched_ns).tolist() == [0, 3, 1, 2]
     assert np.argsort(replay(trace, settings, TICK).first_sched_ns).tolist() == [0, 1, 2, 3]
-
-
-def test_the_least_urgent_gives_way() -> None:
-    """By priority, whoever runs; first come, first served, the last that was let in."""
     trace = make_trace("t", [0, 0], [16, 16], [30, 30], [1, 0])
     settings = EngineLimits(num_blocks=6, max_num_seqs=2, max_num_batched_tokens=64)
     assert replay(trace, settings, TICK).preemptions.tolist() == [0, 1]
@@ -275,14 +243,10 @@ def test_pieces_of_the_step_log_make_the_whole() -> None:
     assert (progress[-1], sorted(progress)) == ((3, 3), progress)
 
 
-def test_the_log_changes_nothing() -> None:
-    """With and without step rows the run is the same."""
+def test_neither_the_log_nor_the_clock_changes_a_run() -> None:
+    """With and without step rows it is the same; wall time is what the clock says, or not known."""
     run, _ = busy_run("plain")
     assert replay(busy_trace(), BUSY_SETTINGS["plain"]).totals == run.totals
-
-
-def test_wall_time_is_what_the_clock_says() -> None:
-    """The clock is read before and after the steps; without one the time is not known."""
     readings = iter([5.0, 7.5])
     assert replay(_trace([(0, 5, 1)]), clock=lambda: next(readings)).wall_seconds == 2.5
     assert replay(_trace([(0, 5, 1)])).wall_seconds == 0.0

@@ -37,14 +37,10 @@ def test_more_tokens_never_take_less(work: Work, sizes: tuple[int, ...]) -> None
 
 
 def test_small_steps_read_weights_and_large_ones_compute() -> None:
-    """The ends of the table by hand: 16 GB over the bandwidth, two operations a parameter and token over the rate."""
+    """By hand at both ends; twice the card is half the time, but for what the engine itself needs."""
     table = roofline(WORK, SPEED, 2048).table(2048)
     assert table[1] == pytest.approx(OVERHEAD_NS + 16e9 / (1e12 * BANDWIDTH_SHARE) * 1e9)
     assert table[2048] == pytest.approx(OVERHEAD_NS + 2 * 8e9 * 2048 / (1.6e14 * COMPUTE_SHARE) * 1e9)
-
-
-def test_faster_cards_and_more_of_them_take_less() -> None:
-    """Twice the card is half the time, but for what the engine itself needs."""
     one = roofline(WORK, SPEED, 512).table(512)
     fast = roofline(WORK, Speed(2e12, 3.2e14), 512)
     two = roofline(WORK._replace(cards=2), SPEED, 512)
@@ -54,13 +50,16 @@ def test_faster_cards_and_more_of_them_take_less() -> None:
 
 
 def test_few_tokens_read_few_experts() -> None:
-    """One token reads its own experts, many read all of them."""
+    """Many read all of them; a token is computed with the chosen ones alone."""
     experts = Experts(128, 8, 0.95)
     read = experts.read(np.array([0.0, 1.0, 1000.0]))
     assert read[0] == pytest.approx(0.05)
     assert read[1] == pytest.approx(0.05 + 0.95 * 8 / 128)
     assert read[2] == pytest.approx(1.0)
     assert Experts(4, 9, 1.0).hit(np.array([1.0]))[0] == 1.0
+    experts = Experts(128, 8, 0.95)
+    assert active_parameters(30.0, 29.0, experts) == pytest.approx(1.0 + 29.0 * 8 / 128)
+    assert active_parameters(8.0, 0.0, None) == 8.0
 
 
 @pytest.mark.parametrize(
@@ -70,13 +69,6 @@ def test_nothing_cannot_be_timed(work: Work, speed: Speed) -> None:
     """A model or a card without size is the user's mistake, in one line."""
     with pytest.raises(BadInput):
         roofline(work, speed, 16)
-
-
-def test_a_token_meets_only_the_chosen_experts() -> None:
-    """Eight of 128 experts: the rest of the routed parameters is not computed with."""
-    experts = Experts(128, 8, 0.95)
-    assert active_parameters(30.0, 29.0, experts) == pytest.approx(1.0 + 29.0 * 8 / 128)
-    assert active_parameters(8.0, 0.0, None) == 8.0
 
 
 def test_eight_bit_floats_have_a_rate_of_their_own() -> None:

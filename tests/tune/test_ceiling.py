@@ -30,17 +30,13 @@ def test_no_run_is_above_it(seats: int, blocks: int, budget: int, extra: str) ->
     assert found.goodput <= ceiling(demand(traffic, 4096), job)
 
 
-def test_it_is_near_where_one_thing_rules() -> None:
-    """One seat: nothing but decoding one after the other."""
+def test_a_ceiling_is_near_where_one_thing_rules() -> None:
+    """Nothing but decoding one after the other; ten requests in ten seconds are one a second, however fast the card."""
     traffic = Traffic(make_trace("same", [0] * 20, [16] * 20, [101] * 20))
     job = Job(EngineLimits(max_num_seqs=1), StepTime(10**7, 0, 0, 0))
     found = do(traffic, job)
     assert isinstance(found, Score)
     assert found.goodput == pytest.approx(ceiling(demand(traffic, 16384), job), rel=0.02)
-
-
-def test_arrivals_are_a_ceiling_too() -> None:
-    """Ten requests in ten seconds are one a second, however fast the card."""
     traffic = Traffic(make_trace("slow", [n * 10**9 for n in range(11)], [8] * 11, [2] * 11))
     job = Job(EngineLimits(), StepTime(1, 0, 0, 0))
     assert ceiling(demand(traffic, 16384), job) == pytest.approx(1.1)

@@ -46,13 +46,9 @@ def test_each_promise_is_held_against_each_request() -> None:
 
 
 def test_a_request_that_is_refused_was_not_served() -> None:
-    """It counts among all and never among the good ones."""
+    """It counts among all and never among the good; one token has no further ones to be promised."""
     run = replay(make_trace("long", [0, 0], [4, 500], [2, 2]), EngineLimits(max_model_len=100), SECOND)
     found = score(run, Slo())
     assert (found.met, found.requests, found.rejected) == (1, 2, 1)
-
-
-def test_one_token_has_no_further_ones() -> None:
-    """Nothing is promised about what does not exist."""
     run = replay(make_trace("one", [0], [4], [1]), EngineLimits(), SECOND)
     assert score(run, Slo(tpot=0.001)).met == 1

@@ -78,7 +78,7 @@ def test_a_file_that_is_too_large_is_refused_and_not_cut(tmp_path: Path, monkeyp
 
 
 def test_another_file_is_refused_and_not_touched(tmp_path: Path) -> None:
-    """Nobody's notes are taken for results, or added to."""
+    """Nobody's notes are taken for results; an unknown place for runs is one line."""
     path = tmp_path / "notes"
     path.write_text("dear diary\n", encoding="utf-8")
     with pytest.raises(BadInput, match="line 1"), KeptRuns(str(path)):
@@ -86,10 +86,6 @@ def test_another_file_is_refused_and_not_touched(tmp_path: Path) -> None:
     assert path.read_text(encoding="utf-8") == "dear diary\n"
     with pytest.raises(WorldFailed), KeptRuns(str(tmp_path / "no" / "such")):
         pass
-
-
-def test_where_runs_are_done() -> None:
-    """Here unless said otherwise; an unknown place is one line."""
     assert runner_on(None) is on_cores
     assert runner_on("local") is on_cores
     with pytest.raises(BadInput, match="ray"):

@@ -16,16 +16,12 @@ def test_a_larger_batch_costs_cache() -> None:
     assert larger.kv_tokens < small.kv_tokens
 
 
-def test_what_plan_warns_of_is_not_safe() -> None:
-    """A warning is enough, and its code is the reason."""
+def test_what_plan_warns_of_or_hangs_on_its_estimate_is_not_safe() -> None:
+    """A warning is enough, and its code is the reason; nobody wants a start that only may succeed."""
     given = server()
     (option,) = plan_all([Candidate(64, 2048, 16, 0.99)], given.ledger, given.replan)
     assert not option.is_safe
     assert option.why_not.startswith("startup.free-memory-check")
-
-
-def test_what_starts_only_if_the_estimate_holds_is_not_safe() -> None:
-    """Plan has no warning for it, and nobody wants it in production."""
     given = server("--max-model-len", "18000")
     (option,) = plan_all([candidate_of(given.ledger)], given.ledger, given.replan)
     assert option.ledger.fits

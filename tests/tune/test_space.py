@@ -8,12 +8,15 @@ from plimsoll.errors import BadInput
 from plimsoll.tune.space import Candidate, Space, parse_counts, parse_shares, parse_space, value_text
 
 
-def test_ranges_double_and_keep_their_end() -> None:
-    """64..1000 is 64, 128, ... and 1000 itself; lists and k stand beside it."""
+def test_ranges_double_and_keep_their_end_and_values_read_as_they_are_typed() -> None:
+    """64..1000 is 64, 128, ... and 1000; 0.9 is not 0.9000000001."""
     assert parse_counts("64..1000", "max_num_seqs") == (64, 128, 256, 512, 1000)
     assert parse_counts("8,2k,4..8", "x") == (4, 8, 2000)
     assert parse_shares("0.9..0.93", "u") == (0.9, 0.91, 0.92, 0.93)
     assert parse_shares("0.9,0.855", "u") == (0.855, 0.9)
+    candidate = Candidate(8, 2048, 16, 0.9)
+    assert [value_text(candidate, name) for name in candidate._fields] == ["8", "2048", "16", "0.9"]
+    assert candidate.differences(candidate._replace(block_size=32)) == ["block_size"]
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "8..4", "a", "1.5", "1..", "9999999999"])
@@ -30,15 +33,11 @@ def test_a_wrong_share_is_one_line(text: str) -> None:
         parse_shares(text, "gpu_memory_utilization")
 
 
-def test_candidates_are_those_that_vllm_takes() -> None:
-    """A step with fewer tokens than requests may run is refused by vLLM and is no candidate."""
+def test_candidates_are_those_that_vllm_takes_with_the_own_setting_inside() -> None:
+    """No step with fewer tokens than requests may run; own values join the axes, in order and once."""
     space = Space((64, 1024), (512, 2048), (16,), (0.9,))
     pairs = [(one.max_num_seqs, one.max_num_batched_tokens) for one in space.candidates]
     assert pairs == [(64, 512), (64, 2048), (1024, 2048)]
-
-
-def test_the_own_setting_is_always_inside() -> None:
-    """Its values join the axes, in order and once."""
     space = Space((8, 32), (512,), (16,), (0.9,)).with_values_of(Candidate(16, 512, 16, 0.92))
     assert space == Space((8, 16, 32), (512,), (16,), (0.9, 0.92))
 
@@ -49,10 +48,3 @@ def test_only_the_four_flags_are_varied() -> None:
     assert parse_space({"max_num_seqs": "8"}).block_size == Space().block_size
     with pytest.raises(BadInput, match="max_model_len"):
         parse_space({"max_model_len": "8"})
-
-
-def test_values_read_as_they_are_typed() -> None:
-    """0.9 is not 0.9000000001, and 2048 not 2048.0."""
-    candidate = Candidate(8, 2048, 16, 0.9)
-    assert [value_text(candidate, name) for name in candidate._fields] == ["8", "2048", "16", "0.9"]
-    assert candidate.differences(candidate._replace(block_size=32)) == ["block_size"]

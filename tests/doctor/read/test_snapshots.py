@@ -110,14 +110,10 @@ def test_every_protocol_that_torch_could_use_reads_the_same(protocol: int) -> No
     assert _read(pickle.dumps(split().tree(), protocol)) == _read(VALID)
 
 
-def test_the_plain_list_of_segments_is_read() -> None:
-    """torch.cuda.memory_snapshot() gives the list alone."""
+def test_the_plain_list_of_segments_and_a_snapshot_of_torch_2_0_are_read() -> None:
+    """Blocks had a history instead of a requested size and frames, and segments no pool."""
     tree = serving().tree()
     assert _read(pickle.dumps(tree["segments"])).segments == _read(pickle.dumps(tree)).segments
-
-
-def test_a_snapshot_of_torch_2_0_is_read() -> None:
-    """Blocks had a history instead of a requested size and frames, and segments no pool."""
     block = {"size": 512, "state": "active_allocated",
              "history": [{"addr": 1, "real_size": 400, "frames": [{"filename": "x.py", "line": 1, "name": "f"}]}]}  # fmt: skip
     old = {"segments": [{"device": 0, "address": 1, "total_size": 1024, "stream": 0, "segment_type": "large",
@@ -312,15 +308,11 @@ def test_a_wrong_type_in_any_field_is_read_or_refused_in_one_line() -> None:
     _outcomes([pickle.dumps(tree) for tree in _damaged()])
 
 
-def test_blocks_that_do_not_fill_their_segment_are_refused() -> None:
-    """What does not add up is not judged."""
+def test_a_snapshot_that_is_cut_or_does_not_add_up_is_refused() -> None:
+    """Cut anywhere it is not whole; blocks that do not fill their segment are not judged."""
     tree = pickle.loads(SMALL)
     tree["segments"][0]["total_size"] = 4096
     assert "1024 bytes together" in _refused(pickle.dumps(tree))
-
-
-def test_every_cut_of_a_snapshot_is_refused() -> None:
-    """Cut anywhere, it is not whole."""
     assert all(isinstance(outcome, str) for outcome in _outcomes([SMALL[:end] for end in range(len(SMALL))]))
 
 

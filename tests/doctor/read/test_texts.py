@@ -232,19 +232,11 @@ def test_indented_json_of_a_clouds_console_is_the_programs_words(records: object
     assert [(line.process, line.text) for line in found] == [("EngineCore_DP0 pid=12", "CUDA out of memory.")] * 6
 
 
-def test_a_name_with_nothing_behind_its_bar_is_no_servers() -> None:
-    """Three lines that end in a bar are three lines, not three silent ones."""
+def test_odd_lines_stay_lines() -> None:
+    """A bar with nothing behind it, other indented JSON, an endless line of which LONGEST characters are kept."""
     assert [line.text for line in lines_of("said |\nsaid |\nsaid |")] == ["said |"] * 3
-
-
-def test_other_indented_json_stays_as_it_is() -> None:
-    """A pod's description has messages, too, and what stands around them matters."""
     text = json.dumps({"items": [{"message": "Back-off", "restartCount": 4}] * 6}, indent=2)
     assert [line.text for line in lines_of(text)] == text.split("\n")
-
-
-def test_an_endless_line_is_cut() -> None:
-    """At most LONGEST characters of a line are kept, from its start; of overwritten bars the end counts."""
     assert [len(line.text) for line in lines_of("a" * (LONGEST + 5) + "\nb")] == [LONGEST, 1]
     bars = "\r".join(f" {n}%|#| {n}/9 [" for n in range(300_000)) + "\rRuntimeError: at the end"
     assert lines_of(bars)[-1].text == "RuntimeError: at the end"

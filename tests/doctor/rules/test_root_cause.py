@@ -48,8 +48,8 @@ def test_an_out_of_memory_error_while_serving_is_the_cause() -> None:
     assert not found.stopped
 
 
-def test_an_out_of_memory_error_after_the_stop_is_not_the_cause() -> None:
-    """Once somebody asked it to end, what breaks on the way out broke on the way out."""
+def test_an_out_of_memory_error_is_the_cause_unless_it_came_after_the_stop() -> None:
+    """What breaks on the way out broke on the way out; who stops a broken server did not break it."""
     for stop in (STOP, "(EngineCore pid=2) INFO 11-15 09:10:00 [core.py:1] Received SIGTERM, shutting down", "^C"):
         found = verdict(STARTED, stop, traceback(STEP), ENGINE_DEAD)
         assert found.stopped
@@ -57,10 +57,6 @@ def test_an_out_of_memory_error_after_the_stop_is_not_the_cause() -> None:
         assert found.root.code is Code.OTHER_STOPPED_BY_OPERATOR
         assert found.memory_failure is False
         assert any("OutOfMemory" in hit.text.needle or "out of memory" in hit.text.needle for hit in found.noise)
-
-
-def test_an_out_of_memory_error_before_the_stop_is_the_cause() -> None:
-    """An operator who stops a broken server did not break it."""
     found = verdict(STARTED, FATAL, traceback(STEP), ENGINE_DEAD, STOP)
     assert found.root is not None
     assert found.root.code is Code.RUNTIME_FORWARD
@@ -102,14 +98,10 @@ def test_torchs_assertion_about_nvml_is_an_out_of_memory_error() -> None:
 
 
 def test_a_script_that_stops_the_server_is_no_killer() -> None:
-    """ "Stopping vLLM server" before the shell's "Killed": somebody's script, not the kernel."""
+    """The shell's "Killed" alone may be the kernel or anybody, and cannot be told."""
     found = verdict(STARTED, "Stopping vLLM server (PID 77)...", "run.sh: line 12: 77 Killed    vllm serve m")
     assert found.stopped
     assert found.memory_failure is False
-
-
-def test_killed_without_a_word_cannot_be_told() -> None:
-    """The shell's "Killed" alone may be the kernel or anybody."""
     found = verdict(STARTED, "run.sh: line 12: 77 Killed    vllm serve m")
     assert not found.stopped
     assert found.root is None
@@ -170,21 +162,13 @@ def test_the_kernels_line_inside_a_servers_log_is_the_cause() -> None:
     assert found.memory_failure is True
 
 
-def test_a_cut_head_cannot_be_told() -> None:
-    """A log that begins in the middle and shows nothing wrong proves nothing; from its start on it does."""
+def test_a_log_without_its_head_or_its_end_cannot_be_told() -> None:
+    """Nothing wrong in the middle proves nothing; a start or a traceback that breaks off leaves open of what."""
     assert verdict([REQUEST] * 5).memory_failure is None
     assert verdict(STARTED, [REQUEST] * 5).memory_failure is False
-
-
-def test_a_log_that_simply_stops_cannot_be_told() -> None:
-    """A start that ends in the middle without a word."""
     found = verdict(VERSION, ARGS, LOADING)
     assert found.root is None
     assert found.memory_failure is None
-
-
-def test_a_traceback_that_breaks_off_cannot_be_told() -> None:
-    """It serves, and then a traceback without its last line: something failed, and nobody knows of what."""
     assert verdict(STARTED, traceback(STEP)[:-1]).memory_failure is None
 
 
@@ -209,16 +193,12 @@ def test_a_traceback_that_a_user_pasted_is_nobodys_failure() -> None:
 
 
 def test_the_last_life_that_failed_is_judged_and_failures_are_counted() -> None:
-    """Three failed starts: the last one's cause, and how many there were."""
+    """Also where a restart has cured it."""
     found = verdict(FAILED_START, FAILED_START, FAILED_START)
     assert found.runs_failed == 3
     assert found.root is not None
     assert found.root.code is Code.STARTUP_WEIGHTS_DO_NOT_FIT
     assert found.root.at > 2 * len(FAILED_START)
-
-
-def test_a_failure_that_was_cured_by_a_restart_is_still_told() -> None:
-    """The first start failed, the second serves: the failure is the story."""
     found = verdict(FAILED_START, STARTED)
     assert found.root is not None
     assert found.root.code is Code.STARTUP_WEIGHTS_DO_NOT_FIT

@@ -83,35 +83,30 @@ def test_tracebacks_of_both_engines_name_their_step(name: str, calls: str) -> No
     assert 0.5 < step.confidence <= 0.95
 
 
-def test_the_functions_used_above_are_vllms() -> None:
-    """Each traceback holds at least one function that was found in the releases."""
+def test_every_step_but_the_hopeless_has_a_traceback_of_vllms_own_functions() -> None:
+    """No step goes untested."""
     for _, calls in TRACEBACKS:
         assert any(seen_in(function) for _, function in calls_of(calls))
-
-
-def test_every_step_but_the_hopeless_has_a_traceback_here() -> None:
-    """No step goes untested."""
     assert {name for name, _ in STEP_FRAMES} <= {name for name, _ in TRACEBACKS}
 
 
-def test_functions_of_torchs_own_do_not_count() -> None:
-    """`step` of an optimiser or `capture_graphs` of torch's say nothing of vLLM."""
+def test_functions_of_torchs_own_or_below_a_running_step_do_not_count() -> None:
+    """`step` of an optimiser, `capture_graphs` of torch's, `load_weights` below `execute_model`."""
     assert (
         step_of_frames([TracebackFrame(f"{SITE}torch/optim/sgd.py", "step"), TracebackFrame("torch/x.py", "load_model")])
         is None
     )
+    step = step_of_frames(frames("SERVE llama:load_weights"))
+    assert step is not None
+    assert step.name == "forward"
 
 
-def test_the_graphs_file_is_enough() -> None:
-    """Torch's own context manager for capturing is entered at no other time."""
+def test_a_graph_being_captured_and_a_model_being_built_are_known_by_one_frame() -> None:
+    """Torch's context manager and a layer's constructor run at no other time."""
     calls = [*frames("worker:compile_or_warm_up_model"), TracebackFrame(f"{SITE}torch/cuda/graphs.py", "__exit__")]
     step = step_of_frames(calls)
     assert step is not None
     assert step.name == "graph-capture"
-
-
-def test_a_model_being_built_is_loading() -> None:
-    """A layer's constructor runs at no other time, even where the loader's frames are lost."""
     step = step_of_frames([TracebackFrame("vllm/model_executor/layers/linear.py", "__init__"), TORCH])
     assert step is not None
     assert (step.name, step.confidence) == ("weights", 0.8)
@@ -130,13 +125,6 @@ def test_a_first_collective_that_fails_is_the_collective() -> None:
     step = step_of_frames(frames("worker:init_device distributed/device_communicators/pynccl.py:__init__"))
     assert step is not None
     assert step.code is Code.RUNTIME_COLLECTIVES
-
-
-def test_weights_read_below_a_running_step_are_no_start() -> None:
-    """`load_weights` below `execute_model` is not the start."""
-    step = step_of_frames(frames("SERVE llama:load_weights"))
-    assert step is not None
-    assert step.name == "forward"
 
 
 @pytest.mark.parametrize(

@@ -67,21 +67,13 @@ def test_what_failed_itself_is_no_consequence(error: str) -> None:
 
 
 def test_an_unknown_exception_in_the_engine_is_a_complaint() -> None:
-    """Nobody has words for it: it is an engine error, less sure than what is known."""
+    """While loading it is the model's; one request's own failure ends nothing."""
     one, *_ = symptoms(STARTED, traceback(STEP, error="RuntimeError: the moon is in the wrong place"))[0]
     assert (one.code, one.text) == (Code.OTHER_ENGINE_ERROR, None)
     assert one.confidence < 0.7
-
-
-def test_an_unknown_exception_while_loading_is_the_models() -> None:
-    """Raised while the weights were read: the checkpoint does not fit the code."""
     lines = traceback("model_executor/model_loader/loader.py:load_weights", error="AssertionError: shape mismatch in layer 3")
     one, *_ = symptoms(VERSION, LOADING, lines)[0]
     assert one.code is Code.OTHER_BAD_MODEL
-
-
-def test_an_unknown_exception_of_one_request_is_none() -> None:
-    """A request's own failure ends nothing."""
     lines = traceback(
         "entrypoints/openai/serving_chat.py:create_chat_completion", error="TypeError: no", who="(APIServer pid=1) "
     )
@@ -105,22 +97,14 @@ def test_the_figures_of_the_allocation_come_along() -> None:
     assert one.exception is not None
 
 
-def test_the_method_that_vllm_names_tells_the_step() -> None:
-    """Without a traceback, "Error executing method 'determine_available_memory'" says where it was."""
+def test_the_step_is_told_by_whoever_knows_it() -> None:
+    """The method that vLLM names, the frames of the same error told twice, or that the server never came to serve."""
     method = "(EngineCore pid=2) ERROR 11-15 09:00:04 [a.py:1] Error executing method 'determine_num_available_blocks'."
     one, *_ = symptoms(VERSION, ARGS, LOADING, LOADED, method, f"(EngineCore pid=2) ERROR 11-15 09:00:04 [a.py:1] {OOM}")[0]
     assert one.code is Code.STARTUP_PROFILE_RUN
-
-
-def test_the_same_error_told_twice_lends_its_frames() -> None:
-    """The worker printed the traceback, the engine the bare line: both are of the same step."""
     worker = traceback("v1/sample/sampler.py:compute_logprobs", who="(Worker_TP0 pid=10) ")
     found, _ = symptoms(STARTED, f"(EngineCore pid=2) {OOM}", worker, ENGINE_DEAD)
     assert {one.code for one in found} == {Code.RUNTIME_LOGITS}
-
-
-def test_a_forward_step_of_a_server_that_never_served_was_a_trial() -> None:
-    """The same function runs at the start: a server that never came to serve failed in its trial run."""
     lines = traceback("v1/worker/gpu_model_runner.py:execute_model")
     one, *_ = symptoms(VERSION, ARGS, LOADING, LOADED, lines, NOT_STARTED)[0]
     assert one.code is Code.STARTUP_PROFILE_RUN

@@ -56,14 +56,10 @@ def test_milestones_tell_how_far_it_came(lines: list[str], reached: ServerProgre
 
 
 def test_progress_is_asked_before_a_line() -> None:
-    """What comes later does not count."""
+    """Where a process has spoken of its own progress, that counts; once anyone serves, all do."""
     told = timeline(STARTED)
     reached = [told.progress_at(at).name for at in (0, 1, 3, 4, 5, 6, 7)]
     assert reached == ["UNKNOWN", "BEGUN", "LOADING", "LOADED", "MEASURED", "CAPTURED", "SERVING"]
-
-
-def test_a_worker_may_be_behind_the_others() -> None:
-    """Where a process has spoken of its own progress, that counts; once anyone serves, all do."""
     slow = "(Worker_TP1 pid=9) INFO 11-15 09:00:01 [gpu_model_runner.py:1] Starting to load model m..."
     told = timeline(VERSION, LOADING, LOADED, slow)
     assert told.progress_at(4, "Worker_TP1 pid=9") is ServerProgress.LOADING
@@ -77,28 +73,20 @@ def test_code_in_a_traceback_is_no_milestone() -> None:
 
 
 def test_a_restart_in_one_file_is_a_second_life() -> None:
-    """A server that failed and introduces itself again begins anew; what the first reached is forgotten."""
+    """Also without an API server; what the first reached is forgotten."""
     told = timeline(FAILED_START, FAILED_START, VERSION, ARGS)
     assert [run.first for run in told.runs] == [0, len(FAILED_START), 2 * len(FAILED_START)]
     assert told.runs[0].end == told.runs[1].first
     assert told.runs[-1].end == len(told.log.lines)
     assert told.progress_at(2 * len(FAILED_START) + 1) is ServerProgress.BEGUN
-
-
-def test_a_restart_without_an_api_server_is_one_too() -> None:
-    """A script that makes an engine again after its first one failed."""
     once = [ENGINE, LOADING, *traceback("v1/worker/gpu_worker.py:load_model")]
     assert len(timeline(once, once).runs) == 2
 
 
-def test_one_server_that_says_its_version_twice_lives_once() -> None:
-    """The API server and its engine both introduce themselves, and so do two API servers of one command."""
+def test_one_server_that_introduces_itself_twice_lives_once() -> None:
+    """The API server and its engine, two API servers, an engine that dumps its state as it dies."""
     assert len(timeline(VERSION, ARGS, ENGINE, LOADING).runs) == 1
     assert len(timeline(VERSION, VERSION.replace("pid=1", "pid=5"), ARGS, ENGINE).runs) == 1
-
-
-def test_dumping_its_state_is_no_new_life() -> None:
-    """An engine that dies dumps its configuration in the words it began with."""
     told = timeline(STARTED, DUMP, traceback("v1/worker/gpu_model_runner.py:execute_model"), ENGINE_DEAD)
     assert len(told.runs) == 1
     assert told.progress_at(len(told.log.lines)) is ServerProgress.SERVING

@@ -135,15 +135,11 @@ def test_a_notebooks_frames_are_read() -> None:
     assert functions(raised[-1]) == ["load_model", "load_weights"]
 
 
-def test_a_traceback_without_its_head_is_still_one() -> None:
-    """The log begins in the middle of it."""
+def test_a_traceback_without_its_head_or_its_end_is_still_one() -> None:
+    """The log begins or breaks off in the middle: the calls stay, the kind may be empty."""
     (one,) = found(traceback(*PROFILE, who="")[3:])
     assert functions(one) == ["profile_run"]
     assert one.name == "OutOfMemoryError"
-
-
-def test_a_traceback_without_its_end_is_known_as_cut() -> None:
-    """The log breaks off before the error's name: the calls stay, the kind is empty."""
     (one,) = found("INFO before", traceback(*PROFILE, who="")[:-1])
     assert one.kind == one.message == ""
     assert functions(one) == ["run_engine_core", "profile_run"]
@@ -172,28 +168,20 @@ def test_an_error_while_a_record_was_written_is_marked() -> None:
     assert functions(raised[1]) == ["run_engine_core", "compute_logprobs"]
 
 
-def test_a_call_stack_below_an_error_marks_it_even_without_the_headline() -> None:
-    """The headline may be lost; "Call stack:" right below says the same."""
+def test_what_is_raised_while_writing_is_no_failure_of_its_own() -> None:
+    """ "Call stack:" right below says so even without the headline; dumping the engine's state is writing too."""
     raised = found(traceback("x.py:f", who=""), "Call stack:", '  File "/opt/vllm/a.py", line 5, in g', "Message: 'x'")
     assert raised[0].in_logging
-
-
-def test_dumping_the_engines_state_is_writing_too() -> None:
-    """What is raised while vLLM dumps its input after a failure is no failure of its own."""
     (one,) = found(traceback("logging_utils/dump_input.py:_dump_engine_exception", who=""))
     assert one.in_logging
 
 
-def test_a_last_line_that_lost_its_prefix_ends_the_traceback_above() -> None:
-    """Two writers on one terminal: the error's own line comes bare, right below the calls."""
+def test_the_first_line_that_is_not_indented_names_the_error() -> None:
+    """Whatever libraries call theirs, also where two writers on one terminal took its prefix."""
     lines = traceback(*PROFILE)
     (one,) = found([*lines[:-1], OOM])
     assert functions(one) == ["run_engine_core", "profile_run"]
     assert one.name == "OutOfMemoryError"
-
-
-def test_an_error_of_an_unusual_name_ends_its_traceback() -> None:
-    """Below calls, the first line that is not indented names the error, whatever libraries call theirs."""
     (one,) = found(traceback(*PROFILE, error="triton.compiler.PtxasStopped: code 255"))
     assert one.name == "PtxasStopped"
     assert functions(one) == ["run_engine_core", "profile_run"]
@@ -209,13 +197,9 @@ def test_a_message_goes_on_over_several_lines() -> None:
     assert "greater" in one.message
 
 
-def test_words_that_merely_look_like_an_error_are_none() -> None:
-    """A class name alone, an indented quotation, and a sentence about errors are not raised."""
+def test_an_error_may_have_no_calls_and_words_that_look_like_one_are_none() -> None:
+    """vLLM often prints the last line alone; a class name alone or a quotation is not raised."""
     assert found("ValueError", "    raise ValueError: no", "There was no Error: fine", "KeyError: 'pynvml'") == []
-
-
-def test_an_error_without_a_traceback_is_one_without_calls() -> None:
-    """vLLM often prints the last line alone."""
     (one,) = found("(APIServer pid=1) RuntimeError: Engine core initialization failed.")
     assert (one.name, one.frames, one.process) == ("RuntimeError", (), "APIServer pid=1")
 

@@ -79,17 +79,13 @@ def test_busy_servers_give_no_finding(figures: list[dict[str, object]]) -> None:
 
 
 def test_a_queue_that_grows_with_room_is_the_engine() -> None:
-    """Not memory: engine.saturated."""
+    """Not memory: engine.saturated; lines an hour apart are not one long queue."""
     assert codes(log_of(*[{"waiting": 10 + 5 * i, "kv": "40.0"} for i in range(30)])) == [Code.ENGINE_SATURATED]
-
-
-def test_a_silence_ends_a_stretch() -> None:
-    """Lines an hour apart are not one long queue."""
     assert codes(log_of(*[FULL] * 5, every_s=3600)) == []
 
 
 def test_preemptions_in_periodic_lines_are_weighed_by_the_cache() -> None:
-    """With the cache's size the share of work done twice is known; a few preemptions are nothing."""
+    """A few are nothing; without the cache's size the share is not known, and the words say so."""
     size = LogLine(1, "", "INFO", 900.0, "GPU KV cache size: 100,000 tokens")
     storm = log_of(*[FULL | {"more": ", Preemptions: 6"}] * 12)
     (found,) = judge_log_trends(storm._replace(lines=[size, *storm.lines]))
@@ -98,10 +94,6 @@ def test_preemptions_in_periodic_lines_are_weighed_by_the_cache() -> None:
     seldom: dict[str, object] = {"more": ", Preemptions: 1", "gen": "9000.0"}
     few = log_of(*[seldom] * 12)
     assert codes(few._replace(lines=[size, *few.lines])) == []
-
-
-def test_preemptions_without_the_cache_s_size_are_told_with_less_confidence() -> None:
-    """The count is known, the share is not, and the words say so."""
     (found,) = judge_log_trends(log_of(*[FULL | {"more": ", Preemptions: 6"}] * 12))
     assert (found.code, found.confidence) == (Code.KV_PREEMPTION_STORM, 0.55)
 
@@ -299,16 +291,12 @@ def test_no_step_in_a_range_is_a_wedge_unless_asleep_idle_or_gone() -> None:
     assert judge_trends([*engine_of(**still), later], "range") == ()
 
 
-def test_counters_that_begin_anew_are_summed() -> None:
-    """A restart in the range neither hides nor invents preemptions."""
+def test_counters_that_begin_anew_are_summed_and_odd_series_give_no_finding() -> None:
+    """A restart in the range neither hides nor invents preemptions; nothing at all, NaN and single points."""
     totals = [40.0 * (i % 30) for i in range(60)]
     (found,) = judge_trends(engine_of(preemptions=totals, success=[100.0 * (i % 30) for i in range(60)]), "range")
     assert found.code is Code.KV_PREEMPTION_STORM
     assert "2320 preemptions" in found.because
-
-
-def test_odd_series_give_no_finding() -> None:
-    """Nothing at all, NaN and single points."""
     assert judge_trends([], "range") == ()
     assert judge_trends(engine_of(running=math.nan, kv_cache_usage=math.inf, preemptions=math.nan), "range") == ()
     assert judge_trends([series_of("gpu_used", [1.0], [math.nan]), series_of("running", [], [])], "range") == ()

@@ -23,9 +23,12 @@ def load(kv: float, running: float = 4.0, waiting: float = 0.0, *, is_well: bool
     return EngineLoad("b", kv, running, waiting, is_well, model)
 
 
-def test_two_others_with_room_carry_it() -> None:
-    """Half full each: the third's half fits."""
+def test_others_of_the_same_model_with_room_carry_it() -> None:
+    """Half full each, the third's half fits; an idle embedder neither carries nor helps."""
     assert without(load(0.5), [load(0.5), load(0.5)], MOST) == ""
+    full = [load(0.9), load(0.0, 0.0, model="embedder")]
+    assert "full" in str(without(load(0.3), full, MOST))
+    assert isinstance(without(load(0.1, model=None), [load(0.1)], MOST), Unknown)
 
 
 @pytest.mark.parametrize(
@@ -50,13 +53,6 @@ def test_a_figure_that_is_missing_or_none_is_unknown(value: float | None) -> Non
     """Of the one that leaves and of those that stay; not a number compares as nothing, and is never enough."""
     assert isinstance(without(EngineLoad("a", value, 1.0, 0.0, model="m"), [load(0.1)], MOST), Unknown)
     assert isinstance(without(load(0.1), [EngineLoad("b", 0.1, 1.0, value, model="m")], MOST), Unknown)
-
-
-def test_what_serves_another_model_neither_carries_nor_helps() -> None:
-    """An idle embedder beside them changes nothing; and of one whose own model is not known nobody can say who carries it."""
-    full = [load(0.9), load(0.0, 0.0, model="embedder")]
-    assert "full" in str(without(load(0.3), full, MOST))
-    assert isinstance(without(load(0.1, model=None), [load(0.1)], MOST), Unknown)
 
 
 @given(LOADS, st.lists(LOADS, max_size=4), st.floats(0.1, 1.0))

@@ -59,17 +59,13 @@ def test_shedding_is_ended_and_compaction_is_over() -> None:
         assert (found.step, found.end) == (None, end)
 
 
-def test_what_cannot_be_put_back_is_held() -> None:
-    """An engine that stays out of the balancer is not "undone": a person has to know."""
+def test_what_cannot_be_put_back_or_stopped_is_held() -> None:
+    """Out of the balancer is not "undone"; a stop is taken back only if nothing was touched."""
     course = at(SERVING, Step.DRAIN, is_begun=True).after(is_done=False)
     while course.step is Step.UNDRAIN:
         course = course.begun().after(is_done=False)
     assert (course.step, course.end) == (Step.UNLOCK, End.HELD)
     assert course.begun().after(is_done=True).end is End.HELD
-
-
-def test_a_stop_that_was_refused_is_taken_back_only_if_nothing_was_touched() -> None:
-    """Work came at the last moment: back into service. A stop that failed in any other way is tried again, then held."""
     course = at(SERVING, Step.STOP, is_begun=True)
     assert course.after(is_done=False, facts={"untouched": True}).step is Step.UNDRAIN
     for again in (course.after(is_done=False), course.after(is_done=None, facts={"untouched": True})):
@@ -83,15 +79,11 @@ def written(*entries: tuple[str, str, dict[str, object]]) -> list[Entry]:
     return [first, *(Entry(number, 0.0, kind, "a", "x", step, one) for number, (kind, step, one) in enumerate(entries, 2))]
 
 
-def test_the_facts_of_all_steps_are_read_back() -> None:
-    """Those it was opened with, and those of its outcomes; the epoch among them."""
+def test_the_entries_of_a_second_guard_are_understood_by_a_third() -> None:
+    """The facts of all steps are read back, the epoch among them, wherever it turned round or died."""
     lock = {"done": True, "facts": {"epoch": 7, "left_s": 3.0}}
     found = open_actions(written((INTENT, "lock", {}), (OUTCOME, "lock", lock)))[0]
     assert (found.step, found.epoch, found.facts["started_before"]) == (Step.EVIDENCE, 7, 5.0)
-
-
-def test_the_entries_of_a_second_guard_are_understood_by_a_third() -> None:
-    """It turned round in the middle of a drain, wrote a note of its lock, and died in its way back."""
     done: dict[str, object] = {"done": True, "facts": {}}
     entries = [(kind, step, done) for step in ("lock", "evidence") for kind in (INTENT, OUTCOME)]
     note: dict[str, object] = {"take-over": "ours"}

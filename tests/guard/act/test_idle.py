@@ -32,9 +32,10 @@ def sample(at_s: float, gate: dict[str, Any] | None = None, page: dict[str, floa
 
 
 def test_two_samples_without_work_are_idle() -> None:
-    """A while apart, with nothing between them."""
+    """A while apart; work outweighs what is missing, so that a silent engine with requests is busy, not unknown."""
     assert idleness([sample(0.0), sample(APART_S)]).is_idle is True
     assert idleness([sample(0.0), sample(0.5), sample(1.0), sample(APART_S)]).is_idle is True
+    assert idleness([sample(0.0, gate={"in_flight": 3, "idle": None}, health=None)]).is_idle is False
 
 
 @pytest.mark.parametrize("times", [[], [0.0], [0.0, APART_S - 0.1], [0.0, STALE_S + 0.1], [5.0, 0.0]])
@@ -54,11 +55,6 @@ def test_work_in_any_sample_is_work(work: dict[str, Any], place: int) -> None:
     seen = [sample(at_s, **(work if number == place else {})) for number, at_s in enumerate((0.0, 1.0, APART_S))]
     assert idleness(seen).is_idle is not True
     assert idleness(seen[: place + 1]).is_idle is False
-
-
-def test_work_outweighs_what_is_missing() -> None:
-    """An engine that is not answering and has requests is busy, not unknown."""
-    assert idleness([sample(0.0, gate={"in_flight": 3, "idle": None}, health=None)]).is_idle is False
 
 
 @pytest.mark.parametrize(

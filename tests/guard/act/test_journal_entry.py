@@ -69,9 +69,11 @@ def test_nothing_secret_is_written(fields: dict[str, object]) -> None:
     assert "s3cretvalue" not in json.dumps(cleaned(Entry(1, 1.0, "note", fields=fields)))
 
 
-def test_names_are_cleaned_too() -> None:
-    """An engine's address may hold a login."""
+def test_names_are_cleaned_and_an_action_that_never_ends_is_bounded() -> None:
+    """An address may hold a login; the first entry and the newest are kept."""
     assert "s3cretvalue" not in str(cleaned(Entry(1, 1.0, "note", engine="http://u:s3cretvalue@h:1/\n")))
+    kept = needed([entry(1, OPENED, "a"), *(entry(number, INTENT, "a") for number in range(2, 3 * ENTRIES_PER_ACTION))], 0.0)
+    assert (kept[0].number, kept[-1].number, len(kept)) == (1, 3 * ENTRIES_PER_ACTION - 1, ENTRIES_PER_ACTION + 1)
 
 
 def test_what_is_too_large_is_cut() -> None:
@@ -113,12 +115,6 @@ def test_what_is_needed() -> None:
     ]
     assert [one.number for one in needed(entries, WINDOW_S + 5)] == [3, 4, 6, 7, 8, 10, 12, 14]
     assert [one.number for one in needed(entries, 9 * WINDOW_S)] == [3, 4, 6, 7, 14]
-
-
-def test_an_action_that_never_ends_is_bounded() -> None:
-    """Its first entry and the newest are kept."""
-    kept = needed([entry(1, OPENED, "a"), *(entry(number, INTENT, "a") for number in range(2, 3 * ENTRIES_PER_ACTION))], 0.0)
-    assert (kept[0].number, kept[-1].number, len(kept)) == (1, 3 * ENTRIES_PER_ACTION - 1, ENTRIES_PER_ACTION + 1)
 
 
 @given(st.lists(ENTRIES, max_size=30))

@@ -71,14 +71,10 @@ def test_what_was_taken_out_is_put_back_or_held(is_broken: bool) -> None:
 
 
 def test_a_walk_where_all_goes_well_is_the_course() -> None:
-    """With every step done, each is done once and in order."""
+    """Each step once and in order, with what it does, what is checked, and how it is undone."""
     for grade, is_broken in KINDS:
         course = open_action("a", "e", grade, "dead", is_broken=is_broken)
         assert [step for step, _ in walks(course)[0]] == list(course.steps)
-
-
-def test_every_step_can_be_explained() -> None:
-    """What it does, what is checked before and after, and how it is undone."""
     assert set(STEP_TEXTS) == set(Step) == {step for courses in COURSES.values() for course in courses for step in course}
     assert all(about.does and about.before and about.after and about.undo for about in STEP_TEXTS.values())
     assert set(TRIES) <= set(Step)

@@ -71,16 +71,12 @@ def test_a_stop_that_is_none(script: str, tmp_path: Path, verb: str, is_done: bo
     assert says in outcome.message
 
 
-def test_nobody_knows_whether_it_runs(script: str) -> None:
-    """Then it is not started beside itself, and a stop is not believed."""
+def test_what_nobody_knows_to_run_is_neither_started_nor_stopped(script: str) -> None:
+    """A command that was left out is refused at once; one that does not exist is nobody's knowledge."""
     engine = restarter(script, stop="lie", is_running="nonsense")
     assert asyncio.run(engine.is_running()) is None
     assert asyncio.run(engine.start()).is_done is False
     assert asyncio.run(engine.stop(5.0)).is_done is None
-
-
-def test_commands_that_are_not_there() -> None:
-    """Left out is refused at once; a program that does not exist is nobody's knowledge."""
     with pytest.raises(BadInput, match="each need a command"):
         CommandRestarter(["/bin/true"], ["/bin/true"], [])
     engine = CommandRestarter(["/no"], ["/no"], ["/no"])
