@@ -15,7 +15,7 @@ from plimsoll.findings import Code, Evidence, Finding, Severity
 from plimsoll.launch.check_flags import Item
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.kv import WhyRefused
-from plimsoll.plan.ledger import Ledger, embedding_table, film_tokens, keeps_copies
+from plimsoll.plan.ledger import MEASURED_TOWERS, Ledger, embedding_table, film_tokens, keeps_copies
 from plimsoll.plan.settings import SMALLER_CARD, WHOLE_ITEM_TOKENS, Settings
 from plimsoll.units import GIB, format_count, format_gib
 from plimsoll.vllm.versions import Behaviour
@@ -378,6 +378,9 @@ def band_notes(ledger: Ledger, shape: ModelShape) -> list[str]:
             f"vLLM profiles one film of {format_count(film)} tokens, which makes the activation; without films "
             "(--limit-mm-per-prompt '{\"video\": 0}') the KV cache gets most of it"
         )
+    reads = shape.towers and not settings.language_model_only and not settings.skips_mm_profiling
+    if reads and shape.model_type not in MEASURED_TOWERS:
+        notes.append("no start of this kind of encoder is known: the activation may be without it, or twice as large")
     if shape.quantization is not None and "mixed" in ledger.weights.why:
         notes.append("the checkpoint mixes precisions: the weights are a guess until its headers are read")
     return notes

@@ -148,10 +148,12 @@ AMD_GRAPHS = (
 # film the older Qwens read up to 14 frames, two at a time, as many as the context holds (qwen2_vl.py).
 _FILM_FRAMES = 7
 _FILM_READERS = ("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni")
-_GATED_TOWERS = ("qwen2_5_vl", "qwen2_5_omni")
+_GATED_TOWERS = ("qwen2_5_vl", "qwen2_5_omni", "glm4v", "glm4v_moe")
 _QWEN_VL = (*_FILM_READERS, "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 DEEPSTACK = {"qwen3_vl": 4, "qwen3_vl_moe": 4}  # embeddings of several layers beside the last one's
 ITEM_TOKENS = {"gemma3": 256, "llava": 576, **WHOLE_ITEM_TOKENS, **dict.fromkeys(_QWEN_VL, 16384)}
+MEASURED_TOWERS = frozenset({"gemma3", "gemma4", *_QWEN_VL})  # of the others no start prints what the encoder took
+ITEM_TOKENS |= dict.fromkeys(("glm4v", "glm4v_moe"), 30000)  # a film of 47,040,000 pixels (glm4_1v.py), if the context holds it
 
 # Multiprocessors by compute capability: rows of the top-k buffer. The largest card of each.
 MULTIPROCESSORS = {(7, 0): 80, (7, 5): 72, (8, 0): 108, (8, 6): 84, (8, 9): 142, (9, 0): 132, (10, 0): 148, (12, 0): 188}
@@ -185,7 +187,7 @@ class Batch:
         item = ITEM_TOKENS.get(shape.model_type, 0)
         if self.reads_videos and shape.model_type in _FILM_READERS:
             item *= min(_FILM_FRAMES, max(1, self.context // item))
-        return max(self.tokens, item)
+        return max(self.tokens, item if shape.model_type in MEASURED_TOWERS else min(item, self.context))
 
 
 def sampler_peak(shape: ModelShape, batch: Batch, era: Era, *, v2: bool, lean: bool = False) -> int:
@@ -456,6 +458,8 @@ def _activation(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) ->
             value, high = value + table // 2, high + table
     if shape.towers:
         high += encoder_outputs(shape, batch)
+        if shape.model_type not in MEASURED_TOWERS:
+            low, high = min(low, 0.85 * max(contest["sampler"], contest["forward pass"])), high + contest["encoder"]
     if shape.moe is not None and shape.quantization is not None:  # other kernels, whose workspaces were not measured
         low, high = low - moe_workspace(shape, batch) / 2, high + moe_workspace(shape, batch) / 2
     crosses = shape.is_encoder_decoder or any(name.startswith("Mllama") for name in shape.architectures)
