@@ -5,8 +5,6 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-import pytest
-
 from plimsoll.launch.check_flags import FlagReport, FlagStatus, Item, check
 from plimsoll.launch.command_line import ConfigFile, EntryPoint, Launch, read_command_line
 from plimsoll.launch.files import read_launches
@@ -84,87 +82,122 @@ def test_a_flag_merely_unknown_to_us_is_never_called_wrong() -> None:
         assert checked.rewritten[-2:] == ("--brand-new-flag", "4")
 
 
-def test_a_flag_of_a_later_release_is_refused_with_the_release_that_has_it() -> None:
-    """A flag from the future does not exist yet, and the note says when it comes."""
-    item = _item(_check("m --max-num-queued-reqs 4", "0.20.0"), "--max-num-queued-reqs")
-    assert (item.status, item.since) == (FlagStatus.NEVER_EXISTED, "0.29.0")
+XFORMERS, FLASH = {"VLLM_ATTENTION_BACKEND": "XFORMERS"}, {"VLLM_ATTENTION_BACKEND": "FLASH_ATTN"}
+NEVER, REMOVED, OK, IDLE = FlagStatus.NEVER_EXISTED, FlagStatus.REMOVED, FlagStatus.OK, FlagStatus.NO_EFFECT
+
+
+@each(
+    ("command", "vllm", "status", "since", "words"),
+    [
+        ("m --max-num-queued-reqs 4", "0.20.0", NEVER, "0.29.0", ""),  # of a later release, which is named
+        ("m --max-num 4", "0.32.0", NEVER, None, "--max-num-active-seqs, --max-num-batched-tokens"),  # a prefix of several
+        ("m --max-model-len 25.6K", "0.32.0", NEVER, None, "25.6k"),
+        ("m --kv-cache-dtype fp9", "0.32.0", NEVER, None, "none of"),
+        ("m --max-num-seqs many", "0.32.0", NEVER, None, "whole number"),
+        ("m --gpu-memory-utilization high", "0.32.0", NEVER, None, "number"),
+        ("m --port", "0.32.0", NEVER, None, "needs a value"),
+        ("m --enforce-eager=yes", "0.32.0", NEVER, None, "takes no value"),
+        ("m --gpu-memory-utilization=90", "0.32.0", NEVER, None, "at most 1"),
+        ("m --gpu-memory-utilization=0", "0.32.0", NEVER, None, "at most 1"),
+        ("m --gpu-memory-utilization=-0.5", "0.32.0", NEVER, None, "at most 1"),
+        ("m --prefix-caching-hash-algo builtin", "0.32.0", REMOVED, "0.10.2", ""),  # a choice that was taken once
+        ("m --prefix-caching-hash-algo builtin", "0.10.0", OK, None, ""),
+        ("m --max-num-seqs $N", "0.32.0", OK, None, ""),  # what nobody can see is not judged
+        ("--model m --port 1", "0.32.0", FlagStatus.DEPRECATED, None, ""),
+        ("m --config=c.yaml", "0.32.0", IDLE, None, ""),  # vLLM opens the file only when it is written as two words
+        ("m --enable-chunked-prefill False", "0.32.0", REMOVED, "0.8.5", ""),  # until 0.8.4 it took a value
+        ("m --enable-chunked-prefill=False", "0.32.0", REMOVED, "0.8.5", ""),
+        ("m --enable-chunked-prefill False", "0.6.0", OK, None, ""),
+        ("m --limit-mm-per-prompt image=4", "0.32.0", REMOVED, None, ""),  # right until 0.9.2, not misspelled
+        ("m --swap 8", "0.32.0", REMOVED, "0.18.0", ""),  # short for --swap-space
+        ("m --no-calculate-kv-scales", "0.32.0", REMOVED, "0.28.0", ""),
+        ("m --disable-cascade-attn", "0.32.0", IDLE, None, ""),  # vLLM says itself that nothing uses it
+        ("m --disable-cascade-attn", "0.30.0", FlagStatus.REDUNDANT, None, ""),
+        ("m \N{EM DASH}port 1", "0.32.0", NEVER, None, "long dash"),
+    ],
+)
+def test_the_verdict_on_a_flag(command: str, vllm: str, status: FlagStatus, since: str | None, words: str) -> None:
+    """Each flag of a command has its status, the release that decides it, and the words that explain it."""
+    checked = _check(command, vllm)
+    (item,) = [item for item in checked.items if item.name.lstrip("-\N{EM DASH}") in command and item.name != "m"][:1]
+    assert item.status is status
+    if since is not None:
+        assert item.since == since
+    assert words in (item.note or "")
 
 
 def test_a_mistyped_flag_is_offered_its_neighbour() -> None:
     """The nearest real flag is named."""
     item = _item(_check("m --tensor-paralell-size 4"), "--tensor-paralell-size")
-    assert item.status is FlagStatus.NEVER_EXISTED
-    assert item.instead is not None
-    assert item.instead.startswith("--tensor-parallel-size")
+    assert item.status is NEVER
+    assert (item.instead or "").startswith("--tensor-parallel-size")
 
 
-def test_an_ambiguous_prefix_is_refused() -> None:
-    """argparse refuses it, so do we, naming the rivals."""
-    item = _item(_check("m --max-num 4"), "--max-num")
-    assert item.status is FlagStatus.NEVER_EXISTED
-    assert "--max-num-active-seqs, --max-num-batched-tokens" in (item.note or "")
-
-
-@pytest.mark.parametrize(
-    ("command", "name", "words"),
+@each(
+    ("command", "vllm", "environment", "end"),
     [
-        ("m --max-model-len 25.6K", "--max-model-len", "25.6k"),
-        ("m --kv-cache-dtype fp9", "--kv-cache-dtype", "none of"),
-        ("m --max-num-seqs many", "--max-num-seqs", "whole number"),
-        ("m --gpu-memory-utilization high", "--gpu-memory-utilization", "number"),
-        ("m --port", "--port", "needs a value"),
-        ("m --enforce-eager=yes", "--enforce-eager", "takes no value"),
+        ("m --max-model-len 25.6K", "0.32.0", {}, "serve m"),  # what the parser refuses is left out
+        ("m --gpu-memory-utilization=90", "0.32.0", {}, "--gpu-memory-utilization 90"),  # its default was not meant
+        ("--model m --port 1", "0.32.0", {}, "vllm serve m --port 1"),
+        ("m --config=c.yaml", "0.32.0", {}, "serve m --config c.yaml"),
+        # The last of several switches wins: remote code that was switched off stays off.
+        ("m --trust-remote-code --no-trust-remote-code", "0.32.0", {}, "serve m"),
+        ("m --no-enable-prefix-caching --enable-prefix-caching", "0.32.0", {}, "serve m"),
+        ("m --enforce-eager --no-enforce-eager --enforce-eager", "0.32.0", {}, "--enforce-eager"),
+        ("m --enable-chunked-prefill False", "0.32.0", {}, "serve m --no-enable-chunked-prefill"),
+        ("m --enable-chunked-prefill=False", "0.32.0", {}, "serve m --no-enable-chunked-prefill"),
+        ("m", "0.32.0", XFORMERS, "serve m"),  # no backend any more: a command with it would be refused
+        ("m", "0.32.0", {"VLLM_ATTENTION_BACKEND": "TRITON_ATTN"}, "TRITON_ATTN"),
+        ("m", "0.32.0", {"VLLM_ATTENTION_BACKEND": "$BACKEND"}, "$BACKEND"),
+        ("m --attention-backend FLASHINFER", "0.32.0", FLASH, "--attention-backend FLASHINFER"),  # the command wins
+        ("m --worker-use-ray --distributed-executor-backend mp", "0.32.0", {}, "--distributed-executor-backend mp"),
+        # vLLM forgets the JSON when a dotted key stands beside it, so the key is put into the JSON.
+        (
+            """m --hf-overrides '{"a": 1}' --rope-theta 1000000""",
+            "0.32.0",
+            {},
+            '--hf-overrides {"a": 1, "rope_theta": 1000000}',
+        ),
+        ("m --port 1", "0.5.0", {}, "python -m vllm.entrypoints.openai.api_server --model m --port 1"),
     ],
 )
-def test_a_value_the_parser_refuses(command: str, name: str, words: str) -> None:
-    """A value of the wrong kind stops the start as surely as a removed flag, and is left out of the rewrite."""
-    checked = _check(command)
-    item = _item(checked, name)
-    assert item.status is FlagStatus.NEVER_EXISTED
-    assert words in (item.note or "")
-    assert name not in checked.rewritten
+def test_the_rewritten_command(command: str, vllm: str, environment: dict[str, str], end: str) -> None:
+    """Everything that was meant is kept in the words of that release, and nothing that it refuses."""
+    assert f" {' '.join(_check(command, vllm, **environment).rewritten)}".endswith(f" {end}")
 
 
-@pytest.mark.parametrize("share", ["90", "0", "-0.5"])
-def test_a_share_that_no_release_takes(share: str) -> None:
-    """The parser takes any number and the configuration refuses it; it stays in the rewrite, for its default was not meant."""
-    checked = _check(f"m --gpu-memory-utilization={share}")
-    item = _item(checked, "--gpu-memory-utilization")
-    assert item.status is FlagStatus.NEVER_EXISTED
-    assert "at most 1" in (item.note or "")
-    assert any("for you to set" in note for note in checked.notes)
-    assert share in " ".join(checked.rewritten)
+@each(
+    ("command", "environment", "words"),
+    [
+        ("m --gpu-memory-utilization=90", {}, "for you to set"),
+        ("m", XFORMERS, "VLLM_ATTENTION_BACKEND (--attention-backend is not known to take 'XFORMERS')"),
+        ("m --attention-backend FLASHINFER", FLASH, "VLLM_ATTENTION_BACKEND (--attention-backend is given)"),
+        ("m --swap-space 8 --max-num-seqs 1k --made-up 3", {}, "left out of the rewritten command: --max-num-seqs 1k, --m"),
+    ],
+)  # fmt: skip
+def test_no_intent_is_dropped_without_a_word(command: str, environment: dict[str, str], words: str) -> None:
+    """What the rewrite leaves out or alone is said."""
+    assert any(words in note for note in _check(command, **environment).notes)
 
 
-def test_a_value_that_was_taken_once() -> None:
-    """A choice that an earlier release took is removed, not misspelled, with the release that dropped it."""
-    item = _item(_check("m --prefix-caching-hash-algo builtin"), "--prefix-caching-hash-algo")
-    assert (item.status, item.since) == (FlagStatus.REMOVED, "0.10.2")
-    assert _item(_check("m --prefix-caching-hash-algo builtin", "0.10.0"), "--prefix-caching-hash-algo").status is FlagStatus.OK
-
-
-def test_values_we_cannot_see_are_not_judged() -> None:
-    """A shell variable nobody assigned may hold anything."""
-    assert _item(_check("m --max-num-seqs $N"), "--max-num-seqs").status is FlagStatus.OK
-
-
-def test_the_model_as_a_flag_is_deprecated_with_vllm_serve() -> None:
-    """vllm serve wants the model as its first word; the rewrite puts it there."""
-    checked = _check("--model m --port 1")
-    assert _item(checked, "--model").status is FlagStatus.DEPRECATED
-    assert checked.rewritten == ("vllm", "serve", "m", "--port", "1")
-
-
-def test_a_stray_word_is_refused() -> None:
-    """A word that belongs to no flag stops vLLM."""
-    assert not _check("m --port 1 stray").starts
-
-
-def test_a_config_file_with_an_equals_sign_is_never_read() -> None:
-    """vLLM opens the file only when it is written as two words; the rewrite does that."""
-    checked = _check("m --config=c.yaml")
-    assert _item(checked, "--config").status is FlagStatus.NO_EFFECT
-    assert checked.rewritten == ("vllm", "serve", "m", "--config", "c.yaml")
+@each(
+    ("command", "vllm", "starts"),
+    [
+        ("m --port 1 stray", "0.32.0", False),
+        ("m --limit-mm-per-prompt image=4", "0.32.0", False),
+        ("m --limit-mm-per-prompt image=4", "0.7.3", True),
+        ("m --kv-transfer-config notjson", "0.32.0", False),
+        ("m --port ''", "0.32.0", False),
+        ("m --seed None", "0.32.0", False),
+        ("m --port.x 3", "0.32.0", False),
+        ("m --config a.yaml --config b.yaml", "0.32.0", False),
+        ("m --config a.json", "0.32.0", False),
+        ("--model m", "0.8.0", False),  # before 0.8.3 the model was no flag of `vllm serve`
+    ],
+)
+def test_what_argparse_and_vllm_stop_at_does_not_start(command: str, vllm: str, *, starts: bool) -> None:
+    """Words, values and shapes that the parser refuses."""
+    assert _check(command, vllm).starts == starts
 
 
 def test_flags_in_a_config_file_are_checked_too() -> None:
@@ -222,98 +255,6 @@ def test_what_must_be_edited_in_the_file_is_said() -> None:
     assert _item(checked, "--model").status is FlagStatus.OK
 
 
-def test_the_last_of_several_switches_wins_in_the_rewrite_too() -> None:
-    """Defaults first and overrides behind them: the rewrite never switches remote code on that was switched off."""
-    assert _check("m --trust-remote-code --no-trust-remote-code").rewritten == ("vllm", "serve", "m")
-    assert _check("m --no-enable-prefix-caching --enable-prefix-caching").rewritten == ("vllm", "serve", "m")
-    assert _check("m --enforce-eager --no-enforce-eager --enforce-eager").rewritten[-1] == "--enforce-eager"
-
-
-def test_a_switch_that_took_true_or_false_once() -> None:
-    """`--enable-chunked-prefill False` was valid until 0.8.4; today it is --no-enable-chunked-prefill, and says so."""
-    for command in ("m --enable-chunked-prefill False", "m --enable-chunked-prefill=False"):
-        checked = _check(command)
-        item = _item(checked, "--enable-chunked-prefill")
-        assert (item.status, item.since, item.instead) == (FlagStatus.REMOVED, "0.8.5", "--no-enable-chunked-prefill")
-        assert checked.rewritten == ("vllm", "serve", "m", "--no-enable-chunked-prefill")
-        assert _item(_check(command, "0.6.0"), "--enable-chunked-prefill").status is FlagStatus.OK
-
-
-def test_a_value_that_the_new_flag_does_not_take_is_left_out_and_said() -> None:
-    """XFORMERS is no backend any more: a rewritten command with it would be refused."""
-    checked = _check("m", VLLM_ATTENTION_BACKEND="XFORMERS")
-    assert checked.rewritten == ("vllm", "serve", "m")
-    assert any("VLLM_ATTENTION_BACKEND (--attention-backend is not known to take 'XFORMERS')" in one for one in checked.notes)
-    assert _check("m", VLLM_ATTENTION_BACKEND="TRITON_ATTN").rewritten[-1] == "TRITON_ATTN"
-    assert _check("m", VLLM_ATTENTION_BACKEND="$BACKEND").rewritten[-1] == "$BACKEND"
-
-
-def test_a_replacement_does_not_overrule_what_the_command_says() -> None:
-    """An idle variable or removed flag never beats the flag that took its place."""
-    checked = _check("m --attention-backend FLASHINFER", VLLM_ATTENTION_BACKEND="FLASH_ATTN")
-    assert checked.rewritten[-2:] == ("--attention-backend", "FLASHINFER")
-    assert any("VLLM_ATTENTION_BACKEND (--attention-backend is given)" in note for note in checked.notes)
-    ray = _check("m --worker-use-ray --distributed-executor-backend mp")
-    assert ray.rewritten[-2:] == ("--distributed-executor-backend", "mp")
-
-
-def test_a_replacement_goes_into_json_that_is_there() -> None:
-    """vLLM forgets the JSON when a dotted key stands beside it, so the key is put into the JSON."""
-    checked = _check("""m --hf-overrides '{"a": 1}' --rope-theta 1000000""")
-    assert checked.rewritten[-2:] == ("--hf-overrides", '{"a": 1, "rope_theta": 1000000}')
-
-
-def test_what_the_rewrite_leaves_out_is_said() -> None:
-    """No intent is dropped without a word."""
-    checked = _check("m --swap-space 8 --max-num-seqs 1k --made-up 3")
-    assert any(
-        "left out of the rewritten command: --max-num-seqs 1k, --made-up, --swap-space" in note for note in checked.notes
-    )
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "m --limit-mm-per-prompt image=4", "m --kv-transfer-config notjson", "m --port ''", "m --seed None",
-        "m --port.x 3", "m --config a.yaml --config b.yaml", "m --config a.json",
-    ],
-)  # fmt: skip
-def test_more_that_the_parser_refuses(command: str) -> None:
-    """Values and shapes that argparse or vLLM stops at are refused here too."""
-    assert not _check(command).starts
-
-
-def test_a_value_form_of_earlier_releases_is_removed_not_misspelled() -> None:
-    """`--limit-mm-per-prompt image=4` was right until 0.9.2."""
-    item = _item(_check("m --limit-mm-per-prompt image=4"), "--limit-mm-per-prompt")
-    assert item.status is FlagStatus.REMOVED
-    assert _check("m --limit-mm-per-prompt image=4", "0.7.3").starts
-
-
-def test_prefixes_and_negations_of_removed_flags_are_removed() -> None:
-    """--swap 8 was short for --swap-space, and --no-calculate-kv-scales existed as long as its flag."""
-    swap = _item(_check("m --swap 8"), "--swap")
-    assert (swap.status, swap.since) == (FlagStatus.REMOVED, "0.18.0")
-    scales = _item(_check("m --no-calculate-kv-scales"), "--no-calculate-kv-scales")
-    assert (scales.status, scales.since) == (FlagStatus.REMOVED, "0.28.0")
-
-
-def test_a_flag_that_vllm_ignores_has_no_effect() -> None:
-    """0.32.0 takes --disable-cascade-attn and says itself that nothing uses it."""
-    assert _item(_check("m --disable-cascade-attn"), "--disable-cascade-attn").status is FlagStatus.NO_EFFECT
-    assert _item(_check("m --disable-cascade-attn", "0.30.0"), "--disable-cascade-attn").status is not FlagStatus.NO_EFFECT
-
-
-def test_the_model_as_a_flag_was_refused_once() -> None:
-    """Before 0.8.3 `vllm serve --model m` did not start."""
-    assert not _check("--model m", "0.8.0").starts
-
-
-def test_before_there_was_vllm_serve() -> None:
-    """A rewrite for 0.5.0 keeps the entry point that release has."""
-    assert _check("m --port 1", "0.5.0").rewritten[:3] == ("python", "-m", "vllm.entrypoints.openai.api_server")
-
-
 def test_changed_defaults_of_variables_are_shown_too() -> None:
     """The graph estimate came on by default in 0.20.0 through a variable; the model is never listed as changed."""
     names = {i.name for i in _check("m", "0.32.0", "0.19.0").items if i.status is FlagStatus.DEFAULT_CHANGED}
@@ -321,25 +262,11 @@ def test_changed_defaults_of_variables_are_shown_too() -> None:
     assert "--model" not in {i.name for i in _check("m", "0.32.0", "0.6.0").items}
 
 
-def test_everything_the_launch_sets_is_kept() -> None:
-    """Variables of other programs are not judged, and not lost."""
+def test_variables_are_kept_judged_or_left_out() -> None:
+    """Those of other programs are not judged and not lost, a plugin's is unknown, and what cannot change vLLM is not listed."""
     checked = _check("m", LMCACHE_CONFIG_FILE="x.yaml", LD_LIBRARY_PATH="/x")
     assert dict(checked.rewritten_environment) == {"LMCACHE_CONFIG_FILE": "x.yaml", "LD_LIBRARY_PATH": "/x"}
-
-
-def test_a_long_dash_from_a_word_processor_is_explained() -> None:
-    """The commonest fault of pasted commands gets its own words."""
-    item = next(i for i in _check("m \N{EM DASH}port 1").items if i.name.endswith("port"))
-    assert "long dash" in (item.note or "")
-
-
-def test_a_variable_of_a_plugin_is_unknown_not_wrong() -> None:
-    """vLLM warns about it, but a plugin may read it."""
     assert _item(_check("m", VLLM_ACME_MODE="1"), "VLLM_ACME_MODE").status is FlagStatus.UNKNOWN
-
-
-def test_variables_that_do_not_concern_vllm_are_left_out() -> None:
-    """Only what can change the server is listed."""
     assert not [i for i in _check("m", EDITOR="vi", LOG_DIR="/var/log").items if i.name in ("EDITOR", "LOG_DIR")]
 
 
