@@ -29,7 +29,7 @@ def block() -> str:
         *(f"{number}. {what}" for number, what in enumerate(lost, start=1)),
         "",
         f"{len(NEEDS)} things are looked for in each release, by file, class, arguments and attributes; they stand with their",
-        "purpose in `src/plimsoll/vllm/extension_points.py`.",
+        "purpose in `src/plimsoll/vllm/data/extension_needs.yaml`.",
         END,
     ]
     return "\n".join(lines)
