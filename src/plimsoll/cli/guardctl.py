@@ -186,7 +186,8 @@ def _actions(guard: GuardClient, *, is_json: bool) -> int:
         Line(f"  {one['id']:10} {one['engine']}: {one['grade']} waits for approval: {one['why']}", 13, WARN)
         for one in body["approvals"]
     ]
-    off = ["everything is paused (guardctl resume)"] if paused["all"] else []
+    off = [f"everything is paused: {paused['why']}" if paused["why"] else "everything is paused (guardctl resume)"]
+    off = off if paused["all"] else []
     off += [f"{name} is paused (guardctl resume {name})" for name in paused["engines"]]
     off += [f"{rung} is switched off (guardctl resume --rung {rung})" for rung in paused["rungs"]]
     off += [f"guard does not act any more: {body['trouble']}"] if body["trouble"] else []

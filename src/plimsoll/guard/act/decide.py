@@ -117,6 +117,7 @@ class Switches(NamedTuple):
     is_paused: bool = False
     paused: frozenset[str] = frozenset()  # engines
     rungs_off: frozenset[Grade] = frozenset()
+    why: str = ""  # all of it, where no command of guardctl ends that
 
 
 class FleetView(NamedTuple):
@@ -268,7 +269,7 @@ def _no_gate(policy: ActPolicy, engine: EngineStatus, grade: Grade, kind: str) -
 
 def _paused(switches: Switches, engine: EngineStatus, grade: Grade) -> str:
     if switches.is_paused:
-        return "guard is paused (guardctl resume)"
+        return f"guard is paused: {switches.why}" if switches.why else "guard is paused (guardctl resume)"
     if engine.name in switches.paused:
         return "it is paused (guardctl resume ENGINE)"
     return f"{grade} is switched off (guardctl resume --rung {grade})" if grade in switches.rungs_off else ""

@@ -34,6 +34,10 @@ from plimsoll.guard.adapters.locks import (
     shown,
     ttl_key,
 )
+from plimsoll.net.client import table
+
+PAUSE = "plimsoll.dev/pause"  # "true": no guard of this Lease acts, as kubectl annotate sets it
+STATE = "plimsoll.dev/journal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,56 @@ class LeaseLock(ServiceLock):
         self._seen: _LeaseRecord | None = None
         self._lease: dict[str, Any] = {}  # as the server last answered it
 
+    # What stands beside the lock, in annotations
+
+    @property
+    def paused(self) -> str:
+        """Why all guards of this Lease are to do nothing, as it was last read; "" where they may."""
+        is_paused = self._annotation(PAUSE).strip().lower() in ("true", "1", "yes", "on")
+        return f"{self.label} has the annotation {PAUSE}" if is_paused else ""
+
+    @property
+    def state(self) -> str:
+        """What guards keep there for each other."""
+        return self._annotation(STATE)
+
+    def _annotation(self, name: str) -> str:
+        found = table(table(self._lease.get("metadata")).get("annotations")).get(name)
+        return found if isinstance(found, str) else ""
+
+    async def look(self) -> str:
+        """Reads the Lease; why that failed, or ""."""
+        async with self._one_at_a_time:
+            try:
+                lease = await self._get(now_s() + self._timeout_s)
+                self._lease = self._lease if lease is None and self._held is not None else lease or {}
+            except Unanswered as problem:
+                return f"{self._service} {problem}"
+            return ""
+
+    async def save(self, state: str) -> str:
+        """Keeps a text beside the lock, whoever holds that; why it failed, or ""."""
+        async with self._one_at_a_time:
+            deadline = now_s() + self._timeout_s
+            try:
+                for _ in range(3):
+                    about = table(self._lease.get("metadata"))
+                    notes = {**table(about.get("annotations")), STATE: state}
+                    if not self._lease:
+                        lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "spec": {}}
+                        lease["metadata"] = {"name": self._name, "annotations": notes}
+                        status, answer = await self._ask("POST", "", lease, deadline)
+                    else:
+                        lease = {**self._lease, "metadata": {**about, "annotations": notes}}
+                        status, answer = await self._ask("PUT", f"/{self._name}", lease, deadline)
+                    if status not in (404, 409):
+                        self._lease = dict(answer)
+                        return ""
+                    self._lease = await self._get(deadline) or {}
+            except Unanswered as problem:
+                return f"{self._service} {problem}"
+            return f"{self._service} changes the Lease faster than it can be written"
+
     async def _acquire(self, owner: str, deadline: float) -> Outcome:
         self._identity = f"{shown(owner)[:100]}_{self._mark}"
         lease, began = await self._get(deadline), now_s()
@@ -91,6 +145,7 @@ class LeaseLock(ServiceLock):
             meta = {"name": self._name}
             lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": self._taken({})}
             return self._took(*await self._ask("POST", "", lease, deadline), began, 1)
+        self._lease = lease
         spec = _spec(lease)
         holder = spec.get("holderIdentity") or ""
         waits_s = self._observe(spec, began)

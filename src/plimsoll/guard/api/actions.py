@@ -225,7 +225,7 @@ def _actions(actions: ActionDesk) -> HttpAnswer:
         for one, since in actions.under_way()
     ]  # fmt: skip
     off = {
-        "all": switches.is_paused, "engines": sorted(clean(name) for name in switches.paused),
+        "all": switches.is_paused, "why": clean(switches.why), "engines": sorted(clean(name) for name in switches.paused),
         "rungs": sorted(str(rung) for rung in switches.rungs_off),
     }  # fmt: skip
     needs = [{"engine": clean(name), "says": clean(says)} for name, says in sorted(actions.needs().items())]

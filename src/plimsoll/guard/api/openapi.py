@@ -107,7 +107,7 @@ _SCHEMAS = {
     "Actions": _whole({
         "approvals": _list("Approval"),
         "actions": _list("Action"),
-        "paused": _object({"all": {"type": "boolean"}, "engines": _TEXTS, "rungs": _TEXTS}),
+        "paused": _object({"all": {"type": "boolean"}, "why": _TEXT, "engines": _TEXTS, "rungs": _TEXTS}),
         "needs": {"type": "array", "items": _object({"engine": _TEXT, "says": _TEXT})},
         "trouble": _TEXT,
     }),

@@ -37,6 +37,7 @@ from plimsoll.guard.adapters.file_lock import FileLock
 from plimsoll.guard.adapters.gate import GateHttpClient
 from plimsoll.guard.adapters.hooks import ReadinessBalancer
 from plimsoll.guard.adapters.kubernetes import PodConfig
+from plimsoll.guard.adapters.lease_lock import LeaseLock
 from plimsoll.guard.adapters.own_process import OwnProcess, OwnProcessConfig
 from plimsoll.guard.adapters.pods import PodStanding
 from plimsoll.guard.api.actions import ActionDesk
@@ -47,6 +48,7 @@ from plimsoll.guard.daemon.evidence import EvidenceSources, EvidenceStore, LogDe
 from plimsoll.guard.daemon.journal import ABSENT, DAMAGED, Journal, JournalContents, read_journal
 from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService, SharedLock
 from plimsoll.guard.daemon.observer import SYSTEM, Clocks, DiscoveredFacts, EngineCapabilities, Fleet, FleetObserver
+from plimsoll.guard.daemon.shared_state import SharedState
 from plimsoll.guard.daemon.steps import LEARNED, EngineAdapters
 from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.guard.judge.look import BalancerHealth
@@ -381,6 +383,7 @@ class ActionRunner:
             lambda: self.conductor.last_ends(),  # noqa: PLW0108 - made below
         )
         self.journal: Journal | None = None
+        self.shared: SharedState | None = None
         self.desk: ActionDesk | None = None
         self._drains: ManualDrains | None = None
         self._back: ReturnToService | None = None
@@ -398,8 +401,12 @@ class ActionRunner:
         if isinstance(fleet_lock, FileLock):
             fleet_lock.above = self.observer.highest_epoch
         lock = SharedLock(fleet_lock)
+        lease = fleet_lock if isinstance(fleet_lock, LeaseLock) else None
+        if lease is not None and self.journal is not None:
+            self.shared = SharedState(self.journal, lease, clocks.wall)
         ports = ActionPorts(
-            journal, lock, self.observer, self._view, tell, clocks.wall, clocks.name, self.observer.is_quiet
+            journal, lock, self.observer, self._view, tell, clocks.wall, clocks.name, self.observer.is_quiet,
+            (lambda: "") if lease is None else (lambda: lease.paused), self.shared,
         )  # fmt: skip
         adapters = setup.adapters
         for name, one in adapters.items():
@@ -494,14 +501,22 @@ class ActionRunner:
         """Runs for ever: first takes over what an earlier guard left, then round after round."""
         if not self._is_dry:
             try:
+                if self.shared is not None:
+                    await self.shared.begin()
                 await self.conductor.take_over()  # what must wait for the lock is retried in later rounds
             except PlimsollError as error:
                 self.conductor.stop_acting(error)
         log_s = 0.0
         turn: asyncio.Task[None] | None = None
+        sharing: asyncio.Task[None] | None = None
         try:
             while True:
                 now_s = self._clocks.clock()
+                if sharing is not None and sharing.done():
+                    self._stop_sharing(sharing)
+                    sharing = None
+                if sharing is None and self.shared is not None and not self.conductor.stopped_acting:
+                    sharing = asyncio.create_task(self.shared.run())
                 if self._setup.own is not None:
                     await self._mind_own(self._setup.own)
                     if now_s >= log_s:
@@ -516,10 +531,17 @@ class ActionRunner:
                     turn = asyncio.create_task(self.conductor.turn())
                 await asyncio.sleep(ROUND_S)
         finally:
-            tasks = [task for task in (turn, *self._polls.values(), *self._returns.values()) if task is not None]
+            tasks = [task for task in (turn, sharing, *self._polls.values(), *self._returns.values()) if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _stop_sharing(self, task: asyncio.Task[None]) -> None:
+        """What is kept beside the Lease could not be written into the journal: guard stops acting until that can be written."""
+        try:
+            task.result()
+        except PlimsollError as error:
+            self.conductor.stop_acting(error)
 
     async def _round(self) -> None:
         if self._is_dry:
@@ -624,6 +646,8 @@ class ActionRunner:
             impairments["lock"] = f"guard cannot act: {self.conductor.lock_trouble}"
         if self.conductor.epoch_trouble:
             impairments["epoch"] = f"guard cannot act: {self.conductor.epoch_trouble}"
+        if self.shared is not None and self.shared.trouble:
+            impairments["Lease"] = f"the next guard would not know of what is done: {self.shared.trouble}"
         if cut_off := self.observer.cut_off():
             impairments["network"] = cut_off
         now = self._clocks.wall()

@@ -37,6 +37,7 @@ from plimsoll.guard.act.steps import BROKEN, COURSES, ActionRun, End, Step, open
 from plimsoll.guard.adapters.kubernetes import PodEviction
 from plimsoll.guard.daemon.approvals import Approvals
 from plimsoll.guard.daemon.journal import DAMAGED
+from plimsoll.guard.daemon.shared_state import SharedState
 from plimsoll.guard.daemon.steps import LEARNED, REPLACEMENT, ActionSteps, EngineAdapters, JointLock
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.render.journal import END_TEXTS
@@ -72,6 +73,8 @@ class ActionPorts(NamedTuple):
     wall: Callable[[], float]
     name: Callable[[], str] = lambda: secrets.token_hex(4)
     is_quiet: Callable[[], bool] = lambda: False  # nothing is true that calls for an action: the view is not needed
+    paused: Callable[[], str] = lambda: ""  # why all acting is off from outside; "" where it is not
+    shared: SharedState | None = None  # what outlives guard's node
 
     def write(self, kind: str, run: ActionRun, fields: Mapping[str, Any], step: str = "") -> None:
         self.journal.append(kind, engine=run.engine, action=run.action, step=step, fields=fields)
@@ -92,7 +95,8 @@ class ActionPorts(NamedTuple):
             died = {name: str(run.facts[name]) for name in ("failure", "requests") if name in run.facts}
             self.write(RESTART, run, {"own": True, **died})
         show(run.begun())
-        outcome = await do(run)
+        unsaved = await self.shared.save() if self.shared is not None and step is Step.STOP else ""
+        outcome = failed(f"the next guard could not know of it: {unsaved}", untouched=True) if unsaved else await do(run)
         fields = {"done": outcome.is_done, "says": outcome.message, "facts": dict(outcome.facts)}
         self.write(OUTCOME, run, fields, str(step))
         run = run.after(is_done=outcome.is_done, facts=outcome.facts)
@@ -118,7 +122,8 @@ class ActionHistory:
 
     @property
     def switches(self) -> Switches:
-        return read_switches(self.kept())
+        found, why = read_switches(self.kept()), self._ports.paused()
+        return found._replace(is_paused=True, why=why) if why else found
 
     def switch(self, name: str, engine: str, *, is_on: bool, who: str = "") -> None:
         """Pauses (`is_on`) or resumes; JournalFailed if it cannot be written."""
@@ -491,6 +496,11 @@ class Conductor(ActionHistory):
             self._ports.write(NOTE, run, {"take-over": lock.message, "done": lock.is_done})
             if not lock.is_done:
                 return False
+            if self._ports.shared is not None:  # whoever had the lock may have ended it since
+                self._ports.shared.absorb()
+                if run.action not in {one.action for one in open_actions(self.kept())}:
+                    await steps.do(Step.UNLOCK, turned)
+                    return True
             turned = turned._replace(epoch=int(lock.facts["epoch"]), facts={**turned.facts, "epoch": lock.facts["epoch"]})
         self._ports.tell(
             Announcement(

@@ -247,11 +247,16 @@ class Journal:
             return list(self._entries)
 
     def append(
-        self, kind: str, *, engine: str = "", action: str = "", step: str = "", fields: Mapping[str, Any] | None = None
-    ) -> Entry:
-        """Writes one entry and returns it as written (without secrets) once it is on disk; JournalFailed if it is not."""
+        self, kind: str, *, engine: str = "", action: str = "", step: str = "", fields: Mapping[str, Any] | None = None,
+        at: float | None = None,
+    ) -> Entry:  # fmt: skip
+        """Writes one entry and returns it as written (without secrets) once it is on disk; JournalFailed if it is not.
+
+        `at`: when another guard wrote it; else now.
+        """
         with self._mutex:
-            entry = cleaned(Entry(self._number + 1, round(self._clock(), 3), kind, engine, action, step, fields or {}))
+            when = round(self._clock() if at is None else at, 3)
+            entry = cleaned(Entry(self._number + 1, when, kind, engine, action, step, fields or {}))
             if self._database is None:
                 raise JournalFailed(f"{self.path}: it is closed")
             try:

@@ -1,0 +1,124 @@
+"""What must outlive guard's node: pauses, budgets, approvals and open actions, kept small beside the Lease.
+
+They are entries of the journal, in an annotation of the Lease. A guard that begins takes up all of them; one that runs takes up
+what others switched, restarted and ended. An annotation of its own, which kubectl can set, pauses every guard of the Lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from plimsoll.guard.act.journal_entry import APPROVAL, CLOSED, OPENED, RESTART, SWITCH, Entry, needed
+from plimsoll.guard.act.journal_replay import open_actions
+from plimsoll.guard.adapters.lease_lock import LeaseLock
+from plimsoll.guard.daemon.journal import Journal
+
+LOOK_EVERY_S = 5.0
+MOST_LETTERS = 128 << 10  # the annotations of an object may have 256 KiB together
+MOST_ENTRIES = 2_000
+TEXT_MAX = 300  # letters of one text: sentences are for the journal itself
+ORPHAN_S = 7_200.0  # an action that only waited and was never closed is nobody's
+_OF_OTHERS = frozenset({SWITCH, RESTART, CLOSED, APPROVAL})
+"""What a guard that runs takes up of another; an open action of a guard that lives is its own."""
+_QUIET = frozenset({"probation", "hold", "unshed", "unlock"})
+
+
+def written(entries: Sequence[Entry], now: float) -> str:
+    """The entries that the next guard needs, as a text of bounded size; the oldest that only count are left out first."""
+    kept = needed(entries, now)
+    begun = {entry.action: entry.at for entry in kept if entry.kind == OPENED}
+    is_open = {
+        run.action for run in open_actions(kept) if str(run.step) not in _QUIET or now - begun[run.action] < ORPHAN_S
+    }  # fmt: skip
+    kept = [one for one in kept if one.kind in _OF_OTHERS or one.action in is_open]
+    rows = [[entry.at, entry.kind, entry.engine, entry.action, entry.step, _short(entry.fields)] for entry in kept]
+    while (text := json.dumps(rows, separators=(",", ":"))) and (len(text) > MOST_LETTERS or len(rows) > MOST_ENTRIES):
+        del rows[: max(1, len(rows) // 10)]
+    return text
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _short(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_short(inner) for inner in value]
+    return value[:TEXT_MAX] if isinstance(value, str) else value
+
+
+def read_state(text: str) -> list[Entry]:
+    """The entries in such a text; whatever is none is left out."""
+    try:
+        rows = json.loads(text[: 2 * MOST_LETTERS]) if text else []
+    except (ValueError, RecursionError):
+        return []
+    entries = []
+    for row in (rows if isinstance(rows, list) else [])[:MOST_ENTRIES]:
+        if not isinstance(row, list) or len(row) != 6:
+            continue
+        at, *words, fields = row
+        is_time = isinstance(at, int | float) and not isinstance(at, bool) and 0 < at < 1e11
+        if is_time and all(isinstance(word, str) for word in words) and isinstance(fields, dict):
+            kind, engine, action, step = words
+            entries.append(Entry(0, float(at), kind, engine, action, step, fields))
+    return entries
+
+
+def missing(local: Sequence[Entry], remote: Sequence[Entry], *, with_open: bool) -> list[Entry]:
+    """The entries of another guard that this one lacks, in order. `with_open`: also of actions that are not over."""
+    have = {(round(one.at, 3), one.kind, one.engine, one.action, one.step) for one in local}
+    own = {one.action for one in local if one.kind == OPENED}
+    switched: dict[tuple[str, str], float] = {}
+    for one in local:
+        if one.kind == SWITCH:
+            switched[one.engine, one.step] = max(one.at, switched.get((one.engine, one.step), 0.0))
+    quiet = {run.action for run in open_actions(remote) if str(run.step) in _QUIET}
+    found = []
+    for one in sorted(remote, key=lambda entry: entry.at):
+        is_wanted = one.kind in _OF_OTHERS or (with_open and one.action not in own and one.action not in quiet)
+        is_old = one.kind == SWITCH and one.at <= switched.get((one.engine, one.step), 0.0)
+        if is_wanted and not is_old and (round(one.at, 3), one.kind, one.engine, one.action, one.step) not in have:
+            found.append(one)
+    return found
+
+
+class SharedState:
+    """Keeps a journal and the annotation of a Lease alike."""
+
+    def __init__(self, journal: Journal, lock: LeaseLock, wall: Callable[[], float]) -> None:
+        self._journal, self._lock, self._wall = journal, lock, wall
+        self._saved = ""
+        self.trouble = ""
+
+    async def begin(self) -> None:
+        """Takes up what an earlier guard left, also the actions that it had not ended."""
+        self.trouble = await self._lock.look()
+        self.absorb(with_open=True)
+
+    def absorb(self, *, with_open: bool = False) -> None:
+        """Writes what the Lease says, as it was last read, and the journal lacks into the journal."""
+        remote = read_state(self._lock.state)
+        if new := missing(self._journal.kept(), remote, with_open=with_open):
+            for one in new:
+                self._journal.append(
+                    one.kind, engine=one.engine, action=one.action, step=one.step, fields=one.fields, at=one.at
+                )  # fmt: skip
+
+    async def save(self) -> str:
+        """Writes what the next guard needs beside the Lease; why that failed, or ""."""
+        text = written(self._journal.kept(), self._wall())
+        if text != self._saved or self._lock.state != text:
+            self.trouble = await self._lock.save(text)
+            self._saved = "" if self.trouble else text
+        return self.trouble
+
+    async def run(self) -> None:
+        """For ever: reads the Lease, and writes what has changed."""
+        while True:
+            self.trouble = await self._lock.look()
+            if not self.trouble:
+                self.absorb()
+                await self.save()
+            await asyncio.sleep(LOOK_EVERY_S)
