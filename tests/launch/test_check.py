@@ -8,9 +8,9 @@ from pathlib import Path
 from plimsoll.launch.check_flags import FlagReport, FlagStatus, Item, check
 from plimsoll.launch.command_line import ConfigFile, EntryPoint, Launch, read_command_line
 from plimsoll.launch.files import read_launches
-from plimsoll.vllm.flag_notes import GONE
-from plimsoll.vllm.flags import history_of
-from plimsoll.vllm.versions import engine_named
+from plimsoll.vllm.flag_notes import GONE, NEEDS
+from plimsoll.vllm.flags import flags_of, history_of
+from plimsoll.vllm.versions import engine_named, newest
 from tests.each import each
 
 ARTICLE = Path(__file__).parents[2] / "examples" / "article-start.sh"
@@ -114,12 +114,48 @@ NEVER, REMOVED, OK, IDLE = FlagStatus.NEVER_EXISTED, FlagStatus.REMOVED, FlagSta
         ("m --disable-cascade-attn", "0.32.0", IDLE, None, ""),  # vLLM says itself that nothing uses it
         ("m --disable-cascade-attn", "0.30.0", FlagStatus.REDUNDANT, None, ""),
         ("m \N{EM DASH}port 1", "0.32.0", NEVER, None, "long dash"),
+        ("m --max-model-len 32k", "0.10.0", OK, None, ""),
+        ("m --max-model-len auto", "0.10.0", NEVER, "0.14.0", ""),
+        # vLLM builds LoRA's configuration only with --enable-lora, which a variable that nobody saw may hold.
+        ("m --max-loras 8", "0.32.0", IDLE, None, ""),
+        ("m --max-loras 8 --enable-lora --no-enable-lora", "0.32.0", IDLE, None, ""),
+        ("m --max-loras 8 --enable-lora", "0.32.0", OK, None, ""),
+        ("m --max-loras 8 $EXTRA", "0.32.0", OK, None, ""),
+        ("$MODEL --max-loras 8", "0.32.0", OK, None, ""),
+        ("m --max-loras 8", "0.6.0", IDLE, "0.3.0", ""),
+        ("m --max-log-len 5", "0.32.0", IDLE, None, ""),  # a need that was read in one release alone
+        ("m --max-log-len 5", "0.25.1", OK, None, ""),
+        # Numbers that the parser takes and the configuration refuses; of releases that were not read nothing is claimed.
+        ("m --tensor-parallel-size 0", "0.32.0", NEVER, None, "is not at least"),
+        ("m -tp=-1", "0.32.0", NEVER, None, "is not at least"),
+        ("m --max-num-seqs 0", "0.32.0", NEVER, None, "is not at least"),
+        ("m --watermark 1", "0.32.0", NEVER, None, "is not at least"),
+        ("m --port 99999", "0.32.0", NEVER, None, "is not at least"),
+        ("m --port=-1", "0.32.0", NEVER, None, "is not at least"),
+        ("m --max-num-seqs 0 --max-num-seqs 64", "0.32.0", OK, None, ""),  # the configuration never sees the first
+        ("m --max-num-seqs 0", "0.25.1", OK, None, ""),
+        ("m --port 99999", "0.6.0", NEVER, None, ""),
+        ("m --port 99999 --uds /run/x", "0.32.0", OK, None, ""),  # idle, not wrong
+        ("m --port 99999 --headless", "0.32.0", OK, None, ""),
+        # Values that a plugin can register are never called non-existent; announced removals are told ahead.
+        ("m --quantization awq2", "0.32.0", FlagStatus.UNKNOWN, None, ""),
+        ("m --quantization awq", "0.32.0", OK, None, ""),
+        ("m --quantization None", "0.32.0", OK, None, ""),
+        ("m --quantization awq2", "99.0.0", OK, None, ""),
+        ("m --reasoning-parser deepseek_r1", "0.9.0", OK, None, ""),
+        ("m --tool-call-parser hermes", "0.10.0", OK, None, ""),
+        ("m --reasoning-parser mine", "0.8.2", FlagStatus.UNKNOWN, None, "a plugin"),
+        ("m --tool-call-parser kimi_k2", "0.6.2", FlagStatus.UNKNOWN, None, "0.10.0 to 0.32.0 have it"),
+        ("m --tool-call-parser $PARSER", "0.32.0", OK, None, ""),
+        ("m --quantization mine", "0.7.0", FlagStatus.UNKNOWN, None, "the model's files overrule it"),
+        ("m --log-config-file f", "0.32.0", FlagStatus.DEPRECATED, None, "0.33.0 removes it"),
+        ("m --disable-cascade-attn", "0.32.0", IDLE, None, "0.33.0 removes it"),
     ],
 )
 def test_the_verdict_on_a_flag(command: str, vllm: str, status: FlagStatus, since: str | None, words: str) -> None:
     """Each flag of a command has its status, the release that decides it, and the words that explain it."""
     checked = _check(command, vllm)
-    (item,) = [item for item in checked.items if item.name.lstrip("-\N{EM DASH}") in command and item.name != "m"][:1]
+    item = next(item for item in checked.items if item.name[0] in "-\N{EM DASH}" and item.name in command)
     assert item.status is status
     if since is not None:
         assert item.since == since
@@ -131,6 +167,11 @@ def test_a_mistyped_flag_is_offered_its_neighbour() -> None:
     item = _item(_check("m --tensor-paralell-size 4"), "--tensor-paralell-size")
     assert item.status is NEVER
     assert (item.instead or "").startswith("--tensor-parallel-size")
+    assert _item(_check("m --quantization awq2"), "--quantization").instead == "--quantization awq, if that was meant"
+    assert "--enable-lora" in (_item(_check("m --max-loras 8"), "--max-loras").instead or "")
+    assert _item(_check("m --limit-mm-per-prompt image=4"), "--limit-mm-per-prompt").instead == (
+        """--limit-mm-per-prompt '{"image": 4}'"""
+    )
 
 
 @each(
@@ -158,6 +199,23 @@ def test_a_mistyped_flag_is_offered_its_neighbour() -> None:
             {},
             '--hf-overrides {"a": 1, "rope_theta": 1000000}',
         ),
+        # What says off stays off: the last switch that can be understood wins, and a refused one never takes a good one along.
+        ("m --no-enable-prefix-caching --enable-prefix-caching=false", "0.32.0", {}, "serve m --no-enable-prefix-caching"),
+        ("m --enable-prefix-caching=false", "0.32.0", {}, "serve m --no-enable-prefix-caching"),
+        ("m --enable-prefix-caching False", "0.32.0", {}, "serve m --no-enable-prefix-caching"),
+        ("m --enforce-eager true --port 1", "0.32.0", {}, "serve m --enforce-eager --port 1"),
+        ("m --no-enable-prefix-caching --enable-prefix-caching=banana", "0.32.0", {}, "serve m --no-enable-prefix-caching"),
+        ("m --enable-prefix-caching=banana --no-enable-prefix-caching", "0.32.0", {}, "serve m --no-enable-prefix-caching"),
+        ("m --enable-prefix-caching=false --enable-prefix-caching", "0.32.0", {}, "serve m"),
+        # A value in the form of another release stays, written as this one takes it.
+        ("m --max-model-len 32k", "0.8.0", {}, "--max-model-len 32000"),
+        ("m --max-model-len=32K", "0.8.0", {}, "--max-model-len 32768"),
+        ("m --max-model-len auto", "0.8.0", {}, "serve m"),
+        ("m --limit-mm-per-prompt image=4", "0.32.0", {}, '--limit-mm-per-prompt {"image": 4}'),
+        ("m --limit-mm-per-prompt Image=4,video=1", "0.32.0", {}, '--limit-mm-per-prompt {"image": 4, "video": 1}'),
+        ("m --limit-mm-per-prompt image=many", "0.32.0", {}, "serve m"),
+        ("m --tensor-parallel-size 0 --port 99999", "0.32.0", {}, "--tensor-parallel-size 0 --port 99999"),  # nobody meant 1
+        ("m --max-loras 8", "0.32.0", {}, "serve m"),
         ("m --port 1", "0.5.0", {}, "python -m vllm.entrypoints.openai.api_server --model m --port 1"),
     ],
 )
@@ -172,6 +230,10 @@ def test_the_rewritten_command(command: str, vllm: str, environment: dict[str, s
         ("m --gpu-memory-utilization=90", {}, "for you to set"),
         ("m", XFORMERS, "VLLM_ATTENTION_BACKEND (--attention-backend is not known to take 'XFORMERS')"),
         ("m --attention-backend FLASHINFER", FLASH, "VLLM_ATTENTION_BACKEND (--attention-backend is given)"),
+        ("m --enable-prefix-caching=banana --no-enable-prefix-caching", {}, "command: --enable-prefix-caching banana"),
+        ("m --no-enable-prefix-caching --enable-prefix-caching=banana", {}, "command: --enable-prefix-caching banana"),
+        ("m --tensor-parallel-size 0 --port 99999", {}, "and for you to set: --tensor-parallel-size 0, --port 99999"),
+        ("m --max-loras 8", {}, "left out of the rewritten command: --max-loras 8"),
         ("m --swap-space 8 --max-num-seqs 1k --made-up 3", {}, "left out of the rewritten command: --max-num-seqs 1k, --m"),
     ],
 )  # fmt: skip
@@ -192,12 +254,55 @@ def test_no_intent_is_dropped_without_a_word(command: str, environment: dict[str
         ("m --port.x 3", "0.32.0", False),
         ("m --config a.yaml --config b.yaml", "0.32.0", False),
         ("m --config a.json", "0.32.0", False),
+        ("m --enable-prefix-caching=false", "0.32.0", False),
+        ("m --max-model-len 32k", "0.8.0", False),
+        ("m --tensor-parallel-size 0", "0.32.0", False),
         ("--model m", "0.8.0", False),  # before 0.8.3 the model was no flag of `vllm serve`
     ],
 )
 def test_what_argparse_and_vllm_stop_at_does_not_start(command: str, vllm: str, *, starts: bool) -> None:
     """Words, values and shapes that the parser refuses."""
     assert _check(command, vllm).starts == starts
+
+
+@each(
+    ("value", "since", "instead"),
+    [
+        ("32k", "0.8.4", "--max-model-len 32000"),
+        ("32K", "0.8.4", "--max-model-len 32768"),
+        ("25.6k", "0.8.4", "--max-model-len 25600"),
+        ("auto", "0.14.0", "a number of tokens; without the flag it is the model's own length"),
+        ("25.6K", None, None),
+        ("long", None, None),
+    ],
+)
+def test_a_number_that_only_later_releases_read(value: str, since: str | None, instead: str | None) -> None:
+    """0.8.0 takes whole numbers alone: the release that reads more is named, and what to write until then."""
+    item = _item(_check(f"m --max-model-len {value}", "0.8.0"), "--max-model-len")
+    assert (item.status, item.since, item.instead) == (FlagStatus.NEVER_EXISTED, since, instead)
+    assert ("no release takes" in (item.note or "")) is (since is None)
+
+
+def test_a_file_may_hold_the_switch() -> None:
+    """A --config file counts, and one that is not at hand leaves it open."""
+    launch = Launch("test", EntryPoint.SERVE, ("m", "--config", "c.yaml", "--max-loras", "8"))
+    for entries, status in (({"enable-lora": True}, OK), (None, OK), ({"port": 1}, IDLE)):
+        checked = check(launch, engine_named("0.32.0"), config=ConfigFile("c.yaml", entries))
+        assert _item(checked, "--max-loras").status is status
+
+
+def test_needs_are_about_flags_that_exist() -> None:
+    """Both sides of every pair are flags of a release, and the needed one is still there."""
+    for name, needs in NEEDS.items():
+        assert history_of(name)
+        assert needs.flag in flags_of(newest())
+
+
+def test_a_redundant_switch_stays_where_a_file_says_otherwise() -> None:
+    """The file is still read: without the switch on the command line it would have the last word."""
+    launch = Launch("test", EntryPoint.SERVE, ("m", "--config", "c.yaml", "--enable-prefix-caching"))
+    checked = check(launch, engine_named("0.32.0"), config=ConfigFile("c.yaml", {"no-enable-prefix-caching": True}))
+    assert checked.rewritten[-1] == "--enable-prefix-caching"
 
 
 def test_flags_in_a_config_file_are_checked_too() -> None:
@@ -280,3 +385,23 @@ def test_the_rewrite_of_any_gone_flag_is_taken(name: str, vllm: str) -> None:
     again = read_command_line(checked.rewritten[2:], vllm)
     assert all(argument.row is not None for argument in again.arguments)
     assert again.model == "m"
+
+
+@each(
+    ("typed", "words"),
+    [
+        ("--max-modl-len 4096", ("--max-model-len", "4096")),
+        ("--enable-prefx-caching", ("--enable-prefix-caching",)),
+        ("--no-enable-prefix-cachin", ("--no-enable-prefix-caching",)),  # a prefix, which argparse takes itself
+        ("--max-modl-len many", ()),  # a value that the flag does not take
+        ("--enable-prefx-caching 7", ()),
+        ("--max-modl-len 4096 --max-model-len 8192", ("--max-model-len", "8192")),  # the command says it itself
+        ("--my-own-plugin-flag 3", ()),
+    ],
+)
+def test_a_misspelt_flag_is_corrected_where_one_is_near(typed: str, words: tuple[str, ...]) -> None:
+    """The rewritten command has the flag that was meant, a note says so, and what is not sure is left out."""
+    checked = _check(f"m {typed}")
+    assert checked.rewritten == ("vllm", "serve", "m", *words)
+    told = any(note.startswith("corrected in the rewritten command: ") for note in checked.notes)
+    assert told is (bool(words) and typed.split()[0] not in words and "8192" not in words and "--no-" not in typed)
