@@ -14,6 +14,7 @@ import random
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -23,6 +24,7 @@ from plimsoll.errors import WorldFailed
 from plimsoll.net.client import HttpClient, Lost, Reply, bearer
 
 HOST = "127.0.0.1"
+TEMPLATES = Path(__file__).parent / "templates"  # of the files that the demo writes
 READY = "/plimsoll/ready"
 CHECK_S = 0.5
 PATIENCE_S = 30.0  # how long a request waits for an engine that takes it

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from plimsoll.demo.balancer import HOST, DemoBalancer, ask, free_port
+from plimsoll.demo.balancer import HOST, TEMPLATES, DemoBalancer, ask, free_port
 from plimsoll.demo.haproxy import Checks, DemoHAProxy
 from plimsoll.errors import WorldFailed
 from plimsoll.guard.adapters.command import ENDED, NOT_RUNNING
@@ -78,54 +78,9 @@ MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 GPU = "A10"
 SERVE = (MODEL, "--max-model-len", "8192", "--max-num-seqs", "8", "--gpu-memory-utilization", "0.85")
 GATE = ("--middleware", "plimsoll.inside.Gate", "--worker-extension-cls", "plimsoll.inside.Probe", "--shutdown-timeout", "60")
-CONFIG = """\
-# guard's configuration in the demo: as on docs/guard-config.md, with short times
-
-[api]
-listen = "{host}:{port}"
-token_file = "api.token"
-
-[policy]
-every = "1s"                  # looks at each engine
-
-[policy.saturated]            # shed when a new request would wait so long, and the queue has grown for so long
-wait = "3s"
-grows = "10s"
-for = "0s"
-clear = "2s"
-
-[policy.neighbour]            # compact when another process is in need
-for = "2s"
-clear = "5s"
-free = "512MiB"
-releasable = "256MiB"
-
-[act]
-journal = "state/guard.journal"
-evidence = "state/evidence"
-shed_wait = "3s"
-shed_lease = "15s"
-stop_within = "5s"            # from SIGTERM to SIGKILL
-gone_within = "20s"
-start_still = "30s"
-probation = "10s"
-backoff = "30s"
-"""
-CTL = """\
-#!/bin/sh
-# ctl ENGINE start|stop|is-running|pids: what a service manager would be on a real machine
-{export}exec {python} -m plimsoll.demo.fleet {folder}/"$1" "$2"
-"""
-ENGINE = """
-[[engine]]
-name = "{name}"
-url = "http://{host}:{port}"
-token_file = "gate.token"
-group = "demo"
-log = "{log}"
-restart = {{ stop = {stop}, start = {start}, is_running = {is_running}, pids = {pids} }}
-{balancer}
-"""
+CONFIG = (TEMPLATES / "guard.toml").read_text(encoding="utf-8")
+CTL = (TEMPLATES / "ctl.sh").read_text(encoding="utf-8")
+ENGINE = (TEMPLATES / "engine.toml").read_text(encoding="utf-8")
 
 
 class Guard:

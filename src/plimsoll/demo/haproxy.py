@@ -11,31 +11,10 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from plimsoll.demo.balancer import HOST, READY, free_port
+from plimsoll.demo.balancer import HOST, READY, TEMPLATES, free_port
 from plimsoll.errors import WorldFailed
 
-CONFIG = """\
-global
-    stats socket {socket} mode 600 level admin
-defaults
-    mode http
-    timeout connect 5s
-    timeout client {answers}
-    timeout server {answers}
-    timeout queue 60s
-    timeout check {within}
-    option redispatch 1
-    retries 3
-    retry-on {again}
-frontend clients
-    bind {host}:{port}
-    default_backend demo
-backend demo
-    balance leastconn
-    option httpchk GET {path}
-    default-server check {how}
-{servers}
-"""
+CONFIG = (TEMPLATES / "haproxy.cfg").read_text(encoding="utf-8")
 
 
 class Checks(NamedTuple):
