@@ -8,12 +8,13 @@ import re
 import tomllib
 
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.assets.launch import WAYS, launch_files, leaving_s
 from plimsoll.assets.settings import TEARDOWN_S, timers_of
 from tests.assets.plans import random_plan, settings_of
+from tests.each import times
 
 GUARDS_LONGEST_STOP_S = 1800
 GUARDS_LONGEST_START_S = 86400
@@ -39,6 +40,7 @@ def test_more_weights_are_given_more_time() -> None:
     assert timers_of(None, 140 * 10**9).start_s > timers_of(None, 16 * 10**9).start_s > timers_of().start_s
 
 
+@settings(max_examples=times(8, 500))
 @given(st.integers(0, 2**32))
 def test_the_files_of_a_random_plan_nest(seed: int) -> None:
     """Read back from the files themselves: preStop and shutdown end within the grace of systemd, compose and Kubernetes."""
