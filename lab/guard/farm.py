@@ -30,6 +30,7 @@ defaults
     option redispatch 1
     retries 3
     retry-on conn-failure empty-response 503
+    option http-buffer-request
 frontend clients
     bind 127.0.0.1:{port}
     default_backend farm

@@ -95,6 +95,7 @@ backend vllm
     retry-on conn-failure 503
     retries 10
     option redispatch 1
+    option http-buffer-request
     server a 127.0.0.1:{a}
     server b 127.0.0.1:{b}
 """
@@ -121,7 +122,7 @@ http {{
 """
 
 
-@pytest.mark.parametrize(("program", "text"), [("nginx", NGINX)])
+@pytest.mark.parametrize(("program", "text"), [("nginx", NGINX), ("haproxy", HAPROXY)])
 def test_a_balancer_sends_elsewhere_what_a_dead_engine_never_began(tmp_path: Path, program: str, text: str) -> None:
     """The lines of docs/balancers.md, two stand-ins with one place each: of ten requests one is lost, the one that ran."""
     path = need(program, program)
