@@ -4,9 +4,13 @@
        plimsoll guardctl pause|resume [ENGINE] [--rung RUNG]
        plimsoll guardctl drain|undrain|shed|compact|restart ENGINE [--yes]
        plimsoll guardctl approve|deny ID
+       plimsoll guardctl set ENGINE KNOB=VALUE... [--for 2h]
+       plimsoll guardctl set ENGINE --clear
 
 Asks a running guard which conditions are true and what to do about them, what changed, what was done and what is under way.
 Tells one that acts (plimsoll guard --act) to pause, or to do something now; what blocks an action still blocks it.
+set turns knobs of a running engine for a time: max-num-seqs, max-num-batched-tokens, kv-headroom,
+long-prefill-token-threshold, max-num-queued-reqs, max-num-queued-tokens (docs/knobs.md).
 
 {options}
 
@@ -35,9 +39,11 @@ from urllib.parse import quote, urlencode, urlsplit
 from plimsoll.cli.main import OptionsCommand
 from plimsoll.doctor.rules.trend_growth import duration
 from plimsoll.errors import BadInput, WorldFailed
+from plimsoll.guard.api.actions import knob_values
 from plimsoll.guard.api.token import token_path
-from plimsoll.guard.config_reader import read_token
+from plimsoll.guard.config_reader import read_token, seconds_in
 from plimsoll.guard.daemon.journal import ABSENT, UNREADABLE, read_journal
+from plimsoll.inside.knobs import KNOBS
 from plimsoll.launch.options import Words, count, first_given, option, switch
 from plimsoll.net.address import address
 from plimsoll.net.client import HttpClient, Lost, bearer
@@ -50,7 +56,7 @@ SWITCHES = ("pause", "resume")
 ANSWERS = ("approve", "deny")
 RUNGS = ("shed", "compact", "restart")
 USUAL = "http://127.0.0.1:9790"
-VERBS = ("status", "history", "actions", *SWITCHES, *ON_ENGINES, *ANSWERS)
+VERBS = ("status", "history", "actions", *SWITCHES, *ON_ENGINES, *ANSWERS, "set")
 MOST_BYTES = 64 << 20
 MOST_ENTRIES = 1_000
 REFUSALS_PAGE = "docs/guard-acts.md#when-it-refuses"
@@ -75,7 +81,9 @@ WHAT_TO_DO = {
     "TooManyAway": "bring those back first (guardctl actions)",
     "OthersCannotCarry": "bring up another engine, wait for a calmer hour, or may_be_last = true in [act] for a single one",
 }
-_GOES_WITH = {"rung": SWITCHES, "yes": ON_ENGINES, "limit": ("history",), "journal": ("history",)}
+_GOES_WITH = {
+    "rung": SWITCHES, "yes": ON_ENGINES, "limit": ("history",), "journal": ("history",), "for_": ("set",), "clear": ("set",),
+}  # fmt: skip
 _UNREACHABLE = {
     "refused": "unreachable (connection refused)", "silent": "unreachable (timed out)", "nonsense": "answers something else"
 }  # fmt: skip
@@ -89,6 +97,8 @@ class GuardctlOptions(Words):
 
     rung: str | None = option("RUNG", "pause, resume: only shed, compact or restart, for every engine", choices=RUNGS)
     yes: bool = switch("do it without asking for confirmation")
+    for_: str | None = option("TIME", "set: how long, such as 30m or 2h; default: 1h", name="--for")
+    clear: bool = switch("set: let go of every knob that was set")
     limit: int = option("N", "history: only the newest N lines; default: 50", short="-n", read=_lines, default=0)
     journal: str | None = option("FILE", "history: from guard's journal itself, also where no guard runs")
     at: str = option("URL", f"guard's API; default: {USUAL}", default=USUAL)
@@ -106,18 +116,18 @@ def run(options: GuardctlOptions) -> int:
         near = difflib.get_close_matches(verb, VERBS, n=1)
         meant = f"did you mean {near[0]}?" if near else f"it has: {', '.join(VERBS)}"
         raise BadInput(f"guardctl has no {verb[:40]!r}; {meant}")
-    if len(names) > 1 or (verb == "actions" and names):
+    if (len(names) > 1 and verb != "set") or (verb == "actions" and names):
         raise BadInput("one engine at most" if verb != "actions" else "actions shows those of all engines")
     for field, verbs in _GOES_WITH.items():
         if verb not in verbs and (name := first_given(options, field)) is not None:
             raise BadInput(f"{name} does not go with {verb}")
     engine = names[0] if names else None
-    if verb in ON_ENGINES and not engine:
+    if verb in (*ON_ENGINES, "set") and not engine:
         raise BadInput(f"{verb} which engine? plimsoll guardctl {verb} ENGINE")
     if verb in ANSWERS and not re.fullmatch(r"[0-9a-f]{1,64}", engine or ""):
         raise BadInput(f"{verb} what? plimsoll guardctl {verb} ID, as guardctl actions shows it")
     try:
-        return _answer(verb, engine, options)
+        return _set(str(engine), names[1:], options) if verb == "set" else _answer(verb, engine, options)
     except (KeyError, TypeError, AttributeError):
         raise WorldFailed("what answers there does not answer as this release's guard does") from None
 
@@ -145,6 +155,25 @@ def _answer(verb: str, engine: str | None, options: GuardctlOptions) -> int:
     if not options.yes and verb != "undrain" and not _is_confirmed(f"{verb} {engine}"):
         return 1
     return _show_answer(*guard.post(f"/v1/engines/{quote(engine, safe='')}/{verb}", {}), is_json=is_json)
+
+
+def _set(engine: str, words: Sequence[str], options: GuardctlOptions) -> int:
+    """Turn knobs of one engine, or let go of them."""
+    body = {}
+    for word in words:
+        name, sign, value = word.partition("=")
+        if name not in KNOBS or not sign or not value:
+            near = difflib.get_close_matches(name, KNOBS, n=1)
+            raise BadInput(f"{word[:60]!r}: KNOB=VALUE with {near[0] if near else ', '.join(KNOBS)}")
+        body[name] = value
+    if bool(body) == options.clear:
+        raise BadInput("set which knob? max-num-seqs=24, or --clear" if not body else "a knob or --clear, not both")
+    knob_values(body)
+    if options.for_ is not None:
+        seconds_in(options.for_)
+        body["for"] = options.for_
+    answer = GuardClient(options, os.environ).post(f"/v1/engines/{quote(engine, safe='')}/set", body)
+    return _show_answer(*answer, is_json=options.json)
 
 
 def _is_confirmed(what: str) -> bool:

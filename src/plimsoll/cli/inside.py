@@ -43,6 +43,7 @@ from plimsoll.vllm.extension_points import (
     Sources,
     answers_in,
     judge,
+    knob_lines,
     verdicts,
 )
 from plimsoll.vllm.versions import Engine, engine_named, newest
@@ -149,6 +150,7 @@ def _checkup(options: InsideOptions, launches: list[tuple[Launch, str]], require
         fitted,
         NEEDS,
         tuple(proven_lines(vllm.version or "of unknown version")),
+        knob_lines(engine.release),
         tuple(why for part in required for why in _missing(part, judged, fitted)),
     )
 

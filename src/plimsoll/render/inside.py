@@ -36,6 +36,7 @@ class Checkup(NamedTuple):
     fitted: tuple[InsideLaunch, ...]  # one for each command that was given
     needs: tuple[Need, ...]
     survive: tuple[str, ...] = ()  # where containment is armed with this release, in lines
+    knobs: tuple[str, ...] = ()  # which knobs turn in a running engine, in lines
     missing: tuple[str, ...] = ()  # why parts that are required would not be there
 
     @property
@@ -64,6 +65,7 @@ def _checkup_json(checkup: Checkup) -> dict[str, object]:
         "parts": [_part_json(verdict) for verdict in checkup.verdicts],
         "needs": [_need_json(answer, needs[answer.name]) for answer in checkup.answers],
         "survive": list(checkup.survive),
+        "knobs": list(checkup.knobs),
         "flags": list(FLAGS),
         "commands": [_command_json(fitted) for fitted in checkup.fitted],
         "missing": [one_line(why) for why in checkup.missing],
@@ -118,7 +120,9 @@ def _checkup_text(checkup: Checkup) -> Report:
     )
     asked = "contains steps that run out of device memory, with PLIMSOLL_SURVIVE=1"
     parts = [(part.part.value, part.works, GIVES[part.part], (*part.because, *part.details)) for part in checkup.verdicts]
-    for name, works, gives, reasons in [*parts, ("survive", "asked", asked, checkup.survive)]:
+    turned = "limits of the scheduler turn between two steps (docs/knobs.md)"
+    more = [("survive", "asked", asked, checkup.survive), ("knobs", "yes", turned, checkup.knobs)]
+    for name, works, gives, reasons in [*parts, *more]:
         colour = {"yes": GOOD, "no": BAD}.get(works, WARN)
         report.append(Line(f"  {name:<10}{works:<8}{gives}", 20, colour, 20))
         report += [Line(f"{'':20}- {one_line(why)}", 22) for why in reasons]

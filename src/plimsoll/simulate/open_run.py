@@ -19,7 +19,7 @@ from plimsoll.simulate import open_loop as loop
 from plimsoll.simulate.pool import chain
 from plimsoll.simulate.replay import hybrid_of, new_record
 from plimsoll.simulate.settings import EngineLimits, StepTime, groups_of
-from plimsoll.simulate.start import start
+from plimsoll.simulate.start import start, turn_limits
 from plimsoll.simulate.trace import Integers, make_trace
 
 FIRST_ROWS = 256
@@ -169,6 +169,10 @@ class OpenRun:
             # It stopped for want of room, or there is nothing left to do.
             if count < len(events) - 2 * len(self._state.seats) or sums[loop.ENDED_STEPS] >= last_step:
                 return
+
+    def turn(self, settings: EngineLimits) -> None:
+        """From the next step on: those limits of these settings that a running engine can turn."""
+        turn_limits(self._state.limits, settings)
 
     def delay(self, by_ns: int) -> None:
         """What is under way ends so much later: the device did something else meanwhile."""

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from plimsoll.vllm import versions
+from plimsoll.vllm.flags import flags_of
 from plimsoll.vllm.versions import Behaviour, Coverage
 
 ANY = "*"  # among the arguments of a function: it takes any others too
@@ -322,6 +323,24 @@ class Stretch(NamedTuple):
     last: str
     verdicts: tuple[PartVerdict, ...]
     evidence: str
+
+
+# Knobs of plimsoll.inside, each with the flag whose limit it turns: a release without the flag has no such limit.
+KNOB_FLAGS = {
+    "max-num-seqs": "--max-num-seqs", "max-num-batched-tokens": "--max-num-batched-tokens", "kv-headroom": "--watermark",
+    "long-prefill-token-threshold": "--long-prefill-token-threshold", "max-num-queued-reqs": "--max-num-queued-reqs",
+    "max-num-queued-tokens": "--max-num-queued-tokens",
+}  # fmt: skip
+
+
+def knob_lines(release: str) -> tuple[str, ...]:
+    """Which knobs turn in a running engine of this release, and which it has not."""
+    known = flags_of(release)
+    there = [knob for knob, flag in KNOB_FLAGS.items() if flag in known]
+    absent = [knob for knob in KNOB_FLAGS if knob not in there]
+    lines = [f"turns {', '.join(there)}"]
+    lines += [f"not in this release: {', '.join(absent)}"] if absent else []
+    return (*lines, "max-num-batched-tokens and long-prefill-token-threshold need chunked prefill; no data parallel engines")
 
 
 def answers_in(release: str) -> tuple[NeedAnswer, ...]:

@@ -18,6 +18,7 @@ from plimsoll.net.client import HttpClient, Loss, Lost, Reply, bearer, number, t
 from plimsoll.redaction import printable
 
 DEADLINE_S = 5.0
+KNOBS_S = 20.0  # an order is carried out between two steps: a long one is waited for
 COMPACT_S = 30.0  # the gate itself keeps the one who asks waiting for 20 s
 OUT = ("leaving", "refusing")
 _OLDER = re.compile(r"epoch \d{1,20} is older than (\d{1,20})")
@@ -128,6 +129,26 @@ class GateHttpClient:
         return done(f"{len(workers)} worker(s) gave back {facts['returned_bytes'] / 2**20:.0f} MiB",
                     **facts, **({} if took_s is None else {"seconds": took_s}))  # fmt: skip
 
+    async def set_knobs(self, values: Mapping[str, float], lease_s: float, epoch: int) -> Outcome:
+        """Set the scheduler's knobs for a time, in place of those set before; without values the lease ends."""
+        answer = await self._post("knobs", {"epoch": epoch, "lease_s": lease_s, **values}, KNOBS_S)
+        if isinstance(answer, Outcome):
+            return answer
+        facts, leased = _knob_facts(answer)
+        if leased != dict(values):
+            return unsure("the gate answers, but not that the engine took these values", **facts)
+        return done(f"in force: {facts['in_force']}", **facts)
+
+    async def knobs(self) -> Outcome:
+        """The knobs now, as the engine itself tells them between two steps."""
+        answer = await self._ask("GET", "knobs", b"", KNOBS_S)
+        if isinstance(answer, Lost):
+            return unsure(f"the knobs are not known: {answer.why}")
+        data = answer.table()
+        if answer.status != 200 or data.get("schema") != "plimsoll.knobs/1":
+            return unsure(f"the knobs are not known: {_reason(answer)}", status=answer.status)
+        return done("read", **_knob_facts(data)[0])
+
     async def state(self) -> Outcome:
         """What the gate says of itself, as facts; what it does not say is not there. Not known without a whole answer."""
         answer = await self._ask("GET", "state", b"", self._deadline_s)
@@ -194,6 +215,22 @@ def _drain_facts(data: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(data.get("idle"), bool):
         facts["idle"] = data["idle"]
     return facts
+
+
+def _knob_facts(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
+    """What the gate says of the knobs, with the leased values in one text; and these values."""
+    rows = {name: table(row) for name, row in table(data.get("knobs")).items()}
+    leased = {name: value for name, row in rows.items() if (value := number(row.get("lease"))) is not None}
+    in_force = {name: number(row.get("in_force")) for name, row in rows.items() if name in leased or not leased}
+    facts: dict[str, Any] = _some_numbers(data, ("epoch", "lease_left_s"))
+    facts |= _some_numbers(table(data.get("since_order")), ("running", "steps", "largest_step", "most_running"))
+    facts |= {"leased": knob_words(leased), "in_force": knob_words({n: v for n, v in in_force.items() if v is not None})}
+    return facts, leased
+
+
+def knob_words(values: Mapping[str, float]) -> str:
+    """Knobs and their values as an operator types them."""
+    return " ".join(f"{name}={value:g}" for name, value in sorted(values.items()))
 
 
 def _shed_facts(data: Mapping[str, Any]) -> dict[str, Any]:

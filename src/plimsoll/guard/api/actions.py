@@ -9,17 +9,20 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from plimsoll.errors import PlimsollError
+from plimsoll.errors import BadInput, PlimsollError
 from plimsoll.guard.act.approval import Approval
 from plimsoll.guard.act.decide import ASKED, ActionPlan, BlockedAction, Decision, Switches
 from plimsoll.guard.act.journal_entry import OPENED
 from plimsoll.guard.act.journal_replay import PAUSE, RUNGS
-from plimsoll.guard.act.ports import JournalWriter
+from plimsoll.guard.act.ports import JournalWriter, Outcome, failed
 from plimsoll.guard.act.steps import ActionRun, End
+from plimsoll.guard.config_reader import seconds_in
 from plimsoll.guard.daemon.conductor import QUIET_STEPS, Conductor
 from plimsoll.guard.daemon.journal import read_journal
+from plimsoll.guard.daemon.knob_settings import LONGEST_S, KnobSettings
 from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService
 from plimsoll.guard.judge.tracker import Grade
+from plimsoll.inside.knobs import HEADROOM, KNOBS
 from plimsoll.net.server import HttpAnswer, error
 from plimsoll.redaction import clean
 from plimsoll.render.journal import SCHEMA, entry_json
@@ -29,8 +32,9 @@ MOST_ENTRIES = 1_000
 LONGEST_TEXT = 1_000
 NOT_ACTING = "guard only observes: start it with --act"
 ACTS = {"compact": Grade.COMPACT, "restart": Grade.RESTART, "shed": Grade.SHED}
-VERBS = ("drain", "undrain", *ACTS)
 APPROVALS = "/v1/approvals/"
+SET = "set"
+VERBS = ("drain", "undrain", *ACTS, SET)
 _WHO = "the API"
 
 
@@ -51,8 +55,10 @@ class ActionDesk:
         book: JournalWriter,
         journal: Path,
         back: ReturnToService | None = None,
+        knobs: KnobSettings | None = None,
     ) -> None:
         self._conductor, self._drains, self._book, self.journal, self._back = conductor, drains, book, journal, back
+        self._knobs = knobs
 
     @property
     def trouble(self) -> str:
@@ -101,6 +107,10 @@ class ActionDesk:
             return await self._back.put_back(engine)
         return await self._drains.undrain(engine)
 
+    async def set_knobs(self, engine: str, values: Mapping[str, float], for_s: float, who: str = _WHO) -> Outcome:
+        """Turns an engine's knobs for a time; without values, lets them go."""
+        return failed("this guard has no knobs") if self._knobs is None else await self._knobs.set(engine, values, for_s, who)
+
 
 class ActionRoutes:
     """The paths under /v1/. `actions` returns None for a guard that only observes."""
@@ -125,7 +135,8 @@ class ActionRoutes:
         if not _is_action_path(path):
             paths = f"/v1/pause, /v1/resume, /v1/approvals/ID/{{approve,deny}}, /v1/engines/NAME/{{{','.join(VERBS)}}}"
             return error(404, f"no such path; paths: {paths}")
-        asked = _object(body, ("engine", "rung") if path in ("/v1/pause", "/v1/resume") else ())
+        is_set = path.endswith(f"/{SET}")
+        asked = _object(body, ("engine", "rung") if path in ("/v1/pause", "/v1/resume") else (*KNOBS, "for") if is_set else ())
         if isinstance(asked, str):
             return error(400, asked)
         actions = self._actions()
@@ -137,6 +148,8 @@ class ActionRoutes:
             if path.startswith(APPROVALS):
                 return _approve(actions, path, who)
             engine, _, verb = path.removeprefix("/v1/engines/").rpartition("/")
+            if is_set:
+                return await self._set(actions, self._name_of(engine), asked, who)
             return await self._act(actions, verb, self._name_of(engine))
         except PlimsollError as problem:
             return _refused("NotWritten", f"not done: {problem}")
@@ -155,6 +168,23 @@ class ActionRoutes:
         what = clean(engine) or (f"{rung} on all engines" if rung else "all actions")
         said = f"{what}: {'paused until resumed' if verb == 'pause' else 'resumed'}"
         return _answer(200, {"accepted": True, "plan": [], "says": said})
+
+    async def _set(self, actions: ActionDesk, engine: str, asked: Mapping[str, str], who: str) -> HttpAnswer:
+        if not self._is_watched(engine):
+            return error(404, f"no engine named {clean(engine)[:200]!r}")
+        if actions.trouble:
+            return _refused("Stopped", f"guard stopped acting: {actions.trouble}")
+        try:
+            values, for_s = knob_values(asked), seconds_in(asked.get("for", "1h"))
+        except BadInput as problem:
+            return error(400, str(problem))
+        if not 0 < for_s <= LONGEST_S:
+            return error(400, "for: up to 7 days")
+        outcome = await actions.set_knobs(engine, values, for_s, who)
+        if not outcome.is_done:
+            return _refused("NotDone" if outcome.is_done is False else "NotKnown", outcome.message)
+        says = f"{clean(engine)}: {'set, ' if values else 'let go, '}{clean(outcome.message)}"
+        return _answer(200, {"accepted": True, "plan": [], "says": says})
 
     async def _act(self, actions: ActionDesk, verb: str, engine: str) -> HttpAnswer:
         if not self._is_watched(engine):
@@ -190,6 +220,18 @@ def _approve(actions: ActionDesk, path: str, who: str) -> HttpAnswer:
         return _refused("NotPending", why_not)
     done = "approved: guard judges once more, and acts if it is still called for" if verb == "approve" else "denied: not done"
     return _answer(200, {"accepted": True, "plan": [], "says": f"{clean(found.engine)}: {found.grade} {done}"})
+
+
+def knob_values(asked: Mapping[str, str]) -> dict[str, float]:
+    """The knobs among these words, as numbers; BadInput for one that is none."""
+    values: dict[str, float] = {}
+    for name in (name for name in KNOBS if name in asked):
+        word = asked[name]
+        is_share = name == HEADROOM
+        if not re.fullmatch(r"0?\.[0-9]{1,6}|0" if is_share else r"[1-9][0-9]{0,8}", word):
+            raise BadInput(f"{name}={word[:40]}: {'a share below 1, such as 0.05' if is_share else 'a whole number from 1'}")
+        values[name] = float(word) if is_share else int(word)
+    return values
 
 
 def _is_action_path(path: str) -> bool:

@@ -8,6 +8,7 @@ from plimsoll.findings import Code, Severity
 from plimsoll.guard.act.steps import Step
 from plimsoll.guard.judge.look import Reach
 from plimsoll.guard.judge.tracker import Grade
+from plimsoll.inside.knobs import KNOBS
 from plimsoll.render.guard import EventKind
 from plimsoll.render.journal import SCHEMA
 
@@ -16,6 +17,7 @@ VERBS = {
     "drain": "take it out of service until it is asked back, an hour at most", "undrain": "put it back",
     "compact": "give back what torch does not use", "restart": "drain it, stop it, start it",
     "shed": "refuse new work that would wait too long, while the queue grows",
+    "set": "turn knobs of its scheduler for a time (`for`: 2h); without a knob, let them go",
 }  # fmt: skip
 _TEXT = {"type": "string"}
 _MAYBE_TEXT = {"type": ["string", "null"]}
@@ -119,6 +121,7 @@ _SCHEMAS = {
         "type": "object", "additionalProperties": False, "properties": {"engine": _TEXT, "rung": {"enum": ["", *RUNGS]}},
     },
     "Nothing": {"type": "object", "additionalProperties": False},
+    "Knobs": {"type": "object", "additionalProperties": False, "properties": dict.fromkeys((*KNOBS, "for"), _TEXT)},
     "Accepted": _whole({"accepted": {"const": True}, "plan": _TEXTS, "says": _TEXT}),
     "Refused": _whole({"accepted": {"const": False}, "reason": _TEXT, "says": _TEXT}),
     "Observes": _whole({"says": _TEXT}),
@@ -196,7 +199,10 @@ def document(version: str) -> dict[str, Any]:
             "/v1/resume": _post("the reverse", "Switch"),
             "/v1/approvals/{id}/approve": _post("approve an action that waits for it", "Nothing", {**name, "name": "id"}),
             "/v1/approvals/{id}/deny": _post("deny it: it is not done", "Nothing", {**name, "name": "id"}),
-            **{f"/v1/engines/{{name}}/{verb}": _post(says, "Nothing", name) for verb, says in VERBS.items()},
+            **{
+                f"/v1/engines/{{name}}/{verb}": _post(says, "Knobs" if verb == "set" else "Nothing", name)
+                for verb, says in VERBS.items()
+            },
         },
         "components": {
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},

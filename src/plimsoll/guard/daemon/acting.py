@@ -46,6 +46,7 @@ from plimsoll.guard.daemon.conductor import ActionPorts, Announcement, Conductor
 from plimsoll.guard.daemon.engine_look import served_model, warm_up
 from plimsoll.guard.daemon.evidence import EvidenceSources, EvidenceStore, LogDeath, death_in_log
 from plimsoll.guard.daemon.journal import ABSENT, DAMAGED, Journal, JournalContents, read_journal
+from plimsoll.guard.daemon.knob_settings import KnobSettings
 from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService, SharedLock
 from plimsoll.guard.daemon.observer import SYSTEM, Clocks, DiscoveredFacts, EngineCapabilities, Fleet, FleetObserver
 from plimsoll.guard.daemon.shared_state import SharedState
@@ -387,6 +388,7 @@ class ActionRunner:
         self.desk: ActionDesk | None = None
         self._drains: ManualDrains | None = None
         self._back: ReturnToService | None = None
+        self._knobs: KnobSettings | None = None
         self._said: dict[str, str] = {}
         self._own_waits_for = ""
         self._clock_ahead_s = clocks.wall() - clocks.clock()
@@ -417,7 +419,9 @@ class ActionRunner:
             by_hand = ports._replace(lock=lock.other())
             self._drains = ManualDrains(adapters, setup.policy, by_hand, self.conductor.runs)
             self._back = ReturnToService(setup.adapters, setup.policy, ports._replace(lock=lock.other()), self.conductor)
-            self.desk = ActionDesk(self.conductor, self._drains, self.journal, self.journal.path, self._back)
+            gates = {name: one.gate for name, one in setup.adapters.items()}
+            self._knobs = KnobSettings(gates, self.journal, lock.other(), fleet.remark, clocks.wall)
+            self.desk = ActionDesk(self.conductor, self._drains, self.journal, self.journal.path, self._back, self._knobs)
 
     def watch(self, targets: Sequence[EngineConfig]) -> None:
         """Takes up the pods that were found, and lets go of those that are gone and with which nothing is under way."""
@@ -509,6 +513,7 @@ class ActionRunner:
         log_s = 0.0
         turn: asyncio.Task[None] | None = None
         sharing: asyncio.Task[None] | None = None
+        look: asyncio.Task[None] | None = None
         try:
             while True:
                 now_s = self._clocks.clock()
@@ -525,13 +530,16 @@ class ActionRunner:
                 self._poll(now_s)
                 await self._round()
                 self._return_recovered(now_s)
+                if self._knobs is not None and not self.conductor.stopped_acting and (look is None or look.done()):
+                    look = asyncio.create_task(self._look_at_knobs(self._knobs, now_s))
                 if not self._is_dry and (turn is None or turn.done()):
                     if turn is not None:
                         turn.result()  # an internal error ends guard
                     turn = asyncio.create_task(self.conductor.turn())
                 await asyncio.sleep(ROUND_S)
         finally:
-            tasks = [task for task in (turn, sharing, *self._polls.values(), *self._returns.values()) if task is not None]
+            extra = (turn, look, sharing)
+            tasks = [task for task in (*extra, *self._polls.values(), *self._returns.values()) if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -540,6 +548,12 @@ class ActionRunner:
         """What is kept beside the Lease could not be written into the journal: guard stops acting until that can be written."""
         try:
             task.result()
+        except PlimsollError as error:
+            self.conductor.stop_acting(error)
+
+    async def _look_at_knobs(self, knobs: KnobSettings, now_s: float) -> None:
+        try:
+            await knobs.look(now_s)
         except PlimsollError as error:
             self.conductor.stop_acting(error)
 

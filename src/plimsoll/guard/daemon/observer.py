@@ -324,6 +324,7 @@ class Fleet:
         self.stale_after_s = max(60.0, 3 * policy.every_s + LONGEST_LOOK_S)
         self._odd: set[str] = set()  # listed engines that cannot be watched
         self.needs: Mapping[str, str] = {}  # engines that need attention, and why
+        self._remarks: dict[tuple[str, str], str] = {}  # by engine and subject: knobs that are set, advice
         self.is_listed = False  # whether there was a list before: only later changes of it are news
 
     # Who is watched
@@ -364,13 +365,24 @@ class Fleet:
 
     def views(self) -> list[EngineView]:
         now_s = self._ports.clock()
-        return [self._engines[name].view(now_s)._replace(needs=self.needs.get(name, "")) for name in sorted(self._engines)]
+        return [self._view(self._engines[name], now_s) for name in sorted(self._engines)]
 
     def view(self, name: str) -> EngineView | None:
         engine = self._engines.get(name)
         if engine is None:
             return None
-        return engine.view(self._ports.clock())._replace(forecasts=engine.forecasts(), needs=self.needs.get(name, ""))
+        return self._view(engine, self._ports.clock())._replace(forecasts=engine.forecasts())
+
+    def _view(self, engine: WatchedEngine, now_s: float) -> EngineView:
+        view, name = engine.view(now_s), engine.target.name
+        note = "; ".join(filter(None, (view.note, *(text for key, text in self._remarks.items() if key[0] == name))))
+        return view._replace(needs=self.needs.get(name, ""), note=note)
+
+    def remark(self, engine: str, text: str, subject: str = "knobs") -> None:
+        """Put a remark beside an engine, on the page and in its status; an empty one takes it away."""
+        self._remarks.pop((engine, subject), None)
+        if text:
+            self._remarks[engine, subject] = text
 
     def names(self) -> list[str]:
         return sorted(self._engines)

@@ -15,6 +15,7 @@ import numpy as np
 
 from plimsoll.inside.engine_view import canary_fails
 from plimsoll.inside.gate_control import Alone, note_engine_request
+from plimsoll.inside.knobs import HEADROOM, LONG_PREFILL, MAX_SEQS, MAX_TOKENS, Knobs, Values
 from plimsoll.inside.listener import Listener
 from plimsoll.inside.pulse import Pulse
 from plimsoll.inside.recorder import ON_REQUEST, RECORDER, Seen, from_stats
@@ -250,6 +251,33 @@ class Service:
 one_token = functools.partial(canary_fails, params=())  # the gate's own test; a stand-in needs no parameters of vLLM's
 
 
+class StandinScheduler:
+    """The scheduler of a stand-in, as the gate's knobs turn it."""
+
+    def __init__(self, service: Service) -> None:
+        self._run, self._settings = service.engine.run, service.engine.config.settings
+        settings = self._settings
+        self.start: dict[str, float] = {
+            MAX_SEQS: settings.max_num_seqs, MAX_TOKENS: settings.max_num_batched_tokens, HEADROOM: settings.watermark,
+            LONG_PREFILL: settings.long_prefill_token_threshold,
+        }  # fmt: skip
+        self.why_not = {} if settings.chunked_prefill else dict.fromkeys((MAX_TOKENS, LONG_PREFILL), "no chunked prefill")
+        self.tokens_each = self.smallest = 1
+
+    def running(self) -> int:
+        """Requests that run."""
+        return self._run.running
+
+    def apply(self, values: Values) -> None:
+        """Turn the limits from the next step on."""
+        self._run.turn(
+            self._settings._replace(
+                max_num_seqs=int(values[MAX_SEQS]), max_num_batched_tokens=int(values[MAX_TOKENS]), watermark=values[HEADROOM],
+                long_prefill_token_threshold=int(values[LONG_PREFILL]),
+            )
+        )  # fmt: skip
+
+
 class ClientView:
     """The engine client of one server."""
 
@@ -267,6 +295,8 @@ class ClientView:
             parallel_config=SimpleNamespace(data_parallel_size=1),
             shutdown_timeout=limits.shutdown_timeout_s,
         )
+        self._knobs = Knobs(StandinScheduler(service))
+        self.engine_core = SimpleNamespace(call_utility_async=self._utility)
         self._listener = Listener()
         self.pulse = Pulse()
         self._listener.listen(0, self.pulse)
@@ -292,6 +322,12 @@ class ClientView:
         results = self._service.engine.compact(self._service.driver.now_ns())
         self._service.driver.plan()
         return results
+
+    async def _utility(self, method: str, order: str) -> str:
+        """The gate's utility call: the knobs."""
+        del method
+        self._knobs.before_step()
+        return self._knobs.answer(order)
 
     async def generate(self, prompt: dict[str, Any], params: object, request_id: str) -> AsyncIterator[int]:
         """The first token of an answer to these token ids: all that the gate's canary request wants."""
@@ -328,6 +364,8 @@ class ClientView:
     def _hear(self, steps: Steps) -> None:
         """One step, or a few, in the shape in which vLLM tells its stat loggers."""
         figures, speed = self._service.engine.figures, self._service.driver.speed
+        self._knobs.after_step(steps.prompt_tokens + steps.generated)
+        self._knobs.before_step()
         scheduler = SimpleNamespace(
             num_running_reqs=figures.running,
             num_waiting_reqs=figures.waiting,
