@@ -87,7 +87,7 @@ def check_turns(server: KnobServer, reference: Reference, turns: int, seed: int)
         while asked:
             chosen = {asked.pop() for _ in range(min(len(asked), dice.choice((1, 1, 2, 3))))}
             order = {knob: random_value(dice, knob) for knob in chosen}
-            turned.update(order)
+            turned.update(list(order))
             epoch += 1
             # Some leases end by themselves before the next order comes.
             status, told = server.knobs({"epoch": epoch, "lease_s": dice.choice((0.1, 0.3, 60.0)), **order})

@@ -94,7 +94,7 @@ def _without(base: KnobAdvice, why: str, tried: tuple[tuple[int, int], ...] = ()
 
 
 def _with(measured: MeasuredRun, settings: EngineLimits, value: int, clock: StepTime, promise: Promise) -> int:
-    return _kept(replay(measured.trace, settings.admitting(value), clock), promise)
+    return _kept(replay(measured.trace, settings.turned(max_num_seqs=value), clock), promise)
 
 
 def _gain(measured: MeasuredRun, settings: EngineLimits, value: int, clock: StepTime, promise: Promise) -> int:

@@ -8,7 +8,7 @@ the KV cache of every running request comes on top, and so does what the engine 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -49,9 +49,9 @@ class EngineLimits(NamedTuple):
     policy: Literal["fcfs", "priority"] = "fcfs"
     groups: tuple[CacheGroup, ...] = ()  # Empty: one full-attention group of `block_size`
 
-    def admitting(self, sequences: int) -> EngineLimits:
-        """The same engine with another --max-num-seqs."""
-        return self._replace(max_num_seqs=sequences)
+    def turned(self, **limits: Any) -> EngineLimits:
+        """The same engine with other limits."""
+        return self._replace(**limits)
 
 
 def groups_of(settings: EngineLimits) -> tuple[CacheGroup, ...]:

@@ -9,7 +9,7 @@ import io
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from plimsoll.cli.main import main
 from plimsoll.guard.act.approval import Approval
 from plimsoll.guard.act.decide import ActionPlan, BlockedAction, Decision, Switches
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME, RESTART, SWITCH
+from plimsoll.guard.act.ports import Outcome, done, failed
 from plimsoll.guard.act.steps import BROKEN, End, open_action
 from plimsoll.guard.api.actions import VERBS, ActionDesk, ActionRoutes, RunningAction
 from plimsoll.guard.api.openapi import VERBS as DOCUMENTED
@@ -79,6 +80,10 @@ class Acts(ActionDesk):
 
     async def undrain(self, engine: str) -> Decision:
         return await self._found("undrain", engine)
+
+    async def set_knobs(self, engine: str, values: Mapping[str, float], for_s: float) -> Outcome:
+        self.asked.append(("set", engine, str(dict(values)), str(for_s)))
+        return done("in force: max-num-seqs=24") if for_s < 86_400 else failed("the gate does not take this token")
 
     async def _found(self, *words: str) -> Decision:
         self.asked.append(words)
@@ -203,7 +208,25 @@ def test_pause_and_resume(acts: Acts) -> None:
         holds("Refused", answer)
 
 
-@pytest.mark.parametrize("verb", VERBS)
+def test_knobs_are_set_for_a_time_or_let_go(acts: Acts) -> None:
+    """Values are numbers within reason, a time is one; what the engine does not take is refused with its words."""
+    path = "/v1/engines/b/set"
+    with listening(acts) as api:
+        status, answer = api("POST", path, {"max-num-seqs": "24", "kv-headroom": "0.05", "for": "2h"})
+        assert (status, answer["says"]) == (200, "b: set, in force: max-num-seqs=24")
+        assert api("POST", path, {})[1]["says"].startswith("b: let go")
+        asked = [("set", "b", "{'max-num-seqs': 24, 'kv-headroom': 0.05}", "7200.0"), ("set", "b", "{}", "3600.0")]
+        assert acts.asked == asked
+        assert api("POST", path, {"max-num-seqs": "24", "for": "2d"})[0] in (400, 409)
+        for body in (
+            {"max-num-seqs": "0"}, {"max-num-seqs": "1e3"}, {"max-num-seqs": "-1"}, {"kv-headroom": "5"}, {"max-num-seq": "3"},
+            {"max-num-seqs": 24}, {"for": "never"}, {"for": "999h"}, {"max-num-seqs": "9" * 40},
+        ):  # fmt: skip
+            assert api("POST", path, body)[0] == 400, body
+        assert api("POST", "/v1/engines/nobody/set", {"max-num-seqs": "3"})[0] == 404
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "set"])
 def test_one_action_on_one_engine(verb: str, acts: Acts) -> None:
     """Accepted with its steps, or refused with a word a program can test and a sentence."""
     path = f"/v1/engines/llama%2Fa%20b/{verb}"

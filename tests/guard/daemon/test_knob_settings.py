@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,9 +14,8 @@ import pytest
 from plimsoll.cli.main import main
 from plimsoll.guard.act.ports import Outcome, done, failed
 from plimsoll.guard.adapters.file_lock import FileLock
-from plimsoll.guard.adapters.gate import GateHttpClient
+from plimsoll.guard.adapters.gate import GateHttpClient, knob_words
 from plimsoll.guard.api.actions import ActionDesk, ActionRoutes
-from plimsoll.guard.daemon import knob_settings
 from plimsoll.guard.daemon.conductor import ActionPorts, Conductor
 from plimsoll.guard.daemon.journal import Journal
 from plimsoll.guard.daemon.knob_settings import KnobSettings
@@ -52,7 +51,7 @@ class Guard:
         ports = ActionPorts(self.book, self.lock, Sight(), World().view, lambda _: None, time.time)
         self.conductor = Conductor(parts, POLICY, ports, pause_s=0.05)
         drains = ManualDrains(parts, POLICY, ports._replace(lock=self.lock.other()), self.conductor.runs, pause_s=0.05)
-        gates = {name: one.gate for name, one in parts.items()}
+        gates = {"a": gate, "bare": None}
         self.knobs = KnobSettings(gates, self.book, self.lock.other(), self.remarks.__setitem__)
         desk = ActionDesk(self.conductor, drains, self.book, self.book.path, None, self.knobs)
         asks = ActionRoutes(lambda: desk, lambda name: name in parts)
@@ -158,12 +157,12 @@ class Engine:
         self.answer: Outcome | None = None
         self.facts: dict[str, float] = {"running": 30, "steps": 0, "largest_step": 0, "most_running": 30}
 
-    async def set_knobs(self, values: dict[str, float], lease_s: float, epoch: int) -> Outcome:
+    async def set_knobs(self, values: Mapping[str, float], lease_s: float, epoch: int) -> Outcome:
         del lease_s, epoch
         self.calls += 1
         if self.answer is not None:
             return self.answer
-        self.leased = knob_settings.knob_words(values)
+        self.leased = knob_words(values)
         return done(f"in force: {self.leased}")
 
     async def knobs(self) -> Outcome:
@@ -175,7 +174,7 @@ def test_it_is_verified_when_steps_show_it_and_over_when_its_time_is(tmp_path: P
     clock, remarks, engine = [1000.0], dict[str, str](), Engine()
     book = Journal(tmp_path / "guard.journal")
     lock = SharedLock(FileLock(tmp_path / "fleet.lock"))
-    knobs = KnobSettings({"a": engine}, book, lock, remarks.__setitem__, lambda: clock[0])  # type: ignore[dict-item]
+    knobs = KnobSettings({"a": engine}, book, lock, remarks.__setitem__, lambda: clock[0])
 
     async def story() -> None:
         assert (await knobs.set("a", {"max-num-seqs": 24}, 60.0, "me")).is_done

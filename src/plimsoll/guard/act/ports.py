@@ -46,9 +46,15 @@ class GateClient(Protocol):
     async def shed(self, max_wait_s: float, lease_s: float) -> Outcome: ...  # refuse new work that would wait longer
     async def unshed(self) -> Outcome: ...  # take everything again
     async def compact(self) -> Outcome: ...  # give back what torch does not use
+    async def state(self) -> Outcome: ...  # what the gate reports of itself, as facts
+
+
+@runtime_checkable
+class TurnsKnobs(Protocol):
+    """A gate that turns knobs of its engine's scheduler."""
+
     async def set_knobs(self, values: Mapping[str, float], lease_s: float, epoch: int) -> Outcome: ...  # for a time
     async def knobs(self) -> Outcome: ...  # the knobs as the engine tells them
-    async def state(self) -> Outcome: ...  # what the gate reports of itself, as facts
 
 
 class Balancer(Protocol):

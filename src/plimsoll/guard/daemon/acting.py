@@ -30,7 +30,18 @@ from plimsoll.guard.act.journal_replay import (
     open_actions,
 )
 from plimsoll.guard.act.policy import ActPolicy
-from plimsoll.guard.act.ports import JournalWriter, KnowsExit, Lock, Outcome, Restarter, SeesTraffic, done, failed, unsure
+from plimsoll.guard.act.ports import (
+    JournalWriter,
+    KnowsExit,
+    Lock,
+    Outcome,
+    Restarter,
+    SeesTraffic,
+    TurnsKnobs,
+    done,
+    failed,
+    unsure,
+)
 from plimsoll.guard.act.steps import ActionRun, Step
 from plimsoll.guard.adapters.device_memory import CardMemory, DeviceMemory
 from plimsoll.guard.adapters.file_lock import FileLock
@@ -419,7 +430,7 @@ class ActionRunner:
             by_hand = ports._replace(lock=lock.other())
             self._drains = ManualDrains(adapters, setup.policy, by_hand, self.conductor.runs)
             self._back = ReturnToService(setup.adapters, setup.policy, ports._replace(lock=lock.other()), self.conductor)
-            gates = {name: one.gate for name, one in setup.adapters.items()}
+            gates = {name: one.gate if isinstance(one.gate, TurnsKnobs) else None for name, one in setup.adapters.items()}
             self._knobs = KnobSettings(gates, self.journal, lock.other(), fleet.remark, clocks.wall)
             self.desk = ActionDesk(self.conductor, self._drains, self.journal, self.journal.path, self._back, self._knobs)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from plimsoll.guard.act.journal_entry import NOTE, SWITCH
-from plimsoll.guard.act.ports import GateClient, JournalWriter, Lock, Outcome, failed
+from plimsoll.guard.act.ports import JournalWriter, Lock, Outcome, TurnsKnobs, failed
 from plimsoll.guard.adapters.gate import knob_words
 
 KNOBS = "knobs"  # the step of its switch
@@ -41,7 +41,7 @@ class KnobSettings:
 
     def __init__(
         self,
-        gates: Mapping[str, GateClient | None],
+        gates: Mapping[str, TurnsKnobs | None],
         journal: JournalWriter,
         lock: Lock,
         remark: Callable[[str, str], None],
@@ -87,7 +87,7 @@ class KnobSettings:
             self._keep(engine, KnobSetting(dict(values), until) if values else None)
         return outcome
 
-    async def _send(self, engine: str, gate: GateClient, values: Mapping[str, float], for_s: float) -> Outcome:
+    async def _send(self, engine: str, gate: TurnsKnobs, values: Mapping[str, float], for_s: float) -> Outcome:
         """Order it with the fleet's number, so that an older guard cannot turn it back."""
         held = await self._lock.acquire(f"knobs of {engine}")
         if not held.is_done:

@@ -271,7 +271,7 @@ class StandinScheduler:
     def apply(self, values: Values) -> None:
         """Turn the limits from the next step on."""
         self._run.turn(
-            self._settings._replace(
+            self._settings.turned(
                 max_num_seqs=int(values[MAX_SEQS]), max_num_batched_tokens=int(values[MAX_TOKENS]), watermark=values[HEADROOM],
                 long_prefill_token_threshold=int(values[LONG_PREFILL]),
             )
