@@ -69,8 +69,8 @@ def _said(kind: str, step: str, fields: Mapping[str, Any]) -> str:
         times = f" {fields['times']} times" if fields.get("times", 1) != 1 else ""
         return "restarted by guard" if fields.get("own", True) else f"restarted by someone else{times}"
     if kind == SWITCH and step == "knobs":
-        who = f" by {fields['who']}" if fields.get("who") else ""
-        return f"knobs set{who}: {fields.get('set', '')}" if fields.get("on") else f"knobs let go{who}: {fields.get('why', '')}"
+        who = f", by {fields['who']}" if fields.get("who") else ""
+        return f"knobs set: {fields.get('set', '')}{who}" if fields.get("on") else f"knobs let go: {fields.get('why', '')}{who}"
     if kind == SWITCH:
         what = "actions" if step == "pause" else f"{step.removeprefix('rung-')} on all engines"
         who = f" by {fields['who']}" if fields.get("who") else ""

@@ -81,7 +81,7 @@ class Acts(ActionDesk):
     async def undrain(self, engine: str) -> Decision:
         return await self._found("undrain", engine)
 
-    async def set_knobs(self, engine: str, values: Mapping[str, float], for_s: float) -> Outcome:
+    async def set_knobs(self, engine: str, values: Mapping[str, float], for_s: float, who: str = "") -> Outcome:
         self.asked.append(("set", engine, str(dict(values)), str(for_s)))
         return done("in force: max-num-seqs=24") if for_s < 86_400 else failed("the gate does not take this token")
 

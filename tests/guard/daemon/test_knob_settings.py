@@ -125,8 +125,8 @@ def test_a_knob_is_set_verified_kept_over_guards_death_and_let_go(
         second.dies()
     assert main(["guardctl", "history", "--journal", str(tmp_path / "guard.journal")]) == 0
     told = capsys.readouterr().out
-    assert "a: knobs set by the API: max-num-seqs=3 for 600 s" in told
-    assert "a: knobs let go by the API: asked for" in told
+    assert "a: knobs set: max-num-seqs=3 for 600 s, by the API" in told
+    assert "a: knobs let go: asked for, by the API" in told
     assert "a: knobs: in force: max-num-seqs=3" in told
 
 
