@@ -49,6 +49,7 @@ class Event(NamedTuple):
     finding: Finding | None = None
     lasted_s: float | None = None
     became: str = ""  # the graver condition that took its place
+    incident: str = ""  # one id for all that belongs together: events, alerts, Events of a pod, entries of the journal
 
 
 class Trouble(NamedTuple):
@@ -140,6 +141,7 @@ def event_json(event: Event) -> dict[str, object]:
         "code": _text(code_of(condition.kind)) if condition is not None else None,
         "grade": grade_of(condition.kind) if condition is not None else None,
         "reason": condition.reason if condition is not None else None, "sentence": sentence(event),
+        "incident": event.incident or None,
         "finding": None if event.finding is None else finding_json(event.finding),
     }  # fmt: skip
 
@@ -259,7 +261,7 @@ def alert(event: Event, *, starts_unix_s: float, lasts_s: float) -> dict[str, ob
         severity, is_over = str(severity_of(event.condition.kind)), event.what is EventKind.OVER
     labels = {"alertname": name, "engine": clean(event.engine), "severity": severity}
     labels |= {"condition": event.condition.kind} if event.condition is not None else {}
-    notes = {"summary": sentence(event)}
+    notes = {"summary": sentence(event)} | ({"incident": event.incident} if event.incident else {})
     if event.finding is not None:
         notes["description"] = short(event.finding.because)
         notes["remedy"] = "; ".join(f"{clean(one.do)}: {clean(one.why)}" for one in event.finding.remedy[:3])

@@ -55,6 +55,7 @@ LEASE_NAME = "plimsoll-guard"
 API_CALLS: tuple[ApiCall, ...] = (
     ApiCall("list", "", "pods"),
     ApiCall("watch", "", "pods"),
+    ApiCall("create", "", "events"),  # findings and actions, on the pod
     ApiCall("get", "", "pods", needed_for="act"),
     ApiCall("create", "", "pods/eviction", needed_for="act"),
     ApiCall("get", "apps", "replicasets", needed_for="act"),  # whose Deployment a pod is of

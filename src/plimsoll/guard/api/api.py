@@ -14,6 +14,7 @@ from plimsoll.guard.api.actions import ActionDesk, ActionRoutes
 from plimsoll.guard.api.openapi import document
 from plimsoll.guard.daemon.observer import CHANGES_KEPT, Fleet
 from plimsoll.guard.judge.findings import code_of
+from plimsoll.guard.judge.look import Reach
 from plimsoll.guard.judge.policy import GRADES
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.guard.page.page import GuardPage
@@ -98,6 +99,7 @@ def metrics_page(
             "actions_total", "counter", "Ended actions by rung and end; only with --act.",
             [({"engine": of[0], "rung": str(of[1]), "end": str(of[2])}, float(n)) for of, n in (ended or {}).items()],
         ),
+        *_armed(views),
         *_metric("lines_lost_total", "counter", "Lines that standard output did not take.", [({}, float(lost_lines))]),
         *_metric(
             "trouble", "gauge", "1 for each current trouble of guard itself.", [({"what": t.what}, 1.0) for t in troubles]
@@ -108,6 +110,24 @@ def metrics_page(
         ),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
+
+
+def _armed(views: Sequence[EngineView]) -> Iterator[str]:
+    """Which parts of plimsoll.inside work in each engine that answers: an upgrade of vLLM may leave one out without a word."""
+    lines = []
+    for view in views:
+        look = view.look
+        if look is None or look.reach is not Reach.ANSWERS:
+            continue
+        survival = None if look.gate is None else look.gate.survival
+        found = {"gate": look.gate is not None, "probe": bool(look.workers)}
+        found |= {"survive": survival.armed} if survival is not None and survival.armed is not None else {}
+        for feature, is_armed in found.items():
+            lines.append(f'plimsoll_armed{{engine="{escaped_label(view.name)}",feature="{feature}"}} {float(is_armed)!r}')
+    if lines:
+        yield "# HELP plimsoll_armed 1 if this part of plimsoll.inside works in the engine, 0 if it does not."
+        yield "# TYPE plimsoll_armed gauge"
+        yield from lines
 
 
 def _metric(name: str, kind: str, says: str, samples: Sequence[tuple[Mapping[str, str], float]]) -> Iterator[str]:

@@ -63,7 +63,8 @@ _CONDITION = {
 _CHANGE = {
     "at": {"type": "number"}, "engine": _TEXT, "what": {"enum": [str(one) for one in EventKind]}, "kind": _MAYBE_TEXT,
     "code": {"enum": [*(str(code) for code in Code), None]}, "grade": {"enum": [*(str(one) for one in Grade), None]},
-    "reason": _MAYBE_TEXT, "sentence": _TEXT, "finding": {"oneOf": [_ref("Finding"), {"type": "null"}]},
+    "reason": _MAYBE_TEXT, "sentence": _TEXT, "incident": _MAYBE_TEXT,
+    "finding": {"oneOf": [_ref("Finding"), {"type": "null"}]},
 }  # fmt: skip
 _FORECAST = {"unknown": _MAYBE_TEXT, "soonest_s": _MAYBE_NUMBER, "likely_s": _MAYBE_NUMBER, "latest_s": _MAYBE_NUMBER}
 _CANARY = {

@@ -419,7 +419,7 @@ class ActionRunner:
             self.shared = SharedState(self.journal, lease, clocks.wall)
         ports = ActionPorts(
             journal, lock, self.observer, self._view, tell, clocks.wall, clocks.name, self.observer.is_quiet,
-            (lambda: "") if lease is None else (lambda: lease.paused), self.shared,
+            (lambda: "") if lease is None else (lambda: lease.paused), self.shared, fleet.incidents.of,
         )  # fmt: skip
         adapters = setup.adapters
         for name, one in adapters.items():

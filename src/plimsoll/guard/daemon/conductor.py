@@ -75,6 +75,7 @@ class ActionPorts(NamedTuple):
     is_quiet: Callable[[], bool] = lambda: False  # nothing is true that calls for an action: the view is not needed
     paused: Callable[[], str] = lambda: ""  # why all acting is off from outside; "" where it is not
     shared: SharedState | None = None  # what outlives guard's node
+    incident: Callable[[str], str] = lambda _: ""  # the id of what is wrong with an engine
 
     def write(self, kind: str, run: ActionRun, fields: Mapping[str, Any], step: str = "") -> None:
         self.journal.append(kind, engine=run.engine, action=run.action, step=step, fields=fields)
@@ -95,7 +96,8 @@ class ActionPorts(NamedTuple):
             died = {name: str(run.facts[name]) for name in ("failure", "requests") if name in run.facts}
             self.write(RESTART, run, {"own": True, **died})
         show(run.begun())
-        unsaved = await self.shared.save() if self.shared is not None and step is Step.STOP else ""
+        is_saved = self.shared is not None and step in (Step.LEAVE, Step.DRAIN, Step.STOP) and not run.is_undoing
+        unsaved = await self.shared.save() if self.shared is not None and is_saved else ""
         outcome = failed(f"the next guard could not know of it: {unsaved}", untouched=True) if unsaved else await do(run)
         fields = {"done": outcome.is_done, "says": outcome.message, "facts": dict(outcome.facts)}
         self.write(OUTCOME, run, fields, str(step))
@@ -458,7 +460,8 @@ class Conductor(ActionHistory):
             facts["requests"] = look.requests or None
         run = run._replace(facts={name: value for name, value in facts.items() if value is not None})
         try:
-            self._ports.write(OPENED, run, {**opening_fields(run), "why": plan.why, "facts": dict(run.facts)})
+            incident = {"incident": id_} if (id_ := self._ports.incident(plan.engine)) else {}
+            self._ports.write(OPENED, run, {**opening_fields(run), "why": plan.why, "facts": dict(run.facts), **incident})
         except PlimsollError:
             self.runs.pop(plan.engine, None)
             self._at_work = "" if self._at_work == plan.engine else self._at_work

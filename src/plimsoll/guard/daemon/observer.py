@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import math
 import random
 import secrets
@@ -176,6 +177,34 @@ class EventReporter:
         return Event(look.unix_s, self._engine, EventKind.OVER, condition.message, condition, None, lasted_s, graver)
 
 
+class Incidents:
+    """Gives all events of an engine from its first trouble to its last one id."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, tuple[str, set[str]]] = {}  # by engine: the id, and what is not over
+
+    def of(self, engine: str) -> str:
+        """The id of what is wrong with it now; "" where nothing is."""
+        return self._open.get(engine, ("", set()))[0]
+
+    def note(self, event: Event) -> str:
+        """The id of the incident that an event belongs to."""
+        key = event.condition.kind if event.condition is not None else _UNLIKE.get(event.what, "")
+        if event.what in (EventKind.BEGINS, EventKind.UNREACHABLE, EventKind.NEEDS):
+            seed = f"{event.engine} {event.unix_s:.3f} {key}"
+            self._open.setdefault(event.engine, (hashlib.sha256(seed.encode()).hexdigest()[:8], set()))[1].add(key)
+        id_, left = self._open.get(event.engine, ("", set()))
+        if event.what in (EventKind.OVER, EventKind.REACHED, EventKind.MENDED):
+            left.discard(key)
+        if event.what is EventKind.UNLISTED or not left:
+            self._open.pop(event.engine, None)
+        return id_
+
+
+_REACH, _NEED = "(reach)", "(needs)"
+_UNLIKE = {EventKind.UNREACHABLE: _REACH, EventKind.REACHED: _REACH, EventKind.NEEDS: _NEED, EventKind.MENDED: _NEED}
+
+
 MOST_AT_ONCE = 64  # looks; as many again for engines that were slow at the last one
 SLOW_S = 1.0
 CHANGES_KEPT = 1_000
@@ -318,6 +347,7 @@ class Fleet:
         self._closing: list[asyncio.Future[None]] = []
         self._quick, self._slow = asyncio.Semaphore(MOST_AT_ONCE), asyncio.Semaphore(MOST_AT_ONCE)
         self.changes: deque[Event] = deque(maxlen=CHANGES_KEPT)
+        self.incidents = Incidents()
         self.told = 0
         self.mistakes: Counter[str] = Counter()  # internal errors by place and kind
         self.last_look_s = ports.clock()
@@ -432,7 +462,8 @@ class Fleet:
             ]  # fmt: skip
             if engine.reporter.gone_since_s is not None:
                 found.append(Event(wall, engine.target.name, EventKind.UNREACHABLE, "unreachable"))
-        return [*found, *(Event(wall, name, EventKind.NEEDS, says) for name, says in self.needs.items())]
+        found += [Event(wall, name, EventKind.NEEDS, says) for name, says in self.needs.items()]
+        return [event._replace(incident=self.incidents.of(event.engine)) for event in found]
 
     # Looking
 
@@ -518,6 +549,7 @@ class Fleet:
         self._tell(Event(self._ports.wall(), engine, what, message))
 
     def _tell(self, event: Event) -> None:
+        event = event._replace(incident=self.incidents.note(event))
         self.told += 1
         self.changes.append(event)
         try:

@@ -23,9 +23,11 @@ from urllib.parse import urlsplit
 
 from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.findings import Severity
+from plimsoll.guard.act.steps import Step
 from plimsoll.guard.adapters.cluster import ClusterClient
 from plimsoll.guard.adapters.discovery import FileFinder, Finder
 from plimsoll.guard.adapters.identities import ClusterIdentities
+from plimsoll.guard.adapters.pod_events import PodEvents
 from plimsoll.guard.adapters.pods import PodFinder, PodStanding
 from plimsoll.guard.adapters.webhook import DeliveryCounts
 from plimsoll.guard.api.api import GuardApi, GuardHealth
@@ -268,6 +270,10 @@ class EngineLists:
         called = self._pod_names.get(name)
         return None if self.pods is None or called is None or not self.pods.is_acting else self.pods.standing(called)
 
+    def pod_name(self, name: str) -> str:
+        """What the cluster calls an engine that is a pod."""
+        return self._pod_names.get(name, name)
+
     def why_left(self, name: str) -> str:
         """Why an engine is no longer in the list, where that is known."""
         return "" if self.pods is None else self.pods.left.get(name, "")
@@ -361,6 +367,11 @@ class Daemon:
         self._systemd = SystemdNotifier()
         self._server: GuardServer | None = None
         self._own_token = ""
+        self._is_step = False
+        pods = self._lists.pods
+        self._pod_events = (
+            None if pods is None else PodEvents(ClusterClient(), lambda name: pods.pod(self._lists.pod_name(name)))
+        )
 
     def _make_acting(self) -> ActionRunner | None:
         """The action runner, or its dry run; None if no action is configured."""
@@ -377,7 +388,9 @@ class Daemon:
 
     def _announce(self, announcement: Announcement) -> None:
         kind = EventKind.NEEDS if announcement.is_urgent else EventKind.ACTED
+        self._is_step = "done" in announcement.fields  # of the steps of an action a pod's Events tell only its stop
         self._fleet.tell(announcement.engine, kind, announcement.message)
+        self._is_step = False
 
     def _facts(self, name: str) -> DiscoveredFacts:
         listed = self._lists.facts(name)
@@ -428,6 +441,7 @@ class Daemon:
         jobs += [self._keep_status()] if self._systemd.address else []
         jobs += [self._rediscover(finder) for finder in self._lists.finders]
         jobs += [self._follow(self._lists.pods)] if self._lists.pods is not None else []
+        jobs += [self._pod_events.run()] if self._pod_events is not None else []
         jobs += [self._notifier.run(), self._repeat()] if self._notifier is not None else []
         return jobs
 
@@ -554,6 +568,8 @@ class Daemon:
             self._troubles.note("this machine", self._fleet.host_note)
             if self._notifier is not None:
                 self._troubles.note(self._notifier.label, self._notifier.trouble, patience_s=WEBHOOK_PATIENCE_S)
+            if self._pod_events is not None:
+                self._troubles.note("Events of pods", self._pod_events.trouble)
             self._track_attention()
             slow = {} if self._acting is None else self._acting.slow_starts()
             for name in self._slow | slow.keys():
@@ -607,6 +623,8 @@ class Daemon:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.unix_s))
         self._out.say(line_json(event) if self._options.is_json else f"{stamp} {sentence(event)}")
         self._notify([event])
+        if self._pod_events is not None and (not self._is_step or event.message.startswith(f"{Step.STOP}:")):
+            self._pod_events.put(event)
 
     async def _repeat(self) -> None:
         """Sends active alerts again: a restarted receiver has forgotten them."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from plimsoll.guard.act.journal_replay import open_actions
 from plimsoll.guard.adapters.lease_lock import LeaseLock
 from plimsoll.guard.daemon.journal import Journal
 
-LOOK_EVERY_S = 5.0
+LOOK_EVERY_S, SAVE_EVERY_S = 5.0, 1.0
 MOST_LETTERS = 128 << 10  # the annotations of an object may have 256 KiB together
 MOST_ENTRIES = 2_000
 TEXT_MAX = 300  # letters of one text: sentences are for the journal itself
@@ -116,9 +117,13 @@ class SharedState:
 
     async def run(self) -> None:
         """For ever: reads the Lease, and writes what has changed."""
+        looked_s = -LOOK_EVERY_S
         while True:
-            self.trouble = await self._lock.look()
+            if time.monotonic() - looked_s >= LOOK_EVERY_S:
+                looked_s = time.monotonic()
+                self.trouble = await self._lock.look()
+                if not self.trouble:
+                    self.absorb()
             if not self.trouble:
-                self.absorb()
                 await self.save()
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(SAVE_EVERY_S)
