@@ -6,6 +6,7 @@ What no file could be made for is BadInput. What is changed or has to be known i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from plimsoll.assets.settings import Command, PlanFacts, Timers, timers_of
@@ -135,7 +136,7 @@ def ready(launch: Launch, engine: Engine, plan: PlanFacts) -> Ready:
     """The planned command made ready; BadInput where no file could be made that starts it."""
     if launch.unresolved:
         raise BadInput(f"the planned command has a variable without a value: ${launch.unresolved[0]}; plan it with a value")
-    checked = check(launch._replace(entry=EntryPoint.SERVE), engine)
+    checked = check(replace(launch, entry=EntryPoint.SERVE), engine)
     line = read_command_line(checked.rewritten[2:], engine.release)
     _refuse(line.arguments, line.model)
     environment, hidden = _without_secrets(checked.rewritten_environment)

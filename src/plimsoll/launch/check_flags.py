@@ -12,6 +12,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -55,7 +56,8 @@ class FlagStatus(StrEnum):
         return self in (FlagStatus.REMOVED, FlagStatus.NEVER_EXISTED)
 
 
-class Item(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Item:
     """The verdict on one flag, variable or entry point."""
 
     name: str  # as typed, with its dashes
@@ -475,7 +477,8 @@ def _implied(argument: Argument, row: FlagRow, engine: Engine) -> Item | None:
 _DASHES = ("\N{EM DASH}", "\N{EN DASH}", "\N{MINUS SIGN}", "\N{NON-BREAKING HYPHEN}")
 
 
-class FlagReport(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class FlagReport:
     """Everything one version says about one launch."""
 
     launch: Launch
@@ -536,8 +539,8 @@ def with_branches(checked: FlagReport) -> FlagReport:
             if item.status.is_refused and (item.name, item.values) not in seen:
                 seen.add((item.name, item.values))
                 where = "in another branch of the script"
-                items.append(item._replace(note=f"{item.note}; {where}" if item.note else where))
-    return checked._replace(items=tuple(items))
+                items.append(replace(item, note=f"{item.note}; {where}" if item.note else where))
+    return replace(checked, items=tuple(items))
 
 
 def _overruled(line: CommandLine) -> frozenset[int]:
@@ -558,7 +561,8 @@ def with_config(line: CommandLine, config: ConfigFile | None, engine: Engine) ->
     if config is None or not config.entries:
         return line
     inner = arguments_from_config(config.entries, engine.release, config.name)
-    return line._replace(
+    return replace(
+        line,
         model=line.model or inner.model,
         arguments=(*inner.arguments, *line.arguments),
         leftovers=(*line.leftovers, *inner.leftovers),

@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from os.path import dirname, exists, isfile, join
 from typing import NamedTuple
@@ -68,7 +69,8 @@ class EntryPoint(StrEnum):
     IMAGE = "container image"  # the image's own entry point: the arguments are those of one of the two above
 
 
-class Launch(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Launch:
     """One vLLM start: its arguments and environment, as far as they can be known without running anything.
 
     A variable that nobody assigned stays in the text as `$NAME` and is listed in `unresolved`.
@@ -86,7 +88,8 @@ class Launch(NamedTuple):
     vllm: tuple[str, str] | None = None  # the version that its surroundings name, and which of them does
 
 
-class Container(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Container:
     """One container to be started; `entry` is None where the image's own entry point runs."""
 
     image: str | None
@@ -122,14 +125,14 @@ def container_of_run(words: Sequence[str], environment: Iterable[tuple[str, str]
         if option in ("-e", "--env"):
             name, is_set, text = value.partition("=")
             if not is_set and name not in host:
-                container = container._replace(unresolved=(*container.unresolved, name))
+                container = replace(container, unresolved=(*container.unresolved, name))
             pair = (name, text if is_set else host.get(name, f"${name}"))  # `-e NAME` hands on what the caller has
-            container = container._replace(environment=(*container.environment, pair))
+            container = replace(container, environment=(*container.environment, pair))
         elif option == "--entrypoint":
-            container = container._replace(entry=(value,) if value else ())
+            container = replace(container, entry=(value,) if value else ())
         elif option == "--env-file":
-            container = container._replace(notes=(*container.notes, f"the variables in {value} were not read"))
-    return container._replace(image=words[at], arguments=tuple(words[at + 1 :])) if at < len(words) else None
+            container = replace(container, notes=(*container.notes, f"the variables in {value} were not read"))
+    return replace(container, image=words[at], arguments=tuple(words[at + 1 :])) if at < len(words) else None
 
 
 def version_in_image(image: str) -> str | None:
@@ -154,7 +157,7 @@ def find_launch(
 ) -> Launch | None:
     """The vLLM start in these words, or None; what stands in front of it is taken as a wrapper."""
     found = _settled(_find(tuple(words), tuple(environment), source, _NESTED_MAX), unresolved)
-    return found if found is None else found._replace(in_front=_options_in_front(tuple(words)))
+    return found if found is None else replace(found, in_front=_options_in_front(tuple(words)))
 
 
 def _options_in_front(words: tuple[str, ...]) -> tuple[str, ...]:
@@ -173,8 +176,8 @@ def _settled(launch: Launch | None, unresolved: Iterable[str]) -> Launch | None:
     """The launch with the missing variables that matter to it: a `-v $HOME/cache:/cache` in front of it does not."""
     if launch is None:
         return None
-    launch = launch._replace(
-        environment=tuple(pair for pair in map(_without_our_wheel, launch.environment) if pair != ("PYTHONPATH", ""))
+    launch = replace(
+        launch, environment=tuple(pair for pair in map(_without_our_wheel, launch.environment) if pair != ("PYTHONPATH", ""))
     )
     texts = [*launch.arguments, *(value for _, value in launch.environment)]
     seen = {name for text in texts if "$" in text for name in re.findall(_REFERENCE, text)}
@@ -184,7 +187,7 @@ def _settled(launch: Launch | None, unresolved: Iterable[str]) -> Launch | None:
     notes = launch.notes
     if any(word != word.lstrip() and word.lstrip()[:1] in ("", "-") and word for word in launch.arguments):
         notes += ("an argument starts with a blank: a backslash that is not the last character of its line does that",)
-    return launch._replace(unresolved=tuple(name for name in names if name in seen), notes=notes)
+    return replace(launch, unresolved=tuple(name for name in names if name in seen), notes=notes)
 
 
 def _without_our_wheel(pair: tuple[str, str]) -> tuple[str, str]:
@@ -294,7 +297,7 @@ def _find_in_script(text: str, environment: Environment, source: str, nested: in
     for command in commands_in(text, environment):
         launch = _find(command.words, command.environment, source, nested - 1)
         if launch is not None:
-            return launch._replace(unresolved=tuple(dict.fromkeys((*command.unresolved, *launch.unresolved))))
+            return replace(launch, unresolved=tuple(dict.fromkeys((*command.unresolved, *launch.unresolved))))
     return None
 
 
@@ -307,7 +310,7 @@ def _find_in_container(container: Container, source: str, nested: int) -> Launch
         if container.entry is None and image is not None and re.search(r"(?:^|/)vllm-openai(?:[:@]|$)", image):
             notes += ("vllm-openai starts the server by itself: the start command given to it is read as arguments",)
         unresolved = tuple(dict.fromkeys((*launch.unresolved, *container.unresolved)))
-        return launch._replace(source=source, image=image, unresolved=unresolved, notes=notes + launch.notes)
+        return replace(launch, source=source, image=image, unresolved=unresolved, notes=notes + launch.notes)
     if image is None or container.entry is not None or not serves_vllm(image):
         return None
     if container.arguments and re.fullmatch(_PROGRAM, container.arguments[0]):
@@ -355,7 +358,7 @@ def engine_meant(launch: Launch, asked: str | None) -> Engine:
         named.insert(0, (version, f"the tag of the image {launch.image}"))
     for version, because in named:
         try:
-            return engine_named(version, f"{launch.source}:")._replace(because=because)
+            return replace(engine_named(version, f"{launch.source}:"), because=because)
         except BadInput:
             continue  # a number that is no version of vLLM decides nothing
     return engine_named(None)
@@ -431,7 +434,8 @@ _TRUE_FALSE = ("true", "false")
 _JSON_CHARACTERS_MAX = 1 << 20
 
 
-class Argument(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Argument:
     """One flag as it was given, and the row of the parser it meets."""
 
     typed: str  # the name as typed, with its dashes and without its value
@@ -447,7 +451,8 @@ class Argument(NamedTuple):
     is_opaque: bool = False  # not a flag: a variable nobody assigned, which may hold any number of flags
 
 
-class CommandLine(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CommandLine:
     """The words of a command, sorted as the parser sorts them."""
 
     model: str | None
@@ -504,11 +509,11 @@ def arguments_from_config(config: Mapping[str, object], release: str, name: str)
         else:
             words += [flag, str(value)]
     line = read_command_line(words, release)
-    arguments = [argument._replace(source=name) for argument in line.arguments]
+    arguments = [replace(argument, source=name) for argument in line.arguments]
     for flag in off:
         row = flags_of(release).get(_normal(flag))
         arguments.append(Argument(flag, _normal(flag), row=row, is_negated=True, source=name))
-    return line._replace(arguments=tuple(arguments))
+    return replace(line, arguments=tuple(arguments))
 
 
 def _json(value: object, name: str) -> str:
@@ -567,7 +572,7 @@ class _ArgumentParser:
                 self._option(word)
         if self.doubtful is not None and self.leftovers and self.model is not None:
             # Another word can be the model, so the first one was the value of a flag that nobody knows.
-            self.arguments[self.doubtful] = self.arguments[self.doubtful]._replace(values=(self.model,))
+            self.arguments[self.doubtful] = replace(self.arguments[self.doubtful], values=(self.model,))
             self.model = self.leftovers.pop(0)
         if self.model_by_flag is not None:
             # vLLM makes `--model X` the positional argument; another one is then a word too many.
@@ -624,11 +629,11 @@ class _ArgumentParser:
         argument = Argument(typed, spelling, row=row, is_negated=is_negated, path=path, candidates=candidates)
         if equals:
             # With `=` argparse takes exactly this one value, also where more could follow.
-            argument = argument._replace(values=(inline,), has_equals=True)
+            argument = replace(argument, values=(inline,), has_equals=True)
         elif dot:
             # vLLM joins a dotted key with whatever word comes next, also one that begins with a dash.
-            argument = argument._replace(values=tuple(self.words[self.position : self.position + 1]))
-            argument = argument._replace(lacks_value=not argument.values)
+            argument = replace(argument, values=tuple(self.words[self.position : self.position + 1]))
+            argument = replace(argument, lacks_value=not argument.values)
             self.position += 1
         elif not is_negated:
             argument = self._with_values(argument, self._arity(argument))
@@ -668,7 +673,7 @@ class _ArgumentParser:
             taken.append(word)
             self.position += 1
         short = (isinstance(arity, int) and len(taken) < arity) or (arity == "+" and not taken)
-        return argument._replace(values=tuple(taken), lacks_value=short)
+        return replace(argument, values=tuple(taken), lacks_value=short)
 
 
 def _normal(name: str) -> str:

@@ -93,7 +93,7 @@ def _starts_in(text: str, name: str, where: str) -> list[Launch]:
             " `python -m vllm.entrypoints.openai.api_server` and containers of a vLLM image)"
         )
     pinned = pinned_version(text)
-    return [launch._replace(vllm=(pinned, f"pinned in {name}")) for launch in launches] if pinned else launches
+    return [replace(launch, vllm=(pinned, f"pinned in {name}")) for launch in launches] if pinned else launches
 
 
 def pinned_version(text: str) -> str | None:
@@ -182,16 +182,16 @@ def _in_script(text: str, name: str) -> list[Launch]:
         if behind_launch and command.words[0].startswith("--"):
             # A comment, or a blank behind the backslash, ended the command above: vLLM never sees these flags.
             lost = f"line {command.line} does not belong to it: {command.words[0]} would be run as a command of its own"
-            launches[-1] = launches[-1]._replace(notes=(*launches[-1].notes, lost))
+            launches[-1] = replace(launches[-1], notes=(*launches[-1].notes, lost))
         launch = find_launch(command.words, command.environment, f"{name}:{command.line}", command.unresolved)
         behind_launch = launch is not None
         if launch is not None:
             others = [find_launch(c.words, c.environment, launch.source, c.unresolved) for c in command.otherwise]
-            launch = launch._replace(otherwise=tuple(other for other in others if other is not None))
+            launch = replace(launch, otherwise=tuple(other for other in others if other is not None))
             launches.append(_noted(launch, command.guessed, list(sourced)[:_SOURCED_MAX]))
     if "\r\n" in text:
         note = "the file has Windows line ends (CRLF); a shell on Linux would not run it as it is"
-        launches = [launch._replace(notes=(*launch.notes, note)) for launch in launches]
+        launches = [replace(launch, notes=(*launch.notes, note)) for launch in launches]
     return launches
 
 
@@ -200,7 +200,7 @@ def _noted(launch: Launch, guessed: tuple[str, ...], sourced: list[str]) -> Laun
     notes = [f"{name} {taken}" for name in guessed]
     if launch.unresolved and sourced:
         notes.append(f"not followed: {', '.join(sourced)}; missing variables may be set there")
-    return launch._replace(notes=(*launch.notes, *notes))
+    return replace(launch, notes=(*launch.notes, *notes))
 
 
 # Finds vLLM starts in systemd unit files.
@@ -245,7 +245,7 @@ def launches_in_unit(text: str, name: str) -> list[Launch]:
     for line, value in starts:
         words, missing = _unit_command(_words(_PREFIX.sub("", value, count=1), f"{name}:{line}"), environment, growth)
         if launch := find_launch(words, environment.items(), f"{name}:{line}", missing):
-            launches.append(launch._replace(notes=(*launch.notes, *notes)))
+            launches.append(replace(launch, notes=(*launch.notes, *notes)))
     return launches
 
 
@@ -326,7 +326,7 @@ def with_requirement(launch: Launch, folder: str) -> Launch:
     except OSError:
         return launch
     pinned = pinned_version(text)
-    return launch._replace(vllm=(pinned, "pinned in requirements.txt")) if pinned else launch
+    return replace(launch, vllm=(pinned, "pinned in requirements.txt")) if pinned else launch
 
 
 CONFIG_BYTES_MAX = 1024 * 1024

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from plimsoll.launch.check_flags import FlagReport, check, with_config
@@ -95,7 +96,7 @@ def fit(launch: Launch, engine: Engine, config: ConfigFile | None, plugins: Plug
         remarks.append(Remark(opaque[0], f"what it holds was not seen: look that there is no {EXTENSION_FLAG} in it"))
     words, variables = _ours(dict(checked.rewritten_environment), given)
     environment = dict(checked.rewritten_environment) | variables
-    checked = checked._replace(rewritten=(*checked.rewritten, *words), rewritten_environment=tuple(environment.items()))
+    checked = replace(checked, rewritten=(*checked.rewritten, *words), rewritten_environment=tuple(environment.items()))
     return InsideLaunch(checked, tuple(remarks), tuple(words), tuple(variables.items()))
 
 
@@ -201,5 +202,5 @@ def with_remarks(verdicts: Sequence[PartVerdict], remarks: Sequence[Remark]) -> 
         mine = [remark for remark in remarks if verdict.part in remark.parts and remark.makes != "yes"]
         works = max((verdict.works, *(remark.makes for remark in mine)), key=_WORKS.index)
         because = (*verdict.because, *(f"{remark.name}: {remark.says}" for remark in mine))
-        lowered.append(verdict._replace(works=works, because=because))
+        lowered.append(replace(verdict, works=works, because=because))
     return tuple(lowered)

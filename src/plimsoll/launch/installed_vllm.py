@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -232,7 +233,7 @@ def launch_of_process(pid: int, proc: Path = Path("/proc")) -> Launch:
         launch = _launch(_command_line(parent, proc), parent, proc)
         if launch is not None:
             note = f"pid {pid} is {what}; the command line is that of its parent, pid {parent}"
-            return launch._replace(source=f"pid {pid}", notes=(*launch.notes, note))
+            return replace(launch, source=f"pid {pid}", notes=(*launch.notes, note))
     raise BadInput(f"pid {pid} is {what}, and none of its parents shows the command that started it")
 
 
@@ -244,7 +245,7 @@ def _launch(words: tuple[str, ...], pid: int, proc: Path) -> Launch | None:
     # Nothing is missing in a running process: a `$` in its words is meant.
     version = _version_of(words, pid, proc)
     running = (version, f"runs as pid {pid}") if version else None
-    return launch._replace(unresolved=(), notes=launch.notes + notes, vllm=running)
+    return replace(launch, unresolved=(), notes=launch.notes + notes, vllm=running)
 
 
 def _version_of(words: tuple[str, ...], pid: int, proc: Path) -> str | None:

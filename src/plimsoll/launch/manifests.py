@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from plimsoll.errors import BadInput, TooLarge
@@ -284,7 +284,7 @@ def _in_containers(
             if _kind(owner) == LLM_SERVICE and own == "main" and container.entry is None:
                 container = _llm_service(container, owner, source)
             if launch := find_in_container(container, source):
-                launch = launch._replace(image=_text(body.get("image")) or launch.image)
+                launch = replace(launch, image=_text(body.get("image")) or launch.image)
                 yield ManifestStart(_with_references(launch), body, pod, _kind(owner), owner, (*path, key, str(at)))
 
 
@@ -294,7 +294,8 @@ def _llm_service(container: Container, owner: dict[str, Tree], source: str) -> C
     model = spec.get("model") if isinstance(spec, dict) else None
     named = _text(model.get("uri")) or _text(model.get("name")) if isinstance(model, dict) else None
     more = plain_words(dict(container.environment).get(LLM_SERVICE_ARGUMENTS, ""), source)
-    return container._replace(
+    return replace(
+        container,
         environment=tuple(pair for pair in container.environment if pair[0] != LLM_SERVICE_ARGUMENTS),
         image=container.image or "vllm",
         entry=("vllm", "serve"),
@@ -311,11 +312,11 @@ def _in_kserve_model(model: dict[str, Tree], name: str, place: str, growth: Text
     if not any(isinstance(hint, str) and "vllm" in hint.lower() for hint in hints):
         return None
     container = _container(model, growth)
-    container = container._replace(
-        image=container.image or "vllm", notes=(*container.notes, "the serving runtime may add arguments of its own")
+    container = replace(
+        container, image=container.image or "vllm", notes=(*container.notes, "the serving runtime may add arguments of its own")
     )
     launch = find_in_container(container, ", ".join(filter(None, (name, place, "model"))))
-    return launch and _with_references(launch._replace(image=_text(model.get("image"))))
+    return launch and _with_references(replace(launch, image=_text(model.get("image"))))
 
 
 def container_of(body: dict[str, Tree]) -> Container:
@@ -368,7 +369,7 @@ def _filled(text: str, environment: dict[str, str], growth: TextBudget) -> str:
 def _with_references(launch: Launch) -> Launch:
     """The launch with each `$(NAME)` that is still in its arguments listed as missing."""
     left = [found.group(2) for word in launch.arguments for found in _KUBERNETES_REFERENCE.finditer(word)]
-    return launch._replace(unresolved=tuple(dict.fromkeys((*launch.unresolved, *left))))
+    return replace(launch, unresolved=tuple(dict.fromkeys((*launch.unresolved, *left))))
 
 
 # Variables in the texts of Compose files, and their commands cut into words without a shell.

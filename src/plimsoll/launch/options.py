@@ -6,7 +6,8 @@ import dataclasses
 import difflib
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 from plimsoll.errors import BadInput
 from plimsoll.units import parse_vllm_integer
@@ -14,7 +15,8 @@ from plimsoll.units import parse_vllm_integer
 MOST = 2**31 - 2
 
 
-class OptionInfo(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class OptionInfo:
     """An option as it is typed and explained."""
 
     metavar: str  # empty: a switch
@@ -51,7 +53,7 @@ class Words:
 def options_of(kind: type[Words] | Words) -> dict[str, OptionInfo]:
     """The options of a command by the field that holds them."""
     found = ((field.name, field.metadata["option"]) for field in dataclasses.fields(kind) if field.metadata)
-    return {name: info if info.name else info._replace(name=f"--{name.replace('_', '-')}") for name, info in found}
+    return {name: info if info.name else replace(info, name=f"--{name.replace('_', '-')}") for name, info in found}
 
 
 def first_given(options: Words, *fields: str) -> str | None:

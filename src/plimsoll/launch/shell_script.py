@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -254,7 +255,8 @@ _TOKEN_COST = 64  # of WORK_MAX: a quarter of a million words and operators in a
 _SKIPPED = frozenset({"then", "elif", "else", "do", "{", "}", "!", "coproc"})
 
 
-class ShellCommand(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ShellCommand:
     """One command as the script would run it, as far as the text alone can tell."""
 
     words: tuple[str, ...]
@@ -416,7 +418,7 @@ class _Script:
         unresolved.update(dict.fromkeys(self._behind_environment))
         command = ShellCommand(texts, environment + tuple(own), line, tuple(unresolved), tuple(guessed))
         if guessed and any("vllm" in text.lower() for text in texts):
-            command = command._replace(otherwise=self._otherwise(command, rest))
+            command = replace(command, otherwise=self._otherwise(command, rest))
         self.commands.append(command)
 
     def _otherwise(self, command: ShellCommand, rest: Sequence[Word]) -> tuple[ShellCommand, ...]:
@@ -430,7 +432,7 @@ class _Script:
                 missing = [piece.name for field in fields for piece in field if piece.origin is not Origin.WRITTEN]
                 texts = tuple(text_of(field) for field in fields)
                 unresolved = tuple(dict.fromkeys((*command.unresolved, *missing)))
-                found.append(command._replace(words=texts, unresolved=unresolved))
+                found.append(replace(command, words=texts, unresolved=unresolved))
         return tuple(found[:_OTHERWISE_MAX])
 
     def _environment(self) -> tuple[tuple[str, str], ...]:

@@ -125,10 +125,10 @@ def read_options(given: StandinCommandOptions, environ: Mapping[str, str]) -> St
         options = replace(options, gpu=CARD)
     launch, folder = _launch(options)
     environment = {name: value for name, value in environ.items() if name.startswith("VLLM_")} | dict(launch.environment)
-    launch = launch._replace(environment=tuple(environment.items()))
+    launch = replace(launch, environment=tuple(environment.items()))
     engine = engine_named(options.vllm)
     options = replace(options, vllm=engine.asked, rest=(), verbatim=None)
-    launch = launch._replace(arguments=(*launch.arguments, *places))
+    launch = replace(launch, arguments=(*launch.arguments, *places))
     config = config_of(launch, folder)
     if config is not None and config.entries is None:
         raise BadInput(f"{config.name}: no such file (--config)")
@@ -136,7 +136,7 @@ def read_options(given: StandinCommandOptions, environ: Mapping[str, str]) -> St
     if line.model is None:
         has_length = any(argument.row is not None and argument.row.name == "--max-model-len" for argument in line.arguments)
         added = () if has_length else ("--max-model-len", CONTEXT)
-        launch = launch._replace(arguments=(MODEL, *launch.arguments, *added))
+        launch = replace(launch, arguments=(MODEL, *launch.arguments, *added))
         line = with_config(_line(launch, engine.release), config, engine)
     refused = complaint_of(line, UnresolvedWords(launch.unresolved), knows_all=engine.is_exact)
     if refused is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -164,7 +165,8 @@ class Need(NamedTuple):
     forbidden: str = ""  # a name, or the beginning of one if it ends in _
 
 
-class NeedAnswer(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class NeedAnswer:
     """The answer of the sources to one need."""
 
     name: str
@@ -173,7 +175,8 @@ class NeedAnswer(NamedTuple):
     note: str = ""
 
 
-class PartVerdict(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PartVerdict:
     """The verdict on one part."""
 
     part: InsidePart
@@ -199,7 +202,7 @@ def _answer(need: Need, sources: Sources) -> NeedAnswer:
     if need.unneeded_without is not None and not _look(need.unneeded_without, sources).state.is_met:
         return NeedAnswer(need.name, NeedState.NOT_NEEDED, note=need.unneeded_because)
     assert nearest is not None, f"{need.name} has no ways"
-    return nearest._replace(name=need.name)
+    return replace(nearest, name=need.name)
 
 
 def _look(look: Symbols, sources: Sources) -> NeedAnswer:
@@ -316,7 +319,8 @@ TESTED = {Coverage.INSIDE_ON_CPU.last: "tested on CPU", Coverage.INSIDE_ON_GPU.l
 BY_SIGNATURE = "by signature, read from the wheel"
 
 
-class Stretch(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Stretch:
     """Releases next to each other with the same verdicts and the same evidence."""
 
     first: str
@@ -362,7 +366,7 @@ def stretches() -> list[Stretch]:
         found = verdicts(answers_in(release), NEEDS)
         evidence = TESTED.get(release, BY_SIGNATURE)
         if made and (made[-1].verdicts, made[-1].evidence) == (found, evidence):
-            made[-1] = made[-1]._replace(last=release)
+            made[-1] = replace(made[-1], last=release)
         else:
             made.append(Stretch(release, release, found, evidence))
     return made

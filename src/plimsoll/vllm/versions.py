@@ -10,6 +10,7 @@ import functools
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from os.path import dirname, join
 from typing import Any, NamedTuple
@@ -291,7 +292,8 @@ _BUILD_TAG = r"(cu|cpu|rocm|xpu|tpu|neuron|hpu|gaudi|precompiled|x86_64|aarch64|
 _MOVING_NAMES = ("nightly", "main", "latest", "dev", "head")
 
 
-class Engine(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Engine:
     """A vLLM version and the release we know that stands for it."""
 
     asked: str
