@@ -252,8 +252,9 @@ class Fleet:
         for name in NAMES:
             pid = self.pid(name)
             if taken.get(name) and is_at_work(pid) and not self.members.get(name, frozenset()) >= {pid}:
-                core = core_pid(pid)
-                self.members[name] = frozenset({pid, *([core] if core else ())})
+                core = pid if isinstance(self.kind, StandinKind) else core_pid(pid)
+                if core is not None:  # one that has just begun has none yet, whatever HAProxy still believes
+                    self.members[name] = frozenset({pid, core})
             at_work = all(is_at_work(one) for one in self.members.get(name, {0}))
             found[name] = bool(taken.get(name)) and at_work and pid in self.members.get(name, ()) and pid not in self.hung
         return found

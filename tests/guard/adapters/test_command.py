@@ -37,7 +37,7 @@ def script(tmp_path: Path) -> str:
 
 def restarter(script: str, stop: str = "stop", start: str = "start", is_running: str = "is-running") -> CommandRestarter:
     words = ([script, verb] for verb in (stop, start, is_running, "pids"))
-    return CommandRestarter(*words, ask_limit_s=5.0, start_limit_s=5.0, grace_s=0.5)
+    return CommandRestarter(*words, ask_limit_s=5.0, start_limit_s=5.0, grace_s=0.5, patience_s=0.0)
 
 
 def test_start_and_stop(script: str, tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from lab.guard.acting import Fault, World
-from lab.guard.acting_lives import CASES, POLICY, MemoryBook, live, to_the_end, unsafe
-from lab.guard.acting_parts import ENGINE, FakeLock
+from lab.guard.acting import Fault, State, World
+from lab.guard.acting_lives import CASES, POLICY, Case, MemoryBook, live, to_the_end, unsafe
+from lab.guard.acting_parts import ENGINE, FakeLock, FakeRestarter, parts_of
 from lab.guard.acting_play import SERVING, ends, killed_at, meanwhile, play, says, view_of
 from plimsoll.guard.act.decide import BlockedAction
 from plimsoll.guard.act.journal_replay import PAUSE, RUNGS
@@ -97,6 +97,29 @@ def test_what_an_earlier_guard_left_waits_for_the_lock_and_nothing_else_is_begun
 
     play(world, book, script, view=lambda _: view_of("dead"))
     assert (world.state.stops, world.state.starts) == (1, 1)
+    assert unsafe(world, book) == []
+
+
+# The stop
+
+
+@each("case", [SERVING, CASES[2]])
+def test_a_hung_engine_is_killed_soon_and_one_that_works_gets_its_time(case: Case) -> None:
+    """What is proven to hang has nothing to finish: ten seconds; what is drained and idle gets `stop_within`."""
+    world, book = World(State(case.mode)), MemoryBook()
+    told: list[float] = []
+
+    class Telling(FakeRestarter):
+        async def stop(self, deadline_s: float) -> Outcome:
+            told.append(deadline_s)
+            return await super().stop(deadline_s)
+
+    async def script(conductor: Conductor) -> None:
+        await conductor.carry_out(case.plan)
+        await to_the_end(conductor, world, book)
+
+    play(world, book, script, parts=parts_of(world)._replace(restarter=Telling(world)))
+    assert told == [10.0 if case.kind == "wedged" else POLICY.stop_within_s]
     assert unsafe(world, book) == []
 
 

@@ -24,6 +24,7 @@ from plimsoll.guard.adapters.run_command import CommandResult, run_command, smal
 ASK_LIMIT_S = 10.0
 START_LIMIT_S = 60.0
 GRACE_S = 5.0  # past the deadline that the command itself was told
+PATIENCE_S = 120.0  # that a stop command may take in all, however short the deadline
 NOT_RUNNING = 3  # as in the convention of init scripts
 BY_HAND, ENDED = 150, 151  # the first of those that the convention leaves to programs
 MOST_PIDS = 4096
@@ -61,6 +62,7 @@ class CommandRestarter:
         ask_limit_s: float = ASK_LIMIT_S,
         start_limit_s: float = START_LIMIT_S,
         grace_s: float = GRACE_S,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         """BadInput if one that must be there is empty."""
         if not (stop and start and is_running):
@@ -68,6 +70,7 @@ class CommandRestarter:
         self._commands = {"stop": stop, "start": start, "is-running": is_running, "pids": pids}
         self._environment = small_environment(environment)
         self._ask_limit_s, self._start_limit_s, self._grace_s = ask_limit_s, start_limit_s, grace_s
+        self._patience_s = patience_s
         self.label = f"commands ({shown_line(stop[0])[:60]})"
 
     async def is_running(self) -> bool | None:
@@ -97,7 +100,8 @@ class CommandRestarter:
 
     async def stop(self, deadline_s: float) -> Outcome:
         """Run the command, then ask whether it is true."""
-        ran = await self._run("stop", deadline_s, self._grace_s)
+        # A script that does not heed a short deadline is not broken off: half of a stop is worse than a late one.
+        ran = await self._run("stop", deadline_s, max(self._grace_s, self._patience_s - deadline_s))
         if ran.code is None:
             return unsure(f"the stop command: {ran.trouble}", timed_out=True)
         if ran.code != 0:

@@ -44,6 +44,8 @@ OLD_TROUBLE_S = 120.0  # after this, a condition that is still true is the new p
 STILL_SERVES_S = 10.0
 LOOK_AGAIN_S = 2.0  # between two looks in probation
 UNREADY_S = 10.0  # an engine in probation that is not ready for so long has failed
+HUNG_STOP_S = 10.0  # from SIGTERM until SIGKILL, of an engine that is proven to serve nobody
+HUNG_KINDS = frozenset({"wedged", "hung"})
 LEASE_MARGIN_S = 60.0  # the drain's lease outlives the longest stop by this
 LONGEST_LEASE_S = 3_600.0  # the gate grants no more
 LEARNED = "learned_"
@@ -471,7 +473,11 @@ class RestartSteps:
         if self._adapters.memory is not None:
             await self._adapters.memory.note()
         self._has_sent_stop = True
-        outcome = await restarter.stop(self._policy.stop_within_s)
+        # A hung engine has nothing to finish: vLLM's API server waits for its core as long as it is allowed to.
+        within_s = self._policy.stop_within_s
+        if run.kind in HUNG_KINDS and not run.is_taken_over and not restarter.replaces:
+            within_s = min(HUNG_STOP_S, within_s)
+        outcome = await restarter.stop(within_s)
         is_refused = outcome.is_done is False and (outcome.facts.get("budget") is True or await self._goes_on_serving(run))
         return outcome._replace(facts={**outcome.facts, "untouched": True}) if is_refused else outcome
 
