@@ -122,15 +122,18 @@ class World:
         if not engine.is_up:
             return
         self._check_left_alone(guard, engine)
-        # One that its balancer finds down, without a byte of an answer for a minute, serves nobody.
-        is_silent = self.setting.balancer == "haproxy" and not self.proxy.check(engine) and now - engine.last_byte_at > 60.0
-        is_known = engine.is_alive and now - engine.alive_since > RECENT_S and not is_silent
+        is_known = engine.is_alive and now - engine.alive_since > RECENT_S and not self._is_silent(engine)
         if is_known and engine.requests:
             self.violate(f"{guard} stops {engine.name} with {len(engine.requests)} requests in flight")
         if is_known and engine.name not in self.asked:
             self.violate(f"{guard} stops {engine.name} without proof: it {self.truth(engine)}")
-        if engine.serves and not self._others(engine):
+        if engine.serves and not self._is_silent(engine) and not self._others(engine):
             self.violate(f"{guard} stops {engine.name}, the last one that serves")
+
+    def _is_silent(self, engine: Engine) -> bool:
+        """One that its balancer finds down, without a byte of an answer for a minute, serves nobody."""
+        is_found_down = self.setting.balancer == "haproxy" and not self.proxy.check(engine)
+        return is_found_down and self.loop.now - engine.last_byte_at > 60.0
 
     def check_start(self, guard: str, engine: Engine) -> None:
         """Guard is about to start this engine."""
@@ -147,7 +150,8 @@ class World:
 
     def check_not_last(self, guard: str, name: str) -> None:
         engine = next(one for one in self.engines if one.name == name)
-        if engine.serves and self.loop.now - engine.healthy_since > RECENT_S and not self._others(engine):
+        is_known = self.loop.now - engine.healthy_since > RECENT_S and not self._is_silent(engine)
+        if engine.serves and is_known and not self._others(engine):
             self.violate(f"{guard} takes {name} out, the last one that serves")
 
     def _check_told(self, engine: Engine) -> None:
@@ -157,8 +161,8 @@ class World:
         """
         setting, since = self.setting, max(engine.hangs_since, self._lied_until(engine))
         hosts = [host for host in self.hosts if host.is_fine_since < since - CALM_S / 2]
-        seen_s = [call_s + 2 * setting.every_s for call_s in engine.calls_s if call_s < setting.still_s + 2 * setting.every_s]
-        normal_s = min(setting.still_s, max(seen_s, default=0.0))
+        # Of a longer call guard may see a part: requests came late in it.
+        normal_s = min(setting.still_s, max(engine.calls_s, default=0.0) + 2 * setting.every_s)
         bound_s = max(setting.still_s, 3 * normal_s) + 4 * setting.every_s + 45.0
         if hosts and self.loop.now - since > bound_s and not any(host.is_telling(engine.name) for host in hosts):
             self.violate(
