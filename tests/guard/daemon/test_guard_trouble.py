@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import os
 import subprocess
 import sys
@@ -20,7 +21,8 @@ from plimsoll.guard.daemon.run import MOST_TEXTS, EngineLists, TroubleLog
 from plimsoll.guard.engine_config import EngineConfig
 from tests.cli.test_guard import QUICK, config, url
 from tests.cluster_api import pod
-from tests.guard.daemon.guards import guarding
+from tests.fakes import eventually
+from tests.guard.daemon.guards import Guard, guarding
 from tests.net.page_server import PAGE, Handler, receiving, serving
 from tests.standin.servers import standin
 
@@ -182,3 +184,46 @@ def test_an_output_that_takes_nothing_is_said_where_it_can_be(tmp_path: Path) ->
         finally:
             process.terminate()
         assert process.wait(20) == 0
+
+
+@pytest.mark.real
+def test_whatever_ends_guards_right_to_act_is_a_critical_notice_everywhere_and_ends_by_itself(tmp_path: Path) -> None:
+    """Another file stands in the journal's place: webhook, metric, page, guardctl and /healthz say so until it is back."""
+    journal, aside = tmp_path / "state" / "guard.journal", tmp_path / "aside"
+
+    def post(guard: Guard, path: str) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", guard.port, timeout=20)
+        headers = {"authorization": f"Bearer {guard.token}", "content-type": "application/json"}
+        connection.request("POST", path, b"{}", headers)
+        return connection.getresponse().status
+
+    def status(guard: Guard) -> int:
+        command = [sys.executable, "-m", "plimsoll", "guardctl", "status", "--at", f"http://127.0.0.1:{guard.port}"]
+        environ = {**os.environ, "PLIMSOLL_GUARD_TOKEN": guard.token}
+        return subprocess.run(command, env=environ, check=False, capture_output=True, timeout=60).returncode
+
+    with standin() as server, receiving() as receiver:
+        text = f"{QUICK}[notify]\nwebhook = '{receiver.url}'\n[[engine]]\nurl = '{url(server)}'\nname = 'one'\n"
+        text += "restart = {stop = ['true'], start = ['true', 'start'], is_running = ['true']}\n"
+        text += f"[act]\njournal = '{journal}'\n"
+        with guarding(tmp_path, "--act", "--config", config(tmp_path, text)) as guard:
+            guard.hears("answers")
+            assert (guard.get("/healthz")[0], status(guard)) == (200, 0)
+            eventually(journal.exists)
+            for file in journal.parent.glob("guard.journal*"):
+                file.rename(aside.with_name(f"aside-{file.name}"))
+            journal.write_text("somebody else's")
+            assert post(guard, "/v1/pause") == 409
+            guard.hears("guard cannot act: ")
+            assert guard.get("/healthz")[0] == 503
+            assert post(guard, "/v1/engines/one/restart") == 409
+            assert status(guard) == 1
+            assert 'plimsoll_guard_trouble{what="acting (journal)"} 1.0' in guard.get("/metrics")[1]
+            assert any("guard cannot act" in trouble["text"] for trouble in guard.json("/engines")["troubles"])
+            eventually(lambda: any("guard cannot act" in str(alert) and "critical" in str(alert) for alert in receiver.got))
+            journal.unlink()
+            for file in tmp_path.glob("aside-*"):
+                file.rename(journal.with_name(file.name.removeprefix("aside-")))
+            guard.hears("guard can act again", 60.0)
+            assert (guard.get("/healthz")[0], status(guard)) == (200, 0)
+            assert guard.stop() == 0

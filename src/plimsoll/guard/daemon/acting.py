@@ -324,7 +324,7 @@ def adapters_of(engine: EngineConfig, files: Files, own: OwnProcess | None = Non
 ROUND_S = 1.0
 ENDED_EVERY_S = 5.0
 ASKED_AT_ONCE = 16  # restarters: each question may be a process
-LOG_EVERY_S = 60.0
+LOG_EVERY_S = CHECK_EVERY_S = 60.0
 MAINTAINED = "an operator has it in maintenance at the balancer"
 FORGOTTEN_S = 86_400.0  # a pause that lasts longer was forgotten
 CLOCK_TOLD_S = 3_600.0  # so long it is told that the clock has jumped
@@ -521,7 +521,7 @@ class ActionRunner:
                 await self.conductor.take_over()  # what must wait for the lock is retried in later rounds
             except PlimsollError as error:
                 self.conductor.stop_acting(error)
-        log_s = 0.0
+        log_s = check_s = 0.0
         turn: asyncio.Task[None] | None = None
         sharing: asyncio.Task[None] | None = None
         look: asyncio.Task[None] | None = None
@@ -543,6 +543,12 @@ class ActionRunner:
                 self._return_recovered(now_s)
                 if self._knobs is not None and not self.conductor.stopped_acting and (look is None or look.done()):
                     look = asyncio.create_task(self._look_at_knobs(self._knobs, now_s))
+                if self.journal is not None and now_s >= check_s and not self.conductor.stopped_acting:
+                    check_s = now_s + CHECK_EVERY_S
+                    try:
+                        self.journal.check()
+                    except PlimsollError as error:  # known before it is needed
+                        self.conductor.stop_acting(error)
                 if not self._is_dry and (turn is None or turn.done()):
                     if turn is not None:
                         turn.result()  # an internal error ends guard

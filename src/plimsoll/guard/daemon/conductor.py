@@ -256,6 +256,14 @@ class Conductor(ActionHistory):
         """Ended actions since guard started, zeros included, so that the first one shows as an increase."""
         return {(name, rung, end): self._ended[name, rung, end] for name in self._adapters for rung in COURSES for end in End}
 
+    def switch(self, name: str, engine: str, *, is_on: bool, who: str = "") -> None:
+        """Pauses or resumes; where that cannot be written, nothing can, and guard stops acting."""
+        try:
+            super().switch(name, engine, is_on=is_on, who=who)
+        except PlimsollError as error:
+            self.stop_acting(error)
+            raise
+
     # Deciding, and doing
 
     async def turn(self) -> None:

@@ -191,6 +191,9 @@ class JournalBusy(JournalFailed):
     """Another guard writes this journal."""
 
 
+LEAST_FREE_BYTES = 256 << 10  # of its disk, without which an entry and SQLite's log may not fit
+
+
 class Journal:
     """An open journal; `wrong` has the problems found at opening.
 
@@ -272,6 +275,18 @@ class Journal:
             if self._number % PRUNE_EVERY == 0:
                 self._prune()
             return entry
+
+    def check(self) -> None:
+        """JournalFailed where the next entry could not be written: the file is not ours any more, or its disk is full."""
+        with self._mutex:
+            try:
+                if self._files() != self._opened:
+                    raise JournalFailed(f"{self.path}: the file is gone, or another one is in its place")
+                disk = os.statvfs(self.path.parent)
+            except OSError as problem:
+                raise JournalFailed(f"{self.path}: {_words(problem)}") from None
+            if disk.f_blocks and disk.f_bavail * disk.f_frsize < LEAST_FREE_BYTES:
+                raise JournalFailed(f"{self.path}: less than {LEAST_FREE_BYTES >> 10} KiB are free on its disk")
 
     def mend(self) -> None:
         """Makes a journal that failed writable again: a damaged or lost file is replaced by one with the entries in memory.
