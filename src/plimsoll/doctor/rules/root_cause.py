@@ -247,15 +247,13 @@ def find_symptoms(
             found.append(_out_of_memory(timeline, hit, owner, exceptions, pids))
         elif hit.text.code is not None and not _is_harmless(hit, owner) and not (owner is None and ", retrying " in text):
             found.append(Symptom(hit.at, hit.text.code, 0.95 if owner is not None else 0.85, hit.text, owner))
-    found += [
-        Symptom(one.at, _kind_of(one, timeline), 0.6, None, one)
-        for one in exceptions[:MOST_SYMPTOMS]
-        if one.at not in covered
-        and not one.in_logging
-        and not one.warned
-        and not is_consequence(one)
-        and _is_fatal(one, timeline)
-    ]
+    for one in exceptions[:MOST_SYMPTOMS]:
+        if one.at in covered or one.in_logging or one.warned or is_consequence(one) or not _is_fatal(one, timeline):
+            continue
+        if re.search(_RAN_OUT, one.message[:2_000]):  # of a device whose words nobody here knows
+            found.append(_out_of_memory(timeline, Hit(_ANY_DEVICE, one.at), one, exceptions, ())._replace(confidence=0.6))
+        else:
+            found.append(Symptom(one.at, _kind_of(one, timeline), 0.6, None, one))
     # The engine's echo of a worker's error, where the worker's own words are lost.
     echo = re.compile(r"Worker failed with error '(.{4,})")
     found = found or [
@@ -264,6 +262,10 @@ def find_symptoms(
         if echo.match(one.message) and not one.in_logging
     ]
     return sorted(found, key=lambda one: one.at), tuple(noise)
+
+
+_RAN_OUT = r"(?i)\bout of memory\b|\bnot enough (?:device |free |gpu )?(?:memory|space) (?:to|for) (?:allocate|allocation)"
+_ANY_DEVICE = Text("any-device", "", Role.OUT_OF_MEMORY, speaker="")
 
 
 def _kind_of(one: LoggedException, timeline: LogTimeline) -> Code:
@@ -712,7 +714,7 @@ def _memory(
             return True if root.confidence >= 0.4 else None
         # Words about memory in an exception nobody knows: not to be called either way.
         said = root.exception.message[:2_000] if root.text is None and root.exception is not None else ""
-        return None if re.search(_ABOUT_MEMORY, said) else False
+        return None if re.search(_ABOUT_MEMORY, said) and not re.search(_REFUSED, said) else False
     if deaths or _complains(timeline, run, run.end):
         return None  # something failed, and what is here does not say of what
     if progress is ServerProgress.SERVING and not _is_cut(timeline):
@@ -725,6 +727,8 @@ def _memory(
 
 
 _ABOUT_MEMORY = r"(?i)\bmemory\b|\bOOM\b|\ballocation\b|\balloc\w{0,9}\b.{0,40}(?:fail|bytes|\d ?[KMGT]i?B)|fail.{0,40}\balloc"
+
+_REFUSED = r"(?i)\bunsupported\b|(?:not|n't) (?:currently |yet )?support|not implemented|\billegal\b"  # whatever of memory
 
 
 def _is_cut(timeline: LogTimeline) -> bool:

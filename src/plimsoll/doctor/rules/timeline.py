@@ -72,8 +72,8 @@ class LoggedException(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The class alone."""
-        return self.kind.rpartition(".")[2]
+        """The class alone; of what Ray passes on, RayTaskError(X), that is X."""
+        return self.kind.removesuffix(")").rpartition("(")[2].rpartition(".")[2]
 
     def functions(self) -> frozenset[str]:
         """The functions it passed through."""
@@ -312,6 +312,8 @@ def _serves(functions: set[str]) -> bool:
 def _refined(name: str, frames: Sequence[TracebackFrame]) -> FailedStep:
     if name == "warm-up" and any(piece in frame.file for frame in frames for piece in GRAPH_FILES):
         name = "graph-capture"
+    if name == "warm-up" and any(piece in frame.file for frame in frames[-3:] for piece in LOGITS_FILES):
+        name = "sampler-warmup"
     if name == "lora" and any(frame.function == "load_model" for frame in frames):
         name = "weights"  # the slots of adapters are made with the model
     if name == "device" and any(piece in frame.file for frame in frames[-6:] for piece in COLLECTIVE_FILES):
@@ -319,18 +321,27 @@ def _refined(name: str, frames: Sequence[TracebackFrame]) -> FailedStep:
     return FailedStep(name, CODES[name], 0.6 if name == "warm-up" else 0.95)
 
 
+CALLERS = 4  # calls above a collective: what is gathered belongs to the one who gathers it
+
+
 def _while_serving(frames: Sequence[TracebackFrame], functions: set[str]) -> FailedStep | None:
     members = dict(STEP_FRAMES)
     logits, multimodal, forward = (set(members[name]) for name in ("logits", "multimodal", "forward"))
     if not functions & (logits | multimodal | forward) and not any("vllm" in frame.file for frame in frames):
         return None
-    for frame in reversed(frames):  # the innermost call that says what ran
+    collective = None
+    for depth, frame in enumerate(reversed(frames)):  # the innermost call that says what ran
         if any(piece in frame.file for piece in COLLECTIVE_FILES):
-            return FailedStep("collectives", CODES["collectives"], 0.8)
+            collective = depth
+            continue
+        if collective is not None and depth > collective + CALLERS:
+            break
         if any(piece in frame.file for piece in LOGITS_FILES) or (frame.function in logits and "vllm" in frame.file):
             return FailedStep("logits", CODES["logits"], 0.9)
         if frame.function in multimodal or any(piece in frame.file for piece in MULTIMODAL_FILES):
             return FailedStep("multimodal", CODES["multimodal"], 0.9)
+    if collective is not None:
+        return FailedStep("collectives", CODES["collectives"], 0.8)
     if functions & forward:
         return FailedStep("forward", CODES["forward"], 0.9)
     return None
