@@ -17,11 +17,11 @@ OURS = [(one.name, one.path) for one in of_ours()]
 
 
 def test_a_harmless_record_turns_no_verdict(tmp_path: Path) -> None:
-    """Each of ten kinds in a dozen captures, at places that never change; none is told by its first word alone."""
+    """Each of thirty kinds in four captures, at places that never change."""
     kinds = read_harmless()
-    assert len(kinds) == 10
+    assert len(kinds) >= 30
     assert all(kinds.values())
-    some = random.Random(7).sample(OURS, 12)
+    some = random.Random(7).sample(OURS, 4)
     assert [trial for trial in trials(some, 1, 7, tmp_path) if trial.is_changed] == []
 
 

@@ -22,14 +22,11 @@ class Role(StrEnum):
     NOISE = "noise"  # harmless, whatever it says
 
 
-# Whose complaints may be overcome; the kernel, a driver, a shell, argparse and their like report an end, and so do some lines
-# of vLLM's.
-_GO_ON = frozenset(
-    "vllm huggingface transformers python torch triton urllib flashinfer pydantic safetensors uvicorn nixl".split()
-)
+# Who reports an end, as an error that sticks to the card is one; all others may go on after a complaint, except with these.
+_ENDERS = frozenset("kernel nvml shell slurm argparse ray rocm nvcc script systemd terminal hccl".split())
 _ENDS = frozenset(
     "kv-negative no-gpu-blocks broadcast-wait broadcast-wait-old sampler-warmup weights-too-large nccl-watchdog "
-    "client-socket".split()
+    "client-socket heap-corrupted heap-corrupted-words segfault-caught fatal-python bad-alloc".split()
 )
 
 
@@ -140,7 +137,9 @@ def _read() -> dict[str, tuple[FailureText, ...]]:
 
 
 def _text(name: str, role: str, code: str = "", any_level: str = "", **more: str) -> FailureText:
-    may_go_on = role == Role.CAUSE and more.get("speaker", "vllm") in _GO_ON and name not in _ENDS
+    speaker = more.get("speaker", "vllm")
+    is_end = speaker in _ENDERS or name in _ENDS or (speaker == "cuda" and code.startswith("other."))
+    may_go_on = role == Role.CAUSE and not is_end
     return FailureText(
         name, role=Role(role), code=Code(code) if code else None, any_level=bool(any_level), may_go_on=may_go_on, **more
     )

@@ -213,6 +213,11 @@ def test_the_last_life_that_failed_is_judged_and_failures_are_counted() -> None:
         (("v1/worker/gpu_model_runner.py:capture_model",), [LOADING, LOADED, MEASURED], Code.STARTUP_GRAPH_CAPTURE),
         (("v1/worker/gpu_model_runner.py:_allocate_kv_cache_tensors",), [LOADED, MEASURED], Code.STARTUP_KV_ALLOCATION),
         (("v1/worker/gpu_model_runner.py:_dummy_sampler_run",), [LOADED, MEASURED], Code.STARTUP_SAMPLER_WARMUP),
+        (
+            ("v1/worker/gpu_worker.py:compile_or_warm_up_model", "v1/sample/ops/topk_topp_sampler.py:apply_top_k_top_p"),
+            [LOADED, MEASURED],
+            Code.STARTUP_SAMPLER_WARMUP,
+        ),
     ],
 )
 def test_the_step_of_a_failed_start_is_named(frames: tuple[str, ...], reached: list[str], expected: Code) -> None:
@@ -269,6 +274,12 @@ GATED = (
             Code.OTHER_INSTALLATION,
         ),
         ("entrypoints/openai/api_server.py:run_server", "OSError: [Errno 98] Address already in use", Code.OTHER_PORT_IN_USE),
+        (
+            "v1/attention/x.py:forward",
+            "RuntimeError: XAttention only supports Hopper GPUs or newer.",
+            Code.OTHER_UNSUPPORTED_GPU,
+        ),
+        ("x.py:f", "RuntimeError: this device does not support querying its free memory", Code.OTHER_ENGINE_ERROR),
         (STEP, "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered", Code.OTHER_HARDWARE),
         (
             "model_executor/model_loader/weight_utils.py:download",
@@ -283,6 +294,31 @@ def test_what_is_no_memory_failure_is_named(place: str, error: str, expected: Co
     assert found.root is not None
     assert found.root.code is expected
     assert found.memory_failure is False
+
+
+def test_a_device_of_which_nobody_knows_the_words_runs_out_of_memory_too() -> None:
+    """The message says so, and the calls name the step."""
+    error = "RuntimeError: bank manager: Out of Memory: not enough space to allocate 268435456 B across 12 banks"
+    found = verdict(VERSION, ARGS, LOADED, traceback("v1/worker/x.py:_allocate_kv_cache", error=error), NOT_STARTED)
+    assert found.root is not None
+    assert (found.root.code, found.memory_failure) == (Code.STARTUP_KV_ALLOCATION, True)
+
+
+def test_what_is_gathered_belongs_to_the_one_who_gathers_it() -> None:
+    """Logits that a collective gathers are logits."""
+    calls = ("model_executor/layers/logits_processor.py:_gather_logits", "distributed/device_communicators/base.py:all_gather")
+    assert code(STARTED, FATAL, traceback(STEP, *calls), ENGINE_DEAD) is Code.RUNTIME_LOGITS
+
+
+def test_what_ray_passes_on_is_no_cause_and_its_advice_on_memory_is_one() -> None:
+    """A dead actor says nothing of why; where only the end of Ray's message is left, its threshold names the node's memory."""
+    died = "(raylet) A worker died or was killed while executing a task by an unexpected system error."
+    raised = ["Traceback (most recent call last):", '  File "/x/main.py", line 1, in main', "    ray.get(task)"]
+    raised.append("ray.exceptions.RayTaskError(ActorDiedError): ray::main_task() (pid=1)")
+    found = verdict(VERSION, ARGS, LOADING, died, raised)
+    assert (found.root, found.memory_failure) == (None, None)
+    advice = "To adjust the kill threshold, set the environment variable `RAY_memory_usage_threshold` when starting Ray."
+    assert code(VERSION, ARGS, LOADING, advice) is Code.HOST_OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize(

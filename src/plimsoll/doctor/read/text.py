@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import NamedTuple
 
-from plimsoll.doctor.rules.log_text import LONGEST, Log, LogLine
+from plimsoll.doctor.rules.log_text import LONGEST, WRAPPED_SHARE, Log, LogLine
 from plimsoll.errors import BadInput
 from plimsoll.net.inputs import SAMPLE_BYTES, Budget, Descriptor, is_plain, is_text, opened, text_blocks
 
@@ -181,6 +181,7 @@ class LineFormat(NamedTuple):
     quoted: bool = False  # "> " of a quotation
     one_level: bool = False  # every record is of the same level, whatever it says: the collector's, not the speaker's
     width: int = 0  # at which a terminal broke all longer lines; 0 where none did
+    json: bool = True  # records are JSON; a lone one in plain text is another program's, and is left as it is
     field: str = ""  # '"textPayload": ' of JSON with a line for each field: the others are not the program's words
 
 
@@ -234,7 +235,7 @@ def merge_wrapping(inner: UnwrappedLine, outer: UnwrappedLine) -> UnwrappedLine:
 def _one_off(text: str, habits: LineFormat) -> UnwrappedLine | None:
     first = text[:1]
     if first == "{":
-        return _of_json(text)
+        return _of_json(text) if habits.json else None
     if habits.word and text.startswith(habits.word):
         return UnwrappedLine(text[len(habits.word) :], habits.word.strip("[]: "))
     if first.isdigit():
@@ -352,7 +353,8 @@ def detect_format(sample: Iterable[str]) -> LineFormat:
         word = ""
     levels = [match[1] for line in lines if line.startswith("{") and (match := _LEVELLED_RE.search(line))]
     one_level = len(levels) >= 8 and len(set(levels)) == 1
-    return LineFormat(frozenset(known), word, quoted, one_level, _width_of(lines), _field_of(lines))
+    is_json = sum('{"' in line[:160] or '{ "' in line[:160] for line in lines) >= WRAPPED_SHARE * len(lines)
+    return LineFormat(frozenset(known), word, quoted, one_level, _width_of(lines), is_json, _field_of(lines))
 
 
 def _width_of(lines: list[str]) -> int:

@@ -39,6 +39,7 @@ class TextVerdict(NamedTuple, Generic[Facts]):
     facts: Facts
 
 
+WRAPPED_SHARE = 0.2  # of the lines: fewer records of another shape than that are another program's, no wrapping
 LONGEST = 16 << 10  # characters of one line that are kept: a dumped configuration is long, a progress bar endless
 
 

@@ -204,11 +204,14 @@ class Symptom(NamedTuple):
     exception: LoggedException | None = None
     step: FailedStep | None = None
     oom: OomFigures | None = None
+    quoted: bool = False  # an error of the card, told in somebody's sentence
 
     @property
     def is_loose(self) -> bool:
         """True for a line that complains and is no part of an exception: whoever wrote it may have gone on."""
-        return self.exception is None and self.oom is None and self.text is not None and self.text.may_go_on
+        if self.exception is not None or self.text is None:
+            return False
+        return self.quoted or (self.oom is None and self.text.may_go_on)
 
 
 LOOSE_REACH = 25  # lines: what complains further away from an end has nothing to do with it
@@ -224,6 +227,7 @@ def find_symptoms(
     covered: set[int] = set()
     owners = _Owners(exceptions, timeline.log.lines)
     pids: frozenset[int] | None = None
+    strangers = _strangers(timeline, exceptions)
     for hit in hits:
         if hit.text.role not in (Role.CAUSE, Role.OUT_OF_MEMORY) or len(found) >= MOST_SYMPTOMS:
             continue
@@ -234,7 +238,9 @@ def find_symptoms(
             continue  # a traceback quotes it, and what it raised stands below; where it breaks off, its code is all there is
         if owner is not None:
             covered.add(owner.at)
-        if hit.at in noisy or (owner is not None and (owner.in_logging or owner.warned)):
+        if owner is not None and owner.at in strangers:
+            continue
+        if hit.at in noisy or (owner is not None and (owner.in_logging or owner.warned or _is_of_a_side_thread(owner))):
             noise += [hit] if hit.text.role is Role.OUT_OF_MEMORY else []
             continue
         # The few lines that NCCL prints with its error may name memory as its reason.
@@ -246,9 +252,13 @@ def find_symptoms(
             pids = worker_pids(timeline, timeline.run_at(hit.at)) if pids is None else pids
             found.append(_out_of_memory(timeline, hit, owner, exceptions, pids))
         elif hit.text.code is not None and not _is_harmless(hit, owner) and not (owner is None and ", retrying " in text):
-            found.append(Symptom(hit.at, hit.text.code, 0.95 if owner is not None else 0.85, hit.text, owner))
+            is_quoted = hit.text.speaker == "cuda" and _is_quoted(timeline.log.lines[hit.at], owner)
+            confidence = 0.95 if owner is not None else 0.85
+            found.append(Symptom(hit.at, hit.text.code, confidence, hit.text, owner, quoted=is_quoted))
     for one in exceptions[:MOST_SYMPTOMS]:
-        if one.at in covered or one.in_logging or one.warned or is_consequence(one) or not _is_fatal(one, timeline):
+        if one.at in covered or one.at in strangers or one.in_logging or one.warned:
+            continue
+        if is_consequence(one) or _is_of_a_side_thread(one) or not _is_fatal(one, timeline):
             continue
         if re.search(_RAN_OUT, one.message[:2_000]):  # of a device whose words nobody here knows
             found.append(_out_of_memory(timeline, Hit(_ANY_DEVICE, one.at), one, exceptions, ())._replace(confidence=0.6))
@@ -264,14 +274,43 @@ def find_symptoms(
     return sorted(found, key=lambda one: one.at), tuple(noise)
 
 
+def _strangers(timeline: LogTimeline, exceptions: Sequence[LoggedException]) -> frozenset[int]:
+    """The lines of exceptions that another program raised: whole tracebacks, no call of which is vLLM's, in a server's log.
+
+    What one of vLLM's own was raised from is vLLM's; and so is what nothing was written after.
+    """
+    lines = timeline.log.lines
+    if not any(_is_whole_and_foreign(one, lines) for one in exceptions):
+        return frozenset()
+    if not timeline.milestones and not any(line.process or line.place for line in lines):
+        return frozenset()
+    last = next((at for at in range(len(lines) - 1, -1, -1) if lines[at].text.strip()), 0)
+    ours: set[int] = set()
+    for one in timeline.exceptions:
+        at: LoggedException | None = one
+        while at is not None and at.at not in ours and (at is not one or not _is_whole_and_foreign(at, lines)):
+            ours.add(at.at)
+            at = timeline.exceptions[at.cause] if at.cause is not None else None
+    return frozenset(one.at for one in exceptions if one.at not in ours and one.at + FOLLOWING < last)
+
+
+def _is_whole_and_foreign(one: LoggedException, lines: Sequence[LogLine]) -> bool:
+    if one.process or not one.frames or lines[one.at].place or "Traceback (" not in lines[one.first].text:
+        return False
+    return not any("vllm" in frame.file.lower() or frame.file.endswith(".pyx") for frame in one.frames)
+
+
 _RAN_OUT = r"(?i)\bout of memory\b|\bnot enough (?:device |free |gpu )?(?:memory|space) (?:to|for) (?:allocate|allocation)"
-_ANY_DEVICE = Text("any-device", "", Role.OUT_OF_MEMORY, speaker="")
+_OF_ANOTHER_CARD = r"(?i)\b(?:only supports?|requires?|needs?)\b.{0,60}\b(?:GPUs? or newer|compute capability|sm_?\d\d)"
+_ANY_DEVICE = FailureText("any-device", "", Role.OUT_OF_MEMORY, speaker="")
 
 
 def _kind_of(one: LoggedException, timeline: LogTimeline) -> Code:
     """The code of an exception that matches no known text: by the place it was raised at, and by its kind."""
     if one.name.endswith("ValidationError"):
         return Code.OTHER_BAD_CONFIG
+    if re.search(_OF_ANOTHER_CARD, one.message[:400]):
+        return Code.OTHER_UNSUPPORTED_GPU
     for frame in reversed(one.frames):
         for pieces, names, code in PLACES:
             if (not names or one.name in names) and any(piece in frame.file for piece in pieces):
@@ -312,6 +351,8 @@ class _Owners:
     def _is_of_record(self, index: int, one: LoggedException) -> bool:
         """True unless the line is another process's, or a record of its own that came in between."""
         line, named = self._lines[index], self._lines[one.at]
+        if index < one.at and not (line.process or line.level or line.text[:1].isspace() or line.text.startswith("Trace")):
+            return False  # between the calls of a traceback stand calls and code alone
         return line.process == one.process and (not line.level or (line.level, line.at) == (named.level, named.at))
 
 
@@ -321,13 +362,20 @@ def is_consequence(one: LoggedException) -> bool:
     return one.name in CONSEQUENCES or any(words in said for words in CONSEQUENCE_WORDS)
 
 
+def _is_of_a_side_thread(one: LoggedException) -> bool:
+    """True if an exception ended a thread beside the engine's work, which goes on without it."""
+    return one.in_thread and not one.process.startswith(_INSIDE) and not one.functions() & _ENGINE_FUNCTIONS
+
+
+_INSIDE = ("EngineCore", "Worker", "VllmWorker", "RayWorker", "Process")
+
+
 def _is_fatal(one: LoggedException, timeline: LogTimeline) -> bool:
     """True if an unknown exception may have ended the server: raised in the engine, or the last line."""
     if not one.kind or _is_of_one_request(one, timeline):
         return False
-    inside = one.process.startswith(("EngineCore", "Worker", "VllmWorker", "RayWorker", "Process"))
-    inside = inside or bool(one.functions() & _ENGINE_FUNCTIONS)
-    if timeline.goes_on_after(one.at, one.process):
+    inside = one.process.startswith(_INSIDE) or bool(one.functions() & _ENGINE_FUNCTIONS)
+    if timeline.goes_on_after(one.at, one.process or None):
         return False
     if not one.frames:  # somebody's error on the way, unless nothing came after it
         goes_on = bool(timeline.milestones) and timeline.milestones[-1][0] > one.at
@@ -398,8 +446,8 @@ def _out_of_memory(
         code = CODES["weights"] if progress in (ServerProgress.LOADING, ServerProgress.BEGUN) else CODES["wake-up"]
     if oom.has_neighbour and code is not Code.RUNTIME_WAKE_UP:
         code, confidence = (Code.RUNTIME_NEIGHBOUR if is_runtime else Code.STARTUP_FREE_MEMORY_CHECK), 0.9
-    elif owner is None and not line.process and hit.text.speaker != "nccl" and not _is_first_hand(line.text):
-        confidence = 0.3  # quoted by somebody: not to be called either way
+    elif hit.text.speaker not in ("nccl", "kernel") and _is_quoted(line, owner):
+        return Symptom(hit.at, code, 0.3, hit.text, None, step, oom, quoted=True)  # not to be called either way
     elif owner is not None and oom.tried is None and any(re.search(_PINNED, frame.function) for frame in owner.frames[-3:]):
         code, confidence = Code.HOST_OUT_OF_MEMORY, 0.7
     elif owner is not None and _is_trainers(owner):
@@ -441,10 +489,12 @@ def _at_start(timeline: LogTimeline, hit: Hit, step: FailedStep, oom: OomFigures
     return FailedStep(name, CODES[name], min(step.confidence, 0.75))
 
 
-def _is_first_hand(text: str) -> bool:
-    """True if a line begins with the error, and does not merely quote it."""
+def _is_quoted(line: LogLine, owner: LoggedException | None) -> bool:
+    """True if a line of nobody's does not begin with the error, but quotes it."""
+    if owner is not None or line.process:
+        return False
     speakers = r"CUDA|HIP|XPU|NPU|Cuda|NCCL|terminate|[EF]\d{4} [\d:.]{8,16} {1,8}\d{1,9} \w{1,80}\.cc:"
-    return re.match(rf"\W{{0,4}}(?:\[?rank\d{{1,4}}\]?:? ?)?(?:[\w.]{{0,80}}(?:Error|Exception)|{speakers})", text) is not None
+    return re.match(rf"\W{{0,4}}(?:\[?rank\d{{1,4}}\]?:? ?)?(?:[\w.]{{0,80}}(?:Error|Exception)|{speakers})", line.text) is None
 
 
 def _step(
@@ -545,11 +595,7 @@ def _judge_run(timeline: LogTimeline, run: ServerRun, stop_requests: Mapping[str
     deaths = tuple(hit for hit in hits if hit.text.role is Role.DEATH and not _is_farewell(timeline, hit))
     symptoms, noise = find_symptoms(timeline, hits, exceptions)
     stop = _stop(timeline, hits, exceptions, is_sound=not symptoms and not deaths)
-    before_stop = [
-        one
-        for one in symptoms
-        if stop is None or (one.at < stop and (not one.is_loose or _ended_something(one, deaths, timeline)))
-    ]
+    before_stop = [one for one in symptoms if stop is None or (one.at < stop and _ended_something(one, deaths, timeline))]
     progress = timeline.progress_at(run.end)
     died = [hit.at for hit in deaths if hit.text.name not in _WEAK_DEATHS]
     stopped = stop is not None and not before_stop and not any(at < stop for at in died)
@@ -658,9 +704,10 @@ def _choose_root(symptoms: Sequence[Symptom], deaths: Sequence[Hit], timeline: L
     root = solid[0] if solid else None
     if root is None:
         return generic[0] if generic else None
-    ended = next(
-        (one for one in generic if any(one.at <= hit.at < root.at for hit in deaths if hit.text.name not in _WEAK_DEATHS)), None
-    )
+    # The line that announces the cause's own traceback is no death before it.
+    begins = root.at if root.exception is None else root.exception.first - 2
+    died = [hit.at for hit in deaths if hit.text.name not in _WEAK_DEATHS and hit.at < begins]
+    ended = next((one for one in generic if any(one.at <= at for at in died)), None)
     if ended is not None and not (
         root.exception is not None
         and ended.exception is not None
@@ -689,6 +736,8 @@ def _ended_something(one: Symptom, deaths: Sequence[Hit], timeline: LogTimeline)
         end = next((hit.at for hit in deaths if hit.at >= one.at), timeline.run_at(one.at).end)
         is_over = timeline.goes_on_after(one.at) or timeline.progress_at(one.at) is ServerProgress.SERVING
         return end - one.at <= LOOSE_REACH and not is_over
+    if one.exception is not None and not one.code.is_memory and timeline.goes_on_after(one.at, one.exception.process or None):
+        return False
     if any(hit.at >= one.at for hit in deaths):
         return True
     if one.code.is_memory and one.exception is not None:

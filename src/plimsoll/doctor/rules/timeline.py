@@ -9,7 +9,7 @@ from enum import IntEnum
 from functools import cache
 from typing import NamedTuple
 
-from plimsoll.doctor.rules.log_text import KINDS, Log, LogLine, kernel_message
+from plimsoll.doctor.rules.log_text import KINDS, WRAPPED_SHARE, Log, LogLine, kernel_message
 from plimsoll.findings import Code
 from plimsoll.redaction import hide_user_text_lines
 from plimsoll.vllm.failure_texts import (
@@ -44,6 +44,7 @@ _RAISED = (
 _ANY_EXCEPTION = r"^(?!INFO|WARNING|ERROR|DEBUG|CRITICAL|NOTE|Process )((?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80})(?::\s(.*))?$"
 _INLINE_EXCEPTION = r"\b((?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,80}(?:Error|Exception)): (.*)$"
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_IGNORED = ("Exception ignored in", "Exception in thread", "Task exception was never retrieved")
 _WRITING = frozenset(
     {"emit", "format", "getMessage", "prepare_object_to_dump", "dump_engine_exception", "_dump_engine_exception"}
 )
@@ -68,7 +69,8 @@ class LoggedException(NamedTuple):
     at: int  # index of the line that names it
     cause: int | None  # position in the list of the exception it was raised from or while handling
     in_logging: bool  # raised while a log record was being written: never the failure itself
-    warned: bool = False  # printed by a warning, or for debugging
+    warned: bool = False  # printed by a warning, for debugging, or where Python itself ignores it
+    in_thread: bool = False  # it ended a thread, not the process
 
     @property
     def name(self) -> str:
@@ -93,6 +95,7 @@ class _Stream:
         self.awaits = 0  # lines that may still belong to its message
         self.quiet = 0
         self.said: tuple[str, float | None] = ("", None)  # level and time of the last exception's record
+        self.header: tuple[str, int] = ("", -9)  # "Exception ignored in", "Exception in thread", and its line
 
     def reset(self) -> None:
         self.frames, self.first = [], None
@@ -163,6 +166,9 @@ def _take(text: str, index: int, line: LogLine, stream: _Stream, found: list[Log
     if stripped.startswith("--- Logging error ---"):
         stream.in_logging = True
         return
+    if stripped.startswith(_IGNORED):
+        stream.header = stripped, index
+        return
     if stripped == "Call stack:" and stream.last is not None and index - found[stream.last].at <= 3:
         # Python prints this below an exception that a log record caused while it was written.
         found[stream.last] = found[stream.last]._replace(in_logging=True)
@@ -215,10 +221,13 @@ def _add(kind: str, message: str, index: int, line: LogLine, stream: _Stream, fo
     in_logging = stream.in_logging or any(
         frame.function in _WRITING and frame.file.endswith(("logging/__init__.py", "dump_input.py")) for frame in stream.frames
     )
+    first = index if stream.first is None else stream.first
+    header = stream.header[0] if 0 <= first - stream.header[1] <= 2 else ""
+    in_thread = header.startswith("Exception in thread")
     found.append(
         LoggedException(
-            kind, message, tuple(stream.frames), line.process, index if stream.first is None else stream.first, index,
-            stream.last if stream.chained else None, in_logging, line.level in ("DEBUG", "WARNING"),
+            kind, message, tuple(stream.frames), line.process, first, index, stream.last if stream.chained else None,
+            in_logging, line.level in ("DEBUG", "WARNING") or (bool(header) and not in_thread), in_thread,
         )
     )  # fmt: skip
     stream.reset()
@@ -461,7 +470,7 @@ class LogTimeline(NamedTuple):
 
 def read_timeline(log: Log, texts: Sequence[FailureText] = TEXTS) -> LogTimeline:
     """Reads the timeline in one pass over the lines."""
-    log = log._replace(lines=_without_users_words(log.lines))
+    log = log._replace(lines=_without_users_words(_without_strangers(log.lines)))
     exceptions = read_exceptions(log.lines)
     hits = list(_hits(log.lines, texts))
     milestones = list(_milestones(log.lines))
@@ -471,6 +480,25 @@ def read_timeline(log: Log, texts: Sequence[FailureText] = TEXTS) -> LogTimeline
     return LogTimeline(log, exceptions, hits, milestones, _runs(log.lines, hits, exceptions), serving)
 
 
+# A record of a program beside the server: one JSON object, logfmt, klog of a program in Go.
+_STRANGER = re.compile(
+    r'\{ ?"|(?:time|ts)="?\d{4}-\d\d-\d\dT\S{1,40} level=|[IWEF]\d{4} [\d:.]{8,16} {1,8}\d{1,9} [\w-]{1,60}\.go:\d'
+)
+
+
+def _without_strangers(lines: Sequence[LogLine]) -> Sequence[LogLine]:
+    """The lines without the records of programs beside the server, unless such records are what holds its own."""
+    foreign = {
+        at
+        for at, line in enumerate(lines)
+        if line.text[:1] in _STRANGERS_BEGIN and not line.process and _STRANGER.match(line.text)
+    }
+    if not foreign or len(foreign) >= WRAPPED_SHARE * sum(bool(line.text) for line in lines):
+        return lines
+    return [line._replace(text="") if at in foreign else line for at, line in enumerate(lines)]
+
+
+_STRANGERS_BEGIN = frozenset("{tIWEF")
 _USERS = ("Received request ", "prompt: '", 'prompt: "', "Generated response")
 _RECORD = "INFO 01-01 00:00:00 [a.py:1] "  # what a record of vLLM's begins with: it ends a text that was never closed
 
@@ -523,7 +551,7 @@ def _hits(lines: Sequence[LogLine], texts: Sequence[FailureText]) -> Iterator[Hi
             return
 
 
-_KERNELS = frozenset({"kernel-oom", "off-the-bus"})  # words that only the kernel's own records mean
+_KERNELS = frozenset({"kernel-oom", "off-the-bus", "driver-no-memory"})  # words that only the kernel's own records mean
 
 
 def _counts(text: FailureText, line: LogLine) -> bool:
