@@ -291,13 +291,13 @@ def _strangers(timeline: LogTimeline, exceptions: Sequence[LoggedException]) -> 
         while at is not None and at.at not in ours and (at is not one or not _is_whole_and_foreign(at, lines)):
             ours.add(at.at)
             at = timeline.exceptions[at.cause] if at.cause is not None else None
-    return frozenset(one.at for one in exceptions if one.at not in ours and one.at + FOLLOWING < last)
+    return frozenset(one.at for one in exceptions if one.at not in ours and one.at + one.message.count("\n") < last)
 
 
 def _is_whole_and_foreign(one: LoggedException, lines: Sequence[LogLine]) -> bool:
     if one.process or not one.frames or lines[one.at].place or "Traceback (" not in lines[one.first].text:
         return False
-    return not any("vllm" in frame.file.lower() or frame.file.endswith(".pyx") for frame in one.frames)
+    return not any(part in frame.file.lower() for frame in one.frames for part in ("vllm", "/multiprocessing/spawn", ".pyx"))
 
 
 _RAN_OUT = r"(?i)\bout of memory\b|\bnot enough (?:device |free |gpu )?(?:memory|space) (?:to|for) (?:allocate|allocation)"
@@ -380,7 +380,13 @@ def _is_fatal(one: LoggedException, timeline: LogTimeline) -> bool:
     if not one.frames:  # somebody's error on the way, unless nothing came after it
         goes_on = bool(timeline.milestones) and timeline.milestones[-1][0] > one.at
         return inside or (not one.process and not goes_on)
-    return inside or not timeline.serves_after(one.at)
+    if inside or timeline.serves_after(one.at):
+        return inside
+    # Beside an engine that serves, it ended something where a death or nothing follows.
+    lines, end = timeline.log.lines, timeline.run_at(one.at).end
+    if timeline.progress_at(one.at) is not ServerProgress.SERVING or any(hit.text.role is Role.DEATH for hit in timeline.hits):
+        return True
+    return not any(line.text.strip() for line in lines[one.at + one.message.count("\n") + 1 : end])
 
 
 def _is_of_one_request(one: LoggedException, timeline: LogTimeline) -> bool:
