@@ -29,6 +29,6 @@ def test_a_harmless_record_turns_no_verdict(tmp_path: Path) -> None:
 @pytest.mark.timeout(3600)
 def test_harmless_records_in_every_capture(tmp_path: Path) -> None:
     """Under 1 in 200 verdicts turns, and none to a confident opposite."""
-    found = list(trials(OURS, 5, 1, tmp_path))
+    found = list(trials(OURS, 1, 1, tmp_path))
     assert sum(trial.is_changed for trial in found) * 200 < len(found)
     assert not any(trial.is_opposite for trial in found)

@@ -17,10 +17,12 @@ from plimsoll.doctor.rules.facts import (
     setting,
     smaller_cache,
     unique,
+    without_values,
 )
 from plimsoll.doctor.rules.timeline import LoggedException, ServerProgress
 from plimsoll.doctor.words import remedies, words
 from plimsoll.findings import Code, Remedy
+from plimsoll.redaction import redact
 from plimsoll.units import GIB, MIB, format_count
 from plimsoll.vllm.versions import Behaviour
 
@@ -38,6 +40,7 @@ def other(case: FailureCase) -> Explanation:
         because, remedy = row["because"], remedies(row["remedy"])
     elif code is Code.OTHER_ENGINE_ERROR and exception is not None and exception.name:
         because = f"{exception.name} was raised{_where(exception)}, and nothing in the log points to memory"
+        remedy = _of_owner(exception)
     elif code is Code.OTHER_STOPPED_BY_OPERATOR and ServerProgress.UNKNOWN < case.facts.progress < ServerProgress.SERVING:
         why = "`failed liveness probe` there says that the start got too little time"
         asks = Remedy("kubectl describe pod NAME, and give that to doctor, too", why)
@@ -47,7 +50,47 @@ def other(case: FailureCase) -> Explanation:
         )
     elif code is Code.OTHER_INSTALLATION and (missing := re.search(_NO_MODULE, case.line)):
         because, remedy = _missing(missing[1])
+    owner = _owner(exception) if exception is not None else "vllm"
+    if code is Code.OTHER_UNSUPPORTED_GPU and owner not in ("vllm", "torch"):
+        because = f"a kernel of {owner} has no implementation for this card"
+        remedy = (Remedy(f"a build of {owner} for this architecture, or the server without it", "vLLM itself is not the one"),)
+    said = _printable(exception.message.partition("\n")[0]).strip() if exception is not None else ""
+    if said and code in _QUOTED:
+        because += f": {without_values(redact(said))[:160]}"
     return Explanation(title, because, remedy, () if code.is_memory else _NOT_MEMORY)
+
+
+# Where the exception's own sentence says more than ours.
+_QUOTED = (Code.OTHER_ENGINE_ERROR, Code.OTHER_BAD_CONFIG, Code.OTHER_BAD_MODEL)
+_PACKAGE = r"(?:site|dist)-packages/([A-Za-z_]\w{1,40})/"
+_STANDARD = frozenset({"multiprocessing", "concurrent", "asyncio", "ray", "starlette", "fastapi", "uvicorn", "uvloop"})
+
+
+def _owner(exception: LoggedException) -> str:
+    """The package whose call raised it; vLLM's own where none is named."""
+    for frame in reversed(exception.frames):
+        if (match := re.search(_PACKAGE, frame.file)) is not None and match[1] not in _STANDARD:
+            return match[1]
+    return "vllm"
+
+
+def _of_owner(exception: LoggedException) -> tuple[Remedy, ...]:
+    """Whom to ask about an exception that nobody here knows, and how to see who is at fault."""
+    owner, files = _owner(exception), " ".join(frame.file for frame in exception.frames)
+    found = []
+    if "kv_connector" in files or "lmcache" in files:
+        found.append(
+            Remedy(
+                "start once without --kv-transfer-config", "shows whether the KV connector is at fault", "--kv-transfer-config"
+            )
+        )
+    elif "spec_decode" in files or "eagle" in files:
+        found.append(
+            Remedy("start once without --speculative-config", "shows whether drafting is at fault", "--speculative-config")
+        )
+    where = "vLLM's issues" if owner in ("vllm", "torch") else f"the issues of {owner} and of vLLM"
+    found.append(Remedy(f"search {where} for the exception quoted, and try the newest release", "most are known by that line"))
+    return tuple(found)
 
 
 def _missing(module: str) -> tuple[str, tuple[Remedy, ...]]:
@@ -58,6 +101,9 @@ def _missing(module: str) -> tuple[str, tuple[Remedy, ...]]:
         flags = "--middleware and --worker-extension-cls"
         return because, (ours, Remedy(f"start without {flags} until then", "vLLM itself does not need it"))
     package = module.partition(".")[0]
+    if package == "vllm":
+        why = "a worker is started with the Python of its own node"
+        return because, (Remedy("the same image or environment, with the same vLLM, on every node and in every worker", why),)
     return because, (
         Remedy(
             f"install what brings {package} where vLLM runs, or leave out the flag that asks for it", "nothing starts without"
@@ -72,8 +118,11 @@ def _where(exception: LoggedException) -> str:
     if not exception.frames:
         return ""
     frame = exception.frames[-1]
-    place = f" in {frame.function or '?'} ({frame.file.rpartition('/')[2]})"
-    return "".join(letter for letter in place if letter.isprintable())
+    return _printable(f" in {frame.function or '?'} ({frame.file.rpartition('/')[2]})")
+
+
+def _printable(text: str) -> str:
+    return "".join(letter for letter in text if letter.isprintable())
 
 
 _NUMBER = r"(-?\d{1,9}(?:\.\d{1,9})?)"

@@ -20,6 +20,7 @@ from plimsoll.doctor.rules.facts import (
 from plimsoll.findings import Remedy
 from plimsoll.redaction import redact
 from plimsoll.units import GIB, format_count
+from plimsoll.vllm.failure_texts import TRAINER_FILES
 from plimsoll.vllm.versions import Behaviour
 
 _NUMBER = r"(\d{1,9}(?:\.\d{1,9})?)"
@@ -57,6 +58,12 @@ def weights(case: FailureCase) -> Explanation:
 def free_memory(case: FailureCase) -> Explanation:
     """Another process held the memory."""
     because, share = _held(case)
+    frames = case.symptom.exception.frames if case.symptom.exception is not None else ()
+    if any(part in frame.file for frame in frames for part in TRAINER_FILES):
+        because += "; a trainer runs in this process, and most of that is its own"
+        do = "the trainer's own share for vLLM (TRL: vllm_gpu_memory_utilization, verl: rollout.gpu_memory_utilization)"
+        share.append(Remedy(do, "below what the trainer leaves free; or a mode that puts vLLM on other cards"))
+        return Explanation("the trainer holds the GPU's memory", because, share, ["ending other processes: this one holds it"])
     remedy = [
         Remedy("find the holder on the host with nvidia-smi and stop it, if it is yours to stop",
                "after a crash look for VLLM::EngineCore and VLLM::Worker: they can outlive their API server"),

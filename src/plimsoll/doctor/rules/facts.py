@@ -195,8 +195,8 @@ class LogFacts(NamedTuple):
 
 # What a log says only where it runs on this kind of machine.
 _TRAITS = {
-    "rocm": ("detected platform rocm", "HIP out of memory", "HIP error: ", "hipError", "HSA_STATUS"),
-    "tpu": ("detected platform tpu", "device_config=tpu", "XLA:TPU", "TpuClient", "libtpu"),
+    "rocm": ("detected platform rocm", "HIP out of memory", "HIP error: ", "hipError", "HSA_STATUS", "Error [HIP]", "/aiter/"),
+    "tpu": ("detected platform tpu", "device_config=tpu", "XLA:TPU", "TpuClient", "libtpu", "tpu_worker.py", "tpu_model_ru"),
     "xpu": ("detected platform xpu", "device_config=xpu", "UR_RESULT_ERROR", "XPU out of memory", "level_zero"),
     "npu": ("detected platform npu", "NPU out of memory", "HCCL function"), "hpu": ("detected platform hpu", "synStatus="),
     "cpu": ("detected platform cpu", "device_config=cpu"), "wsl": ("WSL is detected", "microsoft-standard-WSL"),

@@ -255,7 +255,7 @@ def _follow(stripped: str, stream: _Stream, found: list[LoggedException], *, is_
         last = found[stream.last]
         stream.awaits -= 1
         if len(last.message) < 8_000:
-            found[stream.last] = last._replace(message=f"{last.message}\n{stripped}" if last.message else stripped)
+            found[stream.last] = last._replace(message=f"{last.message}\n{stripped}")
 
 
 class ServerProgress(IntEnum):
