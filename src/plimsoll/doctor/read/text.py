@@ -405,9 +405,10 @@ LINES_AFTER, BYTES_AFTER = 60, 24 << 10
 FIRST_PLACES, LAST_PLACES = 4, 4  # kept of each word; of the last ones, one a block
 SAMPLED_LINES, SAMPLED_BYTES = 2_000, 1 << 10
 
+LONG_WORD = 10  # bytes
 PERIODIC = b"Avg prompt throughput"
 TELLING: tuple[bytes, ...] = (
-    b"Traceback (most", b"ERROR", b"CRITICAL", b"out of memory", b"Out of memory", b"OutOfMemory", b"LLM engine (v",
+    b"Traceback (most", b"ERROR", b"CRITICAL", b"ut of memory", b"OutOfMemory", b"LLM engine (v",
     b"API server version", b"non-default args", b"Available KV cache memory", b"died unexpectedly", b"Killed", b"preempted by",
     b"[shutdown]", b"SIGTERM", b"Segmentation fault", b"NCCL WARN", b"NVRM: Xid", b"plimsoll: survive: ",
 )  # fmt: skip
@@ -504,6 +505,9 @@ class MiddleSifter:
         lasts: dict[bytes, _Span] = {}
         for word in TELLING:
             end = high + len(word) - 1
+            # Most words are in few blocks: a long one is sooner found missing forwards, a short one backwards.
+            if len(word) >= LONG_WORD and self._buffer.find(word, low, end) < 0:
+                continue
             last = self._buffer.rfind(word, low, end)
             if last < 0:
                 continue
