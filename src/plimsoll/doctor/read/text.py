@@ -23,8 +23,7 @@ from plimsoll.errors import BadInput
 from plimsoll.net.inputs import SAMPLE_BYTES, Budget, Descriptor, is_plain, is_text, opened, text_blocks
 
 # The prefixes of a line: which process speaks, at what level, and when.
-# (EngineCore_DP0 pid=12) ERROR 11-15 08:00:00 [core.py:700] text         vLLM 0.10 and later
-# (VllmWorker rank=0 pid=1) ERROR 05-20 12:00:00 [file.py:1] text         0.8 to 0.10
+# (EngineCore_DP0 pid=12) ERROR 11-15 08:00:00 [core.py:700] text         vLLM 0.8 and later
 # ERROR 12-16 21:40:15 engine.py:135] text                                the first engine (V0)
 # (RayWorkerWrapper pid=1, ip=10.0.0.1) text                              Ray
 # [rank0]: text                                                           torch
@@ -103,14 +102,10 @@ def split_writers(text: str) -> list[str]:
     if "pid=" not in text and not any(word in text for word in _OWN_WORDS):
         return [text]
     cuts = [match.start() for match in _COLLISION_RE.finditer(text) if match.start() > 0][:MOST_PARTS]
-    if not cuts:
-        return [text]
     return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
 _PIECES = 400  # of one line, from its end
-
-
 # The escape itself, or what is left of it where a collector or a copy spelled it out.
 _COLOURS_RE = re.compile(
     r"(?:\x1b|\^\[|\\u001[bB]|\\x1[bB]|\\033|#033)\[[0-9;:?]{0,24}[A-Za-z]|\x1b\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)|\x1b[()][0-9A-B]"
@@ -405,7 +400,6 @@ LINES_AFTER, BYTES_AFTER = 60, 24 << 10
 FIRST_PLACES, LAST_PLACES = 4, 4  # kept of each word; of the last ones, one a block
 SAMPLED_LINES, SAMPLED_BYTES = 2_000, 1 << 10
 
-LONG_WORD = 10  # bytes
 PERIODIC = b"Avg prompt throughput"
 TELLING: tuple[bytes, ...] = (
     b"Traceback (most", b"ERROR", b"CRITICAL", b"ut of memory", b"OutOfMemory", b"LLM engine (v",
@@ -506,7 +500,7 @@ class MiddleSifter:
         for word in TELLING:
             end = high + len(word) - 1
             # Most words are in few blocks: a long one is sooner found missing forwards, a short one backwards.
-            if len(word) >= LONG_WORD and self._buffer.find(word, low, end) < 0:
+            if len(word) >= 10 and self._buffer.find(word, low, end) < 0:
                 continue
             last = self._buffer.rfind(word, low, end)
             if last < 0:

@@ -182,8 +182,7 @@ def parse_size(text: str) -> int | None:
 
 
 def _size(pattern: str, text: str) -> int | None:
-    match = _compiled(pattern).search(text)
-    return _bytes(match[1], match[2]) if match else None
+    return _bytes(match[1], match[2]) if (match := _compiled(pattern).search(text)) else None
 
 
 def _bytes(number: str, unit: str) -> int:
@@ -256,21 +255,17 @@ def find_symptoms(
             confidence = 0.95 if owner is not None else 0.85
             found.append(Symptom(hit.at, hit.text.code, confidence, hit.text, owner, quoted=is_quoted))
     for one in exceptions[:MOST_SYMPTOMS]:
-        if one.at in covered or one.at in strangers or one.in_logging or one.warned:
+        if one.at in covered | strangers or one.in_logging or one.warned or is_consequence(one):
             continue
-        if is_consequence(one) or _is_of_a_side_thread(one) or not _is_fatal(one, timeline):
+        if _is_of_a_side_thread(one) or not _is_fatal(one, timeline):
             continue
         if re.search(_RAN_OUT, one.message[:2_000]):  # of a device whose words nobody here knows
             found.append(_out_of_memory(timeline, Hit(_ANY_DEVICE, one.at), one, exceptions, ())._replace(confidence=0.6))
         else:
             found.append(Symptom(one.at, _kind_of(one, timeline), 0.6, None, one))
     # The engine's echo of a worker's error, where the worker's own words are lost.
-    echo = re.compile(r"Worker failed with error '(.{4,})")
-    found = found or [
-        Symptom(one.at, Code.OTHER_ENGINE_ERROR, 0.5, None, one)
-        for one in exceptions
-        if echo.match(one.message) and not one.in_logging
-    ]
+    echoes = [one for one in exceptions if re.match(r"Worker failed with error '.{4}", one.message) and not one.in_logging]
+    found = found or [Symptom(one.at, Code.OTHER_ENGINE_ERROR, 0.5, None, one) for one in echoes]
     return sorted(found, key=lambda one: one.at), tuple(noise)
 
 
@@ -395,9 +390,8 @@ def _is_of_one_request(one: LoggedException, timeline: LogTimeline) -> bool:
     A refused start passes through the functions that start an engine; a request's error never does.
     """
     functions = one.functions()
-    if functions & _REQUEST_FUNCTIONS or one.message.startswith(_DOOR_REFUSALS):
-        return True
-    if any(part in frame.file for frame in one.frames for part in _REQUEST_FILES):
+    of_an_answer = any(part in frame.file for frame in one.frames for part in _REQUEST_FILES)
+    if functions & _REQUEST_FUNCTIONS or one.message.startswith(_DOOR_REFUSALS) or of_an_answer:
         return True
     if functions & _ENGINE_FUNCTIONS:
         return False
@@ -591,12 +585,9 @@ def judge(timeline: LogTimeline, verdicts: Sequence[LogVerdict] = ()) -> LogVerd
     return chosen._replace(runs_failed=len(failed))
 
 
-def _at(hit: Hit) -> int:
-    return hit.at
-
-
 def _judge_run(timeline: LogTimeline, run: ServerRun, stop_requests: Mapping[str, int]) -> LogVerdict:
-    hits = timeline.hits[bisect_left(timeline.hits, run.first, key=_at) : bisect_left(timeline.hits, run.end, key=_at)]
+    first, end = (bisect_left(timeline.hits, at, key=lambda hit: hit.at) for at in (run.first, run.end))
+    hits = timeline.hits[first:end]
     exceptions = [one for one in timeline.exceptions if run.first <= one.at < run.end]
     deaths = tuple(hit for hit in hits if hit.text.role is Role.DEATH and not _is_farewell(timeline, hit))
     symptoms, noise = find_symptoms(timeline, hits, exceptions)
@@ -714,12 +705,8 @@ def _choose_root(symptoms: Sequence[Symptom], deaths: Sequence[Hit], timeline: L
     begins = root.at if root.exception is None else root.exception.first - 2
     died = [hit.at for hit in deaths if hit.text.name not in _WEAK_DEATHS and hit.at < begins]
     ended = next((one for one in generic if any(one.at <= at for at in died)), None)
-    if ended is not None and not (
-        root.exception is not None
-        and ended.exception is not None
-        and root.exception.cause is not None
-        and timeline.exceptions[root.exception.cause] is ended.exception
-    ):
+    cause = root.exception.cause if root.exception is not None else None
+    if ended is not None and not (cause is not None and timeline.exceptions[cause] is ended.exception):
         return ended  # nobody has words for it, but the engine was dead of it before anything else was said
     if root.code is Code.OTHER_COMPILER:  # which the host's memory may have ended
         root = next((one for one in solid if one.code is Code.HOST_OUT_OF_MEMORY), root)
@@ -774,10 +761,8 @@ def _memory(
         return None  # something failed, and what is here does not say of what
     if progress is ServerProgress.SERVING and not _is_cut(timeline):
         # A collector may call everything a warning: an error that only warns is not ruled out.
-        warned = any(
-            one.warned and "ut of memory" in one.message for one in timeline.exceptions if run.first <= one.at < run.end
-        )
-        return None if warned else False
+        warned = [one for one in timeline.exceptions if one.warned and run.first <= one.at < run.end]
+        return None if any("ut of memory" in one.message for one in warned) else False
     return None
 
 
