@@ -51,7 +51,7 @@ TOKEN = re.compile(rf"(?<![\w./-]){CODE}|(?<![\w-])--[a-z][\w-]*|(?:(?<![\w.,)\]
 COMMAND_LINE = re.compile(r"(?:env )?(?:[A-Z_][A-Z0-9_]*=\S* )*(?:vllm serve|python\S* -m vllm)\b")
 # Keys whose strings are no prose: names, expressions, command lines.
 EXACT = set("name expr query definition rewritten series values args command legendFormat".split())
-MASKED_KEYS = {"wall_seconds", "at"}
+MASKED_KEYS = {"wall_seconds", "at", "incident"}
 MASKS = [
     (re.compile(r"(?:(?:\d{4}-)?\d\d-\d\d[T ]|\b)\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"), "CLOCK"),
     (re.compile(r"\b[0-9a-f]{40,64}\b"), "DIGEST"),

@@ -20,8 +20,10 @@ import pytest
 
 from lab.guard.command import Guard, begun, closed, told
 from lab.guard.pods import Clients, StandIns
+from plimsoll.assets.settings import Cluster
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OUTCOME
-from plimsoll.guard.adapters.cluster import API_CALLS, LEASE_NAME
+from plimsoll.guard.adapters.cluster import LEASE_NAME
+from tests.assets.roles import Right, rights_of, role_objects
 from tests.cluster_api import TOKEN, Call, ClusterApi, Trouble, status_of
 
 pytestmark = pytest.mark.once
@@ -47,15 +49,12 @@ SLOW = {"lock": ("get", "leases"), "drain": ("get", "pods"), "stop": ("create", 
 """Calls that are answered late, so that guard can be killed in a step that is short."""
 
 
+RIGHTS = rights_of(role_objects(Cluster(namespaces=("llm",), guard="plimsoll-guard"), ("observe", "act")))
+"""Of the Roles that `plimsoll assets --for guard` writes for a guard that acts."""
+
+
 def is_allowed(call: Call) -> bool:
-    """By the Roles that are made of API_CALLS, for a guard that acts in the namespace of its engines."""
-    return any(
-        (call.verb, call.group, call.resource) == (one.verb, one.group, one.resource)
-        and call.namespace == ("" if one.scope == "cluster" else "llm")
-        and one.name in ("", call.name)
-        and one.needed_for in ("observe", "act")
-        for one in API_CALLS
-    )
+    return any(Right(call.verb, call.group, call.resource, call.namespace, name) in RIGHTS for name in ("", call.name))
 
 
 class Scene:
@@ -162,7 +161,7 @@ def test_of_500_requests_only_those_inside_the_wedged_engine_are_lost(record_pro
             assert [one.fields["end"] for one in entries if one.kind == CLOSED] == ["done"] * 3
             made = {(call.verb, call.group, call.resource) for call in here.api.calls}
             assert here.api.refused == []
-            allowed = {(one.verb, one.group, one.resource) for one in API_CALLS if one.needed_for in ("observe", "act")}
+            allowed = {(right.verb, right.group, right.resource) for right in RIGHTS}
             assert made == allowed - {("get", "apps", "statefulsets")}
             assert {call.name for call in here.api.calls if call.resource == "leases"} <= {"", LEASE_NAME}
             record_property("figures", f"{load.done} requests answered, {len(lost)} lost, all of them with {second}")
