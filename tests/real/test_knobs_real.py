@@ -27,7 +27,7 @@ from tests.real.conftest import need_vllm
 
 pytestmark = pytest.mark.once
 TURNS, TURNS_SOAK = 60, 1000  # of each knob
-ENGINES, ENGINES_SOAK = 10, 250
+ENGINES, ENGINES_SOAK = 10, 60
 FLAGS = ("--num-gpu-blocks-override", "20", "--max-num-seqs", "24", "--max-num-batched-tokens", "512")
 LONGEST_WAIT_S = 60.0
 START: dict[str, float | None] = {

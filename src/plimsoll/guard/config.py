@@ -118,6 +118,16 @@ class ApiConfig(key.ConfigTable):
 
 
 @dataclass(frozen=True, slots=True)
+class PromiseConfig(key.ConfigTable):
+    """[promise]: what requests are promised; with it guard says which knob would have kept it for more of them."""
+
+    ttft_s: float = key.duration(10.0, 0.001, 3_600.0, "the first token comes within")
+    tpot_s: float = key.duration(0.1, 0.000_1, 60.0, "and each one after it within, on average")
+    window_s: float = key.duration(600.0, 30.0, 86_400.0, "so much of a recording is replayed")
+    every_s: float = key.duration(300.0, 10.0, 86_400.0, "so often")
+
+
+@dataclass(frozen=True, slots=True)
 class GuardConfig(key.ConfigTable):
     """All of it. The policy is left as it was read: the judge knows what may stand in it."""
 
@@ -130,6 +140,7 @@ class GuardConfig(key.ConfigTable):
     act: ActPolicy | None = key.table("", ActPolicy)  # None: nothing is said of acting
     lock: LockConfig | None = key.table("", *LOCKS)  # None: a file beside the journal
     own: OwnProcessConfig = key.table("", OwnProcessConfig, default=OwnProcessConfig())
+    promise: PromiseConfig | None = key.table("", PromiseConfig)  # None: no advice on knobs
     name: str = ""  # of the file
     lines: KeyLines = field(default_factory=lambda: KeyLines(""))
     warnings: tuple[str, ...] = ()  # what is not wrong and still should be said

@@ -64,6 +64,7 @@ class EngineConfig(key.ConfigTable):
     )
     restart: RestarterConfig | None = key.table("how it is stopped and started (below)", *RESTARTERS)
     log: str | None = key.path("its log: for evidence, and to see that a start goes on")
+    recording: str | None = key.path("its PLIMSOLL_RECORD folder, on this machine: replayed for advice, with [promise]")
     kv_connector: bool = key.switch("it shares its KV cache with others: it is only observed")
     nodes: int = key.count(1, 1, 1_000, "machines that it runs on: with more than one it is only observed")
 

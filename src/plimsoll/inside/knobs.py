@@ -165,7 +165,7 @@ class Knobs:
         until = time.monotonic() + min(float(order["lease_s"]), LONGEST_LEASE_S) if values else 0.0
         self.lease = KnobLease(epoch, until, values)
         self._orders += 1
-        shown = " ".join(f"{knob}={value:g}" for knob, value in values.items()) or "none"
+        shown = " ".join(f"{knob}={value}" for knob, value in values.items()) or "none"
         LOG.info("plimsoll: knobs: %s, for %.0f s, epoch %d", shown, until and until - time.monotonic(), epoch)
         self._settle()
 

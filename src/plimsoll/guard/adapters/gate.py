@@ -230,7 +230,7 @@ def _knob_facts(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, floa
 
 def knob_words(values: Mapping[str, float]) -> str:
     """Knobs and their values as an operator types them."""
-    return " ".join(f"{name}={value:g}" for name, value in sorted(values.items()))
+    return " ".join(f"{name}={int(value) if value == int(value) else value}" for name, value in sorted(values.items()))
 
 
 def _shed_facts(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -516,8 +516,8 @@ def read_gate(found: Mapping[str, Any]) -> GateState | None:
     in_flight, requests = number(found.get("in_flight")), number(found.get("engine_requests"))
     if not isinstance(ready, bool) or not isinstance(reason, str) or in_flight is None or requests is None:
         return None
-    engine, shed, drain = (table(found.get(name)) for name in ("engine", "shed", "drain"))
-    asleep, phase, epoch = engine.get("asleep"), drain.get("phase"), number(drain.get("epoch"))
+    engine, shed, drain, knobs = (table(found.get(name)) for name in ("engine", "shed", "drain", "knobs"))
+    asleep, phase = engine.get("asleep"), drain.get("phase")
     return GateState(
         ready,
         reason[:100],
@@ -528,7 +528,7 @@ def read_gate(found: Mapping[str, Any]) -> GateState | None:
         is_wedged=engine.get("is_wedged") is True,
         asleep=asleep[:200] if isinstance(asleep, str) else "",
         drain=phase[:40] if isinstance(phase, str) else "serving",
-        epoch=int(epoch or 0),
+        epoch=int(max(number(drain.get("epoch")) or 0, number(knobs.get("epoch")) or 0)),
         started=number(found.get("started")),
         survival=read_survival(found.get("survive")),
     )

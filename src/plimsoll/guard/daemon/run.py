@@ -38,6 +38,7 @@ from plimsoll.guard.daemon.conductor import Announcement
 from plimsoll.guard.daemon.engine_figures import LabelSets, PrometheusHistory
 from plimsoll.guard.daemon.engine_look import CanaryPlan, EngineWatcher
 from plimsoll.guard.daemon.host import SameHost
+from plimsoll.guard.daemon.knob_advice import KnobAdvisor
 from plimsoll.guard.daemon.observer import SYSTEM, Clocks, DiscoveredFacts, Fleet, ObserverPorts
 from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.guard.judge.findings import severity_of
@@ -438,6 +439,8 @@ class Daemon:
     def _jobs(self) -> list[Coroutine[Any, Any, None]]:
         jobs = [self._report_troubles()]
         jobs += [self._acting.run()] if self._acting is not None else []
+        if self._config.promise is not None:
+            jobs += [KnobAdvisor(self._config.promise, self._config.engines, self._fleet.remark).run()]
         jobs += [self._keep_status()] if self._systemd.address else []
         jobs += [self._rediscover(finder) for finder in self._lists.finders]
         jobs += [self._follow(self._lists.pods)] if self._lists.pods is not None else []

@@ -1,0 +1,109 @@
+"""Advice on knobs: the last minutes of an engine's recording, replayed with a clock fitted to them, against the promise.
+
+The replay runs in a process of its own (knob_replay.py): it takes seconds of a core, and guard's loop must not wait for it.
+Guard sets nothing by it: the advice is a remark beside the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from plimsoll.guard.adapters.gate import GateHttpClient
+from plimsoll.guard.config import PromiseConfig
+from plimsoll.guard.daemon.engine_look import served_model
+from plimsoll.guard.engine_config import EngineConfig
+from plimsoll.net.address import address
+from plimsoll.net.client import HttpClient, Lost
+
+LIMIT_S = 120.0
+PAGE_MAX = 16 << 20
+_CACHE = re.compile(r"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
+
+
+class AdviceRemark(NamedTuple):
+    """What is said of one engine: the advice with its command, or why there is none."""
+
+    text: str = ""
+    why_not: str = ""
+
+
+class KnobAdvisor:
+    """Looks at every engine that records, now and then; `remark` puts the advice beside it, or takes it away."""
+
+    def __init__(
+        self, promise: PromiseConfig, engines: Sequence[EngineConfig], remark: Callable[[str, str, str], None]
+    ) -> None:
+        self._promise, self._remark = promise, remark
+        self._engines = [engine for engine in engines if engine.recording is not None and engine.token is not None]
+
+    async def run(self) -> None:
+        """For ever, one engine after the other."""
+        while True:
+            await asyncio.sleep(self._promise.every_s)
+            for engine in self._engines:
+                self._remark(engine.name, (await self.advise(engine)).text, "advice")
+
+    async def advise(self, engine: EngineConfig) -> AdviceRemark:
+        """The advice for one engine now, or the reason why there is none."""
+        limits = await limits_of(engine)
+        if isinstance(limits, str):
+            return AdviceRemark(why_not=limits)
+        asked = {
+            "folder": engine.recording, "since": time.time() - self._promise.window_s, "limits": limits,
+            "promise": [self._promise.ttft_s, self._promise.tpot_s],
+        }  # fmt: skip
+        process = None
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "plimsoll.guard.daemon.knob_replay", stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+            async with asyncio.timeout(LIMIT_S):
+                printed, _ = await process.communicate(json.dumps(asked).encode())
+            found = json.loads(printed)
+            if found["why_not"]:
+                return AdviceRemark(why_not=str(found["why_not"]))
+            command = f"guardctl set {engine.name} {found['knob']}={found['value']} --for 2h"
+            return AdviceRemark(f"{found['sentence']}; {command}")
+        except (OSError, ValueError, KeyError, TypeError, TimeoutError) as problem:
+            return AdviceRemark(why_not=f"the replay failed: {type(problem).__name__}")
+        finally:
+            if process is not None and process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+
+
+async def limits_of(engine: EngineConfig) -> dict[str, Any] | str:
+    """The engine's limits as the simulator needs them, from what it serves; or why they are not known."""
+    assert engine.token is not None
+    told = await GateHttpClient(engine.gate_url or engine.url, engine.token).knobs()
+    model = await served_model(engine.url, engine.api_key)
+    page = await HttpClient(address(engine.url)).call("GET", "/metrics", deadline_s=10.0, most_bytes=PAGE_MAX)
+    if not told.is_done or model is None or model.context is None or isinstance(page, Lost):
+        return f"the engine's limits are not known: {told.message}"
+    if told.facts.get("leased"):
+        return "knobs are set: what they give is not known before they are let go"
+    return limits_from(page.body.decode(errors="replace"), str(told.facts["in_force"]), int(model.context))
+
+
+def limits_from(page: str, in_force: str, context: int) -> dict[str, Any] | str:
+    """The limits by a metrics page, the knobs in force and the longest request; or why they are not known."""
+    values, found = dict(word.split("=") for word in in_force.split()), _CACHE.search(page)
+    labels = {} if found is None else dict(re.findall(r'(\w+)="([^"]*)"', found[1]))
+    try:
+        return {
+            "num_blocks": int(labels["num_gpu_blocks"]), "block_size": int(labels["block_size"]),
+            "max_num_seqs": int(values["max-num-seqs"]), "max_num_batched_tokens": int(values["max-num-batched-tokens"]),
+            "max_model_len": context, "prefix_caching": labels.get("enable_prefix_caching") == "True",
+            "watermark": float(values["kv-headroom"]),
+            "long_prefill_token_threshold": int(values["long-prefill-token-threshold"]),
+        }  # fmt: skip
+    except (KeyError, ValueError):
+        return "the engine's limits are not known: its metrics page does not tell its blocks"

@@ -1,0 +1,86 @@
+"""Advice on knobs from a recording: the window, the replay's process, the engine's own limits, and the reasons for none."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from plimsoll.guard.config import PromiseConfig
+from plimsoll.guard.daemon.knob_advice import KnobAdvisor, limits_from, limits_of
+from plimsoll.guard.daemon.knob_replay import recorded
+from plimsoll.guard.engine_config import EngineConfig
+from plimsoll.standin.config import ServerFlags
+from tests.standin.servers import TOKEN, standin
+
+BURST = Path(__file__).parents[3] / "lab" / "results" / "service-h200" / "article" / "article-1.requests.jsonl.gz"
+LIMITS = {
+    "num_blocks": 53_856, "block_size": 16, "max_num_seqs": 64, "max_num_batched_tokens": 24_576, "max_model_len": 32_768,
+    "prefix_caching": True, "watermark": 0.0, "long_prefill_token_threshold": 0,
+}  # fmt: skip
+
+
+def rows(*pairs: tuple[float, float]) -> str:
+    """A recording of requests that came and ended at these times."""
+    return "".join(json.dumps({"arrival": arrival, "finished": finished}) + "\n" for arrival, finished in pairs)
+
+
+def test_a_recorded_burst_gets_its_advice_from_a_process_of_its_own(tmp_path: Path) -> None:
+    """As guard asks it: JSON in, JSON out, with the sentence that stands on the page."""
+    (tmp_path / "requests-1.jsonl").write_bytes(gzip.decompress(BURST.read_bytes()))
+    asked = {"folder": str(tmp_path), "since": 0, "limits": LIMITS, "promise": [10.0, 0.1]}
+    command = [sys.executable, "-m", "plimsoll.guard.daemon.knob_replay"]
+    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, timeout=300, check=True)
+    found = json.loads(done.stdout)
+    assert (found["knob"], found["value"], found["measured"]) == ("max-num-seqs", 24, 17)
+    assert abs(found["kept"] - 36) <= 3
+    assert found["sentence"].startswith("with max-num-seqs 24, ")
+
+
+def test_a_window_begins_where_the_engine_was_idle(tmp_path: Path) -> None:
+    """Requests that were in flight before the window would be missing in the replay; half of the lines stay at least."""
+    busy = [(float(second), second + 5.0) for second in range(30)]
+    later = [(100.0 + second, 101.5 + second) for second in range(40)]
+    (tmp_path / "a.jsonl").write_text(rows(*busy, *later) + "nonsense\n{}\n")
+    assert len(recorded(tmp_path, 10.0)) == 40
+    assert len(recorded(tmp_path, 120.0)) == 20
+    assert recorded(tmp_path, 500.0) == []
+    assert recorded(tmp_path / "absent", 0.0) == []
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+def test_the_engines_own_limits_are_asked(tmp_path: Path, *, is_set: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its gate, its models and its metrics page; while a knob is set, nothing is advised."""
+    monkeypatch.setenv("PLIMSOLL_TOKEN", TOKEN)
+    with standin(ServerFlags(middleware=("plimsoll.inside.Gate",), token=TOKEN)) as server:
+        engine = EngineConfig(name="a", url=f"http://127.0.0.1:{server.port}", token=TOKEN, recording=str(tmp_path))
+        if is_set:
+            assert server.ask("POST", "/plimsoll/knobs", {"max-num-seqs": 3}, authorization=f"Bearer {TOKEN}").status == 200
+        found = asyncio.run(limits_of(engine))
+        remarks: list[tuple[str, str, str]] = []
+        advisor = KnobAdvisor(PromiseConfig(), [engine], lambda *words: remarks.append(words))
+        (tmp_path / "a.jsonl").write_text(rows((time.time(), time.time() + 1)))
+        advice = asyncio.run(advisor.advise(engine))
+    assert found == advice.why_not
+    assert ("knobs are set" if is_set else "does not tell its blocks") in advice.why_not  # a stand-in's page has no such labels
+    assert advice.text == ""
+
+
+@pytest.mark.parametrize(
+    ("page", "blocks", "size"),
+    [("vllm-0.32.0-cpu/metrics.txt", 4096, 128), ("vllm-0.25.1-h200-failures/neighbour.metrics-after.txt", 495_993, 16)],
+)
+def test_the_blocks_stand_on_the_engines_page(page: str, blocks: int, size: int) -> None:
+    """Two releases, as they were recorded."""
+    text = (Path(__file__).parents[2] / "captures" / page).read_text(encoding="utf-8")
+    in_force = "kv-headroom=0 long-prefill-token-threshold=0 max-num-batched-tokens=24576 max-num-seqs=64"
+    found = limits_from(text, in_force, 32_768)
+    assert not isinstance(found, str), found
+    assert (found["num_blocks"], found["block_size"], found["prefix_caching"]) == (blocks, size, True)
+    assert (found["max_num_seqs"], found["max_num_batched_tokens"]) == (64, 24_576)
