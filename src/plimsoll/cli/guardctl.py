@@ -39,9 +39,8 @@ from urllib.parse import quote, urlencode, urlsplit
 from plimsoll.cli.main import OptionsCommand
 from plimsoll.doctor.rules.trend_growth import duration
 from plimsoll.errors import BadInput, WorldFailed
-from plimsoll.guard.api.actions import knob_values
 from plimsoll.guard.api.token import token_path
-from plimsoll.guard.config_reader import read_token, seconds_in
+from plimsoll.guard.config_reader import knob_values, read_token, seconds_in
 from plimsoll.guard.daemon.journal import ABSENT, UNREADABLE, read_journal
 from plimsoll.inside.knobs import KNOBS
 from plimsoll.launch.options import Words, count, first_given, option, switch

@@ -9,12 +9,13 @@ import re
 import stat
 import tomllib
 import zoneinfo
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from plimsoll.errors import BadInput
 from plimsoll.guard.config_fields import SHORTEST_TOKEN, ConfigTable, Key, WrongKey, declared
+from plimsoll.inside.knobs import HEADROOM, KNOBS
 from plimsoll.net.address import address
 
 MOST_BYTES = 4 << 20
@@ -356,6 +357,18 @@ def is_open_to_all(path: str) -> bool:
 
 def open_to_all(path: str) -> str:
     return f"{path} is a secret that every user of this machine can read; chmod 600, or systemd's LoadCredential="
+
+
+def knob_values(asked: Mapping[str, str]) -> dict[str, float]:
+    """The knobs among these words, as numbers; BadInput for one that is none."""
+    values: dict[str, float] = {}
+    for name in (name for name in KNOBS if name in asked):
+        word = asked[name]
+        is_share = name == HEADROOM
+        if not re.fullmatch(r"0?\.[0-9]{1,6}|0" if is_share else r"[1-9][0-9]{0,8}", word):
+            raise BadInput(f"{name}={word[:40]}: {'a share below 1, such as 0.05' if is_share else 'a whole number from 1'}")
+        values[name] = float(word) if is_share else int(word)
+    return values
 
 
 def seconds_in(value: Any) -> float:

@@ -16,13 +16,13 @@ from plimsoll.guard.act.journal_entry import OPENED
 from plimsoll.guard.act.journal_replay import PAUSE, RUNGS
 from plimsoll.guard.act.ports import JournalWriter, Outcome, failed
 from plimsoll.guard.act.steps import ActionRun, End
-from plimsoll.guard.config_reader import seconds_in
+from plimsoll.guard.config_reader import knob_values, seconds_in
 from plimsoll.guard.daemon.conductor import QUIET_STEPS, Conductor
 from plimsoll.guard.daemon.journal import read_journal
 from plimsoll.guard.daemon.knob_settings import LONGEST_S, KnobSettings
 from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService
 from plimsoll.guard.judge.tracker import Grade
-from plimsoll.inside.knobs import HEADROOM, KNOBS
+from plimsoll.inside.knobs import KNOBS
 from plimsoll.net.server import HttpAnswer, error
 from plimsoll.redaction import clean
 from plimsoll.render.journal import SCHEMA, entry_json
@@ -220,18 +220,6 @@ def _approve(actions: ActionDesk, path: str, who: str) -> HttpAnswer:
         return _refused("NotPending", why_not)
     done = "approved: guard judges once more, and acts if it is still called for" if verb == "approve" else "denied: not done"
     return _answer(200, {"accepted": True, "plan": [], "says": f"{clean(found.engine)}: {found.grade} {done}"})
-
-
-def knob_values(asked: Mapping[str, str]) -> dict[str, float]:
-    """The knobs among these words, as numbers; BadInput for one that is none."""
-    values: dict[str, float] = {}
-    for name in (name for name in KNOBS if name in asked):
-        word = asked[name]
-        is_share = name == HEADROOM
-        if not re.fullmatch(r"0?\.[0-9]{1,6}|0" if is_share else r"[1-9][0-9]{0,8}", word):
-            raise BadInput(f"{name}={word[:40]}: {'a share below 1, such as 0.05' if is_share else 'a whole number from 1'}")
-        values[name] = float(word) if is_share else int(word)
-    return values
 
 
 def _is_action_path(path: str) -> bool:
