@@ -33,6 +33,16 @@ def test_evidence_quotes_the_line_with_its_number() -> None:
     assert len(quoted.text) <= LONGEST_EVIDENCE + 3
 
 
+def test_a_crash_in_native_code_is_quoted_with_its_innermost_call() -> None:
+    """Python's own dump, and a caught signal with its stack: never empty-handed."""
+    dump = ["Fatal Python error: Aborted", "", "Thread 0x7f (most recent call first):", '  File "/opt/x.py", line 7 in forward']
+    stack = ["*** SIGABRT received at time=1 on cpu 2 ***", "PC: @     0x7f5b1a0969fc  (unknown)  pthread_kill"]
+    for lines, call in ((dump, "forward"), (stack, "pthread_kill")):
+        finding = said(STARTED, lines).findings[0]
+        assert finding.code is Code.OTHER_ENGINE_ERROR
+        assert call in finding.evidence[1].text
+
+
 def test_the_proof_is_the_error_its_place_and_its_end() -> None:
     """Three lines: what was said, vLLM's innermost call, and what it led to."""
     finding = said(STARTED, traceback("v1/engine/core.py:run_engine_core", STEP), ENGINE_DEAD).findings[0]

@@ -412,6 +412,10 @@ def _proof(timeline: LogTimeline, root: Symptom, deaths: Sequence[Hit]) -> Itera
             if 'File "' in line.text and "/vllm/" in line.text and line.process == root.exception.process:
                 yield evidence(timeline.log, index)
                 break
+    elif root.code is Code.OTHER_ENGINE_ERROR:  # a crash in native code: the innermost of the calls that it left behind
+        following = range(root.at + 1, min(root.at + 60, len(timeline.log.lines)))
+        calls = (at for at in following if re.search(_NATIVE_CALL, timeline.log.lines[at].text))
+        yield from (evidence(timeline.log, at) for at in list(calls)[:1])
     end = next((hit for hit in deaths if hit.at > root.at), None)
     if end is not None:
         yield evidence(timeline.log, end.at)
@@ -442,7 +446,8 @@ def _last_words(timeline: LogTimeline, verdict: LogVerdict) -> tuple[str, list[i
 # A frame of faulthandler, of torch's or of glog's native stack.
 _NATIVE_CALL = (
     r'^\s{2,4}File "(?P<file>[^"]{1,300})", line \d{1,9},? in \S|^(?:frame )?#\d{1,3}:? {1,2}(?P<frame>[^(]{4,120})\(0x|'
-    r"^\s{0,8}@ {1,8}0x[0-9a-f]{6,16} {1,4}(?P<symbol>\S{2,160})"
+    r"^\s{0,8}(?:PC: )?@ {1,8}0x[0-9a-f]{6,16} {1,8}(?:\(unknown\) {1,4}|\d{1,9} {1,4})?(?P<symbol>[^\s(]\S{1,160})|"
+    r"^ ?\d{1,3} {1,4}(?P<library>/\S{4,200}\(\S{1,120}\)) \[0x"
 )
 
 
