@@ -151,6 +151,10 @@ def catalogue(folder: Path) -> str:
     agrees = "taken from {like}, which agrees with what "
     sources |= {page: {"says": f"{agrees}{page} says of it; its config.json was not read", "config": False} for page in pages}
     files = [source for source in files if source not in pages]
+    copies = [source for source in files if source.startswith(("huggingface.co/", "docs.nvidia.com/"))]
+    counted = "the config.json at {}, which gives as many parameters as were published"
+    sources |= {copy: {"says": counted.format(copy), "config": True} for copy in copies}
+    files = [source for source in files if source not in copies]
     sources |= {file: {"says": f"the model's own config.json, as published in {file}", "config": True} for file in files}
     lines = [f"{json.dumps(name)}:{json.dumps(models[name], separators=(',', ':'))}" for name in sorted(models, key=str.lower)]
     head = f'{{"schema":"plimsoll.models/1",\n"sources":{json.dumps(sources, indent=1)},\n"models":{{\n'

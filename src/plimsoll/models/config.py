@@ -354,7 +354,7 @@ def _kv_cache(quant: Keys) -> str | None:
     return said.lower() if said else None
 
 
-_HIDDEN = ("hidden_size", "n_embd", "d_model", "model_dim")
+_HIDDEN = ("hidden_size", "n_embd", "n_embed", "d_model", "model_dim")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 # vLLM's order (get_total_num_kv_heads).

@@ -555,10 +555,20 @@ def dense_width(text: Keys, family: str) -> int | None:
     if not width and text.has("ffn_config"):
         ffn = text.child("ffn_config")
         width = ffn.count("ffn_hidden_size") if ffn is not None else None
-    hidden = text.count("hidden_size", "n_embd", "d_model")
+    if family == "lfm2":
+        return _lfm2_width(text, text.count("block_ff_dim") or width)
+    hidden = text.count("hidden_size", "n_embd", "n_embed", "d_model")
     if not width and hidden and family in ("gpt2", "gptj", "gpt_bigcode", "bloom", "falcon", "mpt", "codegen"):
         return hidden * (text.count("expansion_ratio", most=1024) or 4)
     return width or None
+
+
+def _lfm2_width(text: Keys, width: int | None) -> int | None:
+    """What LFM2's code makes of the width in the file: two thirds of it, up to the next multiple (Lfm2MLP)."""
+    if not width or text.flag("block_auto_adjust_ff_dim") is False:
+        return width
+    step = text.count("block_multiple_of") or 256
+    return -(-(2 * width // 3) // step) * step
 
 
 def _with_heads(layer: Layer, text: Keys, heads: Heads) -> Layer:
