@@ -14,11 +14,13 @@ import pytest
 import yaml
 from kubernetes_validate.utils import all_versions
 
+from lab.run_page import run_page
 from plimsoll.cli.main import main
 from tests.assets.plans import MODELS, plan_of
 from tests.each import each
 from tests.real.small_farm import need
 
+PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
 DEPLOYMENTS = Path(__file__).parents[1] / "captures" / "deployments"
 NEWEST = max(all_versions(), key=lambda version: tuple(map(int, version.split("."))))
 OWN_KINDS = ("PodMonitor", "PrometheusRule", "HTTPRoute", "InferenceService", "LLMInferenceService")
@@ -145,6 +147,15 @@ def _contains(new: Any, old: Any) -> bool:
 
 
 _CHANGED = ("args", "command", "terminationGracePeriodSeconds", "value", "path", "status")
+
+
+def test_the_page_shows_what_its_commands_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command of docs/kubernetes.md, in order, from `kubectl get deploy` to guard's status and back."""
+    if not reads_components():
+        return
+    played = Path(__file__).parents[2] / "lab" / "kubernetes"
+    monkeypatch.setenv("PATH", f"{played}{os.pathsep}{os.environ['PATH']}")
+    run_page(PAGE)
 
 
 def test_the_plugin_asks_kubectl_and_guard(tmp_path: Path) -> None:
