@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from dataclasses import replace
@@ -23,6 +24,8 @@ from tests.each import each, times
 from tests.options import guard_options
 
 MINORS = sorted({tuple(map(int, version.split(".")[:2])) for version in all_versions()})[-4:]
+CRDS = Path(__file__).parents[1] / "captures" / "crds.json"
+PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
 PLAIN = plan_of("vllm", "serve", MODELS[0], "--api-key", SECRET)
 TOKEN = "a-token-that-is-long-enough"
 WISHES = Cluster(
@@ -179,7 +182,7 @@ def test_guard_needs_no_plan(tmp_path: Path) -> None:
 
 def test_guard_reads_its_configuration(tmp_path: Path) -> None:
     """guard takes the file as it is written, with the Secret mounted: it discovers, and would act if it were told to."""
-    text = _guard(tmp_path, "--namespace", "models", "--selector", "app=vllm")["plimsoll.toml"]
+    text = _guard(tmp_path, "--namespace", "models,chat", "--selector", "app=vllm")["plimsoll.toml"]
     for name in ("gate.token", "guard.token", "guard-read.token"):
         (tmp_path / name).write_text(TOKEN + name, encoding="utf-8")
         (tmp_path / name).chmod(0o600)
@@ -188,7 +191,7 @@ def test_guard_reads_its_configuration(tmp_path: Path) -> None:
     asked_for = guard_options(["--config", str(path), "--act"], {})
     found = asked_for.config.discover.kubernetes
     assert found is not None
-    assert found.selector == "app=vllm"
+    assert (found.selector, found.namespaces, found.act) == ("app=vllm", ("models", "chat"), True)
     assert asked_for.config.warnings == ()
 
 
@@ -229,6 +232,43 @@ def test_differences_are_seen_both_ways() -> None:
     made = ("POST", "/api/v1/namespaces/models/pods/vllm-0/eviction")
     assert Right("create", "", "pods/eviction", "models") not in differences([made], cluster)[1]
     assert asked("GET", "/apis/apps/v1/namespaces/a/deployments?watch=1&limit=5") == Right("watch", "apps", "deployments", "a")
+
+
+def _unknown(value: Any, tree: Any, path: str = "") -> list[str]:
+    """Fields of an object that its CRD does not have; what the tree does not describe may be anything."""
+    if isinstance(value, list) and isinstance(tree, list):
+        return [name for each in value for name in _unknown(each, tree[0], f"{path}[]")]
+    if not isinstance(value, dict) or not isinstance(tree, dict):
+        return []
+    if "*" in tree:
+        return [name for each in value.values() for name in _unknown(each, tree["*"], f"{path}.*")]
+    return [
+        name
+        for key, each in value.items()
+        for name in ([f"{path}.{key}"] if key not in tree else _unknown(each, tree[key], f"{path}.{key}"))
+    ]
+
+
+def test_objects_of_operators_have_only_fields_that_their_crds_have(tmp_path: Path) -> None:
+    """PodMonitors, the PrometheusRule, the HTTPRoute, and the objects that docs/kubernetes.md shows; the check can fail."""
+    known = json.loads(CRDS.read_text(encoding="utf-8"))
+    files = _guard(tmp_path)
+    texts = [files[f"components/prometheus-operator/{name}.yaml"] for name in ("monitors", "rules")]
+    shown = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    objects = [one for text in (*texts, *shown) for one in yaml.safe_load_all(text)] + _launched(PLAIN, WISHES)
+    checked = [one for one in objects if one["kind"] in known]
+    assert {one["kind"] for one in checked} == set(known)
+    assert [name for one in checked for name in _unknown(one, known[one["kind"]])] == []
+    assert _unknown({"spec": {"hostname": "a"}}, known["HTTPRoute"]) == [".spec.hostname"]
+    # The template of KServe's LLMInferenceService is a pod's specification; only a pod must have an image and a name.
+    (service,) = [one for one in objects if one["kind"] == "LLMInferenceService"]
+    (container,) = service["spec"]["template"]["containers"]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": service["spec"]["template"]}
+    kubernetes_validate.validate(pod, f"{MINORS[-1][0]}.{MINORS[-1][1]}", strict=True)
+    (tmp_path / "service.yaml").write_text(yaml.safe_dump(service), encoding="utf-8")
+    assert main(["flags", str(tmp_path / "service.yaml")]) == 0
+    assert main(["inside", "check", "--require", "gate,probe", "--vllm", "0.25.1", str(tmp_path / "service.yaml")]) == 0
+    assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/plimsoll"}
 
 
 @each(("words", "says"), [

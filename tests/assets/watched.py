@@ -37,4 +37,4 @@ def metrics_known(settings: AssetSettings) -> set[str]:
     vllm = {name + suffix for name in shown for suffix in _SUFFIXES}
     inside = {meter.name + ("_total" if meter.kind == "counter" else "") for meter in METERS}
     records = {record.name for group in groups_of(settings) for record in group.records}
-    return GENERAL | vllm | inside | records | {f"plimsoll_guard_{name}" for name in GUARDS}
+    return GENERAL | vllm | inside | records | {"plimsoll_armed", *(f"plimsoll_guard_{name}" for name in GUARDS)}

@@ -25,6 +25,7 @@ CONDITIONAL: Mapping[str, str] = {
     "plimsoll_guard_actions_total": "guard with --act",
     "plimsoll_guard_look_failures_total": "once a look has brought nothing",
     "plimsoll_guard_": "guard",
+    "plimsoll_armed": "guard",
     "plimsoll_": "the gate",
     "process_": "one API server: with several, vLLM shows no metrics of a process",
     "http_requests_total": "once a request of that outcome was answered",
@@ -164,7 +165,10 @@ def of_rank(rank: str, series: Mapping[str, str]) -> dict[str, str]:
 
 
 def guard_page(at: str = "", **values: str) -> dict[str, str]:
-    """Series of guard's page: `up`, `trouble`, `age_ENGINE`, `held_ENGINE`, or `ENGINE_CONDITION`; `at` is another job."""
+    """Series of guard's page: `up`, `trouble`, `age_ENGINE`, `held_ENGINE`, `armed_ENGINE_FEATURE` or `ENGINE_CONDITION`.
+
+    `at` is another job.
+    """
     job = at or GUARD_JOB
     series: dict[str, str] = {}
     for metric, text in values.items():
@@ -174,6 +178,9 @@ def guard_page(at: str = "", **values: str) -> dict[str, str]:
             series[select("up", **where)] = text
         elif metric == "trouble":
             series[select("plimsoll_guard_trouble", **where, what="webhook")] = text
+        elif first == "armed":
+            engine, _, feature = second.partition("_")
+            series[select("plimsoll_armed", **where, engine=engine, feature=feature)] = text
         elif first in _BY_ENGINE:
             series[select(_BY_ENGINE[first], **where, engine=second)] = text
         else:

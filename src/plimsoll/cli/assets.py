@@ -237,7 +237,7 @@ def _check_goes_with(options: AssetsOptions) -> None:
         "plan": options.kind not in IN_CLUSTER,
         "slo": options.kind != "patch",
         "job": options.kind != "patch",
-        "namespace": launched or options.kind in IN_CLUSTER,
+        "namespace": launched or options.kind == "guard",
         "image": launched or options.kind in IN_CLUSTER,
         "name": launched or options.kind == "guard",
         "replicas": launched or options.kind == "guard",
