@@ -14,7 +14,7 @@ from plimsoll.assets.kubernetes import roles_of
 from plimsoll.assets.rendering import render
 from plimsoll.assets.settings import Cluster
 
-PARTS = ("observe", "act", "quarantine", "identities")
+PARTS = ("observe", "act", "nodes", "quarantine", "identities")
 _PATH = re.compile(
     r"/(?:api/v1|apis/(?P<group>[^/]+)/[^/]+)(?:/namespaces/(?P<namespace>[^/]+))?/(?P<resource>[a-z]+)(?:/(?P<name>[^/]+))?(?:/(?P<sub>[a-z]+))?"
 )

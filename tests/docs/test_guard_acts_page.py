@@ -8,13 +8,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 
 from plimsoll.cli.guardctl import REFUSALS_PAGE, WHAT_TO_DO
 from plimsoll.guard.act.decide import Restart, spent
 from plimsoll.guard.act.policy import DAY_S, ActPolicy
 from plimsoll.guard.act.steps import BROKEN, COURSES, SERVING, STEP_TEXTS, TRIES, End, Step, open_action
-from plimsoll.guard.adapters.cluster import API_CALLS
 from plimsoll.guard.judge.policy import GRADES
 from plimsoll.guard.judge.tracker import Grade
 from tests.each import each
@@ -153,20 +151,3 @@ def test_the_units_are_units(tmp_path: Path) -> None:
     ran = subprocess.run([program, "verify", "--man=no", *map(str, paths)], capture_output=True, text=True, check=False)
     told = [line for line in (ran.stdout + ran.stderr).splitlines() if any(name in line for name in units)]
     assert (ran.returncode, told) == (0, [])
-
-
-def test_the_role_allows_what_is_asked_and_nothing_else() -> None:
-    """The manifest's Role is the table of the calls that guard makes in its namespaces, without those of extra parts."""
-    objects = list(yaml.safe_load_all(blocks("yaml")[0]))
-    rules = [rule for one in objects if one["kind"] == "Role" for rule in one["rules"]]
-    allowed = {
-        (verb, group, name)
-        for rule in rules
-        for group in rule["apiGroups"]
-        for name in rule["resources"]
-        for verb in rule["verbs"]
-    }
-    calls = [call for call in API_CALLS if call.scope != "cluster" and call.needed_for in ("observe", "act")]
-    assert allowed == {(call.verb, call.group, call.resource) for call in calls}
-    guard = next(one for one in objects if one["kind"] == "Deployment")["spec"]["template"]["spec"]["containers"][0]
-    assert guard["command"][:2] == ["plimsoll", "guard"]

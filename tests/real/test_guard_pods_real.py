@@ -49,7 +49,7 @@ SLOW = {"lock": ("get", "leases"), "drain": ("get", "pods"), "stop": ("create", 
 """Calls that are answered late, so that guard can be killed in a step that is short."""
 
 
-RIGHTS = rights_of(role_objects(Cluster(namespaces=("llm",), guard="plimsoll-guard"), ("observe", "act")))
+RIGHTS = rights_of(role_objects(Cluster(namespaces=("llm",), guard="plimsoll-guard"), ("observe", "act", "nodes")))
 """Of the Roles that `plimsoll assets --for guard` writes for a guard that acts."""
 
 

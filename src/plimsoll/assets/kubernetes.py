@@ -29,8 +29,9 @@ _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 # What each component is for; the operator's and Grafana's objects stand in components of their own, too.
 _PARTS = {
     "act": "lets guard act: restarts by eviction, and what else [act] allows",
+    "nodes": "lets guard see that a node is drained or about to be taken back; a ClusterRole, since nodes have no namespace",
     "quarantine": "lets guard take one pod out of its Service by a label, where [discover.kubernetes] asks for it",
-    "identities": "lets guard ask the cluster who a caller is and what he may do",
+    "identities": "lets guard ask the cluster who a caller is and what they may do: users of its API by their own tokens",
 }
 
 

@@ -47,7 +47,7 @@ class ApiCall:
     group: str  # empty for the core group
     resource: str  # with its subresource: pods/eviction
     scope: str = "fleet"  # fleet: every namespace with engines; own: guard's namespace; cluster: outside namespaces
-    needed_for: str = "observe"  # or act, quarantine, identities: each is a part that can be left out
+    needed_for: str = "observe"  # or act, nodes, quarantine, identities: each is a part that can be left out
     name: str = ""  # the one object that is asked for, where it is one: the Lease's
 
 
@@ -61,7 +61,7 @@ API_CALLS: tuple[ApiCall, ...] = (
     ApiCall("get", "apps", "replicasets", needed_for="act"),  # whose Deployment a pod is of
     ApiCall("get", "apps", "deployments", needed_for="act"),  # whether a rollout is in progress, and how many replicas it has
     ApiCall("get", "apps", "statefulsets", needed_for="act"),
-    ApiCall("get", "", "nodes", "cluster", needed_for="act"),  # whether a node is drained or about to be taken back
+    ApiCall("get", "", "nodes", "cluster", needed_for="nodes"),  # whether a node is drained or about to be taken back
     ApiCall("get", "coordination.k8s.io", "leases", "own", needed_for="act", name=LEASE_NAME),
     ApiCall("create", "coordination.k8s.io", "leases", "own", needed_for="act"),  # no name can be asked for before it exists
     ApiCall("update", "coordination.k8s.io", "leases", "own", needed_for="act", name=LEASE_NAME),
