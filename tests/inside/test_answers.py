@@ -193,6 +193,7 @@ def test_a_number_is_within_its_bounds_or_refused(value: Any) -> None:
         assert whole({"x": value}, "x", 0, 100) is value
     except BadAsk:
         assert type(value) is not int or not 0 <= value <= 100
+    assert (whole({"x": 5}, "x", 0, 10), whole({}, "x", 0, 10)) == (5, None)
 
 
 @each("text", ["NaN", "Infinity", "-Infinity", "1e400", "-1", "true", '"5"', "[1]", "1" + "0" * 400])

@@ -52,6 +52,25 @@ def test_small_engine_preempts(small_engine: EngineServer) -> None:
     assert metric(small_engine.metrics(), "vllm:num_preemptions_total") > before
 
 
+def test_an_oom_ends_the_server_with_exit_code_0(start_engine: Callable[..., EngineServer]) -> None:
+    """A step that runs out of memory ends the whole server, and its exit code does not show it."""
+    server = start_engine(oom_on_demand=True, forks=True)
+    assert server.complete("before", max_tokens=4).status == 200
+    assert server.crash_with_oom() == 0
+    log = server.log_text()
+    assert "torch.OutOfMemoryError: CUDA out of memory" in log
+    assert "EngineDeadError" in log
+    assert server.stop() == 0  # to stop what has ended is no mistake
+    assert server.children() == []
+
+
+def test_too_few_blocks_are_refused_at_start(start_engine: Callable[..., EngineServer]) -> None:
+    """A KV cache too small for one full-length request is refused with exit code 1."""
+    server = start_engine("--num-gpu-blocks-override", "4", wait=False, forks=True)
+    assert server.wait_exit(timeout_s=240) == 1
+    assert "To serve at least one request" in server.log_text()
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_killed_engine_core_ends_the_server(start_engine: Callable[..., EngineServer]) -> None:
