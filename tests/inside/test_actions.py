@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from plimsoll.doctor.read.snapshots import read_snapshot
-from plimsoll.inside.actions import (
+from plimsoll.inside.memory import (
     HISTORY_MAX_ENTRIES,
     SNAPSHOTS_KEPT,
     asleep_or_allocating,

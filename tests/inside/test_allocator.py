@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from plimsoll.inside.allocator import Torch, allocator_figures, walk, wants_expandable
 from plimsoll.inside.figures import GROUPS
+from plimsoll.inside.memory import Torch, allocator_figures, walk, wants_expandable
 from tests.each import each
 from tests.inside.test_segments import MIB, SNAPSHOTS, raw_segments
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from plimsoll.inside.faults import FAULTS
-from plimsoll.inside.listener import Listener
-from plimsoll.inside.pulse import Pulse
+from plimsoll.inside.pulse import Listener, Pulse
 from plimsoll.inside.recorder import Recorder
 from plimsoll.inside.settings import InsideSettings
 from plimsoll.inside.tick import WHERE, attach

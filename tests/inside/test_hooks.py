@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from plimsoll.inside.faults import FAULTS
-from plimsoll.inside.listener import watch_requests, what_is_seen
-from plimsoll.inside.pulse import Pulse
+from plimsoll.inside.pulse import Pulse, watch_requests, what_is_seen
 from plimsoll.inside.recorder import ON_REQUEST, Recorder
 from plimsoll.inside.settings import InsideSettings
 from tests.inside.vllm_shapes import iteration, output_processor, request

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.inside.actions import group_files, group_memory, host_memory, resident_bytes
+from plimsoll.inside.memory import group_files, group_memory, host_memory, resident_bytes
 
 GIB = 1 << 30
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from plimsoll.inside.faults import FAULTS
-from plimsoll.inside.listener import Listener
-from plimsoll.inside.pulse import Pulse
+from plimsoll.inside.pulse import Listener, Pulse
 from plimsoll.inside.recorder import Recorder
 from plimsoll.inside.settings import InsideSettings
 from tests.inside.vllm_shapes import finished, iteration, scheduler

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from plimsoll.doctor.read.snapshots import read_snapshot
 from plimsoll.doctor.rules.snapshot_facts import FREE, BlockCategories, Category, device_facts
-from plimsoll.inside.allocator import LARGE_PAGE_BYTES, SMALL_PAGE_BYTES, WalkClock, walk
+from plimsoll.inside.memory import LARGE_PAGE_BYTES, SMALL_PAGE_BYTES, WalkClock, walk
 from tests.each import each
 
 CAPTURES = Path(__file__).parents[1] / "captures" / "vllm-0.25.1-h200-failures" / "snapshots"

@@ -37,7 +37,7 @@ class Witness:
             return await self.app(scope, receive, send)
         from plimsoll.inside.tick import attach
         from plimsoll.inside.faults import FAULTS
-        from plimsoll.inside.listener import Listener
+        from plimsoll.inside.pulse import Listener
         from plimsoll.inside.pulse import PULSE
         from plimsoll.inside.recorder import RECORDER
         client = scope["app"].state.engine_client

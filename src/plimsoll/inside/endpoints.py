@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import plimsoll
 from plimsoll.inside import admission, places
-from plimsoll.inside.actions import HISTORY_MAX_ENTRIES
 from plimsoll.inside.answers import ALLOWED, LARGEST_BODY, OFF, OWN, BadAsk, GateAnswer, error, fields_of, number, switch, whole
 from plimsoll.inside.door import DOOR
 from plimsoll.inside.faults import FAULTS, LOG
 from plimsoll.inside.gate_control import Busy, GateControl
 from plimsoll.inside.knobs import HEADROOM, KNOBS, LONGEST_LEASE_S, MOST_HEADROOM, KnobRefused, NoKnobs
+from plimsoll.inside.memory import HISTORY_MAX_ENTRIES
 from plimsoll.inside.recorder import RECORDER
 from plimsoll.inside.shared import NS
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Self
 
-from plimsoll.inside import actions
+from plimsoll.inside import memory
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.sampler import Sampler, attach
 
@@ -57,19 +57,17 @@ def figures(worker: Any) -> dict[str, Any]:
 
 
 def compact(worker: Any) -> dict[str, Any]:
-    """Give memory back, as `actions.compact` does; the figures tell of it."""
-    return _acted(worker, "last_compact", "compacting", lambda _: actions.compact(worker, _torch()))
+    """Give memory back, as `memory.compact` does; the figures tell of it."""
+    return _acted(worker, "last_compact", "compacting", lambda _: memory.compact(worker, _torch()))
 
 
 def snapshot(worker: Any, history: int | str | None = None) -> dict[str, Any]:
-    """Write a snapshot, as `actions.snapshot` does; the figures tell of it."""
+    """Write a snapshot, as `memory.snapshot` does; the figures tell of it."""
     return _acted(
         worker,
         "last_snapshot",
         "writing a snapshot",
-        lambda sampler: actions.snapshot(
-            worker, _torch(), "" if sampler is None else sampler.settings.snapshot_folder, history
-        ),
+        lambda sampler: memory.snapshot(worker, _torch(), "" if sampler is None else sampler.settings.snapshot_folder, history),
     )
 
 
@@ -79,7 +77,7 @@ def _acted(worker: Any, kept_as: str, where: str, act: Callable[[Sampler | None]
     try:
         done = act(sampler)
     except Exception as error:
-        done = actions.refused(worker, where, error)
+        done = memory.refused(worker, where, error)
     if sampler is not None:
         setattr(sampler, kept_as, done)
         sampler.wake()
@@ -120,7 +118,7 @@ def _follow_loading(worker: Any, sampler: Sampler) -> None:
     def load_model(*args: Any, **kwargs: Any) -> Any:
         try:
             if getattr(getattr(worker, "device", None), "type", None) == "cuda":
-                actions.record_history(_torch(), entries)
+                memory.record_history(_torch(), entries)
         except Exception as error:
             FAULTS.note("recording the allocator's history", error)
         return own(*args, **kwargs)

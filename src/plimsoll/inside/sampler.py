@@ -18,10 +18,19 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from plimsoll.inside.actions import asleep_or_allocating, group_files, host_memory
-from plimsoll.inside.allocator import Torch, Walk, WalkClock, allocator_figures, walk, wants_expandable
 from plimsoll.inside.faults import FAULTS, LOG
 from plimsoll.inside.figures import PLAIN_KEYS, empty_figures, remove_dead, write_figures
+from plimsoll.inside.memory import (
+    Torch,
+    Walk,
+    WalkClock,
+    allocator_figures,
+    asleep_or_allocating,
+    group_files,
+    host_memory,
+    walk,
+    wants_expandable,
+)
 from plimsoll.inside.places import ancestors, run_folder, start_ticks
 from plimsoll.inside.settings import InsideSettings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from plimsoll.inside.listener import Listener, watch_requests
+from plimsoll.inside.pulse import Listener, watch_requests
 
 _LOGGERS: Any = importlib.import_module("vllm.v1.metrics.loggers")
 # vLLM tells a logger of one engine nothing of sleep: its adapter does not hand that on. One for all engines hears it.

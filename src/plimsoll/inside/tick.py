@@ -19,8 +19,8 @@ from plimsoll.inside.endpoints import GateRequest, answer
 from plimsoll.inside.engine_view import canary_fails
 from plimsoll.inside.faults import FAULTS, LOG
 from plimsoll.inside.gate_control import GateControl
-from plimsoll.inside.listener import Listener
 from plimsoll.inside.meters import Meters
+from plimsoll.inside.pulse import Listener
 from plimsoll.inside.shared import ASLEEP, NS, PAUSED
 from plimsoll.inside.survive import frontend
 

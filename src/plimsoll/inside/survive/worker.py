@@ -10,7 +10,7 @@ import gc
 import sys
 from typing import Any
 
-from plimsoll.inside.actions import asleep_or_allocating
+from plimsoll.inside.memory import asleep_or_allocating
 from plimsoll.inside.survive.failures import NOTE, StepFailure
 
 _DRAFTS = ("_draft_token_ids", "_draft_token_req_ids", "_draft_probs", "_draft_prob_req_ids", "valid_sampled_token_count_gpu")

@@ -16,8 +16,7 @@ import numpy as np
 from plimsoll.inside.engine_view import canary_fails
 from plimsoll.inside.gate_control import Alone, note_engine_request
 from plimsoll.inside.knobs import HEADROOM, LONG_PREFILL, MAX_SEQS, MAX_TOKENS, Knobs, Values
-from plimsoll.inside.listener import Listener
-from plimsoll.inside.pulse import Pulse
+from plimsoll.inside.pulse import Listener, Pulse
 from plimsoll.inside.recorder import ON_REQUEST, RECORDER, Seen, from_stats
 from plimsoll.standin.config import ServerFlags
 from plimsoll.standin.engine import EngineDead, StandinEngine, Steps
