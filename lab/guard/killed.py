@@ -32,6 +32,7 @@ from plimsoll.guard.daemon.conductor import Conductor
 from plimsoll.guard.daemon.journal import Journal
 from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService, SharedLock
 from plimsoll.guard.daemon.observer import FleetObserver, ProcessLife
+from plimsoll.guard.judge.tracker import Grade
 
 JOURNAL, WORLD = "journal", "world.json"
 ACTS, TAKES_OVER, BY_HAND, PUTS_BACK, IS_TOLD = "acts", "takes over", "by hand", "puts back", "is told"
@@ -138,13 +139,16 @@ async def puts_back(world: World, journal: Journal, play: Play) -> None:
 
 
 async def is_told(world: World, journal: Journal, play: Play) -> None:
-    """What people switch, and what others do to an engine: each is one write."""
-    del play
+    """What people switch and answer, and what others do to an engine: each is one write."""
     ports = ports_of(world, journal)
     conductor = Conductor({ENGINE: parts_of(world)}, POLICY, ports)
     for name, engine in ((PAUSE, ""), (PAUSE, ENGINE), (f"{RUNGS}restart", "")):
         conductor.switch(name, engine, is_on=True, who="the test")
         conductor.switch(name, engine, is_on=False, who="the test")
+    plan = ActionPlan(ENGINE, Grade.RESTART, "dead", "it is dead", play.case.plan.steps, needs_approval=True)
+    conductor.approvals.allowed([plan], [plan])
+    for one in conductor.approvals.pending():
+        conductor.approvals.decide(one.id, is_approved=False, who="the test")
     foreign = ForeignRestarts(conductor, ports.journal, cast("FleetObserver", _Lives(world)), lambda _: None)
     foreign.note()
     foreign.note()

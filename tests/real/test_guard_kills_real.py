@@ -28,6 +28,7 @@ _UP = [*steps("ready", "check", "warm", "undrain", "unlock", "probation"), "clos
 _DOWN_AND_UP = [*_STOP, *steps("gone", "start"), *_UP]
 _OUT = ["opened", *steps("lock", "evidence", "drain")]
 _BACK = [*steps("undrain", "unlock"), "closed"]
+ASKED = ["approval asked", "approval denied"]
 WRITES = {
     "restart-serving-told": [*_OUT, *steps("idle"), *_DOWN_AND_UP],
     "restart-wedged-told": ["opened", *steps("lock", "evidence", "leave"), *_DOWN_AND_UP],
@@ -51,7 +52,7 @@ WRITES = {
     "drain by hand": [*_OUT, "intent idle", "note", "note", "outcome idle", *_BACK],
     "drain by hand not done": [*_OUT, *_BACK],
     "put back by hand": [*_OUT, *_BACK],
-    "pause, resume, and what others do": [*["switch pause"] * 4, *["switch rung-restart"] * 2, "seen", "restart"],
+    "pause, resume, and what others do": [*["switch pause"] * 4, *["switch rung-restart"] * 2, *ASKED, "seen", "restart"],
 }
 """Every write of every life, by its number. A write that is not in its list fails the test: it must be killed at, too."""
 
@@ -59,6 +60,7 @@ WRITERS = {
     "conductor.py": {"OPENED", "INTENT", "OUTCOME", "NOTE", "RESTART", "CLOSED", "SWITCH"},  # of every action, whoever does it
     "approvals.py": {"APPROVAL"},  # nothing is under way while somebody is asked
     "manual_drain.py": {"OPENED", "NOTE"},
+    "knob_settings.py": {"SWITCH", "NOTE"},  # a knob goes back by its own lease
     "acting.py": {"SWITCH", "SEEN"},  # the switch of a dry run is only in memory
 }
 """Who writes to the journal, and what."""
