@@ -209,7 +209,7 @@ def advice_from(bench: Bench, name: str, began: float, limits: EngineLimits) -> 
     time.sleep(1.5)  # the recorder writes in a thread of its own
     folder = bench.host.work / f"record-{name}"
     lines = [line for path in sorted(folder.glob("*.jsonl")) for line in path.read_text(encoding="utf-8").splitlines()]
-    fresh = [line for line in lines if json.loads(line).get("arrival", 0.0) >= began - 0.5]
+    fresh = [line for line in lines if json.loads(line).get("arrival", 0.0) >= began]
     path = bench.out / "burst-recorded.jsonl"
     path.write_text("".join(f"{line}\n" for line in fresh), encoding="utf-8")
     return advise(read_measured(str(path)), limits, PROMISE)

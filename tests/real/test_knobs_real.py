@@ -128,6 +128,7 @@ def test_each_knob_turned_at_random_changes_no_token(server: KnobServer, referen
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 def test_each_knob_turned_a_thousand_times(server: KnobServer, reference: Reference, record_property: Any) -> None:
     """The same, for as long as it takes."""
     figures = check_turns(server, reference, TURNS_SOAK, 6)
@@ -219,6 +220,7 @@ def test_asynchronous_scheduling_and_both_runners(tmp_path: Path, record_propert
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 def test_asynchronous_scheduling_for_a_long_time(tmp_path: Path, record_property: Any) -> None:
     """The same with hundreds of engines."""
     need_vllm()
