@@ -56,9 +56,9 @@ def tables() -> str:
     rows += [
         "",
         (
-            f"Forecast for these 64 requests: {tried[took]} with {took}; it was {came}. The replay of the burst as started keeps "
-            f"{advice.replayed}, the server's own stamps say {advice.measured}, the clients' {burst['bursts'][0]['good']}. "
-            f"Tried: {kept}. (On the host the recording held 16 requests of a warm-up too, which all kept the promise: 51 of 80.)"
+            f"Forecast for these 64 requests: {tried[took]} with {took}; it was {came}. The replay of the burst as started "
+            f"keeps {advice.replayed}, the server's own stamps say {advice.measured}, the clients' {burst['bursts'][0]['good']}. "
+            f"Tried: {kept}. (On the host the recording held 16 requests of a warm-up too, all within it: 51 of 80.)"
         ),
         "",
         "| runner | orders | an order took (median, most) | requests | failed | preemptions | longest gap in a stream |",
