@@ -57,8 +57,8 @@ def tables() -> str:
         "",
         (
             f"Forecast for these 64 requests: {tried[took]} with {took}; it was {came}. The replay of the burst as started "
-            f"keeps {advice.replayed}, the server's own stamps say {advice.measured}, the clients' {burst['bursts'][0]['good']}. "
-            f"Tried: {kept}. (On the host the recording held 16 requests of a warm-up too, all within it: 51 of 80.)"
+            f"keeps {advice.replayed}, the server's stamps say {advice.measured}, the clients' {burst['bursts'][0]['good']}."
+            f" Tried: {kept}. (On the host the recording held 16 requests of a warm-up too, all within it: 51 of 80.)"
         ),
         "",
         "| runner | orders | an order took (median, most) | requests | failed | preemptions | longest gap in a stream |",
