@@ -23,18 +23,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TextIO
 
 from plimsoll.cli.main import OptionsCommand
 from plimsoll.errors import BadInput, WorldFailed
-from plimsoll.launch.options import first_given, option, switch
+from plimsoll.launch.options import first_given, option, switch, whole
 from plimsoll.render.terminal import bar, show, write_file
-from plimsoll.simulate.options import ReplayOptions, TrafficOptions, file_named
+from plimsoll.simulate.options import ROUTERS, ReplayOptions, TrafficOptions, file_named
 
 if TYPE_CHECKING:
     from plimsoll.simulate.inputs import Inputs
     from plimsoll.simulate.replay import AtBlockSize, Replay, Series
+    from plimsoll.simulate.summary import Summary
     from plimsoll.simulate.trace import Integers
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
@@ -47,6 +49,11 @@ COMPILING = (
 class SimulateOptions(ReplayOptions):
     """The options of `plimsoll simulate`."""
 
+    replicas: int | None = option(
+        "N", "so many engines behind a router (1, or the command's data-parallel engines)",
+        read=partial(whole, least=1, most=1000), heading="Several engines",
+    )  # fmt: skip
+    router: str = option("R", "round-robin, least-load (the default) or gateway", choices=ROUTERS, default="least-load")
     json: bool = switch("one object, schema plimsoll.simulate/1", heading="What is written")
     html: str | None = option("FILE", "a page: use over time, preemptions, latency, block sizes", read=file_named)
     steps: str | None = option("FILE", "CSV, one row a step", read=file_named)
@@ -96,14 +103,37 @@ def _simulate(options: SimulateOptions) -> int:
     from plimsoll.simulate.summary import summarise
 
     given = read_inputs(options)
-    found, series = _replay(options, given)
+    replicas = options.replicas or given.engines
+    if replicas > 1:
+        if (name := first_given(options, "steps", "html")) is not None:
+            raise BadInput(f"{name} shows one engine: leave out --replicas, or replay one engine's share with --speedup")
+        found, engines = _replay_several(options, given, replicas)
+        series = None
+    else:
+        found, series = _replay(options, given)
+        engines = []
     summary = summarise(found, fitted=given.fitted, is_poor=given.is_poor)
     if options.requests is not None:
         _write_requests(options.requests, found)
     if options.html is not None:
         _write_page(options.html, options.typed, given, found, series)
-    show((report.as_json if options.json else report.as_text)(summary, notes=given.notes))
+    router = options.router if engines else ""
+    show((report.as_json if options.json else report.as_text)(summary, notes=given.notes, engines=engines, router=router))
     return 0
+
+
+def _replay_several(options: SimulateOptions, given: Inputs, replicas: int) -> tuple[Replay, list[Summary]]:
+    """Every engine's replay as one run, and each engine's own summary."""
+    from plimsoll.simulate.replicas import merge_replays, replay_each, route
+    from plimsoll.simulate.summary import summarise
+
+    server = (given.trace, given.settings, given.step_time)
+    with bar("routing", "requests") as progress:
+        engine_of = route(*server, replicas, options.router, speedup=given.speedup, on_progress=progress)
+    begin = time.perf_counter()
+    runs = replay_each(*server, engine_of, replicas, speedup=given.speedup)
+    whole_run = merge_replays(given.trace, runs, engine_of)._replace(wall_seconds=time.perf_counter() - begin)
+    return whole_run, [summarise(run) for run in runs]
 
 
 def _replay(options: SimulateOptions, given: Inputs) -> tuple[Replay, Series | None]:

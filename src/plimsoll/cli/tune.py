@@ -15,6 +15,8 @@ What is looked at:
 
 {options}
 
+--gpu H100,L40S,A100x2 compares cards (NAMExN: one server on N of them) by how many it takes, with --prices by what it costs.
+
 Exit codes: 0 an answer, 1 no setting is safe or none serves a single request as promised, 2 your input is wrong, 3 something
 outside failed.
 Read on: docs/tune.md
@@ -23,18 +25,25 @@ Read on: docs/tune.md
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from plimsoll.cli.main import OptionsCommand
 from plimsoll.cli.simulate import check_words, say_compiling
 from plimsoll.errors import BadInput
-from plimsoll.launch.options import option, switch
+from plimsoll.launch.options import decimal, first_given, option, switch
 from plimsoll.render.terminal import bar, show, write_file
 from plimsoll.simulate.options import TrafficOptions, file_named
 
 if TYPE_CHECKING:
     from plimsoll.render.tune import TuneReport
+
+
+def _share(text: str, name: str) -> float:
+    found = decimal(text.removesuffix("%"), name) / 100
+    if not 0 < found < 1:
+        raise BadInput(f"{name} must lie between 0 and 100, not {text[:40]}: 99 is what many promise")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +56,10 @@ class TuneOptions(TrafficOptions):
         "RUN", "learn step times from a recording of this very server and flags (docs/step-time.md): then the answer is "
         "a recommendation. Without: ranges, and what to measure. --times FILE: learnt before",
     )  # fmt: skip
+    keep: float | None = option(
+        "PERCENT", "how many such servers keep the --slo for so many of all requests, and up to which rate", read=_share
+    )
+    prices: str | None = option("FILE", "JSON: dollars an hour for each card, for several cards (docs/tune.md)")
     on: str | None = option("ray", "runs on a Ray cluster (ray://HOST:PORT, or one of this machine); default: all cores here")
     into: str | None = option("FILE", "keeps each run; a second call does only what is missing", read=file_named)
     last: str | None = option("TUNING.json", "what an earlier call wrote with --json: says what has changed since")
@@ -58,12 +71,15 @@ class TuneOptions(TrafficOptions):
 def run(options: TuneOptions) -> int:
     """Read, think, render, exit code."""
     check_words(options, "tune", written=("html", "commands", "save_times", "into"))
+    from plimsoll.render import tune as report
     from plimsoll.simulate.compiled import telling
 
+    if options.keep is not None and options.slo is None:
+        raise BadInput("--keep needs a promise to keep: --slo ttft=2s,tpot=50ms")
     with telling(say_compiling):
+        if options.gpu is not None and "," in options.gpu:
+            return _compare(options)
         shown = _tune(options)
-    from plimsoll.render import tune as report
-
     if options.commands is not None:
         write_file(options.commands, "".join(f"{line}\n" for line in report.commands(shown)))
     if options.html is not None:
@@ -75,9 +91,34 @@ def run(options: TuneOptions) -> int:
     return 0 if found is not None and found.best.score.met else 1
 
 
+def _compare(options: TuneOptions) -> int:
+    """The same question for several cards, `NAMExN` for one server on N of them; the cheapest that keeps the promise first."""
+    from plimsoll.render import tune as report
+    from plimsoll.tune.capacity import card_word, read_prices
+
+    if options.keep is None:
+        raise BadInput("several cards are compared by what they keep: add --slo ttft=2s,tpot=50ms --keep 99")
+    if (name := first_given(options, "html", "commands", "into", "last", "fit", "times")) is not None:
+        raise BadInput(f"{name} goes with one card: name one with --gpu")
+    prices = read_prices(options.prices) if options.prices is not None else None
+    rows: list[report.CardRow] = []
+    for word in (options.gpu or "").split(","):
+        card, cards = card_word(word)
+        words = options.verbatim or ("vllm", "serve", options.model or "")
+        if cards > 1:
+            words = (*words, "--tensor-parallel-size", str(cards))
+        try:
+            rows.append((word, _tune(replace(options, gpu=card, model=None, verbatim=tuple(words))), None))
+        except BadInput as error:
+            rows.append((word, None, str(error)))
+    show(report.cards_as_json(rows, prices) if options.json else report.cards_as_text(rows, prices))
+    return 0 if any(found is not None and found.servers is not None for _, found, _ in rows) else 1
+
+
 def _tune(options: TuneOptions) -> TuneReport:
     from plimsoll.render.tune import TuneReport
     from plimsoll.tune.answer import runner_up, tune
+    from plimsoll.tune.capacity import find_capacity
     from plimsoll.tune.inputs import kept_in, read_tune_inputs, simulator_version
     from plimsoll.tune.runners import remembering, runner_on
 
@@ -89,13 +130,26 @@ def _tune(options: TuneOptions) -> TuneReport:
         progress = stack.enter_context(bar("replaying", "runs of this round"))
         run = remembering(runner_on(options.on), kept, simulator_version(), progress)
         tuning = tune(asked.traffic, asked.server, asked.space, run, asked.last)
+        capacity, notes = None, asked.notes
+        if options.keep is not None and tuning.found is not None:
+            capacity = find_capacity(asked.traffic, asked.server.job_of(tuning.found.best.option), options.keep)
+            if capacity.servers is not None and capacity.servers > 1:  # what is best for all of it need not be for a share
+                share = asked.traffic._replace(speedup=asked.traffic.speedup / capacity.servers)
+                of_share = tune(share, asked.server, asked.space, run, asked.last)
+                if of_share.found is not None:
+                    job = asked.server.job_of(of_share.found.best.option)
+                    other = find_capacity(asked.traffic, job, options.keep)
+                    if other.is_better_than(capacity):
+                        notes = (*notes, f"the flags are chosen for the share of one of {capacity.servers} servers")
+                        tuning, capacity = of_share, other
     second = runner_up(tuning)
     return TuneReport(
         tuning,
         asked.planned,
         asked.replanned(tuning.found.best.option.candidate) if tuning.found is not None else None,
         asked.replanned(second.option.candidate) if second is not None else None,
-        asked.notes,
+        notes,
+        capacity,
     )
 
 

@@ -19,11 +19,13 @@ LATENCY_NAMES = (
     ("tpot", "per further token (TPOT)"),
     ("e2e", "to the last token (E2E)"),
 )
+ENGINE_FIELDS = "requests finished rejected steps preemptions recomputed_tokens peak_blocks peak_running peak_waiting"
 _UNKNOWN = "-"
 
 
-def as_json(summary: Summary, *, notes: Sequence[str] = ()) -> str:
-    """One object of the schema plimsoll.simulate/1; what the run does not say is null."""
+def as_json(summary: Summary, *, notes: Sequence[str] = (), engines: Sequence[Summary] = (), router: str = "") -> str:
+    """One object of the schema plimsoll.simulate/1; what the run does not say is null. Each of several engines has a row."""
+    each = [{name: getattr(one, name) for name in ENGINE_FIELDS.split()} | {"kv_peak": one.kv_usage.peak} for one in engines]
     parts = {name: getattr(summary, name)._asdict() for name in "kv_usage waste prefix throughput ttft tpot e2e queue".split()}
     plain = (
         "requests finished rejected bad_rows steps sim_seconds arrival_seconds busy_seconds wall_seconds "
@@ -34,7 +36,9 @@ def as_json(summary: Summary, *, notes: Sequence[str] = ()) -> str:
         "units": UNITS,
         "trace": one_line(summary.trace),
         **{name: getattr(summary, name) for name in plain.split()},
-        "servers_to_keep_up": summary.servers_to_keep_up or (1 if summary.finished else None),
+        "replicas": max(1, len(engines)),
+        **({"router": router, "engines": each} if engines else {}),
+        "servers_to_keep_up": _servers(summary, len(engines)) or (max(1, len(engines)) if summary.finished else None),
         **parts,
         "settings": {**summary.settings._asdict(), "groups": [group._asdict() for group in summary.settings.groups]},
         "step_time": {
@@ -42,24 +46,39 @@ def as_json(summary: Summary, *, notes: Sequence[str] = ()) -> str:
             "by_tokens": summary.step_time.by_tokens is not None,
             "label": one_line(summary.step_time_label),
         },
-        "reading": [one_line(sentence) for sentence in (*first_of_all(notes), headline(summary), *reading(summary))],
+        "reading": [
+            one_line(sentence) for sentence in (*first_of_all(notes), headline(summary), *reading(summary, len(engines)))
+        ],
         "notes": [one_line(note) for note in notes],
     }
     return json.dumps(body, indent=2, ensure_ascii=False, allow_nan=False)
 
 
-def as_text(summary: Summary, *, notes: Sequence[str] = ()) -> Report:
+def as_text(summary: Summary, *, notes: Sequence[str] = (), engines: Sequence[Summary] = (), router: str = "") -> Report:
     """What was replayed, what it means, what happened and how long it took, on one screen."""
     is_bad = summary.preemptions or summary.rejected or summary.servers_to_keep_up is not None
     report = Report([Line(f"replayed: {what_was_replayed(summary)}", 2, FAINT), ""])
     report += [Line(f"  {one_line(sentence)}", 2, BAD) for sentence in first_of_all(notes)]
     report.append(Line(f"  {one_line(headline(summary))}", 2, WARN if is_bad else GOOD))
-    report += [Line(f"  {one_line(sentence)}") for sentence in reading(summary)]
+    report += [Line(f"  {one_line(sentence)}") for sentence in reading(summary, len(engines))]
+    if engines:
+        report += ["", *_engines(engines, router)]
     if summary.requests:
         report += ["", *(Line(f"  {name:<14}{said}", 16, NAME, 16) for name, said in facts(summary))]
     if summary.finished:
         report += ["", *_latencies(summary)]
     return Report([*report, *(Line(f"  note: {one_line(note)}", 8, FAINT, 7) for note in notes if not is_urgent(note))])
+
+
+def _engines(engines: Sequence[Summary], router: str) -> Report:
+    """One row for each engine behind the router."""
+    rows = [
+        [str(number), *map(format_count, (one.requests, one.preemptions, one.peak_waiting)), percent(one.kv_usage.peak),
+         percent(one.prefix.hit_rate), seconds(one.ttft.p99)]
+        for number, one in enumerate(engines)
+    ]  # fmt: skip
+    head = ["engine", "requests", "preemptions", "most waiting", "cache peak", "prefix hits", "TTFT p99"]
+    return Report([f"  {len(engines)} engines, {router}:", Table("lrrrrrr", rows, head)])
 
 
 def first_of_all(notes: Sequence[str]) -> list[str]:
@@ -118,9 +137,9 @@ def headline(summary: Summary) -> str:
     return f"The cache was never short: it peaked at {percent(usage.peak)} and nothing was preempted."
 
 
-def reading(summary: Summary) -> list[str]:
+def reading(summary: Summary, engines: int = 0) -> list[str]:
     """What else an operator should know before the figures."""
-    said: list[str] = _keeping_up(summary)
+    said: list[str] = _keeping_up(summary, engines)
     if 0 < summary.rejected < summary.requests:
         were = "was" if summary.rejected == 1 else "were"
         many = f"{counted(summary.rejected, 'request')} of {format_count(summary.requests)}"
@@ -137,18 +156,25 @@ def reading(summary: Summary) -> list[str]:
     return said
 
 
-def _keeping_up(summary: Summary) -> list[str]:
-    """A server that works off for long what came before: how many would not, and how to try the share of one."""
-    servers = summary.servers_to_keep_up
+def _servers(summary: Summary, engines: int) -> int | None:
+    """How many such servers would keep up; None where those that are there do."""
+    return None if summary.servers_to_keep_up is None else summary.servers_to_keep_up * max(1, engines)
+
+
+def _keeping_up(summary: Summary, engines: int) -> list[str]:
+    """Servers that work off for long what came before: how many would not, and how to try so many."""
+    servers = _servers(summary, engines)
     if servers is None:
         return []
     came, done = summary.requests / summary.arrival_seconds, summary.finished / summary.sim_seconds
     left = duration(summary.sim_seconds - summary.arrival_seconds)
-    behind = f"It does not keep up: {came:,.3g} requests came a second and {done:,.3g} were done"
+    behind = (
+        f"{'They do' if engines > 1 else 'It does'} not keep up: {came:,.3g} requests came a second and {done:,.3g} were done"
+    )
     needed = f"At least {format_count(servers)} such servers are needed, more where answers must be quick"
     return [
         f"{behind}, so that the last answer came {left} after the last request.",
-        f"{needed}; --speedup {1 / servers:.2g} replays the share of one of {format_count(servers)}.",
+        f"{needed}; --replicas {servers} replays them.",
     ]
 
 

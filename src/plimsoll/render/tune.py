@@ -8,6 +8,7 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import NamedTuple
 
 from plimsoll.plan.read import MemoryPlan
@@ -15,9 +16,10 @@ from plimsoll.redaction import one_line
 from plimsoll.render.flags import rewritten_line
 from plimsoll.render.plan import as_json as plan_json
 from plimsoll.render.plan import band_json, gpus_of
-from plimsoll.render.simulate import first_of_all, is_urgent, percent, seconds
+from plimsoll.render.simulate import counted, first_of_all, is_urgent, percent, seconds
 from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, WARN, Line, Report, Table
 from plimsoll.tune.answer import Tuning, curve, runner_up
+from plimsoll.tune.capacity import Capacity, Prices, card_word
 from plimsoll.tune.goodput import Failed, Result, Score, Traffic
 from plimsoll.tune.grid import Axes, Point
 from plimsoll.tune.search import Trial
@@ -158,6 +160,111 @@ class TuneReport(NamedTuple):
     chosen: MemoryPlan | None
     second: MemoryPlan | None  # the runner-up's
     notes: Sequence[str] = ()
+    capacity: Capacity | None = None  # where it was asked how many servers keep the promise
+
+    @property
+    def servers(self) -> int | None:
+        """How many keep the promise; None where nobody asked, or no number does."""
+        return self.capacity.servers if self.capacity is not None else None
+
+
+def verdict(report: TuneReport) -> list[str]:
+    """How many servers, and how much more they take; nothing where nobody asked."""
+    capacity = report.capacity
+    if capacity is None:
+        return []
+    kept, one = f"{100 * capacity.keep:g} %", capacity.trials[0]
+    alone = f"one keeps it for {format_count(one.met)} of {format_count(one.requests)}"
+    now, highest = capacity.now, capacity.highest
+    if capacity.servers is None or now is None or highest is None:
+        most = max(trial.servers for trial in capacity.trials)
+        many = f"{format_count(most)} for {format_count(capacity.trials[-1].met)}"
+        return [f"No number of such servers keeps the promise for {kept} of all requests: {alone}, {many}."]
+    enough = (
+        f"{counted(capacity.servers, 'such server')} keep{'s' if capacity.servers == 1 else ''} the promise for {kept} of all"
+    )
+    first = f"{enough}: {format_count(now.met)} of {format_count(now.requests)}"
+    if capacity.servers > 1:
+        first = f"Overloaded: {counted(capacity.servers - 1, 'more server')} needed. {first}; {alone}"
+    than = "up to" if capacity.is_bounded else "at least"
+    more = (
+        f"Headroom: {than} {highest.requests_per_second:.3g} requests a second, {highest.speedup:.3g} times this traffic "
+        f"({format_count(highest.met)} of {format_count(highest.requests)} as promised then)"
+    )
+    return [f"{first}.", f"{more}."]
+
+
+def capacity_json(capacity: Capacity | None) -> dict[str, object] | None:
+    """Every replay that the answer rests on."""
+    if capacity is None:
+        return None
+    highest = capacity.highest
+    return {
+        "keep": capacity.keep,
+        "servers": capacity.servers,
+        "highest_requests_per_second": None if highest is None else highest.requests_per_second,
+        "highest_speedup": None if highest is None else highest.speedup,
+        "is_bounded": capacity.is_bounded,
+        "trials": [asdict(trial) | {"share": trial.share} for trial in capacity.trials],
+    }
+
+
+CardRow = tuple[str, TuneReport | None, str | None]  # the word, what was found, or why it could not be
+
+
+def _cards(rows: Sequence[CardRow], prices: Prices | None) -> list[tuple[CardRow, int | None, float | None]]:
+    """Each with its number of cards and its price an hour; those that keep the promise first, the cheapest of them first."""
+    found = []
+    for row in rows:
+        word, report, _ = row
+        card, each = card_word(word)
+        cards = report.servers * each if report is not None and report.servers is not None else None
+        price = prices.of(card) if prices is not None and cards is not None else None
+        found.append((row, cards, None if price is None or cards is None else price * cards))
+    return sorted(found, key=lambda one: (one[1] is None, one[2] is None, one[2] or 0.0, one[1] or 0))
+
+
+def cards_as_json(rows: Sequence[CardRow], prices: Prices | None) -> str:
+    """One object of the schema plimsoll.tune/1, with a row for each card instead of one setting."""
+    each = []
+    for (word, report, problem), cards, price in _cards(rows, prices):
+        chosen = report.chosen if report is not None else None
+        each.append({
+            "gpu": word,
+            "problem": problem,
+            "gpus": cards,
+            "usd_per_hour": price,
+            "capacity": capacity_json(report.capacity) if report is not None else None,
+            "command": [one_line(word) for word in chosen.checked.rewritten] if chosen is not None else None,
+            "reading": sentences(report) if report is not None else [],
+        })  # fmt: skip
+    body = {"schema": SCHEMA, "units": UNITS, "prices_of": prices.date if prices is not None else None, "cards": each}
+    return json.dumps(body, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def cards_as_text(rows: Sequence[CardRow], prices: Prices | None) -> Report:
+    """A table of cards, the cheapest first, and the command of each."""
+    ordered = _cards(rows, prices)
+    lines, cells = Report(), []
+    for (word, report, problem), cards, price in ordered:
+        capacity = report.capacity if report is not None else None
+        highest = capacity.highest if capacity is not None else None
+        rate = "-" if highest is None else f"{highest.requests_per_second:.3g}"
+        servers = "none keeps it" if cards is None else format_count(report.servers or 0) if report is not None else "-"
+        cells.append([word, servers, "-" if cards is None else str(cards), rate, "-" if price is None else f"{price:,.2f}"])
+        if problem is not None:
+            lines.append(Line(f"  {word}: {one_line(problem)}", 4, WARN))
+    head = ["card", "servers", "cards", "up to, requests/s", "dollars an hour"]
+    lines = Report([Table("lrrrr", cells, head), *lines, ""])
+    for (word, report, _), _, _ in ordered:
+        if report is not None and report.chosen is not None:
+            lines += [Line(f"  {word}: {' '.join(verdict(report))}", 4)]
+            lines += [Line(f"    {shlex.join(map(one_line, report.chosen.checked.rewritten))}", 6, GOOD)]
+    if prices is None:
+        lines.append(Line("  no prices: --prices FILE adds them", 2, FAINT))
+    else:
+        lines.append(Line(f"  prices of {one_line(prices.date)}", 2, FAINT))
+    return lines
 
 
 def commands(report: TuneReport) -> list[str]:
@@ -202,6 +309,7 @@ def as_json(report: TuneReport) -> str:
         "measure": measurement(tuning) or None,
         "folklore": [one._asdict() for one in folklore(tuning)],
         "drift": [{**one._asdict(), "is_large": one.is_large} for one in tuning.changes],
+        "capacity": capacity_json(report.capacity),
         "cost": _cost(tuning),
         "reading": [*(one_line(one) for one in first_of_all(report.notes)), *sentences(report)],
         "notes": [one_line(note) for note in report.notes],
@@ -243,7 +351,7 @@ def sentences(report: TuneReport) -> list[str]:
     """All that is said in words, in the order in which it matters."""
     tuning = report.tuning
     second = runner_up(tuning)
-    said = [headline(tuning), *reasons(tuning)]
+    said = [*verdict(report), headline(tuning), *reasons(tuning)]
     if serves_none(tuning):
         return [one_line(one) for one in (*said, *drift_sentences(tuning))]
     if second is not None and tuning.found is not None:

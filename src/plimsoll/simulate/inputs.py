@@ -258,6 +258,7 @@ class Inputs(NamedTuple):
     fitted: str | None  # What the fit says about its error; None where there is none
     notes: tuple[str, ...]
     is_poor: bool = False  # Whether that error makes the times a rough guide all the same
+    engines: int = 1  # Data-parallel engines of the command: each has a scheduler and a cache of its own
 
 
 def read_inputs(options: ReplayOptions) -> Inputs:
@@ -274,7 +275,22 @@ def read_inputs(options: ReplayOptions) -> Inputs:
         notes = (*notes, WITHOUT_NUMBA)
     if plan is None and options.num_blocks is None:
         notes = (*notes, NO_SERVER)
-    return Inputs(trace, settings, times.step_time, options.speedup, times.fitted, (*notes, *times.notes), times.is_poor)
+    said = plan.get("settings") if plan is not None else None
+    engines = data_parallel_engines(said) if isinstance(said, dict) else 1
+    if engines > 1:
+        notes = (
+            *notes,
+            f"the {engines} data-parallel engines step one by one here; with experts spread over them they wait for each other",
+        )
+    return Inputs(
+        trace, settings, times.step_time, options.speedup, times.fitted, (*notes, *times.notes), times.is_poor, engines
+    )
+
+
+def data_parallel_engines(said: Mapping[str, object]) -> int:
+    """How many engines a plan's settings speak of, each with a scheduler and a cache of its own."""
+    found = said.get("data_parallel_size")
+    return found if isinstance(found, int) and 1 <= found <= 1000 else 1
 
 
 def check_options(options: TrafficOptions) -> None:
@@ -435,8 +451,6 @@ def _notes_of_plan(plan: Mapping[str, object], said: Mapping[str, object]) -> It
         yield f"the plan says that this server does not start{why}{REPLAYED_ALL_THE_SAME}"
     if plan.get("vllm") != REPLICA_OF:
         yield f"the plan is for vLLM {plan.get('vllm')}; replayed is the scheduler of {REPLICA_OF}"
-    if isinstance(engines := said.get("data_parallel_size"), int) and engines > 1:
-        yield f"one of the {engines} data-parallel engines is replayed, with all of the traffic"
     if isinstance(stages := said.get("pipeline_parallel_size"), int) and stages > 1:
         yield f"the {stages} pipeline stages are replayed as one, without batches that follow each other through them"
     if said.get("num_speculative_tokens"):

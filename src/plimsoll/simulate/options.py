@@ -12,6 +12,7 @@ from plimsoll.plan.options import ServerOptions
 from plimsoll.vllm.versions import releases
 
 ENGINE = "The engine, as vLLM names it (defaults in brackets)"
+ROUTERS = ("round-robin", "least-load", "gateway")
 STEP_FIELDS = ("base_ns", "token_ns", "seq_ns", "ctx_ps")
 _step_ns = partial(whole, most=10**13)
 

@@ -19,6 +19,7 @@ from plimsoll.simulate.inputs import (
     WITHOUT_NUMBA,
     Times,
     check_options,
+    data_parallel_engines,
     read_times,
     read_traffic,
     settings_of_plan,
@@ -104,6 +105,8 @@ def _times(options: TrafficOptions, planned: MemoryPlan, traffic: Traffic) -> tu
     # A command that leaves no cache may be one flag from a good one; only a fit replays it as it is.
     settings, notes = settings_of_plan(plan, is_replayed=options.fit is not None)
     times = read_times(options, plan, settings, traffic.trace, planned)
+    if (engines := data_parallel_engines(plan["settings"])) > 1:
+        notes = (*notes, f"one of the {engines} data-parallel engines is replayed, with all of the traffic")
     return times, (*(note.removesuffix(REPLAYED_ALL_THE_SAME) for note in notes), *times.notes)
 
 

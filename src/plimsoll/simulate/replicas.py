@@ -1,0 +1,159 @@
+"""Several engines behind a router: which engine gets each request, then each engine's replay to the step, then one summary.
+
+A router decides at the moment of arrival from what it can know then. So all engines go on together up to that moment
+(`OpenRun`), the router chooses, and the next request comes. Once every request has its engine, each engine replays its own
+part of the trace, exactly as if it were alone. The same trace, engines and router always give the same choices.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from plimsoll.simulate import layout as at
+from plimsoll.simulate.open_run import OpenRun
+from plimsoll.simulate.options import ROUTERS
+from plimsoll.simulate.replay import NEVER, OnProgress, Replay, Totals, replay, speed_up
+from plimsoll.simulate.settings import EngineLimits, StepTime
+from plimsoll.simulate.trace import Integers, Trace, pick
+
+ROUND_ROBIN, LEAST_LOAD, GATEWAY = ROUTERS
+# The inference gateway's endpoint picker adds up scores between 0 and 1 and takes the highest sum. Weights and the number of
+# blocks it remembers of each server are those of its default configuration (llm-d and the Gateway API inference extension).
+QUEUE_WEIGHT, CACHE_WEIGHT, PREFIX_WEIGHT = 2.0, 2.0, 3.0
+REMEMBERED_BLOCKS = 31_250
+PROGRESS_EVERY = 500
+
+
+class Engine:
+    """One engine as a router sees it."""
+
+    def __init__(self, settings: EngineLimits, step_time: StepTime, prefix_block: int) -> None:
+        self.run = OpenRun(settings, step_time, prefix_block=prefix_block)
+        self._given = 0
+        self._seen: OrderedDict[int, None] = OrderedDict()  # chains of prefix ids that it was sent, the oldest first
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that it was given and has not finished: what vLLM's own balancer of data-parallel ranks counts."""
+        return self._given - self.run.count(at.FINISHED_COUNT) - self.run.count(at.REJECTED_COUNT)
+
+    def go_on(self, to_ns: int) -> None:
+        """Make every step that ends by then."""
+        for _ in self.run.until(to_ns):
+            pass
+
+    def take(self, trace: Trace, request: int, arrival_ns: int) -> None:
+        """Get one request."""
+        ids = trace.ids_of(request)
+        prompt = max(1, int(trace.prompt[request]))
+        tokens = min(prompt, len(ids) * trace.prefix_block)
+        priority = int(trace.priority[request])
+        self.run.submit(prompt, int(trace.output[request]), arrival_ns, priority=priority, ids=ids, ids_tokens=tokens)
+        self._given += 1
+        for chain in chains_of(ids):
+            self._seen[chain] = None
+            self._seen.move_to_end(chain)
+        while len(self._seen) > REMEMBERED_BLOCKS:
+            self._seen.popitem(last=False)
+
+    def share_seen(self, ids: Integers) -> float:
+        """The share of a prompt's blocks, from its beginning on, that it was sent before."""
+        found = 0
+        for chain in chains_of(ids):
+            if chain not in self._seen:
+                break
+            found += 1
+        return found / len(ids) if len(ids) else 0.0
+
+
+def chains_of(ids: Integers) -> list[int]:
+    """One number for each beginning of a prompt: equal where all ids up to there are."""
+    found, chain = [], 0
+    for one in ids.tolist():
+        chain = hash((chain, one))
+        found.append(chain)
+    return found
+
+
+def least_load(engines: Sequence[Engine], ids: Integers) -> int:
+    """The engine with the fewest requests in flight; of several the first."""
+    del ids
+    return min(range(len(engines)), key=lambda one: (engines[one].in_flight, one))
+
+
+def gateway(engines: Sequence[Engine], ids: Integers) -> int:
+    """The engine with the highest sum of scores; of several the first."""
+    waiting = [engine.run.waiting for engine in engines]
+    fewest, most = min(waiting), max(waiting)
+
+    def score(one: int) -> float:
+        queue = 1.0 if most == fewest else (most - waiting[one]) / (most - fewest)
+        cache = 1.0 - engines[one].run.kv_usage
+        return QUEUE_WEIGHT * queue + CACHE_WEIGHT * cache + PREFIX_WEIGHT * engines[one].share_seen(ids)
+
+    return max(range(len(engines)), key=lambda one: (score(one), -one))
+
+
+CHOOSE: dict[str, Callable[[Sequence[Engine], Integers], int]] = {LEAST_LOAD: least_load, GATEWAY: gateway}
+
+
+def route(
+    trace: Trace,
+    settings: EngineLimits,
+    step_time: StepTime,
+    replicas: int,
+    router: str = LEAST_LOAD,
+    *,
+    speedup: float = 1.0,
+    on_progress: OnProgress | None = None,
+) -> Integers:
+    """The engine of each request, from 0 on."""
+    if replicas == 1 or router == ROUND_ROBIN:
+        return np.arange(trace.size, dtype=np.int64) % replicas
+    choose = CHOOSE[router]
+    engines = [Engine(settings, step_time, trace.prefix_block) for _ in range(replicas)]
+    chosen = np.zeros(trace.size, dtype=np.int64)
+    for request, arrival in enumerate((speed_up(trace, speedup) + step_time.front_ns).tolist()):
+        for engine in engines:
+            engine.go_on(arrival)
+        chosen[request] = choose(engines, trace.ids_of(request))
+        engines[int(chosen[request])].take(trace, request, arrival)
+        if on_progress is not None and request % PROGRESS_EVERY == 0:
+            on_progress(request, trace.size)
+    return chosen
+
+
+def replay_each(
+    trace: Trace, settings: EngineLimits, step_time: StepTime, engine_of: Integers, replicas: int, *, speedup: float = 1.0
+) -> list[Replay]:
+    """Each engine's own replay; an engine that got no request has an empty one."""
+    parts = [pick(trace, np.flatnonzero(engine_of == engine)) for engine in range(replicas)]
+    return [replay(part, settings, step_time, speedup) for part in parts]
+
+
+def merge_replays(trace: Trace, replays: Sequence[Replay], engine_of: Integers) -> Replay:
+    """All engines as one run: requests in the trace's order, sums added, peaks the highest of any engine."""
+    first = replays[0]
+    rows = [np.flatnonzero(engine_of == engine) for engine in range(len(replays))]
+
+    def gathered(name: str) -> Integers:
+        found = np.full(trace.size, NEVER, dtype=getattr(first, name).dtype)
+        for place, one in zip(rows, replays, strict=True):
+            found[place] = getattr(one, name)
+        return found
+
+    peaks = ("end_ns", "peak_blocks", "peak_running", "peak_waiting")
+    totals = {name: (max if name in peaks else sum)(getattr(one.totals, name) for one in replays) for name in Totals._fields}
+    names = "arrival_ns first_sched_ns first_token_ns finish_ns produced preemptions cached_tokens is_rejected"
+    arrays: dict[str, Any] = {name: gathered(name) for name in names.split()}
+    return first._replace(
+        trace=trace,
+        totals=Totals(**totals),
+        **arrays,
+        usage_ns=np.sum([one.usage_ns for one in replays], axis=0),
+        wall_seconds=sum(one.wall_seconds for one in replays),
+    )

@@ -1,0 +1,158 @@
+"""How many servers keep a promise, and how much more traffic they take: replays of whole fleets behind a least-load router.
+
+    share
+    100 % |                    .--------   3 servers
+          |             .-----'            2
+     99 % |- - - - - - + - - - - - - - -   what is to be kept
+          |      .----'                    1
+          +-------------------------------- requests a second
+
+Servers are added until the share of requests that are served as promised is kept; then the traffic is sped up until it is not.
+Both are found by doubling and halving, and every replay that was made is part of the answer. Nothing is drawn by chance.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from plimsoll.errors import BadInput
+from plimsoll.hardware.cards import gpu_named
+from plimsoll.models.files import read_json
+from plimsoll.simulate.replicas import LEAST_LOAD, merge_replays, replay_each, route
+from plimsoll.tune.goodput import Job, Score, Traffic, score
+
+MOST_SERVERS = 256
+FASTEST = 8.0  # times as much traffic; beyond it the answer is "more than"
+PRICES_MAX_BYTES = 1 << 20
+CLOSE = 0.03  # how near the highest rate is found, as a share of it
+
+
+@dataclass(frozen=True, slots=True)
+class FleetTrial:
+    """One replay of a fleet."""
+
+    servers: int
+    speedup: float  # over the traffic that was asked about
+    requests: int  # without those that are longer than the model or the cache allows
+    met: int  # served as promised
+    requests_per_second: float  # that came
+
+    @property
+    def share(self) -> float:
+        """Of the requests that can be served at all."""
+        return self.met / self.requests if self.requests else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The answer."""
+
+    keep: float  # the share of requests that must be served as promised
+    servers: int | None  # the fewest that keep it; None: not so many as were tried
+    highest: FleetTrial | None  # so many servers with the most traffic that they still keep it for
+    is_bounded: bool  # whether more traffic than `highest` was seen to break it
+    trials: tuple[FleetTrial, ...]  # every replay, in the order of servers and traffic
+
+    @property
+    def now(self) -> FleetTrial | None:
+        """The fewest servers with the traffic as it is."""
+        return next((one for one in self.trials if one.servers == self.servers and one.speedup == 1.0), None)
+
+    def is_better_than(self, other: Capacity) -> bool:
+        """Whether fewer servers keep the promise, or as many for more traffic, by more than how near a rate is found."""
+        if self.servers is None or self.highest is None or other.servers is None or other.highest is None:
+            return self.servers is not None and other.servers is None
+        if self.servers != other.servers:
+            return self.servers < other.servers
+        return self.highest.speedup > other.highest.speedup * (1 + CLOSE)
+
+
+def find_capacity(traffic: Traffic, job: Job, keep: float, most_servers: int = MOST_SERVERS) -> Capacity:
+    """The fewest servers of this setting that keep the promise, and the highest rate that they keep it for."""
+    trials: dict[tuple[int, float], FleetTrial] = {}
+
+    def keeps(servers: int, speedup: float = 1.0) -> bool:
+        if (servers, speedup) not in trials:
+            trials[servers, speedup] = replay_fleet(traffic, job, servers, speedup)
+        return trials[servers, speedup].share >= keep
+
+    def answer(servers: int | None, highest: float, *, is_bounded: bool) -> Capacity:
+        ordered = tuple(trials[key] for key in sorted(trials))
+        return Capacity(keep, servers, trials.get((servers or 0, highest)), is_bounded, ordered)
+
+    enough = 1
+    while not keeps(enough):
+        if enough >= most_servers or (enough >= 4 and not _gains(trials, enough)):
+            return answer(None, 1.0, is_bounded=False)
+        enough = min(most_servers, 2 * enough)
+    few = enough // 2  # does not keep it, or is 0
+    while enough - few > 1:
+        middle = (few + enough) // 2
+        few, enough = (few, middle) if keeps(middle) else (middle, enough)
+    low, high = 1.0, 2.0
+    while keeps(enough, high):
+        if high >= FASTEST:
+            return answer(enough, high, is_bounded=False)
+        low, high = high, 2 * high
+    while high / low > 1 + CLOSE:
+        middle_rate = round((low * high) ** 0.5, 4)
+        low, high = (middle_rate, high) if keeps(enough, middle_rate) else (low, middle_rate)
+    return answer(enough, low, is_bounded=True)
+
+
+def card_word(word: str) -> tuple[str, int]:
+    """`L40Sx4` is one server on four L40S; a name that ends like that by itself is not one that plan knows."""
+    name, times, count = word.strip().rpartition("x")
+    if times and name and count.isdigit() and 0 < int(count) <= 64:
+        return name, int(count)
+    return word.strip(), 1
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Dollars an hour for one card, by its name, and of which day."""
+
+    date: str
+    usd_per_hour: dict[str, float]
+
+    def of(self, card: str) -> float | None:
+        """The price of a card by any of its names; None where the file has none."""
+        wanted = gpu_named(card).name
+        for name, price in self.usd_per_hour.items():
+            with contextlib.suppress(BadInput):
+                if gpu_named(name).name == wanted:
+                    return price
+        return None
+
+
+def read_prices(path: str) -> Prices:
+    """{"date": "2026-11-01", "usd_per_gpu_hour": {"H100": 2.5, "L40S": 0.9}}"""
+    found = read_json(Path(path), PRICES_MAX_BYTES)
+    table, date = found.get("usd_per_gpu_hour"), found.get("date")
+    if not isinstance(table, dict) or not table or not isinstance(date, str):
+        raise BadInput(f'{path}: prices are {{"date": "2026-11-01", "usd_per_gpu_hour": {{"H100": 2.5}}}}')
+    for name, price in table.items():
+        if isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price < 1e6:
+            raise BadInput(f"{path}: the price of {str(name)[:40]} is not a number of dollars above 0")
+    return Prices(date[:40], {str(name): float(price) for name, price in table.items()})
+
+
+def _gains(trials: dict[tuple[int, float], FleetTrial], servers: int) -> bool:
+    """Whether twice as many servers kept more promises: where they did not, the server itself is too slow."""
+    return trials[servers, 1.0].met > trials[servers // 2, 1.0].met
+
+
+def replay_fleet(traffic: Traffic, job: Job, servers: int, speedup: float = 1.0) -> FleetTrial:
+    """So many servers with the traffic so many times as fast; none is served where the setting cannot run it at all."""
+    trace, faster = traffic.trace, traffic.speedup * speedup
+    span_s = float(trace.arrival_ns[-1]) / 1e9 / faster if trace.size else 0.0
+    rate = trace.size / span_s if span_s > 0 else 0.0
+    try:
+        engine_of = route(trace, job.settings, job.step_time, servers, LEAST_LOAD, speedup=faster)
+        runs = replay_each(trace, job.settings, job.step_time, engine_of, servers, speedup=faster)
+    except BadInput:
+        return FleetTrial(servers, speedup, trace.size, 0, rate)
+    found: Score = score(merge_replays(trace, runs, engine_of), traffic.slo)
+    return FleetTrial(servers, speedup, found.requests - found.rejected, found.met, rate)

@@ -1,0 +1,85 @@
+"""Several engines behind a router: choices that repeat, engines that are exact, sums that add up."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from plimsoll.simulate.options import ROUTERS
+from plimsoll.simulate.replay import Replay, replay
+from plimsoll.simulate.replicas import GATEWAY, LEAST_LOAD, ROUND_ROBIN, Engine, merge_replays, replay_each, route
+from plimsoll.simulate.settings import EngineLimits, StepTime
+from plimsoll.simulate.summary import summarise
+from plimsoll.simulate.trace import Integers, Trace, make_trace, pick
+from plimsoll.simulate.traffic import generate, parse_synthetic
+
+LIMITS = EngineLimits(num_blocks=400, max_num_seqs=16, max_num_batched_tokens=512, max_model_len=4096)
+TIMES = StepTime()
+
+
+def traffic(rate: int = 20) -> Trace:
+    return generate(parse_synthetic(f"synthetic:requests=120,rate={rate},prompt=300,output=60,prompt_max=2000,seed=3"))
+
+
+def stamps(run: Replay) -> list[Integers]:
+    return [run.first_sched_ns, run.first_token_ns, run.finish_ns, run.preemptions, run.cached_tokens]
+
+
+def test_each_engine_is_exactly_its_own_part_of_the_trace() -> None:
+    """For every router, N engines equal N separate replays of the split trace, stamp by stamp and step by step."""
+    trace = traffic()
+    for router in ROUTERS:
+        engine_of = route(trace, LIMITS, TIMES, 3, router)
+        runs = replay_each(trace, LIMITS, TIMES, engine_of, 3)
+        whole = merge_replays(trace, runs, engine_of)
+        for engine in range(3):
+            mine = np.flatnonzero(engine_of == engine)
+            alone = replay(pick(trace, mine), LIMITS, TIMES)
+            assert runs[engine].totals == alone.totals, router
+            for found, wanted in zip(stamps(whole), stamps(alone), strict=True):
+                assert found[mine].tolist() == wanted.tolist(), router
+        assert whole.totals.steps == sum(run.totals.steps for run in runs)
+        assert whole.totals.finished == trace.size
+
+
+def test_what_a_router_looks_at_is_what_the_replay_then_does() -> None:
+    """The engines that a router watches make the replay's steps: at every arrival both agree on who is in flight."""
+    trace = traffic()
+    engine_of = route(trace, LIMITS, TIMES, 2, LEAST_LOAD)
+    runs = replay_each(trace, LIMITS, TIMES, engine_of, 2)
+    engines = [Engine(LIMITS, TIMES, trace.prefix_block) for _ in range(2)]
+    for request, arrival in enumerate(trace.arrival_ns.tolist()):
+        for engine, run in zip(engines, runs, strict=True):
+            engine.go_on(arrival)
+            begun = run.arrival_ns < arrival
+            begun[: int((engine_of[:request] == engines.index(engine)).sum())] = True
+            assert engine.in_flight == int((begun & ~((run.finish_ns >= 0) & (run.finish_ns <= arrival))).sum())
+        engines[engine_of[request]].take(trace, request, arrival)
+
+
+def test_choices_repeat_and_follow_the_router() -> None:
+    """Round robin takes turns; the least loaded engine is the one with the fewest in flight; a beginning stays where it was."""
+    trace = traffic()
+    assert route(trace, LIMITS, TIMES, 3, ROUND_ROBIN).tolist() == [number % 3 for number in range(trace.size)]
+    for router in (LEAST_LOAD, GATEWAY):
+        assert route(trace, LIMITS, TIMES, 3, router).tolist() == route(trace, LIMITS, TIMES, 3, router).tolist()
+    second = 10**9
+    slow_then_fast = make_trace("t", [0, second, 2 * second, 3 * second], [100] * 4, [2000, 5, 5, 5])
+    assert route(slow_then_fast, LIMITS, TIMES, 2, LEAST_LOAD).tolist() == [0, 1, 1, 1]
+    talks = make_trace(
+        "t", [n * 10 * second for n in range(6)], [600] * 6, [5] * 6, ids=[[1, 2], [7, 8], [1, 2], [7, 8], [1, 3], [7, 8]],
+    )  # fmt: skip
+    chosen = route(talks, LIMITS, TIMES, 2, GATEWAY).tolist()
+    assert chosen[0] == chosen[2] == chosen[4]
+    assert chosen[1] == chosen[3] == chosen[5]
+
+
+def test_a_second_engine_helps_an_overloaded_one() -> None:
+    """With more than one engine can serve, two finish sooner and nobody waits as long; one engine is the plain replay."""
+    trace = traffic(rate=80)
+    one = replay(trace, LIMITS, TIMES)
+    same = merge_replays(trace, [one], route(trace, LIMITS, TIMES, 1))
+    assert summarise(same) == summarise(one)
+    engine_of = route(trace, LIMITS, TIMES, 2)
+    two = merge_replays(trace, replay_each(trace, LIMITS, TIMES, engine_of, 2), engine_of)
+    assert two.totals.end_ns < one.totals.end_ns
+    assert (summarise(two).ttft.p99 or 0) < (summarise(one).ttft.p99 or 0)
