@@ -127,7 +127,7 @@ def test_a_server_that_does_not_keep_up_is_said_first() -> None:
     assert said[0].startswith("It does not keep up: 3 requests came a second and 0.517 were done")
     assert said[0].endswith("the last answer came 48.0 s after the last request.")
     assert "At least 6 such servers are needed" in said[1]
-    assert "--speedup 0.17" in said[1]
+    assert "--replicas 6 replays them" in said[1]
     assert "30 requests over 10.0 s, done after 58.0 s" in str(as_text(late))
     assert json.loads(as_json(late))["servers_to_keep_up"] == 6
 
