@@ -6,7 +6,7 @@ import numpy as np
 
 from plimsoll.simulate.options import ROUTERS
 from plimsoll.simulate.replay import Replay, replay
-from plimsoll.simulate.replicas import GATEWAY, LEAST_LOAD, ROUND_ROBIN, Engine, merge_replays, replay_each, route
+from plimsoll.simulate.replicas import GATEWAY, LEAST_LOAD, ROUND_ROBIN, RoutedEngine, merge_replays, replay_each, route
 from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.summary import summarise
 from plimsoll.simulate.trace import Integers, Trace, make_trace, pick
@@ -46,7 +46,7 @@ def test_what_a_router_looks_at_is_what_the_replay_then_does() -> None:
     trace = traffic()
     engine_of = route(trace, LIMITS, TIMES, 2, LEAST_LOAD)
     runs = replay_each(trace, LIMITS, TIMES, engine_of, 2)
-    engines = [Engine(LIMITS, TIMES, trace.prefix_block) for _ in range(2)]
+    engines = [RoutedEngine(LIMITS, TIMES, trace.prefix_block) for _ in range(2)]
     for request, arrival in enumerate(trace.arrival_ns.tolist()):
         for engine, run in zip(engines, runs, strict=True):
             engine.go_on(arrival)

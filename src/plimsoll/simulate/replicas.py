@@ -28,7 +28,7 @@ REMEMBERED_BLOCKS = 31_250
 PROGRESS_EVERY = 500
 
 
-class Engine:
+class RoutedEngine:
     """One engine as a router sees it."""
 
     def __init__(self, settings: EngineLimits, step_time: StepTime, prefix_block: int) -> None:
@@ -79,13 +79,13 @@ def chains_of(ids: Integers) -> list[int]:
     return found
 
 
-def least_load(engines: Sequence[Engine], ids: Integers) -> int:
+def least_load(engines: Sequence[RoutedEngine], ids: Integers) -> int:
     """The engine with the fewest requests in flight; of several the first."""
     del ids
     return min(range(len(engines)), key=lambda one: (engines[one].in_flight, one))
 
 
-def gateway(engines: Sequence[Engine], ids: Integers) -> int:
+def gateway(engines: Sequence[RoutedEngine], ids: Integers) -> int:
     """The engine with the highest sum of scores; of several the first."""
     waiting = [engine.run.waiting for engine in engines]
     fewest, most = min(waiting), max(waiting)
@@ -98,7 +98,7 @@ def gateway(engines: Sequence[Engine], ids: Integers) -> int:
     return max(range(len(engines)), key=lambda one: (score(one), -one))
 
 
-CHOOSE: dict[str, Callable[[Sequence[Engine], Integers], int]] = {LEAST_LOAD: least_load, GATEWAY: gateway}
+CHOOSE: dict[str, Callable[[Sequence[RoutedEngine], Integers], int]] = {LEAST_LOAD: least_load, GATEWAY: gateway}
 
 
 def route(
@@ -115,7 +115,7 @@ def route(
     if replicas == 1 or router == ROUND_ROBIN:
         return np.arange(trace.size, dtype=np.int64) % replicas
     choose = CHOOSE[router]
-    engines = [Engine(settings, step_time, trace.prefix_block) for _ in range(replicas)]
+    engines = [RoutedEngine(settings, step_time, trace.prefix_block) for _ in range(replicas)]
     chosen = np.zeros(trace.size, dtype=np.int64)
     for request, arrival in enumerate((speed_up(trace, speedup) + step_time.front_ns).tolist()):
         for engine in engines:
