@@ -130,10 +130,8 @@ def _replay_several(options: SimulateOptions, given: Inputs, replicas: int) -> t
     server = (given.trace, given.settings, given.step_time)
     with bar("routing", "requests") as progress:
         engine_of = route(*server, replicas, options.router, speedup=given.speedup, on_progress=progress)
-    begin = time.perf_counter()
-    runs = replay_each(*server, engine_of, replicas, speedup=given.speedup)
-    whole_run = merge_replays(given.trace, runs, engine_of)._replace(wall_seconds=time.perf_counter() - begin)
-    return whole_run, [summarise(run) for run in runs]
+    runs = replay_each(*server, engine_of, replicas, speedup=given.speedup, clock=time.perf_counter)
+    return merge_replays(given.trace, runs, engine_of), [summarise(run) for run in runs]
 
 
 def _replay(options: SimulateOptions, given: Inputs) -> tuple[Replay, Series | None]:

@@ -119,6 +119,7 @@ def _tune(options: TuneOptions) -> TuneReport:
     from plimsoll.render.tune import TuneReport
     from plimsoll.tune.answer import runner_up, tune
     from plimsoll.tune.capacity import find_capacity
+    from plimsoll.tune.goodput import Traffic
     from plimsoll.tune.inputs import kept_in, read_tune_inputs, simulator_version
     from plimsoll.tune.runners import remembering, runner_on
 
@@ -134,7 +135,7 @@ def _tune(options: TuneOptions) -> TuneReport:
         if options.keep is not None and tuning.found is not None:
             capacity = find_capacity(asked.traffic, asked.server.job_of(tuning.found.best.option), options.keep)
             if capacity.servers is not None and capacity.servers > 1:  # what is best for all of it need not be for a share
-                share = asked.traffic._replace(speedup=asked.traffic.speedup / capacity.servers)
+                share = Traffic(asked.traffic.trace, asked.traffic.speedup / capacity.servers, asked.traffic.slo)
                 of_share = tune(share, asked.server, asked.space, run, asked.last)
                 if of_share.found is not None:
                     job = asked.server.job_of(of_share.found.best.option)

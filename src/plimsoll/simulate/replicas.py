@@ -128,11 +128,18 @@ def route(
 
 
 def replay_each(
-    trace: Trace, settings: EngineLimits, step_time: StepTime, engine_of: Integers, replicas: int, *, speedup: float = 1.0
+    trace: Trace,
+    settings: EngineLimits,
+    step_time: StepTime,
+    engine_of: Integers,
+    replicas: int,
+    *,
+    speedup: float = 1.0,
+    clock: Callable[[], float] | None = None,
 ) -> list[Replay]:
     """Each engine's own replay; an engine that got no request has an empty one."""
     parts = [pick(trace, np.flatnonzero(engine_of == engine)) for engine in range(replicas)]
-    return [replay(part, settings, step_time, speedup) for part in parts]
+    return [replay(part, settings, step_time, speedup, clock=clock) for part in parts]
 
 
 def merge_replays(trace: Trace, replays: Sequence[Replay], engine_of: Integers) -> Replay:
@@ -150,8 +157,10 @@ def merge_replays(trace: Trace, replays: Sequence[Replay], engine_of: Integers) 
     totals = {name: (max if name in peaks else sum)(getattr(one.totals, name) for one in replays) for name in Totals._fields}
     names = "arrival_ns first_sched_ns first_token_ns finish_ns produced preemptions cached_tokens is_rejected"
     arrays: dict[str, Any] = {name: gathered(name) for name in names.split()}
-    return first._replace(
+    return Replay(
         trace=trace,
+        settings=first.settings,
+        step_time=first.step_time,
         totals=Totals(**totals),
         **arrays,
         usage_ns=np.sum([one.usage_ns for one in replays], axis=0),
