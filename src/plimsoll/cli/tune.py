@@ -94,7 +94,8 @@ def run(options: TuneOptions) -> int:
 def _compare(options: TuneOptions) -> int:
     """The same question for several cards, `NAMExN` for one server on N of them; the cheapest that keeps the promise first."""
     from plimsoll.render import tune as report
-    from plimsoll.tune.capacity import card_word, read_prices
+    from plimsoll.tune.capacity import card_word
+    from plimsoll.tune.inputs import read_prices
 
     if options.keep is None:
         raise BadInput("several cards are compared by what they keep: add --slo ttft=2s,tpot=50ms --keep 99")

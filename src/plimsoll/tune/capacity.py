@@ -15,17 +15,14 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from pathlib import Path
 
 from plimsoll.errors import BadInput
 from plimsoll.hardware.cards import gpu_named
-from plimsoll.models.files import read_json
 from plimsoll.simulate.replicas import LEAST_LOAD, merge_replays, replay_each, route
 from plimsoll.tune.goodput import Job, Score, Traffic, score
 
 MOST_SERVERS = 256
 FASTEST = 8.0  # times as much traffic; beyond it the answer is "more than"
-PRICES_MAX_BYTES = 1 << 20
 CLOSE = 0.03  # how near the highest rate is found, as a share of it
 
 
@@ -125,18 +122,6 @@ class Prices:
                 if gpu_named(name).name == wanted:
                     return price
         return None
-
-
-def read_prices(path: str) -> Prices:
-    """{"date": "2026-11-01", "usd_per_gpu_hour": {"H100": 2.5, "L40S": 0.9}}"""
-    found = read_json(Path(path), PRICES_MAX_BYTES)
-    table, date = found.get("usd_per_gpu_hour"), found.get("date")
-    if not isinstance(table, dict) or not table or not isinstance(date, str):
-        raise BadInput(f'{path}: prices are {{"date": "2026-11-01", "usd_per_gpu_hour": {{"H100": 2.5}}}}')
-    for name, price in table.items():
-        if isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price < 1e6:
-            raise BadInput(f"{path}: the price of {str(name)[:40]} is not a number of dollars above 0")
-    return Prices(date[:40], {str(name): float(price) for name, price in table.items()})
 
 
 def _gains(trials: dict[tuple[int, float], FleetTrial], servers: int) -> bool:

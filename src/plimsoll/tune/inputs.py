@@ -27,10 +27,12 @@ from plimsoll.simulate.inputs import (
 from plimsoll.simulate.options import TrafficOptions
 from plimsoll.simulate.settings import REPLAYED_ALL_THE_SAME
 from plimsoll.tune.answer import Fingerprint, Last, Server, flags_of, with_flags
+from plimsoll.tune.capacity import Prices
 from plimsoll.tune.goodput import Slo, Traffic, parse_slo
 from plimsoll.tune.runners import KeptRuns
 from plimsoll.tune.space import Candidate, Space, candidate_of, parse_space
 
+PRICES_MAX_BYTES = 1 << 20
 LAST_MAX_BYTES = 64 << 20
 Given = TypeVar("Given", bound=TrafficOptions)
 
@@ -134,3 +136,15 @@ def kept_in(path: str | None, stack: ExitStack) -> KeptRuns | None:
 def simulator_version() -> str:
     """Results of another scheduler are other results."""
     return f"{plimsoll.__version__} {sources_digest()}"
+
+
+def read_prices(path: str) -> Prices:
+    """{"date": "2026-11-01", "usd_per_gpu_hour": {"H100": 2.5, "L40S": 0.9}}"""
+    found = read_json(Path(path), PRICES_MAX_BYTES)
+    table, date = found.get("usd_per_gpu_hour"), found.get("date")
+    if not isinstance(table, dict) or not table or not isinstance(date, str):
+        raise BadInput(f'{path}: prices are {{"date": "2026-11-01", "usd_per_gpu_hour": {{"H100": 2.5}}}}')
+    for name, price in table.items():
+        if isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price < 1e6:
+            raise BadInput(f"{path}: the price of {str(name)[:40]} is not a number of dollars above 0")
+    return Prices(date[:40], {str(name): float(price) for name, price in table.items()})
