@@ -15,7 +15,7 @@ _STEPS = {
     "kubernetes": "the top of kubernetes/kustomization.yaml, docs/launch.md#kubernetes",
     "monitoring": "docs/monitoring.md",
     "guard": "the top of guard/kustomization.yaml, docs/kubernetes.md",
-    "patch": "the top of patch/kustomization.yaml, docs/kubernetes.md#patch",
+    "patch": "the top of patch/kustomization.yaml, docs/kubernetes.md#the-patch",
 }
 
 

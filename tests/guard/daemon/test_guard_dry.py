@@ -17,7 +17,7 @@ from plimsoll.guard.adapters.command import CommandRestarter
 from plimsoll.guard.config import Files, GuardConfig
 from plimsoll.guard.daemon.acting import READ_EVERY_S, ActingSetup, ActionRunner, DryRunJournal, DryRunLock
 from plimsoll.guard.daemon.journal import Journal
-from plimsoll.guard.daemon.observer import EngineCapabilities, Fleet
+from plimsoll.guard.daemon.observer import EngineCapabilities, Fleet, Incidents
 from plimsoll.guard.daemon.steps import EngineAdapters
 from plimsoll.guard.judge.look import Look, Reach
 from plimsoll.guard.judge.tracker import Grade
@@ -80,6 +80,7 @@ class Dead(Few):
     def __init__(self) -> None:
         looks = [Look(float(at_s), float(at_s), Reach.ANSWERS, health=503, figures=FIGURES) for at_s in range(0, LAST_S + 1, 5)]
         super().__init__(one=looks)
+        self.incidents = Incidents()
 
 
 def decided(folder: Path, *, is_dry: bool) -> list[str]:
