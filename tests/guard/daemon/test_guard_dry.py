@@ -82,6 +82,9 @@ class Dead(Few):
         super().__init__(one=looks)
         self.incidents = Incidents()
 
+    def remark(self, name: str, text: str) -> None:
+        """Nobody reads it here."""
+
 
 def decided(folder: Path, *, is_dry: bool) -> list[str]:
     """What such a guard says of an engine that is dead, in two rounds."""
