@@ -2,7 +2,7 @@
        plimsoll guardctl history [ENGINE] [-n N] [--journal FILE]
        plimsoll guardctl actions
        plimsoll guardctl pause|resume [ENGINE] [--rung RUNG]
-       plimsoll guardctl drain|undrain|shed|compact|restart ENGINE [--yes]
+       plimsoll guardctl drain|undrain|shed|compact|restart|quarantine ENGINE [--yes]
        plimsoll guardctl approve|deny ID
        plimsoll guardctl set ENGINE KNOB=VALUE... [--for 2h]
        plimsoll guardctl set ENGINE --clear
@@ -50,7 +50,7 @@ from plimsoll.redaction import printable
 from plimsoll.render.journal import ACTING, SCHEMA, entry_json, entry_sentence
 from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, SEVERITY, WARN, Line, Report, Whole, show
 
-ON_ENGINES = ("drain", "undrain", "compact", "restart", "shed")
+ON_ENGINES = ("drain", "undrain", "compact", "restart", "shed", "quarantine")
 SWITCHES = ("pause", "resume")
 ANSWERS = ("approve", "deny")
 RUNGS = ("shed", "compact", "restart")

@@ -65,6 +65,7 @@ API_CALLS: tuple[ApiCall, ...] = (
     ApiCall("get", "coordination.k8s.io", "leases", "own", needed_for="act", name=LEASE_NAME),
     ApiCall("create", "coordination.k8s.io", "leases", "own", needed_for="act"),  # no name can be asked for before it exists
     ApiCall("update", "coordination.k8s.io", "leases", "own", needed_for="act", name=LEASE_NAME),
+    ApiCall("patch", "", "pods", needed_for="quarantine"),
     ApiCall("create", "authentication.k8s.io", "tokenreviews", "cluster", needed_for="identities"),
     ApiCall("create", "authorization.k8s.io", "subjectaccessreviews", "cluster", needed_for="identities"),
 )

@@ -67,6 +67,11 @@ class PodsConfig(key.ConfigTable):
     namespaces: tuple[str, ...] = key.words((), "one or several; default: guard's own", key="namespace", convert=_namespaces)
     port: int | None = key.count(None, 1, 65_535, "default: the port called http, else the only one, else 8000")
     act: bool = key.switch("with --act, pods of a Deployment or StatefulSet may be restarted too, by eviction")
+    quarantine_label: str = key.word(
+        "", "the label by which the Service selects: guardctl quarantine removes it, and so the pod from its owner",
+        pattern=r"(?:[A-Za-z0-9./_-]{1,317})?", pattern_name="the name of a label",
+    )  # fmt: skip
+    quarantine_s: float = key.duration(3_600.0, 60.0, 14_400.0, "after which a pod in quarantine is evicted")
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ NOT_ACTING = "guard only observes: start it with --act"
 ACTS = {"compact": Grade.COMPACT, "restart": Grade.RESTART, "shed": Grade.SHED}
 APPROVALS = "/v1/approvals/"
 SET = "set"
-VERBS = ("drain", "undrain", *ACTS, SET)
+VERBS = ("drain", "undrain", *ACTS, SET, "quarantine")
 _WHO = "the API"
 
 
@@ -59,6 +59,8 @@ class ActionDesk:
     ) -> None:
         self._conductor, self._drains, self._book, self.journal, self._back = conductor, drains, book, journal, back
         self._knobs = knobs
+
+    quarantines: Callable[[str, str], Awaitable[Outcome]] | None = None
 
     @property
     def trouble(self) -> str:
@@ -107,6 +109,12 @@ class ActionDesk:
             return await self._back.put_back(engine)
         return await self._drains.undrain(engine)
 
+    async def quarantine(self, engine: str, who: str) -> Outcome:
+        """Takes a pod away from its Service and its owner, for a time."""
+        if self.quarantines is None:
+            return failed("no label is configured that could be removed: [discover.kubernetes] quarantine_label")
+        return await self.quarantines(engine, who)
+
     async def set_knobs(self, engine: str, values: Mapping[str, float], for_s: float, who: str = _WHO) -> Outcome:
         """Turns an engine's knobs for a time; without values, lets them go."""
         return failed("this guard has no knobs") if self._knobs is None else await self._knobs.set(engine, values, for_s, who)
@@ -150,6 +158,8 @@ class ActionRoutes:
             engine, _, verb = path.removeprefix("/v1/engines/").rpartition("/")
             if is_set:
                 return await self._set(actions, self._name_of(engine), asked, who)
+            if verb == "quarantine":
+                return await self._quarantine(actions, self._name_of(engine), who)
             return await self._act(actions, verb, self._name_of(engine))
         except PlimsollError as problem:
             return _refused("NotWritten", f"not done: {problem}")
@@ -185,6 +195,14 @@ class ActionRoutes:
             return _refused("NotDone" if outcome.is_done is False else "NotKnown", outcome.message)
         says = f"{clean(engine)}: {'set, ' if values else 'let go, '}{clean(outcome.message)}"
         return _answer(200, {"accepted": True, "plan": [], "says": says})
+
+    async def _quarantine(self, actions: ActionDesk, engine: str, who: str) -> HttpAnswer:
+        if not self._is_watched(engine):
+            return error(404, f"no engine named {clean(engine)[:200]!r}")
+        outcome = await actions.quarantine(engine, who)
+        if not outcome.is_done:
+            return _refused("NotDone" if outcome.is_done is False else "NotKnown", outcome.message)
+        return _answer(200, {"accepted": True, "plan": [], "says": f"{clean(engine)}: {clean(outcome.message)}"})
 
     async def _act(self, actions: ActionDesk, verb: str, engine: str) -> HttpAnswer:
         if not self._is_watched(engine):

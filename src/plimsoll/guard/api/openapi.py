@@ -17,6 +17,7 @@ VERBS = {
     "drain": "take it out of service until it is asked back, an hour at most", "undrain": "put it back",
     "compact": "give back what torch does not use", "restart": "drain it, stop it, start it",
     "shed": "refuse new work that would wait too long, while the queue grows",
+    "quarantine": "take its pod away from its Service and its owner, for inspection, until it is evicted",
     "set": "turn knobs of its scheduler for a time (`for`: 2h); without a knob, let them go",
 }  # fmt: skip
 _TEXT = {"type": "string"}

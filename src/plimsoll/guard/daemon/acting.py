@@ -43,11 +43,12 @@ from plimsoll.guard.act.ports import (
     unsure,
 )
 from plimsoll.guard.act.steps import ActionRun, Step
+from plimsoll.guard.adapters.cluster import ClusterClient
 from plimsoll.guard.adapters.device_memory import CardMemory, DeviceMemory
 from plimsoll.guard.adapters.file_lock import FileLock
 from plimsoll.guard.adapters.gate import GateHttpClient
 from plimsoll.guard.adapters.hooks import ReadinessBalancer
-from plimsoll.guard.adapters.kubernetes import PodConfig
+from plimsoll.guard.adapters.kubernetes import Pod, PodConfig
 from plimsoll.guard.adapters.lease_lock import LeaseLock
 from plimsoll.guard.adapters.own_process import OwnProcess, OwnProcessConfig
 from plimsoll.guard.adapters.pods import PodStanding
@@ -60,6 +61,7 @@ from plimsoll.guard.daemon.journal import ABSENT, DAMAGED, Journal, JournalConte
 from plimsoll.guard.daemon.knob_settings import KnobSettings
 from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService, SharedLock
 from plimsoll.guard.daemon.observer import SYSTEM, Clocks, DiscoveredFacts, EngineCapabilities, Fleet, FleetObserver
+from plimsoll.guard.daemon.quarantine import Quarantine
 from plimsoll.guard.daemon.shared_state import SharedState
 from plimsoll.guard.daemon.steps import LEARNED, EngineAdapters
 from plimsoll.guard.engine_config import EngineConfig
@@ -372,8 +374,9 @@ class ActionRunner:
         clocks: Clocks = SYSTEM,
         open_journal: Callable[[Path], Journal] = Journal,
         standing: Callable[[str], PodStanding | None] = lambda _: None,
+        pod: Callable[[str], Pod | None] = lambda _: None,
     ) -> None:
-        """`standing`: what the cluster says of an engine that is a pod."""
+        """`standing`: what the cluster says of an engine that is a pod; `pod`: that pod."""
         self._setup, self._tell, self._is_dry, self._files, self._clocks = setup, tell, is_dry, files, clocks
         self._fleet, self._standing = fleet, standing
         self._pods: dict[str, EngineConfig] = {}  # engines that were found and may be acted on
@@ -396,6 +399,7 @@ class ActionRunner:
         )
         self.journal: Journal | None = None
         self.shared: SharedState | None = None
+        self._quarantine: Quarantine | None = None
         self.desk: ActionDesk | None = None
         self._drains: ManualDrains | None = None
         self._back: ReturnToService | None = None
@@ -433,6 +437,14 @@ class ActionRunner:
             gates = {name: one.gate if isinstance(one.gate, TurnsKnobs) else None for name, one in setup.adapters.items()}
             self._knobs = KnobSettings(gates, self.journal, lock.other(), fleet.remark, clocks.wall)
             self.desk = ActionDesk(self.conductor, self._drains, self.journal, self.journal.path, self._back, self._knobs)
+            found = config.discover.kubernetes
+            if found is not None and found.quarantine_label and found.act:
+                apart = ports._replace(lock=lock.other())
+                self._quarantine = Quarantine(
+                    found.quarantine_label, apart, setup.policy, ClusterClient(), pod, self.conductor.kept
+                )
+                span_s, begin = found.quarantine_s, self._quarantine.begin
+                self.desk.quarantines = lambda engine, who: begin(engine, span_s, who)
 
     def watch(self, targets: Sequence[EngineConfig]) -> None:
         """Takes up the pods that were found, and lets go of those that are gone and with which nothing is under way."""
@@ -524,6 +536,7 @@ class ActionRunner:
         log_s = check_s = 0.0
         turn: asyncio.Task[None] | None = None
         sharing: asyncio.Task[None] | None = None
+        ending: asyncio.Task[None] | None = None
         look: asyncio.Task[None] | None = None
         try:
             while True:
@@ -541,6 +554,8 @@ class ActionRunner:
                 self._poll(now_s)
                 await self._round()
                 self._return_recovered(now_s)
+                if self._quarantine is not None and not self.conductor.stopped_acting and (ending is None or ending.done()):
+                    ending = asyncio.create_task(self._end_quarantine(self._quarantine))
                 if self._knobs is not None and not self.conductor.stopped_acting and (look is None or look.done()):
                     look = asyncio.create_task(self._look_at_knobs(self._knobs, now_s))
                 if self.journal is not None and now_s >= check_s and not self.conductor.stopped_acting:
@@ -555,7 +570,7 @@ class ActionRunner:
                     turn = asyncio.create_task(self.conductor.turn())
                 await asyncio.sleep(ROUND_S)
         finally:
-            extra = (turn, look, sharing)
+            extra = (turn, look, sharing, ending)
             tasks = [task for task in (*extra, *self._polls.values(), *self._returns.values()) if task is not None]
             for task in tasks:
                 task.cancel()
@@ -565,6 +580,12 @@ class ActionRunner:
         """What is kept beside the Lease could not be written into the journal: guard stops acting until that can be written."""
         try:
             task.result()
+        except PlimsollError as error:
+            self.conductor.stop_acting(error)
+
+    async def _end_quarantine(self, quarantine: Quarantine) -> None:
+        try:
+            await quarantine.look()
         except PlimsollError as error:
             self.conductor.stop_acting(error)
 

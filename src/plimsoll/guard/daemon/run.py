@@ -384,8 +384,9 @@ class Daemon:
             raise BadInput("no place for the journal: set [act] journal = PATH, or HOME")
         setup = set_up_acting(config, config.engines, files, options.command)
         return ActionRunner(
-            setup, config, files, self._fleet, self._announce, is_dry=not options.is_acting, standing=self._lists.standing
-        )
+            setup, config, files, self._fleet, self._announce, is_dry=not options.is_acting, standing=self._lists.standing,
+            pod=lambda name: None if self._lists.pods is None else self._lists.pods.pod(self._lists.pod_name(name)),
+        )  # fmt: skip
 
     def _announce(self, announcement: Announcement) -> None:
         kind = EventKind.NEEDS if announcement.is_urgent else EventKind.ACTED

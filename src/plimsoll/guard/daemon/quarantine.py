@@ -1,0 +1,107 @@
+"""Takes a pod out of its Service and away from its owner for inspection, when a person asks for it: one at a time, with an end.
+
+The label by which the Service selects is removed, so its owner makes another pod and this one keeps its GPUs and its memory.
+Nobody owns it any more: at its end guard evicts it. The journal has it, so that a later guard does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from plimsoll.guard.act.decide import ASKED, BlockedAction, consider
+from plimsoll.guard.act.journal_entry import SWITCH, Entry
+from plimsoll.guard.act.policy import ActPolicy
+from plimsoll.guard.act.ports import Outcome, done, failed, unsure
+from plimsoll.guard.adapters.cluster import ClusterClient, reason_of
+from plimsoll.guard.adapters.kubernetes import Pod
+from plimsoll.guard.daemon.conductor import ActionPorts, Announcement
+from plimsoll.guard.judge.tracker import Grade
+
+QUARANTINE = "quarantine"  # the step of its journal entries
+LONGEST_S = 14_400.0
+LOOK_EVERY_S = 10.0
+NOTE = "plimsoll.dev/quarantined"
+
+
+class Quarantine:
+    """One pod at a time. `label` is the one that is removed; `pod` finds the pod of an engine."""
+
+    def __init__(
+        self,
+        label: str,
+        ports: ActionPorts,
+        policy: ActPolicy,
+        cluster: ClusterClient,
+        pod: Callable[[str], Pod | None],
+        kept: Callable[[], list[Entry]],
+    ) -> None:
+        self._label, self._ports, self._policy, self._cluster, self._pod, self._kept = label, ports, policy, cluster, pod, kept
+
+    def held(self) -> Entry | None:
+        """The pod that is in quarantine."""
+        last = {entry.engine: entry for entry in self._kept() if entry.kind == SWITCH and entry.step == QUARANTINE}
+        return next((entry for entry in last.values() if entry.fields.get("on")), None)
+
+    async def begin(self, engine: str, for_s: float, who: str) -> Outcome:
+        """Removes the label; failed with the reason where that is blocked, as a restart of it would be."""
+        if (held := self.held()) is not None:
+            return failed(f"{held.engine} is in quarantine: one at a time")
+        pod, view = self._pod(engine), self._ports.view(frozenset())
+        status = next((one for one in view.engines if one.name == engine), None)
+        if pod is None or status is None:
+            return failed("it is no pod that was found")
+        decision = consider(view, self._policy, status, Grade.RESTART, ASKED, "")
+        if isinstance(decision, BlockedAction):
+            return failed(decision.message)
+        lock = await self._ports.lock.acquire(f"quarantine of {engine}")
+        if not lock.is_done:
+            return lock
+        try:
+            until = self._ports.wall() + min(for_s, LONGEST_S)
+            fields = {"on": True, "who": who, "until": until, "namespace": pod.namespace, "pod": pod.name, "uid": pod.uid}
+            self._ports.journal.append(SWITCH, engine=engine, step=QUARANTINE, fields=fields)  # before: its end must be known
+            patch = {
+                "metadata": {"uid": pod.uid, "labels": {self._label: None}, "annotations": {NOTE: f"{until:.0f} by {who}"}}
+            }
+            reply = await self._cluster.ask("PATCH", _path(fields), patch, content="application/merge-patch+json")
+        finally:
+            await self._ports.lock.release()
+        if reply.status == 200:
+            span = f"for {min(for_s, LONGEST_S) / 60:.0f} min by {who}"
+            says = f"in quarantine {span}: label {self._label} removed; its owner makes another pod"
+            self._ports.tell(Announcement(engine, says))
+            return done(says)
+        if not reply.status:
+            return unsure(f"whether its label was removed is not known: {reason_of(reply)}")
+        self._end(engine)
+        return failed(f"its label was not removed: {reason_of(reply)}")
+
+    async def look(self) -> None:
+        """Evicts the pod whose time is over."""
+        held = self.held()
+        until = None if held is None else held.fields.get("until")
+        if held is not None and (not isinstance(until, int | float) or self._ports.wall() >= until):
+            await self._evict(held)
+        await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _evict(self, held: Entry) -> None:
+        body = {
+            "apiVersion": "policy/v1", "kind": "Eviction",
+            "metadata": {"name": str(held.fields.get("pod")), "namespace": str(held.fields.get("namespace"))},
+            "deleteOptions": {"preconditions": {"uid": str(held.fields.get("uid"))}},
+        }  # fmt: skip
+        reply = await self._cluster.ask("POST", f"{_path(held.fields)}/eviction", body)
+        if reply.status in (200, 201, 404, 409):
+            self._end(held.engine)
+            self._ports.tell(Announcement(held.engine, "its quarantine is over: the pod was evicted, or is gone"))
+
+    def _end(self, engine: str) -> None:
+        self._ports.journal.append(SWITCH, engine=engine, step=QUARANTINE, fields={"on": False})
+
+
+def _path(fields: Mapping[str, Any]) -> str:
+    namespace, pod = (quote(str(fields.get(name)), safe="") for name in ("namespace", "pod"))
+    return f"/api/v1/namespaces/{namespace}/pods/{pod}"
