@@ -373,10 +373,9 @@ class ActionRunner:
         is_dry: bool,
         clocks: Clocks = SYSTEM,
         open_journal: Callable[[Path], Journal] = Journal,
-        standing: Callable[[str], PodStanding | None] = lambda _: None,
+        standing: Callable[[str], PodStanding | None] = lambda _: None,  # what the cluster says of an engine that is a pod
         pod: Callable[[str], Pod | None] = lambda _: None,
     ) -> None:
-        """`standing`: what the cluster says of an engine that is a pod; `pod`: that pod."""
         self._setup, self._tell, self._is_dry, self._files, self._clocks = setup, tell, is_dry, files, clocks
         self._fleet, self._standing = fleet, standing
         self._pods: dict[str, EngineConfig] = {}  # engines that were found and may be acted on
@@ -440,9 +439,8 @@ class ActionRunner:
             found = config.discover.kubernetes
             if found is not None and found.quarantine_label and found.act:
                 apart = ports._replace(lock=lock.other())
-                self._quarantine = Quarantine(
-                    found.quarantine_label, apart, setup.policy, ClusterClient(), pod, self.conductor.kept
-                )
+                label, kept = found.quarantine_label, self.conductor.kept
+                self._quarantine = Quarantine(label, apart, setup.policy, ClusterClient(), pod, kept)
                 span_s, begin = found.quarantine_s, self._quarantine.begin
                 self.desk.quarantines = lambda engine, who: begin(engine, span_s, who)
 
@@ -541,11 +539,8 @@ class ActionRunner:
         try:
             while True:
                 now_s = self._clocks.clock()
-                if sharing is not None and sharing.done():
-                    self._stop_sharing(sharing)
-                    sharing = None
-                if sharing is None and self.shared is not None and not self.conductor.stopped_acting:
-                    sharing = asyncio.create_task(self.shared.run())
+                if self.shared is not None and not self.conductor.stopped_acting and (sharing is None or sharing.done()):
+                    sharing = asyncio.create_task(self._tried(self.shared.run()))
                 if self._setup.own is not None:
                     await self._mind_own(self._setup.own)
                     if now_s >= log_s:
@@ -555,9 +550,9 @@ class ActionRunner:
                 await self._round()
                 self._return_recovered(now_s)
                 if self._quarantine is not None and not self.conductor.stopped_acting and (ending is None or ending.done()):
-                    ending = asyncio.create_task(self._end_quarantine(self._quarantine))
+                    ending = asyncio.create_task(self._tried(self._quarantine.look()))
                 if self._knobs is not None and not self.conductor.stopped_acting and (look is None or look.done()):
-                    look = asyncio.create_task(self._look_at_knobs(self._knobs, now_s))
+                    look = asyncio.create_task(self._tried(self._knobs.look(now_s)))
                 if self.journal is not None and now_s >= check_s and not self.conductor.stopped_acting:
                     check_s = now_s + CHECK_EVERY_S
                     try:
@@ -576,22 +571,9 @@ class ActionRunner:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _stop_sharing(self, task: asyncio.Task[None]) -> None:
-        """What is kept beside the Lease could not be written into the journal: guard stops acting until that can be written."""
+    async def _tried(self, work: Awaitable[None]) -> None:
         try:
-            task.result()
-        except PlimsollError as error:
-            self.conductor.stop_acting(error)
-
-    async def _end_quarantine(self, quarantine: Quarantine) -> None:
-        try:
-            await quarantine.look()
-        except PlimsollError as error:
-            self.conductor.stop_acting(error)
-
-    async def _look_at_knobs(self, knobs: KnobSettings, now_s: float) -> None:
-        try:
-            await knobs.look(now_s)
+            await work
         except PlimsollError as error:
             self.conductor.stop_acting(error)
 
