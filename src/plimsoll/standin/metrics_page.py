@@ -1,6 +1,6 @@
 """The text of vLLM's own metrics on GET /metrics as a release writes it, from the figures of one engine.
 
-    page = Page("0.32.0", "tiny", cache_labels={"block_size": "16"}, created=1.79e9)
+    page = EnginePage("0.32.0", "tiny", cache_labels={"block_size": "16"}, created=1.79e9)
     page.text(figures)
 
 What does not change is made once, by prometheus_client as in vLLM, and shared by all pages of the same release, model and

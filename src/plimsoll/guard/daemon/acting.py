@@ -438,9 +438,8 @@ class ActionRunner:
             self.desk = ActionDesk(self.conductor, self._drains, self.journal, self.journal.path, self._back, self._knobs)
             found = config.discover.kubernetes
             if found is not None and found.quarantine_label and found.act:
-                apart = ports._replace(lock=lock.other())
-                label, kept = found.quarantine_label, self.conductor.kept
-                self._quarantine = Quarantine(label, apart, setup.policy, ClusterClient(), pod, kept)
+                apart, kept = ports._replace(lock=lock.other()), self.conductor.kept
+                self._quarantine = Quarantine(found.quarantine_label, apart, setup.policy, ClusterClient(), pod, kept)
                 span_s, begin = found.quarantine_s, self._quarantine.begin
                 self.desk.quarantines = lambda engine, who: begin(engine, span_s, who)
 
