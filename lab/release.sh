@@ -26,7 +26,8 @@ mkdir -p "$out"
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 
-TAG="${TAG:-plimsoll:$version}" BASE="${BASE:-}" bash lab/image.sh # leaves the wheels of plimsoll and all it needs in dist/image
+export TAG="${TAG:-plimsoll:$version}" # for both calls: what is built is what is saved
+BASE="${BASE:-}" bash lab/image.sh # leaves the wheels of plimsoll and all it needs in dist/image
 "$PYTHON" -m venv "$work/venv"
 "$work/venv/bin/pip" install --quiet hatchling
 "$work/venv/bin/python" -m hatchling build --target sdist --directory "$out" 2>"$work/build.log" || { cat "$work/build.log" >&2; exit 3; }
