@@ -151,7 +151,7 @@ class StandIns:
         pod = self.api.kind("/pods")[self.namespace, name]
         self.api.put("/pods", {**pod, "status": status})
 
-    async def until_ready(self, count: int, within_s: float = 90.0) -> None:
+    async def until_ready(self, count: int, within_s: float = 300.0) -> None:
         end_s = time.monotonic() + within_s
         while len(self.endpoints()) < count:
             assert time.monotonic() < end_s, f"only {self.endpoints()} are ready"

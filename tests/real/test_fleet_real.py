@@ -39,7 +39,7 @@ def test_planned_work_on_stand_ins_loses_nothing(tmp_path: Path) -> None:
     assert path.stat().st_mtime_ns == changed
 
 
-@pytest.mark.xdist_group("engine")
+@pytest.mark.soak  # two real engines on two cores: a start takes minutes there
 def test_a_killed_engine_core_of_the_real_vllm_is_back_in_service(tmp_path: Path) -> None:
     """Only what ran on the killed engine is cut; the engine is back without a person."""
     play(tmp_path, "cpu", "core")

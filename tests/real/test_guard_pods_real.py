@@ -26,7 +26,6 @@ from plimsoll.guard.adapters.cluster import LEASE_NAME
 from tests.assets.roles import Right, rights_of, role_objects
 from tests.cluster_api import TOKEN, Call, ClusterApi, Trouble, status_of
 
-pytestmark = pytest.mark.once
 Record = Callable[[str, object], None]
 PODS = """
 [discover]

@@ -182,7 +182,7 @@ def test_containment_and_a_lease_meet_in_the_strictest(server: KnobServer, refer
         assert told["knobs"]["max-num-seqs"]["in_force"] > 1
         figures = server.figures()
         assert figures["plimsoll_knobs_lease_seconds"] == 0
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240  # it grows back with its own steps: a busy machine makes few
         while server.knobs()[1]["knobs"]["max-num-batched-tokens"]["in_force"] < 512:
             assert time.monotonic() < deadline, "stuck below the start"
             time.sleep(1)
