@@ -168,6 +168,7 @@ def test_of_500_requests_only_those_inside_the_wedged_engine_are_lost(record_pro
     run(act())
 
 
+@pytest.mark.soak  # seven kills, each with a restart: eight minutes and more
 @pytest.mark.timeout(1200)
 def test_a_guard_that_is_killed_at_each_step_is_followed_by_one_that_ends_it(record_property: Record) -> None:
     """No pod stays drained, none is evicted twice for one restart, no request is lost."""
