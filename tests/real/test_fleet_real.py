@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lab.fleet_score import figures
-from plimsoll.demo import haproxy
+from tests.real.small_farm import need
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
@@ -18,8 +18,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
 def play(work: Path, kind: str, incidents: str) -> None:
     """One fleet of plimsoll's way through these incidents."""
-    if haproxy.find() is None:
-        pytest.skip("HAProxy is not installed: apt-get install haproxy")
+    need("haproxy", "haproxy")
     command = [sys.executable, "-m", "lab.gpu.fleet", "--kind", kind, "--fleets", "plimsoll", "--incidents", incidents]
     done = subprocess.run([*command, "--work", str(work)], cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
