@@ -31,12 +31,15 @@ from typing import TYPE_CHECKING
 from plimsoll.cli.main import OptionsCommand
 from plimsoll.cli.simulate import check_words, say_compiling
 from plimsoll.errors import BadInput
+from plimsoll.hardware.cards import gpu_named
 from plimsoll.launch.options import decimal, first_given, option, switch
 from plimsoll.render.terminal import bar, show, write_file
 from plimsoll.simulate.options import TrafficOptions, file_named
 
 if TYPE_CHECKING:
     from plimsoll.render.tune import TuneReport
+
+NO_MODEL = "which model? plimsoll tune TRACE --model MODEL --gpu NAME, or a whole command after `--`"
 
 
 def _share(text: str, name: str) -> float:
@@ -101,10 +104,14 @@ def _compare(options: TuneOptions) -> int:
         raise BadInput("several cards are compared by what they keep: add --slo ttft=2s,tpot=50ms --keep 99")
     if (name := first_given(options, "html", "commands", "into", "last", "fit", "times")) is not None:
         raise BadInput(f"{name} goes with one card: name one with --gpu")
+    if options.verbatim is None and options.model is None:
+        raise BadInput(NO_MODEL)
     prices = read_prices(options.prices) if options.prices is not None else None
+    named = {word: card_word(word) for word in (options.gpu or "").split(",")}
+    for card, _ in named.values():
+        gpu_named(card)  # a name that is not known is a mistake, before anything is replayed
     rows: list[report.CardRow] = []
-    for word in (options.gpu or "").split(","):
-        card, cards = card_word(word)
+    for word, (card, cards) in named.items():
         words = options.verbatim or ("vllm", "serve", options.model or "")
         if cards > 1:
             words = (*words, "--tensor-parallel-size", str(cards))
@@ -112,6 +119,8 @@ def _compare(options: TuneOptions) -> int:
             rows.append((word, _tune(replace(options, gpu=card, model=None, verbatim=tuple(words))), None))
         except BadInput as error:
             rows.append((word, None, str(error)))
+    if all(found is None for _, found, _ in rows):
+        raise BadInput(str(rows[0][2]))
     show(report.cards_as_json(rows, prices) if options.json else report.cards_as_text(rows, prices))
     return 0 if any(found is not None and found.servers is not None for _, found, _ in rows) else 1
 
@@ -125,7 +134,7 @@ def _tune(options: TuneOptions) -> TuneReport:
     from plimsoll.tune.runners import remembering, runner_on
 
     if options.verbatim is None and options.model is None:
-        raise BadInput("which model? plimsoll tune TRACE --model MODEL --gpu NAME, or a whole command after `--`")
+        raise BadInput(NO_MODEL)
     asked = read_tune_inputs(options, options.model, options.slo, options.last)
     with ExitStack() as stack:
         kept = kept_in(options.into, stack)
