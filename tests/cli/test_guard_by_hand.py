@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,9 +21,8 @@ from plimsoll.guard.daemon.journal import Journal
 from plimsoll.guard.daemon.manual_drain import ManualDrains, SharedLock
 from plimsoll.guard.daemon.steps import EngineAdapters
 from plimsoll.net.server import GuardServer
-from plimsoll.standin.config import ServerFlags
 from tests.guard.daemon.drain_world import POLICY, Sight, World
-from tests.standin.servers import TOKEN, Server, standin
+from tests.standin.servers import TOKEN, Server, with_gate
 
 Capsys = pytest.CaptureFixture[str]
 LEASE_S = 2.0
@@ -71,13 +68,6 @@ class Guard:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(10)
         self.loop.close()
-
-
-@contextlib.contextmanager
-def with_gate() -> Iterator[Server]:
-    """A stand-in with the gate's own code in it."""
-    with standin(ServerFlags(middleware=("plimsoll.inside.Gate",), token=TOKEN)) as server:
-        yield server
 
 
 def is_ready(server: Server) -> bool:

@@ -116,3 +116,10 @@ def standin(
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
         loop.close()
+
+
+@contextlib.contextmanager
+def with_gate() -> Iterator[Server]:
+    """A stand-in with the gate's own code in it."""
+    with standin(ServerFlags(middleware=("plimsoll.inside.Gate",), token=TOKEN)) as server:
+        yield server

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -22,9 +21,8 @@ from plimsoll.guard.daemon.knob_settings import KnobSettings
 from plimsoll.guard.daemon.manual_drain import ManualDrains, SharedLock
 from plimsoll.guard.daemon.steps import EngineAdapters
 from plimsoll.net.server import GuardServer
-from plimsoll.standin.config import ServerFlags
 from tests.guard.daemon.drain_world import POLICY, Sight, World
-from tests.standin.servers import TOKEN, Server, standin
+from tests.standin.servers import TOKEN, Server, with_gate
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -76,13 +74,6 @@ class Guard:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(10)
         self.loop.close()
-
-
-@contextlib.contextmanager
-def with_gate() -> Iterator[Server]:
-    """A stand-in with the gate's own code in it."""
-    with standin(ServerFlags(middleware=("plimsoll.inside.Gate",), token=TOKEN)) as server:
-        yield server
 
 
 def in_force(server: Server) -> float:
