@@ -1,22 +1,21 @@
-"""`plimsoll doctor` as a user meets it: its options, its exit codes, and one clear line for whatever it cannot read."""
+"""`plimsoll doctor` as a user meets it: what it reads, its exit codes, its JSON, and one clear line for what it cannot read."""
 
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import pickle
-import re
-import subprocess
-import sys
 import time
 from pathlib import Path
+from typing import Any
 
-import pytest
+import jsonschema
 
-from plimsoll.cli.doctor import DoctorOptions
 from plimsoll.findings import Code
-from plimsoll.launch.options import options_of
-from tests.cli.doctor_runs import (
+from plimsoll.render import doctor as report
+from tests.cli.answers import (
+    CAPTURES,
     CGROUP,
     CGROUP_DMESG,
     CPU,
@@ -25,13 +24,35 @@ from tests.cli.doctor_runs import (
     HEALTHY,
     SPLIT,
     STORM_PAGE,
-    one_line,
-    said,
-    said_by_process,
-)
-from tests.each import each
+    ask,
+    ask_process,
+    shell,
+)  # fmt: skip
+from tests.each import each, times
 
-Capsys = pytest.CaptureFixture[str]
+BROKEN_GZIP = b"\x1f\x8b\x08 broken"
+PICTURE = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
+SCHEMA: dict[str, Any] = json.loads((Path(report.__file__).parent / "doctor.schema.json").read_text(encoding="utf-8"))
+VALID = jsonschema.Draft202012Validator(SCHEMA)
+EVERYTHING = sorted(
+    path
+    for path in CAPTURES.rglob("*")
+    if path.is_file() and ("failures" in str(path) or "metrics" in path.name or path.suffix == ".log")
+)
+MIXES = {
+    "log and dmesg": [CGROUP, CGROUP_DMESG],
+    "log and page": [FORWARD, STORM_PAGE],
+    "log and nvidia-smi": [str(H200 / "neighbour.log"), str(H200 / "neighbour.smi-at-failure.txt")],
+    "log and snapshot": [str(H200 / "snapshot.log"), str(H200 / "snapshots" / "snapshot-ready.pickle.gz")],
+    "log, summary and error": [FORWARD, *(str(H200 / "snapshots" / f"split.{end}.txt") for end in ("summary", "error"))],
+    "two servers": [FORWARD, str(H200 / "logits.log")],
+    "two snapshots": [SPLIT, str(H200 / "snapshots" / "pinned.pickle.gz")],
+    "a folder": [str(CPU)],
+    "another folder": [str(H200)],
+    "exit code alone": ["--exit-code", "137"],
+    "exit code of a stop": [HEALTHY, "--exit-code", "143"],
+    "everything": [CGROUP, CGROUP_DMESG, STORM_PAGE, SPLIT, "--exit-code", "137", "--gpu", "H100"],
+}
 
 
 class Runs:
@@ -42,16 +63,6 @@ class Runs:
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.system, (self.command,)
-
-
-def test_help_names_every_option(capsys: Capsys) -> None:
-    """What is understood is in the help, and no word more."""
-    answer = said(capsys, "--help")
-    assert answer.code == 0
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", answer.out))
-    assert named == {info.name for info in options_of(DoctorOptions).values()}
-    assert max(map(len, answer.out.splitlines())) <= 128
-    assert said(capsys, "-h").out == answer.out
 
 
 @each(
@@ -71,296 +82,208 @@ def test_help_names_every_option(capsys: Capsys) -> None:
         (["http://127.0.0.1:1"], 3),
     ],
 )
-@each("more", [[], ["--json"]])
-def test_the_exit_code_says_whether_something_failed(words: list[str], code: int, more: list[str], capsys: Capsys) -> None:
-    """0: nothing wrong, also where it was stopped on purpose; 1: a failure; 3: a server did not answer."""
-    assert said(capsys, *words, *more).code == code
+def test_the_exit_code_says_whether_something_failed(words: list[str], code: int) -> None:
+    """0: nothing wrong, also where it was stopped on purpose; 1: a failure; 3: a server did not answer; the same with JSON."""
+    ask("doctor", *words, code=code)
+    ask("doctor --json", *words, code=code)
 
 
-@each(
-    ("words", "complaint"),
-    [
-        ([], "nothing to read"),
-        (["/nowhere/x.log"], "/nowhere/x.log: no such file"),
-        (["--exit-code", "many"], "--exit-code 'many' is not a number"),
-        (["--exit-code", "٣"], "is not a number"),
-        (["--exit-code", "9" * 30], "is not a number"),
-        (["--exit-code", "99999"], "there is no such code"),
-        (["--exit-code", "300"], "there is no such code"),
-        (["--exit-code=-65"], "there is no such code"),
-        (["--exit-code", "65536"], "there is no such code"),
-        ([HEALTHY, "--timeout", "soon"], "--timeout 'soon' is not a number of seconds"),
-        ([HEALTHY, "--timeout", "0"], "--timeout '0'"),
-        ([HEALTHY, "--timeout", "-3"], "--timeout"),
-        ([HEALTHY, "--timeout", "nan"], "--timeout"),
-        ([HEALTHY, "--timeout"], "--timeout needs a value"),
-        ([HEALTHY, "--depth", "3"], "there is no option '--depth'"),
-        ([HEALTHY, "--", "vllm", "serve", "m"], "not a command after"),
-        ([SPLIT, "--html", "x.html"], "--html is gone: PyTorch draws a memory snapshot, with python -m torch.cuda._memory_viz"),
-        ([HEALTHY, "--watch"], "--watch looks at running servers"),
-        (["--watch"], "nothing to read"),
-        (["--watch", "http://127.0.0.1:1", "--looks", "0"], "--looks"),
-        (["--watch", "http://127.0.0.1:1", "--interval", "x"], "--interval"),
-        (["http://127.0.0.1:1", "--since", "yesterday"], "--since 'yesterday' is not a time: 30m, 6h, 2d"),
-        (["http://127.0.0.1:1", "--start", "noon"], "--start 'noon' is not a time in Unix seconds"),
-        (["http://127.0.0.1:1", "--since", "1h", "--step", "often"], "--step"),
-        (["http://127.0.0.1:1", "--since", "1h", "--match", "vllm"], "--match wants label=value"),
-        (["http://"], "http://"),
-        ([FORWARD, "--bundle", "case.zip"], "name the archive .tar.zst, .tar.gz or .tar"),
-        ([FORWARD, "--bundle", "/nowhere/case.tar"], "/nowhere/case.tar: no such folder"),
-        (["--explain", "runtime.logit"], "did you mean runtime.logits"),
-    ],
-)
-def test_a_wrong_word_is_one_line_and_exit_2(words: list[str], complaint: str, capsys: Capsys) -> None:
-    """It says what is wrong with which word, before anything is read or written."""
-    answer = said(capsys, *words)
-    assert answer.code == 2
-    assert complaint in one_line(answer)
-
-
-@pytest.mark.parametrize("words", [[HEALTHY, "--gpu", "nope"], [HEALTHY, "--since", "yesterday"], [FORWARD, "--gpu", "nope"]])
-def test_a_wrong_value_is_refused_also_where_it_would_not_be_used(words: list[str], capsys: Capsys) -> None:
-    """A typing mistake is told whatever the log turns out to be."""
-    answer = said(capsys, *words)
-    assert answer.code == 2
-    one_line(answer)
-
-
-def test_random_bytes_are_refused(tmp_path: Path, capsys: Capsys) -> None:
-    """What is no text, alone or packed, is no log."""
-    noise = bytes(range(256)) * 40
-    for name, data in (("x.log", noise), ("x.log.gz", gzip.compress(noise)), ("cut.gz", b"\x1f\x8b broken")):
-        path = tmp_path / name
-        path.write_bytes(data)
-        answer = said(capsys, str(path))
-        assert answer.code == 2, name
-        assert str(path) in one_line(answer)
-
-
-def test_five_gigabytes_of_nothing_are_refused_at_once(tmp_path: Path, capsys: Capsys) -> None:
-    """A sparse file is looked at, not read."""
-    path = tmp_path / "sparse.log"
-    with path.open("wb") as file:
-        file.truncate(5 << 30)
-    began = time.monotonic()
-    answer = said(capsys, str(path))
-    assert answer.code == 2
-    assert "sparse.log" in one_line(answer)
-    assert time.monotonic() - began < 5
-
-
-def test_a_pipe_that_never_ends_is_left_after_the_timeout(tmp_path: Path) -> None:
-    """A FIFO whose writer says nothing is the world's fault, in one line, when --timeout is over."""
-    path = tmp_path / "fifo"
-    os.mkfifo(path)
-    writer = os.open(path, os.O_RDWR)  # a writer that stays and is silent
-    try:
-        began = time.monotonic()
-        answer = said_by_process([str(path), "--timeout", "1"])
-        assert answer.code == 3
-        assert "fifo: nothing came in time" in one_line(answer)
-        assert time.monotonic() - began < 6
-    finally:
-        os.close(writer)
-
-
-def test_what_a_pipe_said_before_the_timeout_is_judged(tmp_path: Path) -> None:
-    """A log that comes through a FIFO which is never closed is read as far as it came."""
-    path = tmp_path / "fifo"
-    os.mkfifo(path)
-    writer = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-    try:
-        os.write(writer, Path(FORWARD).read_bytes()[-60_000:])
-        answer = said_by_process([str(path), "--timeout", "1", "--json"])
-    finally:
-        os.close(writer)
-    assert answer.code == 1
-    assert answer.body["memory_failure"] is True
-
-
-def test_a_hostile_pickle_runs_nothing(tmp_path: Path, capsys: Capsys) -> None:
-    """A pickle that would run a command is refused in one line, packed or not, and the command is not run."""
-    mark = tmp_path / "was-run"
-    data = pickle.dumps({"segments": [Runs(f"touch {mark}")], "device_traces": []})
-    for name, content in (("evil.pickle", data), ("evil.pickle.gz", gzip.compress(data)), ("evil.log", data)):
-        path = tmp_path / name
-        path.write_bytes(content)
-        answer = said(capsys, str(path))
-        assert answer.code == 2
-        assert "refused" in one_line(answer)
+def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
+    """Bytes that are no text, alone or packed; a pickle that would run a command, which is not run; an empty folder."""
+    (tmp_path / "empty").mkdir()
+    mark, noise = tmp_path / "was-run", bytes(range(256)) * 40
+    evil = pickle.dumps({"segments": [Runs(f"touch {mark}")], "device_traces": []})
+    files = {
+        "x.log": noise, "x.log.gz": gzip.compress(noise), "cut.gz": b"\x1f\x8b broken", "evil.pickle": evil,
+        "evil.pickle.gz": gzip.compress(evil), "evil.log": evil,
+    }  # fmt: skip
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+        line = ask("doctor", str(tmp_path / name), code=2).line
+        assert str(tmp_path / name) in line
+        assert "evil" not in name or "refused" in line
     assert not mark.exists()
+    for name in ("", "picture.png"):
+        if name:
+            (tmp_path / "empty" / name).write_bytes(PICTURE)
+        assert "no log, metrics page or snapshot in this folder" in ask("doctor", str(tmp_path / "empty"), code=2).line
 
 
-def test_a_folder_is_read_and_what_is_broken_in_it_is_left_out(tmp_path: Path, capsys: Capsys) -> None:
-    """One bad file does not hide the others: it is named among the notes, and the answer stands."""
+def test_five_gigabytes_of_nothing_are_refused_at_once(tmp_path: Path) -> None:
+    """A sparse file is looked at, not read."""
+    with (tmp_path / "sparse.log").open("wb") as file:
+        file.truncate(5 << 30)
+    began = time.process_time()
+    assert "sparse.log" in ask("doctor", str(tmp_path / "sparse.log"), code=2).line
+    assert time.process_time() - began < 5
+
+
+@each("said", [b"", Path(FORWARD).read_bytes()[-60_000:]], ids=lambda said: f"{len(said)} bytes")
+def test_a_pipe_that_never_ends_is_left_after_the_timeout(said: bytes, tmp_path: Path) -> None:
+    """A FIFO whose writer says nothing is the world's fault in one line; what was said before the timeout is judged."""
+    path = tmp_path / f"fifo{len(said)}"
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR | os.O_NONBLOCK)  # a writer that stays
+    try:
+        if said:
+            os.write(writer, said)
+        answer = ask_process(["doctor", str(path), "--timeout", "1", "--json"])
+    finally:
+        os.close(writer)
+    if said:
+        assert (answer.code, answer.body["memory_failure"]) == (1, True)
+    else:
+        assert answer.code == 3
+        assert f"{path.name}: nothing came in time" in answer.line
+
+
+def test_a_folder_is_read_and_what_is_broken_in_it_is_left_out(tmp_path: Path) -> None:
+    """One bad file does not hide the others: it is named among the notes, on the screen too; an earlier report too."""
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "server.log").write_bytes(Path(FORWARD).read_bytes())
-    (tmp_path / "cut.log.gz").write_bytes(b"\x1f\x8b\x08 broken")
+    (tmp_path / "cut.log.gz").write_bytes(BROKEN_GZIP)
     (tmp_path / "evil.pickle").write_bytes(pickle.dumps(Runs("true")))
-    (tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256)))
-    answer = said(capsys, str(tmp_path), "--json")
-    assert answer.code == 1
-    assert answer.codes[0] == "runtime.forward"
-    notes = " ".join(answer.body["facts"]["notes"])
-    assert "cut.log.gz" in notes
-    assert "evil.pickle" in notes
-    assert [Path(one["source"]).name for one in answer.body["facts"]["inputs"]] == ["server.log"]
+    (tmp_path / "picture.png").write_bytes(PICTURE)
+    first = ask("doctor --json", str(tmp_path), code=1)
+    (tmp_path / "doctor.json").write_text(first.out)
+    again = ask("doctor --json", str(tmp_path), code=1)
+    assert again.codes == first.codes == ["runtime.forward"]
+    assert [Path(one["source"]).name for one in again.body["facts"]["inputs"]] == ["server.log"]
+    notes = " ".join(again.body["facts"]["notes"])
+    for name in ("cut.log.gz", "evil.pickle", "doctor.json (an earlier report"):
+        assert name in notes
+    assert "cut.log.gz" in ask("doctor", str(tmp_path), code=1).out
 
 
-def test_notes_are_shown_to_people_too(tmp_path: Path, capsys: Capsys) -> None:
-    """What was left out of a folder is said without --json as well: an answer over half of the files must say so."""
-    (tmp_path / "server.log").write_bytes(Path(HEALTHY).read_bytes())
-    (tmp_path / "cut.log.gz").write_bytes(b"\x1f\x8b\x08 broken")
-    assert "cut.log.gz" in said(capsys, str(tmp_path)).out
-
-
-def test_a_page_without_any_metric_of_vllm_proves_nothing(tmp_path: Path, capsys: Capsys) -> None:
+def test_a_page_without_any_metric_of_vllm_proves_nothing(tmp_path: Path) -> None:
     """Another program's page, or one that hides them, is no page on which nothing is wrong: a note says so."""
     page = tmp_path / "page.txt"
     page.write_text("# HELP http_requests_total x\n# TYPE http_requests_total counter\nhttp_requests_total 4\n")
-    answer = said(capsys, str(page))
+    answer = ask("doctor", str(page))
     assert answer.out.startswith("memory failure: unknown")
-    assert "the page shows no metric of vLLM" in " ".join(answer.out.split())
-    answer = said(capsys, str(page), "--json")
-    assert answer.body["memory_failure"] is None
-    assert [one["says"] for one in answer.body["facts"]["inputs"]] == ["nothing of vLLM in it"]
+    assert "the page shows no metric of vLLM" in answer.text
+    body = ask("doctor --json", str(page)).body
+    assert body["memory_failure"] is None
+    assert [one["says"] for one in body["facts"]["inputs"]] == ["nothing of vLLM in it"]
 
 
-def test_what_others_say_beside_the_cause_is_shown(tmp_path: Path, capsys: Capsys) -> None:
+def test_what_others_say_beside_the_cause_is_shown(tmp_path: Path) -> None:
     """A card's error that is another program's is no finding and is said all the same, without the secrets in its line."""
-    kernel = tmp_path / "dmesg.txt"
     xid = "NVRM: Xid (PCI:0000:3b:00): {}, pid=4242, name={}, Ch 00000010 --api-key=sk-0123456789abcdefghij"
-    kernel.write_text("".join(f"[ 1.0] {xid.format(*one)}\n" for one in ((31, "blender"), (999, "python"))))
-    (tmp_path / "cut.log.gz").write_bytes(b"\x1f\x8b\x08 broken")
-    answer = said(capsys, str(tmp_path))
-    assert answer.code == 0
-    assert "Remark: Xid 31 on 0000:3b:00 belongs to blender, not to vLLM" in answer.out
-    assert "Remark: Xid 999 on 0000:3b:00" in answer.out
-    assert "cut.log.gz" in answer.out
-    assert "sk-0123" not in answer.out
+    lines = (f"[ 1.0] {xid.format(*one)}\n" for one in ((31, "blender"), (999, "python")))
+    (tmp_path / "dmesg.txt").write_text("".join(lines))
+    out = ask("doctor", str(tmp_path)).out
+    assert "Remark: Xid 31 on 0000:3b:00 belongs to blender, not to vLLM" in out
+    assert "Remark: Xid 999 on 0000:3b:00" in out
+    assert "sk-0123" not in out
 
 
-def test_a_folder_without_anything_to_read_is_refused(tmp_path: Path, capsys: Capsys) -> None:
-    """An empty folder, and one with pictures alone."""
-    assert "no log, metrics page or snapshot in this folder" in one_line(said(capsys, str(tmp_path)))
-    (tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256)))
-    answer = said(capsys, str(tmp_path))
-    assert answer.code == 2
-    one_line(answer)
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_standard_input_is_read_like_a_file(packed: bool) -> None:
-    """`-` gives what the file gives, packed or not, but for its name."""
+def test_standard_input_is_read_like_a_file() -> None:
+    """`-` gives what the file gives, packed or not, also beside another; of nothing at all it cannot be told."""
     data = Path(FORWARD).read_bytes()
-    piped = said_by_process(["-", "--json"], given=gzip.compress(data) if packed else data)
-    assert piped.code == 1
-    assert piped.codes[0] == "runtime.forward"
-    assert {evidence["source"] for evidence in piped.body["findings"][0]["evidence"]} == {"standard input"}
+    for given in (data, gzip.compress(data)):
+        piped = ask_process(["doctor", "-", "--json"], given=given)
+        assert (piped.code, piped.codes[0]) == (1, "runtime.forward")
+        assert {evidence["source"] for evidence in piped.body["findings"][0]["evidence"]} == {"standard input"}
+    nothing = ask_process(["doctor", "-", "--json"])
+    assert (nothing.code, nothing.body["memory_failure"], bool(nothing.body["collect_next"])) == (0, None, True)
+    beside = ask_process(["doctor", CGROUP, "-", "--json"], given=Path(CGROUP_DMESG).read_bytes())
+    assert beside.codes[0] == "host.out-of-memory"
 
 
-def test_standard_input_is_read_beside_a_file(capsys: Capsys) -> None:
-    """The kernel's lines may come through a pipe; of nothing at all it cannot be told."""
-    answer = said_by_process(["-", "--json"])
-    assert answer.code == 0
-    assert answer.body["memory_failure"] is None
-    assert answer.body["collect_next"]
-    del capsys
-    answer = said_by_process([CGROUP, "-", "--json"], given=Path(CGROUP_DMESG).read_bytes())
-    assert answer.codes[0] == "host.out-of-memory"
-
-
-def test_dmesg_settles_what_the_log_cannot(capsys: Capsys) -> None:
+def test_dmesg_settles_what_the_log_cannot() -> None:
     """Alone the log cannot tell and says what to collect; with the kernel's lines it is host memory, in either order."""
-    alone = said(capsys, CGROUP, "--json")
-    assert alone.body["memory_failure"] is None
-    assert any("dmesg" in ask for ask in alone.body["collect_next"])
+    alone = ask("doctor --json", CGROUP, code=None).body
+    assert alone["memory_failure"] is None
+    assert any("dmesg" in asked for asked in alone["collect_next"])
     for words in ((CGROUP, CGROUP_DMESG), (CGROUP_DMESG, CGROUP)):
-        both = said(capsys, *words, "--json")
-        assert both.body["memory_failure"] is True
-        assert both.codes[0] == "host.out-of-memory"
-        assert both.body["collect_next"] == []
+        both = ask("doctor --json", *words, code=1)
+        assert (both.body["memory_failure"], both.codes[0], both.body["collect_next"]) == (True, "host.out-of-memory", [])
 
 
-@pytest.mark.parametrize("code", ["137", "-9", "0", "134", "1", "255"])
-def test_an_exit_code_alone_is_never_memory_nor_proof_of_the_contrary(code: str, capsys: Capsys) -> None:
-    """It may have been the kernel for want of memory, or anybody: without a log it cannot be told."""
-    assert said(capsys, "--exit-code", code, "--json").body["memory_failure"] is None
-
-
-def test_an_exit_code_does_not_overrule_a_shown_cause_or_settle_an_unknown_one(capsys: Capsys) -> None:
-    """A killed process does not turn "cannot be told" into "no"; a stop on purpose with 143 is no failure."""
-    answer = said(capsys, CGROUP, "--exit-code", "137", "--json")
-    assert answer.body["memory_failure"] is None
-    assert answer.body["collect_next"]
-    for code in ("0", "1", "137"):
-        answer = said(capsys, FORWARD, "--exit-code", code, "--json")
-        assert answer.body["memory_failure"] is True
-        assert answer.codes[0] == "runtime.forward"
-    stopped = said(capsys, str(CPU / "terminate.log"), "--exit-code", "143", "--json")
-    assert stopped.code == 0
-    assert stopped.codes[0] == "other.stopped-by-operator"
+@each(
+    ("log", "code", "memory", "cause"),
+    [
+        *((None, code, None, None) for code in (137, -9, 0, 134, 1, 255)),
+        (CGROUP, 137, None, None),
+        *((FORWARD, code, True, "runtime.forward") for code in (0, 1, 137)),
+        (str(CPU / "terminate.log"), 143, False, "other.stopped-by-operator"),
+    ],
+)
+def test_an_exit_code_alone_is_never_memory_nor_proof_of_the_contrary(
+    log: str | None, code: int, memory: bool | None, cause: str | None
+) -> None:
+    """It neither overrules a cause that is shown nor settles an unknown one; a stop on purpose is no failure."""
+    answer = ask(f"doctor --json --exit-code={code}", *([log] if log else []), code=None)
+    assert answer.body["memory_failure"] is memory
+    assert cause is None or answer.codes[0] == cause
+    assert memory is not False or answer.code == 0
 
 
 @each("code", list(Code))
-def test_every_code_has_its_page(code: Code, capsys: Capsys) -> None:
-    """--explain prints the page of the code, whole."""
-    answer = said(capsys, "--explain", code)
-    assert answer.code == 0
-    assert answer.out.startswith(f"# {code}\n")
-    assert "## What fixes it" in answer.out
+def test_every_code_has_its_page(code: Code) -> None:
+    """--explain prints the page of the code, whole; without a code it lists them all."""
+    out = ask("doctor --explain", code).out
+    assert out.startswith(f"# {code}\n")
+    assert "## What fixes it" in out
+    assert f"[{code}]" in ask("doctor --explain").out
 
 
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [
-        ("startup.no-cache-block", "startup.no-cache-blocks"),
-        ("logits", "runtime.logits"),
-        ("kv.preemption", "kv.preemption-storm"),
-        ("memory", "host.out-of-memory"),
-        ("oom", "plimsoll doctor --explain lists them all"),
-        ("../../README", ""),
-        ("x" * 5000, ""),
-    ],
-)
-def test_a_near_miss_is_named(typed: str, meant: str, capsys: Capsys) -> None:
-    """A code that is nearly right leads to the right one; anything else is refused in one short line."""
-    answer = said(capsys, "--explain", typed)
-    assert answer.code == 2
-    assert meant in one_line(answer)
-    assert len(answer.err) < 2200
+def test_words_that_change_nothing_are_told_and_snapshots_are_compared() -> None:
+    """--since beside a file; a log named twice is one input; a second snapshot shows what grew; a reader may go away."""
+    assert "Note: --since: not used, since no Prometheus server was named" in ask("doctor", HEALTHY, "--since", "6h").out
+    assert len(ask("doctor --json", FORWARD, FORWARD, code=1).body["facts"]["inputs"]) == 1
+    early, late = (str(H200 / "snapshots" / f"growing-frames-{when}.pickle.gz") for when in ("early", "late"))
+    assert "gpu.growth" in ask("doctor --json", early, late, code=1).codes
+    assert "http" not in ask("doctor notes:today", code=2).err
+    done = shell(f"plimsoll doctor '{FORWARD}' --json | true; echo ${{PIPESTATUS[0]}}")
+    assert (done.stderr, done.stdout.strip() in ("0", "1")) == ("", True)
 
 
-def test_words_that_change_nothing_are_told(capsys: Capsys) -> None:
-    """--since beside a file; a log named twice is one input; without a code the findings are listed."""
-    answer = said(capsys, "--explain")
-    assert answer.code == 0
-    assert all(f"[{code}]" in answer.out for code in Code)
-    assert "Note: --since: not used, since no Prometheus server was named" in said(capsys, HEALTHY, "--since", "6h").out
-    assert len(said(capsys, FORWARD, FORWARD, "--json").body["facts"]["inputs"]) == 1
+def test_the_schema_is_the_contract() -> None:
+    """--schema prints what the package ships; every code passes it, and what is not in the contract does not."""
+    assert ask("doctor --schema").body == SCHEMA
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    good = ask("doctor --json", FORWARD, code=1).body
+    finding = good["findings"][0]
+    for code in Code:
+        VALID.validate({**good, "findings": [{**finding, "code": str(code)}]})
+    for bad in (
+        {**good, "more": 1},
+        {**good, "memory_failure": "yes"},
+        {**good, "schema": "plimsoll.doctor/2"},
+        {key: value for key, value in good.items() if key != "collect_next"},
+        {**good, "findings": [{**finding, "code": "Out of memory"}]},
+        {**good, "findings": [{**finding, "confidence": 1.2}]},
+        {**good, "findings": [{key: value for key, value in finding.items() if key != "evidence"}]},
+    ):
+        assert not VALID.is_valid(bad)
 
 
-@pytest.mark.parametrize("typed", ["localhost:8000", "10.0.0.1:8000", "vllm-0.models.svc:8000/metrics"])
-def test_an_address_without_its_scheme_is_told_from_a_file(typed: str, capsys: Capsys) -> None:
-    """The answer is the word that was meant."""
-    answer = said(capsys, typed)
-    assert answer.code == 2
-    assert one_line(answer).endswith(f"no such file; a server's address begins with http://: http://{typed}\n")
-    assert "http" not in said(capsys, "notes:today").err
+@each("path", EVERYTHING, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_every_capture_gives_a_valid_object(path: Path) -> None:
+    """Logs, pages, snapshots and tables alike; no NaN, and each finding has its sentence."""
+    answer = ask("doctor --json", str(path), code=None)
+    assert (answer.code in (0, 1), answer.err) == (True, "")
+    VALID.validate(answer.body)
+    for finding in answer.body["findings"]:
+        assert all(finding[name] for name in ("because", "title", "evidence")), finding["code"]
+    assert [one["source"] for one in answer.body["facts"]["inputs"]] == [str(path)]
+    assert (answer.code == 1) == any(finding["severity"] != "info" for finding in answer.body["findings"])
 
 
-def test_two_snapshots_show_what_grew(capsys: Capsys) -> None:
-    """The second is compared with the first."""
-    folder = H200 / "snapshots"
-    answer = said(
-        capsys, str(folder / "growing-frames-early.pickle.gz"), str(folder / "growing-frames-late.pickle.gz"), "--json"
-    )
-    assert "gpu.growth" in answer.codes
+@each("name", MIXES)
+def test_every_mix_gives_a_valid_object(name: str) -> None:
+    """Several inputs at once, of one kind or of all."""
+    answer = ask("doctor --json", *MIXES[name], code=None)
+    VALID.validate(answer.body)
+    assert answer.err == ""
 
 
-def test_a_reader_that_goes_away_is_nobodys_fault() -> None:
-    """`plimsoll doctor ... | true` ends quietly."""
-    command = f"'{sys.executable}' -m plimsoll doctor '{FORWARD}' --json | true; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=30, check=False)
-    assert done.stderr == ""
-    assert done.stdout.strip() in ("0", "1")
+@each("path", EVERYTHING[:: times(4, 1)], ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_the_text_is_for_a_terminal(path: Path) -> None:
+    """No line beyond 110 columns that could have been broken, nothing but printable letters, the verdict first."""
+    lines = ask("doctor", str(path), code=None).out.splitlines()
+    assert lines[0].startswith("memory failure: ")
+    assert all(letter.isprintable() for line in lines for letter in line)
+    assert not [line for line in lines if len(line) > 130 and " " in line.strip()[:100]]

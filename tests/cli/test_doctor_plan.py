@@ -8,9 +8,9 @@ from textwrap import dedent
 
 import pytest
 
-from tests.cli.doctor_runs import HEALTHY, said
+from tests.cli.answers import HEALTHY, ask
+from tests.each import each
 
-Capsys = pytest.CaptureFixture[str]
 MODEL = "Qwen/Qwen2.5-7B-Instruct"
 HEAD = """
     (APIServer pid=1) INFO 11-15 09:00:00 [api_server.py:1] vLLM API server version 0.25.1
@@ -59,49 +59,46 @@ def log_of(folder: Path, text: str, model: str = MODEL, flags: str = "'max_model
     return str(path)
 
 
-def test_the_plan_of_the_failed_server_is_among_the_facts(tmp_path: Path, capsys: Capsys) -> None:
+def test_the_plan_of_the_failed_server_is_among_the_facts(tmp_path: Path) -> None:
     """A bundled model and a card give the weights, the cache and the total that `plan` computes for that very command."""
-    answer = said(capsys, log_of(tmp_path, TOO_LONG), "--gpu", "L4", "--json")
+    log = log_of(tmp_path, TOO_LONG)
+    answer = ask("doctor --gpu L4 --json", log, code=1)
     assert answer.codes[0] == "startup.context-too-long"
     plan = answer.body["facts"]["plan"]
     assert 15.0e9 < plan["weights_bytes"] < 15.6e9
     assert 22 << 30 <= plan["total_bytes"] <= 24 << 30
     assert plan["requested_bytes"] < plan["total_bytes"]
-    assert "plan computes for this command" in said(capsys, log_of(tmp_path, TOO_LONG), "--gpu", "L4").out
-
-
-def test_cures_have_values(tmp_path: Path, capsys: Capsys) -> None:
-    """What to do comes as flags with numbers, the context not longer than what fits."""
-    answer = said(capsys, log_of(tmp_path, TOO_LONG), "--gpu-memory-gib", "17", "--json")
+    assert "plan computes for this command" in ask("doctor --gpu L4", log, code=1).out
+    answer = ask("doctor --gpu-memory-gib 17 --json", log, code=1)
     values = [one["value"] for one in answer.body["findings"][0]["remedy"] if one["flag"] == "--max-model-len"]
     numbers = [int(value) for value in values if value.isdecimal()]
-    assert numbers
-    assert all(1024 <= number <= 21152 for number in numbers)
+    assert numbers, "what to do comes as flags with numbers"
+    assert all(1024 <= number <= 21152 for number in numbers), "the context is not longer than what fits"
 
 
-def test_the_card_in_torchs_own_words_is_enough_for_a_plan(tmp_path: Path, capsys: Capsys) -> None:
+def test_the_card_in_torchs_own_words_is_enough_for_a_plan(tmp_path: Path) -> None:
     """No --gpu is needed; where nothing failed for memory, nothing is computed."""
-    answer = said(capsys, log_of(tmp_path, OUT_OF_MEMORY), "--json")
+    answer = ask("doctor --json", log_of(tmp_path, OUT_OF_MEMORY), code=1)
     assert answer.codes[0] == "startup.weights-do-not-fit"
-    assert answer.body["facts"]["gpu"]["total_bytes"] == pytest.approx(11.6 * (1 << 30), rel=1e-3)
-    assert answer.body["facts"]["plan"]["total_bytes"] == pytest.approx(11.6 * (1 << 30), rel=1e-3)
-    assert "plan" not in said(capsys, HEALTHY, "--gpu", "L4", "--json").body["facts"]
+    for part in ("gpu", "plan"):
+        assert answer.body["facts"][part]["total_bytes"] == pytest.approx(11.6 * (1 << 30), rel=1e-3)
+    assert "plan" not in ask("doctor --gpu L4 --json", HEALTHY).body["facts"]
 
 
-@pytest.mark.parametrize("model", ["nobody/knows-this", "/models/gone", "../../etc", "m", "a/b/c", ""])
-def test_a_model_that_is_not_at_hand_is_no_obstacle(model: str, tmp_path: Path, capsys: Capsys) -> None:
+@each("model", ["nobody/knows-this", "/models/gone", "../../etc", "m", "a/b/c", ""])
+def test_a_model_that_is_not_at_hand_is_no_obstacle(model: str, tmp_path: Path) -> None:
     """The log's own figures must do; the answer is the same, without a plan of weights."""
-    answer = said(capsys, log_of(tmp_path, TOO_LONG, model), "--gpu", "L4", "--json")
+    answer = ask("doctor --gpu L4 --json", log_of(tmp_path, TOO_LONG, model), code=1)
     assert answer.codes[0] == "startup.context-too-long"
     assert answer.body["facts"].get("plan") is None
 
 
-@pytest.mark.parametrize(
+@each(
     "flags",
     ["'max_model_len': 'many'", "'tensor_parallel_size': 0", "'gpu_memory_utilization': 40", "'max_model_len': -5",
      "'quantization': 'none-such'", "'tensor_parallel_size': 99999999999", "'hf_overrides': {'a': object()}", "'port'"],
 )  # fmt: skip
-def test_flags_that_make_no_sense_do_not_hurt(flags: str, tmp_path: Path, capsys: Capsys) -> None:
+def test_flags_that_make_no_sense_do_not_hurt(flags: str, tmp_path: Path) -> None:
     """A plan that cannot be made is left out; the diagnosis stands."""
-    answer = said(capsys, log_of(tmp_path, TOO_LONG, flags=flags), "--gpu", "L4", "--json")
+    answer = ask("doctor --gpu L4 --json", log_of(tmp_path, TOO_LONG, flags=flags), code=1)
     assert answer.codes[0] == "startup.context-too-long"

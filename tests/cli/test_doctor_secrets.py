@@ -5,16 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-import tarfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-import pytest
-
-from tests.cli.doctor_runs import CPU, FORWARD, SPLIT, STORM_PAGE, Said, one_line, said, said_by_process
+from tests.cli.answers import CPU, FORWARD, SPLIT, STORM_PAGE, Answer, ask, ask_process
+from tests.each import each
 from tests.planted import BODY, PROMPT, SECRET, every_secret, leaks, members
 
-Capsys = pytest.CaptureFixture[str]
 ERROR = "(EngineCore pid=7) ERROR 11-15 09:00:00 [core.py:1] "
 USER_TEXTS = (
     f"INFO 11-15 09:00:00 [logger.py:39] Received request a: prompt: '{PROMPT}', params: SamplingParams(n=1)",
@@ -69,7 +66,7 @@ def failing(*planted: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def shown(answers: Mapping[str, Said]) -> dict[str, str]:
+def shown(answers: Mapping[str, Answer]) -> dict[str, str]:
     """Everything a person or a program gets to see."""
     return {f"{name} {stream}": text for name, one in answers.items() for stream, text in (("out", one.out), ("err", one.err))}
 
@@ -82,106 +79,82 @@ def assert_nothing_leaks(texts: Mapping[str, str]) -> None:
             assert not leaks(line), (name, line)
 
 
-def everything_of(words: list[str], folder: Path, capsys: Capsys, *more: str) -> dict[str, str]:
-    """Text, JSON and every member of the bundle that come of these words."""
-    archive = folder / "case.tar.gz"
-    answers = {
-        "text": said(capsys, *words, *more),
-        "json": said(capsys, *words, *more, "--json"),
-        "bundle": said(capsys, *words, *more, "--bundle", str(archive), "--force"),
-    }
+def everything_of(path: Path) -> dict[str, str]:
+    """Text, JSON and every member of the bundle that come of this file or folder."""
+    archive = path.parent / "case.tar.gz"
+    ways = {"text": "", "json": "--json", "bundle": f"--force --bundle {archive}"}
+    answers = {name: ask(f"doctor {words}", str(path), code=None) for name, words in ways.items()}
     assert all(one.code in (0, 1) for one in answers.values()), answers["bundle"].err
     return {**shown(answers), **members(archive)}
 
 
-@pytest.mark.parametrize("secret", every_secret(), ids=range(len(every_secret())))
-def test_no_secret_of_a_log_is_ever_shown(secret: str, tmp_path: Path, capsys: Capsys) -> None:
-    """Planted in the error that is quoted, in the arguments and in between: not in the text, the JSON or the bundle."""
+@each("planted", [*every_secret(), *USER_TEXTS])
+def test_nothing_secret_of_a_log_is_ever_shown(planted: str, tmp_path: Path) -> None:
+    """A secret or what a user wrote, in the error that is quoted, in the arguments, in between: not in text, JSON, bundle."""
     path = tmp_path / "server.log"
-    path.write_text(failing(secret))
-    seen = everything_of([str(path)], tmp_path, capsys)
+    path.write_text(failing(planted))
+    seen = everything_of(path)
     assert_nothing_leaks(seen)
     assert "case/logs/server.log" in seen
 
 
-@pytest.mark.parametrize("line", USER_TEXTS, ids=range(len(USER_TEXTS)))
-def test_what_users_wrote_is_hidden(line: str, tmp_path: Path, capsys: Capsys) -> None:
-    """Prompts and answers are in nothing that doctor prints or packs."""
-    path = tmp_path / "server.log"
-    path.write_text(failing(line))
-    assert_nothing_leaks(everything_of([str(path)], tmp_path, capsys))
-
-
-def test_no_secret_of_any_other_kind_of_input_is_shown(tmp_path: Path, capsys: Capsys) -> None:
+def test_no_secret_of_any_other_kind_of_input_is_shown(tmp_path: Path) -> None:
     """Packed logs, docker's JSON, dmesg, a pod, nvidia-smi, a metrics page, names of files: nothing planted is left."""
-    secrets = every_secret()
+    folder, secrets = tmp_path / "inputs", every_secret()
+    folder.mkdir()
     plain = failing(*secrets, *USER_TEXTS)
-    (tmp_path / "packed.log.gz").write_bytes(gzip.compress(plain.encode()))
+    (folder / "packed.log.gz").write_bytes(gzip.compress(plain.encode()))
     single = failing(*on_one_line(secrets), *USER_TEXTS).splitlines()
     for name, wrap in WRAPPINGS.items():
-        (tmp_path / f"{name}.log").write_text("\n".join(map(wrap, single)))
-    (tmp_path / f"hf_{SECRET}{SECRET}.log").write_text(failing())
-    (tmp_path / "dmesg.txt").write_text(
+        (folder / f"{name}.log").write_text("\n".join(map(wrap, single)))
+    (folder / f"hf_{SECRET}{SECRET}.log").write_text(failing())
+    (folder / "dmesg.txt").write_text(
         "".join(f"[ 12.5] Out of memory: Killed process 77 ({one}) total-vm:1kB\n" for one in on_one_line(secrets))
     )
-    (tmp_path / "pod.txt").write_text(POD.format(argument=f"--api-key={SECRET}", secret=SECRET))
-    (tmp_path / "smi.txt").write_text(
+    (folder / "pod.txt").write_text(POD.format(argument=f"--api-key={SECRET}", secret=SECRET))
+    # `kubectl describe pod` prints each argument on a line of its own: the value stands below its flag.
+    (folder / "pod-below.txt").write_text(POD.format(argument=f"--api-key\n      {SECRET}", secret=SECRET))
+    (folder / "smi.txt").write_text(
         "| NVIDIA-SMI 550.54   Driver Version: 550.54   CUDA Version: 12.4 |\n| Processes: |\n"
         f"|    0   N/A  N/A      1234      C   python --api-key {SECRET}     71000MiB |\n"
     )
-    (tmp_path / "page.txt").write_text(
+    (folder / "page.txt").write_text(
         "# TYPE vllm:num_requests_running gauge\n"
         + "".join(f'vllm:num_requests_running{{engine="{n}",model_name="hf_{BODY[:34]}"}} {n}\n' for n in (1, 2))
     )
-    for path in sorted(tmp_path.iterdir()):
-        assert_nothing_leaks(everything_of([str(path)], tmp_path, capsys))
-        (tmp_path / "case.tar.gz").unlink()
-    assert_nothing_leaks(everything_of([str(tmp_path)], tmp_path, capsys))
+    assert_nothing_leaks(everything_of(folder))
+    for path in sorted(folder.iterdir()):
+        assert_nothing_leaks(everything_of(path))
+        (folder / "case.tar.gz").unlink()
 
 
-def test_a_key_below_its_flag_in_a_pods_description_is_hidden(tmp_path: Path, capsys: Capsys) -> None:
-    """`kubectl describe pod` prints each argument on a line of its own: the value stands below its flag."""
-    path = tmp_path / "pod.txt"
-    path.write_text(POD.format(argument=f"--api-key\n      {SECRET}", secret=SECRET))
-    assert_nothing_leaks(everything_of([str(path)], tmp_path, capsys))
-
-
-@pytest.mark.parametrize("wrapping", WRAPPINGS)
-def test_a_secret_over_several_lines_is_hidden_in_any_wrapping(wrapping: str, tmp_path: Path, capsys: Capsys) -> None:
+@each("wrapping", WRAPPINGS)
+def test_a_secret_over_several_lines_is_hidden_in_any_wrapping(wrapping: str, tmp_path: Path) -> None:
     """A list of keys in YAML, a private key: each line has docker's, Kubernetes' or vLLM's own words in front of it."""
     path = tmp_path / "server.log"
-    shown_secrets = []
     for secret in every_secret():
-        if "\n" not in secret:
-            continue
-        path.write_text("\n".join(map(WRAPPINGS[wrapping], failing(secret).splitlines())))
-        seen = everything_of([str(path)], tmp_path, capsys)
-        shown_secrets += [secret] if any(map(leaks, seen.values())) else []
-    assert shown_secrets == []
+        if "\n" in secret:
+            path.write_text("\n".join(map(WRAPPINGS[wrapping], failing(secret).splitlines())))
+            assert_nothing_leaks(everything_of(path))
 
 
 def test_no_secret_of_standard_input_or_of_an_address_is_shown(tmp_path: Path) -> None:
     """What comes through a pipe, and the password of an address that does not answer."""
     archive = tmp_path / "case.tar.gz"
-    piped = said_by_process(["-", "--bundle", str(archive)], given=failing(*every_secret()).encode())
-    refused = said_by_process([f"http://me:{SECRET}@127.0.0.1:1/metrics?token={SECRET}", "--timeout", "2"])
-    assert refused.code == 3
-    assert_nothing_leaks({**shown({"piped": piped, "refused": refused}), **members(archive)})
-    missing = said_by_process([f"/nowhere/hf_{SECRET}{SECRET}.log"])
-    assert not leaks(missing.err)
+    piped = ask_process(["doctor", "-", "--bundle", str(archive)], given=failing(*every_secret()).encode())
+    refused = ask(f"doctor http://me:{SECRET}@127.0.0.1:1/metrics?token={SECRET} --timeout 2", code=3)
+    missing = ask(f"doctor /nowhere/hf_{SECRET}{SECRET}.log", code=2)
+    assert_nothing_leaks({**shown({"piped": piped, "refused": refused, "missing": missing}), **members(archive)})
 
 
-def test_the_bundle_says_what_is_in_it(tmp_path: Path, capsys: Capsys) -> None:
+def test_the_bundle_says_what_is_in_it(tmp_path: Path) -> None:
     """CONTENTS.txt comes first and names every member; a snapshot is named and not copied."""
     archive = tmp_path / "ticket.tar.gz"
-    answer = said(capsys, FORWARD, STORM_PAGE, SPLIT, "--bundle", str(archive))
-    assert answer.code == 1
-    assert f"Wrote {archive}" in answer.out
+    assert f"Wrote {archive}" in ask("doctor", FORWARD, STORM_PAGE, SPLIT, "--bundle", str(archive), code=1).out
     found = members(archive)
     assert next(iter(found)) == "ticket/CONTENTS.txt"
     contents = found["ticket/CONTENTS.txt"]
-    for name in found:
-        assert name == "ticket/CONTENTS.txt" or name.removeprefix("ticket/") in contents, name
+    assert all(name == "ticket/CONTENTS.txt" or name.removeprefix("ticket/") in contents for name in found)
     assert "ticket/logs/oom-forward-uni.log" in found
     assert any(name.startswith("ticket/metrics/") for name in found)
     assert "split-frames.pickle.gz: a memory snapshot is never copied" in contents
@@ -192,31 +165,16 @@ def test_the_bundle_says_what_is_in_it(tmp_path: Path, capsys: Capsys) -> None:
     assert found["ticket/report.txt"].startswith("memory failure: yes")
 
 
-def test_a_bundle_is_not_overwritten_unless_told(tmp_path: Path, capsys: Capsys) -> None:
-    """A file that is there stays; --force replaces it."""
+def test_a_bundle_is_not_overwritten_unless_told_and_keeps_logs_of_one_name_apart(tmp_path: Path) -> None:
+    """A file that is there stays; --force replaces it; vllm.log of two replicas are two; --json is still one object."""
     archive = tmp_path / "case.tar"
     archive.write_text("precious")
-    answer = said(capsys, FORWARD, "--bundle", str(archive))
-    assert answer.code == 2
-    assert "already there" in one_line(answer)
+    assert "already there" in ask("doctor", FORWARD, "--bundle", str(archive), code=2).line
     assert archive.read_text() == "precious"
-    assert said(capsys, FORWARD, "--bundle", str(archive), "--force").code == 1
-    assert "case/CONTENTS.txt" in members(archive)
-
-
-def test_a_bundle_and_json_are_still_one_object(tmp_path: Path, capsys: Capsys) -> None:
-    """With --json standard output stays one object."""
-    answer = said(capsys, FORWARD, "--bundle", str(tmp_path / "case.tar"), "--json")
-    assert answer.body["schema"] == "plimsoll.doctor/1"
-
-
-def test_two_logs_of_one_name_are_both_kept(tmp_path: Path, capsys: Capsys) -> None:
-    """vllm.log of two replicas: neither replaces the other in the archive."""
-    for name in ("a", "b"):
+    for name, log in (("a", CPU / "healthy.log"), ("b", FORWARD)):
         (tmp_path / name).mkdir()
-        shutil.copy(CPU / "healthy.log" if name == "a" else FORWARD, tmp_path / name / "vllm.log")
-    archive = tmp_path / "case.tar"
-    said(capsys, str(tmp_path / "a" / "vllm.log"), str(tmp_path / "b" / "vllm.log"), "--bundle", str(archive))
-    with tarfile.open(archive) as opened:
-        names = [name for name in opened.getnames() if "/logs/" in name]
-    assert len(names) == len(set(names)) == 2
+        shutil.copy(log, tmp_path / name / "vllm.log")
+    logs = [str(tmp_path / name / "vllm.log") for name in "ab"]
+    assert ask("doctor --force --json --bundle", str(archive), *logs, code=1).body["schema"] == "plimsoll.doctor/1"
+    assert "case/CONTENTS.txt" in members(archive)
+    assert len([name for name in members(archive) if "/logs/" in name]) == 2

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ import jsonschema
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from plimsoll.cli import guard as guard_command
-from plimsoll.cli.main import main
+from plimsoll.cli.guard import GuardCommandOptions
+from plimsoll.errors import BadInput
 from plimsoll.guard.api.api import metrics_page
 from plimsoll.guard.api.openapi import document
 from plimsoll.guard.judge.judge import QUESTIONS
 from plimsoll.guard.judge.policy import GRADES
+from plimsoll.launch.options import options_of
+from tests.cli.answers import shell
+from tests.each import each
 from tests.guard.daemon.guards import TOKEN, guarding
 from tests.net.page_server import PAGE, Handler, receiving, serving
 from tests.options import guard_options
@@ -47,45 +51,6 @@ def config(folder: Path, text: str) -> str:
     path = folder / "plimsoll.toml"
     path.write_text('[api]\nlisten = "127.0.0.1:0"\n' + text, encoding="utf-8")
     return str(path)
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("", "nothing to watch"),
-        ("--engine", "--engine needs a value"),
-        ("--engine nowhere", "--engine: the address must be"),
-        ("--engine ftp://x", "--engine: the address must be"),
-        ("--engine http://x:1 --act", "--act: nothing can be done"),
-        ("--", "no command after --"),
-        ("-- ./start.sh", "no vLLM start in"),
-        ("-- docker run vllm/vllm-openai --model m", "a container is restarted through Docker"),
-        ("-- vllm serve m --headless", "has no API"),
-        ("-- vllm serve m --uds /run/v.sock", "on a Unix socket"),
-        ("-- vllm serve m --port x", "--host and --port of the command are unknown"),
-        ("--engine localhost:8000", "on one line: http://localhost:8000?"),
-        ("--engine http://x:1 extra", "guard takes no 'extra'; give engines with --engine URL"),
-        ("--engine http://x:1 --cannary", "there is no option '--cannary'; did you mean --canary?"),
-        ("--engine http://x:1 --every soon", "'soon' is no time"),
-        ("--engine http://x:1 --every 1ms", "between 1 and 300"),
-        ("--engine http://x:1 --looks 0", "whole number above 0"),
-        ("--engine http://x:1 --listen x", "is not HOST:PORT"),
-        ("--engine http://x:1 --listen 0.0.0.0:9790", "needs --token-file"),
-        ("--engine http://x:1 --token-file nowhere", "nowhere cannot be read (No such file"),
-        ("--canary --config /dev/null", "nothing to watch"),
-        ("--config nowhere.toml", "nowhere.toml: No such file"),
-    ],
-)
-def test_wrong_input_is_one_line(
-    words: str, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever is typed wrong is said in one line, with exit code 2, and nothing is watched."""
-    monkeypatch.delenv("PLIMSOLL_GUARD_TOKEN", raising=False)
-    assert main(["guard", *words.split()]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert says in captured.err
 
 
 def test_engines_may_be_many_and_are_watched_once() -> None:
@@ -216,8 +181,10 @@ def test_its_own_page_of_metrics(tmp_path: Path) -> None:
             guard.hears("answers, vLLM")
             guard.hears("connection refused")
             # A token that was given is left nowhere: the port is found by its listening socket.
-            port = listening_port(guard.process.pid)
-            page = ask(port, "/metrics")
+            where = f"http://127.0.0.1:{listening_port(guard.process.pid)}/metrics"
+            asked = urllib.request.Request(where, headers={"authorization": f"Bearer {TOKEN}"})
+            with urllib.request.urlopen(asked, timeout=20) as answer:
+                page = answer.read().decode()
             guard.stop()
     families = {family.name: family for family in text_string_to_metric_families(page)}
     assert {
@@ -239,15 +206,6 @@ def listening_port(pid: int) -> int:
         if parts[3] == "0A" and f"socket:[{parts[9]}]" in inodes:
             return int(parts[1].partition(":")[2], 16)
     raise AssertionError("it does not listen")
-
-
-def ask(port: int, path: str) -> str:
-    """One question with the token of the tests."""
-    import urllib.request
-
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"authorization": f"Bearer {TOKEN}"})
-    with urllib.request.urlopen(request, timeout=20) as answer:
-        return str(answer.read().decode())
 
 
 @pytest.mark.real
@@ -331,35 +289,21 @@ def test_a_person_is_told_where_the_page_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.real
-def test_sighup_ends_it_as_sigterm_does(tmp_path: Path) -> None:
-    """What is in progress is taken back first: an unhandled SIGHUP would leave an engine drained."""
+def test_sighup_and_a_reader_that_goes_away_end_it(tmp_path: Path) -> None:
+    """What is in progress is taken back first: an unhandled SIGHUP would leave an engine drained. `| head -1` ends quietly."""
     with standin() as server, guarding(tmp_path, "--engine", url(server)) as guard:
         guard.hears("answers")
         guard.process.send_signal(signal.SIGHUP)
         assert guard.process.wait(20) == 0
-
-
-@pytest.mark.real
-def test_a_reader_that_goes_away_ends_it(tmp_path: Path) -> None:
-    """`plimsoll guard ... | head -1` ends quietly once there is more to say."""
-    command = f"{sys.executable} -m plimsoll guard --no-api --every 1s --engine http://127.0.0.1:9 --looks 3 --json | head -c 1"
-    done = subprocess.run(
-        ["bash", "-c", command],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env={**os.environ, "HOME": str(tmp_path)},
-    )
-    assert done.stdout == "{"
-    assert "Traceback" not in done.stderr
+    done = shell("plimsoll guard --no-api --every 1s --engine http://127.0.0.1:9 --looks 3 --json | head -c 1")
+    assert (done.stdout, "Traceback" in done.stderr) == ("{", False)
 
 
 def test_the_page_names_all_there_is() -> None:
     """Every option of the command, every path of the API and every metric stands in docs/guard.md."""
     page = (Path(__file__).parents[2] / "docs" / "guard.md").read_text(encoding="utf-8")
-    for option in re.findall(r"^  (--[a-z-]+)", guard_command.__doc__ or "", re.MULTILINE):
-        assert f"`{option}" in page, option
+    for option in options_of(GuardCommandOptions).values():
+        assert f"`{option.name}" in page, option
     for path in document("x")["paths"]:
         assert path.replace("{name}", "NAME").replace("{id}", "ID") in page, path
     text = metrics_page(
@@ -369,8 +313,65 @@ def test_the_page_names_all_there_is() -> None:
         assert f"`{name}`" in page, name
 
 
-def test_pods_outside_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no cluster to ask, the line that wants one is named, and nothing is watched."""
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    assert main(["guard", "--config", config(tmp_path, "[discover]\nkubernetes = 'app=vllm'\n")]) == 2
-    assert "plimsoll.toml, line 4: kubernetes: this is no pod of a cluster" in capsys.readouterr().err
+# What it is told of acting: --act, [act], and a server of its own behind --.
+
+
+@each(
+    ("words", "where"),
+    [
+        ("vllm serve m", "http://127.0.0.1:8000"),
+        ("vllm serve m --port 9000 --host 0.0.0.0", "http://127.0.0.1:9000"),
+        ("vllm serve m --host=:: --port=9000", "http://[::1]:9000"),
+        ("vllm serve m --host 10.0.0.7 --port 1 --port 2", "http://10.0.0.7:2"),
+        ("numactl -N 0 vllm serve m --port 9001 --ssl-certfile c --ssl-keyfile k", "https://127.0.0.1:9001"),
+        ("python -m vllm.entrypoints.openai.api_server --model m --port 9002", "http://127.0.0.1:9002"),
+    ],
+)
+def test_a_server_of_its_own_is_watched_where_its_command_says(words: str, where: str) -> None:
+    """Behind -- nothing is guard's own; the address is that of --host and --port, and a wildcard is this machine."""
+    asked = guard_options(["--act", "--", *words.split(), "--act", "--engine", "http://not.ours"], {"PLIMSOLL_TOKEN": "t" * 16})
+    (engine,) = asked.config.engines
+    assert (engine.url, asked.own, engine.token, engine.only_observed) == (where, engine.name, "t" * 16, "")
+    assert asked.command == (*words.split(), "--act", "--engine", "http://not.ours")
+    assert asked.is_acting
+
+
+def test_a_server_of_its_own_that_guard_may_not_touch() -> None:
+    """A KV connector or a second machine in the command is enough: it is only observed."""
+    for words in ("--kv-transfer-config {}", "--nnodes 2", "--nnodes $N", "--data-parallel-address 10.0.0.1"):
+        asked = guard_options(["--", "vllm", "serve", "m", *words.split()], {})
+        assert asked.config.engines[0].only_observed, words
+        assert not asked.is_acting
+
+
+def test_a_server_of_its_own_may_be_named_in_the_configuration(tmp_path: Path) -> None:
+    """By its address; it comes first, keeps what was said of it, and cannot be restarted in a second way."""
+    text = "[[engine]]\nurl = 'http://b:1'\n[[engine]]\nurl = 'http://127.0.0.1:8000'\nname = 'mine'\ngroup = 'g'\n"
+    asked = guard_options(["--config", config(tmp_path, text), "--act", "--", "vllm", "serve", "m"], {})
+    assert [one.name for one in asked.config.engines] == ["mine", "b:1"]
+    assert (asked.own, asked.config.engines[0].group) == ("mine", "g")
+    with pytest.raises(BadInput, match=r"line 9: mine is started by guard itself"):
+        guard_options(["--config", config(tmp_path, text + "restart = {docker = 'x'}"), "--", "vllm", "serve", "m"], {})
+    asked = guard_options(["--engine", "http://127.0.0.1:7", "--", "./start.sh"], {})
+    assert (asked.own, asked.command) == ("127.0.0.1:7", ("./start.sh",))
+    for words, where in (("--port $P", "http://10.0.0.9:7"), ("--uds /x", "http://10.0.0.9:7"), ("", "http://127.0.0.1:8000")):
+        asked = guard_options(["--engine", "http://10.0.0.9:7", "--", "vllm", "serve", "m", *words.split()], {})
+        assert asked.config.engines[0].url == where, "its own words count where they tell"
+        assert {one.url for one in asked.config.engines} == {where, "http://10.0.0.9:7"}
+
+
+def test_it_acts_only_when_told_to(tmp_path: Path) -> None:
+    """An [act] alone makes it say what it would do; --act with something in hand makes it act."""
+    plain, act = "[[engine]]\nurl = 'http://x:1'\n", "[act]\n"
+    hand = f"{plain}restart = {{systemd = 'v.service'}}\n"
+    for text, words, is_acting, is_dry_run in (
+        (act + plain, [], False, True),
+        (plain, [], False, False),
+        (hand, ["--act"], True, False),
+        (act + hand, ["--act"], True, False),
+    ):
+        asked = guard_options(["--config", config(tmp_path, text), *words], {})
+        assert (asked.is_acting, asked.is_dry_run) == (is_acting, is_dry_run)
+    assert guard_options(["--engine", "http://x:1", "--act"], {"PLIMSOLL_TOKEN": "t" * 16}).is_acting
+    with pytest.raises(BadInput, match="nothing can be done"):
+        guard_options(["--config", config(tmp_path, act + plain), "--act"], {})

@@ -1,4 +1,4 @@
-"""`plimsoll simulate` as a user meets it."""
+"""`plimsoll simulate` as a user meets it: what it replays, what it writes, and what a user or the world does wrong."""
 
 from __future__ import annotations
 
@@ -6,47 +6,39 @@ import csv
 import gzip
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from plimsoll.cli.main import main
 from plimsoll.cli.simulate import COMPILING
-from tests.cli.complaints import complaint
+from tests.cli.answers import CAPTURES, LLAMA, ask
+from tests.each import each
 
-LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 needs_golden = pytest.mark.skipif(not (SHARED / "oracle").is_dir(), reason="the recorded runs are not beside the repository")
+SMALL = "synthetic:requests=20,rate=20,prompt=100,output=10"
 BUSY = "synthetic:requests=300,rate=50,prompt=600,output=100,families=4,family_tokens=256,priorities=3,seed=7"
 STEPS = (
     "step,t_start_ns,t_end_ns,running,waiting,sched_reqs,sched_tokens,new,resumed,preempted,ctx_tokens,used_blocks,"
     "table_blocks,waste_slots,hit_tokens_cum,query_tokens_cum"
 )
 REQUESTS = "req,arrival_ns,first_sched_ns,first_token_ns,finish_ns,prompt,output,preemptions,cached_tokens"
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens"
 R_WORDS = (
     "--limit 300 --trace-block-size 16 --num-blocks 2588 --max-model-len 32768 --async-scheduling "
     "--base-ns 17000000 --token-ns 100000 --seq-ns 20000 --ctx-ps 140000"
 )
-Ask = Callable[..., dict[str, Any]]
 
 
-@pytest.fixture
-def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
-    """Run with --json, expect success, return the object."""
-
-    def run(*words: str) -> dict[str, Any]:
-        capsys.readouterr()
-        cut = words.index("--") if "--" in words else len(words)
-        code = main(["simulate", *words[:cut], "--json", *words[cut:]])
-        captured = capsys.readouterr()
-        assert code == 0, captured.err
-        return dict(json.loads(captured.out))
-
-    return run
+def replay(words: str = "", *, trace: str = BUSY) -> dict[str, Any]:
+    """The JSON of a replay that succeeds."""
+    before, dashes, command = words.partition(" -- ")
+    return ask(f"simulate {trace} {before} --json{dashes}{command}").body
 
 
 def rows(path: Path) -> list[dict[str, int]]:
@@ -58,22 +50,17 @@ def rows(path: Path) -> list[dict[str, int]]:
 def azure(path: Path, *requests: tuple[float, int, int]) -> str:
     """A file of (second, prompt, output)."""
     lines = [f"2024-01-01 00:00:{second:09.6f},{prompt},{output}" for second, prompt, output in requests]
-    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]) + "\n", encoding="utf-8")
+    path.write_text("\n".join([AZURE, *lines]) + "\n", encoding="utf-8")
     return str(path)
 
 
-def test_the_json_contract(ask: Ask) -> None:
+def test_the_json_contract() -> None:
     """One object with every promised key; what must add up does."""
-    body = ask(BUSY, "--num-blocks", "600")
+    body = replay("--num-blocks 600")
     assert body["schema"] == "plimsoll.simulate/1"
     for name in "requests finished rejected steps preemptions preempted_requests peak_blocks recomputed_tokens".split():
         assert isinstance(body[name], int), name
-    for name in ("sim_seconds", "wall_seconds"):
-        assert body[name] > 0, name
-    assert {"mean", "p50", "p99"} <= set(body["kv_usage"])
-    assert {"mean_slots", "mean_percent"} <= set(body["waste"])
-    promised = {"query_tokens", "hit_tokens", "resumed_query_tokens", "resumed_hit_tokens", "hit_rate"}
-    assert promised <= set(body["prefix"])
+    assert min(body["sim_seconds"], body["wall_seconds"]) > 0
     for name in ("ttft", "tpot", "e2e", "queue"):
         assert set(body[name]) == {"mean", "p50", "p90", "p99"}, name
         assert 0 <= body[name]["p50"] <= body[name]["p90"] <= body[name]["p99"]
@@ -84,39 +71,28 @@ def test_the_json_contract(ask: Ask) -> None:
     assert body["prefix"]["hit_rate"] == pytest.approx(body["prefix"]["hit_tokens"] / body["prefix"]["query_tokens"])
 
 
-def test_the_screen_of_text(capsys: pytest.CaptureFixture[str]) -> None:
-    """What was replayed, what it means, what happened and how long it took; nothing but text, within a terminal's width."""
-    assert main(["simulate", BUSY, "--num-blocks", "600"]) == 0
-    captured = capsys.readouterr()
-    assert captured.err in ("", COMPILING + "\n")
-    assert captured.out.startswith("replayed: synthetic: 300 requests")
+def test_the_screen_of_text() -> None:
+    """What was replayed, what it means, what happened and how long it took, within a terminal's width; rejected is exit 0."""
+    answer = ask(f"simulate {BUSY} --num-blocks 600")
+    assert answer.err in ("", COMPILING + "\n")
+    assert answer.out.startswith("replayed: synthetic: 300 requests")
     for said in ("preemptions", "cache use", "waste", "prefix hits", "TTFT", "TPOT", "E2E", "throughput", "599 blocks"):
-        assert said in captured.out
-    assert "\x1b" not in captured.out
-    assert max(map(len, captured.out.splitlines())) <= 120
+        assert said in answer.out
+    assert "\x1b" not in answer.out
+    assert max(map(len, answer.out.splitlines())) <= 120
+    body = replay("--num-blocks 2")
+    assert (body["rejected"], body["steps"], body["finished"]) == (300, 0, 0)
+    assert "Every request was rejected" in ask(f"simulate {BUSY} --num-blocks 2").out
 
 
-def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
-    """--help needs no trace, and leaves no option of the contract out."""
-    assert main(["simulate", "--help"]) == 0
-    out = capsys.readouterr().out
-    for name in (
-        "--num-blocks --plan --steps --requests --html --fit --json --limit --block-size --max-num-seqs --speedup "
-        "--max-num-batched-tokens --max-model-len --no-prefix-caching --no-chunked-prefill --long-prefill-token-threshold "
-        "--async-scheduling --watermark --no-reserve-full-isl --trace-block-size --base-ns --token-ns --seq-ns --ctx-ps"
-    ).split():
-        assert name in out, name
-
-
-@pytest.mark.parametrize("ending", ["", ".gz"])
-def test_rows_are_written(ending: str, tmp_path: Path, ask: Ask) -> None:
+@each("ending", ["", ".gz"])
+def test_rows_are_written(ending: str, tmp_path: Path) -> None:
     """--steps and --requests have the promised columns and agree with the summary, also when compressed."""
     steps, requests = tmp_path / f"s.csv{ending}", tmp_path / f"r.csv{ending}"
-    body = ask(BUSY, "--num-blocks", "600", "--max-model-len", "1000", "--steps", str(steps), "--requests", str(requests))
+    body = replay(f"--num-blocks 600 --max-model-len 1000 --steps {steps} --requests {requests}")
     for path, head in ((steps, STEPS), (requests, REQUESTS)):
         text = gzip.decompress(path.read_bytes()) if ending else path.read_bytes()
-        assert text.startswith(head.encode() + b"\n")
-        assert text.endswith(b"\n")
+        assert (text.startswith(head.encode() + b"\n"), text.endswith(b"\n")) == (True, True)
     by_step, by_request = rows(steps), rows(requests)
     assert len(by_step) == body["steps"]
     assert sum(row["preempted"] for row in by_step) == body["preemptions"]
@@ -137,231 +113,339 @@ def test_rows_are_written(ending: str, tmp_path: Path, ask: Ask) -> None:
 def test_the_files_are_those_of_the_engine(name: str, trace: str, words: str, tmp_path: Path) -> None:
     """What the command writes is what vLLM's own scheduler wrote, by the reference's own comparison."""
     pairs = {"steps": tmp_path / "steps.csv", "req": tmp_path / "requests.csv.gz"}
-    written = ["--steps", str(pairs["steps"]), "--requests", str(pairs["req"])]
-    assert main(["simulate", str(SHARED / "data" / "traces" / trace), *words.split(), *written, "--json"]) == 0
+    replay(f"{words} --steps {pairs['steps']} --requests {pairs['req']}", trace=str(SHARED / "data" / "traces" / trace))
     for kind, mine in pairs.items():
         compare = [sys.executable, "compare_steps.py", f"golden/{name}_{kind}.csv.gz", str(mine)]
         done = subprocess.run(compare, cwd=SHARED / "oracle", capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_page_that_stands_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_that_stands_alone(tmp_path: Path) -> None:
     """--html writes one file that loads nothing from anywhere; the answer is still printed."""
-    page = tmp_path / "run.html"
-    assert main(["simulate", BUSY, "--num-blocks", "600", "--html", str(page)]) == 0
-    assert "replayed" in capsys.readouterr().out
-    html = page.read_text(encoding="utf-8")
+    assert "replayed" in ask(f"simulate {BUSY} --num-blocks 600 --html {tmp_path}/run.html").out
+    html = (tmp_path / "run.html").read_text(encoding="utf-8")
     assert html.startswith("<!DOCTYPE html>")
-    for fetched in ("src=", "<link", "@import", "url(", "fetch("):
-        assert fetched not in html
+    assert not [fetched for fetched in ("src=", "<link", "@import", "url(", "fetch(") if fetched in html]
     assert [file.name for file in tmp_path.iterdir()] == ["run.html"]
 
 
-def test_a_part_of_a_trace(tmp_path: Path, ask: Ask) -> None:
-    """--limit takes the first, --from-s and --until-s a window, --speedup hurries the arrivals."""
-    trace = azure(tmp_path / "t.csv", *((second, 100, 5) for second in range(10)))
-    written = tmp_path / "r.csv"
-    assert ask(trace, "--limit", "3")["requests"] == 3
-    assert ask(trace, "--limit", "1000")["requests"] == 10
-    assert ask(trace, "--from-s", "2", "--until-s", "6")["requests"] == 4
-    assert ask(trace, "--from-s", "9")["requests"] == 1
-    assert ask(trace, "--until-s", "2.5")["requests"] == 3
-    assert ask(trace, "--speedup", "4", "--requests", str(written))["requests"] == 10
+def test_a_part_of_a_trace_and_several_of_them(tmp_path: Path) -> None:
+    """--limit takes the first, --from-s and --until-s a window, --speedup hurries; two traces arrive together."""
+    trace, written = azure(tmp_path / "t.csv", *((second, 100, 5) for second in range(10))), tmp_path / "r.csv"
+    for words, count in (
+        ("--limit 3", 3),
+        ("--limit 1000", 10),
+        ("--from-s 2 --until-s 6", 4),
+        ("--from-s 9", 1),
+        ("--until-s 2.5", 3),
+        (f"--speedup 4 --requests {written}", 10),
+    ):
+        assert replay(words, trace=trace)["requests"] == count
     assert [row["arrival_ns"] for row in rows(written)] == [250_000_000 * number for number in range(10)]
-
-
-def test_several_traces_are_merged(tmp_path: Path, ask: Ask) -> None:
-    """Two services on one engine: their requests together, in order of arrival."""
-    one, other = azure(tmp_path / "a.csv", (0, 50, 2), (2, 51, 2)), azure(tmp_path / "b.csv", (5, 60, 2), (6, 61, 2))
-    written = tmp_path / "r.csv"
-    body = ask(one, other, "synthetic:requests=5", "--requests", str(written), "--limit", "2")
-    assert body["requests"] == 6
-    assert "a.csv" in body["trace"]
-    assert "b.csv" in body["trace"]
+    other = azure(tmp_path / "b.csv", (5, 60, 2), (6, 61, 2))
+    body = replay(f"--requests {written} --limit 2", trace=f"{trace} {other} synthetic:requests=5")
+    assert (body["requests"], "t.csv" in body["trace"], "b.csv" in body["trace"]) == (6, True, True)
     arrivals = [row["arrival_ns"] for row in rows(written)]
     assert arrivals == sorted(arrivals)
 
 
-def test_standard_input_and_bad_rows(
-    tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_standard_input_and_bad_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`-` reads a pipe; a row that cannot be read is named with its line, and left out with --skip-bad."""
-    text = Path(azure(tmp_path / "t.csv", (0, 100, 5), (1, 100, 5))).read_bytes()
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
-    assert ask("-")["requests"] == 2
     trace = Path(azure(tmp_path / "t.csv", (0, 100, 5), (1, 100, 5)))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(trace.read_bytes())))
+    assert replay(trace="-")["requests"] == 2
     trace.write_text(trace.read_text() + "2024-01-01 00:00:03,many,5\n", encoding="utf-8")
-    assert main(["simulate", str(trace)]) == 2
-    assert "line 4" in complaint(capsys)
-    body = ask(str(trace), "--skip-bad")
+    assert "line 4" in ask(f"simulate {trace}", code=2).line
+    body = replay("--skip-bad", trace=str(trace))
     assert body["requests"] == 2
     assert any("1 row" in note and "left out" in note for note in [*body["notes"], *body["reading"]])
 
 
-def test_lengths_alone_need_arrivals(tmp_path: Path, ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without arrivals the message says what to give; --rate, --arrivals, --burstiness and --seed make them."""
-    trace = tmp_path / "lengths.csv"
+def test_lengths_alone_need_arrivals(tmp_path: Path) -> None:
+    """--rate, --arrivals, --burstiness and --seed make them."""
+    trace, written = tmp_path / "lengths.csv", tmp_path / "r.csv"
     trace.write_text("prompt_tokens,completion_tokens\n" + "100,10\n" * 50, encoding="utf-8")
-    assert main(["simulate", str(trace)]) == 2
-    assert "--rate" in complaint(capsys)
-    written = tmp_path / "r.csv"
 
-    def arrivals(*words: str) -> list[int]:
-        ask(str(trace), "--requests", str(written), *words)
+    def arrivals(words: str) -> list[int]:
+        replay(f"--requests {written} {words}", trace=str(trace))
         return [row["arrival_ns"] for row in rows(written)]
 
-    assert arrivals("--rate", "10", "--arrivals", "constant") == [100_000_000 * number for number in range(50)]
-    assert set(arrivals("--arrivals", "at-once")) == {0}
-    poisson = arrivals("--rate", "10")
+    assert arrivals("--rate 10 --arrivals constant") == [100_000_000 * number for number in range(50)]
+    assert set(arrivals("--arrivals at-once")) == {0}
+    poisson = arrivals("--rate 10")
     assert 2e9 < poisson[-1] < 10e9
-    assert arrivals("--rate", "10", "--seed", "0") == poisson != arrivals("--rate", "10", "--seed", "1")
-    bursty = ("--rate", "10", "--arrivals", "bursty", "--burstiness")
-    assert arrivals(*bursty, "0.1") != arrivals(*bursty, "0.5")
+    assert arrivals("--rate 10 --seed 0") == poisson != arrivals("--rate 10 --seed 1")
+    bursty = "--rate 10 --arrivals bursty --burstiness"
+    assert arrivals(f"{bursty} 0.1") != arrivals(f"{bursty} 0.5")
 
 
-def test_the_size_of_the_traces_blocks(tmp_path: Path, ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_size_of_the_traces_blocks(tmp_path: Path) -> None:
     """A hash id stands for 512 tokens unless --trace-block-size says otherwise; too few ids for a prompt are refused."""
     trace = tmp_path / "t.jsonl"
     row = '{"timestamp": %d, "input_length": 64, "output_length": 4, "hash_ids": [1, 2, 3, %d]}\n'
     trace.write_text(row % (0, 4) + row % (5000, 5), encoding="utf-8")
-    assert ask(str(trace), "--trace-block-size", "16")["prefix"]["hit_tokens"] == 48
-    assert ask(str(trace))["prefix"]["hit_tokens"] == 48  # both prompts lie in id 1, but for the token that must be computed
-    assert main(["simulate", str(trace), "--trace-block-size", "8"]) == 2
-    assert "--trace-block-size" in complaint(capsys)
+    for words in ("--trace-block-size 16", ""):  # without: both prompts lie in id 1, but for the token that must be computed
+        assert replay(words, trace=str(trace))["prefix"]["hit_tokens"] == 48
+    assert "--trace-block-size" in ask(f"simulate {trace} --trace-block-size 8", code=2).line
 
 
-def test_limits_of_the_engine_hold(tmp_path: Path, ask: Ask) -> None:
+def test_limits_of_the_engine_hold(tmp_path: Path) -> None:
     """Each option bounds or changes what it is named after."""
-    steps = tmp_path / "s.csv"
-    plain = ask(BUSY)
+    steps, plain, tight = tmp_path / "s.csv", replay(), replay("--num-blocks 500")
     assert plain["preemptions"] == plain["rejected"] == 0
-    tight = ask(BUSY, "--num-blocks", "500")
     assert tight["preemptions"] > 0
     assert tight["peak_blocks"] <= 499
-    assert ask(BUSY, "--block-size", "64")["waste"]["mean_slots"] > 2 * plain["waste"]["mean_slots"]
-    assert ask(BUSY, "--max-num-seqs", "4")["peak_running"] == 4
-    ask(BUSY, "--max-num-batched-tokens", "256", "--steps", str(steps))
+    assert replay("--block-size 64")["waste"]["mean_slots"] > 2 * plain["waste"]["mean_slots"]
+    assert replay("--max-num-seqs 4")["peak_running"] == 4
+    replay(f"--max-num-batched-tokens 256 --steps {steps}")
     assert max(row["sched_tokens"] for row in rows(steps)) == 256
-    assert 0 < ask(BUSY, "--max-model-len", "700")["rejected"] < 300
-    assert plain["prefix"]["hit_tokens"] > 0
-    assert ask(BUSY, "--no-prefix-caching")["prefix"]["hit_tokens"] == 0
-    assert ask(BUSY, "--num-blocks", "500", "--watermark", "0.2")["preemptions"] < tight["preemptions"]
-    assert ask(BUSY, "--num-blocks", "500", "--no-reserve-full-isl")["preemptions"] > tight["preemptions"]
-    ahead = ask(BUSY, "--async-scheduling")
+    assert 0 < replay("--max-model-len 700")["rejected"] < 300
+    assert plain["prefix"]["hit_tokens"] > 0 == replay("--no-prefix-caching")["prefix"]["hit_tokens"]
+    assert replay("--num-blocks 500 --watermark 0.2")["preemptions"] < tight["preemptions"]
+    assert replay("--num-blocks 500 --no-reserve-full-isl")["preemptions"] > tight["preemptions"]
+    ahead = replay("--async-scheduling")
     assert ahead["settings"]["async_scheduling"] is True
-    assert ahead["steps"] != plain["steps"]
-    assert ask(BUSY, "--no-async-scheduling")["steps"] == plain["steps"]
+    assert ahead["steps"] != plain["steps"] == replay("--no-async-scheduling")["steps"]
 
 
-def test_prompts_in_one_piece(tmp_path: Path, ask: Ask) -> None:
+def test_prompts_in_one_piece(tmp_path: Path) -> None:
     """--no-chunked-prefill computes every prompt in the step that begins it; a threshold cuts long ones, if there are two."""
     steps, requests = tmp_path / "s.csv", tmp_path / "r.csv"
-    words = ["--max-num-batched-tokens", "4096", "--max-model-len", "4096", "--steps", str(steps), "--requests", str(requests)]
-
-    def in_one_step() -> bool:
+    words = f"--speedup 20 --max-num-batched-tokens 4096 --max-model-len 4096 --steps {steps} --requests {requests}"
+    for more, in_one_step in (("", False), ("--no-chunked-prefill", True)):
+        replay(f"{words} {more}")
         ends = {row["t_start_ns"]: row["t_end_ns"] for row in rows(steps)}
-        return all(row["first_token_ns"] == ends[row["first_sched_ns"]] for row in rows(requests))
-
-    ask(BUSY, "--speedup", "20", *words)
-    assert not in_one_step()
-    ask(BUSY, "--speedup", "20", *words, "--no-chunked-prefill")
-    assert in_one_step()
+        assert all(row["first_token_ns"] == ends[row["first_sched_ns"]] for row in rows(requests)) is in_one_step
     trace = azure(tmp_path / "t.csv", (0, 1000, 5), (0, 1000, 5))
-    assert ask(trace)["steps"] == 5
-    assert ask(trace, "--long-prefill-token-threshold", "128")["steps"] == 8 + 4
+    assert replay(trace=trace)["steps"] == 5
+    assert replay("--long-prefill-token-threshold 128", trace=trace)["steps"] == 8 + 4
 
 
-def test_the_order_of_service(tmp_path: Path, ask: Ask) -> None:
+def test_the_order_of_service(tmp_path: Path) -> None:
     """With one place, fcfs serves by arrival and priority by importance."""
     trace, written = tmp_path / "t.jsonl", tmp_path / "r.csv"
     row = '{"schema":"plimsoll.request/1","arrival":%s,"prompt_tokens":40,"output_tokens":9,"priority":%d}\n'
     trace.write_text(row % ("1.0", 0) + row % ("1.001", 5) + row % ("1.002", 1), encoding="utf-8")
     for policy, order in (("fcfs", [0, 1, 2]), ("priority", [0, 2, 1])):
-        ask(str(trace), "--max-num-seqs", "1", "--scheduling-policy", policy, "--requests", str(written))
+        replay(f"--max-num-seqs 1 --scheduling-policy {policy} --requests {written}", trace=str(trace))
         assert [row["req"] for row in sorted(rows(written), key=lambda row: row["first_sched_ns"])] == order
 
 
-def test_the_length_of_a_step(tmp_path: Path, ask: Ask) -> None:
+@each(("times", "expected_ns"), [((1000, 0, 0, 0), 3000), ((0, 5, 0, 0), 60), ((0, 0, 7, 0), 21), ((0, 0, 0, 1000), 33)])
+def test_the_length_of_a_step(times: tuple[int, ...], expected_ns: int, tmp_path: Path) -> None:
     """The four constants add up as the reference says: a prompt of 10 and 3 tokens are three steps."""
-    trace = azure(tmp_path / "t.csv", (0, 10, 3))
-    for said, expected in (((1000, 0, 0, 0), 3000), ((0, 5, 0, 0), 60), ((0, 0, 7, 0), 21), ((0, 0, 0, 1000), 33)):
-        names = ("--base-ns", "--token-ns", "--seq-ns", "--ctx-ps")
-        body = ask(trace, *(word for name, value in zip(names, said, strict=True) for word in (name, str(value))))
-        assert body["sim_seconds"] == pytest.approx(expected / 1e9)
-        assert body["e2e"]["mean"] == pytest.approx(expected / 1e9)
+    words = " ".join(
+        f"--{name} {value}" for name, value in zip(("base-ns", "token-ns", "seq-ns", "ctx-ps"), times, strict=True)
+    )
+    body = replay(words, trace=azure(tmp_path / "t.csv", (0, 10, 3)))
+    assert body["sim_seconds"] == body["e2e"]["mean"] == pytest.approx(expected_ns / 1e9)
 
 
-def test_layers_of_several_kinds(ask: Ask) -> None:
+def test_layers_of_several_kinds() -> None:
     """--groups: a sliding window gives blocks back, a state keeps few, and both take theirs from the one pool."""
-    full = ask(BUSY, "--groups", "full:16")
-    assert full["peak_blocks"] == ask(BUSY)["peak_blocks"]
-    assert ask(BUSY, "--groups", "sliding:16:64")["peak_blocks"] < full["peak_blocks"]
-    both = ask(BUSY, "--groups", "full:16,sliding:16:64")
-    assert both["peak_blocks"] > full["peak_blocks"]
+    full = replay("--groups full:16")["peak_blocks"]
+    assert full == replay()["peak_blocks"]
+    assert replay("--groups sliding:16:64")["peak_blocks"] < full
+    both = replay("--groups full:16,sliding:16:64")
+    assert both["peak_blocks"] > full
     assert [group["kind"] for group in both["settings"]["groups"]] == ["full", "sliding"]
-    assert ask(BUSY, "--groups", "full:32,mamba:32")["settings"]["block_size"] == 32
+    assert replay("--groups full:32,mamba:32")["settings"]["block_size"] == 32
 
 
 @pytest.mark.parametrize(
     ("model", "flags", "kinds"),
     [
-        (LLAMA, ["--max-model-len", "8k"], set()),
-        ("openai/gpt-oss-20b", ["--no-enable-prefix-caching"], {"full", "sliding"}),
-        ("google/gemma-3-12b-it", ["--max-num-seqs", "64"], {"full", "sliding"}),
-        ("nvidia/Nemotron-H-56B-Base-8K", ["-tp", "2", "--max-num-seqs", "128"], {"full", "mamba"}),
-        ("Qwen/Qwen3-Next-80B-A3B-Instruct", ["-tp", "4", "--max-num-batched-tokens", "4096"], {"full", "mamba"}),
+        (LLAMA, "--max-model-len 8k", set()),
+        ("openai/gpt-oss-20b", "--no-enable-prefix-caching", {"full", "sliding"}),
+        ("google/gemma-3-12b-it", "--max-num-seqs 64", {"full", "sliding"}),
+        ("nvidia/Nemotron-H-56B-Base-8K", "-tp 2 --max-num-seqs 128", {"full", "mamba"}),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "-tp 4 --max-num-batched-tokens 4096", {"full", "mamba"}),
     ],
 )
-def test_a_plan_is_replayed(
-    model: str, flags: list[str], kinds: set[str], tmp_path: Path, ask: Ask, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_is_replayed(model: str, flags: str, kinds: set[str], tmp_path: Path) -> None:
     """The plan's blocks, groups and limits, from its file or made from the command; both give the same run."""
-    command = ["vllm", "serve", model, *flags]
-    assert main(["plan", "--gpu", "H100", "--json", "--", *command]) == 0
-    file = tmp_path / "plan.json"
-    file.write_text(capsys.readouterr().out, encoding="utf-8")
-    plan = json.loads(file.read_text())
-    from_file, made = ask(BUSY, "--plan", str(file)), ask(BUSY, "--gpu", "H100", "--", *command)
-    assert {group["kind"] for group in made["settings"]["groups"]} == kinds
-    for name in ("num_blocks", "block_size", "max_model_len"):
-        assert made["settings"][name] == plan["kv"][name]
-    for name in ("max_num_seqs", "max_num_batched_tokens", "async_scheduling"):
-        assert made["settings"][name] == plan["settings"][name]
-    assert made["settings"]["prefix_caching"] is ("--no-enable-prefix-caching" not in flags)
+    command, file = f"--gpu H100 -- vllm serve {model} {flags}", tmp_path / "plan.json"
+    answer = ask(f"plan --json {command}")
+    file.write_text(answer.out, encoding="utf-8")
+    plan, from_file, made = answer.body, replay(f"--plan {file}"), replay(command)
+    settings = made["settings"]
+    assert {group["kind"] for group in settings["groups"]} == kinds
+    from_kv, from_settings = "num_blocks block_size max_model_len", "max_num_seqs max_num_batched_tokens async_scheduling"
+    assert all(settings[name] == plan["kv"][name] for name in from_kv.split())
+    assert all(settings[name] == plan["settings"][name] for name in from_settings.split())
+    assert settings["prefix_caching"] is ("--no-enable-prefix-caching" not in flags)
     assert made["finished"] + made["rejected"] == 300
     assert {**from_file, "wall_seconds": 0} == {**made, "wall_seconds": 0}
-    assert (
-        ask(BUSY, "--plan", str(file), "--num-blocks", "8000", "--max-num-seqs", "3", "--max-model-len", "8k")["peak_running"]
-        <= 3
-    )
+    assert replay(f"--plan {file} --num-blocks 8000 --max-num-seqs 3 --max-model-len 8k")["peak_running"] <= 3
 
 
-def test_what_runs_is_success(capsys: pytest.CaptureFixture[str], ask: Ask) -> None:
-    """Exit 0 whatever was rejected or preempted, in words and in JSON."""
-    body = ask(BUSY, "--num-blocks", "2")
-    assert body["rejected"] == body["requests"] == 300
-    assert body["steps"] == body["finished"] == 0
-    assert main(["simulate", BUSY, "--num-blocks", "2"]) == 0
-    assert "Every request was rejected" in capsys.readouterr().out
-
-
-def test_what_the_scheduler_is_told_after_the_dashes_is_replayed(ask: Ask) -> None:
-    """Policy, threshold, chunking and watermark of the command, and a note for what cannot be replayed."""
+def test_what_the_scheduler_is_told_after_the_dashes_is_replayed_or_noted() -> None:
+    """Policy, threshold, chunking and watermark of the command; a note for what cannot be replayed or would not start."""
+    serve = "--gpu H100 -- vllm serve meta-llama/Llama-3.1-8B"
     flags = "--scheduling-policy priority --long-prefill-token-threshold 512 --watermark 0.1 --no-scheduler-reserve-full-isl"
-    made = ask(BUSY, "--gpu", "H100", "--", "vllm", "serve", "meta-llama/Llama-3.1-8B", "--max-model-len", "8k", *flags.split())
-    told = made["settings"]
+    told = replay(f"{serve} --max-model-len 8k {flags}")["settings"]
     assert (told["policy"], told["long_prefill_token_threshold"], told["watermark"]) == ("priority", 512, 0.1)
     assert told["reserve_full_isl"] is False
     whole = "--no-enable-chunked-prefill --max-num-batched-tokens 8192 --max-num-seqs 64 --max-model-len 8192 -pp 2"
-    made = ask(BUSY, "--gpu", "H100", "--vllm", "0.31.0", "--", "vllm", "serve", "meta-llama/Llama-3.1-8B", *whole.split())
+    made = replay(f"--vllm 0.31.0 {serve} {whole}")
     assert made["settings"]["chunked_prefill"] is False
-    assert any("pipeline" in note for note in made["notes"])
-    assert any("0.31.0" in note for note in made["notes"])
+    notes = [*made["notes"], *replay(f"{serve} --max-model-len 8k --max-num-active-seqs 2")["notes"]]
+    notes += replay("--gpu L4 -- vllm serve meta-llama/Llama-3.1-8B --max-model-len 131072")["notes"]
+    for said in ("pipeline", "0.31.0", "--max-num-active-seqs", "does not start: startup."):
+        assert any(said in note for note in notes), said
 
 
-def test_what_is_not_replayed_is_noted(ask: Ask) -> None:
-    """A server that would not start, by the plan's verdict; a flag that moves the scheduler and is not known here."""
-    made = ask(BUSY, "--gpu", "L4", "--", "vllm", "serve", "meta-llama/Llama-3.1-8B", "--max-model-len", "131072")
-    assert any("does not start" in note and "startup." in note for note in made["notes"])
-    command = ["vllm", "serve", "meta-llama/Llama-3.1-8B", "--max-model-len", "8k", "--max-num-active-seqs", "2"]
-    assert any("--max-num-active-seqs" in note for note in ask(BUSY, "--gpu", "H100", "--", *command)["notes"])
+# Where step times come from: fitted, kept and used again for other options.
+
+TRAFFIC = CAPTURES / "vllm-0.25.1-h200-traffic"
+RUN = str(TRAFFIC / "tight.requests.jsonl.gz")
+ENGINE = "--num-blocks 2048 --async-scheduling"
+
+
+def test_what_was_learnt_is_kept_and_used_again(tmp_path: Path) -> None:
+    """The same options give the same run; others are replayed with the same times, also with a larger budget."""
+    kept, series = tmp_path / "times.json", TRAFFIC / "tight.series.csv.gz"
+    fitted = replay(f"{ENGINE} --fit {RUN} --fit-series {series} --save-times {kept}", trace=RUN)
+    again = replay(f"{ENGINE} --times {kept}", trace=RUN)
+    assert all(again[name] == fitted[name] for name in ("steps", "sim_seconds", "ttft", "tpot", "preemptions"))
+    assert again["step_time"]["label"].startswith("fitted to 500 measured requests")
+    assert not any("does not match" in note for note in fitted["notes"]), "a first token by chance a step later is no poor fit"
+    larger = "--num-blocks 9000 --max-num-batched-tokens 8192 --async-scheduling"
+    assert replay(f"{larger} --times {kept}", trace=RUN)["preemptions"] == 0
+    by_page = replay(f"{ENGINE} --fit {TRAFFIC / 'tight.metrics.txt.gz'}", trace=RUN)
+    assert "histograms of 524 requests" in by_page["step_time"]["label"], "the kind of file is found out by looking at it"
+
+
+def test_a_fit_under_the_wrong_options_is_a_rough_guide(tmp_path: Path) -> None:
+    """A cache that the run did not have: the fit cannot match, says so first, and is not taken for a good one when kept."""
+    kept, engine = tmp_path / "times.json", "--num-blocks 700 --async-scheduling"
+    for times in (f"--fit {RUN} --save-times {kept}", f"--times {kept}"):
+        answer = replay(f"{engine} {times}", trace=RUN)
+        assert any("does not match its run" in note for note in answer["notes"])
+        assert answer["reading"][0].startswith("The fit does not match its run")
+        assert answer["step_time"]["label"].startswith("rough guide: poor fit; fitted to")
+    text = ask(f"simulate {RUN} {engine} --times {kept}").out
+    assert text.splitlines()[2].startswith("  The fit does not match its run")
+    assert text.count("does not match its run") == 1
+    assert "  rough guide: poor fit\n" in text
+    assert "  step times fitted to 500 measured requests" in text
+    text = ask(f"sweep {RUN} max_num_seqs=8,16 {engine} --times {kept}").out
+    assert "  rough guide: poor fit; fitted to" in text
+    assert text.index("The fit does not match its run") < text.index("max_num_seqs")
+
+
+def test_a_page_of_other_traffic_teaches_nothing() -> None:
+    """A fit that is off by several times what was measured is none: one line with the figure, not times that look measured."""
+    words = f"simulate synthetic:requests=200,rate=400,prompt=4000,output=600 {ENGINE}"
+    assert "nothing can be learnt from that" in ask(f"{words} --fit {TRAFFIC / 'tight.metrics.txt.gz'}", code=2).line
+
+
+# What a user or the world does wrong.
+
+
+def _plan(**changes: object) -> dict[str, object]:
+    kv = {"num_blocks": 100, "block_size": 16, "max_model_len": 4096, "groups": [{"kind": "full", "block_size": 16}]}
+    limits = {"max_num_seqs": 4, "max_num_batched_tokens": 2048}
+    return {"schema": "plimsoll.plan/1", "kv": {**kv, **changes}, "settings": limits}
+
+
+NO_PLANS = [
+    ("", "not JSON"),
+    ("{", "not JSON"),
+    ([1], "object"),
+    ({}, "not a plan"),
+    ({"schema": "plimsoll.flags/1"}, "not a plan"),
+    ({"schema": "plimsoll.plan/1"}, "kv"),
+    ({"schema": "plimsoll.plan/1", "kv": []}, "kv"),
+    *((_plan(num_blocks=wrong), "num_blocks") for wrong in (None, 10**30, 1e3, True, -3)),
+    (_plan(num_blocks=1), "no KV block"),
+    (_plan(block_size=0), "block"),
+    (_plan(groups="full"), "groups"),
+    (_plan(groups=[3]), "group"),
+    (_plan(groups=[{"kind": "cross", "block_size": 16}]), "cross"),
+    (_plan(groups=[{"kind": ["full"], "block_size": 16}]), "full"),
+    (_plan(groups=[{"kind": "sliding", "block_size": 16, "window": None}]), "window"),
+]
+NO_TRACES = [
+    ("", "no request"),
+    ("\n\n", "no request"),
+    (f"{AZURE}\n", "no request"),
+    ("hello\n", "line 1"),
+    ("{}\n", "line 1"),
+    ("{\n", "line 1"),
+    ("\x00\x00\x00", "line 1"),
+    *((f"{AZURE}\n2024-01-01 00:00:00,{wrong},3\n", "line 2") for wrong in ("-5", "nan", "1e30")),
+]
+NAMED = '{"schema": "plimsoll.step-time/1"'
+NO_TIMES = [(text, "times.json") for text in ("{}", "[", NAMED + "}", NAMED + ', "base_ns": -1}')]
+
+
+@each(
+    ("words", "text", "said"),
+    [
+        *((f"simulate {SMALL} --plan plan.json", text, said) for text, said in NO_PLANS),
+        *(("simulate trace", text, said) for text, said in NO_TRACES),
+        *((f"simulate {RUN} {ENGINE} --times times.json", text, said) for text, said in NO_TIMES),
+    ],
+)
+def test_a_file_that_is_not_what_it_should_be(
+    words: str, text: object, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No plan, or one with a number that cannot be; no trace, with its line; no step times: exit 2 and one line."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / words.split()[-1]).write_text(text if isinstance(text, str) else json.dumps(text), encoding="utf-8")
+    assert said in ask(words, code=2).line
+
+
+@each("name", ["--steps", "--requests", "--html"])
+def test_what_cannot_be_written_is_the_worlds_fault(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No such folder, a folder, a disk that is full at the first row or at the last: one line with the path, exit code 3."""
+    monkeypatch.chdir(tmp_path)
+    for path in ("no/such/folder/f.csv", ".", "no/such/folder/f.csv.gz", "/dev/full"):
+        line = ask(f"simulate {SMALL} {name} {path}", code=3).line
+        assert ("cannot be written" in line, path in line) == (True, True)
+
+
+WRITTEN = {
+    "simulate": ("--steps", "--requests", "--html", "--save-times"),
+    "tune": ("--html", "--commands", "--save-times", "--into"),
+    "sweep": ("--html", "--csv", "--save-times", "--into"),
+}
+
+
+@each(("command", "name"), [(command, name) for command, names in WRITTEN.items() for name in names])
+def test_a_trace_is_never_overwritten(command: str, name: str, tmp_path: Path) -> None:
+    """An output that is the input, also by another name, is refused before anything is opened."""
+    trace, link = tmp_path / "t.csv", tmp_path / "link.csv"
+    trace.write_text(f"{AZURE}\n2023-11-16 18:15:46.6805900,374,44\n", encoding="ascii")
+    if not link.exists():
+        link.symlink_to(trace)
+    before = trace.read_bytes()
+    reads = ("--fit", "--fit-series", "--times", "--last" if command == "tune" else "--plan")
+    for words in (str(trace), *(f"{SMALL} {read} {trace}" for read in reads)):
+        assert "overwrite" in ask(f"{command} {words} {name} {link}", code=2).line
+    assert trace.read_bytes() == before
+
+
+@pytest.mark.real
+def test_an_interruption_and_a_reader_that_went_away(tmp_path: Path) -> None:
+    """Ctrl-C in the middle of a run is one line and exit code 130; `| head` is nobody's fault: exit 0 and not a word."""
+    pipe = tmp_path / "steps"
+    os.mkfifo(pipe)
+    words = ["simulate", "synthetic:requests=3000,rate=1", "--steps", str(pipe)]
+    # A shell starts what it puts into the background deaf to Ctrl-C, and its children inherit that.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "plimsoll", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        with pipe.open() as steps:  # until it is read from, the run cannot go on: it is in the middle for certain
+            assert steps.readline().startswith("step,")
+            run.send_signal(signal.SIGINT)
+            while steps.read(1 << 20):
+                pass
+        out, err = run.communicate()
+    assert (run.returncode, out, err.removeprefix(COMPILING + "\n")) == (130, "", "plimsoll: interrupted\n")
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "plimsoll", "simulate", SMALL, "--json"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr.removeprefix(COMPILING + "\n")) == (0, "")
