@@ -62,21 +62,21 @@ BUGS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
         (witness.Witness, "is_proof", property(lambda self: self.says is not witness.Testimony.SERVES)),
     ),
     "look for idleness once": (
-        (steps, "idleness", _idle_at_once), (steps.RestartSteps, "_has_let_go", _yes),
-        (steps.RestartSteps, "_why_not_idle", _empty),
+        (steps, "idleness", _idle_at_once), (steps.ActionSteps, "_has_let_go", _yes),
+        (steps.ActionSteps, "_why_not_idle", _empty),
     ),
     "skip the journal": ((conductor.ActionPorts, "write", _write_little),),
     "ignore the budget": ((decide, "spent", lambda *_: decide.RestartBudget("")),),
-    "stop without a fresh look": ((steps.RestartSteps, "_why_serves", _empty),),
+    "stop without a fresh look": ((steps.ActionSteps, "_why_serves", _empty),),
     "ignore the lock": ((steps.LockKeeper, "is_ours", _yes), (steps.LockKeeper, "acquire", _acquire_anyway)),
     "take the last one": (
         (decide, "_too_many", _no_reason), (decide, "_capacity", _no_reason), (haproxy.HAProxy, "_is_last", lambda *_: False),
     ),
-    "never put it back": ((steps.RestartSteps, "_undrain", _say_that_it_is_back),),
+    "never put it back": ((steps.ActionSteps, "_undrain", _say_that_it_is_back),),
     "forget what an earlier guard left": ((conductor, "open_actions", lambda _: []),),
-    "act while paused": ((decide, "_paused", _no_reason), (conductor.ActionHistory, "_off", _no_reason)),
+    "act while paused": ((decide, "_paused", _no_reason), (conductor.Conductor, "_off", _no_reason)),
     "start what an operator stopped": (
-        (steps.RestartSteps, "_stopped_by_hand", _empty), (acting, "exit_report", _exit_by_itself),
+        (steps.ActionSteps, "_stopped_by_hand", _empty), (acting, "exit_report", _exit_by_itself),
     ),
     "learn from hangs": ((history.CoreSteps, "__init__", _learn_all), (history, "LONGEST_GAP_S", math.inf)),
 }  # fmt: skip

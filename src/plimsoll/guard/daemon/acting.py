@@ -9,7 +9,6 @@ import functools
 import json
 import os
 import sys
-import time
 import zoneinfo
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -50,14 +49,15 @@ from plimsoll.guard.adapters.gate import GateHttpClient
 from plimsoll.guard.adapters.hooks import ReadinessBalancer
 from plimsoll.guard.adapters.kubernetes import Pod, PodConfig
 from plimsoll.guard.adapters.lease_lock import LeaseLock
-from plimsoll.guard.adapters.own_process import OwnProcess, OwnProcessConfig
+from plimsoll.guard.adapters.own_process import OwnProcess
 from plimsoll.guard.adapters.pods import PodStanding
+from plimsoll.guard.adapters.run_command import run_command
 from plimsoll.guard.api.actions import ActionDesk
 from plimsoll.guard.config import Files, GuardConfig
 from plimsoll.guard.daemon.conductor import ActionPorts, Announcement, Conductor
 from plimsoll.guard.daemon.engine_look import served_model, warm_up
 from plimsoll.guard.daemon.evidence import EvidenceSources, EvidenceStore, LogDeath, death_in_log
-from plimsoll.guard.daemon.journal import ABSENT, DAMAGED, Journal, JournalContents, read_journal
+from plimsoll.guard.daemon.journal import ABSENT, DAMAGED, Journal, read_journal
 from plimsoll.guard.daemon.knob_settings import KnobSettings
 from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService, SharedLock
 from plimsoll.guard.daemon.observer import SYSTEM, Clocks, DiscoveredFacts, EngineCapabilities, Fleet, FleetObserver
@@ -80,7 +80,7 @@ class DryRunJournal:
     def __init__(self, path: Path, wall: Callable[[], float]) -> None:
         self._path, self._wall = path, wall
         self._entries: list[Entry] = []
-        self._signature: list[tuple[int, ...]] | None = None
+        self._signature: list[tuple[int, int, int]] | None = None
         self._next_s = 0.0
         self.trouble = ""  # why earlier actions are unknown
 
@@ -89,14 +89,14 @@ class DryRunJournal:
         if now_s < self._next_s:
             return
         self._next_s = now_s + READ_EVERY_S
-        signature = _signature(self._path)
-        if signature != self._signature:
-            self._signature = signature
-            self._take(await asyncio.to_thread(read_journal, self._path))
-
-    def _take(self, reading: JournalContents) -> None:
-        """Replaces the entries kept in memory: the file has them by now, or will."""
-        self._entries = list(reading.entries)
+        # Every entry changes the file, or SQLite's write-ahead log beside it.
+        files = [one.stat() for one in (self._path, self._path.with_name(f"{self._path.name}-wal")) if one.exists()]
+        signature = [(file.st_ino, file.st_size, file.st_mtime_ns) for file in files]
+        if signature == self._signature:
+            return
+        self._signature = signature
+        reading = await asyncio.to_thread(read_journal, self._path)
+        self._entries = list(reading.entries)  # the file has those of this guard by now, or will
         self.trouble = next((one.message for one in reading.wrong if one.kind != ABSENT), "")
         if any(one.kind == DAMAGED for one in reading.wrong):  # as an acting guard would do
             self.append(SWITCH, step=PAUSE, fields={"on": True})
@@ -118,20 +118,10 @@ class DryRunLock:
 
     label = "no lock"
 
-    async def acquire(self, owner: str) -> Outcome:
-        return failed(f"dry run (no --act): the lock is not taken for {owner}")
+    async def acquire(self, _: str = "") -> Outcome:
+        return failed("dry run (no --act): the lock is not taken")
 
-    async def renew(self) -> Outcome:
-        return failed("dry run: no lock")
-
-    async def release(self) -> Outcome:
-        return done("dry run: no lock")
-
-
-def _signature(path: Path) -> list[tuple[int, ...]]:
-    """Changes with every entry: of the file and of SQLite's write-ahead log beside it."""
-    files = [one.stat() for one in (path, path.with_name(f"{path.name}-wal")) if one.exists()]
-    return [(file.st_ino, file.st_size, file.st_mtime_ns) for file in files]
+    renew = release = acquire
 
 
 MOST_A_ROUND = 20  # entries: each is synced to disk before the next
@@ -203,9 +193,9 @@ class EngineEvidence:
         outcome = await self._keeper.take(engine, action, EvidenceSources(self._log, pids, pages))
         folder = outcome.facts.get("folder")
         codes = await doctor_on(Path(folder)) if outcome.is_done and isinstance(folder, str) else ""
-        if not codes:
-            return outcome
-        return outcome._replace(message=f"{outcome.message}; doctor: {codes}", facts={**outcome.facts, "doctor": codes})
+        if codes:
+            outcome = outcome._replace(message=f"{outcome.message}; doctor: {codes}", facts={**outcome.facts, "doctor": codes})
+        return outcome
 
     async def _fetch(self, url: str, path: str, token: str | None = None) -> bytes:
         base = url.rstrip("/").removesuffix("/metrics")
@@ -219,27 +209,16 @@ class EngineEvidence:
 
 async def doctor_on(folder: Path, *, limit_s: float = DOCTOR_S) -> str:
     """The codes that doctor finds in a folder, by a separate process: whatever the logs hold, guard goes on."""
-    process = None
+    words = (sys.executable, "-m", "plimsoll", "doctor", str(folder), "--json")
+    ran = await run_command(words, limit_s, os.environ, only_stdout=True, keep_bytes=DOCTOR_MAX)
     try:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "plimsoll", "doctor", str(folder), "--json",
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
-        async with asyncio.timeout(limit_s):
-            printed, _ = await process.communicate()
-        found = json.loads(printed[:DOCTOR_MAX])
+        found = json.loads(ran.output)
         with contextlib.suppress(OSError):
             (folder / "doctor.json").touch(mode=0o600)
-            (folder / "doctor.json").write_bytes(printed)
-        codes = [str(one["code"]) for one in found["findings"]][:5]
-    except (OSError, ValueError, KeyError, TypeError, TimeoutError, RecursionError):
+            (folder / "doctor.json").write_bytes(ran.output)
+        return ", ".join([str(one["code"]) for one in found["findings"]][:5])
+    except (ValueError, KeyError, TypeError, RecursionError):
         return ""
-    finally:
-        if process is not None and process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-    return ", ".join(codes)
 
 
 class EngineMemory:
@@ -266,44 +245,6 @@ class EngineMemory:
         return await self._device.wait_back(self._old, self._before, deadline_s)
 
 
-def log_progress(path: str) -> Callable[[], Awaitable[object]]:
-
-    async def size() -> object:
-        try:
-            return (await asyncio.to_thread(os.stat, path)).st_size
-        except OSError:
-            return None
-
-    return size
-
-
-def environment_of(guards: Mapping[str, str]) -> dict[str, str]:
-    """The environment for guard's own server: guard's, without what belongs to guard's unit."""
-    own = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "INVOCATION_ID",
-           "PLIMSOLL_GUARD_TOKEN")  # fmt: skip
-    return {name: value for name, value in guards.items() if name not in own}
-
-
-def minute_in(timezone: str, wall: Callable[[], float] = time.time) -> Callable[[], int]:
-    """A clock of the minute of the day in that time zone."""
-    zone = datetime.UTC if timezone == "UTC" else zoneinfo.ZoneInfo(timezone)
-
-    def minute() -> int:
-        now = datetime.datetime.fromtimestamp(wall(), zone)
-        return now.hour * 60 + now.minute
-
-    return minute
-
-
-def own_process(
-    command: tuple[str, ...], own: OwnProcessConfig, files: Files, environ: Mapping[str, str] = os.environ
-) -> OwnProcess:
-    return OwnProcess(
-        command, environment=environment_of(environ), state_path=files.own_state, log_path=files.own_log,
-        processes=read_processes, boot=boot_mark(), cgroup_parent=Path(own.cgroup) if own.cgroup else None,
-    )  # fmt: skip
-
-
 def adapters_of(engine: EngineConfig, files: Files, own: OwnProcess | None = None) -> EngineAdapters:
     restarter = own or (engine.restart.build() if engine.restart is not None else None)
     log = str(files.own_log) if own is not None else engine.log
@@ -316,10 +257,16 @@ def adapters_of(engine: EngineConfig, files: Files, own: OwnProcess | None = Non
         model = await served_model(engine.url, engine.api_key)
         return None if model is None else model.context
 
+    async def log_size() -> object:
+        try:
+            return (await asyncio.to_thread(os.stat, log or "")).st_size
+        except OSError:
+            return None
+
     return EngineAdapters(
         engine.name, gate, None if engine.balancer is None else engine.balancer.build(engine.name), restarter, evidence,
         None if restarter is None else EngineMemory(restarter, DeviceMemory()),
-        lambda: warm_up(engine.url, engine.api_key), context, None if log is None else log_progress(log),
+        lambda: warm_up(engine.url, engine.api_key), context, None if log is None else log_size,
     )  # fmt: skip
 
 
@@ -330,6 +277,11 @@ LOG_EVERY_S = CHECK_EVERY_S = 60.0
 MAINTAINED = "an operator has it in maintenance at the balancer"
 FORGOTTEN_S = 86_400.0  # a pause that lasts longer was forgotten
 CLOCK_TOLD_S = 3_600.0  # so long it is told that the clock has jumped
+OF_GUARDS_UNIT = frozenset({
+    "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "INVOCATION_ID",
+    "PLIMSOLL_GUARD_TOKEN",
+})  # fmt: skip
+"""Variables that guard's own server does not get."""
 
 
 class ActingSetup(NamedTuple):
@@ -340,42 +292,39 @@ class ActingSetup(NamedTuple):
     policy: ActPolicy
     own: OwnProcess | None
 
+    def add(self, engine: EngineConfig, adapters: EngineAdapters) -> None:
+        self.adapters[engine.name] = adapters
+        self.capabilities[engine.name] = EngineCapabilities(
+            engine.group, engine.only_observed, has_gate=adapters.gate is not None, has_restarter=adapters.restarter is not None
+        )
+
 
 def set_up_acting(
     config: GuardConfig, engines: tuple[EngineConfig, ...], files: Files, command: tuple[str, ...] = ()
 ) -> ActingSetup:
     """Builds the adapters of every engine. `command` starts guard's own server, which is the first engine."""
-    own = own_process(command, config.own, files) if command else None
+    own = None
+    if command:
+        environment = {name: value for name, value in os.environ.items() if name not in OF_GUARDS_UNIT}
+        own = OwnProcess(
+            command, environment=environment, state_path=files.own_state, log_path=files.own_log, processes=read_processes,
+            boot=boot_mark(), cgroup_parent=Path(config.own.cgroup) if config.own.cgroup else None,
+        )  # fmt: skip
     setup = ActingSetup({}, {}, config.act or ActPolicy(), own)
     for place, engine in enumerate(engines):
-        _set_up(setup, engine, adapters_of(engine, files, own if place == 0 else None))
+        setup.add(engine, adapters_of(engine, files, own if place == 0 else None))
     return setup
-
-
-def _set_up(setup: ActingSetup, engine: EngineConfig, adapters: EngineAdapters) -> None:
-    setup.adapters[engine.name] = adapters
-    setup.capabilities[engine.name] = EngineCapabilities(
-        engine.group, engine.only_observed, has_gate=adapters.gate is not None, has_restarter=adapters.restarter is not None
-    )
 
 
 class ActionRunner:
     """Runs actions, or with `is_dry` only announces them."""
 
     def __init__(
-        self,
-        setup: ActingSetup,
-        config: GuardConfig,
-        files: Files,
-        fleet: Fleet,
-        tell: Callable[[Announcement], None],
-        *,
-        is_dry: bool,
-        clocks: Clocks = SYSTEM,
-        open_journal: Callable[[Path], Journal] = Journal,
-        standing: Callable[[str], PodStanding | None] = lambda _: None,  # what the cluster says of an engine that is a pod
-        pod: Callable[[str], Pod | None] = lambda _: None,
-    ) -> None:
+        self, setup: ActingSetup, config: GuardConfig, files: Files, fleet: Fleet, tell: Callable[[Announcement], None], *,
+        is_dry: bool, clocks: Clocks = SYSTEM, open_journal: Callable[[Path], Journal] = Journal,
+        standing: Callable[[str], PodStanding | None] = lambda _: None, pod: Callable[[str], Pod | None] = lambda _: None,
+    ) -> None:  # fmt: skip
+        """`standing`: what the cluster says of an engine that is a pod."""
         self._setup, self._tell, self._is_dry, self._files, self._clocks = setup, tell, is_dry, files, clocks
         self._fleet, self._standing = fleet, standing
         self._pods: dict[str, EngineConfig] = {}  # engines that were found and may be acted on
@@ -387,16 +336,16 @@ class ActionRunner:
         self._served: frozenset[str] | None = None  # engines that answered before guard began, by the journal
         self._logs = {engine.name: engine.log for engine in config.engines if engine.log}
         self._has_own_run = False
-        minute = minute_in(setup.policy.timezone, clocks.wall)
+        zone = datetime.UTC if setup.policy.timezone == "UTC" else zoneinfo.ZoneInfo(setup.policy.timezone)
+
+        def minute() -> int:
+            now = datetime.datetime.fromtimestamp(clocks.wall(), zone)
+            return now.hour * 60 + now.minute
+
         self.observer = FleetObserver(
-            fleet,
-            self._capabilities,
-            fleet.every_s,
-            clocks.clock,
-            minute,
+            fleet, self._capabilities, fleet.every_s, clocks.clock, minute,
             lambda: self.conductor.last_ends(),  # noqa: PLW0108 - made below
-        )
-        self.journal: Journal | None = None
+        )  # fmt: skip
         self.shared: SharedState | None = None
         self._quarantine: Quarantine | None = None
         self.desk: ActionDesk | None = None
@@ -410,8 +359,7 @@ class ActionRunner:
         self._well_since: dict[str, float] = {}  # engines that guard gave up on and that are well now
         self._returns: dict[str, asyncio.Task[Decision]] = {}
         self._dry = DryRunJournal(files.journal, clocks.wall)
-        if not is_dry:
-            self.journal = open_journal(files.journal)
+        self.journal = None if is_dry else open_journal(files.journal)
         journal: JournalWriter = self.journal or self._dry
         fleet_lock: Lock = DryRunLock() if is_dry else FileLock(files.lock) if config.lock is None else config.lock.build()
         if isinstance(fleet_lock, FileLock):
@@ -430,10 +378,10 @@ class ActionRunner:
         self.conductor = Conductor(adapters, setup.policy, ports, pause_s=ROUND_S, restore=self._restore)
         self._foreign = ForeignRestarts(self.conductor, journal, self.observer, self._starts_again)
         if self.journal is not None:
-            by_hand = ports._replace(lock=lock.other())
+            by_hand, back = ports._replace(lock=lock.other()), ports._replace(lock=lock.other())
             self._drains = ManualDrains(adapters, setup.policy, by_hand, self.conductor.runs)
-            self._back = ReturnToService(setup.adapters, setup.policy, ports._replace(lock=lock.other()), self.conductor)
-            gates = {name: one.gate if isinstance(one.gate, TurnsKnobs) else None for name, one in setup.adapters.items()}
+            self._back = ReturnToService(adapters, setup.policy, back, self.conductor)
+            gates = {name: one.gate if isinstance(one.gate, TurnsKnobs) else None for name, one in adapters.items()}
             self._knobs = KnobSettings(gates, self.journal, lock.other(), fleet.remark, clocks.wall)
             self.desk = ActionDesk(self.conductor, self._drains, self.journal, self.journal.path, self._back, self._knobs)
             found = config.discover.kubernetes
@@ -452,13 +400,9 @@ class ActionRunner:
                 table.pop(name, None)
         for name, target in found.items():
             if name not in self._setup.adapters:
-                self._take_up(target)
+                suffering = functools.partial(self.observer.suffering, name, self._setup.policy)
+                self._setup.add(target, adapters_of(target, self._files)._replace(suffering=suffering))
                 self._pods[name] = target
-
-    def _take_up(self, target: EngineConfig) -> None:
-        adapters = adapters_of(target, self._files)
-        suffering = functools.partial(self.observer.suffering, target.name, self._setup.policy)
-        _set_up(self._setup, target, adapters._replace(suffering=suffering))
 
     def _restore(self, run: ActionRun) -> EngineAdapters | None:
         """The adapters of a pod on which an earlier guard was acting, and which is gone since."""
@@ -486,12 +430,8 @@ class ActionRunner:
         view = self.observer.view(at_work)
         stopped = {name: MAINTAINED for name, is_maintained in self.observer.maintained.items() if is_maintained}
         stopped |= {name: report.stopped for name, report in self.exits.items() if report.stopped}
-        if not stopped:
-            return view
-        engines = [
-            engine._replace(only_observed=stopped.get(engine.name, "") or engine.only_observed) for engine in view.engines
-        ]
-        return view._replace(engines=engines)
+        engines = [one._replace(only_observed=stopped.get(one.name, "") or one.only_observed) for one in view.engines]
+        return view._replace(engines=engines) if stopped else view
 
     async def _mind_own(self, own: OwnProcess) -> None:
         """Starts guard's own server whenever it does not run and nobody asked it to end.
@@ -532,14 +472,17 @@ class ActionRunner:
                 self.conductor.stop_acting(error)
         log_s = check_s = 0.0
         turn: asyncio.Task[None] | None = None
-        sharing: asyncio.Task[None] | None = None
-        ending: asyncio.Task[None] | None = None
-        look: asyncio.Task[None] | None = None
+        beside: dict[str, asyncio.Task[None]] = {}
+
+        def keep_running(name: str, work: Callable[[], Awaitable[None]]) -> None:
+            if not self.conductor.stopped_acting and (name not in beside or beside[name].done()):
+                beside[name] = asyncio.create_task(self._tried(work()))
+
         try:
             while True:
                 now_s = self._clocks.clock()
-                if self.shared is not None and not self.conductor.stopped_acting and (sharing is None or sharing.done()):
-                    sharing = asyncio.create_task(self._tried(self.shared.run()))
+                if self.shared is not None:
+                    keep_running("sharing", self.shared.run)
                 if self._setup.own is not None:
                     await self._mind_own(self._setup.own)
                     if now_s >= log_s:
@@ -548,10 +491,10 @@ class ActionRunner:
                 self._poll(now_s)
                 await self._round()
                 self._return_recovered(now_s)
-                if self._quarantine is not None and not self.conductor.stopped_acting and (ending is None or ending.done()):
-                    ending = asyncio.create_task(self._tried(self._quarantine.look()))
-                if self._knobs is not None and not self.conductor.stopped_acting and (look is None or look.done()):
-                    look = asyncio.create_task(self._tried(self._knobs.look(now_s)))
+                if self._quarantine is not None:
+                    keep_running("quarantine", self._quarantine.look)
+                if self._knobs is not None:
+                    keep_running("knobs", functools.partial(self._knobs.look, now_s))
                 if self.journal is not None and now_s >= check_s and not self.conductor.stopped_acting:
                     check_s = now_s + CHECK_EVERY_S
                     try:
@@ -564,8 +507,7 @@ class ActionRunner:
                     turn = asyncio.create_task(self.conductor.turn())
                 await asyncio.sleep(ROUND_S)
         finally:
-            extra = (turn, look, sharing, ending)
-            tasks = [task for task in (*extra, *self._polls.values(), *self._returns.values()) if task is not None]
+            tasks = [*beside.values(), *self._polls.values(), *self._returns.values(), *([] if turn is None else [turn])]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -645,13 +587,10 @@ class ActionRunner:
             if not is_at_work:  # what guard itself does to it is no news: what was known before still holds
                 self.exits[name] = await exit_report(adapters, self._logs.get(name))
                 self.observer.asked_s = {**self.observer.asked_s, name: self._clocks.clock()}
-            await self._ask_balancer(name, adapters, is_at_work=is_at_work)
-
-    async def _ask_balancer(self, name: str, adapters: EngineAdapters, *, is_at_work: bool) -> None:
-        balancer: object = adapters.balancer
-        if not isinstance(balancer, SeesTraffic):
-            return
-        health = await balancer.health()
+            balancer: object = adapters.balancer
+            if not isinstance(balancer, SeesTraffic):
+                return
+            health = await balancer.health()
         if health is not None:  # as last known: a silent balancer does not end a maintenance
             self.observer.maintained = {**self.observer.maintained, name: health.is_maintained}
         before = self._traffic.get(name, BalancerTraffic())
@@ -670,15 +609,11 @@ class ActionRunner:
 
     def impairments(self) -> dict[str, str]:
         """What ends guard's ability or right to act, by subject."""
-        impairments: dict[str, str] = {}
         if self._is_dry:
-            return impairments
-        if self.conductor.stopped_acting:
-            impairments["journal"] = f"guard cannot act: {self.conductor.stopped_acting}"
-        if self.conductor.lock_trouble:
-            impairments["lock"] = f"guard cannot act: {self.conductor.lock_trouble}"
-        if self.conductor.epoch_trouble:
-            impairments["epoch"] = f"guard cannot act: {self.conductor.epoch_trouble}"
+            return {}
+        conductor = self.conductor
+        troubles = {"journal": conductor.stopped_acting, "lock": conductor.lock_trouble, "epoch": conductor.epoch_trouble}
+        impairments = {subject: f"guard cannot act: {why}" for subject, why in troubles.items() if why}
         if self.shared is not None and self.shared.trouble:
             impairments["Lease"] = f"the next guard would not know of what is done: {self.shared.trouble}"
         if cut_off := self.observer.cut_off():

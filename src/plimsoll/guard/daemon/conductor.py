@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from plimsoll.errors import BadInput, PlimsollError
@@ -111,27 +111,102 @@ AGAIN_S = 60.0  # after an action that changed nothing, doubled each time up to 
 LONGEST_AGAIN_S = 1_800.0
 
 
-class ActionHistory:
-    """What the journal says of earlier actions: switches, restarts, failed restarts, and when to retry."""
+async def finish_without_journal(
+    run: ActionRun, do: Callable[[ActionRun], Awaitable[Outcome]], tell: Callable[[Announcement], None]
+) -> None:
+    """Ends an action whose journal failed, as the next guard would: brings the engine back, and begins nothing new."""
+    run = run.taken_over()
+    while run.step is not None and run.step is not Step.PROBATION:
+        outcome = await do(run)
+        tell(Announcement(run.engine, f"{run.step}: {outcome.message}", fields={"done": outcome.is_done}))
+        run = run.after(is_done=outcome.is_done, facts=outcome.facts)
+    if run.end is End.HELD:
+        says = f"{run.grade} needs attention: the journal cannot be written, and the engine could not be brought back"
+        tell(Announcement(run.engine, says, is_urgent=True, fields={"end": str(End.HELD)}))
 
-    def __init__(self, engines: Collection[str], ports: ActionPorts) -> None:
-        """BadInput if two engines have the same name in the journal, which redacts secrets in names."""
-        self._ports = ports
-        self._names = {_written(name): name for name in engines}  # pods that come later have no password in their names
-        if len(self._names) < len(engines):
+
+OLDER = (
+    "the gate of {engine} has seen a greater epoch than {epoch}, the one of this guard's lock ({lock}): another guard acts"
+    " under another lock, or this lock was lost and counts from one again; give all guards one lock, then start {engine} anew"
+)
+URGENT = frozenset({"CrashLoop", "SickCard", "BudgetSpent", "Unproved", "CutOff", "SameFailure"})
+"""Reasons that block an action and that a person must hear of."""
+QUIET_STEPS = frozenset({Step.PROBATION, Step.HOLD, Step.UNSHED})
+"""Steps that need no lock and run alongside other actions."""
+END_S = 20.0  # for undoing what is in progress when guard stops
+_LEFT = ""  # stands for the actions an earlier guard left, as the key of their retry
+
+
+class Conductor:
+    """Runs at most one disruptive action at a time; probation and shedding run alongside."""
+
+    def __init__(
+        self, adapters: Mapping[str, EngineAdapters], policy: ActPolicy, ports: ActionPorts, *, pause_s: float = 1.0,
+        restore: Callable[[ActionRun], EngineAdapters | None] = lambda _: None,
+    ) -> None:  # fmt: skip
+        """`adapters` may change; `restore` makes those of an engine that is gone and on which an earlier guard was acting.
+
+        BadInput if two engines have the same name in the journal, which redacts secrets in names.
+        """
+        self._adapters, self._policy, self._ports, self._pause_s, self._restore = adapters, policy, ports, pause_s, restore
+        # By the name that is written; pods that come later have no password in their names.
+        self._names = {cleaned(Entry(0, 0.0, "", engine=name)).engine: name for name in adapters}
+        if len(self._names) < len(adapters):
             raise BadInput("two engine names differ only in a password: give each its own name")
         self._again: dict[str, tuple[float, float]] = {}  # by engine: when it may be tried again, and the pause then
+        self._beside: dict[str, asyncio.Task[None]] = {}  # by engine: probation, shedding
+        self._at_work = ""
+        self._blocked: dict[str, BlockedAction] = {}
+        self.lock_trouble = ""  # why the fleet's lock could not even be asked for
+        self.epoch_trouble = ""  # a gate has seen a greater epoch than the lock that is ours
+        self._request: tuple[Grade, str, asyncio.Future[Decision]] | None = None
+        self._is_looked_at = False  # the journal, for damage
+        self._left: list[ActionRun] = []  # of an earlier guard, still waiting for the lock
+        self._ended: Counter[tuple[str, Grade, End]] = Counter()  # in this life, by engine
+        self.stopped_acting = ""  # why nothing is done for now, such as a full disk
+        self._mend_at = 0.0
+        self._lock = JointLock(ports.lock)
+        self.runs: dict[str, ActionRun] = {}
+
+        def tell(one: Approval, text: str) -> None:
+            ports.tell(Announcement(one.engine, text, one.state is ApprovalState.ASKED, {"action": one.id}))
+
+        self.approvals = Approvals(ports.journal, self.kept, policy, ports.wall, ports.name, tell)
+
+    def needs(self) -> dict[str, str]:
+        """Engines that need attention, and why: restarts did not fix them, or one that they need is blocked for long."""
+        blocked = {
+            engine: f"needs attention: restart blocked: {decision.message}"
+            for engine, decision in self._blocked.items() if decision.reason in URGENT
+        }  # fmt: skip
+        unfixed = {engine: attention_message(engine, end) for engine, end in self.last_ends().items()}
+        return {**blocked, **self.approvals.needs(), **unfixed}
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether an engine that serves is being taken out of rotation."""
+        return any(run.step in (Step.DRAIN, Step.IDLE) for run in self.runs.values())
+
+    def ended(self) -> dict[tuple[str, Grade, End], int]:
+        """Ended actions since guard started, zeros included, so that the first one shows as an increase."""
+        return {(name, rung, end): self._ended[name, rung, end] for name in self._adapters for rung in COURSES for end in End}
+
+    def switch(self, name: str, engine: str, *, is_on: bool, who: str = "") -> None:
+        """Pauses (`is_on`) or resumes; where that cannot be written, nothing can, and guard stops acting."""
+        try:
+            self._ports.journal.append(SWITCH, engine=engine, step=name, fields={"on": is_on, "who": who})
+        except PlimsollError as error:
+            self.stop_acting(error)
+            raise
+        if not is_on:
+            self._again = {one: when for one, when in self._again.items() if engine and one != engine}
+
+    # What the journal says of earlier actions
 
     @property
     def switches(self) -> Switches:
         found, why = read_switches(self.kept()), self._ports.paused()
         return found._replace(is_paused=True, why=why) if why else found
-
-    def switch(self, name: str, engine: str, *, is_on: bool, who: str = "") -> None:
-        """Pauses (`is_on`) or resumes; JournalFailed if it cannot be written."""
-        self._ports.journal.append(SWITCH, engine=engine, step=name, fields={"on": is_on, "who": who})
-        if not is_on:
-            self._again = {one: when for one, when in self._again.items() if engine and one != engine}
 
     @property
     def restarts(self) -> list[Restart]:
@@ -140,10 +215,6 @@ class ActionHistory:
     def last_ends(self) -> dict[str, FailedRestarts]:
         """Engines that restarts did not fix, until an operator resumes them."""
         return failed_restarts(self.kept())
-
-    def needs(self) -> dict[str, str]:
-        """Engines that need attention, and why, until an operator resumes them."""
-        return {engine: attention_message(engine, end) for engine, end in self.last_ends().items()}
 
     def foreign_restart(self, engine: str, **seen: Any) -> None:
         """Records a restart that guard did not make: it counts against the budget."""
@@ -172,98 +243,6 @@ class ActionHistory:
         pause_s = min(LONGEST_AGAIN_S, 2 * self._again.get(engine, (0.0, AGAIN_S / 2))[1])
         self._again[engine] = (self._ports.wall() + pause_s, pause_s)
 
-
-def _written(name: str) -> str:
-    return cleaned(Entry(0, 0.0, "", engine=name)).engine
-
-
-async def finish_without_journal(
-    run: ActionRun, do: Callable[[ActionRun], Awaitable[Outcome]], tell: Callable[[Announcement], None]
-) -> None:
-    """Ends an action whose journal failed, as the next guard would: brings the engine back, and begins nothing new."""
-    run = run.taken_over()
-    while run.step is not None and run.step is not Step.PROBATION:
-        outcome = await do(run)
-        tell(Announcement(run.engine, f"{run.step}: {outcome.message}", fields={"done": outcome.is_done}))
-        run = run.after(is_done=outcome.is_done, facts=outcome.facts)
-    if run.end is End.HELD:
-        says = f"{run.grade} needs attention: the journal cannot be written, and the engine could not be brought back"
-        tell(Announcement(run.engine, says, is_urgent=True, fields={"end": str(End.HELD)}))
-
-
-OLDER = (
-    "the gate of {engine} has seen a greater epoch than {epoch}, the one of this guard's lock ({lock}): another guard acts"
-    " under another lock, or this lock was lost and counts from one again; give all guards one lock, then start {engine} anew"
-)
-URGENT = frozenset({"CrashLoop", "SickCard", "BudgetSpent", "Unproved", "CutOff", "SameFailure"})
-"""Reasons that block an action and that a person must hear of."""
-QUIET_STEPS = frozenset({Step.PROBATION, Step.HOLD, Step.UNSHED})
-"""Steps that need no lock and run alongside other actions."""
-END_S = 20.0  # for undoing what is in progress when guard stops
-_LEFT = ""  # stands for the actions an earlier guard left, as the key of their retry
-
-
-class Conductor(ActionHistory):
-    """Runs at most one disruptive action at a time; probation and shedding run alongside."""
-
-    def __init__(
-        self,
-        adapters: Mapping[str, EngineAdapters],
-        policy: ActPolicy,
-        ports: ActionPorts,
-        *,
-        pause_s: float = 1.0,
-        restore: Callable[[ActionRun], EngineAdapters | None] = lambda _: None,
-    ) -> None:
-        """`adapters` may change; `restore` makes those of an engine that is gone and on which an earlier guard was acting.
-
-        BadInput if two engines have the same name in the journal, which redacts secrets in names.
-        """
-        super().__init__(adapters, ports)
-        self._adapters, self._policy, self._pause_s, self._restore = adapters, policy, pause_s, restore
-        self._beside: dict[str, asyncio.Task[None]] = {}  # by engine: probation, shedding
-        self._at_work = ""
-        self._blocked: dict[str, BlockedAction] = {}
-        self.lock_trouble = ""  # why the fleet's lock could not even be asked for
-        self.epoch_trouble = ""  # a gate has seen a greater epoch than the lock that is ours
-        self._request: tuple[Grade, str, asyncio.Future[Decision]] | None = None
-        self._is_looked_at = False  # the journal, for damage
-        self._left: list[ActionRun] = []  # of an earlier guard, still waiting for the lock
-        self._ended: Counter[tuple[str, Grade, End]] = Counter()  # in this life, by engine
-        self.stopped_acting = ""  # why nothing is done for now, such as a full disk
-        self._mend_at = 0.0
-        self._lock = JointLock(ports.lock)
-        self.runs: dict[str, ActionRun] = {}
-        self.approvals = Approvals(ports.journal, self.kept, policy, ports.wall, ports.name, self._tell_approval)
-
-    def _tell_approval(self, one: Approval, text: str) -> None:
-        self._ports.tell(Announcement(one.engine, text, one.state is ApprovalState.ASKED, {"action": one.id}))
-
-    def needs(self) -> dict[str, str]:
-        """Engines that need attention, and why: restarts did not fix them, or one that they need is blocked for long."""
-        blocked = {
-            engine: f"needs attention: restart blocked: {decision.message}"
-            for engine, decision in self._blocked.items() if decision.reason in URGENT
-        }  # fmt: skip
-        return {**blocked, **self.approvals.needs(), **super().needs()}
-
-    @property
-    def is_draining(self) -> bool:
-        """Whether an engine that serves is being taken out of rotation."""
-        return any(run.step in (Step.DRAIN, Step.IDLE) for run in self.runs.values())
-
-    def ended(self) -> dict[tuple[str, Grade, End], int]:
-        """Ended actions since guard started, zeros included, so that the first one shows as an increase."""
-        return {(name, rung, end): self._ended[name, rung, end] for name in self._adapters for rung in COURSES for end in End}
-
-    def switch(self, name: str, engine: str, *, is_on: bool, who: str = "") -> None:
-        """Pauses or resumes; where that cannot be written, nothing can, and guard stops acting."""
-        try:
-            super().switch(name, engine, is_on=is_on, who=who)
-        except PlimsollError as error:
-            self.stop_acting(error)
-            raise
-
     # Deciding, and doing
 
     async def turn(self) -> None:
@@ -274,13 +253,22 @@ class Conductor(ActionHistory):
             if self._left and self._may_try(_LEFT):
                 await self.take_over()
             request, self._request = self._request, None
-            if request is None:
-                await self._decide()
-            elif not request[2].done():  # the caller may be gone: then nothing is done
+            if request is not None and not request[2].done():  # the caller may be gone: then nothing is done
                 plan = self._consider_request(request[0], request[1])
                 request[2].set_result(plan)
                 if isinstance(plan, ActionPlan):
                     await self.carry_out(plan)
+            if request is not None:
+                return
+            decisions = self.decisions()
+            self._tell_blocked(decisions)
+            plans = self._due(decisions)
+            if broken := [plan for plan in plans if plan.is_broken]:
+                for problem in await asyncio.gather(*map(self.carry_out, broken), return_exceptions=True):
+                    if isinstance(problem, BaseException):
+                        raise problem
+            elif plans:
+                await self.carry_out(plans[0])
         except PlimsollError as error:
             self.stop_acting(error)
 
@@ -331,7 +319,7 @@ class Conductor(ActionHistory):
         found = next((one for one in view.engines if one.name == engine), None)
         if found is None:
             return BlockedAction(engine, grade, ASKED, "NotWatched", "no engine of that name is watched")
-        if engine in self._open():
+        if engine in self.engines_at_work():
             step = self.runs[engine].step if engine in self.runs else "what an earlier guard left"
             return BlockedAction(engine, grade, ASKED, "Busy", f"an action on it is in progress: {step}")
         return consider(view, self._policy, found, grade, ASKED, "an operator asked for it")
@@ -339,18 +327,6 @@ class Conductor(ActionHistory):
     def decisions(self) -> list[Decision]:
         """What is called for now, and what blocks it."""
         return [] if self._ports.is_quiet() else decide(self._view(), self._policy)
-
-    async def _decide(self) -> None:
-        decisions = self.decisions()
-        self._tell_blocked(decisions)
-        plans = self._due(decisions)
-        if broken := [plan for plan in plans if plan.is_broken]:
-            ends = await asyncio.gather(*map(self.carry_out, broken), return_exceptions=True)
-            for problem in ends:
-                if isinstance(problem, BaseException):
-                    raise problem
-        elif plans:
-            await self.carry_out(plans[0])
 
     def help_broken(self) -> None:
         """Begins the restart of every engine that serves nobody, beside whatever is in progress: it takes no capacity away."""
@@ -362,18 +338,19 @@ class Conductor(ActionHistory):
 
     def _begin_beside(self, plan: ActionPlan) -> None:
         run = self.runs[plan.engine] = self._run_of(plan)
-        self._beside[plan.engine] = asyncio.create_task(self._carry_out_beside(plan, run))
+        self._beside[plan.engine] = asyncio.create_task(self._alone(plan.engine, self._begin(plan, run)))
 
-    async def _carry_out_beside(self, plan: ActionPlan, run: ActionRun) -> None:
+    async def _alone(self, engine: str, work: Awaitable[None]) -> None:
+        """Does what runs beside the turns; where the journal fails it, guard stops acting."""
         try:
-            await self._begin(plan, run)
+            await work
         except PlimsollError as error:
-            self.runs.pop(plan.engine, None)
+            self.runs.pop(engine, None)
             self.stop_acting(error)
 
     def _due(self, decisions: Sequence[Decision]) -> list[ActionPlan]:
         """The plans that are not begun yet and may be tried now."""
-        is_open = self._open()
+        is_open = self.engines_at_work()
         due = [
             plan for plan in decisions
             if isinstance(plan, ActionPlan) and plan.engine not in is_open and self._may_try(plan.engine)
@@ -389,20 +366,16 @@ class Conductor(ActionHistory):
             if run.engine != without and Step.STOP in run.steps and not run.is_over and not run.is_down and not run.is_undoing
             and run.kind not in (DRAIN, UNDRAIN)
         ]  # fmt: skip
-        view = self._ports.view(self._open() - {without})
+        view = self._ports.view(self.engines_at_work() - {without})
         busy = "" if without else self._at_work
         return view._replace(restarts=[*self.restarts, *begun], switches=self.switches, busy=busy, now=now)
 
-    def _open(self) -> frozenset[str]:
+    def engines_at_work(self) -> frozenset[str]:
         """Engines with an open action, and those that took the place of one: nothing else is begun with them."""
         runs = [*self.runs.values(), *self._left]
         return (
             frozenset(self.runs) | {run.engine for run in runs} | {str(run.facts.get(REPLACEMENT, "")) for run in runs} - {""}
         )
-
-    def engines_at_work(self) -> frozenset[str]:
-        """Engines whose adapters are still needed."""
-        return self._open()
 
     def _tell_blocked(self, decisions: Sequence[Decision]) -> None:
         before, self._blocked = self._blocked, {
@@ -422,7 +395,7 @@ class Conductor(ActionHistory):
         """
         if self.stopped_acting:
             return f"guard stopped acting: {self.stopped_acting}"
-        if engine in self._open() or not self._may_try(engine):
+        if engine in self.engines_at_work() or not self._may_try(engine):
             return "an action on it is in progress"
         if self._off(engine, Grade.RESTART):
             return "it is paused (guardctl resume)"
@@ -484,7 +457,13 @@ class Conductor(ActionHistory):
 
         That is retried at later turns; until then nothing else is done with those engines.
         """
-        self._pause_after_damage()
+        wrong = () if self._is_looked_at else getattr(self._ports.journal, "wrong", ())
+        self._is_looked_at = True
+        if damage := [str(one.message) for one in wrong if one.kind == DAMAGED]:
+            # What may have been done is not done again until an operator resumes.
+            self.switch(PAUSE, "", is_on=True, who="guard: its journal was damaged")
+            says = f"guard is paused (guardctl resume): its journal was damaged: {damage[0]}"
+            self._ports.tell(Announcement("", says, is_urgent=True))
         self._left = [run for run in open_actions(self.kept()) if run.engine not in self.runs]
         for run in list(self._left):
             steps = self._steps_for(run)
@@ -513,24 +492,10 @@ class Conductor(ActionHistory):
                     await steps.do(Step.UNLOCK, turned)
                     return True
             turned = turned._replace(epoch=int(lock.facts["epoch"]), facts={**turned.facts, "epoch": lock.facts["epoch"]})
-        self._ports.tell(
-            Announcement(
-                run.engine, f"taking over from an earlier guard that stopped in {run.step}: continues with {turned.step}"
-            )
-        )
+        says = f"taking over from an earlier guard that stopped in {run.step}: continues with {turned.step}"
+        self._ports.tell(Announcement(run.engine, says))
         await self._go(turned, steps)
         return True
-
-    def _pause_after_damage(self) -> None:
-        """Pauses guard after damage: what may have been done is not done again until an operator resumes."""
-        wrong = () if self._is_looked_at else getattr(self._ports.journal, "wrong", ())
-        self._is_looked_at = True
-        says = [str(one.message) for one in wrong if one.kind == DAMAGED]
-        if says:
-            self.switch(PAUSE, "", is_on=True, who="guard: its journal was damaged")
-            self._ports.tell(
-                Announcement("", f"guard is paused (guardctl resume): its journal was damaged: {says[0]}", is_urgent=True)
-            )
 
     # One action
 
@@ -569,7 +534,7 @@ class Conductor(ActionHistory):
         if run.step is None:
             self._close(run, "")
         else:
-            self._beside[run.engine] = asyncio.create_task(self._wait_out(run, steps))
+            self._beside[run.engine] = asyncio.create_task(self._alone(run.engine, self._wait_out(run, steps)))
 
     async def _take_back(self, run: ActionRun, steps: ActionSteps) -> None:
         """Undoes what can be undone soon, as guard stops; an engine that is down is left to the next guard."""
@@ -580,13 +545,9 @@ class Conductor(ActionHistory):
             self._close(run, "guard stopped")
 
     async def _wait_out(self, run: ActionRun, steps: ActionSteps) -> None:
-        try:
-            while run.step is not None:
-                run = await self._step(run, steps)
-            self._close(run, "")
-        except PlimsollError as error:
-            self.runs.pop(run.engine, None)
-            self.stop_acting(error)
+        while run.step is not None:
+            run = await self._step(run, steps)
+        self._close(run, "")
 
     async def _step(self, run: ActionRun, steps: ActionSteps) -> ActionRun:
         step = run.step
@@ -607,20 +568,14 @@ class Conductor(ActionHistory):
 
     async def _perform(self, run: ActionRun, steps: ActionSteps) -> Outcome:
         assert run.step is not None
-        if run.step in (Step.DRAIN, Step.LEAVE) and not run.is_undoing and (why := self._why_blocked(run)):
-            return failed(why)
+        if run.step in (Step.DRAIN, Step.LEAVE) and not run.is_undoing and run.kind != START:
+            # The lock is ours only now: another guard may have acted since the decision.
+            view = self._view(without=run.engine)
+            found = next((one for one in view.engines if one.name == run.engine), None)
+            decision = None if found is None else consider(view, self._policy, found, run.grade, run.kind, "")
+            if isinstance(decision, BlockedAction):
+                return failed(decision.message)
         return await steps.do(run.step, run)
-
-    def _why_blocked(self, run: ActionRun) -> str:
-        """What blocks it now that the lock is ours: another guard may have acted since the decision."""
-        if run.kind == START:
-            return ""
-        view = self._view(without=run.engine)
-        found = next((one for one in view.engines if one.name == run.engine), None)
-        if found is None:
-            return ""  # nothing new is known of it: the decision stands
-        decision = consider(view, self._policy, found, run.grade, run.kind, "")
-        return decision.message if isinstance(decision, BlockedAction) else ""
 
     def _close(self, run: ActionRun, why: str) -> None:
         end = run.end or End.DONE

@@ -10,20 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Mapping
 
 from plimsoll.errors import PlimsollError
-from plimsoll.guard.act.decide import (
-    ASKED,
-    ActionPlan,
-    BlockedAction,
-    Decision,
-    EngineStatus,
-    FleetView,
-    Switches,
-    consider,
-    is_ready,
-)
+from plimsoll.guard.act.decide import ASKED, ActionPlan, BlockedAction, Decision, Switches, consider, is_ready
 from plimsoll.guard.act.journal_entry import NOTE, OPENED
 from plimsoll.guard.act.journal_replay import DRAIN, PAUSE, UNDRAIN
 from plimsoll.guard.act.policy import ActPolicy
@@ -37,6 +28,8 @@ from plimsoll.guard.judge.tracker import Grade
 LONGEST_S = 3_600.0
 ANSWER_S = 5.0  # how long a request waits for its result; the drain goes on all the same
 PATIENCE_S = 30.0  # for the lock, before the engine returns without it
+WHY = "an operator asked for it back"
+RECOVERED = "it recovered after guard gave up on it"
 _NOT_ABOUT_DRAINING = ("card", "loop")  # conditions that block a restart, and not a drain
 
 
@@ -80,16 +73,9 @@ class ManualDrains:
     """Engines drained by operators. `runs` is the conductor's own table: it leaves alone what stands in it."""
 
     def __init__(
-        self,
-        adapters: Mapping[str, EngineAdapters],
-        policy: ActPolicy,
-        ports: ActionPorts,
-        runs: dict[str, ActionRun],
-        *,
-        longest_s: float = LONGEST_S,
-        patience_s: float = PATIENCE_S,
-        pause_s: float = 1.0,
-    ) -> None:
+        self, adapters: Mapping[str, EngineAdapters], policy: ActPolicy, ports: ActionPorts, runs: dict[str, ActionRun], *,
+        longest_s: float = LONGEST_S, patience_s: float = PATIENCE_S, pause_s: float = 1.0,
+    ) -> None:  # fmt: skip
         self._adapters, self._policy, self._ports, self.runs = adapters, policy, ports, runs
         self._longest_s, self._patience_s, self._pause_s = longest_s, patience_s, pause_s
         self._tasks: dict[str, asyncio.Task[Outcome]] = {}
@@ -109,7 +95,12 @@ class ManualDrains:
         self.runs[engine] = run
         self._back[engine] = asyncio.Event()
         self._tasks[engine] = task = asyncio.create_task(self._run(run))
-        out = asyncio.create_task(self._until_out(engine))
+
+        async def until_out() -> None:
+            while engine in self.runs and self.runs[engine].step is not Step.IDLE:
+                await asyncio.sleep(0.02)
+
+        out = asyncio.create_task(until_out())
         await asyncio.wait({task, out}, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
         out.cancel()
         if task.done() and not task.cancelled() and task.exception() is None:
@@ -142,20 +133,26 @@ class ManualDrains:
     # Deciding
 
     def _consider(self, engine: str) -> Decision:
-        """Checks what blocks taking it away, as for a restart, but not what blocks starting it again."""
-        view = self._ports.view(frozenset(self.runs))
+        """Checks what blocks taking it away, as for a restart, but not what blocks starting it again.
+
+        An operator may drain at any hour, whatever the budget, and also while guard is paused.
+        """
+        view, blocked = self._ports.view(frozenset(self.runs)), functools.partial(BlockedAction, engine, Grade.RESTART, DRAIN)
         found = next((one for one in view.engines if one.name == engine), None)
         if found is None:
-            return BlockedAction(engine, Grade.RESTART, DRAIN, "NotWatched", "no engine of that name is watched")
+            return blocked("NotWatched", "no engine of that name is watched")
         if engine in self.runs:
-            return BlockedAction(engine, Grade.RESTART, DRAIN, "Busy", "guard is already working on it")
-        adapters = self._adapters.get(engine)
+            return blocked("Busy", "guard is already working on it")
+        adapters, policy = self._adapters.get(engine), self._policy
         if adapters is None or (adapters.gate is None and adapters.balancer is None):
-            return BlockedAction(
-                engine, Grade.RESTART, DRAIN, "NoGate", "neither a gate nor a balancer is configured that could drain it"
-            )
+            return blocked("NoGate", "neither a gate nor a balancer is configured that could drain it")
+        conditions = {kind: one for kind, one in found.conditions.items() if kind not in _NOT_ABOUT_DRAINING}
+        bare = found._replace(conditions=conditions, has_restarter=True, last_end=None)
+        free = ActPolicy(most_away=policy.most_away, carries=policy.carries, may_be_last=policy.may_be_last, rollout_s=0.0)
+        engines = [bare if one.name == engine else one for one in view.engines]
         at_work = (name for name, one in self.runs.items() if one.step not in QUIET_STEPS and one.kind != DRAIN)
-        decision = _for_drain(view._replace(busy=next(at_work, "")), self._policy, found)
+        view = view._replace(engines=engines, restarts=(), switches=Switches(), busy=next(at_work, ""))
+        decision = consider(view, free, bare, Grade.RESTART, ASKED, "an operator asked to drain it")
         if isinstance(decision, BlockedAction):
             return decision._replace(kind=DRAIN)
         return decision._replace(kind=DRAIN, steps=(Step.LOCK, Step.DRAIN, Step.UNLOCK))
@@ -175,8 +172,14 @@ class ManualDrains:
                 outcome = found if not undoing and step in (Step.LOCK, Step.DRAIN) else outcome
             self._close(run, outcome)
         except PlimsollError as error:
-            outcome = unsure(str(error))
-            await self._put_back_unwritten(run, steps, str(error))
+            outcome, mine = unsure(str(error)), self.runs.get(run.engine)
+            if mine is not None and mine.action == run.action:  # else the conductor has begun an action on it
+                # The engine returns, under the lock if that can be had; if another guard owns it by now, its gate refuses.
+                says = f"the drain by hand ends and the engine goes back in rotation: {error}"
+                self._ports.tell(Announcement(run.engine, says, is_urgent=True))
+                await self._ports.lock.acquire(f"{run.action} on {run.engine}")
+                await finish_without_journal(mine, lambda one: self._perform(one, steps), self._ports.tell)
+                await self._ports.lock.release()
         finally:
             keeper.cancel()
             self._tasks.pop(run.engine, None)
@@ -191,36 +194,17 @@ class ManualDrains:
             return done("no evidence is saved for a drain by hand")
         return await (self._hold(run, steps) if run.step is Step.IDLE else steps.do(run.step, run))
 
-    async def _put_back_unwritten(self, run: ActionRun, steps: ActionSteps, why: str) -> None:
-        """Ends a drain whose journal failed: the engine returns, under the lock if that can be had.
-
-        If another guard owns the engine by now, its gate refuses this.
-        """
-        mine = self.runs.get(run.engine)
-        if mine is None or mine.action != run.action:
-            return  # the conductor has begun an action on it
-        self._ports.tell(
-            Announcement(run.engine, f"the drain by hand ends and the engine goes back in rotation: {why}", is_urgent=True)
-        )
-        await self._ports.lock.acquire(f"{run.action} on {run.engine}")
-        await finish_without_journal(mine, lambda one: self._perform(one, steps), self._ports.tell)
-        await self._ports.lock.release()
-
     async def _hold(self, run: ActionRun, steps: ActionSteps) -> Outcome:
         """Renews the drain until the engine is wanted back; ends as failed, which leads to the undo steps."""
         engine, gate = run.engine, self._adapters[run.engine].gate
         if steps.lock.is_lost:
             return failed("lock lost: another guard may act")
-        await self._note(run, "lock released", await steps.do(Step.UNLOCK, run))
-        self._ports.tell(
-            Announcement(engine, f"drained by hand, for {self._longest_s / 60:.0f} min at most (guardctl undrain)")
-        )
-        loop = asyncio.get_running_loop()
-        end_s, renew_s, says = (
-            loop.time() + self._longest_s,
-            loop.time() + self._policy.lease_s / 3,
-            "an operator asked for it back",
-        )
+        released = await steps.do(Step.UNLOCK, run)
+        self._ports.write(NOTE, run, {"lock released": released.message, "done": released.is_done})
+        told = f"drained by hand, for {self._longest_s / 60:.0f} min at most (guardctl undrain)"
+        self._ports.tell(Announcement(engine, told))
+        loop, says = asyncio.get_running_loop(), WHY
+        end_s, renew_s = loop.time() + self._longest_s, loop.time() + self._policy.lease_s / 3
         waits_since_s: float | None = None  # for the lock
         while True:
             why = ""
@@ -237,7 +221,7 @@ class ManualDrains:
             if self._back[engine].is_set():
                 taken = await steps.do(Step.LOCK, run)
                 if taken.is_done:
-                    await self._note(run, "lock taken again", taken)
+                    self._ports.write(NOTE, run, {"lock taken again": taken.message, "done": taken.is_done})
                     return failed(says, epoch=int(taken.facts["epoch"]))
                 waits_since_s = waits_since_s or loop.time()
                 if gate is not None and loop.time() >= waits_since_s + self._patience_s:
@@ -260,9 +244,8 @@ class ManualDrains:
             taken = await balancer.take_out()
             if taken.is_done is False:
                 return failed(f"its balancer sends requests to it again, and cannot be told to stop: {taken.message}")
-            self._ports.tell(
-                Announcement(run.engine, f"its balancer had put it back in rotation; taken out again: {taken.message}")
-            )
+            told = f"its balancer had put it back in rotation; taken out again: {taken.message}"
+            self._ports.tell(Announcement(run.engine, told))
         return done("it is out")
 
     async def _why_back(self, engine: str, end_s: float) -> str:
@@ -273,13 +256,6 @@ class ManualDrains:
         who = "" if suffering is None else suffering()
         # An engine that does not answer would carry nothing.
         return who if who and is_ready(await self._ports.observer.look(engine)) else ""
-
-    async def _until_out(self, engine: str) -> None:
-        while engine in self.runs and self.runs[engine].step is not Step.IDLE:
-            await asyncio.sleep(0.02)
-
-    async def _note(self, run: ActionRun, what: str, outcome: Outcome) -> None:
-        self._ports.write(NOTE, run, {what: outcome.message, "done": outcome.is_done})
 
     def _show(self, run: ActionRun) -> None:
         """Shows its state, unless the conductor has begun an action on it."""
@@ -296,22 +272,6 @@ class ManualDrains:
         elif outcome.is_done and end is not End.STOOD_BACK:
             said = "no longer drained by hand"
         self._ports.tell(Announcement(run.engine, said, end is End.HELD, {"action": run.action, "end": str(end)}))
-
-
-def _for_drain(view: FleetView, policy: ActPolicy, engine: EngineStatus) -> Decision:
-    """An operator may drain at any hour, whatever the budget, and also while guard is paused."""
-    conditions = {kind: one for kind, one in engine.conditions.items() if kind not in _NOT_ABOUT_DRAINING}
-    bare = engine._replace(conditions=conditions, has_restarter=True, last_end=None)
-    free = ActPolicy(most_away=policy.most_away, carries=policy.carries, may_be_last=policy.may_be_last, rollout_s=0.0)
-    engines = [bare if one.name == engine.name else one for one in view.engines]
-    view = view._replace(engines=engines, restarts=(), switches=Switches())
-    return consider(view, free, bare, Grade.RESTART, ASKED, "an operator asked to drain it")
-
-
-WHY = "an operator asked for it back"
-
-
-RECOVERED = "it recovered after guard gave up on it"
 
 
 class ReturnToService:
@@ -368,10 +328,20 @@ class ReturnToService:
                     if not (outcome := await steps.do(step, run)).is_done:
                         return outcome
             self._ports.write(OPENED, run, {**opening_fields(run), "why": why})
-            outcome = await self._steps(run, steps, why)
-            if outcome.is_done and why == RECOVERED:
+            result, runs = unsure("not started"), self._conductor.runs
+            while run.step is not None:
+                step = run.step
+                run, outcome = await self._ports.step(
+                    run, lambda one: self._perform(one, steps), lambda one: runs.update({one.engine: one})
+                )
+                result = outcome if step in (Step.LOCK, Step.UNDRAIN) else result
+            end = End.DONE if run.end is End.UNDONE else run.end or End.DONE
+            self._ports.write_end(run, end, result.message)
+            says = f"back in rotation, since {why}" if result.is_done else f"not put back in rotation: {result.message}"
+            self._ports.tell(Announcement(run.engine, says, end is End.HELD, {"action": run.action, "end": str(end)}))
+            if result.is_done and why == RECOVERED:
                 self._conductor.switch(PAUSE, run.engine, is_on=False, who=f"guard: {RECOVERED}")
-            return outcome
+            return result
         except PlimsollError as error:
             await self._ports.lock.release()
             self._ports.tell(Announcement(run.engine, f"unknown whether it is back in rotation: {error}", is_urgent=True))
@@ -381,18 +351,6 @@ class ReturnToService:
             self._tasks.pop(run.engine, None)
             self._conductor.runs.pop(run.engine, None)
 
-    async def _steps(self, run: ActionRun, steps: ActionSteps, why: str) -> Outcome:
-        result = unsure("not started")
-        while run.step is not None:
-            step = run.step
-            run, outcome = await self._ports.step(run, lambda one: self._perform(one, steps), self._show)
-            result = outcome if step in (Step.LOCK, Step.UNDRAIN) else result
-        end = End.DONE if run.end is End.UNDONE else run.end or End.DONE
-        self._ports.write_end(run, end, result.message)
-        says = f"back in rotation, since {why}" if result.is_done else f"not put back in rotation: {result.message}"
-        self._ports.tell(Announcement(run.engine, says, end is End.HELD, {"action": run.action, "end": str(end)}))
-        return result
-
     async def _perform(self, run: ActionRun, steps: ActionSteps) -> Outcome:
         assert run.step is not None
         if run.step is Step.EVIDENCE:
@@ -400,6 +358,3 @@ class ReturnToService:
         if run.step is Step.DRAIN:
             return failed(WHY)  # leads to the undo steps
         return await steps.do(run.step, run)
-
-    def _show(self, run: ActionRun) -> None:
-        self._conductor.runs[run.engine] = run

@@ -34,6 +34,7 @@ from plimsoll.guard.adapters.pods import PodStanding
 from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.guard.judge import memory
 from plimsoll.guard.judge.findings import PLAN, PlannedTokens, as_planned, finding, findings
+from plimsoll.guard.judge.history import History
 from plimsoll.guard.judge.judge import Judge
 from plimsoll.guard.judge.load import kv_forecast, queue_forecast
 from plimsoll.guard.judge.look import BalancerHealth, Look, Reach
@@ -88,11 +89,7 @@ class EventReporter:
         self.has_answered = False
 
     def report(
-        self,
-        look: Look,
-        changes: Sequence[Condition],
-        answer: Look | None,
-        notes: Mapping[str, str] = {},
+        self, look: Look, changes: Sequence[Condition], answer: Look | None, notes: Mapping[str, str] = {}
     ) -> list[Event]:
         """The events of these changes; `answer` is the last look with figures, `notes` what gate and canary did not give."""
         events = self._reach(look) + [
@@ -314,7 +311,7 @@ class WatchedEngine:
         }
         return self.reporter.report(look, changes, answer, notes)
 
-    def view(self, now_s: float) -> EngineView:
+    def view(self, now_s: float, needs: str = "", remarks: Sequence[str] = ()) -> EngineView:
         """The engine as of now, without forecasts, which are expensive."""
         history = self.judge.history
         look = history.last
@@ -323,7 +320,7 @@ class WatchedEngine:
             self.look_s, self.looks, dict(self.failures), self.conditions, findings(self.conditions, history.last_answer),
             self.since_s, None if history.last_answer is None else history.last_answer.vllm,
             unreachable_since_s=self.reporter.gone_since_s, has_answered=self.reporter.has_answered,
-            note="; ".join(self.reporter.notes.values()),
+            needs=needs, note="; ".join((*self.reporter.notes.values(), *remarks)),
         )  # fmt: skip
 
     def forecasts(self) -> dict[str, Forecast | Unknown]:
@@ -398,15 +395,14 @@ class Fleet:
         return [self._view(self._engines[name], now_s) for name in sorted(self._engines)]
 
     def view(self, name: str) -> EngineView | None:
-        engine = self._engines.get(name)
-        if engine is None:
+        if (engine := self._engines.get(name)) is None:
             return None
         return self._view(engine, self._ports.clock())._replace(forecasts=engine.forecasts())
 
     def _view(self, engine: WatchedEngine, now_s: float) -> EngineView:
-        view, name = engine.view(now_s), engine.target.name
-        note = "; ".join(filter(None, (view.note, *(text for key, text in self._remarks.items() if key[0] == name))))
-        return view._replace(needs=self.needs.get(name, ""), note=note)
+        name = engine.target.name
+        remarks = [text for (about, _), text in self._remarks.items() if about == name]
+        return engine.view(now_s, self.needs.get(name, ""), remarks)
 
     def remark(self, engine: str, text: str, subject: str = "knobs") -> None:
         """Put a remark beside an engine, on the page and in its status; an empty one takes it away."""
@@ -451,17 +447,14 @@ class Fleet:
         """Events for everything that is active, or was and is now unknown."""
         wall, found = self._ports.wall(), []
         for engine in self._engines.values():
-            answer = engine.judge.history.last_answer
-            found += [
-                Event(wall, engine.target.name, EventKind.BEGINS, condition.message, condition, finding(condition, answer))
-                for condition in engine.conditions if condition.is_true
-            ]  # fmt: skip
-            found += [
-                Event(wall, engine.target.name, EventKind.UNKNOWN, condition.message, condition)
-                for condition in engine.conditions if condition.kind in engine.reporter.doubted
-            ]  # fmt: skip
+            answer, name = engine.judge.history.last_answer, engine.target.name
+            for one in engine.conditions:
+                if one.is_true:
+                    found.append(Event(wall, name, EventKind.BEGINS, one.message, one, finding(one, answer)))
+                elif one.kind in engine.reporter.doubted:
+                    found.append(Event(wall, name, EventKind.UNKNOWN, one.message, one))
             if engine.reporter.gone_since_s is not None:
-                found.append(Event(wall, engine.target.name, EventKind.UNREACHABLE, "unreachable"))
+                found.append(Event(wall, name, EventKind.UNREACHABLE, "unreachable"))
         found += [Event(wall, name, EventKind.NEEDS, says) for name, says in self.needs.items()]
         return [event._replace(incident=self.incidents.of(event.engine)) for event in found]
 
@@ -611,6 +604,10 @@ class FleetObserver:
     async def look(self, engine: str) -> Look | None:
         return await self._fleet.look_now(engine)
 
+    def _history(self, engine: str) -> History | None:
+        watched = self._fleet.engine(engine)
+        return None if watched is None else watched.judge.history
+
     def conditions(self, engine: str) -> Mapping[str, Condition]:
         one = self._fleet.engine(engine)
         return {} if one is None else one.by_kind
@@ -642,14 +639,11 @@ class FleetObserver:
         return "" if isinstance(answer, Unknown) else answer
 
     def life(self, engine: str) -> ProcessLife:
-        one = self._fleet.engine(engine)
-        if one is None:
+        if (history := self._history(engine)) is None:
             return ProcessLife()
-        lives, last, answer = one.judge.history.lives, one.judge.history.last, one.judge.history.last_answer
-        return ProcessLife(
-            None if answer is None else answer.started_unix_s, None if last is None else last.container_restarts, lives.total,
-            lives.is_shared(self._clock()),
-        )  # fmt: skip
+        started = None if history.last_answer is None else history.last_answer.started_unix_s
+        restarts = None if history.last is None else history.last.container_restarts
+        return ProcessLife(started, restarts, history.lives.total, history.lives.is_shared(self._clock()))
 
     def view(self, at_work: frozenset[str]) -> FleetView:
         """The fleet now. Nothing is decided about engines with an open action."""
@@ -669,19 +663,17 @@ class FleetObserver:
 
     def longest_start_s(self, engine: str) -> float:
         """The longest start of it that guard has seen; 0 where it has seen none."""
-        watched = self._fleet.engine(engine)
-        return 0.0 if watched is None else watched.judge.history.longest_start_s
+        return 0.0 if (history := self._history(engine)) is None else history.longest_start_s
 
     def highest_epoch(self) -> int:
         """The greatest epoch that a gate of the fleet says it has seen."""
-        answers = [engine.judge.history.last_answer for name in self.engines() if (engine := self._fleet.engine(name))]
+        answers = [history.last_answer for name in self.engines() if (history := self._history(name)) is not None]
         return max((look.gate.epoch for look in answers if look is not None and look.gate is not None), default=0)
 
     def is_lost(self, engine: str) -> bool:
         """Whether the last look at it got no answer."""
-        watched = self._fleet.engine(engine)
-        last = None if watched is None else watched.judge.history.last
-        return last is not None and last.reach is not Reach.ANSWERS
+        history = self._history(engine)
+        return history is not None and history.last is not None and history.last.reach is not Reach.ANSWERS
 
     def is_well(self, engine: str) -> bool:
         """Whether the last look found it ready, and nothing is true of it that no engine put back may have."""
@@ -702,12 +694,10 @@ class FleetObserver:
         """Why guard doubts its own way to the engines: several of them, and most of all, were lost in the same moment."""
         lost = []
         for name in self.engines():
-            watched = self._fleet.engine(name)
-            if watched is None:
+            if (history := self._history(name)) is None or history.first_answer_s is None:
                 continue
-            history = watched.judge.history
             since_s, last = history.unreachable_since_s, history.last
-            if since_s is None or last is None or history.first_answer_s is None:
+            if since_s is None or last is None:
                 continue
             # Who runs it may know better: what it says must be in the last look, unless it takes too long to say anything.
             lasts_s, asked_s = self._clock() - since_s, self.asked_s.get(name)
@@ -731,30 +721,22 @@ class FleetObserver:
         last, now_s = history.last, self._clock()
         conditions, doubted = one.by_kind, one.reporter.doubted  # was active, now unknown
         is_active = any(kind in conditions and (kind in doubted or conditions[kind].is_true) for kind in GRADES)
-        observed = "guard is working on it" if is_at_work else may.only_observed or pod.observed or _connector(last)
+        observed = "guard is working on it" if is_at_work else may.only_observed or pod.observed
+        if not observed and last is not None and last.figures.get("external_prefix_queries", 0.0) > 0:
+            observed = "it has a KV connector: guard only observes such engines"  # a request lives in two engines there
+        gate = None if last is None else last.gate
+        is_away = last is None or last.reach is not Reach.ANSWERS
+        is_away = is_away or (gate is not None and (not gate.ready or gate.drain != "serving"))
         proved = self.proof(name)
         return EngineStatus(
             name, conditions, load_of(name, last, is_well=not is_active, model=model),
             math.inf if last is None else max(0.0, now_s - last.at_s), self._every_s, pod.group or may.group,
-            _is_away(last) or is_at_work or is_held or self.maintained.get(name, False) or self.failing.get(name, False),
+            is_away or is_at_work or is_held or self.maintained.get(name, False) or self.failing.get(name, False),
             now_s - history.changed_at_s if history.changed else None, observed,
-            has_gate=may.has_gate and last is not None and last.gate is not None, has_restarter=may.has_restarter,
+            has_gate=may.has_gate and gate is not None, has_restarter=may.has_restarter,
             last_end=last_end, unproved=proved.why_not, has_local_proof=proved.is_local,
             is_seen_serving=proved.is_contradicted,
             failure="" if last is None else last.failure,
             requests="" if last is None else last.requests,
             leaving=pod.leaving, cordoned=pod.cordoned, rollout=pod.rollout, replicas=pod.wanted, missing=pod.missing,
         )  # fmt: skip
-
-
-def _is_away(look: Look | None) -> bool:
-    if look is None or look.reach is not Reach.ANSWERS:
-        return True
-    return look.gate is not None and (not look.gate.ready or look.gate.drain != "serving")
-
-
-def _connector(look: Look | None) -> str:
-    """Why an engine with a KV connector is only observed: a request lives in two engines there."""
-    if look is not None and look.figures.get("external_prefix_queries", 0.0) > 0:
-        return "it has a KV connector: guard only observes such engines"
-    return ""

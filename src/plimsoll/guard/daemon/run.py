@@ -94,7 +94,8 @@ def own_engine(command: Sequence[str], url: str | None) -> OwnEngine:
     line = with_config(line, config_of(launch, ""), engine)
     if _last(line, "--headless") is not None:
         raise BadInput("a --headless server has no API: run guard on the machine of the API server")
-    nodes = _whole(_last(line, "--nnodes") or "1")
+    said = _last(line, "--nnodes") or "1"
+    nodes = int(said) if said.isascii() and said.isdecimal() and len(said) < 7 else 2  # unknown: then guard only observes
     if any(_last(line, name) is not None for name in SEVERAL):
         nodes = max(2, nodes)
     return OwnEngine(_url(line, url), any(_last(line, name) is not None for name in CONNECTORS), nodes)
@@ -119,10 +120,6 @@ def _last(line: CommandLine, name: str) -> str | None:
     """The last value of a flag, as in vLLM; "" for a flag without a value."""
     found = [one for one in line.arguments if one.row is not None and one.row.name == name and not one.is_negated]
     return None if not found else found[-1].values[-1] if found[-1].values else ""
-
-
-def _whole(text: str) -> int:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 7 else 2  # unknown: then guard only observes
 
 
 MOST_WAITING = 10_000
@@ -263,7 +260,7 @@ class EngineLists:
     def facts(self, name: str) -> DiscoveredFacts:
         called = self._pod_names.get(name)
         if self.pods is None or called is None:
-            return _NOTHING
+            return DiscoveredFacts()
         return DiscoveredFacts(self.pods.restarts.get(called), self.pods.ended.get(called, ""))
 
     def standing(self, name: str) -> PodStanding | None:
@@ -278,9 +275,6 @@ class EngineLists:
     def why_left(self, name: str) -> str:
         """Why an engine is no longer in the list, where that is known."""
         return "" if self.pods is None else self.pods.left.get(name, "")
-
-
-_NOTHING = DiscoveredFacts()
 
 
 MOST_TEXTS = 20  # reported texts of one trouble: a text that changes each time is still one trouble
@@ -415,11 +409,7 @@ class Daemon:
         self._watch()
         self._systemd.send("READY=1", status_line(self._fleet.views()))
         jobs = [asyncio.create_task(job) for job in self._jobs()]
-        ended = [
-            asyncio.create_task(stop.wait()),
-            asyncio.create_task(self._fleet.wait()),
-            asyncio.create_task(self._reader_gone()),
-        ]
+        ended = [asyncio.create_task(end) for end in (stop.wait(), self._fleet.wait(), self._reader_gone())]
         try:
             await asyncio.wait([*ended, *jobs], return_when=asyncio.FIRST_COMPLETED)
             for job in jobs:
@@ -468,8 +458,7 @@ class Daemon:
     def _code(self) -> int:
         views = self._fleet.views()
         if views and not any(view.look is not None and view.look.reach is Reach.ANSWERS for view in views):
-            held = any(view.holding for view in views)
-            return 1 if held else 3
+            return 1 if any(view.holding for view in views) else 3
         return int(any(severity_of(one.kind) is not Severity.INFO for view in views for one in view.holding))
 
     # Its parts
@@ -492,7 +481,10 @@ class Daemon:
             if own:  # only now: a port in use has another guard's token there
                 write_token(server.port, own)
             self._server, self._own_token = server, own
-            self._show_address(api.host, server.port)
+            if self._options.looks is None and sys.stderr.isatty():
+                opens = f"with the token in {token_path(server.port)}" if own else "with the configured token"
+                name = f"[{api.host}]" if ":" in api.host else api.host
+                warn(f"page: http://{name}:{server.port}/ {opens}; from another terminal: plimsoll guardctl status")
         except OSError as error:
             await server.close()
             why = error.strerror or str(error)
@@ -522,15 +514,6 @@ class Daemon:
             raise self._config.refuse(str(error), "api", "kubernetes") from None
         spaces = () if pods is None else pods.namespaces
         return ClusterIdentities(cluster, spaces, asked_about, lambda name: None if pods is None else pods.pod(name)).identify
-
-    def _show_address(self, host: str, port: int) -> None:
-        """Tells a user at a terminal where the page is and which token opens it."""
-        if self._options.looks is not None or not sys.stderr.isatty():
-            return
-        token = token_path(port) if self._own_token else None
-        opens = "with the configured token" if token is None else f"with the token in {token}"
-        name = f"[{host}]" if ":" in host else host
-        warn(f"page: http://{name}:{port}/ {opens}; from another terminal: plimsoll guardctl status")
 
     def _own(self) -> GuardHealth:
         counts = DeliveryCounts() if self._notifier is None else self._notifier.counts
@@ -594,14 +577,16 @@ class Daemon:
         new, self._impaired = impairments.keys() - self._impaired, frozenset(impairments)
         if impairments:
             needs = {**needs, "": "; ".join(impairments.values())}
-            if new:
-                self._fleet.tell(
-                    "", EventKind.NEEDS, "; ".join(text for subject, text in impairments.items() if subject in new)
-                )
+        if new:
+            self._fleet.tell("", EventKind.NEEDS, "; ".join(text for subject, text in impairments.items() if subject in new))
         self._fleet.needs = needs
         for name in before.keys() - needs.keys():
             self._fleet.tell(name, EventKind.MENDED, "no longer needs attention" if name else "guard can act again")
-            self._end_need(name, before[name])
+            event = Event(self._clocks.wall(), name, EventKind.NEEDS, before[name])
+            starts = self._alerts.pop(_key(event), None)
+            found = None if starts is None else alert(event, starts_unix_s=starts, lasts_s=0.0)
+            if found is not None and self._notifier is not None:
+                self._notifier.put([found])
         if not self._is_begun:
             for name, says in needs.items():
                 if name:
@@ -651,13 +636,6 @@ class Daemon:
             alerts += [] if found is None else [found]
         if alerts:
             self._notifier.put(alerts)
-
-    def _end_need(self, engine: str, says: str) -> None:
-        event = Event(self._clocks.wall(), engine, EventKind.NEEDS, says)
-        starts = self._alerts.pop(_key(event), None)
-        found = None if starts is None else alert(event, starts_unix_s=starts, lasts_s=0.0)
-        if found is not None and self._notifier is not None:
-            self._notifier.put([found])
 
 
 def _key(event: Event) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -147,7 +148,7 @@ class LockKeeper:
         self._note(outcome)
         return outcome
 
-    async def release(self, _: ActionRun) -> Outcome:
+    async def release(self) -> Outcome:
         self._is_held = False
         return await self._lock.release()
 
@@ -178,32 +179,21 @@ class LockKeeper:
             self.is_lost = True
 
 
-class StepContext(NamedTuple):
-    """What every step works with. `is_off` says why an operator switched the action off, and "" while none did."""
-
-    adapters: EngineAdapters
-    lock: LockKeeper
-    observer: EngineObserver
-    policy: ActPolicy
-    pause_s: float
-    is_off: Callable[[], str]
-
-
 class ActionSteps:
-    """Carries out the steps of one action on one engine."""
+    """Carries out the steps of one action on one engine: each is the method that has its name.
+
+    `is_off` says why an operator switched the action off, and "" while none did; `adapters_of` gives those of another engine,
+    which may have taken this one's place.
+    """
 
     def __init__(
         self, adapters: EngineAdapters, lock: Lock, observer: EngineObserver, policy: ActPolicy, *,
         pause_s: float = 1.0, is_off: Callable[[], str] = lambda: "",
         adapters_of: Callable[[str], EngineAdapters | None] = lambda _: None,
     ) -> None:  # fmt: skip
-        """`adapters_of`: those of another engine, which may have taken this one's place."""
-        self.lock, self._adapters_of = LockKeeper(lock), adapters_of
-        self._context = context = StepContext(adapters, self.lock, observer, policy, pause_s, is_off)
-        self._steps: dict[Step, Callable[[ActionRun], Awaitable[Outcome]]] = {
-            Step.LOCK: self.lock.acquire, Step.UNLOCK: self.lock.release,
-            **ShedSteps(context).steps, **CompactSteps(context).steps, **RestartSteps(context).steps,
-        }  # fmt: skip
+        self.adapters, self.lock, self._observer, self._policy = adapters, LockKeeper(lock), observer, policy
+        self._pause_s, self._is_off, self._adapters_of = pause_s, is_off, adapters_of
+        self._has_sent_stop = False
 
     async def do(self, step: Step, run: ActionRun) -> Outcome:
         """Runs one step. An internal error counts as an unknown outcome: the table says what follows."""
@@ -215,65 +205,65 @@ class ActionSteps:
             return unsure(f"internal error: {type(problem).__name__}")
 
     async def _do(self, step: Step, run: ActionRun) -> Outcome:
-        adapters = self._context.adapters
         if step in _BEFORE_HARM and self.lock.is_lost:
             return failed("lock lost: another guard may act")
-        if step in _BEFORE_HARM and (why := self._context.is_off()):
+        if step in _BEFORE_HARM and (why := self._is_off()):
             return failed(why)
-        restarter: object = adapters.restarter
+        restarter: object = self.adapters.restarter
         if run.is_taken_over and isinstance(restarter, RemembersStop):
             known = {name.removeprefix(LEARNED): value for name, value in run.facts.items() if name.startswith(LEARNED)}
             restarter.recall(known)
-        balancer: object = adapters.balancer
+        balancer: object = self.adapters.balancer
         if isinstance(balancer, TakesEpoch):
             balancer.epoch = run.epoch
+        steps = self
         if step in _OF_REPLACEMENT and not run.is_undoing:
             if run.facts.get(UNREPLACED):
                 return done("no other engine takes its place")
+            if REPLACEMENT in run.facts and step is Step.READY:
+                return await self._ready_replacement(run)
             if REPLACEMENT in run.facts:
-                return await self._on_replacement(step, run)
-        return await self._steps[step](run)
+                name, steps = str(run.facts[REPLACEMENT]), copy.copy(self)
+                steps.adapters, run = self._adapters_of(name) or EngineAdapters(name), run._replace(engine=name)
+        method: Callable[[ActionRun], Awaitable[Outcome]] = getattr(steps, f"_{step}")
+        return await method(run)
 
-    async def _on_replacement(self, step: Step, run: ActionRun) -> Outcome:
-        """Carries on with the engine that took its place; while that is not found it is not ready."""
+    async def _ready_replacement(self, run: ActionRun) -> Outcome:
+        """Waits for the engine that took its place; while that is not found it is not ready."""
         name = str(run.facts[REPLACEMENT])
-        if step is not Step.READY:
-            adapters = self._adapters_of(name) or EngineAdapters(name)
-            return await RestartSteps(self._context._replace(adapters=adapters)).steps[step](run._replace(engine=name))
-        restarter, end_s = self._context.adapters.restarter, now_s() + self._context.policy.start_within_s
+        restarter, end_s = self.adapters.restarter, now_s() + self._policy.start_within_s
         while restarter is not None:
             # The one that was started may itself be replaced before it is ready: then the next one counts.
             newest = await restarter.start()
             name = str(newest.facts.get(REPLACEMENT, name))
             if newest.facts.get(UNREPLACED):
                 return newest
-            if is_ready(await self._context.observer.look(name)):
+            if is_ready(await self._observer.look(name)):
                 return done(f"{name} has taken its place, and answers", **{REPLACEMENT: name})
             if now_s() >= end_s:
-                return failed(f"{name}, which took its place, is not ready after {self._context.policy.start_within_s:.0f} s")
-            await asyncio.sleep(self._context.pause_s)
+                return failed(f"{name}, which took its place, is not ready after {self._policy.start_within_s:.0f} s")
+            await asyncio.sleep(self._pause_s)
         return unsure("who takes its place is not known")
 
+    async def _lock(self, run: ActionRun) -> Outcome:
+        return await self.lock.acquire(run)
 
-class ShedSteps:
-    """Refuses new requests that would wait too long, for as long as the queue grows."""
+    async def _unlock(self, _: ActionRun) -> Outcome:
+        return await self.lock.release()
 
-    def __init__(self, context: StepContext) -> None:
-        self._context, self._gate = context, context.adapters.gate
-        self.steps = {Step.SHED: self._shed, Step.HOLD: self._hold, Step.UNSHED: self._unshed}
+    # Shedding: new requests that would wait too long are refused for as long as the queue grows
 
     async def _shed(self, _: ActionRun) -> Outcome:
-        policy = self._context.policy
-        return failed("no gate") if self._gate is None else await self._gate.shed(policy.shed_wait_s, policy.shed_lease_s)
+        gate, policy = self.adapters.gate, self._policy
+        return failed("no gate") if gate is None else await gate.shed(policy.shed_wait_s, policy.shed_lease_s)
 
     async def _hold(self, run: ActionRun) -> Outcome:
         """Renews while the queue grows; if guard dies, the lease ends it."""
-        lease_s = self._context.policy.shed_lease_s
-        renew_s = now_s() + lease_s / 3
+        renew_s = now_s() + self._policy.shed_lease_s / 3
         while True:
-            conditions = self._context.observer.conditions(run.engine)
+            conditions = self._observer.conditions(run.engine)
             saturated = conditions.get("saturated")
-            if why := self._context.is_off():
+            if why := self._is_off():
                 return done(why)
             if any(GRADES.get(kind) is Grade.RESTART and condition.is_true for kind, condition in conditions.items()):
                 return done("a more severe condition is active, and shedding does not help it")
@@ -285,66 +275,46 @@ class ShedSteps:
                 outcome = await self._shed(run)
                 if not outcome.is_done:
                     return done(f"not renewed: {outcome.message}")
-                renew_s = now_s() + lease_s / 3
-            await asyncio.sleep(self._context.pause_s)
+                renew_s = now_s() + self._policy.shed_lease_s / 3
+            await asyncio.sleep(self._pause_s)
 
     async def _unshed(self, _: ActionRun) -> Outcome:
-        return failed("no gate") if self._gate is None else await self._gate.unshed()
+        return failed("no gate") if self.adapters.gate is None else await self.adapters.gate.unshed()
 
-
-class CompactSteps:
-    """Returns torch's free segments to the device, and checks that more is free."""
-
-    def __init__(self, context: StepContext) -> None:
-        self._context = context
-        self.steps = {Step.COMPACT: self._compact, Step.VERIFY: self._verify}
+    # Compaction: torch's free segments go back to the device
 
     async def _compact(self, run: ActionRun) -> Outcome:
-        gate = self._context.adapters.gate
-        if gate is None:
+        if self.adapters.gate is None:
             return failed("no gate")
-        before = free_of(await self._context.observer.look(run.engine))
-        outcome = await gate.compact()
+        before = free_of(await self._observer.look(run.engine))
+        outcome = await self.adapters.gate.compact()
         return outcome if before is None else outcome._replace(facts={**outcome.facts, "free_before": before})
 
     async def _verify(self, run: ActionRun) -> Outcome:
         """More is free than before, at a look that is later than the probe's next figures."""
         before, after = run.facts.get("free_before"), None
         for _ in range(5):
-            await asyncio.sleep(self._context.pause_s)
-            after = free_of(await self._context.observer.look(run.engine))
+            await asyncio.sleep(self._pause_s)
+            after = free_of(await self._observer.look(run.engine))
             if isinstance(before, int | float) and after is not None and after > before:
                 return done(f"{(after - before) / 2**20:.0f} MiB more are free", free_after=after)
         if before is None or after is None:
             return unsure("free device memory is unknown")
         return failed("no more device memory is free than before", free_after=after)
 
-
-class RestartSteps:
-    """Takes an engine out of rotation, stops it, starts it, verifies it and puts it back in rotation."""
-
-    def __init__(self, context: StepContext) -> None:
-        self._adapters, self._lock, self._observer, self._policy, self._pause_s, self._is_off = context
-        self._has_sent_stop = False
-        self.steps = {
-            Step.EVIDENCE: self._evidence, Step.LEAVE: self._leave, Step.DRAIN: self._drain, Step.IDLE: self._idle,
-            Step.STOP: self._stop, Step.GONE: self._gone, Step.START: self._start, Step.READY: self._ready,
-            Step.CHECK: self._check, Step.WARM: self._warm, Step.UNDRAIN: self._undrain, Step.PROBATION: self._probation,
-        }  # fmt: skip
-
     # Out of rotation
 
     async def _evidence(self, run: ActionRun) -> Outcome:
-        if self._adapters.evidence is None:
+        if self.adapters.evidence is None:
             return done("no evidence folder is configured")
-        return await self._adapters.evidence.take(run.engine, run.action)
+        return await self.adapters.evidence.take(run.engine, run.action)
 
     async def _leave(self, _: ActionRun) -> Outcome:
         """The balancer's own checks see a dead engine, too: failing to tell it is no reason to leave the engine dead."""
         learned = await self._learn()
         if learned.is_done is False:
             return learned
-        balancer = self._adapters.balancer
+        balancer = self.adapters.balancer
         if balancer is None:
             return done("no balancer is configured", **learned.facts)
         outcome = await balancer.take_out()
@@ -356,14 +326,12 @@ class RestartSteps:
 
     async def _learn(self) -> Outcome:
         """What the restarter would stop: the journal has it before anything is done."""
-        restarter: object = self._adapters.restarter
-        if not isinstance(restarter, RemembersStop):
-            return done("nothing to learn")
-        outcome = await restarter.learn()
+        restarter: object = self.adapters.restarter
+        outcome = await restarter.learn() if isinstance(restarter, RemembersStop) else done("nothing to learn")
         return outcome._replace(facts={LEARNED + name: value for name, value in outcome.facts.items()})
 
     async def _drain(self, run: ActionRun) -> Outcome:
-        gate, balancer = self._adapters.gate, self._adapters.balancer
+        gate, balancer = self.adapters.gate, self.adapters.balancer
         if gate is None and balancer is None:
             return failed("neither a gate nor a balancer is configured that could keep new work away")
         learned = await self._learn()
@@ -384,21 +352,27 @@ class RestartSteps:
 
     async def _idle(self, run: ActionRun) -> Outcome:
         """Waits for idleness and renews the lease; once the balancer has let go, the gate refuses what still comes."""
-        policy, samples = self._policy, list[IdleSample]()
+        gate, balancer, policy, samples = self.adapters.gate, self.adapters.balancer, self._policy, list[IdleSample]()
         end_s, renew_s = now_s() + policy.drain_within_s, 0.0
         says = "no look yet"
         while True:
-            if self._lock.is_lost:
+            if self.lock.is_lost:
                 return failed("lock lost while draining")
             if why := self._is_off():
                 return failed(why)
             if await self._is_down():
                 who = await self._stopped_by_hand(run)
                 return failed(who) if who else done("the engine is down: nothing is in flight")
-            if self._adapters.suffering is not None and (who := self._adapters.suffering()):
+            if self.adapters.suffering is not None and (who := self.adapters.suffering()):
                 return failed(who)
             if now_s() >= renew_s:
-                outcome = await self._keep_out(run)
+                is_out, outcome = None if balancer is None else await balancer.is_out(), done("out of rotation")
+                if balancer is not None and is_out is False:  # it forgot this engine (a reload)
+                    outcome = await balancer.take_out()
+                    is_out = await balancer.is_out() if outcome.is_done else None
+                if gate is not None and outcome.is_done:
+                    # Where the balancer cannot say that it has let go, the gate decides when to refuse: it sees what comes.
+                    outcome = await gate.drain(run.epoch, policy.lease_s, refuse=is_out is True)
                 if outcome.is_done is False:
                     return outcome
                 renew_s = now_s() + policy.lease_s / 3 if outcome.is_done else 0.0
@@ -416,42 +390,23 @@ class RestartSteps:
                 return failed(f"{said}: {says}")
             await asyncio.sleep(self._pause_s)
 
-    async def _keep_out(self, run: ActionRun) -> Outcome:
-        """Keeps it out of a balancer that forgot it (a reload), and renews the drain's lease."""
-        gate, balancer = self._adapters.gate, self._adapters.balancer
-        is_out = None if balancer is None else await balancer.is_out()
-        if balancer is not None and is_out is False:
-            outcome = await balancer.take_out()
-            if not outcome.is_done:
-                return outcome
-            is_out = await balancer.is_out()
-        if gate is None:
-            return done("out of rotation")
-        # Where the balancer cannot say that it has let go, the gate decides when to refuse: it sees what still comes.
-        return await gate.drain(run.epoch, self._policy.lease_s, refuse=is_out is True)
-
     async def _gate_facts(self) -> Mapping[str, Any] | None:
-        if self._adapters.gate is None:
+        if self.adapters.gate is None:
             return None
-        outcome = await self._adapters.gate.state()
+        outcome = await self.adapters.gate.state()
         return outcome.facts if outcome.is_done else None
 
     async def _has_let_go(self) -> bool:
         """No new work can come: the gate refuses, or without a gate the balancer has no connection left."""
-        facts = await self._gate_facts()
-        if facts is not None:
-            return facts.get("phase") == "refusing"
-        return (
-            self._adapters.gate is None
-            and self._adapters.balancer is not None
-            and await self._adapters.balancer.connections() == 0
-        )
+        if self.adapters.gate is not None:
+            return ((await self._gate_facts()) or {}).get("phase") == "refusing"
+        return self.adapters.balancer is not None and await self.adapters.balancer.connections() == 0
 
     # Down
 
     async def _stop(self, run: ActionRun) -> Outcome:
         """Stops only what is certainly idle or broken; `untouched` if nothing was done, so that it can be put back."""
-        restarter = self._adapters.restarter
+        restarter = self.adapters.restarter
         if restarter is None:
             return failed("no way to stop it is configured", untouched=True)
         why = await self._why_not_ours()
@@ -460,25 +415,36 @@ class RestartSteps:
         if await self._is_down():
             if who := await self._stopped_by_hand(run):
                 return failed(who, untouched=True)
-            if self._lock.is_lost:
+            if self.lock.is_lost:
                 return done("already down", was_running=False)
         else:
-            await self._wait_while_it_loads(run)
+            if run.is_taken_over and Step.DRAIN in run.steps:
+                # One that served, runs and does not answer was started anew, or is ending: either shows soon.
+                look = await self._observer.look(run.engine)
+                if look is None or look.reach is not Reach.ANSWERS:
+                    await self._ready(run)
             if await self._began_anew(run):
                 return done("a new process is already running: nothing to stop", was_running=False)
             if why := why or await self._why_not_stop(run):
                 if await self._began_anew(run):  # a while has passed
                     return done("a new process is already running: nothing to stop", was_running=False)
-                return failed(why, untouched=await self._is_untouched(run))
-        if self._adapters.memory is not None:
-            await self._adapters.memory.note()
+                # What was broken before goes back to where it was, even if it is ending by now: then it is found dead.
+                is_sure = (Step.DRAIN not in run.steps or not run.is_taken_over) and not self._has_sent_stop
+                return failed(why, untouched=is_sure or await self._serves(run))
+        if self.adapters.memory is not None:
+            await self.adapters.memory.note()
         self._has_sent_stop = True
         # A hung engine has nothing to finish: vLLM's API server waits for its core as long as it is allowed to.
         within_s = self._policy.stop_within_s
         if run.kind in HUNG_KINDS and not run.is_taken_over and not restarter.replaces:
             within_s = min(HUNG_STOP_S, within_s)
         outcome = await restarter.stop(within_s)
-        is_refused = outcome.is_done is False and (outcome.facts.get("budget") is True or await self._goes_on_serving(run))
+        is_refused = outcome.is_done is False and outcome.facts.get("budget") is True
+        if outcome.is_done is False and not is_refused:
+            # An ending engine still answers for a while: only one that is watched for longer than that goes on serving.
+            end_s = now_s() + STILL_SERVES_S
+            while (is_refused := await self._serves(run)) and now_s() < end_s:
+                await asyncio.sleep(self._pause_s)
         return outcome._replace(facts={**outcome.facts, "untouched": True}) if is_refused else outcome
 
     def _is_first(self, run: ActionRun) -> bool:
@@ -490,15 +456,15 @@ class RestartSteps:
         if why := self._is_off():
             return why
         # Nothing else protects a process from two guards at once: a gate refuses the older one, a signal does not.
-        if not await self._lock.is_ours():
+        if not await self.lock.is_ours():
             return "the lock is no longer certainly ours"
-        balancer = self._adapters.balancer
+        balancer = self.adapters.balancer
         outcome = None if balancer is None else await balancer.take_out()
         return outcome.message if outcome is not None and outcome.facts.get("maint") else ""  # an operator has taken it since
 
     async def _stopped_by_hand(self, run: ActionRun) -> str:
         """Who stopped it, if not guard: guard does not start what an operator stopped."""
-        restarter: object = self._adapters.restarter
+        restarter: object = self.adapters.restarter
         if not self._is_first(run) or not isinstance(restarter, KnowsExit):
             return ""
         outcome = await restarter.last_exit()
@@ -506,23 +472,15 @@ class RestartSteps:
 
     async def _began_anew(self, run: ActionRun) -> bool:
         """Another process runs than the one that was to be stopped."""
-        restarter = self._adapters.restarter
+        restarter = self.adapters.restarter
         if run.facts.get("had_ended") and restarter is not None and await restarter.is_running() is True:
             return True  # somebody has started it meanwhile
         if not run.is_taken_over:
             return False
         return was_restarted(await self._observer.look(run.engine), run.facts.get("started_before"))
 
-    async def _wait_while_it_loads(self, run: ActionRun) -> None:
-        """An engine that served, runs and does not answer was started anew, or is ending: either shows soon."""
-        if not run.is_taken_over or Step.DRAIN not in run.steps:
-            return
-        look = await self._observer.look(run.engine)
-        if look is None or look.reach is not Reach.ANSWERS:
-            await self._ready(run)
-
     async def _why_not_stop(self, run: ActionRun) -> str:
-        restarter = self._adapters.restarter
+        restarter = self.adapters.restarter
         if restarter is not None and not restarter.replaces and await restarter.is_running() is False:
             look = await self._observer.look(run.engine)
             if look is not None and look.reach is Reach.ANSWERS:
@@ -534,7 +492,7 @@ class RestartSteps:
             outcome = await self._idle(run)
             if not outcome.is_done:
                 return outcome.message
-        if self._adapters.suffering is not None and (who := self._adapters.suffering()):
+        if self.adapters.suffering is not None and (who := self.adapters.suffering()):
             return who
         return "" if await self._is_down() else await self._why_not_idle(run)
 
@@ -564,7 +522,7 @@ class RestartSteps:
 
     async def _why_not_idle(self, run: ActionRun) -> str:
         """The lease must outlive the stop. Without a gate there is no lease, and the balancer keeps work away."""
-        gate = self._adapters.gate
+        gate = self.adapters.gate
         if gate is None:
             return ""
         facts = await self._gate_facts()
@@ -578,45 +536,30 @@ class RestartSteps:
         is_idle = facts.get("phase") == "refusing" and facts.get("in_flight") == 0
         return "" if is_idle or self._policy.stragglers == "stop" else "work came in at the last moment"
 
-    async def _is_untouched(self, run: ActionRun) -> bool:
-        """It runs as before: by what this guard did, or by what is seen of it."""
-        # What was broken before goes back to where it was, even if it is ending by now: then it is found dead.
-        is_sure = Step.DRAIN not in run.steps or not run.is_taken_over
-        return (is_sure and not self._has_sent_stop) or await self._serves(run)
-
-    async def _goes_on_serving(self, run: ActionRun) -> bool:
-        """The stop had no effect: an ending engine still answers for a while, so it is watched for longer than that."""
-        end_s = now_s() + STILL_SERVES_S
-        while await self._serves(run):
-            if now_s() >= end_s:
-                return True
-            await asyncio.sleep(self._pause_s)
-        return False
-
     async def _serves(self, run: ActionRun) -> bool:
-        restarter = self._adapters.restarter
+        restarter = self.adapters.restarter
         is_running = restarter is not None and await restarter.is_running() is True
         return is_running and is_ready(await self._observer.look(run.engine))
 
     async def _is_down(self) -> bool:
         """Not by the restarter's word alone: that may be of another process than the one that serves."""
-        if self._adapters.restarter is None or await self._adapters.restarter.is_running() is not False:
+        if self.adapters.restarter is None or await self.adapters.restarter.is_running() is not False:
             return False
-        look = await self._observer.look(self._adapters.name)
+        look = await self._observer.look(self.adapters.name)
         return look is None or look.reach is not Reach.ANSWERS
 
     # Up again
 
     async def _gone(self, _: ActionRun) -> Outcome:
-        restarter = self._adapters.restarter
+        restarter = self.adapters.restarter
         if restarter is not None and not restarter.replaces and await restarter.is_running() is True:
             return done("already started: the old process's memory is free, or the start would have failed")
-        if self._adapters.memory is None:
+        if self.adapters.memory is None:
             return done("device memory cannot be read from here")
-        return await self._adapters.memory.wait_back(self._policy.gone_within_s)
+        return await self.adapters.memory.wait_back(self._policy.gone_within_s)
 
     async def _start(self, _: ActionRun) -> Outcome:
-        restarter = self._adapters.restarter
+        restarter = self.adapters.restarter
         if restarter is None:
             return failed("no way to start it is configured")
         end_s = now_s() + self._policy.start_still_s
@@ -631,7 +574,7 @@ class RestartSteps:
 
     async def _ready(self, run: ActionRun) -> Outcome:
         """Waits for as long as there is progress: a large model takes long, and a hung one would take for ever."""
-        restarter, progress, policy = self._adapters.restarter, self._adapters.progress, self._policy
+        restarter, progress, policy = self.adapters.restarter, self.adapters.progress, self._policy
         began_s = moved_s = now_s()
         before: object = None
         ended = 0
@@ -653,13 +596,13 @@ class RestartSteps:
 
     async def _check(self, run: ActionRun) -> Outcome:
         look = await self._observer.look(run.engine)
-        context = None if self._adapters.context is None else await self._adapters.context()
+        context = None if self.adapters.context is None else await self.adapters.context()
         return enough_cache(look, context, run.facts.get("kv_tokens_before"))
 
     async def _warm(self, run: ActionRun) -> Outcome:
-        if self._adapters.ask_once is None:
+        if self.adapters.ask_once is None:
             return done("no warm-up request is configured")
-        outcome = await self._adapters.ask_once()
+        outcome = await self.adapters.ask_once()
         if outcome.is_done is None:
             # A request that could not be sent is no failure. But it may have ended the engine: then it stays out.
             await asyncio.sleep(self._pause_s)
@@ -668,7 +611,7 @@ class RestartSteps:
         return outcome
 
     async def _undrain(self, run: ActionRun) -> Outcome:
-        gate, balancer = self._adapters.gate, self._adapters.balancer
+        gate, balancer = self.adapters.gate, self.adapters.balancer
         says = []
         if gate is not None:
             outcome = await gate.undrain(run.epoch)
