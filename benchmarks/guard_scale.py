@@ -250,13 +250,15 @@ def _best_ms(action: Callable[[bytes], None], page: bytes, times: int) -> float:
 
 def judge() -> None:
     """One judgement with a full history, of an engine at rest and of a busy one."""
-    from plimsoll.guard.daemon.engine_figures import read_figures
+    from plimsoll.guard.daemon.engine_figures import PageReader
     from plimsoll.guard.judge.judge import Judge
     from plimsoll.guard.judge.look import Look, Reach
     from plimsoll.guard.judge.policy import read_policy
 
     for what, page in (("at rest", CAPTURED.read_bytes()), ("busy", busy(CAPTURED.read_bytes()))):
-        found = read_figures(page)
+        reader = PageReader()
+        reader.feed(page)
+        found = reader.done()
         one, took = Judge("engine", read_policy({})), []
         for number in range(1, 2 * FULL):
             grown = dict(found.figures)

@@ -16,11 +16,11 @@ from prometheus_client.parser import text_string_to_metric_families as text_form
 
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.guard.daemon import engine_figures
-from plimsoll.guard.daemon.engine_figures import LabelSets, PageReader, read_figures
+from plimsoll.guard.daemon.engine_figures import LabelSets, PageFigures, PageReader
 from plimsoll.guard.judge.look import CoreFigures
 from plimsoll.standin import stand_in
 from plimsoll.vllm.metrics_page import parse_page
-from plimsoll.vllm.versions import engine_named
+from plimsoll.vllm.versions import Engine, engine_named
 
 OPEN_METRICS: Any = open_parser.text_string_to_metric_families  # it has no types
 CAPTURES = Path(__file__).parents[2] / "captures"
@@ -78,7 +78,13 @@ def by_ours(page: bytes) -> Samples:
     return [(sample.name, dict(sample.labels), sample.value) for samples in found.values() for sample in samples]
 
 
-def in_pieces(page: bytes, sizes: list[int], labels: LabelSets | None = None) -> engine_figures.PageFigures:
+def read_figures(page: bytes, engine: Engine | None = None) -> PageFigures:
+    reader = PageReader()
+    reader.feed(page)
+    return reader.done(engine)
+
+
+def in_pieces(page: bytes, sizes: list[int], labels: LabelSets | None = None) -> PageFigures:
     """The page read as a network would bring it."""
     reader, at = PageReader(labels), 0
     for size in sizes:
@@ -172,7 +178,7 @@ def test_the_captured_page() -> None:
     found = read_figures(CAPTURED)
     assert found.figures == expected(by_ours(CAPTURED))
     assert found.figures["steps"] == 24
-    assert (found.engines, found.model, found.config["num_gpu_blocks"]) == (("0",), "tiny", "4096")
+    assert (found.model, found.config["num_gpu_blocks"]) == ("tiny", "4096")
     assert found.started_unix_s == pytest.approx(1.79470470886e9)
 
 
@@ -203,7 +209,7 @@ def test_ranks_add_up() -> None:
     found, one = read_figures(page), read_figures(CAPTURED)
     assert found.figures["prompt_tokens"] == 8 * one.figures["prompt_tokens"]
     assert found.figures["kv_cache_usage"] == 0.75
-    assert found.engines == tuple("01234567")
+    assert [rank.name for rank in found.ranks] == list("01234567")
     assert found.config["engine"] == "0"
 
 

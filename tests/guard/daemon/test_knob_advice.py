@@ -35,8 +35,8 @@ def test_a_recorded_burst_gets_its_advice_from_a_process_of_its_own(tmp_path: Pa
     """As guard asks it: JSON in, JSON out, with the sentence that stands on the page."""
     (tmp_path / "requests-1.jsonl").write_bytes(gzip.decompress(BURST.read_bytes()))
     asked = {"folder": str(tmp_path), "since": 0, "limits": LIMITS, "promise": [10.0, 0.1]}
-    command = [sys.executable, "-m", "plimsoll.guard.daemon.knob_replay"]
-    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, timeout=300, check=True)
+    command = [sys.executable, "-m", "plimsoll.guard.daemon.knob_replay", json.dumps(asked)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     found = json.loads(done.stdout)
     assert (found["knob"], found["value"], found["measured"]) == ("max-num-seqs", 24, 17)
     assert abs(found["kept"] - 36) <= 3

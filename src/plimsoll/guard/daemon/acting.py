@@ -320,10 +320,19 @@ class ActionRunner:
     """Runs actions, or with `is_dry` only announces them."""
 
     def __init__(
-        self, setup: ActingSetup, config: GuardConfig, files: Files, fleet: Fleet, tell: Callable[[Announcement], None], *,
-        is_dry: bool, clocks: Clocks = SYSTEM, open_journal: Callable[[Path], Journal] = Journal,
-        standing: Callable[[str], PodStanding | None] = lambda _: None, pod: Callable[[str], Pod | None] = lambda _: None,
-    ) -> None:  # fmt: skip
+        self,
+        setup: ActingSetup,
+        config: GuardConfig,
+        files: Files,
+        fleet: Fleet,
+        tell: Callable[[Announcement], None],
+        *,
+        is_dry: bool,
+        clocks: Clocks = SYSTEM,
+        open_journal: Callable[[Path], Journal] = Journal,
+        standing: Callable[[str], PodStanding | None] = lambda _: None,
+        pod: Callable[[str], Pod | None] = lambda _: None,
+    ) -> None:
         """`standing`: what the cluster says of an engine that is a pod."""
         self._setup, self._tell, self._is_dry, self._files, self._clocks = setup, tell, is_dry, files, clocks
         self._fleet, self._standing = fleet, standing
@@ -343,9 +352,13 @@ class ActionRunner:
             return now.hour * 60 + now.minute
 
         self.observer = FleetObserver(
-            fleet, self._capabilities, fleet.every_s, clocks.clock, minute,
+            fleet,
+            self._capabilities,
+            fleet.every_s,
+            clocks.clock,
+            minute,
             lambda: self.conductor.last_ends(),  # noqa: PLW0108 - made below
-        )  # fmt: skip
+        )
         self.shared: SharedState | None = None
         self._quarantine: Quarantine | None = None
         self.desk: ActionDesk | None = None

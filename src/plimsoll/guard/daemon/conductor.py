@@ -141,9 +141,14 @@ class Conductor:
     """Runs at most one disruptive action at a time; probation and shedding run alongside."""
 
     def __init__(
-        self, adapters: Mapping[str, EngineAdapters], policy: ActPolicy, ports: ActionPorts, *, pause_s: float = 1.0,
+        self,
+        adapters: Mapping[str, EngineAdapters],
+        policy: ActPolicy,
+        ports: ActionPorts,
+        *,
+        pause_s: float = 1.0,
         restore: Callable[[ActionRun], EngineAdapters | None] = lambda _: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`adapters` may change; `restore` makes those of an engine that is gone and on which an earlier guard was acting.
 
         BadInput if two engines have the same name in the journal, which redacts secrets in names.

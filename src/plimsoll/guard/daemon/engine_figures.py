@@ -101,7 +101,6 @@ class PageFigures(NamedTuple):
     """The figures of a page; what it does not have is absent."""
 
     figures: Mapping[str, float]
-    engines: tuple[str, ...]  # the ranks on the page, as it names them
     model: str | None  # the first name it is served by
     started_unix_s: float | None
     config: Labels  # the labels of vllm:cache_config_info, of the first engine
@@ -187,17 +186,13 @@ class PageReader:
             self._take_odd()
         if not self._count:
             parse_page(b"\n".join(self._witnesses), "the page", None)
-        engines = _engines(self._samples)
-        return PageFigures(
-            _figures(self._samples, engine),
-            engines,
-            _model(self._samples),
-            _one(self._samples, STARTED),
-            _config(self._samples),
-            _workers(self._samples),
-            is_cut,
-            _ranks(self._samples, engine, engines) if 1 < len(engines) <= RANKS_MAX else (),
-        )
+        samples = self._samples
+        wanted = [labels for name in _WANTED.values() for labels, _ in samples.get(name, ())]
+        model = next((labels["model_name"] for labels in wanted if "model_name" in labels), None)
+        engines = sorted({labels["engine"] for labels in wanted if "engine" in labels}, key=_order)
+        ranks = _ranks(samples, engine, engines) if 1 < len(engines) <= RANKS_MAX else ()
+        started = _one(samples, STARTED)
+        return PageFigures(_figures(samples, engine), model, started, _config(samples), _workers(samples), is_cut, ranks)
 
     def _take(self, lines: list[bytes]) -> None:
         if not self._count and len(self._witnesses) < WITNESSES:
@@ -247,13 +242,6 @@ class PageReader:
                 self._samples.setdefault(name, []).extend((sample.labels, sample.value) for sample in samples)
 
 
-def read_figures(data: bytes, engine: Engine | None = None) -> PageFigures:
-    """The figures of a whole page; BadInput if it is no metrics page."""
-    reader = PageReader()
-    reader.feed(data)
-    return reader.done(engine)
-
-
 @functools.lru_cache(maxsize=256)
 def _names(seen: frozenset[str], engine: Engine | None) -> Mapping[str, tuple[str, bool]]:
     """The sample that carries each figure on a page with these names, and whether it counts blocks."""
@@ -279,22 +267,19 @@ def _figures(samples: Samples, engine: Engine | None) -> dict[str, float]:
         if not values or not all(0.0 <= value <= most for value in values):
             continue
         found = max(values) if figure == LARGEST else math.fsum(values)
-        factor = _block_size(samples) if in_blocks else 1.0
-        if factor is not None:
-            figures["steps" if figure == STEPS else figure] = found * factor
-    cpu = _one(samples, CPU)
-    if cpu is not None:
-        figures["cpu_seconds"] = cpu
-    resident = _one(samples, RESIDENT)
-    if resident is not None:
-        figures["host_resident"] = resident
+        size = _config(samples).get("block_size", "") if in_blocks else "1"
+        if size.isascii() and size.isdigit() and len(size) < 9:
+            figures["steps" if figure == STEPS else figure] = found * float(size)
+    for figure, name in (("cpu_seconds", CPU), ("host_resident", RESIDENT)):
+        if (value := _one(samples, name)) is not None:
+            figures[figure] = value
     awake = [value for labels, value in samples.get(SLEEP, ()) if labels.get("sleep_state") == "awake"]
     if awake and all(value in (0.0, 1.0) for value in awake):
         figures["asleep"] = 1.0 if 0.0 in awake else 0.0
     return figures
 
 
-def _ranks(samples: Samples, engine: Engine | None, engines: tuple[str, ...]) -> tuple[CoreFigures, ...]:
+def _ranks(samples: Samples, engine: Engine | None, engines: Sequence[str]) -> tuple[CoreFigures, ...]:
     names = _names(frozenset(samples), engine)
     found: list[dict[str, float]] = []
     for figure in OF_RANK:
@@ -313,26 +298,8 @@ def _one(samples: Samples, name: str) -> float | None:
     return found[0][1] if len(found) == 1 and 0.0 <= found[0][1] <= NUMBER_MAX else None
 
 
-def _block_size(samples: Samples) -> float | None:
-    text = _config(samples).get("block_size", "")
-    return float(text) if text.isascii() and text.isdigit() and len(text) < 9 else None
-
-
-def _engines(samples: Samples) -> tuple[str, ...]:
-    names = {labels["engine"] for name in _WANTED.values() for labels, _ in samples.get(name, ()) if "engine" in labels}
-    return tuple(sorted(names, key=_order))
-
-
 def _order(name: str) -> tuple[int, str]:
     return (len(name) if name.isdigit() else 1 << 30, name)
-
-
-def _model(samples: Samples) -> str | None:
-    for name in _WANTED.values():
-        for labels, _ in samples.get(name, ()):
-            if "model_name" in labels:
-                return labels["model_name"]
-    return None
 
 
 def _config(samples: Samples) -> Labels:
@@ -341,12 +308,15 @@ def _config(samples: Samples) -> Labels:
 
 
 def _workers(samples: Samples) -> tuple[WorkerMemory, ...]:
-    ages = {_worker(labels): value for labels, value in samples.get(AGE, ())}
+    def worker(labels: Labels) -> tuple[str, str]:
+        return labels.get("engine", ""), labels.get("worker", "")
+
+    ages = {worker(labels): value for labels, value in samples.get(AGE, ())}
     parts: dict[tuple[str, str], dict[str, float]] = {}
     for name, field in OF_WORKER.items():
         for labels, value in samples.get(name, ()):
-            if 0.0 <= value <= NUMBER_MAX and all(len(part) <= NAME_MAX for part in _worker(labels)):
-                parts.setdefault(_worker(labels), {})[field] = value
+            if 0.0 <= value <= NUMBER_MAX and all(len(part) <= NAME_MAX for part in worker(labels)):
+                parts.setdefault(worker(labels), {})[field] = value
     found = []
     for key in sorted(parts, key=lambda key: (_order(key[0]), _order(key[1])))[:WORKERS_MAX]:
         age = ages.get(key, math.inf)
@@ -354,45 +324,31 @@ def _workers(samples: Samples) -> tuple[WorkerMemory, ...]:
     return tuple(found)
 
 
-def _worker(labels: Labels) -> tuple[str, str]:
-    return labels.get("engine", ""), labels.get("worker", "")
-
-
 DAY_S = 86_400.0
 STEP_S = 120.0
 TIMEOUT_S = 10.0
-_STARTED = "process_start_time_seconds"
-_PROCESS = "process_resident_memory_bytes"
 _ALLOCATED, _UNRELEASABLE = "plimsoll_torch_allocated_bytes", "plimsoll_torch_unreleasable_bytes"
 _WORKER_HOST = "plimsoll_worker_resident_bytes"
 _RUNNING, _TOKENS = metrics.figure("running").names, metrics.figure("generation_tokens").names
-_NAMES = (_STARTED, _PROCESS, _ALLOCATED, _UNRELEASABLE, _WORKER_HOST, *_RUNNING, *_TOKENS)
+_NAMES = (STARTED, RESIDENT, _ALLOCATED, _UNRELEASABLE, _WORKER_HOST, *_RUNNING, *_TOKENS)
 _WHOSE = ("engine", "worker", "rank", "model_name")  # labels by which one engine's page tells its own parts apart
 _SAME_START_S = 1.0
-
-RecalledPoints = tuple[tuple[float, Mapping[str, float]], ...]
 
 
 class RecordedPast(NamedTuple):
     """Recorded points, oldest first, in wall-clock time; with "held", "host_resident" and "running" if known."""
 
-    points: RecalledPoints
+    points: Points
     tokens: float | None = None  # tokens ever made, at the last point: fewer now means another process
 
 
 def read_past(
-    url: str,
-    match: Mapping[str, str],
-    started_unix_s: float | None,
-    *,
-    since_s: float = DAY_S,
-    timeout_s: float = TIMEOUT_S,
-    clock: Callable[[], float] = time.time,
+    url: str, match: Mapping[str, str], started_unix_s: float | None, *, clock: Callable[[], float] = time.time
 ) -> RecordedPast:
     """Queries the last day of one engine, since its last start; raises if Prometheus fails."""
     end_s = clock() // STEP_S * STEP_S  # the same moments at every query
     names = tuple(dict.fromkeys(_NAMES))
-    found = ask_range(url, names, TimeRange(end_s - since_s, end_s, STEP_S), match, timeout_s=timeout_s)
+    found = ask_range(url, names, TimeRange(end_s - DAY_S, end_s, STEP_S), match, timeout_s=TIMEOUT_S)
     return past_from_series(found, started_unix_s)
 
 
@@ -409,10 +365,11 @@ def past_from_series(found: Iterable[MetricSeries], started_unix_s: float | None
                 raise BadInput("several series match one engine's labels; tell them apart with labels")
             rows[at][whose] = value
     tokens = {at: sum(row.values()) for name in _TOKENS for at, row in by_name.get(name, {}).items()}
-    moments = _since_start(by_name.get(_STARTED, {}), tokens, started_unix_s)
+    moments = _since_start(by_name.get(STARTED, {}), tokens, started_unix_s)
+    allocated, rest = (_sums(by_name.get(name, {}), moments) for name in (_ALLOCATED, _UNRELEASABLE))
     columns = {
-        "held": _held(by_name, moments),
-        "host_resident": _sums(by_name.get(_WORKER_HOST) or by_name.get(_PROCESS, {}), moments),
+        "held": {at: allocated[at] + rest[at] for at in allocated.keys() & rest.keys()},
+        "host_resident": _sums(by_name.get(_WORKER_HOST) or by_name.get(RESIDENT, {}), moments),
         "running": {at: sum(row.values()) for name in _RUNNING for at, row in by_name.get(name, {}).items()},
     }
     points = [(at, {name: column[at] for name, column in columns.items() if at in column}) for at in moments]
@@ -431,13 +388,6 @@ def _since_start(
     moments = sorted(tokens)  # its metrics do not say when it began (several API servers): a total that falls does
     fell = [later for sooner, later in itertools.pairwise(moments) if tokens[later] < tokens[sooner]]
     return [at for at in moments if at >= max(fell, default=-math.inf)]
-
-
-def _held(
-    by_name: Mapping[str, Mapping[float, Mapping[tuple[str, ...], float]]], moments: Sequence[float]
-) -> dict[float, float]:
-    allocated, rest = _sums(by_name.get(_ALLOCATED, {}), moments), _sums(by_name.get(_UNRELEASABLE, {}), moments)
-    return {at: allocated[at] + rest[at] for at in allocated.keys() & rest.keys()}
 
 
 def _sums(rows: Mapping[float, Mapping[tuple[str, ...], float]], moments: Sequence[float]) -> dict[float, float]:

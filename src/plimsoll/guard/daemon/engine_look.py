@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from plimsoll.doctor.rules.contained import read_survival
@@ -32,6 +32,24 @@ NO_LETTER = "\ufffd"
 UNKNOWN_TOKENS = ("<unk>", "<UNK>", "[UNK]")  # token 0, which a model with NaN logits returns
 
 
+class KeyedClient:
+    """Shows a key only to a server that asks for one: a list of engines may name any server."""
+
+    def __init__(
+        self, client: HttpClient, auth: Mapping[str, str], asks: Callable[[Reply], bool] = lambda reply: reply.status == 401
+    ) -> None:
+        self._client, self._auth, self._asks = client, auth, asks
+        self.is_shown = False
+
+    async def call(self, method: str, path: str, body: bytes = b"", *, deadline_s: float, most_bytes: int) -> Reply | Lost:
+        if not self.is_shown:
+            reply = await self._client.call(method, path, body, deadline_s=deadline_s, most_bytes=most_bytes)
+            if isinstance(reply, Lost) or not self._auth or not self._asks(reply):
+                return reply
+            self.is_shown = True
+        return await self._client.call(method, path, body, self._auth, deadline_s=deadline_s, most_bytes=most_bytes)
+
+
 class CanaryPlan(NamedTuple):
     """How often to send a canary request, and its deadline."""
 
@@ -51,9 +69,7 @@ class CanarySender:
     def __init__(self, url: str, plan: CanaryPlan) -> None:
         self.last: Canary | None = None
         self._plan = plan
-        self._auth = {} if plan.api_key is None else bearer(plan.api_key)
-        self._shows_key = False
-        self._client = HttpClient(address(url))
+        self._client = KeyedClient(HttpClient(address(url)), {} if plan.api_key is None else bearer(plan.api_key))
         self._task: asyncio.Task[None] | None = None
         self._next_s: float | None = None
         self._given_up_s: float | None = None
@@ -87,9 +103,18 @@ class CanarySender:
     async def _ask(self, at_s: float, model: str) -> None:
         plan = self._plan
         asked = {"model": model, "prompt": PROMPT, "max_tokens": 1, "temperature": 0, "skip_special_tokens": False}
-        reply = await self._sent(json.dumps(asked).encode())
-        if isinstance(reply, Reply):
-            self._take(reply, at_s, model)
+        body = json.dumps(asked).encode()
+        reply = await self._client.call("POST", PATH, body, deadline_s=plan.deadline_s, most_bytes=ANSWER_MAX)
+        if isinstance(reply, Reply) and reply.status != 200:
+            self.last = Canary(at_s, None, why=refused(reply, model, has_key=plan.api_key is not None), status=reply.status)
+            if 400 <= reply.status < 500 and reply.status != 429:  # this server does not take such a request
+                self._next_s = at_s + ASK_AGAIN_S
+        elif isinstance(reply, Reply):
+            found = is_garbage(reply.body)
+            if found is None:
+                self.last = Canary(at_s, None, why=f"it answers {PATH} with something that is not a completion")
+            else:
+                self.last = Canary(at_s, True, reply.seconds, found)  # noqa: FBT003 - the field's own value
         elif reply.loss is not Loss.LATE:
             self.last = Canary(at_s, None, why=f"it {reply.why}")
         else:
@@ -99,28 +124,6 @@ class CanarySender:
             else:
                 what = "the answer began and did not finish" if reply.was_begun else "it could not be reached"
                 self.last = Canary(at_s, None, why=f"{what} within {plan.deadline_s:g} s")
-
-    async def _sent(self, body: bytes) -> Reply | Lost:
-        """Sends the key only to a server that asks for one: a list of engines may name any server."""
-        deadline_s = self._plan.deadline_s
-        if not self._shows_key:
-            reply = await self._client.call("POST", PATH, body, deadline_s=deadline_s, most_bytes=ANSWER_MAX)
-            if isinstance(reply, Lost) or reply.status != 401 or not self._auth:
-                return reply
-            self._shows_key = True
-        return await self._client.call("POST", PATH, body, self._auth, deadline_s=deadline_s, most_bytes=ANSWER_MAX)
-
-    def _take(self, reply: Reply, at_s: float, model: str) -> None:
-        if reply.status != 200:
-            self.last = Canary(at_s, None, why=refused(reply, model, has_key=bool(self._auth)), status=reply.status)
-            if 400 <= reply.status < 500 and reply.status != 429:  # this server does not take such a request
-                self._next_s = at_s + ASK_AGAIN_S
-            return
-        found = is_garbage(reply.body)
-        if found is None:
-            self.last = Canary(at_s, None, why=f"it answers {PATH} with something that is not a completion")
-        else:
-            self.last = Canary(at_s, True, reply.seconds, found)  # noqa: FBT003 - the field's own value
 
 
 def refused(reply: Reply, model: str, *, has_key: bool = False) -> str:
@@ -176,10 +179,8 @@ class ServedModel(NamedTuple):
 
 async def served_model(url: str, api_key: str | None = None, *, deadline_s: float = DEADLINE_S) -> ServedModel | None:
     """The first model that an engine lists; None if it lists none."""
-    client = HttpClient(address(url))
+    client = KeyedClient(HttpClient(address(url)), {} if api_key is None else bearer(api_key))
     reply = await client.call("GET", MODELS, deadline_s=deadline_s, most_bytes=LARGEST_MODELS_LIST)
-    if reply.status == 401 and api_key is not None:
-        reply = await client.call("GET", MODELS, b"", bearer(api_key), deadline_s=deadline_s, most_bytes=LARGEST_MODELS_LIST)
     if isinstance(reply, Lost) or reply.status != 200:
         return None
     try:
@@ -290,21 +291,6 @@ class LookLimits(NamedTuple):
     page_bytes: int = 8 << 20  # a page of 64 ranks has 3 MiB
 
 
-class _OptionalEndpoint:
-    """An optional endpoint: asked at every look once it has answered, else every five minutes."""
-
-    def __init__(self) -> None:
-        self.is_answered = False
-        self._next_s = -math.inf
-
-    def is_due(self, now_s: float) -> bool:
-        return self.is_answered or now_s >= self._next_s
-
-    def note(self, now_s: float, *, is_answered: bool, again_s: float = ASK_AGAIN_S) -> None:
-        self.is_answered = is_answered
-        self._next_s = now_s + again_s
-
-
 class EngineWatcher:
     """Looks at one engine. Several watchers may share parsed labels; each has its own connections."""
 
@@ -330,15 +316,18 @@ class EngineWatcher:
         self._labels = labels or LabelSets()
         self._same_host = same_host
         self._started: float | None = None
-        self._model: str | None = None
-        self._was_paused = self._is_resting = False
-        self._version: str | None = None
-        self._engine: Engine | None = None
         self._forget()
 
-    @property
-    def shown(self) -> str:
-        return self._client.shown
+    def _forget(self) -> None:
+        """Forgets what the last process could do: another one may answer now."""
+        self._pause = PauseState()
+        self._gate = KeyedClient(self._gate_client, self._auth, lambda reply: reply.asks_for_token)
+        self._has_gate_answered = False  # then it is asked at every look, else every five minutes
+        self._gate_next_s = self._version_next_s = -math.inf
+        self._version: str | None = None
+        self._engine: Engine | None = None
+        self._was_paused = self._is_resting = False  # as of the last page
+        self._model: str | None = None
 
     @property
     def host_note(self) -> str:
@@ -361,9 +350,6 @@ class EngineWatcher:
             if reach is Reach.SILENT and was_asked and not self._is_resting and self._canary is not None:
                 self._canary.begin(now_s, self._model)
             return Look(now_s, unix_s, reach, why, health, canary=self._last_canary())
-        return await self._answered(page, health, now_s, unix_s, end_s)
-
-    async def _answered(self, page: PageFigures, health: int | None, now_s: float, unix_s: float, end_s: float) -> Look:
         if page.started_unix_s != self._started:
             self._forget()
             self._started = page.started_unix_s
@@ -389,14 +375,6 @@ class EngineWatcher:
         await self._gate_client.close()
         if self._same_host is not None:
             self._same_host.close()
-
-    def _forget(self) -> None:
-        """Forgets what the last process could do: another one may answer now."""
-        self._gate, self._pause, self._asked_version = _OptionalEndpoint(), PauseState(), _OptionalEndpoint()
-        self._version, self._engine = None, None
-        self._has_gate = False  # whether the address asked for a token as the gate does
-        self._was_paused = self._is_resting = False  # as of the last page
-        self._model = None
 
     def _last_canary(self) -> Canary | None:
         return None if self._canary is None else self._canary.last
@@ -432,7 +410,7 @@ class EngineWatcher:
         return None if reply.status == DEAD and (reply.body or not is_page) else reply.status
 
     async def _ask_version(self, now_s: float, end_s: float) -> None:
-        if self._version is not None or not self._asked_version.is_due(now_s):
+        if self._version is not None or now_s < self._version_next_s:
             return
         found = await self._json(self._client, "/version", end_s)
         version = found.get("version")
@@ -442,19 +420,17 @@ class EngineWatcher:
                 self._engine = engine_named(version, "/version")
             except BadInput:
                 self._engine = None
-        self._asked_version.note(now_s, is_answered=False)
+        self._version_next_s = now_s + ASK_AGAIN_S
 
     async def _ask_gate(self, now_s: float, end_s: float) -> tuple[GateState | None, tuple[WorkerMemory, ...]]:
-        if not self._auth or not self._gate.is_due(now_s):
+        if not self._auth or not (self._has_gate_answered or now_s >= self._gate_next_s):
             return None, ()
-        reply = await self._gate_state(end_s)
+        reply = await self._gate.call("GET", "/plimsoll/state", deadline_s=self._left(end_s), most_bytes=SMALL_MAX)
         if isinstance(reply, Lost):
-            self.gate_note = f"the gate {reply.why}"
-            if not self._gate.is_answered:
-                self._gate.note(now_s, is_answered=False, again_s=LOST_AGAIN_S)
+            self.gate_note, self._gate_next_s = f"the gate {reply.why}", now_s + LOST_AGAIN_S
             return None, ()
-        found = read_gate(reply.table()) if reply.status == 200 and self._has_gate else None
-        self._gate.note(now_s, is_answered=found is not None)
+        found = read_gate(reply.table()) if reply.status == 200 and self._gate.is_shown else None
+        self._has_gate_answered, self._gate_next_s = found is not None, now_s + ASK_AGAIN_S
         if found is None:
             self.gate_note = GATE_NOTES.get(reply.status, f"/plimsoll/state answers {reply.status} and not the gate's words")
             return None, ()
@@ -463,17 +439,6 @@ class EngineWatcher:
             found = found._replace(ours=1)  # one of its requests may be our canary, which is no work
         memory = await self._json(self._gate_client, "/plimsoll/memory", end_s, MEMORY_MAX, self._auth)
         return found, read_workers(memory)
-
-    async def _gate_state(self, end_s: float) -> Reply | Lost:
-        """Sends the token only to a server that asks for one as the gate does: a list of engines may name any server."""
-        if not self._has_gate:
-            reply = await self._gate_client.call("GET", "/plimsoll/state", deadline_s=self._left(end_s), most_bytes=SMALL_MAX)
-            if isinstance(reply, Lost) or not reply.asks_for_token:
-                return reply
-            self._has_gate = True
-        return await self._gate_client.call(
-            "GET", "/plimsoll/state", b"", self._auth, deadline_s=self._left(end_s), most_bytes=SMALL_MAX
-        )
 
     async def _ask_paused(self, page: PageFigures, now_s: float, end_s: float) -> tuple[bool | None, bool]:
         """Whether it is paused, and whether it may be without guard knowing."""

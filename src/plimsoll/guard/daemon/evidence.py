@@ -14,7 +14,7 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,24 +36,20 @@ def describe_processes(pids: Iterable[int], proc: Path = Path("/proc")) -> bytes
     """The kernel's view of these processes as one text: state, limits, and where each thread waits."""
     lines: list[str] = []
     for pid in list(pids)[:MOST_PROCESSES]:
-        lines += [f"=== pid {pid}", *_of_one(proc / str(pid)), ""]
+        folder = proc / str(pid)
+        words = _read(folder / "cmdline").rstrip("\0").split("\0")
+        lines += [f"=== pid {pid}", f"command: {' '.join(redact_words(words))}"]
+        for name in ("status", "wchan", "stack", "cgroup", "oom_score", "io"):
+            text = _read(folder / name).strip()
+            lines.append(f"--- {name}: {text}" if "\n" not in text else f"--- {name}\n{text}")
+        with contextlib.suppress(OSError):
+            threads = sorted((folder / "task").iterdir(), key=lambda one: one.name.rjust(10))
+            lines.append(f"--- {len(threads)} threads: number, name, state, where it waits")
+            for thread in threads[:MOST_THREADS]:
+                state = "".join(_read(thread / "stat").rpartition(")")[2].split()[:1])
+                lines.append(f"{thread.name} {_read(thread / 'comm').strip()} {state} {_read(thread / 'wchan').strip()}")
+        lines.append("")
     return "\n".join(lines).encode("utf-8", "replace")
-
-
-def _of_one(folder: Path) -> Iterator[str]:
-    words = _read(folder / "cmdline").rstrip("\0").split("\0")
-    yield f"command: {' '.join(redact_words(words))}"
-    for name in ("status", "wchan", "stack", "cgroup", "oom_score", "io"):
-        text = _read(folder / name).strip()
-        yield f"--- {name}: {text}" if "\n" not in text else f"--- {name}\n{text}"
-    try:
-        threads = sorted((folder / "task").iterdir(), key=lambda one: one.name.rjust(10))
-    except OSError:
-        return
-    yield f"--- {len(threads)} threads: number, name, state, where it waits"
-    for thread in threads[:MOST_THREADS]:
-        state = _read(thread / "stat").rpartition(")")[2].split()[:1]
-        yield f"{thread.name} {_read(thread / 'comm').strip()} {''.join(state)} {_read(thread / 'wchan').strip()}"
 
 
 def _read(path: Path) -> str:
@@ -266,7 +262,10 @@ class EvidenceStore:
 
     def _make_room(self, keep: str, spare: int = 0) -> None:
         folders = self._folders()
-        sizes = {path: _size(path) for path in folders}
+        sizes = dict.fromkeys(folders, 0)
+        for path in folders:
+            with contextlib.suppress(OSError):
+                sizes[path] = sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(path))
         for path in folders:
             is_room = len(sizes) + spare <= self._most_folders and sum(sizes.values()) <= self._most_bytes
             if is_room or path.name == keep:
@@ -292,7 +291,7 @@ class _EvidenceFolder:
         for name, page in wanted.pages.items():
             yield self._page(name, page)
         if wanted.pids:
-            yield self._processes(wanted.pids)
+            yield self._page("processes.txt", lambda: in_thread(lambda: describe_processes(wanted.pids)))
             yield self._stacks(wanted.pids)
         else:
             self.note("processes.txt, stacks.txt: processes unknown")
@@ -337,9 +336,6 @@ class _EvidenceFolder:
         if not data:
             return self.note(f"{name}: no answer")
         return await self._keep(name, data[:PAGE_BYTES])
-
-    async def _processes(self, pids: tuple[int, ...]) -> None:
-        await self._keep("processes.txt", await in_thread(lambda: describe_processes(pids)))
 
     async def _stacks(self, pids: tuple[int, ...]) -> None:
         # If plimsoll is called by its full path, its environment's programs are not in PATH.
@@ -391,10 +387,3 @@ def _write(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _size(folder: Path) -> int:
-    total = 0
-    with contextlib.suppress(OSError):
-        total = sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(folder))
-    return total

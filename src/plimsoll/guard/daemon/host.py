@@ -70,12 +70,10 @@ class NvmlDriver:
         if time.monotonic() < self._next_s:
             return False
         self._next_s = time.monotonic() + INIT_AGAIN_S
-        if self._library is None:
-            try:
-                self._library = importlib.import_module("pynvml")
-            except ImportError:
-                return False
-        nvml = self._library
+        try:
+            nvml = self._library = self._library or importlib.import_module("pynvml")
+        except ImportError:
+            return False
         try:
             nvml.nvmlInit()
         except nvml.NVMLError:
@@ -107,13 +105,9 @@ class NvmlDriver:
                 held[int(one.pid)] = None if one.usedGpuMemory is None else float(one.usedGpuMemory)
         with contextlib.suppress(nvml.NVMLError):  # a card without ECC has no count
             count = nvml.nvmlDeviceGetTotalEccErrors(handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
-        return CardNow(total, free, None if count is None else self._since_first(name, int(count)), held)
-
-    def _since_first(self, name: str, count: int) -> int:
-        """Errors since guard's first reading: the driver's count began before."""
-        if count < self._first.setdefault(name, count):  # counted anew: the driver was loaded again
-            self._first[name] = 0
-        return count - self._first[name]
+        if count is not None and int(count) < self._first.setdefault(name, int(count)):
+            self._first[name] = 0  # counted anew: the driver was loaded again
+        return CardNow(total, free, None if count is None else int(count) - self._first[name], held)
 
 
 class KernelLog:
@@ -371,11 +365,6 @@ class Machine:
         found = re.search(r"^btime (\d+)$", text_of(self._proc / "stat"), re.MULTILINE)
         return float(found[1]) if found else None
 
-    def start_of(self, process: Process) -> float | None:
-        """When a process began, in wall-clock time; None where the kernel does not tell."""
-        boot_s = self.boot_unix_s
-        return None if boot_s is None else boot_s + process.start_ticks / os.sysconf("SC_CLK_TCK")
-
     async def is_open(self, port: int) -> bool | None:
         """Whether anybody listens at a port; None where the kernel does not tell."""
         if not (self._proc / "net" / "tcp").exists():
@@ -395,7 +384,9 @@ class Machine:
     def _walk(self) -> dict[int, ServerProcess]:
         self.kernel.read()
         ports, seen = set(self._ports), read_processes(self._proc)
-        self._servers = {port: one for port, one in self._servers.items() if port in ports and _is_there(one, seen)}
+        starts = {pid: process.start_ticks for pid, process in seen.items()}  # a pid may be another process's by now
+        known = self._servers.items()
+        self._servers = {port: one for port, one in known if port in ports and starts.get(one.pid) == one.start_ticks}
         now_s = time.monotonic()
         self._unseen = {name: until_s for name, until_s in self._unseen.items() if until_s > now_s}
         missing = sockets_at(self._root, ports - self._servers.keys())
@@ -403,21 +394,12 @@ class Machine:
         holders = socket_holders(self._root, sockets)
         self._servers |= {port: one for port, pid in holders.items() if (one := read_process(pid, self._proc))}
         self._unseen |= {name: now_s + LOOK_AGAIN_S for name, port in sockets.items() if port not in holders}
-        return {port: self._found(one, tree(seen, one.pid)) for port, one in self._servers.items()}
-
-    def _found(self, server: Process, tree: tuple[int, ...]) -> ServerProcess:
-        return ServerProcess(
-            server,
-            tree,
-            any(is_python(self._root, pid) for pid in tree),
-            sum(resident(self._root, pid) for pid in tree),
-            limit(self._root, server.pid),
-        )
-
-
-def _is_there(one: Process, seen: ProcessTable) -> bool:
-    """Whether the process still exists, and is not another one with its pid."""
-    return one.pid in seen and seen[one.pid].start_ticks == one.start_ticks
+        found = {}
+        for port, server in self._servers.items():
+            family, root = tree(seen, server.pid), self._root
+            is_vllm, held = any(is_python(root, pid) for pid in family), sum(resident(root, pid) for pid in family)
+            found[port] = ServerProcess(server, family, is_vllm, held, limit(root, server.pid))
+        return found
 
 
 @functools.cache
@@ -450,8 +432,9 @@ class SameHost:
             self._xids = self._machine.kernel.count
         servers, cards = await asyncio.gather(self._machine.found(), self._machine.cards())
         found = None if servers is None else servers.get(self._port)
-        if found is not None and not _is_engine(found, cards):
-            found = None
+        if found is not None and not found.is_python:  # then only a holder of GPU memory can be an engine
+            is_holder = any(not card.held.keys().isdisjoint(found.tree) for card in (cards or {}).values())
+            found = found if is_holder else None
         states = self._cards(found, cards)
         if look.reach is not Reach.ANSWERS:
             is_open = await self._machine.is_open(self._port) if look.reach is Reach.REFUSED else None
@@ -467,7 +450,8 @@ class SameHost:
             # The metrics' figure is of one process: after the whole tree's it would look as if memory had shrunk.
             figures.pop("host_resident", None)
             self._has_figures = servers is None
-        start = None if found is None else self._machine.start_of(found.server)
+        boot_s = self._machine.boot_unix_s
+        start = None if found is None or boot_s is None else boot_s + found.server.start_ticks / os.sysconf("SC_CLK_TCK")
         return look._replace(figures=figures, cards=states, local_start=start)
 
     def close(self) -> None:
@@ -488,11 +472,6 @@ class SameHost:
             self._guessed |= frozenset(cards or ()) | frozenset(seen)
         own = self._tied or self._guessed
         return tuple(_card(name, (cards or {}).get(name), seen.get(name, ()), tree) for name in sorted(own))
-
-
-def _is_engine(found: ServerProcess, cards: Mapping[str, CardNow] | None) -> bool:
-    """Whether the listener can be an engine: Python, or a holder of GPU memory."""
-    return found.is_python or any(not card.held.keys().isdisjoint(found.tree) for card in (cards or {}).values())
 
 
 def _card(name: str, now: CardNow | None, xids: tuple[int, ...], tree: frozenset[int]) -> CardState:

@@ -7,8 +7,8 @@ Guard sets nothing by it: the advice is a remark beside the engine.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
+import os
 import re
 import sys
 import time
@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from plimsoll.guard.adapters.gate import GateHttpClient
+from plimsoll.guard.adapters.run_command import run_command
 from plimsoll.guard.config import PromiseConfig
 from plimsoll.guard.daemon.engine_look import served_model
 from plimsoll.guard.engine_config import EngineConfig
@@ -59,25 +60,16 @@ class KnobAdvisor:
             "folder": engine.recording, "since": time.time() - self._promise.window_s, "limits": limits,
             "promise": [self._promise.ttft_s, self._promise.tpot_s],
         }  # fmt: skip
-        process = None
+        words = (sys.executable, "-m", "plimsoll.guard.daemon.knob_replay", json.dumps(asked))
+        ran = await run_command(words, LIMIT_S, os.environ, only_stdout=True)
         try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "plimsoll.guard.daemon.knob_replay", stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
-            async with asyncio.timeout(LIMIT_S):
-                printed, _ = await process.communicate(json.dumps(asked).encode())
-            found = json.loads(printed)
+            found = json.loads(ran.output)
             if found["why_not"]:
                 return AdviceRemark(why_not=str(found["why_not"]))
             command = f"guardctl set {engine.name} {found['knob']}={found['value']} --for 2h"
             return AdviceRemark(f"{found['sentence']}; {command}")
-        except (OSError, ValueError, KeyError, TypeError, TimeoutError) as problem:
-            return AdviceRemark(why_not=f"the replay failed: {type(problem).__name__}")
-        finally:
-            if process is not None and process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+        except (ValueError, KeyError, TypeError) as problem:
+            return AdviceRemark(why_not=f"the replay failed: {ran.trouble or type(problem).__name__}")
 
 
 async def limits_of(engine: EngineConfig) -> dict[str, Any] | str:

@@ -1,4 +1,4 @@
-"""The replay behind advice on knobs, as a process of its own: one question as JSON on stdin, one answer on stdout.
+"""The replay behind advice on knobs, as a process of its own: one question as a word of JSON, one answer on stdout.
 
 {"folder": RECORDING, "since": UNIX_SECONDS, "limits": {...}, "promise": [TTFT_S, TPOT_S]}
 """
@@ -58,9 +58,9 @@ def advice_on(asked: Mapping[str, Any]) -> KnobAdvice:
 
 
 def main() -> None:
-    """Answer the one question on stdin."""
+    """Answers the one question."""
     try:
-        advice = advice_on(json.loads(sys.stdin.read()))
+        advice = advice_on(json.loads(sys.argv[1]))
     except (BadInput, OSError) as problem:
         advice = KnobAdvice(why_not=str(problem)[:300])
     print(json.dumps({**dataclasses.asdict(advice), "sentence": advice.sentence()}))

@@ -73,9 +73,16 @@ class ManualDrains:
     """Engines drained by operators. `runs` is the conductor's own table: it leaves alone what stands in it."""
 
     def __init__(
-        self, adapters: Mapping[str, EngineAdapters], policy: ActPolicy, ports: ActionPorts, runs: dict[str, ActionRun], *,
-        longest_s: float = LONGEST_S, patience_s: float = PATIENCE_S, pause_s: float = 1.0,
-    ) -> None:  # fmt: skip
+        self,
+        adapters: Mapping[str, EngineAdapters],
+        policy: ActPolicy,
+        ports: ActionPorts,
+        runs: dict[str, ActionRun],
+        *,
+        longest_s: float = LONGEST_S,
+        patience_s: float = PATIENCE_S,
+        pause_s: float = 1.0,
+    ) -> None:
         self._adapters, self._policy, self._ports, self.runs = adapters, policy, ports, runs
         self._longest_s, self._patience_s, self._pause_s = longest_s, patience_s, pause_s
         self._tasks: dict[str, asyncio.Task[Outcome]] = {}

@@ -75,34 +75,12 @@ _PROGRESS = re.compile(
 )
 _ACCESS = re.compile(r'(INFO: {5}\S{1,80} - "[A-Z]{3,8} /[^\s?"]{0,200})(\?[^\s"]*)?( HTTP/[\d.]{1,3}" \d{3}[ \w]{0,40})\s*')
 _QUOTED = re.compile(r"'(?:[^'\\\n]|\\.){0,4000}'|\"(?:[^\"\\\n]|\\.){0,4000}\"|`[^`\n]{0,4000}`")
-_SETTINGS = (
-    "api_utils",
-    "arg_utils",
-    "utils",
-    "api_server",
-    "vllm",
-    "core",
-    "config",
-    "model",
-)  # which log the operator's own words
+_SETTINGS = ("api_utils", "arg_utils", "utils", "api_server", "vllm", "core", "config", "model")  # the operator's own words
 _MARK = NEW_LIFE.decode().strip()
 _INTRODUCES = ("api_server", "api_utils", "utils")  # which print vLLM's name and release when a process begins
 _INTRODUCTION = re.compile(r"[█▀▄] {1,4}version |vLLM (?:API )?server version ")
+_JSON_TIMES = ("time", "timestamp", "asctime", "ts")
 _UP = re.compile(r"Application startup complete|Uvicorn running|Started server process|\] (?:Received|Added) request| HTTP/1")
-_JSON_SAFE = (
-    "time",
-    "timestamp",
-    "asctime",
-    "ts",
-    "level",
-    "levelname",
-    "severity",
-    "name",
-    "logger",
-    "filename",
-    "lineno",
-    "pid",
-)
 
 
 def safe_lines(lines: Iterable[str], begun: str = "") -> Iterator[str]:
@@ -145,7 +123,7 @@ def _shown(text: str, file: str, begun: str, *, is_frame: bool, is_after: bool) 
     if _STRUCTURE.fullmatch(text) or _FRAME.fullmatch(text) or _CARET.fullmatch(text) or text == _MARK:
         return text, False
     if is_frame and text.startswith("    "):
-        return _QUOTED.sub(_identifier, text), False  # the line of source that the frame names
+        return _plain(text), False  # the line of source that the frame names
     if (found := _EXCEPTION.fullmatch(text)) is not None:
         message = found["text"]
         is_known = message is None or _KNOWN_MESSAGES.match(message) is not None
@@ -197,7 +175,7 @@ def _from_json(line: str) -> str | None:
 def _record_of(found: Mapping[str, object], name: str, text: str) -> str:
     level = str(found.get("levelname", found.get("level", found.get("severity", "INFO")))).upper()
     level = level if level in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL") else "INFO"
-    stamp = re.search(r"(\d\d-\d\d)[T ](\d\d:\d\d:\d\d)", str(next((found[key] for key in _JSON_SAFE[:4] if key in found), "")))
+    stamp = re.search(r"(\d\d-\d\d)[T ](\d\d:\d\d:\d\d)", str(next((found[key] for key in _JSON_TIMES if key in found), "")))
     when = f"{stamp[1]} {stamp[2]}" if stamp is not None else "00-00 00:00:00"
     file = str(found.get("filename", "")) or f"{name.rpartition('.')[2]}.py"
     line = found.get("lineno")
