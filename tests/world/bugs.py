@@ -24,8 +24,9 @@ async def _empty(*_: Any) -> str:
     return ""
 
 
-def _no_reason(*_: Any, **__: Any) -> str:
-    return ""
+def _without(*reasons: str, real: Any = decide._against) -> Any:
+    """Guard's rules but for these."""
+    return lambda *given: (rule for rule in real(*given) if rule[0] not in reasons)
 
 
 def _idle_at_once(samples: Any, *_: Any) -> Idleness:
@@ -70,11 +71,11 @@ BUGS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "stop without a fresh look": ((steps.ActionSteps, "_why_serves", _empty),),
     "ignore the lock": ((steps.LockKeeper, "is_ours", _yes), (steps.LockKeeper, "acquire", _acquire_anyway)),
     "take the last one": (
-        (decide, "_too_many", _no_reason), (decide, "_capacity", _no_reason), (haproxy.HAProxy, "_is_last", lambda *_: False),
+        (decide, "_against", _without("TooManyAway", "OthersCannotCarry")), (haproxy.HAProxy, "_is_last", lambda *_: False),
     ),
     "never put it back": ((steps.ActionSteps, "_undrain", _say_that_it_is_back),),
     "forget what an earlier guard left": ((conductor, "open_actions", lambda _: []),),
-    "act while paused": ((decide, "_paused", _no_reason), (conductor.Conductor, "_off", _no_reason)),
+    "act while paused": ((decide, "_against", _without("Paused")), (conductor.Conductor, "_off", lambda *_: "")),
     "start what an operator stopped": (
         (steps.ActionSteps, "_stopped_by_hand", _empty), (acting, "exit_report", _exit_by_itself),
     ),

@@ -1,4 +1,4 @@
-"""The tables of words (`data/*.yaml`): what a cause, an exit, an event or a kernel line means to people.
+"""The tables of words (`data/*.yaml`): what a cause, an exit, an event, a kernel line or a condition of guard means.
 
 A table is read when it is first asked for: most logs need one or none.
 """

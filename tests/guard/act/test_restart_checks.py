@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.guard.act.decide import enough_cache, is_ready, kv_tokens, same_trouble, was_restarted
+from plimsoll.guard.act.decide import enough_cache, is_ready, kv_tokens, troubles, was_restarted
 from plimsoll.guard.judge.look import GateState, Look, Reach
 from plimsoll.unknown import Condition, Status
 
@@ -77,9 +77,8 @@ def test_trouble_is_the_same_kind_again_or_one_that_is_worse() -> None:
         return {kind: Condition(kind, status, "Seen", f"it is {kind}", 0.0)}
 
     for kind in ("exhausted", "dead", "wedged", "hung", "loop"):
-        assert same_trouble("exhausted", held(kind)) == f"it is {kind}"
+        assert troubles("exhausted", held(kind)) == {kind: f"it is {kind}"}
     for conditions in ({}, held("creep"), held("exhausted", Status.UNKNOWN), held("dead", Status.FALSE), held("asked")):
-        assert same_trouble("exhausted", conditions) == ""
-    assert same_trouble("asked", held("asked")) == ""
-    assert same_trouble("asked", held("loop")) == "", "who asks for a start knows of those before it"
-    assert same_trouble("asked", held("dead")) == "it is dead"
+        assert troubles("exhausted", conditions) == {}
+    assert troubles("asked", {**held("asked"), **held("loop")}) == {}, "who asks for a start knows of those before it"
+    assert troubles("asked", held("dead")) == {"dead": "it is dead"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from plimsoll.doctor.remedies.runtime import cache_tokens
@@ -182,19 +182,21 @@ def decide(view: FleetView, policy: ActPolicy) -> list[Decision]:
     Engines that serve nobody are all planned for. At most one plan takes capacity away, and only where no other is made.
     """
     decisions: list[Decision] = []
+    engines = {engine.name: engine for engine in view.engines}
     for engine in view.engines:
-        wanted = wanted_action(engine)
-        if wanted is not None:
-            kind, grade = wanted
-            decisions.append(consider(view, policy, engine, grade, kind, engine.conditions[kind].message))
+        # Of several conditions the one that calls for the most disruptive action.
+        held = [kind for kind, condition in engine.conditions.items() if kind in GRADES and is_active(condition)]
+        if held:
+            kind = min(held, key=lambda one: (ORDER.index(GRADES[one]), one not in BROKEN_KINDS))
+            decisions.append(consider(view, policy, engine, GRADES[kind], kind, engine.conditions[kind].message))
     decisions.sort(key=lambda one: (ORDER.index(one.grade), one.kind not in BROKEN_KINDS, one.engine))
     is_taken = False
     restarts = list(view.restarts)
     for place, decision in enumerate(decisions):
         if not isinstance(decision, ActionPlan):
             continue
+        engine = engines[decision.engine]
         if decision.is_broken and is_taken:  # those planned before it count against the budget, and as deaths of its group
-            engine = next(engine for engine in view.engines if engine.name == decision.engine)
             more = view._replace(restarts=restarts)
             decisions[place] = consider(more, policy, engine, decision.grade, decision.kind, decision.why)
         elif is_taken:
@@ -203,22 +205,14 @@ def decide(view: FleetView, policy: ActPolicy) -> list[Decision]:
         if isinstance(decisions[place], ActionPlan):
             is_taken = True
             if decision.grade is Grade.RESTART:
-                engine = next(engine for engine in view.engines if engine.name == decision.engine)
                 restarts.append(Restart(view.now, engine.name, True, engine.failure, engine.requests))  # noqa: FBT003
     return decisions
-
-
-def wanted_action(engine: EngineStatus) -> tuple[str, Grade] | None:
-    """The most disruptive action that a true condition of it calls for, with that condition; None where none is true."""
-    held = [(kind, GRADES[kind]) for kind, condition in engine.conditions.items() if kind in GRADES and is_active(condition)]
-    return min(held, key=lambda one: (ORDER.index(one[1]), one[0] not in BROKEN_KINDS), default=None)
 
 
 def consider(view: FleetView, policy: ActPolicy, engine: EngineStatus, grade: Grade, kind: str, why: str) -> Decision:
     """A plan for this action, or the first reason that blocks it."""
     for reason, message in _against(view, policy, engine, grade, kind):
-        if message:
-            return BlockedAction(engine.name, grade, kind, reason, message)
+        return BlockedAction(engine.name, grade, kind, reason, message)
     # Whoever asks for it has approved it. The only replica of an owner is never evicted without a person.
     is_only = grade is Grade.RESTART and engine.replicas is not None and engine.replicas <= 1
     needs_approval = kind != ASKED and (is_only or grade in policy.approve)
@@ -241,45 +235,90 @@ def serves_nobody(engine: EngineStatus, kind: str) -> bool:
     )
 
 
-def _against(view: FleetView, policy: ActPolicy, engine: EngineStatus, grade: Grade, kind: str) -> list[tuple[str, str]]:
-    """Every rule in turn: its reason, and the message where it blocks the action, else ""."""
-    rules = [
-        ("Paused", _paused(view.switches, engine, grade)),
-        ("Busy", f"guard is acting on {view.busy}" if view.busy and not serves_nobody(engine, kind) else ""),
-        ("RungOff", "" if grade in policy.rungs or kind == ASKED else f"{grade} is not among the rungs of its configuration"),
-        ("OnlyObserved", engine.only_observed),
-        ("Leaving", _leaving(engine, grade, kind)),
-        ("Unknown", _unknown(engine)),
-        ("NoGate", _no_gate(policy, engine, grade, kind)),
-    ]
-    if grade is Grade.RESTART:
-        rules += _against_restart(view, policy, engine, kind)
-    return rules
-
-
-def _no_gate(policy: ActPolicy, engine: EngineStatus, grade: Grade, kind: str) -> str:
-    if engine.has_gate:
-        return ""
-    if grade is not Grade.RESTART:
-        return "it has no gate"
-    if serves_nobody(engine, kind) or policy.stragglers == "stop":
-        return ""
-    return "it has no gate, and without one idleness is unknown"
-
-
-def _paused(switches: Switches, engine: EngineStatus, grade: Grade) -> str:
+def _against(view: FleetView, policy: ActPolicy, engine: EngineStatus, grade: Grade, kind: str) -> Iterator[tuple[str, str]]:
+    """Every rule that blocks the action, in turn: its reason and its message."""
+    switches, is_broken = view.switches, serves_nobody(engine, kind)
     if switches.is_paused:
-        return f"guard is paused: {switches.why}" if switches.why else "guard is paused (guardctl resume)"
+        yield "Paused", f"guard is paused: {switches.why}" if switches.why else "guard is paused (guardctl resume)"
     if engine.name in switches.paused:
-        return "it is paused (guardctl resume ENGINE)"
-    return f"{grade} is switched off (guardctl resume --rung {grade})" if grade in switches.rungs_off else ""
-
-
-def _unknown(engine: EngineStatus) -> str:
+        yield "Paused", "it is paused (guardctl resume ENGINE)"
+    if grade in switches.rungs_off:
+        yield "Paused", f"{grade} is switched off (guardctl resume --rung {grade})"
+    if view.busy and not is_broken:
+        yield "Busy", f"guard is acting on {view.busy}"
+    if grade not in policy.rungs and kind != ASKED:
+        yield "RungOff", f"{grade} is not among the rungs of its configuration"
+    if engine.only_observed:
+        yield "OnlyObserved", engine.only_observed
+    if engine.leaving:
+        yield "Leaving", f"{engine.leaving}: that is no crash, and guard leaves it alone"
+    if engine.cordoned and grade is Grade.RESTART and not is_broken:  # one that serves nobody is better off elsewhere
+        yield "Leaving", f"{engine.cordoned}: whoever drains it moves its pods"
     if engine.age_s > _STALE_LOOKS * engine.every_s + 10.0:
-        return f"the last look is {engine.age_s:.0f} s old"
-    doubted = [kind for kind in GRADES if kind in engine.conditions and engine.conditions[kind].reason == "SeveralServers"]
-    return "several servers answer at its address" if doubted else ""
+        yield "Unknown", f"the last look is {engine.age_s:.0f} s old"
+    if any(kind in engine.conditions and engine.conditions[kind].reason == "SeveralServers" for kind in GRADES):
+        yield "Unknown", "several servers answer at its address"
+    if not engine.has_gate and grade is not Grade.RESTART:
+        yield "NoGate", "it has no gate"
+    if grade is Grade.RESTART:
+        if not engine.has_gate and not is_broken and policy.stragglers != "stop":
+            yield "NoGate", "it has no gate, and without one idleness is unknown"
+        yield from _against_restart(view, policy, engine, kind, is_broken=is_broken)
+
+
+def _against_restart(
+    view: FleetView, policy: ActPolicy, engine: EngineStatus, kind: str, *, is_broken: bool
+) -> Iterator[tuple[str, str]]:
+    others = group_peers(engine, view.engines)
+    if not engine.has_restarter:
+        yield "NoRestarter", "no restarter is configured for it"
+    # Not readable is the usual case (another host); held and not readable now is not the same.
+    if (card := engine.conditions.get("card")) is not None and card.status is Status.TRUE:
+        yield "SickCard", f"its card is sick: {card.message}"
+    # Who asks for a start has been told of those before it, and knows what he has mended since.
+    if (loop := engine.conditions.get("loop")) is not None and loop.is_true and kind != ASKED:
+        yield "CrashLoop", f"it does not stay up: {loop.message}; another start would not help"
+    if engine.last_end is not None and engine.last_end.end == "held":
+        yield "CrashLoop", "its last restart did not finish: needs attention (guardctl resume ENGINE once fixed)"
+    if engine.last_end is not None and reason_of(kind) in engine.last_end.unmended:
+        yield "CrashLoop", "a restart for the same reason did not help: needs attention (guardctl resume ENGINE once fixed)"
+    if budget := spent(view.restarts, engine.name, policy, view.now).message:
+        yield "BudgetSpent", budget
+    is_any_time = not policy.hours or (policy.broken_any_time and is_broken)
+    if not is_any_time and not any(hours.holds(view.minute) for hours in policy.hours):
+        yield "Hours", "outside the maintenance window"
+    if engine.rollout:
+        yield "Rollout", engine.rollout
+    if fresh := [one.name for one in others if one.changed_s is not None and one.changed_s < policy.rollout_s]:
+        yield "Rollout", f"a rollout is under way: {fresh[0]} has just been changed"
+    if not is_broken:
+        yield from _against_leaving(policy, engine, others)
+    elif kind != ASKED:  # whoever asks for it answers for it; the stop looks once more
+        if view.cut_off and not engine.has_local_proof:
+            yield "CutOff", view.cut_off
+        if engine.unproved:
+            yield "Unproved", f"it may still serve: {engine.unproved}"
+        if same := _same_failure(view, engine, others):
+            yield "SameFailure", same
+
+
+def _against_leaving(policy: ActPolicy, engine: EngineStatus, others: Sequence[EngineStatus]) -> Iterator[tuple[str, str]]:
+    """Why its group cannot do without it. One that serves nobody is not asked: it is away itself, and carries nothing."""
+    if engine.replicas is not None and engine.replicas <= 1:
+        why = "its owner has one replica, and it serves: an eviction leaves none"
+        yield "OneReplica", f"{why} (kubectl rollout restart starts a new one first)"
+    away = [one.name for one in others if one.is_away]
+    if len(away) >= policy.most_away:
+        yield "TooManyAway", f"{away[0]} is away already; at most {policy.most_away} may be"
+    if engine.missing >= policy.most_away:
+        few = f"{engine.missing} of the {engine.replicas} pods that its owner wants are not ready"
+        yield "TooManyAway", f"{few}; at most {policy.most_away} may be"
+    if others or not policy.may_be_last:
+        answer = without(engine.load, [one.load for one in others if not one.is_away], policy.carries)
+        if isinstance(answer, Unknown):
+            yield "OthersCannotCarry", f"unknown whether the others can carry its load: {answer.reason}"
+        elif answer:
+            yield "OthersCannotCarry", answer
 
 
 def group_peers(engine: EngineStatus, engines: Sequence[EngineStatus]) -> list[EngineStatus]:
@@ -295,28 +334,6 @@ def group_peers(engine: EngineStatus, engines: Sequence[EngineStatus]) -> list[E
 def reason_of(kind: str) -> str:
     """What a restart is to mend: that an engine does not work is one reason, however it shows."""
     return "broken" if kind in BROKEN_KINDS or kind == START else kind
-
-
-def _against_restart(view: FleetView, policy: ActPolicy, engine: EngineStatus, kind: str) -> list[tuple[str, str]]:
-    others = group_peers(engine, view.engines)
-    away = [one.name for one in others if one.is_away]
-    is_broken = serves_nobody(engine, kind)
-    budget = spent(view.restarts, engine.name, policy, view.now)
-    is_proof_needed = is_broken and kind != ASKED  # whoever asks for it answers for it; the stop looks once more
-    return [
-        ("NoRestarter", "" if engine.has_restarter else "no restarter is configured for it"),
-        ("SickCard", _sick(engine)),
-        ("CrashLoop", _loops(engine, kind)),
-        ("BudgetSpent", budget.message),
-        ("Hours", _hours(view, policy, is_broken=is_broken)),
-        ("Rollout", engine.rollout or _rollout(others, policy)),
-        ("OneReplica", _only_replica(engine, is_broken=is_broken)),
-        ("TooManyAway", _too_many(away, engine, policy, is_broken=is_broken)),
-        ("OthersCannotCarry", _capacity(engine, others, policy, is_broken=is_broken)),
-        ("CutOff", view.cut_off if is_proof_needed and not engine.has_local_proof else ""),
-        ("Unproved", f"it may still serve: {engine.unproved}" if is_proof_needed and engine.unproved else ""),
-        ("SameFailure", _same_failure(view, engine, others) if is_proof_needed else ""),
-    ]
 
 
 def _same_failure(view: FleetView, engine: EngineStatus, others: Sequence[EngineStatus]) -> str:
@@ -344,73 +361,6 @@ def _same_failure(view: FleetView, engine: EngineStatus, others: Sequence[Engine
 
 def _shapes(requests: str) -> frozenset[str]:
     return frozenset(requests.split("; ")) - {""}
-
-
-def _sick(engine: EngineStatus) -> str:
-    card = engine.conditions.get("card")
-    if card is None:
-        return ""
-    # Not readable is the usual case (another host); held and not readable now is not the same.
-    return f"its card is sick: {card.message}" if card.status is Status.TRUE else ""
-
-
-def _loops(engine: EngineStatus, kind: str) -> str:
-    loop = engine.conditions.get("loop")
-    # Who asks for a start has been told of those before it, and knows what he has mended since.
-    if loop is not None and loop.is_true and kind != ASKED:
-        return f"it does not stay up: {loop.message}; another start would not help"
-    if engine.last_end is None:
-        return ""
-    if engine.last_end.end == "held":
-        return "its last restart did not finish: needs attention (guardctl resume ENGINE once fixed)"
-    if reason_of(kind) in engine.last_end.unmended:
-        return "a restart for the same reason did not help: needs attention (guardctl resume ENGINE once fixed)"
-    return ""
-
-
-def _hours(view: FleetView, policy: ActPolicy, *, is_broken: bool) -> str:
-    if not policy.hours or (policy.broken_any_time and is_broken):
-        return ""
-    return "" if any(hours.holds(view.minute) for hours in policy.hours) else "outside the maintenance window"
-
-
-def _rollout(others: Sequence[EngineStatus], policy: ActPolicy) -> str:
-    fresh = [one.name for one in others if one.changed_s is not None and one.changed_s < policy.rollout_s]
-    return f"a rollout is under way: {fresh[0]} has just been changed" if fresh else ""
-
-
-def _leaving(engine: EngineStatus, grade: Grade, kind: str) -> str:
-    if engine.leaving:
-        return f"{engine.leaving}: that is no crash, and guard leaves it alone"
-    is_moved = grade is Grade.RESTART and not serves_nobody(engine, kind)  # one that serves nobody is better off elsewhere
-    return f"{engine.cordoned}: whoever drains it moves its pods" if engine.cordoned and is_moved else ""
-
-
-def _only_replica(engine: EngineStatus, *, is_broken: bool) -> str:
-    if engine.replicas is None or engine.replicas > 1 or is_broken:
-        return ""
-    return "its owner has one replica, and it serves: an eviction leaves none (kubectl rollout restart starts a new one first)"
-
-
-def _too_many(away: Sequence[str], engine: EngineStatus, policy: ActPolicy, *, is_broken: bool) -> str:
-    # One that serves nobody is away itself: its restart takes no more. Of two that died at once, neither would ever return.
-    if is_broken:
-        return ""
-    if len(away) >= policy.most_away:
-        return f"{away[0]} is away already; at most {policy.most_away} may be"
-    few = (
-        f"{engine.missing} of the {engine.replicas} pods that its owner wants are not ready; at most {policy.most_away} may be"
-    )
-    return few if engine.missing >= policy.most_away else ""
-
-
-def _capacity(engine: EngineStatus, others: Sequence[EngineStatus], policy: ActPolicy, *, is_broken: bool) -> str:
-    if is_broken:
-        return ""  # it carries nothing: the others have its load already
-    if policy.may_be_last and not others:
-        return ""
-    answer = without(engine.load, [one.load for one in others if not one.is_away], policy.carries)
-    return f"unknown whether the others can carry its load: {answer.reason}" if isinstance(answer, Unknown) else answer
 
 
 # Checks of an engine that was just started.
@@ -450,27 +400,9 @@ def enough_cache(look: Look | None, context: float | None, before: object) -> Ou
     return done(f"its KV cache holds {tokens:,.0f} tokens", kv_tokens=tokens)
 
 
-def troubles(kind: str, conditions: Mapping[str, Condition]) -> frozenset[str]:
-    """Which of the conditions hold that speak against a restart: its own, and those that lead to one."""
-    return frozenset(name for name in _speaking(kind) if same_trouble(kind, conditions, only=name))
-
-
-def _speaking(kind: str) -> tuple[str, ...]:
+def troubles(kind: str, conditions: Mapping[str, Condition]) -> dict[str, str]:
+    """The conditions that speak against a restart and hold, with their messages: its own, and those that lead to one."""
     # That it was started often is no news to whoever asked for one more start.
-    return (kind, *PROBATION_KINDS, *(() if kind == ASKED else ("loop",)))
-
-
-def same_trouble(
-    kind: str, conditions: Mapping[str, Condition], *, only: str = "", spared: frozenset[str] = frozenset()
-) -> str:
-    """Why a restart did not help: the same condition holds again, or one that leads to a restart; "" while neither does.
-
-    `spared` are those that held when it came back: what was said of the old process is over a while later.
-    """
-    for name in (only,) if only else _speaking(kind):
-        if name in spared:
-            continue
-        condition = conditions.get(name)
-        if condition is not None and condition.is_true and (name in GRADES or name in (*PROBATION_KINDS, "loop")):
-            return condition.message
-    return ""
+    names = dict.fromkeys((kind, *PROBATION_KINDS, *(() if kind == ASKED else ("loop",))))
+    known = (*GRADES, *PROBATION_KINDS, "loop")
+    return {one: conditions[one].message for one in names if one in known and one in conditions and conditions[one].is_true}

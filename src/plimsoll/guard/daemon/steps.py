@@ -15,7 +15,6 @@ from plimsoll.guard.act.decide import (
     enough_cache,
     is_active,
     is_ready,
-    same_trouble,
     troubles,
     was_restarted,
 )
@@ -640,7 +639,7 @@ class ActionSteps:
     async def _probation(self, run: ActionRun) -> Outcome:
         """Watches it: it must answer, be ready, make steps, and have no condition of its restart, nor a graver one."""
         began_s, probation_s = now_s(), self._policy.probation_s
-        old = troubles(run.kind, self._observer.conditions(run.engine))  # the stopped process's, until they clear
+        old = set(troubles(run.kind, self._observer.conditions(run.engine)))  # the stopped process's, until they clear
         ready_s, next_s = began_s, began_s + LOOK_AGAIN_S
         while (
             now_s() < began_s + probation_s or (old and now_s() < began_s + OLD_TROUBLE_S) or now_s() - ready_s > LOOK_AGAIN_S
@@ -648,10 +647,10 @@ class ActionSteps:
             await asyncio.sleep(self._pause_s)
             if why := self._is_off():
                 return done(f"{why}: no longer watched")
-            conditions = self._observer.conditions(run.engine)
-            old &= troubles(run.kind, conditions) if now_s() < began_s + OLD_TROUBLE_S else frozenset()
-            if trouble := same_trouble(run.kind, conditions, spared=old):
-                return failed(trouble)
+            found = troubles(run.kind, self._observer.conditions(run.engine))
+            old &= found.keys() if now_s() < began_s + OLD_TROUBLE_S else set()
+            if new := [message for name, message in found.items() if name not in old]:
+                return failed(new[0])
             if now_s() >= next_s:
                 look = await self._observer.look(run.engine)
                 next_s = now_s() + LOOK_AGAIN_S
