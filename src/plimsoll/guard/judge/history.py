@@ -61,7 +61,14 @@ class CoreSteps:
     def note(self, at_s: float, steps: float | None, work: float | None, age_s: float | None, hole_s: float) -> None:
         """One look: steps ever made, requests there, and how long ago the gate saw one. None is what nobody tells."""
         self.work = work
-        self._note_work(at_s, work, hole_s)
+        if work == 0:
+            self.idle_at_s = at_s
+        if work is None or work <= 0:
+            self.work_since_s = math.inf
+        else:
+            if self.work_since_s == math.inf or at_s - self._worked_at_s > hole_s:
+                self.work_since_s = at_s
+            self._worked_at_s = at_s
         if steps is not None and self._total is not None and steps < self._total:
             steps = None  # a total that falls is a lie
         if steps is None and age_s is None:
@@ -69,37 +76,24 @@ class CoreSteps:
         if at_s - self._known_at_s > hole_s:
             self._known_from_s = at_s
         self._known_at_s = at_s
-        self._note_step(at_s, steps, age_s)
-        self._had_work = work is None or work > 0
-
-    def rest(self, at_s: float) -> None:
-        """It is paused or asleep: no step is due, and how long that lasts is no gap between two."""
-        self.idle_at_s, self.work_since_s = at_s, math.inf
-
-    def _note_work(self, at_s: float, work: float | None, hole_s: float) -> None:
-        if work == 0:
-            self.idle_at_s = at_s
-        if work is None or work <= 0:
-            self.work_since_s = math.inf
-            return
-        if self.work_since_s == math.inf or at_s - self._worked_at_s > hole_s:
-            self.work_since_s = at_s
-        self._worked_at_s = at_s
-
-    def _note_step(self, at_s: float, steps: float | None, age_s: float | None) -> None:
-        before = self._total
+        before, had_work = self._total, self._had_work
         self._total = before if steps is None else steps
+        self._had_work = work is None or work > 0
         stepped_at = None if age_s is None else at_s - age_s
         if stepped_at is None and steps is not None and before is not None and steps > before:
             stepped_at = at_s
         if stepped_at is None:
             return
-        if self.step_at_s is not None and stepped_at > self.step_at_s + 1e-3 and self._had_work:
+        if self.step_at_s is not None and stepped_at > self.step_at_s + 1e-3 and had_work:
             # While it had nothing to do, no step was due.
             gap_s = stepped_at - max(self.step_at_s, self.idle_at_s)
             if gap_s < min(self._failure_s, LONGEST_GAP_S):
                 self.longest_gap_s = max(self.longest_gap_s, gap_s)
         self.step_at_s = stepped_at if self.step_at_s is None else max(self.step_at_s, stepped_at)
+
+    def rest(self, at_s: float) -> None:
+        """It is paused or asleep: no step is due, and how long that lasts is no gap between two."""
+        self.idle_at_s, self.work_since_s = at_s, math.inf
 
     def has_stepped(self, now_s: float, seconds: float) -> bool | Unknown:
         """Whether a step was made in the last so many seconds, if that is known for all of them."""
@@ -118,28 +112,6 @@ class CoreSteps:
         return self.idle_at_s > -math.inf and step_at_s <= self.idle_at_s
 
 
-class SlidingMinimum:
-    """The smallest value of the last so many seconds; keeps only values that could still become it."""
-
-    __slots__ = ("_kept", "_seconds")
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._kept: deque[tuple[float, float]] = deque()
-
-    def add(self, at_s: float, value: float) -> None:
-        kept = self._kept
-        while kept and kept[-1][1] >= value:
-            kept.pop()
-        kept.append((at_s, value))
-        while kept[0][0] < at_s - self._seconds:
-            kept.popleft()
-
-    @property
-    def least(self) -> float:
-        return self._kept[0][1] if self._kept else math.inf
-
-
 class FigureSeries(NamedTuple):
     """A figure over some time: only what is known of it."""
 
@@ -151,19 +123,10 @@ class FigureSeries(NamedTuple):
         """From the first to the last that is known."""
         return self.times[-1] - self.times[0] if self.times else 0.0
 
-
-class KnownSpan(NamedTuple):
-    """From when to when a figure has been known without a hole."""
-
-    start_s: float
-    end_s: float
-
-
-_NEVER = KnownSpan(math.inf, -math.inf)
-
-
-def _last_known(column: array[float]) -> float:
-    return next(value for value in reversed(column) if value == value)
+    @property
+    def rise(self) -> float:
+        """From the first to the last that is known; 0 where nothing is."""
+        return self.values[-1] - self.values[0] if self.values else 0.0
 
 
 class FigureTable:
@@ -175,17 +138,16 @@ class FigureTable:
         self.times = array("d")
         self._columns = {name: array("d") for name in names}
         self._pairs = tuple(self._columns.items())
-        self._stretches: dict[str, KnownSpan] = {}
+        self._stretches: dict[str, tuple[float, float]] = {}  # from when to when it was last known without a hole
 
     def add(self, at_s: float, values: Mapping[str, float]) -> None:
         self.times.append(at_s)
         get, nan = values.get, math.nan
         for name, column in self._pairs:
             column.append(get(name, nan))
-        for name, known in self._stretches.items():
+        for name, (start_s, end_s) in self._stretches.items():
             if name in values:
-                start_s = known.start_s if at_s - known.end_s <= self._hole_s else at_s
-                self._stretches[name] = KnownSpan(start_s, at_s)
+                self._stretches[name] = (start_s if at_s - end_s <= self._hole_s else at_s), at_s
         if len(self.times) > self._most:
             extra = len(self.times) - self._size
             del self.times[:extra]
@@ -223,44 +185,20 @@ class FigureTable:
 
     def from_before(self, name: str, from_s: float) -> FigureSeries | None:
         """What is known of it, from the last that was known at this moment; None if nothing was."""
-        place = self._known_before(name, from_s)
-        return None if place is None else self._known(name, place)
-
-    def rise(self, name: str, from_s: float) -> float | None:
-        """From what was last known at this moment to what is known now; None if nothing was."""
-        place, column = self._known_before(name, from_s), self._columns[name]
-        if place is None:
-            return None
-        return _last_known(column) - column[place]
-
-    def rise_after(self, name: str, from_s: float) -> float:
-        """From the first that is known after this moment to the last; 0 where nothing is."""
-        column, place = self._columns[name], bisect_left(self.times, from_s)
-        while place < len(column) and column[place] != column[place]:
-            place += 1
-        return _last_known(column) - column[place] if place < len(column) else 0.0
-
-    def stretch(self, name: str) -> KnownSpan | None:
-        """The last time without a hole longer than `hole_s`; None if it was never known."""
-        known = self._stretches.get(name)
-        if known is None:  # from now on it is kept up to date
-            self._stretches[name] = known = self._find_stretch(name)
-        return None if known is _NEVER else known
-
-    def _find_stretch(self, name: str) -> KnownSpan:
-        times = self._known(name, 0).times
-        if not times:
-            return _NEVER
-        place = len(times) - 1
-        while place > 0 and times[place] - times[place - 1] <= self._hole_s:
-            place -= 1
-        return KnownSpan(times[place], times[-1])
-
-    def _known_before(self, name: str, from_s: float) -> int | None:
         column, place = self._columns[name], bisect_right(self.times, from_s) - 1
         while place >= 0 and column[place] != column[place]:
             place -= 1
-        return place if place >= 0 else None
+        return self._known(name, place) if place >= 0 else None
+
+    def stretch(self, name: str) -> tuple[float, float]:
+        """From when to when it was last known without a hole longer than `hole_s`; an end before all time if never."""
+        if name not in self._stretches:  # from now on it is kept up to date
+            times = self._known(name, 0).times
+            place = len(times) - 1
+            while place > 0 and times[place] - times[place - 1] <= self._hole_s:
+                place -= 1
+            self._stretches[name] = (times[place], times[-1]) if times else (math.inf, -math.inf)
+        return self._stretches[name]
 
     def _known(self, name: str, place: int) -> FigureSeries:
         times, values = self.times[place:], self._columns[name][place:]
@@ -377,7 +315,8 @@ class History:
         self._coarse_from_s = -math.inf
         self._totals: dict[str, float] = {}
         self._ranks: dict[str, float] = {}  # workers, and when each was last heard of
-        self._least_others: dict[str, SlidingMinimum] = {}
+        # What others hold beside each worker in the last 25 minutes: only values that could still become the least.
+        self._least_others: dict[str, deque[tuple[float, float]]] = {}
         self.pause_unanswered_since_s: float | None = None  # since when nobody can say whether it is paused
         self._told: dict[str, bool] = {}  # who has told in this life whether it rests, and whether they do at the last look
 
@@ -386,7 +325,16 @@ class History:
         if self.last is not None and look.at_s <= self.last.at_s:
             return False
         self.last = look
-        self._note_canary(look)
+        canary = look.canary
+        if canary is not None and canary.is_answered is not None and canary.at_s > self._canary_at_s:
+            self._canary_at_s = canary.at_s
+            if canary.is_answered:
+                self.failed_canaries, self.failing_since_s = 0, None
+                self.canary_answered_at_s = canary.at_s
+            else:
+                self.failed_canaries += 1
+                self.canary_failures.append(canary.at_s)
+                self.failing_since_s = canary.at_s if self.failing_since_s is None else self.failing_since_s
         self._note_reach(look)
         self.lives.count(look)
         if look.reach is not Reach.ANSWERS:
@@ -399,11 +347,16 @@ class History:
             for name in fallen:  # a total that falls without a restart is a lie: not known
                 del values[name]
         self._note_steps(look, values)
-        self._note_rest(look)
-        self._note_health(look)
-        self._note_others(look)
+        self._note_answer(look)
         self._fine.add(look.at_s, values)
-        self._note_coarse(look.at_s, values)
+        for name in COARSE:
+            value = values.get(name)
+            if value is not None and not value >= self._lowest.get(name, math.inf):
+                self._lowest[name] = value
+        if look.at_s - self._coarse_from_s >= COARSE_S - _NEAR:
+            self._coarse.add(look.at_s, self._lowest)
+            self._lowest, self._coarse_from_s = {}, look.at_s
+            self.points += 1
         self._totals |= {name: values[name] for name in TOTALS if name in values}
         self.last_answer = look
         self.first_answer_s = look.at_s if self.first_answer_s is None else self.first_answer_s
@@ -439,18 +392,18 @@ class History:
     def rise(self, name: str, seconds: float) -> Reading:
         end_s = self._end()
         start_s = end_s - seconds + _NEAR
-        known = self._fine.stretch(name)
-        if known is None or known.end_s < end_s:
+        known_from_s, known_to_s = self._fine.stretch(name)
+        if known_to_s < end_s:
             newest = self.now(name)
             return newest if isinstance(newest, Unknown) else Unknown(f"{_said(name)}: not known")
-        if known.start_s > start_s:
-            return Unknown(f"{_said(name)}: seen for {known.end_s - known.start_s:.0f} of {seconds:.0f} s")
-        rose = self._fine.rise(name, start_s)
-        return Unknown(f"{_said(name)}: what it was {seconds:.0f} s ago is not kept") if rose is None else rose
+        if known_from_s > start_s:
+            return Unknown(f"{_said(name)}: seen for {known_to_s - known_from_s:.0f} of {seconds:.0f} s")
+        found = self._fine.from_before(name, start_s)
+        return Unknown(f"{_said(name)}: what it was {seconds:.0f} s ago is not kept") if found is None else found.rise
 
     def rise_within(self, name: str, seconds: float) -> float:
         """By how much it surely rose in that time: from the first to the last that is known of it."""
-        return self._fine.rise_after(name, self._end() - seconds - _NEAR)
+        return self.since(name, seconds).rise
 
     def long(self, name: str, points: int = COARSE_POINTS) -> FigureSeries:
         """The smallest value of each two minutes, for up to a day."""
@@ -482,7 +435,7 @@ class History:
     def came(self, rank: str, others: float) -> float:
         """How much more others hold beside this worker than the least of the last 25 minutes."""
         kept = self._least_others.get(rank)
-        return 0.0 if kept is None else others - min(others, kept.least)
+        return 0.0 if kept is None else others - min(others, kept[0][1])
 
     @property
     def cores(self) -> list[tuple[str, CoreSteps]]:
@@ -561,19 +514,6 @@ class History:
         elif look.reach is Reach.NONSENSE:
             self.refused_since_s = None  # somebody listens
 
-    def _note_canary(self, look: Look) -> None:
-        canary = look.canary
-        if canary is None or canary.is_answered is None or canary.at_s <= self._canary_at_s:
-            return
-        self._canary_at_s = canary.at_s
-        if canary.is_answered:
-            self.failed_canaries, self.failing_since_s = 0, None
-            self.canary_answered_at_s = canary.at_s
-        else:
-            self.failed_canaries += 1
-            self.canary_failures.append(canary.at_s)
-            self.failing_since_s = canary.at_s if self.failing_since_s is None else self.failing_since_s
-
     def _note_steps(self, look: Look, values: dict[str, float]) -> None:
         """A step was made since the last look if its counter rose, or if the gate saw one."""
         hole_s = GAP_LOOKS * self.every_s
@@ -593,15 +533,16 @@ class History:
             if rests:
                 pulse.rest(look.at_s)
 
-    def _note_others(self, look: Look) -> None:
+    def _note_answer(self, look: Look) -> None:
         for worker in look.workers[:RANKS_MOST]:
             if worker.age_s < STALE_S and worker.by_others is not None and worker.rank in self._ranks:
-                kept = self._least_others.get(worker.rank)
-                if kept is None:
-                    kept = self._least_others[worker.rank] = SlidingMinimum(SURELY_S)
-                kept.add(look.at_s, worker.by_others)
-
-    def _note_rest(self, look: Look) -> None:
+                kept = self._least_others.setdefault(worker.rank, deque())
+                while kept and kept[-1][1] >= worker.by_others:
+                    kept.pop()
+                kept.append((look.at_s, worker.by_others))
+                while kept[0][0] < look.at_s - SURELY_S:
+                    kept.popleft()
+        # Who tells whether it rests.
         told = self._told = dict.fromkeys(self._told, False)
         told |= {"page": True} if look.figures.get("asleep", -1.0) >= 0.0 else {}
         told |= {"gate": True} if look.gate is not None else {}
@@ -610,8 +551,7 @@ class History:
             self.pause_unanswered_since_s = None
         elif self.pause_unanswered_since_s is None:
             self.pause_unanswered_since_s = look.at_s
-
-    def _note_health(self, look: Look) -> None:
+        # What its own /health says, and whether the page moves.
         if look.health != DEAD:
             self.said_dead_since_s = None
         elif self.said_dead_since_s is None:
@@ -639,16 +579,6 @@ class History:
     def has_lost(self, name: str) -> bool:
         """Whether it is this one, or this one among others."""
         return not self._told.get(name, True)
-
-    def _note_coarse(self, at_s: float, values: dict[str, float]) -> None:
-        for name in COARSE:
-            value = values.get(name)
-            if value is not None and not value >= self._lowest.get(name, math.inf):
-                self._lowest[name] = value
-        if at_s - self._coarse_from_s >= COARSE_S - _NEAR:
-            self._coarse.add(at_s, self._lowest)
-            self._lowest, self._coarse_from_s = {}, at_s
-            self.points += 1
 
 
 _WORDS = {
