@@ -255,13 +255,13 @@ def stalled(history: History, policy: Policy, now_s: float) -> Assessment:
 
     What is proved is `wedged` or `hung`. This is for everybody who has no canary, several cores, or a page that does not tell.
     """
-    last = history.last
+    last, still_s = history.last, policy.number("wedged", "still")
     if last is None or (last.reach is not Reach.ANSWERS and history.failed_canaries == 0):
         return unknown("Unreachable", "unreachable")
     if rests(history):
         # A paused core answers /is_paused at once. One that hangs does not: the gate goes on saying what it heard last.
-        since_s, bound_s = history.pause_unanswered_since_s, policy.number("wedged", "still")
-        if since_s is not None and now_s - since_s >= bound_s and any((pulse.work or 0) > 0 for _, pulse in history.cores):
+        since_s = history.pause_unanswered_since_s
+        if since_s is not None and now_s - since_s >= still_s and any((pulse.work or 0) > 0 for _, pulse in history.cores):
             text = f"paused, requests wait, and its core has not answered /is_paused for {now_s - since_s:.0f} s"
             return yes("SilentPause", text, Evidence("pause", text))
         return no("Paused", "paused or asleep: no step is due")
@@ -270,28 +270,24 @@ def stalled(history: History, policy: Policy, now_s: float) -> Assessment:
     wanted, failed = policy.number("hung", "canaries"), history.failed_canaries
     canary = last.canary
     is_late = canary is not None and failed >= wanted and now_s - canary.at_s <= fresh_s(history)
-    if is_late and not _all_step(history, policy, now_s):
-        text = f"{failed} canary requests in a row got no answer"
-        return _unless_proved(yes("NoAnswer", text, Evidence("canary", text)), history, policy, now_s)
-    if last.reach is not Reach.ANSWERS:
-        return unknown("Unreachable", "unreachable")
-    found = [_no_step(name, pulse, policy, now_s) for name, pulse in history.cores]
-    seen = min(found, key=lambda seen: WORST.index(seen.status), default=unknown("NoFigures", "no core is on the page"))
-    return _unless_proved(seen, history, policy, now_s)
-
-
-def _all_step(history: History, policy: Policy, now_s: float) -> bool:
-    """Whether every core is known to have made a step lately, and since canary requests fail: it is busy, they wait."""
+    # Where every core is known to have made a step since canary requests fail, it is busy and they wait.
     since_s = history.failing_since_s
-    if since_s is None or history.last is None or history.last.reach is not Reach.ANSWERS:
-        return False
-    still_s = policy.number("wedged", "still")
-    spans = [(pulse, max(still_s, LONGEST_STEPS * pulse.longest_gap_s)) for _, pulse in history.cores]
-    return all(pulse.has_stepped(now_s, min(now_s - since_s, span_s)) is True for pulse, span_s in spans)
-
-
-def _unless_proved(seen: Assessment, history: History, policy: Policy, now_s: float) -> Assessment:
-    """What is proved is said under its own name, and once."""
+    all_step = (
+        since_s is not None
+        and last.reach is Reach.ANSWERS
+        and all(
+            pulse.has_stepped(now_s, min(now_s - since_s, max(still_s, LONGEST_STEPS * pulse.longest_gap_s))) is True
+            for _, pulse in history.cores
+        )
+    )
+    if is_late and not all_step:
+        text = f"{failed} canary requests in a row got no answer"
+        seen = yes("NoAnswer", text, Evidence("canary", text))
+    elif last.reach is not Reach.ANSWERS:
+        return unknown("Unreachable", "unreachable")
+    else:
+        found = [_no_step(name, pulse, policy, now_s) for name, pulse in history.cores]
+        seen = min(found, key=lambda seen: WORST.index(seen.status), default=unknown("NoFigures", "no core is on the page"))
     if seen.status is Status.TRUE and Status.TRUE in (one(history, policy, now_s).status for one in (wedged, hung)):
         return no("Proved", "proved: see `wedged` or `hung`")
     return seen

@@ -153,23 +153,22 @@ def _grown(history: History, name: str, least: float) -> Growth | Unknown | None
         # Looking for it is dear, and over a long time little changes from one coarse point to the next.
         stamp, found = history.memo.get((name, points), (-often, None))
         if history.points - stamp >= often:
-            found = _look_for_growth(history, name, points, least)
+            held, load = (
+                history.long(figure, points) if points else history.since(figure, LATELY_S) for figure in (name, "running")
+            )
+            # It takes the median of all slopes in the last half, which is at most eight times the range there by the whole
+            # time: with a smaller range there is no need to look closer. A third instead of a half is beyond doubt about
+            # where the half begins.
+            later = held.values[len(held.values) // 3 :]
+            if held.span_s < SPAN_LEAST_S:
+                found = Unknown(f"seen for {held.span_s / 60:.0f} min; growth needs 20 at least")
+            elif not later or max(later) - min(later) < least / 8:
+                found = None
+            else:
+                found = growth(held.times, held.values, least=least, load=load if load.times else None)
             history.memo[name, points] = history.points, found
         if isinstance(found, Growth):
             return found
         is_level = is_level or found is None
         unseen = found if unseen is None else unseen
     return None if is_level else unseen  # what was recalled may tell more than guard's own half hour
-
-
-def _look_for_growth(history: History, name: str, points: int, least: float) -> Growth | Unknown | None:
-    found = history.long(name, points) if points else history.since(name, LATELY_S)
-    if found.span_s < SPAN_LEAST_S:
-        return Unknown(f"seen for {found.span_s / 60:.0f} min; growth needs 20 at least")
-    # It takes the median of all slopes in the last half, which is at most eight times the range there by the whole time: with
-    # a smaller range there is no need to look closer. A third instead of a half is beyond doubt about where the half begins.
-    later = found.values[len(found.values) // 3 :]
-    if not later or max(later) - min(later) < least / 8:
-        return None
-    load = history.long("running", points) if points else history.since("running", LATELY_S)
-    return growth(found.times, found.values, least=least, load=load if load.times else None)

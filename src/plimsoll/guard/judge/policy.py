@@ -160,28 +160,30 @@ def read_policy(tables: Mapping[str, Any]) -> Policy:
         if kind == "every":
             every_s = _amount(("", "every"), table, "s", 1.0, 300.0)
         elif kind == "preset":
-            rules += _presets(table)
+            presets = [table] if isinstance(table, str) else table
+            if not isinstance(presets, list) or not all(isinstance(name, str) and name in PRESETS for name in presets):
+                raise PolicyError(("", "preset"), f"preset is one of {', '.join(PRESETS)}, or a list of them")
+            rules += [rule for name in presets for rule in PRESETS[name]]
         elif kind == "rule":
-            rules += [_rule(one, number) for number, one in enumerate(_list(kind, table))]
+            if not isinstance(table, list):
+                raise PolicyError(("", kind), f"write [[{kind}]], once for each")
+            rules += [_rule(one, number) for number, one in enumerate(table)]
         elif kind not in KINDS:
             raise PolicyError(("", str(kind)), f"there is no condition {str(kind)[:40]!r}; there is: {', '.join(KINDS)}")
         elif not isinstance(table, dict):
             raise PolicyError(("", kind), f"[{kind}] is a table: {kind} = ... says nothing")
         else:
-            numbers |= {(kind, name): _knob(kind, name, value) for name, value in table.items()}
+            for name, value in table.items():
+                threshold = _BY_PLACE.get((kind, str(name)))
+                if threshold is None:
+                    known = ", ".join(one.name for one in THRESHOLDS if one.kind == kind)
+                    raise PolicyError((kind, str(name)), f"[{kind}] has no {str(name)[:40]!r}; it has: {known}")
+                numbers[kind, name] = _amount((kind, name), value, threshold.unit, threshold.low, threshold.high)
     names = [rule.name for rule in rules]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise PolicyError(("", "rule"), f"there are two rules called {twice}")
     return Policy(numbers, tuple(rules), every_s)
-
-
-def _knob(kind: str, name: str, value: Any) -> float:
-    knob = _BY_PLACE.get((kind, str(name)))
-    if knob is None:
-        known = ", ".join(one.name for one in THRESHOLDS if one.kind == kind)
-        raise PolicyError((kind, str(name)), f"[{kind}] has no {str(name)[:40]!r}; it has: {known}")
-    return _amount((kind, str(name)), value, knob.unit, knob.low, knob.high)
 
 
 def _amount(place: tuple[str, str], value: Any, unit: str, low: float, high: float) -> float:
@@ -199,19 +201,6 @@ def _amount(place: tuple[str, str], value: Any, unit: str, low: float, high: flo
     if not low <= float(value) <= high:
         raise PolicyError(place, f"{name} must lie between {low:g} and {high:g}, not {value:g}")
     return float(value)
-
-
-def _list(kind: str, table: Any) -> list[Any]:
-    if not isinstance(table, list):
-        raise PolicyError(("", kind), f"write [[{kind}]], once for each")
-    return table
-
-
-def _presets(table: Any) -> list[UserRule]:
-    names = [table] if isinstance(table, str) else table
-    if not isinstance(names, list) or not all(isinstance(name, str) and name in PRESETS for name in names):
-        raise PolicyError(("", "preset"), f"preset is one of {', '.join(PRESETS)}, or a list of them")
-    return [rule for name in names for rule in PRESETS[name]]
 
 
 def _rule(table: Any, number: int) -> UserRule:

@@ -93,7 +93,10 @@ class Tracker:
         """Take this look; whether the status is another one."""
         before = self.status
         if self._wanted:
-            self._count(now_s, is_yes=seen.status is Status.TRUE)
+            self._looks.append((now_s, seen.status is Status.TRUE))
+            self._yes += seen.status is Status.TRUE
+            while self._looks[0][0] < now_s - self._window_s:
+                self._yes -= self._looks.popleft()[1]
         if seen.status is Status.UNKNOWN:
             if self._known_at is None or now_s - self._known_at > self._hole_s:
                 self._true_since = self._false_since = None
@@ -122,13 +125,6 @@ class Tracker:
             elif before is not Status.TRUE:
                 self._become(self._held, Status.TRUE, now_s)
         return self.status is not before
-
-    def _count(self, now_s: float, *, is_yes: bool) -> None:
-        looks = self._looks
-        looks.append((now_s, is_yes))
-        self._yes += is_yes
-        while looks[0][0] < now_s - self._window_s:
-            self._yes -= looks.popleft()[1]
 
     def _is_long_enough(self, now_s: float) -> bool:
         if self._wanted:

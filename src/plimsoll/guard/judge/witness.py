@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from plimsoll.guard.judge.look import Look, Reach
+from plimsoll.guard.judge.look import BalancerHealth, Look, Reach
 
 SAME_PROCESS_S = 2.0  # two statements of one process's start differ by no more
 SILENT_S = 60.0  # an overloaded server times out guard and the balancer alike while its streams flow
@@ -69,8 +69,16 @@ def witnesses(look: Look, active: frozenset[str]) -> tuple[Witness, ...]:
             said.append(Witness("process", Testimony.UNKNOWN, "its restarter names another process than the one that answers"))
         else:
             said.append(Witness("process", Testimony.DOWN, look.ended or look.gone, is_local=True))
-    if look.gate is not None:
-        said.append(_gate(look))
+    gate = look.gate
+    if gate is not None and is_direct(look) is False:
+        said.append(Witness("gate", Testimony.UNKNOWN, "the gate is of another process than the metrics page"))
+    elif gate is not None and gate.is_wedged:
+        said.append(Witness("gate", Testimony.STUCK, "its gate has proved it stuck", is_local=True))
+    elif gate is not None and gate.reason == "dead":
+        said.append(Witness("gate", Testimony.DOWN, "its gate reports a dead engine", is_local=True))
+    elif gate is not None:
+        says = Testimony.SERVES if gate.ready else Testimony.UNKNOWN
+        said.append(Witness("gate", says, f"its gate says {gate.reason or 'ready'}"))
     if look.local_start is not None and is_direct(look) and active:
         stuck = active & {"wedged", "hung"}
         text = "the process on this machine makes no steps" if stuck else "the process on this machine reports a dead engine"
@@ -78,7 +86,7 @@ def witnesses(look: Look, active: frozenset[str]) -> tuple[Witness, ...]:
     if look.reach is Reach.REFUSED and look.is_port_open is False:
         said.append(Witness("local process", Testimony.DOWN, "nobody listens at its port on this machine", is_local=True))
     if look.balancer is not None:
-        said.append(_balancer(look))
+        said.append(_balancer(look.balancer))
     return tuple(said)
 
 
@@ -90,21 +98,7 @@ def _connection(look: Look) -> Witness:
     return Witness("connection", Testimony.SERVES, "it answers")
 
 
-def _gate(look: Look) -> Witness:
-    gate = look.gate
-    assert gate is not None
-    if is_direct(look) is False:
-        return Witness("gate", Testimony.UNKNOWN, "the gate is of another process than the metrics page")
-    if gate.is_wedged:
-        return Witness("gate", Testimony.STUCK, "its gate has proved it stuck", is_local=True)
-    if gate.reason == "dead":
-        return Witness("gate", Testimony.DOWN, "its gate reports a dead engine", is_local=True)
-    return Witness("gate", Testimony.SERVES if gate.ready else Testimony.UNKNOWN, f"its gate says {gate.reason or 'ready'}")
-
-
-def _balancer(look: Look) -> Witness:
-    view = look.balancer
-    assert view is not None
+def _balancer(view: BalancerHealth) -> Witness:
     if view.silent_s is not None and view.silent_s < FLOWING_S:
         return Witness("balancer", Testimony.SERVES, f"the balancer got bytes of an answer {view.silent_s:.0f} s ago")
     if view.is_down is False:
