@@ -91,11 +91,7 @@ def _in_sample(sample: IdleSample) -> Idleness:
     missing = [name for name, value in read if value is None]
     if missing:
         return Idleness(None, f"not known: how many are {missing[0]}")
-    return _by_the_gate(gate)
-
-
-def _by_the_gate(gate: Mapping[str, Fact]) -> Idleness:
-    """The gate's own verdict, which also waits until it has looked for what a request that ended left in the background."""
+    # The gate's own verdict also waits until it has looked for what a request that ended left in the background.
     idle, is_dead, is_wedged = (gate.get(name) for name in ("idle", "is_dead", "is_wedged"))
     if is_dead is not False or is_wedged is not False:
         how = "dead" if is_dead is True else "stuck" if is_wedged is True else "perhaps dead or stuck"
@@ -128,7 +124,6 @@ def _between(earlier: IdleSample, later: IdleSample) -> Idleness:
 
 
 def _count(value: object) -> float | None:
-    """A number that a count can be; None for what is none."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
         return None
     return float(value)

@@ -43,18 +43,7 @@ class Entry(NamedTuple):
 
 def cleaned(entry: Entry) -> Entry:
     """The entry without secrets and users' texts, and of bounded size."""
-    return entry._replace(
-        kind=_name(entry.kind),
-        engine=_name(entry.engine),
-        action=_name(entry.action),
-        step=_name(entry.step),
-        fields=clean_fields(entry.fields),
-    )
-
-
-def clean_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What may be written of these: secrets and users' texts hidden, texts and lists cut."""
-    shown = _clean("", dict(fields), DEEPEST)
+    shown = _clean("", dict(entry.fields), DEEPEST)
     text = json.dumps(shown)
     if len(text) > FIELDS_MAX:
         shown, text = {"left_out": f"{len(text):,} bytes: too large"}, "{}"
@@ -64,7 +53,9 @@ def clean_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
             shown = json.loads(hidden)
         except ValueError:
             shown = REDACTED
-    return shown if isinstance(shown, dict) else {"left_out": REDACTED}
+    fields = shown if isinstance(shown, dict) else {"left_out": REDACTED}
+    kind, engine, action, step = map(_name, (entry.kind, entry.engine, entry.action, entry.step))
+    return Entry(entry.number, entry.at, kind, engine, action, step, fields)
 
 
 def _name(text: str) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from plimsoll.guard.act.decide import FailedRestarts, Restart, Switches, reason_of
@@ -89,12 +90,18 @@ def read_restarts(entries: Iterable[Entry], now: float = math.inf) -> list[Resta
         before = max(before, at)
         if entry.kind == RESTART:
             is_own, failure = bool(entry.fields.get("own", True)), str(entry.fields.get("failure", ""))
-            restart = Restart(at, entry.engine, is_own, failure, str(entry.fields.get("requests", "")))
-            restarts[key] = [restart] * _times(entry)
+            times = entry.fields.get("times", 1)  # of somebody else's several may be found at once
+            times = min(MOST_TIMES, max(1, times)) if isinstance(times, int) else 1
+            restarts[key] = [Restart(at, entry.engine, is_own, failure, str(entry.fields.get("requests", "")))] * times
         elif entry.kind == CLOSED and entry.fields.get("end") == End.UNDONE:
             restarts.pop(key, None)
-    found = [restart for several in restarts.values() for restart in several]
-    return [restart._replace(engine=_last_heir(heirs, restart.engine)) for restart in found] if heirs else found
+    found = []
+    for restart in itertools.chain.from_iterable(restarts.values()):
+        engine = restart.engine
+        for _ in heirs:  # a circle leads nowhere
+            engine = heirs.get(engine, engine)
+        found.append(restart._replace(engine=engine))
+    return found
 
 
 def _heir(entry: Entry) -> str:
@@ -105,20 +112,6 @@ def _heir(entry: Entry) -> str:
     else:
         found = facts.get("replacement") if entry.kind == OUTCOME and isinstance(facts, dict) else ""
     return found if isinstance(found, str) else ""
-
-
-def _last_heir(heirs: Mapping[str, str], engine: str) -> str:
-    for _ in range(len(heirs)):  # a circle leads nowhere
-        if engine not in heirs:
-            break
-        engine = heirs[engine]
-    return engine
-
-
-def _times(entry: Entry) -> int:
-    """How many restarts an entry stands for: of somebody else's several may be found at once."""
-    times = entry.fields.get("times", 1)
-    return min(MOST_TIMES, max(1, times)) if isinstance(times, int) else 1
 
 
 def failed_restarts(entries: Iterable[Entry]) -> dict[str, FailedRestarts]:
@@ -188,28 +181,20 @@ def open_actions(entries: Iterable[Entry]) -> list[ActionRun]:
     found: dict[str, ActionRun] = {}
     for entry in entries:
         if entry.kind == OPENED:
-            course = _read(entry)
-            if course is not None:
-                found[entry.action] = course
+            fields, facts = entry.fields, entry.fields.get("facts")
+            try:
+                grade, steps = Grade(fields["grade"]), tuple(Step(name) for name in fields["steps"])
+            except (KeyError, ValueError, TypeError):
+                continue
+            if steps in COURSES.get(grade, ()):  # those of another version of guard are not ours
+                run = ActionRun(entry.action, entry.engine, grade, str(fields.get("kind", "")), steps, steps[0])
+                found[entry.action] = run._replace(facts=facts) if isinstance(facts, dict) else run
         elif entry.action in found:
             if entry.kind == CLOSED:
                 del found[entry.action]
             else:
                 found[entry.action] = _moved(found[entry.action], entry)
     return list(found.values())
-
-
-def _read(entry: Entry) -> ActionRun | None:
-    fields = entry.fields
-    try:
-        grade, steps = Grade(fields["grade"]), tuple(Step(name) for name in fields["steps"])
-    except (KeyError, ValueError, TypeError):
-        return None
-    if steps not in COURSES.get(grade, ()):
-        return None  # of another version of guard: its steps are not ours
-    facts = fields.get("facts")
-    course = ActionRun(entry.action, entry.engine, grade, str(fields.get("kind", "")), steps, steps[0])
-    return course._replace(facts=facts) if isinstance(facts, dict) else course
 
 
 def _moved(course: ActionRun, entry: Entry) -> ActionRun:

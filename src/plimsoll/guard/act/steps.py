@@ -6,6 +6,7 @@ only forward helps, and what cannot go on is held, told to a person, and left.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -125,7 +126,12 @@ def follows(
     `is_untouched`: a stop that was not done, and it is certain that the engine runs as before.
     """
     if is_undoing:
-        return _back(step, is_done=is_done, tries=tries)
+        if not is_done and tries < TRIES.get(step, 1):
+            return NextStep(step, is_undoing=True)
+        if step is Step.UNDRAIN:
+            # What could not be put back is out of service and nobody's: a person has to know.
+            return NextStep(Step.UNLOCK, None if is_done else End.HELD, is_undoing=True)
+        return NextStep(None, End.UNDONE, is_undoing=True)
     if is_done or step in _NEVER_STOPS or (is_done is None and step in _ONLY_A_NO):
         place = course.index(step) + 1
         return NextStep(course[place]) if place < len(course) else NextStep(None, End.DONE)
@@ -135,8 +141,12 @@ def follows(
         return NextStep(step)
     if step is Step.LOCK:
         return NextStep(None, End.STOOD_BACK)
-    if Step.STOP not in course:
-        return _small(step)
+    if step is Step.UNSHED:
+        return NextStep(None, End.DONE)  # its lease ends by itself
+    if step is Step.HOLD:
+        return NextStep(Step.UNSHED)
+    if Step.STOP not in course:  # of shedding and compaction: what took no effect needs no undoing but the lock's
+        return NextStep(Step.UNLOCK, End.FAILED, is_undoing=True)
     if course.index(step) < course.index(Step.STOP):
         return NextStep(UNDO[0], is_undoing=True)
     if step is Step.PROBATION:
@@ -149,24 +159,6 @@ _ONLY_A_NO = frozenset({Step.CHECK, Step.WARM, Step.VERIFY})
 """What nobody could ask is no failure: neither keeps it an engine that answers out of service, nor undoes what was done."""
 _NEVER_STOPS = frozenset({Step.EVIDENCE, Step.UNLOCK})
 """What is not had of these is written down, and is no reason to leave an engine as it is."""
-
-
-def _back(step: Step, *, is_done: bool | None, tries: int) -> NextStep:
-    if not is_done and tries < TRIES.get(step, 1):
-        return NextStep(step, is_undoing=True)
-    if step is Step.UNDRAIN:
-        # What could not be put back is out of service and nobody's: a person has to know.
-        return NextStep(Step.UNLOCK, None if is_done else End.HELD, is_undoing=True)
-    return NextStep(None, End.UNDONE, is_undoing=True)
-
-
-def _small(step: Step) -> NextStep:
-    """Of shedding and compaction: what took no effect needs no undoing but the lock's."""
-    if step is Step.UNSHED:
-        return NextStep(None, End.DONE)  # its lease ends by itself
-    if step is Step.HOLD:
-        return NextStep(Step.UNSHED)
-    return NextStep(Step.UNLOCK, End.FAILED, is_undoing=True)
 
 
 class ActionRun(NamedTuple):
@@ -232,18 +224,12 @@ class ActionRun(NamedTuple):
             return again if self.step is not Step.UNLOCK else again._replace(step=None, end=self.end or End.UNDONE)
         if self.is_down:
             return again if self.step is not Step.UNLOCK else again._replace(step=Step.PROBATION)
-        if not self._has_changed_anything:
+        # The step from which on there is something to take back; a compaction leaves nothing.
+        first = next((place for place, step in enumerate(self.steps) if step in (Step.LEAVE, Step.DRAIN, Step.SHED)), math.inf)
+        place = self.steps.index(self.step) if self.step is not None else -1
+        if place < first or (place == first and not self.is_begun):
             return again._replace(step=None, end=End.DONE if self.step is Step.UNLOCK else End.UNDONE)
         return again._replace(step=Step.UNSHED) if self.grade is Grade.SHED else again._replace(step=UNDO[0], is_undoing=True)
-
-    @property
-    def _has_changed_anything(self) -> bool:
-        """Whether the step was begun from which on there is something to take back; a compaction leaves nothing."""
-        first = next((step for step in self.steps if step in (Step.LEAVE, Step.DRAIN, Step.SHED)), None)
-        if first is None or self.step is None:
-            return False
-        place, begins = self.steps.index(self.step), self.steps.index(first)
-        return place > begins or (place == begins and self.is_begun)
 
 
 def open_action(action: str, engine: str, grade: Grade, kind: str, *, is_broken: bool) -> ActionRun:
