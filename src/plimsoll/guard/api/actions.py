@@ -135,7 +135,7 @@ class ActionRoutes:
         if path not in ("/v1/actions", "/v1/journal"):
             return error(405, "POST it") if _is_action_path(path) else error(404, "no such path (see /openapi.json)")
         if actions is None:
-            return _answer(503, {"says": NOT_ACTING})
+            return json_answer(503, {"says": NOT_ACTING})
         return self._journal(actions, query) if path == "/v1/journal" else _actions(actions)
 
     async def post(self, path: str, body: bytes, who: str = _WHO) -> HttpAnswer:
@@ -143,24 +143,27 @@ class ActionRoutes:
         if not _is_action_path(path):
             paths = f"/v1/pause, /v1/resume, /v1/approvals/ID/{{approve,deny}}, /v1/engines/NAME/{{{','.join(VERBS)}}}"
             return error(404, f"no such path; paths: {paths}")
-        is_set = path.endswith(f"/{SET}")
-        asked = _object(body, ("engine", "rung") if path in ("/v1/pause", "/v1/resume") else (*KNOBS, "for") if is_set else ())
+        is_switch, is_set = path in ("/v1/pause", "/v1/resume"), path.endswith(f"/{SET}")
+        asked = _object(body, ("engine", "rung") if is_switch else (*KNOBS, "for") if is_set else ())
         if isinstance(asked, str):
             return error(400, asked)
         actions = self._actions()
         if actions is None:
-            return _answer(503, {"says": NOT_ACTING})
+            return json_answer(503, {"says": NOT_ACTING})
         try:
-            if path in ("/v1/pause", "/v1/resume"):
+            if is_switch:
                 return self._switch(actions, path.removeprefix("/v1/"), asked, who)
             if path.startswith(APPROVALS):
                 return _approve(actions, path, who)
-            engine, _, verb = path.removeprefix("/v1/engines/").rpartition("/")
-            if is_set:
-                return await self._set(actions, self._name_of(engine), asked, who)
-            if verb == "quarantine":
-                return await self._quarantine(actions, self._name_of(engine), who)
-            return await self._act(actions, verb, self._name_of(engine))
+            name, _, verb = path.removeprefix("/v1/engines/").rpartition("/")
+            engine = self._name_of(name)
+            if not self._is_watched(engine):
+                return error(404, f"no engine named {clean(engine)[:200]!r}")
+            if actions.trouble and verb not in ("undrain", "quarantine"):  # an engine must be able to return, whatever fails
+                return _refused("Stopped", f"guard stopped acting: {actions.trouble}")
+            if verb in (SET, "quarantine"):
+                return await _change(actions, verb, engine, asked, who)
+            return await _act(actions, verb, engine)
         except PlimsollError as problem:
             return _refused("NotWritten", f"not done: {problem}")
 
@@ -176,50 +179,7 @@ class ActionRoutes:
             return error(404, f"no engine named {clean(engine)[:200]!r}")
         actions.switch(engine, rung, is_paused=verb == "pause", who=who)
         what = clean(engine) or (f"{rung} on all engines" if rung else "all actions")
-        said = f"{what}: {'paused until resumed' if verb == 'pause' else 'resumed'}"
-        return _answer(200, {"accepted": True, "plan": [], "says": said})
-
-    async def _set(self, actions: ActionDesk, engine: str, asked: Mapping[str, str], who: str) -> HttpAnswer:
-        if not self._is_watched(engine):
-            return error(404, f"no engine named {clean(engine)[:200]!r}")
-        if actions.trouble:
-            return _refused("Stopped", f"guard stopped acting: {actions.trouble}")
-        try:
-            values, for_s = knob_values(asked), seconds_in(asked.get("for", "1h"))
-        except BadInput as problem:
-            return error(400, str(problem))
-        if not 0 < for_s <= LONGEST_S:
-            return error(400, "for: up to 7 days")
-        outcome = await actions.set_knobs(engine, values, for_s, who)
-        if not outcome.is_done:
-            return _refused("NotDone" if outcome.is_done is False else "NotKnown", outcome.message)
-        says = f"{clean(engine)}: {'set, ' if values else 'let go, '}{clean(outcome.message)}"
-        return _answer(200, {"accepted": True, "plan": [], "says": says})
-
-    async def _quarantine(self, actions: ActionDesk, engine: str, who: str) -> HttpAnswer:
-        if not self._is_watched(engine):
-            return error(404, f"no engine named {clean(engine)[:200]!r}")
-        outcome = await actions.quarantine(engine, who)
-        if not outcome.is_done:
-            return _refused("NotDone" if outcome.is_done is False else "NotKnown", outcome.message)
-        return _answer(200, {"accepted": True, "plan": [], "says": f"{clean(engine)}: {clean(outcome.message)}"})
-
-    async def _act(self, actions: ActionDesk, verb: str, engine: str) -> HttpAnswer:
-        if not self._is_watched(engine):
-            return error(404, f"no engine named {clean(engine)[:200]!r}")
-        if actions.trouble and verb != "undrain":  # an engine must be able to return, whatever else fails
-            return _refused("Stopped", f"guard stopped acting: {actions.trouble}")
-        start = {"drain": actions.drain, "undrain": actions.undrain}.get(verb)
-        decision_soon = actions.ask(ACTS[verb], engine) if start is None else start(engine)
-        try:
-            # Cancelled after that: it must not be done later, unexpectedly.
-            decision = await asyncio.wait_for(decision_soon, ASK_S)
-        except TimeoutError:
-            return _refused("Busy", "guard is busy and has not decided yet: ask again")
-        if isinstance(decision, ActionPlan):
-            said = f"{clean(engine)}: {verb} accepted"
-            return _answer(200, {"accepted": True, "plan": [clean(line) for line in decision.lines()], "says": said})
-        return _refused(decision.reason, decision.message)
+        return _accepted(f"{what}: {'paused until resumed' if verb == 'pause' else 'resumed'}")
 
     async def _journal(self, actions: ActionDesk, query: Mapping[str, str]) -> HttpAnswer:
         last = query.get("last", "100")
@@ -228,7 +188,39 @@ class ActionRoutes:
         async with self._reading:  # one at a time: reading a long journal takes seconds
             found = await asyncio.to_thread(read_journal, actions.journal, int(last))
         rows = [entry_json(one) for one in found.entries]
-        return _answer(200, {"entries": rows, "wrong": [clean(one.message) for one in found.wrong]})
+        return json_answer(200, {"entries": rows, "wrong": [clean(one.message) for one in found.wrong]})
+
+
+async def _change(actions: ActionDesk, verb: str, engine: str, asked: Mapping[str, str], who: str) -> HttpAnswer:
+    """Turns knobs, or quarantines a pod: what is done at once, and ends by itself."""
+    did = ""
+    if verb == SET:
+        try:
+            values, for_s = knob_values(asked), seconds_in(asked.get("for", "1h"))
+        except BadInput as problem:
+            return error(400, str(problem))
+        if not 0 < for_s <= LONGEST_S:
+            return error(400, "for: up to 7 days")
+        did = "set, " if values else "let go, "
+        outcome = await actions.set_knobs(engine, values, for_s, who)
+    else:
+        outcome = await actions.quarantine(engine, who)
+    if not outcome.is_done:
+        return _refused("NotDone" if outcome.is_done is False else "NotKnown", outcome.message)
+    return _accepted(f"{clean(engine)}: {did}{clean(outcome.message)}")
+
+
+async def _act(actions: ActionDesk, verb: str, engine: str) -> HttpAnswer:
+    start = {"drain": actions.drain, "undrain": actions.undrain}.get(verb)
+    decision_soon = actions.ask(ACTS[verb], engine) if start is None else start(engine)
+    try:
+        # Cancelled after that: it must not be done later, unexpectedly.
+        decision = await asyncio.wait_for(decision_soon, ASK_S)
+    except TimeoutError:
+        return _refused("Busy", "guard is busy and has not decided yet: ask again")
+    if isinstance(decision, ActionPlan):
+        return _accepted(f"{clean(engine)}: {verb} accepted", [clean(line) for line in decision.lines()])
+    return _refused(decision.reason, decision.message)
 
 
 def _approve(actions: ActionDesk, path: str, who: str) -> HttpAnswer:
@@ -237,7 +229,7 @@ def _approve(actions: ActionDesk, path: str, who: str) -> HttpAnswer:
     if found is None:
         return _refused("NotPending", why_not)
     done = "approved: guard judges once more, and acts if it is still called for" if verb == "approve" else "denied: not done"
-    return _answer(200, {"accepted": True, "plan": [], "says": f"{clean(found.engine)}: {found.grade} {done}"})
+    return _accepted(f"{clean(found.engine)}: {found.grade} {done}")
 
 
 def _is_action_path(path: str) -> bool:
@@ -284,14 +276,19 @@ def _actions(actions: ActionDesk) -> HttpAnswer:
         }
         for one in actions.pending()
     ]  # fmt: skip
-    return _answer(
+    return json_answer(
         200, {"approvals": waiting, "actions": rows, "paused": off, "needs": needs, "trouble": clean(actions.trouble)}
     )
 
 
+def _accepted(says: str, plan: Sequence[str] = ()) -> HttpAnswer:
+    return json_answer(200, {"accepted": True, "plan": plan, "says": says})
+
+
 def _refused(reason: str, says: str) -> HttpAnswer:
-    return _answer(409, {"accepted": False, "reason": reason, "says": clean(says)})
+    return json_answer(409, {"accepted": False, "reason": reason, "says": clean(says)})
 
 
-def _answer(status: int, body: Mapping[str, Any]) -> HttpAnswer:
+def json_answer(status: int, body: Mapping[str, Any]) -> HttpAnswer:
+    """An answer of guard's API, with its schema."""
     return HttpAnswer(status, json.dumps({"schema": SCHEMA, **body}, ensure_ascii=False).encode())

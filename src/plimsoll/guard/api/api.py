@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import plimsoll
 from plimsoll.guard.act.steps import End
 from plimsoll.guard.adapters.webhook import DeliveryCounts
-from plimsoll.guard.api.actions import ActionDesk, ActionRoutes
+from plimsoll.guard.api.actions import ActionDesk, ActionRoutes, json_answer
 from plimsoll.guard.api.openapi import document
 from plimsoll.guard.daemon.observer import CHANGES_KEPT, Fleet
 from plimsoll.guard.judge.findings import code_of
-from plimsoll.guard.judge.look import Reach
+from plimsoll.guard.judge.look import Look, Reach
 from plimsoll.guard.judge.policy import GRADES
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.guard.page.page import GuardPage
@@ -31,13 +31,13 @@ from plimsoll.render.guard import (
     status_line,
     trouble_json,
 )
-from plimsoll.render.journal import SCHEMA
 from plimsoll.unknown import Status
 from plimsoll.vllm.metrics_page import escaped_label
 
 # Guard's own page of metrics, in Prometheus's text form.
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+Sample = tuple[Mapping[str, str], float]
 _VALUES = {Status.TRUE: 1.0, Status.FALSE: 0.0, Status.UNKNOWN: math.nan}
 
 
@@ -53,95 +53,86 @@ def metrics_page(
     lost_lines: int = 0,
     ended: Mapping[tuple[str, Grade, End], int] | None = None,
 ) -> str:
-    lines = [
-        *_metric("build_info", "gauge", "Always 1, with guard's version.", [({"version": version}, 1.0)]),
-        *_metric("start_time_seconds", "gauge", "When guard started, seconds since 1970.", [({}, started_unix_s)]),
-        *_metric("engines", "gauge", "Engines that are watched.", [({}, float(len(views)))]),
-        *_metric("changes_total", "counter", "Changes that were reported.", [({}, float(told))]),
-        *_metric("looks_total", "counter", "Looks at an engine.", [({"engine": v.name}, float(v.looks)) for v in views]),
-        *_metric(
-            "look_failures_total", "counter", "Looks without figures, by result.",
+    def by_engine(value: Callable[[EngineView], float | None]) -> list[Sample]:
+        return [({"engine": v.name}, math.nan if (found := value(v)) is None else float(found)) for v in views]
+
+    metrics: list[tuple[str, str, str, list[Sample]]] = [
+        ("guard_build_info", "gauge", "Always 1, with guard's version.", [({"version": version}, 1.0)]),
+        ("guard_start_time_seconds", "gauge", "When guard started, seconds since 1970.", [({}, started_unix_s)]),
+        ("guard_engines", "gauge", "Engines that are watched.", [({}, float(len(views)))]),
+        ("guard_changes_total", "counter", "Changes that were reported.", [({}, float(told))]),
+        ("guard_looks_total", "counter", "Looks at an engine.", by_engine(lambda v: v.looks)),
+        (
+            "guard_look_failures_total", "counter", "Looks without figures, by result.",
             [({"engine": v.name, "reach": reach}, float(n)) for v in views for reach, n in sorted(v.failures.items())],
         ),
-        *_metric(
-            "look_age_seconds", "gauge", "How long ago the last look began; NaN before the first.",
-            [({"engine": v.name}, math.nan if v.look_age_s is None else v.look_age_s) for v in views],
+        (
+            "guard_look_age_seconds", "gauge", "How long ago the last look began; NaN before the first.",
+            by_engine(lambda v: v.look_age_s),
         ),
-        *_metric(
-            "look_duration_seconds", "gauge", "How long the last look took; NaN before the first.",
-            [({"engine": v.name}, math.nan if v.look_s is None else v.look_s) for v in views],
+        (
+            "guard_look_duration_seconds", "gauge", "How long the last look took; NaN before the first.",
+            by_engine(lambda v: v.look_s),
         ),
-        *_metric(
-            "unreachable", "gauge", "1 if it is unreachable, 0 if it answers.",
-            [({"engine": v.name}, float(v.unreachable_since_s is not None)) for v in views],
+        (
+            "guard_unreachable", "gauge", "1 if it is unreachable, 0 if it answers.",
+            by_engine(lambda v: v.unreachable_since_s is not None),
         ),
-        *_metric(
-            "needs_a_person", "gauge", "1 if it needs attention because restarts did not fix it; else 0.",
-            [({"engine": v.name}, float(bool(v.needs))) for v in views],
+        (
+            "guard_needs_a_person", "gauge", "1 if it needs attention because restarts did not fix it; else 0.",
+            by_engine(lambda v: bool(v.needs)),
         ),
-        *_metric(
-            "condition", "gauge", "1 if true, 0 if false, NaN if unknown.",
+        (
+            "guard_condition", "gauge", "1 if true, 0 if false, NaN if unknown.",
             [
                 ({"engine": v.name, "condition": c.kind, "code": str(code_of(c.kind) or ""),
                   "grade": str(GRADES.get(c.kind, "advice"))}, _VALUES[c.status])
                 for v in views for c in v.conditions
             ],
         ),
-        *_metric(
-            "notifications_total", "counter", "Notifications by outcome; a failed one is retried.",
+        (
+            "guard_notifications_total", "counter", "Notifications by outcome; a failed one is retried.",
             [({"outcome": name}, float(count)) for name, count in notifications.items() if name != "waiting"],
         ),
-        *_metric(
-            "notifications_waiting", "gauge", "Notifications that wait to be sent.",
+        (
+            "guard_notifications_waiting", "gauge", "Notifications that wait to be sent.",
             [({}, float(notifications.get("waiting", 0)))],
         ),
-        *_metric(
-            "actions_total", "counter", "Ended actions by rung and end; only with --act.",
+        (
+            "guard_actions_total", "counter", "Ended actions by rung and end; only with --act.",
             [({"engine": of[0], "rung": str(of[1]), "end": str(of[2])}, float(n)) for of, n in (ended or {}).items()],
         ),
-        *_armed(views),
-        *_metric("lines_lost_total", "counter", "Lines that standard output did not take.", [({}, float(lost_lines))]),
-        *_metric(
-            "trouble", "gauge", "1 for each current trouble of guard itself.", [({"what": t.what}, 1.0) for t in troubles]
+        # An upgrade of vLLM may leave a part out without a word.
+        (
+            "armed", "gauge", "1 if this part of plimsoll.inside works in the engine, 0 if it does not.",
+            [
+                ({"engine": v.name, "feature": feature}, float(is_armed))
+                for v in views for feature, is_armed in _features(v.look).items()
+            ],
         ),
-        *_metric(
-            "mistakes_total", "counter", "Internal errors that were caught, by place and kind.",
+        ("guard_lines_lost_total", "counter", "Lines that standard output did not take.", [({}, float(lost_lines))]),
+        ("guard_trouble", "gauge", "1 for each current trouble of guard itself.", [({"what": t.what}, 1.0) for t in troubles]),
+        (
+            "guard_mistakes_total", "counter", "Internal errors that were caught, by place and kind.",
             [({"kind": name}, float(count)) for name, count in sorted(mistakes.items())],
         ),
     ]  # fmt: skip
+    lines = []
+    for name, kind, says, samples in metrics:
+        lines += [f"# HELP plimsoll_{name} {says}", f"# TYPE plimsoll_{name} {kind}"] if samples else []
+        for labels, value in samples:
+            inner = ",".join(f'{key}="{escaped_label(text)}"' for key, text in labels.items())
+            number = "NaN" if math.isnan(value) else repr(value)
+            lines.append(f"plimsoll_{name}{f'{{{inner}}}' if inner else ''} {number}")
     return "\n".join(lines) + "\n"
 
 
-def _armed(views: Sequence[EngineView]) -> Iterator[str]:
-    """Which parts of plimsoll.inside work in each engine that answers: an upgrade of vLLM may leave one out without a word."""
-    lines = []
-    for view in views:
-        look = view.look
-        if look is None or look.reach is not Reach.ANSWERS:
-            continue
-        survival = None if look.gate is None else look.gate.survival
-        found = {"gate": look.gate is not None, "probe": bool(look.workers)}
-        found |= {"survive": survival.armed} if survival is not None and survival.armed is not None else {}
-        for feature, is_armed in found.items():
-            lines.append(f'plimsoll_armed{{engine="{escaped_label(view.name)}",feature="{feature}"}} {float(is_armed)!r}')
-    if lines:
-        yield "# HELP plimsoll_armed 1 if this part of plimsoll.inside works in the engine, 0 if it does not."
-        yield "# TYPE plimsoll_armed gauge"
-        yield from lines
-
-
-def _metric(name: str, kind: str, says: str, samples: Sequence[tuple[Mapping[str, str], float]]) -> Iterator[str]:
-    if not samples:
-        return
-    yield f"# HELP plimsoll_guard_{name} {says}"
-    yield f"# TYPE plimsoll_guard_{name} {kind}"
-    for labels, value in samples:
-        inner = ",".join(f'{key}="{escaped_label(text)}"' for key, text in labels.items())
-        yield f"plimsoll_guard_{name}{f'{{{inner}}}' if inner else ''} {_number(value)}"
-
-
-def _number(value: float) -> str:
-    return "NaN" if math.isnan(value) else repr(value)
+def _features(look: Look | None) -> dict[str, bool]:
+    """Which parts of plimsoll.inside work in an engine that answers."""
+    if look is None or look.reach is not Reach.ANSWERS:
+        return {}
+    armed = None if look.gate is None or look.gate.survival is None else look.gate.survival.armed
+    return {"gate": look.gate is not None, "probe": bool(look.workers)} | ({} if armed is None else {"survive": armed})
 
 
 NAMED, LONGEST = 20, 400  # engines and letters in an answer to a name that is none's
@@ -169,22 +160,20 @@ class GuardApi:
         self._fleet, self._started_unix_s, self._own, self._actions = fleet, started_unix_s, own, actions
         self._page = GuardPage(fleet, lambda: own().troubles, actions)
         self.files = self._page.files
-        self._asks = ActionRoutes(actions, lambda name: fleet.view(name) is not None, self._page.name_of)
+        self._routes = ActionRoutes(actions, lambda name: fleet.view(name) is not None, self._page.name_of)
+        self.post = self._routes.post
         self._paths: dict[str, Callable[[Mapping[str, str]], HttpAnswer]] = {
             "/healthz": self._health, "/engines": self._engines, "/conditions": self._conditions, "/findings": self._findings,
             "/history": self._history, "/metrics": self._metrics,
             "/openapi.json": lambda _: HttpAnswer(200, json.dumps(document(plimsoll.__version__)).encode()),
         }  # fmt: skip
 
-    async def post(self, path: str, body: bytes, who: str) -> HttpAnswer:
-        return await self._asks.post(path, body, who)
-
     def answer(self, path: str, query: Mapping[str, str]) -> HttpAnswer | Stream | Awaitable[HttpAnswer]:
         shown = self._page.answer(path, query)
         if shown is not None:
             return shown
         if path.startswith("/v1/"):
-            return self._asks.get(path, query)
+            return self._routes.get(path, query)
         if path.startswith("/engines/"):
             return self._engine(path.removeprefix("/engines/"))
         found = self._paths.get(path)
@@ -192,14 +181,14 @@ class GuardApi:
         return error(404, f"no such path; paths: {known}") if found is None else found(query)
 
     def _health(self, _: Mapping[str, str]) -> HttpAnswer:
-        """Whether guard itself watches and, with --act, can act; nothing about engines, since no token is needed."""
+        # Nothing about engines, since no token is needed.
         is_looking = self._fleet.is_looking(self._fleet.stale_after_s)
         status = "not watching" if not is_looking else "cannot act" if self._own().stopped_acting else "ok"
         return HttpAnswer(200 if status == "ok" else 503, json.dumps({"status": status}).encode())
 
     def _engines(self, _: Mapping[str, str]) -> HttpAnswer:
         views, troubles, moment = self._fleet.views(), self._own().troubles, self._fleet.moment()
-        return _json({
+        return json_answer(200, {
             "status": status_line(views, troubles), "engines": [engine_json(view) for view in views],
             "troubles": [trouble_json(one, moment) for one in troubles],
         })  # fmt: skip
@@ -209,17 +198,19 @@ class GuardApi:
         if view is None:
             known = ", ".join(clean(one.name) for one in self._fleet.views()[:NAMED])
             return error(404, f"no engine named {clean(name)[:200]!r}; engines: {known[:LONGEST]}")
-        return _json({"engine": engine_detail_json(view, self._fleet.moment())})
+        return json_answer(200, {"engine": engine_detail_json(view, self._fleet.moment())})
 
     def _conditions(self, query: Mapping[str, str]) -> HttpAnswer:
         moment, wanted = self._fleet.moment(), {key: query[key] for key in ("engine", "kind", "status") if key in query}
         rows = [condition_json(view, one, moment) for view in self._fleet.views() for one in view.conditions]
-        return _json({"conditions": [row for row in rows if all(row[key] == value for key, value in wanted.items())]})
+        return json_answer(
+            200, {"conditions": [row for row in rows if all(row[key] == value for key, value in wanted.items())]}
+        )
 
     def _findings(self, query: Mapping[str, str]) -> HttpAnswer:
         views = [view for view in self._fleet.views() if query.get("engine", view.name) == view.name]
         rows = [{"engine": clean(view.name), **finding_json(one)} for view in views for one in view.findings]
-        return _json({"findings": rows})
+        return json_answer(200, {"findings": rows})
 
     def _history(self, query: Mapping[str, str]) -> HttpAnswer:
         limit = query.get("limit", str(CHANGES_KEPT))
@@ -230,7 +221,7 @@ class GuardApi:
             for event in self._fleet.changes
             if query.get("engine", clean(event.engine)) == clean(event.engine)
         ]
-        return _json({"told": self._fleet.told, "changes": rows[max(0, len(rows) - int(limit)) :]})
+        return json_answer(200, {"told": self._fleet.told, "changes": rows[max(0, len(rows) - int(limit)) :]})
 
     def _metrics(self, _: Mapping[str, str]) -> HttpAnswer:
         own, actions = self._own(), self._actions()
@@ -240,7 +231,3 @@ class GuardApi:
             troubles=own.troubles, lost_lines=own.lost_lines, ended=None if actions is None else actions.ended(),
         )  # fmt: skip
         return HttpAnswer(200, text.encode(), CONTENT_TYPE)
-
-
-def _json(body: Mapping[str, Any]) -> HttpAnswer:
-    return HttpAnswer(200, json.dumps({"schema": SCHEMA, **body}, ensure_ascii=False).encode())
