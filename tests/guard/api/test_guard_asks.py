@@ -23,7 +23,6 @@ from plimsoll.guard.act.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCO
 from plimsoll.guard.act.ports import Outcome, done, failed
 from plimsoll.guard.act.steps import BROKEN, End, open_action
 from plimsoll.guard.api.actions import VERBS, ActionDesk, ActionRoutes, RunningAction
-from plimsoll.guard.api.openapi import VERBS as DOCUMENTED
 from plimsoll.guard.api.openapi import document
 from plimsoll.guard.daemon.journal import Journal, JournalFailed
 from plimsoll.guard.judge.tracker import Grade
@@ -414,7 +413,7 @@ def test_nobody_there_and_something_else(capsys: Capsys, acts: Acts) -> None:
 def test_the_document_names_every_verb() -> None:
     """Each with its path, and with what may be answered."""
     paths = document("x")["paths"]
-    assert set(DOCUMENTED) == set(VERBS)
+    assert {path.rpartition("/")[2] for path in paths if path.startswith("/v1/engines/")} == set(VERBS)
     for verb in VERBS:
         post = paths[f"/v1/engines/{{name}}/{verb}"]["post"]
         assert {"200", "400", "401", "404", "409", "415", "503"} <= set(post["responses"])
