@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from plimsoll.findings import Code, Finding, Severity
+from plimsoll.guard.act.steps import Step, open_action
+from plimsoll.guard.api.actions import RunningAction
 from plimsoll.guard.judge.look import Look, Reach
+from plimsoll.guard.judge.tracker import Grade
 from plimsoll.guard.page.engine import (
-    ActionInProgress,
     ChartSeries,
     EngineControl,
     EngineState,
@@ -68,8 +70,9 @@ def test_the_state_in_a_word(seen: EngineView, state: str) -> None:
 
 def test_the_ladder_shows_what_is_called_for_done_and_off() -> None:
     """The rung that the worst condition calls for, the step of what is under way, and what is switched off."""
+    run = open_action("x1", "a", Grade.RESTART, "dead", is_broken=False)._replace(step=Step.DRAIN)
     facts = EngineState(
-        view(ANSWERS, "dead", "storm"), guarding=EngineControl(True, False, ("compact",), ActionInProgress("restart", "drain"))
+        view(ANSWERS, "dead", "storm"), guarding=EngineControl(True, False, ("compact",), RunningAction(run, None))
     )
     found = {one["rung"]: one for one in ladder(facts)["rungs"]}
     assert [name for name, one in found.items() if one["here"]] == ["restart"]

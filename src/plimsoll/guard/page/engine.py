@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from plimsoll.doctor.rules.contained import last_words
+from plimsoll.guard.api.actions import RunningAction
 from plimsoll.guard.judge.look import CardState, Look, Reach, WorkerMemory
 from plimsoll.redaction import hide_user_text, redact
 from plimsoll.render.doctor import finding_json
@@ -74,22 +75,13 @@ class ChartSeries(NamedTuple):
     values: Mapping[str, Sequence[float | None]] = {}
 
 
-class ActionInProgress(NamedTuple):
-    """An action in progress."""
-
-    grade: str
-    step: str
-    is_undoing: bool = False
-    since: float | None = None
-
-
 class EngineControl(NamedTuple):
     """What guard may do and is doing to an engine."""
 
     is_acting: bool = False
     is_paused: bool = False  # all of it, or this engine
     rungs_off: tuple[str, ...] = ()
-    doing: ActionInProgress | None = None
+    doing: RunningAction | None = None
     approval: str = ""  # the id of an action that waits for approval
 
 
@@ -103,7 +95,6 @@ class EngineState(NamedTuple):
     changes: Sequence[Event] = ()
 
     def reading(self, name: str) -> Reading:
-        """The reading of one figure."""
         return self.readings.get(name, NOT_SEEN)
 
 
@@ -151,9 +142,8 @@ def worker_bar(worker: WorkerMemory, usage: float | None) -> dict[str, Any] | No
     notes = []
     left = min(live or 0.0, total - free)
     if live is not None:
-        inside, told_apart = _inside(worker, left, usage)
-        parts += inside
-        notes += [] if told_apart else [NO_PARTS]
+        parts += _inside(worker, left, usage)
+        notes += [NO_PARTS] if parts[0][0] == "live" else []
     else:
         notes.append("torch's memory is unknown")
     rest = total - free - left
@@ -168,16 +158,16 @@ def worker_bar(worker: WorkerMemory, usage: float | None) -> dict[str, Any] | No
     return _bar(f"worker {worker.rank}", total, [*parts, ("slack", free)], worker.requested, notes, worker.activation_peak)
 
 
-def _inside(worker: WorkerMemory, live: float, usage: float | None) -> tuple[list[tuple[str, float]], bool]:
-    """Live memory by purpose, and whether that is known."""
+def _inside(worker: WorkerMemory, live: float, usage: float | None) -> list[tuple[str, float]]:
+    """Live memory by purpose; as one part where that is not known."""
     if worker.weights is None or worker.kv_cache is None:
-        return [("live", live)], False
+        return [("live", live)]
     weights = min(worker.weights, live)
     kv = min(worker.kv_cache, live - weights)
     graphs = min(worker.graphs or 0.0, live - weights - kv)
     cache = [("kv", kv)] if usage is None or not 0 <= usage <= 1 else [("kv_used", kv * usage), ("kv_free", kv - kv * usage)]
     known = [] if worker.graphs is None else [("graphs", graphs)]
-    return [("weights", weights), *known, ("activation", live - weights - kv - graphs), *cache], True
+    return [("weights", weights), *known, ("activation", live - weights - kv - graphs), *cache]
 
 
 def card_bar(card: CardState) -> dict[str, Any] | None:
@@ -196,7 +186,7 @@ def _bar(
     parts: Sequence[tuple[str, float]],
     line: float | None,
     notes: Sequence[str],
-    activation_peak: float | None = None,
+    peak: float | None = None,
 ) -> dict[str, Any]:
     """A bar of whole bytes that add up to the device: the last part takes the rounding."""
     whole = [(part, int(size)) for part, size in parts[:-1]]
@@ -204,7 +194,7 @@ def _bar(
     return {
         "name": name, "total": int(total), "parts": [{"part": part, "bytes": size} for part, size in whole],
         "line": None if line is None or not 1 <= line <= total else int(line),
-        "activation_peak": None if activation_peak is None else int(activation_peak), "notes": list(notes),
+        "activation_peak": None if peak is None else int(peak), "notes": list(notes),
     }  # fmt: skip
 
 
@@ -262,7 +252,7 @@ def row(facts: EngineState) -> dict[str, Any]:
         "kv": _rounded(facts.reading("kv_cache_usage"), 3), "running": _rounded(facts.reading("running"), 0),
         "waiting": _rounded(facts.reading("waiting"), 0), "in_flight": _rounded(facts.reading("in_flight"), 0),
         "twice": _rounded(facts.reading("twice"), 3), "rung": rung_of(facts),
-        "doing": None if doing is None else f"{doing.grade}: {doing.step}", "paused": facts.guarding.is_paused,
+        "doing": None if doing is None else f"{doing.run.grade}: {doing.run.step or ''}", "paused": facts.guarding.is_paused,
     }  # fmt: skip
 
 
@@ -330,7 +320,7 @@ def sections(facts: EngineState, clock: Clock) -> dict[str, Any]:
         "forecasts": {name: tidy(forecast_json(one)) for name, one in view.forecasts.items()},
         "ladder": ladder(facts),
         "findings": tidy([finding_json(one) for one in view.findings]),
-        "conditions": [_condition(facts, one, clock) for one in view.conditions],
+        "conditions": [_condition(condition_json(view, one, clock)) for one in view.conditions],
         "changes": [_change(event) for event in list(facts.changes)[-MOST_CHANGES:]],
         "series": {"t": [round(at, 1) for at in facts.series.times],
                    **{name: [_short(one) for one in values] for name, values in facts.series.values.items()}},
@@ -369,24 +359,23 @@ def blocks(look: Look | None, series: ChartSeries) -> dict[str, Any]:
 def ladder(facts: EngineState) -> dict[str, Any]:
     """Every rung: what calls for it, what is in progress, and what is switched off."""
     guarding, called = facts.guarding, rung_of(facts)
-    doing = guarding.doing
+    run = None if guarding.doing is None else guarding.doing.run
     rungs = []
     for name in RUNGS:
         because = [one.kind for one in facts.view.holding if grade_of(one.kind) == name]
         is_off = name != "advice" and (not guarding.is_acting or guarding.is_paused or name in guarding.rungs_off)
+        mine = run if run is not None and run.grade == name else None
         rungs.append({
             "rung": name, "does": RUNG_DOES[name], "because": [shown(one) for one in because],
-            "here": name == called, "off": is_off, "doing": None if doing is None or doing.grade != name else doing.step,
-            "undoing": doing is not None and doing.grade == name and doing.is_undoing,
+            "here": name == called, "off": is_off, "doing": None if mine is None else str(mine.step or ""),
+            "undoing": mine is not None and mine.is_undoing,
         })  # fmt: skip
     return {"rungs": rungs, "acting": guarding.is_acting, "paused": guarding.is_paused, "called": called}
 
 
-def _condition(facts: EngineState, condition: Any, clock: Clock) -> object:
-    found = condition_json(facts.view, condition, clock)
-    since = found["since"]
+def _condition(found: Mapping[str, Any]) -> object:
     kept = {name: value for name, value in found.items() if name not in ("engine", "for_s")}
-    return tidy({**kept, "since": round(since) if isinstance(since, float) else None})
+    return tidy({**kept, "since": None if found["since"] is None else round(found["since"])})
 
 
 def _change(event: Any) -> object:

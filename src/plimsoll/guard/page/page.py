@@ -6,18 +6,18 @@ import asyncio
 import json
 import math
 import time
+from bisect import bisect_right
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple, cast
 
 import plimsoll
-from plimsoll.guard.api.actions import NOT_ACTING, ActionDesk
+from plimsoll.guard.api.actions import NOT_ACTING, ActionDesk, RunningAction, json_answer
 from plimsoll.guard.daemon.journal import read_journal
 from plimsoll.guard.daemon.observer import Fleet, WatchedEngine
 from plimsoll.guard.judge.load import expected_wait, recompute_share
 from plimsoll.guard.judge.look import Reach
 from plimsoll.guard.page.engine import (
-    ActionInProgress,
     ChartSeries,
     EngineControl,
     EngineState,
@@ -30,7 +30,7 @@ from plimsoll.guard.page.engine import (
 )
 from plimsoll.net.server import HttpAnswer, Stream, error
 from plimsoll.render.guard import Clock, Trouble, trouble_json
-from plimsoll.render.journal import SCHEMA, entry_json
+from plimsoll.render.journal import entry_json
 from plimsoll.unknown import Reading
 
 Row = Mapping[str, Any]
@@ -49,27 +49,15 @@ def rows_changed(before: Mapping[str, Row], now: Mapping[str, Row]) -> tuple[lis
 
 
 def sections_changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """The changed sections; of the series only the new points."""
+    """The changed sections; of the series only the points after the last one sent, if that is still among them."""
     changed = {name: section for name, section in now.items() if before.get(name) != section}
-    if "series" in changed and "series" in before:
-        tail = series_tail(before["series"], now["series"])
-        if tail is not None:
-            changed["more"] = tail
-            del changed["series"]
+    old = before.get("series", {"t": []})
+    if "series" in changed and old["t"] and old.keys() == changed["series"].keys():
+        times, last = changed["series"]["t"], old["t"][-1]
+        place = bisect_right(times, last)
+        if place and times[place - 1] == last:
+            changed["more"] = {name: list(values[place:]) for name, values in changed.pop("series").items()}
     return changed
-
-
-def series_tail(before: Mapping[str, list[Any]], now: Mapping[str, list[Any]]) -> dict[str, list[Any]] | None:
-    """The points after the last one sent; None if that is no longer among them, or the figures differ."""
-    if not before["t"] or before.keys() != now.keys():
-        return None
-    last = before["t"][-1]
-    place = len(now["t"])
-    while place and now["t"][place - 1] > last:
-        place -= 1
-    if not place or now["t"][place - 1] != last:
-        return None
-    return {name: list(values[place:]) for name, values in now.items()}
 
 
 KINDS = {"html": "text/html; charset=utf-8", "js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8",
@@ -101,7 +89,7 @@ class _State(NamedTuple):
     is_paused: bool = False
     paused: frozenset[str] = frozenset()
     rungs_off: tuple[str, ...] = ()
-    doing: Mapping[str, ActionInProgress] = {}
+    doing: Mapping[str, RunningAction] = {}
     approvals: Mapping[str, str] = {}  # by engine: the id of what waits for approval
 
     def of(self, name: str) -> EngineControl:
@@ -148,12 +136,11 @@ class GuardPage:
     async def _journal(self, said: str | None) -> HttpAnswer:
         actions = self._actions()
         if actions is None:
-            return HttpAnswer(200, json.dumps({"schema": SCHEMA, "entries": [], "wrong": [], "says": NOT_ACTING}).encode())
+            return json_answer(200, {"entries": [], "wrong": [], "says": NOT_ACTING})
         async with self._reading:
             found = await asyncio.to_thread(read_journal, actions.journal, JOURNAL_READ)
         rows = journal([entry_json(one) for one in found.entries], None if said is None else self.name_of(said))
-        body = {"schema": SCHEMA, "entries": rows, "wrong": [shown(one.message) for one in found.wrong], "says": ""}
-        return HttpAnswer(200, json.dumps(body).encode())
+        return json_answer(200, {"entries": rows, "wrong": [shown(one.message) for one in found.wrong], "says": ""})
 
     # Listening
 
@@ -208,19 +195,13 @@ class GuardPage:
         if actions is None:
             return _State(is_acting=False)
         switches = actions.switches
-        doing = {
-            run.engine: ActionInProgress(str(run.grade), str(run.step or ""), run.is_undoing, since)
-            for run, since in ((under.run, under.since) for under in actions.under_way())
-        }
+        doing = {action.run.engine: action for action in actions.under_way()}
         rungs = tuple(sorted(str(one) for one in switches.rungs_off))
         approvals = {one.engine: one.id for one in actions.pending()}
         return _State(not actions.trouble, switches.is_paused, frozenset(switches.paused), rungs, doing, approvals)
 
     def _about(self, state: _State) -> Mapping[str, Any]:
-        """The state of guard itself."""
-        troubles = self._troubles()
-        moment = self._fleet.moment()
-        actions = self._actions()
+        troubles, moment, actions = self._troubles(), self._fleet.moment(), self._actions()
         return {
             "version": plimsoll.__version__, "every_s": self._fleet.every_s, "acting": state.is_acting,
             "paused": state.is_paused, "paused_engines": len(state.paused), "told": self._fleet.told,
