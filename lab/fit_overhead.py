@@ -118,7 +118,7 @@ def _batch(row: dict[str, Any], release: str, total: float) -> tuple[int, int, s
             known = batch_limits("0.19.0", row["gpu"] or "", int(total * GIB)) or known
     tokens, sequences = row["max_num_batched_tokens"], row["max_num_seqs"]
     guessed = [what for what, value in (("tokens", tokens), ("sequences", sequences)) if value is None]
-    return tokens or known.tokens, sequences or known.sequences, f"{' and '.join(guessed)} assumed" if guessed else ""
+    return tokens or known[1], sequences or known[0], f"{' and '.join(guessed)} assumed" if guessed else ""
 
 
 def _shape(reference: str, entry: dict[str, Any], quantization: str | None) -> ModelShape:
@@ -255,8 +255,9 @@ def score(starts: list[Start]) -> list[Score]:
         others = [other for other in starts if not same_architecture(other, start)]
         terms = predicted(start, fit(others))
         budget = start.requested - start.weights
-        error = budget - terms.subtracted / GIB - start.kv
-        low, high = (sum(part) / GIB for part in zip(*(_ends(term) for term in terms[:3]), strict=True))
+        subtracted = (terms.activation, terms.non_torch, terms.graphs)
+        error = budget - sum(term.value for term in subtracted) / GIB - start.kv
+        low, high = (sum(part) / GIB for part in zip(*(_ends(term) for term in subtracted), strict=True))
         # Rounding of five printed figures, 0.005 each, is not an error of ours.
         scores.append(Score(start, terms, error, budget - high - 0.025 <= start.kv <= budget - low + 0.025, (high - low) / 2))
     return scores

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from plimsoll.plan.certify import item_tokens
 from tests.plan.test_certify import FIRST, LLAMA, certificate, kind_of, recorded
 
 LOGS = Path(__file__).resolve().parents[1] / "captures" / "vllm-0.25.1-h200-failures"
@@ -34,7 +33,7 @@ def test_the_encoder_is_counted_wider_than_what_failed(tmp_path: Path) -> None:
     found = recorded("multimodal", tmp_path)
     kind = kind_of(found, "pictures")
     assert kind.phase.bytes_of(15625) > 5 * asked_for("multimodal")
-    assert item_tokens(found.step) == 16384  # the processor's own limit; films are not admitted
+    assert found.step.item_tokens == 16384  # the processor's own limit; films are not admitted
 
 
 def test_a_prompt_in_the_second_runner_costs_two_chunks_whatever_its_length() -> None:

@@ -18,14 +18,14 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from os import scandir
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from plimsoll.errors import BadInput, TooLarge, WorldFailed
 from plimsoll.models.derive import derive
-from plimsoll.models.safetensors import SHARDS_MAX, TensorInfo, join_headers, open_plain, read_header
+from plimsoll.models.safetensors import SHARDS_MAX, TensorInfo, join_headers, read_header, read_plain
 
 if TYPE_CHECKING:
     from plimsoll.models.hub import Hub
@@ -42,13 +42,19 @@ CONFIG_MAX_BYTES = 16 << 20
 INDEX_MAX_BYTES = 128 << 20
 
 _CATALOGUE = Path(__file__).parent / "data" / "models.json"
-_LIKE_MAX = 8
 _ENTRIES_MAX = 20_000
 _PICKLES = (".bin", ".pt", ".pth")
 # What a trainer leaves behind and vLLM passes over.
 _NOT_WEIGHTS = frozenset({"training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt"})
 _DISAGREE = 0.01
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+# What a folder without config.json seems to be, by a name in it.
+_GGUF_FOLDER = "; GGUF is not supported: give the folder of the original model"
+_INSTEAD_OF_CONFIG = {
+    "adapter_config.json": ": it holds a LoRA adapter; give the base model",
+    "params.json": ", only Mistral's params.json, which is not supported: give the folder of the Hugging Face format",
+    "snapshots": "; it is a Hugging Face cache entry: give the folder under snapshots/",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +86,17 @@ class WeightFiles(NamedTuple):
 
 def read_folder(folder: Path, name: str, source: str) -> ModelFiles:
     """The model in a local folder; BadInput where it has no config.json or something in it is broken."""
-    names = _names_in(folder)
+    try:
+        with os.scandir(folder) as entries:
+            names = frozenset(entry.name for entry in islice(entries, _ENTRIES_MAX + 1))
+    except OSError as error:
+        raise BadInput(f"{folder}: cannot be read: {error.strerror or error}") from None
+    if len(names) > _ENTRIES_MAX:
+        raise TooLarge(f"{folder}: more than {_ENTRIES_MAX:,} files, so not a model's folder")
     if CONFIG not in names:
-        raise BadInput(f"{folder}: no config.json in it{_instead(names)}")
+        holds_gguf = any(name.endswith(".gguf") for name in names)
+        hint = next((hint for name, hint in _INSTEAD_OF_CONFIG.items() if name in names), "")
+        raise BadInput(f"{folder}: no config.json in it{_GGUF_FOLDER if holds_gguf else hint}")
     config = dict(read_json(folder / CONFIG, CONFIG_MAX_BYTES))
     if QUANTIZATION in names:
         config = with_quantization(config, lambda: read_json(folder / QUANTIZATION, INDEX_MAX_BYTES))
@@ -102,12 +116,7 @@ def with_quantization(config: dict[str, object], read: Callable[[], Mapping[str,
 
 def read_json(path: Path, most_bytes: int) -> Mapping[str, object]:
     """A JSON object from a file."""
-    try:
-        with open_plain(path) as file:
-            content = file.read(most_bytes + 1)
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
-    return parse_json(content, most_bytes, str(path))
+    return parse_json(read_plain(path, most_bytes), most_bytes, str(path))
 
 
 def parse_json(content: bytes, most_bytes: int, where: str) -> Mapping[str, object]:
@@ -153,36 +162,17 @@ def size_note(stated: int | None, found: int) -> str | None:
     return f"The index states {stated:,} bytes of weights, the headers of its shards {found:,}; the headers were taken."
 
 
-def _names_in(folder: Path) -> frozenset[str]:
-    try:
-        with scandir(folder) as entries:
-            names = [entry.name for _, entry in zip(range(_ENTRIES_MAX + 1), entries, strict=False)]
-    except OSError as error:
-        raise BadInput(f"{folder}: cannot be read: {error.strerror or error}") from None
-    if len(names) > _ENTRIES_MAX:
-        raise TooLarge(f"{folder}: more than {_ENTRIES_MAX:,} files, so not a model's folder")
-    return frozenset(names)
-
-
-def _instead(names: frozenset[str]) -> str:
-    """What a folder without config.json seems to be."""
-    if any(name.endswith(".gguf") for name in names):
-        return "; GGUF is not supported: give the folder of the original model"
-    if "adapter_config.json" in names:
-        return ": it holds a LoRA adapter; give the base model"
-    if "params.json" in names:
-        return ", only Mistral's params.json, which is not supported: give the folder of the Hugging Face format"
-    if "snapshots" in names:
-        return "; it is a Hugging Face cache entry: give the folder under snapshots/"
-    return ""
-
-
 def _weights(folder: Path, names: frozenset[str]) -> WeightFiles:
     """The first description of the weights that the folder has."""
     for index_name in INDEXES:
         if index_name in names:
             index = parse_index(read_json(folder / index_name, INDEX_MAX_BYTES), str(folder / index_name))
-            return _from_index(folder, index, names)
+            absent = [shard for shard in index.shards if shard not in names]
+            if index.shards and not absent:
+                return _from_headers(folder, index.shards, index.total_bytes)
+            known = " and the index states no size" if index.total_bytes is None else ", so the size is the one in the index"
+            note = f"{len(absent)} of {len(index.shards)} shards are not in the folder{known}."
+            return WeightFiles(None, index.total_bytes, note)
     files = sorted(name for name in names if name.endswith(".safetensors") and not name.startswith("adapter_"))
     files = [name for name in files if not name.startswith("consolidated")] or files
     if files:
@@ -193,20 +183,13 @@ def _weights(folder: Path, names: frozenset[str]) -> WeightFiles:
     pickles = [name for name in names if name.endswith(_PICKLES) and name not in _NOT_WEIGHTS]
     if pickles:
         note = f"The weights are pickles, which are never opened: the size is that of {len(pickles)} files on disk."
-        return WeightFiles(None, sum(_size(folder / name) for name in pickles), note)
+        try:
+            return WeightFiles(None, sum((folder / name).stat().st_size for name in pickles), note)
+        except OSError as error:
+            raise BadInput(f"{error.filename}: cannot be read: {error.strerror or error}") from None
     if any(name.endswith(".gguf") for name in names):
         raise BadInput(f"{folder}: its weights are GGUF, which is not supported: give the folder of the original model")
     return WeightFiles(None, None, "The folder holds no weights, so their size is worked out from config.json.")
-
-
-def _from_index(folder: Path, index: Index, names: frozenset[str]) -> WeightFiles:
-    absent = [shard for shard in index.shards if shard not in names]
-    if not absent and index.shards:
-        return _from_headers(folder, index.shards, index.total_bytes)
-    note = f"{len(absent)} of {len(index.shards)} shards are not in the folder, so the size is the one in the index."
-    if index.total_bytes is None:
-        note = f"{len(absent)} of {len(index.shards)} shards are not in the folder and the index states no size."
-    return WeightFiles(None, index.total_bytes, note)
 
 
 def _from_headers(folder: Path, files: Sequence[str], stated: int | None) -> WeightFiles:
@@ -216,40 +199,41 @@ def _from_headers(folder: Path, files: Sequence[str], stated: int | None) -> Wei
     return WeightFiles(header.tensors, header.data_bytes, size_note(stated, header.data_bytes))
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
-
-
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95}(?:/[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95})?")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-/+]{0,199}")
+# Models that read texts and write none, by their names.
+_POOLS = re.compile(r"embed|rerank|(?:^|[/-])(?:bge|e5|gte)-|minilm|cross-encoder|retriev|reward", re.IGNORECASE)
 
 
 def read_model(
     name: str, *, hub: Callable[[], Hub] | None, revision: str | None = None, environment: Mapping[str, str] | None = None
 ) -> ModelFiles:
     """The model that vLLM would load under this name; BadInput or WorldFailed says in one line why there is none."""
-    files = _find_model(name, hub=hub, revision=revision, environment=environment)
-    note = purpose_note(name, files.config.get("architectures"))
-    return replace(files, notes=(*files.notes, note)) if note else files
+    files = _find_model(name, hub, revision, os.environ if environment is None else environment)
+    listed = files.config.get("architectures")
+    classes = listed if isinstance(listed, (list, tuple)) else ()
+    is_encoder = any(str(word).endswith(("Model", "ForSequenceClassification", "ForTokenClassification")) for word in classes)
+    if is_encoder or _POOLS.search(name.rpartition("/")[2]) is not None:
+        reads = "It embeds, ranks or classifies texts (vLLM: --runner pooling) and writes none"
+        return replace(files, notes=(*files.notes, f"{reads}: a request ends when its text is read."))
+    return files
 
 
-def _find_model(
-    name: str, *, hub: Callable[[], Hub] | None, revision: str | None = None, environment: Mapping[str, str] | None = None
-) -> ModelFiles:
+def _find_model(name: str, hub: Callable[[], Hub] | None, revision: str | None, environment: Mapping[str, str]) -> ModelFiles:
     """The first of the sources that knows the model."""
-    env = os.environ if environment is None else environment
     shown = " ".join(name.split())[:120]
     local = _local(name, shown)
     if local is not None:
         return local
     if _ID.fullmatch(name) is None or ".." in name:
-        raise BadInput(f"{shown!a}: {_not_an_id(name)}")
+        why = "neither an existing folder nor a Hugging Face id such as Qwen/Qwen3-8B"
+        if scheme := re.match(r"([a-z][a-z0-9+]{1,9})://", name):
+            why = f"models are not read from {scheme[0]}; give a local folder with its config.json, or a Hugging Face id"
+        raise BadInput(f"{shown!a}: {why}")
     if revision is not None and (_REVISION.fullmatch(revision) is None or ".." in revision):
         raise BadInput(f"{shown}: {ascii(revision)[:80]} is not a revision: a branch, a tag or a commit")
-    known = _cached(name, revision, env) or kept(own_cache(env, _home(env)), name, revision or "main")
+    cache = own_cache(environment, _home(environment))
+    known = _cached(name, revision, environment) or kept(cache, name, revision or "main")
     if known is not None:
         return known
     # The catalogue knows models as they stand on main: for a revision of its own, the hub is the better witness.
@@ -273,20 +257,6 @@ def _find_model(
     )
 
 
-_POOLS = re.compile(r"embed|rerank|(?:^|[/-])(?:bge|e5|gte)-|minilm|cross-encoder|retriev|reward", re.IGNORECASE)
-
-
-def purpose_note(name: str, architectures: object) -> str | None:
-    """A sentence for a model that reads texts and writes none, by its name or its class; None for any other."""
-    classes = architectures if isinstance(architectures, (list, tuple)) else ()
-    is_encoder = any(str(word).endswith(("Model", "ForSequenceClassification", "ForTokenClassification")) for word in classes)
-    if not is_encoder and _POOLS.search(name.rpartition("/")[2]) is None:
-        return None
-    return (
-        "It embeds, ranks or classifies texts (vLLM: --runner pooling) and writes none: a request ends when its text is read."
-    )
-
-
 def _local(name: str, shown: str) -> ModelFiles | None:
     """The model in a local folder, or None where nothing of that name exists."""
     if not name.strip() or "\0" in name:
@@ -307,13 +277,6 @@ def _local(name: str, shown: str) -> ModelFiles | None:
     if name.startswith(("/", "./", "../", "~")) or path.name == CONFIG or path.is_symlink():
         raise BadInput(f"{shown}: no such folder")
     return None
-
-
-def _not_an_id(name: str) -> str:
-    scheme = re.match(r"([a-z][a-z0-9+]{1,9})://", name)
-    if scheme:
-        return f"models are not read from {scheme.group(1)}://; give a local folder with its config.json, or a Hugging Face id"
-    return "neither an existing folder nor a Hugging Face id such as Qwen/Qwen3-8B"
 
 
 KEPT_SCHEMA = "plimsoll.model-files/1"
@@ -353,24 +316,15 @@ def kept(cache: Path, name: str, revision: str) -> ModelFiles | None:
         return None
 
 
-def hugging_face_cache(environment: Mapping[str, str]) -> Path:
-    """Where Hugging Face's own tools keep what they download."""
-    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        if environment.get(variable):
-            return Path(environment[variable])
-    if environment.get("HF_HOME"):
-        return Path(environment["HF_HOME"]) / "hub"
-    base = environment.get("XDG_CACHE_HOME") or str(_home(environment) / ".cache")
-    return Path(base) / "huggingface" / "hub"
-
-
 def _home(environment: Mapping[str, str]) -> Path:
     return Path(environment.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111 # Path.home() raises where there is none
 
 
 def _cached(name: str, revision: str | None, environment: Mapping[str, str]) -> ModelFiles | None:
     """The model in Hugging Face's local cache, as huggingface_hub lays it out."""
-    repository = hugging_face_cache(environment) / ("models--" + name.replace("/", "--"))
+    home = environment.get("HF_HOME") or f"{environment.get('XDG_CACHE_HOME') or _home(environment) / '.cache'}/huggingface"
+    folder = environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub"
+    repository = Path(folder) / ("models--" + name.replace("/", "--"))
     wanted = revision or "main"
     try:
         commit = (repository / "refs" / wanted).read_text(encoding="utf-8")[:128].strip()
@@ -469,6 +423,13 @@ def bundled_model(name: str) -> BundledModel | None:
     return BundledModel(name, _bundled_config(name), says, bool(source["config"]))
 
 
+def _bundled_config(name: str) -> dict[str, object]:
+    """The facts of one model, laid over those of the model it is like."""
+    entry = _catalogue()["models"][name]
+    base = _bundled_config(entry["like"]) if "like" in entry else {}
+    return _over(base, entry.get("config", {}))
+
+
 def nearest_names(name: str, most: int = 3) -> tuple[str, ...]:
     """The bundled ids that look most like `name`, the likeliest first."""
     from difflib import SequenceMatcher  # only for a name that is not known
@@ -483,21 +444,6 @@ def nearest_names(name: str, most: int = 3) -> tuple[str, ...]:
 
     ranked = sorted(((likeness(known), known) for known in bundled_names()), key=lambda pair: (-pair[0], pair[1]))
     return tuple(known for ratio, known in ranked[:most] if ratio >= 0.5)
-
-
-def _bundled_config(name: str) -> dict[str, object]:
-    """The facts of one model, laid over those of the models it is like."""
-    layers: list[Mapping[str, Any]] = []
-    at: str | None = name
-    while at is not None:
-        entry = _catalogue()["models"][at]
-        layers.append(entry.get("config", {}))
-        at = entry.get("like")
-        assert len(layers) <= _LIKE_MAX, f"{name} is like too many models in turn"
-    config: dict[str, object] = {}
-    for layer in reversed(layers):
-        config = _over(config, layer)
-    return config
 
 
 def _over(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, object]:

@@ -38,27 +38,17 @@ from plimsoll.models.files import (
     size_note,
     with_quantization,
 )
-from plimsoll.models.safetensors import PREFIX_BYTES, Header, header_length, join_headers, parse_header
+from plimsoll.models.safetensors import PREFIX_BYTES, Header, header_length, join_headers, parse_header, replace_file
 from plimsoll.net.address import Address
 
 
 def keep(cache: Path, files: ModelFiles, revision: str) -> ModelFiles:
     """Keep it, and hand it on; a folder that cannot be written costs a note, never the plan."""
-    import tempfile  # only where something was fetched
-
     path = cache_file(cache, files.name, revision)
     facts = {field.name: getattr(files, field.name) for field in fields(files)}
     text = json.dumps({"schema": KEPT_SCHEMA} | facts, separators=(",", ":"), default=dict)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        replace_file(path, text)
     except OSError as error:
         note = f"What the hub answered could not be kept in {path.parent}: {error.strerror or error}."
         return replace(files, notes=(*files.notes, note))
@@ -118,7 +108,8 @@ def get(url: str, *, token: str | None, most_bytes: int, part: tuple[int, int] |
     if reply.headers.get("Content-Encoding", "identity").lower() not in ("", "identity"):
         raise WorldFailed("answered compressed although asked not to")
     commit = next(filter(None, commits), None) or _commit(reply.headers)
-    stated = _whole(reply.headers.get("Content-Length"))
+    length = reply.headers.get("Content-Length", "")
+    stated = int(length) if re.fullmatch(r"\d{1,18}", length) else None
     if part is None:
         return HubAnswer(reply.body, stated, commit)
     begin, end = part
@@ -138,10 +129,6 @@ def get(url: str, *, token: str | None, most_bytes: int, part: tuple[int, int] |
 def _commit(headers: Mapping[str, str]) -> str | None:
     found = re.fullmatch(r"[0-9a-f]{7,64}", headers.get("X-Repo-Commit", ""))
     return found.group() if found else None
-
-
-def _whole(text: str | None) -> int | None:
-    return int(text) if text is not None and re.fullmatch(r"\d{1,18}", text) else None
 
 
 ENDPOINT = "https://huggingface.co"
@@ -262,41 +249,33 @@ class Hub:
         return parse_header(rest.body, first.total_bytes - PREFIX_BYTES - length, where)
 
     def _get(self, name: str, revision: str, file: str, most: int, part: tuple[int, int] | None = None) -> HubAnswer | None:
-        """One file or a part of it; None where the repository does not have it."""
-        url = f"{self.endpoint}/{quote(name)}/resolve/{quote(revision, safe='')}/{quote(file)}"
-        try:
-            return get(url, token=self._token, most_bytes=most, part=part, timeout_s=self.timeout_s)
-        except Refused as refused:
-            self._explain(refused, name, revision, file)
-            return None
-        except TooLarge as error:
-            raise TooLarge(f"{name}: {file}: {error}") from None
-        except TimedOut as error:
-            raise TimedOut(f"{name}: {self.host} {error}; {_help(name)}") from None
-        except WorldFailed as error:
-            raise WorldFailed(f"{name}: {self.host} {error}; {_help(name)}") from None
-
-    def _explain(self, refused: Refused, name: str, revision: str, file: str) -> None:
-        """Raise the sentence for what the hub said, unless it only said that it has no such file.
+        """One file or a part of it; None where the repository does not have it.
 
         A gated or private model is the user's input (exit 2), not the world's failure: the hub answered, and it takes a
         token or an accepted licence to change the answer, not another try.
         """
-        if refused.status in (401, 403):
+        url = f"{self.endpoint}/{quote(name)}/resolve/{quote(revision, safe='')}/{quote(file)}"
+        here = f"{name}: {self.host}"
+        try:
+            return get(url, token=self._token, most_bytes=most, part=part, timeout_s=self.timeout_s)
+        except Refused as refused:
+            status, code = refused.status, refused.code
+        except TooLarge as error:
+            raise TooLarge(f"{name}: {file}: {error}") from None
+        except (TimedOut, WorldFailed) as error:
+            raise type(error)(f"{here} {error}; {_help(name)}") from None
+        if status in (401, 403):
             have = "HF_TOKEN was refused or has no access" if self._token else "no HF_TOKEN is set"
-            why = "gated" if refused.code == "GatedRepo" else "gated, private or not there"
-            raise BadInput(
-                f"{name}: {why} on {self.host}, and {have}; accept its licence there and set HF_TOKEN, {_help(name)}"
-            ) from None
-        if refused.status == 404:
-            if refused.code == "RevisionNotFound":
-                raise BadInput(f"{name}: {self.host} has no revision {ascii(revision)[:80]} of it") from None
-            if file != CONFIG or refused.code == "EntryNotFound":
-                return
-            raise BadInput(f"{name}: not on {self.host}; {_help(name)}") from None
-        if refused.status == 429:
-            raise WorldFailed(f"{name}: {self.host} asks us to slow down (429); try again later, or {_help(name)}") from None
-        raise WorldFailed(f"{name}: {self.host} answered {refused.status}; try again later, or {_help(name)}") from None
+            why = f"{name}: {'gated' if code == 'GatedRepo' else 'gated, private or not there'} on {self.host}, and {have}"
+            raise BadInput(f"{why}; accept its licence there and set HF_TOKEN, {_help(name)}")
+        if status == 404 and code == "RevisionNotFound":
+            raise BadInput(f"{here} has no revision {ascii(revision)[:80]} of it")
+        if status == 404 and (file != CONFIG or code == "EntryNotFound"):
+            return None
+        if status == 404:
+            raise BadInput(f"{name}: not on {self.host}; {_help(name)}")
+        said = "asks us to slow down (429)" if status == 429 else f"answered {status}"
+        raise WorldFailed(f"{here} {said}; try again later, or {_help(name)}")
 
 
 def _token(environment: Mapping[str, str], home: Path) -> str | None:
@@ -313,6 +292,5 @@ def _token(environment: Mapping[str, str], home: Path) -> str | None:
 
 
 def _help(name: str) -> str:
-    """What the user can do without the hub."""
     nearest = ", ".join(nearest_names(name))
     return "give a local folder with its config.json" + (f", or a bundled model such as {nearest}" if nearest else "")

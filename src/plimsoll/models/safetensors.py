@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Iterable
 from math import prod
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeGuard
@@ -26,7 +26,7 @@ PREFIX_BYTES = 8
 _DIMENSIONS_MAX = 16
 _SIZE_MAX = 1 << 50
 _NAME_MAX = 1_024
-_BITS = {
+BITS = {  # a type that is not here is newer than this table
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
     "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
     "I64": 64, "U64": 64, "F64": 64, "C64": 64,
@@ -39,12 +39,6 @@ class TensorInfo(NamedTuple):
     name: str
     dtype: str
     shape: tuple[int, ...]
-
-    @property
-    def size_bytes(self) -> int | None:
-        """Bytes of its data; None for a type newer than our table."""
-        bits = _BITS.get(self.dtype)
-        return None if bits is None else (prod(self.shape) * bits + 7) // 8  # up: half a byte is a byte
 
 
 class Header(NamedTuple):
@@ -84,6 +78,32 @@ def open_plain(path: Path) -> BinaryIO:
     raise BadInput(f"{path}: not a regular file")
 
 
+def read_plain(path: Path, most_bytes: int) -> bytes:
+    """The content of a regular file, up to one byte more than the most it may have; BadInput where it cannot be read."""
+    with open_plain(path) as file:
+        try:
+            return file.read(most_bytes + 1)
+        except OSError as error:
+            raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a file of ours whole or not at all, in a folder that only the user may enter; OSError where that fails."""
+    import tempfile  # only where something is kept
+
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=".part")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
 def read_header(path: Path) -> Header:
     """The header of one file on disk; BadInput says what is wrong with it."""
     where = str(path)
@@ -116,56 +136,43 @@ def header_length(prefix: bytes, file_bytes: int, where: str) -> int:
 
 def parse_header(content: bytes, data_bytes: int, where: str) -> Header:
     """The tensors a header names, whose data must fill the rest of the file without gap or overlap."""
-    entries = _entries(content, where)
-    spans: list[tuple[int, int, str]] = []
-    tensors: list[TensorInfo] = []
-    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # thousands of experts share a few shapes
-    for name, entry in entries.items():
-        if name == "__metadata__":
-            continue
-        tensor, begin, end = _tensor(name, entry, where)
-        tensors.append(tensor._replace(shape=shapes.setdefault(tensor.shape, tensor.shape)))
-        spans.append((begin, end, name))
-    if len(tensors) > TENSORS_MAX:
-        raise TooLarge(f"{where}: more than {TENSORS_MAX:,} tensors, which no model has")
-    reached = 0
-    for begin, end, name in sorted(spans):
-        if begin != reached:
-            what = "overlaps the one before it" if begin < reached else "leaves a gap before it"
-            raise BadInput(f"{where}: the data of tensor {_shown(name)} {what}")
-        reached = end
-    if reached != data_bytes:
-        raise BadInput(
-            f"{where}: cut short or damaged: the header describes {reached:,} bytes of data, there are {data_bytes:,}"
-        )
-    return Header(tuple(tensors), reached)
 
+    def without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        built = dict(pairs)
+        if len(built) != len(pairs):
+            twice = min(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
+            raise BadInput(f"{where}: the header names {_shown(twice)} twice")
+        return built
 
-def _entries(content: bytes, where: str) -> Mapping[str, object]:
     try:
-        entries = json.loads(content.decode("utf-8"), object_pairs_hook=_without_duplicates(where))
+        entries = json.loads(content.decode("utf-8"), object_pairs_hook=without_duplicates)
     except UnicodeDecodeError:
         raise BadInput(f"{where}: not a safetensors file: its header is not UTF-8") from None
     except (ValueError, RecursionError):
         raise BadInput(f"{where}: not a safetensors file: its header is not JSON") from None
     if not isinstance(entries, dict):
         raise BadInput(f"{where}: not a safetensors file: its header is not an object")
-    return entries
+    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # thousands of experts share a few shapes
+    found = [_tensor(name, entry, where, shapes) for name, entry in entries.items() if name != "__metadata__"]
+    if len(found) > TENSORS_MAX:
+        raise TooLarge(f"{where}: more than {TENSORS_MAX:,} tensors, which no model has")
+    reached = 0
+    for begin, end, tensor in sorted(found):
+        if begin != reached:
+            what = "overlaps the one before it" if begin < reached else "leaves a gap before it"
+            raise BadInput(f"{where}: the data of tensor {_shown(tensor.name)} {what}")
+        reached = end
+    if reached != data_bytes:
+        raise BadInput(
+            f"{where}: cut short or damaged: the header describes {reached:,} bytes of data, there are {data_bytes:,}"
+        )
+    return Header(tuple(tensor for _, _, tensor in found), reached)
 
 
-def _without_duplicates(where: str) -> Callable[[list[tuple[str, object]]], dict[str, object]]:
-    def build(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        built = dict(pairs)
-        if len(built) != len(pairs):
-            names = sorted(name for name, _ in pairs)
-            twice = next(one for one, two in pairwise(names) if one == two)
-            raise BadInput(f"{where}: the header names {_shown(twice)} twice")
-        return built
-
-    return build
-
-
-def _tensor(name: str, entry: object, where: str) -> tuple[TensorInfo, int, int]:
+def _tensor(
+    name: str, entry: object, where: str, shapes: dict[tuple[int, ...], tuple[int, ...]]
+) -> tuple[int, int, TensorInfo]:
+    """Where the data of a tensor begin and end, and the tensor."""
     what = f"{where}: tensor {_shown(name)}"
     if len(name) > _NAME_MAX:
         raise BadInput(f"{where}: a tensor's name is {len(name):,} characters long")
@@ -178,16 +185,14 @@ def _tensor(name: str, entry: object, where: str) -> tuple[TensorInfo, int, int]
         raise BadInput(f"{what} has no sensible shape")
     if not _wholes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise BadInput(f"{what} has no sensible data_offsets")
-    tensor = TensorInfo(name, dtype, tuple(shape))
     begin, end = offsets
-    size = tensor.size_bytes
+    size = (prod(shape) * BITS[dtype] + 7) // 8 if dtype in BITS else None  # up: half a byte is a byte
     if size is not None and size != end - begin:
         raise BadInput(f"{what} takes {end - begin:,} bytes, its type and shape need {size:,}")
-    return tensor, begin, end
+    return begin, end, TensorInfo(name, dtype, shapes.setdefault(tuple(shape), tuple(shape)))
 
 
 def _wholes(value: object) -> TypeGuard[list[int]]:
-    """Whether this is a list of whole numbers that are not negative and not absurd."""
     return isinstance(value, list) and all(type(item) is int and 0 <= item <= _SIZE_MAX for item in value)
 
 

@@ -14,11 +14,10 @@ too low: every band is taken at its bad end and the bad ends are added. Allocati
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from plimsoll.errors import BadInput
 from plimsoll.findings import Finding
 from plimsoll.hardware.cards import Vendor, gpu_named
 from plimsoll.models.shape import ModelShape, Tower
@@ -107,21 +106,6 @@ def read_limits(flags: Flags, environment: Mapping[str, str]) -> RequestLimits:
     )
 
 
-def runner_in_doubt(settings: Settings, shape: ModelShape, limits: RequestLimits) -> list[str]:
-    """Why it is not known which model runner vLLM takes; empty where it is, or where the command chose."""
-    if limits.runner_chosen:
-        return []
-    doubts = list(limits.runner_doubts) if settings.v2_runner else []
-    drafting = settings.speculative or {}
-    plain = drafting.get("method") in _DRAFTS_ON_SECOND and not drafting.get("parallel_drafting")
-    if drafting and settings.v2_runner and not (plain and settings.pipeline_parallel == 1):
-        doubts.append("--speculative-config")
-    is_early = any(name.startswith(_EARLY_ON_SECOND) for name in shape.architectures)
-    if is_early and not Behaviour.V2_RUNNER_ALL.is_in(settings.release):
-        doubts.append(shape.architectures[0])
-    return [f"which model runner vLLM takes beside {', '.join(doubts)} (VLLM_USE_V2_MODEL_RUNNER says)"] if doubts else []
-
-
 PROMPT_CHUNK = 1024  # rows of logits at once in the second runner, v1/worker/gpu/sample/prompt_logprob.py
 # A chosen log-probability: the top-k's value and index, its sort, the concatenation and the copy as 32-bit ids.
 BYTES_PER_CHOICE = 72
@@ -170,155 +154,141 @@ class CertificateTerm(NamedTuple):
     source: str
 
 
-class LargestStep(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LargestStep:
     """The largest step that the scheduler may build, for one rank."""
 
     settings: Settings
     shape: ModelShape
     limits: RequestLimits
     batch: Batch
-    rows: int  # of logits: sequences, each with its drafted tokens
-    vocabulary: int  # padded as vLLM pads it
-    choices: int  # log-probabilities that one row may ask for
-    flashinfer: bool
 
+    @property
+    def rows(self) -> int:
+        """Rows of logits: sequences, each with its drafted tokens."""
+        return min(self.batch.tokens, self.settings.max_num_seqs * (1 + self.settings.speculative_tokens))
 
-def step_of(ledger: Ledger, model: ModelFacts, limits: RequestLimits) -> LargestStep:
-    """The largest step of this command."""
-    settings, shape, batch = ledger.settings, model.shape, batch_of(ledger.settings)
-    vocabulary = round_up(shape.vocab_size, 64 * settings.tensor_parallel)
-    return LargestStep(
-        settings,
-        shape,
-        limits,
-        batch,
-        rows=min(batch.tokens, settings.max_num_seqs * (1 + settings.speculative_tokens)),
-        vocabulary=vocabulary,
-        choices=vocabulary if limits.max_logprobs < 0 else min(limits.max_logprobs, vocabulary),
-        flashinfer=limits.flashinfer or likely_capability(settings) >= (10, 0),
-    )
+    @property
+    def vocabulary(self) -> int:
+        """Entries of the vocabulary, padded as vLLM pads it."""
+        return round_up(self.shape.vocab_size, 64 * self.settings.tensor_parallel)
 
+    @property
+    def choices(self) -> int:
+        """Log-probabilities that one row may ask for."""
+        most = self.limits.max_logprobs
+        return self.vocabulary if most < 0 else min(most, self.vocabulary)
 
-def unseen_of(settings: Settings, shape: ModelShape) -> int:
-    """The second runner's penalty counters, in no term of vLLM's accounting until 0.27."""
-    counted = era_of(settings.release).consumed_counts_all or not settings.v2_runner
-    return 0 if counted else int(V2_PENALTY_BYTES * settings.max_num_seqs * shape.vocab_size)
+    @property
+    def runner(self) -> str:
+        """Where the model runner of this command lives in vLLM."""
+        return "v1/worker/gpu/model_runner.py" if self.settings.v2_runner else "v1/worker/gpu_model_runner.py"
+
+    @property
+    def encodes(self) -> bool:
+        return bool(self.shape.towers) and not self.settings.language_model_only
+
+    @property
+    def profiles_encoder(self) -> bool:
+        """Whether vLLM's profile run held a full batch of the encoder, so that the budget has room for it."""
+        runs = not self.settings.v2_runner or era_of(self.settings.release).v2_profiles_encoder
+        return runs and not self.settings.skips_mm_profiling and not self.settings.has_fixed_cache
+
+    @property
+    def item_tokens(self) -> int:
+        """The most tokens that one picture or film can have: the processor's limit, else the whole prompt."""
+        side = _PIXELS_PER_TOKEN.get(self.shape.model_type)
+        most = _MOST_PICTURE_TOKENS.get(self.shape.model_type)
+        if side is not None and self.limits.max_pixels is not None:
+            most = ceil_div(self.limits.max_pixels, side * side)
+        films = side is not None and self.limits.takes_video
+        return self.batch.context if most is None or films else min(self.batch.context, most)
+
+    @property
+    def embedding_bytes(self) -> int:
+        """What an encoder puts out for one token."""
+        return self.shape.hidden_size * DEEPSTACK.get(self.shape.model_type, 1) * self.batch.dtype_bytes
+
+    @property
+    def sampler_bytes(self) -> int:
+        """The sampler over every row, with whatever a request may ask of it but penalties and many log-probabilities."""
+        per_entry = SAMPLER_SECOND if self.settings.v2_runner else SAMPLER_FIRST
+        rows = max(self.rows * per_entry, min(self.rows, SORTED_ROWS) * SORTED_BYTES)
+        return rows * self.vocabulary + self.rows * (ceil_div(self.vocabulary, 8) + TOKEN_IDS * BYTES_PER_CHOICE)
+
+    @property
+    def choice_row(self) -> int:
+        """The result for one token: an id and a figure for each choice, and the rank."""
+        return 12 * (1 + self.choices) + 8
+
+    @property
+    def held_bytes(self) -> int:
+        """What one token of a prompt that is read in several steps holds until the last: a view keeps all rows of its step."""
+        chunk = max(1, self.batch.tokens - self.rows)
+        if threshold := self.settings.long_prefill_token_threshold:
+            chunk = max(1, min(chunk, threshold))
+        return math.ceil(2 * self.choice_row * self.batch.tokens / chunk)
 
 
 def residents_of(step: LargestStep, held_tokens: int) -> list[CertificateTerm]:
     """What stays alive while any phase runs, with so many prompt tokens whose log-probabilities wait for their prompt's end."""
-    settings, batch, runner = step.settings, step.batch, runner_file(step.settings)
+    settings, batch, vocabulary = step.settings, step.batch, step.vocabulary
     kernel_rows = min(step.rows, batch.multiprocessors)
     workspace = persistent(step.shape, batch, era_of(settings.release))
     layers = 4 if settings.speculative else 1  # a drafter may read those of three more layers
     hidden = (layers * batch.tokens + 2 * step.rows) * step.shape.hidden_size * batch.dtype_bytes
     residents = [
-        CertificateTerm("hidden states", hidden, f"{runner} execute_model"),
-        CertificateTerm("logits that are sampled", step.rows * step.vocabulary * batch.dtype_bytes, f"{runner} compute_logits"),
-        CertificateTerm("buffer of the top-k kernel", kernel_rows * step.vocabulary * 4, "v1/sample/ops/topk_topp_triton.py"),
-        CertificateTerm("matrix workspaces", workspace, "cuBLAS; fused_moe's workspace_shapes"),
+        ("hidden states", hidden, f"{step.runner} execute_model"),
+        ("logits that are sampled", step.rows * vocabulary * batch.dtype_bytes, f"{step.runner} compute_logits"),
+        ("buffer of the top-k kernel", kernel_rows * vocabulary * 4, "v1/sample/ops/topk_topp_triton.py"),
+        ("matrix workspaces", workspace, "cuBLAS; fused_moe's workspace_shapes"),
     ]
-    if step.flashinfer:
-        residents.append(CertificateTerm("attention workspaces", FLASHINFER_WORKSPACE, "v1/attention/backends/flashinfer.py"))
-    if _encodes(step):
-        tokens = _encoder_tokens(step)
-        width = step.shape.hidden_size * DEEPSTACK.get(step.shape.model_type, 1) * batch.dtype_bytes
-        residents.append(
-            CertificateTerm("encoder cache", tokens * width, "v1/core/encoder_cache_manager.py compute_mm_encoder_budget")
-        )
+    if step.limits.flashinfer or likely_capability(settings) >= (10, 0):
+        residents.append(("attention workspaces", FLASHINFER_WORKSPACE, "v1/attention/backends/flashinfer.py"))
+    if step.encodes:
+        size = max(batch.tokens, step.item_tokens) * step.embedding_bytes
+        residents.append(("encoder cache", size, "v1/core/encoder_cache_manager.py compute_mm_encoder_budget"))
     if settings.v2_runner:
-        held = held_tokens * _held_bytes(step)
-        residents.append(CertificateTerm(HELD, held, "v1/worker/gpu/sample/prompt_logprob.py in_progress_prompt_logprobs"))
+        source = "v1/worker/gpu/sample/prompt_logprob.py in_progress_prompt_logprobs"
+        residents.append((HELD, held_tokens * step.held_bytes, source))
     if settings.speculative_tokens and settings.speculative and settings.speculative.get("method") not in _WITHOUT_DRAFTER:
-        drafted = settings.max_num_seqs * settings.speculative_tokens * step.vocabulary * 4
-        residents.append(CertificateTerm("drafted logits", drafted, "v1/worker/gpu/spec_decode/speculator.py"))
-    return residents
-
-
-def held_tokens_of(step: LargestStep) -> int:
-    """Prompt tokens that wait at once: two prompts of full length, or all rows' where long prompts take turns."""
-    prompts = step.settings.max_num_seqs if step.settings.long_prefill_token_threshold else 2
-    return prompts * step.batch.context
+        drafted = settings.max_num_seqs * settings.speculative_tokens * vocabulary * 4
+        residents.append(("drafted logits", drafted, "v1/worker/gpu/spec_decode/speculator.py"))
+    return [CertificateTerm(*resident) for resident in residents]
 
 
 def phases_of(step: LargestStep) -> list[Phase]:
     """The phases that requests can widen."""
-    phases = [_sampling(step), _logprobs(step), _prompt_logprobs(step)]
-    if not step.settings.v2_runner:
-        phases.append(_penalties(step))
-    if _encodes(step):
-        phases.append(_pictures(step))
-    if step.settings.max_loras:
-        phases.append(_adapter(step))
-    return phases
-
-
-def sampler_bytes(step: LargestStep) -> int:
-    """The sampler over every row, with whatever a request may ask of it but penalties and many log-probabilities."""
-    per_entry = SAMPLER_SECOND if step.settings.v2_runner else SAMPLER_FIRST
-    rows = max(step.rows * per_entry, min(step.rows, SORTED_ROWS) * SORTED_BYTES)
-    return rows * step.vocabulary + step.rows * (ceil_div(step.vocabulary, 8) + TOKEN_IDS * BYTES_PER_CHOICE)
-
-
-def unknown_terms(step: LargestStep, model: ModelFacts) -> list[str]:
-    """Terms that cannot be counted, each with its reason; one is enough to certify nothing."""
-    settings, shape = step.settings, step.shape
-    read, reasons = Coverage.STEP_MEMORY, []
-    if not read.has(settings.release):
-        span = f"its source was read from {read.first} to {read.last}"
-        reasons.append(f"what vLLM {settings.release} allocates in a step: {span}")
-    reasons += [f"{what} (its memory was never counted)" for what in step.limits.not_modelled]
-    reasons += runner_in_doubt(settings, shape, step.limits)
-    if settings.kv_connector is not None:
-        reasons.append(f"the buffers of the KV connector {settings.kv_connector}")
-    if settings.expert_parallel and settings.data_parallel > 1:
-        reasons.append("the exchange buffers of data-parallel experts")
-    if shape.is_encoder_decoder:
-        reasons.append("an encoder-decoder model's step")
-    if _encodes(step) and not _is_profiled(step) and shape.model_type not in STYLES:
-        reasons.append(f"the encoder of {shape.model_type or 'this model'}: its code was not read")
-    if _encodes(step) and len({tower.what for tower in shape.towers}) > 1:
-        reasons.append("an encoder other than the one that vLLM profiles (it profiles the kind with the longest items alone)")
-    drafting = settings.speculative or {}
-    method = drafting.get("method")
-    if drafting and model.drafter is None and not settings.drafts_with_own_head and method not in _WITHOUT_DRAFTER:
-        reasons.append(f"the drafter {drafting.get('model', method)}: its shape could not be read")
-    return reasons
-
-
-def adapter_activation(step: LargestStep) -> int:
-    """What the adapters' shrink kernels take in the forward pass (lora/punica_wrapper): three 32-bit slices of the rank."""
-    return 3 * 4 * step.batch.tokens * step.settings.max_lora_rank if step.settings.max_loras else 0
-
-
-def runner_file(settings: Settings) -> str:
-    """Where the model runner of this command lives in vLLM."""
-    return "v1/worker/gpu/model_runner.py" if settings.v2_runner else "v1/worker/gpu_model_runner.py"
-
-
-def _sampling(step: LargestStep) -> Phase:
-    settings = step.settings
-    drafted = 1 + settings.speculative_tokens
-    source = "v1/worker/gpu/sample/sampler.py sample" if settings.v2_runner else "v1/sample/sampler.py forward"
+    settings, shape, batch, v2 = step.settings, step.shape, step.batch, step.settings.v2_runner
+    drafted, sequences = 1 + settings.speculative_tokens, settings.max_num_seqs
+    source = "v1/worker/gpu/sample/sampler.py sample" if v2 else "v1/sample/sampler.py forward"
     why = "32-bit logits, probabilities, noise, masks and log-probabilities of every row"
-    per = ceil_div(sampler_bytes(step), max(1, step.rows)) * drafted
-    return Phase("sampling", "sequences", 0, per, settings.max_num_seqs, "step", source, why)
-
-
-def _penalties(step: LargestStep) -> Phase:
-    drafted = 1 + step.settings.speculative_tokens
-    per = (PENALTIES_FIRST * step.vocabulary + PENALTY_TOKEN_BYTES * step.batch.context) * drafted
-    why = "one request with penalties counts every token of every row, padded to the longest"
-    source = "model_executor/layers/utils.py apply_penalties"
-    return Phase("penalties", "sequences", 0, per, step.settings.max_num_seqs, "step", source, why)
-
-
-def _logprobs(step: LargestStep) -> Phase:
-    v2 = step.settings.v2_runner
+    per = ceil_div(step.sampler_bytes, max(1, step.rows)) * drafted
+    phases = [Phase("sampling", "sequences", 0, per, sequences, "step", source, why)]
     source = "v1/worker/gpu/sample/logprob.py" if v2 else "v1/sample/sampler.py gather_logprobs"
     why = "the most that one request asks for is chosen in every row"
-    per, most = step.rows * BYTES_PER_CHOICE, step.choices
-    return Phase("logprobs", "log-probabilities", sampler_bytes(step), per, most, "step", source, why)
+    per = step.rows * BYTES_PER_CHOICE
+    phases.append(Phase("logprobs", "log-probabilities", step.sampler_bytes, per, step.choices, "step", source, why))
+    phases.append(_prompt_logprobs(step))
+    if not v2:
+        per = (PENALTIES_FIRST * step.vocabulary + PENALTY_TOKEN_BYTES * batch.context) * drafted
+        why = "one request with penalties counts every token of every row, padded to the longest"
+        source = "model_executor/layers/utils.py apply_penalties"
+        phases.append(Phase("penalties", "sequences", 0, per, sequences, "step", source, why))
+    if step.encodes:
+        tokens, profiled = max(batch.tokens, step.item_tokens), step.profiles_encoder
+        per = step.embedding_bytes + max(_tower_bytes(tower, shape, batch.dtype_bytes) for tower in shape.towers)
+        source = "multimodal/encoder_budget.py; embed_multimodal in the runner's execute_mm_encoder"
+        why = "the encoder's widest layer over all items of a step, not in vLLM's profile"
+        why = "in vLLM's profile run" if profiled else why
+        phases.append(Phase("pictures", "encoder tokens", 0, per, tokens, "step", source, why, covered=profiled))
+    if settings.max_loras:
+        widest = max(shape.vocab_size, shape.hidden_size, shape.intermediate_size or 0, shape.attention_heads * shape.head_dim)
+        per = widest * settings.max_lora_rank * batch.dtype_bytes
+        why = "a copy of an adapter's widest matrix on its way into the slot"
+        source = "lora/layers set_lora, called by activate_adapter"
+        phases.append(Phase("adapter", "adapters", 0, per, 1, "process", source, why))
+    return phases
 
 
 def _prompt_logprobs(step: LargestStep) -> Phase:
@@ -335,68 +305,10 @@ def _prompt_logprobs(step: LargestStep) -> Phase:
     copies = 3 if step.settings.tensor_parallel > 1 else 2 if step.shape.model_type.startswith(_CAPS_LOGITS) else 1
     # One chunk more: an older one's piece that is in use, or a copy without the vocabulary's padding.
     fixed = (first * copies + last + first) * batch.dtype_bytes * step.vocabulary + first * chosen
-    fixed += 2 * batch.tokens * _choice_row(step)
+    fixed += 2 * batch.tokens * step.choice_row
     why = f"one such request makes logits of all rows of its step, {format(PROMPT_CHUNK, ',')} at a time, two chunks alive"
     source = "v1/worker/gpu/sample/prompt_logprob.py compute_prompt_logprobs_with_chunking"
-    return Phase("prompt_logprobs", "prompt tokens", fixed, _held_bytes(step), step.batch.context, "step", source, why)
-
-
-def _choice_row(step: LargestStep) -> int:
-    """The result for one token: an id and a figure for each choice, and the rank."""
-    return 12 * (1 + step.choices) + 8
-
-
-def _held_bytes(step: LargestStep) -> int:
-    """What one token of a prompt that is read in several steps holds until the last: a view keeps all rows of its step."""
-    settings = step.settings
-    chunk = max(1, step.batch.tokens - step.rows)
-    if settings.long_prefill_token_threshold:
-        chunk = max(1, min(chunk, settings.long_prefill_token_threshold))
-    return math.ceil(2 * _choice_row(step) * step.batch.tokens / chunk)
-
-
-def _adapter(step: LargestStep) -> Phase:
-    shape = step.shape
-    widest = max(shape.vocab_size, shape.hidden_size, shape.intermediate_size or 0, shape.attention_heads * shape.head_dim)
-    per = widest * step.settings.max_lora_rank * step.batch.dtype_bytes
-    why = "a copy of an adapter's widest matrix on its way into the slot"
-    return Phase("adapter", "adapters", 0, per, 1, "process", "lora/layers set_lora, called by activate_adapter", why)
-
-
-def _encodes(step: LargestStep) -> bool:
-    return bool(step.shape.towers) and not step.settings.language_model_only
-
-
-def _is_profiled(step: LargestStep) -> bool:
-    """Whether vLLM's profile run held a full batch of the encoder, so that the budget has room for it."""
-    settings = step.settings
-    runs = not settings.v2_runner or era_of(settings.release).v2_profiles_encoder
-    return runs and not settings.skips_mm_profiling and not settings.has_fixed_cache
-
-
-def item_tokens(step: LargestStep) -> int:
-    """The most tokens that one picture or film can have: the processor's limit, else the whole prompt."""
-    model_type = step.shape.model_type
-    side = _PIXELS_PER_TOKEN.get(model_type)
-    most = _MOST_PICTURE_TOKENS.get(model_type)
-    if side is not None and step.limits.max_pixels is not None:
-        most = ceil_div(step.limits.max_pixels, side * side)
-    films = side is not None and step.limits.takes_video
-    return step.batch.context if most is None or films else min(step.batch.context, most)
-
-
-def _encoder_tokens(step: LargestStep) -> int:
-    return max(step.batch.tokens, item_tokens(step))
-
-
-def _pictures(step: LargestStep) -> Phase:
-    tokens, shape, wide = _encoder_tokens(step), step.shape, step.batch.dtype_bytes
-    per = shape.hidden_size * DEEPSTACK.get(shape.model_type, 1) * wide
-    per += max((_tower_bytes(tower, shape, wide) for tower in shape.towers), default=0)
-    source = "multimodal/encoder_budget.py; embed_multimodal in the runner's execute_mm_encoder"
-    profiled = _is_profiled(step)
-    why = "in vLLM's profile run" if profiled else "the encoder's widest layer over all items of a step, not in vLLM's profile"
-    return Phase("pictures", "encoder tokens", 0, per, tokens, "step", source, why, covered=profiled)
+    return Phase("prompt_logprobs", "prompt tokens", fixed, step.held_bytes, batch.context, "step", source, why)
 
 
 def _tower_bytes(tower: Tower, shape: ModelShape, wide: int) -> int:
@@ -407,6 +319,40 @@ def _tower_bytes(tower: Tower, shape: ModelShape, wide: int) -> int:
     pixels = 3 * style.frames * (tower.patch_size or 14) ** 2
     side = max(style.merge, 4 if shape.model_type == "gemma3" else 2)
     return side**2 * ((4 * inner + 8 * width) * wide + pixels * (4 + wide))
+
+
+def unknown_terms(step: LargestStep, model: ModelFacts) -> list[str]:
+    """Terms that cannot be counted, each with its reason; one is enough to certify nothing."""
+    settings, shape = step.settings, step.shape
+    read, reasons = Coverage.STEP_MEMORY, []
+    if not read.has(settings.release):
+        span = f"its source was read from {read.first} to {read.last}"
+        reasons.append(f"what vLLM {settings.release} allocates in a step: {span}")
+    reasons += [f"{what} (its memory was never counted)" for what in step.limits.not_modelled]
+    drafting = settings.speculative or {}
+    method = drafting.get("method")
+    doubts = list(step.limits.runner_doubts) if settings.v2_runner else []
+    drafts_on_second = method in _DRAFTS_ON_SECOND and not drafting.get("parallel_drafting")
+    if drafting and settings.v2_runner and not (drafts_on_second and settings.pipeline_parallel == 1):
+        doubts.append("--speculative-config")
+    is_early = any(name.startswith(_EARLY_ON_SECOND) for name in shape.architectures)
+    if is_early and not Behaviour.V2_RUNNER_ALL.is_in(settings.release):
+        doubts.append(shape.architectures[0])
+    if doubts and not step.limits.runner_chosen:
+        reasons.append(f"which model runner vLLM takes beside {', '.join(doubts)} (VLLM_USE_V2_MODEL_RUNNER says)")
+    if settings.kv_connector is not None:
+        reasons.append(f"the buffers of the KV connector {settings.kv_connector}")
+    if settings.expert_parallel and settings.data_parallel > 1:
+        reasons.append("the exchange buffers of data-parallel experts")
+    if shape.is_encoder_decoder:
+        reasons.append("an encoder-decoder model's step")
+    if step.encodes and not step.profiles_encoder and shape.model_type not in STYLES:
+        reasons.append(f"the encoder of {shape.model_type or 'this model'}: its code was not read")
+    if step.encodes and len({tower.what for tower in shape.towers}) > 1:
+        reasons.append("an encoder other than the one that vLLM profiles (it profiles the kind with the longest items alone)")
+    if drafting and model.drafter is None and not settings.drafts_with_own_head and method not in _WITHOUT_DRAFTER:
+        reasons.append(f"the drafter {drafting.get('model', method)}: its shape could not be read")
+    return reasons
 
 
 LATE = GIB // 2  # kernels that load late, cuBLAS's other workspaces: 0.44 GiB came after the start on an H200
@@ -487,81 +433,75 @@ def certificate_of(
     model: ModelFacts, settings: Settings, flags: Flags, environment: Mapping[str, str],
     replan: Callable[[Settings], tuple[Ledger, list[Finding]]],
 ) -> Certificate:  # fmt: skip
-    """The certificate of a command; none where a finding stops the start, or for cards on which nothing was counted."""
+    """The certificate of a command, each open kind with the flag that closes it, tried by certifying again.
+
+    There is none where a finding stops the start, or for cards on which nothing was counted: other makers' kernels, and memory
+    that the host hands out as well.
+    """
     ledger, findings = replan(settings)
-    limits = read_limits(flags, environment)
-    limits = replace(limits, not_modelled=(*_uncounted_card(ledger.card.name), *limits.not_modelled))
-    certificate = certify(Question(model, settings, limits, lambda changed: replan(changed)[0]))
-    return replace(certificate, starts=not any(map(stops_the_start, findings)))
-
-
-def _uncounted_card(name: str) -> tuple[str, ...]:
-    """What nobody counted on this card: other makers' kernels, and memory that the host hands out as well."""
-    try:
-        gpu = gpu_named(name)
-    except BadInput:
-        return ()  # known by its size alone
-    if gpu.vendor is not Vendor.NVIDIA:
-        return (f"the step on {name}, which runs other kernels",)
-    return (f"what the host takes of {name}'s memory",) if gpu.unified_memory else ()
-
-
-def certify(question: Question) -> Certificate:
-    """The certificate of one command, each open kind with the flag that closes it, tried by certifying again."""
+    limits, card = read_limits(flags, environment), ledger.card
+    if card.is_named:
+        gpu = gpu_named(card.name)
+        if gpu.vendor is not Vendor.NVIDIA:
+            limits = replace(limits, not_modelled=(f"the step on {card.name}, which runs other kernels", *limits.not_modelled))
+        elif gpu.unified_memory:
+            limits = replace(limits, not_modelled=(f"what the host takes of {card.name}'s memory", *limits.not_modelled))
+    question = Question(model, settings, limits, lambda changed: replan(changed)[0])
     certificate = assess(question)
     kinds = tuple(
         replace(kind, closes=_closes(kind.phase.kind, question)) if kind.is_open else kind for kind in certificate.kinds
     )
     closes_all = _smaller_request(question, None) if certificate.open_kinds else ""
-    return replace(certificate, kinds=kinds, closes_all=closes_all)
+    return replace(certificate, kinds=kinds, closes_all=closes_all, starts=not any(map(stops_the_start, findings)))
 
 
 def assess(question: Question) -> Certificate:
     """The same without looking for what closes a kind."""
     model, settings = question.model, question.settings
     ledger = question.replan(settings)
-    step = step_of(ledger, model, question.limits)
-    terms, room = _room(ledger, unseen_of(settings, model.shape), ledger.activation.low)
+    step = LargestStep(settings, model.shape, question.limits, batch_of(settings))
+    terms = [CertificateTerm(*term) for term in _room(ledger, step)]
+    room = sum(term.size for term in terms)
     pieces = int(PIECES_AT_MOST * ledger.activation.value)
     residents, kinds = _with_held(step, room - pieces)
     spare = room - pieces - sum(resident.size for resident in residents)
-    kinds = [_batch_kind(step, ledger, room, question.replan), *kinds, *_drafter_kinds(step, model, ledger, spare)]
+    kinds = [_batch_kind(step, ledger, room, question.replan), *kinds]
+    if settings.speculative and (model.drafter is not None or settings.drafts_with_own_head):
+        # The drafter's own forward pass, after the sampler.
+        whole, tokens = ledger.activation.high, step.batch.tokens
+        if model.drafter is not None and model.drafter.shape.hidden_size > model.shape.hidden_size:
+            whole *= -(-model.drafter.shape.hidden_size // model.shape.hidden_size)
+        source, why = "v1/worker/gpu/spec_decode propose; v1/spec_decode propose", "at most as wide as the model's own pass"
+        phase = Phase("drafter", "tokens in a step", 0, -(-whole // tokens), tokens, "step", source, why)
+        kinds.append(Kind(phase, spare, _smallest(phase, spare)))
+    measured = "docs/overhead.md, measured: at most 0.7 of the activation"
+    terms.append(CertificateTerm("pieces of torch's pool", -pieces, measured))
     unknown = tuple(map(Unknown, unknown_terms(step, model)))
-    terms = (
-        *terms,
-        CertificateTerm("pieces of torch's pool", -pieces, "docs/overhead.md, measured: at most 0.7 of the activation"),
-    )
-    return Certificate(ledger, step, room, pieces, tuple(residents), terms, tuple(kinds), unknown)
+    return Certificate(ledger, step, room, pieces, tuple(residents), tuple(terms), tuple(kinds), unknown)
 
 
-def _room(ledger: Ledger, unseen: int, reserved: int) -> tuple[tuple[CertificateTerm, ...], int]:
-    """What is left for a step's transient memory, and how it was reckoned; every band at its bad end."""
+def _room(ledger: Ledger, step: LargestStep) -> Iterator[tuple[str, int, str]]:
+    """What is left for a step's transient memory, term by term; every band at its bad end."""
     card, settings = ledger.card, ledger.settings
     worker = "v1/worker/gpu_worker.py"
-    terms = [
-        CertificateTerm("card, low end", card.low_bytes, "cudaMemGetInfo, docs/gpus.md"),
-        CertificateTerm("neighbours", -card.used_bytes, "--used-gib"),
-        CertificateTerm("context before vLLM's snapshot", -ledger.context.high, f"{worker} init_device"),
-    ]
+    yield "card, low end", card.low_bytes, "cudaMemGetInfo, docs/gpus.md"
+    yield "neighbours", -card.used_bytes, "--used-gib"
+    yield "context before vLLM's snapshot", -ledger.context.high, f"{worker} init_device"
     if settings.has_fixed_cache:
-        terms += [
-            CertificateTerm("weights", -ledger.weights.high, f"{worker} load_model"),
-            CertificateTerm("outside torch", -ledger.non_torch.high, f"{worker} determine_available_memory"),
-            CertificateTerm("KV cache", -ledger.kv.value, f"{worker} initialize_from_config"),
-            CertificateTerm("CUDA graphs", -ledger.graphs_actual.high, f"{runner_file(settings)} capture_model"),
-        ]
+        yield "weights", -ledger.weights.high, f"{worker} load_model"
+        yield "outside torch", -ledger.non_torch.high, f"{worker} determine_available_memory"
+        yield "KV cache", -ledger.kv.value, f"{worker} initialize_from_config"
+        yield "CUDA graphs", -ledger.graphs_actual.high, f"{step.runner} capture_model"
     else:
         requested = int(card.low_bytes * settings.utilization) + 1
         missed = max(0, ledger.graphs_actual.high - ledger.graphs.low)
-        terms += [
-            CertificateTerm("requested", -requested, "v1/worker/utils.py request_memory"),
-            CertificateTerm("CUDA graphs beyond vLLM's estimate", -missed, f"{runner_file(settings)} profile_cudagraph_memory"),
-            CertificateTerm("peak of the profile run, inside the request", reserved, f"{runner_file(settings)} profile_run"),
-        ]
-    if unseen:
-        terms.append(CertificateTerm("penalty counters", -unseen, "v1/worker/gpu/sample/penalties.py PenaltiesState"))
-    terms.append(CertificateTerm("kernels that load late", -_late(settings), "measured after the start on an H200: 0.44 GiB"))
-    return tuple(terms), sum(term.size for term in terms)
+        yield "requested", -requested, "v1/worker/utils.py request_memory"
+        yield "CUDA graphs beyond vLLM's estimate", -missed, f"{step.runner} profile_cudagraph_memory"
+        yield "peak of the profile run, inside the request", ledger.activation.low, f"{step.runner} profile_run"
+    if settings.v2_runner and not era_of(settings.release).consumed_counts_all:  # in no term of vLLM's until 0.27
+        counters = int(V2_PENALTY_BYTES * settings.max_num_seqs * step.shape.vocab_size)
+        yield "penalty counters", -counters, "v1/worker/gpu/sample/penalties.py PenaltiesState"
+    yield "kernels that load late", -_late(settings), "measured after the start on an H200: 0.44 GiB"
 
 
 def _late(settings: Settings) -> int:
@@ -583,7 +523,8 @@ def _with_held(step: LargestStep, left: int) -> tuple[list[CertificateTerm], lis
     Where prompt log-probabilities can exceed the card they are that kind's to answer for: of the others' memory they take what
     the prompts below the smallest hold.
     """
-    held = held_tokens_of(step)
+    # Two prompts of full length wait at once, or those of all rows where long prompts take turns.
+    held = step.batch.context * (step.settings.max_num_seqs if step.settings.long_prefill_token_threshold else 2)
     residents = residents_of(step, held)
     kinds = _kinds_of(phases_of(step), left - sum(resident.size for resident in residents))
     asks = next(kind for kind in kinds if kind.phase.kind == "prompt_logprobs")
@@ -605,57 +546,56 @@ def _batch_kind(step: LargestStep, ledger: Ledger, room: int, replan: Replan) ->
     """A plain step full of prompt tokens: the forward pass that vLLM profiles, in torch's pieces."""
     settings, tokens = step.settings, step.batch.tokens
     fixed = settings.has_fixed_cache
+    # The adapters' shrink kernels (lora/punica_wrapper): three 32-bit slices of the rank.
+    adapters = 3 * 4 * tokens * settings.max_lora_rank if settings.max_loras and fixed else 0
 
     def needs(count: int, plan: Ledger) -> int:
         peak = plan.activation.high if fixed else plan.activation.low
-        return peak + adapter_activation(step) * count // tokens * fixed + int(PIECES_AT_MOST * plan.activation.value)
+        return peak + adapters * count // tokens + int(PIECES_AT_MOST * plan.activation.value)
 
     whole = needs(tokens, ledger)
-    phase = Phase(
-        "batch", "tokens in a step", 0, -(-whole // tokens), tokens, "step", f"{runner_file(settings)} profile_run",
-        "the forward pass of a full batch and the pieces it leaves",
-    )  # fmt: skip
+    source, why = f"{step.runner} profile_run", "the forward pass of a full batch and the pieces it leaves"
+    phase = Phase("batch", "tokens in a step", 0, -(-whole // tokens), tokens, "step", source, why)
     if whole <= room:
         return Kind(phase, room, None)
-    low, high = 0, tokens  # the first fits, or nothing does; the second does not
+
+    def fits(count: int) -> bool:
+        changed = replace(settings, max_num_batched_tokens=count, max_num_seqs=min(settings.max_num_seqs, count))
+        return needs(count, replan(changed)) <= room
+
+    return Kind(phase, room, 1 + _largest(0, tokens, fits))
+
+
+def _largest(low: int, high: int, fits: Callable[[int], bool]) -> int:
+    """The largest number that fits, where `low` is taken to and `high` does not."""
     while high - low > 1:
         middle = (low + high) // 2
-        changed = replace(settings, max_num_batched_tokens=middle, max_num_seqs=min(settings.max_num_seqs, middle))
-        low, high = (middle, high) if needs(middle, replan(changed)) <= room else (low, middle)
-    return Kind(phase, room, high)
-
-
-def _drafter_kinds(step: LargestStep, model: ModelFacts, ledger: Ledger, spare: int) -> list[Kind]:
-    """The drafter's own forward pass, after the sampler."""
-    settings = step.settings
-    if not settings.speculative or (model.drafter is None and not settings.drafts_with_own_head):
-        return []
-    whole = ledger.activation.high
-    if model.drafter is not None and model.drafter.shape.hidden_size > model.shape.hidden_size:
-        whole = whole * -(-model.drafter.shape.hidden_size // model.shape.hidden_size)
-    phase = Phase(
-        "drafter", "tokens in a step", 0, -(-whole // step.batch.tokens), step.batch.tokens, "step",
-        "v1/worker/gpu/spec_decode propose; v1/spec_decode propose", "at most as wide as the model's own pass",
-    )  # fmt: skip
-    return [Kind(phase, spare, _smallest(phase, spare))]
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def _closes(kind: str, question: Question) -> str:
-    """The first flag or limit that closes a kind, flag by certifying again; "" where none does."""
+    """The first flag or limit that closes a kind, tried by certifying again; "" where none does."""
     settings = question.settings
+    field, least = "", 1
     if kind in ("sampling", "penalties"):
-        flag = _fewer(kind, question, "--max-num-seqs", 1, settings.max_num_seqs, lambda n: replace(settings, max_num_seqs=n))
+        field = "max_num_seqs"
     elif kind in ("batch", "drafter") or (kind == "prompt_logprobs" and not settings.v2_runner):
-        least, now = max(LEAST_TOKENS, settings.max_num_seqs), settings.max_num_batched_tokens
-        flag = _fewer(
-            kind, question, "--max-num-batched-tokens", least, now, lambda n: replace(settings, max_num_batched_tokens=n)
-        )
+        field, least = "max_num_batched_tokens", max(LEAST_TOKENS, settings.max_num_seqs)
+    elif kind == "adapter":
+        field = "max_lora_rank"
+
+    def closed(value: int) -> bool:
+        changed: dict[str, Any] = {field: value}
+        return _is_closed(kind, assess(replace(question, settings=replace(settings, **changed))))
+
+    flag = ""
+    if field:
+        now = getattr(settings, field)
+        if least < now and closed(least):
+            flag = f"--{field.replace('_', '-')} {_largest(least, now, closed)}"
     elif kind in ("logprobs", "prompt_logprobs"):
         flag = _fewer_choices(kind, question)
-    elif kind == "adapter":
-        flag = _fewer(
-            kind, question, "--max-lora-rank", 1, settings.max_lora_rank, lambda n: replace(settings, max_lora_rank=n)
-        )
     else:
         flag = _smaller_pictures(kind, question)
     return flag or _smaller_request(question, kind)
@@ -664,21 +604,6 @@ def _closes(kind: str, question: Question) -> str:
 def _is_closed(kind: str | None, certificate: Certificate) -> bool:
     """Whether a kind (None: every kind) cannot exceed the card any more, with a cache that still serves."""
     return certificate.ledger.fits and not any(kind in (None, left.phase.kind) for left in certificate.open_kinds)
-
-
-def _fewer(kind: str, question: Question, flag: str, least: int, now: int, change: Callable[[int], Settings]) -> str:
-    """The largest value of a flag below what it is now that closes the kind."""
-
-    def closed(value: int) -> bool:
-        return _is_closed(kind, assess(replace(question, settings=change(value))))
-
-    if least >= now or not closed(least):
-        return ""
-    low, high = least, now
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if closed(middle) else (low, middle)
-    return f"{flag} {low}"
 
 
 def _fewer_choices(kind: str, question: Question) -> str:

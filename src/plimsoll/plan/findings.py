@@ -104,13 +104,14 @@ def findings_of(
     ledger: Ledger, shape: ModelShape, items: Sequence[Item], environment: Mapping[str, str], *, unquantised: bool = False
 ) -> list[Finding]:
     """Everything that stops the start or makes it risky, worst first; `unquantised`: the weights are known to be plain."""
-    too_heavy = _weights(ledger)
-    findings = [*_flags(items), *_segments(ledger, environment), *too_heavy, *_free_memory(ledger)]
-    findings += [] if too_heavy else _cache(ledger)  # what is left for the cache is not asked any more
-    findings += _too_large_a_cache(ledger, shape) + _in_pieces(ledger)
-    findings += refusals(ledger, shape, environment, unquantised=unquantised)
-    findings += _warm_up(ledger) + _graphs(ledger, shape) + _thin(ledger, shape) + _one_block_short(ledger)
-    findings += [] if too_heavy else _too_few_states(ledger)
+    findings = [
+        *_bad_flags(ledger, items, environment),
+        *_weights_and_cache(ledger),
+        *(_fixed_cache(ledger, shape) if ledger.settings.has_fixed_cache else ()),
+        *refusals(ledger, shape, environment, unquantised=unquantised),
+        *_outside_the_request(ledger, shape),
+        *_too_few_blocks(ledger),
+    ]
     order = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
     return sorted(findings, key=lambda finding: order[finding.severity])
 
@@ -125,216 +126,157 @@ def logits_bytes(ledger: Ledger, shape: ModelShape) -> int:
     return ledger.settings.max_num_seqs * shape.vocab_size * 4
 
 
-def room_after_graphs(ledger: Ledger) -> int:
-    """What is left outside the request once graphs that vLLM did not set aside are captured."""
-    return ledger.slack.value - max(0, ledger.graphs_actual.value - ledger.graphs.value)
+def _finding(code: Code, title: str, because: str, confidences: tuple[float, float], *, sure: bool) -> Finding:
+    """Critical with the first confidence where it is sure, else a warning with the second."""
+    severity, confidence = (Severity.CRITICAL, confidences[0]) if sure else (Severity.WARNING, confidences[1])
+    return Finding(code, severity, confidence, title, because)
 
 
-def _flags(items: Sequence[Item]) -> list[Finding]:
-    refused = [item for item in items if item.status.is_refused]
-    if not refused:
-        return []
-    names = ", ".join(item.name for item in refused)
-    what, its = ("flag or value", "its") if len(refused) == 1 else ("flags or values", "their")
-    evidence = tuple(Evidence("command", f"{item.name}: {item.status} {item.since or ''}".rstrip()) for item in refused)
-    because = f"the parser has no such {what}; `plimsoll flags` says what takes {its} place"
-    return [Finding(Code.STARTUP_BAD_FLAG, Severity.CRITICAL, 0.95, f"vLLM refuses {names}", because, evidence)]
-
-
-def _segments(ledger: Ledger, environment: Mapping[str, str]) -> list[Finding]:
-    conf = environment.get("PYTORCH_CUDA_ALLOC_CONF", "")
-    connector = ledger.settings.kv_connector
+def _bad_flags(ledger: Ledger, items: Sequence[Item], environment: Mapping[str, str]) -> Iterator[Finding]:
+    if refused := [item for item in items if item.status.is_refused]:
+        names = ", ".join(item.name for item in refused)
+        what, its = ("flag or value", "its") if len(refused) == 1 else ("flags or values", "their")
+        evidence = tuple(Evidence("command", f"{item.name}: {item.status} {item.since or ''}".rstrip()) for item in refused)
+        because = f"the parser has no such {what}; `plimsoll flags` says what takes {its} place"
+        yield Finding(Code.STARTUP_BAD_FLAG, Severity.CRITICAL, 0.95, f"vLLM refuses {names}", because, evidence)
+    conf, connector = environment.get("PYTORCH_CUDA_ALLOC_CONF", ""), ledger.settings.kv_connector
     is_refused = connector is not None and Behaviour.SEGMENTS_REFUSED.is_in(ledger.settings.release)
-    if "expandable_segments:True" not in conf or not is_refused:
-        return []
-    return [
-        Finding(Code.STARTUP_BAD_FLAG, Severity.CRITICAL, 0.9, "expandable segments beside a KV connector",
-                f"vLLM refuses expandable_segments:True with {connector} since {Behaviour.SEGMENTS_REFUSED.since}",
-                (Evidence("environment", f"PYTORCH_CUDA_ALLOC_CONF={conf}"),))
-    ]  # fmt: skip
+    if "expandable_segments:True" in conf and is_refused:
+        because = f"vLLM refuses expandable_segments:True with {connector} since {Behaviour.SEGMENTS_REFUSED.since}"
+        set_by = (Evidence("environment", f"PYTORCH_CUDA_ALLOC_CONF={conf}"),)
+        title = "expandable segments beside a KV connector"
+        yield Finding(Code.STARTUP_BAD_FLAG, Severity.CRITICAL, 0.9, title, because, set_by)
 
 
-def _weights(ledger: Ledger) -> list[Finding]:
-    room = ledger.free_bytes
-    if ledger.weights.value <= room:
-        return []
-    because = f"the weights of one GPU take {format_gib(ledger.weights.value)}, the card has {format_gib(room)}"
-    sure = ledger.weights.low > room
-    severity, confidence = (Severity.CRITICAL, 0.95) if sure else (Severity.WARNING, 0.6)
-    title = "the weights do not fit" if sure else "the weights may not fit"
-    return [Finding(Code.STARTUP_WEIGHTS_DO_NOT_FIT, severity, confidence, title, because)]
-
-
-def _free_memory(ledger: Ledger) -> list[Finding]:
-    free = ledger.free_bytes
-    if free >= ledger.requested.value or not Behaviour.NEIGHBOURS_APART.is_in(ledger.settings.release):
-        return []
-    because = (
-        f"vLLM asks for {format_gib(ledger.requested.value)} and refuses to start when less is free; "
-        f"about {format_gib(free)} will be"
-    )
-    sure = ledger.slack.high < 0 or free < ledger.requested.value - ledger.context.value
-    severity, confidence = (Severity.CRITICAL, 0.95) if sure else (Severity.WARNING, 0.5)
-    return [Finding(Code.STARTUP_FREE_MEMORY_CHECK, severity, confidence, "less memory is free than asked for", because)]
-
-
-def _cache(ledger: Ledger) -> list[Finding]:
+def _weights_and_cache(ledger: Ledger) -> Iterator[Finding]:
+    """The weights, the free memory and the cache, in the order in which vLLM looks at them."""
+    free, weights, requested, kv = ledger.free_bytes, ledger.weights, ledger.requested, ledger.kv
+    if weights.value > free:
+        sure = weights.low > free
+        title = "the weights do not fit" if sure else "the weights may not fit"
+        because = f"the weights of one GPU take {format_gib(weights.value)}, the card has {format_gib(free)}"
+        yield _finding(Code.STARTUP_WEIGHTS_DO_NOT_FIT, title, because, (0.95, 0.6), sure=sure)
+    if free < requested.value and Behaviour.NEIGHBOURS_APART.is_in(ledger.settings.release):
+        asked = f"vLLM asks for {format_gib(requested.value)} and refuses to start when less is free"
+        sure = ledger.slack.high < 0 or free < requested.value - ledger.context.value
+        title, because = "less memory is free than asked for", f"{asked}; about {format_gib(free)} will be"
+        yield _finding(Code.STARTUP_FREE_MEMORY_CHECK, title, because, (0.95, 0.5), sure=sure)
+    if weights.value > free:
+        return  # what is left for the cache is not asked any more
     refusal = ledger.kv_plan.refusal
-    confidence = 0.95 if ledger.kv.high <= 0 else 0.7
+    confidence = 0.95 if kv.high <= 0 else 0.7
     severity = Severity.WARNING if ledger.fits_at_high_end else Severity.CRITICAL
-    if ledger.kv.value <= 0:
-        largest = max(("weights", ledger.weights), ("activations", ledger.activation), key=lambda term: term[1].value)
+    if kv.value <= 0:
+        if weights.value + ledger.non_torch.value + ledger.activation.value > free:
+            # The weights fit the card, but not beside the batch that vLLM tries before it counts what is left.
+            tokens = format_count(ledger.settings.max_num_batched_tokens)
+            batch = f"a batch of {tokens} tokens, {format_gib(ledger.activation.value)}"
+            because = f"weights of {format_gib(weights.value)} and {batch}, are tried together; the card has {format_gib(free)}"
+            sure = weights.low + ledger.non_torch.low + ledger.activation.low > free
+            yield _finding(Code.STARTUP_PROFILE_RUN, "the trial run does not fit", because, (0.9, 0.6), sure=sure)
+        largest = max(("weights", weights), ("activations", ledger.activation), key=lambda term: term[1].value)
         because = (
-            f"the budget is {format_gib(ledger.requested.value)}; {largest[0]} take {format_gib(largest[1].value)} of it and "
-            f"{format_gib(-ledger.kv.value)} are missing before the first block"
+            f"the budget is {format_gib(requested.value)}; {largest[0]} take {format_gib(largest[1].value)} of it and "
+            f"{format_gib(-kv.value)} are missing before the first block"
         )
-        return [
-            *_profile_run(ledger),
-            Finding(Code.STARTUP_NO_CACHE_BLOCKS, severity, confidence, "nothing is left for the KV cache", because),
-        ]
-    if refusal is None:
-        return []
-    largest_context = ledger.kv_plan.largest_context_that_fits
-    title = "not one token fits" if refusal.why is WhyRefused.NOTHING_FITS else "one request of full length does not fit"
-    because = (
-        f"{format_count(ledger.kv_plan.max_model_len)} tokens need {format_gib(refusal.needed_bytes)} of KV cache, "
-        f"{format_gib(refusal.available_bytes)} are there; {format_count(largest_context)} tokens would fit"
-    )
-    return [Finding(Code.STARTUP_CONTEXT_TOO_LONG, severity, confidence, title, because)]
+        yield Finding(Code.STARTUP_NO_CACHE_BLOCKS, severity, confidence, "nothing is left for the KV cache", because)
+    elif refusal is not None:
+        title = "not one token fits" if refusal.why is WhyRefused.NOTHING_FITS else "one request of full length does not fit"
+        because = (
+            f"{format_count(ledger.kv_plan.max_model_len)} tokens need {format_gib(refusal.needed_bytes)} of KV cache, "
+            f"{format_gib(refusal.available_bytes)} are there; "
+            f"{format_count(ledger.kv_plan.largest_context_that_fits)} tokens would fit"
+        )
+        yield Finding(Code.STARTUP_CONTEXT_TOO_LONG, severity, confidence, title, because)
 
 
-def _profile_run(ledger: Ledger) -> list[Finding]:
-    """Weights that fit the card, but not beside the batch that vLLM tries before it counts what is left."""
-    room = ledger.free_bytes
-    needed = ledger.weights.value + ledger.non_torch.value + ledger.activation.value
-    if needed <= room:
-        return []
-    because = (
-        f"weights of {format_gib(ledger.weights.value)} and a batch of "
-        f"{format_count(ledger.settings.max_num_batched_tokens)} tokens, {format_gib(ledger.activation.value)}, are tried "
-        f"together; the card has {format_gib(room)}"
-    )
-    surely = ledger.weights.low + ledger.non_torch.low + ledger.activation.low > room
-    severity, confidence = (Severity.CRITICAL, 0.9) if surely else (Severity.WARNING, 0.6)
-    return [Finding(Code.STARTUP_PROFILE_RUN, severity, confidence, "the trial run does not fit", because)]
-
-
-def _too_large_a_cache(ledger: Ledger, shape: ModelShape) -> list[Finding]:
+def _fixed_cache(ledger: Ledger, shape: ModelShape) -> Iterator[Finding]:
     """A cache of a size somebody set: vLLM allocates it without a trial run; the first step that finds nothing left fails."""
-    if not ledger.settings.has_fixed_cache or ledger.slack.value >= 0:
-        return []
-    because = (
-        f"the cache was set to {format_gib(ledger.kv.value)}; with weights, activations and what is on the card that is "
-        f"{format_gib(-ledger.slack.value)} more than there is"
-    )
-    severity, confidence = (Severity.CRITICAL, 0.95) if ledger.slack.high < 0 else (Severity.WARNING, 0.6)
-    code, title = _where_it_is_missed(ledger, shape)
-    return [Finding(code, severity, confidence, title, because)]
-
-
-def _where_it_is_missed(ledger: Ledger, shape: ModelShape) -> tuple[Code, str]:
-    """The first step for which nothing is left: the cache, the graphs, the sampler's warm-up, or the first full batch."""
-    left = ledger.slack.value + ledger.activation.value + ledger.graphs.value
+    size, slack = format_gib(ledger.kv.value), ledger.slack
+    if slack.value >= 0 > slack.low:
+        because = (
+            f"beside the cache of {size} and all else {format_gib(slack.value)} are left; freed memory comes back in "
+            f"pieces, so batches of {format_count(ledger.settings.max_num_batched_tokens)} tokens may need "
+            f"{format_gib(slack.value - slack.low)} more than they use at once"
+        )
+        yield Finding(Code.RUNTIME_FORWARD, Severity.WARNING, 0.5, "a full batch may run out of memory", because)
+    if slack.value >= 0:
+        return
+    left = slack.value + ledger.activation.value + ledger.graphs.value
+    after_graphs = left - ledger.graphs_actual.value
     if left < 0:
-        return Code.STARTUP_KV_ALLOCATION, "the cache that was asked for does not fit"
-    left -= ledger.graphs_actual.value
-    if left < 0:
-        return Code.STARTUP_GRAPH_CAPTURE, "the cache that was asked for leaves no room for CUDA graphs"
-    if not ledger.settings.v2_runner and left < 4 * logits_bytes(ledger, shape):
-        return Code.STARTUP_SAMPLER_WARMUP, "the cache that was asked for leaves no room for the sampler's warm-up"
-    return Code.RUNTIME_FORWARD, "the cache that was asked for leaves no room for a full batch"
+        code, title = Code.STARTUP_KV_ALLOCATION, "does not fit"
+    elif after_graphs < 0:
+        code, title = Code.STARTUP_GRAPH_CAPTURE, "leaves no room for CUDA graphs"
+    elif not ledger.settings.v2_runner and after_graphs < 4 * logits_bytes(ledger, shape):
+        code, title = Code.STARTUP_SAMPLER_WARMUP, "leaves no room for the sampler's warm-up"
+    else:
+        code, title = Code.RUNTIME_FORWARD, "leaves no room for a full batch"
+    because = f"the cache was set to {size}; with weights, activations and what is on the card that is "
+    because += f"{format_gib(-slack.value)} more than there is"
+    yield _finding(code, f"the cache that was asked for {title}", because, (0.95, 0.6), sure=slack.high < 0)
 
 
-def _in_pieces(ledger: Ledger) -> list[Finding]:
-    """A cache of a given size that leaves what the batches take together, and not what they take in torch's pieces."""
-    if not ledger.settings.has_fixed_cache or ledger.slack.value < 0 or ledger.slack.low >= 0:
-        return []
-    because = (
-        f"beside the cache of {format_gib(ledger.kv.value)} and all else {format_gib(ledger.slack.value)} are left; freed "
-        f"memory comes back in pieces, so batches of {format_count(ledger.settings.max_num_batched_tokens)} tokens may need "
-        f"{format_gib(ledger.slack.value - ledger.slack.low)} more than they use at once"
-    )
-    return [Finding(Code.RUNTIME_FORWARD, Severity.WARNING, 0.5, "a full batch may run out of memory", because)]
+def _outside_the_request(ledger: Ledger, shape: ModelShape) -> Iterator[Finding]:
+    """A request that is granted, and what comes on top of it: graphs that vLLM did not set aside, the sampler, late kernels."""
+    settings, slack, graphs = ledger.settings, ledger.slack, ledger.graphs_actual
+    if slack.value < 0:
+        if not settings.has_fixed_cache and ledger.free_bytes >= ledger.requested.value and ledger.kv.value > 0:
+            because = (
+                f"vLLM is granted its {format_gib(ledger.requested.value)}, but buffers of the sampler for "
+                f"{settings.max_num_seqs} sequences come on top, and {format_gib(-slack.value)} are missing when it warms up"
+            )
+            title = "the sampler's warm-up will not fit"
+            yield _finding(Code.STARTUP_SAMPLER_WARMUP, title, because, (0.8, 0.5), sure=slack.high < 0)
+        return
+    room = slack.value - _graphs_not_set_aside(ledger)
+    logits = logits_bytes(ledger, shape)
+    sampler = 4 * logits  # logits, their 32-bit copy, and the sort of top-k and top-p with its indices
+    if not settings.enforce_eager and graphs.value > ledger.graphs.value and room < 0:
+        because = (
+            f"CUDA graphs take about {format_gib(graphs.value)}, {settings.release} sets "
+            f"{format_gib(ledger.graphs.value)} aside, and only {format_gib(slack.value)} lie outside the request"
+        )
+        title, sure = "graph capture will run out of memory", slack.high < graphs.low - ledger.graphs.value
+        yield _finding(Code.STARTUP_GRAPH_CAPTURE, title, because, (0.7, 0.7), sure=sure)
+    elif not settings.enforce_eager and not settings.v2_runner and room < sampler:
+        because = (
+            f"the first model runner warms the sampler up with {settings.max_num_seqs} rows of "
+            f"{format_count(shape.vocab_size)} logits after the cache is allocated, up to {format_gib(sampler)}; "
+            f"{format_gib(room)} are left"
+        )
+        yield Finding(Code.STARTUP_SAMPLER_WARMUP, Severity.WARNING, 0.4, "the sampler's warm-up may not fit", because)
+    if room < logits + ROOM_FOR_THE_REST:
+        because = (
+            f"{format_gib(room)} lie outside the request; a full batch that samples copies "
+            f"{format_gib(logits)} of logits, which vLLM's own profile leaves out, and kernels load late"
+        )
+        yield Finding(Code.RUNTIME_LOGITS, Severity.WARNING, 0.5, "little room beside the request", because)
 
 
-def _warm_up(ledger: Ledger) -> list[Finding]:
-    """A request that is granted, on a card that does not hold what comes beside it."""
-    settings = ledger.settings
-    is_granted = ledger.free_bytes >= ledger.requested.value
-    if settings.has_fixed_cache or ledger.slack.value >= 0 or not is_granted or ledger.kv.value <= 0:
-        return []
-    because = (
-        f"vLLM is granted its {format_gib(ledger.requested.value)}, but buffers of the sampler for {settings.max_num_seqs} "
-        f"sequences come on top, and {format_gib(-ledger.slack.value)} are missing when it warms up"
-    )
-    severity, confidence = (Severity.CRITICAL, 0.8) if ledger.slack.high < 0 else (Severity.WARNING, 0.5)
-    return [Finding(Code.STARTUP_SAMPLER_WARMUP, severity, confidence, "the sampler's warm-up will not fit", because)]
-
-
-def _one_block_short(ledger: Ledger) -> list[Finding]:
-    """vLLM counts all blocks when it starts and keeps one for itself when it serves."""
-    cache = ledger.kv_plan
-    enough = cache.num_blocks > cache.blocks_per_request
-    if enough or not cache.fits_one_request or not Behaviour.V1_ENGINE.is_in(ledger.settings.release):
-        return []
-    because = (
-        f"a request of {format_count(cache.max_model_len)} tokens needs {format_count(cache.blocks_per_request)} blocks, and "
-        f"of the {format_count(cache.num_blocks)} that there are vLLM keeps one; it starts, and such a request waits for ever"
-    )
-    return [Finding(Code.KV_SATURATED, Severity.WARNING, 0.8, "one block short for a request of full length", because)]
-
-
-def _too_few_states(ledger: Ledger) -> list[Finding]:
-    """Full CUDA graphs need a state for every sequence: vLLM refuses more sequences than the cache has blocks."""
+def _too_few_blocks(ledger: Ledger) -> Iterator[Finding]:
+    """Too few for a request of full length once vLLM keeps one for itself, or for a state of every sequence."""
     settings, cache = ledger.settings, ledger.kv_plan
     blocks, most = cache.num_blocks, max(cache.bytes_per_block_by_rank, default=0)
+    if blocks <= cache.blocks_per_request and cache.fits_one_request and Behaviour.V1_ENGINE.is_in(settings.release):
+        because = (
+            f"a request of {format_count(cache.max_model_len)} tokens needs {format_count(cache.blocks_per_request)} blocks, "
+            f"and of the {format_count(blocks)} that there are vLLM keeps one; it starts, and such a request waits for ever"
+        )
+        yield Finding(Code.KV_SATURATED, Severity.WARNING, 0.8, "one block short for a request of full length", because)
+    # Full CUDA graphs need a state for every sequence: vLLM refuses more sequences than the cache has blocks.
     keeps_states = any(group.kind in ("state", "mixed") for group in cache.groups)
     is_checked = Behaviour.STATE_FOR_EVERY_SEQUENCE.is_in(settings.release) and settings.full_graphs
-    if not keeps_states or not is_checked or not most or ledger.kv.value <= 0 or settings.max_num_seqs <= blocks:
-        return []
-    because = (
-        f"the model keeps one state for each sequence, and the cache has {format_count(blocks)} blocks; vLLM stops with "
-        f'"max_num_seqs ({settings.max_num_seqs}) exceeds available Mamba cache blocks ({blocks})" unless CUDA graphs are '
-        "piecewise or off"
-    )
-    sequences = min(settings.max_num_seqs, SMALLER_CARD[0]) if settings.batch_by_size else settings.max_num_seqs
-    sure = sequences > (blocks if ledger.kv.is_exact else ledger.kv.high // most)
-    severity, confidence = (Severity.CRITICAL, 0.95) if sure else (Severity.WARNING, 0.7)
-    return [Finding(Code.STARTUP_GRAPH_CAPTURE, severity, confidence, MORE_SEQUENCES_THAN_STATES, because)]
-
-
-def _graphs(ledger: Ledger, shape: ModelShape) -> list[Finding]:
-    if ledger.slack.value < 0 or ledger.settings.enforce_eager:
-        return []
-    missing = ledger.graphs_actual.value - ledger.graphs.value
-    if missing > 0 and room_after_graphs(ledger) < 0:
+    has_cache = most > 0 and ledger.kv.value > 0 and ledger.weights.value <= ledger.free_bytes
+    if keeps_states and is_checked and has_cache and settings.max_num_seqs > blocks:
         because = (
-            f"CUDA graphs take about {format_gib(ledger.graphs_actual.value)}, {ledger.settings.release} sets "
-            f"{format_gib(ledger.graphs.value)} aside, and only {format_gib(ledger.slack.value)} lie outside the request"
+            f"the model keeps one state for each sequence, and the cache has {format_count(blocks)} blocks; vLLM stops with "
+            f'"max_num_seqs ({settings.max_num_seqs}) exceeds available Mamba cache blocks ({blocks})" unless CUDA graphs are '
+            "piecewise or off"
         )
-        sure = ledger.slack.high < ledger.graphs_actual.low - ledger.graphs.value
-        severity = Severity.CRITICAL if sure else Severity.WARNING
-        return [Finding(Code.STARTUP_GRAPH_CAPTURE, severity, 0.7, "graph capture will run out of memory", because)]
-    needs = 4 * logits_bytes(ledger, shape)  # logits, their 32-bit copy, and the sort of top-k and top-p with its indices
-    if not ledger.settings.v2_runner and room_after_graphs(ledger) < needs:
-        because = (
-            f"the first model runner warms the sampler up with {ledger.settings.max_num_seqs} rows of "
-            f"{format_count(shape.vocab_size)} logits after the cache is allocated, up to {format_gib(needs)}; "
-            f"{format_gib(room_after_graphs(ledger))} are left"
-        )
-        return [Finding(Code.STARTUP_SAMPLER_WARMUP, Severity.WARNING, 0.4, "the sampler's warm-up may not fit", because)]
-    return []
-
-
-def _thin(ledger: Ledger, shape: ModelShape) -> list[Finding]:
-    needs = logits_bytes(ledger, shape) + ROOM_FOR_THE_REST
-    if ledger.slack.value < 0 or room_after_graphs(ledger) >= needs:
-        return []
-    because = (
-        f"{format_gib(room_after_graphs(ledger))} lie outside the request; a full batch that samples copies "
-        f"{format_gib(logits_bytes(ledger, shape))} of logits, which vLLM's own profile leaves out, and kernels load late"
-    )
-    return [Finding(Code.RUNTIME_LOGITS, Severity.WARNING, 0.5, "little room beside the request", because)]
+        sequences = min(settings.max_num_seqs, SMALLER_CARD[0]) if settings.batch_by_size else settings.max_num_seqs
+        sure = sequences > (blocks if ledger.kv.is_exact else ledger.kv.high // most)
+        yield _finding(Code.STARTUP_GRAPH_CAPTURE, MORE_SEQUENCES_THAN_STATES, because, (0.95, 0.7), sure=sure)
 
 
 def deciding_fact(ledger: Ledger, shape: ModelShape) -> str:
@@ -420,6 +362,15 @@ class _Step(NamedTuple):
     why: tuple[str, ...] = ()
     clears: Code | None = None
 
+    @property
+    def left(self) -> list[Finding]:
+        """What is still found, without what no value of a flag clears: a flag that vLLM refuses has to go anyway."""
+        return [finding for finding in self.findings if not is_for_the_user(finding)]
+
+    @property
+    def is_risky(self) -> bool:
+        return not all(map(stops_the_start, self.findings))
+
 
 def advise(ledger: Ledger, shape: ModelShape, findings: list[Finding], replan: Replan) -> list[Advice]:
     """Offers for what stops the start (or, if nothing does, for what is risky), cheapest for the user first.
@@ -431,7 +382,7 @@ def advise(ledger: Ledger, shape: ModelShape, findings: list[Finding], replan: R
     for _ in range(MOST_CHANGES):
         whole, better = _offers(step, shape, replan)
         if whole or better is None:
-            return [_as_advice(offer, ledger) for offer in sorted(whole, key=lambda offer: bool(_left(offer)))]
+            return [_as_advice(offer, ledger) for offer in sorted(whole, key=lambda offer: bool(offer.left))]
         step = better
     return []
 
@@ -440,43 +391,34 @@ def _offers(step: _Step, shape: ModelShape, replan: Replan) -> tuple[list[_Step]
     """Every next change after which nothing stops the start, one for each flag; and the first that only clears something."""
     whole: dict[str, _Step] = {}
     better = None
-    for finding in _wanted(step.findings):
+    # What stops the start goes before what is risky, and limits of the model before those of memory.
+    stops = [finding for finding in step.findings if stops_the_start(finding)]
+    for finding in sorted(stops or step.findings, key=lambda finding: finding.code not in NOT_OF_MEMORY):
         for change, flag, value, why in _candidates(finding, step.ledger, shape, replan):
-            if flag in whole and not _left(whole[flag]):
+            if flag in whole and not whole[flag].left:
                 continue  # the smallest step of a flag is enough
             try:
                 ledger, left = replan(change)
             except BadInput:
                 continue  # vLLM would refuse that change: heads that do not divide, for example
-            if _name(finding) in map(_name, left) or not _is_progress(finding.code, ledger, left, step.findings):
+            # Nothing new may stop the start, except that less memory for the request may leave too little for the cache.
+            worse = {_name(other) for other in left if stops_the_start(other)} - set(map(_name, stops))
+            is_free_memory = finding.code is Code.STARTUP_FREE_MEMORY_CHECK
+            allowed = {(Code.STARTUP_CONTEXT_TOO_LONG, "")} if is_free_memory else set()
+            if _name(finding) in map(_name, left) or not worse <= allowed or ledger.kv.value <= 0:
                 continue
             changes = {**dict(step.changes), flag: value}
             after = _Step(ledger, left, tuple(changes.items()), (*step.why, why), step.clears or finding.code)
-            if better is None or (flag == better.changes[-1][0] and _is_risky(better) and not _is_risky(after)):
+            if better is None or (flag == better.changes[-1][0] and better.is_risky and not after.is_risky):
                 better = after
-            if not any(map(stops_the_start, _left(after))) and (flag not in whole or not _left(after)):
+            if not any(map(stops_the_start, after.left)) and (flag not in whole or not after.left):
                 whole[flag] = after
     return list(whole.values()), better
-
-
-def _wanted(findings: list[Finding]) -> list[Finding]:
-    """What is to be cleared: what stops the start before what is risky, and limits of the model before those of memory."""
-    stops = [finding for finding in findings if stops_the_start(finding)]
-    return sorted(stops or findings, key=lambda finding: finding.code not in NOT_OF_MEMORY)
-
-
-def _left(step: _Step) -> list[Finding]:
-    """What is still found, without what no value of a flag clears: a flag that vLLM refuses has to go, whatever is offered."""
-    return [finding for finding in step.findings if not is_for_the_user(finding)]
 
 
 def is_for_the_user(finding: Finding) -> bool:
     """Whether no value of a flag clears it."""
     return _name(finding) in _FOR_THE_USER
-
-
-def _is_risky(step: _Step) -> bool:
-    return any(not stops_the_start(finding) for finding in step.findings)
 
 
 def _name(finding: Finding) -> tuple[Code, str]:
@@ -486,81 +428,94 @@ def _name(finding: Finding) -> tuple[Code, str]:
 
 def _as_advice(step: _Step, before: Ledger) -> Advice:
     (flag, value), *also = step.changes
+    tokens, shown = step.ledger.kv_plan.tokens, before.kv_plan.tokens
+    if abs(tokens - shown) == 1:  # vLLM rounds down from a quotient of the context: of the same blocks one token can be lost
+        tokens = shown
+    outside = f"{format_gib(step.ledger.slack.value)} outside the request"
+    effect = f"KV {format_gib(step.ledger.kv.value)}, {format_count(tokens)} tokens, {outside}"
     clears = step.clears or Code.OTHER_BAD_CONFIG
-    return Advice(flag, value, "; ".join(dict.fromkeys(step.why)), _effect(step.ledger, before), clears, tuple(also))
-
-
-def _is_progress(code: Code, after: Ledger, left: list[Finding], before: list[Finding]) -> bool:
-    """Nothing new stops the start, except that less memory for the request may leave too little for the cache."""
-    worse = {_name(f) for f in left if stops_the_start(f)} - {_name(f) for f in before if stops_the_start(f)}
-    allowed = {(Code.STARTUP_CONTEXT_TOO_LONG, "")} if code is Code.STARTUP_FREE_MEMORY_CHECK else set()
-    return worse <= allowed and after.kv.value > 0
+    return Advice(flag, value, "; ".join(dict.fromkeys(step.why)), effect, clears, tuple(also))
 
 
 Candidate = tuple[Settings, str, str, str]
 
 
 def _candidates(finding: Finding, ledger: Ledger, shape: ModelShape, replan: Replan) -> Iterator[Candidate]:
+    settings, blocks = ledger.settings, ledger.kv_plan.num_blocks
     match finding.code:
         case Code.STARTUP_CONTEXT_TOO_LONG:
             yield from _shorter_context(ledger, shape)
             yield from _more_for_the_cache(ledger, replan)
-            yield from _smaller_cache(ledger)
-            yield from _more_gpus(ledger, shape)
+            if not settings.kv_cache_dtype.startswith(("fp8", "int", "nvfp4")):
+                why = "half the bytes a token; check the answers"
+                yield replace(settings, kv_cache_dtype="fp8"), "--kv-cache-dtype", "fp8", why
+            yield from _more_gpus(settings, shape)
         case Code.STARTUP_NO_CACHE_BLOCKS:
             yield from _more_for_the_cache(ledger, replan)
-            yield from _smaller_batches(ledger, replan)
-            yield from _more_gpus(ledger, shape)
+            for sequences in _halves(settings.max_num_seqs):
+                change = replace(settings, max_num_seqs=sequences)
+                if replan(change)[0].fits:
+                    yield change, "--max-num-seqs", str(sequences), "a smaller batch is profiled, so less is set aside for it"
+                    break
+            yield from _more_gpus(settings, shape)
         case Code.STARTUP_WEIGHTS_DO_NOT_FIT:
-            yield from _more_gpus(ledger, shape)
+            yield from _more_gpus(settings, shape)
         case Code.STARTUP_FREE_MEMORY_CHECK:
-            yield from _what_is_free(ledger)
+            # What is free, and shares a little below it: the first may leave too little beside the request.
+            free = ledger.card.total_bytes - ledger.card.used_bytes - ledger.context.high
+            highest = math.floor(free / ledger.card.total_bytes * 100)
+            why = "what is free, less the CUDA context"
+            for hundredths in range(highest, max(0, highest - STEPS_BELOW_FREE), -1):
+                yield from _lower_utilization(settings, hundredths / 100, why)
+                why = "what is free, less the CUDA context and the room that a full batch needs beside the request"
         case Code.STARTUP_KV_ALLOCATION | Code.RUNTIME_FORWARD:
             yield from _a_cache_that_fits(ledger)
-        case Code.OTHER_BAD_CONFIG:
-            yield from _within_the_limits(finding, ledger, shape)
+        case Code.OTHER_BAD_CONFIG if finding.title == TOO_LONG_FOR_THE_MODEL:
+            yield from _context_of_the_model(settings, shape)
+            yield from _shorter_context(ledger, shape)
+        case Code.OTHER_BAD_CONFIG if finding.title == ITEM_BEYOND_THE_BATCH:
+            tokens = WHOLE_ITEM_TOKENS[shape.model_type]
+            change = replace(settings, max_num_batched_tokens=tokens)
+            yield change, "--max-num-batched-tokens", str(tokens), "one film of the default length"
+        case Code.OTHER_BAD_CONFIG if finding.title == TOO_FEW_LORAS_IN_HOST:
+            slots = settings.max_loras
+            yield replace(settings, max_cpu_loras=slots), "--max-cpu-loras", str(slots), "as many as the GPU holds"
         case Code.OTHER_UNSUPPORTED_GPU if shape.model_type not in NOT_IN_FLOAT16:
             why = "16 bits that every card has; some models overflow in it"
-            yield replace(ledger.settings, dtype="float16"), "--dtype", "float16", why
+            yield replace(settings, dtype="float16"), "--dtype", "float16", why
         case Code.STARTUP_GRAPH_CAPTURE if finding.title == MORE_SEQUENCES_THAN_STATES:
-            yield from _as_many_sequences_as_states(ledger)
+            if blocks > 0:
+                why = "as many sequences as the cache has states"
+                yield replace(settings, max_num_seqs=blocks), "--max-num-seqs", str(blocks), why
             yield from _more_for_the_cache(ledger, replan)
         case Code.STARTUP_GRAPH_CAPTURE | Code.STARTUP_SAMPLER_WARMUP | Code.RUNTIME_LOGITS:
-            if ledger.settings.has_fixed_cache:  # no utilisation leaves more beside it
+            if settings.has_fixed_cache:  # no utilisation leaves more beside it
                 yield from _a_cache_that_fits(ledger)
-            yield from _more_slack(ledger, shape)
-            yield from _fewer_sequences(ledger)
-        case _:
-            return
+            needs = 4 * logits_bytes(ledger, shape) + ROOM_FOR_THE_REST + _graphs_not_set_aside(ledger)
+            share = math.floor((ledger.free_bytes - needs) / ledger.card.total_bytes * 100) / 100
+            yield from _lower_utilization(settings, share, "leaves the room beside the request that sampling and graphs need")
+            for sequences in _halves(settings.max_num_seqs):
+                change = replace(settings, max_num_seqs=sequences)
+                yield change, "--max-num-seqs", str(sequences), "fewer rows of logits at once"
+                if sequences <= settings.max_num_seqs // 8:
+                    break
 
 
-def _within_the_limits(finding: Finding, ledger: Ledger, shape: ModelShape) -> Iterator[Candidate]:
-    """What clears settings that contradict the model, the card or each other."""
-    if finding.title == TOO_LONG_FOR_THE_MODEL:
-        yield from _context_of_the_model(ledger, shape)
-        yield from _shorter_context(ledger, shape)
-    elif finding.title == ITEM_BEYOND_THE_BATCH:
-        tokens = WHOLE_ITEM_TOKENS[shape.model_type]
-        changed = replace(ledger.settings, max_num_batched_tokens=tokens)
-        yield changed, "--max-num-batched-tokens", str(tokens), "one film of the default length"
-    elif finding.title == TOO_FEW_LORAS_IN_HOST:
-        slots = ledger.settings.max_loras
-        changed = replace(ledger.settings, max_cpu_loras=slots)
-        yield changed, "--max-cpu-loras", str(slots), "as many as the GPU holds"
+def _halves(sequences: int) -> Iterator[int]:
+    while sequences > 16:
+        sequences //= 2
+        yield sequences
 
 
-def _as_many_sequences_as_states(ledger: Ledger) -> Iterator[Candidate]:
-    blocks = ledger.kv_plan.num_blocks
-    if blocks > 0:
-        changed = replace(ledger.settings, max_num_seqs=blocks)
-        yield changed, "--max-num-seqs", str(blocks), "as many sequences as the cache has states"
+def _lower_utilization(settings: Settings, share: float, why: str) -> Iterator[Candidate]:
+    if 0 < share < settings.utilization:
+        yield replace(settings, utilization=share), "--gpu-memory-utilization", f"{share:.2f}", why
 
 
-def _context_of_the_model(ledger: Ledger, shape: ModelShape) -> Iterator[Candidate]:
+def _context_of_the_model(settings: Settings, shape: ModelShape) -> Iterator[Candidate]:
     context = shape.max_context
-    if context < ledger.settings.max_model_len:
-        changed = replace(ledger.settings, max_model_len=context)
-        yield changed, "--max-model-len", str(context), "what the model was made for"
+    if context < settings.max_model_len:
+        yield replace(settings, max_model_len=context), "--max-model-len", str(context), "what the model was made for"
 
 
 def _shorter_context(ledger: Ledger, shape: ModelShape) -> Iterator[Candidate]:
@@ -571,7 +526,7 @@ def _shorter_context(ledger: Ledger, shape: ModelShape) -> Iterator[Candidate]:
         why = f"the longest context one request can have in this cache{also}"
         yield replace(ledger.settings, max_model_len=fits), "--max-model-len", str(fits), why
     if fits > shape.max_context:
-        yield from _context_of_the_model(ledger, shape)
+        yield from _context_of_the_model(ledger.settings, shape)
 
 
 def _more_for_the_cache(ledger: Ledger, replan: Replan) -> Iterator[Candidate]:
@@ -579,25 +534,16 @@ def _more_for_the_cache(ledger: Ledger, replan: Replan) -> Iterator[Candidate]:
     settings = ledger.settings
     if settings.kv_cache_memory_bytes is not None:
         return
-    step = math.floor(settings.utilization * 100) + 1
-    while step <= HIGHEST_UTILIZATION * 100:
-        change = replace(settings, utilization=step / 100)
+    for hundredths in range(math.floor(settings.utilization * 100) + 1, int(HIGHEST_UTILIZATION * 100) + 1):
+        change = replace(settings, utilization=hundredths / 100)
         after, _ = replan(change)
         if after.fits and after.slack.value > 0:
             why = "a larger share of the card; it leaves less outside the request"
-            yield change, "--gpu-memory-utilization", f"{step / 100:.2f}", why
+            yield change, "--gpu-memory-utilization", f"{hundredths / 100:.2f}", why
             return
-        step += 1
 
 
-def _smaller_cache(ledger: Ledger) -> Iterator[Candidate]:
-    if not ledger.settings.kv_cache_dtype.startswith(("fp8", "int", "nvfp4")):
-        why = "half the bytes a token; check the answers"
-        yield replace(ledger.settings, kv_cache_dtype="fp8"), "--kv-cache-dtype", "fp8", why
-
-
-def _more_gpus(ledger: Ledger, shape: ModelShape) -> Iterator[Candidate]:
-    settings = ledger.settings
+def _more_gpus(settings: Settings, shape: ModelShape) -> Iterator[Candidate]:
     for factor in (2, 4, 8):
         wanted = settings.tensor_parallel * factor
         if shape.attention_heads % wanted == 0:
@@ -605,59 +551,12 @@ def _more_gpus(ledger: Ledger, shape: ModelShape) -> Iterator[Candidate]:
             yield replace(settings, tensor_parallel=wanted), "--tensor-parallel-size", str(wanted), why
 
 
-def _smaller_batches(ledger: Ledger, replan: Replan) -> Iterator[Candidate]:
-    settings = ledger.settings
-    sequences = settings.max_num_seqs
-    while sequences > 16:
-        sequences //= 2
-        change = replace(settings, max_num_seqs=sequences)
-        if replan(change)[0].fits:
-            yield change, "--max-num-seqs", str(sequences), "a smaller batch is profiled, so less is set aside for it"
-            return
-
-
-def _what_is_free(ledger: Ledger) -> Iterator[Candidate]:
-    """What is free, and shares a little below it: the first may leave too little beside the request."""
-    free = ledger.card.total_bytes - ledger.card.used_bytes - ledger.context.high
-    highest = math.floor(free / ledger.card.total_bytes * 100)
-    why = "what is free, less the CUDA context"
-    for hundredths in range(highest, max(0, highest - STEPS_BELOW_FREE), -1):
-        share = hundredths / 100
-        if share < ledger.settings.utilization:
-            yield replace(ledger.settings, utilization=share), "--gpu-memory-utilization", f"{share:.2f}", why
-        why = "what is free, less the CUDA context and the room that a full batch needs beside the request"
-
-
 def _a_cache_that_fits(ledger: Ledger) -> Iterator[Candidate]:
-    unreserved = max(0, ledger.graphs_actual.value - ledger.graphs.value)
-    size = ledger.kv.value + ledger.slack.low - unreserved - ROOM_FOR_THE_REST
+    size = ledger.kv.value + ledger.slack.low - _graphs_not_set_aside(ledger) - ROOM_FOR_THE_REST
     if size > 0 and ledger.settings.num_gpu_blocks_override is None:
         why = "what the card has beside everything else"
         yield replace(ledger.settings, kv_cache_memory_bytes=size), "--kv-cache-memory-bytes", str(size), why
 
 
-def _more_slack(ledger: Ledger, shape: ModelShape) -> Iterator[Candidate]:
-    unreserved = max(0, ledger.graphs_actual.value - ledger.graphs.value)
-    needs = 4 * logits_bytes(ledger, shape) + ROOM_FOR_THE_REST + unreserved
-    share = math.floor((ledger.free_bytes - needs) / ledger.card.total_bytes * 100) / 100
-    if 0 < share < ledger.settings.utilization:
-        why = "leaves the room beside the request that sampling and graphs need"
-        yield replace(ledger.settings, utilization=share), "--gpu-memory-utilization", f"{share:.2f}", why
-
-
-def _fewer_sequences(ledger: Ledger) -> Iterator[Candidate]:
-    sequences = ledger.settings.max_num_seqs
-    while sequences > 16:
-        sequences //= 2
-        why = "fewer rows of logits at once"
-        yield replace(ledger.settings, max_num_seqs=sequences), "--max-num-seqs", str(sequences), why
-        if sequences <= ledger.settings.max_num_seqs // 8:
-            return
-
-
-def _effect(after: Ledger, before: Ledger) -> str:
-    tokens, shown = after.kv_plan.tokens, before.kv_plan.tokens
-    if abs(tokens - shown) == 1:  # vLLM rounds down from a quotient of the context: of the same blocks one token can be lost
-        tokens = shown
-    sizes = f"{format_count(tokens)} tokens, {format_gib(after.slack.value)} outside the request"
-    return f"KV {format_gib(after.kv.value)}, {sizes}"
+def _graphs_not_set_aside(ledger: Ledger) -> int:
+    return max(0, ledger.graphs_actual.value - ledger.graphs.value)

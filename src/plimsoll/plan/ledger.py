@@ -1,7 +1,7 @@
 """The memory of one GPU before anything is started, term by term.
 
     |<------------------------------- what vLLM sees of the card ------------------------------->|
-    |<-- others -->|<-- context -->|<------ requested = ceil(total x utilisation) ------>|       |
+    |<-- others -->|<-- context -->|<------ requested = math.ceil(total x utilisation) ------>|       |
     |  neighbours  | CUDA, NCCL    | weights | non-torch | activation | graphs |   KV   | slack |
 
 vLLM takes its snapshot after the CUDA context and NCCL are up, so both lie outside the budget, and so do neighbours: what is
@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from math import ceil
 from typing import NamedTuple
 
-from plimsoll.models.shape import Layer, LayerKind, ModelShape, Tower
+from plimsoll.models.shape import LayerKind, ModelShape
 from plimsoll.plan.kv import KvPlan, plan_kv
 from plimsoll.plan.kv_layers import NamedSpec, RankSpecs, specs_of_all_stages
 from plimsoll.plan.settings import SMALLER_CARD, WHOLE_ITEM_TOKENS, Card, Settings, auto_dtype_of
@@ -24,8 +23,6 @@ from plimsoll.plan.weights_checkpoint import lora_bytes, weights_from_tensors, w
 from plimsoll.units import GIB, MIB, Estimate, format_gib
 from plimsoll.vllm.versions import Behaviour
 
-# What vLLM subtracts beside weights and KV: activation peak, memory outside torch, CUDA graphs, each with its band.
-#
 # All that changes with the release is data in ERAS; docs/overhead.md says where the figures come from and how far they are off.
 # Where two figures are equally likely the larger is the value: too little KV is an inconvenience, too much takes a server down.
 
@@ -139,10 +136,8 @@ GRAPH_BAND_GIB = 0.35
 GRAPH_LARGEST_SIZE = 512
 GRAPH_LEAST_GIB = 0.4  # four layers took 0.41 on an H200 and were estimated at 0.40
 FLASHINFER_GRAPH_GIB = 0.385  # its workspace is made while graphs are estimated: VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE
-AMD_GRAPHS = (
-    2.0,
-    3.5,
-)  # MI300X took 3.9 GiB for 35 layers, a 7900 XTX 3.7: so many times as much, and so many GiB more at most
+# MI300X took 3.9 GiB for 35 layers, a 7900 XTX 3.7: so many times as much, and so many GiB more at most.
+AMD_GRAPHS = (2.0, 3.5)
 
 # The most tokens of one picture or film by the makers' own processor, which vLLM profiles even where a batch is smaller. Of a
 # film the older Qwens read up to 14 frames, two at a time, as many as the context holds (qwen2_vl.py).
@@ -192,7 +187,6 @@ class Batch:
 
 def sampler_peak(shape: ModelShape, batch: Batch, era: Era, *, v2: bool, lean: bool = False) -> int:
     """Logits and what the sampler makes of them, on top of all that outlives the forward pass."""
-    logits = batch.rows * shape.vocab_size
     per_logit = V2_SAMPLER_BYTES[lean] if v2 else era.sampler_bytes
     if batch.dtype_bytes > 2:
         per_logit += batch.dtype_bytes - 2
@@ -200,37 +194,35 @@ def sampler_peak(shape: ModelShape, batch: Batch, era: Era, *, v2: bool, lean: b
     if era.top_k_buffer and not v2:
         buffer = min(batch.rows, batch.multiprocessors) * shape.vocab_size * 4
     hidden = (batch.tokens + 2 * batch.rows) * shape.hidden_size * batch.dtype_bytes
-    return ceil(logits * per_logit) + buffer + hidden + persistent(shape, batch, era) + encoder_outputs(shape, batch)
+    logits = math.ceil(batch.rows * shape.vocab_size * per_logit)
+    return logits + buffer + hidden + persistent(shape, batch, era) + encoder_outputs(shape, batch)
 
 
 def forward_peak(shape: ModelShape, batch: Batch, era: Era, *, compiled: bool) -> int:
     """The widest moment of one layer over the whole batch of tokens."""
     hidden_tensors = era.forward_hidden if compiled else (4.0 if era.name == "V0" else 3.0)
-    widest = 3 * _dense_width(shape) / batch.tensor_parallel + hidden_tensors * shape.hidden_size
-    per_token = max(widest, _attention_width(shape, batch), _mixer_width(shape, batch))
-    transient = ceil(batch.tokens * per_token * batch.dtype_bytes)
+    shared = (shape.moe.shared_intermediate_size or 0) if shape.moe is not None else 0
+    widths = [layer.intermediate_size or 0 for layer in shape.layers]
+    dense = max([shape.intermediate_size or 4 * shape.hidden_size, shared, *widths])
+    mixing = max(_attention_width(shape, batch), _mixer_width(shape, batch))
+    per_token = max(3 * dense / batch.tensor_parallel + hidden_tensors * shape.hidden_size, mixing)
     experts = moe_workspace(shape, batch)
     if experts and not any("dense" in layer.feed_forward for layer in shape.layers):
         # No dense layer is as wide: what is alive beside the experts is the attention's or a few hidden tensors.
-        narrow = max(6.0 * shape.hidden_size, _attention_width(shape, batch), _mixer_width(shape, batch))
-        transient = ceil(batch.tokens * narrow * batch.dtype_bytes)
-    experts += _quantised_rows(shape, batch)
-    return transient + experts + _cublas(batch) + mla_context(shape, batch) + encoder_outputs(shape, batch)
-
-
-def _quantised_rows(shape: ModelShape, batch: Batch) -> int:
-    """NVFP4 experts: every routed row again in four bits, and the weighted rows before they are added (cutlass_moe_fp4)."""
-    moe, stored = shape.moe, shape.quantization
-    kind = "" if stored is None else f"{stored.method} {stored.algorithm}".lower()
-    if moe is None or not ("fp4" in kind or "mixed" in kind):
-        return 0
-    return int(batch.tokens * (moe.experts_per_token or 1) * shape.hidden_size * (batch.dtype_bytes + 0.5))
-
-
-def embedding_peak(shape: ModelShape, batch: Batch) -> int:
-    """A compiled pass begins with a second copy of the embedding table (0.19.0 and 0.25.1, warm or cold cache)."""
-    table = shape.vocab_size * shape.embedding_size // batch.tensor_parallel
-    return (table + 2 * batch.tokens * shape.hidden_size) * batch.dtype_bytes
+        per_token = max(6.0 * shape.hidden_size, mixing)
+    stored = "" if shape.quantization is None else f"{shape.quantization.method} {shape.quantization.algorithm}".lower()
+    if shape.moe is not None and ("fp4" in stored or "mixed" in stored):
+        # NVFP4 experts: every routed row again in four bits, and the weighted rows before they are added (cutlass_moe_fp4).
+        rows = batch.tokens * (shape.moe.experts_per_token or 1)
+        experts += int(rows * shape.hidden_size * (batch.dtype_bytes + 0.5))
+    context = 0
+    if (mla := shape.mla) is not None:  # the up-projected context that an MLA layer's profile run stands in for
+        tokens = min(max(8 * batch.context, 4 * batch.rows * 64), _MLA_WORKSPACE_TOKENS)
+        heads = max(1, shape.attention_heads // batch.tensor_parallel)
+        width = heads * ((mla.qk_nope_head_dim or 128) + (mla.v_head_dim or 128)) + mla.cached_dim
+        context = tokens * width * batch.dtype_bytes
+    transient = math.ceil(batch.tokens * per_token * batch.dtype_bytes)
+    return transient + experts + CUBLAS_WORKSPACE[batch.is_hopper] + context + encoder_outputs(shape, batch)
 
 
 def embedding_table(shape: ModelShape, settings: Settings) -> int:
@@ -246,8 +238,14 @@ def keeps_copies(settings: Settings, shape: ModelShape) -> bool:
 
 def encoder_peak(shape: ModelShape, batch: Batch) -> int:
     """A vision or audio encoder over as many items as the batch holds: the widest moment of one of its layers."""
-    peaks = [_tower_peak(tower, shape, batch) for tower in shape.towers]
-    return max(peaks, default=0) + encoder_outputs(shape, batch) + (_cublas(batch) if peaks else 0)
+    patches = batch.encoder_tokens(shape) * _merge(shape) ** 2
+    # Residual, the turned queries and keys in 32 bits, values and output beside the widest feed-forward, which has two halves
+    # where it is gated: three starts of Qwen3.5 and 3.6 on 0.19, 0.22 and 0.27 are met to 0.04 GiB, 15.3 GiB of Qwen2.5-VL's
+    # film (0.23) to 0.2.
+    halves = 2 if shape.model_type in _GATED_TOWERS else 1
+    widths = (halves * (t.intermediate_size or 4 * t.hidden_size) + 7 * t.hidden_size for t in shape.towers if t.hidden_size)
+    layer = patches * max(widths, default=0) * batch.dtype_bytes
+    return layer + encoder_outputs(shape, batch) + CUBLAS_WORKSPACE[batch.is_hopper]
 
 
 def encoder_outputs(shape: ModelShape, batch: Batch) -> int:
@@ -263,7 +261,7 @@ def encoder_outputs(shape: ModelShape, batch: Batch) -> int:
 
 def persistent(shape: ModelShape, batch: Batch, era: Era) -> int:
     """What the forward pass leaves allocated: cuBLAS's workspace and, in some releases, the experts'."""
-    return _cublas(batch) + (moe_workspace(shape, batch) if era.keeps_moe_workspace else 0)
+    return CUBLAS_WORKSPACE[batch.is_hopper] + (moe_workspace(shape, batch) if era.keeps_moe_workspace else 0)
 
 
 def moe_workspace(shape: ModelShape, batch: Batch) -> int:
@@ -274,30 +272,7 @@ def moe_workspace(shape: ModelShape, batch: Batch) -> int:
     inner = (moe.intermediate_size or shape.intermediate_size or shape.hidden_size) / batch.tensor_parallel
     outer = moe.latent_size or shape.hidden_size
     width = max(inner, outer) + max(2 * inner, outer)
-    return ceil(batch.tokens * (moe.experts_per_token or 1) * width * batch.dtype_bytes)
-
-
-def mla_context(shape: ModelShape, batch: Batch) -> int:
-    """The up-projected context that an MLA layer's profile run stands in for."""
-    mla = shape.mla
-    if mla is None:
-        return 0
-    tokens = min(max(8 * batch.context, 4 * batch.rows * 64), _MLA_WORKSPACE_TOKENS)
-    heads = max(1, shape.attention_heads // batch.tensor_parallel)
-    width = heads * ((mla.qk_nope_head_dim or 128) + (mla.v_head_dim or 128)) + mla.cached_dim
-    return tokens * width * batch.dtype_bytes
-
-
-def _tower_peak(tower: Tower, shape: ModelShape, batch: Batch) -> int:
-    if tower.hidden_size is None:
-        return 0
-    patches = batch.encoder_tokens(shape) * _merge(shape) ** 2
-    # Residual, the turned queries and keys in 32 bits, values and output beside the widest feed-forward, which has two halves
-    # where it is gated: three starts of Qwen3.5 and 3.6 on 0.19, 0.22 and 0.27 are met to 0.04 GiB, 15.3 GiB of Qwen2.5-VL's
-    # film (0.23) to 0.2.
-    halves = 2 if shape.model_type in _GATED_TOWERS else 1
-    width = halves * (tower.intermediate_size or 4 * tower.hidden_size) + 7 * tower.hidden_size
-    return patches * width * batch.dtype_bytes
+    return math.ceil(batch.tokens * (moe.experts_per_token or 1) * width * batch.dtype_bytes)
 
 
 def _merge(shape: ModelShape) -> int:
@@ -312,21 +287,10 @@ def film_tokens(shape: ModelShape, settings: Settings) -> int:
     return tokens if tokens > max(ITEM_TOKENS.get(shape.model_type, 0), settings.max_num_batched_tokens) else 0
 
 
-def _cublas(batch: Batch) -> int:
-    return CUBLAS_WORKSPACE[batch.is_hopper]
-
-
-def _dense_width(shape: ModelShape) -> int:
-    widths = [layer.intermediate_size or 0 for layer in shape.layers]
-    shared = (shape.moe.shared_intermediate_size or 0) if shape.moe is not None else 0
-    return max([shape.intermediate_size or 4 * shape.hidden_size, shared, *widths])
-
-
 def _attention_width(shape: ModelShape, batch: Batch) -> float:
     """Residual, input, the projected heads, a normalised copy of the queries and the output."""
     queries, keys = shape.attention_heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
-    if shape.mla is not None:
-        mla = shape.mla
+    if (mla := shape.mla) is not None:
         queries = shape.attention_heads * ((mla.qk_nope_head_dim or 128) + mla.qk_rope_head_dim)
         keys = shape.attention_heads * ((mla.qk_nope_head_dim or 128) + (mla.v_head_dim or 128))
     return 2 * shape.hidden_size + (3 * queries + keys) / batch.tensor_parallel
@@ -337,8 +301,7 @@ def _mixer_width(shape: ModelShape, batch: Batch) -> float:
     width = 0.0
     if shape.mamba is not None and shape.count(*_MIXERS):
         width = 6.0 * shape.mamba.inner_size
-    if shape.linear is not None and shape.count(*_DELTAS):
-        linear = shape.linear
+    if (linear := shape.linear) is not None and shape.count(*_DELTAS):
         width = max(width, 6.0 * (linear.value_heads * linear.value_head_dim + linear.key_heads * linear.key_head_dim))
     return 4 * shape.hidden_size + width / batch.tensor_parallel if width else 0.0
 
@@ -346,55 +309,34 @@ def _mixer_width(shape: ModelShape, batch: Batch) -> float:
 _DTYPE_BYTES = {"float32": 4, "float": 4, "float64": 8}
 
 
-class Overhead(NamedTuple):
-    """The terms per GPU, of the rank that holds most."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overhead:
+    """What one start takes beside weights and cache, per GPU, of the rank that holds most."""
 
     activation: Estimate
     non_torch: Estimate
-    graphs: Estimate  # as vLLM subtracts it: 0 where it subtracts nothing
-    graphs_actual: Estimate  # what capture takes, subtracted or not
-
-    @property
-    def subtracted(self) -> int:
-        """All three that vLLM takes off the requested memory, central values."""
-        return self.activation.value + self.non_torch.value + self.graphs.value
+    graphs: Estimate  # what vLLM subtracts for CUDA graphs; 0 where it subtracts nothing
+    graphs_actual: Estimate  # what the graphs will take, subtracted or not
 
 
 def overhead(shape: ModelShape, settings: Settings, era: Era | None = None) -> Overhead:
-    """The three terms of one start; `era` is for the fit, which holds rows out of the table."""
+    """The terms of one start; `era` is for the fit, which holds rows out of the table."""
     era = era or era_of(settings.release, first_engine=settings.first_engine)
     v2 = settings.v2_runner and Behaviour.GRAPH_ESTIMATE.is_in(era.first)  # an experiment until then, without figures
-    actual = _graphs_actual(shape, settings, era, v2=v2)
+    graphs, actual = _graphs(shape, settings, era, v2=v2)
     return Overhead(
-        _activation(shape, settings, era, v2=v2),
-        _non_torch(shape, settings, era, v2=v2),
-        _graphs(shape, settings, era, actual, v2=v2),
-        actual,
+        activation=_activation(shape, settings, era, v2=v2),
+        non_torch=_non_torch(shape, settings, era, v2=v2),
+        graphs=graphs,
+        graphs_actual=actual,
     )
-
-
-def unseen_buffers(shape: ModelShape, settings: Settings) -> int:
-    """What the second runner allocates after the weights were weighed and before the profile begins: in no term until 0.27."""
-    era = era_of(settings.release, first_engine=settings.first_engine)
-    is_unseen = settings.v2_runner and Behaviour.GRAPH_ESTIMATE.is_in(era.first) and not era.consumed_counts_all
-    return int(_buffers(shape, settings, v2=True)) if is_unseen else 0
 
 
 def era_of(release: str, *, first_engine: bool = False) -> Era:
     """The range a release belongs to; a newer one than we know is met as the newest range."""
     if first_engine:
         return ERAS[0]
-    try:
-        return next(era for era in reversed(ERAS) if era.since is None or era.since.is_in(release))
-    except ValueError:  # no version at all
-        return ERAS[-1]
-
-
-def _is_lean(release: str) -> bool:
-    try:
-        return Behaviour.LEAN_PROFILE.is_in(release)
-    except ValueError:  # no version at all: as the newest
-        return True
+    return next(era for era in reversed(ERAS) if era.since is None or era.since.is_in(release))
 
 
 def likely_capability(settings: Settings) -> tuple[int, int]:
@@ -426,13 +368,15 @@ def _activation(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) ->
     if settings.language_model_only or settings.skips_mm_profiling or (v2 and not era.v2_profiles_encoder):
         shape = replace(shape, towers=())
     contest = {
-        "sampler": sampler_peak(shape, batch, era, v2=v2, lean=_is_lean(settings.release)),
+        "sampler": sampler_peak(shape, batch, era, v2=v2, lean=Behaviour.LEAN_PROFILE.is_in(settings.release)),
         "forward pass": forward_peak(shape, batch, era, compiled=compiled),
     }
     if shape.towers:
         contest["encoder"] = encoder_peak(shape, batch)
     without_copy = max(contest.values())
-    embedding = embedding_peak(shape, batch) if copies else 0
+    # A compiled pass begins with a second copy of the embedding table (0.19.0 and 0.25.1, warm or cold cache).
+    rows = shape.vocab_size * shape.embedding_size // batch.tensor_parallel + 2 * batch.tokens * shape.hidden_size
+    embedding = rows * batch.dtype_bytes if copies else 0
     if era.copies_embedding:
         contest["embedding"] = embedding
     winner = max(contest, key=lambda peak: contest[peak])
@@ -466,7 +410,7 @@ def _activation(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) ->
     if era.name == "V0" and (shape.towers or crosses):
         items = batch.rows if crosses else min(batch.rows, batch.tokens // V0_ITEM_TOKENS)
         likely, most = (items * gib * GIB for gib in V0_ITEM_GIB)
-        value, high, winner = ceil(value + likely), high + most, f"{winner} and {items} encoder items"
+        value, high, winner = math.ceil(value + likely), high + most, f"{winner} and {items} encoder items"
     return _estimate(value, low, high, f"{winner} of the profile run, vLLM {era.name}{_thin(era)}")
 
 
@@ -514,52 +458,37 @@ def _buffers(shape: ModelShape, settings: Settings, *, v2: bool) -> float:
     return float(_DTYPE_BYTES.get(settings.model_dtype, 2) * max(1, settings.max_num_batched_tokens) * shape.hidden_size)
 
 
-def _graphs_actual(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) -> Estimate:
+def _graphs(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) -> tuple[Estimate, Estimate]:
+    """What vLLM subtracts for graphs, and what they will take."""
     if settings.enforce_eager:
-        return Estimate.exact(0, "eager: no graphs")
-    shares = GRAPH_V2 if v2 else GRAPH_ACTUAL
-    value = _graph_gib(shape, settings, shares, largest=_decode_rows(settings) * (1 if v2 else 2)) * GIB
+        return Estimate.exact(0, "eager: no graphs"), Estimate.exact(0, "eager: no graphs")
+    rows = settings.max_num_seqs * (1 + settings.speculative_tokens)  # of a decode step: also those drafted ahead
     band = GRAPH_BAND_GIB * GIB
+    taken = _graph_gib(shape, settings, GRAPH_V2 if v2 else GRAPH_ACTUAL, largest=rows * (1 if v2 else 2)) * GIB
+    actual = _estimate(taken, 0.5 * taken - band / 2, taken + 2 * band, "layers, experts and capture sizes")
     if era.name in ("V0", "0.8.0 to 0.9.0", "0.9.1 to 0.10"):  # up to 3.2 GiB was seen on one GPU
-        return _estimate(value, 0.1 * value, 3.0 * value + band, f"graphs of 0.19 by layers, vLLM {era.name} differs widely")
-    return _estimate(value, 0.5 * value - band / 2, value + 2 * band, "layers, experts and capture sizes")
-
-
-def _graphs(shape: ModelShape, settings: Settings, era: Era, actual: Estimate, *, v2: bool) -> Estimate:
-    if settings.enforce_eager:
-        return Estimate.exact(0, "eager: no graphs")
+        why = f"graphs of 0.19 by layers, vLLM {era.name} differs widely"
+        actual = _estimate(taken, 0.1 * taken, 3.0 * taken + band, why)
     if era.graph_estimate == "none" or not settings.estimates_graphs:
         unless = "" if settings.estimates_graphs else " unless asked"
-        return Estimate.exact(0, f"vLLM {era.name} does not subtract graphs{unless}")
+        return Estimate.exact(0, f"vLLM {era.name} does not subtract graphs{unless}"), actual
     if v2 and era.graph_estimate != "both":
-        return Estimate.exact(0, f"the second model runner of {era.name} estimates 0")
-    flashinfer = FLASHINFER_GRAPH_GIB * GIB if _runs_flashinfer(shape, settings) else 0.0
+        return Estimate.exact(0, f"the second model runner of {era.name} estimates 0"), actual
+    # Attention runs on FlashInfer on Blackwell's data centre cards, and on all Blackwells with a cache of 8 bits.
+    major = likely_capability(settings)[0]
+    runs_flashinfer = major in (10, 11) or (major == 12 and settings.kv_cache_dtype.startswith("fp8"))
+    flashinfer = FLASHINFER_GRAPH_GIB * GIB if shape.mla is None and runs_flashinfer else 0.0
     more, most = AMD_GRAPHS if settings.is_amd else (1.0, 0.0)
     if v2:
         value, high = more * actual.value + flashinfer, more * actual.high + flashinfer + most * GIB
-        return _estimate(value, 0.4 * actual.low, high, f"as captured, vLLM {era.name}{_thin(era)}")
-    value, band = _graph_gib(shape, settings, GRAPH_ESTIMATE, largest=2 * _decode_rows(settings)) * GIB, GRAPH_BAND_GIB * GIB
+        return _estimate(value, 0.4 * actual.low, high, f"as captured, vLLM {era.name}{_thin(era)}"), actual
+    value = _graph_gib(shape, settings, GRAPH_ESTIMATE, largest=2 * rows) * GIB
     low, value = 0.9 * value - band, more * value + flashinfer
+    wider = 0.6 if any(layer.kind.keeps_state for layer in shape.layers) else 0.0  # states 1.94 for 1.28
     if shape.mla is not None:  # sparse latents took 4.99 GiB for 2.06 on four GPUs, 1.58 for 1.05 on two
-        value *= 1.9
-    wider = 0.5 if shape.mla is not None else 0.6 if any(map(_keeps_state, shape.layers)) else 0.0  # states 1.94 for 1.28
+        value, wider = 1.9 * value, 0.5
     high = (1 + wider) * value + band + most * GIB
-    return _estimate(value, low, high, f"layers, experts and capture sizes, vLLM {era.name}")
-
-
-def _decode_rows(settings: Settings) -> int:
-    """Tokens of a decode step: each sequence's own and those drafted ahead."""
-    return settings.max_num_seqs * (1 + settings.speculative_tokens)
-
-
-def _keeps_state(layer: Layer) -> bool:
-    return layer.kind.keeps_state
-
-
-def _runs_flashinfer(shape: ModelShape, settings: Settings) -> bool:
-    """Whether attention runs on FlashInfer: on Blackwell's data centre cards, and on all Blackwells with a cache of 8 bits."""
-    major = likely_capability(settings)[0]
-    return shape.mla is None and (major in (10, 11) or (major == 12 and settings.kv_cache_dtype.startswith("fp8")))
+    return _estimate(value, low, high, f"layers, experts and capture sizes, vLLM {era.name}"), actual
 
 
 def _graph_gib(shape: ModelShape, settings: Settings, shares: tuple[float, float, float, float], largest: int) -> float:
@@ -578,8 +507,8 @@ def _thin(era: Era) -> str:
 
 
 def _estimate(value: float, low: float, high: float, why: str) -> Estimate:
-    whole = max(0, ceil(value))
-    return Estimate(whole, max(0, min(whole, int(low))), max(whole, ceil(high)), why)
+    whole = max(0, math.ceil(value))
+    return Estimate(whole, max(0, min(whole, int(low))), max(whole, math.ceil(high)), why)
 
 
 # What a worker holds before vLLM's snapshot, in GiB: 19 starts of 0.19.0 on H100 print it (0.51 on one GPU in eleven of
@@ -606,19 +535,21 @@ class ModelFacts:
     drafter: ModelFacts | None = None  # of speculative decoding: its weights and its cache come on top
 
 
-@dataclass(frozen=True, slots=True)
-class Ledger:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms(Overhead):
+    """All that one start takes beside its cache, as predicted or as real starts have shown it."""
+
+    weights: Estimate
+    context: Estimate  # before the snapshot, outside the budget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger(Terms):
     """Every term per GPU, of the rank that rules."""
 
     card: Card
     settings: Settings
     requested: Estimate
-    weights: Estimate
-    non_torch: Estimate
-    activation: Estimate
-    graphs: Estimate  # what vLLM subtracts for CUDA graphs; 0 where it subtracts nothing
-    graphs_actual: Estimate  # what the graphs will take, subtracted or not
-    context: Estimate  # before the snapshot, outside the budget
     kv: Estimate
     slack: Estimate
     kv_plan: KvPlan
@@ -636,14 +567,16 @@ class Ledger:
     @property
     def fits_at_low_end(self) -> bool:
         """Whether that is so too where the KV cache comes out at the low end of its band."""
-        needed = 1 if self.settings.auto_fit else max(1, self.kv_plan.bytes_for_one_request)
-        return self.fits and (self.kv.is_exact or self.kv.low >= needed)
+        return self.fits and (self.kv.is_exact or self.kv.low >= self._needed)
 
     @property
     def fits_at_high_end(self) -> bool:
         """Whether one request of full length can be served where the KV cache comes out at the high end of its band."""
-        needed = 1 if self.settings.auto_fit else max(1, self.kv_plan.bytes_for_one_request)
-        return self.fits or (not self.kv.is_exact and self.kv.high >= needed)
+        return self.fits or (not self.kv.is_exact and self.kv.high >= self._needed)
+
+    @property
+    def _needed(self) -> int:
+        return 1 if self.settings.auto_fit else max(1, self.kv_plan.bytes_for_one_request)
 
     @property
     def context_at_low_end(self) -> int | None:
@@ -658,30 +591,15 @@ class Ledger:
         return min(tokens, plan.largest_context_that_fits) if tokens > 0 else None
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What one start takes beside its cache, as `overhead` and the weights predict it or as real starts have shown it."""
-
-    weights: Estimate
-    non_torch: Estimate
-    activation: Estimate
-    graphs: Estimate
-    graphs_actual: Estimate
-    context: Estimate
-
-
 def plan_ledger(model: ModelFacts, settings: Settings, card: Card) -> Ledger:
     """Predict every term and add it all up."""
-    predicted = overhead(model.shape, settings)
-    terms = Terms(
-        weights=_all_weights(model, settings),
-        non_torch=predicted.non_torch,
-        activation=predicted.activation,
-        graphs=predicted.graphs,
-        graphs_actual=predicted.graphs_actual,
-        context=_context(settings, card),
-    )
+    predicted = _values(overhead(model.shape, settings))
+    terms = Terms(**predicted, weights=_all_weights(model, settings), context=_context(settings, card))
     return added_up(model, settings, card, terms)
+
+
+def _values(terms: Overhead) -> dict[str, Estimate]:
+    return {field.name: getattr(terms, field.name) for field in fields(terms)}
 
 
 def added_up(model: ModelFacts, settings: Settings, card: Card, terms: Terms, remainder: Estimate | None = None) -> Ledger:
@@ -701,22 +619,16 @@ def added_up(model: ModelFacts, settings: Settings, card: Card, terms: Terms, re
     # With a fixed cache vLLM takes what it takes, whatever the utilisation says.
     taken = sum_of((*spent, kv)) if settings.has_fixed_cache else requested
     free = Estimate(card.total_bytes - card.used_bytes, card.low_bytes - card.used_bytes, card.high_bytes - card.used_bytes)
-    unseen = unseen_buffers(model.shape, settings)
-    return Ledger(
-        card=card,
-        settings=settings,
-        requested=requested,
-        **{field.name: getattr(terms, field.name) for field in fields(terms)},
-        kv=kv,
-        slack=left_of(free, (terms.context, taken, Estimate.exact(unseen), _pieces(settings, terms.activation))),
-        kv_plan=planned,
-    )
-
-
-def _pieces(settings: Settings, activation: Estimate) -> Estimate:
-    """What a cache of a given size must leave beside the activations: freed memory comes back in pieces, and a batch that finds
-    none large enough fails. A utilisation leaves room for that outside the request."""
-    return Estimate(0, 0, int(PIECES_AT_MOST * activation.value)) if settings.has_fixed_cache else Estimate.exact(0)
+    # What the second runner allocates after the weights were weighed and before the profile begins: in no term until 0.27.
+    era = era_of(settings.release, first_engine=settings.first_engine)
+    is_unseen = settings.v2_runner and Behaviour.GRAPH_ESTIMATE.is_in(era.first) and not era.consumed_counts_all
+    unseen = Estimate.exact(int(_buffers(model.shape, settings, v2=True)) if is_unseen else 0)
+    # What a cache of a given size must leave beside the activations: freed memory comes back in pieces, and a batch that finds
+    # none large enough fails. A utilisation leaves room for that outside the request.
+    pieces = Estimate(0, 0, int(PIECES_AT_MOST * terms.activation.value) if settings.has_fixed_cache else 0)
+    slack = left_of(free, (terms.context, taken, unseen, pieces))
+    sums = {"requested": requested, "kv": kv, "slack": slack}
+    return Ledger(card=card, settings=settings, kv_plan=planned, **_values(terms), **sums)
 
 
 def neighbours_in_budget(settings: Settings, card: Card) -> int:

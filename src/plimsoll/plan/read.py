@@ -19,7 +19,7 @@ from plimsoll.hardware.cards import Vendor, gpu_named
 from plimsoll.hardware.nvml import read_cards
 from plimsoll.launch.check_flags import LEFT_OUT, FlagReport, check
 from plimsoll.launch.command_line import Launch, config_of, launches_named
-from plimsoll.models.files import ModelFiles, read_model
+from plimsoll.models.files import read_model
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.certify import Certificate, certificate_of
 from plimsoll.plan.findings import Advice, advise, band_notes, findings_of, stops_the_start
@@ -117,7 +117,17 @@ def read_launch(options: ServerOptions, launch: Launch, folder: str, *, learned:
         raise BadInput(f"{engine.release} keeps full heads for this model ({why}); plan cannot say how many")
     environment = dict(launch.environment)
     settings = read_settings(flags, environment, model.shape, card)
-    model, left_out = _with_drafter(model, settings)
+    notes += tuple(note.replace(LEFT_OUT, "planned without", 1) for note in checked.notes)  # no rewritten command is shown here
+    drafting = settings.speculative or {}
+    drafter, revision = drafting.get("model"), drafting.get("revision")
+    if settings.drafts_with_own_head:
+        notes += ("the weights of the model's own multi-token head are not in these figures; its cache is",)
+    elif isinstance(drafter, str):
+        try:
+            facts, more = _read_model(drafter, revision if isinstance(revision, str) else None, {})
+            model, notes = replace(model, drafter=facts), (*notes, *more)
+        except PlimsollError as error:
+            notes += (f"the draft model {drafter} takes weights and KV of its own that are not in these figures: {error}",)
     # What was learned of the model alone says nothing of it with a drafter beside it.
     corrections = read_corrections() if learned and model.drafter is None else {}
 
@@ -132,49 +142,27 @@ def read_launch(options: ServerOptions, launch: Launch, folder: str, *, learned:
 
     if options.gpus and options.gpus < settings.gpus:
         raise BadInput(f"the command needs {settings.gpus} GPUs (TP x PP x DP), --gpus says {options.gpus}")
-    of_flags = (note.replace(LEFT_OUT, "planned without", 1) for note in checked.notes)  # no rewritten command is shown here
-    return PlanInput(checked, flags, model, settings, replan, (*notes, *of_flags, *left_out))
-
-
-def _with_drafter(model: ModelFacts, settings: Settings) -> tuple[ModelFacts, tuple[str, ...]]:
-    """The model with the one that drafts for it; where that cannot be had, a note says that it is left out."""
-    drafting = settings.speculative or {}
-    name, revision = drafting.get("model"), drafting.get("revision")
-    if settings.drafts_with_own_head:
-        return model, ("the weights of the model's own multi-token head are not in these figures; its cache is",)
-    if not isinstance(name, str):
-        return model, ()
-    try:
-        drafter, notes = _read_model(name, revision if isinstance(revision, str) else None, {})
-    except PlimsollError as error:
-        return model, (f"the draft model {name} takes weights and KV of its own that are not in these figures: {error}",)
-    return replace(model, drafter=drafter), notes
+    return PlanInput(checked, flags, model, settings, replan, notes)
 
 
 def _read_model(name: str, revision: str | None, overrides: Mapping[str, object]) -> tuple[ModelFacts, tuple[str, ...]]:
     files = read_model(name, hub=_hub, revision=revision)
     shape = ModelShape.from_config(_overridden(files.config, overrides))
-    tensors = None if files.tensors is None else tuple((t.name, t.dtype, t.shape) for t in files.tensors)
-    facts = ModelFacts(name, shape, tensors, files.total_bytes, _is_unquantised(files, overrides))
-    return facts, (*files.notes, *shape.notes)
+    # Whether the weights are known not to be packed: by their names, or because the catalogue holds such models' originals.
+    # A folder or a repository may say so in a file of its own, and --hf-overrides may name one.
+    if files.tensors is None:
+        unquantised = files.source.startswith("bundled catalogue")
+    else:
+        unquantised = not any(tensor.name.endswith((".qweight", ".qzeros")) for tensor in files.tensors)
+    if overrides.keys() & {"quantization_config_file", "quantization_config_dict_json"}:
+        unquantised = False
+    return ModelFacts(name, shape, files.tensors, files.total_bytes, unquantised), (*files.notes, *shape.notes)
 
 
 def _hub() -> Hub:
     from plimsoll.models.hub import Hub  # only where the model is nowhere on this machine
 
     return Hub.from_environment()
-
-
-def _is_unquantised(files: ModelFiles, overrides: Mapping[str, object]) -> bool:
-    """Whether the weights are known not to be packed: by their names, or because the catalogue holds such models' originals.
-
-    A folder or a repository may say so in a file of its own, and --hf-overrides may name one.
-    """
-    if overrides.keys() & {"quantization_config_file", "quantization_config_dict_json"}:
-        return False
-    if files.tensors is None:
-        return files.source.startswith("bundled catalogue")
-    return not any(tensor.name.endswith((".qweight", ".qzeros")) for tensor in files.tensors)
 
 
 def _overridden(config: Mapping[str, object], overrides: Mapping[str, object]) -> dict[str, object]:
@@ -223,32 +211,23 @@ def installed_vllm() -> str | None:
         return None
 
 
-def corrections_file(environment: Mapping[str, str], home: str) -> str:
-    """Where corrections are kept; XDG wants a relative XDG_STATE_HOME to be ignored."""
-    base = environment.get("XDG_STATE_HOME", "")
-    return f"{base if base.startswith('/') else home + '/.local/state'}/plimsoll/corrections.json"
-
-
-def usual_path() -> Path:
-    """The file of this user's corrections."""
-    return Path(corrections_file(os.environ, os.path.expanduser("~")))  # noqa: PTH111  (Path.home may raise)
+def corrections_file() -> Path:
+    """Where this user's corrections are kept; XDG wants a relative XDG_STATE_HOME to be ignored."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    home = os.path.expanduser("~")  # noqa: PTH111  (Path.home may raise)
+    return Path(base if base.startswith("/") else f"{home}/.local/state") / "plimsoll" / "corrections.json"
 
 
 def read_corrections(path: Path | None = None) -> dict[str, Correction]:
     """All corrections by their keys, none where there is no file; BadInput in one line for a file that is broken or newer."""
-    path = path or usual_path()
+    path = path or corrections_file()
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
-    from plimsoll.models.safetensors import open_plain  # only where something was learned
+    from plimsoll.models.safetensors import read_plain  # only where something was learned
     from plimsoll.plan.learned import FILE_MAX_BYTES, decoded
 
-    with open_plain(path) as file:
-        try:
-            content = file.read(FILE_MAX_BYTES + 1)
-        except OSError as error:
-            raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
-    return decoded(content, str(path))
+    return decoded(read_plain(path, FILE_MAX_BYTES), str(path))

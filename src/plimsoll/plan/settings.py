@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from plimsoll.errors import BadInput
 from plimsoll.launch.command_line import Argument, CommandLine
 from plimsoll.models.shape import LayerKind, ModelShape
 from plimsoll.units import GIB, parse_vllm_integer, parse_vllm_integer_or_auto
 from plimsoll.vllm.flags import UNKNOWN_DEFAULT, flags_of
-from plimsoll.vllm.versions import Behaviour, Coverage, plain_version
+from plimsoll.vllm.versions import Behaviour, Coverage
 
 AUTO_FIT = -1  # --max-model-len auto
 V0_CHUNKS_ABOVE = 32768
@@ -178,19 +178,17 @@ class Flags:
 
     def integer(self, name: str) -> int | None:
         """The value as a whole number, in vLLM's notation (8k, 1M)."""
-        text = self.text(name)
-        if text is None:
-            default = self.default(name)
-            return default if isinstance(default, int) and not isinstance(default, bool) else None
-        return parse_vllm_integer(text)
+        if (text := self.text(name)) is not None:
+            return parse_vllm_integer(text)
+        default = self.default(name)
+        return default if isinstance(default, int) and not isinstance(default, bool) else None
 
     def at_least_one(self, name: str) -> int:
         """A whole number that counts something; 1 where nothing is said."""
         given = self.integer(name)
-        value = 1 if given is None else given
-        if value < 1:
-            raise BadInput(f"{name} must be at least 1, not {value}")
-        return value
+        if given is not None and given < 1:
+            raise BadInput(f"{name} must be at least 1, not {given}")
+        return given or 1
 
     def number(self, name: str) -> float | None:
         """The value as a fraction."""
@@ -239,7 +237,11 @@ class Flags:
 def read_settings(flags: Flags, environment: Mapping[str, str], shape: ModelShape, card: Card) -> Settings:
     """The values in force, as vLLM of that release would arrive at them on that card."""
     release = flags.release
-    is_v1 = _runs_second_engine(release, environment, card)
+    # Until 0.10 the second engine (V1) refused cards before Ampere, and vLLM fell back to the first.
+    is_v1 = Behaviour.V1_ENGINE.is_in(release)
+    if is_v1 and not Behaviour.V0_GONE.is_in(release):
+        too_old = card.compute_capability is not None and card.compute_capability < SECOND_ENGINE_SINCE
+        is_v1 = environment.get("VLLM_USE_V1", "0" if too_old else "1") != "0"
     typed_context = flags.text("--max-model-len")
     context = shape.default_context if typed_context is None else parse_vllm_integer_or_auto(typed_context)
     if context < 1 and context != AUTO_FIT:
@@ -252,12 +254,21 @@ def read_settings(flags: Flags, environment: Mapping[str, str], shape: ModelShap
         raise BadInput(f"--cpu-offload-gb must be a size in GiB, not {offloaded}")
     chunked = flags.switch("--enable-chunked-prefill")
     sequences, tokens = _batch(flags, card, shape, context, is_v1=is_v1, chunked=chunked)
-    transfer = flags.mapping("--kv-transfer-config")
+    transfer, limits = flags.mapping("--kv-transfer-config"), flags.mapping("--limit-mm-per-prompt")
     graphs = str(flags.mapping("--compilation-config").get("cudagraph_mode", "FULL_AND_PIECEWISE")).upper()
     eager = graphs == "NONE"
     prefix_caching, runs_ahead = flags.switch("--enable-prefix-caching"), flags.switch("--async-scheduling")
     runner = environment.get("VLLM_USE_V2_MODEL_RUNNER")
     estimate = environment.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
+    partition = environment.get("VLLM_PP_LAYER_PARTITION")
+    try:
+        stages = tuple(int(part) for part in partition.split(",")) if partition else None
+    except ValueError:
+        raise BadInput(f"VLLM_PP_LAYER_PARTITION={partition!r} is not a list of layer counts") from None
+    # vLLM does not load encoders of which every kind of input has a limit of 0.
+    kinds = [_INPUTS.get((shape.model_type, tower.what), _BY_TOWER.get(tower.what, (tower.what,))) for tower in shape.towers]
+    no_inputs = bool(kinds) and all(limit_of(limits, kind) == 0 for each in kinds for kind in each)
+    text_alone = Behaviour.UNREAD_TOWERS.is_in(release) and no_inputs
     return Settings(
         release=release,
         utilization=utilization,
@@ -285,12 +296,12 @@ def read_settings(flags: Flags, environment: Mapping[str, str], shape: ModelShap
         max_cpu_loras=flags.integer("--max-cpu-loras") or 0,
         speculative=flags.mapping("--speculative-config") or None,
         kv_connector=str(transfer["kv_connector"]) if "kv_connector" in transfer else None,
-        pipeline_partition=_partition(environment.get("VLLM_PP_LAYER_PARTITION")),
+        pipeline_partition=stages,
         estimates_graphs=(estimate == "1") if estimate is not None else Behaviour.GRAPH_ESTIMATE.is_in(release),
         v2_runner=v2_by_default(release, shape) if runner not in ("0", "1") else runner == "1",
         skips_mm_profiling=bool(flags.switch("--skip-mm-profiling")),
-        reads_videos=limit_of(flags.mapping("--limit-mm-per-prompt"), "video") != 0,
-        language_model_only=bool(flags.switch("--language-model-only")) or _reads_text_alone(flags, shape),
+        reads_videos=limit_of(limits, "video") != 0,
+        language_model_only=bool(flags.switch("--language-model-only")) or text_alone,
         encoders_whole=flags.text("--mm-encoder-tp-mode") == "data",
         mamba_cache_dtype=flags.word("--mamba-cache-dtype"),
         mamba_ssm_cache_dtype=flags.word("--mamba-ssm-cache-dtype"),
@@ -313,14 +324,6 @@ def read_settings(flags: Flags, environment: Mapping[str, str], shape: ModelShap
     )
 
 
-def _runs_second_engine(release: str, environment: Mapping[str, str], card: Card) -> bool:
-    """Whether the second engine (V1) runs; until 0.10 it refused cards before Ampere, and vLLM fell back to the first."""
-    if not Behaviour.V1_ENGINE.is_in(release) or Behaviour.V0_GONE.is_in(release):
-        return Behaviour.V1_ENGINE.is_in(release)
-    too_old = card.compute_capability is not None and card.compute_capability < SECOND_ENGINE_SINCE
-    return environment.get("VLLM_USE_V1", "0" if too_old else "1") != "0"
-
-
 def auto_dtype_of(shape: ModelShape) -> str:
     """The 16 bits that vLLM picks for a checkpoint where --dtype says nothing."""
     return "bfloat16" if shape.dtype in (None, "bfloat16", "float32") else shape.dtype
@@ -328,7 +331,7 @@ def auto_dtype_of(shape: ModelShape) -> str:
 
 def v2_by_default(release: str, shape: ModelShape) -> bool:
     """Whether this release runs this model on the second model runner when nobody asks (config/vllm.py)."""
-    if plain_version(release) is None or Behaviour.V2_RUNNER_ALL.is_in(release):
+    if Behaviour.V2_RUNNER_ALL.is_in(release):
         return True
     architectures = set(shape.architectures)
     if not Behaviour.V2_RUNNER_DENSE.is_in(release):
@@ -349,42 +352,29 @@ def caches_prefixes_by_default(shape: ModelShape, release: str) -> bool:
 
 def _batch(flags: Flags, card: Card, shape: ModelShape, context: int, *, is_v1: bool, chunked: bool | None) -> tuple[int, int]:
     """max_num_seqs and max_num_batched_tokens, with each other's limits applied as vLLM applies them."""
-    sequences, tokens = flags.integer("--max-num-seqs"), flags.integer("--max-num-batched-tokens")
+    given, tokens = flags.integer("--max-num-seqs"), flags.integer("--max-num-batched-tokens")
     told = 0 if card.shares_host_memory else card.total_bytes  # NVML does not tell the total of GB10 and Jetson
     limits = batch_limits(flags.release, card.name, told) if is_v1 else None
     if limits is None:
         limits = batch_limits_v0(context, chunked=bool(chunked) or (chunked is None and context > V0_CHUNKS_ABOVE))
     doubled = 2 if flags.text("--performance-mode") == "throughput" else 1
-    wanted_sequences = sequences if sequences is not None else limits.sequences * doubled
+    sequences = limits[0] * doubled if given is None else given
     if tokens is None:
-        tokens = limits.tokens * doubled
+        tokens = limits[1] * doubled
         if is_v1 and chunked is False:
             tokens = max(context, tokens)
         if Behaviour.MM_ITEM_IN_ONE_BATCH.is_in(flags.release):
             tokens = max(tokens, WHOLE_ITEM_TOKENS.get(shape.model_type, 0))
         if is_v1 and context > 0:
-            tokens = min(tokens, wanted_sequences * context)
-    if sequences is None:
-        wanted_sequences = min(wanted_sequences, tokens)
-    for name, value in (("--max-num-seqs", wanted_sequences), ("--max-num-batched-tokens", tokens)):
+            tokens = min(tokens, sequences * context)
+    if given is None:
+        sequences = min(sequences, tokens)
+    for name, value in (("--max-num-seqs", sequences), ("--max-num-batched-tokens", tokens)):
         if value < 1:
             raise BadInput(f"{name} must be at least 1, not {value}")
-    if tokens < wanted_sequences:
-        raise BadInput(f"--max-num-batched-tokens {tokens} must be at least --max-num-seqs {wanted_sequences}: vLLM refuses it")
-    return wanted_sequences, tokens
-
-
-def _reads_text_alone(flags: Flags, shape: ModelShape) -> bool:
-    """Whether --limit-mm-per-prompt is 0 for all that the encoders read: vLLM then does not load them."""
-    if not shape.towers or not Behaviour.UNREAD_TOWERS.is_in(flags.release):
-        return False
-    limits = flags.mapping("--limit-mm-per-prompt")
-    kinds = {
-        kind
-        for tower in shape.towers
-        for kind in _INPUTS.get((shape.model_type, tower.what), _BY_TOWER.get(tower.what, (tower.what,)))
-    }
-    return all(limit_of(limits, kind) == 0 for kind in kinds)
+    if tokens < sequences:
+        raise BadInput(f"--max-num-batched-tokens {tokens} must be at least --max-num-seqs {sequences}: vLLM refuses it")
+    return sequences, tokens
 
 
 def limit_of(limits: Mapping[str, Any], kind: str) -> object:
@@ -393,27 +383,12 @@ def limit_of(limits: Mapping[str, Any], kind: str) -> object:
     return given.get("count") if isinstance(given, dict) else given
 
 
-def _partition(text: str | None) -> tuple[int, ...] | None:
-    if not text:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise BadInput(f"VLLM_PP_LAYER_PARTITION={text!r} is not a list of layer counts") from None
-
-
 SMALLER_CARD = (256, 2048)  # sequences and tokens by default on cards below 70 GiB, A100s and those whose total is not told
 
 
-class BatchLimits(NamedTuple):
-    """max_num_seqs and max_num_batched_tokens before the model's context is looked at."""
-
-    sequences: int
-    tokens: int
-
-
-def batch_limits(release: str, gpu_name: str, gpu_bytes: int) -> BatchLimits | None:
-    """The defaults of `vllm serve` under the second engine (V1); None for releases that ran the first one by default.
+def batch_limits(release: str, gpu_name: str, gpu_bytes: int) -> tuple[int, int] | None:
+    """max_num_seqs and max_num_batched_tokens of `vllm serve` under the second engine (V1), before the context is looked at;
+    None for releases that ran the first one by default.
 
     Read in `engine/arg_utils.py` of each release (`get_batch_defaults` and its forerunners).
     """
@@ -421,16 +396,16 @@ def batch_limits(release: str, gpu_name: str, gpu_bytes: int) -> BatchLimits | N
         return None
     name = gpu_name.lower()
     if Behaviour.LARGEST_BATCH.is_in(release) and gpu_bytes >= 160 * GIB:
-        return BatchLimits(1024, 16384)
+        return 1024, 16384
     if Behaviour.BATCH_BY_MEMORY.is_in(release):
         is_large = gpu_bytes >= 70 * GIB and not (Behaviour.A100_BATCH.is_in(release) and "a100" in name)
     else:
         is_large = "h100" in name or "h200" in name
     if is_large:
-        return BatchLimits(1024, 8192)
-    return BatchLimits(256 if Behaviour.FEWER_SEQUENCES.is_in(release) else 1024, 2048)
+        return 1024, 8192
+    return 256 if Behaviour.FEWER_SEQUENCES.is_in(release) else 1024, 2048
 
 
-def batch_limits_v0(context: int, *, chunked: bool) -> BatchLimits:
+def batch_limits_v0(context: int, *, chunked: bool) -> tuple[int, int]:
     """The first engine (`config.py`): a batch holds the longest prompt unless prompts are chunked (on by itself above 32k)."""
-    return BatchLimits(256, 2048 if chunked else max(context, 2048))
+    return 256, 2048 if chunked else max(context, 2048)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,10 +16,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from plimsoll.errors import BadInput, TimedOut, TooLarge, WorldFailed
-from plimsoll.models.safetensors import open_plain
+from plimsoll.models.safetensors import open_plain, replace_file
 from plimsoll.net.inputs import unpacked
-from plimsoll.plan.learned import FILE_MAX_BYTES, KEYS_MAX, Correction, decoded, encoded
-from plimsoll.plan.read import usual_path
+from plimsoll.plan.learned import KEYS_MAX, Correction, encoded
+from plimsoll.plan.read import corrections_file, read_corrections
 from plimsoll.vllm.log_lines import Measured, measured_of, needles
 
 LOCK_SECONDS = 10.0
@@ -34,12 +32,12 @@ def store(key: str, correction: Correction, path: Path | None = None, *, wait_se
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _locked(target, wait_seconds):
-            known = _known(target)
+            known = read_corrections(target)
             earlier = known.pop(key, None)
             known[key] = correction if earlier is None else earlier.joined(correction)
             if len(known) > KEYS_MAX:
                 raise BadInput(f"{target}: full with {KEYS_MAX:,} corrections; plimsoll plan --forget empties it")
-            _write(target, encoded(known))
+            replace_file(target, encoded(known))
     except OSError as error:
         raise WorldFailed(f"{target}: cannot be written: {error.strerror or error}") from None
 
@@ -51,7 +49,7 @@ def forget(path: Path | None = None, *, wait_seconds: float = LOCK_SECONDS) -> i
         if not target.exists():
             return 0
         with _locked(target, wait_seconds):
-            known = _known(target)
+            known = read_corrections(target)
             target.unlink(missing_ok=True)
             return len(known)
     except OSError as error:
@@ -59,31 +57,7 @@ def forget(path: Path | None = None, *, wait_seconds: float = LOCK_SECONDS) -> i
 
 
 def _target(path: Path | None) -> Path:
-    return Path(os.path.realpath(path or usual_path()))  # a link stays a link: what it leads to is replaced
-
-
-def _known(target: Path) -> dict[str, Correction]:
-    try:
-        descriptor = os.open(target, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return {}
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise BadInput(f"{target}: not a regular file")
-        return decoded(file.read(FILE_MAX_BYTES + 1), str(target))
-
-
-def _write(target: Path, text: str) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=".corrections-", suffix=".part")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    return Path(os.path.realpath(path or corrections_file()))  # a link stays a link: what it leads to is replaced
 
 
 @contextmanager
@@ -145,13 +119,9 @@ def _startup_plan(head: bytes, path: Path) -> Measured | None:
     schema, kv, free = (loaded.get(key) for key in ("schema", "kv_cache_memory_bytes", "free_memory_baseline"))
     if schema != PLAN_SCHEMA:
         raise BadInput(f"{path}: a startup plan of another schema than {PLAN_SCHEMA}, the one vLLM 0.26 to 0.32 writes")
-    if not _is_size(kv) or not _is_size(free):
+    if not all(type(size) is int and 0 < size < 1 << 50 for size in (kv, free)):
         raise BadInput(f"{path}: a startup plan without its two sizes")
     return Measured(planned_kv_bytes=kv, free_bytes=free, ranks=1)
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 50
 
 
 def _lines(head: bytes, stream: BinaryIO, path: Path) -> Iterator[bytes]:
