@@ -113,7 +113,7 @@ def test_a_mistake_in_a_step_ends_the_engine_and_all_are_told(caplog: pytest.Log
         driver.start()
         request = driver.submit(ask(output=500), lambda: wakes.append(1))
 
-        def stumble(_steps: object) -> None:
+        def stumble(*_steps: object) -> None:
             raise RuntimeError("two\nlines")
 
         one.on_steps = stumble

@@ -16,13 +16,9 @@ from plimsoll.standin.config import Launchable
 from plimsoll.standin.launch_log import (
     StartLogLine,
     Stats,
-    after_death_lines,
-    death_lines,
     failed_lines,
+    log_lines,
     start_lines,
-    stats_line,
-    stop_lines,
-    stopped_lines,
     uvicorn,
     want_of_memory,
 )
@@ -97,7 +93,7 @@ def test_a_healthy_server_has_nothing_to_say(release: str) -> None:
     lines = (
         *start_lines(log, PID),
         uvicorn('127.0.0.1:40000 - "POST /v1/completions HTTP/1.1" 200 OK'),
-        stats_line(log, SOME),
+        *log_lines(log, "stats", SOME),
     )
     found = diagnose([log_of(lines, release)])
     assert all(finding.severity is not Severity.CRITICAL for finding in found.findings)
@@ -125,7 +121,7 @@ def test_the_line_of_throughput() -> None:
         for line in (CAPTURES / "vllm-0.25.1-h200-failures" / "healthy.log").read_text(encoding="utf-8").splitlines()
         if "Avg prompt" in line
     )
-    said = stats_line(launchable("--gpu", "L4").log, Stats(813.5, 1869.2, 0, 0, 0, 0.0, 0.0)).text
+    said = log_lines(launchable("--gpu", "L4").log, "stats", Stats(813.5, 1869.2, 0, 0, 0, 0.0, 0.0))[0].text
     assert real.endswith(said)
 
 
@@ -146,9 +142,9 @@ def test_a_death_is_found_as_the_real_one(step: str, capture: str, release: str,
     )  # fmt: skip
     lines = (
         *start_lines(launch.log, PID),
-        *death_lines(launch.log, message, SOME, is_logits=step == "logits"),
+        *log_lines(launch.log, "death", message, SOME, step == "logits"),
         uvicorn('127.0.0.1:40000 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error'),
-        *after_death_lines(launch.log, PID),
+        *log_lines(launch.log, "after_death", PID),
     )
     found = diagnose([log_of(lines, release)])
     real = diagnose([read_log(str(CAPTURES / "vllm-0.25.1-h200-failures" / capture))])
@@ -161,7 +157,7 @@ def test_a_death_is_found_as_the_real_one(step: str, capture: str, release: str,
 def test_a_stop_is_found_as_one(release: str, timeout: int) -> None:
     """Who was asked to stop has not crashed."""
     log = launchable("--gpu", "L4", "--vllm", release).log
-    lines = (*start_lines(log, PID), *stop_lines(log, timeout, 2, PID), *stopped_lines(log))
+    lines = (*start_lines(log, PID), *log_lines(log, "stop", timeout, 2, PID), *log_lines(log, "stopped"))
     found = diagnose([log_of(lines, release)])
     real = diagnose([read_log(str(CAPTURES / "vllm-0.32.0-failures" / "terminate.log"))])
     assert [finding.code for finding in found.findings] == [real.findings[0].code]

@@ -8,12 +8,14 @@ value_problem(argument, ...) why the parser refuses a flag's value, as far as a 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import NamedTuple
 
 from plimsoll.errors import BadInput
@@ -233,69 +235,6 @@ class OtherFlags(NamedTuple):
     is_whole: bool = True  # False: more flags may come from a variable or a file that was not seen
 
 
-def judge(argument: Argument, engine: Engine, entry: EntryPoint, unseen: UnresolvedWords, beside: OtherFlags) -> Item:
-    """Returns the verdict of a release on one flag."""
-    row = argument.row
-    if row is None:
-        return _absent(argument, engine)
-    if argument.path:
-        return _dotted(argument, row, engine)
-    special = _config(argument, row) if row.name == "--config" else None
-    special = special or (_model(argument, engine, entry) if row.name == "--model" else None)
-    if special is not None:
-        return special
-    if argument.source and argument.is_negated:
-        return _false_in_a_file(argument, row)
-    problem = value_problem(argument, unseen)
-    if problem is not None:
-        return _bad_value(argument, row, problem)
-    problem = config_problem(argument, unseen, engine.release, beside.given)
-    if problem is not None and id(argument) not in beside.overruled:
-        return item_for(argument, FlagStatus.NEVER_EXISTED, note=problem)
-    return _taken(argument, row, engine, beside, unseen)
-
-
-def _taken(argument: Argument, row: FlagRow, engine: Engine, beside: OtherFlags, unseen: UnresolvedWords) -> Item:
-    """The release takes it: does it do anything?"""
-    idle = flag_notes.in_force(flag_notes.IDLE, row.name, engine.release)
-    announced = flag_notes.ANNOUNCED.get(row.name)
-    if idle is not None:
-        ahead = f"; {announced.release} removes it, as announced" if announced else ""
-        return item_for(argument, FlagStatus.NO_EFFECT, idle.since, note=f"{idle.why}{ahead}")
-    if row.is_deprecated:
-        stretch = [r for r in history_of(row.name) if r.is_deprecated]
-        note = f"{announced.release} removes it, as announced" if announced else "vLLM means to remove it"
-        return item_for(argument, FlagStatus.DEPRECATED, stretch[0].first, announced.instead if announced else None, note)
-    doubt = _implied(argument, row, engine) or _alone(argument, row, engine, beside) or _unlisted(argument, row, engine, unseen)
-    return doubt or item_for(argument, FlagStatus.OK, history_of(row.name)[0].first)
-
-
-def _alone(argument: Argument, row: FlagRow, engine: Engine, beside: OtherFlags) -> Item | None:
-    """A flag that acts only beside another, which the command does not give."""
-    needs = flag_notes.in_force(flag_notes.NEEDS, row.name, engine.release)
-    if needs is None or not beside.is_whole or needs.flag in beside.given:
-        return None
-    since = history_of(row.name)[0].first if needs.since is None else None  # earlier releases were not read: it may be older
-    instead = f"{needs.flag} beside it, if it was meant to act"
-    return item_for(argument, FlagStatus.NO_EFFECT, since, instead, f"vLLM looks at it only where {needs.flag} is given")
-
-
-def _unlisted(argument: Argument, row: FlagRow, engine: Engine, unseen: UnresolvedWords) -> Item | None:
-    """A name that is not in vLLM's own list, where a plugin or the model can still make something of it."""
-    is_open = row.name in flag_notes.OPEN_SETS
-    names = (flag_notes.own_values(row.name, engine.release) or row.choices or ()) if is_open else ()
-    value = argument.values[0] if argument.values else ""
-    if not names or not engine.is_exact or value in ("", "None", *names) or value in unseen:
-        return None
-    others = [release for release in versions.releases() if value in flag_notes.own_values(row.name, release)]
-    near = difflib.get_close_matches(value, sorted(names), n=1, cutoff=0.8)
-    instead = f"{row.name} {near[0]}, if that was meant" if near else None
-    seen = f" ({others[0]} to {others[-1]} have it)" if others else ""
-    unless = " or the model's files overrule it" if row.name == "--quantization" else ""
-    note = f"not a name of {engine}'s own{seen}: it refuses to start, unless a plugin brings the name{unless}"
-    return item_for(argument, FlagStatus.UNKNOWN, None, instead, note)
-
-
 def item_for(
     argument: Argument, status: FlagStatus, since: str | None = None, instead: str | None = None, note: str | None = None
 ) -> Item:
@@ -305,90 +244,121 @@ def item_for(
     return Item(argument.typed, status, since, instead, note, argument.values)
 
 
-def _dotted(argument: Argument, row: FlagRow, engine: Engine) -> Item:
-    if not Behaviour.DOTTED_KEYS.is_in(engine.release):
-        since = Behaviour.DOTTED_KEYS.since
-        return item_for(argument, FlagStatus.NEVER_EXISTED, since, note=f"dotted keys came with {since}; pass JSON instead")
-    if row.kind not in _KEYED_KINDS:
-        return item_for(argument, FlagStatus.NEVER_EXISTED, note=f"{row.name} takes no keys")
-    if argument.lacks_value:
-        return item_for(argument, FlagStatus.NEVER_EXISTED, note="it needs a value")
-    return item_for(argument, FlagStatus.OK, history_of(row.name)[0].first)
+def judge(argument: Argument, engine: Engine, entry: EntryPoint, unseen: UnresolvedWords, beside: OtherFlags) -> Item:
+    """Returns the verdict of a release on one flag."""
+    row, release = argument.row, engine.release
+    if row is None:
+        return _absent(argument, engine)
+    item = partial(item_for, argument)
+    never = partial(item, FlagStatus.NEVER_EXISTED)
+    if argument.path:
+        if not Behaviour.DOTTED_KEYS.is_in(release):
+            since = Behaviour.DOTTED_KEYS.since
+            return never(since, note=f"dotted keys came with {since}; pass JSON instead")
+        if row.kind not in _KEYED_KINDS:
+            return never(note=f"{row.name} takes no keys")
+        return never(note="it needs a value") if argument.lacks_value else item(FlagStatus.OK, history_of(row.name)[0].first)
+    if row.name == "--config":
+        if argument.has_equals:
+            note = "vLLM reads the file only when it is written as two words: --config FILE"
+            return item(FlagStatus.NO_EFFECT, row.first, "--config FILE", note)
+        if argument.values and not argument.values[0].endswith((".yaml", ".yml")) and "$" not in argument.values[0]:
+            return never(note="vLLM reads only .yaml and .yml files")
+    if row.name == "--model" and entry is EntryPoint.SERVE and argument.values and not argument.source:
+        instead, since = "the model as the first word after `vllm serve`", Behaviour.MODEL_FLAG.since
+        if not Behaviour.MODEL_FLAG.is_in(release):
+            return never(since, instead, f"`vllm serve` of {engine} wants the model as its first word")
+        return item(FlagStatus.DEPRECATED, since, instead)
+    if argument.source and argument.is_negated:  # `enable-x: false` in a --config file
+        if row.takes_value or row.default is False:
+            return item(FlagStatus.REDUNDANT, note="it is the default")
+        instead = f"--no-{row.name.removeprefix('--')} on the command line"
+        return item(FlagStatus.NO_EFFECT, instead=instead, note="vLLM drops an entry that says false")
+    if (problem := value_problem(argument, unseen)) is not None:
+        return _bad_value(argument, row, problem)
+    if id(argument) not in beside.overruled:  # values that the parser takes, and with which vLLM does not start
+        seen = (value for value in argument.values if value not in unseen)
+        problem = next(filter(None, (out_of_range(row.name, value, release, beside.given) for value in seen)), None)
+        if problem is not None:
+            who = "no release takes" if flag_notes.RANGES[row.name].since is None else f"{release} does not start with"
+            return never(note=f"{who} this value: {problem}")
+    return _taken(argument, row, engine, beside, unseen)
 
 
-def _config(argument: Argument, row: FlagRow) -> Item | None:
-    if argument.has_equals:
-        note = "vLLM reads the file only when it is written as two words: --config FILE"
-        return item_for(argument, FlagStatus.NO_EFFECT, row.first, "--config FILE", note)
-    if argument.values and not argument.values[0].endswith((".yaml", ".yml")) and "$" not in argument.values[0]:
-        return item_for(argument, FlagStatus.NEVER_EXISTED, note="vLLM reads only .yaml and .yml files")
-    return None
-
-
-def _model(argument: Argument, engine: Engine, entry: EntryPoint) -> Item | None:
-    if entry is not EntryPoint.SERVE or argument.source or not argument.values:
-        return None
-    instead, since = "the model as the first word after `vllm serve`", Behaviour.MODEL_FLAG.since
-    if not Behaviour.MODEL_FLAG.is_in(engine.release):
-        note = f"`vllm serve` of {engine} wants the model as its first word"
-        return item_for(argument, FlagStatus.NEVER_EXISTED, since, instead, note)
-    return item_for(argument, FlagStatus.DEPRECATED, since, instead)
-
-
-def _false_in_a_file(argument: Argument, row: FlagRow) -> Item:
-    """`enable-x: false` in a --config file: vLLM drops the entry."""
-    if row.takes_value or row.default is False:
-        return item_for(argument, FlagStatus.REDUNDANT, note="it is the default")
-    negation = "--no-" + row.name.removeprefix("--")
-    note = "vLLM drops an entry that says false"
-    return item_for(argument, FlagStatus.NO_EFFECT, instead=f"{negation} on the command line", note=note)
+def _taken(argument: Argument, row: FlagRow, engine: Engine, beside: OtherFlags, unseen: UnresolvedWords) -> Item:
+    """The release takes it: does it do anything?"""
+    item, release = partial(item_for, argument), engine.release
+    announced = flag_notes.ANNOUNCED.get(row.name)
+    if (idle := flag_notes.in_force(flag_notes.IDLE, row.name, release)) is not None:
+        ahead = f"; {announced.release} removes it, as announced" if announced else ""
+        return item(FlagStatus.NO_EFFECT, idle.since, note=f"{idle.why}{ahead}")
+    if row.is_deprecated:
+        stretch = [r for r in history_of(row.name) if r.is_deprecated]
+        note = f"{announced.release} removes it, as announced" if announced else "vLLM means to remove it"
+        return item(FlagStatus.DEPRECATED, stretch[0].first, announced.instead if announced else None, note)
+    # A switch that says what is so anyway. Values that equal the default are kept: they pin what matters.
+    if not row.takes_value and not argument.values:
+        wanted = not argument.is_negated
+        implied = flag_notes.in_force(flag_notes.IMPLIED, row.name, release)
+        if implied is not None and wanted:
+            return item(FlagStatus.REDUNDANT, implied.since, note=implied.why)
+        if row.kind == "on-off" and row.default is wanted:
+            same = [r for r in history_of(row.name) if r.default is wanted]
+            return item(FlagStatus.REDUNDANT, same[0].first if same else None, note="it is the default")
+    # A flag that acts only beside another, which the command does not give.
+    first = history_of(row.name)[0].first
+    needs = flag_notes.in_force(flag_notes.NEEDS, row.name, release)
+    if needs is not None and beside.is_whole and needs.flag not in beside.given:
+        since = first if needs.since is None else None  # earlier releases were not read: it may be older
+        instead = f"{needs.flag} beside it, if it was meant to act"
+        return item(FlagStatus.NO_EFFECT, since, instead, f"vLLM looks at it only where {needs.flag} is given")
+    # A name that is not in vLLM's own list, where a plugin or the model can still make something of it.
+    is_open = row.name in flag_notes.OPEN_SETS
+    names = (flag_notes.own_values(row.name, release) or row.choices or ()) if is_open else ()
+    value = argument.values[0] if argument.values else ""
+    if names and engine.is_exact and value not in ("", "None", *names) and value not in unseen:
+        others = [release for release in versions.releases() if value in flag_notes.own_values(row.name, release)]
+        near = difflib.get_close_matches(value, sorted(names), n=1, cutoff=0.8)
+        alternative = f"{row.name} {near[0]}, if that was meant" if near else None
+        found = f" ({others[0]} to {others[-1]} have it)" if others else ""
+        unless = " or the model's files overrule it" if row.name == "--quantization" else ""
+        note = f"not a name of {engine}'s own{found}: it refuses to start, unless a plugin brings the name{unless}"
+        return item(FlagStatus.UNKNOWN, None, alternative, note)
+    return item(FlagStatus.OK, first)
 
 
 def _absent(argument: Argument, engine: Engine) -> Item:
     """The release has no such flag: was it removed, does it come later, or did it never exist?"""
-    spelling, short_for = _meant(argument)
+    never = partial(item_for, argument, FlagStatus.NEVER_EXISTED)
+    spelling, short_for = argument.spelling, ""
+    if not argument.candidates and not history_of(spelling) and spelling.startswith("--") and len(spelling) > 4:
+        begun = [name for name in versions.rows("flags") if name.startswith(spelling)]
+        if len(begun) == 1:  # the prefix of an earlier release's flag
+            spelling, short_for = begun[0], f"short for {begun[0]}: "
     past = history_of(spelling)
     positive = "--" + spelling.removeprefix("--no-")
     if not past and spelling.startswith("--no-") and history_of(positive):
         past = tuple(row for row in history_of(positive) if row.kind == "on-off")
         if not past:
-            return item_for(argument, FlagStatus.NEVER_EXISTED, note=f"{positive} has no --no- form")
-    if not past:
-        if not argument.candidates:
-            return _unheard_of(argument, engine)
+            return never(note=f"{positive} has no --no- form")
+    if not past and argument.candidates:
         shown = ", ".join(argument.candidates[:4]) + (", ..." if len(argument.candidates) > 4 else "")
-        return item_for(argument, FlagStatus.NEVER_EXISTED, note=f"several flags begin like this ({shown}); vLLM refuses it")
+        return never(note=f"several flags begin like this ({shown}); vLLM refuses it")
+    if not past:
+        if (folklore := flag_notes.FOLKLORE.get(spelling)) is not None:
+            return never(instead=folklore, note="in no release of vLLM")
+        if not engine.is_exact:
+            note = f"not in {engine}, the release that stands for {engine.asked}"
+            return item_for(argument, FlagStatus.UNKNOWN, note=note)
+        near = difflib.get_close_matches(spelling, _long_names(engine.release), n=1, cutoff=0.8)
+        instead = f"{near[0]}, if that was meant" if near else None
+        return never(instead=instead, note="in no release of vLLM; a plugin could add it")
     if past[0].begins_after(engine.release):
-        note = f"came with {past[0].first}; {engine} refuses it"
-        return item_for(argument, FlagStatus.NEVER_EXISTED, past[0].first, note=note)
+        return never(past[0].first, note=f"came with {past[0].first}; {engine} refuses it")
     last = [row for row in past if not row.begins_after(engine.release)][-1]
     gone = flag_notes.GONE.get(spelling) or flag_notes.GONE.get(positive)
-    note = gone.why if gone else "vLLM refuses to start"
-    return item_for(
-        argument, FlagStatus.REMOVED, release_after(last.last), gone.instead if gone else None, f"{short_for}{note}"
-    )
-
-
-def _meant(argument: Argument) -> tuple[str, str]:
-    """The spelling of an earlier release that a prefix stood for, and words that say so."""
-    if argument.candidates or history_of(argument.spelling) or not argument.spelling.startswith("--"):
-        return argument.spelling, ""
-    begun = [name for name in versions.rows("flags") if name.startswith(argument.spelling)]
-    if len(begun) == 1 and len(argument.spelling) > 4:
-        return begun[0], f"short for {begun[0]}: "
-    return argument.spelling, ""
-
-
-def _unheard_of(argument: Argument, engine: Engine) -> Item:
-    folklore = flag_notes.FOLKLORE.get(argument.spelling)
-    if folklore is not None:
-        return item_for(argument, FlagStatus.NEVER_EXISTED, instead=folklore, note="in no release of vLLM")
-    if not engine.is_exact:
-        note = f"not in {engine}, the release that stands for {engine.asked}"
-        return item_for(argument, FlagStatus.UNKNOWN, note=note)
-    near = difflib.get_close_matches(argument.spelling, _long_names(engine.release), n=1, cutoff=0.8)
-    instead = f"{near[0]}, if that was meant" if near else None
-    return item_for(argument, FlagStatus.NEVER_EXISTED, instead=instead, note="in no release of vLLM; a plugin could add it")
+    note = f"{short_for}{gone.why if gone else 'vLLM refuses to start'}"
+    return item_for(argument, FlagStatus.REMOVED, release_after(last.last), gone.instead if gone else None, note)
 
 
 def _long_names(release: str) -> dict[str, FlagRow]:
@@ -417,61 +387,37 @@ def corrected(argument: Argument, release: str) -> str | None:
 
 def _bad_value(argument: Argument, row: FlagRow, problem: str) -> Item:
     """A value the release refuses: other releases may take it."""
-    others = [r for r in history_of(row.name) if r is not row and argument.values and _takes(r, argument)]
+    values = argument.values
+
+    def surely_takes(other: FlagRow) -> bool:  # a flag of any text says nothing about one of them
+        if other.kind in ("true-false", "bool"):
+            return values[0].lower() in ("true", "false")
+        if other.kind == "key-value":
+            return all(key_values(value) is not None for value in values)
+        is_judged = other.choices is not None or other.kind in _NUMBERS
+        return other.takes_value and is_judged and not any(row_problem(other, value) for value in values)
+
+    others = [r for r in history_of(row.name) if r is not row and values and surely_takes(r)]
     earlier = [r for r in others if r.ends_before(row)]
     later = [r for r in others if row.ends_before(r)]
-    instead = _switch(argument, row)
-    if (earlier or later) and instead is None:
-        instead = _other_form(argument, row)
+    instead = None
+    said = values[0].lower() if values and not row.takes_value else ""
+    if said == "true":
+        instead = row.name
+    elif said == "false" and row.kind == "on-off":
+        instead = "--no-" + row.name.removeprefix("--")
+    elif (earlier or later) and (value := in_form_of(row, values)) is not None:
+        instead = f"{row.name} '{value}'" if row.kind == "json" else f"{row.name} {value}"
+    elif (earlier or later) and row.name == "--max-model-len" and values[0].strip().lower() == "auto":
+        instead = "a number of tokens; without the flag it is the model's own length"
+    item = partial(item_for, argument)
     if earlier:
         since = release_after(earlier[-1].last)
-        return item_for(argument, FlagStatus.REMOVED, since, instead, f"the value is no longer taken: {problem}")
+        return item(FlagStatus.REMOVED, since, instead, f"the value is no longer taken: {problem}")
     if later:
         note = f"the value came with {later[0].first}: {problem}"
-        return item_for(argument, FlagStatus.NEVER_EXISTED, later[0].first, instead, note)
-    return item_for(argument, FlagStatus.NEVER_EXISTED, instead=instead, note=f"no release takes this value: {problem}")
-
-
-def _takes(row: FlagRow, argument: Argument) -> bool:
-    """True if it surely takes the values; a flag of any text says nothing about one of them."""
-    if row.kind in ("true-false", "bool"):
-        return argument.values[0].lower() in ("true", "false")
-    if row.kind == "key-value":
-        return all(key_values(value) is not None for value in argument.values)
-    is_judged = row.choices is not None or row.kind in _NUMBERS
-    return row.takes_value and is_judged and not any(row_problem(row, value) for value in argument.values)
-
-
-def _switch(argument: Argument, row: FlagRow) -> str | None:
-    """The switch that says what `--flag true` and `--flag=false` mean; None where there is none."""
-    said = argument.values[0].lower() if argument.values and not row.takes_value else ""
-    if said == "false" and row.kind == "on-off":
-        return "--no-" + row.name.removeprefix("--")
-    return row.name if said == "true" else None
-
-
-def _other_form(argument: Argument, row: FlagRow) -> str | None:
-    """The flag with the same value in the form that this release takes."""
-    value = in_form_of(row, argument.values)
-    if value is not None:
-        return f"{row.name} '{value}'" if row.kind == "json" else f"{row.name} {value}"
-    if row.name == "--max-model-len" and argument.values[0].strip().lower() == "auto":
-        return "a number of tokens; without the flag it is the model's own length"
-    return None
-
-
-def _implied(argument: Argument, row: FlagRow, engine: Engine) -> Item | None:
-    """A switch that says what is so anyway. Values that equal the default are kept: they pin what matters."""
-    if row.takes_value or argument.values:
-        return None
-    wanted = not argument.is_negated
-    implied = flag_notes.in_force(flag_notes.IMPLIED, row.name, engine.release)
-    if implied is not None and wanted:
-        return item_for(argument, FlagStatus.REDUNDANT, implied.since, note=implied.why)
-    if row.kind == "on-off" and row.default is wanted:
-        same = [r for r in history_of(row.name) if r.default is wanted]
-        return item_for(argument, FlagStatus.REDUNDANT, same[0].first if same else None, note="it is the default")
-    return None
+        return item(FlagStatus.NEVER_EXISTED, later[0].first, instead, note)
+    return item(FlagStatus.NEVER_EXISTED, instead=instead, note=f"no release takes this value: {problem}")
 
 
 _DASHES = ("\N{EM DASH}", "\N{EN DASH}", "\N{MINUS SIGN}", "\N{NON-BREAKING HYPHEN}")
@@ -506,8 +452,12 @@ def check(launch: Launch, engine: Engine, came_from: Engine | None = None, confi
     takes_model = launch.entry is not EntryPoint.API_SERVER
     line = read_command_line(launch.arguments, engine.release, takes_model=takes_model, unseen=unseen)
     line = with_config(line, config, engine)
-    is_whole = _is_whole(line, config, unseen) and not launch.otherwise
-    beside = OtherFlags(line.given, _overruled(line), is_whole)
+    # The parser reads and forgets arguments whose flag comes once more; other flags may come from what was not seen.
+    last = {a.row.name: id(a) for a in line.arguments if a.row is not None and not a.path}
+    overruled = frozenset(id(a) for a in line.arguments if a.row is not None and last.get(a.row.name) != id(a))
+    is_opaque = any(a.is_opaque for a in line.arguments) or unseen.is_whole(line.model or "")
+    is_file_missing = config is not None and config.entries is None
+    beside = OtherFlags(line.given, overruled, not is_file_missing and not is_opaque and not launch.otherwise)
     judged = [(a, judge(a, engine, launch.entry, unseen, beside)) for a in line.arguments if not a.is_opaque]
     variables = [(name, value, _judge_variable(name, value, engine)) for name, value in dict(launch.environment).items()]
     items = [item for _, item in judged]
@@ -520,13 +470,31 @@ def check(launch: Launch, engine: Engine, came_from: Engine | None = None, confi
     if came_from is not None:
         items += _changed_defaults(line, launch, came_from, engine)
     made = rewrite(line, judged, variables, engine)
-    notes = (*launch.notes, *_notes(launch, engine, came_from, line, config), *made.notes, *_config_notes(judged))
+    notes = [*launch.notes, *_notes(launch, engine, came_from, line, config), *made.notes]
+    to_edit: dict[str, list[str]] = {}  # the command cannot be rewritten around entries of a --config file
+    for argument, item in judged:
+        if argument.source and item.status.is_problem:
+            to_edit.setdefault(argument.source, []).append(argument.typed.lstrip("-"))
+    notes += [
+        f"edit {file}: {', '.join(names)}; the rewritten command still reads that file" for file, names in to_edit.items()
+    ]
     changes = announced_between(came_from.release, engine.release) if came_from is not None else ()
     taken = line
     if any(item.status.is_problem or item.status is FlagStatus.REDUNDANT for item in items):  # mended, or left out
         taken = with_config(read_command_line(made.words[2:], engine.release, unseen=unseen), config, engine)
     return FlagReport(
-        launch, engine, line.model, tuple(items), made.words, made.environment, taken, unseen, notes, came_from, changes, config
+        launch,
+        engine,
+        line.model,
+        tuple(items),
+        made.words,
+        made.environment,
+        taken,
+        unseen,
+        tuple(notes),
+        came_from,
+        changes,
+        config,
     )
 
 
@@ -543,19 +511,6 @@ def with_branches(checked: FlagReport) -> FlagReport:
     return replace(checked, items=tuple(items))
 
 
-def _overruled(line: CommandLine) -> frozenset[int]:
-    """The arguments that the parser reads and forgets, since the same flag comes once more."""
-    last = {a.row.name: id(a) for a in line.arguments if a.row is not None and not a.path}
-    return frozenset(id(a) for a in line.arguments if a.row is not None and last.get(a.row.name) != id(a))
-
-
-def _is_whole(line: CommandLine, config: ConfigFile | None, unseen: UnresolvedWords) -> bool:
-    """True if no flag can come from a file or a variable that was not seen."""
-    is_file_missing = config is not None and config.entries is None
-    is_opaque = any(a.is_opaque for a in line.arguments) or unseen.is_whole(line.model or "")
-    return not is_file_missing and not is_opaque
-
-
 def with_config(line: CommandLine, config: ConfigFile | None, engine: Engine) -> CommandLine:
     """The line with the file's flags in front, as vLLM inserts them; the command line wins."""
     if config is None or not config.entries:
@@ -567,15 +522,6 @@ def with_config(line: CommandLine, config: ConfigFile | None, engine: Engine) ->
         arguments=(*inner.arguments, *line.arguments),
         leftovers=(*line.leftovers, *inner.leftovers),
     )
-
-
-def _config_notes(judged: list[Judged]) -> list[str]:
-    """Names the entries to edit in a --config file: the command cannot be rewritten around them."""
-    wrong: dict[str, list[str]] = {}
-    for argument, item in judged:
-        if argument.source and item.status.is_problem:
-            wrong.setdefault(argument.source, []).append(argument.typed.lstrip("-"))
-    return [f"edit {file}: {', '.join(names)}; the rewritten command still reads that file" for file, names in wrong.items()]
 
 
 def _stray(word: str) -> Item:
@@ -680,28 +626,16 @@ def value_problem(argument: Argument, unseen: UnresolvedWords) -> str | None:
 
 def row_problem(row: FlagRow, value: str) -> str | None:
     """Why this flag does not take that one value."""
-    if (
-        row.choices is not None
-        and row.name not in flag_notes.OPEN_SETS
-        and value not in row.choices
-        and not _is_same_choice(value, row)
-    ):
-        return f"{value!r} is none of {', '.join(row.choices)}"
+    if row.choices is not None and row.name not in flag_notes.OPEN_SETS and value not in row.choices:
+        try:
+            is_choice = str(int(value)) in row.choices  # a number may be spelled another way: `016` is 16
+        except ValueError:
+            is_choice = value in _NOTHING and (row.is_optional or "None" in row.choices)
+        if not is_choice:
+            return f"{value!r} is none of {', '.join(row.choices)}"
     if value in _NOTHING and row.is_optional:
         return None
     return _wrong_kind(row.kind, value)
-
-
-def config_problem(argument: Argument, unseen: UnresolvedWords, release: str, given: frozenset[str]) -> str | None:
-    """Why vLLM does not start with values that its parser takes; None if it does, or we cannot tell."""
-    assert argument.row is not None
-    name = argument.row.name
-    seen = (value for value in argument.values if value not in unseen)
-    problem = next(filter(None, (out_of_range(name, value, release, given) for value in seen)), None)
-    if problem is None:
-        return None
-    who = "no release takes" if flag_notes.RANGES[name].since is None else f"{release} does not start with"
-    return f"{who} this value: {problem}"
 
 
 def out_of_range(name: str, value: str, release: str, given: frozenset[str]) -> str | None:
@@ -729,14 +663,6 @@ def key_values(value: str) -> dict[str, int] | None:
     return {pair[1].lower(): int(pair[2]) for pair in pairs if pair is not None} if all(pairs) else None
 
 
-def _is_same_choice(value: str, row: FlagRow) -> bool:
-    """Choices of a number may be spelled another way: `016` is 16."""
-    try:
-        return str(int(value)) in (row.choices or ())
-    except ValueError:
-        return value in _NOTHING and (row.is_optional or "None" in (row.choices or ()))
-
-
 def _wrong_kind(kind: str, value: str) -> str | None:
     try:
         match kind:
@@ -749,19 +675,13 @@ def _wrong_kind(kind: str, value: str) -> str | None:
             case "human-int-or-auto":
                 parse_vllm_integer_or_auto(value)
             case "json":
-                return _wrong_json(value)
+                for text in (value, re.sub(_HUMAN_NUMBER, "0", value)):
+                    with contextlib.suppress(ValueError, RecursionError):
+                        json.loads(text)
+                        return None
+                return f"{value[:60]!r} is not JSON"
     except ValueError:
         return f"{value!r} is not a {'whole number' if kind == 'int' else 'number'}"
     except BadInput as error:
         return str(error)
     return None
-
-
-def _wrong_json(value: str) -> str | None:
-    for text in (value, re.sub(_HUMAN_NUMBER, "0", value)):
-        try:
-            json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        return None
-    return f"{value[:60]!r} is not JSON"

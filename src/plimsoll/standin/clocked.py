@@ -114,7 +114,7 @@ class StandIn:
             self._start(begin_s)
             for at_s, request in sorted(self._coming, key=lambda one: one[0]):
                 request.arrival_ns = round((at_s - begin_s) * NS)
-                self.engine.take(request)
+                self.engine.admit(request, request.arrival_ns)
             self._coming.clear()
         if self._down_until_s is None:
             self.engine.advance(round((seconds - self._begin_s) * NS))

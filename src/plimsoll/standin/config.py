@@ -8,14 +8,14 @@ flags ────────────┼──> Options: port, keys, limits
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from plimsoll.errors import BadInput
 from plimsoll.hardware.cards import gpu_named
 from plimsoll.launch.command_line import Argument, CommandLine
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import Ledger
+from plimsoll.plan.read import MemoryPlan
 from plimsoll.plan.settings import Flags
 from plimsoll.plan.weights_checkpoint import parameters, routed_parameters
 from plimsoll.simulate.settings import EngineLimits, Sheet, StepTime, experts_of, planned_settings, sheet_time
@@ -25,6 +25,7 @@ from plimsoll.standin.launch_log import StartFailure, StartLog, failure_of
 from plimsoll.standin.memory import MemorySizes
 from plimsoll.standin.request import HISTOGRAMS
 from plimsoll.units import parse_vllm_integer
+from plimsoll.vllm.flags import FlagRow
 from plimsoll.vllm.metrics import cache_config_labels
 from plimsoll.vllm.versions import Coverage
 
@@ -122,16 +123,6 @@ class ServerFlags:
         return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
 
 
-class Planned(NamedTuple):
-    """A command and its plan."""
-
-    model: str
-    ledger: Ledger
-    shape: ModelShape
-    line: CommandLine
-    environment: Mapping[str, str]
-
-
 @dataclass(frozen=True, slots=True)
 class Launchable:
     """A server that can be started; with a failure it says why it ends instead, with exit code 1."""
@@ -144,20 +135,16 @@ class Launchable:
     has_stats: bool = True  # False: --disable-log-stats, which also takes the vllm: metrics away
     stays_when_dead: bool = False  # VLLM_KEEP_ALIVE_ON_ENGINE_DEATH=1
 
-    def at_port(self, port: int, seed: int) -> Launchable:
-        """The same on another port, with answers of its own."""
-        options = replace(self.options, port=port)
-        log = replace(self.log, address=options.address)
-        return replace(self, config=replace(self.config, seed=seed), options=options, log=log)
 
-
-def launch_of(planned: Planned, *, times: Mapping[str, int] | None = None, start_s: float = 0.0) -> Launchable:
+def launch_of(
+    plan: MemoryPlan, line: CommandLine, environment: Mapping[str, str], times: Mapping[str, int], start_s: float
+) -> Launchable:
     """The server of a planned command; `times` replace fields of the StepTime. BadInput for what cannot be imitated."""
-    ledger = planned.ledger
+    ledger = plan.ledger
     release = ledger.settings.release
     if Coverage.CACHE_LABELS.begins_after(release):
         raise BadInput(f"the stand-in knows vLLM from {Coverage.CACHE_LABELS.first} on, not {release}")
-    flags = Flags(planned.line, release)
+    flags = Flags(line, release)
     if ledger.settings.data_parallel > 1:
         ranks = ledger.settings.data_parallel
         raise BadInput(f"--data-parallel-size {ranks}{_ONE_PROCESS}: start one for each rank, with --fleet")
@@ -167,8 +154,8 @@ def launch_of(planned: Planned, *, times: Mapping[str, int] | None = None, start
     for name, why in _REFUSED.items():
         if name in flags.given and not flags.given[name].is_negated:
             raise BadInput(f"{name}: {why}")
-    options = _options(planned, flags)
-    text = planned.environment.get("VLLM_LOG_STATS_INTERVAL", "10")
+    options = _options(line, environment, flags)
+    text = environment.get("VLLM_LOG_STATS_INTERVAL", "10")
     try:
         interval = float(text)
     except ValueError:
@@ -176,48 +163,40 @@ def launch_of(planned: Planned, *, times: Mapping[str, int] | None = None, start
     if not 0 < interval < 1e9:
         raise BadInput(f"VLLM_LOG_STATS_INTERVAL must be a number of seconds, not {text[:40]!r}")
     has_stats = not flags.switch("--disable-log-stats")
+    typed = {
+        a.row.name.lstrip("-").replace("-", "_"): _typed_value(a, a.row)
+        for a in line.arguments
+        if a.row is not None and a.row.name != "--model"
+    }
     log = StartLog(
         ledger,
-        planned.shape,
-        planned.model,
-        _non_default(planned),
+        plan.shape,
+        plan.model,
+        repr({"model_tag": plan.model, **typed}),
         options.address,
         options.is_dev_mode,
         start_s,
         interval if has_stats else 0.0,
         not flags.switch("--disable-uvicorn-access-log"),
     )
-    sizes = memory_sizes(ledger, planned.shape)
-    failure = failure_of(log, sizes, planned.environment)
-    return Launchable(
-        _config(planned, flags, sizes, times or {}, is_checked=failure is None),
-        options,
-        log,
-        failure,
-        has_probe=flags.text("--worker-extension-cls") in PROBE,
-        has_stats=has_stats,
-        stays_when_dead=planned.environment.get("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH") == "1",
-    )
-
-
-def _config(planned: Planned, flags: Flags, sizes: MemorySizes, times: Mapping[str, int], *, is_checked: bool) -> StandinConfig:
-    ledger, release = planned.ledger, planned.ledger.settings.release
+    sizes = memory_sizes(ledger, plan.shape)
+    failure = failure_of(log, sizes, environment)
     settings, step_time = planned_settings(ledger.settings, ledger.kv_plan), StepTime()
-    if is_checked:
+    if failure is None:
         if not ledger.kv_plan.groups:
-            raise BadInput(f"{planned.model} keeps no KV cache; the stand-in is for models that write text")
+            raise BadInput(f"{plan.model} keeps no KV cache; the stand-in is for models that write text")
         if settings.num_blocks < 2:
             raise BadInput("one KV block leaves nothing to serve with: it is the null block; vLLM starts and answers nothing")
         if settings.max_num_batched_tokens > _MOST_TOKENS:
             raise BadInput(f"--max-num-batched-tokens {settings.max_num_batched_tokens}: {_MOST_TOKENS} at most")
         check_start(settings)
-        step_time = step_time_of(ledger, planned.shape, settings, times)
+        step_time = step_time_of(ledger, plan.shape, settings, times)
     named = flags.given.get("--served-model-name")
     length = ledger.kv_plan.max_model_len
-    return StandinConfig(
+    config = StandinConfig(
         release=release,
-        model=planned.model,
-        served_names=named.values if named is not None and named.values else (planned.model,),
+        model=plan.model,
+        served_names=named.values if named is not None and named.values else (plan.model,),
         max_model_len=length,
         settings=settings,
         step_time=step_time,
@@ -226,6 +205,15 @@ def _config(planned: Planned, flags: Flags, sizes: MemorySizes, times: Mapping[s
         cache_labels=cache_labels(ledger),
         workers=ledger.settings.tensor_parallel * ledger.settings.pipeline_parallel,
         seed=flags.integer("--seed") or 0,
+    )
+    return Launchable(
+        config,
+        options,
+        log,
+        failure,
+        has_probe=flags.text("--worker-extension-cls") in PROBE,
+        has_stats=has_stats,
+        stays_when_dead=environment.get("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH") == "1",
     )
 
 
@@ -272,8 +260,7 @@ def memory_sizes(ledger: Ledger, shape: ModelShape) -> MemorySizes:
     )
 
 
-def _options(planned: Planned, flags: Flags) -> ServerFlags:
-    environment = planned.environment
+def _options(line: CommandLine, environment: Mapping[str, str], flags: Flags) -> ServerFlags:
     port = flags.integer("--port")
     port = 8000 if port is None else port
     if not 0 <= port <= 65535:
@@ -287,7 +274,7 @@ def _options(planned: Planned, flags: Flags) -> ServerFlags:
             raise BadInput(f"{name} must be 0 or more, not {limit}")
     keys = flags.given.get("--api-key")
     from_environment = (environment["VLLM_API_KEY"],) if environment.get("VLLM_API_KEY") else ()
-    middleware = [a.values[-1] for a in planned.line.arguments if a.row and a.row.name == "--middleware" and a.values]
+    middleware = [a.values[-1] for a in line.arguments if a.row and a.row.name == "--middleware" and a.values]
     return ServerFlags(
         host=flags.text("--host") or HOST,
         port=port,
@@ -307,18 +294,7 @@ def _options(planned: Planned, flags: Flags) -> ServerFlags:
     )
 
 
-def _non_default(planned: Planned) -> str:
-    """What was typed, by the parser's names; secrets are not repeated."""
-    pairs: dict[str, object] = {"model_tag": planned.model}
-    for argument in planned.line.arguments:
-        if argument.row is not None and argument.row.name != "--model":
-            pairs[argument.row.name.lstrip("-").replace("-", "_")] = _value(argument)
-    return repr(pairs)
-
-
-def _value(argument: Argument) -> object:
-    row = argument.row
-    assert row is not None, "the parser knows it"
+def _typed_value(argument: Argument, row: FlagRow) -> object:
     if row.name in _SECRET:
         return "***"
     if not row.takes_value:

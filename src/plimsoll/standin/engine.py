@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,20 +23,9 @@ from plimsoll.standin.memory import DeviceModel, MemorySizes, OutOfMemory
 from plimsoll.standin.request import EngineRequest, Figures, RequestSpec, content_ids
 from plimsoll.vllm.versions import Behaviour
 
-# From what the scheduler did to the figures of the metrics page, at the moments at which vLLM counts them.
-
-
-def count_first(figures: Figures, run: OpenRun, request: EngineRequest, row: int, now_ns: int) -> None:
-    """A first token: the prompt is done, and counts as a whole."""
-    request.first_ns = now_ns
-    request.cached_tokens = int(run.state.requests[row, at.CACHED])
-    figures.prompt_cached += request.cached_tokens
-    figures.prompt_computed += len(request.spec.prompt) - request.cached_tokens
-    figures.histograms["ttft"].observe((now_ns - request.arrival_ns) / NS)
-
 
 def count_end(figures: Figures, run: OpenRun, request: EngineRequest, row: int | None, now_ns: int) -> None:
-    """A request is over; `row` is where the run keeps it, if it ever got there."""
+    """Count a request that is over, when vLLM does; `row` is where the run keeps it, if it ever got there."""
     assert request.finish is not None, "it has ended"
     shown = figures.histograms
     request.finished_ns = now_ns
@@ -103,13 +92,32 @@ class FaultEffects:
         return any(self._engine.faults.active(kind, now_ns) for kind in KEPT_UP)
 
     def suffer(self, now_ns: int) -> None:
-        engine = self._engine
-        if not engine.faults and not engine.stands_still and not self._neighbour and not engine.run.is_frozen:
-            self._grown_until_ns = now_ns
+        engine, run, memory = self._engine, self._engine.run, self._engine.memory
+        since_ns, self._grown_until_ns = self._grown_until_ns, now_ns
+        if not engine.faults and not engine.stands_still and not self._neighbour and not run.is_frozen:
             return
-        self._keep_still(now_ns)
-        self._let_neighbour(engine.faults.active("neighbour", now_ns))
-        self._grow(now_ns)
+        # Who was announced for later is not there yet.
+        is_idle = run.next_end_ns is None and run.running == 0 and run.waiting == 0
+        self.is_hung = engine.faults.active("idle-hang", now_ns) is not None and (self.is_hung or is_idle)
+        stands_still = engine.stands_still or self.is_hung or engine.faults.active("wedge", now_ns) is not None
+        if stands_still and not run.is_frozen:
+            run.freeze(now_ns)
+        elif not stands_still and run.is_frozen:
+            run.thaw(now_ns)
+        # Another process takes what it wants as far as that is free, and the rest as it becomes free.
+        neighbour = engine.faults.active("neighbour", now_ns)
+        wanted = 0 if neighbour is None else int(neighbour.value)
+        more = min(wanted - self._neighbour, memory.free)  # or less, where it wants less than it has
+        if memory.take_neighbour(more):
+            self._neighbour += more
+        # What grows has grown since the last look, or since its onset if that came later.
+        for kind in ("growth", "host-growth"):
+            fault = engine.faults.active(kind, now_ns)
+            size = 0 if fault is None else int(fault.value * (now_ns - max(since_ns, fault.at_s * NS)) / NS)
+            if size > 0 and kind == "growth" and (trouble := memory.grow(size)) is not None:
+                engine.die(trouble)
+            if size > 0 and kind == "host-growth" and not memory.grow_host(size):
+                engine.die(KILLED)
         storm = engine.faults.active("preemption-storm", now_ns)
         if storm is None:
             for request in self._storm:
@@ -117,36 +125,6 @@ class FaultEffects:
             self._storm = []
         elif not engine.is_paused and not engine.is_dead:
             self._keep_up_storm(storm, now_ns)
-
-    def _keep_still(self, now_ns: int) -> None:
-        engine, run = self._engine, self._engine.run
-        # Who was announced for later is not there yet.
-        is_idle = run.next_end_ns is None and run.running == 0 and run.waiting == 0
-        self.is_hung = engine.faults.active("idle-hang", now_ns) is not None and (self.is_hung or is_idle)
-        wanted = engine.stands_still or self.is_hung or engine.faults.active("wedge", now_ns) is not None
-        if wanted and not run.is_frozen:
-            run.freeze(now_ns)
-        elif not wanted and run.is_frozen:
-            run.thaw(now_ns)
-
-    def _let_neighbour(self, fault: Fault | None) -> None:
-        """Another process takes what it wants as far as that is free, and the rest as it becomes free."""
-        wanted, memory = 0 if fault is None else int(fault.value), self._engine.memory
-        more = min(wanted - self._neighbour, memory.free)  # or less, where it wants less than it has
-        if memory.take_neighbour(more):
-            self._neighbour += more
-
-    def _grow(self, now_ns: int) -> None:
-        """What grows has grown since the last look, or since its onset if that came later."""
-        engine = self._engine
-        since_ns, self._grown_until_ns = self._grown_until_ns, now_ns
-        for kind in ("growth", "host-growth"):
-            fault = engine.faults.active(kind, now_ns)
-            size = 0 if fault is None else int(fault.value * (now_ns - max(since_ns, fault.at_s * NS)) / NS)
-            if size > 0 and kind == "growth" and (trouble := engine.memory.grow(size)) is not None:
-                engine.die(trouble)
-            if size > 0 and kind == "host-growth" and not engine.memory.grow_host(size):
-                engine.die(KILLED)
 
     def _keep_up_storm(self, fault: Fault, now_ns: int) -> None:
         """Requests of its own: as many as may run at once, short when they are let in and far too long for all to stay."""
@@ -188,15 +166,6 @@ class EngineDead(Exception):
     """Nothing can be asked of it any more."""
 
 
-class Steps(NamedTuple):
-    """Results of the steps since the last look."""
-
-    first: Sequence[EngineRequest]
-    ended: Sequence[EngineRequest]
-    prompt_tokens: int
-    generated: int
-
-
 class StandinEngine:
     """One engine core and its workers."""
 
@@ -212,7 +181,8 @@ class StandinEngine:
         self.is_paused = False
         self.sleep_level: int | None = None
         self.requests: dict[int, EngineRequest] = {}
-        self.on_steps: Callable[[Steps], None] | None = None
+        # Told of the steps since the last look: who ended, and the tokens of new prompts and of answers
+        self.on_steps: Callable[[Sequence[EngineRequest], int, int], None] | None = None
         self.run = OpenRun(
             config.settings,
             config.step_time,
@@ -242,14 +212,10 @@ class StandinEngine:
         if self.is_paused:
             self._held.append(request)
         else:
-            self._admit(request, now_ns)
+            self.admit(request, now_ns)
         return request
 
-    def take(self, request: EngineRequest) -> None:
-        """A request that was announced to the engine before this one, and arrives in the time of this one."""
-        self._admit(request, request.arrival_ns)
-
-    def _admit(self, request: EngineRequest, now_ns: int) -> None:
+    def admit(self, request: EngineRequest, now_ns: int) -> None:
         """Give it to the scheduler, which takes it for one that comes now."""
         spec, block = request.spec, self.run.prefix_block
         ids = NO_IDS
@@ -294,10 +260,8 @@ class StandinEngine:
     def advance(self, now_ns: int) -> None:
         while self.death is None:
             self._troubles.suffer(self.now_ns)
-            moment = now_ns
             change = self.faults.next_change_ns(self.now_ns)
-            if change is not None:
-                moment = min(change, moment)
+            moment = now_ns if change is None else min(change, now_ns)
             if self._troubles.is_changing(self.now_ns):
                 moment = min(self.now_ns + PIECE_NS, moment)
             moment = self._go(moment)
@@ -315,7 +279,7 @@ class StandinEngine:
         if self.faults.active("idle-hang", self.now_ns) is not None and not self._troubles.is_hung:
             # It hangs at the first idle moment: none may be passed over.
             until_ns = min(until_ns, max(self.run.next_ns or until_ns, self.now_ns))
-        while not self._is_safe() and self.death is None:
+        while self.death is None and not (self.memory.is_safe() and self.faults.active("oom", self.now_ns) is None):
             moment = self.run.next_ns
             if self.run.next_end_ns is None and moment is not None and moment <= until_ns:
                 # It begins and does not end yet: now its memory is taken.
@@ -331,12 +295,13 @@ class StandinEngine:
             if self.death is None:
                 self._read(self.run.until(until_ns))
                 self._take_memory()
-        if self.run.tally.sums[loop.ENDED_STEPS] != self._shown_steps or self._owes_a_step:
-            self._show()
+        ended_steps = int(self.run.tally.sums[loop.ENDED_STEPS])
+        if ended_steps != self._shown_steps or self._owes_a_step:  # gauges stand still otherwise
+            self._shown_steps = ended_steps
+            if not self.run.is_frozen:
+                self._owes_a_step = False
+                show_step(self.figures, self.run)
         return until_ns
-
-    def _is_safe(self) -> bool:
-        return self.memory.is_safe() and self.faults.active("oom", self.now_ns) is None
 
     def _take_memory(self) -> None:
         """What the steps that began since the last look need; the engine dies where there is too little."""
@@ -363,18 +328,11 @@ class StandinEngine:
         self.requests.clear()
         self._held.clear()
 
-    def _show(self) -> None:
-        """Gauges move when a step has ended, and stand still otherwise."""
-        self._shown_steps = int(self.run.tally.sums[loop.ENDED_STEPS])
-        if not self.run.is_frozen:
-            self._owes_a_step = False
-            show_step(self.figures, self.run)
-
     def _read(self, pieces: Iterator[Integers]) -> None:
+        figures = self.figures
         for events in pieces:
-            first: list[EngineRequest] = []
             ended: list[EngineRequest] = []
-            generated = 0
+            prompt_tokens = generated = 0
             for kind, row, number, when in events.tolist():
                 request = self.requests[number]
                 if kind == loop.DONE:
@@ -382,18 +340,22 @@ class StandinEngine:
                     request.produced = int(self.run.state.requests[row, at.PRODUCED])
                     self._woken[id(request)] = request
                     del self.requests[number]
-                    count_end(self.figures, self.run, request, row, when)
+                    count_end(figures, self.run, request, row, when)
                     ended.append(request)
                     continue
                 generated += 1
                 request.produced += 1
-                if kind == loop.FIRST:
-                    count_first(self.figures, self.run, request, row, when)
-                    first.append(request)
+                if kind == loop.FIRST:  # the prompt is done, and counts as a whole
+                    request.first_ns = when
+                    request.cached_tokens = int(self.run.state.requests[row, at.CACHED])
+                    figures.prompt_cached += request.cached_tokens
+                    figures.prompt_computed += len(request.spec.prompt) - request.cached_tokens
+                    figures.histograms["ttft"].observe((when - request.arrival_ns) / NS)
+                    prompt_tokens += len(request.spec.prompt)
                 self._woken[id(request)] = request
             if self.on_steps is not None:
-                show_step(self.figures, self.run)
-                self.on_steps(Steps(first, ended, sum(len(one.spec.prompt) for one in first), generated))
+                show_step(figures, self.run)
+                self.on_steps(ended, prompt_tokens, generated)
 
     # What an operator can do
 
@@ -411,7 +373,7 @@ class StandinEngine:
         self._troubles.suffer(now_ns)
         held, self._held = self._held, []
         for request in held:
-            self._admit(request, now_ns)
+            self.admit(request, now_ns)
 
     def sleep(self, level: int, mode: str, now_ns: int) -> None:
         """Pause; from level 1 on the memory is given back, too."""

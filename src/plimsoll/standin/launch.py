@@ -26,7 +26,7 @@ from plimsoll.plan.read import plan_launch
 from plimsoll.plan.settings import Flags
 from plimsoll.simulate.inputs import NOT_REPLAYED, REPLICA_OF
 from plimsoll.simulate.options import StandinCommandOptions
-from plimsoll.standin.config import Launchable, Planned, launch_of
+from plimsoll.standin.config import Launchable, launch_of
 from plimsoll.standin.faults import Fault, parse_fault
 from plimsoll.vllm.versions import engine_named
 
@@ -43,10 +43,8 @@ def complaint_of(line: CommandLine, unseen: UnresolvedWords, *, knows_all: bool 
     for argument in line.arguments:
         if argument.candidates:
             return f"vllm serve: error: ambiguous option: {argument.typed} could match {', '.join(argument.candidates)}"
-    for argument in line.arguments:
-        problem = _problem(argument, unseen)
-        if problem is not None:
-            return f"vllm serve: error: {problem}"
+    if problem := next(filter(None, (_problem(argument, unseen) for argument in line.arguments)), None):
+        return f"vllm serve: error: {problem}"
     strange: list[str] = []
     for argument in line.arguments:
         if argument.row is None and not argument.is_opaque:
@@ -150,8 +148,7 @@ def read_options(given: StandinCommandOptions, environ: Mapping[str, str]) -> St
         )
     planned = plan_launch(options, launch, folder, learned=False)  # what was learned differs from machine to machine
     token = InsideSettings(environ).token
-    subject = Planned(planned.model, planned.ledger, planned.shape, line, {**environment, "PLIMSOLL_TOKEN": token})
-    server = launch_of(subject, times=options.said, start_s=options.start_seconds)
+    server = launch_of(planned, line, {**environment, "PLIMSOLL_TOKEN": token}, options.said or {}, options.start_seconds)
     launches = _fleet(server, options)
     listening = server.options
     if not (_is_loopback(listening.host) or any(listening.api_keys) or listening.token):  # open to others only with a secret
@@ -169,17 +166,15 @@ def read_options(given: StandinCommandOptions, environ: Mapping[str, str]) -> St
 
 def _split_places(options: StandinCommandOptions) -> tuple[StandinCommandOptions, list[str]]:
     """Where to listen can be said beside a script, or before a whole command, that says otherwise: its last word counts."""
-    words = options.rest
-    if options.verbatim is None and not any(not word.startswith("-") and _is_file(word) for word in words):
+    rest, places = list(options.rest), list[str]()
+    if options.verbatim is None and not any(not word.startswith("-") and _is_file(word) for word in rest):
         return options, []
-    rest: list[str] = []
-    places: list[str] = []
     position = 0
-    while position < len(words):
-        is_place = words[position] in ("--host", "--port") and position + 1 < len(words)
-        step = 2 if is_place else 1
-        (places if is_place else rest).extend(words[position : position + step])
-        position += step
+    while position < len(rest):
+        if rest[position] in ("--host", "--port") and position + 1 < len(rest):
+            places += [rest.pop(position), rest.pop(position)]
+        else:
+            position += 1
     return replace(options, rest=tuple(rest)), places
 
 
@@ -215,7 +210,12 @@ def _fleet(server: Launchable, options: StandinCommandOptions) -> tuple[Launchab
         raise BadInput(f"{count} servers need {count} ports; from {first} to {last} there are {last - first + 1}")
     if first == 0 and count > 1:
         raise BadInput("--port 0 takes any free port, which a fleet cannot: give --port-range")
-    return tuple(server.at_port(first + place, server.config.seed + place) for place in range(count))
+    fleet = []
+    for place in range(count):  # each with answers of its own
+        places = replace(server.options, port=first + place)
+        config = replace(server.config, seed=server.config.seed + place)
+        fleet.append(replace(server, config=config, options=places, log=replace(server.log, address=places.address)))
+    return tuple(fleet)
 
 
 def _is_loopback(host: str) -> bool:

@@ -124,14 +124,13 @@ def _template() -> Template:
 
 
 def _text(log: StartLog, part: str, *facts: object) -> str:
-    """A macro of the template, rendered."""
     module = _template().make_module({"log": log, "Behaviour": Behaviour})
     text: str = getattr(module, part)(*facts)
     return text
 
 
-def _lines(log: StartLog, part: str, *facts: object) -> list[StartLogLine]:
-    """The records that a macro of the template writes."""
+def log_lines(log: StartLog, part: str, *facts: object) -> list[StartLogLine]:
+    """The records that a macro of the template writes: stats, death, after_death, stop, stopped and the parts of a start."""
     lines: list[StartLogLine] = []
     for row in _text(log, part, *facts).split("\n")[:-1]:
         record = _RECORD.fullmatch(row)
@@ -150,33 +149,8 @@ def _lines(log: StartLog, part: str, *facts: object) -> list[StartLogLine]:
 
 def start_lines(log: StartLog, pid: int) -> list[StartLogLine]:
     """Every line up to the last one, "Application startup complete."; `pid` is the API server's."""
-    before = [line for part in ("opening", "loading", "measuring", "sizes", "graphs") for line in _lines(log, part)]
-    return before + _lines(log, "ready", pid, ROUTES)
-
-
-def stats_line(log: StartLog, stats: Stats) -> StartLogLine:
-    """One line of throughput. vLLM prints none while it has been idle for two of them."""
-    return _lines(log, "stats", stats)[0]
-
-
-def death_lines(log: StartLog, failure: str, stats: Stats, *, is_logits: bool = False) -> list[StartLogLine]:
-    """The engine's end by an exception in a step: `failure` is torch's message, `is_logits` tells where it was raised."""
-    return _lines(log, "death", failure, stats, is_logits)
-
-
-def after_death_lines(log: StartLog, pid: int) -> list[StartLogLine]:
-    """The API server closes its port and is gone, with exit code 0."""
-    return _lines(log, "after_death", pid)
-
-
-def stop_lines(log: StartLog, timeout_s: int, in_flight: int, pid: int) -> list[StartLogLine]:
-    """Somebody asked it to stop; with a timeout requests in flight may end first."""
-    return _lines(log, "stop", timeout_s, in_flight, pid)
-
-
-def stopped_lines(log: StartLog) -> list[StartLogLine]:
-    """Nothing is in flight any more: the rest of a stop that was asked for."""
-    return _lines(log, "stopped")
+    before = [line for part in ("opening", "loading", "measuring", "sizes", "graphs") for line in log_lines(log, part)]
+    return before + log_lines(log, "ready", pid, ROUTES)
 
 
 class StartFailure(NamedTuple):
@@ -200,8 +174,16 @@ def failure_of(log: StartLog, sizes: MemorySizes, environment: Mapping[str, str]
         return _out_of_memory(log, sizes, "weights")
     if ledger.weights.value + ledger.non_torch.value + ledger.activation.value > log.free_bytes:
         return _out_of_memory(log, sizes, "profile")
-    if (refused := _cache_refused(log)) is not None:
-        return refused
+    refusal = ledger.kv_plan.refusal
+    if ledger.kv.value <= 0 or refusal is not None:
+        code = Code.STARTUP_NO_CACHE_BLOCKS
+        if refusal is None or ledger.kv.value <= 0 or refusal.why is WhyRefused.NO_MEMORY:
+            message = _text(log, "no_blocks")
+        elif refusal.why is WhyRefused.NOTHING_FITS:
+            message = _text(log, "nothing_fits")
+        else:
+            code, message = Code.STARTUP_CONTEXT_TOO_LONG, _text(log, "request_too_long", refusal)
+        return StartFailure(code, message, "cache-check", 3, is_workers=False)
     # A cache of a size that somebody set is taken whether there is room or not; and graphs come after it.
     room = log.free_bytes - sizes.weights - sizes.non_torch
     if sizes.kv_cache > room:
@@ -216,20 +198,6 @@ def want_of_memory(log: StartLog) -> StartFailure:
 
 def _too_little_free(log: StartLog, free: int) -> StartFailure:
     return StartFailure(Code.STARTUP_FREE_MEMORY_CHECK, _text(log, "too_little_free", free), "free-memory-check", 1)
-
-
-def _cache_refused(log: StartLog) -> StartFailure | None:
-    refusal = log.ledger.kv_plan.refusal
-    code = Code.STARTUP_NO_CACHE_BLOCKS
-    if log.ledger.kv.value <= 0 or (refusal is not None and refusal.why is WhyRefused.NO_MEMORY):
-        message = _text(log, "no_blocks")
-    elif refusal is None:
-        return None
-    elif refusal.why is WhyRefused.NOTHING_FITS:
-        message = _text(log, "nothing_fits")
-    else:
-        code, message = Code.STARTUP_CONTEXT_TOO_LONG, _text(log, "request_too_long", refusal)
-    return StartFailure(code, message, "cache-check", 3, is_workers=False)
 
 
 def _out_of_memory(log: StartLog, sizes: MemorySizes, place: str) -> StartFailure:
@@ -255,10 +223,10 @@ def _out_of_memory(log: StartLog, sizes: MemorySizes, place: str) -> StartFailur
 
 def failed_lines(log: StartLog, failure: StartFailure) -> list[StartLogLine]:
     """The log of a start that fails."""
-    lines = _lines(log, "opening")
+    lines = log_lines(log, "opening")
     if failure.steps == 0:  # the API server itself gives up, before there is an engine
         own = [line for line in lines if line.process == API_SERVER and "max model len" not in line.text]
-        return own + _lines(log, "refused", failure)
+        return own + log_lines(log, "refused", failure)
     for step, part in ((2, "loading"), (3, "measuring")):
-        lines += _lines(log, part) if failure.steps >= step else []
-    return lines + _lines(log, "failed", failure, lines[-1].share)
+        lines += log_lines(log, part) if failure.steps >= step else []
+    return lines + log_lines(log, "failed", failure, lines[-1].share)

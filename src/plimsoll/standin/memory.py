@@ -39,6 +39,7 @@ _SEGMENT_BITS = 48  # an address is a segment's number and the place in it
 _IN_SEGMENT = (1 << _SEGMENT_BITS) - 1
 
 Block = tuple[int, int]  # size, address: in this order the first that is not smaller is the best fit
+FreeBlocks = tuple[list[Block], list[Block]]  # of the small and of the large segments
 Event = tuple[int, int]  # which tensor, and its bytes; 0 bytes: it is freed
 
 
@@ -73,7 +74,7 @@ class Allocator:
         self.largest_segment = 0  # that a step has ever asked for
         self.step_peak = 0  # the most that the last step had at a time
         self.retries = self.ooms = 0
-        self._free: tuple[list[Block], list[Block]] = ([], [])  # between steps: of the small and of the large segments
+        self._free: FreeBlocks = ([], [])  # between steps
         self._sizes: dict[int, int] = {}  # by the segment's first address
         self._next = 1
 
@@ -92,16 +93,13 @@ class Allocator:
                 live -= held[tensor][0]
                 self._put(free[held[tensor][0] > SMALL_MOST], held.pop(tensor))
                 continue
-            size = rounded(asked)
-            is_large = size > SMALL_MOST
-            block = self._take(free[is_large], size, is_large=is_large)
+            size, segments = rounded(asked), self._next
+            block = self._take(free, size, room - self.reserved)
             if block is None:
-                if not self._reserve(size, room - self.reserved, free):
-                    self.step_peak = peak
-                    return AllocationFailure(segment_for(size), live, tensor)
+                self.step_peak = peak
+                return AllocationFailure(segment_for(size), live, tensor)
+            if self._next != segments:
                 self.largest_segment = max(self.largest_segment, segment_for(size))
-                block = self._take(free[is_large], size, is_large=is_large)
-                assert block is not None
             held[tensor] = block
             live += block[0]
             peak = max(peak, live)
@@ -110,14 +108,9 @@ class Allocator:
 
     def keep(self, size: int, room: int) -> AllocationFailure | int:
         """An allocation that never ends, and holds the segment that it lies in; the bytes that are live through it."""
-        size = rounded(size)
-        is_large = size > SMALL_MOST
-        block = self._take(self._free[is_large], size, is_large=is_large)
+        block = self._take(self._free, size := rounded(size), room)
         if block is None:
-            if not self._reserve(size, room, None):
-                return AllocationFailure(segment_for(size), 0)
-            block = self._take(self._free[is_large], size, is_large=is_large)
-            assert block is not None
+            return AllocationFailure(segment_for(size), 0)
         first = block[1] & ~_IN_SEGMENT
         if (segment := self._sizes.pop(first, None)) is not None:
             self.releasable -= segment  # it can never be given back now
@@ -134,11 +127,15 @@ class Allocator:
         insort(self._free[size > SMALL_MOST], (size, self._next << _SEGMENT_BITS))
         self._next += 1
 
-    def _take(self, blocks: list[Block], size: int, *, is_large: bool) -> Block | None:
-        """The smallest free block that is large enough, less what is left of it."""
+    def _take(self, free: FreeBlocks, size: int, room: int) -> Block | None:
+        """The smallest free block that is large enough, less what is left of it; of a new segment where there is none."""
+        is_large = size > SMALL_MOST
+        blocks = free[is_large]
         place = bisect_left(blocks, (size, 0))
         if place == len(blocks):
-            return None
+            if not self._reserve(size, room, free):
+                return None
+            place = bisect_left(blocks, (size, 0))
         held, address = blocks.pop(place)
         left = held - size
         if left > SMALL_MOST if is_large else left >= GRAIN:
@@ -166,13 +163,13 @@ class Allocator:
             size, address = size + before[0], before[1]
         insort(blocks, (size, address))
 
-    def _reserve(self, size: int, room: int, working: tuple[list[Block], list[Block]] | None) -> bool:
+    def _reserve(self, size: int, room: int, working: FreeBlocks) -> bool:
         """A new segment; where the device has too little, after giving back what can be."""
         segment = segment_for(size)
         if segment > room:
             self.retries += 1
             before = self.reserved
-            self._drop(self._free if working is None else working)
+            self._drop(working)
             if segment > room + before - self.reserved:
                 self.ooms += 1
                 return False
@@ -183,12 +180,11 @@ class Allocator:
         self.reserved += segment
         self.releasable += segment
         self.reserved_peak = max(self.reserved_peak, self.reserved)
-        for free in (self._free, working):
-            if free is not None:
-                insort(free[size > SMALL_MOST], (segment, first))
+        for free in (self._free,) if working is self._free else (self._free, working):
+            insort(free[size > SMALL_MOST], (segment, first))
         return True
 
-    def _drop(self, working: tuple[list[Block], list[Block]]) -> None:
+    def _drop(self, working: FreeBlocks) -> None:
         """Segments that are free as a whole at this moment go."""
         for now, later in zip(working, self._free, strict=True):
             whole = [block for block in now if self._sizes.get(block[1]) == block[0]]
@@ -291,7 +287,16 @@ class DeviceModel:
         self._grown = self._asleep = self._on_host = self._allocated_peak = 0
         self._known: set[Event] = set()  # steps that are known to fit into what is cached
         self._allocator = Allocator()
-        self._largest_allowed, self._most_needed = self._most_for_any_step()
+        # The largest segment that a step within the limits asks for, and the most it needs at once beside the worst cache. A
+        # request of less than 10 MiB asks for 20, so the longest step need not be the one that asks for most.
+        events = self._events(max(sizes.max_num_batched_tokens, 1), max(sizes.max_num_seqs, 1))
+        asked = [max(MIDDLE_SEGMENT, segment_for(size)) if size else 0 for _, size in events]
+        self._largest_allowed = max(asked)
+        live = self._most_needed = 0
+        for segment in asked:
+            if segment:
+                self._most_needed = max(self._most_needed, live * self._largest_allowed + segment)
+            live += 1 if segment else -1
         self.host_resident = self.host_resident_peak = HOST_RESIDENT_AT_START
         self.host_limit: int | None = None
         # A device that is nearly full has no room for blocks that are free.
@@ -399,20 +404,6 @@ class DeviceModel:
         logits = max(1, sequences * sizes.vocab)
         events += ((_LOGITS, logits * _LOGITS_BYTES), (_LOGITS_32, logits * _LOGITS_32_BYTES))
         return events
-
-    def _most_for_any_step(self) -> tuple[int, int]:
-        """The largest segment that a step within the limits asks for, and the most it needs at once beside the worst cache."""
-        limits = self.sizes
-        # A request of less than 10 MiB asks for 20, so the longest step need not be the one that asks for most.
-        events = self._events(max(limits.max_num_batched_tokens, 1), max(limits.max_num_seqs, 1))
-        asked = [max(MIDDLE_SEGMENT, segment_for(size)) if size else 0 for _, size in events]
-        largest = max(asked)
-        live = most = 0
-        for segment in asked:
-            if segment:
-                most = max(most, live * largest + segment)
-            live += 1 if segment else -1
-        return largest, most
 
     # Sleep
 

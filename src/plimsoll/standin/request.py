@@ -6,6 +6,7 @@ import re
 import zlib
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -117,14 +118,12 @@ def content_ids(tokens: Ids, block: int) -> Ids:
         return mixed((blocks * weights).sum(axis=1, dtype=np.uint64)).view(np.int64)
 
 
+@dataclass(slots=True)
 class SampleGroup:
     """The several answers to one prompt: vLLM counts some things once for all of them."""
 
-    __slots__ = ("left", "longest")
-
-    def __init__(self, size: int) -> None:
-        self.left = size
-        self.longest = 0
+    left: int
+    longest: int = 0
 
 
 class RequestSpec(NamedTuple):
@@ -142,23 +141,22 @@ class RequestSpec(NamedTuple):
     """How many of its first tokens another request could have, too; None: any, those of the answer among them."""
 
 
+@dataclass(slots=True, eq=False)
 class EngineRequest:
     """A request in the engine. Times are ns since the engine's start, -1 for what has not come yet."""
 
-    __slots__ = (
-        "_output_ids", "arrival_ns", "cached_tokens", "finish", "finished_ns", "first_ns", "number", "preemptions",
-        "produced", "scheduled_ns", "spec", "wake",
-    )  # fmt: skip
-
-    def __init__(self, spec: RequestSpec, arrival_ns: int, wake: Callable[[], None]) -> None:
-        self.spec = spec
-        self.arrival_ns = arrival_ns
-        self.wake = wake
-        self.number = -1  # held back while the engine is paused
-        self.produced = self.cached_tokens = self.preemptions = 0
-        self.scheduled_ns = self.first_ns = self.finished_ns = -1
-        self.finish: str | None = None
-        self._output_ids: Ids | None = None
+    spec: RequestSpec
+    arrival_ns: int
+    wake: Callable[[], None]
+    number: int = -1  # held back while the engine is paused
+    produced: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    scheduled_ns: int = -1
+    first_ns: int = -1
+    finished_ns: int = -1
+    finish: str | None = None
+    _output_ids: Ids | None = None
 
     @property
     def output_ids(self) -> Ids:

@@ -69,19 +69,7 @@ class Completion(Generation):
     def is_plain(self) -> bool:
         return not self.echo and super().is_plain
 
-    def whole(self) -> dict[str, Any]:
-        return {
-            **self.top(self.kind),
-            "choices": [self._choice(choice) for choice in self.choices],
-            "service_tier": None,
-            "system_fingerprint": self.service.fingerprint,
-            "usage": self.usage(is_whole=True),
-            "kv_transfer_params": None,
-            "ec_transfer_params": None,
-            "metrics": None,
-        }
-
-    def _choice(self, choice: Choice) -> dict[str, Any]:
+    def whole_choice(self, choice: Choice) -> dict[str, Any]:
         ids, text = tell(choice)
         prompt, returns_ids = self.prompt_of(choice), self.asked.return_token_ids
         return {
@@ -148,23 +136,12 @@ class ChatCompletion(Generation):
             prompt_logprobs=asked.top_logprobs if asked.echo else None,
         )  # fmt: skip
 
-    def whole(self) -> dict[str, Any]:
+    def about_prompt(self) -> dict[str, Any]:
         ids = self.prompts[0].ids.tolist()
-        return {
-            **self.top(self.kind),
-            "choices": [self._choice(choice) for choice in self.choices],
-            "service_tier": None,
-            "system_fingerprint": self.service.fingerprint,
-            "usage": self.usage(is_whole=True),
-            "prompt_logprobs": _prompt_logprobs(self, ids),
-            "prompt_token_ids": ids if self.asked.return_token_ids else None,
-            "prompt_text": None,
-            "kv_transfer_params": None,
-            "ec_transfer_params": None,
-            "metrics": None,
-        }
+        shown = ids if self.asked.return_token_ids else None
+        return {"prompt_logprobs": _prompt_logprobs(self, ids), "prompt_token_ids": shown, "prompt_text": None}
 
-    def _choice(self, choice: Choice) -> dict[str, Any]:
+    def whole_choice(self, choice: Choice) -> dict[str, Any]:
         ids, text = tell(choice)
         return {
             "index": choice.index,
@@ -219,23 +196,15 @@ class ChatCompletion(Generation):
         return {"content": content}
 
 
-async def create_completion(request: Request) -> Response:
-    return await _complete(request, await json_body(request))
-
-
-async def create_chat_completion(request: Request) -> Response:
-    return await _chat(request, await json_body(request))
-
-
 async def invoke(request: Request) -> Response:
     """POST /invocations, which SageMaker calls: either of them, by what is in it."""
     body = await json_body(request)
-    return await (_chat if "messages" in body else _complete)(request, body)
+    return await (create_chat_completion if "messages" in body else create_completion)(request, body)
 
 
-async def _complete(request: Request, body: dict[str, Any]) -> Response:
+async def create_completion(request: Request, body: dict[str, Any] | None = None) -> Response:
     service: Service = request.app.state.service
-    asked = checked(CompletionRequest.model_validate, body)
+    asked = checked(CompletionRequest.model_validate, await json_body(request) if body is None else body)
     service.check_model(asked.model)
     if asked.stream and asked.use_beam_search:
         raise HttpRefusal(400, "Streaming is not currently supported with beam search")
@@ -260,8 +229,9 @@ async def _complete(request: Request, body: dict[str, Any]) -> Response:
     return await generation.answer(prompts)
 
 
-async def _chat(request: Request, body: dict[str, Any]) -> Response:
+async def create_chat_completion(request: Request, body: dict[str, Any] | None = None) -> Response:
     service: Service = request.app.state.service
+    body = await json_body(request) if body is None else body
     if body.get("tools") and body.get("tool_choice", "auto") == "auto" and not service.options.has_tools:
         raise HttpRefusal(400, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
     asked = checked(ChatRequest.model_validate, body)
@@ -287,13 +257,8 @@ def _content(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
-        problem = {
-            "type": "string_type",
-            "loc": ("body", "messages"),
-            "msg": "Input should be a valid string",
-            "input": content,
-        }
-        raise refusal([problem])
+        problem = {"type": "string_type", "loc": ("body", "messages"), "msg": "Input should be a valid string"}
+        raise refusal([{**problem, "input": content}])
     texts: list[str] = []
     for one in content:
         kind = one.get("type") if isinstance(one, dict) else None

@@ -187,16 +187,14 @@ def check_bounds(asked: GenerationRequest, n: int, logprobs: int | None, most: i
         raise invalid(says, "logprobs", logprobs)
 
 
+@dataclass(slots=True)
 class AnswerText:
     """An answer's text where stop strings are looked for: what is told of it, held back until it is known to be kept."""
 
-    __slots__ = ("_ends", "_hold", "_told", "_whole")
-
-    def __init__(self, whole: str, ends: list[int], hold: int) -> None:
-        self._whole = whole
-        self._ends = ends
-        self._hold = hold
-        self._told = 0
+    _whole: str
+    _ends: list[int]
+    _hold: int
+    _told: int = 0
 
     def until(self, tokens: int, *, is_over: bool) -> bytes:
         """The text that is new after so many tokens, ready for JSON."""
@@ -225,12 +223,10 @@ class Generation:
         logprobs: int | None,
         prompt_logprobs: int | None,
     ) -> None:
-        self.http = http
+        self.http, self.asked = http, asked
         self.service: Service = http.app.state.service
-        self.asked = asked
-        self.n = n
+        self.n, self.logprobs = n, logprobs
         self.max_tokens = max_tokens  # the most, as it was asked for; None for as many as fit
-        self.logprobs = logprobs
         self.prompt_logprobs = asked.prompt_logprobs if asked.prompt_logprobs is not None else prompt_logprobs
         self.name = f"{self.prefix}-{http.headers.get('x-request-id') or asked.request_id or uuid.uuid4().hex[:16]}"
         self.created = int(time.time())
@@ -247,7 +243,24 @@ class Generation:
         return {"id": self.name, "object": kind, "created": self.created, "model": self.service.names[0]}
 
     def whole(self) -> dict[str, Any]:
+        """All of a finished answer, its keys in vLLM's order."""
+        return {
+            **self.top(self.kind),
+            "choices": [self.whole_choice(choice) for choice in self.choices],
+            "service_tier": None,
+            "system_fingerprint": self.service.fingerprint,
+            "usage": self.usage(is_whole=True),
+            **self.about_prompt(),
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "metrics": None,
+        }
+
+    def whole_choice(self, choice: Choice) -> dict[str, Any]:
         raise NotImplementedError
+
+    def about_prompt(self) -> dict[str, Any]:
+        return {}
 
     def first_events(self) -> bytes:
         return b""

@@ -103,22 +103,18 @@ def checked(validate: Callable[..., T], value: object, where: str = "body") -> T
 def refusal(problems: list[dict[str, Any]]) -> HttpRefusal:
     """400 with the problems, ten at most."""
     label = "error" if len(problems) == 1 else "errors"
-    shown = [{**problem, "loc": _place(problem["loc"]), "input": _shown(problem["input"])} for problem in problems[:MOST_SHOWN]]
+    shown = []
+    for problem in problems[:MOST_SHOWN]:
+        place = ".".join(part for part in map(str, problem["loc"]) if "[" not in part and part not in KINDS_OF_VALUES)
+        value = problem["input"]
+        is_collection = isinstance(value, list | dict)
+        sent = f"<{type(value).__name__} of {len(value)} items>" if is_collection else _cut(str(value), MOST_INPUT)
+        shown.append({**problem, "loc": place, "input": sent})
     lines = [_cut(str(problem), MOST_ERROR) for problem in shown]
     if len(problems) > MOST_SHOWN:
         lines.append(f"...and {len(problems) - MOST_SHOWN} more {label}")
     message = "\n  ".join([f"{len(problems)} validation {label}:", *lines])
     return HttpRefusal(400, message, "Bad Request", shown[0]["loc"])
-
-
-def _place(loc: tuple[str | int, ...]) -> str:
-    return ".".join(part for part in map(str, loc) if "[" not in part and part not in KINDS_OF_VALUES)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, list | dict):
-        return f"<{type(value).__name__} of {len(value)} items>"
-    return _cut(str(value), MOST_INPUT)
 
 
 def _cut(text: str, most: int) -> str:

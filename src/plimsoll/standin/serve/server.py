@@ -116,14 +116,6 @@ class Port:
         self.server = None
 
 
-async def keep_dates(ports: Iterable[Port]) -> None:
-    while True:
-        await asyncio.sleep(1.0)
-        for port in ports:
-            if port.server is not None:
-                await port.server.on_tick(0)
-
-
 # Puts one server together: its app, and the middlewares that it was told to have.
 
 
@@ -267,14 +259,13 @@ class Life:
             telling.cancel()
             driver.stop()
 
-    def _say(self, lines: Iterable[StartLogLine]) -> None:
+    def _tell(self, part: str, *facts: object) -> None:
         if not self._is_quiet:
-            say(lines, self.log.release)
+            say(launch_log.log_lines(self.log, part, *facts), self.log.release)
 
     async def _die(self, began: float) -> None:
         engine, watchdog_s = self.driver.engine, WATCHDOG_S / self._speed
-        stats = self._stats(0.0, 0.0)
-        self._say(launch_log.death_lines(self.log, engine.death or "", stats, is_logits=engine.died_of_logits))
+        self._tell("death", engine.death or "", self._stats(0.0, 0.0), engine.died_of_logits)
         if self.launch.stays_when_dead:
             while not self._is_stopped:
                 await asyncio.sleep(LOOK_S)
@@ -283,11 +274,11 @@ class Life:
         while time.monotonic() < end and not self._is_met_dead and not self._is_stopped:
             await asyncio.sleep(min(LOOK_S, watchdog_s))
         await self.port.close()
-        self._say(launch_log.after_death_lines(self.log, os.getpid()))
+        self._tell("after_death", os.getpid())
 
     async def _stop(self, server: AssembledServer) -> None:
         service, timeout_s = server.service, self.launch.options.shutdown_timeout_s
-        self._say(launch_log.stop_lines(self.log, int(timeout_s), len(service.states), os.getpid()))
+        self._tell("stop", int(timeout_s), len(service.states), os.getpid())
         server.client.shutdown(timeout=timeout_s)
         end = time.monotonic() + timeout_s / self._speed
         while service.states and not service.engine.is_dead and time.monotonic() < end:
@@ -299,7 +290,7 @@ class Life:
         # vLLM takes down its engine first, which takes seconds: answers that are ready meanwhile go out as any other.
         await asyncio.sleep(TEARDOWN_S / self._speed)
         await self.port.close()
-        self._say(launch_log.stopped_lines(self.log))
+        self._tell("stopped")
 
     async def _tell_rates(self) -> None:
         every_s = self.log.stats_interval_s
@@ -315,7 +306,7 @@ class Life:
             was_idle = was_idle + 1 if is_idle else 0
             if was_idle < 2:
                 rates = [(after - earlier) / passed_s for after, earlier in zip(now, before, strict=True)]
-                self._say([launch_log.stats_line(self.log, self._stats(*rates))])
+                self._tell("stats", self._stats(*rates))
             before, before_ns = now, now_ns
 
     def _stats(self, prompt_per_s: float, generation_per_s: float) -> launch_log.Stats:
@@ -369,7 +360,15 @@ async def _serve(launches: Sequence[Launchable], speed: float, faults: Sequence[
         answers.addHandler(handler)
         answers.setLevel(logging.INFO)
         answers.propagate = False
-    dates = loop.create_task(keep_dates([life.port for life in lives]))
+
+    async def keep_dates() -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            for life in lives:
+                if life.port.server is not None:
+                    await life.port.server.on_tick(0)
+
+    dates = loop.create_task(keep_dates())
     gc.freeze()  # what is here stays: later collections need not look at it
 
     async def lived(life: Life) -> int:

@@ -8,6 +8,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ from plimsoll.inside.knobs import HEADROOM, LONG_PREFILL, MAX_SEQS, MAX_TOKENS, 
 from plimsoll.inside.pulse import Listener, Pulse
 from plimsoll.inside.recorder import ON_REQUEST, RECORDER, Seen, from_stats
 from plimsoll.standin.config import ServerFlags
-from plimsoll.standin.engine import EngineDead, StandinEngine, Steps
+from plimsoll.standin.engine import EngineDead, StandinEngine
 from plimsoll.standin.faults import NS
 from plimsoll.standin.request import EngineRequest, RequestSpec
 from plimsoll.standin.serve.protocol import HttpRefusal, dead, plain
@@ -32,8 +33,7 @@ TOKENS_FULL = "The engine has reached its prefill token backlog limit. Please tr
 WOKEN_AT_ONCE = 64  # then whoever else waits has a turn: a step may wake a thousand streams, and somebody scrapes metrics
 
 
-def _nothing(*_told: object) -> None:
-    """Nobody listens."""
+def _nothing(*_told: object) -> None: ...
 
 
 class Driver:
@@ -119,26 +119,22 @@ class Driver:
         self.plan()
 
 
+@dataclass(slots=True, eq=False)
 class Choice:
     """One answer in the making: a request of the engine. The gate looks at these as it does at vLLM's own."""
 
-    __slots__ = (
-        "_hear", "_service", "index", "is_over", "is_streamed", "key", "name", "prompt_len", "request", "sent", "stop", "text",
-    )  # fmt: skip
-
-    def __init__(self, name: str, index: int, prompt_len: int, hear: Waiter, service: Service) -> None:
-        self.name = name
-        self.key = name  # by which it is found among those that are with the engine: clients may use a name twice
-        self.index = index
-        self.prompt_len = prompt_len
-        self.request: EngineRequest | None = None
-        self.sent = 0  # tokens that the client has been told of
-        self.is_over = False  # and that it has ended
-        self.is_streamed = True  # else its client need not be told before it has ended
-        self.stop: str | int | None = None
-        self.text: Any = None
-        self._hear = hear
-        self._service = service
+    name: str
+    index: int
+    prompt_len: int
+    _hear: Waiter
+    _service: Service
+    key: str = ""  # by which it is found among those that are with the engine: clients may use a name twice
+    request: EngineRequest | None = None
+    sent: int = 0  # tokens that the client has been told of
+    is_over: bool = False  # and that it has ended
+    is_streamed: bool = True  # else its client need not be told before it has ended
+    stop: str | int | None = None
+    text: Any = None
 
     @property
     def finish(self) -> str | None:
@@ -295,14 +291,26 @@ class ClientView:
             shutdown_timeout=limits.shutdown_timeout_s,
         )
         self._knobs = Knobs(StandinScheduler(service))
-        self.engine_core = SimpleNamespace(call_utility_async=self._utility)
         self._listener = Listener()
         self.pulse = Pulse()
         self._listener.listen(0, self.pulse)
         self.logger_manager = SimpleNamespace(stat_loggers=[self._listener], engine_indexes=[0])
+
+        async def turn_knobs(_method: str, order: str) -> str:
+            self._knobs.before_step()
+            return self._knobs.answer(order)
+
+        def hear_of_leaving(request: EngineRequest) -> None:
+            """A request whose client has gone: vLLM's own loggers are not told, the gate's hooks tell it there."""
+            self.pulse.note_finished(len(request.spec.prompt), None)
+            if RECORDER.is_on:
+                now_ns, speed = service.driver.now_ns(), service.driver.speed
+                RECORDER.note_finished(from_stats(_finished(request, speed, now_ns), time.time(), 0))
+
+        self.engine_core = SimpleNamespace(call_utility_async=turn_knobs)
         service.engine.on_steps = self._hear
         service.on_sleep = lambda level: self._listener.record_sleep_state(level is not None, level or 0)
-        service.on_give_up = self._hear_of_leaving
+        service.on_give_up = hear_of_leaving
 
     @property
     def errored(self) -> bool:
@@ -321,12 +329,6 @@ class ClientView:
         results = self._service.engine.compact(self._service.driver.now_ns())
         self._service.driver.plan()
         return results
-
-    async def _utility(self, method: str, order: str) -> str:
-        """The gate's utility call: the knobs."""
-        del method
-        self._knobs.before_step()
-        return self._knobs.answer(order)
 
     async def generate(self, prompt: dict[str, Any], params: object, request_id: str) -> AsyncIterator[int]:
         """The first token of an answer to these token ids: all that the gate's canary request wants."""
@@ -360,10 +362,10 @@ class ClientView:
             lambda requests: all(request.scheduled_ns < 0 for request in requests),
         )
 
-    def _hear(self, steps: Steps) -> None:
+    def _hear(self, ended: Sequence[EngineRequest], prompt_tokens: int, generated: int) -> None:
         """One step, or a few, in the shape in which vLLM tells its stat loggers."""
         figures, speed = self._service.engine.figures, self._service.driver.speed
-        self._knobs.after_step(steps.prompt_tokens + steps.generated)
+        self._knobs.after_step(prompt_tokens + generated)
         self._knobs.before_step()
         scheduler = SimpleNamespace(
             num_running_reqs=figures.running,
@@ -373,18 +375,11 @@ class ClientView:
         )
         iteration = SimpleNamespace(
             iteration_timestamp=time.time(),
-            num_prompt_tokens=steps.prompt_tokens,
-            num_generation_tokens=steps.generated,
-            finished_requests=[_finished(request, speed) for request in steps.ended],
+            num_prompt_tokens=prompt_tokens,
+            num_generation_tokens=generated,
+            finished_requests=[_finished(request, speed) for request in ended],
         )
         self._listener.record(scheduler, iteration, engine_idx=0)
-
-    def _hear_of_leaving(self, request: EngineRequest) -> None:
-        """A request whose client has gone: vLLM's own loggers are not told, the gate's hooks tell it there."""
-        self.pulse.note_finished(len(request.spec.prompt), None)
-        if RECORDER.is_on:
-            now_ns, speed = self._service.driver.now_ns(), self._service.driver.speed
-            RECORDER.note_finished(from_stats(_finished(request, speed, now_ns), time.time(), 0))
 
 
 def _finished(request: EngineRequest, speed: float, now_ns: int | None = None) -> SimpleNamespace:
@@ -396,16 +391,14 @@ def _finished(request: EngineRequest, speed: float, now_ns: int | None = None) -
         return (end - moment) / NS / speed if moment >= 0 else float("nan")
 
     return SimpleNamespace(
-        **{
-            "finish_reason": request.finish,
-            "e2e_latency": since(request.arrival_ns),
-            "num_prompt_tokens": len(request.spec.prompt),
-            "num_generation_tokens": request.produced,
-            "num_cached_tokens": request.cached_tokens,
-            "num_preemptions": request.preemptions,
-            "max_tokens_param": request.spec.max_tokens,
-            "inference_time": since(request.scheduled_ns),
-            "decode_time": since(request.first_ns),
-            ON_REQUEST: Seen(request.spec.priority, ids, "", ()),
-        }
+        finish_reason=request.finish,
+        e2e_latency=since(request.arrival_ns),
+        num_prompt_tokens=len(request.spec.prompt),
+        num_generation_tokens=request.produced,
+        num_cached_tokens=request.cached_tokens,
+        num_preemptions=request.preemptions,
+        max_tokens_param=request.spec.max_tokens,
+        inference_time=since(request.scheduled_ns),
+        decode_time=since(request.first_ns),
+        **{ON_REQUEST: Seen(request.spec.priority, ids, "", ())},
     )
