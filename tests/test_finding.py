@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from plimsoll.findings import Code, Finding, Severity
 
 
@@ -27,9 +25,7 @@ def test_what_is_memory_and_what_is_not() -> None:
     assert all(c.is_memory for c in (Code.KV_SATURATED, Code.HOST_OUT_OF_MEMORY, Code.STARTUP_NO_CACHE_BLOCKS))
 
 
-def test_a_finding_reads_as_a_sentence_and_its_confidence_is_a_share() -> None:
-    """Code and title; more than certain is a mistake of ours."""
-    with pytest.raises(AssertionError):
-        Finding(Code.KV_SATURATED, Severity.WARNING, 1.5, "full", "because")
+def test_a_finding_reads_as_a_sentence() -> None:
+    """Code and title."""
     finding = Finding(Code.KV_SATURATED, Severity.WARNING, 0.9, "the cache is full", "because")
     assert str(finding) == "kv.saturated: the cache is full"

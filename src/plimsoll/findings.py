@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 
 class Code(StrEnum):
@@ -101,7 +101,9 @@ class Remedy(NamedTuple):
     value: str | None = None
 
 
-class _Finding(NamedTuple):
+class Finding(NamedTuple):
+    """One thing that is wrong, with what shows it and what cures it."""
+
     code: Code
     severity: Severity
     confidence: float  # a share, from 0 to 1
@@ -110,27 +112,6 @@ class _Finding(NamedTuple):
     evidence: tuple[Evidence, ...] = ()
     remedy: tuple[Remedy, ...] = ()
     not_a_remedy: tuple[str, ...] = ()
-
-
-class Finding(_Finding):
-    """One thing that is wrong, with what shows it and what cures it."""
-
-    __slots__ = ()
-
-    def __new__(
-        cls,
-        code: Code,
-        severity: Severity,
-        confidence: float,
-        title: str,
-        because: str,
-        evidence: tuple[Evidence, ...] = (),
-        remedy: tuple[Remedy, ...] = (),
-        not_a_remedy: tuple[str, ...] = (),
-    ) -> Self:
-        """A finding; a confidence that is no share is a mistake of ours."""
-        assert 0.0 <= confidence <= 1.0, f"confidence is a share, not {confidence}"
-        return super().__new__(cls, code, severity, confidence, title, because, evidence, remedy, not_a_remedy)
 
     def __str__(self) -> str:
         return f"{self.code}: {self.title}"

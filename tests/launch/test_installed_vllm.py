@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.errors import BadInput, WorldFailed
-from plimsoll.launch.installed_vllm import version_beside, vllm_in, vllm_of, vllm_of_this_python
+from plimsoll.launch.installed_vllm import version_beside, vllm_in, vllm_of
 from plimsoll.vllm.extension_points import NEEDS, judge
 from tests.vllm.vllm_like import write_vllm
 
@@ -71,7 +71,7 @@ def test_a_folder_is_no_python(tmp_path: Path) -> None:
 def test_this_python_has_none() -> None:
     """One line that says what to do."""
     with pytest.raises(WorldFailed, match="--python or --vllm-dir"):
-        vllm_of_this_python()
+        vllm_of(None, {})
 
 
 @pytest.mark.parametrize(

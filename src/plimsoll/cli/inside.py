@@ -187,10 +187,8 @@ def _vllm(options: InsideOptions, launches: list[Launch]) -> InstalledVllm:
         raise BadInput("--python and --vllm-dir name two places; give one")
     if folder is not None:
         return installed_vllm.vllm_in(folder)
-    if python is None:
-        return installed_vllm.vllm_of_this_python()
     # What the command puts on PYTHONPATH is what vLLM will see.
-    return installed_vllm.vllm_of(python, dict(launches[0].environment) if launches else {})
+    return installed_vllm.vllm_of(python, dict(launches[0].environment) if launches and python is not None else {})
 
 
 def _engine(vllm: InstalledVllm) -> Engine:

@@ -27,6 +27,7 @@ Environment = tuple[tuple[str, str], ...]
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ash", "ksh"})
 _TAKE_A_LINE = frozenset({"eval", "ssh", "tmux", "screen", "su", "script"})  # they hand one argument to a shell
 _ENGINES = frozenset({"docker", "podman", "nerdctl"})
+_NO_RUN = ("exec", "compose", "build", "pull", "start", "stop", "logs", "stack", "kill")  # their subcommands beside run
 # Programs that mention vLLM and do not start it.
 _MENTION = frozenset(
     "[ [[ alias apt apt-get awk brew cat cd chmod chown cp curl diff echo egrep emacs export fgrep file find git grep head"
@@ -156,15 +157,12 @@ def find_launch(
     words: Sequence[str], environment: Iterable[tuple[str, str]], source: str, unresolved: Iterable[str] = ()
 ) -> Launch | None:
     """The vLLM start in these words, or None; what stands in front of it is taken as a wrapper."""
-    found = _settled(_find(tuple(words), tuple(environment), source, _NESTED_MAX), unresolved)
-    return found if found is None else replace(found, in_front=_options_in_front(tuple(words)))
-
-
-def _options_in_front(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the words before the start if the first is an option: no wrapper's, for none has been named yet."""
-    if not words or not words[0].startswith("-") or _start_at(words, 0):
-        return ()
-    return words[: next((at for at in range(len(words)) if _start_at(words, at)), 1)]
+    words = tuple(words)
+    found = _settled(_find(words, tuple(environment), source, _NESTED_MAX), unresolved)
+    if found is None or not words[0].startswith("-") or _start_at(words, 0):
+        return found
+    # The first word is an option, and no wrapper's: none has been named yet.
+    return replace(found, in_front=words[: next((at for at in range(len(words)) if _start_at(words, at)), 1)])
 
 
 def find_in_container(container: Container, source: str) -> Launch | None:
@@ -176,10 +174,13 @@ def _settled(launch: Launch | None, unresolved: Iterable[str]) -> Launch | None:
     """The launch with the missing variables that matter to it: a `-v $HOME/cache:/cache` in front of it does not."""
     if launch is None:
         return None
-    launch = replace(
-        launch, environment=tuple(pair for pair in map(_without_our_wheel, launch.environment) if pair != ("PYTHONPATH", ""))
-    )
-    texts = [*launch.arguments, *(value for _, value in launch.environment)]
+    environment: list[tuple[str, str]] = []
+    for name, value in launch.environment:
+        if name == "PYTHONPATH" and "plimsoll_inside-" in value:
+            # The wheel that a generated script finds beside itself is no part of the command: it would be there twice.
+            value = ":".join(part for part in value.split(":") if not _OUR_WHEEL.fullmatch(part))  # noqa: PLW2901
+        environment += [(name, value)] if (name, value) != ("PYTHONPATH", "") else []
+    texts = [*launch.arguments, *(value for _, value in environment)]
     seen = {name for text in texts if "$" in text for name in re.findall(_REFERENCE, text)}
     names = dict.fromkeys((*unresolved, *launch.unresolved))
     computed = [name for name in names if not re.fullmatch(_REFERENCE, f"${name}")][:_COMPUTED_MAX]
@@ -187,15 +188,8 @@ def _settled(launch: Launch | None, unresolved: Iterable[str]) -> Launch | None:
     notes = launch.notes
     if any(word != word.lstrip() and word.lstrip()[:1] in ("", "-") and word for word in launch.arguments):
         notes += ("an argument starts with a blank: a backslash that is not the last character of its line does that",)
-    return replace(launch, unresolved=tuple(name for name in names if name in seen), notes=notes)
-
-
-def _without_our_wheel(pair: tuple[str, str]) -> tuple[str, str]:
-    """The wheel that a generated script finds beside itself is no part of the command: made again, it would be there twice."""
-    name, value = pair
-    if name != "PYTHONPATH" or "plimsoll_inside-" not in value:
-        return pair
-    return name, ":".join(part for part in value.split(":") if not _OUR_WHEEL.fullmatch(part))
+    unseen = tuple(name for name in names if name in seen)
+    return replace(launch, environment=tuple(environment), unresolved=unseen, notes=notes)
 
 
 def _find(words: tuple[str, ...], environment: Environment, source: str, nested: int) -> Launch | None:
@@ -211,15 +205,20 @@ def _find(words: tuple[str, ...], environment: Environment, source: str, nested:
             return Launch(source, entry, words[first:], tuple(own), notes=notes)
         if leading and not is_value and name in _MENTION:
             return None
-        if name in _SHELLS and (script := _script_given(words[at + 1 :])) is not None:
+        rest = words[at + 1 :]
+        if name in _SHELLS and (script := _script_given(rest)) is not None:
             return _find_in_script(script, tuple(own), source, nested)
-        if name in _TAKE_A_LINE and (line := _line_given(name, words[at + 1 :])) is not None:
-            return _find_in_script(line, tuple(own), source, nested)
-        if name in _ENGINES and (run := _run_words(words[at + 1 :])) is not None:
-            container = container_of_run(run, own)
-            return None if container is None else _find_in_container(container, source, nested)
+        if name in _TAKE_A_LINE:  # one of its arguments is a command line in itself: tmux new -d 'vllm serve ...'
+            line = " ".join(rest) if name == "eval" else next((word for word in rest if "vllm" in word and " " in word), None)
+            if line is not None:
+                return _find_in_script(line, tuple(own), source, nested)
+        if name in _ENGINES:  # docker [options] [container] run ...
+            run = next((place for place, word in enumerate(rest[:8]) if word in ("run", "create", *_NO_RUN)), None)
+            if run is not None and rest[run] not in _NO_RUN:
+                container = container_of_run(rest[run + 1 :], own)
+                return None if container is None else _find_in_container(container, source, nested)
         if name == "env":
-            own = _after_env(words[at + 1 :], own)
+            own = _after_env(rest, own)
         if assignment := re.fullmatch(_ASSIGNMENT, word) if "=" in word else None:
             own.append((assignment.group(1), assignment.group(2)))
         leading = leading and bool(
@@ -253,23 +252,6 @@ def _script_given(words: tuple[str, ...]) -> str | None:
         if re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*", word):
             return words[at + 1] if at + 1 < len(words) else None
         if not word.startswith(("-", "+")) and not (at and re.fullmatch(r"[-+][a-zA-Z]*[oO]", words[at - 1])):
-            return None
-    return None
-
-
-def _line_given(name: str, words: tuple[str, ...]) -> str | None:
-    """The argument that is a command line in itself, as in `tmux new -d 'vllm serve ...'`."""
-    if name == "eval":
-        return " ".join(words)
-    return next((word for word in words if "vllm" in word and " " in word), None)
-
-
-def _run_words(words: tuple[str, ...]) -> tuple[str, ...] | None:
-    """Returns the words behind `run` or `create` in `docker [options] [container] run ...`; None for any other subcommand."""
-    for at, word in enumerate(words[:8]):
-        if word in ("run", "create"):
-            return words[at + 1 :]
-        if word in ("exec", "compose", "build", "pull", "start", "stop", "logs", "stack", "kill"):
             return None
     return None
 
@@ -335,12 +317,19 @@ def launches_named(options: Words, command_name: str) -> list[tuple[Launch, str]
     if not command:
         raise BadInput(f"nothing to look at; give a command, a file, --pid N or - (plimsoll {command_name} --help)")
     if options.verbatim is None and len(command) == 1 and not any(blank in command[0] for blank in " \t\n"):
-        stdin = sys.stdin.buffer if command[0] == "-" and sys.stdin is not None else None
-        folder = "" if command[0] == "-" else dirname(command[0])
-        _check_no_model(command[0])
+        word = command[0]
+        stdin = sys.stdin.buffer if word == "-" and sys.stdin is not None else None
+        folder = "" if word == "-" else dirname(word)
+        # A model that stands alone: a folder with a config.json, or no file and a name as the hub's are.
+        is_folder = isfile(join(word, "config.json"))
+        owner, _, name = word.partition("/")
+        is_id = all(part[:1].isalnum() and part.isascii() and "/" not in part for part in (owner, name))
+        if is_folder or (is_id and not exists(word) and not word.endswith(_FILES)):
+            what = "the folder of a model" if is_folder else "no such file"
+            raise BadInput(f"{word}: {what}; a model goes behind `vllm serve`: vllm serve {word}")
         from plimsoll.launch.files import read_launches, with_requirement  # which finds its starts with this module
 
-        return [(with_requirement(launch, folder), folder) for launch in read_launches(command[0], stdin)]
+        return [(with_requirement(launch, folder), folder) for launch in read_launches(word, stdin)]
     if len(command) == 1:
         return [(launch, "") for launch in launches_in(command[0])]
     launch = find_launch(command, (), "command line")
@@ -376,17 +365,6 @@ def _not_a_command(words: tuple[str, ...], options: Words, command_name: str, *,
     return f"no vLLM start in `{shown}`; it begins with `vllm serve`, `python -m vllm...` or `docker run`"
 
 
-def _check_no_model(word: str) -> None:
-    """BadInput where a model stands alone: a folder with a config.json, or no file and a name as the hub's are."""
-    is_folder = isfile(join(word, "config.json"))
-    owner, _, name = word.partition("/")
-    is_id = all(part[:1].isalnum() and part.isascii() and "/" not in part for part in (owner, name))
-    if not is_folder and (exists(word) or word.endswith(_FILES) or not is_id):
-        return
-    what = "the folder of a model" if is_folder else "no such file"
-    raise BadInput(f"{word}: {what}; a model goes behind `vllm serve`: vllm serve {word}")
-
-
 def launches_in(text: str) -> list[Launch]:
     """The starts in a whole command in one pair of quotes."""
     found = [
@@ -407,9 +385,15 @@ class ConfigFile(NamedTuple):
 
 
 def config_of(launch: Launch, folder: str) -> ConfigFile | None:
-    """The flags of a `--config` file, where the file is at hand."""
-    name = config_named(launch.arguments)
-    if name is None or "$" in name:
+    """The flags of the file that `--config FILE` or `--config=FILE` names, where it is at hand."""
+    words = launch.arguments
+    place = next(
+        (at for at, word in enumerate(words) if word.startswith("--config=") or (word == "--config" and words[at + 1 :])), None
+    )
+    if place is None:
+        return None
+    name = words[place].partition("=")[2] if "=" in words[place] else words[place + 1]
+    if "$" in name:
         return None
     for path in (name, join(folder, name)):
         if isfile(path):
@@ -417,16 +401,6 @@ def config_of(launch: Launch, folder: str) -> ConfigFile | None:
 
             return ConfigFile(path, read_vllm_config(path))
     return ConfigFile(name, None)
-
-
-def config_named(words: tuple[str, ...]) -> str | None:
-    """The file that `--config FILE` or `--config=FILE` names."""
-    for place, word in enumerate(words):
-        if word == "--config" and place + 1 < len(words):
-            return words[place + 1]
-        if word.startswith("--config="):
-            return word.partition("=")[2]
-    return None
 
 
 _NEGATIVE_NUMBER = r"^-\d+$|^-\d*\.\d+$"  # argparse's own
@@ -462,14 +436,12 @@ class CommandLine:
     @property
     def given(self) -> frozenset[str]:
         """The flags that the command sets, by their full names; a switch counts only where it is on in the end."""
-        is_on = {a.row.name: not _says_off(a) for a in self.arguments if a.row is not None}
+        is_on: dict[str, bool] = {}
+        for argument in self.arguments:
+            if argument.row is not None:  # a switch may be off in words that vLLM refuses: `--enable-lora=false`
+                says_false = not argument.row.takes_value and "".join(argument.values[:1]).lower() == "false"
+                is_on[argument.row.name] = not argument.is_negated and not says_false
         return frozenset(name for name, on in is_on.items() if on)
-
-
-def _says_off(argument: Argument) -> bool:
-    """True if it is a switch that is turned off, also in words that vLLM refuses: `--enable-lora=false`."""
-    is_switch = argument.row is not None and not argument.row.takes_value
-    return argument.is_negated or (is_switch and argument.values[:1] != () and argument.values[0].lower() == "false")
 
 
 class UnresolvedWords:

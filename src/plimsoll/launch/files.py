@@ -41,20 +41,14 @@ class NoStart(BadInput):
 
 def read_launches(path: str, stdin: BinaryIO | None = None) -> list[Launch]:
     """Every vLLM start in a file (or in `stdin`, for `-`), in order and never none: BadInput says why."""
-    name = "standard input" if path == "-" else basename(path) or path
     where = "standard input" if path == "-" else path
-    return _starts_in(_text(_bytes(path, stdin), where), name, where)
-
-
-def read_text(path: str) -> str:
-    """The text of a file that may hold a vLLM start; BadInput says why it is none."""
-    return _text(_bytes(path, None), path)
+    return _starts_in(read_text(path, stdin), basename(where) or where, where)
 
 
 def read_objects(path: str, stdin: BinaryIO | None = None) -> list[ManifestStart]:
     """Every vLLM start in a Kubernetes manifest, with the object it stands in; BadInput for any other file."""
     where = "standard input" if path == "-" else path
-    text, name = _text(_bytes(path, stdin), where), basename(where)
+    text, name = read_text(path, stdin), basename(where)
     launches = _starts_in(text, name, where)
     starts = starts_in_manifest(text, name) if kind_of(text, name) not in ("unit", "script") else []
     if not starts or any(start.kind == "compose" for start in starts):
@@ -64,27 +58,25 @@ def read_objects(path: str, stdin: BinaryIO | None = None) -> list[ManifestStart
 
 def read_list(path: str) -> tuple[list[Launch], list[str]]:
     """Every vLLM start in a file, and a note for each command in it that is none: one line of a list that was mistyped."""
-    name, text = basename(path) or path, _text(_bytes(path, None), path)
+    name, text = basename(path) or path, read_text(path)
     launches = _starts_in(text, name, path)
     if text.startswith("#!") or _in_script(text, name) != launches:
         return launches, []  # other commands belong into a script, and a manifest has no lines
     starts = {launch.source for launch in launches}
     others = [command for command in commands_in(text) if f"{name}:{command.line}" not in starts]
-    told = [
+    return launches, [
         f"{name}:{command.line}: `{command.words[0][:60]}` begins no vLLM start; the line was left out" for command in others
     ]
-    return launches, told
 
 
 def _starts_in(text: str, name: str, where: str) -> list[Launch]:
+    readers = {"script": _in_script, "unit": launches_in_unit, "manifest": launches_in_manifest}
     try:
-        launches = _launches_in(text, name)
+        launches = readers[kind_of(text, name)](text, name)
     except BadInput as error:
         if re.search(_LOG, text):
             raise BadInput(_A_LOG.format(where)) from None
-        sentence = str(error)
-        located = sentence if sentence.startswith(name) else f"{where}: {sentence}"
-        raise type(error)(located) from None
+        raise type(error)(str(error) if str(error).startswith(name) else f"{where}: {error}") from None
     if not launches:
         if re.search(_LOG, text):
             raise BadInput(_A_LOG.format(where))
@@ -102,13 +94,13 @@ def pinned_version(text: str) -> str | None:
     return pins.pop() if len(pins) == 1 else None
 
 
-def _bytes(path: str, stdin: BinaryIO | None) -> bytes:
-    if path == "-":
-        if stdin is None:
-            raise BadInput("-: there is no standard input to read")
-        return stdin.read(BYTES_MAX + 1)
+def read_text(path: str, stdin: BinaryIO | None = None) -> str:
+    """The text of a file (or of `stdin`, for `-`) that may hold a vLLM start; BadInput says why it is none."""
+    where = "standard input" if path == "-" else path
+    if path == "-" and stdin is None:
+        raise BadInput("-: there is no standard input to read")
     try:
-        return _file_bytes(path)
+        content = stdin.read(BYTES_MAX + 1) if path == "-" and stdin is not None else _file_bytes(path)
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file") from None
     except IsADirectoryError:
@@ -118,6 +110,17 @@ def _bytes(path: str, stdin: BinaryIO | None) -> bytes:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise BadInput(f"{path!r}: cannot be read: {reason}") from None
+    if len(content) > BYTES_MAX:
+        raise TooLarge(f"{where}: larger than 1 MiB; a start script or manifest is not")
+    if b"\0" in content:
+        raise BadInput(f"{where}: a binary file, not a script or manifest")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{where}: not UTF-8 text (byte {error.start})") from None
+    if not text.strip():
+        raise BadInput(f"{where}: is empty")
+    return text
 
 
 def _file_bytes(path: str) -> bytes:
@@ -141,20 +144,6 @@ def _file_bytes(path: str) -> bytes:
         os.close(descriptor)
 
 
-def _text(content: bytes, where: str) -> str:
-    if len(content) > BYTES_MAX:
-        raise TooLarge(f"{where}: larger than 1 MiB; a start script or manifest is not")
-    if b"\0" in content:
-        raise BadInput(f"{where}: a binary file, not a script or manifest")
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{where}: not UTF-8 text (byte {error.start})") from None
-    if not text.strip():
-        raise BadInput(f"{where}: is empty")
-    return text
-
-
 def kind_of(text: str, name: str) -> str:
     """What kind of file it is by what stands in it: script, unit or manifest; the name settles what the text leaves open."""
     lines = (line.strip() for line in text.split("\n"))
@@ -165,11 +154,6 @@ def kind_of(text: str, name: str) -> str:
         return "unit"
     is_yaml = re.match(_YAML, first) or re.match(_JSON, text) or name.lower().endswith(_YAML_NAMES)
     return "manifest" if is_yaml else "script"
-
-
-def _launches_in(text: str, name: str) -> list[Launch]:
-    readers = {"script": _in_script, "unit": launches_in_unit, "manifest": launches_in_manifest}
-    return readers[kind_of(text, name)](text, name)
 
 
 def _in_script(text: str, name: str) -> list[Launch]:
@@ -187,20 +171,17 @@ def _in_script(text: str, name: str) -> list[Launch]:
         behind_launch = launch is not None
         if launch is not None:
             others = [find_launch(c.words, c.environment, launch.source, c.unresolved) for c in command.otherwise]
-            launch = replace(launch, otherwise=tuple(other for other in others if other is not None))
-            launches.append(_noted(launch, command.guessed, list(sourced)[:_SOURCED_MAX]))
+            taken = "depends on a branch of the script: its first value was taken, with all that is added to it"
+            notes = [*launch.notes, *(f"{variable} {taken}" for variable in command.guessed)]
+            if launch.unresolved and sourced:
+                followed = ", ".join(list(sourced)[:_SOURCED_MAX])
+                notes.append(f"not followed: {followed}; missing variables may be set there")
+            otherwise = tuple(other for other in others if other is not None)
+            launches.append(replace(launch, otherwise=otherwise, notes=tuple(notes)))
     if "\r\n" in text:
         note = "the file has Windows line ends (CRLF); a shell on Linux would not run it as it is"
         launches = [replace(launch, notes=(*launch.notes, note)) for launch in launches]
     return launches
-
-
-def _noted(launch: Launch, guessed: tuple[str, ...], sourced: list[str]) -> Launch:
-    taken = "depends on a branch of the script: its first value was taken, with all that is added to it"
-    notes = [f"{name} {taken}" for name in guessed]
-    if launch.unresolved and sourced:
-        notes.append(f"not followed: {', '.join(sourced)}; missing variables may be set there")
-    return replace(launch, notes=(*launch.notes, *notes))
 
 
 # Finds vLLM starts in systemd unit files.
@@ -236,10 +217,7 @@ def launches_in_unit(text: str, name: str) -> list[Launch]:
         elif key == "EnvironmentFile" and value:
             notes.append(f"the variables in {value.lstrip('-')} were not read")
         elif key == "ExecStart":
-            if not value:
-                starts = []
-            else:
-                starts.append((line, value))
+            starts = [*starts, (line, value)] if value else []
     launches: list[Launch] = []
     growth = TextBudget()
     for line, value in starts:
@@ -269,6 +247,11 @@ def _logical_lines(text: str) -> list[tuple[int, str]]:
 
 def _words(text: str, where: str) -> list[str]:
     """Words as systemd cuts them: quotes group, backslashes escape, no shell."""
+
+    def unescape(found: re.Match[str]) -> str:
+        letter = found.group(1)
+        return chr(int(letter[1:], 16)) if len(letter) == 3 else _LETTERS.get(letter, letter)
+
     words: list[list[str]] = []
     at, ended = 0, True
     while at < len(text):
@@ -278,19 +261,12 @@ def _words(text: str, where: str) -> list[str]:
         found = _WORD_PART.match(text, at)
         if found is None:
             raise BadInput(f"{where}: a quote that opens here is never closed")
-        piece = _ESCAPE.sub(_unescaped, next(group for group in found.groups() if group is not None))
+        piece = _ESCAPE.sub(unescape, next(group for group in found.groups() if group is not None))
         if ended:
             words.append([])
         words[-1].append(piece)
         at, ended = found.end(), False
     return ["".join(pieces) for pieces in words]
-
-
-def _unescaped(found: re.Match[str]) -> str:
-    letter = found.group(1)
-    if len(letter) == 3:
-        return chr(int(letter[1:], 16))
-    return _LETTERS.get(letter, letter)
 
 
 def _unit_command(words: list[str], environment: dict[str, str], growth: TextBudget) -> tuple[list[str], list[str]]:
@@ -339,12 +315,11 @@ def read_vllm_config(path: str) -> Mapping[str, object]:
     try:
         with Path(path).open("rb") as file:
             content = file.read(CONFIG_BYTES_MAX + 1)
+        if len(content) > CONFIG_BYTES_MAX:
+            raise TooLarge(f"{path}: larger than {CONFIG_BYTES_MAX // 1024} KiB, which is no list of flags")
+        documents = documents_in(content.decode("utf-8"), path, booleans=True)
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror or error}") from None
-    if len(content) > CONFIG_BYTES_MAX:
-        raise TooLarge(f"{path}: larger than {CONFIG_BYTES_MAX // 1024} KiB, which is no list of flags")
-    try:
-        documents = documents_in(content.decode("utf-8"), path, booleans=True)
     except UnicodeDecodeError:
         raise BadInput(f"{path}: not text") from None
     found = next(iter(documents), None)

@@ -94,39 +94,28 @@ def fit(launch: Launch, engine: Engine, config: ConfigFile | None, plugins: Plug
     opaque = [argument.typed for argument in arguments if argument.is_opaque]
     if opaque:
         remarks.append(Remark(opaque[0], f"what it holds was not seen: look that there is no {EXTENSION_FLAG} in it"))
-    words, variables = _ours(dict(checked.rewritten_environment), given)
-    environment = dict(checked.rewritten_environment) | variables
-    checked = replace(checked, rewritten=(*checked.rewritten, *words), rewritten_environment=tuple(environment.items()))
-    return InsideLaunch(checked, tuple(remarks), tuple(words), tuple(variables.items()))
-
-
-def _ours(environment: Mapping[str, str], given: _CommandFlags) -> tuple[list[str], dict[str, str]]:
-    """The words to add to the command, and the variables to set."""
-    words: list[str] = []
-    variables: dict[str, str] = {}
-    plugins = [PLUGIN_NAME] if given.plugins.has_stat_logger else []
-    if _other_extension(given):
+    environment = dict(checked.rewritten_environment)
+    words: list[str] = []  # to add to the command
+    variables: dict[str, str] = {}  # to set
+    names = [PLUGIN_NAME] if plugins.has_stat_logger else []
+    if given.value(EXTENSION_FLAG) not in ("", PROBE):
         variables["PLIMSOLL_PROBE"] = "plugin"
-        plugins.append(PROBE_PLUGIN_NAME)
+        names.append(PROBE_PLUGIN_NAME)
     elif PROBE not in given.values(EXTENSION_FLAG):
         words += [EXTENSION_FLAG, PROBE]
     if GATE not in given.values(MIDDLEWARE_FLAG):
         words += [MIDDLEWARE_FLAG, GATE]
-    if PLUGIN_LIST in environment and plugins:
+    if PLUGIN_LIST in environment and names:
         there = [name for name in environment[PLUGIN_LIST].split(",") if name.strip()]
-        variables[PLUGIN_LIST] = ",".join([*there, *(name for name in plugins if name not in there)])
-    return words, variables
-
-
-def _other_extension(given: _CommandFlags) -> str:
-    """Another worker extension: vLLM takes one alone."""
-    value = given.value(EXTENSION_FLAG)
-    return "" if value == PROBE else value
+        variables[PLUGIN_LIST] = ",".join([*there, *(name for name in names if name not in there)])
+    environment |= variables
+    checked = replace(checked, rewritten=(*checked.rewritten, *words), rewritten_environment=tuple(environment.items()))
+    return InsideLaunch(checked, tuple(remarks), tuple(words), tuple(variables.items()))
 
 
 def _remarks(given: _CommandFlags) -> Iterator[Remark]:
     """Remarks on the flags and variables that matter to plimsoll.inside."""
-    if other := _other_extension(given):
+    if (other := given.value(EXTENSION_FLAG)) not in ("", PROBE):
         says = f"{other} is the worker extension, and vLLM takes one: PLIMSOLL_PROBE=plugin adds the probe beside it"
         if given.plugins.has_probe:
             yield Remark(EXTENSION_FLAG, says)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from plimsoll.errors import BadInput, TimedOut, WorldFailed
 from plimsoll.launch.command_line import Launch, find_launch
@@ -78,30 +78,25 @@ def vllm_in(folder: str) -> InstalledVllm:
         raise BadInput(f"--vllm-dir {folder}: {error.strerror or error}") from None
     if package is None:
         raise BadInput(f"--vllm-dir {folder}: there is no vllm package in it")
-    return _installed(package, None, None)
+    return InstalledVllm(str(package), version_beside(package), sources_in(package), None)
 
 
-def vllm_of_this_python() -> InstalledVllm:
-    """The vLLM that this interpreter would import."""
+def vllm_of(python: str | None, variables: Mapping[str, str]) -> InstalledVllm:
+    """The vLLM that an interpreter would import, with the variables that its command sets; None: this one."""
+    who = "this Python" if python is None else f"--python {python}"
     which = "name one with --python or --vllm-dir (of an image: its vLLM wheel, unpacked); docs/support.md has every release"
-    return _from_answer(_ask([sys.executable], {}, "this Python"), f"this Python has no vLLM; {which}")
-
-
-def vllm_of(python: str, variables: Mapping[str, str]) -> InstalledVllm:
-    """The vLLM that another interpreter would import, with the variables that its command sets."""
-    if not python.strip():
-        raise BadInput("--python is empty; give the path of a Python, such as /usr/bin/python3")
-    if Path(python).is_dir():
-        raise BadInput(f"--python {python} is a folder; name the Python in it, such as {python.rstrip('/')}/bin/python")
-    answer = _ask([python], variables, f"--python {python}")
-    return _from_answer(answer, f"{python} has no vLLM; name another with --python, or its folder with --vllm-dir")
-
-
-def _ask(command: list[str], variables: Mapping[str, str], who: str) -> dict[str, Any]:
+    nothing = f"this Python has no vLLM; {which}"
+    if python is not None:
+        if not python.strip():
+            raise BadInput("--python is empty; give the path of a Python, such as /usr/bin/python3")
+        if Path(python).is_dir():
+            raise BadInput(f"--python {python} is a folder; name the Python in it, such as {python.rstrip('/')}/bin/python")
+        nothing = f"{python} has no vLLM; name another with --python, or its folder with --vllm-dir"
     wanted = {name: value for name, value in variables.items() if name.startswith("PYTHON") and "$" not in value}
     try:
         done = subprocess.run(  # noqa: S603 - the user names the interpreter
-            [*command, "-c", _QUESTION], capture_output=True, check=False, timeout=ASK_S, stdin=subprocess.DEVNULL,
+            [python or sys.executable, "-c", _QUESTION], capture_output=True, check=False, timeout=ASK_S,
+            stdin=subprocess.DEVNULL,
             cwd="/",  # a folder named vllm where the user stands is not the installed one
             env={**os.environ, **wanted},
         )  # fmt: skip
@@ -109,19 +104,14 @@ def _ask(command: list[str], variables: Mapping[str, str], who: str) -> dict[str
         raise TimedOut(f"{who} did not say within {ASK_S:.0f} s where its vLLM is") from None
     except (OSError, ValueError) as error:
         raise BadInput(f"{who} cannot be run: {getattr(error, 'strerror', None) or error}") from None
-    for line in reversed(done.stdout.decode(errors="replace").splitlines()):
-        if line.startswith("plimsoll-answer "):
-            try:
-                answer = json.loads(line.partition(" ")[2])
-            except ValueError:
-                break
-            if isinstance(answer, dict):
-                return answer
-    last = (done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    raise BadInput(f"{who} is not a Python that answers: {last[:200]}")
-
-
-def _from_answer(answer: Mapping[str, Any], nothing: str) -> InstalledVllm:
+    said = [line for line in done.stdout.decode(errors="replace").splitlines() if line.startswith("plimsoll-answer ")]
+    try:
+        answer = json.loads(said[-1].partition(" ")[2]) if said else None
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        last = (done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise BadInput(f"{who} is not a Python that answers: {last[:200]}")
     origin, _ = _place(answer.get("vllm"))
     if origin is None or not Path(origin).is_file():
         raise WorldFailed(nothing)
@@ -129,19 +119,16 @@ def _from_answer(answer: Mapping[str, Any], nothing: str) -> InstalledVllm:
     points = answer.get("points")
     names = [str(p[1]) for p in points if isinstance(p, list) and len(p) == 3] if isinstance(points, list) else []
     place = inside or (folders[0] if folders else None)
-    version = answer.get("version")
+    package, version = Path(origin).parent, answer.get("version")
     seen = InsideVisibility(inside is not None, place, tuple(sorted(set(names))))
-    return _installed(Path(origin).parent, version if isinstance(version, str) else None, seen)
+    version = version_beside(package) or (version if isinstance(version, str) else None)
+    return InstalledVllm(str(package), version, sources_in(package), seen)
 
 
 def _place(value: object) -> tuple[str | None, list[str]]:
     if not isinstance(value, list) or len(value) != 2 or not isinstance(value[1], list):
         return None, []
     return (value[0] if isinstance(value[0], str) else None), [str(inner) for inner in value[1]]
-
-
-def _installed(package: Path, version: str | None, seen: InsideVisibility | None) -> InstalledVllm:
-    return InstalledVllm(str(package), version_beside(package) or version, sources_in(package), seen)
 
 
 def sources_in(package: Path) -> Sources:
@@ -182,7 +169,16 @@ def version_beside(package: Path) -> str | None:
                 return version.group(1)
     except OSError:
         pass
-    return _own_version(_head(package / "_version.py"))
+    try:
+        tree = ast.parse(_head(package / "_version.py"))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            names = {target.id for target in node.targets if isinstance(target, ast.Name)}
+            if names & {"__version__", "version"}:
+                return node.value.value if isinstance(node.value.value, str) else None
+    return None
 
 
 def _head(path: Path, limit: int = 1 << 16) -> str:
@@ -191,21 +187,6 @@ def _head(path: Path, limit: int = 1 << 16) -> str:
             return file.read(limit).decode(errors="replace")
     except OSError:
         return ""
-
-
-def _own_version(text: str) -> str | None:
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-    for node in tree.body:
-        names = (
-            {target.id for target in node.targets if isinstance(target, ast.Name)} if isinstance(node, ast.Assign) else set()
-        )
-        if names & {"__version__", "version"} and isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-            value = node.value.value
-            return value if isinstance(value, str) else None
-    return None
 
 
 _READ_MAX = 4 * 1024 * 1024  # twice Linux's usual limit on arguments and environment together

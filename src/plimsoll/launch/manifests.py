@@ -71,7 +71,14 @@ class _Builder:
         kind = type(event).__name__
         line = event.start_mark.line + 1 if event.start_mark else 0
         if kind == "ScalarEvent":
-            self._place(self._scalar(event), event.anchor, line)
+            value: Tree = event.value
+            if event.implicit[0] and value in _NULLS:  # neither quoted nor tagged
+                value = None
+            # A key is text whatever it looks like.
+            is_key = bool(self._open) and isinstance(self._open[-1][0], dict) and not self._open[-1][1]
+            if self._booleans and event.implicit[0] and not is_key and value in _TRUE | _FALSE:
+                value = value in _TRUE
+            self._place(value, event.anchor, line)
         elif kind in ("MappingStartEvent", "SequenceStartEvent"):
             if len(self._open) >= _DEPTH_MAX:
                 raise BadInput(f"{self._name}, line {line}: nested deeper than {_DEPTH_MAX} levels")
@@ -86,18 +93,6 @@ class _Builder:
         elif kind == "DocumentStartEvent":
             self._anchors = {}
 
-    def _scalar(self, event: Any) -> Tree:
-        text: str = event.value
-        if not event.implicit[0]:  # quoted, or with a tag
-            return text
-        if text in _NULLS:
-            return None
-        # A key is text whatever it looks like.
-        is_key = bool(self._open) and isinstance(self._open[-1][0], dict) and not self._open[-1][1]
-        if self._booleans and not is_key and text in _TRUE | _FALSE:
-            return text in _TRUE
-        return text
-
     def _place(self, value: Tree, anchor: str | None, line: int) -> None:
         self._spend(1, line)
         if anchor is not None:
@@ -108,26 +103,23 @@ class _Builder:
         collection, key, _ = self._open[-1]
         if isinstance(collection, list):
             collection.append(value)
+        elif key and key[0] != "<<":
+            collection[key.pop()] = value
         elif key:
-            self._pair(collection, key.pop(), value, line)
+            key.clear()
+            for merged in value if isinstance(value, list) else [value]:
+                if not isinstance(merged, dict):
+                    raise BadInput(f"{self._name}, line {line}: << merges mappings only")
+                self._spend(len(merged), line)
+                for name, inherited in merged.items():
+                    collection.setdefault(name, inherited)
+                    collection.lines.setdefault(name, line)
         elif isinstance(value, str) or value is None:
             key.append(value or "null")
             collection.lines[value or "null"] = line
         else:
             hint = "; it looks like a template: render it first" if isinstance(value, dict) else ""
             raise BadInput(f"{self._name}, line {line}: a key must be plain text{hint}")
-
-    def _pair(self, mapping: LinedMapping, key: str, value: Tree, line: int) -> None:
-        if key != "<<":
-            mapping[key] = value
-            return
-        for merged in value if isinstance(value, list) else [value]:
-            if not isinstance(merged, dict):
-                raise BadInput(f"{self._name}, line {line}: << merges mappings only")
-            self._spend(len(merged), line)
-            for name, inherited in merged.items():
-                mapping.setdefault(name, inherited)
-                mapping.lines.setdefault(name, line)
 
     def _spend(self, nodes: int, line: int) -> None:
         self._nodes += nodes
@@ -280,7 +272,7 @@ def _in_containers(
         if isinstance(body, dict):
             own = body.get("name")
             source = ", ".join(filter(None, (name, _place(owner), f"container {own}" if isinstance(own, str) else "")))
-            container = _container(body, growth)
+            container = container_of(body, growth)
             if _kind(owner) == LLM_SERVICE and own == "main" and container.entry is None:
                 container = _llm_service(container, owner, source)
             if launch := find_in_container(container, source):
@@ -311,7 +303,7 @@ def _in_kserve_model(model: dict[str, Tree], name: str, place: str, growth: Text
     hints = (form.get("name"), model.get("runtime"), model.get("image"))
     if not any(isinstance(hint, str) and "vllm" in hint.lower() for hint in hints):
         return None
-    container = _container(model, growth)
+    container = container_of(model, growth)
     container = replace(
         container, image=container.image or "vllm", notes=(*container.notes, "the serving runtime may add arguments of its own")
     )
@@ -319,12 +311,9 @@ def _in_kserve_model(model: dict[str, Tree], name: str, place: str, growth: Text
     return launch and _with_references(replace(launch, image=_text(model.get("image"))))
 
 
-def container_of(body: dict[str, Tree]) -> Container:
+def container_of(body: dict[str, Tree], growth: TextBudget | None = None) -> Container:
     """A container of a Kubernetes manifest as the kubelet would start it."""
-    return _container(body, TextBudget())
-
-
-def _container(body: dict[str, Tree], growth: TextBudget) -> Container:
+    growth = growth or TextBudget()
     environment: dict[str, str] = {}
     missing: list[str] = []
     listed = body.get("env")

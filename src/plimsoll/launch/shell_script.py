@@ -18,7 +18,7 @@ Not done: globs, `~`, `{a,b}`, functions' arguments, `set --`, aliases, a change
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
@@ -118,20 +118,8 @@ class Variables:
         if self._work_left < 0:
             raise TooLarge("the script is too long, or its variables multiply; print the final command and give that")
 
-    def has_value(self, name: str) -> bool:
-        """True if the script gave it a value that is not empty."""
-        values = self._values.get(name)
-        return bool(values) and not all(map(is_blank, values or ()))
-
-    def names_behind(self, name: str) -> list[str]:
-        """The unset variables and computed parts that its value is made of."""
-        pieces = (piece for value in self._values.get(name, ()) for piece in value)
-        return [piece.name for piece in pieces if piece.origin is not Origin.WRITTEN]
-
-    def text(self, name: str) -> str | None:
-        """Its value as a child process would see it; None where it has none."""
-        values = self._values.get(name)
-        return text_of(values[0]) if values else None
+    def values(self, name: str) -> tuple[Value, ...]:
+        return self._values.get(name, ())
 
     def assign(self, name: str, values: Sequence[Value], *, append: bool = False, array: bool = False) -> None:
         """Sets or extends a variable; `+=` of plain text extends the first element, as in bash."""
@@ -149,36 +137,33 @@ class Variables:
         self._values.pop(name, None)
         self._others.pop(name, None)
 
-    def mark_branch(self, name: str) -> None:
-        """Remembers that its value depends on a branch of the script."""
+    def keep_first(self, name: str, values: Sequence[Value], *, adds: bool) -> bool:
+        """True if a branch's value does not count, since an earlier one does; it is remembered as another value."""
         self._in_branch.add(name)
-
-    def add_other_value(self, name: str, values: Sequence[Value]) -> None:
-        """Remembers what another branch would have set it to."""
+        if adds or all(map(is_blank, self.values(name))):
+            return False
         others = self._others.setdefault(name, [])
         self.spend(sum(len(piece.text) + 16 for value in values for piece in value))
         if tuple(values) not in (*others, self._values.get(name)) and len(others) < OTHER_VALUES_MAX:
             others.append(tuple(values))
+        return True
 
-    def other_values(self, name: str) -> tuple[tuple[Value, ...], ...]:
-        """Returns the values that the branches which were not taken would have set."""
-        return tuple(self._others.get(name, ()))
-
-    def exchange(self, name: str, values: tuple[Value, ...]) -> tuple[Value, ...]:
-        """Sets a variable that has a value to another, and gives back the one it had."""
-        before, self._values[name] = self._values[name], values
-        return before
-
-    def expand(self, parts: Iterable[WordPart]) -> list[Value]:
-        """The words that these parts become."""
-        return self._expand(parts, split=True)
+    def expand_otherwise(self, name: str, words: Sequence[Word]) -> Iterator[list[Value]]:
+        """The fields of these words with each value of a variable that a branch which was not taken would have set."""
+        taken = self._values.get(name, ())
+        for values in self._others.get(name, ()):
+            self._values[name] = values
+            yield [field for word in words for field in self.expand(word.parts)]
+        if name in self._others:
+            self._values[name] = taken
 
     def join(self, parts: Iterable[WordPart]) -> Value:
         """The one value that these parts become on the right of `=`."""
-        fields = self._expand(parts, split=False)
+        fields = self.expand(parts, split=False)
         return fields[0] if fields else ()
 
-    def _expand(self, parts: Iterable[WordPart], *, split: bool) -> list[Value]:
+    def expand(self, parts: Iterable[WordPart], *, split: bool = True) -> list[Value]:
+        """The words that these parts become."""
         fields = _Fields()
         self._add(fields, parts, split=split)
         fields.close()
@@ -400,11 +385,12 @@ class _Script:
             for name in texts[1:]:
                 self._unset(name)
             return
-        self._effects(texts)
-        self._list(words[0].line, fields, before, rest)
-
-    def _list(self, line: int, fields: list[Value], before: Sequence[Word], rest: Sequence[Word]) -> None:
-        texts = tuple(text_of(field) for field in fields)
+        match texts:  # what a builtin does to the variables
+            case ("set", "-a" | "+a" as option, *_) | ("set", "-o" | "+o" as option, "allexport", *_):
+                self._export_all = option.startswith("-")
+            case ("read", *names):
+                for name in names:
+                    self._unset(name)
         environment = self._environment()
         unresolved: dict[str, None] = {}
         guessed: dict[str, None] = {}
@@ -416,7 +402,7 @@ class _Script:
         for piece in (piece for field in fields for piece in field if piece.name):
             (guessed if piece.origin is Origin.WRITTEN else unresolved)[piece.name] = None
         unresolved.update(dict.fromkeys(self._behind_environment))
-        command = ShellCommand(texts, environment + tuple(own), line, tuple(unresolved), tuple(guessed))
+        command = ShellCommand(texts, environment + tuple(own), words[0].line, tuple(unresolved), tuple(guessed))
         if guessed and any("vllm" in text.lower() for text in texts):
             command = replace(command, otherwise=self._otherwise(command, rest))
         self.commands.append(command)
@@ -425,10 +411,7 @@ class _Script:
         """The command as the branches that were not taken would run it."""
         found = []
         for name in command.guessed:
-            for values in self._variables.other_values(name):
-                taken = self._variables.exchange(name, values)
-                fields = [field for word in rest for field in self._variables.expand(word.parts)]
-                self._variables.exchange(name, taken)
+            for fields in self._variables.expand_otherwise(name, rest):
                 missing = [piece.name for field in fields for piece in field if piece.origin is not Origin.WRITTEN]
                 texts = tuple(text_of(field) for field in fields)
                 unresolved = tuple(dict.fromkeys((*command.unresolved, *missing)))
@@ -437,23 +420,20 @@ class _Script:
 
     def _environment(self) -> tuple[tuple[str, str], ...]:
         if self._snapshot is None:
-            pairs = [(name, self._variables.text(name)) for name in self._exported]
-            self._snapshot = tuple((name, text) for name, text in pairs if text is not None)
+            values = {name: self._variables.values(name) for name in self._exported}
+            self._snapshot = tuple((name, text_of(value[0])) for name, value in values.items() if value)
+            behind = [
+                (name, piece.name)
+                for name, pieces in values.items()
+                for value in pieces
+                for piece in value
+                if piece.origin is not Origin.WRITTEN
+            ]
             # `export PATH=/opt/bin:$PATH` adds to what the caller has: nothing is missing there.
-            behind = [(name, missing) for name, _ in pairs for missing in self._variables.names_behind(name)]
             self._behind_environment = [missing for name, missing in behind if missing != name]
-            self._variables.spend(16 * (len(pairs) + len(behind)))
+            self._variables.spend(16 * (len(values) + len(behind)))
         self._variables.spend(len(self._behind_environment))
         return self._snapshot
-
-    def _effects(self, texts: tuple[str, ...]) -> None:
-        """Applies what a builtin such as `set -a` or `read` does to the variables."""
-        match texts:
-            case ("set", "-a" | "+a" as option, *_) | ("set", "-o" | "+o" as option, "allexport", *_):
-                self._export_all = option.startswith("-")
-            case ("read", *names):
-                for name in names:
-                    self._unset(name)
 
     def _unset(self, name: str) -> None:
         if not self._branches and not self._behind_and_or and _NAME.fullmatch(name):
@@ -517,12 +497,11 @@ class _Script:
         name, subscript, plus = found.groups()
         if subscript:
             return
+        adds = adds or bool(plus)
         if self._branches or self._behind_and_or:
-            self._variables.mark_branch(name)
-            if self._variables.has_value(name) and not plus and not adds:
-                self._variables.add_other_value(name, values)
+            if self._variables.keep_first(name, values, adds=adds):
                 return
-        elif not plus and not adds:
+        elif not adds:
             self._variables.forget(name)
         self._variables.assign(name, values, append=bool(plus), array=array)
         if self._export_all:

@@ -29,16 +29,6 @@ def _after(stop: re.Pattern[str], text: str, at: int) -> int:
     return -1
 
 
-def after_backtick(text: str, at: int) -> int:
-    """Just after the backtick that ends what began before `at`, or -1."""
-    return _after(_BACKTICK_STOP, text, at)
-
-
-def after_ansi(text: str, at: int) -> int:
-    """Just after the quote that ends the `$'...'` whose text starts at `at`, or -1."""
-    return _after(_ANSI_STOP, text, at)
-
-
 def after_here_documents(text: str, at: int, pending: list[tuple[str, bool]]) -> int:
     """Just after the bodies of these (delimiter, strips tabs) here-documents; an unfinished one ends with the text."""
     for delimiter, strip in pending:
@@ -62,6 +52,7 @@ class _Scan:
         self._at = at
 
     def end(self) -> int:
+        """Just after the bracket that closes the `$(`, `${`, `<(` or `>(` at the start, or -1 when nothing does."""
         self._dollar_or_bracket()
         while self._open:
             found = _SPECIAL.search(self._text, self._at)
@@ -87,7 +78,7 @@ class _Scan:
             self._open.append(_QUOTED_BRACE if quoted else _BRACE)
             self._at = at + 2
         elif text.startswith("'", at + 1) and not quoted:
-            self._at = after_ansi(text, at + 2)
+            self._at = _after(_ANSI_STOP, text, at + 2)
         else:
             self._at = at + 1
 
@@ -100,7 +91,7 @@ class _Scan:
             self._at = at
             self._dollar_or_bracket()
         elif char == "`":
-            self._at = after_backtick(text, at + 1)
+            self._at = _after(_BACKTICK_STOP, text, at + 1)
         elif char == "'" and top not in _INSIDE_QUOTES:
             end = text.find("'", at + 1)
             self._at = end + 1 if end >= 0 else -1
@@ -113,38 +104,25 @@ class _Scan:
             self._open.append(_GROUP)
         elif (char == ")" and top in _PARENTHESES) or (char == "}" and top in _BRACES):
             self._open.pop()
-        elif top == _COMMAND:
-            self._inside_command(char)
-
-    def _inside_command(self, char: str) -> None:
-        """Steps over comments and here-documents: an apostrophe in them is not a quote."""
-        text, at = self._text, self._at - 1
-        if char == "#" and text[at - 1] in " \t\n;(":
+        # Comments and here-documents are stepped over: an apostrophe in them is not a quote.
+        elif top == _COMMAND and char == "#" and text[at - 1] in " \t\n;(":
             end = text.find("\n", at)
             self._at = end if end >= 0 else -1
-        elif char == "<" and (here := here_document(text, at)):
+        elif top == _COMMAND and char == "<" and (here := here_document(text, at)):
             delimiter, strip, self._at = here
             self._pending.append((delimiter, strip))
-        elif char == "\n" and self._pending:
+        elif top == _COMMAND and char == "\n" and self._pending:
             self._at = after_here_documents(text, at + 1, self._pending)
             self._pending = []
 
 
 def here_document(text: str, at: int) -> tuple[str, bool, int] | None:
     """The delimiter of the `<<` at `at`, whether tabs are stripped, and where it ends; None where there is none."""
-    if text.startswith("<<<", at):
-        return None
     found = _HERE.match(text, at)
-    if found is None:
+    if found is None or text.startswith("<<<", at):
         return None
-    dash, single, double, plain = found.groups()
-    delimiter = next(name for name in (single, double, plain) if name is not None)
-    return delimiter, dash == "-", found.end()
-
-
-def closing(text: str, at: int) -> int:
-    """Just after the bracket that closes the `$(`, `${`, `<(` or `>(` at `at`, or -1 when nothing does."""
-    return _Scan(text, at).end()
+    dash, *names = found.groups()
+    return next(name for name in names if name is not None), dash == "-", found.end()
 
 
 class LiteralText(NamedTuple):
@@ -332,24 +310,20 @@ class Reader:
                 parts.append(LiteralText(text[self._at + 1 : end], quoted=True))
                 self._at = end + 1
             elif char == '"':
-                self._double_quoted(parts)
+                start, before = self._at, len(parts)
+                self._at += 1
+                self._quoted_run(parts)
+                if len(parts) == before:
+                    parts.append(LiteralText("", quoted=True))  # "" is a word
+                if self._at >= len(text):
+                    raise self._never_closed("double quote", start)
+                self._at += 1
             elif char == "$":
                 self._dollar(parts, quoted=False)
             elif char == "`":
                 self._backticks(parts, quoted=False)
             else:
                 return
-
-    def _double_quoted(self, parts: list[WordPart]) -> None:
-        start = self._at
-        self._at += 1
-        before = len(parts)
-        self._quoted_run(parts)
-        if len(parts) == before:
-            parts.append(LiteralText("", quoted=True))  # "" is a word
-        if self._at >= len(self._text):
-            raise self._never_closed("double quote", start)
-        self._at += 1
 
     def _quoted_run(self, parts: list[WordPart]) -> None:
         """Adds what stands between double quotes, up to the closing one or the end."""
@@ -370,14 +344,14 @@ class Reader:
                 self._backticks(parts, quoted=True)
 
     def _backticks(self, parts: list[WordPart], *, quoted: bool) -> None:
-        end = after_backtick(self._text, self._at + 1)
+        end = _after(_BACKTICK_STOP, self._text, self._at + 1)
         if end < 0:
             raise self._never_closed("backtick", self._at)
         parts.append(Substitution(self._text[self._at : end], quoted))
         self._at = end
 
     def _substitution(self, parts: list[WordPart], *, quoted: bool) -> None:
-        end = closing(self._text, self._at)
+        end = _Scan(self._text, self._at).end()
         if end < 0:
             raise self._never_closed(self._text[self._at : self._at + 2], self._at)
         parts.append(Substitution(self._text[self._at : end], quoted))
@@ -389,13 +363,13 @@ class Reader:
         if following == "(":
             self._substitution(parts, quoted=quoted)
         elif following == "{":
-            end = closing(text, at)
+            end = _Scan(text, at).end()
             if end < 0:
                 raise self._never_closed("${", at)
             parts.append(self._braced(text[at:end], following=text[end : end + 1], quoted=quoted))
             self._at = end
         elif following == "'" and not quoted:
-            end = after_ansi(text, at + 2)
+            end = _after(_ANSI_STOP, text, at + 2)
             if end < 0:
                 raise self._never_closed("single quote", at)
             parts.append(LiteralText(_ANSI.sub(_ansi_character, text[at + 2 : end - 1]), quoted=True))

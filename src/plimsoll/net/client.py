@@ -298,7 +298,6 @@ def _size(count: int) -> str:
 
 
 def _proxy(url: str) -> str | None:
-    """The proxy that the environment names for this address."""
     from urllib.request import getproxies, proxy_bypass
 
     parts = urlsplit(url)

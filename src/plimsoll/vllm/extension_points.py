@@ -58,12 +58,13 @@ def shape_of(text: str) -> FileShape | None:
 
 
 def _functions(body: list[ast.stmt]) -> dict[str, tuple[str, ...]]:
-    return {node.name: _arguments(node.args) for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-
-
-def _arguments(given: ast.arguments) -> tuple[str, ...]:
-    names = [argument.arg for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
-    return (*names, ANY) if given.kwarg is not None else tuple(names)
+    found: dict[str, tuple[str, ...]] = {}
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            given = node.args
+            names = [argument.arg for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+            found[node.name] = (*names, ANY) if given.kwarg is not None else tuple(names)
+    return found
 
 
 def _attributes(node: ast.ClassDef) -> set[str]:

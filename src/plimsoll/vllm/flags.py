@@ -31,10 +31,6 @@ class FlagRow(NamedTuple):
         """True if anything follows the flag."""
         return self.kind not in ("switch", "on-off")
 
-    def begins_before(self, release: str) -> bool:
-        """True if an earlier release had it already."""
-        return versions.is_before(self.first, release)
-
     def begins_after(self, release: str) -> bool:
         """True if only a later release has it."""
         return versions.is_before(release, self.first)
@@ -119,21 +115,6 @@ _NEIGHBOURS = ("CUDA_", "PYTORCH_", "TORCH", "NCCL_", "HF_", "HUGGING_FACE_", "T
 _SURROUNDINGS = ("PYTHON", "LD_", "XDG_", "AWS_", "S3_", "MODELSCOPE_", "SSL_", "PLIMSOLL_")
 
 
-class VariableHistory(NamedTuple):
-    """When releases named a variable."""
-
-    first: str
-    last: str
-
-    def begins_after(self, release: str) -> bool:
-        """True if only a later release reads it."""
-        return versions.is_before(release, self.first)
-
-    def gone_in(self) -> str | None:
-        """The release that no longer names it; None if the newest still does."""
-        return release_after(self.last)
-
-
 def matters(name: str) -> bool:
     """True if a variable can change what vLLM does."""
     return name.startswith(("VLLM_", *_NEIGHBOURS))
@@ -144,21 +125,11 @@ def bears_on(name: str) -> bool:
     return matters(name) or name.upper().endswith(("PROXY", "PATH", "HOME")) or name.startswith(_SURROUNDINGS)
 
 
-def variable_history(name: str) -> VariableHistory | None:
-    """The releases whose source names the variable; None if none does."""
-    stretches = _stretches(name)
-    return VariableHistory(stretches[0]["from"], stretches[-1]["to"]) if stretches else None
-
-
 def default_in(name: str, release: str) -> object:
-    """The default that release declares; None if it declares none."""
-    return next((plain.get("default") for plain in _stretches(name) if versions.is_within(plain, release)), None)
+    """The default that release declares for a variable; None if it declares none."""
+    return next((span.facts.get("default") for span in versions.spans_of("environment", name) if span.covers(release)), None)
 
 
 def is_read_in(name: str, release: str) -> bool:
     """True if that release's source names the variable."""
-    return any(versions.is_within(plain, release) for plain in _stretches(name))
-
-
-def _stretches(name: str) -> list[dict[str, Any]]:
-    return versions.rows("environment").get(name, [])
+    return any(span.covers(release) for span in versions.spans_of("environment", name))

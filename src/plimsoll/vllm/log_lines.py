@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -151,13 +151,14 @@ def measured_of(lines: Iterable[bytes]) -> Measured:
         line = _COLOURS.sub("", raw.decode("utf-8", "replace"))
         speakers = _WHO.findall(line)
         name, worker = speakers[-1] if speakers else ("", "")  # a progress bar may stand before it on the same line
-        if _begins_anew(line, name, start):
+        banner, is_named = _BANNER.search(line), "LLM engine (v" in line
+        # The same speaker introduces itself again: another start than that of the lines before.
+        if start.got_far and (banner is not None or (is_named and name in start.named)):
             best = start if start.got_a_cache or not best.got_a_cache else best
             start = _Start()
-        banner = _BANNER.search(line)
         if banner is not None:
             _take(start.engine, "release", banner["version"] or banner["older"], "version")
-        if b"LLM engine (v" in raw:
+        if is_named:
             start.named.add(name)
         for rule in _rules():
             if rule.needle in raw:
@@ -167,13 +168,6 @@ def measured_of(lines: Iterable[bytes]) -> Measured:
                     if match is not None:
                         _take(facts, field, match[1], _KINDS.get(field, "gib"))
     return _measured(start if start.got_a_cache or not best.got_a_cache else best)
-
-
-def _begins_anew(line: str, name: str, start: _Start) -> bool:
-    """True if this line belongs to another start than the lines before: the same speaker introduces itself again."""
-    if _BANNER.search(line) is not None:
-        return start.got_far
-    return "LLM engine (v" in line and name in start.named and start.got_far
 
 
 def _take(facts: _Facts, field: str, text: str, kind: str) -> None:
@@ -202,8 +196,12 @@ def _measured(start: _Start) -> Measured:
     speakers = [facts for facts in start.workers.values() if facts.keys() & set(_TERMS)]
     if not speakers:
         return Measured(**start.engine)  # type: ignore[arg-type]
-    ruling = min(speakers, key=lambda facts: (facts.get("kv_bytes", float("inf")), -sum(_sizes(facts))))
-    merged = dict(ruling)
+
+    def least_cache(facts: _Facts) -> tuple[float, int]:
+        sizes = (facts.get(field) for field in _TERMS if field != "kv_bytes")
+        return cast("float", facts.get("kv_bytes", float("inf"))), -sum(size for size in sizes if isinstance(size, int))
+
+    merged = {**min(speakers, key=least_cache)}
     if start.engine.get("pipeline_parallel", 1) == 1:
         for facts in start.workers.values():
             for field, value in facts.items():
@@ -214,10 +212,3 @@ def _measured(start: _Start) -> Measured:
     if consumed is not None and activation is not None and estimate and merged.get("graphs_subtracted") is not False:
         merged["activation_bytes"] = max(0, cast("int", activation) - cast("int", estimate))
     return Measured(**{**start.engine, **merged, "ranks": len(speakers)})  # type: ignore[arg-type]
-
-
-def _sizes(facts: _Facts) -> Iterator[int]:
-    for field in ("weights_bytes", "consumed_bytes", "activation_bytes", "non_torch_bytes"):
-        value = facts.get(field)
-        if isinstance(value, int):
-            yield value

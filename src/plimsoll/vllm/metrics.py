@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -65,14 +65,12 @@ def _figure(unit: str, names: Sequence[str], traps: Sequence[str] = (), **more: 
 FIGURES: tuple[Figure, ...] = tuple(_figure(**row) for row in versions.table("figures")["figures"])
 
 
-@functools.cache
-def _by_name() -> Mapping[str, Figure]:
-    return {figure.name: figure for figure in FIGURES}
+_BY_NAME: Mapping[str, Figure] = {one.name: one for one in FIGURES}
 
 
 def figure(name: str) -> Figure:
     """The figure of this name."""
-    return _by_name()[name]
+    return _BY_NAME[name]
 
 
 def resolve(name: str, engine: Engine) -> ResolvedMetric | None:
@@ -85,21 +83,13 @@ def resolve(name: str, engine: Engine) -> ResolvedMetric | None:
     found = [r for n in wanted.names if (r := _in_release(wanted, n, engine.release)) is not None]
     if found:
         return min(found, key=lambda r: r.shown == "hidden")
-    if wanted.nearest is not None:
-        relative = _in_release(wanted, wanted.nearest, engine.release)
-        if relative is not None:
-            return ResolvedMetric(
-                wanted, relative.exposition, relative.type, relative.labels, Unit.RATIO, is_exact=False, shown=relative.shown
-            )
-    return None
+    relative = _in_release(wanted, wanted.nearest, engine.release) if wanted.nearest is not None else None
+    return relative and replace(relative, unit=Unit.RATIO, is_exact=False)
 
 
 def on_page(name: str, families: Collection[str]) -> str | None:
     """The exposition name of a figure among those a page shows; None if it shows none of them."""
-    for candidate in figure(name).names:
-        if candidate in families or candidate.removesuffix("_total") in families:
-            return candidate
-    return None
+    return next((one for one in figure(name).names if one in families or one.removesuffix("_total") in families), None)
 
 
 def _default_engine(release: str) -> str:

@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from plimsoll.errors import BadInput, TooLarge, WorldFailed
@@ -79,8 +79,8 @@ class Page(NamedTuple):
         buckets: dict[float, float] = {}
         sets: dict[tuple[tuple[str, str], ...], set[float]] = {}
         for sample in self.of(f"{family}_bucket", labels):
-            bound = _bound(sample.labels.get("le"))
-            if bound is None or not math.isfinite(sample.value):
+            bound = _number(sample.labels.get("le", "nan"))
+            if bound is None or math.isnan(bound) or not math.isfinite(sample.value):
                 return None
             buckets[bound] = buckets.get(bound, 0.0) + sample.value
             key = tuple(sorted((name, value) for name, value in sample.labels.items() if name != "le"))
@@ -99,22 +99,6 @@ class Page(NamedTuple):
 def escaped_label(value: str) -> str:
     """A label's value as a page writes it between its quotes."""
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def grouped(samples: Iterable[Sample]) -> dict[str, tuple[Sample, ...]]:
-    """Samples by name, each name's in their order."""
-    found: dict[str, list[Sample]] = {}
-    for sample in samples:
-        found.setdefault(sample.name, []).append(sample)
-    return {name: tuple(of_it) for name, of_it in found.items()}
-
-
-def _bound(text: str | None) -> float | None:
-    try:
-        bound = float(text) if text is not None else math.nan
-    except ValueError:
-        return None
-    return None if math.isnan(bound) else bound
 
 
 # Prometheus' text format or OpenMetrics. A line that cannot be read is passed over and counted: half a page is worth more
@@ -182,9 +166,12 @@ def parse_page(data: bytes, source: str, at_s: float | None) -> Page:
                 raise TooLarge(f"{source}, line {number}: more than {SAMPLES_MAX:,} samples")
     if not samples:
         raise BadInput(f"{source}: not a page of metrics: no line of it is a sample")
-    if not in_seconds:  # only OpenMetrics stamps in seconds, and only OpenMetrics ends in EOF
-        samples = [s._replace(at_s=s.at_s / 1000) if s.at_s is not None else s for s in samples]
-    return Page(source, at_s, grouped(samples), types, skipped)
+    by_name: dict[str, list[Sample]] = {}
+    for sample in samples:
+        if sample.at_s is not None and not in_seconds:  # only OpenMetrics stamps in seconds, and only OpenMetrics ends in EOF
+            sample = sample._replace(at_s=sample.at_s / 1000)  # noqa: PLW2901
+        by_name.setdefault(sample.name, []).append(sample)
+    return Page(source, at_s, {name: tuple(found) for name, found in by_name.items()}, types, skipped)
 
 
 def is_sample(line: str) -> bool:
@@ -215,7 +202,10 @@ def fetch_pages(
         if look:
             sleep(gap_s)
         try:
-            pages.append(_fetched(where, timeout_s, clock))
+            reply = where.get(most_bytes=PAGE_MAX, timeout_s=timeout_s)
+            if reply.status != 200:
+                raise WorldFailed(f"{where.shown}: answers {reply.status}, not a page of metrics")
+            pages.append(parse_page(reply.body, where.shown, clock()))
         except WorldFailed:
             if not pages:
                 raise
@@ -229,13 +219,6 @@ def fetch_health(url: str, *, timeout_s: float = 5.0) -> int | None:
         return address(url).at("/health").get(most_bytes=1 << 20, timeout_s=timeout_s).status
     except (WorldFailed, TooLarge):
         return None
-
-
-def _fetched(where: Address, timeout_s: float, clock: Callable[[], float]) -> Page:
-    reply = where.get(most_bytes=PAGE_MAX, timeout_s=timeout_s)
-    if reply.status != 200:
-        raise WorldFailed(f"{where.shown}: answers {reply.status}, not a page of metrics")
-    return parse_page(reply.body, where.shown, clock())
 
 
 def _sample(line: str, number: int, seen: dict[str, Labels]) -> Sample | None:

@@ -318,35 +318,31 @@ def newest() -> str:
 
 def engine_named(text: str | None, said_by: str = "--vllm") -> Engine:
     """The release whose facts apply; a version that was not read says so in its note. `said_by` names the culprit."""
-    releases = list(wheels())
-    last = len(releases) - 1
+    last = newest()
     if text is None:
-        return Engine(releases[last], releases[last], is_exact=True, because="the newest known")
+        return Engine(last, last, is_exact=True, because="the newest known")
     asked = text.strip()
+    moving = Engine(
+        asked, last, is_exact=False, note=f"{asked} is no release we could read; the newest known, {last}, stands for it"
+    )
     if asked.lower() in _MOVING_NAMES:
-        return Engine(asked, releases[last], is_exact=False, note=_met_by_newest(asked, releases[last]))
+        return moving
     try:
         version = Version(asked)
     except ValueError:
-        raise BadInput(f"{said_by} {asked!r} is not a version such as {releases[last]} or nightly") from None
-    known = [Version(r) for r in releases]
+        raise BadInput(f"{said_by} {asked!r} is not a version such as {last} or nightly") from None
+    known = [Version(r) for r in releases()]
     is_build = version.local == "" or re.fullmatch(_BUILD_TAG, version.local.lower()) is not None
     if version.is_dev or (not is_build and re.match(r"g[0-9a-f]{4,}", version.local)):
-        return Engine(asked, releases[last], is_exact=False, note=_met_by_newest(asked, releases[last]))
-    if version > known[last]:
-        note = f"{asked} is newer than the newest known, {releases[last]}"
-        return Engine(asked, releases[last], is_exact=False, note=note)
-    index = max((i for i, k in enumerate(known) if k <= version), default=0)
-    return _known_or_near(asked, version, known, index, is_build=is_build)
-
-
-def _known_or_near(asked: str, version: Version, known: list[Version], index: int, *, is_build: bool) -> Engine:
-    release = known[index].text
-    note = None
-    is_exact = known[index] == version and is_build and not version.pre and not version.is_post
-    if version < known[0]:
+        return moving
+    near = max((k for k in known if k <= version), default=known[0])
+    release, note = near.text, None
+    is_exact = near == version and is_build and not version.pre and not version.is_post
+    if version > known[-1]:
+        note = f"{asked} is newer than the newest known, {last}"
+    elif version < known[0]:
         note = f"{asked} is older than the oldest known, {release}"
-    elif known[index] != version:
+    elif near != version:
         note = f"{asked} was not read; {release}, the release before it, stands for it"
     elif version.pre:
         note = f"{asked} is a pre-release; {release} stands for it"
@@ -357,7 +353,3 @@ def _known_or_near(asked: str, version: Version, known: list[Version], index: in
     elif version.local:
         note = f"{asked} is a build of {release}"
     return Engine(asked, release, is_exact=is_exact, note=note)
-
-
-def _met_by_newest(asked: str, release: str) -> str:
-    return f"{asked} is no release we could read; the newest known, {release}, stands for it"
