@@ -545,7 +545,7 @@ def _judge_variable(name: str, value: str, engine: Engine) -> Item | None:
     first = past[0].first
     if flags.is_read_in(name, engine.release):
         return Item(name, FlagStatus.OK, first, values=(value,))
-    if versions.is_before(engine.release, first):
+    if past[0].begins_after(engine.release):
         return Item(name, FlagStatus.NO_EFFECT, first, note=f"came with {first}; {engine} ignores it", values=(value,))
     gone = flag_notes.GONE_VARIABLES.get(name)
     note = gone.why if gone else "the variable is no longer read"
@@ -566,7 +566,7 @@ def _changed_defaults(line: CommandLine, launch: Launch, old: Engine, new: Engin
         note = f"not in the command: {_shown(past.default)} in {old}, {_shown(row.default)} in {new}"
         if name in flag_notes.MEMORY:
             note += f"; {flag_notes.MEMORY[name]}"
-        same = [r for r in history_of(name) if not versions.is_before(r.first, past.first) and r.default == row.default]
+        same = [r for r in history_of(name) if not r.ends_before(past) and r.default == row.default]
         items.append(Item(name, FlagStatus.DEFAULT_CHANGED, same[0].first if same else None, note=note))
     items.sort(key=lambda item: (item.name not in flag_notes.MEMORY, item.name))
     set_here = dict(launch.environment)

@@ -201,7 +201,8 @@ def _measured(start: _Start) -> Measured:
         sizes = (facts.get(field) for field in _TERMS if field != "kv_bytes")
         return cast("float", facts.get("kv_bytes", float("inf"))), -sum(size for size in sizes if isinstance(size, int))
 
-    merged = {**min(speakers, key=least_cache)}
+    ruling = min(speakers, key=least_cache)
+    merged = dict(ruling)
     if start.engine.get("pipeline_parallel", 1) == 1:
         for facts in start.workers.values():
             for field, value in facts.items():

@@ -118,6 +118,10 @@ class Span(NamedTuple):
         """True if the release lies in the stretch."""
         return covers(self.first, self.last, release)
 
+    def begins_after(self, release: str) -> bool:
+        """True if the release is older."""
+        return is_before(release, self.first)
+
 
 @functools.cache
 def table(name: str) -> Mapping[str, Any]:
