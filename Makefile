@@ -9,7 +9,7 @@ SMALL := $(VENV)/.small
 # What one process has compiled, the hundreds that the tests start need not compile again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check format bench real soak image release clean help
+.PHONY: demo test check docs format bench real soak image release clean help
 
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
@@ -20,11 +20,15 @@ demo: $(SMALL)   ## see the whole loop work in about a minute, without a GPU
 test: $(READY)   ## the fast tests; no network, no real components
 	$(BIN)/python -m pytest -n auto -m "not real and not soak" --ignore=tests/real
 
-check: $(READY)  ## lint, format, types and import arrows
+check: $(READY)  ## lint, format, types, import arrows and the spelling of the docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md docs --skip='*.svg,*.png'
+
+docs: $(READY)   ## the documentation as a site in site/; fails on a link that leads nowhere
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 format: $(READY) ## put the code into shape
 	$(BIN)/ruff check --fix .

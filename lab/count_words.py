@@ -2,8 +2,8 @@
 
 python -m lab.count_words [--pages]
 
-What commands print (fenced blocks) and what the lab's scripts write (between `<!-- ... made by ... -->` or `printed ... by` and its
-end) is left out: nobody reads that from top to bottom, and nobody has to keep it short.
+What commands print (fenced blocks) and what the lab's scripts write (from `<!-- ... made by ... -->` to its end) is left out:
+nobody reads that from top to bottom, and nobody has to keep it short.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 60_000
 _FENCED = re.compile(r"^(```|~~~).*?^\1[ ]*$", re.MULTILINE | re.DOTALL)
-_GENERATED = re.compile(r"<!--[^>]*?\b(?:made|printed) (?:from \S+ )?by `?python -m.*?-->(?:.*?<!-- end[^>]*-->|.*\Z)", re.DOTALL | re.IGNORECASE)
+_GENERATED = re.compile(
+    r"<!--[^>]*?\b(?:made|printed) (?:from \S+ )?by `?python -m.*?-->(?:.*?<!-- end[^>]*-->|.*\Z)", re.DOTALL | re.IGNORECASE
+)
 _UNSEEN = re.compile(r"<!--.*?-->|\]\([^)]*\)|https?://\S+", re.DOTALL)
-_WORD = re.compile(r"[^\W\d_][\w'’.-]*")
+_WORD = re.compile(r"[^\W\d_][\w'.-]*")
 
 
 def words_of(page: str) -> int:
@@ -28,7 +30,10 @@ def words_of(page: str) -> int:
 
 def main(arguments: list[str]) -> int:
     """Print words by section, with `--pages` by page; exit code 1 when there are more than the limit."""
-    pages = {path: words_of(path.read_text(encoding="utf-8")) for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]}
+    pages = {
+        path: words_of(path.read_text(encoding="utf-8"))
+        for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    }
     total = sum(pages.values())
     if "--pages" in arguments:
         for path, words in sorted(pages.items(), key=lambda row: -row[1]):

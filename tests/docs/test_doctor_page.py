@@ -1,4 +1,4 @@
-"""What docs/doctor.md and the README show of `plimsoll doctor` is what it prints, and how right it is, is what is measured."""
+"""What docs/doctor.md shows of `plimsoll doctor` is what it prints, and how right it is, is what is measured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
 SHOWN = [
     (page, words, output)
-    for page in ("README.md", "docs/doctor.md")
+    for page in ("docs/doctor.md",)
     for words, output in re.findall(
         r"```console\n\$ plimsoll (doctor [^\n]*)\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL
     )
@@ -39,8 +39,8 @@ def test_the_shown_output_is_true(
 
 
 def test_something_is_shown() -> None:
-    """The README shows one run, the page a log and a snapshot."""
-    assert {page for page, _, _ in SHOWN} == {"README.md", "docs/doctor.md"}
+    """The page shows a log and a snapshot."""
+    assert {page for page, _, _ in SHOWN} == {"docs/doctor.md"}
     assert any(".pickle" in words for _, words, _ in SHOWN)
 
 

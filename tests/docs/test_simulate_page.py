@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 TRACES = ROOT.parent / "shared" / "data" / "traces"
 SHOWN = [
     (page, words, output)
-    for page in ("README.md", "docs/simulate.md", "docs/traces.md")
+    for page in ("docs/simulate.md", "docs/traces.md")
     for words, output in re.findall(
         r"```console\n\$ plimsoll (simulate [^\n]*)\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL
     )
@@ -39,5 +39,5 @@ def test_the_shown_output_is_true(page: str, words: str, output: str, capsys: py
 
 
 def test_something_is_shown() -> None:
-    """The README and the page of the command both show a run that anybody can repeat."""
-    assert {page for page, words, _ in SHOWN if "synthetic:" in words} >= {"README.md", "docs/simulate.md"}
+    """The page of the command shows a run that anybody can repeat."""
+    assert {page for page, words, _ in SHOWN if "synthetic:" in words} >= {"docs/simulate.md"}

@@ -1,4 +1,4 @@
-"""The README's commands that need an engine or a package index, as they are typed."""
+"""Commands of the README, docs/inside.md and docs/install.md that need an engine or a package index, as they are typed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from lab.page import commands_of
 from tests.real.conftest import StartEngine
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+README, INSIDE, DASHBOARD, INSTALL = (
+    (ROOT / name).read_text(encoding="utf-8")
+    for name in ("README.md", "docs/inside.md", "docs/dashboard.md", "docs/install.md")
+)
 GUARD = "plimsoll guard --engine http://127.0.0.1:8000"
 PAGE = "http://127.0.0.1:9790/"
 INSTALLS = ("pip install .", "pip install '.[simulate]'")
@@ -27,9 +30,10 @@ INSTALLS = ("pip install .", "pip install '.[simulate]'")
 
 @pytest.mark.timeout(300)
 def test_the_two_flags_and_guard_work_as_they_are_typed(start_engine: StartEngine, tmp_path: Path) -> None:
-    """vLLM starts with both flags and says that it is ready; guard finds it and serves its page where the README says."""
-    (typed,) = (command.text for command in commands_of(TEXT) if command.text.startswith("vllm serve MODEL "))
-    assert f"`{GUARD}` serves this at `{PAGE}`" in TEXT
+    """vLLM starts with both flags and says that it is ready; guard finds it and serves its page where its page says."""
+    (typed,) = (command.text for command in commands_of(INSIDE) if command.text.startswith("vllm serve MODEL "))
+    assert GUARD.partition("--")[0] in DASHBOARD
+    assert PAGE in DASHBOARD
     engine = start_engine(*typed.split()[3:], env={"PYTHONPATH": str(ROOT / "src")}, forks=True)
     assert engine.get("/plimsoll/ready").status == 200
     words = [sys.executable, "-m", *GUARD.replace("8000", str(engine.port)).split()]
@@ -70,7 +74,7 @@ def test_pip_installs_the_command_and_what_simulate_needs(tmp_path: Path) -> Non
     env = {name: value for name, value in os.environ.items() if name not in (*PIP_DETOURS, "PYTHONPATH")} | {"PATH": path}
     brought, size_mb = [], []
     for command in INSTALLS:
-        assert f"`{command}`" in TEXT
+        assert f"`{command}`" in README + INSTALL
         ran = subprocess.run(command, shell=True, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
         if ran.returncode and NO_NETWORK.search(ran.stderr) and os.environ.get("CI", "").lower() in ("", "0", "false"):
             pytest.skip("pip reaches no package index from here")
