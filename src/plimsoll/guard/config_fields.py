@@ -8,6 +8,7 @@ read from the file that the key `token_file` names. Where the two differ otherwi
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection
 from typing import Any, ClassVar, Self
 
@@ -87,6 +88,12 @@ def _field(kind: str, text: str, default: Any = None, *, key: str = "", **more: 
     return dataclasses.field(default=dataclasses.MISSING if about.example else default, **shape)
 
 
+# A kind that the reader knows by name: "gate", "labels", "plan", "socket", "timezone", "urls", "files".
+other = _field
+path = functools.partial(_field, "path")  # a file or folder, relative to the configuration's own folder
+url = functools.partial(_field, "url")  # an address: http://HOST:PORT
+
+
 def duration(default: float | None, low: float, high: float, text: str, **more: Any) -> Any:
     """A time: seconds, or "30s", "5m", "2h", "1d"."""
     return _field("time", text, default, low=low, high=high, **more)
@@ -127,29 +134,14 @@ def words(default: tuple[str, ...], text: str, **more: Any) -> Any:
     return _field("texts", text, default, **more)
 
 
-def path(text: str, default: str | None = None, **more: Any) -> Any:
-    """A file or folder, relative to the configuration's own folder."""
-    return _field("path", text, default, **more)
-
-
 def secret(text: str, *, shortest: int = SHORTEST_TOKEN) -> Any:
     """One word in a file of its own, which is named here; it is never printed."""
     return _field("secret", text, low=shortest)
 
 
-def url(text: str, **more: Any) -> Any:
-    """An address: http://HOST:PORT."""
-    return _field("url", text, **more)
-
-
 def command(text: str, default: tuple[str, ...] = (), **more: Any) -> Any:
     """A program and its arguments, as a list: no shell takes a line apart."""
     return _field("words", text, default, **more)
-
-
-def other(kind: str, text: str, default: Any = None, **more: Any) -> Any:
-    """A kind that the reader knows by name: "gate", "labels", "plan", "socket", "timezone", "urls", "files"."""
-    return _field(kind, text, default, **more)
 
 
 def table(text: str, *classes: type[ConfigTable], default: Any = None, is_list: bool = False, key: str = "") -> Any:

@@ -9,7 +9,7 @@ import re
 import stat
 import tomllib
 import zoneinfo
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,16 +39,6 @@ class KeyLines:
     def __init__(self, text: str) -> None:
         self._lines: dict[KeyPath, int] = {(): 1}
         self._counts: dict[KeyPath, int] = {}
-        self._read(text)
-
-    def of(self, *path: str | int) -> int:
-        """The line of a table or key, else that of the nearest table around it."""
-        place: KeyPath = path
-        while place not in self._lines:
-            place = place[:-1]
-        return self._lines[place]
-
-    def _read(self, text: str) -> None:
         table: KeyPath = ()
         closes = ""  # the quotes that end the text of several lines that we are in
         for number, line in enumerate(text.split("\n"), 1):
@@ -61,6 +51,13 @@ class KeyLines:
             elif (pair := _PAIR.match(short)) is not None:
                 self._note((*table, *_parts(pair[1])), number)
                 closes = next((quotes for quotes in ('"""', "'''") if line[pair.end() :].count(quotes) % 2), "")
+
+    def of(self, *path: str | int) -> int:
+        """The line of a table or key, else that of the nearest table around it."""
+        place: KeyPath = path
+        while place not in self._lines:
+            place = place[:-1]
+        return self._lines[place]
 
     def _opened(self, is_list: bool, parts: tuple[str, ...], number: int) -> KeyPath:  # noqa: FBT001
         """The path of the table that begins here; a table inside a list belongs to the last one of it."""
@@ -125,7 +122,11 @@ class ConfigReader:
             words = "".join(f'"{table.word}", or ' for table in classes if table.word)
             tables = f"{place[-1]} is {words}a table with {', '.join(tags)}" if len(classes) > 1 else f"[{place[0]}] is a table"
             raise self.wrong(place, tables)
-        self.check_known(place, value, dict.fromkeys(key.name for table in classes for _, key in declared(table)))
+        known = list(dict.fromkeys(key.name for table in classes for _, key in declared(table)))
+        if strange := [name for name in value if name not in known]:
+            where = f"{_shown(place)} has" if place else "there is"
+            near = "".join(f"did you mean {match}? " for match in difflib.get_close_matches(strange[0][:40], known, 1))
+            raise self.wrong((*place, strange[0]), f"{where} no {strange[0][:40]!r}; {near}known: {', '.join(known)}")
         if len(classes) == 1:
             return self._build(place, value, classes[0])
         present = [tag for tag in tags if tag in value]
@@ -135,14 +136,6 @@ class ConfigReader:
         if strange := [name for name in value if name not in own]:
             raise self.wrong((*place, strange[0]), f"{strange[0]} does not go with {present[0]}")
         return self._build(place, value, tags[present[0]])
-
-    def check_known(self, place: KeyPath, row: Collection[str], known: Collection[str]) -> None:
-        """BadInput for a key that nobody knows, with the nearest one that is known."""
-        for name in row:
-            if name not in known:
-                where = f"{_shown(place)} has" if place else "there is"
-                near = "".join(f"did you mean {match}? " for match in difflib.get_close_matches(name[:40], known, 1))
-                raise self.wrong((*place, name), f"{where} no {name[:40]!r}; {near}known: {', '.join(known)}")
 
     def _build(self, place: KeyPath, row: dict[str, Any], table: type[T]) -> T:
         values = {}
@@ -222,7 +215,10 @@ class ConfigReader:
                 case "path" | "socket":
                     return self._path(key, text)
                 case "secret":
-                    return self._secret(self._path(key, text), int(key.low))
+                    path = self._path(key, text)
+                    token = read_token(path, int(key.low))
+                    self.warnings |= {open_to_all(path): None} if is_open_to_all(path) else {}
+                    return token
                 case "plan":
                     return _planned_tokens(self._folder / text)
                 case "timezone":
@@ -242,12 +238,6 @@ class ConfigReader:
         if key.kind == "socket" and len(path.encode("utf-8", "replace")) > LONGEST_SOCKET:
             raise ValueError(f"the path of a socket has {LONGEST_SOCKET} letters at most")
         return path
-
-    def _secret(self, path: str, shortest: int) -> str:
-        token = read_token(path, shortest)
-        if is_open_to_all(path):
-            self.warnings[open_to_all(path)] = None
-        return token
 
     def _labels(self, place: KeyPath, value: Any) -> dict[str, str]:
         if not isinstance(value, dict):
