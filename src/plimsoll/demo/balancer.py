@@ -84,7 +84,6 @@ class DemoBalancer:
         self._stack = contextlib.AsyncExitStack()
 
     async def start(self) -> None:
-        """Listen on ports that are free."""
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False)
         self._session = await self._stack.enter_async_context(session)
@@ -93,7 +92,6 @@ class DemoBalancer:
         self._stack.callback(checks.cancel)
 
     async def stop(self) -> None:
-        """Stop at once."""
         await self._stack.aclose()
 
     async def _listen(self, handler: Any) -> int:

@@ -42,7 +42,6 @@ def write_unit(folder: Path, words: list[str], environment: dict[str, str]) -> N
 
 
 def unit(folder: Path) -> OwnProcess:
-    """The one of this folder."""
     found = json.loads((folder / FILE).read_text(encoding="utf-8"))
     return OwnProcess(
         found["words"], environment={**os.environ, **found["environment"]}, state_path=folder / "engine.json",
@@ -110,7 +109,6 @@ class Guard:
 
     @property
     def is_running(self) -> bool:
-        """Whether it still lives."""
         return self._process is not None and self._process.returncode is None
 
     async def ask(self, path: str) -> Any:
@@ -123,7 +121,6 @@ class Guard:
         await end_process(self._process, 3.0)
 
     async def kill(self) -> None:
-        """SIGKILL at once."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
@@ -154,7 +151,6 @@ class DemoFleet:
 
     @property
     def page(self) -> str:
-        """The URL of guard's page."""
         return f"http://{HOST}:{self.guard.port}/"
 
     @property
@@ -165,7 +161,12 @@ class DemoFleet:
     async def start(self) -> None:
         """Start all of it, the balancer before guard, whose configuration names it, and wait until it is ready."""
         for name in NAMES:
-            await self._start(name)
+            place = self.folder / name
+            write_unit(place, plimsoll_command(*self.words(name)), self.environment(name))
+            self._units[name] = unit(place)
+            outcome = await self._units[name].start()
+            if not outcome.is_done:
+                raise WorldFailed(f"a stand-in did not start: {outcome.message}")
         await self.balancer.start()
         path = os.environ.get("PYTHONPATH")
         text = CTL.format(
@@ -175,9 +176,13 @@ class DemoFleet:
         )
         (self.folder / "ctl").write_text(text, encoding="utf-8")
         await self._watch()
+        clock = asyncio.get_running_loop().time
         for name in NAMES:
-            if not await self._is_ready(name):
-                raise WorldFailed(f"a stand-in was not ready in time: {_last_line(self.folder / name / 'engine.log')}")
+            end_s = clock() + self.start_s
+            while (await ask(self.ports[name], "/plimsoll/ready", limit_s=1.0)).status != 200:
+                if clock() > end_s or await self._units[name].is_running() is False:
+                    raise WorldFailed(f"a stand-in was not ready in time: {_last_line(self.folder / name / 'engine.log')}")
+                await asyncio.sleep(0.1)
 
     def words(self, name: str) -> list[str]:
         """The command of one stand-in, after `plimsoll`."""
@@ -191,22 +196,6 @@ class DemoFleet:
             "PLIMSOLL_WEDGE_S": f"{max(1.0, 3.0 / self._speed):g}", "PLIMSOLL_CANARY_S": f"{max(1.0, 2.0 / self._speed):g}",
             "PLIMSOLL_SAMPLE_S": "0.5", "PLIMSOLL_COMPILE": "0",
         }  # fmt: skip
-
-    async def _start(self, name: str) -> None:
-        place = self.folder / name
-        write_unit(place, plimsoll_command(*self.words(name)), self.environment(name))
-        self._units[name] = unit(place)
-        outcome = await self._units[name].start()
-        if not outcome.is_done:
-            raise WorldFailed(f"a stand-in did not start: {outcome.message}")
-
-    async def _is_ready(self, name: str) -> bool:
-        end_s = asyncio.get_running_loop().time() + self.start_s
-        while (await ask(self.ports[name], "/plimsoll/ready", limit_s=1.0)).status != 200:
-            if asyncio.get_running_loop().time() > end_s or await self._units[name].is_running() is False:
-                return False
-            await asyncio.sleep(0.1)
-        return True
 
     async def _watch(self) -> None:
         config = self.folder / "plimsoll.toml"
@@ -224,14 +213,12 @@ class DemoFleet:
         return ENGINE.format(name=name, host=HOST, port=self.ports[name], log=log, balancer=balancer, **verbs)
 
     async def fault(self, name: str, kind: str, value: int | None = None) -> None:
-        """Make one go wrong."""
         body = {"kind": kind} | ({} if value is None else {"value": value})
         told = await ask(self.ports[name], "/standin/faults", body, token=self.gate_token)
         if told.status != 200:
             raise WorldFailed(f"the stand-in {name} took no fault: {told}")
 
     async def mend(self, name: str) -> None:
-        """Clear the faults of a stand-in."""
         await ask(self.ports[name], "/standin/faults", token=self.gate_token, method="DELETE")
 
     async def in_flight(self, name: str) -> int:
@@ -261,7 +248,6 @@ class DemoFleet:
 
 
 def plimsoll_command(*words: str) -> list[str]:
-    """This very plimsoll as a command."""
     return [sys.executable, "-m", "plimsoll", *words]
 
 

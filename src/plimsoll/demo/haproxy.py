@@ -52,7 +52,6 @@ class DemoHAProxy:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start it and wait until it listens."""
         program = find()
         if program is None:
             raise WorldFailed("haproxy is not installed")
@@ -77,7 +76,6 @@ class DemoHAProxy:
         raise WorldFailed(f"HAProxy did not start: {why[:300]}")
 
     async def stop(self) -> None:
-        """Stop at once."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
@@ -95,11 +93,8 @@ class DemoHAProxy:
     async def takes_work(self) -> dict[str, bool]:
         """To which of them new requests go now, by its own word; nothing where it does not tell."""
         try:
-            return {
-                row["svname"]: row["status"].startswith("UP")
-                for row in await self._statistics()
-                if row["svname"] in self._engines
-            }
+            rows = [row for row in await self._statistics() if row["svname"] in self._engines]
+            return {row["svname"]: row["status"].startswith("UP") for row in rows}
         except (OSError, TimeoutError, KeyError):
             return {}
 

@@ -43,13 +43,6 @@ class Stage(NamedTuple):
         await asyncio.sleep(seconds / self.speed)
 
 
-async def settle_in(stage: Stage) -> None:
-    """Calm traffic, and two long prompts on a: what they needed for a moment torch keeps from then on."""
-    port = stage.fleet.ports[NAMES[0]]
-    prompts = [stage.traffic.send(LONG_TOKENS, 8, port=port) for _ in range(2)]
-    await asyncio.wait([asyncio.create_task(stage.pause(1.5)), *prompts], timeout=10.0)
-
-
 async def burst(stage: Stage) -> str:
     """Five times the traffic: new work that would wait too long is refused until the queue does not grow any more."""
     watch, count = stage.watch, stage.traffic.count

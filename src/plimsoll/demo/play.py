@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -83,7 +84,20 @@ async def _play(fleet: DemoFleet, options: PlayOptions, screen: Screen) -> DemoS
     ]
     began = time.time()
     try:
-        played = await _incidents(stage, kv_tokens)
+        # What two long prompts on a needed for a moment torch keeps from then on.
+        prompts = [traffic.send(incidents.LONG_TOKENS, 8, port=fleet.ports[NAMES[0]]) for _ in range(2)]
+        await asyncio.wait([asyncio.create_task(stage.pause(1.5)), *prompts], timeout=10.0)
+        played = [
+            await _one(stage, "Incident 1 of 4: a burst of traffic", incidents.burst),
+            await _one(stage, "Incident 2 of 4: another process on the card needs memory", incidents.neighbour),
+            await _one(stage, "Incident 3 of 4: an engine that hangs", incidents.wedge),
+            await _one(stage, "Doctor: what was it?", _doctored),
+            await _one(
+                stage, "Incident 4 of 4: a busy server with a full cache", partial(incidents.full_cache, kv_tokens=kv_tokens)
+            ),
+        ]
+        if wrong := await incidents.settled(stage):
+            played[2] = replace(played[2], wrong=played[2].wrong or wrong)
         over.set()
         await tasks[1]
         await traffic.rest(30.0)
@@ -131,25 +145,11 @@ async def _planned(screen: Screen, starting: asyncio.Task[None]) -> int:
     return tokens
 
 
-async def _incidents(stage: Stage, kv_tokens: int) -> list[Incident]:
-    await incidents.settle_in(stage)
-    played = [
-        await _one(stage, "Incident 1 of 4: a burst of traffic", lambda: incidents.burst(stage)),
-        await _one(stage, "Incident 2 of 4: another process on the card needs memory", lambda: incidents.neighbour(stage)),
-        await _one(stage, "Incident 3 of 4: an engine that hangs", lambda: incidents.wedge(stage)),
-        await _one(stage, "Doctor: what was it?", lambda: _doctored(stage)),
-        await _one(stage, "Incident 4 of 4: a busy server with a full cache", lambda: incidents.full_cache(stage, kv_tokens)),
-    ]
-    if wrong := await incidents.settled(stage):
-        played[2] = replace(played[2], wrong=played[2].wrong or wrong)
-    return played
-
-
-async def _one(stage: Stage, title: str, plays: Callable[[], Awaitable[str]]) -> Incident:
+async def _one(stage: Stage, title: str, plays: Callable[[Stage], Awaitable[str]]) -> Incident:
     stage.screen.head(title)
     began = time.monotonic()
     try:
-        wrong = await plays()
+        wrong = await plays(stage)
     except WorldFailed as error:  # an engine that was to be there is not: the summary says so
         wrong = str(error)
     if not stage.fleet.guard.is_running:

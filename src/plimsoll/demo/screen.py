@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -38,17 +39,15 @@ class StoryLine(NamedTuple):
 
 def of_change(told: Mapping[str, Any]) -> StoryLine | None:
     """From a line that guard printed: a condition that begins or is over. What it did comes from its journal."""
-    engine, what, code = str(told.get("engine") or ""), told.get("what"), told.get("code")
-    sentence = str(told.get("sentence") or "").removeprefix(f"{engine}: ")
+    engine, what, at = str(told.get("engine") or ""), told.get("what"), told.get("at")
+    text = str(told.get("sentence") or "").removeprefix(f"{engine}: ")
+    if what not in ("begins", "over", "needs-a-person"):
+        return None
     if what == "begins":
-        mark = f" ({code}): "
-        name, found, because = sentence.partition(mark)
-        return StoryLine(_at(told), SAW, engine, f"{because} ({code})" if found else name)
-    if what == "over":
-        return StoryLine(_at(told), SAW, engine, sentence)
-    if what == "needs-a-person":
-        return StoryLine(_at(told), ENDED, engine, sentence)
-    return None
+        name, found, because = text.partition(f" ({told.get('code')}): ")
+        text = f"{because} ({told.get('code')})" if found else name
+    at_s = float(at) if isinstance(at, int | float) else 0.0
+    return StoryLine(at_s, ENDED if what == "needs-a-person" else SAW, engine, text)
 
 
 def of_entry(entry: Entry) -> StoryLine | None:
@@ -61,22 +60,12 @@ def of_entry(entry: Entry) -> StoryLine | None:
             return None
         word = STEPS.get(entry.step, entry.step)
         failed = "" if fields.get("done") else " (not done)"
-        return StoryLine(entry.at, DID, entry.engine, f"{word}{failed}: {_plain(entry.step, str(fields.get('says', '')))}")
+        again = {"stop": "stopped: ", "start": "started: "}.get(entry.step, "")  # a word that only repeats the step
+        return StoryLine(entry.at, DID, entry.engine, f"{word}{failed}: {str(fields.get('says', '')).removeprefix(again)}")
     if entry.kind == CLOSED:
         end = str(fields.get("end", "unknown"))
         return StoryLine(entry.at, ENDED, entry.engine, f"{fields.get('grade', 'it')}: {ENDS.get(end, end)}")
     return None
-
-
-def _plain(step: str, says: str) -> str:
-    """Guard's own words, without a word that only repeats the step."""
-    again = {"stop": "stopped: ", "start": "started: "}.get(step, "")
-    return says.removeprefix(again)
-
-
-def _at(told: Mapping[str, Any]) -> float:
-    at = told.get("at")
-    return float(at) if isinstance(at, int | float) else 0.0
 
 
 _LEAD = {SAW: "guard saw", DECIDED: "decided", DID: "did", ENDED: "ended"}
@@ -89,20 +78,16 @@ class Screen:
         self.show, self.began = show, began
 
     def head(self, text: str) -> None:
-        """A new part."""
         self.show(Report(["", terminal.Line(text, 2, BOLD)]))
 
     def happens(self, text: str) -> None:
-        """Print an event of the demo's own."""
         self.show(Report([terminal.Line(f"  {self._clock(time.time())}  {text}", 11)]))
 
     def guard(self, line: StoryLine) -> None:
-        """Print a line of guard's."""
         said = f"  {self._clock(line.at)}  {_LEAD[line.how]:>9}  {line.engine}  {line.text}"
         self.show(Report([terminal.Line(said, 25, BAD if line.how == ENDED and "done" not in line.text else NAME)]))
 
     def plain(self, lines: Iterable[str], indent: str = "  ") -> None:
-        """Text as it is."""
         self.show(Report(terminal.Whole(f"{indent}{line}") for line in lines))
 
     def command(self, words: str) -> None:
@@ -110,7 +95,6 @@ class Screen:
         self.show(Report([terminal.Whole(f"  $ {words}", FAINT)]))
 
     def verdict(self, text: str, *, is_good: bool) -> None:
-        """How it ended."""
         self.show(Report([terminal.Line(f"  {text}", 4, GOOD if is_good else BAD)]))
 
     def _clock(self, at: float) -> str:
@@ -129,36 +113,25 @@ class Watch:
         self._read = 0
 
     async def run(self) -> None:
-        """For ever."""
         while True:
             self.look()
             await asyncio.sleep(LOOK_S)
 
     def look(self) -> None:
-        """Take what is new."""
-        lines = [*self._printed(), *self._written()]
-        for line in sorted(lines, key=lambda one: one.at):
-            self._say(line)
-
-    def _printed(self) -> list[StoryLine]:
-        try:
-            with self._guard.said.open("rb") as file:
-                file.seek(self._read)
-                data = file.read()
-        except OSError:
-            return []
+        """Tell what is new in guard's output and journal."""
+        data = b""
+        with contextlib.suppress(OSError), self._guard.said.open("rb") as file:
+            file.seek(self._read)
+            data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._read += len(whole)
-        new = [json.loads(line) for line in whole.splitlines() if line.startswith(b"{")]
-        return [line for one in new if (line := of_change(one)) is not None]
-
-    def _written(self) -> list[StoryLine]:
-        if not self._guard.journal.exists():
-            return []
-        last = self.entries[-1].number if self.entries else 0
-        new = [one for one in read_journal(self._guard.journal).entries if one.number > last]
-        self.entries += new
-        return [line for one in new if (line := of_entry(one)) is not None]
+        lines = [of_change(json.loads(line)) for line in whole.splitlines() if line.startswith(b"{")]
+        if self._guard.journal.exists():
+            new = [one for one in read_journal(self._guard.journal).entries if one.number > self.last]
+            self.entries += new
+            lines += map(of_entry, new)
+        for line in sorted((line for line in lines if line is not None), key=lambda line: line.at):
+            self._say(line)
 
     async def until(self, holds: Callable[[], bool], within_s: float) -> bool:
         """Wait for something; whether it came in time."""
@@ -184,5 +157,4 @@ class Watch:
 
     @property
     def last(self) -> int:
-        """The number of the last entry."""
         return self.entries[-1].number if self.entries else 0

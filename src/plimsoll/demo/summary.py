@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -47,14 +48,13 @@ def times(entries: Sequence[Entry], engines: Sequence[str], began: float, ended:
     return found
 
 
-def actions(entries: Sequence[Entry]) -> dict[str, dict[str, int]]:
+def actions(entries: Sequence[Entry]) -> dict[str, Counter[str]]:
     """Counts of actions by kind and by how they ended."""
-    found: dict[str, dict[str, int]] = {}
+    found: dict[str, Counter[str]] = {}
     for one in entries:
         if one.kind == CLOSED:
-            ends = found.setdefault(str(one.fields.get("grade", "unknown")), {})
-            end = str(one.fields.get("end", "unknown"))
-            ends[end] = ends.get(end, 0) + 1
+            ends = found.setdefault(str(one.fields.get("grade", "unknown")), Counter())
+            ends[str(one.fields.get("end", "unknown"))] += 1
     return found
 
 
@@ -95,7 +95,6 @@ class DemoSummary(NamedTuple):
         }  # fmt: skip
 
     def lines(self) -> list[str]:
-        """The same for a reader."""
         count = self.requests
         again = "how many is unknown" if self.sent_again is None else f"{self.sent_again:,}"
         found = [

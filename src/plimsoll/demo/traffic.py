@@ -19,7 +19,7 @@ LIMIT_S = 90.0
 MOST_TRIES = 40
 LATEST_S = 2.0  # what is later than that is not made up for
 LONGEST_WAIT_S = 15.0
-SERVED, WAIT, LOST = "served", "wait", "lost"
+SERVED, WAIT = "served", "wait"
 WORDS = "the tide rises and the ship sits deeper than the line on her hull allows so part of the cargo goes ashore".split()
 
 
@@ -48,22 +48,15 @@ class Count:
 
 
 def verdict(told: Reply | Lost, *, stream: bool) -> str:
-    """What one answer is: served, to be asked again later, or lost."""
-    if isinstance(told, Lost):
-        return LOST
-    if told.status in (429, 503) and told.headers.get("retry-after", "").strip().isdigit():
-        return WAIT
-    is_ended = b'"finish_reason":"length"' in told.body.replace(b" ", b"") and b'"error"' not in told.body
-    if told.status != 200 or not is_ended or (stream and b"[DONE]" not in told.body):
-        return LOST
-    return SERVED
-
-
-def why_lost(told: Reply | Lost) -> str:
-    """One line on an answer that is none."""
+    """SERVED, WAIT where it is to be asked again later, or why it is lost."""
     if isinstance(told, Lost):
         return "the answer broke off" if told.was_begun else "no answer"
-    return "the answer ended too soon" if told.status == 200 else f"status {told.status}"
+    if told.status in (429, 503) and told.headers.get("retry-after", "").strip().isdigit():
+        return WAIT
+    if told.status != 200:
+        return f"status {told.status}"
+    is_ended = b'"finish_reason":"length"' in told.body.replace(b" ", b"") and b'"error"' not in told.body
+    return SERVED if is_ended and (not stream or b"[DONE]" in told.body) else "the answer ended too soon"
 
 
 class ClientTraffic:
@@ -107,7 +100,6 @@ class ClientTraffic:
         await asyncio.gather(*tasks, return_exceptions=True)  # each is counted before this returns
 
     def drop(self) -> None:
-        """Hang up."""
         for task in self._tasks:
             task.cancel()
 
@@ -137,7 +129,7 @@ class ClientTraffic:
             count.served += 1
             count.tokens += tokens
         else:
-            self._lose(why_lost(told) if found == LOST else "told to wait again and again")
+            self._lose("told to wait again and again" if found == WAIT else found)
 
     def _lose(self, what: str) -> None:
         self.count.lost.append(LostRequest(asyncio.get_running_loop().time() - self._began_s, what))
