@@ -2,8 +2,8 @@
 
 python -m lab.count_words [--pages]
 
-What commands print (fenced blocks) and what the lab's scripts write (from `<!-- ... made by ... -->` to its end) is left out:
-nobody reads that from top to bottom, and nobody has to keep it short.
+What commands print (fenced blocks) and what scripts write (from a mark such as `<!-- keys: made by python -m ... -->` to its
+end) is left out: nobody reads that from top to bottom.
 """
 
 from __future__ import annotations
@@ -15,16 +15,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 60_000
 _FENCED = re.compile(r"^(```|~~~).*?^\1[ ]*$", re.MULTILINE | re.DOTALL)
-_GENERATED = re.compile(
-    r"<!--[^>]*?\b(?:made|printed) (?:from \S+ )?by `?python -m.*?-->(?:.*?<!-- end[^>]*-->|.*\Z)", re.DOTALL | re.IGNORECASE
+_GENERATED = (
+    re.compile(r"<!--[^>]*?\bpython -m.*?-->(?:.*?<!-- end[^>]*-->|.*\Z)", re.DOTALL),
+    re.compile(r"<!-- (?!end)[a-z ]+ -->.*?<!-- end[^>]*-->", re.DOTALL),
 )
+_WHOLE_PAGES = ("catalogue.md",)  # written from the first line to the last by python -m lab.write_catalogue_docs
 _UNSEEN = re.compile(r"<!--.*?-->|\]\([^)]*\)|https?://\S+", re.DOTALL)
 _WORD = re.compile(r"[^\W\d_][\w'.-]*")
 
 
 def words_of(page: str) -> int:
     """Words of prose and tables, without fenced blocks, generated parts, comments and addresses; `code` counts as one word."""
-    text = _UNSEEN.sub(" ", _GENERATED.sub(" ", _FENCED.sub(" ", page)))
+    text = _FENCED.sub(" ", page)
+    for mark in (*_GENERATED, _UNSEEN):
+        text = mark.sub(" ", text)
     return len(_WORD.findall(re.sub(r"`[^`\n]*`", "code", text)))
 
 
@@ -33,6 +37,7 @@ def main(arguments: list[str]) -> int:
     pages = {
         path: words_of(path.read_text(encoding="utf-8"))
         for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+        if path.name not in _WHOLE_PAGES
     }
     total = sum(pages.values())
     if "--pages" in arguments:
