@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from lab.guard.acting import Died, World
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
@@ -25,21 +26,23 @@ class FakeDoor:
         self._world = world
 
     async def drain(self, epoch: int, lease_s: float, *, refuse: bool = False) -> Outcome:
-        wish = gate.Wish(epoch=epoch, lease_s=lease_s, refuse=refuse)
+        wish: dict[str, Any] = {"epoch": epoch, "lease_s": lease_s, "refuse": refuse}
 
-        def does() -> Outcome:
-            state = self._world.state
-            return self._took(gate.begin(gate.Drain(*state.drain), wish, state.now, state.last_admitted))
+        def does(drain: gate.Drain) -> gate.Drain:
+            return gate.begin(drain, self._world.state.now, self._world.state.last_admitted, **wish)
 
-        return await self._ask("drain", does)
+        return await self._ask("drain", lambda: self._take(does))
 
     async def undrain(self, epoch: int) -> Outcome:
-        return await self._ask("undrain", lambda: self._took(gate.end(gate.Drain(*self._world.state.drain), epoch)))
+        return await self._ask("undrain", lambda: self._take(lambda drain: gate.end(drain, epoch)))
 
-    def _took(self, found: gate.Drain | gate.Stale) -> Outcome:
+    def _take(self, does: Callable[[gate.Drain], gate.Drain]) -> Outcome:
         state = self._world.state
-        if isinstance(found, gate.Stale):
-            return failed("an older epoch", stale=True, current=found.current)
+        drain = gate.Drain(*state.drain)
+        try:
+            found = does(drain)
+        except gate.StaleEpoch:
+            return failed("an older epoch", stale=True, current=drain.epoch)
         if found.epoch < state.epoch and state.holder not in (0, state.life):
             self._world.hurt("a deed of an old epoch was accepted")
         state.drain = tuple(found)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
-from plimsoll.inside.admission import Drain, Stale, Wish, begin
+from plimsoll.inside.admission import Drain, StaleEpoch, begin
 
 
 class Deed(NamedTuple):
@@ -44,10 +44,12 @@ class EpochGate(ThreadingHTTPServer):
     def judge(self, owner: str, epoch: int) -> Deed:
         """One deed, in the order in which they come."""
         with self._mutex:
-            after = begin(self._drain, Wish(epoch=epoch, lease_s=1.0), time.monotonic())
-            if isinstance(after, Drain):
-                self._drain = after
-            deed = Deed(owner, epoch, not isinstance(after, Stale), self._drain.epoch)
+            is_taken = True
+            try:
+                self._drain = begin(self._drain, time.monotonic(), epoch=epoch, lease_s=1.0)
+            except StaleEpoch:
+                is_taken = False
+            deed = Deed(owner, epoch, is_taken, self._drain.epoch)
             self.deeds.append(deed)
             return deed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
 import sys
@@ -11,7 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from plimsoll.inside.admission import Drain, Wish, begin
+from plimsoll.inside.admission import StaleEpoch, begin
 from plimsoll.inside.gate_control import Busy, Calls
 from plimsoll.inside.places import server_key
 from plimsoll.inside.shared import Shared, SharedPage
@@ -52,11 +53,9 @@ def raiser(folder: str, key: int, epochs: list[int], pipe: Connection) -> None:
     shared = Shared(folder, key, fellows_expected=True)
     taken = []
     for epoch in epochs:
-        with shared.common.changing():
-            after = begin(shared.read_drain_unlocked(), Wish(epoch=epoch), time.monotonic())
-            if isinstance(after, Drain):
-                shared.set_drain(after)
-                taken.append(epoch)
+        with contextlib.suppress(StaleEpoch), shared.common.changing():
+            shared.set_drain(begin(shared.read_drain_unlocked(), time.monotonic(), epoch=epoch))
+            taken.append(epoch)
     pipe.send(taken)
 
 

@@ -19,8 +19,7 @@ from plimsoll.inside.door import PASSAGE, Door, Passage, Refusal, asks_of, insta
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.settings import InsideSettings
 from tests.each import each
-from tests.inside.test_certificate import ROW, TABLE, config
-from tests.inside.test_door import KINDS
+from tests.inside.test_door import KINDS, ROW, TABLE, config
 
 # What a request asks for
 

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.inside.admission import Wish
+from plimsoll.inside.admission import SERVING
 from plimsoll.inside.answers import App, Message, Receive, Scope, Send
+from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.gate import Gate
 from plimsoll.inside.gate_control import GateControl
+from plimsoll.inside.shared import ASLEEP, PAUSED
+from plimsoll.inside.tick import OwnPort, Tick
 from tests.fakes import BEARER, EngineClient, State, ask, hello, http_scope, settings
 from tests.inside.test_answers import STEERED, WORKING
-from tests.inside.test_gate_control import drain
+from tests.inside.test_gate_control import drain, feed, made
 
 KINDS = ("answer", "stream", "raise before", "raise after", "cancelled", "disconnect", "websocket", "look", "follow")
 
@@ -129,11 +135,11 @@ async def test_phase_one_admits_with_close_and_phase_two_refuses_work_alone(tmp_
     """Looks, steering and follow-ups pass in both; the refusal says when to come again."""
     gate, core = gated(hello, tmp_path)
     assert "connection" not in (await ask(gate, "POST", "/v1/completions")).headers
-    drain(core, Wish(quiet_s=100, bound_s=100))
+    drain(core, quiet_s=100, bound_s=100)
     for method, path in (("POST", "/v1/completions"), ("GET", "/v1/models")):
         found = await ask(gate, method, path)
         assert (found.status, found.headers["connection"]) == (200, "close")
-    drain(core, Wish(refuse=True, retry_after_s=11))
+    drain(core, refuse=True, retry_after_s=11)
     for path in WORKING:
         found = await ask(gate, "POST", path)
         assert (found.status, found.headers["retry-after"], found.headers["connection"]) == (503, "11", "close")
@@ -161,7 +167,7 @@ async def test_a_request_that_was_begun_before_ends_in_phase_two(tmp_path: Path)
     gate, core = gated(slow, tmp_path)
     task = asyncio.create_task(ask(gate, "POST", "/v1/completions"))
     await asyncio.sleep(0.01)
-    drain(core, Wish(refuse=True))
+    drain(core, refuse=True)
     assert (await ask(gate, "POST", "/v1/completions")).status == 503
     sent: list[Message] = []
 
@@ -197,15 +203,15 @@ async def test_a_body_that_does_not_come_has_a_deadline_while_draining(tmp_path:
     parts.put_nowait({"type": "http.request", "body": b'{"prompt": "', "more_body": True})
     task = asyncio.create_task(gate(http_scope("POST", "/v1/completions"), parts.get, send))
     await asyncio.sleep(0.05)
-    core.end_late_bodies(0.02)
+    core.keep_drain(0.02)
     await asyncio.sleep(0.01)
     assert core.shared.total("in_flight") == len(core.bodies) == 1, "there is no drain yet"
-    drain(core, Wish(refuse=True))
-    core.end_late_bodies(0.02)
+    drain(core, refuse=True)
+    core.keep_drain(0.02)
     await asyncio.sleep(0.01)
     assert not task.done(), "from the drain on it has its time"
     await asyncio.sleep(0.03)
-    core.end_late_bodies(0.02)
+    core.keep_drain(0.02)
     await task
     assert [message["status"] for message in sent if message["type"] == "http.response.start"] == [408]
     assert (b"connection", b"close") in sent[0]["headers"]
@@ -315,3 +321,191 @@ def test_an_app_without_a_lifespan_is_counted_all_the_same(tmp_path: Path) -> No
         assert core.shared.total("begun") == 1
 
     asyncio.run(go())
+
+
+# Corners of the gate: given twice, a drain long over, a sleep that is only a pause, a port whose holder has gone.
+
+
+def test_a_gate_given_twice_counts_once(tmp_path: Path) -> None:
+    """--middleware twice: the outer one works, the inner one hands on."""
+    gate = Gate(Gate(hello, settings(tmp_path)), settings(tmp_path))
+    core = gate._control
+    assert core is not None
+    asyncio.run(ask(gate, "POST", "/v1/completions"))
+    assert core.shared.own["begun"] == 1
+
+
+def test_a_drain_that_is_over_is_forgotten(tmp_path: Path) -> None:
+    """The quick way for each request comes back; the epoch stays."""
+    core, _ = made(tmp_path)
+    drain(core, epoch=4, lease_s=0.01, refuse=True)
+    time.sleep(0.02)
+    assert core.shared.common["until_ns"] != 0
+    core.keep_drain()
+    assert (core.shared.common["until_ns"], core.shared.drain().epoch, core.phase()) == (0, 4, SERVING)
+    drain(core, epoch=5, lease_s=60)
+    core.keep_drain()
+    assert core.shared.common["until_ns"] != 0
+
+
+def test_asking_after_earlier_work_does_not_put_phase_two_off(tmp_path: Path) -> None:
+    """A client that polls its background response is no balancer that still sends."""
+    gate = Gate(hello, settings(tmp_path))
+    core = gate._control
+    assert core is not None
+    core.engine._state = State(engine_client=object())
+    asyncio.run(ask(gate, "GET", "/v1/responses/resp_1"))
+    assert core.shared.own["begun"] == 1
+    assert core.shared.own["last_admitted_ns"] == 0
+    asyncio.run(ask(gate, "POST", "/v1/responses"))
+    assert core.shared.own["last_admitted_ns"] > 0
+
+
+@pytest.mark.parametrize(("query", "how"), [(b"level=1", ASLEEP), (b"", ASLEEP), (b"level=0", PAUSED)])
+def test_sleep_of_level_0_is_a_pause(tmp_path: Path, query: bytes, how: int) -> None:
+    """Its memory was not given back, and nobody is told so."""
+    gate = Gate(hello, settings(tmp_path))
+    core = gate._control
+    assert core is not None
+    asyncio.run(ask(gate, "POST", "/sleep", query_string=query))
+    assert core.shared.common["asleep"] == how
+
+
+def test_a_port_whose_holder_has_gone_is_taken_over(tmp_path: Path) -> None:
+    """The first of two has it; when that one closes, the other listens at its next look."""
+    listen = f"unix:{tmp_path / 'own.sock'}"
+    first, second = (made(tmp_path / name, PLIMSOLL_LISTEN=listen)[0] for name in "ab")
+    second.key = 1  # one of several
+
+    async def scene() -> None:
+        one, other = OwnPort(first), Tick(second)
+        await one.open()
+        assert other._port is not None
+        await other._port.open()
+        before = other._port.is_open
+        await one.close()
+        await other._port.open()
+        assert (before, other._port.is_open) == (False, True)
+        await other._port.close()
+
+    asyncio.run(scene())
+
+
+def test_a_call_that_hangs_excuses_an_engine_for_a_while_only(tmp_path: Path) -> None:
+    """A compaction behind a stuck engine does not hide that it is stuck."""
+    core, client = made(tmp_path, PLIMSOLL_WEDGE_S="1")
+    core.pulse.is_fed = True
+
+    async def scene() -> None:
+        tick = Tick(core)
+        task = asyncio.create_task(core.calls.call(client, "plimsoll_compact"))
+        await asyncio.sleep(0.05)
+        now = time.monotonic()
+        assert tick._is_excused(now)
+        assert not tick._is_excused(now + 1.0)
+        client.may_answer.set()
+        await task
+
+    with contextlib.suppress(asyncio.CancelledError):
+        asyncio.run(scene())
+    assert not core.calls.is_running
+
+
+# Faults of our own under the gate: whatever part of it is broken, requests pass as if it were not there.
+
+
+class Broken:
+    """Raises whatever is asked of it."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+def _close_own(gate: Gate, core: GateControl) -> None:
+    del gate
+    core.shared.own.close()
+
+
+def _close_common(gate: Gate, core: GateControl) -> None:
+    del gate
+    core.shared.common.close()
+
+
+def _break_pulse(gate: Gate, core: GateControl) -> None:
+    del gate
+    feed(core, 4, 40)
+    core.pulse = Broken()  # type: ignore[assignment]
+
+
+def _break_engine(gate: Gate, core: GateControl) -> None:
+    del gate
+    core.engine = Broken()  # type: ignore[assignment]
+
+
+def _break_tick(gate: Gate, core: GateControl) -> None:
+    del core
+    gate._tick = Broken()  # type: ignore[assignment]
+
+
+def _break_shared(gate: Gate, core: GateControl) -> None:
+    del gate
+    core.shared = Broken()  # type: ignore[assignment]
+
+
+def _break_settings(gate: Gate, core: GateControl) -> None:
+    del gate
+    core.settings = SimpleNamespace(listen="")  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    "spoil", [_close_own, _close_common, _break_pulse, _break_engine, _break_tick, _break_shared, _break_settings]
+)
+def test_a_fault_of_ours_never_fails_a_request(tmp_path: Path, spoil: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever part is broken, work, looks, websockets and /sleep pass; counted each time, logged once a place."""
+
+    async def go() -> None:
+        gate, core = gated(hello, tmp_path, PLIMSOLL_SHED_WAIT_S="5")
+        with_engine(core)
+        spoil(gate, core)
+        FAULTS.counts.clear()
+        for _ in range(3):
+            for method, path in (("POST", "/v1/completions"), ("GET", "/health"), ("POST", "/sleep"), ("POST", "/resume")):
+                assert (await ask(gate, method, path)).body == b"hello"
+            await one(gate, "websocket", 1, lambda: None)
+            assert (await ask(gate, "GET", "/plimsoll/ready")).status in (200, 500, 503)
+        if gate._tick is not None and not isinstance(gate._tick, Broken):
+            assert gate._tick._task is not None
+            gate._tick._task.cancel()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(go())
+    failed = [record.getMessage() for record in caplog.records if " failed " in record.getMessage()]
+    assert len(failed) == len(set(failed))
+    assert FAULTS.counts
+    assert max(FAULTS.counts.values()) >= 3
+
+
+async def test_a_server_that_ends_while_a_request_runs_does_not_spoil_it(tmp_path: Path) -> None:
+    """Our page is gone by then; the client still has its whole answer."""
+    may_end = asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        await may_end.wait()
+        await hello(scope, receive, send)
+
+    gate, core = gated(slow, tmp_path)
+    task = asyncio.create_task(ask(gate, "POST", "/v1/completions"))
+    await asyncio.sleep(0.01)
+    core.close()
+    may_end.set()
+    assert (await task).body == b"hello"
+
+
+def test_a_gate_that_cannot_be_set_up_is_not_there(tmp_path: Path) -> None:
+    """Everything passes, also what would be ours."""
+    before = FAULTS.counts.get("setting up the gate", 0)
+    for broken in (Broken(), SimpleNamespace(token="x", folder=str(tmp_path), listen="", failover=False)):
+        gate = Gate(hello, broken)  # type: ignore[arg-type]
+        assert asyncio.run(ask(gate, "POST", "/v1/completions")).body == b"hello"
+    assert FAULTS.counts["setting up the gate"] == before + 1
+    assert asyncio.run(ask(Gate(hello, Broken()), "GET", "/plimsoll/ready")).body == b"hello"  # type: ignore[arg-type]

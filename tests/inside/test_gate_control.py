@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import multiprocessing
 import os
 import time
 from pathlib import Path
@@ -9,12 +11,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
-from plimsoll.inside.admission import LEAVING, REFUSING, SERVING, Drain, Wish, begin
-from plimsoll.inside.gate_control import GateControl
-from plimsoll.inside.pulse import Pulse
+from plimsoll.inside.admission import LEAVING, REFUSING, SERVING, begin
+from plimsoll.inside.gate_control import Alone, Busy, Calls, GateControl
+from plimsoll.inside.meters import Meters
+from plimsoll.inside.pulse import PULSE, Pulse
 from plimsoll.inside.shared import ASLEEP, NS, PAUSED
 from tests.fakes import EngineClient, State, settings
+from tests.inside.gate_processes import caller
 
 
 def made(folder: Path, places: int = 4, **more: Any) -> tuple[GateControl, EngineClient]:
@@ -33,59 +38,27 @@ def feed(core: GateControl, running: int, waiting: int, *, each_s: float = 0.1) 
     core._queue_at_ns = 0
 
 
-def drain(core: GateControl, wish: Wish, ago_s: float = 0.0) -> None:
+def drain(core: GateControl, ago_s: float = 0.0, **wish: Any) -> None:
     """Begin a drain, so long ago."""
     with core.shared.common.changing():
-        found = begin(core.shared.read_drain_unlocked(), wish, time.monotonic() - ago_s)
-        assert isinstance(found, Drain)
-        core.shared.set_drain(found)
-
-
-def test_requests_in_flight_are_counted_and_none_is_left(tmp_path: Path) -> None:
-    """Up, down, and how many there ever were."""
-    core, _ = made(tmp_path)
-    for _ in range(3):
-        core.enter()
-        core.begin()
-    core.finish()
-    assert core.shared.total("in_flight") == 2
-    core.finish()
-    core.finish()
-    assert (core.shared.total("in_flight"), core.shared.total("begun")) == (0, 3)
-
-
-def test_a_drain_leaves_then_refuses_and_its_lease_ends_it(tmp_path: Path) -> None:
-    """Answers ask for new connections in both phases, and work is refused in the second alone."""
-    core, _ = made(tmp_path)
-    assert (core.phase(), core.closes_connections(), core.refusal(SERVING)) == (SERVING, False, None)
-    drain(core, Wish(quiet_s=100, bound_s=100, retry_after_s=9))
-    assert (core.phase(), core.closes_connections(), core.refusal(LEAVING)) == (LEAVING, True, None)
-    drain(core, Wish(refuse=True))
-    assert (core.phase(), core.closes_connections()) == (REFUSING, True)
-    refusal = core.refusal(core.phase())
-    assert refusal is not None
-    assert refusal.status == 503
-    assert (b"retry-after", b"9") in refusal.headers
-    core.shared.common["until_ns"] = time.monotonic_ns()
-    assert (core.phase(), core.closes_connections()) == (SERVING, False)
-    assert core.shared.own["refused_drain"] == 1
+        core.shared.set_drain(begin(core.shared.read_drain_unlocked(), time.monotonic() - ago_s, **wish))
 
 
 def test_phase_two_stays_until_its_drain_ends_and_does_not_come_back(tmp_path: Path) -> None:
     """No late arrival opens the gate again; a new drain begins with its first phase."""
     core, _ = made(tmp_path)
-    drain(core, Wish(quiet_s=1.0, bound_s=1000.0), ago_s=2.0)
+    drain(core, quiet_s=1.0, bound_s=1000.0, ago_s=2.0)
     assert core.phase() == REFUSING
     core.enter()
     core.begin()
     assert core.phase() == REFUSING
     assert core.shared.drain().is_refusing
     core, _ = made(tmp_path)
-    drain(core, Wish(quiet_s=1.0), ago_s=2.0)
+    drain(core, quiet_s=1.0, ago_s=2.0)
     assert core.phase() == REFUSING
     core.shared.common["until_ns"] = time.monotonic_ns()
     assert core.phase() == SERVING
-    drain(core, Wish(quiet_s=50.0))
+    drain(core, quiet_s=50.0)
     assert core.phase() == LEAVING
 
 
@@ -212,16 +185,6 @@ def test_vllm_s_own_valve_decides_alone_where_it_is_set(tmp_path: Path) -> None:
     assert core.retry_after_own_valve() == 120
 
 
-def test_a_bound_that_was_asked_for_holds_while_its_lease_runs(tmp_path: Path) -> None:
-    """Then the one that was set at start is back."""
-    core, _ = made(tmp_path, PLIMSOLL_SHED_WAIT_S="30")
-    common = core.shared.common
-    common["shed_bound_ns"], common["shed_until_ns"] = 2 * NS, time.monotonic_ns() + NS
-    assert core.shed_bound_s() == 2.0
-    common["shed_until_ns"] = time.monotonic_ns() - 1
-    assert core.shed_bound_s() == 30.0
-
-
 def test_without_a_safe_folder_the_gate_still_counts_and_drains_alone(tmp_path: Path) -> None:
     """Figures are not there then, and that is no fault of a request."""
     (tmp_path / "file").write_text("")
@@ -242,3 +205,185 @@ def test_answers_that_are_read_slowly_are_not_on_their_way_to_the_engine(tmp_pat
     assert core.shed(b"low") is None
     core.in_layer += 5
     assert core.queue().coming == 5
+
+
+# A gate for itself: its pulse, its figures and its metrics are no one else's, and nothing lies in a shared folder.
+
+
+def alone(figures: list[dict[str, Any]] | None = None) -> Alone:
+    return Alone(Pulse(), lambda: figures or [], CollectorRegistry(), lambda requests: not requests)
+
+
+def test_it_has_a_pulse_and_figures_of_its_own(tmp_path: Path) -> None:
+    """And leaves no file."""
+    worker = {"engine": 0, "rank": 0, "age_s": 0.5, "alive": True}
+    core = GateControl(settings(tmp_path), alone=alone([worker]))
+    assert core.pulse is not PULSE
+    assert core.figures() == [worker]
+    assert core.shared.can_drain
+    core.enter()
+    core.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_count_apart(tmp_path: Path) -> None:
+    """Each in its registry, and none in the process's own."""
+    cores = [GateControl(settings(tmp_path), alone=alone()) for _ in range(2)]
+    cores[0].enter()
+    cores[0].begin()
+    before, pages = generate_latest(REGISTRY).decode(), []
+    for core in cores:
+        Meters(core).refresh()
+        assert core.alone is not None
+        pages.append(generate_latest(core.alone.registry).decode())
+        core.close()
+    assert "plimsoll_begun_total 1.0" in pages[0]
+    assert "plimsoll_begun_total 0.0" in pages[1]
+    after = generate_latest(REGISTRY).decode()
+    assert [page.count("plimsoll_in_flight 1.0") for page in (before, after)] in ([0, 0], [1, 1])
+
+
+# Calls into the workers: one at a time over all API servers, no timeout, never cancelled.
+
+
+async def test_a_call_is_made_without_a_timeout_and_its_results_come_back(tmp_path: Path) -> None:
+    """The fake refuses any timeout."""
+    client, calls = EngineClient(), Calls(str(tmp_path / "lock"))
+    client.may_answer.set()
+    found = await calls.call(client, "plimsoll_snapshot", (5,))
+    assert found["workers"] == [{"released_bytes": 1}]
+    assert found["error"] is None
+    assert client.calls == [("plimsoll_snapshot", (5,))]
+    assert (calls.last, calls.done, calls.is_running) == (found, 1, False)
+    await calls.call(client, "plimsoll_compact")
+    assert calls.done == 2
+
+
+def test_one_at_a_time_in_one_process(tmp_path: Path) -> None:
+    """The second is told so and the first is not disturbed."""
+
+    async def go(path: str | None) -> None:
+        client, calls = EngineClient(), Calls(path)
+        first = asyncio.create_task(calls.call(client, "plimsoll_compact"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        with pytest.raises(Busy):
+            await calls.call(client, "plimsoll_compact")
+        client.may_answer.set()
+        assert (await first)["error"] is None
+        assert len(client.calls) == 1
+
+    asyncio.run(go(str(tmp_path / "lock")))
+    asyncio.run(go(None))
+
+
+def test_one_at_a_time_over_two_processes(tmp_path: Path) -> None:
+    """The other API server waits its turn; when the call ends it may."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    path = str(tmp_path / "lock")
+    process = context.Process(target=caller, args=(path, there), daemon=True)
+    process.start()
+
+    def other() -> Any:
+        here.send("try")
+        return here.recv()
+
+    async def go() -> None:
+        client = EngineClient()
+        task = asyncio.create_task(Calls(path).call(client, "plimsoll_compact"))
+        await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(other) == "busy"
+        client.may_answer.set()
+        await task
+        assert await asyncio.to_thread(other) == "done"
+
+    asyncio.run(go())
+    here.send("end")
+    process.join()
+    assert os.stat(path).st_mode & 0o777 == 0o600  # noqa: PTH116
+
+
+async def test_a_call_runs_on_when_the_one_who_asked_is_gone(tmp_path: Path) -> None:
+    """Its end is kept, and the lock is held until then."""
+    client, calls = EngineClient(), Calls(str(tmp_path / "lock"))
+    asked = asyncio.create_task(calls.call(client, "plimsoll_compact"))
+    await asyncio.sleep(0.01)
+    asked.cancel()
+    await asyncio.sleep(0.01)
+    assert asked.cancelled()
+    assert calls.is_running
+    with pytest.raises(Busy):
+        await Calls(str(tmp_path / "lock")).call(client, "plimsoll_compact")
+    client.may_answer.set()
+    await asyncio.sleep(0.01)
+    assert calls.done == 1
+    assert calls.last is not None
+    assert calls.last["workers"] == [{"released_bytes": 1}]
+
+
+def test_a_call_that_fails_is_told_and_frees_the_place(tmp_path: Path) -> None:
+    """By its kind alone; the next one may go."""
+
+    async def broken(method: str, args: tuple[Any, ...]) -> list[Any]:
+        raise RuntimeError(f"secret {method} {args}")
+
+    async def go() -> None:
+        calls = Calls(str(tmp_path / "lock"))
+        found = await calls.call(SimpleNamespace(collective_rpc=broken), "plimsoll_compact")
+        assert (found["error"], found["workers"]) == ("RuntimeError", None)
+        assert "secret" not in str(found)
+        client = EngineClient()
+        client.may_answer.set()
+        assert (await calls.call(client, "plimsoll_compact"))["error"] is None
+
+    asyncio.run(go())
+
+
+async def test_one_who_waits_too_long_is_told_that_it_still_runs(tmp_path: Path) -> None:
+    """And the call has no end of its own."""
+    client, calls = EngineClient(), Calls(str(tmp_path / "lock"), patience_s=0.02)
+    assert (await calls.call(client, "plimsoll_compact"))["is_running"]
+    assert calls.is_running
+    client.may_answer.set()
+    await asyncio.sleep(0.01)
+    assert calls.done == 1
+
+
+async def test_a_process_that_was_forked_during_a_call_does_not_keep_the_lock(tmp_path: Path) -> None:
+    """It has the same open file; the lock must go with the call, not with the last of those who have it open."""
+    client, calls = EngineClient(), Calls(str(tmp_path / "lock"))
+    first = asyncio.create_task(calls.call(client, "plimsoll_compact"))
+    await asyncio.sleep(0.01)
+    held = [int(one.name) for one in Path("/proc/self/fd").iterdir() if _leads_to(one, tmp_path / "lock")]
+    copies = [os.dup(one) for one in held]  # what a fork does, without one
+    assert copies
+    client.may_answer.set()
+    await first
+    assert (await calls.call(client, "plimsoll_compact"))["error"] is None
+    for one in copies:
+        os.close(one)
+
+
+def _leads_to(link: Path, path: Path) -> bool:
+    try:
+        return link.readlink() == path
+    except OSError:
+        return False
+
+
+async def test_who_calls_just_as_the_one_before_ends_takes_nothing_from_it() -> None:
+    """Both are told their own end."""
+    client, calls = EngineClient(), Calls(None)
+    first = asyncio.create_task(calls.call(client, "plimsoll_compact"))
+    await asyncio.sleep(0.01)
+
+    async def as_it_ends() -> dict[str, Any]:
+        await client.may_answer.wait()  # woken right after the call that runs, before the one who asked for it
+        return await calls.call(client, "plimsoll_snapshot")
+
+    second = asyncio.create_task(as_it_ends())
+    await asyncio.sleep(0.01)
+    client.may_answer.set()
+    assert (await first)["call"] == "plimsoll_compact"
+    assert (await second)["call"] == "plimsoll_snapshot"

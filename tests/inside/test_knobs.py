@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from plimsoll.inside import knobs
+from plimsoll.inside.figures import write_report
 from plimsoll.inside.knobs import (
     HEADROOM,
     KNOBS,
@@ -230,7 +231,7 @@ class Core:
 def test_the_api_server_turns_the_queue_and_reads_the_report(tmp_path: Path, clock: Clock) -> None:
     """Orders go by utility call; the report is a file that every API server of this one engine reads."""
     made = core()
-    found = Knobs(VllmScheduler(made), knobs._report_writer(str(tmp_path)))
+    found = Knobs(VllmScheduler(made), lambda told: write_report(str(tmp_path), "knobs", knobs.SCHEMA, told))
     client, server = Core(found, max_num_queued_reqs=500), KnobClient(str(tmp_path), os.getpid())
     fellow, other = Core(found), KnobClient(str(tmp_path), os.getpid())
     asked = {"epoch": 3, "lease_s": 60.0, "values": {MAX_SEQS: 4, QUEUED_REQS: 20}}

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from plimsoll.inside.answers import App, Message, Receive, Scope, Send, error, send_answer
 from plimsoll.inside.door import Passage
-from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.gate import ShedLayer, insert_beneath, items_in
 from plimsoll.inside.gate_control import GateControl
 from tests.fakes import ask, hello, http_scope
@@ -96,21 +95,6 @@ def test_a_chain_without_an_end_is_left_alone(end: str) -> None:
     ring.app = ring
     assert not insert_beneath(ring if end == "ring" else object(), core)
     assert ring.app is ring
-
-
-def test_a_websocket_is_refused_too(tmp_path: Path) -> None:
-    """Before it opens."""
-    sent: list[Message] = []
-
-    async def receive() -> Message:
-        return {"type": "websocket.connect"}
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    scope = {**http_scope("GET", "/v1/realtime"), "type": "websocket"}
-    asyncio.run(ShedLayer(hello, full(tmp_path))(scope, receive, send))
-    assert sent == [{"type": "websocket.close", "code": 1013, "reason": "try again later"}]
 
 
 def test_a_body_is_handed_on_chunk_by_chunk(tmp_path: Path) -> None:
@@ -229,16 +213,6 @@ def test_what_ends_badly_is_not_counted_any_more(tmp_path: Path, how: str) -> No
         assert (core.in_layer, core.answering, core.items) == (0, 0, 0)
 
     asyncio.run(go())
-
-
-def test_a_fault_in_shedding_lets_the_request_pass(tmp_path: Path) -> None:
-    """Counted each time."""
-    core, _ = made(tmp_path, PLIMSOLL_SHED_WAIT_S="5")
-    core.shared.common.close()
-    before = FAULTS.counts.get("shedding", 0)
-    for _ in range(3):
-        assert asyncio.run(ask(ShedLayer(hello, core), "POST", "/v1/completions")).body == b"hello"
-    assert FAULTS.counts["shedding"] == before + 3
 
 
 def test_a_request_is_answering_from_the_start_of_its_answer_to_its_end(tmp_path: Path) -> None:

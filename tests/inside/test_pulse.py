@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.inside.pulse import GAP_LIMIT_S, STEP_LIMIT_S, STEP_MEMORY_S, Pulse
+from plimsoll.inside.faults import FAULTS
+from plimsoll.inside.pulse import GAP_LIMIT_S, STEP_LIMIT_S, STEP_MEMORY_S, Listener, Pulse, watch_requests, what_is_seen
+from plimsoll.inside.recorder import ON_REQUEST, Recorder
+from plimsoll.inside.settings import InsideSettings
+from tests.inside.vllm_shapes import finished, iteration, output_processor, request, scheduler
 
 
 def busy(pulse: Pulse, begin: float, steps: int, each_s: float = 0.1, tokens: int = 50, waiting: int = 2) -> float:
@@ -23,7 +32,7 @@ def test_nothing_is_known_before_the_first_step() -> None:
     pulse = Pulse()
     assert (pulse.running, pulse.waiting, pulse.kv_usage, pulse.last_step, pulse.sleep_level) == (None,) * 5
     assert pulse.full_tokens_per_s(5.0) is None
-    assert (pulse.mean_prompt(), pulse.mean_output()) == (None, None)
+    assert (pulse.prompt_tokens.value, pulse.output_tokens.value) == (0.0, 0.0)
     assert (pulse.steps, pulse.finished, pulse.longest_step_s, pulse.is_fed) == (0, 0, 0.0, False)
 
 
@@ -170,11 +179,11 @@ def test_means_forget_slowly_and_leave_out_what_was_cut_off() -> None:
     pulse = Pulse()
     for prompt, output in ((100, 10), (300, 30), (800, None)):
         pulse.note_finished(prompt, output)
-    assert (pulse.mean_prompt(), pulse.mean_output(), pulse.finished) == (400, 20, 3)
+    assert (pulse.prompt_tokens.value, pulse.output_tokens.value, pulse.finished) == (400, 20, 3)
     for _ in range(2000):
         pulse.note_finished(50, 5)
-    assert pulse.mean_prompt() == pytest.approx(50, rel=0.01)
-    assert pulse.mean_output() == pytest.approx(5, rel=0.01)
+    assert pulse.prompt_tokens.value == pytest.approx(50, rel=0.01)
+    assert pulse.output_tokens.value == pytest.approx(5, rel=0.01)
 
 
 @given(
@@ -198,3 +207,216 @@ def test_no_order_of_steps_and_no_clock_breaks_it(steps: list[tuple[int | None, 
         assert rate is None or rate >= 0
         assert 0 <= pulse.longest_step_s <= STEP_LIMIT_S
     assert len(pulse._engines) <= 4
+
+
+# What vLLM tells at each step reaches the pulse and the recorder, in the words of every release.
+
+
+def listener(engine: int = 0, record: Path | None = None) -> tuple[Listener, Pulse, Recorder]:
+    """One that tells a pulse and a recorder of its own."""
+    pulse, recorder = Pulse(), Recorder(InsideSettings({"PLIMSOLL_RECORD": str(record)} if record else {}))
+    one = Listener()
+    one.listen(engine, pulse, recorder)
+    return one, pulse, recorder
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        ((), {"scheduler_stats": scheduler(3, 1, gpu_cache_usage=0.25), "iteration_stats": iteration()}),  # 0.8, 0.9
+        ((scheduler(3, 1, kv_cache_usage=0.25), iteration(), 0), {}),  # 0.10, 0.11.0
+        ((scheduler(3, 1, kv_cache_usage=0.25), iteration()), {"mm_cache_stats": None, "engine_idx": 0}),  # 0.11.1 and later
+        ((scheduler(3, 0, num_skipped_waiting_reqs=1, kv_cache_usage=0.25), None), {"engine_idx": 0}),  # 0.32.0
+        ((scheduler(3, 1, kv_cache_usage=0.25), iteration(), None, 0, "more"), {"and": "more"}),  # one to come
+    ],
+)
+def test_every_release_is_understood(args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Running, waiting with those put off, and the KV usage under both of its names."""
+    one, pulse, _ = listener()
+    one.record(*args, **named)
+    assert (pulse.running, pulse.waiting, pulse.kv_usage, pulse.steps) == (3, 1, 0.25, 1)
+    assert pulse.is_fed
+
+
+def test_engines_are_told_apart_by_what_vllm_says_or_by_whose_logger_it_is() -> None:
+    """One logger for all engines is told the number; one of several is known by its own."""
+    one, pulse, _ = listener(engine=4)
+    one.record(scheduler(3, 0, kv_cache_usage=0.1), None, engine_idx=1)
+    one.record(scheduler(5, 0, kv_cache_usage=0.1), None, 2)
+    one.record(scheduler(7, 0, kv_cache_usage=0.1), None)
+    assert pulse.running == 15
+    assert set(pulse._engines) == {1, 2, 4}
+
+
+def test_finished_requests_are_learned_from_and_recorded(tmp_path: Path) -> None:
+    """Each with the engine that served it; an aborted one does not tell how long outputs are."""
+    one, pulse, recorder = listener(record=tmp_path)
+    cut = finished(finish_reason="abort", num_generation_tokens=900)
+    one.record(scheduler(0, 0, kv_cache_usage=0.0), iteration(finished(), cut, prompt=200, generation=2), engine_idx=6)
+    recorder.close(limit_s=10)
+    assert (pulse.finished, pulse.prompt_tokens.value, pulse.output_tokens.value) == (2, 100, 20)
+    (file,) = tmp_path.iterdir()
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(line["finish_reason"], line["engine"]) for line in lines] == [("length", 6), ("abort", 6)]
+
+
+@pytest.mark.parametrize("odd", ["a word", 7, object(), {"num_running_reqs": 1}])
+def test_nothing_that_vllm_says_can_stop_it(odd: object) -> None:
+    """An exception here would end vLLM's output handler and with it every request: it is counted instead."""
+    one, pulse, _ = listener()
+    before = FAULTS.counts.get("hearing a step", 0)
+    one.record(odd, odd)
+    one.record(odd)
+    one.record()
+    assert FAULTS.counts["hearing a step"] == before + 2
+    assert pulse.steps == 0
+
+
+def test_sleep_is_heard_and_the_rest_does_nothing() -> None:
+    """vLLM's base class passes 1 for asleep, whatever it names it; a missing method would be an error in vLLM's own loop."""
+    one, pulse, _ = listener()
+    levels = []
+    for args, named in (((1, 2), {}), ((0, 0), {}), ((), {"sleep": 1, "level": 1}), ((), {})):
+        one.record_sleep_state(*args, **named)
+        levels.append(pulse.sleep_level)
+    assert levels == [2, None, 1, 1]
+    one, pulse, _ = listener()
+    one.log()
+    one.log_engine_initialized()
+    one.record_admission_rejection("max_num_queued_reqs")
+    assert pulse.steps == 0
+
+
+# The wrapped methods do as before, tell what stat loggers are not told, and stay away from what they do not know.
+
+
+def recorder(folder: Path) -> Recorder:
+    """One that records with hashes."""
+    return Recorder(
+        InsideSettings({"PLIMSOLL_RECORD": str(folder), "PLIMSOLL_RECORD_PREFIXES": "1", "PLIMSOLL_RECORD_SALT": "s"})
+    )
+
+
+def lines(one: Recorder, folder: Path) -> list[dict[str, Any]]:
+    """What it wrote, once it is over."""
+    one.close(limit_s=10)
+    return [json.loads(line) for file in folder.glob("*.jsonl") for line in file.read_text().splitlines()]
+
+
+def test_without_a_recording_nothing_is_wrapped() -> None:
+    """vLLM's class is left exactly as it is."""
+    kind = output_processor()
+    before = dict(vars(kind))
+    assert watch_requests(Recorder(InsideSettings({})), Pulse(), kind) is False
+    assert dict(vars(kind)) == before
+
+
+def test_a_finished_request_carries_what_was_seen_when_it_came(tmp_path: Path) -> None:
+    """Its priority, its tokens and when its first token was there go along with vLLM's figures; all else is as before."""
+    kind = output_processor()
+    assert watch_requests(recorder(tmp_path), Pulse(), kind)
+    processor = kind()
+    assert processor.add_request(request("a", [1] * 20, priority=5), None) == "added"
+    stats = iteration()
+    processor._update_stats_from_finished(processor.request_states["a"], "stop", stats)
+    (one,) = stats.finished_requests
+    seen = getattr(one, ON_REQUEST)
+    assert (seen.priority, seen.token_ids, seen.first_token_s) == (5, [1] * 20, 1.0)
+    assert processor.request_states == {}
+
+
+def test_given_up_requests_are_recorded_each_once(tmp_path: Path) -> None:
+    """Also the children of a parent, which vLLM aborts by calling itself; one that is unknown is not."""
+    kind, one, pulse = output_processor(), recorder(tmp_path), Pulse()
+    watch_requests(one, pulse, kind)
+    processor = kind()
+    for name in "abcd":
+        processor.add_request(request(name, [1] * 32), None)
+    processor.parent_requests["parent"] = ["c", "d"]
+    assert processor.abort_requests(iter(["a", "parent", "nobody"]), internal=True) == ["a", "c", "d"]
+    assert set(processor.request_states) == {"b"}
+    found = lines(one, tmp_path)
+    assert [line["finish_reason"] for line in found] == ["abort"] * 3
+    assert [len(line["prefix_hashes"]) for line in found] == [2] * 3
+    assert (pulse.finished, pulse.output_tokens.seen) == (3, 0)
+
+
+def test_wrapping_twice_is_wrapping_once(tmp_path: Path) -> None:
+    """vLLM builds its loggers anew when engines are added, and each build comes by here."""
+    kind, one = output_processor(), recorder(tmp_path)
+    assert watch_requests(one, Pulse(), kind)
+    assert watch_requests(one, Pulse(), kind)
+    processor = kind()
+    processor.add_request(request("a", [1] * 32), None)
+    processor.abort_requests(["a"], True)
+    assert len(lines(one, tmp_path)) == 1
+
+
+@pytest.mark.parametrize("name", ["add_request", "_update_stats_from_finished", "abort_requests"])
+def test_a_method_that_looks_otherwise_is_left_alone_with_all_others(name: str, tmp_path: Path) -> None:
+    """All three or none; it is counted."""
+
+    def other(self: Any, something: Any) -> None:
+        del self, something
+
+    kind = output_processor()
+    setattr(kind, name, other)
+    before, counted = dict(vars(kind)), FAULTS.counts.get("watching requests", 0)
+    assert watch_requests(recorder(tmp_path), Pulse(), kind) is False
+    assert dict(vars(kind)) == before
+    assert FAULTS.counts["watching requests"] == counted + 1
+
+
+def test_where_there_is_no_vllm_nothing_is_wrapped(tmp_path: Path) -> None:
+    """An import that fails is counted, not raised."""
+    assert watch_requests(recorder(tmp_path), Pulse()) is False
+
+
+def test_an_error_of_vllm_is_vllms_own_and_one_of_ours_is_not_seen(tmp_path: Path) -> None:
+    """What vLLM raises comes through; what we stumble over does not, and later aborts are still told."""
+    kind, one = output_processor(), recorder(tmp_path)
+    watch_requests(one, Pulse(), kind)
+    processor = kind()
+    with pytest.raises(TypeError):
+        processor.abort_requests(7, internal=True)
+    processor.add_request(request("a", [1] * 16), None)
+    processor.request_states["a"].stats = SimpleNamespace()  # nothing that we look for is in it
+    assert processor.abort_requests(["a"], internal=True) == ["a"]
+    processor.add_request(request("b", [1] * 16), None)
+    assert processor.abort_requests(["b"], internal=True) == ["b"]
+    assert len(lines(one, tmp_path)) == 1
+
+
+def test_what_the_prefix_cache_tells_apart_is_told_apart() -> None:
+    """The adapter, the cache salt, and pictures by where they stand, in the fields of old and new releases."""
+    plain = what_is_seen(request("a", [1]), wants_prefixes=True)
+    adapted = what_is_seen(request("a", [1], lora_request=SimpleNamespace(lora_name="x")), wants_prefixes=True)
+    salted = what_is_seen(request("a", [1], cache_salt="y"), wants_prefixes=True)
+    assert len({plain.seed, adapted.seed, salted.seed}) == 3
+    place = SimpleNamespace(offset=20)
+    new = request("a", [1], mm_features=[SimpleNamespace(identifier="cat", mm_position=place)])
+    old = request("a", [1], mm_inputs=["?"], mm_hashes=["cat"], mm_placeholders=[place])
+    assert what_is_seen(new, wants_prefixes=True).marks == what_is_seen(old, wants_prefixes=True).marks == ((20, "cat"),)
+
+
+@pytest.mark.parametrize("more", [{"prompt_embeds": "a tensor"}, {"mm_inputs": ["?"], "mm_hashes": None}])
+def test_a_prompt_that_its_tokens_do_not_tell_has_no_hashes(more: dict[str, Any]) -> None:
+    """Embeddings in place of tokens, and pictures that vLLM did not hash."""
+    assert what_is_seen(request("a", [1] * 32, **more), wants_prefixes=True).token_ids is None
+
+
+def test_a_release_that_says_more_of_a_finished_request_is_not_stopped(tmp_path: Path) -> None:
+    """An argument that is new to us reaches vLLM's own method; an error here would end the engine for everybody."""
+    heard: list[Any] = []
+
+    class Newer(output_processor()):  # type: ignore[misc]  # the fake's class is made by a function
+        """As the next release may look."""
+
+        def _update_stats_from_finished(
+            self, req_state: Any, finish_reason: Any, iteration_stats: Any, model: str, *, at: float = 0.0
+        ) -> None:
+            heard.extend((req_state, finish_reason, iteration_stats, model, at))
+
+    assert watch_requests(recorder(tmp_path), Pulse(), Newer)
+    Newer()._update_stats_from_finished("state", "stop", iteration_stats=None, model="m", at=2.0)
+    assert heard == ["state", "stop", None, "m", 2.0]

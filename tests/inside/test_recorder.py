@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import resource
+import stat
 import subprocess
 import sys
 import time
@@ -12,11 +15,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from plimsoll.inside import recorder as recorder_module
 from plimsoll.inside.faults import FAULTS
-from plimsoll.inside.recorder import QUEUE_REQUESTS, QUEUE_TOKENS, Finished, Recorder, Seen, iter_hashes
+from plimsoll.inside.recorder import (
+    ON_REQUEST,
+    QUEUE_REQUESTS,
+    QUEUE_TOKENS,
+    Finished,
+    Recorder,
+    RecordFiles,
+    Seen,
+    as_row,
+    from_state,
+    from_stats,
+    iter_hashes,
+    shared_salt,
+)
 from plimsoll.inside.settings import InsideSettings
+from plimsoll.simulate.trace_files import SHAPES, json_columns, read_trace
+from tests.inside.vllm_shapes import RequestState, finished, request, request_stats
 
 ONE = Finished(1_700_000_000.0, 1_700_000_001.0, 40, 5, "stop", engine=0)
 
@@ -119,51 +139,24 @@ def test_prompts_that_wait_for_their_hashes_are_bounded(tmp_path: Path) -> None:
     time.sleep(0.2)
     for _ in range(20):
         one.note_finished(replace(ONE, seen=Seen(0, range(QUEUE_TOKENS // 10), "", ())))
-    held = sum(request.seen is not None and request.seen.token_ids is not None for request in one._queue)
+    held = sum(each.seen is not None and each.seen.token_ids is not None for each in one._queue)
     assert 10 <= held <= 12
     one._queue.clear()
     one.close(limit_s=10)
-
-
-def test_prompts_that_were_hashed_make_room_for_others(tmp_path: Path) -> None:
-    """The bound is on what waits, not on what has ever come."""
-    one = recorder(tmp_path, PLIMSOLL_RECORD_PREFIXES="1")
-    ids = range(QUEUE_TOKENS // 2 + 1000)
-    for number in range(3):
-        one.note_finished(replace(ONE, seen=Seen(0, ids, "", ())))
-        deadline_s = time.monotonic() + 30
-        while one.written <= number and time.monotonic() < deadline_s:
-            time.sleep(0.01)
-    one.close()
-    assert [len(row["prefix_hashes"]) for row in rows(tmp_path)] == [len(ids) // 16] * 3
 
 
 def test_prompts_that_make_no_line_make_room_too(tmp_path: Path) -> None:
     """A request whose clock is out of range gives back what it held of the bound: the next one has its hashes."""
     one = recorder(tmp_path, PLIMSOLL_RECORD_PREFIXES="1")
     broken = replace(ONE, arrival=float("nan"), seen=Seen(0, range(QUEUE_TOKENS), "", ()))
-    for request in (broken, broken, replace(ONE, seen=Seen(0, range(32), "", ()))):
-        one.note_finished(request)
+    for each in (broken, broken, replace(ONE, seen=Seen(0, range(32), "", ()))):
+        one.note_finished(each)
         deadline_s = time.monotonic() + 30
         while one._queue and time.monotonic() < deadline_s:
             time.sleep(0.01)
     one.close(limit_s=10)
     (row,) = rows(tmp_path)
     assert (one.dropped, len(row["prefix_hashes"])) == (2, 2)
-
-
-def test_a_long_prompt_lets_other_threads_have_their_turn(tmp_path: Path) -> None:
-    """While a million tokens are hashed this thread is never held up for long: the event loop lives in one like it."""
-    one = recorder(tmp_path, PLIMSOLL_RECORD_PREFIXES="1")
-    one.note_finished(replace(ONE, seen=Seen(0, list(range(1_000_000)), "", ())))
-    longest_s, before_s = 0.0, time.monotonic()
-    while one.written == 0 and time.monotonic() - before_s < 30:
-        at_s = time.monotonic()
-        time.sleep(0.001)
-        longest_s = max(longest_s, time.monotonic() - at_s)
-    one.close()
-    assert one.written == 1
-    assert longest_s < 0.25
 
 
 def test_a_forked_child_writes_a_file_of_its_own(tmp_path: Path) -> None:
@@ -205,3 +198,294 @@ def test_a_process_that_ends_writes_what_is_left(how: str, tmp_path: Path) -> No
     env = {**os.environ, "PLIMSOLL_RECORD": str(tmp_path / "record")}
     subprocess.run([sys.executable, str(program)], check=True, timeout=60, env=env)
     assert sorted(row["prompt_tokens"] for row in rows(tmp_path / "record")) == [1, 2, 11, 12]
+
+
+# The files of a recording: private, whole, bounded.
+
+LINE = b"x" * 99 + b"\n"
+STARTED = 1_700_000_000.0
+STEM = f"requests-20231114T221320Z-{os.getpid()}"
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
+
+
+def test_the_folder_and_the_file_are_for_this_user_alone(tmp_path: Path) -> None:
+    """A folder that has to be made gets 0700, a file 0600."""
+    files = RecordFiles(str(tmp_path / "new"), 1000, 8, STARTED)
+    files.append(LINE)
+    files.close()
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+    assert names(tmp_path / "new") == [f"{STEM}.jsonl"]
+    assert stat.S_IMODE(Path(files.path).stat().st_mode) == 0o600
+
+
+def test_a_full_file_is_followed_by_the_next_and_the_oldest_go(tmp_path: Path) -> None:
+    """No file is larger than its bound, and no more are kept than were asked for."""
+    files = RecordFiles(str(tmp_path), 250, 3, STARTED)
+    for _ in range(11):
+        files.append(LINE)
+    files.close()
+    assert names(tmp_path) == [f"{STEM}-0004.jsonl", f"{STEM}-0005.jsonl", f"{STEM}-0006.jsonl"]
+    assert [file.stat().st_size for file in sorted(tmp_path.iterdir())] == [200, 200, 100]
+
+
+def test_only_files_named_like_ours_are_removed(tmp_path: Path) -> None:
+    """An operator's own files in that folder stay, old as they may be; so does a link with a name like ours."""
+    (tmp_path / "target").write_bytes(b"keep me")
+    for name in ("requests.jsonl", "requests-2023.jsonl", "notes.txt", "requests-20200101T000000Z-1.jsonl.gz"):
+        (tmp_path / name).write_bytes(b"keep me")
+        os.utime(tmp_path / name, (1, 1))
+    link = tmp_path / "requests-20200101T000000Z-3.jsonl"
+    link.symlink_to(tmp_path / "target")
+    os.utime(link, (0, 0), follow_symlinks=False)
+    old = tmp_path / "requests-20200101T000000Z-1.jsonl"
+    old.write_bytes(LINE)
+    os.utime(old, (1, 1))
+    files = RecordFiles(str(tmp_path), 1000, 1, STARTED)
+    files.append(LINE)
+    files.close()
+    assert not old.exists()
+    assert len(names(tmp_path)) == 7
+
+
+def test_a_file_that_another_process_still_writes_is_left(tmp_path: Path) -> None:
+    """Several API servers share a folder: what changed within the last minute may be in use."""
+    other = tmp_path / "requests-20231114T221320Z-1.jsonl"
+    other.write_bytes(LINE)
+    files = RecordFiles(str(tmp_path), 1000, 1, STARTED)
+    files.append(LINE)
+    files.close()
+    assert other.exists()
+
+
+def test_a_file_of_the_same_name_is_never_written_over(tmp_path: Path) -> None:
+    """In a container every start has the same process number, and may come within the same second."""
+    (tmp_path / f"{STEM}.jsonl").write_bytes(LINE)
+    files = RecordFiles(str(tmp_path), 1000, 8, STARTED)
+    files.append(LINE)
+    files.close()
+    assert names(tmp_path) == [f"{STEM}-0002.jsonl", f"{STEM}.jsonl"]
+    assert (tmp_path / f"{STEM}.jsonl").read_bytes() == LINE
+
+
+def test_after_a_file_was_removed_by_hand_the_next_lines_have_a_new_one(tmp_path: Path) -> None:
+    """Nothing is written to a file without a name."""
+    files = RecordFiles(str(tmp_path), 1000, 8, STARTED)
+    files.append(LINE)
+    Path(files.path).unlink()
+    files.append(LINE)
+    files.close()
+    assert names(tmp_path) == [f"{STEM}-0002.jsonl"]
+
+
+def test_what_a_full_disk_cuts_off_is_taken_back(tmp_path: Path) -> None:
+    """A limit on the size of files stands for a full disk: no half a line stays, and lines can follow later."""
+    code = (
+        "import resource, signal, sys\n"
+        "from plimsoll.inside.recorder import RecordFiles\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "files = RecordFiles(sys.argv[1], 10_000, 8, 1.7e9)\n"
+        "files.append(b'a' * 99 + b'\\n')\n"
+        "hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (150, hard))\n"
+        "try:\n"
+        "    files.append(b'b' * 99 + b'\\n')\n"
+        "except OSError:\n"
+        "    print('failed')\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))\n"
+        "files.append(b'c' * 99 + b'\\n')\n"
+    )
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout == "failed\n"
+    (file,) = tmp_path.iterdir()
+    assert file.read_bytes() == b"a" * 99 + b"\n" + b"c" * 99 + b"\n"
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_each_time(tmp_path: Path) -> None:
+    """The caller counts it and comes again."""
+    (tmp_path / "file").write_bytes(b"")
+    files = RecordFiles(str(tmp_path / "file" / "folder"), 1000, 8, STARTED)
+    for _ in range(2):
+        with pytest.raises(OSError, match="file"):
+            files.append(LINE)
+
+
+# From vLLM's figures to a line of a recording: what was measured, in order, and no more.
+
+AT = 1_700_000_000.0
+ANY = st.floats() | st.floats(-10, 10)
+
+
+def row(one: Finished | None) -> dict[str, object]:
+    """The line, of something that there is."""
+    assert one is not None
+    return as_row(one)
+
+
+def test_a_finished_request_has_its_times_on_the_wall_clock() -> None:
+    """All is counted back from when its last output came."""
+    assert row(from_stats(finished(), AT, 3)) == {
+        "schema": "plimsoll.request/1",
+        "arrival": AT - 2.0,
+        "prompt_tokens": 100,
+        "output_tokens": 20,
+        "finish_reason": "length",
+        "cached_tokens": 64,
+        "preemptions": 1,
+        "max_tokens": 20,
+        "engine": 3,
+        "scheduled": AT - 1.5,
+        "first_token": AT - 1.0,
+        "finished": AT,
+    }
+
+
+def test_a_lag_of_the_api_server_does_not_come_before_the_first_token() -> None:
+    """First token and end are when the API server had them: the engine took 1.5 s, all of it was there after 2 s, and the
+    first token after 0.6 s."""
+    said = row(from_stats(finished(**{ON_REQUEST: Seen(None, None, "", (), first_token_s=0.6)}), AT, 0))
+    assert (said["first_token"], said["finished"]) == (AT - 1.4, AT)
+    assert said["scheduled"] == pytest.approx(AT - 1.9)
+
+
+def test_what_was_not_measured_is_left_out() -> None:
+    """Cached tokens before 0.13, preemptions before 0.30, all but the two ends of a request that was never scheduled."""
+    old = finished(max_tokens_param=None)
+    del old.num_cached_tokens, old.num_preemptions
+    assert not {"cached_tokens", "preemptions", "max_tokens", "priority"} & set(row(from_stats(old, AT, 0)))
+    never = finished(finish_reason="abort", num_generation_tokens=0, inference_time=300_000.0, decode_time=0.0)
+    said = row(from_stats(never, AT, 0))
+    assert not {"scheduled", "first_token", "cached_tokens"} & set(said)
+    assert (said["arrival"], said["finished"]) == (AT - 2.0, AT)
+
+
+def test_a_request_given_up_in_its_middle_says_what_was_measured_until_then() -> None:
+    """The first token on the API server's clock; when it was scheduled by the difference on the engine's."""
+    state = RequestState(request("a", [1] * 30))
+    said = row(from_state(state, AT + 3.0))
+    assert (said["arrival"], said["first_token"], said["finished"]) == (AT, AT + 1.0, AT + 3.0)
+    assert said["scheduled"] == pytest.approx(AT + 0.6)
+    assert (said["prompt_tokens"], said["output_tokens"], said["finish_reason"]) == (30, 9, "abort")
+
+
+def test_a_request_given_up_while_it_waited_has_only_its_ends() -> None:
+    """What vLLM holds as 0 was not measured; of one whose arrival is not known there is no line."""
+    state = RequestState(request("a", [1] * 30))
+    state.stats = request_stats(num_generation_tokens=0, scheduled_ts=0.0, first_token_ts=0.0, first_token_latency=0.0)
+    assert set(row(from_state(state, AT + 3.0))) == {
+        "schema", "arrival", "prompt_tokens", "output_tokens", "finish_reason", "max_tokens", "finished",
+    }  # fmt: skip
+    state = RequestState(request("a", [1]))
+    state.stats = None
+    assert from_state(state, AT) is None
+
+
+@pytest.mark.parametrize(("reason", "is_cut_off"), [("stop", False), ("length", False), ("abort", True), ("error", True)])
+def test_only_what_came_to_its_own_end_tells_how_long_outputs_are(reason: str, is_cut_off: bool) -> None:
+    """An aborted output could have been longer."""
+    assert from_stats(finished(finish_reason=reason), AT, 0).is_cut_off is is_cut_off
+
+
+@given(ANY, ANY, ANY, st.integers(-5, 2**40) | st.none(), st.integers(-5, 2**40), ANY | st.none())
+def test_any_figures_make_a_line_that_the_reader_accepts_or_none(
+    e2e: float, inference: float, decode: float, prompt: int | None, output: int, first: float | None
+) -> None:
+    """Times that contradict each other are moved or left out, never written out of order."""
+    stats = finished(
+        e2e_latency=e2e,
+        inference_time=inference,
+        decode_time=decode,
+        num_prompt_tokens=prompt,
+        num_generation_tokens=output,
+        **{ON_REQUEST: Seen(None, None, "", (), first)},
+    )
+    try:
+        line = json.dumps(as_row(from_stats(stats, AT, 0)), allow_nan=False)
+    except ValueError:
+        assert not e2e < 1e9
+        return
+    json_columns(SHAPES[0], [line], 0)
+
+
+def test_the_reader_of_traces_takes_the_line(tmp_path: Path) -> None:
+    """Written by one part, read by another, of the same format."""
+    path = tmp_path / "one.jsonl"
+    path.write_text(json.dumps(row(from_stats(finished(), AT, 0))) + "\n")
+    trace = read_trace(str(path))
+    assert (trace.prompt.tolist(), trace.output.tolist()) == ([100], [20])
+
+
+# Hashes of a prompt's blocks: what begins alike looks alike, and nothing else does.
+
+IDS = st.lists(st.integers(-1, 300_000), max_size=200)
+
+
+def _hashes(*arguments: Any, **named: Any) -> list[str]:
+    return list(iter_hashes(*arguments, **named))
+
+
+@given(IDS, IDS, st.integers(1, 20))
+def test_two_prompts_share_hashes_exactly_as_far_as_their_blocks_are_equal(one: list[int], two: list[int], block: int) -> None:
+    """The first hash that differs is that of the first block that differs, and all after it differ too."""
+    two = one[: len(one) // 2] + two
+    first, second = _hashes(one, b"salt", block), _hashes(two, b"salt", block)
+    for at, (left, right) in enumerate(zip(first, second, strict=False)):
+        assert (left == right) == (one[: (at + 1) * block] == two[: (at + 1) * block])
+
+
+@given(IDS)
+def test_only_full_blocks_have_a_hash(ids: list[int]) -> None:
+    """Sixteen hex digits for each full block of sixteen; the rest of a prompt has none."""
+    found = _hashes(ids, b"salt")
+    assert len(found) == len(ids) // 16
+    assert all(re.fullmatch("[0-9a-f]{16}", one) for one in found)
+
+
+def test_what_the_cache_does_not_share_has_other_hashes() -> None:
+    """Another salt, adapter or picture from its block on; without the key no hash follows from the one before it."""
+    assert not set(_hashes(list(range(64)), b"a")) & set(_hashes(list(range(64)), b"b"))
+    ids = list(range(32))
+    whole = _hashes(ids, b"key one")
+    guess = _hashes([*ids[16:]], bytes.fromhex(whole[0]))
+    assert whole[1] not in guess
+    ids = list(range(32))
+    assert not set(_hashes(ids, b"k", seed="adapter")) & set(_hashes(ids, b"k"))
+    ids = [7] * 64
+    cat, dog, none = (_hashes(ids, b"k", marks=marks) for marks in (((20, "cat"),), ((20, "dog"),), ()))
+    assert cat[0] == dog[0] == none[0]
+    assert len({cat[1], dog[1], none[1]}) == 3
+    assert not set(cat[1:]) & set(dog[1:])
+
+
+def test_servers_of_one_start_share_a_salt(tmp_path: Path) -> None:
+    """The one that was set, or a random one that the first writes for this user alone; another start has another."""
+    assert shared_salt("pinch", str(tmp_path), os.getpid()) == b"pinch"
+    assert list(tmp_path.iterdir()) == []
+    salt = shared_salt("", str(tmp_path), os.getpid())
+    assert len(salt) == 32
+    assert shared_salt("", str(tmp_path), os.getpid()) == salt
+    assert shared_salt("", str(tmp_path), os.getppid()) != salt
+    assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o600}
+
+
+def test_salts_of_servers_that_are_gone_are_removed(tmp_path: Path) -> None:
+    """And nothing else in the folder is."""
+    for name in ("salt-999999999-1", "salt-x", "worker-1.json"):
+        (tmp_path / name).write_bytes(b"x" * 32)
+    shared_salt("", str(tmp_path), os.getpid())
+    left = {file.name for file in tmp_path.iterdir()}
+    assert "salt-999999999-1" not in left
+    assert {"salt-x", "worker-1.json"} < left
+
+
+def test_without_a_folder_or_with_a_torn_file_the_salt_is_this_process_own(tmp_path: Path) -> None:
+    """A salt of too few bytes is not used, and a folder that cannot be written is no error."""
+    assert len(shared_salt("", None, os.getpid())) == 32
+    assert len(shared_salt("", str(tmp_path / "missing"), os.getpid())) == 32
+    shared_salt("", str(tmp_path), os.getpid())
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(b"torn")
+    assert len(shared_salt("", str(tmp_path), os.getpid())) == 32

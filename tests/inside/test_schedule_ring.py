@@ -38,7 +38,7 @@ from tests.inside.test_gate_control import made
 def ring(folder: Path, name: str = "ring-1-1") -> ScheduleRing:
     """One that is written to."""
     found = ScheduleRing(f"{folder}/{name}", makes=True)
-    found.activate()
+    found.set_busy(is_busy=False)
     return found
 
 
@@ -58,7 +58,7 @@ def test_what_the_ring_cannot_answer_counts_as_begun(tmp_path: Path) -> None:
     silent = ScheduleRing(f"{tmp_path}/ring-2-2", makes=True)
     assert silent.count == -1
     assert silent.may_have_begun("a", silent.count)
-    silent.activate()
+    silent.set_busy(is_busy=False)
     assert silent.may_have_begun("a", -1)
     assert not silent.may_have_begun("a", 0)
     silent.set_busy(is_busy=True)
@@ -152,7 +152,7 @@ def test_a_grammar_or_a_picture_begins_when_it_comes_in(tmp_path: Path) -> None:
 
 def _write(folder: str, pipe: Connection) -> None:
     log = ScheduleRing(f"{folder}/ring-{os.getpid()}-{start_ticks(os.getpid())}", makes=True)
-    log.activate()
+    log.set_busy(is_busy=False)
     pipe.send("ready")
     pipe.recv()
     log.note("begun")

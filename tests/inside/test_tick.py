@@ -3,54 +3,46 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+import pytest
 
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.gate import Gate
 from plimsoll.inside.gate_control import GateControl
-from plimsoll.inside.tick import LONGEST_STEPS, Progress, Tick, is_suspect, notice_shutdown
+from plimsoll.inside.pulse import Listener, Pulse
+from plimsoll.inside.recorder import Recorder
+from plimsoll.inside.settings import InsideSettings
+from plimsoll.inside.tick import MOST_CLIENTS, WHERE, OwnPort, Tick, _answers, attach, is_suspect, notice_shutdown, where_of
 from tests.each import each
-from tests.fakes import EngineClient, State, ask, hello, settings
+from tests.fakes import TOKEN, EngineClient, State, ask, hello, raw_request, settings
 from tests.inside.test_gate_control import feed, made
-
-SILENT = Progress(has_work=True, work_since=100.0, last_step=90.0, longest_step_s=2.0, is_excused=False)
+from tests.inside.vllm_shapes import iteration, scheduler
 
 
 @each(
-    ("seen", "now", "deadline_s", "suspect"),
+    ("silent_s", "longest_s", "ahead_s", "suspect"),
     [
-        (SILENT, 219.0, 0.0, False),  # counted from when work came, not from the last step before it
-        (SILENT, 221.0, 0.0, True),
-        (SILENT._replace(last_step=150.0), 221.0, 0.0, False),
-        (SILENT._replace(last_step=None), 219.0, 0.0, False),  # the first step may never come
-        (SILENT._replace(last_step=None), 221.0, 0.0, True),
-        (SILENT._replace(longest_step_s=100.0), 399.0, 0.0, False),  # known for long steps: three of them
-        (SILENT._replace(longest_step_s=100.0), 401.0, 0.0, True),
-        (SILENT._replace(longest_step_s=200.0), 221.0, 0.0, True),  # as long as the bound: a failure, and not learnt
-        (SILENT._replace(has_work=False), 1e9, 0.0, False),
-        (SILENT._replace(is_excused=True), 1e9, 0.0, False),  # asleep or dead
-        (SILENT, 189.0, 30.0, False),  # the test request is sent so early that it fails at the bound
-        (SILENT, 191.0, 30.0, True),
+        (119.0, 2.0, 0.0, False),
+        (121.0, 2.0, 0.0, True),
+        (299.0, 100.0, 0.0, False),  # known for long steps: three of them
+        (301.0, 100.0, 0.0, True),
+        (121.0, 200.0, 0.0, True),  # as long as the bound: a failure, and not learnt
+        (89.0, 2.0, 30.0, False),  # the test request is sent so early that it fails at the bound
+        (91.0, 2.0, 30.0, True),
     ],
 )
-def test_silence_with_work_beyond_the_bound_is_suspect(seen: Progress, now: float, deadline_s: float, suspect: bool) -> None:
-    """After 120 s, or three times the longest step that was seen; an engine without work or with an excuse never."""
-    assert is_suspect(seen, 120.0, now, deadline_s) is suspect
-
-
-moments = st.floats(0, 1e6)
-
-
-@given(work_since=moments, last=st.none() | moments, longest=st.floats(0, 1e4), bound=st.floats(0.5, 1e4), now=moments)
-def test_a_recent_step_always_clears(work_since: float, last: float | None, longest: float, bound: float, now: float) -> None:
-    """Suspect means silent for longer than the bound, and than three longest steps where these are shorter than the bound."""
-    if is_suspect(SILENT._replace(work_since=work_since, last_step=last, longest_step_s=longest), bound, now):
-        assert now - (last or 0.0) > max(bound, LONGEST_STEPS * longest if longest < bound else 0.0)
+def test_silence_with_work_beyond_the_bound_is_suspect(
+    silent_s: float, longest_s: float, ahead_s: float, suspect: bool
+) -> None:
+    """After 120 s, or three times the longest step that was seen."""
+    assert is_suspect(silent_s, longest_s, 120.0, ahead_s) is suspect
 
 
 class Trial:
@@ -229,3 +221,325 @@ async def test_while_it_ends_new_work_is_refused_and_nothing_else(tmp_path: Path
     assert (looked.status, looked.headers["connection"]) == (200, "close")
     assert core.readiness().reason == "draining"
     assert core.shared.own["in_flight"] == 0
+
+
+# The endpoints on a place of their own: a socket for this user alone, rude clients bounded, nothing stolen.
+
+AUTH = f"Authorization: Bearer {TOKEN}"
+
+
+async def talk(path: str, data: bytes, *, half_close: bool = False) -> bytes:
+    """Send bytes to a Unix socket; all that comes back."""
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(data)
+    if half_close:
+        writer.write_eof()
+    try:
+        return await asyncio.wait_for(reader.read(), 20)
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+def status(answer: bytes) -> int:
+    """The status of a raw answer."""
+    return int(answer.split(b" ", 2)[1])
+
+
+def at(folder: Path, does: Callable[[str, OwnPort], Awaitable[None]], **more: Any) -> None:
+    """Run it against a port that listens in the folder, with little patience."""
+
+    async def go() -> None:
+        path = str(folder / "own.sock")
+        core, _ = made(folder, PLIMSOLL_LISTEN=f"unix:{path}", **more)
+        port = OwnPort(core, patience_s=0.3)
+        await port.open()
+        try:
+            await does(path, port)
+        finally:
+            await port.close()
+
+    asyncio.run(asyncio.wait_for(go(), 60))
+
+
+def test_a_place_is_a_path_or_an_address_and_else_a_sentence() -> None:
+    """Without an address, this machine alone."""
+    assert where_of("unix:/run/a.sock") == ("/run/a.sock", 0)
+    assert [where_of(text) for text in ("127.0.0.1:9401", ":9401", "9401")] == [("127.0.0.1", 9401)] * 3
+    assert where_of("[::1]:9401") == ("::1", 9401)
+    for text in ("", "unix:", "unix:a", "host:", "host:0", "host:99999", "host:-1", "host:x"):
+        with pytest.raises(ValueError, match="PLIMSOLL_LISTEN"):
+            where_of(text)
+
+
+def test_requests_are_answered_with_the_token_and_not_without(tmp_path: Path) -> None:
+    """On a socket that only this user may open; it goes with the server."""
+
+    async def does(path: str, port: OwnPort) -> None:
+        del port
+        assert Path(path).stat().st_mode & 0o777 == 0o600
+        assert status(await talk(path, raw_request("GET", "/plimsoll/ready"))) == 200
+        assert status(await talk(path, raw_request("GET", "/plimsoll/state"))) == 401
+        answer = await talk(path, raw_request("GET", "/plimsoll/state?x=1", b"", AUTH))
+        assert status(answer) == 200
+        assert b"connection: close" in answer.lower()
+        drained = await talk(path, raw_request("POST", "/plimsoll/drain", b'{"epoch": 1}', AUTH))
+        assert b'"phase":"leaving"' in drained
+        assert status(await talk(path, raw_request("GET", "/v1/models", b"", AUTH))) == 404
+
+    at(tmp_path, does)
+    assert not (tmp_path / "own.sock").exists()
+
+
+def test_without_a_token_all_but_ready_is_off(tmp_path: Path) -> None:
+    """Also on a socket of its own."""
+
+    async def does(path: str, port: OwnPort) -> None:
+        del port
+        assert status(await talk(path, raw_request("GET", "/plimsoll/ready"))) == 200
+        assert status(await talk(path, raw_request("GET", "/plimsoll/state", b"", AUTH))) == 403
+
+    at(tmp_path, does, PLIMSOLL_TOKEN="")
+
+
+def test_head_has_no_body_and_two_requests_get_one_answer(tmp_path: Path) -> None:
+    """One request a connection; what is sent after it is not read."""
+
+    async def does(path: str, port: OwnPort) -> None:
+        del port
+        head, _, body = (await talk(path, raw_request("HEAD", "/plimsoll/ready"))).partition(b"\r\n\r\n")
+        assert status(head) == 200
+        assert b"content-length" in head.lower()
+        assert body == b""
+        assert (await talk(path, raw_request("GET", "/plimsoll/ready") * 2)).count(b"HTTP/1.1") == 1
+        assert status(await talk(path, raw_request("GET", "/plimsoll/ready"), half_close=True)) == 200
+
+    at(tmp_path, does)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03garbage\r\n\r\n", 400),
+        (b"GET\r\n\r\n", 400),
+        (b"GET /plimsoll/state HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n" + b"X: " + b"y" * 200_000 + b"\r\n\r\n", 431),
+        (raw_request("POST", "/plimsoll/drain", b"x" * 70_000, AUTH), 413),
+    ],
+)
+def test_rubbish_gets_an_answer_and_the_next_one_is_served(tmp_path: Path, data: bytes, expected: int) -> None:
+    """Not HTTP, too long, too large."""
+
+    async def does(path: str, port: OwnPort) -> None:
+        del port
+        answer = await talk(path, data)
+        assert answer == b"" or status(answer) in (expected, 400)
+        assert status(await talk(path, raw_request("GET", "/plimsoll/ready"))) == 200
+
+    at(tmp_path, does)
+
+
+def test_a_client_that_says_nothing_is_left_after_a_while(tmp_path: Path) -> None:
+    """Slow or silent ones are cut off, and more than so many at once are not heard."""
+
+    async def does(path: str, port: OwnPort) -> None:
+        port._patience_s = 60.0  # all of them must be there at once, on a busy machine too
+        held = [await asyncio.open_unix_connection(path) for _ in range(MOST_CLIENTS)]
+        for _, writer in held:
+            writer.write(b"GET /plimsoll/ready HTTP/1.1\r\n")
+        while port._clients < MOST_CLIENTS:
+            await asyncio.sleep(0.01)
+        assert await talk(path, raw_request("GET", "/plimsoll/ready")) == b""
+        for _, writer in held:
+            writer.close()
+        while port._clients:
+            await asyncio.sleep(0.01)
+        port._patience_s = 0.2
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(b"GET /plimsoll/ready HTTP/1.1\r\n")
+        assert await reader.read() == b""
+        writer.close()
+        port._patience_s = 60.0
+        assert status(await talk(path, raw_request("GET", "/plimsoll/ready"))) == 200
+
+    at(tmp_path, does)
+
+
+def test_a_socket_left_behind_is_replaced_a_live_one_is_not_stolen(tmp_path: Path) -> None:
+    """And a file that is no socket is never taken away."""
+    path = tmp_path / "own.sock"
+    with socket.socket(socket.AF_UNIX) as old:
+        old.bind(str(path))  # never listens: its server is gone
+
+    async def does(where: str, port: OwnPort) -> None:
+        del port
+        core, _ = made(tmp_path, PLIMSOLL_LISTEN=f"unix:{where}")
+        second = OwnPort(core)
+        await second.open()
+        assert second._server is None
+        await second.close()
+        assert status(await talk(where, raw_request("GET", "/plimsoll/ready"))) == 200
+
+    at(tmp_path, does)
+    path.write_text("precious")
+
+    async def taken(where: str, port: OwnPort) -> None:
+        assert port._server is None
+        assert Path(where).read_text() == "precious"
+
+    at(tmp_path, taken)
+    assert path.read_text() == "precious"
+
+
+async def test_tcp_serves_this_machine_and_others_only_with_a_token(tmp_path: Path) -> None:
+    """An address that others reach is not even opened without one."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        number = free.getsockname()[1]
+    for host, token, opens in (("127.0.0.1", "", True), ("0.0.0.0", "", False), ("0.0.0.0", TOKEN, True)):
+        core, _ = made(tmp_path, PLIMSOLL_LISTEN=f"{host}:{number}", PLIMSOLL_TOKEN=token)
+        port = OwnPort(core)
+        await port.open()
+        assert (port._server is not None) is opens
+        if opens:
+            reader, writer = await asyncio.open_connection("127.0.0.1", number)
+            writer.write(raw_request("GET", "/plimsoll/state"))
+            assert status(await reader.read()) == (401 if token else 403)
+            writer.close()
+        await port.close()
+
+
+def test_a_server_with_a_full_queue_is_alive_and_keeps_its_socket(tmp_path: Path) -> None:
+    """And to find that out does not wait for a place in the queue: the one that asks is in vLLM's event loop."""
+    path = str(tmp_path / "own.sock")
+    clients = [socket.socket(socket.AF_UNIX) for _ in range(8)]
+    with socket.socket(socket.AF_UNIX) as busy:
+        busy.bind(path)
+        busy.listen(0)
+        for client in clients:
+            client.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                client.connect(path)
+        began = time.monotonic()
+        assert _answers(path)
+        assert time.monotonic() - began < 10
+    for client in clients:
+        client.close()
+    assert not _answers(path), "its server is gone"
+
+
+# Attaching to engine clients shaped as those of each release, read from their sources.
+
+OFF = Recorder(InsideSettings({}))
+
+
+class Own:
+    def record(self, *args: Any, **named: Any) -> None:
+        """Whatever it does with it."""
+
+
+class Maker:
+    """Builds loggers that tell one pulse, and keeps what it was asked for."""
+
+    def __init__(self) -> None:
+        self.pulse = Pulse()
+        self.asked: list[tuple[Any, int | list[int]]] = []
+
+    def __call__(self, config: Any, engines: int | list[int]) -> Listener:
+        self.asked.append((config, engines))
+        one = Listener()
+        one.listen(engines if isinstance(engines, int) else 0, self.pulse, OFF)
+        return one
+
+
+def ours(loggers: list[Any]) -> int:
+    """How many of them are ours."""
+    return sum(isinstance(one, Listener) for one in loggers)
+
+
+def test_one_flat_list() -> None:
+    """0.8.0 to 0.8.2: one list of loggers, for one engine."""
+    client, make = SimpleNamespace(stat_loggers=[Own()], vllm_config="config"), Maker()
+    assert [attach(client, make) for _ in range(3)] == [True] * 3
+    assert ours(client.stat_loggers) == 1
+    assert make.asked == [("config", 0)]
+
+
+def test_a_list_for_each_engine() -> None:
+    """0.8.3 to 0.9.2: the output handler holds the outer list, so the inner ones are joined where they are."""
+    client, make = SimpleNamespace(stat_loggers=[[Own()], [Own(), Own()]], vllm_config=None), Maker()
+    held = client.stat_loggers
+    assert attach(client, make)
+    assert attach(client, make)
+    assert [ours(loggers) for loggers in held] == [1, 1]
+    for engine, running in ((0, 3), (1, 4)):
+        for logger in held[engine]:
+            logger.record(scheduler_stats=scheduler(running, 0, gpu_cache_usage=0.1), iteration_stats=iteration())
+    assert make.pulse.running == 7
+
+
+def test_a_manager_with_a_list_by_engine() -> None:
+    """0.10.0 to 0.11.0: a dictionary by the engine's number, beside one logger for Prometheus."""
+    manager = SimpleNamespace(per_engine_logger_dict={0: [Own()], 1: []}, prometheus_logger=Own(), engine_idxs=[0, 1])
+    client, make = SimpleNamespace(logger_manager=manager, vllm_config=None), Maker()
+    assert attach(client, make)
+    assert attach(client, make)
+    assert [ours(loggers) for loggers in manager.per_engine_logger_dict.values()] == [1, 1]
+    for engine, running in ((0, 3), (1, 4)):
+        for logger in manager.per_engine_logger_dict[engine]:
+            logger.record(scheduler(running, 0, kv_cache_usage=0.1), iteration(), engine)
+    assert make.pulse.running == 7
+
+
+def test_a_manager_with_loggers_for_all_engines() -> None:
+    """0.11.1 and later: one list; ours is for all engines and told each one's number."""
+    manager = SimpleNamespace(stat_loggers=[Own(), Own()], engine_indexes=[0, 1])
+    client, make = SimpleNamespace(logger_manager=manager, vllm_config="config"), Maker()
+    assert attach(client, make)
+    assert attach(client, make)
+    assert make.asked == [("config", [0, 1])]
+    for engine, running in ((0, 3), (1, 4)):
+        for logger in manager.stat_loggers:
+            logger.record(scheduler(running, 0, kv_cache_usage=0.1), iteration(), mm_cache_stats=None, engine_idx=engine)
+    assert make.pulse.running == 7
+
+
+def test_a_manager_has_one_logger_of_ours() -> None:
+    """One that the plugin put there is enough; one that vLLM built anew, as elastic scaling does, is joined again."""
+    make = Maker()
+    manager = SimpleNamespace(stat_loggers=[make(None, [0]), Own()], engine_indexes=[0])
+    assert attach(SimpleNamespace(logger_manager=manager), make)
+    assert ours(manager.stat_loggers) == 1
+    client, make = SimpleNamespace(logger_manager=SimpleNamespace(stat_loggers=[Own()], engine_indexes=[0])), Maker()
+    assert attach(client, make)
+    client.logger_manager = SimpleNamespace(stat_loggers=[Own()], engine_indexes=[0, 1])
+    assert attach(client, make)
+    assert ours(client.logger_manager.stat_loggers) == 1
+
+
+@pytest.mark.parametrize(
+    "client",
+    [
+        SimpleNamespace(logger_manager=None),  # --disable-log-stats from 0.10 on
+        SimpleNamespace(stat_loggers=[]),  # and before
+        SimpleNamespace(),  # a client of the engine before V1
+        SimpleNamespace(logger_manager=SimpleNamespace()),  # a shape to come
+        SimpleNamespace(stat_loggers="odd"),
+        SimpleNamespace(logger_manager=SimpleNamespace(per_engine_logger_dict={})),
+        SimpleNamespace(logger_manager=SimpleNamespace(per_engine_logger_dict={0: None})),
+        None,
+    ],
+)
+def test_what_cannot_be_joined_is_said_and_counted(client: Any) -> None:
+    """No error reaches the server, and nothing claims that figures will come."""
+    before = FAULTS.counts.get(WHERE, 0)
+    assert attach(client, Maker()) is False
+    assert FAULTS.counts[WHERE] == before + 1
+
+
+def test_without_vllm_nothing_is_attached() -> None:
+    """Our own logger needs vLLM's base class; where that cannot be had the answer is no."""
+    manager = SimpleNamespace(stat_loggers=[], engine_indexes=[0])
+    assert attach(SimpleNamespace(logger_manager=manager)) is False
+    assert manager.stat_loggers == []

@@ -252,12 +252,16 @@ class Engine:
             return Reply(401, b"{}", {"www-authenticate": "Bearer"})
         fields: Mapping[str, Any] = json.loads(request.body) if request.body else {}
         if verb in ("drain", "undrain"):
-            wish = gate.Wish(fields.get("epoch"), fields.get("lease_s", 60.0), refuse=fields.get("refuse", False))
-            change = (
-                gate.begin(self.drain, wish, now, self.admitted_at) if verb == "drain" else gate.end(self.drain, wish.epoch)
-            )
-            if isinstance(change, gate.Stale):
-                return _json(409, {"error": {"message": f"epoch {change.asked} is older than {change.current}", "code": 409}})
+            wish = {"lease_s": fields.get("lease_s", 60.0), "refuse": fields.get("refuse", False)}
+            epoch = fields.get("epoch")
+            try:
+                change = (
+                    gate.begin(self.drain, now, self.admitted_at, epoch=epoch, **wish)
+                    if verb == "drain"
+                    else gate.end(self.drain, epoch)
+                )
+            except gate.StaleEpoch as stale:
+                return _json(409, {"error": {"message": str(stale), "code": 409}})
             if verb != "drain" or not self.drain.is_on(now):
                 self._note(f"{self.name}: its gate takes `{verb}`, epoch {change.epoch}")
             self.drain = change
@@ -269,11 +273,10 @@ class Engine:
             return _json(200, {"workers": []})
         if verb != "state":
             return _json(404, {"error": {"message": "no such endpoint", "code": 404}})
-        standing = gate.Standing(
-            has_engine=True, is_dead=self.core is Core.DEAD, is_proven_wedged=self.is_proven_wedged,
-            asleep="paused" if self.is_paused else "", drain_phase=self.phase,
+        ready = gate.judge(
+            has_engine=True, is_dead=self.core is Core.DEAD, is_wedged=self.is_proven_wedged,
+            asleep="paused" if self.is_paused else "", is_stopping=False, drain_phase=self.phase,
         )  # fmt: skip
-        ready = gate.judge(standing)
         return _json(200, {
             "schema": "plimsoll.state/1", "pid": 1000 + self.life, "started": UNIX_S + self.ready_at - self.start_s,
             "at": UNIX_S + now, "api_servers": 1, "ready": ready.is_ready, "reason": ready.reason, "detail": ready.detail,

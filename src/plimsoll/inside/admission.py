@@ -9,7 +9,7 @@ server out of service. Epochs only grow: whoever comes with an older one has bee
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 SERVING = "serving"
 LEAVING = "leaving"
@@ -46,47 +46,39 @@ class Drain(NamedTuple):
         return LEAVING
 
 
-class Wish(NamedTuple):
-    """What a caller of drain asked for; None where it did not say."""
-
-    epoch: int | None = None
-    lease_s: float = LEASE_S
-    quiet_s: float | None = None
-    bound_s: float | None = None
-    refuse: bool = False
-    retry_after_s: int | None = None
-
-
-class Stale(NamedTuple):
+class StaleEpoch(Exception):
     """The caller's epoch is older than one already seen."""
 
-    asked: int
-    current: int
 
-
-def begin(current: Drain, wish: Wish, now: float, last_admitted: float = 0.0) -> Drain | Stale:
-    """The drain after this wish: a new one, or the running one prolonged. Phase two is never taken back by a renewal."""
-    epoch = current.epoch if wish.epoch is None else wish.epoch
-    if epoch < current.epoch:
-        return Stale(epoch, current.epoch)
-    goes_on = current.is_on(now)
-    base = current if goes_on else Drain(since=now)
-    return Drain(
-        epoch=epoch,
-        since=base.since,
-        until=now + wish.lease_s,
-        quiet_s=base.quiet_s if wish.quiet_s is None else wish.quiet_s,
-        bound_s=base.bound_s if wish.bound_s is None else wish.bound_s,
-        # Whatever brought phase two about: longer bounds in a renewal do not undo it.
-        is_refusing=wish.refuse or current.phase(now, last_admitted) == REFUSING,
-        retry_after_s=base.retry_after_s if wish.retry_after_s is None else wish.retry_after_s,
+def begin(
+    current: Drain,
+    now: float,
+    last_admitted: float = 0.0,
+    *,
+    epoch: int | None = None,
+    lease_s: float = LEASE_S,
+    refuse: bool = False,
+    **bounds: Any,
+) -> Drain:
+    """A new drain, or the running one prolonged; of `bounds` None is left as it is. Raises StaleEpoch."""
+    base = current if current.is_on(now) else Drain(since=now)
+    return base._replace(
+        epoch=_newer(current, epoch),
+        until=now + lease_s,
+        # Whatever brought phase two about: neither a renewal nor longer bounds in it undo it.
+        is_refusing=refuse or current.phase(now, last_admitted) == REFUSING,
+        **{name: value for name, value in bounds.items() if value is not None},
     )
 
 
-def end(current: Drain, epoch: int | None) -> Drain | Stale:
+def end(current: Drain, epoch: int | None) -> Drain:
+    return current._replace(epoch=_newer(current, epoch), until=0.0, is_refusing=False)
+
+
+def _newer(current: Drain, epoch: int | None) -> int:
     if epoch is not None and epoch < current.epoch:
-        return Stale(epoch, current.epoch)
-    return current._replace(epoch=current.epoch if epoch is None else epoch, until=0.0, is_refusing=False)
+        raise StaleEpoch(f"epoch {epoch} is older than {current.epoch}: another one has taken over")
+    return current.epoch if epoch is None else epoch
 
 
 # Whether a new request would have to wait too long, and when it should come again. Pure arithmetic, no clock.
@@ -139,11 +131,6 @@ def expected_wait(queue: Queue) -> Wait:
     return Wait(tokens / queue.tokens_per_s, f"{tokens:.0f} tokens wait, {queue.tokens_per_s:.0f} are done in a second")
 
 
-def bound_for(bound_s: float, priority: bytes) -> float:
-    """The bound for a request with this header; an unknown word is `normal`."""
-    return bound_s * PRIORITIES.get(priority.decode("latin-1").strip().lower(), 1.0)
-
-
 def retry_after(wait_s: float, bound_s: float) -> int:
     """Whole seconds until the wait should be back within the bound."""
     return max(1, min(LONGEST_RETRY_S, math.ceil(wait_s - bound_s)))
@@ -157,18 +144,7 @@ DRAINING = "draining"
 ASLEEP = "asleep"
 DEAD = "dead"
 WEDGED = "wedged"
-REASONS = (STARTING, DEAD, WEDGED, ASLEEP, DRAINING)  # the worst that holds is named
-
-
-class Standing(NamedTuple):
-    """What is known of the server at one moment."""
-
-    has_engine: bool
-    is_dead: bool
-    is_proven_wedged: bool
-    asleep: str  # how, in words; empty when awake
-    drain_phase: str
-    is_stopping: bool = False  # vLLM was told to end
+REASONS = (STARTING, DEAD, WEDGED, ASLEEP, DRAINING)  # the gravest that holds is named
 
 
 class Readiness(NamedTuple):
@@ -182,18 +158,14 @@ class Readiness(NamedTuple):
         return self.reason == READY
 
 
-def judge(standing: Standing) -> Readiness:
-    """The first reason that holds, the gravest first."""
-    if not standing.has_engine:
-        return Readiness(STARTING, "the engine is not there yet")
-    if standing.is_dead:
-        return Readiness(DEAD, "vLLM says that its engine is dead; only a restart helps")
-    if standing.is_proven_wedged:
-        return Readiness(WEDGED, "no step for too long with work waiting, and a request of one token was not answered")
-    if standing.asleep:
-        return Readiness(ASLEEP, standing.asleep)
-    if standing.is_stopping:
-        return Readiness(DRAINING, "vLLM was told to end and finishes what it has")
-    if standing.drain_phase != SERVING:
-        return Readiness(DRAINING, f"draining, {standing.drain_phase}")
-    return Readiness(READY, "")
+def judge(*, has_engine: bool, is_dead: bool, is_wedged: bool, asleep: str, is_stopping: bool, drain_phase: str) -> Readiness:
+    """The gravest reason that holds; `asleep` says how, `is_stopping`: vLLM was told to end."""
+    reasons = (
+        (not has_engine, STARTING, "the engine is not there yet"),
+        (is_dead, DEAD, "vLLM says that its engine is dead; only a restart helps"),
+        (is_wedged, WEDGED, "no step for too long with work waiting, and a request of one token was not answered"),
+        (asleep, ASLEEP, asleep),
+        (is_stopping, DRAINING, "vLLM was told to end and finishes what it has"),
+        (drain_phase != SERVING, DRAINING, f"draining, {drain_phase}"),
+    )
+    return next((Readiness(reason, detail) for holds, reason, detail in reasons if holds), Readiness(READY, ""))

@@ -64,8 +64,11 @@ async def send_answer(send: Send, answer: GateAnswer, *, is_head: bool = False) 
     await send({"type": "http.response.body", "body": b"" if is_head else body})
 
 
-async def refuse_websocket(scope: Scope, receive: Receive, send: Send, answer: GateAnswer) -> None:
-    """Refuse a websocket before it opens: with the answer where the server can send one, else with `try again later`."""
+async def refuse(scope: Scope, receive: Receive, send: Send, answer: GateAnswer) -> None:
+    """Answer a request or refuse a websocket before it opens: with the answer where the server can send one there."""
+    if scope["type"] != "websocket":
+        await send_answer(send, answer, is_head=scope.get("method") == "HEAD")
+        return
     await receive()  # websocket.connect
     if "websocket.http.response" in (scope.get("extensions") or {}):
         body, headers = answer.encoded()

@@ -91,34 +91,21 @@ def read_certificate(path: str) -> CertificateTable:
     if not path:
         raise BadTable("PLIMSOLL_CERTIFICATE is not set")
     try:
-        text = _text(path)
+        # Not blocking: a pipe that nobody writes to would hold up the server's start.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise BadTable(f"{path} is not a plain file")
+            text = file.read(LARGEST_FILE + 1)
     except OSError as error:
         raise BadTable(f"{path} cannot be read: {error.strerror or type(error).__name__}") from None
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        raise BadTable(f"{path} is not JSON") from None
-    try:
-        return _certificate(content)
-    except BadTable as problem:
-        raise BadTable(f"{path}: {problem}") from None
-
-
-def _text(path: str) -> bytes:
-    # Not blocking: a pipe that nobody writes to would hold up the server's start.
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        about = os.fstat(file)
-        if not stat.S_ISREG(about.st_mode):
-            raise BadTable(f"{path} is not a plain file")
-        text = b""
-        while len(text) <= LARGEST_FILE and (part := os.read(file, LARGEST_FILE + 1 - len(text))):
-            text += part
-    finally:
-        os.close(file)
     if len(text) > LARGEST_FILE:
         raise BadTable(f"{path} is larger than {LARGEST_FILE} bytes")
-    return text
+    try:
+        return _certificate(json.loads(text))
+    except (ValueError, RecursionError):
+        raise BadTable(f"{path} is not JSON") from None
+    except BadTable as problem:
+        raise BadTable(f"{path}: {problem}") from None
 
 
 def _certificate(content: Any) -> CertificateTable:
@@ -194,12 +181,8 @@ def _release(version: str) -> str:
 
 def _is_same_model(real: str, named: str) -> bool:
     """The same name, or the same folder or repository at the end of a path: vLLM may have fetched it to a folder of its own."""
-    ends: list[Callable[[str], str]] = [
-        lambda name: name.rstrip("/"),
-        _repository,
-        lambda name: _repository(name).rpartition("/")[2],
-    ]
-    return any(end(real) == end(named) for end in ends)
+    first, second = _repository(real), _repository(named)
+    return first == second or first.rpartition("/")[2] == second.rpartition("/")[2]
 
 
 def _repository(name: str) -> str:
@@ -282,7 +265,7 @@ class Door:
         """The kinds that are judged, by name."""
         self.is_running: Callable[[str], bool] = lambda name: True  # noqa: ARG005 - until an engine is known
         self._shared: Shared | None = None
-        self._own = dict.fromkeys(FIELDS, 0)  # this server's part; its page shows the same
+        self.own = dict.fromkeys(FIELDS, 0)  # this server's part; its page shows the same
         self._holds: dict[str, _Hold] = {}
         self._keys: dict[str, list[str]] = {}  # of each living request: what it holds
 
@@ -301,7 +284,7 @@ class Door:
     def join(self, shared: Shared) -> None:
         """Show the accounts on this API server's page from here on, and take in those of its fellows."""
         self._shared = shared
-        for name, value in self._own.items():
+        for name, value in self.own.items():
             self._write(name, value)
 
     def part(self, shared: Shared) -> None:
@@ -328,7 +311,13 @@ class Door:
             return self._refuse(NEVER, largest, asks[largest].units, costs[largest])
         held = {kind: int(ask.units) for kind, ask in asks.items() if ask.adds_up and self.kinds[kind].scope == "step"}
         full = self._take(held, spare)
-        if full and self._drop_the_lost():
+        lost = [key for key, hold in self._holds.items() if not any(map(self.is_running, hold.living))] if full else []
+        if lost:  # vLLM has them no longer: what they hold is given back
+            for lost_key in lost:
+                hold = self._holds.pop(lost_key)
+                for living in hold.living:
+                    self._keys.pop(living, None)
+                self._change(hold.units, -1)
             full = self._take(held, spare)
         if full:
             return self._refuse(NOT_NOW, full, asks[full].units, costs[full])
@@ -341,8 +330,7 @@ class Door:
 
     def join_copy(self, name: str, key: str) -> None:
         """Another copy of an admitted request is here."""
-        hold = self._holds.get(key)
-        if hold is not None:
+        if (hold := self._holds.get(key)) is not None:
             hold.to_come -= 1
             hold.living.add(name)
             self._keys.setdefault(name, []).append(key)
@@ -361,7 +349,7 @@ class Door:
     def _refuse(self, why: str, kind: str, units: float, cost: float) -> Refusal:
         assert self.certificate is not None
         count = f"door_{kind}_{REFUSED if self.mode == CERTIFIED else WOULD}_{why}"
-        self._write(count, self._own[count] + 1)
+        self._write(count, self.own[count] + 1)
         spare = self.certificate.spare_bytes / GIB
         unit = self.kinds[kind].unit
         what = f"{kind}, {units:.0f} {unit.removesuffix('s') if units == 1 else unit}, may take {cost / GIB:.2f} GiB"
@@ -410,25 +398,15 @@ class Door:
             del self._holds[key]
             self._change(hold.units, -1)
 
-    def _drop_the_lost(self) -> bool:
-        """Give back what requests hold that vLLM no longer has; whether there were any."""
-        lost = [key for key, hold in self._holds.items() if not any(self.is_running(name) for name in hold.living)]
-        for key in lost:
-            hold = self._holds.pop(key)
-            for name in hold.living:
-                self._keys.pop(name, None)
-            self._change(hold.units, -1)
-        return bool(lost)
-
     # Accounts
 
     def _change(self, units: Mapping[str, int], sign: int) -> None:
         for kind, count in units.items():
             name = f"door_{kind}_units"
-            self._write(name, max(0, self._own[name] + sign * count))
+            self._write(name, max(0, self.own[name] + sign * count))
 
     def _write(self, name: str, value: int) -> None:
-        self._own[name] = value
+        self.own[name] = value
         if self._shared is not None:
             try:
                 self._shared.own[name] = value
@@ -437,17 +415,13 @@ class Door:
 
     def _total(self, name: str) -> int:
         fellows = [] if self._shared is None else self._shared.pages()[1:]
-        return self._own[name] + sum(page[name] for page in fellows)
+        return self.own[name] + sum(page[name] for page in fellows)
 
     def admitted_bytes(self, kind: str) -> float:
         """The most that one step may take for all admitted requests of a kind, over all API servers."""
         return self.kinds[kind].cost(self._total(f"door_{kind}_units"))
 
     # Told
-
-    def own_count(self, does: str, kind: str, why: str) -> int:
-        """How often this API server `refused`, or `would`, a request of this kind."""
-        return self._own[f"door_{kind}_{does}_{why}"]
 
     def words(self) -> dict[str, Any]:
         return {
@@ -471,12 +445,10 @@ DOOR = Door()  # one a process
 
 def install() -> None:
     """vLLM calls this in each of its processes: the door goes into every engine client made there, if one is asked for."""
-    try:
+    with FAULTS.noting("installing the door"):
         settings = InsideSettings()
         if settings.admit:
             install_into_vllm(DOOR, settings)
-    except Exception as error:
-        FAULTS.note("installing the door", error)
 
 
 # What the door knows of vLLM: where requests come in and end, what is special about one, and how a refusal is answered.
@@ -492,6 +464,7 @@ def install() -> None:
 #                      since generate() lets only those pass                 admission control
 
 IS_WRAPPED = "plimsoll_door"
+ACCOUNTS = "the door's accounts"
 PROCESSOR = {
     "add_request": ("self", "request", "prompt", "parent_req", "request_index", "queue"),
     "_finish_request": ("self", "req_state"),
@@ -590,7 +563,7 @@ def put_into(processor: Any, door: Door, refuse: Callable[[Refusal], Exception])
     ) -> Any:
         nonlocal chunks
         refusal, name, key = None, "", ""
-        try:
+        with FAULTS.noting("the door"):
             name = request.request_id
             key = name if parent_req is None else parent_req.request_id
             if name in processor.request_states:  # more input of a session, or its end
@@ -601,20 +574,20 @@ def put_into(processor: Any, door: Door, refuse: Callable[[Refusal], Exception])
                 door.join_copy(name, key)
             else:
                 refusal = admit(door, request, key, 1 if parent_req is None else parent_req.sampling_params.n)
-        except Exception as error:
-            FAULTS.note("the door", error)
         if refusal is not None and door.refuses:
             raise refuse(refusal)
         try:
             return kind.add_request(processor, request, prompt, parent_req, request_index, queue, **named)
         except BaseException:
-            _quietly(door.undo, name, key)
+            with FAULTS.noting(ACCOUNTS):
+                door.undo(name, key)
             raise
 
     @functools.wraps(processor._finish_request)  # noqa: SLF001
     def finish_request(req_state: Any, *rest: Any, **named: Any) -> Any:
         result = kind._finish_request(processor, req_state, *rest, **named)  # noqa: SLF001
-        _quietly(lambda: door.leave(req_state.request_id))
+        with FAULTS.noting(ACCOUNTS):
+            door.leave(req_state.request_id)
         return result
 
     @functools.wraps(processor.abort_requests)
@@ -622,9 +595,11 @@ def put_into(processor: Any, door: Door, refuse: Callable[[Refusal], Exception])
         asked = list(request_ids)
         gone = kind.abort_requests(processor, asked, *rest, **named)
         for name in gone:
-            _quietly(door.leave, name)
+            with FAULTS.noting(ACCOUNTS):
+                door.leave(name)
         for name in asked:
-            _quietly(door.end_whole, name)
+            with FAULTS.noting(ACCOUNTS):
+                door.end_whole(name)
         return gone
 
     processor.add_request, processor._finish_request = add_request, finish_request  # noqa: SLF001
@@ -646,14 +621,19 @@ def asks_of(request: Any, kinds: Mapping[str, RequestKind], copies: int = 1) -> 
     """What a request with all its copies asks of each kind of the table."""
     params = request.sampling_params  # None where it pools
     asks: dict[str, KindDemand] = {}
-    if "prompt_logprobs" in kinds and _has(params, "prompt_logprobs", "prompt_logprob_token_ids"):
+
+    def is_given(*names: str) -> bool:
+        return any(getattr(params, name, None) is not None for name in names)  # 0 is computed like 1
+
+    if "prompt_logprobs" in kinds and is_given("prompt_logprobs", "prompt_logprob_token_ids"):
         tokens = max((len(part) for part in (request.prompt_token_ids, request.prompt_embeds) if part is not None), default=0)
         asks["prompt_logprobs"] = KindDemand(tokens * copies, adds_up=True)
-    if "logprobs" in kinds and _has(params, "logprobs", "logprob_token_ids"):
+    if "logprobs" in kinds and is_given("logprobs", "logprob_token_ids"):
         # The most that any request asks for is chosen for all; -1 is the whole vocabulary.
         count = len(getattr(params, "logprob_token_ids", None) or ()) if params.logprobs is None else params.logprobs
         asks["logprobs"] = KindDemand(kinds["logprobs"].most_units if count < 0 else max(1, count), adds_up=False)
-    if "penalties" in kinds and _has_penalties(params):
+    penalties = () if params is None else (params.presence_penalty, params.frequency_penalty, params.repetition_penalty - 1)
+    if "penalties" in kinds and any(penalties):
         # One request with a penalty has the tokens of every row of its step counted.
         asks["penalties"] = KindDemand(kinds["penalties"].most_units, adds_up=False)
     if "pictures" in kinds and request.mm_features:
@@ -665,52 +645,29 @@ def asks_of(request: Any, kinds: Mapping[str, RequestKind], copies: int = 1) -> 
     return {kind: ask for kind, ask in asks.items() if ask.units > 0}
 
 
-def _has(params: Any, *names: str) -> bool:
-    return params is not None and any(getattr(params, name, None) is not None for name in names)  # 0 is computed like 1
-
-
-def _has_penalties(params: Any) -> bool:
-    return params is not None and (
-        params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1
-    )
-
-
-def _quietly(call: Callable[..., None], *arguments: Any) -> None:
-    try:
-        call(*arguments)
-    except Exception as error:
-        FAULTS.note("the door's accounts", error)
-
-
 def _refusals(modules: Callable[[str], Any]) -> Callable[[Refusal], Exception]:
     """What makes the exception of a refusal that this vLLM's front end turns into 400 or 503."""
     exceptions = modules("vllm.exceptions")
     invalid = exceptions.VLLMValidationError
     graceful = getattr(exceptions, "GracefulHTTPError", None)
-    not_now = _unavailable(invalid, modules) if graceful is None else functools.partial(graceful, http_status=HTTPStatus(503))
+    if graceful is None:
+
+        def start(self: Any, message: str) -> None:
+            invalid.__init__(self, message)
+            self.status_code, self.detail, self.headers = 503, message, None
+
+        # Without admission control: passes generate() as a bad request does, and is answered by its own status.
+        bases = (modules("fastapi").HTTPException, invalid)
+        not_now: Any = type("NotNow", bases, {"__init__": start, "__str__": lambda self: self.detail})
+    else:
+        not_now = functools.partial(graceful, http_status=HTTPStatus(503))
 
     def refuse(refusal: Refusal) -> Exception:
-        refusal_error = (
-            invalid(refusal.message, parameter=PARAMETERS.get(refusal.kind))
-            if refusal.why == NEVER
-            else not_now(refusal.message)
-        )
-        assert isinstance(refusal_error, Exception)
-        return refusal_error
+        parameter = PARAMETERS.get(refusal.kind)
+        made = invalid(refusal.message, parameter=parameter) if refusal.why == NEVER else not_now(refusal.message)
+        assert isinstance(made, Exception)
+        return made
 
     for why in WHYS:
         refuse(Refusal(why, KINDS[0], "a trial"))
     return refuse
-
-
-def _unavailable(invalid: Any, modules: Callable[[str], Any]) -> Callable[[str], Exception]:
-    """For releases without admission control: passes generate() as a bad request does, and is answered by its own status."""
-    base: Any = modules("fastapi").HTTPException
-
-    def start(self: Any, message: str) -> None:
-        invalid.__init__(self, message)
-        self.status_code, self.detail, self.headers = 503, message, None
-
-    kind: Any = type("NotNow", (base, invalid), {"__init__": start, "__str__": lambda self: self.detail})
-    unavailable: Callable[[str], Exception] = kind
-    return unavailable

@@ -20,7 +20,10 @@ from plimsoll.inside.shared import NS
 
 EPOCHS = 2**62
 SHED_LEASE_S = 300.0
-USE_THE_VALVE = "this vLLM has --max-num-queued-reqs and --max-num-queued-tokens: set those at the next start"
+VALVE_NOTES = {
+    "set": "vLLM's own admission control is set and decides alone; Retry-After is added to its 503",
+    "unset": "this vLLM has --max-num-queued-reqs and --max-num-queued-tokens: set those at the next start",
+}
 
 
 class GateRequest(NamedTuple):
@@ -54,8 +57,12 @@ async def answer(gate: GateControl, ask: GateRequest, *, only_ready: bool = Fals
         return error(404, f"no {ask.path[:80]} here; {where}", "NotFoundError")
     is_look = ask.method in ("GET", "HEAD")
     endpoint = next((one for one in endpoints if one.method == ("GET" if is_look else ask.method)), endpoints[0])
-    if endpoint.needs_token and (refused := _without_token(gate, ask)) is not None:
-        return refused
+    verdict = gate.tokens.judge(ask.headers) if endpoint.needs_token else ALLOWED
+    if verdict == OFF:
+        return error(403, "this endpoint is off: the server was started without PLIMSOLL_TOKEN", "PermissionDeniedError")
+    if verdict != ALLOWED:
+        message = "the token is missing or wrong: Authorization: Bearer TOKEN"
+        return error(401, message, "AuthenticationError", ((b"www-authenticate", b"Bearer"),))
     if ask.method != endpoint.method and not (ask.method == "HEAD" and endpoint.method == "GET"):
         takes = ", ".join(one.method for one in endpoints)
         return error(405, f"{endpoint.path} takes {takes}", "MethodNotAllowedError", ((b"allow", takes.encode()),))
@@ -65,32 +72,26 @@ async def answer(gate: GateControl, ask: GateRequest, *, only_ready: bool = Fals
         return await endpoint.handler(gate, ask.body)
     except BadAsk as problem:
         return error(400, str(problem), "BadRequestError")
+    except (admission.StaleEpoch, Conflict) as problem:
+        return error(409, str(problem), "ConflictError")
     except Exception as problem:
         FAULTS.note(f"answering {endpoint.path}", problem)
         return error(500, f"a mistake of ours: {type(problem).__name__}", "InternalServerError")
 
 
-def _without_token(gate: GateControl, ask: GateRequest) -> GateAnswer | None:
-    verdict = gate.tokens.judge(ask.headers)
-    if verdict == ALLOWED:
-        return None
-    if verdict == OFF:
-        return error(403, "this endpoint is off: the server was started without PLIMSOLL_TOKEN", "PermissionDeniedError")
-    return error(
-        401,
-        "the token is missing or wrong: Authorization: Bearer TOKEN",
-        "AuthenticationError",
-        ((b"www-authenticate", b"Bearer"),),
-    )
+class Conflict(Exception):
+    """What was asked for cannot be done in the state that the server is in; the message says why."""
 
 
 async def _ready(gate: GateControl, body: bytes) -> GateAnswer:
     del body
+    words = _readiness_words(gate)
+    return GateAnswer(200 if words["ready"] else 503, words)
+
+
+def _readiness_words(gate: GateControl) -> dict[str, Any]:
     readiness = gate.readiness()
-    return GateAnswer(
-        200 if readiness.is_ready else 503,
-        {"ready": readiness.is_ready, "reason": readiness.reason, "detail": readiness.detail},
-    )
+    return {"ready": readiness.is_ready, "reason": readiness.reason, "detail": readiness.detail}
 
 
 async def _state(gate: GateControl, body: bytes) -> GateAnswer:
@@ -103,8 +104,8 @@ def state_of(gate: GateControl) -> dict[str, Any]:
     shared = gate.shared
     pages = shared.pages(look=True)
     gate.publish_queue(at_once=True)
-    now = time.monotonic()
-    readiness = gate.readiness()
+    now, queue = time.monotonic(), gate.queue()
+    last_ns = shared.latest("last_step_ns")
     return {
         "schema": "plimsoll.state/1",
         "plimsoll": plimsoll.__version__,
@@ -112,9 +113,7 @@ def state_of(gate: GateControl) -> dict[str, Any]:
         "pid": os.getpid(),
         "started": places.start_unix(os.getpid()),
         "api_servers": len(pages),
-        "ready": readiness.is_ready,
-        "reason": readiness.reason,
-        "detail": readiness.detail,
+        **_readiness_words(gate),
         "in_flight": shared.total("in_flight"),
         "background": shared.total("background"),
         "engine_requests": shared.total("engine_requests"),
@@ -126,7 +125,17 @@ def state_of(gate: GateControl) -> dict[str, Any]:
         "door": DOOR.words(),
         "survive": gate.survive(),
         "knobs": gate.knobs.words(gate.engine.client),
-        "engine": _engine_words(gate, now),
+        "engine": {
+            "is_dead": gate.engine.is_dead(),
+            "is_wedged": gate.is_wedged(),
+            "asleep": gate.asleep_words(),
+            "steps": shared.total("steps"),
+            "last_step_age_s": round(now - last_ns / NS, 3) if last_ns else None,
+            "longest_step_s": round(shared.latest("longest_step_ns") / NS, 3),
+            "running": queue.running,
+            "waiting": queue.waiting,
+            "kv_usage": gate.pulse.kv_usage,
+        },
         "call": {"is_running": gate.calls.is_running, "last": gate.calls.last},
         "recorder": {"is_on": RECORDER.is_on, "written": RECORDER.written, "dropped": RECORDER.dropped},
         "workers": len(gate.figures()),
@@ -140,14 +149,14 @@ def _is_idle(gate: GateControl) -> bool:
     A request may end and leave work in the background. A server that has not looked since its last one ended (it does so
     once a second) is not known to be idle.
     """
-    before = _ended(gate)
+
+    def ended() -> list[int]:
+        return [page["begun"] - page["in_flight"] for page in gate.shared.pages()]
+
+    before = ended()
     is_looked_at = before == [page["ended_seen"] for page in gate.shared.pages()]
     is_empty = all(gate.shared.total(name) == 0 for name in ("in_flight", "background", "engine_requests"))
-    return is_looked_at and is_empty and before == _ended(gate)
-
-
-def _ended(gate: GateControl) -> list[int]:
-    return [page["begun"] - page["in_flight"] for page in gate.shared.pages()]
+    return is_looked_at and is_empty and before == ended()
 
 
 def drain_words(gate: GateControl, now: float) -> dict[str, Any]:
@@ -166,35 +175,13 @@ def shed_words(gate: GateControl) -> dict[str, Any]:
     queue = gate.queue()
     wait = admission.expected_wait(queue)
     valve = gate.engine.own_valve()
-    note = ""
-    if valve == "set":
-        note = "vLLM's own admission control is set and decides alone; Retry-After is added to its 503"
-    elif valve == "unset":
-        note = USE_THE_VALVE
     return {
         "max_wait_s": gate.shed_bound_s(),
         "lease_left_s": round(max(0.0, gate.shared.common["shed_until_ns"] / NS - time.monotonic()), 3),
         "expected_wait_s": None if wait.seconds is None else round(wait.seconds, 3),
         "because": wait.because,
         "queue": queue._asdict(),
-        "note": note,
-    }
-
-
-def _engine_words(gate: GateControl, now: float) -> dict[str, Any]:
-    shared = gate.shared
-    last_ns = shared.latest("last_step_ns")
-    queue = gate.queue()
-    return {
-        "is_dead": gate.engine.is_dead(),
-        "is_wedged": gate.is_wedged(),
-        "asleep": gate.asleep_words(),
-        "steps": shared.total("steps"),
-        "last_step_age_s": round(now - last_ns / NS, 3) if last_ns else None,
-        "longest_step_s": round(shared.latest("longest_step_ns") / NS, 3),
-        "running": queue.running,
-        "waiting": queue.waiting,
-        "kv_usage": gate.pulse.kv_usage,
+        "note": VALVE_NOTES.get(valve, ""),
     }
 
 
@@ -209,40 +196,30 @@ async def _memory(gate: GateControl, body: bytes) -> GateAnswer:
 
 async def _drain(gate: GateControl, body: bytes) -> GateAnswer:
     fields = fields_of(body, ("epoch", "lease_s", "quiet_s", "bound_s", "refuse", "retry_after_s"))
-    lease_s = number(fields, "lease_s", 0.1, admission.LONGEST_LEASE_S, admission.LEASE_S)
-    assert lease_s is not None
-    wish = admission.Wish(
-        epoch=whole(fields, "epoch", 0, EPOCHS),
-        lease_s=lease_s,
-        quiet_s=number(fields, "quiet_s", 0.0, admission.LONGEST_LEASE_S),
-        bound_s=number(fields, "bound_s", 0.0, admission.LONGEST_LEASE_S),
-        refuse=switch(fields, "refuse"),
-        retry_after_s=whole(fields, "retry_after_s", 0, 3600),
-    )
+    wish: dict[str, Any] = {
+        "epoch": whole(fields, "epoch", 0, EPOCHS),
+        "lease_s": number(fields, "lease_s", 0.1, admission.LONGEST_LEASE_S, admission.LEASE_S),
+        "quiet_s": number(fields, "quiet_s", 0.0, admission.LONGEST_LEASE_S),
+        "bound_s": number(fields, "bound_s", 0.0, admission.LONGEST_LEASE_S),
+        "refuse": switch(fields, "refuse"),
+        "retry_after_s": whole(fields, "retry_after_s", 0, 3600),
+    }
     if not gate.shared.can_drain:
         return error(
             501, "there are several API servers and no folder to share the drain in: set PLIMSOLL_DIR", "NotImplementedError"
         )
-    with gate.shared.common.changing():
-        last_admitted = gate.shared.latest("last_admitted_ns") / NS
-        after = admission.begin(gate.shared.read_drain_unlocked(), wish, time.monotonic(), last_admitted)
-        if isinstance(after, admission.Drain):
-            gate.shared.set_drain(after)
-    return _drain_answer(gate, after)
+    last_admitted = gate.shared.latest("last_admitted_ns") / NS
+    return _change_drain(gate, lambda drain: admission.begin(drain, time.monotonic(), last_admitted, **wish))
 
 
 async def _undrain(gate: GateControl, body: bytes) -> GateAnswer:
     epoch = whole(fields_of(body, ("epoch",)), "epoch", 0, EPOCHS)
+    return _change_drain(gate, lambda drain: admission.end(drain, epoch))
+
+
+def _change_drain(gate: GateControl, change: Callable[[admission.Drain], admission.Drain]) -> GateAnswer:
     with gate.shared.common.changing():
-        after = admission.end(gate.shared.read_drain_unlocked(), epoch)
-        if isinstance(after, admission.Drain):
-            gate.shared.set_drain(after)
-    return _drain_answer(gate, after)
-
-
-def _drain_answer(gate: GateControl, after: admission.Drain | admission.Stale) -> GateAnswer:
-    if isinstance(after, admission.Stale):
-        return error(409, f"epoch {after.asked} is older than {after.current}: another one has taken over", "ConflictError")
+        gate.shared.set_drain(change(gate.shared.read_drain_unlocked()))
     gate.shared.pages(look=True)
     gate.publish_queue(at_once=True)
     words = drain_words(gate, time.monotonic())
@@ -281,10 +258,14 @@ async def _snapshot(gate: GateControl, body: bytes) -> GateAnswer:
     return await _call(gate, "plimsoll_snapshot", () if history is None else (history,))
 
 
-async def _call(gate: GateControl, method: str, arguments: tuple[Any, ...]) -> GateAnswer:
+def _refuse_while(gate: GateControl, *reasons: str) -> None:
     readiness = gate.readiness()
-    if readiness.reason in ("starting", "dead", "wedged", "asleep"):
-        return error(409, f"the engine is {readiness.reason}: {readiness.detail}", "ConflictError")
+    if readiness.reason in reasons:
+        raise Conflict(f"the engine is {readiness.reason}: {readiness.detail}")
+
+
+async def _call(gate: GateControl, method: str, arguments: tuple[Any, ...]) -> GateAnswer:
+    _refuse_while(gate, "starting", "dead", "wedged", "asleep")
     workers = gate.figures()
     if not workers or not all(worker["alive"] for worker in workers):
         return error(
@@ -295,7 +276,7 @@ async def _call(gate: GateControl, method: str, arguments: tuple[Any, ...]) -> G
     try:
         outcome = await gate.calls.call(gate.engine.client, method, arguments)
     except Busy:
-        return error(409, "another call into the workers runs; one at a time", "ConflictError")
+        raise Conflict("another call into the workers runs; one at a time") from None
     if outcome.get("error"):
         return GateAnswer(502, outcome)
     refused = [worker["refused"] for worker in outcome["workers"] or () if isinstance(worker, dict) and "refused" in worker]
@@ -321,18 +302,17 @@ async def _set_knobs(gate: GateControl, body: bytes) -> GateAnswer:
         if value is not None:
             values[knob] = value
     lease_s = number(fields, "lease_s", 0.1, LONGEST_LEASE_S, KNOB_LEASE_S)
+    epoch = whole(fields, "epoch", 0, EPOCHS)
     try:
         gate.knobs.check_queue(gate.engine.client, values)
     except KnobRefused as refusal:
-        return error(409, str(refusal), "ConflictError")
-    return await _knob_call(gate, {"epoch": whole(fields, "epoch", 0, EPOCHS), "lease_s": lease_s, "values": values})
+        raise Conflict(str(refusal)) from None
+    return await _knob_call(gate, {"epoch": epoch, "lease_s": lease_s, "values": values})
 
 
 async def _knob_call(gate: GateControl, order: dict[str, Any]) -> GateAnswer:
     """Ask every engine core, between two of its steps."""
-    readiness = gate.readiness()
-    if readiness.reason in ("starting", "dead"):
-        return error(409, f"the engine is {readiness.reason}: {readiness.detail}", "ConflictError")
+    _refuse_while(gate, "starting", "dead")
     try:
         told = await gate.knobs.call(gate.engine.client, order, KNOB_PATIENCE_S)
     except NoKnobs as problem:
@@ -340,7 +320,7 @@ async def _knob_call(gate: GateControl, order: dict[str, Any]) -> GateAnswer:
     except TimeoutError as problem:
         return error(504, str(problem), "GatewayTimeoutError")
     if "refused" in told:
-        return error(409, told["refused"], "ConflictError")
+        raise Conflict(told["refused"])
     shown = {name: told[name] for name in ("running", "steps", "largest_step", "most_running")}
     return GateAnswer(200, {"schema": "plimsoll.knobs/1", **gate.knobs.words(gate.engine.client, told), "since_order": shown})
 

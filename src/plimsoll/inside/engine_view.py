@@ -57,15 +57,13 @@ class EngineClientView:
             return 0, 0.0
         tokens = 0.0
         left = waiting
-        try:
+        with FAULTS.noting("counting what is queued"):
             for state in reversed(states.values()):
                 if left == 0:
                     break
                 if getattr(state, "is_prefilling", False):
                     tokens += (getattr(state, "prompt_len", None) or 0) + output_each
                     left -= 1
-        except (RuntimeError, TypeError) as error:
-            FAULTS.note("counting what is queued", error)
         return waiting - left, tokens
 
     def places(self) -> int | None:
@@ -73,9 +71,7 @@ class EngineClientView:
         scheduler = getattr(getattr(self.client, "vllm_config", None), "scheduler_config", None)
         # 0.31 can admit fewer than its buffers are made for.
         each = getattr(scheduler, "max_num_active_seqs", None) or getattr(scheduler, "max_num_seqs", None)
-        if not isinstance(each, int):
-            return None
-        return each * self.cores()
+        return each * self.cores() if isinstance(each, int) else None
 
     def cores(self) -> int:
         """How many engine cores there are, on all machines."""
@@ -99,24 +95,21 @@ SOME_TOKEN = 1
 
 async def canary_fails(client: Any, limit_s: float, params: Any = None) -> bool:
     """True when no token came within the limit; False when one did, or when the test itself could not be made."""
-    try:
+
+    async def one_token() -> None:
+        prompt, request_id = {"prompt_token_ids": [SOME_TOKEN]}, f"{CANARY}{time.monotonic_ns()}"
+        async for _ in client.generate(prompt, params, request_id):
+            return  # left early, vLLM takes the request back itself
+
+    with FAULTS.noting("the test request"):
         if params is None:
             params = importlib.import_module("vllm").SamplingParams(max_tokens=1, temperature=0.0)
-        task = asyncio.get_running_loop().create_task(_one_token(client, params))
-    except Exception as error:
-        FAULTS.note("the test request", error)
-        return False
-    try:
-        done, _ = await asyncio.wait({task}, timeout=limit_s)
-    finally:
-        task.cancel()  # not waited for: with a stuck engine taking the request back may take for ever, too
-    if done and not task.cancelled() and (problem := task.exception()) is not None:
-        FAULTS.note("the test request", problem)
-    return not done
-
-
-async def _one_token(client: Any, params: Any) -> None:
-    request_id = f"{CANARY}{time.monotonic_ns()}"
-    # Left early, vLLM takes the request back itself.
-    async for _ in client.generate({"prompt_token_ids": [SOME_TOKEN]}, params, request_id):
-        return
+        task = asyncio.get_running_loop().create_task(one_token())
+        try:
+            done, _ = await asyncio.wait({task}, timeout=limit_s)
+        finally:
+            task.cancel()  # not waited for: with a stuck engine taking the request back may take for ever, too
+        if done and not task.cancelled():
+            task.result()
+        return not done
+    return False

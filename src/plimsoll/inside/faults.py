@@ -8,11 +8,33 @@ import logging
 LOG = logging.getLogger("vllm.plimsoll")
 
 
+class _Noting:
+    """A `with` block whose exceptions are noted; what comes after it goes on. No generator: it stands in vLLM's step loop."""
+
+    __slots__ = ("_faults", "_where")
+
+    def __init__(self, faults: FaultCounts, where: str) -> None:
+        self._faults, self._where = faults, where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._faults.note(self._where, error)
+        return True
+
+
 class FaultCounts:
     """How often something of ours went wrong, by the place where it did."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
+
+    def noting(self, where: str) -> _Noting:
+        """Note an exception of the `with` block and go on after it."""
+        return _Noting(self, where)
 
     def note(self, where: str, error: BaseException) -> None:
         """Count one; the first of each place is logged with its kind. The message stays short: it may hold a user's text."""

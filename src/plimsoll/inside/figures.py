@@ -12,10 +12,11 @@ import math
 import os
 import stat
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from plimsoll.inside.faults import FAULTS
-from plimsoll.inside.places import is_alive, start_ticks
+from plimsoll.inside.places import ancestors, is_alive, is_same_process, start_ticks
 
 
 def write_whole(folder: str, stem: str, content: dict[str, Any]) -> None:
@@ -46,9 +47,75 @@ def read_whole(path: str, largest: int) -> Any:
     return json.loads(text)
 
 
-SCHEMA = "plimsoll.figures/1"
 FILE_MAX_BYTES = 128 * 1024  # a real one has about 3 KiB
 FILES_MAX = 1024
+
+
+def read_files(
+    folder: str, stem: str, what: str, check: Callable[[Any], dict[str, Any]]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Path and content of each `stem`-PID.json that stands its check; what does not is skipped and counted."""
+    names: list[str] = []
+    with FAULTS.noting(f"listing {what}"):
+        names = [name for name in os.listdir(folder) if name.startswith(f"{stem}-") and name.endswith(".json")]  # noqa: PTH208
+    for name in sorted(names)[:FILES_MAX]:
+        content = None
+        with FAULTS.noting(f"reading {what}"), contextlib.suppress(FileNotFoundError):  # removed or replaced since the listing
+            read = check(read_whole(f"{folder}/{name}", FILE_MAX_BYTES))
+            if name != f"{stem}-{read['pid']}.json":
+                raise ValueError("written for another process")
+            content = read
+        if content is not None:
+            yield f"{folder}/{name}", content
+
+
+# Reports: what an engine core tells of its containment and of its knobs, in a file of its process's own.
+
+NUMBER = (int, float)
+
+
+def write_report(folder: str, stem: str, schema: str, told: dict[str, Any]) -> None:
+    """Put what this process tells where API servers find it, with who it is."""
+    pid = os.getpid()
+    line = {"schema": schema, "pid": pid, "started": start_ticks(pid), "ancestors": ancestors(pid), **told}
+    write_whole(folder, f"{stem}-{pid}", line)
+
+
+def read_reports(folder: str, stem: str, what: str, shape: dict[str, Any], key: int) -> list[dict[str, Any]]:
+    """The reports of living processes that come from process `key`; what dead ones left is taken away."""
+    wanted = {"pid": int, "started": int, "ancestors": [int], **shape}
+
+    def check(report: Any) -> dict[str, Any]:
+        if not fits(report, wanted):
+            raise ValueError(f"not of the shape of {stem}")
+        found: dict[str, Any] = report
+        return found
+
+    reports = []
+    for path, report in read_files(folder, stem, what, check):
+        if not is_same_process(report["pid"], report["started"]):
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # noqa: PTH108
+        elif key in report["ancestors"]:
+            reports.append(report)
+    return reports
+
+
+def fits(value: object, shape: Any) -> bool:
+    """Whether a value has a shape: a type, a word, None, one of a tuple of shapes, a list of one, or a table by name."""
+    if isinstance(shape, dict):
+        return isinstance(value, dict) and all(fits(value.get(name), kind) for name, kind in shape.items())
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(fits(each, shape[0]) for each in value)
+    if isinstance(shape, tuple):
+        return any(fits(value, kind) for kind in shape)
+    if isinstance(shape, type):
+        return isinstance(value, shape) and (shape is bool or not isinstance(value, bool))
+    return bool(value == shape)
+
+
+SCHEMA = "plimsoll.figures/1"
+WORKERS = "the workers' figures"
 ANCESTORS_MAX = 256
 REASONS_MAX = 64
 
@@ -75,73 +142,33 @@ def empty_figures() -> dict[str, Any]:
     return {**nothing, "schema": SCHEMA, "ancestors": [], "reasons": {}, "faults": {}}
 
 
-def write_figures(folder: str, figures: dict[str, Any]) -> None:
-    """Put the figures where API servers find them: whole or not at all, for this user's eyes only."""
-    write_whole(folder, f"worker-{int(figures['pid'])}", figures)
-
-
 def read_figures(folder: str, key: int, now: float) -> list[dict[str, Any]]:
     """The figures of every worker that comes from process `key`, each with its `age_s` and whether it is `alive`."""
-    workers = []
-    for name in _names(folder):
-        try:
-            figures = _read(folder, name)
-            if key in figures["ancestors"]:
-                figures["age_s"] = max(0.0, now - figures["beat"])
-                figures["alive"] = _is_same_process(figures)
-                workers.append(figures)
-        except FileNotFoundError:
-            continue  # its worker was replaced between the listing and now
-        except Exception as error:
-            FAULTS.note("reading a worker's figures", error)
+    workers = [figures for _, figures in read_files(folder, "worker", WORKERS, _checked) if key in figures["ancestors"]]
+    for figures in workers:
+        figures |= {"age_s": max(0.0, now - figures["beat"]), "alive": is_same_process(figures["pid"], figures["started"])}
     workers.sort(key=lambda figures: (_order(figures["engine"]), _order(figures["rank"]), figures["pid"]))
     return workers
-
-
-def remove_dead(folder: str) -> None:
-    """Take away what workers left that are no more, half-written files among it."""
-    for name in _names(folder):
-        with contextlib.suppress(OSError, ValueError):
-            figures = None
-            with contextlib.suppress(Exception):
-                figures = _read(folder, name)
-            if not is_alive(_pid_in(name)) or (figures is not None and not _is_same_process(figures)):
-                os.unlink(f"{folder}/{name}")  # noqa: PTH108
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            # A writer needs milliseconds between making such a file and renaming it.
-            if entry.name.startswith(".worker-") and time.time() - entry.stat(follow_symlinks=False).st_mtime > 60:
-                os.unlink(entry.path)  # noqa: PTH108
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries if entry.name.startswith("worker-") and entry.name.endswith(".json")]
-    except OSError as error:
-        FAULTS.note("listing the workers' figures", error)
-        return []
-    return sorted(names)[:FILES_MAX]
-
-
-def _pid_in(name: str) -> int:
-    return int(name.removeprefix("worker-").removesuffix(".json"))
-
-
-def _is_same_process(figures: dict[str, Any]) -> bool:
-    return is_alive(figures["pid"]) and start_ticks(figures["pid"]) == figures["started"]
 
 
 def _order(value: object) -> int:
     return value if isinstance(value, int) else -1
 
 
-def _read(folder: str, name: str) -> dict[str, Any]:
-    """One file as figures; ValueError for anything else."""
-    figures = _checked(read_whole(f"{folder}/{name}", FILE_MAX_BYTES))
-    if figures["pid"] != _pid_in(name):
-        raise ValueError("written for another process")
-    return figures
+def remove_dead(folder: str) -> None:
+    """Take away what workers left that are no more, half-written files among it."""
+    for path, figures in read_files(folder, "worker", WORKERS, _checked):
+        if not is_same_process(figures["pid"], figures["started"]):
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # noqa: PTH108
+    with FAULTS.noting(f"listing {WORKERS}"), os.scandir(folder) as entries:
+        for entry in entries:
+            kind, _, rest = entry.name.partition("-")
+            with contextlib.suppress(OSError, ValueError):
+                # A writer needs milliseconds between making a file with a dot and renaming it.
+                is_part = kind == ".worker" and time.time() - entry.stat(follow_symlinks=False).st_mtime > 60
+                if is_part or (kind == "worker" and not is_alive(int(rest.removesuffix(".json")))):
+                    os.unlink(entry.path)  # noqa: PTH108
 
 
 def _checked(content: object) -> dict[str, Any]:

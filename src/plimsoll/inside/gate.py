@@ -21,7 +21,7 @@ from plimsoll.inside.answers import (
     Scope,
     Send,
     path_of,
-    refuse_websocket,
+    refuse,
     retry_headers,
     route_of,
     send_answer,
@@ -76,20 +76,14 @@ class ShedLayer:
             return await self.app(scope, receive, send)
         gate = self._control
         refusal, is_work = None, False
-        try:
+        with FAULTS.noting("shedding"):
             path = path_of(scope["path"], scope.get("root_path", ""))
             is_work = route_of(scope["type"], scope.get("method", "GET"), path).is_refusable
             if is_work:
-                headers = scope["headers"]
-                refusal = gate.shed(
-                    next((bytes(value) for name, value in headers if bytes(name).lower() == PRIORITY_HEADER), b"")
-                )
-        except Exception as error:
-            FAULTS.note("shedding", error)
+                priorities = (bytes(value) for name, value in scope["headers"] if bytes(name).lower() == PRIORITY_HEADER)
+                refusal = gate.shed(next(priorities, b""))
         if refusal is not None:
-            if scope["type"] == "websocket":
-                return await refuse_websocket(scope, receive, send, refusal)
-            return await send_answer(send, refusal)
+            return await refuse(scope, receive, send, refusal)
         if not is_work:
             return await self.app(scope, receive, send)
         passing = _Passing(gate, receive, send)
@@ -97,7 +91,8 @@ class ShedLayer:
         try:
             return await self.app(scope, passing.receive, passing.send)
         finally:
-            passing.forget()
+            with FAULTS.noting("following a request"):
+                gate.forget(passing.passage)
             gate.in_layer -= passing.is_in
             gate.answering -= passing.is_answering
             gate.items -= passing.items
@@ -115,18 +110,10 @@ class _Passing:
         self.is_in = False  # its body is here; one that is still being sent takes nobody's place
         self.is_answering = False
         self.passage, self._holds_streams = Passage(), False
-        try:
+        with FAULTS.noting("following a request"):
             self.passage, self._holds_streams = gate.passage(), gate.can_fail_over
-        except Exception as error:
-            FAULTS.note("following a request", error)
         self._start: Message | None = None  # of a stream, until its first part is there: the door may refuse it before
         self._is_refused = False
-
-    def forget(self) -> None:
-        try:
-            self._control.forget(self.passage)
-        except Exception as error:
-            FAULTS.note("following a request", error)
 
     def _is_here(self) -> None:
         if not self.is_in:
@@ -137,21 +124,16 @@ class _Passing:
         """The next part of the body, looked at and handed on."""
         message = await self._receive()
         if message["type"] == "http.request":
-            try:
-                self._look(message.get("body", b""))
+            with FAULTS.noting("looking for images"):
+                # A mark may lie across two chunks: the end of the last one is looked at again, less the marks whole in it.
+                seen = self._tail + message.get("body", b"")
+                items = items_in(seen) - items_in(self._tail)
+                self._tail = seen[-LONGEST_MARK:]
+                self.items += items
+                self._control.items += items
                 if not message.get("more_body"):
                     self._is_here()
-            except Exception as error:
-                FAULTS.note("looking for images", error)
         return message
-
-    def _look(self, body: bytes) -> None:
-        # A mark may lie across two chunks: the end of the last one is looked at again, less what could hold a whole mark.
-        seen = self._tail + body
-        items = items_in(seen) - items_in(self._tail)
-        self._tail = seen[-LONGEST_MARK:]
-        self.items += items
-        self._control.items += items
 
     async def send(self, message: Message) -> None:
         """The answer, with Retry-After where vLLM refuses without saying when to come again."""
@@ -159,17 +141,18 @@ class _Passing:
             self._is_here()
             self.is_answering = True
             self._control.answering += 1
-        if message["type"] == "http.response.start" and message["status"] == 503:
-            try:
-                if not any(bytes(name).lower() == b"retry-after" for name, _ in message.get("headers", ())):
+        if message["type"] == "http.response.start":
+            status = message["status"]
+            headers = [(bytes(name).lower(), bytes(value)) for name, value in message.get("headers", ())]
+            if status == 503 and not any(name == b"retry-after" for name, _ in headers):
+                with FAULTS.noting("adding Retry-After"):
                     message = with_headers(message, retry_headers(self._control.retry_after_own_valve())[:1])
-            except Exception as error:
-                FAULTS.note("adding Retry-After", error)
-        if message["type"] == "http.response.start" and message["status"] == 500 and await self._send_elsewhere():
-            return
-        if (DOOR.refuses or self._holds_streams) and _is_stream_start(message):
-            self._start = message
-            return
+            if status == 500 and await self._send_elsewhere():
+                return
+            is_stream = any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
+            if status == 200 and is_stream and (DOOR.refuses or self._holds_streams):
+                self._start = message
+                return
         if self._is_refused or (self._start is not None and await self._send_start()):
             return
         await self._send(message)
@@ -188,40 +171,22 @@ class _Passing:
         if refusal is None:
             await self._send(start)
             return False
-        self._is_refused = True
-        await send_answer(self._send, refusal.answer(self._retry_after()))
+        self._is_refused, retry_s = True, 1
+        with FAULTS.noting("adding Retry-After"):
+            retry_s = self._control.retry_after_own_valve()
+        await send_answer(self._send, refusal.answer(retry_s))
         return True
 
     async def _send_elsewhere(self) -> bool:
         """Whether the engine has died without beginning this request, so that it was told to go elsewhere."""
         answer = None
-        try:
+        with FAULTS.noting("letting a request go elsewhere"):
             answer = self._control.failover(self.passage)
-        except Exception as error:
-            FAULTS.note("letting a request go elsewhere", error)
         if answer is None:
             return False
         self._is_refused = True
         await send_answer(self._send, answer)
         return True
-
-    def _retry_after(self) -> int:
-        try:
-            return self._control.retry_after_own_valve()
-        except Exception as error:
-            FAULTS.note("adding Retry-After", error)
-            return 1
-
-
-def _is_stream_start(message: Message) -> bool:
-    return (
-        message["type"] == "http.response.start"
-        and message["status"] == 200
-        and any(
-            bytes(name).lower() == b"content-type" and bytes(value).startswith(b"text/event-stream")
-            for name, value in message.get("headers", ())
-        )
-    )
 
 
 def items_in(body: bytes) -> int:
@@ -252,14 +217,12 @@ class Gate:
         self.app = app
         self._control: GateControl | None = None
         self._tick: Tick | None = None
-        try:
+        with FAULTS.noting("setting up the gate"):
             self._control = GateControl(settings or InsideSettings(), alone=alone)
             insert_beneath(self, self._control)
             self._tick = Tick(self._control, test)
             if self._control.tokens.is_short:
                 FAULTS.say("the token", "PLIMSOLL_TOKEN is shorter than 16 characters; take a longer one")
-        except Exception as error:
-            FAULTS.note("setting up the gate", error)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gate = self._control
@@ -267,7 +230,13 @@ class Gate:
         if gate is None or MARK in scope:  # a gate stands around this one already
             return await self.app(scope, receive, send)
         scope[MARK] = True
-        self._look_at(scope, gate)
+        with FAULTS.noting("looking at the server"):
+            if gate.engine.client is None:
+                gate.engine = EngineClientView(getattr(scope.get("app"), "state", None))
+                gate.follow()
+        with FAULTS.noting("starting the tick"):
+            if self._tick is not None:
+                self._tick.ensure()
         if kind == "lifespan":
             return await self._live(scope, receive, send)
         if kind not in ("http", "websocket"):
@@ -278,20 +247,6 @@ class Gate:
         if kind == "http" and path.startswith(OWN):
             return await self._own(gate, scope, receive, send, path)
         return await self._pass(gate, scope, receive, send, path)
-
-    def _look_at(self, scope: Scope, gate: GateControl) -> None:
-        """Remember vLLM's state at the first request, and see to it that the tick runs."""
-        try:
-            if gate.engine.client is None:
-                gate.engine = EngineClientView(getattr(scope.get("app"), "state", None))
-                gate.follow()
-        except Exception as error:
-            FAULTS.note("looking at the server", error)
-        try:
-            if self._tick is not None:
-                self._tick.ensure()
-        except Exception as error:
-            FAULTS.note("starting the tick", error)
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The life of the server: our page goes when it ends. An app that knows no lifespan raises here and lives on."""
@@ -307,10 +262,8 @@ class Gate:
             return await self.app(scope, noticing, send)
         finally:
             if is_over and self._tick is not None:
-                try:
+                with FAULTS.noting("ending"):
                     await self._tick.stop()
-                except Exception as error:
-                    FAULTS.note("ending", error)
 
     async def _own(self, gate: GateControl, scope: Scope, receive: Receive, send: Send, path: str) -> None:
         body = b""
@@ -326,8 +279,8 @@ class Gate:
         await send_answer(send, reply, is_head=scope["method"] == "HEAD")
 
     async def _pass(self, gate: GateControl, scope: Scope, receive: Receive, send: Send, path: str) -> None:
-        refusal, is_counted = None, False
-        try:
+        refusal, is_counted, sleep = None, False, None
+        with FAULTS.noting("admitting"):
             method = scope.get("method", "GET")
             route = route_of(scope["type"], method, path)
             if route.is_counted:
@@ -335,34 +288,32 @@ class Gate:
                 is_counted = True
             if route.is_refusable:
                 refusal = gate.refusal(gate.phase())
-            if path in SLEEP_CHANGES and method == "POST":
-                send = _watching_sleep(gate, SLEEP_CHANGES[path], scope, send)
+            if method == "POST":
+                sleep = _sleep_change(path, scope.get("query_string", b""))
             if route.is_counted and refusal is None:
                 gate.begin(is_new=route.is_refusable)
-        except Exception as error:
-            FAULTS.note("admitting", error)
-        if refusal is not None and is_counted:
-            _finish(gate)
-        if refusal is not None:
-            if scope["type"] == "websocket":
-                return await refuse_websocket(scope, receive, send, refusal)
-            return await send_answer(send, refusal, is_head=scope.get("method") == "HEAD")
-        send = _closing(gate, send)
-        body = _Body(gate, receive, send) if is_counted and scope["type"] == "http" else None
         try:
-            return await self.app(scope, receive if body is None else body.receive, send if body is None else body.send)
+            if refusal is None:
+                exchange = _Exchange(gate, receive, send, sleep, has_deadline=is_counted and scope["type"] == "http")
+                return await self.app(scope, exchange.receive, exchange.send)
         finally:
-            if is_counted:
-                _finish(gate)
+            if is_counted:  # our page may be gone: a server that ends cuts off what still runs
+                with FAULTS.noting("counting the end of a request"):
+                    gate.finish()
+        return await refuse(scope, receive, send, refusal)
 
 
-class _Body:
-    """A request's body on its way in. While a drain runs it has a deadline: a client that stops sending must not hold it up."""
+class _Exchange:
+    """A request's body on its way in, and its answer on its way out.
 
-    def __init__(self, gate: GateControl, receive: Receive, send: Send) -> None:
-        self._control, self._receive, self._send = gate, receive, send
+    While a drain runs the body has a deadline: a client that stops sending must not hold it up. And every answer asks for a
+    new connection.
+    """
+
+    def __init__(self, gate: GateControl, receive: Receive, send: Send, sleep: int | None, *, has_deadline: bool) -> None:
+        self._control, self._receive, self._send, self._sleep = gate, receive, send, sleep
         self._began_s = time.monotonic()
-        self._is_whole = self._is_late = False
+        self._is_whole, self._is_late = not has_deadline, False
 
     async def receive(self) -> Message:
         if self._is_whole:
@@ -383,45 +334,21 @@ class _Body:
         return message
 
     async def send(self, message: Message) -> None:
-        if not self._is_late:  # its client has an answer already
-            await self._send(message)
-
-
-def _finish(gate: GateControl) -> None:
-    try:
-        gate.finish()
-    except Exception as error:  # our page may be gone: a server that ends cuts off what still runs
-        FAULTS.note("counting the end of a request", error)
-
-
-def _closing(gate: GateControl, send: Send) -> Send:
-    """The same, but while a drain runs every answer asks for a new connection."""
-
-    async def closing(message: Message) -> None:
+        if self._is_late:  # its client has an answer already
+            return
         if message["type"] == "http.response.start":
-            try:
-                if gate.closes_connections():
+            with FAULTS.noting("noting sleep"):
+                if self._sleep is not None and 200 <= message["status"] < 300:
+                    self._control.note_sleep(self._sleep)
+            with FAULTS.noting("closing connections"):
+                if self._control.closes_connections():
                     message = with_headers(message, CLOSE)
-            except Exception as error:
-                FAULTS.note("closing connections", error)
-        await send(message)
-
-    return closing
+        await self._send(message)
 
 
-def _watching_sleep(gate: GateControl, how: int, scope: Scope, send: Send) -> Send:
-    """The same, but takes note of a server that was sent to sleep or woken."""
-    query = scope.get("query_string", b"")
-    is_partial = how == 0 and b"tags=" in query  # weights or cache alone: not awake yet
-    if how == ASLEEP and b"level=0" in query:
-        how = PAUSED
-
-    async def watching(message: Message) -> None:
-        if message["type"] == "http.response.start" and 200 <= message["status"] < 300 and not is_partial:
-            try:
-                gate.note_sleep(how)
-            except Exception as error:
-                FAULTS.note("noting sleep", error)
-        await send(message)
-
-    return watching
+def _sleep_change(path: str, query: bytes) -> int | None:
+    """What a request to this path does to sleep once vLLM has answered it with success; None: nothing."""
+    how = SLEEP_CHANGES.get(path)
+    if how == 0 and b"tags=" in query:  # weights or cache alone: not awake yet
+        return None
+    return PAUSED if how == ASLEEP and b"level=0" in query else how

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from plimsoll.inside import admission, places
-from plimsoll.inside.admission import LEAVING, REFUSING, RETRY_AFTER_S, SERVING, Drain
+from plimsoll.inside.admission import REFUSING, RETRY_AFTER_S, SERVING
 from plimsoll.inside.answers import GateAnswer, Tokens, busy, elsewhere
 from plimsoll.inside.door import DOOR, PASSAGE, Passage
 from plimsoll.inside.engine_view import EngineClientView
@@ -49,22 +49,18 @@ class Calls:
         self._task: asyncio.Task[dict[str, Any]] | None = None
         self.last: dict[str, Any] | None = None
         self.done = 0
-        self._began = 0.0
+        self.began = 0.0
 
     @property
     def is_running(self) -> bool:
         return self._task is not None and not self._task.done()
-
-    def running_s(self, now: float) -> float:
-        """How long the call that runs has been running; 0 when none does."""
-        return now - self._began if self.is_running else 0.0
 
     async def call(self, client: Any, method: str, arguments: tuple[Any, ...] = ()) -> dict[str, Any]:
         """Run it in every worker; the outcome, or a word that it still runs. Busy when another one does."""
         if self.is_running:
             raise Busy
         lock = self._take_lock()
-        self._began = time.monotonic()
+        self.began = time.monotonic()
         # By a name of its own: once it is done another caller may come in before this one goes on.
         task = self._task = asyncio.get_running_loop().create_task(self._run(client, method, arguments, lock))
         done, _ = await asyncio.wait({task}, timeout=self._patience_s)  # leaves the task alone, whatever happens
@@ -84,11 +80,9 @@ class Calls:
         return lock
 
     async def _run(self, client: Any, method: str, arguments: tuple[Any, ...], lock: int) -> dict[str, Any]:
-        began = time.monotonic()
         outcome: dict[str, Any] = {"call": method, "is_running": False, "workers": None, "error": None}
         try:
-            results = await client.collective_rpc(method, args=arguments)
-            outcome["workers"] = list(results)
+            outcome["workers"] = list(await client.collective_rpc(method, args=arguments))
         except Exception as error:
             FAULTS.note(f"calling {method}", error)
             outcome["error"] = type(error).__name__
@@ -96,8 +90,7 @@ class Calls:
             if lock >= 0:
                 fcntl.flock(lock, fcntl.LOCK_UN)  # closing alone would not: a process forked meanwhile has it open too
                 os.close(lock)
-        outcome["seconds"] = round(time.monotonic() - began, 6)
-        outcome["at"] = round(time.time(), 3)
+        outcome |= {"seconds": round(time.monotonic() - self.began, 6), "at": round(time.time(), 3)}
         self.last = outcome
         self.done += 1
         return outcome
@@ -174,50 +167,39 @@ class GateControl:
         drain = self.shared.drain()
         phase = drain.phase(time.monotonic(), self.shared.latest("last_admitted_ns") / NS)
         if phase == REFUSING and not drain.is_refusing:
-            self._settle(drain)
+            # Phase two stays: a request that another server was just letting in, or a follow-up, does not undo it.
+            with contextlib.suppress(TimeoutError), self.shared.common.changing(patience_s=0.0):  # else the next one does it
+                now = self.shared.read_drain_unlocked()
+                if now.since == drain.since and now.until != 0:
+                    self.shared.common["is_refusing"] = 1
         return phase
 
-    def _settle(self, seen: Drain) -> None:
-        """Phase two stays: a request that another server was just letting in, or a follow-up, does not undo it."""
-        with contextlib.suppress(TimeoutError), self.shared.common.changing(patience_s=0.0):  # else the next one does it
-            now = self.shared.read_drain_unlocked()
-            if now.since == seen.since and now.until != 0:
-                self.shared.common["is_refusing"] = 1
-
     def refusal(self, phase: str) -> GateAnswer | None:
-        if self.is_stopping:
-            # vLLM itself would answer 500: its tokeniser has ended.
-            self.shared.own.add("refused_drain", 1)
-            return busy("this server is shutting down; another one will take this", RETRY_AFTER_S)
-        if phase != REFUSING:
+        if not self.is_stopping and phase != REFUSING:
             return None
         self.shared.own.add("refused_drain", 1)
+        if self.is_stopping:  # vLLM itself would answer 500: its tokeniser has ended
+            return busy("this server is shutting down; another one will take this", RETRY_AFTER_S)
         retry_s = self.shared.drain().retry_after_s
         return busy("this server is draining and takes no new requests; another one will", retry_s)
 
-    def end_old_drain(self) -> None:
-        """Forget a drain whose lease has run out, so that the common case is quick again."""
+    def keep_drain(self, body_limit_s: float = BODY_S) -> None:
+        """Forget a drain whose lease has run out; while one runs, end the wait for bodies that are late."""
         if self.shared.common["until_ns"] == 0:
-            return
+            return  # the common case is quick
+        if self.bodies and self.phase() != SERVING:
+            since = self.shared.drain().since
+            late = [limit for limit, began in self.bodies.items() if time.monotonic() - max(began, since) > body_limit_s]
+            for limit in late:
+                limit.reschedule(0.0)
         with contextlib.suppress(TimeoutError), self.shared.common.changing(patience_s=0.0):  # else at the next tick
             drain = self.shared.read_drain_unlocked()
             if not drain.is_on(time.monotonic()):
                 self.shared.set_drain(drain._replace(until=0.0, is_refusing=False))
 
-    def end_late_bodies(self, limit_s: float = BODY_S) -> None:
-        """While a drain runs, end the wait for bodies that have not come within the limit of it, or of their own beginning."""
-        if not self.bodies or self.shared.common["until_ns"] == 0 or self.phase() == SERVING:
-            return
-        since = self.shared.drain().since
-        late = [limit for limit, began in self.bodies.items() if time.monotonic() - max(began, since) > limit_s]
-        for limit in late:
-            limit.reschedule(0.0)
-
     def closes_connections(self) -> bool:
         """Whether answers ask the client to connect anew, so that the balancer sends it elsewhere."""
-        if self.is_stopping:
-            return True
-        return self.shared.common["until_ns"] != 0 and self.phase() in (LEAVING, REFUSING)
+        return self.is_stopping or self.phase() != SERVING
 
     # The engine's death
 
@@ -255,9 +237,7 @@ class GateControl:
 
     def failover(self, passage: Passage) -> GateAnswer | None:
         """The answer that lets a request go elsewhere; None unless the engine is dead and surely never began it."""
-        if not (self.settings.failover and passage.is_followed and self.engine.is_dead()):
-            return None
-        if not self._never_began(passage):
+        if not (self.settings.failover and passage.is_followed and self.engine.is_dead() and self._never_began(passage)):
             return None
         self.shared.own.add("refused_dead", 1)
         return elsewhere("this server's engine has died; it had not begun this request, which may be sent to another server")
@@ -288,14 +268,12 @@ class GateControl:
 
     def readiness(self) -> admission.Readiness:
         return admission.judge(
-            admission.Standing(
-                has_engine=self.engine.client is not None,
-                is_dead=self.engine.is_dead(),
-                is_proven_wedged=self.is_wedged(),
-                asleep=self.asleep_words(),
-                drain_phase=self.phase(),
-                is_stopping=self.is_stopping,
-            )
+            has_engine=self.engine.client is not None,
+            is_dead=self.engine.is_dead(),
+            is_wedged=self.is_wedged(),
+            asleep=self.asleep_words(),
+            is_stopping=self.is_stopping,
+            drain_phase=self.phase(),
         )
 
     def is_wedged(self) -> bool:
@@ -324,7 +302,7 @@ class GateControl:
             return
         self._queue_at_ns = now_ns
         own, pulse = self.shared.own, self.pulse
-        output_each = pulse.mean_output() or 0.0
+        output_each = pulse.output_tokens.value
         count = self.engine.request_count()
         own["engine_requests"] = count
         own["background"] = self.engine.background_count()
@@ -344,7 +322,7 @@ class GateControl:
         # Which of the requests in here have the items is not known: those that come get their share.
         own["coming_item_tokens"] = round(self.items * self.settings.item_tokens * coming / max(1, self.in_layer))
         own["tokens_per_s_milli"] = round((pulse.full_tokens_per_s(now_ns / NS) or 0.0) * 1000)
-        own["tokens_each_milli"] = round(((pulse.mean_prompt() or 0.0) + output_each) * 1000)
+        own["tokens_each_milli"] = round((pulse.prompt_tokens.value + output_each) * 1000)
 
     def _coming(self, count: int) -> int:
         """Requests on their way to the engine, which has `count`: not with it, and not answered yet either."""
@@ -383,7 +361,7 @@ class GateControl:
         if bound_s is None or self.engine.own_valve() == "set":
             return None
         wait = admission.expected_wait(self.queue())
-        bound_s = admission.bound_for(bound_s, priority)
+        bound_s *= admission.PRIORITIES.get(priority.decode("latin-1").strip().lower(), 1.0)
         if wait.seconds is None or wait.seconds <= bound_s:
             return None
         self.shared.own.add("refused_shed", 1)

@@ -14,9 +14,7 @@ import asyncio
 import functools
 import importlib
 import json
-import multiprocessing
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,8 +22,8 @@ from typing import Any, Protocol
 
 from plimsoll.inside import schedule_ring
 from plimsoll.inside.faults import FAULTS, LOG
-from plimsoll.inside.figures import read_whole, write_whole
-from plimsoll.inside.places import ancestors, is_alive, run_folder, start_ticks
+from plimsoll.inside.figures import NUMBER, read_reports, write_report
+from plimsoll.inside.places import may_hold_core, run_folder
 from plimsoll.inside.settings import InsideSettings
 from plimsoll.inside.survive import support
 
@@ -41,7 +39,11 @@ LONGEST_LEASE_S = 7 * 86_400.0
 CALL = "plimsoll_knobs"  # the utility call's name, a method of the engine core
 KEPT = "plimsoll_knobs_kept"  # where an engine core keeps its knobs
 SCHEMA = "plimsoll.knobs/1"
-FILE_MAX_BYTES = 64 * 1024
+_MAYBE = (None, int, float)
+_SHAPE = {
+    "schema": SCHEMA, "epoch": NUMBER, "until": NUMBER, "orders": NUMBER,
+    "knobs": {knob: {"start": _MAYBE, "containment": _MAYBE, "lease": _MAYBE} for knob in KNOBS},
+}  # fmt: skip
 Values = Mapping[str, float]
 
 
@@ -152,7 +154,12 @@ class Knobs:
             order = json.loads(text)
             if order:
                 self._take(order)
-            return json.dumps({**self.report(), **self._live()})
+            # What the steps since the last order show: the proof that it is carried out.
+            live = {
+                "turned_to": self.in_force(time.monotonic()), "running": self._scheduler.running(), "steps": self._steps,
+                "largest_step": self._largest_step, "most_running": self._most_running,
+            }  # fmt: skip
+            return json.dumps({**self.report(), **live})
         except KnobRefused as refusal:
             return json.dumps({"refused": str(refusal), "epoch": self.lease.epoch})
 
@@ -197,13 +204,6 @@ class Knobs:
             for knob in KNOBS
         }  # fmt: skip
         return {"epoch": self.lease.epoch, "until": self.lease.until, "orders": self._orders, "knobs": knobs}
-
-    def _live(self) -> dict[str, Any]:
-        """What the steps since the last order show: the proof that it is carried out."""
-        return {
-            "turned_to": self.in_force(time.monotonic()), "running": self._scheduler.running(), "steps": self._steps,
-            "largest_step": self._largest_step, "most_running": self._most_running,
-        }  # fmt: skip
 
 
 # In the engine core
@@ -272,7 +272,14 @@ def knobs_of(core: Any) -> Knobs:
     """The knobs of this engine core, made when they are first asked for: before anything is turned."""
     found: Knobs | None = getattr(core, KEPT, None)
     if found is None:
-        found = Knobs(VllmScheduler(core), _report_writer(run_folder(InsideSettings().folder)))
+        folder = run_folder(InsideSettings().folder)
+
+        def tell(report: dict[str, Any]) -> None:
+            with FAULTS.noting("telling of the knobs"):
+                if folder is not None:
+                    write_report(folder, "knobs", SCHEMA, report)
+
+        found = Knobs(VllmScheduler(core), tell)
         setattr(core, KEPT, found)
         follow_steps(core.scheduler, found)
     return found
@@ -284,42 +291,21 @@ def follow_steps(scheduler: Any, knobs: Knobs) -> None:
 
     @functools.wraps(own)
     def schedule(*args: Any, **kwargs: Any) -> Any:
-        try:
+        with FAULTS.noting("turning a knob"):
             knobs.before_step()
-        except Exception as error:
-            FAULTS.note("turning a knob", error)
         plan = own(*args, **kwargs)
-        try:
+        with FAULTS.noting("following a step"):
             knobs.after_step(plan.total_num_scheduled_tokens)
-        except Exception as error:
-            FAULTS.note("following a step", error)
         return plan
 
     scheduler.schedule = schedule
 
 
-def _report_writer(folder: str | None) -> Callable[[dict[str, Any]], None]:
-    def write(report: dict[str, Any]) -> None:
-        try:
-            if folder is not None:
-                pid = os.getpid()
-                line = {"schema": SCHEMA, "pid": pid, "started": start_ticks(pid), "ancestors": ancestors(pid), **report}
-                write_whole(folder, f"knobs-{pid}", line)
-        except Exception as error:
-            FAULTS.note("telling of the knobs", error)
-
-    return write
-
-
 def install() -> None:
     """Give every engine core of this process the utility call; the second time does nothing. Never raises."""
-    try:
-        main = getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", "")
-        is_worker = multiprocessing.current_process().name.startswith(schedule_ring.WORKER)
-        if main != schedule_ring.INSPECTION and not is_worker:
+    with FAULTS.noting("adding the knobs"):
+        if may_hold_core():
             install_into(importlib.import_module(schedule_ring.CORE))
-    except Exception as error:
-        FAULTS.note("adding the knobs", error)
 
 
 def install_into(module: Any) -> None:
@@ -327,26 +313,20 @@ def install_into(module: Any) -> None:
     if hasattr(module.EngineCore, CALL):
         return
 
-    def plimsoll_knobs(self: Any, order: str) -> str:
-        return knobs_of(self).answer(order)
+    def reporting(own: Any) -> Any:
+        @functools.wraps(own)
+        def run_busy_loop(self: Any) -> Any:
+            with FAULTS.noting("adding the knobs"):
+                knobs_of(self)
+            return own(self)
 
-    setattr(module.EngineCore, CALL, plimsoll_knobs)
+        return run_busy_loop
+
+    setattr(module.EngineCore, CALL, lambda core, order: knobs_of(core).answer(order))
     for kind in ("EngineCoreProc", "DPEngineCoreProc"):
         owner = getattr(module, kind, None)
         if owner is not None and "run_busy_loop" in vars(owner):
-            owner.run_busy_loop = _reporting(owner.run_busy_loop)
-
-
-def _reporting(own: Any) -> Any:
-    @functools.wraps(own)
-    def run_busy_loop(self: Any) -> Any:
-        try:
-            knobs_of(self)
-        except Exception as error:
-            FAULTS.note("adding the knobs", error)
-        return own(self)
-
-    return run_busy_loop
+            owner.run_busy_loop = reporting(owner.run_busy_loop)
 
 
 # In the API server
@@ -447,40 +427,5 @@ class KnobClient:
         return "several API servers count together only where the flag is set at the start" if has_fellows else ""
 
     def _reports(self) -> list[dict[str, Any]]:
-        """The reports of this server's living engine cores; what dead ones left is taken away."""
-        found = []
         assert self._folder is not None
-        for name in os.listdir(self._folder):  # noqa: PTH208
-            if not name.startswith("knobs-"):
-                continue
-            try:
-                report = _checked_report(read_whole(f"{self._folder}/{name}", FILE_MAX_BYTES))
-                if not is_alive(report["pid"]) or start_ticks(report["pid"]) != report["started"]:
-                    os.unlink(f"{self._folder}/{name}")  # noqa: PTH108
-                elif self._key in report["ancestors"]:
-                    found.append(report)
-            except FileNotFoundError:
-                continue
-            except Exception as error:
-                FAULTS.note("reading what the knobs tell", error)
-        return found
-
-
-def _checked_report(report: Any) -> dict[str, Any]:
-    """A report with every key of its kind; ValueError for anything else."""
-    if not isinstance(report, dict) or report.get("schema") != SCHEMA:
-        raise ValueError("not a report of this schema")
-    numbers = [report.get(name) for name in ("pid", "started", "epoch", "until", "orders")]
-    knobs = report.get("knobs")
-    rows = [knobs.get(knob) for knob in KNOBS] if isinstance(knobs, dict) else [None]
-    if not all(_is_number(number) for number in numbers) or not isinstance(report.get("ancestors"), list):
-        raise ValueError("a number is of another kind")
-    for row in rows:
-        sources = [row.get(name) for name in ("start", "containment", "lease")] if isinstance(row, dict) else [""]
-        if not all(value is None or _is_number(value) for value in sources):
-            raise ValueError("a knob is of another kind")
-    return report
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+        return read_reports(self._folder, "knobs", "what the knobs tell", _SHAPE, self._key)

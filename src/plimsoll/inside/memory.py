@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import pickle
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from plimsoll.inside.faults import FAULTS
@@ -28,7 +29,7 @@ from plimsoll.inside.places import run_folder
 
 # torch gives back a segment that is free as a whole. Of an expandable segment it gives back every whole page that is free:
 # 2 MiB in the pool for small requests, else 20 MiB. A private pool (CUDA graphs, sleep mode) keeps what it has.
-# A walk makes Python objects of every block while the worker waits, so walks are rare.
+# A walk makes Python objects of every block while the worker waits, so walks are rare, and rarer where one takes long.
 
 SMALL_PAGE_BYTES = 2 << 20
 LARGE_PAGE_BYTES = 20 << 20
@@ -57,7 +58,10 @@ def walk(segments: Iterable[Mapping[str, Any]], device: int) -> Walk:
         if segment.get("device", device) != device:
             continue
         size = segment["total_size"]
-        gaps = [(start, held) for start, held, is_free in _blocks(segment) if is_free]
+        sizes = [block["size"] for block in segment["blocks"]]  # they fill the segment in order
+        starts = itertools.accumulate(sizes, initial=0)
+        free_or_not = (block["state"] == "inactive" for block in segment["blocks"])
+        gaps = [(start, held) for start, held, is_free in zip(starts, sizes, free_or_not, strict=False) if is_free]
         free = sum(held for _, held in gaps)
         is_expandable = segment.get("is_expandable") is True
         count += 1
@@ -78,32 +82,9 @@ def walk(segments: Iterable[Mapping[str, Any]], device: int) -> Walk:
     return Walk(reserved, active, releasable, private, private_free, largest, expandable, count, blocks)
 
 
-def _blocks(segment: Mapping[str, Any]) -> Iterable[tuple[int, int, bool]]:
-    """Each block as where it starts in its segment, its size and whether it is free; blocks fill a segment in order."""
-    start = 0
-    for block in segment["blocks"]:
-        yield start, block["size"], block["state"] == "inactive"
-        start += block["size"]
-
-
 def _whole_pages(start: int, size: int, page: int) -> int:
     """The bytes of a gap that are whole pages. A listed stretch of an expandable segment begins where a page does."""
     return max(0, (start + size) // page - -(-start // page)) * page
-
-
-class WalkClock:
-    """Says when the next walk may be: not often, and less often where one takes long."""
-
-    def __init__(self) -> None:
-        self.walked_at: float | None = None
-        self.took_s = 0.0
-
-    def is_due(self, now: float) -> bool:
-        """Whether enough time has passed since the last one, for what it took."""
-        return self.walked_at is None or now - self.walked_at >= max(WALK_EVERY_S, self.took_s / WALK_SHARE)
-
-    def note(self, now: float, took_s: float) -> None:
-        self.walked_at, self.took_s = now, took_s
 
 
 _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # the first that is set holds
@@ -120,7 +101,10 @@ def allocator_figures(
     pools = stats.get("reserved_bytes_by_private_pools")  # a newer torch counts each
     private_pools = sum(_amount(pools, pool) or 0 for pool in pools) if isinstance(pools, Mapping) else None
     is_expandable = wants_expandable or (last is not None and last.expandable_segments > 0)
-    releasable = _releasable(reserved, active, split, last, is_expandable=is_expandable)
+    pinned = None if split is None else split + (0 if last is None else last.private_whole_free)
+    if is_expandable:
+        pinned = None if last is None else last.reserved - last.active - last.releasable
+    releasable = None if pinned is None else max(0, max(0, reserved - active) - pinned)
     figures = {
         "allocated": _amount(stats, "allocated_bytes"),
         "reserved": reserved,
@@ -144,19 +128,6 @@ def allocator_figures(
         unknown = [f"allocator.{name}" for name in walked if figures[name] is None]
         reasons |= dict.fromkeys(unknown, "known after the first walk over the segments")
     return figures, reasons
-
-
-def _releasable(reserved: int, active: int, split: int | None, last: Walk | None, *, is_expandable: bool) -> int | None:
-    free = max(0, reserved - active)
-    if is_expandable:
-        if last is None:
-            return None
-        pinned = last.reserved - last.active - last.releasable
-    elif split is None:
-        return None
-    else:
-        pinned = split + (0 if last is None else last.private_whole_free)
-    return max(0, free - pinned)
 
 
 def _amount(stats: Mapping[Any, Any], name: Any, kind: str = "current") -> int | None:
@@ -211,9 +182,6 @@ class Torch:
         uuid = getattr(self.torch.cuda.get_device_properties(self.device), "uuid", None)
         return None if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}"
 
-    def empty_cache(self) -> None:
-        self.torch.cuda.empty_cache()
-
 
 _NO_LIMIT = 1 << 60  # cgroup v1 says "no limit" with a number of about 2**63
 
@@ -227,7 +195,12 @@ def host_memory(root: str = "", groups: GroupFiles | None = None) -> tuple[dict[
     """
     own = _table(_text(f"{root}/proc/self/status"), "VmRSS", "VmHWM")
     machine = _table(_text(f"{root}/proc/meminfo"), "MemTotal", "MemAvailable")
-    limit, used = group_memory(group_files(root) if groups is None else groups)
+    # A limit holds for everything below it, so all groups up to the top are asked: the tightest counts, with its group's use,
+    # file cache included. Without any limit the use is that of the process's own group.
+    bounds = [(_number(_text(limit)), _number(_text(use))) for limit, use in (group_files(root) if groups is None else groups)]
+    limits = [(limit, use) for limit, use in bounds if limit is not None and limit < _NO_LIMIT]
+    own_use = next((use for _, use in bounds if use is not None), None)
+    limit, used = min(limits, key=lambda bound: bound[0], default=(None, own_use))
     figures = {
         "resident": own.get("VmRSS"),
         "resident_peak": own.get("VmHWM"),
@@ -244,22 +217,6 @@ def host_memory(root: str = "", groups: GroupFiles | None = None) -> tuple[dict[
 
 def resident_bytes(root: str = "") -> int | None:
     return _table(_text(f"{root}/proc/self/status"), "VmRSS").get("VmRSS")
-
-
-def group_memory(groups: GroupFiles) -> tuple[int | None, int | None]:
-    """The tightest limit on this process's control group, and what that group uses, file cache included.
-
-    A limit holds for everything below it, so all groups up to the top are asked. Without any limit the use is that of
-    the process's own group.
-    """
-    tightest: tuple[int, int | None] | None = None
-    own_use: int | None = None
-    for limit_file, use_file in groups:
-        limit, use = _number(_text(limit_file)), _number(_text(use_file))
-        own_use = use if own_use is None else own_use
-        if limit is not None and limit < _NO_LIMIT and (tightest is None or limit < tightest[0]):
-            tightest = limit, use
-    return (None, own_use) if tightest is None else tightest
 
 
 def group_files(root: str = "") -> GroupFiles:
@@ -322,9 +279,7 @@ def compact(worker: Any, torch: Any) -> dict[str, Any]:
 
 def _compact_device(torch: Torch) -> dict[str, Any]:
     before, (free_before, _) = _reserved(torch), torch.free_and_total()
-    began = time.perf_counter()
-    torch.empty_cache()
-    took_s = time.perf_counter() - began
+    took_s = _timed(torch.torch.cuda.empty_cache)
     after, (free_after, _) = _reserved(torch), torch.free_and_total()
     return {
         "reserved_before": before,
@@ -332,7 +287,7 @@ def _compact_device(torch: Torch) -> dict[str, Any]:
         "returned": None if before is None or after is None else before - after,
         "free_before": free_before,
         "free_after": free_after,
-        "duration_s": round(took_s, 6),
+        "duration_s": took_s,
     }
 
 
@@ -341,19 +296,20 @@ def _compact_host() -> dict[str, Any]:
     if trim is None:
         return {"refused": "this C library cannot give memory back on request"}
     before = resident_bytes()
-    began = time.perf_counter()
-    trim(0)
-    took_s = time.perf_counter() - began
+    took_s = _timed(lambda: trim(0))
     after = resident_bytes()
     returned = None if before is None or after is None else before - after
-    return {"resident_before": before, "resident_after": after, "returned": returned, "duration_s": round(took_s, 6)}
+    return {"resident_before": before, "resident_after": after, "returned": returned, "duration_s": took_s}
+
+
+def _timed(act: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    act()
+    return round(time.perf_counter() - began, 6)
 
 
 def _reserved(torch: Torch) -> int | None:
-    try:
-        return int(torch.stats()["reserved_bytes"]["all"]["current"])
-    except (KeyError, TypeError, ValueError):
-        return None
+    return _amount(torch.stats(), "reserved_bytes")
 
 
 def asleep_or_allocating(modules: Any = None) -> str | None:

@@ -33,43 +33,31 @@ class Meter(NamedTuple):
 
 
 WORKER = ("engine", "worker")
-ALLOCATOR = {
-    "allocated": "plimsoll_torch_allocated_bytes",
-    "reserved": "plimsoll_torch_reserved_bytes",
-    "inactive_split": "plimsoll_torch_inactive_split_bytes",
-    "releasable": "plimsoll_torch_releasable_bytes",
-    "unreleasable": "plimsoll_torch_unreleasable_bytes",
-    "allocated_peak": "plimsoll_torch_allocated_peak_bytes",
-    "reserved_peak": "plimsoll_torch_reserved_peak_bytes",
-    "segments": "plimsoll_torch_segments",
-}
-ALLOCATOR_TOTALS = {"alloc_retries": "plimsoll_torch_num_alloc_retries", "ooms": "plimsoll_torch_num_ooms"}
-DEVICE = {
-    "total": "plimsoll_device_total_bytes",
-    "free": "plimsoll_device_free_bytes",
-    "used": "plimsoll_device_used_bytes",
-    "by_this_process": "plimsoll_device_used_by_worker_bytes",
-    "by_others": "plimsoll_device_used_by_others_bytes",
-}
-HOST = {"resident": "plimsoll_worker_resident_bytes"}
+COUNTED = ("allocator.alloc_retries", "allocator.ooms")
+# Of each worker: the metric, the figure it shows (figures.py), its sentence.
+WORKER_FIGURES = {
+    "plimsoll_torch_allocated_bytes": ("allocator.allocated", "Bytes in live tensors."),
+    "plimsoll_torch_reserved_bytes": ("allocator.reserved", "Bytes that torch holds of the device."),
+    "plimsoll_torch_inactive_split_bytes": ("allocator.inactive_split", "Free bytes in segments that are partly in use."),
+    "plimsoll_torch_releasable_bytes": ("allocator.releasable", "Bytes in fully free segments: what compaction gives back."),
+    "plimsoll_torch_unreleasable_bytes": ("allocator.unreleasable", "Free bytes that torch cannot give back."),
+    "plimsoll_torch_allocated_peak_bytes": ("allocator.allocated_peak", "The most bytes in live tensors since its last reset."),
+    "plimsoll_torch_reserved_peak_bytes": ("allocator.reserved_peak", "The most bytes that torch held since its last reset."),
+    "plimsoll_torch_segments": ("allocator.segments", "Segments that torch holds."),
+    "plimsoll_torch_num_alloc_retries": (COUNTED[0], "Allocations that failed at first; torch gave memory back."),
+    "plimsoll_torch_num_ooms": (COUNTED[1], "Allocations that failed for good."),
+    "plimsoll_device_total_bytes": ("device_memory.total", "Memory of the device."),
+    "plimsoll_device_free_bytes": ("device_memory.free", "Free memory of the device."),
+    "plimsoll_device_used_bytes": ("device_memory.used", "Used memory of the device, by whomever."),
+    "plimsoll_device_used_by_worker_bytes": (
+        "device_memory.by_this_process", "Memory of the device that this worker's process holds.",
+    ),
+    "plimsoll_device_used_by_others_bytes": ("device_memory.by_others", "Memory of the device that other processes hold."),
+    "plimsoll_worker_resident_bytes": ("host_memory.resident", "Host memory of the worker's process."),
+}  # fmt: skip
 
 METERS = (
-    Meter("gauge", "plimsoll_torch_allocated_bytes", "Bytes in live tensors.", WORKER),
-    Meter("gauge", "plimsoll_torch_reserved_bytes", "Bytes that torch holds of the device.", WORKER),
-    Meter("gauge", "plimsoll_torch_inactive_split_bytes", "Free bytes in segments that are partly in use.", WORKER),
-    Meter("gauge", "plimsoll_torch_releasable_bytes", "Bytes in fully free segments: what compaction gives back.", WORKER),
-    Meter("gauge", "plimsoll_torch_unreleasable_bytes", "Free bytes that torch cannot give back.", WORKER),
-    Meter("gauge", "plimsoll_torch_allocated_peak_bytes", "The most bytes in live tensors since its last reset.", WORKER),
-    Meter("gauge", "plimsoll_torch_reserved_peak_bytes", "The most bytes that torch held since its last reset.", WORKER),
-    Meter("gauge", "plimsoll_torch_segments", "Segments that torch holds.", WORKER),
-    Meter("counter", "plimsoll_torch_num_alloc_retries", "Allocations that failed at first; torch gave memory back.", WORKER),
-    Meter("counter", "plimsoll_torch_num_ooms", "Allocations that failed for good.", WORKER),
-    Meter("gauge", "plimsoll_device_total_bytes", "Memory of the device.", WORKER),
-    Meter("gauge", "plimsoll_device_free_bytes", "Free memory of the device.", WORKER),
-    Meter("gauge", "plimsoll_device_used_bytes", "Used memory of the device, by whomever.", WORKER),
-    Meter("gauge", "plimsoll_device_used_by_worker_bytes", "Memory of the device that this worker's process holds.", WORKER),
-    Meter("gauge", "plimsoll_device_used_by_others_bytes", "Memory of the device that other processes hold.", WORKER),
-    Meter("gauge", "plimsoll_worker_resident_bytes", "Host memory of the worker's process.", WORKER),
+    *(Meter("counter" if of in COUNTED else "gauge", name, says, WORKER) for name, (of, says) in WORKER_FIGURES.items()),
     Meter("gauge", "plimsoll_figures_age_seconds", "Seconds since the worker wrote its figures.", WORKER),
     Meter("gauge", "plimsoll_ready", "1 when a balancer may send work here."),
     Meter("gauge", "plimsoll_not_ready", "1 for the reason why it may not.", ("reason",)),
@@ -116,15 +104,14 @@ class Meters:
     def refresh(self) -> None:
         gate = self._gate
         own = gate.shared.own
-        self._made["plimsoll_in_flight"].set(own["in_flight"])
-        self._made["plimsoll_background"].set(own["background"])
+        self._set("plimsoll_in_flight", own["in_flight"])
+        self._set("plimsoll_background", own["background"])
         self._count("plimsoll_begun", own["begun"])
-        self._count("plimsoll_refused", own["refused_drain"], "drain")
-        self._count("plimsoll_refused", own["refused_shed"], "shed")
-        self._count("plimsoll_refused", own["refused_dead"], "dead")
+        for why in ("drain", "shed", "dead"):
+            self._count("plimsoll_refused", own[f"refused_{why}"], why)
         for does, name in (("refused", "plimsoll_door_refused"), ("would", "plimsoll_door_would_refuse")):
             for kind, why in itertools.product(KINDS, WHYS):
-                if count := DOOR.own_count(does, kind, why):
+                if count := DOOR.own[f"door_{kind}_{does}_{why}"]:
                     self._count(name, count, kind, why)
         self._count("plimsoll_calls", gate.calls.done)
         self._count("plimsoll_recorded", RECORDER.written)
@@ -134,59 +121,48 @@ class Meters:
         if gate.shared.is_first:
             self._refresh_whole()
             for worker in gate.figures():
-                try:
+                with FAULTS.noting("a worker's metrics"):  # what one wrote must not hide the others
                     self._refresh_worker(worker)
-                except Exception as error:  # what one wrote must not hide the others
-                    FAULTS.note("a worker's metrics", error)
 
     def _refresh_whole(self) -> None:
         gate, now = self._gate, time.monotonic()
-        readiness = gate.readiness()
-        self._made["plimsoll_ready"].set(int(readiness.is_ready))
+        readiness, survive, knobs = gate.readiness(), gate.survive(), gate.knobs.words(gate.engine.client)
+        self._set("plimsoll_ready", readiness.is_ready)
         for reason in REASONS:
-            self._made["plimsoll_not_ready"].labels(reason).set(int(reason == readiness.reason))
-        self._made["plimsoll_drain_phase"].set(PHASES.get(gate.phase(), 0))
-        self._made["plimsoll_drain_lease_seconds"].set(max(0.0, gate.shared.drain().until - now))
+            self._set("plimsoll_not_ready", reason == readiness.reason, reason)
+        self._set("plimsoll_drain_phase", PHASES.get(gate.phase(), 0))
+        self._set("plimsoll_drain_lease_seconds", max(0.0, gate.shared.drain().until - now))
         last_ns = gate.shared.latest("last_step_ns")
-        self._made["plimsoll_engine_last_step_age_seconds"].set(now - last_ns / NS if last_ns else float("nan"))
-        self._made["plimsoll_engine_wedged"].set(int(gate.is_wedged()))
-        table = DOOR.certificate
-        self._made["plimsoll_door_spare_bytes"].set(float("nan") if table is None else table.spare_bytes)
-        self._refresh_survive(gate.survive())
-        self._refresh_knobs(gate.knobs.words(gate.engine.client))
-        wait = expected_wait(gate.queue())
-        self._made["plimsoll_expected_wait_seconds"].set(float("nan") if wait.seconds is None else wait.seconds)
-
-    def _refresh_survive(self, report: dict[str, Any]) -> None:
-        self._made["plimsoll_survive_armed"].set(int(report["armed"] is True))
+        self._set("plimsoll_engine_last_step_age_seconds", now - last_ns / NS if last_ns else None)
+        self._set("plimsoll_engine_wedged", gate.is_wedged())
+        self._set("plimsoll_expected_wait_seconds", expected_wait(gate.queue()).seconds)
+        self._set("plimsoll_door_spare_bytes", None if DOOR.certificate is None else DOOR.certificate.spare_bytes)
+        self._set("plimsoll_survive_armed", survive["armed"] is True)
         for key in ("contained", "aborted", "recomputed_tokens"):
-            self._count(f"plimsoll_survive_{key}", report[key])
-        self._count("plimsoll_survive_stalled_seconds", report["stalled_s"])
-        for end, name in (("now", "plimsoll_survive_tokens_per_step"), ("start", "plimsoll_survive_tokens_per_step_start")):
-            size = report["tokens_per_step"][end]
-            self._made[name].set(float("nan") if size is None else size)
-        self._made["plimsoll_survive_limping"].set(int(report["limping"]))
-        self._made["plimsoll_survive_storm"].set(int(report["storm"]))
-
-    def _refresh_knobs(self, words: dict[str, Any]) -> None:
-        self._made["plimsoll_knobs_lease_seconds"].set(words["lease_left_s"])
-        for knob, row in words["knobs"].items():
+            self._count(f"plimsoll_survive_{key}", survive[key])
+        self._count("plimsoll_survive_stalled_seconds", survive["stalled_s"])
+        self._set("plimsoll_survive_tokens_per_step", survive["tokens_per_step"]["now"])
+        self._set("plimsoll_survive_tokens_per_step_start", survive["tokens_per_step"]["start"])
+        self._set("plimsoll_survive_limping", survive["limping"])
+        self._set("plimsoll_survive_storm", survive["storm"])
+        self._set("plimsoll_knobs_lease_seconds", knobs["lease_left_s"])
+        for knob, row in knobs["knobs"].items():
             for source in ("start", "containment", "lease", "in_force"):
-                value = row[source]
-                self._made["plimsoll_knob"].labels(knob, source).set(float("nan") if value is None else value)
+                self._set("plimsoll_knob", row[source], knob, source)
 
     def _refresh_worker(self, worker: dict[str, Any]) -> None:
         labels = (str(worker.get("engine")), str(worker.get("rank")))
-        self._made["plimsoll_figures_age_seconds"].labels(*labels).set(worker["age_s"])
-        for part, names in (("allocator", ALLOCATOR), ("device_memory", DEVICE), ("host_memory", HOST)):
-            figures = worker.get(part) or {}
-            for key, name in names.items():
-                if figures.get(key) is not None:
-                    self._made[name].labels(*labels).set(figures[key])
-        for key, name in ALLOCATOR_TOTALS.items():
-            total = (worker.get("allocator") or {}).get(key)
-            if total is not None:
-                self._count(name, total, *labels)
+        self._set("plimsoll_figures_age_seconds", worker["age_s"], *labels)
+        for name, (figure, _) in WORKER_FIGURES.items():
+            part, _, key = figure.partition(".")
+            value = (worker.get(part) or {}).get(key)
+            if value is not None:
+                (self._count if figure in COUNTED else self._set)(name, value, *labels)
+
+    def _set(self, name: str, value: float | None, *labels: str) -> None:
+        """Set a gauge; None is unknown: NaN."""
+        metric = self._made[name].labels(*labels) if labels else self._made[name]
+        metric.set(float("nan") if value is None else float(value))
 
     def _count(self, name: str, total: float, *labels: str) -> None:
         """Bring a counter to this total; it never goes back. A smaller total began anew, with a new worker."""

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
+import sys
 import tempfile
 
 from plimsoll.inside.faults import FAULTS
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a folder of our own in it, checked below
 ONE_OF_SEVERAL = "ApiServer_"
+WORKER = "VllmWorker"
+INSPECTION = "vllm.model_executor.models.registry"  # a short-lived process that looks at a model's class
 
 
 def run_folder(wanted: str = "") -> str | None:
@@ -51,6 +55,17 @@ def server_key() -> int:
     return parent.pid
 
 
+def may_hold_core() -> bool:
+    """Whether an engine core may be made in this process: not in a worker, nor where vLLM only looks at a model's class."""
+    import multiprocessing  # loaded already where there is a parent
+
+    return main_module() != INSPECTION and not multiprocessing.current_process().name.startswith(WORKER)
+
+
+def main_module() -> str:
+    return str(getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", ""))
+
+
 def _namespace() -> int:
     try:
         return os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116
@@ -69,6 +84,11 @@ def ancestors(pid: int) -> list[int]:
 
 def is_alive(pid: int) -> bool:
     return _stat(pid)[:1] not in ([], ["Z"], ["X"])
+
+
+def is_same_process(pid: int, started: int) -> bool:
+    """Whether the process that had this number when it began at these ticks still runs."""
+    return is_alive(pid) and start_ticks(pid) == started
 
 
 def start_ticks(pid: int) -> int:
@@ -103,20 +123,14 @@ def _stat(pid: int) -> list[str]:
 
 def sweep(folder: str) -> None:
     """Take away the pages, locks, salts and rings of processes that are gone: all are named after the process and its start."""
-    try:
+    names: list[str] = []
+    with FAULTS.noting("sweeping the shared folder"):
         names = os.listdir(folder)  # noqa: PTH208
-    except OSError as error:
-        FAULTS.note("sweeping the shared folder", error)
-        return
     for name in names:
-        kind, *numbers = name.partition(".")[0].split("-")
-        if (
-            kind not in ("gate", "api", "call", "salt", "ring")
-            or not all(number.isdecimal() for number in numbers)
-            or len(numbers) < 2
-        ):
+        named = re.fullmatch(r"(?:gate|api|call|salt|ring)-(\d+)-(\d+)(?:-\d+)*(?:\..*)?", name, re.ASCII | re.DOTALL)
+        if named is None:
             continue
-        key, started = int(numbers[0]), int(numbers[1])
-        if not is_alive(key) or start_ticks(key) != started:
+        key, started = int(named[1]), int(named[2])
+        if not is_same_process(key, started):
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(folder, name))  # noqa: PTH108, PTH118

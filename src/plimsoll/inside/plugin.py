@@ -6,7 +6,6 @@ each worker, not onto its class: vLLM refuses an extension whose names the class
 
 from __future__ import annotations
 
-import functools
 import importlib
 from typing import Any
 
@@ -21,11 +20,9 @@ def install() -> None:
     """Follow the scheduler, add its knobs, and watch each worker of this process if PLIMSOLL_PROBE=plugin says so."""
     schedule_ring.install()
     knobs.install()
-    try:
+    with FAULTS.noting("installing the probe as a plugin"):
         if InsideSettings().probe_as_plugin:
             install_into(importlib.import_module(WORKER_BASE).WorkerBase)
-    except Exception as error:
-        FAULTS.note("installing the probe as a plugin", error)
 
 
 def install_into(base: Any) -> None:
@@ -41,20 +38,9 @@ def install_into(base: Any) -> None:
         else:
             following = super(base, cls).__new__
             worker = following(cls) if following is object.__new__ else following(cls, *args, **kwargs)
-        _equip(worker)
+        with FAULTS.noting("equipping a worker"):
+            importlib.import_module("plimsoll.inside.probe").equip(worker)
         return worker
 
     make.is_plimsoll = True  # type: ignore[attr-defined]
     base.__new__ = make
-
-
-def _equip(worker: Any) -> None:
-    try:
-        from plimsoll.inside import probe
-
-        probe.watch(worker)
-        for name, call in (("figures", probe.figures), ("compact", probe.compact), ("snapshot", probe.snapshot)):
-            if not hasattr(type(worker), f"plimsoll_{name}"):
-                setattr(worker, f"plimsoll_{name}", functools.partial(call, worker))
-    except Exception as error:
-        FAULTS.note("equipping a worker", error)

@@ -8,6 +8,7 @@ the thread starts with the first call of a method below.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any, Self
@@ -27,48 +28,37 @@ class Probe:
 
     def plimsoll_figures(self) -> dict[str, Any]:
         """The last figures of this worker."""
-        return figures(self)
+        sampler = _called(self)
+        return {} if sampler is None else dict(sampler.figures)
 
     def plimsoll_compact(self) -> dict[str, Any]:
         """Give unused memory back to the device: how much, and how long it took, or why not."""
-        return compact(self)
+        return _acted(self, "last_compact", "compacting", lambda _: memory.compact(self, _torch()))
 
     def plimsoll_snapshot(self, history: int | str | None = None) -> dict[str, Any]:
         """Write a memory snapshot: where it is and what it holds, or why not."""
-        return snapshot(self, history)
+
+        def write(sampler: Sampler | None) -> dict[str, Any]:
+            folder = "" if sampler is None else sampler.settings.snapshot_folder
+            return memory.snapshot(self, _torch(), folder, history)
+
+        return _acted(self, "last_snapshot", "writing a snapshot", write)
 
 
 def watch(worker: Any) -> None:
     """Start the thread for a worker that is being made. Never raises, and does nothing the second time."""
-    try:
-        if "plimsoll_sampler" in worker.__dict__:
-            return
-        sampler = attach(worker)
+    with FAULTS.noting("watching a worker"):
+        sampler = None if "plimsoll_sampler" in worker.__dict__ else attach(worker)
         if sampler is not None:
-            _follow_warm_up(worker, sampler)
-            _follow_loading(worker, sampler)
-    except Exception as error:
-        FAULTS.note("watching a worker", error)
+            _follow_start(worker, sampler)
 
 
-def figures(worker: Any) -> dict[str, Any]:
-    sampler = _called(worker)
-    return {} if sampler is None else dict(sampler.figures)
-
-
-def compact(worker: Any) -> dict[str, Any]:
-    """Give memory back, as `memory.compact` does; the figures tell of it."""
-    return _acted(worker, "last_compact", "compacting", lambda _: memory.compact(worker, _torch()))
-
-
-def snapshot(worker: Any, history: int | str | None = None) -> dict[str, Any]:
-    """Write a snapshot, as `memory.snapshot` does; the figures tell of it."""
-    return _acted(
-        worker,
-        "last_snapshot",
-        "writing a snapshot",
-        lambda sampler: memory.snapshot(worker, _torch(), "" if sampler is None else sampler.settings.snapshot_folder, history),
-    )
+def equip(worker: Any) -> None:
+    """Watch a worker that is no Probe, and give it the Probe's methods."""
+    watch(worker)
+    for name in ("plimsoll_figures", "plimsoll_compact", "plimsoll_snapshot"):
+        if not hasattr(type(worker), name):
+            setattr(worker, name, functools.partial(getattr(Probe, name), worker))
 
 
 def _acted(worker: Any, kept_as: str, where: str, act: Callable[[Sampler | None], dict[str, Any]]) -> dict[str, Any]:
@@ -92,38 +82,34 @@ def _called(worker: Any) -> Sampler | None:
     return sampler
 
 
-def _follow_warm_up(worker: Any, sampler: Sampler) -> None:
-    """Note when the worker's warm-up, which records the CUDA graphs, is over; it may come again later."""
-    own = getattr(worker, "compile_or_warm_up_model", None)
-    if own is None:
-        return
+def _follow_start(worker: Any, sampler: Sampler) -> None:
+    """Stand before two methods of this worker alone: the class stays as vLLM made it.
+
+    The warm-up records the CUDA graphs, and may come again later: note when it is over. Where a history is wanted, it begins in
+    the worker's own thread once the device is there: before the weights.
+    """
+    own_warm_up, own_load = getattr(worker, "compile_or_warm_up_model", None), getattr(worker, "load_model", None)
+    entries = sampler.settings.history_entries
 
     def compile_or_warm_up_model(*args: Any, **kwargs: Any) -> Any:
+        assert own_warm_up is not None
         sampler.is_warm = False
-        done = own(*args, **kwargs)
+        done = own_warm_up(*args, **kwargs)
         sampler.is_warm = True
         return done
 
-    worker.compile_or_warm_up_model = compile_or_warm_up_model  # of this worker alone: the class stays as vLLM made it
-    sampler.is_watched = True
-
-
-def _follow_loading(worker: Any, sampler: Sampler) -> None:
-    """Where a history is wanted, begin it in the worker's own thread once the device is there: before the weights."""
-    own = getattr(worker, "load_model", None)
-    entries = sampler.settings.history_entries
-    if own is None or entries <= 0:
-        return
-
     def load_model(*args: Any, **kwargs: Any) -> Any:
-        try:
+        assert own_load is not None
+        with FAULTS.noting("recording the allocator's history"):
             if getattr(getattr(worker, "device", None), "type", None) == "cuda":
                 memory.record_history(_torch(), entries)
-        except Exception as error:
-            FAULTS.note("recording the allocator's history", error)
-        return own(*args, **kwargs)
+        return own_load(*args, **kwargs)
 
-    worker.load_model = load_model
+    if own_warm_up is not None:
+        worker.compile_or_warm_up_model = compile_or_warm_up_model
+        sampler.is_watched = True
+    if own_load is not None and entries > 0:
+        worker.load_model = load_model
 
 
 def _torch() -> Any:

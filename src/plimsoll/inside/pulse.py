@@ -12,8 +12,7 @@ import importlib
 import inspect
 import math
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from plimsoll.inside.faults import FAULTS
@@ -29,48 +28,39 @@ STEP_MEMORY_S = 1800.0  # the longest step is remembered for so long at least, f
 REQUESTS_REMEMBERED = 200
 
 
+@dataclass(slots=True)
 class _Engine:
     """What one engine core said last."""
 
-    __slots__ = ("kv_usage", "last_step", "running", "waiting")
-
-    def __init__(self) -> None:
-        self.running: int | None = None
-        self.waiting: int | None = None
-        self.kv_usage: float | None = None
-        self.last_step: float | None = None
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+    last_step: float | None = None
 
     def is_busy(self) -> bool:
         # A step without the scheduler's figures came with tokens, so something ran.
         return self.last_step is not None and (self.running is None or self.running > 0 or bool(self.waiting))
 
 
+@dataclass(slots=True)
 class _Rate:
     """Tokens for each second of the time that was counted, old time forgotten bit by bit."""
 
-    __slots__ = ("busy_s", "tokens")
-
-    def __init__(self) -> None:
-        self.tokens = 0.0
-        self.busy_s = 0.0
+    tokens: float = 0.0
+    busy_s: float = 0.0
 
     def add(self, tokens: int, busy_s: float) -> None:
         kept = math.exp(-busy_s / RATE_WINDOW_S)
         self.tokens = self.tokens * kept + tokens
         self.busy_s = self.busy_s * kept + busy_s
 
-    def value(self, open_s: float) -> float | None:
-        return self.tokens / (self.busy_s + open_s) if self.busy_s >= RATE_NEEDS_S else None
 
-
+@dataclass(slots=True)
 class _Mean:
-    """The mean of about the last 200; of all while there are fewer."""
+    """The mean of about the last 200; of all while there are fewer, 0 of none."""
 
-    __slots__ = ("seen", "value")
-
-    def __init__(self) -> None:
-        self.value = 0.0
-        self.seen = 0
+    value: float = 0.0
+    seen: int = 0
 
     def add(self, number: float) -> None:
         self.seen += 1
@@ -100,8 +90,8 @@ class Pulse:
         self._engines: dict[int, _Engine] = {}
         self._is_busy = False
         self._full = _Rate()
-        self._prompt = _Mean()
-        self._output = _Mean()
+        self.prompt_tokens = _Mean()  # of requests that finished
+        self.output_tokens = _Mean()  # of those that came to their own end
         self._longest_s = 0.0
         self._longest_before_s = 0.0
         self._longest_since: float | None = None
@@ -125,33 +115,38 @@ class Pulse:
         engine: int = 0,
     ) -> None:
         """One step of one engine, with its figures after it; None for what this step did not say."""
-        state = self._engines.get(engine)
-        if state is None:
-            state = self._engines[engine] = _Engine()
-        self._note_rate(prompt_tokens + generation_tokens, now)
+        state = self._engines.setdefault(engine, _Engine())
+        # The first step after idling counts neither with its tokens nor with its time, for its beginning is not known.
+        busy_s = self._open_s(now)
+        if busy_s > 0 and self.waiting:
+            self._full.add(prompt_tokens + generation_tokens, busy_s)
         if state.last_step is not None and state.is_busy():
-            self._note_length(now - state.last_step, now)
+            length_s = now - state.last_step
+            if not (self.is_partial and length_s > PARTIAL_GAP_S):
+                if self._longest_since is None or now - self._longest_since > STEP_MEMORY_S:
+                    self._longest_before_s, self._longest_s, self._longest_since = self._longest_s, 0.0, now
+                self._longest_s = max(self._longest_s, min(length_s, STEP_LIMIT_S))
         state.last_step = now
         if running is not None:
             state.running, state.waiting, state.kv_usage = running, waiting, kv_usage
             self.figures_at = now
         elif prompt_tokens or generation_tokens:
             self.is_partial = True
-        if len(self._engines) > 1:
-            self._sum_up()
-        else:
-            self.running, self.waiting, self.kv_usage, self._is_busy = (
-                state.running, state.waiting, state.kv_usage, state.is_busy(),
-            )  # fmt: skip
+        self._is_busy = any(core.is_busy() for core in self._engines.values())
+        known = [core for core in self._engines.values() if core.running is not None]
+        if known:
+            self.running = sum(core.running or 0 for core in known)
+            self.waiting = sum(core.waiting or 0 for core in known)
+            self.kv_usage = max((core.kv_usage for core in known if core.kv_usage is not None), default=None)
         self.steps += 1
         self.last_step = now
 
     def note_finished(self, prompt_tokens: int, output_tokens: int | None) -> None:
         """One request that is over; None for the output of one that was cut off, which says only how long it was at least."""
         self.finished += 1
-        self._prompt.add(prompt_tokens)
+        self.prompt_tokens.add(prompt_tokens)
         if output_tokens is not None:
-            self._output.add(output_tokens)
+            self.output_tokens.add(output_tokens)
 
     def note_sleep(self, is_asleep: bool, level: int) -> None:  # noqa: FBT001 - the name says it
         """The engine went to sleep or woke up; the time asleep is no step."""
@@ -167,15 +162,8 @@ class Pulse:
         One lone request shows how fast one is served, not how fast twenty would be. Prompt tokens found in the prefix cache
         count like all others: who divides a queue of prompts by this does not know which of them will be found.
         """
-        return self._full.value(self._open_s(now) if self.waiting else 0.0)
-
-    def mean_prompt(self) -> float | None:
-        """Prompt tokens of a request, of about the last 200 that finished."""
-        return self._prompt.value if self._prompt.seen else None
-
-    def mean_output(self) -> float | None:
-        """Output tokens of a request, of about the last 200 that came to their own end."""
-        return self._output.value if self._output.seen else None
+        open_s = self._open_s(now) if self.waiting else 0.0
+        return self._full.tokens / (self._full.busy_s + open_s) if self._full.busy_s >= RATE_NEEDS_S else None
 
     def _open_s(self, now: float) -> float:
         """Busy time since the last step: an engine that is stuck gets slower by the second."""
@@ -185,28 +173,6 @@ class Pulse:
         if self.is_partial and gap_s > PARTIAL_GAP_S:
             return 0.0
         return min(gap_s, GAP_LIMIT_S)
-
-    def _note_rate(self, tokens: int, now: float) -> None:
-        # The first step after idling counts neither with its tokens nor with its time, for its beginning is not known.
-        busy_s = self._open_s(now)
-        if busy_s > 0 and self.waiting:
-            self._full.add(tokens, busy_s)
-
-    def _note_length(self, length_s: float, now: float) -> None:
-        if self.is_partial and length_s > PARTIAL_GAP_S:
-            return
-        if self._longest_since is None or now - self._longest_since > STEP_MEMORY_S:
-            self._longest_before_s, self._longest_s, self._longest_since = self._longest_s, 0.0, now
-        self._longest_s = max(self._longest_s, min(length_s, STEP_LIMIT_S))
-
-    def _sum_up(self) -> None:
-        self._is_busy = any(state.is_busy() for state in self._engines.values())
-        known = [state for state in self._engines.values() if state.running is not None]
-        if not known:
-            return
-        self.running = sum(state.running or 0 for state in known)
-        self.waiting = sum(state.waiting or 0 for state in known)
-        self.kv_usage = max((state.kv_usage for state in known if state.kv_usage is not None), default=None)
 
 
 PULSE = Pulse()  # one a process
@@ -224,21 +190,17 @@ class Listener:
 
     def record(self, scheduler_stats: Any = None, iteration_stats: Any = None, *rest: Any, **named: Any) -> None:
         """One step. Up to 0.9 there is no more than these two; then the engine comes third; from 0.11.1 on by its name."""
-        try:
+        with FAULTS.noting("hearing a step"):
             engine = named.get("engine_idx")
             if engine is None:
                 engine = next((value for value in rest if type(value) is int), self._engine)
             self._record(scheduler_stats, iteration_stats, engine)
-        except Exception as error:
-            FAULTS.note("hearing a step", error)
 
     def record_sleep_state(self, *state: Any, **named: Any) -> None:
         """Asleep or awake. The base class calls the first argument `is_awake`; what vLLM passes is 1 for asleep."""
-        try:
+        with FAULTS.noting("hearing of sleep"):
             values = (*state, *named.values())
             self._pulse.note_sleep(bool(values[0]), int(values[1]) if len(values) > 1 else 0)
-        except Exception as error:
-            FAULTS.note("hearing of sleep", error)
 
     def record_admission_rejection(self, *reason: Any, **named: Any) -> None:
         """Nothing to do: vLLM counts these itself."""
@@ -260,12 +222,9 @@ class Listener:
             kv_usage = getattr(scheduler, "kv_cache_usage", None)
             if kv_usage is None:
                 kv_usage = getattr(scheduler, "gpu_cache_usage", None)  # its name up to 0.9.0
-        if iteration is None:
-            self._pulse.note_step(running, waiting, kv_usage, 0, 0, now, engine)
-            return
-        prompt, generation = iteration.num_prompt_tokens, iteration.num_generation_tokens
+        prompt, generation = getattr(iteration, "num_prompt_tokens", 0), getattr(iteration, "num_generation_tokens", 0)
         self._pulse.note_step(running, waiting, kv_usage, prompt, generation, now, engine)
-        for stats in iteration.finished_requests:
+        for stats in () if iteration is None else iteration.finished_requests:
             request = from_stats(stats, iteration.iteration_timestamp, engine)
             self._pulse.note_finished(request.prompt_tokens, None if request.is_cut_off else request.output_tokens)
             self._recorder.note_finished(request)
@@ -296,9 +255,7 @@ def watch_requests(recorder: Recorder = RECORDER, pulse: Pulse = PULSE, processo
             parameters = tuple(inspect.signature(getattr(processor, name)).parameters)
             if parameters[: len(expected)] != expected:
                 raise TypeError(name)
-        processor.add_request = _seen_first(processor.add_request, recorder)
-        processor._update_stats_from_finished = _handed_on(processor._update_stats_from_finished)  # noqa: SLF001
-        processor.abort_requests = _told_of_aborts(processor.abort_requests, recorder, pulse)
+        _wrap(processor, recorder, pulse)
         setattr(processor, _IS_WRAPPED, True)
     except Exception:
         FAULTS.say(
@@ -309,66 +266,53 @@ def watch_requests(recorder: Recorder = RECORDER, pulse: Pulse = PULSE, processo
     return True
 
 
-def _seen_first(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
-    @functools.wraps(original)
+def _wrap(processor: Any, recorder: Recorder, pulse: Pulse) -> None:
+    own_add, own_abort = processor.add_request, processor.abort_requests
+    own_update = processor._update_stats_from_finished  # noqa: SLF001
+    inner: set[int] = set()  # processors that abort: a parent request aborts its children by the same method
+
+    @functools.wraps(own_add)
     def add_request(self: Any, request: Any, *rest: Any, **named: Any) -> Any:
-        result = original(self, request, *rest, **named)
-        try:
+        result = own_add(self, request, *rest, **named)
+        with FAULTS.noting("seeing a request come"):
             state = self.request_states.get(request.request_id)
             if state is not None and not hasattr(state, ON_REQUEST):
                 setattr(state, ON_REQUEST, what_is_seen(request, wants_prefixes=recorder.wants_prefixes))
-        except Exception as error:
-            FAULTS.note("seeing a request come", error)
         return result
 
-    return add_request
-
-
-def _handed_on(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
+    @functools.wraps(own_update)
     def update(self: Any, req_state: Any, finish_reason: Any, iteration_stats: Any = None, *rest: Any, **named: Any) -> Any:
         # A release that passes more than is known here gets it through: what is refused here would end its engine.
-        result = original(self, req_state, finish_reason, iteration_stats, *rest, **named)
-        try:
+        result = own_update(self, req_state, finish_reason, iteration_stats, *rest, **named)
+        with FAULTS.noting("seeing a request end"):
             seen = getattr(req_state, ON_REQUEST, None)
             if seen is not None and iteration_stats is not None and iteration_stats.finished_requests:
                 first_s = getattr(req_state.stats, "first_token_latency", None)
                 setattr(iteration_stats.finished_requests[-1], ON_REQUEST, replace(seen, first_token_s=first_s))
-        except Exception as error:
-            FAULTS.note("seeing a request end", error)
         return result
 
-    return update
-
-
-def _told_of_aborts(original: Callable[..., Any], recorder: Recorder, pulse: Pulse) -> Callable[..., Any]:
-    inner: set[int] = set()  # processors that are at it: a parent request aborts its children by the same method
-
-    @functools.wraps(original)
+    @functools.wraps(own_abort)
     def abort_requests(self: Any, *rest: Any, **named: Any) -> Any:
         if id(self) in inner:
-            return original(self, *rest, **named)
+            return own_abort(self, *rest, **named)
         before: dict[str, Any] = {}
-        try:
+        with FAULTS.noting("seeing requests given up"):
             before = dict(self.request_states)
-        except Exception as error:
-            FAULTS.note("seeing requests given up", error)
         inner.add(id(self))
         try:
-            gone = original(self, *rest, **named)
+            gone = own_abort(self, *rest, **named)
         finally:
             inner.discard(id(self))
-        try:
+        with FAULTS.noting("seeing requests given up"):
             for name in gone:
                 request = from_state(before[name], time.time()) if name in before else None
                 if request is not None:
                     pulse.note_finished(request.prompt_tokens, None)
                     recorder.note_finished(request)
-        except Exception as error:
-            FAULTS.note("seeing requests given up", error)
         return gone
 
-    return abort_requests
+    processor.add_request, processor.abort_requests = add_request, abort_requests
+    processor._update_stats_from_finished = update  # noqa: SLF001
 
 
 def what_is_seen(request: Any, *, wants_prefixes: bool) -> Seen:

@@ -115,8 +115,12 @@ class RecordFiles:
 
     def append(self, lines: bytes) -> None:
         """Write whole lines, in a file that still has room; OSError if they are not written, and then none of them is."""
-        if self._handle is not None and (self._size + len(lines) > self._bytes_max or not self._is_still_there()):
-            self.close()
+        if self._handle is not None:
+            is_there = False  # who cleans up by hand must not lose what comes after
+            with contextlib.suppress(OSError):
+                is_there = os.stat(self.path).st_ino == os.fstat(self._handle).st_ino  # noqa: PTH116
+            if not is_there or self._size + len(lines) > self._bytes_max:
+                self.close()
         if self._handle is None:
             self._open_next()
         assert self._handle is not None
@@ -134,13 +138,6 @@ class RecordFiles:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
-
-    def _is_still_there(self) -> bool:
-        """Whether the file still has its name: who cleans up by hand must not lose what comes after."""
-        try:
-            return os.stat(self.path).st_ino == os.fstat(self._handle or 0).st_ino  # noqa: PTH116
-        except OSError:
-            return False
 
     def _open_next(self) -> None:
         os.makedirs(self._folder, mode=0o700, exist_ok=True)  # noqa: PTH103
@@ -307,16 +304,11 @@ def as_row(request: Finished) -> dict[str, Any]:
         "max_tokens": request.max_tokens,
         "engine": request.engine,
         "priority": request.seen.priority if request.seen else None,
-        "scheduled": _rounded(request.scheduled),
-        "first_token": _rounded(request.first_token),
-        "finished": _rounded(request.finished),
+        "scheduled": request.scheduled,
+        "first_token": request.first_token,
+        "finished": request.finished,
     }
-    row.update((name, value) for name, value in more.items() if value is not None)
-    return row
-
-
-def _rounded(stamp: float | None) -> float | None:
-    return None if stamp is None else round(stamp, 6)
+    return row | {name: round(value, 6) for name, value in more.items() if value is not None}
 
 
 def _after(stamp: float, earliest: float, latest: float) -> float | None:
@@ -373,7 +365,8 @@ class Recorder:
         if not self.is_on or self._is_over:
             return
         if len(self._queue) >= QUEUE_REQUESTS:
-            self._drop(1)
+            self.dropped += 1
+            FAULTS.say("recording requests", "requests finish faster than they are written; some are not recorded")
             return
         seen = request.seen
         if seen is not None and seen.token_ids is not None:
@@ -385,7 +378,14 @@ class Recorder:
                 self._tokens_queued += len(seen.token_ids)
         self._queue.append(request)
         if self._thread is None:
-            self._start()
+            self._thread = threading.Thread(target=self._write_on, name="plimsoll-recorder", daemon=True)
+            self._thread.start()
+            atexit.register(self.close)
+            if multiprocessing.parent_process() is not None:
+                # A process that multiprocessing forked ends without atexit; it runs these instead.
+                from multiprocessing.util import Finalize
+
+                Finalize(None, self.close, exitpriority=100)
 
     def close(self, limit_s: float = EXIT_LIMIT_S) -> None:
         """Write what is left, for so long at most; nothing is taken afterwards."""
@@ -406,31 +406,14 @@ class Recorder:
             "prefixes": self.wants_prefixes,
         }
 
-    def _start(self) -> None:
-        self._thread = threading.Thread(target=self._write_on, name="plimsoll-recorder", daemon=True)
-        self._thread.start()
-        atexit.register(self.close)
-        if multiprocessing.parent_process() is not None:
-            # A process that multiprocessing forked ends without atexit; it runs these instead.
-            from multiprocessing.util import Finalize
-
-            Finalize(None, self.close, exitpriority=100)
-
-    def _drop(self, requests: int) -> None:
-        self.dropped += requests
-        FAULTS.say("recording requests", "requests finish faster than they are written; some are not recorded")
-
     def _write_on(self) -> None:
         """The thread: every half second all that came, in order; after a failure the same again, later."""
         left: list[bytes] = []
         while True:
-            is_last = self._is_over
-            try:
+            is_last, pause_s = self._is_over, RETRY_S
+            with FAULTS.noting("writing the recording"):
                 self._write_all(left)
                 pause_s = FLUSH_S
-            except Exception as error:
-                FAULTS.note("writing the recording", error)
-                pause_s = RETRY_S
             if is_last:
                 return
             self._wake.wait(pause_s)
@@ -447,8 +430,8 @@ class Recorder:
                     left.append(line)
             if not left:
                 return
+            chosen = self._settings
             if self._files is None:
-                chosen = self._settings
                 self._files = RecordFiles(chosen.record_folder, chosen.record_bytes, chosen.record_files, time.time())
             self._files.append(b"".join(left))
             self.written += len(left)

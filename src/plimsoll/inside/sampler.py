@@ -9,7 +9,9 @@ watched (`is_watched` is false), a worker serves a minute after its KV cache was
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import math
 import os
 import sys
 import threading
@@ -19,11 +21,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from plimsoll.inside.faults import FAULTS, LOG
-from plimsoll.inside.figures import PLAIN_KEYS, empty_figures, remove_dead, write_figures
+from plimsoll.inside.figures import PLAIN_KEYS, empty_figures, remove_dead, write_whole
 from plimsoll.inside.memory import (
+    WALK_EVERY_S,
+    WALK_SHARE,
     Torch,
     Walk,
-    WalkClock,
     allocator_figures,
     asleep_or_allocating,
     group_files,
@@ -38,7 +41,6 @@ from plimsoll.inside.settings import InsideSettings
 # activations alone. From 0.27 it keeps `total_consumed` (weights and all outside torch) instead, and
 # `peak_activation_memory` includes the estimate for CUDA graphs where that was taken off the budget.
 
-_KEYS = ("requested", "weights", "kv_cache", "activation_peak", "non_torch", "graphs", "free_at_start", "total_at_start")
 _ESTIMATE_SETTING = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
 
 
@@ -67,7 +69,7 @@ def budget(worker: Any, environ: Mapping[str, str] | None = None) -> tuple[dict[
     }
     if all(value is None for value in terms.values()):
         return None, {"budget": "the worker has not reckoned yet, or keeps nothing of it"}
-    return terms, {f"budget.{name}": "this worker keeps no such figure" for name in _KEYS if terms[name] is None}
+    return terms, {f"budget.{name}": "this worker keeps no such figure" for name, value in terms.items() if value is None}
 
 
 def kv_cache_bytes(runner: Any) -> int | None:
@@ -97,12 +99,8 @@ def _first(*values: int | None) -> int | None:
 
 def _bytes(holder: Any, name: str) -> int | None:
     value = getattr(holder, name, None)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return int(value)
-    except (ValueError, OverflowError):
-        return None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return int(value) if is_number else None  # type: ignore[arg-type]
 
 
 # NVML needs no CUDA context, so it may be asked while a worker starts. Which of its devices is the worker's: by UUID once torch
@@ -139,9 +137,14 @@ class Nvml:
             handle = self._found(uuid)
             if handle is None:
                 return DeviceReading(None, None, {"device_memory": self._refused or "NVML does not know this device yet"})
-            total, free, used = self._amounts(handle)
+            nvml = self._module
+            try:  # with v2 what the driver keeps for itself is in neither free nor used, as nvidia-smi has it
+                memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+            except Exception:  # an older driver, or an older copy of the bindings
+                memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            total, free, used = int(memory.total), int(memory.free), int(memory.used)
             own, reason = self._own(handle, reserved, pid)
-            name = self._text(self._module.nvmlDeviceGetName(handle))
+            name = self._text(nvml.nvmlDeviceGetName(handle))
         except Exception as error:  # NVML's errors share no base with anybody's; a driver may be replaced under us
             return DeviceReading(None, None, {"device_memory": f"NVML failed: {type(error).__name__}"})
         others = None if own is None else max(0, used - own)
@@ -153,7 +156,10 @@ class Nvml:
         if self._refused is not None or (self._handle is not None and (self._is_sure or uuid is None)):
             return None if self._refused else self._handle
         if not self._is_open:
-            self._module = self._module or _load()
+            for home in _HOMES if self._module is None else ():
+                with contextlib.suppress(Exception):  # missing, or broken in whatever way: the next one
+                    self._module = importlib.import_module(home)
+                    break
             if self._module is None:
                 self._refused = "NVML is not here"
                 return None
@@ -163,7 +169,10 @@ class Nvml:
             self._handle, self._is_sure = self._module.nvmlDeviceGetHandleByUUID(uuid), True
         else:
             self._handle = self._by_environment()
-        if self._handle is not None and self._is_sliced(self._handle):
+        is_sliced = False
+        with contextlib.suppress(Exception):  # most devices cannot be sliced, and say so with an error
+            is_sliced = self._handle is not None and bool(self._module.nvmlDeviceGetMigMode(self._handle)[0])
+        if is_sliced:
             self._handle, self._refused = None, "the device is cut into slices (MIG); NVML's figures are those of the whole"
         return self._handle
 
@@ -189,22 +198,6 @@ class Nvml:
             return None
         return handles[int(entry)]
 
-    def _is_sliced(self, handle: Any) -> bool:
-        try:
-            current, _ = self._module.nvmlDeviceGetMigMode(handle)
-        except Exception:  # most devices cannot be sliced, and say so with an error
-            return False
-        return bool(current)
-
-    def _amounts(self, handle: Any) -> tuple[int, int, int]:
-        """Total, free and used; what the driver keeps for itself is in neither free nor used, as nvidia-smi has it."""
-        nvml = self._module
-        try:
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
-        except Exception:  # an older driver, or an older copy of the bindings
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        return int(memory.total), int(memory.free), int(memory.used)
-
     def _own(self, handle: Any, reserved: int | None, pid: int) -> tuple[int | None, str]:
         """This process's part, or None and why."""
         for process in self._module.nvmlDeviceGetComputeRunningProcesses(handle):
@@ -221,21 +214,6 @@ class Nvml:
     @staticmethod
     def _text(value: Any) -> str:
         return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-
-
-def by_cuda(free: int, total: int) -> dict[str, Any]:
-    """The same figures where only CUDA was asked."""
-    used = total - free
-    return {"total": total, "free": free, "used": used, "by_this_process": None, "by_others": None, "source": "cuda"}
-
-
-def _load() -> Any:
-    for home in _HOMES:
-        try:
-            return importlib.import_module(home)
-        except Exception:  # noqa: S112 - missing, or broken in whatever way: the next one
-            continue
-    return None
 
 
 UNWATCHED_WARM_UP_S = 60.0
@@ -267,7 +245,8 @@ class Sampler:
         self._torch: Torch | None = None
         self._nvml: Nvml | None = None
         self._uuid: str | None = None
-        self._clock = WalkClock()
+        self._walked_at: float | None = None
+        self._walk_s = 0.0  # that the last walk took
         self._walk: Walk | None = None
         self._kv_seen_at: float | None = None
         self._budget: tuple[dict[str, int | None] | None, dict[str, str]] | None = None
@@ -288,11 +267,9 @@ class Sampler:
         self._wake.set()
 
     def _run(self) -> None:
-        try:
+        with FAULTS.noting("removing figures of dead workers"):
             if self.folder is not None:
                 remove_dead(self.folder)
-        except Exception as error:
-            FAULTS.note("removing figures of dead workers", error)
         while not self._stop:
             worker = self._worker()
             if worker is None:
@@ -305,21 +282,15 @@ class Sampler:
     def sample(self, worker: Any) -> None:
         """Take one sample and write it; a fault leaves the last one as it is, to grow old."""
         began = time.thread_time()  # what it costs, not how long the machine kept it waiting
-        try:
+        with FAULTS.noting("sampling a worker"):
             self.figures = self.gather(worker, time.monotonic())
-            self._write()
-        except Exception as error:
-            FAULTS.note("sampling a worker", error)
+            try:
+                if self.folder is not None:
+                    write_whole(self.folder, f"worker-{self._pid}", self.figures)
+            except FileNotFoundError:  # somebody tidied it away
+                self.folder = run_folder(self.settings.folder)
         self._samples += 1
         self._spent_s += time.thread_time() - began
-
-    def _write(self) -> None:
-        if self.folder is None:
-            return
-        try:
-            write_figures(self.folder, self.figures)
-        except FileNotFoundError:  # somebody tidied it away
-            self.folder = run_folder(self.settings.folder)
 
     # What is taken
 
@@ -361,6 +332,7 @@ class Sampler:
         if engine is None:
             engine = getattr(parallel, "data_parallel_rank", None)
         device = getattr(worker, "device", None)
+        versions = {name: getattr(sys.modules.get(name), "__version__", None) for name in ("vllm", "torch")}
         identity = {
             "pid": self._pid,
             "started": self._started,
@@ -370,11 +342,10 @@ class Sampler:
             "rank": getattr(worker, "rank", None),
             "local_rank": getattr(worker, "local_rank", None),
             "device": None if device is None else str(device),
-            "vllm": _version("vllm"),
-            "torch": _version("torch"),
+            **{name: version and str(version) for name, version in versions.items()},
             "samples": self._samples,
             "sample_us": round(self._spent_s / self._samples * 1e6, 1) if self._samples else None,
-            "walk_us": None if self._clock.walked_at is None else round(self._clock.took_s * 1e6, 1),
+            "walk_us": None if self._walked_at is None else round(self._walk_s * 1e6, 1),
         }
         reasons |= {name: "the worker has not got so far" for name in ("engine", "rank", "device") if identity[name] is None}
         return identity
@@ -396,7 +367,9 @@ class Sampler:
         reading = self._nvml.memory(self._uuid, None if held is None else held["reserved"], self._pid)
         memory, name, whys = reading
         if memory is None and is_serving:
-            memory = by_cuda(*self._torch.free_and_total())
+            free, total = self._torch.free_and_total()
+            memory = {"total": total, "free": free, "used": total - free, "by_this_process": None, "by_others": None}
+            memory["source"] = "cuda"
             whys = dict.fromkeys(SHARES, reading.reasons["device_memory"])
         reasons |= whys
         if name is None:
@@ -404,14 +377,13 @@ class Sampler:
         return {"allocator": held, "device_memory": memory, "device_name": name}
 
     def _of_allocator(self, torch: Torch, now: float, reasons: dict[str, str], *, is_serving: bool) -> dict[str, Any] | None:
-        if is_serving and self._clock.is_due(now):
+        pause_s = max(WALK_EVERY_S, self._walk_s / WALK_SHARE)
+        if is_serving and (self._walked_at is None or now - self._walked_at >= pause_s):
             began = time.thread_time()
-            try:
+            with FAULTS.noting("walking torch's segments"):
                 self._walk = walk(torch.segments(), torch.device)
-            except Exception as error:
-                FAULTS.note("walking torch's segments", error)
-            self._clock.note(now, time.thread_time() - began)
-        age_s = None if self._walk is None or self._clock.walked_at is None else round(now - self._clock.walked_at, 3)
+            self._walked_at, self._walk_s = now, time.thread_time() - began
+        age_s = None if self._walk is None or self._walked_at is None else round(now - self._walked_at, 3)
         held, whys = allocator_figures(torch.stats(), self._walk, age_s, wants_expandable=self._is_expandable)
         reasons |= whys
         if held is not None and (why := asleep_or_allocating()) is not None:
@@ -435,9 +407,3 @@ def attach(worker: Any, *, is_warm: bool = False) -> Sampler | None:
         return None
     LOG.info("plimsoll: figures of this worker every %g s in %s", settings.sample_s, sampler.folder)
     return sampler
-
-
-def _version(name: str) -> str | None:
-    """The version of a package that this process has loaded already."""
-    version = getattr(sys.modules.get(name), "__version__", None)
-    return None if version is None else str(version)

@@ -19,21 +19,19 @@ import importlib
 import mmap
 import multiprocessing
 import os
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from plimsoll.inside.faults import FAULTS
-from plimsoll.inside.places import ancestors, is_alive, run_folder, start_ticks
+from plimsoll.inside.places import ancestors, is_same_process, may_hold_core, run_folder, start_ticks
 from plimsoll.inside.settings import InsideSettings
 
 ENTRIES = 1 << 15
 ACTIVE, BUSY, COUNT, HEADER = 0, 1, 2, 8  # places of 8 bytes; the rest of the header is for later
 BYTES = 8 * (HEADER + ENTRIES)
 CORE, SCHEDULER = "vllm.v1.engine.core", "vllm.v1.core.sched.scheduler"
-WORKER = "VllmWorker"
-INSPECTION = "vllm.model_executor.models.registry"  # a short-lived process that looks at a model's class
+WHERE = "following the scheduler"
 OWN_SCHEDULERS = (SCHEDULER, "vllm.v1.core.sched.async_scheduler")  # another one may not come through what is wrapped
 
 
@@ -64,7 +62,10 @@ class ScheduleRing:
     # The engine core
 
     def set_busy(self, *, is_busy: bool) -> None:
+        """Begin or end a step of the scheduler; from the end of the first one on every scheduled request is written down."""
         self._numbers[BUSY] = int(is_busy)
+        if not is_busy:
+            self._numbers[ACTIVE] = 1
 
     def note(self, request_id: str) -> None:
         """Write one down; the entry is there before it counts."""
@@ -72,10 +73,6 @@ class ScheduleRing:
             count = self._numbers[COUNT]
             self._numbers[HEADER + count % ENTRIES] = hash_of(request_id)
             self._numbers[COUNT] = count + 1
-
-    def activate(self) -> None:
-        """From here on every request that is scheduled is written down."""
-        self._numbers[ACTIVE] = 1
 
     # API servers
 
@@ -104,13 +101,9 @@ def install() -> None:
 
     An engine core that is forked is not asked again, so its API server prepares it; a process that has neither is left alone.
     """
-    try:
-        main = getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", "")
-        if main == INSPECTION or multiprocessing.current_process().name.startswith(WORKER) or not InsideSettings().failover:
-            return
-        install_into(importlib.import_module(CORE).EngineCore, importlib.import_module(SCHEDULER).Scheduler)
-    except Exception as error:
-        FAULTS.note("following the scheduler", error)
+    with FAULTS.noting(WHERE):
+        if may_hold_core() and InsideSettings().failover:
+            install_into(importlib.import_module(CORE).EngineCore, importlib.import_module(SCHEDULER).Scheduler)
 
 
 def install_into(core: Any, scheduler: Any, ring: ScheduleRing | None = None) -> None:
@@ -128,33 +121,26 @@ def install_into(core: Any, scheduler: Any, ring: ScheduleRing | None = None) ->
     @functools.wraps(own_schedule)
     def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
         log = None
-        try:
+        with FAULTS.noting(WHERE):
             log = ring_here() if type(self).__module__ in OWN_SCHEDULERS and self.connector is None else None
             if log is not None:
                 log.set_busy(is_busy=True)
-        except Exception as error:
-            FAULTS.note("following the scheduler", error)
         plan = own_schedule(self, *args, **kwargs)  # one that raises leaves the ring busy: what ended it is not known
-        try:
+        with FAULTS.noting(WHERE):  # after a fault the ring stays busy, so nothing is claimed
             if log is not None:
                 for request in plan.scheduled_new_reqs:
                     log.note(request.req_id)
-                log.activate()
                 log.set_busy(is_busy=False)
-        except Exception as error:  # the ring stays busy, so nothing is claimed
-            FAULTS.note("following the scheduler", error)
         return plan
 
     @functools.wraps(own_preprocess)
     def preprocess_add_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
+        with FAULTS.noting(WHERE):
             # A grammar is compiled and pictures are unpacked before a request is scheduled: either may end the process.
             params = getattr(request, "sampling_params", None)
             has_grammar = any(getattr(params, name, None) is not None for name in ("structured_outputs", "guided_decoding"))
             if (has_grammar or getattr(request, "mm_features", None)) and (log := ring_here()) is not None:
                 log.note(request.request_id)
-        except Exception as error:
-            FAULTS.note("following the scheduler", error)
         return own_preprocess(self, request, *args, **kwargs)
 
     schedule.is_plimsoll = True  # type: ignore[attr-defined]
@@ -187,15 +173,11 @@ class ScheduleRings:
         """Open the rings that are there; a ring stays open when its engine core has died."""
         if self._folder is None:
             return
-        try:
-            names = [name for name in os.listdir(self._folder) if name.startswith("ring-")]  # noqa: PTH208
-            for name in names:
+        with FAULTS.noting("opening an engine core's ring"):
+            for name in {name for name in os.listdir(self._folder) if name.startswith("ring-")} - self._rings.keys():  # noqa: PTH208
                 _, pid, started = name.split("-")
-                is_living = is_alive(int(pid)) and start_ticks(int(pid)) == int(started)
-                if name not in self._rings and is_living and self._key in ancestors(int(pid)):
+                if is_same_process(int(pid), int(started)) and self._key in ancestors(int(pid)):
                     self._rings[name] = ScheduleRing(f"{self._folder}/{name}", makes=False)
-        except (OSError, ValueError) as error:
-            FAULTS.note("opening an engine core's ring", error)
 
     @property
     def is_active(self) -> bool:

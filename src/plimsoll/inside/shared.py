@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from plimsoll.inside.admission import Drain
 from plimsoll.inside.door import FIELDS as DOOR
 from plimsoll.inside.faults import FAULTS
-from plimsoll.inside.places import is_alive, start_ticks, sweep
+from plimsoll.inside.places import is_same_process, start_ticks, sweep
 
 # A number is read and written in one aligned store, so a reader never sees half of one. What must change together is changed
 # under `Page.changing()`: a lock between processes, and a sequence number by which a reader sees that it came in between.
@@ -199,17 +199,14 @@ class Shared:
             FAULTS.note("looking for the other API servers", error)
             return
         for name in names - self._fellows.keys():
-            try:
+            # One that is not there is gone since, or about to be filled.
+            with FAULTS.noting("reading another API server's page"), contextlib.suppress(FileNotFoundError):
                 self._fellows[name] = SharedPage(OWN, self._path(name), makes=False)
-            except FileNotFoundError:
-                continue  # gone since, or about to be filled
-            except (OSError, ValueError) as error:
-                FAULTS.note("reading another API server's page", error)
         for name, page in list(self._fellows.items()):
             # A name may be gone while its server lives: somebody tidied the folder, and the memory is still shared.
             # A page that was just made has no pid yet.
-            is_alive_still = is_alive(page["pid"]) and start_ticks(page["pid"]) == page["started"]
-            if (page["pid"] and not is_alive_still) or (page["pid"] == 0 and name not in names):
+            is_gone = not is_same_process(page["pid"], page["started"]) if page["pid"] else name not in names
+            if is_gone:
                 self._fellows.pop(name).close()
 
     def total(self, name: str) -> int:

@@ -12,7 +12,7 @@ import socket
 import stat
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from plimsoll.inside.answers import LARGEST_BODY, GateAnswer, error
 from plimsoll.inside.endpoints import GateRequest, answer
@@ -32,56 +32,42 @@ from plimsoll.inside.survive import frontend
 # 0.11.1 and later  engine.logger_manager.stat_loggers: a list of loggers, each for all engine cores
 
 WHERE = "attaching to the engine's statistics"
+NO_STATISTICS = "vLLM keeps no statistics (--disable-log-stats)"
 Make = Callable[[Any, int | list[int]], Any]
 
 
 def attach(engine_client: Any, make: Make | None = None) -> bool:
     """Whether the pulse is fed from here on; safe to be asked again and again. `make` builds a logger for engine cores."""
-    try:
+    with FAULTS.noting(WHERE):
+        lists = _logger_lists(engine_client)
+        if isinstance(lists, str):
+            FAULTS.say(WHERE, f"{lists}: no rates, and nothing is recorded")
+            return False
         # The module needs vLLM, so it is loaded when a logger is made.
         own: Make = lambda *arguments: importlib.import_module("plimsoll.inside.stat_logger").StatLogger(*arguments)  # noqa: E731
-        return _attach(engine_client, make or own)
-    except Exception as error:
-        FAULTS.note(WHERE, error)
-        return False
-
-
-def _attach(client: Any, make: Make) -> bool:
-    config = getattr(client, "vllm_config", None)
-    if hasattr(client, "logger_manager"):
-        manager = client.logger_manager
-        if manager is None:
-            return _cannot("vLLM keeps no statistics (--disable-log-stats): no rates, and nothing is recorded")
-        if isinstance(loggers := getattr(manager, "stat_loggers", None), list):
-            _join(loggers, make, config, list(getattr(manager, "engine_indexes", [0])))
-            return True
-        if isinstance(by_engine := getattr(manager, "per_engine_logger_dict", None), dict) and by_engine:
-            for engine, loggers in by_engine.items():
-                _join(loggers, make, config, engine)
-            return True
-        return _cannot("this vLLM keeps its statistics in a way that is not known: no rates, and nothing is recorded")
-    loggers = getattr(client, "stat_loggers", None)
-    if not isinstance(loggers, list):
-        return _cannot("this vLLM keeps its statistics in a way that is not known: no rates, and nothing is recorded")
-    if not loggers:
-        return _cannot("vLLM keeps no statistics (--disable-log-stats): no rates, and nothing is recorded")
-    if isinstance(loggers[0], list):
-        for engine, own in enumerate(loggers):
-            _join(own, make, config, engine)
-    else:
-        _join(loggers, make, config, 0)
-    return True
-
-
-def _join(loggers: list[Any], make: Make, config: Any, engines: int | list[int]) -> None:
-    """Last in the list: whatever vLLM's own loggers do has been done by then."""
-    if not any(isinstance(logger, Listener) for logger in loggers):
-        loggers.append(make(config, engines))
-
-
-def _cannot(reason: str) -> bool:
-    FAULTS.say(WHERE, reason)
+        for loggers, engines in lists:
+            if not any(isinstance(logger, Listener) for logger in loggers):
+                # Last in the list: whatever vLLM's own loggers do has been done by then.
+                loggers.append((make or own)(getattr(engine_client, "vllm_config", None), engines))
+        return True
     return False
+
+
+def _logger_lists(client: Any) -> list[tuple[list[Any], int | list[int]]] | str:
+    """Each list of loggers with the engine cores it is for, by the shapes above; or why there is none."""
+    manager = getattr(client, "logger_manager", client)
+    if manager is None:
+        return NO_STATISTICS
+    loggers, by_engine = getattr(manager, "stat_loggers", None), getattr(manager, "per_engine_logger_dict", None)
+    if manager is not client and isinstance(loggers, list):
+        return [(loggers, list(getattr(manager, "engine_indexes", [0])))]
+    if manager is not client and isinstance(by_engine, dict) and by_engine:
+        return [(own, engine) for engine, own in by_engine.items()]
+    if manager is not client or not isinstance(loggers, list):
+        return "this vLLM keeps its statistics in a way that is not known"
+    if not loggers:
+        return NO_STATISTICS
+    return [(own, engine) for engine, own in enumerate(loggers)] if isinstance(loggers[0], list) else [(loggers, 0)]
 
 
 READ_BYTES = 65_536
@@ -89,23 +75,16 @@ PATIENCE_S = 10.0  # for a client to send its whole request
 MOST_CLIENTS = 64
 
 
-class Where(NamedTuple):
-    """Where to listen: the path of a Unix socket, or an address and a port."""
-
-    path: str = ""
-    host: str = ""
-    port: int = 0
-
-
-def where_of(text: str) -> Where | str:
-    """What PLIMSOLL_LISTEN says, or a sentence why it cannot be read."""
+def where_of(text: str) -> tuple[str, int]:
+    """What PLIMSOLL_LISTEN says: an address and a port, or the path of a Unix socket and 0; ValueError says why neither."""
     if text.startswith("unix:"):
-        path = text[5:]
-        return Where(path=path) if path.startswith("/") else "PLIMSOLL_LISTEN=unix: needs a path that starts with /"
+        if not text.startswith("unix:/"):
+            raise ValueError("PLIMSOLL_LISTEN=unix: needs a path that starts with /")
+        return text[5:], 0
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or not 0 < int(port) < 65_536:
-        return "PLIMSOLL_LISTEN is neither unix:/path nor host:port"
-    return Where(host=host.strip("[]") or "127.0.0.1", port=int(port))
+        raise ValueError("PLIMSOLL_LISTEN is neither unix:/path nor host:port")
+    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 class OwnPort:
@@ -126,20 +105,19 @@ class OwnPort:
 
     async def open(self) -> None:
         """Begin to listen; a place that is taken or cannot be used is said once, and nothing listens instead."""
-        where = where_of(self._gate.settings.listen)
-        if isinstance(where, str):
+        try:
+            place, port = where_of(self._gate.settings.listen)
+        except ValueError as problem:
             self._is_hopeless = True
-            FAULTS.say("listening", where)
+            FAULTS.say("listening", str(problem))
             return
         if not self._gate.tokens.is_set:
             FAULTS.say("listening", "PLIMSOLL_LISTEN is set and PLIMSOLL_TOKEN is not: every endpoint but ready stays off")
-        if where.host and not _is_loopback(where.host) and not self._gate.tokens.is_set:
-            self._is_hopeless = True
-            return
+            if port and place not in ("localhost", "::1") and not place.startswith("127."):
+                self._is_hopeless = True
+                return
         try:
-            self._server = await (
-                self._open_unix(where.path) if where.path else asyncio.start_server(self._serve, where.host, where.port)
-            )
+            self._server = await (asyncio.start_server(self._serve, place, port) if port else self._open_unix(place))
             LOG.info("plimsoll: endpoints are served at %s", self._gate.settings.listen)
         except OSError as problem:
             if problem.errno == errno.EADDRINUSE and self._gate.key != os.getpid():
@@ -174,30 +152,26 @@ class OwnPort:
                     os.unlink(self._path)  # noqa: PTH108
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One request, one answer, and the connection ends; a client that has gone or says nothing is no fault."""
         self._clients += 1
         try:
-            if self._clients <= MOST_CLIENTS:
-                await self._converse(reader, writer)
-        except (OSError, asyncio.IncompleteReadError, TimeoutError):
-            pass  # the client has gone, or says nothing
-        except Exception as problem:
-            FAULTS.note("serving an endpoint", problem)
+            with FAULTS.noting("serving an endpoint"), contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
+                if self._clients > MOST_CLIENTS:
+                    return
+                h11 = importlib.import_module("h11")
+                connection, ask = h11.Connection(h11.SERVER), None
+                try:
+                    ask = await asyncio.wait_for(_read(h11, connection, reader), self._patience_s)
+                    reply = error(413, "the body is too large", "BadRequestError")
+                    if ask is not None:
+                        reply = await answer(self._gate, ask)
+                except h11.RemoteProtocolError:
+                    reply = error(400, "this is not HTTP", "BadRequestError")
+                await _write(h11, connection, writer, reply, is_head=ask is not None and ask.method == "HEAD")
         finally:
             self._clients -= 1
             with contextlib.suppress(OSError, RuntimeError):
                 writer.close()
-
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request, one answer, and the connection ends."""
-        h11 = importlib.import_module("h11")
-        connection = h11.Connection(h11.SERVER)
-        try:
-            ask = await asyncio.wait_for(_read(h11, connection, reader), self._patience_s)
-            reply = error(413, "the body is too large", "BadRequestError") if ask is None else await answer(self._gate, ask)
-            is_head = ask is not None and ask.method == "HEAD"
-        except h11.RemoteProtocolError:
-            reply, is_head = error(400, "this is not HTTP", "BadRequestError"), False
-        await _write(h11, connection, writer, reply, is_head=is_head)
 
 
 async def _read(h11: Any, connection: Any, reader: asyncio.StreamReader) -> GateRequest | None:
@@ -232,10 +206,6 @@ async def _write(h11: Any, connection: Any, writer: asyncio.StreamWriter, reply:
         data += connection.send(h11.Data(data=body))
     writer.write(data)
     await asyncio.wait_for(writer.drain(), PATIENCE_S)
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _answers(path: str) -> bool:
@@ -278,24 +248,11 @@ def notice_shutdown(client: Any, gate: GateControl) -> None:
 LONGEST_STEPS = 3.0
 
 
-class Progress(NamedTuple):
-    """What is known of the engine's steps; times are seconds of the monotonic clock."""
-
-    has_work: bool
-    work_since: float  # when work was first seen waiting after the last time there was none
-    last_step: float | None
-    longest_step_s: float
-    is_excused: bool  # asleep, paused, dead, starting, or busy with a call of ours
-
-
-def is_suspect(progress: Progress, bound_s: float, now: float, ahead_s: float = 0.0) -> bool:
+def is_suspect(silent_s: float, longest_step_s: float, bound_s: float, ahead_s: float = 0.0) -> bool:
     """Whether it is time for the test request, which is sent `ahead_s` before the bound: it takes that long to fail."""
-    if not progress.has_work or progress.is_excused:
-        return False
-    silent_since = max(progress.work_since, progress.last_step or 0.0)
     # A step that took as long as the bound was a failure: it does not make the next one normal.
-    longest_s = progress.longest_step_s if progress.longest_step_s < bound_s else 0.0
-    return now - silent_since > max(bound_s, LONGEST_STEPS * longest_s) - ahead_s
+    longest_s = longest_step_s if longest_step_s < bound_s else 0.0
+    return silent_s > max(bound_s, LONGEST_STEPS * longest_s) - ahead_s
 
 
 EVERY_S = 1.0
@@ -343,23 +300,14 @@ class Tick:
             frontend.install()  # an API server that was started anew has loaded no plugin
         turns = 0
         while True:
-            if turns % PORT_TURNS == 0:
-                await self._listen()
+            if turns % PORT_TURNS == 0 and self._port is not None and not self._port.is_open:
+                with FAULTS.noting("listening"):
+                    await self._port.open()  # or take it over from an API server that is gone
             turns += 1
             for part in (self._feed, self._publish, self._sleep, self._wedge, self._turn, self._measure):
-                try:
+                with FAULTS.noting(f"the gate's {part.__name__.strip('_')}"):
                     part()
-                except Exception as error:
-                    FAULTS.note(f"the gate's {part.__name__.strip('_')}", error)
             await asyncio.sleep(EVERY_S)
-
-    async def _listen(self) -> None:
-        """Open the port, or take it over from an API server that is gone."""
-        try:
-            if self._port is not None and not self._port.is_open:
-                await self._port.open()
-        except Exception as error:
-            FAULTS.note("listening", error)
 
     def _feed(self) -> None:
         if self._gate.engine.client is not None:
@@ -368,12 +316,10 @@ class Tick:
             self._gate.follow()
 
     def _publish(self) -> None:
-        shared = self._gate.shared
-        shared.pages(look=True)
+        self._gate.shared.pages(look=True)
         self._gate.publish_queue()
-        shared.own["beat_ns"] = time.monotonic_ns()
-        self._gate.end_late_bodies()
-        self._gate.end_old_drain()
+        self._gate.shared.own["beat_ns"] = time.monotonic_ns()
+        self._gate.keep_drain()
 
     def _sleep(self) -> None:
         level = self._gate.pulse.sleep_level
@@ -383,24 +329,20 @@ class Tick:
 
     def _wedge(self) -> None:
         gate, now = self._gate, time.monotonic()
-        has_work = gate.shared.own["engine_requests"] > 0
-        if not has_work:
+        if gate.shared.own["engine_requests"] == 0:
             self._work_since = 0.0
-        elif self._work_since == 0.0:
-            self._work_since = now
-        progress = Progress(
-            has_work=has_work,
-            work_since=self._work_since,
-            last_step=gate.shared.latest("last_step_ns") / NS or None,
-            longest_step_s=gate.shared.latest("longest_step_ns") / NS,
-            is_excused=self._is_excused(now),
-        )
+            return
+        self._work_since = self._work_since or now
         wedge_s, canary_s = gate.settings.wedge_s, gate.settings.canary_s
-        if gate.is_wedged() or now < self._next_canary or not is_suspect(progress, wedge_s, now, min(canary_s, wedge_s / 2)):
+        last_ns, longest_ns = gate.shared.latest("last_step_ns"), gate.shared.latest("longest_step_ns")
+        silent_s = now - max(self._work_since, last_ns / NS)
+        if gate.is_wedged() or now < self._next_canary or self._is_excused(now):
+            return
+        if not is_suspect(silent_s, longest_ns / NS, wedge_s, min(canary_s, wedge_s / 2)):
             return
         if self._canary is None or self._canary.done():
-            self._next_canary = now + gate.settings.canary_s + AGAIN_AFTER_S
-            self._canary = asyncio.get_running_loop().create_task(self._prove(gate.shared.latest("last_step_ns")))
+            self._next_canary = now + canary_s + AGAIN_AFTER_S
+            self._canary = asyncio.get_running_loop().create_task(self._prove(last_ns))
 
     def _turn(self) -> None:
         if self._gate.engine.client is not None:
@@ -409,7 +351,7 @@ class Tick:
     def _is_excused(self, now: float) -> bool:
         """Whether there is another reason for it not to step; a call of ours is one, but not for ever."""
         gate = self._gate
-        is_called = 0 < gate.calls.running_s(now) < gate.settings.wedge_s
+        is_called = gate.calls.is_running and now - gate.calls.began < gate.settings.wedge_s
         if bool(gate.asleep_words()) or gate.engine.is_dead() or is_called or gate.is_stopping or not gate.pulse.is_fed:
             return True
         last = gate.survive()["last"]  # an engine that computes again what a contained failure cost is at work
@@ -426,11 +368,9 @@ class Tick:
             )
 
     def measure(self) -> None:
-        try:
+        with FAULTS.noting("the gate's measure"):
             self._gate.publish_queue()
             self._measure()
-        except Exception as error:
-            FAULTS.note("the gate's measure", error)
 
     def _measure(self) -> None:
         if self._meters is None:

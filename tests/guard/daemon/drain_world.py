@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from plimsoll.errors import WorldFailed
@@ -61,15 +61,17 @@ class Door:
         self._world = world
 
     async def drain(self, epoch: int, lease_s: float, *, refuse: bool = False) -> Outcome:
-        return self._took(gate.begin(self._world.drain, gate.Wish(epoch, lease_s, refuse=refuse), self._world.now))
+        world = self._world
+        return self._take(lambda: gate.begin(world.drain, world.now, epoch=epoch, lease_s=lease_s, refuse=refuse))
 
     async def undrain(self, epoch: int) -> Outcome:
-        return self._took(gate.end(self._world.drain, epoch))
+        return self._take(lambda: gate.end(self._world.drain, epoch))
 
-    def _took(self, found: gate.Drain | gate.Stale) -> Outcome:
-        if isinstance(found, gate.Stale):
-            return failed("an older epoch", stale=True, current=found.current)
-        self._world.drain = found
+    def _take(self, does: Callable[[], gate.Drain]) -> Outcome:
+        try:
+            self._world.drain = does()
+        except gate.StaleEpoch:
+            return failed("an older epoch", stale=True, current=self._world.drain.epoch)
         return done("as asked")
 
     async def state(self) -> Outcome:

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from plimsoll.inside.survive.failures import SiteNote, StepFailure, identify, local_of, release_frames, site_of
+from plimsoll.inside.survive.failures import SiteNote, StepFailure, identify, local_of, release_frames
 from tests.each import each
 
 
@@ -102,7 +102,6 @@ def test_the_innermost_known_function_names_the_place() -> None:
     assert found.site == "logits"
     assert local_of(caught.value, ("execute_model",), "scheduler_output") == "the plan"
     assert local_of(caught.value, ("step",), "scheduler_output") is None
-    assert site_of(None) == "unknown"
 
 
 def test_what_the_frames_hold_is_let_go() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -51,7 +52,7 @@ def test_a_core_is_armed_when_its_loop_begins(core_module: Any, tmp_path: Path) 
     core = core_module.EngineCoreProc()
     core.run_busy_loop()
     assert core.step_fn.__func__ is contain.Containment.step
-    assert report._read(str(next(tmp_path.glob("core-*.json"))))["armed"] is True
+    assert report.read(str(tmp_path), os.getpid())[0]["armed"] is True
     plugin.install()
     core = core_module.EngineCore(lambda _plan: OutOfMemoryError(OUT_OF_MEMORY))
     core.add_request(Request("a"))
@@ -67,7 +68,7 @@ def test_a_core_that_is_refused_or_fails_while_arming_steps_as_before(
     core.vllm_config.parallel_config.world_size = 2
     core.run_busy_loop()
     assert core.step_fn.__func__ is EngineCore.step
-    told = report._read(str(next(tmp_path.glob("core-*.json"))))
+    told = report.read(str(tmp_path), os.getpid())[0]
     assert told["armed"] is False
     assert "2 ranks" in told["why"]
     plugin.install()

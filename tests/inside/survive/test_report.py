@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from plimsoll.inside.figures import FILE_MAX_BYTES
 from plimsoll.inside.places import start_ticks
 from plimsoll.inside.survive import report
 
@@ -55,7 +56,7 @@ def test_what_a_dead_core_left_is_taken_away(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{", '{"schema":"plimsoll.survive/1"}', "null", "x" * (report.FILE_MAX_BYTES + 1)],
+    ["", "[]", "{", '{"schema":"plimsoll.survive/1"}', "null", "x" * (FILE_MAX_BYTES + 1)],
 )
 def test_a_torn_or_foreign_file_is_unknown(tmp_path: Path, text: str) -> None:
     """Nothing is concluded from it."""

@@ -110,6 +110,6 @@ def test_the_second_runner_takes_every_request_anew() -> None:
 
 def test_memory_goes_back_to_the_device_when_it_is_idle(torch: Any) -> None:
     """Waited for first; what torch holds and nobody uses counts as free."""
-    assert worker.give_back(wrapped(first_runner(), "cuda")) == {"free": 1300}
+    assert worker.forget_step(wrapped(first_runner(), "cuda"), ())["free"] == 1300
     assert torch.calls == ["synchronize", "empty_cache"]
     assert worker.available(wrapped(first_runner())) == {"free": None}

@@ -29,6 +29,7 @@ from plimsoll.inside.survive.sizes import Limits, OutOfMemoryStep, ShrinkVerdict
 
 ARMED: list[Any] = []  # the cores of this process that are armed
 STEPS = ("step", "step_with_batch_queue")
+TELLING = "telling of containment"
 LOOK_S = 1.0  # how often a shrunken engine is looked at
 ROOM_BYTES = 64 * 2**20  # less than this more is not "memory has come back"
 
@@ -74,10 +75,8 @@ class Containment:
             outputs, executed = self._own()
         except Exception as error:
             return self._contain(error)
-        try:
+        with FAULTS.noting("watching an engine after a contained failure"):
             self._watch(outputs)
-        except Exception as error:
-            FAULTS.note("watching an engine after a contained failure", error)
         return outputs, executed
 
     # A failure
@@ -88,13 +87,11 @@ class Containment:
             raise error
         try:
             return self._recover(failure, error), False
-        except CannotContain as reason:
-            LOG.error("plimsoll: survive: %s; vLLM ends as it would without plimsoll", reason)
+        except CannotContain as problem:
+            reason = str(problem)
         except Exception as own:
-            LOG.error(
-                "plimsoll: survive: cannot contain this failure: %s: %s; vLLM ends as it would without plimsoll",
-                type(own).__name__, str(own)[:200],
-            )  # fmt: skip
+            reason = f"cannot contain this failure: {type(own).__name__}: {str(own)[:200]}"
+        LOG.error("plimsoll: survive: %s; vLLM ends as it would without plimsoll", reason)
         raise error
 
     def _recover(self, failure: StepFailure, error: Exception) -> dict[int, Any]:
@@ -135,10 +132,8 @@ class Containment:
         self._still |= set(step.requests)
         self._looked_at = now
         core.step_fn = self._watched_step
-        try:
+        with FAULTS.noting(TELLING):
             self._tell_failure(step, failure, preempted, recomputed, verdict, self._kind_of(step))
-        except Exception as own:
-            FAULTS.note("telling of containment", own)
         if verdict.abort is not None:
             self._abort(verdict.abort, step, failure, outputs)
         self.write()
@@ -164,11 +159,7 @@ class Containment:
             # The scheduler believes that the failed step has encoded its pictures.
             scheduler.reset_encoder_cache()
             core.model_executor.reset_encoder_cache()
-        self._agree_with_worker(known)
-
-    def _agree_with_worker(self, known: set[str]) -> None:
-        """A step that failed early may have told the worker nothing: of new requests, and of finished or preempted ones."""
-        scheduler = self.core.scheduler
+        # A step that failed early may have told the worker nothing: of new requests, and of finished or preempted ones.
         scheduler.finished_req_ids |= known - scheduler.requests.keys()
         if support.runner_of(self.core.vllm_config) == support.SECOND:
             scheduler.reset_preempted_req_ids |= known & scheduler.requests.keys()
@@ -261,39 +252,31 @@ class Containment:
         if now - self._looked_at < LOOK_S:
             return
         self._looked_at = now
-        if self.sizes.wants_to_grow(now) and self.sizes.grow(now, has_room=self._has_room()):
-            self._apply(self.sizes.now)
-            limits = self.sizes.now
-            LOG.info(
-                "plimsoll: survive: growing back: steps of at most %d tokens and %d sequences", limits.tokens, limits.sequences
-            )
+        if self.sizes.wants_to_grow(now):
+            # Room: so much more memory is free than at the failure that what failed would fit; None where unknown.
+            has_room: bool | None = None
+            if self._free_at_failure is not None:
+                free = self.core.model_executor.collective_rpc(worker.available)[0]["free"]
+                has_room = None if free is None else bool(free >= self._free_at_failure + self._room_needed)
+            if self.sizes.grow(now, has_room=has_room):
+                self._apply(self.sizes.now)
+                grown = (self.sizes.now.tokens, self.sizes.now.sequences)
+                LOG.info("plimsoll: survive: growing back: steps of at most %d tokens and %d sequences", *grown)
         self.sizes.keep_only(self.core.scheduler.requests.keys())
         self._keep_items_possible()
         self.write()
         if self.sizes.is_whole and self.sizes.is_calm(now) and not self._still and not self.sizes.failures_lately(now):
             self.core.step_fn = self.step
 
-    def _has_room(self) -> bool | None:
-        """Whether so much more memory is free than at the failure that what failed would fit; None where unknown."""
-        if self._free_at_failure is None:
-            return None
-        free = self.core.model_executor.collective_rpc(worker.available)[0]["free"]
-        return None if free is None else bool(free >= self._free_at_failure + self._room_needed)
-
     def _keep_items_possible(self) -> None:
         """A picture that is larger than the encoder's bound would wait for ever: keep the bound above the largest."""
         scheduler = self.core.scheduler
         if scheduler.max_num_encoder_input_tokens == self.sizes.start.encoder_tokens:
             return
-        largest = max(
-            (
-                _item_tokens(request, number)
-                for request in scheduler.requests.values()
-                for number in range(len(getattr(request, "mm_features", None) or ()))
-            ),
-            default=0,
-        )
-        bound = max(self.sizes.now.encoder_tokens, largest)
+        bound = self.sizes.now.encoder_tokens
+        for request in scheduler.requests.values():
+            for number in range(len(getattr(request, "mm_features", None) or ())):
+                bound = max(bound, _item_tokens(request, number))
         scheduler.max_num_encoder_input_tokens = min(self.sizes.start.encoder_tokens, bound)
 
     # Telling
@@ -330,12 +313,9 @@ class Containment:
             "limping": self.sizes.is_limping(now),
             "storm": self.sizes.is_storm(now),
         }
-        if self._folder is None:
-            return
-        try:
-            report.write(self._folder, self._told)
-        except Exception as error:
-            FAULTS.note("telling of containment", error)
+        with FAULTS.noting(TELLING):
+            if self._folder is not None:
+                report.write(self._folder, self._told)
 
 
 def own_step(core: Any) -> Step:
@@ -377,7 +357,9 @@ def arm(core: Any, settings: InsideSettings, version: str) -> str:
     containment.write()
     if core.batch_queue is not None:
         surface_early(core.model_executor)
-    LOG.info("plimsoll: survive: armed (%s)", support.words_for(core, version))
+    scheduling = "asynchronous" if core.batch_queue is not None else "synchronous"
+    runner = support.runner_of(core.vllm_config)
+    LOG.info("plimsoll: survive: armed (vLLM %s, %s runner, %s scheduling)", version, runner, scheduling)
     core.step_fn = containment.step
     ARMED.append(core)
     return ""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import re
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
+from types import FrameType
 from typing import Any
 
 # torch's allocator; the CUDA runtime and driver where torch or Triton report them. A host that is out of memory is none.
@@ -47,68 +48,61 @@ class StepFailure:
 
 def identify(error: BaseException) -> StepFailure | None:
     """The failure, if this error or one it was raised from is surely a device out of memory; None for any other."""
-    seen: BaseException | None = error
-    for _ in range(8):
-        if seen is None:
-            return None
-        if _is_out_of_memory(seen):
-            text = str(seen)
-            return StepFailure(site_of(seen.__traceback__), _size(_ASKED, text), _size(_FREE, text))
-        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+    for seen in _chain(error, suppressed=False):
+        text = str(seen)[:4096]
+        kinds = {kind.__name__ for kind in type(seen).__mro__}
+        # What a worker's process sends is text; its quotes are the executor's own. Triton raises a plain RuntimeError.
+        is_wrapped = type(seen) is RuntimeError and text.startswith(_WRAPPED)
+        is_known = "OutOfMemoryError" in kinds or "AcceleratorError" in kinds or type(seen) is RuntimeError
+        if is_known and _OUT_OF_MEMORY.match(text, len(_WRAPPED) if is_wrapped else 0):
+            site = "unknown"
+            for frame in _frames(seen):
+                site = _SITES.get(frame.f_code.co_name, site)
+            return StepFailure(site, _size(_ASKED, text), _size(_FREE, text))
     return None
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    text = str(error)[:4096]
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    if "OutOfMemoryError" in kinds or "AcceleratorError" in kinds:
-        return _OUT_OF_MEMORY.match(text) is not None
-    # What a worker's process sends is text; its quotes are the executor's own. Triton raises a plain RuntimeError.
-    if type(error) is RuntimeError:
-        is_wrapped = text.startswith(_WRAPPED)
-        return _OUT_OF_MEMORY.match(text, len(_WRAPPED) if is_wrapped else 0) is not None
-    return False
+def _chain(error: BaseException, *, suppressed: bool) -> Iterator[BaseException]:
+    """The error and those it was raised from, also one that `from None` hides if asked for."""
+    seen: BaseException | None = error
+    for _ in range(8):
+        if seen is None:
+            return
+        yield seen
+        is_hidden = seen.__suppress_context__ and not suppressed
+        seen = seen.__cause__ or (None if is_hidden else seen.__context__)
+
+
+def _frames(error: BaseException) -> Iterator[FrameType]:
+    """The frames that the error went through, the innermost last."""
+    trace = error.__traceback__
+    for _ in range(_DEEPEST):
+        if trace is None:
+            return
+        yield trace.tb_frame
+        trace = trace.tb_next
 
 
 def _size(pattern: re.Pattern[str], text: str) -> int | None:
-    match = pattern.search(text[:4096])
+    match = pattern.search(text)
     if match is None or match[1].count(".") > 1 or match[1] == ".":
         return None
     return round(float(match[1]) * _UNITS[match[2]])
 
 
-def site_of(trace: TracebackType | None) -> str:
-    """The place in the step: that of the innermost function that is known."""
-    site = "unknown"
-    for _ in range(_DEEPEST):
-        if trace is None:
-            break
-        site = _SITES.get(trace.tb_frame.f_code.co_name, site)
-        trace = trace.tb_next
-    return site
-
-
 def local_of(error: BaseException, functions: tuple[str, ...], name: str) -> Any:
     """A local variable of the innermost function of these names that the error went through; None if there is none."""
     value = None
-    trace = error.__traceback__
-    for _ in range(_DEEPEST):
-        if trace is None:
-            break
-        if trace.tb_frame.f_code.co_name in functions:
-            value = trace.tb_frame.f_locals.get(name, value)
-        trace = trace.tb_next
+    for frame in _frames(error):
+        if frame.f_code.co_name in functions:
+            value = frame.f_locals.get(name, value)
     return value
 
 
 def release_frames(error: BaseException) -> None:
     """Let go of what the error's frames hold: tensors of the failed step, which would stay on the device."""
-    seen: BaseException | None = error
-    for _ in range(8):
-        if seen is None:
-            return
+    for seen in _chain(error, suppressed=True):
         traceback.clear_frames(seen.__traceback__)
-        seen = seen.__cause__ or seen.__context__
 
 
 class SiteNote(logging.Filter):

@@ -23,12 +23,10 @@ SERVING = "vllm.entrypoints.generate.base.serving"  # 0.25 to 0.32; imports the 
 
 def install() -> None:
     """Have the engine's client raise our reason in every endpoint; the second time does nothing. Never raises."""
-    try:
+    with FAULTS.noting("naming the reason of aborted requests"):
         client, failure = importlib.import_module(ENGINE).AsyncLLM, importlib.import_module(SERVING).GenerationError
         if not getattr(client.generate, "is_plimsoll", False):
             client.generate = _with_reason(client.generate, failure)
-    except Exception as error:
-        FAULTS.note("naming the reason of aborted requests", error)
 
 
 def _with_reason(own: Any, failure: type[Exception]) -> Any:
@@ -39,18 +37,12 @@ def _with_reason(own: Any, failure: type[Exception]) -> Any:
         async with contextlib.aclosing(own(self, *arguments, **named)) as outputs:
             async for output in outputs:
                 if any(answer.finish_reason == "error" for answer in output.outputs):
-                    why = _reason(folder, output.request_id)
+                    why = None
+                    with FAULTS.noting("naming the reason of an aborted request"):
+                        why = report.why_aborted(folder, server_key(), output.request_id)
                     if why is not None:
                         raise failure(f"this request was aborted: {why}. Other requests go on; send it smaller")
                 yield output
 
     generate.is_plimsoll = True  # type: ignore[attr-defined]
     return generate
-
-
-def _reason(folder: str | None, request_id: str) -> str | None:
-    try:
-        return report.why_aborted(folder, server_key(), request_id)
-    except Exception as error:
-        FAULTS.note("naming the reason of an aborted request", error)
-        return None

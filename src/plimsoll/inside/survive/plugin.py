@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 from plimsoll.inside.faults import FAULTS
+from plimsoll.inside.places import INSPECTION, main_module
 from plimsoll.inside.settings import InsideSettings
 from plimsoll.inside.survive import contain, failures, frontend
 
@@ -20,27 +21,21 @@ CORE = "vllm.v1.engine.core"
 API_SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.launchers.api_server.entry")  # 0.25; 0.32
 WORKER_LOG = "vllm.v1.executor.multiproc_executor"
 _ASKED: list[Any] = []  # the engine cores of this process that were armed or refused
-INSPECTION = "vllm.model_executor.models.registry"  # a short-lived process that looks at a model's class
+ARMING = "arming containment"
 
 
 def install() -> None:
     """Prepare this process, if PLIMSOLL_SURVIVE says so. Never raises, and does nothing the second time."""
-    try:
+    with FAULTS.noting(ARMING):
         settings = InsideSettings()
-        if not settings.survive or _main_module() == INSPECTION:
+        if not settings.survive or main_module() == INSPECTION:
             return
         worker_log = logging.getLogger(WORKER_LOG)
         if failures.NOTE not in worker_log.filters:
             worker_log.addFilter(failures.NOTE)
         _follow_cores(importlib.import_module(CORE), settings)
-        if _main_module() in API_SERVERS or any(name in sys.modules for name in API_SERVERS):
+        if main_module() in API_SERVERS or any(name in sys.modules for name in API_SERVERS):
             frontend.install()
-    except Exception as error:
-        FAULTS.note("arming containment", error)
-
-
-def _main_module() -> str:
-    return str(getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", ""))
 
 
 def _follow_cores(module: Any, settings: InsideSettings) -> None:
@@ -51,56 +46,44 @@ def _follow_cores(module: Any, settings: InsideSettings) -> None:
     """
     if getattr(module.EngineCore.step, "is_plimsoll", False):
         return
+
+    def arming(own: Any) -> Any:
+        @functools.wraps(own)
+        def step(self: Any) -> Any:
+            if self in _ASKED:
+                return own(self)  # called by what stands around it
+            _arm(self, settings)
+            return self.step_fn()
+
+        step.is_plimsoll = True  # type: ignore[attr-defined]
+        return step
+
     for name in contain.STEPS:
-        setattr(module.EngineCore, name, _arming_step(getattr(module.EngineCore, name), settings))
-    own_loop = module.EngineCoreProc.run_busy_loop
+        setattr(module.EngineCore, name, arming(getattr(module.EngineCore, name)))
+    own_loop, own_dump = module.EngineCoreProc.run_busy_loop, module.dump_engine_exception
 
     @functools.wraps(own_loop)
     def run_busy_loop(self: Any) -> Any:
         _arm(self, settings)
         return own_loop(self)
 
-    module.EngineCoreProc.run_busy_loop = run_busy_loop
-    module.dump_engine_exception = _without_contained(module.dump_engine_exception)
+    @functools.wraps(own_dump)
+    def dump_engine_exception(*args: Any, **kwargs: Any) -> None:
+        error = sys.exc_info()[1]
+        if not contain.ARMED or error is None or failures.identify(error) is None:
+            own_dump(*args, **kwargs)  # it holds prompts, and is not wanted of a failure that is contained
 
-
-def _arming_step(own: Any, settings: InsideSettings) -> Any:
-    @functools.wraps(own)
-    def step(self: Any) -> Any:
-        if self in _ASKED:
-            return own(self)  # called by what stands around it
-        _arm(self, settings)
-        return self.step_fn()
-
-    step.is_plimsoll = True  # type: ignore[attr-defined]
-    return step
+    module.EngineCoreProc.run_busy_loop, module.dump_engine_exception = run_busy_loop, dump_engine_exception
 
 
 def _arm(core: Any, settings: InsideSettings) -> None:
     if core in _ASKED:
         return
     _ASKED.append(core)
-    try:
+    is_done = False
+    with FAULTS.noting(ARMING):
         contain.arm(core, settings, importlib.import_module("vllm").__version__)
-    except Exception as error:
-        FAULTS.note("arming containment", error)
-        _disarm(core)
-
-
-def _disarm(core: Any) -> None:
-    try:
-        core.step_fn = contain.own_step(core)
-    except Exception as error:
-        FAULTS.note("leaving a step as it was", error)
-
-
-def _without_contained(dump: Any) -> Any:
-    """vLLM's dump of the failed step holds prompts; of a failure that is contained it is not wanted."""
-
-    @functools.wraps(dump)
-    def dump_engine_exception(*args: Any, **kwargs: Any) -> None:
-        error = sys.exc_info()[1]
-        if not contain.ARMED or error is None or failures.identify(error) is None:
-            dump(*args, **kwargs)
-
-    return dump_engine_exception
+        is_done = True
+    if not is_done:
+        with FAULTS.noting("leaving a step as it was"):
+            core.step_fn = contain.own_step(core)

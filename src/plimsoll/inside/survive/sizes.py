@@ -81,7 +81,7 @@ class Sizes:
         self._retry_at = 0.0
         self._cleared: set[str] = set()  # requests that have sent a token in this episode
         self._alone: dict[str, int] = {}  # how often each failed alone
-        self._on_trial: str | None = None
+        self.on_trial: str | None = None  # runs alone to see whether it is to blame
         self._is_searching = False  # one request may be to blame: sequences may grow towards it
         self._has_progress = False  # a token was sent since the last change
         self._small_since: float | None = None
@@ -114,14 +114,18 @@ class Sizes:
     def fail(self, step: OutOfMemoryStep, now: float) -> ShrinkVerdict:
         """Note a failed step and say what the next ones may hold."""
         if self.is_calm(now):
-            self._before, self._on_trial, self._is_searching = self.now, None, False
+            self._before, self.on_trial, self._is_searching = self.now, None, False
             self._cleared.clear()
         self._last_failure = now
         self._failures.append(now)
         is_storm = self.is_storm(now)
         if self._storm > 0 and self.failures_lately(now) >= 2 * self._storm:
             return ShrinkVerdict(self.now, is_storm=True, is_over=True)
-        alone = self._alone_in(step)
+        # One that failed alone in a step that cannot be made smaller. An encoder takes whole pictures, whatever the tokens.
+        is_encoder = step.site == "encoder" and bool(step.encoder_requests)
+        suspects = step.encoder_requests if is_encoder else step.requests
+        is_smallest = is_encoder or step.tokens <= self._smallest
+        alone = suspects[0] if len(suspects) == 1 and is_smallest else None
         if alone is not None:
             self._alone[alone] = tries = self._alone.get(alone, 0) + 1
             if tries < ALONE_TRIES:
@@ -129,18 +133,11 @@ class Sizes:
                 return ShrinkVerdict(self.now, first=alone, pause_s=PAUSES_S[tries], is_storm=is_storm)
             # It failed alone, so the others' sizes were not to blame.
             del self._alone[alone]
-            self._on_trial, self._is_searching, self._too_large, self._worked = None, False, None, None
+            self.on_trial, self._is_searching, self._too_large, self._worked = None, False, None, None
             self._set(self._before, now)
             return ShrinkVerdict(self.now, abort=alone, is_storm=is_storm)
         self._shrink(step, now)
-        return ShrinkVerdict(self.now, first=self._on_trial, is_storm=is_storm)
-
-    def _alone_in(self, step: OutOfMemoryStep) -> str | None:
-        """The request that failed alone in a step that cannot be made smaller; None where it can."""
-        if step.site == "encoder" and step.encoder_requests:
-            # An encoder takes whole pictures: the tokens of the step do not matter to it.
-            return step.encoder_requests[0] if len(step.encoder_requests) == 1 else None
-        return step.requests[0] if len(step.requests) == 1 and step.tokens <= self._smallest else None
+        return ShrinkVerdict(self.now, first=self.on_trial, is_storm=is_storm)
 
     def _shrink(self, step: OutOfMemoryStep, now: float) -> None:
         tokens = min(step.tokens, self.now.tokens)
@@ -166,7 +163,7 @@ class Sizes:
         self._note_too_large(replace(self.now, sequences=held))
         halved = max(self._smallest, self.now.tokens // 2)
         if len(suspects) == 1 and self._is_searching:
-            self._on_trial = suspects[0]
+            self.on_trial = suspects[0]
             self._worked = replace(self.now, tokens=halved, sequences=max(1, held - 1))
             self._set(replace(self.now, tokens=halved, sequences=1), now)
             return
@@ -199,12 +196,12 @@ class Sizes:
             self._has_progress = True
             self._cleared.add(request)
             self._alone.pop(request, None)
-            if self._on_trial is not None:
+            if self.on_trial is not None:
                 self.end_trial()  # it can run, or it was not alone
 
     def end_trial(self) -> None:
         """The request on trial can run, has left or cannot run first: memory is short for as many as failed together."""
-        self._on_trial, self._is_searching = None, False
+        self.on_trial, self._is_searching = None, False
         if self._worked is not None:
             self.now, self._worked = self._worked, None
 
@@ -212,17 +209,12 @@ class Sizes:
         """Forget what is known of requests that have ended."""
         self._cleared.intersection_update(living)
         self._alone = {request: tries for request, tries in self._alone.items() if request in living}
-        if self._on_trial is not None and self._on_trial not in living:
+        if self.on_trial is not None and self.on_trial not in living:
             self.end_trial()
-
-    @property
-    def on_trial(self) -> str | None:
-        """The request that runs alone to see whether it is to blame."""
-        return self._on_trial
 
     def wants_to_grow(self, now: float) -> bool:
         """Whether it has been calm for long enough to try a larger size; then free memory is worth a look."""
-        if self.is_whole or self._on_trial is not None:
+        if self.is_whole or self.on_trial is not None:
             return False
         if self._has_progress and self.now.sequences < self._sequences_for(self.now.tokens):
             return now - self._changed >= GROW_SEQUENCES_AFTER_S
@@ -232,9 +224,16 @@ class Sizes:
         """Grow by one step if that is sound; `has_room`: more memory is free than at the failure, None if unknown."""
         if not self.wants_to_grow(now):
             return False
-        larger = self._larger()
+        most = self._sequences_for(self.now.tokens)
+        if self.now.sequences < most:
+            larger = replace(self.now, sequences=min(most, 2 * self.now.sequences), encoder_tokens=self.start.encoder_tokens)
+        else:
+            tokens = min(self.start.tokens, self.now.tokens * 3 // 2)
+            larger = Limits(tokens, self._sequences_for(tokens), self.start.encoder_tokens)
+        worst = self._too_large
+        has_failed = worst is not None and larger.tokens >= worst.tokens and larger.sequences >= worst.sequences
         is_search = self._is_searching and larger.tokens == self.now.tokens
-        if self._has_failed(larger) and not is_search:
+        if has_failed and not is_search:
             if has_room is False:
                 # Looked at again in a while; what failed with this memory would fail again.
                 self._changed = now
@@ -246,17 +245,6 @@ class Sizes:
         if self.is_whole:
             self._too_large, self._retry_after_s, self._is_searching = None, RETRY_AFTER_S, False
         return True
-
-    def _larger(self) -> Limits:
-        most = self._sequences_for(self.now.tokens)
-        if self.now.sequences < most:
-            return replace(self.now, sequences=min(most, 2 * self.now.sequences), encoder_tokens=self.start.encoder_tokens)
-        tokens = min(self.start.tokens, self.now.tokens * 3 // 2)
-        return Limits(tokens, self._sequences_for(tokens), self.start.encoder_tokens)
-
-    def _has_failed(self, limits: Limits) -> bool:
-        worst = self._too_large
-        return worst is not None and limits.tokens >= worst.tokens and limits.sequences >= worst.sequences
 
     def _sequences_for(self, tokens: int) -> int:
         """No more sequences than a step can serve, or the last ones would wait for ever."""

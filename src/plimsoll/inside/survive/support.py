@@ -165,7 +165,8 @@ def _never(core: Any) -> str | None:
         )
     if parallel.data_parallel_size > 1:
         return "data parallel engines step together; use the door (PLIMSOLL_ADMIT=certified)"
-    if not _is_own_platform():
+    platform = importlib.import_module("vllm.platforms").current_platform
+    if not (platform.is_cuda() or platform.is_cpu()):
         return "only NVIDIA's devices are known to it, and CPUs"
     if type(scheduler).__module__ not in _SCHEDULERS:
         return f"the scheduler {type(scheduler).__name__} is not vLLM's own"
@@ -183,37 +184,30 @@ def _never(core: Any) -> str | None:
     return None
 
 
-def _is_own_platform() -> bool:
-    platform = importlib.import_module("vllm.platforms").current_platform
-    return bool(platform.is_cuda() or platform.is_cpu())
-
-
 def features_of(core: Any) -> list[str]:
     """What this engine is asked to do, in the words of PROVEN."""
     config = core.vllm_config
-    model = config.model_config
-    asked = ["text"]
+    model, drafts = config.model_config, config.speculative_config
     is_queued = core.batch_queue is not None
-    asked += ["asynchronous scheduling"] if is_queued else []
-    # There the first runner hides a failed forward pass behind an empty answer.
-    asked += ["several processes"] if is_queued and type(core.model_executor).__name__ != "UniProcExecutor" else []
-    asked += ["CUDA graphs"] if _has_graphs(config) else []
-    asked += ["pictures"] if getattr(model, "is_multimodal_model", False) else []
-    asked += ["adapters"] if getattr(config, "lora_config", None) is not None else []
-    if config.speculative_config is not None:
-        asked.append("n-gram drafts" if getattr(config.speculative_config, "method", "") == "ngram" else "other drafts")
-    asked += ["pooling"] if getattr(model, "runner_type", "generate") == "pooling" else []
-    asked += ["encoder-decoder models"] if getattr(model, "is_encoder_decoder", False) else []
-    asked += ["Mamba layers"] if _has_state(core) else []
-    asked += ["sleep mode"] if getattr(model, "enable_sleep_mode", False) else []
-    return asked
-
-
-def _has_graphs(config: Any) -> bool:
-    if getattr(config.model_config, "enforce_eager", False):
-        return False
+    is_ngram = getattr(drafts, "method", "") == "ngram"
     mode = getattr(getattr(config, "compilation_config", None), "cudagraph_mode", None)
-    return str(getattr(mode, "name", mode)) not in ("NONE", "None")
+    has_graphs = str(getattr(mode, "name", mode)) not in ("NONE", "None")
+    asked = {
+        "text": True,
+        "asynchronous scheduling": is_queued,
+        # There the first runner hides a failed forward pass behind an empty answer.
+        "several processes": is_queued and type(core.model_executor).__name__ != "UniProcExecutor",
+        "CUDA graphs": has_graphs and not getattr(model, "enforce_eager", False),
+        "pictures": getattr(model, "is_multimodal_model", False),
+        "adapters": getattr(config, "lora_config", None) is not None,
+        "n-gram drafts": drafts is not None and is_ngram,
+        "other drafts": drafts is not None and not is_ngram,
+        "pooling": getattr(model, "runner_type", "generate") == "pooling",
+        "encoder-decoder models": getattr(model, "is_encoder_decoder", False),
+        "Mamba layers": _has_state(core),
+        "sleep mode": getattr(model, "enable_sleep_mode", False),
+    }
+    return [feature for feature in FEATURES if asked[feature]]
 
 
 def _has_state(core: Any) -> bool:
@@ -228,12 +222,6 @@ def state_block(core: Any) -> int:
         return 0
     cache = core.vllm_config.cache_config
     return int(getattr(cache, "mamba_block_size", None) or getattr(cache, "block_size", None) or 0)
-
-
-def words_for(core: Any, version: str) -> str:
-    """The combination, as the log names it."""
-    scheduling = "asynchronous" if core.batch_queue is not None else "synchronous"
-    return f"vLLM {version}, {runner_of(core.vllm_config)} runner, {scheduling} scheduling"
 
 
 def _releases(adapters: dict[tuple[int, int], Adapter]) -> str:

@@ -25,19 +25,26 @@ def forget_step(worker: Any, fresh: tuple[str, ...]) -> dict[str, Any]:
     worker = getattr(worker, "worker", worker)  # vLLM wraps it
     runner = worker.model_runner
     runner.execute_model_state = None
-    if is_second(runner):
+    # The second runner takes every resumed request as a new one.
+    if any(kind.__module__ == SECOND_RUNNER for kind in type(runner).__mro__):
         known = list(runner.req_states.req_id_to_index)
     else:
         known = list(runner.requests)
         _forget_first(runner, fresh)
-    _deactivate_adapters(runner)
+    # Every adapter leaves its slot: vLLM marks one as loaded before it has copied it, and never copies it again.
+    manager = getattr(getattr(runner, "lora_manager", None), "_adapter_manager", None)
+    if manager is not None:
+        for adapter in list(manager._active_adapters):  # noqa: SLF001
+            manager.deactivate_adapter(adapter)
+        manager._last_mapping = None  # noqa: SLF001
     noted, NOTE.last = NOTE.last, StepFailure()
-    return {"known": known, "site": noted.site, **give_back(worker)}
-
-
-def is_second(runner: Any) -> bool:
-    """Whether this is vLLM's second model runner, which takes every resumed request as a new one."""
-    return any(kind.__module__ == SECOND_RUNNER for kind in type(runner).__mro__)
+    gc.collect()
+    torch = sys.modules["torch"]
+    if getattr(worker.device, "type", None) == "cuda":
+        torch.cuda.synchronize(worker.device)
+        if asleep_or_allocating() is None:
+            torch.cuda.empty_cache()
+    return {"known": known, "site": noted.site, **available(worker)}
 
 
 def _forget_first(runner: Any, fresh: tuple[str, ...]) -> None:
@@ -57,29 +64,6 @@ def _forget_first(runner: Any, fresh: tuple[str, ...]) -> None:
         # They may have been finished in a step whose output never arrived.
         runner.num_prompt_logprobs[request_id] = batch.vocab_size if wanted == -1 else wanted
         request.in_progress_prompt_logprobs_cpu = None
-
-
-def _deactivate_adapters(runner: Any) -> None:
-    """Take every adapter out of its slot: vLLM marks one as loaded before it has copied it, and never copies it again."""
-    manager = getattr(getattr(runner, "lora_manager", None), "_adapter_manager", None)
-    if manager is None:
-        return
-    for adapter in list(manager._active_adapters):  # noqa: SLF001
-        manager.deactivate_adapter(adapter)
-    manager._last_mapping = None  # noqa: SLF001
-
-
-def give_back(worker: Any) -> dict[str, Any]:
-    """Wait for the device, return torch's free segments to it, and say what is free afterwards."""
-    worker = getattr(worker, "worker", worker)
-    gc.collect()
-    torch = sys.modules["torch"]
-    if getattr(worker.device, "type", None) != "cuda":
-        return {"free": None}
-    torch.cuda.synchronize(worker.device)
-    if asleep_or_allocating() is None:
-        torch.cuda.empty_cache()
-    return available(worker)
 
 
 def available(worker: Any) -> dict[str, Any]:
