@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from plimsoll.errors import BadInput, PlimsollError
-from plimsoll.guard.act.approval import Approval
 from plimsoll.guard.act.decide import ASKED, ActionPlan, BlockedAction, Decision, Switches
 from plimsoll.guard.act.journal_entry import OPENED
 from plimsoll.guard.act.journal_replay import PAUSE, RUNGS
 from plimsoll.guard.act.ports import JournalWriter, Outcome, failed
-from plimsoll.guard.act.steps import ActionRun, End
+from plimsoll.guard.act.steps import ActionRun
 from plimsoll.guard.config_reader import knob_values, seconds_in
 from plimsoll.guard.daemon.conductor import QUIET_STEPS, Conductor
 from plimsoll.guard.daemon.journal import read_journal
@@ -59,8 +58,9 @@ class ActionDesk:
     ) -> None:
         self._conductor, self._drains, self._book, self.journal, self._back = conductor, drains, book, journal, back
         self._knobs = knobs
-
-    quarantines: Callable[[str, str], Awaitable[Outcome]] | None = None
+        self.quarantines: Callable[[str, str], Awaitable[Outcome]] | None = None
+        self.needs, self.ended, self.drain = conductor.needs, conductor.ended, drains.drain
+        self.pending, self.answer = conductor.approvals.pending, conductor.approvals.decide
 
     @property
     def trouble(self) -> str:
@@ -74,23 +74,9 @@ class ActionDesk:
         begun = {entry.action: entry.at for entry in self._book.kept() if entry.kind == OPENED}
         return [RunningAction(one, begun.get(one.action)) for one in self._conductor.runs.values()]
 
-    def needs(self) -> dict[str, str]:
-        return self._conductor.needs()
-
-    def ended(self) -> dict[tuple[str, Grade, End], int]:
-        return self._conductor.ended()
-
     def switch(self, engine: str, rung: str, *, is_paused: bool, who: str = _WHO) -> None:
         """Pauses or resumes everything, one engine or one rung."""
         self._conductor.switch(RUNGS + rung if rung else PAUSE, engine, is_on=is_paused, who=who)
-
-    def pending(self) -> list[Approval]:
-        """The actions that wait for a person."""
-        return self._conductor.approvals.pending()
-
-    def answer(self, id_: str, *, is_approved: bool, who: str) -> tuple[Approval | None, str]:
-        """Keeps a person's answer; the question, or why it cannot be answered."""
-        return self._conductor.approvals.decide(id_, is_approved=is_approved, who=who)
 
     async def ask(self, grade: Grade, engine: str) -> Decision:
         """Blocked at once while guard is busy: a request is not carried out an hour later."""
@@ -99,9 +85,6 @@ class ActionDesk:
         if others:
             return BlockedAction(engine, grade, ASKED, "Busy", f"guard is working on {others[0]}")
         return await self._conductor.ask(grade, engine)
-
-    async def drain(self, engine: str) -> Decision:
-        return await self._drains.drain(engine)
 
     async def undrain(self, engine: str) -> Decision:
         """Puts it back in rotation, whether drained by hand or given up on by guard."""

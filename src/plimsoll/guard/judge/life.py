@@ -19,9 +19,8 @@ SOURCE = "plimsoll_survive_contained_total"
 OFF = "a step that runs out of memory ends the engine"
 
 
-def contained(history: History, policy: Policy, now_s: float) -> Assessment:
+def contained(history: History, policy: Policy, _now_s: float) -> Assessment:
     """A step ran out of memory lately and was contained. One run of them is told once: until none has come for a while."""
-    del now_s
     found = _survival(history)
     if isinstance(found, Assessment):
         return found
@@ -48,9 +47,8 @@ def _steps(count: float) -> str:
     return "1 step" if count == 1 else f"{count:.0f} steps"
 
 
-def limping(history: History, policy: Policy, now_s: float) -> Assessment:
+def limping(history: History, _policy: Policy, _now_s: float) -> Assessment:
     """The server says itself that it is far slower than it was, or that it fails too often: only a restart mends that."""
-    del policy, now_s
     found = _survival(history)
     if isinstance(found, Assessment):
         return found
@@ -322,9 +320,8 @@ def slow(history: History, policy: Policy, now_s: float) -> Assessment:
     return no("Quick", text)
 
 
-def garbage(history: History, policy: Policy, now_s: float) -> Assessment:
+def garbage(history: History, _policy: Policy, now_s: float) -> Assessment:
     """Canary requests are answered with what is no text: the engine lives, and what it computes is wrong."""
-    del policy
     canary = _answer(history, now_s)
     if isinstance(canary, Assessment):
         return canary
@@ -344,9 +341,8 @@ def _answer(history: History, now_s: float) -> Canary | Assessment:
     return canary
 
 
-def crash_loop(history: History, policy: Policy, now_s: float) -> Assessment:
+def crash_loop(history: History, policy: Policy, _now_s: float) -> Assessment:
     """Several starts in a short time, whoever made them."""
-    del now_s  # the last look's, which may be older
     last = history.last
     if last is None:
         return unknown("NotLookedAt", "not looked at yet")

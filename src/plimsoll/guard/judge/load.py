@@ -20,9 +20,8 @@ WITH_HOLES = 1.3  # so much more clearly it must rise where looks are missing: w
 RISES = 0.10  # of the queue at the end that must have come from the first third to the second, and again to the last
 
 
-def saturated(history: History, policy: Policy, now_s: float) -> Assessment:
+def saturated(history: History, policy: Policy, _now_s: float) -> Assessment:
     """The expected wait of a new request is past the bound, and the queue has grown all along."""
-    del now_s
     bound_s = policy.number("saturated", "wait")
     if rests(history):
         return no("Paused", "paused or asleep: the queue is expected to wait")
@@ -123,9 +122,8 @@ def recompute_share(history: History, over_s: float) -> Reading:
     return NO_LENGTH if share is None else share
 
 
-def storm(history: History, policy: Policy, now_s: float) -> Assessment:
+def storm(history: History, policy: Policy, _now_s: float) -> Assessment:
     """Requests are preempted and recomputed: judged by the share of recomputed tokens."""
-    del now_s
     over_s = policy.number("storm", "over")
     pushed = history.rise("preemptions", over_s)
     if isinstance(pushed, Unknown):
@@ -143,9 +141,8 @@ def storm(history: History, policy: Policy, now_s: float) -> Assessment:
     return yes("DoneTwice", f"up to {share:.0%} of all computed tokens are recomputed", seen)
 
 
-def backlog(history: History, policy: Policy, now_s: float) -> Assessment:
+def backlog(history: History, policy: Policy, _now_s: float) -> Assessment:
     """The KV cache is full and a queue waits for it. Full with a short queue is a busy, healthy server."""
-    del now_s
     usage, running, waiting = (history.now(name) for name in ("kv_cache_usage", "running", "waiting"))
     if isinstance(usage, Unknown) or isinstance(running, Unknown) or isinstance(waiting, Unknown):
         missing = next(reading for reading in (usage, running, waiting) if isinstance(reading, Unknown))
@@ -156,9 +153,8 @@ def backlog(history: History, policy: Policy, now_s: float) -> Assessment:
     return no("Room" if usage < policy.number("backlog", "full") else "ShortQueue", text)
 
 
-def low_hits(history: History, policy: Policy, now_s: float) -> Assessment:
+def low_hits(history: History, policy: Policy, _now_s: float) -> Assessment:
     """Much is looked up in the prefix cache and next to nothing found: worth a word, and no remedy for memory."""
-    del now_s
     asked = history.rise("prefix_queries", SURELY_S)
     if isinstance(asked, Unknown):
         return unknown("NoFigures", asked.reason)

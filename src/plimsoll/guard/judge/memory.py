@@ -13,9 +13,8 @@ from plimsoll.units import format_gib
 from plimsoll.unknown import Status, Unknown
 
 
-def sick(history: History, policy: Policy, now_s: float) -> Assessment:
+def sick(history: History, _policy: Policy, _now_s: float) -> Assessment:
     """An Xid that means hardware, or an ECC error that was not mended, since guard looks."""
-    del policy, now_s
     last = history.last
     if last is None or not last.cards:
         return unknown("NotReadable", "no NVML on this host, or the engine runs on another host")
@@ -33,9 +32,8 @@ WINDOWS = ((0, 2), (150, 5), (720, 15))  # coarse points (none: the last half ho
 NO_PROBE = "no probe reports the workers' memory: start vLLM with --worker-extension-cls plimsoll.inside.Probe"
 
 
-def retries(history: History, policy: Policy, now_s: float) -> Assessment:
+def retries(history: History, policy: Policy, _now_s: float) -> Assessment:
     """Allocations that failed at first: torch gave its cache back and tried again. The leading sign of real trouble."""
-    del now_s
     return _retries(history, policy, policy.number("retries", "least"))
 
 
@@ -50,9 +48,8 @@ def _retries(history: History, policy: Policy, least: float) -> Assessment:
     return no("NoRetries", text)
 
 
-def held_growth(history: History, policy: Policy, now_s: float) -> Assessment:
+def held_growth(history: History, policy: Policy, _now_s: float) -> Assessment:
     """What torch holds and cannot give back grows and goes on growing; a staircase that has ended does not."""
-    del now_s
     return _growing(_grown(history, "held", policy.number("growth", "least")), "held", "memory that nothing gives back")
 
 
@@ -76,9 +73,8 @@ def exhausted(history: History, policy: Policy, now_s: float) -> Assessment:
     return yes("GrowsAndFails", f"{growing.message}; {failing.message}", *growing.evidence, *failing.evidence)
 
 
-def slack(history: History, policy: Policy, now_s: float) -> Assessment:
+def slack(history: History, policy: Policy, _now_s: float) -> Assessment:
     """Little of a device is free, and little could be given back: on the worker that has the least of both."""
-    del now_s
     room = history.now("room")
     if isinstance(room, Unknown):
         return unknown("NoProbe", _no_probe(history))
@@ -88,9 +84,8 @@ def slack(history: History, policy: Policy, now_s: float) -> Assessment:
     return no("Room", text)
 
 
-def neighbour(history: History, policy: Policy, now_s: float) -> Assessment:
+def neighbour(history: History, policy: Policy, _now_s: float) -> Assessment:
     """Something outside torch came and needs memory on a card where torch holds much that it does not use."""
-    del now_s
     last = history.last
     if last is None or isinstance(history.now("room"), Unknown):
         return unknown("NoProbe", _no_probe(history))
@@ -116,8 +111,7 @@ def _no_probe(history: History) -> str:
     return "not every worker reports its memory" if history.has_workers else NO_PROBE
 
 
-def host_growth(history: History, policy: Policy, now_s: float) -> Assessment:
-    del now_s
+def host_growth(history: History, policy: Policy, _now_s: float) -> Assessment:
     return _growing(_grown(history, "host_resident", policy.number("host", "least")), "host_resident", "host memory")
 
 
