@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.guard.act.capacity import EngineLoad, load_of, without
 from plimsoll.guard.judge.look import Look, Reach
 from plimsoll.unknown import Unknown
+from tests.each import each
 
 MOST = 0.8
 ODD = st.sampled_from([None, math.nan, math.inf, -1.0])
@@ -31,7 +31,7 @@ def test_others_of_the_same_model_with_room_carry_it() -> None:
     assert isinstance(without(load(0.1, model=None), [load(0.1)], MOST), Unknown)
 
 
-@pytest.mark.parametrize(
+@each(
     ("others", "words"),
     [
         ([], "no other engine"),
@@ -48,7 +48,7 @@ def test_each_reason_why_they_cannot_is_said(others: list[EngineLoad], words: st
     assert words in str(without(load(0.5), others, MOST))
 
 
-@pytest.mark.parametrize("value", [None, math.nan, math.inf, -0.5])
+@each("value", [None, math.nan, math.inf, -0.5])
 def test_a_figure_that_is_missing_or_none_is_unknown(value: float | None) -> None:
     """Of the one that leaves and of those that stay; not a number compares as nothing, and is never enough."""
     assert isinstance(without(EngineLoad("a", value, 1.0, 0.0, model="m"), [load(0.1)], MOST), Unknown)
@@ -62,12 +62,10 @@ def test_yes_means_that_the_sum_fits(leaving: EngineLoad, others: list[EngineLoa
         return
     assert all(one.is_well for one in others)
     same = [one for one in others if one.model == leaving.model is not None]
-    rows = [leaving, *same]
     assert same
-    assert all(
-        value is not None and 0 <= value < math.inf for one in rows for value in (one.kv_usage, one.running, one.waiting)
-    )
-    assert sum(one.kv_usage or 0.0 for one in rows) <= most * len(same) + 1e-9
+    for one in (leaving, *same):
+        assert all(value is not None and 0 <= value < math.inf for value in (one.kv_usage, one.running, one.waiting))
+    assert sum(one.kv_usage or 0.0 for one in (leaving, *same)) <= most * len(same) + 1e-9
 
 
 def test_a_load_is_of_an_engine_that_answers() -> None:

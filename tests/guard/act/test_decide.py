@@ -1,4 +1,4 @@
-"""What is done about what is judged, and every reason why nothing is."""
+"""What is done about what is judged, every reason why nothing is, how many restarts are allowed, and checks after a start."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,9 +23,16 @@ from plimsoll.guard.act.decide import (
     Switches,
     consider,
     decide,
+    enough_cache,
+    is_ready,
+    kv_tokens,
+    spent,
+    troubles,
+    was_restarted,
 )
-from plimsoll.guard.act.policy import ActPolicy, Hours
+from plimsoll.guard.act.policy import DAY_S, HOUR_S, ActPolicy, Hours
 from plimsoll.guard.act.steps import BROKEN, SERVING
+from plimsoll.guard.judge.look import GateState, Look, Reach
 from plimsoll.guard.judge.policy import GRADES
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.unknown import Condition, Status
@@ -82,18 +88,26 @@ ONCE: list[tuple[str, FleetView, ActPolicy]] = [
 @each(("reason", "fleet", "policy"), ONCE)
 def test_every_reason_refuses_with_a_word_and_a_sentence(reason: str, fleet: FleetView, policy: ActPolicy) -> None:
     """The word is for a program, the sentence for a person."""
-    found = decide(fleet, policy)[0]
-    assert isinstance(found, BlockedAction), str(found)
+    found = blocked(decide(fleet, policy)[0])
     assert found.reason == reason
     assert len(found.message) > 10
     assert str(found).startswith("a: no ")
 
 
-@pytest.mark.parametrize("kind", GRADES)
+def planned(decision: Decision) -> ActionPlan:
+    assert isinstance(decision, ActionPlan), str(decision)
+    return decision
+
+
+def blocked(decision: Decision) -> BlockedAction:
+    assert isinstance(decision, BlockedAction), str(decision)
+    return decision
+
+
+@each("kind", GRADES)
 def test_every_condition_leads_to_its_rung(kind: str) -> None:
     """With nothing against it: the plan names the rung, the reason and the steps, each explained."""
-    found = decide(view(engine(conditions=held(kind))), POLICY)[0]
-    assert isinstance(found, ActionPlan), str(found)
+    found = planned(decide(view(engine(conditions=held(kind))), POLICY)[0])
     assert (found.grade, found.kind, found.why) == (GRADES[kind], kind, f"it is {kind}")
     assert len(found.lines()) == len(found.steps)
     if found.grade is Grade.RESTART:
@@ -113,9 +127,7 @@ def test_two_that_died_at_once_are_brought_back_together_within_the_budget() -> 
     """Each is away for the other, and neither carries anything: neither waits for the other's start."""
     fleet = FleetView([engine(name, DEAD, is_away=True) for name in "abc"], now=NOW)
     assert [type(decision) for decision in decide(fleet, POLICY)] == [ActionPlan] * 3
-    last = decide(fleet, replace(POLICY, fleet_restarts_per_hour=2))[-1]
-    assert isinstance(last, BlockedAction)
-    assert last.reason == "BudgetSpent"
+    assert blocked(decide(fleet, replace(POLICY, fleet_restarts_per_hour=2))[-1]).reason == "BudgetSpent"
 
 
 def test_a_second_one_of_a_group_that_ends_the_same_way_is_not_started() -> None:
@@ -134,32 +146,28 @@ def test_a_second_one_of_a_group_that_ends_the_same_way_is_not_started() -> None
     assert ends(engine("b", DEAD, failure=failure, group="other")) == ["started", "started"]
     assert ends(engine("b", DEAD, failure="collectives")) == ["started", "started"], "what they share failed, and no request"
     assert ends(engine("b", DEAD, failure=failure, requests="prompt 13")) == ["started", "started"], "nothing in common"
-    blocked = decisions(engine("b", DEAD, failure=failure, requests="prompt 8000, max_tokens 1; prompt 9"))[1]
-    assert isinstance(blocked, BlockedAction)
-    assert "both had begun a request with prompt 8000, max_tokens 1; keep it away" in blocked.message
-    blocked = decisions(engine("b", DEAD, failure=failure))[1]
-    assert isinstance(blocked, BlockedAction)
-    assert "which requests they had begun is unknown" in blocked.message
+    same = "prompt 8000, max_tokens 1"
+    found = blocked(decisions(engine("b", DEAD, failure=failure, requests=f"{same}; prompt 9"))[1])
+    assert f"both had begun a request with {same}; keep it away" in found.message
+    found = blocked(decisions(engine("b", DEAD, failure=failure))[1])
+    assert "which requests they had begun is unknown" in found.message
 
 
 def test_whoever_asks_for_a_start_is_not_told_of_those_before_it() -> None:
     """A loop stops guard, not a person who has mended it; one that guard holds must be resumed first all the same."""
     looping = engine(conditions=DEAD | held("loop"))
-    assert isinstance(consider(view(looping), POLICY, looping, Grade.RESTART, ASKED, "somebody asked"), ActionPlan)
+    planned(consider(view(looping), POLICY, looping, Grade.RESTART, ASKED, "somebody asked"))
     kept = looping._replace(last_end=FailedRestarts("dead", "held"))
-    refused = consider(view(kept), POLICY, kept, Grade.RESTART, ASKED, "somebody asked")
-    assert isinstance(refused, BlockedAction)
-    assert refused.reason == "CrashLoop"
+    assert blocked(consider(view(kept), POLICY, kept, Grade.RESTART, ASKED, "somebody asked")).reason == "CrashLoop"
 
 
-@pytest.mark.parametrize("kind", GRADES)
+@each("kind", GRADES)
 def test_nothing_is_done_about_what_is_about_to_be_over(kind: str) -> None:
     """The last look did not show it: no compaction after the one that helped, no stop of an engine that answers again."""
     ending = {name: replace(one, is_ending=True) for name, one in held(kind).items()}
     assert decide(view(engine(conditions=ending)), POLICY) == []
     asked = consider(view(engine(conditions=ending)), POLICY, engine(conditions=ending), Grade.RESTART, ASKED, "asked")
-    assert isinstance(asked, ActionPlan)
-    assert asked.steps == SERVING, "it serves: it is drained first"
+    assert planned(asked).steps == SERVING, "it serves: it is drained first"
 
 
 def test_the_hours_go_past_midnight() -> None:
@@ -171,16 +179,16 @@ def test_the_hours_go_past_midnight() -> None:
         found = decide(view(engine(conditions=DEAD), minute=minute), hours)[0]
         assert isinstance(found, ActionPlan) is (minute in allowed), minute
     any_time = replace(hours, broken_any_time=True)
-    assert isinstance(decide(view(engine(conditions=DEAD), minute=600), any_time)[0], ActionPlan)
-    assert isinstance(decide(view(engine(conditions=EXHAUSTED), minute=600), any_time)[0], BlockedAction)
+    planned(decide(view(engine(conditions=DEAD), minute=600), any_time)[0])
+    blocked(decide(view(engine(conditions=EXHAUSTED), minute=600), any_time)[0])
 
 
 def test_the_last_one_is_restarted_only_where_that_is_configured() -> None:
     """And a dead one is nobody's last."""
     alone = FleetView([engine(conditions=EXHAUSTED)], now=NOW)
-    assert isinstance(decide(alone, POLICY)[0], BlockedAction)
-    assert isinstance(decide(alone, replace(POLICY, may_be_last=True))[0], ActionPlan)
-    assert isinstance(decide(FleetView([engine(conditions=DEAD)], now=NOW), POLICY)[0], ActionPlan)
+    blocked(decide(alone, POLICY)[0])
+    planned(decide(alone, replace(POLICY, may_be_last=True))[0])
+    planned(decide(FleetView([engine(conditions=DEAD)], now=NOW), POLICY)[0])
 
 
 def test_a_person_who_asks_meets_the_same_rules() -> None:
@@ -189,17 +197,13 @@ def test_a_person_who_asks_meets_the_same_rules() -> None:
     def asked(one: EngineStatus, **more: Any) -> ActionPlan | BlockedAction:
         return consider(view(one, **more), POLICY, one, Grade.RESTART, ASKED, "an operator asked for it")
 
-    well = asked(engine())
-    assert isinstance(well, ActionPlan)
-    assert well.steps == SERVING
-    dead = asked(engine(conditions=DEAD))
-    assert isinstance(dead, ActionPlan)
-    assert dead.steps == BROKEN, "one that is dead cannot be drained"
+    assert planned(asked(engine())).steps == SERVING
+    assert planned(asked(engine(conditions=DEAD))).steps == BROKEN, "one that is dead cannot be drained"
     for refused in (
         asked(engine(age_s=1e9)), asked(engine(kv=0.9)), asked(engine(), switches=Switches(is_paused=True)),
         asked(engine(), restarts=[Restart(NOW, "a")]), asked(engine(last_end=FailedRestarts("dead", "held"))),
     ):  # fmt: skip
-        assert isinstance(refused, BlockedAction)
+        blocked(refused)
 
 
 STATUSES = st.sampled_from(list(Status))
@@ -240,3 +244,140 @@ def test_no_plan_without_sure_knowledge(engines: list[EngineStatus], switches: S
             assert same
             assert all(load.is_well for load in same)
             assert sum(load.kv_usage or 0.0 for load in (one.load, *same)) <= POLICY.carries * len(same) + 1e-9
+
+
+WIDE = ActPolicy(restarts_per_hour=99, restarts_per_day=99, fleet_restarts_per_hour=99, fleet_restarts_per_day=99)
+
+
+def ago(*seconds: float, engine: str = "a", is_own: bool = True) -> list[Restart]:
+    return [Restart(NOW - one, engine, is_own) for one in seconds]
+
+
+def test_a_budget_counts_the_restarts_of_a_day_whoever_made_them() -> None:
+    """Without one all is allowed; yesterday's are forgotten; a budget of nought refuses for ever."""
+    assert not spent([], "a", POLICY, NOW).message
+    assert spent(ago(100, 3_000, is_own=False), "a", POLICY, NOW).message
+    assert not spent(ago(*(DAY_S + one for one in range(50))), "a", POLICY, NOW).message
+    assert spent([], "a", ActPolicy(restarts_per_hour=0), NOW).message
+
+
+def test_each_of_the_four_budgets_ends_by_itself() -> None:
+    """Of the engine and of the fleet, in an hour and in a day: one more is allowed at the time that is told."""
+    cases = [
+        (ago(100, 3_000), "of this engine in an hour"),
+        (ago(*(5_000 + 4_000 * one for one in range(6))), "of this engine in a day"),
+        (ago(10, 20, 30, 40, engine="b"), "of the fleet in an hour"),
+        (ago(*(4_000 + 3_000 * one for one in range(20)), engine="b"), "of the fleet in a day"),
+    ]
+    for restarts, words in cases:
+        found = spent(restarts, "a", POLICY, NOW)
+        assert words in found.message
+        assert found.until > NOW
+        assert words not in spent(restarts, "a", POLICY, found.until + 1).message
+
+
+def test_the_pause_after_a_restart_doubles_up_to_its_bound() -> None:
+    """Five minutes after one in a day, ten after two, and never more than the longest."""
+    for count in range(1, 12):
+        pause_s = min(WIDE.longest_backoff_s, WIDE.backoff_s * 2 ** (count - 1))
+        others = [80_000.0 - one for one in range(count - 1)]
+        if pause_s > 1:
+            assert spent(ago(*others, pause_s - 1), "a", WIDE, NOW).until == NOW + 1
+        assert not spent(ago(*others, pause_s + 1), "a", WIDE, NOW).message
+
+
+def test_a_clock_that_jumps_gives_no_new_budget() -> None:
+    """What is dated later than now counts as of now; a year ahead nothing is known of today, and back again it is."""
+    for jump_s in (1.0, HOUR_S, 30 * DAY_S, 10 * 365 * DAY_S):
+        restarts = ago(-jump_s, -jump_s - 5)
+        assert spent(restarts, "a", POLICY, NOW).message
+        assert spent(restarts, "a", POLICY, NOW + jump_s).message
+    restarts = ago(10, 20)
+    assert not spent(restarts, "a", POLICY, NOW + 365 * DAY_S).message
+    assert spent(restarts, "a", POLICY, NOW).message
+
+
+@given(st.lists(st.tuples(st.floats(-1e9, 1e9), st.sampled_from("ab")), max_size=40))
+def test_whoever_obeys_it_stays_within_every_budget(times: list[tuple[float, str]]) -> None:
+    """Where it allows one more, there is one more in each budget, counted by hand."""
+    restarts = [Restart(NOW - at, engine) for at, engine in times]
+    if not spent(restarts, "a", POLICY, NOW).message:
+        for span_s, own, fleet in (
+            (HOUR_S, POLICY.restarts_per_hour, POLICY.fleet_restarts_per_hour),
+            (DAY_S, POLICY.restarts_per_day, POLICY.fleet_restarts_per_day),
+        ):
+            recent = [one for one in restarts if one.at > NOW - span_s]
+            assert len(recent) < fleet
+            assert sum(one.engine == "a" for one in recent) < own
+
+
+ANSWERS = Look(0.0, 0.0, Reach.ANSWERS, health=200)
+
+
+@each(
+    ("look", "wanted"),
+    [
+        (None, False),
+        (ANSWERS, True),
+        (ANSWERS._replace(health=503), False),
+        (ANSWERS._replace(reach=Reach.REFUSED), False),
+        (ANSWERS._replace(gate=GateState(True, "", 0, 0)), True),
+        (ANSWERS._replace(gate=GateState(False, "starting", 0, 0)), False),
+        (ANSWERS._replace(gate=GateState(False, "draining", 0, 0)), True),
+    ],
+)
+def test_ready_is_what_answers_and_would_be_sent_work(look: Look | None, wanted: bool) -> None:
+    """By its page, its health and its gate; a drain of guard's own is no want of readiness."""
+    assert is_ready(look) is wanted
+
+
+@each(
+    ("config", "wanted"),
+    [
+        ({}, None),
+        ({"kv_cache_size_tokens": "32000"}, 32_000.0),
+        ({"num_gpu_blocks": "1000", "block_size": "16"}, 16_000.0),
+        ({"kv_cache_size_tokens": "none", "num_gpu_blocks": "10", "block_size": "16"}, 160.0),
+        *(({"num_gpu_blocks": odd, "block_size": "16"}, None) for odd in ("1e9", "9" * 40, "-5")),
+    ],
+)
+def test_the_cache_is_as_large_as_the_engine_says(config: dict[str, str], wanted: float | None) -> None:
+    """In tokens, or by blocks; what is no number is not known."""
+    assert kv_tokens(ANSWERS._replace(config=config)) == wanted
+    assert kv_tokens(None) is None
+
+
+def test_only_a_cache_below_the_context_holds_it_back() -> None:
+    """Less than at the last start is told; not known is no reason."""
+    look = ANSWERS._replace(config={"kv_cache_size_tokens": "8000"})
+    assert enough_cache(look, 4_000.0, 8_100.0).facts == {"kv_tokens": 8_000.0}
+    assert enough_cache(look, 9_000.0, None).is_done is False
+    assert enough_cache(look, None, 16_000.0).facts["is_less"] is True
+    assert enough_cache(look, 4_000.0, "what?").is_done is True
+    assert enough_cache(ANSWERS, 4_000.0, 8_000.0).is_done is True
+
+
+@each(
+    ("began", "before", "wanted"), [(100.0, 100.0, False), (103.0, 100.0, False), (120.0, 100.0, True), (None, 100.0, False),
+                                    (120.0, None, False), (90.0, 100.0, False)],
+)  # fmt: skip
+def test_an_engine_that_began_later_was_restarted(began: float | None, before: float | None, wanted: bool) -> None:
+    """A few seconds are the clock's; what is not known says nothing."""
+    assert was_restarted(ANSWERS._replace(started_unix_s=began), before) is wanted
+    assert not was_restarted(None, before)
+
+
+def test_trouble_is_the_same_kind_again_or_one_that_is_worse() -> None:
+    """The condition that led to it, a death, a hang, a crash loop; another advice is none."""
+    for kind in ("exhausted", "dead", "wedged", "hung", "loop"):
+        assert troubles("exhausted", held(kind)) == {kind: f"it is {kind}"}
+    for conditions in (
+        {},
+        held("creep"),
+        held("exhausted", status=Status.UNKNOWN),
+        held("dead", status=Status.FALSE),
+        held("asked"),
+    ):
+        assert troubles("exhausted", conditions) == {}
+    assert troubles("asked", held("asked", "loop")) == {}, "who asks for a start knows of those before it"
+    assert troubles("asked", held("dead")) == {"dead": "it is dead"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,7 +37,7 @@ def test_two_samples_without_work_are_idle() -> None:
     assert idleness([sample(0.0, gate={"in_flight": 3, "idle": None}, health=None)]).is_idle is False
 
 
-@pytest.mark.parametrize("times", [[], [0.0], [0.0, APART_S - 0.1], [0.0, STALE_S + 0.1], [5.0, 0.0]])
+@each("times", [[], [0.0], [0.0, APART_S - 0.1], [0.0, STALE_S + 0.1], [5.0, 0.0]])
 def test_one_witness_is_none(times: list[float]) -> None:
     """Never looked at, once, twice in a moment, too long ago, or not in order: not known."""
     assert idleness([sample(at_s) for at_s in times]).is_idle is None
@@ -57,7 +56,7 @@ def test_work_in_any_sample_is_work(work: dict[str, Any], place: int) -> None:
     assert idleness(seen[: place + 1]).is_idle is False
 
 
-@pytest.mark.parametrize(
+@each(
     "look",
     [{"reach": Reach.SILENT, "why": "says nothing"}, {"reach": Reach.REFUSED}, {"reach": Reach.NONSENSE}, {"health": 503},
      {"health": None}, {"gate": {"is_dead": True}}, {"gate": {"is_wedged": True}}],
@@ -68,7 +67,7 @@ def test_an_engine_that_does_not_answer_is_not_idle(look: dict[str, Any]) -> Non
     assert idleness([sample(0.0, **look), sample(APART_S)]).is_idle is None
 
 
-@pytest.mark.parametrize("name", BETWEEN)
+@each("name", BETWEEN)
 def test_what_came_and_went_between_the_samples_is_noticed(name: str) -> None:
     """A request let in, a step made, another epoch, another number of API servers: it begins anew."""
     changed = sample(APART_S, gate={name: GATE[name] + 1})
@@ -99,12 +98,8 @@ def test_every_rank_has_to_be_seen() -> None:
     """The sum of a page in which one rank says nothing is no sum."""
     whole = (CoreFigures("0", 5.0, 0.0, 0.0), CoreFigures("1", 5.0, 0.0, 0.0))
     assert idleness([sample(0.0, ranks=whole), sample(APART_S, ranks=whole)]).is_idle is True
-    for part in (
-        whole[:1],
-        (whole[0], CoreFigures("1", 5.0, None, 0.0)),
-        (whole[0], CoreFigures("1", None, 0.0, 0.0)),
-        (whole[0], whole[0]),
-    ):
+    odd = (CoreFigures("1", 5.0, None, 0.0), CoreFigures("1", None, 0.0, 0.0), whole[0])
+    for part in (whole[:1], *((whole[0], other) for other in odd)):
         assert idleness([sample(0.0, ranks=whole), sample(APART_S, ranks=part)]).is_idle is not True
     stepped = (whole[0], CoreFigures("1", 6.0, 0.0, 0.0))
     assert idleness([sample(0.0, ranks=whole), sample(APART_S, ranks=stepped)]).is_idle is False

@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.guard.act.journal_entry import (
-    CLOSED,
-    ENTRIES_PER_ACTION,
-    FIELDS_MAX,
-    INTENT,
-    NAME_MAX,
-    OPENED,
-    OUTCOME,
-    RESTART,
-    SWITCH,
-    WINDOW_S,
-    Entry,
-    cleaned,
-    needed,
-)  # fmt: skip
+from plimsoll.guard.act import journal_entry as journal
+from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OPENED, OUTCOME, RESTART, SWITCH, WINDOW_S, Entry, cleaned, needed
+from tests.each import each
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=50),
@@ -30,27 +17,21 @@ VALUES = st.recursive(
     max_leaves=8,
 )
 ENTRIES = st.builds(
-    Entry,
-    number=st.just(1),
-    at=st.floats(0, 4e9).map(lambda at: round(at, 3)),
-    kind=st.text(min_size=1, max_size=20),
-    engine=st.text(max_size=30),
-    action=st.text(max_size=30),
-    step=st.text(max_size=30),
-    fields=st.dictionaries(st.text(max_size=10), VALUES, max_size=4),
-)
+    Entry, st.just(1), st.floats(0, 4e9).map(lambda at: round(at, 3)), st.text(min_size=1, max_size=20), st.text(max_size=30),
+    st.text(max_size=30), st.text(max_size=30), st.dictionaries(st.text(max_size=10), VALUES, max_size=4),
+)  # fmt: skip
 
 
 @given(ENTRIES)
 def test_any_entry_can_be_written(entry: Entry) -> None:
     """Whatever it was given: what is left is JSON of bounded size, in printable names."""
     found = cleaned(entry)
-    assert len(json.dumps(found.fields, allow_nan=False)) <= FIELDS_MAX
-    assert all(len(name) <= NAME_MAX and name.isprintable() for name in found[2:6])
+    assert len(json.dumps(found.fields, allow_nan=False)) <= journal.FIELDS_MAX
+    assert all(len(name) <= journal.NAME_MAX and name.isprintable() for name in found[2:6])
     assert cleaned(found) == found
 
 
-@pytest.mark.parametrize(
+@each(
     "fields",
     [
         {"token": "s3cretvalue"},
@@ -72,8 +53,9 @@ def test_nothing_secret_is_written(fields: dict[str, object]) -> None:
 def test_names_are_cleaned_and_an_action_that_never_ends_is_bounded() -> None:
     """An address may hold a login; the first entry and the newest are kept."""
     assert "s3cretvalue" not in str(cleaned(Entry(1, 1.0, "note", engine="http://u:s3cretvalue@h:1/\n")))
-    kept = needed([entry(1, OPENED, "a"), *(entry(number, INTENT, "a") for number in range(2, 3 * ENTRIES_PER_ACTION))], 0.0)
-    assert (kept[0].number, kept[-1].number, len(kept)) == (1, 3 * ENTRIES_PER_ACTION - 1, ENTRIES_PER_ACTION + 1)
+    most = journal.ENTRIES_PER_ACTION
+    kept = needed([entry(1, OPENED, "a"), *(entry(number, INTENT, "a") for number in range(2, 3 * most))], 0.0)
+    assert (kept[0].number, kept[-1].number, len(kept)) == (1, 3 * most - 1, most + 1)
 
 
 def test_what_is_too_large_is_cut() -> None:
@@ -81,14 +63,9 @@ def test_what_is_too_large_is_cut() -> None:
     deep: object = "x"
     for _ in range(2_000):
         deep = {"a": deep}
-    for fields in (
-        {"a": "x" * 10**6},
-        {"a": 10**9999},
-        {str(n): "y" * 1000 for n in range(5000)},
-        {"a": deep},
-        {"a": [["z"] * 999] * 999},
-    ):
-        assert len(json.dumps(cleaned(Entry(1, 1.0, "k" * 10**5, fields=fields)))) < FIELDS_MAX + 4_000
+    many = {str(number): "y" * 1000 for number in range(5000)}
+    for fields in ({"a": "x" * 10**6}, {"a": 10**9999}, many, {"a": deep}, {"a": [["z"] * 999] * 999}):
+        assert len(json.dumps(cleaned(Entry(1, 1.0, "k" * 10**5, fields=fields)))) < journal.FIELDS_MAX + 4_000
 
 
 def entry(number: int, kind: str, action: str = "", *, at: float = 0.0, step: str = "", engine: str = "") -> Entry:

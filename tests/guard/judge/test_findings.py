@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from plimsoll.findings import Code, Evidence, Severity
 from plimsoll.guard.judge.findings import PLAN, PlannedTokens, as_planned, code_of, finding, findings, severity_of
 from plimsoll.guard.judge.judge import QUESTIONS
@@ -77,12 +75,11 @@ def test_a_code_is_told_once_by_its_worst_condition() -> None:
 
 def test_a_full_cache_is_advised_with_its_own_numbers() -> None:
     """With 16,000 tokens of cache and 1,000 a request, 16 fit at once."""
-    found = finding(condition("storm"), LOOK)
-    assert found is not None
+    (found,) = findings([condition("storm")], LOOK)
     assert ("--max-num-seqs", "16") in [(remedy.flag, remedy.value) for remedy in found.remedy]
 
 
-@pytest.mark.parametrize(
+@each(
     ("config", "status"),
     [
         ({"num_gpu_blocks": "1000", "block_size": "16"}, Status.FALSE),

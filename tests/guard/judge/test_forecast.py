@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 
 from plimsoll.guard.judge.history import History
 from plimsoll.guard.judge.load import NO_LENGTH, kv_forecast, queue_forecast, recompute_share
@@ -11,18 +12,23 @@ from plimsoll.guard.judge.policy import Policy
 from plimsoll.unknown import Unknown
 
 
-def seen(queue: list[float], ended_per_s: float = 2.0) -> History:
-    """A history of looks five seconds apart."""
+def seen(rows: Sequence[Mapping[str, float]]) -> History:
+    """A history of looks five seconds apart that show these figures."""
     history = History(5.0)
-    for number, waiting in enumerate(queue):
-        figures = {"running": 64.0, "waiting": waiting, "success": 5.0 * ended_per_s * number, "steps": 100.0 * number}
-        history.add(Look(5.0 * number, 1e9 + 5.0 * number, Reach.ANSWERS, figures=figures, started_unix_s=1e9 - 100))
+    for number, figures in enumerate(rows):
+        more = {"steps": 100.0 * number, **figures}
+        history.add(Look(5.0 * number, 1e9 + 5.0 * number, Reach.ANSWERS, figures=more, started_unix_s=1e9 - 100))
     return history
+
+
+def queued(queue: Sequence[float]) -> History:
+    """A queue before 64 that run, of whom two end each second."""
+    return seen([{"running": 64.0, "waiting": waiting, "success": 10.0 * number} for number, waiting in enumerate(queue)])
 
 
 def test_a_queue_that_grows_steadily_is_foretold() -> None:
     """One request more every two seconds; 60 may wait at 2 a second for a bound of 30 s."""
-    found = queue_forecast(seen([5.0 + 2.5 * number / 5 for number in range(60)]), Policy())
+    found = queue_forecast(queued([5.0 + 2.5 * number / 5 for number in range(60)]), Policy())
     assert not isinstance(found, Unknown)
     left = (60 - (5.0 + 0.5 * 59)) / 0.1
     assert abs(found.likely_s - left) < 0.1 * left
@@ -30,31 +36,21 @@ def test_a_queue_that_grows_steadily_is_foretold() -> None:
 
 
 def test_one_that_goes_up_and_down_is_not() -> None:
-    """Noise, a short queue, a queue that shrinks, a young history: no forecast, with the reason."""
+    """Noise, no queue, one that shrinks, a young history, one that is past the bound: no forecast, with the reason."""
     dice = random.Random(7)
-    for queue in (
-        [dice.uniform(0, 20) for _ in range(60)],
-        [0.0] * 60,
-        [40.0 - 0.5 * number for number in range(60)],
-        [float(number) for number in range(10)],
-    ):
-        found = queue_forecast(seen(queue), Policy())
-        assert isinstance(found, Unknown)
-        assert found.reason
+    cases = {
+        "the queue does not grow": ([dice.uniform(0, 20) for _ in range(60)], [40.0 - 0.5 * number for number in range(60)]),
+        "not enough samples of the queue": (range(15),),
+        "already past the bound": ([200.0 + number for number in range(60)],),
+    }  # fmt: skip
+    for reason, queues in cases.items():
+        for queue in queues:
+            assert queue_forecast(queued(queue), Policy()) == Unknown(reason)
+    assert isinstance(queue_forecast(queued([0.0] * 60), Policy()), Unknown)
 
 
-def test_what_is_past_the_bound_is_no_forecast() -> None:
-    """It is a condition by then."""
-    assert isinstance(queue_forecast(seen([200.0 + number for number in range(60)]), Policy()), Unknown)
-
-
-def filling(usage: list[float]) -> History:
-    """A history of the KV cache, five seconds a look."""
-    history = History(5.0)
-    for number, share in enumerate(usage):
-        figures = {"kv_cache_usage": share, "steps": 100.0 * number}
-        history.add(Look(5.0 * number, 1e9 + 5.0 * number, Reach.ANSWERS, figures=figures, started_unix_s=1e9 - 100))
-    return history
+def filling(usage: Sequence[float]) -> History:
+    return seen([{"kv_cache_usage": share} for share in usage])
 
 
 def test_a_cache_that_fills_steadily_is_foretold() -> None:
@@ -79,14 +75,8 @@ def test_the_share_of_work_done_twice() -> None:
     """None lost is none; without an end of any request it is not known; before five minutes were seen neither."""
 
     def worked(preempted: float, ended: float, looks: int = 80) -> History:
-        history = History(5.0)
-        for number in range(looks):
-            figures = {
-                "preemptions": preempted * number, "prompt_tokens": 1_000.0 * number, "generation_tokens": 1_000.0 * number,
-                "success": ended * number, "steps": 100.0 * number,
-            }  # fmt: skip
-            history.add(Look(5.0 * number, 1e9 + 5.0 * number, Reach.ANSWERS, figures=figures, started_unix_s=1e9 - 100))
-        return history
+        done = {"preemptions": preempted, "prompt_tokens": 1_000.0, "generation_tokens": 1_000.0, "success": ended}
+        return seen([{name: each * number for name, each in done.items()} for number in range(looks)])
 
     assert recompute_share(worked(0.0, 1.0), 300.0) == 0.0
     share = recompute_share(worked(1.0, 4.0), 300.0)

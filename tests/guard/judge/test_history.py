@@ -1,4 +1,4 @@
-"""What the history of one engine holds on to, and what it does not take for knowledge."""
+"""What the history of one engine holds on to, what it does not take for knowledge, and what is another after a restart."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from plimsoll.guard.judge.history import History
-from plimsoll.guard.judge.look import CoreFigures, GateState, Look, Reach, WorkerMemory
+from plimsoll.guard.judge.look import CoreFigures, GateState, Look, Reach, WorkerMemory, describe_changes
 from plimsoll.unknown import Unknown
+from tests.each import each
 
 IDLE = {"running": 0.0, "waiting": 0.0}
 
@@ -24,32 +25,23 @@ def seen(*looks: Look) -> History:
     return history
 
 
-def test_a_rise_begins_before_the_window_where_its_first_look_is_lost() -> None:
-    """What rose is never counted over less than the time asked for: with a look lost it is counted over more."""
-    history = seen(*(look(at, {"steps": at}) for at in range(0, 200, 5) if at != 75))
-    assert history.rise("steps", 120.0) == 195 - 70
-    assert history.rise("steps", 119.0) == 195 - 70
-    assert history.rise("steps", 115.0) == 195 - 80
+def counted(*left_out: int, until: int = 200) -> History:
+    """A counter that rises by one a second, a look every five, but for those that are left out."""
+    return seen(*(look(at, {"steps": at}) for at in range(0, until, 5) if at not in left_out))
 
 
-def test_a_rise_needs_the_last_look() -> None:
-    """A counter that is not on the page now has no rise, however well it was known before."""
-    history = seen(*(look(at, {"steps": at}) for at in range(0, 200, 5)), look(200, {}))
-    assert isinstance(history.rise("steps", 60.0), Unknown)
-
-
-def test_a_rise_over_more_than_is_kept_is_unknown() -> None:
-    """A window longer than the history says nothing; it does not say that nothing rose."""
-    history = seen(*(look(at, {"steps": 7.0}) for at in range(0, 4000, 5)))
-    assert history.rise("steps", 1_500.0) == 0.0
-    assert isinstance(history.rise("steps", 3_900.0), Unknown)
-
-
-def test_a_hole_makes_a_rise_unknown() -> None:
-    """Of a time with a hole of more than three looks nobody knows what happened in it."""
-    history = seen(*(look(at, {"steps": at}) for at in range(0, 300, 5) if not 200 <= at < 220))
-    assert isinstance(history.rise("steps", 120.0), Unknown)
-    assert history.rise("steps", 60.0) == 60.0
+def test_a_rise_is_known_for_all_of_its_window_or_not_at_all() -> None:
+    """With a look lost it is counted over more, never over less; not over a hole, more than is kept, or without the last look."""
+    assert [counted(75).rise("steps", seconds) for seconds in (120.0, 119.0, 115.0)] == [195 - 70, 195 - 70, 195 - 80]
+    holed = counted(*range(200, 220), until=300)
+    assert isinstance(holed.rise("steps", 120.0), Unknown)
+    assert holed.rise("steps", 60.0) == 60.0
+    long = counted(until=4_000)
+    assert long.rise("steps", 1_500.0) == 1_500.0
+    assert isinstance(long.rise("steps", 3_900.0), Unknown)
+    without_last = counted()
+    without_last.add(look(200, {}))
+    assert isinstance(without_last.rise("steps", 60.0), Unknown)
 
 
 def test_what_is_not_known_is_named_in_a_readers_words() -> None:
@@ -160,21 +152,41 @@ def test_who_told_and_does_not_any_more_is_missed() -> None:
     """A gate that told of this process before and does not now may have told that it sleeps."""
     gate = GateState(ready=True, reason="", in_flight=0, engine_requests=0)
     history = seen(look(0, gate=gate), look(5))
-    assert history.lost == "gate"
-    assert history.has_lost("gate")
+    assert (history.lost, history.has_lost("gate")) == ("gate", True)
     history.add(look(10, gate=gate))
     assert history.lost == ""
     assert seen(look(0, {"asleep": 0.0}), look(5, {"asleep": math.nan})).lost == "page"
 
 
-def test_what_a_rule_may_ask_for_is_kept() -> None:
-    """Every figure that a rule of the user's own may name can be asked for."""
+def test_only_what_is_a_number_of_such_a_figure_is_known() -> None:
+    """NaN, infinity and less than nothing are no figures; what a rule of the user's own may name is kept."""
     gate = GateState(ready=True, reason="", in_flight=7, engine_requests=3)
-    assert seen(look(0, gate=gate)).now("in_flight") == 7.0
+    history = seen(look(0, {"running": math.nan, "waiting": math.inf, "steps": -1.0}, gate=gate))
+    assert all(isinstance(history.now(name), Unknown) for name in ("running", "waiting", "steps"))
+    assert history.now("in_flight") == 7.0
     assert isinstance(seen(look(0)).now("in_flight"), Unknown)
 
 
-def test_numbers_that_no_figure_can_be_are_not_known() -> None:
-    """NaN, infinity and less than nothing are no figures."""
-    history = seen(look(0, {"running": math.nan, "waiting": math.inf, "steps": -1.0}))
-    assert all(isinstance(history.now(name), Unknown) for name in ("running", "waiting", "steps"))
+def started(vllm: str = "0.32.0", **config: str) -> Look:
+    return Look(0.0, 0.0, Reach.ANSWERS, vllm=vllm, config=config)
+
+
+@each(
+    ("before", "after", "said"),
+    [
+        ("15497", "15501", ""),
+        ("15497", "15400", ""),
+        ("15497", "15200", "num_gpu_blocks 15497 became 15200"),
+        ("None", "15497", "num_gpu_blocks None became 15497"),
+        ("nan", "15497", "num_gpu_blocks nan became 15497"),
+    ],
+)
+def test_a_cache_that_is_measured_is_never_quite_the_same(before: str, after: str, said: str) -> None:
+    """A few blocks more or less are no change: vLLM measures them anew at each start. More than a hundredth is one."""
+    assert describe_changes(started(num_gpu_blocks=before), started(num_gpu_blocks=after)) == said
+
+
+def test_a_setting_is_the_same_or_it_is_not() -> None:
+    """Of what somebody sets, and of the version, any difference is told."""
+    before, after = started(gpu_memory_utilization="0.92", block_size="16"), started("0.32.1", gpu_memory_utilization="0.921")
+    assert describe_changes(before, after) == "vLLM 0.32.0 became 0.32.1; gpu_memory_utilization 0.92 became 0.921"

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.doctor.rules.contained import LastFailure, Survival, read_survival
 from plimsoll.findings import Code, Severity
-from plimsoll.guard.act.decide import ActionPlan, BlockedAction, decide
-from plimsoll.guard.act.policy import ActPolicy
-from plimsoll.guard.judge.findings import finding, findings
+from plimsoll.guard.judge.findings import findings
 from plimsoll.guard.judge.judge import Judge
 from plimsoll.guard.judge.look import Canary, Look
 from plimsoll.guard.judge.policy import GRADES, Policy
 from plimsoll.guard.judge.tracker import Grade
-from tests.guard.act.test_decide import engine, view
+from tests.each import each
 from tests.guard.acting import acting
 from tests.guard.test_questions import GATE, busy, looks, says
 
@@ -34,6 +31,13 @@ def surviving(seconds: int, state: Any, **others: Any) -> list[Look]:
     """Looks at an engine whose gate tells this of containment at each moment."""
     every = looks(seconds, busy, **others)
     return [look._replace(gate=GATE._replace(survival=state(look.at_s), last_step_age_s=0.1)) for look in every]
+
+
+def judged(every: list[Look]) -> Judge:
+    judge = Judge("engine", Policy())
+    for look in every:
+        judge.see(look)
+    return judge
 
 
 def begun(kind: str, every: list[Look]) -> list[float]:
@@ -60,24 +64,17 @@ def test_a_run_of_failures_is_told_once() -> None:
 def test_the_finding_names_the_shape_the_cost_and_the_flag() -> None:
     """A warning under runtime.contained, with the size of a step that worked."""
     every = surviving(400, lambda at: failed(3.0, at - 300) if at >= 300 else ARMED)
-    judge = Judge("engine", Policy())
-    for look in every:
-        judge.see(look)
+    judge = judged(every)
     (found,) = [one for one in findings(judge.conditions, every[-1]) if one.code is Code.RUNTIME_CONTAINED]
     assert found.severity is Severity.WARNING
-    for words in (
-        "3 steps",
-        "8,192 tokens in 48 requests, at forward",
-        "asked for 2.0 GiB, 1.0 GiB free",
-        "190,000 tokens",
-        "1.7 s",
-    ):
+    shape = "8,192 tokens in 48 requests, at forward"
+    for words in ("3 steps", shape, "asked for 2.0 GiB, 1.0 GiB free", "190,000 tokens", "1.7 s"):
         assert words in found.because
     assert (found.remedy[0].flag, found.remedy[0].value) == ("--max-num-batched-tokens", "1024")
     assert not acting(judge), "a contained failure alone leads to nothing"
 
 
-@pytest.mark.parametrize(
+@each(
     ("site", "kind", "flag"),
     [("forward", "", "--max-num-batched-tokens"), ("logits", "prompt_logprobs", "--max-logprobs"),
      ("encoder", "pictures", "--mm-processor-kwargs"), ("adapter", "adapter", "--max-loras")],
@@ -85,15 +82,11 @@ def test_the_finding_names_the_shape_the_cost_and_the_flag() -> None:
 def test_advice_names_the_flag_of_the_site(site: str, kind: str, flag: str) -> None:
     """By the newest failure's site and the shape of its request."""
     (look,) = surviving(5, lambda _: failed(1.0, 1.0)._replace(last=LastFailure(1.0, site, kind=kind)))
-    judge = Judge("engine", Policy())
-    judge.see(look)
-    condition = next(one for one in judge.conditions if one.kind == "contained")
-    found = finding(condition, look)
-    assert found is not None
+    (found,) = findings(judged([look]).conditions, look)
     assert next(one.flag for one in found.remedy if one.flag) == flag
 
 
-@pytest.mark.parametrize(
+@each(
     ("survival", "reason"),
     [(None, "TooOld"), (Survival(), "NoCount"), (ARMED._replace(armed=None), "NotArmed"),
      (ARMED._replace(armed=False, why="a KV connector is set"), "NotArmed"), (ARMED._replace(contained=None), "NoCount")],
@@ -110,7 +103,7 @@ def test_failures_before_the_first_look_are_told_by_their_age() -> None:
     assert says("contained", surviving(10, lambda at: failed(3.0, 3_600.0 + at)))[0][1] == "false"
 
 
-@pytest.mark.parametrize("name", ["storm", "limping"])
+@each("name", ["storm", "limping"])
 def test_a_storm_and_a_limp_hold_after_minutes(name: str) -> None:
     """Said at every look for three minutes, they call for a restart; for a moment they do not."""
     lasting = surviving(900, lambda at: failed(30.0, 1.0)._replace(**{name: at >= 300}))
@@ -127,29 +120,9 @@ def test_a_storm_and_a_limp_hold_after_minutes(name: str) -> None:
 def test_wrong_types_never_lead_to_a_restart(said: dict[str, object]) -> None:
     """Whatever stands in the place of yes or no is unknown."""
     state = read_survival({"armed": True, "contained": 99, "aborted": 0, **said})
-    judge = Judge("engine", Policy())
-    for look in surviving(600, lambda _: state):
-        judge.see(look)
+    judge = judged(surviving(600, lambda _: state))
     assert not acting(judge)
     assert next(one for one in judge.conditions if one.kind == "limping").reason == "NotTold"
-
-
-def test_its_restart_goes_by_the_rules_of_others() -> None:
-    """Where the others carry its load it is planned, drained first; where they cannot, or without a gate, it is refused."""
-    judge = Judge("a", Policy())
-    for look in surviving(900, lambda _: failed(30.0, 1.0)._replace(storm=True)):
-        judge.see(look)
-    conditions = {one.kind: one for one in judge.conditions}
-    limps, others = engine("a", conditions), (engine("b"), engine("c"))
-    (plan,) = decide(view(limps, *others), ActPolicy())
-    assert isinstance(plan, ActionPlan)
-    assert (plan.grade, plan.kind) == (Grade.RESTART, "limping")
-    assert "drain" in [str(step) for step in plan.steps]
-    full, blind = view(engine("a", conditions, kv=0.7)), view(limps._replace(has_gate=False), *others)
-    for fleet, reason in ((full, "OthersCannotCarry"), (blind, "NoGate")):
-        (refusal,) = decide(fleet, ActPolicy())
-        assert isinstance(refusal, BlockedAction)
-        assert refusal.reason == reason
 
 
 def stuck(state: Any, *, is_proved: bool) -> list[Look]:
@@ -164,7 +137,7 @@ def stuck(state: Any, *, is_proved: bool) -> list[Look]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("is_proved", [False, True], ids=["by its steps", "by the gate"])
+@each("is_proved", [False, True])
 def test_recomputing_is_never_called_stuck(is_proved: bool) -> None:
     """While steps are contained the loop lives: neither wedged nor hung nor stalled, however long no step ends."""
     recomputing = stuck(lambda at: failed(1.0 + max(0.0, at - 100) // 60, (at - 100) % 60), is_proved=is_proved)
