@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from plimsoll.demo.balancer import DemoBalancer, ask
+from plimsoll.demo.balancer import HOST, DemoBalancer, ask, free_port
 from plimsoll.net.client import Lost, Reply
 from tests.real.small_farm import Backend
 
@@ -83,59 +84,36 @@ def test_a_request_without_a_byte_of_an_answer_goes_to_another_engine(answer: by
 
 
 def test_an_answer_that_has_begun_is_never_begun_anew() -> None:
-    """Its client sees that it broke off: two halves of two answers are none."""
+    """Its client sees that it broke off, and sees an orderly refusal: another engine would only be overrun next."""
 
-    async def script(balancer: DemoBalancer, one: Engine, two: Engine) -> tuple[Reply | Lost, int]:
+    async def script(balancer: DemoBalancer, one: Engine, two: Engine) -> None:
         one.answer = whole(b"a long answer")[:-6]
-        return await ask(balancer.port, "/v1/completions", {}), two.asked
+        told = await ask(balancer.port, "/v1/completions", {})
+        assert (isinstance(told, Lost) and told.was_begun, two.asked) == (True, 0)
+        one.answer = two.answer = b"HTTP/1.1 503 Busy\r\nRetry-After: 3\r\nContent-Length: 0\r\n\r\n"
+        told = await ask(balancer.port, "/v1/completions", {})
+        assert (told.status, isinstance(told, Reply) and told.headers["retry-after"]) == (503, "3")
 
-    told, asked = played(script)
-    assert isinstance(told, Lost)
-    assert told.was_begun
-    assert asked == 0
-
-
-def test_an_orderly_refusal_reaches_the_client() -> None:
-    """Shedding is for clients to see: another engine would only be overrun next."""
-
-    async def script(balancer: DemoBalancer, one: Engine, two: Engine) -> Reply | Lost:
-        for engine in (one, two):
-            engine.answer = b"HTTP/1.1 503 Busy\r\nRetry-After: 3\r\nContent-Length: 0\r\n\r\n"
-        return await ask(balancer.port, "/v1/completions", {})
-
-    told = played(script)
-    assert (told.status, told.headers["retry-after"]) == (503, "3")
+    played(script)
 
 
 def test_guard_takes_an_engine_out_and_puts_it_back() -> None:
     """Out: no new request; back: requests again. Each is read back, and each may be asked twice."""
 
-    async def script(balancer: DemoBalancer, one: Engine, two: Engine) -> list[int]:
+    async def script(balancer: DemoBalancer, one: Engine, two: Engine) -> None:
         assert hook(balancer, "is-out")["done"] is False
-        assert hook(balancer, "take-out")["done"] is True
-        assert hook(balancer, "take-out")["done"] is True
+        assert await balancer.takes_work() == {"one": True, "two": True}
+        for _ in range(2):
+            assert hook(balancer, "take-out")["done"] is True
         assert hook(balancer, "is-out")["done"] is True
+        assert await balancer.takes_work() == {"one": False, "two": True}
         for _ in range(4):
             await ask(balancer.port, "/v1/completions", {})
-        found = [one.asked, two.asked]
+        assert (one.asked, two.asked) == (0, 4)
         assert hook(balancer, "put-back")["done"] is True
-        await ask(balancer.port, "/v1/completions", {})
-        await ask(balancer.port, "/v1/completions", {})
-        return [*found, one.asked]
-
-    without_one, with_two, later = played(script)
-    assert (without_one, with_two) == (0, 4)
-    assert later > 0
-
-
-def test_it_says_who_gets_work() -> None:
-    """Not one that guard took out."""
-
-    async def script(balancer: DemoBalancer, one: Engine, two: Engine) -> None:
-        del one, two
-        assert await balancer.takes_work() == {"one": True, "two": True}
-        hook(balancer, "take-out")
-        assert await balancer.takes_work() == {"one": False, "two": True}
+        for _ in range(2):
+            await ask(balancer.port, "/v1/completions", {})
+        assert one.asked > 0
 
     played(script)
 
@@ -160,31 +138,22 @@ def test_another_question_than_readiness_can_be_asked() -> None:
     assert asyncio.run(asyncio.wait_for(main(), 20)) == {"one": False}
 
 
-def test_the_last_engine_stays_in_and_an_older_guard_is_refused() -> None:
-    """What guard must not do to users the balancer does not let it do."""
+def test_guard_may_not_do_everything() -> None:
+    """The last engine stays in, an older guard is refused, and the webhook opens only with its token."""
 
     async def script(balancer: DemoBalancer, _one: Engine, _two: Engine) -> None:
+        asked = {"verb": "take-out", "engine": "one", "epoch": 1}
+        for token in ("", "wrong"):
+            assert (await ask(balancer.hook_port, "/hook", asked, token=token)).status == 401
+        assert not balancer.engines["one"].is_out
+        told = await ask(balancer.hook_port, "/hook", asked, token=TOKEN)
+        assert (told.status, told.table()["done"], balancer.engines["one"].is_out) == (200, True, True)
         assert hook(balancer, "take-out", "one", epoch=5)["done"] is True
         assert hook(balancer, "take-out", "two", epoch=5) == {"done": False, "says": "nobody else is in: it stays in"}
         assert hook(balancer, "put-back", "one", epoch=4)["done"] is False
         assert hook(balancer, "put-back", "three")["done"] is None
         assert hook(balancer, "connections") == {"done": True, "connections": 0}
         assert hook(balancer, "explode", epoch=6)["done"] is None
-
-    played(script)
-
-
-def test_the_webhook_opens_only_with_its_token() -> None:
-    """Behind a balancer on the same host every client is 127.0.0.1."""
-
-    async def script(balancer: DemoBalancer, _one: Engine, _two: Engine) -> None:
-        asked = {"verb": "take-out", "engine": "one", "epoch": 1}
-        assert (await ask(balancer.hook_port, "/hook", asked)).status == 401
-        assert (await ask(balancer.hook_port, "/hook", asked, token="wrong")).status == 401
-        assert not balancer.engines["one"].is_out
-        told = await ask(balancer.hook_port, "/hook", asked, token=TOKEN)
-        assert (told.status, told.table()["done"]) == (200, True)
-        assert balancer.engines["one"].is_out
 
     played(script)
 
@@ -203,3 +172,13 @@ def test_a_client_that_talks_nonsense_harms_nobody(bytes_: bytes) -> None:
         return await ask(balancer.port, "/v1/completions", {})
 
     assert played(script).status == 200
+
+
+def test_no_port_is_given_twice_or_is_taken() -> None:
+    """Whoever got one may not listen there yet; a second one who gets it would answer in its place."""
+    with socket.socket() as found:
+        found.bind((HOST, free_port()))
+        ports = [free_port() for _ in range(300)]
+        assert found.getsockname()[1] not in ports
+    assert len(set(ports)) == 300
+    assert all(22_000 <= port < 32_000 for port in ports)

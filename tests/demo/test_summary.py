@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from plimsoll.demo.summary import OUT, SERVING, SHEDDING, DemoSummary, Incident, actions, times
 from plimsoll.demo.traffic import Count, LostRequest
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OUTCOME, Entry
@@ -48,27 +46,15 @@ def summary(*, lost: int = 0, wrong: str = "", sent_again: int | None = 3) -> De
     )
 
 
-@pytest.mark.parametrize(("lost", "wrong", "is_fine"), [(0, "", True), (1, "", False), (0, "it was not put back", False)])
-def test_one_lost_request_or_one_wrong_end_spoils_it(lost: int, wrong: str, *, is_fine: bool) -> None:
-    """Fine means nothing lost and every incident as it should be."""
-    found = summary(lost=lost, wrong=wrong)
-    assert found.is_fine is is_fine
-    assert found.as_json()["fine"] is is_fine
-
-
-def test_the_lines_name_what_was_lost_and_what_was_wrong() -> None:
-    """Nobody has to read JSON to see it."""
-    text = "\n".join(summary(lost=1, wrong="it was not put back").lines())
-    assert "100 served, 1 lost" in text
-    assert "lost after 4.0 s: no answer" in text
-    assert "not right  a burst: it was not put back" in text
-
-
-def test_what_the_balancer_does_not_tell_is_unknown() -> None:
-    """Never a made-up 0; the object is plain JSON with its schema."""
-    found = summary(sent_again=None)
-    assert "unknown" in "\n".join(found.lines())
-    assert found.as_json()["requests"]["sent_again"] is None
-    found = json.loads(json.dumps(summary().as_json()))
-    assert found["schema"] == "plimsoll.demo/1"
-    assert found["states"]["a"]["out of service"] == 8.0
+def test_what_was_lost_wrong_or_not_told_is_named() -> None:
+    """Fine means nothing lost and every incident as it should be; what the balancer does not tell is unknown, never 0."""
+    assert summary().is_fine
+    assert not summary(lost=1).is_fine
+    found = summary(lost=1, wrong="it was not put back", sent_again=None)
+    text = "\n".join(found.lines())
+    for words in ("100 served, 1 lost", "lost after 4.0 s: no answer", "not right  a burst: it was not put back", "unknown"):
+        assert words in text
+    told = json.loads(json.dumps(found.as_json()))
+    assert (told["schema"], told["fine"], told["requests"]["sent_again"]) == ("plimsoll.demo/1", False, None)
+    assert told["states"]["a"]["out of service"] == 8.0
+    assert json.loads(json.dumps(summary(wrong="it was not put back").as_json()))["fine"] is False

@@ -31,7 +31,7 @@ def counted(*left_out: int, until: int = 200) -> History:
 
 
 def test_a_rise_is_known_for_all_of_its_window_or_not_at_all() -> None:
-    """With a look lost it is counted over more, never over less; not over a hole, more than is kept, or without the last look."""
+    """With a look lost it counts over more, never less; not over a hole, over more than is kept, or without the last look."""
     assert [counted(75).rise("steps", seconds) for seconds in (120.0, 119.0, 115.0)] == [195 - 70, 195 - 70, 195 - 80]
     holed = counted(*range(200, 220), until=300)
     assert isinstance(holed.rise("steps", 120.0), Unknown)
