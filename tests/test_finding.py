@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from plimsoll.findings import Code, Finding, Severity
+from plimsoll.unknown import Condition, Status
 
 
 def test_the_codes_of_the_design_are_all_here() -> None:
@@ -29,3 +32,17 @@ def test_a_finding_reads_as_a_sentence() -> None:
     """Code and title."""
     finding = Finding(Code.KV_SATURATED, Severity.WARNING, 0.9, "the cache is full", "because")
     assert str(finding) == "kv.saturated: the cache is full"
+
+
+def _condition(status: Status) -> Condition:
+    return Condition("KvSaturated", status, "UsageHigh", "the cache is full", 10.0)
+
+
+def test_unknown_is_not_true() -> None:
+    """It neither holds nor is known not to hold; a condition has a reason and reads as a sentence."""
+    unknown = _condition(Status.UNKNOWN)
+    assert (unknown.is_true, unknown.is_known) == (False, False)
+    assert (_condition(Status.FALSE).is_true, _condition(Status.FALSE).is_known) == (False, True)
+    assert str(_condition(Status.TRUE)) == "KvSaturated is true: the cache is full"
+    with pytest.raises(AssertionError):
+        Condition("KvSaturated", Status.TRUE, "", "the cache is full", 0.0)

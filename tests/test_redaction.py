@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.redaction import REDACTED, _closing, redact, redact_value, redact_words
+from plimsoll.redaction import REDACTED, _closing, printable, redact, redact_value, redact_words
 from tests.each import each
 
 CAPTURES = Path(__file__).parents[0] / "captures"
@@ -285,3 +285,18 @@ def test_a_closing_quote_is_found_whatever_is_escaped_before_it(value: str, rest
     assert _closing(f"{inside}{mark} {rest}", 0, mark, 0) == len(inside)
     assert _closing(f"{inside}{mark} {rest}", 0, mark, 0, ends_word=True) == len(inside)
     assert _closing(f"{inside}{mark}s {rest}", 0, mark, 0, ends_word=True) is None
+
+
+def test_what_a_terminal_would_obey_is_taken_out() -> None:
+    """Colours, the cursor, line ends, the letters that turn the direction of writing; all else stays as it is."""
+    assert printable("a\x1b[31mb\nc\u202ed\t") == "a [31mb c d "
+    assert printable("a\x1b[31mb\n", "?") == "a?[31mb?"
+    assert printable("Größe 5 €, \\n") == "Größe 5 €, \\n"
+
+
+@given(st.text())
+def test_any_text_is_printable_then_and_as_long_as_before(text: str) -> None:
+    """Nothing is left to obey, and no letter moves."""
+    shown = printable(text)
+    assert shown.isprintable()
+    assert len(shown) == len(text)

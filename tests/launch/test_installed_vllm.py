@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from plimsoll.cli.flags import FlagsOptions
 from plimsoll.errors import BadInput, WorldFailed
-from plimsoll.launch.installed_vllm import version_beside, vllm_in, vllm_of
+from plimsoll.launch.command_line import EntryPoint, engine_meant, launches_named, version_in_image
+from plimsoll.launch.installed_vllm import launch_of_process, version_beside, vllm_in, vllm_of
 from plimsoll.vllm.extension_points import NEEDS, judge
+from plimsoll.vllm.versions import newest
+from tests.each import each
 from tests.vllm.vllm_like import write_vllm
 
 SOURCES = str(Path(__file__).parents[2] / "src")
@@ -141,3 +146,163 @@ def test_files_that_cannot_be_read_are_not_there(tmp_path: Path) -> None:
     read = vllm_in(str(tmp_path)).sources.read
     assert [read(name) for name in ("envs.py", "link.py", "huge.py", "gone.py")] == [None] * 4
     assert read("latin.py") == "x = '\N{REPLACEMENT CHARACTER}'\n"
+
+
+SERVE = b"/usr/bin/python3\0/usr/local/bin/vllm\0serve\0Qwen/Qwen3-8B\0--served-model-name\0a $B 'c'\0--api-key\0\0"
+
+
+def process(proc: Path, pid: int, cmdline: bytes, parent: int = 1, environ: bytes | None = b"") -> None:
+    """Writes what /proc shows of one process."""
+    folder = proc / str(pid)
+    folder.mkdir()
+    (folder / "cmdline").write_bytes(cmdline)
+    (folder / "status").write_text(f"Name:\tx\nUmask:\t0022\nPid:\t{pid}\nPPid:\t{parent}\n")
+    if environ is not None:
+        (folder / "environ").write_bytes(environ)
+
+
+def test_words_are_exact_and_the_environment_is_what_matters(tmp_path: Path) -> None:
+    """Arguments are taken as the kernel has them, and only variables that matter to vLLM are kept."""
+    environ = b"HOME=/root\0VLLM_USE_V1=1\0AWS_SECRET=x\0CUDA_VISIBLE_DEVICES=0\0LD_PRELOAD=/a.so\0HF_HOME=\0garbage\0"
+    process(tmp_path, 42, SERVE, environ=environ)
+    launch = launch_of_process(42, tmp_path)
+    assert launch.source == "pid 42"
+    assert launch.entry is EntryPoint.SERVE
+    assert launch.arguments == ("Qwen/Qwen3-8B", "--served-model-name", "a $B 'c'", "--api-key", "")
+    assert launch.environment == (
+        ("VLLM_USE_V1", "1"),
+        ("CUDA_VISIBLE_DEVICES", "0"),
+        ("LD_PRELOAD", "/a.so"),
+        ("HF_HOME", ""),
+    )
+    assert (launch.unresolved, launch.notes) == ((), ())
+
+
+def test_an_unreadable_environment_is_a_note(tmp_path: Path) -> None:
+    """Another user's environment cannot be read: the launch is still given, and says so."""
+    process(tmp_path, 42, SERVE, environ=None)
+    launch = launch_of_process(42, tmp_path)
+    assert launch.environment == ()
+    assert [note for note in launch.notes if note.startswith("its environment cannot be read")]
+
+
+@pytest.mark.parametrize(
+    "child",
+    [
+        b"VLLM::EngineCore" + b"\0" * 40,
+        b"VLLM::Worker_TP0\0",
+        b"prod::EngineCore_DP0",
+        b"/usr/bin/python3\0-c\0from multiprocessing.spawn import spawn_main; spawn_main()\0--multiprocessing-fork\0",
+    ],
+)
+def test_renamed_processes_lead_to_their_server(tmp_path: Path, child: bytes) -> None:
+    """A worker or engine core gives the command line of the server above it, and names both."""
+    process(tmp_path, 10, SERVE, environ=b"VLLM_USE_V1=1\0")
+    process(tmp_path, 11, b"VLLM::EngineCore\0\0\0", parent=10)
+    process(tmp_path, 12, child, parent=11)
+    launch = launch_of_process(12, tmp_path)
+    assert launch.source == "pid 12"
+    assert launch.arguments[0] == "Qwen/Qwen3-8B"
+    assert launch.environment == (("VLLM_USE_V1", "1"),)
+    assert launch.notes[-1].endswith("the command line is that of its parent, pid 10")
+
+
+def test_a_renamed_process_without_a_server_above_it(tmp_path: Path) -> None:
+    """Where no parent shows the command, that is said; a circle of parents ends."""
+    process(tmp_path, 11, b"VLLM::EngineCore\0", parent=12)
+    process(tmp_path, 12, b"/sbin/init\0", parent=11)
+    with pytest.raises(BadInput, match=r"^pid 11 is VLLM::EngineCore, and none of its parents shows the command"):
+        launch_of_process(11, tmp_path)
+
+
+def test_what_is_not_a_vllm_server_is_bad_input(tmp_path: Path) -> None:
+    """A missing pid, another program and a kernel thread are each said in one line."""
+    process(tmp_path, 1, b"/usr/sbin/nginx\0-g\0daemon off;\0")
+    process(tmp_path, 2, b"")
+    cases = {
+        1: "pid 1 is not a vLLM server: /usr/sbin/nginx",
+        2: "pid 2 has no command line: a kernel thread, or a process that has ended",
+        3: "pid 3: no such process",
+        -1: "pid -1: no such process",
+        10**40: f"pid {10**40}: no such process",
+    }
+    for pid, sentence in cases.items():
+        with pytest.raises(BadInput) as caught:
+            launch_of_process(pid, tmp_path)
+        assert str(caught.value) == sentence
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs Linux's /proc")
+def test_a_real_process() -> None:
+    """On the real /proc, a program started as `vllm serve` is read word for word; this test itself is not one."""
+    with pytest.raises(BadInput, match=rf"^pid {os.getpid()} is not a vLLM server: "):
+        launch_of_process(os.getpid())
+    waits = "import sys; print(flush=True); sys.stdin.read()"
+    words = [sys.executable, "-c", waits, "vllm", "serve", "a b", ""]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"VLLM_USE_V1": "1", "X": "2"}) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        launch = launch_of_process(child.pid)
+    assert launch.arguments == ("a b", "")
+    assert launch.environment == (("VLLM_USE_V1", "1"),)
+
+
+@each(
+    ("image", "version"),
+    [
+        ("vllm/vllm-openai:v0.11.0", "0.11.0"),
+        ("ghcr.io/acme/vllm-openai:0.10.1.1-cu128@sha256:abc", "0.10.1.1"),
+        ("rocm/vllm:rocm6.4.1_vllm_0.9.1_20250702", "0.9.1"),
+        ("registry:5000/vllm:v0.9.0rc1", "0.9.0rc1"),
+        ("vllm/vllm-openai:latest", None),
+        ("vllm/vllm-openai", None),
+        ("nvcr.io/nvidia/vllm:25.09-py3", None),
+        ("acme/vllm-chat:1.4.2", None),
+        ("acme/vllm-router:v0.1.2", None),
+        ("ubuntu:0.11.0", None),
+    ],
+)
+def test_the_version_in_an_image(image: str, version: str | None) -> None:
+    """The tag of an image that serves vLLM names its version, another's or a moving tag names none."""
+    assert version_in_image(image) == version
+
+
+@each(
+    ("text", "requirement", "release", "because"),
+    [
+        ("pip install vllm==0.9.2\nvllm serve m\n", "", "0.9.2", "pinned in start.sh"),
+        ("uvx vllm@0.10.0 serve m\nvllm serve m\n", "", "0.10.0", "pinned in start.sh"),
+        ("export VLLM_VERSION=0.11.0\nvllm serve m\n", "", "0.11.0", "pinned in start.sh"),
+        ("# once vllm==0.6.0\nvllm serve m\n", "vllm[audio]==0.9.1\ntorch\n", "0.9.1", "pinned in requirements.txt"),
+        ("pip install vllm==0.9.2\npip install vllm==0.9.1\nvllm serve m\n", "", newest(), "the newest known"),
+        (
+            "docker run vllm/vllm-openai:v0.8.5 --model m\n",
+            "vllm==0.9.1\n",
+            "0.8.5",
+            "the tag of the image vllm/vllm-openai:v0.8.5",
+        ),
+        ("vllm serve m\n", "vllm>=0.9.1\n", newest(), "the newest known"),
+    ],
+)
+def test_what_stands_beside_the_command_decides(
+    tmp_path: Path, text: str, requirement: str, release: str, because: str
+) -> None:
+    """The image's tag comes before a pin in the file, that before one beside it, and only then the newest is meant."""
+    (tmp_path / "start.sh").write_text(text)
+    (tmp_path / "requirements.txt").write_text(requirement)
+    launch, _ = launches_named(FlagsOptions(rest=(str(tmp_path / "start.sh"),)), "flags")[-1]
+    engine = engine_meant(launch, None)
+    assert (engine.release, engine.because) == (release, because)
+    assert engine_meant(launch, "0.7.0").because == ""
+
+
+def test_a_running_server_says_its_version(tmp_path: Path) -> None:
+    """The package in the environment of the process's Python is the one that runs."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "cmdline").write_bytes(b"/opt/env/bin/python\0/opt/env/bin/vllm\0serve\0m")
+    metadata = tmp_path / "7/root/opt/env/lib/python3.12/site-packages/vllm-0.10.2.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Name: vllm\nVersion: 0.10.2\n")
+    (metadata.parent / "vllm").mkdir()
+    engine = engine_meant(launch_of_process(7, tmp_path), None)
+    assert (engine.release, engine.because) == ("0.10.2", "runs as pid 7")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.launch.command_line import EntryPoint, Launch
-from plimsoll.launch.manifests import launches_in_manifest
+from plimsoll.launch.manifests import launches_in_manifest, plain_words
 from tests.each import each
 
 CAPTURES = Path(__file__).parent.parent / "captures" / "launches"
@@ -181,3 +182,20 @@ def test_any_tree_is_launches_or_bad_input(tree: object) -> None:
     except BadInput as error:
         sentence = str(error)
     assert "\n" not in sentence
+
+
+@given(st.text(alphabet=st.sampled_from("ab \t\n'\"\\$#=é"), max_size=20))
+def test_words_are_those_of_shlex(text: str) -> None:
+    """Every line is cut as `shlex.split` cuts it, and refused where it refuses."""
+    try:
+        expected = shlex.split(text)
+    except ValueError:
+        with pytest.raises(BadInput, match=r"^x: a quote or backslash in the command is never finished$"):
+            plain_words(text, "x")
+    else:
+        assert plain_words(text, "x") == expected
+
+
+def test_one_long_word_is_one_word() -> None:
+    """A word of a megabyte, quoted a thousand times over, comes back whole."""
+    assert plain_words("'a'b" * 250_000, "x") == ["ab" * 250_000]

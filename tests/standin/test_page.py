@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import floatToGoString
 
@@ -19,12 +20,14 @@ from plimsoll.standin import metrics_page
 from plimsoll.standin.config import ServerFlags, edges_of
 from plimsoll.standin.metrics_page import EnginePage, metrics_shown
 from plimsoll.standin.request import ENDS, VALVES, BucketCounts, Figures
-from plimsoll.standin.serve.metrics import FINE_EDGES
+from plimsoll.standin.serve.metrics import FINE_EDGES, ProcessFigures
 from plimsoll.vllm.metrics import metrics_of
 from plimsoll.vllm.metrics_page import Page as Read
 from plimsoll.vllm.metrics_page import parse_page
 from plimsoll.vllm.versions import Coverage, wheels
+from tests.standin.engines import GIB, engine
 from tests.standin.servers import standin
+from tests.standin.test_api_admin import DEV
 
 CAPTURES = Path(__file__).parents[1] / "captures"
 CPU = "vllm-0.32.0-cpu/metrics.txt"
@@ -262,3 +265,23 @@ def test_pages_share_what_does_not_change() -> None:
     texts = [page.text(_empty()) for page in pages]
     assert len({id(page._template) for page in pages}) == 1
     assert len(set(texts)) == 3
+
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the kernel tells nothing of a process here")
+
+
+def value_of(page: bytes, name: str) -> float:
+    """The value of a metric without labels."""
+    return next(float(line.split()[1]) for line in page.decode().splitlines() if line.startswith(f"{name} "))
+
+
+def test_host_memory_is_the_process_own_and_what_a_fault_has_added() -> None:
+    """One of a fleet leaves out processor time, files and address space, which cannot be told apart."""
+    found = ProcessFigures(lambda: 5, is_alone=False, registry=CollectorRegistry()).collect()
+    assert [metric.name for metric in found] == ["process_resident_memory_bytes", "process_start_time_seconds"]
+    one = engine("host-growth@0s=1GiB")
+    with standin(DEV, one=one) as server:
+        before = value_of(server.ask("GET", "/metrics").body, "process_resident_memory_bytes")
+        server.do(lambda: one.memory.grow_host(20 * GIB))
+        after = value_of(server.ask("GET", "/metrics").body, "process_resident_memory_bytes")
+        assert after - before > 19 * GIB

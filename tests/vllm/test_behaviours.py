@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,12 +42,6 @@ def _modules() -> list[Path]:
     return sorted(path for path in PACKAGE.rglob("*.py") if "inside" not in path.relative_to(PACKAGE).parts)
 
 
-@functools.cache
-def _used() -> set[str]:
-    texts = (path.read_text(encoding="utf-8") for path in (*_modules(), *PACKAGE.rglob("*.j2")))
-    return {name for text in texts for name in re.findall(r"\bBehaviour\.(\w+)", text)}
-
-
 def test_no_module_but_versions_compares_releases() -> None:
     """Others ask `Behaviour.X.is_in(release)`, so that one table says what to revisit when a release comes."""
     texts = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in _modules()}
@@ -83,35 +76,22 @@ def test_a_comparison_is_caught(line: str) -> None:
     assert len(_comparisons(line)) == 1
 
 
-@each("row", list(Behaviour), ids=lambda row: row.name)
-def test_every_row_has_its_release_its_sentence_and_its_evidence(row: Behaviour) -> None:
-    """The release was read, the sentence says what changed, and the evidence can be looked up."""
-    assert row.since in versions.wheels()
-    assert row.last is None or row.last in versions.wheels()
-    assert len(row.change.split()) >= 3
-    assert re.match(r"[\w/]+\.(py|md)|docs/", row.evidence)
-
-
-@each("row", list(Behaviour), ids=lambda row: row.name)
-def test_every_row_is_used_or_announced(row: Behaviour) -> None:
-    """No row outlives the code that asked for it."""
-    assert row.is_announced or row.name in _used()
-
-
-@each("row", list(Behaviour), ids=lambda row: row.name)
-def test_it_begins_with_its_release(row: Behaviour) -> None:
-    """Not in the release before, in the one named and in its builds."""
+def test_every_row_is_used_and_begins_with_a_release_that_was_read() -> None:
+    """Not in the release before, in the one named and in its builds; the sentence and its evidence are there; in order."""
     releases = list(versions.wheels())
-    before = releases[releases.index(row.since) - 1]
-    assert not row.is_in(before)
-    assert row.is_in(row.since)
-    assert row.is_in(f"{row.since}+cu129")
-    assert row.is_in(releases[-1]) is (row.last is None)
-
-
-def test_rows_stand_in_the_order_of_their_releases() -> None:
-    """The table reads as a history."""
-    places = [list(versions.wheels()).index(row.since) for row in Behaviour]
+    texts = (path.read_text(encoding="utf-8") for path in (*_modules(), *PACKAGE.rglob("*.j2")))
+    used = {name for text in texts for name in re.findall(r"\bBehaviour\.(\w+)", text)}
+    for row in Behaviour:
+        assert row.is_announced or row.name in used, row.name
+        assert row.last is None or row.last in releases, row.name
+        assert [row.is_in(release) for release in (releases[releases.index(row.since) - 1], row.since)] == [False, True], (
+            row.name
+        )
+        assert row.is_in(f"{row.since}+cu129"), row.name
+        assert row.is_in(releases[-1]) is (row.last is None), row.name
+        assert len(row.change.split()) >= 3, row.name
+        assert re.match(r"[\w/]+\.(py|md)|docs/", row.evidence), row.name
+    places = [releases.index(row.since) for row in Behaviour]
     assert places == sorted(places)
 
 

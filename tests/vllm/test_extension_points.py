@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import textwrap
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll.vllm import versions
 from plimsoll.vllm.extension_points import (
+    ANY,
     NEEDS,
+    TESTED,
+    FileShape,
     InsidePart,
     Need,
     NeedAnswer,
@@ -15,9 +22,13 @@ from plimsoll.vllm.extension_points import (
     Symbols,
     Way,
     Weight,
+    answers_in,
     judge,
+    shape_of,
+    stretches,
     verdicts,
 )
+from plimsoll.vllm.versions import Behaviour
 from tests.each import each
 from tests.vllm.vllm_like import files_that_meet_all, sources
 
@@ -129,3 +140,105 @@ def test_whatever_the_files_hold_there_is_an_answer(files: dict[str, str]) -> No
     """Torn, foreign or empty files never make the judge fail."""
     answers = judge(sources(files), NEEDS)
     assert [answer.name for answer in answers] == [need.name for need in NEEDS]
+
+
+def test_every_need_says_what_it_is_for_and_what_is_lost() -> None:
+    """No entry is half written, and no part would be promised without any need; what is called tested is a release."""
+    assert len({need.name for need in NEEDS}) == len(NEEDS)
+    for need in NEEDS:
+        assert need.purpose
+        assert need.lost
+        assert not need.lost.endswith(".")
+        assert bool(need.ways) != bool(need.forbidden)
+        assert need.weights
+        assert bool(need.unneeded_without) == bool(need.unneeded_because)
+    for part in InsidePart:
+        assert any(need.weights.get(part) is Weight.MUST for need in NEEDS)
+    assert set(TESTED) <= set(versions.wheels())
+
+
+@each("release", versions.wheels())
+def test_every_release_has_an_answer_for_every_need(release: str) -> None:
+    """The table is whole: a need that was added since must be read from the wheels again."""
+    assert [answer.name for answer in answers_in(release)] == [need.name for need in NEEDS]
+
+
+def test_the_newest_release_takes_everything() -> None:
+    """0.32.0 has all that is relied on."""
+    assert all(answer.state is NeedState.FOUND for answer in answers_in("0.32.0"))
+
+
+@pytest.mark.parametrize(
+    ("release", "part", "works"),
+    [
+        ("0.25.1", InsidePart.RECORDER, "yes"),
+        ("0.12.0", InsidePart.GATE, "yes"),
+        ("0.8.4", InsidePart.GATE, "partly"),  # AsyncLLM.collective_rpc came with 0.8.5
+        ("0.8.5", InsidePart.GATE, "yes"),
+        ("0.7.3", InsidePart.PROBE, "no"),  # worker extensions came with 0.8.0
+    ],
+)
+def test_verdicts_that_were_seen_by_hand(release: str, part: InsidePart, works: str) -> None:
+    """Turning points that a person found in the sources are found by the rules too."""
+    assert next(v for v in verdicts(answers_in(release), NEEDS) if v.part is part).works == works
+
+
+def test_stat_loggers_come_by_entry_point_since_0_11_1() -> None:
+    """Earlier releases get the recorder from the gate."""
+    notes = {release: next(a.note for a in answers_in(release) if a.name == "stat loggers") for release in ("0.11.0", "0.11.1")}
+    assert "by the gate" in notes["0.11.0"]
+    assert "entry point" in notes["0.11.1"]
+
+
+def test_stretches_cover_every_release_once() -> None:
+    """From the oldest that is spoken of to the newest, without a gap, and neighbours differ."""
+    found = stretches()
+    releases = [release for release in versions.wheels() if Behaviour.WORKER_EXTENSIONS.is_in(release)]
+    assert found[0].first == releases[0]
+    assert found[-1].last == releases[-1]
+    for before, after in itertools.pairwise(found):
+        assert releases.index(after.first) == releases.index(before.last) + 1
+        assert (before.verdicts, before.evidence) != (after.verdicts, after.evidence)
+
+
+TEXT = '''
+    """A docstring speaks of gone_word."""
+    # and a comment of lost_word
+    from vllm.plugins import load_general_plugins
+    GROUP = "vllm.general_plugins"
+    class Worker(Base):
+        rank: int = 0
+        KIND = "gpu"
+        def __init__(self, config, *, local: bool, **others):
+            self.device, self.other = None, 1
+            self.model: object = None
+            config.seen = 1
+            local_name = 2
+        @property
+        async def errored(self): ...
+    def helper(a, /, b, *rest, c): ...
+'''
+
+
+def _shape() -> FileShape:
+    shape = shape_of(textwrap.dedent(TEXT))
+    assert shape is not None
+    return shape
+
+
+def test_a_source_is_read_for_what_its_code_has() -> None:
+    """Methods with all kinds of arguments, fields and what is set on self; no word of a comment or a text."""
+    worker = _shape().classes["Worker"]
+    assert worker.methods == {"__init__": ("self", "config", "local", ANY), "errored": ("self",)}
+    assert _shape().functions == {"helper": ("a", "b", "c")}
+    assert _shape().classes["Worker"].attributes == {"rank", "KIND", "device", "other", "model"}
+    assert "seen" in _shape().assigned
+    words = _shape().words
+    assert {"vllm.general_plugins", "load_general_plugins", "GROUP"} <= words
+    assert not words & {"gone_word", "lost_word"}
+
+
+@given(st.text(max_size=200) | st.sampled_from(["(" * 3000, "\0", "class A:\n", "x = " + "-" * 5000 + "1", "\ud800"]))
+def test_any_text_gives_a_shape_or_nothing(text: str) -> None:
+    """Whatever lies in a folder that is called vllm, reading it does not fail."""
+    assert shape_of(text) is None or isinstance(shape_of(text), FileShape)

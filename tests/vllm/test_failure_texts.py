@@ -9,7 +9,18 @@ import pytest
 
 from plimsoll.findings import Code
 from plimsoll.vllm import versions
-from plimsoll.vllm.failure_texts import CONSEQUENCE_WORDS, CONSEQUENCES, LIFE, MEMORY, OTHER, TEXTS, FailureText, Role
+from plimsoll.vllm.failure_texts import (
+    CONSEQUENCE_WORDS,
+    CONSEQUENCES,
+    LIFE,
+    MEMORY,
+    OTHER,
+    STEP_FRAMES,
+    TEXTS,
+    FailureText,
+    Role,
+    seen_in,
+)
 from tests.each import each
 
 NOT_FREE = (
@@ -114,3 +125,22 @@ def test_consequences_are_class_names_and_words() -> None:
     assert all(name.isidentifier() for name in CONSEQUENCES)
     assert all(len(words) > 6 for words in CONSEQUENCE_WORDS)
     assert {text.code for text in TEXTS} >= {Code.OTHER_GATED_MODEL, Code.STARTUP_BAD_FLAG, Code.ENGINE_WEDGED}
+
+
+FUNCTIONS = sorted({function for _, functions in STEP_FRAMES for function in functions})
+
+
+@each("function", FUNCTIONS)
+def test_every_function_is_defined_in_a_release(function: str) -> None:
+    """No step is known by a function that vLLM never had."""
+    assert seen_in(function)
+
+
+def test_every_step_is_known_in_the_newest_release() -> None:
+    """No function means two steps, and no row belongs to one that is gone."""
+    assert set(versions.rows("frames")) == set(FUNCTIONS)
+    assert seen_in("no_such_function") == ()
+    newest = list(versions.wheels())[-1]
+    for name, functions in STEP_FRAMES:
+        assert any(str(seen_in(function)[-1].last) == newest for function in functions), name
+    assert len(FUNCTIONS) == sum(len(functions) for _, functions in STEP_FRAMES)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from plimsoll.launch.check_flags import row_problem
 from plimsoll.vllm import flag_notes, versions
 from plimsoll.vllm.flags import UNKNOWN_DEFAULT, flags_of, history_of, release_after
@@ -53,12 +51,6 @@ def test_when_a_living_flag_came(name: str, since: str) -> None:
     assert name in flags_of(newest())
 
 
-def test_the_default_everybody_trips_over() -> None:
-    """--gpu-memory-utilization went from 0.9 to 0.92 in 0.20.0."""
-    assert flags_of("0.19.1")["--gpu-memory-utilization"].default == 0.9
-    assert flags_of("0.20.0")["--gpu-memory-utilization"].default == 0.92
-
-
 def test_flags_have_a_history_without_gaps() -> None:
     """None vanishes and comes back, and few defaults are unknown."""
     releases = list(versions.wheels())
@@ -70,57 +62,28 @@ def test_flags_have_a_history_without_gaps() -> None:
         rows = {row.name: row for row in flags_of(release).values()}
         unknown = [name for name, row in rows.items() if row.default is UNKNOWN_DEFAULT]
         assert len(unknown) <= 8, (release, unknown)
+        # A list that is made when vLLM runs is unknown here, never a list of nothing.
+        assert all(row.choices != () for row in rows.values()), release
+    utilization = [flags_of(release)["--gpu-memory-utilization"].default for release in ("0.19.1", "0.20.0")]
+    assert utilization == [0.9, 0.92]  # the default that everybody trips over
 
 
-@each("name", sorted(flag_notes.GONE))
-def test_a_note_about_a_gone_flag_is_about_one_that_is_gone(name: str) -> None:
-    """Nothing is said to be gone that never was there, or still is."""
-    assert history_of(name)
-    assert name not in flags_of(newest())
-
-
-def test_every_flag_that_goes_has_a_note() -> None:
-    """Why and what instead; an announced removal is of one that is still there, marked as deprecated."""
-    gone = {name for name in versions.rows("flags") if name not in flags_of(newest())}
-    assert gone <= set(flag_notes.GONE)
-    for flag, announced in flag_notes.ANNOUNCED.items():
-        assert flags_of(newest())[flag].is_deprecated
-        assert is_before(newest(), announced.release)
-
-
-@each("name", sorted(flag_notes.GONE))
-def test_what_replaces_a_flag_exists(name: str) -> None:
-    """Every flag that a rewrite puts in place is one the newest release has."""
+def test_notes_are_about_flags_as_the_wheels_have_them() -> None:
+    """What is called gone was there and is not, what replaces it is, each removal has its note, and folklore never existed."""
     known = flags_of(newest())
-    for word in flag_notes.GONE[name].rewrite:
-        if word.startswith("--"):
-            flag = word.split(".")[0]
-            assert flag in known or "--" + flag.removeprefix("--no-") in known
-
-
-@each("name", sorted(flag_notes.MEMORY))
-def test_memory_notes_are_about_real_flags(name: str) -> None:
-    """No note describes a flag that never existed."""
-    assert history_of(name)
-
-
-@pytest.mark.parametrize("name", sorted(flag_notes.FOLKLORE))
-def test_folklore_is_in_no_release(name: str) -> None:
-    """What we call never-existed is in none of the wheels."""
-    assert not history_of(name)
-
-
-@each("name", sorted(flag_notes.GONE_VARIABLES))
-def test_gone_variables_are_gone(name: str) -> None:
-    """A variable said to be without effect is named nowhere in the newest release."""
-    stretches = versions.rows("environment")[name]
-    assert is_before(stretches[-1]["to"], newest())
-
-
-def test_no_choices_list_is_empty() -> None:
-    """A list that is made when vLLM runs is unknown here, never a list of nothing."""
-    rows = [(name, row) for name, stretches in versions.rows("flags").items() for row in stretches]
-    assert [(name, row["from"]) for name, row in rows if row.get("choices") == []] == []
+    for name, gone in flag_notes.GONE.items():
+        assert history_of(name), name
+        assert name not in known, name
+        flags = [word.split(".")[0] for word in gone.rewrite if word.startswith("--")]
+        assert all(flag in known or "--" + flag.removeprefix("--no-") in known for flag in flags), name
+    assert {name for name in versions.rows("flags") if name not in known} <= set(flag_notes.GONE)
+    for flag, announced in flag_notes.ANNOUNCED.items():
+        assert known[flag].is_deprecated, flag
+        assert is_before(newest(), announced.release), flag
+    assert [name for name in flag_notes.MEMORY if not history_of(name)] == []
+    assert [name for name in flag_notes.FOLKLORE if history_of(name)] == []
+    for name in flag_notes.GONE_VARIABLES:
+        assert is_before(versions.rows("environment")[name][-1]["to"], newest()), name
 
 
 def test_every_registered_name_is_taken() -> None:

@@ -22,44 +22,39 @@ def test_the_figures_everybody_needs_resolve_to_names_that_existed(name: str, re
 
 
 @each(
-    ("name", "release", "exposition"),
+    ("name", "release", "expected"),
     [
-        ("kv_cache_usage", "0.6.0", "vllm:gpu_cache_usage_perc"),
-        ("kv_cache_usage", "0.7.3", "vllm:gpu_cache_usage_perc"),
-        ("kv_cache_usage", "0.9.2", "vllm:kv_cache_usage_perc"),
-        ("kv_cache_usage", "0.11.0", "vllm:kv_cache_usage_perc"),
-        ("kv_cache_usage", "0.32.0", "vllm:kv_cache_usage_perc"),
-        ("prefix_hits", "0.8.5", "vllm:gpu_prefix_cache_hits_total"),
-        ("prefix_hits", "0.12.0", "vllm:prefix_cache_hits_total"),
-        ("inter_token", "0.10.1", "vllm:time_per_output_token_seconds"),
-        ("inter_token", "0.20.0", "vllm:inter_token_latency_seconds"),
-        ("preemptions", "0.6.0", "vllm:num_preemptions_total"),
+        ("kv_cache_usage", "0.6.0", ("vllm:gpu_cache_usage_perc", "gauge", "ratio", True, "always")),
+        ("kv_cache_usage", "0.7.3", ("vllm:gpu_cache_usage_perc", "gauge", "ratio", True, "always")),
+        ("kv_cache_usage", "0.9.2", ("vllm:kv_cache_usage_perc", "gauge", "ratio", True, "always")),
+        ("kv_cache_usage", "0.11.0", ("vllm:kv_cache_usage_perc", "gauge", "ratio", True, "always")),  # the old name is hidden
+        ("kv_cache_usage", "0.32.0", ("vllm:kv_cache_usage_perc", "gauge", "ratio", True, "always")),
+        # A hit rate is offered where there were no hit counters yet, never as the figure itself.
+        ("prefix_hits", "0.6.0", ("vllm:gpu_prefix_cache_hit_rate", "gauge", "ratio", False, "always")),
+        # The hit counters needed VLLM_USE_V1=1 then, and until 0.8.5 they counted blocks.
+        ("prefix_hits", "0.7.3", ("vllm:gpu_prefix_cache_hits_total", "counter", "blocks", True, "conditional")),
+        ("prefix_hits", "0.8.5", ("vllm:gpu_prefix_cache_hits_total", "counter", "blocks", True, "always")),
+        ("prefix_hits", "0.12.0", ("vllm:prefix_cache_hits_total", "counter", "tokens", True, "always")),
+        ("inter_token", "0.10.1", ("vllm:time_per_output_token_seconds", "histogram", "seconds", True, "always")),
+        ("inter_token", "0.20.0", ("vllm:inter_token_latency_seconds", "histogram", "seconds", True, "always")),
+        ("preemptions", "0.6.0", ("vllm:num_preemptions_total", "counter", "preemptions", True, "always")),
+        ("swapped", "0.32.0", None),
+        ("admission_rejections", "0.20.0", None),
     ],
 )
-def test_renames_are_followed(name: str, release: str, exposition: str) -> None:
-    """The names that broke other tools' dashboards are right on both sides of each rename."""
+def test_a_figure_in_a_release(name: str, release: str, expected: tuple[str, str, str, bool, str] | None) -> None:
+    """Its name on both sides of each rename that broke other tools' dashboards, its unit, and whether it is shown."""
     found = resolve(name, engine_named(release))
-    assert found is not None
-    assert (found.exposition, found.is_exact) == (exposition, True)
+    shown = None if found is None else (found.exposition, found.type, found.unit.value, found.is_exact, found.shown)
+    assert shown == expected
 
 
-def test_what_a_release_does_not_have_is_none_or_a_marked_relative() -> None:
-    """A hit rate is offered where there were no hit counters yet, never as the figure itself."""
-    found = resolve("prefix_hits", engine_named("0.6.0"))
-    assert found is not None
-    assert (found.exposition, found.type, found.is_exact) == ("vllm:gpu_prefix_cache_hit_rate", "gauge", False)
-    assert resolve("swapped", engine_named("0.32.0")) is None
-    assert resolve("admission_rejections", engine_named("0.20.0")) is None
-
-
-def test_hidden_and_conditional_names_are_said() -> None:
-    """In 0.7.3 the hit counters need VLLM_USE_V1=1; where old names are hidden, the shown one is chosen."""
-    found = resolve("prefix_hits", engine_named("0.7.3"))
-    assert found is not None
-    assert (found.exposition, found.shown) == ("vllm:gpu_prefix_cache_hits_total", "conditional")
-    found = resolve("kv_cache_usage", engine_named("0.11.0"))
-    assert found is not None
-    assert found.shown == "always"
+def test_the_first_engine_had_no_engine_label() -> None:
+    """A selector that requires it would find nothing on the first engine's page."""
+    for release, labels in (("0.6.0", ("model_name",)), ("0.32.0", ("model_name", "engine"))):
+        found = resolve("running", engine_named(release))
+        assert found is not None
+        assert found.labels == labels
 
 
 def test_an_unknown_build_is_met_by_what_its_page_shows() -> None:
@@ -80,28 +75,9 @@ def test_a_page_is_asked_by_version_only_where_the_version_is_sure() -> None:
     assert find("kv_cache_usage", engine_named("0.32.0"), set()) is None
 
 
-def test_early_prefix_counters_count_blocks() -> None:
-    """Until 0.8.5 the counters held blocks; the unit says so, and from 0.9.0 it is tokens."""
-    units = {}
-    for release in ("0.8.5", "0.9.2"):
-        found = resolve("prefix_hits", engine_named(release))
-        assert found is not None
-        units[release] = found.unit.value
-    assert units == {"0.8.5": "blocks", "0.9.2": "tokens"}
-
-
 @each("name", [f.name for f in FIGURES])
 def test_every_name_we_ask_for_existed_somewhere(name: str) -> None:
     """No figure lists a name that no release ever exported."""
     everywhere = {n for release in ("0.6.0", "0.9.2", "0.10.2", "0.11.0", "0.32.0") for n in metrics_of(release)}
     for candidate in figure(name).names:
         assert candidate in everywhere or candidate.removesuffix("_total") in everywhere, candidate
-
-
-def test_v0_had_no_engine_label() -> None:
-    """A selector that requires the engine label would find nothing on the first engine's page."""
-    old = resolve("running", engine_named("0.6.0"))
-    new = resolve("running", engine_named("0.32.0"))
-    assert old is not None
-    assert new is not None
-    assert (old.labels, new.labels) == (("model_name",), ("model_name", "engine"))
