@@ -43,6 +43,13 @@ def _only(*words: str, release: str = RELEASE) -> Argument:
         (("-O3",), "--optimization-level", ("3",)),
         (("-O=2",), "--optimization-level", ("2",)),
         (("-O", "3"), "--optimization-level", ("3",)),
+        # A dotted key belongs to its JSON flag, and takes the next word whatever it is.
+        (("--compilation-config.mode", "3"), "--compilation-config", ("3",)),
+        (("--compilation-config.mode=3",), "--compilation-config", ("3",)),
+        (("-cc.mode=3",), "--compilation-config", ("3",)),
+        (("--compilation-config.custom_ops+", "-quant_fp8"), "--compilation-config", ("-quant_fp8",)),
+        (("--no-enable-prefix-caching",), "--enable-prefix-caching", ()),
+        (("--no-enable-prefix-ca",), "--enable-prefix-caching", ()),
     ],
 )
 def test_the_spellings_users_lean_on(words: tuple[str, ...], spelling: str, values: tuple[str, ...]) -> None:
@@ -50,69 +57,40 @@ def test_the_spellings_users_lean_on(words: tuple[str, ...], spelling: str, valu
     argument = _only(*words)
     assert argument.row is not None
     assert (argument.row.name, argument.values, argument.typed) == (spelling, values, words[0].split("=")[0])
+    assert argument.is_negated == words[0].startswith("--no-")
+    assert argument.path == words[0].split("=")[0].partition(".")[2]
 
 
-def test_a_negated_switch() -> None:
-    """--no- forms and their prefixes are the switch, negated."""
-    for word in ("--no-enable-prefix-caching", "--no-enable-prefix-ca"):
-        argument = _only(word)
-        assert argument.row is not None
-        assert (argument.row.name, argument.is_negated) == ("--enable-prefix-caching", True)
-
-
-@pytest.mark.parametrize("words", [("--compilation-config.mode", "3"), ("--compilation-config.mode=3",), ("-cc.mode=3",)])
-def test_dotted_json(words: tuple[str, ...]) -> None:
-    """A dotted key belongs to its JSON flag; underscores behind the dot stay."""
-    argument = _only(*words)
-    assert argument.row is not None
-    assert (argument.row.name, argument.path, argument.values) == ("--compilation-config", "mode", ("3",))
-
-
-def test_a_prefix_of_several_flags_is_ambiguous() -> None:
-    """What argparse refuses as ambiguous stands for no flag, and the rivals are named."""
+def test_what_a_release_cannot_place() -> None:
+    """A prefix of several flags names its rivals, a value that is missing is said; -O was another flag until 0.11.2."""
     argument = _only("--max-num", "4")
     assert argument.row is None
     assert {"--max-num-seqs", "--max-num-batched-tokens"} <= set(argument.candidates)
+    assert [_read("m", "--port", *more).arguments[0].lacks_value for more in ((), ("--enforce-eager",))] == [True, True]
+    old = _only("-O3", release="0.11.0")
+    assert old.row is not None
+    assert old.row.name == "--compilation-config"
 
 
-def test_the_model_is_the_first_free_word() -> None:
+@each(
+    ("words", "values", "leftovers"),
+    [
+        ("m --port 1", ("1",), ()),
+        ("--port 1 m", ("1",), ()),
+        ("--enforce-eager m --port 1", (), ()),
+        ("--model m", ("m",), ()),
+        ("m --port 1 stray", ("1",), ("stray",)),  # vLLM refuses a word that belongs to nothing
+        ("--swap-space 8 m", ("8",), ()),  # a flag that is gone takes its value along
+        # Nobody knows whether a made-up flag takes a value: the model is not given away to it, nor a value taken for it.
+        ("--made-up m --port 1", (), ()),
+        ("--made-up 4 m", ("4",), ()),
+        ("m --made-up 4", ("4",), ()),
+    ],
+)
+def test_the_model_is_the_first_free_word(words: str, values: tuple[str, ...], leftovers: tuple[str, ...]) -> None:
     """Before, between or after flags: the word that belongs to no flag is the model."""
-    for words in (("m", "--port", "1"), ("--port", "1", "m"), ("--enforce-eager", "m", "--port", "1")):
-        assert _read(*words).model == "m"
-    assert _read("--model", "m").model == "m"
-
-
-def test_a_second_free_word_is_left_over() -> None:
-    """vLLM refuses a word that belongs to nothing, so it is reported and not swallowed."""
-    assert _read("m", "--port", "1", "stray").leftovers == ("stray",)
-
-
-def test_a_removed_flag_still_takes_its_value_along() -> None:
-    """The value of a flag that is gone is not mistaken for the model."""
-    line = _read("--swap-space", "8", "m")
-    assert (line.model, line.arguments[0].values) == ("m", ("8",))
-
-
-def test_an_unknown_flag_leaves_the_model_alone() -> None:
-    """Nobody knows whether a made-up flag takes a value; the model is not given away to it, nor a value taken for it."""
-    assert _read("--made-up", "m", "--port", "1").model == "m"
-    line = _read("--made-up", "4", "m")
-    assert (line.model, line.arguments[0].values) == ("m", ("4",))
-    assert _read("m", "--made-up", "4").arguments[0].values == ("4",)
-
-
-def test_a_flag_without_its_value_says_so() -> None:
-    """The end of the line, or another flag, where a value must stand."""
-    assert _only("--port").lacks_value
-    first, _ = _read("m", "--port", "--enforce-eager").arguments
-    assert first.lacks_value
-
-
-def test_short_o_meant_the_compilation_config_once() -> None:
-    """Until 0.11.2 -O was the short name of --compilation-config."""
-    argument = _only("-O3", release="0.11.0")
-    assert argument.row is not None
-    assert argument.row.name == "--compilation-config"
+    line = _read(*words.split())
+    assert (line.model, line.arguments[0].values, line.leftovers) == ("m", values, leftovers)
 
 
 def test_a_config_file_becomes_arguments() -> None:
@@ -144,12 +122,6 @@ def test_a_variable_that_may_hold_flags_stays_where_it_stands() -> None:
     line = read_command_line(["m", "$EXTRA", "--port", "$PORT"], RELEASE, unseen=UnresolvedWords(["EXTRA", "PORT"]))
     assert (line.model, line.leftovers) == ("m", ())
     assert [(a.typed, a.is_opaque) for a in line.arguments] == [("$EXTRA", True), ("--port", False)]
-
-
-def test_a_dotted_key_takes_the_next_word_whatever_it_is() -> None:
-    """vLLM joins key and word before argparse looks, also where the word begins with a dash."""
-    argument = _only("--compilation-config.custom_ops+", "-quant_fp8")
-    assert argument.values == ("-quant_fp8",)
 
 
 def test_many_unknown_flags_take_linear_work() -> None:

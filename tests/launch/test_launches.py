@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shlex
 from pathlib import Path
 
@@ -114,13 +115,9 @@ def test_docker_run_gives_the_containers_own_environment() -> None:
         unresolved=("HF_TOKEN",),
         notes=("the variables in prod.env were not read",),
     )
-
-
-def test_a_start_command_given_to_the_official_image_is_noted() -> None:
-    """`docker run vllm/vllm-openai vllm serve m` reaches vLLM as arguments, and the note says so."""
-    launch = found("docker run vllm/vllm-openai:v0.11.0 vllm serve m")
-    assert launch is not None
-    assert [note for note in launch.notes if "starts the server by itself" in note]
+    official = found("docker run vllm/vllm-openai:v0.11.0 vllm serve m")
+    assert official is not None
+    assert [note for note in official.notes if "starts the server by itself" in note]
 
 
 def test_env_sets_and_takes_away() -> None:
@@ -131,27 +128,6 @@ def test_env_sets_and_takes_away() -> None:
     assert kept is not None
     assert emptied is not None
     assert (kept.environment, emptied.environment) == ((("B", "2"), ("C", "3")), (("C", "3"),))
-
-
-def test_the_articles_start_script() -> None:
-    """The article's script gives exactly the arguments and environment that the article lists."""
-    (launch,) = read_launches(str(CAPTURES / "article_start.sh"))
-    expected = (
-        "--model /data/models/Qwen2-72B-Instruct --tensor-parallel-size 4 --port 8000 --host 0.0.0.0"
-        " --gpu-memory-utilization 0.88 --max-model-len 32768 --max-num-seqs 64 --max-num-batched-tokens 24576"
-        " --block-size 16 --swap-space 8 --disable-log-requests --enable-chunked-prefill"
-        " --max-num-on-the-fly-batches 4 --dtype bfloat16 --trust-remote-code"
-    )
-    assert launch == Launch(
-        source="article_start.sh:24",
-        entry=EntryPoint.API_SERVER,
-        arguments=tuple(expected.split()),
-        environment=(
-            ("CUDA_VISIBLE_DEVICES", "0,1,2,3"),
-            ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,garbage_collection_threshold:0.8"),
-            ("VLLM_ATTENTION_BACKEND", "FLASH_ATTN"),
-        ),
-    )
 
 
 def test_a_systemd_unit() -> None:
@@ -165,10 +141,7 @@ def test_a_systemd_unit() -> None:
     assert launch.environment[:2] == (("CUDA_VISIBLE_DEVICES", "0,1"), ("VLLM_LOGGING_LEVEL", "INFO"))
     assert launch.unresolved == ("%i", "API_KEY")
     assert launch.notes == ("the variables in /etc/default/vllm were not read",)
-
-
-def test_an_empty_exec_start_resets_the_list() -> None:
-    """A drop-in's `ExecStart=` takes back what was above it."""
+    # A drop-in's `ExecStart=` takes back what was above it.
     (launch,) = read("[Service]\nExecStart=/bin/vllm serve a\nExecStart=\nExecStart=-/bin/sh -c 'exec vllm serve b'\n")
     assert launch.arguments == ("b",)
 
@@ -241,23 +214,12 @@ def test_bad_files_are_one_line_with_the_name(tmp_path: Path, content: bytes, se
 def test_paths_that_cannot_be_read_are_bad_input(tmp_path: Path) -> None:
     """A missing file, a directory, an impossible name and a missing standard input are said in one line."""
     cases = {str(tmp_path / "none.sh"): "no such file", str(tmp_path): "is a directory", "a\0b": "cannot be read"}
+    (tmp_path / "secret.sh").touch(0)
+    if not os.access(tmp_path / "secret.sh", os.R_OK):  # root may read everything
+        cases[str(tmp_path / "secret.sh")] = "permission denied"
     for path, sentence in {**cases, "-": "no standard input", "": "no such file"}.items():
         with pytest.raises(BadInput, match=sentence):
             read_launches(path)
-
-
-def test_permission_denied_is_bad_input(tmp_path: Path) -> None:
-    """A file that may not be read says so."""
-    path = tmp_path / "secret.sh"
-    path.write_text("vllm serve m")
-    path.chmod(0)
-    try:
-        path.read_bytes()
-    except PermissionError:
-        with pytest.raises(BadInput, match="permission denied"):
-            read_launches(str(path))
-    else:
-        pytest.skip("this user may read everything")
 
 
 HEADS = "|[Service]\nExecStart=|FROM a\n|services:\n|kind: Pod\n|#!/bin/sh\n|ENV A="

@@ -97,19 +97,6 @@ def test_containers_are_found_wherever_they_hang(wrap: str) -> None:
     assert launch.arguments == ("--model", "m")
 
 
-def test_a_command_replaces_the_entry_point() -> None:
-    """Kubernetes' command runs instead of the image's: `sleep` in a vLLM image starts no server."""
-    text = "kind: Pod\nspec: {containers: [{image: vllm/vllm-openai, command: [sleep], args: ['9']}]}"
-    assert launches_in_manifest(text, "x.yaml") == []
-
-
-def test_scalars_stay_as_written() -> None:
-    """Numbers, booleans and octal-looking values reach the arguments letter for letter."""
-    text = "services: {a: {image: vllm/vllm-openai, command: [--a, 0.90, 1e3, yes, 010, 'null', null]}}"
-    (launch,) = launches_in_manifest(text, "x.yaml")
-    assert launch.arguments == ("--a", "0.90", "1e3", "yes", "010", "null")
-
-
 @each(
     ("text", "sentence"),
     [
@@ -137,11 +124,21 @@ def test_bad_yaml_is_one_line(text: str, sentence: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_chat_templates_are_not_helm() -> None:
-    """A Jinja chat template among the arguments does not make the file a Helm template."""
-    text = "services: {a: {image: vllm/vllm-openai, command: [--chat-template, '{{ messages }}']}}"
-    (launch,) = launches_in_manifest(text, "x.yaml")
-    assert launch.arguments[1] == "{{ messages }}"
+@each(
+    ("text", "arguments"),
+    [
+        # Numbers, booleans and octal-looking values reach the arguments letter for letter.
+        ("{command: [--a, 0.90, 1e3, yes, 010, 'null', null]}", ("--a", "0.90", "1e3", "yes", "010", "null")),
+        # A Jinja chat template among the arguments does not make the file a Helm template.
+        ("{command: [--chat-template, '{{ messages }}']}", ("--chat-template", "{{ messages }}")),
+    ],
+)
+def test_scalars_stay_as_written(text: str, arguments: tuple[str, ...]) -> None:
+    """What YAML would make of them reaches nobody; and a `sleep` in a vLLM image starts no server."""
+    (launch,) = launches_in_manifest(f"services: {{a: {{image: vllm/vllm-openai, {text[1:-1]}}}}}", "x.yaml")
+    assert launch.arguments == arguments
+    pod = "kind: Pod\nspec: {containers: [{image: vllm/vllm-openai, command: [sleep], args: ['9']}]}"
+    assert launches_in_manifest(pod, "x.yaml") == []
 
 
 def test_a_billion_laughs_cost_no_more_than_their_text() -> None:
