@@ -26,7 +26,6 @@ class Estimate:
 
     @property
     def is_exact(self) -> bool:
-        """Whether there is no band."""
         return self.low == self.high
 
 
@@ -86,7 +85,6 @@ def format_gib(size: int) -> str:
 
 
 def format_count(count: int) -> str:
-    """Write a count with its thousands apart: 327,680."""
     return f"{count:,}"
 
 
@@ -96,7 +94,6 @@ def ceil_div(number: int, divisor: int) -> int:
 
 
 def round_up(number: int, multiple: int) -> int:
-    """The next multiple."""
     return ceil_div(number, multiple) * multiple
 
 

@@ -18,8 +18,6 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One statement about an engine."""
-
     kind: str  # what is asked, e.g. "KvSaturated"
     status: Status
     reason: str  # one CamelCase word a program can test
@@ -38,7 +36,6 @@ class Condition:
 
     @property
     def is_known(self) -> bool:
-        """Whether it could be read at all."""
         return self.status is not Status.UNKNOWN
 
     def __str__(self) -> str:

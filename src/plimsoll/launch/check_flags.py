@@ -77,8 +77,6 @@ Variable = tuple[str, str, Item | None]
 
 
 class Rewritten(NamedTuple):
-    """A command that the release takes."""
-
     words: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
@@ -245,7 +243,6 @@ def item_for(
 
 
 def judge(argument: Argument, engine: Engine, entry: EntryPoint, unseen: UnresolvedWords, beside: OtherFlags) -> Item:
-    """Returns the verdict of a release on one flag."""
     row, release = argument.row, engine.release
     if row is None:
         return _absent(argument, engine)

@@ -166,7 +166,6 @@ def find_launch(
 
 
 def find_in_container(container: Container, source: str) -> Launch | None:
-    """The vLLM start in a container, or None."""
     return _settled(_find_in_container(container, source, _NESTED_MAX), ())
 
 

@@ -50,8 +50,6 @@ class InsideLaunch(NamedTuple):
 
 
 class _CommandFlags:
-    """The flags and variables of a command, by name."""
-
     def __init__(self, arguments: Iterable[Argument], variables: Mapping[str, str], engine: Engine, plugins: Plugins) -> None:
         self.by_name: dict[str, list[Argument]] = {}
         for argument in arguments:
@@ -83,7 +81,6 @@ class _CommandFlags:
 
 
 def fit(launch: Launch, engine: Engine, config: ConfigFile | None, plugins: Plugins) -> InsideLaunch:
-    """Judge a command and put the flags into it."""
     checked = check(launch, engine, None, config)
     takes_model = launch.entry is not EntryPoint.API_SERVER
     unseen = UnresolvedWords(launch.unresolved)
@@ -185,7 +182,6 @@ def _spread(given: _CommandFlags) -> Iterator[Remark]:
 
 
 def with_remarks(verdicts: Sequence[PartVerdict], remarks: Sequence[Remark]) -> tuple[PartVerdict, ...]:
-    """The verdicts, lowered by what the command does."""
     lowered = []
     for verdict in verdicts:
         mine = [remark for remark in remarks if verdict.part in remark.parts and remark.makes != "yes"]

@@ -59,8 +59,6 @@ class InsideVisibility(NamedTuple):
 
 
 class InstalledVllm(NamedTuple):
-    """One vLLM on this machine."""
-
     folder: str
     version: str | None  # None: neither its metadata nor its own file says
     sources: Sources
@@ -269,7 +267,6 @@ def _environment(pid: int, proc: Path) -> tuple[tuple[tuple[str, str], ...], tup
 
 
 def _parents(pid: int, proc: Path) -> list[int]:
-    """The process's parent, its parent, and so on, as far as they can be read."""
     parents: list[int] = []
     while len(parents) < _PARENTS_MAX:
         try:

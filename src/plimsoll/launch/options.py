@@ -69,7 +69,6 @@ def meant(word: str, kind: type[Words] | Words) -> str:
 
 
 def pid_of(text: str, name: str) -> int:
-    """A process id."""
     if not text.isascii() or not text.isdigit():
         raise BadInput(f"{name} {text!r} is not a process id")
     return int(text)
@@ -94,7 +93,6 @@ def count(text: str, name: str, most: int = 10**9) -> int:
 
 
 def decimal(text: str, name: str) -> float:
-    """A finite number."""
     try:
         number = float(text)
     except ValueError:

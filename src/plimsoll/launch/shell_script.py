@@ -32,8 +32,6 @@ _BLANKS = re.compile(r"[ \t\n]+")
 
 
 class Origin(Enum):
-    """The origin of a piece of text."""
-
     WRITTEN = "stands in the script"
     UNSET = "a variable that nobody assigned"
     COMPUTED = "what only running it could tell"
@@ -75,8 +73,6 @@ def _merged(pieces: Sequence[Piece]) -> Value:
 
 
 class _Fields:
-    """The words that one word becomes: none, one or many."""
-
     def __init__(self) -> None:
         self.done: list[Value] = []
         self.open: list[Piece] | None = None
@@ -133,7 +129,6 @@ class Variables:
         self._values[name] = after
 
     def forget(self, name: str) -> None:
-        """Makes it unset."""
         self._values.pop(name, None)
         self._others.pop(name, None)
 
@@ -163,7 +158,6 @@ class Variables:
         return fields[0] if fields else ()
 
     def expand(self, parts: Iterable[WordPart], *, split: bool = True) -> list[Value]:
-        """The words that these parts become."""
         fields = _Fields()
         self._add(fields, parts, split=split)
         fields.close()

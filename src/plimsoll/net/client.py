@@ -115,8 +115,6 @@ TRANSPORT: contextvars.ContextVar[Callable[[Request], Awaitable[Reply | Lost]] |
 
 
 class HttpClient:
-    """Asks one server."""
-
     def __init__(
         self,
         where: Address | str,
@@ -138,7 +136,6 @@ class HttpClient:
 
     @property
     def shown(self) -> str:
-        """The address without secrets."""
         return self.address.shown
 
     async def close(self) -> None:
@@ -255,8 +252,6 @@ class HttpClient:
 
 
 class _Progress:
-    """How far a call has come."""
-
     sent_s: float | None = None  # when it had a connection
     is_begun = False
 

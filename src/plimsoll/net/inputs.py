@@ -45,8 +45,6 @@ _PACKED = (
 
 
 class Budget:
-    """How long reading may go on."""
-
     def __init__(self, deadline: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.deadline = deadline
         self.clock = clock
@@ -289,7 +287,6 @@ def classify(path: str) -> InputKind:
 
 
 def is_url(word: str) -> bool:
-    """Whether the word names a page and no file."""
     return word[:8].lower().startswith(("http://", "https://"))
 
 
@@ -409,7 +406,6 @@ class _Search:
 
 
 def _is_readable(path: str) -> bool:
-    """Whether this could be a text, a packed text or a snapshot."""
     try:
         with open(path, "rb") as file:
             start = file.read(_START_BYTES)

@@ -42,8 +42,6 @@ _HEADERS = {
 
 
 class HttpAnswer(NamedTuple):
-    """What is sent back."""
-
     status: int
     body: bytes
     content_type: str = "application/json"
@@ -78,13 +76,11 @@ class _Connection(web.RequestHandler):
         self.clients[self] = False
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """It has gone."""
         self.patience.cancel()
         self.clients.pop(self, None)
         super().connection_lost(exc)
 
     def abort(self) -> None:
-        """Hang up."""
         if isinstance(self.transport, asyncio.Transport):
             self.transport.abort()
 
@@ -228,7 +224,6 @@ class GuardServer:
 
 
 def error(status: int, message: str) -> HttpAnswer:
-    """A refusal."""
     return HttpAnswer(status, json.dumps({"error": message}).encode())
 
 

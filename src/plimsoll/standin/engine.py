@@ -78,8 +78,6 @@ KEPT_UP = ("growth", "host-growth", "preemption-storm", "neighbour")
 
 
 class FaultEffects:
-    """Effects of the active faults on one engine."""
-
     def __init__(self, engine: StandinEngine) -> None:
         self._engine = engine
         self.is_hung = False
@@ -167,8 +165,6 @@ class EngineDead(Exception):
 
 
 class StandinEngine:
-    """One engine core and its workers."""
-
     def __init__(self, config: StandinConfig, faults: Sequence[Fault] = (), *, wants_tokens: bool = True) -> None:
         """Without `wants_tokens` nobody is woken between a first and a last token: a day goes by ten times as fast."""
         self.config = config
@@ -376,7 +372,6 @@ class StandinEngine:
             self.admit(request, now_ns)
 
     def sleep(self, level: int, mode: str, now_ns: int) -> None:
-        """Pause; from level 1 on the memory is given back, too."""
         self.pause(mode, now_ns)
         self.sleep_level = level
         self.figures.sleep_state = SLEEP_STATES[min(level, 2)]

@@ -57,8 +57,6 @@ def written(line: StartLogLine, stamp: str, pid: int, release: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StartLog:
-    """All that the log of one server is made of."""
-
     ledger: Ledger
     shape: ModelShape
     model: str
@@ -222,7 +220,6 @@ def _out_of_memory(log: StartLog, sizes: MemorySizes, place: str) -> StartFailur
 
 
 def failed_lines(log: StartLog, failure: StartFailure) -> list[StartLogLine]:
-    """The log of a start that fails."""
     lines = log_lines(log, "opening")
     if failure.steps == 0:  # the API server itself gives up, before there is an engine
         own = [line for line in lines if line.process == API_SERVER and "max model len" not in line.text]

@@ -154,8 +154,6 @@ class Shown(NamedTuple):
 
 
 class EnginePage:
-    """The metrics page of one engine."""
-
     def __init__(
         self, release: str, model_name: str, engine: str = "0", *, cache_labels: Mapping[str, str], created: float
     ) -> None:

@@ -127,8 +127,6 @@ class SampleGroup:
 
 
 class RequestSpec(NamedTuple):
-    """A request as the engine takes it."""
-
     prompt: Ids
     output: int  # How many tokens it will produce
     seed: int = 0  # What those tokens are drawn from

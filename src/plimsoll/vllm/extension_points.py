@@ -10,10 +10,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, NamedTuple
-
-import yaml
 
 from plimsoll.vllm import versions
 from plimsoll.vllm.flags import flags_of
@@ -30,8 +27,6 @@ class ClassShape(NamedTuple):
 
 
 class FileShape(NamedTuple):
-    """One file."""
-
     classes: dict[str, ClassShape]
     functions: dict[str, tuple[str, ...]]
     words: frozenset[str]  # every name, attribute and text constant that the code uses; what comments mention is not there
@@ -121,7 +116,6 @@ class NeedState(StrEnum):
 
     @property
     def is_met(self) -> bool:
-        """True if nothing is lost."""
         return self in (NeedState.FOUND, NeedState.NOT_NEEDED)
 
 
@@ -168,8 +162,6 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NeedAnswer:
-    """The answer of the sources to one need."""
-
     name: str
     state: NeedState
     where: str = ""  # the file that shows it
@@ -178,8 +170,6 @@ class NeedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class PartVerdict:
-    """The verdict on one part."""
-
     part: InsidePart
     works: str  # yes, partly, no
     because: tuple[str, ...] = ()  # what is lost, the worst first
@@ -187,7 +177,6 @@ class PartVerdict:
 
 
 def judge(sources: Sources, needs: Sequence[Need]) -> tuple[NeedAnswer, ...]:
-    """One answer for each need."""
     return tuple(_forbidden(need, sources) if need.forbidden else _answer(need, sources) for need in needs)
 
 
@@ -265,7 +254,6 @@ def _forbidden(need: Need, sources: Sources) -> NeedAnswer:
 
 
 def verdicts(answers: Sequence[NeedAnswer], needs: Sequence[Need]) -> tuple[PartVerdict, ...]:
-    """Sums the answers up, part by part."""
     states = {answer.name: answer.state for answer in answers}
     made = []
     for part in InsidePart:
@@ -281,8 +269,7 @@ def verdicts(answers: Sequence[NeedAnswer], needs: Sequence[Need]) -> tuple[Part
 
 
 def _read_needs() -> tuple[Need, ...]:
-    with (Path(__file__).parent / "data" / "extension_needs.yaml").open("rb") as file:
-        table = yaml.load(file, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))  # noqa: S506  it makes nothing but texts
+    table = versions.yaml_table("extension_needs")
     files = table["files"]
 
     def symbols(row: dict[str, Any]) -> Symbols:

@@ -20,8 +20,6 @@ _READ = Coverage.CONFIG_CHECKS.first
 
 
 class Removal(NamedTuple):
-    """A flag that a release dropped."""
-
     why: str
     instead: str | None = None
     rewrite: tuple[str, ...] = ()
@@ -98,8 +96,6 @@ def own_values(flag: str, release: str) -> frozenset[str]:
 
 
 class AnnouncedRemoval(NamedTuple):
-    """A removal that vLLM has announced."""
-
     release: str
     instead: str | None = None
 

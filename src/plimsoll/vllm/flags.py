@@ -28,7 +28,6 @@ class FlagRow(NamedTuple):
 
     @property
     def takes_value(self) -> bool:
-        """True if anything follows the flag."""
         return self.kind not in ("switch", "on-off")
 
     def begins_after(self, release: str) -> bool:
@@ -116,7 +115,6 @@ _SURROUNDINGS = ("PYTHON", "LD_", "XDG_", "AWS_", "S3_", "MODELSCOPE_", "SSL_", 
 
 
 def matters(name: str) -> bool:
-    """True if a variable can change what vLLM does."""
     return name.startswith(("VLLM_", *_NEIGHBOURS))
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple, cast
 
 from plimsoll.units import GIB
-from plimsoll.vllm.versions import plain_version
+from plimsoll.vllm.versions import plain_version, yaml_table
 
 # vLLM prints GiB with two decimals: what it means lies half a hundredth to either side.
 PRINTED_TOLERANCE = GIB // 200
@@ -48,7 +47,6 @@ class Measured(NamedTuple):
 
     @property
     def has_memory(self) -> bool:
-        """True if there is anything to learn from."""
         return any(figure is not None for figure in (self.weights_bytes, self.kv_bytes, self.planned_kv_bytes, self.blocks))
 
 
@@ -100,10 +98,6 @@ class _Rule(NamedTuple):
 
 @cache
 def _rules() -> tuple[_Rule, ...]:
-    import yaml  # of a plan only --learn needs it
-
-    with (Path(__file__).parent / "data" / "log_figures.yaml").open("rb") as file:
-        groups = yaml.load(file, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))  # noqa: S506  it makes nothing but texts
     own = {"WEIGHTS_LOADED": WEIGHTS_LOADED, "KV_AVAILABLE": KV_AVAILABLE, "GRAPH_ESTIMATE": GRAPH_ESTIMATE}
     return tuple(
         _Rule(
@@ -111,7 +105,7 @@ def _rules() -> tuple[_Rule, ...]:
             {field: own.get(pattern, pattern.replace("FIGURE", _FIGURE)) for field, pattern in figures.items()},
             is_of_rank=group == "rank",
         )
-        for group, lines in groups.items()
+        for group, lines in yaml_table("log_figures").items()
         for needle, figures in lines.items()
     )
 

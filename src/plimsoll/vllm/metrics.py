@@ -17,8 +17,6 @@ from plimsoll.vllm.versions import Behaviour, Engine
 
 
 class Unit(StrEnum):
-    """The unit that a figure counts in."""
-
     RATIO = "ratio"  # 0 to 1, also where vLLM's own name says perc
     REQUESTS = "requests"
     TOKENS = "tokens"
@@ -69,7 +67,6 @@ _BY_NAME: Mapping[str, Figure] = {one.name: one for one in FIGURES}
 
 
 def figure(name: str) -> Figure:
-    """The figure of this name."""
     return _BY_NAME[name]
 
 

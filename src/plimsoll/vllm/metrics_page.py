@@ -26,7 +26,6 @@ class Histogram(NamedTuple):
 
     @property
     def size(self) -> float:
-        """The number of values."""
         return sum(self.counts)
 
     @property
@@ -39,8 +38,6 @@ Labels = Mapping[str, str]
 
 
 class Sample(NamedTuple):
-    """One line of the page."""
-
     name: str  # with its ending: _total, _bucket, _sum, _count
     labels: Labels
     value: float  # may be NaN or infinite: the page said so

@@ -64,7 +64,6 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def is_before(release: str, other: str) -> bool:
-    """True if one release came before another, by their numbers."""
     return _numbers(release) < _numbers(other)
 
 
@@ -125,10 +124,17 @@ class Span(NamedTuple):
 
 @functools.cache
 def table(name: str) -> Mapping[str, Any]:
-    """A file of `data/`."""
     with open(join(_DATA, f"{name}.json"), "rb") as file:
         loaded: Mapping[str, Any] = json.load(file)
     return loaded
+
+
+def yaml_table(name: str) -> Any:
+    """A file of `data/` that people write: every scalar of it is text."""
+    import yaml  # which `plimsoll flags` and most plans do without
+
+    with open(join(_DATA, f"{name}.yaml"), "rb") as file:
+        return yaml.load(file, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))  # noqa: S506  it makes nothing but texts
 
 
 def wheels() -> Mapping[str, str]:
@@ -283,7 +289,6 @@ class Coverage(Enum):
         self.first, self.last, self.subject, self.evidence = first, last, subject, evidence
 
     def has(self, release: str) -> bool:
-        """True if the release is among them."""
         return covers(self.first, self.last, release)
 
     def begins_after(self, release: str) -> bool:
@@ -316,7 +321,6 @@ def releases() -> list[str]:
 
 
 def newest() -> str:
-    """The newest release that was read."""
     return releases()[-1]
 
 

@@ -109,7 +109,6 @@ async def version(request: Request) -> Response:
 
 
 async def load(request: Request) -> Response:
-    """Requests that the engine works on, where they are tracked."""
     return Json({"server_load": request.app.state.service.load})
 
 

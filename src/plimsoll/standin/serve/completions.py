@@ -124,8 +124,6 @@ class Completion(Generation):
 
 
 class ChatCompletion(Generation):
-    """An answer of /v1/chat/completions."""
-
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
     text_key = b'"delta":{"content":"'
     plain_end = b'"},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'

@@ -270,7 +270,6 @@ class Generation:
         raise NotImplementedError
 
     def usage_of(self, choice: Choice) -> dict[str, Any]:
-        """The tokens of a choice, as far as they were told."""
         return usage(choice.prompt_len, choice.sent)
 
     @property
@@ -278,7 +277,6 @@ class Generation:
         return not (self.tells_usage_always or self.asked.return_token_ids or self.logprobs is not None)
 
     async def answer(self, prompts: Sequence[Prompt]) -> Response:
-        """Hand it in and answer it, whole or as a stream."""
         self.prompts = prompts
         for prompt in prompts:
             check_bounds(self.asked, self.n, self.logprobs, prompt.most, self.service.engine.config.sizes.vocab)

@@ -120,8 +120,6 @@ class ProcessFigures(ProcessCollector):
 
 
 class Metrics:
-    """The page of one server."""
-
     def __init__(
         self, service: Service, more: CollectorRegistry | None = None, *, has_stats: bool = True, is_alone: bool = True
     ) -> None:
@@ -153,7 +151,6 @@ class Metrics:
         return b"".join((generate_latest(self._process), page, *map(generate_latest, self._behind)))
 
     async def answer(self, _request: Request) -> Response:
-        """The page, changed by the active faults."""
         faults, now_ns = self._service.engine.faults, self._service.driver.now_ns()
         headers = {"content-type": CONTENT_TYPE_LATEST}
         if (huge := faults.active("huge-page", now_ns)) is not None:

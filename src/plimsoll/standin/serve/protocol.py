@@ -58,8 +58,6 @@ def dumped(value: Any) -> bytes:
 
 
 class Json(JSONResponse):
-    """A whole JSON answer."""
-
     def render(self, content: Any) -> bytes:
         return dumped(content)
 

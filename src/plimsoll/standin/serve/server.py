@@ -120,8 +120,6 @@ class Port:
 
 
 class AssembledServer(NamedTuple):
-    """A server that is ready to be put behind a port."""
-
     app: Starlette
     service: Service
     client: ClientView
@@ -215,7 +213,6 @@ class Life:
         self._change.set()
 
     async def run(self) -> int:
-        """Run the server; returns the exit code of vLLM's process."""
         launch, log, driver = self.launch, self.log, self.driver
         lines: Iterable[StartLogLine] = start_lines(log, os.getpid())
         if self._fails:

@@ -260,11 +260,9 @@ class StandinScheduler:
         self.tokens_each = self.smallest = 1
 
     def running(self) -> int:
-        """Requests that run."""
         return self._run.running
 
     def apply(self, values: Values) -> None:
-        """Turn the limits from the next step on."""
         self._run.turn(
             self._settings.turned(
                 max_num_seqs=int(values[MAX_SEQS]), max_num_batched_tokens=int(values[MAX_TOKENS]), watermark=values[HEADROOM],
@@ -274,8 +272,6 @@ class StandinScheduler:
 
 
 class ClientView:
-    """The engine client of one server."""
-
     def __init__(self, service: Service, *, has_probe: bool = True) -> None:
         settings, limits = service.engine.config.settings, service.options
         self._service = service
