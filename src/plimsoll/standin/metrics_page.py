@@ -21,18 +21,13 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from plimsoll.errors import BadInput
-from plimsoll.standin.request import ENDS, VALVES, Figures
+from plimsoll.standin.request import Figures
 from plimsoll.vllm.metrics import metrics_of
-from plimsoll.vllm.versions import Behaviour, Coverage, newest, wheels
-
-# Every metric of vLLM's own that a stand-in's page shows: where its value comes from, and what HELP says of it.
-#
-# They stand in the order of the real page. Which of them a release has, with which labels, is in the catalogue
-# (`plimsoll.vllm.metrics`); what is always nothing without a feature that the stand-in does not have is told as nothing.
+from plimsoll.vllm.versions import Behaviour, Coverage, newest, wheels, yaml_table
 
 
 class Row(NamedTuple):
-    """One metric: its name on the page, what it says, and either the value for a label or a histogram's name."""
+    """One metric of `vllm/data/metrics_page.yaml`: either the value for a label or a histogram's name."""
 
     name: str
     meaning: str
@@ -41,89 +36,29 @@ class Row(NamedTuple):
     by: tuple[str, ...] = ("",)  # the label's values, in their order
 
 
-def _nothing(figures: Figures, _label: str) -> float:
-    del figures
-    return 0
+# What is shown by one of a metric's labels, for each of its values.
+BY_LABEL: dict[str, Callable[[Figures, str], float]] = {
+    "vllm:num_requests_waiting_by_reason": lambda f, reason: (
+        f.waiting_deferred if reason == "deferred" else f.waiting - f.waiting_deferred
+    ),
+    "vllm:engine_sleep_state": lambda f, state: int(f.sleep_state == state),
+    "vllm:prompt_tokens_by_source_total": lambda f, source: (
+        f.prompt_computed if source == "local_compute" else f.prompt_cached if source == "local_cache_hit" else 0
+    ),
+    "vllm:prompt_tokens_cached_by_source_total": lambda f, tier: f.prefix_hits if tier == "device" else 0,
+    "vllm:request_success_total": lambda f, end: f.success[end],
+    "vllm:admission_rejections_total": lambda f, valve: f.rejected[valve],
+}
 
 
-_SLEEP = (
-    "Engine sleep state; awake = 0 means engine is sleeping; awake = 1 means engine is awake; "
-    "weights_offloaded = 1 means sleep level 1; discard_all = 1 means sleep level 2."
-)
-_REASON = (
-    "Number of waiting requests by reason. Reason labels: 'capacity' = waiting for scheduling capacity; "
-    "'deferred' = deferred by transient constraints (LoRA budget, KV transfer, blocked status). "
-    "Sum of all reasons equals vllm:num_requests_waiting."
-)
-_TIER = (
-    "Prefix-cache hit tokens by the cache tier that supplied them: device (local HBM), host (offloaded to DRAM), disk, "
-    "p2p (transferred from another vLLM instance) or external_unspecified. Counted at admission; "
-    "sums to vllm:prefix_cache_hits + vllm:external_prefix_cache_hits."
-)
-_EXTERNAL = "External prefix cache {} from KV connector cross-instance cache sharing, in terms of number of {} tokens."
-_FOR_MFU = "Estimated number of {} per GPU (for Model Flops Utilization calculations)."
+def _row(name: str, help: str, figure: str = "", histogram: str = "", by: str = "") -> Row:  # noqa: A002  Prometheus' word
+    read: Callable[[Figures, str], float] | None = BY_LABEL.get(name, lambda _figures, _label: 0)
+    if figure:
+        read = lambda figures, _label: getattr(figures, figure)  # noqa: E731
+    return Row(name, help, None if histogram else read, histogram, tuple(by.split()) or ("",))
 
 
-def _source(figures: Figures, source: str) -> float:
-    return {"local_compute": figures.prompt_computed, "local_cache_hit": figures.prompt_cached}.get(source, 0)
-
-
-def _waiting(figures: Figures, reason: str) -> float:
-    return figures.waiting_deferred if reason == "deferred" else figures.waiting - figures.waiting_deferred
-
-
-ROWS: tuple[Row, ...] = (
-    Row("vllm:estimated_flops_per_gpu_total", _FOR_MFU.format("floating point operations"), _nothing),
-    Row("vllm:estimated_read_bytes_per_gpu_total", _FOR_MFU.format("bytes read from memory"), _nothing),
-    Row("vllm:estimated_write_bytes_per_gpu_total", _FOR_MFU.format("bytes written to memory"), _nothing),
-    Row("vllm:num_requests_running", "Number of requests in model execution batches.", lambda f, _: f.running),
-    Row("vllm:num_requests_waiting", "Number of requests waiting to be processed.", lambda f, _: f.waiting),
-    Row("vllm:num_requests_waiting_by_reason", _REASON, _waiting, by=("capacity", "deferred")),
-    Row("vllm:engine_sleep_state", _SLEEP, lambda f, state: int(f.sleep_state == state),
-        by=("awake", "weights_offloaded", "discard_all")),
-    Row("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", lambda f, _: f.kv_usage),
-    Row("vllm:prefix_cache_queries_total", "Prefix cache queries, in terms of number of queried tokens.",
-        lambda f, _: f.prefix_queries),
-    Row("vllm:prefix_cache_hits_total", "Prefix cache hits, in terms of number of cached tokens.", lambda f, _: f.prefix_hits),
-    Row("vllm:external_prefix_cache_queries_total", _EXTERNAL.format("queries", "queried"), _nothing),
-    Row("vllm:external_prefix_cache_hits_total", _EXTERNAL.format("hits", "cached"), _nothing),
-    Row("vllm:mm_cache_queries_total", "Multi-modal cache queries, in terms of number of queried items.", _nothing),
-    Row("vllm:mm_cache_hits_total", "Multi-modal cache hits, in terms of number of cached items.", _nothing),
-    Row("vllm:num_preemptions_total", "Cumulative number of preemption from the engine.", lambda f, _: f.preemptions),
-    Row("vllm:prompt_tokens_total", "Number of prefill tokens processed.", lambda f, _: f.prompt_tokens),
-    Row("vllm:prompt_tokens_by_source_total", "Number of prompt tokens by source.", _source,
-        by=("local_compute", "local_cache_hit", "external_kv_transfer")),
-    Row("vllm:prompt_tokens_cached_total", "Number of cached prompt tokens (local + external).", lambda f, _: f.prompt_cached),
-    Row("vllm:prompt_tokens_cached_by_source_total", _TIER, lambda f, tier: f.prefix_hits if tier == "device" else 0,
-        by=("device", "host", "p2p", "disk", "external_unspecified")),
-    Row("vllm:generation_tokens_total", "Number of generation tokens processed.", lambda f, _: f.generation_tokens),
-    Row("vllm:request_success_total", "Count of successfully processed requests.", lambda f, end: f.success[end], by=ENDS),
-    Row("vllm:admission_rejections_total", "Number of admission attempts rejected by a queue limit, by reason.",
-        lambda f, valve: f.rejected[valve], by=VALVES),
-    Row("vllm:request_prompt_tokens", "Number of prefill tokens processed.", histogram="prompt"),
-    Row("vllm:request_generation_tokens", "Number of generation tokens processed.", histogram="output"),
-    Row("vllm:iteration_tokens_total", "Histogram of number of tokens per engine_step.", histogram="step_tokens"),
-    Row("vllm:request_max_num_generation_tokens", "Histogram of maximum number of requested generation tokens.",
-        histogram="max_output"),
-    Row("vllm:request_params_n", "Histogram of the n request parameter.", histogram="params_n"),
-    Row("vllm:request_params_max_tokens", "Histogram of the max_tokens request parameter.", histogram="params_max_tokens"),
-    Row("vllm:time_to_first_token_seconds", "Histogram of time to first token in seconds.", histogram="ttft"),
-    Row("vllm:time_per_output_token_seconds",
-        "Histogram of time per output token in seconds.DEPRECATED: Use vllm:inter_token_latency_seconds instead.",
-        histogram="inter_token"),
-    Row("vllm:inter_token_latency_seconds", "Histogram of inter-token latency in seconds.", histogram="inter_token"),
-    Row("vllm:request_time_per_output_token_seconds", "Histogram of time_per_output_token_seconds per request.",
-        histogram="tpot"),
-    Row("vllm:e2e_request_latency_seconds", "Histogram of e2e request latency in seconds.", histogram="e2e"),
-    Row("vllm:request_queue_time_seconds", "Histogram of time spent in WAITING phase for request.", histogram="queue"),
-    Row("vllm:request_inference_time_seconds", "Histogram of time spent in RUNNING phase for request.", histogram="inference"),
-    Row("vllm:request_prefill_time_seconds", "Histogram of time spent in PREFILL phase for request.", histogram="prefill"),
-    Row("vllm:request_decode_time_seconds", "Histogram of time spent in DECODE phase for request.", histogram="decode"),
-    Row("vllm:request_num_preemptions", "Histogram of the number of times a request was preempted.",
-        histogram="request_preemptions"),
-    Row("vllm:request_prefill_kv_computed_tokens",
-        "Histogram of new KV tokens computed during prefill (excluding cached tokens).", histogram="prefill_kv_computed"),
-)  # fmt: skip
+ROWS = tuple(_row(name, **row) for name, row in yaml_table("metrics_page").items())
 # Values of labels that not every release knows.
 LATER_VALUES = {"error": Behaviour.ERROR_REASON, "repetition": Behaviour.REPETITION_REASON}
 # Registered whatever the flags; the flag only makes them move.
