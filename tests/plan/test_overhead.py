@@ -143,7 +143,7 @@ SHAPES = st.builds(
 
 
 @given(
-    SHAPES, st.sampled_from([*RELEASES, "x", "9.9"]), st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 64),
+    SHAPES, st.sampled_from([*RELEASES, "9.9"]), st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 64),
     st.integers(1, 16), st.booleans(), st.booleans(),
     st.sampled_from([None, (3, 5), (8, 0), (9, 0), (12, 0), (99, 0)]), st.sampled_from(["bfloat16", "float32", "odd"]),
 )  # fmt: skip
