@@ -257,7 +257,7 @@ def test_a_lesson_that_agrees_changes_no_sum() -> None:
     ledger = _plan()
     told = {name: (term.value, term.value, 0) for name in ("weights", "non_torch", "activation", "context")
             for term in (getattr(ledger, name),)}  # fmt: skip
-    lesson = Correction((Start(1024, 8192, 8192, tuple((name, Learned(*term)) for name, term in told.items())),))
+    lesson = Correction((Start(1024, 8192, 8192, {name: Learned(*term) for name, term in told.items()}),))
     after = corrected(ledger, lesson, MODEL)
     assert (after.kv.value, after.slack.value) == (ledger.kv.value, ledger.slack.value)
     assert after.kv_plan == ledger.kv_plan
@@ -303,7 +303,7 @@ def test_any_correction_leaves_a_ledger_in_order(terms: dict[str, tuple[int, int
     """Whatever a file holds, bands enclose their values, no term is negative and the sum is right."""
     ledger = _plan()
     limits = (1024, 8192, 8192) if same else (1, 2, 3)
-    start = Start(*limits, tuple((name, Learned(*term)) for name, term in terms.items()))
+    start = Start(*limits, {name: Learned(*term) for name, term in terms.items()})
     after = corrected(ledger, Correction((start,)), MODEL)
     for term in (after.weights, after.non_torch, after.activation, after.graphs, after.context):
         assert 0 <= term.low <= term.value <= term.high

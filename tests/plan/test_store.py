@@ -20,7 +20,7 @@ KEY = "vllm=0.25.1;gpu=h200-sxm-141gb;model=0123456789ab;tp=1;pp=1;run=ba9876543
 
 
 def _correction(weights: int = 15 << 30, tokens: int = 8192) -> Correction:
-    return Correction((Start(1024, tokens, 8192, (("weights", Learned(weights, weights + 5, 1)),)),))
+    return Correction((Start(1024, tokens, 8192, {"weights": Learned(weights, weights + 5, 1)}),))
 
 
 def test_what_is_stored_is_read_back(tmp_path: Path) -> None:

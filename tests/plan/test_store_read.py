@@ -90,6 +90,6 @@ _sizes = st.integers(0, 1 << 50)
 @given(st.dictionaries(st.sampled_from(["weights", "remainder", "context"]), st.tuples(_sizes, _sizes, _sizes)), _sizes)
 def test_encoding_is_undone_by_decoding(terms: dict[str, tuple[int, int, int]], limit: int) -> None:
     """Every correction comes back as it was."""
-    start = Start(limit, limit, limit, tuple((name, Learned(*term)) for name, term in terms.items()))
+    start = Start(limit, limit, limit, {name: Learned(*term) for name, term in terms.items()})
     known = {KEY: Correction((start,))}
     assert decoded(encoded(known).encode(), "f") == known

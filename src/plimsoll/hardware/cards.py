@@ -89,26 +89,27 @@ def gpu_named(name: str, total_bytes: int | None = None) -> Gpu:
     if gpu is not None:
         return gpu
     shown = " ".join(name.split())[:60]  # a message is one line
-    _refuse_mig(shown)
+    if slice_ := re.search(_MIG_SUFFIX, shown):
+        whole = _by_key().get(_key(shown[: slice_.start()]))
+        of_what = f"of {whole.name}" if whole else "of a card"
+        raise BadInput(f'"{shown}" is a MIG slice {of_what}, not a whole card: give the size of the slice in GiB')
     unclear = _ambiguous_by_key().get(_key(name))
     if unclear is not None and total_bytes is not None:
         return min(map(gpu_named, unclear.candidates), key=lambda gpu: abs(gpu.total_bytes - total_bytes))
     if unclear is not None:
-        raise BadInput(f'"{shown}" does not say which card: {unclear.because}; say {_either(unclear.candidates)}')
-    _refuse_several(shown)
+        either = " or ".join(filter(None, (", ".join(unclear.candidates[:-1]), unclear.candidates[-1])))
+        raise BadInput(f'"{shown}" does not say which card: {unclear.because}; say {either}')
+    # `8xH100`, `H100 x 8`: how many there are is the command's to say.
+    several = re.fullmatch(r"(?P<n>\d{1,3}) ?[xX*] ?(?P<card>.+)|(?P<card2>.+?) ?[xX*] ?(?P<n2>\d{1,3})", shown)
+    if several is not None:
+        card, number = several["card"] or several["card2"], several["n"] or several["n2"]
+        if _key(card) in _by_key() or _key(card) in _ambiguous_by_key():
+            how_many = f"how many is what the command asks for (-tp {number})"
+            raise BadInput(f'"{shown}" is {number} cards: say --gpu {card}; {how_many}')
     if other := re.search(_OTHER_DEVICES, machine):
         raise BadInput(f'"{shown}" is no NVIDIA or AMD card ({other[0]}): plan knows what vLLM takes on those alone')
     nearest = ", ".join(nearest_names(name))
     raise BadInput(f'no GPU called "{shown}" is known; nearest: {nearest}; or give its memory: --gpu-memory-gib')
-
-
-def _refuse_several(name: str) -> None:
-    """`8xH100`, `H100 x 8`: how many there are is the command's to say."""
-    found = re.fullmatch(r"(?P<n>\d{1,3}) ?[xX*] ?(?P<card>.+)|(?P<card2>.+?) ?[xX*] ?(?P<n2>\d{1,3})", name)
-    card = found and (found["card"] or found["card2"])
-    if card and (_key(card) in _by_key() or _key(card) in _ambiguous_by_key()):
-        number = found["n"] or found["n2"] if found else ""
-        raise BadInput(f'"{name}" is {number} cards: say --gpu {card}; how many is what the command asks for (-tp {number})')
 
 
 def nearest_names(name: str, n: int = 3) -> list[str]:
@@ -146,19 +147,6 @@ def _by_key() -> dict[str, Gpu]:
 @cache
 def _ambiguous_by_key() -> dict[str, Ambiguous]:
     return {_key(spelling): unclear for unclear in AMBIGUOUS for spelling in unclear.names}
-
-
-def _refuse_mig(name: str) -> None:
-    suffix = re.search(_MIG_SUFFIX, name)
-    if suffix is None:
-        return
-    whole = _by_key().get(_key(name[: suffix.start()]))
-    of_what = f"of {whole.name}" if whole else "of a card"
-    raise BadInput(f'"{name}" is a MIG slice {of_what}, not a whole card: give the size of the slice in GiB')
-
-
-def _either(names: tuple[str, ...]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 # data/gpus.json has the cards people serve language models on, with where each figure comes from; docs/gpus.md is made from it.
@@ -201,9 +189,7 @@ def _gpu(
 with open(join(dirname(__file__), "data", "gpus.json"), "rb") as _file:
     _TABLE = json.load(_file)
 GPUS: tuple[Gpu, ...] = tuple(_gpu(**row) for row in _TABLE["gpus"])
-INSTANCES: tuple[tuple[str, str], ...] = tuple(
-    (pattern, card) for pattern, card in _TABLE["instances"]
-)  # of clouds, in lower case
+INSTANCES: tuple[tuple[str, str], ...] = tuple(map(tuple, _TABLE["instances"]))  # of clouds, in lower case
 AMBIGUOUS: tuple[Ambiguous, ...] = tuple(
     Ambiguous(tuple(row["names"]), tuple(row["candidates"]), row["because"]) for row in _TABLE["ambiguous"]
 )

@@ -17,27 +17,24 @@ class NvmlCard(NamedTuple):
 
 def read_cards(library: Any = None) -> list[NvmlCard]:
     """Every card, in NVML's order; the library is an argument for tests. One line says what is missing."""
-    nvml = library if library is not None else _pynvml()
+    nvml = library
+    if nvml is None:
+        try:
+            import pynvml
+        except ImportError:
+            raise BadInput("which card? --gpu H100, or `pip install nvidia-ml-py` to read this machine's") from None
+        nvml = pynvml
+    cards = []
     try:
         nvml.nvmlInit()
         try:
-            return [_card(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+            for index in range(nvml.nvmlDeviceGetCount()):
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                name, memory = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetMemoryInfo(handle)
+                shown = name.decode() if isinstance(name, bytes) else str(name)
+                cards.append(NvmlCard(shown, int(memory.total), int(memory.used)))
         finally:
             nvml.nvmlShutdown()
     except nvml.NVMLError as error:
         raise WorldFailed(f"NVML does not answer ({error}); name the card with --gpu") from None
-
-
-def _pynvml() -> Any:
-    try:
-        import pynvml
-    except ImportError:
-        raise BadInput("which card? --gpu H100, or `pip install nvidia-ml-py` to read this machine's") from None
-    return pynvml
-
-
-def _card(nvml: Any, index: int) -> NvmlCard:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    name = nvml.nvmlDeviceGetName(handle)
-    return NvmlCard(name.decode() if isinstance(name, bytes) else str(name), int(memory.total), int(memory.used))
+    return cards

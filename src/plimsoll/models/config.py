@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 from plimsoll.errors import BadInput
 from plimsoll.models.shape import (
@@ -78,6 +79,13 @@ class Keys:
                     return name, value
         return names[0], None
 
+    def _checked(self, names: Sequence[str], wanted: str, is_right: Callable[[Any], bool]) -> Any:
+        """The value of the first of these keys that has one; None where none has."""
+        name, value = self._find(names)
+        if value is not None and not is_right(value):
+            raise self._wrong(name, wanted, value)
+        return value
+
     def _wrong(self, name: str, wanted: str, value: object) -> BadInput:
         return BadInput(f"config.json: {self._path}{name} should be {wanted}, not {_shown(value)}")
 
@@ -122,53 +130,40 @@ class Keys:
 
     def items(self, name: str) -> Sequence[object] | None:
         """A list of anything."""
-        _, value = self._find((name,))
-        if value is None:
-            return None
-        if not isinstance(value, (list, tuple)) or len(value) > LIST_MAX:
-            raise self._wrong(name, f"a list of at most {LIST_MAX} values", value)
-        return value
+        wanted = f"a list of at most {LIST_MAX} values"
+        listed: Sequence[object] | None = self._checked(
+            (name,), wanted, lambda value: isinstance(value, (list, tuple)) and len(value) <= LIST_MAX
+        )
+        return listed
 
     def words(self, name: str) -> tuple[str, ...] | None:
         """A list of short strings."""
         items = self.items(name)
-        if items is None:
-            return None
-        words = tuple(item for item in items if isinstance(item, str) and len(item) <= TEXT_MAX)
-        if len(words) != len(items):
+        if items is not None and not all(isinstance(item, str) and len(item) <= TEXT_MAX for item in items):
             raise self._wrong(name, "a list of strings", items)
-        return words
+        return None if items is None else tuple(str(item) for item in items)
 
     def word(self, *names: str) -> str | None:
         """A short string."""
-        name, value = self._find(names)
-        if value is None:
-            return None
-        if not isinstance(value, str) or len(value) > TEXT_MAX:
-            raise self._wrong(name, "a short string", value)
-        return value
+        text: str | None = self._checked(
+            names, "a short string", lambda value: isinstance(value, str) and len(value) <= TEXT_MAX
+        )
+        return text
 
     def flag(self, name: str) -> bool | None:
-        """True or false."""
-        _, value = self._find((name,))
-        if value is None or isinstance(value, bool):
-            return value
-        raise self._wrong(name, "true or false", value)
+        value: bool | None = self._checked((name,), "true or false", lambda value: isinstance(value, bool))
+        return value
 
     def factor(self, name: str, *, most: float = 1e6) -> float | None:
         """A positive number that need not be whole."""
-        _, value = self._find((name,))
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= most:
-            raise self._wrong(name, f"a number above 0 and up to {most:g}", value)
-        return float(value)
+        value = self._checked(
+            (name,), f"a number above 0 and up to {most:g}", lambda value: type(value) in (int, float) and 0 < value <= most
+        )
+        return None if value is None else float(value)
 
     def child(self, name: str) -> Keys | None:
         """A nested object, or None where it is absent or empty."""
-        _, value = self._find((name,))
-        if value is not None and not isinstance(value, Mapping):
-            raise self._wrong(name, "an object", value)
+        value = self._checked((name,), "an object", lambda value: isinstance(value, Mapping))
         return Keys(value, f"{self._path}{name}.") if value else None
 
     def part(self, *names: str) -> Keys | None:
@@ -179,12 +174,10 @@ class Keys:
     def children(self, name: str) -> tuple[Keys, ...] | None:
         """A list of objects."""
         items = self.items(name)
-        if items is None:
-            return None
-        found = tuple(Keys(item, f"{self._path}{name}[{n}].") for n, item in enumerate(items) if isinstance(item, Mapping))
-        if len(found) != len(items):
+        if items is not None and not all(isinstance(item, Mapping) for item in items):
             raise self._wrong(name, "a list of objects", items)
-        return found
+        numbered = enumerate(items or ())
+        return None if items is None else tuple(Keys(item, f"{self._path}{name}[{n}].") for n, item in numbered)  # type: ignore[arg-type]
 
     def values(self) -> Iterable[Keys]:
         """The nested objects of this one, whatever they are called; anything else in it is passed over."""
@@ -209,19 +202,15 @@ class Keys:
 
 def _whole(value: object) -> int | None:
     """4096 or 4096.0; never true, which is an int to Python."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int):
-        return value
-    return int(value) if isinstance(value, float) and value.is_integer() else None
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _shown(value: object) -> str:
     """A value in one short line, without walking into what may be deep or long."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        return repr(value)
+    if isinstance(value, (bool, float)):
+        return repr(value).lower()
     if isinstance(value, int):
         return str(value) if abs(value) < 10**18 else "a number of more than 18 digits"
     if isinstance(value, str):
@@ -233,6 +222,7 @@ def _shown(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
+# What an encoder is, and under which key it may stand.
 _TOWERS = (
     ("vision", ("vision_config", "visual", "vision_tower_config", "vit_config", "img_processor", "vision")),
     ("audio", ("audio_config", "audio_encoder_config", "sound_config", "audio_processor", "encoder_config")),
@@ -277,23 +267,12 @@ def _tower(what: str, keys: Keys) -> Tower:
     )
 
 
-def next_token_layers(text: Keys, family: str) -> int:
-    """Layers that predict several tokens at once (MTP); vLLM loads them only for speculative decoding."""
-    names = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers", "mtp_num_layers")
-    stated = text.count(*names, least=0, most=LAYERS_MAX)
-    return stated if stated is not None else int(family.startswith("qwen3_5"))  # vLLM takes one for granted there
-
-
-def read_quantization(parts: Sequence[Keys], notes: list[str]) -> Quantization | None:
+def _quantization(parts: Sequence[Keys], notes: list[str]) -> Quantization | None:
     """How the weights are quantised, from wherever the file says it (vLLM: the top level, else the text part)."""
-    for part in parts:
-        quant = part.child("quantization_config") or part.child("compression_config")
-        if quant is not None:
-            return _quantization(quant, notes)
-    return None
-
-
-def _quantization(outer: Keys, notes: list[str]) -> Quantization:
+    found = (part.child("quantization_config") or part.child("compression_config") for part in parts)
+    outer = next((quant for quant in found if quant is not None), None)
+    if outer is None:
+        return None
     quant = outer.part("quantization") or outer  # ModelOpt's older layout
     algorithm = quant.word("quant_algo") or outer.word("quant_algo")
     method = (outer.word("quant_method") or quant.word("quant_method") or "").lower().replace("_tensors", "-tensors")
@@ -305,13 +284,18 @@ def _quantization(outer: Keys, notes: list[str]) -> Quantization:
     bits, group = _width(quant, method, algorithm, notes)
     block = quant.counts("weight_block_size", least=1) if quant.is_list("weight_block_size") else None
     ignored = next((words for name in _IGNORED if quant.is_list(name) and (words := quant.words(name))), None)
+    if (scheme := quant.part("kv_cache_scheme")) is not None:  # the cache type the checkpoint carries scales for
+        cache_bits, kind = scheme.count("num_bits", most=64), scheme.word("type") or "float"
+        cache = {(8, "float"): "fp8", (4, "float"): "nvfp4", (None, kind): None}.get((cache_bits, kind), f"{kind}{cache_bits}")
+    else:
+        cache = (quant.word("kv_cache_scheme", "kv_cache_quant_algo") or "").lower() or None
     return Quantization(
         method=method,
         algorithm=algorithm or quant.word("format") or quant.word("fmt"),
         bits=bits,
         group_size=group,
         block=block,
-        kv_cache=_kv_cache(quant),
+        kv_cache=cache,
         ignored=ignored or (),
         by_name=bool(outer.flag("by_name")),
     )
@@ -343,22 +327,12 @@ def _width(quant: Keys, method: str, algorithm: str | None, notes: list[str]) ->
     return bits, group or known_group
 
 
-def _kv_cache(quant: Keys) -> str | None:
-    """The cache type the checkpoint carries scales for."""
-    if (scheme := quant.part("kv_cache_scheme")) is not None:
-        bits, kind = scheme.count("num_bits", most=64), scheme.word("type") or "float"
-        if bits is None:
-            return None
-        return {(8, "float"): "fp8", (4, "float"): "nvfp4"}.get((bits, kind), f"{kind}{bits}")
-    said = quant.word("kv_cache_scheme", "kv_cache_quant_algo")
-    return said.lower() if said else None
-
-
 _HIDDEN = ("hidden_size", "n_embd", "n_embed", "d_model", "model_dim")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 # vLLM's order (get_total_num_kv_heads).
 _KV_HEADS = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups")
+_MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers", "mtp_num_layers")
 _EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 _PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k")
 _CONTEXT = (
@@ -389,6 +363,13 @@ def read_shape(config: Mapping[str, object]) -> ModelShape:
     shape = _shape_of_text(text, family, notes, encoder_decoder=encoder_decoder)
     if encoder_decoder:
         notes.append(_cross_attention(text, shape))
+    # Whether the output head reuses the embeddings: what the file says, innermost first, else what the family does.
+    usual = True if family in TIED else False if family in UNTIED else None
+    flags = (part.flag("tie_word_embeddings") for part in reversed(parts))
+    tied = next((flag for flag in flags if flag is not None), usual)
+    # The type of unquantised weights, such as "bfloat16"; None makes vLLM look into the weight files.
+    typed = (part for part in parts if part.is_word("dtype") or part.is_word("torch_dtype"))
+    dtype = next((part.word("dtype", "torch_dtype") or "" for part in typed), "")
     if text.defaulted:
         said = ", ".join(f"{name} {value}" for name, value in sorted(text.defaulted.items()))
         notes.append(f"The file leaves out what transformers then assumes for {family}: {said}.")
@@ -396,10 +377,10 @@ def read_shape(config: Mapping[str, object]) -> ModelShape:
         shape,
         architectures=top.words("architectures") or plain.words("architectures") or (),
         model_type=model_type or family,
-        tie_word_embeddings=_tied(parts, family),
-        dtype=_dtype(parts),
+        tie_word_embeddings=tied,
+        dtype=dtype.removeprefix("torch.") or None,
         towers=encoder_towers(parts),
-        quantization=read_quantization(parts, notes),
+        quantization=_quantization(parts, notes),
         is_encoder_decoder=encoder_decoder,
         notes=tuple(notes),
     )
@@ -435,7 +416,13 @@ def _parts(top: Keys) -> list[Keys]:
 def _shape_of_text(text: Keys, family: str, notes: list[str], *, encoder_decoder: bool) -> ModelShape:
     """The language model itself."""
     hidden = text.need(*_HIDDEN)
-    count = _layer_count(text, family, encoder_decoder=encoder_decoder)
+    count = text.count("decoder_layers", "num_decoder_layers", most=LAYERS_MAX) if encoder_decoder else None
+    if not count and family == "longcat_flash":  # every layer has two attention sublayers, each with a cache of its own
+        count = 2 * text.need("num_layers", most=LAYERS_MAX // 2)
+    if not count and not text.has(*_LAYERS):  # Nemotron-H may state its layers only by listing them
+        listed = len(pattern_of(text) or text.words("layers_block_type") or ())
+        count = listed if listed <= LAYERS_MAX else None
+    count = count or text.need(*_LAYERS, most=LAYERS_MAX)
     mla = _mla(text, family, notes)
     heads = _heads(text, family, hidden, mla)
     kinds = layer_kinds(text, heads, count, notes)
@@ -444,6 +431,9 @@ def _shape_of_text(text: Keys, family: str, notes: list[str], *, encoder_decoder
     indexer, marked = with_indexers(layers, text)
     longest, default, rope = _context(text, family, notes)
     gate = text.flag("attn_output_gate")
+    # Layers that predict several tokens at once (MTP); vLLM loads them only for speculative decoding, and takes one for granted
+    # in Qwen3.5.
+    mtp = text.count(*_MTP_LAYERS, least=0, most=LAYERS_MAX)
     has_conv = LayerKind.SHORT_CONV in kinds
     return ModelShape(
         architectures=(),
@@ -472,20 +462,8 @@ def _shape_of_text(text: Keys, family: str, notes: list[str], *, encoder_decoder
         mamba=_mamba(text, family, hidden, kinds),
         linear=_linear(text, hidden, kinds),
         short_conv=ShortConv(text.count("conv_dim") or hidden, text.need("conv_L_cache")) if has_conv else None,
-        mtp_layers=next_token_layers(text, family),
+        mtp_layers=int(family.startswith("qwen3_5")) if mtp is None else mtp,
     )
-
-
-def _layer_count(text: Keys, family: str, *, encoder_decoder: bool) -> int:
-    if encoder_decoder and (decoder := text.count("decoder_layers", "num_decoder_layers", most=LAYERS_MAX)):
-        return decoder
-    if family == "longcat_flash":  # every layer has two attention sublayers, each with a cache of its own
-        return 2 * text.need("num_layers", most=LAYERS_MAX // 2)
-    if not text.has(*_LAYERS):  # Nemotron-H may state its layers only by listing them
-        listed = len(pattern_of(text) or text.words("layers_block_type") or ())
-        if 0 < listed <= LAYERS_MAX:
-            return listed
-    return text.need(*_LAYERS, most=LAYERS_MAX)
 
 
 def _mla(text: Keys, family: str, notes: list[str]) -> Mla | None:
@@ -522,10 +500,16 @@ def _heads(text: Keys, family: str, hidden: int, mla: Mla | None) -> Heads:
     kv = _kv_heads(text, family, attention)
     if mla is not None:
         return Heads(family, attention, kv, mla.cached_dim, 0, window, mla)
-    head_dim = _head_dim(text, family, hidden, attention)
-    v_head_dim = None
-    if family.startswith("mimo_v2") or family not in KNOWN:
-        v_head_dim = text.count("v_head_dim", least=0)
+    if family == "minicpm3":
+        head_dim = text.need("qk_nope_head_dim") + text.need("qk_rope_head_dim")
+    else:
+        said = text.count("head_dim", "attention_head_dim", "hidden_size_per_head", least=0)
+        # Zamba2's shared block sees the hidden state and the embedding side by side.
+        head_dim = said or (2 if family == "zamba2" else 1) * hidden // attention
+    if not head_dim:
+        raise BadInput(f"config.json: {attention} attention heads do not fit in a hidden size of {hidden}")
+    states_values = family.startswith("mimo_v2") or family not in KNOWN
+    v_head_dim = text.count("v_head_dim", least=0) if states_values else None
     return Heads(family, attention, kv, head_dim, v_head_dim or head_dim, window, None)
 
 
@@ -548,23 +532,13 @@ def _kv_heads(text: Keys, family: str, attention: int) -> int:
     return kv or attention
 
 
-def _head_dim(text: Keys, family: str, hidden: int, attention: int) -> int:
-    if family == "minicpm3":
-        return text.need("qk_nope_head_dim") + text.need("qk_rope_head_dim")
-    said = text.count("head_dim", "attention_head_dim", "hidden_size_per_head", least=0)
-    if said:
-        return said
-    if family == "zamba2":  # its shared block sees the hidden state and the embedding side by side
-        return 2 * hidden // attention
-    if hidden < attention:
-        raise BadInput(f"config.json: {attention} attention heads do not fit in a hidden size of {hidden}")
-    return hidden // attention
-
-
 def _moe(text: Keys, family: str) -> Moe | None:
     source = text.part("ffn_config") or text  # DBRX
-    experts = source.count_or_largest(*_EXPERTS, most=EXPERTS_MAX) or _experts_of_blocks(text)
-    if not experts or experts < 2:
+    experts = source.count_or_largest(*_EXPERTS, most=EXPERTS_MAX)
+    if not experts:  # NemotronH-Puzzle prunes experts per block; vLLM makes room for the largest
+        blocks = text.children("block_configs") or ()
+        experts = max((block.count("n_routed_experts", least=0, most=EXPERTS_MAX) or 0 for block in blocks), default=0)
+    if experts < 2:
         return None
     names = ["moe_intermediate_size", "expert_ffn_hidden_size", "moe_ffn_hidden_size"]
     width = source.count_or_largest(*names, "intermediate_size", "ffn_hidden_size") or None
@@ -591,13 +565,6 @@ def _moe(text: Keys, family: str) -> Moe | None:
     )
 
 
-def _experts_of_blocks(text: Keys) -> int | None:
-    """NemotronH-Puzzle prunes experts per block; vLLM makes room for the largest."""
-    blocks = text.children("block_configs") or ()
-    counts = (block.count("n_routed_experts", least=0, most=EXPERTS_MAX) for block in blocks)
-    return max((count for count in counts if count), default=None)
-
-
 def _context(text: Keys, family: str, notes: list[str]) -> tuple[int, int, RopeScaling | None]:
     """The longest context, the one taken by default, and the stretch behind them."""
     stated = [n for name in _CONTEXT if (n := text.count(name, most=CONTEXT_MAX)) is not None]
@@ -605,7 +572,19 @@ def _context(text: Keys, family: str, notes: list[str]) -> tuple[int, int, RopeS
     if longest is None:
         longest = 2048
         notes.append("The file states no maximum length; vLLM then assumes 2048 tokens.")
-    ropes = _ropes(text)
+    outer = text.child("rope_scaling") or text.child("rope_parameters")
+    found: list[Keys] = []  # the position encodings: one, or one per kind of layer
+    if outer is not None:
+        found = [outer] if outer.has("rope_type", "type", "factor") else list(outer.values())[:16]
+    kinds = {"su": "longrope", "mrope": "default"}
+    ropes = [
+        RopeScaling(
+            kind=kinds.get(kind := rope.word("rope_type", "type") or "default", kind),
+            factor=rope.factor("factor"),
+            original_context=rope.count("original_max_position_embeddings", most=CONTEXT_MAX),
+        )
+        for rope in found
+    ]
     factor = 1.0
     for rope in ropes:
         if rope.kind not in _ALREADY_STRETCHED and rope.factor is not None:
@@ -619,22 +598,6 @@ def _context(text: Keys, family: str, notes: list[str]) -> tuple[int, int, RopeS
         default = text.count("original_max_position_embeddings", most=CONTEXT_MAX) or longest
     stretched = next((rope for rope in ropes if rope.kind != "default"), None)
     return longest, default, stretched
-
-
-def _ropes(text: Keys) -> list[RopeScaling]:
-    """The position encodings: one, or one per kind of layer."""
-    outer = text.child("rope_scaling") or text.child("rope_parameters")
-    if outer is None:
-        return []
-    found = [outer] if outer.has("rope_type", "type", "factor") else list(outer.values())
-    return [
-        RopeScaling(
-            kind={"su": "longrope", "mrope": "default"}.get(kind := rope.word("rope_type", "type") or "default", kind),
-            factor=rope.factor("factor"),
-            original_context=rope.count("original_max_position_embeddings", most=CONTEXT_MAX),
-        )
-        for rope in found[:16]
-    ]
 
 
 def _mamba(text: Keys, family: str, hidden: int, kinds: Sequence[LayerKind]) -> Mamba | None:
@@ -686,20 +649,4 @@ def _linear(text: Keys, hidden: int, kinds: Sequence[LayerKind]) -> LinearAttent
         heads = text.need(*_HEADS, most=HEADS_MAX)
         width = text.count("head_dim", least=0) or max(1, hidden // heads)
         return LinearAttention(heads, heads, width, width, None, dtype)
-    return None
-
-
-def _tied(parts: Sequence[Keys], family: str) -> bool | None:
-    """Whether the output head reuses the embeddings: what the file says, innermost first, else what the family does."""
-    for part in reversed(parts):
-        if (tied := part.flag("tie_word_embeddings")) is not None:
-            return tied
-    return True if family in TIED else False if family in UNTIED else None
-
-
-def _dtype(parts: Sequence[Keys]) -> str | None:
-    """The type of unquantised weights, such as "bfloat16"; None makes vLLM look into the weight files."""
-    for part in parts:
-        if part.is_word("dtype") or part.is_word("torch_dtype"):
-            return (part.word("dtype", "torch_dtype") or "").removeprefix("torch.") or None
     return None

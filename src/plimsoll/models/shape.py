@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from plimsoll.errors import BadInput
+from plimsoll.units import round_up
 
 if TYPE_CHECKING:
     from plimsoll.models.config import Keys
@@ -322,28 +323,23 @@ def window_list(text: Keys) -> tuple[int, ...] | None:
 
 def layer_kinds(text: Keys, heads: Heads, layers: int, notes: list[str]) -> list[LayerKind]:
     """The kind of every layer, from the first description of them that the file has."""
-    for describe in _DESCRIPTIONS:
-        kinds = describe(text, heads, layers, notes)
-        if kinds is not None:
-            break
-    else:
-        kinds = [SLIDING if heads.window else FULL] * layers
     if not text.is_word("use_bidirectional_attention") and text.flag("use_bidirectional_attention"):
         return [LayerKind.ENCODER] * layers  # EmbeddingGemma; Gemma 4 writes "vision" here and stays a decoder
+    kinds = _listed(text, heads, layers, notes) or _in_rhythm(text, heads, layers, notes)
+    kinds = kinds or [SLIDING if heads.window else FULL] * layers
     if heads.family.startswith("gemma4"):
         kinds[-1] = FULL  # transformers sees to it, whatever the list or the rhythm says
-    return [_settled(kind, text, heads) for kind in kinds]
 
+    def settled(kind: LayerKind) -> LayerKind:  # a layer that slides without a window is a full one
+        if kind is LayerKind.CHUNKED_LOCAL and not text.has("attention_chunk_size") and heads.window:
+            kind = SLIDING  # Rnj-1 calls its sliding layers chunked
+        if kind is SLIDING and not heads.window and window_list(text) is None:
+            kind = FULL
+        if heads.mla is not None and kind in (FULL, SLIDING):
+            return LayerKind.MLA if kind is FULL else LayerKind.MLA_SLIDING
+        return kind
 
-def _settled(kind: LayerKind, text: Keys, heads: Heads) -> LayerKind:
-    """The kind once windows, chunks and latents are known: a layer that slides without a window is a full one."""
-    if kind is LayerKind.CHUNKED_LOCAL and not text.has("attention_chunk_size") and heads.window:
-        kind = SLIDING  # Rnj-1 calls its sliding layers chunked
-    if kind is SLIDING and not heads.window and window_list(text) is None:
-        kind = FULL
-    if heads.mla is not None and kind in (FULL, SLIDING):
-        return LayerKind.MLA if kind is FULL else LayerKind.MLA_SLIDING
-    return kind
+    return [settled(kind) for kind in kinds]
 
 
 def _first(items: Sequence[T], name: str, layers: int, notes: list[str]) -> Sequence[T]:
@@ -368,82 +364,43 @@ def _linear_kind(text: Keys, family: str) -> LayerKind:
     return LayerKind.LINEAR
 
 
-def _by_names(names: Sequence[str], key: str, text: Keys, heads: Heads, notes: list[str]) -> list[LayerKind]:
-    linear = _linear_kind(text, heads.family)
-    unknown: str | None = None
-    kinds = []
-    for name in names:
-        kind = _BY_NAME.get(name)
-        if name == "linear_attention":
-            kind = linear
-        elif name in ("mamba", "mamba2"):
-            kind = linear if linear in (LayerKind.MAMBA1, LayerKind.MAMBA2) else LayerKind.MAMBA2
-        if kind is None:
-            unknown = unknown or name
-            kind = FULL
-        kinds.append(kind)
-    if unknown is not None:
-        notes.append(f"{key} has {unknown[:40]!a}, which is not known here; such layers are counted as full attention.")
-    return kinds
-
-
-def _by_block_configs(text: Keys, _heads: Heads, layers: int, notes: list[str]) -> list[LayerKind] | None:
-    """Nemotron-NAS: every block says whether it has attention."""
+def _listed(text: Keys, heads: Heads, layers: int, notes: list[str]) -> list[LayerKind] | None:
+    """The kinds from a list with something for each layer, by whichever name a family gives it."""
     blocks = text.children("block_configs")
-    if blocks is None:
-        return None
-    kinds = []
-    for block in blocks[:layers]:
-        attention = block.child("attention")
-        if attention is None:
-            return None  # NemotronH-Puzzle: block_configs vary the experts, another key gives the kinds
-        pruned = attention.flag("no_op") or attention.flag("replace_with_linear")
-        kinds.append(NONE if pruned else FULL)
-    _first(blocks, "block_configs", layers, notes)
-    return kinds
-
-
-def _by_pattern(text: Keys, _heads: Heads, layers: int, notes: list[str]) -> list[LayerKind] | None:
-    """Nemotron-H: one letter per layer."""
-    if not text.has("hybrid_override_pattern"):
-        return None
-    letters = {"*": FULL, "M": LayerKind.MAMBA2, "-": NONE, "E": NONE}
-    pattern = pattern_of(text)
-    if unknown := next((letter for letter in pattern if letter not in letters), None):
-        raise BadInput(f"config.json: hybrid_override_pattern has {unknown!a}, only M, *, - and E are known")
-    return [letters[letter] for letter in _first(pattern, "hybrid_override_pattern", layers, notes)]
-
-
-def pattern_of(text: Keys) -> str:
-    """Nemotron-H's pattern without the bars that only mark pipeline stages; empty where there is none."""
-    return (text.word("hybrid_override_pattern") or "").replace("|", "")
-
-
-def _by_list(text: Keys, heads: Heads, layers: int, notes: list[str]) -> list[LayerKind] | None:
-    for key in ("layers_block_type", "layer_types"):
-        names = text.words(key)
-        if names:
-            return _by_names(_first(names, key, layers, notes), key, text, heads, notes)
-    return None
-
-
-def _by_numbers(text: Keys, _heads: Heads, layers: int, notes: list[str]) -> list[LayerKind] | None:
-    """Families with a number for each layer."""
+    attentions = [block.child("attention") for block in blocks[:layers]] if blocks is not None else []
+    if blocks is not None and None not in attentions:  # Nemotron-NAS; NemotronH-Puzzle's vary the experts alone
+        _first(blocks, "block_configs", layers, notes)
+        pruned = [a is not None and (a.flag("no_op") or a.flag("replace_with_linear")) for a in attentions]
+        return [NONE if without else FULL for without in pruned]
+    if text.has("hybrid_override_pattern"):  # Nemotron-H: one letter per layer
+        letters = {"*": FULL, "M": LayerKind.MAMBA2, "-": NONE, "E": NONE}
+        pattern = pattern_of(text)
+        if unknown := next((letter for letter in pattern if letter not in letters), None):
+            raise BadInput(f"config.json: hybrid_override_pattern has {unknown!a}, only M, *, - and E are known")
+        return [letters[letter] for letter in _first(pattern, "hybrid_override_pattern", layers, notes)]
     for key, most, chosen, other, is_chosen in _NUMBERED:
         if (numbers := text.counts(key, most=most)) is not None:
             # DeepSeek V4's list goes on with the MTP layers.
             kept = _first(numbers, key, layers, [] if key == "compress_ratios" else notes)
             return [chosen if is_chosen(number) else other for number in kept]
-    return None
-
-
-def _by_linear_config(text: Keys, _heads: Heads, layers: int, _notes: list[str]) -> list[LayerKind] | None:
-    """Kimi Linear: the delta layers by number, counted from 1."""
-    linear = text.child("linear_attn_config")
-    if linear is None:
+    if (kimi := text.child("linear_attn_config")) is not None:  # Kimi Linear: the delta layers by number, counted from 1
+        delta = frozenset(kimi.counts("kda_layers", most=LAYERS_MAX) or ())
+        return [LayerKind.KIMI_DELTA if n in delta else FULL for n in range(1, layers + 1)]
+    named = next((key for key in ("layers_block_type", "layer_types") if text.words(key)), None)
+    if named is None:
         return None
-    delta = frozenset(linear.counts("kda_layers", most=LAYERS_MAX) or ())
-    return [LayerKind.KIMI_DELTA if n in delta else FULL for n in range(1, layers + 1)]
+    linear = _linear_kind(text, heads.family)
+    mamba = linear if linear in (LayerKind.MAMBA1, LayerKind.MAMBA2) else LayerKind.MAMBA2
+    by_name = _BY_NAME | {"linear_attention": linear, "mamba": mamba, "mamba2": mamba}
+    names = _first(text.words(named) or (), named, layers, notes)
+    if strange := next((name for name in names if name not in by_name), None):
+        notes.append(f"{named} has {strange[:40]!a}, which is not known here; such layers are counted as full attention.")
+    return [by_name.get(name, FULL) for name in names]
+
+
+def pattern_of(text: Keys) -> str:
+    """Nemotron-H's pattern without the bars that only mark pipeline stages; empty where there is none."""
+    return (text.word("hybrid_override_pattern") or "").replace("|", "")
 
 
 # MiMo-V2 marks the layers that slide, DeepSeek V4 says how many tokens one latent stands for, MiniMax marks full attention.
@@ -460,74 +417,47 @@ _CHOSEN_LAYERS = (
 )
 
 
-def _by_interval(text: Keys, heads: Heads, layers: int, _notes: list[str]) -> list[LayerKind] | None:
-    """Families that give a rhythm instead of a list."""
-    if heads.family in MAMBA_ONLY_FAMILIES:
-        return [_linear_kind(text, heads.family)] * layers
-    if heads.family == "falcon_h1":
+def _in_rhythm(text: Keys, heads: Heads, layers: int, notes: list[str]) -> list[LayerKind] | None:
+    """The kinds from a family's rule or a rhythm in the file."""
+    family, one = heads.family, range(1, layers + 1)
+    if family in MAMBA_ONLY_FAMILIES:
+        return [_linear_kind(text, family)] * layers
+    if family == "falcon_h1":
         return [LayerKind.FULL_AND_MAMBA2] * layers
-    if heads.family in ENCODER_FAMILIES:
+    if family in ENCODER_FAMILIES:
         return [LayerKind.ENCODER] * layers
-    every = text.count("full_attention_interval", "layer_group_size", most=LAYERS_MAX)
-    if every is not None:
-        other = _linear_kind(text, heads.family)
-        return [FULL if n % every == 0 else other for n in range(1, layers + 1)]
+    if (every := text.count("full_attention_interval", "layer_group_size", most=LAYERS_MAX)) is not None:
+        return [FULL if n % every == 0 else _linear_kind(text, family) for n in one]
     if (period := text.count("attn_layer_period", most=LAYERS_MAX)) is not None:  # Jamba
         offset = text.count("attn_layer_offset", least=0, most=LAYERS_MAX) or 0
-        other = _linear_kind(text, heads.family)
-        return [FULL if n % period == offset else other for n in range(layers)]
+        return [FULL if n % period == offset else _linear_kind(text, family) for n in range(layers)]
     for key, chosen, other in _CHOSEN_LAYERS:
         if (numbers := text.counts(key, most=LAYERS_MAX)) is not None:
             these = frozenset(numbers)
             return [chosen if n in these else other for n in range(layers)]
-    return None
-
-
-def _by_chunks(text: Keys, heads: Heads, layers: int, notes: list[str]) -> list[LayerKind] | None:
-    """Llama 4: the layers with rotary positions look at their own chunk only."""
-    if not heads.family.startswith("llama4"):
-        return None
-    if text.count("attention_chunk_size", least=0, most=CONTEXT_MAX) in (None, 0):
-        return [FULL] * layers
-    rope = text.counts("no_rope_layers", most=1)
-    if not rope:
+    if family.startswith("llama4"):  # the layers with rotary positions look at their own chunk only
+        if text.count("attention_chunk_size", least=0, most=CONTEXT_MAX) in (None, 0):
+            return [FULL] * layers
         every = text.count("no_rope_layer_interval", most=LAYERS_MAX) or 4
-        rope = tuple(int(n % every != 0) for n in range(1, layers + 1))
-    return [LayerKind.CHUNKED_LOCAL if has else FULL for has in _first(rope, "no_rope_layers", layers, notes)]
-
-
-def _by_window_list(text: Keys, heads: Heads, layers: int, notes: list[str]) -> list[LayerKind] | None:
-    """Families whose sliding layers follow a pattern, or that name a window per layer."""
+        rope = text.counts("no_rope_layers", most=1) or tuple(int(n % every != 0) for n in one)
+        return [LayerKind.CHUNKED_LOCAL if has else FULL for has in _first(rope, "no_rope_layers", layers, notes)]
     if (windows := window_list(text)) is not None:
         return [SLIDING if w else FULL for w in _first(windows, "sliding_window", layers, notes)]
     if heads.window is None:
         return None
     if text.is_word("sliding_window_pattern"):  # EXAONE 4: "LLLG", and the last layer is global
         letters = text.word("sliding_window_pattern") or "G"
-        slides = [letters[n % len(letters)] == "L" and n < layers - 1 for n in range(layers)]
-        return [SLIDING if one else FULL for one in slides]
+        return [SLIDING if letters[n % len(letters)] == "L" and n < layers - 1 else FULL for n in range(layers)]
     every = text.count("sliding_window_pattern", "global_attn_every_n_layers", least=0, most=LAYERS_MAX)
-    every = FULL_EVERY.get(heads.family) if every is None else every
+    every = FULL_EVERY.get(family) if every is None else every
     if every:
-        return [FULL if n % every == 0 else SLIDING for n in range(1, layers + 1)]
-    if heads.family in ("gpt_oss", "step3p5"):
+        return [FULL if n % every == 0 else SLIDING for n in one]
+    if family in ("gpt_oss", "step3p5"):
         return [SLIDING if n % 2 == 0 else FULL for n in range(layers)]
     if text.flag("use_sliding_window"):
         first = text.count("max_window_layers", least=0, most=LAYERS_MAX) or 0
         return [SLIDING if n >= first else FULL for n in range(layers)]
     return None
-
-
-_DESCRIPTIONS: tuple[Callable[[Keys, Heads, int, list[str]], list[LayerKind] | None], ...] = (
-    _by_block_configs,
-    _by_pattern,
-    _by_numbers,
-    _by_linear_config,
-    _by_list,
-    _by_interval,
-    _by_chunks,
-    _by_window_list,
-)
 
 
 def build_layers(text: Keys, heads: Heads, kinds: Sequence[LayerKind], moe: Moe | None) -> list[Layer]:
@@ -556,19 +486,13 @@ def dense_width(text: Keys, family: str) -> int | None:
         ffn = text.child("ffn_config")
         width = ffn.count("ffn_hidden_size") if ffn is not None else None
     if family == "lfm2":
-        return _lfm2_width(text, text.count("block_ff_dim") or width)
+        width = text.count("block_ff_dim") or width
+        if width and text.flag("block_auto_adjust_ff_dim") is not False:  # two thirds, up to the next multiple (Lfm2MLP)
+            return round_up(2 * width // 3, text.count("block_multiple_of") or 256)
     hidden = text.count("hidden_size", "n_embd", "n_embed", "d_model")
     if not width and hidden and family in ("gpt2", "gptj", "gpt_bigcode", "bloom", "falcon", "mpt", "codegen"):
         return hidden * (text.count("expansion_ratio", most=1024) or 4)
     return width or None
-
-
-def _lfm2_width(text: Keys, width: int | None) -> int | None:
-    """What LFM2's code makes of the width in the file: two thirds of it, up to the next multiple (Lfm2MLP)."""
-    if not width or text.flag("block_auto_adjust_ff_dim") is False:
-        return width
-    step = text.count("block_multiple_of") or 256
-    return -(-(2 * width // 3) // step) * step
 
 
 def _with_heads(layer: Layer, text: Keys, heads: Heads) -> Layer:
@@ -637,7 +561,7 @@ def _from_block(layer: Layer, block: Keys, text: Keys, heads: Heads) -> Layer:
         return replace(layer, feed_forward=FeedForward.NONE, intermediate_size=None)
     if (times := ffn.factor("ffn_mult", most=1024)) is not None:
         width = int(2 * times * text.need("hidden_size", "n_embd", "d_model") / 3)
-        return replace(layer, intermediate_size=-(-width // 256) * 256)  # up, to the next 256, as vLLM
+        return replace(layer, intermediate_size=round_up(width, 256))  # as vLLM
     return replace(layer, intermediate_size=ffn.count("intermediate_size") or layer.intermediate_size)
 
 
@@ -707,20 +631,19 @@ def with_indexers(layers: Sequence[Layer], text: Keys) -> tuple[Indexer | None, 
         owns = [n < len(freq) and freq[n] != 0 for n in range(len(layers))]
     elif text.has("index_topk"):
         indexer = Indexer(text.need("index_head_dim"), text.count("index_n_heads", most=HEADS_MAX))
-        owns = [_owns_indexer(n, layer, text) for n, layer in enumerate(layers)]
+        # GLM 5.2 and later share one indexer among several layers.
+        pattern = (text.word("index_topk_pattern") or "") if text.is_word("index_topk_pattern") else None
+        every = text.count("index_topk_freq", most=LAYERS_MAX) or 1
+        offset = text.count("index_skip_topk_offset", least=0, most=LAYERS_MAX)
+        owns = []
+        for n, layer in enumerate(layers):
+            if layer.kind in (LayerKind.MLA_COMPRESSED, LayerKind.MLA_SLIDING):  # DeepSeek V4
+                owns.append(layer.compress_ratio == 4)
+            elif pattern is not None:
+                owns.append(n >= len(pattern) or pattern[n] != "S")
+            else:
+                owns.append(max(n - (2 if offset is None else offset) + 1, 0) % every == 0)
     else:
         return None, tuple(layers)
     marked = (replace(a, indexer=True) if own and a.kind.keeps_tokens else a for a, own in zip(layers, owns, strict=True))
     return indexer, tuple(marked)
-
-
-def _owns_indexer(number: int, layer: Layer, text: Keys) -> bool:
-    """DeepSeek V4 indexes the layers of ratio 4; GLM 5.2 and later share one indexer among several layers."""
-    if layer.kind in (LayerKind.MLA_COMPRESSED, LayerKind.MLA_SLIDING):
-        return layer.compress_ratio == 4
-    if text.is_word("index_topk_pattern"):
-        pattern = text.word("index_topk_pattern") or ""
-        return number >= len(pattern) or pattern[number] != "S"
-    every = text.count("index_topk_freq", most=LAYERS_MAX) or 1
-    offset = text.count("index_skip_topk_offset", least=0, most=LAYERS_MAX)
-    return max(number - (2 if offset is None else offset) + 1, 0) % every == 0

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import cached_property
@@ -80,20 +81,30 @@ def groups_of(
     `tolerance` are padded to the larger count instead of being split by the smaller.
     """
     layers: Layers = dict(specs)
-    if not hybrid_manager:
-        layers = _without_hybrid_manager(layers)
+    if not hybrid_manager:  # among the caches that DCP shards and among those it does not
+        unsharded: Layers = {
+            name: spec for name, spec in layers.items() if isinstance(spec, AttentionSpec) and not spec.dcp_sharded
+        }
+        sharded = {name: spec for name, spec in layers.items() if name not in unsharded}
+        layers = layers | _promoted(sharded) | _promoted(unsharded)
     if not layers:
         return []
     if _is_uniform(layers.values()):
         return [_merged(layers, list(layers))]
     if _is_one_type(layers):
         return [_of_one_type(layers)]
-    if interleaved and len(_pages(layers)) > 1:
+    if interleaved and len({spec.page_bytes for spec in layers.values()}) > 1:
         return _packed(layers)
     unified = _with_equal_pages(layers)
-    if unified is None:
-        return [_fallback(layers)]
-    return _of_equal_pages(unified, tolerance)
+    if unified is not None:
+        return _of_equal_pages(unified, tolerance)
+    # MLA beside ordinary sliding-window layers: all of them are allocated as full attention.
+    odd = any(isinstance(spec, SlidingMlaSpec | ChunkedSpec) for spec in layers.values())
+    if not odd and any(isinstance(spec, SlidingSpec) for spec in layers.values()):
+        promoted = _promoted(layers)
+        if _is_one_type(promoted):
+            return [_of_one_type(promoted)]
+    raise CannotGroupError("an MLA layer's cache page does not divide the largest page, and cannot be padded")
 
 
 def bytes_per_block(groups: Iterable[Group], here: frozenset[str] | None = None, *, interleaved: bool = False) -> int:
@@ -107,10 +118,6 @@ def bytes_per_block(groups: Iterable[Group], here: frozenset[str] | None = None,
         costs.append(sum(count * (spec.page_bytes if interleaved else spec.stride_bytes) for spec, count in mine.items()))
         alignments.extend(spec.alignment_bytes for spec in mine)
     return round_up(max(costs), math.lcm(*alignments)) if interleaved else max(costs)
-
-
-def _pages(layers: Mapping[str, KvSpec]) -> set[int]:
-    return {spec.page_bytes for spec in set(layers.values())}
 
 
 def _is_uniform(specs: Iterable[KvSpec]) -> bool:
@@ -134,51 +141,31 @@ def _of_one_type(layers: Mapping[str, KvSpec]) -> Group:
     return Group(tuple(layers), tuple(layers.values()))
 
 
-def _without_hybrid_manager(layers: Layers) -> Layers:
-    """Local attention becomes full attention, among the caches that DCP shards and among those it does not."""
-    promoted = dict(layers)
-    for replicated in (False, True):
-        part = {
-            name: spec
-            for name, spec in layers.items()
-            if replicated == (isinstance(spec, AttentionSpec) and not spec.dcp_sharded)
-        }
-        if part:
-            promoted.update(_promoted(part))
-    return promoted
-
-
 def _promoted(layers: Layers) -> Layers:
-    if _is_uniform(layers.values()) or _is_one_type(layers):
+    """Local attention made full attention, so that all layers are of one type."""
+    if not layers or _is_uniform(layers.values()) or _is_one_type(layers):
         return layers
     result = dict(layers)
     full_sizes = {spec.block_size for spec in layers.values() if isinstance(spec, FullSpec)}
-    if full_sizes:
-        block_size = full_sizes.pop() if len(full_sizes) == 1 else None
-        result = {name: _as_full(spec, block_size) for name, spec in layers.items()}
+    for name, spec in layers.items() if full_sizes else ():
+        if isinstance(spec, SlidingMlaSpec):
+            raise CannotGroupError("vLLM 0.32 cannot turn sliding-window MLA into full attention")
+        if isinstance(spec, SlidingSpec | ChunkedSpec):
+            size = next(iter(full_sizes)) if len(full_sizes) == 1 else spec.block_size
+            kept = {field.name: getattr(spec, field.name) for field in fields(AttentionSpec)}
+            kept["block_size"] = size
+            if spec.page_padded is not None:
+                kept["page_padded"] = max(spec.page_padded, spec.unpadded_page_bytes * size // spec.block_size)
+            kept |= {"window": spec.window} if isinstance(spec, SlidingSpec) else {"chunk": spec.chunk}
+            result[name] = FullSpec(**kept)
     if not (_is_uniform(result.values()) or _is_one_type(result)):
         raise CannotGroupError("without the hybrid manager the layers' caches cannot be made one type")
     return result
 
 
-def _as_full(spec: KvSpec, block_size: int | None) -> KvSpec:
-    if isinstance(spec, SlidingMlaSpec):
-        raise CannotGroupError("vLLM 0.32 cannot turn sliding-window MLA into full attention")
-    if not isinstance(spec, SlidingSpec | ChunkedSpec):
-        return spec
-    size = block_size or spec.block_size
-    padded = spec.page_padded
-    if padded is not None:
-        padded = max(padded, spec.unpadded_page_bytes * size // spec.block_size)
-    kept = {field.name: getattr(spec, field.name) for field in fields(AttentionSpec)}
-    window = spec.window if isinstance(spec, SlidingSpec) else None
-    chunk = spec.chunk if isinstance(spec, ChunkedSpec) else None
-    return FullSpec(**{**kept, "block_size": size, "page_padded": padded}, window=window, chunk=chunk)
-
-
 def _with_equal_pages(layers: Layers) -> Layers | None:
     """Smaller pages made equal to the largest, by longer blocks where that divides, else by padding; None where neither."""
-    largest = max(_pages(layers))
+    largest = max(spec.page_bytes for spec in layers.values())
     fitted: dict[KvSpec, KvSpec] = {}
     for spec in dict.fromkeys(layers.values()):
         page = spec.page_bytes
@@ -218,10 +205,11 @@ def _of_equal_pages(layers: Layers, tolerance: float) -> list[Group]:
     buckets: list[tuple[list[KvSpec], list[str]]] = []
     for spec, names in by_spec.items():
         for specs, held in buckets:
-            if _mergeable(specs, spec):
-                specs.append(spec)
-                held.extend(names)
-                break
+            with suppress(CannotGroupError):
+                if specs[0].merges_with([*specs, spec]):
+                    specs.append(spec)
+                    held.extend(names)
+                    break
         else:
             buckets.append(([spec], list(names)))
     counts = [len(names) for _, names in buckets]
@@ -231,13 +219,6 @@ def _of_equal_pages(layers: Layers, tolerance: float) -> list[Group]:
         parts = ceil_div(len(names), size)
         groups.extend(_merged(layers, names[part::parts]) for part in range(parts))
     return groups
-
-
-def _mergeable(specs: Sequence[KvSpec], spec: KvSpec) -> bool:
-    try:
-        return specs[0].merges_with([*specs, spec])
-    except CannotGroupError:
-        return False
 
 
 def _packed(layers: Layers) -> list[Group]:
@@ -252,7 +233,11 @@ def _packed(layers: Layers) -> list[Group]:
             buckets.append({name: spec})
     packs = [_Bucket(bucket) for bucket in buckets]
     floor = max((pack.repeats for pack in packs if pack.balanced and len(pack.by_page) > 1), default=0)
-    repeats = _least_padding([pack.repeats for pack in packs if pack.balanced], floor) if floor else None
+    repeats = None
+    if floor:  # the group length that pads least; the larger of two equals
+        counts = [pack.repeats for pack in packs if pack.balanced]
+        lengths = range(floor, max(counts) + 1)
+        repeats = min(lengths, key=lambda length: (sum(-count % length for count in counts), -length))
     anchor = max(pack.widest(len(pack.layers) if pack.is_state(repeats) else pack.parts(repeats)) for pack in packs)
     groups: list[Group] = []
     for pack in packs:
@@ -299,15 +284,6 @@ class _Bucket:
                 raise CannotGroupError("a packed cache group would be empty; vLLM stops here")
             groups.append(Group(tuple(names), tuple(self.layers[name] for name in names)))
         return groups
-
-
-def _least_padding(counts: Sequence[int], lowest: int) -> int:
-    """The group length from `lowest` on that pads these counts least; the larger of two equals."""
-    lowest = max(1, lowest)
-    lengths = range(lowest, max(counts) + 1)
-    if not lengths:
-        return lowest
-    return min(lengths, key=lambda length: (sum(-count % length for count in counts), -length))
 
 
 class WhyRefused(StrEnum):
@@ -376,44 +352,36 @@ def plan_kv(
     longest = longest or length
     if not groups:  # an encoder keeps nothing; vLLM still makes the null block
         return KvPlan(
-            block_size=settings.block_size or 16,
-            bytes_per_block=0,
-            num_blocks=1,
-            tokens=0,
-            max_concurrency=None,
-            groups=(),
-            max_model_len=length,
-            blocks_per_request=0,
-            bytes_for_one_request=0,
-            fits_one_request=True,
-            largest_context_that_fits=longest,
-            bytes_per_block_by_rank=(0,) * len(available),
-        )
+            block_size=settings.block_size or 16, bytes_per_block=0, num_blocks=1, tokens=0, max_concurrency=None, groups=(),
+            max_model_len=length, blocks_per_request=0, bytes_for_one_request=0, fits_one_request=True,
+            largest_context_that_fits=longest, bytes_per_block_by_rank=(0,) * len(available),
+        )  # fmt: skip
     pool = _Pool(groups, specs_per_rank, available, settings)
+    cost = pool.block_bytes[pool.per_rank.index(pool.num_blocks)]
     if settings.auto_fit:
         length = pool.largest_context(length)
         if length == 0:
             length = settings.context
-            needed = pool.blocks_at(1) * pool.block_bytes[pool.ruling_rank]
-            refusal = KvRefusal(WhyRefused.NOTHING_FITS, needed, min(pool.checked), 0)
+            refusal = KvRefusal(WhyRefused.NOTHING_FITS, pool.blocks_at(1) * cost, min(pool.checked), 0)
     refusal = refusal or pool.refusal(length)
     blocks = pool.blocks_at(length)
-    rank = pool.ruling_rank
     concurrency = pool.num_blocks / blocks
     if Behaviour.TOKENS_BY_CONCURRENCY.is_in(settings.release):
         tokens = int(concurrency * length)
     else:
         tokens = pool.num_blocks // len(groups) * min(group.block_size for group in groups) * settings.decode_context_parallel
+    # DeepSeek V4's compressors have tiny blocks of their own, which nobody means.
+    usual = [group.block_size for group in groups if not isinstance(group.specs[0], SlidingMlaSpec)]
     return KvPlan(
-        block_size=_block_size(groups),
-        bytes_per_block=pool.block_bytes[rank],
+        block_size=min(usual or [group.block_size for group in groups]),
+        bytes_per_block=cost,
         num_blocks=pool.num_blocks,
         tokens=tokens,
         max_concurrency=concurrency,
         groups=tuple(_described(group, pool.load(length)) for group in groups),
         max_model_len=length,
         blocks_per_request=blocks,
-        bytes_for_one_request=blocks * pool.block_bytes[rank],
+        bytes_for_one_request=blocks * cost,
         fits_one_request=refusal is None,
         largest_context_that_fits=pool.largest_context(longest),
         bytes_per_block_by_rank=tuple(pool.block_bytes),
@@ -425,13 +393,17 @@ class _Pool:
     """The memory of all ranks, cut into blocks of the same groups."""
 
     def __init__(self, groups: list[Group], specs: Sequence[RankSpecs], available: Sequence[int], settings: Settings) -> None:
-        self.block_bytes = _block_bytes(groups, specs, settings)
-        override = settings.num_gpu_blocks_override
-        if override is not None:
+        heres = [None] if len(specs) == 1 else [frozenset(name for name, _ in rank) for rank in specs]
+        self.block_bytes = [bytes_per_block(groups, here, interleaved=settings.interleaved) for here in heres]
+        if not all(self.block_bytes):
+            raise CannotGroupError("a pipeline stage has no layer that keeps a cache; vLLM cannot size its blocks")
+        pages = {spec.page_bytes for group in groups for spec in group.kinds}
+        if len(pages) > 1 and len(groups) > 1 and not settings.interleaved:
+            raise CannotGroupError("groups of different page sizes need a cache layout with the block outermost")
+        if (override := settings.num_gpu_blocks_override) is not None:
             available = [override * cost for cost in self.block_bytes]
         self.per_rank = [max(0, memory // cost) for memory, cost in zip(available, self.block_bytes, strict=True)]
         self.num_blocks = min(self.per_rank)
-        self.ruling_rank = self.per_rank.index(self.num_blocks)
         reserved = 1 if Behaviour.NULL_BLOCK.is_in(settings.release) else 0
         self.checked = [memory - reserved * cost for memory, cost in zip(available, self.block_bytes, strict=True)]
         # Equal groups need equally many blocks, so each is counted once.
@@ -452,10 +424,7 @@ class _Pool:
         fits, beyond = 0, limit + 1
         while beyond - fits > 1:
             middle = (fits + beyond) // 2
-            if self.blocks_at(middle) <= budget:
-                fits = middle
-            else:
-                beyond = middle
+            fits, beyond = (middle, beyond) if self.blocks_at(middle) <= budget else (fits, middle)
         return fits
 
     def refusal(self, length: int) -> KvRefusal | None:
@@ -477,39 +446,17 @@ def _model_groups(specs_per_rank: Sequence[RankSpecs], settings: Settings) -> li
             if merged.setdefault(name, spec) != spec:
                 raise CannotGroupError(f"the ranks disagree on the cache of layer {name}")
     retained = max(0, settings.prefill_lookahead - 1)
-    named = tuple(
-        NamedSpec(
-            name, replace(spec, retained=retained) if isinstance(spec, SlidingSpec) and spec.retained != retained else spec
-        )
-        for name, spec in merged.items()
-    )
+    for name, spec in merged.items():
+        if isinstance(spec, SlidingSpec) and spec.retained != retained:
+            merged[name] = replace(spec, retained=retained)
     chunked = any(isinstance(spec, ChunkedSpec) for spec in merged.values())
     by_default = Behaviour.HYBRID_KV_MANAGER.is_in(settings.release) and not chunked
     return groups_of(
-        named,
+        tuple(NamedSpec(name, spec) for name, spec in merged.items()),
         hybrid_manager=by_default if settings.hybrid_manager is None else settings.hybrid_manager,
         interleaved=settings.interleaved,
         tolerance=next((limit for change, limit in _GROUP_TOLERANCES if change.is_in(settings.release)), 1.0),
     )
-
-
-def _block_bytes(groups: list[Group], specs_per_rank: Sequence[RankSpecs], settings: Settings) -> list[int]:
-    costs = []
-    for specs in specs_per_rank:
-        here = None if len(specs_per_rank) == 1 else frozenset(name for name, _ in specs)
-        costs.append(bytes_per_block(groups, here, interleaved=settings.interleaved))
-    if not all(costs):
-        raise CannotGroupError("a pipeline stage has no layer that keeps a cache; vLLM cannot size its blocks")
-    pages = {spec.page_bytes for group in groups for spec in group.kinds}
-    if len(pages) > 1 and len(groups) > 1 and not settings.interleaved:
-        raise CannotGroupError("groups of different page sizes need a cache layout with the block outermost")
-    return costs
-
-
-def _block_size(groups: list[Group]) -> int:
-    """The smallest block of a group; DeepSeek V4's compressors have tiny ones of their own, which nobody means."""
-    usual = [group.block_size for group in groups if not isinstance(group.specs[0], SlidingMlaSpec)]
-    return min(usual or [group.block_size for group in groups])
 
 
 def _described(group: Group, load: Load) -> GroupPlan:

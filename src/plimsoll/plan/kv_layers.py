@@ -22,7 +22,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from plimsoll.errors import BadInput
-from plimsoll.models.shape import Layer, LayerKind, LinearAttention, Mamba, ModelShape
+from plimsoll.models.shape import Layer, LayerKind, ModelShape
 from plimsoll.plan.settings import Settings
 from plimsoll.units import ceil_div, round_up
 from plimsoll.vllm.versions import Behaviour
@@ -59,11 +59,21 @@ class KvSpec:
     dcp_sharded: bool = False
     stride_alignment: int | None = None  # bytes between physical blocks are a multiple of this
     stride_kernel: int | None = None  # or of a whole kernel block of up to so many tokens
+    page_padded: int | None = None
+
+    @property
+    def unpadded_page_bytes(self) -> int:
+        """The page without what was added to make pages equal."""
+        raise NotImplementedError
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one block of this layer."""
-        raise NotImplementedError
+        if self.page_padded is None:
+            return self.unpadded_page_bytes
+        if self.page_padded < self.unpadded_page_bytes:
+            raise CannotGroupError("a layer's cache page or state is larger than the page it is padded to; vLLM stops here")
+        return self.page_padded
 
     @property
     def stride_bytes(self) -> int:
@@ -88,7 +98,11 @@ class KvSpec:
 
     def merges_with(self, others: Sequence[KvSpec]) -> bool:
         """Whether vLLM folds these layers into one spec."""
-        return all(other == self for other in others)
+        return all(other.merge_key() == self.merge_key() for other in others)
+
+    def merge_key(self) -> tuple[object, ...]:
+        """What must be equal in all layers that are folded."""
+        return (self,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,27 +116,17 @@ class AttentionSpec(KvSpec):
     quant: str = "none"
     dcp_sharded: bool = True
     tp_shards: int | None = None
-    page_padded: int | None = None
     head_slots: int | None = None
     content_bytes: int | None = None  # bytes of one head and state where they do not follow from the head size
     tokens_per_state: int = 1
 
     @property
     def unpadded_page_bytes(self) -> int:
-        """The page without what was added to make pages equal."""
         content = self.content_bytes
         if content is None:
             content = (self.head_size + self.head_size_v) * DTYPE_BYTES[self.dtype]
         slots = self.heads if self.head_slots is None else self.head_slots
         return slots * (self.block_size // self.tokens_per_state) * content
-
-    @property
-    def page_bytes(self) -> int:
-        if self.page_padded is None:
-            return self.unpadded_page_bytes
-        if self.page_padded < self.unpadded_page_bytes:
-            raise CannotGroupError("a layer's cache page is larger than the page it is padded to; vLLM stops here")
-        return self.page_padded
 
     def attention_key(self) -> tuple[object, ...]:
         """What must be equal in all layers of one group, whatever their windows."""
@@ -173,13 +177,10 @@ class MlaSpec(FullSpec):
     def __post_init__(self) -> None:
         _pad_to_alignment(self, self.alignment)
 
-    def merges_with(self, others: Sequence[KvSpec]) -> bool:
-        mla = [other for other in others if isinstance(other, MlaSpec)]
-        return len(mla) == len(others) and all(other.merge_key() == self.merge_key() for other in mla)
+    merges_with = KvSpec.merges_with
 
     def merge_key(self) -> tuple[object, ...]:
-        """What must be equal in all MLA layers of one group."""
-        return (self.attention_key(), self.cache_dtype, self.version, self.indexer, self.leader)
+        return (MlaSpec, self.attention_key(), self.cache_dtype, self.version, self.indexer, self.leader)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,15 +217,10 @@ class SlidingMlaSpec(SlidingSpec):
     def same_type_as(self, others: Sequence[KvSpec]) -> bool:
         return all(isinstance(other, SlidingMlaSpec) and other.window == self.window for other in others)
 
-    def merges_with(self, others: Sequence[KvSpec]) -> bool:
-        mla = [other for other in others if isinstance(other, SlidingMlaSpec)]
-        return len(mla) == len(others) and all(other.merge_key() == self.merge_key() for other in mla)
-
-    def merge_key(self) -> tuple[object, ...]:
-        """What vLLM compares before it folds them; the head size is not among it."""
+    def merge_key(self) -> tuple[object, ...]:  # as vLLM has it: the head size is not among it
         return (
-            self.dcp_sharded, self.tp_shards, self.cache_dtype, self.tokens_per_state, self.version, self.window,
-            self.retained, self.stride_alignment, self.stride_kernel,
+            SlidingMlaSpec, self.dcp_sharded, self.tp_shards, self.cache_dtype, self.tokens_per_state, self.version,
+            self.window, self.retained, self.stride_alignment, self.stride_kernel,
         )  # fmt: skip
 
 
@@ -247,7 +243,6 @@ class StateSpec(KvSpec):
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
-    page_padded: int | None = None
     mixer: str = "mamba2"
     mode: str = "none"
     spec_blocks: int = 0
@@ -255,17 +250,8 @@ class StateSpec(KvSpec):
     checkpoint_alignment: int | None = None
 
     @property
-    def state_bytes(self) -> int:
-        """Bytes of the state itself."""
+    def unpadded_page_bytes(self) -> int:
         return sum(math.prod(shape) * DTYPE_BYTES[dtype] for shape, dtype in zip(self.shapes, self.dtypes, strict=True))
-
-    @property
-    def page_bytes(self) -> int:
-        if self.page_padded is None:
-            return self.state_bytes
-        if self.page_padded < self.state_bytes:
-            raise CannotGroupError("a layer's state is larger than the page it is padded to; vLLM stops here")
-        return self.page_padded
 
     def blocks_at(self, load: Load) -> int:
         if load.state_mode == "align":
@@ -365,6 +351,7 @@ def layers_by_stage(layers: int, stages: int, partition: tuple[int, ...] | None 
 
 
 _KIMI_CONV_KERNEL = 4
+_MAMBAS = (LayerKind.MAMBA1, LayerKind.MAMBA2, LayerKind.FULL_AND_MAMBA2)
 
 
 def state_of(shape: ModelShape, settings: Settings) -> StateSpec:
@@ -377,91 +364,56 @@ def state_of(shape: ModelShape, settings: Settings) -> StateSpec:
         names = ", ".join(sorted(kinds))
         raise BadInput(f"a model with states of several kinds ({names}) is not one we can plan")
     kind = kinds.pop()
+    tp, drafted, mamba, linear = settings.tensor_parallel, settings.speculative_tokens, shape.mamba, shape.linear
     conv = settings.model_dtype if settings.mamba_cache_dtype == "auto" else settings.mamba_cache_dtype
+    ssm = mamba.ssm_dtype if mamba is not None else linear.ssm_dtype if linear is not None else None
+    if kind in _MAMBAS and ssm is None and shape.text_model_type == "nemotron_h":
+        ssm = "float32"  # vLLM's default for this family alone
+    if settings.mamba_ssm_cache_dtype != "auto":
+        temporal = settings.mamba_ssm_cache_dtype
+    else:
+        usual = "float32" if kind is LayerKind.KIMI_DELTA else conv
+        temporal = (ssm if Behaviour.STATE_DTYPE.is_in(settings.release) else None) or usual
+    checkpoints, dtypes = 0, tuple[str, ...]((conv, temporal))
+    shapes: tuple[tuple[int, ...], ...]
     if kind is LayerKind.SHORT_CONV:
-        return _short_conv(shape, settings, conv)
-    if kind in (LayerKind.MAMBA1, LayerKind.MAMBA2, LayerKind.FULL_AND_MAMBA2):
-        if shape.mamba is None:
+        if shape.short_conv is None:
+            raise BadInput("the model has convolution layers but its config does not give their sizes")
+        width = _shared(shape.short_conv.width, tp, "the convolution")
+        mixer, dtypes, shapes = "short-conv", (conv,), ((shape.short_conv.kernel - 1 + drafted, width),)
+    elif kind in _MAMBAS:
+        if mamba is None:
             raise BadInput("the model has Mamba layers but its config does not give their sizes")
-        mamba = shape.mamba
-        if mamba.ssm_dtype is None and shape.text_model_type == "nemotron_h":
-            mamba = replace(mamba, ssm_dtype="float32")  # vLLM's default for this family alone
-        return (_mamba1 if kind is LayerKind.MAMBA1 else _mamba2)(mamba, settings, conv)
-    if shape.linear is None:
+        if kind is LayerKind.MAMBA1:
+            inner = _shared(mamba.inner_size, tp, "the Mamba inner size")
+            mixer, shapes = "mamba1", ((mamba.conv_kernel - 1, inner), (inner, mamba.state_size))
+        else:
+            if mamba.heads is None or mamba.head_dim is None or mamba.groups is None:
+                raise BadInput("the config does not give the heads and groups of its Mamba 2 layers")
+            groups = mamba.groups if mamba.groups % tp == 0 else tp  # a group is copied to every rank that has heads of it
+            width = _shared(mamba.inner_size + 2 * groups * mamba.state_size, tp, "the Mamba convolution")
+            heads = _shared(mamba.heads, tp, "the Mamba heads")
+            mixer, shapes = "mamba2", ((mamba.conv_kernel - 1 + drafted, width), (heads, mamba.head_dim, mamba.state_size))
+            checkpoints = 1 if Behaviour.STATE_CHECKPOINTS.is_in(settings.release) else 0
+    elif linear is None:
         raise BadInput(f"the model has {kind} layers but its config does not give their sizes")
-    if kind is LayerKind.LINEAR:
-        return _lightning(shape.linear, settings, conv)
-    return _delta(shape.linear, settings, conv, kimi=kind is LayerKind.KIMI_DELTA)
-
-
-def _mamba1(mamba: Mamba, settings: Settings, conv: str) -> StateSpec:
-    inner = _shared(mamba.inner_size, settings.tensor_parallel, "the Mamba inner size")
-    shapes = ((mamba.conv_kernel - 1, inner), (inner, mamba.state_size))
-    return _spec(settings, shapes, (conv, _temporal(mamba.ssm_dtype, settings, conv)), "mamba1")
-
-
-def _mamba2(mamba: Mamba, settings: Settings, conv: str) -> StateSpec:
-    if mamba.heads is None or mamba.head_dim is None or mamba.groups is None:
-        raise BadInput("the config does not give the heads and groups of its Mamba 2 layers")
-    tp = settings.tensor_parallel
-    groups = mamba.groups if mamba.groups % tp == 0 else tp  # a group is copied to every rank that has heads of it
-    width = _shared(mamba.inner_size + 2 * groups * mamba.state_size, tp, "the Mamba convolution")
-    shapes = (
-        (mamba.conv_kernel - 1 + settings.speculative_tokens, width),
-        (_shared(mamba.heads, tp, "the Mamba heads"), mamba.head_dim, mamba.state_size),
-    )
-    checkpoints = 1 if Behaviour.STATE_CHECKPOINTS.is_in(settings.release) else 0
-    return _spec(settings, shapes, (conv, _temporal(mamba.ssm_dtype, settings, conv)), "mamba2", checkpoints)
-
-
-def _delta(linear: LinearAttention, settings: Settings, conv: str, *, kimi: bool) -> StateSpec:
-    """Gated delta net (Qwen3-Next, Qwen3.5) and Kimi's delta attention, whose state is float32 unless told otherwise."""
-    kernel = linear.conv_kernel or (_KIMI_CONV_KERNEL if kimi else None)
-    if kernel is None:
-        raise BadInput("the config does not give the convolution kernel of its linear attention")
-    width = 2 * linear.key_heads * linear.key_head_dim + linear.value_heads * linear.value_head_dim
-    shapes = (
-        (
-            kernel - 1 + settings.speculative_tokens,
-            _shared(width, settings.tensor_parallel, "the linear attention's convolution"),
-        ),
-        (_shared(linear.value_heads, settings.tensor_parallel, "the value heads"), linear.value_head_dim, linear.key_head_dim),
-    )
-    temporal = _temporal(linear.ssm_dtype, settings, "float32" if kimi else conv)
-    return _spec(settings, shapes, (conv, temporal), "kda" if kimi else "gdn")
-
-
-def _lightning(linear: LinearAttention, settings: Settings, conv: str) -> StateSpec:
-    shape = (linear.value_heads // settings.tensor_parallel, linear.value_head_dim, linear.value_head_dim)
-    return _spec(settings, (shape,), (conv,), "linear")
-
-
-def _short_conv(shape: ModelShape, settings: Settings, conv: str) -> StateSpec:
-    if shape.short_conv is None:
-        raise BadInput("the model has convolution layers but its config does not give their sizes")
-    width = _shared(shape.short_conv.width, settings.tensor_parallel, "the convolution")
-    return _spec(settings, ((shape.short_conv.kernel - 1 + settings.speculative_tokens, width),), (conv,), "short-conv")
-
-
-def _spec(
-    settings: Settings, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...], mixer: str, checkpoints: int = 0
-) -> StateSpec:
+    elif kind is LayerKind.LINEAR:
+        mixer, dtypes = "linear", (conv,)
+        shapes = ((linear.value_heads // tp, linear.value_head_dim, linear.value_head_dim),)
+    else:  # gated delta net (Qwen3-Next, Qwen3.5) and Kimi's delta attention, whose state is float32 unless told otherwise
+        kernel = linear.conv_kernel or (_KIMI_CONV_KERNEL if kind is LayerKind.KIMI_DELTA else None)
+        if kernel is None:
+            raise BadInput("the config does not give the convolution kernel of its linear attention")
+        width = 2 * linear.key_heads * linear.key_head_dim + linear.value_heads * linear.value_head_dim
+        width = _shared(width, tp, "the linear attention's convolution")
+        heads = _shared(linear.value_heads, tp, "the value heads")
+        mixer = "kda" if kind is LayerKind.KIMI_DELTA else "gdn"
+        shapes = ((kernel - 1 + drafted, width), (heads, linear.value_head_dim, linear.key_head_dim))
     return StateSpec(
         block_size=1,  # the caller knows it once the attention's block is chosen
-        shapes=shapes,
-        dtypes=dtypes,
-        mixer=mixer,
-        mode=state_mode_of(settings),
-        spec_blocks=settings.speculative_tokens,
-        checkpoint_blocks=checkpoints,
-        checkpoint_alignment=1 if checkpoints else None,
-    )
-
-
-def _temporal(ssm_dtype: str | None, settings: Settings, otherwise: str) -> str:
-    if settings.mamba_ssm_cache_dtype != "auto":
-        return settings.mamba_ssm_cache_dtype
-    return (ssm_dtype if Behaviour.STATE_DTYPE.is_in(settings.release) else None) or otherwise
+        shapes=shapes, dtypes=dtypes, mixer=mixer, mode=state_mode_of(settings), spec_blocks=drafted,
+        checkpoint_blocks=checkpoints, checkpoint_alignment=1 if checkpoints else None,
+    )  # fmt: skip
 
 
 def _shared(size: int, tp: int, what: str) -> int:
@@ -584,8 +536,35 @@ class _LayerCaches:
         if layer.shares_kv:
             return []
         if layer not in self._known:
-            self._known[layer] = list(_DECLARE[layer.kind](self, layer))
+            self._known[layer] = self._declared(layer)
         return self._known[layer]
+
+    def _declared(self, layer: Layer) -> list[tuple[str, KvSpec]]:
+        kind, caches = layer.kind, list[tuple[str, KvSpec]]()
+        is_v4 = LayerKind.MLA_COMPRESSED in self.shape.kinds
+        if kind is LayerKind.MLA_COMPRESSED:
+            return self._compressed(layer, layer.compress_ratio)
+        if kind is LayerKind.MLA_SLIDING and is_v4:
+            return self._compressed(layer, 1)
+        if kind in (LayerKind.SLIDING, LayerKind.MLA_SLIDING) and layer.window is None:
+            raise BadInput("a sliding-window layer does not say how wide its window is")
+        if kind in (LayerKind.FULL, LayerKind.FULL_AND_MAMBA2):
+            caches = [("attn", self._attention(layer, FullSpec)), *self._indexer(layer)]
+        elif kind is LayerKind.SLIDING:
+            caches = [("attn", self._attention(layer, SlidingSpec, window=layer.window))]
+        elif kind is LayerKind.CHUNKED_LOCAL:
+            chunk = layer.window or self.shape.chunk_size
+            if chunk is None:
+                raise BadInput("a chunked-attention layer does not say how long its chunks are")
+            caches = [("attn", self._attention(layer, ChunkedSpec, chunk=chunk))]
+        elif kind is LayerKind.MLA:
+            caches = [("attn", self._latent(layer, MlaSpec, leader=layer.indexer)), *self._indexer(layer)]
+        elif kind is LayerKind.MLA_SLIDING:
+            caches = [("attn", self._latent(layer, SlidingMlaSpec, window=layer.window))]
+        if kind.keeps_state:
+            assert self.state is not None, "the states were read before the layers"
+            caches.append(("state", self.state))
+        return caches
 
     def _align_with_states(self) -> None:
         """Attention blocks long enough that a page holds a state, and the states padded to it."""
@@ -596,7 +575,7 @@ class _LayerCaches:
         padded = None
         if attention is not None:
             mla = attention.kind in _MLA_KINDS
-            token = self._mla(attention) if mla else self._attention(attention, FullSpec)
+            token = self._latent(attention, MlaSpec) if mla else self._attention(attention, FullSpec)
             token_bytes = replace(token, block_size=1).page_bytes
             step = max(_DEFAULT_BLOCK, self.block_size, 128 if mla else 0)
             self.block_size = max(self.block_size, step * ceil_div(state.page_bytes, step * token_bytes))
@@ -613,10 +592,10 @@ class _LayerCaches:
             dtype=self.dtype, quant=self.quant, head_slots=slots, content_bytes=content, **more,
         )  # fmt: skip
 
-    def _mla(self, layer: Layer) -> MlaSpec:
-        return MlaSpec(
+    def _latent(self, layer: Layer, declare: Callable[..., AttentionSpec], **more: object) -> AttentionSpec:
+        return declare(
             block_size=self.block_size, head_size=layer.head_dim, dtype=self.dtype, quant=self.quant,
-            content_bytes=DS_MLA_BYTES.get(self.cache_dtype), cache_dtype=self.cache_dtype, leader=layer.indexer,
+            content_bytes=DS_MLA_BYTES.get(self.cache_dtype), cache_dtype=self.cache_dtype, **more,
         )  # fmt: skip
 
     def _indexer(self, layer: Layer) -> list[tuple[str, KvSpec]]:
@@ -629,47 +608,8 @@ class _LayerCaches:
         keys = MlaSpec(block_size=self.block_size, head_size=width, dtype="bfloat16", indexer=True, tp_shards=None)
         return [("indexer", keys)]
 
-    def full(self, layer: Layer) -> list[tuple[str, KvSpec]]:
-        return [("attn", self._attention(layer, FullSpec)), *self._indexer(layer)]
-
-    def sliding(self, layer: Layer) -> list[tuple[str, KvSpec]]:
-        if layer.window is None:
-            raise BadInput("a sliding-window layer does not say how wide its window is")
-        return [("attn", self._attention(layer, SlidingSpec, window=layer.window))]
-
-    def chunked(self, layer: Layer) -> list[tuple[str, KvSpec]]:
-        chunk = layer.window or self.shape.chunk_size
-        if chunk is None:
-            raise BadInput("a chunked-attention layer does not say how long its chunks are")
-        return [("attn", self._attention(layer, ChunkedSpec, chunk=chunk))]
-
-    def latent(self, layer: Layer) -> list[tuple[str, KvSpec]]:
-        return [("attn", self._mla(layer)), *self._indexer(layer)]
-
-    def latent_sliding(self, layer: Layer) -> list[tuple[str, KvSpec]]:
-        if LayerKind.MLA_COMPRESSED in self.shape.kinds:
-            return self.compressed(replace(layer, compress_ratio=1))
-        if layer.window is None:
-            raise BadInput("a sliding-window layer does not say how wide its window is")
-        spec = SlidingMlaSpec(
-            block_size=self.block_size, head_size=layer.head_dim, dtype=self.dtype, quant=self.quant,
-            content_bytes=DS_MLA_BYTES.get(self.cache_dtype), cache_dtype=self.cache_dtype, window=layer.window,
-        )  # fmt: skip
-        return [("attn", spec)]
-
-    def kept_state(self, _: Layer) -> list[tuple[str, KvSpec]]:
-        assert self.state is not None, "the states were read before the layers"
-        return [("state", self.state)]
-
-    def full_and_state(self, layer: Layer) -> list[tuple[str, KvSpec]]:
-        return [*self.full(layer), *self.kept_state(layer)]
-
-    def nothing(self, _: Layer) -> list[tuple[str, KvSpec]]:
-        return []
-
-    def compressed(self, layer: Layer) -> list[tuple[str, KvSpec]]:
+    def _compressed(self, layer: Layer, ratio: int) -> list[tuple[str, KvSpec]]:
         """DeepSeek V4 (`models/deepseek_v4`): a window of latents, one latent per `ratio` tokens, and what compresses them."""
-        ratio = layer.compress_ratio
         packed = {"quant": "fp8", "dtype": "uint8", "content_bytes": _V4_BYTES, "cache_dtype": "fp8_ds_mla",
                   "alignment": _V4_ALIGNMENT, "version": "deepseek_v4", "head_size": layer.head_dim}  # fmt: skip
         caches: list[tuple[str, KvSpec]] = []
@@ -703,23 +643,3 @@ def _compressor(width: int, ratio: int) -> SlidingMlaSpec:
         block_size=4 if ratio == 4 else 8, head_size=2 * overlap * width, dtype="float32",
         window=overlap * ratio, alignment=_V4_ALIGNMENT,
     )  # fmt: skip
-
-
-_DECLARE: dict[LayerKind, Callable[[_LayerCaches, Layer], list[tuple[str, KvSpec]]]] = {
-    LayerKind.FULL: _LayerCaches.full,
-    LayerKind.SLIDING: _LayerCaches.sliding,
-    LayerKind.CHUNKED_LOCAL: _LayerCaches.chunked,
-    LayerKind.MLA: _LayerCaches.latent,
-    LayerKind.MLA_SLIDING: _LayerCaches.latent_sliding,
-    LayerKind.MLA_COMPRESSED: _LayerCaches.compressed,
-    LayerKind.FULL_AND_MAMBA2: _LayerCaches.full_and_state,
-    LayerKind.MAMBA1: _LayerCaches.kept_state,
-    LayerKind.MAMBA2: _LayerCaches.kept_state,
-    LayerKind.GATED_DELTA_NET: _LayerCaches.kept_state,
-    LayerKind.KIMI_DELTA: _LayerCaches.kept_state,
-    LayerKind.LINEAR: _LayerCaches.kept_state,
-    LayerKind.SHORT_CONV: _LayerCaches.kept_state,
-    LayerKind.ENCODER: _LayerCaches.nothing,
-    LayerKind.NONE: _LayerCaches.nothing,
-}
-assert set(_DECLARE) == set(LayerKind), "every kind of layer declares its cache"

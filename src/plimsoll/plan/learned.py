@@ -29,8 +29,6 @@ VERSION = 1
 FILE_MAX_BYTES = 8 << 20
 STARTS_MAX = 16  # per key; the oldest goes first
 KEYS_MAX = 10_000
-TERMS = ("weights", "non_torch", "activation", "remainder", "graphs", "graphs_actual", "context")
-"""`remainder` is non-torch and activation together, for logs that do not tell them apart."""
 
 _KEY = re.compile(r"[a-z0-9][a-z0-9.=;+_\-]{0,199}")
 _LARGEST = 1 << 60
@@ -45,21 +43,17 @@ class Learned(NamedTuple):
 
 
 class Start(NamedTuple):
-    """One start: the limits of its batch, and its terms by the names of TERMS."""
+    """One start: the limits of its batch, and its terms by the names of `_REPEATS`."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
-    terms: tuple[tuple[str, Learned], ...]
+    terms: dict[str, Learned]
 
     @property
     def conditions(self) -> tuple[int, int, int]:
         """What the profile run's peak depends on beside the key."""
         return self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len
-
-    def term(self, name: str) -> Learned | None:
-        """The term of this name, where this start told it."""
-        return dict(self.terms).get(name)
 
 
 class Correction(NamedTuple):
@@ -75,83 +69,39 @@ class Correction(NamedTuple):
 
 def encoded(corrections: Mapping[str, Correction]) -> str:
     """As the file holds it."""
-    body = {
-        key: [[*start.conditions, {name: list(term) for name, term in start.terms}] for start in correction.starts]
-        for key, correction in sorted(corrections.items())
-    }
-    assert all(_KEY.fullmatch(key) for key in body), "keys are made by plan.learned.key_of"
+    assert all(_KEY.fullmatch(key) for key in corrections), "keys are made by plan.learned.key_of"
+    body = {key: correction.starts for key, correction in sorted(corrections.items())}
     return json.dumps({"schema": f"{SCHEMA}{VERSION}", "corrections": body}, indent=1) + "\n"
 
 
 def decoded(content: bytes, where: str) -> dict[str, Correction]:
     """What the file holds; BadInput in one line for one that is broken, or of a newer plimsoll."""
+    import msgspec  # only where something was learned
+
     broken = BadInput(f"{where}: not a corrections file of plimsoll, or damaged; move it away to start anew")
     if len(content) > FILE_MAX_BYTES:
         raise broken
     try:
-        loaded = json.loads(content.decode("utf-8"), parse_constant=_refuse)
-    except (ValueError, RecursionError):
+        loaded = msgspec.json.decode(content)
+        schema = loaded.get("schema") if isinstance(loaded, dict) else None
+        number = re.fullmatch(rf"{SCHEMA}([0-9]{{1,6}})", schema) if isinstance(schema, str) else None
+        if number is not None and int(number[1]) != VERSION:
+            raise BadInput(f"{where}: written by a newer plimsoll ({schema}); this one reads {SCHEMA}{VERSION}")
+        found = msgspec.convert(loaded["corrections"] if number else None, dict[str, tuple[Start, ...]])
+    except (KeyError, ValueError, RecursionError):
         raise broken from None
-    schema = loaded.get("schema") if isinstance(loaded, dict) else None
-    number = re.fullmatch(rf"{SCHEMA}([0-9]{{1,6}})", schema) if isinstance(schema, str) else None
-    if number is None:
+    figures = [figure for starts in found.values() for start in starts for term in start.terms.values() for figure in term]
+    conditions = [abs(limit) for starts in found.values() for start in starts for limit in start.conditions]
+    is_sound = len(found) <= KEYS_MAX and all(0 <= figure <= _LARGEST for figure in figures + conditions)
+    if not is_sound or not all(_KEY.fullmatch(key) and 0 < len(starts) <= STARTS_MAX for key, starts in found.items()):
         raise broken
-    if int(number[1]) != VERSION:
-        raise BadInput(f"{where}: written by a newer plimsoll ({schema}); this one reads {SCHEMA}{VERSION}")
-    try:
-        return {_key(key): _correction(starts) for key, starts in _items(loaded["corrections"], KEYS_MAX)}
-    except (KeyError, TypeError, ValueError):
-        raise broken from None
-
-
-def _refuse(text: str) -> None:
-    raise ValueError(text)
-
-
-def _items(loaded: object, most: int) -> list[tuple[str, object]]:
-    if not isinstance(loaded, dict) or len(loaded) > most:
-        raise ValueError
-    return list(loaded.items())
-
-
-def _key(text: str) -> str:
-    if _KEY.fullmatch(text) is None:
-        raise ValueError(text)
-    return text
-
-
-def _correction(starts: object) -> Correction:
-    if not isinstance(starts, list) or not 0 < len(starts) <= STARTS_MAX:
-        raise ValueError
-    return Correction(tuple(_start(start) for start in starts))
-
-
-def _start(loaded: object) -> Start:
-    if not isinstance(loaded, list):
-        raise TypeError
-    sequences, tokens, context, terms = loaded
-    found = [(name, _learned(term)) for name, term in _items(terms, len(TERMS)) if name in TERMS]
-    return Start(_whole(sequences), _whole(tokens), _whole(context), tuple(found))
-
-
-def _learned(loaded: object) -> Learned:
-    if not isinstance(loaded, list):
-        raise TypeError
-    predicted, measured, tolerance = map(_whole, loaded)
-    if predicted < 0 or measured < 0 or tolerance < 0:
-        raise ValueError
-    return Learned(predicted, measured, tolerance)
-
-
-def _whole(number: object) -> int:
-    if not isinstance(number, int) or isinstance(number, bool) or abs(number) > _LARGEST:
-        raise ValueError
-    return number
+    return {key: Correction(starts) for key, starts in found.items()}
 
 
 # How far two starts of the same command may differ beside what printing rounds away, in GiB on one GPU and on several.
 # Weights: 15.0 and 14.99 for one model. Memory outside torch: 0.225 to 0.244 over 18 H200 starts of different models,
 # 2.07 to 2.11 over five H100 starts on two GPUs. The rest is chosen in proportion, not measured.
+# `remainder` is non-torch and activation together, for logs that do not tell them apart.
 _REPEATS: dict[str, tuple[float, float]] = {
     "weights": (0.01, 0.01),
     "non_torch": (0.02, 0.05),
@@ -204,7 +154,11 @@ def compare(ledger: Ledger, measured: Measured) -> list[TermDifference]:
         if name in figures
     ]
     if measured.kv_tokens is not None:
-        rows.append(TermDifference("kv_tokens", _tokens(ledger), measured.kv_tokens, 0))
+        tokens, kv = Estimate.exact(ledger.kv_plan.tokens), ledger.kv
+        if kv.value > 0:  # the cache in tokens, its band in proportion to that of its bytes
+            low, high = tokens.value * kv.low // kv.value, -(-tokens.value * kv.high // kv.value)
+            tokens = Estimate(tokens.value, max(0, low), high)
+        rows.append(TermDifference("kv_tokens", tokens, measured.kv_tokens, 0))
     return rows
 
 
@@ -220,12 +174,21 @@ def correction_from(ledger: Ledger, measured: Measured) -> Correction:
                 f"the log leaves {format_gib(rest.value)} for non-torch memory and activation, expected were "
                 f"{format_gib(expected.value)}: another process on the card, or not this command; nothing learned"
             )
-    _refuse_another_model(ledger, measured)
-    terms = tuple(
-        (name, Learned(predicted[name].value, figure.value, figure.tolerance))
+    settings, plan = ledger.settings, ledger.kv_plan
+    is_comparable = not settings.has_fixed_cache and settings.pipeline_parallel == 1
+    if is_comparable and measured.kv_bytes and measured.kv_tokens and plan.tokens:
+        # A cache whose tokens have another size belongs to another model, or to another --kv-cache-dtype.
+        logged, planned = measured.kv_bytes / measured.kv_tokens, max(0, ledger.kv.value) / plan.tokens
+        if planned and not 1 - _TOKEN_SIZE_TOLERANCE <= logged / planned <= 1 + _TOKEN_SIZE_TOLERANCE:
+            raise BadInput(
+                f"a token takes {logged:,.0f} bytes of the log's KV cache and {planned:,.0f} of this plan's: the log of "
+                "another model, or of another --kv-cache-dtype; nothing learned"
+            )
+    terms = {
+        name: Learned(predicted[name].value, figure.value, figure.tolerance)
         for name, figure in figures.items()
         if name in _REPEATS and figure.value >= 0
-    )
+    }
     if not terms:
         raise BadInput("the log tells no term of the ledger; nothing learned")
     return Correction((Start(*_conditions(ledger), terms),))
@@ -272,16 +235,9 @@ def corrected(ledger: Ledger, correction: Correction, model: ModelFacts) -> Ledg
 
 
 def _predicted(ledger: Ledger) -> dict[str, Estimate]:
-    return {
-        "weights": ledger.weights,
-        "non_torch": ledger.non_torch,
-        "activation": ledger.activation,
-        "remainder": sum_of((ledger.non_torch, ledger.activation)),
-        "graphs": ledger.graphs,
-        "graphs_actual": ledger.graphs_actual,
-        "context": ledger.context,
-        "kv": ledger.kv,
-    }
+    names = ("weights", "non_torch", "activation", "remainder", "graphs", "graphs_actual", "context", "kv")
+    both = sum_of((ledger.non_torch, ledger.activation))
+    return {name: both if name == "remainder" else getattr(ledger, name) for name in names}
 
 
 def _conditions(ledger: Ledger) -> tuple[int, int, int]:
@@ -291,29 +247,38 @@ def _conditions(ledger: Ledger) -> tuple[int, int, int]:
 
 def _figures(ledger: Ledger, measured: Measured) -> dict[str, _TermFigure]:
     """What the start told of each term, as the ledger cuts them."""
-    figures: dict[str, _TermFigure] = {}
-    printed = PRINTED_TOLERANCE
-    if measured.weights_bytes is not None:
-        figures["weights"] = _TermFigure(measured.weights_bytes, printed)
-    if measured.non_torch_bytes is not None:
-        figures["non_torch"] = _TermFigure(measured.non_torch_bytes, printed)
-    elif measured.consumed_bytes is not None and measured.weights_bytes is not None:
+    settings, card, printed = ledger.settings, ledger.card, PRINTED_TOLERANCE
+    told = {
+        "weights": measured.weights_bytes,
+        "non_torch": measured.non_torch_bytes,
+        "activation": measured.activation_bytes,
+        "graphs": measured.graphs_estimated_bytes if settings.estimates_graphs else None,
+        "graphs_actual": measured.graphs_actual_bytes,
+    }
+    figures = {name: _TermFigure(size, printed) for name, size in told.items() if size is not None}
+    if "non_torch" not in figures and measured.consumed_bytes is not None and measured.weights_bytes is not None:
         figures["non_torch"] = _TermFigure(max(0, measured.consumed_bytes - measured.weights_bytes), 2 * printed)
-    if measured.activation_bytes is not None:
-        figures["activation"] = _TermFigure(measured.activation_bytes, printed)
     if measured.graphs_subtracted is False:
         figures["graphs"] = _TermFigure(0, 0)
-    elif measured.graphs_estimated_bytes is not None and ledger.settings.estimates_graphs:
-        figures["graphs"] = _TermFigure(measured.graphs_estimated_bytes, printed)
-    if measured.graphs_actual_bytes is not None:
-        figures["graphs_actual"] = _TermFigure(measured.graphs_actual_bytes, printed)
-    context = _context(ledger, measured)
-    if context is not None:
-        figures["context"] = context
+    if measured.free_bytes is not None:
+        # What was taken at vLLM's snapshot; far more than a context needs is a neighbour's, and no lesson.
+        total = measured.total_bytes or card.total_bytes
+        tolerance = 2 * printed if measured.total_bytes else max(card.high_bytes - total, total - card.low_bytes)
+        value = total - measured.free_bytes - card.used_bytes
+        if 0 < value <= ledger.context.high + GIB // 4:
+            figures["context"] = _TermFigure(value, tolerance)
     kv = _kv(ledger, measured)
-    if kv is not None and ledger.settings.kv_cache_memory_bytes is None:
-        figures["kv"] = kv
-        figures["remainder"] = _remainder(ledger, measured, figures, kv)
+    if kv is not None and settings.kv_cache_memory_bytes is None:
+        # Non-torch and activation together: what is missing between the request and the terms that are known. The planner's
+        # own total, not the printed one: the next plan starts from the same, and what it is off by cancels out.
+        requested = ledger.requested.value
+        if measured.utilization is not None and abs(measured.utilization - settings.utilization) > 1e-4:
+            requested = math.ceil(card.total_bytes * measured.utilization)
+        weights = figures.get("weights") or _TermFigure(ledger.weights.value, _half(ledger.weights))
+        graphs = figures.get("graphs") or _TermFigure(ledger.graphs.value, _half(ledger.graphs))
+        rest = requested - neighbours_in_budget(settings, card) - weights.value - graphs.value - kv.value
+        spread = math.sqrt(sum(figure.tolerance**2 for figure in (weights, graphs, kv)))
+        figures |= {"kv": kv, "remainder": _TermFigure(rest, math.ceil(spread))}
     return figures
 
 
@@ -334,35 +299,11 @@ def _kv(ledger: Ledger, measured: Measured) -> _TermFigure | None:
     return None
 
 
-def _remainder(ledger: Ledger, measured: Measured, figures: dict[str, _TermFigure], kv: _TermFigure) -> _TermFigure:
-    """Non-torch and activation together: what is missing between the request and the terms that are known."""
-    # The planner's own total, not the printed one: the next plan starts from the same, and what it is off by cancels out.
-    requested = ledger.requested.value
-    if measured.utilization is not None and abs(measured.utilization - ledger.settings.utilization) > 1e-4:
-        requested = math.ceil(ledger.card.total_bytes * measured.utilization)
-    weights = figures.get("weights") or _TermFigure(ledger.weights.value, _half(ledger.weights))
-    graphs = figures.get("graphs") or _TermFigure(ledger.graphs.value, _half(ledger.graphs))
-    tolerance = math.sqrt(sum(figure.tolerance**2 for figure in (weights, graphs, kv)))
-    others = neighbours_in_budget(ledger.settings, ledger.card)
-    return _TermFigure(requested - others - weights.value - graphs.value - kv.value, math.ceil(tolerance))
-
-
-def _context(ledger: Ledger, measured: Measured) -> _TermFigure | None:
-    """What was taken at vLLM's snapshot; far more than a context needs is a neighbour's, and no lesson."""
-    if measured.free_bytes is None:
-        return None
-    card, expected = ledger.card, ledger.context
-    total = measured.total_bytes or card.total_bytes
-    tolerance = 2 * PRINTED_TOLERANCE if measured.total_bytes else max(card.high_bytes - total, total - card.low_bytes)
-    value = total - measured.free_bytes - card.used_bytes
-    return _TermFigure(value, tolerance) if 0 < value <= expected.high + GIB // 4 else None
-
-
 def _term(
     now: Estimate, name: str, correction: Correction, conditions: tuple[int, int, int], *, several: bool
 ) -> Estimate | None:
     """This term as starts have shown it; None where none has, or where what is known already is at least as sharp."""
-    told = [(start, term) for start in correction.starts if (term := start.term(name)) is not None]
+    told = [(start, term) for start in correction.starts if (term := start.terms.get(name)) is not None]
     if not told:
         return None
     alike = [t for start, t in told if start.conditions == conditions or abs(t.predicted - now.value) <= _SAME]
@@ -405,14 +346,6 @@ def _half(term: Estimate) -> int:
     return max(term.high - term.value, term.value - term.low)
 
 
-def _tokens(ledger: Ledger) -> Estimate:
-    """The cache in tokens, its band in proportion to that of its bytes."""
-    tokens, kv = ledger.kv_plan.tokens, ledger.kv
-    if kv.value <= 0:
-        return Estimate.exact(tokens)
-    return Estimate(tokens, max(0, tokens * kv.low // kv.value), -(-tokens * kv.high // kv.value))
-
-
 def _refuse_another_start(ledger: Ledger, measured: Measured) -> None:
     settings = ledger.settings
     stated = (
@@ -434,20 +367,6 @@ def _refuse_another_start(ledger: Ledger, measured: Measured) -> None:
     if total is not None and not card.low_bytes - printed <= total <= card.high_bytes + printed:
         size, known = f"{total / GIB:.2f}", f"{card.total_bytes / GIB:.2f}"
         raise BadInput(f"the log is of a card with {size} GiB, the plan's has {known}: give --gpu-memory-gib {size}")
-
-
-def _refuse_another_model(ledger: Ledger, measured: Measured) -> None:
-    """A cache whose tokens have another size belongs to another model, or to another --kv-cache-dtype."""
-    settings, plan = ledger.settings, ledger.kv_plan
-    is_comparable = not settings.has_fixed_cache and settings.pipeline_parallel == 1
-    if not is_comparable or not (measured.kv_bytes and measured.kv_tokens and plan.tokens):
-        return
-    logged, planned = measured.kv_bytes / measured.kv_tokens, max(0, ledger.kv.value) / plan.tokens
-    if planned and not 1 - _TOKEN_SIZE_TOLERANCE <= logged / planned <= 1 + _TOKEN_SIZE_TOLERANCE:
-        raise BadInput(
-            f"a token takes {logged:,.0f} bytes of the log's KV cache and {planned:,.0f} of this plan's: the log of another "
-            "model, or of another --kv-cache-dtype; nothing learned"
-        )
 
 
 def _hash(facts: object) -> str:

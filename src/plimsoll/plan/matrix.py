@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple
@@ -34,10 +34,12 @@ class MatrixSpec(NamedTuple):
             if not equals or name not in _LIMITS or name in found:
                 wrong = "is given twice" if name in found else "is neither context= nor concurrency="
                 raise BadInput(f"--matrix: {shortened(part)} {wrong}; for example {_EXAMPLE}")
-            found[name] = _values(name, values)
-        for name in _LIMITS:
-            if name not in found:
-                raise BadInput(f"--matrix says no {name}=; for example {_EXAMPLE}")
+            found[name] = tuple(sorted(set(_values(name, values))))
+            if len(found[name]) > MOST_VALUES:
+                many = f"{len(found[name])} values are more than the {MOST_VALUES} that are planned at once"
+                raise BadInput(f"--matrix {name}: {many}")
+        if absent := next((name for name in _LIMITS if name not in found), None):
+            raise BadInput(f"--matrix says no {absent}=; for example {_EXAMPLE}")
         return cls(found["context"], found["concurrency"])
 
 
@@ -130,9 +132,7 @@ def _column(context: int, settings: Settings, replan: Replan, longest: int | Non
 def _cell(column: _Column, concurrency: int) -> Cell:
     tokens = column.context * concurrency
     if column.refused:
-        return Cell(
-            column.context, concurrency, CellState.NO, starts=False, use=None, tokens=tokens, waits=0, why=column.refused
-        )
+        return Cell(column.context, concurrency, CellState.NO, False, None, tokens, 0, column.refused)  # noqa: FBT003
     number = -(-concurrency // column.engines)
     needed = number * column.blocks
     waits = max(0, concurrency - column.max_num_seqs * column.engines)
@@ -148,28 +148,20 @@ def _cell(column: _Column, concurrency: int) -> Cell:
     return Cell(column.context, concurrency, state, starts=True, use=use, tokens=tokens, waits=waits, why=why)
 
 
-def _values(name: str, text: str) -> tuple[int, ...]:
-    found: set[int] = set()
+def _values(name: str, text: str) -> Iterator[int]:
     for item in text.split(","):
-        first, dots, last = item.partition("..")
-        start = _value(name, first)
-        end = _value(name, last) if dots else start
+        ends = []
+        for part in item.split("..", 1):
+            try:
+                ends.append(parse_vllm_integer(part))
+            except BadInput as error:
+                raise BadInput(f"--matrix {name}: {error}") from None
+            if not 1 <= ends[-1] <= _LIMITS[name]:
+                raise BadInput(f"--matrix {name}: {shortened(part)} must lie between 1 and {_LIMITS[name]}")
+        start, end = ends[0], ends[-1]
         if end < start:
             raise BadInput(f"--matrix {name}: the range {shortened(item)} runs backwards")
         while start < end:
-            found.add(start)
+            yield start
             start *= 2
-        found.add(end)
-    if len(found) > MOST_VALUES:
-        raise BadInput(f"--matrix {name}: {len(found)} values are more than the {MOST_VALUES} that are planned at once")
-    return tuple(sorted(found))
-
-
-def _value(name: str, text: str) -> int:
-    try:
-        number = parse_vllm_integer(text)
-    except BadInput as error:
-        raise BadInput(f"--matrix {name}: {error}") from None
-    if not 1 <= number <= _LIMITS[name]:
-        raise BadInput(f"--matrix {name}: {shortened(text)} must lie between 1 and {_LIMITS[name]}")
-    return number
+        yield end

@@ -13,7 +13,7 @@ model is another call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
@@ -99,7 +99,6 @@ def norm(width: int, *, bias: bool = False, count: int = 1) -> list[RankTensor]:
 
 
 def family_of(shape: ModelShape) -> Family:
-    """The small print of this model's family."""
     family = FAMILIES.get(shape.text_model_type, UNKNOWN_FAMILY)
     if shape.text_model_type == "falcon" and shape.kv_heads > 1:  # Falcon 40B and 180B: a norm for each branch
         return replace(family, norms=2)
@@ -122,8 +121,20 @@ def mixer_parts(layer: Layer, shape: ModelShape, family: Family, ranks: int) -> 
             return _latent(layer, shape, ranks)
         case LayerKind.FULL_AND_MAMBA2:
             return _mamba2(shape, ranks) + _attention(layer, shape, family, ranks)
-        case kind if kind in _STATE_PARTS:
-            return _STATE_PARTS[kind](shape, ranks)
+        case LayerKind.MAMBA2:
+            return _mamba2(shape, ranks)
+        case LayerKind.MAMBA1:
+            return _mamba1(shape, ranks)
+        case LayerKind.GATED_DELTA_NET | LayerKind.KIMI_DELTA | LayerKind.LINEAR:
+            return _linear(layer.kind, shape, ranks)
+        case LayerKind.SHORT_CONV:
+            assert shape.short_conv is not None
+            width = share(shape.short_conv.width, ranks)
+            return [
+                *linear("conv.in_proj", 3 * width, shape.hidden_size, pieces=3),
+                RankTensor("conv.conv", width, shape.short_conv.kernel),
+                *linear("conv.out_proj", shape.hidden_size, width),
+            ]
         case _:
             return _attention(layer, shape, family, ranks)
 
@@ -246,44 +257,33 @@ def _mamba1(shape: ModelShape, ranks: int) -> list[RankTensor]:
     return parts
 
 
-def _gated_delta(shape: ModelShape, ranks: int) -> list[RankTensor]:
-    delta = shape.linear
+def _linear(kind: LayerKind, shape: ModelShape, ranks: int) -> list[RankTensor]:
+    """Gated delta net, Kimi's delta attention, or lightning attention."""
+    delta, hidden = shape.linear, shape.hidden_size
     assert delta is not None
-    keys = share(delta.key_heads, ranks) * delta.key_head_dim
-    own_values = share(delta.value_heads, ranks)
-    values = own_values * delta.value_head_dim
-    return [
-        *linear("linear_attn.in_proj_qkv", 2 * keys + 2 * values, shape.hidden_size, pieces=4),
-        RankTensor("linear_attn.in_proj_ba", 2 * own_values, shape.hidden_size, pieces=2),
-        RankTensor("conv1d", 2 * keys + values, delta.conv_kernel or 4),
-        RankTensor("A", own_values, 1, Storage.FLOAT32),
-        RankTensor("dt_bias", own_values),
-        *norm(delta.value_head_dim),
-        *linear("linear_attn.out_proj", shape.hidden_size, values),
-    ]
-
-
-def _kimi_delta(shape: ModelShape, ranks: int) -> list[RankTensor]:
-    delta = shape.linear
-    assert delta is not None
-    hidden, own = shape.hidden_size, share(delta.value_heads, ranks)
-    width, low = own * delta.value_head_dim, delta.value_head_dim
-    return [
-        *linear("self_attn.q_proj", 3 * width, hidden, pieces=3),
-        RankTensor("self_attn.b_proj", own, hidden),
-        *linear("self_attn.f_a_proj", 2 * low, hidden, pieces=2),  # and g_a_proj, both on every rank
-        *linear("self_attn.f_b_proj", 2 * width, low, pieces=2),
-        RankTensor("conv1d", 3 * width, delta.conv_kernel or 4),
-        RankTensor("A", own + width, 1, Storage.FLOAT32),
-        *norm(low),
-        *linear("self_attn.o_proj", hidden, width),
-    ]
-
-
-def _lightning(shape: ModelShape, ranks: int) -> list[RankTensor]:
-    attention = shape.linear
-    assert attention is not None
-    hidden, width = shape.hidden_size, share(attention.value_heads, ranks) * attention.value_head_dim
+    own, low = share(delta.value_heads, ranks), delta.value_head_dim
+    width, keys = own * low, share(delta.key_heads, ranks) * delta.key_head_dim
+    if kind is LayerKind.GATED_DELTA_NET:
+        return [
+            *linear("linear_attn.in_proj_qkv", 2 * keys + 2 * width, hidden, pieces=4),
+            RankTensor("linear_attn.in_proj_ba", 2 * own, hidden, pieces=2),
+            RankTensor("conv1d", 2 * keys + width, delta.conv_kernel or 4),
+            RankTensor("A", own, 1, Storage.FLOAT32),
+            RankTensor("dt_bias", own),
+            *norm(low),
+            *linear("linear_attn.out_proj", hidden, width),
+        ]
+    if kind is LayerKind.KIMI_DELTA:
+        return [
+            *linear("self_attn.q_proj", 3 * width, hidden, pieces=3),
+            RankTensor("self_attn.b_proj", own, hidden),
+            *linear("self_attn.f_a_proj", 2 * low, hidden, pieces=2),  # and g_a_proj, both on every rank
+            *linear("self_attn.f_b_proj", 2 * width, low, pieces=2),
+            RankTensor("conv1d", 3 * width, delta.conv_kernel or 4),
+            RankTensor("A", own + width, 1, Storage.FLOAT32),
+            *norm(low),
+            *linear("self_attn.o_proj", hidden, width),
+        ]
     return [
         *linear("self_attn.qkv_proj", 3 * width, hidden, pieces=3),
         *linear("self_attn.output_gate", width, hidden),
@@ -291,26 +291,6 @@ def _lightning(shape: ModelShape, ranks: int) -> list[RankTensor]:
         *linear("self_attn.out_proj", hidden, width),
     ]
 
-
-def _short_conv(shape: ModelShape, ranks: int) -> list[RankTensor]:
-    conv = shape.short_conv
-    assert conv is not None
-    width = share(conv.width, ranks)
-    return [
-        *linear("conv.in_proj", 3 * width, shape.hidden_size, pieces=3),
-        RankTensor("conv.conv", width, conv.kernel),
-        *linear("conv.out_proj", shape.hidden_size, width),
-    ]
-
-
-_STATE_PARTS: dict[LayerKind, Callable[[ModelShape, int], list[RankTensor]]] = {
-    LayerKind.MAMBA1: _mamba1,
-    LayerKind.MAMBA2: _mamba2,
-    LayerKind.GATED_DELTA_NET: _gated_delta,
-    LayerKind.KIMI_DELTA: _kimi_delta,
-    LayerKind.LINEAR: _lightning,
-    LayerKind.SHORT_CONV: _short_conv,
-}
 
 _ALTUP_INPUTS = 4  # Gemma 3n's altup_num_inputs and laurel_rank, equal in both published sizes
 _LAUREL_RANK = 64
@@ -338,34 +318,20 @@ def end_parts(shape: ModelShape, family: Family, ranks: int) -> Ends:
     if shape.embedding_size != shape.hidden_size:  # OPT-350m works in a narrower space than its layers
         first += linear("project_in", shape.hidden_size, shape.embedding_size)
         first += linear("project_out", shape.embedding_size, shape.hidden_size)
-    first += _per_layer_inputs(shape, ranks)
+    if width := shape.per_layer_input_size:  # Gemma 3n and 4: a second, wide embedding that feeds every layer
+        columns = width * len(shape.layers)
+        words = share(padded_vocabulary(shape.per_layer_vocab_size or shape.vocab_size), ranks)
+        projection = RankTensor("per_layer_model_projection", share(columns, ranks), shape.hidden_size)
+        first += [RankTensor("embed_tokens_per_layer", words, columns), projection, *norm(width)]
+        if shape.text_model_type == "gemma3n_text":
+            both_ways = 2 * (_ALTUP_INPUTS - 1)
+            first += [RankTensor("altup_projections", share(shape.hidden_size, ranks), shape.hidden_size)] * both_ways
     last: list[RankTensor] = norm(shape.hidden_size, bias=family.norm_bias) if family.final_norm else []
-    if shape.tie_word_embeddings:
-        tied = [embedding]
-    else:
-        tied = []
+    if not shape.tie_word_embeddings:
         last.append(RankTensor("lm_head", rows, shape.embedding_size))
     if family.head_bias:
         last.append(RankTensor("lm_head", rows))
-    return Ends(first, last, tied)
-
-
-def _per_layer_inputs(shape: ModelShape, ranks: int) -> list[RankTensor]:
-    """Gemma 3n and 4: a second, wide embedding that feeds every layer."""
-    width = shape.per_layer_input_size
-    if not width:
-        return []
-    columns = width * len(shape.layers)
-    rows = share(padded_vocabulary(shape.per_layer_vocab_size or shape.vocab_size), ranks)
-    parts = [
-        RankTensor("embed_tokens_per_layer", rows, columns),
-        RankTensor("per_layer_model_projection", share(columns, ranks), shape.hidden_size),
-        *norm(width),
-    ]
-    if shape.text_model_type == "gemma3n_text":
-        both_ways = 2 * (_ALTUP_INPUTS - 1)
-        parts += [RankTensor("altup_projections", share(shape.hidden_size, ranks), shape.hidden_size)] * both_ways
-    return parts
+    return Ends(first, last, [embedding] if shape.tie_word_embeddings else [])
 
 
 def layer_extras(shape: ModelShape, family: Family) -> list[RankTensor]:
@@ -432,46 +398,33 @@ def rotary_bytes(shape: ModelShape, family: Family, item: int) -> int:
 ALLOCATOR_SLACK = 8 * MIB
 
 
-class Band(NamedTuple):
-    """Shares of the value below and above it, and the class it comes from."""
-
-    below: float
-    above: float
-    why: str
-
-
-def band_of(shape: ModelShape, family: Family, scheme: Scheme | None, *, unclear: bool, towers_known: bool) -> Band:
-    """The band of the class this model and its storage belong to."""
+def band_of(
+    shape: ModelShape, family: Family, scheme: Scheme | None, *, unclear: bool, towers_known: bool
+) -> tuple[float, float, str]:
+    """Shares of the value below and above it, and the class of this model and its storage that they come from."""
     if unclear:
-        return Band(0.5, 1.0, "quantised: the method does not say how many bits a weight has, so 4 to 16 are allowed for")
+        return 0.5, 1.0, "quantised: the method does not say how many bits a weight has, so 4 to 16 are allowed for"
     if not family.known:
-        return Band(0.15, 0.15, f"unknown family {shape.text_model_type[:40]!a}: planned like Llama")
+        return 0.15, 0.15, f"unknown family {shape.text_model_type[:40]!a}: planned like Llama"
     if shape.towers and not towers_known:
-        return Band(0.05, 0.1, "multimodal: an encoder that is not described here")
+        return 0.05, 0.1, "multimodal: an encoder that is not described here"
     hybrid = any(layer.kind.keeps_state for layer in shape.layers)
+    if scheme is not None and scheme.width == "nested":
+        return 0.08, 0.03, "bitsandbytes: four bits and a scale per 64 weights"
+    if scheme is not None and scheme.width == "mixed":
+        return 0.15, 0.25, "mixed precision: which layers have 4, 8 and 16 bits is taken from how such checkpoints are made"
+    if scheme is not None and scheme.width == "8":
+        return 0.02, 0.02, "8-bit: parameters and scales from config.json"
+    if scheme is not None and (hybrid or shape.moe is not None):
+        return 0.04, 0.08, "4-bit experts or hybrid: kernels pad differently, and checkpoints quantise different parts"
     if scheme is not None:
-        return _quantised(scheme, special=hybrid or shape.moe is not None)
+        return 0.02, 0.02, "4-bit dense: parameters and scales from config.json"
     if hybrid:
-        return Band(0.02, 0.03, "hybrid: parameters and tables from config.json")
+        return 0.02, 0.03, "hybrid: parameters and tables from config.json"
     if shape.towers:
-        return Band(0.015, 0.015, "multimodal: parameters, encoder and tables from config.json")
-    if shape.moe is not None:
-        return Band(0.01, 0.01, "16-bit experts: parameters and tables from config.json")
-    return Band(0.01, 0.01, "16-bit dense: parameters and tables from config.json")
-
-
-def _quantised(scheme: Scheme, *, special: bool) -> Band:
-    if scheme.width == "nested":
-        return Band(0.08, 0.03, "bitsandbytes: four bits and a scale per 64 weights")
-    if scheme.width == "mixed":
-        return Band(
-            0.15, 0.25, "mixed precision: which layers have 4, 8 and 16 bits is taken from how such checkpoints are made"
-        )
-    if scheme.width == "8":
-        return Band(0.02, 0.02, "8-bit: parameters and scales from config.json")
-    if special:
-        return Band(0.04, 0.08, "4-bit experts or hybrid: kernels pad differently, and checkpoints quantise different parts")
-    return Band(0.02, 0.02, "4-bit dense: parameters and scales from config.json")
+        return 0.015, 0.015, "multimodal: parameters, encoder and tables from config.json"
+    what = "dense" if shape.moe is None else "experts"
+    return 0.01, 0.01, f"16-bit {what}: parameters and tables from config.json"
 
 
 def feed_forward_parts(layer: Layer, shape: ModelShape, family: Family, ranks: Ranks) -> list[RankTensor]:
@@ -558,17 +511,17 @@ def weights_from_shape(shape: ModelShape, settings: Settings = ONE_GPU) -> Estim
     if is_guess:  # beside the experts, linear attention is left in 16 bits
         ignored = (*ignored, "*linear_attn*")
     storing = StorageRules(item_bytes(settings), scheme, ignored, whole_segments)
-    counted = _count(shape, settings, family, storing)
-    value, band = counted.heaviest, band_of(shape, family, scheme, unclear=unclear, towers_known=counted.towers_known)
-    low, high = int(value * (1 - band.below)) - ALLOCATOR_SLACK, int(value * (1 + band.above)) + ALLOCATOR_SLACK
+    value, towers_known = _count(shape, settings, family, storing)
+    below, above, why = band_of(shape, family, scheme, unclear=unclear, towers_known=towers_known)
+    low, high = int(value * (1 - below)) - ALLOCATOR_SLACK, int(value * (1 + above)) + ALLOCATOR_SLACK
     if is_guess:  # and often all attention
-        high = max(high, _count(shape, settings, family, replace(storing, ignored=(*ignored, "*self_attn*"))).heaviest)
-    weights = Estimate(value, max(0, low), high, band.why)
+        high = max(high, _count(shape, settings, family, replace(storing, ignored=(*ignored, "*self_attn*")))[0])
+    weights = Estimate(value, max(0, low), high, why)
     if scheme is None or scheme.expert_padding == (1, 1):
         return weights
     # Which kernel runs depends on what is installed, and Triton's does not pad: gpt-oss-120b took 61.29 GiB with it, not 65.97.
-    bare = _count(shape, settings, family, replace(storing, scheme=replace(scheme, expert_padding=(1, 1))))
-    return replace(weights, low=min(weights.low, bare.heaviest))
+    bare, _ = _count(shape, settings, family, replace(storing, scheme=replace(scheme, expert_padding=(1, 1))))
+    return replace(weights, low=min(weights.low, bare))
 
 
 def check_divides(shape: ModelShape, settings: Settings) -> None:
@@ -603,13 +556,8 @@ class StorageRules:
         return allocated_bytes(size, whole_segments=self.whole_segments)
 
 
-class _Counted(NamedTuple):
-    heaviest: int
-    towers_known: bool
-
-
-def _count(shape: ModelShape, settings: Settings, family: Family, storing: StorageRules) -> _Counted:
-    """Bytes of the heaviest stage; layers that are alike are counted once."""
+def _count(shape: ModelShape, settings: Settings, family: Family, storing: StorageRules) -> tuple[int, bool]:
+    """Bytes of the heaviest stage, layers that are alike counted once; and whether the encoders' code is known."""
     ranks = ranks_of(settings)
     ends = end_parts(shape, family, ranks.tensor)
     extras = _sum(layer_extras(shape, family), storing, (), ())
@@ -635,7 +583,7 @@ def _count(shape: ModelShape, settings: Settings, family: Family, storing: Stora
         last += _sum(ends.tied, storing, (), ())
     first = _sum(ends.first, storing, (), ())
     last += next_token_head(shape, settings, family, storing)
-    return _Counted(heaviest(per_layer, settings, first, last) + every, towers_known)
+    return heaviest(per_layer, settings, first, last) + every, towers_known
 
 
 def next_token_head(shape: ModelShape, settings: Settings, family: Family, storing: StorageRules) -> int:
@@ -689,17 +637,14 @@ def part_bytes(part: RankTensor, item: int, scheme: Scheme | None, *, alone: boo
         return part.elements * item, 0
     outputs, inputs = part.outputs, part.inputs
     if is_expert and scheme.expert_padding != (1, 1):
-        outputs, inputs = _padded_expert(part, scheme.expert_padding)
+        # vLLM rounds the experts' width and the hidden size up for its kernels: gpt-oss 2880 becomes 2944 by 3072.
+        width, hidden = scheme.expert_padding
+        if part.name.endswith("up_proj"):
+            outputs, inputs = 2 * round_up(outputs // 2, width), round_up(inputs, hidden)
+        else:
+            outputs, inputs = round_up(outputs, hidden), round_up(inputs, width)
     weights, scales = size(outputs, inputs)
     return weights * part.stack, scales * part.stack
-
-
-def _padded_expert(part: RankTensor, padding: tuple[int, int]) -> tuple[int, int]:
-    """vLLM rounds the experts' width and the hidden size up for its kernels: gpt-oss 2880 becomes 2944 by 3072."""
-    width, hidden = padding
-    if part.name.endswith("up_proj"):
-        return 2 * round_up(part.outputs // 2, width), round_up(part.inputs, hidden)
-    return round_up(part.outputs, hidden), round_up(part.inputs, width)
 
 
 class Encoder(NamedTuple):
@@ -731,23 +676,18 @@ def tower_parts(tower: Tower, shape: ModelShape, ranks: int) -> Encoder:
         RankTensor("positions", style.positions, width),
     ]
     rest += _projector(width, inner, shape.hidden_size, style, ranks)
-    layer = _layer(width, inner, style, ranks)
+    own, rows = share(width, ranks), share(inner, ranks)
+    up, bias = rows * (2 if style.gated else 1), 1 if style.bias else 0
+    layer = [
+        *linear("visual.qkv", 3 * own, width, bias=3 * own * bias),
+        *linear("visual.proj", width, own, bias=width * bias),
+        *linear("visual.up_proj", up, width, bias=up * bias),
+        *linear("visual.down_proj", width, rows, bias=width * bias),
+        *norm(width, bias=style.norm_bias, count=style.norms),
+    ]
     if shape.model_type == "gemma4" and tower.what == "audio":  # conformers: two feed-forwards, attention, a gated convolution
         layer = layer * 2
     return Encoder(layer, count, rest, known)
-
-
-def _layer(width: int, inner: int, style: Style, ranks: int) -> list[RankTensor]:
-    own, rows = share(width, ranks), share(inner, ranks)
-    up = rows * (2 if style.gated else 1)
-    bias = style.bias
-    return [
-        *linear("visual.qkv", 3 * own, width, bias=3 * own if bias else 0),
-        *linear("visual.proj", width, own, bias=width if bias else 0),
-        *linear("visual.up_proj", up, width, bias=up if bias else 0),
-        *linear("visual.down_proj", width, rows, bias=width if bias else 0),
-        *norm(width, bias=style.norm_bias, count=style.norms),
-    ]
 
 
 def _projector(width: int, inner: int, hidden: int, style: Style, ranks: int) -> list[RankTensor]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from math import prod
 
 from plimsoll.errors import BadInput
+from plimsoll.models.safetensors import BITS
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.settings import Settings
 from plimsoll.plan.weights import (
@@ -36,33 +38,12 @@ from plimsoll.plan.weights import (
 from plimsoll.plan.weights_tables import scheme_of
 from plimsoll.units import Estimate
 
-BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
-        "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}  # fmt: skip
 _FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
 
 
-class Cut(Enum):
-    """How a tensor is spread over the tensor-parallel ranks."""
-
-    VOCABULARY = "vocabulary"
-    COLUMNS = "columns"
-    KEYS = "keys"
-    ROWS = "rows"
-    EXPERTS = "experts"
-    WHOLE = "whole"
-    SKIPPED = "skipped"
-    UNKNOWN = "unknown"
-
-
+# How a tensor is spread over the tensor-parallel ranks.
+Cut = Enum("Cut", "VOCABULARY COLUMNS KEYS ROWS EXPERTS WHOLE SKIPPED UNKNOWN")
 EVERY_STAGE = -2  # encoders
-
-
-@dataclass(frozen=True, slots=True)
-class TensorPlace:
-    """Where a tensor goes: a decoder layer, before (-1) or after (None) all of them, or every stage; and how it is cut."""
-
-    layer: int | None
-    cut: Cut
 
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
@@ -93,24 +74,25 @@ _WHOLE = re.compile(
 )
 
 
-def place_of(name: str, shape: ModelShape) -> TensorPlace:
-    """Where vLLM puts a tensor of this name."""
+def place_of(name: str, shape: ModelShape) -> tuple[int | None, Cut]:
+    """Where vLLM puts a tensor: in a decoder layer, before (-1) or after (None) all of them, or on every stage; and how it is
+    cut."""
     if _SKIPPED.search(name):
-        return TensorPlace(None, Cut.SKIPPED)
+        return None, Cut.SKIPPED
     if _TOWER.search(name):
-        return TensorPlace(EVERY_STAGE, _matrix_cut(name))
+        return EVERY_STAGE, _matrix_cut(name)
     if (layer := _LAYER.search(name)) is not None:
         number = int(layer[1])
         if number >= len(shape.layers):  # the MTP layers of DeepSeek and GLM follow the last one
-            return TensorPlace(None, Cut.SKIPPED)
-        return TensorPlace(number, Cut.EXPERTS if _EXPERT.search(name) else _matrix_cut(name))
+            return None, Cut.SKIPPED
+        return number, Cut.EXPERTS if _EXPERT.search(name) else _matrix_cut(name)
     if _EMBEDDING.search(name):
-        return TensorPlace(-1, Cut.VOCABULARY)
+        return -1, Cut.VOCABULARY
     if _HEAD.search(name):
-        return TensorPlace(None, Cut.SKIPPED if shape.tie_word_embeddings else Cut.VOCABULARY)
+        return None, Cut.SKIPPED if shape.tie_word_embeddings else Cut.VOCABULARY
     if "per_layer" in name or "embed_positions" in name or "wpe" in name or "project_" in name or "altup" in name:
-        return TensorPlace(-1, Cut.WHOLE)
-    return TensorPlace(None, Cut.WHOLE if _WHOLE.search(name) else Cut.UNKNOWN)
+        return -1, Cut.WHOLE
+    return None, Cut.WHOLE if _WHOLE.search(name) else Cut.UNKNOWN
 
 
 def _matrix_cut(name: str) -> Cut:
@@ -134,8 +116,13 @@ def rank_bytes(name: str, dtype: str, shape: tuple[int, ...], cut: Cut, model: M
     tensor = ranks.tensor
     if cut is Cut.VOCABULARY and shape:
         elements = elements // max(1, shape[0]) * share(padded_vocabulary(shape[0]), tensor)
-    elif cut is Cut.EXPERTS:
-        elements = _expert_elements(name, shape, model, ranks)
+    elif cut is Cut.EXPERTS and ranks.by_expert:
+        # A rank holds its share of the experts. `experts.7.w1` is one of many: its share is rounded up over all of them later.
+        count = model.moe.experts if model.moe is not None else 1
+        elements = elements * share(count, ranks.experts) // count if shape and shape[0] == count else elements
+    elif cut is Cut.EXPERTS:  # its share of each, but all of a scale per output of w2
+        per_output = _ROWS.search(name) is not None and (len(shape) < 2 or min(shape) == 1)
+        elements = elements if per_output or elements == 1 else share(elements, ranks.experts)
     elif cut is Cut.KEYS:
         elements = share(elements, min(tensor, max(1, model.kv_heads))) if elements > 1 else elements
     elif cut is Cut.COLUMNS:
@@ -143,16 +130,6 @@ def rank_bytes(name: str, dtype: str, shape: tuple[int, ...], cut: Cut, model: M
     elif cut is Cut.ROWS and len(shape) > 1 and min(shape) > 1:  # a bias, or a scale per output, is on every rank
         elements = share(elements, tensor)
     return -(-elements * bits // 8)
-
-
-def _expert_elements(name: str, shape: tuple[int, ...], model: ModelShape, ranks: Ranks) -> int:
-    """By expert, a rank holds its share of the experts; else its share of each, but all of a scale per output of w2."""
-    elements = prod(shape)
-    count = model.moe.experts if model.moe is not None else 1
-    if ranks.by_expert:  # `experts.7.w1` is one of many: the share of one expert, rounded up over all of them later
-        return elements * share(count, ranks.experts) // count if shape and shape[0] == count else elements
-    per_output = _ROWS.search(name) is not None and (len(shape) < 2 or min(shape) == 1)
-    return elements if per_output or elements == 1 else share(elements, ranks.experts)
 
 
 def weights_from_tensors(
@@ -163,31 +140,31 @@ def weights_from_tensors(
     ranks, item = ranks_of(settings), item_bytes(settings)
     wide_zeros = has_wide_zeros(settings)
     by_layer = [0] * len(shape.layers)
-    singles: dict[tuple[int, str], int] = {}
+    singles: Counter[tuple[int, str]] = Counter()
     first = last = every = embedding = unsure = 0
     for name, kind, size in tensors:
-        place = place_of(name, shape)
-        if place.cut is Cut.SKIPPED or (place.layer == EVERY_STAGE and settings.language_model_only):
+        layer, cut = place_of(name, shape)
+        if cut is Cut.SKIPPED or (layer == EVERY_STAGE and settings.language_model_only):
             continue
-        if place.layer == EVERY_STAGE and settings.encoders_whole:
-            place = replace(place, cut=Cut.WHOLE)
-        held_here = rank_bytes(name, kind, tuple(size), place.cut, shape, ranks, item)
+        if layer == EVERY_STAGE and settings.encoders_whole:
+            cut = Cut.WHOLE
+        held_here = rank_bytes(name, kind, tuple(size), cut, shape, ranks, item)
         if wide_zeros and name.endswith(".qzeros"):
             held_here *= 4
-        if place.cut is Cut.UNKNOWN:
+        if cut is Cut.UNKNOWN:
             unsure += held_here - held_here // settings.tensor_parallel
-        if place.layer is None:
+        if layer is None:
             last += held_here
-        elif place.layer == EVERY_STAGE:
+        elif layer == EVERY_STAGE:
             every += held_here
-        elif place.layer < 0:
+        elif layer < 0:
             first += held_here
-            embedding += held_here if place.cut is Cut.VOCABULARY and "per_layer" not in name else 0
-        elif place.cut is Cut.EXPERTS and ranks.by_expert and (numbered := NUMBERED_EXPERT.search(name)):
-            key = (place.layer, name[: numbered.start()] + name[numbered.end() :])
-            singles[key] = singles.get(key, 0) + held_here
+            embedding += held_here if cut is Cut.VOCABULARY and "per_layer" not in name else 0
+        elif cut is Cut.EXPERTS and ranks.by_expert and (numbered := NUMBERED_EXPERT.search(name)):
+            key = (layer, name[: numbered.start()] + name[numbered.end() :])
+            singles[key] += held_here
         else:
-            by_layer[place.layer] += held_here
+            by_layer[layer] += held_here
     for (number, _), all_experts in singles.items():
         count = shape.moe.experts if shape.moe is not None else 1
         by_layer[number] += all_experts * share(count, ranks.experts) // count

@@ -175,13 +175,29 @@ def judge(workload: Workload, pool: Pool) -> WorkloadAnswer:
     largest = max(sum(request) for request in kept)
     counted = wanted if wanted is not None else ends.fit_together(pool.usable) or 1
     reserved = pool.plan.blocks_per_request
+    # Tokens of a block in each group that keeps tokens; a state fills its block.
+    sizes = {group.block_size * pool.settings.decode_context_parallel for group in pool.plan.groups if group.kind != "state"}
+
+    if not pool.starts:
+        verdict = WorkloadVerdict.NO_START
+    elif not served:
+        verdict = WorkloadVerdict.TOO_LONG
+    elif ends.together(wanted or 1) <= pool.usable:
+        verdict = WorkloadVerdict.FITS
+    elif (wanted or 1) * prompts.total <= pool.usable * prompts.number:
+        verdict = WorkloadVerdict.PREEMPTS
+    else:
+        verdict = WorkloadVerdict.NO
 
     def everywhere(number: int | None) -> int | None:
         return None if number is None else number * engines
 
+    def share(blocks: float) -> float | None:
+        return None if wanted is None or not pool.usable else blocks * wanted / pool.usable
+
     return WorkloadAnswer(
         workload=workload,
-        verdict=_verdict(pool, wanted, prompts, ends, any_served=bool(served)),
+        verdict=verdict,
         at_once=everywhere(ends.fit_together(pool.usable)),
         at_once_low=everywhere(ends.fit_together(max(0, pool.blocks_low - 1))),
         at_once_high=everywhere(ends.fit_together(max(0, pool.blocks_high - 1))),
@@ -192,13 +208,13 @@ def judge(workload: Workload, pool: Pool) -> WorkloadAnswer:
         largest_groups=_plan_at(pool, largest).groups,
         blocks_per_request=ends.mean,
         usable_blocks=pool.usable,
-        use_at_prompt=_share(prompts.mean, wanted, pool.usable),
-        use_at_end=_share(ends.mean, wanted, pool.usable),
+        use_at_prompt=share(prompts.mean),
+        use_at_end=share(ends.mean),
         counted=counted,
         paged_bytes=round(counted * ends.mean * pool.plan.bytes_per_block),
         reserved_bytes=counted * reserved * pool.plan.bytes_per_block,
         reserved_at_once=pool.usable // reserved * engines if reserved else None,
-        waste=waste_of([sum(request) for request in kept], _block_sizes(pool)),
+        waste=waste_of([sum(request) for request in kept], sizes),
         too_long=len(workload.requests) - len(served),
         max_model_len=limit,
         waits=max(0, (workload.concurrency or 0) - pool.settings.max_num_seqs * engines),
@@ -208,21 +224,11 @@ def judge(workload: Workload, pool: Pool) -> WorkloadAnswer:
 def waste_of(lengths: Sequence[int], in_force: Iterable[int] = ()) -> tuple[Waste, ...]:
     """The unfilled slots of requests of these lengths, by block size."""
     found, used = [], set(in_force)
-    mean_length = sum(lengths) / len(lengths)
+    mean = sum(lengths) / len(lengths)
     for size in sorted({*BLOCK_SIZES, *used}):
-        slots = sum(-length % size for length in lengths) / len(lengths)
-        uniform = (size - 1) / 2
-        found.append(
-            Waste(
-                block_size=size,
-                in_force=size in used,
-                slots=slots,
-                last_block_empty=slots / size,
-                share=slots / (mean_length + slots),
-                uniform_slots=uniform,
-                uniform_share=uniform / (mean_length + uniform),
-            )
-        )
+        slots, uniform = sum(-length % size for length in lengths) / len(lengths), (size - 1) / 2
+        shares = slots / (mean + slots), uniform, uniform / (mean + uniform)
+        found.append(Waste(size, size in used, slots, slots / size, *shares))
     return tuple(found)
 
 
@@ -251,19 +257,7 @@ class _Load:
         return blocks * self.number // self.total if self.total else None
 
 
-def _verdict(pool: Pool, wanted: int | None, prompts: _Load, ends: _Load, *, any_served: bool) -> WorkloadVerdict:
-    if not pool.starts:
-        return WorkloadVerdict.NO_START
-    if not any_served:
-        return WorkloadVerdict.TOO_LONG
-    number = 1 if wanted is None else wanted
-    if ends.together(number) <= pool.usable:
-        return WorkloadVerdict.FITS
-    return WorkloadVerdict.PREEMPTS if number * prompts.total <= pool.usable * prompts.number else WorkloadVerdict.NO
-
-
 def _plan_at(pool: Pool, length: int, *, is_settled: bool = False) -> KvPlan:
-    """The plan's own count for one request of that length: the layers of this launch, another length."""
     batch = 1 + pool.settings.speculative_tokens if is_settled else pool.settings.max_num_batched_tokens
     settings = replace(pool.settings, max_model_len=length, max_num_batched_tokens=batch)
     return plan_kv(pool.specs, settings, 0, longest=1)
@@ -282,12 +276,3 @@ def _counter(pool: Pool, *, is_settled: bool = False) -> Callable[[int], int]:
         return known[end]
 
     return count
-
-
-def _block_sizes(pool: Pool) -> set[int]:
-    """Tokens of a block in each group that keeps tokens; a state fills its block."""
-    return {group.block_size * pool.settings.decode_context_parallel for group in pool.plan.groups if group.kind != "state"}
-
-
-def _share(blocks: float, number: int | None, usable: int) -> float | None:
-    return None if number is None or not usable else blocks * number / usable
