@@ -24,10 +24,10 @@ PURE: dict[str, set[str]] = {
     "guard/judge": set(),
     "guard/act": set(),
 }
-# No clock, socket, file, process, event loop, terminal or dice. Packaged data, numpy and numba are fine.
+# No clock, socket, file, process, event loop, terminal or dice. Packaged data, msgspec, numpy and numba are fine.
 MAY_IMPORT = set(
     "__future__ abc array bisect collections contextlib copy dataclasses enum fnmatch functools hashlib heapq html importlib"
-    " itertools json math numpy operator re shlex statistics string textwrap types typing".split()
+    " itertools json math msgspec numpy operator re shlex statistics string textwrap types typing".split()
 )
 MAY_IMPORT_OF_OURS = set(
     "doctor errors findings guard hardware launch models plan redaction simulate tune units unknown vllm".split()
