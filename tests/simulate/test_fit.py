@@ -152,10 +152,10 @@ def test_histograms_without_a_latency_are_refused() -> None:
 def test_the_search_finds_the_bottom_inside_its_bounds() -> None:
     """A plain valley, and one whose bottom lies outside."""
     bounds = Bounds(np.zeros(2), np.full(2, 10.0))
-    found = search(lambda at: [at - np.array([3.0, 4.0])], [np.ones(2), np.full(2, 9.0)], bounds, np.zeros(2))
-    assert found.values == pytest.approx([3.0, 4.0], abs=0.01)
-    edge = search(lambda at: [at - np.array([-3.0, 4.0])], [np.ones(2)], bounds, np.zeros(2))
-    assert edge.values == pytest.approx([0.0, 4.0], abs=0.01)
+    found, _ = search(lambda at: [at - np.array([3.0, 4.0])], [np.ones(2), np.full(2, 9.0)], bounds, np.zeros(2))
+    assert found == pytest.approx([3.0, 4.0], abs=0.01)
+    edge, _ = search(lambda at: [at - np.array([-3.0, 4.0])], [np.ones(2)], bounds, np.zeros(2))
+    assert edge == pytest.approx([0.0, 4.0], abs=0.01)
 
 
 def test_histograms_are_compared_with_all_of_the_traffic() -> None:

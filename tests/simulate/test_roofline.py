@@ -6,17 +6,20 @@ import numpy as np
 import pytest
 
 from plimsoll.errors import BadInput
+from plimsoll.hardware.cards import gpu_named
 from plimsoll.simulate.settings import (
     BANDWIDTH_SHARE,
     COMPUTE_SHARE,
     OVERHEAD_NS,
+    EngineLimits,
     Experts,
+    Sheet,
     Speed,
     Work,
     active_parameters,
-    dense_rate,
     graph_sizes,
     roofline,
+    sheet_time,
 )
 
 WORK = Work(weights_bytes=16e9, active_parameters=8e9, kv_bytes_per_token=131_072)
@@ -73,7 +76,8 @@ def test_nothing_cannot_be_timed(work: Work, speed: Speed) -> None:
 
 def test_eight_bit_floats_have_a_rate_of_their_own() -> None:
     """One byte a parameter; four bits are unpacked and computed with in sixteen."""
-    assert dense_rate(1.0, 2.0, 1.0) == 2.0
-    assert dense_rate(1.0, 2.0, 2.0) == 1.0
-    assert dense_rate(1.0, 2.0, 0.55) == 1.0
-    assert dense_rate(1.0, None, 1.0) == 1.0
+    for card, bytes_a_parameter, flops in (("H100", 1.0, "fp8"), ("H100", 2.0, "bf16"), ("H100", 0.55, "bf16"), ("A100 SXM 80GB", 1.0, "bf16")):  # fmt: skip
+        gpu = gpu_named(card)
+        found = sheet_time(Sheet(8e9 * bytes_a_parameter, 2e6, 8e9), gpu, EngineLimits())
+        assert found is not None
+        assert found.token_ns == round(1e9 * 2 * 8e9 / (getattr(gpu, f"{flops}_flops") * COMPUTE_SHARE))

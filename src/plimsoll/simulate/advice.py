@@ -6,12 +6,12 @@ error: else there is no advice, and a reason. Nothing is set here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from plimsoll.errors import BadInput
-from plimsoll.simulate.fit import Fit, fit
+from plimsoll.simulate.fit import fit
 from plimsoll.simulate.replay import Replay, replay
 from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.trace import ABSENT, Flags, Floats, Integers, MeasuredRun
@@ -62,55 +62,41 @@ def advise(measured: MeasuredRun, settings: EngineLimits, promise: Promise, star
     size, ended = measured.trace.size, int((measured.finish_ns != ABSENT).sum())
     if ended < FEWEST_REQUESTS:
         return KnobAdvice(size, why_not=f"{ended} requests that ended are too few: {FEWEST_REQUESTS} at least")
-    first, each = _seconds(measured.trace.arrival_ns, measured.first_token_ns, measured.finish_ns, measured.trace.output)
-    happened = int(promise.kept(first, each).sum())
+
+    def kept_by(run: MeasuredRun | Replay, arrival_ns: Integers) -> int:
+        seconds = _seconds(arrival_ns, run.first_token_ns, run.finish_ns, run.trace.output)
+        return int(promise.kept(*seconds).sum())
+
+    def kept_with(seqs: int, clock: StepTime) -> int:
+        run = replay(measured.trace, settings.turned(max_num_seqs=seqs), clock)
+        return kept_by(run, run.arrival_ns)
+
+    happened = kept_by(measured, measured.trace.arrival_ns)
     try:
         found = fit(measured, settings, start=start)
-        again = _kept(replay(measured.trace, settings, found.step_time), promise)
+        clock = found.step_time
+        again = kept_with(settings.max_num_seqs, clock)
     except BadInput as error:
         return KnobAdvice(size, happened, why_not=str(error))
     base = KnobAdvice(size, happened, again, clock=found.sentence)
     if found.error.is_poor or abs(again - happened) > MOST_APART * size:
         why = f"the replay of what happened keeps {again} of {size} within the promise, it was {happened}; {found.sentence}"
-        return _without(base, why)
+        return replace(base, why_not=why)
     values = sorted({max(1, round(share * settings.max_num_seqs)) for share in SHARES} - {settings.max_num_seqs})
-    tried = tuple((value, _with(measured, settings, value, found.step_time, promise)) for value in values)
+    tried = tuple((value, kept_with(value, clock)) for value in values)
     if not tried:
-        return _without(base, "there is no smaller setting")
+        return replace(base, why_not="there is no smaller setting")
     value, kept = max(tried, key=lambda pair: (pair[1], pair[0]))
-    low, high = (
-        _gain(measured, settings, value, found.step_time.scaled(1 + sign * _error(found)), promise) for sign in (-1, 1)
-    )
-    gain = min(low, high, kept - again)
+    # How far the clock's means are off, at least 2 %: nothing is known better than that.
+    means = (found.error.mean_ttft, found.error.mean_tpot, found.error.mean_e2e)
+    error_share = max(0.02, *(abs(mean) for mean in means if mean is not None))
+    others = [clock.scaled(1 + sign * error_share) for sign in (-1, 1)]
+    gain = min(kept - again, *(kept_with(value, other) - kept_with(settings.max_num_seqs, other) for other in others))
     if gain < max(1.0, LEAST_GAIN * size, abs(again - happened)):
         best = f"max-num-seqs {value} would keep {kept} of {size}"
         why = f"no setting keeps clearly more: {best}, the replay of what happened {again}"
-        return _without(base, why, tried)
-    return KnobAdvice(size, happened, again, "max-num-seqs", value, kept, again + gain, found.sentence, "", tried)
-
-
-def _without(base: KnobAdvice, why: str, tried: tuple[tuple[int, int], ...] = ()) -> KnobAdvice:
-    return KnobAdvice(base.requests, base.measured, base.replayed, clock=base.clock, why_not=why, tried=tried)
-
-
-def _with(measured: MeasuredRun, settings: EngineLimits, value: int, clock: StepTime, promise: Promise) -> int:
-    return _kept(replay(measured.trace, settings.turned(max_num_seqs=value), clock), promise)
-
-
-def _gain(measured: MeasuredRun, settings: EngineLimits, value: int, clock: StepTime, promise: Promise) -> int:
-    """What the setting gains with another clock."""
-    before = _kept(replay(measured.trace, settings, clock), promise)
-    return _with(measured, settings, value, clock, promise) - before
-
-
-def _error(found: Fit) -> float:
-    """How far the clock's means are off, at least 2 %: nothing is known better than that."""
-    means = (found.error.mean_ttft, found.error.mean_tpot, found.error.mean_e2e)
-    return max(0.02, *(abs(mean) for mean in means if mean is not None))
-
-
-def _kept(run: Replay, promise: Promise) -> int:
-    return int(promise.kept(*_seconds(run.arrival_ns, run.first_token_ns, run.finish_ns, run.trace.output)).sum())
+        return replace(base, why_not=why, tried=tried)
+    return replace(base, knob="max-num-seqs", value=value, kept=kept, kept_at_least=again + gain, tried=tried)
 
 
 def _seconds(arrival: Integers, first: Integers, finish: Integers, output: Integers) -> tuple[Floats, Floats]:

@@ -46,7 +46,9 @@ _MONTH_S = 30 * 86_400
 
 
 def _jit(function: Callable[P, R], **options: object) -> Callable[P, R]:
-    """Compiled by numba; without the options it does not document, should a release no longer know them."""
+    """Compiled by numba, where it is there; without the options it does not document, should a release no longer know them."""
+    if not HAS_NUMBA:  # pragma: no cover - the tests install it
+        return function
     try:
         made: Callable[P, R] = numba.njit(**options, **_OPTIONS, **_UNCOUNTED)(function)
     except (KeyError, TypeError):  # pragma: no cover - a numba yet to come
@@ -63,14 +65,6 @@ def _made_ours(folder: Path) -> bool:
     if folder.stat().st_mode & 0o022:
         folder.chmod(0o700)
     return os.access(folder, os.W_OK)
-
-
-def _forget_old(folder: Path) -> None:
-    """What older versions left behind goes, if nobody has used it for a month."""
-    for other in folder.parent.iterdir():
-        if other != folder and folder.stat().st_mtime - other.stat().st_mtime > _MONTH_S:
-            shutil.rmtree(other, ignore_errors=True)
-    folder.touch()
 
 
 def sources_digest() -> str:
@@ -90,7 +84,10 @@ def cache_folder() -> Path:
         try:
             root.mkdir(parents=True, exist_ok=True)
             if all(_made_ours(part) for part in (root, folder.parent, folder)):
-                _forget_old(folder)
+                for other in folder.parent.iterdir():  # what older versions left behind, and nobody has used for a month
+                    if other != folder and folder.stat().st_mtime - other.stat().st_mtime > _MONTH_S:
+                        shutil.rmtree(other, ignore_errors=True)
+                folder.touch()
                 return folder
         except OSError:
             continue
@@ -139,15 +136,11 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 
 def part(function: Callable[P, R]) -> Callable[P, R]:
     """Part of a compiled function: compiled with it, never called from Python or kept on its own."""
-    if not HAS_NUMBA:  # pragma: no cover - the tests install it
-        return function
     return _jit(function, **_PART)
 
 
 def hot(function: Callable[P, R]) -> Callable[P, R]:
     """A part that runs in every step: put into its caller, because passing the arrays along takes longer than many of them."""
-    if not HAS_NUMBA:  # pragma: no cover - the tests install it
-        return function
     return _jit(function, forceinline=True, **_PART)
 
 

@@ -8,7 +8,7 @@ same constants.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -43,18 +43,11 @@ class Bounds(NamedTuple):
         return np.clip(values, self.low, self.high)
 
 
-class Minimum(NamedTuple):
-    """The numbers that fit best, what is left of the deviation (squared and summed), and how often it was asked for."""
+def search(off: Off, starts: Sequence[Floats], bounds: Bounds, trust: Floats, descents: int = 2) -> tuple[Floats, int]:
+    """The numbers that make the deviations small, and how often `off` was asked; `trust` pulls each towards the first start's.
 
-    values: Floats
-    left: float
-    rounds: int
-
-
-def search(off: Off, starts: Sequence[Floats], bounds: Bounds, trust: Floats, descents: int = 2) -> Minimum:
-    """Make the deviations small, from the most promising starts; `trust` pulls each number towards the first start's.
-
-    `off` gives them in kinds. At first all kinds weigh the same; then each by how well it can be matched at all.
+    It begins at the most promising starts. `off` gives deviations in kinds. At first all kinds weigh the same; then each by
+    how well it can be matched at all.
     """
     rounds = 0
 
@@ -73,8 +66,8 @@ def search(off: Off, starts: Sequence[Floats], bounds: Bounds, trust: Floats, de
     values, _ = min(ended, key=lambda one: one[1])
     remaining = [float(np.sqrt(np.mean(kind**2))) for kind in off(values)]
     weights = [float(np.clip(TYPICAL / one, 1 / MOST_WEIGHT, MOST_WEIGHT)) if one else MOST_WEIGHT for one in remaining]
-    best = _descend(weighted(weights), values, bounds)
-    return Minimum(*best, rounds + 2)
+    best, _ = _descend(weighted(weights), values, bounds)
+    return best, rounds + 2
 
 
 def _descend(parts_at: Callable[[Floats], Floats], values: Floats, bounds: Bounds) -> tuple[Floats, float]:
@@ -174,8 +167,7 @@ def _compare(which: Flags, measured: Floats | Integers, replayed: Floats | Integ
 # What of a measured run a fit looks at, and how far a replay is from it.
 #
 # Single requests are no good yardstick: whether one just catches a step or just misses it is chance. Means over a few
-# neighbours
-# are, and so is how many tokens came out in a few seconds.
+# neighbours are, and so is how many tokens came out in a few seconds.
 
 NEIGHBOURS = 16  # Requests in a group
 ROWS = 2  # Rows of the series in a group: seconds
@@ -235,7 +227,13 @@ def look_at(measured: MeasuredRun, usable: Flags) -> Comparison:
     has_first = usable & (measured.first_token_ns != ABSENT)
     has_finish = usable & (measured.finish_ns != ABSENT)
     several = has_first & has_finish & (output > 1)
-    at_ns, generated = _rates(measured)
+    series, at_ns, generated = measured.series, np.zeros(0, dtype=np.int64), np.zeros(0)
+    if series is not None and len(series.at_s) >= 2 * ROWS:
+        groups = min(len(series.at_s) // ROWS, MOST_GROUPS)
+        ends = np.linspace(0, len(series.at_s), groups + 1).astype(np.int64)[1:] - 1
+        so_far = np.cumsum(series.output_tokens_per_s * np.diff(series.at_s, prepend=0.0))[ends]
+        at_ns = np.rint((series.at_s[ends] + series_shift_s(measured)) * 1e9).astype(np.int64)
+        generated = np.diff(so_far, prepend=0.0)
     return Comparison(
         _groups(has_first, measured.first_token_ns, (measured.first_token_ns - arrival).astype(np.float64)),
         _groups(several, measured.finish_ns, (measured.finish_ns - measured.first_token_ns) / np.maximum(1, output - 1)),
@@ -251,11 +249,18 @@ def deviations(compared: Comparison, replay: Replay, steps: Integers, *, front_n
     `front_ns` is what lies between the stamp of an arrival and the arrival in the replay.
     """
     further = np.maximum(1, replay.trace.output - 1)
+    rates = np.zeros(0)
+    if len(compared.at_ns):
+        # A full step may end in the middle of a prompt, which then gives no token yet.
+        tokens = steps[:, _REQUESTS] - (steps[:, _TOKENS] >= replay.settings.max_num_batched_tokens)
+        so_far = np.concatenate(([0], np.cumsum(tokens)))[np.searchsorted(steps[:, _END], compared.at_ns, side="right")]
+        least = 0.02 * compared.generated.max() + 1
+        rates = np.log((np.diff(so_far, prepend=0) + least) / (compared.generated + least))
     parts = [
         _ratio(compared.first, (replay.first_token_ns - replay.arrival_ns).astype(np.float64) + front_ns),
         _ratio(compared.between, (replay.finish_ns - replay.first_token_ns) / further),
         _ratio(compared.whole, (replay.finish_ns - replay.arrival_ns).astype(np.float64) + front_ns),
-        _rate_ratio(compared, replay, steps),
+        rates,
     ]
     tame = [2 * ROUGHLY**2 * (np.sqrt(1 + (part / ROUGHLY) ** 2) - 1) for part in parts]
     return [np.sign(part) * np.sqrt(squared) for part, squared in zip(parts, tame, strict=True) if len(part)]
@@ -277,18 +282,6 @@ def _ratio(groups: Groups, took_ns: Floats) -> Floats:
     return np.log(np.maximum(_means(groups.of, took_ns[groups.members]), 1) / np.maximum(groups.mean_ns, 1))
 
 
-def _rates(measured: MeasuredRun) -> tuple[Integers, Floats]:
-    series = measured.series
-    if series is None or len(series.at_s) < 2 * ROWS:
-        return np.zeros(0, dtype=np.int64), np.zeros(0)
-    groups = min(len(series.at_s) // ROWS, MOST_GROUPS)
-    ends = np.linspace(0, len(series.at_s), groups + 1).astype(np.int64)[1:] - 1
-    seconds = np.diff(series.at_s, prepend=0.0)
-    so_far = np.cumsum(series.output_tokens_per_s * seconds)[ends]
-    at_s = series.at_s[ends] + series_shift_s(measured)
-    return np.rint(at_s * 1e9).astype(np.int64), np.diff(so_far, prepend=0.0)
-
-
 def series_shift_s(measured: MeasuredRun) -> float:
     """By how much the series' clock is off: its count of prompt tokens must agree with the stamps of first tokens."""
     series, stamped = measured.series, np.flatnonzero(measured.first_token_ns != ABSENT)
@@ -306,24 +299,13 @@ def series_shift_s(measured: MeasuredRun) -> float:
     return float(np.mean(SHIFTS_S[np.asarray(off) == np.min(off)]))
 
 
-def _rate_ratio(compared: Comparison, replay: Replay, steps: Integers) -> Floats:
-    if not len(compared.at_ns):
-        return np.zeros(0)
-    # A full step may end in the middle of a prompt, which then gives no token yet.
-    tokens = steps[:, _REQUESTS] - (steps[:, _TOKENS] >= replay.settings.max_num_batched_tokens)
-    so_far = np.concatenate(([0], np.cumsum(tokens)))[np.searchsorted(steps[:, _END], compared.at_ns, side="right")]
-    least = 0.02 * compared.generated.max() + 1
-    return np.log((np.diff(so_far, prepend=0) + least) / (compared.generated + least))
-
-
 # The numbers a fit looks for, and how they become a step time.
 #
 # values   0 base  1 token  2 request  3 context  4 step up | 5 experts' share        | 6 front
 # each over what it was at the start                  of the base, 0 to 0.95    in steps, -1 to 1
 #
 # The front is not part of a step: engines stamp an arrival when they look for one, between two steps, or after work of
-# their own.
-# In a replay a request comes at any moment.
+# their own. In a replay a request comes at any moment.
 
 GUESS = StepTime(12_000_000, 40_000, 10_000, 60_000)  # Where a search begins if nobody knows better
 STEP_UP = 0.3  # What a step beyond the largest graph costs more, as a share of the base, before anything is known
@@ -425,12 +407,15 @@ def fit(
     if start is not None:
         trust[CONTEXT] = TRUST_CONTEXT
     starts = [model.values(scale) for scale in (SCALES if start is None else SCALES_OF_A_START)]
-    found = search(off, starts, BOUNDS, trust)
-    step_time = model.step_time(found.values)
+    values, rounds = search(off, starts, BOUNDS, trust)
+    step_time = model.step_time(values)
     whole = replay(measured.trace, settings, step_time)
     error = error_of(measured, whole, until_ns=until_ns)
     held_out = None if until_ns is None else error_of(measured, whole, from_ns=until_ns)
-    return Fit(step_time, error, held_out, _sentence(error, trace.size), found.rounds, whole.totals.peak_running)
+    which = f"the first {trace.size:,} of {error.requests:,}" if trace.size < error.requests else f"{error.requests:,}"
+    off_by = _percentages(error.ttft, error.tpot, error.e2e)
+    sentence = f"fitted to {which} measured requests; a single one is off by {off_by} on average"
+    return Fit(step_time, error, held_out, sentence, rounds, whole.totals.peak_running)
 
 
 def _spread(trace: Trace) -> list[Trace]:
@@ -441,14 +426,9 @@ def _spread(trace: Trace) -> list[Trace]:
     return [trace._replace(arrival_ns=np.maximum.accumulate(one)) for one in arrivals]
 
 
-def _sentence(error: FitError, used: int) -> str:
-    parts = [
-        f"{name} {value:.1%}"
-        for name, value in (("TTFT", error.ttft), ("TPOT", error.tpot), ("end to end", error.e2e))
-        if value is not None
-    ]
-    which = f"the first {used:,} of {error.requests:,}" if used < error.requests else f"{error.requests:,}"
-    return f"fitted to {which} measured requests; a single one is off by {', '.join(parts)} on average"
+def _percentages(ttft: float | None, tpot: float | None, e2e: float | None, sign: str = "") -> str:
+    named = (("TTFT", ttft), ("TPOT", tpot), ("end to end", e2e))
+    return ", ".join(f"{name} {value:{sign}.1%}" for name, value in named if value is not None)
 
 
 # A fit to histograms alone: what /metrics keeps of a run whose single requests nobody wrote down. Means and shares say less
@@ -462,13 +442,6 @@ E2E = "vllm:e2e_request_latency_seconds"
 HISTOGRAM_SCALES = (1.0, 0.25, 0.5, 2.0, 4.0)
 HISTOGRAM_TRUST = 0.002
 SHARES_WEIGHT = 0.3  # Of bucket shares against means: buckets are wide, and a share moves only when a value crosses a bound
-
-
-class SimulatedLatency(NamedTuple):
-    """One latency of a replay, to hold against its histogram."""
-
-    mean: float
-    values: Floats | None  # None where single values are not known
 
 
 def fit_histograms(
@@ -496,60 +469,45 @@ def fit_histograms(
         if on_try is not None:
             on_try(next(tries))
         simulated = _latencies(replay(trace, settings, step_time(pair)))
-        return [_deviation(wanted[name], simulated[name]) for name in wanted if name in simulated]
+        return [_deviation(wanted[name], *simulated[name]) for name in wanted if name in simulated]
 
     if not off(np.ones(2)):
         raise BadInput("nothing to fit: the traffic has no request that the histograms could be about")
-    starts = [np.array([one, one]) for one in HISTOGRAM_SCALES] + [
-        np.array([one, two]) for one, two in ((1.0, 0.4), (1.0, 2.5))
-    ]
-    found = search(off, starts, Bounds(np.full(2, 0.02), np.full(2, 50.0)), np.full(2, HISTOGRAM_TRUST))
-    best = step_time(found.values)
+    starts = [np.array(pair) for pair in (*zip(HISTOGRAM_SCALES, HISTOGRAM_SCALES, strict=True), (1.0, 0.4), (1.0, 2.5))]
+    values, rounds = search(off, starts, Bounds(np.full(2, 0.02), np.full(2, 50.0)), np.full(2, HISTOGRAM_TRUST))
+    best = step_time(values)
     run = replay(trace, settings, best)
-    error = _means_error(wanted, _latencies(run))
-    return Fit(best, error, None, _means_sentence(error), found.rounds, run.totals.peak_running)
+    simulated = _latencies(run)
+    means = {name: simulated[name][0] / (one.mean or 1.0) - 1 for name, one in wanted.items() if name in simulated}
+    of_means = (means.get(TTFT), means.get(TPOT, means.get(BETWEEN)), means.get(E2E))
+    requests = max((int(one.size) for name, one in wanted.items() if name != BETWEEN), default=0)
+    about = f"histograms of {requests} requests" if requests else "histograms"
+    sentence = f"fitted to {about}; means are off by {_percentages(*of_means, sign='+')}"
+    return Fit(best, FitError(requests, None, None, None, *of_means), None, sentence, rounds, run.totals.peak_running)
 
 
-def _latencies(run: Replay) -> dict[str, SimulatedLatency]:
+def _latencies(run: Replay) -> dict[str, tuple[float, Floats | None]]:
+    """Each latency's mean, and its single values where they are known."""
     done = np.flatnonzero(run.finish_ns != NEVER)
     if not len(done):
         return {}
     first = (run.first_token_ns - run.arrival_ns)[done] / 1e9
     whole = (run.finish_ns - run.arrival_ns)[done] / 1e9
-    found = {TTFT: SimulatedLatency(float(first.mean()), first), E2E: SimulatedLatency(float(whole.mean()), whole)}
+    found: dict[str, tuple[float, Floats | None]] = {TTFT: (float(first.mean()), first), E2E: (float(whole.mean()), whole)}
     further = run.trace.output[done] - 1
     several = further > 0
     if several.any():
         decoding = (run.finish_ns - run.first_token_ns)[done][several] / 1e9
         each = decoding / further[several]
-        found[TPOT] = SimulatedLatency(float(each.mean()), each)
-        found[BETWEEN] = SimulatedLatency(float(decoding.sum() / further[several].sum()), None)
+        found[TPOT] = float(each.mean()), each
+        found[BETWEEN] = float(decoding.sum() / further[several].sum()), None
     return found
 
 
-def _deviation(histogram: Histogram, simulated: SimulatedLatency) -> Floats:
-    mean = np.array([np.log(max(simulated.mean, 1e-9) / (histogram.mean or 1e-9))])
-    if simulated.values is None or not histogram.bounds:
-        return mean
-    ours = np.searchsorted(np.sort(simulated.values), histogram.bounds, side="right") / len(simulated.values)
+def _deviation(histogram: Histogram, mean: float, values: Floats | None) -> Floats:
+    of_mean = np.array([np.log(max(mean, 1e-9) / (histogram.mean or 1e-9))])
+    if values is None or not histogram.bounds:
+        return of_mean
+    ours = np.searchsorted(np.sort(values), histogram.bounds, side="right") / len(values)
     theirs = np.cumsum(histogram.counts)[:-1] / histogram.size
-    return np.append(mean, SHARES_WEIGHT * (ours - theirs))
-
-
-def _means_error(wanted: Mapping[str, Histogram], simulated: Mapping[str, SimulatedLatency]) -> FitError:
-    means: dict[str, float] = {}
-    for name, histogram in wanted.items():
-        if name in simulated and histogram.mean:
-            means[name] = simulated[name].mean / histogram.mean - 1
-    requests = max(int(one.size) for name, one in wanted.items() if name != BETWEEN) if set(wanted) - {BETWEEN} else 0
-    return FitError(requests, None, None, None, means.get(TTFT), means.get(TPOT, means.get(BETWEEN)), means.get(E2E))
-
-
-def _means_sentence(error: FitError) -> str:
-    parts = [
-        f"{name} {value:+.1%}"
-        for name, value in (("TTFT", error.mean_ttft), ("TPOT", error.mean_tpot), ("end to end", error.mean_e2e))
-        if value is not None
-    ]
-    about = f"histograms of {error.requests} requests" if error.requests else "histograms"
-    return f"fitted to {about}; means are off by {', '.join(parts)}"
+    return np.append(of_mean, SHARES_WEIGHT * (ours - theirs))

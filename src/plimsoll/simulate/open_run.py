@@ -133,7 +133,16 @@ class OpenRun:
         fields[at.PROMPT] = fields[at.TOKENS] = prompt
         fields[at.OUTPUT], fields[at.SLOT] = output, -1
         fields[at.PRIORITY], fields[at.TIE] = priority, number & 0x7FFFFFFF
-        begin, end = self._keep_chain(ids)
+        begin = end = 0
+        if len(self._chains) and len(ids):
+            begin, end = self._chains_used, self._chains_used + len(ids)
+            if end > len(self._chains):
+                grown = np.zeros(max(end, 2 * len(self._chains)), dtype=np.uint64)
+                grown[:begin] = self._chains[:begin]
+                self._chains = grown
+                self._state = self._state._replace(chains=grown)
+            chain(ids, np.array((0, len(ids)), dtype=np.int64), self._chains[begin:end])
+            self._chains_used = end
         self._stamps[row] = (arrival_ns, -1, -1, -1, begin, end, ids_tokens, number, 0, 0)
         self._used += 1
         self._next_number += 1
@@ -224,22 +233,20 @@ class OpenRun:
         """The loop takes the end of the rows for the last arrival: let it see those that are used."""
         self._state = self._state._replace(requests=self._requests[: self._used], stamps=self._stamps[: self._used])
 
-    def _keep_chain(self, ids: Integers) -> tuple[int, int]:
-        if not len(self._chains) or not len(ids):
-            return 0, 0
-        begin, end = self._chains_used, self._chains_used + len(ids)
-        if end > len(self._chains):
-            grown = np.zeros(max(end, 2 * len(self._chains)), dtype=np.uint64)
-            grown[:begin] = self._chains[:begin]
-            self._chains = grown
-            self._state = self._state._replace(chains=grown)
-        chain(ids, np.array((0, len(ids)), dtype=np.int64), self._chains[begin:end])
-        self._chains_used = end
-        return begin, end
-
     def _make_room(self) -> None:
         """Drop the rows of requests that are over; if that gives little, have more."""
-        kept = self._living()
+        counts, seats = self._state.counts, self._state.seats
+        depth = 2 if self._state.limits[at.ASYNC] else 1
+        batches = [int(counts[at.OLDEST_BATCH] + one) % depth for one in range(int(counts[at.IN_FLIGHT_BATCHES]))]
+        # For each step that is under way, where in the seats its requests are, and how many.
+        under_way = [
+            (at.SEAT_BATCH + 3 * one, int(counts[at.BATCHES + one * at.BATCH_FIELDS + at.B_REQUESTS])) for one in batches
+        ]
+        status = self._requests[: self._used, at.STATUS]
+        is_kept = (status != at.FINISHED) & (status != at.REJECTED)
+        for who, count in under_way:
+            is_kept[seats[:count, who]] = True
+        kept = np.flatnonzero(is_kept)
         size = len(self._requests) * (2 if 2 * len(kept) > len(self._requests) else 1)
         moved = np.full(self._used, -1, dtype=np.int64)
         moved[kept] = np.arange(len(kept))
@@ -247,46 +254,24 @@ class OpenRun:
         stamps = np.zeros((size, at.STAMP_FIELDS), dtype=np.int64)
         requests[: len(kept)], stamps[: len(kept)] = self._requests[kept], self._stamps[kept]
         self._move_chains(stamps[: len(kept)])
-        counts, seats = self._state.counts, self._state.seats
-        waiting = self._moved_waiting(moved, size)
+        # Who waits, in the same order; a ring begins at its head again.
+        old, head = self._state.waiting, 0 if self._state.limits[at.BY_PRIORITY] else int(counts[at.WAITING_HEAD])
+        waiting = np.zeros(size + 1, dtype=np.int32)
+        waiting[: self.waiting] = moved[old[(head + np.arange(self.waiting)) % len(old)]]
+        counts[at.WAITING_HEAD] = 0
         seats[: self.running, at.SEAT_RUNNING] = moved[seats[: self.running, at.SEAT_RUNNING]]
-        for who, count in self._under_way():
+        for who, count in under_way:
             seats[:count, who] = moved[seats[:count, who]]
         counts[at.NEXT_ARRIVAL] = int((kept < counts[at.NEXT_ARRIVAL]).sum())
         self._requests, self._stamps, self._used = requests, stamps, len(kept)
         self._state = self._state._replace(waiting=waiting)
         self._show_rows()
 
-    def _living(self) -> Integers:
-        status = self._requests[: self._used, at.STATUS]
-        is_kept = (status != at.FINISHED) & (status != at.REJECTED)
-        for who, count in self._under_way():
-            is_kept[self._state.seats[:count, who]] = True
-        return np.flatnonzero(is_kept)
-
-    def _under_way(self) -> list[tuple[int, int]]:
-        """For each step that is under way, where in the seats its requests are, and how many."""
-        counts = self._state.counts
-        depth = 2 if self._state.limits[at.ASYNC] else 1
-        batches = [int(counts[at.OLDEST_BATCH] + one) % depth for one in range(int(counts[at.IN_FLIGHT_BATCHES]))]
-        return [(at.SEAT_BATCH + 3 * one, int(counts[at.BATCHES + one * at.BATCH_FIELDS + at.B_REQUESTS])) for one in batches]
-
-    def _moved_waiting(self, moved: Integers, size: int) -> at.Int32:
-        """Who waits, in the same order; a ring begins at its head again."""
-        counts, old = self._state.counts, self._state.waiting
-        head = 0 if self._state.limits[at.BY_PRIORITY] else int(counts[at.WAITING_HEAD])
-        waiting = np.zeros(size + 1, dtype=np.int32)
-        waiting[: self.waiting] = moved[old[(head + np.arange(self.waiting)) % len(old)]]
-        counts[at.WAITING_HEAD] = 0
-        return waiting
-
     def _move_chains(self, stamps: Integers) -> None:
         lengths = stamps[:, at.IDS_END] - stamps[:, at.IDS_BEGIN]
         ends = np.cumsum(lengths)
         chains = np.zeros_like(self._chains)
-        for begin, end, new_end in zip(
-            stamps[:, at.IDS_BEGIN].tolist(), stamps[:, at.IDS_END].tolist(), ends.tolist(), strict=True
-        ):
+        for (begin, end), new_end in zip(stamps[:, [at.IDS_BEGIN, at.IDS_END]].tolist(), ends.tolist(), strict=True):
             chains[new_end - (end - begin) : new_end] = self._chains[begin:end]
         stamps[:, at.IDS_BEGIN], stamps[:, at.IDS_END] = ends - lengths, ends
         self._chains_used = int(ends[-1]) if len(ends) else 0

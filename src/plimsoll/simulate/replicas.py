@@ -8,7 +8,8 @@ part of the trace, exactly as if it were alone. The same trace, engines and rout
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, islice, takewhile
 from typing import Any
 
 import numpy as np
@@ -60,45 +61,18 @@ class RoutedEngine:
         while len(self._seen) > REMEMBERED_BLOCKS:
             self._seen.popitem(last=False)
 
-    def share_seen(self, ids: Integers) -> float:
-        """The share of a prompt's blocks, from its beginning on, that it was sent before."""
-        found = 0
-        for chain in chains_of(ids):
-            if chain not in self._seen:
-                break
-            found += 1
-        return found / len(ids) if len(ids) else 0.0
+    def score(self, ids: Integers, fewest: int, most: int) -> float:
+        """The sum of the gateway's scores: the queue among those of all engines, the free cache, and the prompt's blocks, from
+        its beginning on, that it was sent before."""
+        queue = 1.0 if most == fewest else (most - self.run.waiting) / (most - fewest)
+        seen = sum(1 for _ in takewhile(self._seen.__contains__, chains_of(ids)))
+        share = seen / len(ids) if len(ids) else 0.0
+        return QUEUE_WEIGHT * queue + CACHE_WEIGHT * (1.0 - self.run.kv_usage) + PREFIX_WEIGHT * share
 
 
-def chains_of(ids: Integers) -> list[int]:
+def chains_of(ids: Integers) -> Iterator[int]:
     """One number for each beginning of a prompt: equal where all ids up to there are."""
-    found, chain = [], 0
-    for one in ids.tolist():
-        chain = hash((chain, one))
-        found.append(chain)
-    return found
-
-
-def least_load(engines: Sequence[RoutedEngine], ids: Integers) -> int:
-    """The engine with the fewest requests in flight; of several the first."""
-    del ids
-    return min(range(len(engines)), key=lambda one: (engines[one].in_flight, one))
-
-
-def gateway(engines: Sequence[RoutedEngine], ids: Integers) -> int:
-    """The engine with the highest sum of scores; of several the first."""
-    waiting = [engine.run.waiting for engine in engines]
-    fewest, most = min(waiting), max(waiting)
-
-    def score(one: int) -> float:
-        queue = 1.0 if most == fewest else (most - waiting[one]) / (most - fewest)
-        cache = 1.0 - engines[one].run.kv_usage
-        return QUEUE_WEIGHT * queue + CACHE_WEIGHT * cache + PREFIX_WEIGHT * engines[one].share_seen(ids)
-
-    return max(range(len(engines)), key=lambda one: (score(one), -one))
-
-
-CHOOSE: dict[str, Callable[[Sequence[RoutedEngine], Integers], int]] = {LEAST_LOAD: least_load, GATEWAY: gateway}
+    return islice(accumulate(ids.tolist(), lambda chain, one: hash((chain, one)), initial=0), 1, None)
 
 
 def route(
@@ -114,13 +88,17 @@ def route(
     """The engine of each request, from 0 on."""
     if replicas == 1 or router == ROUND_ROBIN:
         return np.arange(trace.size, dtype=np.int64) % replicas
-    choose = CHOOSE[router]
     engines = [RoutedEngine(settings, step_time, trace.prefix_block) for _ in range(replicas)]
     chosen = np.zeros(trace.size, dtype=np.int64)
     for request, arrival in enumerate((speed_up(trace, speedup) + step_time.front_ns).tolist()):
         for engine in engines:
             engine.go_on(arrival)
-        chosen[request] = choose(engines, trace.ids_of(request))
+        if router == LEAST_LOAD:  # of several the first, with either router
+            chosen[request] = np.argmin([engine.in_flight for engine in engines])
+        else:
+            waiting = [engine.run.waiting for engine in engines]
+            scores = [engine.score(trace.ids_of(request), min(waiting), max(waiting)) for engine in engines]
+            chosen[request] = np.argmax(scores)
         engines[int(chosen[request])].take(trace, request, arrival)
         if on_progress is not None and request % PROGRESS_EVERY == 0:
             on_progress(request, trace.size)

@@ -168,11 +168,6 @@ def active_parameters(total: float, routed: float, experts: Experts | None) -> f
     return total - routed * (1 - experts.per_token / experts.experts) if experts else total
 
 
-def dense_rate(bf16_flops: float, fp8_flops: float | None, bytes_a_parameter: float) -> float:
-    """The rate that counts: weights of one byte are taken for 8-bit floats, which are computed with as such."""
-    return fp8_flops if fp8_flops and FP8_BYTES[0] <= bytes_a_parameter <= FP8_BYTES[1] else bf16_flops
-
-
 class Work(NamedTuple):
     """What the model asks of one card: figures of the whole model, and over how many cards they are spread."""
 
@@ -280,7 +275,9 @@ def sheet_time(sheet: Sheet, card: Gpu, settings: EngineLimits) -> StepTime | No
         return None
     spread = sheet.cards * sheet.stages
     weights = sheet.weights_bytes * spread
-    flops = dense_rate(card.bf16_flops, card.fp8_flops, weights / max(1.0, sheet.parameters))
+    # Weights of one byte are taken for 8-bit floats, which are computed with as such; four bits are unpacked to sixteen.
+    is_fp8 = FP8_BYTES[0] <= weights / max(1.0, sheet.parameters) <= FP8_BYTES[1]
+    flops = card.fp8_flops if card.fp8_flops and is_fp8 else card.bf16_flops
     full = sum(group.kind == "full" for group in settings.groups) if settings.groups else 1
     active = active_parameters(sheet.parameters, sheet.routed, sheet.experts)
     work = Work(weights, active, full * sheet.block_bytes * spread / settings.block_size, sheet.experts, sheet.cards)

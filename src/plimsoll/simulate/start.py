@@ -72,18 +72,6 @@ def check(settings: EngineLimits) -> None:
         )
 
 
-def _group_rows(settings: EngineLimits) -> Integers:
-    """Kind, block size, window, most blocks of a request at admission (0: no limit), and which other groups are alike."""
-    groups = groups_of(settings)
-    # vLLM asks full attention first: its answer narrows the search for the others.
-    kinds = sorted(dict.fromkeys(groups), key=lambda group: group.kind != "full")
-    rows = []
-    for group in groups:
-        cap = sliding_cap(group, settings) if group.kind == "sliding" else 0
-        rows.append((_KINDS[group.kind], group.block_size, group.window, cap, kinds.index(group)))
-    return np.array(rows, dtype=np.int64)
-
-
 def sliding_cap(group: CacheGroup, settings: EngineLimits) -> int:
     """The most blocks a request ever holds in a sliding group: its window, what is under way, one for the uneven start."""
     under_way = settings.max_num_batched_tokens * (2 if settings.async_scheduling else 1)
@@ -176,17 +164,6 @@ def _request_rows(trace: Trace, settings: EngineLimits) -> Int32:
     return rows
 
 
-def _free_queue(num_blocks: int) -> Int32:
-    """All blocks but the null block, in the order of their numbers. Two more rows are the queue's ends."""
-    links = np.zeros((num_blocks + 2, LINK_FIELDS), dtype=np.int32)
-    head, tail = num_blocks, num_blocks + 1
-    links[1:num_blocks, PREV] = np.arange(0, num_blocks - 1, dtype=np.int32)
-    links[1:num_blocks, NEXT] = np.arange(2, num_blocks + 1, dtype=np.int32)
-    links[head, NEXT], links[1, PREV] = 1, head
-    links[tail, PREV], links[num_blocks - 1, NEXT] = num_blocks - 1, tail
-    return links
-
-
 def start(
     trace: Trace, settings: EngineLimits, step_time: StepTime, arrival_ns: Integers, *, is_open: bool = False
 ) -> RunState:
@@ -207,7 +184,17 @@ def start(
 
 
 def _laid_out(trace: Trace, settings: EngineLimits, step_time: StepTime, arrival_ns: Integers, *, is_open: bool) -> RunState:
-    groups = _group_rows(settings)
+    # vLLM asks full attention first: its answer narrows the search for the others.
+    kinds = sorted(dict.fromkeys(groups_of(settings)), key=lambda group: group.kind != "full")
+    # Kind, block size, window, most blocks of a request at admission (0: no limit), and which other groups are alike.
+    groups = np.array(
+        [
+            (_KINDS[group.kind], group.block_size, group.window,
+             sliding_cap(group, settings) if group.kind == "sliding" else 0, kinds.index(group))
+            for group in groups_of(settings)
+        ],
+        dtype=np.int64,
+    )  # fmt: skip
     requests = _request_rows(trace, settings)
     stamps = np.full((trace.size, STAMP_FIELDS), -1, dtype=np.int64)
     stamps[:, ARRIVAL] = arrival_ns
@@ -232,6 +219,12 @@ def _laid_out(trace: Trace, settings: EngineLimits, step_time: StepTime, arrival
     tables = np.zeros((len(groups), slots + 1, TABLE + width), dtype=np.int32)
     limits = _limits(settings, step_time, trace.prefix_block, groups)
     limits[HIT_SLOT] = slots
+    # All blocks but the null block are free, in the order of their numbers. Two more rows are the queue's ends.
+    blocks, head, tail = settings.num_blocks, settings.num_blocks, settings.num_blocks + 1
+    links = np.zeros((blocks + 2, LINK_FIELDS), dtype=np.int32)
+    links[1:blocks, PREV], links[1:blocks, NEXT] = np.arange(blocks - 1), np.arange(2, blocks + 1)
+    links[head, NEXT], links[1, PREV] = 1, head
+    links[tail, PREV], links[blocks - 1, NEXT] = blocks - 1, tail
     return RunState(
         limits=limits,
         counts=counts,
@@ -240,7 +233,7 @@ def _laid_out(trace: Trace, settings: EngineLimits, step_time: StepTime, arrival
         waiting=np.zeros(trace.size + 1, dtype=np.int32),
         seats=seats,
         tables=tables,
-        links=_free_queue(settings.num_blocks),
+        links=links,
         keys=np.zeros(settings.num_blocks, dtype=np.uint64),
         chains=chains,
     )

@@ -141,11 +141,14 @@ class Latencies(NamedTuple):
 
 def summarise(replay: Replay, *, fitted: str | None = None, is_poor: bool = False) -> Summary:
     """The numbers of one run; `fitted` is what a fit of the step times says of its error, `is_poor` that it is too large."""
-    totals, times = replay.totals, latencies_of(replay)
+    totals = replay.totals
     seconds = totals.end_ns / _NS
     output = int(replay.produced.sum())
     done = replay.finish_ns != NEVER
-    latencies: dict[str, Any] = {name: _latency(ordered) for name, ordered in times._asdict().items()}
+    latencies: dict[str, Any] = {
+        name: Latency(float(times.mean()) if len(times) else None, *(percentile(times, share) for share in (50, 90, 99)))
+        for name, times in latencies_of(replay)._asdict().items()
+    }
     return Summary(
         **{name: value for name, value in totals._asdict().items() if name in Summary._fields},
         trace=replay.trace.name,
@@ -187,11 +190,6 @@ def percentile(ordered: Floats, percent: int) -> float | None:
     """The value at int(percent / 100 * n) of a sorted array, never interpolated; None if it is empty."""
     count = len(ordered)
     return float(ordered[min(count - 1, int(percent / 100 * count))]) if count else None
-
-
-def _latency(ordered: Floats) -> Latency:
-    mean = float(ordered.mean()) if len(ordered) else None
-    return Latency(mean, percentile(ordered, 50), percentile(ordered, 90), percentile(ordered, 99))
 
 
 def _usage(replay: Replay) -> Usage:
@@ -253,7 +251,10 @@ class SeriesBuilder:
         start, end = rows[:, _AT["t_start_ns"]], rows[:, _AT["t_end_ns"]]
         self._end = max(self._end, int(end.max()))
         while self._end > self._bins * self._width:
-            self._widen()
+            half = self._bins // 2
+            for sums in self._sums.values():
+                sums[:half], sums[half:] = sums.reshape(half, 2).sum(axis=1), 0.0
+            self._width *= 2
         first = np.minimum(start, max(0, self._end - 1)) // self._width  # a step without length may lie at the very end
         self._add_means(rows, start, end, first)
         for name in _COUNTS:
@@ -290,12 +291,6 @@ class SeriesBuilder:
             values = rows[:, _AT[name]][sources]
             self._sums[name] += np.bincount(bins, values * lengths.astype(np.float64), self._bins)
 
-    def _widen(self) -> None:
-        half = self._bins // 2
-        for sums in self._sums.values():
-            sums[:half], sums[half:] = sums.reshape(half, 2).sum(axis=1), 0.0
-        self._width *= 2
-
 
 # The same traffic on the same memory, cut into blocks of other sizes.
 
@@ -330,8 +325,7 @@ def at_block_sizes(
             found = replay(trace, other, step_time, speedup)
         except BadInput:  # what runs at one size may be stuck at another: there is nothing to show then
             continue
-        summary = summarise(found)
-        entries = found.totals.table_block_ns / found.totals.busy_ns if found.totals.busy_ns else 0.0
-        waste, hits = summary.waste.mean_percent, summary.prefix.hit_rate
-        rows.append(AtBlockSize(size, waste, hits, found.totals.preemptions, entries))
+        summary, totals = summarise(found), found.totals
+        entries = totals.table_block_ns / totals.busy_ns if totals.busy_ns else 0.0
+        rows.append(AtBlockSize(size, summary.waste.mean_percent, summary.prefix.hit_rate, totals.preemptions, entries))
     return rows

@@ -120,7 +120,11 @@ def read_lines(path: str) -> Iterator[Lines]:
         if path == "-":
             if sys.stdin is None:
                 raise BadInput("-: there is no standard input")
-            yield from _of_stdin()
+            buffered: io.BufferedReader = io.BufferedReader(cast("io.RawIOBase", sys.stdin.buffer), CHUNK)
+            try:
+                yield from _chunks(unpacked("-", buffered, whole=True), "-")
+            finally:
+                buffered.detach()  # or it would close standard input with itself
             return
         if path and Path(path).is_dir():
             yield from _of_recorder(path)
@@ -146,14 +150,6 @@ def _of_recorder(path: str) -> Iterator[Lines]:
                 last = chunk.numbers[-1] if chunk.lines else last
                 yield chunk._replace(numbers=[before + number for number in chunk.numbers])
             before += last
-
-
-def _of_stdin() -> Iterator[Lines]:
-    buffered: io.BufferedReader = io.BufferedReader(cast("io.RawIOBase", sys.stdin.buffer), CHUNK)
-    try:
-        yield from _chunks(unpacked("-", buffered, whole=True), "-")
-    finally:
-        buffered.detach()  # or it would close standard input with itself
 
 
 def _chunks(file: io.BufferedReader, path: str, *, is_growing: bool = False) -> Iterator[Lines]:
@@ -201,13 +197,22 @@ def dates_ns(texts: Iterable[str]) -> list[int]:
         second = text[:19]
         at = seconds.get(second)
         if at is None:
-            at = seconds[second] = _second_ns(second)
-        if len(text) > 19:
-            digits = text[20:]
-            if text[19] == "." and len(digits) < 10 and digits.isdecimal():
-                at += int(digits) * _SCALE[len(digits)]
-            else:
-                at += _rest_ns(text[19:])
+            match = _SECOND.fullmatch(second)
+            if match is None:
+                raise ValueError("not a date")
+            date = datetime.datetime(*(int(part) for part in match.groups()), tzinfo=datetime.UTC)  # type: ignore[misc,arg-type]
+            since = date - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+            at = seconds[second] = (since.days * 86400 + since.seconds) * 10**9
+        digits = text[20:]
+        if text[19:20] == "." and len(digits) < 10 and digits.isdecimal():
+            at += int(digits) * _SCALE[len(digits)]
+        elif len(text) > 19:  # a longer fraction, of which digits after the ninth are dropped, an offset from UTC, or both
+            match = _REST.fullmatch(text[19:])
+            if match is None:
+                raise ValueError("not a date")
+            fraction, sign, hours, minutes = match.groups()
+            offset = (int(hours) * 60 + int(minutes)) * 60 * 10**9 if sign else 0
+            at += int((fraction or "0").ljust(9, "0")[:9]) - (-offset if sign == "-" else offset)
         found.append(at)
     return found
 
@@ -237,25 +242,6 @@ def alike_dates_ns(texts: list[str]) -> Integers | None:
     seconds = (((first + day - 1) * 24 + hour) * 60 + minute) * 60 + second
     found: Integers = seconds * 10**9 + fraction * _SCALE[width - 20]
     return found
-
-
-def _second_ns(text: str) -> int:
-    match = _SECOND.fullmatch(text)
-    if match is None:
-        raise ValueError("not a date")
-    at = datetime.datetime(*(int(part) for part in match.groups()), tzinfo=datetime.UTC)  # type: ignore[misc,arg-type]
-    since = at - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-    return (since.days * 86400 + since.seconds) * 10**9
-
-
-def _rest_ns(text: str) -> int:
-    """What follows the second: a fraction (digits after the ninth are dropped), an offset from UTC, or both."""
-    match = _REST.fullmatch(text)
-    if match is None:
-        raise ValueError("not a date")
-    fraction, sign, hours, minutes = match.groups()
-    offset = (int(hours) * 60 + int(minutes)) * 60 * 10**9 if sign else 0
-    return int((fraction or "0").ljust(9, "0")[:9]) - (-offset if sign == "-" else offset)
 
 
 def seconds_ns(values: Iterable[str | int | Decimal]) -> list[int]:
@@ -328,15 +314,15 @@ def ids_as_numbers(ids: list[object], name: str) -> Integers:
             pass
     if set(map(type, ids)) - {int, str}:
         raise BadRow(f"{name} holds something that is neither a whole number nor text")
-    return np.fromiter(map(_id_number, ids), dtype=np.int64, count=len(ids))
 
+    def number(one: object) -> int:
+        if isinstance(one, int) and -(1 << 63) <= one < 1 << 63:
+            return one
+        # A plain number and a digest of text can only meet by chance, one in 2^63.
+        text = f"{one:x}" if isinstance(one, int) else str(one)
+        return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()) >> 1
 
-def _id_number(one: object) -> int:
-    if isinstance(one, int) and -(1 << 63) <= one < 1 << 63:
-        return one
-    # A plain number and a digest of text can only meet by chance, one in 2^63.
-    text = f"{one:x}" if isinstance(one, int) else str(one)
-    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()) >> 1
+    return np.fromiter(map(number, ids), dtype=np.int64, count=len(ids))
 
 
 def joined(parts: Iterable[Columns]) -> Columns:

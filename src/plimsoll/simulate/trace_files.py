@@ -51,7 +51,7 @@ from plimsoll.simulate.trace_columns import (
     whole_cell,
     whole_numbers,
 )
-from plimsoll.vllm.metrics_page import LINE_MAX, PAGE_MAX, Histogram, Page, is_sample, parse_page
+from plimsoll.vllm.metrics_page import LINE_MAX, PAGE_MAX, Histogram, is_sample, parse_page
 
 # Traces as CSV: Azure's, BurstGPT's, and files that only say how long the requests are.
 
@@ -142,7 +142,11 @@ def json_columns(shape: JsonShape, lines: list[str], prefix_block: int) -> Colum
     arrival = _arrivals(shape, rows) if shape.arrival else NOTHING
     found = plain_columns(arrival, prompt, output)
     if shape.kind == "recording":
-        prefix_block = _block_of(rows, prefix_block)
+        said = [row.get("prefix_block", RECORDING_BLOCK) for row in rows if row.get("prefix_hashes")]
+        blocks = set(whole_numbers(said, "prefix_block", least=1).tolist()) | ({prefix_block} if prefix_block else set())
+        if len(blocks) > 1:
+            raise BadRow("prefix_block differs from that of the rows before")
+        prefix_block = next(iter(blocks), 0)
         priority = whole_numbers([row.get("priority", 0) for row in rows], "priority", 1 << 31, -(1 << 31))
         found = found._replace(priority=priority)
     if shape.stamps:
@@ -214,17 +218,6 @@ def _json_stamps(shape: JsonShape, rows: list[Row], arrival: Integers) -> Intege
     return found
 
 
-def _block_of(rows: list[Row], known: int) -> int:
-    """Tokens for each hash, on which all rows that have any must agree."""
-    said = [row.get("prefix_block", RECORDING_BLOCK) for row in rows if row.get("prefix_hashes")]
-    if not said:
-        return known
-    blocks = set(whole_numbers(said, "prefix_block", least=1).tolist())
-    if len(blocks | ({known} if known else set())) > 1:
-        raise BadRow("prefix_block differs from that of the rows before")
-    return int(blocks.pop())
-
-
 def _ids(shape: JsonShape, rows: list[Row], prompt: Integers, block: int) -> tuple[Integers, Integers]:
     """The ids of all rows in one, without those beyond the prompts, and how many each row has."""
     lists = [[] if (said := row.get(shape.ids)) is None else said for row in rows]
@@ -252,13 +245,12 @@ _SERIES = ("t", "prompt_throughput", "gen_throughput", "running", "waiting", "kv
 
 
 class _Format(NamedTuple):
-    kind: str
     prefix_block: int  # 0: the rows say it
     parse: Callable[[list[str], int], Columns]  # Of lines and the tokens an id covers as far as is known
 
 
 class _Rows(NamedTuple):
-    format: _Format
+    prefix_block: int
     columns: Columns
     bad: int
 
@@ -360,7 +352,7 @@ def _read(path: str, prefix_block: int, kind: str | None, *, skip_bad: bool) -> 
     columns = joined(parts)
     if not len(columns.prompt):
         raise BadInput(f"{path}: no request in it that was answered")
-    return _Rows(found, columns, bad + columns.failed)
+    return _Rows(columns.prefix_block or found.prefix_block or RECORDING_BLOCK, columns, bad + columns.failed)
 
 
 def _format(path: str, chunk: Lines, prefix_block: int, kind: str | None) -> tuple[_Format, Lines]:
@@ -374,12 +366,12 @@ def _format(path: str, chunk: Lines, prefix_block: int, kind: str | None) -> tup
             as_json = next((shape for one in kinds if (shape := json_shape(first, one))), None)
             if as_json is not None:
                 block = {"llmservingsim": 1, "recording": 0}.get(as_json.kind, prefix_block)
-                return _Format(as_json.kind, block, lambda lines, known: json_columns(as_json, lines, known)), chunk
+                return _Format(block, lambda lines, known: json_columns(as_json, lines, known)), chunk
         else:
             as_csv = next((found for one in kinds if (found := csv_shape(first, one))), None)
             if as_csv is not None:
                 rest = Lines(chunk.numbers[1:], chunk.lines[1:])
-                return _Format(as_csv.kind, prefix_block, lambda lines, _: csv_columns(as_csv, lines)), rest
+                return _Format(prefix_block, lambda lines, _: csv_columns(as_csv, lines)), rest
     except (BadRow, UnicodeError) as error:
         raise BadInput(f"{where}: {error if isinstance(error, BadRow) else 'not text'}") from None
     wanted = f"a trace of kind {kind}" if kind and kind != _ANY_LENGTHS else UNKNOWN
@@ -439,10 +431,11 @@ def _trace(path: str, rows: _Rows, limit: int | None, arrivals: Arrivals | None)
         times = arrival_times(arrivals, len(order))
         zero = 0
     prompt, output = np.maximum(columns.prompt, 1), np.maximum(columns.output, 1)
-    block = columns.prefix_block or rows.format.prefix_block or RECORDING_BLOCK
     name = "standard input" if path == "-" else PurePath(path).name
     arrival = columns.arrival if len(columns.arrival) else np.zeros(count, dtype=np.int64)
-    whole = Trace(name, arrival, prompt, output, columns.priority, columns.ids, starts(columns.id_counts), block, rows.bad)
+    whole = Trace(
+        name, arrival, prompt, output, columns.priority, columns.ids, starts(columns.id_counts), rows.prefix_block, rows.bad
+    )
     return pick(whole, order)._replace(arrival_ns=times - zero), order, zero
 
 
@@ -476,16 +469,16 @@ def read_histograms(path: str) -> tuple[Histogram, ...]:
         lines = (line.strip() for line in data.decode("utf-8", "replace").lstrip("\ufeff").split("\n"))
         bad = next((line for line in lines if line and not line.startswith("#") and not is_sample(line)), "")
         raise BadInput(f"{path}: not a line of metrics: {bad[:_SHOWN]!r}")
-    declared = [name for name, kind in page.types.items() if kind == "histogram"]
-    return tuple(_sound(page, name) for name in declared if page.of(f"{name}_bucket") or page.of(f"{name}_sum"))
-
-
-def _sound(page: Page, name: str) -> Histogram:
-    """A page adds up the sums that are numbers: here each label set must have one, or the mean would be another."""
-    found = page.histogram(name)
-    sums = [sample.value for sample in page.of(f"{name}_sum")]
-    sets = {frozenset(pair for pair in sample.labels.items() if pair[0] != "le") for sample in page.of(f"{name}_bucket")}
-    if found is None or len(sums) != len(sets) or not all(map(math.isfinite, sums)):
-        wrong = "its buckets do not rise, do not end in +Inf or differ between its label sets, or a sum is not a number"
-        raise BadInput(f"{page.source}: the histogram {name[:_SHOWN]} makes no sense: {wrong}")
-    return found
+    histograms = []
+    for name in (name for name, kind in page.types.items() if kind == "histogram"):
+        found, buckets = page.histogram(name), page.of(f"{name}_bucket")
+        sums = [sample.value for sample in page.of(f"{name}_sum")]
+        if not buckets and not sums:
+            continue
+        # A page adds up the sums that are numbers: here each label set must have one, or the mean would be another.
+        sets = {frozenset(pair for pair in sample.labels.items() if pair[0] != "le") for sample in buckets}
+        if found is None or len(sums) != len(sets) or not all(map(math.isfinite, sums)):
+            wrong = "its buckets do not rise, do not end in +Inf or differ between its label sets, or a sum is not a number"
+            raise BadInput(f"{path}: the histogram {name[:_SHOWN]} makes no sense: {wrong}")
+        histograms.append(found)
+    return tuple(histograms)

@@ -117,7 +117,15 @@ def generate(spec: Synthetic) -> Trace:
     arrival = _arrivals(spec, conversation, turn)
     said = _lengths(_dice(spec, _PROMPT), spec.requests, spec.prompt_mean, spec.prompt_sigma, spec.prompt_max)
     output = _lengths(_dice(spec, _OUTPUT), spec.requests, spec.output_mean, spec.output_sigma, spec.output_max)
-    prompt, thread = _conversations(spec, said, output)
+    # A turn repeats all before it, and continues the thread's text unless it would outgrow `prompt_max`.
+    prompt = np.minimum((spec.family_tokens if spec.families else 0) + said, spec.prompt_max)
+    thread = np.arange(spec.requests, dtype=np.int64)
+    for nth in range(1, spec.turns):
+        now = np.arange(nth, spec.requests, spec.turns)
+        longer = prompt[now - 1] + output[now - 1] + said[now]
+        goes_on = now[longer <= spec.prompt_max]
+        prompt[goes_on] = longer[longer <= spec.prompt_max]
+        thread[goes_on] = thread[goes_on - 1]
     priority = _dice(spec, _PRIORITY).integers(0, spec.priorities, spec.requests, dtype=np.int64)
     order = np.argsort(arrival, kind="stable")
     arrival = arrival[order]
@@ -153,20 +161,6 @@ def _arrivals(spec: Synthetic, conversation: Integers, turn: Integers) -> Intege
     if arrival.max() > LATEST_NS:
         raise BadInput(f"{SCHEME} the last request would arrive after a hundred years")
     return arrival
-
-
-def _conversations(spec: Synthetic, said: Integers, output: Integers) -> tuple[Integers, Integers]:
-    """Prompts with all they repeat, and the number of the thread whose text each of them continues."""
-    beginning = spec.family_tokens if spec.families else 0
-    prompt = np.minimum(beginning + said, spec.prompt_max)
-    thread = np.arange(spec.requests, dtype=np.int64)
-    for turn in range(1, spec.turns):
-        now = np.arange(turn, spec.requests, spec.turns)
-        longer = prompt[now - 1] + output[now - 1] + said[now]
-        goes_on = now[longer <= spec.prompt_max]
-        prompt[goes_on] = longer[longer <= spec.prompt_max]
-        thread[goes_on] = thread[goes_on - 1]
-    return prompt, thread
 
 
 def _with_ids(spec: Synthetic, trace: Trace, conversation: Integers, thread: Integers) -> Trace:
@@ -228,24 +222,19 @@ def merge(traces: Sequence[Trace]) -> Trace:
     used = total = 0
     for trace in traces:
         distinct, numbers = np.unique(trace.prefix_ids, return_inverse=True)
-        finer = _finer(trace._replace(prefix_ids=numbers + used), block)
+        numbers, kept = numbers + used, np.diff(trace.prefix_start)
         used += len(distinct)
-        total += len(finer.prefix_ids)
+        if trace.shares_content and trace.prefix_block != block:
+            # The same content in smaller blocks: all tokens of a block are alike, so a block of 512 is 32 equal ones of 16.
+            times = trace.prefix_block // block
+            kept = np.minimum(kept * times, blocks_of(trace.prompt, block))
+            numbers = numbers[places(trace.prefix_start[:-1] * times, kept) // times]
+        total += len(numbers)
         if total > IDS_MAX:
             raise TooLarge(f"merged in blocks of {block} tokens there are more than {IDS_MAX} prefix ids")
-        ids.append(finer.prefix_ids)
-        counts.append(np.diff(finer.prefix_start))
+        ids.append(numbers)
+        counts.append(kept)
     columns = (np.concatenate(column) for column in zip(*(trace[1:5] for trace in traces), strict=True))
     name, bad_rows = " + ".join(trace.name for trace in traces), sum(trace.bad_rows for trace in traces)
     whole = Trace._make((name, *columns, np.concatenate(ids), starts(np.concatenate(counts)), block, bad_rows))
     return pick(whole, np.argsort(whole.arrival_ns, kind="stable"))
-
-
-def _finer(trace: Trace, block: int) -> Trace:
-    """The same content in smaller blocks: all tokens of a block are alike, so a block of 512 is 32 equal ones of 16."""
-    if not trace.shares_content or trace.prefix_block == block:
-        return trace
-    times = trace.prefix_block // block
-    counts = np.minimum(np.diff(trace.prefix_start) * times, blocks_of(trace.prompt, block))
-    of = places(trace.prefix_start[:-1] * times, counts) // times
-    return trace._replace(prefix_ids=trace.prefix_ids[of], prefix_start=starts(counts), prefix_block=block)
