@@ -27,7 +27,6 @@ from plimsoll.simulate.fit import E2E, fit, fit_histograms
 from plimsoll.simulate.replay import replay
 from plimsoll.simulate.settings import EngineLimits, Speed, StepTime, roofline
 from plimsoll.simulate.trace import Floats, Trace, make_trace
-from plimsoll.tune.answer import stretched
 from plimsoll.vllm.metrics_page import Histogram
 
 SERIES = CAPTURES.parent / "vllm-0.25.1-h200" / "thrash.series.json"
@@ -96,9 +95,9 @@ def fitted_to_limited() -> StepTime:
     low, high = 0.1, 20.0
     for _ in range(40):
         middle = (low + high) / 2
-        is_short = seconds(LIMITED, SEATS, stretched(start(), middle)) < LIMITED_S
+        is_short = seconds(LIMITED, SEATS, start().scaled(middle)) < LIMITED_S
         low, high = (middle, high) if is_short else (low, middle)
-    return stretched(start(), high)
+    return start().scaled(high)
 
 
 def step_ms(least: float, most: float) -> float:

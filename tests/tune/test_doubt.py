@@ -6,13 +6,13 @@ import numpy as np
 
 from plimsoll.simulate.settings import StepTime
 from plimsoll.simulate.silicon import RELATIVE_BAND
-from plimsoll.tune.answer import stretched, tune
+from plimsoll.tune.answer import tune
 from tests.tune.servers import SMALL, run, server, traffic
 
 
 def test_every_part_of_a_step_is_stretched() -> None:
     """Constants and the table alike."""
-    times = stretched(StepTime(100, 20, 10, 40, np.array([100, 120]), 8, 4, 500), 1.5)
+    times = StepTime(100, 20, 10, 40, np.array([100, 120]), 8, 4, 500).scaled(1.5)
     assert times[:4] == (150, 30, 15, 60)
     assert (times.pair_fs, times.prompt_ns, times.front_ns) == (12, 6, 500), "the way to the scheduler is no part of a step"
     assert times.by_tokens is not None

@@ -22,7 +22,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from plimsoll.assets.inside_wheel import ENTRY_POINTS, make_wheel, write_wheel
+from plimsoll.assets.inside_wheel import make_wheel, write_wheel
 from plimsoll.cli.main import OptionsCommand
 from plimsoll.errors import BadInput
 from plimsoll.inside.survive.support import proven_lines
@@ -212,7 +212,7 @@ def _wheel(options: InsideOptions) -> int:
     path = str(write_wheel(wheel, words[0] if words else "."))
     digest = hashlib.sha256(wheel.content).hexdigest()
     if options.json:
-        show(report.wheel_json(path, len(wheel.content), digest, wheel.members, ENTRY_POINTS))
+        show(report.wheel_json(path, len(wheel.content), digest, wheel.members))
     else:
         show(report.wheel_text(path, len(wheel.content), digest, (options.way,) if options.way is not None else report.WAYS))
     return 0

@@ -14,9 +14,9 @@ from plimsoll.units import GIB, format_count
 SCHEMA, TABLE_SCHEMA = "plimsoll.certify/1", "plimsoll.certificate/1"
 
 
-def table_of(certificate: Certificate, model: str, made: str) -> dict[str, Any]:
+def table_json(certificate: Certificate, model: str, made: str) -> str:
     """The table that the door reads. A kind that no request can exceed costs nothing: its worst is held back already."""
-    return {
+    table = {
         "schema": TABLE_SCHEMA,
         "vllm": certificate.ledger.settings.release,
         "model": model,
@@ -29,11 +29,7 @@ def table_of(certificate: Certificate, model: str, made: str) -> dict[str, Any]:
             _kind_row(kind) | ({} if kind.is_open else {"fixed_bytes": 0, "bytes_per_unit": 0}) for kind in certificate.kinds
         ],
     }
-
-
-def table_json(certificate: Certificate, model: str, made: str) -> str:
-    """The door's table as its file holds it."""
-    return json.dumps(table_of(certificate, model, made), indent=1) + "\n"
+    return json.dumps(table, indent=1) + "\n"
 
 
 def _assumes(certificate: Certificate) -> dict[str, int | float]:
@@ -46,9 +42,8 @@ def _assumes(certificate: Certificate) -> dict[str, int | float]:
         "alive_bytes": certificate.alive,
         **picked(settings, "max_num_batched_tokens max_num_seqs"),
         "max_logprobs": certificate.step.limits.max_logprobs,
-        **picked(
-            settings, "tensor_parallel_size=tensor_parallel pipeline_parallel_size=pipeline_parallel v2_model_runner=v2_runner"
-        ),
+        **picked(settings, "tensor_parallel_size=tensor_parallel pipeline_parallel_size=pipeline_parallel"),
+        "v2_model_runner": settings.v2_runner,
     }
     if not settings.auto_fit:
         assumes["max_model_len"] = settings.max_model_len
@@ -60,12 +55,8 @@ def _assumes(certificate: Certificate) -> dict[str, int | float]:
 
 
 def _kind_row(kind: Kind) -> dict[str, Any]:
-    phase = kind.phase
-    return {
-        **picked(phase, "kind unit fixed_bytes bytes_per_unit most_units scope"),
-        **picked(kind, "smallest closes"),
-        "source": phase.source,
-    }
+    costs = picked(kind.phase, "kind unit fixed_bytes bytes_per_unit most_units scope")
+    return {**costs, **picked(kind, "smallest closes"), "source": kind.phase.source}
 
 
 def as_json(certificate: Certificate, model: str, notes: Sequence[str]) -> str:

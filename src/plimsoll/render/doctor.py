@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from plimsoll.doctor.rules.diagnose import Diagnosis
-from plimsoll.findings import Finding, Remedy, Severity
+from plimsoll.findings import Finding, Severity
 from plimsoll.redaction import clean, plain
 from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, NAME, SEVERITY, WARN, Line, Report
 from plimsoll.units import format_gib
@@ -72,7 +72,15 @@ def as_text(diagnosis: Diagnosis) -> Report:
         report += [*_finding(number, finding, is_whole=number == 1, with_path=len(inputs) > 1), ""]
     if len(diagnosis.findings) > MOST_TEXT_FINDINGS:
         report += [f"and {len(diagnosis.findings) - MOST_TEXT_FINDINGS} more: --json has them all", ""]
-    report += [*_facts(diagnosis.facts), *_figures(diagnosis.facts), *_inputs(inputs), *_notes(diagnosis.facts), ""]
+    report += [*_facts(diagnosis.facts), *_figures(diagnosis.facts)]
+    report += [
+        Line(f"Read {clean(str(row.get('source')))} ({row.get('is')}): {clean(str(row.get('says')))}")
+        for row in (inputs[:12] if len(inputs) > 1 else ())
+    ]
+    for kind, word in (("remarks", "Remark"), ("notes", "Note")):
+        notes = diagnosis.facts.get(kind)
+        report += [Line(f"{word}: {clean(str(note))}") for note in notes[:6]] if isinstance(notes, list) else []
+    report.append("")
     if diagnosis.collect_next:
         report += [
             Line("To settle it, collect:", 2, BOLD),
@@ -101,7 +109,12 @@ def _finding(number: int, finding: Finding, *, is_whole: bool, with_path: bool) 
     said = f"{head} ({finding.severity}, {finding.confidence:.0%} sure): {clean(finding.title)}"
     yield Line(said, 3, SEVERITY[finding.severity], len(head))
     parts = [("why", [clean(finding.because)], "")]
-    parts.append(("do", [f"{_do(one)}: {clean(one.why)}" for one in finding.remedy[: 6 if is_whole else 2]], GOOD))
+    remedies = []
+    for remedy in finding.remedy[: 6 if is_whole else 2]:
+        do, value = clean(remedy.do), f" {clean(remedy.value)}" if remedy.value else ""
+        flag = "" if remedy.flag is None or remedy.flag in do else f" ({remedy.flag}{value})"
+        remedies.append(f"{do}{flag}: {clean(remedy.why)}")
+    parts.append(("do", remedies, GOOD))
     parts.append(("no use", [clean(useless) for useless in finding.not_a_remedy] if is_whole else [], FAINT))
     for label, texts, style in parts:
         for place, text in enumerate(texts):
@@ -113,14 +126,6 @@ def _finding(number: int, finding: Finding, *, is_whole: bool, with_path: bool) 
         yield Line(f"{'':13}{clean(one.text)}", 15)
     if finding.severity is not Severity.INFO:
         yield Line(f"   {'read on':10}plimsoll doctor --explain {finding.code}", 13, FAINT)
-
-
-def _do(remedy: Remedy) -> str:
-    """The remedy, with its flag where the words leave it out."""
-    do = clean(remedy.do)
-    if remedy.flag is None or remedy.flag in do:
-        return do
-    return f"{do} ({remedy.flag}{' ' + clean(remedy.value) if remedy.value else ''})"
 
 
 def _facts(facts: Mapping[str, object]) -> Iterator[Line]:
@@ -137,8 +142,10 @@ def _facts(facts: Mapping[str, object]) -> Iterator[Line]:
     yield from _story(facts)
     flags = facts.get("flags")
     if isinstance(flags, Mapping) and flags:
-        shown = ", ".join(f"{name}={_short(value)}" for name, value in list(flags.items())[:16] if name != "model_tag")
-        yield Line(f"Started with: {clean(shown)}")
+        # Of a value as far as a reader wants it: a whole compilation_config is for --json.
+        texts = {name: str(value) for name, value in list(flags.items())[:16] if name != "model_tag"}
+        short = {name: text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..." for name, text in texts.items()}
+        yield Line(f"Started with: {clean(', '.join(f'{name}={text}' for name, text in short.items()))}")
     harmless = facts.get("harmless")
     if isinstance(harmless, Sequence) and harmless and not isinstance(harmless, str):
         yield Line(f"Harmless, whatever it says: {clean(str(harmless[0]))[:160]}")
@@ -162,12 +169,6 @@ def _story(facts: Mapping[str, object]) -> Iterator[Line]:
         yield Line(f"No version is printed; the records stand where vLLM {span} has them")
 
 
-def _short(value: object) -> str:
-    """A flag's value as far as a reader wants it: a whole compilation_config is for --json."""
-    text = str(value)
-    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
-
-
 def _rows(value: object) -> list[Mapping[str, object]]:
     return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list | tuple) else []
 
@@ -178,11 +179,8 @@ def _figures(facts: Mapping[str, object]) -> Iterator[Line]:
         for engine in _rows(row.get("engines"))[:4]:
             figures = engine.get("figures")
             if isinstance(figures, Mapping):
-                shown = [
-                    f"{name} {figures[name]:.0f}"
-                    for name in ("running", "waiting", "preemptions")
-                    if _is_number(figures.get(name))
-                ]
+                names = [name for name in ("running", "waiting", "preemptions") if _is_number(figures.get(name))]
+                shown = [f"{name} {figures[name]:.0f}" for name in names]
                 usage = figures.get("kv_cache_usage")
                 shown += [f"KV cache {usage:.0%} full"] if isinstance(usage, float) else []
                 yield Line(f"The page shows: {', '.join(shown)}")
@@ -199,16 +197,3 @@ def _figures(facts: Mapping[str, object]) -> Iterator[Line]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and value == value
-
-
-def _inputs(inputs: Sequence[Mapping[str, object]]) -> Iterator[Line]:
-    """One line an input, where there are several."""
-    for row in inputs[:12] if len(inputs) > 1 else ():
-        yield Line(f"Read {clean(str(row.get('source')))} ({row.get('is')}): {clean(str(row.get('says')))}")
-
-
-def _notes(facts: Mapping[str, object]) -> Iterator[Line]:
-    for kind, word in (("remarks", "Remark"), ("notes", "Note")):
-        notes = facts.get(kind)
-        for note in notes[:6] if isinstance(notes, list) else ():
-            yield Line(f"{word}: {clean(str(note))}")

@@ -185,11 +185,7 @@ def _quoted(word: str, unseen: UnresolvedWords, *, is_value: bool = False) -> st
             return word  # unquoted, as it was: it may hold several words, or none
         return '"' + re.sub(r'(["\\`])', r"\\\1", word) + '"'
     if not word.isprintable():
-        return "$'" + "".join(_ansi(c) for c in word) + "'"
+        escapes = {"'": "\\'", "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
+        letters = (escapes.get(c) or (c if c.isprintable() else f"\\x{ord(c):02x}") for c in word)
+        return "$'" + "".join(letters) + "'"
     return "'" + word.replace("'", "'\"'\"'") + "'"
-
-
-def _ansi(character: str) -> str:
-    if character in "'\\":
-        return "\\" + character
-    return character if character.isprintable() else {"\n": "\\n", "\t": "\\t"}.get(character, f"\\x{ord(character):02x}")

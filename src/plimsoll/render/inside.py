@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from plimsoll.assets.inside_wheel import ENTRY_POINTS
 from plimsoll.launch.inside_command import FLAGS, PLUGIN_NAME, PROBE_PLUGIN_NAME, InsideLaunch
 from plimsoll.redaction import one_line
 from plimsoll.render.flags import put_back, rewritten_line
@@ -227,16 +228,7 @@ def wheel_text(path: str, size_bytes: int, sha256: str, ways: Sequence[str]) -> 
     return "\n\n".join([f"wrote {path}, {size_bytes:,} bytes\nsha256 {sha256}", *steps])
 
 
-def wheel_json(
-    path: str, size_bytes: int, sha256: str, members: Sequence[str], entry_points: Mapping[str, Mapping[str, str]]
-) -> str:
+def wheel_json(path: str, size_bytes: int, sha256: str, members: Sequence[str]) -> str:
     """One object, schema plimsoll.inside-wheel/1."""
-    body = {
-        "schema": "plimsoll.inside-wheel/1",
-        "path": path,
-        "bytes": size_bytes,
-        "sha256": sha256,
-        "members": list(members),
-        "entry_points": entry_points,
-    }
-    return json.dumps(body, indent=2)
+    body = {"schema": "plimsoll.inside-wheel/1", "path": path, "bytes": size_bytes, "sha256": sha256, "members": list(members)}
+    return json.dumps(body | {"entry_points": ENTRY_POINTS}, indent=2)

@@ -6,9 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from plimsoll.findings import Finding, Severity
-from plimsoll.models.shape import ModelShape
-from plimsoll.plan.findings import NOT_OF_MEMORY, Advice, deciding_fact, is_for_the_user
+from plimsoll.findings import Severity
+from plimsoll.plan.findings import NOT_OF_MEMORY, deciding_fact, is_for_the_user
 from plimsoll.plan.learned import TermDifference
 from plimsoll.plan.ledger import Ledger
 from plimsoll.plan.matrix import Cell, CellState, Matrix
@@ -122,10 +121,22 @@ def workload_sentences(answer: WorkloadAnswer) -> list[str]:
     if answer.at_once is None:
         return [*said, "The model keeps no KV cache: blocks do not limit it."]
     said.append(_capacity(answer))
-    said += _uses(answer)
+    if answer.use_at_prompt is not None and answer.use_at_end is not None:
+        uses = f"{percent(answer.use_at_prompt)} with the prompts, {percent(answer.use_at_end)} at the end."
+        is_tight = answer.verdict is WorkloadVerdict.FITS and (answer.at_once_low or 0) < (answer.workload.concurrency or 1)
+        tight = " At the low end of the KV band it does not fit." if is_tight else ""
+        said.append(f"KV use at that concurrency: {uses}{tight}")
+    elif answer.at_once_prompts is not None:
+        said.append(f"With prompts alone {format_count(answer.at_once_prompts)} fit.")
     if answer.waits:
         said.append(f"{format_count(answer.waits)} requests are beyond --max-num-seqs and wait whatever the cache has.")
-    said.append(_paging(answer))
+    number = "one such request takes" if answer.counted == 1 else f"{format_count(answer.counted)} such requests take"
+    text = (
+        f"Paging saves {percent(answer.saved_share)}: {number} {format_gib(answer.paged_bytes)} of a GPU at the end; reserving "
+        f"max_model_len ({format_count(answer.max_model_len)} tokens) for each would take {format_gib(answer.reserved_bytes)}"
+    )
+    more = "" if answer.reserved_at_once is None else f", and {format_count(answer.reserved_at_once)} would fit."
+    said.append(text + more)
     if len(answer.workload.requests) > 1 and answer.workload.concurrency is None:
         came = "When they came is not looked at here: `plimsoll simulate` replays that."
         said.append(f"{came} FILE:concurrency=64 asks for 64 at once.")
@@ -166,25 +177,6 @@ def _capacity(answer: WorkloadAnswer) -> str:
     if (answer.at_once_settled or 0) > (answer.at_once_typical or 0):
         text += f" Once all decode and windows have slid, {format_count(answer.at_once_settled or 0)} fit."
     return text
-
-
-def _uses(answer: WorkloadAnswer) -> list[str]:
-    if answer.use_at_prompt is None or answer.use_at_end is None:
-        return [] if answer.at_once_prompts is None else [f"With prompts alone {format_count(answer.at_once_prompts)} fit."]
-    at_prompt, at_end = percent(answer.use_at_prompt), percent(answer.use_at_end)
-    said = f"KV use at that concurrency: {at_prompt} with the prompts, {at_end} at the end."
-    if answer.verdict is WorkloadVerdict.FITS and (answer.at_once_low or 0) < (answer.workload.concurrency or 1):
-        said += " At the low end of the KV band it does not fit."
-    return [said]
-
-
-def _paging(answer: WorkloadAnswer) -> str:
-    number = "one such request takes" if answer.counted == 1 else f"{format_count(answer.counted)} such requests take"
-    text = (
-        f"Paging saves {percent(answer.saved_share)}: {number} {format_gib(answer.paged_bytes)} of a GPU at the end; reserving "
-        f"max_model_len ({format_count(answer.max_model_len)} tokens) for each would take {format_gib(answer.reserved_bytes)}"
-    )
-    return text if answer.reserved_at_once is None else f"{text}, and {format_count(answer.reserved_at_once)} would fit."
 
 
 def percent(share: float) -> str:
@@ -277,7 +269,9 @@ def gpus_of(ledger: Ledger) -> str:
 
 def as_json(planned: MemoryPlan, matrix: Matrix | None = None, workload: WorkloadAnswer | None = None) -> str:
     """One object of the schema plimsoll.plan/1; sizes in bytes."""
-    ledger, kv = planned.ledger, planned.ledger.kv_plan
+    from plimsoll.plan.weights_checkpoint import parameters, routed_parameters
+
+    ledger, kv, moe = planned.ledger, planned.ledger.kv_plan, planned.shape.moe
     body: dict[str, object] = {
         "schema": "plimsoll.plan/1",
         "fits": None if planned.is_undecided else planned.fits,
@@ -293,10 +287,31 @@ def as_json(planned: MemoryPlan, matrix: Matrix | None = None, workload: Workloa
             "groups": [picked(group, "layers kind block_size blocks_per_request window") for group in kv.groups],
         },
         "settings": picked(ledger.settings, _SETTINGS),
-        "parameters": _parameters_json(planned.shape),
+        "parameters": {  # how much there is to read and to compute in a step; for `simulate`
+            "total": parameters(planned.shape),
+            "routed": routed_parameters(planned.shape),
+            "experts": moe.experts if moe is not None else None,
+            "experts_per_token": moe.experts_per_token if moe is not None else None,
+        },
         "flags": flags_json([planned.checked]),
-        "findings": [_finding_json(finding) for finding in planned.findings],
-        "advice": [_advice_json(advice) for advice in planned.advice],
+        "findings": [
+            {
+                "code": finding.code.value,
+                "severity": finding.severity.value,
+                **picked(finding, "confidence title"),
+                "because": one_line(finding.because),
+                "evidence": [{"source": e.source, "line": e.line, "text": one_line(e.text)} for e in finding.evidence],
+            }
+            for finding in planned.findings
+        ],
+        "advice": [
+            {
+                **picked(advice, "flag value"),
+                **({"also": [{"flag": flag, "value": value} for flag, value in advice.also]} if advice.also else {}),
+                **picked(advice, "why effect"),
+            }
+            for advice in planned.advice
+        ],
         "notes": [one_line(note) for note in planned.notes],
     }
     if planned.is_undecided:
@@ -304,46 +319,12 @@ def as_json(planned: MemoryPlan, matrix: Matrix | None = None, workload: Workloa
                              "decided_by": deciding_fact(ledger, planned.shape)}  # fmt: skip
     if planned.before is not None:
         old = planned.before
-        body["from"] = {
-            "vllm": old.settings.release,
-            "kv": band_json(old.kv),
-            "tokens": old.kv_plan.tokens,
-        }
+        body["from"] = {"vllm": old.settings.release, "kv": band_json(old.kv), "tokens": old.kv_plan.tokens}
     if workload is not None:
         body["workload"] = workload_json(workload)
     if matrix is not None:
         body["matrix"] = matrix_json(matrix)
     return json.dumps(body, indent=2, ensure_ascii=False)
-
-
-def _parameters_json(shape: ModelShape) -> dict[str, object]:
-    """How much there is to read and to compute in a step; for `simulate`."""
-    from plimsoll.plan.weights_checkpoint import parameters, routed_parameters
-
-    moe = shape.moe
-    return {
-        "total": parameters(shape),
-        "routed": routed_parameters(shape),
-        "experts": moe.experts if moe is not None else None,
-        "experts_per_token": moe.experts_per_token if moe is not None else None,
-    }
-
-
-def _advice_json(advice: Advice) -> dict[str, object]:
-    """One offer; `also` is there only where further flags belong to it."""
-    also = {"also": [{"flag": flag, "value": value} for flag, value in advice.also]} if advice.also else {}
-    return {**picked(advice, "flag value"), **also, **picked(advice, "why effect")}
-
-
-def _finding_json(finding: Finding) -> dict[str, object]:
-    return {
-        "code": finding.code.value,
-        "severity": finding.severity.value,
-        "confidence": finding.confidence,
-        "title": finding.title,
-        "because": one_line(finding.because),
-        "evidence": [{"source": e.source, "line": e.line, "text": one_line(e.text)} for e in finding.evidence],
-    }
 
 
 def as_text(planned: MemoryPlan, matrix: Matrix | None = None, workload: WorkloadAnswer | None = None) -> Report:
@@ -365,16 +346,12 @@ def as_text(planned: MemoryPlan, matrix: Matrix | None = None, workload: Workloa
     report += ["", *workload_lines(workload)] if workload is not None else []
     report += ["", *matrix_lines(matrix)] if matrix is not None else []
     if planned.before is not None:
-        report += ["", _upgrade(planned.before, ledger)]
+        old, was, now = planned.before, planned.before.kv_plan.tokens, ledger.kv_plan.tokens
+        share = f" ({(now - was) / was:+.1%})" if was > 0 else ""
+        sizes = f"KV {format_gib(old.kv.value)} -> {format_gib(ledger.kv.value)}"
+        tokens = f"{format_count(was)} -> {format_count(now)} tokens{share}"
+        report += ["", f"From {old.settings.release} to {ledger.settings.release}: {sizes}, {tokens}"]
     return Report([*report, *(Line(f"  note: {one_line(note)}", 8, FAINT, 7) for note in planned.notes)])
-
-
-def _upgrade(old: Ledger, new: Ledger) -> str:
-    change = new.kv_plan.tokens - old.kv_plan.tokens
-    share = f" ({change / old.kv_plan.tokens:+.1%})" if old.kv_plan.tokens > 0 else ""
-    sizes = f"KV {format_gib(old.kv.value)} -> {format_gib(new.kv.value)}"
-    tokens = f"{format_count(old.kv_plan.tokens)} -> {format_count(new.kv_plan.tokens)} tokens{share}"
-    return f"From {old.settings.release} to {new.settings.release}: {sizes}, {tokens}"
 
 
 def _verdict(planned: MemoryPlan, workload: WorkloadAnswer | None) -> str:
@@ -494,7 +471,14 @@ def compare_as_text(compared: Sequence[ComparedPlan], notes: Sequence[str] = ())
     for number, one in enumerate(compared):
         line = rewritten_line(one.plan.checked) if one.plan is not None else f"not planned: {one_line(one.problem)}"
         report.append(Line(f"{letter(number):>3}  {one_line(one.source)}: {line}", 5, "" if one.plan is not None else BAD))
-    rows, own = _rows(compared), [_split(flags) for flags in _own_flags(compared)]
+    rows, written = _rows(compared), [_flags(one.plan) for one in compared]
+    planned = [flags for one, flags in zip(compared, written, strict=True) if one.plan is not None]
+    # For each plan the flags as they were written that not all of the commands have; a long value has a line of its own.
+    differing = [[flag for flag in flags if not all(flag in others for others in planned)] for flags in written]
+    own = [
+        [part for flag in flags for part in ([flag] if len(flag) <= _CELL else flag.replace(" ", "\n  ", 1).split("\n"))]
+        for flags in differing
+    ]
     depth = max(map(len, own), default=0)
     cells = [["", "", *(_cut(flags[place]) if place < len(flags) else "" for flags in own)] for place in range(depth)]
     for row in rows:
@@ -537,13 +521,6 @@ def letter(number: int) -> str:
     return chr(ord("A") + index) + (str(rounds + 1) if rounds else "")
 
 
-def _own_flags(compared: Sequence[ComparedPlan]) -> list[list[str]]:
-    """For each plan the flags as they were written that not all of the commands have."""
-    written = [_flags(one.plan) for one in compared]
-    planned = [flags for one, flags in zip(compared, written, strict=True) if one.plan is not None]
-    return [[flag for flag in flags if not all(flag in others for others in planned)] for flags in written]
-
-
 def _flags(planned: MemoryPlan | None) -> list[str]:
     """A start's flags, each with its values; secrets are hidden."""
     found: list[str] = []
@@ -553,11 +530,6 @@ def _flags(planned: MemoryPlan | None) -> list[str]:
         elif found:  # what stands before the first flag is the model, which has a row of its own
             found[-1] += f" {one_line(word)}"
     return found
-
-
-def _split(flags: Sequence[str]) -> list[str]:
-    """Flags for a column: a value that would be cut has a line of its own."""
-    return [part for flag in flags for part in ([flag] if len(flag) <= _CELL else flag.replace(" ", "\n  ", 1).split("\n"))]
 
 
 def _cut(text: str) -> str:

@@ -277,7 +277,14 @@ def as_json(report: TuneReport) -> str:
     """One object of the schema plimsoll.tune/1."""
     tuning, found = report.tuning, report.tuning.found
     second = runner_up(tuning)
-    ledger = tuning.server.ledger
+    ledger, safe, margin_json = tuning.server.ledger, 0, None
+    if found is not None:
+        of_best, low, safe = found.best.option.ledger, tuning.at_low_end, found.safe
+        margin_json = {
+            "slack": band_json(of_best.slack),
+            "kv": band_json(of_best.kv),
+            "goodput_at_low_end": None if low is None else low.goodput,
+        }
     body = {
         "schema": SCHEMA,
         "units": UNITS,
@@ -301,7 +308,7 @@ def as_json(report: TuneReport) -> str:
         },
         "runner_up": None if second is None else _tried(second),
         "most": found.most if found is not None and found.most < float("inf") else None,
-        "margin": _margin(tuning),
+        "margin": margin_json,
         "curves": {name: [_tried(one) for one in curve(tuning, name)] for name in CURVES},
         "tried": [_tried(one) for one in found.tried] if found is not None else [],
         "ranges": None if tuning.doubt is None else {name: list(ends) for name, ends in tuning.doubt.ranges.items()},
@@ -310,7 +317,15 @@ def as_json(report: TuneReport) -> str:
         "folklore": [one._asdict() for one in folklore(tuning)],
         "drift": [{**one._asdict(), "is_large": one.is_large} for one in tuning.changes],
         "capacity": capacity_json(report.capacity),
-        "cost": _cost(tuning),
+        "cost": {
+            "candidates": found.candidates if found is not None else len(tuning.refused),
+            "safe": safe,
+            "never_run_because_unsafe": len(tuning.refused),
+            "ruled_out_by_a_bound": found.ruled_out if found is not None else 0,
+            "runs": found.runs if found is not None else 0,
+            "replayed_requests": tuning.requests,
+            "share_of_trying_all": tuning.requests / (safe * max(1, tuning.traffic.trace.size)) if safe else None,
+        },
         "reading": [*(one_line(one) for one in first_of_all(report.notes)), *sentences(report)],
         "notes": [one_line(note) for note in report.notes],
     }
@@ -319,32 +334,6 @@ def as_json(report: TuneReport) -> str:
 
 def _tried(one: Trial) -> dict[str, object]:
     return {"setting": one.option.candidate._asdict(), "kv_tokens": one.option.kv_tokens, "score": one.score._asdict()}
-
-
-def _margin(tuning: Tuning) -> dict[str, object] | None:
-    if tuning.found is None:
-        return None
-    ledger, low = tuning.found.best.option.ledger, tuning.at_low_end
-    return {
-        "slack": band_json(ledger.slack),
-        "kv": band_json(ledger.kv),
-        "goodput_at_low_end": None if low is None else low.goodput,
-    }
-
-
-def _cost(tuning: Tuning) -> dict[str, object]:
-    found = tuning.found
-    size = max(1, tuning.traffic.trace.size)
-    safe = found.safe if found is not None else 0
-    return {
-        "candidates": found.candidates if found is not None else len(tuning.refused),
-        "safe": safe,
-        "never_run_because_unsafe": len(tuning.refused),
-        "ruled_out_by_a_bound": found.ruled_out if found is not None else 0,
-        "runs": found.runs if found is not None else 0,
-        "replayed_requests": tuning.requests,
-        "share_of_trying_all": tuning.requests / (safe * size) if safe else None,
-    }
 
 
 def sentences(report: TuneReport) -> list[str]:
@@ -357,7 +346,12 @@ def sentences(report: TuneReport) -> list[str]:
     if second is not None and tuning.found is not None:
         candidate = second.option.candidate
         setting = " ".join(f"{FLAGS[name]} {value_text(candidate, name)}" for name in candidate._fields)
-        said.append(f"Runner-up: {setting}, {_loses(second, tuning.found.best)}.")
+        best = tuning.found.best.score
+        lost = 1 - second.score.goodput / best.goodput if best.goodput else 0.0
+        loses = f"loses {lost:.1%}" if lost >= 0.0005 else "as good within 0.05 %" if best.goodput else "no better"
+        if lost < -0.0005:
+            loses = f"{-lost:.1%} more a second, {'but no promise hangs on it' if keeps_all(best) else 'which is a tie'}"
+        said.append(f"Runner-up: {setting}, {loses}.")
     if tuning.found is not None:
         said.append(f"Margin: {margin(tuning)}")
     said += [f'"{one.said}": {one.here} here; {one.because}.' for one in folklore(tuning)]
@@ -367,20 +361,14 @@ def sentences(report: TuneReport) -> list[str]:
     return [one_line(one) for one in said]
 
 
-def _loses(second: Trial, best: Trial) -> str:
-    if not best.score.goodput:
-        return "no better"
-    lost = 1 - second.score.goodput / best.score.goodput
-    if lost < -0.0005:
-        return f"{-lost:.1%} more a second" + (", but no promise hangs on it" if keeps_all(best.score) else ", which is a tie")
-    return f"loses {lost:.1%}" if lost >= 0.0005 else "as good within 0.05 %"
-
-
 def as_text(report: TuneReport) -> Report:
     """The finding, the command, the reasons, two curves and what it cost, on one screen."""
     tuning, said = report.tuning, sentences(report)
     fit = f"; step times {one_line(tuning.server.fitted)}" if tuning.server.fitted is not None else ""
-    text = Report([Line(f"tuned: {_what(report)}", 2, FAINT), f"  {label(tuning)}{fit}", ""])
+    promise = f", promised {tuning.traffic.slo}" if not tuning.traffic.slo.is_empty else ""
+    where = f"{one_line(report.own.model)} on {gpus_of(tuning.server.ledger)} for {one_line(tuning.traffic.trace.name)}"
+    traffic = f"{format_count(tuning.seen.requests)} requests, {tuning.seen.rate:.3g} a second{promise}"
+    text = Report([Line(f"tuned: {where}: {traffic}", 2, FAINT), f"  {label(tuning)}{fit}", ""])
     text += [part for sentence in first_of_all(report.notes) for part in (Line(f"  {one_line(sentence)}", 2, BAD), "")]
     is_found = report.chosen is not None and not serves_none(tuning)
     text.append(Line(f"  {said[0]}", 2, BOLD if is_found else BAD))
@@ -394,17 +382,12 @@ def as_text(report: TuneReport) -> Report:
     if tuning.found is not None:
         text += ["", _compared(tuning)]
         text += [part for name in (() if serves_none(tuning) else CURVES) for part in _curve(tuning, name)]
-        text += ["", Line(f"  {_effort(tuning)}", 2, FAINT)]
+        unsafe = f", {format_count(len(tuning.refused))} of them unsafe and never run" if tuning.refused else ""
+        runs = tuning.requests / max(1, tuning.traffic.trace.size)
+        planned = f"{format_count(tuning.found.candidates)} settings planned{unsafe}"
+        share = f"{runs / tuning.found.safe:.1%} of what trying all would take"
+        text += ["", Line(f"  {planned}; replayed as much as {runs:.1f} runs of the whole traffic, {share}", 2, FAINT)]
     return Report([*text, *(Line(f"  note: {one_line(note)}", 8, FAINT, 7) for note in report.notes if not is_urgent(note))])
-
-
-def _what(report: TuneReport) -> str:
-    tuning, seen = report.tuning, report.tuning.seen
-    promise = f", promised {tuning.traffic.slo}" if not tuning.traffic.slo.is_empty else ""
-    return (
-        f"{one_line(report.own.model)} on {gpus_of(tuning.server.ledger)} for {one_line(tuning.traffic.trace.name)}: "
-        f"{format_count(seen.requests)} requests, {seen.rate:.3g} a second{promise}"
-    )
 
 
 def _compared(tuning: Tuning) -> Table:
@@ -435,34 +418,18 @@ def _curve(tuning: Tuning, name: str) -> list[str | Line]:
     return lines
 
 
-def _effort(tuning: Tuning) -> str:
-    found = tuning.found
-    assert found is not None, "asked only of an answer"
-    size = max(1, tuning.traffic.trace.size)
-    unsafe = f", {format_count(len(tuning.refused))} of them unsafe and never run" if tuning.refused else ""
-    runs = tuning.requests / size
-    return (
-        f"{format_count(found.candidates)} settings planned{unsafe}; replayed as much as {runs:.1f} runs of the whole traffic, "
-        f"{runs / found.safe:.1%} of what trying all would take"
-    )
-
-
-def _late(count: int, score: Score) -> str:
+def _of_all(count: int, score: Score) -> str:
     return f"{count / max(1, score.requests):.1%}"
 
 
-def _flag(name: str) -> Callable[[Trial], str]:
-    return lambda one: value_text(one.option.candidate, name)
-
-
 _ROWS: tuple[tuple[str, Callable[[Trial], str]], ...] = (
-    *((FLAGS[name], _flag(name)) for name in Candidate._fields),
+    *((FLAGS[name], lambda one, name=name: value_text(one.option.candidate, name)) for name in Candidate._fields),
     ("KV cache, tokens", lambda one: format_count(one.option.kv_tokens)),
     ("free beside vLLM", lambda one: format_gib(one.option.ledger.slack.value)),
     ("as promised, requests a second", lambda one: f"{one.score.goodput:.3g}"),
-    ("as promised, of all", lambda one: f"{one.score.met / max(1, one.score.requests):.1%}"),
-    ("late: first token", lambda one: _late(one.score.late_first, one.score)),
-    ("late: further tokens", lambda one: _late(one.score.late_further, one.score)),
+    ("as promised, of all", lambda one: _of_all(one.score.met, one.score)),
+    ("late: first token", lambda one: _of_all(one.score.late_first, one.score)),
+    ("late: further tokens", lambda one: _of_all(one.score.late_further, one.score)),
     ("first token, p50", lambda one: seconds(one.score.ttft_p50)),
     ("first token, p99", lambda one: seconds(one.score.ttft_p99)),
     ("further tokens, p50", lambda one: seconds(one.score.tpot_p50)),

@@ -9,7 +9,6 @@ import numpy as np
 
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import Ledger
-from plimsoll.simulate.options import STEP_FIELDS
 from plimsoll.simulate.settings import StepTime
 from plimsoll.simulate.silicon import SHEET_BAND, StepClock, planned_clock
 from plimsoll.simulate.trace import Integers
@@ -74,13 +73,6 @@ def contenders(tried: Sequence[Trial], chosen: Candidate, most: int) -> list[Tri
     return sorted(found.values(), key=lambda one: (one.option.candidate != chosen, -one.score.goodput))[:most]
 
 
-def stretched(times: StepTime, factor: float) -> StepTime:
-    """Every part of a step so many times as long."""
-    table = None if times.by_tokens is None else np.rint(times.by_tokens * factor).astype(np.int64)
-    scaled = {name: round(factor * getattr(times, name)) for name in (*STEP_FIELDS, "pair_fs", "prompt_ns")}
-    return times._replace(**scaled, by_tokens=table)
-
-
 def doubt(
     traffic: Traffic,
     asked: Sequence[Trial],
@@ -93,7 +85,7 @@ def doubt(
     clocks = [StretchedScores(1.0, tuple((one.option.candidate, one.score) for one in asked))]
     jobs = [job_of(one.option) for one in asked]
     for factor in band:
-        results = dict(run(traffic, [job._replace(step_time=stretched(job.step_time, factor)) for job in jobs]))
+        results = dict(run(traffic, [job._replace(step_time=job.step_time.scaled(factor)) for job in jobs]))
         scores = ((one.option.candidate, results[place]) for place, one in enumerate(asked))
         clocks.append(
             StretchedScores(factor, tuple((candidate, result) for candidate, result in scores if isinstance(result, Score)))
@@ -161,6 +153,9 @@ def fingerprint(traffic: Traffic) -> Fingerprint:
     """The numbers of this traffic, as fast as it comes."""
     trace, span = traffic.trace, traffic.span_s
 
+    arrivals = (trace.arrival_ns / traffic.speedup).astype(np.int64)
+    after, between_s = np.searchsorted(arrivals, arrivals + MINUTE_NS), float(arrivals[-1] - arrivals[0]) / 1e9
+
     def at(values: Integers, percent: int) -> float:
         return float(np.sort(values)[min(len(values) - 1, int(percent / 100 * len(values)))])
 
@@ -168,7 +163,7 @@ def fingerprint(traffic: Traffic) -> Fingerprint:
         requests=trace.size,
         span_s=span,
         rate=trace.size / span if span > 0 else 0.0,
-        busiest_minute_rate=_busiest_minute((trace.arrival_ns / traffic.speedup).astype(np.int64)),
+        busiest_minute_rate=int((after - np.arange(len(arrivals))).max()) / min(60.0, between_s) if between_s > 0 else 0.0,
         prompt_mean=float(trace.prompt.mean()),
         prompt_p50=at(trace.prompt, 50),
         prompt_p99=at(trace.prompt, 99),
@@ -177,13 +172,6 @@ def fingerprint(traffic: Traffic) -> Fingerprint:
         output_p99=at(trace.output, 99),
         shared=1 - len(np.unique(trace.prefix_ids)) / len(trace.prefix_ids) if trace.shares_content else 0.0,
     )
-
-
-def _busiest_minute(arrivals: Integers) -> float:
-    after = np.searchsorted(arrivals, arrivals + MINUTE_NS, side="left")
-    most = int((after - np.arange(len(arrivals))).max())
-    seconds = min(60.0, max(1e-9, float(arrivals[-1] - arrivals[0]) / 1e9))
-    return most / seconds if len(arrivals) > 1 and arrivals[-1] > arrivals[0] else 0.0
 
 
 def drift(before: Fingerprint, now: Fingerprint) -> tuple[TrafficChange, ...]:

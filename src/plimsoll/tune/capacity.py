@@ -81,7 +81,8 @@ def find_capacity(traffic: Traffic, job: Job, keep: float, most_servers: int = M
 
     enough = 1
     while not keeps(enough):
-        if enough >= most_servers or (enough >= 4 and not _gains(trials, enough)):
+        # Where twice as many servers kept no more promises, the server itself is too slow.
+        if enough >= most_servers or (enough >= 4 and trials[enough, 1.0].met <= trials[enough // 2, 1.0].met):
             return answer(None, 1.0, is_bounded=False)
         enough = min(most_servers, 2 * enough)
     few = enough // 2  # does not keep it, or is 0
@@ -122,11 +123,6 @@ class Prices:
                 if gpu_named(name).name == wanted:
                     return price
         return None
-
-
-def _gains(trials: dict[tuple[int, float], FleetTrial], servers: int) -> bool:
-    """Whether twice as many servers kept more promises: where they did not, the server itself is too slow."""
-    return trials[servers, 1.0].met > trials[servers // 2, 1.0].met
 
 
 def replay_fleet(traffic: Traffic, job: Job, servers: int, speedup: float = 1.0) -> FleetTrial:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from plimsoll.errors import BadInput
+from plimsoll.launch.options import decimal
 from plimsoll.plan.ledger import Ledger
 from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.start import check_start
@@ -76,38 +77,29 @@ def _values(name: str, text: str) -> tuple[Value, ...]:
             raise BadInput(f"{name}= takes on and off, not {odd[0][:40]!r}")
         return tuple(word == "on" for word in words)
     if name in ("watermark", "speedup"):
-        return tuple(sorted({_decimal(part, name) for part in text.split(",")}))
+        numbers = {part: decimal(part, name) for part in text.split(",")}
+        if wrong := [part for part, number in numbers.items() if number < 0 or (name == "speedup" and number == 0)]:
+            raise BadInput(f"{name}={wrong[0].strip()[:40]!r} is not a number above 0")
+        return tuple(sorted(set(numbers.values())))
     raise BadInput(f"{name!r} cannot be varied; there is: {', '.join(KEYS)}")
-
-
-def _decimal(text: str, name: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number) or number < 0 or (name == "speedup" and number == 0):
-        raise BadInput(f"{name}={text.strip()[:40]!r} is not a number above 0")
-    return number
 
 
 def plain_points(axes: Axes, settings: EngineLimits, step_time: StepTime, speedup: float) -> list[Point]:
     """Without a plan: the cache keeps its tokens where the block size is varied, unless the blocks are varied too."""
     if "gpu_memory_utilization" in axes.values:
         raise BadInput("gpu_memory_utilization needs a card and a command: --gpu H100 -- vllm serve MODEL ...")
-    return [_point(values, settings, step_time, speedup, has_own_blocks="num_blocks" in axes.values) for values in axes.points]
-
-
-def _point(
-    values: Mapping[str, Value], base: EngineLimits, step_time: StepTime, speedup: float, *, has_own_blocks: bool
-) -> Point:
-    changes = {name: value for name, value in values.items() if name != "speedup"}
-    settings: EngineLimits | None = base
-    if "block_size" in changes and not has_own_blocks:
-        settings = same_memory(base, int(changes.pop("block_size")))
-    speed = float(values.get("speedup", speedup))
-    if settings is None:
-        return Point(values, speed, None, problem="the cache is smaller than one block")
-    return _checked(values, speed, settings._replace(**changes), step_time, None)  # type: ignore[arg-type]
+    points = []
+    for values in axes.points:
+        changes = {name: value for name, value in values.items() if name != "speedup"}
+        speed, base = float(values.get("speedup", speedup)), settings
+        if "block_size" in changes and "num_blocks" not in changes:
+            cut = same_memory(settings, int(changes.pop("block_size")))
+            if cut is None:
+                points.append(Point(values, speed, None, problem="the cache is smaller than one block"))
+                continue
+            base = cut
+        points.append(_checked(values, speed, base._replace(**changes), step_time, None))  # type: ignore[arg-type]
+    return points
 
 
 def planned_points(axes: Axes, server: Server, speedup: float, said: StepTime | None) -> list[Point]:

@@ -151,7 +151,11 @@ class Search:
             self.try_all(self.safe)
         else:
             self.try_all([own, *others])
-            self.try_all(self._promising(self._screened()))
+            ranked = self._screened()
+            reached = max((one.score.goodput for one in self.tried.values()), default=0.0)
+            able = [one for one in ranked if self._ceiling(self.safe[one]) >= reached]
+            self.ruled_out += len(ranked) - len(able)
+            self.try_all(able[:FINALISTS])
             self._climb_and_draw()
         if not self.tried:
             return None
@@ -215,12 +219,6 @@ class Search:
         marks = {one: result.goodput for one, result in zip(pairs, results, strict=True) if isinstance(result, Score)}
         return sorted(marks, key=lambda one: -marks[one])
 
-    def _promising(self, ranked: Sequence[Candidate]) -> list[Candidate]:
-        reached = max((one.score.goodput for one in self.tried.values()), default=0.0)
-        able = [one for one in ranked if self._ceiling(self.safe[one]) >= reached]
-        self.ruled_out += len(ranked) - len(able)
-        return able[:FINALISTS]
-
     def _ceiling(self, option: Option) -> float:
         return ceiling(demand(self.traffic, option.ledger.kv_plan.max_model_len), self.job_of(option))
 
@@ -230,19 +228,16 @@ class Search:
         while self.left and self.tried and (here := self._best()) != stood:
             stood = here
             self._along("gpu_memory_utilization")
-            self._climb()
+            below = None
+            while self.left and (top := self._best()) != below:
+                below = top
+                self.try_all(self._neighbours(top))
             self._along("max_num_seqs")
             self._along("max_num_batched_tokens")
 
     def _along(self, name: str) -> None:
         here = self._best()
         self.try_all(here._replace(**{name: value}) for value in getattr(self.space, name))
-
-    def _climb(self) -> None:
-        stood = None
-        while self.left and self.tried and (here := self._best()) != stood:
-            stood = here
-            self.try_all(self._neighbours(here))
 
     def _best(self) -> Candidate:
         return max(self.tried.values(), key=lambda one: one.score.goodput).option.candidate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
@@ -80,56 +80,55 @@ def parse_space(words: Mapping[str, str], space: Space | None = None) -> Space:
 
 def parse_counts(text: str, name: str) -> tuple[int, ...]:
     """`64,96,128`, `8k,16k`, or `64..1024`: from one to the other by doubling, the last one always among them."""
-    found: set[int] = set()
-    for part in text.split(","):
-        first, dots, last = part.strip().partition("..")
-        low = _count(first, name)
-        high = _count(last, name) if dots else low
-        if high < low:
-            raise BadInput(f"{name}={low}..{high} ends before it begins")
+
+    def count(word: str) -> int:
+        try:
+            number = parse_vllm_integer(word)
+        except BadInput as error:
+            raise BadInput(f"{name}: {error}") from None
+        if not 1 <= number < 2**31 - 1:
+            raise BadInput(f"{name} must lie between 1 and {2**31 - 2}, not {word[:40]}")
+        return number
+
+    def doubled(low: int, high: int) -> Iterator[int]:
         while low < high:
-            found.add(low)
+            yield low
             low *= 2
-        found.add(high)
-    return _checked(found, name)
 
-
-def _count(text: str, name: str) -> int:
-    try:
-        number = parse_vllm_integer(text)
-    except BadInput as error:
-        raise BadInput(f"{name}: {error}") from None
-    if not 1 <= number < 2**31 - 1:
-        raise BadInput(f"{name} must lie between 1 and {2**31 - 2}, not {text[:40]}")
-    return number
+    return _ranges(text, name, count, doubled)
 
 
 def parse_shares(text: str, name: str) -> tuple[float, ...]:
     """`0.85,0.9`, or `0.85..0.95` by hundredths."""
-    found: set[float] = set()
+
+    def share(word: str) -> float:
+        try:
+            number = float(word)
+        except ValueError:
+            number = math.nan
+        if not 0 < number <= 1:
+            raise BadInput(f"{name} must lie above 0 and at most at 1, not {word[:40]!r}")
+        return number
+
+    def stepped(low: float, high: float) -> Iterator[float]:
+        steps = math.floor((high - low) / SHARE_STEP + 1e-6)
+        return (round(low + step * SHARE_STEP, 6) for step in range(steps + 1))
+
+    return _ranges(text, name, share, stepped)
+
+
+def _ranges(
+    text: str, name: str, read: Callable[[str], Number], between: Callable[[Number, Number], Iterable[Number]]
+) -> tuple[Number, ...]:
+    """The numbers of a list, some of which may be FIRST..LAST, in order."""
+    found: set[Number] = set()
     for part in text.split(","):
         first, dots, last = part.strip().partition("..")
-        low = _share(first, name)
-        high = _share(last, name) if dots else low
+        low, high = read(first), read(last if dots else first)
         if high < low:
             raise BadInput(f"{name}={part.strip()[:40]} ends before it begins")
-        found |= {round(low + step * SHARE_STEP, 6) for step in range(math.floor((high - low) / SHARE_STEP + 1e-6) + 1)} | {
-            high
-        }
-    return _checked(found, name)
-
-
-def _share(text: str, name: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = math.nan
-    if not 0 < share <= 1:
-        raise BadInput(f"{name} must lie above 0 and at most at 1, not {text[:40]!r}")
-    return share
-
-
-def _checked(found: set[Number], name: str) -> tuple[Number, ...]:
+        found.update(between(low, high))
+        found.add(high)
     if len(found) > MOST_VALUES:
         raise BadInput(f"{name} has {len(found)} values; {MOST_VALUES} at most")
     return tuple(sorted(found))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from plimsoll.simulate.summary import POOR_GUIDE, ROUGH_GUIDE
 from plimsoll.tune.answer import NAMES, Tuning, curve
 from plimsoll.tune.goodput import Score
 from plimsoll.tune.search import TIE, Trial
-from plimsoll.tune.space import FLAGS, Candidate, is_taken, value_text
+from plimsoll.tune.space import FLAGS, is_taken, value_text
 from plimsoll.units import format_count, format_gib
 
 RECOMMENDATION = "recommendation"
@@ -46,8 +45,15 @@ def headline(tuning: Tuning) -> str:
         return f"No setting is safe: {tuning.own_option.why_not}{tuning.own_option.because}."
     best, own = found.best, found.own
     if serves_none(tuning):
-        return f"No setting serves a single request as promised ({tuning.traffic.slo}): {_why_none(tuning)}."
-    much = _goodput(best.score, tuning)
+        # A promise that this server cannot keep however little it has to do, or more traffic than it can serve.
+        why = f"{tuning.seen.rate:.3g} come a second, and no setting does more than {_most_done(tuning):.3g}"
+        if (slow := _too_slow(tuning)) is not None:
+            most, took = slow.score.peak_running, f"{(slow.score.tpot_p50 or 0.0) * 1e3:.3g} ms"
+            why = f"even with at most {format_count(most)} at once half of them wait {took} or more for each further token"
+        return f"No setting serves a single request as promised ({tuning.traffic.slo}): {why}."
+    much = f"{best.score.goodput:.3g} requests a second"
+    if not tuning.traffic.slo.is_empty:
+        much += f" as promised ({_of_all(best.score.met, best.score)} of all)"
     if best.option.candidate == tuning.own and keeps_all(best.score) and not tuning.traffic.slo.is_empty:
         return f"Your flags are right as they are: {much}. No promise is broken."
     if best.option.candidate == tuning.own:
@@ -63,14 +69,8 @@ def serves_none(tuning: Tuning) -> bool:
     return tuning.found is not None and not tuning.found.best.score.met
 
 
-def _why_none(tuning: Tuning) -> str:
-    """A promise that this server cannot keep however little it has to do, or more traffic than it can serve."""
-    slow = _too_slow(tuning)
-    if slow is not None:
-        most, took = slow.score.peak_running, f"{(slow.score.tpot_p50 or 0.0) * 1e3:.3g} ms"
-        return f"even with at most {format_count(most)} at once half of them wait {took} or more for each further token"
-    done = max(one.score.requests_per_second for one in tuning.result.tried)
-    return f"{tuning.seen.rate:.3g} come a second, and no setting does more than {done:.3g}"
+def _most_done(tuning: Tuning) -> float:
+    return max(one.score.requests_per_second for one in tuning.result.tried)
 
 
 def _too_slow(tuning: Tuning) -> Trial | None:
@@ -83,12 +83,6 @@ def _too_slow(tuning: Tuning) -> Trial | None:
 def keeps_all(score: Score) -> bool:
     """Whether every request that is not refused was served as promised."""
     return score.met == score.requests - score.rejected
-
-
-def _goodput(score: Score, tuning: Tuning) -> str:
-    if tuning.traffic.slo.is_empty:
-        return f"{score.goodput:.3g} requests a second"
-    return f"{score.goodput:.3g} requests a second as promised ({score.met / max(1, score.requests):.1%} of all)"
 
 
 def _more(now: float, before: float) -> str:
@@ -106,41 +100,30 @@ def reasons(tuning: Tuning) -> list[str]:
     """Why this one: each changed flag, with what the run shows when that flag alone is as it was."""
     if tuning.found is None:
         return []
-    if serves_none(tuning):
-        return _what_to_try(tuning)
+    if serves_none(tuning):  # a faster server where it is too slow by itself, else the share of one of several
+        faster = "a faster card, several cards for one server (--tensor-parallel-size), a smaller or quantised model"
+        other = f"{faster}, or a promise it can keep"
+        if _too_slow(tuning) is not None:
+            return [f"More servers like it would not help. What would: {other}."]
+        done = _most_done(tuning)
+        servers = max(2, math.ceil(tuning.seen.rate / done)) if done > 0 else 2
+        share = f"--speedup {tuning.traffic.speedup / servers:.2g} tunes for the share of one of"
+        return [f"What to try: {share} {format_count(servers)} such servers; or {other}."]
     best = tuning.found.best
     said = []
     for name in _changed(tuning):
         wanted = best.option.candidate._replace(**{name: getattr(tuning.own, name)})
         before = next((one for one in tuning.found.tried if one.option.candidate == wanted), None)
         now, then = value_text(best.option.candidate, name), value_text(tuning.own, name)
-        if before is None:
-            said.append(f"{FLAGS[name]} {now}, not {then}: {_why_not_run(tuning, wanted, then)}.")
+        refused = next((one for one in tuning.refused if one.candidate == wanted), None)
+        if before is not None:
+            why = ", ".join(_differences(best, before, tuning, f"{then} and the rest as chosen"))
+        elif not is_taken(wanted):
+            why = f"vLLM does not take {then} with these others: a step must have room for a token of each request"
         else:
-            parts = _differences(best, before, tuning, f"{then} and the rest as chosen")
-            said.append(f"{FLAGS[name]} {now}, not {then}: {', '.join(parts)}.")
+            why = "not compared" if refused is None else f"with {then} beside the others plan warns of {refused.why_not}"
+        said.append(f"{FLAGS[name]} {now}, not {then}: {why}.")
     return [*said, *_limits(tuning)]
-
-
-def _what_to_try(tuning: Tuning) -> list[str]:
-    """Where nothing is in time: a faster server where it is too slow by itself, else the share of one of several."""
-    faster = "a faster card, several cards for one server (--tensor-parallel-size), a smaller or quantised model"
-    other = f"{faster}, or a promise it can keep"
-    if _too_slow(tuning) is not None:
-        return [f"More servers like it would not help. What would: {other}."]
-    done = max(one.score.requests_per_second for one in tuning.result.tried)
-    servers = max(2, math.ceil(tuning.seen.rate / done)) if done > 0 else 2
-    share = (
-        f"--speedup {tuning.traffic.speedup / servers:.2g} tunes for the share of one of {format_count(servers)} such servers"
-    )
-    return [f"What to try: {share}; or {other}."]
-
-
-def _why_not_run(tuning: Tuning, wanted: Candidate, then: str) -> str:
-    if not is_taken(wanted):
-        return f"vLLM does not take {then} with these others: a step must have room for a token of each request"
-    refused = next((one for one in tuning.refused if one.candidate == wanted), None)
-    return f"with {then} beside the others plan warns of {refused.why_not}" if refused is not None else "not compared"
 
 
 def _differences(best: Trial, before: Trial, tuning: Tuning, against: str) -> list[str]:
@@ -181,13 +164,18 @@ def _limits(tuning: Tuning) -> list[str]:
         said.append(f"No setting could do more than {most:.3g} a second.")
     elif score.met < 0.9 * (score.requests - score.rejected) and not tuning.traffic.slo.is_empty:
         said.append("Even so, many are late: more comes than this server can serve as promised, whatever these four flags say.")
-    said += _set_cache(tuning.result.best)
+    ledger = tuning.result.best.option.ledger
+    if ledger.settings.has_fixed_cache and score.kv_peak >= FULL and ledger.slack.low >= ledger.kv.value:
+        is_size = ledger.settings.kv_cache_memory_bytes is not None
+        flag = "--kv-cache-memory-bytes" if is_size else "--num-gpu-blocks-override"
+        full = f"its {format_gib(ledger.kv.value)} were full while {format_gib(ledger.slack.value)} lay idle"
+        said.append(f"{flag} is what holds this server back: {full}. Leave it out and tune again.")
     learnt = tuning.server.most_running
     if learnt is not None and score.peak_running > BEYOND * learnt:  # a guess about steps that nobody timed
         known = f"Step times were learnt with at most {format_count(learnt)} requests at once, and this has"
         said.append(f"{known} {format_count(score.peak_running)}: record the changed server and tune again.")
     if score.rejected:
-        longest = tuning.result.best.option.ledger.kv_plan.max_model_len
+        longest = ledger.kv_plan.max_model_len
         is_longer = "request is longer" if score.rejected == 1 else "requests are longer"
         refused = "is refused" if score.rejected == 1 else "are refused"
         said.append(f"{format_count(score.rejected)} {is_longer} than {format_count(longest)} tokens and {refused}.")
@@ -197,17 +185,6 @@ def _limits(tuning: Tuning) -> list[str]:
             end = "lowest" if value == values[0] else "highest"
             said.append(f"{FLAGS[name]} {value} is the {end} value that was looked at.")
     return said
-
-
-def _set_cache(best: Trial) -> list[str]:
-    """A cache of a set size that was full while more memory than it has lies idle."""
-    ledger = best.option.ledger
-    said = ledger.settings
-    flag = "--kv-cache-memory-bytes" if said.kv_cache_memory_bytes is not None else "--num-gpu-blocks-override"
-    if not said.has_fixed_cache or best.score.kv_peak < FULL or ledger.slack.low < ledger.kv.value:
-        return []
-    full, idle = format_gib(ledger.kv.value), format_gib(ledger.slack.value)
-    return [f"{flag} is what holds this server back: its {full} were full while {idle} lay idle. Leave it out and tune again."]
 
 
 def margin(tuning: Tuning) -> str:
@@ -230,25 +207,20 @@ def folklore(tuning: Tuning) -> list[Folklore]:
     for name, said in (("max_num_seqs", "more requests at once get more done"),
                        ("max_num_batched_tokens", "larger steps get more done")):  # fmt: skip
         line = curve(tuning, name)
-        if len(line) > 1 and tuning.found is not None and not serves_none(tuning):
-            found.append(_judged(said, name, tuning.found.best, line))
+        if len(line) < 2 or tuning.found is None or serves_none(tuning):
+            continue
+        best, largest, second = tuning.found.best, line[-1], max(line[:-1], key=lambda one: one.score.goodput)
+        here, there, less = (value_text(one.option.candidate, name) for one in (best, largest, second))
+        most, least = best.score.goodput, largest.score.goodput
+        if best is largest and most > second.score.goodput * (1 + CLEARLY):
+            found.append(Folklore(said, "right", f"{there} is the best of all values that were tried"))
+        elif best is largest:
+            found.append(Folklore(said, "makes no difference", f"{less} is as good as {there}"))
+        elif most <= least * (1 + CLEARLY):
+            found.append(Folklore(said, "makes no difference", f"{there} is as good as {here}"))
+        else:
+            found.append(Folklore(said, "wrong", f"{there} gives {least:.3g} a second, {here} gives {most:.3g}"))
     return found
-
-
-def _judged(said: str, name: str, best: Trial, line: Sequence[Trial]) -> Folklore:
-    largest = line[-1]
-    here, there = value_text(best.option.candidate, name), value_text(largest.option.candidate, name)
-    change = best.score.goodput / largest.score.goodput - 1 if largest.score.goodput else float("inf")
-    if best is largest:
-        second = max(line[:-1], key=lambda one: one.score.goodput)
-        if largest.score.goodput > second.score.goodput * (1 + CLEARLY):
-            return Folklore(said, "right", f"{there} is the best of all values that were tried")
-        less = value_text(second.option.candidate, name)
-        return Folklore(said, "makes no difference", f"{less} is as good as {there}")
-    if change <= CLEARLY:
-        return Folklore(said, "makes no difference", f"{there} is as good as {here}")
-    short = f"{there} gives {largest.score.goodput:.3g} a second, {here} gives {best.score.goodput:.3g}"
-    return Folklore(said, "wrong", short)
 
 
 def ranges(tuning: Tuning) -> list[str]:
