@@ -76,7 +76,9 @@ def test_nothing_cannot_be_timed(work: Work, speed: Speed) -> None:
 
 def test_eight_bit_floats_have_a_rate_of_their_own() -> None:
     """One byte a parameter; four bits are unpacked and computed with in sixteen."""
-    for card, bytes_a_parameter, flops in (("H100", 1.0, "fp8"), ("H100", 2.0, "bf16"), ("H100", 0.55, "bf16"), ("A100 SXM 80GB", 1.0, "bf16")):  # fmt: skip
+    for card, bytes_a_parameter, flops in (
+        ("H100", 1.0, "fp8"), ("H100", 2.0, "bf16"), ("H100", 0.55, "bf16"), ("A100 SXM 80GB", 1.0, "bf16"),
+    ):  # fmt: skip
         gpu = gpu_named(card)
         found = sheet_time(Sheet(8e9 * bytes_a_parameter, 2e6, 8e9), gpu, EngineLimits())
         assert found is not None

@@ -130,7 +130,12 @@ def run(options: AssetsOptions) -> int:
     if is_patch:
         return _patch(options, words[0], words[1])
     plan = None if options.plan is None else _plan(options.plan)
-    ways = _ways(options.kind, has_plan=plan is not None)
+    wish = options.kind
+    if plan is None and wish not in (None, "monitoring", *IN_CLUSTER):
+        raise BadInput(
+            f"--for {wish} needs a plan: plimsoll plan --json --gpu NAME vllm serve MODEL ... > plan.json; then --plan"
+        )
+    ways = (wish,) if wish not in (None, "all") else WHAT if plan is not None else ("monitoring",)
     try:
         settings, notes = _settings(options, plan)
     except Found as error:
@@ -163,40 +168,26 @@ def _plan(path: str) -> Mapping[str, Any]:
         raise BadInput("--plan -: there is no standard input")
     if path != "-" and not Path(path).exists():
         raise BadInput(f"--plan {path}: no such file")
+    name = "standard input" if path == "-" else path
     try:
-        if path != "-":
-            return _of_tuning(read_json(Path(path), PLAN_MAX_BYTES), path)
-        read = sys.stdin.buffer.read(PLAN_MAX_BYTES + 1)
-        return _of_tuning(parse_json(read, PLAN_MAX_BYTES, "standard input"), "standard input")
+        if path == "-":
+            loaded: Mapping[str, Any] = parse_json(sys.stdin.buffer.read(PLAN_MAX_BYTES + 1), PLAN_MAX_BYTES, name)
+        else:
+            loaded = read_json(Path(path), PLAN_MAX_BYTES)
+        plan = loaded.get("plan") if loaded.get("schema") == "plimsoll.tune/1" else loaded  # what a tuning chose is a plan
+        if not isinstance(plan, dict):
+            raise BadInput(f"{name}: that tuning chose nothing")
+        return plan
     except BadInput as error:
         raise type(error)(f"{error}; --plan wants what `plimsoll plan --json` or `plimsoll tune --json` printed") from None
 
 
-def _of_tuning(loaded: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The plan of the setting that a tuning chose; any other object is itself."""
-    if loaded.get("schema") != "plimsoll.tune/1":
-        return loaded
-    plan = loaded.get("plan")
-    if not isinstance(plan, dict):
-        raise BadInput(f"{name}: that tuning chose nothing")
-    return plan
-
-
-def _ways(wish: str | None, *, has_plan: bool) -> tuple[str, ...]:
-    if wish in IN_CLUSTER:
-        return (wish,)
-    if not has_plan and wish not in (None, "monitoring"):
-        raise BadInput(
-            f"--for {wish} needs a plan: plimsoll plan --json --gpu NAME vllm serve MODEL ... > plan.json; then --plan"
-        )
-    if wish in (None, "all"):
-        return WHAT if has_plan else ("monitoring",)
-    return (wish,)
-
-
 def _settings(options: AssetsOptions, plan: Mapping[str, Any] | None) -> tuple[AssetSettings, tuple[str, ...]]:
     """What every file is made from, and what should be known of it."""
-    slo, job, asked = _slo(options.slo), _job(options.job), options.vllm
+    slo, job, asked = _slo(options.slo), options.job or "", options.vllm
+    # A job's name as Prometheus's own configuration or an operator of Kubernetes gives it.
+    if options.job is not None and not re.fullmatch(r"[A-Za-z0-9_][\w.:/\-]{0,199}", job):
+        raise BadInput(f"--job {job[:40]!r}: it is the name of a job in Prometheus: letters, digits and _ . : / -")
     cluster = _cluster(options)
     if plan is None:
         engine = _not_too_old(engine_named(asked or installed_vllm()))
@@ -227,7 +218,11 @@ def _settings(options: AssetsOptions, plan: Mapping[str, Any] | None) -> tuple[A
         wheel=wheel_name(),
         made_by=_made_by(options, engine.release, plan, line),
     )
-    return settings, (*_doubts(plan), *made.notes, *_guesses(options))
+    cache = plan.get("kv")
+    doubt: tuple[str, ...] = ()
+    if isinstance(cache, dict) and cache.get("fits_at_low_end") is False:  # it fits by its central figures alone
+        doubt = ("by the plan's own band the KV cache may turn out too small for one request, and then vLLM does not start",)
+    return settings, (*doubt, *made.notes, *_guesses(options))
 
 
 def _check_goes_with(options: AssetsOptions) -> None:
@@ -289,14 +284,6 @@ def _guesses(options: AssetsOptions) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _doubts(plan: Mapping[str, Any]) -> tuple[str, ...]:
-    """A plan that fits by its central figures alone."""
-    cache = plan.get("kv")
-    if not isinstance(cache, dict) or cache.get("fits_at_low_end") is not False:
-        return ()
-    return ("by the plan's own band the KV cache may turn out too small for one request, and then vLLM does not start",)
-
-
 def _not_too_old(engine: Engine) -> Engine:
     """The same engine; BadInput for one from before vLLM's present engine and metrics."""
     if not Behaviour.WORKER_EXTENSIONS.is_in(engine.release):
@@ -313,13 +300,6 @@ def _slo(text: str | None) -> AlertSlo:
             raise BadInput(f"--slo {text!r}: it is ttft=2s,tpot=50ms, or one of the two")
         found[f"{match[1]}_s"] = float(match[2]) * (0.001 if match[3] == "ms" else 1)
     return AlertSlo(**found)
-
-
-def _job(text: str | None) -> str:
-    """A job's name as Prometheus's own configuration or an operator of Kubernetes gives it."""
-    if text is not None and not re.fullmatch(r"[A-Za-z0-9_][\w.:/\-]{0,199}", text):
-        raise BadInput(f"--job {text[:40]!r}: it is the name of a job in Prometheus: letters, digits and _ . : / -")
-    return text or ""
 
 
 def _made_by(
@@ -355,19 +335,13 @@ def _wanted(settings: AssetSettings, plan: Mapping[str, Any] | None, ways: tuple
     wanted = {
         path: headed(path, text, settings.made_by).encode() for path, text in texts.items() if path.partition("/")[0] in ways
     }
-    if launched and plan is not None:
-        wanted |= _beside(settings, plan, launched)
+    if launched and plan is not None:  # the plan that guard compares a start with, and the wheel of plimsoll.inside
+        text = json.dumps(plan, indent=2, ensure_ascii=False).encode() + b"\n"
+        wanted |= {f"{way}/plan.json": text for way in launched}
+        if settings.command is not None and settings.command.has_gate:
+            content = make_wheel().content
+            wanted |= {f"{way}/{settings.wheel}": content for way in launched if way != "kubernetes"}
     return wanted
-
-
-def _beside(settings: AssetSettings, plan: Mapping[str, Any], launched: list[str]) -> dict[str, bytes]:
-    """The plan that guard compares a start with, and the wheel of plimsoll.inside."""
-    text = json.dumps(plan, indent=2, ensure_ascii=False).encode() + b"\n"
-    made = {f"{way}/plan.json": text for way in launched}
-    if settings.command is not None and settings.command.has_gate:
-        content = make_wheel().content
-        made |= {f"{way}/{settings.wheel}": content for way in launched if way != "kubernetes"}
-    return made
 
 
 def _carry_out(

@@ -22,7 +22,7 @@ import difflib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from plimsoll.cli.main import OptionsCommand
 from plimsoll.doctor.read.inputs import DoctorInputs, RangeOptions, read_inputs
 from plimsoll.doctor.rules.diagnose import Diagnosis, diagnose
 from plimsoll.doctor.rules.facts import LogFacts, PlanFigures, command_words
-from plimsoll.doctor.rules.metrics import MetricsVerdict, judge_pages
+from plimsoll.doctor.rules.metrics import judge_pages
 from plimsoll.errors import BadInput, PlimsollError, WorldFailed
 from plimsoll.findings import Code, Severity
 from plimsoll.hardware.cards import gpu_names
@@ -159,11 +159,6 @@ def _diagnose(options: DoctorOptions) -> int:
     if options.bundle is not None:
         as_text += ["", bundle(options, inputs, diagnosis, str(as_text))]
     show(report.as_json(diagnosis) if options.json else as_text)
-    return failed(diagnosis)
-
-
-def failed(diagnosis: Diagnosis) -> int:
-    """1 where a failure was diagnosed, 0 where nothing more than a word is to be said."""
     return int(any(finding.severity != "info" for finding in diagnosis.findings))
 
 
@@ -171,10 +166,9 @@ def bundle(options: DoctorOptions, inputs: DoctorInputs, diagnosis: Diagnosis, a
     """Write the archive for a ticket, with secrets and users' text hidden; returns the sentence that says so."""
     from plimsoll.doctor.read.bundle import ArchivePart, TextFile, collect_here, write_bundle
 
+    found = report.as_json(diagnosis).encode()
     parts = [
-        ArchivePart(
-            "doctor.json", "json", "The findings and facts, schema plimsoll.doctor/1.", report.as_json(diagnosis).encode()
-        ),
+        ArchivePart("doctor.json", "json", "The findings and facts, schema plimsoll.doctor/1.", found),
         ArchivePart("report.txt", "text", "The same as a person reads it.", as_text.encode()),
     ]
     for log in inputs.logs:
@@ -315,57 +309,36 @@ def _look(
         before.pop(url, None)
         if said.get(url) != ("unreachable",):
             said[url] = ("unreachable",)
-            show(
-                json.dumps({"at": clock(), "server": shown, "error": clean(str(error))})
-                if options.json
-                else f"{stamp} {clean(str(error))}"
-            )
+            told = {"at": clock(), "server": shown, "error": clean(str(error))}
+            show(json.dumps(told) if options.json else f"{stamp} {told['error']}")
         return True
-    last = before.get(url)
-    verdict = (
-        judge_pages(last, page, shown, health=fetch_health(url, timeout_s=timeout))
-        if last is not None
-        else judge_pages(page, None, shown)
-    )
-    before[url] = page
+    last, before[url] = before.get(url), page
+    health = fetch_health(url, timeout_s=timeout) if last is not None else None
+    verdict = judge_pages(page, None, shown) if last is None else judge_pages(last, page, shown, health=health)
+    is_wrong = any(finding.severity is not Severity.INFO for finding in verdict.findings)
     if options.json:
+        names = ("running", "waiting", "kv_cache_usage", "preemptions")
+        engines = [{"engine": one.engine, **{name: one.figures.get(name) for name in names}} for one in verdict.facts.engines]
         findings = [finding_json(finding) for finding in verdict.findings]
-        show(
-            json.dumps({"at": clock(), "server": shown, "engines": _figures(verdict), "findings": findings}, ensure_ascii=False)
-        )
-    else:
-        _say(stamp, shown, verdict, said, url)
-    return any(finding.severity is not Severity.INFO for finding in verdict.findings)
-
-
-def _figures(verdict: MetricsVerdict) -> list[dict[str, object]]:
-    names = ("running", "waiting", "kv_cache_usage", "preemptions")
-    return [{"engine": one.engine, **{name: one.figures.get(name) for name in names}} for one in verdict.facts.engines]
-
-
-def _say(stamp: str, shown: str, verdict: MetricsVerdict, said: dict[str, tuple[str, ...]], url: str) -> None:
-    """One line a look; a finding is told in full when it first appears, and when it is gone."""
+        show(json.dumps({"at": clock(), "server": shown, "engines": engines, "findings": findings}, ensure_ascii=False))
+        return is_wrong
+    # One line a look; a finding is told in full when it first appears, and when it is gone.
     codes = tuple(str(finding.code) for finding in verdict.findings)
-    figures = "; ".join(_line(one) for one in _figures(verdict)) or "no engine on the page"
+    figures = "; ".join(_line(one.engine, one.figures) for one in verdict.facts.engines) or "no engine on the page"
     show(f"{stamp} {shown}  {figures}  {', '.join(codes) or 'nothing wrong'}")
     for finding in verdict.findings:
         if str(finding.code) not in said.get(url, ()):
             show(f"         {finding.code}: {clean(finding.because)}")
-    gone: Sequence[str] = [code for code in said.get(url, ()) if code not in codes and code != "unreachable"]
-    if gone:
+    if gone := [code for code in said.get(url, ()) if code not in codes and code != "unreachable"]:
         show(f"         over: {', '.join(gone)}")
     said[url] = codes
+    return is_wrong
 
 
-def _line(figures: dict[str, object]) -> str:
-    kv = figures["kv_cache_usage"]
-    share = f"{kv:.0%}" if isinstance(kv, float) else "?"
-    name = f"engine {figures['engine']} " if figures["engine"] else ""
-    return f"{name}running {_whole(figures['running'])}, waiting {_whole(figures['waiting'])}, KV {share}"
-
-
-def _whole(value: object) -> str:
-    return f"{value:.0f}" if isinstance(value, float) else "?"
+def _line(engine: str, figures: Mapping[str, object]) -> str:
+    running, waiting = (f"{n:.0f}" if isinstance(n := figures.get(name), float) else "?" for name in ("running", "waiting"))
+    share = f"{kv:.0%}" if isinstance(kv := figures.get("kv_cache_usage"), float) else "?"
+    return f"{f'engine {engine} ' if engine else ''}running {running}, waiting {waiting}, KV {share}"
 
 
 COMMAND = OptionsCommand("doctor", DoctorOptions, run, __doc__)

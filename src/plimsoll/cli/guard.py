@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from plimsoll.cli.main import OptionsCommand
@@ -69,7 +69,18 @@ def read_options(options: GuardCommandOptions, environ: Mapping[str, str]) -> Gu
     config = GuardConfig() if options.config is None else read_guard_config(options.config)
     own = None if options.verbatim is None else own_engine(options.verbatim, urls[0] if len(urls) == 1 else None)
     urls = urls if own is None else list(dict.fromkeys([*urls, own.url]))
-    config = _with_engines(config, urls, environ, has_canary=options.canary)
+    engines = {engine.name: engine for engine in config.engines}
+    places = {host_and_port(engine.url) for engine in config.engines}
+    for url in urls:
+        try:
+            address(url)
+        except BadInput as error:
+            raise BadInput(f"--engine: {error}") from None
+        name = host_and_port(url)
+        if name not in places:  # else the configuration has said more of it
+            canary_s = USUAL_CANARY_S if options.canary else None
+            engines.setdefault(name, EngineConfig(name, url.strip(), environ.get("PLIMSOLL_TOKEN") or None, canary_s))
+    config = replace(config, engines=tuple(engines.values()))
     config = config if own is None else _with_own(config, own)
     name = "" if own is None else config.engines[0].name
     discover = config.discover
@@ -99,21 +110,6 @@ def _with_own(config: GuardConfig, own: OwnEngine) -> GuardConfig:
     engine = replace(engine, kv_connector=engine.kv_connector or own.has_connector, nodes=max(engine.nodes, own.nodes))
     others = (other for other in config.engines if other.name != engine.name)
     return replace(config, engines=(engine, *others))
-
-
-def _with_engines(config: GuardConfig, urls: Sequence[str], environ: Mapping[str, str], *, has_canary: bool) -> GuardConfig:
-    engines = {engine.name: engine for engine in config.engines}
-    places = {host_and_port(engine.url) for engine in config.engines}
-    token = environ.get("PLIMSOLL_TOKEN") or None
-    for url in urls:
-        try:
-            address(url)
-        except BadInput as error:
-            raise BadInput(f"--engine: {error}") from None
-        name = host_and_port(url)
-        if name not in places:  # else the configuration has said more of it
-            engines.setdefault(name, EngineConfig(name, url.strip(), token, USUAL_CANARY_S if has_canary else None))
-    return replace(config, engines=tuple(engines.values()))
 
 
 def _with_api(config: GuardConfig, options: GuardCommandOptions, environ: Mapping[str, str]) -> GuardConfig:

@@ -151,8 +151,13 @@ def _answer(verb: str, engine: str | None, options: GuardctlOptions) -> int:
     assert engine is not None, "looked at before"
     if verb in ANSWERS:
         return _show_answer(*guard.post(f"/v1/approvals/{engine}/{verb}", {}), is_json=is_json)
-    if not options.yes and verb != "undrain" and not _is_confirmed(f"{verb} {engine}"):
-        return 1
+    if not options.yes and verb != "undrain":
+        what = f"{verb} {engine}"
+        if not sys.stdin.isatty():
+            raise BadInput(f"{what}: not a terminal: pass --yes to confirm")
+        print(f"{printable(what, '?')}? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            return 1
     return _show_answer(*guard.post(f"/v1/engines/{quote(engine, safe='')}/{verb}", {}), is_json=is_json)
 
 
@@ -173,13 +178,6 @@ def _set(engine: str, words: Sequence[str], options: GuardctlOptions) -> int:
         body["for"] = options.for_
     answer = GuardClient(options, os.environ).post(f"/v1/engines/{quote(engine, safe='')}/set", body)
     return _show_answer(*answer, is_json=options.json)
-
-
-def _is_confirmed(what: str) -> bool:
-    if not sys.stdin.isatty():
-        raise BadInput(f"{what}: not a terminal: pass --yes to confirm")
-    print(f"{printable(what, '?')}? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _show_answer(status: int, body: Mapping[str, Any], *, is_json: bool) -> int:
@@ -206,9 +204,12 @@ def _actions(guard: GuardClient, *, is_json: bool) -> int:
         show(Report([f"nothing is under way: {body['says']}"]))
         return 0
     paused = body["paused"]
-    report = Report(f"  {action['engine']:30} {_action(action)}" for action in body["actions"]) or Report(
-        ["nothing is under way"]
-    )
+    report = Report([] if body["actions"] else ["nothing is under way"])
+    for action in body["actions"]:
+        what = "drain by hand" if action["kind"] == "drain" else f"{action['grade']} ({action['kind']})"
+        since = "" if action["since"] is None else f", since {duration(max(0.0, time.time() - action['since']))}"
+        back = ", on its way back" if action["undoing"] else ""
+        report.append(f"  {action['engine']:30} {what}: {action['step'] or 'over'}{back}{since}")
     report += [Line(f"  {need['engine']:30} {need['says']}", 33, BAD) for need in body["needs"]]
     report += [
         Line(f"  {one['id']:10} {one['engine']}: {one['grade']} waits for approval: {one['why']}", 13, WARN)
@@ -221,12 +222,6 @@ def _actions(guard: GuardClient, *, is_json: bool) -> int:
     off += [f"guard does not act any more: {body['trouble']}"] if body["trouble"] else []
     show(Report([*report, *(Line(line, 2, WARN) for line in off)]))
     return 0
-
-
-def _action(action: Mapping[str, Any]) -> str:
-    what = "drain by hand" if action["kind"] == "drain" else f"{action['grade']} ({action['kind']})"
-    since = "" if action["since"] is None else f", since {duration(max(0.0, time.time() - action['since']))}"
-    return f"{what}: {action['step'] or 'over'}{', on its way back' if action['undoing'] else ''}{since}"
 
 
 class GuardClient:

@@ -38,7 +38,6 @@ from plimsoll.vllm.extension_points import (
     NEEDS,
     TESTED,
     InsidePart,
-    NeedAnswer,
     PartVerdict,
     Sources,
     answers_in,
@@ -111,19 +110,13 @@ def _release(options: InsideOptions, launch: Launch | None) -> str:
     return ""
 
 
-def _names_release(options: InsideOptions, launch: Launch | None) -> bool:
-    named = launch is not None and (launch.vllm or (launch.image and version_in_image(launch.image)))
-    return bool(options.vllm or named)
-
-
 def _checkup(options: InsideOptions, launches: list[tuple[Launch, str]], required: Sequence[InsidePart]) -> report.Checkup:
     first = launches[0][0] if launches else None
     if release := _release(options, first):
         engine = engine_meant(first, options.vllm) if first is not None else engine_named(options.vllm)
-        said, version = (
-            f"by {engine.because or '--vllm'}; no vLLM was read",
-            release if _names_release(options, first) else None,
-        )
+        said = f"by {engine.because or '--vllm'}; no vLLM was read"
+        is_named = first is not None and (first.vllm or (first.image and version_in_image(first.image)))
+        version = release if options.vllm or is_named else None
         if version is None:
             note = f"its image names no release: judged as {release}; --vllm says otherwise"
             engine = Engine("unknown", release, is_exact=False, note=note)
@@ -135,7 +128,10 @@ def _checkup(options: InsideOptions, launches: list[tuple[Launch, str]], require
         engine = _engine(vllm)
         answers = judge(vllm.sources, NEEDS)
         evidence = TESTED.get(engine.release, BY_SIGNATURE) if engine.is_exact else "by signature, read from its sources"
-    plugins = _plugins(vllm, answers)
+    # Which of our entry points count; where no Python was asked they are taken to be there.
+    names = vllm.seen.entry_points if vllm.seen is not None and vllm.seen.is_visible else (PLUGIN_NAME, PROBE_PLUGIN_NAME)
+    by_entry_point = any(answer.name == "stat loggers" and "entry point" in answer.note for answer in answers)
+    plugins = Plugins(by_entry_point and PLUGIN_NAME in names, PROBE_PLUGIN_NAME in names)
     fitted = tuple(fit(launch, engine, config_of(launch, folder), plugins) for launch, folder in launches)
     judged = with_remarks(verdicts(answers, NEEDS), [remark for inner in fitted for remark in inner.remarks])
     return report.Checkup(
@@ -165,20 +161,11 @@ def _missing(part: InsidePart, judged: Sequence[PartVerdict], fitted: Sequence[I
         source = inner.checked.launch.source
         if not inner.checked.starts:
             yield f"{part}: {source}: this vLLM refuses the command"
-        elif flag in inner.added or (part is InsidePart.PROBE and ("PLIMSOLL_PROBE", "plugin") in _lacking(inner)):
+        elif flag in inner.added or (
+            part is InsidePart.PROBE
+            and ("PLIMSOLL_PROBE", "plugin") in set(inner.changed) - set(inner.checked.launch.environment)
+        ):
             yield f"{part}: {source}: the command does not ask for it ({flag})"
-
-
-def _lacking(inner: InsideLaunch) -> set[tuple[str, str]]:
-    """The variables that plimsoll.inside needs and the command does not set."""
-    return set(inner.changed) - set(inner.checked.launch.environment)
-
-
-def _plugins(vllm: InstalledVllm, answers: Sequence[NeedAnswer]) -> Plugins:
-    """Which of our entry points count; where no Python was asked they are taken to be there."""
-    names = vllm.seen.entry_points if vllm.seen is not None and vllm.seen.is_visible else (PLUGIN_NAME, PROBE_PLUGIN_NAME)
-    by_entry_point = any(answer.name == "stat loggers" and "entry point" in answer.note for answer in answers)
-    return Plugins(by_entry_point and PLUGIN_NAME in names, PROBE_PLUGIN_NAME in names)
 
 
 def _vllm(options: InsideOptions, launches: list[Launch]) -> InstalledVllm:

@@ -23,11 +23,10 @@ from plimsoll.errors import BadInput, PlimsollError, WorldFailed
 from plimsoll.launch.command_line import Launch, launches_named
 from plimsoll.launch.files import read_list
 from plimsoll.launch.options import first_given, option, options_of, pid_of, switch
-from plimsoll.plan.ledger import Ledger, ModelFacts
 from plimsoll.plan.matrix import MatrixSpec, plan_matrix
 from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import PlanInput, card_of, plan_launch, read_launch
-from plimsoll.plan.workload import Workload, WorkloadAnswer, judge, pool_of
+from plimsoll.plan.workload import Workload, judge, pool_of
 from plimsoll.render import plan as report
 from plimsoll.render.terminal import show, write_file
 from plimsoll.vllm.versions import releases
@@ -88,7 +87,18 @@ def run(options: PlanOptions) -> int:
             f"{asked}: how many requests of an encoder-decoder model fit is not known: no cross-attention is counted"
         )
     plan = plan_input.plan()
-    answer = None if options.workload is None else _workload(options.workload, plan.ledger, plan_input.model)
+    answer = None
+    if options.workload is not None:
+        path, _, wish = options.workload.partition(":concurrency=")
+        if "=" in path:
+            load = Workload.parse(options.workload)
+        else:
+            from plimsoll.simulate.trace_files import read_lengths
+
+            if wish and not wish.isdigit():
+                raise BadInput(f"--workload {options.workload!r}: the concurrency is a number")
+            load = Workload.from_trace(read_lengths(path), int(wish) if wish else None)
+        answer = judge(load, pool_of(plan.ledger, plan_input.model))
     matrix = None
     if options.matrix is not None:
         spec, longest = MatrixSpec.parse(options.matrix), plan_input.model.shape.max_context
@@ -112,17 +122,6 @@ def _learn(options: PlanOptions, log: str) -> int:
     store(key_of(ledger, plan_input.model.shape), correction_from(ledger, measured))
     show((report.learned_as_json if options.json else report.learned_as_text)(compare(ledger, measured)))
     return 0
-
-
-def _workload(text: str, ledger: Ledger, model: ModelFacts) -> WorkloadAnswer:
-    path, _, wish = text.partition(":concurrency=")
-    if "=" in path:
-        return judge(Workload.parse(text), pool_of(ledger, model))
-    from plimsoll.simulate.trace_files import read_lengths
-
-    if wish and not wish.isdigit():
-        raise BadInput(f"--workload {text!r}: the concurrency is a number")
-    return judge(Workload.from_trace(read_lengths(path), int(wish) if wish else None), pool_of(ledger, model))
 
 
 def run_certify(options: PlanOptions, plan_input: PlanInput) -> int:

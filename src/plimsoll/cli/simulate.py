@@ -35,7 +35,7 @@ from plimsoll.simulate.options import ROUTERS, ReplayOptions, TrafficOptions, fi
 
 if TYPE_CHECKING:
     from plimsoll.simulate.inputs import Inputs
-    from plimsoll.simulate.replay import AtBlockSize, Replay, Series
+    from plimsoll.simulate.replay import Replay, Series
     from plimsoll.simulate.summary import Summary
     from plimsoll.simulate.trace import Integers
 
@@ -100,6 +100,7 @@ def say_compiling() -> None:
 def _simulate(options: SimulateOptions) -> int:
     from plimsoll.render import simulate as report
     from plimsoll.simulate.inputs import read_inputs
+    from plimsoll.simulate.replicas import merge_replays, replay_each, route
     from plimsoll.simulate.summary import summarise
 
     given = read_inputs(options)
@@ -107,8 +108,11 @@ def _simulate(options: SimulateOptions) -> int:
     if replicas > 1:
         if (name := first_given(options, "steps", "html")) is not None:
             raise BadInput(f"{name} shows one engine: leave out --replicas, or replay one engine's share with --speedup")
-        found, engines = _replay_several(options, given, replicas)
-        series = None
+        server = (given.trace, given.settings, given.step_time)
+        with bar("routing", "requests") as progress:
+            engine_of = route(*server, replicas, options.router, speedup=given.speedup, on_progress=progress)
+        runs = replay_each(*server, engine_of, replicas, speedup=given.speedup, clock=time.perf_counter)
+        found, engines, series = merge_replays(given.trace, runs, engine_of), [summarise(run) for run in runs], None
     else:
         found, series = _replay(options, given)
         engines = []
@@ -116,22 +120,11 @@ def _simulate(options: SimulateOptions) -> int:
     if options.requests is not None:
         _write_requests(options.requests, found)
     if options.html is not None:
-        _write_page(options.html, options.typed, given, found, series)
+        assert series is not None, "a page needs the series"
+        _write_page(options.html, options.typed, given, found, summary, series)
     router = options.router if engines else ""
     show((report.as_json if options.json else report.as_text)(summary, notes=given.notes, engines=engines, router=router))
     return 0
-
-
-def _replay_several(options: SimulateOptions, given: Inputs, replicas: int) -> tuple[Replay, list[Summary]]:
-    """Every engine's replay as one run, and each engine's own summary."""
-    from plimsoll.simulate.replicas import merge_replays, replay_each, route
-    from plimsoll.simulate.summary import summarise
-
-    server = (given.trace, given.settings, given.step_time)
-    with bar("routing", "requests") as progress:
-        engine_of = route(*server, replicas, options.router, speedup=given.speedup, on_progress=progress)
-    runs = replay_each(*server, engine_of, replicas, speedup=given.speedup, clock=time.perf_counter)
-    return merge_replays(given.trace, runs, engine_of), [summarise(run) for run in runs]
 
 
 def _replay(options: SimulateOptions, given: Inputs) -> tuple[Replay, Series | None]:
@@ -219,36 +212,22 @@ def _write_requests(path: str, found: Replay) -> None:
         file.add(np.stack(columns, axis=1)[~found.is_rejected])
 
 
-def _write_page(path: str, typed: Sequence[str], given: Inputs, found: Replay, series: Series | None) -> None:
+def _write_page(
+    path: str, typed: Sequence[str], given: Inputs, found: Replay, summary: Summary, series: Series
+) -> None:  # fmt: skip
     from plimsoll.render.simulate_html import page
     from plimsoll.simulate.replay import busiest_minute, map_blocks
-    from plimsoll.simulate.summary import summarise
-
-    assert series is not None, "a page needs the series"
-    begin, end = busiest_minute(series)
-    blocks = map_blocks(given.trace, given.settings, given.step_time, begin, end, speedup=given.speedup) if end else None
-    html = page(
-        summarise(found, fitted=given.fitted, is_poor=given.is_poor),
-        found,
-        series,
-        _by_block_size(given),
-        blocks,
-        command=shlex.join(["plimsoll", "simulate", *typed]),
-        notes=given.notes,
-    )
-    write_file(path, html)
-
-
-def _by_block_size(given: Inputs) -> list[AtBlockSize]:
-    """The same memory cut into blocks of other sizes; groups have the sizes that vLLM gave them, so nothing is varied there."""
     from plimsoll.simulate.summary import at_block_sizes
 
-    if given.settings.groups:
-        return []
+    begin, end = busiest_minute(series)
+    server = (given.trace, given.settings, given.step_time)
+    blocks = map_blocks(*server, begin, end, speedup=given.speedup) if end else None
+    # The same memory cut into blocks of other sizes; groups have the sizes that vLLM gave them.
+    sizes = () if given.settings.groups else BLOCK_SIZES
     with bar("other block sizes", "runs") as progress:
-        return at_block_sizes(
-            given.trace, given.settings, given.step_time, BLOCK_SIZES, speedup=given.speedup, on_progress=progress
-        )
+        by_size = at_block_sizes(*server, sizes, speedup=given.speedup, on_progress=progress)
+    command = shlex.join(["plimsoll", "simulate", *typed])
+    write_file(path, page(summary, found, series, by_size, blocks, command=command, notes=given.notes))
 
 
 COMMAND = OptionsCommand("simulate", SimulateOptions, run, __doc__)

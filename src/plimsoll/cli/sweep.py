@@ -33,7 +33,7 @@ from plimsoll.simulate.options import ReplayOptions, file_named
 
 if TYPE_CHECKING:
     from plimsoll.render.tune import SweepReport
-    from plimsoll.tune.goodput import Result, RunAll, Traffic
+    from plimsoll.tune.goodput import Result, Traffic
     from plimsoll.tune.grid import Axes, Point
 
 
@@ -83,7 +83,13 @@ def _sweep(given: SweepOptions) -> SweepReport:
         kept = kept_in(given.into, stack)
         progress = stack.enter_context(bar("sweeping", "settings"))
         run = remembering(runner_on(given.on), kept, simulator_version(), progress)
-        results = _results(traffic, points, run)
+        # In the points' order; None where nothing could be replayed. All of one speed go together.
+        results: list[Result | None] = [None] * len(points)
+        for speed in dict.fromkeys(point.speedup for point in points):
+            places = [place for place, point in enumerate(points) if point.speedup == speed and point.job is not None]
+            jobs = [job for place in places if (job := points[place].job) is not None]
+            for nth, result in run(traffic._replace(speedup=speed), jobs):
+                results[places[nth]] = result
     return SweepReport(traffic, axes, points, results, label, notes)
 
 
@@ -107,17 +113,6 @@ def _points(options: SweepOptions, axes: Axes) -> tuple[Traffic, list[Point], st
     asked = read_tune_inputs(options, None, options.slo)
     points = planned_points(axes, asked.server, asked.traffic.speedup, asked.server.step_time)
     return asked.traffic, points, trust(asked.server.fitted, is_poor=asked.server.is_poor), asked.notes
-
-
-def _results(traffic: Traffic, points: list[Point], run: RunAll) -> list[Result | None]:
-    """In the points' order; None where nothing could be replayed. All of one speed go together."""
-    found: list[Result | None] = [None] * len(points)
-    for speed in dict.fromkeys(point.speedup for point in points):
-        places = [place for place, point in enumerate(points) if point.speedup == speed and point.job is not None]
-        jobs = [job for place in places if (job := points[place].job) is not None]
-        for nth, result in run(traffic._replace(speedup=speed), jobs):
-            found[places[nth]] = result
-    return found
 
 
 COMMAND = OptionsCommand("sweep", SweepOptions, run, __doc__, unlisted=(ReplayOptions,))
