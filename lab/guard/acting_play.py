@@ -57,21 +57,6 @@ async def until(is_so: Callable[[], bool]) -> None:
     raise AssertionError("it never came to that")
 
 
-def meanwhile(world: World, book: MemoryBook, step: str, deed: Callable[[Conductor], None], case: Case = SERVING) -> Conductor:
-    """The action, and something that happens while it is in this step."""
-
-    async def script(conductor: Conductor) -> None:
-        def happens() -> None:
-            world.when.clear()
-            deed(conductor)
-
-        world.when[step] = happens
-        await conductor.carry_out(case.plan)
-        await to_the_end(conductor, world, book)
-
-    return play(world, book, script)
-
-
 def view_of(kind: str, *, is_true: bool = True, name: str = ENGINE) -> FleetView:
     """A fleet in which this holds of the engine, and another one carries its load."""
     status = Status.TRUE if is_true else Status.FALSE

@@ -86,66 +86,108 @@ class Watched:
         return "" if decision is None else decision.reason if isinstance(decision, BlockedAction) else str(decision.grade)
 
 
-# It acts when it must not
+# What it would do
 
 
-def test_guards_way_to_all_engines_is_cut() -> None:
-    """Though refusals are called a death after a minute, no engine is restarted, and guard says that it is cut off."""
-    policy = read_policy({"dead": {"refused": "60s"}})
-    fleet = Watched(policy, **{name: [*HEALTHY, *series(200, refused, 300)] for name in "abc"})
-    assert {fleet.outcome(name) for name in "abc"} == {"CutOff"}
-    assert fleet.observer.cut_off().startswith("guard is cut off: 3 of 3 engines became unreachable within")
-    at_once = Watched(policy, **{name: [*HEALTHY, *series(10, refused, 300)] for name in "ab"})
-    assert at_once.observer.cut_off()
+def busy(at: float, stands_from: float, stands_for: float = 1e9) -> dict[str, float]:
+    """Four requests, and steps but for a while."""
+    steps = at if at < stands_from else stands_from if at < stands_from + stands_for else at - stands_for
+    return {"running": 2.0, "waiting": 2.0, "steps": 10.0 * steps}
 
 
-def test_guard_that_is_cut_off_still_restarts_what_a_local_witness_calls_dead() -> None:
-    """A process that its supervisor knows to have crashed is dead, whatever became of guard's own network."""
-    lost = series(100, refused, 300)
-    crashed = series(100, lambda at: refused(at, ended="its unit has failed"), 300)
-    fleet = Watched(a=[*HEALTHY, *crashed], b=[*HEALTHY, *lost], c=[*HEALTHY, *lost])
-    assert fleet.observer.cut_off()
-    assert fleet.outcome("a") == "restart"
+def failing(at: float, from_s: float, until_s: float = 1e9) -> Canary:
+    asked = at // 30 * 30.0
+    return Canary(asked, not from_s <= asked < until_s)
 
 
-def test_the_way_to_one_engine_is_cut_behind_a_balancer_that_asks_for_readiness() -> None:
-    """Nobody but guard says that it is down: it is told, and not stopped."""
-    fleet = Watched(read_policy({"dead": {"refused": "60s"}}), a=[*HEALTHY, *series(200, refused, 300)], b=series(500, answers))
-    assert fleet.condition("a", "dead").is_true
-    assert fleet.outcome() == "Unproved"
+def then(seconds: int, look: Callable[[float], Look], start: int = 300) -> list[Look]:
+    """Five healthy minutes, and then this."""
+    return [*HEALTHY, *series(seconds, look, start)]
+
+
+def lost(balancer: BalancerHealth | None = None, *, is_open: bool | None = None) -> list[Look]:
+    return then(200, lambda at: refused(at, balancer=balancer, is_port_open=is_open))
+
+
+def wedged(started: float | None) -> list[Look]:
+    """By its gate, which states that start."""
+    gate = GATE._replace(ready=False, reason="wedged", is_wedged=True, engine_requests=4, started=started)
+    return then(60, lambda at: answers(at, busy(at, 300), gate=gate))
+
+
+def resting(start: float | None) -> list[Look]:
+    """No steps and no answers, of a process that began then by this machine's word; None: it is elsewhere."""
+    return then(600, lambda at: answers(at, busy(300, 300), canary=failing(at, 300), local_start=start))
+
+
+def frozen(cpu: dict[str, float]) -> list[Look]:
+    """A proxy that serves an old page and lets posts hang."""
+    old = {**IDLE, **busy(300, 300), **cpu}
+    return then(600, lambda at: answers(at, canary=failing(at, 300))._replace(figures=old))
+
+
+WORKED_503 = then(60, lambda at: answers(at, busy(at, 1e9), health=503))
+STAYS_503 = series(120, lambda at: answers(at, busy(355.0, 1e9), health=503, local_start=START), 360)
+NOT_RUNNING = "its restarter says that it does not run"
+BEGUN_DOWN = series(200, lambda at: refused(at, gone=NOT_RUNNING, has_served=True))
+FAILED_UNIT = "its unit has failed"
 
 
 @each(
-    ("health", "wanted"),
+    ("what", "seen", "wanted", "reason"),
     [
-        (BalancerHealth(True, 90.0), "restart"),
-        (BalancerHealth(True, 30.0), "Unproved"),
-        (BalancerHealth(True, 2.0), "Unproved"),
-        (BalancerHealth(False, 90.0), "Unproved"),
-        (BalancerHealth(None, 90.0), "Unproved"),
-        (BalancerHealth(True), "Unproved"),
+        ("the way to one engine is cut, and nobody else says that it is down", lost(), "Unproved", "NobodyListens"),
+        ("a balancer's own check, and a minute of silence", lost(BalancerHealth(True, 90.0)), "restart", ""),
+        ("half a minute", lost(BalancerHealth(True, 30.0)), "Unproved", ""),
+        ("streams flow while guard and balancer time out", lost(BalancerHealth(True, 2.0)), "Unproved", ""),
+        ("its check passes", lost(BalancerHealth(False, 90.0)), "Unproved", ""),
+        ("it has no check", lost(BalancerHealth(None, 90.0)), "Unproved", ""),
+        ("it counts nothing", lost(BalancerHealth(True)), "Unproved", ""),
+        ("nobody listens at its port, as the kernel says", lost(is_open=False), "restart", ""),
+        ("somebody does", lost(is_open=True), "Unproved", ""),
+        ("bytes flow, and its supervisor names another process",
+         then(60, lambda at: refused(at, ended=FAILED_UNIT, balancer=BalancerHealth(None, 1.0))), "Unproved", ""),
+        ("an old page", frozen({"cpu_seconds": 30.0}), "", ""),
+        ("an old page without processor time", frozen({}), "", ""),
+        ("a sidecar's empty 503 while the gate is ready", then(300, lambda at: answers(at, health=503, gate=GATE)), "",
+         "Contradicted"),
+        ("the same without a gate is told, and not stopped", then(300, lambda at: answers(at, health=503)), "Unproved",
+         "HealthSaysSo"),
+        ("an operator's pause behind a proxy that refuses /is_paused", resting(None), "Unproved", ""),
+        ("the process on this machine itself", resting(START), "restart", ""),
+        ("a proxy listens on this machine", resting(START + 90), "Unproved", ""),
+        ("the gate of the page's own process", wedged(START), "restart", ""),
+        ("a gate of 0.1 states no start, and is believed", wedged(None), "restart", ""),
+        ("a gate of another process than the page", wedged(START + 60), "", ""),
+        ("a crash, after ten seconds", then(15, lambda at: refused(at, ended="its process ended with exit code 1")), "restart",
+         "ProcessEnded"),
+        ("a plain no of its command is told at once", then(100, lambda at: refused(at, gone=NOT_RUNNING)), "", "NotRunning"),
+        ("and restarted after two minutes", then(200, lambda at: refused(at, gone=NOT_RUNNING)), "restart", ""),
+        ("guard begins while an engine is down that served", BEGUN_DOWN, "restart", ""),
+        ("one that never served", [look._replace(has_served=False) for look in BEGUN_DOWN], "", ""),
+        ("503 for a moment while it worked", WORKED_503, "", "Contradicted"),
+        ("and later for good", [*WORKED_503, *STAYS_503], "restart", ""),
     ],
-)
-def test_a_balancer_proves_a_death_by_its_own_check_and_a_minute_of_silence(health: BalancerHealth, wanted: str) -> None:
-    """An overloaded server times out guard and the balancer alike while its streams flow."""
-    down = series(200, lambda at: refused(at, balancer=health), 300)
-    fleet = Watched(read_policy({"dead": {"refused": "60s"}}), a=[*HEALTHY, *down], b=series(500, answers))
-    assert fleet.outcome() == wanted
+)  # fmt: skip
+def test_what_proves_that_it_serves_nobody(what: str, seen: list[Look], wanted: str, reason: str) -> None:
+    """Guard's own connection alone is no proof; a witness is, unless somebody sees it serve."""
+    policy = read_policy({"dead": {"refused": "60s"}})
+    fleet = Watched(policy, a=seen, b=series(int(seen[-1].at_s), answers))
+    assert fleet.outcome() == wanted, what
+    assert reason in ("", fleet.condition("a", "dead").reason), what
 
 
-def test_a_start_that_hangs_on_guards_own_machine_is_dead_after_the_bound() -> None:
-    """Nobody listens at its port, as the kernel says: nothing can be served there."""
-    for is_open, wanted in ((False, "restart"), (True, "Unproved"), (None, "Unproved")):
-        down = series(200, lambda at, is_open=is_open: refused(at, is_port_open=is_open), 300)  # type: ignore[misc]
-        fleet = Watched(read_policy({"dead": {"refused": "60s"}}), a=[*HEALTHY, *down], b=series(500, answers))
-        assert fleet.outcome() == wanted
-
-
-def test_bytes_that_flow_outweigh_a_supervisor_that_names_another_process() -> None:
-    """A unit that is down is not the server that answers the balancer."""
-    flows = series(60, lambda at: refused(at, ended="its unit has failed", balancer=BalancerHealth(None, 1.0)), 300)
-    fleet = Watched(a=[*HEALTHY, *flows], b=series(360, answers))
-    assert fleet.outcome() == "Unproved"
+def test_guard_that_is_cut_off_restarts_only_what_a_local_witness_calls_dead() -> None:
+    """Its way to all engines is cut: none is restarted, and it says so; but a crash that a supervisor knows of is one."""
+    policy = read_policy({"dead": {"refused": "60s"}})
+    fleet = Watched(policy, **{name: lost() for name in "abc"})
+    assert {fleet.outcome(name) for name in "abc"} == {"CutOff"}
+    assert fleet.observer.cut_off().startswith("guard is cut off: 3 of 3 engines became unreachable within")
+    assert Watched(policy, **{name: then(10, refused) for name in "ab"}).observer.cut_off()
+    crashed, gone = then(100, lambda at: refused(at, ended=FAILED_UNIT)), then(100, refused)
+    fleet = Watched(a=crashed, b=gone, c=gone)
+    assert fleet.observer.cut_off()
+    assert fleet.outcome("a") == "restart"
 
 
 def test_health_says_503_for_12_s_and_is_well_again_before_the_stop() -> None:
@@ -164,17 +206,6 @@ def test_health_says_503_for_12_s_and_is_well_again_before_the_stop() -> None:
     assert (world.state.stops, ends(world)) == (0, ["undone"])
 
 
-def busy(at: float, stands_from: float, stands_for: float = 1e9) -> dict[str, float]:
-    """Four requests, and steps but for a while."""
-    steps = at if at < stands_from else stands_from if at < stands_from + stands_for else at - stands_for
-    return {"running": 2.0, "waiting": 2.0, "steps": 10.0 * steps}
-
-
-def failing(at: float, from_s: float, until_s: float = 1e9) -> Canary:
-    asked = at // 30 * 30.0
-    return Canary(asked, not from_s <= asked < until_s)
-
-
 def test_a_worker_call_of_100_s_with_requests_waiting() -> None:
     """An update of weights keeps the loop busy for less than the bound: neither stalled nor wedged."""
     seen = series(600, lambda at: answers(at, busy(at, 300, 100), canary=failing(at, 300, 400), local_start=START))
@@ -184,75 +215,7 @@ def test_a_worker_call_of_100_s_with_requests_waiting() -> None:
         assert fleet.outcome() == ""
 
 
-def test_a_proxy_serves_an_old_page_and_lets_posts_hang() -> None:
-    """Nothing on the page moves, so it proves nothing; with a page of no processor time, too."""
-    for figures in ({"cpu_seconds": 30.0}, {"cpu_seconds": None}):
-        old = {name: value for name, value in {**IDLE, **busy(300, 300), **figures}.items() if value is not None}
-        frozen = series(600, lambda at, old=old: answers(at, canary=failing(at, 300))._replace(figures=old), 300)  # type: ignore[misc]
-        fleet = Watched(a=[*HEALTHY, *frozen], b=series(900, answers))
-        assert not fleet.condition("a", "wedged").is_true
-        assert fleet.outcome() == ""
-
-
-def test_a_sidecar_answers_health_with_an_empty_503_while_the_gate_is_ready() -> None:
-    """The gate is the engine's own: a 503 of somebody else is not believed."""
-    odd = series(300, lambda at: answers(at, health=503, gate=GATE), 300)
-    fleet = Watched(a=[*HEALTHY, *odd], b=series(600, answers))
-    assert (fleet.condition("a", "dead").reason, fleet.outcome()) == ("Contradicted", "")
-    bare = Watched(a=[*HEALTHY, *series(300, lambda at: answers(at, health=503), 300)], b=series(600, answers))
-    assert (bare.condition("a", "dead").is_true, bare.outcome()) == (True, "Unproved"), "told, and not stopped"
-
-
-def test_an_operators_pause_behind_a_proxy_that_lets_only_some_paths_pass() -> None:
-    """Its /is_paused is refused by the proxy: it looks wedged to guard alone, which stops nothing."""
-    paused = series(600, lambda at: answers(at, busy(300, 300), canary=failing(at, 300)), 300)
-    fleet = Watched(a=[*HEALTHY, *paused], b=series(900, answers))
-    assert fleet.outcome() in ("", "Unproved")
-    local = series(600, lambda at: answers(at, busy(300, 300), canary=failing(at, 300), local_start=START), 300)
-    assert Watched(a=[*HEALTHY, *local], b=series(900, answers)).outcome() == "restart", "the process on this machine itself"
-    other = series(600, lambda at: answers(at, busy(300, 300), canary=failing(at, 300), local_start=START + 90), 300)
-    assert Watched(a=[*HEALTHY, *other], b=series(900, answers)).outcome() == "Unproved", "a proxy listens on this machine"
-
-
-def test_a_gate_of_another_process_than_the_page_proves_nothing() -> None:
-    """The gate states its start, and the page carries the same; a gate of 0.1 states none and is believed."""
-    for started, wanted in ((START, "restart"), (None, "restart"), (START + 60, "")):
-        gate = GATE._replace(ready=False, reason="wedged", is_wedged=True, engine_requests=4, started=started)
-        seen = series(60, lambda at, gate=gate: answers(at, busy(at, 300), gate=gate), 300)  # type: ignore[misc]
-        assert Watched(a=[*HEALTHY, *seen], b=series(360, answers)).outcome() == wanted
-
-
 # It waits or is silent when it must act
-
-
-def test_a_server_that_exits_and_whose_command_says_no_is_restarted() -> None:
-    """With evidence of a crash after ten seconds; with a plain no it is told at once and restarted after two minutes."""
-    crashed = series(60, lambda at: refused(at, ended="its process ended with exit code 1"), 300)
-    first = next(end for end in range(1, len(crashed)) if Watched(a=[*HEALTHY, *crashed[:end]]).outcome() == "restart")
-    assert crashed[first - 1].at_s - 300 <= 10
-    plain = series(200, lambda at: refused(at, gone="its restarter says that it does not run"), 300)
-    assert Watched(a=[*HEALTHY, *plain[:20]]).outcome() == ""
-    assert Watched(a=[*HEALTHY, *plain[:3]]).condition("a", "dead").reason == "NotRunning"
-    assert Watched(a=[*HEALTHY, *plain]).outcome() == "restart"
-    told = [at for at, text in Watched(a=[*HEALTHY, *plain[:5]]).events["a"] if "unreachable" in text]
-    assert told, "a person hears of it at once"
-    assert told[0] - 300 <= 15
-
-
-def test_guard_begins_while_an_engine_is_down() -> None:
-    """The journal knows that it served: it is dead by its restarter's word; one that never served is left alone."""
-    down = series(200, lambda at: refused(at, gone="its restarter says that it does not run", has_served=True))
-    assert Watched(a=down).outcome() == "restart"
-    assert Watched(a=[look._replace(has_served=False) for look in down]).outcome() == ""
-
-
-def test_503_for_a_moment_while_it_worked_and_later_for_good() -> None:
-    """Steps of long ago do not contradict what /health says now."""
-    works = series(60, lambda at: answers(at, busy(at, 1e9), health=503), 300)
-    fleet = Watched(a=[*HEALTHY, *works])
-    assert fleet.condition("a", "dead").reason == "Contradicted"
-    dies = series(120, lambda at: answers(at, busy(355.0, 1e9), health=503, local_start=START), 360)
-    assert Watched(a=[*HEALTHY, *works, *dies], b=series(480, answers)).outcome() == "restart"
 
 
 @each("has_gate", [False, True])

@@ -1,8 +1,9 @@
-"""An engine that a person drains: out while it is wanted, back when it is not, and never without an owner."""
+"""An engine that a person drains, or puts back: out while it is wanted, back when it is not, and never without an owner."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,39 +15,77 @@ from plimsoll.errors import WorldFailed
 from plimsoll.guard.act.decide import ActionPlan, BlockedAction, Decision, FailedRestarts, Switches
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OPENED
 from plimsoll.guard.act.journal_replay import open_actions
-from plimsoll.guard.act.ports import failed, unsure
+from plimsoll.guard.act.ports import Outcome, failed, unsure
 from plimsoll.guard.act.steps import ActionRun, Step
 from plimsoll.guard.api.actions import ActionDesk
-from plimsoll.guard.daemon.conductor import Conductor
-from plimsoll.guard.daemon.manual_drain import ManualDrains, SharedLock
+from plimsoll.guard.daemon import steps
+from plimsoll.guard.daemon.conductor import Announcement, Conductor
+from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService, SharedLock
+from plimsoll.guard.daemon.steps import EngineAdapters
+from plimsoll.guard.judge.look import Look, Reach
 from plimsoll.guard.judge.tracker import Grade
-from tests.guard.daemon.drain_world import NEVER, POLICY, Book, Killed, Lock, World, load_of, parts_of, ports_of
+from tests.each import each
+from tests.guard.daemon.drain_world import (
+    NEVER,
+    POLICY,
+    Balancer,
+    Book,
+    Killed,
+    Lock,
+    Sight,
+    World,
+    load_of,
+    parts_of,
+    ports_of,
+)
 
 
-def made(world: World, guard: str = "one", **more: Any) -> ManualDrains:
-    ports = ports_of(world, SharedLock(Lock(world, guard)))
-    return ManualDrains(parts_of(world), POLICY, ports, {}, pause_s=0.02, **more)
+class Looks(Sight):
+    """Every look finds this."""
+
+    def __init__(self, reach: Reach = Reach.ANSWERS) -> None:
+        self.reach = reach
+
+    async def look(self, engine: str) -> Look | None:
+        del engine
+        return Look(0.0, 0.0, self.reach, health=200 if self.reach is Reach.ANSWERS else None)
 
 
-def run(does: Callable[[World], Coroutine[Any, Any, None]]) -> World:
-    world = World()
-    asyncio.run(does(world))
+class Guard:
+    """The drains of one guard in a world, and what it says urgently."""
+
+    def __init__(self, world: World | None = None, parts: Mapping[str, EngineAdapters] | None = None, **more: Any) -> None:
+        self.world, self.sight, self.urgent = world or World(), Looks(), list[str]()
+        ports = ports_of(self.world, SharedLock(Lock(self.world, "one")))._replace(observer=self.sight, tell=self._tell)
+        self.drains = ManualDrains(parts or parts_of(self.world), POLICY, ports, {}, pause_s=0.02, **more)
+
+    def _tell(self, said: Announcement) -> None:
+        self.world.said.append(said.message)
+        self.urgent += [said.message] if said.is_urgent else []
+
+
+def run(does: Callable[[World], Coroutine[Any, Any, None]], world: World | None = None) -> World:
+    world = world or World()
+    asyncio.run(asyncio.wait_for(does(world), 30))
     return world
+
+
+def reason(decision: Decision) -> str:
+    """Why it is blocked, and "" where it is not."""
+    return decision.reason if isinstance(decision, BlockedAction) else ""
 
 
 def test_out_until_it_is_asked_back() -> None:
     """The lease is renewed for as long as it is out, the lock is free meanwhile, and every deed has its entry before it."""
 
     async def story(world: World) -> None:
-        drains = made(world)
+        drains = Guard(world).drains
         assert isinstance(await drains.drain("a"), ActionPlan)
         assert not world.serves()
         assert (drains.engines, drains.runs["a"].step, world.holder) == (frozenset("a"), Step.IDLE, "")
         await asyncio.sleep(3 * POLICY.lease_s)
         assert not world.serves(), "nobody renewed it"
-        decision = await drains.drain("a")
-        assert isinstance(decision, BlockedAction)
-        assert decision.reason == "Busy"
+        assert reason(await drains.drain("a")) == "Busy"
         assert isinstance(await drains.undrain("a"), ActionPlan)
         assert world.serves()
         assert (len(drains.engines), len(drains.runs), world.holder) == (0, 0, "")
@@ -61,34 +100,24 @@ def test_out_until_it_is_asked_back() -> None:
     assert world.epoch == 2, "once to take it out, once to put it back"
 
 
-def test_it_comes_back_by_itself_after_its_bound() -> None:
-    """Whoever forgot it has it back after an hour."""
+def test_it_comes_back_by_itself_after_its_bound_and_when_guard_ends() -> None:
+    """Whoever forgot it has it back after an hour; nothing stays out when its owner goes in order."""
 
     async def story(world: World) -> None:
-        drains = made(world, longest_s=0.2)
+        drains = Guard(world, longest_s=0.2).drains
         await drains.drain("a")
         await asyncio.sleep(0.6)
+        assert (world.serves(), drains.engines) == (True, frozenset())
+        second = Guard(world).drains
+        await second.drain("a")
+        await second.close()
         assert world.serves()
-        assert drains.engines == frozenset()
 
-    run(story)
-
-
-def test_a_guard_that_ends_puts_it_back() -> None:
-    """Nothing stays out when its owner goes in order."""
-
-    async def story(world: World) -> None:
-        drains = made(world)
-        await drains.drain("a")
-        await drains.close()
-        assert world.serves()
-        assert open_actions(world.entries) == []
-
-    run(story)
+    assert open_actions(run(story).entries) == []
 
 
-@pytest.mark.parametrize(
-    ("engine", "change", "reason"),
+@each(
+    ("engine", "change", "wanted"),
     [
         ("c", {}, "NotWatched"),
         ("b", {}, "NoGate"),
@@ -98,73 +127,58 @@ def test_a_guard_that_ends_puts_it_back() -> None:
         ("a", {"load": load_of("a", None)}, "OthersCannotCarry"),
     ],
 )
-def test_what_speaks_against_it(engine: str, change: Mapping[str, Any], reason: str) -> None:
+def test_what_speaks_against_it(engine: str, change: Mapping[str, Any], wanted: str) -> None:
     """As for a restart: what is not known, what may not be touched, what the others could not carry. Nothing is written."""
 
     async def story(world: World) -> None:
         world.engines = [one._replace(**change) for one in world.engines]
-        decision = await made(world).drain(engine)
-        assert isinstance(decision, BlockedAction)
-        assert (decision.reason, world.entries) == (reason, [])
+        assert (reason(await Guard(world).drains.drain(engine)), world.entries) == (wanted, [])
 
     run(story)
 
 
-def test_what_does_not_speak_against_it() -> None:
-    """A person may drain at any hour, with the budget spent, guard paused, a sick card and no way to restart it."""
+def test_what_does_not_speak_against_it_and_that_guard_is_at_work() -> None:
+    """A person may drain at any hour, with the budget spent, guard paused, and no way to restart it; one at a time."""
 
     async def story(world: World) -> None:
         world.engines[0] = world.engines[0]._replace(has_restarter=False, last_end=FailedRestarts("asked", "failed"))
-        drains = made(world)
+        drains = Guard(world).drains
         drains._policy = replace(POLICY, rungs=(), restarts_per_hour=0, fleet_restarts_per_hour=0)
         view = world.view
         drains._ports = drains._ports._replace(view=lambda away: view(away)._replace(switches=Switches(is_paused=True)))
+        drains.runs["b"] = ActionRun("x", "b", Grade.RESTART, "dead", (Step.LOCK,), Step.LOCK)
+        assert reason(await drains.drain("a")) == "Busy"
+        del drains.runs["b"]
         assert isinstance(await drains.drain("a"), ActionPlan)
         await drains.close()
 
     run(story)
 
 
-def test_while_guard_is_at_work_it_is_refused() -> None:
-    """One engine at a time: also for people."""
-
-    async def story(world: World) -> None:
-        drains = made(world)
-        drains.runs["b"] = ActionRun("x", "b", Grade.RESTART, "dead", (Step.LOCK,), Step.LOCK)
-        decision = await drains.drain("a")
-        assert isinstance(decision, BlockedAction)
-        assert decision.reason == "Busy"
-
-    run(story)
-
-
 def test_a_lock_that_is_not_free_or_a_balancer_that_refuses() -> None:
-    """It is told at once, and nothing is left behind."""
+    """It is told at once, and nothing is left behind; what is in maintenance is an operator's."""
 
     async def story(world: World) -> None:
         world.holder = "another guard"
-        drains = made(world)
-        first = await drains.drain("a")
-        world.holder = ""
-        world.takes_out = failed("it is the last server")
-        second = await drains.drain("a")
-        assert [isinstance(one, BlockedAction) and one.message for one in (first, second)] == [
-            "another guard has it, not x0 on a", "it is the last server"
+        drains, found = Guard(world).drains, []
+        for takes_out in (failed("unused"), failed("it is the last server"), failed("in maintenance", maint=True), unsure("?")):
+            world.takes_out = takes_out
+            found.append(await drains.drain("a"))
+            world.holder = ""
+            assert (world.serves(), world.holder, drains.runs) == (True, "", {})
+        assert [isinstance(one, BlockedAction) and one.message for one in found] == [
+            "another guard has it, not x0 on a", "it is the last server", "in maintenance", "?"
         ]  # fmt: skip
-        assert (world.serves(), world.holder, drains.runs) == (True, "", {})
-        world.takes_out = unsure("no answer")
-        assert isinstance(await drains.drain("a"), BlockedAction)
-        assert world.serves()
 
-    world = run(story)
-    assert [entry.fields["end"] for entry in world.entries if entry.kind == CLOSED] == ["stood-back", "undone", "undone"]
+    ends = [entry.fields["end"] for entry in run(story).entries if entry.kind == CLOSED]
+    assert ends == ["stood-back", "undone", "undone", "undone"]
 
 
 def test_somebody_else_takes_it_meanwhile() -> None:
     """A newer number at the gate: it is theirs, and it is not put back under their hands."""
 
     async def story(world: World) -> None:
-        drains = made(world)
+        drains = Guard(world).drains
         await drains.drain("a")
         world.epoch += 5
         world.drain = world.drain._replace(epoch=world.epoch, until=world.now + 60)
@@ -174,11 +188,11 @@ def test_somebody_else_takes_it_meanwhile() -> None:
     assert open_actions(run(story).entries) == []
 
 
-def test_it_waits_for_the_lock_to_put_it_back() -> None:
-    """While another guard is at work it stays out, renewed; then it comes back."""
+def test_it_waits_for_the_lock_to_put_it_back_and_not_for_ever() -> None:
+    """While another guard is at work it stays out, renewed; after a while it is put back with the number of its drain."""
 
     async def story(world: World) -> None:
-        drains = made(world)
+        drains = Guard(world).drains
         await drains.drain("a")
         world.holder = "another guard"
         back = asyncio.create_task(drains.undrain("a"))
@@ -187,15 +201,7 @@ def test_it_waits_for_the_lock_to_put_it_back() -> None:
         world.holder = ""
         await back
         assert world.serves()
-
-    run(story)
-
-
-def test_a_lock_that_never_comes_does_not_keep_it_out() -> None:
-    """The gate knows whose it is: after a while it is put back with the number that it was drained with."""
-
-    async def story(world: World) -> None:
-        drains = made(world, patience_s=0.2)
+        drains = Guard(world, patience_s=0.2).drains
         await drains.drain("a")
         world.holder = "another guard"
         await drains.undrain("a")
@@ -204,60 +210,118 @@ def test_a_lock_that_never_comes_does_not_keep_it_out() -> None:
     assert open_actions(run(story).entries) == []
 
 
+# Its journal, and its death
+
+
+async def drained_and_back(world: World) -> None:
+    drains = Guard(world).drains
+    await drains.drain("a")
+    await drains.undrain("a")
+
+
+ENTRIES = len(run(drained_and_back).entries)
+
+
 def test_whoever_was_killed_is_followed_by_one_who_undoes_it() -> None:
     """Before and after each entry of the journal in turn: the next guard puts the engine back, and nothing stays open."""
-
-    async def one_life(world: World) -> None:
-        drains = made(world)
-        await drains.drain("a")
-        await drains.undrain("a")
-
-    whole = len(run(one_life).entries)
-    assert whole > 12
-    for number in range(1, whole + 1):
+    assert ENTRIES > 12
+    for number in range(1, ENTRIES + 1):
         for before, after in ((number, NEVER), (NEVER, number)):
             world = World()
             world.kill_before, world.kill_after = before, after
-            asyncio.run(_dies_and_is_followed(world))
+            with contextlib.suppress(Killed):
+                run(drained_and_back, world)
+            world.kill_before = world.kill_after = NEVER
+            world.holder = ""
+
+            async def follow(world: World) -> None:
+                second = Conductor(parts_of(world), POLICY, ports_of(world, Lock(world, "two")), pause_s=0.01)
+                await second.take_over()
+                await second.close()
+                assert (world.serves(), second.runs) == (True, {})
+
+            run(follow, world)
             assert open_actions(world.entries) == [], (before, after)
 
 
-async def _dies_and_is_followed(world: World) -> None:
-    try:
-        first = made(world)
-        await first.drain("a")
-        await first.undrain("a")
-    except Killed:
-        pass
-    world.kill_before = world.kill_after = NEVER
-    world.holder = ""
-    second = Conductor(parts_of(world), POLICY, ports_of(world, Lock(world, "two")), pause_s=0.01)
-    await second.take_over()
-    await second.close()
-    assert world.serves()
-    assert second.runs == {}
-
-
-def test_without_a_journal_nothing_is_done() -> None:
-    """A full disk at the first entry is told to whoever asked; later nothing that is out stays so."""
+@each("number", range(1, ENTRIES + 1))
+def test_a_journal_that_fails_leaves_nothing_out_of_service(number: int) -> None:
+    """At any entry: what is out comes back unwritten, the lock is free, and it is said; at the first nothing is begun."""
 
     async def story(world: World) -> None:
-        world.fail_at = 1
-        with pytest.raises(WorldFailed, match="cannot be written"):
-            await made(world).drain("a")
-        assert (world.serves(), world.entries) == (True, [])
-
-    async def later(world: World) -> None:
-        drains = made(world)
-        world.fail_at = 6  # before the drain itself
-        decision: Decision = await drains.drain("a")
-        assert isinstance(decision, BlockedAction)
-        assert world.serves()
-        assert any("the engine goes back in rotation" in said for said in world.said)
-        assert drains.runs == {}
+        guard = Guard(world)
+        world.fail_at = number
+        if number == 1:
+            with pytest.raises(WorldFailed, match="cannot be written"):
+                await guard.drains.drain("a")
+            assert world.entries == []
+        elif isinstance(await guard.drains.drain("a"), ActionPlan):
+            assert isinstance(await guard.drains.undrain("a"), ActionPlan), "what is out may always be asked back"
+        assert (world.serves(), world.holder, dict(guard.drains.runs)) == (True, "", {})
+        assert number == 1 or any("No space left" in said for said in guard.urgent)
 
     run(story)
-    run(later)
+
+
+@each(
+    ("takes_out", "is_kept", "said"),
+    [
+        (None, True, "taken out again"),
+        (failed("nobody else is up"), False, "cannot be told to stop: nobody else is up"),
+        (unsure("no answer"), True, ""),
+    ],
+)
+def test_a_balancer_that_was_reloaded_is_told_again(takes_out: Outcome | None, is_kept: bool, said: str) -> None:
+    """Where it does not let go again the gate does; one that cannot be asked is no reason to end the drain."""
+
+    async def story(world: World) -> None:
+        drains = Guard(world).drains
+        await drains.drain("a")
+        world.is_out, world.takes_out = False, takes_out or world.takes_out
+        await asyncio.sleep(3 * POLICY.lease_s)
+        assert (world.serves(), drains.engines) == (not is_kept, frozenset("a" if is_kept else ""))
+        assert any(said in line for line in world.said)
+        await drains.close()
+        assert world.serves()
+
+    assert open_actions(run(story).entries) == []
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+def test_the_others_end_it_when_they_cannot_carry_its_load(is_up: bool) -> None:
+    """As a restart's drain; but an engine that does not answer would not help them."""
+
+    async def story(world: World) -> None:
+        who: list[str] = []
+        guard = Guard(world, {"a": parts_of(world)["a"]._replace(suffering=lambda: "".join(who))})
+        guard.sight.reach = Reach.ANSWERS if is_up else Reach.REFUSED
+        await guard.drains.drain("a")
+        await asyncio.sleep(0.1)
+        assert not world.serves()
+        who.append("b cannot carry its load")
+        await asyncio.sleep(0.3)
+        assert world.serves() is is_up
+        assert ("the drain by hand ends: b cannot carry its load" in world.said) is is_up
+        await guard.drains.close()
+
+    run(story)
+
+
+@pytest.mark.parametrize("has_gate", [True, False])
+def test_a_guard_that_ends_while_another_has_the_lock_puts_it_back_or_says_what_stays(has_gate: bool) -> None:
+    """With a gate it goes back with its own number in time; without one nobody can tell whose it is, and that is urgent."""
+
+    async def story(world: World) -> None:
+        given = parts_of(world)["a"]
+        guard = Guard(world, {"a": given if has_gate else given._replace(gate=None)})
+        assert isinstance(await guard.drains.drain("a"), ActionPlan)
+        world.holder = "another guard"
+        await guard.drains.close(limit_s=0.6)
+        assert world.is_out is not has_gate
+        assert bool([said for said in guard.urgent if "still drained by hand" in said]) is not has_gate
+        assert bool(open_actions(world.entries)) is not has_gate, "what stays is left to the next guard"
+
+    run(story)
 
 
 def test_two_parts_of_one_guard_keep_each_other_out() -> None:
@@ -282,14 +346,32 @@ def test_two_parts_of_one_guard_keep_each_other_out() -> None:
     run(story)
 
 
+# One that guard has held is put back by whoever mended it
+
+
+def held(kind: str = "dead") -> World:
+    """One engine that was held, out of the balancer."""
+    world = World()
+    world.is_out = True
+    fields = {"end": "held", "grade": "restart", "kind": kind}
+    Book(world).append(CLOSED, engine="a", action="earlier", fields=fields)
+    return world
+
+
+def desk_of(world: World, reach: Reach = Reach.ANSWERS, guard: str = "one") -> tuple[ActionDesk, Conductor]:
+    lock = SharedLock(Lock(world, guard))
+    ports = ports_of(world, lock)._replace(observer=Looks(reach))
+    conductor = Conductor(parts_of(world), POLICY, ports, pause_s=0.01)
+    drains = ManualDrains(parts_of(world), POLICY, ports._replace(lock=lock.other()), conductor.runs, pause_s=0.02)
+    back = ReturnToService(parts_of(world), POLICY, ports._replace(lock=lock.other()), conductor)
+    return ActionDesk(conductor, drains, Book(world), Path("guard.journal"), back), conductor
+
+
 def test_the_desk_of_a_conductor() -> None:
     """What the API is given of a real conductor: switches, what is under way and since when, refusals while it is at work."""
 
     async def story(world: World) -> None:
-        lock = SharedLock(Lock(world, "one"))
-        conductor = Conductor(parts_of(world), POLICY, ports_of(world, lock), pause_s=0.01)
-        drains = ManualDrains(parts_of(world), POLICY, ports_of(world, lock.other()), conductor.runs, pause_s=0.02)
-        desk = ActionDesk(conductor, drains, Book(world), Path("guard.journal"))
+        desk, conductor = desk_of(world)
         desk.switch("b", "", is_paused=True)
         desk.switch("", "restart", is_paused=True)
         assert desk.switches == Switches(paused=frozenset({"b"}), rungs_off=frozenset({Grade.RESTART}))
@@ -302,9 +384,7 @@ def test_the_desk_of_a_conductor() -> None:
         answer = asyncio.create_task(desk.ask(Grade.RESTART, "a"))
         await asyncio.sleep(0)
         await conductor.turn()
-        refusal = await answer
-        assert isinstance(refusal, BlockedAction)
-        assert refusal.reason == "Busy", "what a person has drained is left alone"
+        assert reason(await answer) == "Busy", "what a person has drained is left alone"
         assert await conductor.take_over() == []
         assert not world.serves(), "and is not taken for what an earlier guard left"
         assert isinstance(await desk.undrain("a"), ActionPlan)
@@ -314,3 +394,109 @@ def test_the_desk_of_a_conductor() -> None:
         assert refusal.message == "guard is working on b"
 
     run(story)
+
+
+@pytest.mark.parametrize("kind", ["dead", "drain"])
+def test_it_is_put_back_and_what_is_remembered_of_it_stays(kind: str) -> None:
+    """In service again, each deed after its entry, the lock free; still no restart by itself until somebody resumes it."""
+
+    async def story(world: World) -> None:
+        desk, conductor = desk_of(world)
+        assert "guardctl undrain a puts it back" in desk.needs()["a"]
+        assert isinstance(await desk.undrain("a"), ActionPlan)
+        assert (world.serves(), world.holder, conductor.runs) == (True, "", {})
+        assert "it was put back in rotation by hand; guardctl resume a once it is fixed" in desk.needs()["a"]
+        assert reason(await desk.undrain("a")) == "NotDrained"
+        desk.switch("", "", is_paused=False)
+        assert "a" in desk.needs(), "that a pause of everything ends says nothing of this engine"
+        desk.switch("a", "", is_paused=False)
+        assert desk.needs() == {}
+
+    world = run(story, held(kind))
+    assert [one.step for one in world.entries if one.kind == INTENT] == ["lock", "evidence", "drain", "undrain", "unlock"]
+    assert open_actions(world.entries) == []
+    assert any("back in rotation" in said for said in world.said)
+
+
+def test_the_lock_is_kept_while_it_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A balancer that takes its time, or a gate whose lease must end first: whoever waits goes on being the one who acts."""
+    renewed = list[bool]()
+
+    class Slow(Balancer):
+        async def put_back(self) -> Outcome:
+            await asyncio.sleep(0.3)
+            return await super().put_back()
+
+    class Counted(Lock):
+        async def renew(self) -> Outcome:
+            renewed.append(True)
+            return await super().renew()
+
+    async def story(world: World) -> None:
+        ports = ports_of(world, SharedLock(Counted(world, "one")))._replace(observer=Looks())
+        parts = {name: one._replace(balancer=Slow(world)) for name, one in parts_of(world).items()}
+        found = await ReturnToService(parts, POLICY, ports, Conductor(parts, POLICY, ports)).put_back("a")
+        assert isinstance(found, ActionPlan)
+        assert (world.serves(), world.holder) == (True, "")
+
+    monkeypatch.setattr(steps, "RENEW_S", 0.02)
+    run(story, held())
+    assert renewed
+
+
+def test_one_that_does_not_answer_stays_out_and_so_it_does_without_lock_or_journal() -> None:
+    """Nobody would answer its requests, somebody else may be at work on it, and no deed without its entry."""
+
+    async def lost(world: World, reach: Reach = Reach.REFUSED) -> None:
+        desk, conductor = desk_of(world, reach)
+        found = await desk.undrain("a")
+        assert isinstance(found, BlockedAction)
+        assert (found.reason, found.message) == ("NotDone", "unreachable: start it first")
+        assert (world.serves(), len(world.entries), conductor.runs) == (False, 1, {})
+
+    async def locked(world: World) -> None:
+        world.holder = "another guard"
+        desk, _ = desk_of(world)
+        assert reason(await desk.undrain("a"))
+        assert (world.serves(), world.holder) == (False, "another guard")
+        assert open_actions(world.entries) == []
+        assert "puts it back" in desk.needs()["a"]
+
+    async def full(world: World) -> None:
+        world.fail_at = 8  # before the balancer is told
+        desk, conductor = desk_of(world)
+        assert reason(await desk.undrain("a"))
+        assert (world.serves(), world.holder, conductor.runs) == (False, "", {})
+
+    for reach in (Reach.REFUSED, Reach.SILENT, Reach.NONSENSE):
+        run(lambda world, reach=reach: lost(world, reach), held())  # type: ignore[misc]
+    run(locked, held())
+    run(full, held())
+
+
+def test_whoever_was_killed_is_followed_by_one_who_brings_it_to_an_end() -> None:
+    """Before and after each entry in turn: it is in service or as it was before, and nothing stays open."""
+
+    async def asked(world: World) -> None:
+        await desk_of(world)[0].undrain("a")
+
+    async def follow(world: World) -> None:
+        was_begun = any((one.kind, one.step) == (INTENT, "drain") for one in world.entries)
+        _, second = desk_of(world, guard="two")
+        await second.take_over()
+        await second.close()
+        assert world.serves() is was_begun
+        assert "a" in second.last_ends()
+
+    whole = len(run(asked, held()).entries)
+    assert whole == 13
+    for number in range(2, whole + 1):
+        for before, after in ((number, NEVER), (NEVER, number)):
+            world = held()
+            world.kill_before, world.kill_after = before, after
+            with contextlib.suppress(Killed):
+                run(asked, world)
+            world.kill_before = world.kill_after = NEVER
+            world.holder = ""
+            run(follow, world)
+            assert open_actions(world.entries) == [], (before, after)

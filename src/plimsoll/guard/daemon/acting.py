@@ -489,7 +489,7 @@ class ActionRunner:
 
         def keep_running(name: str, work: Callable[[], Awaitable[None]]) -> None:
             if not self.conductor.stopped_acting and (name not in beside or beside[name].done()):
-                beside[name] = asyncio.create_task(self._tried(work()))
+                beside[name] = asyncio.create_task(self._tried(work))
 
         try:
             while True:
@@ -525,9 +525,9 @@ class ActionRunner:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _tried(self, work: Awaitable[None]) -> None:
+    async def _tried(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await work
+            await work()
         except PlimsollError as error:
             self.conductor.stop_acting(error)
 

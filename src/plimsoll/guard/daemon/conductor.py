@@ -343,12 +343,12 @@ class Conductor:
 
     def _begin_beside(self, plan: ActionPlan) -> None:
         run = self.runs[plan.engine] = self._run_of(plan)
-        self._beside[plan.engine] = asyncio.create_task(self._alone(plan.engine, self._begin(plan, run)))
+        self._beside[plan.engine] = asyncio.create_task(self._alone(plan.engine, lambda: self._begin(plan, run)))
 
-    async def _alone(self, engine: str, work: Awaitable[None]) -> None:
+    async def _alone(self, engine: str, work: Callable[[], Awaitable[None]]) -> None:
         """Does what runs beside the turns; where the journal fails it, guard stops acting."""
         try:
-            await work
+            await work()
         except PlimsollError as error:
             self.runs.pop(engine, None)
             self.stop_acting(error)
@@ -539,7 +539,7 @@ class Conductor:
         if run.step is None:
             self._close(run, "")
         else:
-            self._beside[run.engine] = asyncio.create_task(self._alone(run.engine, self._wait_out(run, steps)))
+            self._beside[run.engine] = asyncio.create_task(self._alone(run.engine, lambda: self._wait_out(run, steps)))
 
     async def _take_back(self, run: ActionRun, steps: ActionSteps) -> None:
         """Undoes what can be undone soon, as guard stops; an engine that is down is left to the next guard."""
