@@ -7,14 +7,29 @@ import json
 import time
 import tracemalloc
 from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.guard.daemon.engine_look import CanaryPlan, EngineWatcher, read_gate, read_workers
+from plimsoll.guard.act.ports import Outcome
+from plimsoll.guard.daemon.engine_look import (
+    ABSENT_AGAIN_S,
+    AGAIN_S,
+    STILL_S,
+    CanaryPlan,
+    EngineWatcher,
+    PauseState,
+    ServedModel,
+    read_gate,
+    read_workers,
+    served_model,
+    warm_up,
+)
 from plimsoll.guard.judge.judge import Judge
-from plimsoll.guard.judge.look import CoreFigures, Look, Reach
+from plimsoll.guard.judge.look import Canary, CoreFigures, Look, Reach
 from plimsoll.guard.judge.policy import read_policy
 from plimsoll.inside.settings import InsideSettings
 from tests.guard.acting import acting
@@ -338,3 +353,161 @@ def test_a_look_never_raises(pieces: list[bytes]) -> None:
     for look in found:
         judge.see(look)
     assert acting(judge) == ()
+
+
+def page(steps: float = 7, running: float = 0, waiting: float = 0) -> dict[str, float]:
+    return {"steps": steps, "running": running, "waiting": waiting}
+
+
+def met(*, is_paused: bool = False) -> PauseState:
+    """One that was asked at second 0, while it had nothing to do."""
+    pause = PauseState()
+    assert pause.is_due(page(), None, 0.0)
+    pause.answered(0.0, is_paused=is_paused)
+    return pause
+
+
+def test_an_engine_that_works_or_has_nothing_to_do_is_never_asked_again() -> None:
+    """For a day, every five seconds: what it was told holds while it is idle, and its steps say that it is not paused."""
+    for is_paused in (False, True):
+        idle = met(is_paused=is_paused)
+        assert not any(idle.is_due(page(), None, 5.0 * number) for number in range(1, 17_280))
+        assert idle.state() == (is_paused, False)
+        busy = met(is_paused=is_paused)
+        assert not any(busy.is_due(page(number + 7.0, 3), None, 5.0 * number) for number in range(1, 17_280))
+        assert busy.state() == (False, False)
+
+
+@pytest.mark.parametrize("before", [0, 1], ids=["was idle", "was busy"])
+def test_one_that_stands_still_with_work_is_asked_when_a_crash_would_be_over(before: int) -> None:
+    """Until then it is not known whether it rests; then it is asked, and again every minute while it stands still."""
+    pause = met()
+    pause.is_due(page(8, before), None, 5.0)
+    asked = []
+    for number in range(2, 40):
+        now_s = 5.0 * number
+        if pause.is_due(page(8, 2), None, now_s):
+            asked.append(now_s)
+            pause.answered(now_s, is_paused=True)
+        assert pause.state() == ((True, False) if asked else (None, True))
+    assert asked[0] - 10.0 >= STILL_S
+    assert all(later - sooner >= AGAIN_S for sooner, later in pairwise(asked))
+    pause.is_due(page(9, 2), None, 200.0)
+    assert pause.state() == (False, False)
+
+
+def test_a_pause_between_two_standstills_is_not_missed() -> None:
+    """What was said of an earlier standstill says nothing of the next one."""
+    pause = met()
+    for now_s in (100.0, 125.0):
+        if pause.is_due(page(7, 1), None, now_s):
+            pause.answered(now_s, is_paused=False)
+    assert pause.state() == (False, False)
+    pause.is_due(page(8, 1), None, 130.0)
+    pause.is_due(page(8, 1), None, 135.0)
+    assert pause.state() == (None, True)
+
+
+def test_a_test_request_without_an_answer_is_work_that_waits() -> None:
+    """An idle engine that somebody has paused is found by it."""
+    pause = met()
+    assert not pause.is_due(page(), Canary(30.0, True), 45.0)
+    assert pause.is_due(page(), Canary(60.0, False), 60.0 + STILL_S)
+    assert pause.state() == (None, True)
+    pause.answered(80.0, is_paused=True)
+    assert pause.state() == (True, False)
+
+
+def test_a_lost_answer_is_not_asked_for_at_every_look() -> None:
+    """Each leaves a question in a server whose core may be stuck."""
+    pause = PauseState()
+    assert pause.is_due(page(), None, 0.0)
+    pause.lost(0.0)
+    assert pause.state() == (None, True)
+    assert not pause.is_due(page(), None, AGAIN_S - 1)
+    assert pause.is_due(page(), None, AGAIN_S)
+
+
+def test_a_server_that_does_not_know_the_question_does_not_rest() -> None:
+    """Asked every five minutes; one that has known it is taken to know it still."""
+    pause = PauseState()
+    pause.absent(0.0)
+    assert pause.state() == (None, False)
+    assert not pause.is_due(page(7, 1), None, ABSENT_AGAIN_S - 1)
+    assert pause.is_due(page(7, 1), None, ABSENT_AGAIN_S)
+    other = met()
+    other.is_due(page(7, 1), None, 10.0)
+    other.absent(30.0)
+    assert other.state() == (None, True)
+
+
+LOOKS = st.lists(st.tuples(st.booleans(), st.integers(0, 2), st.sampled_from(["yes", "no", "lost", "absent"])), max_size=60)
+
+
+@given(looks=LOOKS, every_s=st.sampled_from([0.5, 1.0, 5.0, 30.0]))
+def test_no_question_within_a_crash_of_the_last_sign_of_life(looks: list[tuple[bool, int, str]], every_s: float) -> None:
+    """Whatever it shows and answers: once it has answered, the next question comes when work has stood still for STILL_S."""
+    pause, has_answered, still_since, steps = PauseState(), False, 0.0, 0
+    for number, (moves, work, says) in enumerate(looks):
+        now_s = every_s * number
+        steps += moves
+        still_since = now_s if moves or not work or not number else still_since
+        is_asked = pause.is_due(page(steps, work), None, now_s)
+        if is_asked:
+            assert not has_answered or now_s - still_since >= STILL_S - every_s
+            how: Any = {"yes": True, "no": False}.get(says)
+            if how is None:
+                getattr(pause, says)(now_s)
+            else:
+                has_answered = True
+                pause.answered(now_s, is_paused=how)
+        is_paused, is_unknown = pause.state()
+        assert not (is_paused and is_unknown)
+        if moves and has_answered and number and not is_asked:
+            assert is_paused is False
+
+
+MODELS = b'{"data": [{"id": "one", "max_model_len": 4096}, {"id": "two"}]}'
+HALF = b'{"choices": [{"text": "\xef\xbf\xbd", "finish_reason": "length"}]}'
+TEXT = b'{"choices": [{"text": " world", "finish_reason": "length"}]}'
+
+
+def warmed(answer: bytes | str, models: bytes | str = MODELS) -> Outcome:
+    """What becomes of the first request at a server that answers it so."""
+
+    async def scene() -> Outcome:
+        async with raw_server(by_path({"/v1/models": models, "/v1/completions": answer})) as server:
+            return await warm_up(f"http://127.0.0.1:{server.port}", deadline_s=5)
+
+    return asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_done"),
+    [(TEXT, True), ("500 Internal Server Error", False), ("503 Service Unavailable", None), ("404 Not Found", None),
+     ("429 Too Many Requests", None), (HALF, False), (b"{}", None)],
+)  # fmt: skip
+def test_a_first_request_that_the_engine_breaks_over_is_a_failure(answer: bytes | str, is_done: bool | None) -> None:
+    """500 and half a letter are; a refusal, or an answer that is no completion, says nothing of the engine."""
+    assert warmed(answer).is_done is is_done
+
+
+def test_without_a_model_nothing_is_asked() -> None:
+    """A server that lists none: not known, and it says why."""
+    outcome = warmed(TEXT, "404 Not Found")
+    assert (outcome.is_done, "unknown which model it serves" in outcome.message) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("models", "found"),
+    [(MODELS, ServedModel("one", 4096.0)), (b'{"data": [{"id": "x", "max_model_len": true}]}', ServedModel("x", None)),
+     (b'{"data": []}', None), (b"[" * 100_000, None), (b'{"data": [{"id": 7}]}', None), ("500 Oops", None)],
+)  # fmt: skip
+def test_the_first_model_of_the_list_is_told(models: bytes | str, found: ServedModel | None) -> None:
+    """With its context where it is a number; whatever else a server says is not known."""
+
+    async def scene() -> ServedModel | None:
+        async with raw_server(by_path({"/v1/models": models})) as server:
+            return await served_model(f"http://127.0.0.1:{server.port}")
+
+    assert asyncio.run(scene()) == found

@@ -21,6 +21,7 @@ from plimsoll.guard.judge.look import CoreFigures
 from plimsoll.standin import stand_in
 from plimsoll.vllm.metrics_page import parse_page
 from plimsoll.vllm.versions import Engine, engine_named
+from tests.each import each
 
 OPEN_METRICS: Any = open_parser.text_string_to_metric_families  # it has no types
 CAPTURES = Path(__file__).parents[2] / "captures"
@@ -173,23 +174,21 @@ def test_any_bytes_at_all(noise: bytes, sizes: list[int], has_page: bool) -> Non
         assert found.figures == expected(by_ours(page))
 
 
-def test_the_captured_page() -> None:
-    """A real page of 58 KB, by the figures that are on it."""
-    found = read_figures(CAPTURED)
-    assert found.figures == expected(by_ours(CAPTURED))
-    assert found.figures["steps"] == 24
-    assert (found.model, found.config["num_gpu_blocks"]) == ("tiny", "4096")
-    assert found.started_unix_s == pytest.approx(1.79470470886e9)
-
-
 PAGES = sorted(path for path in CAPTURES.rglob("*.txt") if b"# TYPE " in path.read_bytes())
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+@each("path", PAGES)
 def test_every_captured_page(path: Path) -> None:
     """Pages of real engines, healthy and failing, have the figures that the reader of whole pages finds on them."""
     page = path.read_bytes()
     assert read_figures(page).figures == expected(by_ours(page))
+
+
+def test_the_captured_page() -> None:
+    """A real page of 58 KB beside its figures."""
+    found = read_figures(CAPTURED)
+    assert (found.figures["steps"], found.model, found.config["num_gpu_blocks"]) == (24, "tiny", "4096")
+    assert found.started_unix_s == pytest.approx(1.79470470886e9)
 
 
 @pytest.mark.parametrize("release", ["0.11.0", "0.14.0", "0.19.0", "0.25.1", "0.32.0"])
@@ -201,31 +200,30 @@ def test_every_release_shows_every_figure(release: str) -> None:
     assert {"steps", "kv_cache_usage", *engine_figures.SUMMED} - {"external_prefix_queries"} <= set(found)  # since 0.12.0
 
 
-def test_ranks_add_up() -> None:
-    """Eight data-parallel ranks: counters eight times as large, of the cache's use the largest, the config of the first."""
+LIES = ranks(CAPTURED, 3).replace(b'running{engine="1",model_name="tiny"} 0.0', b'running{engine="1",model_name="tiny"} NaN')
+
+
+def test_ranks_add_up_and_each_says_what_it_has_done() -> None:
+    """Counters as often, of the cache's use the largest, the config of the first; what one lies about takes its sum with it."""
     page = ranks(CAPTURED, 8).replace(
         b'vllm:kv_cache_usage_perc{engine="5",model_name="tiny"} 0.0', b'vllm:kv_cache_usage_perc{engine="5"} 0.75'
     )
     found, one = read_figures(page), read_figures(CAPTURED)
     assert found.figures["prompt_tokens"] == 8 * one.figures["prompt_tokens"]
-    assert found.figures["kv_cache_usage"] == 0.75
-    assert [rank.name for rank in found.ranks] == list("01234567")
-    assert found.config["engine"] == "0"
-
-
-def test_each_rank_says_what_it_has_done() -> None:
-    """Steps, running and waiting of every engine on the page; what one of them lies about is not known of it alone."""
-    page = ranks(CAPTURED, 3).replace(
-        b'running{engine="1",model_name="tiny"} 0.0', b'running{engine="1",model_name="tiny"} NaN'
-    )
-    assert read_figures(page).ranks == (CoreFigures("0", 24, 0, 0), CoreFigures("1", 24, None, 0), CoreFigures("2", 24, 0, 0))
-    assert read_figures(page, engine_named("0.32.0")).ranks == read_figures(page).ranks
-    assert read_figures(CAPTURED).ranks == ()
+    assert (found.figures["kv_cache_usage"], found.config["engine"]) == (0.75, "0")
+    assert ([rank.name for rank in found.ranks], one.ranks) == (list("01234567"), ())
+    lies = read_figures(LIES)
+    assert ("running" in lies.figures, lies.figures["waiting"]) == (False, 0)
+    assert lies.ranks == (CoreFigures("0", 24, 0, 0), CoreFigures("1", 24, None, 0), CoreFigures("2", 24, 0, 0))
+    assert read_figures(LIES, engine_named("0.32.0")).ranks == lies.ranks
     two = b'vllm:num_requests_running{engine="0"} 3\nvllm:num_requests_waiting{engine="7"} 1\n'
     assert read_figures(two).ranks == (CoreFigures("0", None, 3, None), CoreFigures("7", None, None, 1))
     many = b"".join(b'vllm:num_requests_running{engine="%d"} 1\n' % number for number in range(2_000))
     assert read_figures(many).ranks == ()
     assert read_figures(two + b'vllm:num_requests_running{engine="' + b"x" * 99 + b'"} 3\n').ranks == read_figures(two).ranks
+    awake = b'sleep_state="awake"} 1.0'
+    assert one.figures["asleep"] == 0
+    assert read_figures(CAPTURED.replace(awake, awake[:-3] + b"0.0")).figures["asleep"] == 1, "when one rank is"
 
 
 def test_workers_are_bounded() -> None:
@@ -255,23 +253,6 @@ def test_labels_that_are_kept_are_few() -> None:
     known = LabelSets()
     in_pieces(CAPTURED, [], known)
     assert any(b"num_gpu_blocks" in text for text in known._known)
-
-
-def test_one_rank_that_lies_takes_the_sum_with_it() -> None:
-    """Where one rank's number is none, the sum is not known; the other figures are."""
-    page = ranks(CAPTURED, 2).replace(
-        b'running{engine="1",model_name="tiny"} 0.0', b'running{engine="1",model_name="tiny"} NaN'
-    )
-    found = read_figures(page).figures
-    assert "running" not in found
-    assert found["waiting"] == 0
-
-
-def test_asleep_when_one_rank_is() -> None:
-    """The engine sleeps when the page says that a rank is not awake."""
-    assert read_figures(CAPTURED).figures["asleep"] == 0
-    awake = b'sleep_state="awake"} 1.0'
-    assert read_figures(CAPTURED.replace(awake, awake[:-3] + b"0.0")).figures["asleep"] == 1
 
 
 def test_the_probe_s_figures_of_every_worker() -> None:
@@ -314,6 +295,8 @@ def test_bombs_are_bounded() -> None:
         read_figures(b"".join(b'vllm:num_requests_running{engine="%d"} 1\n' % number for number in range(100_000)))
     with pytest.raises(TooLarge):
         read_figures(b"".join(b'vllm:num_requests_running {e="%d"} 1 5\n' % number for number in range(100_000)))
+    with pytest.raises(TooLarge):  # eight megabytes of empty lines cost more to read than any server's page
+        in_pieces(b"\n" * 210_000, [10_000] * 21)
     long = b'vllm:num_requests_running{engine="' + b"x" * (1 << 20) + b'"} 7\n'
     assert "running" not in in_pieces(long + b"vllm:num_requests_waiting 2\n", [1000] * 1100).figures
     many = b",".join(b'l%d="x"' % number for number in range(2_000))
@@ -335,12 +318,3 @@ def _seconds(action: object) -> float:
     assert callable(action)
     action()
     return time.perf_counter() - began
-
-
-def test_a_page_of_nothing_but_line_ends_is_too_large() -> None:
-    """Eight megabytes of empty lines cost more to read than any server's page: they are not read to their end."""
-    reader = engine_figures.PageReader(engine_figures.LabelSets())
-    for _ in range(20):
-        reader.feed(b"\n" * 10_000)
-    with pytest.raises(TooLarge):
-        reader.feed(b"\n" * 10_000)

@@ -57,14 +57,22 @@ async def broken(now_s: float, unix_s: float) -> Look:
 
 
 def watched(
-    acts: dict[str, Callable[[float, float], Awaitable[Look]]], seconds: float
+    acts: dict[str, Callable[[float, float], Awaitable[Look]] | None],
+    seconds: float,
+    tell: Callable[[Event], None] = lambda _: None,
 ) -> tuple[Fleet, dict[str, Scripted], list[Event]]:
-    watchers = {name: Scripted(act) for name, act in acts.items()}
+    """A fleet that was watched for so long; of an engine that does nothing no watcher can be made."""
+    watchers = {name: Scripted(act) for name, act in acts.items() if act is not None}
     said: list[Event] = []
 
+    def hear(event: Event) -> None:
+        said.append(event)
+        tell(event)
+
     async def run() -> Fleet:
-        fleet = Fleet(POLICY, ObserverPorts(lambda target: watchers[target.name], said.append))
-        fleet.watch([EngineConfig(name, f"http://{number}.example:1") for number, name in enumerate(acts)])
+        fleet = Fleet(POLICY, ObserverPorts(lambda target: watchers[target.name], hear))
+        for _ in range(3):
+            fleet.watch([EngineConfig(name, f"http://{number}.example:1") for number, name in enumerate(acts)])
         await asyncio.sleep(seconds)
         await fleet.close()
         return fleet
@@ -102,23 +110,24 @@ def test_looks_that_somebody_asks_for_put_off_no_other() -> None:
     assert asyncio.run(run()) >= 8
 
 
-def test_a_mistake_of_ours_stops_nothing() -> None:
-    """A watcher that raises is an engine that could not be asked; the others are watched, and the mistake is counted."""
-    fleet, watchers, said = watched({"broken": broken, "well": well}, 0.5)
-    assert watchers["well"].looks >= 5
-    assert watchers["broken"].looks >= 5
-    assert fleet.mistakes["look ZeroDivisionError"] == watchers["broken"].looks
-    assert [told.what for told in said if told.engine == "broken"] == [EventKind.UNREACHABLE]
-    assert all(not condition.is_true for view in fleet.views() for condition in view.conditions)
-    assert all(watcher.is_closed for watcher in watchers.values())
+def test_a_mistake_of_ours_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watcher that raises or cannot be made, a judge that stumbles, a teller that fails: counted, and the rest goes on."""
 
-
-def test_a_judge_that_stumbles_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mistake while judging is counted, and the looks go on."""
+    def fail(told: Event) -> None:
+        raise OSError(str(told))
 
     def stumble(self: WatchedEngine, look: Look) -> list[Event]:
         raise RuntimeError(f"{self} {look}")
 
+    fleet, watchers, said = watched({"broken": broken, "well": well, "odd": None}, 0.5, fail)
+    assert min(watchers["well"].looks, watchers["broken"].looks) >= 5
+    assert fleet.mistakes["look ZeroDivisionError"] == watchers["broken"].looks
+    assert fleet.mistakes["tell OSError"] == fleet.told == len(fleet.changes) == len(said)
+    assert [told.what for told in said if told.engine == "broken"] == [EventKind.UNREACHABLE]
+    assert [told.message for told in said if told.engine == "odd"] == ["cannot be watched: internal error: KeyError"]
+    assert [view.name for view in fleet.views()] == ["broken", "well"]
+    assert all(not condition.is_true for view in fleet.views() for condition in view.conditions)
+    assert all(watcher.is_closed for watcher in watchers.values())
     monkeypatch.setattr(WatchedEngine, "take", stumble)
     fleet, watchers, said = watched({"well": well}, 0.4)
     assert watchers["well"].looks >= 4
@@ -175,26 +184,6 @@ def condition(status: Status, message: str = "it is so", kind: str = "dead") -> 
     return Condition(kind, status, "Reason", message, 0.0)
 
 
-def test_a_teller_that_fails_ends_no_watching() -> None:
-    """Whoever is told may raise: it is counted, the change is kept, and the next look is made."""
-
-    def fail(told: Event) -> None:
-        raise OSError(str(told))
-
-    async def run() -> Fleet:
-        fleet = Fleet(POLICY, ObserverPorts(lambda _: watcher, fail))
-        fleet.watch([EngineConfig("e", "http://x:1")])
-        await asyncio.sleep(0.4)
-        fleet.watch([])
-        await fleet.close()
-        return fleet
-
-    watcher = Scripted(well)
-    fleet = asyncio.run(run())
-    assert watcher.looks >= 4
-    assert fleet.mistakes["tell OSError"] == fleet.told == len(fleet.changes) == 2
-
-
 def test_what_is_known_of_its_process_is_there_when_it_is_judged() -> None:
     """An engine whose pod has ended for good is dead at once, and does not have to be refused for half an hour."""
 
@@ -213,28 +202,6 @@ def test_what_is_known_of_its_process_is_there_when_it_is_judged() -> None:
     said: list[Event] = []
     asyncio.run(run())
     assert [told.message for told in said if told.what is EventKind.BEGINS] == ["its pod has failed"]
-
-
-def test_a_watcher_that_cannot_be_made_blinds_no_other() -> None:
-    """Also a mistake of ours in one entry is said of that entry alone."""
-
-    def make(target: EngineConfig) -> Scripted:
-        if target.name == "odd":
-            raise ZeroDivisionError
-        return Scripted(well)
-
-    async def run() -> Fleet:
-        fleet = Fleet(POLICY, ObserverPorts(make, said.append))
-        for _ in range(3):
-            fleet.watch([EngineConfig("odd", "http://x:1"), EngineConfig("well", "http://y:1")])
-        await asyncio.sleep(0.2)
-        await fleet.close()
-        return fleet
-
-    said: list[Event] = []
-    fleet = asyncio.run(run())
-    assert [view.name for view in fleet.views()] == ["well"]
-    assert [told.message for told in said if told.engine == "odd"] == ["cannot be watched: internal error: ZeroDivisionError"]
 
 
 def test_the_past_is_asked_for_once() -> None:

@@ -11,28 +11,23 @@ from plimsoll.unknown import Status
 from tests.guard.daemon.test_guard_loop import POLICY, Scripted, condition, look, well
 
 
-def test_what_is_not_known_and_never_held_is_not_said() -> None:
-    """Sixteen conditions that become unknown when an engine goes are one sentence about the engine, after three looks."""
+def test_an_engine_that_does_not_answer_is_one_sentence() -> None:
+    """However many conditions become unknown with it, after three looks; one that misses a look or two is no news."""
     teller = EventReporter("e")
-    assert [told.message for told in teller.report(look(0, vllm="0.32.0"), [condition(Status.FALSE)], None)] == [
-        "answers, vLLM 0.32.0"
-    ]
-    said = [
-        told
-        for number in range(1, 10)
-        for told in teller.report(look(number, Reach.SILENT, why="slow"), [condition(Status.UNKNOWN)], None)
-    ]
-    assert [sentence(told) for told in said] == ["e: unreachable (slow); no metrics"]
-    assert said[0].unix_s == 1e9 + 3
-    assert [told.message for told in teller.report(look(11), [condition(Status.FALSE)], None)] == ["answers again after 10 s"]
 
+    def messages(number: int, reach: Reach = Reach.ANSWERS, status: Status = Status.FALSE, **more: object) -> list[str]:
+        return [told.message for told in teller.report(look(number, reach, **more), [condition(status)], None)]
 
-def test_an_engine_that_starts_later_answers_for_the_first_time() -> None:
-    """Whoever never answered is said at once not to, and does not answer again but at last."""
+    assert messages(0, vllm="0.32.0") == ["answers, vLLM 0.32.0"]
+    assert [messages(n, Reach.SILENT, Status.UNKNOWN) for n in (1, 2)] == [[], []]
+    assert messages(3) == []
+    said = [(n, text) for n in range(4, 13) for text in messages(n, Reach.SILENT, Status.UNKNOWN, why="slow")]
+    assert said == [(6, "unreachable (slow); no metrics")]
+    assert messages(14) == ["answers again after 10 s"]
     teller = EventReporter("e")
-    said = [told for n in range(5) for told in teller.report(look(n, Reach.REFUSED, why="nobody listens there"), [], None)]
-    assert [told.message for told in said] == ["unreachable: connection refused; no metrics"]
-    assert [told.message for told in teller.report(look(9), [], None)] == ["answers"]
+    said = [(n, text) for n in range(5) for text in messages(n, Reach.REFUSED, why="nobody")]
+    assert said == [(0, "unreachable: connection refused; no metrics")]
+    assert messages(9) == ["answers"], "for the first time"
 
 
 def test_an_engine_that_never_answers_is_said_to_be_such_after_a_minute() -> None:
@@ -73,14 +68,6 @@ def test_a_canary_that_the_engine_does_not_take_is_said() -> None:
     assert said(429, "the engine is too busy for it (429)") == []
     (text,) = said(404, "the engine does not serve a model named 'm'")
     assert text.startswith("canary requests prove nothing: the engine does not serve a model named 'm'; without")
-
-
-def test_one_slow_answer_is_no_news() -> None:
-    """An engine that misses a look or two and is back says nothing."""
-    teller = EventReporter("e")
-    teller.report(look(0), [], None)
-    assert [told for n in (1, 2) for told in teller.report(look(n, Reach.SILENT), [], None)] == []
-    assert teller.report(look(3), [], None) == []
 
 
 def test_a_condition_begins_is_in_doubt_and_is_over_once() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import http.client
 import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from plimsoll.guard.adapters.discovery import DiscoverConfig
 from plimsoll.guard.adapters.pods import PodFinder, PodsConfig
 from plimsoll.guard.config import GuardConfig
 from plimsoll.guard.daemon.observer import DiscoveredFacts
-from plimsoll.guard.daemon.run import MOST_TEXTS, EngineLists, TroubleLog
+from plimsoll.guard.daemon.run import MOST_TEXTS, MOST_WAITING, EngineLists, LineWriter, SystemdNotifier, TroubleLog
 from plimsoll.guard.engine_config import EngineConfig
 from tests.cli.test_guard import QUICK, config, url
 from tests.cluster_api import pod
@@ -227,3 +229,107 @@ def test_whatever_ends_guards_right_to_act_is_a_critical_notice_everywhere_and_e
             guard.hears("guard can act again", 60.0)
             assert (guard.get("/healthz")[0], status(guard)) == (200, 0)
             assert guard.stop() == 0
+
+
+def test_what_is_said(tmp_path: Path) -> None:
+    """Ready, alive, a line of status, stopping: each is one message in systemd's own words."""
+    path = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(path)
+        systemd.settimeout(5)
+        notifier = SystemdNotifier({"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())})
+        assert notifier.address
+        assert notifier.watchdog_s == 15.0
+        notifier.send("READY=1", "two engines\nREADY=0")
+        notifier.send("WATCHDOG=1", "all well")
+        notifier.send("", "x" * 1_000)
+        notifier.send("STOPPING=1")
+        heard = [systemd.recv(4096).decode() for _ in range(4)]
+    assert heard[0] == "READY=1\nSTATUS=two engines READY=0"
+    assert heard[1] == "WATCHDOG=1\nSTATUS=all well"
+    assert heard[2] == "STATUS=" + "x" * 500
+    assert heard[3] == "STOPPING=1"
+
+
+def test_a_name_in_the_abstract_space() -> None:
+    """systemd writes it with an @."""
+    name = f"plimsoll-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind("\0" + name)
+        systemd.settimeout(5)
+        SystemdNotifier({"NOTIFY_SOCKET": "@" + name}).send("STOPPING=1")
+        assert systemd.recv(100) == b"STOPPING=1"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "relative"}, {"NOTIFY_SOCKET": "/nowhere/at/all"},
+     {"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "x"}, {"WATCHDOG_USEC": "30000000"}],
+)  # fmt: skip
+def test_without_systemd_nothing_happens(environ: dict[str, str]) -> None:
+    """No socket, or one where nobody listens: nothing is raised, and there is no watchdog."""
+    notifier = SystemdNotifier(environ)
+    notifier.send("READY=1", "x")
+    assert notifier.watchdog_s is None
+
+
+def test_a_watchdog_meant_for_another_process_is_not_ours() -> None:
+    """WATCHDOG_PID says whose it is."""
+    environ = {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}
+    assert SystemdNotifier(environ).watchdog_s is None
+
+
+def test_lines_come_out_in_order(tmp_path: Path) -> None:
+    """All of them, each on its own line."""
+    path = tmp_path / "out"
+    with path.open("wb") as file:
+        out = LineWriter(file.fileno())
+        for number in range(1_000):
+            out.say(str(number))
+        out.close()
+    assert path.read_text(encoding="utf-8").split() == [str(number) for number in range(1_000)]
+
+
+def test_a_reader_that_stands_still_holds_nothing_up() -> None:
+    """What cannot be written is counted and dropped, and the end does not wait for it."""
+    reading, writing = os.pipe()
+    out = LineWriter(writing)
+    begun = time.monotonic()
+    for _ in range(3 * MOST_WAITING):
+        out.say("x" * 100)
+    assert out.dropped > MOST_WAITING
+    assert out.trouble == "its reader does not read"
+    out.close(0.1)
+    assert time.monotonic() - begun < 5.0
+    os.close(reading)
+    for _ in range(500):
+        if out.is_gone:
+            break
+        time.sleep(0.01)
+    assert out.is_gone, "whoever read has gone"
+    os.close(writing)
+
+
+def test_a_full_disk_is_no_end() -> None:
+    """The watching goes on, and the trouble is known."""
+    with Path("/dev/full").open("wb") as full:
+        out = LineWriter(full.fileno())
+        out.say("x")
+        out.say("y")
+        out.close()
+    assert (out.trouble, out.dropped, out.is_gone) == ("No space left on device", 2, False)
+
+
+def test_a_reader_that_reads_again_ends_the_trouble() -> None:
+    """Once what waited is on its way, no line is lost any more, and the trouble is over; what was lost stays counted."""
+    reading, writing = os.pipe()
+    out = LineWriter(writing)
+    while not out.dropped:
+        out.say("x" * 100)
+    assert out.trouble
+    end = time.monotonic() + 20
+    while out.trouble and time.monotonic() < end:
+        os.read(reading, 65_536)
+    assert (out.trouble, out.dropped) == ("", 1)
+    os.close(reading)
+    os.close(writing)

@@ -1,4 +1,4 @@
-"""What this machine says of an engine on it: found by its port, with all that it started, its limit and its cards."""
+"""What this machine says of an engine on it: found by its port, with its limit and its cards; and questions that may hang."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from plimsoll.guard.daemon.engine_look import EngineWatcher, LookLimits
-from plimsoll.guard.daemon.host import FIRST_NAMESPACE, Machine, SameHost
+from plimsoll.guard.daemon.host import FIRST_NAMESPACE, Machine, SameHost, SlowQuestion
 from plimsoll.guard.judge.look import CardState, Look, Reach
 from tests.net.raw_server import by_path, free_port, raw_server
 
@@ -372,3 +372,68 @@ def _soon(is_so: Callable[[], bool]) -> bool:
     while not is_so() and time.monotonic() < end:
         time.sleep(0.01)
     return is_so()
+
+
+def test_an_answer_serves_everybody_for_a_while() -> None:
+    """Asked once for all who ask at the same time and soon after; again when it is old or will not do."""
+    asked: list[float] = []
+
+    def ask() -> int:
+        time.sleep(0.05)
+        asked.append(time.monotonic())
+        return len(asked)
+
+    async def run() -> None:
+        question = SlowQuestion(ask, deadline_s=20.0, keep_s=60.0)
+        assert await asyncio.gather(*(question.answer() for _ in range(5))) == [1] * 5
+        assert await question.answer() == 1
+        question.forget()
+        assert await question.answer() == 2
+        old_at_once = SlowQuestion(ask, deadline_s=20.0, keep_s=0.0)
+        assert [await old_at_once.answer(), await old_at_once.answer()] == [3, 4]
+
+    asyncio.run(run())
+
+
+def test_one_that_hangs_is_waited_for_once() -> None:
+    """All who asked with it are let go at its deadline, those who come later at once; nothing is asked until it is back."""
+    go, asked = threading.Event(), list[str]()
+
+    def ask() -> str:
+        asked.append("x")
+        go.wait(60)
+        return "back"
+
+    async def run() -> None:
+        question = SlowQuestion(ask, deadline_s=0.2, keep_s=0.0)
+        began = time.monotonic()
+        assert set(await asyncio.gather(question.answer(), question.answer())) == {None}
+        assert 0.15 < time.monotonic() - began < 50
+        assert bool(question.is_stuck) is True
+        for _ in range(100):
+            assert await question.answer() is None
+        assert len(asked) == 1
+        go.set()
+        while question.is_stuck:
+            await asyncio.sleep(0.01)
+        assert await question.answer() == "back"
+        assert len(asked) == 2
+
+    asyncio.run(run())
+
+
+def test_one_that_fails_has_no_answer() -> None:
+    """Whatever it raises; and it is asked again."""
+    answers = iter([ValueError("a"), OSError("b"), None])
+
+    def ask() -> str:
+        error = next(answers)
+        if error is not None:
+            raise error
+        return "well"
+
+    async def run() -> list[str | None]:
+        question = SlowQuestion(ask, deadline_s=1.0, keep_s=0.0)
+        return [await question.answer() for _ in range(3)]
+
+    assert asyncio.run(run()) == [None, None, "well"]
