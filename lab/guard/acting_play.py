@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from lab.guard.acting import State, World
-from lab.guard.acting_lives import CASES, Case, MemoryBook, conductor_of, live, run_in, to_the_end
+from lab.guard.acting_lives import CASES, Case, MemoryBook, conductor_of, live, run_in
 from lab.guard.acting_parts import ENGINE
 from plimsoll.guard.act.capacity import EngineLoad
 from plimsoll.guard.act.decide import EngineStatus, FleetView

@@ -30,8 +30,9 @@ from plimsoll.guard.act.steps import Step
 from plimsoll.guard.daemon.acting import ForeignRestarts
 from plimsoll.guard.daemon.conductor import Conductor
 from plimsoll.guard.daemon.journal import Journal
-from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService, SharedLock
+from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService
 from plimsoll.guard.daemon.observer import FleetObserver, ProcessLife
+from plimsoll.guard.daemon.steps import SharedLock
 from plimsoll.guard.judge.tracker import Grade
 
 JOURNAL, WORLD = "journal", "world.json"

@@ -20,8 +20,8 @@ from plimsoll.guard.act.steps import ActionRun, Step
 from plimsoll.guard.api.actions import ActionDesk
 from plimsoll.guard.daemon import steps
 from plimsoll.guard.daemon.conductor import Announcement, Conductor
-from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService, SharedLock
-from plimsoll.guard.daemon.steps import EngineAdapters
+from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService
+from plimsoll.guard.daemon.steps import EngineAdapters, SharedLock
 from plimsoll.guard.judge.look import Look, Reach
 from plimsoll.guard.judge.tracker import Grade
 from tests.each import each

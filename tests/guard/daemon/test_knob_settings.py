@@ -18,8 +18,8 @@ from plimsoll.guard.api.actions import ActionDesk, ActionRoutes
 from plimsoll.guard.daemon.conductor import ActionPorts, Conductor
 from plimsoll.guard.daemon.journal import Journal
 from plimsoll.guard.daemon.knob_settings import KnobSettings
-from plimsoll.guard.daemon.manual_drain import ManualDrains, SharedLock
-from plimsoll.guard.daemon.steps import EngineAdapters
+from plimsoll.guard.daemon.manual_drain import ManualDrains
+from plimsoll.guard.daemon.steps import EngineAdapters, SharedLock
 from plimsoll.net.server import GuardServer
 from tests.guard.daemon.drain_world import POLICY, Sight, World
 from tests.standin.servers import TOKEN, Server, with_gate

@@ -59,11 +59,11 @@ from plimsoll.guard.daemon.engine_look import served_model, warm_up
 from plimsoll.guard.daemon.evidence import EvidenceSources, EvidenceStore, LogDeath, death_in_log
 from plimsoll.guard.daemon.journal import ABSENT, DAMAGED, Journal, read_journal
 from plimsoll.guard.daemon.knob_settings import KnobSettings
-from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService, SharedLock
+from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService
 from plimsoll.guard.daemon.observer import SYSTEM, Clocks, DiscoveredFacts, EngineCapabilities, Fleet, FleetObserver
 from plimsoll.guard.daemon.quarantine import Quarantine
 from plimsoll.guard.daemon.shared_state import SharedState
-from plimsoll.guard.daemon.steps import LEARNED, EngineAdapters
+from plimsoll.guard.daemon.steps import LEARNED, EngineAdapters, SharedLock
 from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.guard.judge.look import BalancerHealth
 from plimsoll.guard.judge.witness import SILENT_S

@@ -38,7 +38,7 @@ from plimsoll.guard.adapters.kubernetes import PodEviction
 from plimsoll.guard.daemon.approvals import Approvals
 from plimsoll.guard.daemon.journal import DAMAGED
 from plimsoll.guard.daemon.shared_state import SharedState
-from plimsoll.guard.daemon.steps import LEARNED, REPLACEMENT, ActionSteps, EngineAdapters, JointLock
+from plimsoll.guard.daemon.steps import LEARNED, REPLACEMENT, ActionSteps, EngineAdapters, SharedLock
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.render.journal import END_TEXTS
 
@@ -170,7 +170,7 @@ class Conductor:
         self._ended: Counter[tuple[str, Grade, End]] = Counter()  # in this life, by engine
         self.stopped_acting = ""  # why nothing is done for now, such as a full disk
         self._mend_at = 0.0
-        self._lock = JointLock(ports.lock)
+        self._lock = SharedLock(ports.lock)
         self.runs: dict[str, ActionRun] = {}
 
         def tell(one: Approval, text: str) -> None:

@@ -18,7 +18,7 @@ from plimsoll.guard.act.decide import ASKED, ActionPlan, BlockedAction, Decision
 from plimsoll.guard.act.journal_entry import NOTE, OPENED
 from plimsoll.guard.act.journal_replay import DRAIN, PAUSE, UNDRAIN
 from plimsoll.guard.act.policy import ActPolicy
-from plimsoll.guard.act.ports import Lock, Outcome, done, failed, unsure
+from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.act.steps import ActionRun, End, Step, open_action, opening_fields
 from plimsoll.guard.daemon.conductor import QUIET_STEPS, ActionPorts, Announcement, Conductor, finish_without_journal
 from plimsoll.guard.daemon.steps import ActionSteps, EngineAdapters
@@ -31,42 +31,6 @@ PATIENCE_S = 30.0  # for the lock, before the engine returns without it
 WHY = "an operator asked for it back"
 RECOVERED = "it recovered after guard gave up on it"
 _NOT_ABOUT_DRAINING = ("card", "loop")  # conditions that block a restart, and not a drain
-
-
-class SharedLock:
-    """A fleet lock that several adapters of one guard share: only one of them holds it at a time.
-
-    The fleet lock knows guards, not their adapters: once held, it would be granted to all of them.
-    """
-
-    def __init__(self, lock: Lock, turn: list[SharedLock] | None = None) -> None:
-        self._lock, self._turn = lock, [] if turn is None else turn
-        self.label = lock.label
-
-    def other(self) -> SharedLock:
-        return SharedLock(self._lock, self._turn)
-
-    async def acquire(self, owner: str) -> Outcome:
-        if self._turn and self._turn[0] is not self:
-            return failed("guard itself holds the lock, for another engine")
-        self._turn[:] = [self]
-        outcome = unsure("not requested")
-        try:
-            outcome = await self._lock.acquire(owner)
-        finally:
-            if not outcome.is_done:
-                self._turn.clear()
-        return outcome
-
-    async def renew(self) -> Outcome:
-        return await self._lock.renew() if self._turn and self._turn[0] is self else failed("the lock is not ours")
-
-    async def release(self) -> Outcome:
-        if not self._turn or self._turn[0] is not self:
-            return done("the lock was not ours")
-        outcome = await self._lock.release()
-        self._turn.clear()  # also if unsure: then it ends by itself, and the next acquire finds out
-        return outcome
 
 
 class ManualDrains:

@@ -84,50 +84,72 @@ class EngineAdapters(NamedTuple):
     suffering: Callable[[], str] | None = None  # why the other engines cannot carry its load
 
 
-@dataclass(slots=True)
-class _LockState:
-    """Who of one guard holds the fleet's lock, and under which number."""
+@dataclass(slots=True, eq=False)
+class _LockPart:
+    """One part of a guard: which of its actions hold the fleet's lock, and under which number."""
 
     holders: set[int] = field(default_factory=set)
     epoch: str | float | bool = 0
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    gate: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class JointLock:
-    """The fleet's lock for all actions of one guard: taken with the first of them, given back with the last."""
+class SharedLock:
+    """The fleet's lock within one guard: one part has it at a time, from the first to the last of its actions that need it.
 
-    def __init__(self, lock: Lock, state: _LockState | None = None) -> None:
-        self._lock, self.label, self._state = lock, lock.label, state or _LockState()
+    The lock itself knows guards, not their parts: once held, it would be granted to all of them.
+    """
 
-    def handle(self) -> JointLock:
-        """The same lock for one more action."""
-        return JointLock(self._lock, self._state)
+    def __init__(self, lock: Lock, turn: list[_LockPart] | None = None, part: _LockPart | None = None) -> None:
+        self._lock, self.label = lock, lock.label
+        self._turn, self._part = [] if turn is None else turn, part or _LockPart()
+
+    def other(self) -> SharedLock:
+        """The same lock for another part."""
+        return SharedLock(self._lock, self._turn)
+
+    def handle(self) -> SharedLock:
+        """The same lock for one more action of this part."""
+        return SharedLock(self._lock, self._turn, self._part)
 
     async def acquire(self, owner: str) -> Outcome:
-        state = self._state
-        async with state.turn:
-            if not state.holders - {id(self)}:
-                outcome = await self._lock.acquire(owner)
-                state.epoch = outcome.facts.get("epoch", 0)
-            else:
+        part, turn = self._part, self._turn
+        async with part.gate:
+            if part.holders - {id(self)}:
                 outcome = await self._lock.renew()
-                outcome = outcome._replace(facts={**outcome.facts, "epoch": state.epoch}) if outcome.is_done else outcome
+                outcome = outcome._replace(facts={**outcome.facts, "epoch": part.epoch}) if outcome.is_done else outcome
+            elif turn and turn[0] is not part:
+                return failed("guard itself holds the lock, for another engine")
+            else:
+                turn[:], outcome = [part], unsure("not requested")
+                try:
+                    outcome = await self._lock.acquire(owner)
+                finally:
+                    if not outcome.is_done:
+                        turn.clear()
+                part.epoch = outcome.facts.get("epoch", 0)
             if outcome.is_done:
-                state.holders.add(id(self))
+                part.holders.add(id(self))
             return outcome
 
     async def renew(self) -> Outcome:
-        async with self._state.turn:
-            return await self._lock.renew()
+        async with self._part.gate:
+            is_ours = bool(self._turn) and self._turn[0] is self._part
+            return await self._lock.renew() if is_ours else failed("the lock is not ours")
 
     async def release(self) -> Outcome:
-        async with self._state.turn:
+        async with self._part.gate:
             self.drop()
-            return done("still needed for another engine") if self._state.holders else await self._lock.release()
+            if self._part.holders:
+                return done("still needed for another engine")
+            if not self._turn or self._turn[0] is not self._part:
+                return done("the lock was not ours")
+            outcome = await self._lock.release()
+            self._turn.clear()  # also if unsure: then it ends by itself, and the next acquire finds out
+            return outcome
 
     def drop(self) -> None:
         """Forgets that this action needs it, without giving it back: it ends with guard, or by itself."""
-        self._state.holders.discard(id(self))
+        self._part.holders.discard(id(self))
 
 
 class LockKeeper:
@@ -152,7 +174,7 @@ class LockKeeper:
         return await self._lock.release()
 
     def drop(self) -> None:
-        if isinstance(self._lock, JointLock):
+        if isinstance(self._lock, SharedLock):
             self._lock.drop()
 
     async def is_ours(self) -> bool:
