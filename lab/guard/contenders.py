@@ -28,9 +28,8 @@ from urllib.parse import urlsplit
 
 from lab.guard.epoch_gate import Deed
 from plimsoll.guard.act.ports import Outcome
-from plimsoll.guard.adapters.etcd_lock import EtcdLock, EtcdLockConfig
 from plimsoll.guard.adapters.file_lock import FileLock
-from plimsoll.guard.adapters.lease_lock import LeaseLock
+from plimsoll.guard.adapters.locks import EtcdLock, EtcdLockConfig, LeaseLock
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,8 +9,8 @@ import pytest
 from lab import write_guard_page
 from plimsoll.cli.guardctl import VERBS
 from plimsoll.guard.adapters.command import CommandRestarterConfig
-from plimsoll.guard.adapters.etcd_lock import EtcdLockConfig
 from plimsoll.guard.adapters.haproxy import HaproxyConfig
+from plimsoll.guard.adapters.locks import EtcdLockConfig
 from plimsoll.guard.config import KEYS
 from tests.options import guard_options
 

@@ -15,7 +15,7 @@ import pytest
 from lab.guard.contenders import Contender, judge, pause
 from lab.guard.epoch_gate import EpochGate, open_gate
 from lab.guard.etcd import Etcd
-from plimsoll.guard.adapters.etcd_lock import EtcdLock, EtcdLockConfig
+from plimsoll.guard.adapters.locks import EtcdLock, EtcdLockConfig
 from plimsoll.net.client import HttpClient, Reply
 from tests.real.small_farm import need
 

@@ -205,7 +205,7 @@ class SimulatedRestarter(CommandRestarter):
     """The real adapter; only the commands are simulated."""
 
     def __init__(self, world: World, guard: str, supervisor: Supervisor) -> None:
-        super().__init__(["stop"], ["start"], ["status"], environment={})
+        super().__init__(["stop"], ["start"], ["status"])
         self._world, self._guard, self._supervisor = world, guard, supervisor
 
     async def _run(self, verb: str, limit_s: float, grace_s: float = 0.0) -> CommandResult:

@@ -150,35 +150,24 @@ def groups_of(settings: AssetSettings, bounds: Thresholds | None = None) -> tupl
     names, bounds = Names(settings), bounds or thresholds_of(settings)
     context = {
         **bounds.context, "vllm": names.vllm, "of": names.of, "guard": names.guard, "select": select, "has": names.has,
-        "span": span, "counter": _counter, "max": max, "GIB": GIB, "MIB": MIB,
+        "span": span, "counter": lambda each: " ".join(f"{n * each:.3f}" for n in range(120)), "max": max, "GIB": GIB,
+        "MIB": MIB,
     }  # fmt: skip
     groups = []
     for group in read_data("alerts.yaml")["groups"]:
         rules = fill(group["rules"], context)
         records = tuple(RecordingRule(rule["record"], rule["expr"]) for rule in rules if "record" in rule)
-        alerts = tuple(_alert(rule, names, bounds) for rule in rules if "alert" in rule)
+        alerts = tuple(
+            Alert(
+                rule["alert"], AlertSeverity(rule["severity"]), rule.get("code", ""), Needs[rule["needs"].upper()],
+                int(rule.get("for", 0)), rule["expr"], rule["summary"], rule["description"], rule["means"],
+                tuple(_case(case, names, bounds) for case in rule["cases"]), tuple(rule.get("by", ())),
+            )
+            for rule in rules
+            if "alert" in rule
+        )  # fmt: skip
         groups.append(RuleGroup(group["group"], records, alerts))
     return tuple(groups)
-
-
-def _counter(each: float) -> str:
-    return " ".join(f"{n * each:.3f}" for n in range(120))
-
-
-def _alert(rule: Mapping[str, Any], names: Names, bounds: Thresholds) -> Alert:
-    return Alert(
-        name=rule["alert"],
-        severity=AlertSeverity(rule["severity"]),
-        code=rule.get("code", ""),
-        needs=Needs[rule["needs"].upper()],
-        for_s=int(rule.get("for", 0)),
-        expr=rule["expr"],
-        summary=rule["summary"],
-        description=rule["description"],
-        means=rule["means"],
-        cases=tuple(_case(case, names, bounds) for case in rule["cases"]),
-        by=tuple(rule.get("by", ())),
-    )
 
 
 def _case(case: Mapping[str, Any], names: Names, bounds: Thresholds) -> Case:
@@ -186,8 +175,12 @@ def _case(case: Mapping[str, Any], names: Names, bounds: Thresholds) -> Case:
     series |= {names.other(metric): values for metric, values in case.get("other_engine", {}).items()}
     series |= of_rank("1", names.page(**case.get("rank_1", {})))
     series |= guard_page(**case.get("guard", {})) | guard_page(at="other", **case.get("other_guard", {}))
-    if "first_tokens" in case:
-        series |= _first_tokens(names, bounds.ttft_s, *(float(case["first_tokens"][key]) for key in ("in_time", "late")))
+    if "first_tokens" in case:  # within the promise and later ones, so many every 15 s
+        in_time, late, ttft_s = float(case["first_tokens"]["in_time"]), float(case["first_tokens"]["late"]), bounds.ttft_s
+        buckets = {ttft_s / 2: in_time, ttft_s: in_time, ttft_s * 4: in_time + late}
+        each = {f"ttft_le_{edge:g}": count for edge, count in buckets.items()}
+        each |= {"ttft_le_+Inf": in_time + late, "ttft_count": in_time + late}
+        series |= names.page(**{name: " ".join(f"{int(n * count)}" for n in range(120)) for name, count in each.items()})
     target = GUARD_AT if "guard" in case else names.here()
     return Case(
         about=case["about"],
@@ -198,10 +191,3 @@ def _case(case: Mapping[str, Any], names: Names, bounds: Thresholds) -> Case:
         every_s=float(case.get("every", Case.every_s)),
         labels=tuple({**target, **labels} for labels in case.get("labels", ())),
     )
-
-
-def _first_tokens(names: Names, ttft_s: float, in_time: float, late: float) -> dict[str, str]:
-    """First tokens within the promise and later ones, so many every 15 s."""
-    buckets = {f"{ttft_s / 2:g}": in_time, f"{ttft_s:g}": in_time, f"{ttft_s * 4:g}": in_time + late, "+Inf": in_time + late}
-    each = {**{f"ttft_le_{edge}": count for edge, count in buckets.items()}, "ttft_count": in_time + late}
-    return names.page(**{metric: " ".join(f"{int(n * count)}" for n in range(120)) for metric, count in each.items()})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from string import ascii_uppercase
 from typing import Any
 
@@ -38,20 +39,18 @@ def dashboard_files(settings: AssetSettings, bounds: Thresholds) -> dict[str, st
     }  # fmt: skip
     files = {}
     for dashboard in data["dashboards"]:
-        selectors = _selectors(names, [variable["name"] for variable in dashboard["variables"]])
+        # Grafana's variables in place of a job, an engine and its rank.
+        variables = [variable["name"] for variable in dashboard["variables"]]
+        engine = {name: f"~${name}" for name in variables if name != "rank"}
+        rank = {"engine": "~$rank"} if "rank" in variables else {}
+        selectors = {"of": partial(select, **engine), "vllm": partial(_vllm, names, {**engine, **rank})}
         page, notes = (fill(part, context | selectors) for part in (dashboard, data["notes"]))
         files[f"dashboards/{page['uid']}.json"] = _text(page, notes, bounds, settings.made_by)
     return files
 
 
-def _selectors(names: Names, variables: Sequence[str]) -> dict[str, Callable[..., str]]:
-    """Selectors with Grafana's variables in place of a job, an engine and its rank."""
-    engine = {name: f"~${name}" for name in variables if name != "rank"}
-    rank = {"engine": "~$rank"} if "rank" in variables else {}
-    return {
-        "of": lambda name: select(name, **engine),
-        "vllm": lambda metric, suffix="": select(names.exposition(metric) + suffix, **engine, **rank),
-    }
+def _vllm(names: Names, labels: Mapping[str, str], metric: str, suffix: str = "") -> str:
+    return select(names.exposition(metric) + suffix, **labels)
 
 
 def _text(page: Mapping[str, Any], notes: Sequence[Mapping[str, str]], bounds: Thresholds, made_by: Sequence[str]) -> str:

@@ -38,23 +38,19 @@ def decide(
     wanted: Mapping[str, bytes], there: Mapping[str, bytes], recorded: Mapping[str, str], *, is_forced: bool = False
 ) -> Changes:
     """Sort paths by what to do with them; `there` holds the present content of wanted and recorded paths."""
-    sorted_out: dict[str, list[str]] = {name: [] for name in ("write", "same", "kept", "outdated", "remove", "left")}
-    for path, content in wanted.items():
-        sorted_out[_fate(path, content, there, recorded, is_forced=is_forced)].append(path)
-    for path, sha in recorded.items():
-        if path not in wanted and path in there:
-            sorted_out["remove" if is_forced or checksum(there[path]) == sha else "left"].append(path)
-    return Changes(**{name: tuple(sorted(paths)) for name, paths in sorted_out.items()})
-
-
-def _fate(path: str, content: bytes, there: Mapping[str, bytes], recorded: Mapping[str, str], *, is_forced: bool) -> str:
-    if path not in there:
-        return "write"
-    if there[path] == content:
-        return "same"
-    if is_forced or recorded.get(path) == checksum(there[path]):
-        return "write"
-    return "kept" if recorded.get(path) == checksum(content) else "outdated"
+    fates: dict[str, list[str]] = {name: [] for name in ("write", "same", "kept", "outdated", "remove", "left")}
+    for path in sorted({*wanted, *(recorded.keys() & there.keys())}):
+        is_ours = is_forced or (path in there and recorded.get(path) == checksum(there[path]))
+        if path not in wanted:
+            fate = "remove" if is_ours else "left"
+        elif there.get(path) == wanted[path]:
+            fate = "same"
+        elif path not in there or is_ours:
+            fate = "write"
+        else:
+            fate = "kept" if recorded.get(path) == checksum(wanted[path]) else "outdated"
+        fates[fate].append(path)
+    return Changes(**{name: tuple(paths) for name, paths in fates.items()})
 
 
 def checksum(content: bytes) -> str:
@@ -93,25 +89,16 @@ def differences(wanted: Mapping[str, bytes], there: Mapping[str, bytes], stale: 
     """A unified diff from what lies there to what would be generated, file by file."""
     for path in sorted({*wanted, *stale}):
         old, new = there.get(path), wanted.get(path)
-        if old != new:
-            yield from _difference(path, old, new)
-
-
-def _difference(path: str, old: bytes | None, new: bytes | None) -> Iterator[str]:
-    sides = [_lines(old), _lines(new)]
-    if sides[0] is None or sides[1] is None:
-        yield f"binary file {path} differs"
-        return
-    before = f"{path} (as it is)" if old is not None else "/dev/null"
-    after = f"{path} (generated)" if new is not None else "/dev/null"
-    yield from difflib.unified_diff(sides[0], sides[1], before, after, lineterm="")
-
-
-def _lines(content: bytes | None) -> list[str] | None:
-    try:
-        return [] if content is None else content.decode("utf-8").splitlines()
-    except UnicodeDecodeError:
-        return None
+        if old == new:
+            continue
+        before = f"{path} (as it is)" if old is not None else "/dev/null"
+        after = f"{path} (generated)" if new is not None else "/dev/null"
+        try:
+            sides = [(content or b"").decode("utf-8").splitlines() for content in (old, new)]
+        except UnicodeDecodeError:
+            yield f"binary file {path} differs"
+        else:
+            yield from difflib.unified_diff(*sides, before, after, lineterm="")
 
 
 LARGEST_BYTES = 16 << 20  # none of ours comes near it

@@ -71,8 +71,18 @@ def make_wheel(package: Path | None = None) -> Wheel:
     files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: plimsoll\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     groups = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()) for group, points in ENTRY_POINTS.items()]
     files[f"{info}/entry_points.txt"] = "\n".join(groups).encode()
-    files[f"{info}/RECORD"] = _record(files, f"{info}/RECORD").encode()
-    return Wheel(wheel_name(), _zipped(files), tuple(files))
+    digests = {name: base64.urlsafe_b64encode(hashlib.sha256(content).digest()) for name, content in files.items()}
+    records = [f"{name},sha256={digests[name].rstrip(b'=').decode()},{len(content)}\n" for name, content in files.items()]
+    files[f"{info}/RECORD"] = "".join([*records, f"{info}/RECORD,,\n"]).encode()
+    buffer = io.BytesIO()
+    # Without times and without compression: compressors differ from machine to machine.
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, content in files.items():
+            entry = zipfile.ZipInfo(name, _NO_TIME)
+            entry.create_system = 3  # Unix, wherever it is made
+            entry.external_attr = 0o100644 << 16
+            archive.writestr(entry, content)
+    return Wheel(wheel_name(), buffer.getvalue(), tuple(files))
 
 
 def wheel_name() -> str:
@@ -86,7 +96,9 @@ def wanted_files(root: Path) -> list[str]:
     todo = [path for path in wanted if path.endswith(".py")]
     while todo:
         for module in imported_modules((root / todo.pop()).read_text(encoding="utf-8")):
-            found = _files_of(module, root)
+            parts = module.split(".")[1:]
+            places = ["/".join(parts) + ".py", *("/".join([*parts[: n + 1], "__init__.py"]) for n in range(len(parts)))]
+            found = {path for path in places if (root / path).is_file()}  # none for a name that is no module
             assert not found or module.startswith(_MAY_IMPORT), f"plimsoll.inside imports {module}, which is not in its wheel"
             todo += sorted(found - wanted)
             wanted |= found
@@ -102,34 +114,6 @@ def imported_modules(text: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     return {name for name in names if name.startswith("plimsoll.")}
-
-
-def _files_of(module: str, root: Path) -> set[str]:
-    """The file of a module and the `__init__` of each package on the way; nothing for a name that is no module."""
-    parts = module.split(".")[1:]
-    found = {path for n in range(1, len(parts) + 1) if (root / (path := "/".join([*parts[:n], "__init__.py"]))).is_file()}
-    file = "/".join(parts) + ".py"
-    return found | ({file} if (root / file).is_file() else set())
-
-
-def _record(files: dict[str, bytes], own: str) -> str:
-    lines = []
-    for name, content in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-        lines.append(f"{name},sha256={digest},{len(content)}\n")
-    return "".join([*lines, f"{own},,\n"])
-
-
-def _zipped(files: dict[str, bytes]) -> bytes:
-    """A zip without times and without compression: compressors differ from machine to machine."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for name, content in files.items():
-            entry = zipfile.ZipInfo(name, _NO_TIME)
-            entry.create_system = 3  # Unix, wherever it is made
-            entry.external_attr = 0o100644 << 16
-            archive.writestr(entry, content)
-    return buffer.getvalue()
 
 
 def write_wheel(wheel: Wheel, where: str) -> Path:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any
 
 import plimsoll
 from plimsoll.assets.names import GUARD_JOB
@@ -58,12 +59,9 @@ def pairs_of(given: Iterable[str], name: str, value: str, example: str) -> tuple
 def tolerations_of(given: Iterable[str]) -> tuple[Toleration, ...]:
     """KEY, KEY=VALUE, each with an effect behind a colon or without."""
     pattern = f"{_LABEL}(?:={LABEL_VALUE})?(?::(?:{'|'.join(_EFFECTS)}))?"
-    found = []
-    for word in words_of(given, "--toleration", pattern, "nvidia.com/gpu:NoSchedule or dedicated=llm:NoSchedule"):
-        taint, _, effect = word.partition(":")
-        key, _, value = taint.partition("=")
-        found.append(Toleration(key, value, effect))
-    return tuple(found)
+    words = words_of(given, "--toleration", pattern, "nvidia.com/gpu:NoSchedule or dedicated=llm:NoSchedule")
+    taints = [(*word.partition(":")[0].partition("="), word.partition(":")[2]) for word in words]
+    return tuple(Toleration(key, value, effect) for key, _, value, effect in taints)
 
 
 def is_selector(text: str) -> bool:
@@ -89,22 +87,12 @@ def one_image(text: str | None, name: str, default: str = "") -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class RoleRule:
-    """One rule of a Role."""
-
-    group: str
-    resource: str
-    verbs: tuple[str, ...]
-    names: tuple[str, ...] = ()  # of the only objects it is for
-
-
-@dataclass(frozen=True, slots=True)
 class BoundRole:
     """A Role, or a ClusterRole where it has no namespace, bound to guard's account."""
 
     name: str
     namespace: str
-    rules: tuple[RoleRule, ...]
+    rules: tuple[Mapping[str, Any], ...]  # group, resource, verbs, and the names of the only objects it is for
 
 
 def roles_of(cluster: Cluster, part: str, pods: tuple[str, ...] = (), calls: Sequence[ApiCall] = API_CALLS) -> list[BoundRole]:
@@ -114,20 +102,18 @@ def roles_of(cluster: Cluster, part: str, pods: tuple[str, ...] = (), calls: Seq
     """
     name = cluster.guard if part == "observe" else f"{cluster.guard}-{part}"
     mine = [call for call in calls if call.needed_for == part]
-    scopes = [
-        (name, space, ("fleet", "own") if space == cluster.namespace else ("fleet",)) for space in cluster.namespaces
-    ]  # fmt: skip
+    scopes = [(name, space, ("fleet", "own") if space == cluster.namespace else ("fleet",)) for space in cluster.namespaces]
     roles = []
     # A ClusterRole has no namespace: two guards in one cluster tell theirs apart by guard's own.
     for title, space, within in [*scopes, (f"{name}-{cluster.namespace}", "", ("cluster",))]:
         verbs: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
         for call in mine:
             if call.scope in within:
-                names = pods if call.resource == "pods/eviction" else (call.name.replace(LEASE_NAME, cluster.guard),)
-                names = tuple(filter(None, names))
+                names = pods if call.resource == "pods/eviction" else (cluster.guard,) if call.name == LEASE_NAME else ()
                 verbs.setdefault((call.group, call.resource, names), []).append(call.verb)
         rules = tuple(
-            RoleRule(group, kind, tuple(dict.fromkeys(found)), names) for (group, kind, names), found in verbs.items()
+            {"group": group, "resource": resource, "verbs": list(dict.fromkeys(found)), "names": names}
+            for (group, resource, names), found in verbs.items()
         )
         roles += [BoundRole(title, space, rules)] if rules else []
     return roles

@@ -14,7 +14,7 @@ from plimsoll.assets.kubernetes import INSIDE_WHEEL, SECRET, guard_files
 from plimsoll.assets.launch_command import vendor_of
 from plimsoll.assets.monitoring import monitoring_files
 from plimsoll.assets.rendering import flag_lines, render
-from plimsoll.assets.settings import AssetSettings, Command
+from plimsoll.assets.settings import AssetSettings
 from plimsoll.hardware.cards import Vendor
 from plimsoll.units import GIB
 from plimsoll.vllm import versions
@@ -81,7 +81,8 @@ def _context(settings: AssetSettings, way: str) -> dict[str, Any]:
         "has_plan": True,
         "model": plan.model if plan is not None else settings.name,
         "command": command,
-        "words": _container_words(command),
+        # Without --host: in a container the server must be reached from outside it.
+        "words": [word for group in flag_lines(command.words) for word in _without_host(group)],
         "environment": environment.items(),
         "has_environment": bool(environment or command.secrets or command.has_gate),
         "timers": settings.timers,
@@ -131,10 +132,6 @@ def leaving_s(settings: AssetSettings) -> int:
     return settings.timers.drain_s if "--shutdown-timeout" in settings.planned.words else settings.timers.shutdown_s
 
 
-def _container_words(command: Command) -> list[str]:
-    """The command without --host: in a container the server must be reached from outside it."""
-    kept: list[str] = []
-    for group in flag_lines(command.words):
-        name, joined, _ = group[0].partition("=")
-        kept += group if name != "--host" else group[1:] if joined else group[2:]
-    return kept
+def _without_host(group: list[str]) -> list[str]:
+    name, joined, _ = group[0].partition("=")
+    return group if name != "--host" else group[1:] if joined else group[2:]

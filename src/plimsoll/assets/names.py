@@ -139,15 +139,12 @@ class Names:
 
 def select(name: str, **matchers: str) -> str:
     """A selector; a value that begins with ~ is a pattern, one that begins with ! must not be."""
-    return f"{name}{{{', '.join(_matcher(label, value) for label, value in matchers.items())}}}"
-
-
-def _matcher(label: str, value: str) -> str:
-    sign, text = "=", value
-    if value[:1] in ("~", "!"):
-        sign, text = {"~": "=~", "!": "!="}[value[0]], value[1:]
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'{label}{sign}"{escaped}"'
+    signs, parts = {"~": "=~", "!": "!="}, []
+    for label, value in matchers.items():
+        text = value[1:] if value[:1] in signs else value
+        escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+        parts.append(f'{label}{signs.get(value[:1], "=")}"{escaped}"')
+    return f"{name}{{{', '.join(parts)}}}"
 
 
 def span(seconds: float) -> str:

@@ -15,10 +15,9 @@ from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.ports import Lock
 from plimsoll.guard.adapters.command import CommandRestarterConfig
 from plimsoll.guard.adapters.discovery import DiscoverConfig
-from plimsoll.guard.adapters.etcd_lock import EtcdLockConfig
 from plimsoll.guard.adapters.file_lock import FileLockConfig
 from plimsoll.guard.adapters.haproxy import HaproxyConfig
-from plimsoll.guard.adapters.lease_lock import LeaseLockConfig
+from plimsoll.guard.adapters.locks import EtcdLockConfig, LeaseLockConfig
 from plimsoll.guard.adapters.own_process import OwnProcessConfig
 from plimsoll.guard.adapters.webhook import NotifyConfig
 from plimsoll.guard.config_reader import MOST_BYTES, ConfigReader, KeyLines

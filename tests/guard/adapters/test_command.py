@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.errors import BadInput
 from plimsoll.guard.adapters.command import CommandRestarter
+from tests.each import each
 from tests.guard.adapters.own_engine import is_alive
 
 SCRIPT = """#!/bin/sh
@@ -21,6 +21,7 @@ case "$1" in
   pids) cat pid; echo nonsense -5 99999999999999999999 ;;
   hang) sleep 60 ;;
   lie) echo "all done" ;;
+  [0-9]*) exit $1 ;;
   *) echo "what?"; exit 7 ;;
 esac
 """
@@ -35,9 +36,10 @@ def script(tmp_path: Path) -> str:
     return str(path)
 
 
-def restarter(script: str, stop: str = "stop", start: str = "start", is_running: str = "is-running") -> CommandRestarter:
-    words = ([script, verb] for verb in (stop, start, is_running, "pids"))
-    return CommandRestarter(*words, ask_limit_s=5.0, start_limit_s=5.0, grace_s=0.5, patience_s=0.0)
+def restarter(script: str, stop: str = "stop", is_running: str = "is-running") -> CommandRestarter:
+    engine = CommandRestarter(*([script, verb] for verb in (stop, "start", is_running, "pids")))
+    engine.grace_s, engine.patience_s = 0.5, 0.0
+    return engine
 
 
 def test_start_and_stop(script: str, tmp_path: Path) -> None:
@@ -58,45 +60,36 @@ def test_start_and_stop(script: str, tmp_path: Path) -> None:
     assert "stop 7" in (tmp_path / "asked").read_text().splitlines()
 
 
-@pytest.mark.parametrize(
-    ("verb", "is_done", "says"),
+@each(
+    ("stop", "is_done", "says"),
     [("nonsense", False, "ended with 7: what?"), ("lie", False, "but the engine runs"), ("hang", None, "did not end within")],
 )
-def test_a_stop_that_is_none(script: str, tmp_path: Path, verb: str, is_done: bool | None, says: str) -> None:
+def test_a_stop_that_is_none(script: str, tmp_path: Path, stop: str, is_done: bool | None, says: str) -> None:
     """A command that fails, one that says it is done while the engine runs, one that hangs."""
     (tmp_path / "pid").write_text("0")
-    engine = restarter(script, stop=verb)
-    outcome = asyncio.run(engine.stop(0.5 if verb == "hang" else 5.0))
+    outcome = asyncio.run(restarter(script, stop).stop(0.5))
     assert outcome.is_done is is_done
     assert says in outcome.message
 
 
 def test_what_nobody_knows_to_run_is_neither_started_nor_stopped(script: str) -> None:
-    """A command that was left out is refused at once; one that does not exist is nobody's knowledge."""
-    engine = restarter(script, stop="lie", is_running="nonsense")
-    assert asyncio.run(engine.is_running()) is None
-    assert asyncio.run(engine.start()).is_done is False
-    assert asyncio.run(engine.stop(5.0)).is_done is None
-    with pytest.raises(BadInput, match="each need a command"):
-        CommandRestarter(["/bin/true"], ["/bin/true"], [])
-    engine = CommandRestarter(["/no"], ["/no"], ["/no"])
-    assert asyncio.run(engine.is_running()) is None
-    assert asyncio.run(engine.stop(1.0)).is_done is None
+    """A command that fails, or does not exist, is nobody's knowledge."""
+    for engine in (restarter(script, "lie", "nonsense"), CommandRestarter(["/no"], ["/no"], ["/no"])):
+        assert asyncio.run(engine.is_running()) is None
+        assert asyncio.run(engine.start()).is_done is False
+        assert asyncio.run(engine.stop(1.0)).is_done is None
     assert asyncio.run(engine.pids()) == ()
 
 
-@pytest.mark.parametrize(
+@each(
     ("code", "is_running", "is_done"),
     [(0, True, False), (3, False, None), (150, False, True), (151, False, True), (1, None, None)],
 )
 def test_a_status_command_may_say_that_somebody_stopped_it(
-    tmp_path: Path, code: int, is_running: bool | None, is_done: bool | None
+    script: str, code: int, is_running: bool | None, is_done: bool | None
 ) -> None:
     """150: it does not run, and that is wanted; 151: it ended by itself; 3 says nothing of who wanted it."""
-    path = tmp_path / "status"
-    path.write_text(f"#!/bin/sh\nexit {code}\n")
-    path.chmod(0o755)
-    engine = CommandRestarter(["true"], ["true"], [str(path)])
+    engine = restarter(script, is_running=str(code))
     assert asyncio.run(engine.is_running()) is is_running
     outcome = asyncio.run(engine.last_exit())
     assert (outcome.is_done, outcome.facts.get("by_hand", False)) == (is_done, code == 150)

@@ -13,7 +13,7 @@ import pytest
 
 from plimsoll.errors import BadInput
 from plimsoll.guard.adapters.cluster import ClusterClient
-from plimsoll.guard.adapters.kubernetes import PodEviction
+from plimsoll.guard.adapters.kubernetes import PodConfig, PodEviction
 from tests.net.raw_answers import Answer, answer, on_a_port
 
 POD, NAMESPACE = "vllm-7d4b9-abcde", "llm"
@@ -61,7 +61,7 @@ def run(
 
             api["post", EVICTION] << taken
             cluster = ClusterClient(str(api.url).rstrip("/"), account, {})
-            await act(PodEviction(POD, cluster=cluster, environ={}, look_every_s=0.05), api)
+            await act(PodEviction(PodConfig(POD), cluster=cluster, environ={}), api)
 
     asyncio.run(asyncio.wait_for(inner(), 30))
     return asked
@@ -92,7 +92,7 @@ def test_evicted_gone_and_replaced(account: str) -> None:
         there = await engine.start()
         assert there.facts == {"pod": "vllm-7d4b9-new", "new_uid": "u-3", "ready": True, "ip": "10.0.0.9"}
 
-        later = PodEviction(POD, cluster=engine._cluster, environ={})
+        later = PodEviction(PodConfig(POD), cluster=engine._cluster, environ={})
         later.recall(learned.facts)
         assert (await later.start()).facts["new_uid"] == "u-3", "another guard goes on from what was written down"
 
@@ -150,10 +150,10 @@ def test_a_pod_that_ends_already_is_only_waited_for(account: str) -> None:
 def test_a_sidecar_only_watches(account: str, environ: dict[str, str]) -> None:
     """A guard in the pod itself does not evict it; the same name in another namespace is another pod."""
     cluster = ClusterClient("http://127.0.0.1:9", account, {})
-    engine = PodEviction(POD, cluster=cluster, environ=environ)
+    engine = PodEviction(PodConfig(POD), cluster=cluster, environ=environ)
     for outcome in (asyncio.run(engine.stop(1.0)), asyncio.run(engine.learn())):
         assert (outcome.is_done, outcome.facts) == (False, {"own_pod": True})
-    assert not PodEviction(POD, "elsewhere", cluster=cluster, environ=environ).is_own_pod
+    assert not PodEviction(PodConfig(POD, "elsewhere"), cluster=cluster, environ=environ).is_own_pod
 
 
 LEARNED = {"uid": "u-1", "owner": "rs-1", "since": "2026-01-01T00:00:00Z", "siblings": "u-1"}
@@ -185,7 +185,7 @@ def test_evictions_that_are_not_taken(account: str, told: Answer, is_done: bool 
 
     async def act() -> None:
         async with on_a_port(reply) as (answers, url):
-            outcome = await PodEviction(POD, cluster=ClusterClient(url, account, {}), environ={}).stop(1.0)
+            outcome = await PodEviction(PodConfig(POD), cluster=ClusterClient(url, account, {}), environ={}).stop(1.0)
             assert (outcome.is_done, outcome.facts) == (is_done, facts), outcome
             assert TOKEN not in outcome.message
             assert [line.split("?")[0] for line in answers.lines] == [
@@ -208,7 +208,7 @@ def test_answers_that_say_nothing(account: str, told: Answer) -> None:
 
     async def act() -> None:
         async with on_a_port(lambda _: told) as (answers, url):
-            engine = PodEviction(POD, cluster=ClusterClient(url, account, {}), environ={})
+            engine = PodEviction(PodConfig(POD), cluster=ClusterClient(url, account, {}), environ={})
             assert await engine.is_running() is None
             assert (await engine.stop(1.0)).is_done is None
             assert (await engine.start()).is_done is None
@@ -219,7 +219,7 @@ def test_answers_that_say_nothing(account: str, told: Answer) -> None:
 
 def test_facts_that_are_odd_are_not_taken_back(account: str) -> None:
     """A journal that somebody wrote into leads nowhere."""
-    engine = PodEviction(POD, cluster=ClusterClient("http://127.0.0.1:9", account, {}), environ={}, uid="u-1")
+    engine = PodEviction(PodConfig(POD, uid="u-1"), cluster=ClusterClient("http://127.0.0.1:9", account, {}), environ={})
     engine.recall({"uid": "../x", "owner": 7, "since": "x", "siblings": "a,/b,c"})
     assert engine._facts() == {"uid": "u-1", "owner": "", "since": "", "siblings": "a,c"}
 
@@ -229,13 +229,13 @@ def test_names_and_places(account: str) -> None:
     cluster = ClusterClient("http://127.0.0.1:9", account, {})
     for name in ("", "A", "a/b", "-a", "a?b", "x" * 300):
         with pytest.raises(BadInput):
-            PodEviction(name, cluster=cluster, environ={})
+            PodEviction(PodConfig(name), cluster=cluster, environ={})
     with pytest.raises(BadInput, match="selector"):
-        PodEviction(POD, selector="a=b&c", cluster=cluster, environ={})
+        PodEviction(PodConfig(POD, selector="a=b&c"), cluster=cluster, environ={})
     with pytest.raises(BadInput, match="no pod of a cluster"):
         ClusterClient("", account, {})
     with pytest.raises(BadInput, match="service account"):
         ClusterClient("", account, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
     (Path(account) / "token").unlink()
-    assert "no token" in asyncio.run(PodEviction(POD, cluster=cluster, environ={}).stop(1.0)).message
-    assert json.dumps(dict(asyncio.run(PodEviction(POD, cluster=cluster, environ={}).learn()).facts)) == "{}"
+    assert "no token" in asyncio.run(PodEviction(PodConfig(POD), cluster=cluster, environ={}).stop(1.0)).message
+    assert json.dumps(dict(asyncio.run(PodEviction(PodConfig(POD), cluster=cluster, environ={}).learn()).facts)) == "{}"

@@ -1,4 +1,4 @@
-"""A process that guard starts itself, with real processes: how it is started, found again, and stopped whole."""
+"""A process that guard starts itself, with real processes: how it is started, found again, and stopped whole; and its log."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from plimsoll.guard.act.ports import Outcome
-from plimsoll.guard.adapters.own_process import OwnProcess
-from plimsoll.hardware.processes import boot_mark, read_process, read_processes
+from plimsoll.guard.adapters.own_process import NEW_LIFE, OwnProcess, open_log, rotate
+from plimsoll.hardware.processes import read_process, read_processes
+from tests.each import each
 from tests.guard.adapters.own_engine import ROOT, end_all, is_alive, own, wait_up
 
 PLACES = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
@@ -62,44 +64,32 @@ def test_it_starts_in_its_own_session_with_its_output_in_a_file(folder: Path) ->
     assert asyncio.run(engine.pids()) == (pids["api"], *sorted((pids["core"], pids["worker"])))
 
 
-def test_a_polite_engine_is_signalled_alone_and_ends_whole(folder: Path) -> None:
-    """SIGTERM reaches the API server and no other; its exit code is seen, nothing is left and nothing was killed."""
-    engine, pids = started(folder, "polite")
-    outcome = asyncio.run(engine.stop(10.0))
-    assert outcome.is_done, outcome
-    assert outcome.facts == {"how": "term", "killed": 0, "left": 0, "was_running": True, "asked": True, "exit_code": 0}
-    assert signalled(folder) == ["api"]
-    assert not any(is_alive(pid) for pid in pids.values())
-    assert asyncio.run(engine.is_running()) is False
-    assert asyncio.run(engine.stop(1.0)).facts["was_running"] is False, "stopping twice does the same as once"
-
-
-def test_a_deaf_engine_is_killed_with_all_it_has(folder: Path) -> None:
-    """Past the deadline everything goes, also what is in a session of its own."""
-    engine, pids = started(folder, "deaf")
-    outcome = asyncio.run(engine.stop(0.5))
-    assert outcome.is_done, outcome
-    assert (outcome.facts["how"], outcome.facts["killed"], outcome.facts["left"]) == ("kill", 3, 0)
-    assert (outcome.facts["exit_code"], outcome.facts["signal"]) == (137, 9)
-    assert not any(is_alive(pid) for pid in pids.values())
-
-
-def test_what_an_engine_leaves_behind_goes_too(folder: Path) -> None:
-    """An API server that ends alone leaves workers with the card's memory: they have a moment, and are killed then."""
-    engine, pids = started(folder, "leaves", orphans_s=0.3)
-    outcome = asyncio.run(engine.stop(10.0))
-    assert (outcome.facts["how"], outcome.facts["killed"]) == ("term", 2)
-    assert not any(is_alive(pid) for pid in pids.values())
-    assert signalled(folder) == ["api"]
-
-
-def test_a_stopped_engine_is_killed_as_well(folder: Path) -> None:
-    """One that stands still (SIGSTOP) reads no signal; SIGKILL does not ask."""
-    engine, pids = started(folder, "polite")
-    os.kill(pids["api"], signal.SIGSTOP)
-    outcome = asyncio.run(engine.stop(0.3))
-    assert (outcome.is_done, outcome.facts["how"]) == (True, "kill")
-    assert not any(is_alive(pid) for pid in pids.values())
+@each(
+    ("manner", "deadline_s", "facts"),
+    [
+        ("polite", 10.0, {"how": "term", "killed": 0, "exit_code": 0}),
+        ("deaf", 0.5, {"how": "kill", "killed": 3, "exit_code": 137, "signal": 9}),
+        ("leaves", 10.0, {"how": "term", "killed": 2, "exit_code": 0}),  # workers with the card's memory, in other sessions
+        ("stopped", 0.3, {"how": "kill", "killed": 3, "exit_code": 137, "signal": 9}),  # it stands still, and reads no signal
+    ],
+)
+def test_it_is_signalled_alone_and_ends_whole(tmp_path: Path, manner: str, deadline_s: float, facts: dict[str, Any]) -> None:
+    """SIGTERM reaches the API server and no other; past the deadline, or a moment after it ended, what is left is killed."""
+    folder = tmp_path / manner
+    folder.mkdir()
+    try:
+        engine, pids = started(folder, "polite" if manner == "stopped" else manner, orphans_s=0.3)
+        if manner == "stopped":
+            os.kill(pids["api"], signal.SIGSTOP)
+        outcome = asyncio.run(engine.stop(deadline_s))
+        assert outcome.is_done, outcome
+        assert outcome.facts == {"left": 0, "was_running": True, "asked": True, **facts}
+        assert signalled(folder) == ([] if manner == "stopped" else ["api"])
+        assert not any(is_alive(pid) for pid in pids.values())
+        assert asyncio.run(engine.is_running()) is False
+        assert asyncio.run(engine.stop(1.0)).facts["was_running"] is False, "stopping twice does the same as once"
+    finally:
+        end_all(folder)
 
 
 def test_an_exit_of_0_that_nobody_asked_for_is_told_as_such(folder: Path) -> None:
@@ -147,46 +137,36 @@ def test_a_command_that_cannot_be_run(folder: Path, command: list[str]) -> None:
     assert asyncio.run(engine.is_running()) is False
 
 
-def test_guard_is_killed_and_another_takes_over(folder: Path) -> None:
-    """SIGKILL of the starter leaves the engine untouched; the next guard holds it, knows its tree, and stops all of it."""
-    words = [sys.executable, "-m", "tests.guard.adapters.own_engine", str(folder), "polite"]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
-    with subprocess.Popen(words, stdout=subprocess.PIPE, cwd=ROOT, env=environment) as starter:
-        assert starter.stdout is not None
-        assert starter.stdout.readline() == b"started\n"
-        starter.kill()
-    pids = wait_up(folder)
-    time.sleep(0.2)
-    assert all(is_alive(pid) for pid in pids.values())
-    assert signalled(folder) == []
-
-    other = own(folder)
-    assert asyncio.run(other.is_running()) is True
-    assert set(asyncio.run(other.pids())) == set(pids.values())
-    outcome = asyncio.run(other.stop(10.0))
-    assert (outcome.is_done, outcome.facts["how"], outcome.facts["asked"]) == (True, "term", True)
-    assert "exit_code" not in outcome.facts, "it was not this guard's child"
-    assert not any(is_alive(pid) for pid in pids.values())
-    assert "nobody saw" in asyncio.run(other.last_exit()).message
-
-
-def test_what_an_adopted_engine_left_in_other_sessions_is_known(folder: Path) -> None:
-    """The API server was killed while no guard looked: the notes of the one before lead to its workers all the same."""
-    words = [sys.executable, "-m", "tests.guard.adapters.own_engine", str(folder), "polite"]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
-    with subprocess.Popen(words, stdout=subprocess.PIPE, cwd=ROOT, env=environment) as starter:
-        assert starter.stdout is not None
-        assert starter.stdout.readline() == b"started\n"
-        starter.kill()
-    pids = wait_up(folder)
-    os.kill(pids["api"], signal.SIGKILL)
-    while is_alive(pids["api"]):
-        time.sleep(0.01)
-    other = own(folder)
-    assert asyncio.run(other.is_running()) is False
-    assert set(asyncio.run(other.pids())) == {pids["core"], pids["worker"]}
-    assert asyncio.run(other.start()).facts == {"left": 2}
-    assert asyncio.run(other.stop(1.0)).facts["killed"] == 2
+@each("is_orphaned", [False, True])
+def test_guard_is_killed_and_another_takes_over(tmp_path: Path, is_orphaned: bool) -> None:
+    """The next guard holds the engine, which is untouched, and stops all of it, also where the API server died meanwhile."""
+    folder = tmp_path / str(is_orphaned)
+    folder.mkdir()
+    try:
+        words = [sys.executable, "-m", "tests.guard.adapters.own_engine", str(folder), "polite"]
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
+        with subprocess.Popen(words, stdout=subprocess.PIPE, cwd=ROOT, env=environment) as starter:
+            assert starter.stdout is not None
+            assert starter.stdout.readline() == b"started\n"
+            starter.kill()
+        pids, other = wait_up(folder), own(folder)
+        assert all(is_alive(pid) for pid in pids.values())
+        if is_orphaned:
+            os.kill(pids["api"], signal.SIGKILL)
+            while is_alive(pids["api"]):
+                time.sleep(0.01)
+        assert asyncio.run(other.is_running()) is not is_orphaned
+        assert set(asyncio.run(other.pids())) == {pid for name, pid in pids.items() if name != "api" or not is_orphaned}
+        if is_orphaned:
+            assert asyncio.run(other.start()).facts == {"left": 2}
+        outcome = asyncio.run(other.stop(10.0))
+        how = ("none", 2, False) if is_orphaned else ("term", 0, True)
+        assert (outcome.is_done, outcome.facts["how"], outcome.facts["killed"], outcome.facts["asked"]) == (True, *how)
+        assert "exit_code" not in outcome.facts, "it was not this guard's child"
+        assert not any(is_alive(pid) for pid in pids.values())
+        assert "nobody saw" in asyncio.run(other.last_exit()).message
+    finally:
+        end_all(folder)
 
 
 @pytest.mark.parametrize(
@@ -210,16 +190,16 @@ def test_only_what_agrees_in_everything_is_adopted(folder: Path, change: dict[st
     assert signalled(folder) == []
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema":"plimsoll.own-process/1"}', '{"schema":"x","pid":1}'])
-def test_a_damaged_state_file_stops_everything(folder: Path, text: str) -> None:
+def test_a_damaged_state_file_stops_everything(folder: Path) -> None:
     """Nobody knows what runs: nothing is started beside it, and the sentence says what to do."""
-    (folder / "engine.json").write_text(text)
-    engine = own(folder)
-    assert asyncio.run(engine.is_running()) is None
-    for outcome in (asyncio.run(engine.start()), asyncio.run(engine.stop(0.1))):
-        assert outcome.is_done is False
-        assert "engine.json" in outcome.message
-    assert asyncio.run(engine.last_exit()).is_done is False
+    for text in ("", "{", "[]", '{"schema":"plimsoll.own-process/1"}', '{"schema":"x","pid":1}'):
+        (folder / "engine.json").write_text(text)
+        engine = own(folder)
+        assert asyncio.run(engine.is_running()) is None
+        for outcome in (asyncio.run(engine.start()), asyncio.run(engine.stop(0.1))):
+            assert outcome.is_done is False
+            assert "engine.json" in outcome.message
+        assert asyncio.run(engine.last_exit()).is_done is False
 
 
 def test_a_guard_that_dies_before_it_has_written_leaves_no_engine(folder: Path) -> None:
@@ -304,6 +284,77 @@ def test_in_a_control_group_of_its_own(folder: Path) -> None:
     assert not Path(group).exists()
 
 
-def test_boot_mark_is_of_this_boot() -> None:
-    """The same each time it is read, and not empty on Linux."""
-    assert boot_mark() == boot_mark() != ""
+# Its log
+
+# Numbered lines as fast as it can, to the descriptor that it was given as stdout.
+WRITER = "import os\nfor number in range(200000): os.write(1, b'line %d\\n' % number)"
+
+
+def test_it_is_appended_to_and_private(tmp_path: Path) -> None:
+    """What was there stays, and others may not read it, whatever they could before."""
+    path = tmp_path / "engine.log"
+    path.write_text("before\n")
+    path.chmod(0o644)
+    log = open_log(path)
+    os.write(log, b"after\n")
+    os.close(log)
+    assert path.read_text() == f"before\n\n{NEW_LIFE.decode()}after\n"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_only_a_plain_file_is_a_log(tmp_path: Path) -> None:
+    """Neither a link, which would write elsewhere, nor a pipe, which would hang."""
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for kind in ("link", "pipe", "folder"):
+        with pytest.raises(OSError, match=r".+"):
+            open_log(tmp_path / kind)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_old_ones_move_on_and_the_oldest_goes(tmp_path: Path) -> None:
+    """NAME.1 is the youngest, and there are no more than asked for; a small one, and one that is not there, are left alone."""
+    path = tmp_path / "engine.log"
+    assert rotate(path, 100) is False
+    path.write_bytes(b"x" * 99)
+    assert rotate(path, 100) is False
+    assert path.stat().st_size == 99
+    for number in range(5):
+        path.write_text(f"{number}" * 100)
+        assert rotate(path, 100, kept=3)
+    assert path.read_text() == ""
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["engine.log", "engine.log.1", "engine.log.2", "engine.log.3"]
+    assert [(tmp_path / f"engine.log.{number}").read_text()[0] for number in (1, 2, 3)] == ["4", "3", "2"]
+    assert stat.S_IMODE((tmp_path / "engine.log.1").stat().st_mode) == 0o600
+
+
+def test_a_process_writes_on_while_its_log_is_cut(tmp_path: Path) -> None:
+    """Whatever it floods the log with: the order holds, and only at a cut can lines be missing."""
+    path = tmp_path / "engine.log"
+    log = open_log(path)
+    with subprocess.Popen([sys.executable, "-c", WRITER], stdout=log) as writer:
+        os.close(log)
+        while writer.poll() is None:
+            rotate(path, 200_000, kept=50)
+            time.sleep(0.02)
+    names = [f"engine.log.{number}" for number in range(50, 0, -1)] + ["engine.log"]
+    texts = [(tmp_path / name).read_text() for name in names if (tmp_path / name).exists()]
+    kept = [line for text in texts for line in text.splitlines(keepends=True) if line.endswith("\n")]  # the others were cut
+    numbers = [int(line.split()[1]) for line in kept if line.startswith("line ")]
+    assert len(texts) > 3
+    assert numbers == sorted(numbers)
+    gaps = [after - before for before, after in pairwise(numbers) if after != before + 1]
+    assert len(gaps) < len(texts)
+    assert numbers[0] == 0
+    assert len(numbers) > 100_000, gaps
+
+
+def test_a_full_disk_leaves_the_log_as_it_is(tmp_path: Path) -> None:
+    """There is nowhere to copy it to: it is not cut."""
+    path = tmp_path / "engine.log"
+    path.write_bytes(b"x" * 1000)
+    (tmp_path / "engine.log.new").mkdir()
+    with pytest.raises(OSError, match=r".+"):
+        rotate(path, 100)
+    assert path.stat().st_size == 1000

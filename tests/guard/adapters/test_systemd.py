@@ -8,10 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from plimsoll.errors import BadInput
-from plimsoll.guard.adapters.systemd import PROPERTIES, SystemdUnit, seconds
+from plimsoll.guard.adapters.systemd import PROPERTIES, SystemdConfig, SystemdUnit, seconds
+from tests.each import each
 
 UNIT = "vllm@llama.service"
 SHOW = ["--no-pager", "--no-ask-password", "show", f"--property={','.join(PROPERTIES)}", "--", UNIT]
@@ -48,9 +46,9 @@ class Fake:
         self.path.write_text(FAKE.format(python=sys.executable, folder=str(folder)))
         self.path.chmod(0o755)
 
-    def unit(self, **more: Any) -> SystemdUnit:
+    def unit(self, *, is_user: bool = False, **more: Any) -> SystemdUnit:
         """The unit that is asked about by it."""
-        return SystemdUnit(UNIT, systemctl=str(self.path), **more)
+        return SystemdUnit(SystemdConfig(UNIT, is_user=is_user), systemctl=str(self.path), **more)
 
     def asked(self) -> list[list[str]]:
         return [json.loads(line) for line in (self._folder / "asked").read_text().splitlines()]
@@ -99,14 +97,21 @@ def test_a_users_own_unit(tmp_path: Path) -> None:
     assert fake.asked() == [["--user", *SHOW]]
 
 
-@pytest.mark.parametrize("mode", ["control-group", "process", "none", ""])
-def test_another_kill_mode_is_not_touched(tmp_path: Path, mode: str) -> None:
-    """Stopping it would fail requests or leave workers: neither stop nor start is asked for."""
-    fake = Fake(tmp_path, {**GOOD, "KillMode": mode})
+@each(
+    ("unit", "says"),
+    [
+        *(({"KillMode": mode}, "only mixed") for mode in ("control-group", "process", "none", "")),
+        ({"LoadState": "not-found", "ActiveState": "inactive", "KillMode": "control-group"}, "no such unit (not-found)"),
+        ({"ActiveState": ""}, "systemd says nothing of"),
+    ],
+)
+def test_what_is_not_touched(tmp_path: Path, unit: dict[str, str], says: str) -> None:
+    """A kill mode that would fail requests or leave workers, a unit that is not there: neither stop nor start is asked for."""
+    fake = Fake(tmp_path, {**GOOD, **unit})
     for outcome in (asyncio.run(fake.unit().stop(1.0)), asyncio.run(fake.unit().start())):
         assert outcome.is_done is False
-        assert "only mixed" in outcome.message
-        assert outcome.facts.get("kill_mode", "") == mode
+        assert says in outcome.message
+        assert outcome.facts.get("kill_mode", "") == ("" if "nothing" in says else unit["KillMode"])
     assert all("show" in words for words in fake.asked())
 
 
@@ -118,49 +123,44 @@ def test_past_the_deadline_the_whole_group_is_killed(tmp_path: Path) -> None:
     assert ["--no-pager", "--no-ask-password", "kill", "--signal=SIGKILL", "--", UNIT] in fake.asked()
 
 
-def test_a_refusal_is_passed_on(tmp_path: Path) -> None:
-    """Its code and its last line."""
+def test_refusals_are_passed_on(tmp_path: Path) -> None:
+    """systemctl's code and last line; a running unit is not started twice, and one that is over again at once is told."""
     fake = Fake(tmp_path, GOOD, stop={"code": 4, "says": "Failed to stop: Interactive authentication required."})
     outcome = asyncio.run(fake.unit().stop(1.0))
     assert outcome.is_done is False
     assert "ended with 4: Failed to stop: Interactive authentication required." in outcome.message
-
-
-def test_start_refuses_a_running_unit_and_tells_of_one_that_fails_at_once(tmp_path: Path) -> None:
-    """It is not started twice, and not believed where it is over again."""
-    assert asyncio.run(Fake(tmp_path, GOOD).unit().start()).facts["running"] is True
+    assert asyncio.run(fake.unit().start()).facts["running"] is True
     fake = Fake(tmp_path, {**GOOD, "ActiveState": "failed"}, start={"then": {"Result": "start-limit-hit"}})
     outcome = asyncio.run(fake.unit().start())
     assert (outcome.is_done, outcome.facts["result"]) == (False, "start-limit-hit")
 
 
-@pytest.mark.parametrize(
-    ("unit", "is_running"),
+@each(
+    ("unit", "is_running", "is_done", "by_hand"),
     [
-        ({**GOOD, "ActiveState": "activating", "SubState": "auto-restart"}, None),
-        ({**GOOD, "ActiveState": "deactivating"}, True),
-        ({**GOOD, "ActiveState": ""}, None),
-        ({}, None),
+        ({"ActiveState": "inactive", "SubState": "dead"}, False, True, True),
+        ({"ActiveState": "failed", "SubState": "failed", "Result": "exit-code"}, False, True, False),
+        ({}, True, False, False),
+        ({"ActiveState": "activating", "SubState": "auto-restart"}, None, False, False),
+        ({"ActiveState": "deactivating"}, True, False, False),
+        ({"ActiveState": ""}, None, None, False),
     ],
 )
-def test_states_that_are_not_plain(tmp_path: Path, unit: dict[str, str], is_running: bool | None) -> None:
-    """One that is about to come back, one that still ends, one that says nothing."""
-    assert asyncio.run(Fake(tmp_path, unit).unit().is_running()) is is_running
+def test_states(tmp_path: Path, unit: dict[str, str], is_running: bool | None, is_done: bool | None, by_hand: bool) -> None:
+    """A unit that is simply inactive was stopped; one that is on its way up again has not ended, and is not known to run."""
+    engine = Fake(tmp_path, {**GOOD, **unit}).unit()
+    assert asyncio.run(engine.is_running()) is is_running
+    outcome = asyncio.run(engine.last_exit())
+    assert (outcome.is_done, outcome.facts.get("by_hand", False)) == (is_done, by_hand)
 
 
 def test_no_systemd_at_all(tmp_path: Path) -> None:
     """Nothing is known, and nothing is done."""
-    unit = SystemdUnit(UNIT, systemctl=str(tmp_path / "none"))
+    unit = SystemdUnit(SystemdConfig(UNIT), systemctl=str(tmp_path / "none"))
     assert asyncio.run(unit.is_running()) is None
     assert asyncio.run(unit.pids()) == ()
     assert asyncio.run(unit.stop(1.0)).is_done is False
     assert asyncio.run(unit.start()).is_done is False
-
-
-def test_a_unit_that_is_not_there(tmp_path: Path) -> None:
-    """systemd shows defaults for it; they are not taken for a stopped unit that could be started."""
-    fake = Fake(tmp_path, {**GOOD, "LoadState": "not-found", "ActiveState": "inactive", "KillMode": "control-group"})
-    assert "no such unit (not-found)" in asyncio.run(fake.unit().start()).message
 
 
 def test_its_processes(tmp_path: Path) -> None:
@@ -169,42 +169,12 @@ def test_its_processes(tmp_path: Path) -> None:
     (group / "below").mkdir(parents=True)
     (group / "cgroup.procs").write_text("4711\n4713\n")
     (group / "below" / "cgroup.procs").write_text("4712\n")
-    fake = Fake(tmp_path, GOOD)
-    assert asyncio.run(fake.unit(cgroups=tmp_path / "cg").pids()) == (4711, 4712, 4713)
-    away = Fake(tmp_path, {**GOOD, "ControlGroup": "/../../etc"})
-    assert asyncio.run(away.unit(cgroups=tmp_path / "cg").pids()) == (4711,)
+    for place, pids in ((GOOD["ControlGroup"], (4711, 4712, 4713)), ("/../../etc", (4711,))):
+        fake = Fake(tmp_path, {**GOOD, "ControlGroup": place})
+        assert asyncio.run(fake.unit(cgroups=tmp_path / "cg").pids()) == pids
 
 
-@pytest.mark.parametrize(
-    "name", ["", "vllm", "vllm.socket", "-.service", "--help.service", "a b.service", "*.service", "x/y.service"]
-)
-def test_names_that_are_none(name: str) -> None:
-    """Neither an option nor a pattern nor a path is ever asked for."""
-    with pytest.raises(BadInput, match="no name of a unit"):
-        SystemdUnit(name)
-
-
-@pytest.mark.parametrize(
-    ("span", "expected"), [("1min 30s", 90.0), ("2h 500ms", 7200.5), ("0", 0.0), ("infinity", None), ("", None), ("90", None)]
-)
-def test_spans(span: str, expected: float | None) -> None:
+def test_spans() -> None:
     """As systemd prints them."""
-    assert seconds(span) == expected
-
-
-@pytest.mark.parametrize(
-    ("unit", "is_done", "by_hand"),
-    [
-        ({"ActiveState": "inactive", "SubState": "dead"}, True, True),
-        ({"ActiveState": "failed", "SubState": "failed", "Result": "exit-code"}, True, False),
-        ({}, False, False),
-        ({"ActiveState": "activating", "SubState": "auto-restart"}, False, False),
-        ({"ActiveState": ""}, None, False),
-    ],
-)
-def test_what_somebody_stopped_is_told_from_what_failed(
-    tmp_path: Path, unit: dict[str, str], is_done: bool | None, by_hand: bool
-) -> None:
-    """A unit that is simply inactive was stopped; one that is on its way up again has not ended."""
-    outcome = asyncio.run(Fake(tmp_path, {**GOOD, **unit}).unit().last_exit())
-    assert (outcome.is_done, outcome.facts.get("by_hand", False)) == (is_done, by_hand)
+    spans = {"1min 30s": 90.0, "2h 500ms": 7200.5, "0": 0.0, "infinity": None, "": None, "90": None}
+    assert {span: seconds(span) for span in spans} == spans

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OPENED, OUTCOME, RESTART, SEEN, SWITCH, Entry
 from plimsoll.guard.act.journal_replay import PAUSE, open_actions, read_restarts, read_switches
 from plimsoll.guard.act.steps import Step, open_action, opening_fields
-from plimsoll.guard.adapters.lease_lock import LeaseLock
+from plimsoll.guard.adapters.locks import LeaseLock
 from plimsoll.guard.daemon.journal import Journal
 from plimsoll.guard.daemon.shared_state import MOST_LETTERS, SharedState, missing, read_state, written
 from plimsoll.guard.judge.tracker import Grade

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import contextvars
 import json
 import os
@@ -76,16 +77,6 @@ def namespace_key(text: str) -> Any:
     return key.word("", text, pattern=f"(?:{NAMESPACE})?", pattern_name="the name of a namespace")
 
 
-def in_cluster(environ: Mapping[str, str]) -> str:
-    """The address of the API server, as Kubernetes tells every pod; BadInput where this is none."""
-    host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
-    if not host or not port.isdecimal():
-        raise BadInput(
-            "kubernetes: this is no pod of a cluster (KUBERNETES_SERVICE_HOST is not set); give --kubeconfig or --context"
-        )
-    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-
-
 @dataclass(frozen=True, slots=True)
 class ClusterAccess:
     """Where an API server is, whom to believe there, and what to show it."""
@@ -104,20 +95,24 @@ KUBECONFIG: contextvars.ContextVar[ClusterAccess | None] = contextvars.ContextVa
 def pod_access(url: str = "", folder: str = SERVICE_ACCOUNT, environ: Mapping[str, str] = os.environ) -> ClusterAccess:
     """The account that Kubernetes gives every pod; BadInput where this is none."""
     place = Path(folder)
+    if not url:
+        host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
+        if not host or not port.isdecimal():
+            why = "this is no pod of a cluster (KUBERNETES_SERVICE_HOST is not set); give --kubeconfig or --context"
+            raise BadInput(f"kubernetes: {why}")
+        url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
 
     def read(name: str) -> str:
         return (place / name).read_text(encoding="utf-8").strip()
 
     def namespace() -> str:
-        try:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
             return read("namespace")
-        except (OSError, UnicodeDecodeError):
-            return ""
+        return ""
 
     def trust() -> ssl.SSLContext:
         return ssl.create_default_context(cafile=str(place / "ca.crt"))
 
-    url = url or in_cluster(environ)
     try:
         if url.startswith("https:"):
             trust()
@@ -137,18 +132,35 @@ def kubeconfig_access(path: str | None, context: str | None, environ: Mapping[st
         raise BadInput(f"{file}: {error.strerror or 'cannot be read'}") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
         raise BadInput(f"{file}: not a kubeconfig: not YAML") from None
+
+    def named(kind: str, name: Any) -> Mapping[str, Any]:
+        entries = table(tree).get(f"{kind}s")
+        for entry in entries if isinstance(entries, list) else ():
+            if table(entry).get("name") == name and isinstance(table(entry).get(kind), dict):
+                return table(entry[kind])
+        raise BadInput(f"{file}: no {kind} named {shown_line(str(name))[:100]!r}")
+
+    def bytes_of(entry: Mapping[str, Any], name: str) -> bytes | None:
+        data, path = entry.get(f"{name}-data"), entry.get(name)
+        try:
+            if isinstance(data, str):
+                return base64.b64decode(data, validate=True)
+            return (file.parent / path).read_bytes() if isinstance(path, str) else None
+        except (binascii.Error, OSError):
+            raise BadInput(f"{file}: {name} cannot be read") from None
+
     chosen = context or table(tree).get("current-context")
-    about = _named(tree, "contexts", "context", chosen, file)
-    cluster = _named(tree, "clusters", "cluster", about.get("cluster"), file)
-    user = _named(tree, "users", "user", about.get("user"), file)
+    about = named("context", chosen)
+    cluster, user = named("cluster", about.get("cluster")), named("user", about.get("user"))
+    chosen = shown_line(str(chosen))[:100]
     if user.get("username") or user.get("auth-provider"):
-        raise BadInput(
-            f"{file}: context {shown_line(str(chosen))[:100]}: only token, client certificate and exec are understood"
-        )
-    ca, cert, secret = (_bytes_of(entry, name, file) for entry, name in (
-        (cluster, "certificate-authority"), (user, "client-certificate"), (user, "client-key")
-    ))  # fmt: skip
-    url, namespace = cluster.get("server"), about.get("namespace")
+        raise BadInput(f"{file}: context {chosen}: only token, client certificate and exec are understood")
+    ca, cert, secret = (
+        bytes_of(cluster, "certificate-authority"), bytes_of(user, "client-certificate"), bytes_of(user, "client-key")
+    )  # fmt: skip
+    url, namespace, given, token_file, command = (
+        cluster.get("server"), about.get("namespace"), user.get("token"), user.get("tokenFile"), user.get("exec")
+    )  # fmt: skip
 
     def trust() -> ssl.SSLContext:
         made = ssl.create_default_context(cadata=None if ca is None else ca.decode("ascii"))
@@ -162,40 +174,15 @@ def kubeconfig_access(path: str | None, context: str | None, environ: Mapping[st
     try:
         trust()
     except (ssl.SSLError, OSError, ValueError):
-        raise BadInput(f"{file}: the certificates of context {shown_line(str(chosen))[:100]} cannot be used") from None
+        raise BadInput(f"{file}: the certificates of context {chosen} cannot be used") from None
     if not isinstance(url, str):
         raise BadInput(f"{file}: cluster {shown_line(str(about.get('cluster')))[:100]} has no server")
-    return ClusterAccess(
-        url, lambda: namespace if isinstance(namespace, str) else "default", _user_token(user, file), trust, is_pod=False
-    )
-
-
-def _named(tree: Any, kind: str, inner: str, name: Any, file: Path) -> Mapping[str, Any]:
-    entries = table(tree).get(kind)
-    for entry in entries if isinstance(entries, list) else ():
-        if table(entry).get("name") == name and isinstance(table(entry).get(inner), dict):
-            found: Mapping[str, Any] = entry[inner]
-            return found
-    raise BadInput(f"{file}: no {inner} named {shown_line(str(name))[:100]!r}")
-
-
-def _bytes_of(entry: Mapping[str, Any], name: str, file: Path) -> bytes | None:
-    data, path = entry.get(f"{name}-data"), entry.get(name)
-    try:
-        if isinstance(data, str):
-            return base64.b64decode(data, validate=True)
-        return (file.parent / path).read_bytes() if isinstance(path, str) else None
-    except (binascii.Error, OSError):
-        raise BadInput(f"{file}: {name} cannot be read") from None
-
-
-def _user_token(user: Mapping[str, Any], file: Path) -> Callable[[], str]:
-    given, path, command = user.get("token"), user.get("tokenFile"), user.get("exec")
-    if isinstance(path, str):
-        return lambda: (file.parent / path).read_text(encoding="utf-8").strip()
-    if isinstance(command, dict) and isinstance(command.get("command"), str):
-        return _ExecToken(command).read
-    return lambda: given if isinstance(given, str) else ""
+    token: Callable[[], str] = lambda: given if isinstance(given, str) else ""  # noqa: E731
+    if isinstance(token_file, str):
+        token = lambda: (file.parent / token_file).read_text(encoding="utf-8").strip()  # noqa: E731
+    elif isinstance(command, dict) and isinstance(command.get("command"), str):
+        token = _ExecToken(command).read
+    return ClusterAccess(url, lambda: namespace if isinstance(namespace, str) else "default", token, trust, is_pod=False)
 
 
 class _ExecToken:

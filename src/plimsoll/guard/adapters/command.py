@@ -12,11 +12,10 @@ when the engine is on its way, and sends its output to a place of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plimsoll.doctor.read.redact_text import shown_line
-from plimsoll.errors import BadInput
 from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.adapters.run_command import CommandResult, run_command, small_environment
@@ -50,58 +49,38 @@ class CommandRestarter:
     """One engine behind commands; those that only ask may be left out."""
 
     replaces = False
+    ask_limit_s, start_limit_s, grace_s, patience_s = ASK_LIMIT_S, START_LIMIT_S, GRACE_S, PATIENCE_S
 
-    def __init__(
-        self,
-        stop: Sequence[str],
-        start: Sequence[str],
-        is_running: Sequence[str],
-        pids: Sequence[str] = (),
-        *,
-        environment: Mapping[str, str] | None = None,
-        ask_limit_s: float = ASK_LIMIT_S,
-        start_limit_s: float = START_LIMIT_S,
-        grace_s: float = GRACE_S,
-        patience_s: float = PATIENCE_S,
-    ) -> None:
-        """BadInput if one that must be there is empty."""
-        if not (stop and start and is_running):
-            raise BadInput("stop, start and is-running each need a command: without them guard cannot know what it does")
+    def __init__(self, stop: Sequence[str], start: Sequence[str], is_running: Sequence[str], pids: Sequence[str] = ()) -> None:
         self._commands = {"stop": stop, "start": start, "is-running": is_running, "pids": pids}
-        self._environment = small_environment(environment)
-        self._ask_limit_s, self._start_limit_s, self._grace_s = ask_limit_s, start_limit_s, grace_s
-        self._patience_s = patience_s
         self.label = f"commands ({shown_line(stop[0])[:60]})"
 
     async def is_running(self) -> bool | None:
         """By its exit code: 0 it runs; 3, 150 and 151 it does not; else nobody knows."""
-        return {0: True, NOT_RUNNING: False, BY_HAND: False, ENDED: False}.get(await self._status())
+        code = (await self._run("is-running", self.ask_limit_s)).code
+        return True if code == 0 else False if code in (NOT_RUNNING, BY_HAND, ENDED) else None
 
     async def last_exit(self) -> Outcome:
         """How it ended: not yet (failed), done where the command says so, else not known."""
-        code = await self._status()
+        code = (await self._run("is-running", self.ask_limit_s)).code
         if code == ENDED:
             return done("it ended by itself, and nobody starts it")
         if code == BY_HAND:
             return done("somebody stopped it", by_hand=True)
         return failed("it has not ended") if code == 0 else unsure("whether somebody stopped it is not known")
 
-    async def _status(self) -> int:
-        ran = await self._run("is-running", self._ask_limit_s)
-        return -1 if ran.code is None else ran.code
-
     async def pids(self) -> tuple[int, ...]:
         """The numbers that the command prints; none without one."""
         if not self._commands["pids"]:
             return ()
-        ran = await self._run("pids", self._ask_limit_s)
+        ran = await self._run("pids", self.ask_limit_s)
         words = ran.output.decode("utf-8", "replace").split()[:MOST_PIDS] if ran.code == 0 else []
         return tuple(int(word) for word in words if word.isascii() and word.isdecimal() and 1 < int(word[:12]) < 2**31)
 
     async def stop(self, deadline_s: float) -> Outcome:
         """Run the command, then ask whether it is true."""
         # A script that does not heed a short deadline is not broken off: half of a stop is worse than a late one.
-        ran = await self._run("stop", deadline_s, max(self._grace_s, self._patience_s - deadline_s))
+        ran = await self._run("stop", deadline_s, max(self.grace_s, self.patience_s - deadline_s))
         if ran.code is None:
             return unsure(f"the stop command: {ran.trouble}", timed_out=True)
         if ran.code != 0:
@@ -118,7 +97,7 @@ class CommandRestarter:
         is_running = await self.is_running()
         if is_running is not False:
             return failed("it runs already" if is_running else "nobody knows whether it runs already", running=bool(is_running))
-        ran = await self._run("start", self._start_limit_s)
+        ran = await self._run("start", self.start_limit_s)
         if ran.code is None:
             return unsure(f"the start command: {ran.trouble}", timed_out=True)
         if ran.code != 0:
@@ -126,5 +105,5 @@ class CommandRestarter:
         return done(f"started{ran.last_words}")
 
     async def _run(self, verb: str, limit_s: float, grace_s: float = 0.0) -> CommandResult:
-        environment = {**self._environment, "PLIMSOLL_VERB": verb, "PLIMSOLL_DEADLINE_S": f"{limit_s:g}"}
+        environment = {**small_environment(), "PLIMSOLL_VERB": verb, "PLIMSOLL_DEADLINE_S": f"{limit_s:g}"}
         return await run_command(self._commands[verb], limit_s + grace_s, environment, only_stdout=verb == "pids")

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-import threading
 import time
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from plimsoll.guard.act.ports import Outcome, done, unsure
+from plimsoll.guard.adapters.run_command import in_thread
 from plimsoll.hardware.processes import Mark, ProcessTable, read_processes
 
 LOOK_EVERY_S = 0.5
@@ -37,23 +37,17 @@ class DeviceMemory:
 
     def look(self, pids: Collection[int]) -> list[CardMemory] | None:
         """Every card as it is now; None without NVML. To be called before the stop, with the engine's processes."""
-        nvml = self._nvml
-        if nvml is None:
-            try:
-                nvml = importlib.import_module("pynvml")
-            except ImportError:
-                return None
         try:
+            nvml = self._nvml or importlib.import_module("pynvml")
+        except ImportError:
+            return None
+        with contextlib.suppress(nvml.NVMLError):
             nvml.nvmlInit()
-        except nvml.NVMLError:
-            return None
-        try:
-            return [_holding(nvml, index, pids) for index in range(nvml.nvmlDeviceGetCount())]
-        except nvml.NVMLError:
-            return None
-        finally:
-            with contextlib.suppress(nvml.NVMLError):
+            try:
+                return [_holding(nvml, index, pids) for index in range(nvml.nvmlDeviceGetCount())]
+            finally:
                 nvml.nvmlShutdown()
+        return None
 
     async def wait_back(self, old: Collection[Mark], before: list[CardMemory] | None, deadline_s: float) -> Outcome:
         """Until nothing of the old processes is left, nor their memory taken; unsure where the time is over.
@@ -64,8 +58,12 @@ class DeviceMemory:
         end = time.monotonic() + deadline_s
         last: list[CardMemory] | None = None
         while True:
-            left = await asyncio.to_thread(self._left, old)
-            now = await self._look_in_time([pid for pid, _ in old], max(1.0, end - time.monotonic()))
+            table = await asyncio.to_thread(self._processes)
+            left = sum(pid in table and table[pid].start_ticks == start and table[pid].is_alive for pid, start in old)
+            now = None
+            with contextlib.suppress(TimeoutError):  # a sick card's driver may never answer
+                async with asyncio.timeout(max(1.0, end - time.monotonic())):
+                    now = await in_thread(lambda: self.look([pid for pid, _ in old]))
             why = f"{left} process(es) of the old engine still live" if left else _why_not(before, last, now)
             facts: dict[str, str | float | bool] = {"left": left, "by_card": now is not None}
             facts |= {} if now is None else {"free_bytes": sum(card.free_bytes for card in now)}
@@ -75,20 +73,6 @@ class DeviceMemory:
                 return unsure(f"{why}, after {deadline_s:g} s", **facts)
             last = now
             await asyncio.sleep(LOOK_EVERY_S)
-
-    async def _look_in_time(self, pids: Collection[int], limit_s: float) -> list[CardMemory] | None:
-        """The same in a thread that nobody waits for: a sick card's driver may never answer."""
-        found: list[list[CardMemory] | None] = []
-        thread = threading.Thread(target=lambda: found.append(self.look(pids)), daemon=True)
-        thread.start()
-        end = time.monotonic() + limit_s
-        while not found and thread.is_alive() and time.monotonic() < end:
-            await asyncio.sleep(0.01)
-        return found[0] if found else None
-
-    def _left(self, old: Collection[Mark]) -> int:
-        table = self._processes()
-        return sum(pid in table and table[pid].start_ticks == start and table[pid].is_alive for pid, start in old)
 
 
 def _why_not(before: list[CardMemory] | None, last: list[CardMemory] | None, now: list[CardMemory] | None) -> str | None:

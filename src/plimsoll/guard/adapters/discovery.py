@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from plimsoll.errors import BadInput, PlimsollError, TooLarge, WorldFailed
 from plimsoll.guard import config_fields as key
 from plimsoll.guard.adapters.cluster import ClusterClient
-from plimsoll.guard.adapters.pods import PodFinder, PodsConfig
+from plimsoll.guard.adapters.pods import PodFinder, PodsConfig, few_of
 from plimsoll.guard.engine_config import LONGEST_NAME, EngineConfig, host_and_port
 from plimsoll.launch.manifests import documents_in
 from plimsoll.net.address import address, server_address
@@ -24,7 +24,6 @@ from plimsoll.net.client import table
 MOST_TARGETS = 5_000
 MOST_BYTES = 16 << 20
 TIMEOUT_S = 10.0
-TROUBLES_SAID = 3
 
 
 def _lists(files: tuple[str, ...]) -> tuple[str, ...]:
@@ -96,7 +95,7 @@ class FileFinder:
             except PlimsollError as error:
                 troubles.append(f"{error}; what it said before stays" if path in self._known else str(error))
         troubles += [trouble for _, listed in self._known.values() for trouble in listed.troubles]
-        self.trouble = _words(troubles)
+        self.trouble = few_of(troubles)
         return self._targets()
 
     def _targets(self) -> tuple[EngineConfig, ...]:
@@ -111,11 +110,18 @@ class FileFinder:
             if now.st_size > MOST_BYTES:
                 raise TooLarge(f"{path}: more than {MOST_BYTES >> 20} MiB")
             text = path.read_bytes().decode("utf-8")
+            tree = json.loads(text) if path.suffix == ".json" else documents_in(text, str(path))
         except OSError as error:
             raise WorldFailed(f"{path}: {error.strerror or 'cannot be read'}") from None
         except UnicodeDecodeError:
             raise BadInput(f"{path}: not UTF-8") from None
-        self._known[path] = (mark, groups_in(_tree(text, str(path)), str(path)))
+        except RecursionError:
+            raise BadInput(f"{path}: nested too deeply") from None
+        except ValueError as error:
+            raise BadInput(f"{path}, line {getattr(error, 'lineno', 1)}: not JSON") from None
+        if path.suffix != ".json":
+            tree = tree[0] if len(tree) == 1 else tree or None
+        self._known[path] = (mark, groups_in(tree, str(path)))
 
 
 class HttpFinder:
@@ -130,28 +136,19 @@ class HttpFinder:
 
     def find(self) -> tuple[EngineConfig, ...]:
         """The targets it names; those that it named last while it names none."""
+        shown = self._where.shown
         try:
-            found = self._ask()
+            reply = self._where.get(most_bytes=MOST_BYTES, timeout_s=self._timeout_s)
+            if reply.status != 200:
+                raise WorldFailed(f"{shown}: answers {reply.status}")
+            found = groups_in(json.loads(reply.body), shown)
         except PlimsollError as error:
             self.trouble = f"{error}; the last list stays in use"
-        else:
-            self._known, self.trouble = found.targets, _words(found.troubles)
-        return self._known
-
-    def _ask(self) -> TargetList:
-        reply = self._where.get(most_bytes=MOST_BYTES, timeout_s=self._timeout_s)
-        if reply.status != 200:
-            raise WorldFailed(f"{self._where.shown}: answers {reply.status}")
-        try:
-            tree = json.loads(reply.body)
         except (ValueError, RecursionError):
-            raise WorldFailed(f"{self._where.shown}: answers something that is not JSON") from None
-        return groups_in(tree, self._where.shown)
-
-
-def _words(troubles: list[str] | tuple[str, ...]) -> str:
-    more = len(troubles) - TROUBLES_SAID
-    return "; ".join([*troubles[:TROUBLES_SAID], *([f"and {more} more"] if more > 0 else [])])
+            self.trouble = f"{shown}: answers something that is not JSON; the last list stays in use"
+        else:
+            self._known, self.trouble = found.targets, few_of(found.troubles)
+        return self._known
 
 
 def groups_in(tree: Any, name: str) -> TargetList:
@@ -192,16 +189,3 @@ def _target(text: Any, labels: Mapping[str, Any], *, is_alone: bool) -> EngineCo
         raise BadInput(f"{text.rpartition('@')[2][:80]!r}: {error}") from None
     called = next((labels[key] for key in ("name", "instance") if is_alone and isinstance(labels.get(key), str)), "")
     return EngineConfig(called[:LONGEST_NAME] if called.isprintable() and called else host_and_port(where.url), where.url)
-
-
-def _tree(text: str, name: str) -> Any:
-    if name.endswith(".json"):
-        try:
-            return json.loads(text)
-        except ValueError as error:
-            line = error.lineno if isinstance(error, json.JSONDecodeError) else 1
-            raise BadInput(f"{name}, line {line}: not JSON") from None
-        except RecursionError:
-            raise BadInput(f"{name}: nested too deeply") from None
-    documents = documents_in(text, name)
-    return documents[0] if len(documents) == 1 else documents or None

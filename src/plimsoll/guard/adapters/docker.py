@@ -14,7 +14,6 @@ from typing import Any
 from urllib.parse import quote
 
 from plimsoll.doctor.read.redact_text import shown_line
-from plimsoll.errors import BadInput
 from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.net.client import HttpClient, Lost, Reply, table
@@ -42,21 +41,19 @@ class DockerConfig(key.ConfigTable):
     socket: str = key.other("socket", "where Docker listens", SOCKET)
 
     def build(self) -> DockerContainer:
-        return DockerContainer(self.container, self.socket)
+        return DockerContainer(self)
 
 
 class DockerContainer:
     """One container by its name or id. Experimental: no Docker engine runs where the tests run, only the bytes are known."""
 
     replaces = False
+    grace_s = GRACE_S
 
-    def __init__(self, container: str, socket: str = SOCKET, *, grace_s: float = GRACE_S) -> None:
-        """BadInput if the name cannot be one."""
-        if not re.fullmatch(_NAME, container):
-            raise BadInput(f"{shown_line(container)!r} is no name of a container")
-        self._container, self._grace_s = container, grace_s
-        self._server = HttpClient(f"unix:{socket}")
-        self.label = f"the container {container}"
+    def __init__(self, config: DockerConfig) -> None:
+        self._container = config.container
+        self._server = HttpClient(f"unix:{config.socket}")
+        self.label = f"the container {config.container}"
 
     async def is_running(self) -> bool | None:
         """Whether it has processes; a paused one has, one that Docker is about to start again is not known."""
@@ -109,14 +106,25 @@ class DockerContainer:
         if table(details.get("State")).get("Running") is False:
             return done("the container was not running", was_running=False, **_facts(details))
         wait_s = max(1, round(deadline_s))
-        reply = await self._ask("POST", f"stop?t={wait_s}", wait_s + self._grace_s)
+        reply = await self._ask("POST", f"stop?t={wait_s}", wait_s + self.grace_s)
         if isinstance(reply, Lost) or reply.status not in (204, 304):
             if isinstance(reply, Reply) and reply.status in (400, 404, 409):
                 return failed(f"Docker did not stop it: {_reason(reply)}", status=reply.status)
             if isinstance(reply, Lost) and not reply.was_sent:
                 return failed(f"Docker cannot be asked: {reply.why}", unreachable=True)
             await self._ask("POST", "kill?signal=SIGKILL", ASK_LIMIT_S)
-        return await self._seen_to_be_over(wait_s)
+        details = await self._inspect()
+        if isinstance(details, Outcome):
+            return unsure(f"it was told to stop, but whether it has is not known: {details.message}")
+        facts = _facts(details)
+        if table(details.get("State")).get("Running") is not False:
+            return unsure("it was told to stop, but runs still", **facts)
+        was_killed = facts.get("exit_code") == KILLED
+        facts |= {"how": "kill" if was_killed else "term", "was_running": True}
+        if not was_killed:
+            return done("the container has ended", **facts)
+        why = ": its first process is a shell, which does not pass signals on" if facts.get("may_not_pass_on") else ""
+        return done(f"the container did not end within {wait_s} s and was killed{why}", **facts)
 
     async def start(self) -> Outcome:
         """Start the same container again; refused while it runs."""
@@ -132,20 +140,6 @@ class DockerContainer:
         if reply.status not in (204, 304):
             return failed(f"Docker did not start it: {_reason(reply)}", status=reply.status)
         return done("the container was started")
-
-    async def _seen_to_be_over(self, wait_s: int) -> Outcome:
-        details = await self._inspect()
-        if isinstance(details, Outcome):
-            return unsure(f"it was told to stop, but whether it has is not known: {details.message}")
-        facts = _facts(details)
-        if table(details.get("State")).get("Running") is not False:
-            return unsure("it was told to stop, but runs still", **facts)
-        was_killed = facts.get("exit_code") == KILLED
-        facts |= {"how": "kill" if was_killed else "term", "was_running": True}
-        if not was_killed:
-            return done("the container has ended", **facts)
-        why = ": its first process is a shell, which does not pass signals on" if facts.get("may_not_pass_on") else ""
-        return done(f"the container did not end within {wait_s} s and was killed{why}", **facts)
 
     async def _inspect(self) -> Mapping[str, Any] | Outcome:
         reply = await self._ask("GET", "json", ASK_LIMIT_S)
@@ -176,16 +170,9 @@ def _facts(details: Mapping[str, Any]) -> dict[str, str | float | bool]:
         facts["stop_signal"] = shown_line(config["StopSignal"])[:20]
     program = details.get("Path")
     if isinstance(program, str) and host.get("Init") is not True:
-        words = [program, *(word for word in details.get("Args") or () if isinstance(word, str))]
-        facts["may_not_pass_on"] = _is_wrapped(words)
+        execs = any(re.search(r"(?:^|[\s;&])exec\s", word) for word in details.get("Args") or () if isinstance(word, str))
+        facts["may_not_pass_on"] = program.rpartition("/")[2] in _SHELLS and not execs
     return facts
-
-
-def _is_wrapped(words: list[str]) -> bool:
-    """Whether the first process is a shell that may not have handed its place over."""
-    if words[0].rpartition("/")[2] not in _SHELLS:
-        return False
-    return not any(re.search(r"(?:^|[\s;&])exec\s", word) for word in words[1:])
 
 
 def _pid(details: object) -> int:

@@ -26,15 +26,18 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated
+
+import msgspec
 
 from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
-from plimsoll.guard.adapters.locks import TIMEOUT_S, is_epoch, shown
+from plimsoll.guard.adapters.locks import EPOCH_MAX, TIMEOUT_S, is_epoch, shown
 from plimsoll.guard.adapters.run_command import in_thread
 from plimsoll.guard.daemon.journal import sync_folder
 
 SLOT = 2048
+_LOST = (errno.EWOULDBLOCK, errno.ENOENT, errno.EIO, errno.ESTALE, errno.ENOLCK)
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
@@ -50,10 +53,12 @@ class FileLockConfig(key.ConfigTable):
         return FileLock(Path(self.path))
 
 
-class _Slot(NamedTuple):
-    epoch: int
+class _Slot(msgspec.Struct, order=True):
+    """One of the two places of the counter."""
+
+    epoch: Annotated[int, msgspec.Meta(ge=0, lt=EPOCH_MAX)]
     owner: str
-    slot: int
+    slot: int = 0
 
 
 class FileLock:
@@ -71,22 +76,17 @@ class FileLock:
 
     async def acquire(self, owner: str) -> Outcome:
         """Take the lock: done with its epoch, failed if somebody else has it, unsure if the file cannot be used."""
-        async with self._one_at_a_time:
-            return await self._in_time(lambda given_up: self._acquire(owner, given_up))
+        return await self._in_time(lambda given_up: self._acquire(owner, given_up))
 
     async def renew(self) -> Outcome:
         """Look whether it is still ours; there is nothing to prolong."""
-        async with self._one_at_a_time:
-            return await self._in_time(lambda _: self._renew())
+        return await self._in_time(lambda _: self._renew())
 
     async def release(self) -> Outcome:
-        async with self._one_at_a_time:
-            return await self._in_time(lambda _: self._release())
+        return await self._in_time(lambda _: self._release())
 
     async def _in_time(self, work: Callable[[threading.Event], Outcome]) -> Outcome:
         """In a thread of its own, which nobody has to wait for: a disk that hangs cannot be told to stop."""
-        if self._is_busy:
-            return unsure(f"the lock's file does not answer: {self._path}")
         given_up = threading.Event()
 
         def run() -> Outcome:
@@ -97,14 +97,17 @@ class FileLock:
             finally:
                 self._is_busy = False
 
-        self._is_busy = True
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await in_thread(run)
-        except TimeoutError:
-            return unsure(f"the lock's file did not answer within {self._timeout_s:g} s: {self._path}")
-        finally:
-            given_up.set()
+        async with self._one_at_a_time:
+            if self._is_busy:
+                return unsure(f"the lock's file does not answer: {self._path}")
+            self._is_busy = True
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    return await in_thread(run)
+            except TimeoutError:
+                return unsure(f"the lock's file did not answer within {self._timeout_s:g} s: {self._path}")
+            finally:
+                given_up.set()
 
     def _acquire(self, owner: str, given_up: threading.Event) -> Outcome:
         if self._file >= 0:
@@ -130,7 +133,7 @@ class FileLock:
             if given_up.is_set():
                 return unsure("it took too long")  # whoever asked has been told so
             self._file, file, self._epoch = file, -1, epoch
-            return self._ours()
+            return self._renew()
         finally:
             if file >= 0:
                 os.close(file)
@@ -141,17 +144,15 @@ class FileLock:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a lock that NFS has lost says so here
             is_there = os.path.samestat(os.fstat(self._file), self._path.stat(follow_symlinks=False))
-        except (BlockingIOError, FileNotFoundError):
-            is_there = False
         except OSError as problem:
-            if problem.errno not in (errno.EIO, errno.ESTALE, errno.ENOLCK):
+            if problem.errno not in _LOST:
                 raise
             is_there = False
         found = _read(self._file) if is_there else None
         if found is None or found.epoch != self._epoch:
             self._close()
             return failed("the lock is not ours any more: its file was replaced, or another guard has counted on", lost=True)
-        return self._ours()
+        return done(f"the lock is ours (epoch {self._epoch})", epoch=self._epoch)
 
     def _release(self) -> Outcome:
         if self._file < 0:
@@ -162,9 +163,6 @@ class FileLock:
     def _close(self) -> None:
         file, self._file = self._file, -1
         os.close(file)  # no child has it: it is closed in whatever guard starts
-
-    def _ours(self) -> Outcome:
-        return done(f"the lock is ours (epoch {self._epoch})", epoch=self._epoch)
 
 
 def _open(path: Path) -> int:
@@ -211,19 +209,10 @@ def _read(file: int) -> _Slot | None:
     data = os.pread(file, 2 * SLOT, 0)
     if not data:
         return _Slot(0, "", 1)
-    found = [one for one in (_parse_slot(data[:SLOT], 0), _parse_slot(data[SLOT : 2 * SLOT], 1)) if one is not None]
-    return max(found) if found else None
-
-
-def _parse_slot(data: bytes, slot: int) -> _Slot | None:
-    checksum, _, text = data.rstrip().partition(b" ")
-    if checksum != f"{zlib.crc32(text):08x}".encode():
-        return None
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    epoch, owner = (found.get("epoch"), found.get("owner")) if isinstance(found, dict) else (None, None)
-    if not isinstance(epoch, int) or not isinstance(owner, str) or not (epoch == 0 or is_epoch(epoch)):
-        return None
-    return _Slot(epoch, owner, slot)
+    found = []
+    for slot in (0, 1):
+        checksum, _, text = data[slot * SLOT : (slot + 1) * SLOT].rstrip().partition(b" ")
+        if checksum == f"{zlib.crc32(text):08x}".encode():
+            with contextlib.suppress(msgspec.DecodeError):
+                found.append(msgspec.structs.replace(msgspec.json.decode(text, type=_Slot), slot=slot))
+    return max(found, default=None)

@@ -141,22 +141,14 @@ class GateHttpClient:
 
     async def knobs(self) -> Outcome:
         """The knobs now, as the engine itself tells them between two steps."""
-        answer = await self._ask("GET", "knobs", b"", KNOBS_S)
-        if isinstance(answer, Lost):
-            return unsure(f"the knobs are not known: {answer.why}")
-        data = answer.table()
-        if answer.status != 200 or data.get("schema") != "plimsoll.knobs/1":
-            return unsure(f"the knobs are not known: {_reason(answer)}", status=answer.status)
-        return done("read", **_knob_facts(data)[0])
+        data = await self._get("knobs", "the knobs are not known", KNOBS_S)
+        return data if isinstance(data, Outcome) else done("read", **_knob_facts(data)[0])
 
     async def state(self) -> Outcome:
         """What the gate says of itself, as facts; what it does not say is not there. Not known without a whole answer."""
-        answer = await self._ask("GET", "state", b"", self._deadline_s)
-        if isinstance(answer, Lost):
-            return unsure(f"the gate's state is not known: {answer.why}")
-        data = answer.table()
-        if answer.status != 200 or data.get("schema") != "plimsoll.state/1":
-            return unsure(f"the gate's state is not known: {_reason(answer)}", status=answer.status)
+        data = await self._get("state", "the gate's state is not known", self._deadline_s)
+        if isinstance(data, Outcome):
+            return data
         facts: dict[str, str | float | bool] = _some_numbers(data, _COUNTS)
         facts |= {name: data[name] for name in ("ready", "idle") if isinstance(data.get(name), bool)}
         facts |= {"reason": quoted_words(data["reason"], 100)} if isinstance(data.get("reason"), str) else {}
@@ -170,6 +162,16 @@ class GateHttpClient:
             f"{facts.get('phase', 'an unknown phase')}, {facts.get('in_flight', 'an unknown number')} in flight", **facts
         )
 
+    async def _get(self, name: str, unknown: str, deadline_s: float) -> Mapping[str, Any] | Outcome:
+        """A whole answer of the gate's; else why there is none."""
+        answer = await self._ask("GET", name, b"", deadline_s)
+        if isinstance(answer, Lost):
+            return unsure(f"{unknown}: {answer.why}")
+        data = answer.table()
+        if answer.status == 200 and data.get("schema") == f"plimsoll.{name}/1":
+            return data
+        return unsure(f"{unknown}: {_reason(answer)}", status=answer.status)
+
     async def _post(self, name: str, fields: Mapping[str, Any], deadline_s: float | None = None) -> Mapping[str, Any] | Outcome:
         """The gate's answer to a deed that it took; else what became of it."""
         answer = await self._ask("POST", name, json.dumps(fields).encode(), deadline_s or self._deadline_s)
@@ -182,7 +184,10 @@ class GateHttpClient:
             current = _OLDER.search(_message(answer))
             newer = {"current": int(current[1])} if current else {}
             return failed(f"{name}: {_reason(answer)}", status=409, stale=True, **newer)
-        if answer.status == 500 or (answer.status > 501 and not _is_the_gates(answer)):
+        data = answer.table()
+        # The gate's own words: OpenAI's shape with this status in it, or a call's outcome.
+        is_own = table(data.get("error")).get("code") == answer.status or (data.get("is_running") is False and "error" in data)
+        if answer.status == 500 or (answer.status > 501 and not is_own):
             # The gate stumbled over it, or somebody in between answers, who may have passed it on.
             return unsure(f"{name}: {_reason(answer)}", status=answer.status)
         return failed(f"{name}: {_reason(answer)}", status=answer.status)
@@ -237,12 +242,6 @@ def _shed_facts(data: Mapping[str, Any]) -> dict[str, Any]:
     note = data.get("note")
     is_overruled = isinstance(note, str) and note.startswith("vLLM's own admission control is set")
     return {**_some_numbers(data, ("max_wait_s", "lease_left_s", "expected_wait_s")), "is_overruled": is_overruled}
-
-
-def _is_the_gates(answer: Reply) -> bool:
-    """Whether an error is in the gate's own words: OpenAI's shape with this status in it, or a call's outcome."""
-    data = answer.table()
-    return table(data.get("error")).get("code") == answer.status or (data.get("is_running") is False and "error" in data)
 
 
 def _message(answer: Reply) -> str:

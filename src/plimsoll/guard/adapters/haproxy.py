@@ -14,11 +14,10 @@ from __future__ import annotations
 import asyncio
 import csv
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-from plimsoll.errors import BadInput
 from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, ServerHealth, done, failed, unsure
 from plimsoll.guard.adapters.gate import quoted_words
@@ -83,9 +82,8 @@ class HaproxyConfig(key.ConfigTable):
 
     def build(self, engine: str) -> HAProxy:
         del engine
-        return HAProxy(
-            self.socket, tuple(ServerLine(each, self.server) for each in self.backends), may_be_last=self.may_be_last
-        )
+        places = tuple(ServerLine(each, self.server) for each in self.backends)
+        return HAProxy(self.socket, places, may_be_last=self.may_be_last)
 
 
 class HAProxy:
@@ -94,11 +92,8 @@ class HAProxy:
     def __init__(
         self, socket_path: str, places: tuple[ServerLine, ...], *, may_be_last: bool = False, deadline_s: float = DEADLINE_S
     ) -> None:
-        """`may_be_last`: take it out also where no other server of a backend is up. BadInput for names HAProxy cannot have."""
-        if not places or not all(re.fullmatch(_NAME, name) for place in places for name in place):
-            raise BadInput("HAProxy: a backend and a server are named by letters, digits and _ . : -")
-        if not socket_path.startswith("/") or not socket_path.isprintable():
-            raise BadInput("HAProxy: the path of its admin socket starts with /")
+        """`may_be_last`: take it out also where no other server of a backend is up."""
+        assert all(re.fullmatch(_NAME, name) for place in places for name in place), "they are words of a line of commands"
         self._socket = socket_path
         self._places = tuple(dict.fromkeys(places))
         self._may_be_last = may_be_last
@@ -165,19 +160,17 @@ class HAProxy:
     async def connections(self) -> int | None:
         """What HAProxy has with this server now and what it keeps queued for it; None where that cannot be read."""
         rows = await self._statistics()
-        counts = [_whole(row.get(name) or "0") for row in rows or () for name in ("scur", "qcur")]
-        return None if rows is None or None in counts else sum(count or 0 for count in counts)
+        return None if rows is None else _sum(row.get(name) or "0" for row in rows for name in ("scur", "qcur"))
 
     async def health(self) -> ServerHealth | None:
         """Whether it is down in all places by HAProxy's own check, the bytes of its answers, and whether it is in `maint`."""
         rows = await self._statistics()
         if rows is None:
             return None
-        counts = [_whole(row.get("bout") or "") for row in rows]
         states = [(row.get("status") or "").split()[:1] if row.get("check_status") else [] for row in rows]
         is_down = True if all(state == ["DOWN"] for state in states) else False if ["UP"] in states else None
         is_maintained = any((row.get("status") or "").startswith("MAINT") for row in rows)
-        return ServerHealth(is_down, None if None in counts else sum(count or 0 for count in counts), is_maintained)
+        return ServerHealth(is_down, _sum(row.get("bout") or "" for row in rows), is_maintained)
 
     def _no(self, problem: Exception, begun: list[ServerLine]) -> Outcome:
         why = str(problem) if isinstance(problem, _HaproxyError) else f"no answer within {self._deadline_s:g} s"
@@ -197,10 +190,8 @@ class HAProxy:
 
     def _is_last(self, place: ServerLine, rows: Mapping[str, _ServerState]) -> bool:
         """Whether it is up and nobody else in its backend is."""
-        return rows[place.server].is_up and not any(row.is_up for name, row in rows.items() if name not in self._own(place))
-
-    def _own(self, place: ServerLine) -> set[str]:
-        return {one.server for one in self._places if one.backend == place.backend}
+        own = [each.server for each in self._places if each.backend == place.backend]
+        return rows[place.server].is_up and not any(row.is_up for name, row in rows.items() if name not in own)
 
     async def _servers(self, backend: str) -> dict[str, _ServerState]:
         """Every server of a backend, by what stands in the heading's columns."""
@@ -273,13 +264,14 @@ class HAProxy:
 
 
 def _complaint(lines: list[str]) -> str:
-    """What HAProxy says instead of an answer, in its own words."""
     words = next((line for line in lines if line.strip()), "")
     return f"it says {quoted_words(words, 120)!r}" if words else ""
 
 
-def _whole(text: str) -> int | None:
-    return int(text) if text.isdecimal() and len(text) < 20 else None
+def _sum(texts: Iterable[str]) -> int | None:
+    """The sum of counts; None where one of them is none."""
+    found = list(texts)
+    return sum(map(int, found)) if all(text.isdecimal() and len(text) < 20 for text in found) else None
 
 
 def _names(places: list[str]) -> str:

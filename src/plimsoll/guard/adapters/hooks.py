@@ -82,12 +82,10 @@ class CommandBalancer(_Hook):
         deadline_s: float = DEADLINE_S, environment: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         """`environment` is added to the few variables that are passed on. BadInput where there is no program to start."""
-        words = tuple(command)
-        if not words or not words[0].startswith("/") or any("\0" in word for word in (*words, engine)):
+        if not command or not command[0].startswith("/") or any("\0" in word for word in (*command, engine)):
             raise BadInput("a balancer's command is a list of words, the first of which is the whole path of a program")
-        super().__init__(f"the command {words[0]}")
-        self._command, self._engine = words, engine
-        self._deadline_s = deadline_s
+        super().__init__(f"the command {command[0]}")
+        self._command, self._engine, self._deadline_s = tuple(command), engine, deadline_s
         self._environment = dict(environment or {})
 
     async def _ask(self, verb: str) -> Outcome:

@@ -20,7 +20,8 @@ from plimsoll.net.server import HttpAnswer, error
 BELIEVED_S = 60.0
 MOST_KEPT = 1_000
 TIMEOUT_S = 5.0
-_REVIEWS = "/apis/{group}.k8s.io/v1/{resource}"
+_TOKENS = "/apis/authentication.k8s.io/v1/tokenreviews"
+_ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
 class ClusterIdentities:
@@ -40,7 +41,15 @@ class ClusterIdentities:
 
     async def identify(self, token: str, method: str, path: str) -> str | HttpAnswer:
         """The user's name; 401 for a token that nobody knows, 403 for one that may not, 503 where the cluster cannot tell."""
-        needs = self._needs(method, path)
+        pod = self._pod(self._asked_about(path)) if method == "POST" else None
+        # What the user must be allowed to do with kubectl.
+        needs = [{"verb": "get", "resource": "pods", "namespace": space} for space in self._namespaces]
+        if pod is not None:
+            about = {"namespace": pod.namespace, "name": pod.name}
+            needs = [{"verb": "create", "resource": "pods", "subresource": "eviction", **about}]
+        elif method == "POST":
+            about = {"namespace": self._cluster.namespace(), "name": LEASE_NAME}
+            needs = [{"verb": "update", "group": "coordination.k8s.io", "resource": "leases", **about}]
         key = hashlib.sha256(repr((token, needs)).encode()).digest()
         until_s, found = self._known.get(key, (0.0, ""))
         if self._clock() < until_s:
@@ -52,24 +61,9 @@ class ClusterIdentities:
             self._known[key] = self._clock() + BELIEVED_S, found
         return found
 
-    def _needs(self, method: str, path: str) -> list[dict[str, str]]:
-        """What the user must be allowed to do with kubectl."""
-        if method != "POST":
-            return [{"verb": "get", "resource": "pods", "namespace": space} for space in self._namespaces]
-        pod = self._pod(self._asked_about(path))
-        if pod is not None:
-            return [
-                {"verb": "create", "resource": "pods", "subresource": "eviction", "namespace": pod.namespace, "name": pod.name}
-            ]
-        own = self._cluster.namespace()
-        lease = {"verb": "update", "group": "coordination.k8s.io", "resource": "leases", "namespace": own, "name": LEASE_NAME}
-        return [lease]
-
     async def _ask(self, token: str, needs: list[dict[str, str]]) -> str | HttpAnswer:
         body: dict[str, Any] = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
-        reply = await self._cluster.ask(
-            "POST", _REVIEWS.format(group="authentication", resource="tokenreviews"), body, TIMEOUT_S
-        )
+        reply = await self._cluster.ask("POST", _TOKENS, body, TIMEOUT_S)
         if reply.status not in (200, 201):
             return error(503, f"the cluster cannot say whose token this is: {reason_of(reply)}")
         status = table(reply.table().get("status"))
@@ -81,8 +75,7 @@ class ClusterIdentities:
         for wanted in needs:
             spec = {"user": name, "groups": groups if isinstance(groups, list) else [], "resourceAttributes": wanted}
             body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
-            path = _REVIEWS.format(group="authorization", resource="subjectaccessreviews")
-            reply = await self._cluster.ask("POST", path, body, TIMEOUT_S)
+            reply = await self._cluster.ask("POST", _ACCESS, body, TIMEOUT_S)
             if reply.status not in (200, 201):
                 return error(503, f"the cluster cannot say what {shown} may do: {reason_of(reply)}")
             if table(reply.table().get("status")).get("allowed") is not True:

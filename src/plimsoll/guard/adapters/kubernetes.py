@@ -94,11 +94,21 @@ class Pod:
 
 
 def read_pod(item: Any, port: int | None = None) -> Pod:
-    """A pod of a list; `port` where the user has named it."""
+    """A pod of a list; `port` where the user has named it, else the one called http, else the only one, else vLLM's own."""
     about, spec, status = (table(table(item).get(key)) for key in ("metadata", "spec", "status"))
     address, phase = status.get("podIP"), str(status.get("phase", ""))
-    port = port or port_of(spec)
-    states = _statuses(spec, status, port)
+    ports = [
+        (container.get("name"), entry.get("name"), number)
+        for container in _dicts(spec.get("containers"))
+        for entry in _dicts(container.get("ports"))
+        if isinstance(number := entry.get("containerPort"), int) and 0 < number < 65_536
+    ]
+    if port is None:
+        named = [number for _, name, number in ports if name == "http"]
+        port = named[0] if named else ports[0][2] if len(ports) == 1 else USUAL_PORT
+    states = _dicts(status.get("containerStatuses"))
+    serving = [container for container, _, number in ports if number == port and isinstance(container, str)]
+    states = [state for state in states if state.get("name") in serving] or states
     counts = [count for state in states if isinstance(count := state.get("restartCount"), int) and not isinstance(count, bool)]
     uid, created, conditions = about.get("uid"), about.get("creationTimestamp"), _dicts(status.get("conditions"))
     disrupted = [one for one in conditions if one.get("type") == "DisruptionTarget" and one.get("status") == "True"]
@@ -129,29 +139,6 @@ def controller_of(item: Any) -> Owner | None:
         if owner.get("controller") is True and isinstance(kind, str) and isinstance(uid, str) and _UID.fullmatch(uid):
             return Owner(_words(kind), name, uid)
     return None
-
-
-def port_of(spec: Mapping[str, Any]) -> int:
-    """The port called http, else the only one there is, else vLLM's own."""
-    ports = [
-        (str(port.get("name", "")), number)
-        for container in _dicts(spec.get("containers"))
-        for port in _dicts(container.get("ports"))
-        if isinstance(number := port.get("containerPort"), int) and 0 < number < 65_536
-    ]
-    by_name = [number for name, number in ports if name == "http"]
-    return by_name[0] if by_name else ports[0][1] if len(ports) == 1 else USUAL_PORT
-
-
-def _statuses(spec: Mapping[str, Any], status: Mapping[str, Any], port: int) -> list[dict[str, Any]]:
-    """Those of the container that has the port; of all where none says so."""
-    states = _dicts(status.get("containerStatuses"))
-    serving = {
-        container.get("name") for container in _dicts(spec.get("containers"))
-        if isinstance(container.get("name"), str)
-        and any(entry.get("containerPort") == port for entry in _dicts(container.get("ports")))
-    }  # fmt: skip
-    return [state for state in states if isinstance(state.get("name"), str) and state.get("name") in serving] or states
 
 
 def _ended(owner: Owner | None, spec: Mapping[str, Any], status: Mapping[str, Any], states: list[dict[str, Any]]) -> str:
@@ -245,9 +232,7 @@ class PodConfig(key.ConfigTable):
 
     def build(self) -> PodEviction:
         """The pod; BadInput where guard runs in no cluster."""
-        return PodEviction(
-            self.pod, self.namespace, selector=self.selector, uid=self.uid, is_owner_checked=self.is_owner_checked
-        )
+        return PodEviction(self)
 
 
 class PodEviction:
@@ -259,22 +244,15 @@ class PodEviction:
 
     replaces = True
 
+    look_every_s = LOOK_EVERY_S
+
     def __init__(
-        self,
-        pod: str,
-        namespace: str = "",
-        *,
-        uid: str = "",
-        selector: str = "",
-        is_owner_checked: bool = False,
-        cluster: ClusterClient | None = None,
-        environ: Mapping[str, str] = os.environ,
-        look_every_s: float = LOOK_EVERY_S,
+        self, config: PodConfig, *, cluster: ClusterClient | None = None, environ: Mapping[str, str] = os.environ
     ) -> None:
-        """`selector` narrows the search for the replacement. BadInput for what cannot be a name, or where this is no pod."""
+        """BadInput for what cannot be a name (a cluster or an older journal may say anything), or where this is no pod."""
         self._cluster = cluster or ClusterClient(environ=environ)
-        own = self._cluster.namespace()
-        namespace = namespace or own
+        own, pod, selector, uid = self._cluster.namespace(), config.pod, config.selector, config.uid
+        namespace = config.namespace or own
         if not re.fullmatch(OBJECT_NAME, pod) or not re.fullmatch(OBJECT_NAME, namespace):
             raise BadInput(f"{shown_line(f'{namespace}/{pod}')!r} is no name of a pod")
         if not re.fullmatch(LABELS, selector) or (uid and not _UID.fullmatch(uid)):
@@ -284,7 +262,7 @@ class PodEviction:
         self._pod, self._namespace, self._selector = pod, namespace, selector
         self._given, self._uid, self._owner = uid, uid, ""
         self._since, self._siblings = "", frozenset[str]()  # the newest pods of the owner when this one was still there
-        self._is_owner_checked, self._look_every_s = is_owner_checked, look_every_s
+        self._is_owner_checked = config.is_owner_checked
         self._top: Owner | None = None
         self.label = f"the pod {namespace}/{pod}"
 
@@ -337,7 +315,12 @@ class PodEviction:
             evicted = await self._evict(end_s)
             if evicted is not None:
                 return evicted
-        return await self._wait_gone(end_s)
+        while (answer := await self._look()) != _GONE:
+            if time.monotonic() >= end_s:
+                says = answer.message if isinstance(answer, Outcome) else "it is still ending"
+                return unsure(f"the pod was evicted, but {says}", **self._facts())
+            await asyncio.sleep(self.look_every_s)
+        return done("the pod was evicted and is gone", was_running=True, **self._facts())
 
     async def start(self) -> Outcome:
         """Whoever owns the pod makes a new one: done as soon as it is there, with `ready` and its name and address."""
@@ -351,7 +334,12 @@ class PodEviction:
             if pod.uid not in self._siblings and pod.uid != self._uid and pod.created >= self._since and not pod.is_going
         ]  # fmt: skip
         if not fresh:
-            return await self._unwanted() or failed("there is no new pod yet", waiting=True)
+            status = "" if self._top is None else await owner_status(self._cluster, self._namespace, self._top)
+            if isinstance(status, str) or status.ready < status.wanted:
+                return failed("there is no new pod yet", waiting=True)
+            # Its owner was scaled down, or others of it came in its place.
+            says = f"no pod takes its place: {self._top} wants {status.wanted}, and {status.ready} are ready"
+            return done(says, no_replacement=True)
         newest = max(fresh, key=lambda pod: (pod.is_ready, pod.created))
         facts: dict[str, str | float | bool] = {"pod": newest.name, "new_uid": newest.uid, "ready": newest.is_ready}
         facts |= {"ip": shown_line(newest.address)[:45]} if newest.address else {}
@@ -382,11 +370,13 @@ class PodEviction:
         if self._is_owner_checked:
             if pod.observed:
                 return failed(pod.observed)
-            status = await self._owner_status(pod.owner)
-            if isinstance(status, Outcome):
-                return status
-            if status.rollout:
-                return failed(status.rollout)
+            top = self._top or await top_owner(self._cluster, self._namespace, pod.owner)
+            if isinstance(top, str):
+                return failed(top)
+            self._top = top
+            status = await owner_status(self._cluster, self._namespace, top)
+            if isinstance(status, str) or status.rollout:
+                return failed(status if isinstance(status, str) else status.rollout)
         self._owner = pod.owner.uid
         pods = await self._pods()
         if isinstance(pods, Outcome):
@@ -394,25 +384,6 @@ class PodEviction:
         self._since = max((item.created for item in pods), default="")
         self._siblings = frozenset(item.uid for item in pods if item.uid and item.created == self._since)
         return None
-
-    async def _owner_status(self, owner: Owner) -> OwnerStatus | Outcome:
-        """Of the Deployment or StatefulSet at the top."""
-        top = self._top or await top_owner(self._cluster, self._namespace, owner)
-        if isinstance(top, str):
-            return failed(top)
-        self._top = top
-        status = await owner_status(self._cluster, self._namespace, top)
-        return failed(status) if isinstance(status, str) else status
-
-    async def _unwanted(self) -> Outcome | None:
-        """That its owner has all the pods that it wants: it was scaled down, or others of it came in its place."""
-        if self._top is None:
-            return None
-        status = await owner_status(self._cluster, self._namespace, self._top)
-        if isinstance(status, str) or status.ready < status.wanted:
-            return None
-        says = f"no pod takes its place: {self._top} wants {status.wanted}, and {status.ready} are ready"
-        return done(says, no_replacement=True)
 
     async def _pods(self) -> list[Pod] | Outcome:
         query = f"?limit={MOST_PODS}" + (f"&labelSelector={quote(self._selector, safe='')}" if self._selector else "")
@@ -454,16 +425,6 @@ class PodEviction:
         if reply.status >= 500:
             return unsure(f"whether the pod was evicted is not known: {reason_of(reply)}", status=reply.status)
         return failed(f"the pod was not evicted: {reason_of(reply)}", status=reply.status)
-
-    async def _wait_gone(self, end_s: float) -> Outcome:
-        while True:
-            answer = await self._look()
-            if isinstance(answer, str):
-                return done("the pod was evicted and is gone", was_running=True, **self._facts())
-            if time.monotonic() >= end_s:
-                says = answer.message if isinstance(answer, Outcome) else "it is still ending"
-                return unsure(f"the pod was evicted, but {says}", **self._facts())
-            await asyncio.sleep(self._look_every_s)
 
     def _facts(self) -> dict[str, str | float | bool]:
         known = {"uid": self._uid, "owner": self._owner, "since": self._since, "siblings": ",".join(sorted(self._siblings))}
@@ -521,7 +482,6 @@ def _name(value: Any) -> str:
 
 
 def _words(value: Any) -> str:
-    """What may be shown of a word of the cluster's."""
     return shown_line(str(value)[: 4 * WORDS_MAX])[:WORDS_MAX] or "no reason given"
 
 

@@ -1,31 +1,42 @@
-"""What the fleet's locks have in common: the frame of those that a service keeps, a clock that also counts sleep, fit words.
+"""The fleet's locks that a service keeps: a key of etcd, or a Lease of Kubernetes; file_lock.py has the one in a file.
 
 A lock is for the guards of one fleet: at most one of them acts. Each time that it changes hands its epoch grows, and every deed
 carries the epoch; a gate refuses an epoch older than one it has seen. So it does no harm there if a guard that was stopped in
 mid-thought wakes up and believes that it still holds the lock. What does not look at the epoch (a balancer, a process that is
 stopped or started) is not protected in that way: there a guard asks `renew` right before, and the time between that answer and
-the deed is what no lock can cover.
+the deed is what no lock can cover. Where a service counts from an earlier number again (an etcd set up anew or restored, a
+Lease that was deleted), gates that saw greater epochs refuse every deed until their engines start again, which is safe.
 """
 
 from __future__ import annotations
 
 import abc
 import asyncio
+import base64
+import contextlib
+import json
 import re
 import secrets
+import ssl
 import time
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, Self
+from urllib.parse import urlsplit
 
+from plimsoll.errors import BadInput
 from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
-from plimsoll.net.client import Lost, Reply
+from plimsoll.guard.adapters.cluster import NAMESPACE, OBJECT_NAME, SERVICE_ACCOUNT, ClusterClient, namespace_key
+from plimsoll.net.client import HttpClient, Lost, Reply, table
 from plimsoll.redaction import printable, redact
 
 EPOCH_MAX = 2**62  # what a gate takes
 OWNER_MAX = 200
 TTL_S = 30
 TIMEOUT_S = 5.0
+_LEAST_S = 0.05
 
 
 def ttl_key() -> Any:
@@ -66,20 +77,6 @@ class Grant(NamedTuple):
     def left_s(self) -> float:
         """How long it is ours without asking again."""
         return round(max(0.0, self.until_s - now_s()), 3)
-
-
-def ours(held: Grant) -> Outcome:
-    """It was granted; unsure if the answer was read so late that its time is over (we were stopped in between)."""
-    if held.left_s <= 0:
-        return unsure("the answer came too late to tell whether the lock is ours", epoch=held.epoch, left_s=0.0)
-    return done(f"the lock is ours (epoch {held.epoch}) for {held.left_s:.0f} s", epoch=held.epoch, left_s=held.left_s)
-
-
-def not_renewed(held: Grant, why: str) -> Outcome:
-    """The lock's service could not be asked: not known, as long as the time that was granted lasts; then it is lost."""
-    if held.left_s > 0:
-        return unsure(f"{why}; the lock is ours for {held.left_s:.1f} s more", epoch=held.epoch, left_s=held.left_s)
-    return failed(f"{why}, and the time for which the lock was granted is over: it is lost", lost=True)
 
 
 class Unanswered(Exception):
@@ -144,18 +141,26 @@ class ServiceLock(abc.ABC):
         try:
             found = await self._prolong(held, deadline)
         except Unanswered as problem:
-            outcome = not_renewed(held, f"{self._service} {problem}")
-            self._held = held if outcome.is_done is None else None
-            return outcome
+            why, left_s = f"{self._service} {problem}", held.left_s
+            self._held = held if left_s else None
+            if left_s:
+                return unsure(f"{why}; the lock is ours for {left_s:.1f} s more", epoch=held.epoch, left_s=left_s)
+            return failed(f"{why}, and the time for which the lock was granted is over: it is lost", lost=True)
         if isinstance(found, str):
             self._held = None
             return failed(f"the lock is not ours any more{found}", lost=True)
-        self._held = Grant(held.epoch, began + found)
-        return ours(self._held)
+        return self._take(Grant(held.epoch, began + found))
+
+    def _take(self, granted: Grant) -> Outcome:
+        """It was granted; unsure if the answer was read so late that its time is over (we were stopped in between)."""
+        self._held, left_s = granted, granted.left_s
+        if not left_s:
+            return unsure("the answer came too late to tell whether the lock is ours", epoch=granted.epoch, left_s=0.0)
+        return done(f"the lock is ours (epoch {granted.epoch}) for {left_s:.0f} s", epoch=granted.epoch, left_s=left_s)
 
     @abc.abstractmethod
     async def _acquire(self, owner: str, deadline: float) -> Outcome:
-        """Take the lock, which is not held so far as we know; what is taken goes into `_held`."""
+        """Take the lock, which is not held so far as we know."""
 
     @abc.abstractmethod
     async def _prolong(self, held: Grant, deadline: float) -> int | str:
@@ -164,3 +169,400 @@ class ServiceLock(abc.ABC):
     @abc.abstractmethod
     async def _free(self, held: Grant, deadline: float) -> None:
         """Give it up; all is well if it was lost already."""
+
+
+# etcd, by its JSON gateway: a key that lives as long as its lease, and whose create revision is the epoch: that grows with
+# every change of anything in etcd, so each holder's epoch is greater than all before. A holder that was killed keeps the others
+# waiting for the rest of its lease. One that was stopped (SIGSTOP) for longer has lost the lock: `renew` tells it so.
+
+ETCD_BYTES = 1 << 20  # whatever lies under the key, somebody holds it
+_UNAUTHENTICATED = ("invalid auth token", "user name is empty", "revision of auth store is old")
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdLockConfig(key.ConfigTable):
+    """[lock] with etcd."""
+
+    endpoints: tuple[str, ...] = key.other(
+        "urls", "etcd's addresses, for guards on several hosts", (), key="etcd", example='"http://HOST:2379"'
+    )
+    lock_key: str = key.word("plimsoll/guard", "the lock's key there; one for each fleet", key="key")
+    ttl_s: int = ttl_key()
+    user: str = key.word("", "of etcd")
+    password: str | None = key.secret("of that user", shortest=1)
+    ca_file: str = key.path("who vouches for etcd's certificate", "")
+    cert_file: str = key.path("guard's own certificate for etcd", "")
+    key_file: str = key.path("its key", "")
+
+    def checked(self, given: Collection[str]) -> Self:
+        """An address and a key; a user with a password, a certificate with its key."""
+        if not self.endpoints or not self.lock_key:
+            raise key.WrongKey("key" if self.endpoints else "etcd", "etcd needs an address and a key")
+        if ("user" in given) != ("password_file" in given) or ("cert_file" in given) != ("key_file" in given):
+            raise key.WrongKey("", "user and password_file go together, and so do cert_file and key_file")
+        return self
+
+    def build(self) -> EtcdLock:
+        return EtcdLock(self)
+
+
+class _Key(NamedTuple):
+    """What lies under the key."""
+
+    epoch: int
+    lease: int
+    owner: str
+    mark: str
+
+
+class _NoLease(Unanswered):
+    """The lease that was named is over."""
+
+
+class EtcdLock(ServiceLock):
+    """The lock under one key, at whichever endpoint answers."""
+
+    def __init__(self, config: EtcdLockConfig, *, timeout_s: float = TIMEOUT_S) -> None:
+        if any("?" in endpoint or endpoint.startswith("unix:") for endpoint in config.endpoints):
+            raise BadInput("a lock's address must look like http://HOST:PORT or https://HOST:PORT")
+        self._servers = [HttpClient(endpoint, tls=self._trust) for endpoint in config.endpoints]
+        places = ", ".join(urlsplit(server.shown).netloc for server in self._servers)
+        super().__init__("etcd", f"etcd key {shown(config.lock_key)} at {places}", config.ttl_s, timeout_s)
+        self._key = base64.b64encode(config.lock_key.encode("utf-8", "surrogateescape")).decode()
+        self._config, self._token = config, ""
+        self._lease = self._last_epoch = 0
+
+    async def _acquire(self, owner: str, deadline: float) -> Outcome:
+        found = await self._look(deadline)
+        if found is None:
+            began = now_s()
+            body = await self._ask("/v3/lease/grant", {"TTL": str(self._ttl_s)}, deadline)
+            lease, ttl_s = count(body.get("ID")), count(body.get("TTL"))  # etcd may give more than was asked for
+            if not lease or not ttl_s:
+                raise Unanswered("answers something odd instead of a lease")
+            found = await self._put(owner, lease, deadline)
+            if found.lease == lease and found.epoch > self._last_epoch:
+                self._lease, self._last_epoch = lease, found.epoch
+                return self._take(Grant(found.epoch, began + ttl_s))
+            with contextlib.suppress(Unanswered):  # it ends by itself
+                await self._revoke(lease, deadline)
+            if found.lease == lease:
+                went_back = f"etcd's revision went back from {self._last_epoch} to {found.epoch}"
+                return unsure(f"{went_back}: was it restored from a backup?")
+        if found.mark != self._mark:
+            return failed(f"the lock is held by {shown(found.owner)} (epoch {found.epoch})", holder=shown(found.owner))
+        # An earlier try of ours, whose answer was lost: how much of its lease is left, only etcd can tell.
+        self._lease, self._last_epoch = found.lease, found.epoch
+        return await self._renew(Grant(found.epoch, now_s()), deadline)
+
+    async def _prolong(self, held: Grant, deadline: float) -> int | str:
+        body = await self._ask("/v3/lease/keepalive", {"ID": str(self._lease)}, deadline)
+        result = body.get("result")
+        ttl_s = count(result.get("TTL", 0)) if isinstance(result, dict) else None
+        if ttl_s is None:
+            raise Unanswered("answers something odd to a renewal")
+        found = await self._look(deadline) if ttl_s else None
+        if found is not None and (found.epoch, found.mark) == (held.epoch, self._mark):
+            return ttl_s
+        now = f"held by {shown(found.owner)} (epoch {found.epoch})" if found else "free, or soon somebody else's"
+        return f": it is {now}"
+
+    async def _free(self, held: Grant, deadline: float) -> None:
+        del held
+        await self._revoke(self._lease, deadline)
+
+    async def _look(self, deadline: float) -> _Key | None:
+        return _key_in(await self._ask("/v3/kv/range", {"key": self._key}, deadline))
+
+    async def _put(self, owner: str, lease: int, deadline: float) -> _Key:
+        """Make the key if there is none; what lies there then, ours or another's."""
+        value = {"owner": owner[:OWNER_MAX], "mark": self._mark, "since": round(time.time(), 3)}
+        put = {"key": self._key, "lease": str(lease), "value": base64.b64encode(json.dumps(value).encode()).decode()}
+        look = {"request_range": {"key": self._key}}
+        body = await self._ask("/v3/kv/txn", {
+            "compare": [{"key": self._key, "target": "CREATE", "result": "EQUAL", "create_revision": "0"}],
+            "success": [{"request_put": put}, look],
+            "failure": [look],
+        }, deadline)  # fmt: skip
+        answers = body.get("responses")
+        last = answers[-1] if isinstance(answers, list) and answers else None
+        answer = table(last).get("response_range")
+        found = _key_in(answer) if isinstance(answer, dict) else None
+        if found is None or (body.get("succeeded") is True) != (found.lease == lease and found.mark == self._mark):
+            raise Unanswered("answers something odd instead of the key")
+        return found
+
+    async def _revoke(self, lease: int, deadline: float) -> None:
+        with contextlib.suppress(_NoLease):  # it was over already
+            await self._ask("/v3/lease/revoke", {"ID": str(lease)}, deadline)
+
+    async def _ask(self, path: str, body: Mapping[str, Any], deadline: float) -> Mapping[str, Any]:
+        if self._config.user and not self._token:
+            await self._authenticate(deadline)
+        status, found = await self._anywhere(path, body, deadline)
+        if self._config.user and status in (400, 401) and any(words in _error(found) for words in _UNAUTHENTICATED):
+            await self._authenticate(deadline)  # a token of etcd's lasts some minutes
+            status, found = await self._anywhere(path, body, deadline)
+        if status == 200:
+            return found
+        if status == 404 and "lease not found" in _error(found):
+            raise _NoLease("knows the lease no more")
+        raise Unanswered(f"refuses: {status} {_error(found)}".rstrip())
+
+    async def _authenticate(self, deadline: float) -> None:
+        self._token = ""
+        asked = {"name": self._config.user, "password": self._config.password or ""}
+        status, found = await self._anywhere("/v3/auth/authenticate", asked, deadline)
+        token = found.get("token")
+        if status == 200 and isinstance(token, str) and token:
+            self._token = token
+        elif "authentication is not enabled" not in _error(found):
+            raise Unanswered(f"does not take the login: {status} {_error(found)}".rstrip())
+
+    async def _anywhere(self, path: str, body: Mapping[str, Any], deadline: float) -> tuple[int, Mapping[str, Any]]:
+        """The first answer of an endpoint that is not in trouble; that one is asked first the next time."""
+        last = Unanswered("cannot be asked")
+        data, headers = json.dumps(body).encode(), {"Authorization": self._token} if self._token else {}
+        for index, server in enumerate(tuple(self._servers)):
+            seconds = (deadline - now_s()) / (len(self._servers) - index)
+            if seconds < _LEAST_S:
+                break
+            reply = await server.call("POST", path, data, headers, deadline_s=seconds, most_bytes=ETCD_BYTES)
+            try:
+                status, found = believed(reply)
+            except Unanswered as problem:
+                last = problem
+                continue
+            if status < 500:
+                self._servers = [server, *(other for other in self._servers if other is not server)]
+                return status, found
+            last = Unanswered(f"is in trouble: {status} {_error(found)}".rstrip())
+        raise last
+
+    def _trust(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self._config.ca_file or None)
+        if self._config.cert_file:
+            context.load_cert_chain(self._config.cert_file, self._config.key_file or None)
+        return context
+
+
+def _error(body: Mapping[str, Any]) -> str:
+    found = body.get("error")
+    return shown(found) if isinstance(found, str) and found else ""
+
+
+def _key_in(answer: Mapping[str, Any]) -> _Key | None:
+    """The key in the answer to a range; whatever else lies under it, somebody holds it."""
+    found = answer.get("kvs")
+    if not found and "header" in answer:
+        return None
+    kv = table(found[0]) if isinstance(found, list) and len(found) == 1 else {}
+    epoch, lease = count(kv.get("create_revision")), count(kv.get("lease", 0))
+    if epoch is None or lease is None or not is_epoch(epoch):
+        raise Unanswered("answers something odd instead of the key")
+    try:
+        names = table(json.loads(base64.b64decode(kv.get("value", ""), validate=True)))
+    except (ValueError, TypeError, RecursionError):
+        names = {}
+    return _Key(epoch, lease, str(names.get("owner", "somebody else")), str(names.get("mark", "")))
+
+
+# A Lease of Kubernetes (coordination.k8s.io/v1), by plain HTTPS with the pod's own token. `holderIdentity` says who holds it,
+# `leaseTransitions` is the epoch, and every change names the `resourceVersion` that it was made from, so of two at once one
+# is refused. Clocks are never compared: a lease is over when this guard has seen it unchanged for as long as it says it lasts.
+# So a guard that has just started waits that long for a holder that died, and one that was paused and wakes is refused by the
+# API server. The service account needs `get`, `create` and `update` on `leases` in the namespace.
+
+PAUSE = "plimsoll.dev/pause"  # "true": no guard of this Lease acts, as kubectl annotate sets it
+STATE = "plimsoll.dev/journal"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLockConfig(key.ConfigTable):
+    """[lock] with lease."""
+
+    name: str = key.word(
+        None, "the name of a Kubernetes Lease",
+        key="lease", example='"plimsoll-guard"', pattern=OBJECT_NAME, pattern_name="the name of a Lease",
+    )  # fmt: skip
+    namespace: str = namespace_key("of the Lease; default: guard's own")
+    ttl_s: int = ttl_key()
+
+    def build(self) -> LeaseLock:
+        """The lock; BadInput where guard runs in no cluster."""
+        return LeaseLock(self.name, self.namespace, ttl_s=self.ttl_s)
+
+
+class LeaseLock(ServiceLock):
+    """The lock in one Lease. `url` and `folder` are those that Kubernetes gives every pod, unless a test says otherwise."""
+
+    def __init__(
+        self, name: str, namespace: str = "", *,
+        url: str = "", folder: str = SERVICE_ACCOUNT, ttl_s: int = TTL_S, timeout_s: float = TIMEOUT_S,
+    ) -> None:  # fmt: skip
+        self._cluster = ClusterClient(url, folder)
+        namespace = namespace or self._cluster.namespace()
+        if not re.fullmatch(NAMESPACE, namespace):
+            raise BadInput("a Lease needs a namespace: this is no pod of a cluster that could tell its own")
+        super().__init__("the cluster's API", f"Lease {namespace}/{name}", ttl_s, timeout_s)
+        self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._name, self._identity = name, ""
+        self._seen: tuple[tuple[str, ...], float] = (), 0.0  # how the Lease looked, and since when
+        self._lease: dict[str, Any] = {}  # as the server last answered it
+
+    # What stands beside the lock, in annotations
+
+    @property
+    def paused(self) -> str:
+        """Why all guards of this Lease are to do nothing, as it was last read; "" where they may."""
+        is_paused = self._annotation(PAUSE).strip().lower() in ("true", "1", "yes", "on")
+        return f"{self.label} has the annotation {PAUSE}" if is_paused else ""
+
+    @property
+    def state(self) -> str:
+        """What guards keep there for each other."""
+        return self._annotation(STATE)
+
+    def _annotation(self, name: str) -> str:
+        found = table(table(self._lease.get("metadata")).get("annotations")).get(name)
+        return found if isinstance(found, str) else ""
+
+    async def look(self) -> str:
+        """Reads the Lease; why that failed, or ""."""
+        async with self._one_at_a_time:
+            try:
+                lease = await self._get(now_s() + self._timeout_s)
+                self._lease = self._lease if lease is None and self._held is not None else lease or {}
+            except Unanswered as problem:
+                return f"{self._service} {problem}"
+            return ""
+
+    async def save(self, state: str) -> str:
+        """Keeps a text beside the lock, whoever holds that; why it failed, or ""."""
+        async with self._one_at_a_time:
+            deadline = now_s() + self._timeout_s
+            try:
+                for _ in range(3):
+                    about = table(self._lease.get("metadata"))
+                    notes = {**table(about.get("annotations")), STATE: state}
+                    if self._lease:
+                        lease = {**self._lease, "metadata": {**about, "annotations": notes}}
+                        status, answer = await self._ask("PUT", f"/{self._name}", lease, deadline)
+                    else:
+                        status, answer = await self._ask("POST", "", self._new({}, annotations=notes), deadline)
+                    if status not in (404, 409):
+                        self._lease = dict(answer)
+                        return ""
+                    self._lease = await self._get(deadline) or {}
+            except Unanswered as problem:
+                return f"{self._service} {problem}"
+            return f"{self._service} changes the Lease faster than it can be written"
+
+    def _new(self, spec: Mapping[str, Any], **about: Any) -> dict[str, Any]:
+        return {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": self._name, **about},
+            "spec": spec,
+        }
+
+    # The lock
+
+    async def _acquire(self, owner: str, deadline: float) -> Outcome:
+        self._identity = f"{shown(owner)[:100]}_{self._mark}"
+        found, began = await self._get(deadline), now_s()
+        spec = _spec(found or {})
+        epoch, holder = _epoch(spec), spec.get("holderIdentity") or ""
+        if found is not None:
+            self._lease = found
+            look = tuple(repr(spec.get(name)) for name in ("holderIdentity", "renewTime", "acquireTime", "leaseTransitions"))
+            if self._seen[0] != look:
+                self._seen = look, began
+            if holder == self._identity:  # a try of ours whose answer was lost
+                return await self._renew(Grant(epoch, began), deadline)
+            waits_s = self._seen[1] + (count(spec.get("leaseDurationSeconds")) or self._ttl_s) - began
+            if holder and waits_s > 0:
+                held = f"the lock is held by {shown(holder)} (epoch {epoch})"
+                says = f"{held}; it is over if nothing changes for {waits_s:.0f} s"
+                return failed(says, holder=shown(holder), waits_s=round(waits_s, 3))
+        began, now = now_s(), _stamp()
+        taken = {**spec, "holderIdentity": self._identity, "acquireTime": now, "renewTime": now,
+                 "leaseDurationSeconds": self._ttl_s, "leaseTransitions": epoch + 1}  # fmt: skip
+        if found is None:
+            status, lease = await self._ask("POST", "", self._new(taken), deadline)
+        else:
+            status, lease = await self._ask("PUT", f"/{self._name}", {**found, "spec": taken}, deadline)
+        if status == 409:
+            return failed("somebody else took the lock at the same moment")
+        self._check(lease, epoch + 1)
+        self._lease = dict(lease)
+        return self._take(Grant(epoch + 1, began + self._ttl_s))
+
+    async def _prolong(self, held: Grant, deadline: float) -> int | str:
+        if not await self._change(held, deadline, leaseDurationSeconds=self._ttl_s):
+            return ""
+        self._check(self._lease, held.epoch)
+        return self._ttl_s
+
+    async def _free(self, held: Grant, deadline: float) -> None:
+        await self._change(held, deadline, holderIdentity=None, leaseDurationSeconds=1)
+
+    async def _change(self, held: Grant, deadline: float, **fields: object) -> bool:
+        """Change our Lease; False if it is not ours any more. Somebody's new label is no reason to lose it."""
+        for _ in range(3):
+            spec = _spec(self._lease)
+            if spec.get("holderIdentity") != self._identity or _epoch(spec) != held.epoch:
+                return False
+            changed = {name: value for name, value in {**spec, "renewTime": _stamp(), **fields}.items() if value is not None}
+            status, answer = await self._ask("PUT", f"/{self._name}", {**self._lease, "spec": changed}, deadline)
+            if status not in (404, 409):
+                self._lease = dict(answer)
+                return True
+            found = None if status == 404 else await self._get(deadline)
+            if found is None:
+                return False
+            self._lease = found
+        raise Unanswered("changes the Lease faster than it can be renewed")
+
+    def _check(self, lease: Mapping[str, Any], epoch: int) -> None:
+        spec = _spec(lease)
+        if spec.get("holderIdentity") != self._identity or _epoch(spec) != epoch:
+            raise Unanswered("answers another Lease than the one that was written")
+
+    async def _get(self, deadline: float) -> dict[str, Any] | None:
+        status, found = await self._ask("GET", f"/{self._name}", None, deadline)
+        return None if status == 404 else dict(found)
+
+    async def _ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float
+    ) -> tuple[int, Mapping[str, Any]]:
+        """An answer that is 2xx, 404 or 409; the rest says nothing about the lock."""
+        seconds = max(_LEAST_S, deadline - now_s())
+        status, found = believed(await self._cluster.ask(method, self._path + path, body, seconds))
+        if status in (401, 403):
+            raise Unanswered(f"answers {status}: the service account may not {method} this Lease")
+        if not (200 <= status < 300 or status == 409 or (status == 404 and method != "POST")):
+            raise Unanswered(f"answers {status}")
+        return status, found
+
+
+def _spec(lease: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Its spec; one without is a Lease that nobody has held yet."""
+    spec = lease.get("spec") or {}
+    if lease.get("kind", "Lease") != "Lease" or not isinstance(spec, dict):
+        raise Unanswered("answers something that is no Lease")
+    if not isinstance(spec.get("holderIdentity") or "", str):
+        raise Unanswered("answers something that is no Lease")
+    return spec
+
+
+def _epoch(spec: Mapping[str, Any]) -> int:
+    found = spec.get("leaseTransitions") or 0
+    if found == 0 or is_epoch(found):
+        return int(found)
+    raise Unanswered("answers a Lease whose leaseTransitions is no count")
+
+
+def _stamp() -> str:
+    """Now, for people to read: no guard compares it with its own clock."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -17,6 +17,7 @@ import fcntl
 import hashlib
 import os
 import select
+import shutil
 import signal
 import stat
 import subprocess
@@ -25,8 +26,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import msgspec
 
@@ -45,7 +47,10 @@ NEW_LIFE = b"plimsoll: the engine is started anew\n"
 
 
 def open_log(path: Path) -> int:
-    """A descriptor to append by, readable by this user alone; OSError where it is no plain file or cannot be had."""
+    """A descriptor to append by, readable by this user alone; OSError where it is no plain file or cannot be had.
+
+    Where an earlier process has written to it, a line says that a new one begins.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -55,12 +60,6 @@ def open_log(path: Path) -> int:
     except OSError:
         os.close(descriptor)
         raise
-    return descriptor
-
-
-def open_for_new_life(path: Path) -> int:
-    """As `open_log`; where an earlier process has written to it, with a line after that."""
-    descriptor = open_log(path)
     with contextlib.suppress(OSError):  # on a full disk it is started all the same
         if os.fstat(descriptor).st_size:
             os.write(descriptor, b"\n" + NEW_LIFE)
@@ -80,40 +79,33 @@ def rotate(path: Path, largest_bytes: int = LARGEST_BYTES, kept: int = KEPT) -> 
         what = os.fstat(source)
         if not stat.S_ISREG(what.st_mode) or what.st_size < largest_bytes:
             return False
-        _copy_and_cut(source, path, kept)
+        names = [path.with_name(f"{path.name}.{number}") for number in range(1, kept + 1)]
+        with _new_file(path.with_name(f"{path.name}.new")) as (fresh, target), os.fdopen(os.dup(source), "rb") as log:
+            shutil.copyfileobj(log, target, BLOCK_BYTES)
+            for younger, older in reversed(list(pairwise(names))):
+                with contextlib.suppress(FileNotFoundError):
+                    younger.replace(older)
+            fresh.replace(names[0])
+            shutil.copyfileobj(log, target, BLOCK_BYTES)  # what has come meanwhile
+            target.flush()
+            os.ftruncate(source, 0)
     finally:
         os.close(source)
     return True
 
 
-def _copy_and_cut(source: int, path: Path, kept: int) -> None:
-    fresh = path.with_name(f"{path.name}.new")
+@contextlib.contextmanager
+def _new_file(path: Path) -> Iterator[tuple[Path, BinaryIO]]:
+    """A file of this user alone, never one that somebody else has open, or a link; it goes where the block fails."""
     with contextlib.suppress(FileNotFoundError):
-        fresh.unlink()
-    target = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        path.unlink()
     try:
-        at = _copy(source, target, 0)
-        for number in range(kept - 1, 0, -1):
-            with contextlib.suppress(FileNotFoundError):
-                path.with_name(f"{path.name}.{number}").replace(path.with_name(f"{path.name}.{number + 1}"))
-        fresh.replace(path.with_name(f"{path.name}.1"))
-        _copy(source, target, at)  # what has come meanwhile
-        os.ftruncate(source, 0)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            yield path, file
     except OSError:
         with contextlib.suppress(OSError):
-            fresh.unlink()
+            path.unlink()
         raise
-    finally:
-        os.close(target)
-
-
-def _copy(source: int, target: int, at: int) -> int:
-    """From there to the end; where the end was."""
-    while block := os.pread(source, BLOCK_BYTES, at):
-        at += len(block)
-        while block:
-            block = block[os.write(target, block) :]
-    return at
 
 
 MOST_BYTES = 1 << 20
@@ -161,20 +153,11 @@ def read_state(path: Path) -> ProcessRecord | None:
 def write_state(path: Path, state: ProcessRecord) -> None:
     """Whole or not at all, and on the disk before this returns; OSError where that cannot be done."""
     kept = msgspec.structs.replace(state, kin=state.kin[:MOST_KIN], leaders=state.leaders[:MOST_KIN])
-    temporary = path.with_name(f".{path.name}.new")
-    with contextlib.suppress(FileNotFoundError):
-        temporary.unlink()  # a new file: never one that somebody else has open, or a link
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(kept) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    with _new_file(path.with_name(f".{path.name}.new")) as (fresh, file):
+        file.write(msgspec.json.encode(kept) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+        fresh.replace(path)
     sync_folder(path.parent)
 
 
@@ -221,7 +204,11 @@ def start(
     try:
         write_down(child.pid)
         child.stdin.write(b"g")
-        _became_it(reading)
+        # The other end is closed by becoming the command; a number there says why it could not.
+        if not select.select([reading], [], [], EXEC_LIMIT_S)[0]:
+            raise OSError(110, "it did not begin")
+        if (number := os.read(reading, 16)).isdigit():
+            raise OSError(int(number), os.strerror(int(number)))
     except BaseException:
         child.kill()
         child.wait()
@@ -231,15 +218,6 @@ def start(
         with contextlib.suppress(BrokenPipeError):
             child.stdin.close()
     return child
-
-
-def _became_it(reading: int) -> None:
-    """Return when the other end was closed by becoming the command; OSError with the reason if it could not."""
-    if not select.select([reading], [], [], EXEC_LIMIT_S)[0]:
-        raise OSError(110, "it did not begin")
-    number = os.read(reading, 16)
-    if number.isdigit():
-        raise OSError(int(number), os.strerror(int(number)))
 
 
 LOOK_EVERY_S = 0.05
@@ -338,8 +316,13 @@ class OwnProcess:
                 pass
             except OSError as problem:
                 return failed(f"it may not be signalled ({problem.strerror})")
-            if not await self._ends(deadline_s):
-                return self._stopped("kill", await self._kill_all())
+            end = time.monotonic() + deadline_s
+            while not _has_ended(self._pidfd):
+                if time.monotonic() >= end:
+                    return self._stopped("kill", await self._kill_all())
+                if time.monotonic() - self._noted_s > 1.0:
+                    await asyncio.to_thread(self._note)
+                await asyncio.sleep(LOOK_EVERY_S)
             end = time.monotonic() + self._orphans_s
             while await asyncio.to_thread(self._family) and time.monotonic() < end:
                 await asyncio.sleep(LOOK_EVERY_S)
@@ -433,9 +416,11 @@ class OwnProcess:
 
     def _start(self) -> Outcome:
         try:
-            self._state_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _only_one(self._state_path):
+            for path in (self._state_path, self._log_path):
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = self._state_path.with_name(f"{self._state_path.name}.lock")
+            with os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)) as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return self._start_alone()
         except BlockingIOError:
             return failed("another guard is starting it at this moment", running=False)
@@ -455,7 +440,7 @@ class OwnProcess:
             return failed(f"{len(left)} process(es) of the one before still live", left=len(left))
         with contextlib.suppress(OSError):
             rotate(self._log_path, self._log_bytes)
-        log = open_for_new_life(self._log_path)
+        log = open_log(self._log_path)
         self._forget()
         try:
             child = start(self._command, self._environment, self._folder, log, self._write_down)
@@ -473,7 +458,15 @@ class OwnProcess:
         process = self._processes().get(pid)
         if process is None:
             raise OSError(3, "it ended before it began")
-        group = _make_group(self._cgroup_parent, process)
+        group = ""  # of its own; where that is not possible the tree has to do
+        if self._cgroup_parent is not None:
+            folder = self._cgroup_parent / f"plimsoll-{pid}-{process.start_ticks}"
+            try:
+                folder.mkdir()
+                (folder / "cgroup.procs").write_text(str(pid), encoding="ascii")
+                group = str(folder)
+            except OSError:
+                _remove_group(str(folder))
         command = command_mark(self._command)
         self._started = ProcessRecord(pid, process.start_ticks, process.session, command, self._boot, cgroup=group)
         write_state(self._state_path, self._started)
@@ -482,17 +475,6 @@ class OwnProcess:
         if self._pidfd is not None:
             os.close(self._pidfd)
         self._pidfd = self._child = self._started = None
-
-    async def _ends(self, seconds: float) -> bool:
-        assert self._pidfd is not None
-        end = time.monotonic() + seconds
-        while not _has_ended(self._pidfd):
-            if time.monotonic() >= end:
-                return False
-            if time.monotonic() - self._noted_s > 1.0:
-                await asyncio.to_thread(self._note)
-            await asyncio.sleep(LOOK_EVERY_S)
-        return True
 
     async def _kill_all(self) -> tuple[int, int]:
         """How many were killed, and how many did not end even so."""
@@ -512,22 +494,19 @@ class OwnProcess:
 
     def _kill(self, processes: list[Process]) -> set[int]:
         """Kill just these, not whoever may have one of their numbers by now: each is held before it is looked at again."""
-        held: dict[Process, int] = {}
-        try:
+        held, killed = dict[Process, int](), set[int]()
+        with contextlib.ExitStack() as files:
             for process in processes:
                 with contextlib.suppress(OSError):
                     held[process] = os.pidfd_open(process.pid)
+                    files.callback(os.close, held[process])
             now = self._processes()
-            killed = set()
             for process, pidfd in held.items():
                 if process.pid in now and now[process.pid].start_ticks == process.start_ticks:
                     with contextlib.suppress(OSError):
                         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                         killed.add(process.pid)
-            return killed
-        finally:
-            for pidfd in held.values():
-                os.close(pidfd)
+        return killed
 
     def _stopped(self, how: str, told: tuple[int, int], *, was_running: bool = True) -> Outcome:
         killed, left = told
@@ -543,36 +522,11 @@ class OwnProcess:
         return done(("it ended" if was_running else "it was not running") + rest, **facts)
 
 
-@contextlib.contextmanager
-def _only_one(path: Path) -> Iterator[None]:
-    """For one guard at a time on this machine; BlockingIOError for a second one."""
-    lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(lock)
-
-
 def _has_ended(pidfd: int) -> bool:
     """A pidfd can be read as soon as its process has ended, collected or not."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
-
-
-def _make_group(parent: Path | None, process: Process) -> str:
-    """Put the process into a group of its own; empty where that is not possible: the tree has to do, then."""
-    if parent is None:
-        return ""
-    group = parent / f"plimsoll-{process.pid}-{process.start_ticks}"
-    try:
-        group.mkdir()
-        (group / "cgroup.procs").write_text(str(process.pid), encoding="ascii")
-    except OSError:
-        _remove_group(str(group))
-        return ""
-    return str(group)
 
 
 def _remove_group(group: str) -> None:

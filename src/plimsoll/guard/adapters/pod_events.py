@@ -62,7 +62,11 @@ class PodEvents:
         """Queues an Event for a change of an engine that is a pod, unless there were too many."""
         if event.what not in _REASONS and event.what is not EventKind.BEGINS:
             return
-        meter = self._meter(event.engine)
+        pod, meter, now_s = self._pod(event.engine), self._meters.get(event.engine), self._clock()
+        if pod is not None and (meter is None or meter.pod.uid != pod.uid):
+            if len(self._meters) >= MOST_PODS:
+                del self._meters[next(iter(self._meters))]
+            meter = self._meters[event.engine] = _Meter(pod, at_s=now_s)
         if meter is None:
             return
         text = sentence(event)
@@ -70,7 +74,6 @@ class PodEvents:
         if card:
             text += f"; the next pod would get the same card: kubectl cordon {meter.pod.node or 'NODE'}"
         text = f"{text} [incident {event.incident}]" if event.incident else text
-        now_s = self._clock()
         meter.tokens, meter.at_s = min(float(BURST), meter.tokens + (now_s - meter.at_s) / REFILL_S), now_s
         if meter.tokens < 1 or (meter.last[0] == text and now_s - meter.last[1] < SAME_S):
             self.dropped += 1
@@ -78,14 +81,6 @@ class PodEvents:
         meter.tokens, meter.last = meter.tokens - 1, (text, now_s)
         self._waiting.append((meter.pod, _object(meter.pod, event, "CordonRequested" if card else _reason(event), text)))
         self._woken.set()
-
-    def _meter(self, engine: str) -> _Meter | None:
-        pod, known = self._pod(engine), self._meters.get(engine)
-        if pod is not None and (known is None or known.pod.uid != pod.uid):
-            if len(self._meters) >= MOST_PODS:
-                del self._meters[next(iter(self._meters))]
-            known = self._meters[engine] = _Meter(pod, at_s=self._clock())
-        return known
 
     async def run(self) -> None:
         """For ever: sends what waits."""

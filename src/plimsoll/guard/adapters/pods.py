@@ -9,7 +9,7 @@ import asyncio
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from urllib.parse import quote, urlencode
@@ -44,6 +44,12 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 FLAPS_S = 900.0  # an owner lacks pods only against the fewest that it wanted in this time: an autoscaler may flap
 FORBIDDEN_S = 600.0  # after a 403 nodes are not asked for this long
 TROUBLES_SAID = 3
+
+
+def few_of(troubles: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = len(troubles) - TROUBLES_SAID
+    return "; ".join([*troubles[:TROUBLES_SAID], *([f"and {more} more"] if more > 0 else [])])
 
 
 def _namespaces(texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -126,9 +132,7 @@ class PodFinder:
         """What is wrong now, in words; then the last list stays in use."""
         if not self.namespaces:
             return "guard's own namespace cannot be read: is a service account mounted?"
-        troubles = [text for text in self._troubles.values() if text]
-        more = len(troubles) - TROUBLES_SAID
-        return "; ".join([*troubles[:TROUBLES_SAID], *([f"and {more} more"] if more > 0 else [])])
+        return few_of([text for text in self._troubles.values() if text])
 
     async def refresh(self) -> tuple[EngineConfig, ...]:
         """All engines, by a list of every namespace."""
@@ -165,8 +169,12 @@ class PodFinder:
             if pod.ended and name in known:
                 found[name] = known[name]
             elif pod.phase == RUNNING and pod.address:
+                url = f"http://{f'[{pod.address}]' if ':' in pod.address else pod.address}:{pod.port}"
+                restart = PodConfig(pod.name, pod.namespace, self._asked.selector, pod.uid, is_owner_checked=True)
+                acts = (ReadinessConfig(), restart) if self.is_acting else (None, None)
                 try:
-                    found[name] = self._engine(name, pod)
+                    server_address(url)
+                    found[name] = EngineConfig(name, url, balancer=acts[0], restart=acts[1])
                 except BadInput as error:
                     troubles.append(f"{name}: {error}")
         for name in known.keys() - found.keys():
@@ -176,18 +184,10 @@ class PodFinder:
             )  # fmt: skip
         self.left = {name: why for name, why in self.left.items() if name not in found}
         self._engines = found
-        self._troubles["pods"] = "; ".join(troubles[:TROUBLES_SAID])
+        self._troubles["pods"] = few_of(troubles)
         self.restarts = {name: pod.restarts for name, pod in pods.items() if pod.restarts is not None and name in found}
         self.ended = {name: pod.ended for name, pod in pods.items() if pod.ended and name in found}
         return tuple(found.values())
-
-    def _engine(self, name: str, pod: Pod) -> EngineConfig:
-        url = f"http://{f'[{pod.address}]' if ':' in pod.address else pod.address}:{pod.port}"
-        server_address(url)
-        if not self._asked.act:
-            return EngineConfig(name, url)
-        restart = PodConfig(pod.name, pod.namespace, self._asked.selector, pod.uid, is_owner_checked=True)
-        return EngineConfig(name, url, balancer=ReadinessConfig(), restart=restart)
 
     def pod(self, name: str) -> Pod | None:
         """The pod of an engine, also one that has just left."""
@@ -222,8 +222,8 @@ class PodFinder:
 
     async def _list(self, namespace: str) -> float:
         """Reads all pods of a namespace; how long to wait before the next try, 0 where it worked."""
-        query, found, end_s = {"labelSelector": self._asked.selector, "limit": str(PAGE_PODS)}, dict[str, Pod](), LIST_S
-        end_s += self._clock()
+        query, found = {"labelSelector": self._asked.selector, "limit": str(PAGE_PODS)}, dict[str, Pod]()
+        end_s = self._clock() + LIST_S
         for _ in range(MOST_PAGES):
             reply = await self._cluster.ask("GET", f"{self._path(namespace)}?{urlencode(query)}")
             page = reply.table()
@@ -291,9 +291,9 @@ class PodFinder:
         if kind not in ("ADDED", "MODIFIED", "DELETED") or not pod.name:
             return False
         pods = self._pods.setdefault(namespace, {})
-        before = pods.get(pod.name)
         if kind == "DELETED":
             return pods.pop(pod.name, None) is not None
+        before = pods.get(pod.name)
         if before is None and len(pods) >= MOST_PODS:
             self._troubles["pods"] = f"{namespace} has more than {MOST_PODS:,} pods of this selector"
             return False
@@ -309,13 +309,13 @@ class PodFinder:
         pods = [pod for inner in self._pods.values() for pod in inner.values()]
         owners = {pod.owner: pod.namespace for pod in pods if pod.owner is not None and not pod.observed}
         self._owners = {owner.uid: self._owners[owner.uid] for owner in owners if owner.uid in self._owners}
-        await asyncio.gather(*(self._mind(owner, namespace) for owner, namespace in owners.items()))
+        await asyncio.gather(*(self._mind_owner(owner, namespace) for owner, namespace in owners.items()))
         nodes = {pod.node for pod in pods if pod.node}
         if self._clock() >= self._nodes_from_s:
             self._nodes = {name: leaving for name, leaving in self._nodes.items() if name in nodes}
             await asyncio.gather(*map(self._mind_node, nodes))
 
-    async def _mind(self, owner: Owner, namespace: str) -> None:
+    async def _mind_owner(self, owner: Owner, namespace: str) -> None:
         known, now_s = self._owners.get(owner.uid), self._clock()
         top = known.top if known is not None else await top_owner(self._cluster, namespace, owner)
         if isinstance(top, str):

@@ -7,6 +7,7 @@ killed by writing into a pipe that nobody reads.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import os
 import signal
@@ -15,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, NamedTuple, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 from plimsoll.doctor.read.redact_text import shown_line
 
@@ -83,33 +84,23 @@ async def run_command(
         except (OSError, ValueError) as problem:
             why = f"it cannot be started ({getattr(problem, 'strerror', None) or problem})"
             return CommandResult(None, b"", why, was_started=False)
-        trouble = ""
+        trouble, end = "", time.monotonic() + limit_s
         try:
-            trouble = await _ended(child, (output, errors), limit_s, most_bytes)
+            while child.poll() is None and not trouble:
+                if time.monotonic() >= end:
+                    trouble = f"it did not end within {limit_s:g} s"
+                elif any(os.fstat(file.fileno()).st_size > most_bytes for file in (output, errors)):
+                    trouble = "it prints without end"
+                else:
+                    await asyncio.sleep(LOOK_EVERY_S)
         finally:
             if child.poll() is None:
-                _kill(child)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in the kernel is left to it
+                    child.wait(timeout=1.0)
         complaints = _tail(errors, keep_bytes) if only_stdout else b""
         return CommandResult(None if trouble else child.returncode, _tail(output, keep_bytes), trouble, complaints)
-
-
-async def _ended(child: subprocess.Popen[bytes], files: Sequence[IO[bytes]], limit_s: float, most_bytes: int) -> str:
-    """Empty when it has, else why it is not waited for any longer."""
-    end = time.monotonic() + limit_s
-    while child.poll() is None:
-        if time.monotonic() >= end:
-            return f"it did not end within {limit_s:g} s"
-        if any(os.fstat(file.fileno()).st_size > most_bytes for file in files):
-            return "it prints without end"
-        await asyncio.sleep(LOOK_EVERY_S)
-    return ""
-
-
-def _kill(child: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in the kernel is left to it
-        child.wait(timeout=1.0)
 
 
 def _tail(output: IO[bytes], keep_bytes: int) -> bytes:
@@ -124,26 +115,20 @@ T = TypeVar("T")
 
 async def in_thread(work: Callable[[], T]) -> T:
     """What it returns or raises; cancelled, the thread is left to itself."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, problem: BaseException | None) -> None:
-        if future.done():
-            return
-        if problem is not None:
-            future.set_exception(problem)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]  # without a problem it is what the work returned
+    job: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def run() -> None:
-        result: T | None = None
-        problem: BaseException | None = None
         try:
             result = work()
         except Exception as error:  # handed over to whoever waits, and raised there
-            problem = error
-        with contextlib.suppress(RuntimeError):  # the loop is over: nobody waits
-            loop.call_soon_threadsafe(settle, result, problem)
+            settle(job.set_exception, error)
+        else:
+            settle(job.set_result, result)
+
+    def settle(give: Callable[[Any], None], value: object) -> None:
+        # Nobody waits any more: it was cancelled, or the loop is over.
+        with contextlib.suppress(concurrent.futures.InvalidStateError, RuntimeError):
+            give(value)
 
     threading.Thread(target=run, daemon=True).start()
-    return await future
+    return await asyncio.wrap_future(job)

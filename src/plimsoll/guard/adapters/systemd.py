@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plimsoll.doctor.read.redact_text import shown_line
-from plimsoll.errors import BadInput
 from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.adapters.run_command import CommandResult, run_command, small_environment
@@ -49,7 +48,7 @@ class SystemdConfig(key.ConfigTable):
     is_user: bool = key.switch("the unit is one of this user's own manager", key="user")
 
     def build(self) -> SystemdUnit:
-        return SystemdUnit(self.unit, is_user=self.is_user)
+        return SystemdUnit(self)
 
 
 class SystemdUnit:
@@ -60,21 +59,10 @@ class SystemdUnit:
 
     replaces = False
 
-    def __init__(
-        self,
-        unit: str,
-        *,
-        is_user: bool = False,
-        systemctl: str = "systemctl",
-        cgroups: Path = Path("/sys/fs/cgroup"),
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
-        """BadInput unless the name is that of one service, in full."""
-        if not re.fullmatch(_UNIT, unit):
-            raise BadInput(f"{shown_line(unit)!r} is no name of a unit: it ends in .service, and patterns are not taken")
-        self._unit, self._cgroups, self._environment = unit, cgroups, small_environment(environment)
-        self._base = [systemctl, *(["--user"] if is_user else []), "--no-pager", "--no-ask-password"]
-        self.label = f"the systemd unit {unit}"
+    def __init__(self, config: SystemdConfig, *, systemctl: str = "systemctl", cgroups: Path = Path("/sys/fs/cgroup")) -> None:
+        self._unit, self._cgroups = config.unit, cgroups
+        self._base = [systemctl, *(["--user"] if config.is_user else []), "--no-pager", "--no-ask-password"]
+        self.label = f"the systemd unit {config.unit}"
         self.restarts_seen: int | None = None  # how often systemd had started it again, when it was last asked
 
     async def show(self) -> Mapping[str, str] | None:
@@ -112,16 +100,19 @@ class SystemdUnit:
         if properties is None:
             return ()
         main = int(properties["MainPID"]) if properties.get("MainPID", "").isdecimal() else 0
-        others = await asyncio.to_thread(self._in_group, properties.get("ControlGroup", ""))
-        return tuple(dict.fromkeys(pid for pid in (main, *others) if pid > 1))
+        group, others = properties.get("ControlGroup", ""), set[int]()
+        if group.startswith("/") and ".." not in group.split("/"):
+            for base in (self._cgroups, self._cgroups / "unified", self._cgroups / "systemd"):
+                with contextlib.suppress(OSError):
+                    for file in (base / group.lstrip("/")).rglob("cgroup.procs"):
+                        others |= {int(line) for line in file.read_text(encoding="ascii").split() if line.isdecimal()}
+        return tuple(dict.fromkeys(pid for pid in (main, *sorted(others)[:MOST_PIDS]) if pid > 1))
 
     async def stop(self, deadline_s: float) -> Outcome:
         """`systemctl stop`; past the deadline SIGKILL to the whole control group, for which there are 15 s more."""
-        properties = await self.show()
-        if properties is None:
-            return failed(f"systemd says nothing of {self._unit}")
-        if (why := _why_not(properties)) is not None:
-            return failed(why, **_facts(properties))
+        properties = await self._mixed()
+        if isinstance(properties, Outcome):
+            return properties
         if properties["ActiveState"] in _OVER:
             return done(f"{self._unit} was not running", was_running=False, **_facts(properties))
         ran = await self._ask(["stop"], deadline_s)
@@ -131,15 +122,22 @@ class SystemdUnit:
             await self._ask(["kill", "--signal=SIGKILL"], ASK_LIMIT_S)
         elif ran.code != 0:
             return failed(f"systemctl stop ended with {ran.code}{ran.last_words}", **_facts(properties))
-        return await self._seen_to_be_over(how)
+        end = time.monotonic() + KILL_LIMIT_S
+        while True:
+            now = await self.show()
+            if now is not None and now["ActiveState"] in _OVER:
+                says = f"{self._unit} has ended" if how == "term" else f"{self._unit} did not end in time and was killed"
+                return done(says, how=how, was_running=True, **_facts(now))
+            if time.monotonic() >= end:
+                state = now["ActiveState"] if now else "not known"
+                return unsure(f"{self._unit} was stopped, but its state is {state}", how=how)
+            await asyncio.sleep(LOOK_EVERY_S)
 
     async def start(self) -> Outcome:
         """`systemctl start`; a unit that is still on its way when that takes long counts as started."""
-        properties = await self.show()
-        if properties is None:
-            return failed(f"systemd says nothing of {self._unit}")
-        if (why := _why_not(properties)) is not None:
-            return failed(why, **_facts(properties))
+        properties = await self._mixed()
+        if isinstance(properties, Outcome):
+            return properties
         if properties["ActiveState"] not in _OVER and properties.get("SubState") != "auto-restart":
             return failed(f"{self._unit} is {properties['ActiveState']} already", running=True, **_facts(properties))
         ran = await self._ask(["start"], START_LIMIT_S)
@@ -152,58 +150,37 @@ class SystemdUnit:
             return failed(f"{self._unit} is {now['ActiveState']} again at once", **_facts(now))
         return done(f"{self._unit} is {now['ActiveState']}", **_facts(now))
 
-    async def _seen_to_be_over(self, how: str) -> Outcome:
-        end = time.monotonic() + KILL_LIMIT_S
-        while True:
-            properties = await self.show()
-            if properties is not None and properties["ActiveState"] in _OVER:
-                says = f"{self._unit} has ended" if how == "term" else f"{self._unit} did not end in time and was killed"
-                return done(says, how=how, was_running=True, **_facts(properties))
-            if time.monotonic() >= end:
-                state = properties["ActiveState"] if properties else "not known"
-                return unsure(f"{self._unit} was stopped, but its state is {state}", how=how)
-            await asyncio.sleep(LOOK_EVERY_S)
+    async def _mixed(self) -> Mapping[str, str] | Outcome:
+        """The properties of a unit that may be touched; else why it may not."""
+        properties = await self.show()
+        if properties is None:
+            return failed(f"systemd says nothing of {self._unit}")
+        state, mode = (shown_line(properties.get(name, "")) for name in ("LoadState", "KillMode"))
+        if state not in ("loaded", ""):
+            return failed(f"systemd has no such unit ({state[:40]})", **_facts(properties))
+        if mode != SAFE_KILL_MODE:
+            why = f"its KillMode is {mode[:40] or 'unknown'}: only mixed lets requests in flight end and leaves nothing behind"
+            return failed(why, **_facts(properties))
+        return properties
 
     async def _ask(self, words: Sequence[str], limit_s: float, *, only_stdout: bool = False) -> CommandResult:
         # "--" so that no name is ever an option; a unit's name cannot begin with a dash anyway.
-        return await run_command([*self._base, *words, "--", self._unit], limit_s, self._environment, only_stdout=only_stdout)
-
-    def _in_group(self, group: str) -> list[int]:
-        if not group.startswith("/") or ".." in group.split("/"):
-            return []
-        properties: list[int] = []
-        for base in (self._cgroups, self._cgroups / "unified", self._cgroups / "systemd"):
-            with contextlib.suppress(OSError):
-                for file in (base / group.lstrip("/")).rglob("cgroup.procs"):
-                    properties += [int(line) for line in file.read_text(encoding="ascii").split() if line.isdecimal()]
-        return sorted(set(properties))[:MOST_PIDS]
+        argv = [*self._base, *words, "--", self._unit]
+        return await run_command(argv, limit_s, small_environment(), only_stdout=only_stdout)
 
 
 def seconds(span: str) -> float | None:
     """How long a span is that systemd prints, as "1min 30s"; None for infinity and for anything else."""
-    parts = span.split()
-    properties = [_SPAN.fullmatch(part) for part in parts]
-    if not parts or not all(properties):
+    matches = [_SPAN.fullmatch(part) for part in span.split()]
+    if not matches or not all(matches):
         return 0.0 if span == "0" else None
-    return sum(float(match[1]) * _SECONDS[match[2]] for match in properties if match)
-
-
-def _why_not(properties: Mapping[str, str]) -> str | None:
-    if properties.get("LoadState") not in ("loaded", None):
-        return f"systemd has no such unit ({shown_line(properties['LoadState'])[:40]})"
-    mode = shown_line(properties.get("KillMode", "")) or "unknown"
-    if mode != SAFE_KILL_MODE:
-        return f"its KillMode is {mode[:40]}: only mixed lets requests in flight end and leaves nothing behind"
-    return None
+    return sum(float(match[1]) * _SECONDS[match[2]] for match in matches if match)
 
 
 def _facts(properties: Mapping[str, str]) -> dict[str, str | float | bool]:
-    facts: dict[str, str | float | bool] = {}
-    for name, fact in _WORDS.items():
-        if properties.get(name):
-            facts[fact] = shown_line(properties[name])[:40]
-    for name, fact in _NUMBERS.items():
-        if properties.get(name, "").isdecimal() and len(properties[name]) < 12:
-            facts[fact] = int(properties[name])
-    limit_s = seconds(properties.get("TimeoutStopUSec", ""))
+    said = {name: value for name, value in properties.items() if value}
+    facts: dict[str, str | float | bool] = {_WORDS[name]: shown_line(said[name])[:40] for name in _WORDS if name in said}
+    numbers = {name: said[name] for name in _NUMBERS if said.get(name, "").isdecimal() and len(said[name]) < 12}
+    facts |= {_NUMBERS[name]: int(value) for name, value in numbers.items()}
+    limit_s = seconds(said.get("TimeoutStopUSec", ""))
     return facts if limit_s is None else {**facts, "stop_limit_s": limit_s}

@@ -34,9 +34,7 @@ class NotifyConfig(key.ConfigTable):
     repeat_s: float = key.duration(3_600.0, 60.0, key.DAY_S, "how often what is still true is sent again")
 
     def build(self) -> WebhookNotifier | None:
-        if self.webhook is None:
-            return None
-        return WebhookNotifier(address(self.webhook))
+        return None if self.webhook is None else WebhookNotifier(address(self.webhook))
 
 
 class DeliveryCounts(NamedTuple):
@@ -108,13 +106,10 @@ class WebhookNotifier:
 
     async def _try(self, body: bytes) -> str:
         """Empty when it was taken, else why not."""
-        reply = await self._server.call(
-            "POST", "", body, deadline_s=TIMEOUT_S, most_bytes=0, cuts=True
-        )  # its status says it all
-        if isinstance(reply, Lost):
-            return reply.why
+        # Its status says it all.
+        reply = await self._server.call("POST", "", body, deadline_s=TIMEOUT_S, most_bytes=0, cuts=True)
         status = reply.status
-        if 200 <= status < 300:
-            return ""
+        if isinstance(reply, Lost) or 200 <= status < 300:
+            return reply.why if isinstance(reply, Lost) else ""
         # What the receiver does not take now it will not take later; too many requests and its own trouble pass.
         return f"refused for good ({status})" if 400 <= status < 500 and status not in (408, 425, 429) else f"answers {status}"

@@ -48,7 +48,7 @@ from plimsoll.guard.adapters.file_lock import FileLock
 from plimsoll.guard.adapters.gate import GateHttpClient
 from plimsoll.guard.adapters.hooks import ReadinessBalancer
 from plimsoll.guard.adapters.kubernetes import Pod, PodConfig
-from plimsoll.guard.adapters.lease_lock import LeaseLock
+from plimsoll.guard.adapters.locks import LeaseLock
 from plimsoll.guard.adapters.own_process import OwnProcess
 from plimsoll.guard.adapters.pods import PodStanding
 from plimsoll.guard.adapters.run_command import run_command

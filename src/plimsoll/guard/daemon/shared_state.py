@@ -14,7 +14,7 @@ from typing import Any
 
 from plimsoll.guard.act.journal_entry import APPROVAL, CLOSED, OPENED, RESTART, SWITCH, Entry, needed
 from plimsoll.guard.act.journal_replay import open_actions
-from plimsoll.guard.adapters.lease_lock import LeaseLock
+from plimsoll.guard.adapters.locks import LeaseLock
 from plimsoll.guard.daemon.journal import Journal
 
 LOOK_EVERY_S, SAVE_EVERY_S = 5.0, 1.0

@@ -1,0 +1,506 @@
+"""The locks that a service keeps: an etcd that answers by script, and an API server that knows versions and conflicts."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import ssl
+import subprocess
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lab.guard.contenders import Contender, judge
+from lab.guard.epoch_gate import open_gate
+from plimsoll.errors import BadInput
+from plimsoll.guard.adapters.locks import ETCD_BYTES, EtcdLock, EtcdLockConfig, LeaseLock, Unanswered
+from tests.each import each
+from tests.lease_api import LEASES, TOKEN, LeaseApi, lease_api
+from tests.net.raw_answers import Answers, answer
+
+HEADER = {"revision": "7"}
+NOTHING = answer(200, {"header": HEADER})
+LEASE = answer(200, {"header": HEADER, "ID": "5", "TTL": "30"})
+
+
+def run(act: Awaitable[None]) -> None:
+    asyncio.run(asyncio.wait_for(act, 30))  # type: ignore[arg-type]
+
+
+# etcd
+
+
+class Script(Answers):
+    """Answers in order with bytes or with silence; what it was asked is kept."""
+
+    def __init__(self, *answers: bytes | float) -> None:
+        super().__init__(lambda _: self.answers.pop(0) if self.answers else b"")
+        self.answers = list(answers)
+        self.url = ""
+
+    @property
+    def asked(self) -> list[tuple[str, str | None, Any]]:
+        """The path, the login and the JSON of every request."""
+        heads = [one.decode().partition("\r\n\r\n") for one in self.got]
+        logins = [dict(line.partition(": ")[::2] for line in head.split("\r\n")).get("Authorization") for head, _, _ in heads]
+        return [(head.split()[1], login, json.loads(body)) for (head, _, body), login in zip(heads, logins, strict=True)]
+
+
+@asynccontextmanager
+async def scripted(*answers: bytes | float, tls: ssl.SSLContext | None = None) -> AsyncIterator[Script]:
+    script = Script(*answers)
+    server = await asyncio.start_server(script.serve, "127.0.0.1", 0, ssl=tls)
+    script.url = f"http{'s' if tls else ''}://localhost:{server.sockets[0].getsockname()[1]}"
+    yield script
+    server.close()
+
+
+def with_etcd(act: Callable[[Script, EtcdLock], Awaitable[None]], timeout_s: float = 5.0, **config: Any) -> None:
+    """A lock at one etcd that says nothing yet."""
+
+    async def inner() -> None:
+        async with scripted() as etcd:
+            await act(etcd, EtcdLock(EtcdLockConfig((etcd.url,), **config), timeout_s=timeout_s))
+
+    run(inner())
+
+
+def key(epoch: int, mark: str, lease: str = "5", owner: str = "a") -> dict[str, Any]:
+    value = base64.b64encode(json.dumps({"owner": owner, "mark": mark}).encode()).decode()
+    return {"header": HEADER, "kvs": [{"create_revision": str(epoch), "lease": lease, "value": value}]}
+
+
+def given_to(mark: str, epoch: int = 8) -> bytes:
+    put, look = {"response_put": {"header": HEADER}}, {"response_range": key(epoch, mark)}
+    return answer(200, {"header": HEADER, "succeeded": True, "responses": [put, look]})
+
+
+def test_what_etcd_is_sent() -> None:
+    """A look, a lease, and one transaction that makes the key only if there is none, bound to the lease."""
+
+    async def act(etcd: Script, lock: EtcdLock) -> None:
+        etcd.answers = [NOTHING, LEASE, given_to(lock._mark)]
+        taken = await lock.acquire("guard-0")
+        assert (taken.is_done, taken.facts["epoch"]) == (True, 8)
+        assert 29 < float(taken.facts["left_s"]) <= 30
+        assert [path for path, _, _ in etcd.asked] == ["/v3/kv/range", "/v3/lease/grant", "/v3/kv/txn"]
+        asked = etcd.asked[2][2]
+        name = base64.b64encode(b"fleet").decode()
+        assert asked["compare"] == [{"key": name, "target": "CREATE", "result": "EQUAL", "create_revision": "0"}]
+        assert asked["success"][0]["request_put"]["lease"] == "5"
+        assert json.loads(base64.b64decode(asked["success"][0]["request_put"]["value"]))["owner"] == "guard-0"
+        assert not any(login for _, login, _ in etcd.asked)
+
+    with_etcd(act, lock_key="fleet")
+
+
+def test_a_lost_answer_of_etcds_is_found_again() -> None:
+    """The key was made and the answer lost: unsure; the next try knows its own key by its mark, and takes no second one."""
+
+    async def act(etcd: Script, lock: EtcdLock) -> None:
+        etcd.answers = [NOTHING, LEASE, b""]
+        assert (await lock.acquire("a")).is_done is None
+        own = answer(200, key(8, lock._mark))
+        etcd.answers = [own, answer(200, {"result": {"ID": "5", "TTL": "30"}}), own]
+        again = await lock.acquire("a")
+        assert (again.is_done, again.facts["epoch"]) == (True, 8)
+
+    with_etcd(act, 2.0)
+
+
+def test_an_answer_that_is_read_too_late() -> None:
+    """One who was stopped between the question and the answer does not believe an answer that is older than the lease."""
+
+    class Stopped(EtcdLock):
+        async def _put(self, owner: str, lease: int, deadline: float) -> Any:
+            found = await super()._put(owner, lease, deadline)
+            time.sleep(1.1)  # as SIGSTOP would: the whole process waits
+            return found
+
+    async def act(etcd: Script, _: EtcdLock) -> None:
+        lock = Stopped(EtcdLockConfig((etcd.url,), ttl_s=1))
+        short = answer(200, {"header": HEADER, "ID": "5", "TTL": "1"})
+        etcd.answers = [NOTHING, short, given_to(lock._mark)]
+        assert (await lock.acquire("a")).is_done is None
+
+    with_etcd(act)
+
+
+def test_somebody_was_quicker() -> None:
+    """Between the look and the transaction: told who, and the lease that is not needed is given back."""
+
+    async def act(etcd: Script, lock: EtcdLock) -> None:
+        theirs = {"header": HEADER, "responses": [{"response_range": key(9, "other", "77", "b\x1b[31m\n")}]}
+        etcd.answers = [NOTHING, LEASE, answer(200, theirs), NOTHING]
+        refused = await lock.acquire("a")
+        assert refused.is_done is False
+        assert refused.message == "the lock is held by b [31m (epoch 9)"
+        assert etcd.asked[-1][2] == {"ID": "5"}
+
+    with_etcd(act)
+
+
+def test_a_revision_that_went_back() -> None:
+    """An etcd that counts from an earlier number than before is not believed."""
+
+    async def act(etcd: Script, lock: EtcdLock) -> None:
+        mark = lock._mark
+        etcd.answers = [NOTHING, LEASE, given_to(mark, 800), NOTHING, NOTHING, LEASE, given_to(mark, 8), NOTHING]
+        assert (await lock.acquire("a")).is_done
+        assert (await lock.release()).is_done
+        back = await lock.acquire("a")
+        assert back.is_done is None
+        assert "went back from 800 to 8" in back.message
+
+    with_etcd(act)
+
+
+def test_the_next_endpoint_is_asked() -> None:
+    """One that is away, silent or in trouble is passed over within the time, and the good one comes first afterwards."""
+
+    async def act() -> None:
+        async with scripted(30.0) as silent, scripted(answer(503, {"error": "no leader"})) as headless, scripted() as good:
+            lock = EtcdLock(EtcdLockConfig(("http://127.0.0.1:9", silent.url, headless.url, good.url)), timeout_s=2.0)
+            good.answers = [NOTHING, LEASE, given_to(lock._mark)]
+            assert (await lock.acquire("a")).is_done
+            assert (len(good.asked), len(silent.asked), len(headless.asked)) == (3, 1, 1)
+
+    run(act())
+
+
+ODD: list[bytes | float] = [
+    b"", b"SSH-2.0-hello\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n[]", b"HTTP/1.1 100 X\r\n\r\n" * 9,
+    b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{}", b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n{}",
+    b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n{}", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nfffff\r\n" + b"x" * 0xFFFFF + b"\r\n2\r\nxx\r\n0\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 9_000 + b"\r\n{}", b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 100_000,
+    b"HTTP/1.1 301 X\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (ETCD_BYTES + 10), 30.0, answer(200, {"kvs": "x"}), answer(200, {"kvs": [{}]}),
+    answer(200, {"kvs": [{"create_revision": "-4", "lease": "x"}]}), answer(200, {"kvs": [{"create_revision": "9" * 30}]}),
+    answer(403, {"error": "etcdserver: permission denied"}), answer(400, {"error": {"deep": 1}}),
+]  # fmt: skip
+
+
+@each("at", [0, 1, 2])
+@each("odd", range(len(ODD)))
+def test_odd_answers(odd: int, at: int) -> None:
+    """Whatever comes instead of an answer, at any step: unsure within the time, and nobody believes that he has the lock."""
+
+    async def act(etcd: Script, lock: EtcdLock) -> None:
+        etcd.answers = [*[NOTHING, LEASE, given_to(lock._mark)][:at], ODD[odd]]
+        outcome = await lock.acquire("a")
+        assert outcome.is_done is None
+        assert outcome.message.isprintable()
+        assert (await lock.renew()).is_done is False
+
+    with_etcd(act, 0.5)
+
+
+_NAMES = "header kvs create_revision lease value ID TTL succeeded responses result".split()
+BODIES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.just("8"),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(_NAMES), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.lists(BODIES.filter(lambda body: isinstance(body, dict)), min_size=3, max_size=3))
+def test_any_json_of_etcds(bodies: list[dict[str, Any]]) -> None:
+    """JSON of any shape never gives anybody the lock, and never raises."""
+
+    class Scripted(EtcdLock):
+        async def _ask(self, path: str, body: Any, deadline: float) -> Any:
+            del path, body, deadline
+            return bodies.pop(0) if bodies else {"header": {}}
+
+    assert not asyncio.run(Scripted(EtcdLockConfig(("http://h",))).acquire("a")).is_done
+
+
+def test_a_login_is_shown_and_never_told() -> None:
+    """The token goes into the header, a new one is fetched when it is over, and no sentence holds password or token."""
+
+    async def act(etcd: Script, lock: EtcdLock) -> None:
+        token = answer(200, {"header": HEADER, "token": "tok.1"})
+        over = answer(401, {"error": "etcdserver: invalid auth token"})
+        etcd.answers = [token, over, token, NOTHING, LEASE, given_to(lock._mark)]
+        assert (await lock.acquire("a")).is_done
+        assert [login for _, login, _ in etcd.asked] == [None, "tok.1", None, *["tok.1"] * 3]
+        etcd.answers = [answer(400, {"error": "invalid user ID or password"})]
+        refused = await EtcdLock(lock._config).acquire("a")
+        assert refused.is_done is None
+        assert "pa55word" not in refused.message + repr(lock._config) + lock.label
+
+    with_etcd(act, user="guard", password="pa55word-very-secret")
+
+
+def test_tls_in_both_directions(tmp_path: Path) -> None:
+    """The server's certificate must be known, ours is shown; a stranger's server gets no question."""
+    server, client = ((tmp_path / f"{name}.crt", tmp_path / f"{name}.key") for name in ("server", "client"))
+    for crt, own_key in (server, client):
+        words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(own_key), "-out", str(crt),
+                 "-days", "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]  # fmt: skip
+        try:
+            subprocess.run(words, capture_output=True, check=True)
+        except FileNotFoundError:
+            pytest.skip("no openssl here to make a certificate with")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*server)
+    context.load_verify_locations(client[0])
+    context.verify_mode = ssl.CERT_REQUIRED
+
+    async def act() -> None:
+        async with scripted(tls=context) as etcd:
+            own = {"cert_file": str(client[0]), "key_file": str(client[1])}
+            lock = EtcdLock(EtcdLockConfig((etcd.url,), ca_file=str(server[0]), **own))
+            etcd.answers = [NOTHING, LEASE, given_to(lock._mark)]
+            assert (await lock.acquire("a")).is_done
+            for ca_file in ("", str(client[0]), str(server[0]), "/nonexistent"):
+                assert (await EtcdLock(EtcdLockConfig((etcd.url,), ca_file=ca_file)).acquire("a")).is_done is None
+            assert len(etcd.asked) == 3
+
+    run(act())
+
+
+# A Lease
+
+
+@pytest.fixture
+def api() -> Iterator[LeaseApi]:
+    with lease_api() as one:
+        yield one
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """A service account, as a pod has it."""
+    (tmp_path / "token").write_text(TOKEN + "\n")
+    (tmp_path / "namespace").write_text("default")
+    return str(tmp_path)
+
+
+def lock_at(api: LeaseApi, folder: str, ttl_s: int = 1) -> LeaseLock:
+    return LeaseLock("guard", url=api.url, folder=folder, ttl_s=ttl_s, timeout_s=2.0)
+
+
+def test_taken_renewed_and_given_up(api: LeaseApi, folder: str) -> None:
+    """The Lease says who holds it, and each new holder's epoch is one more, also when the same guard comes again."""
+
+    async def act() -> None:
+        first, second = lock_at(api, folder), lock_at(api, folder)
+        taken = await first.acquire("guard-0")
+        assert (taken.is_done, taken.facts["epoch"]) == (True, 1)
+        assert api.spec()["holderIdentity"].startswith("guard-0_")
+        assert api.spec()["leaseDurationSeconds"] == 1
+        other = await second.acquire("guard-0")
+        assert other.is_done is False
+        assert "guard-0" in other.message
+        before = api.spec()["renewTime"]
+        assert (await first.renew()).is_done
+        assert api.spec()["renewTime"] > before
+        assert (await first.acquire("guard-0")).facts["epoch"] == 1
+        assert (await first.release()).is_done
+        assert "holderIdentity" not in api.spec()
+        assert (await second.acquire("guard-0")).facts["epoch"] == 2
+        assert (await first.renew()).is_done is False
+        assert (await second.release()).is_done
+        assert (await second.acquire("guard-0")).facts["epoch"] == 3
+
+    run(act())
+    assert api.asked[:2] == [("GET", f"{LEASES}/guard"), ("POST", LEASES)]
+
+
+def test_clocks_are_not_compared(api: LeaseApi, folder: str) -> None:
+    """A holder whose clock is years off keeps the lock while it renews, and loses it when nothing changes for its time."""
+
+    async def act() -> None:
+        for stamp in ("1999-01-01T00:00:00.000000Z", "2199-01-01T00:00:00.000000Z"):
+            spec: dict[str, Any] = {"holderIdentity": "x", "leaseDurationSeconds": 1, "leaseTransitions": 7, "renewTime": stamp}
+            api.keep("guard", {"kind": "Lease", "metadata": {}, "spec": spec})
+            lock = lock_at(api, folder)
+            for number in range(4):
+                assert (await lock.acquire("a")).is_done is False
+                api.keep("guard", {**api.leases["guard"], "spec": {**spec, "renewTime": f"{stamp[:-4]}{number:03}Z"}})
+                await asyncio.sleep(0.4)
+            assert (await lock.acquire("a")).is_done is False
+            await asyncio.sleep(1.05)
+            assert (await lock.acquire("a")).facts["epoch"] == 8
+
+    run(act())
+
+
+def test_the_late_one_is_told(api: LeaseApi, folder: str) -> None:
+    """One that slept past its time keeps the lock if nobody took it, whatever label it got; else its renewal says no."""
+
+    async def act() -> None:
+        sleeper, other = lock_at(api, folder), lock_at(api, folder)
+        assert (await sleeper.acquire("a")).facts["epoch"] == 1
+        api.keep("guard", {**api.leases["guard"], "metadata": {**api.leases["guard"]["metadata"], "labels": {"a": "b"}}})
+        await asyncio.sleep(1.1)
+        assert (await sleeper.renew()).facts["epoch"] == 1
+        assert api.leases["guard"]["metadata"]["labels"] == {"a": "b"}
+        assert (await other.acquire("b")).is_done is False
+        await asyncio.sleep(1.1)
+        assert (await other.acquire("b")).facts["epoch"] == 2
+        late = await sleeper.renew()
+        assert (late.is_done, late.facts.get("lost")) == (False, True)
+        assert (await sleeper.release()).is_done
+        assert (await other.renew()).is_done
+        del api.leases["guard"]
+        assert (await other.renew()).is_done is False
+
+    run(act())
+
+
+def test_answers_that_are_lost(api: LeaseApi, folder: str) -> None:
+    """Not known is said as such; the next try finds out, with the epoch that was given, and nobody is locked out."""
+
+    async def act() -> None:
+        lock, other = lock_at(api, folder, 10), lock_at(api, folder, 10)
+        api.trouble = ["", "lost"]
+        assert (await lock.acquire("a")).is_done is None
+        assert (await other.acquire("b")).is_done is False
+        assert (await lock.acquire("a")).facts["epoch"] == 1
+        api.trouble = ["lost"]
+        unsure = await lock.renew()
+        assert unsure.is_done is None
+        assert 0 < float(unsure.facts["left_s"]) <= 10
+        assert (await lock.renew()).is_done
+        api.trouble = ["lost"]
+        assert (await lock.release()).is_done is None
+        assert (await lock.release()).is_done
+        assert (await other.acquire("b")).facts["epoch"] == 2
+
+    run(act())
+
+
+def test_two_at_once(api: LeaseApi, folder: str) -> None:
+    """Of twenty that try at the same moment exactly one gets it, round after round."""
+
+    async def act() -> None:
+        locks = [lock_at(api, folder, 30) for _ in range(20)]
+        for number in range(1, 6):
+            outcomes = await asyncio.gather(*(lock.acquire("a") for lock in locks))
+            assert [outcome.facts["epoch"] for outcome in outcomes if outcome.is_done] == [number]
+            (winner,) = [lock for lock, outcome in zip(locks, outcomes, strict=True) if outcome.is_done]
+            assert (await winner.release()).is_done
+
+    run(act())
+
+
+@each("trouble", ["401", "403", "404", "422", "500", "503", "302"])
+def test_an_api_server_in_trouble(api: LeaseApi, folder: str, trouble: str) -> None:
+    """Whatever it answers, nobody gets the lock for it; a lock that is held is not known to be lost until its time is over."""
+
+    async def act() -> None:
+        api.leases.clear()
+        lock = lock_at(api, folder, 10)
+        api.trouble = [trouble] * 3
+        assert (await lock.acquire("a")).is_done is None
+        api.trouble = []
+        assert (await lock.acquire("a")).is_done
+        api.trouble = [trouble] * 3
+        assert (await lock.renew()).is_done is (False if trouble == "404" else None)
+
+    run(act())
+
+
+def test_time_runs_out(api: LeaseApi, folder: str) -> None:
+    """When nobody can be asked for as long as the lock was granted, it is lost."""
+
+    async def act() -> None:
+        lock = lock_at(api, folder)
+        assert (await lock.acquire("a")).is_done
+        api.trouble = ["500"] * 9
+        assert (await lock.renew()).is_done is None
+        await asyncio.sleep(1.1)
+        assert (await lock.renew()).is_done is False
+
+    run(act())
+
+
+def test_without_a_token(api: LeaseApi, folder: str) -> None:
+    """It stands back, and never shows a token that is not taken."""
+
+    async def act() -> None:
+        lock, token = lock_at(api, folder), Path(folder) / "token"
+        for words in ("another-token", "ab\r\nX: y", "\ufffd"):
+            token.write_text(words, encoding="utf-8")
+            refused = await lock.acquire("a")
+            assert refused.is_done is None
+            assert words not in refused.message
+            assert ("401" in refused.message) is (words == "another-token")
+        token.unlink()
+        assert "no token" in (await lock.acquire("a")).message
+
+    run(act())
+
+
+def test_places_that_cannot_be(tmp_path: Path) -> None:
+    """Addresses that are none, a login in one, a namespace that is none, no pod: refused, without repeating a password."""
+    for url in ("127.0.0.1:2379", "ftp://h", "http://u:s3cret@h:1", "http://h:99999", "http://h:0", "http://h/?x", "unix:/h"):
+        with pytest.raises(BadInput) as problem:
+            EtcdLock(EtcdLockConfig((url,)))
+        assert "s3cret" not in str(problem.value)
+    for namespace in ("x/../y", "A", ""):
+        with pytest.raises(BadInput, match="needs a namespace"):
+            LeaseLock("a", namespace, url="http://h", folder=str(tmp_path))
+    for url in ("ftp://h", "http://u:p@h", "http://h\r\nX: y", "http://", "http://[x", ""):
+        with pytest.raises(BadInput):
+            LeaseLock("a", "b", url=url, folder=str(tmp_path))
+
+
+LEAVES = st.none() | st.booleans() | st.integers(-3, 2**70) | st.text(max_size=5) | st.floats()
+SPECS = st.fixed_dictionaries(
+    {},
+    optional={
+        name: LEAVES | st.lists(LEAVES, max_size=2) | st.dictionaries(st.text(max_size=3), LEAVES, max_size=2)
+        for name in ("holderIdentity", "renewTime", "leaseTransitions", "leaseDurationSeconds", "acquireTime")
+    },
+)
+
+
+@given(lease=st.fixed_dictionaries({}, optional={"spec": SPECS | LEAVES, "kind": st.sampled_from(["Lease", "Status"])}))
+def test_a_lease_that_makes_no_sense(lease: dict[str, Any]) -> None:
+    """Whatever stands in it, there is an outcome: ours only if it was free or we waited, with a count that is one."""
+
+    class Scripted(LeaseLock):
+        async def _ask(self, method: str, path: str, body: Any, deadline: float) -> Any:
+            del path, deadline
+            return 200, lease if method == "GET" else json.loads(json.dumps(body))
+
+    outcome = asyncio.run(Scripted("a", "b", url="http://h", folder="/nonexistent").acquire("a"))
+    if outcome.is_done:
+        assert isinstance(outcome.facts["epoch"], int)
+        assert outcome.facts["epoch"] > 0
+        assert not (lease.get("spec") or {}).get("holderIdentity")
+    assert not isinstance(outcome, Unanswered)
+
+
+@pytest.mark.real
+def test_processes_that_are_stopped_and_killed(api: LeaseApi, folder: str) -> None:
+    """Two real processes: a stopped holder wakes late and is told so, a killed one is replaced, the gate takes no old epoch."""
+    with open_gate() as gate:
+        contenders = [Contender(f"lease:{api.url}#{folder}", gate.url, name, ttl_s=1, hold_s=0.2) for name in "ab"]
+        try:
+            for victim, other in (contenders, contenders[::-1]):
+                victim.wait_for("got")
+                victim.stop()
+                held = victim.holds
+                other.wait_for("got", 2)
+                victim.wake()
+                if held:
+                    victim.wait_for("lost")
+            contenders[0].wait_for("got")
+            contenders[0].kill()
+            contenders[1].wait_for("got", 2)
+        finally:
+            for contender in contenders:
+                contender.kill()
+        judge(contenders, gate.deeds)
