@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import promql_parser
-import pytest
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
@@ -16,6 +15,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from plimsoll.assets.monitoring import monitoring_files
 from plimsoll.assets.settings import AssetSettings
 from tests.assets.watched import PLANNED, VERSIONS, metrics_known, metrics_of
+from tests.each import each
 
 OF_THE_PLUGIN = ("step", "titleFormat", "textFormat")
 """Keys of an annotation that Grafana's Prometheus plugin reads and the SDK, which knows the dashboard's own, drops."""
@@ -35,13 +35,18 @@ def expressions(page: Any) -> Iterator[str]:
         yield re.sub(r"\$__rate_interval", "5m", expr).replace("$job", "vllm").replace("$instance", ".+").replace("$rank", ".+")
 
 
-@pytest.mark.parametrize("settings", EVERY, ids=lambda settings: f"{settings.vllm} {settings.name}")
-def test_grafanas_own_types_read_a_dashboard_and_lose_nothing(settings: AssetSettings) -> None:
-    """What the SDK for Grafana 11.6 makes of our JSON holds every key and every value of it: no key is unknown to Grafana."""
+@each("settings", EVERY, ids=lambda settings: f"{settings.vllm} {settings.name}")
+def test_grafanas_own_types_lose_nothing_and_every_expression_asks_for_what_exists(settings: AssetSettings) -> None:
+    """No key is unknown to the SDK for Grafana 11.6; the metrics are those of that release, the probe, the gate or guard."""
     register_default_plugins()
+    known = metrics_known(settings)
     for name, page in pages(settings).items():
         again = json.loads(json.dumps(Dashboard.from_json(page), cls=JSONEncoder))
         assert list(_lost(page, again, name)) == []
+        for expr in expressions(page):
+            promql_parser.parse(expr)
+            unknown = metrics_of(expr) - known
+            assert not unknown, f"{name}: {unknown} in {expr}"
 
 
 def _lost(ours: Any, theirs: Any, place: str) -> Iterator[str]:
@@ -72,17 +77,6 @@ def test_a_key_that_grafana_does_not_know_would_be_found() -> None:
     assert [one.rpartition(".")[2] for one in lost] == ["expression", "drawstyle", "tittle"]
 
 
-@pytest.mark.parametrize("settings", EVERY, ids=lambda settings: f"{settings.vllm} {settings.name}")
-def test_every_expression_parses_and_asks_for_what_exists(settings: AssetSettings) -> None:
-    """Of each panel and each annotation; the metrics are those of that release, of the probe and gate, or of guard."""
-    known = metrics_known(settings)
-    for name, page in pages(settings).items():
-        for expr in expressions(page):
-            promql_parser.parse(expr)
-            unknown = metrics_of(expr) - known
-            assert not unknown, f"{name}: {unknown} in {expr}"
-
-
 def test_panels_lie_beside_one_another_and_none_on_another() -> None:
     """No two panels share a place, none stands out of the page, and each says what a reader may take from it."""
     for page in pages(PLANNED).values():
@@ -100,15 +94,8 @@ def test_the_engines_page_shows_what_limits_it() -> None:
     """The engine's page has the memory ledger, KV cache in tokens, queue, recomputed share, heat maps and prefix cache."""
     page = pages(PLANNED)["monitoring/dashboards/plimsoll-engine.json"]
     titles = " | ".join(panel["title"] for panel in page["panels"])
-    for wanted in (
-        "Where the card's memory is",
-        "Free tokens",
-        "new request waits",
-        "Recomputed share",
-        "prefix cache",
-        "Guard's",
-    ):
-        assert wanted in titles
+    wanted = ("Where the card's memory is", "Free tokens", "new request waits", "Recomputed share", "prefix cache", "Guard's")
+    assert all(title in titles for title in wanted)
     assert sum(panel["type"] == "heatmap" for panel in page["panels"]) == 4
     assert [one["name"] for one in page["templating"]["list"]] == ["datasource", "job", "instance", "rank"]
     assert {"drained", "restarted", "compacted", "sheds"} <= {one["name"] for one in page["annotations"]["list"]}

@@ -7,7 +7,6 @@ import random
 import re
 from pathlib import Path
 
-import pytest
 import yaml
 
 from plimsoll.assets.launch import WAYS, launch_files
@@ -15,6 +14,7 @@ from plimsoll.assets.settings import AssetSettings
 from plimsoll.launch.files import read_launches
 from tests.assets.plans import MODELS, SECRET, WHEEL, plan_of, random_plan, settings_of
 from tests.assets.started import environment_of, object_in, started_words
+from tests.each import each
 from tests.options import guard_options
 
 LLAMA = MODELS[0]
@@ -25,7 +25,7 @@ def _files(*words: str, before: tuple[str, ...] = (), **more: str) -> dict[str, 
     return launch_files(settings_of(plan_of(*before, "vllm", "serve", LLAMA, *words, **more)), WAYS)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@each("seed", range(12))
 def test_all_ways_start_the_same_command(seed: int, tmp_path: Path) -> None:
     """Quotes, dollars and percent signs arrive as they were planned; only --host is left out in a container."""
     made = settings_of(random_plan(random.Random(seed)))
@@ -61,25 +61,18 @@ def test_a_generated_script_can_be_planned_and_made_again(tmp_path: Path) -> Non
 
 
 def test_the_environment_arrives_in_all_ways(tmp_path: Path) -> None:
-    """A value with every awkward character is the same to the shell, to Docker and to the kubelet."""
+    """A value with every awkward character is the same to all readers; one's own PYTHONPATH stands behind the wheel."""
     value = "50% of $5 'quoted' # $(date)"
-    files = _files(before=("env", f"MY_NOTE={value}"))
-    assert environment_of(files, tmp_path)["MY_NOTE"] == value
+    files = _files(before=("env", f"MY_NOTE={value}", "PYTHONPATH=/opt/mine"))
+    folder = tmp_path / "a folder of mine"
+    folder.mkdir()
+    found = environment_of(files, folder)
+    assert (found["MY_NOTE"], found["PYTHONPATH"]) == (value, f"{folder}/{WHEEL}:/opt/mine")
     compose = yaml.safe_load(files["compose/compose.yaml"])["services"]["vllm"]["environment"]
-    assert compose["MY_NOTE"].replace("$$", "$") == value
+    assert (compose["MY_NOTE"].replace("$$", "$"), compose["PYTHONPATH"]) == (value, f"/plimsoll/{WHEEL}:/opt/mine")
     container = object_in(files["kubernetes/vllm.yaml"], "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
     (pod,) = [one["value"] for one in container["env"] if one["name"] == "MY_NOTE"]
     assert pod.replace("$$", "$") == value
-
-
-def test_a_path_of_ones_own_stands_behind_the_wheel(tmp_path: Path) -> None:
-    """PYTHONPATH of the planned command is kept, and ours comes first: the wheel beside the script, wherever that lies."""
-    files = _files(before=("env", "PYTHONPATH=/opt/mine"))
-    folder = tmp_path / "a folder of mine"
-    folder.mkdir()
-    assert environment_of(files, folder)["PYTHONPATH"] == f"{folder}/{WHEEL}:/opt/mine"
-    compose = yaml.safe_load(files["compose/compose.yaml"])["services"]["vllm"]["environment"]
-    assert compose["PYTHONPATH"] == f"/plimsoll/{WHEEL}:/opt/mine"
 
 
 def test_no_secret_is_in_any_file() -> None:
@@ -96,8 +89,8 @@ def test_no_secret_is_in_any_file() -> None:
         assert "api_key_file" in files[f"{way}/plimsoll.toml"]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("words", [(), ("--api-key", SECRET), ("--kv-offloading-size", "8")])
+@each("way", WAYS)
+@each("words", [(), ("--api-key", SECRET), ("--kv-offloading-size", "8")])
 def test_guards_configuration_is_one(way: str, words: tuple[str, ...], tmp_path: Path) -> None:
     """guard itself reads it, with the tokens and the plan beside it, and knows how to stop and start the server."""
     text = _files(*words)[f"{way}/plimsoll.toml"]
@@ -149,7 +142,7 @@ def test_a_model_that_is_a_folder_is_mounted(tmp_path: Path) -> None:
     assert {"name": "model", "hostPath": {"path": str(tmp_path), "type": "Directory"}} in pod["volumes"]
 
 
-@pytest.mark.parametrize("release", ["0.10.2", "0.12.0", "0.20.0", "0.25.1", "0.32.0"])
+@each("release", ["0.10.2", "0.12.0", "0.20.0", "0.25.1", "0.32.0"])
 def test_no_proxy_lets_an_admin_path_out(release: str) -> None:
     """Adapters, drains, figures and dev endpoints are on no list, and what clients need is."""
     made: AssetSettings = settings_of(plan_of("vllm", "serve", LLAMA, vllm=release))

@@ -98,7 +98,7 @@ def differences(wanted: Mapping[str, bytes], there: Mapping[str, bytes], stale: 
         except UnicodeDecodeError:
             yield f"binary file {path} differs"
         else:
-            yield from difflib.unified_diff(*sides, before, after, lineterm="")
+            yield from difflib.unified_diff(sides[0], sides[1], before, after, lineterm="")
 
 
 LARGEST_BYTES = 16 << 20  # none of ours comes near it

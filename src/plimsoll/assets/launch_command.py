@@ -14,7 +14,8 @@ from plimsoll.errors import BadInput
 from plimsoll.hardware.cards import Vendor, gpu_named
 from plimsoll.launch.check_flags import check, spelled
 from plimsoll.launch.command_line import Argument, EntryPoint, Launch, read_command_line
-from plimsoll.launch.inside_command import Plugins, fit, with_remarks
+from plimsoll.launch.inside_command import InsideLaunch, Plugins, fit, with_remarks
+from plimsoll.net.client import table
 from plimsoll.redaction import REDACTED
 from plimsoll.vllm.extension_points import NEEDS, InsidePart, answers_in, verdicts
 from plimsoll.vllm.flags import flags_of
@@ -40,32 +41,52 @@ def facts_of(plan: Mapping[str, Any], name: str) -> PlanFacts:
         raise BadInput(f"{name}: not a plan; plimsoll plan --json ... writes one")
     if "compare" in plan:
         raise BadInput(f"{name}: several plans side by side; files are made from the plan of one command, without --compare")
-    reader = _PlanReader(plan, name)
-    connector = reader.there("settings", "kv_connector")
+
+    def whole(path: str) -> int:
+        found = _at(plan, path)
+        if not isinstance(found, int) or isinstance(found, bool) or abs(found) > 2**60:
+            raise BadInput(f"{name}: the plan has no {path}")
+        return found
+
+    connector = _at(plan, "settings.kv_connector")
     return PlanFacts(
-        model=reader.text("model"),
-        fits=reader.there("fits") is True,
-        gpu=reader.text("gpu", "name"),
-        gpus=reader.whole("gpu", "count"),
-        requested_bytes=reader.whole("ledger", "requested", "value"),
-        weights_bytes=reader.whole("ledger", "weights", "value"),
-        kv_bytes=reader.whole("ledger", "kv", "value"),
-        slack_bytes=reader.whole("ledger", "slack", "value"),
-        kv_tokens=reader.whole("kv", "tokens"),
-        tensor_parallel=reader.whole("settings", "tensor_parallel_size"),
-        pipeline_parallel=reader.whole("settings", "pipeline_parallel_size"),
+        model=_text(plan, name, "model"),
+        fits=_at(plan, "fits") is True,
+        gpu=_text(plan, name, "gpu.name"),
+        gpus=whole("gpu.count"),
+        requested_bytes=whole("ledger.requested.value"),
+        weights_bytes=whole("ledger.weights.value"),
+        kv_bytes=whole("ledger.kv.value"),
+        slack_bytes=whole("ledger.slack.value"),
+        kv_tokens=whole("kv.tokens"),
+        tensor_parallel=whole("settings.tensor_parallel_size"),
+        pipeline_parallel=whole("settings.pipeline_parallel_size"),
         kv_connector=connector if isinstance(connector, str) else None,
     )
 
 
+def _at(plan: Mapping[str, Any], path: str) -> object:
+    found: object = plan
+    for key in path.split("."):
+        found = table(found).get(key)
+    return found
+
+
+def _text(plan: Mapping[str, Any], name: str, path: str) -> str:
+    found = _at(plan, path)
+    if not isinstance(found, str) or not found or not found.replace("\n", " ").isprintable():
+        raise BadInput(f"{name}: the plan has no {path}")
+    return found
+
+
 def release_of(plan: Mapping[str, Any], name: str) -> str:
     """The vLLM release that was planned for."""
-    return _PlanReader(plan, name).text("vllm")
+    return _text(plan, name, "vllm")
 
 
 def planned_line(plan: Mapping[str, Any], name: str) -> str:
     """The planned command as one line of shell, its secrets hidden."""
-    line = _PlanReader(plan, name).text("flags", "rewritten")
+    line = _text(plan, name, "flags.rewritten")
     if "\n" in line:
         raise BadInput(f"{name}: it plans several commands; files are made from one")
     return line
@@ -74,34 +95,8 @@ def planned_line(plan: Mapping[str, Any], name: str) -> str:
 def why_it_does_not_fit(plan: Mapping[str, Any]) -> str:
     """The first finding's title, of a plan that does not fit."""
     findings = plan.get("findings")
-    first = findings[0] if isinstance(findings, list) and findings else None
-    title = first.get("title") if isinstance(first, dict) else None
+    title = table(findings[0]).get("title") if isinstance(findings, list) and findings else None
     return title if isinstance(title, str) else "too little memory"
-
-
-class _PlanReader:
-    """Values at a path, each checked for what it is."""
-
-    def __init__(self, plan: Mapping[str, Any], name: str) -> None:
-        self._plan, self._name = plan, name
-
-    def there(self, *path: str) -> object:
-        found: object = self._plan
-        for key in path:
-            found = found.get(key) if isinstance(found, dict) else None
-        return found
-
-    def text(self, *path: str) -> str:
-        found = self.there(*path)
-        if not isinstance(found, str) or not found or not found.replace("\n", " ").isprintable():
-            raise BadInput(f"{self._name}: the plan has no {'.'.join(path)}")
-        return found
-
-    def whole(self, *path: str) -> int:
-        found = self.there(*path)
-        if not isinstance(found, int) or isinstance(found, bool) or abs(found) > 2**60:
-            raise BadInput(f"{self._name}: the plan has no {'.'.join(path)}")
-        return found
 
 
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
@@ -139,10 +134,24 @@ def ready(launch: Launch, engine: Engine, plan: PlanFacts) -> Ready:
     checked = check(replace(launch, entry=EntryPoint.SERVE), engine)
     line = read_command_line(checked.rewritten[2:], engine.release)
     _refuse(line.arguments, line.model)
-    environment, hidden = _without_secrets(checked.rewritten_environment)
-    arguments, more_hidden, notes = _arguments(line.arguments)
-    timers, said = _timers(line.arguments, plan)
-    notes = [*checked.notes, *notes, *said]
+    environment = tuple(pair for pair in checked.rewritten_environment if REDACTED not in pair[1])
+    hidden = [name for name, value in checked.rewritten_environment if REDACTED in value]
+    # The words without secrets and without the timeout, which is put in anew.
+    arguments, notes = list[str](), list(checked.notes)
+    for argument in line.arguments:
+        name = _name(argument)
+        if name in SECRET_FLAGS and any(REDACTED in value for value in argument.values):
+            hidden.append(SECRET_FLAGS[name])
+            if len(argument.values) > 1:
+                notes.append(f"{name} had several values; {SECRET_FLAGS[name]} holds one")
+        elif name != SHUTDOWN:
+            arguments += spelled(argument)
+    typed = (_values(line.arguments, SHUTDOWN) or [""])[-1]
+    wished = int(typed) if typed.isdecimal() and len(typed) < 10 else None
+    timers = timers_of(wished, plan.weights_bytes * plan.tensor_parallel * plan.pipeline_parallel)
+    if typed and str(timers.shutdown_s) != typed:
+        why = "requests need time to end, guard waits half an hour at most"
+        notes.append(f"{SHUTDOWN} {typed} became {timers.shutdown_s}: {why}")
     if SHUTDOWN in flags_of(engine.release):
         arguments += [SHUTDOWN, str(timers.shutdown_s)]
     else:
@@ -150,14 +159,16 @@ def ready(launch: Launch, engine: Engine, plan: PlanFacts) -> Ready:
     environment = _allocator(environment, line.arguments, plan, notes)
     if dict(environment).get(DEV_MODE) == "1":
         notes.append(f"{DEV_MODE}=1 opens vLLM's admin endpoints to whoever reaches its port: keep that to the proxy alone")
-    model = (line.model,) if line.model is not None else ()
-    words, environment, has_gate = _with_inside((*model, *arguments), environment, engine, notes)
+    arguments = [*([line.model] if line.model is not None else []), *arguments]
+    fitted, why = fit_inside(Launch("plan", EntryPoint.SERVE, tuple(arguments), environment), engine)
+    if why:
+        notes.append(f"the gate cannot be in this server ({why}): ready means healthy then, and guard only observes")
     command = Command(
-        words=words,
-        environment=environment,
-        secrets=tuple(dict.fromkeys((*hidden, *more_hidden))),
+        words=("vllm", "serve", *arguments) if why else fitted.checked.rewritten,
+        environment=environment if why else fitted.checked.rewritten_environment,
+        secrets=tuple(dict.fromkeys(hidden)),
         port=_port(line.arguments),
-        has_gate=has_gate,
+        has_gate=not why,
         has_connector=bool(_has(line.arguments, *_CONNECTORS)) or plan.kv_connector is not None,
     )
     return Ready(command, timers, tuple(dict.fromkeys(notes)))
@@ -188,38 +199,6 @@ def _refuse(arguments: Sequence[Argument], model: str | None) -> None:
         raise BadInput(f"{model} means another folder elsewhere; plan the model with its whole path")
 
 
-def _without_secrets(pairs: Sequence[tuple[str, str]]) -> tuple[tuple[tuple[str, str], ...], list[str]]:
-    kept = tuple((name, value) for name, value in pairs if REDACTED not in value)
-    return kept, [name for name, value in pairs if REDACTED in value]
-
-
-def _arguments(given: Sequence[Argument]) -> tuple[list[str], list[str], list[str]]:
-    """The words without secrets and without the timeout, which is put in anew; the variables that hold the secrets."""
-    words: list[str] = []
-    hidden: list[str] = []
-    notes: list[str] = []
-    for argument in given:
-        name = _name(argument)
-        if name in SECRET_FLAGS and any(REDACTED in value for value in argument.values):
-            hidden.append(SECRET_FLAGS[name])
-            if len(argument.values) > 1:
-                notes.append(f"{name} had several values; {SECRET_FLAGS[name]} holds one")
-        elif name != SHUTDOWN:
-            words += spelled(argument)
-    return words, hidden, notes
-
-
-def _timers(arguments: Sequence[Argument], plan: PlanFacts) -> tuple[Timers, list[str]]:
-    typed = _values(arguments, SHUTDOWN)
-    wished = int(typed[-1]) if typed and typed[-1].isdecimal() and len(typed[-1]) < 10 else None
-    timers = timers_of(wished, plan.weights_bytes * plan.tensor_parallel * plan.pipeline_parallel)
-    if typed and str(timers.shutdown_s) != typed[-1]:
-        return timers, [
-            f"{SHUTDOWN} {typed[-1]} became {timers.shutdown_s}: requests need time to end, guard waits half an hour at most"
-        ]
-    return timers, []
-
-
 def _port(arguments: Sequence[Argument]) -> int:
     typed = (_values(arguments, "--port") or ["8000"])[-1]
     if not typed.isdecimal() or not 0 < int(typed) < 65536:
@@ -248,19 +227,11 @@ def _allocator(
     return (*environment, (ALLOCATOR, SEGMENTS))
 
 
-def _with_inside(
-    arguments: Sequence[str], environment: tuple[tuple[str, str], ...], engine: Engine, notes: list[str]
-) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...], bool]:
-    """The command with the probe and the gate, where the release and the command take them."""
-    launch = Launch("plan", EntryPoint.SERVE, tuple(arguments), environment)
+def fit_inside(launch: Launch, engine: Engine) -> tuple[InsideLaunch, str]:
+    """The launch with the probe and the gate, where the release and the command take them; why there can be no gate, or ""."""
     answers = answers_in(engine.release)
     by_entry_point = any(answer.name == "stat loggers" and "entry point" in answer.note for answer in answers)
     fitted = fit(launch, engine, None, Plugins(has_stat_logger=by_entry_point, has_probe=True))
     judged = with_remarks(verdicts(answers, NEEDS), fitted.remarks)
     gate = next(verdict for verdict in judged if verdict.part is InsidePart.GATE)
-    if gate.works == "no":
-        notes.append(
-            f"the gate cannot be in this server ({'; '.join(gate.because)}): ready means healthy then, and guard only observes"
-        )
-        return ("vllm", "serve", *arguments), environment, False
-    return fitted.checked.rewritten, fitted.checked.rewritten_environment, True
+    return fitted, "; ".join(gate.because) if gate.works == "no" else ""

@@ -16,14 +16,14 @@ from typing import Any
 import yaml
 
 from plimsoll.assets.kubernetes import INSIDE_WHEEL, SECRET
-from plimsoll.assets.launch_command import SHUTDOWN
-from plimsoll.assets.settings import Timers, timers_of
+from plimsoll.assets.launch_command import SHUTDOWN, fit_inside
+from plimsoll.assets.settings import timers_of
 from plimsoll.errors import BadInput, Found
+from plimsoll.guard.adapters.cluster import OBJECT_NAME
 from plimsoll.launch.command_line import EntryPoint, Launch, engine_meant, find_in_container, version_in_image
-from plimsoll.launch.inside_command import Plugins, fit, with_remarks
 from plimsoll.launch.manifests import LLM_SERVICE, LLM_SERVICE_ARGUMENTS, ManifestStart, Tree, container_of
+from plimsoll.net.client import table
 from plimsoll.redaction import redact_words
-from plimsoll.vllm.extension_points import NEEDS, InsidePart, answers_in, verdicts
 from plimsoll.vllm.versions import Behaviour, Engine
 
 TEMPLATED = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Pod")  # kinds whose lists Kubernetes merges by name
@@ -57,7 +57,8 @@ class ContainerPatch:
 
 def patch_files(starts: Sequence[ManifestStart], image: str, asked: str | None) -> tuple[dict[str, str], list[str]]:
     """The files under patch/, and notes on what was added and what was left alone; Found where no server takes any of it."""
-    patches = [_patch(start, image, asked) for start in starts if _is_named(start)]
+    named = [start for start in starts if re.fullmatch(OBJECT_NAME, _target(start)[1]) and "initContainers" not in start.path]
+    patches = [_patch(start, image, asked) for start in named]
     if not patches:
         raise BadInput("no object with a name in it; `kubectl get deploy NAME -o yaml` prints one")
     wanted = [patch for patch in patches if patch.body or patch.pod]
@@ -107,17 +108,8 @@ def _about(patch: ContainerPatch) -> list[str]:
 
 
 def _target(start: ManifestStart) -> tuple[str, str, str]:
-    metadata = start.owner["metadata"]
-    assert isinstance(metadata, dict), "_is_named looked"
-    return start.kind, str(metadata["name"]), str(metadata.get("namespace") or "")
-
-
-def _is_named(start: ManifestStart) -> bool:
-    metadata = start.owner.get("metadata")
-    name = metadata.get("name") if isinstance(metadata, dict) else None
-    return (
-        isinstance(name, str) and bool(re.fullmatch(r"[a-z0-9][a-z0-9.-]{0,252}", name)) and "initContainers" not in start.path
-    )
+    metadata = table(start.owner.get("metadata"))
+    return start.kind, str(metadata.get("name") or ""), str(metadata.get("namespace") or "")
 
 
 # One container
@@ -131,12 +123,9 @@ def _patch(start: ManifestStart, image: str, asked: str | None) -> ContainerPatc
         return _refused(patch, "it has plimsoll.inside already")
     if not Behaviour.WORKER_EXTENSIONS.is_in(engine.release):
         return _refused(patch, f"plimsoll.inside is for vLLM {Behaviour.WORKER_EXTENSIONS.since} and newer")
-    answers = answers_in(engine.release)
-    by_entry_point = any(answer.name == "stat loggers" and "entry point" in answer.note for answer in answers)
-    fitted = fit(start.launch, engine, None, Plugins(has_stat_logger=by_entry_point, has_probe=True))
-    works = {verdict.part: verdict for verdict in with_remarks(verdicts(answers, NEEDS), fitted.remarks)}
-    if works[InsidePart.GATE].works == "no":
-        return _refused(patch, f"no gate in this server: {'; '.join(works[InsidePart.GATE].because)}")
+    fitted, why = fit_inside(start.launch, engine)
+    if why:
+        return _refused(patch, f"no gate in this server: {why}")
     variables = _variables(start.body)
     if "PYTHONPATH" in variables and variables["PYTHONPATH"] is None:
         return _refused(patch, f"PYTHONPATH comes from another object; put {INSIDE_WHEEL} in front of it there")
@@ -162,13 +151,12 @@ def _refused(patch: ContainerPatch, why: str) -> ContainerPatch:
 
 def _maker(owner: dict[str, Tree]) -> str:
     """The object that a controller makes this one from, where it says so."""
-    metadata = owner.get("metadata")
-    names = metadata if isinstance(metadata, dict) else {}
-    makers, labels = names.get("ownerReferences"), names.get("labels")
+    metadata = table(owner.get("metadata"))
+    makers = metadata.get("ownerReferences")
     for maker in makers if isinstance(makers, list) else ():
         if isinstance(maker, dict):
             return f"{maker.get('kind')} {maker.get('name')}"
-    service = labels.get("serving.kserve.io/inferenceservice") if isinstance(labels, dict) else None
+    service = table(metadata.get("labels")).get("serving.kserve.io/inferenceservice")
     return f"InferenceService {service}" if service and owner.get("kind") in TEMPLATED else ""
 
 
@@ -240,15 +228,9 @@ def _is_as_wished(patch: ContainerPatch, words: tuple[str, ...]) -> bool:
     if start.path and start.path[-1] == "model":  # KServe's runtime has the rest of it
         return True
     launch = find_in_container(container_of(changed), start.launch.source)
-    return launch is not None and _without(launch, words) == list(start.launch.arguments)
-
-
-def _without(launch: Launch, words: tuple[str, ...]) -> list[str]:
-    left = list(launch.arguments)
-    for at in range(len(left) - len(words) + 1):
-        if tuple(left[at : at + len(words)]) == words:
-            return left[:at] + left[at + len(words) :]
-    return []
+    given = launch.arguments if launch is not None else ()
+    places = [at for at in range(len(given)) if given[at : at + len(words)] == words]
+    return bool(places) and (*given[: places[0]], *given[places[0] + len(words) :]) == tuple(start.launch.arguments)
 
 
 def _add_wheel(patch: ContainerPatch, image: str, variables: dict[str, str | None]) -> None:
@@ -283,21 +265,18 @@ def _add_probes(patch: ContainerPatch) -> None:
     if any(word.startswith("--ssl-") for word in launch.arguments) or patch.start.kind == LLM_SERVICE:
         patch.left.append("probes and preStop: the server speaks TLS; a readiness probe is /plimsoll/ready with scheme HTTPS")
         return
-    port = _port(launch)
-    if port is None:
-        patch.left.append(
-            "probes and preStop: its port is not known here; readiness is /plimsoll/ready, and preStop is in docs/inside.md"
-        )
+    typed, wished = _value_of(launch, "--port") or "8000", _value_of(launch, SHUTDOWN) or ""
+    if not typed.isdecimal() or not 0 < int(typed) < 65536:
+        why = "its port is not known here; readiness is /plimsoll/ready, and preStop is in docs/inside.md"
+        patch.left.append(f"probes and preStop: {why}")
         return
+    port, timers = int(typed), timers_of(int(wished) if wished.isdecimal() and len(wished) < 6 else None)
     patch.body |= _probes(patch, body, port)
-    timers = _timers(launch)
     has_flag = SHUTDOWN in " ".join(launch.arguments)
     leaving_s = timers.drain_s if has_flag else timers.shutdown_s
-    lifecycle = body.get("lifecycle")
-    if isinstance(lifecycle, dict) and lifecycle.get("preStop"):
-        patch.left.append(
-            f"preStop: it has one; `python3 -m plimsoll.inside.leave {leaving_s} {port}` in it would drain the server"
-        )
+    if table(body.get("lifecycle")).get("preStop"):
+        drain = f"python3 -m plimsoll.inside.leave {leaving_s} {port}"
+        patch.left.append(f"preStop: it has one; `{drain}` in it would drain the server")
     else:
         command = ["python3", "-m", "plimsoll.inside.leave", str(leaving_s), str(port)]
         patch.body["lifecycle"] = {"preStop": {"exec": {"command": command}}}
@@ -319,8 +298,7 @@ def _probes(patch: ContainerPatch, body: dict[str, Tree], port: int) -> dict[str
     else:
         patch.left.append("startupProbe: it has one")
     readiness = body.get("readinessProbe")
-    asked = readiness.get("httpGet") if isinstance(readiness, dict) else None
-    path = asked.get("path") if isinstance(asked, dict) else None
+    path = table(table(readiness).get("httpGet")).get("path")
     if not readiness:
         made["readinessProbe"] = _http("/plimsoll/ready", port, 2, 2, 2)
         patch.added.append("readinessProbe /plimsoll/ready")
@@ -330,8 +308,7 @@ def _probes(patch: ContainerPatch, body: dict[str, Tree], port: int) -> dict[str
         made["readinessProbe"] = {"httpGet": {"path": "/plimsoll/ready"}}
         patch.added.append(f"readinessProbe {path} -> /plimsoll/ready")
     else:
-        given = readiness if isinstance(readiness, dict) else {}
-        kind = next((key for key in ("exec", "tcpSocket", "grpc", "httpGet") if key in given), "probe")
+        kind = next((key for key in ("exec", "tcpSocket", "grpc", "httpGet") if key in table(readiness)), "probe")
         patch.left.append(f"readinessProbe: its {kind} is yours; a drain takes effect only with /plimsoll/ready in it")
     if not body.get("livenessProbe"):
         # Five minutes without an answer. Never readiness: a drain would kill the server.
@@ -354,16 +331,6 @@ def _value_of(launch: Launch, flag: str) -> str | None:
         if name == flag:
             found = value if given else launch.arguments[at + 1] if at + 1 < len(launch.arguments) else None
     return found
-
-
-def _port(launch: Launch) -> int | None:
-    typed = _value_of(launch, "--port") or "8000"
-    return int(typed) if typed.isdecimal() and 0 < int(typed) < 65536 else None
-
-
-def _timers(launch: Launch) -> Timers:
-    typed = _value_of(launch, SHUTDOWN) or ""
-    return timers_of(int(typed) if typed.isdecimal() and len(typed) < 6 else None)
 
 
 # The two forms

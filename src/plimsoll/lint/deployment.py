@@ -7,7 +7,7 @@ say is None, and each check knows what then holds.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -73,7 +73,11 @@ def deployments_in(path: str) -> list[Deployment]:
     if kind == "unit":
         deployments = [_unit(path, text, launch) for launch in launches]
     elif kind == "script":
-        deployments = [Deployment(file=path, launch=each, kind="script", line=_line_in(each.source)) for each in launches]
+        tails = [each.source.rpartition(":")[2] for each in launches]
+        lines = [int(tail) if tail.isdigit() else 1 for tail in tails]
+        deployments = [
+            Deployment(file=path, launch=each, kind="script", line=line) for each, line in zip(launches, lines, strict=True)
+        ]
     else:
         deployments = [
             (_service if start.kind == "compose" else _container)(path, start, launch)
@@ -88,25 +92,16 @@ def seconds(value: Tree) -> float | None:
         return None
     if value.strip().lower() == "infinity":
         return float("inf")
-    rest = _DURATION.sub("", value.strip())
-    if rest.strip():
+    if _DURATION.sub("", value).strip():
         return None
-    total = 0.0
-    for number, unit in _DURATION.findall(value):
-        word = unit.lower()
-        total += float(number) * _SECONDS[word if word in ("ms", "us") else word[:1] or "s"]
-    return total
+    parts = [(float(number), unit.lower()) for number, unit in _DURATION.findall(value)]
+    return sum(number * _SECONDS[word if word in ("ms", "us") else word[:1] or "s"] for number, word in parts)
 
 
 def size(value: Tree) -> int | None:
     """A size as Compose and Kubernetes write them: 16gb, 16Gi, 64m, 1073741824; None for anything else. Units are binary."""
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     return int(float(match.group(1)) * 1024 ** _UNITS[match.group(2).lower()]) if match else None
-
-
-def _line_in(source: str) -> int:
-    tail = source.rpartition(":")[2]
-    return int(tail) if tail.isdigit() else 1
 
 
 def _mapping(tree: Tree | None, key: str) -> LinedMapping:
@@ -148,7 +143,7 @@ def _service(path: str, start: ManifestStart, launch: Launch) -> Deployment:
         grace_s=seconds(_text(body, "stop_grace_period")),
         shm_bytes=size(_text(body, "shm_size")), has_host_shm=_text(body, "ipc") in ("host", "shareable"),
         memory_limit_bytes=size(_text(limits, "memory")) or size(_text(body, "mem_limit")),
-        restart={"any": "always"}.get(restart or "", restart), secrets=tuple(_open_variables(body.get("environment"))),
+        restart={"any": "always"}.get(restart or "", restart), secrets=_open_variables(body.get("environment"), "$"),
         lines=_lines(
             ("grace_s", body, "stop_grace_period"), ("shm_bytes", body, "shm_size"), ("restart", body, "restart"),
             ("restart", deploy, "restart_policy"), ("memory", limits, "memory"), ("memory", body, "mem_limit"),
@@ -157,16 +152,18 @@ def _service(path: str, start: ManifestStart, launch: Launch) -> Deployment:
     )  # fmt: skip
 
 
-def _open_variables(environment: Tree) -> Iterator[str]:
+def _open_variables(environment: Tree, reference: str) -> tuple[str, ...]:
     """Variables whose value stands in the file itself, not a reference to one that stands elsewhere."""
-    pairs: list[tuple[str, Tree]] = []
+    pairs: list[tuple[Tree, Tree]] = []
     if isinstance(environment, dict):
         pairs = list(environment.items())
-    elif isinstance(environment, list):
-        pairs = [(each.partition("=")[0], each.partition("=")[2]) for each in environment if isinstance(each, str)]
-    for name, value in pairs:
-        if isinstance(value, str) and value and "$" not in value:
-            yield name
+    for each in environment if isinstance(environment, list) else ():
+        if isinstance(each, str):
+            pairs.append((each.partition("=")[0], each.partition("=")[2]))
+        else:
+            pairs.append((_text(each, "name"), _text(each, "value")))
+    named = [(name, value) for name, value in pairs if isinstance(name, str) and isinstance(value, str)]
+    return tuple(name for name, value in named if name and value and reference not in value)
 
 
 # Kubernetes
@@ -187,7 +184,7 @@ def _container(path: str, start: ManifestStart, launch: Launch) -> Deployment:
         grace_s=seconds(_text(pod, "terminationGracePeriodSeconds")), before_stop_s=before_stop, drains_first=_LEAVE in words,
         shm_bytes=shm, has_host_shm=mounted and shm is None, memory_limit_bytes=size(_text(limits, "memory")),
         restart=_text(pod, "restartPolicy") or "Always", is_job=start.kind in ("Job", "CronJob"),
-        card=_card(pod), secrets=tuple(_open_values(body.get("env"))),
+        card=_card(pod), secrets=_open_variables(body.get("env"), "$("),
         lines=_lines(
             ("grace_s", pod, "terminationGracePeriodSeconds"), ("restart", pod, "restartPolicy"), ("memory", limits, "memory"),
             ("secrets", body, "env"), ("command", body, "command"), ("command", body, "args"),
@@ -215,13 +212,6 @@ def _shared_memory(body: dict[str, Tree], pod: dict[str, Tree]) -> tuple[int | N
         if _text(volume, "name") in named:
             return size(_text(_mapping(volume, "emptyDir"), "sizeLimit")), True
     return None, bool(named)
-
-
-def _open_values(env: Tree) -> Iterator[str]:
-    for each in env if isinstance(env, list) else ():
-        name, value = _text(each, "name"), _text(each, "value")
-        if name and value and "$(" not in value:
-            yield name
 
 
 def _card(pod: dict[str, Tree]) -> str | None:

@@ -59,3 +59,5 @@ def test_where_the_cluster_is(tmp_path: Path) -> None:
     assert ClusterClient("", str(tmp_path / "own"), environ).namespace() == ""
     with pytest.raises(BadInput, match="no pod of a cluster"):
         ClusterClient("", str(tmp_path / "own"), {})
+    with pytest.raises(BadInput, match="service account"):
+        ClusterClient("", str(tmp_path), {"KUBERNETES_SERVICE_HOST": "10.0.0.1"})

@@ -17,37 +17,28 @@ from plimsoll.hardware.processes import read_process, read_processes
 GIB = 1 << 30
 
 
-class FakeNvml:
-    """One card whose figures are what the test says now."""
+class NVMLError(Exception):
+    """As the library's."""
 
-    class NVMLError(Exception):
-        """As the library's."""
 
-    def __init__(self, figures: Callable[[], tuple[int, list[tuple[int, int | None]] | None]] | None) -> None:
-        self._figures = figures or (lambda: (0, []))
-        self._is_there = figures is not None
+def nvml(figures: Callable[[], tuple[int, list[tuple[int, int | None]] | None]] | None) -> Any:
+    """The library with one card whose figures are what the test says now; without figures there is no driver."""
 
-    def nvmlInit(self) -> None:  # noqa: N802
-        if not self._is_there:
-            raise self.NVMLError
+    def processes(_: int) -> list[Any]:
+        if figures is None or (found := figures()[1]) is None:
+            raise NVMLError
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in found]
 
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        """Nothing to do."""
-
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+    def count() -> int:
+        if figures is None:
+            raise NVMLError
         return 1
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        return index
-
-    def nvmlDeviceGetMemoryInfo(self, _: int) -> Any:  # noqa: N802
-        return SimpleNamespace(free=self._figures()[0])
-
-    def nvmlDeviceGetComputeRunningProcesses(self, _: int) -> Any:  # noqa: N802
-        found = self._figures()[1]
-        if found is None:
-            raise self.NVMLError
-        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in found]
+    return SimpleNamespace(
+        NVMLError=NVMLError, nvmlInit=count, nvmlShutdown=count, nvmlDeviceGetCount=count, nvmlDeviceGetHandleByIndex=int,
+        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(free=figures()[0] if figures else 0),
+        nvmlDeviceGetComputeRunningProcesses=processes,
+    )  # fmt: skip
 
 
 def test_without_a_card_the_processes_are_what_is_waited_for() -> None:
@@ -56,7 +47,7 @@ def test_without_a_card_the_processes_are_what_is_waited_for() -> None:
     process = read_process(child.pid)
     assert process is not None
     mark = (process.pid, process.start_ticks)
-    memory = DeviceMemory(FakeNvml(None), read_processes)
+    memory = DeviceMemory(nvml(None), read_processes)
     early = asyncio.run(memory.wait_back([mark], None, 0.2))
     assert (early.is_done, early.facts["left"]) == (None, 1)
     child.kill()
@@ -74,7 +65,7 @@ def test_the_card_gives_it_back_later() -> None:
         is_back = time.monotonic() - begun > 0.7
         return (79 * GIB, []) if is_back else (9 * GIB, [(77, 70 * GIB)])
 
-    memory = DeviceMemory(FakeNvml(figures), dict)
+    memory = DeviceMemory(nvml(figures), dict)
     before = memory.look([77])
     assert before == [CardMemory(9 * GIB, 70 * GIB)]
     outcome = asyncio.run(memory.wait_back([(77, 1)], before, 10.0))
@@ -85,11 +76,11 @@ def test_the_card_gives_it_back_later() -> None:
 
 def test_memory_that_does_not_come_back_is_said() -> None:
     """How much, on which card; one that stops answering is not taken for free."""
-    memory = DeviceMemory(FakeNvml(lambda: (20 * GIB, [])), dict)
+    memory = DeviceMemory(nvml(lambda: (20 * GIB, [])), dict)
     outcome = asyncio.run(memory.wait_back([(77, 1)], [CardMemory(9 * GIB, 70 * GIB)], 0.6))
     assert outcome.is_done is None
     assert "card 0 lacks 60416 MiB" in outcome.message
-    memory = DeviceMemory(FakeNvml(None), dict)
+    memory = DeviceMemory(nvml(None), dict)
     assert asyncio.run(memory.wait_back([], [CardMemory(1, 1)], 0.1)).is_done is None
 
 
@@ -103,7 +94,7 @@ def test_where_nobody_tells_whose_memory_it_is_it_must_have_settled(running: lis
         looks += 1
         return min(looks, 5) * 10 * GIB, running
 
-    memory = DeviceMemory(FakeNvml(figures), dict)
+    memory = DeviceMemory(nvml(figures), dict)
     assert memory.look([77]) == [CardMemory(10 * GIB, None)]
     looks = 0
     outcome = asyncio.run(memory.wait_back([(77, 1)], [CardMemory(10 * GIB, None)], 10.0))
@@ -118,7 +109,7 @@ def test_a_driver_that_hangs_does_not_hang_us() -> None:
         time.sleep(30)
         return 0, None
 
-    memory = DeviceMemory(FakeNvml(hangs), dict)
+    memory = DeviceMemory(nvml(hangs), dict)
     begun = time.monotonic()
     assert asyncio.run(memory.wait_back([], [CardMemory(1, 1)], 0.5)).is_done is None
     assert time.monotonic() - begun < 5.0

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.guard.adapters.discovery import FileFinder, HttpFinder, groups_in
 from plimsoll.guard.engine_config import EngineConfig, host_and_port
+from tests.each import each
 from tests.net.page_server import serving
 
 GROUPS = [{"targets": ["10.0.0.1:8000", "10.0.0.2:8000"], "labels": {"job": "vllm"}}]
@@ -36,14 +37,7 @@ def test_a_list_of_targets() -> None:
     assert host_and_port("http://user:secret@h:1/a/?q=1") == "h:1/a"
 
 
-@pytest.mark.parametrize("tree", [None, {}, "x", [1], [{}], [{"targets": "x"}]])
-def test_what_is_no_list_is_refused_in_one_line(tree: object) -> None:
-    """With the name of where it came from."""
-    with pytest.raises(BadInput, match=r"^here: "):
-        groups_in(tree, "here")
-
-
-@pytest.mark.parametrize(
+@each(
     ("target", "says"),
     [
         (1, "a target is a text"), ("", "a target is a text"), ("a b", "'a b': the address must be"),
@@ -61,8 +55,12 @@ def test_one_target_that_is_none_does_not_hide_the_others(target: object, says: 
     assert "s3cret" not in trouble
 
 
-def test_too_many_targets_are_too_many() -> None:
-    """A list without end is no list of engines."""
+def test_what_is_no_list_is_refused_in_one_line() -> None:
+    """With the name of where it came from; a list without end is no list of engines."""
+    wrong: tuple[Any, ...] = (None, {}, "x", [1], [{}], [{"targets": "x"}])
+    for tree in wrong:
+        with pytest.raises(BadInput, match=r"^here: "):
+            groups_in(tree, "here")
     with pytest.raises(TooLarge):
         groups_in([{"targets": [f"10.0.0.1:{port}" for port in range(1, 6_000)]}], "x")
 
@@ -111,15 +109,7 @@ def test_a_broken_file_hides_no_other_and_stays_as_it_was(tmp_path: Path) -> Non
     assert finder.trouble == ""
 
 
-def test_an_address_that_answers_with_a_list() -> None:
-    """http_sd: JSON, nothing else, and in time."""
-    with serving(lambda ask: ask.answer(json.dumps(GROUPS).encode())) as server:
-        assert len(HttpFinder(f"http://user:secret@{server.host}/sd?x=1").find()) == 2
-        assert server.seen[0][0] == "/sd?x=1"
-        assert (server.seen[0][1] or "").startswith("Basic ")
-
-
-@pytest.mark.parametrize(
+@each(
     ("act", "says"),
     [
         (lambda ask: ask.answer(b"nope"), "not JSON"),
@@ -127,17 +117,18 @@ def test_an_address_that_answers_with_a_list() -> None:
         (lambda ask: ask.answer(b"[]", 500), "answers 500"),
         (lambda ask: ask.answer(b"", 302, Location="http://192.0.2.1/sd"), "redirects to another host"),
         (lambda ask: ask.answer(b" " * (17 << 20)), "more than 16 MiB"),
-        (lambda _: time.sleep(3), "did not answer"),
+        (lambda _: time.sleep(2), "did not answer"),
     ],
-    ids=["words", "object", "status", "elsewhere", "huge", "slow"],
 )
-def test_an_address_that_does_not(act: Any, says: str) -> None:
-    """Whatever it does instead is one line, and the engines are those it named before."""
+def test_an_address_that_answers_with_a_list_and_then_does_not(act: Any, says: str) -> None:
+    """http_sd, with the login in its header; whatever it does instead is one line, and the engines are those from before."""
     with serving(lambda ask: ask.answer(json.dumps(GROUPS).encode()) if len(server.seen) == 1 else act(ask)) as server:
-        finder = HttpFinder(f"http://{server.host}/sd", timeout_s=1.0)
+        finder = HttpFinder(f"http://user:secret@{server.host}/sd?x=1", timeout_s=1.0)
         before = finder.find()
         assert (len(before), finder.trouble) == (2, "")
         assert finder.find() == before
+        assert server.seen[0][0] == "/sd?x=1"
+        assert (server.seen[0][1] or "").startswith("Basic ")
     assert says in finder.trouble
     assert finder.trouble.endswith("; the last list stays in use")
 

@@ -31,7 +31,7 @@ LEASE = answer(200, {"header": HEADER, "ID": "5", "TTL": "30"})
 
 
 def run(act: Awaitable[None]) -> None:
-    asyncio.run(asyncio.wait_for(act, 30))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(act, 30))
 
 
 # etcd
@@ -257,8 +257,9 @@ def test_tls_in_both_directions(tmp_path: Path) -> None:
 
     async def act() -> None:
         async with scripted(tls=context) as etcd:
-            own = {"cert_file": str(client[0]), "key_file": str(client[1])}
-            lock = EtcdLock(EtcdLockConfig((etcd.url,), ca_file=str(server[0]), **own))
+            crt, own_key = map(str, client)
+            config = EtcdLockConfig((etcd.url,), ca_file=str(server[0]), cert_file=crt, key_file=own_key)
+            lock = EtcdLock(config)
             etcd.answers = [NOTHING, LEASE, given_to(lock._mark)]
             assert (await lock.acquire("a")).is_done
             for ca_file in ("", str(client[0]), str(server[0]), "/nonexistent"):
