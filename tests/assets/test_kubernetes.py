@@ -57,7 +57,7 @@ def _guard(tmp_path: Path, *words: str) -> dict[str, str]:
 
 
 def test_every_object_is_valid_in_the_last_four_minors() -> None:
-    """No field that the API does not have or of another kind, with every wish; in the first and last of them, all in `make soak`."""
+    """No field that the API does not have or of another kind, with every wish; `make soak` tries all four, this two."""
     plans = [(PLAIN, USUAL), (PLAIN, WISHES), (random_plan(random.Random(1)), USUAL), (random_plan(random.Random(2)), WISHES)]
     objects = [one for plan, cluster in plans for one in _launched(plan, cluster) if one["kind"] != "HTTPRoute"]
     distinct = {json.dumps(one, sort_keys=True): one for one in objects}
