@@ -15,12 +15,11 @@ from plimsoll.errors import BadInput
 from plimsoll.guard.act.policy import ActPolicy, Hours
 from plimsoll.guard.adapters.command import CommandRestarterConfig
 from plimsoll.guard.adapters.docker import DockerConfig
-from plimsoll.guard.adapters.etcd_lock import EtcdLockConfig
 from plimsoll.guard.adapters.file_lock import FileLockConfig
 from plimsoll.guard.adapters.haproxy import HaproxyConfig
 from plimsoll.guard.adapters.hooks import CommandBalancerConfig, ReadinessConfig, WebhookBalancerConfig
 from plimsoll.guard.adapters.kubernetes import PodConfig
-from plimsoll.guard.adapters.lease_lock import LeaseLockConfig
+from plimsoll.guard.adapters.locks import EtcdLockConfig, LeaseLockConfig
 from plimsoll.guard.adapters.own_process import OwnProcessConfig
 from plimsoll.guard.adapters.pods import PodsConfig
 from plimsoll.guard.adapters.systemd import SystemdConfig

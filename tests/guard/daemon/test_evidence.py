@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.guard.adapters.own_process import NEW_LIFE, open_for_new_life
+from plimsoll.guard.adapters.own_process import NEW_LIFE, open_log
 from plimsoll.guard.daemon.acting import doctor_on
 from plimsoll.guard.daemon.evidence import (
     EARLIER,
@@ -319,8 +319,8 @@ def test_doctor_reads_the_last_life_alone(tmp_path: Path) -> None:
 def test_guard_marks_a_new_life_only_after_another(tmp_path: Path) -> None:
     """The first line of a fresh log is the server's own."""
     path = tmp_path / "engine.log"
-    os.close(open_for_new_life(path))
+    os.close(open_log(path))
     assert path.read_bytes() == b""
     path.write_bytes(b"cut off in the mid")
-    os.close(open_for_new_life(path))
+    os.close(open_log(path))
     assert path.read_bytes() == b"cut off in the mid\n" + NEW_LIFE
