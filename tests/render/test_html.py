@@ -10,50 +10,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.findings import Code, Finding, Severity
-from plimsoll.launch.check_flags import check
-from plimsoll.launch.command_line import EntryPoint, Launch, read_command_line
-from plimsoll.models.shape import ModelShape
 from plimsoll.plan.findings import Advice
-from plimsoll.plan.ledger import ModelFacts, plan_ledger
+from plimsoll.plan.ledger import plan_ledger
 from plimsoll.plan.matrix import Matrix, MatrixSpec, plan_matrix
 from plimsoll.plan.read import MemoryPlan
-from plimsoll.plan.settings import Card, Flags, read_settings
 from plimsoll.plan.workload import Workload, WorkloadAnswer, judge, pool_of
 from plimsoll.render.html import plan_page
 from plimsoll.units import GIB
-from plimsoll.vllm.versions import engine_named
 from tests.render.html_page import HtmlPage
+from tests.render.test_plan import LLAMA, SECRET, planned
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
-    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-    "max_position_embeddings": 131072, "torch_dtype": "bfloat16",
-}  # fmt: skip
-LLAMA = ModelFacts("llama", ModelShape.from_config(CONFIG))
-SECRET = "hf_" + "abcdefghijklmnopqrstuvwxyzABCDEFGH"
 HOSTILE = "\"><script>alert('x')</script><img src=//evil.example/x onerror=alert(1)>"
 
 
 def _planned(model: str = "meta-llama/Llama-3.1-8B", gib: int = 79, *flags: str, notes: tuple[str, ...] = ()) -> MemoryPlan:
-    card = Card(f"card of {model}", gib * GIB, gib * GIB - 10, gib * GIB + 10, (9, 0), used_bytes=GIB)
-    line = read_command_line(["m", *flags], "0.32.0")
-    ledger = plan_ledger(LLAMA, read_settings(Flags(line, "0.32.0"), {}, LLAMA.shape, card), card)
     finding = Finding(Code.STARTUP_CONTEXT_TOO_LONG, Severity.CRITICAL, 0.9, f"title {model}", f"because {model}")
     advice = Advice("--max-model-len", "1024", f"why {model}", f"effect {model}", Code.STARTUP_CONTEXT_TOO_LONG)
-    checked = check(Launch("command line", EntryPoint.SERVE, (model, *flags)), engine_named("0.32.0"))
-    return MemoryPlan(model, ledger, [finding], [advice], checked, LLAMA.shape, notes)
+    plan = planned(*flags, model=model, gib=gib, used=GIB)
+    return replace(plan, findings=[finding], advice=[advice], notes=notes)
 
 
-def _more(planned: MemoryPlan) -> tuple[Matrix, WorkloadAnswer]:
+def _more(plan: MemoryPlan) -> tuple[Matrix, WorkloadAnswer]:
     spec = MatrixSpec.parse("context=8k,32k,128k,200k concurrency=1..2048")
-    ledger = planned.ledger
+    ledger = plan.ledger
     matrix = plan_matrix(spec, ledger.settings, lambda s: plan_ledger(LLAMA, s, ledger.card), longest=131072)
     return matrix, judge(Workload(((1200, 300),), 64), pool_of(ledger, LLAMA))
 
 
-def _whole(planned: MemoryPlan) -> HtmlPage:
-    matrix, workload = _more(planned)
-    page = plan_page(planned, matrix=matrix, workload=workload)
+def _whole(plan: MemoryPlan) -> HtmlPage:
+    matrix, workload = _more(plan)
+    page = plan_page(plan, matrix=matrix, workload=workload)
     _check_alone(page)
     return HtmlPage(page)
 
@@ -108,12 +94,12 @@ def test_screen_readers_and_keyboards_get_along() -> None:
 
 def test_the_bar_is_to_scale() -> None:
     """The boxes of the card lie side by side and are as wide as their share of it."""
-    planned = _planned()
-    rects = [a for a in _whole(planned).tags("rect") if a.get("y") == "8" and a.get("class") != "edge"]
-    frame = next(a for a in _whole(planned).tags("rect") if a.get("class") == "edge")
-    scale = float(frame["width"] or 0) / planned.ledger.card.total_bytes
-    sizes = [GIB, planned.ledger.context.value, planned.ledger.weights.value, planned.ledger.non_torch.value]
-    sizes += [planned.ledger.activation.value, planned.ledger.graphs.value, planned.ledger.kv.value, planned.ledger.slack.value]
+    plan = _planned()
+    rects = [a for a in _whole(plan).tags("rect") if a.get("y") == "8" and a.get("class") != "edge"]
+    frame = next(a for a in _whole(plan).tags("rect") if a.get("class") == "edge")
+    scale = float(frame["width"] or 0) / plan.ledger.card.total_bytes
+    sizes = [GIB, plan.ledger.context.value, plan.ledger.weights.value, plan.ledger.non_torch.value]
+    sizes += [plan.ledger.activation.value, plan.ledger.graphs.value, plan.ledger.kv.value, plan.ledger.slack.value]
     at = float(frame["x"] or 0)
     for rect, size in zip(rects, sizes, strict=True):
         assert float(rect["width"] or 0) == pytest.approx(size * scale, abs=0.25)
@@ -124,9 +110,9 @@ def test_the_bar_is_to_scale() -> None:
 @pytest.mark.parametrize("gib", [4, 16, 17, 20])
 def test_a_card_too_small(gib: int) -> None:
     """What is missing is framed, and every box stays inside the picture."""
-    planned = _planned("m", gib)
-    page = _whole(planned)
-    assert (planned.ledger.kv.value < 0) == any(a.get("class") == "missing" for a in page.tags("rect"))
+    plan = _planned("m", gib)
+    page = _whole(plan)
+    assert (plan.ledger.kv.value < 0) == any(a.get("class") == "missing" for a in page.tags("rect"))
     for rect in page.tags("rect"):
         assert float(rect["width"] or 0) >= 0
         assert 130 <= float(rect["x"] or 0) <= float(rect["x"] or 0) + float(rect["width"] or 0) <= 1000
@@ -151,8 +137,8 @@ def test_hostile_and_secret_words_stay_where_they_are() -> None:
     page = plan_page(_planned(), matrix=matrix._replace(rows=rows))
     _check_alone(page)
     assert [a["title"] for a in HtmlPage(page).tags("td") if "title" in a] == [HOSTILE] * 48
-    planned = _planned(f"org/{SECRET}", 79, "--api-key", "s3cret-value-of-mine", notes=(f"HF_TOKEN={SECRET}",))
-    page = plan_page(planned)
+    plan = _planned(f"org/{SECRET}", 79, "--api-key", "s3cret-value-of-mine", notes=(f"HF_TOKEN={SECRET}",))
+    page = plan_page(plan)
     assert SECRET not in page
     assert "s3cret-value-of-mine" not in page
     assert "[redacted]" in page
@@ -161,5 +147,5 @@ def test_hostile_and_secret_words_stay_where_they_are() -> None:
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60))
 def test_any_name_makes_a_sound_page(name: str) -> None:
     """Whatever the model is called, the page is well formed and stands alone."""
-    planned = _planned()
-    _check_alone(plan_page(replace(planned, model=name, notes=[name])))
+    plan = _planned()
+    _check_alone(plan_page(replace(plan, model=name, notes=[name])))

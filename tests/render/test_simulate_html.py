@@ -16,15 +16,14 @@ from plimsoll.render.simulate_html import page
 from plimsoll.simulate.replay import AtBlockSize, BlockMap, Replay
 from plimsoll.simulate.settings import CacheGroup, EngineLimits, StepTime
 from plimsoll.simulate.summary import SeriesBuilder, summarise
+from plimsoll.simulate.traffic import generate, parse_synthetic
 from tests.render.html_page import HtmlPage
-from tests.simulate.golden_runs import GOLDEN, NO_GOLDEN, golden_replay, golden_steps, hand_made, step_rows
+from tests.render.test_simulate import MS, REQUESTS, SECRET, STEPS
+from tests.simulate.busy_runs import stepped
+from tests.simulate.golden_runs import hand_made, step_rows
 
-MS = 1_000_000
-REQUESTS = [[0, 0, 0, 10 * MS, 30 * MS, 100, 3, 0, 0], [1, 0, 10 * MS, 20 * MS, 20 * MS, 100, 1, 1, 0]]
-STEPS = [[0, 10 * MS, 1, 1, 100, 0, 5, 8], [10 * MS, 20 * MS, 2, 0, 101, 1, 10, 16], [20 * MS, 40 * MS, 1, 0, 1, 0, 2, 4]]
 SIZES = [AtBlockSize(8, 0.3, 0.5, 3, 20.0), AtBlockSize(16, 0.6, 0.4, 2, 10.0), AtBlockSize(32, None, 0.0, 1, 5.0)]
 MAP = BlockMap(np.arange(6, dtype=np.int64) * 10**9, np.arange(66, dtype=np.uint8).reshape(6, 11) % 5)
-SECRET = "hf_" + "abcdefghijklmnopqrstuvwxyzABCDEFGH"
 HOSTILE = "\"><script>alert('x')</script><img src=//evil.example/x onerror=alert(1)>]]>--></style>\x1b[31m"
 
 
@@ -152,12 +151,11 @@ def test_light_dark_and_print() -> None:
     assert "@media print" in html
 
 
-@pytest.mark.skipif(not GOLDEN.is_dir(), reason=NO_GOLDEN)
-@pytest.mark.parametrize("name", ["A", "B", "C", "R", "Z"])
-def test_a_recorded_run_is_a_small_page(name: str) -> None:
-    """A real run with a busy map stays under 400 KB."""
-    run, builder = golden_replay(name), SeriesBuilder()
-    builder.add(golden_steps(name))
+def test_a_long_run_is_a_small_page() -> None:
+    """Two thousand requests with a busy map stay under 400 KB."""
+    traffic = generate(parse_synthetic("synthetic:requests=2000,rate=20,prompt=600,output=100"))
+    (run, rows), builder = stepped(traffic, EngineLimits(num_blocks=1025), StepTime()), SeriesBuilder()
+    builder.add(rows)
     state = np.random.default_rng(1).integers(0, 5, (240, run.settings.num_blocks), dtype=np.uint8)
     state = np.repeat(state[::8], 8, axis=0)  # blocks keep their state for a while
     html = page(summarise(run), run, builder.finish(), SIZES, BlockMap(np.arange(240, dtype=np.int64) * 10**8, state))

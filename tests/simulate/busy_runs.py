@@ -36,11 +36,16 @@ def busy_trace(count: int = 60) -> Trace:
     )  # fmt: skip
 
 
+def stepped(trace: Trace, settings: EngineLimits, step_time: StepTime) -> tuple[Replay, Integers]:
+    """A run, and all of its step rows."""
+    pieces: list[Integers] = []
+    run = replay(trace, settings, step_time, on_steps=lambda rows: pieces.append(rows.copy()))
+    return run, np.concatenate(pieces)
+
+
 def busy_run(name: str) -> tuple[Replay, Integers]:
     """One of them, and all of its step rows."""
-    pieces: list[Integers] = []
-    run = replay(busy_trace(), BUSY_SETTINGS[name], StepTime(), on_steps=lambda rows: pieces.append(rows.copy()))
-    return run, np.concatenate(pieces)
+    return stepped(busy_trace(), BUSY_SETTINGS[name], StepTime())
 
 
 def told(name: str) -> dict[str, object]:

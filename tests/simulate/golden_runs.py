@@ -28,55 +28,6 @@ def golden_steps(name: str) -> Integers:
         return np.loadtxt(lines, delimiter=",", skiprows=1, dtype=np.int64)
 
 
-def golden_replay(name: str) -> Replay:
-    """The recorded run as a Replay; the sums that rows cannot give are taken from its own summary."""
-    said, steps = golden_summary(name), golden_steps(name)
-    with gzip.open(GOLDEN / f"{name}_req.csv.gz", "rt") as lines:
-        requests = np.loadtxt(lines, delimiter=",", skiprows=1, dtype=np.int64)
-    config = said["config"]
-    settings = EngineLimits(**{key: config[key] for key in (*EngineLimits._fields[:5], "async_scheduling")})
-    step_time = StepTime(*(config[key] for key in ("base_ns", "token_ns", "seq_ns", "ctx_ps")))
-    return replay_of(said["trace"], settings, step_time, requests, steps, said)
-
-
-def replay_of(
-    name: str, settings: EngineLimits, step_time: StepTime, requests: Integers, steps: Integers, said: dict[str, Any]
-) -> Replay:
-    """A Replay of request rows and step rows; `said` has what they cannot tell."""
-    length = steps[:, AT["t_end_ns"]] - steps[:, AT["t_start_ns"]]
-    used = steps[:, AT["used_blocks"]]
-    usage = np.zeros(settings.num_blocks, dtype=np.int64)
-    np.add.at(usage, used, length)
-    resumed, resumed_hit = said["preempted_query_tokens"], said["preempted_hit_tokens"]
-    totals = Totals(
-        requests=said["requests"],
-        finished=int((requests[:, 4] != NEVER).sum()),
-        rejected=said["rejected"],
-        steps=len(steps),
-        end_ns=int(steps[:, AT["t_end_ns"]].max(initial=0)),
-        busy_ns=int(length.sum()),
-        scheduled_tokens=int(steps[:, AT["sched_tokens"]].sum()),
-        preemptions=int(steps[:, AT["preempted"]].sum()),
-        preempted_requests=int((requests[:, 7] > 0).sum()),
-        recomputed_tokens=resumed - resumed_hit,
-        query_tokens=said["prefix_query_tokens"],
-        hit_tokens=said["prefix_hit_tokens"],
-        resumed_query_tokens=resumed,
-        resumed_hit_tokens=resumed_hit,
-        peak_blocks=int(used.max(initial=0)),
-        peak_running=int(steps[:, AT["running"]].max(initial=0)),
-        peak_waiting=int(steps[:, AT["waiting"]].max(initial=0)),
-        used_block_ns=int((used * length).sum()),
-        waste_slot_ns=int((steps[:, AT["waste_slots"]] * length).sum()),
-    )
-    _, arrival, sched, first, finish, prompt, output, preempted, cached = requests.T
-    trace = make_trace(name, arrival, prompt, output)
-    rejected = np.zeros(len(requests), dtype=np.bool_)
-    return Replay(
-        trace, settings, step_time, totals, arrival, sched, first, finish, output, preempted, cached, rejected, usage, 1.5
-    )
-
-
 def hand_made(
     requests: list[list[int]],
     steps: list[list[int]],
@@ -85,21 +36,51 @@ def hand_made(
     rejected: int = 0,
 ) -> Replay:
     """A small run; steps are (t_start, t_end, running, waiting, tokens, preempted, used, waste), in ns."""
-    said = {
-        "requests": len(requests) + rejected, "rejected": rejected, "prefix_query_tokens": 100 * len(requests),
-        "prefix_hit_tokens": 25 * len(requests), "preempted_query_tokens": 40, "preempted_hit_tokens": 30,
-    }  # fmt: skip
+    settings = settings or EngineLimits(num_blocks=11)
     rows = np.array(requests, dtype=np.int64).reshape(-1, 9)
-    return replay_of(name, settings or EngineLimits(num_blocks=11), StepTime(), rows, step_rows(steps), said)
+    _, arrival, sched, first, finish, prompt, output, preempted, cached = rows.T
+    made = step_rows(steps)
+    column = {name: made[:, place] for name, place in AT.items()}
+    length, used = column["t_end_ns"] - column["t_start_ns"], column["used_blocks"]
+    usage = np.zeros(settings.num_blocks, dtype=np.int64)
+    np.add.at(usage, used, length)
+    totals = Totals(
+        requests=len(rows) + rejected,
+        finished=int((finish != NEVER).sum()),
+        rejected=rejected,
+        steps=len(made),
+        end_ns=int(column["t_end_ns"].max(initial=0)),
+        busy_ns=int(length.sum()),
+        scheduled_tokens=int(column["sched_tokens"].sum()),
+        preemptions=int(column["preempted"].sum()),
+        preempted_requests=int((preempted > 0).sum()),
+        recomputed_tokens=10,
+        query_tokens=100 * len(rows),
+        hit_tokens=25 * len(rows),
+        resumed_query_tokens=40,
+        resumed_hit_tokens=30,
+        peak_blocks=int(used.max(initial=0)),
+        peak_running=int(column["running"].max(initial=0)),
+        peak_waiting=int(column["waiting"].max(initial=0)),
+        used_block_ns=int((used * length).sum()),
+        waste_slot_ns=int((column["waste_slots"] * length).sum()),
+    )
+    return Replay(
+        make_trace(name, arrival, prompt, output), settings, StepTime(), totals, arrival, sched, first, finish, output,
+        preempted, cached, np.zeros(len(rows), dtype=np.bool_), usage, 1.5,
+    )  # fmt: skip
 
 
 def step_rows(steps: list[list[int]]) -> Integers:
     """Rows of STEP_COLUMNS from (t_start, t_end, running, waiting, tokens, preempted, used, waste); 10 of 100 looked up hit."""
     rows = np.zeros((len(steps), len(STEP_COLUMNS)), dtype=np.int64)
     short = "t_start_ns t_end_ns running waiting sched_tokens preempted used_blocks waste_slots".split()
-    for number, step in enumerate(steps):
-        rows[number, [AT[column] for column in short]] = step
-        rows[number, AT["step"]] = number
-    rows[:, AT["hit_tokens_cum"]] = 10 * np.arange(1, len(steps) + 1)
-    rows[:, AT["query_tokens_cum"]] = 100 * np.arange(1, len(steps) + 1)
+    numbers = np.arange(len(steps))
+    if steps:
+        rows[:, [AT[column] for column in short]] = steps
+    rows[:, AT["step"]], rows[:, AT["hit_tokens_cum"]], rows[:, AT["query_tokens_cum"]] = (
+        numbers,
+        10 * numbers + 10,
+        100 * numbers + 100,
+    )
     return rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.simulate_h200 import by_histograms
 from plimsoll.errors import BadInput
 from plimsoll.simulate.fit import (
     BETWEEN,
@@ -12,6 +13,7 @@ from plimsoll.simulate.fit import (
     TPOT,
     TTFT,
     Bounds,
+    FitError,
     before,
     duration_error,
     error_of,
@@ -25,6 +27,7 @@ from plimsoll.simulate.settings import EngineLimits, StepTime, graph_sizes, step
 from plimsoll.simulate.trace import ABSENT, MeasuredRun, RunSeries, make_trace
 from plimsoll.simulate.traffic import Synthetic, generate
 from plimsoll.vllm.metrics_page import Histogram
+from tests.each import each
 
 SETTINGS = EngineLimits(num_blocks=3000, max_num_seqs=32, max_num_batched_tokens=1024)
 TRUE = StepTime(9_000_000, 50_000, 15_000, 90_000, step_table(9e6, 50e3, 1024, graph_sizes(32), 3e6))
@@ -172,3 +175,35 @@ def test_histograms_are_compared_with_all_of_the_traffic() -> None:
     histogram = Histogram(TTFT, bounds, tuple(counts.tolist()), float(ttft.sum()))
     found = fit_histograms(trace, EngineLimits(), [histogram], start=true)
     assert found.step_time.base_ns == pytest.approx(true.base_ns, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("ttft", "tpot", "e2e", "is_poor"),
+    [
+        (0.034, 0.028, 0.027, False),
+        (0.29, 0.023, 0.015, False),
+        (0.11, 0.764, 0.2, True),
+        (0.05, 0.1, 0.25, True),
+        (0.9, 0.05, 0.05, True),
+        (0.19, None, None, False),
+        (None, None, None, False),
+    ],
+)
+def test_a_poor_fit_is_off_in_what_is_not_chance(
+    ttft: float | None, tpot: float | None, e2e: float | None, is_poor: bool
+) -> None:
+    """Further tokens and the whole count; a first token that just misses a step on a quiet server does not."""
+    assert FitError(500, ttft, tpot, e2e, None, None, None).is_poor == is_poor
+
+
+def test_means_count_where_a_page_of_metrics_has_no_more() -> None:
+    """With either sign."""
+    assert FitError(500, None, None, None, 0.01, -0.3, 0.0).is_poor
+    assert not FitError(500, None, None, None, -0.3, 0.1, -0.1).is_poor
+
+
+@each("name", ["steady", "tight", "storm"])
+def test_a_real_page_of_metrics_is_enough_for_the_means(name: str) -> None:
+    """Two numbers fitted to histograms: duration and mean latencies within 5 %."""
+    found = by_histograms(name)
+    assert max(abs(found.duration), abs(found.ttft), abs(found.tpot)) < 0.05

@@ -14,7 +14,7 @@ from plimsoll.simulate.replay import FOREVER, LOG_ROWS, NEVER, STEP_COLUMNS, Rep
 from plimsoll.simulate.settings import CacheGroup, EngineLimits, StepTime
 from plimsoll.simulate.start import start
 from plimsoll.simulate.trace import Integers, Trace, make_trace
-from tests.simulate.busy_runs import BUSY_SETTINGS, REQUEST_ARRAYS, busy_run, busy_trace
+from tests.simulate.busy_runs import BUSY_SETTINGS, REQUEST_ARRAYS, busy_run, busy_trace, stepped
 
 AT = {name: place for place, name in enumerate(STEP_COLUMNS)}
 MS = 1_000_000
@@ -30,9 +30,7 @@ def _trace(requests: Sequence[tuple[int, int, int]], ids: list[list[int]] | None
 
 def _run(trace: Trace, settings: EngineLimits, step_time: StepTime = TICK) -> tuple[Replay, Integers]:
     """The run and all of its step rows."""
-    pieces: list[Integers] = []
-    run = replay(trace, settings, step_time, on_steps=lambda rows: pieces.append(rows.copy()))
-    return run, np.concatenate(pieces)
+    return stepped(trace, settings, step_time)
 
 
 def _column(rows: Integers, name: str) -> list[int]:
@@ -268,27 +266,19 @@ def test_a_run_can_be_stopped_at_any_time_and_go_on(name: str) -> None:
     assert record.usage_ns.tolist() == whole.usage_ns.tolist()
 
 
-def test_a_run_that_is_stuck_says_so() -> None:
-    """A prompt that no empty pool can take would wait for ever in vLLM: one line that says what to change."""
+def test_a_run_that_never_ends_says_so() -> None:
+    """A prompt that no empty pool can take, and two requests that push each other out for ever: what to change, in one line."""
     groups = (CacheGroup("full", 16), CacheGroup("sliding", 16, 64))
-    settings = EngineLimits(num_blocks=9, max_num_batched_tokens=64, max_num_seqs=4, max_model_len=512, groups=groups)
-    with pytest.raises(BadInput) as caught:
-        replay(_trace([(0, 100, 4), (0, 5, 1)]), settings)
-    assert "2 requests wait" in str(caught.value)
-    assert "--num-blocks" in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_run_without_end_says_so() -> None:
-    """Two requests that push each other out for ever, as they do in vLLM: one line, after a moment, with what to change."""
-    trace = _trace([(0, 7, 2), (0, 7, 4)])
-    settings = EngineLimits(
+    stuck = EngineLimits(num_blocks=9, max_num_batched_tokens=64, max_num_seqs=4, max_model_len=512, groups=groups)
+    endless = EngineLimits(
         num_blocks=4, block_size=4, max_num_seqs=2, max_model_len=40, prefix_caching=False, long_prefill_token_threshold=1,
         reserve_full_isl=False, policy="priority",
     )  # fmt: skip
-    with pytest.raises(BadInput) as caught:
-        replay(trace, settings)
-    assert "keep preempting each other" in str(caught.value)
-    assert "--num-blocks" in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert replay(trace, settings._replace(num_blocks=7)).totals.finished == 2
+    for requests, settings, says in (
+        ([(0, 100, 4), (0, 5, 1)], stuck, "2 requests wait"),
+        ([(0, 7, 2), (0, 7, 4)], endless, "keep preempting each other"),
+    ):
+        with pytest.raises(BadInput, match=says) as caught:
+            replay(_trace(requests), settings)
+        assert ("--num-blocks" in str(caught.value), "\n" in str(caught.value)) == (True, False)
+    assert replay(_trace([(0, 7, 2), (0, 7, 4)]), endless._replace(num_blocks=7)).totals.finished == 2

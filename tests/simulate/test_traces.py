@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from plimsoll.errors import BadInput
 from plimsoll.simulate.trace import Arrivals, Trace
 from plimsoll.simulate.trace_columns import alike_dates_ns, dates_ns
-from plimsoll.simulate.trace_files import KINDS, read_measured, read_trace
+from plimsoll.simulate.trace_files import KINDS, read_lengths, read_measured, read_trace
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 TRACES = SHARED / "data" / "traces"
@@ -285,3 +285,31 @@ def test_the_quick_way_with_dates_agrees_with_the_careful_one(moments: list[int]
     assert quick.tolist() == dates_ns(texts)
     assert alike_dates_ns([*texts, odd]) is None
     assert alike_dates_ns([odd]) is None
+
+
+def test_azure_and_mooncake_are_read_plain_and_packed(tmp_path: Path) -> None:
+    """The two public formats give the same pairs, gzipped or not."""
+    csv = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,374,44\n2023-11-16 18:15:50,396,109\n"
+    lines = '{"timestamp": 0, "input_length": 374, "output_length": 44}\n{"input_length": 396, "output_length": 109}\n'
+    for name, text in (("a.csv", csv), ("m.jsonl", lines)):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(text.encode()))
+        assert read_lengths(str(tmp_path / name)) == read_lengths(str(tmp_path / f"{name}.gz")) == [(374, 44), (396, 109)]
+
+
+@pytest.mark.parametrize(
+    ("text", "pairs"),
+    [
+        ("Timestamp,Model,Request tokens,Response tokens\n5,A,472,18\n9,A,10,0\n45,B,1087,230\n", [(472, 18), (1087, 230)]),
+        ("arrived_at,input_tokens,output_tokens\n0,12,3\n1,5.0,0\n", [(12, 3), (5, 1)]),
+        ('\ufeff"TimeStamp","contexttokens","GENERATEDTOKENS"\r\n"2023-11-16 18:15:46","374","44"\r\n', [(374, 44)]),
+        ('{"schema": "plimsoll.request/1", "arrival": 0.5, "prompt_tokens": 7, "output_tokens": 9}\n', [(7, 9)]),
+    ],
+    ids=["BurstGPT with a failed request", "lengths", "other case, quotes and Windows' line ends", "our recording"],
+)
+def test_a_file_that_simulate_takes_gives_the_same_lengths(tmp_path: Path, text: str, pairs: list[tuple[int, int]]) -> None:
+    """The columns go by the same names for `plan --workload` as for `simulate`, and a failed request is none for both."""
+    (tmp_path / "t").write_text(text, encoding="utf-8")
+    trace = read_trace(str(tmp_path / "t"))
+    assert read_lengths(str(tmp_path / "t")) == pairs
+    assert list(zip(trace.prompt.tolist(), trace.output.tolist(), strict=True)) == pairs

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.simulate import trace_columns
 from plimsoll.simulate.trace import Arrivals, arrival_times
-from plimsoll.simulate.trace_files import KINDS, read_measured, read_timeseries, read_trace
+from plimsoll.simulate.trace_files import KINDS, read_lengths, read_measured, read_timeseries, read_trace
+from tests.each import each
 
 AZURE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n"
 GOOD = b"2023-11-16 18:15:46.5,10,2\n"
@@ -36,7 +37,7 @@ def refusal(tmp_path: Path, content: bytes, **options: object) -> str:
     return said.replace(str(tmp_path / "t"), "T")
 
 
-@pytest.mark.parametrize(
+@each(
     ("content", "said"),
     [
         (b"", "T: no request in it"),
@@ -73,6 +74,8 @@ def refusal(tmp_path: Path, content: bytes, **options: object) -> str:
         ((MOONCAKE % (0, 5, 5, "7")).encode(), "T, line 1: hash_ids is not a list"),
         ((MOONCAKE % (0, 5, 5, "[[1]]")).encode(), "T, line 1: hash_ids holds something"),
         ((MOONCAKE % (0, 5, 5, "[true]")).encode(), "T, line 1: hash_ids holds something"),
+        *((b"prompt_tokens,output_tokens\n3,4\n%s\n" % row, "T, line 3: ")
+          for row in (b"1_00,5", b"1e2,5", b"1.5,5", b"9999999999,5", b"1", b"1,2,3", b"-1,5", b"nan,5")),
         (RECORDED % b'"arrival":"1","output_tokens":1', "T, line 1: arrival is not a number"),
         (RECORDED % b'"arrival":1e99999,"output_tokens":1', "T, line 1: arrival is out of range"),
         (RECORDED % b'"arrival":1', "T, line 1: no output_tokens in it"),
@@ -83,8 +86,12 @@ def refusal(tmp_path: Path, content: bytes, **options: object) -> str:
     ],
 )  # fmt: skip
 def test_what_is_no_trace_is_one_line(tmp_path: Path, content: bytes, said: str) -> None:
-    """Empty, binary, broken, absurd and mixed files: the line, and what is wrong with it."""
+    """Empty, binary, broken, absurd and mixed files: the line, and what is wrong with it; of lengths alone for `plan`, too."""
     assert refusal(tmp_path, content).startswith(said)
+    if not any(about in said for about in ("arrival", "imestamp", "TIMESTAMP", "hash_ids", "prefix_block")):
+        with pytest.raises(BadInput) as caught:
+            read_lengths(str(tmp_path / "t"))
+        assert "\n" not in str(caught.value)
 
 
 def test_who_brings_a_csv_of_his_own_is_told_its_columns(tmp_path: Path) -> None:
@@ -132,7 +139,7 @@ def test_endless_lines_and_files_are_refused(tmp_path: Path, monkeypatch: pytest
         read_trace(str(tmp_path / "rows"))
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "said"),
     [
         ({"limit": 0}, "--limit"),
@@ -149,7 +156,7 @@ def test_options_that_cannot_be_are_named(tmp_path: Path, options: dict[str, obj
     assert said in refusal(tmp_path, AZURE + GOOD, **options)
 
 
-@pytest.mark.parametrize("process", ["poisson", "constant", "bursty"])
+@each("process", ["poisson", "constant", "bursty"])
 def test_processes_keep_their_rate_and_their_seed(process: str) -> None:
     """The mean is as asked, the same seed repeats, fewer are a part of more; bursty is burstier than poisson."""
     asked = Arrivals(process, 50.0, seed=4)
@@ -167,7 +174,7 @@ def test_a_rate_that_outlives_us_is_refused() -> None:
         arrival_times(Arrivals("constant", 1e-9), 10)
 
 
-@pytest.mark.parametrize("content", [b"", b"t,x\n", SERIES, SERIES + b"1,2,3,4,5,nan\n", SERIES + b"1,2\n", b"\xff"])
+@each("content", [b"", b"t,x\n", SERIES, SERIES + b"1,2,3,4,5,nan\n", SERIES + b"1,2\n", b"\xff"])
 def test_a_broken_time_series_is_one_line(tmp_path: Path, content: bytes) -> None:
     """Empty, other columns, not a number, not text."""
     (tmp_path / "s").write_bytes(content)
@@ -202,7 +209,7 @@ def test_any_bytes_are_a_trace_or_one_line(
             assert trace.prompt.min() >= 1
             assert trace.output.min() >= 1
             assert trace.prefix_start[-1] == len(trace.prefix_ids)
-    for reader in (read_measured, read_timeseries):
+    for reader in (read_measured, read_timeseries, read_lengths):
         with contextlib.suppress(BadInput):
             reader(str(path))
 

@@ -1,12 +1,15 @@
-"""The whole answer, and the sentences about it."""
+"""The whole answer, the sentences about it, and what it rests on."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from plimsoll.simulate.settings import StepTime
+from plimsoll.simulate.silicon import RELATIVE_BAND
+from plimsoll.simulate.trace import make_trace
 from plimsoll.simulate.traffic import generate, parse_synthetic
-from plimsoll.tune.answer import Last, Tuning, curve, fingerprint, runner_up, tune
+from plimsoll.tune.answer import Last, Tuning, curve, drift, fingerprint, flags_of, runner_up, tune, with_flags
 from plimsoll.tune.goodput import Failed, Traffic
 from plimsoll.tune.space import Candidate
 from plimsoll.tune.verdict import drift_sentences, folklore, headline, label, margin, measurement, ranges, reasons
@@ -178,3 +181,67 @@ def test_steps_larger_than_the_measured_ones_are_said_to_be_a_guess(tuning: Tuni
     assert told(None) == told(most) == told(most - 1) == []
     (said,) = told(most // 2)
     assert f"at most {most // 2} requests at once, and this has {most}" in said
+
+
+def test_only_what_differs_is_said() -> None:
+    """The others stay as they were, typed or not."""
+    own = Candidate(256, 2048, 16, 0.92)
+    assert flags_of(own, own) == {}
+    assert flags_of(Candidate(32, 2048, 16, 0.9), own) == {"--max-num-seqs": "32", "--gpu-memory-utilization": "0.9"}
+
+
+def test_old_values_go_however_they_were_written() -> None:
+    """With a blank, with =, with underscores; other words are not touched."""
+    words = ["vllm", "serve", "M", "--max-num-seqs", "8", "--port=80", "--max_num_batched_tokens=512", "--block-size=16"]
+    found = with_flags(words, {"--max-num-seqs": "32", "--max-num-batched-tokens": "1024"})
+    assert found == [
+        "vllm",
+        "serve",
+        "M",
+        "--port=80",
+        "--block-size=16",
+        "--max-num-seqs",
+        "32",
+        "--max-num-batched-tokens",
+        "1024",
+    ]
+
+
+def test_every_part_of_a_step_is_stretched() -> None:
+    """Constants and the table alike."""
+    times = StepTime(100, 20, 10, 40, np.array([100, 120]), 8, 4, 500).scaled(1.5)
+    assert times[:4] == (150, 30, 15, 60)
+    assert (times.pair_fs, times.prompt_ns, times.front_ns) == (12, 6, 500), "the way to the scheduler is no part of a step"
+    assert times.by_tokens is not None
+    assert times.by_tokens.tolist() == [150, 180]
+
+
+def test_without_a_fit_there_are_three_clocks_and_a_range() -> None:
+    """The chosen setting lies in it; with a fit there is no doubt of this kind."""
+    found = tune(traffic(), server(), SMALL, run)
+    assert found.found is not None
+    assert found.doubt is not None
+    assert [clock.factor for clock in found.doubt.clocks] == [1.0, *RELATIVE_BAND]
+    for name, (low, high) in found.doubt.ranges.items():
+        assert low <= getattr(found.found.best.option.candidate, name) <= high
+    assert found.doubt.clocks[1].best >= found.doubt.clocks[2].best, "slower steps cannot be better"
+    fitted = tune(traffic(), server()._replace(step_time=StepTime(), fitted="fitted to a run"), SMALL, run)
+    assert fitted.doubt is None
+
+
+def test_traffic_has_numbers_and_longer_prompts_have_changed_it() -> None:
+    """Rates, lengths and what was seen before; small changes are no news, and all at once has no rate."""
+    second = 10**9
+    ids = [[1, 2], [1, 2], [1, 3]]
+    trace = make_trace("three", [0, second, 2 * second], [10, 20, 60], [1, 2, 3], ids=ids, prefix_block=8)
+    found = fingerprint(Traffic(trace, 2.0))
+    assert (found.requests, found.span_s, found.rate) == (3, 1.0, 3.0)
+    assert found.prompt_mean == 30
+    assert found.prompt_p99 == 60
+    assert found.shared == pytest.approx(0.5)
+    before = fingerprint(traffic())
+    assert not any(change.is_large for change in drift(before, before))
+    after = before._replace(prompt_mean=1.5 * before.prompt_mean, rate=1.1 * before.rate, shared=before.shared + 0.3)
+    assert {change.name for change in drift(before, after) if change.is_large} == {"prompt_mean", "shared"}
+    found = fingerprint(Traffic(make_trace("at once", [0, 0], [8, 8], [1, 1])))
+    assert (found.rate, found.busiest_minute_rate, found.shared) == (0.0, 0.0, 0.0)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from plimsoll.cli.main import main
 from plimsoll.simulate.replay import replay
 from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.traffic import generate, parse_synthetic
 from plimsoll.tune.capacity import CLOSE, find_capacity, replay_fleet
 from plimsoll.tune.goodput import Job, Slo, Traffic, score
-from tests.each import each
 
 JOB = Job(EngineLimits(num_blocks=400, max_num_seqs=16, max_num_batched_tokens=512, max_model_len=4096), StepTime())
 
@@ -48,24 +46,3 @@ def test_one_server_is_the_plain_replay_and_idle_traffic_has_headroom() -> None:
     assert one.met == score(replay(asked.trace, JOB.settings, JOB.step_time), asked.slo).met
     found = find_capacity(asked, JOB, 0.99)
     assert (found.servers, found.is_bounded) == (1, False)
-
-
-CARDS = ("tune", "synthetic:requests=20,rate=2,prompt=100,output=10", "--slo", "ttft=1s", "--keep", "99")
-LLAMA = ("--model", "meta-llama/Llama-3.1-8B-Instruct")
-
-
-@each(
-    "words",
-    [
-        (*CARDS, "--gpu", "H100,L4"),
-        (*CARDS, *LLAMA, "--gpu", "H100,"),
-        (*CARDS, *LLAMA, "--gpu", "H100,NoSuch"),
-        ("tune", "no-such.csv", *CARDS[2:], *LLAMA, "--gpu", "H100,L4"),
-        (*CARDS[:2], *LLAMA, "--gpu", "H100", "--keep", "99"),
-        (*CARDS[:4], *LLAMA, "--gpu", "H100,L4"),
-    ],
-    ids=str,
-)
-def test_a_question_about_cards_that_cannot_be_meant_is_one_line(words: tuple[str, ...]) -> None:
-    """No model, an empty or unknown card, no trace, no promise or no share: exit code 2 before anything is replayed."""
-    assert main(list(words)) == 2

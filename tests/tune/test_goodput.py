@@ -1,14 +1,15 @@
-"""Requests a second that were served as promised."""
+"""One run as a piece of work, and how good it was: requests a second that were served as promised."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from plimsoll.errors import BadInput
 from plimsoll.simulate.replay import replay
 from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.trace import make_trace
-from plimsoll.tune.goodput import Slo, parse_slo, score
+from plimsoll.tune.goodput import Failed, Job, Score, Slo, Traffic, do, job_digest, parse_slo, score, traffic_digest
 
 SECOND = StepTime(base_ns=10**9, token_ns=0, seq_ns=0, ctx_ps=0)
 """Every step takes a second."""
@@ -52,3 +53,43 @@ def test_a_request_that_is_refused_was_not_served() -> None:
     assert (found.met, found.requests, found.rejected) == (1, 2, 1)
     run = replay(make_trace("one", [0], [4], [1]), EngineLimits(), SECOND)
     assert score(run, Slo(tpot=0.001)).met == 1
+
+
+TRAFFIC = Traffic(make_trace("a", [0, 5], [40, 50], [3, 4], ids=[[1], [1]], prefix_block=16), 1.0, Slo(ttft=1.0))
+JOB = Job(EngineLimits(), StepTime(by_tokens=np.arange(3000)))
+
+
+def test_the_same_job_gives_the_same_result() -> None:
+    """To the digit."""
+    assert isinstance(do(TRAFFIC, JOB), Score)
+    assert do(TRAFFIC, JOB) == do(TRAFFIC, JOB)
+
+
+def test_what_cannot_end_is_a_result_too() -> None:
+    """A request that can never fit is a sentence, not an exception that stops a sweep."""
+    big = Traffic(make_trace("big", [0], [400], [4]))
+    found = do(big, Job(EngineLimits(num_blocks=4, max_model_len=512, max_num_batched_tokens=512), StepTime()))
+    assert isinstance(found, Failed | Score)
+    stuck = do(Traffic(make_trace("x", [0], [8], [1])), Job(EngineLimits(block_size=0), StepTime()))
+    assert isinstance(stuck, Failed)
+    assert stuck.why
+
+
+def test_results_are_found_again_by_what_matters_alone() -> None:
+    """Another file name is the same traffic; another arrival, promise, setting, step time or scheduler is not."""
+    same = traffic_digest(TRAFFIC)
+    assert traffic_digest(TRAFFIC._replace(trace=TRAFFIC.trace._replace(name="b"))) == same
+    others = [
+        TRAFFIC._replace(speedup=2.0),
+        TRAFFIC._replace(slo=Slo(ttft=2.0)),
+        TRAFFIC._replace(trace=TRAFFIC.trace._replace(arrival_ns=TRAFFIC.trace.arrival_ns + 1)),
+        TRAFFIC._replace(trace=TRAFFIC.trace._replace(prefix_ids=TRAFFIC.trace.prefix_ids + 1)),
+    ]
+    assert len({same, *map(traffic_digest, others)}) == 5
+    jobs = [
+        JOB,
+        JOB._replace(settings=EngineLimits(max_num_seqs=8)),
+        JOB._replace(step_time=JOB.step_time._replace(seq_ns=1)),
+        JOB._replace(step_time=StepTime(by_tokens=np.arange(3000) + 1)),
+    ]
+    assert len({job_digest(job, same, "1") for job in jobs} | {job_digest(JOB, same, "2"), job_digest(JOB, "x", "1")}) == 6
