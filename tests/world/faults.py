@@ -75,11 +75,8 @@ def way_is_cut(draw: Draw) -> None:
 def way_is_bad(draw: Draw) -> None:
     for engine in draw.world.engines:
         link = draw.world.network.link(draw.host.name, engine.name)
-        link.loss, link.delay_s, link.twice = (
-            draw.any_of(0.0, 0.1, 0.4),
-            draw.any_of(0.0, 0.5, 4.0, 12.0),
-            draw.any_of(0.0, 0.5),
-        )
+        link.loss, link.delay_s = draw.any_of(0.0, 0.1, 0.4), draw.any_of(0.0, 0.5, 4.0, 12.0)
+        link.twice = draw.any_of(0.0, 0.5)
 
 
 def balancer_is_cut(draw: Draw) -> None:
@@ -188,10 +185,10 @@ def by_guardctl(draw: Draw, verb: str, host: Host | None = None) -> None:
             if verb == "pause":
                 desk.switch("", "", is_paused=True)
                 host.paused_at = world.loop.now
+            elif verb == "restart":
+                await desk.ask(Grade.RESTART, engine)
             else:
-                await {"drain": desk.drain, "undrain": desk.undrain}.get(verb, lambda name: desk.ask(Grade.RESTART, name))(
-                    engine
-                )
+                await (desk.drain if verb == "drain" else desk.undrain)(engine)
         except Exception as problem:
             world.note(f"guardctl {verb}: {problem}")
 

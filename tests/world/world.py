@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import io
+import math
 import random
 import shutil
 import tempfile
@@ -30,10 +31,6 @@ PEERS_S = 60.0  # and so it is of another engine that broke
 FLIPPED_S = 15.0  # and a server that the balancer's own checks find down, while another one is being drained
 LINES = 40
 _NOBODY = contextvars.Context()
-
-
-class Violation(Exception):
-    """Something that must hold does not."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,6 @@ class World:
         self.asked: dict[str, float] = {}  # restarts and drains that an operator asked for
         self.left_alone: dict[str, float] = {}  # by an operator's stop, maintenance or pause, and since when
         self.requests = self.lost = 0
-        self.seconds = 0.0  # that it lasted
 
     def dice(self, what: str) -> random.Random:
         return random.Random(f"{self.seed} {what}")
@@ -116,9 +112,12 @@ class World:
 
     def check_stop(self, guard: str, engine: Engine) -> None:
         """Guard is about to stop this engine."""
-        now = self.loop.now
+        now, host = self.loop.now, next(host for host in self.hosts if host.name == guard)
         self.note(f"{guard}: stops {engine.name}, which {self.truth(engine)}")
-        self._check_paused(guard, engine)
+        # A paused guard begins nothing; what one before it left half done, the next one finishes.
+        is_paused = host.paused_at is not None and host.since <= host.paused_at and engine.name not in self.asked
+        if is_paused and now - (host.paused_at or 0.0) > RECENT_S + self.setting.act.stop_within_s:
+            self.violate(f"{guard} acts on {engine.name} while it is paused")
         if not engine.is_up:
             return
         self._check_left_alone(guard, engine)
@@ -170,18 +169,8 @@ class World:
             )
 
     def _check_left_alone(self, guard: str, engine: Engine) -> None:
-        now = self.loop.now
-        since = self.left_alone.get(engine.name)
-        if since is not None and now - since > RECENT_S:
+        if self.loop.now - self.left_alone.get(engine.name, math.inf) > RECENT_S:
             self.violate(f"{guard} acts on {engine.name}, which an operator wants left alone")
-
-    def _check_paused(self, guard: str, engine: Engine) -> None:
-        """A paused guard begins nothing; what one before it left half done, the next one finishes."""
-        host = next(host for host in self.hosts if host.name == guard)
-        if host.paused_at is None or host.since > host.paused_at or engine.name in self.asked:
-            return
-        if self.loop.now - host.paused_at > RECENT_S + self.setting.act.stop_within_s:
-            self.violate(f"{guard} acts on {engine.name} while it is paused")
 
     def _others(self, engine: Engine) -> bool:
         """Whether another one serves, broke so lately that nobody can know, or is paused by its operator."""
@@ -211,7 +200,8 @@ class World:
         self.later(dice.expovariate(self.setting.busy), self.send)
         self.requests += 1
         seconds = dice.choice((0.5, 2.0, 8.0, 30.0))
-        engines = [one for one in self.engines if self._gets_work(one)]
+        sends = self.proxy.sends if self.setting.balancer == "haproxy" else self.proxy.check
+        engines = [one for one in self.engines if sends(one)]
         dice.shuffle(engines)
         if any(one.take(self.requests, seconds) for one in engines):
             return
@@ -233,11 +223,6 @@ class World:
         """An operator wants it out, or was told that it is."""
         return engine.name in self.left_alone or any(host.needs(engine.name) for host in self.hosts)
 
-    def _gets_work(self, engine: Engine) -> bool:
-        if self.setting.balancer == "haproxy":
-            return self.proxy.sends(engine)
-        return self.proxy.check(engine)
-
     # From the beginning to the end
 
     def run(self, script: Callable[[World], list[Fault]]) -> None:
@@ -253,22 +238,15 @@ class World:
             self.later(self.dice(host.name).uniform(0.0, 3.0), host.start)
         faults = script(self)
         for at_s, what, begin in faults:
-            self.later(at_s, self._begin, what, begin)
+            self.later(at_s, self.note, f"* {what}")
+            self.later(at_s, begin)
         end_s = max(at_s for at_s, _, _ in faults) + self.dice("end").choice((20.0, 60.0, 180.0))
         self._watch_deaths()
-        self.loop.run(end_s, self._has_failed)
+        self.loop.run(end_s, lambda: bool(self.wrong))
         self.heal()
         self.loop.run(end_s + SETTLE_S, self._is_settled_now)
         if not self.wrong and (why := self.unsettled()):
             self.violate(f"at the end: {why}")
-        self.seconds = self.loop.now
-
-    def _begin(self, what: str, begin: Callable[[], None]) -> None:
-        self.note(f"* {what}")
-        begin()
-
-    def _has_failed(self) -> bool:
-        return bool(self.wrong)
 
     def _is_settled_now(self) -> bool:
         if self.wrong:
@@ -327,12 +305,14 @@ class World:
         return "" if all(host.guard is not None and now - host.since > 30.0 for host in self.hosts) else "a guard is down"
 
 
+@dataclass(frozen=True)
 class Story:
     """What became of one seed."""
 
-    def __init__(self, world: World) -> None:
-        self.seed, self.wrong, self.setting = world.seed, world.wrong, world.setting
-        self.lines, self.seconds = world.lines, world.seconds
+    seed: int
+    wrong: str
+    setting: Setting
+    lines: list[str]
 
     def __str__(self) -> str:
         head = [f"seed {self.seed}: {self.wrong or 'all is well'}", str(self.setting).partition(", act=")[0] + ")"]
@@ -371,4 +351,4 @@ def play(
             for host in world.hosts:
                 host.close()
             shutil.rmtree(place, ignore_errors=True)
-    return Story(world)
+    return Story(world.seed, world.wrong, world.setting, world.lines)
