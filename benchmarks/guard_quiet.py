@@ -73,13 +73,13 @@ def judge_week(task: Task) -> Outcome:
         judged_s += time.perf_counter() - before_s
         looks += 1
         for change in changes:
-            name = change.condition.kind
-            if change.condition.is_true:
+            name = change.kind
+            if change.is_true:
                 said[name] += name not in holding  # one that could not be told for a look is not said anew
                 holding.add(name)
-                if change.grade.is_action:
+                if name in GRADES:
                     acted.append(f"{kind.name}, seed {task.seed}, {look.at_s / 3600:.2f} h: {change}")
-            elif change.condition.status is Status.FALSE:
+            elif change.status is Status.FALSE:
                 holding.discard(name)
     return Outcome(task, kind.name, looks, said, tuple(acted), judged_s, time.perf_counter() - began_s)
 

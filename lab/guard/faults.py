@@ -275,13 +275,13 @@ def play(case: Case, seed: int) -> Outcome:
         if onset_s is None and scene.has_begun is not None and scene.has_begun(look):
             onset_s = look.at_s
         for change in changes:
-            kind = change.condition.kind
-            if not change.condition.is_true:
+            kind = change.kind
+            if not change.is_true:
                 continue
             if kind in case.own and found_s is None:
                 found_s = look.at_s
             elif kind in GRADES and kind not in (*case.own, *case.later):
-                others[kind] = f"{look.at_s:.0f} s: {change.condition.message}"
+                others[kind] = f"{look.at_s:.0f} s: {change.message}"
         after -= found_s is not None
         if after <= 0 or (found_s is None and onset_s is not None and look.at_s > onset_s + scene.window_s + 900.0):
             break

@@ -94,7 +94,7 @@ def test_the_example_of_the_budget_is_reckoned_right() -> None:
     """One engine that is restarted whenever it may be, minute by minute over a day."""
     restarts: list[Restart] = []
     for minute in range(int(DAY_S / 60) + 1):
-        if not spent(restarts, "a", ActPolicy(), minute * 60.0).message:
+        if not spent(restarts, "a", ActPolicy(), minute * 60.0):
             restarts.append(Restart(minute * 60.0, "a"))
     shown = "  ".join(f"{int(one.at // 3600)}:{int(one.at % 3600 // 60):02}" for one in restarts)
     assert between("<!-- budget:", "and nobody else").split("-->")[1].strip() == shown

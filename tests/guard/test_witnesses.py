@@ -300,9 +300,9 @@ def test_a_restart_that_was_written_while_the_clock_was_a_year_ahead() -> None:
     """A time in the future is not believed: the budget is not spent for a year."""
     year_s, now = 365 * 86_400.0, 1_700_000_000.0
     entries = [Entry(1, now - 7_200, "note"), *(Entry(n, now + year_s, RESTART, "a", f"x{n}") for n in (2, 3))]
-    assert spent(read_restarts(entries, now), "a", ActPolicy(), now).message == ""
+    assert spent(read_restarts(entries, now), "a", ActPolicy(), now) == ""
     assert len(read_restarts(entries, now)) == 2, "they are still counted for the day"
-    assert spent([Restart(now - 60, "a"), Restart(now - 30, "a")], "a", ActPolicy(), now).message
+    assert spent([Restart(now - 60, "a"), Restart(now - 30, "a")], "a", ActPolicy(), now)
 
 
 def test_both_replicas_die_and_the_second_does_not_wait_for_the_first() -> None:

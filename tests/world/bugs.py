@@ -67,7 +67,7 @@ BUGS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
         (steps.ActionSteps, "_why_not_idle", _empty),
     ),
     "skip the journal": ((conductor.ActionPorts, "write", _write_little),),
-    "ignore the budget": ((decide, "spent", lambda *_: decide.RestartBudget("")),),
+    "ignore the budget": ((decide, "spent", lambda *_: ""),),
     "stop without a fresh look": ((steps.ActionSteps, "_why_serves", _empty),),
     "ignore the lock": ((steps.LockKeeper, "is_ours", _yes), (steps.LockKeeper, "acquire", _acquire_anyway)),
     "take the last one": (

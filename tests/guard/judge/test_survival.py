@@ -44,7 +44,7 @@ def begun(kind: str, every: list[Look]) -> list[float]:
     """When a condition began to hold, each time."""
     judge = Judge("engine", Policy())
     changes = [(look.at_s, change) for look in every for change in judge.see(look)]
-    return [at_s for at_s, change in changes if change.condition.kind == kind and change.condition.is_true]
+    return [at_s for at_s, change in changes if change.kind == kind and change.is_true]
 
 
 def test_a_run_of_failures_is_told_once() -> None:

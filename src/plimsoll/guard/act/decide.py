@@ -26,15 +26,8 @@ class Restart(NamedTuple):
     requests: str = ""  # the shapes of those that it had begun then, separated by "; "
 
 
-class RestartBudget(NamedTuple):
-    """Why the restart budget is spent, "" where it is not, and until when."""
-
-    message: str
-    until: float = 0.0
-
-
-def spent(restarts: Sequence[Restart], engine: str, policy: ActPolicy, now: float) -> RestartBudget:
-    """The tightest of the budgets, and the cooldown (`backoff`) after the last restart.
+def spent(restarts: Sequence[Restart], engine: str, policy: ActPolicy, now: float) -> str:
+    """Why the restart budget is spent, by the tightest limit or the cooldown (`backoff`) after the last restart; "" if not.
 
     A time in the future is not believed: journal_replay dates such a restart by its neighbours.
     """
@@ -48,19 +41,17 @@ def spent(restarts: Sequence[Restart], engine: str, policy: ActPolicy, now: floa
         (times, policy.fleet_restarts_per_day, DAY_S, "of the fleet in a day"),
     )
     for when, most, span_s, words in limits:
-        recent = [at for at in when if at > now - span_s]
-        if len(recent) >= most:
-            until = recent[-most] + span_s if most > 0 else now + span_s
-            return RestartBudget(f"{len(recent)} restarts {words}, {most} are allowed", until)
+        recent = sum(at > now - span_s for at in when)
+        if recent >= most:
+            return f"{recent} restarts {words}, {most} are allowed"
     # A single restart by somebody else, such as a deployment, is no failure: the first crash after it is acted on at once.
     if own and (len(own) > 1 or mine[0].is_own):
         cooldown_s = min(policy.longest_backoff_s, policy.backoff_s * 2.0 ** (len(own) - 1))
         if now - own[-1] < cooldown_s:
-            message = (
+            return (
                 f"its last restart was {now - own[-1]:.0f} s ago; after {len(own)} in a day the cooldown is {cooldown_s:.0f} s"
             )
-            return RestartBudget(message, own[-1] + cooldown_s)
-    return RestartBudget("")
+    return ""
 
 
 BROKEN_KINDS = frozenset({"dead", "wedged", "hung"})
@@ -282,7 +273,7 @@ def _against_restart(
         yield "CrashLoop", "its last restart did not finish: needs attention (guardctl resume ENGINE once fixed)"
     if engine.last_end is not None and reason_of(kind) in engine.last_end.unmended:
         yield "CrashLoop", "a restart for the same reason did not help: needs attention (guardctl resume ENGINE once fixed)"
-    if budget := spent(view.restarts, engine.name, policy, view.now).message:
+    if budget := spent(view.restarts, engine.name, policy, view.now):
         yield "BudgetSpent", budget
     is_any_time = not policy.hours or (policy.broken_any_time and is_broken)
     if not is_any_time and not any(hours.holds(view.minute) for hours in policy.hours):

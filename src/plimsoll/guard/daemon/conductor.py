@@ -407,8 +407,8 @@ class Conductor:
         card = self._ports.observer.conditions(engine).get("card")
         if card is not None and card.is_true:
             return f"its GPU is faulty: {card.message}"
-        if is_counted and (budget := spent(self.restarts, engine, self._policy, self._ports.wall())).message:
-            return budget.message
+        if is_counted and (budget := spent(self.restarts, engine, self._policy, self._ports.wall())):
+            return budget
         end = self.last_ends().get(engine)
         return "" if end is None else attention_message(engine, end)
 

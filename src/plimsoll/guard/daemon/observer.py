@@ -297,7 +297,7 @@ class WatchedEngine:
         self.looks += 1
         if look.reach is not Reach.ANSWERS:
             self.failures[str(look.reach)] += 1
-        changes = [change.condition for change in self.judge.see(look)]
+        changes = list(self.judge.see(look))
         answer = self.judge.history.last_answer
         if self._planned is not None and look.reach is Reach.ANSWERS:
             before = self._plan.condition

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from plimsoll.guard.judge import life, load, memory
 from plimsoll.guard.judge.history import History
 from plimsoll.guard.judge.look import Look
 from plimsoll.guard.judge.policy import GRADES, Policy
-from plimsoll.guard.judge.tracker import Assessment, Grade, Tracker, unknown, yes
+from plimsoll.guard.judge.tracker import Assessment, Tracker, unknown, yes
 from plimsoll.unknown import Condition
 
 Question = Callable[[History, Policy, float], Assessment]
@@ -26,17 +25,6 @@ QUESTIONS: tuple[tuple[str, Question], ...] = (
 
 SEVERAL = yes("SeveralServers", "several servers answer at this address in turn: none of them can be judged")
 SHARED = unknown("SeveralServers", "several servers answer at this address in turn: give guard the address of each")
-
-
-class Change(NamedTuple):
-    """A condition whose status changed with the last look."""
-
-    engine: str
-    condition: Condition
-    grade: Grade
-
-    def __str__(self) -> str:
-        return f"{self.engine}: {self.condition}"
 
 
 class Judge:
@@ -61,7 +49,7 @@ class Judge:
             self._conditions = tuple(tracker.condition for tracker in (*self._trackers.values(), *self._rules.values()))
         return self._conditions
 
-    def see(self, look: Look) -> tuple[Change, ...]:
+    def see(self, look: Look) -> tuple[Condition, ...]:
         """Take a look and return the conditions it changed; a look that is not later than the last changes nothing."""
         if not self.history.add(look):
             return ()
@@ -73,5 +61,4 @@ class Judge:
         else:
             answers = [(self._trackers[kind], question(history, policy, now_s)) for kind, question in QUESTIONS]
             answers += [(self._rules[rule.name], load.user_rule(rule, history)) for rule in policy.rules]
-        changed = [tracker for tracker, answer in answers if tracker.note(answer, now_s)]
-        return tuple(Change(self.engine, one.condition, GRADES.get(one.kind, Grade.ADVICE)) for one in changed)
+        return tuple(tracker.condition for tracker, answer in answers if tracker.note(answer, now_s))
