@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
@@ -182,7 +182,14 @@ def config_in(text: str, name: str) -> GuardConfig:
             first = reader.lines.of("engine", places[engine.name])
             place = "name" if "name" in reader.tables["engine"][number] else "url"
             raise reader.wrong(("engine", number, place), f"{engine.name!r} is an engine already, in line {first}")
-        for key_name, mine in _owned(engine):
+        # What only one engine can have, by its key: its address, its gate, its restart and its servers at HAProxy.
+        owned: list[tuple[str, object]] = [("url", address(engine.url).url.rstrip("/"))]
+        owned += [] if engine.gate_url is None else [("gate", engine.gate_url.rstrip("/"))]
+        owned += [] if engine.restart is None else [("restart", engine.restart)]
+        if isinstance(engine.balancer, HaproxyConfig):
+            place_there = engine.balancer.socket, engine.balancer.server
+            owned += [("balancer", (*place_there, backend)) for backend in engine.balancer.backends]
+        for key_name, mine in owned:
             if (other := owners.setdefault((key_name, mine), number)) != number:
                 first = reader.lines.of("engine", other, key_name)
                 shown = {"url": "address", "gate": "gate", "restart": "restart", "balancer": "balancer server"}[key_name]
@@ -196,18 +203,6 @@ def config_in(text: str, name: str) -> GuardConfig:
     return replace(config, name=name, lines=reader.lines, warnings=tuple(reader.warnings))
 
 
-def _owned(engine: EngineConfig) -> Iterator[tuple[str, object]]:
-    """What only one engine can have, by its key: its address, its gate, its restart and its servers at HAProxy."""
-    yield "url", address(engine.url).url.rstrip("/")
-    if engine.gate_url is not None:
-        yield "gate", engine.gate_url.rstrip("/")
-    if engine.restart is not None:
-        yield "restart", engine.restart
-    if isinstance(engine.balancer, HaproxyConfig):
-        for backend in engine.balancer.backends:
-            yield "balancer", (engine.balancer.socket, backend, engine.balancer.server)
-
-
 class Files(NamedTuple):
     """Where guard keeps what must survive it."""
 
@@ -219,24 +214,21 @@ class Files(NamedTuple):
 
 
 def files_of(act: ActPolicy | None, own: OwnProcessConfig, environ: Mapping[str, str]) -> Files | None:
-    """As the configuration says, else in the folder for such things; None where this user has none."""
+    """As the configuration says, else in systemd's StateDirectory=, else in this user's own; None where there is neither."""
     journal = None if act is None or act.journal is None else Path(act.journal)
-    folder = journal.parent if journal is not None else state_folder(environ)
-    if folder is None:
+    given, state, home = (environ.get(name, "") for name in ("STATE_DIRECTORY", "XDG_STATE_HOME", "HOME"))
+    if journal is not None:
+        folder = journal.parent
+    elif given.startswith("/"):
+        folder = Path(given.partition(":")[0])
+    elif state.startswith("/"):
+        folder = Path(state) / "plimsoll"
+    elif home.startswith("/"):
+        folder = Path(home) / ".local" / "state" / "plimsoll"
+    else:
         return None
     evidence = None if act is None or act.evidence is None else Path(act.evidence)
     return Files(
         journal or folder / JOURNAL, evidence or folder / EVIDENCE, folder / LOCK,
         Path(own.log) if own.log else folder / LOG, Path(own.state) if own.state else folder / STATE,
     )  # fmt: skip
-
-
-def state_folder(environ: Mapping[str, str]) -> Path | None:
-    """systemd's StateDirectory= (the first of them), else this user's own."""
-    given = environ.get("STATE_DIRECTORY", "").partition(":")[0]
-    if given.startswith("/"):
-        return Path(given)
-    state, home = environ.get("XDG_STATE_HOME", ""), environ.get("HOME", "")
-    if state.startswith("/"):
-        return Path(state) / "plimsoll"
-    return Path(home) / ".local" / "state" / "plimsoll" if home.startswith("/") else None

@@ -221,8 +221,14 @@ class ConfigReader:
                     return token
                 case "plan":
                     return _planned_tokens(self._folder / text)
-                case "timezone":
-                    return _timezone(text)
+                case "timezone" if text != "UTC":  # which is known also where the machine has no list of them
+                    try:
+                        zoneinfo.ZoneInfo(text)
+                    except (KeyError, ValueError, OSError):
+                        raise ValueError(
+                            f"{text[:60]!r} is no time zone that this machine knows; such as Europe/Berlin"
+                        ) from None
+                    return text
                 case _:
                     return text
         except BadInput as error:
@@ -311,15 +317,6 @@ def _planned_tokens(path: Path) -> tuple[float, float, float]:
         raise ValueError(f"{path}: {error.strerror or 'cannot be read'}") from None
     except (ValueError, KeyError, TypeError, ZeroDivisionError, RecursionError):
         raise ValueError(f"{path}: not a plan with a KV cache, as plimsoll plan --json prints it") from None
-
-
-def _timezone(name: str) -> str:
-    if name != "UTC":  # which is known also where the machine has no list of them
-        try:
-            zoneinfo.ZoneInfo(name)
-        except (KeyError, ValueError, OSError):
-            raise ValueError(f"{name[:60]!r} is no time zone that this machine knows; such as Europe/Berlin") from None
-    return name
 
 
 def read_token(path: str, shortest: int = SHORTEST_TOKEN) -> str:

@@ -47,10 +47,8 @@ def spent(restarts: Sequence[Restart], engine: str, policy: ActPolicy, now: floa
     # A single restart by somebody else, such as a deployment, is no failure: the first crash after it is acted on at once.
     if own and (len(own) > 1 or mine[0].is_own):
         cooldown_s = min(policy.longest_backoff_s, policy.backoff_s * 2.0 ** (len(own) - 1))
-        if now - own[-1] < cooldown_s:
-            return (
-                f"its last restart was {now - own[-1]:.0f} s ago; after {len(own)} in a day the cooldown is {cooldown_s:.0f} s"
-            )
+        if (ago_s := now - own[-1]) < cooldown_s:
+            return f"its last restart was {ago_s:.0f} s ago; after {len(own)} in a day the cooldown is {cooldown_s:.0f} s"
     return ""
 
 
