@@ -54,7 +54,7 @@ def raiser(folder: str, key: int, epochs: list[int], pipe: Connection) -> None:
     taken = []
     for epoch in epochs:
         with contextlib.suppress(StaleEpoch), shared.common.changing():
-            shared.set_drain(begin(shared.read_drain_unlocked(), time.monotonic(), epoch=epoch))
+            shared.set_drain(begin(shared.drain(), time.monotonic(), epoch=epoch))
             taken.append(epoch)
     pipe.send(taken)
 

@@ -328,7 +328,7 @@ def test_a_table_is_read_and_its_costs_follow_the_formula(tmp_path: Path) -> Non
         ({"kinds": {}}, "kinds"),
         ({"kinds": [ROW] * 65}, "kinds"),
         ({"kinds": [ROW, ROW]}, "twice"),
-        ({"kinds": ["x"]}, "not an object"),
+        ({"kinds": ["x"]}, "a kind"),
         ({"kinds": [ROW | {"bytes_per_unit": -1}]}, "bytes_per_unit"),
         ({"kinds": [ROW | {"bytes_per_unit": "2"}]}, "bytes_per_unit"),
         ({"kinds": [ROW | {"most_units": True}]}, "most_units"),

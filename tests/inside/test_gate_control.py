@@ -41,7 +41,7 @@ def feed(core: GateControl, running: int, waiting: int, *, each_s: float = 0.1) 
 def drain(core: GateControl, ago_s: float = 0.0, **wish: Any) -> None:
     """Begin a drain, so long ago."""
     with core.shared.common.changing():
-        core.shared.set_drain(begin(core.shared.read_drain_unlocked(), time.monotonic() - ago_s, **wish))
+        core.shared.set_drain(begin(core.shared.drain(), time.monotonic() - ago_s, **wish))
 
 
 def test_phase_two_stays_until_its_drain_ends_and_does_not_come_back(tmp_path: Path) -> None:

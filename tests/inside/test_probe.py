@@ -108,6 +108,9 @@ def test_the_methods_answer_on_a_cpu(folder: Path) -> None:
     refusal = worker.plimsoll_snapshot("many")
     found = wait_for_figures(folder, phase="serving", last_compact=compacted, last_snapshot=refusal)
     assert worker.plimsoll_figures()["pid"] == found["pid"]
+    worker_class.device = property(lambda _worker: 1 / 0)
+    refusal = worker.plimsoll_compact()
+    assert (refusal["refused"], refusal["rank"]) == ("compacting failed: ZeroDivisionError", 0), "a fault, without its text"
 
 
 def test_a_worker_class_with_a_new_of_its_own_is_watched_from_the_first_call(folder: Path) -> None:

@@ -85,7 +85,7 @@ def test_a_drain_comes_back_as_it_was_written(drain: Drain) -> None:
     shared = Shared(None, os.getpid(), fellows_expected=False)
     with shared.common.changing():
         shared.set_drain(drain)
-        inside = shared.read_drain_unlocked()
+        inside = shared.drain()
     found = shared.drain()
     assert inside == found
     assert (found.epoch, found.is_refusing, found.retry_after_s) == (drain.epoch, drain.is_refusing, drain.retry_after_s)

@@ -38,19 +38,6 @@ def busy(message: str, retry_after_s: int) -> GateAnswer:
     return error(503, message, "ServiceUnavailableError", retry_headers(retry_after_s))
 
 
-def elsewhere(message: str) -> GateAnswer:
-    """503 for a request that the engine had not begun when it died: a balancer or a client may send it to another server."""
-    return error(
-        503, message, "ServiceUnavailableError", (*retry_headers(1), (b"x-plimsoll-reason", b"engine-died-unscheduled"))
-    )
-
-
-def unfinished() -> GateAnswer:
-    """408 for a request whose body did not come while the server drains."""
-    message = "this server is draining, and the body of this request did not come in time; send it again"
-    return error(408, message, "RequestTimeoutError", retry_headers(1))
-
-
 def retry_headers(retry_after_s: int) -> Headers:
     """When to come again, and over another connection."""
     return ((b"retry-after", str(retry_after_s).encode()), (b"connection", b"close"))

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from plimsoll.inside.answers import GateAnswer, retry_headers
 from plimsoll.inside.faults import FAULTS, LOG
+from plimsoll.inside.figures import misfit
 from plimsoll.inside.settings import InsideSettings
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ SCHEMA = "plimsoll.certificate/1"
 LARGEST_FILE = 1 << 20
 LARGEST_NUMBER = 2.0**62  # what a shared page can hold
 MOST_KINDS = 64
-SCOPES = ("step", "process")
 # Where vLLM keeps what a table may assume. A name that is not here is of the card or the allocator: nothing to compare with.
 HOMES = {
     "max_num_batched_tokens": ("scheduler_config", "max_num_batched_tokens"),
@@ -53,7 +53,6 @@ HOMES = {
     "enforce_eager": ("model_config", "enforce_eager"),
     "v2_model_runner": ("", "use_v2_model_runner"),  # of the whole config
 }
-NEEDED = ("max_num_batched_tokens", "max_num_seqs")
 
 
 class BadTable(Exception):
@@ -74,6 +73,26 @@ class RequestKind(NamedTuple):
     def cost(self, units: float) -> float:
         """Bytes of so many units in one step, whoever asks for them."""
         return self.fixed_bytes + self.bytes_per_unit * min(units, self.most_units) if units > 0 else 0.0
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= 1000
+
+
+def _is_amount(value: object, least: float = 0.0) -> bool:
+    """Whether it is a number of bytes or units; NaN is within no bounds."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= LARGEST_NUMBER
+
+
+KIND = {
+    "kind": _is_word, "unit": _is_word, "fixed_bytes": _is_amount, "bytes_per_unit": _is_amount, "most_units": _is_amount,
+    "scope": ("step", "process"),
+}  # fmt: skip
+SHAPE = {
+    "schema": SCHEMA, "kinds": lambda rows: isinstance(rows, list) and len(rows) <= MOST_KINDS,
+    "assumes": {"max_num_batched_tokens": _is_amount, "max_num_seqs": _is_amount}, "vllm": _is_word, "model": _is_word,
+    "spare_bytes": lambda value: _is_amount(value, -LARGEST_NUMBER),  # below 0 where not even a plain step is covered
+}  # fmt: skip
 
 
 class CertificateTable(NamedTuple):
@@ -109,51 +128,13 @@ def read_certificate(path: str) -> CertificateTable:
 
 
 def _certificate(content: Any) -> CertificateTable:
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        raise BadTable(f"its schema is not {SCHEMA}")
-    rows, assumes = content.get("kinds"), content.get("assumes")
-    if not isinstance(rows, list) or len(rows) > MOST_KINDS:
-        raise BadTable(f"kinds is not a list of at most {MOST_KINDS}")
-    if not isinstance(assumes, dict):
-        raise BadTable("assumes is not an object")
-    for name in NEEDED:
-        _number(assumes, name)
-    kinds = tuple(_kind(row) for row in rows)
+    if wrong := misfit(content, SHAPE) or misfit(content["kinds"], [KIND], "a kind"):
+        raise BadTable(f"{wrong} is missing, or its value cannot be")
+    rows = content["kinds"]
+    kinds = tuple(RequestKind(**{name: row[name] for name in KIND}, is_open=row.get("smallest", 1) is not None) for row in rows)
     if len({kind.kind for kind in kinds}) != len(kinds):
         raise BadTable("a kind stands in it twice")
-    spare = _number(content, "spare_bytes", least=-LARGEST_NUMBER)  # below 0 where not even a plain step is covered
-    return CertificateTable(_word(content, "vllm"), _word(content, "model"), spare, assumes, kinds)
-
-
-def _kind(row: Any) -> RequestKind:
-    if not isinstance(row, dict):
-        raise BadTable("a kind is not an object")
-    kind = RequestKind(
-        _word(row, "kind"),
-        _word(row, "unit"),
-        _number(row, "fixed_bytes"),
-        _number(row, "bytes_per_unit"),
-        _number(row, "most_units"),
-        _word(row, "scope"),
-        is_open=row.get("smallest", 1) is not None,
-    )
-    if kind.scope not in SCOPES:
-        raise BadTable(f"the scope of {kind.kind} is neither step nor process")
-    return kind
-
-
-def _word(row: Mapping[str, Any], name: str) -> str:
-    word = row.get(name)
-    if not isinstance(word, str) or not word or len(word) > 1000:
-        raise BadTable(f"{name} is not a word")
-    return word
-
-
-def _number(row: Mapping[str, Any], name: str, least: float = 0.0) -> float:
-    number = row.get(name)
-    if isinstance(number, bool) or not isinstance(number, int | float) or not least <= number <= LARGEST_NUMBER:
-        raise BadTable(f"{name} is not a number of bytes or units")  # NaN is within no bounds
-    return float(number)
+    return CertificateTable(content["vllm"], content["model"], float(content["spare_bytes"]), content["assumes"], kinds)
 
 
 def why_foreign(table: CertificateTable, vllm_version: str, config: Any) -> str:

@@ -219,7 +219,7 @@ async def _undrain(gate: GateControl, body: bytes) -> GateAnswer:
 
 def _change_drain(gate: GateControl, change: Callable[[admission.Drain], admission.Drain]) -> GateAnswer:
     with gate.shared.common.changing():
-        gate.shared.set_drain(change(gate.shared.read_drain_unlocked()))
+        gate.shared.set_drain(change(gate.shared.drain()))
     gate.shared.pages(look=True)
     gate.publish_queue(at_once=True)
     words = drain_words(gate, time.monotonic())

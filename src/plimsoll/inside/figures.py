@@ -86,8 +86,8 @@ def read_reports(folder: str, stem: str, what: str, shape: dict[str, Any], key: 
     wanted = {"pid": int, "started": int, "ancestors": [int], **shape}
 
     def check(report: Any) -> dict[str, Any]:
-        if not fits(report, wanted):
-            raise ValueError(f"not of the shape of {stem}")
+        if wrong := misfit(report, wanted):
+            raise ValueError(f"{wrong} is of another kind")
         found: dict[str, Any] = report
         return found
 
@@ -101,17 +101,22 @@ def read_reports(folder: str, stem: str, what: str, shape: dict[str, Any], key: 
     return reports
 
 
-def fits(value: object, shape: Any) -> bool:
-    """Whether a value has a shape: a type, a word, None, one of a tuple of shapes, a list of one, or a table by name."""
-    if isinstance(shape, dict):
-        return isinstance(value, dict) and all(fits(value.get(name), kind) for name, kind in shape.items())
-    if isinstance(shape, list):
-        return isinstance(value, list) and all(fits(each, shape[0]) for each in value)
+def misfit(value: object, shape: Any, name: str = "it") -> str:
+    """The name of the part that is not of its shape; empty where all is.
+
+    A shape is a type, a value, a check, one of a tuple of shapes, a list of one shape, or a table of shapes by name.
+    """
+    if isinstance(shape, dict) and isinstance(value, dict):
+        return next(filter(None, (misfit(value.get(key), kind, str(key)) for key, kind in shape.items())), "")
+    if isinstance(shape, list) and isinstance(value, list):
+        return next(filter(None, (misfit(each, shape[0], name) for each in value)), "")
     if isinstance(shape, tuple):
-        return any(fits(value, kind) for kind in shape)
-    if isinstance(shape, type):
-        return isinstance(value, shape) and (shape is bool or not isinstance(value, bool))
-    return bool(value == shape)
+        fits = not all(misfit(value, kind) for kind in shape)
+    elif isinstance(shape, type):
+        fits = isinstance(value, shape) and (shape is bool or not isinstance(value, bool))
+    else:
+        fits = bool(shape(value) if callable(shape) else value == shape)
+    return "" if fits else name
 
 
 SCHEMA = "plimsoll.figures/1"
@@ -173,19 +178,13 @@ def remove_dead(folder: str) -> None:
 
 def _checked(content: object) -> dict[str, Any]:
     """What is read, with every key there and every value of a kind that readers expect."""
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+    if not isinstance(content, dict) or misfit(content, {"schema": SCHEMA, "pid": int, "beat": NUMBER, "ancestors": list}):
         raise ValueError("not figures of this schema")
     figures = empty_figures()
     figures |= {name: _plain(content.get(name)) for name in PLAIN_KEYS if name != "ancestors"}
-    for name in ("pid", "beat"):
-        if not isinstance(figures[name], int | float) or isinstance(figures[name], bool):
-            raise ValueError(f"{name} is not a number")
-    if not isinstance(figures["pid"], int):
-        raise ValueError("pid is not a whole number")
-    line = content.get("ancestors")
-    if not isinstance(line, list) or len(line) > ANCESTORS_MAX:
-        raise ValueError("ancestors is not a list")
-    figures["ancestors"] = [pid for pid in line if isinstance(pid, int)]
+    if figures["pid"] is None or figures["beat"] is None or len(content["ancestors"]) > ANCESTORS_MAX:
+        raise ValueError("a number or a list beyond all bounds")
+    figures["ancestors"] = [pid for pid in content["ancestors"] if isinstance(pid, int)]
     for name, keys in GROUPS.items():
         table = content.get(name)
         if isinstance(table, dict):

@@ -20,12 +20,12 @@ from plimsoll.inside.answers import (
     Receive,
     Scope,
     Send,
+    error,
     path_of,
     refuse,
     retry_headers,
     route_of,
     send_answer,
-    unfinished,
     with_headers,
 )
 from plimsoll.inside.door import DOOR, PASSAGE, Passage
@@ -323,15 +323,16 @@ class _Exchange:
             async with asyncio.timeout(None) as limit:
                 bodies[limit] = self._began_s
                 try:
-                    message = await self._receive()
+                    part = await self._receive()
                 finally:
                     del bodies[limit]
         except TimeoutError:
             self._is_whole = self._is_late = True
-            await send_answer(self._send, unfinished())
+            message = "this server is draining, and the body of this request did not come in time; send it again"
+            await send_answer(self._send, error(408, message, "RequestTimeoutError", retry_headers(1)))
             return {"type": "http.disconnect"}
-        self._is_whole = message["type"] != "http.request" or not message.get("more_body")
-        return message
+        self._is_whole = part["type"] != "http.request" or not part.get("more_body")
+        return part
 
     async def send(self, message: Message) -> None:
         if self._is_late:  # its client has an answer already

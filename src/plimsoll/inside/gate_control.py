@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from plimsoll.inside import admission, places
 from plimsoll.inside.admission import REFUSING, RETRY_AFTER_S, SERVING
-from plimsoll.inside.answers import GateAnswer, Tokens, busy, elsewhere
+from plimsoll.inside.answers import GateAnswer, Tokens, busy, error, retry_headers
 from plimsoll.inside.door import DOOR, PASSAGE, Passage
 from plimsoll.inside.engine_view import EngineClientView
 from plimsoll.inside.faults import FAULTS, LOG
@@ -169,7 +169,7 @@ class GateControl:
         if phase == REFUSING and not drain.is_refusing:
             # Phase two stays: a request that another server was just letting in, or a follow-up, does not undo it.
             with contextlib.suppress(TimeoutError), self.shared.common.changing(patience_s=0.0):  # else the next one does it
-                now = self.shared.read_drain_unlocked()
+                now = self.shared.drain()
                 if now.since == drain.since and now.until != 0:
                     self.shared.common["is_refusing"] = 1
         return phase
@@ -193,7 +193,7 @@ class GateControl:
             for limit in late:
                 limit.reschedule(0.0)
         with contextlib.suppress(TimeoutError), self.shared.common.changing(patience_s=0.0):  # else at the next tick
-            drain = self.shared.read_drain_unlocked()
+            drain = self.shared.drain()
             if not drain.is_on(time.monotonic()):
                 self.shared.set_drain(drain._replace(until=0.0, is_refusing=False))
 
@@ -240,7 +240,10 @@ class GateControl:
         if not (self.settings.failover and passage.is_followed and self.engine.is_dead() and self._never_began(passage)):
             return None
         self.shared.own.add("refused_dead", 1)
-        return elsewhere("this server's engine has died; it had not begun this request, which may be sent to another server")
+        # A balancer or a client may send it to another server.
+        message = "this server's engine has died; it had not begun this request, which may be sent to another server"
+        headers = (*retry_headers(1), (b"x-plimsoll-reason", b"engine-died-unscheduled"))
+        return error(503, message, "ServiceUnavailableError", headers)
 
     # Sleep, as seen from the requests that cause it and from the engine's own word
 

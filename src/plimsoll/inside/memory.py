@@ -8,7 +8,7 @@ no such statistic for expandable segments: there the last walk tells which gaps 
 are taken as unchanged. Statistics are host memory only, no call to the device.
 
 `compact` and `snapshot` are called through the engine (collective_rpc), in the worker's own thread between two steps, so a step
-waits for them. Neither ever raises: what was not done is told with its reason under `refused`.
+waits for them. What was not done is told with its reason under `refused`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.places import run_folder
 
 # torch gives back a segment that is free as a whole. Of an expandable segment it gives back every whole page that is free:
@@ -269,18 +268,22 @@ def compact(worker: Any, torch: Any) -> dict[str, Any]:
     device = getattr(worker, "device", None)
     kind = getattr(device, "type", None)
     if kind == "cpu":
-        return _told(worker, _compact_host())
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is None:
+            return {"refused": "this C library cannot give memory back on request"}
+        before = resident_bytes()
+        took_s = _timed(lambda: trim(0))
+        after = resident_bytes()
+        returned = None if before is None or after is None else before - after
+        return {"resident_before": before, "resident_after": after, "returned": returned, "duration_s": took_s}
     if kind != "cuda":
-        return _told(worker, {"refused": f"there is nothing to give back on {kind or 'a worker without a device'}"})
+        return {"refused": f"there is nothing to give back on {kind or 'a worker without a device'}"}
     if (why := asleep_or_allocating()) is not None:
-        return _told(worker, {"refused": why})
-    return _told(worker, _compact_device(Torch(torch, getattr(device, "index", None) or 0)))
-
-
-def _compact_device(torch: Torch) -> dict[str, Any]:
-    before, (free_before, _) = _reserved(torch), torch.free_and_total()
-    took_s = _timed(torch.torch.cuda.empty_cache)
-    after, (free_after, _) = _reserved(torch), torch.free_and_total()
+        return {"refused": why}
+    cuda = Torch(torch, getattr(device, "index", None) or 0)
+    before, (free_before, _) = _amount(cuda.stats(), "reserved_bytes"), cuda.free_and_total()
+    took_s = _timed(torch.cuda.empty_cache)
+    after, (free_after, _) = _amount(cuda.stats(), "reserved_bytes"), cuda.free_and_total()
     return {
         "reserved_before": before,
         "reserved_after": after,
@@ -291,25 +294,10 @@ def _compact_device(torch: Torch) -> dict[str, Any]:
     }
 
 
-def _compact_host() -> dict[str, Any]:
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is None:
-        return {"refused": "this C library cannot give memory back on request"}
-    before = resident_bytes()
-    took_s = _timed(lambda: trim(0))
-    after = resident_bytes()
-    returned = None if before is None or after is None else before - after
-    return {"resident_before": before, "resident_after": after, "returned": returned, "duration_s": took_s}
-
-
 def _timed(act: Callable[[], Any]) -> float:
     began = time.perf_counter()
     act()
     return round(time.perf_counter() - began, 6)
-
-
-def _reserved(torch: Torch) -> int | None:
-    return _amount(torch.stats(), "reserved_bytes")
 
 
 def asleep_or_allocating(modules: Any = None) -> str | None:
@@ -335,31 +323,31 @@ def asleep_or_allocating(modules: Any = None) -> str | None:
 def snapshot(worker: Any, torch: Any, folder: str, history: Any = None) -> dict[str, Any]:
     """Write what torch's allocator holds, block by block, into one folder; `history` sets how many past events it keeps."""
     if getattr(getattr(worker, "device", None), "type", None) != "cuda":
-        return _told(worker, {"refused": "torch has memory snapshots for CUDA devices alone"})
-    entries = None if history is None else _entries(history)
-    if history is not None and entries is None:
-        return _told(worker, {"refused": f"history is not a whole number from 0 to {HISTORY_MAX_ENTRIES}"})
+        return {"refused": "torch has memory snapshots for CUDA devices alone"}
+    try:  # vLLM's own endpoint hands every argument on as text
+        entries = None if history is None else int(history)
+    except (TypeError, ValueError, OverflowError):
+        entries = -1
+    if entries is not None and not 0 <= entries <= HISTORY_MAX_ENTRIES:
+        return {"refused": f"history is not a whole number from 0 to {HISTORY_MAX_ENTRIES}"}
     if entries:
         record_history(torch, entries)
     safe = run_folder(folder or f"{tempfile.gettempdir()}/plimsoll-snapshots-{os.getuid()}")
     if safe is None:
-        return _told(worker, {"refused": "there is no folder of this user's own to write to"})
+        return {"refused": "there is no folder of this user's own to write to"}
     began = time.perf_counter()
     held = torch.cuda.memory._snapshot()  # noqa: SLF001 - torch has no public name for it
     if entries == 0:
         record_history(torch, 0)  # only now: torch forgets what it has recorded
     path, size = _write(worker, safe, held)
-    return _told(
-        worker,
-        {
-            "path": path,
-            "bytes": size,
-            "segments": len(held["segments"]),
-            "blocks": sum(len(segment["blocks"]) for segment in held["segments"]),
-            "entries": sum(len(trace) for trace in held.get("device_traces", ())),
-            "duration_s": round(time.perf_counter() - began, 6),
-        },
-    )
+    return {
+        "path": path,
+        "bytes": size,
+        "segments": len(held["segments"]),
+        "blocks": sum(len(segment["blocks"]) for segment in held["segments"]),
+        "entries": sum(len(trace) for trace in held.get("device_traces", ())),
+        "duration_s": round(time.perf_counter() - began, 6),
+    }
 
 
 def record_history(torch: Any, entries: int) -> None:
@@ -369,15 +357,6 @@ def record_history(torch: Any, entries: int) -> None:
         record("all", stacks="python", max_entries=min(entries, HISTORY_MAX_ENTRIES))
     else:
         record(None)
-
-
-def _entries(history: Any) -> int | None:
-    """A whole number within its bounds; vLLM's own endpoint hands every argument on as text."""
-    try:
-        entries = int(history)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return entries if 0 <= entries <= HISTORY_MAX_ENTRIES else None
 
 
 def _write(worker: Any, folder: str, held: Any) -> tuple[str, int]:
@@ -401,13 +380,3 @@ def _write(worker: Any, folder: str, held: Any) -> tuple[str, int]:
         with contextlib.suppress(OSError):
             os.unlink(f"{folder}/{name}")  # noqa: PTH108
     return path, size
-
-
-def _told(worker: Any, what: dict[str, Any]) -> dict[str, Any]:
-    return {"pid": os.getpid(), "rank": getattr(worker, "rank", None), "at": time.time(), **what}
-
-
-def refused(worker: Any, where: str, error: BaseException) -> dict[str, Any]:
-    """A fault, counted and told as a refusal."""
-    FAULTS.note(where, error)
-    return _told(worker, {"refused": f"{where} failed: {type(error).__name__}"})

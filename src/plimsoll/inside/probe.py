@@ -9,7 +9,9 @@ the thread starts with the first call of a method below.
 from __future__ import annotations
 
 import functools
+import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -64,10 +66,12 @@ def equip(worker: Any) -> None:
 def _acted(worker: Any, kept_as: str, where: str, act: Callable[[Sampler | None], dict[str, Any]]) -> dict[str, Any]:
     """Do it in the worker's own thread; a fault is a refusal, and the sampler tells of either."""
     sampler = _called(worker)
+    done: dict[str, Any] = {"pid": os.getpid(), "rank": getattr(worker, "rank", None), "at": time.time()}
     try:
-        done = act(sampler)
+        done |= act(sampler)
     except Exception as error:
-        done = memory.refused(worker, where, error)
+        FAULTS.note(where, error)
+        done["refused"] = f"{where} failed: {type(error).__name__}"  # not its words: they may hold a user's
     if sampler is not None:
         setattr(sampler, kept_as, done)
         sampler.wake()

@@ -20,20 +20,10 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from plimsoll.inside import memory
 from plimsoll.inside.faults import FAULTS, LOG
 from plimsoll.inside.figures import PLAIN_KEYS, empty_figures, remove_dead, write_whole
-from plimsoll.inside.memory import (
-    WALK_EVERY_S,
-    WALK_SHARE,
-    Torch,
-    Walk,
-    allocator_figures,
-    asleep_or_allocating,
-    group_files,
-    host_memory,
-    walk,
-    wants_expandable,
-)
+from plimsoll.inside.memory import Torch, Walk
 from plimsoll.inside.places import ancestors, run_folder, start_ticks
 from plimsoll.inside.settings import InsideSettings
 
@@ -235,7 +225,7 @@ class Sampler:
         self._pid = os.getpid()
         self._started = start_ticks(self._pid)
         self._ancestors = ancestors(self._pid)  # kept: they still name the server once its processes have died
-        self._groups = group_files()
+        self._groups = memory.group_files()
         self._wake = threading.Event()
         self._stop = False
         self._thread: threading.Thread | None = None
@@ -250,7 +240,7 @@ class Sampler:
         self._walk: Walk | None = None
         self._kv_seen_at: float | None = None
         self._budget: tuple[dict[str, int | None] | None, dict[str, str]] | None = None
-        self._is_expandable = wants_expandable()
+        self._is_expandable = memory.wants_expandable()
 
     # The thread
 
@@ -300,8 +290,7 @@ class Sampler:
         reasons: dict[str, str] = {}
         figures |= self._identity(worker, reasons)
         figures["phase"] = "serving" if is_serving else "starting"
-        memory, whys = host_memory(groups=self._groups)
-        figures["host_memory"] = memory
+        figures["host_memory"], whys = memory.host_memory(groups=self._groups)
         reasons |= whys
         try:
             figures |= self._of_device(worker, now, reasons, is_serving=is_serving)
@@ -377,16 +366,16 @@ class Sampler:
         return {"allocator": held, "device_memory": memory, "device_name": name}
 
     def _of_allocator(self, torch: Torch, now: float, reasons: dict[str, str], *, is_serving: bool) -> dict[str, Any] | None:
-        pause_s = max(WALK_EVERY_S, self._walk_s / WALK_SHARE)
+        pause_s = max(memory.WALK_EVERY_S, self._walk_s / memory.WALK_SHARE)
         if is_serving and (self._walked_at is None or now - self._walked_at >= pause_s):
             began = time.thread_time()
             with FAULTS.noting("walking torch's segments"):
-                self._walk = walk(torch.segments(), torch.device)
+                self._walk = memory.walk(torch.segments(), torch.device)
             self._walked_at, self._walk_s = now, time.thread_time() - began
         age_s = None if self._walk is None or self._walked_at is None else round(now - self._walked_at, 3)
-        held, whys = allocator_figures(torch.stats(), self._walk, age_s, wants_expandable=self._is_expandable)
+        held, whys = memory.allocator_figures(torch.stats(), self._walk, age_s, wants_expandable=self._is_expandable)
         reasons |= whys
-        if held is not None and (why := asleep_or_allocating()) is not None:
+        if held is not None and (why := memory.asleep_or_allocating()) is not None:
             reasons["allocator"] = f"{why}; torch may still count memory that vLLM has taken from it"
         return held
 

@@ -225,7 +225,10 @@ class Shared:
     # The drain
 
     def drain(self) -> Drain:
-        return _drain_of(self.common.together(_DRAIN))
+        epoch, since, until, quiet, bound, is_refusing, retry = self.common.together(_DRAIN)
+        if since == 0:
+            return Drain(epoch=epoch)
+        return Drain(epoch, since / NS, until / NS, quiet / NS, bound / NS, bool(is_refusing), retry)
 
     def set_drain(self, drain: Drain) -> None:
         """Write it; inside `common.changing()`."""
@@ -236,10 +239,6 @@ class Shared:
         for name, value in zip(_DRAIN, values, strict=True):
             self.common[name] = value
 
-    def read_drain_unlocked(self) -> Drain:
-        """The drain for one who is inside `common.changing()` already."""
-        return _drain_of([self.common[name] for name in _DRAIN])
-
     def close(self) -> None:
         """Let go of everything, and take this server's page away."""
         for page in (*self._fellows.values(), self.common, self.own):
@@ -247,10 +246,3 @@ class Shared:
         if self.own.path is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self.own.path)  # noqa: PTH108
-
-
-def _drain_of(values: Sequence[int]) -> Drain:
-    epoch, since, until, quiet, bound, is_refusing, retry = values
-    if since == 0:
-        return Drain(epoch=epoch)
-    return Drain(epoch, since / NS, until / NS, quiet / NS, bound / NS, bool(is_refusing), retry)

@@ -22,7 +22,7 @@ from plimsoll.inside.gate_control import GateControl
 from plimsoll.inside.meters import Meters
 from plimsoll.inside.pulse import Listener
 from plimsoll.inside.shared import ASLEEP, NS, PAUSED
-from plimsoll.inside.survive import frontend
+from plimsoll.inside.survive.plugin import install_frontend
 
 # Our stat logger may not be loaded as a plugin: vLLM knows plugins of this kind from 0.11.1 on, `VLLM_PLUGINS` may leave ours
 # out, and scaling the engines makes vLLM build its loggers anew without any. Then it is put in here. The shapes, by release:
@@ -297,7 +297,7 @@ class Tick:
             f"to {gate.settings.record_folder}" if gate.settings.record_folder else "off",
         )
         if gate.settings.survive and gate.alone is None:
-            frontend.install()  # an API server that was started anew has loaded no plugin
+            install_frontend()  # an API server that was started anew has loaded no plugin
         turns = 0
         while True:
             if turns % PORT_TURNS == 0 and self._port is not None and not self._port.is_open:

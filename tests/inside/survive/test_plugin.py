@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from plimsoll.inside.faults import FAULTS
-from plimsoll.inside.survive import contain, failures, frontend, plugin, report
+from plimsoll.inside.survive import contain, failures, plugin, report
 from tests.inside.survive.fake_core import OUT_OF_MEMORY, EngineCore, OutOfMemoryError, Request, install_vllm
 
 
@@ -136,8 +136,8 @@ def test_an_api_server_names_the_reason_of_an_aborted_request(
         return [each.outputs[0].finish_reason async for each in client.generate(*outputs)]
 
     for name, contents in {
-        frontend.SERVING: {"GenerationError": RuntimeError},
-        frontend.ENGINE: {"AsyncLLM": AsyncLLM},
+        plugin.SERVING: {"GenerationError": RuntimeError},
+        plugin.ENGINE: {"AsyncLLM": AsyncLLM},
     }.items():
         module: Any = ModuleType(name)
         vars(module).update(contents)

@@ -6,18 +6,22 @@ else: the engine core contains, a worker notes where it failed, the API server n
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import logging
 import sys
+from collections.abc import AsyncIterator
 from typing import Any
 
 from plimsoll.inside.faults import FAULTS
-from plimsoll.inside.places import INSPECTION, main_module
+from plimsoll.inside.places import INSPECTION, main_module, run_folder, server_key
 from plimsoll.inside.settings import InsideSettings
-from plimsoll.inside.survive import contain, failures, frontend
+from plimsoll.inside.survive import contain, failures, report
 
 CORE = "vllm.v1.engine.core"
+ENGINE = "vllm.v1.engine.async_llm"
+SERVING = "vllm.entrypoints.generate.base.serving"  # 0.25 to 0.32; imports the error that every endpoint answers with its text
 API_SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.launchers.api_server.entry")  # 0.25; 0.32
 WORKER_LOG = "vllm.v1.executor.multiproc_executor"
 _ASKED: list[Any] = []  # the engine cores of this process that were armed or refused
@@ -35,7 +39,7 @@ def install() -> None:
             worker_log.addFilter(failures.NOTE)
         _follow_cores(importlib.import_module(CORE), settings)
         if main_module() in API_SERVERS or any(name in sys.modules for name in API_SERVERS):
-            frontend.install()
+            install_frontend()
 
 
 def _follow_cores(module: Any, settings: InsideSettings) -> None:
@@ -87,3 +91,34 @@ def _arm(core: Any, settings: InsideSettings) -> None:
     if not is_done:
         with FAULTS.noting("leaving a step as it was"):
             core.step_fn = contain.own_step(core)
+
+
+# In the API server: vLLM's own words for an aborted request are "Internal server error". Its streams before 0.32 say nothing at
+# all: an error before the first token is skipped like an empty piece of a prefill, and the client reads an answer of no tokens.
+
+
+def install_frontend() -> None:
+    """Have the engine's client raise our reason in every endpoint; the second time does nothing. Never raises."""
+    with FAULTS.noting("naming the reason of aborted requests"):
+        client, failure = importlib.import_module(ENGINE).AsyncLLM, importlib.import_module(SERVING).GenerationError
+        if not getattr(client.generate, "is_plimsoll", False):
+            client.generate = _with_reason(client.generate, failure)
+
+
+def _with_reason(own: Any, failure: type[Exception]) -> Any:
+    folder = run_folder(InsideSettings().folder)
+
+    @functools.wraps(own)
+    async def generate(self: Any, *arguments: Any, **named: Any) -> AsyncIterator[Any]:
+        async with contextlib.aclosing(own(self, *arguments, **named)) as outputs:
+            async for output in outputs:
+                if any(answer.finish_reason == "error" for answer in output.outputs):
+                    why = None
+                    with FAULTS.noting("naming the reason of an aborted request"):
+                        why = report.why_aborted(folder, server_key(), output.request_id)
+                    if why is not None:
+                        raise failure(f"this request was aborted: {why}. Other requests go on; send it smaller")
+                yield output
+
+    generate.is_plimsoll = True  # type: ignore[attr-defined]
+    return generate
