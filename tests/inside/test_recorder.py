@@ -57,9 +57,7 @@ def test_nothing_is_recorded_unless_a_folder_is_named() -> None:
     off.note_finished(ONE)
     off.close()
     assert off._thread is None
-    assert off.state() == {
-        "is_on": False, "folder": None, "file": None, "written": 0, "waiting": 0, "dropped": 0, "prefixes": False,
-    }  # fmt: skip
+    assert (off.is_on, off.written, off.dropped, off.wants_prefixes) == (False, 0, 0, False)
     assert recorder_module.RECORDER.is_on is False
 
 
@@ -75,7 +73,7 @@ def test_each_request_is_a_line_within_a_second(tmp_path: Path) -> None:
     one.note_finished(ONE)
     one.close()
     assert len(rows(tmp_path)) == 101
-    assert (one.state()["written"], one.state()["waiting"], one.state()["dropped"]) == (101, 0, 0)
+    assert (one.written, len(one._queue), one.dropped) == (101, 0, 0)
 
 
 def test_a_full_queue_drops_and_counts(tmp_path: Path) -> None:

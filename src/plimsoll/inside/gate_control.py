@@ -317,7 +317,6 @@ class GateControl:
         own["last_step_ns"] = round((pulse.last_step or 0.0) * NS)
         own["figures_ns"] = round((pulse.figures_at or 0.0) * NS)
         own["longest_step_ns"] = round(pulse.longest_step_s * NS)
-        own["kv_usage_ppm"] = -1 if pulse.kv_usage is None else round(pulse.kv_usage * 1e6)
         own["queued_requests"], tokens = self.engine.queued(pulse.waiting, output_each)
         own["queued_tokens"] = round(tokens)
         coming = self._coming(count)

@@ -46,13 +46,11 @@ class Walk(NamedTuple):
     private_whole_free: int  # segments of private pools that are free and yet cannot be given back
     largest_free_block: int  # of the common pool: the largest request that needs nothing new from the device
     expandable_segments: int
-    segments: int
-    blocks: int
 
 
 def walk(segments: Iterable[Mapping[str, Any]], device: int) -> Walk:
     """Add up what torch.cuda.memory_snapshot() lists for one device."""
-    reserved = active = releasable = private = private_free = largest = expandable = count = blocks = 0
+    reserved = active = releasable = private = private_free = largest = expandable = 0
     for segment in segments:
         if segment.get("device", device) != device:
             continue
@@ -63,8 +61,6 @@ def walk(segments: Iterable[Mapping[str, Any]], device: int) -> Walk:
         gaps = [(start, held) for start, held, is_free in zip(starts, sizes, free_or_not, strict=False) if is_free]
         free = sum(held for _, held in gaps)
         is_expandable = segment.get("is_expandable") is True
-        count += 1
-        blocks += len(segment["blocks"])
         reserved += size
         active += size - free
         expandable += is_expandable
@@ -78,7 +74,7 @@ def walk(segments: Iterable[Mapping[str, Any]], device: int) -> Walk:
         elif is_expandable:
             page = SMALL_PAGE_BYTES if segment.get("segment_type") == "small" else LARGE_PAGE_BYTES
             releasable += sum(_whole_pages(start, held, page) for start, held in gaps)
-    return Walk(reserved, active, releasable, private, private_free, largest, expandable, count, blocks)
+    return Walk(reserved, active, releasable, private, private_free, largest, expandable)
 
 
 def _whole_pages(start: int, size: int, page: int) -> int:

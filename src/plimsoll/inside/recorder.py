@@ -394,18 +394,6 @@ class Recorder:
         if self._thread is not None:
             self._thread.join(limit_s)
 
-    def state(self) -> dict[str, Any]:
-        """Whether it records, where to, and how much; `waiting` has come and is not written yet."""
-        return {
-            "is_on": self.is_on,
-            "folder": self._settings.record_folder or None,
-            "file": self._files.path if self._files else None,
-            "written": self.written,
-            "waiting": len(self._queue),
-            "dropped": self.dropped,
-            "prefixes": self.wants_prefixes,
-        }
-
     def _write_on(self) -> None:
         """The thread: every half second all that came, in order; after a failure the same again, later."""
         left: list[bytes] = []

@@ -151,7 +151,7 @@ COMMON = (
 )  # fmt: skip
 OWN = (
     "pid", "started", "beat_ns", "in_flight", "begun", "refused_drain", "refused_shed", "refused_dead", "last_admitted_ns",
-    "background", "engine_requests", "running", "waiting", "kv_usage_ppm", "steps", "last_step_ns",
+    "background", "engine_requests", "running", "waiting", "steps", "last_step_ns",
     "figures_ns", "longest_step_ns",
     "queued_requests", "queued_tokens", "coming", "coming_item_tokens", "tokens_per_s_milli", "tokens_each_milli", "is_fed",
     "ended_seen",  # requests that had ended when `background` and `engine_requests` were last counted

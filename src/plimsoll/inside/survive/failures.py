@@ -34,7 +34,6 @@ _SITES = {
     "set_active_loras": "adapter", "_set_active_loras": "adapter", "activate_adapter": "adapter", "_load_adapter": "adapter",
     "propose_draft_token_ids": "drafter", "propose": "drafter",
 }  # fmt: skip
-SITES = tuple(sorted({*_SITES.values(), "unknown"}))
 
 
 @dataclass(frozen=True)
