@@ -60,7 +60,6 @@ def raiser(folder: str, key: int, epochs: list[int], pipe: Connection) -> None:
 
 
 def half_way(path: str, pipe: Connection) -> None:
-    """Begins a change and never ends it."""
     page = SharedPage(PAIR, path)
     with page.changing():
         page["first"] = 99
@@ -105,7 +104,6 @@ def meter(folder: str, key: int, begun: int, pipe: Connection) -> None:
 
 
 def tell_key(pipe: Connection) -> None:
-    """Says what this process takes for the key of its server."""
     pipe.send(server_key())
 
 

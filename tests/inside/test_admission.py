@@ -77,7 +77,6 @@ class Life(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(0, 200))
     def wait(self, seconds: float) -> None:
-        """Time passes; a lease that ends in it ends the drain."""
         end_of_lease = self.drain.until
         self.now += seconds
         if self.now >= end_of_lease:
@@ -85,17 +84,14 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def admit(self) -> None:
-        """A request comes in, where one may."""
         if self.phase() != REFUSING:
             self.admitted = self.now
 
     def phase(self) -> str:
-        """As the gate sees it."""
         return self.drain.phase(self.now, self.admitted)
 
     @invariant()
     def epochs_only_grow(self) -> None:
-        """The largest ever taken is the one that stands."""
         assert self.drain.epoch >= self.largest
         self.largest = self.drain.epoch
 
@@ -109,20 +105,6 @@ def test_phases_follow_each_other() -> None:
     moments = {(104.9, 0.0): LEAVING, (105.0, 0.0): REFUSING, (129.9, 129.0): LEAVING, (130.0, 130.0): REFUSING}
     assert {moment: found.phase(*moment) for moment in moments} == moments
     assert found.phase(160.0, 0.0) == SERVING
-
-
-def test_a_renewal_does_not_take_phase_two_back() -> None:
-    """Whether it was asked for, or quiet or the bound had brought it; a new drain begins with phase one."""
-    wishes: list[tuple[dict[str, Any], float]] = [
-        ({"refuse": True}, 110.0), ({"quiet_s": 5.0}, 0.0), ({"bound_s": 10.0, "quiet_s": 100.0}, 109.0),
-    ]  # fmt: skip
-    for first, admitted in wishes:
-        drain = begin(Drain(), 100.0, **first)
-        assert drain.phase(110.0, admitted) == REFUSING
-        renewed = begin(drain, 110.0, admitted, quiet_s=3000.0, bound_s=3000.0)
-        assert renewed.phase(110.0, admitted) == REFUSING
-        again = begin(renewed, renewed.until + 1)
-        assert again.phase(renewed.until + 1, 0.0) == LEAVING
 
 
 def test_ready_means_that_no_reason_holds_and_the_gravest_is_named() -> None:

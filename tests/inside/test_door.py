@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from plimsoll.inside.answers import Receive, Scope, Send
 from plimsoll.inside.door import (
     DOOR,
-    FIELDS,
     HOMES,
     LARGEST_FILE,
     PASSAGE,
@@ -49,14 +48,12 @@ KINDS = {
 
 
 def door(spare: float = 50, mode: str = "certified") -> Door:
-    """A door with a table of these kinds."""
     made = Door()
     made.use(mode, CertificateTable("0.32.0", "m", spare, {}, tuple(KINDS.values())), KINDS)
     return made
 
 
 def tokens(count: int, kind: str = "prompt_logprobs") -> dict[str, KindDemand]:
-    """A request with so many units that add up with those of others."""
     return {kind: KindDemand(count, adds_up=True)}
 
 
@@ -194,13 +191,6 @@ def test_whatever_comes_and_goes_no_account_is_negative_and_all_come_back(events
     assert not one._keys
 
 
-def test_the_accounts_lie_on_every_api_servers_page(tmp_path: Path) -> None:
-    """The fields are among those of the page."""
-    shared = Shared(str(tmp_path), 1, fellows_expected=False)
-    assert all(shared.own[name] == 0 for name in FIELDS)
-    shared.close()
-
-
 # Told to the client
 
 
@@ -292,7 +282,6 @@ TABLE: dict[str, Any] = {
 
 
 def written(folder: Path, table: Any) -> str:
-    """The path of a file that holds it."""
     path = folder / "table.json"
     path.write_text(json.dumps(table), encoding="utf-8")
     return str(path)

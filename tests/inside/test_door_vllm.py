@@ -38,7 +38,6 @@ def params(**changed: Any) -> SimpleNamespace:
 
 
 def picture(count: int) -> SimpleNamespace:
-    """`MultiModalFeatureSpec` of an item that the encoder makes so many tokens of."""
     return SimpleNamespace(mm_position=SimpleNamespace(get_num_embeds=lambda: count, length=count + 2))
 
 
@@ -153,14 +152,12 @@ def fake_vllm(*, graceful: bool = True) -> dict[str, Any]:
 
 
 def settings(folder: Path, table: Any = TABLE, mode: str = "certified") -> InsideSettings:
-    """With a table of 100 bytes to spare: 10 and 2.5 for each prompt token."""
     path = folder / "table.json"
     path.write_text(json.dumps(table))
     return InsideSettings({"PLIMSOLL_ADMIT": mode, "PLIMSOLL_CERTIFICATE": str(path)})
 
 
 def started(folder: Path, table: Any = TABLE, mode: str = "certified", **how: Any) -> tuple[Door, Any]:
-    """A door in the output processor of a new engine client."""
     made, modules = Door(), fake_vllm(**how)
     assert install_into_vllm(made, settings(folder, table, mode), modules.__getitem__)
     client = modules["vllm.v1.engine.async_llm"].AsyncLLM(config())
@@ -295,27 +292,17 @@ def test_a_kind_that_cannot_be_judged_is_named(tmp_path: Path) -> None:
     assert processor.add_request(special("a", 10_000), None) == "added"
 
 
-def _without_method(modules: dict[str, Any]) -> None:
-    del modules["vllm.v1.engine.output_processor"].OutputProcessor._finish_request
+PROCESSOR, REQUEST = "vllm.v1.engine.output_processor", "vllm.v1.engine"
+CHANGES: list[Callable[[dict[str, Any]], object]] = [
+    lambda modules: delattr(modules[PROCESSOR].OutputProcessor, "_finish_request"),
+    lambda modules: setattr(modules[PROCESSOR].OutputProcessor, "add_request", lambda *_arguments: None),
+    lambda modules: setattr(modules[REQUEST].EngineCoreRequest, "__struct_fields__", ("request_id",)),
+    lambda modules: setattr(modules["vllm.exceptions"], "GracefulHTTPError", ValueError),
+    lambda modules: modules.pop("vllm.v1.engine.async_llm"),
+]
 
 
-def _other_signature(modules: dict[str, Any]) -> None:
-    modules["vllm.v1.engine.output_processor"].OutputProcessor.add_request = lambda *arguments: None  # noqa: ARG005
-
-
-def _other_fields(modules: dict[str, Any]) -> None:
-    modules["vllm.v1.engine"].EngineCoreRequest.__struct_fields__ = ("request_id",)
-
-
-def _other_errors(modules: dict[str, Any]) -> None:
-    modules["vllm.exceptions"].GracefulHTTPError = ValueError
-
-
-def _no_engine(modules: dict[str, Any]) -> None:
-    del modules["vllm.v1.engine.async_llm"]
-
-
-@pytest.mark.parametrize("change", [_without_method, _other_signature, _other_fields, _other_errors, _no_engine])
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_vllm_that_is_not_known_is_left_alone(
     tmp_path: Path, change: Callable[[dict[str, Any]], None], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -35,7 +35,6 @@ def ask(core: GateControl, method: str, path: str, body: Any = None, headers: An
 
 
 def message(found: GateAnswer) -> str:
-    """What an error says, in one line."""
     text = str(found.body["error"]["message"])
     assert "\n" not in text
     assert found.body["error"]["code"] == found.status
@@ -52,8 +51,8 @@ def put_figures(folder: Path, **changed: Any) -> None:
     write_whole(str(folder), f"worker-{known['pid']}", {**empty_figures(), **known})
 
 
-def test_the_table_is_what_the_issue_asks_for() -> None:
-    """Only ready is open."""
+def test_only_ready_is_open() -> None:
+    """The table, whole."""
     assert {(e.method, e.path) for e in ENDPOINTS} == {
         *(("GET", f"/plimsoll/{name}") for name in ("ready", "state", "memory", "knobs")),
         *(("POST", f"/plimsoll/{name}") for name in ("drain", "undrain", "compact", "snapshot", "shed", "unshed", "knobs")),
@@ -111,11 +110,9 @@ def test_methods_and_paths_are_exact(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "status"),
     [
-        (b"{", 400), (b"[]", 400), (b"\xff", 400), (b"[" * 60_000, 400), (b'{"lease": 5}', 400), (b'{"lease_s": NaN}', 400),
-        (b'{"lease_s": true}', 400), (b'{"lease_s": -1}', 400), (b'{"lease_s": 1e400}', 400), (b'{"lease_s": 1e300}', 400),
-        (b'{"lease_s": 1' + b"0" * 400 + b"}", 400), (b'{"epoch": 1.5}', 400), (b'{"epoch": true}', 400),
-        (b'{"epoch": -1}', 400), (b'{"epoch": 9223372036854775808}', 400), (b'{"refuse": 1}', 400),
-        (b'{"retry_after_s": 99999}', 400), (b" " * (LARGEST_BODY + 1), 413), (b"x" * (LARGEST_BODY + 1), 413),
+        (b"{", 400), (b'{"lease": 5}', 400), (b'{"lease_s": NaN}', 400), (b'{"lease_s": 1e400}', 400),
+        (b'{"epoch": 1.5}', 400), (b'{"epoch": 9223372036854775808}', 400), (b'{"refuse": 1}', 400), (b'{"quiet_s": 1e9}', 400),
+        (b'{"bound_s": true}', 400), (b'{"retry_after_s": 99999}', 400), (b" " * (LARGEST_BODY + 1), 413),
     ],
 )  # fmt: skip
 def test_a_bad_body_is_refused_in_one_line_and_drains_nothing(tmp_path: Path, body: bytes, status: int) -> None:
@@ -239,13 +236,13 @@ async def test_a_second_call_is_told_to_wait(tmp_path: Path) -> None:
 
 def test_shed_needs_a_bound_and_ends_with_its_lease(tmp_path: Path) -> None:
     """What was set at start stands behind it."""
-    core, _ = made(tmp_path)
-    assert "max_wait_s" in message(ask(core, "POST", "shed"))
+    assert "max_wait_s" in message(ask(made(tmp_path)[0], "POST", "shed"))
+    core, _ = made(tmp_path, PLIMSOLL_SHED_WAIT_S="30")
     assert ask(core, "POST", "shed", {"max_wait_s": 2, "lease_s": 100}).body["max_wait_s"] == 2.0
-    assert ask(core, "POST", "unshed").body["max_wait_s"] is None
-    ask(core, "POST", "shed", {"max_wait_s": 2, "lease_s": 0.1})
-    time.sleep(0.11)
-    assert core.shed_bound_s() is None
+    assert ask(core, "POST", "unshed").body["max_wait_s"] == 30.0
+    ask(core, "POST", "shed", {"max_wait_s": 2, "lease_s": 100})
+    core.shared.common["shed_until_ns"] = time.monotonic_ns() - 1
+    assert core.shed_bound_s() == 30.0
 
 
 def test_what_cannot_be_done_is_an_answer(tmp_path: Path) -> None:
@@ -258,14 +255,3 @@ def test_what_cannot_be_done_is_an_answer(tmp_path: Path) -> None:
     found = ask(core, "GET", "state")
     assert found.status == 500
     assert "ValueError" in message(found)
-
-
-def test_where_the_endpoints_are_elsewhere_only_ready_is_here(tmp_path: Path) -> None:
-    """404, before the token is even looked at."""
-    core, _ = made(tmp_path)
-
-    async def go(path: str) -> int:
-        return (await endpoints.answer(core, GateRequest("GET", path, (), b""), only_ready=True)).status
-
-    assert asyncio.run(go("/plimsoll/ready")) == 200
-    assert asyncio.run(go("/plimsoll/state")) == 404

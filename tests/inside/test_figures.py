@@ -22,7 +22,6 @@ KEY = 4242
 
 
 def figures_of(pid: int = 0, **more: Any) -> dict[str, Any]:
-    """Figures as a worker writes them, of this very process unless told otherwise."""
     pid = pid or os.getpid()
     found = empty_figures()
     found |= {"pid": pid, "started": start_ticks(pid), "ancestors": [pid, 17, KEY], "beat": 100.0, "engine": 0, "rank": 0}
@@ -34,14 +33,12 @@ def write_figures(folder: str, figures: dict[str, Any]) -> None:
 
 
 def put(folder: Path, text: str | bytes, pid: int = 0) -> Path:
-    """A file where a worker's would be."""
     path = folder / f"worker-{pid or os.getpid()}.json"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     return path
 
 
 def ended_process() -> int:
-    """The number of a process that is no more."""
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
     return process.pid

@@ -25,20 +25,18 @@ from plimsoll.inside.shared import ASLEEP, PAUSED
 from plimsoll.inside.tick import OwnPort, Tick
 from tests.fakes import BEARER, EngineClient, State, ask, hello, http_scope, settings
 from tests.inside.test_answers import STEERED, WORKING
-from tests.inside.test_gate_control import drain, feed, made
+from tests.inside.test_gate_control import drain, made
 
 KINDS = ("answer", "stream", "raise before", "raise after", "cancelled", "disconnect", "websocket", "look", "follow")
 
 
 def gated(app: App, folder: object, **more: str) -> tuple[Gate, GateControl]:
-    """A gate with a folder of its own, and its core."""
     gate = Gate(app, settings(folder, **more))
     assert gate._control is not None
     return gate, gate._control
 
 
 def with_engine(core: GateControl) -> EngineClient:
-    """An engine that is there."""
     client = EngineClient()
     core.engine._state = State(engine_client=client)
     return client
@@ -123,7 +121,7 @@ def test_the_count_is_exact_in_any_interleaving(plan: list[tuple[str, int, int]]
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         check()
-        assert core.shared.total("in_flight") == core.in_layer == inside == 0
+        assert core.shared.total("in_flight") == core.in_layer == core.answering == inside == 0
         assert core.shared.total("begun") <= len(plan)
         core.close()
 
@@ -257,22 +255,22 @@ def _answering(status: int) -> App:
 
 
 @pytest.mark.parametrize(
-    ("path", "query", "status", "reason"),
+    ("path", "query", "status", "how"),
     [
-        ("/sleep", b"level=1", 200, "asleep"),
-        ("/pause", b"", 200, "asleep"),
-        ("/sleep", b"level=1", 500, "ready"),
-        ("/sleep", b"level=1", 404, "ready"),
+        ("/sleep", b"level=1", 200, ASLEEP),
+        ("/sleep", b"", 200, ASLEEP),
+        ("/sleep", b"level=0", 200, PAUSED),  # its memory was not given back
+        ("/pause", b"", 200, PAUSED),
+        ("/sleep", b"level=1", 500, 0),
     ],
 )
-async def test_a_server_sent_to_sleep_is_not_ready(tmp_path: Path, path: str, query: bytes, status: int, reason: str) -> None:
+async def test_a_server_sent_to_sleep_is_not_ready(tmp_path: Path, path: str, query: bytes, status: int, how: int) -> None:
     """Once vLLM has answered with success; waking a part of it is not enough."""
     gate, core = gated(_answering(status), tmp_path)
     with_engine(core)
-    await ask(gate, "POST", path, query_string=query)
-    assert core.readiness().reason == reason
-    await ask(gate, "POST", "/wake_up", query_string=b"tags=weights")
-    assert core.readiness().reason == reason
+    for wakes in (b"", b"tags=weights"):
+        await ask(gate, "POST", "/wake_up" if wakes else path, query_string=wakes or query)
+        assert (core.shared.common["asleep"], core.readiness().is_ready) == (how, how == 0)
     await ask(gate, "POST", "/wake_up")
     assert core.readiness().reason == "ready"
 
@@ -361,16 +359,6 @@ def test_asking_after_earlier_work_does_not_put_phase_two_off(tmp_path: Path) ->
     assert core.shared.own["last_admitted_ns"] > 0
 
 
-@pytest.mark.parametrize(("query", "how"), [(b"level=1", ASLEEP), (b"", ASLEEP), (b"level=0", PAUSED)])
-def test_sleep_of_level_0_is_a_pause(tmp_path: Path, query: bytes, how: int) -> None:
-    """Its memory was not given back, and nobody is told so."""
-    gate = Gate(hello, settings(tmp_path))
-    core = gate._control
-    assert core is not None
-    asyncio.run(ask(gate, "POST", "/sleep", query_string=query))
-    assert core.shared.common["asleep"] == how
-
-
 def test_a_port_whose_holder_has_gone_is_taken_over(tmp_path: Path) -> None:
     """The first of two has it; when that one closes, the other listens at its next look."""
     listen = f"unix:{tmp_path / 'own.sock'}"
@@ -421,45 +409,18 @@ class Broken:
         raise RuntimeError(name)
 
 
-def _close_own(gate: Gate, core: GateControl) -> None:
-    del gate
-    core.shared.own.close()
+SPOILERS: dict[str, Callable[[Gate, GateControl], object]] = {
+    "own page": lambda _, core: core.shared.own.close(),
+    "common page": lambda _, core: core.shared.common.close(),
+    "pulse": lambda _, core: setattr(core, "pulse", Broken()),
+    "engine": lambda _, core: setattr(core, "engine", Broken()),
+    "tick": lambda gate, _: setattr(gate, "_tick", Broken()),
+    "shared": lambda _, core: setattr(core, "shared", Broken()),
+    "settings": lambda _, core: setattr(core, "settings", SimpleNamespace(listen="")),
+}
 
 
-def _close_common(gate: Gate, core: GateControl) -> None:
-    del gate
-    core.shared.common.close()
-
-
-def _break_pulse(gate: Gate, core: GateControl) -> None:
-    del gate
-    feed(core, 4, 40)
-    core.pulse = Broken()  # type: ignore[assignment]
-
-
-def _break_engine(gate: Gate, core: GateControl) -> None:
-    del gate
-    core.engine = Broken()  # type: ignore[assignment]
-
-
-def _break_tick(gate: Gate, core: GateControl) -> None:
-    del core
-    gate._tick = Broken()  # type: ignore[assignment]
-
-
-def _break_shared(gate: Gate, core: GateControl) -> None:
-    del gate
-    core.shared = Broken()  # type: ignore[assignment]
-
-
-def _break_settings(gate: Gate, core: GateControl) -> None:
-    del gate
-    core.settings = SimpleNamespace(listen="")  # type: ignore[assignment]
-
-
-@pytest.mark.parametrize(
-    "spoil", [_close_own, _close_common, _break_pulse, _break_engine, _break_tick, _break_shared, _break_settings]
-)
+@pytest.mark.parametrize("spoil", SPOILERS.values(), ids=list(SPOILERS))
 def test_a_fault_of_ours_never_fails_a_request(tmp_path: Path, spoil: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever part is broken, work, looks, websockets and /sleep pass; counted each time, logged once a place."""
 

@@ -23,7 +23,6 @@ from tests.inside.gate_processes import caller
 
 
 def made(folder: Path, places: int = 4, **more: Any) -> tuple[GateControl, EngineClient]:
-    """A gate's core with an engine of so many places."""
     client = EngineClient(places)
     return GateControl(settings(folder, **more), State(engine_client=client), Pulse()), client
 
@@ -39,7 +38,6 @@ def feed(core: GateControl, running: int, waiting: int, *, each_s: float = 0.1) 
 
 
 def drain(core: GateControl, ago_s: float = 0.0, **wish: Any) -> None:
-    """Begin a drain, so long ago."""
     with core.shared.common.changing():
         core.shared.set_drain(begin(core.shared.drain(), time.monotonic() - ago_s, **wish))
 
@@ -53,9 +51,6 @@ def test_phase_two_stays_until_its_drain_ends_and_does_not_come_back(tmp_path: P
     core.begin()
     assert core.phase() == REFUSING
     assert core.shared.drain().is_refusing
-    core, _ = made(tmp_path)
-    drain(core, quiet_s=1.0, ago_s=2.0)
-    assert core.phase() == REFUSING
     core.shared.common["until_ns"] = time.monotonic_ns()
     assert core.phase() == SERVING
     drain(core, quiet_s=50.0)

@@ -135,9 +135,8 @@ def test_containment_and_lease_do_not_undo_each_other(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("is_old", [False, True])
-def test_a_bound_below_what_runs_admits_nobody_and_trips_no_assertion(clock: Clock, *, is_old: bool) -> None:
+def test_a_bound_below_what_runs_admits_nobody_and_trips_no_assertion(*, is_old: bool) -> None:
     """Before 0.31 vLLM asserts that no more run than are admitted: there the bound follows down what runs."""
-    del clock
     made = core(is_old=is_old)
     found = Knobs(VllmScheduler(made))
     running = made.scheduler.running
@@ -150,9 +149,8 @@ def test_a_bound_below_what_runs_admits_nobody_and_trips_no_assertion(clock: Clo
     assert turned(made)[0] == 2
 
 
-def test_a_step_always_has_a_token_for_each_who_runs(clock: Clock) -> None:
+def test_a_step_always_has_a_token_for_each_who_runs() -> None:
     """One plus the speculative tokens each, or the tail of the list would starve; never above the start."""
-    del clock
     made = core()
     made.scheduler.num_spec_tokens = 3
     found = Knobs(VllmScheduler(made))
@@ -177,9 +175,8 @@ def test_a_step_always_has_a_token_for_each_who_runs(clock: Clock) -> None:
         ({"enable_chunked_prefill": False}, {"long_prefill_token_threshold": 100}, "without chunked prefill"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_whole(clock: Clock, limits: dict[str, Any], values: dict[str, Any], why: str) -> None:
+def test_what_cannot_be_is_refused_whole(limits: dict[str, Any], values: dict[str, Any], why: str) -> None:
     """Nothing above what was allocated at the start; the other knobs of such an order are not turned either."""
-    del clock
     made = core(**limits)
     found = Knobs(VllmScheduler(made))
     before = turned(made)
@@ -187,9 +184,8 @@ def test_what_cannot_be_is_refused_whole(clock: Clock, limits: dict[str, Any], v
     assert turned(made) == before
 
 
-def test_an_older_epoch_is_refused(clock: Clock) -> None:
+def test_an_older_epoch_is_refused() -> None:
     """A holder who was replaced cannot turn anything; without an epoch the current one is meant."""
-    del clock
     made = core()
     found = Knobs(VllmScheduler(made))
     assert order(found, epoch=7, max_num_seqs=3)["epoch"] == 7
@@ -198,9 +194,8 @@ def test_an_older_epoch_is_refused(clock: Clock) -> None:
     assert turned(made)[0] == 4
 
 
-def test_an_engine_that_steps_with_others_is_left_alone(clock: Clock) -> None:
+def test_an_engine_that_steps_with_others_is_left_alone() -> None:
     """Data parallel engines, and a scheduler that is not vLLM's own."""
-    del clock
     made = core()
     made.vllm_config.parallel_config.data_parallel_size = 2
     assert "data parallel" in order(Knobs(VllmScheduler(made)), max_num_seqs=2)["refused"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -67,12 +66,3 @@ def test_a_server_that_is_gone_is_said_and_words_that_are_none_get_the_usage(cap
     assert "could not be asked" in capsys.readouterr().err
     assert main([], ENVIRON) == main(["soon"], ENVIRON) == 2
     assert "usage: python3 -m plimsoll.inside.leave" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("from_file", [True, False])
-def test_the_token_is_read_as_the_gate_reads_it(tmp_path: Path, from_file: bool) -> None:
-    """From the environment or from the file that it names, without the newline that a secret often ends with."""
-    (tmp_path / "token").write_text(f"{TOKEN}\n", encoding="utf-8")
-    told = {"PLIMSOLL_TOKEN_FILE": str(tmp_path / "token")} if from_file else {"PLIMSOLL_TOKEN": f"{TOKEN}\n"}
-    with standin(GATED) as server:
-        assert main(["2", str(server.port)], told) == 0

@@ -42,14 +42,12 @@ MIB = 1 << 20
 
 
 def raw_segments(path: Path) -> list[dict[str, Any]]:
-    """The segments as torch hands them out; the captures are our own, so unpickling them runs nothing of others."""
     found = pickle.loads(gzip.decompress(path.read_bytes()))
     segments: list[dict[str, Any]] = found["segments"] if isinstance(found, dict) else found
     return segments
 
 
 def segment(blocks: list[tuple[str, int]], **more: Any) -> dict[str, Any]:
-    """A segment of these blocks, in order, as torch lists one."""
     listed = [{"state": state, "size": size} for state, size in blocks]
     return {"device": 0, "total_size": sum(size for _, size in blocks), "segment_type": "large", "blocks": listed, **more}
 
@@ -201,11 +199,9 @@ class OlderCuda:
         self._is_initialized = is_initialized
 
     def is_initialized(self) -> bool:
-        """Whether the process uses a device."""
         return self._is_initialized
 
     def memory_stats_as_nested_dict(self, device: int) -> dict[str, Any]:
-        """Statistics of a device; asking before torch is initialized would be our mistake."""
         assert self._is_initialized
         return {"of": device}
 
@@ -213,7 +209,6 @@ class OlderCuda:
         return [{"total_size": 1, "pool": mempool_id}]
 
     def get_device_properties(self, device: int) -> SimpleNamespace:
-        """The properties of a device."""
         return SimpleNamespace(uuid=f"0000-{device}")
 
 
@@ -256,11 +251,9 @@ class Memory:
         return 100 * MIB - self.free_segment, 200 * MIB
 
     def empty_cache(self) -> None:
-        """Give the free segment back."""
         self.free_segment = 0
 
     def _snapshot(self) -> dict[str, Any]:
-        """One segment of one block, and two events."""
         block = {"size": MIB, "requested_size": MIB, "address": 0, "state": "active_allocated", "frames": []}
         segment = {"address": 0, "total_size": MIB, "device": 1, "stream": 0, "segment_type": "small", "blocks": [block]}
         return {"segments": [segment], "device_traces": [[], [None, None]]}
@@ -270,7 +263,6 @@ class Memory:
 
 
 def torch_of(memory: Memory) -> Any:
-    """A torch with this memory."""
     return SimpleNamespace(cuda=memory)
 
 
@@ -298,7 +290,6 @@ def test_other_devices_are_refused(device: Any) -> None:
 
 
 def cumem(*asleep: bool, tag: str = "default") -> dict[str, Any]:
-    """The loaded modules of a worker with vLLM's own memory pools, some of them asleep."""
     held = {place: SimpleNamespace(is_asleep=each) for place, each in enumerate(asleep)}
     allocator = SimpleNamespace(current_tag=tag, default_tag="default", pointer_to_data=held)
     home = SimpleNamespace(CuMemAllocator=SimpleNamespace(instance=allocator))
@@ -339,30 +330,18 @@ def test_only_the_newest_snapshots_of_a_rank_are_kept(tmp_path: Path) -> None:
     assert left == {Path(path).name for path in paths[-SNAPSHOTS_KEPT:]} | {"plimsoll-rank20-x.pickle", "mine.pickle"}
 
 
-@pytest.mark.parametrize(
-    ("history", "asked"), [(1000, ("all", "python", 1000)), ("5", ("all", "python", 5)), (0, (None, "all", 0))]
-)
-def test_history_is_turned_on_and_off(tmp_path: Path, history: Any, asked: tuple[Any, ...]) -> None:
-    """Numbers as text too: vLLM's own endpoint hands on nothing else."""
+def test_history_is_turned_on_and_off_within_bounds(tmp_path: Path) -> None:
+    """Numbers as text too: vLLM's own endpoint hands on nothing else. Beyond the bounds nothing is recorded or written."""
     memory = Memory()
-    assert "path" in snapshot(ON_GPU, torch_of(memory), str(tmp_path), history)
-    assert memory.history == [asked]
-
-
-@pytest.mark.parametrize("history", [-1, HISTORY_MAX_ENTRIES + 1, "many", [], float("inf"), float("nan")])
-def test_a_history_without_bounds_is_refused(tmp_path: Path, history: Any) -> None:
-    """Nothing is recorded and nothing written."""
-    memory = Memory()
-    assert "history" in snapshot(ON_GPU, torch_of(memory), str(tmp_path), history)["refused"]
-    assert memory.history == []
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_history_from_the_start_is_bounded_too() -> None:
-    """An operator's larger number is cut."""
-    memory = Memory()
-    record_history(torch_of(memory), 10 * HISTORY_MAX_ENTRIES)
-    assert memory.history == [("all", "python", HISTORY_MAX_ENTRIES)]
+    wild: list[Any] = [-1, HISTORY_MAX_ENTRIES + 1, "many", [], float("inf"), float("nan")]
+    for history in wild:
+        assert "history" in snapshot(ON_GPU, torch_of(memory), str(tmp_path), history)["refused"]
+    assert (memory.history, list(tmp_path.iterdir())) == ([], [])
+    for wanted in (1000, "5", 0):
+        assert "path" in snapshot(ON_GPU, torch_of(memory), str(tmp_path), wanted)
+    record_history(torch_of(memory), 10 * HISTORY_MAX_ENTRIES)  # an operator's larger number, from the start
+    asked = [("all", "python", 1000), ("all", "python", 5), (None, "all", 0), ("all", "python", HISTORY_MAX_ENTRIES)]
+    assert memory.history == asked
 
 
 def test_a_folder_that_is_not_ours_is_refused(tmp_path: Path) -> None:
@@ -389,7 +368,6 @@ GIB = 1 << 30
 
 
 def machine(root: Path, files: dict[str, str]) -> str:
-    """A machine of these files; the root to read it from."""
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,14 +20,12 @@ ROOT = Path(__file__).parents[2]
 
 
 def values(page: str | None = None) -> dict[str, float]:
-    """The page as numbers, by name and labels."""
     text = generate_latest(REGISTRY).decode() if page is None else page
     lines = [line for line in text.splitlines() if line.startswith("plimsoll_")]
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
 
 
 def worker(name: str) -> str:
-    """The series of the only worker."""
     return f'{name}{{engine="0",worker="0"}}'
 
 

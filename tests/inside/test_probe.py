@@ -31,7 +31,6 @@ def worker_classes() -> tuple[Any, Any]:
             self.loaded: list[Any] = []
 
         def compile_or_warm_up_model(self) -> str:
-            """The last thing of a start."""
             if self.rank == 13:
                 raise MemoryError("while a graph was recorded")
             return "warm"
@@ -46,7 +45,6 @@ def worker_classes() -> tuple[Any, Any]:
 
 
 def inject(worker_class: Any, extension: Any) -> None:
-    """What vLLM does with --worker-extension-cls."""
     for name in dir(extension):
         if not name.startswith("__"):
             assert not hasattr(worker_class, name), name
@@ -128,19 +126,6 @@ def test_a_worker_class_with_a_new_of_its_own_is_watched_from_the_first_call(fol
     assert not folder.exists()
     worker.plimsoll_figures()
     assert wait_for_figures(folder, rank=0)["phase"] == "serving"
-
-
-def test_watching_twice_starts_one_thread(folder: Path) -> None:
-    """The plugin and the extension may both be there."""
-    _, worker_class = worker_classes()
-    inject(worker_class, Probe)
-    before = threading.active_count()
-    worker = worker_class(vllm_config=None, rank=0)
-    warm_up = worker.compile_or_warm_up_model
-    probe.watch(worker)
-    assert threading.active_count() == before + 1
-    assert worker.compile_or_warm_up_model is warm_up
-    assert wait_for_figures(folder, rank=0)
 
 
 def test_a_folder_that_cannot_be_made_harms_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

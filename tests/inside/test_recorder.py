@@ -35,19 +35,17 @@ from plimsoll.inside.recorder import (
     shared_salt,
 )
 from plimsoll.inside.settings import InsideSettings
-from plimsoll.simulate.trace_files import SHAPES, json_columns, read_trace
+from plimsoll.simulate.trace_files import SHAPES, json_columns
 from tests.inside.vllm_shapes import RequestState, finished, request, request_stats
 
 ONE = Finished(1_700_000_000.0, 1_700_000_001.0, 40, 5, "stop", engine=0)
 
 
 def recorder(folder: Path, **more: str) -> Recorder:
-    """One that writes there, with these settings."""
     return Recorder(InsideSettings({"PLIMSOLL_RECORD": str(folder), "PLIMSOLL_DIR": str(folder / "run"), **more}))
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    """All lines that were written."""
     return [json.loads(line) for file in sorted(folder.glob("*.jsonl")) for line in file.read_text().splitlines()]
 
 
@@ -302,15 +300,6 @@ def test_what_a_full_disk_cuts_off_is_taken_back(tmp_path: Path) -> None:
     assert file.read_bytes() == b"a" * 99 + b"\n" + b"c" * 99 + b"\n"
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_each_time(tmp_path: Path) -> None:
-    """The caller counts it and comes again."""
-    (tmp_path / "file").write_bytes(b"")
-    files = RecordFiles(str(tmp_path / "file" / "folder"), 1000, 8, STARTED)
-    for _ in range(2):
-        with pytest.raises(OSError, match="file"):
-            files.append(LINE)
-
-
 # From vLLM's figures to a line of a recording: what was measured, in order, and no more.
 
 AT = 1_700_000_000.0
@@ -318,7 +307,6 @@ ANY = st.floats() | st.floats(-10, 10)
 
 
 def row(one: Finished | None) -> dict[str, object]:
-    """The line, of something that there is."""
     assert one is not None
     return as_row(one)
 
@@ -381,12 +369,6 @@ def test_a_request_given_up_while_it_waited_has_only_its_ends() -> None:
     assert from_state(state, AT) is None
 
 
-@pytest.mark.parametrize(("reason", "is_cut_off"), [("stop", False), ("length", False), ("abort", True), ("error", True)])
-def test_only_what_came_to_its_own_end_tells_how_long_outputs_are(reason: str, is_cut_off: bool) -> None:
-    """An aborted output could have been longer."""
-    assert from_stats(finished(finish_reason=reason), AT, 0).is_cut_off is is_cut_off
-
-
 @given(ANY, ANY, ANY, st.integers(-5, 2**40) | st.none(), st.integers(-5, 2**40), ANY | st.none())
 def test_any_figures_make_a_line_that_the_reader_accepts_or_none(
     e2e: float, inference: float, decode: float, prompt: int | None, output: int, first: float | None
@@ -406,14 +388,6 @@ def test_any_figures_make_a_line_that_the_reader_accepts_or_none(
         assert not e2e < 1e9
         return
     json_columns(SHAPES[0], [line], 0)
-
-
-def test_the_reader_of_traces_takes_the_line(tmp_path: Path) -> None:
-    """Written by one part, read by another, of the same format."""
-    path = tmp_path / "one.jsonl"
-    path.write_text(json.dumps(row(from_stats(finished(), AT, 0))) + "\n")
-    trace = read_trace(str(path))
-    assert (trace.prompt.tolist(), trace.output.tolist()) == ([100], [20])
 
 
 # Hashes of a prompt's blocks: what begins alike looks alike, and nothing else does.

@@ -66,13 +66,11 @@ class Cuda:
 
 
 def on_gpu(folder: Path, nvml: Any) -> tuple[Sampler, Worker, Cuda]:
-    """A sampler of a worker on a stand-in for a GPU."""
     cuda, worker = Cuda(), Worker(SimpleNamespace(type="cuda", index=0))
     return Sampler(worker, QUICK, str(folder), SimpleNamespace(cuda=cuda), nvml), worker, cuda
 
 
 def wait_for(what: Callable[[], bool], limit_s: float = 20.0) -> None:
-    """Return once it is so."""
     deadline = time.monotonic() + limit_s
     while not what():
         assert time.monotonic() < deadline, "waited in vain"
@@ -243,11 +241,9 @@ class Bindings:
         return UUIDS.index(uuid)
 
     def nvmlDeviceGetHandleByIndex(self, place: int) -> int:  # noqa: N802
-        """One by its place on the bus."""
         return place
 
     def nvmlDeviceGetName(self, handle: int) -> bytes:  # noqa: N802
-        """Older bindings hand out bytes."""
         return f"{self.names[handle]} {handle}".encode() if len(set(self.names)) > 1 else self.names[handle].encode()
 
     def nvmlDeviceGetMigMode(self, handle: int) -> tuple[int, int]:  # noqa: N802
@@ -256,7 +252,6 @@ class Bindings:
         return 1, 1
 
     def nvmlDeviceGetMemoryInfo(self, handle: int, version: int | None = None) -> SimpleNamespace:  # noqa: N802
-        """With the second version the driver's own part is apart."""
         if version is not None and self.is_old:
             raise RuntimeError("function not found")
         own = 1 if version == 2 else 0
@@ -268,7 +263,6 @@ class Bindings:
 
 
 def device_of(found: Any) -> int:
-    """Which device figures are of: each has a total of its own."""
     assert found.figures is not None, found.reasons
     total: int = found.figures["total"]
     return total - 140 * GIB
@@ -372,7 +366,6 @@ class Tensor:
 
 
 def worker_of(**own: Any) -> Any:
-    """A worker that has finished its start, with these attributes besides those of every era."""
     at_start = SimpleNamespace(free_memory=138 * GIB, total_memory=140 * GIB)
     runner = SimpleNamespace(model_memory_usage=15.0 * GIB, kv_caches=[])
     common = {"model_runner": runner, "init_snapshot": at_start, "requested_memory": 129 * GIB}

@@ -70,17 +70,9 @@ def said(folder: Path, loggers: str, age: str, **env: str) -> list[object]:
     return found
 
 
-def test_it_is_a_logger_for_all_engines_where_vllm_has_such(tmp_path: Path) -> None:
-    """Only those are told of sleep: vLLM's adapter for loggers of one engine does not hand it on."""
-    assert said(tmp_path, NEW, "new") == [True, 4, 1, False, {}]
-
-
-def test_it_is_one_for_each_engine_where_vllm_has_no_other(tmp_path: Path) -> None:
-    """Before 0.11.1."""
-    assert said(tmp_path, OLD, "old") == [True, 4, None, False, {}]
-
-
-def test_where_requests_cannot_be_watched_it_still_records(tmp_path: Path) -> None:
-    """A vLLM without the output processor that we know: that is counted, and steps are heard all the same."""
-    found = said(tmp_path, NEW, "new", PLIMSOLL_RECORD=str(tmp_path / "record"))
-    assert found == [True, 4, 1, True, {"watching requests": 1}]
+def test_it_is_a_logger_for_all_engines_where_vllm_has_such_and_one_for_each_before(tmp_path: Path) -> None:
+    """Only the former are told of sleep; requests that cannot be watched are counted, and steps are heard all the same."""
+    record = str(tmp_path / "record")
+    assert said(tmp_path / "new", NEW, "new") == [True, 4, 1, False, {}]
+    assert said(tmp_path / "old", OLD, "old") == [True, 4, None, False, {}]
+    assert said(tmp_path / "bare", NEW, "new", PLIMSOLL_RECORD=record) == [True, 4, 1, True, {"watching requests": 1}]

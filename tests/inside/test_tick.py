@@ -54,7 +54,6 @@ class Trial:
         self._does = does
 
     async def __call__(self, client: Any, limit_s: float) -> bool:
-        """Fails or not, after what happens meanwhile."""
         del client, limit_s
         self.made += 1
         if self._does is not None:
@@ -73,7 +72,6 @@ def silent(folder: Path) -> tuple[GateControl, EngineClient]:
 
 
 async def look(tick: Tick, times: int = 2) -> None:
-    """The tick looks for a stuck engine; the work has been there for a while."""
     for _ in range(times):
         tick._work_since = tick._work_since and time.monotonic() - 50
         tick._wedge()
@@ -189,7 +187,6 @@ class Client:
         self.heard: list[Any] = []
 
     def shutdown(self, timeout: float | None = None) -> str:
-        """Remembers what it was called with."""
         self.heard.append(timeout)
         return "done"
 
@@ -243,7 +240,6 @@ async def talk(path: str, data: bytes, *, half_close: bool = False) -> bytes:
 
 
 def status(answer: bytes) -> int:
-    """The status of a raw answer."""
     return int(answer.split(b" ", 2)[1])
 
 
@@ -273,71 +269,38 @@ def test_a_place_is_a_path_or_an_address_and_else_a_sentence() -> None:
             where_of(text)
 
 
-def test_requests_are_answered_with_the_token_and_not_without(tmp_path: Path) -> None:
-    """On a socket that only this user may open; it goes with the server."""
+RUBBISH = [
+    (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03garbage\r\n\r\n", 400),
+    (b"GET\r\n\r\n", 400),
+    (b"GET /plimsoll/state HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n", 400),
+    (b"GET / HTTP/1.1\r\n" + b"X: " + b"y" * 200_000 + b"\r\n\r\n", 431),
+    (raw_request("POST", "/plimsoll/drain", b"x" * 70_000, AUTH), 413),
+]
+
+
+def test_requests_are_answered_with_the_token_and_rubbish_with_an_error(tmp_path: Path) -> None:
+    """On a socket that only this user may open; one request a connection; what is not HTTP or too large harms none."""
 
     async def does(path: str, port: OwnPort) -> None:
         del port
         assert Path(path).stat().st_mode & 0o777 == 0o600
-        assert status(await talk(path, raw_request("GET", "/plimsoll/ready"))) == 200
+        for data, expected in RUBBISH:
+            answer = await talk(path, data)
+            assert answer == b"" or status(answer) in (expected, 400)
+        ready = raw_request("GET", "/plimsoll/ready")
+        assert status(await talk(path, ready, half_close=True)) == 200
+        assert (await talk(path, ready * 2)).count(b"HTTP/1.1") == 1
+        head, _, body = (await talk(path, raw_request("HEAD", "/plimsoll/ready"))).partition(b"\r\n\r\n")
+        assert (status(head), b"content-length" in head.lower(), body) == (200, True, b"")
         assert status(await talk(path, raw_request("GET", "/plimsoll/state"))) == 401
         answer = await talk(path, raw_request("GET", "/plimsoll/state?x=1", b"", AUTH))
-        assert status(answer) == 200
-        assert b"connection: close" in answer.lower()
+        assert (status(answer), b"connection: close" in answer.lower()) == (200, True)
         drained = await talk(path, raw_request("POST", "/plimsoll/drain", b'{"epoch": 1}', AUTH))
         assert b'"phase":"leaving"' in drained
         assert status(await talk(path, raw_request("GET", "/v1/models", b"", AUTH))) == 404
 
     at(tmp_path, does)
-    assert not (tmp_path / "own.sock").exists()
-
-
-def test_without_a_token_all_but_ready_is_off(tmp_path: Path) -> None:
-    """Also on a socket of its own."""
-
-    async def does(path: str, port: OwnPort) -> None:
-        del port
-        assert status(await talk(path, raw_request("GET", "/plimsoll/ready"))) == 200
-        assert status(await talk(path, raw_request("GET", "/plimsoll/state", b"", AUTH))) == 403
-
-    at(tmp_path, does, PLIMSOLL_TOKEN="")
-
-
-def test_head_has_no_body_and_two_requests_get_one_answer(tmp_path: Path) -> None:
-    """One request a connection; what is sent after it is not read."""
-
-    async def does(path: str, port: OwnPort) -> None:
-        del port
-        head, _, body = (await talk(path, raw_request("HEAD", "/plimsoll/ready"))).partition(b"\r\n\r\n")
-        assert status(head) == 200
-        assert b"content-length" in head.lower()
-        assert body == b""
-        assert (await talk(path, raw_request("GET", "/plimsoll/ready") * 2)).count(b"HTTP/1.1") == 1
-        assert status(await talk(path, raw_request("GET", "/plimsoll/ready"), half_close=True)) == 200
-
-    at(tmp_path, does)
-
-
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03garbage\r\n\r\n", 400),
-        (b"GET\r\n\r\n", 400),
-        (b"GET /plimsoll/state HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\n" + b"X: " + b"y" * 200_000 + b"\r\n\r\n", 431),
-        (raw_request("POST", "/plimsoll/drain", b"x" * 70_000, AUTH), 413),
-    ],
-)
-def test_rubbish_gets_an_answer_and_the_next_one_is_served(tmp_path: Path, data: bytes, expected: int) -> None:
-    """Not HTTP, too long, too large."""
-
-    async def does(path: str, port: OwnPort) -> None:
-        del port
-        answer = await talk(path, data)
-        assert answer == b"" or status(answer) in (expected, 400)
-        assert status(await talk(path, raw_request("GET", "/plimsoll/ready"))) == 200
-
-    at(tmp_path, does)
+    assert not (tmp_path / "own.sock").exists(), "it goes with the server"
 
 
 def test_a_client_that_says_nothing_is_left_after_a_while(tmp_path: Path) -> None:
@@ -454,68 +417,7 @@ class Maker:
 
 
 def ours(loggers: list[Any]) -> int:
-    """How many of them are ours."""
     return sum(isinstance(one, Listener) for one in loggers)
-
-
-def test_one_flat_list() -> None:
-    """0.8.0 to 0.8.2: one list of loggers, for one engine."""
-    client, make = SimpleNamespace(stat_loggers=[Own()], vllm_config="config"), Maker()
-    assert [attach(client, make) for _ in range(3)] == [True] * 3
-    assert ours(client.stat_loggers) == 1
-    assert make.asked == [("config", 0)]
-
-
-def test_a_list_for_each_engine() -> None:
-    """0.8.3 to 0.9.2: the output handler holds the outer list, so the inner ones are joined where they are."""
-    client, make = SimpleNamespace(stat_loggers=[[Own()], [Own(), Own()]], vllm_config=None), Maker()
-    held = client.stat_loggers
-    assert attach(client, make)
-    assert attach(client, make)
-    assert [ours(loggers) for loggers in held] == [1, 1]
-    for engine, running in ((0, 3), (1, 4)):
-        for logger in held[engine]:
-            logger.record(scheduler_stats=scheduler(running, 0, gpu_cache_usage=0.1), iteration_stats=iteration())
-    assert make.pulse.running == 7
-
-
-def test_a_manager_with_a_list_by_engine() -> None:
-    """0.10.0 to 0.11.0: a dictionary by the engine's number, beside one logger for Prometheus."""
-    manager = SimpleNamespace(per_engine_logger_dict={0: [Own()], 1: []}, prometheus_logger=Own(), engine_idxs=[0, 1])
-    client, make = SimpleNamespace(logger_manager=manager, vllm_config=None), Maker()
-    assert attach(client, make)
-    assert attach(client, make)
-    assert [ours(loggers) for loggers in manager.per_engine_logger_dict.values()] == [1, 1]
-    for engine, running in ((0, 3), (1, 4)):
-        for logger in manager.per_engine_logger_dict[engine]:
-            logger.record(scheduler(running, 0, kv_cache_usage=0.1), iteration(), engine)
-    assert make.pulse.running == 7
-
-
-def test_a_manager_with_loggers_for_all_engines() -> None:
-    """0.11.1 and later: one list; ours is for all engines and told each one's number."""
-    manager = SimpleNamespace(stat_loggers=[Own(), Own()], engine_indexes=[0, 1])
-    client, make = SimpleNamespace(logger_manager=manager, vllm_config="config"), Maker()
-    assert attach(client, make)
-    assert attach(client, make)
-    assert make.asked == [("config", [0, 1])]
-    for engine, running in ((0, 3), (1, 4)):
-        for logger in manager.stat_loggers:
-            logger.record(scheduler(running, 0, kv_cache_usage=0.1), iteration(), mm_cache_stats=None, engine_idx=engine)
-    assert make.pulse.running == 7
-
-
-def test_a_manager_has_one_logger_of_ours() -> None:
-    """One that the plugin put there is enough; one that vLLM built anew, as elastic scaling does, is joined again."""
-    make = Maker()
-    manager = SimpleNamespace(stat_loggers=[make(None, [0]), Own()], engine_indexes=[0])
-    assert attach(SimpleNamespace(logger_manager=manager), make)
-    assert ours(manager.stat_loggers) == 1
-    client, make = SimpleNamespace(logger_manager=SimpleNamespace(stat_loggers=[Own()], engine_indexes=[0])), Maker()
-    assert attach(client, make)
-    client.logger_manager = SimpleNamespace(stat_loggers=[Own()], engine_indexes=[0, 1])
-    assert attach(client, make)
-    assert ours(client.logger_manager.stat_loggers) == 1
 
 
 @pytest.mark.parametrize(
@@ -536,6 +438,44 @@ def test_what_cannot_be_joined_is_said_and_counted(client: Any) -> None:
     before = FAULTS.counts.get(WHERE, 0)
     assert attach(client, Maker()) is False
     assert FAULTS.counts[WHERE] == before + 1
+
+
+def clients() -> dict[str, tuple[Any, list[list[Any]], Any]]:
+    """Of each release: a client of two engine cores, its lists of loggers, and the cores that ours are made for."""
+    flat, nested, by_engine, joint = [Own()], [[Own()], [Own(), Own()]], {0: [Own()], 1: list[Any]()}, [Own(), Own()]
+    old = SimpleNamespace(per_engine_logger_dict=by_engine, prometheus_logger=Own(), engine_idxs=[0, 1])
+    new = SimpleNamespace(stat_loggers=joint, engine_indexes=[0, 1])
+    return {
+        "0.8.0": (SimpleNamespace(stat_loggers=flat, vllm_config="c"), [flat], [0]),
+        "0.8.3": (SimpleNamespace(stat_loggers=nested, vllm_config="c"), nested, [0, 1]),
+        "0.10.0": (SimpleNamespace(logger_manager=old, vllm_config="c"), list(by_engine.values()), [0, 1]),
+        "0.11.1": (SimpleNamespace(logger_manager=new, vllm_config="c"), [joint], [[0, 1]]),
+    }
+
+
+@each("release", list(clients()))
+def test_each_list_of_loggers_gets_one_of_ours_however_often_it_is_asked(release: str) -> None:
+    """Where they are: the output handler holds the lists; each of ours tells of its own engine cores."""
+    client, lists, cores = clients()[release]
+    make = Maker()
+    assert [attach(client, make) for _ in range(3)] == [True] * 3
+    assert make.asked == [("c", each) for each in cores]
+    for engine, running in ((0, 3), (1, 4)):
+        for logger in lists[min(engine, len(lists) - 1)]:
+            known = {"engine_idx": engine} if release == "0.11.1" else {}
+            logger.record(scheduler(running, 0, kv_cache_usage=0.1), iteration(), **known)
+    assert [sum(isinstance(one, Listener) for one in loggers) for loggers in lists] == [1] * len(lists)
+    assert make.pulse.running == (4 if release == "0.8.0" else 7)
+
+
+def test_a_manager_that_vllm_built_anew_is_joined_again() -> None:
+    """As elastic scaling does; one that the plugin put there is enough."""
+    make = Maker()
+    client = SimpleNamespace(logger_manager=SimpleNamespace(stat_loggers=[make(None, [0]), Own()], engine_indexes=[0]))
+    for expected in (1, 2):
+        assert attach(client, make)
+        assert len(make.asked) == expected
+        client.logger_manager = SimpleNamespace(stat_loggers=[Own()], engine_indexes=[0, 1])
 
 
 def test_without_vllm_nothing_is_attached() -> None:

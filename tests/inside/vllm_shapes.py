@@ -32,7 +32,6 @@ def iteration(*requests: Any, at: float = 1_700_000_000.0, prompt: int = 0, gene
 
 
 def scheduler(running: int, waiting: int, **more: Any) -> SimpleNamespace:
-    """`SchedulerStats`; the KV usage under whatever name."""
     return SimpleNamespace(num_running_reqs=running, num_waiting_reqs=waiting, **more)
 
 

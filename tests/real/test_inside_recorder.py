@@ -46,8 +46,9 @@ class Witness:
         after = sum(isinstance(one, Listener) for one in client.logger_manager.stat_loggers)
         body = json.dumps({
             "attached": [before, done, after], "fed": PULSE.is_fed, "steps": PULSE.steps, "running": PULSE.running,
-            "waiting": PULSE.waiting, "finished": PULSE.finished, "asleep": PULSE.sleep_level, "output": PULSE.output_tokens.value,
-            "longest": PULSE.longest_step_s, "faults": FAULTS.counts, "dropped": RECORDER.dropped,
+            "waiting": PULSE.waiting, "finished": PULSE.finished, "asleep": PULSE.sleep_level,
+            "output": PULSE.output_tokens.value, "longest": PULSE.longest_step_s, "faults": FAULTS.counts,
+            "dropped": RECORDER.dropped,
         }).encode()
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
         await send({"type": "http.response.body", "body": body})

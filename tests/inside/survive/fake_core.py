@@ -76,7 +76,6 @@ class Scheduler:
         self.waiting.append(request)
 
     def schedule(self) -> Any:
-        """A step of the tokens that the bounds allow."""
         while self.waiting and len(self.running) < self.max_num_active_reqs:
             request = self.waiting.popleft()
             request.status = "RUNNING"
@@ -98,7 +97,6 @@ class Scheduler:
         )
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Preempt all, in their places, and empty the cache."""
         assert reset_running_requests
         assert not reset_connector
         while self.running:
@@ -142,7 +140,6 @@ class UniProcExecutor:
         """Nothing is sampled here."""
 
     def collective_rpc(self, method: Callable[..., Any], args: tuple[Any, ...] = ()) -> list[Any]:
-        """What the worker's function would answer."""
         del args
         self.calls.append(method.__name__)
         return [{"known": sorted(self.known), "site": "forward", "free": self.free}]

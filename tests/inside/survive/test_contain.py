@@ -26,18 +26,15 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def armed(core: EngineCore, folder: Path, **environ: str) -> EngineCore:
-    """The core with containment in it."""
     assert contain.arm(core, InsideSettings({"PLIMSOLL_SURVIVE": "1", "PLIMSOLL_DIR": str(folder), **environ}), VERSION) == ""
     return core
 
 
 def told(folder: Path) -> dict[str, Any]:
-    """What the core has written."""
     return report.read(str(folder), os.getpid())[0]
 
 
 def above(tokens: int) -> Any:
-    """Fail every step of more tokens."""
     return lambda plan: OutOfMemoryError(OUT_OF_MEMORY) if plan.total_num_scheduled_tokens > tokens else None
 
 

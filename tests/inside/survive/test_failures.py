@@ -9,7 +9,6 @@ import weakref
 import pytest
 
 from plimsoll.inside.survive.failures import SiteNote, StepFailure, identify, local_of, release_frames
-from tests.each import each
 
 
 class OutOfMemoryError(RuntimeError):
@@ -27,61 +26,36 @@ TEXT = (
 ASKED, FREE = round(1.95 * 2**30), round(110.5 * 2**20)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        OutOfMemoryError(TEXT),
-        RuntimeError(f"Worker failed with error '{TEXT}', please check the stack trace above for the root cause"),
-        RuntimeError(TEXT),
-    ],
-)
-def test_torch_out_of_memory_is_one_also_as_a_workers_text(error: Exception) -> None:
-    """In one process it comes as torch raised it, from several as text."""
-    assert identify(error) == StepFailure("unknown", ASKED, FREE)
+OTHERS_OUT = [
+    AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+    RuntimeError("Worker failed with error 'CUDA error: out of memory\n...', please check"),
+]
+NONE_OF_THEM = [
+    RuntimeError("CUDA error: an illegal memory access was encountered"),
+    AcceleratorError("CUDA error: device-side assert triggered"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory"),
+    MemoryError("CUDA out of memory. Tried to allocate 1.95 GiB."),
+    OutOfMemoryError("HIP out of memory. Tried to allocate 1.95 GiB."),
+    ValueError(TEXT),
+    RuntimeError(f"the prompt was: {TEXT}"),
+    RuntimeError(f"Worker failed with error 'a request said: {TEXT}'"),
+    RuntimeError("NCCL error: unhandled cuda error, out of memory"),
+    AssertionError(),
+    KeyError("CUDA out of memory. "),
+]
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
-        RuntimeError("Triton Error [CUDA]: out of memory"),
-        RuntimeError("Worker failed with error 'CUDA error: out of memory\n...', please check"),
-    ],
-)
-def test_the_drivers_own_out_of_memory_is_one(error: Exception) -> None:
-    """Loading a kernel or launching a graph can run out as well; the device is sound afterwards."""
-    assert identify(error) == StepFailure("unknown", None, None)
-
-
-@each(
-    "error",
-    [
-        RuntimeError("CUDA error: an illegal memory access was encountered"),
-        AcceleratorError("CUDA error: device-side assert triggered"),
-        RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory"),
-        MemoryError("CUDA out of memory. Tried to allocate 1.95 GiB."),
-        OutOfMemoryError("HIP out of memory. Tried to allocate 1.95 GiB."),
-        ValueError(TEXT),
-        RuntimeError(f"the prompt was: {TEXT}"),
-        RuntimeError(f"Worker failed with error 'a request said: {TEXT}'"),
-        RuntimeError("NCCL error: unhandled cuda error, out of memory"),
-        AssertionError(),
-        KeyError("CUDA out of memory. "),
-    ],
-)
-def test_anything_else_is_none_and_dies_as_before(error: Exception) -> None:
-    """A text that only mentions memory, the host's memory, another device, a broken device."""
-    assert identify(error) is None
-
-
-def test_the_error_an_error_was_raised_from_counts() -> None:
-    """vLLM wraps some; what was meant is the cause."""
-    wrapped = ValueError("a step failed")
-    wrapped.__cause__ = OutOfMemoryError(TEXT)
-    assert identify(wrapped) == StepFailure("unknown", ASKED, FREE)
-    looped = ValueError("round")
-    looped.__cause__ = looped
-    assert identify(looped) is None
+def test_only_what_surely_is_a_device_out_of_memory_is_one() -> None:
+    """As torch raised it or as a worker's text, the driver's own, one it was raised from; any other error dies as before."""
+    wrapped, looped = ValueError("a step failed"), ValueError("round")
+    wrapped.__cause__, looped.__cause__ = OutOfMemoryError(TEXT), looped
+    told = f"Worker failed with error '{TEXT}', please check the stack trace above for the root cause"
+    known: list[Exception] = [OutOfMemoryError(TEXT), RuntimeError(told), RuntimeError(TEXT), wrapped]
+    for error in known:
+        assert identify(error) == StepFailure("unknown", ASKED, FREE), error
+    assert [identify(error) for error in OTHERS_OUT] == [StepFailure()] * len(OTHERS_OUT)
+    assert [error for error in (*NONE_OF_THEM, looped) if identify(error) is not None] == []
 
 
 def test_the_innermost_known_function_names_the_place() -> None:

@@ -7,15 +7,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from plimsoll.inside.figures import FILE_MAX_BYTES
 from plimsoll.inside.places import start_ticks
 from plimsoll.inside.survive import report
+from tests.each import each
 
 
 def line(**changed: Any) -> dict[str, Any]:
-    """A core that contained three failures."""
     told = {**report.unknown(""), "armed": True, "contained": 3, "stalled_s": 1.25, "aborted_requests": []}
     sizes = {"tokens_per_step": {"now": 512, "start": 2048}, "sequences": {"now": 128, "start": 128}}
     return {**told, **sizes, **changed}
@@ -54,25 +52,18 @@ def test_what_a_dead_core_left_is_taken_away(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "[]", "{", '{"schema":"plimsoll.survive/1"}', "null", "x" * (FILE_MAX_BYTES + 1)],
-)
+@each("text", ["", "[]", "{", '{"schema":"plimsoll.survive/1"}', "null", "x" * (FILE_MAX_BYTES + 1)])
 def test_a_torn_or_foreign_file_is_unknown(tmp_path: Path, text: str) -> None:
-    """Nothing is concluded from it."""
+    """Nothing is concluded from it, nor from a value of another kind: a reader that trusted it would fail far from here."""
     (tmp_path / f"core-{os.getpid()}.json").write_text(text)
     assert report.told(str(tmp_path), os.getpid())["armed"] is None
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [{"contained": "3"}, {"contained": True}, {"last": []}, {"last": {"at": "now"}}, {"tokens_per_step": {"now": "x"}},
-     {"aborted_requests": ["a"]}, {"armed": None}],
-)  # fmt: skip
-def test_a_value_of_another_kind_is_unknown(tmp_path: Path, changed: dict[str, Any]) -> None:
-    """A reader that trusted it would fail far away from here."""
-    report.write(str(tmp_path), line(**changed))
-    assert report.told(str(tmp_path), os.getpid())["armed"] is None
+    kinds: list[dict[str, Any]] = [
+        {"contained": "3"}, {"contained": True}, {"last": []}, {"last": {"at": "now"}}, {"tokens_per_step": {"now": "x"}},
+        {"aborted_requests": ["a"]}, {"armed": None},
+    ]  # fmt: skip
+    for changed in kinds:
+        report.write(str(tmp_path), line(**changed))
+        assert report.told(str(tmp_path), os.getpid())["armed"] is None, changed
 
 
 def test_a_request_is_found_by_the_id_its_api_server_knows(tmp_path: Path) -> None:

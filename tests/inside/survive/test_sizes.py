@@ -22,7 +22,6 @@ START = Limits(8192, 256, 4096)
 
 
 def step(tokens: int, requests: int = 48, **more: object) -> OutOfMemoryStep:
-    """A failed step of so many tokens in so many requests."""
     return OutOfMemoryStep(tokens, tuple(f"r{number}" for number in range(requests)), **more)  # type: ignore[arg-type]
 
 

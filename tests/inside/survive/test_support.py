@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from plimsoll.inside.survive import support
+from tests.each import each
 from tests.inside.survive.fake_core import EngineCore, install_vllm
 
 
@@ -19,101 +21,71 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refusal(core: EngineCore, version: str = "0.32.0", *, unproven: bool = False) -> str | None:
-    """Why it is not armed."""
     return support.refusal(core, version, unproven=unproven)
 
 
-def test_a_text_model_on_one_rank_is_armed_where_it_was_shown() -> None:
-    """The engine as most people run it."""
-    assert refusal(EngineCore()) is None
-    assert refusal(EngineCore(), "0.32.0+cpu") is None
+def changed(*paths: str) -> EngineCore:
+    """A core with `part.name=value` set; a bare name is deleted from its scheduler."""
+    core: Any = EngineCore()
+    for path in paths:
+        where, _, value = path.partition("=")
+        owner, _, name = where.rpartition(".")
+        if not value:
+            delattr(core.scheduler, name)
+            continue
+        part = core
+        for step in filter(None, owner.split(".")):
+            part = getattr(part, step)
+        setattr(part, name, ast.literal_eval(value))
+    return cast("EngineCore", core)
 
 
-@pytest.mark.parametrize("version", ["0.33.0", "0.24.0", "0.32.1.dev3", "1.0", "of unknown version", "0.32.0.post1"])
-def test_a_release_that_is_not_known_stays_unarmed_even_unproven(version: str) -> None:
-    """Its internals may differ in a way that nobody has looked at."""
-    assert "is not known to it" in str(refusal(EngineCore(), version, unproven=True))
+CONFIG, MODEL = "vllm_config", "vllm_config.model_config"
+PICTURES = f"{MODEL}.is_multimodal_model=True"
+NEVER = [
+    *((EngineCore(), version, "is not known to it")
+      for version in ("0.33.0", "0.24.0", "0.32.1.dev3", "1.0", "of unknown version", "0.32.0.post1")),
+    (changed(f"{CONFIG}.parallel_config.world_size=2"), "0.32.0", "this engine has 2 ranks"),
+    (changed(f"{CONFIG}.parallel_config.data_parallel_size=4"), "0.32.0", "data parallel"),
+    (changed(f"{CONFIG}.scheduler_config.enable_chunked_prefill=False"), "0.32.0", "chunked prefill"),
+    (changed("scheduler.connector='a'"), "0.32.0", "connector"),
+    (changed("model_executor='a'"), "0.32.0", "executor"),
+    (changed(PICTURES, f"{CONFIG}.scheduler_config.disable_chunked_mm_input=True"), "0.32.0", "must not be cut"),
+    *((changed(name), "0.32.0", f"Scheduler has no {name}")
+      for name in ("prev_step_scheduled_req_ids", "max_num_running_reqs", "sched_step_seq", "num_spec_tokens")),
+    (EngineCore(), "0.25.1", "a request has no async_tokens_to_discard"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"parallel_config.world_size": 2}, "this engine has 2 ranks"),
-        ({"parallel_config.data_parallel_size": 4}, "data parallel"),
-        ({"scheduler_config.enable_chunked_prefill": False}, "chunked prefill"),
-    ],
-)
-def test_what_cannot_be_contained_is_refused_even_unproven(changes: dict[str, Any], says: str) -> None:
-    """Ranks that wait in a collective, a step that cannot shrink."""
-    core = EngineCore()
-    for path, value in changes.items():
-        part, name = path.split(".")
-        setattr(getattr(core.vllm_config, part), name, value)
-    assert says in str(refusal(core, unproven=True))
+@each(("core", "version", "says"), NEVER, ids=lambda case: case[2])
+def test_what_is_not_known_or_cannot_be_contained_is_refused_even_unproven(core: EngineCore, version: str, says: str) -> None:
+    """A release or a fork that nobody looked at, ranks that wait in a collective, a step that cannot shrink."""
+    assert says in str(refusal(core, version, unproven=True))
 
 
-def test_a_connector_or_another_executor_is_refused() -> None:
-    """Blocks that another engine holds; workers that nobody can ask."""
-    core = EngineCore()
-    core.scheduler.connector = SimpleNamespace()  # type: ignore[assignment]
-    assert "connector" in str(refusal(core, unproven=True))
-    other = EngineCore()
-    other.model_executor = SimpleNamespace()  # type: ignore[assignment]
-    assert "executor" in str(refusal(other, unproven=True))
-
-
-def test_each_feature_alone_is_not_their_mixture() -> None:
-    """Pictures ran, asynchronous scheduling ran; both together did not."""
-    core = EngineCore()
-    core.vllm_config.model_config.is_multimodal_model = True
-    assert refusal(core) is None
-    core.batch_queue = []
-    assert "together" in str(refusal(core))
-
-
-def test_pictures_that_must_not_be_cut_another_scheduler_and_another_device_are_refused() -> None:
-    """Smaller steps would cut the picture; a scheduler of somebody else's is not known; AMD's error reads otherwise."""
-    core = EngineCore()
-    core.vllm_config.model_config.is_multimodal_model = True
-    core.vllm_config.scheduler_config.disable_chunked_mm_input = True
-    assert "must not be cut" in str(refusal(core, unproven=True))
-    other = EngineCore()
+def test_a_scheduler_a_step_or_a_device_of_another_form_is_refused() -> None:
+    """Somebody else's scheduler, one that cannot preempt, a step that hides its plan; AMD's error reads otherwise."""
+    other, hidden, old = EngineCore(), EngineCore(), EngineCore()
     other.scheduler.__class__ = type("MyScheduler", (type(other.scheduler),), {"__module__": "my.scheduler"})
     assert "MyScheduler is not vLLM's own" in str(refusal(other, unproven=True))
+    hidden.step_fn = lambda: ({}, False)
+    assert "under another name" in str(refusal(hidden, unproven=True))
+    old.scheduler.reset_prefix_cache = old.scheduler.schedule  # type: ignore[method-assign, assignment]
+    assert "cannot preempt" in str(refusal(old, unproven=True))
     platform: Any = sys.modules["vllm.platforms"]
     platform.current_platform.is_cpu = lambda: False
     assert "NVIDIA" in str(refusal(EngineCore(), unproven=True))
 
 
-def test_what_ran_nowhere_needs_the_operators_word() -> None:
-    """It is named, and `unproven` arms it."""
-    core = EngineCore()
-    core.vllm_config.model_config.runner_type = "pooling"
-    core.vllm_config.model_config.is_encoder_decoder = True
-    assert "text, pooling, encoder-decoder models together, with vLLM 0.32.0 and the first runner, was" in str(refusal(core))
-    assert refusal(core, unproven=True) is None
-    second = EngineCore()
-    second.vllm_config.use_v2_model_runner = True
-    assert "second runner was never tried" in str(refusal(second))
-
-
-@pytest.mark.parametrize("name", ["prev_step_scheduled_req_ids", "max_num_running_reqs", "sched_step_seq", "num_spec_tokens"])
-def test_a_scheduler_without_a_name_it_needs_is_refused(name: str) -> None:
-    """A fork, or a release that was patched."""
-    core = EngineCore()
-    delattr(core.scheduler, name)
-    assert f"Scheduler has no {name}" in str(refusal(core, unproven=True))
-
-
-def test_a_request_or_a_step_of_another_form_is_refused() -> None:
-    """0.25's counter is not in a request of 0.32; a step that hides its plan cannot be read."""
-    assert "a request has no async_tokens_to_discard" in str(refusal(EngineCore(), "0.25.1", unproven=True))
-    core = EngineCore()
-    core.step_fn = lambda: ({}, False)
-    assert "under another name" in str(refusal(core, unproven=True))
-    old = EngineCore()
-    old.scheduler.reset_prefix_cache = old.scheduler.schedule  # type: ignore[method-assign, assignment]
-    assert "cannot preempt" in str(refusal(old, unproven=True))
+def test_what_ran_is_armed_and_what_ran_nowhere_needs_the_operators_word() -> None:
+    """Pictures ran, asynchronous scheduling ran; both together did not. It is named, and `unproven` arms it."""
+    assert [refusal(EngineCore(), version) for version in ("0.32.0", "0.32.0+cpu")] == [None, None]
+    assert refusal(changed(PICTURES)) is None
+    assert "together" in str(refusal(changed(PICTURES, "batch_queue=[]")))
+    pooling = changed(f"{MODEL}.runner_type='pooling'", f"{MODEL}.is_encoder_decoder=True")
+    assert "text, pooling, encoder-decoder models together, with vLLM 0.32.0 and the first runner, was" in str(refusal(pooling))
+    assert refusal(pooling, unproven=True) is None
+    assert "second runner was never tried" in str(refusal(changed(f"{CONFIG}.use_v2_model_runner=True")))
 
 
 def test_every_feature_that_is_asked_for_has_a_word_in_the_list() -> None:

@@ -13,7 +13,6 @@ from plimsoll.inside.survive.failures import NOTE, StepFailure
 
 
 def request(prompt_logprobs: int | None = None) -> SimpleNamespace:
-    """A request as the first runner keeps it."""
     return SimpleNamespace(
         sampling_params=SimpleNamespace(prompt_logprobs=prompt_logprobs), in_progress_prompt_logprobs_cpu="half done"
     )
@@ -27,7 +26,6 @@ class Adapters:
         self._last_mapping: Any = "old"
 
     def deactivate_adapter(self, adapter: int) -> None:
-        """Take it out of its slot."""
         del self._active_adapters[adapter]
 
 
@@ -50,7 +48,6 @@ def first_runner() -> Any:
 
 
 def wrapped(runner: Any, device: str = "cpu") -> Any:
-    """The worker as vLLM wraps it."""
     return SimpleNamespace(worker=SimpleNamespace(model_runner=runner, device=SimpleNamespace(type=device, index=0)))
 
 
