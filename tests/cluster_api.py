@@ -26,8 +26,6 @@ _PATH = re.compile(
 
 @dataclass(frozen=True, slots=True, order=True)
 class Call:
-    """One call, as RBAC sees it."""
-
     verb: str
     group: str
     resource: str
@@ -283,7 +281,6 @@ class ClusterApi:
 
 
 def merged(item: Json, patch: Json) -> Json:
-    """A JSON merge patch."""
     for name, value in patch.items():
         if value is None:
             item.pop(name, None)
@@ -295,7 +292,6 @@ def merged(item: Json, patch: Json) -> Json:
 
 
 def selects(selector: str) -> Callable[[Json], bool]:
-    """Of labels `a=b,c=d` only."""
     pairs = [part.split("=", 1) for part in selector.split(",") if part]
     return lambda item: all(item["metadata"].get("labels", {}).get(name) == value for name, value in pairs)
 
@@ -325,7 +321,6 @@ def pod(
     status: Json | None = None,
     **meta: Any,
 ) -> Json:
-    """A pod that runs."""
     ready = {"type": "Ready", "status": str(is_ready)}
     return {
         "kind": "Pod",

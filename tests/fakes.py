@@ -68,7 +68,6 @@ class EngineClient:
             self.output_processor.request_states.pop(request_id, None)
 
     def add(self, name: str, prompt_len: int, *, is_prefilling: bool = True) -> None:
-        """One request that is with the engine."""
         self.output_processor.request_states[name] = SimpleNamespace(prompt_len=prompt_len, is_prefilling=is_prefilling)
 
 
@@ -96,9 +95,15 @@ class Got(NamedTuple):
     def json(self) -> Any:
         return json.loads(self.body)
 
+    def events(self) -> list[str]:
+        """The events of a stream, without the word before each."""
+        parts = self.body.decode().split("\n\n")
+        assert parts[-1] == "", "a stream ends with an empty line"
+        assert all(part.startswith("data: ") for part in parts[:-1])
+        return [part.removeprefix("data: ") for part in parts[:-1]]
+
 
 async def hello(scope: Scope, receive: Receive, send: Send) -> None:
-    """Says hello to everything; knows lifespan."""
     if scope["type"] == "lifespan":
         await live(scope, receive, send)
     elif scope["type"] == "websocket":
@@ -111,7 +116,6 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def live(scope: Scope, receive: Receive, send: Send) -> None:
-    """Starts and stops when told to."""
     del scope
     while True:
         kind = (await receive())["type"]
@@ -121,7 +125,6 @@ async def live(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def http_scope(method: str, path: str, headers: Sequence[tuple[bytes, bytes]] = (), **more: Any) -> Scope:
-    """One request as uvicorn words it."""
     return {
         "type": "http", "method": method, "path": path, "headers": list(headers), "query_string": b"", "root_path": "",
         "app": SimpleNamespace(state=State()), **more,
@@ -183,7 +186,6 @@ def served(app: App) -> Iterator[int]:
 
 
 def eventually(holds: Any, within_s: float = 20.0) -> None:
-    """Waits until it holds; fails when it does not."""
     end = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < end, "it never came to hold"
@@ -196,7 +198,6 @@ def raw_request(method: str, path: str, body: bytes = b"", *headers: str) -> byt
 
 
 def read_all(client: socket.socket) -> bytes:
-    """Everything until the other side ends."""
     client.settimeout(20)
     parts = []
     with contextlib.suppress(ConnectionError):

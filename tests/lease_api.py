@@ -32,7 +32,6 @@ class LeaseApi(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def spec(self) -> dict[str, Any]:
-        """Of the one Lease that there is."""
         (lease,) = self.leases.values()
         found: dict[str, Any] = lease["spec"]
         return found
@@ -44,7 +43,6 @@ class LeaseApi(ThreadingHTTPServer):
         return lease
 
     def judge(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, dict[str, Any]]:
-        """The answer, as the real one gives it."""
         name = path.removeprefix(LEASES).strip("/")
         if not path.startswith(LEASES):
             return 404, {"kind": "Status"}
@@ -92,7 +90,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def lease_api() -> Iterator[LeaseApi]:
-    """One until the test is over."""
     api = LeaseApi()
     threading.Thread(target=api.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     try:

@@ -13,7 +13,6 @@ from plimsoll.standin.launch import StandinOptions
 
 
 def guard_options(words: Sequence[str], environ: Mapping[str, str]) -> GuardOptions:
-    """What `plimsoll guard` would do with these words."""
     return guard.read_options(parse(guard.GuardCommandOptions, words), environ)
 
 

@@ -51,7 +51,6 @@ def _imports(text: str) -> Iterator[str]:
 
 
 def _impure(text: str) -> list[str]:
-    """The imports that a pure module may not have."""
     bad = []
     for name in _imports(text):
         top, _, rest = name.partition(".")

@@ -152,7 +152,6 @@ class Place:
             return tokens(self.masked(text))
 
     def files(self) -> dict[str, Any]:
-        """What was written, by name."""
         new = [p for p in self.folder.rglob("*") if p not in self.before and p.is_file() and ".hidden" not in p.parts]
         return {self.masked(p.relative_to(self.folder).as_posix()): self.file(p) for p in sorted(new)}
 
@@ -206,7 +205,6 @@ def _copy_of(number: int) -> IO[bytes]:
 
 
 def answer(command: str, words: str, folder: Path) -> dict[str, Any]:
-    """What one invocation did, as it is kept."""
     place = Place(folder)
     words, _, source = words.partition(" < ")
     with place.entered():
@@ -226,19 +224,16 @@ def answer(command: str, words: str, folder: Path) -> dict[str, Any]:
 
 
 def options(command: str) -> list[str]:
-    """The options that its --help names."""
     code, out, _ = said([command, "--help"])
     assert code == 0
     return sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", out)))
 
 
 def commands() -> list[str]:
-    """What the first screen offers."""
     return [line.split()[0] for line in said(["--help"])[1].splitlines() if re.match(r"  [a-z]", line)]
 
 
 def recorded(command: str) -> dict[str, Any]:
-    """What was kept of one command."""
     return dict(json.loads((OUTPUTS / f"{command}.json").read_text(encoding="utf-8")))
 
 
@@ -335,7 +330,6 @@ def test_sentences_are_free_and_what_they_name_is_not() -> None:
 
 
 def record(wanted: list[str]) -> None:
-    """Write down what the commands answer now."""
     for command in wanted or CASES:
         kept = {}
         for name, words in CASES[command].items():

@@ -29,7 +29,6 @@ numbers = st.lists(st.integers(10**9, 10**10), min_size=1, max_size=20)
 
 
 def in_docker(line: str) -> str:
-    """The line as docker keeps it."""
     return json.dumps({"log": line + "\n", "stream": "stdout"})
 
 
@@ -165,7 +164,6 @@ def test_what_an_operator_needs_stays(line: str) -> None:
 
 
 def logs() -> list[Path]:
-    """Every recorded log at hand."""
     return [*sorted(CAPTURES.rglob("*.log*")), *(sorted(OTHERS.glob("*.log.gz")) if OTHERS.is_dir() else [])]
 
 

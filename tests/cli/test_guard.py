@@ -27,10 +27,10 @@ from plimsoll.guard.judge.policy import GRADES
 from plimsoll.launch.options import options_of
 from tests.cli.answers import shell
 from tests.each import each
+from tests.fakes import TOKEN as STANDIN_TOKEN
 from tests.guard.daemon.guards import TOKEN, guarding
 from tests.net.page_server import PAGE, Handler, receiving, serving
 from tests.options import guard_options
-from tests.standin.servers import TOKEN as STANDIN_TOKEN
 from tests.standin.servers import Server, standin
 
 QUICK = "[policy.dead]\nfor = 0\nclear = 0\n"

@@ -21,8 +21,9 @@ from plimsoll.guard.daemon.journal import Journal
 from plimsoll.guard.daemon.manual_drain import ManualDrains
 from plimsoll.guard.daemon.steps import EngineAdapters, SharedLock
 from plimsoll.net.server import GuardServer
+from tests.fakes import TOKEN
 from tests.guard.daemon.drain_world import POLICY, Sight, World
-from tests.standin.servers import TOKEN, Server, with_gate
+from tests.standin.servers import Server, with_gate
 
 Capsys = pytest.CaptureFixture[str]
 LEASE_S = 2.0

@@ -10,7 +10,8 @@ import pytest
 from lab.engine.server import free_port
 from plimsoll.inside.leave import LEASE_S, leave, main
 from plimsoll.standin.config import ServerFlags
-from tests.standin.servers import TOKEN, standin
+from tests.fakes import TOKEN
+from tests.standin.servers import standin
 
 GATED = ServerFlags(token=TOKEN, middleware=("plimsoll.inside.Gate",))
 ENVIRON = {"PLIMSOLL_TOKEN": TOKEN}

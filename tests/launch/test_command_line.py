@@ -137,7 +137,6 @@ class _Refusing(argparse.ArgumentParser):
 
 
 def _argparse_from_table(release: str) -> _Refusing:
-    """Python's own parser with the rows of our table."""
     parser = _Refusing(prog="vllm", add_help=False)
     parser.add_argument("model_tag", nargs="?")
     for row in {r.name: r for r in flags_of(release).values()}.values():

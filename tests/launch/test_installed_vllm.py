@@ -121,7 +121,6 @@ SERVE = b"/usr/bin/python3\0/usr/local/bin/vllm\0serve\0Qwen/Qwen3-8B\0--served-
 
 
 def process(proc: Path, pid: int, cmdline: bytes, parent: int = 1, environ: bytes | None = b"") -> None:
-    """Writes what /proc shows of one process."""
     folder = proc / str(pid)
     folder.mkdir()
     (folder / "cmdline").write_bytes(cmdline)

@@ -19,7 +19,6 @@ CAPTURES = Path(__file__).parent.parent / "captures" / "launches"
 
 
 def captured(name: str) -> list[Launch]:
-    """The launches in one of the example files."""
     return launches_in_manifest((CAPTURES / name).read_text(), name)
 
 

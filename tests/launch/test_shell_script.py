@@ -16,7 +16,6 @@ from tests.each import each
 
 
 def only(text: str) -> ShellCommand:
-    """The one command of a script."""
     (command,) = commands_in(text)
     return command
 

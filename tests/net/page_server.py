@@ -14,21 +14,16 @@ SECRET = "hunter2"
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers as the test says."""
-
     def do_GET(self) -> None:
-        """One request."""
         self.server.seen.append((self.path, self.headers.get("Authorization")))  # type: ignore[attr-defined]
         self.server.act(self)  # type: ignore[attr-defined]
 
     def do_POST(self) -> None:
-        """One notification."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.got.append((self.path, self.headers.get("Authorization"), body))  # type: ignore[attr-defined]
         self.server.act(self)  # type: ignore[attr-defined]
 
     def answer(self, body: bytes, status: int = 200, **headers: str) -> None:
-        """Status, headers and body."""
         self.send_response(status)
         for key, value in ({"Content-Length": str(len(body))} | headers).items():
             self.send_header(key.replace("_", "-"), value)
@@ -36,7 +31,6 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def say(self, text: bytes) -> None:
-        """Bytes that are no answer."""
         self.wfile.write(text)
 
     def log_message(self, *_: object) -> None:
@@ -56,12 +50,10 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where notifications go."""
         return f"http://{self.host}/api/v2/alerts?x=1"
 
     @property
     def host(self) -> str:
-        """Its address."""
         return f"127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -70,7 +62,6 @@ class Server(ThreadingHTTPServer):
 
 @contextmanager
 def serving(act: Callable[[Handler], None]) -> Iterator[Server]:
-    """A server until the test is over."""
     server = Server(act)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     yield server

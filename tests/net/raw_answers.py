@@ -12,7 +12,6 @@ Answer = bytes | float | None  # bytes to send; seconds of silence; None to hang
 
 
 def answer(status: int, body: object = None, *, chunked: bool = False) -> bytes:
-    """A whole HTTP answer."""
     data = b"" if body is None else json.dumps(body).encode()
     head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\n"
     if chunked:
@@ -35,7 +34,6 @@ class Answers:
         return [one.split(b"\r\n")[0].decode().removesuffix(" HTTP/1.1") for one in self.got]
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, one request."""
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             head = await reader.readuntil(b"\r\n\r\n")
             length = next((int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")), 0)
@@ -51,7 +49,6 @@ class Answers:
 
 @contextlib.asynccontextmanager
 async def on_unix_socket(path: Path, reply: Callable[[str], Answer]) -> AsyncIterator[Answers]:
-    """One until the block is over."""
     answers = Answers(reply)
     server = await asyncio.start_unix_server(answers.serve, path)
     yield answers

@@ -11,8 +11,6 @@ Talk = Callable[["Visitor"], Awaitable[None]]
 
 
 class Visitor:
-    """One connection, as the server sees it."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
@@ -24,13 +22,11 @@ class Visitor:
             return ""
 
     async def say(self, *pieces: bytes) -> None:
-        """Send it."""
         for piece in pieces:
             self.writer.write(piece)
             await self.writer.drain()
 
     async def answer(self, body: bytes, status: str = "200 OK", *headers: str) -> None:
-        """A whole answer with its length."""
         lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", ""]
         await self.say("\r\n".join(lines).encode() + body)
 
@@ -46,11 +42,9 @@ class RawServer:
 
     @property
     def url(self) -> str:
-        """Its address."""
         return f"http://127.0.0.1:{self.port}"
 
     async def visited(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, until the talk ends."""
         self.connections += 1
         with contextlib.suppress(ConnectionError, asyncio.CancelledError):
             await self.talk(Visitor(reader, writer))
@@ -59,7 +53,6 @@ class RawServer:
 
 @contextlib.asynccontextmanager
 async def raw_server(talk: Talk) -> AsyncIterator[RawServer]:
-    """A server until the test is over."""
     found = RawServer(talk)
     server = await asyncio.start_server(found.visited, "127.0.0.1", 0)
     found.port = server.sockets[0].getsockname()[1]
@@ -84,7 +77,6 @@ def by_path(found: dict[str, bytes | str]) -> Talk:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

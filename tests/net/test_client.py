@@ -32,8 +32,6 @@ MOST = 1 << 20
 
 
 def asked(talk: Talk, *, deadline_s: float = 10.0, method: str = "GET", **options: Any) -> Reply | Lost:
-    """What a client gets from such a server."""
-
     async def run() -> Reply | Lost:
         async with raw_server(talk) as server:
             call = HttpClient(server.url).call(method, "/metrics", deadline_s=deadline_s, **{"most_bytes": MOST, **options})
@@ -57,7 +55,6 @@ def says(*pieces: bytes, hangs: bool = False, again: bytes = b"") -> Talk:
 
 
 def lost(talk: Talk, **options: Any) -> Lost:
-    """How a client fails with such a server."""
     found = asked(talk, **options)
     assert isinstance(found, Lost), found
     return found
@@ -396,7 +393,6 @@ class Resolver:
         self.asked: list[str] = []
 
     def __call__(self, host: str) -> list[tuple[Any, ...]]:
-        """The addresses of a name."""
         self.asked.append(host)
         answer = self.answers[host.rstrip("0123456789")]
         if isinstance(answer, Exception):
@@ -408,7 +404,6 @@ class Resolver:
 
 
 async def addresses(names: NameCache, host: str) -> list[str]:
-    """As aiohttp asks for them."""
     return [found["host"] for found in await names.resolve(host, 80)]
 
 

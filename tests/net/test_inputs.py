@@ -27,7 +27,6 @@ LOG = b"(EngineCore pid=7) INFO 11-15 08:00:00 [core.py:1] text\n"
 
 
 def zipped(name: str) -> bytes:
-    """A zip archive with one file of this name."""
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w") as archive:
         archive.writestr(name, b"x")

@@ -26,7 +26,6 @@ OPEN: list[int] = []  # streams that are being told
 
 
 async def pieces(count: int) -> AsyncGenerator[bytes]:
-    """So many, then silence; 0: without end."""
     OPEN.append(1)
     try:
         for number in range(count or 1_000_000):
@@ -45,7 +44,6 @@ def answers(path: str, query: Mapping[str, str]) -> HttpAnswer | Stream:
 
 
 async def deeds(path: str, body: bytes, who: str) -> HttpAnswer:
-    """Repeats what was posted; one path breaks."""
     assert who == "the API's token"
     if path == "/breaks":
         raise RuntimeError("secret detail")
@@ -54,21 +52,18 @@ async def deeds(path: str, body: bytes, who: str) -> HttpAnswer:
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    """Where one listens that only reads."""
     with listening(None) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def acting() -> Iterator[int]:
-    """Where one listens that also does."""
     with listening(deeds) as found:
         yield found
 
 
 @contextlib.contextmanager
 def listening(does: Deeds | None) -> Iterator[int]:
-    """One in a loop of its own."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -102,7 +97,6 @@ def asked(port: int, line: str, *headers: str, host: str | None = "127.0.0.1:979
 
 
 def status(port: int, line: str, *headers: str, host: str | None = "127.0.0.1:9790", body: str = "") -> int:
-    """Its number."""
     return asked(port, line, *headers, host=host, body=body)[0]
 
 

@@ -139,7 +139,7 @@ def test_a_balancer_sends_elsewhere_what_a_dead_engine_never_began(tmp_path: Pat
                 through = a._replace(port=port)
                 eventually(lambda: answers(through))
                 asking = [Asking(through, max_tokens=10, stream=number % 4 < 2) for number in range(10)]
-                services = a.made.service, b.made.service
+                services = a.service, b.service
                 eventually(lambda: [len(service.states) for service in services] == [5, 5])
                 eventually(lambda: services[0].engine.figures.running == 1)
                 a.do(lambda: services[0].engine.die("CUDA out of memory."))

@@ -18,9 +18,8 @@ from typing import Any
 
 import pytest
 
-from plimsoll.standin.serve.server import Port, PortTaken
-from tests.fakes import eventually
-from tests.standin.servers import TOKEN, Got
+from plimsoll.standin.serve.server import Port, StartFailed
+from tests.fakes import TOKEN, Got, eventually
 
 SLOW_STEPS = ("--base-ns", "50000000")  # 50 ms each
 BEARER = {"authorization": f"Bearer {TOKEN}"}
@@ -191,7 +190,7 @@ def test_a_port_that_is_taken_is_said_at_once() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         number = taken.getsockname()[1]
-        with pytest.raises(PortTaken, match=f"127.0.0.1:{number}: Address already in use"):
+        with pytest.raises(StartFailed, match=f"127.0.0.1:{number}: Address already in use"):
             Port("127.0.0.1", number)
 
 

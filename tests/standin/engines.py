@@ -39,12 +39,10 @@ def engine(*faults: str | Fault, **changes: object) -> StandinEngine:
 
 
 def ask(prompt: int = 100, output: int = 10, seed: int = 1) -> RequestSpec:
-    """A request with a prompt of its own."""
     return RequestSpec(np.arange(seed * 10_000, seed * 10_000 + prompt, dtype=np.int64), output, seed=seed)
 
 
 def served(one: StandinEngine, request: EngineRequest, limit_s: float = 60.0) -> EngineRequest:
-    """Go on until it has ended."""
     end = one.now_ns + int(limit_s * NS)
     while request.finish is None and one.now_ns < end:
         one.advance(one.now_ns + NS // 20)

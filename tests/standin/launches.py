@@ -16,15 +16,12 @@ PID = 100
 
 
 def launchable(*words: str, **environ: str) -> Launchable:
-    """The one server that these words ask for."""
     return standin_options(words, environ).launches[0]
 
 
 def text_of(lines: Iterable[StartLogLine], release: str) -> str:
-    """The lines as a log holds them."""
     return "".join(written(line, STAMP, PID, release) + "\n" for line in lines)
 
 
 def log_of(lines: Iterable[StartLogLine], release: str) -> Log:
-    """The same, as `plimsoll doctor` reads it."""
     return log_of_bytes("standin.log", text_of(lines, release).encode())

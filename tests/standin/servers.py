@@ -16,39 +16,19 @@ from plimsoll.inside.settings import InsideSettings
 from plimsoll.simulate.settings import StepTime
 from plimsoll.standin.config import ServerFlags
 from plimsoll.standin.engine import StandinEngine
-from plimsoll.standin.serve.server import AssembledServer, Port, assemble
-from plimsoll.standin.serve.service import Driver
+from plimsoll.standin.serve.server import Port, assemble
+from plimsoll.standin.serve.service import ClientView, Driver, Service
+from tests.fakes import TOKEN, Got
 from tests.standin.engines import ask, engine, served
 
-TOKEN = "a-token-that-is-long-enough"
 FAST = StepTime(1_000_000, 0, 0, 0)  # 1 ms a step
 SLOW = StepTime(50_000_000, 0, 0, 0)
 
 
-class Got(NamedTuple):
-    """One answer."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    def json(self) -> Any:
-        """The body as JSON."""
-        return json.loads(self.body)
-
-    def events(self) -> list[str]:
-        """The events of a stream, without the word before each."""
-        parts = self.body.decode().split("\n\n")
-        assert parts[-1] == "", "a stream ends with an empty line"
-        assert all(part.startswith("data: ") for part in parts[:-1])
-        return [part.removeprefix("data: ") for part in parts[:-1]]
-
-
 class Server(NamedTuple):
-    """One stand-in that runs in a thread."""
-
     port: int
-    made: AssembledServer
+    service: Service
+    client: ClientView
     loop: asyncio.AbstractEventLoop
 
     def ask(self, method: str, path: str, body: object = None, **headers: str) -> Got:
@@ -64,8 +44,6 @@ class Server(NamedTuple):
             connection.close()
 
     def do(self, action: Any) -> Any:
-        """Call something in the server's own thread."""
-
         async def act() -> Any:
             return action()
 
@@ -87,7 +65,6 @@ def standin(
     speed: float = 1.0,
     settings: InsideSettings | None = None,
 ) -> Iterator[Server]:
-    """One that listens."""
     compiled()
     found = one or engine(step_time=FAST)
     loop = asyncio.new_event_loop()
@@ -95,22 +72,22 @@ def standin(
     thread.start()
     port = Port("127.0.0.1", 0)
 
-    async def begin() -> AssembledServer:
+    async def begin() -> Server:
         driver = Driver(found, time.monotonic_ns, speed)
-        made = assemble(driver, options or ServerFlags(is_dev_mode=True, token=TOKEN), settings=settings)
-        await port.open(made.app, root_path=options.root_path if options else "")
+        app = assemble(driver, options or ServerFlags(is_dev_mode=True, token=TOKEN), settings=settings)
+        await port.open(app, root_path=options.root_path if options else "")
         driver.start()
-        return made
+        return Server(port.number, app.state.service, app.state.engine_client, loop)
 
-    made = asyncio.run_coroutine_threadsafe(begin(), loop).result(20)
+    server = asyncio.run_coroutine_threadsafe(begin(), loop).result(20)
     try:
-        yield Server(port.number, made, loop)
+        yield server
     finally:
 
         async def end() -> None:
-            made.client.shutdown(timeout=0)
+            server.client.shutdown(timeout=0)
             await port.close()
-            made.service.driver.stop()
+            server.service.driver.stop()
 
         asyncio.run_coroutine_threadsafe(end(), loop).result(20)
         loop.call_soon_threadsafe(loop.stop)
@@ -120,6 +97,5 @@ def standin(
 
 @contextlib.contextmanager
 def with_gate() -> Iterator[Server]:
-    """A stand-in with the gate's own code in it."""
     with standin(ServerFlags(middleware=("plimsoll.inside.Gate",), token=TOKEN)) as server:
         yield server

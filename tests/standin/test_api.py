@@ -22,19 +22,16 @@ LONG = 500  # tokens
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """One for all tests that leave nothing behind."""
     with standin() as found:
         yield found
 
 
 def asked(path: str, **more: Any) -> dict[str, Any]:
-    """A request to one of the two."""
     prompt = {"prompt": "a few words"} if path == PATHS[0] else {"messages": [{"role": "user", "content": "a few words"}]}
     return {"model": "m", **prompt, "max_tokens": 5, **more}
 
 
 def text_of(path: str, choice: dict[str, Any]) -> str:
-    """What a whole or a streamed choice says."""
     if path == PATHS[0]:
         return str(choice["text"])
     return str((choice.get("message") or choice["delta"])["content"])
@@ -179,10 +176,10 @@ def test_a_client_that_goes_takes_its_request_with_it(stream: bool) -> None:
         head = f"POST {PATHS[0]} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
             client.sendall(head.encode() + body)
-            eventually(lambda: len(server.made.service.engine.requests) == 1)
-        eventually(lambda: not server.made.service.engine.requests and not server.made.service.states)
+            eventually(lambda: len(server.service.engine.requests) == 1)
+        eventually(lambda: not server.service.engine.requests and not server.service.states)
         time.sleep(0.1)
-        assert sum(server.made.service.engine.figures.success.values()) == 0
+        assert sum(server.service.engine.figures.success.values()) == 0
 
 
 def test_servers_of_one_process_know_nothing_of_each_other_and_any_of_several_keys_opens() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from plimsoll.standin.config import ServerFlags
-from tests.fakes import eventually
+from tests.fakes import TOKEN, Got, eventually
 from tests.standin.engines import GIB, engine
-from tests.standin.servers import SLOW, TOKEN, Got, Server, standin
+from tests.standin.servers import SLOW, Server, standin
 from tests.standin.test_api import PATHS, asked
 
 BEARER = {"authorization": f"Bearer {TOKEN}"}
@@ -20,8 +20,6 @@ DEV = ServerFlags(is_dev_mode=True, token=TOKEN)
 
 
 class Asking:
-    """A request that is under way in a thread."""
-
     def __init__(self, server: Server, **more: Any) -> None:
         self.got: Got | None = None
         body = asked(PATHS[0], **{"max_tokens": 400, "ignore_eos": True, **more})
@@ -33,15 +31,13 @@ class Asking:
         self._thread.start()
 
     def end(self) -> Got:
-        """Its answer."""
         self._thread.join(20)
         assert self.got is not None
         return self.got
 
 
 def begun(server: Server) -> None:
-    """Something generates."""
-    eventually(lambda: server.made.service.engine.figures.generation_tokens > 1)
+    eventually(lambda: server.service.engine.figures.generation_tokens > 1)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -55,7 +51,7 @@ def test_what_is_aborted_ends_as_if_it_were_done(stream: bool) -> None:
         assert got.status == 200
         assert b'"finish_reason":"abort"' in got.body
         assert not stream or got.events()[-1] == "[DONE]"
-        assert server.made.service.engine.figures.success["abort"] == 1
+        assert server.service.engine.figures.success["abort"] == 1
         assert server.ask("POST", "/abort_requests", {"request_ids": ["unknown"]}).json()["aborted"] == 1
 
 
@@ -68,7 +64,7 @@ def test_a_pause_holds_new_requests_until_it_is_over() -> None:
         asking = Asking(server, max_tokens=2)
         time.sleep(0.3)
         assert asking.got is None
-        assert server.made.service.engine.figures.waiting == 0
+        assert server.service.engine.figures.waiting == 0
         assert server.ask("POST", "/resume").json() == {"status": "resumed"}
         assert asking.end().status == 200
         assert server.ask("GET", "/is_paused").json() == {"is_paused": False}
@@ -78,7 +74,7 @@ def test_without_sleep_mode_an_engine_that_sleeps_keeps_its_memory() -> None:
     """200 and asleep all the same, as in vLLM, whose allocator has nothing to put away then."""
     for has_mode in (False, True):
         with standin(replace(DEV, has_sleep_mode=has_mode)) as server:
-            memory = server.made.service.engine.memory
+            memory = server.service.engine.memory
             free = memory.free
             assert server.ask("POST", "/sleep?level=1").json() == {"status": "sleeping", "level": 1}
             assert (memory.free - free > 10 * GIB) == has_mode

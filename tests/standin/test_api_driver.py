@@ -12,8 +12,6 @@ from tests.standin.engines import NS, ask, engine
 
 
 class Clock:
-    """Time that passes when a test says so."""
-
     def __init__(self) -> None:
         self.now = 1_000 * NS
 

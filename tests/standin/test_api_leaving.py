@@ -20,13 +20,11 @@ from tests.standin.test_api_admin import BEARER, DEV
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """One without faults."""
     with standin(DEV) as found:
         yield found
 
 
 def begun(server: Server, path: str) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-    """An answer of which the head is here."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
     connection.request("GET", path)
     return connection, connection.getresponse()
@@ -50,10 +48,10 @@ def test_a_slow_answer_ends_when_its_client_leaves(server: Server) -> None:
 
 def test_an_answer_is_slow_no_longer_than_the_fault(server: Server) -> None:
     """The rest of it comes at once when the fault is taken back."""
-    server.do(lambda: server.made.service.engine.faults.append(Fault("slow-loris", value=30.0)))
+    server.do(lambda: server.service.engine.faults.append(Fault("slow-loris", value=30.0)))
     connection, answer = begun(server, "/version")
     assert answer.read(1) == b"{"
-    server.do(lambda: server.made.service.engine.faults.take_back("slow-loris"))
+    server.do(lambda: server.service.engine.faults.take_back("slow-loris"))
     began = time.monotonic()
     assert answer.read() == b'"version":"0.32.0"}'
     assert time.monotonic() - began < 25, "each byte took half a minute"

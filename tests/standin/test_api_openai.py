@@ -13,14 +13,12 @@ from tests.standin.servers import Server, standin
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """One with a key."""
     with standin(ServerFlags(api_keys=("secret",), max_num_queued_reqs=8)) as found:
         yield found
 
 
 @pytest.fixture
 def client(server: Server) -> Iterator[Any]:
-    """Theirs, as they recommend it."""
     import openai  # takes a second, which collecting the tests need not
 
     with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="secret", max_retries=0) as found:

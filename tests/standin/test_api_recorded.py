@@ -15,8 +15,9 @@ from lab.conformance.phases import answers, tidied
 from plimsoll.simulate.settings import EngineLimits
 from plimsoll.standin.config import ServerFlags
 from plimsoll.standin.engine import StandinEngine
+from tests.fakes import TOKEN
 from tests.standin.engines import SIZES, config
-from tests.standin.servers import FAST, TOKEN, standin
+from tests.standin.servers import FAST, standin
 
 
 def test_every_answer_is_the_real_ones() -> None:

@@ -18,7 +18,6 @@ from tests.standin.test_api import PATHS, asked
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """One for all tests that leave nothing behind."""
     with standin(ServerFlags()) as found:
         yield found
 
@@ -70,18 +69,18 @@ def test_a_full_queue_is_said_with_503() -> None:
         error = error_of(server, PATHS[0], asked(PATHS[0], n=3))
         assert error["message"].startswith("The engine is currently busy and cannot accept new requests.")
         assert (error["type"], error["code"]) == ("Service Unavailable", 503)
-        assert server.made.service.engine.figures.rejected["max_num_queued_reqs"] == 1
+        assert server.service.engine.figures.rejected["max_num_queued_reqs"] == 1
         assert server.ask("POST", PATHS[0], asked(PATHS[0], n=2)).status == 200
     with standin(ServerFlags(max_num_queued_tokens=0)) as server:
         error = error_of(server, PATHS[1], asked(PATHS[1]))
         assert error["message"].startswith("The engine has reached its prefill token backlog limit.")
-        assert server.made.service.engine.figures.rejected["max_num_queued_tokens"] == 1
+        assert server.service.engine.figures.rejected["max_num_queued_tokens"] == 1
 
 
 def test_a_dead_engine_is_said_to_those_who_wait_and_those_who_come() -> None:
     """500 for a whole answer, an event in a stream that has begun, 503 from /health."""
     with standin(ServerFlags(is_dev_mode=True), one=engine(step_time=SLOW)) as server:
-        service = server.made.service
+        service = server.service
 
         def kill() -> None:
             service.engine.die("CUDA out of memory.")
@@ -146,7 +145,7 @@ def test_two_requests_of_one_name_do_not_disturb_each_other() -> None:
         for thread in threads:
             thread.join(20)
         assert [got.json()["id"] for got in found] == ["cmpl-same"] * 3
-        assert not server.made.service.states
+        assert not server.service.states
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,6 @@ deeds = st.lists(
 
 
 def do(memory: DeviceModel, deed: str, much: float, many: float) -> OutOfMemory | None:
-    """One of the things that can happen to a worker."""
     sizes = memory.sizes
     if deed == "step":
         return memory.step(1 + int(much * (sizes.max_num_batched_tokens - 1)), 1 + int(many * (sizes.max_num_seqs - 1)))
@@ -77,7 +76,6 @@ def do(memory: DeviceModel, deed: str, much: float, many: float) -> OutOfMemory 
 
 
 def check(memory: DeviceModel) -> dict[str, dict[str, Any]]:
-    """Everything adds up."""
     figures = memory.figures()
     torch, device = figures["allocator"], figures["device_memory"]
     assert all(value >= 0 for group in (torch, device) for value in group.values() if isinstance(value, int))

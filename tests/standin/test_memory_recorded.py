@@ -1,21 +1,4 @@
-"""How near the worker's memory comes to what was recorded on an H200 (vLLM 0.25.1, Llama-3.1-8B, eager, 16,384 tokens a step).
-
-figure                                              recorded            the test accepts
-requested, free at start, total at start            bytes               the same bytes
-allocated                                           67,825,706,496      the same bytes
-reserved after a compaction                         67,912,073,216      the same bytes
-live on top in the longest step                     1,728 MiB           within 1 MiB
-largest free block after it                         896 MiB             the same
-cached after the longest step on an empty cache     2,052 MiB           within 1 %
-cached at start                                     1,924 MiB           within 17 % (324 MiB are the sampler's)
-growth from there with the first long steps         448 MiB             448 MiB and nothing else
-cached when a compaction came, 64 streams, 3 s      742 to 2,376 MiB    median within 15 %, nine of ten in 0.7 to 3.1 GiB
-the same, other runs of that day                    up to 3,061 MiB
-allocated / reserved                                0.956 to 0.999      0.93 to 0.999
-segments after a compaction                         170                 within 5
-the request that failed (forward.log)               438 MiB             438 MiB
-neighbour with and without compaction               refused, granted    the same five outcomes
-"""
+"""How near the worker's memory comes to that of an H200 (vLLM 0.25.1, Llama-3.1-8B, eager, 16,384 tokens a step): docs/standin.md."""
 
 from __future__ import annotations
 

@@ -73,7 +73,6 @@ def _fill(histogram: BucketCounts, page: Read, family: str, **labels: str) -> No
 
 
 def _figures(page: Read) -> Figures:
-    """The figures a page was written from."""
     figures = Figures(edges_of(2 * 10**6))
     for name, metric in PLAIN.items():
         setattr(figures, name, page.of(metric)[0].value)
@@ -271,7 +270,6 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="th
 
 
 def value_of(page: bytes, name: str) -> float:
-    """The value of a metric without labels."""
     return next(float(line.split()[1]) for line in page.decode().splitlines() if line.startswith(f"{name} "))
 
 

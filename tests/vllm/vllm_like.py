@@ -9,7 +9,6 @@ from plimsoll.vllm.extension_points import NEEDS, Sources, Symbols
 
 
 def sources(files: Mapping[str, str]) -> Sources:
-    """Files in memory, as the rules ask for them."""
     return Sources(files.get, lambda folder: [path for path in files if path.startswith(f"{folder}/")])
 
 

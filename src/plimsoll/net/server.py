@@ -177,12 +177,14 @@ class GuardServer:
         """Who asks, by the token that was shown; a refusal for one that may not."""
         method, path = request.method, request.path
         shown = request.headers.getall("Authorization", [])
-        if path == OPEN_PATH or (path in self._files and method != "POST") or self._may(shown, self._digest):
-            return THE_TOKEN
-        if self._may(shown, self._reads):
-            return error(403, "this token only reads") if method == "POST" else THE_TOKEN
         scheme, _, token = shown[0].partition(" ") if len(shown) == 1 else ("", "", "")
-        if self._identify is not None and scheme.lower() == "bearer" and 0 < len(token) <= LONGEST_TOKEN:
+        is_bearer, digest = scheme.lower() == "bearer", hashlib.sha256(token.strip().encode()).digest()
+        is_token = hmac.compare_digest(digest, self._digest) and is_bearer
+        if path == OPEN_PATH or (path in self._files and method != "POST") or is_token:
+            return THE_TOKEN
+        if self._reads is not None and hmac.compare_digest(digest, self._reads) and is_bearer:
+            return error(403, "this token only reads") if method == "POST" else THE_TOKEN
+        if self._identify is not None and is_bearer and 0 < len(token) <= LONGEST_TOKEN:
             try:
                 return await self._identify(token.strip(), method, path)
             except Exception as problem:
@@ -209,18 +211,9 @@ class GuardServer:
         if found is None:
             return False
         name = found[1].lower()
-        if name in self._hosts:
-            return True
-        try:
-            ipaddress.ip_address(name.strip("[]"))
-        except ValueError:
-            return False
-        return True
-
-    def _may(self, shown: list[str], digest: bytes | None) -> bool:
-        scheme, _, token = shown[0].partition(" ") if len(shown) == 1 else ("", "", "")
-        same = digest is not None and hmac.compare_digest(hashlib.sha256(token.strip().encode()).digest(), digest)
-        return same and scheme.lower() == "bearer"
+        with contextlib.suppress(ValueError):
+            return name in self._hosts or bool(ipaddress.ip_address(name.strip("[]")))
+        return False
 
 
 def error(status: int, message: str) -> HttpAnswer:

@@ -10,8 +10,9 @@ from pathlib import Path
 from plimsoll.guard.daemon.engine_look import CanaryPlan, EngineWatcher, LookLimits
 from plimsoll.guard.judge.look import Look
 from plimsoll.standin.config import ServerFlags
+from tests.fakes import TOKEN
 from tests.net.raw_server import RawServer, Talk, Visitor, raw_server
-from tests.standin.servers import TOKEN, Server
+from tests.standin.servers import Server
 
 CAPTURES = Path(__file__).parents[2] / "captures"
 CAPTURED = (CAPTURES / "vllm-0.32.0-cpu" / "metrics.txt").read_bytes()

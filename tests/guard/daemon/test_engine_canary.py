@@ -13,9 +13,10 @@ from plimsoll.guard.daemon.engine_look import CanaryPlan, EngineWatcher, LookLim
 from plimsoll.guard.judge.look import Look, Reach
 from plimsoll.inside.settings import InsideSettings
 from tests.each import each
+from tests.fakes import TOKEN
 from tests.guard.daemon.looking import CAPTURED, GATED, at, fault, looks, remembering
 from tests.net.raw_server import Talk, Visitor, raw_server
-from tests.standin.servers import TOKEN, standin
+from tests.standin.servers import standin
 
 TEXT = b'{"choices": [{"text": " world", "finish_reason": "length"}]}'
 

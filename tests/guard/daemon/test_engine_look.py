@@ -32,10 +32,11 @@ from plimsoll.guard.judge.judge import Judge
 from plimsoll.guard.judge.look import Canary, CoreFigures, Look, Reach
 from plimsoll.guard.judge.policy import read_policy
 from plimsoll.inside.settings import InsideSettings
+from tests.fakes import TOKEN
 from tests.guard.acting import acting
 from tests.guard.daemon.looking import CAPTURED, FAST, GATED, INSIDE, at, fault, looks, plain, remembering
 from tests.net.raw_server import RawServer, Talk, Visitor, by_path, free_port, raw_server
-from tests.standin.servers import TOKEN, standin
+from tests.standin.servers import standin
 
 
 def test_a_captured_page_becomes_a_look() -> None:

@@ -17,7 +17,8 @@ from plimsoll.guard.daemon.knob_advice import KnobAdvisor, limits_from, limits_o
 from plimsoll.guard.daemon.knob_replay import recorded
 from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.standin.config import ServerFlags
-from tests.standin.servers import TOKEN, standin
+from tests.fakes import TOKEN
+from tests.standin.servers import standin
 
 BURST = Path(__file__).parents[3] / "lab" / "results" / "service-h200" / "article" / "article-1.requests.jsonl.gz"
 LIMITS = {

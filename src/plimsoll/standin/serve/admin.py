@@ -88,13 +88,11 @@ async def sleep(request: Request) -> Response:
     query = _query(request, SleepQuery)
 
     def fall_asleep() -> None:
-        engine, now_ns = service.engine, service.driver.now_ns()
-        if service.options.has_sleep_mode or query.level == 0:
-            return engine.sleep(query.level, query.mode, now_ns)
-        engine.sleep(0, query.mode, now_ns)
-        engine.figures.sleep_state = SLEEP_STATES[query.level]
-        engine.memory.compact()
-        return None
+        engine, has_mode = service.engine, service.options.has_sleep_mode
+        engine.sleep(query.level if has_mode else 0, query.mode, service.driver.now_ns())
+        if query.level and not has_mode:
+            engine.figures.sleep_state = SLEEP_STATES[query.level]
+            engine.memory.compact()
 
     await _quiet(service, query.mode, fall_asleep)
     service.on_sleep(query.level)

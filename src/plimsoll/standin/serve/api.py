@@ -10,7 +10,7 @@ import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plimsoll.errors import BadInput
 from plimsoll.inside.answers import ALLOWED, OFF, Tokens, path_of
-from plimsoll.standin.faults import NS, ONLY_AT_START, make_fault
+from plimsoll.standin.faults import FOREVER, NS, ONLY_AT_START, make_fault
 from plimsoll.standin.serve import admin
 from plimsoll.standin.serve.completions import chat_text, create_chat_completion, create_completion, invoke
 from plimsoll.standin.serve.generation import encoded, until_gone, words_of
@@ -159,16 +159,8 @@ async def faults(request: Request) -> Response:
 
 def _faults(service: Service) -> list[dict[str, Any]]:
     now_ns = service.driver.now_ns()
-    return [
-        {
-            "kind": fault.kind,
-            "at_s": round(fault.at_s, 3),
-            "for_s": None if fault.for_s == float("inf") else fault.for_s,
-            "value": fault.value,
-            "is_on": fault.is_on(now_ns),
-        }
-        for fault in service.engine.faults
-    ]
+    found = [asdict(fault) | {"at_s": round(fault.at_s, 3), "is_on": fault.is_on(now_ns)} for fault in service.engine.faults]
+    return [row | {"for_s": None if row["for_s"] == FOREVER else row["for_s"]} for row in found]
 
 
 async def state(request: Request) -> Response:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import uvicorn
@@ -49,14 +49,8 @@ COMPILING = "plimsoll: compiling the scheduler; this happens once and takes abou
 LAST_WORDS_S = 1  # that whoever answers has to see that nobody is there any more
 
 
-class PortTaken(PlimsollError):
-    """Nobody can listen there; vLLM ends with the same code."""
-
-    exit_code = 1
-
-
 class StartFailed(PlimsollError):
-    """Something that was to stand before the engine did not come up; vLLM ends with the same code."""
+    """Nobody can listen there, or what was to stand before the engine did not come up; vLLM ends with the same code."""
 
     exit_code = 1
 
@@ -72,7 +66,7 @@ class Port:
             self._socket.bind((host, port))
         except OSError as error:
             self._socket.close()
-            raise PortTaken(f"{host or '*'}:{port}: {error.strerror or error}") from None
+            raise StartFailed(f"{host or '*'}:{port}: {error.strerror or error}") from None
         self.number: int = self._socket.getsockname()[1]
         self.server: uvicorn.Server | None = None
 
@@ -119,12 +113,6 @@ class Port:
 # Puts one server together: its app, and the middlewares that it was told to have.
 
 
-class AssembledServer(NamedTuple):
-    app: Starlette
-    service: Service
-    client: ClientView
-
-
 def assemble(
     driver: Driver,
     options: ServerFlags,
@@ -133,10 +121,11 @@ def assemble(
     has_stats: bool = True,
     is_alone: bool = True,
     settings: InsideSettings | None = None,
-) -> AssembledServer:
-    """`has_probe`: the workers tell their memory, as with the gate's extension; `settings` are the gate's.
+) -> Starlette:
+    """The app, with its service and its engine client in its state.
 
-    `is_alone`: no other server is in this process.
+    `has_probe`: the workers tell their memory, as with the gate's extension; `settings` are the gate's. `is_alone`: no other
+    server is in this process.
     """
     service = Service(driver, options)
     client = ClientView(service, has_probe=has_probe)
@@ -164,7 +153,7 @@ def assemble(
     app.state.engine_client = client
     app.state.args = options
     app.middleware_stack = app.build_middleware_stack()  # a middleware that cannot be made ends the start
-    return AssembledServer(app, service, client)
+    return app
 
 
 # The life of one server: it starts, or fails to; serves; dies with its engine or is stopped; and what its log says of it.
@@ -218,7 +207,7 @@ class Life:
         if self._fails:
             lines = failed_lines(log, want_of_memory(log))
         else:
-            server = assemble(
+            app = assemble(
                 driver, launch.options, has_probe=launch.has_probe, has_stats=launch.has_stats, is_alone=not self._is_quiet
             )
         starting = asyncio.create_task(say_in_time(() if self._is_quiet else lines, log.seconds / self._speed, log.release))
@@ -239,16 +228,16 @@ class Life:
             self._is_met_dead = True
 
         driver.on_turn = look
-        server.service.on_death = meet
+        app.state.service.on_death = meet
         has_access_log = log.shows_requests and not self._is_quiet
-        await self.port.open(server.app, root_path=launch.options.root_path, has_access_log=has_access_log)
+        await self.port.open(app, root_path=launch.options.root_path, has_access_log=has_access_log)
         driver.start()
         began = time.monotonic()
         telling = asyncio.create_task(self._tell_rates())
         try:
             await self._change.wait()
             if self._is_stopped and not driver.engine.is_dead:
-                await self._stop(server)
+                await self._stop(app.state.service, app.state.engine_client)
             else:
                 await self._die(began)
             return HAS_ENDED
@@ -273,10 +262,10 @@ class Life:
         await self.port.close()
         self._tell("after_death", os.getpid())
 
-    async def _stop(self, server: AssembledServer) -> None:
-        service, timeout_s = server.service, self.launch.options.shutdown_timeout_s
+    async def _stop(self, service: Service, client: ClientView) -> None:
+        timeout_s = self.launch.options.shutdown_timeout_s
         self._tell("stop", int(timeout_s), len(service.states), os.getpid())
-        server.client.shutdown(timeout=timeout_s)
+        client.shutdown(timeout=timeout_s)
         end = time.monotonic() + timeout_s / self._speed
         while service.states and not service.engine.is_dead and time.monotonic() < end:
             await asyncio.sleep(LOOK_S)
