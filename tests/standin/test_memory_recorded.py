@@ -1,4 +1,4 @@
-"""How near the worker's memory comes to that of an H200 (vLLM 0.25.1, Llama-3.1-8B, eager, 16,384 tokens a step): docs/standin.md."""
+"""How near the worker's memory comes to an H200's (vLLM 0.25.1, Llama-3.1-8B, eager, 16,384 tokens a step): docs/standin.md."""
 
 from __future__ import annotations
 
