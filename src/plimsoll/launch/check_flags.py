@@ -76,12 +76,6 @@ Judged = tuple[Argument, Item]
 Variable = tuple[str, str, Item | None]
 
 
-class Rewritten(NamedTuple):
-    words: tuple[str, ...]
-    environment: tuple[tuple[str, str], ...]
-    notes: tuple[str, ...]
-
-
 class _Words:
     """The words of the new command, flag by flag, so that one can be found again."""
 
@@ -134,8 +128,10 @@ class _Words:
         target[1] = json.dumps(merged)
 
 
-def rewrite(line: CommandLine, judged: list[Judged], variables: list[Variable], engine: Engine) -> Rewritten:
-    """The command with refused flags replaced or left out, redundant ones gone, abbreviations spelled out."""
+def rewrite(
+    line: CommandLine, judged: list[Judged], variables: list[Variable], engine: Engine
+) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...], tuple[str, ...]]:
+    """A command that the release takes: its words, its variables, and notes on what was replaced, left out or spelled out."""
     verdicts = {id(argument): item for argument, item in judged}
     made = _Words(flags_of(engine.release))
     # Of each switch of the command itself, the last argument that says on or off in a way we can keep.
@@ -178,7 +174,7 @@ def rewrite(line: CommandLine, judged: list[Judged], variables: list[Variable], 
         ("still in the rewritten command, and for you to set", made.to_be_set),
     )
     notes = tuple(f"{what}: {', '.join(flags)}" for what, flags in changes if flags)
-    return Rewritten((*head, *(word for flag in made.flags for word in flag)), tuple(kept), notes)
+    return (*head, *(word for flag in made.flags for word in flag)), tuple(kept), notes
 
 
 def _is_kept(item: Item) -> bool:
@@ -466,8 +462,8 @@ def check(launch: Launch, engine: Engine, came_from: Engine | None = None, confi
         items.append(Item(launch.entry.value, FlagStatus.DEPRECATED, Behaviour.API_SERVER_DEPRECATED.since, "vllm serve"))
     if came_from is not None:
         items += _changed_defaults(line, launch, came_from, engine)
-    made = rewrite(line, judged, variables, engine)
-    notes = [*launch.notes, *_notes(launch, engine, came_from, line, config), *made.notes]
+    words, environment, changes_made = rewrite(line, judged, variables, engine)
+    notes = [*launch.notes, *_notes(launch, engine, came_from, line, config), *changes_made]
     to_edit: dict[str, list[str]] = {}  # the command cannot be rewritten around entries of a --config file
     for argument, item in judged:
         if argument.source and item.status.is_problem:
@@ -478,20 +474,9 @@ def check(launch: Launch, engine: Engine, came_from: Engine | None = None, confi
     changes = announced_between(came_from.release, engine.release) if came_from is not None else ()
     taken = line
     if any(item.status.is_problem or item.status is FlagStatus.REDUNDANT for item in items):  # mended, or left out
-        taken = with_config(read_command_line(made.words[2:], engine.release, unseen=unseen), config, engine)
+        taken = with_config(read_command_line(words[2:], engine.release, unseen=unseen), config, engine)
     return FlagReport(
-        launch,
-        engine,
-        line.model,
-        tuple(items),
-        made.words,
-        made.environment,
-        taken,
-        unseen,
-        tuple(notes),
-        came_from,
-        changes,
-        config,
+        launch, engine, line.model, tuple(items), words, environment, taken, unseen, tuple(notes), came_from, changes, config
     )
 
 

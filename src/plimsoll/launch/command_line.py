@@ -535,12 +535,20 @@ class _ArgumentParser:
         while self.position < len(self.words):
             word = self.words[self.position]
             self.position += 1
-            if options_over or not self._is_option(word):
-                self._positional(word)
-            elif word == "--":
-                options_over = True
+            if not options_over and self._is_option(word):
+                if word == "--":
+                    options_over = True
+                else:
+                    self._option(word)
+            elif self.takes_model and self.model is None:
+                self.model = word
+                last = self.arguments[-1] if self.arguments else None
+                if last is not None and last.row is None and not last.values and not last.has_equals and not last.is_opaque:
+                    self.doubtful = len(self.arguments) - 1
+            elif self.unseen.is_whole(word):
+                self.arguments.append(Argument(word, word, is_opaque=True))
             else:
-                self._option(word)
+                self.leftovers.append(word)
         if self.doubtful is not None and self.leftovers and self.model is not None:
             # Another word can be the model, so the first one was the value of a flag that nobody knows.
             self.arguments[self.doubtful] = replace(self.arguments[self.doubtful], values=(self.model,))
@@ -551,17 +559,6 @@ class _ArgumentParser:
                 self.leftovers.insert(0, self.model)
             self.model = self.model_by_flag
         return CommandLine(self.model, tuple(self.arguments), tuple(self.leftovers))
-
-    def _positional(self, word: str) -> None:
-        if self.takes_model and self.model is None:
-            self.model = word
-            last = self.arguments[-1] if self.arguments else None
-            if last is not None and last.row is None and not last.values and not last.has_equals and not last.is_opaque:
-                self.doubtful = len(self.arguments) - 1
-        elif self.unseen.is_whole(word):
-            self.arguments.append(Argument(word, word, is_opaque=True))
-        else:
-            self.leftovers.append(word)
 
     def _is_option(self, word: str) -> bool:
         """Argparse's own test of whether a word is a flag."""
@@ -624,15 +621,13 @@ class _ArgumentParser:
             row = past[-1]
         if row is None:
             return 0
-        if not row.takes_value:
-            return 1 if self._is_true_or_false(row, is_known=argument.row is not None) else 0
-        return 1 if row.nargs is None else row.nargs
-
-    def _is_true_or_false(self, row: FlagRow, *, is_known: bool) -> bool:
-        """True if the word behind a switch says on or off: as the switch once took it, or where it can be nothing else."""
+        if row.takes_value:
+            return 1 if row.nargs is None else row.nargs
+        # The word behind a switch says on or off: as the switch once took it, or where it can be nothing else.
         word = self.words[self.position].lower() if self.position < len(self.words) else ""
         took_it = any(past.kind in ("true-false", "bool") for past in history_of(row.name))
-        return word in _TRUE_FALSE and (took_it or (is_known and not (self.takes_model and self.model is None)))
+        is_free = argument.row is not None and not (self.takes_model and self.model is None)
+        return 1 if word in _TRUE_FALSE and (took_it or is_free) else 0
 
     def _with_values(self, argument: Argument, arity: int | str) -> Argument:
         limit = {"?": 1, "+": len(self.words), "*": len(self.words)}.get(str(arity), arity)

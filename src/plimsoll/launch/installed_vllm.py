@@ -208,7 +208,16 @@ def launch_of_process(pid: int, proc: Path = Path("/proc")) -> Launch:
             raise BadInput(f"pid {pid} is not a vLLM server: {words[0]}")
         return launch
     what = title or "a child of Python's multiprocessing"
-    for parent in _parents(pid, proc):
+    seen = [pid]
+    while len(seen) <= _PARENTS_MAX:
+        try:
+            found = re.search(r"^PPid:\s*([0-9]+)", _read(proc / str(seen[-1]) / "status"), re.MULTILINE)
+        except OSError:
+            break
+        parent = int(found.group(1)) if found else 0
+        if parent <= 0 or parent in seen:
+            break
+        seen.append(parent)
         launch = _launch(_command_line(parent, proc), parent, proc)
         if launch is not None:
             note = f"pid {pid} is {what}; the command line is that of its parent, pid {parent}"
@@ -217,8 +226,14 @@ def launch_of_process(pid: int, proc: Path = Path("/proc")) -> Launch:
 
 
 def _launch(words: tuple[str, ...], pid: int, proc: Path) -> Launch | None:
-    environment, notes = _environment(pid, proc)
-    launch = find_launch(words, environment, f"pid {pid}")
+    content, notes = "", tuple[str, ...]()
+    try:
+        content = _read(proc / str(pid) / "environ")
+    except OSError as error:
+        notes = (f"its environment cannot be read ({error.strerror}): run as the same user or as root",)
+    pairs = (entry.partition("=") for entry in content.split("\0"))
+    relevant = [(name, value) for name, given, value in pairs if given and name.startswith(_RELEVANT)]
+    launch = find_launch(words, relevant, f"pid {pid}")
     if launch is None:
         return None
     # Nothing is missing in a running process: a `$` in its words is meant.
@@ -254,31 +269,6 @@ def _command_line(pid: int, proc: Path) -> tuple[str, ...]:
     if not title or _RENAMED.fullmatch(title):
         return (title,) if title else ()
     return tuple(content.removesuffix("\0").split("\0"))
-
-
-def _environment(pid: int, proc: Path) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
-    """The variables that matter to vLLM, and a note where they cannot be read."""
-    try:
-        content = _read(proc / str(pid) / "environ")
-    except OSError as error:
-        return (), (f"its environment cannot be read ({error.strerror}): run as the same user or as root",)
-    pairs = (entry.partition("=") for entry in content.split("\0"))
-    return tuple((name, value) for name, given, value in pairs if given and name.startswith(_RELEVANT)), ()
-
-
-def _parents(pid: int, proc: Path) -> list[int]:
-    parents: list[int] = []
-    while len(parents) < _PARENTS_MAX:
-        try:
-            status = _read(proc / str(pid) / "status")
-        except OSError:
-            break
-        found = re.search(r"^PPid:\s*([0-9]+)", status, re.MULTILINE)
-        pid = int(found.group(1)) if found else 0
-        if pid <= 0 or pid in parents:
-            break
-        parents.append(pid)
-    return parents
 
 
 def _read(path: Path) -> str:

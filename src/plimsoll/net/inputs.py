@@ -299,18 +299,6 @@ def kind_of(start: bytes) -> InputKind:
     text = inside.decode(encoding_of(inside) or "utf-8", "replace").lstrip("\ufeff")
     if _REPORT.match(text):
         return InputKind.REPORT
-    return InputKind.METRICS if _is_exposition(text) else InputKind.LOG
-
-
-def _inside(start: bytes) -> bytes:
-    """The first bytes of what is packed in a file that begins like this; none where it cannot be unpacked."""
-    try:
-        return unpacked("", io.BytesIO(start)).read1(_START_BYTES)
-    except BadInput:
-        return b""
-
-
-def _is_exposition(text: str) -> bool:
     lines = [line for line in text.split("\n")[:400] if line.strip()]
     if len(lines) > 1 and len(text) >= _START_BYTES // 2:
         lines.pop()  # may be cut
@@ -320,7 +308,15 @@ def _is_exposition(text: str) -> bool:
     about = sum(line.startswith(("# HELP ", "# TYPE ")) for line in lines)
     samples = [line for line in lines if re.match(_SAMPLE, line)]
     is_named = about > 0 or any(line.startswith("vllm:") for line in samples)
-    return is_named and about + len(samples) >= 0.6 * len(lines)
+    return InputKind.METRICS if is_named and about + len(samples) >= 0.6 * len(lines) else InputKind.LOG
+
+
+def _inside(start: bytes) -> bytes:
+    """The first bytes of what is packed in a file that begins like this; none where it cannot be unpacked."""
+    try:
+        return unpacked("", io.BytesIO(start)).read1(_START_BYTES)
+    except BadInput:
+        return b""
 
 
 def walked(paths: Iterable[str]) -> Walked:
