@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from plimsoll.models.files import bundled_model
 from plimsoll.models.shape import Layer, LayerKind, ModelShape
 
 K = LayerKind
@@ -12,106 +13,24 @@ DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 FILES = sorted((DATA / "model-configs").glob("*.json"))
 NO_DATA = "the shared data folder is not beside the repository"
 
-LLAMA_8B: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192},
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
-DEEPSEEK_V3: dict[str, Any] = {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "model_type": "deepseek_v3",
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "moe_intermediate_size": 2048,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 128,
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "first_k_dense_replace": 3,
-    "moe_layer_freq": 1,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "num_nextn_predict_layers": 1,
-    "max_position_embeddings": 163840,
-    "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096},
-    "vocab_size": 129280,
-    "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]},
-}
-GPT_OSS_20B: dict[str, Any] = {
-    "architectures": ["GptOssForCausalLM"],
-    "model_type": "gpt_oss",
-    "hidden_size": 2880,
-    "intermediate_size": 2880,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "sliding_window": 128,
-    "layer_types": ["sliding_attention", "full_attention"] * 12,
-    "num_local_experts": 32,
-    "num_experts_per_tok": 4,
-    "vocab_size": 201088,
-    "max_position_embeddings": 131072,
-    "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096},
-    "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]},
-}
-QWEN3_NEXT: dict[str, Any] = {
-    "architectures": ["Qwen3NextForCausalLM"],
-    "model_type": "qwen3_next",
-    "hidden_size": 2048,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "full_attention_interval": 4,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "linear_value_head_dim": 128,
-    "num_experts": 512,
-    "num_experts_per_tok": 10,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-    "vocab_size": 151936,
-    "max_position_embeddings": 262144,
-}
+
+def bundled(name: str) -> dict[str, Any]:
+    """The facts that the catalogue has of a model's own config.json."""
+    model = bundled_model(name)
+    assert model is not None
+    return dict(model.config)
+
+
+LLAMA_8B = bundled("meta-llama/Llama-3.1-8B-Instruct") | {"tie_word_embeddings": False}
+DEEPSEEK_V3 = bundled("deepseek-ai/DeepSeek-V3")
+GPT_OSS_20B = bundled("openai/gpt-oss-20b")
+QWEN3_NEXT = bundled("Qwen/Qwen3-Next-80B-A3B-Instruct")
 NEMOTRON_H: dict[str, Any] = {
-    "architectures": ["NemotronHForCausalLM"],
-    "model_type": "nemotron_h",
-    "hidden_size": 4096,
-    "intermediate_size": 21504,
-    "hybrid_override_pattern": "M-M-M-M*-M-",
-    "num_hidden_layers": 11,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "attention_head_dim": 128,
-    "mamba_num_heads": 128,
-    "mamba_head_dim": 64,
-    "ssm_state_size": 128,
-    "conv_kernel": 4,
-    "n_groups": 8,
-    "expand": 2,
-    "mamba_ssm_cache_dtype": "float32",
-    "vocab_size": 131072,
-    "max_position_embeddings": 8192,
-}
+    "architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "hidden_size": 4096, "intermediate_size": 21504,
+    "hybrid_override_pattern": "M-M-M-M*-M-", "num_hidden_layers": 11, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "attention_head_dim": 128, "mamba_num_heads": 128, "mamba_head_dim": 64, "ssm_state_size": 128, "conv_kernel": 4,
+    "n_groups": 8, "expand": 2, "mamba_ssm_cache_dtype": "float32", "vocab_size": 131072, "max_position_embeddings": 8192,
+}  # fmt: skip
 
 
 def cached_elements(layer: Layer) -> int:

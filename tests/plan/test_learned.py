@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,30 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
-from plimsoll.launch.command_line import read_command_line
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.learned import Correction, Learned, Start, TermDifference, compare, corrected, correction_from, key_of
-from plimsoll.plan.ledger import Ledger, ModelFacts, plan_ledger
-from plimsoll.plan.settings import Card, Flags, read_settings
+from plimsoll.plan.ledger import Ledger, ModelFacts
+from plimsoll.plan.settings import Card
 from plimsoll.plan.store import read_start
 from plimsoll.units import GIB, MIB
 from plimsoll.vllm.log_lines import Measured
 from tests.each import each
+from tests.models.model_configs import LLAMA_8B
+from tests.plan.planning import H200, facts_of, ledger_of
 
 CAPTURES = Path(__file__).parents[1] / "captures" / "vllm-0.25.1-h200"
-H200 = Card("H200 SXM 141GB", int(139.80 * GIB), int(139.7 * GIB), int(139.85 * GIB), (9, 0))
 BASE = "--max-model-len 8192"
 EAGER = "--max-model-len 8192 --gpu-memory-utilization 0.9 --enforce-eager"
 SEED = "--gpu-memory-utilization 0.88 --max-model-len 32768 --max-num-seqs 64 --max-num-batched-tokens 24576 --enforce-eager"
 
 
 def _shape(**changes: object) -> ModelShape:
-    config: dict[str, object] = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
-        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-        "max_position_embeddings": 131072, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
-    }  # fmt: skip
-    return ModelShape.from_config(config | changes)
+    return facts_of(LLAMA_8B, **changes).shape
 
 
 LLAMA = _shape()
@@ -42,9 +36,7 @@ MODEL = ModelFacts("m", LLAMA)
 
 
 def _plan(command: str = BASE, release: str = "0.25.1", card: Card = H200, shape: ModelShape = LLAMA) -> Ledger:
-    line = read_command_line(["m", *shlex.split(command)], release)
-    settings = read_settings(Flags(line, release), {}, shape, card)
-    return plan_ledger(ModelFacts("m", shape), settings, card)
+    return ledger_of(command, release, ModelFacts("m", shape), card)
 
 
 def _gib(size: float) -> int:
@@ -160,10 +152,7 @@ def test_a_startup_plan_is_unfolded() -> None:
     assert after.kv.value == pytest.approx(kv, abs=2)
     with_graphs = _plan(release="0.32.0")
     assert _by_name(compare(with_graphs, plan))["kv"].measured == kv + with_graphs.graphs_actual.value
-
-
-def test_the_startup_plan_of_0_26_did_not_count_the_estimate() -> None:
-    """0.26 took the captured graphs off, not their estimate; 0.27 takes both."""
+    # 0.26 took the captured graphs off, not their estimate; 0.27 takes both.
     ledger = replace(_plan(release="0.26.0"), graphs=replace(_plan().graphs, value=GIB, low=GIB, high=GIB))
     row = _by_name(compare(ledger, Measured(planned_kv_bytes=100 * GIB)))["kv"]
     assert row.measured == 100 * GIB + 150 * MIB + ledger.graphs_actual.value - GIB

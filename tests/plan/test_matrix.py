@@ -7,35 +7,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
-from plimsoll.launch.command_line import read_command_line
-from plimsoll.models.shape import ModelShape
-from plimsoll.plan.ledger import Ledger, ModelFacts, plan_ledger
+from plimsoll.plan.ledger import Ledger, plan_ledger
 from plimsoll.plan.matrix import CellState, Matrix, MatrixSpec, plan_matrix
-from plimsoll.plan.settings import Card, Flags, Settings, read_settings
+from plimsoll.plan.settings import Card, Settings
 from plimsoll.units import GIB
 from tests.each import each
+from tests.plan.planning import LLAMA, settings_of
 
 CARD = Card("H100", 79 * GIB, 79 * GIB, 79 * GIB, (9, 0))
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
-    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-    "max_position_embeddings": 131072, "torch_dtype": "bfloat16",
-}  # fmt: skip
-LLAMA = ModelFacts("llama", ModelShape.from_config(CONFIG))
-FORTY = ("--kv-cache-memory-bytes", str(40 * GIB))
+FORTY = f"--kv-cache-memory-bytes {40 * GIB}"
 
 
-def _settings(*flags: str) -> Settings:
-    line = read_command_line(["m", *flags], "0.32.0")
-    return read_settings(Flags(line, "0.32.0"), {}, LLAMA.shape, CARD)
+def _settings(command: str = "") -> Settings:
+    return settings_of(command, on=CARD)
 
 
 def _replan(changed: Settings) -> Ledger:
     return plan_ledger(LLAMA, changed, CARD)
 
 
-def _matrix(text: str, *flags: str, longest: int | None = 131072) -> Matrix:
-    return plan_matrix(MatrixSpec.parse(text), _settings(*flags), _replan, longest=longest)
+def _matrix(text: str, command: str = "") -> Matrix:
+    return plan_matrix(MatrixSpec.parse(text), _settings(command), _replan, longest=131072)
 
 
 def test_lists_and_doubling_ranges() -> None:
@@ -66,7 +58,7 @@ def test_nonsense_is_one_line(text: str) -> None:
 
 def test_cells_by_hand() -> None:
     """20,479 blocks: 8,192 tokens take 512 of them, so 39 requests fit, 79 half grown, and no more."""
-    matrix = _matrix("context=8K,128K concurrency=39,40,79,80", *FORTY)
+    matrix = _matrix("context=8K,128K concurrency=39,40,79,80", FORTY)
     assert [row[0].state for row in matrix.rows] == [CellState.FITS, CellState.RISK, CellState.RISK, CellState.NO]
     assert matrix.rows[0][0].use == pytest.approx(39 * 512 / 20479)
     assert matrix.rows[0][0].tokens == 39 * 8192
@@ -77,13 +69,13 @@ def test_cells_by_hand() -> None:
 
 def test_a_context_that_does_not_start() -> None:
     """Where one request does not fit, or the model does not take the length, no cell of the column fits and each says why."""
-    matrix = _matrix("context=64,64k,200k concurrency=1,2", "--kv-cache-memory-bytes", str(1 * GIB))
+    matrix = _matrix("context=64,64k,200k concurrency=1,2", f"--kv-cache-memory-bytes {GIB}")
     assert [cell.starts for cell in matrix.rows[0]] == [True, False, False]
     assert [cell.state for cell in matrix.rows[1]] == [CellState.FITS, CellState.NO, CellState.NO]
     assert "one request" in matrix.rows[0][1].why
     assert "131,072" in matrix.rows[0][2].why
     assert matrix.at_once[1:] == (None, None)
-    nothing = _matrix("context=64 concurrency=1", "--gpu-memory-utilization", "0.1")
+    nothing = _matrix("context=64 concurrency=1", "--gpu-memory-utilization 0.1")
     assert nothing.rows[0][0].why == "nothing is left for the KV cache: vLLM does not start"
 
 
@@ -95,14 +87,14 @@ def test_what_vllm_refuses_is_a_cell_not_an_end() -> None:
             raise BadInput("no such context")
         return _replan(changed)
 
-    matrix = plan_matrix(MatrixSpec((8192, 16384), (1,)), _settings(*FORTY), replan)
+    matrix = plan_matrix(MatrixSpec((8192, 16384), (1,)), _settings(FORTY), replan)
     assert matrix.rows[0][0].state is CellState.FITS
     assert (matrix.rows[0][1].starts, matrix.rows[0][1].why) == (False, "no such context")
 
 
 def test_the_band_makes_a_risk() -> None:
     """What fits by the central figure but not at the low end of the KV band is called a risk."""
-    ledger = _replan(_settings("--max-model-len", "8192"))
+    ledger = _replan(_settings("--max-model-len 8192"))
     assert not ledger.kv.is_exact
     blocks = ledger.kv_plan.blocks_per_request
     most, sure = (ledger.kv_plan.num_blocks - 1) // blocks, (ledger.kv.low // ledger.kv_plan.bytes_per_block - 1) // blocks
@@ -114,7 +106,7 @@ def test_the_band_makes_a_risk() -> None:
 
 def test_replicas_hold_their_share_and_progress_is_told() -> None:
     """Requests beyond max_num_seqs wait; the hook hears of every context planned and of the end."""
-    matrix = _matrix("context=8K concurrency=78,79", *FORTY, "--data-parallel-size", "2", "--max-num-seqs", "32")
+    matrix = _matrix("context=8K concurrency=78,79", f"{FORTY} --data-parallel-size 2 --max-num-seqs 32")
     assert [row[0].state for row in matrix.rows] == [CellState.FITS, CellState.RISK]
     assert [row[0].waits for row in matrix.rows] == [14, 15]
     assert matrix.at_once == (78,)
@@ -130,7 +122,7 @@ AXIS = st.lists(st.integers(1, 131072), min_size=1, max_size=5, unique=True).map
 @given(AXIS, AXIS, st.integers(1, 60))
 def test_more_never_fits_when_less_does_not(contexts: tuple[int, ...], numbers: tuple[int, ...], gib: int) -> None:
     """Down a column and along a row the state only gets worse, with a cache of fixed size."""
-    matrix = plan_matrix(MatrixSpec(contexts, numbers), _settings("--kv-cache-memory-bytes", str(gib * GIB)), _replan)
+    matrix = plan_matrix(MatrixSpec(contexts, numbers), _settings(f"--kv-cache-memory-bytes {gib * GIB}"), _replan)
     ranks = [[ORDER.index(cell.state) for cell in row] for row in matrix.rows]
     assert all(row == sorted(row) for row in ranks)
     assert all(list(column) == sorted(column) for column in zip(*ranks, strict=True))

@@ -1,4 +1,4 @@
-"""The corrections file as it is written: whole, alone, and never over something that is not understood."""
+"""The corrections file: written whole and alone, never over something that is not understood; nothing odd gets through."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput, TimedOut, WorldFailed
-from plimsoll.plan.learned import STARTS_MAX, Correction, Learned, Start
+from plimsoll.plan.learned import FILE_MAX_BYTES, STARTS_MAX, Correction, Learned, Start, decoded, encoded
 from plimsoll.plan.read import read_corrections
 from plimsoll.plan.store import forget, store
+from tests.each import each
 
 KEY = "vllm=0.25.1;gpu=h200-sxm-141gb;model=0123456789ab;tp=1;pp=1;run=ba9876543210"
 
@@ -69,25 +72,49 @@ def test_forgetting_says_how_much(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
+def _file(corrections: object, version: int = 1) -> bytes:
+    return json.dumps({"schema": f"plimsoll.corrections/{version}", "corrections": corrections}).encode()
+
+
+def _term(*figures: object) -> dict[str, object]:
+    return {KEY: [[1, 1, 1, {"weights": figures}]]}
+
+
+@each(
+    "content",
     [
-        ("not json", "damaged"),
-        ("", "damaged"),
-        ('{"schema": "plimsoll.corrections/2", "corrections": {}}', "newer plimsoll"),
-        ('{"schema": "plimsoll.corrections/1", "corrections": {"Some text of a user": [[1, 1, 1, {}]]}}', "damaged"),
+        b"", b"not json", b"\xff\xfe", b"[" * 100_000, b"NaN", b'{"schema": 1}', b"null", _file({}, 2), _file([]),
+        _file({KEY: []}), _file({KEY: {"starts": 1}}), _file({KEY: [[1, 1, {}]]}), _file({KEY: [[1, 1, 1, {}]] * 17}),
+        _file({"../etc/passwd": [[1, 1, 1, {}]]}), _file({"A" * 300: [[1, 1, 1, {}]]}),
+        _file({"Some text of a user": [[1, 1, 1, {}]]}), _file(_term(1, 2)), _file(_term(1, -2, 3)), _file(_term(1, 2.5, 3)),
+        _file(_term(True, 2, 3)), _file(_term(1, 10**30, 3)),
     ],
-)
-def test_a_file_that_is_not_understood_is_left_alone(tmp_path: Path, content: str, says: str) -> None:
-    """Storing and forgetting say so in one line, and not a byte changes."""
+    ids=lambda content: repr(content[:60]),
+)  # fmt: skip
+def test_a_file_that_is_not_understood_is_left_alone(tmp_path: Path, content: bytes) -> None:
+    """Reading, storing and forgetting say so in one line, newer or damaged, and not a byte changes."""
     path = tmp_path / "corrections.json"
-    path.write_text(content, encoding="utf-8")
-    with pytest.raises(BadInput, match=says):
-        store(KEY, _correction(), path)
-    with pytest.raises(BadInput, match=says) as refusal:
-        forget(path)
-    assert "\n" not in str(refusal.value)
-    assert path.read_text(encoding="utf-8") == content
+    path.write_bytes(content)
+    says = "written by a newer plimsoll" if content == _file({}, 2) else "not a corrections file of plimsoll, or damaged"
+    for use in (read_corrections, forget, lambda path: store(KEY, _correction(), path)):
+        with pytest.raises(BadInput, match=rf"corrections\.json: {says}") as refusal:
+            use(path)
+        assert "\n" not in str(refusal.value)
+    assert path.read_bytes() == content
+
+
+def test_a_pipe_a_folder_and_a_file_without_end(tmp_path: Path) -> None:
+    """No file is nothing known; what is no plain file is refused without waiting, and a huge one without being read whole."""
+    assert read_corrections(tmp_path / "no" / "such" / "corrections.json") == {}
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadInput, match="not a regular file"):
+        read_corrections(tmp_path / "pipe")
+    with pytest.raises(BadInput):
+        read_corrections(tmp_path)
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(FILE_MAX_BYTES * 100)
+    with pytest.raises(BadInput, match="damaged"):
+        read_corrections(tmp_path / "huge")
 
 
 def test_many_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
@@ -133,3 +160,14 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises((BadInput, WorldFailed)):
         store(KEY, _correction(), tmp_path / "folder")
     assert (tmp_path / "folder").is_dir()
+
+
+_sizes = st.integers(0, 1 << 50)
+
+
+@given(st.dictionaries(st.sampled_from(["weights", "remainder", "context"]), st.tuples(_sizes, _sizes, _sizes)), _sizes)
+def test_encoding_is_undone_by_decoding(terms: dict[str, tuple[int, int, int]], limit: int) -> None:
+    """Every correction comes back as it was."""
+    start = Start(limit, limit, limit, {name: Learned(*term) for name, term in terms.items()})
+    known = {KEY: Correction((start,))}
+    assert decoded(encoded(known).encode(), "f") == known

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -333,16 +332,3 @@ def test_what_is_replicated_is_all_that_is_paid_twice(shape: ModelShape, tensor:
     extra = weights_from_shape(shape, _on(tensor)).value * tensor - weights_from_shape(shape).value
     rounding = 4 * len(shape.layers) * 2**20  # the allocator keeps up to 1 MiB beside a large tensor
     assert -rounding <= extra <= (0.01 * parameters(shape) * 2 + rounding) * (tensor - 1)
-
-
-def test_one_estimate_is_quick() -> None:
-    """A dense model takes well under a millisecond, the best of twenty."""
-    shape = shape_of(QWEN_72B)
-    best = min(_seconds(shape) for _ in range(20))
-    assert best < 0.001
-
-
-def _seconds(shape: ModelShape) -> float:
-    begin = time.perf_counter()
-    weights_from_shape(shape, _on(4))
-    return time.perf_counter() - begin

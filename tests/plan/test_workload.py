@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from lab.engine.kv_cases import named, published
 from plimsoll.errors import BadInput
-from plimsoll.launch.command_line import read_command_line
-from plimsoll.models.shape import ModelShape
 from plimsoll.plan.kv import plan_kv
 from plimsoll.plan.kv_layers import FullSpec, KvSpec, SlidingSpec, StateSpec
-from plimsoll.plan.ledger import ModelFacts, plan_ledger
-from plimsoll.plan.settings import Card, Flags, Settings, read_settings
+from plimsoll.plan.settings import Card, Settings
 from plimsoll.plan.workload import Pool, Workload, WorkloadVerdict, judge, pool_of, waste_of
 from plimsoll.units import GIB
 from tests.each import each
+from tests.models.model_configs import LLAMA_8B
+from tests.plan.planning import LLAMA, facts_of, ledger_of
 
+CARD = Card("H100", 79 * GIB, 79 * GIB, 79 * GIB, (9, 0))
 CASES = {case.name: case for case in published()}
 FULL = FullSpec(block_size=16, heads=8, head_size=128, head_size_v=128, dtype="bfloat16")
 WINDOW = SlidingSpec(block_size=16, heads=8, head_size=128, head_size_v=128, dtype="bfloat16", window=128)
@@ -56,14 +56,10 @@ def test_llama_with_forty_gibibytes() -> None:
     assert answer.saved_share == pytest.approx(1 - 94 / 8192)
 
 
-@pytest.mark.parametrize(
-    ("concurrency", "verdict"),
-    [(217, WorkloadVerdict.FITS), (218, WorkloadVerdict.PREEMPTS), (273, WorkloadVerdict.PREEMPTS), (274, WorkloadVerdict.NO)],
-)
-def test_the_edges_between_the_verdicts(concurrency: int, verdict: WorkloadVerdict) -> None:
+def test_the_edges_between_the_verdicts() -> None:
     """217 x 94 blocks fit at the end, 273 x 75 with prompts alone; one more of each does not."""
-    answer = judge(Workload(((1200, 300),), concurrency), _pool("llama-3.1-8b"))
-    assert answer.verdict is verdict
+    verdicts = [judge(Workload(((1200, 300),), count), _pool("llama-3.1-8b")).verdict for count in (217, 218, 273, 274)]
+    assert verdicts == [WorkloadVerdict.FITS, WorkloadVerdict.PREEMPTS, WorkloadVerdict.PREEMPTS, WorkloadVerdict.NO]
 
 
 def test_seventeen_tokens_take_two_blocks() -> None:
@@ -143,41 +139,24 @@ def test_a_model_that_keeps_nothing() -> None:
 
 def test_a_whole_launch() -> None:
     """From the ledger: a fixed cache of 40 GiB gives the same figures, and a launch that does not start serves nothing."""
-    config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
-        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-        "max_position_embeddings": 131072, "torch_dtype": "bfloat16",
-    }  # fmt: skip
-    model = ModelFacts("llama", ModelShape.from_config(config))
-    card = Card("H100", 79 * GIB, 79 * GIB, 79 * GIB, (9, 0))
 
-    def planned(*flags: str) -> tuple[WorkloadVerdict, int | None, int | None, int | None]:
-        line = read_command_line(["m", *flags], "0.32.0")
-        ledger = plan_ledger(model, read_settings(Flags(line, "0.32.0"), {}, model.shape, card), card)
-        answer = judge(Workload(((1200, 300),), 64), pool_of(ledger, model))
+    def planned(command: str = "") -> tuple[WorkloadVerdict, int | None, int | None, int | None]:
+        answer = judge(Workload(((1200, 300),), 64), pool_of(ledger_of(command, on=CARD), LLAMA))
         return answer.verdict, answer.at_once_low, answer.at_once, answer.at_once_high
 
-    assert planned("--kv-cache-memory-bytes", str(40 * GIB)) == (WorkloadVerdict.FITS, 217, 217, 217)
+    assert planned(f"--kv-cache-memory-bytes {40 * GIB}") == (WorkloadVerdict.FITS, 217, 217, 217)
     verdict, low, middle, high = planned()
     assert verdict is WorkloadVerdict.FITS
-    assert low is not None
-    assert middle is not None
-    assert high is not None
-    assert low < middle < high
-    assert planned("--gpu-memory-utilization", "0.2")[0] is WorkloadVerdict.NO_START
+    assert (low or 0) < (middle or 0) < (high or 0)
+    assert planned("--gpu-memory-utilization 0.2")[0] is WorkloadVerdict.NO_START
 
 
 def test_a_drafter_keeps_blocks_too() -> None:
     """A request of full length takes as many blocks as the plan says, those of a draft model with a window among them."""
-    sizes = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_attention_heads": 32, "num_key_value_heads": 8,
-             "vocab_size": 128256, "max_position_embeddings": 8192, "torch_dtype": "bfloat16"}  # fmt: skip
-    large = sizes | {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
-    small = sizes | {"model_type": "mistral", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
-                     "head_dim": 64, "sliding_window": 1024}  # fmt: skip
-    model = ModelFacts("large", ModelShape.from_config(large), drafter=ModelFacts("small", ModelShape.from_config(small)))
-    card = Card("H100", 79 * GIB, 79 * GIB, 79 * GIB, (9, 0))
-    line = read_command_line(["m", "--speculative-config", '{"model": "small", "num_speculative_tokens": 3}'], "0.32.0")
-    ledger = plan_ledger(model, read_settings(Flags(line, "0.32.0"), {}, model.shape, card), card)
+    small = {"model_type": "mistral", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64}
+    drafter = facts_of(LLAMA_8B | small, sliding_window=1024, rope_scaling=None)
+    model = replace(facts_of(LLAMA_8B, max_position_embeddings=8192), drafter=drafter)
+    ledger = ledger_of("""--speculative-config '{"model": "small", "num_speculative_tokens": 3}'""", model=model, on=CARD)
     answer = judge(Workload(((8000, 192),), 1), pool_of(ledger, model))
     assert answer.blocks_per_request == ledger.kv_plan.blocks_per_request
     assert len(answer.largest_groups) == len(ledger.kv_plan.groups) > 1
@@ -237,11 +216,8 @@ def test_more_at_once_never_fits_when_less_does_not(
 def test_figures_are_in_their_order(requests: list[tuple[int, int]], layers: list[KvSpec]) -> None:
     """What surely fits <= what usually fits <= what fits once windows slid <= prompts alone, and paging never costs more."""
     answer = judge(Workload.from_trace(requests), _pool_of(layers, 5000))
-    assert answer.at_once is not None
-    assert answer.at_once_typical is not None
-    assert answer.at_once_settled is not None
-    assert answer.at_once_prompts is not None
-    assert answer.at_once <= answer.at_once_typical <= answer.at_once_settled <= answer.at_once_prompts
+    figures = [answer.at_once, answer.at_once_typical, answer.at_once_settled, answer.at_once_prompts]
+    assert figures == sorted(figure for figure in figures if figure is not None)
     assert answer.paged_bytes <= answer.reserved_bytes
 
 
