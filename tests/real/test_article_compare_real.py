@@ -56,7 +56,7 @@ def test_a_full_cache_that_works_well_is_restarted_by_the_sidecar_and_left_alone
 
 @pytest.mark.timeout(240)
 def test_an_engine_that_died_is_brought_back_by_guard(record_property: Record) -> None:
-    """Once, and nothing is lost after it is back. (That the sidecar never does is in tests/lab/test_article_sidecar.py.)"""
+    """Once, and nothing is lost after it is back. (That the sidecar never does is in tests/lab/test_article.py.)"""
     (guard,) = played("death", 250.0, GUARD, record=record_property)
     assert guard["restarts"] == {"a": 0, "b": 0, VICTIM: 1}
     assert guard["whole_again_s"] is not None

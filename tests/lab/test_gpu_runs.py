@@ -1,4 +1,4 @@
-"""Model folders for the GPU runs: what is inherited, what pictures need, and an adapter as PEFT writes one."""
+"""What is run on a GPU: its models, its stages and its block tables, without a GPU."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ import itertools
 import json
 import re
 import zlib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lab.arrivals import Traffic
 from lab.gpu.load import picture
+from lab.gpu.measure_blocks import LAYOUTS, table
+from lab.gpu.measure_service import all_servers
 from lab.gpu.models import OURS, VISION, config_of, fill_vocabulary, write_adapter, write_picture_files
+from lab.gpu.provoke_failures import HERE
+from lab.gpu.service_bench import total
+from plimsoll.vllm.flags import flags_of
 
 MODELS: dict[str, dict[str, Any]] = {
     "base": {"hidden_size": 8, "layers": 2},
@@ -84,3 +91,54 @@ def test_a_picture_is_a_png_of_its_size(side: int) -> None:
     assert raw[16:24] == side.to_bytes(4, "big") * 2
     pixels = zlib.decompress(raw[raw.index(b"IDAT") + 4 :])
     assert pixels == b"".join(b"\0" + bytes((3 * x + y) % 256 for x in range(3 * side)) for y in range(side))
+
+
+PLAN: dict[str, Any] = json.loads((HERE / "service_runs.json").read_text(encoding="utf-8"))
+VERBS = {"load": 4, "start": 2, "stop": 2, "warm-up": 2, "say": 3}
+
+
+def test_every_step_speaks_of_what_there_is() -> None:
+    """Servers, traffic and models have names that are known; no two loads write the same file."""
+    labels: Counter[str] = Counter()
+    for stage in PLAN["stages"].values():
+        assert set(all_servers(stage)) <= set(PLAN["servers"])
+        for step in stage["steps"]:
+            assert len(step) >= VERBS[step[0]], step
+            if step[0] == "load":
+                assert step[3] in PLAN["traffic"]
+                labels[step[2]] += 1
+                assert step[2].rsplit("-", 1)[1].isdigit(), "the number of its round, which makes its prompts its own"
+    assert set(labels.values()) == {1}
+    assert {spec["model"] for spec in PLAN["servers"].values()} <= set(PLAN["models"])
+    for spec in PLAN["traffic"].values():
+        Traffic(**{key: value for key, value in spec.items() if key != "promise"}).arrivals()
+
+
+def test_every_flag_is_one_of_the_release_that_runs_there() -> None:
+    """A start that the parser refuses would cost minutes of a GPU."""
+    known = flags_of("0.25.1")
+    for spec in PLAN["servers"].values():
+        assert [flag for flag in spec["flags"] if flag.startswith("--") and flag not in known] == []
+
+
+def test_the_sum_over_all_rows_of_a_metric() -> None:
+    """Of that metric, not of one that begins like it."""
+    page = 'vllm:num_preemptions_total{engine="0"} 2.0\nvllm:num_preemptions_total{engine="1"} 3.0\nvllm:num_preemptions 9\n'
+    assert total(page, "num_preemptions_total") == 5.0
+    assert total(page, "prompt_tokens_total") == 0.0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_place_is_used_once(layout: str) -> None:
+    """Whatever the layout, the same bytes are read."""
+    rows = table(layout, 6, 32)
+    assert [len(row) for row in rows] == [32] * 6
+    assert sorted(itertools.chain(*rows)) == list(range(6 * 32))
+
+
+def test_layouts_are_what_they_are_called() -> None:
+    """Neighbours lie side by side, a pool's width apart, or anywhere."""
+    steps = {name: [b - a for row in table(name, 6, 32) for a, b in itertools.pairwise(row)] for name in LAYOUTS}
+    assert set(steps["contiguous"]) == {1}
+    assert set(steps["interleaved"]) == {6}
+    assert len(set(steps["shuffled"])) > 50

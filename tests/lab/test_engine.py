@@ -1,8 +1,9 @@
-"""The installer of the real engine, without a network and without installing anything."""
+"""The real engine's installer and server, without a network and without an engine."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from lab.engine import install
+from lab.engine.server import NICE, Child, let_others_run, living
+from lab.guard.vllm_unit import STOP_S, read_unit, unit_on
 
 PINS = "torch==2.13.0\nvllm-cpu==0.32.0\n"
 
@@ -189,3 +192,52 @@ def test_command_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     """A pip that hangs is ended and reported, not waited for."""
     with pytest.raises(install.InstallError, match="gave up after 0 s"):
         install.run_logged([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log", limit_s=0.0)
+
+
+def test_a_process_makes_way_and_one_that_is_gone_is_no_error() -> None:
+    """The kernel refuses a weight to the first session, and a process may have ended: neither stops a start."""
+    # In a session of its own: the weight is the session's, and would stay with all that is tested after this.
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
+    let_others_run(child.pid)
+    assert os.getpriority(os.PRIO_PROCESS, child.pid) == NICE
+    child.communicate()
+    let_others_run(child.pid)
+
+
+def test_only_what_lives_in_the_session_counts(tmp_path: Path) -> None:
+    """A zombie, one whose memory is gone already, one of another session and one that is gone altogether are none of ours."""
+    stat = "{pid} (a (b) c) {state} 1 7 {session} 0 -1"
+    cases = {
+        11: ("S", 7, b"VLLM::EngineCore\0\0"),
+        12: ("Z", 7, b"vllm\0"),
+        13: ("X", 7, b"vllm\0"),
+        14: ("D", 7, b""),
+        15: ("S", 8, b"vllm\0serve\0"),
+        16: ("R", 7, b"vllm\0serve\0"),
+    }
+    for pid, (state, session, title) in cases.items():
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_text(stat.format(pid=pid, state=state, session=session))
+        (tmp_path / str(pid) / "cmdline").write_bytes(title)
+    found = [living(tmp_path / str(pid), 7) for pid in (*cases, 17)]
+    assert [one for one in found if one] == [Child(11, "VLLM::EngineCore"), Child(16, "vllm serve")]
+
+
+CAPTURES = Path(__file__).parents[1] / "captures" / "launches"
+PAGE = Path(__file__).parents[2] / "docs" / "guard-acts.md"
+BARE = "[Service]\nExecStart=/usr/bin/vllm serve M\n"
+
+
+def test_a_unit_is_read_as_systemd_reads_it() -> None:
+    """The one on the page keeps requests alive; what is not said is systemd's default; a command may go on over lines."""
+    unit = read_unit(unit_on(PAGE.read_text(encoding="utf-8"), "vllm-a.service"))
+    assert unit.kill_mode == "mixed"
+    assert 30 <= float(unit.flag("--shutdown-timeout") or 0) < unit.stop_s
+    assert "plimsoll.inside.Gate" in unit.flags
+    assert not {"--port", "8000", "MODEL"} & set(unit.flags)
+    assert read_unit(BARE) == ("control-group", STOP_S, ())
+    assert read_unit(BARE + "KillMode=none\nKillMode=process\nTimeoutStopSec=2min 30s\n")[:2] == ("process", 150.0)
+    assert read_unit(BARE + "TimeoutStopSec=infinity\n").stop_s == float("inf")
+    unit = read_unit((CAPTURES / "vllm.service").read_text(encoding="utf-8"))
+    assert unit.kill_mode == "mixed"
+    assert unit.flag("--served-model-name") == "%i 100%"

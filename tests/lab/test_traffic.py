@@ -1,0 +1,282 @@
+"""Traffic and its figures: arrivals, streaming clients, and the statistics of paired runs."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import json
+import math
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from lab import streams
+from lab.arrivals import Arrival, Outcome, Traffic, as_recording, bodies, body_of, must_wait_s, send, summary
+from lab.paired import alternate, compared, loss_of, t95, upper_bound
+from lab.streams import Answer, Gap, Shape, Streams
+from plimsoll.simulate.trace_files import read_measured
+
+HELD = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 0\r\nConnection: close\r\n\r\n"
+SERVED = (
+    b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+    b'data: {"choices": [1]}\n\ndata: {"choices": [2]}\n\ndata: {"usage": {"completion_tokens": 2}}\n\ndata: [DONE]\n\n'
+)
+
+
+def test_the_same_rule_is_the_same_requests() -> None:
+    """Lengths are within their ranges and times rise, the same in every run; another seed is other requests."""
+    rule = Traffic(200, (10, 20), (3, 5), per_s=50.0, seed=4)
+    arrivals = rule.arrivals()
+    assert arrivals == rule.arrivals() != rule._replace(seed=5).arrivals()
+    assert all(10 <= one.prompt <= 20 and 3 <= one.output <= 5 for one in arrivals)
+    assert [one.at_s for one in arrivals] == sorted(one.at_s for one in arrivals)
+    assert 3.0 < arrivals[-1].at_s < 5.5  # 200 of them at 50 a second
+    assert {one.at_s for one in rule._replace(per_s=None).arrivals()} == {0.0}
+
+
+def test_no_two_prompts_begin_alike() -> None:
+    """Or the prefix cache would serve the second one."""
+    bodies = [json.loads(body_of("m", Arrival(0, 40, 2), number, 0).split(b"\r\n\r\n")[1]) for number in range(3_000)]
+    assert {len(body["prompt"]) for body in bodies} == {40}
+    assert len({tuple(body["prompt"][:2]) for body in bodies}) == 3_000
+
+
+def test_a_second_round_is_not_in_the_cache_of_the_first() -> None:
+    """The same lengths at the same times, and no prompt whose first block a server has seen."""
+    rule = Traffic(50, (40, 60), (3, 5), words=1)
+    first, second = ([json.loads(one.split(b"\r\n\r\n")[1]) for one in bodies("m", rule._replace(words=n))] for n in (1, 2))
+    assert [len(one["prompt"]) for one in first] == [len(one["prompt"]) for one in second]
+    assert not {tuple(one["prompt"][:16]) for one in first} & {tuple(one["prompt"][:16]) for one in second}
+    assert bodies("m", rule) == bodies("m", rule)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "wait_s"),
+    [
+        (None, None),
+        ("HTTP/1.1 503 Service Unavailable\r\nretry-after: 7\r\n", 7.0),
+        ("HTTP/1.1 503 Service Unavailable\r\n", None),
+        ("HTTP/1.1 500 Internal Server Error\r\nretry-after: 7\r\n", None),
+        ("the stream broke off", None),
+    ],
+)
+def test_only_a_503_that_says_when_is_asked_again(wrong: str | None, wait_s: float | None) -> None:
+    """Everything else is a failure."""
+    assert must_wait_s(Answer(0.0, (), 0, wrong)) == wait_s
+
+
+async def _against(refusals: int, traffic: Traffic) -> list[Outcome]:
+    left = refusals
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal left
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        await reader.readexactly(length)
+        left -= 1
+        writer.write(HELD if left >= 0 else SERVED)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        return await send(server.sockets[0].getsockname()[1], "m", traffic)
+
+
+def test_a_client_that_is_told_to_wait_asks_again() -> None:
+    """Its wait counts from the first time it asked; one without patience is not served."""
+    rule = Traffic(3, (4, 8), (2, 2))
+    patient = asyncio.run(_against(2, rule._replace(patience_s=5.0)))
+    assert [one.wrong for one in patient] == [None] * 3
+    assert sum(one.told_to_wait for one in patient) == 2
+    found = summary(asyncio.run(_against(2, rule)), 2.0, 1.0)
+    assert (found["served"], found["failed"], found["told_to_wait"]) == (1, 2, 2)
+    assert found["first_failures"][0].startswith("HTTP/1.1 503")
+
+
+def test_what_is_counted(tmp_path: Path) -> None:
+    """Rates are over the time from first arrival to last token, good is within both promises, recordings are read back."""
+    rows = [
+        Outcome(100.0, 101.0, 103.0, 10, 5, 0, None),
+        Outcome(100.5, 104.0, 105.0, 10, 5, 3, None),
+        Outcome(101.0, None, None, 10, 5, 1, "no"),
+    ]
+    found = summary(rows, 2.0, 0.6)
+    assert (found["seconds"], found["served"], found["failed"], found["good"]) == (5.0, 2, 1, 1)
+    assert found["requests_per_s"] == 0.4
+    assert found["output_tokens_per_s"] == 2.0
+    assert found["ttft_ms"]["mean"] == 2250.0
+    assert found["tpot_ms"]["mean"] == 375.0
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(as_recording(one) + "\n" for one in rows if one.wrong is None))
+    measured = read_measured(str(path))
+    assert measured.trace.prompt.tolist() == [10, 10]
+    assert int(measured.finish_ns.max()) == 5_000_000_000
+
+
+SHAPE = Shape(clients=3, prompt=(4, 8), output=(5, 9), long_prompt=(50, 60), long_every=4)
+
+
+class Streaming(http.server.BaseHTTPRequestHandler):
+    """Streams as many tokens as it was asked for, in one piece fewer; where it is told to, it refuses every fifth request."""
+
+    protocol_version = "HTTP/1.1"
+    is_refusing = False
+    prompts: list[list[int]] = []  # noqa: RUF012 - one server a test, and the test empties it
+
+    def do_POST(self) -> None:
+        asked: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.prompts.append(asked["prompt"])
+        if len(self.prompts) % 5 == 0 and self.is_refusing:
+            self.send_error(503)
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        usage = {"choices": [], "usage": {"completion_tokens": asked["max_tokens"]}}
+        for piece in [{"choices": [{"text": "x"}]}] * (asked["max_tokens"] - 1) + [usage]:
+            event = f"data: {json.dumps(piece)}\n\n".encode()
+            self.wfile.write(event[:4])  # an event may arrive in parts
+            self.wfile.flush()
+            time.sleep(0.002)
+            self.wfile.write(event[4:])
+            self.wfile.flush()
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def log_message(self, *_: object) -> None:
+        """Nothing to say."""
+
+
+@pytest.fixture
+def server() -> Iterator[http.server.ThreadingHTTPServer]:
+    """A server of the above on a port of its own."""
+    Streaming.prompts = []
+    Streaming.is_refusing = False
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Streaming) as found:
+        thread = threading.Thread(target=found.serve_forever, daemon=True)
+        thread.start()
+        yield found
+        found.shutdown()
+
+
+def test_every_token_is_counted_and_every_piece_timed(server: http.server.ThreadingHTTPServer) -> None:
+    """Tokens are those of the usage, pieces those that hold text; no two prompts begin alike."""
+    with Streams(server.server_port, "m", SHAPE, 0.5) as load:
+        answers = load.finish()
+    assert len(answers) > 3
+    assert streams.failures(answers) == []
+    assert all(len(answer.pieces) == answer.tokens - 1 for answer in answers)
+    assert all(5 <= answer.tokens <= 9 for answer in answers)
+    assert len({tuple(prompt[:2]) for prompt in Streaming.prompts}) == len(Streaming.prompts)
+    assert {4 <= len(prompt) <= 8 or 50 <= len(prompt) <= 60 for prompt in Streaming.prompts} == {True}
+    assert all(answer.sent < answer.pieces[0] for answer in answers)
+
+
+def test_a_refused_request_is_a_failure_with_its_reason(server: http.server.ThreadingHTTPServer) -> None:
+    """An answer other than 200 is told, and the clients go on."""
+    Streaming.is_refusing = True
+    with Streams(server.server_port, "m", SHAPE, 0.6) as load:
+        answers = load.finish()
+    wrong = streams.failures(answers)
+    assert wrong
+    assert all("503" in reason for reason in wrong)
+    assert len(answers) > len(wrong)
+
+
+def test_a_server_that_is_not_there_is_a_failure_too() -> None:
+    """Nobody listens: every request fails, and not a million of them."""
+    with Streams(1, "m", SHAPE, 0.3) as load:
+        answers = load.finish()
+    assert 3 <= len(answers) <= 9
+    assert len(streams.failures(answers)) == len(answers)
+
+
+def test_a_stream_is_whole_only_with_all_its_tokens_and_its_end() -> None:
+    """Too few tokens, an error in the stream and a stream without its last line are wrong."""
+    head, usage = b"HTTP/1.1 200 OK", b'data: {"usage":{"completion_tokens":7}}\n\n'
+    done = b"data: [DONE]\n\n"
+    assert streams.judge(head, usage + done, 7) == (7, None)
+    assert streams.judge(head, usage + done, 8) == (7, "7 tokens of 8")
+    assert streams.judge(head, usage, 7)[1] == "the stream broke off"
+    assert '"error"' in (streams.judge(head, b'data: {"error": {}}\n\n' + done, 7)[1] or "")
+    assert streams.judge(b"", b"", 7)[1] == "no answer"
+
+
+def test_a_window_has_its_share_of_tokens_and_its_longest_gap() -> None:
+    """Also of gaps that lie in it partly; percentiles of nothing are unknown, never 0."""
+    answer = Answer(0.0, (1.0, 2.0, 3.0, 4.0, 5.0), 10, None)
+    assert streams.tokens_between([answer], 2.0, 4.0) == 4.0
+    assert streams.tokens_between([answer, Answer(0.0, (), 0, "no")], 0.0, 9.0) == 10.0
+    found = [Gap(at=10.0, seconds=4.0), Gap(at=12.0, seconds=0.5), Gap(at=20.0, seconds=9.0)]
+    assert streams.longest_gap_s(found, 9.0, 12.0) == 9.0
+    assert streams.longest_gap_s(found, 9.0, 10.5) == 4.0
+    assert streams.longest_gap_s(found, 30.0, 31.0) is None
+    assert streams.percentile([], 0.5) is None
+    assert streams.percentile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert streams.percentile([3.0, 1.0, 2.0], 0.99) == 3.0
+
+
+@given(st.lists(st.lists(st.floats(0, 100), max_size=20), max_size=5))
+@example([[49.0, 50.0, 51.0]])
+def test_windows_that_meet_hold_every_token_and_gap_once(streams_of_pieces: list[list[float]]) -> None:
+    """Whatever the times are, two halves have together what the whole has."""
+    answers = [Answer(0.0, tuple(sorted(pieces)), 2 * len(pieces), None) for pieces in streams_of_pieces]
+    halves = [(-1.0, 50.0), (50.0, 101.0)]
+    total = sum(streams.tokens_between(answers, *half) for half in halves)
+    assert total == pytest.approx(sum(answer.tokens for answer in answers))
+    assert sum(len(streams.gaps(answers, *half)) for half in halves) == sum(max(0, len(a.pieces) - 1) for a in answers)
+
+
+def test_the_bound_is_the_one_of_the_textbook() -> None:
+    """For 1, 2, 3, 4, 5 that of 4 degrees; one pair has none; more pairs give a smaller factor, down to that of 30."""
+    assert upper_bound([1, 2, 3, 4, 5]) == pytest.approx(3 + 2.132 * math.sqrt(2.5 / 5))
+    assert upper_bound([0.1]) is None
+    loss = loss_of([(9.0, 10.0)])
+    assert loss.upper is None
+    assert loss.mean == pytest.approx(0.1)
+    assert "unknown" in str(loss)
+    quantiles = [t95(degrees) for degrees in range(1, 40)]
+    assert quantiles == sorted(quantiles, reverse=True)
+    assert quantiles[-1] == 1.697 > statistics.NormalDist().inv_cdf(0.95)
+
+
+@given(st.lists(st.floats(1.0, 1e6), min_size=2, max_size=40), st.floats(0.5, 1.5))
+def test_a_constant_loss_is_found_whatever_the_machine_does(rates: list[float], ratio: float) -> None:
+    """Where each pair has the same ratio, mean and bound are that loss, however the rates drift."""
+    loss = loss_of([(rate * ratio, rate) for rate in rates])
+    assert loss.mean == pytest.approx(1 - ratio, abs=1e-9)
+    assert loss.upper == pytest.approx(1 - ratio, abs=1e-9)
+
+
+def test_the_first_changes_from_pair_to_pair() -> None:
+    """With, without, without, with, with, without; each pair keeps its order of values."""
+    order: list[str] = []
+
+    def note(name: str, number: int) -> str:
+        order.append(name)
+        return f"{name}{number}"
+
+    pairs = alternate(3, lambda n: note("with", n), lambda n: note("without", n))
+    assert order == ["with", "without", "without", "with", "with", "without"]
+    assert pairs == [("with0", "without0"), ("with1", "without1"), ("with2", "without2")]
+
+
+def test_a_comparison_counts_failures_of_both_and_keeps_unknown_latencies_unknown() -> None:
+    """A run without streams long enough for a gap has no latency, and the difference is none."""
+    latencies = {"gap_p50_ms": 10.0, "gap_p99_ms": None, "first_token_p50_ms": 5.0, "first_token_p99_ms": 9.0}
+    slow = {**latencies, "gap_p50_ms": 11.0, "tokens_per_s": 97.0, "failed": 1}
+    fast = {**latencies, "tokens_per_s": 100.0, "failed": 2}
+    found = compared([(slow, fast), (slow, fast)])
+    assert found["mean"] == pytest.approx(0.03)
+    assert found["upper"] == pytest.approx(0.03)
+    assert found["failed"] == 6
+    assert found["gap_p50_ms"] == {"with": 11.0, "without": 10.0, "more": 1.0, "more_upper": 1.0}
+    assert found["gap_p99_ms"] == {"with": None, "without": None, "more": None, "more_upper": None}
