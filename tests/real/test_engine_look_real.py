@@ -8,9 +8,9 @@ import signal
 import time
 
 from lab.engine.server import EngineServer
-from plimsoll.guard.daemon.engine_look import CanaryPlan, EngineWatcher
+from plimsoll.guard.daemon.engine_look import CanaryPlan, CanarySender, EngineWatcher
 from plimsoll.guard.daemon.host import SameHost
-from plimsoll.guard.judge.look import Look, Reach
+from plimsoll.guard.judge.look import Canary, Look, Reach
 
 PLAN = CanaryPlan(every_s=5, deadline_s=3)
 
@@ -54,15 +54,12 @@ def test_a_living_engine(engine: EngineServer) -> None:
 def test_what_the_engine_says_to_a_test_request_it_does_not_take(engine: EngineServer) -> None:
     """vLLM's own words for a model that it does not serve are read as such."""
 
-    async def run() -> Look:
-        watcher = EngineWatcher(f"http://127.0.0.1:{engine.port}", None, PLAN._replace(model="no-such-model"))
-        await watcher.look(0.0, time.time())
-        await asyncio.sleep(1.0)
-        look = await watcher.look(5.0, time.time())
-        await watcher.close()
-        return look
+    async def run() -> Canary | None:
+        sender = CanarySender(f"http://127.0.0.1:{engine.port}", PLAN)
+        await sender.ask(0.0, "no-such-model")
+        return sender.last
 
-    canary = asyncio.run(run()).canary
+    canary = asyncio.run(run())
     assert canary is not None
     assert (canary.is_answered, canary.why) == (None, "the engine does not serve a model named 'no-such-model'")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -124,11 +125,9 @@ def test_odd_entries_are_left_out() -> None:
     assert Approval("1", "a", Grade.RESTART, "", 0.0, 5.0, ApprovalState.USED).is_pending(1.0) is False
 
 
-def test_the_conductor_waits_judges_once_more_and_acts(tmp_path: Path) -> None:
+def test_the_conductor_waits_judges_once_more_and_acts() -> None:
     """Nothing is stopped before the answer; what is over by then is not done; the next guard knows the question."""
-    del tmp_path
-    world, book = World(State("down")), MemoryBook()
-    policy = ActPolicy(**{**{name: getattr(POLICY, name) for name in POLICY.__dataclass_fields__}, "approve": (Grade.RESTART,)})
+    world, book, policy = World(State("down")), MemoryBook(), replace(POLICY, approve=(Grade.RESTART,))
     seen = [view_of("dead")]
 
     async def asks(conductor: Conductor) -> None:
@@ -159,10 +158,8 @@ def test_the_conductor_waits_judges_once_more_and_acts(tmp_path: Path) -> None:
     assert ends(world)[-1] == "done"
     opened = next(entry for entry in book.kept() if entry.kind == OPENED)
     assert opened.fields["why"] == "it is dead (approved by alice)"
-    assert [entry.step for entry in book.kept() if entry.kind == APPROVAL and entry.action == opened.action] == [
-        "asked",
-        "approved",
-    ]
+    asked = [entry.step for entry in book.kept() if entry.kind == APPROVAL and entry.action == opened.action]
+    assert asked == ["asked", "approved"]
 
 
 def test_who_asks_has_approved_and_the_only_replica_needs_a_person() -> None:

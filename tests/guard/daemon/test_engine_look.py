@@ -47,7 +47,10 @@ def test_a_captured_page_becomes_a_look() -> None:
     assert look.figures["prompt_tokens"] == 183
     assert look.config["block_size"] == "128"
     assert look.started_unix_s == pytest.approx(1794704708.86)
-    assert (look.gate, look.workers, look.is_paused, look.canary) == (None, (), None, None)
+    assert (look.gate, look.workers, look.is_paused, look.canary, look.ranks) == (None, (), None, None, ())
+    row = b'vllm:iteration_tokens_total_count{engine="%d"} %d\nvllm:num_requests_running{engine="%d"} %d\n'
+    (look,), _ = looks(by_path({"/metrics": b"".join(row % (n, n, n, n) for n in (0, 1, 10))}))
+    assert look.ranks == (CoreFigures("0", 0, 0), CoreFigures("1", 1, 1), CoreFigures("10", 10, 10))
 
 
 def test_a_stand_in_with_its_gate() -> None:
@@ -298,18 +301,6 @@ def test_a_lost_answer_about_a_pause_is_said() -> None:
     assert [look.is_rest_unknown for look in found] == [False, False]
 
 
-def test_ranks_of_data_parallelism_are_told_one_by_one() -> None:
-    """A page of several engines shows what each has done; a page of one does not repeat itself."""
-    page = b"".join(
-        b'vllm:iteration_tokens_total_count{engine="%d"} %d\nvllm:num_requests_running{engine="%d"} %d\n' % (n, n, n, n)
-        for n in (0, 1, 10)
-    )
-    (look,), _ = looks(by_path({"/metrics": page}))
-    assert look.ranks == (CoreFigures("0", 0, 0), CoreFigures("1", 1, 1), CoreFigures("10", 10, 10))
-    (look,), _ = looks(by_path({"/metrics": CAPTURED}))
-    assert look.ranks == ()
-
-
 def test_recorded_words_of_the_gate() -> None:
     """/plimsoll/state and /plimsoll/memory as an H200 answered them; anything else is nobody's word."""
     gate = read_gate(json.loads((INSIDE / "state.json").read_text(encoding="utf-8")))
@@ -489,13 +480,9 @@ def warmed(answer: bytes | str, models: bytes | str = MODELS) -> Outcome:
      ("429 Too Many Requests", None), (HALF, False), (b"{}", None)],
 )  # fmt: skip
 def test_a_first_request_that_the_engine_breaks_over_is_a_failure(answer: bytes | str, is_done: bool | None) -> None:
-    """500 and half a letter are; a refusal, or an answer that is no completion, says nothing of the engine."""
+    """500 and half a letter are; a refusal, an answer that is no completion, or no model at all says nothing of the engine."""
     assert warmed(answer).is_done is is_done
-
-
-def test_without_a_model_nothing_is_asked() -> None:
-    """A server that lists none: not known, and it says why."""
-    outcome = warmed(TEXT, "404 Not Found")
+    outcome = warmed(answer, "404 Not Found")
     assert (outcome.is_done, "unknown which model it serves" in outcome.message) == (None, True)
 
 

@@ -85,6 +85,11 @@ def test_everything_that_there_is(tmp_path: Path) -> None:
     assert f"dump --nonblocking --pid {os.getpid()}" in (folder / "stacks.txt").read_text()
     assert "abc-secret-def" not in (folder / "state.json").read_text()
     assert "could not be had" not in (folder / "CONTENTS.txt").read_text()
+    text = describe_processes([os.getpid(), 999_999_999]).decode()
+    assert text.startswith(f"=== pid {os.getpid()}\ncommand: ")
+    assert "--- status" in text
+    assert "threads: number, name, state, where it waits" in text
+    assert "cannot be read (No such file or directory)" in text
 
 
 def test_secrets_and_users_words_are_hidden(tmp_path: Path) -> None:
@@ -133,13 +138,9 @@ def test_what_cannot_be_had_is_named(tmp_path: Path) -> None:
     for words in ("engine.log: could not be opened", "metrics.txt: ", "state.json: no answer", "nvidia-smi.txt: no output"):
         assert words in text
     assert "pid 999999999: Permission Denied" in text
-
-
-def test_nothing_known_at_all(tmp_path: Path) -> None:
-    """Even then there is a folder that says so."""
-    text = (take(keeper(tmp_path), EvidenceSources()) / "CONTENTS.txt").read_text()
-    assert "log path unknown" in text
-    assert "processes unknown" in text
+    nothing = (take(keeper(tmp_path), EvidenceSources(), "a-2") / "CONTENTS.txt").read_text()
+    assert "log path unknown" in nothing
+    assert "processes unknown" in nothing
 
 
 def test_what_hangs_is_not_waited_for(tmp_path: Path) -> None:
@@ -229,15 +230,6 @@ def test_real_stacks_of_a_real_process(tmp_path: Path) -> None:
     if "ermission" in contents:
         pytest.skip("this user may not look into another process")
     assert "stuck_here" in (folder / "stacks.txt").read_text()
-
-
-def test_the_kernels_view_of_a_process() -> None:
-    """Its state and each of its threads; one that is gone is named as such."""
-    text = describe_processes([os.getpid(), 999_999_999]).decode()
-    assert f"=== pid {os.getpid()}" in text
-    assert "--- status" in text
-    assert "threads: number, name, state, where it waits" in text
-    assert "cannot be read (No such file or directory)" in text
 
 
 BANNER = "(APIServer pid=7) INFO 11-15 20:07:09 [api_server.py:1839] vLLM API server version 0.32.0\n"

@@ -6,7 +6,6 @@ import pytest
 
 from lab.guard.acting import Fault, State, World
 from lab.guard.acting_lives import CASES, Case, MemoryBook, live, unsafe
-from plimsoll.guard.act.steps import Step
 from plimsoll.guard.judge.tracker import Grade
 from tests.each import each, times
 
@@ -125,20 +124,3 @@ def test_the_points_are_those_of_the_course() -> None:
                 assert points.count(point) == 1, (case, point)
         assert points[:2] == ["before opened", "after opened"]
         assert points[-2:] == ["before closed", "after closed"]
-
-
-def test_a_stop_is_never_sent_twice_to_an_engine_that_came_back() -> None:
-    """A guard that died right after the stop finds the engine started anew by somebody: it goes on, and stops nothing."""
-    case = CASES[0]
-    names = whole_life(case)
-    for point in ("after stop", "before outcome stop", "after outcome stop"):
-        world, book = world_of(case), MemoryBook()
-        live(world, book, case.plan, names.index(point) + 1)
-        world.state.now += 10.0
-        world.tick()
-        state = world.state
-        state.mode, state.began, state.ready_at, state.starts = "serving", state.now, state.now, state.starts + 1
-        live(world, book, None)
-        check(world, book, point)
-        assert (state.stops, state.starts) == (1, 1)
-    assert Step.STOP in case.plan.steps

@@ -246,10 +246,11 @@ def test_what_guard_itself_stopped_is_started_whoever_finds_it(point: str) -> No
     assert unsafe(world, book) == []
 
 
-@pytest.mark.parametrize(("case", "end"), [(SERVING, "done"), (WEDGED, "undone")])
-@pytest.mark.parametrize("point", ["after stop", "before outcome stop"])
-def test_one_that_somebody_started_and_that_still_loads_is_waited_for(case: Case, end: str, point: str) -> None:
-    """A guard was killed in the stop, and the new process does not answer yet: it comes up and goes back, and is not held.
+@each(("case", "end"), [(SERVING, "done"), (WEDGED, "undone")])
+@each("point", ["after stop", "before outcome stop"])
+@each("loads_s", [0.0, 6.0])
+def test_one_that_somebody_started_is_not_stopped_again(case: Case, end: str, point: str, loads_s: float) -> None:
+    """A guard was killed in the stop: the new process is waited for where it still loads, goes back, and is not held.
 
     Of the one that hung nobody knows when it had begun: that it serves is all that is sure.
     """
@@ -259,7 +260,7 @@ def test_one_that_somebody_started_and_that_still_loads_is_waited_for(case: Case
     state = world.state
     assert state.mode == "down"
     state.mode, state.drain, state.began = "serving", tuple(gate.Drain()), state.now
-    state.ready_at = state.now + 6.0
+    state.ready_at = state.now + loads_s
     live(world, book, None)
     assert (*result(world), state.is_out) == (1, 0, end, False)
     assert unsafe(world, book) == []

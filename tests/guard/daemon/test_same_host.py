@@ -105,18 +105,24 @@ def in_first_namespace(root: Path) -> None:
     (folder / "pid").symlink_to(FIRST_NAMESPACE)
 
 
+def end_server(root: Path) -> None:
+    for name in ("100", "101", "102"):
+        (root / "proc" / name).rename(root / f"gone-{name}")
+
+
+def write_xids(root: Path, *xids: int) -> None:
+    with (root / "dev" / "kmsg").open("a", encoding="utf-8") as file:
+        file.write("".join(XID.format("3b", xid) for xid in xids))
+
+
 # Processes
 
 
 def test_the_server_is_found_by_its_port_with_all_that_it_started(machine: Path) -> None:
-    """Its memory is that of the whole tree, its limit the tightest around it; the page's figures stay."""
+    """Its memory is that of the whole tree, its limit the tightest around it; of one that is not here nothing is told."""
     found = seen(SameHost(8000, fresh(machine)))
     assert found.figures == {"running": 3.0, "host_resident": 7000 * 1024.0, "host_limit": 64.0 * 2**30}
     assert found.cards == ()
-
-
-def test_nothing_is_told_of_a_server_that_is_not_here(machine: Path) -> None:
-    """Another port, an empty machine: the look stays as it was."""
     assert seen(SameHost(8002, fresh(machine))) == LOOK
     assert seen(SameHost(8000, fresh(machine / "nowhere"))) == LOOK
 
@@ -128,10 +134,9 @@ def test_a_proxy_is_not_the_engine(name: str, machine: Path) -> None:
     net.write_text(net.read_text(encoding="utf-8") + LINE.format(9000, 4444), encoding="utf-8")
     (process(machine, 400, 1, 77, name) / "fd" / "3").symlink_to("socket:[4444]")
     look = LOOK._replace(figures={"host_resident": 5.0})
-    with (machine / "dev" / "kmsg").open("a", encoding="utf-8") as file:
-        here = SameHost(9000, fresh(machine, library({"3b": {}})))
-        assert seen(here, look) == look
-        file.write(XID.format("3b", 79))
+    here = SameHost(9000, fresh(machine, library({"3b": {}})))
+    assert seen(here, look) == look
+    write_xids(machine, 79)
     assert seen(here, look) == look
     on_card = seen(SameHost(9000, fresh(machine, library({"3b": {400: 1}}))), look)
     assert on_card.figures["host_resident"] == 77 * 1024.0
@@ -139,23 +144,15 @@ def test_a_proxy_is_not_the_engine(name: str, machine: Path) -> None:
 
 
 def test_a_server_that_was_restarted_is_found_again(machine: Path) -> None:
-    """By its port, under another number."""
+    """By its port, under another number; whoever has its old number later is not taken for it."""
     here = SameHost(8000, fresh(machine))
     seen(here)
-    for name in ("100", "101", "102"):
-        (machine / "proc" / name).rename(machine / f"gone-{name}")
+    end_server(machine)
     new = process(machine, 500, 1, 500)
     (new / "fd" / "3").symlink_to("socket:[4242]")
     assert seen(here).figures["host_resident"] == 500 * 1024.0
-
-
-def test_another_process_under_the_same_number_is_another(machine: Path) -> None:
-    """A number is remembered with its start: whoever has it later is not taken for the server."""
-    here = SameHost(8000, fresh(machine))
-    seen(here)
-    for name in ("100", "101", "102"):
-        (machine / "proc" / name).rename(machine / f"gone-{name}")
-    process(machine, 100, 1, 12345, started=99)
+    new.rename(machine / "gone-500")
+    process(machine, 500, 1, 12345, started=99)
     assert "host_resident" not in seen(here).figures
 
 
@@ -166,7 +163,7 @@ def test_one_process_s_memory_does_not_follow_that_of_the_whole_tree(machine: Pa
     here = SameHost(8000, one)
     assert seen(here, look).figures["host_resident"] == 7000 * 1024.0
     go = threading.Event()
-    one._processes._ask = lambda: go.wait(5) and {}  # type: ignore[assignment,return-value]
+    one.servers._ask = lambda: go.wait(5) and {}  # type: ignore[assignment,return-value]
     assert "host_resident" not in seen(here, look).figures
     assert seen(SameHost(8000, one), look).figures == {"host_resident": 5.0}
     go.set()
@@ -195,8 +192,8 @@ def test_one_walk_serves_all_engines_of_the_machine(machine: Path) -> None:
     nvml = library({"3b": {102: 1}, "5e": {300: 2}})
     one = Machine(machine, nvml, keep_s=60.0)
     walks: list[float] = []
-    walk = one._processes._ask
-    one._processes._ask = lambda: walks.append(time.monotonic()) or walk()  # type: ignore[func-returns-value]
+    walk = one.servers._ask
+    one.servers._ask = lambda: walks.append(time.monotonic()) or walk()  # type: ignore[func-returns-value]
     engines = [SameHost(8000, one), SameHost(8001, one)]
     found = [seen(engine) for _ in range(5) for engine in engines]
     assert (len(walks), nvml.begun) == (len(engines), 1)
@@ -243,8 +240,7 @@ def test_xids_are_told_once_to_each_engine_that_they_concern(machine: Path) -> N
     one = fresh(machine, library({"3b": {102: 1}, "5e": {300: 2}}))
     first, second = SameHost(8000, one), SameHost(8001, one)
     assert [seen(engine).cards[0].xids for engine in (first, second)] == [(), ()]
-    with (machine / "dev" / "kmsg").open("a", encoding="utf-8") as file:
-        file.write(XID.format("3b", 79) + XID.format("3b", 154))
+    write_xids(machine, 79, 154)
     assert [seen(engine).cards[0].xids for engine in (second, first, first)] == [(), (79, 154), ()]
 
 
@@ -254,11 +250,9 @@ def test_a_card_that_takes_the_engine_down_is_seen(reach: Reach, machine: Path) 
     cards: dict[str, dict[int, int | None]] = {"3b": {102: 1}}
     here = SameHost(8000, fresh(machine, library(cards)))
     seen(here)
-    for name in ("100", "101", "102"):
-        (machine / "proc" / name).rename(machine / f"gone-{name}")
+    end_server(machine)
     cards["3b"].clear()
-    with (machine / "dev" / "kmsg").open("a", encoding="utf-8") as file:
-        file.write(XID.format("3b", 79))
+    write_xids(machine, 79)
     found = seen(here, Look(1.0, 2.0, reach, "gone"))
     assert [(card.name, card.xids) for card in found.cards] == [("3b:00", (79,))]
     assert found.figures == {}
@@ -282,8 +276,7 @@ def test_a_driver_that_hangs_costs_one_deadline_and_hides_nothing_else(machine: 
     began = time.monotonic()
     seen(here)
     assert time.monotonic() - began < 50
-    with (machine / "dev" / "kmsg").open("a", encoding="utf-8") as file:
-        file.write(XID.format("3b", 79))
+    write_xids(machine, 79)
     found = [seen(here) for _ in range(5)]
     assert len(calls) == 1
     assert "the GPU driver on this machine does not answer" in here.note

@@ -67,16 +67,13 @@ class Approvals:
             if one is not None and one.state is ApprovalState.APPROVED and now < one.until:
                 why = f"{plan.why} (approved by {one.who})"
                 found.append(ActionPlan(plan.engine, plan.grade, plan.kind, why, plan.steps, action=one.id))
-            elif one is None or not self._rests(one, now):
+            elif one is None or one.state in (ApprovalState.USED, ApprovalState.WITHDRAWN):
                 self._ask(plan, now)
+            else:  # it waits, or somebody has said no, or nobody said anything: then nobody is asked again for a while
+                ended = one.changed_at if one.state in (ApprovalState.DENIED, ApprovalState.EXPIRED) else one.until
+                if now - ended >= self._policy.approve_within_s:
+                    self._ask(plan, now)
         return found
-
-    def _rests(self, one: Approval, now: float) -> bool:
-        """Whether nobody is asked again yet: it waits, or somebody has said no, or nobody said anything, a while ago."""
-        if one.state in (ApprovalState.USED, ApprovalState.WITHDRAWN):
-            return False
-        ended = one.changed_at if one.state in (ApprovalState.DENIED, ApprovalState.EXPIRED) else one.until
-        return now - ended < self._policy.approve_within_s
 
     def _ask(self, plan: ActionPlan, now: float) -> None:
         until = now + self._policy.approve_within_s

@@ -521,7 +521,12 @@ class Conductor:
         except asyncio.CancelledError:
             with contextlib.suppress(TimeoutError, PlimsollError):
                 async with asyncio.timeout(END_S):
-                    await self._take_back(self.runs[run.engine], steps)
+                    # What can be undone soon is; an engine that is down is left to the next guard.
+                    back = self.runs[run.engine].taken_over()
+                    while back.is_undoing and back.step is not None:
+                        back = await self._step(back, steps)
+                    if back.step is None:
+                        self._close(back, "guard stopped")
             left = self.runs.pop(run.engine, None)
             if left is not None and left.is_down and left.step is not Step.PROBATION:
                 says = f"guard stopped while the engine is down, in {left.step}: the next guard finishes it"
@@ -541,14 +546,6 @@ class Conductor:
         else:
             self._beside[run.engine] = asyncio.create_task(self._alone(run.engine, lambda: self._wait_out(run, steps)))
 
-    async def _take_back(self, run: ActionRun, steps: ActionSteps) -> None:
-        """Undoes what can be undone soon, as guard stops; an engine that is down is left to the next guard."""
-        run = run.taken_over()
-        while run.is_undoing and run.step is not None:
-            run = await self._step(run, steps)
-        if run.step is None:
-            self._close(run, "guard stopped")
-
     async def _wait_out(self, run: ActionRun, steps: ActionSteps) -> None:
         while run.step is not None:
             run = await self._step(run, steps)
@@ -558,7 +555,9 @@ class Conductor:
         step = run.step
         if run.tries:
             await asyncio.sleep(self._pause_s * 2.0**run.tries)
-        run, outcome = await self._ports.step(run, lambda one: self._perform(one, steps), self._show)
+        run, outcome = await self._ports.step(
+            run, lambda one: self._perform(one, steps), lambda one: self.runs.update({one.engine: one})
+        )
         if step is Step.LOCK:
             self.lock_trouble = outcome.message if outcome.is_done is None else ""
         elif step is Step.DRAIN:
@@ -567,9 +566,6 @@ class Conductor:
         fields = {"action": run.action, "done": outcome.is_done}
         self._ports.tell(Announcement(run.engine, f"{step}: {outcome.message}", fields=fields))
         return run
-
-    def _show(self, run: ActionRun) -> None:
-        self.runs[run.engine] = run
 
     async def _perform(self, run: ActionRun, steps: ActionSteps) -> Outcome:
         assert run.step is not None

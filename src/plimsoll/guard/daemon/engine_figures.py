@@ -94,7 +94,6 @@ _HEADS = frozenset(name[:_HEAD] for name in _WANTED)
 _BLANKS = b" \t\r"
 _HAS_BLANK = re.compile(rb"[ \t]").search
 _PLAIN = re.compile(rb"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{([^{}\\]*)\})? ([-+.0-9a-zA-Z]{1,64})\Z")
-_BOM = b"\xef\xbb\xbf"
 
 
 class PageFigures(NamedTuple):
@@ -147,18 +146,11 @@ class PageReader:
         self._odd: list[bytes] = []
         self._witnesses: list[bytes] = []
         self._rest = b""
-        self._is_begun = self._is_too_long = False
+        self._is_too_long = False
         self._lines = 0
 
     def feed(self, data: bytes) -> None:
         """Takes the next bytes; TooLarge beyond what any server has."""
-        if not self._is_begun:
-            data = self._rest + data
-            if len(data) < len(_BOM):
-                self._rest = data
-                return
-            self._is_begun, self._rest = True, b""
-            data = data.removeprefix(_BOM)
         if self._is_too_long:
             end = data.find(b"\n")
             if end < 0:
@@ -178,8 +170,7 @@ class PageReader:
     def done(self, engine: Engine | None = None) -> PageFigures:
         """The figures of the whole page; BadInput if it is none. `engine`: its release, for the names of the figures."""
         is_cut = bool(self._rest.strip()) or self._is_too_long
-        last = self._rest if self._is_begun else self._rest.removeprefix(_BOM)
-        self._rest = b""
+        last, self._rest = self._rest, b""
         if last:
             self._take([last])
         if self._odd:

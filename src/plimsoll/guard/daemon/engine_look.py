@@ -55,7 +55,6 @@ class CanaryPlan(NamedTuple):
 
     every_s: float = 30.0
     deadline_s: float = 20.0
-    model: str | None = None  # None: by the name that the page shows
     api_key: str | None = None
 
 
@@ -85,14 +84,13 @@ class CanarySender:
 
     def begin(self, now_s: float, model: str | None) -> None:
         """Sends a request if it is due; the answer is in `last` at a later look."""
-        name = self._plan.model or model
         if self.is_asking or (self._next_s is not None and now_s < self._next_s):
             return
-        if name is None:
+        if model is None:
             self.last = Canary(now_s, None, why="unknown which model it serves")
             return
         self._next_s = now_s + self._plan.every_s
-        self._task = asyncio.get_running_loop().create_task(self._ask(now_s, name))
+        self._task = asyncio.get_running_loop().create_task(self.ask(now_s, model))
 
     async def close(self) -> None:
         if self._task is not None:
@@ -100,7 +98,8 @@ class CanarySender:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    async def _ask(self, at_s: float, model: str) -> None:
+    async def ask(self, at_s: float, model: str) -> None:
+        """Sends one request now; what became of it is in `last` then."""
         plan = self._plan
         asked = {"model": model, "prompt": PROMPT, "max_tokens": 1, "temperature": 0, "skip_special_tokens": False}
         body = json.dumps(asked).encode()
@@ -167,7 +166,6 @@ MODELS = "/v1/models"
 LARGEST_MODELS_LIST = 4 << 20
 DEADLINE_S = 10.0
 WARM_S = 120.0  # the first request of a process may compile
-LOOK_EVERY_S = 0.1
 
 
 class ServedModel(NamedTuple):
@@ -196,14 +194,9 @@ async def warm_up(url: str, api_key: str | None = None, *, deadline_s: float = W
     model = await served_model(url, api_key)
     if model is None:
         return unsure("unknown which model it serves: no request sent")
-    asker = CanarySender(url, CanaryPlan(deadline_s=deadline_s, model=model.name, api_key=api_key))
-    try:
-        asker.begin(0.0, model.name)
-        while asker.is_asking:
-            await asyncio.sleep(LOOK_EVERY_S)
-        answer = asker.last
-    finally:
-        await asker.close()
+    canary = CanarySender(url, CanaryPlan(deadline_s=deadline_s, api_key=api_key))
+    await canary.ask(0.0, model.name)
+    answer = canary.last
     if answer is not None and answer.status == 500:  # it accepted the request and failed; a refusal has another status
         return failed("warm-up request failed: the engine answered 500")
     if answer is None or answer.is_answered is None:

@@ -317,23 +317,19 @@ class Machine:
         self, root: Path = Path("/"), nvml: Any = None, *, deadline_s: float = DEADLINE_S, keep_s: float = KEEP_S
     ) -> None:
         self._root, self._proc = root, root / "proc"
-        self._ports: list[int] = []
+        self.ports: list[int] = []  # of the engines that are watched
         self._servers: dict[int, Process] = {}
         self._unseen: dict[str, float] = {}  # sockets whose holder was not to be seen, and when to look again
         self._driver = NvmlDriver(nvml)
         self.kernel = KernelLog(root / "dev" / "kmsg")
-        self._processes = SlowQuestion(self._walk, deadline_s=deadline_s, keep_s=keep_s)
-        self._cards = SlowQuestion(self._driver.read, deadline_s=deadline_s, keep_s=keep_s)
+        self.servers = SlowQuestion(self._walk, deadline_s=deadline_s, keep_s=keep_s)  # by port; reads the kernel log as well
+        self.cards = SlowQuestion(self._driver.read, deadline_s=deadline_s, keep_s=keep_s)  # by address; None without NVML
 
     @property
     def note(self) -> str:
         """What does not answer on this machine; empty if everything does."""
-        stuck = [name for name, one in (("/proc", self._processes), ("the GPU driver", self._cards)) if one.is_stuck]
+        stuck = [name for name, one in (("/proc", self.servers), ("the GPU driver", self.cards)) if one.is_stuck]
         return f"{' and '.join(stuck)} on this machine does not answer: not asked again until it does" if stuck else ""
-
-    @property
-    def has_one_engine(self) -> bool:
-        return len(self._ports) == 1
 
     @functools.cached_property
     def knows_pids(self) -> bool:
@@ -345,15 +341,15 @@ class Machine:
 
     def join(self, port: int) -> None:
         """An engine at this port now watched."""
-        if not self._ports:
+        if not self.ports:
             self.kernel.open()
-        self._ports.append(port)
-        self._processes.forget()  # the last walk did not look for this one
+        self.ports.append(port)
+        self.servers.forget()  # the last walk did not look for this one
 
     def leave(self, port: int) -> None:
         """Stops watching it; after the last one, everything is closed."""
-        self._ports.remove(port)
-        if not self._ports:
+        self.ports.remove(port)
+        if not self.ports:
             self.kernel.close()
             self._servers.clear()
             # The driver may hang in this, too.
@@ -371,19 +367,11 @@ class Machine:
             return None
         return bool(await asyncio.to_thread(sockets_at, self._root, [port]))
 
-    async def found(self) -> Mapping[int, ServerProcess] | None:
-        """The servers at the watched ports; None if unknown. Reads the kernel log as well."""
-        return await self._processes.answer()
-
-    async def cards(self) -> Mapping[str, CardNow] | None:
-        """All GPUs by their address; None without NVML, and while it hangs."""
-        return await self._cards.answer()
-
     # In the thread
 
     def _walk(self) -> dict[int, ServerProcess]:
         self.kernel.read()
-        ports, seen = set(self._ports), read_processes(self._proc)
+        ports, seen = set(self.ports), read_processes(self._proc)
         starts = {pid: process.start_ticks for pid, process in seen.items()}  # a pid may be another process's by now
         known = self._servers.items()
         self._servers = {port: one for port, one in known if port in ports and starts.get(one.pid) == one.start_ticks}
@@ -430,7 +418,7 @@ class SameHost:
             self._is_open = True
             self._machine.join(self._port)
             self._xids = self._machine.kernel.count
-        servers, cards = await asyncio.gather(self._machine.found(), self._machine.cards())
+        servers, cards = await asyncio.gather(self._machine.servers.answer(), self._machine.cards.answer())
         found = None if servers is None else servers.get(self._port)
         if found is not None and not found.is_python:  # then only a holder of GPU memory can be an engine
             is_holder = any(not card.held.keys().isdisjoint(found.tree) for card in (cards or {}).values())
@@ -465,7 +453,7 @@ class SameHost:
         tied = frozenset(name for name, card in (cards or {}).items() if not tree.isdisjoint(card.held))
         self._was_here = self._was_here or found is not None
         self._tied = tied or self._tied
-        is_alone = self._was_here and self._machine.has_one_engine
+        is_alone = self._was_here and len(self._machine.ports) == 1
         if self._tied or not is_alone or (cards and self._machine.knows_pids):
             self._guessed = frozenset()
         else:  # the driver has other pids, or is absent: with one engine, the GPUs are its own

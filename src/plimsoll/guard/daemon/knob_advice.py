@@ -13,7 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from plimsoll.guard.adapters.gate import GateHttpClient
 from plimsoll.guard.adapters.run_command import run_command
@@ -26,13 +26,6 @@ from plimsoll.net.client import HttpClient, Lost
 LIMIT_S = 120.0
 PAGE_MAX = 16 << 20
 _CACHE = re.compile(r"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
-
-
-class AdviceRemark(NamedTuple):
-    """What is said of one engine: the advice with its command, or why there is none."""
-
-    text: str = ""
-    why_not: str = ""
 
 
 class KnobAdvisor:
@@ -49,13 +42,13 @@ class KnobAdvisor:
         while True:
             await asyncio.sleep(self._promise.every_s)
             for engine in self._engines:
-                self._remark(engine.name, (await self.advise(engine)).text, "advice")
+                self._remark(engine.name, (await self.advise(engine))[0], "advice")
 
-    async def advise(self, engine: EngineConfig) -> AdviceRemark:
-        """The advice for one engine now, or the reason why there is none."""
+    async def advise(self, engine: EngineConfig) -> tuple[str, str]:
+        """The advice for one engine now with its command, and why there is none."""
         limits = await limits_of(engine)
         if isinstance(limits, str):
-            return AdviceRemark(why_not=limits)
+            return "", limits
         asked = {
             "folder": engine.recording, "since": time.time() - self._promise.window_s, "limits": limits,
             "promise": [self._promise.ttft_s, self._promise.tpot_s],
@@ -65,11 +58,11 @@ class KnobAdvisor:
         try:
             found = json.loads(ran.output)
             if found["why_not"]:
-                return AdviceRemark(why_not=str(found["why_not"]))
+                return "", str(found["why_not"])
             command = f"guardctl set {engine.name} {found['knob']}={found['value']} --for 2h"
-            return AdviceRemark(f"{found['sentence']}; {command}")
+            return f"{found['sentence']}; {command}", ""
         except (ValueError, KeyError, TypeError) as problem:
-            return AdviceRemark(why_not=f"the replay failed: {ran.trouble or type(problem).__name__}")
+            return "", f"the replay failed: {ran.trouble or type(problem).__name__}"
 
 
 async def limits_of(engine: EngineConfig) -> dict[str, Any] | str:

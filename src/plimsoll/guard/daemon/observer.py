@@ -223,9 +223,9 @@ Points = Sequence[tuple[float, Mapping[str, float]]]  # by guard's own clock
 
 
 class DiscoveredFacts(NamedTuple):
-    """What discovery knows of an engine beside its address."""
+    """What others than its own page know of an engine, under the names that these have in a look."""
 
-    restarts: int | None = None  # of its container
+    container_restarts: int | None = None
     ended: str = ""  # why its process has ended and is not started again
     gone: str = ""  # it does not run, and nobody says why
     failure: str = ""  # the kind of the failure that ended it
@@ -523,11 +523,7 @@ class Fleet:
     def _take(self, engine: WatchedEngine, look: Look) -> Look:
         """Judges the look together with what others know of the engine, and returns both as one."""
         try:
-            facts = self._ports.facts(engine.target.name)
-            look = look._replace(
-                container_restarts=facts.restarts, ended=facts.ended, gone=facts.gone, failure=facts.failure,
-                requests=facts.requests, has_served=facts.has_served, balancer=facts.balancer,
-            )  # fmt: skip
+            look = look._replace(**self._ports.facts(engine.target.name)._asdict())
             events = engine.take(look)
         except Exception as problem:  # its conditions stay as they were, and the metrics show the error
             self.mistakes[f"judge {type(problem).__name__}"] += 1

@@ -393,7 +393,7 @@ class Daemon:
         if self._acting is None:
             return listed
         facts = self._acting.facts(name)
-        return facts._replace(restarts=listed.restarts, ended=facts.ended or listed.ended)
+        return facts._replace(container_restarts=listed.container_restarts, ended=facts.ended or listed.ended)
 
     async def run(self) -> int:
         """Runs until a signal, or until every engine had its looks."""
