@@ -1,10 +1,12 @@
-"""Many values in one test, and how many of them."""
+"""Many values in one test, and how many of them; a test in an event loop."""
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import inspect
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 SOAK = bool(os.environ.get("PLIMSOLL_SOAK"))  # `make soak`: all of what `make test` tries a few of
@@ -55,3 +57,13 @@ def each(
 def times(few: int, many: int) -> int:
     """How often something random is tried: `few` in `make test`, `many` in `make soak`."""
     return many if SOAK else few
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Test:
+    """An asynchronous test in an event loop of its own, for a minute at most."""
+
+    @functools.wraps(test)
+    def run(*values: Any, **others: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*values, **others), 60))
+
+    return run

@@ -54,6 +54,22 @@ class ContainerPatch:
         """The object and the container, for people."""
         return self.start.launch.source.partition(", ")[2]
 
+    def about(self) -> list[str]:
+        """What was added, what was left alone and what else should be known, in lines."""
+        release = f"vLLM {self.engine.release}" + (f", {self.engine.because}" if self.engine.because else "")
+        lines = [f"{self.where} ({release}): added {', '.join(self.added)}"] if self.added else []
+        lines += [f"{self.where}: left alone: {why}" for why in self.left]
+        return [*lines, *(f"{self.where}: {note}" for note in self.notes)]
+
+    def refused(self, why: str) -> ContainerPatch:
+        """The same container with nothing added to it."""
+        return ContainerPatch(self.start, self.engine, left=[f"all of it: {why}"])
+
+    def set(self, name: str, value: str) -> None:
+        """A variable of the container."""
+        self.body.setdefault("env", []).append({"name": name, "value": value})
+        self.added.append(name)
+
 
 def patch_files(starts: Sequence[ManifestStart], image: str, asked: str | None) -> tuple[dict[str, str], list[str]]:
     """The files under patch/, and notes on what was added and what was left alone; Found where no server takes any of it."""
@@ -74,13 +90,17 @@ def patch_files(starts: Sequence[ManifestStart], image: str, asked: str | None) 
         path = f"{kind.lower()}-{name}.yaml"
         is_merged = kind in TEMPLATED and not any(part.holds_secret for part in parts)
         made = _merge_patch(parts) if is_merged else _json_patch(parts)
-        about = [f"# {line}" for part in parts for line in _about(part)]
-        files[f"patch/{path}"] = "\n".join([*about, *_commands(kind, name, namespace, path, is_merged=is_merged), _dump(made)])
+        at = f"{kind.lower()} {name}" + (f" -n {namespace}" if namespace else "")
+        lines = [f"# {line}" for part in parts for line in part.about()]
+        lines.append(f"# By kubectl alone: kubectl patch {at} {'' if is_merged else '--type json '}--patch-file {path}")
+        if kind in ("Deployment", "StatefulSet", "DaemonSet"):
+            lines.append(f"# Back again: kubectl rollout undo {at}")
+        files[f"patch/{path}"] = "\n".join([*lines, _dump(made)])
         target = {"kind": kind, "name": name} | ({"namespace": namespace} if namespace else {})
         entries.append({"path": path} if is_merged else {"path": path, "target": target})
     component = {"apiVersion": "kustomize.config.k8s.io/v1alpha1", "kind": "Component", "patches": entries}
     files["patch/kustomization.yaml"] = f"{_HEAD}{_dump(component)}"
-    return files, [note for patch in patches for note in _about(patch)]
+    return files, [note for patch in patches for note in patch.about()]
 
 
 _HEAD = f"""\
@@ -90,21 +110,6 @@ _HEAD = f"""\
 # Before that, in the namespace of the Deployment: kubectl create secret generic {SECRET} --from-file=gate.token
 # Applying it and taking it back both roll the pods. To take it back, take the line under `components:` out.
 """
-
-
-def _commands(kind: str, name: str, namespace: str, path: str, *, is_merged: bool) -> list[str]:
-    at = f"{kind.lower()} {name}" + (f" -n {namespace}" if namespace else "")
-    lines = [f"# By kubectl alone: kubectl patch {at} {'' if is_merged else '--type json '}--patch-file {path}"]
-    if kind in ("Deployment", "StatefulSet", "DaemonSet"):
-        lines.append(f"# Back again: kubectl rollout undo {at}")
-    return lines
-
-
-def _about(patch: ContainerPatch) -> list[str]:
-    release = f"vLLM {patch.engine.release}" + (f", {patch.engine.because}" if patch.engine.because else "")
-    lines = [f"{patch.where} ({release}): added {', '.join(patch.added)}"] if patch.added else []
-    lines += [f"{patch.where}: left alone: {why}" for why in patch.left]
-    return [*lines, *(f"{patch.where}: {note}" for note in patch.notes)]
 
 
 def _target(start: ManifestStart) -> tuple[str, str, str]:
@@ -120,18 +125,18 @@ def _patch(start: ManifestStart, image: str, asked: str | None) -> ContainerPatc
     patch = ContainerPatch(start, engine)
     there = start.pod.get("initContainers")
     if isinstance(there, list) and any(isinstance(each, dict) and each.get("name") == INSIDE for each in there):
-        return _refused(patch, "it has plimsoll.inside already")
+        return patch.refused("it has plimsoll.inside already")
     if not Behaviour.WORKER_EXTENSIONS.is_in(engine.release):
-        return _refused(patch, f"plimsoll.inside is for vLLM {Behaviour.WORKER_EXTENSIONS.since} and newer")
+        return patch.refused(f"plimsoll.inside is for vLLM {Behaviour.WORKER_EXTENSIONS.since} and newer")
     fitted, why = fit_inside(start.launch, engine)
     if why:
-        return _refused(patch, f"no gate in this server: {why}")
+        return patch.refused(f"no gate in this server: {why}")
     variables = _variables(start.body)
     if "PYTHONPATH" in variables and variables["PYTHONPATH"] is None:
-        return _refused(patch, f"PYTHONPATH comes from another object; put {INSIDE_WHEEL} in front of it there")
+        return patch.refused(f"PYTHONPATH comes from another object; put {INSIDE_WHEEL} in front of it there")
     if fitted.added and not _add_words(patch, fitted.added):
         flags = " ".join(fitted.added)
-        return _refused(patch, f"its script has no clear place for flags, or holds a secret; first add {flags} yourself")
+        return patch.refused(f"its script has no clear place for flags, or holds a secret; first add {flags} yourself")
     image_release = version_in_image(start.launch.image) if start.launch.image else None
     if not (asked or image_release or start.launch.vllm):
         patch.notes.append(f"its image names no release: the flags are those of vLLM {engine.release}; --vllm says otherwise")
@@ -139,14 +144,10 @@ def _patch(start: ManifestStart, image: str, asked: str | None) -> ContainerPatc
         patch.notes.append(f"{owner} makes this object and would undo the patch: patch that one instead")
     _add_wheel(patch, image, variables)
     for name, value in fitted.changed:
-        _set(patch, name, value)
+        patch.set(name, value)
     patch.notes += [f"{remark.name}: {remark.says}" for remark in fitted.remarks]
     _add_probes(patch)
     return patch
-
-
-def _refused(patch: ContainerPatch, why: str) -> ContainerPatch:
-    return ContainerPatch(patch.start, patch.engine, left=[f"all of it: {why}"])
 
 
 def _maker(owner: dict[str, Tree]) -> str:
@@ -167,11 +168,6 @@ def _variables(body: dict[str, Tree]) -> dict[str, str | None]:
     return {str(each.get("name")): None if "valueFrom" in each else str(each.get("value") or "") for each in pairs}
 
 
-def _set(patch: ContainerPatch, name: str, value: str) -> None:
-    patch.body.setdefault("env", []).append({"name": name, "value": value})
-    patch.added.append(name)
-
-
 def _add_words(patch: ContainerPatch, words: tuple[str, ...]) -> bool:
     """Put flags where the container takes them: behind its arguments, into its script, or into KServe's variable."""
     start, body = patch.start, patch.start.body
@@ -179,24 +175,27 @@ def _add_words(patch: ContainerPatch, words: tuple[str, ...]) -> bool:
         own = _variables(body).get(LLM_SERVICE_ARGUMENTS)
         if own and _is_secret(own.split()):
             return False
-        _set(patch, LLM_SERVICE_ARGUMENTS, " ".join(filter(None, (own, *words))))
+        patch.set(LLM_SERVICE_ARGUMENTS, " ".join(filter(None, (own, *words))))
         return True
-    key, at, script = _script_of(body)
-    if script is None:
-        listed = body.get("args")
-        given = [word for word in listed if isinstance(word, str)] if isinstance(listed, list) else []
+    command, given = ([w for w in listed if isinstance(w, str)] if isinstance(listed := body.get(key), list) else []
+                      for key in ("command", "args"))  # fmt: skip
+    all_words = [*command, *given]
+    is_shell = bool(all_words) and re.search(r"(?:^|/)(?:ba|da|a|z|k)?sh$", all_words[0])
+    at = next((n for n, word in enumerate(all_words[:-1], 1) if is_shell and re.fullmatch(r"-[a-zA-Z]*c", word)), 0)
+    if not at:  # no shell is asked
         patch.body["args"], patch.holds_secret = [*given, *words], _is_secret(given)
         patch.added.append(" ".join(words))
         return _is_as_wished(patch, words)
+    script = all_words[at]
     places = list(_SERVE.finditer(script))
     if len(places) != 1 or _is_secret(script.split()):
         return False
     end = places[0].end()
     if start.launch.entry is EntryPoint.SERVE and (model := _WORD.match(script, end)):
         end = model.end()
-    listed = body.get(key)
-    assert isinstance(listed, list)
-    patch.body[key] = [*listed[:at], f"{script[:end]} {' '.join(words)}{script[end:]}", *listed[at + 1 :]]
+    key, at = ("command", at) if at < len(command) else ("args", at - len(command))
+    words_there = command if key == "command" else given
+    patch.body[key] = [*words_there[:at], f"{script[:end]} {' '.join(words)}{script[end:]}", *words_there[at + 1 :]]
     patch.added.append(f"{' '.join(words)} in its script")
     if not _is_as_wished(patch, words):
         del patch.body[key], patch.added[-1]
@@ -206,19 +205,6 @@ def _add_words(patch: ContainerPatch, words: tuple[str, ...]) -> bool:
 
 def _is_secret(words: Sequence[str]) -> bool:
     return list(redact_words(words)) != list(words)
-
-
-def _script_of(body: dict[str, Tree]) -> tuple[str, int, str | None]:
-    """Where a shell's script stands: the field, its place in the list, and its text; None where no shell is asked."""
-    command, arguments = ([w for w in listed if isinstance(w, str)] if isinstance(listed := body.get(key), list) else []
-                          for key in ("command", "args"))  # fmt: skip
-    words = [*command, *arguments]
-    for at, word in enumerate(words[:-1]):
-        if re.fullmatch(r"-[a-zA-Z]*c", word) and re.search(r"(?:^|/)(?:ba|da|a|z|k)?sh$", words[0]):
-            place = at + 1
-            key, place = ("command", place) if place < len(command) else ("args", place - len(command))
-            return key, place, words[at + 1]
-    return "", 0, None
 
 
 def _is_as_wished(patch: ContainerPatch, words: tuple[str, ...]) -> bool:
@@ -237,7 +223,7 @@ def _add_wheel(patch: ContainerPatch, image: str, variables: dict[str, str | Non
     """The init container that brings the wheel, where Python looks first, and the token of the gate."""
     own = variables.get("PYTHONPATH") or ""
     if INSIDE_WHEEL not in own.split(":"):
-        _set(patch, "PYTHONPATH", INSIDE_WHEEL + (f":{own}" if own else ""))
+        patch.set("PYTHONPATH", INSIDE_WHEEL + (f":{own}" if own else ""))
     patch.pod["initContainers"] = [{
         "name": INSIDE, "image": image, "command": ["plimsoll", "inside", "wheel", INSIDE_WHEEL],
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "256Mi"}},
@@ -256,7 +242,7 @@ def _add_wheel(patch: ContainerPatch, image: str, variables: dict[str, str | Non
     items = [{"key": "gate.token", "path": "gate.token"}]
     patch.pod["volumes"].append({"name": "plimsoll-token", "secret": {"secretName": SECRET, "items": items}})
     patch.body["volumeMounts"].append({"name": "plimsoll-token", "mountPath": TOKENS, "readOnly": True})
-    _set(patch, "PLIMSOLL_TOKEN_FILE", f"{TOKENS}/gate.token")
+    patch.set("PLIMSOLL_TOKEN_FILE", f"{TOKENS}/gate.token")
 
 
 def _add_probes(patch: ContainerPatch) -> None:

@@ -91,15 +91,9 @@ def in_shell(word: str) -> str:
 
 def quoted(text: str) -> str:
     """A string in double quotes, as YAML and TOML both read it: what does not print is escaped by its number."""
-    return '"' + "".join(_escaped(letter) for letter in text) + '"'
-
-
-def _escaped(letter: str) -> str:
-    if letter in '"\\':
-        return "\\" + letter
-    if letter.isprintable():
-        return letter
-    return f"\\u{ord(letter):04x}" if ord(letter) <= 0xFFFF else f"\\U{ord(letter):08x}"
+    numbers = {letter: f"\\u{ord(letter):04x}" if ord(letter) <= 0xFFFF else f"\\U{ord(letter):08x}" for letter in text}
+    escapes = {letter: number for letter, number in numbers.items() if not letter.isprintable()} | {'"': '\\"', "\\": "\\\\"}
+    return '"' + "".join(escapes.get(letter, letter) for letter in text) + '"'
 
 
 def in_yaml(text: str) -> str:

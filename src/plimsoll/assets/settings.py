@@ -4,16 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-# How long everything may take when a server starts and stops, so that each wait ends before the one around it.
-#
-# drain < shutdown < stop < grace < evict
-#
-# drain     the balancer is given this long to notice that the server is no longer ready
-# shutdown  requests in flight are given this long to end: vLLM's own --shutdown-timeout where the release has it
-# stop      all of it, with vLLM's teardown: what guard waits for a unit or a container before it sends SIGKILL
-# grace     what systemd, compose and Kubernetes wait before they do
-# evict     what guard waits for a pod, which Kubernetes stops by itself
-
 DEFAULT_SHUTDOWN_S = 60
 SHORTEST_SHUTDOWN_S = 10
 LONGEST_SHUTDOWN_S = 1500  # guard waits half an hour at most for a stop
@@ -28,14 +18,14 @@ LONGEST_START_S = 7200  # what guard gives a start
 
 @dataclass(frozen=True)
 class Timers:
-    """Seconds, each shorter than the one around it; `start_s` stands alone."""
+    """How long everything may take when a server starts and stops: each wait is shorter than the next, so it ends first."""
 
-    drain_s: int
-    shutdown_s: int
-    stop_s: int
-    grace_s: int
-    evict_s: int
-    start_s: int
+    drain_s: int  # the balancer notices that the server is no longer ready
+    shutdown_s: int  # requests in flight end: vLLM's own --shutdown-timeout where the release has it
+    stop_s: int  # all of it, with vLLM's teardown: what guard waits for a unit or a container before it sends SIGKILL
+    grace_s: int  # what systemd, compose and Kubernetes wait before they do
+    evict_s: int  # what guard waits for a pod, which Kubernetes stops by itself
+    start_s: int  # stands alone
 
 
 def timers_of(shutdown_s: int | None = None, weights_bytes: int = 0) -> Timers:

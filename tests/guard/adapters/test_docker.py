@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from plimsoll.guard.adapters.docker import DockerConfig, DockerContainer
-from tests.each import each
+from tests.each import each, in_loop
 from tests.net.raw_answers import Answer, Answers, answer, on_unix_socket
 
 STATE = {"Status": "running", "Running": True, "Restarting": False, "Pid": 4711, "ExitCode": 0, "OOMKilled": False}
@@ -20,14 +20,11 @@ def container(path: str = "vllm", args: tuple[str, ...] = ("serve",), policy: st
             "Config": {"StopSignal": "SIGTERM"}, "HostConfig": {"Init": None, "RestartPolicy": {"Name": policy}}}  # fmt: skip
 
 
-def asked(
-    tmp_path: Path,
-    found: dict[str, Any],
-    act: Callable[[DockerContainer], Awaitable[None]],
-    exit_code: int = 0,
-    **replies: Answer,
-) -> Answers:
-    """What a daemon with one container, vllm-1, is asked; a verb that has its own reply does nothing."""
+@asynccontextmanager
+async def docker(
+    tmp_path: Path, found: dict[str, Any], exit_code: int = 0, **replies: Answer
+) -> AsyncIterator[tuple[DockerContainer, Answers]]:
+    """A daemon with one container, vllm-1, and what it is asked; a verb that has its own reply does nothing."""
 
     def reply(line: str) -> Answer:
         verb = line.split()[1].split("/")[-1].split("?")[0]
@@ -39,21 +36,17 @@ def asked(
             found["State"].update(Running=True, Pid=4800)
         return answer(200, found, chunked=True) if verb == "json" else answer(204)
 
-    async def inner() -> Answers:
-        async with on_unix_socket(tmp_path / "docker.sock", reply) as answers:
-            engine = DockerContainer(DockerConfig("vllm-1", str(tmp_path / "docker.sock")))
-            engine.grace_s = 0.5
-            await act(engine)
-        (tmp_path / "docker.sock").unlink(missing_ok=True)
-        return answers
-
-    return asyncio.run(asyncio.wait_for(inner(), 60))
+    async with on_unix_socket(tmp_path / "docker.sock", reply) as answers:
+        engine = DockerContainer(DockerConfig("vllm-1", str(tmp_path / "docker.sock")))
+        engine.grace_s = 0.5
+        yield engine, answers
+    (tmp_path / "docker.sock").unlink(missing_ok=True)
 
 
-def test_stop_and_start(tmp_path: Path) -> None:
+@in_loop
+async def test_stop_and_start(tmp_path: Path) -> None:
     """Inspected, stopped with its seconds, seen to be over, started: these requests and no others."""
-
-    async def act(engine: DockerContainer) -> None:
+    async with docker(tmp_path, container()) as (engine, answers):
         assert await engine.is_running() is True
         stopped = await engine.stop(30.4)
         assert stopped.is_done, stopped
@@ -65,8 +58,6 @@ def test_stop_and_start(tmp_path: Path) -> None:
         assert (await engine.stop(30)).facts["was_running"] is False
         assert (await engine.start()).is_done
         assert (await engine.start()).facts["running"] is True
-
-    answers = asked(tmp_path, container(), act)
     assert [line for line in answers.lines if "json" not in line] == [
         "POST /containers/vllm-1/stop?t=30", "POST /containers/vllm-1/start"
     ]  # fmt: skip
@@ -84,72 +75,59 @@ def test_stop_and_start(tmp_path: Path) -> None:
         ("vllm", ("serve",), False),
     ],
 )
-def test_a_shell_as_first_process_is_said(tmp_path: Path, path: str, args: tuple[str, ...], may_not: bool) -> None:
+@in_loop
+async def test_a_shell_as_first_process_is_said(tmp_path: Path, path: str, args: tuple[str, ...], may_not: bool) -> None:
     """It was killed when the time was over, and that is why."""
-
-    async def act(engine: DockerContainer) -> None:
+    async with docker(tmp_path, container(path, args), exit_code=137) as (engine, _):
         outcome = await engine.stop(1.0)
         assert (outcome.is_done, outcome.facts["how"], outcome.facts["may_not_pass_on"]) == (True, "kill", may_not)
         assert ("does not pass signals on" in outcome.message) is may_not
 
-    asked(tmp_path, container(path, args), act, exit_code=137)
 
-
-def test_a_daemon_that_hangs_in_stop_is_told_to_kill(tmp_path: Path) -> None:
+@in_loop
+async def test_a_daemon_that_hangs_in_stop_is_told_to_kill(tmp_path: Path) -> None:
     """No answer in time: SIGKILL, and it is looked at whether that helped."""
-
-    async def act(engine: DockerContainer) -> None:
+    async with docker(tmp_path, container(), stop=30.0) as (engine, answers):
         outcome = await engine.stop(1.0)
         assert (outcome.is_done, outcome.facts["how"]) == (True, "kill")
-
-    answers = asked(tmp_path, container(), act, stop=30.0)
     assert "POST /containers/vllm-1/kill?signal=SIGKILL" in answers.lines
 
 
 @each("told", [None, b"nonsense\r\n\r\n", answer(200, []), answer(200, {"State": 5}), answer(500, {"message": "x"}), ABSENT])
-def test_answers_that_say_nothing(tmp_path: Path, told: Answer) -> None:
+@in_loop
+async def test_answers_that_say_nothing(tmp_path: Path, told: Answer) -> None:
     """Nobody knows whether it runs or how it ended; nothing is stopped or started."""
-
-    async def act(engine: DockerContainer) -> None:
+    async with docker(tmp_path, container(), json=told) as (engine, answers):
         assert await engine.is_running() is (await engine.last_exit()).is_done is None
         for outcome in (await engine.stop(1.0), await engine.start()):
             assert outcome.is_done is (False if told == ABSENT else None)
         assert await engine.pids() == ()
-
-    answers = asked(tmp_path, container(), act, json=told)
     assert all("json" in line for line in answers.lines)
 
 
-def test_refusals_and_absence(tmp_path: Path) -> None:
+@in_loop
+async def test_refusals_and_absence(tmp_path: Path) -> None:
     """A start that Docker refuses, one that Docker starts again itself, no Docker at all: each in one sentence."""
-
-    async def refused(engine: DockerContainer) -> None:
+    why = answer(500, {"message": "port is already allocated"})
+    async with docker(tmp_path, container(Running=False), start=why) as (engine, _):
         outcome = await engine.start()
         assert outcome.is_done is False
         assert "port is already allocated" in outcome.message
-
-    why = answer(500, {"message": "port is already allocated"})
-    asked(tmp_path, container(Running=False), refused, start=why)
-
-    async def restarting(engine: DockerContainer) -> None:
+    async with docker(tmp_path, container(Running=False, Restarting=True)) as (engine, _):
         assert await engine.is_running() is None
         assert (await engine.start()).is_done is False
-
-    asked(tmp_path, container(Running=False, Restarting=True), restarting)
     nobody = DockerContainer(DockerConfig("x1", str(tmp_path / "none.sock")))
-    assert asyncio.run(nobody.is_running()) is asyncio.run(nobody.last_exit()).is_done is None
-    assert asyncio.run(nobody.stop(1.0)).is_done is None
+    assert await nobody.is_running() is (await nobody.last_exit()).is_done is None
+    assert (await nobody.stop(1.0)).is_done is None
 
 
-def test_its_processes(tmp_path: Path) -> None:
+@in_loop
+async def test_its_processes(tmp_path: Path) -> None:
     """The first one, then what `top` shows; odd rows are left out."""
     rows = [["root", "4711", "1"], ["root", "4712", "4711"], ["root"], "x", ["root", "-3", "1"]]
     top = answer(200, {"Titles": ["UID", "PID", "PPID"], "Processes": rows})
-
-    async def act(engine: DockerContainer) -> None:
+    async with docker(tmp_path, container(), top=top) as (engine, _):
         assert await engine.pids() == (4711, 4712)
-
-    asked(tmp_path, container(), act, top=top)
 
 
 @each(
@@ -161,13 +139,11 @@ def test_its_processes(tmp_path: Path) -> None:
         ({"ExitCode": 1}, "on-failure", None), ({"Running": True}, "no", False), ({"Restarting": True}, "always", False),
     ],
 )  # fmt: skip
-def test_what_somebody_stopped_is_told_from_what_ended(
+@in_loop
+async def test_what_somebody_stopped_is_told_from_what_ended(
     tmp_path: Path, state: dict[str, Any], policy: str, by_hand: bool | None
 ) -> None:
     """By its exit code, and by whether Docker would have started it again itself; what is not sure is not known."""
-
-    async def act(engine: DockerContainer) -> None:
+    async with docker(tmp_path, container(policy=policy, **{"Running": False, "Status": "exited", **state})) as (engine, _):
         outcome = await engine.last_exit()
         assert (outcome.is_done, outcome.facts.get("by_hand", False)) == (by_hand, by_hand is True)
-
-    asked(tmp_path, container(policy=policy, **{"Running": False, "Status": "exited", **state}), act)

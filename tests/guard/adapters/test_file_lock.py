@@ -15,105 +15,104 @@ from lab.guard.contenders import Contender, judge
 from lab.guard.epoch_gate import open_gate
 from plimsoll.guard.act.ports import Outcome
 from plimsoll.guard.adapters.file_lock import SLOT, FileLock, _write
+from tests.each import in_loop
 
 
-def acquire(path: Path, owner: str = "a") -> tuple[FileLock, Outcome]:
+async def acquire(path: Path, owner: str = "a") -> tuple[FileLock, Outcome]:
     """One guard's hand, and what came of its try."""
     lock = FileLock(path)
-    return lock, asyncio.run(lock.acquire(owner))
+    return lock, await lock.acquire(owner)
 
 
-def renew(lock: FileLock) -> Outcome:
-    return asyncio.run(lock.renew())
-
-
-def release(lock: FileLock) -> Outcome:
-    return asyncio.run(lock.release())
-
-
-def test_one_holder_and_a_growing_epoch(tmp_path: Path) -> None:
+@in_loop
+async def test_one_holder_and_a_growing_epoch(tmp_path: Path) -> None:
     """A second one is told who has it; each that gets it counts one on, also the same guard again."""
     path = tmp_path / "folder" / "lock"
-    first, taken = acquire(path, "guard on host-1")
+    first, taken = await acquire(path, "guard on host-1")
     assert (taken.is_done, taken.facts) == (True, {"epoch": 1})
-    second, refused = acquire(path, "b")
+    second, refused = await acquire(path, "b")
     assert refused.is_done is False
     assert refused.message == "the lock is held by guard on host-1"
-    assert asyncio.run(first.acquire("guard on host-1")).facts == {"epoch": 1}
-    assert renew(first).is_done
-    assert renew(second).is_done is False
-    assert release(first).is_done
-    assert release(first).is_done
-    assert renew(first).is_done is False
-    assert asyncio.run(second.acquire("b")).facts == {"epoch": 2}
-    assert release(second).is_done
-    assert asyncio.run(second.acquire("b")).facts == {"epoch": 3}
+    assert (await first.acquire("guard on host-1")).facts == {"epoch": 1}
+    assert (await first.renew()).is_done
+    assert (await second.renew()).is_done is False
+    assert (await first.release()).is_done
+    assert (await first.release()).is_done
+    assert (await first.renew()).is_done is False
+    assert (await second.acquire("b")).facts == {"epoch": 2}
+    assert (await second.release()).is_done
+    assert (await second.acquire("b")).facts == {"epoch": 3}
     assert path.stat().st_mode & 0o777 == 0o600
     assert sorted(one.name for one in path.parent.iterdir()) == ["lock"]
-    release(second)
+    await second.release()
 
 
-def test_a_lock_whose_file_was_lost_counts_on_from_what_the_gates_have_seen(tmp_path: Path) -> None:
+@in_loop
+async def test_a_lock_whose_file_was_lost_counts_on_from_what_the_gates_have_seen(tmp_path: Path) -> None:
     """A container without a volume begins anew, and its gates refuse older epochs; what is no epoch is not believed."""
     lock = FileLock(tmp_path / "lock")
     for seen, epoch in ((7, 8), (3, 9), (2**70, 10), (-1, 11)):
         lock.above = functools.partial(int, seen)
-        assert asyncio.run(lock.acquire("a")).facts == {"epoch": epoch}
-        release(lock)
+        assert (await lock.acquire("a")).facts == {"epoch": epoch}
+        await lock.release()
 
 
-def test_the_count_survives_a_torn_write(tmp_path: Path) -> None:
+@in_loop
+async def test_the_count_survives_a_torn_write(tmp_path: Path) -> None:
     """Cut or changed anywhere in the newer half, the older one still counts; with neither, nobody gets the lock."""
     path = tmp_path / "lock"
     for _ in range(3):
-        release(acquire(path)[0])
+        await (await acquire(path))[0].release()
     whole = path.read_bytes()
     newer = 1  # epoch 3 lies in the second half
     for at in (newer * SLOT, newer * SLOT + 5, newer * SLOT + 20):
         path.write_bytes(whole[:at] + b"\0" * (len(whole) - at))
-        lock, taken = acquire(path)
+        lock, taken = await acquire(path)
         assert taken.facts == {"epoch": 3}
-        release(lock)
+        await lock.release()
     path.write_bytes(b"\0" * len(whole))
-    lock, refused = acquire(path)
+    lock, refused = await acquire(path)
     assert refused.is_done is None
     assert "damaged" in refused.message
     path.write_bytes(b"")
-    lock, taken = acquire(path)
+    lock, taken = await acquire(path)
     assert taken.facts == {"epoch": 1}
-    release(lock)
+    await lock.release()
 
 
-def test_a_file_that_is_replaced(tmp_path: Path) -> None:
+@in_loop
+async def test_a_file_that_is_replaced(tmp_path: Path) -> None:
     """The holder is told at its next renewal, also where its locks do not work and another guard has counted on."""
     path = tmp_path / "lock"
-    lock, _ = acquire(path)
+    lock, _ = await acquire(path)
     path.unlink()
-    other, taken = acquire(path)
+    other, taken = await acquire(path)
     assert taken.is_done
-    lost = renew(lock)
+    lost = await lock.renew()
     assert (lost.is_done, lost.facts) == (False, {"lost": True})
-    assert renew(other).is_done
+    assert (await other.renew()).is_done
     file = os.open(path, os.O_RDWR)
     _write(file, 2, "another", 0)
     os.close(file)
-    assert renew(other).is_done is False
+    assert (await other.renew()).is_done is False
     path.unlink()
-    assert acquire(path)[1].facts == {"epoch": 1}
+    assert (await acquire(path))[1].facts == {"epoch": 1}
 
 
-def test_what_cannot_be_a_lock(tmp_path: Path) -> None:
+@in_loop
+async def test_what_cannot_be_a_lock(tmp_path: Path) -> None:
     """A folder, a pipe, a link, a place that cannot be written: unsure, with a sentence, and no waiting."""
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/etc/passwd")
     for name in ("folder", "pipe", "link", "link/below"):
-        refused = acquire(tmp_path / name)[1]
+        refused = (await acquire(tmp_path / name))[1]
         assert refused.is_done is None
         assert "cannot be used" in refused.message
 
 
-def test_a_disk_that_hangs(tmp_path: Path) -> None:
+@in_loop
+async def test_a_disk_that_hangs(tmp_path: Path) -> None:
     """It is not waited for: unsure within the time, and so is everything after it until the disk answers."""
     path, goes_on = tmp_path / "lock", threading.Event()
 
@@ -123,19 +122,15 @@ def test_a_disk_that_hangs(tmp_path: Path) -> None:
             return super()._acquire(owner, given_up)
 
     lock = Slow(path, timeout_s=0.1)
-
-    async def act() -> None:
-        assert (await lock.acquire("a")).is_done is None
-        assert (await lock.release()).is_done is None
-        goes_on.set()
-        while lock._is_busy:
-            await asyncio.sleep(0.01)
-        assert (await lock.renew()).is_done is False  # what was given up is not held
-
-    asyncio.run(act())
-    other, taken = acquire(path)
+    assert (await lock.acquire("a")).is_done is None
+    assert (await lock.release()).is_done is None
+    goes_on.set()
+    while lock._is_busy:
+        await asyncio.sleep(0.01)
+    assert (await lock.renew()).is_done is False  # what was given up is not held
+    other, taken = await acquire(path)
     assert taken.is_done
-    release(other)
+    await other.release()
 
 
 @pytest.mark.real

@@ -18,7 +18,7 @@ from plimsoll.guard.act.ports import Outcome
 from plimsoll.guard.adapters.gate import GateHttpClient
 from plimsoll.inside.gate_control import GateControl
 from plimsoll.inside.tick import OwnPort
-from tests.each import each
+from tests.each import each, in_loop
 from tests.fakes import TOKEN, hello, served
 from tests.inside.test_endpoints import put_figures
 from tests.inside.test_gate import gated
@@ -49,100 +49,88 @@ def run(scene: Awaitable[Any]) -> Any:
     return asyncio.run(asyncio.wait_for(scene, 60))
 
 
-def test_a_drain_is_begun_renewed_refuses_and_ends(gate: tuple[str, GateControl]) -> None:
+@in_loop
+async def test_a_drain_is_begun_renewed_refuses_and_ends(gate: tuple[str, GateControl]) -> None:
     """Each is done by the gate's own word, and a renewal does not take phase two back."""
     url, core = gate
-
-    async def scene() -> None:
-        door = GateHttpClient(url, TOKEN)
-        begun = await door.drain(7, 30.0, quiet_s=60.0, bound_s=60.0)
-        assert (begun.is_done, begun.facts["phase"], begun.facts["epoch"]) == (True, "leaving", 7)
-        assert 29 < core.shared.drain().until - time.monotonic() <= 30
-        refusing = await door.drain(7, 40.0, refuse=True)
-        assert (refusing.is_done, refusing.facts["phase"]) == (True, "refusing")
-        renewed = await door.drain(7, 50.0)
-        assert (renewed.is_done, renewed.facts["phase"]) == (True, "refusing")
-        assert 49 < core.shared.drain().until - time.monotonic() <= 50
-        for _ in range(2):  # to end what has ended is done, too
-            ended = await door.undrain(7)
-            assert (ended.is_done, ended.facts["phase"]) == (True, "serving")
-
-    run(scene())
+    door = GateHttpClient(url, TOKEN)
+    begun = await door.drain(7, 30.0, quiet_s=60.0, bound_s=60.0)
+    assert (begun.is_done, begun.facts["phase"], begun.facts["epoch"]) == (True, "leaving", 7)
+    assert 29 < core.shared.drain().until - time.monotonic() <= 30
+    refusing = await door.drain(7, 40.0, refuse=True)
+    assert (refusing.is_done, refusing.facts["phase"]) == (True, "refusing")
+    renewed = await door.drain(7, 50.0)
+    assert (renewed.is_done, renewed.facts["phase"]) == (True, "refusing")
+    assert 49 < core.shared.drain().until - time.monotonic() <= 50
+    for _ in range(2):  # to end what has ended is done, too
+        ended = await door.undrain(7)
+        assert (ended.is_done, ended.facts["phase"]) == (True, "serving")
 
 
-def test_what_the_gate_is_asked_it_does_and_says(gate: tuple[str, GateControl]) -> None:
+@in_loop
+async def test_what_the_gate_is_asked_it_does_and_says(gate: tuple[str, GateControl]) -> None:
     """An older epoch learns which one holds and changes nothing; shedding begins and ends; the state has every figure."""
     url, core = gate
-
-    async def scene() -> None:
-        door = GateHttpClient(url, TOKEN)
-        assert (await door.shed(5.0, 30.0)).is_done is True
-        assert core.shed_bound_s() == 5.0
-        assert (await door.unshed()).is_done is True
-        assert core.shed_bound_s() is None
-        told = await door.state()
-        assert told.is_done is True
-        assert {"in_flight", "background", "engine_requests", "begun", "idle", "phase", "epoch", "lease_left_s", "steps",
-                "ready", "is_dead", "is_wedged", "api_servers"} <= set(told.facts)  # fmt: skip
-        assert told.facts["phase"] == "serving"
-        await door.drain(9, 30.0)
-        for told in (await door.drain(8, 30.0), await door.undrain(8)):
-            assert told.is_done is False
-            assert (told.facts["stale"], told.facts["current"]) == (True, 9)
-        assert core.shared.drain().is_on(time.monotonic())
-
-    run(scene())
+    door = GateHttpClient(url, TOKEN)
+    assert (await door.shed(5.0, 30.0)).is_done is True
+    assert core.shed_bound_s() == 5.0
+    assert (await door.unshed()).is_done is True
+    assert core.shed_bound_s() is None
+    told = await door.state()
+    assert told.is_done is True
+    assert {"in_flight", "background", "engine_requests", "begun", "idle", "phase", "epoch", "lease_left_s", "steps",
+            "ready", "is_dead", "is_wedged", "api_servers"} <= set(told.facts)  # fmt: skip
+    assert told.facts["phase"] == "serving"
+    await door.drain(9, 30.0)
+    for told in (await door.drain(8, 30.0), await door.undrain(8)):
+        assert told.is_done is False
+        assert (told.facts["stale"], told.facts["current"]) == (True, 9)
+    assert core.shared.drain().is_on(time.monotonic())
 
 
-def test_compaction_without_a_probe_is_refused_and_with_one_is_done(tmp_path: Path) -> None:
+@in_loop
+async def test_compaction_without_a_probe_is_refused_and_with_one_is_done(tmp_path: Path) -> None:
     """A call into the workers is done only when they have answered; one that runs on is not known."""
     path = str(tmp_path / "own.sock")
-
-    async def scene() -> None:
-        core, client = made(tmp_path, PLIMSOLL_LISTEN=f"unix:{path}")
-        core.calls._patience_s = 0.2
-        port = OwnPort(core)
-        await port.open()
-        try:
-            door = GateHttpClient(f"unix:{path}", TOKEN)
-            assert (await door.compact()).is_done is False
-            put_figures(tmp_path)
-            at_it = await door.compact()
-            assert (at_it.is_done, at_it.facts["is_running"]) == (None, True)
-            second = await door.compact()
-            assert (second.is_done, "stale" in second.facts) == (False, False)
-            assert "one at a time" in second.message
-            client.may_answer.set()
-            await asyncio.sleep(0.1)
-            told = await door.compact()
-            assert (told.is_done, told.facts["workers"]) == (True, 1)
-            assert [method for method, _ in client.calls] == ["plimsoll_compact"] * 2
-        finally:
-            await port.close()
-
-    run(scene())
+    core, client = made(tmp_path, PLIMSOLL_LISTEN=f"unix:{path}")
+    core.calls._patience_s = 0.2
+    port = OwnPort(core)
+    await port.open()
+    try:
+        door = GateHttpClient(f"unix:{path}", TOKEN)
+        assert (await door.compact()).is_done is False
+        put_figures(tmp_path)
+        at_it = await door.compact()
+        assert (at_it.is_done, at_it.facts["is_running"]) == (None, True)
+        second = await door.compact()
+        assert (second.is_done, "stale" in second.facts) == (False, False)
+        assert "one at a time" in second.message
+        client.may_answer.set()
+        await asyncio.sleep(0.1)
+        told = await door.compact()
+        assert (told.is_done, told.facts["workers"]) == (True, 1)
+        assert [method for method, _ in client.calls] == ["plimsoll_compact"] * 2
+    finally:
+        await port.close()
 
 
 @each("name", DEEDS)
-def test_a_wrong_token_a_missing_gate_and_one_that_is_off_are_said_clearly(tmp_path: Path, name: str) -> None:
+@in_loop
+async def test_a_wrong_token_a_missing_gate_and_one_that_is_off_are_said_clearly(tmp_path: Path, name: str) -> None:
     """401, 403 and 404: not done, why in words, and the token is not among them."""
-
-    async def scene() -> None:
-        for more, token, words in (({}, "another-token-of-some-length", "does not take this token"),
-                                   ({"PLIMSOLL_TOKEN": ""}, TOKEN, "without PLIMSOLL_TOKEN")):  # fmt: skip
-            app, _ = gated(hello, tmp_path, **more)
-            with served(app) as port:
-                told = await DEEDS[name](GateHttpClient(f"http://127.0.0.1:{port}", token))
-            assert told.is_done is (None if name == "state" else False)
-            assert words in told.message
-            assert token not in f"{told}{dict(told.facts)}"
-        async with raw_server(saying(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")) as server:
-            told = await DEEDS[name](GateHttpClient(server.url, TOKEN))
-            assert told.is_done is (None if name == "state" else False)
-            assert "no gate" in told.message
-            assert server.connections == 1
-
-    run(scene())
+    for more, token, words in (({}, "another-token-of-some-length", "does not take this token"),
+                               ({"PLIMSOLL_TOKEN": ""}, TOKEN, "without PLIMSOLL_TOKEN")):  # fmt: skip
+        app, _ = gated(hello, tmp_path, **more)
+        with served(app) as port:
+            told = await DEEDS[name](GateHttpClient(f"http://127.0.0.1:{port}", token))
+        assert told.is_done is (None if name == "state" else False)
+        assert words in told.message
+        assert token not in f"{told}{dict(told.facts)}"
+    async with raw_server(saying(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")) as server:
+        told = await DEEDS[name](GateHttpClient(server.url, TOKEN))
+        assert told.is_done is (None if name == "state" else False)
+        assert "no gate" in told.message
+        assert server.connections == 1
 
 
 def saying(answer: bytes, *, first: bytes | None = None) -> Callable[[Visitor], Awaitable[None]]:
@@ -176,20 +164,18 @@ def reply(body: bytes, status: str = "200 OK") -> bytes:
         b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 400_000,
     ],
 )  # fmt: skip
-def test_an_answer_that_is_not_the_gates_leaves_it_unknown(name: str, answer: bytes) -> None:
+@in_loop
+async def test_an_answer_that_is_not_the_gates_leaves_it_unknown(name: str, answer: bytes) -> None:
     """The deed may have been done: neither done nor failed, in one clean sentence."""
-
-    async def scene() -> None:
-        async with raw_server(saying(answer, first=ASKS)) as server:
-            told = await DEEDS[name](GateHttpClient(server.url, TOKEN, deadline_s=2, compact_s=2))
-        assert told.is_done is None
-        assert told.message.isprintable()
-
-    run(scene())
+    async with raw_server(saying(answer, first=ASKS)) as server:
+        told = await DEEDS[name](GateHttpClient(server.url, TOKEN, deadline_s=2, compact_s=2))
+    assert told.is_done is None
+    assert told.message.isprintable()
 
 
 @each("name", DEEDS)
-def test_a_server_that_never_ends_is_left_in_time_and_nobody_there_did_nothing(name: str, tmp_path: Path) -> None:
+@in_loop
+async def test_a_server_that_never_ends_is_left_in_time_and_nobody_there_did_nothing(name: str, tmp_path: Path) -> None:
     """One deadline over all of it, however slowly the bytes come; where no connection stood nothing can have happened."""
 
     async def drip(visitor: Visitor) -> None:
@@ -199,21 +185,19 @@ def test_a_server_that_never_ends_is_left_in_time_and_nobody_there_did_nothing(n
             await visitor.say(b"H")
             await asyncio.sleep(0.05)
 
-    async def scene() -> None:
-        async with raw_server(drip) as server:
-            began = time.monotonic()
-            told = await DEEDS[name](GateHttpClient(server.url, TOKEN, deadline_s=0.3, compact_s=0.3))
-        assert told.is_done is None
-        assert time.monotonic() - began < 5
-        for url in (f"http://127.0.0.1:{free_port()}", f"unix:{tmp_path}/none.sock"):
-            told = await DEEDS[name](GateHttpClient(url, TOKEN, deadline_s=5))
-            assert (told.is_done, told.facts.get("unreachable")) == ((None, None) if name == "state" else (False, True))
-
-    run(scene())
+    async with raw_server(drip) as server:
+        began = time.monotonic()
+        told = await DEEDS[name](GateHttpClient(server.url, TOKEN, deadline_s=0.3, compact_s=0.3))
+    assert told.is_done is None
+    assert time.monotonic() - began < 5
+    for url in (f"http://127.0.0.1:{free_port()}", f"unix:{tmp_path}/none.sock"):
+        told = await DEEDS[name](GateHttpClient(url, TOKEN, deadline_s=5))
+        assert (told.is_done, told.facts.get("unreachable")) == ((None, None) if name == "state" else (False, True))
 
 
 @each("first", [reply(b"{}"), reply(b"", "503 No"), reply(b"", "301 Moved\r\nLocation: /x"), HUNG_UP])
-def test_the_token_is_shown_to_nobody_who_does_not_ask_for_one(first: bytes) -> None:
+@in_loop
+async def test_the_token_is_shown_to_nobody_who_does_not_ask_for_one(first: bytes) -> None:
     """An address that leads elsewhere gets no token, and no redirect is followed."""
     heads = []
 
@@ -221,17 +205,15 @@ def test_the_token_is_shown_to_nobody_who_does_not_ask_for_one(first: bytes) -> 
         heads.append(await visitor.asked())
         await visitor.say(first)
 
-    async def scene() -> None:
-        async with raw_server(talk) as server:
-            told = await GateHttpClient(server.url, TOKEN, deadline_s=2).drain(7, 30.0)
-        assert told.is_done is False
-
-    run(scene())
+    async with raw_server(talk) as server:
+        told = await GateHttpClient(server.url, TOKEN, deadline_s=2).drain(7, 30.0)
+    assert told.is_done is False
     assert len(heads) == 1
     assert TOKEN not in heads[0]
 
 
-def test_the_bytes_are_those_that_the_gate_wants() -> None:
+@in_loop
+async def test_the_bytes_are_those_that_the_gate_wants() -> None:
     """A strict gate takes no field that it does not know: what was not asked for is not sent."""
     asked: list[tuple[str, Any]] = []
 
@@ -244,14 +226,11 @@ def test_the_bytes_are_those_that_the_gate_wants() -> None:
         assert f"Authorization: Bearer {TOKEN}" in head
         return await visitor.say(reply(b"{}"))
 
-    async def scene() -> None:
-        async with raw_server(talk) as server:
-            door = GateHttpClient(server.url + "/", TOKEN)
-            for deed in DEEDS.values():
-                await deed(door)
-            await door.drain(8, 5.0, refuse=True, quiet_s=1.0, bound_s=2.0, retry_after_s=3)
-
-    run(scene())
+    async with raw_server(talk) as server:
+        door = GateHttpClient(server.url + "/", TOKEN)
+        for deed in DEEDS.values():
+            await deed(door)
+        await door.drain(8, 5.0, refuse=True, quiet_s=1.0, bound_s=2.0, retry_after_s=3)
     assert asked == [
         ("POST /plimsoll/drain HTTP/1.1", {"epoch": 7, "lease_s": 30.0, "refuse": False}),
         ("POST /plimsoll/undrain HTTP/1.1", {"epoch": 7}),
@@ -276,17 +255,14 @@ WORDS = st.dictionaries(st.sampled_from(FIELDS), JSON)
 
 
 @given(words=WORDS, status=st.sampled_from([200, 202, 400, 409, 500, 502]), name=st.sampled_from(sorted(DEEDS)))
-def test_no_answer_makes_it_raise(words: dict[str, Any], status: int, name: str) -> None:
+@in_loop
+async def test_no_answer_makes_it_raise(words: dict[str, Any], status: int, name: str) -> None:
     """Whatever the fields hold, there is an outcome with one printable sentence and plain facts."""
-
-    async def scene() -> None:
-        answer = reply(json.dumps(words).encode(), f"{status} Any")
-        async with raw_server(saying(answer, first=ASKS)) as server:
-            told = await DEEDS[name](GateHttpClient(server.url, TOKEN, deadline_s=5))
-        assert told.message.isprintable()
-        assert all(isinstance(value, str | int | float | bool) for value in told.facts.values())
-
-    run(scene())
+    answer = reply(json.dumps(words).encode(), f"{status} Any")
+    async with raw_server(saying(answer, first=ASKS)) as server:
+        told = await DEEDS[name](GateHttpClient(server.url, TOKEN, deadline_s=5))
+    assert told.message.isprintable()
+    assert all(isinstance(value, str | int | float | bool) for value in told.facts.values())
 
 
 @each(

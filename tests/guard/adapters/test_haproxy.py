@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.guard.adapters.haproxy import HAProxy, ServerLine
-from tests.each import each
+from tests.each import each, in_loop
 
 HEADING = "# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_uweight"
 STAT = "# pxname,svname,qcur,qmax,scur,"
@@ -69,32 +69,27 @@ def run(scene: Awaitable[None]) -> None:
      (UP, (2, 1, 1), True), (UP, (2, 16, 1), True), (UP, (2, 32, 1), True), (UP, (2, 4, 1), False), (UP, (2, 0, 0), True),
      ((0, 0, 1), (0, 0, 1), False)],
 )  # fmt: skip
-def test_the_last_one_that_would_get_work_is_not_taken_out(own: State, other: State, is_last: bool) -> None:
+@in_loop
+async def test_the_last_one_that_would_get_work_is_not_taken_out(own: State, other: State, is_last: bool) -> None:
     """Another that is down, stopping, drained, in maintenance, without an address or weight is none; one down is no loss."""
-
-    async def scene() -> None:
-        farm = Farm(a=own, b=other)
-        async with haproxy(farm.visited) as balancer:
-            told = await balancer.take_out()
-            assert (told.is_done, told.facts.get("last", False)) == (not is_last, is_last)
-            assert ("set server farm/a state drain" in farm.asked) is not is_last
-            assert await balancer.connections() == 4, "sessions and queue"
-
-    run(scene())
+    farm = Farm(a=own, b=other)
+    async with haproxy(farm.visited) as balancer:
+        told = await balancer.take_out()
+        assert (told.is_done, told.facts.get("last", False)) == (not is_last, is_last)
+        assert ("set server farm/a state drain" in farm.asked) is not is_last
+        assert await balancer.connections() == 4, "sessions and queue"
 
 
-def test_two_places_in_one_backend_are_one_engine() -> None:
+@in_loop
+async def test_two_places_in_one_backend_are_one_engine() -> None:
     """The engine's second place is not the other that stays."""
-
-    async def scene() -> None:
-        async with haproxy(Farm(a=UP, a2=UP).visited, "farm/a", "farm/a2") as balancer:
-            told = await balancer.take_out()
-            assert (told.is_done, told.facts["last"]) == (False, True)
-
-    run(scene())
+    async with haproxy(Farm(a=UP, a2=UP).visited, "farm/a", "farm/a2") as balancer:
+        told = await balancer.take_out()
+        assert (told.is_done, told.facts["last"]) == (False, True)
 
 
-def test_answers_that_are_lost_and_changes_that_are_none() -> None:
+@in_loop
+async def test_answers_that_are_lost_and_changes_that_are_none() -> None:
     """What counts is what is read back: before a change nothing is done, after one that cannot be seen it is not known."""
 
     class Deaf(Farm):
@@ -107,21 +102,19 @@ def test_answers_that_are_lost_and_changes_that_are_none() -> None:
             super().__init__(a=UP, b=UP)
             self.is_deaf, self.is_idle = is_deaf, is_idle
 
-    async def scene() -> None:
-        for farm, is_done in (
-            (Deaf(lambda _: True), False),
-            (Deaf(lambda was_set: was_set), None),
-            (Deaf(lambda _: False, is_idle=True), None),
-        ):
-            async with haproxy(farm.visited) as balancer:
-                assert (await balancer.take_out()).is_done is is_done
-                assert any("set" in asked for asked in farm.asked) is (is_done is None)
-
-    run(scene())
+    for farm, is_done in (
+        (Deaf(lambda _: True), False),
+        (Deaf(lambda was_set: was_set), None),
+        (Deaf(lambda _: False, is_idle=True), None),
+    ):
+        async with haproxy(farm.visited) as balancer:
+            assert (await balancer.take_out()).is_done is is_done
+            assert any("set" in asked for asked in farm.asked) is (is_done is None)
 
 
 @each(("is_endless", "limit_s"), [(True, 10.0), (False, 0.3)])
-def test_an_endless_answer_is_cut_and_a_silent_one_left(is_endless: bool, limit_s: float) -> None:
+@in_loop
+async def test_an_endless_answer_is_cut_and_a_silent_one_left(is_endless: bool, limit_s: float) -> None:
     """Neither fills the memory nor holds anybody up."""
 
     async def visited(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -132,14 +125,11 @@ def test_an_endless_answer_is_cut_and_a_silent_one_left(is_endless: bool, limit_
             await reader.read()
         writer.close()
 
-    async def scene() -> None:
-        async with haproxy(visited, deadline_s=limit_s) as balancer:
-            assert await balancer.is_out() is None
-            assert await balancer.connections() is None
-            assert (await balancer.take_out()).is_done is False
-            assert (await balancer.put_back()).is_done is False
-
-    run(scene())
+    async with haproxy(visited, deadline_s=limit_s) as balancer:
+        assert await balancer.is_out() is None
+        assert await balancer.connections() is None
+        assert (await balancer.take_out()).is_done is False
+        assert (await balancer.put_back()).is_done is False
 
 
 WORD = st.sampled_from(["farm", "a", "b", "2", "0", "8", "1", "-", "-1", "9" * 30, "x", "#", "", "\x1b[2J", "ü", '"', ","])
@@ -159,33 +149,27 @@ class Said(Farm):
 
 
 @given(lines=st.lists(LINE, max_size=6), junk=st.binary(max_size=20))
-def test_no_answer_makes_it_raise(lines: list[str], junk: bytes) -> None:
+@in_loop
+async def test_no_answer_makes_it_raise(lines: list[str], junk: bytes) -> None:
     """Whatever the lines hold, there is an answer with one printable sentence."""
-
-    async def scene() -> None:
-        async with haproxy(Said(lambda _: "\n".join(lines).encode() + junk).visited) as balancer:
-            for told in (await balancer.take_out(), await balancer.put_back()):
-                assert told.message.isprintable()
-            assert await balancer.is_out() in (True, False, None)
-            found = await balancer.connections()
-            assert found is None or found >= 0
-
-    run(scene())
+    async with haproxy(Said(lambda _: "\n".join(lines).encode() + junk).visited) as balancer:
+        for told in (await balancer.take_out(), await balancer.put_back()):
+            assert told.message.isprintable()
+        assert await balancer.is_out() in (True, False, None)
+        found = await balancer.connections()
+        assert found is None or found >= 0
 
 
 @each("admin", [1, 2, 1 | 8, 1 | 4])
-def test_what_an_operator_has_in_maintenance_is_not_taken_out(admin: int) -> None:
+@in_loop
+async def test_what_an_operator_has_in_maintenance_is_not_taken_out(admin: int) -> None:
     """In any of its places, its own or inherited: nothing is said to any of them."""
-
-    async def scene() -> None:
-        farm = Farm(a=UP, a2=(2, admin, 1), b=UP)
-        async with haproxy(farm.visited, "farm/a", "farm/a2") as balancer:
-            told = await balancer.take_out()
-            assert (told.is_done, told.facts) == (False, {"maint": True})
-            assert told.message == "an operator has it in maintenance in farm/a2: it is left alone"
-            assert not [command for command in farm.asked if command.startswith("set")]
-
-    run(scene())
+    farm = Farm(a=UP, a2=(2, admin, 1), b=UP)
+    async with haproxy(farm.visited, "farm/a", "farm/a2") as balancer:
+        told = await balancer.take_out()
+        assert (told.is_done, told.facts) == (False, {"maint": True})
+        assert told.message == "an operator has it in maintenance in farm/a2: it is left alone"
+        assert not [command for command in farm.asked if command.startswith("set")]
 
 
 @each(
@@ -198,7 +182,8 @@ def test_what_an_operator_has_in_maintenance_is_not_taken_out(admin: int) -> Non
         ((("MAINT", "", "x"),), (None, None, True)),
     ],
 )
-def test_it_tells_health_by_its_own_check_and_bytes(
+@in_loop
+async def test_it_tells_health_by_its_own_check_and_bytes(
     rows: tuple[tuple[str, str, str], ...], wanted: tuple[bool | None, int | None, bool]
 ) -> None:
     """Down only where it checks and every place fails; a drained or unchecked server says nothing."""
@@ -208,8 +193,5 @@ def test_it_tells_health_by_its_own_check_and_bytes(
         status, check, count = rows[number]
         return f"# pxname,svname,scur,bout,status,check_status,\nb{number},a,0,{count},{status},{check},\n".encode()
 
-    async def scene() -> None:
-        async with haproxy(Said(answer).visited, *(f"b{number}/a" for number in range(len(rows)))) as balancer:
-            assert await balancer.health() == wanted
-
-    run(scene())
+    async with haproxy(Said(answer).visited, *(f"b{number}/a" for number in range(len(rows)))) as balancer:
+        assert await balancer.health() == wanted

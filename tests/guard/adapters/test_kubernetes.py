@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from plimsoll.errors import BadInput
 from plimsoll.guard.adapters.cluster import ClusterClient
 from plimsoll.guard.adapters.kubernetes import PodConfig, PodEviction
-from tests.each import each
+from tests.each import each, in_loop
 from tests.net.raw_answers import Answer, answer, on_a_port
 
 POD, NAMESPACE = "vllm-7d4b9-abcde", "llm"
@@ -40,31 +41,27 @@ def pod(
     }  # fmt: skip
 
 
-def run(
+@asynccontextmanager
+async def evicting(
     account: str,
-    act: Callable[[PodEviction, Any], Awaitable[None]],
     evict: Callable[[Any], Any] | None = None,
     pods: tuple[dict[str, Any], ...] = (pod(POD, "u-1"), pod("vllm-7d4b9-other", "u-2")),
-) -> list[Any]:
-    """With these pods in kmock's cluster; the evictions that were asked for."""
+) -> AsyncIterator[tuple[PodEviction, Any, list[Any]]]:
+    """With these pods in kmock's cluster, which it gives too; the evictions that were asked for."""
     asked: list[Any] = []
+    async with kmock.KubernetesEmulator() as api, kmock.Server(api):
+        api.resources["v1/pods"] = kmock.ResourceInfo()
+        for one in pods:
+            api.objects["v1/pods", NAMESPACE, one["metadata"]["name"]] = one
 
-    async def inner() -> None:
-        async with kmock.KubernetesEmulator() as api, kmock.Server(api):
-            api.resources["v1/pods"] = kmock.ResourceInfo()
-            for one in pods:
-                api.objects["v1/pods", NAMESPACE, one["metadata"]["name"]] = one
+        def taken(request: Any) -> Any:
+            asked.append((request.headers.get("Authorization"), request.data))
+            return evict(api) if evict else _gone(api)
 
-            def taken(request: Any) -> Any:
-                asked.append((request.headers.get("Authorization"), request.data))
-                return evict(api) if evict else _gone(api)
-
-            api["post", EVICTION] << taken
-            cluster = ClusterClient(str(api.url).rstrip("/"), account, {})
-            await act(PodEviction(PodConfig(POD), cluster=cluster, environ={}), api)
-
-    asyncio.run(asyncio.wait_for(inner(), 30))
-    return asked
+        api["post", EVICTION] << taken
+        engine = PodEviction(PodConfig(POD), cluster=ClusterClient(str(api.url).rstrip("/"), account, {}), environ={})
+        engine.look_every_s = 0.05
+        yield engine, api, asked
 
 
 def _gone(api: Any) -> Any:
@@ -72,10 +69,10 @@ def _gone(api: Any) -> Any:
     return {"kind": "Status", "status": "Success"}
 
 
-def test_evicted_gone_and_replaced(account: str) -> None:
+@in_loop
+async def test_evicted_gone_and_replaced(account: str) -> None:
     """The uid goes along, siblings are no replacement, and the new pod is told with its readiness."""
-
-    async def act(engine: PodEviction, api: Any) -> None:
+    async with evicting(account) as (engine, api, asked):
         assert engine.replaces
         assert await engine.is_running() is True
         learned = await engine.learn()
@@ -95,8 +92,6 @@ def test_evicted_gone_and_replaced(account: str) -> None:
         later = PodEviction(PodConfig(POD), cluster=engine._cluster, environ={})
         later.recall(learned.facts)
         assert (await later.start()).facts["new_uid"] == "u-3", "another guard goes on from what was written down"
-
-    asked = run(account, act)
     assert asked == [
         (
             f"Bearer {TOKEN}",
@@ -108,40 +103,33 @@ def test_evicted_gone_and_replaced(account: str) -> None:
     ]  # fmt: skip
 
 
-def test_a_pod_of_the_same_name_is_another(account: str) -> None:
+@in_loop
+async def test_a_pod_of_the_same_name_is_another(account: str) -> None:
     """As a StatefulSet makes it: the old one is gone, the new one is never evicted in its place."""
 
     def replaced(api: Any) -> Any:
         api.objects["v1/pods", NAMESPACE, POD] = pod(POD, "u-9", kind="StatefulSet")
         return {"kind": "Status", "status": "Success"}
 
-    async def act(engine: PodEviction, _: Any) -> None:
+    async with evicting(account, replaced, (pod(POD, "u-1", kind="StatefulSet"),)) as (engine, _, asked):
         assert (await engine.stop(5.0)).is_done
         assert await engine.is_running() is False
         assert (await engine.stop(5.0)).facts["was_running"] is False
         assert (await engine.start()).facts["new_uid"] == "u-9"
+    assert len(asked) == 1
 
-    assert len(run(account, act, replaced, (pod(POD, "u-1", kind="StatefulSet"),))) == 1
 
-
-def test_a_pod_that_is_not_evicted(account: str) -> None:
+@in_loop
+async def test_a_pod_that_is_not_evicted(account: str) -> None:
     """One that nobody would replace is left alone; one that somebody else evicted is waited for, and nothing is forced."""
-
-    async def bare(engine: PodEviction, _: Any) -> None:
-        outcome = await engine.stop(5.0)
-        assert (outcome.is_done, outcome.facts) == (False, {"bare": True})
-
-    async def ending(engine: PodEviction, _: Any) -> None:
+    for found in (pod(POD, "u-1", owner=""), pod(POD, "u-1", kind="Job")):
+        async with evicting(account, pods=(found,)) as (engine, _, asked):
+            outcome = await engine.stop(5.0)
+            assert (outcome.is_done, outcome.facts, asked) == (False, {"bare": True}, [])
+    async with evicting(account, pods=(pod(POD, "u-1", deletionTimestamp="2026-01-01T00:00:00Z"),)) as (engine, _, asked):
         outcome = await engine.stop(0.2)
-        assert outcome.is_done is None
+        assert (outcome.is_done, asked) == (None, [])
         assert "still ending" in outcome.message
-
-    for found, act in (
-        (pod(POD, "u-1", owner=""), bare),
-        (pod(POD, "u-1", kind="Job"), bare),
-        (pod(POD, "u-1", deletionTimestamp="2026-01-01T00:00:00Z"), ending),
-    ):
-        assert run(account, act, pods=(found,)) == []
 
 
 @each("environ", [{"HOSTNAME": POD}, {"PLIMSOLL_POD": POD, "HOSTNAME": "node-1"}, {"POD_NAME": POD}])
@@ -173,7 +161,8 @@ def budget(reason: str) -> dict[str, Any]:
         (None, None, LEARNED),
     ],
 )
-def test_evictions_that_are_not_taken(account: str, told: Answer, is_done: bool | None, facts: dict[str, Any]) -> None:
+@in_loop
+async def test_evictions_that_are_not_taken(account: str, told: Answer, is_done: bool | None, facts: dict[str, Any]) -> None:
     """A budget, a missing right, a redirect, trouble of the server's own, an answer that is lost."""
 
     def reply(line: str) -> Answer:
@@ -181,16 +170,13 @@ def test_evictions_that_are_not_taken(account: str, told: Answer, is_done: bool 
             return told
         return answer(200, {"items": [pod(POD, "u-1")]}) if "limit" in line else answer(200, pod(POD, "u-1"))
 
-    async def act() -> None:
-        async with on_a_port(reply) as (answers, url):
-            outcome = await PodEviction(PodConfig(POD), cluster=ClusterClient(url, account, {}), environ={}).stop(1.0)
-            assert (outcome.is_done, outcome.facts) == (is_done, facts), outcome
-            assert TOKEN not in outcome.message
-            assert [line.split("?")[0] for line in answers.lines] == [
-                f"GET /api/v1/namespaces/llm/pods/{POD}", "GET /api/v1/namespaces/llm/pods", f"POST {EVICTION}"
-            ]  # fmt: skip
-
-    asyncio.run(act())
+    async with on_a_port(reply) as (answers, url):
+        outcome = await PodEviction(PodConfig(POD), cluster=ClusterClient(url, account, {}), environ={}).stop(1.0)
+        assert (outcome.is_done, outcome.facts) == (is_done, facts), outcome
+        assert TOKEN not in outcome.message
+        assert [line.split("?")[0] for line in answers.lines] == [
+            f"GET /api/v1/namespaces/llm/pods/{POD}", "GET /api/v1/namespaces/llm/pods", f"POST {EVICTION}"
+        ]  # fmt: skip
 
 
 @each(
@@ -201,18 +187,15 @@ def test_evictions_that_are_not_taken(account: str, told: Answer, is_done: bool 
         b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n",
     ],
 )  # fmt: skip
-def test_answers_that_say_nothing(account: str, told: Answer) -> None:
+@in_loop
+async def test_answers_that_say_nothing(account: str, told: Answer) -> None:
     """Nobody knows whether the pod is there, and nothing is asked for."""
-
-    async def act() -> None:
-        async with on_a_port(lambda _: told) as (answers, url):
-            engine = PodEviction(PodConfig(POD), cluster=ClusterClient(url, account, {}), environ={})
-            assert await engine.is_running() is None
-            assert (await engine.stop(1.0)).is_done is None
-            assert (await engine.start()).is_done is None
-            assert not [line for line in answers.lines if line.startswith("POST")]
-
-    asyncio.run(act())
+    async with on_a_port(lambda _: told) as (answers, url):
+        engine = PodEviction(PodConfig(POD), cluster=ClusterClient(url, account, {}), environ={})
+        assert await engine.is_running() is None
+        assert (await engine.stop(1.0)).is_done is None
+        assert (await engine.start()).is_done is None
+        assert not [line for line in answers.lines if line.startswith("POST")]
 
 
 def test_names_and_places(account: str) -> None:

@@ -8,7 +8,7 @@ import json
 import ssl
 import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,17 +21,13 @@ from lab.guard.contenders import Contender, judge
 from lab.guard.epoch_gate import open_gate
 from plimsoll.errors import BadInput
 from plimsoll.guard.adapters.locks import ETCD_BYTES, EtcdLock, EtcdLockConfig, LeaseLock, Unanswered
-from tests.each import each
+from tests.each import each, in_loop
 from tests.lease_api import LEASES, TOKEN, LeaseApi, lease_api
 from tests.net.raw_answers import Answers, answer
 
 HEADER = {"revision": "7"}
 NOTHING = answer(200, {"header": HEADER})
 LEASE = answer(200, {"header": HEADER, "ID": "5", "TTL": "30"})
-
-
-def run(act: Awaitable[None]) -> None:
-    asyncio.run(asyncio.wait_for(act, 30))
 
 
 # etcd
@@ -62,14 +58,11 @@ async def scripted(*answers: bytes | float, tls: ssl.SSLContext | None = None) -
     server.close()
 
 
-def with_etcd(act: Callable[[Script, EtcdLock], Awaitable[None]], timeout_s: float = 5.0, **config: Any) -> None:
+@asynccontextmanager
+async def etcd_lock(timeout_s: float = 5.0, **config: Any) -> AsyncIterator[tuple[Script, EtcdLock]]:
     """A lock at one etcd that says nothing yet."""
-
-    async def inner() -> None:
-        async with scripted() as etcd:
-            await act(etcd, EtcdLock(EtcdLockConfig((etcd.url,), **config), timeout_s=timeout_s))
-
-    run(inner())
+    async with scripted() as etcd:
+        yield etcd, EtcdLock(EtcdLockConfig((etcd.url,), **config), timeout_s=timeout_s)
 
 
 def key(epoch: int, mark: str, lease: str = "5", owner: str = "a") -> dict[str, Any]:
@@ -82,10 +75,10 @@ def given_to(mark: str, epoch: int = 8) -> bytes:
     return answer(200, {"header": HEADER, "succeeded": True, "responses": [put, look]})
 
 
-def test_what_etcd_is_sent() -> None:
+@in_loop
+async def test_what_etcd_is_sent() -> None:
     """A look, a lease, and one transaction that makes the key only if there is none, bound to the lease."""
-
-    async def act(etcd: Script, lock: EtcdLock) -> None:
+    async with etcd_lock(lock_key="fleet") as (etcd, lock):
         etcd.answers = [NOTHING, LEASE, given_to(lock._mark)]
         taken = await lock.acquire("guard-0")
         assert (taken.is_done, taken.facts["epoch"]) == (True, 8)
@@ -98,13 +91,11 @@ def test_what_etcd_is_sent() -> None:
         assert json.loads(base64.b64decode(asked["success"][0]["request_put"]["value"]))["owner"] == "guard-0"
         assert not any(login for _, login, _ in etcd.asked)
 
-    with_etcd(act, lock_key="fleet")
 
-
-def test_a_lost_answer_of_etcds_is_found_again() -> None:
+@in_loop
+async def test_a_lost_answer_of_etcds_is_found_again() -> None:
     """The key was made and the answer lost: unsure; the next try knows its own key by its mark, and takes no second one."""
-
-    async def act(etcd: Script, lock: EtcdLock) -> None:
+    async with etcd_lock(2.0) as (etcd, lock):
         etcd.answers = [NOTHING, LEASE, b""]
         assert (await lock.acquire("a")).is_done is None
         own = answer(200, key(8, lock._mark))
@@ -112,10 +103,9 @@ def test_a_lost_answer_of_etcds_is_found_again() -> None:
         again = await lock.acquire("a")
         assert (again.is_done, again.facts["epoch"]) == (True, 8)
 
-    with_etcd(act, 2.0)
 
-
-def test_an_answer_that_is_read_too_late() -> None:
+@in_loop
+async def test_an_answer_that_is_read_too_late() -> None:
     """One who was stopped between the question and the answer does not believe an answer that is older than the lease."""
 
     class Stopped(EtcdLock):
@@ -124,19 +114,17 @@ def test_an_answer_that_is_read_too_late() -> None:
             time.sleep(1.1)  # as SIGSTOP would: the whole process waits
             return found
 
-    async def act(etcd: Script, _: EtcdLock) -> None:
+    async with scripted() as etcd:
         lock = Stopped(EtcdLockConfig((etcd.url,), ttl_s=1))
         short = answer(200, {"header": HEADER, "ID": "5", "TTL": "1"})
         etcd.answers = [NOTHING, short, given_to(lock._mark)]
         assert (await lock.acquire("a")).is_done is None
 
-    with_etcd(act)
 
-
-def test_somebody_was_quicker() -> None:
+@in_loop
+async def test_somebody_was_quicker() -> None:
     """Between the look and the transaction: told who, and the lease that is not needed is given back."""
-
-    async def act(etcd: Script, lock: EtcdLock) -> None:
+    async with etcd_lock() as (etcd, lock):
         theirs = {"header": HEADER, "responses": [{"response_range": key(9, "other", "77", "b\x1b[31m\n")}]}
         etcd.answers = [NOTHING, LEASE, answer(200, theirs), NOTHING]
         refused = await lock.acquire("a")
@@ -144,13 +132,11 @@ def test_somebody_was_quicker() -> None:
         assert refused.message == "the lock is held by b [31m (epoch 9)"
         assert etcd.asked[-1][2] == {"ID": "5"}
 
-    with_etcd(act)
 
-
-def test_a_revision_that_went_back() -> None:
+@in_loop
+async def test_a_revision_that_went_back() -> None:
     """An etcd that counts from an earlier number than before is not believed."""
-
-    async def act(etcd: Script, lock: EtcdLock) -> None:
+    async with etcd_lock() as (etcd, lock):
         mark = lock._mark
         etcd.answers = [NOTHING, LEASE, given_to(mark, 800), NOTHING, NOTHING, LEASE, given_to(mark, 8), NOTHING]
         assert (await lock.acquire("a")).is_done
@@ -159,20 +145,15 @@ def test_a_revision_that_went_back() -> None:
         assert back.is_done is None
         assert "went back from 800 to 8" in back.message
 
-    with_etcd(act)
 
-
-def test_the_next_endpoint_is_asked() -> None:
+@in_loop
+async def test_the_next_endpoint_is_asked() -> None:
     """One that is away, silent or in trouble is passed over within the time, and the good one comes first afterwards."""
-
-    async def act() -> None:
-        async with scripted(30.0) as silent, scripted(answer(503, {"error": "no leader"})) as headless, scripted() as good:
-            lock = EtcdLock(EtcdLockConfig(("http://127.0.0.1:9", silent.url, headless.url, good.url)), timeout_s=2.0)
-            good.answers = [NOTHING, LEASE, given_to(lock._mark)]
-            assert (await lock.acquire("a")).is_done
-            assert (len(good.asked), len(silent.asked), len(headless.asked)) == (3, 1, 1)
-
-    run(act())
+    async with scripted(30.0) as silent, scripted(answer(503, {"error": "no leader"})) as headless, scripted() as good:
+        lock = EtcdLock(EtcdLockConfig(("http://127.0.0.1:9", silent.url, headless.url, good.url)), timeout_s=2.0)
+        good.answers = [NOTHING, LEASE, given_to(lock._mark)]
+        assert (await lock.acquire("a")).is_done
+        assert (len(good.asked), len(silent.asked), len(headless.asked)) == (3, 1, 1)
 
 
 ODD: list[bytes | float] = [
@@ -190,17 +171,15 @@ ODD: list[bytes | float] = [
 
 @each("at", [0, 1, 2])
 @each("odd", range(len(ODD)))
-def test_odd_answers(odd: int, at: int) -> None:
+@in_loop
+async def test_odd_answers(odd: int, at: int) -> None:
     """Whatever comes instead of an answer, at any step: unsure within the time, and nobody believes that he has the lock."""
-
-    async def act(etcd: Script, lock: EtcdLock) -> None:
+    async with etcd_lock(0.5) as (etcd, lock):
         etcd.answers = [*[NOTHING, LEASE, given_to(lock._mark)][:at], ODD[odd]]
         outcome = await lock.acquire("a")
         assert outcome.is_done is None
         assert outcome.message.isprintable()
         assert (await lock.renew()).is_done is False
-
-    with_etcd(act, 0.5)
 
 
 _NAMES = "header kvs create_revision lease value ID TTL succeeded responses result".split()
@@ -223,10 +202,10 @@ def test_any_json_of_etcds(bodies: list[dict[str, Any]]) -> None:
     assert not asyncio.run(Scripted(EtcdLockConfig(("http://h",))).acquire("a")).is_done
 
 
-def test_a_login_is_shown_and_never_told() -> None:
+@in_loop
+async def test_a_login_is_shown_and_never_told() -> None:
     """The token goes into the header, a new one is fetched when it is over, and no sentence holds password or token."""
-
-    async def act(etcd: Script, lock: EtcdLock) -> None:
+    async with etcd_lock(user="guard", password="pa55word-very-secret") as (etcd, lock):
         token = answer(200, {"header": HEADER, "token": "tok.1"})
         over = answer(401, {"error": "etcdserver: invalid auth token"})
         etcd.answers = [token, over, token, NOTHING, LEASE, given_to(lock._mark)]
@@ -237,10 +216,9 @@ def test_a_login_is_shown_and_never_told() -> None:
         assert refused.is_done is None
         assert "pa55word" not in refused.message + repr(lock._config) + lock.label
 
-    with_etcd(act, user="guard", password="pa55word-very-secret")
 
-
-def test_tls_in_both_directions(tmp_path: Path) -> None:
+@in_loop
+async def test_tls_in_both_directions(tmp_path: Path) -> None:
     """The server's certificate must be known, ours is shown; a stranger's server gets no question."""
     server, client = ((tmp_path / f"{name}.crt", tmp_path / f"{name}.key") for name in ("server", "client"))
     for crt, own_key in (server, client):
@@ -254,19 +232,15 @@ def test_tls_in_both_directions(tmp_path: Path) -> None:
     context.load_cert_chain(*server)
     context.load_verify_locations(client[0])
     context.verify_mode = ssl.CERT_REQUIRED
-
-    async def act() -> None:
-        async with scripted(tls=context) as etcd:
-            crt, own_key = map(str, client)
-            config = EtcdLockConfig((etcd.url,), ca_file=str(server[0]), cert_file=crt, key_file=own_key)
-            lock = EtcdLock(config)
-            etcd.answers = [NOTHING, LEASE, given_to(lock._mark)]
-            assert (await lock.acquire("a")).is_done
-            for ca_file in ("", str(client[0]), str(server[0]), "/nonexistent"):
-                assert (await EtcdLock(EtcdLockConfig((etcd.url,), ca_file=ca_file)).acquire("a")).is_done is None
-            assert len(etcd.asked) == 3
-
-    run(act())
+    async with scripted(tls=context) as etcd:
+        own = [str(path) for path in client]
+        config = EtcdLockConfig((etcd.url,), ca_file=str(server[0]), cert_file=own[0], key_file=own[1])
+        lock = EtcdLock(config)
+        etcd.answers = [NOTHING, LEASE, given_to(lock._mark)]
+        assert (await lock.acquire("a")).is_done
+        for ca_file in ("", str(client[0]), str(server[0]), "/nonexistent"):
+            assert (await EtcdLock(EtcdLockConfig((etcd.url,), ca_file=ca_file)).acquire("a")).is_done is None
+        assert len(etcd.asked) == 3
 
 
 # A Lease
@@ -290,157 +264,133 @@ def lock_at(api: LeaseApi, folder: str, ttl_s: int = 1) -> LeaseLock:
     return LeaseLock("guard", url=api.url, folder=folder, ttl_s=ttl_s, timeout_s=2.0)
 
 
-def test_taken_renewed_and_given_up(api: LeaseApi, folder: str) -> None:
+@in_loop
+async def test_taken_renewed_and_given_up(api: LeaseApi, folder: str) -> None:
     """The Lease says who holds it, and each new holder's epoch is one more, also when the same guard comes again."""
-
-    async def act() -> None:
-        first, second = lock_at(api, folder), lock_at(api, folder)
-        taken = await first.acquire("guard-0")
-        assert (taken.is_done, taken.facts["epoch"]) == (True, 1)
-        assert api.spec()["holderIdentity"].startswith("guard-0_")
-        assert api.spec()["leaseDurationSeconds"] == 1
-        other = await second.acquire("guard-0")
-        assert other.is_done is False
-        assert "guard-0" in other.message
-        before = api.spec()["renewTime"]
-        assert (await first.renew()).is_done
-        assert api.spec()["renewTime"] > before
-        assert (await first.acquire("guard-0")).facts["epoch"] == 1
-        assert (await first.release()).is_done
-        assert "holderIdentity" not in api.spec()
-        assert (await second.acquire("guard-0")).facts["epoch"] == 2
-        assert (await first.renew()).is_done is False
-        assert (await second.release()).is_done
-        assert (await second.acquire("guard-0")).facts["epoch"] == 3
-
-    run(act())
+    first, second = lock_at(api, folder), lock_at(api, folder)
+    taken = await first.acquire("guard-0")
+    assert (taken.is_done, taken.facts["epoch"]) == (True, 1)
+    assert api.spec()["holderIdentity"].startswith("guard-0_")
+    assert api.spec()["leaseDurationSeconds"] == 1
+    other = await second.acquire("guard-0")
+    assert other.is_done is False
+    assert "guard-0" in other.message
+    before = api.spec()["renewTime"]
+    assert (await first.renew()).is_done
+    assert api.spec()["renewTime"] > before
+    assert (await first.acquire("guard-0")).facts["epoch"] == 1
+    assert (await first.release()).is_done
+    assert "holderIdentity" not in api.spec()
+    assert (await second.acquire("guard-0")).facts["epoch"] == 2
+    assert (await first.renew()).is_done is False
+    assert (await second.release()).is_done
+    assert (await second.acquire("guard-0")).facts["epoch"] == 3
     assert api.asked[:2] == [("GET", f"{LEASES}/guard"), ("POST", LEASES)]
 
 
-def test_clocks_are_not_compared(api: LeaseApi, folder: str) -> None:
+@in_loop
+async def test_clocks_are_not_compared(api: LeaseApi, folder: str) -> None:
     """A holder whose clock is years off keeps the lock while it renews, and loses it when nothing changes for its time."""
-
-    async def act() -> None:
-        for stamp in ("1999-01-01T00:00:00.000000Z", "2199-01-01T00:00:00.000000Z"):
-            spec: dict[str, Any] = {"holderIdentity": "x", "leaseDurationSeconds": 1, "leaseTransitions": 7, "renewTime": stamp}
-            api.keep("guard", {"kind": "Lease", "metadata": {}, "spec": spec})
-            lock = lock_at(api, folder)
-            for number in range(4):
-                assert (await lock.acquire("a")).is_done is False
-                api.keep("guard", {**api.leases["guard"], "spec": {**spec, "renewTime": f"{stamp[:-4]}{number:03}Z"}})
-                await asyncio.sleep(0.4)
+    for stamp in ("1999-01-01T00:00:00.000000Z", "2199-01-01T00:00:00.000000Z"):
+        spec: dict[str, Any] = {"holderIdentity": "x", "leaseDurationSeconds": 1, "leaseTransitions": 7, "renewTime": stamp}
+        api.keep("guard", {"kind": "Lease", "metadata": {}, "spec": spec})
+        lock = lock_at(api, folder)
+        for number in range(4):
             assert (await lock.acquire("a")).is_done is False
-            await asyncio.sleep(1.05)
-            assert (await lock.acquire("a")).facts["epoch"] == 8
+            api.keep("guard", {**api.leases["guard"], "spec": {**spec, "renewTime": f"{stamp[:-4]}{number:03}Z"}})
+            await asyncio.sleep(0.4)
+        assert (await lock.acquire("a")).is_done is False
+        await asyncio.sleep(1.05)
+        assert (await lock.acquire("a")).facts["epoch"] == 8
 
-    run(act())
 
-
-def test_the_late_one_is_told(api: LeaseApi, folder: str) -> None:
+@in_loop
+async def test_the_late_one_is_told(api: LeaseApi, folder: str) -> None:
     """One that slept past its time keeps the lock if nobody took it, whatever label it got; else its renewal says no."""
-
-    async def act() -> None:
-        sleeper, other = lock_at(api, folder), lock_at(api, folder)
-        assert (await sleeper.acquire("a")).facts["epoch"] == 1
-        api.keep("guard", {**api.leases["guard"], "metadata": {**api.leases["guard"]["metadata"], "labels": {"a": "b"}}})
-        await asyncio.sleep(1.1)
-        assert (await sleeper.renew()).facts["epoch"] == 1
-        assert api.leases["guard"]["metadata"]["labels"] == {"a": "b"}
-        assert (await other.acquire("b")).is_done is False
-        await asyncio.sleep(1.1)
-        assert (await other.acquire("b")).facts["epoch"] == 2
-        late = await sleeper.renew()
-        assert (late.is_done, late.facts.get("lost")) == (False, True)
-        assert (await sleeper.release()).is_done
-        assert (await other.renew()).is_done
-        del api.leases["guard"]
-        assert (await other.renew()).is_done is False
-
-    run(act())
+    sleeper, other = lock_at(api, folder), lock_at(api, folder)
+    assert (await sleeper.acquire("a")).facts["epoch"] == 1
+    api.keep("guard", {**api.leases["guard"], "metadata": {**api.leases["guard"]["metadata"], "labels": {"a": "b"}}})
+    await asyncio.sleep(1.1)
+    assert (await sleeper.renew()).facts["epoch"] == 1
+    assert api.leases["guard"]["metadata"]["labels"] == {"a": "b"}
+    assert (await other.acquire("b")).is_done is False
+    await asyncio.sleep(1.1)
+    assert (await other.acquire("b")).facts["epoch"] == 2
+    late = await sleeper.renew()
+    assert (late.is_done, late.facts.get("lost")) == (False, True)
+    assert (await sleeper.release()).is_done
+    assert (await other.renew()).is_done
+    del api.leases["guard"]
+    assert (await other.renew()).is_done is False
 
 
-def test_answers_that_are_lost(api: LeaseApi, folder: str) -> None:
+@in_loop
+async def test_answers_that_are_lost(api: LeaseApi, folder: str) -> None:
     """Not known is said as such; the next try finds out, with the epoch that was given, and nobody is locked out."""
-
-    async def act() -> None:
-        lock, other = lock_at(api, folder, 10), lock_at(api, folder, 10)
-        api.trouble = ["", "lost"]
-        assert (await lock.acquire("a")).is_done is None
-        assert (await other.acquire("b")).is_done is False
-        assert (await lock.acquire("a")).facts["epoch"] == 1
-        api.trouble = ["lost"]
-        unsure = await lock.renew()
-        assert unsure.is_done is None
-        assert 0 < float(unsure.facts["left_s"]) <= 10
-        assert (await lock.renew()).is_done
-        api.trouble = ["lost"]
-        assert (await lock.release()).is_done is None
-        assert (await lock.release()).is_done
-        assert (await other.acquire("b")).facts["epoch"] == 2
-
-    run(act())
+    lock, other = lock_at(api, folder, 10), lock_at(api, folder, 10)
+    api.trouble = ["", "lost"]
+    assert (await lock.acquire("a")).is_done is None
+    assert (await other.acquire("b")).is_done is False
+    assert (await lock.acquire("a")).facts["epoch"] == 1
+    api.trouble = ["lost"]
+    unsure = await lock.renew()
+    assert unsure.is_done is None
+    assert 0 < float(unsure.facts["left_s"]) <= 10
+    assert (await lock.renew()).is_done
+    api.trouble = ["lost"]
+    assert (await lock.release()).is_done is None
+    assert (await lock.release()).is_done
+    assert (await other.acquire("b")).facts["epoch"] == 2
 
 
-def test_two_at_once(api: LeaseApi, folder: str) -> None:
+@in_loop
+async def test_two_at_once(api: LeaseApi, folder: str) -> None:
     """Of twenty that try at the same moment exactly one gets it, round after round."""
-
-    async def act() -> None:
-        locks = [lock_at(api, folder, 30) for _ in range(20)]
-        for number in range(1, 6):
-            outcomes = await asyncio.gather(*(lock.acquire("a") for lock in locks))
-            assert [outcome.facts["epoch"] for outcome in outcomes if outcome.is_done] == [number]
-            (winner,) = [lock for lock, outcome in zip(locks, outcomes, strict=True) if outcome.is_done]
-            assert (await winner.release()).is_done
-
-    run(act())
+    locks = [lock_at(api, folder, 30) for _ in range(20)]
+    for number in range(1, 6):
+        outcomes = await asyncio.gather(*(lock.acquire("a") for lock in locks))
+        assert [outcome.facts["epoch"] for outcome in outcomes if outcome.is_done] == [number]
+        (winner,) = [lock for lock, outcome in zip(locks, outcomes, strict=True) if outcome.is_done]
+        assert (await winner.release()).is_done
 
 
 @each("trouble", ["401", "403", "404", "422", "500", "503", "302"])
-def test_an_api_server_in_trouble(api: LeaseApi, folder: str, trouble: str) -> None:
+@in_loop
+async def test_an_api_server_in_trouble(api: LeaseApi, folder: str, trouble: str) -> None:
     """Whatever it answers, nobody gets the lock for it; a lock that is held is not known to be lost until its time is over."""
-
-    async def act() -> None:
-        api.leases.clear()
-        lock = lock_at(api, folder, 10)
-        api.trouble = [trouble] * 3
-        assert (await lock.acquire("a")).is_done is None
-        api.trouble = []
-        assert (await lock.acquire("a")).is_done
-        api.trouble = [trouble] * 3
-        assert (await lock.renew()).is_done is (False if trouble == "404" else None)
-
-    run(act())
+    api.leases.clear()
+    lock = lock_at(api, folder, 10)
+    api.trouble = [trouble] * 3
+    assert (await lock.acquire("a")).is_done is None
+    api.trouble = []
+    assert (await lock.acquire("a")).is_done
+    api.trouble = [trouble] * 3
+    assert (await lock.renew()).is_done is (False if trouble == "404" else None)
 
 
-def test_time_runs_out(api: LeaseApi, folder: str) -> None:
+@in_loop
+async def test_time_runs_out(api: LeaseApi, folder: str) -> None:
     """When nobody can be asked for as long as the lock was granted, it is lost."""
-
-    async def act() -> None:
-        lock = lock_at(api, folder)
-        assert (await lock.acquire("a")).is_done
-        api.trouble = ["500"] * 9
-        assert (await lock.renew()).is_done is None
-        await asyncio.sleep(1.1)
-        assert (await lock.renew()).is_done is False
-
-    run(act())
+    lock = lock_at(api, folder)
+    assert (await lock.acquire("a")).is_done
+    api.trouble = ["500"] * 9
+    assert (await lock.renew()).is_done is None
+    await asyncio.sleep(1.1)
+    assert (await lock.renew()).is_done is False
 
 
-def test_without_a_token(api: LeaseApi, folder: str) -> None:
+@in_loop
+async def test_without_a_token(api: LeaseApi, folder: str) -> None:
     """It stands back, and never shows a token that is not taken."""
-
-    async def act() -> None:
-        lock, token = lock_at(api, folder), Path(folder) / "token"
-        for words in ("another-token", "ab\r\nX: y", "\ufffd"):
-            token.write_text(words, encoding="utf-8")
-            refused = await lock.acquire("a")
-            assert refused.is_done is None
-            assert words not in refused.message
-            assert ("401" in refused.message) is (words == "another-token")
-        token.unlink()
-        assert "no token" in (await lock.acquire("a")).message
-
-    run(act())
+    lock, token = lock_at(api, folder), Path(folder) / "token"
+    for words in ("another-token", "ab\r\nX: y", "\ufffd"):
+        token.write_text(words, encoding="utf-8")
+        refused = await lock.acquire("a")
+        assert refused.is_done is None
+        assert words not in refused.message
+        assert ("401" in refused.message) is (words == "another-token")
+    token.unlink()
+    assert "no token" in (await lock.acquire("a")).message
 
 
 def test_places_that_cannot_be(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import pytest
 from plimsoll.guard.act.ports import Outcome
 from plimsoll.guard.adapters.own_process import NEW_LIFE, OwnProcess, open_log, rotate
 from plimsoll.hardware.processes import read_process, read_processes
-from tests.each import each
+from tests.each import each, in_loop
 from tests.guard.adapters.own_engine import ROOT, end_all, is_alive, own, wait_up
 
 PLACES = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
@@ -92,26 +92,24 @@ def test_it_is_signalled_alone_and_ends_whole(tmp_path: Path, manner: str, deadl
         end_all(folder)
 
 
-def test_an_exit_of_0_that_nobody_asked_for_is_told_as_such(folder: Path) -> None:
+@in_loop
+async def test_an_exit_of_0_that_nobody_asked_for_is_told_as_such(folder: Path) -> None:
     """Its code is 0, and it was not asked; the rest of it keeps a new one from starting until it is cleared away."""
-    engine, pids = started(folder, "crash")
-
-    async def look() -> None:
-        await engine.pids()
-        while await engine.is_running():
-            await asyncio.sleep(0.02)
-        outcome = await engine.last_exit()
-        assert outcome.facts == {"exit_code": 0, "asked": False}
-        assert "without having been asked" in outcome.message
-        refused = await engine.start()
-        assert (refused.is_done, refused.facts["left"]) == (False, 2)
-        assert (await engine.stop(1.0)).facts["killed"] == 2
-        again = await engine.start()
-        assert again.is_done, again
-
-    asyncio.run(look())
+    engine = own(folder, "crash")
+    assert (await engine.start()).is_done
+    pids = await asyncio.to_thread(wait_up, folder)
+    await engine.pids()
+    while await engine.is_running():
+        await asyncio.sleep(0.02)
+    outcome = await engine.last_exit()
+    assert outcome.facts == {"exit_code": 0, "asked": False}
+    assert "without having been asked" in outcome.message
+    refused = await engine.start()
+    assert (refused.is_done, refused.facts["left"]) == (False, 2)
+    assert (await engine.stop(1.0)).facts["killed"] == 2
+    assert (await engine.start()).is_done
     assert not is_alive(pids["worker"])
-    asyncio.run(engine.stop(0.2))
+    await engine.stop(0.2)
 
 
 def test_start_refuses_while_the_old_one_lives(folder: Path) -> None:
@@ -125,16 +123,26 @@ def test_start_refuses_while_the_old_one_lives(folder: Path) -> None:
     assert json.loads((folder / "engine.json").read_text())["asked"] is False
 
 
-@pytest.mark.parametrize("command", [["/nonexistent/vllm"], ["/etc/passwd"], ["a\0b"]])
-def test_a_command_that_cannot_be_run(folder: Path, command: list[str]) -> None:
-    """One sentence, no process, and the next start is free."""
-    engine = OwnProcess(
-        command, environment={}, state_path=folder / "engine.json", log_path=folder / "log", processes=read_processes, boot="b"
-    )
-    outcome = asyncio.run(engine.start())
-    assert outcome.is_done is False
-    assert "cannot be started" in outcome.message
-    assert asyncio.run(engine.is_running()) is False
+def test_a_command_that_cannot_be_run_and_one_that_ends_at_once(folder: Path) -> None:
+    """One sentence, no process, and the next start is free; an end with 3 is no failure to start, and is seen."""
+    for command in (["/nonexistent/vllm"], ["/etc/passwd"], ["a\0b"]):
+        engine = OwnProcess(
+            command,
+            environment={},
+            state_path=folder / "engine.json",
+            log_path=folder / "log",
+            processes=read_processes,
+            boot="b",
+        )
+        outcome = asyncio.run(engine.start())
+        assert outcome.is_done is False
+        assert "cannot be started" in outcome.message
+        assert asyncio.run(engine.is_running()) is False
+    engine = own(folder, "quick")
+    assert asyncio.run(engine.start()).is_done
+    while asyncio.run(engine.is_running()):
+        time.sleep(0.02)
+    assert asyncio.run(engine.last_exit()).facts == {"exit_code": 3, "asked": False}
 
 
 @each("is_orphaned", [False, True])
@@ -202,17 +210,6 @@ def test_a_damaged_state_file_stops_everything(folder: Path) -> None:
         assert asyncio.run(engine.last_exit()).is_done is False
 
 
-def test_a_guard_that_dies_before_it_has_written_leaves_no_engine(folder: Path) -> None:
-    """The state file cannot be written: the process never becomes the engine."""
-    engine = own(folder, state_path=folder / "engine.json")
-    (folder / ".engine.json.new").mkdir()  # nothing can be written in its place
-    outcome = asyncio.run(engine.start())
-    assert outcome.is_done is False
-    time.sleep(0.3)
-    assert not (folder / "api").exists()
-    assert (folder / "engine.log").read_text() == ""
-
-
 # Starts a command and is killed while it writes down whom it has started.
 DIES = """
 import os, signal, sys
@@ -225,7 +222,9 @@ start(["touch", sys.argv[1]], {"PATH": os.environ["PATH"]}, None, 2, write_down)
 
 
 def test_a_guard_that_is_killed_before_it_has_written(folder: Path) -> None:
-    """The process waits to be written down: with its starter dead it ends, and never becomes the engine."""
+    """The process waits to be written down: with its starter dead, or no room to write, it never becomes the engine."""
+    (folder / ".engine.json.new").mkdir()  # nothing can be written in its place
+    assert asyncio.run(own(folder).start()).is_done is False
     words = [sys.executable, "-c", DIES, str(folder / "ran")]
     with subprocess.Popen(words, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}) as starter:
         assert starter.stdout is not None
@@ -234,38 +233,24 @@ def test_a_guard_that_is_killed_before_it_has_written(folder: Path) -> None:
         time.sleep(0.01)
     time.sleep(0.2)
     assert not (folder / "ran").exists()
+    assert not (folder / "api").exists()
+    assert (folder / "engine.log").read_text() == ""
 
 
-def test_two_guards_start_one_engine(folder: Path) -> None:
+@in_loop
+async def test_two_guards_start_one_engine(folder: Path) -> None:
     """Of two that start it at once only one does, and the other then knows of it, though it had another before."""
     one, other = own(folder), own(folder)
-
-    async def act() -> tuple[Outcome, Outcome]:
-        assert (await other.start()).is_done
-        await asyncio.to_thread(wait_up, folder)
-        assert (await other.stop(10.0)).is_done
-        return await asyncio.gather(one.start(), other.start())
-
-    outcomes = asyncio.run(act())
+    assert (await other.start()).is_done
+    await asyncio.to_thread(wait_up, folder)
+    assert (await other.stop(10.0)).is_done
+    outcomes = await asyncio.gather(one.start(), other.start())
     assert sorted(outcome.is_done is True for outcome in outcomes) == [False, True], outcomes
     pid = next(outcome.facts["pid"] for outcome in outcomes if outcome.is_done)
     for engine in (one, other):
-        assert asyncio.run(engine.is_running()) is True
-        assert asyncio.run(engine.pids())[0] == pid
-    assert asyncio.run(own(folder).stop(10.0)).is_done
-
-
-def test_a_quick_end_is_no_failure_to_start_but_is_seen(folder: Path) -> None:
-    """It began and ended with 3 at once: both are known."""
-    engine = own(folder, "quick")
-
-    async def look() -> Outcome:
-        assert (await engine.start()).is_done
-        while await engine.is_running():
-            await asyncio.sleep(0.02)
-        return await engine.last_exit()
-
-    assert asyncio.run(look()).facts == {"exit_code": 3, "asked": False}
+        assert await engine.is_running() is True
+        assert (await engine.pids())[0] == pid
+    assert (await own(folder).stop(10.0)).is_done
 
 
 @pytest.mark.skipif(CGROUPS is None, reason="needs a control group (v2) that this user may write to")

@@ -14,6 +14,7 @@ from plimsoll.guard.daemon.observer import Incidents
 from plimsoll.render.guard import Event, EventKind, alert, event_json
 from plimsoll.unknown import Condition, Status
 from tests.cluster_api import TOKEN, ClusterApi, pod
+from tests.each import in_loop
 
 
 def condition(kind: str, *, is_true: bool = True) -> Condition:
@@ -30,47 +31,44 @@ def account(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def test_findings_and_actions_are_events_of_the_pod(account: str) -> None:
+@in_loop
+async def test_findings_and_actions_are_events_of_the_pod(account: str) -> None:
     """Few, of bounded length, with the incident; a sick card asks to cordon its node; one that has just gone keeps its name."""
     api, now, pods = ClusterApi(), [0.0], {"llm/a": read_pod(pod("a", uid="u-1"))}
-
-    async def act() -> None:
-        async with api.serving():
-            events = PodEvents(ClusterClient(api.url, account), pods.get, lambda: now[0])
-            sending = asyncio.create_task(events.run())
-            events.put(event(EventKind.BEGINS, "no step", "wedged")._replace(incident="ab12"))
-            events.put(event(EventKind.BEGINS, "Xid 79", "card"))
-            events.put(event(EventKind.ACTED, "restart because it is stuck " + "y" * 5_000))
-            events.put(event(EventKind.LISTED))
-            events.put(event(EventKind.NEEDS, engine="not-a-pod"))
-            pods.clear()
-            events.put(event(EventKind.ACTED, "restart completed"))
-            while len(api.kind("/events")) < 4:
-                await asyncio.sleep(0.01)
-            found = list(api.kind("/events").values())
-            assert [(one["reason"], one["type"]) for one in found] == [
-                ("EngineWedged", "Warning"), ("CordonRequested", "Warning"), *[("GuardAction", "Normal")] * 2
-            ]  # fmt: skip
-            assert found[0]["message"].endswith("[incident ab12]")
-            assert "kubectl cordon node-1" in found[1]["message"]
-            assert all(len(one["message"]) <= MESSAGE_MAX for one in found)
-            assert {one["involvedObject"]["uid"] for one in found} == {"u-1"}
-            for number in range(40):
-                events.put(event(EventKind.ACTED, f"step {number}"))
-            assert events.dropped == 40 - (BURST - 4)
-            now[0] = 3_600.0
-            for _ in range(3):
-                events.put(event(EventKind.ACTED, "the same"))
-            assert events.dropped == 40 - (BURST - 4) + 2, "what says the same is said once"
-            api.may = lambda _: False
-            while not events.trouble:
-                events.put(event(EventKind.ACTED, f"{now[0]}"))
-                now[0] += 60.0
-                await asyncio.sleep(0.05)
-            assert "may not do that" in events.trouble
-            sending.cancel()
-
-    asyncio.run(asyncio.wait_for(act(), 30))
+    async with api.serving():
+        events = PodEvents(ClusterClient(api.url, account), pods.get, lambda: now[0])
+        sending = asyncio.create_task(events.run())
+        events.put(event(EventKind.BEGINS, "no step", "wedged")._replace(incident="ab12"))
+        events.put(event(EventKind.BEGINS, "Xid 79", "card"))
+        events.put(event(EventKind.ACTED, "restart because it is stuck " + "y" * 5_000))
+        events.put(event(EventKind.LISTED))
+        events.put(event(EventKind.NEEDS, engine="not-a-pod"))
+        pods.clear()
+        events.put(event(EventKind.ACTED, "restart completed"))
+        while len(api.kind("/events")) < 4:
+            await asyncio.sleep(0.01)
+        found = list(api.kind("/events").values())
+        assert [(one["reason"], one["type"]) for one in found] == [
+            ("EngineWedged", "Warning"), ("CordonRequested", "Warning"), *[("GuardAction", "Normal")] * 2
+        ]  # fmt: skip
+        assert found[0]["message"].endswith("[incident ab12]")
+        assert "kubectl cordon node-1" in found[1]["message"]
+        assert all(len(one["message"]) <= MESSAGE_MAX for one in found)
+        assert {one["involvedObject"]["uid"] for one in found} == {"u-1"}
+        for number in range(40):
+            events.put(event(EventKind.ACTED, f"step {number}"))
+        assert events.dropped == 40 - (BURST - 4)
+        now[0] = 3_600.0
+        for _ in range(3):
+            events.put(event(EventKind.ACTED, "the same"))
+        assert events.dropped == 40 - (BURST - 4) + 2, "what says the same is said once"
+        api.may = lambda _: False
+        while not events.trouble:
+            events.put(event(EventKind.ACTED, f"{now[0]}"))
+            now[0] += 60.0
+            await asyncio.sleep(0.05)
+        assert "may not do that" in events.trouble
+        sending.cancel()
 
 
 def test_a_pod_that_took_the_name_is_another(account: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from plimsoll.guard.adapters.cluster import ClusterClient
 from plimsoll.guard.adapters.kubernetes import Owner, node_leaving, read_owner, read_pod
 from plimsoll.guard.adapters.pods import PodFinder, PodsConfig, PodStanding
 from tests.cluster_api import TOKEN, ClusterApi, Trouble, deployment, owned_by, pod, status_of
-from tests.each import each
+from tests.each import each, in_loop
 
 
 @pytest.fixture
@@ -51,10 +51,6 @@ async def until(holds: Callable[[], Any]) -> None:
             await asyncio.sleep(0.01)
 
 
-def run(act: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(act(), 60))
-
-
 def vllm(api: ClusterApi, *pods: dict[str, Any]) -> None:
     """A Deployment, its ReplicaSet, a node and these pods."""
     api.put("apps/deployments", deployment("vllm", 3))
@@ -66,76 +62,71 @@ def vllm(api: ClusterApi, *pods: dict[str, Any]) -> None:
         api.put("/pods", one)
 
 
-def test_pods_are_listed_page_by_page_and_then_followed(account: str) -> None:
+@in_loop
+async def test_pods_are_listed_page_by_page_and_then_followed(account: str) -> None:
     """Of several namespaces, in answers that come in pieces; running ones with an address, and not those being deleted."""
     api = ClusterApi()
     api.page, api.pieces = 2, 7
-
-    async def act() -> None:
-        one_port = {"containers": [{"ports": [{"containerPort": 7}]}]}
-        for one in (
-            pod("a"), pod("v6", address="fd00::1"), pod("starting", status={"phase": "Pending"}), pod("bare", address=""),
-            pod("going", deletionTimestamp="2026-01-01T00:00:00Z"), pod("one", spec=one_port),
-        ):  # fmt: skip
-            api.put("/pods", one)
-        api.put("/pods", pod("b", namespace="chat"))
-        api.put("/pods", pod("other", labels={"app": "other"}))
-        async with found_in(api, account, PodsConfig("app=vllm", ("llm", "chat"))) as (finder, names):
-            assert names() == ["chat/b", "llm/a", "llm/one", "llm/v6"]
-            urls = {engine.name: engine.url for engine in finder.engines()}
-            assert (urls["llm/v6"], urls["llm/one"]) == ("http://[fd00::1]:8000", "http://10.0.0.9:7")
-            api.put("/pods", pod("c", namespace="chat"))
-            await until(lambda: "chat/c" in names())
-            api.drop("/pods", "llm", "a")
-            api.put("/pods", pod("b", namespace="chat", deletionTimestamp="now"))
-            await until(lambda: names() == ["chat/c", "llm/one", "llm/v6"])
-            assert finder.left["chat/b"] == "its pod is being deleted"
-            assert finder.left["llm/a"] == "its pod is gone"
-            assert not finder.trouble
-        lists = [call for call in api.calls if call.verb == "list"]
-        assert len(lists) == 4, "three pages of one, one of the other, and no polling"
-        assert not finder.is_acting
-        assert {call.resource for call in api.calls} == {"pods"}, "an observing guard asks for nothing else"
-
-    run(act)
+    one_port = {"containers": [{"ports": [{"containerPort": 7}]}]}
+    for one in (
+        pod("a"), pod("v6", address="fd00::1"), pod("starting", status={"phase": "Pending"}), pod("bare", address=""),
+        pod("going", deletionTimestamp="2026-01-01T00:00:00Z"), pod("one", spec=one_port),
+    ):  # fmt: skip
+        api.put("/pods", one)
+    api.put("/pods", pod("b", namespace="chat"))
+    api.put("/pods", pod("other", labels={"app": "other"}))
+    async with found_in(api, account, PodsConfig("app=vllm", ("llm", "chat"))) as (finder, names):
+        assert names() == ["chat/b", "llm/a", "llm/one", "llm/v6"]
+        urls = {engine.name: engine.url for engine in finder.engines()}
+        assert (urls["llm/v6"], urls["llm/one"]) == ("http://[fd00::1]:8000", "http://10.0.0.9:7")
+        api.put("/pods", pod("c", namespace="chat"))
+        await until(lambda: "chat/c" in names())
+        api.drop("/pods", "llm", "a")
+        api.put("/pods", pod("b", namespace="chat", deletionTimestamp="now"))
+        await until(lambda: names() == ["chat/c", "llm/one", "llm/v6"])
+        assert finder.left["chat/b"] == "its pod is being deleted"
+        assert finder.left["llm/a"] == "its pod is gone"
+        assert not finder.trouble
+    lists = [call for call in api.calls if call.verb == "list"]
+    assert len(lists) == 4, "three pages of one, one of the other, and no polling"
+    assert not finder.is_acting
+    assert {call.resource for call in api.calls} == {"pods"}, "an observing guard asks for nothing else"
 
 
-def test_a_watch_goes_on_where_it_ended_and_begins_anew_where_that_is_forgotten(account: str) -> None:
+@in_loop
+async def test_a_watch_goes_on_where_it_ended_and_begins_anew_where_that_is_forgotten(
+    account: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A cut connection costs no list; 410 Gone, as a status or as an event, and a time without the server cost one."""
+    monkeypatch.setattr(pods_module, "FIRST_PAUSE_S", 0.05)
     api = ClusterApi()
+    async with found_in(api, account, PodsConfig("app=vllm")) as (finder, names):
 
-    async def act() -> None:
-        async with found_in(api, account, PodsConfig("app=vllm")) as (finder, names):
+        def lists() -> int:
+            return len([call for call in api.calls if call.verb == "list"])
 
-            def lists() -> int:
-                return len([call for call in api.calls if call.verb == "list"])
+        async def sees(name: str) -> None:
+            api.put("/pods", pod(name))
+            await until(lambda: f"llm/{name}" in names())
 
-            async def sees(name: str) -> None:
-                api.put("/pods", pod(name))
-                await until(lambda: f"llm/{name}" in names())
-
-            await sees("a")
-            before = lists()
-            api.cut_watches()
-            await sees("b")
-            api.forget()
-            await sees("c")
-            assert lists() == before + 1, "after the event"
-            api.troubles.append(Trouble("watch", "pods", 410))
-            api.cut_watches()
-            await sees("d")
-            api.tokens = {"another"}
-            api.cut_watches()
-            await until(lambda: "it answers 401" in finder.trouble)
-            assert names() == ["llm/a", "llm/b", "llm/c", "llm/d"], "the last list stays in use"
-            api.put("/pods", pod("e"))
-            (Path(account) / "token").write_text("another")
-            await until(lambda: "llm/e" in names())
-            assert not finder.trouble
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pods_module, "FIRST_PAUSE_S", 0.05)
-        run(act)
+        await sees("a")
+        before = lists()
+        api.cut_watches()
+        await sees("b")
+        api.forget()
+        await sees("c")
+        assert lists() == before + 1, "after the event"
+        api.troubles.append(Trouble("watch", "pods", 410))
+        api.cut_watches()
+        await sees("d")
+        api.tokens = {"another"}
+        api.cut_watches()
+        await until(lambda: "it answers 401" in finder.trouble)
+        assert names() == ["llm/a", "llm/b", "llm/c", "llm/d"], "the last list stays in use"
+        api.put("/pods", pod("e"))
+        (Path(account) / "token").write_text("another")
+        await until(lambda: "llm/e" in names())
+        assert not finder.trouble
 
 
 @each(
@@ -149,108 +140,93 @@ def test_a_watch_goes_on_where_it_ended_and_begins_anew_where_that_is_forgotten(
         (Trouble("list", "pods", wait_s=3.0), "did not answer within 0.5 s"),
     ],
 )
-def test_a_cluster_that_does_not_answer(trouble: Trouble, says: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+@in_loop
+async def test_a_cluster_that_does_not_answer(
+    trouble: Trouble, says: str, account: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One line each, without the token; and it is asked again."""
-    folder = tmp_path_factory.mktemp("account")
-    (folder / "token").write_text(TOKEN)
-    (folder / "namespace").write_text("llm")
+    monkeypatch.setattr("plimsoll.guard.adapters.cluster.DEADLINE_S", 0.5)
+    monkeypatch.setattr(ClusterClient.ask, "__defaults__", (None, 0.5))
     api = ClusterApi()
-
-    async def act() -> None:
-        api.put("/pods", pod("a"))
-        api.troubles.append(trouble)
-        async with found_in(api, str(folder), PodsConfig("app=vllm")) as (finder, names):
-            assert says in finder.trouble
-            assert TOKEN not in finder.trouble
-            assert not says or finder.trouble.endswith("the last list stays in use")
-            await until(lambda: names() == ["llm/a"])
-            assert not finder.trouble
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("plimsoll.guard.adapters.cluster.DEADLINE_S", 0.5)
-        patch.setattr(ClusterClient.ask, "__defaults__", (None, 0.5))
-        run(act)
+    api.put("/pods", pod("a"))
+    api.troubles.append(trouble)
+    async with found_in(api, account, PodsConfig("app=vllm")) as (finder, names):
+        assert says in finder.trouble
+        assert TOKEN not in finder.trouble
+        assert not says or finder.trouble.endswith("the last list stays in use")
+        await until(lambda: names() == ["llm/a"])
+        assert not finder.trouble
 
 
-def test_restarts_and_ends_of_pods(account: str) -> None:
+@in_loop
+async def test_restarts_and_ends_of_pods(account: str) -> None:
     """Counted by the cluster, for the container that serves; an end is told only where nobody starts it again."""
     bare = {"containers": [{"name": "vllm", "ports": [{"containerPort": 8000}]}, {"name": "side"}], "restartPolicy": "Never"}
     counts = [{"name": "vllm", "restartCount": 3}, {"name": "side", "restartCount": 9}]
     killed = [{"name": "vllm", "restartCount": 3, "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}]
     failed = {"phase": "Failed", "containerStatuses": killed}
     api = ClusterApi()
-
-    async def act() -> None:
-        api.put("/pods", pod("a", owner=None, spec=bare, status={"containerStatuses": counts}))
-        api.put("/pods", pod("b", status={"containerStatuses": counts}))
-        api.put("/pods", pod("d", owner=None, spec=bare))
-        api.put("/pods", pod("e", owner=("Job", "j", "u"), spec=bare))
-        async with found_in(api, account, PodsConfig("app=vllm")) as (finder, names):
-            assert (finder.restarts, finder.ended) == ({"llm/a": 3, "llm/b": 3}, {})
-            api.put("/pods", pod("a", owner=None, spec=bare, status=failed))
-            api.put("/pods", pod("d", owner=None, spec=bare, status={"phase": "Failed", "reason": "Evicted"}))
-            for name in ("never-seen", "e"):
-                api.put("/pods", pod(name, owner=None if name != "e" else ("Job", "j", "u"), spec=bare, status=failed))
-            await until(lambda: names() == ["llm/a", "llm/b", "llm/d"])
-            assert finder.ended == {
-                "llm/a": "its container ended with exit code 137 (OOMKilled) and is not started again: restartPolicy is Never",
-                "llm/d": "its pod is over (Evicted), and restartPolicy is Never",
-            }
-
-    run(act)
+    api.put("/pods", pod("a", owner=None, spec=bare, status={"containerStatuses": counts}))
+    api.put("/pods", pod("b", status={"containerStatuses": counts}))
+    api.put("/pods", pod("d", owner=None, spec=bare))
+    api.put("/pods", pod("e", owner=("Job", "j", "u"), spec=bare))
+    async with found_in(api, account, PodsConfig("app=vllm")) as (finder, names):
+        assert (finder.restarts, finder.ended) == ({"llm/a": 3, "llm/b": 3}, {})
+        api.put("/pods", pod("a", owner=None, spec=bare, status=failed))
+        api.put("/pods", pod("d", owner=None, spec=bare, status={"phase": "Failed", "reason": "Evicted"}))
+        for name in ("never-seen", "e"):
+            api.put("/pods", pod(name, owner=None if name != "e" else ("Job", "j", "u"), spec=bare, status=failed))
+        await until(lambda: names() == ["llm/a", "llm/b", "llm/d"])
+        assert finder.ended == {
+            "llm/a": "its container ended with exit code 137 (OOMKilled) and is not started again: restartPolicy is Never",
+            "llm/d": "its pod is over (Evicted), and restartPolicy is Never",
+        }
 
 
-def test_what_the_cluster_says_against_acting(account: str) -> None:
+@in_loop
+async def test_what_the_cluster_says_against_acting(account: str) -> None:
     """A rollout, a scale to zero, a drained or taken node, a disruption, a missing right: each is known and said."""
     api = ClusterApi()
+    vllm(api, pod("a"))
+    async with found_in(api, account, PodsConfig("app=vllm", act=True)) as (finder, _):
 
-    async def act() -> None:
-        vllm(api, pod("a"))
-        async with found_in(api, account, PodsConfig("app=vllm", act=True)) as (finder, _):
+        def standing() -> Any:
+            return finder.standing("llm/a")
 
-            def standing() -> Any:
-                return finder.standing("llm/a")
-
-            await until(lambda: standing().wanted == 3)
-            assert standing() == PodStanding("llm/Deployment/vllm", wanted=3)
-            api.put("apps/deployments", deployment("vllm", 3, updatedReplicas=1))
-            await until(lambda: standing().rollout)
-            assert standing().rollout == "a rollout of Deployment vllm is in progress: 1 of 3 pods are of its new version"
-            api.put("apps/deployments", deployment("vllm", 3, readyReplicas=2))
-            await until(lambda: standing().missing == 1)
-            assert not standing().rollout
-            api.put("apps/deployments", deployment("vllm", 0))
-            await until(lambda: standing().leaving == "Deployment vllm is scaled to zero")
-            api.put("apps/deployments", deployment("vllm", 5, readyReplicas=3))
-            await until(lambda: standing().wanted == 5)
-            assert standing().missing == 0, "an autoscaler that flaps: fewer were wanted a moment ago"
-            api.put("/nodes", {"metadata": {"name": "node-1"}, "spec": {"unschedulable": True}})
-            await until(lambda: standing().cordoned == "its node node-1 is cordoned")
-            taints = [{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}]
-            api.put("/nodes", {"metadata": {"name": "node-1"}, "spec": {"taints": taints}})
-            await until(lambda: standing().leaving)
-            assert standing().leaving == "its node node-1 has the taint karpenter.sh/disrupted: Karpenter removes it"
-            api.put("/nodes", {"metadata": {"name": "node-1"}, "spec": {}})
-            condition = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
-            api.put("/pods", pod("a", status={"conditions": [condition]}))
-            await until(lambda: "PreemptionByScheduler" in standing().leaving)
-
-    run(act)
+        await until(lambda: standing().wanted == 3)
+        assert standing() == PodStanding("llm/Deployment/vllm", wanted=3)
+        api.put("apps/deployments", deployment("vllm", 3, updatedReplicas=1))
+        await until(lambda: standing().rollout)
+        assert standing().rollout == "a rollout of Deployment vllm is in progress: 1 of 3 pods are of its new version"
+        api.put("apps/deployments", deployment("vllm", 3, readyReplicas=2))
+        await until(lambda: standing().missing == 1)
+        assert not standing().rollout
+        api.put("apps/deployments", deployment("vllm", 0))
+        await until(lambda: standing().leaving == "Deployment vllm is scaled to zero")
+        api.put("apps/deployments", deployment("vllm", 5, readyReplicas=3))
+        await until(lambda: standing().wanted == 5)
+        assert standing().missing == 0, "an autoscaler that flaps: fewer were wanted a moment ago"
+        api.put("/nodes", {"metadata": {"name": "node-1"}, "spec": {"unschedulable": True}})
+        await until(lambda: standing().cordoned == "its node node-1 is cordoned")
+        taints = [{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}]
+        api.put("/nodes", {"metadata": {"name": "node-1"}, "spec": {"taints": taints}})
+        await until(lambda: standing().leaving)
+        assert standing().leaving == "its node node-1 has the taint karpenter.sh/disrupted: Karpenter removes it"
+        api.put("/nodes", {"metadata": {"name": "node-1"}, "spec": {}})
+        condition = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+        api.put("/pods", pod("a", status={"conditions": [condition]}))
+        await until(lambda: "PreemptionByScheduler" in standing().leaving)
     api.may = lambda call: call.resource not in ("nodes", "deployments")
     api.calls.clear()
-
-    async def forbidden() -> None:
-        async with found_in(api, account, PodsConfig("app=vllm", act=True)) as (finder, _):
-            assert (
-                "whether a rollout of Deployment vllm is in progress is not known: it answers 403"
-                in finder.standing("llm/a").observed
-            )
-            await asyncio.sleep(0.5)
-            assert len([call for call in api.calls if call.resource == "nodes"]) == 1, (
-                "a missing right is not asked for again and again"
-            )
-
-    run(forbidden)
+    async with found_in(api, account, PodsConfig("app=vllm", act=True)) as (finder, _):
+        assert (
+            "whether a rollout of Deployment vllm is in progress is not known: it answers 403"
+            in finder.standing("llm/a").observed
+        )
+        await asyncio.sleep(0.5)
+        assert len([call for call in api.calls if call.resource == "nodes"]) == 1, (
+            "a missing right is not asked for again and again"
+        )
 
 
 @each(
@@ -324,22 +300,19 @@ def test_any_answer_is_read(item: Any) -> None:
     read_owner(Owner("Deployment", "a", "u"), table)
 
 
-def test_events_that_are_none_are_left_out(account: str) -> None:
+@in_loop
+async def test_events_that_are_none_are_left_out(account: str) -> None:
     """Lines that are no JSON, objects without a name, a type that nobody knows: the watch goes on."""
     api = ClusterApi()
-
-    async def act() -> None:
-        async with found_in(api, account, PodsConfig("app=vllm")) as (finder, names):
-            for event in (
-                {},
-                {"type": "ADDED", "object": 5},
-                {"type": "WHAT", "object": pod("x")},
-                {"type": "ADDED", "object": {}},
-            ):
-                assert not finder._take("llm", event)
-            finder._take("llm", {"type": "ERROR", "object": status_of(500)})
-            api.cut_watches()
-            api.put("/pods", pod("a"))
-            await until(lambda: names() == ["llm/a"])
-
-    run(act)
+    async with found_in(api, account, PodsConfig("app=vllm")) as (finder, names):
+        for event in (
+            {},
+            {"type": "ADDED", "object": 5},
+            {"type": "WHAT", "object": pod("x")},
+            {"type": "ADDED", "object": {}},
+        ):
+            assert not finder._take("llm", event)
+        finder._take("llm", {"type": "ERROR", "object": status_of(500)})
+        api.cut_watches()
+        api.put("/pods", pod("a"))
+        await until(lambda: names() == ["llm/a"])

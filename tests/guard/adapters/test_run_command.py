@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.guard.adapters.run_command import CommandResult, run_command, small_environment
+from tests.each import in_loop
 from tests.guard.adapters.own_engine import is_alive
 
 # Starts a second Python with the last word, and writes its number to the file that the word before names.
@@ -72,17 +73,14 @@ def test_what_cannot_be_started() -> None:
         assert ran.trouble.startswith("it cannot be started (")
 
 
-def test_a_cancelled_one_is_killed(tmp_path: Path) -> None:
+@in_loop
+async def test_a_cancelled_one_is_killed(tmp_path: Path) -> None:
     """Whoever waits no longer leaves nothing behind."""
     code = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(60)"
-
-    async def act() -> None:
-        task = asyncio.create_task(run_command([sys.executable, "-c", code], 30.0, {}))
-        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-            await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(act())
+    task = asyncio.create_task(run_command([sys.executable, "-c", code], 30.0, {}))
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert not is_alive(int((tmp_path / "pid").read_text()))

@@ -10,7 +10,7 @@ from typing import Any
 
 from plimsoll.guard.adapters.webhook import MOST_WAITING, DeliveryCounts, WebhookNotifier
 from plimsoll.net.address import address
-from tests.each import each
+from tests.each import each, in_loop
 from tests.net.raw_answers import Answers, answer, on_a_port
 from tests.net.raw_server import free_port
 
@@ -62,33 +62,27 @@ def test_a_receiver_in_trouble_is_tried_again_and_one_that_refuses_is_not(
     assert [alerts[0]["n"] for alerts in told(answers)] == order
 
 
-def test_nobody_there() -> None:
+@in_loop
+async def test_nobody_there() -> None:
     """The newest wait, the oldest go; nothing is raised, and the end is not held up."""
-
-    async def act() -> None:
-        hook = WebhookNotifier(address(f"http://127.0.0.1:{free_port()}/x"), first_pause_s=0.01)
-        task = asyncio.create_task(hook.run())
-        for number in range(MOST_WAITING + 15):
-            hook.put([{"a": number}])
-        while hook.counts.failed < 3:
-            await asyncio.sleep(0.01)
-        assert (hook.counts.waiting, hook.counts.dropped) == (MOST_WAITING, 15)
-        assert "cannot be reached" in hook.trouble
-        task.cancel()
-        await hook.flush(0.2)
-
-    asyncio.run(asyncio.wait_for(act(), 30))
+    hook = WebhookNotifier(address(f"http://127.0.0.1:{free_port()}/x"), first_pause_s=0.01)
+    task = asyncio.create_task(hook.run())
+    for number in range(MOST_WAITING + 15):
+        hook.put([{"a": number}])
+    while hook.counts.failed < 3:
+        await asyncio.sleep(0.01)
+    assert (hook.counts.waiting, hook.counts.dropped) == (MOST_WAITING, 15)
+    assert "cannot be reached" in hook.trouble
+    task.cancel()
+    await hook.flush(0.2)
 
 
-def test_what_waits_at_the_end_gets_one_chance() -> None:
+@in_loop
+async def test_what_waits_at_the_end_gets_one_chance() -> None:
     """Guard's last words are sent before it goes."""
-
-    async def act() -> None:
-        async with on_a_port(lambda _: answer(200)) as (answers, url):
-            hook = WebhookNotifier(address(url))
-            hook.put([{"a": 1}])
-            hook.put([{"a": 2}])
-            await hook.flush(5.0)
-            assert hook.counts == DeliveryCounts(sent=len(answers.got)) == DeliveryCounts(sent=2)
-
-    asyncio.run(act())
+    async with on_a_port(lambda _: answer(200)) as (answers, url):
+        hook = WebhookNotifier(address(url))
+        hook.put([{"a": 1}])
+        hook.put([{"a": 2}])
+        await hook.flush(5.0)
+        assert hook.counts == DeliveryCounts(sent=len(answers.got)) == DeliveryCounts(sent=2)

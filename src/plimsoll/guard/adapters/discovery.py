@@ -67,8 +67,8 @@ class Finder(Protocol):
 class TargetList(NamedTuple):
     """What a list names, and what of it is no engine's address."""
 
-    targets: tuple[EngineConfig, ...] = ()
-    troubles: tuple[str, ...] = ()
+    targets: tuple[EngineConfig, ...]
+    troubles: tuple[str, ...]
 
 
 class FileFinder:

@@ -87,22 +87,19 @@ class WebhookNotifier:
                     self._sent += 1
 
     async def _deliver(self, body: bytes) -> None:
-        pause_s = self._first_pause_s
-        for tries in range(1, MOST_TRIES + 1):
+        for tries in range(MOST_TRIES):
             self.trouble = await self._try(body)
-            if not self.trouble:
-                self._sent += 1
-                break
-            self._failed += 1
-            if tries == MOST_TRIES or self.trouble.startswith("refused for good"):
-                self._dropped += 1
-                break
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            is_last = tries + 1 == MOST_TRIES or self.trouble.startswith("refused for good")
+            self._sent += not self.trouble
+            self._failed += bool(self.trouble)
+            self._dropped += bool(self.trouble) and is_last
+            if self.trouble and not is_last:
+                await asyncio.sleep(min(self._first_pause_s * 2**tries, LONGEST_PAUSE_S))
             if not self._waiting or self._waiting[0] is not body:
                 return  # it made room for newer ones
-        if self._waiting and self._waiting[0] is body:
-            self._waiting.popleft()
+            if not self.trouble or is_last:
+                self._waiting.popleft()
+                return
 
     async def _try(self, body: bytes) -> str:
         """Empty when it was taken, else why not."""
