@@ -29,7 +29,6 @@ from plimsoll.guard.page.engine import (
     OFF,
     STORM,
     TOO_OLD,
-    ChartSeries,
     EngineControl,
     EngineState,
     blocks,
@@ -306,9 +305,9 @@ def test_the_ladder_shows_what_is_called_for_done_and_off() -> None:
 def test_the_pool_of_blocks() -> None:
     """The first block is never given out; the most of the last half hour is kept beside what is used now."""
     wanted = {"total": 100, "used": 50, "most": 75, "size": 16, "why": ""}
-    assert blocks(ANSWERS, ChartSeries((1.0,), {"kv": (0.75,)})) == wanted
-    assert blocks(None, ChartSeries())["used"] is None
-    assert blocks(ANSWERS._replace(config={"num_gpu_blocks": "-4"}), ChartSeries())["total"] is None
+    assert blocks(ANSWERS, {"t": (1.0,), "kv": (0.75,)}) == wanted
+    assert blocks(None, {})["used"] is None
+    assert blocks(ANSWERS._replace(config={"num_gpu_blocks": "-4"}), {})["total"] is None
 
 
 def test_sections_are_json_and_steady() -> None:

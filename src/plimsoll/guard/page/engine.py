@@ -68,13 +68,6 @@ def tidy(value: object, depth: int = DEEPEST) -> object:
 NOT_SEEN = Unknown("not looked at yet")
 
 
-class ChartSeries(NamedTuple):
-    """Figures over wall-clock time; None if unknown."""
-
-    times: Sequence[float] = ()
-    values: Mapping[str, Sequence[float | None]] = {}
-
-
 class EngineControl(NamedTuple):
     """What guard may do and is doing to an engine."""
 
@@ -91,7 +84,7 @@ class EngineState(NamedTuple):
     view: EngineView
     readings: Mapping[str, Reading] = {}  # kv_cache_usage, running, waiting, in_flight, expected_wait, twice
     guarding: EngineControl = EngineControl()
-    series: ChartSeries = ChartSeries()
+    series: Mapping[str, Sequence[float | None]] = {}  # "t" in seconds since 1970, and each figure; None if unknown
     changes: Sequence[Event] = ()
 
     def reading(self, name: str) -> Reading:
@@ -322,8 +315,8 @@ def sections(facts: EngineState, clock: Clock) -> dict[str, Any]:
         "findings": tidy([finding_json(one) for one in view.findings]),
         "conditions": [_condition(condition_json(view, one, clock)) for one in view.conditions],
         "changes": [_change(event) for event in list(facts.changes)[-MOST_CHANGES:]],
-        "series": {"t": [round(at, 1) for at in facts.series.times],
-                   **{name: [_short(one) for one in values] for name, values in facts.series.values.items()}},
+        "series": {name: [round(one or 0.0, 1) if name == "t" else _short(one) for one in values]
+                   for name, values in facts.series.items()},
     }  # fmt: skip
 
 
@@ -343,14 +336,14 @@ def _figures(facts: EngineState) -> list[dict[str, Any]]:
     return figures
 
 
-def blocks(look: Look | None, series: ChartSeries) -> dict[str, Any]:
+def blocks(look: Look | None, series: Mapping[str, Sequence[float | None]]) -> dict[str, Any]:
     """The block pool: its size, the blocks in use, and the most of the last half hour."""
     config: Mapping[str, str] = {} if look is None else look.config
     total, size = _whole(config.get("num_gpu_blocks")), _whole(config.get("block_size"))
     usage = None if look is None else look.figures.get("kv_cache_usage")
     if total is None or usage is None or not 0 <= usage <= 1:
         return {"total": total, "used": None, "most": None, "size": size, "why": NO_BLOCKS if total is None else "unknown"}
-    known = [one for one in series.values.get("kv", ()) if one is not None and 0 <= one <= 1]
+    known = [one for one in series.get("kv", ()) if one is not None and 0 <= one <= 1]
     usable = max(1, total - 1)  # the null block is never given out
     most = max([*known, usage])
     return {"total": usable, "used": round(usage * usable), "most": round(most * usable), "size": size, "why": ""}

@@ -18,7 +18,6 @@ from plimsoll.guard.daemon.observer import Fleet, WatchedEngine
 from plimsoll.guard.judge.load import expected_wait, recompute_share
 from plimsoll.guard.judge.look import Reach
 from plimsoll.guard.page.engine import (
-    ChartSeries,
     EngineControl,
     EngineState,
     id_of,
@@ -237,13 +236,13 @@ class GuardPage:
         facts = EngineState(view, _readings(one), state.of(name), self._series(one), changes)
         return {**sections(facts, steady), "none": "", "bound_s": bound_s}
 
-    def _series(self, one: WatchedEngine) -> ChartSeries:
+    def _series(self, one: WatchedEngine) -> dict[str, list[float | None]]:
         """The last half hour, a point for each successful look."""
         windows = {name: one.judge.history.since(figure, SHOWN_S) for name, figure in SERIES.items()}
         points = {name: dict(zip(window.times, window.values, strict=True)) for name, window in windows.items()}
         times = sorted({at_s for found in points.values() for at_s in found})
-        values = {name: [found.get(at_s) for at_s in times] for name, found in points.items()}
-        return ChartSeries([at_s + self._offset_s for at_s in times], values)
+        series: dict[str, list[float | None]] = {"t": [at_s + self._offset_s for at_s in times]}
+        return series | {name: [found.get(at_s) for at_s in times] for name, found in points.items()}
 
 
 def _readings(one: WatchedEngine) -> dict[str, Reading]:
