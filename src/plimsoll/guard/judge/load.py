@@ -173,12 +173,9 @@ def low_hits(history: History, policy: Policy, _now_s: float) -> Assessment:
 def user_rule(rule: UserRule, history: History) -> Assessment:
     shown = []
     for term in rule.terms:
-        left = history.now(term.figure)
-        right = history.now(term.other) if term.other else 1.0
-        if isinstance(left, Unknown):
-            return unknown("NoFigures", left.reason)
-        if isinstance(right, Unknown):
-            return unknown("NoFigures", right.reason)
+        left, right = history.now(term.figure), history.now(term.other) if term.other else 1.0
+        if isinstance(left, Unknown) or isinstance(right, Unknown):
+            return unknown("NoFigures", next(side.reason for side in (left, right) if isinstance(side, Unknown)))
         bound = term.number * right
         holds = {">": left > bound, "<": left < bound, ">=": left >= bound, "<=": left <= bound}[term.sign]
         shown.append(f"{term.figure} {left:g} {term.sign} {bound:g}")
@@ -203,12 +200,10 @@ def queue_forecast(history: History, policy: Policy) -> Forecast | Unknown:
     if wait_s >= bound_s:
         return Unknown("already past the bound")
     window = history.since("waiting", WINDOW_S)
-    if len(window.times) < POINTS:
-        return Unknown("not enough samples of the queue")
-    now = window.values[-1]
+    now = window.values[-1] if window.values else 0.0
     # The wait grows with the queue, as long as requests end at the same rate.
     left = now * (bound_s / wait_s - 1) if wait_s > 0 else 0.0
-    return _ahead(window, left, "the queue does not grow") if now > 0 else Unknown("the queue does not grow")
+    return _ahead(window, left, "queue", "the queue does not grow")
 
 
 def kv_forecast(history: History) -> Forecast | Unknown:
@@ -218,28 +213,23 @@ def kv_forecast(history: History) -> Forecast | Unknown:
         return usage
     if usage >= FULL:
         return Unknown("already full")
-    window = history.since("kv_cache_usage", WINDOW_S)
-    if len(window.times) < POINTS:
-        return Unknown("not enough samples of the cache")
-    return _ahead(window, 1.0 - usage, "the cache does not fill")
+    return _ahead(history.since("kv_cache_usage", WINDOW_S), 1.0 - usage, "cache", "the cache does not fill")
 
 
-def _ahead(window: FigureSeries, left: float, why_not: str) -> Forecast | Unknown:
+def _ahead(window: FigureSeries, left: float, what: str, why_not: str) -> Forecast | Unknown:
     """When so much more is there, if it goes on as it did in the window."""
-    slopes = _slopes(window.times, window.values)
+    times, values = window.times, window.values
+    if len(times) < POINTS:
+        return Unknown(f"not enough samples of the {what}")
+    # The slopes between stretches of the window: a figure that goes up and down has them on both sides of nothing.
+    size = max(1, len(times) // 8)
+    starts = range(0, len(times) - size + 1, size)
+    middles = [(sum(times[at : at + size]) / size, sum(values[at : at + size]) / size) for at in starts]
+    slopes = sorted((later[1] - sooner[1]) / (later[0] - sooner[0]) for sooner, later in pairwise(middles))
     low, slope, high = slopes[len(slopes) // 10], median(slopes), slopes[-len(slopes) // 10]
-    if low <= 0:
+    if low <= 0 or values[-1] <= 0:
         return Unknown(why_not)
     soonest, likely, latest = left / high, left / slope, left / low
     if likely > FAR_S or latest > VAGUE * soonest:
         return Unknown("too uncertain to forecast")
     return Forecast(soonest, likely, latest)
-
-
-def _slopes(times: Sequence[float], values: Sequence[float]) -> list[float]:
-    """The slopes between stretches of the window, sorted: one that goes up and down has them on both sides of nothing."""
-    size = max(1, len(times) // 8)
-    middles = [
-        (sum(times[at : at + size]) / size, sum(values[at : at + size]) / size) for at in range(0, len(times) - size + 1, size)
-    ]
-    return sorted((later[1] - sooner[1]) / (later[0] - sooner[0]) for sooner, later in pairwise(middles))
