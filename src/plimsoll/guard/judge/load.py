@@ -20,6 +20,10 @@ WITH_HOLES = 1.3  # so much more clearly it must rise where looks are missing: w
 RISES = 0.10  # of the queue at the end that must have come from the first third to the second, and again to the last
 
 
+def _missing(*readings: Reading) -> Assessment:
+    return unknown("NoFigures", next(reading.reason for reading in readings if isinstance(reading, Unknown)))
+
+
 def saturated(history: History, policy: Policy, _now_s: float) -> Assessment:
     """The expected wait of a new request is past the bound, and the queue has grown all along."""
     bound_s = policy.number("saturated", "wait")
@@ -27,7 +31,7 @@ def saturated(history: History, policy: Policy, _now_s: float) -> Assessment:
         return no("Paused", "paused or asleep: the queue is expected to wait")
     waiting, running = history.now("waiting"), history.now("running")
     if isinstance(waiting, Unknown) or isinstance(running, Unknown):
-        return unknown("NoFigures", waiting.reason if isinstance(waiting, Unknown) else str(running))
+        return _missing(waiting, running)
     if not matters(waiting, running):
         return no("ShortQueue", f"{waiting:.0f} wait, {running:.0f} run")
     wait_s = expected_wait(history)
@@ -145,8 +149,7 @@ def backlog(history: History, policy: Policy, _now_s: float) -> Assessment:
     """The KV cache is full and a queue waits for it. Full with a short queue is a busy, healthy server."""
     usage, running, waiting = (history.now(name) for name in ("kv_cache_usage", "running", "waiting"))
     if isinstance(usage, Unknown) or isinstance(running, Unknown) or isinstance(waiting, Unknown):
-        missing = next(reading for reading in (usage, running, waiting) if isinstance(reading, Unknown))
-        return unknown("NoFigures", missing.reason)
+        return _missing(usage, running, waiting)
     text = f"KV cache {usage:.0%}, {running:.0f} run, {waiting:.0f} wait"
     if usage >= policy.number("backlog", "full") and matters(waiting, running) and is_full(usage, running):
         return yes("FullWithAQueue", f"the KV cache is full and requests queue for it: {text}", Evidence("page", text))
@@ -175,7 +178,7 @@ def user_rule(rule: UserRule, history: History) -> Assessment:
     for term in rule.terms:
         left, right = history.now(term.figure), history.now(term.other) if term.other else 1.0
         if isinstance(left, Unknown) or isinstance(right, Unknown):
-            return unknown("NoFigures", next(side.reason for side in (left, right) if isinstance(side, Unknown)))
+            return _missing(left, right)
         bound = term.number * right
         holds = {">": left > bound, "<": left < bound, ">=": left >= bound, "<=": left <= bound}[term.sign]
         shown.append(f"{term.figure} {left:g} {term.sign} {bound:g}")
