@@ -92,11 +92,11 @@ def test_a_behaviour_of_the_release(version: str | None, since: bool | None) -> 
 
 def test_the_plans_offers_are_taken_with_their_effect() -> None:
     """Only those flags that were asked for."""
-    assert _case(plan=PLAN).planned(["--max-model-len"]) == [
+    assert _case(plan=PLAN).planned("--max-model-len") == [
         Remedy("--max-model-len 8192", "fits: leaves 2 GiB", "--max-model-len", "8192")
     ]
-    assert _case(plan=PLAN).planned(["--max-num-seqs"]) == []
-    assert _case().planned(["--max-model-len"]) == []
+    assert _case(plan=PLAN).planned("--max-num-seqs") == []
+    assert _case().planned("--max-model-len") == []
 
 
 @pytest.mark.parametrize(

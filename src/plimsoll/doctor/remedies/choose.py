@@ -27,37 +27,60 @@ from plimsoll.units import GIB, MIB, format_count
 from plimsoll.vllm.versions import Behaviour
 
 _NO_MODULE = r"No module named '([\w.]{1,80})'"
-_NOT_MEMORY = ("any memory setting: this is not a memory failure",)
+
+
+def explain(case: FailureCase) -> Explanation:
+    """The reason and the computed remedies, by the code; words from the table for the codes that nothing is computed for."""
+    return EXPLAIN.get(case.symptom.code, other)(case)
 
 
 def other(case: FailureCase) -> Explanation:
     """Words for the codes that no computed explanation covers; the text that gave them away is the evidence."""
     code, text, exception = case.symptom.code, case.symptom.text, case.symptom.exception
     rows = words("causes")
-    row = rows["codes"].get(str(code)) or rows["codes"][str(Code.OTHER_ENGINE_ERROR)]
-    title, because, remedy = row["title"], row["because"], remedies(row["remedy"])
+    row = rows["codes"].get(str(code), {})
+    name = str(code) if "because" in row else str(Code.OTHER_ENGINE_ERROR)
+    row = rows["codes"][name]
+    because, remedy = row["because"], remedies(row["remedy"])
+    owner = _owner(exception) if exception is not None else "vllm"
     if text is not None and (row := rows["texts"].get(text.name)) is not None:
         because, remedy = row["because"], remedies(row["remedy"])
     elif code is Code.OTHER_ENGINE_ERROR and exception is not None and exception.name:
-        because = f"{exception.name} was raised{_where(exception)}, and nothing in the log points to memory"
-        remedy = _of_owner(exception)
+        frame = exception.frames[-1] if exception.frames else None
+        place = _printable(f" in {frame.function or '?'} ({frame.file.rpartition('/')[2]})") if frame is not None else ""
+        because = f"{exception.name} was raised{place}, and nothing in the log points to memory"
+        remedy = _of_owner(exception, owner)
     elif code is Code.OTHER_STOPPED_BY_OPERATOR and ServerProgress.UNKNOWN < case.facts.progress < ServerProgress.SERVING:
         why = "`failed liveness probe` there says that the start got too little time"
-        asks = Remedy("kubectl describe pod NAME, and give that to doctor, too", why)
-        because, remedy = (
-            f"{because}; it was still starting then, and a probe that gives up sends the same signal",
-            (asks, *remedy),
-        )
+        because += "; it was still starting then, and a probe that gives up sends the same signal"
+        remedy = (Remedy("kubectl describe pod NAME, and give that to doctor, too", why), *remedy)
     elif code is Code.OTHER_INSTALLATION and (missing := re.search(_NO_MODULE, case.line)):
-        because, remedy = _missing(missing[1])
-    owner = _owner(exception) if exception is not None else "vllm"
+        package = missing[1].partition(".")[0]
+        because = f"the Python in which vLLM runs has no module {missing[1]}"
+        table = rows["modules"].get(package, rows["modules"]["any"])
+        remedy = tuple(one._replace(do=one.do.format(package=package)) for one in remedies(table))
     if code is Code.OTHER_UNSUPPORTED_GPU and owner not in ("vllm", "torch"):
         because = f"a kernel of {owner} has no implementation for this card"
         remedy = (Remedy(f"a build of {owner} for this architecture, or the server without it", "vLLM itself is not the one"),)
     said = _printable(exception.message.partition("\n")[0]).strip() if exception is not None else ""
     if said and code in _QUOTED:
         because += f": {without_values(redact(said))[:160]}"
-    return Explanation(title, because, remedy, () if code.is_memory else _NOT_MEMORY)
+    return Explanation(because, remedy, name)
+
+
+def _of_owner(exception: LoggedException, owner: str) -> tuple[Remedy, ...]:
+    """Whom to ask about an exception that nobody here knows, and how to see who is at fault."""
+    files = " ".join(frame.file for frame in exception.frames)
+    first: tuple[Remedy, ...] = ()
+    if "kv_connector" in files or "lmcache" in files:
+        flag, why = "--kv-transfer-config", "shows whether the KV connector is at fault"
+        first = (Remedy(f"start once without {flag}", why, flag),)
+    elif "spec_decode" in files or "eagle" in files:
+        flag, why = "--speculative-config", "shows whether drafting is at fault"
+        first = (Remedy(f"start once without {flag}", why, flag),)
+    where = "vLLM's issues" if owner in ("vllm", "torch") else f"the issues of {owner} and of vLLM"
+    do = f"search {where} for the exception quoted, and try the newest release"
+    return (*first, Remedy(do, "most are known by that line"))
 
 
 # Where the exception's own sentence says more than ours.
@@ -72,53 +95,6 @@ def _owner(exception: LoggedException) -> str:
         if (match := re.search(_PACKAGE, frame.file)) is not None and match[1] not in _STANDARD:
             return match[1]
     return "vllm"
-
-
-def _of_owner(exception: LoggedException) -> tuple[Remedy, ...]:
-    """Whom to ask about an exception that nobody here knows, and how to see who is at fault."""
-    owner, files = _owner(exception), " ".join(frame.file for frame in exception.frames)
-    found = []
-    if "kv_connector" in files or "lmcache" in files:
-        found.append(
-            Remedy(
-                "start once without --kv-transfer-config", "shows whether the KV connector is at fault", "--kv-transfer-config"
-            )
-        )
-    elif "spec_decode" in files or "eagle" in files:
-        found.append(
-            Remedy("start once without --speculative-config", "shows whether drafting is at fault", "--speculative-config")
-        )
-    where = "vLLM's issues" if owner in ("vllm", "torch") else f"the issues of {owner} and of vLLM"
-    found.append(Remedy(f"search {where} for the exception quoted, and try the newest release", "most are known by that line"))
-    return tuple(found)
-
-
-def _missing(module: str) -> tuple[str, tuple[Remedy, ...]]:
-    """A package that was asked for and is not there; one of ours is asked for by a flag of the user's own."""
-    because = f"the Python in which vLLM runs has no module {module}"
-    if module.partition(".")[0] == "plimsoll":
-        ours = Remedy("bring it there, by pip or as one mounted file: plimsoll inside wheel", "it prints each way")
-        flags = "--middleware and --worker-extension-cls"
-        return because, (ours, Remedy(f"start without {flags} until then", "vLLM itself does not need it"))
-    package = module.partition(".")[0]
-    if package == "vllm":
-        why = "a worker is started with the Python of its own node"
-        return because, (Remedy("the same image or environment, with the same vLLM, on every node and in every worker", why),)
-    return because, (
-        Remedy(
-            f"install what brings {package} where vLLM runs, or leave out the flag that asks for it", "nothing starts without"
-        ),
-        Remedy(
-            "an image or environment made for this release of vLLM", "one that was upgraded in part lacks what the rest needs"
-        ),
-    )
-
-
-def _where(exception: LoggedException) -> str:
-    if not exception.frames:
-        return ""
-    frame = exception.frames[-1]
-    return _printable(f" in {frame.function or '?'} ({frame.file.rpartition('/')[2]})")
 
 
 def _printable(text: str) -> str:
@@ -139,158 +115,97 @@ FILLED_SHARE = 0.9  # weights beyond this leave no room that a setting could win
 
 def no_cache_blocks(case: FailureCase) -> Explanation:
     """Nothing was left for the cache; whether more utilisation helps depends on what took it."""
-    if (mamba := re.search(_MAMBA, case.line)) is not None:
-        return _too_few_states(case, int(mamba[1]), int(mamba[2]))
-    kv, total = case.facts.measured.kv_bytes, case.total
+    if (mamba := re.search(_MAMBA, case.line)) is not None:  # a model with Mamba layers keeps a whole block for each request
+        requests, blocks = int(mamba[1]), int(mamba[2])
+        because = "each request keeps a block of the cache for its Mamba state: "
+        because += f"{format_count(requests)} requests at once need as many, and the cache has {format_count(blocks)}"
+        fewer = [setting("--max-num-seqs", blocks, "as many as the cache has blocks")] if blocks else []
+        return Explanation(because, unique([*fewer, *case.planned("--gpu-memory-utilization")]), "too-few-mamba-blocks")
+    kv, total, share = case.facts.measured.kv_bytes, case.total, case.utilization
     weights = case.facts.measured.weights_bytes or (case.plan.weights_bytes if case.plan else None)
     because = "weights and working memory leave nothing of vLLM's share of the card for the KV cache"
     if kv is not None:
         because += f": {gib(kv)} is what was left"
     if weights is not None and total is not None:
         because += f"; the weights alone take {gib(weights)} of the card's {gib(total)}"
-    remedy, not_remedies = _more_of_the_card(case, weights)
-    if (others := _unexplained(case, weights)) is not None:
+    remedy: list[Remedy] = []
+    # What neither weights nor usual working memory can have taken of the share.
+    is_known = kv is not None and weights is not None and share is not None and total is not None
+    others = round((share or 0) * (total or 0)) - (kv or 0) - (weights or 0)
+    if is_known and others > max(SOMEBODY_ELSES_SHARE * (total or 0), weights or 0) and total:
         because += f"; that leaves {gib(others)} of the share that this server cannot have filled: another process held it"
-        remedy = [
-            Remedy("look with nvidia-smi who else is on the card, and start servers one after the other",
-                   "each measures the card while the other is filling it"),
-            *remedy,
-        ]  # fmt: skip
+        do = "look with nvidia-smi who else is on the card, and start servers one after the other"
+        remedy.append(Remedy(do, "each measures the card while the other is filling it"))
+    flag = "--gpu-memory-utilization"
+    useless: tuple[str, ...] = ()
+    if weights is not None and total is not None and weights > FILLED_SHARE * total:
+        useless = (f"raising {flag}, as vLLM advises: the weights fill the card",)
+    elif kv is None or not total or share is None:
+        why = "helps only if the weights leave room on the card: compare them with its size first"
+        guess = [setting(flag, "0.95", why)] if share is None or share < 0.95 else []
+        remedy += case.planned(flag) or guess
+    elif (needed := math.ceil((share + (max(0, -kv) + GIB) / total) * 100) / 100) > HIGHEST_UTILIZATION:
+        useless = (f"raising {flag} alone, as vLLM advises: it would take {needed:.2f} of the card",)
+    else:
+        why = f"{gib(max(0, -kv))} are missing and a GiB of cache is little; costs the room that run-time peaks need"
+        remedy += [*case.planned(flag), setting(flag, f"{needed:.2f}", why)]
     remedy += [
         setting("--max-num-batched-tokens", 2048, "less working memory; costs time to first token"),
         setting("--max-num-seqs", 64, "less working memory; costs parallelism"),
-        *case.planned(["--tensor-parallel-size"]),
+        *case.planned("--tensor-parallel-size"),
         Remedy("a quantised checkpoint", "halves or quarters the weights; test its answers"),
         setting("--tensor-parallel-size", 2 * case.parallel, "halves the weights a GPU; needs that many cards"),
-    ]  # fmt: skip
-    not_remedies += [
-        "--max-model-len: not one block is left, whatever the length",
-        "--kv-cache-dtype fp8: half of nothing is nothing",
     ]
-    return Explanation("nothing is left for the KV cache", because, unique(remedy), not_remedies)
-
-
-def _more_of_the_card(case: FailureCase, weights: int | None) -> tuple[list[Remedy], list[str]]:
-    """True if a larger share helps: offered where the figures allow it, refused where they do not."""
-    kv, total, share = case.facts.measured.kv_bytes, case.total, case.utilization
-    if weights is not None and total is not None and weights > FILLED_SHARE * total:
-        return [], ["raising --gpu-memory-utilization, as vLLM advises: the weights fill the card"]
-    if kv is None or not total or share is None:
-        planned = case.planned(["--gpu-memory-utilization"])
-        guess = setting("--gpu-memory-utilization", "0.95",
-                        "helps only if the weights leave room on the card: compare them with its size first")  # fmt: skip
-        return planned or ([guess] if share is None or share < 0.95 else []), []
-    needed = math.ceil((share + (max(0, -kv) + GIB) / total) * 100) / 100
-    if needed > HIGHEST_UTILIZATION:
-        return [], [f"raising --gpu-memory-utilization alone, as vLLM advises: it would take {needed:.2f} of the card"]
-    why = f"{gib(max(0, -kv))} are missing and a GiB of cache is little; costs the room that run-time peaks need"
-    return [*case.planned(["--gpu-memory-utilization"]), setting("--gpu-memory-utilization", f"{needed:.2f}", why)], []
-
-
-def _unexplained(case: FailureCase, weights: int | None) -> int | None:
-    """The part of the share that neither weights nor usual working memory can have taken; None where it is small."""
-    kv, total, share = case.facts.measured.kv_bytes, case.total, case.utilization
-    if kv is None or weights is None or not total or share is None:
-        return None
-    left = round(share * total) - kv - weights
-    return left if left > max(SOMEBODY_ELSES_SHARE * total, weights) else None
-
-
-def _too_few_states(case: FailureCase, requests: int, blocks: int) -> Explanation:
-    """A model with Mamba layers keeps a whole block for each request."""
-    because = "each request keeps a block of the cache for its Mamba state: "
-    because += f"{format_count(requests)} requests at once need as many, and the cache has {format_count(blocks)}"
-    remedy = [setting("--max-num-seqs", blocks, "as many as the cache has blocks")] if blocks else []
-    remedy += [
-        *case.planned(["--gpu-memory-utilization"]),
-        Remedy("a higher --gpu-memory-utilization, where the card has room", "more blocks", "--gpu-memory-utilization"),
-    ]
-    not_remedies = ["--max-model-len: a state is as large for a short request as for a long one"]
-    return Explanation("the KV cache has fewer blocks than requests at once", because, unique(remedy), not_remedies)
+    return Explanation(because, unique(remedy), useless=useless)
 
 
 def context_too_long(case: FailureCase) -> Explanation:
     """One request of full length does not fit the cache."""
-    needed, context, tokens = (re.search(one, case.line) for one in (_NEEDED, _CONTEXT, _TOKENS))
+    needed, context, tokens, said = (re.search(one, case.line) for one in (_NEEDED, _CONTEXT, _TOKENS, _ESTIMATE))
     because = "one request of --max-model-len tokens needs more KV cache than there is"
     because += f": {needed[1]} GiB against {needed[2]} GiB" if needed is not None else ""
     because += f" (--max-model-len {context[1]})" if context is not None else ""
     because += f"; the cache holds {format_count(int(tokens[1]))} tokens" if tokens is not None else ""
-    fits = _longest(case.line)
+    # The longest request that fits: as vLLM says it, else in proportion, whole blocks of 16.
+    fits = 0
+    if (said := said or tokens) is not None:
+        fits = int(said[1])
+    elif needed is not None and context is not None and float(needed[1]) > 0 and float(needed[2]) > 0:
+        fits = int(int(context[1]) * float(needed[2]) / float(needed[1])) // 16 * 16
     if fits:
         why = "the longest that fits this cache; most services need less than a model's maximum"
         remedy = [setting("--max-model-len", fits, why)]
     else:
         remedy = [Remedy("--max-model-len N", "the length your requests really have", "--max-model-len")]
-    remedy += [
-        *case.planned(["--gpu-memory-utilization", "--kv-cache-dtype", "--tensor-parallel-size"]),
+    remedy = unique([
+        *remedy,
+        *case.planned("--gpu-memory-utilization", "--kv-cache-dtype", "--tensor-parallel-size"),
         setting("--kv-cache-dtype", "fp8", "twice the tokens in the same memory; costs some accuracy"),
-        Remedy("a higher --gpu-memory-utilization, where the card has room", "every 0.01 is 1 % of the card for the cache",
-               "--gpu-memory-utilization"),
-    ]  # fmt: skip
-    not_remedies = [
-        "--max-num-seqs, --max-num-batched-tokens (beyond a little): the length of one request is the trouble",
-        "--enforce-eager, except for the memory of the graphs from 0.20 on",
-        "switching prefix caching off: it takes nothing from the cache",
-    ]
-    offers = unique(remedy)
+    ])  # fmt: skip
     if case.has(Behaviour.CONTEXT_AUTO_FIT):
-        offers.insert(1, setting("--max-model-len", "auto", "vLLM takes the longest that fits (0.14 and later)"))
-    return Explanation("one request of full length does not fit the KV cache", because, offers, not_remedies)
-
-
-def _longest(line: str) -> int | None:
-    """The longest request that fits: as vLLM says it, else in proportion, whole blocks of 16."""
-    for pattern in (_ESTIMATE, _TOKENS):
-        if (said := re.search(pattern, line)) is not None:
-            return int(said[1])
-    needed, context = re.search(_NEEDED, line), re.search(_CONTEXT, line)
-    if needed is None or context is None or float(needed[1]) <= 0 or float(needed[2]) <= 0:
-        return None
-    return int(int(context[1]) * float(needed[2]) / float(needed[1])) // 16 * 16
+        remedy.insert(1, setting("--max-model-len", "auto", "vLLM takes the longest that fits (0.14 and later)"))
+    return Explanation(because, remedy)
 
 
 def kv_allocation(case: FailureCase) -> Explanation:
     """The cache itself could not be taken."""
     because = f"vLLM had worked out the size of the KV cache, and the card did not have it any more: {request_clause(case)}"
-    given, remedy = case.number(BY_HAND), []
+    given, oom, weights = case.number(BY_HAND), case.oom, case.facts.measured.weights_bytes
     if given is not None:
         because += "; --kv-cache-memory-bytes sets it by hand, so nothing was measured"
-        remedy.append(
-            smaller_cache(given, _fitting(case, given), "what was free, less 3 % of the card for the trial runs that follow")
-        )
-    elif (share := lower_utilization(case, max(case.missing or 0, 512 * MIB))) is not None:
-        remedy.append(setting("--gpu-memory-utilization", share, "a smaller cache"))
-    else:
-        remedy.append(
-            Remedy("a lower --gpu-memory-utilization, by 0.02 to 0.05", "a smaller cache", "--gpu-memory-utilization")
-        )
-    remedy.append(Remedy("see with nvidia-smi whether another process took memory in between",
-                         "between measuring and allocating a neighbour may grow"))  # fmt: skip
-    not_remedies = [
-        "--max-model-len: the cache takes its whole share whatever the length",
-        "a higher --gpu-memory-utilization: the cache grows with it",
-    ]
-    if given is not None:
-        not_remedies[1] = "--gpu-memory-utilization, in either direction: it has no say where --kv-cache-memory-bytes is set"
-    return Explanation("the KV cache could not be allocated", because, remedy, not_remedies)
-
-
-def _peaks(case: FailureCase) -> int:
-    """Room for what comes after the cache: sampling at full width and graphs took up to 2.6 GiB of an H200."""
-    return max(2 * GIB, round(0.03 * (case.total or 0)))
-
-
-def _fitting(case: FailureCase, given: int) -> int:
-    """The size the cache could have had: free memory and what it had already taken; 0 where that is unknown."""
-    oom, weights = case.oom, case.facts.measured.weights_bytes
-    if oom.free is None or oom.tried is None:
-        return 0
-    if oom.tried > given // 2:  # the cache in one piece
-        return max(0, oom.free - _peaks(case))
-    if oom.allocated is not None and weights is not None:  # layer by layer: what the first layers took counts too
-        return min(given, max(0, oom.allocated - weights + oom.free - _peaks(case)))
-    return 0
+        # Room for what comes after the cache: sampling at full width and graphs took up to 2.6 GiB of an H200.
+        peaks, fits = max(2 * GIB, round(0.03 * (case.total or 0))), 0
+        if oom.free is not None and oom.tried is not None:
+            if oom.tried > given // 2:  # the cache in one piece
+                fits = oom.free - peaks
+            elif oom.allocated is not None and weights is not None:  # layer by layer: what the first ones took counts too
+                fits = min(given, oom.allocated - weights + oom.free - peaks)
+        why = "what was free, less 3 % of the card for the trial runs that follow"
+        return Explanation(because, [smaller_cache(given, fits, why)], "kv-allocation-by-hand")
+    if (share := lower_utilization(case, max(case.missing or 0, 512 * MIB))) is not None:
+        return Explanation(because, [setting("--gpu-memory-utilization", share, "a smaller cache")])
+    lower = "a lower --gpu-memory-utilization, by 0.02 to 0.05"
+    return Explanation(because, [Remedy(lower, "a smaller cache", "--gpu-memory-utilization")])
 
 
 EXPLAIN: dict[Code, Callable[[FailureCase], Explanation]] = {

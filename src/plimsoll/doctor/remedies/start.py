@@ -7,7 +7,6 @@ import re
 
 from plimsoll.doctor.rules.facts import (
     BY_HAND,
-    EXPANDABLE,
     Explanation,
     FailureCase,
     gib,
@@ -38,8 +37,8 @@ def weights(case: FailureCase) -> Explanation:
     if case.plan is not None and case.plan.weights_bytes is not None:
         because += f"; plan computes {gib(case.plan.weights_bytes)} of weights a GPU for this command"
     remedy = [
-        *([EXPANDABLE] if oom.is_fragmented else []),
-        *case.planned(["--tensor-parallel-size", "--pipeline-parallel-size"]),
+        *case.expandable,
+        *case.planned("--tensor-parallel-size", "--pipeline-parallel-size"),
         Remedy("--tensor-parallel-size N", "each GPU then holds 1/N of the weights: N is at least their whole size divided by "
                "the card's; needs that many cards", "--tensor-parallel-size"),
         Remedy("use a quantised checkpoint (FP8, AWQ, GPTQ)", "8-bit weights take half, 4-bit a quarter; test its answers"),
@@ -47,12 +46,7 @@ def weights(case: FailureCase) -> Explanation:
     ]  # fmt: skip
     if case.facts.flags.get("enable_lora") == "True":
         remedy.append(setting("--max-loras", 1, "the buffers of adapters are taken with the weights"))
-    not_remedies = [
-        "--gpu-memory-utilization, in either direction, whatever vLLM's own hint says: it shares out what the weights leave",
-        "--max-model-len, --max-num-seqs, --kv-cache-dtype: the KV cache is not allocated yet",
-        "--enforce-eager: no graph has been captured yet",
-    ]
-    return Explanation("the weights do not fit on the GPU", because, unique(remedy), not_remedies)
+    return Explanation(because, unique(remedy))
 
 
 def free_memory(case: FailureCase) -> Explanation:
@@ -61,9 +55,7 @@ def free_memory(case: FailureCase) -> Explanation:
     frames = case.symptom.exception.frames if case.symptom.exception is not None else ()
     if any(part in frame.file for frame in frames for part in TRAINER_FILES):
         because += "; a trainer runs in this process, and most of that is its own"
-        do = "the trainer's own share for vLLM (TRL: vllm_gpu_memory_utilization, verl: rollout.gpu_memory_utilization)"
-        share.append(Remedy(do, "below what the trainer leaves free; or a mode that puts vLLM on other cards"))
-        return Explanation("the trainer holds the GPU's memory", because, share, ["ending other processes: this one holds it"])
+        return Explanation(because, share, "trainer-holds-memory")
     remedy = [
         Remedy("find the holder on the host with nvidia-smi and stop it, if it is yours to stop",
                "after a crash look for VLLM::EngineCore and VLLM::Worker: they can outlive their API server"),
@@ -72,66 +64,52 @@ def free_memory(case: FailureCase) -> Explanation:
         *share,
         Remedy("CUDA_VISIBLE_DEVICES=N", "another card"),
     ]  # fmt: skip
-    not_remedies = [
-        "--max-model-len, --max-num-seqs, quantisation: the check knows only the card and the utilisation",
-        "raising --gpu-memory-utilization: it asks for more",
-        "--kv-cache-memory-bytes alone: the check still runs",
-    ]
-    return Explanation("another process holds the GPU's memory", because, remedy, not_remedies)
+    return Explanation(because, remedy)
+
+
+_WHILE = {
+    "weights": " while loading weights", "profile": " in the trial run", "kv-allocation": " while taking the KV cache",
+    "graph-capture": " while capturing CUDA graphs", "sampler-warmup": " in the sampler's warm-up",
+}  # fmt: skip
 
 
 def _held(case: FailureCase) -> tuple[str, list[Remedy]]:
     """Who held how much, as far as the log tells, and the share of the card that would have fitted."""
-    check = re.search(_CHECK, case.line)
-    if check is not None:
-        return _refused(*(float(check[group]) for group in range(1, 5)))
+    step = case.symptom.step.name if case.symptom.step is not None else ""
+    if (check := re.search(_CHECK, case.line)) is not None:
+        free, total, share, wanted = (float(check[group]) for group in range(1, 5))
+        if not free < wanted <= total:  # figures that contradict each other are not subtracted
+            said = f"{free:.2f} of {total:.2f} GiB free, {wanted:.2f} GiB wanted"
+            return f"the GPU's free memory was less than what vLLM wanted; the log's figures contradict each other ({said})", []
+        because = (
+            f"vLLM wanted {wanted:.2f} GiB ({share:g} x {total:.2f} GiB) free before it began; {free:.2f} GiB were, "
+            f"so {wanted - free:.2f} GiB are missing and {total - free:.2f} GiB were held by others "
+            "(or by a server that has not gone yet)"
+        )
+        fits = math.floor(free / total * 100) / 100 if total else 0
+        why = f"shares the card on purpose: {free:.2f} of {total:.2f} GiB were free; costs KV cache"
+        return because, [setting("--gpu-memory-utilization", f"{fits:.2f}", why)] if 0.1 < fits <= 1 else []
     if case.oom.others:
         because = f"other processes hold {gib(case.oom.others)} of this GPU's {gib(case.oom.total)}"
         listed = ", ".join(f"process {pid} with {gib(size)}" for pid, size in case.oom.neighbours)
         because += f" ({listed})" if listed else "; they are not listed, so they run in another container or as another user"
-        return f"{because}; this one had only {gib(case.oom.own)} when it failed{_at(case)}", []
-    if case.symptom.step is not None and case.symptom.step.name == "device":
+        return f"{because}; this one had only {gib(case.oom.own)} when it failed{_WHILE.get(step, '')}", []
+    if step == "device":
         return "the GPU had no memory left even for this process's first steps on it: others hold it", []
     return "another process held memory on the GPU when this server needed it", []
-
-
-def _refused(free: float, total: float, share: float, wanted: float) -> tuple[str, list[Remedy]]:
-    """The numbers that the check compared; figures that contradict each other are not subtracted."""
-    if not free < wanted <= total:
-        said = f"{free:.2f} of {total:.2f} GiB free, {wanted:.2f} GiB wanted"
-        return f"the GPU's free memory was less than what vLLM wanted; the log's figures contradict each other ({said})", []
-    because = (
-        f"vLLM wanted {wanted:.2f} GiB ({share:g} x {total:.2f} GiB) free before it began; {free:.2f} GiB were, "
-        f"so {wanted - free:.2f} GiB are missing and {total - free:.2f} GiB were held by others "
-        "(or by a server that has not gone yet)"
-    )
-    fits = math.floor(free / total * 100) / 100 if total else 0
-    if not 0.1 < fits <= 1:
-        return because, []
-    why = f"shares the card on purpose: {free:.2f} of {total:.2f} GiB were free; costs KV cache"
-    return because, [setting("--gpu-memory-utilization", f"{fits:.2f}", why)]
-
-
-def _at(case: FailureCase) -> str:
-    step = case.symptom.step
-    words = {"weights": " while loading weights", "profile": " in the trial run", "kv-allocation": " while taking the KV cache",
-             "graph-capture": " while capturing CUDA graphs", "sampler-warmup": " in the sampler's warm-up"}  # fmt: skip
-    return words.get(step.name, "") if step is not None else ""
 
 
 def profile_run(case: FailureCase) -> Explanation:
     """The trial run before the cache is sized."""
     frames = case.symptom.exception.frames if case.symptom.exception is not None else ()
     words = ("vision", "image", "multimodal", "mm_encoder", "video", "audio", "visual", "_vl")
-    tokens, multimodal = (
-        case.max_num_batched_tokens,
-        any(word in (frame.function + frame.file).lower() for frame in frames for word in words),
-    )
+    tokens = case.max_num_batched_tokens
+    multimodal = any(word in (frame.function + frame.file).lower() for frame in frames for word in words)
     because = f"the trial run that measures memory failed: {request_clause(case)}. It runs one full batch"
     because += f" of {format_count(tokens)} tokens" if tokens else " (--max-num-batched-tokens)"
     because += " with the largest images or videos the model takes" if multimodal else ""
     because += ", before any KV cache exists"
-    remedy = [EXPANDABLE] if case.oom.is_fragmented else []
+    remedy = case.expandable
     if multimodal:
         remedy.append(Remedy("--limit-mm-per-prompt '{\"image\": 1, \"video\": 0}'",
                              "the trial run prepares the largest allowed input", "--limit-mm-per-prompt"))  # fmt: skip
@@ -141,15 +119,7 @@ def profile_run(case: FailureCase) -> Explanation:
         remedy.append(setting("--max-num-batched-tokens", smaller, why))
     if case.max_num_seqs is None or case.max_num_seqs > 64:
         remedy.append(setting("--max-num-seqs", 64, "fewer rows in the sampler's part of the trial"))
-    remedy += [
-        *case.planned(["--tensor-parallel-size"]),
-        Remedy("a quantised checkpoint, or more GPUs", "leaves more beside the weights"),
-    ]
-    not_remedies = [
-        "--gpu-memory-utilization: the trial run may use the whole card already; the cache gets its share afterwards",
-        "--kv-cache-dtype, --block-size, prefix caching: there is no cache yet",
-    ]
-    return Explanation("the trial run that measures memory did not fit", because, unique(remedy), not_remedies)
+    return Explanation(because, unique([*remedy, *case.planned("--tensor-parallel-size")]))
 
 
 def profile_neighbour(case: FailureCase) -> Explanation:
@@ -168,8 +138,7 @@ def profile_neighbour(case: FailureCase) -> Explanation:
     if case.has(Behaviour.FIXED_CACHE_SIZE) is not False:
         why = "gives the cache a fixed size and skips the measurement (0.10.2 and later)"
         remedy.append(Remedy("--kv-cache-memory-bytes N", why, "--kv-cache-memory-bytes"))
-    not_remedies = ["--gpu-memory-utilization, --max-model-len, --max-num-seqs: the assertion is about the neighbour"]
-    return Explanation("another process released GPU memory while vLLM measured it", because, remedy, not_remedies)
+    return Explanation(because, remedy)
 
 
 def graph_capture(case: FailureCase) -> Explanation:
@@ -184,7 +153,7 @@ def graph_capture(case: FailureCase) -> Explanation:
         because += " and did not set it aside (it does by default from 0.20)" if is_left else ""
     elif actual:
         because += f"; they took {gib(actual)}"
-    remedy = [EXPANDABLE] if case.oom.is_fragmented else []
+    remedy = case.expandable
     needed, cache = max(case.missing or 0, estimated or 0, GIB // 2), case.facts.measured.kv_bytes
     is_enough = not estimated or cache is None or cache > needed or case.number(BY_HAND) is not None
     if is_enough and estimated and case.has(Behaviour.GRAPH_ESTIMATE_ASKED) and not case.has(Behaviour.GRAPH_ESTIMATE):
@@ -203,11 +172,7 @@ def graph_capture(case: FailureCase) -> Explanation:
         has = gib(max(0, cache or 0))
         why = f"the KV cache can give the graphs its {has} and no more, and they were estimated at {gib(estimated)}"
         remedy.append(Remedy("a lower --gpu-memory-utilization, beside one of these", why, "--gpu-memory-utilization"))
-    not_remedies = [
-        "a HIGHER --gpu-memory-utilization: it gives the cache more and the graphs less",
-        "--max-model-len, --kv-cache-dtype: the cache takes its whole share whatever they say",
-    ]
-    return Explanation("CUDA graph capture ran out of memory", because, unique(remedy), not_remedies)
+    return Explanation(because, unique(remedy))
 
 
 def sampler_warmup(case: FailureCase) -> Explanation:
@@ -222,25 +187,12 @@ def sampler_warmup(case: FailureCase) -> Explanation:
         words = case.plan.vocab_size
         because += f"; {format_count(rows)} x {format_count(words)} words x 4 bytes = {gib(rows * words * 4)}"
     fewer = 256 if rows is None or rows > 256 else max(8, rows // 4)
-    remedy = [setting("--max-num-seqs", fewer, "memory falls in proportion; costs nothing unless you run more at once")]
-    if case.oom.is_fragmented:
-        remedy.append(EXPANDABLE)
-    remedy.append(more_room(case, case.missing or GIB // 2))
-    not_remedies = [
-        "more GPUs: the whole vocabulary is gathered on each",
-        "a HIGHER --gpu-memory-utilization: it takes room from exactly what failed",
-        "--max-model-len, --max-num-batched-tokens, --kv-cache-dtype: none of them changes the number of requests at once",
-    ]
-    return Explanation("the sampler's warm-up ran out of memory", because, remedy, not_remedies)
+    fewer_rows = setting("--max-num-seqs", fewer, "memory falls in proportion; costs nothing unless you run more at once")
+    return Explanation(because, [fewer_rows, *case.expandable, more_room(case, case.missing or GIB // 2)])
 
 
 def bad_flag(case: FailureCase) -> Explanation:
     """The parser refused the command line."""
-    because = "vLLM's own parser refused the command"
     refused = re.search(r"error: (.{1,300})", redact(case.line))  # what was refused may be the word after --api-key
-    if refused is not None:
-        because += f": {without_values(''.join(letter for letter in refused[1] if letter.isprintable()).strip())}"
-    does = "says which flag this version does not take, since when, and what replaces it"
-    remedy = [Remedy("plimsoll flags -- vllm serve ...", does)]
-    not_remedies = ["any memory setting: the server never got as far as the GPU"]
-    return Explanation("vLLM refuses the command line", because, remedy, not_remedies)
+    said = f": {without_values(''.join(filter(str.isprintable, refused[1])).strip())}" if refused is not None else ""
+    return Explanation(f"vLLM's own parser refused the command{said}")

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from plimsoll.doctor.remedies.choose import EXPLAIN, other
+from plimsoll.doctor.remedies.choose import explain
 from plimsoll.doctor.rules.contained import (
     START,
     finding_of_contained,
@@ -53,6 +53,7 @@ from plimsoll.doctor.rules.timeline import (
 )
 from plimsoll.doctor.rules.trend_growth import is_full, matters
 from plimsoll.doctor.rules.trends import judge_log_trends, moments_of_log
+from plimsoll.doctor.words import remedies, words
 from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
 from plimsoll.redaction import hide_user_text, printable, redact
 from plimsoll.units import GIB, format_gib
@@ -396,10 +397,13 @@ def _of_stranger(timeline: LogTimeline, exception: LoggedException | None) -> Fi
 
 def build_finding(case: FailureCase, evidence: Sequence[Evidence], severity: Severity = Severity.CRITICAL) -> Finding:
     """The finding for this cause."""
-    words = EXPLAIN.get(case.symptom.code, other)(case)
+    code, why = case.symptom.code, explain(case)
+    row = words("causes")["codes"][why.row or str(code)]
+    remedy = why.remedy if "because" in row else (*why.remedy, *remedies(row.get("remedy", ())))
+    useless = row.get("not_a_remedy", () if code.is_memory else ("any memory setting: this is not a memory failure",))
     return Finding(
-        case.symptom.code, severity, round(case.symptom.confidence, 2), words.title, words.because, tuple(evidence),
-        tuple(words.remedy), tuple(words.not_remedies),
+        code, severity, round(case.symptom.confidence, 2), row["title"], why.because, tuple(evidence), tuple(remedy),
+        (*why.useless, *useless),
     )  # fmt: skip
 
 

@@ -131,12 +131,12 @@ def command_words(flags: Mapping[str, str]) -> list[str] | None:
 
 
 class Explanation(NamedTuple):
-    """The words of a finding: title, reason, remedies, and what does not help."""
+    """A computed reason and remedies; title, further remedies and what does not help stand in data/causes.yaml."""
 
-    title: str
     because: str
     remedy: Sequence[Remedy] = ()
-    not_remedies: Sequence[str] = ()
+    row: str = ""  # of that table, where it is not the code's own
+    useless: Sequence[str] = ()  # what does not help by these figures
 
 
 def setting(flag: str, value: object, why: str) -> Remedy:
@@ -415,7 +415,12 @@ class FailureCase(NamedTuple):
             return None
         return answers.pop() if len(answers) == 1 else None
 
-    def planned(self, flags: Sequence[str]) -> list[Remedy]:
+    @property
+    def expandable(self) -> list[Remedy]:
+        """The offer to let segments grow, where memory was there in pieces."""
+        return [EXPANDABLE] if self.oom.is_fragmented else []
+
+    def planned(self, *flags: str) -> list[Remedy]:
         """The plan's advice for these flags, with the computed effect."""
         offers = self.plan.advice if self.plan is not None else ()
         return [Remedy(one.words, f"{one.why}: {one.effect}", one.flag, one.value or None)
