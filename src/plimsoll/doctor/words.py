@@ -1,4 +1,4 @@
-"""The tables of words (`data/*.yaml`): what a cause, an exit, an event, a kernel line or a condition of guard means.
+"""The tables of words (`data/*.yaml`): what a finding, a cause, an exit, a kernel line or a condition of guard means.
 
 A table is read when it is first asked for: most logs need one or none.
 """
@@ -6,13 +6,13 @@ A table is read when it is first asked for: most logs need one or none.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from plimsoll.findings import Code, Remedy, Severity
+from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
 
 
 @functools.cache
@@ -31,3 +31,21 @@ def fields(row: Mapping[str, Any]) -> dict[str, Any]:
 def remedies(rows: Iterable[Mapping[str, str]]) -> tuple[Remedy, ...]:
     """The remedies of a row."""
     return tuple(Remedy(**row) for row in rows)
+
+
+def finding(
+    row_name: str, evidence: Iterable[Evidence], because: str = "", /, *, first: Sequence[Remedy] = (),
+    severity: Severity | None = None, confidence: float | None = None, not_a_remedy: tuple[str, ...] = (), **figures: object,
+) -> Finding:  # fmt: skip
+    """The finding of this name in data/findings.yaml, with the figures in its words; `first` are remedies before its own."""
+    row = words("findings")[row_name]
+
+    def told(text: str) -> str:
+        return text.format_map(figures) if figures else text
+
+    remedy = [Remedy(**{field: told(text) for field, text in one.items()}) for one in row.get("remedy", ())]
+    return Finding(
+        Code(row["code"]), severity or Severity(row.get("severity", Severity.CRITICAL)),
+        row["confidence"] if confidence is None else confidence, told(row["title"]), because or told(row["because"]),
+        tuple(evidence), (*first, *remedy), not_a_remedy or tuple(row.get("not_a_remedy", ())),
+    )  # fmt: skip

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from plimsoll.doctor.rules.log_text import OOM_KILLER, Log, LogLine, contains_any, kernel_message, process_owner, quote
-from plimsoll.findings import Code, Finding, Remedy, Severity
+from plimsoll.doctor.words import finding
+from plimsoll.findings import Finding, Remedy
 from plimsoll.units import KIB, MIB, format_gib
 
 MOST_KILLS = 1000
@@ -85,8 +86,16 @@ def read_kills(log: Log) -> list[OomKill]:
         text = kernel_message(line) if any(word in line.text for word in _GATE) else None
         if text is None:
             continue
-        kill = _read_daemon(text, line)
-        if kill is None:
+        kill = None
+        if "due to memory" in text and (found := re.search(_OOMD, text)):
+            unit, total = found["what"], int(found["total"]) if found["total"] else None
+            is_container = any(word in unit.lower() for word in _CONTAINER_UNITS)
+            owner = "vllm" if "vllm" in unit.lower() else "container" if is_container else "other"
+            kill = OomKill(None, unit, owner, "host", "systemd-oomd", cgroup=unit, host_bytes=total, lines=(line,))
+        elif "sending SIG" in text and (found := re.search(_EARLYOOM, text)):
+            rss, name = int(found["rss"]) * MIB if found["rss"] else None, found["name"]
+            kill = OomKill(int(found["pid"]), name, process_owner(name), "host", "earlyoom", rss, lines=(line,))
+        else:
             shortage, kill = _read_kernel(text, line, shortage)
         if kill is None or len(kills) >= MOST_KILLS:
             continue
@@ -98,19 +107,6 @@ def read_kills(log: Log) -> list[OomKill]:
             lines = (*last.lines, *(one for one in kill.lines if one not in last.lines))
             kills[-1] = last._replace(**known)._replace(lines=lines)
     return kills
-
-
-def _read_daemon(text: str, line: LogLine) -> OomKill | None:
-    if "due to memory" in text and (found := re.search(_OOMD, text)):
-        unit = found["what"]
-        is_container = any(word in unit.lower() for word in _CONTAINER_UNITS)
-        owner = "vllm" if "vllm" in unit.lower() else "container" if is_container else "other"
-        total = int(found["total"]) if found["total"] else None
-        return OomKill(None, unit, owner, "host", "systemd-oomd", cgroup=unit, host_bytes=total, lines=(line,))
-    if "sending SIG" in text and (found := re.search(_EARLYOOM, text)):
-        rss = int(found["rss"]) * MIB if found["rss"] else None
-        return OomKill(int(found["pid"]), found["name"], process_owner(found["name"]), "host", "earlyoom", rss, lines=(line,))
-    return None
 
 
 def _read_kernel(text: str, line: LogLine, shortage: _Shortage) -> tuple[_Shortage, OomKill | None]:
@@ -153,24 +149,11 @@ def _read_kernel(text: str, line: LogLine, shortage: _Shortage) -> tuple[_Shorta
     return shortage, None
 
 
-NOT_A_REMEDY = (
-    "GPU settings on a normal card (utilisation, KV data type, graphs): this is RAM, not GPU memory",
-    "swap on disk: pinned memory cannot be swapped",
-    "--swap-space: removed in 0.18.0, and it used RAM",
-)
-_LESS_RAM = (
-    Remedy("hold fewer prepared images", "the cache takes 4 GiB for each API server and data-parallel rank",
-           "--mm-processor-cache-gb", "0"),
-    Remedy("lower or remove --kv-offloading-size and --cpu-offload-gb", "both are RAM, pinned"),
-)  # fmt: skip
 _FEWER_JOBS = Remedy(
     "set MAX_JOBS=1 in the environment", "one compiler at a time instead of one for each CPU; the first start is slower"
 )
 _KERNEL_CACHE = Remedy(
     "keep the cache of compiled kernels (the home folder's .cache) on a volume", "later starts compile nothing"
-)
-_SHARED_MEMORY = Remedy(
-    "where CPU and GPU share memory (GB10), ask for less of it", "it is the host's own", "--gpu-memory-utilization"
 )
 
 
@@ -181,27 +164,27 @@ def judge_kills(log: Log, kills: Sequence[OomKill]) -> tuple[list[Finding], list
     compilers = [kill for kill in kills if kill.owner == "compiler"]
     if ours:
         kill = min(ours, key=lambda one: ("vllm", "python", "container").index(one.owner))
-        confidence = {"vllm": 0.97, "python": 0.85}.get(kill.owner, 0.5)
-        more = f" {len(ours)} processes were killed in all." if len(ours) > 1 else ""
-        because = f"{kill.by.replace('kernel', 'The kernel')} killed {_describe(kill)}{more}"
-        remedy = (_room(kill), *((_FEWER_JOBS,) if kill.compilers else ()), *_LESS_RAM)
-        findings.append(_finding(log, ours, confidence, _title(kill), because, remedy, NOT_A_REMEDY))
+        if kill.scope == "cgroup":
+            size = f" of {format_gib(kill.limit_bytes)}" if kill.limit_bytes else ""
+            title = f"the container reached its memory limit{size} and {kill.name} was killed"
+        elif kill.scope == "host":
+            title = f"the machine ran out of RAM and {kill.name} was killed"
+        else:
+            title = f"{kill.name} was killed for want of RAM"
+        findings.append(finding(
+            "server-out-of-ram", quote(log, [line for one in ours for line in one.lines]), title=title,
+            confidence={"vllm": 0.97, "python": 0.85}.get(kill.owner), by=kill.by.replace("kernel", "The kernel"),
+            whom=_describe(kill), more=f" {len(ours)} processes were killed in all." if len(ours) > 1 else "",
+            first=[_room(kill), *([_FEWER_JOBS] if kill.compilers else [])],
+        ))  # fmt: skip
     if compilers:
         kill = compilers[0]
-        title = f"the host ran out of RAM while GPU kernels were being compiled ({kill.name})"
-        because = f"The kernel killed the compiler {_describe(kill)} {len(compilers)} compiler process(es) were killed."
-        remedy = (_FEWER_JOBS, _KERNEL_CACHE, _room(kill), _SHARED_MEMORY)
-        findings.append(_finding(log, compilers, 0.85, title, because, remedy, NOT_A_REMEDY[1:]))
+        findings.append(finding(
+            "compiler-out-of-ram", quote(log, [line for one in compilers for line in one.lines]), name=kill.name,
+            whom=_describe(kill), count=len(compilers), first=[_FEWER_JOBS, _KERNEL_CACHE, _room(kill)],
+        ))  # fmt: skip
     others = [kill for kill in kills if kill.owner == "other"][:20]
     return findings, [f"{kill.by} killed {kill.name}{_pid(kill)} for want of RAM; it is no process of vLLM" for kill in others]
-
-
-def _finding(
-    log: Log, kills: Sequence[OomKill], confidence: float, title: str, because: str, remedy: tuple[Remedy, ...],
-    not_a_remedy: tuple[str, ...],
-) -> Finding:  # fmt: skip
-    evidence = quote(log, [line for kill in kills for line in kill.lines])
-    return Finding(Code.HOST_OUT_OF_MEMORY, Severity.CRITICAL, confidence, title, because, evidence, remedy, not_a_remedy)
 
 
 def _pid(kill: OomKill) -> str:
@@ -223,15 +206,6 @@ def _describe(kill: OomKill) -> str:
     size = "" if kill.compiler_bytes is None else f" with {format_gib(kill.compiler_bytes)} together"
     beside = f" {kill.compilers} compiler process(es){size} were running then." if kill.compilers else ""
     return f"{kill.name}{_pid(kill)}{held} {why}.{beside}"
-
-
-def _title(kill: OomKill) -> str:
-    if kill.scope == "cgroup":
-        size = f" of {format_gib(kill.limit_bytes)}" if kill.limit_bytes else ""
-        return f"the container reached its memory limit{size} and {kill.name} was killed"
-    if kill.scope == "host":
-        return f"the machine ran out of RAM and {kill.name} was killed"
-    return f"{kill.name} was killed for want of RAM"
 
 
 def _room(kill: OomKill) -> Remedy:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 from plimsoll.doctor.rules.host_memory import judge_kills, read_kills
 from plimsoll.doctor.rules.log_text import KERNEL, Log, LogLine, TextVerdict, contains_any, kernel_message, process_owner, quote
-from plimsoll.doctor.words import fields, words
+from plimsoll.doctor.words import fields, finding, words
 from plimsoll.findings import Code, Finding, Remedy, Severity
 
 NOT_MEMORY = "memory settings (utilisation, --max-model-len, --max-num-seqs): nothing ran out"
@@ -28,21 +28,30 @@ class KernelRule(NamedTuple):
     unless: str = r"(?!)"  # a line that also matches this does not count
     severity: Severity = Severity.CRITICAL
 
+    def finding(self, log: Log, lines: Sequence[LogLine], because: str, where: str = "") -> Finding:
+        """The finding that these lines show."""
+        return Finding(
+            self.code, self.severity, self.confidence, self.title + where, because, quote(log, lines),
+            (Remedy(self.do, self.why),), (NOT_MEMORY,),
+        )  # fmt: skip
 
-def _rule(row: Mapping[str, Any]) -> KernelRule:
-    return KernelRule(**fields(row))
 
-
-_CRASH = r"(?P<name>\S{1,40})\[\d{1,10}\]:? (?P<how>segfault|general protection|trap invalid opcode)"
-_STUCK = r"task (?P<name>.{1,40}?):\d{1,10} blocked for more than (?P<s>\d{1,6}) seconds"
-
-
-def judge_lines(log: Log, texts: Texts) -> tuple[list[Finding], list[str]]:
+def _judge_lines(log: Log, texts: Texts) -> tuple[list[Finding], list[str]]:
     """One finding for each kind of trouble in these lines, and what is only worth a note."""
-    plain = [(text, line) for text, line in texts if "amdgpu" not in text]
-    amd = [(text, line) for text, line in texts if "amdgpu" in text]
-    findings = [finding for row in words("kernel")["rules"] if (finding := _apply(log, _rule(row), plain))]
-    findings += [finding for row in words("kernel")["amd"] if (finding := _apply(log, _rule(row), amd))][:1]
+    findings: list[Finding] = []
+    for kind in ("rules", "amd"):
+        told: list[Finding] = []
+        for rule in (KernelRule(**fields(row)) for row in words("kernel")[kind]):
+            lines = [
+                line
+                for text, line in texts
+                if ("amdgpu" in text) == (kind == "amd") and re.search(rule.pattern, text) and not re.search(rule.unless, text)
+            ]
+            if lines:
+                first = " ".join(lines[0].text.split())
+                first = first if len(first) <= 160 else f"{first[:160]}..."
+                told.append(rule.finding(log, lines, f"The log says so {len(lines)} time(s), first: {first}"))
+        findings += told[:1] if kind == "amd" else told
     crashes, notes = _judge_processes(log, texts)
     refused = [t for t, _ in texts if "NVRM" in t and ("NV_ERR_NO_MEMORY" in t or "out of memory" in t.lower())]
     if refused:
@@ -51,20 +60,8 @@ def judge_lines(log: Log, texts: Texts) -> tuple[list[Finding], list[str]]:
     return findings + crashes, notes
 
 
-def _apply(log: Log, rule: KernelRule, texts: Texts) -> Finding | None:
-    lines = [line for text, line in texts if re.search(rule.pattern, text) and not re.search(rule.unless, text)]
-    if not lines:
-        return None
-    first = " ".join(lines[0].text.split())
-    first = first if len(first) <= 160 else f"{first[:160]}..."
-    return _build_finding(log, rule, lines, f"The log says so {len(lines)} time(s), first: {first}")
-
-
-def _build_finding(log: Log, rule: KernelRule, lines: Sequence[LogLine], because: str) -> Finding:
-    return Finding(
-        rule.code, rule.severity, rule.confidence, rule.title, because, quote(log, lines), (Remedy(rule.do, rule.why),),
-        (NOT_MEMORY,),
-    )  # fmt: skip
+_CRASH = r"(?P<name>\S{1,40})\[\d{1,10}\]:? (?P<how>segfault|general protection|trap invalid opcode)"
+_STUCK = r"task (?P<name>.{1,40}?):\d{1,10} blocked for more than (?P<s>\d{1,6}) seconds"
 
 
 def _judge_processes(log: Log, texts: Texts) -> tuple[list[Finding], list[str]]:
@@ -72,26 +69,28 @@ def _judge_processes(log: Log, texts: Texts) -> tuple[list[Finding], list[str]]:
     findings: dict[str, Finding] = {}
     notes: list[str] = []
     for text, line in texts:
-        pattern = _STUCK if "blocked for more than" in text else _CRASH
-        match = re.search(pattern, text)
+        is_stuck = "blocked for more than" in text
+        match = re.search(_STUCK if is_stuck else _CRASH, text)
         if match is None:
             continue
-        inside = re.search(r" in ([^\[\s]{1,80})\[", text)
+        name, inside = match["name"], re.search(r" in ([^\[\s]{1,80})\[", text)
         where = f" in {inside[1]}" if inside else ""
-        if process_owner(match["name"]) not in ("vllm", "python"):
+        if process_owner(name) not in ("vllm", "python"):
             notes.append(f"no process of vLLM: {match[0][:100]}")
-        elif pattern is _STUCK:
-            because = f"{match['name']} did not move for more than {match['s']} s: it waited for a device or a file system."
-            findings.setdefault("stuck", _build_finding(log, _rule(words("kernel")["stuck"]), [line], because))
-        elif match["how"] == "trap invalid opcode":
-            because = f"{match['name']} was ended by the CPU{where}: unknown instruction."
-            findings.setdefault("crash", _build_finding(log, _rule(words("kernel")["opcode"]), [line], because))
-        else:
-            because = (
-                f"The kernel reports a {match['how']} of {match['name']}{where}: a bug or a broken library, not a shortage."
+            continue
+        kind, title = "crash", ""
+        if is_stuck:
+            kind, because = (
+                "stuck",
+                f"{name} did not move for more than {match['s']} s: it waited for a device or a file system.",
             )
-            rule = _rule(words("kernel")["crash"])._replace(title=_rule(words("kernel")["crash"]).title + where)
-            findings.setdefault("crash", _build_finding(log, rule, [line], because))
+        elif match["how"] == "trap invalid opcode":
+            kind, because = "opcode", f"{name} was ended by the CPU{where}: unknown instruction."
+        else:
+            title = where
+            because = f"The kernel reports a {match['how']} of {name}{where}: a bug or a broken library, not a shortage."
+        rule = KernelRule(**fields(words("kernel")[kind]))
+        findings.setdefault("stuck" if is_stuck else "crash", rule.finding(log, [line], because, title))
     return list(findings.values()), notes[:20]
 
 
@@ -116,9 +115,9 @@ class Xid(NamedTuple):
 
 def explain(number: int) -> Xid:
     """The meaning of an Xid number; a number that is not in the table is unknown, never guessed."""
-    unknown = "a GPU error this table does not hold"
     row = next((row for row in words("kernel")["xids"] if row[0] == number), None)
     if row is None:
+        unknown = "a GPU error this table does not hold"
         return Xid(number, unknown, Blame.UNKNOWN, "look the number up in NVIDIA's Xid catalog")
     return Xid(number, row[1], Blame(row[2]), row[3])
 
@@ -151,7 +150,13 @@ def judge_kernel(log: Log) -> TextVerdict[tuple[str, ...]]:
         text = line.text if "No space left" in line.text and not line.process else kernel_message(line)
         if text is None:
             continue
-        xid = _xid(text, line) if "Xid (" in text else None
+        found = re.search(_XID, text) if "Xid (" in text else None
+        xid = None
+        if found is not None:
+            pid, name = found["pid"] or "", (found["name"] or "").strip("<>' ")
+            number = int(pid) if pid.isascii() and pid.isdecimal() else None
+            owner = None if name in ("", "unknown") else name
+            xid = XidEvent(int(found["number"]), found["device"], number, owner, found["rest"].strip(), line)
         if xid is not None and len(xids) < MOST_EVENTS:
             xids.append(xid)
         elif xid is None and len(rest) < MOST_EVENTS:
@@ -160,23 +165,11 @@ def judge_kernel(log: Log) -> TextVerdict[tuple[str, ...]]:
         rest = [(text, line) for text, line in rest if "fallen off the bus" not in text]  # the Xid says it already
     findings: list[Finding] = []
     notes: list[str] = []
-    for found, said in (judge_kills(log, read_kills(log)), _judge_xids(log, xids), judge_lines(log, rest)):
-        findings += found
+    for some, said in (judge_kills(log, read_kills(log)), _judge_xids(log, xids), _judge_lines(log, rest)):
+        findings += some
         notes += said
     findings.sort(key=lambda one: (one.severity is not Severity.CRITICAL, -one.confidence))
     return TextVerdict(findings, tuple(dict.fromkeys(notes)))
-
-
-def _xid(text: str, line: LogLine) -> XidEvent | None:
-    found = re.search(_XID, text)
-    if found is None:
-        return None
-    pid = found["pid"] or ""
-    name = (found["name"] or "").strip("<>' ")
-    return XidEvent(
-        number=int(found["number"]), device=found["device"], pid=int(pid) if pid.isascii() and pid.isdecimal() else None,
-        name=None if name in ("", "unknown") else name, text=found["rest"].strip(), line=line,
-    )  # fmt: skip
 
 
 def _judge_xids(log: Log, xids: Sequence[XidEvent]) -> tuple[list[Finding], list[str]]:
@@ -186,77 +179,37 @@ def _judge_xids(log: Log, xids: Sequence[XidEvent]) -> tuple[list[Finding], list
     for device in dict.fromkeys(event.device for event in xids):
         here = [event for event in xids if event.device == device]
         by = {blame: [e for e in here if explain(e.number).blame is blame] for blame in Blame}
+        faults, repaired = by[Blame.FAULT], by[Blame.REPAIRED]
         programs = [e for e in by[Blame.PROGRAM] if e.name is None or process_owner(e.name) in ("vllm", "python")]
-        if by[Blame.FAULT]:
-            findings.append(_fault(log, device, by[Blame.FAULT], here))
-        elif programs:
-            findings.append(_program(log, device, programs))
-        elif by[Blame.REPAIRED]:
-            findings.append(_repaired(log, device, by[Blame.REPAIRED]))
+        told = faults or programs or repaired or here
+        numbers, first = list(dict.fromkeys(event.number for event in told)), explain(told[0].number)
+        listed = ", ".join(map(str, numbers))
+        figures: dict[str, Any] = {"device": device, "meaning": first.meaning, "count": len(told), "numbers": listed}
+        if faults:
+            # The driver's own advice (Xid 154) comes first.
+            asked = [m[1] for e in here if e.number == 154 and (m := re.search(r" to 0x\w{1,8} \(([^)]{1,40})\)", e.text))]
+            cures = [Remedy(explain(n).cure, f"Xid {n}: {explain(n).meaning}") for n in numbers[:4]]
+            if asked and asked[-1] != "None":
+                do = f"do what the driver asks for on {device}: {asked[-1]}"
+                cures.insert(0, Remedy(do, "Xid 154 names what this GPU needs"))
+            echoes = len(here) - len(faults)
+            after = f" {echoes} other Xid line(s) on this card are most likely its consequence." if echoes else ""
+            findings.append(finding(
+                "xid-fault", quote(log, [event.line for event in (*faults, *here)]), first=cures, **figures, after=after,
+                confidence=0.6 if first.number in (32, 38) else None,
+            ))  # fmt: skip
+        elif programs:  # certain of the access, not of whose bug it is
+            named = any(event.name and process_owner(event.name) == "vllm" for event in programs)
+            findings.append(finding(
+                "xid-program", quote(log, [event.line for event in programs]), **figures,
+                who=next((f" by {event.name} (pid {event.pid})" for event in programs if event.name), ""),
+                confidence=0.5 if numbers == [43] else 0.9 if named else None,
+            ))  # fmt: skip
+        elif repaired:
+            shown = quote(log, [event.line for event in repaired])
+            findings.append(finding("xid-repaired", shown, **figures, number=first.number, cure=first.cure))
         strangers = [e for e in by[Blame.PROGRAM] if e not in programs]
         notes += [f"Xid {e.number} on {device} belongs to {e.name}, not to vLLM" for e in strangers]
         for event in (*by[Blame.ECHO], *by[Blame.UNKNOWN]):
             notes.append(f"Xid {event.number} on {device}: {explain(event.number).meaning}; {event.text[:120]}".rstrip("; "))
     return findings, notes
-
-
-def _numbers(events: Sequence[XidEvent]) -> list[int]:
-    return list(dict.fromkeys(event.number for event in events))
-
-
-def _fault(log: Log, device: str, faults: Sequence[XidEvent], here: Sequence[XidEvent]) -> Finding:
-    """The card, its link or its firmware failed; the driver's own advice (Xid 154) comes first."""
-    first = explain(faults[0].number)
-    echoes = len(here) - len(faults)
-    after = f" {echoes} other Xid line(s) on this card are most likely its consequence." if echoes else ""
-    asked = [m[1] for e in here if e.number == 154 and (m := re.search(r" to 0x\w{1,8} \(([^)]{1,40})\)", e.text))]
-    remedy = [Remedy(explain(n).cure, f"Xid {n}: {explain(n).meaning}") for n in _numbers(faults)[:4]]
-    if asked and asked[-1] != "None":
-        remedy.insert(0, Remedy(f"do what the driver asks for on {device}: {asked[-1]}", "Xid 154 names what this GPU needs"))
-    return Finding(
-        code=Code.OTHER_HARDWARE, severity=Severity.CRITICAL, confidence=0.6 if first.number in (32, 38) else 0.95,
-        title=f"GPU {device}: {first.meaning}",
-        because=(
-            f"The driver reported Xid {', '.join(map(str, _numbers(faults)))} on GPU {device} ({len(faults)} line(s)): "
-            f"{first.meaning}.{after}"
-        ),
-        evidence=quote(log, [event.line for event in (*faults, *here)]),
-        remedy=(*remedy, Remedy("serve from another card or node meanwhile", "a fault returns until it is cured")),
-        not_a_remedy=(NOT_MEMORY, "starting vLLM on the same card again without a reset: a scheduler does that all night"),
-    )  # fmt: skip
-
-
-def _repaired(log: Log, device: str, events: Sequence[XidEvent]) -> Finding:
-    first = explain(events[0].number)
-    return Finding(
-        code=Code.OTHER_HARDWARE, severity=Severity.INFO, confidence=0.4,
-        title=f"GPU {device} corrected a fault: {first.meaning}",
-        because=f"Xid {first.number} on GPU {device} ({len(events)} line(s)): {first.meaning}. Alone it ends no server.",
-        evidence=quote(log, [event.line for event in events]),
-        remedy=(Remedy(first.cure, "such events grow in number before a card fails"),), not_a_remedy=(NOT_MEMORY,),
-    )  # fmt: skip
-
-
-def _program(log: Log, device: str, events: Sequence[XidEvent]) -> Finding:
-    """A kernel of the server's did wrong; certain of the access, not of whose bug it is."""
-    first = explain(events[0].number)
-    who = next((f" by {event.name} (pid {event.pid})" for event in events if event.name), "")
-    named = any(event.name and process_owner(event.name) == "vllm" for event in events)
-    confidence = 0.5 if _numbers(events) == [43] else 0.9 if named else 0.75
-    return Finding(
-        code=Code.OTHER_ILLEGAL_ACCESS, severity=Severity.CRITICAL, confidence=confidence,
-        title=f"a GPU program failed on {device}: {first.meaning}",
-        because=(
-            f"The driver reported Xid {', '.join(map(str, _numbers(events)))} on GPU {device}{who}: {first.meaning}. "
-            "No fault of the card (Xid 48, 79, 94, 95 and others) stands beside it."
-        ),
-        evidence=quote(log, [event.line for event in events]),
-        remedy=(
-            Remedy("start the server again", "the process's GPU state is lost; the card is healthy"),
-            Remedy("upgrade vLLM; these are bugs of one kernel", "most are repaired in a later release"),
-            Remedy("change the suspected part, one at a time, on a replica", "to find the kernel", "--attention-backend"),
-            Remedy("set CUDA_LAUNCH_BLOCKING=1 on a test replica", "it makes the traceback name the kernel; much slower"),
-            Remedy("if only this card does it, have the card checked", "a failing card can look the same"),
-        ),
-        not_a_remedy=(NOT_MEMORY, "PYTORCH_CUDA_ALLOC_CONF"),
-    )  # fmt: skip

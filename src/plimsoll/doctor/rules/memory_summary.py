@@ -6,7 +6,8 @@ import re
 from typing import NamedTuple
 
 from plimsoll.doctor.rules.log_text import MEMORY_SUMMARY, Log, LogLine, TextVerdict, contains_any, quote
-from plimsoll.findings import Code, Finding, Remedy, Severity
+from plimsoll.doctor.words import finding
+from plimsoll.findings import Finding
 from plimsoll.units import GIB, format_gib
 
 MOST_TABLES = 256
@@ -21,6 +22,9 @@ _ROWS = {
     "GPU reserved memory": "reserved", "Non-releasable memory": "non_releasable",
     "Non-releasable allocs": "non_releasable_blocks",
 }  # fmt: skip
+
+
+_SHOWN = ("Non-releasable", "CUDA OOMs", "GPU reserved memory")
 
 
 class MemorySummary(NamedTuple):
@@ -74,29 +78,11 @@ def _judge(log: Log, table: MemorySummary, failed_bytes: int | None) -> Finding 
     troubled = (table.retries or 0) + (table.ooms or 0)
     if gaps is None or not troubled or gaps < max(GIB // 2, failed_bytes or 0):
         return None
-    device = "" if table.device is None else f" on device {table.device}"
-    against = f", more than the {format_gib(failed_bytes)} that could not be had" if failed_bytes else ""
-    split = f" in {table.non_releasable_blocks:,} pieces" if table.non_releasable_blocks is not None else ""
-    held = f" of {format_gib(table.reserved)} that torch holds" if table.reserved is not None else ""
-    wanted = ("Non-releasable", "CUDA OOMs", "GPU reserved memory")
-    return Finding(
-        code=Code.ALLOCATOR_FRAGMENTATION, severity=Severity.WARNING, confidence=0.75 if failed_bytes and table.ooms else 0.6,
-        title=f"{format_gib(gaps)} of GPU memory is lost in gaps between live pieces{device}",
-        because=(
-            f"{format_gib(gaps)}{split}{held} is neither used nor returnable{against}, and torch had to empty its "
-            f"cache and try again {table.retries or 0} time(s) and failed {table.ooms or 0} time(s)."
-        ),
-        evidence=quote(log, [line for line in table.lines if any(word in line.text for word in wanted)]),
-        remedy=(
-            Remedy(
-                "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True and start again",
-                "segments grow instead of being cut; not with a KV connector from 0.21.0 on",
-            ),
-            Remedy("leave more room outside the KV cache", "gaps then matter less; costs KV", "--gpu-memory-utilization"),
-            Remedy("make the largest pieces smaller", "costs time to first token", "--max-num-batched-tokens"),
-        ),
-        not_a_remedy=(
-            "emptying torch's cache: before it fails, torch has done so itself",
-            "resetting the prefix cache, --block-size: the KV cache is one piece and cannot fragment like this",
-        ),
+    shown = [line for line in table.lines if any(word in line.text for word in _SHOWN)]
+    return finding(
+        "summary-gaps", quote(log, shown), confidence=0.75 if failed_bytes and table.ooms else None, gaps=format_gib(gaps),
+        device="" if table.device is None else f" on device {table.device}", retries=table.retries or 0, ooms=table.ooms or 0,
+        against=f", more than the {format_gib(failed_bytes)} that could not be had" if failed_bytes else "",
+        split=f" in {table.non_releasable_blocks:,} pieces" if table.non_releasable_blocks is not None else "",
+        held=f" of {format_gib(table.reserved)} that torch holds" if table.reserved is not None else "",
     )  # fmt: skip
