@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from plimsoll.doctor.rules.log_text import SMI, SMI_ERROR, Log, LogLine, TextVerdict, contains_any, quote
-from plimsoll.findings import Code, Finding, Remedy, Severity
+from plimsoll.doctor.words import finding
+from plimsoll.findings import Code, Finding, Severity
 
 MOST_READINGS = 500
 _BUS = r"\b([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])\b"
@@ -16,6 +17,9 @@ _PROCESS = (
     r"^\|\s{1,8}(?P<gpu>\d{1,3})\s{1,12}(?:(?P<gi>N/A|\d{1,3})\s{1,8}(?P<ci>N/A|\d{1,3})\s{1,24})?(?P<pid>\d{1,10})\s{1,12}"
     r"(?P<type>M\+C|C\+G|[CGM])\s{1,8}(?P<name>\S.{0,200}?)\s{1,120}(?:(?P<mib>\d{1,9})MiB|N/A|Insufficient\S{0,4})\s{0,8}\|"
 )
+
+
+_HEAD = r"\s{0,6}(\d{1,3})\s{1,6}(\S.{0,80}?)\s{0,40}(?:On|Off|N/A|WDDM|TCC|MCDM|ERR!)?\s{0,6}$"
 
 
 class SmiGpu(NamedTuple):
@@ -63,53 +67,31 @@ def read_tables(lines: Sequence[LogLine]) -> tuple[SmiReading, ...]:
             if not re.search(_BUS, text) and "Processes:" not in text:
                 continue
             readings.append(SmiReading())  # the head was cut off
-        first = _first_row(text, line)
-        if first is not None:
-            row = first
-            readings[-1] = readings[-1]._replace(gpus=(*readings[-1].gpus, first)[:256])
+        reading, cells = readings[-1], text.strip("|").split("|")
+        head = re.match(_HEAD, cells[0]) if len(cells) >= 3 and re.search(_BUS, cells[1]) else None
+        if head is not None:
+            errors = cells[2].strip()
+            uncorrected = int(errors) if errors.isascii() and errors.isdecimal() and len(errors) < 12 else None
+            row = SmiGpu(int(head[1]), head[2].strip(), uncorrected=uncorrected, broken="ERR!" in text, lines=(line,))
+            readings[-1] = reading._replace(gpus=(*reading.gpus, row)[:256])
+        elif row is not None and (len(cells) < 3 or text.startswith(("|=", "|-"))):
+            row = None if text[1:2] in ("=", "-") else row
+        elif row is not None and not cells[0].strip() and not cells[1].strip():
+            row = None  # the row after the memory's: the card is complete
         elif row is not None:
-            row, done = _second_row(text, line, row)
-            readings[-1] = readings[-1]._replace(gpus=(*readings[-1].gpus[:-1], row))
-            row = None if done else row
-        else:
-            readings[-1] = _other_row(text, readings[-1])
+            memory = re.search(_MEMORY, cells[1])
+            used, total = map(int, memory.groups()) if memory else (None, None)
+            broken = row.broken or "ERR!" in text or "GPU is lost" in text
+            row = row._replace(used_mib=used, total_mib=total, broken=broken, lines=(*row.lines, line))
+            readings[-1] = reading._replace(gpus=(*reading.gpus[:-1], row))
+        elif "No running processes found" in text or "Processes:" in text:
+            readings[-1] = reading._replace(processes=reading.processes or ())
+        # Of MIG devices nothing is read: their memory is not the card's.
+        elif (found := re.match(_PROCESS, text)) and (reading.processes is not None or reading.gpus):
+            size = int(found["mib"]) if found["mib"] else None
+            process = SmiProcess(int(found["gpu"]), int(found["pid"]), found["name"], size)
+            readings[-1] = reading._replace(processes=(*(reading.processes or ()), process)[:2000])
     return tuple(reading for reading in readings if reading != SmiReading())
-
-
-def _first_row(text: str, line: LogLine) -> SmiGpu | None:
-    cells = text.strip("|").split("|")
-    if len(cells) < 3 or not re.search(_BUS, cells[1]):
-        return None
-    head = re.match(r"\s{0,6}(\d{1,3})\s{1,6}(\S.{0,80}?)\s{0,40}(?:On|Off|N/A|WDDM|TCC|MCDM|ERR!)?\s{0,6}$", cells[0])
-    if head is None:
-        return None
-    errors = cells[2].strip()
-    uncorrected = int(errors) if errors.isascii() and errors.isdecimal() and len(errors) < 12 else None
-    return SmiGpu(int(head[1]), head[2].strip(), uncorrected=uncorrected, broken="ERR!" in text, lines=(line,))
-
-
-def _second_row(text: str, line: LogLine, gpu: SmiGpu) -> tuple[SmiGpu, bool]:
-    """The row with its memory; the row after that and a rule say that the card is complete."""
-    cells = text.strip("|").split("|")
-    if len(cells) < 3 or text.startswith(("|=", "|-")):
-        return gpu, text[1:2] in ("=", "-")
-    if not cells[0].strip() and not cells[1].strip():
-        return gpu, True
-    memory = re.search(_MEMORY, cells[1])
-    used, total = map(int, memory.groups()) if memory else (None, None)
-    broken = gpu.broken or "ERR!" in text or "GPU is lost" in text
-    return gpu._replace(used_mib=used, total_mib=total, broken=broken, lines=(*gpu.lines, line)), False
-
-
-def _other_row(text: str, reading: SmiReading) -> SmiReading:
-    """A process, or the words that there is none; of MIG devices nothing is read: their memory is not the card's."""
-    if "No running processes found" in text or "Processes:" in text:
-        return reading._replace(processes=reading.processes or ())
-    found = re.match(_PROCESS, text)
-    if found is None or (reading.processes is None and not reading.gpus):
-        return reading
-    process = SmiProcess(int(found["gpu"]), int(found["pid"]), found["name"], int(found["mib"]) if found["mib"] else None)
-    return reading._replace(processes=(*(reading.processes or ()), process)[:2000])
 
 
 def read_csv(lines: Sequence[LogLine]) -> tuple[SmiReading, ...]:
@@ -117,9 +99,7 @@ def read_csv(lines: Sequence[LogLine]) -> tuple[SmiReading, ...]:
     readings: list[SmiReading] = []
     header: list[str] = []
     for line in lines:
-        if not header and not (
-            "," in line.text and ("memory." in line.text or "pid" in line.text or "utilization." in line.text)
-        ):
+        if not header and not ("," in line.text and any(word in line.text for word in ("memory.", "pid", "utilization."))):
             continue
         cells = [cell.strip() for cell in line.text.split(",")]
         if len(cells) < 2 or len(cells) > 200:
@@ -133,7 +113,19 @@ def read_csv(lines: Sequence[LogLine]) -> tuple[SmiReading, ...]:
             header = names
             readings.append(SmiReading(processes=()))
         elif header and len(cells) == len(header) and readings:
-            readings[-1] = _csv_row(dict(zip(header, cells, strict=True)), readings[-1], line)
+            row, reading = dict(zip(header, cells, strict=True)), readings[-1]
+            if reading.processes is None:
+                gpu = SmiGpu(
+                    number=_number(row.get("index", str(len(reading.gpus)))), name=row.get("name") or row.get("gpu_name", ""),
+                    used_mib=_number(row.get("memory.used")), total_mib=_number(row.get("memory.total")),
+                    uncorrected=_number(row.get("ecc.errors.uncorrected.volatile.total")),
+                    broken=any(value in ("[GPU is lost]", "[Unknown Error]", "ERR!") for value in cells), lines=(line,),
+                )  # fmt: skip
+                readings[-1] = reading._replace(gpus=(*reading.gpus, gpu)[:256])
+            elif (pid := _number(row.get("pid"))) is not None:
+                size = _number(row.get("used_memory") or row.get("used_gpu_memory"))
+                process = SmiProcess(None, pid, row.get("process_name") or row.get("name", ""), size)
+                readings[-1] = reading._replace(processes=(*reading.processes, process)[:2000])
         else:
             header = []
         del readings[:-MOST_READINGS]
@@ -143,23 +135,6 @@ def read_csv(lines: Sequence[LogLine]) -> tuple[SmiReading, ...]:
 def _number(text: str | None) -> int | None:
     found = re.match(r"(\d{1,12})", text or "")
     return int(found[1]) if found else None
-
-
-def _csv_row(row: dict[str, str], reading: SmiReading, line: LogLine) -> SmiReading:
-    if reading.processes is not None:
-        pid = _number(row.get("pid"))
-        if pid is None:
-            return reading
-        name = row.get("process_name") or row.get("name", "")
-        size = _number(row.get("used_memory") or row.get("used_gpu_memory"))
-        return reading._replace(processes=(*reading.processes, SmiProcess(None, pid, name, size))[:2000])
-    gpu = SmiGpu(
-        number=_number(row.get("index", str(len(reading.gpus)))), name=row.get("name") or row.get("gpu_name", ""),
-        used_mib=_number(row.get("memory.used")), total_mib=_number(row.get("memory.total")),
-        uncorrected=_number(row.get("ecc.errors.uncorrected.volatile.total")),
-        broken=any(value in ("[GPU is lost]", "[Unknown Error]", "ERR!") for value in row.values()), lines=(line,),
-    )  # fmt: skip
-    return reading._replace(gpus=(*reading.gpus, gpu)[:256])
 
 
 def read_rocm(lines: Sequence[LogLine]) -> tuple[SmiReading, ...]:
@@ -203,36 +178,26 @@ class _Card:
     def take(self, path: list[str], key: str, value: str, line: LogLine) -> None:
         """One `key : value` line, with the headings it stands under."""
         number = int(value.split()[0]) if re.match(r"\d{1,12}(?: |$)", value) else None
+        old, shown = self.health, False
         if "FB Memory Usage" in path and key in ("Total", "Used"):
             gpu = self.gpu._replace(lines=(*self.gpu.lines, line)[:6])
             self.gpu = gpu._replace(total_mib=number) if key == "Total" else gpu._replace(used_mib=number)
         elif key == "Product Name":
             self.gpu = self.gpu._replace(name=value)
-        elif "Processes" in path or key in ("Process ID", "Used GPU Memory"):
-            self.process(key, value, number)
-        else:
-            self.errors(path, key, value, number, line)
-
-    def process(self, key: str, value: str, number: int | None) -> None:
-        """The four lines of a process; the last one completes it."""
-        if key == "Process ID":
+        elif key == "Process ID":  # the first of a process's four lines; the last one completes it
             self.pid, self.name = number, ""
-        elif key == "Name":
-            self.name = value
-        elif key == "Used GPU Memory" and self.pid is not None and len(self.processes) < 2000:
-            self.processes.append(SmiProcess(self.gpu.number, self.pid, self.name, number))
-            self.pid = None
-
-    def errors(self, path: list[str], key: str, value: str, number: int | None, line: LogLine) -> None:
-        old = self.health
-        if "Uncorrectable" in key and "Volatile" in path and number is not None:
+        elif key == "Used GPU Memory":
+            if self.pid is not None and len(self.processes) < 2000:
+                self.processes.append(SmiProcess(self.gpu.number, self.pid, self.name, number))
+                self.pid = None
+        elif "Processes" in path:
+            self.name = value if key == "Name" else self.name
+        elif "Uncorrectable" in key and "Volatile" in path and number is not None:
             self.health, shown = old._replace(uncorrected=(old.uncorrected or 0) + number), number > 0
         elif key == "GPU Recovery Action":
             self.health, shown = old._replace(recovery=value[:60]), value not in ("None", "N/A")
         elif value == "Yes" and key in _FAULTS and (key != "Pending" or "Remapped Rows" in path):
             self.health, shown = old._replace(faults=old.faults | {key}), True
-        else:
-            return
         if shown:
             self.health = self.health._replace(lines=(*self.health.lines, line)[:6])
 
@@ -271,7 +236,6 @@ def read_full(lines: Sequence[LogLine]) -> tuple[tuple[SmiReading, ...], tuple[C
     return (SmiReading(tuple(card.gpu for card in cards), listed or None),), tuple(card.health for card in cards)
 
 
-_NOT_MEMORY = ("memory settings: nothing ran out",)
 _CONTEXT_MIB = 1024  # what drivers and contexts take unseen; less than this is not worth a word
 
 
@@ -299,16 +263,26 @@ def judge_nvidia_smi(log: Log) -> TextVerdict[SmiFacts]:
         return TextVerdict([], SmiFacts())
     lines = [line for line in log.lines if not line.process]
     full, health = read_full(lines)
-    readings = (*read_tables(lines), *full, *read_csv(lines), *read_rocm(lines))
-    facts = SmiFacts(readings, health)
-    errors = _tool_errors(log, lines)
-    lost = any(one.code is Code.OTHER_HARDWARE for one in errors)  # then the table's ERR! says the same again
-    cards = [one for card in health if (one := _judge_health(log, card))] + _judge_table(log, facts, lost=lost)
-    found = errors + cards
-    found.sort(key=lambda one: (one.severity is not Severity.CRITICAL, -one.confidence))
+    facts = SmiFacts((*read_tables(lines), *full, *read_csv(lines), *read_rocm(lines)), health)
+    complaints = [line for line in lines if any(word in line.text for word in SMI_ERROR) and "NVRM" not in line.text]
+    found = []
+    for name, pattern in _ERRORS.items():
+        if shown := [line for line in complaints if re.search(pattern, line.text)]:
+            found.append(finding(name, quote(log, shown), said=" ".join(shown[0].text.split())[:200]))
+    is_lost = any(one.code is Code.OTHER_HARDWARE for one in found)  # then the table's ERR! says the same again
+    found += [one for card in health if (one := _judge_health(log, card))]
     reading = facts.last
     notes = []
     for gpu in reading.gpus if reading else ():
+        if gpu.broken and not is_lost:
+            why = "nvidia-smi prints ERR! where this card's values should stand"
+            found.append(finding("card-broken", quote(log, gpu.lines), number=gpu.number, name=gpu.name or "unknown", why=why))
+        elif gpu.uncorrected and not gpu.broken:
+            why = f"the card has counted {gpu.uncorrected} uncorrectable memory error(s) since the driver was loaded"
+            found.append(finding(
+                "card-broken", quote(log, gpu.lines), severity=Severity.WARNING, confidence=0.75, number=gpu.number,
+                name=gpu.name or "unknown", why=why,
+            ))  # fmt: skip
         listed = [one.mib for one in (reading and reading.processes) or () if one.gpu == gpu.number]
         held = [size for size in listed if size is not None]
         if reading is None or reading.processes is None or gpu.used_mib is None or len(held) < len(listed):
@@ -318,82 +292,37 @@ def judge_nvidia_smi(log: Log) -> TextVerdict[SmiFacts]:
                 f"GPU {gpu.number}: {missing:,} MiB in use belong to no listed process (another container, another user, "
                 "or a process that is ending); inside a container nvidia-smi lists no process of others"
             )
+    found.sort(key=lambda one: (one.severity is not Severity.CRITICAL, -one.confidence))
     return TextVerdict(found, facts._replace(notes=tuple(notes)))
 
 
-_ERRORS = (  # pattern, code, confidence, title, what to do, why
-    (
-        r"Unable to determine the device handle for|GPU is lost|GPU has fallen off the bus", Code.OTHER_HARDWARE, 0.9,
-        "nvidia-smi cannot reach a GPU any more",
-        "reboot the machine; look for Xid lines in the kernel log; if it returns, check power, heat and seating",
-        "the card does not answer its driver",
+_ERRORS = {
+    "smi-unreachable": r"Unable to determine the device handle for|GPU is lost|GPU has fallen off the bus",
+    "smi-mismatch": r"Failed to initialize NVML: Driver/library version mismatch|NVML library version: \d",
+    "smi-no-driver": (
+        r"NVIDIA-SMI has failed because it couldn.t communicate|Failed to initialize NVML: (?:Unknown|Driver Not)"
     ),
-    (
-        r"Failed to initialize NVML: Driver/library version mismatch|NVML library version: \d", Code.OTHER_INSTALLATION, 0.9,
-        "the driver's kernel module and its libraries are of different versions", "reboot, or reload the NVIDIA modules",
-        "the libraries were upgraded under a loaded module; no program can use the GPU until then",
-    ),
-    (
-        r"NVIDIA-SMI has failed because it couldn.t communicate|Failed to initialize NVML: (?:Unknown|Driver Not)",
-        Code.OTHER_INSTALLATION, 0.8, "the NVIDIA driver is not running, or the container has lost its GPU",
-        "load or reinstall the driver; in a container start it again (after a cgroup reload it loses its devices)",
-        "no program can use the GPU until then",
-    ),
-    (
-        r"^\s{0,8}No devices were found\s{0,8}$", Code.OTHER_HARDWARE, 0.8, "nvidia-smi finds no GPU",
-        "check that the container was given GPUs, and the kernel log for RmInitAdapter and Xid lines",
-        "the driver runs and sees no usable card",
-    ),
-)  # fmt: skip
-
-
-def _tool_errors(log: Log, lines: list[LogLine]) -> list[Finding]:
-    shown = [line for line in lines if any(word in line.text for word in SMI_ERROR) and "NVRM" not in line.text]
-    findings = []
-    for pattern, code, confidence, title, do, why in _ERRORS:
-        found = [line for line in shown if re.search(pattern, line.text)]
-        if found:
-            because = f"nvidia-smi says: {' '.join(found[0].text.split())[:200]}"
-            findings.append(_finding(log, code, Severity.CRITICAL, confidence, title, because, found, Remedy(do, why)))
-    return findings
-
-
-def _finding(
-    log: Log, code: Code, severity: Severity, confidence: float, title: str, because: str, lines: Sequence[LogLine], do: Remedy
-) -> Finding:
-    return Finding(code, severity, confidence, title, because, quote(log, lines), (do,), _NOT_MEMORY)
-
-
-def _judge_table(log: Log, facts: SmiFacts, *, lost: bool) -> list[Finding]:
-    """A card whose fields read ERR!, or whose uncorrectable errors are counted."""
-    findings = []
-    for gpu in facts.last.gpus if facts.last else ():
-        if (gpu.broken and lost) or not (gpu.broken or gpu.uncorrected):
-            continue
-        why = f"the card has counted {gpu.uncorrected} uncorrectable memory error(s) since the driver was loaded"
-        why = "nvidia-smi prints ERR! where this card's values should stand" if gpu.broken else why
-        severity, confidence = (Severity.CRITICAL, 0.8) if gpu.broken else (Severity.WARNING, 0.75)
-        title, because = f"GPU {gpu.number} ({gpu.name or 'unknown'}) is not healthy", f"GPU {gpu.number}: {why}."
-        do = Remedy("drain the node, reset the GPU or reboot, and look at nvidia-smi -q -d ECC,ROW_REMAPPER", "a fault stays")
-        findings.append(_finding(log, Code.OTHER_HARDWARE, severity, confidence, title, because, gpu.lines, do))
-    return findings
+    "smi-no-devices": r"^\s{0,8}No devices were found\s{0,8}$",
+}
 
 
 def _judge_health(log: Log, card: CardHealth) -> Finding | None:
+    severity, confidence = Severity.CRITICAL, 0.9
     if card.faults & _LASTING_FAULTS:
-        what, confidence, severity = "the card has no way left to repair its memory", 0.9, Severity.CRITICAL
+        what = "the card has no way left to repair its memory"
         do = "take the GPU out of service and ask the vendor for a replacement"
     elif card.uncorrected:
         what = f"{card.uncorrected} uncorrectable memory error(s) since the driver was loaded"
-        confidence, severity = 0.75, Severity.WARNING
+        severity, confidence = Severity.WARNING, 0.75
         do = "drain the node and reset the GPU; watch whether they return"
     elif card.recovery not in ("", "None", "N/A"):
-        what, confidence, severity = f"the driver asks for: {card.recovery}", 0.85, Severity.CRITICAL
+        what, confidence = f"the driver asks for: {card.recovery}", 0.85
         do = f"do what the driver asks for ({card.recovery})"
     elif card.faults:
-        what, confidence, severity = "a bad memory row waits for its replacement", 0.5, Severity.WARNING
+        what, severity, confidence = "a bad memory row waits for its replacement", Severity.WARNING, 0.5
         do = "reset the GPU at the next quiet moment: the row is replaced then"
     else:
         return None
-    because, remedy = f"nvidia-smi -q says of GPU {card.gpu}: {what}.", Remedy(do, "memory faults of a card return until then")
-    return _finding(log, Code.OTHER_HARDWARE, severity, confidence, f"GPU {card.gpu}: {what}", because, card.lines, remedy)
+    return finding(
+        "card-health", quote(log, card.lines), severity=severity, confidence=confidence, gpu=card.gpu, what=what, do=do
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 from plimsoll.doctor.rules.log_text import DOCKER, SYSTEMD, Log, LogLine, contains_any
@@ -14,7 +14,6 @@ _QUANTITY = {
     "": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15,
     "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50,
 }  # fmt: skip
-_MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
 
 
 class Termination(NamedTuple):
@@ -104,26 +103,19 @@ def quantity(text: str) -> int | None:
 
 def seconds_between(begin: str, end: str) -> float | None:
     """The time between two stamps of one writer (2026-11-15T08:00:00Z, or Sun, 15 Nov 2026 08:00:00 +0000), where both are."""
-    first, second = _seconds(begin), _seconds(end)
-    return None if first is None or second is None or second < first else second - first
-
-
-def _seconds(text: str) -> float | None:
-    found = re.search(r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)", text)
-    if found:
-        year, month, day, hour, minute, second = map(int, found.groups())
-    else:
-        found = re.search(r"(\d\d) ([A-Z][a-z]{2}) (\d{4}) (\d\d):(\d\d):(\d\d)", text)
-        if found is None or found[2] not in _MONTHS:
+    stamps = []
+    for text in (begin, end):
+        found = re.search(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d|\d\d [A-Z][a-z]{2} \d{4} \d\d:\d\d:\d\d", text)
+        if found is None:
             return None
-        day, month, year = int(found[1]), _MONTHS.index(found[2]) + 1, int(found[3])
-        hour, minute, second = int(found[4]), int(found[5]), int(found[6])
-    if year < 1971 or not 1 <= month <= 12:
-        return None  # docker writes 0001-01-01 for "not yet"
-    # Days of the civil calendar, counted from March so that the leap day comes last.
-    shifted = year - (month <= 2)
-    days = shifted * 365 + shifted // 4 - shifted // 100 + shifted // 400 + (153 * ((month + 9) % 12) + 2) // 5 + day
-    return days * 86400.0 + hour * 3600 + minute * 60 + second
+        form = "%d %b %Y %H:%M:%S" if found[0][2] == " " else "%Y-%m-%d %H:%M:%S"
+        try:
+            stamps.append(datetime.strptime(found[0].replace("T", " "), form))  # noqa: DTZ007  only compared
+        except ValueError:
+            return None
+    if stamps[0].year < 1971 or stamps[1] < stamps[0]:  # docker writes 0001-01-01 for "not yet"
+        return None
+    return (stamps[1] - stamps[0]).total_seconds()
 
 
 _DOCKER_KEYS = frozenset("oomkilled exitcode startedat finishedat restartcount memory shmsize running name error".split())
@@ -171,27 +163,18 @@ def read_docker(log: Log) -> PodFacts:
             ran = seconds_between(values.get("startedat", ""), values.get("finishedat", ""))
             name = values.get("name", "").strip("/")[:120]
             endings.append(Termination("docker", name, "OOMKilled" if oom else "", code, oom, ran, tuple(shown[:4])))
-    found_in_table, notes = _docker_ps(lines)
-    return facts._replace(endings=(*endings, *found_in_table), notes=tuple(notes))
-
-
-def _docker_ps(lines: Sequence[LogLine]) -> tuple[list[Termination], list[str]]:
-    """The rows of `docker ps -a` that ended: the one with vllm in it, or the only one; others are notes."""
-    rows = []
-    for line in lines:
-        if "Exited (" in line.text or "Restarting (" in line.text:
-            found = re.search(r"\s(?:Exited|Restarting) \((\d{1,3})\) \S", line.text)
-            if found:
-                rows.append((line, int(found[1])))
-    ours = [row for row in rows if "vllm" in row[0].text.lower()] or (rows if len(rows) == 1 else [])
-    notes = [
-        f"a container ended with exit code {code}: {line.text.split()[-1][:60]}"
-        for line, code in rows
-        if (line, code) not in ours
+    # The rows of `docker ps -a` that ended: the one with vllm in it, or the only one; others are notes.
+    rows = [
+        (line, int(ended[1]))
+        for line in lines
+        if ("Exited (" in line.text or "Restarting (" in line.text)
+        and (ended := re.search(r"\s(?:Exited|Restarting) \((\d{1,3})\) \S", line.text))
     ]
-    return [
-        Termination("docker", line.text.split()[-1][:120], exit_code=code, lines=(line,)) for line, code in ours[:50]
-    ], notes[:20]
+    ours = [row for row in rows if "vllm" in row[0].text.lower()] or (rows if len(rows) == 1 else [])
+    endings += [Termination("docker", row.text.split()[-1][:120], exit_code=code, lines=(row,)) for row, code in ours[:50]]
+    others = [(row.text.split()[-1][:60], code) for row, code in rows if (row, code) not in ours][:20]
+    notes = tuple(f"a container ended with exit code {code}: {name}" for name, code in others)
+    return facts._replace(endings=tuple(endings), notes=notes)
 
 
 class _Units:
@@ -226,8 +209,10 @@ class _Units:
         counter = re.search(r"restart counter is at (\d{1,7})", what)
         if "killed by the OOM killer" in what:
             self.end(unit, line, reason="oom-kill", oom=True)
-        if code and ("Main process exited" in what or "Main PID" in what):
-            self.end(unit, line, code=_exit_of(code))
+        if code and ("Main process exited" in what or "Main PID" in what):  # an exit code, or minus the signal
+            number = _NUMBERS.get(code["signal"]) if code["signal"] else integer(code["status"] or "")
+            is_exit = code["how"] == "exited" and not code["signal"]
+            self.end(unit, line, code=number if number is None or is_exit else -number)
         if result:
             name = result[1] or result[2]
             if name == "start-limit-hit":
@@ -244,16 +229,6 @@ class _Units:
             self.stops.setdefault(unit, []).append(line)
 
 
-def _exit_of(code: re.Match[str]) -> int | None:
-    """systemd's words as one number: an exit code, or minus the signal."""
-    if code["signal"]:
-        number = _NUMBERS.get(code["signal"])
-        return None if number is None else -number
-    if code["status"] is None:
-        return None
-    return int(code["status"]) if code["how"] == "exited" else -int(code["status"])
-
-
 def read_systemd(log: Log) -> PodFacts:
     """Reads systemd's messages about units; units of the system itself become notes."""
     if not contains_any(log.lines, SYSTEMD):
@@ -266,42 +241,32 @@ def read_systemd(log: Log) -> PodFacts:
         header = re.match(_HEADER, text)
         if header:
             current = header["unit"]
-        unit, what = _unit(text)
-        if unit:
-            units.say(unit, what, line)
-        elif current and ("Main PID:" in text or "Active: failed" in text):
-            units.say(current, text, line)
+        for kind in (".service", ".scope"):
+            before, found, what = text.partition(f"{kind}: ")
+            name = re.search(_UNIT, before[-150:]) if found else None  # from its end, so that a long line costs nothing
+            if name:
+                units.say(name[0] + kind, what[:400], line)
+                break
+        else:
+            if current and ("Main PID:" in text or "Active: failed" in text):
+                units.say(current, text, line)
         stop = re.search(r"Stopping ([\w@.\\:\-]{1,150}\.service)", text)
         if stop:
             units.stops.setdefault(stop[1], []).append(line)
-    return _facts(units)
-
-
-def _unit(text: str) -> tuple[str, str]:
-    """The unit that a message is about, and the message; found from its end, so that a long line costs nothing."""
-    for kind in (".service", ".scope"):
-        before, found, what = text.partition(f"{kind}: ")
-        name = re.search(_UNIT, before[-150:]) if found else None
-        if name:
-            return name[0] + kind, what[:400]
-    return "", ""
-
-
-def _facts(units: _Units) -> PodFacts:
     named = dict.fromkeys((*units.endings, *units.restarts, *units.limits, *units.timeouts, *units.stops))
     candidates = [unit for unit in named if not unit.lower().startswith(_SYSTEM_UNITS)]
     ours = [unit for unit in candidates if "vllm" in unit.lower()] or candidates
     counts = max((units.restarts[unit] for unit in ours if unit in units.restarts), key=lambda some: some[-1][0], default=[])
-    counted = counts[-1] if counts else None
     times = [line.at for _, line in counts if line.at is not None]
     others = [unit for unit in units.endings if unit not in ours]
+    asked, limits, timeouts = (
+        tuple(line for unit in ours for line in lines.get(unit, ()))[:20]
+        for lines in (units.stops, units.limits, units.timeouts)
+    )
     return PodFacts(
         endings=tuple(units.endings[unit] for unit in ours if unit in units.endings),
-        restarts=counted[0] if counted else None,
-        restarts_line=counted[1] if counted else None,
+        restarts=counts[-1][0] if counts else None, restarts_line=counts[-1][1] if counts else None,
         restarts_apart_s=(times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None,
-        stop_asked=tuple(line for unit in ours for line in units.stops.get(unit, ()))[:20],
-        start_limit=tuple(line for unit in ours for line in units.limits.get(unit, ()))[:20],
-        timeouts=tuple(line for unit in ours for line in units.timeouts.get(unit, ()))[:20],
+        stop_asked=asked, start_limit=limits, timeouts=timeouts,
         notes=tuple(f"unit {unit} also failed ({units.endings[unit].reason or 'exit code'})" for unit in others[:20]),
-    )
+    )  # fmt: skip
