@@ -13,7 +13,7 @@ import pytest
 
 from plimsoll.doctor.rules.log_text import Log, LogLine
 from plimsoll.doctor.rules.trend_growth import MetricSeries
-from plimsoll.doctor.rules.trends import EngineId, judge_log_trends, judge_preemption_lines, judge_trends, moments_of_log
+from plimsoll.doctor.rules.trends import EngineId, judge_log_trends, judge_trends, moments_of_log
 from plimsoll.findings import Code, Severity
 from tests.doctor.trend_makers import GIB, HOUR_S, LEVEL, MIB
 
@@ -105,19 +105,19 @@ def test_the_first_engine_s_warnings_count_by_fifties() -> None:
         lines = [LogLine(i + 1, "", "WARNING", i * every_s, WARNS.format(total=total)) for i, total in enumerate(totals)]
         return Log("vllm.log", lines)
 
-    (one,) = judge_preemption_lines(warned(1))
+    (one,) = judge_log_trends(warned(1))
     assert (one.severity, one.confidence) == (Severity.INFO, 0.35)
-    (storm,) = judge_preemption_lines(warned(1, 51, 101, 151))
+    (storm,) = judge_log_trends(warned(1, 51, 101, 151))
     assert (storm.severity, storm.confidence) == (Severity.WARNING, 0.85)
     assert "151 preemptions" in storm.because
     assert [e.line for e in storm.evidence] == [1, 4]
-    (slow,) = judge_preemption_lines(warned(1, 51, 101, every_s=86400))
+    (slow,) = judge_log_trends(warned(1, 51, 101, every_s=86400))
     assert slow.severity is Severity.INFO
-    (cut,) = judge_preemption_lines(warned(501, 551, 1, 51))
+    (cut,) = judge_log_trends(warned(501, 551, 1, 51))
     assert "551 preemptions or more since its start, 102 of them in 60 s" in cut.because
-    (late,) = judge_preemption_lines(warned(3001))
+    (late,) = judge_log_trends(warned(3001))
     assert late.severity is Severity.WARNING, "one line, but the count is the server's"
-    assert judge_preemption_lines(log_of({})) == ()
+    assert judge_log_trends(log_of({})) == ()
 
 
 def test_a_storm_of_the_first_engine_says_more_than_its_full_cache() -> None:

@@ -11,46 +11,25 @@ import math
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
 from plimsoll.doctor.rules.facts import FailureCase, LogFacts, gib, more_room
 from plimsoll.doctor.rules.log_text import LogLine
 from plimsoll.doctor.rules.root_cause import OomFigures, Symptom, parse_oom, parse_size
-from plimsoll.doctor.rules.timeline import FOLLOWING, Hit, LoggedException, LogTimeline
-from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
+from plimsoll.doctor.rules.timeline import FOLLOWING, LogTimeline
+from plimsoll.doctor.words import finding, remedies, words
+from plimsoll.findings import Code, Evidence, Finding, Remedy
 from plimsoll.units import GIB, MIB, format_count, format_gib
 from plimsoll.vllm.failure_texts import Role
 from plimsoll.vllm.metrics_page import Page
 
-TITLE = "steps ran out of GPU memory, and the server survived them"
 LEAST_TOKENS = 64  # a step of fewer serves nobody: a limit that low is no setting
 ROOM = Remedy(
     "lower --gpu-memory-utilization by what was missing, at the next restart",
     "costs as much KV cache and nothing else", "--gpu-memory-utilization",
 )  # fmt: skip
-NEIGHBOUR = Remedy(
-    "move the other process to another GPU, or bound its memory",
-    "vLLM keeps no reserve for neighbours: what they take is missing here",
-)
-CERTIFY = Remedy(
-    "plimsoll plan --certify --table FILE -- vllm serve ..., then PLIMSOLL_ADMIT=certified and PLIMSOLL_CERTIFICATE=FILE",
-    "the certificate lists the kinds of request that exceed the card, and the door refuses those alone",
-)
-_LOGPROBS = Remedy(
-    "a smaller --max-logprobs; 0 refuses all but prompt_logprobs 0",
-    "log-probabilities of a prompt need a row of the whole vocabulary for each of its tokens", "--max-logprobs",
-)  # fmt: skip
-_PIXELS = Remedy(
-    "--mm-processor-kwargs '{\"max_pixels\": 1003520}'",
-    "smaller pictures, where the model's processor takes it",
-    "--mm-processor-kwargs",
-)
-_PICTURES = Remedy("--limit-mm-per-prompt '{\"image\": 1}'", "fewer pictures a request", "--limit-mm-per-prompt")
-_LORAS = Remedy("a smaller --max-loras", "each adapter's slot is kept on the GPU", "--max-loras")
-_RANK = Remedy("--max-lora-rank N, the rank that your adapters really have", "slots are sized by it", "--max-lora-rank")
-_SEQUENCES = Remedy("a smaller --max-num-seqs", "fewer rows of the vocabulary at once", "--max-num-seqs")
 NOT_REMEDIES = (
     "a restart with the same settings: the same request does it again",
     "a HIGHER --gpu-memory-utilization: it takes room from exactly what failed",
@@ -63,25 +42,23 @@ def contained_remedies(
     site: str, kind: str = "", *, tokens: int | None = None, room: Remedy = ROOM, has_neighbour: bool = False
 ) -> tuple[Remedy, ...]:
     """The changes that close this site, cheapest first; `tokens` is the size of a step that worked, `room` a computed share."""
-    return (*((NEIGHBOUR,) if has_neighbour else ()), *_of_site(site, kind, tokens), room)
-
-
-def _of_site(site: str, kind: str, tokens: int | None) -> Iterator[Remedy]:
+    table = words("contained")
+    found = list(remedies(table["neighbour"])) if has_neighbour else []
     if kind == "prompt_logprobs" or site == "logits":
-        yield from (CERTIFY, _LOGPROBS)
-    elif site == "encoder" or kind == "pictures":
-        yield from (_PIXELS, _PICTURES, CERTIFY)
-        return  # the encoder works on whole inputs, however small the steps are
-    elif site == "adapter" or kind == "adapter":
-        yield from (_LORAS, _RANK)
-        return
-    elif site in ("sampler", "drafter"):
-        yield _SEQUENCES
+        site = "logits"
+    elif kind == "pictures" or site == "encoder":
+        site = "encoder"
+    elif kind == "adapter":
+        site = kind
+    found += remedies(table[site])
     flag, cost = "--max-num-batched-tokens", "costs time to first token on long prompts"
-    if tokens is None or tokens < LEAST_TOKENS:
-        yield Remedy(f"a smaller {flag}", f"smaller steps; {cost}", flag)
+    if site in ("encoder", "adapter"):
+        pass  # they work on whole inputs, however small the steps are
+    elif tokens is None or tokens < LEAST_TOKENS:
+        found.append(Remedy(f"a smaller {flag}", f"smaller steps; {cost}", flag))
     else:
-        yield Remedy(f"{flag} {tokens}", f"steps of that size worked here; {cost}", flag, str(tokens))
+        found.append(Remedy(f"{flag} {tokens}", f"steps of that size worked here; {cost}", flag, str(tokens)))
+    return (*found, room)
 
 
 SITES = ("forward", "logits", "sampler", "encoder", "adapter", "drafter", "unknown")
@@ -135,33 +112,26 @@ def read_survival(found: object) -> Survival | None:
     """The key as it was answered; None where there is none, or where it is no table."""
     if not isinstance(found, Mapping):
         return None
-    tables = (found.get("tokens_per_step"), found.get("sequences"))
-    tokens, sequences = (table if isinstance(table, Mapping) else {} for table in tables)
+    tables = (found.get("tokens_per_step"), found.get("sequences"), found.get("last"))
+    tokens, sequences, newest = (table if isinstance(table, Mapping) else {} for table in tables)
+    armed, limping, storm = (
+        value if isinstance(value := found.get(name), bool) else None for name in ("armed", "limping", "storm")
+    )
+    last = None
+    if isinstance(found.get("last"), Mapping):
+        names = ("age_s", "tokens", "requests", "asked_bytes", "free_bytes")
+        site, kind = (value if isinstance(value := newest.get(name), str) else "" for name in ("site", "kind"))
+        last = LastFailure(
+            **{name: _number(newest.get(name)) for name in names}, site=site if site in SITES else UNKNOWN_SITE,
+            kind=kind if kind in KINDS else "",
+        )  # fmt: skip
     why = found.get("why")
+    counts = {name: _number(found.get(name)) for name in ("contained", "aborted", "recomputed_tokens", "stalled_s")}
     return Survival(
-        armed=_yes_or_no(found.get("armed")), why=why[:LONGEST_WHY] if isinstance(why, str) else "",
-        contained=_number(found.get("contained")), aborted=_number(found.get("aborted")),
-        recomputed_tokens=_number(found.get("recomputed_tokens")), stalled_s=_number(found.get("stalled_s")),
-        last=_last(found.get("last")), tokens_now=_number(tokens.get("now")), tokens_start=_number(tokens.get("start")),
+        armed=armed, why=why[:LONGEST_WHY] if isinstance(why, str) else "", **counts, last=last, limping=limping, storm=storm,
+        tokens_now=_number(tokens.get("now")), tokens_start=_number(tokens.get("start")),
         sequences_now=_number(sequences.get("now")), sequences_start=_number(sequences.get("start")),
-        limping=_yes_or_no(found.get("limping")), storm=_yes_or_no(found.get("storm")),
     )  # fmt: skip
-
-
-def _last(found: object) -> LastFailure | None:
-    if not isinstance(found, Mapping):
-        return None
-    site, kind = found.get("site"), found.get("kind")
-    return LastFailure(
-        age_s=_number(found.get("age_s")), site=site if isinstance(site, str) and site in SITES else UNKNOWN_SITE,
-        tokens=_number(found.get("tokens")), requests=_number(found.get("requests")),
-        asked_bytes=_number(found.get("asked_bytes")), free_bytes=_number(found.get("free_bytes")),
-        kind=kind if isinstance(kind, str) and kind in KINDS else "",
-    )  # fmt: skip
-
-
-def _yes_or_no(found: object) -> bool | None:
-    return found if isinstance(found, bool) else None
 
 
 def _number(found: object) -> float | None:
@@ -287,61 +257,36 @@ def read_contained(lines: Sequence[LogLine]) -> ContainedLines:
     if not said:
         return ContainedLines()
     is_named = any(line.process.startswith(CORE) for line in lines)
-    texts = [
-        (at, line.text.removeprefix(START).strip())
-        for at, line in said
-        if (line.process.startswith(CORE) if is_named else not line.process)
-    ]
-    return ContainedLines(
-        contained=tuple(
-            found._replace(process=lines[at].process) for at, text in texts if (found := _contained(at, text)) is not None
-        ),
-        aborted=tuple(
-            _failure(at, match)._replace(requests=1)
-            for at, text in texts
-            if (match := _compiled(_ABORTED).match(text)) is not None
-        ),
-        armed=_words(texts, "armed"),
-        not_armed=tuple(one._replace(text=one.text.removeprefix(_NOT_ARMED)) for one in _words(texts, _NOT_ARMED)),
-        grown=tuple(
-            ContainedFailure(at, limit_tokens=int(limit["tokens"]))
-            for at, text in texts
-            if (limit := _compiled(rf"growing back: {_LIMIT}").match(text)) is not None
-        ),
-        storms=_words(texts, "storm: "),
-        given_up=_words(texts, "gave up after ", "cannot contain this failure: "),
-    )
-
-
-_NOT_ARMED = "not armed: "
-
-
-def _words(texts: Sequence[tuple[int, str]], *starts: str) -> tuple[ContainmentLine, ...]:
-    return tuple(ContainmentLine(at, text[:LONGEST_REASON]) for at, text in texts if text.startswith(starts))
-
-
-def _contained(at: int, text: str) -> ContainedFailure | None:
-    match = _compiled(_CONTAINED).match(text)
-    if match is None:
-        return None
-    rest = text[match.end() :]
-    found = _failure(at, match)._replace(requests=int(match["requests"]), number=int(match["number"]))
-    if (lost := _compiled(_LOST).match(rest)) is not None:
-        found = found._replace(recomputed=int(lost["recomputed"]))
-    if (limit := _compiled(_LIMIT).search(rest)) is not None:
-        found = found._replace(limit_tokens=int(limit["tokens"]))
-    return found
-
-
-def _failure(at: int, match: re.Match[str]) -> ContainedFailure:
-    site = match["site"]
-    return ContainedFailure(
-        at,
-        site if site in SITES else UNKNOWN_SITE,
-        int(match["tokens"]),
-        asked=parse_size(match["asked"]) if match["asked"] else None,
-        free=parse_size(match["free"]) if match["free"] else None,
-    )
+    contained, aborted, grown = [], [], []
+    told: dict[str, list[ContainmentLine]] = {"armed": [], "not armed: ": [], "storm: ": [], "gave up after ": []}
+    for at, line in said:
+        if not (line.process.startswith(CORE) if is_named else not line.process):
+            continue
+        text = line.text.removeprefix(START).strip()
+        if (match := _compiled(_CONTAINED).match(text) or _compiled(_ABORTED).match(text)) is not None:
+            asked, free = (parse_size(match[name]) if match[name] else None for name in ("asked", "free"))
+            site = match["site"] if match["site"] in SITES else UNKNOWN_SITE
+            failure = ContainedFailure(at, site, int(match["tokens"]), 1, asked, free)
+            if text.startswith("aborted"):
+                aborted.append(failure)
+                continue
+            rest = text[match.end() :]
+            lost, limit = _compiled(_LOST).match(rest), _compiled(_LIMIT).search(rest)
+            contained.append(failure._replace(
+                requests=int(match["requests"]), number=int(match["number"]), process=line.process,
+                recomputed=int(lost["recomputed"]) if lost is not None else None,
+                limit_tokens=int(limit["tokens"]) if limit is not None else None,
+            ))  # fmt: skip
+        elif (limit := _compiled(rf"growing back: {_LIMIT}").match(text)) is not None:
+            grown.append(ContainedFailure(at, limit_tokens=int(limit["tokens"])))
+        elif text.startswith("cannot contain this failure: "):
+            told["gave up after "].append(ContainmentLine(at, text[:LONGEST_REASON]))
+        elif (start := next((start for start in told if text.startswith(start)), None)) is not None:
+            is_reason = start == "not armed: "
+            text = text[:LONGEST_REASON]
+            told[start].append(ContainmentLine(at, text.removeprefix(start) if is_reason else text))
+    armed, not_armed, storms, given_up = map(tuple, told.values())
+    return ContainedLines(tuple(contained), tuple(aborted), armed, not_armed, tuple(grown), storms, given_up)
 
 
 PREFIX = "plimsoll_survive_"
@@ -367,28 +312,26 @@ def finding_of_state(found: Survival, evidence: tuple[Evidence, ...]) -> Finding
     state = ["it limps: far slower than before"] if found.limping else []
     state += ["a storm: it should be drained and restarted"] if found.storm else []
     because = "; ".join([first, *([f"the last: {last}"] if last else []), *cost_words(found), *state])
-    return Finding(
-        Code.RUNTIME_CONTAINED, Severity.WARNING, 0.95, TITLE, because, evidence, remedies_of(found), NOT_REMEDIES
-    )  # fmt: skip
+    return finding("contained", evidence, because, first=remedies_of(found), not_a_remedy=NOT_REMEDIES)
 
 
 def finding_of_page(page: Page, before: Page | None, source: str) -> Finding | None:
     """runtime.contained for a page that counts contained failures; None where it counts none."""
-    now = {name: value for name in _COUNTERS if (value := _total(page, name)) is not None}
+    totals = {name: page.total(PREFIX + name) for name in _COUNTERS}
+    now = {name: value for name, value in totals.items() if value is not None and 0 <= value < math.inf}
     count = now.get("contained_total", 0.0)
     if count < 1:
         return None
-    old = None if before is None else _total(before, "contained_total")
-    lately = "" if old is None or old > count else f", {count - old:.0f} of them between the two looks"
+    old = None if before is None else before.total(CONTAINED)
+    lately = f", {count - old:.0f} of them between the two looks" if old is not None and 0 <= old <= count else ""
     found = Survival(
         contained=count, aborted=now.get("aborted_total"), recomputed_tokens=now.get("recomputed_tokens_total"),
         stalled_s=now.get("stalled_seconds_total"), tokens_now=now.get("tokens_per_step"),
         tokens_start=now.get("tokens_per_step_start"), limping=now.get("limping", 0.0) > 0, storm=now.get("storm", 0.0) > 0,
     )  # fmt: skip
-    shown = page.of(CONTAINED)[0]
-    finding = finding_of_state(found, (Evidence(source, f"{CONTAINED} {count:.10g}", shown.line),))
-    assert finding is not None, "something was contained"
-    return finding._replace(because=finding.because.replace(" since the server began", f" since the server began{lately}", 1))
+    told = finding_of_state(found, (Evidence(source, f"{CONTAINED} {count:.10g}", page.of(CONTAINED)[0].line),))
+    assert told is not None, "something was contained"
+    return told._replace(because=told.because.replace(" since the server began", f" since the server began{lately}", 1))
 
 
 _COUNTERS = (
@@ -397,17 +340,11 @@ _COUNTERS = (
 )  # fmt: skip
 
 
-def _total(page: Page, name: str) -> float | None:
-    value = page.total(PREFIX + name)
-    return value if value is not None and 0 <= value < math.inf else None
-
-
 BEFORE = 2_000  # lines between a traceback and the line that clears it: a busy server prints a line a request
 BEFORE_S = 120.0
 AFTER = 60  # a worker writes by itself, and may be late
 HEAD = 40  # lines of others between a worker's "hit an exception" and its traceback
 MOST_PROOF = 6
-SURE = 0.95
 _WORKERS = ("Worker", "VllmWorker", "RayWorker")
 
 
@@ -421,7 +358,15 @@ def without_contained(timeline: LogTimeline, said: ContainedLines) -> tuple[LogT
     exceptions = [one._replace(warned=True) if at in cleared else one for at, one in enumerate(timeline.exceptions)]
     tracebacks = [timeline.exceptions[at] for at in cleared]
     ends = _StepEnds(timeline, said)
-    hits = [hit for hit in timeline.hits if not _is_cleared(timeline, hit, tracebacks, ends)]
+    hits = []
+    for hit in timeline.hits:
+        role, process = hit.text.role, timeline.log.lines[hit.at].process
+        is_cleared = role is Role.OUT_OF_MEMORY and bool(ends.after(hit.at, process))
+        if not is_cleared and role in (Role.OUT_OF_MEMORY, Role.CAUSE, Role.DEATH):
+            ahead = HEAD if hit.text.name == "worker-exception" else 2
+            behind = FOLLOWING if role is Role.OUT_OF_MEMORY else 0
+            is_cleared = any(one.process == process and one.first - ahead <= hit.at <= one.at + behind for one in tracebacks)
+        hits += [] if is_cleared else [hit]
     ooms = tuple(parse_oom(one.message) for one in tracebacks if "ried to allocate" in one.message)
     return timeline._replace(exceptions=exceptions, hits=hits), ooms
 
@@ -435,15 +380,11 @@ class _StepEnds:
         for at, is_survived in said.ends:
             self._of.setdefault(timeline.log.lines[at].process, []).append((at, is_survived))
 
-    def _ends_for(self, process: str) -> list[tuple[int, bool]]:
-        # A worker's failure ends in its engine core, whichever that is; of several cores each tells its own.
-        if process.startswith(CORE):
-            return self._of.get(process, [])
-        return self._of[""] if not process or process.startswith(_WORKERS) else []
-
     def after(self, at: int, process: str) -> bool | None:
         """True if the next word on a failed step says that the server survived; None where there is none near enough."""
-        ends, lines = self._ends_for(process), self._timeline.log.lines
+        # A worker's failure ends in its engine core, whichever that is; of several cores each tells its own.
+        of = process if process.startswith(CORE) else "" if not process or process.startswith(_WORKERS) else None
+        ends, lines = self._of.get(of, []) if of is not None else [], self._timeline.log.lines
         place = bisect_right(ends, at, key=lambda end: end[0])
         if place == len(ends):
             return None
@@ -486,18 +427,6 @@ def _cleared(timeline: LogTimeline, said: ContainedLines) -> set[int]:
     return found
 
 
-def _is_cleared(timeline: LogTimeline, hit: Hit, tracebacks: Sequence[LoggedException], ends: _StepEnds) -> bool:
-    """True if a telling text belongs to a contained step."""
-    role, process = hit.text.role, timeline.log.lines[hit.at].process
-    if role is Role.OUT_OF_MEMORY and ends.after(hit.at, process):
-        return True
-    if role not in (Role.OUT_OF_MEMORY, Role.CAUSE, Role.DEATH):
-        return False
-    ahead = HEAD if hit.text.name == "worker-exception" else 2
-    behind = FOLLOWING if role is Role.OUT_OF_MEMORY else 0
-    return any(one.process == process and one.first - ahead <= hit.at <= one.at + behind for one in tracebacks)
-
-
 def proof_of(said: ContainedLines) -> list[int]:
     """The lines that show it: the first and the last of the failures, the first aborted requests, and a storm."""
     lines, aborted = [one.at for one in said.failures], [one.at for one in said.aborted[:2]]
@@ -515,37 +444,21 @@ def finding_of_contained(
     worst = max((OomFigures(tried=one.asked, free=one.free) for one in failures), key=_missing)
     told = max(ooms, key=_missing, default=worst)
     oom = (told if _missing(told) >= _missing(worst) else worst)._replace(total=told.total)
-    case = FailureCase(Symptom(failures[-1].at, Code.RUNTIME_CONTAINED, SURE, oom=oom), facts, "")
+    case = FailureCase(Symptom(failures[-1].at, Code.RUNTIME_CONTAINED, 0.95, oom=oom), facts, "")
     room = more_room(case, case.missing if case.missing is not None else GIB)
-    tokens, has_neighbour = _worked(said, case.max_num_seqs), any(one.has_neighbour for one in ooms)
+    limits = [one.limit_tokens for one in said.contained if one.limit_tokens is not None]
+    # A step that worked, and no fewer tokens than sequences: vLLM would not start.
+    tokens = max(limits[-1], case.max_num_seqs or 0) if limits else None
+    has_neighbour = any(one.has_neighbour for one in ooms)
     closed = [one.site for one in said.aborted[-1:]]  # what cost a request first
     closed += [site for site, _ in sites.most_common(2) if site not in closed]
-    remedy = tuple(
-        dict.fromkeys(
-            one for site in closed for one in contained_remedies(site, tokens=tokens, room=room, has_neighbour=has_neighbour)
-        )
-    )
-    outcome = "The server lives" if is_alive else "The server survived that; what ended it later is told beside it"
-    because = f"{'; '.join(_because(said, sites, worst))}. {outcome}"
-    return Finding(Code.RUNTIME_CONTAINED, Severity.WARNING, SURE, TITLE, because, tuple(proof), remedy, NOT_REMEDIES)
+    offers = [contained_remedies(site, tokens=tokens, room=room, has_neighbour=has_neighbour) for site in closed]
+    remedy = tuple(dict.fromkeys(one for some in offers for one in some))
 
-
-def _missing(oom: OomFigures) -> int:
-    return -1 if oom.tried is None else max(0, oom.tried - (oom.free or 0))
-
-
-def _worked(said: ContainedLines, max_num_seqs: int | None) -> int | None:
-    """The tokens of a step after the last contained failure, and no fewer than sequences: vLLM would not start."""
-    limits = [one.limit_tokens for one in said.contained if one.limit_tokens is not None]
-    return max(limits[-1], max_num_seqs or 0) if limits else None
-
-
-def _because(said: ContainedLines, sites: Counter[str], worst: OomFigures) -> list[str]:
-    count, aborted = said.total, len(said.aborted)
+    count, aborted, is_one = said.total, len(said.aborted), len(sites) == 1
     what = ("1 step" if count == 1 else f"{count} steps") if count else ("1 request" if aborted == 1 else f"{aborted} requests")
-    is_one = len(sites) == 1
     about = [] if is_one else [", ".join(f"{number} at {site}" for site, number in sites.most_common())]
-    largest = max(said.failures, key=lambda one: one.tokens or 0)
+    largest = max(failures, key=lambda one: one.tokens or 0)
     if largest.tokens is not None:
         of = f" in {largest.requests} requests" if largest.requests is not None and largest.requests > 1 else ""
         about.append(f"{'' if count == 1 else 'the largest of '}{format_count(largest.tokens)} tokens{of}")
@@ -554,14 +467,18 @@ def _because(said: ContainedLines, sites: Counter[str], worst: OomFigures) -> li
     parts = [f"{what} ran out of device memory{f' at {next(iter(sites))}' if is_one else ''} ({'; '.join(about)})"]
     again = sum(one.recomputed or 0 for one in said.contained)
     parts += [f"their requests were computed again, {format_count(again)} tokens"] if again else []
-    limits = [one.limit_tokens for one in said.contained if one.limit_tokens is not None]
     if limits:
         grown = [one.limit_tokens for one in said.grown if one.at > said.contained[-1].at and one.limit_tokens is not None]
         back = f" and grew back to {format_count(grown[-1])}" if grown else ""
         parts.append(f"steps shrank to at most {format_count(min(limits))} tokens{back}")
     parts += [f"{aborted} request{'s were' if aborted != 1 else ' was'} aborted, too large alone"] if aborted else []
     parts += ["containment itself says that this server should be drained and restarted"] if said.storms else []
-    return parts
+    outcome = "The server lives" if is_alive else "The server survived that; what ended it later is told beside it"
+    return finding("contained", proof, f"{'; '.join(parts)}. {outcome}", first=remedy, not_a_remedy=NOT_REMEDIES)
+
+
+def _missing(oom: OomFigures) -> int:
+    return -1 if oom.tried is None else max(0, oom.tried - (oom.free or 0))
 
 
 def with_containment(found: Finding, said: ContainedLines, proof: Sequence[Evidence], reason: str) -> Finding:

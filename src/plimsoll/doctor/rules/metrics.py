@@ -7,13 +7,14 @@ data-parallel server is judged by itself; of several with the same trouble the w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from plimsoll.doctor.remedies.runtime import KV_NOT_REMEDIES, kv_remedies, saturated_remedies, wedge_remedies
 from plimsoll.doctor.rules.contained import finding_of_page
 from plimsoll.doctor.rules.trend_growth import FULL, ROOM, SEVERE_STORM, STORM, matters, recomputed_share
+from plimsoll.doctor.words import finding
 from plimsoll.findings import Code, Evidence, Finding, Severity
 from plimsoll.vllm.metrics import figure, on_page, releases_with
 from plimsoll.vllm.metrics_page import Histogram, Page, Sample
@@ -67,7 +68,7 @@ class MetricsFacts(NamedTuple):
 
 class _Look(NamedTuple):
     page: Page
-    names: frozenset[str]
+    names: frozenset[str]  # the page makes them anew at every call
 
     def shown(self, name: str) -> str | None:
         return on_page(name, self.names)
@@ -76,46 +77,33 @@ class _Look(NamedTuple):
 def facts_of(first: Page, second: Page | None = None) -> MetricsFacts:
     """The facts of the newest look, and how the totals moved since the one before."""
     now = second or first
+    looks = [_Look(page, page.names) for page in ((first, second) if second is not None else (first,))]
     gap_s = None
     if second is not None and first.at_s is not None and second.at_s is not None and second.at_s > first.at_s:
         gap_s = second.at_s - first.at_s
-    looks = [_Look(page, page.names) for page in ((first, second) if second is not None else (first,))]
-    engines = tuple(_engine(looks[-1], looks[0] if second is not None else None, key) for key in _engines(looks[-1]))
+    # The label sets that tell engines apart: of the requests that run, or of whatever else is shown of each.
+    keys: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
+    for name in ("running", "kv_cache_usage", "waiting", "generation_tokens"):
+        for sample in now.of(looks[-1].shown(name) or "") if not keys else ():
+            key = {k: v for k, v in sample.labels.items() if k not in _OF_ITS_OWN}
+            keys.setdefault(tuple(sorted(key.items())), key)
+    engines = tuple(
+        _engine(looks[-1], looks[0] if second is not None else None, key) for key in list(keys.values())[:ENGINES_MAX]
+    )
     notes = []
+    busy = any(engine.figures.get("running") or engine.figures.get("waiting") for engine in engines)
     if not engines:
         notes.append("the page shows no metric of vLLM: --disable-log-stats hides them all, or it is another program's page")
-    notes += _not_seen(engines, looked_twice=second is not None)
+    elif second is None and busy:
+        notes.append("one look shows a moment: whether its requests move is not known (http://HOST:PORT is looked at twice)")
+    elif second is not None and not busy and all(engine.change.get("steps", 0.0) == 0 for engine in engines):
+        asks = "plimsoll guard --engine URL --canary sends one"
+        unknown = "it has nothing to do, and doctor sends it no request: whether it would answer one is not known"
+        notes.append(f"{unknown} ({asks})")
     if now.skipped:
         notes.append(f"{now.skipped} lines of the page could not be read")
     low, high = releases_with(name for name in looks[-1].names if name.startswith("vllm:"))
     return MetricsFacts(engines, gap_s, low, high, now.skipped, tuple(notes))
-
-
-def _not_seen(engines: Sequence[EngineMetrics], *, looked_twice: bool) -> list[str]:
-    """Notes on what a page without findings leaves open."""
-    busy = any(engine.figures.get("running") or engine.figures.get("waiting") for engine in engines)
-    if engines and not looked_twice and busy:
-        return ["one look shows a moment: whether its requests move is not known (http://HOST:PORT is looked at twice)"]
-    still = all(engine.change.get("steps", 0.0) == 0 for engine in engines)
-    if engines and looked_twice and not busy and still:
-        asks = "plimsoll guard --engine URL --canary sends one"
-        return [f"it has nothing to do, and doctor sends it no request: whether it would answer one is not known ({asks})"]
-    return []
-
-
-def _engines(look: _Look) -> list[dict[str, str]]:
-    """The label sets that tell engines apart: of the requests that run, or of whatever else is shown of each."""
-    for name in ("running", "kv_cache_usage", "waiting", "generation_tokens"):
-        shown = look.shown(name)
-        if shown is None:
-            continue
-        keys: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
-        for sample in look.page.of(shown):
-            key = {k: v for k, v in sample.labels.items() if k not in _OF_ITS_OWN}
-            keys.setdefault(tuple(sorted(key.items())), key)
-        if keys:
-            return list(keys.values())[:ENGINES_MAX]
-    return []
 
 
 def _engine(now: _Look, before: _Look | None, key: Mapping[str, str]) -> EngineMetrics:
@@ -144,29 +132,21 @@ def _engine(now: _Look, before: _Look | None, key: Mapping[str, str]) -> EngineM
 
 
 def _figures(look: _Look, key: Mapping[str, str], lines: dict[str, tuple[int, str]]) -> dict[str, float]:
+    samples = {name: _samples(look, metric, key) for name in (*_GAUGES, *TOTALS) if (metric := look.shown(name)) is not None}
+    waiting = _samples(look, look.shown("waiting_by_reason") or "", key)
+    samples["waiting_for_room"] = [s for s in waiting if s.labels.get("reason") == "capacity"]
+    samples["steps"] = _samples(look, "vllm:iteration_tokens_total_count", key)
     found: dict[str, float] = {}
-    for name in (*_GAUGES, *TOTALS):
-        shown = look.shown(name)
-        if shown is not None:
-            _put(found, lines, name, _samples(look, shown, key))
-    shown = look.shown("waiting_by_reason")
-    if shown is not None:
-        room = (s for s in _samples(look, shown, key) if s.labels.get("reason") == "capacity")
-        _put(found, lines, "waiting_for_room", room)
-    _put(found, lines, "steps", _samples(look, "vllm:iteration_tokens_total_count", key))
+    for name, some in samples.items():
+        if finite := [s for s in some if math.isfinite(s.value)]:
+            found[name] = math.fsum(s.value for s in finite)
+            largest = max(finite, key=lambda s: s.value)
+            lines[name] = (largest.line, f"{largest.name} {largest.value:.10g}")
     for name in ("prompt_length", "output_length"):
         lengths = _histogram(look, name, key)
         if lengths is not None and lengths.mean is not None:
             found[f"{name}_mean"] = lengths.mean
     return found
-
-
-def _put(found: dict[str, float], lines: dict[str, tuple[int, str]], name: str, samples: Iterable[Sample]) -> None:
-    finite = [s for s in samples if math.isfinite(s.value)]
-    if finite:
-        found[name] = math.fsum(s.value for s in finite)
-        largest = max(finite, key=lambda s: s.value)
-        lines[name] = (largest.line, f"{largest.name} {largest.value:.10g}")
 
 
 def _samples(look: _Look, name: str, key: Mapping[str, str]) -> list[Sample]:
@@ -176,9 +156,8 @@ def _samples(look: _Look, name: str, key: Mapping[str, str]) -> list[Sample]:
 
 def _histogram(look: _Look, name: str, key: Mapping[str, str]) -> Histogram | None:
     shown = look.shown(name)
-    if shown is None or len(look.page.of(f"{shown}_bucket")) > _BUCKETS_MAX:
-        return None
-    return look.page.histogram(shown, key)
+    is_sane = shown is not None and len(look.page.of(f"{shown}_bucket")) <= _BUCKETS_MAX
+    return look.page.histogram(shown, key) if shown is not None and is_sane else None
 
 
 _FEWEST = 10.0  # preemptions since the start below which nothing is said
@@ -213,28 +192,17 @@ def judge_pages(first: Page, second: Page | None = None, source: str = "", *, he
         judged += [one for one in (storm, full, _wedged(engine, facts, source), _saturated(engine, source)) if one is not None]
         if pressed is not None and (low := _low_hits(engine, source)) is not None:
             judged.append(low)
-    findings = [_worst(code, judged, len(facts.engines)) for code in dict.fromkeys(one.finding.code for one in judged)]
+    findings = []
+    for code in dict.fromkeys(one.finding.code for one in judged):
+        same = sorted((one for one in judged if one.finding.code == code), key=lambda one: -one.weight)
+        worst, engines = same[0].finding, len(facts.engines)
+        among = f" {len(same)} of {engines} engines show it; the worst is {same[0].engine.label}." if engines > 1 else ""
+        findings.append(worst._replace(because=worst.because + among))
     contained = finding_of_page(first if second is None else second, None if second is None else first, source)
     findings += [] if contained is None else [contained]
     if health == 503:
-        findings.insert(
-            0,
-            Finding(
-                Code.ENGINE_DEAD, Severity.CRITICAL, 0.9, "The engine is dead; only the web server still answers",
-                "/health answers 503: the engine's process has failed. The page's gauges are those of its last step.",
-                (Evidence(source, "/health answers 503"),), wedge_remedies(), (),
-            ),
-        )  # fmt: skip
+        findings.insert(0, finding("health-503", [Evidence(source, "/health answers 503")], first=wedge_remedies()))
     return MetricsVerdict(tuple(findings), facts)
-
-
-def _worst(code: Code, judged: list[_EngineFinding], engines: int) -> Finding:
-    same = sorted((one for one in judged if one.finding.code == code), key=lambda one: -one.weight)
-    worst = same[0].finding
-    if engines < 2:
-        return worst
-    among = f" {len(same)} of {engines} engines show it; the worst is {same[0].engine.label}."
-    return worst._replace(because=worst.because + among)
 
 
 def _evidence(engine: EngineMetrics, source: str, *figures: str) -> tuple[Evidence, ...]:
@@ -242,28 +210,19 @@ def _evidence(engine: EngineMetrics, source: str, *figures: str) -> tuple[Eviden
 
 
 def _kv_full(engine: EngineMetrics, source: str) -> _EngineFinding | None:
-    usage, running, waiting = (
-        engine.figures.get("kv_cache_usage"),
-        engine.figures.get("running"),
-        engine.figures.get("waiting_for_room", engine.figures.get("waiting")),
-    )
+    usage, running = engine.figures.get("kv_cache_usage"), engine.figures.get("running")
+    waiting = engine.figures.get("waiting_for_room", engine.figures.get("waiting"))
     if usage is None or running is None or waiting is None or usage < FULL or not matters(waiting, running):
         return None
     twice_seen = engine.first.get("kv_cache_usage", 0.0) >= FULL and matters(engine.first.get("waiting", 0.0), running)
-    because = (
-        f"The KV cache of {engine.label} is {usage:.0%} full with {running:.0f} requests running, and {waiting:.0f} wait"
-        + (
-            ", at both looks."
-            if twice_seen
-            else " at this moment; a second look or a range of time would show whether it lasts."
-        )
-    )
-    finding = Finding(
-        Code.KV_SATURATED, Severity.WARNING, 0.75 if twice_seen else 0.55, "The KV cache is full and requests queue for it",
-        because, _evidence(engine, source, "kv_cache_usage", "running", "waiting_for_room", "waiting"),
-        kv_remedies(engine.cache, engine.figures), KV_NOT_REMEDIES,
+    moment = " at this moment; a second look or a range of time would show whether it lasts."
+    because = f"The KV cache of {engine.label} is {usage:.0%} full with {running:.0f} requests running, and {waiting:.0f} wait"
+    told = finding(
+        "kv-saturated", _evidence(engine, source, "kv_cache_usage", "running", "waiting_for_room", "waiting"),
+        because + (", at both looks." if twice_seen else moment), confidence=0.75 if twice_seen else None,
+        first=kv_remedies(engine.cache, engine.figures), not_a_remedy=KV_NOT_REMEDIES,
     )  # fmt: skip
-    return _EngineFinding(waiting / max(1.0, running), engine, finding)
+    return _EngineFinding(waiting / max(1.0, running), engine, told)
 
 
 def _storm(engine: EngineMetrics, source: str) -> _EngineFinding | None:
@@ -292,27 +251,23 @@ def _storm(engine: EngineMetrics, source: str) -> _EngineFinding | None:
     )
     severity = Severity.CRITICAL if goes_on and share >= SEVERE_STORM else Severity.WARNING
     severity = severity if goes_on or not engine.change else Severity.INFO
-    finding = Finding(
-        Code.KV_PREEMPTION_STORM, severity, confidence, "Requests are preempted and recomputed",
-        because, _evidence(engine, source, "preemptions", "success", "kv_cache_usage"),
-        kv_remedies(engine.cache, {**engine.figures, "running": 0.0}), KV_NOT_REMEDIES,
+    told = finding(
+        "preemption-storm", _evidence(engine, source, "preemptions", "success", "kv_cache_usage"), because, severity=severity,
+        confidence=confidence, first=kv_remedies(engine.cache, {**engine.figures, "running": 0.0}),
+        not_a_remedy=KV_NOT_REMEDIES,
     )  # fmt: skip
-    return _EngineFinding(share, engine, finding)
+    return _EngineFinding(share, engine, told)
 
 
 def _twice(engine: EngineMetrics, counts: Mapping[str, float]) -> float | None:
     done = counts.get("prompt_tokens", 0.0) + counts.get("generation_tokens", 0.0) - counts.get("prompt_tokens_cached", 0.0)
-    return recomputed_share(counts.get("preemptions"), done, _length_at_preemption(engine))
-
-
-def _length_at_preemption(engine: EngineMetrics) -> float | None:
-    """The tokens a victim had in the cache, roughly: its prompt and half of its answer."""
+    # The tokens a victim had in the cache, roughly: its prompt and half of its answer.
     prompt, output = engine.figures.get("prompt_length_mean"), engine.figures.get("output_length_mean")
-    finished = engine.figures.get("success")
-    if (prompt is None or output is None) and finished:
+    if (prompt is None or output is None) and (finished := engine.figures.get("success")):
         prompt = engine.figures.get("prompt_tokens", 0.0) / finished
         output = engine.figures.get("generation_tokens", 0.0) / finished
-    return None if prompt is None or output is None else prompt + output / 2
+    length = None if prompt is None or output is None else prompt + output / 2
+    return recomputed_share(counts.get("preemptions"), done, length)
 
 
 def _wedged(engine: EngineMetrics, facts: MetricsFacts, source: str) -> _EngineFinding | None:
@@ -327,13 +282,12 @@ def _wedged(engine: EngineMetrics, facts: MetricsFacts, source: str) -> _EngineF
         "A paused engine and one long prompt being read look the same"
         + ("." if long else f": look again after {_WEDGED_S:.0f} s.")
     )
-    confidence = 0.7 if long else 0.5 if facts.gap_s >= _HINT_S else 0.3
-    finding = Finding(
-        Code.ENGINE_WEDGED, Severity.CRITICAL if long else Severity.WARNING, confidence,
-        "The engine has work and makes no step" if long else "The engine may be stuck: it has work and made no step",
-        because, _evidence(engine, source, "steps", "generation_tokens", "running", "waiting"), wedge_remedies(), (),
+    told = finding(
+        "engine-wedged" if long else "perhaps-wedged",
+        _evidence(engine, source, "steps", "generation_tokens", "running", "waiting"), because,
+        confidence=None if long else 0.5 if facts.gap_s >= _HINT_S else 0.3, first=wedge_remedies(),
     )  # fmt: skip
-    return _EngineFinding(work, engine, finding)
+    return _EngineFinding(work, engine, told)
 
 
 def _saturated(engine: EngineMetrics, source: str) -> _EngineFinding | None:
@@ -351,12 +305,9 @@ def _saturated(engine: EngineMetrics, source: str) -> _EngineFinding | None:
         f"run and the KV cache is only {usage:.0%} full: the limit is --max-num-seqs or the GPU's speed, not memory"
         + (f"; {refused:.0f} requests were refused meanwhile." if refused else ".")
     )
-    finding = Finding(
-        Code.ENGINE_SATURATED, Severity.WARNING, 0.5, "More requests arrive than the engine serves, with room in the KV cache",
-        because, _evidence(engine, source, "waiting", "running", "kv_cache_usage"), saturated_remedies(running, usage),
-        ("more KV cache: it is not full",),
-    )  # fmt: skip
-    return _EngineFinding(waiting, engine, finding)
+    shown = _evidence(engine, source, "waiting", "running", "kv_cache_usage")
+    told = finding("engine-saturated", shown, because, first=saturated_remedies(running, usage))
+    return _EngineFinding(waiting, engine, told)
 
 
 def _low_hits(engine: EngineMetrics, source: str) -> _EngineFinding | None:
@@ -373,12 +324,8 @@ def _low_hits(engine: EngineMetrics, source: str) -> _EngineFinding | None:
         f"Of {looked:,.0f} prompt tokens of {engine.label} {hits / looked:.1%} came out of the prefix cache. "
         "Either the requests have no common beginning, or a full cache drops it before it is used again."
     )
-    finding = Finding(
-        Code.PREFIX_CACHE_LOW_HIT_RATE, Severity.INFO, 0.3, "The prefix cache seldom helps", because,
-        _evidence(engine, source, "prompt_tokens_cached", "prefix_hits"), (),
-        ("resetting or turning off the prefix cache: cached blocks that nobody uses count as free",),
-    )  # fmt: skip
-    return _EngineFinding(1 - hits / looked, engine, finding)
+    shown = _evidence(engine, source, "prompt_tokens_cached", "prefix_hits")
+    return _EngineFinding(1 - hits / looked, engine, finding("low-hit-rate", shown, because))
 
 
 # A page names its server by the start of its process or of its counters. Counters only rise, so they order the pages of one
@@ -420,19 +367,23 @@ def chains(pages: Sequence[Page]) -> list[list[int]]:
             continue
         found.append([place])
         of[began] = found[-1]
-    return [part for chain in found for part in _in_order(pages, chain)]
-
-
-def _in_order(pages: Sequence[Page], chain: list[int]) -> list[list[int]]:
-    """The chain by its counters; each page by itself where some rose and others fell."""
-    totals = {place: _totals(pages[place]) for place in chain}
-    ordered = sorted(chain, key=lambda place: (math.fsum(totals[place].values()), pages[place].total(_USED) or 0.0))
-    for before, after in pairwise(ordered):
-        if any(totals[after].get(name, value) < value for name, value in totals[before].items()):
-            return [[place] for place in chain]
-    return [ordered]
-
-
-def _totals(page: Page) -> dict[str, float]:
-    names = (name for name in page.by_name if name.startswith("vllm:") and name.endswith(("_total", "_count")))
-    return {name: value for name in names if (value := page.total(name)) is not None}
+    # Each chain by its counters; each page by itself where some rose and others fell.
+    ordered: list[list[int]] = []
+    for chain in found:
+        totals = {
+            place: {
+                name: total
+                for name in pages[place].by_name
+                if name.startswith("vllm:") and name.endswith(("_total", "_count"))
+                and (total := pages[place].total(name)) is not None
+            }
+            for place in chain
+        }  # fmt: skip
+        risen = sorted(chain, key=lambda place: (math.fsum(totals[place].values()), pages[place].total(_USED) or 0.0))
+        fell = any(
+            totals[after].get(name, value) < value
+            for before, after in pairwise(risen)
+            for name, value in totals[before].items()
+        )
+        ordered += [[place] for place in chain] if fell else [risen]
+    return ordered

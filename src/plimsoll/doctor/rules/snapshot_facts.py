@@ -8,7 +8,7 @@ whole pages (2 MiB in the pool for small requests, else 20 MiB) and keeps the re
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -38,6 +38,11 @@ class Block(NamedTuple):
     requested: int | None  # what was asked for, before torch rounded it up; None where that was not recorded
     state: str  # LIVE, PENDING or FREE
     stack: int  # a place in `Snapshot.stacks`; NO_STACK where none was recorded
+
+    @property
+    def asked(self) -> int:
+        """By which equal requests are told: they may get blocks of different sizes."""
+        return self.requested or self.size
 
 
 class Segment(NamedTuple):
@@ -210,16 +215,15 @@ def categories(snapshot: Snapshot, hints: LogHints | None = None) -> BlockCatego
     return BlockCategories(tuple(named), frozenset(by_size - {Category.UNKNOWN}))
 
 
-def _asked(block: Block) -> int:
-    """Equal requests may get blocks of different sizes; blocks of equal requests are told by what was asked for."""
-    return block.requested or block.size
-
-
 class _Sizes:
     """Names one device's blocks without a stack by their sizes."""
 
     def __init__(self, snapshot: Snapshot, device: int, stacks: list[Category], hints: LogHints) -> None:
-        live = list(_live(snapshot, device))
+        live = [
+            (segment, block)
+            for segment in snapshot.segments if segment.device == device
+            for block in segment.blocks if block.state != FREE
+        ]  # fmt: skip
         by_stack = {stacks[block.stack] for _, block in live if block.stack != NO_STACK}
         self.has_kv = Category.KV in by_stack
         total = sum(block.size for _, block in live)
@@ -232,8 +236,8 @@ class _Sizes:
         self.held: Counter[int] = Counter()  # bytes by what was asked for
         for segment, block in live:
             if block.stack == NO_STACK and segment.pool not in self.graph_pools:
-                self.counts[_asked(block)] += 1
-                self.held[_asked(block)] += block.size
+                self.counts[block.asked] += 1
+                self.held[block.asked] += block.size
         self.named = dict.fromkeys(self._layers(total), Category.WEIGHTS_OR_KV)
         if (huge := self._huge(total, is_alone=len(live) == 1)) and _may_be_kv(self.held[huge], hints.kv_bytes):
             self.named[huge] = Category.KV
@@ -285,19 +289,11 @@ class _Sizes:
 
     def category(self, segment: Segment, block: Block) -> Category:
         """A block without a stack."""
-        return Category.GRAPHS if segment.pool in self.graph_pools else self.named.get(_asked(block), Category.UNKNOWN)
+        return Category.GRAPHS if segment.pool in self.graph_pools else self.named.get(block.asked, Category.UNKNOWN)
 
 
 def _may_be_kv(held: int, stated: int | None) -> bool:
     return stated is None or stated * (1 - _KV_UNUSED) - PRINTED_TOLERANCE <= held <= stated + PRINTED_TOLERANCE
-
-
-def _live(snapshot: Snapshot, device: int) -> Iterator[tuple[Segment, Block]]:
-    for segment in snapshot.segments:
-        if segment.device == device:
-            for block in segment.blocks:
-                if block.state != FREE:
-                    yield segment, block
 
 
 SMALL_PAGE, LARGE_PAGE = 2 * _MIB, 20 * _MIB
@@ -378,13 +374,34 @@ def device_facts(snapshot: Snapshot, named: BlockCategories) -> tuple[DeviceFact
 
 def _of_device(snapshot: Snapshot, named: BlockCategories, device: int, places: Sequence[int]) -> DeviceFacts:
     segments = [snapshot.segments[place] for place in places]
-    holes = [hole for place in places for hole in _holes(snapshot.segments[place], place)]
     common = [segment for segment in segments if segment.pool == DEFAULT_POOL]
     private = [segment for segment in segments if segment.pool != DEFAULT_POOL]
-    whole = sum(segment.size for segment in common if _is_free(segment))
     live = [block for segment in segments for block in segment.blocks if block.state == LIVE]
-    pins = [pin for place in places if (pin := _pin(snapshot.segments[place], place, named)) is not None]
     asked = [block.requested for block in live]
+    whole, holes, pins = 0, [], []
+    by_category: dict[Category, list[int]] = defaultdict(list)
+    by_stack: dict[tuple[int, Category], list[int]] = defaultdict(list)
+    for place, segment in zip(places, segments, strict=True):
+        held = [(b, category) for b, category in zip(segment.blocks, named.blocks[place], strict=True) if category is not None]
+        for block, category in held:
+            by_category[category].append(block.size)
+            if block.stack:
+                by_stack[block.stack, category].append(block.size)
+        if segment.pool != DEFAULT_POOL:
+            continue
+        if all(block.state == FREE for block in segment.blocks):
+            whole += segment.size
+            continue
+        gaps = [Gap(place, b.address, b.size, b.size - _whole_pages(segment, b)) for b in segment.blocks if b.state == FREE]
+        holes += gaps
+        pinned, in_use = sum(gap.pinned for gap in gaps), sum(block.size for block, _ in held)
+        if pinned >= _PIN_BYTES and in_use <= _PIN_SHARE * segment.size:  # little memory pins it
+            largest, category = max(held, key=lambda pair: pair[0].size)
+            pins.append(Pin(place, in_use, len(held), pinned, largest, category))
+    parts = [
+        CategoryUse(category, sum(sizes), len(sizes), category in named.by_size) for category, sizes in by_category.items()
+    ]
+    stacks = [StackUse(stack, category, sum(sizes), len(sizes)) for (stack, category), sizes in by_stack.items()]
     return DeviceFacts(
         device=device, reserved=sum(segment.size for segment in segments), allocated=sum(block.size for block in live),
         active=sum(block.size for segment in segments for block in segment.blocks if block.state != FREE),
@@ -394,23 +411,10 @@ def _of_device(snapshot: Snapshot, named: BlockCategories, device: int, places: 
         rounding=None if None in asked else sum(block.size for block in live) - sum(size or 0 for size in asked),
         segments=len(segments), expandable_segments=sum(segment.is_expandable for segment in segments),
         largest_free=max((b.size for segment in common for b in segment.blocks if b.state == FREE), default=0),
-        holes=tuple(holes), parts=_parts(snapshot, named, places),
-        pins=tuple(sorted(pins, key=lambda pin: -pin.gap_bytes)[:_PINS_KEPT]), stacks=_stacks(snapshot, named, places),
+        holes=tuple(holes), parts=tuple(sorted(parts, key=lambda part: -part.bytes)),
+        pins=tuple(sorted(pins, key=lambda pin: -pin.gap_bytes)[:_PINS_KEPT]),
+        stacks=tuple(sorted(stacks, key=lambda use: -use.bytes)[:_STACKS_KEPT]),
     )  # fmt: skip
-
-
-def _is_free(segment: Segment) -> bool:
-    return all(block.state == FREE for block in segment.blocks)
-
-
-def _holes(segment: Segment, place: int) -> list[Gap]:
-    if segment.pool != DEFAULT_POOL or _is_free(segment):
-        return []
-    return [
-        Gap(place, block.address, block.size, block.size - _whole_pages(segment, block))
-        for block in segment.blocks
-        if block.state == FREE
-    ]
 
 
 def _whole_pages(segment: Segment, block: Block) -> int:
@@ -420,41 +424,6 @@ def _whole_pages(segment: Segment, block: Block) -> int:
     page = SMALL_PAGE if segment.is_small else LARGE_PAGE
     start = block.address - segment.address
     return max(0, (start + block.size) // page - -(-start // page)) * page
-
-
-def _pin(segment: Segment, place: int, named: BlockCategories) -> Pin | None:
-    """The segment as one that little memory pins, if it is one."""
-    gap = sum(hole.pinned for hole in _holes(segment, place))
-    if gap < _PIN_BYTES:
-        return None
-    held = [
-        (block, category) for block, category in zip(segment.blocks, named.blocks[place], strict=True) if category is not None
-    ]
-    live = sum(block.size for block, _ in held)
-    if live > _PIN_SHARE * segment.size:
-        return None
-    block, category = max(held, key=lambda pair: pair[0].size)
-    return Pin(place, live, len(held), gap, block, category)
-
-
-def _parts(snapshot: Snapshot, named: BlockCategories, places: Sequence[int]) -> tuple[CategoryUse, ...]:
-    sizes: dict[Category, list[int]] = defaultdict(list)
-    for place in places:
-        for block, category in zip(snapshot.segments[place].blocks, named.blocks[place], strict=True):
-            if category is not None:
-                sizes[category].append(block.size)
-    parts = [CategoryUse(category, sum(held), len(held), category in named.by_size) for category, held in sizes.items()]
-    return tuple(sorted(parts, key=lambda part: -part.bytes))
-
-
-def _stacks(snapshot: Snapshot, named: BlockCategories, places: Sequence[int]) -> tuple[StackUse, ...]:
-    held: dict[tuple[int, Category], list[int]] = defaultdict(list)
-    for place in places:
-        for block, category in zip(snapshot.segments[place].blocks, named.blocks[place], strict=True):
-            if category is not None and block.stack:
-                held[block.stack, category].append(block.size)
-    uses = [StackUse(stack, category, sum(sizes), len(sizes)) for (stack, category), sizes in held.items()]
-    return tuple(sorted(uses, key=lambda use: -use.bytes)[:_STACKS_KEPT])
 
 
 def sized(size: int) -> str:

@@ -18,9 +18,9 @@ from plimsoll.doctor.rules.trend_growth import (
     SEVERE_STORM,
     STORM,
     EngineSample,
+    Forecast,
     Growth,
     MetricSeries,
-    QueueSpan,
     ahead,
     duration,
     forecast,
@@ -32,7 +32,8 @@ from plimsoll.doctor.rules.trend_growth import (
     recomputed_share,
     saturated,
 )
-from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
+from plimsoll.doctor.words import finding
+from plimsoll.findings import Code, Evidence, Finding, Severity
 from plimsoll.units import GIB, MIB, format_gib
 from plimsoll.vllm.log_lines import KV_SIZE, PERIODIC_STATS
 
@@ -50,11 +51,8 @@ class EngineId(NamedTuple):
     engine: str
 
 
-class PreemptionWarning(NamedTuple):
-    """One warning of the first engine (V0), which it prints at every fiftieth preemption."""
-
-    line: LogLine
-    total: int
+# The smallest --max-num-seqs that vLLM takes where none is given.
+_LEAST_DEFAULT = 128.0
 
 
 @functools.cache
@@ -68,12 +66,9 @@ def _patterns() -> tuple[re.Pattern[str], ...]:
     )
 
 
-# The smallest --max-num-seqs that vLLM takes where none is given.
-_LEAST_DEFAULT = 128.0
-
-
 def moments_of_log(log: Log) -> Mapping[EngineId, Sequence[EngineSample]]:
     """The periodic lines of each engine in their order; without times of their own they count ten seconds each."""
+    periodic, rank, *others = _patterns()
     found: dict[EngineId, list[EngineSample]] = {}
     most = None
     for line in log.lines:
@@ -82,66 +77,27 @@ def moments_of_log(log: Log) -> Mapping[EngineId, Sequence[EngineSample]]:
                 given = re.search(r"'max_num_seqs': (\d{1,9})", line.text)
                 most = float(given[1]) if given else _LEAST_DEFAULT
             continue
-        whose, moment = _moment(line)
-        if moment is None:
+        text = line.text[:TEXT_MAX]
+        said, engine = periodic.search(text), rank.search(text)
+        names = ("running", "waiting", "kv_percent", "prompt_per_s", "generation_per_s")
+        running, waiting, percent, prompt, generation = (_number(said[name]) if said else None for name in names)
+        if running is None or waiting is None:
             continue
-        of_it = found.setdefault(whose, [])
-        if line.at is None:
-            moment = moment._replace(at_s=of_it[-1].at_s + EVERY_S if of_it else 0.0)
-        of_it.append(moment._replace(most_running=most))
+        swapped, preempted, hits = (_number(more[1]) if (more := one.search(text)) else None for one in others)
+        of_it = found.setdefault(EngineId(line.server, line.process, str(int(engine[1])) if engine else ""), [])
+        at = line.at if line.at is not None else of_it[-1].at_s + EVERY_S if of_it else 0.0
+        of_it.append(EngineSample(
+            at, running, waiting, percent / 100 if percent is not None else None, prompt, generation, swapped, preempted,
+            hits / 100 if hits is not None else None, line.number, text, most,
+        ))  # fmt: skip
     return found
-
-
-def preemptions_of_log(log: Log) -> Mapping[EngineId, Sequence[PreemptionWarning]]:
-    """The warnings of the first engine about preemption, process by process."""
-    total = re.compile(r"total_num_cumulative_preemption=(\d{1,12})")
-    found: dict[EngineId, list[PreemptionWarning]] = {}
-    for line in log.lines:
-        if _PREEMPTED in line.text and "KV cache" in line.text:
-            said = total.search(line.text)
-            found.setdefault(EngineId(line.server, line.process, ""), []).append(
-                PreemptionWarning(line, int(said[1]) if said else 1)
-            )
-    return found
-
-
-def kv_tokens_of_log(log: Log) -> float | None:
-    """How many tokens the KV cache holds, as the start said; the last word counts."""
-    pattern = re.compile(KV_SIZE)
-    found: float | None = None
-    for line in log.lines:
-        if "KV cache size: " in line.text and (said := pattern.search(line.text[:TEXT_MAX])) is not None:
-            text = said["tokens"].replace(",", "")
-            found = float(text) if text and len(text) < 16 else found
-    return found
-
-
-def _moment(line: LogLine) -> tuple[EngineId, EngineSample | None]:
-    periodic, rank, swapped, preempted, hits = _patterns()
-    text = line.text[:TEXT_MAX]
-    engine = rank.search(text)
-    whose = EngineId(line.server, line.process, engine[1].lstrip("0") or "0" if engine else "")
-    said = periodic.search(text)
-    if said is None:
-        return whose, None
-    numbers = [_number(said[name]) for name in ("running", "waiting", "kv_percent", "prompt_per_s", "generation_per_s")]
-    running, waiting, percent, prompt, generation = numbers
-    if running is None or waiting is None:
-        return whose, None
-    more = [_number(found[1]) if (found := one.search(text)) else None for one in (swapped, preempted, hits)]
-    moment = EngineSample(
-        line.at or 0.0, running, waiting, percent / 100 if percent is not None else None, prompt, generation,
-        more[0], more[1], more[2] / 100 if more[2] is not None else None, line.number, text,
-    )  # fmt: skip
-    return whose, moment
 
 
 def _number(text: str) -> float | None:
     try:
-        value = float(text[:24])
+        return float(text[:24])
     except ValueError:
         return None
-    return value
 
 
 PREEMPTIONS_LEAST = 10.0
@@ -155,7 +111,25 @@ def judge_queue(moments: Sequence[EngineSample], source: str, who: str) -> Findi
     """kv.saturated or engine.saturated, if a queue lasted; None for a busy server with a short queue."""
     full = saturated(moments)
     if full is not None:
-        return _full_finding(full, moments, source, who)
+        share = sum(is_full(m.kv, m.running, m.most_running) for m in moments) / len(moments)
+        most = max(full.moments, key=lambda m: m.waiting)
+        running = median(m.running for m in full.moments)
+        # The hit rate often falls with it, and then more is computed again: worth a word, no finding of its own.
+        before = [m.hit_rate for m in moments if m.hit_rate is not None and m.at_s < full.moments[0].at_s]
+        during = [m.hit_rate for m in full.moments if m.hit_rate is not None]
+        fell = before and during and max(before) >= 0.2 and median(during) < max(before) / 4
+        because = (
+            f"For {duration(full.seconds)} the KV cache of {who} was full ({full.full:.0%} of that time) while requests "
+            f"waited: up to {most.waiting:.0f}, with {running:.0f} running. Over all that was seen it was full {share:.0%} of "
+            f"the time."
+            + (f" The prefix cache's hit rate fell from {max(before):.0%} to {median(during):.0%} with it." if fell else "")
+            + " No forecast: it is at its limit already."
+        )
+        return finding(
+            "kv-saturated", _lines(source, full.moments[0], full.moments[-1], most), because,
+            confidence=0.85 if full.seconds >= _LONG_S else 0.7, first=kv_remedies({}, {"running": running}),
+            not_a_remedy=KV_NOT_REMEDIES,
+        )  # fmt: skip
     grown = overrun(moments)
     if grown is None:
         return None
@@ -166,31 +140,8 @@ def judge_queue(moments: Sequence[EngineSample], source: str, who: str) -> Findi
         f"{running:.0f} running and the KV cache {usage:.0%} full: --max-num-seqs or the GPU's speed is the limit, not memory. "
         "No forecast: a queue has no limit."
     )
-    return Finding(
-        Code.ENGINE_SATURATED, Severity.WARNING, 0.6, "More requests arrive than the engine serves, with room in the KV cache",
-        because, _engine_ends(grown, source), saturated_remedies(running, usage), ("more KV cache: it is not full",),
-    )  # fmt: skip
-
-
-def _full_finding(full: QueueSpan, moments: Sequence[EngineSample], source: str, who: str) -> Finding:
-    share = sum(is_full(m.kv, m.running, m.most_running) for m in moments) / len(moments)
-    most = max(full.moments, key=lambda m: m.waiting)
-    running = median(m.running for m in full.moments)
-    # The hit rate often falls with it, and then more is computed again: worth a word, no finding of its own.
-    before = [m.hit_rate for m in moments if m.hit_rate is not None and m.at_s < full.moments[0].at_s]
-    during = [m.hit_rate for m in full.moments if m.hit_rate is not None]
-    fell = before and during and max(before) >= 0.2 and median(during) < max(before) / 4
-    because = (
-        f"For {duration(full.seconds)} the KV cache of {who} was full ({full.full:.0%} of that time) while requests waited: "
-        f"up to {most.waiting:.0f}, with {running:.0f} running. Over all that was seen it was full {share:.0%} of the time."
-        + (f" The prefix cache's hit rate fell from {max(before):.0%} to {median(during):.0%} with it." if fell else "")
-        + " No forecast: it is at its limit already."
-    )
-    return Finding(
-        Code.KV_SATURATED, Severity.WARNING, 0.85 if full.seconds >= _LONG_S else 0.7,
-        "The KV cache is full and requests queue for it", because,
-        (*_engine_ends(full, source), *_line(most, source)), kv_remedies({}, {"running": running}), KV_NOT_REMEDIES,
-    )  # fmt: skip
+    offers = saturated_remedies(running, usage)
+    return finding("engine-saturated", _lines(source, first, last), because, confidence=0.6, first=offers)
 
 
 def judge_recompute(
@@ -205,45 +156,43 @@ def judge_recompute(
         f"{preemptions:.0f} preemptions on {who} in {duration(seconds)}: up to {share:.0%} of all computed tokens were "
         "recomputed. No forecast: it is at its limit already."
     )
-    return Finding(
-        Code.KV_PREEMPTION_STORM, Severity.CRITICAL if share >= SEVERE_STORM else Severity.WARNING, 0.85,
-        "Requests are preempted and recomputed", because,
-        evidence or (Evidence(source, f"{preemptions:.0f} preemptions"),), kv_remedies({}, figures), KV_NOT_REMEDIES,
+    return finding(
+        "preemption-storm", evidence or (Evidence(source, f"{preemptions:.0f} preemptions"),), because,
+        severity=Severity.CRITICAL if share >= SEVERE_STORM else None, first=kv_remedies({}, figures),
+        not_a_remedy=KV_NOT_REMEDIES,
     )  # fmt: skip
 
 
 def judge_log_preemption(moments: Sequence[EngineSample], kv_tokens: float | None, source: str, who: str) -> Finding | None:
     """The same from periodic lines: some count preemptions in them, the first engine shows what it swapped out."""
     hit = [m for m in moments if (m.preempted or 0.0) > 0]
+    count = sum(m.preempted or 0.0 for m in hit)
     if hit:
         busy = [m for m in moments if m.at_s >= hit[0].at_s and m.at_s <= hit[-1].at_s]
         seconds = max(10.0, hit[-1].at_s - hit[0].at_s)
-        preempted = sum(m.preempted or 0.0 for m in hit)
         every = seconds / max(1, len(busy) - 1) if len(busy) > 1 else 10.0
         done = sum((m.prompt_per_s or 0.0) + (m.generation_per_s or 0.0) for m in busy) * every
         lengths = [kv_tokens * m.kv / m.running for m in busy if kv_tokens and m.kv and m.running]
-        running = median(m.running for m in hit)
         if lengths:
-            evidence = tuple(one for m in (hit[0], hit[-1]) for one in _line(m, source))
-            return judge_recompute(preempted, done, median(lengths), seconds, source, who, evidence, {"running": running})
-        return _counted(hit, preempted, running, source, who) if preempted >= PREEMPTIONS_LEAST else None
-    swapped = [m for m in moments if (m.swapped or 0.0) > 0]
-    if len(swapped) < _SWAPPED_LEAST:
-        return None
-    return _counted(swapped, max(m.swapped or 0.0 for m in swapped), median(m.running for m in swapped), source, who)
-
-
-def _counted(hit: Sequence[EngineSample], count: float, running: float, source: str, who: str) -> Finding | None:
+            evidence, figures = _lines(source, hit[0], hit[-1]), {"running": median(m.running for m in hit)}
+            return judge_recompute(count, done, median(lengths), seconds, source, who, evidence, figures)
+        if count < PREEMPTIONS_LEAST:
+            return None
+    else:
+        hit = [m for m in moments if (m.swapped or 0.0) > 0]
+        count = max((m.swapped or 0.0 for m in hit), default=0.0)
+        if len(hit) < _SWAPPED_LEAST:
+            return None
+    running = median(m.running for m in hit)
     if len(hit) < _SWAPPED_LEAST and count < running:
         return None
     because = (
         f"{len(hit)} periodic lines of {who} show preempted requests ({count:.0f} with {running:.0f} running)."
         " The recompute share cannot be known from this log. No forecast: it is at its limit already."
     )
-    return Finding(
-        Code.KV_PREEMPTION_STORM, Severity.WARNING, 0.55, "Requests are preempted and recomputed", because,
-        tuple(one for m in (hit[0], hit[-1]) for one in _line(m, source)),
-        kv_remedies({}, {"running": running}), KV_NOT_REMEDIES,
+    return finding(
+        "preemption-storm", _lines(source, hit[0], hit[-1]), because, confidence=0.55,
+        first=kv_remedies({}, {"running": running}), not_a_remedy=KV_NOT_REMEDIES,
     )  # fmt: skip
 
 
@@ -253,10 +202,7 @@ def stuck_finding(seconds: float, work: float, who: str, evidence: tuple[Evidenc
         f"{who.capitalize()} has {work:.0f} requests and made no token in the last {duration(seconds)} that were seen. "
         "A paused engine and one very long prompt look the same. No forecast: a stuck step does not return."
     )
-    return Finding(
-        Code.ENGINE_WEDGED, Severity.CRITICAL, confidence, "The engine has work and makes no step", because, evidence,
-        wedge_remedies(), ("more memory: nothing here says that memory is the cause",),
-    )  # fmt: skip
+    return finding("wedged-for-long", evidence, because, confidence=confidence, first=wedge_remedies())
 
 
 def judge_stuck_log(moments: Sequence[EngineSample], last_at_s: float | None, source: str, who: str) -> Finding | None:
@@ -277,19 +223,16 @@ def judge_stuck_log(moments: Sequence[EngineSample], last_at_s: float | None, so
     lasted = said_s >= STUCK_LOG_S or len(still) >= 7
     if not lasted and seconds < 2 * STUCK_LOG_S:
         return None
-    evidence = tuple(one for m in (still[-1], still[0]) for one in _line(m, source))
+    evidence = _lines(source, still[-1], still[0])
     return stuck_finding(seconds, still[0].running + still[0].waiting, who, evidence, 0.7 if lasted else 0.5)
 
 
-def _engine_ends(stretch: QueueSpan, source: str) -> tuple[Evidence, ...]:
-    return tuple(one for m in (stretch.moments[0], stretch.moments[-1]) for one in _line(m, source))
-
-
-def _line(moment: EngineSample, source: str) -> tuple[Evidence, ...]:
-    text = moment.text or (
-        f"running {moment.running:.0f}, waiting {moment.waiting:.0f}, KV cache {moment.kv or 0:.1%} @{moment.at_s:.0f}"
-    )
-    return (Evidence(source, text, moment.number),)
+def _lines(source: str, *moments: EngineSample) -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(source, m.text or f"running {m.running:.0f}, waiting {m.waiting:.0f}, KV cache {m.kv or 0:.1%} @{m.at_s:.0f}",
+                 m.number)
+        for m in moments
+    )  # fmt: skip
 
 
 GPU_LEAST = 64.0 * MIB
@@ -301,25 +244,46 @@ _HELD_LEAST = 512.0 * MIB
 _WHERE = ("instance", "pod", "exported_pod", "container", "job", "gpu", "UUID", "device", "worker", "rank", "engine")
 
 
-def judge_gpu(series: Sequence[MetricSeries], source: str) -> list[Finding]:
-    """Growth of what torch cannot give back; where only the driver's figure is known, of that, with less confidence."""
+def judge_memory(series: Sequence[MetricSeries], source: str) -> list[Finding]:
+    """Growth of what torch cannot give back, and of the host's memory; of less telling figures only where nothing better is."""
     rising = _retries(series)
     own = list(_held(series))
-    watched = own or [one for one in series if one.figure == "gpu_used"]
-    growing = _growing(watched, series, GPU_LEAST)
-    found = [_gpu_finding(one, grown, series, source, rising, is_own=bool(own)) for one, grown in growing]
+    on_gpu = own or [one for one in series if one.figure == "gpu_used"]
+    found = [
+        _gpu_finding(one, grown, series, source, rising, is_own=bool(own)) for one, grown in _growing(on_gpu, series, GPU_LEAST)
+    ]
     if rising is not None:
         found.append(_retry_finding(rising, series, source, is_growing=bool(found)))
+    resident = [one for one in series if one.figure in ("host_resident", "container_resident")]
+    is_sure = bool(resident)
+    for one, grown in _growing(
+        resident or [one for one in series if one.figure == "container_working_set"], series, HOST_LEAST
+    ):
+        limit = _last(_partner(series, one, "container_limit"))
+        limit = limit if limit is not None and 0 < limit < _NO_LIMIT else None
+        coming = forecast(grown, limit)
+        files = "" if is_sure else " The working set holds cached files too, which the kernel drops when it must."
+        because, confidence = _grown(
+            f"The host memory of {_who(one)}", grown, coming, limit, series, one, files, 0.8 if is_sure else 0.4
+        )
+        soon = coming is not None and coming.likely_s < DAY_S and is_sure
+        severity = Severity.CRITICAL if soon else None
+        found.append(finding("host-growth", _shown(one, source), because, severity=severity, confidence=confidence))
     return found
 
 
-def judge_host(series: Sequence[MetricSeries], source: str) -> list[Finding]:
-    """Growth of host memory: of processes and containers; of the working set only where nothing better is known."""
-    watched = [one for one in series if one.figure in ("host_resident", "container_resident")]
-    has_better = bool(watched)
-    watched = watched or [one for one in series if one.figure == "container_working_set"]
-    growing = _growing(watched, series, HOST_LEAST)
-    return [_host_finding(one, grown, series, source, is_sure=has_better) for one, grown in growing]
+def _grown(
+    what: str, grown: Growth, coming: Forecast | None, limit: float | None, series: Sequence[MetricSeries], one: MetricSeries,
+    caveat: str, confidence: float,
+) -> tuple[str, float]:  # fmt: skip
+    """The sentence on growing memory, and how sure it is."""
+    is_short = grown.span_s < DAY_S and _load(series, one) is None
+    caution = " Less than a day was seen, and no load beside it: a daily rhythm would look the same." if is_short else ""
+    because = (
+        f"{what} grew by {format_gib(round(grown.rise))} in {duration(grown.span_s)}, {rate(grown)}, "
+        f"and goes on (chance {max(grown.chance, 1e-9):.0e}). {ahead(coming, limit)}{caveat}{caution}"
+    )
+    return because, min(confidence, 0.5) if caution else confidence
 
 
 def _growing(
@@ -350,62 +314,24 @@ def _gpu_finding(
     total, shown, free = (_last(_partner(series, one, f"gpu_{name}")) for name in ("total", "used", "free"))
     if not total and shown is not None and free is not None and shown + free > GIB:
         total = shown + free
-    used = shown if is_own else grown.level
-    coming = forecast(grown, total, used)
+    coming = forecast(grown, total, shown if is_own else grown.level)
     what = "What torch cannot give back" if is_own else "The memory in use"
-    caution, confidence = _caution(grown, series, one), 0.85 if is_own else 0.6
-    because = (
-        f"{what} on {_who(one)} grew by {format_gib(round(grown.rise))} in {duration(grown.span_s)}, {rate(grown)}, "
-        f"and goes on (chance {max(grown.chance, 1e-9):.0e}). {ahead(coming, total)}"
-        + ("" if is_own else " What torch could give back is in this figure: plimsoll's allocator metrics would tell.")
-        + caution
-        + (
-            " Allocations already fail at first and are tried again: that is the sign that comes before the end."
-            if rising
-            else ""
-        )
-    )
+    caveat = "" if is_own else " What torch could give back is in this figure: plimsoll's allocator metrics would tell."
+    sure = 0.85 if is_own else 0.6
+    because, confidence = _grown(f"{what} on {_who(one)}", grown, coming, total, series, one, caveat, sure)
+    if rising:
+        because += " Allocations already fail at first and are tried again: that is the sign that comes before the end."
     soon = coming is not None and coming.likely_s < DAY_S
-    return Finding(
-        Code.GPU_GROWTH, Severity.CRITICAL if soon or rising else Severity.WARNING,
-        min(confidence, 0.5) if caution else confidence, "GPU memory grows and is not given back",
-        because, _shown(one, source),
-        (
-            Remedy("take two memory snapshots of a worker some hours apart", "their difference names the code that keeps it"),
-            Remedy("restart the replica in a quiet hour until it is mended", "nothing else gives this memory back"),
-        ),
-        ("torch.cuda.empty_cache and compaction: this memory is not free inside torch",) if is_own else (),
-    )  # fmt: skip
-
-
-def _host_finding(one: MetricSeries, grown: Growth, series: Sequence[MetricSeries], source: str, *, is_sure: bool) -> Finding:
-    limit = _last(_partner(series, one, "container_limit"))
-    limit = limit if limit is not None and 0 < limit < _NO_LIMIT else None
-    coming = forecast(grown, limit)
-    caution, confidence = _caution(grown, series, one), 0.8 if is_sure else 0.4
-    because = (
-        f"The host memory of {_who(one)} grew by {format_gib(round(grown.rise))} in {duration(grown.span_s)}, {rate(grown)}, "
-        f"and goes on (chance {max(grown.chance, 1e-9):.0e}). {ahead(coming, limit)}"
-        + ("" if is_sure else " The working set holds cached files too, which the kernel drops when it must.")
-        + caution
-    )
-    soon = coming is not None and coming.likely_s < DAY_S and is_sure
-    return Finding(
-        Code.HOST_GROWTH, Severity.CRITICAL if soon else Severity.WARNING,
-        min(confidence, 0.5) if caution else confidence, "Host memory grows and is not given back",
-        because, _shown(one, source),
-        (
-            Remedy("make the cache of images and audio smaller", "it is kept in host memory", "--mm-processor-cache-gb"),
-            Remedy("restart the replica before the limit", "the kernel would kill it in the middle of its work"),
-        ),
-        ("--gpu-memory-utilization: it rules the GPU's memory, not the host's",),
+    return finding(
+        "torch-growth" if is_own else "gpu-growth", _shown(one, source), because, confidence=confidence,
+        severity=Severity.CRITICAL if soon or rising else None,
     )  # fmt: skip
 
 
 def _retry_finding(rising: MetricSeries, series: Sequence[MetricSeries], source: str, *, is_growing: bool) -> Finding:
     allocated, reserved = (_last(_partner(series, rising, f"torch_{name}")) for name in ("allocated", "reserved"))
     unused = reserved - allocated if reserved is not None and allocated is not None else None
-    failed = sum(_memory_increase(one) for one in series if one.figure == "torch_ooms")
+    failed = sum(_increase(one) for one in series if one.figure == "torch_ooms")
     split = unused is not None and unused >= _HELD_LEAST
     if unused is None:
         said = "How much torch holds unused is not known."
@@ -414,21 +340,14 @@ def _retry_finding(rising: MetricSeries, series: Sequence[MetricSeries], source:
     else:
         said = f"torch holds only {format_gib(round(unused))} unused: the card is really full rather than cut into pieces."
     because = (
-        f"On {_who(rising)} torch had to free its cache and try again {_memory_increase(rising):.0f} times in "
+        f"On {_who(rising)} torch had to free its cache and try again {_increase(rising):.0f} times in "
         f"{duration(rising.times[-1] - rising.times[0])}, also in the last half of it. {said}"
         + (f" {failed:.0f} allocations failed for good." if failed else "")
         + " No forecast: the size of the next request decides."
     )
-    return Finding(
-        Code.ALLOCATOR_FRAGMENTATION, Severity.CRITICAL if failed or is_growing else Severity.WARNING,
-        0.75 if split else 0.35, "The allocator finds no room at the first try, again and again", because,
-        _shown(rising, source),
-        (
-            Remedy("let segments grow", "pieces then join", "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
-            Remedy("leave more of the card to activations", "less is then cut", "--gpu-memory-utilization"),
-        ),
-        ("raising --gpu-memory-utilization: it takes away the very room that is missing",),
-    )  # fmt: skip
+    severity = Severity.CRITICAL if failed or is_growing else None
+    confidence = 0.75 if split else None
+    return finding("allocation-retries", _shown(rising, source), because, severity=severity, confidence=confidence)
 
 
 def _retries(series: Sequence[MetricSeries]) -> MetricSeries | None:
@@ -439,17 +358,13 @@ def _retries(series: Sequence[MetricSeries]) -> MetricSeries | None:
             rises = [t for (_, a), (t, b) in pairwise(zip(one.times, one.values, strict=True)) if b > a]
             if len(rises) >= 2 and rises[-1] >= (one.times[0] + one.times[-1]) / 2:
                 found.append(one)
-    return max(found, key=_memory_increase, default=None)
+    return max(found, key=_increase, default=None)
 
 
-def _memory_increase(one: MetricSeries) -> float:
-    return sum(b - a for a, b in pairwise(v for v in one.values if math.isfinite(v)) if b > a)
-
-
-def _caution(grown: Growth, series: Sequence[MetricSeries], one: MetricSeries) -> str:
-    if grown.span_s < DAY_S and _load(series, one) is None:
-        return " Less than a day was seen, and no load beside it: a daily rhythm would look the same."
-    return ""
+def _increase(one: MetricSeries, *, over_restarts: bool = False) -> float:
+    """By how much a counter rose; what it counted after a restart belongs to it only where that is asked for."""
+    steps = pairwise(v for v in one.values if math.isfinite(v))
+    return sum(b - a if b >= a else b for a, b in steps if b > a or over_restarts)
 
 
 def _load(series: Sequence[MetricSeries], one: MetricSeries) -> tuple[Sequence[float], Sequence[float]] | None:
@@ -497,7 +412,7 @@ _Engine = Mapping[str, Sequence[MetricSeries]]
 
 def judge_trends(series: Sequence[MetricSeries], source: str) -> tuple[Finding, ...]:
     """The findings of a time range; of several series with the same trouble the worst stands for all."""
-    found = judge_gpu(series, source) + judge_host(series, source)
+    found = judge_memory(series, source)
     end_s = max((s.times[-1] for s in series if s.times), default=0.0)
     for key, engine in _engines(series).items():
         labels = dict(key)
@@ -508,32 +423,44 @@ def judge_trends(series: Sequence[MetricSeries], source: str) -> tuple[Finding, 
 
 def judge_log_trends(log: Log) -> tuple[Finding, ...]:
     """The findings of a log's periodic lines and preemption warnings."""
-    found = list(judge_preemption_lines(log))
-    warned = bool([f for f in found if f.severity is not Severity.INFO])
-    tokens = kv_tokens_of_log(log)
-    ends = _ends(log)
+    warnings: dict[EngineId, list[tuple[LogLine, int]]] = {}
+    heard: dict[str, float] = {}  # when each server was last: a wedged engine's web server may still speak
+    timed: set[tuple[str, str]] = set()
+    tokens = None
+    for line in log.lines:
+        if line.at is not None:
+            heard[line.server] = line.at
+            timed.add((line.server, line.process))
+        if _PREEMPTED in line.text and "KV cache" in line.text:
+            counted = re.search(r"total_num_cumulative_preemption=(\d{1,12})", line.text)
+            whose = EngineId(line.server, line.process, "")
+            warnings.setdefault(whose, []).append((line, int(counted[1]) if counted else 1))
+        elif "KV cache size: " in line.text and (said := re.search(KV_SIZE, line.text[:TEXT_MAX])) is not None:
+            size = said["tokens"].replace(",", "")
+            tokens = float(size) if size and len(size) < 16 else tokens  # the last word counts
+    found = list(_worst_of_each(_warned(lines, log.source) for lines in warnings.values()))
+    warned = any(one.severity is not Severity.INFO for one in found)
     for whose, moments in moments_of_log(log).items():
         who = f"engine {whose.engine}" if whose.engine else "the engine"
         storm = judge_log_preemption(moments, tokens, log.source, who)
         queue = judge_queue(moments, log.source, who)
         if queue is not None and queue.code is Code.KV_SATURATED and (storm is not None or warned):
             queue = None  # the same trouble, and the storm says more
-        stuck = judge_stuck_log(moments, ends.get((whose.server, whose.process)), log.source, who)
+        end = heard.get(whose.server) if (whose.server, whose.process) in timed else None
+        stuck = judge_stuck_log(moments, end, log.source, who)
         found += [one for one in (storm, queue, stuck) if one is not None]
     return _worst_of_each(found)
 
 
-def judge_preemption_lines(log: Log) -> tuple[Finding, ...]:
+def _warned(lines: Sequence[tuple[LogLine, int]], source: str) -> Finding:
     """The first engine's own warnings: a storm if it threw out many in a short time, otherwise no more than a word."""
-    found = [_warned(lines, log.source) for lines in preemptions_of_log(log).values()]
-    return _worst_of_each(found)
-
-
-def _warned(lines: Sequence[PreemptionWarning], source: str) -> Finding:
-    shown = sum((part[-1].total if part[0].total == 1 else part[-1].total - part[0].total + 1) for part in _parts(lines))
+    shown, before = 0, 0
+    for _, total in lines:  # the count begins anew at each restart; one that a log begins in the middle of counts from there
+        shown += total - before if total > before > 0 else 1
+        before = total
     # The count goes back to the server's start, also where the log does not.
-    total = max(shown, *(line.total for line in lines))
-    first, last = lines[0].line, lines[-1].line
+    total = max(shown, *(count for _, count in lines))
+    first, last = lines[0][0], lines[-1][0]
     seconds = last.at - first.at if last.at is not None and first.at is not None and last.at > first.at else None
     often = total >= _OFTEN
     per_minute = (shown - 1) / (seconds / 60) if seconds else None
@@ -550,34 +477,11 @@ def _warned(lines: Sequence[PreemptionWarning], source: str) -> Finding:
         + "No forecast: it is at its limit already."
     )
     ends = [first] if first is last else [first, last]
-    return Finding(
-        Code.KV_PREEMPTION_STORM, severity, confidence,
-        "Requests are preempted and recomputed" if often else "A request was preempted",
-        because, tuple(Evidence(source, line.text[:1000], line.number) for line in ends),
-        kv_remedies({}, {}), KV_NOT_REMEDIES,
+    return finding(
+        "preemption-storm" if often else "preempted-once",
+        [Evidence(source, line.text[:1000], line.number) for line in ends], because, severity=severity, confidence=confidence,
+        first=kv_remedies({}, {}), not_a_remedy=KV_NOT_REMEDIES,
     )  # fmt: skip
-
-
-def _parts(lines: Sequence[PreemptionWarning]) -> list[list[PreemptionWarning]]:
-    """Apart at each restart, where the count begins anew."""
-    parts: list[list[PreemptionWarning]] = []
-    for one in lines:
-        if parts and one.total > parts[-1][-1].total:
-            parts[-1].append(one)
-        else:
-            parts.append([one])
-    return parts
-
-
-def _ends(log: Log) -> dict[tuple[str, str], float]:
-    """When each process was last heard of, and its server: a wedged engine's web server may still speak."""
-    found: dict[tuple[str, str], float] = {}
-    newest: dict[str, float] = {}
-    for line in log.lines:
-        if line.at is not None:
-            newest[line.server] = line.at
-            found[(line.server, line.process)] = line.at
-    return {key: newest[key[0]] for key in found}
 
 
 def _engines(series: Iterable[MetricSeries]) -> dict[tuple[tuple[str, str], ...], dict[str, list[MetricSeries]]]:
@@ -592,35 +496,28 @@ def _engines(series: Iterable[MetricSeries]) -> dict[tuple[tuple[str, str], ...]
 
 
 def _judge_engine(engine: _Engine, who: str, end_s: float, source: str) -> list[Finding]:
-    moments = _moments(engine)
+    room = [s for s in engine.get("waiting_by_reason", ()) if s.labels.get("reason") == "capacity"]
+    waiting, kv = _at(room or engine.get("waiting", ())), _at(engine.get("kv_cache_usage", ()))
+    moments = [
+        EngineSample(t, running, waiting.get(t, 0.0), kv.get(t))
+        for t, running in sorted(_at(engine["running"]).items())
+        if t in waiting or not waiting
+    ]
     if not moments:
         return []
-    totals = {name: sum(_increase(s) for s in engine.get(name, ())) for name in _TOTALS if name in engine}
-    finished = totals.get("success", 0.0)
-    tokens = totals.get("prompt_tokens", 0.0) + totals.get("generation_tokens", 0.0)
-    length = None
-    if finished > 0:
-        length = (totals.get("prompt_tokens", 0.0) + totals.get("generation_tokens", 0.0) / 2) / finished
+    totals = {name: sum(_increase(s, over_restarts=True) for s in engine.get(name, ())) for name in _TOTALS}
+    prompt, generation, finished = totals["prompt_tokens"], totals["generation_tokens"], totals["success"]
+    length = (prompt + generation / 2) / finished if finished > 0 else None
     shown = tuple(
         Evidence(source, f"{s.name} {s.values[0]:.10g} @{s.times[0]:.0f} to {s.values[-1]:.10g} @{s.times[-1]:.0f}")
         for s in engine.get("preemptions", ())
     )
     seconds = moments[-1].at_s - moments[0].at_s
-    storm = judge_recompute(totals.get("preemptions", 0.0), tokens, length, seconds, source, who, shown, {})
+    storm = judge_recompute(totals["preemptions"], prompt + generation, length, seconds, source, who, shown, {})
     queue = judge_queue(moments, source, who)
     if storm is not None and queue is not None and queue.code is Code.KV_SATURATED:
         queue = None
     return [one for one in (storm, queue, _stuck(engine, moments, end_s, source, who)) if one is not None]
-
-
-def _moments(engine: _Engine) -> list[EngineSample]:
-    room = [s for s in engine.get("waiting_by_reason", ()) if s.labels.get("reason") == "capacity"]
-    waiting, kv = _at(room or engine.get("waiting", ())), _at(engine.get("kv_cache_usage", ()))
-    return [
-        EngineSample(t, running, waiting.get(t, 0.0), kv.get(t))
-        for t, running in sorted(_at(engine["running"]).items())
-        if t in waiting or not waiting
-    ]
 
 
 def _at(series: Sequence[MetricSeries]) -> dict[float, float]:
@@ -645,12 +542,6 @@ def _stuck(engine: _Engine, moments: Sequence[EngineSample], end_s: float, sourc
         return None
     shown = tuple(Evidence(source, f"{s.name} {s.values[-1]:.10g} since @{since:.0f}") for s in counters[:2])
     return stuck_finding(last - since, moments[-1].running + moments[-1].waiting, who, shown, 0.75)
-
-
-def _increase(one: MetricSeries) -> float:
-    """The increase of a counter, over restarts too."""
-    values = [v for v in one.values if math.isfinite(v)]
-    return sum(b - a if b >= a else b for a, b in pairwise(values))
 
 
 def _worst_of_each(found: Iterable[Finding]) -> tuple[Finding, ...]:
