@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from plimsoll.cli.main import main
-from plimsoll.doctor.read.inputs import is_gate_state, judge_gate_state
+from plimsoll.doctor.read.inputs import judge_gate_state, read_inputs
 from plimsoll.doctor.rules.log_text import Log, LogLine
 from plimsoll.findings import Code
+from tests.each import each
 
 STATE = {
     "schema": "plimsoll.state/1", "ready": False, "reason": "wedged",
@@ -53,12 +54,13 @@ def test_a_text_that_is_cut_off_says_nothing(text: str) -> None:
     assert judge_gate_state(log_of(text or " ")).findings == ()
 
 
-def test_other_texts_are_not_taken_for_one() -> None:
+@each(("text", "is_one"), [(json.dumps(STATE), True), (json.dumps(STATE, indent=2), True),
+                          ('INFO got {"schema": "plimsoll.state/1"}', False), ('{"schema": "plimsoll.memory/1"}', False)])  # fmt: skip
+def test_other_texts_are_not_taken_for_one(text: str, is_one: bool, tmp_path: Path) -> None:
     """A log that quotes one stays a log."""
-    assert is_gate_state(log_of(json.dumps(STATE)))
-    assert is_gate_state(log_of(json.dumps(STATE, indent=2)))
-    assert not is_gate_state(log_of('INFO got {"schema": "plimsoll.state/1"}'))
-    assert not is_gate_state(log_of('{"schema": "plimsoll.memory/1"}'))
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    inputs = read_inputs([str(tmp_path / "a.txt")], timeout_s=5, time_range={}, range_flags=frozenset())
+    assert (len(inputs.gate_states), len(inputs.logs)) == (is_one, not is_one)
 
 
 def test_doctor_finds_it_in_a_folder_of_evidence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,13 +14,14 @@ from plimsoll.doctor.remedies.runtime import wedge_remedies
 from plimsoll.doctor.rules.contained import finding_of_state, read_survival
 from plimsoll.doctor.rules.diagnose import InputVerdict, diagnose
 from plimsoll.doctor.rules.log_text import Log
-from plimsoll.doctor.rules.metrics import MetricsVerdict, judge_pages, judge_saved
+from plimsoll.doctor.rules.metrics import judge_pages, judge_saved
 from plimsoll.doctor.rules.snapshot import judge_snapshot
 from plimsoll.doctor.rules.snapshot_facts import LogHints, Snapshot
 from plimsoll.doctor.rules.trend_growth import MetricSeries
 from plimsoll.doctor.rules.trends import judge_trends
+from plimsoll.doctor.words import finding
 from plimsoll.errors import BadInput, WorldFailed
-from plimsoll.findings import Code, Evidence, Finding, Severity
+from plimsoll.findings import Evidence, Finding
 from plimsoll.net.address import address
 from plimsoll.net.inputs import STDIN, InputKind, Spool, classify, is_url, walked
 from plimsoll.vllm.metrics_page import Page, fetch_health, fetch_pages, read_page
@@ -63,48 +64,41 @@ class DoctorInputs:
     def judge(self) -> list[InputVerdict]:
         """The verdicts on all inputs that are no text."""
         verdicts = [judge_gate_state(log) for log in self.gate_states]
-        for page in self.pages:
-            if page.second is not None or page.health is not None:
-                verdict = judge_pages(page.first, page.second, page.source, health=page.health)
-                verdicts.append(_metrics_verdict(page.source, verdict))
+
+        judged = [
+            (page.source, judge_pages(page.first, page.second, page.source, health=page.health))
+            for page in self.pages
+            if page.second is not None or page.health is not None
+        ]
         saved = [page.first for page in self.pages if page.second is None and page.health is None]
-        if saved:
-            verdicts += [_metrics_verdict(page.source, verdict) for page, verdict in judge_saved(saved)]
+        judged += [(page.source, verdict) for page, verdict in judge_saved(saved)]
+        for source, verdict in judged:
+            engines = [{**engine._asdict(), "lines": None} for engine in verdict.facts.engines]
+            facts = {"is": "metrics", **verdict.facts._asdict(), "engines": engines}
+            verdicts.append(InputVerdict(source, verdict.findings, facts))
         for source, series in self.ranges:
             stamps = [at for one in series for at in (one.times[:1] + one.times[-1:])]
             points = max((len(one.times) for one in series), default=0)
             seconds = max(stamps, default=0.0) - min(stamps, default=0.0)
-            facts = {"is": "range", "series": len(series), "points": points, "seconds": seconds}
-            verdicts.append(InputVerdict(source, judge_trends(series, source), facts))
+            figures = {"is": "range", "series": len(series), "points": points, "seconds": seconds}
+            verdicts.append(InputVerdict(source, judge_trends(series, source), figures))
         # Snapshots, each against the one before it, with what a log beside them says of the same server.
-        before = None
-        failed, free, hints = self._read_hints() if self.snapshots and self.logs else (None, None, None)
+        failed, free, hints, before = None, None, None, None
+        if self.snapshots and self.logs:
+            known = diagnose(self.logs).facts
+            tables = (known.get(name) for name in ("out_of_memory", "memory", "flags"))
+            oom, memory, flags = (table if isinstance(table, Mapping) else {} for table in tables)
+            given = str(flags.get("kv_cache_memory_bytes", ""))
+            kv = int(given) if given.isascii() and given.isdigit() and len(given) < 16 else memory.get("kv_bytes")
+            failed, free, hints = oom.get("tried_bytes"), oom.get("free_bytes"), LogHints(memory.get("weights_bytes"), kv)
         for source, snapshot in self.snapshots:
-            judged = judge_snapshot(snapshot, source, before, failed, hints, free)
-            devices = [device._asdict() for device in judged.facts]
+            seen = judge_snapshot(snapshot, source, before, failed, hints, free)
+            devices = [device._asdict() for device in seen.facts]
             verdicts.append(
-                InputVerdict(source, judged.findings, {"is": "snapshot", "devices": devices, "notes": list(judged.notes)})
+                InputVerdict(source, seen.findings, {"is": "snapshot", "devices": devices, "notes": list(seen.notes)})
             )
             before = snapshot
         return verdicts
-
-    def _read_hints(self) -> tuple[int | None, int | None, LogHints | None]:
-        """The size of the request that failed, the device's free memory then, and the sizes of weights and KV cache."""
-        facts = diagnose(self.logs).facts
-        tables = (facts.get(name) for name in ("out_of_memory", "memory", "flags"))
-        oom, memory, flags = (table if isinstance(table, Mapping) else {} for table in tables)
-        given = str(flags.get("kv_cache_memory_bytes", ""))
-        kv = int(given) if given.isascii() and given.isdigit() and len(given) < 16 else _size(memory.get("kv_bytes"))
-        return _size(oom.get("tried_bytes")), _size(oom.get("free_bytes")), LogHints(_size(memory.get("weights_bytes")), kv)
-
-
-def _metrics_verdict(source: str, verdict: MetricsVerdict) -> InputVerdict:
-    engines = [{**engine._asdict(), "lines": None} for engine in verdict.facts.engines]
-    return InputVerdict(source, verdict.findings, {"is": "metrics", **verdict.facts._asdict(), "engines": engines})
-
-
-def _size(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def read_inputs(
@@ -158,7 +152,9 @@ class _InputReader(NamedTuple):
             inputs.snapshots.append((name, read_snapshot(path, timeout_s=self.timeout_s)))
         else:
             log = read_log(path, source=name, deadline=time.monotonic() + self.timeout_s)
-            (inputs.gate_states if is_gate_state(log) else inputs.logs).append(log)
+            first = "".join(line.text for line in log.lines[:_FIRST_LINES]).replace(" ", "")
+            is_gate_state = first.startswith("{") and f'"schema":"{SCHEMA}"' in first
+            (inputs.gate_states if is_gate_state else inputs.logs).append(log)
             inputs.paths[name] = path
 
     def _fetch(self, url: str) -> None:
@@ -193,12 +189,6 @@ LONGEST = 320  # letters of a line that are shown
 _FIRST_LINES = 3
 
 
-def is_gate_state(log: Log) -> bool:
-    """True if this text is such an answer."""
-    first = "".join(line.text for line in log.lines[:_FIRST_LINES]).replace(" ", "")
-    return first.startswith("{") and f'"schema":"{SCHEMA}"' in first
-
-
 def judge_gate_state(log: Log) -> InputVerdict:
     """The findings of a gate's state; a text that is cut off says nothing."""
     try:
@@ -212,12 +202,8 @@ def judge_gate_state(log: Log) -> InputVerdict:
         age, longest = engine.get("last_step_age_s"), engine.get("longest_step_s")
         since = f"no step for {age:.0f} s" if isinstance(age, int | float) else "no step"
         before = f"; the longest before took {longest:.2f} s" if isinstance(longest, int | float) else ""
-        findings.append(Finding(
-            Code.ENGINE_WEDGED, Severity.CRITICAL, 0.95, "the engine has work and makes no step",
-            f"{since} with requests there{before}; and the gate's canary request of one token got no answer",
-            (_line(log, '"is_wedged"'),), wedge_remedies(),
-            ("a larger KV cache or other memory flags: nothing here is about memory",),
-        ))  # fmt: skip
+        because = f"{since} with requests there{before}; and the gate's canary request of one token got no answer"
+        findings.append(finding("wedged-by-gate", [_line(log, '"is_wedged"')], because, first=wedge_remedies()))
     survival = read_survival(state.get("survive"))
     contained = finding_of_state(survival, (_line(log, '"contained"'),)) if survival is not None else None
     findings += [] if contained is None else [contained]

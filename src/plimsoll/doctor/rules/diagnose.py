@@ -44,7 +44,6 @@ from plimsoll.doctor.rules.root_cause import (
 )
 from plimsoll.doctor.rules.timeline import (
     Hit,
-    LoggedException,
     LogTimeline,
     ServerProgress,
     kinds_in,
@@ -53,8 +52,8 @@ from plimsoll.doctor.rules.timeline import (
 )
 from plimsoll.doctor.rules.trend_growth import is_full, matters
 from plimsoll.doctor.rules.trends import judge_log_trends, moments_of_log
-from plimsoll.doctor.words import remedies, words
-from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
+from plimsoll.doctor.words import finding, remedies, words
+from plimsoll.findings import Code, Evidence, Finding, Severity
 from plimsoll.redaction import hide_user_text, printable, redact
 from plimsoll.units import GIB, format_gib
 from plimsoll.vllm.failure_texts import TEXTS, FailureText
@@ -93,7 +92,15 @@ def remarks_on(
         return
     if is_server and verdict.root is not None and is_foreign(timeline, verdict):
         yield f"nothing in {source} is recognised as vLLM's own: make sure that it is the server's log before you act on it"
-    yield from list(_servers_at_once(timeline.log.lines)) or _came_up_later(timeline.log.lines, verdict)
+    lines = timeline.log.lines
+    at_once = list(_servers_at_once(lines))
+    yield from at_once
+    if not at_once and verdict.root is not None and not verdict.stopped:
+        up = next((line for line in lines[verdict.root.at :] if _CAME_UP in line.text), None)
+        if up is not None:
+            who = f"({up.process}) " if up.process else ""
+            where = "further down in this log" if up.number is None else f"at line {up.number} of this log"
+            yield f"a server {who}came up {where}, after what failed above: it may be over, or it is another server's log, too"
     if verdict.root is not None or verdict.deaths or has_findings:
         return
     if memory is None and verdict.progress in _WHEN:
@@ -124,16 +131,6 @@ def _servers_at_once(lines: Sequence[LogLine]) -> Iterator[str]:
                     "until it serves, then start the other with what is left"
                 )
                 return
-
-
-def _came_up_later(lines: Sequence[LogLine], verdict: LogVerdict) -> Iterator[str]:
-    if verdict.root is None or verdict.stopped:
-        return
-    up = next((line for line in lines[verdict.root.at :] if _CAME_UP in line.text), None)
-    if up is not None:
-        who = f"({up.process}) " if up.process else ""
-        where = "further down in this log" if up.number is None else f"at line {up.number} of this log"
-        yield f"a server {who}came up {where}, after what failed above: it may be over, or it is another server's log, too"
 
 
 def cards_shown(facts: SmiFacts) -> Iterator[str]:
@@ -214,10 +211,15 @@ def diagnose_log(log: Log, plan_for: PlanLookup, texts: Sequence[FailureText] = 
         timeline, survived = without_contained(timeline, contained)
     verdicts = judge_runs(timeline)
     verdict = judge(timeline, verdicts)
-    stranger = None
+    stranger = None  # the exception in which a text without a word of vLLM's ends: another program's, most likely
     if verdict.root is not None and verdict.root.text is None and is_foreign(timeline, verdict):
-        stranger = _of_stranger(timeline, verdict.root.exception)
-        verdict = verdict._replace(root=None, memory_failure=None)  # another program's exception: vLLM says nothing here
+        raised = verdict.root.exception
+        verdict = verdict._replace(root=None, memory_failure=None)
+        if raised is not None and not any(line.text.strip() for line in log.lines[raised.at + 1 :]):
+            calls = [at for at in range(raised.first, raised.at) if log.lines[at].text.lstrip().startswith('File "')]
+            place = re.sub(r'^\s*File "(.+?)", line (\d+).*', r" at \1:\2", log.lines[calls[-1]].text) if calls else ""
+            proof = [evidence(log, at) for at in (*calls[-1:], raised.at)]
+            stranger = finding("stranger", proof, name=raised.name, kind=raised.kind, place=place)
     is_alive = not verdict.deaths and (verdict.root is None or verdict.stopped)
     if contained is not None and contained.failures and (is_alive := is_alive and not contained.given_up):
         verdict = verdict._replace(memory_failure=True)  # it ran out, and lived
@@ -231,14 +233,17 @@ def diagnose_log(log: Log, plan_for: PlanLookup, texts: Sequence[FailureText] = 
         findings.append(_dead(timeline, verdict, facts))
     elif stranger is not None:
         findings.append(stranger)
-    if verdict.runs_failed >= CRASH_LOOP and not _served_for_hours(timeline, verdicts):
-        because = (
-            f"{verdict.runs_failed} starts in this log ended in a failure; starting again changes nothing while its cause stays"
-        )
-        starts = tuple(evidence(timeline.log, run.first) for run in timeline.runs[-3:])
-        do = Remedy("stop the restarts, fix the cause above, then start once", "each start takes card and disk from the others")
-        title = "the server fails again and again"
-        findings.append(Finding(Code.ENGINE_CRASH_LOOP, Severity.WARNING, 0.8, title, because, starts, (do,)))
+    lived = sorted(
+        max(times) - min(times)
+        for one in verdicts
+        if one.root is not None
+        and one.progress is ServerProgress.SERVING
+        and (times := [line.at for line in log.lines[one.run.first : one.run.end] if line.at is not None])
+    )
+    has_served = len(lived) >= CRASH_LOOP and lived[len(lived) // 2] >= SERVED_S
+    if verdict.runs_failed >= CRASH_LOOP and not has_served:
+        starts = [evidence(log, run.first) for run in timeline.runs[-3:]]
+        findings.append(finding("failing-starts", starts, count=verdict.runs_failed))
     if (
         contained is not None
         and findings
@@ -296,16 +301,6 @@ def diagnose_log(log: Log, plan_for: PlanLookup, texts: Sequence[FailureText] = 
 SERVED_S = 3600.0  # a server that lived so long before it failed is in no crash loop
 
 
-def _served_for_hours(timeline: LogTimeline, verdicts: Sequence[LogVerdict]) -> bool:
-    """True if the runs that failed had served for an hour or more, by the times of their lines."""
-    lived = []
-    for verdict in verdicts:
-        times = [line.at for line in timeline.log.lines[verdict.run.first : verdict.run.end] if line.at is not None]
-        if verdict.root is not None and times and verdict.progress is ServerProgress.SERVING:
-            lived.append(max(times) - min(times))
-    return len(lived) >= CRASH_LOOP and sorted(lived)[len(lived) // 2] >= SERVED_S
-
-
 def _runs(timeline: LogTimeline, verdicts: Sequence[LogVerdict]) -> dict[str, object]:
     """What became of each run, the last one that failed first; nothing where there is one."""
     if len(verdicts) < 2:
@@ -344,18 +339,13 @@ def _failed_first(timeline: LogTimeline, verdict: LogVerdict) -> dict[str, objec
         if verdict.run.first <= one.at < verdict.run.end and one.process and not one.in_logging and not one.warned:
             first.setdefault(one.process, one.at)
     process = lines[root.at].process
-    peers = [name for name in first if not is_front(name)]
+    peers = [name for name in first if not name.lower().startswith("apiserver")]  # it only passes on what its engine tells
     if not process or not peers or (len(peers) < 2 and "orker" not in process):
         return {}
     return {"failed_first": {
         "process": process, "is": role_of(process), "line": lines[root.at].number,
         "after_it": sorted(role_of(name) for name in peers if name != process)[:MOST_RUNS_SHOWN],
     }}  # fmt: skip
-
-
-def is_front(process: str) -> bool:
-    """True for an API server: it only passes on what its engine tells."""
-    return process.lower().startswith("apiserver")
 
 
 def _of_root(timeline: LogTimeline, verdict: LogVerdict, facts: LogFacts, plan_for: PlanLookup) -> Iterator[Finding]:
@@ -375,24 +365,6 @@ def _of_root(timeline: LogTimeline, verdict: LogVerdict, facts: LogFacts, plan_f
 
 
 STRANGER = 0.3  # how sure it is that an exception in a text without a word of vLLM's ended a server
-
-
-def _of_stranger(timeline: LogTimeline, exception: LoggedException | None) -> Finding | None:
-    """The exception in which a text without a word of vLLM's ends: quoted, with little confidence that it is the server's."""
-    lines = timeline.log.lines
-    if exception is None or any(line.text.strip() for line in lines[exception.at + 1 :]):
-        return None
-    calls = [at for at in range(exception.first, exception.at) if lines[at].text.lstrip().startswith('File "')]
-    place = re.sub(r'^\s*File "(.+?)", line (\d+).*', r" at \1:\2", lines[calls[-1]].text) if calls else ""
-    because = (
-        f"the text ends with {exception.kind}{place}. Nothing in it is vLLM's own, so that it may be another program's; "
-        "it names neither a card nor memory"
-    )
-    do = Remedy(f"look at what raised {exception.name}{place}", "it is the last thing that was written")
-    proof = tuple(evidence(timeline.log, at) for at in (*calls[-1:], exception.at))
-    return Finding(
-        Code.OTHER_ENGINE_ERROR, Severity.CRITICAL, 0.3, f"a program ended with {exception.name}", because, proof, (do,)
-    )
 
 
 def build_finding(case: FailureCase, evidence: Sequence[Evidence], severity: Severity = Severity.CRITICAL) -> Finding:
@@ -456,7 +428,6 @@ _NATIVE_CALL = (
 
 
 def _dead(timeline: LogTimeline, verdict: LogVerdict, facts: LogFacts) -> Finding:
-    first = verdict.deaths[0]
     said, shown = _last_words(timeline, verdict)
     code, because = facts.worker_exit_code, f"the log ends in the engine's death and names no cause that is known{said}"
     if code == -9 or any(hit.text.name in ("shell-killed", "sigkill") for hit in verdict.deaths):
@@ -466,12 +437,8 @@ def _dead(timeline: LogTimeline, verdict: LogVerdict, facts: LogFacts) -> Findin
         )
     elif code in (-6, -11, -7):
         because = f"a process of the server crashed in native code (signal {-code}); the log names no cause"
-    remedy = (Remedy("dmesg -T | grep -i -e oom -e killed -e xid, and kubectl describe pod", "they say who ended it"),)
-    return Finding(
-        Code.ENGINE_DEAD, Severity.CRITICAL, 0.6, "the engine died, and the log does not say why", because,
-        tuple(evidence(timeline.log, at) for at in dict.fromkeys((*shown, first.at))), remedy,
-        ("changing memory settings before the cause is known",),
-    )  # fmt: skip
+    proof = [evidence(timeline.log, at) for at in dict.fromkeys((*shown, verdict.deaths[0].at))]
+    return finding("died-of-unknown", proof, because)
 
 
 def _judge_others(log: Log, verdict: LogVerdict, kinds: frozenset[str]) -> tuple[list[Finding], list[str]]:
@@ -543,22 +510,6 @@ def is_memory_trouble(finding: Finding) -> bool:
     return finding.code.is_memory and finding.severity is not Severity.INFO
 
 
-def without_denials(findings: Sequence[Finding], *, memory: bool | None) -> Iterator[Finding]:
-    """The findings, none of which calls memory settings useless beside one that wants them changed.
-
-    That it is no memory failure at all is said only where that is the answer.
-    """
-    wanted = any(is_memory_trouble(one) and one.remedy for one in findings)
-    for finding in findings:
-        kept = tuple(
-            one
-            for one in finding.not_a_remedy
-            if not (_DENIES.match(one) and wanted and not finding.code.is_memory)
-            and not (memory is not False and _IS_NONE in one)
-        )
-        yield finding if kept == finding.not_a_remedy else finding._replace(not_a_remedy=kept)
-
-
 class Diagnosis(NamedTuple):
     """The answer of `plimsoll doctor`: findings, facts, and what to collect next."""
 
@@ -588,9 +539,20 @@ def diagnose(
     plan_for: PlanLookup = lambda _: None, texts: Sequence[FailureText] = TEXTS,
 ) -> Diagnosis:  # fmt: skip
     """The diagnosis over everything given."""
-    log_diagnoses = [diagnose_log(one, plan_for, texts) for log in logs for one in _by_server(log)]
-    findings = [finding for one in log_diagnoses for finding in one.findings]
-    findings += [finding for one in inputs for finding in one.findings]
+    parts: list[Log] = []
+    for log in logs:  # where the wrapping names several servers that introduce themselves, each is diagnosed alone
+        names = {line.server for line in log.lines if line.server and any(mark in line.text for mark in _INTRODUCES)}
+        if len(names) < 2:
+            parts.append(log)
+            continue
+        parts += [log._replace(lines=[line for line in log.lines if line.server == name]) for name in sorted(names)]
+        rest = [line for line in log.lines if line.server not in names]
+        parts += [log._replace(lines=rest)] if rest else []
+    log_diagnoses = [diagnose_log(part, plan_for, texts) for part in parts]
+    findings = [
+        *(found for log in log_diagnoses for found in log.findings),
+        *(found for one in inputs for found in one.findings),
+    ]
     memory = _memory(log_diagnoses, inputs)
     facts = _all_facts(log_diagnoses, inputs)
     if exit_code is not None:
@@ -604,9 +566,19 @@ def diagnose(
             findings += [] if is_explained else [exited.finding]  # after memory was judged: a number proves nothing of it
     if memory is False and _was_killed(findings):
         memory = None  # a log that shows nothing wrong does not say who killed the server, nor for what
-    ordered = tuple(without_denials(list(_ordered(findings)), memory=memory))
+    # No finding calls memory settings useless beside one that wants them changed; that it is no memory failure at all is
+    # said only where that is the answer.
+    ordered = list(_ordered(findings))
+    wanted = any(is_memory_trouble(one) and one.remedy for one in ordered)
+    for place, one in enumerate(ordered):
+        denies = wanted and not one.code.is_memory
+        kept = [
+            useless for useless in one.not_a_remedy
+            if not (denies and _DENIES.match(useless)) and not (memory is not False and _IS_NONE in useless)
+        ]  # fmt: skip
+        ordered[place] = one._replace(not_a_remedy=tuple(kept))
     asks = tuple(_ask_for(log_diagnoses, inputs, ordered, memory=memory))
-    return Diagnosis(memory, ordered, facts, asks, look_next(ordered, facts, logs))
+    return Diagnosis(memory, tuple(ordered), facts, asks, look_next(ordered, facts, logs))
 
 
 # The command that tells most, by code; "other." and its like stand for the rest of their kind.
@@ -653,16 +625,6 @@ def look_next(findings: Sequence[Finding], facts: Mapping[str, object], logs: Se
     return command.format(command=line, card=card, model=shlex.quote(words[2]) if words else "MODEL")
 
 
-def _by_server(log: Log) -> list[Log]:
-    """One log for each server that introduces itself in it, where the wrapping names several: each is diagnosed alone."""
-    names = {line.server for line in log.lines if line.server and any(mark in line.text for mark in _INTRODUCES)}
-    if len(names) < 2:
-        return [log]
-    parts = [log._replace(lines=[line for line in log.lines if line.server == name]) for name in sorted(names)]
-    rest = [line for line in log.lines if line.server not in names]
-    return [*parts, log._replace(lines=rest)] if rest else parts
-
-
 def _is_cause(finding: Finding) -> bool:
     effects = (Code.ENGINE_DEAD, Code.ENGINE_CRASH_LOOP, Code.ENGINE_WEDGED)
     return finding.severity is Severity.CRITICAL and finding.code not in effects
@@ -670,15 +632,13 @@ def _is_cause(finding: Finding) -> bool:
 
 def _tells(finding: Finding) -> bool:
     """True if a cause says enough to settle what a log leaves open: a kill by nobody knows whom does not."""
-    if finding.code is Code.OTHER_KILLED or (finding.code.is_memory and finding.confidence < 0.5):
-        return False
-    return _is_cause(finding)
+    is_vague = finding.code is Code.OTHER_KILLED or (finding.code.is_memory and finding.confidence < 0.5)
+    return _is_cause(finding) and not is_vague
 
 
 def _was_killed(findings: Sequence[Finding]) -> bool:
     """True if it was killed by nobody knows whom: that it was asked to stop before does not say who lost patience."""
-    told = any(_tells(finding) for finding in findings)
-    return not told and any(finding.code is Code.OTHER_KILLED for finding in findings)
+    return not any(map(_tells, findings)) and any(finding.code is Code.OTHER_KILLED for finding in findings)
 
 
 def _memory(logs: Sequence[LogDiagnosis], inputs: Sequence[InputVerdict]) -> bool | None:
@@ -702,15 +662,11 @@ def _memory(logs: Sequence[LogDiagnosis], inputs: Sequence[InputVerdict]) -> boo
         return False
     if holes or short:  # a hint at a shortage is not proved, and not denied
         return None
-    return False if servers or any(map(_shows_engine, inputs)) else None
-
-
-def _shows_engine(one: InputVerdict) -> bool:
-    """True if figures of vLLM were there to be judged: another program's page says nothing of it."""
-    if one.facts.get("is") == "range":
-        points = one.facts.get("points", 0)
-        return isinstance(points, int) and points >= FEWEST_POINTS
-    return one.facts.get("is") == "metrics" and bool(one.facts.get("engines"))
+    # Figures of vLLM were there to be judged: another program's page says nothing of it.
+    ranges = [one.facts.get("points", 0) for one in inputs if one.facts.get("is") == "range"]
+    is_seen = any(isinstance(points, int) and points >= FEWEST_POINTS for points in ranges)
+    is_seen = is_seen or any(one.facts.get("is") == "metrics" and one.facts.get("engines") for one in inputs)
+    return False if servers or is_seen else None
 
 
 def _ordered(findings: Sequence[Finding]) -> Iterator[Finding]:
@@ -724,15 +680,15 @@ def _ordered(findings: Sequence[Finding]) -> Iterator[Finding]:
 
     explained = any(map(_is_cause, findings))
     merged: dict[Code, Finding] = {}
-    for _, finding in sorted(enumerate(findings), key=rank):
-        if explained and finding.code is Code.ENGINE_DEAD:
+    for _, one in sorted(enumerate(findings), key=rank):
+        if explained and one.code is Code.ENGINE_DEAD:
             continue  # of what stands above it
-        known = merged.get(finding.code)
+        known = merged.get(one.code)
         if known is None:
-            merged[finding.code] = finding
-        elif known.evidence != finding.evidence:  # the same thing seen from another side
-            evidence = tuple(dict.fromkeys((*known.evidence, *finding.evidence)))
-            merged[finding.code] = known._replace(evidence=evidence[:MOST_EVIDENCE])
+            merged[one.code] = one
+        elif known.evidence != one.evidence:  # the same thing seen from another side
+            evidence = tuple(dict.fromkeys((*known.evidence, *one.evidence)))
+            merged[one.code] = known._replace(evidence=evidence[:MOST_EVIDENCE])
     yield from merged.values()
 
 
@@ -742,35 +698,29 @@ def _all_facts(logs: Sequence[LogDiagnosis], inputs: Sequence[InputVerdict]) -> 
     servers = [log for log in logs if log.facts]
     first = next((log for log in servers if log.findings), servers[0] if servers else None)
     facts.update(first.facts if first is not None else {})
-    pages = [one for one in inputs if one.facts.get("is") == "metrics"]
     remarks = [remark for log in logs for remark in log.remarks]
-    remarks += [f"{page.source}: {note}" for page in pages for note in _strings(page, "notes")]
+    notes: list[str] = []
+    summaries: list[object] = [{"source": log.source, "is": log.what, "says": log.says} for log in logs]
+    by_kind: dict[str, object] = {}
     for one in inputs:
-        engines = one.facts.get("engines")
+        kind, engines = str(one.facts.get("is", "figures")), one.facts.get("engines")
+        said = one.facts.get("notes")
+        told = [str(note) for note in said] if isinstance(said, (list, tuple)) else []
+        if kind == "metrics":
+            remarks += [f"{one.source}: {note}" for note in told]
+        else:
+            notes += told[:MOST_NOTES]
         named = engines[0].get("model") if isinstance(engines, list) and engines else None
         facts["model"] = facts["model"] or (named if isinstance(named, str) else None)
-    if remarks:
-        facts["remarks"] = remarks
-    summaries: list[object] = [{"source": log.source, "is": log.what, "says": log.says} for log in logs]
-    for one in inputs:
-        is_empty = one.facts.get("is") == "metrics" and not one.facts.get("engines")
-        quiet = "nothing of vLLM in it" if is_empty else "nothing wrong in it"
+        quiet = "nothing of vLLM in it" if kind == "metrics" and not engines else "nothing wrong in it"
         says = str(one.findings[0].code) if one.findings else quiet
-        summaries.append({"source": one.source, "is": str(one.facts.get("is", "figures")), "says": says})
+        summaries.append({"source": one.source, "is": kind, "says": says})
+        by_kind.setdefault(kind, []).append({"source": one.source, **one.facts})  # type: ignore[attr-defined]
+    facts |= {"remarks": remarks} if remarks else {}
     facts["inputs"] = summaries
     if first is not None and len(servers) > 1:
         facts["other_logs"] = [{"source": log.source, **log.facts} for log in servers if log.facts is not first.facts]
-    for one in inputs:
-        facts.setdefault(str(one.facts.get("is", "figures")), []).append({"source": one.source, **one.facts})  # type: ignore[attr-defined]
-    notes = [note for one in inputs if one.facts.get("is") != "metrics" for note in _strings(one, "notes")[:MOST_NOTES]]
-    if notes:
-        facts["notes"] = list(dict.fromkeys(notes))
-    return facts
-
-
-def _strings(one: InputVerdict, name: str) -> list[str]:
-    value = one.facts.get(name)
-    return [str(item) for item in value] if isinstance(value, (list, tuple)) else []
+    return facts | by_kind | ({"notes": list(dict.fromkeys(notes))} if notes else {})
 
 
 def _ask_for(

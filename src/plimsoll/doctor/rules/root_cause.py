@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from heapq import nsmallest
 from itertools import islice, pairwise
@@ -148,41 +148,31 @@ SIBLING_SHARE = 0.03  # by which the memory of two ranks may differ
 def parse_oom(message: str) -> OomFigures:
     """The figures of torch's message, in its newer or older wording; empty for a bare driver error."""
     text = " ".join(message.split())
-    tried = _size(_TRIED, text)
-    old = _compiled(_CAPACITY_OLD).search(text)
+
+    def size(pattern: str, group: int = 1) -> int | None:
+        match = _compiled(pattern).search(text)
+        return _bytes(match[group], match[group + 1]) if match is not None and match[group] else None
+
+    old, gpu = _compiled(_CAPACITY_OLD).search(text), _compiled(_GPU).search(text)
     if old is not None:
-        total, allocated, free = _bytes(old[2], old[3]), _bytes(old[4], old[5]), _bytes(old[6], old[7])
-        reserved = _bytes(old[8], old[9]) if old[8] else None
-        left = max(0, reserved - allocated) if reserved is not None else None
-        return OomFigures(tried, total, free, int(old[1]), allocated, None, left)
-    capacity = _compiled(_CAPACITY).search(text)
-    gpu = _compiled(_GPU).search(text)
+        allocated, reserved = size(_CAPACITY_OLD, 4), size(_CAPACITY_OLD, 8)
+        left = max(0, reserved - (allocated or 0)) if reserved is not None else None
+        free = size(_CAPACITY_OLD, 6)
+        return OomFigures(size(_TRIED), size(_CAPACITY_OLD, 2), free, int(old[1]), allocated, None, left)
+    listed = ((int(match[1]), _bytes(match[2], match[3])) for match in _compiled(_PROCESS).finditer(text))
+    this = size(_THIS)
     return OomFigures(
-        tried=tried, total=_bytes(capacity[1], capacity[2]) if capacity else None,
-        free=_bytes(capacity[3], capacity[4]) if capacity else None, gpu=int(gpu[1]) if gpu else None,
-        allocated=_size(_ALLOCATED, text), private=_size(_PRIVATE, text), reserved_unallocated=_size(_RESERVED, text),
-        this_process=_known(_size(_THIS, text)), processes=tuple(islice(_listed(text), MOST_PROCESSES)),
+        tried=size(_TRIED), total=size(_CAPACITY), free=size(_CAPACITY, 3), gpu=int(gpu[1]) if gpu else None,
+        allocated=size(_ALLOCATED), private=size(_PRIVATE), reserved_unallocated=size(_RESERVED),
+        this_process=this if this and this < BEYOND_ANY_CARD_BYTES else None,
+        processes=tuple(islice((one for one in listed if 0 < one[1] < BEYOND_ANY_CARD_BYTES), MOST_PROCESSES)),
     )  # fmt: skip
-
-
-def _listed(text: str) -> Iterator[tuple[int, int]]:
-    for match in _compiled(_PROCESS).finditer(text):
-        if (size := _known(_bytes(match[2], match[3]))) is not None:
-            yield int(match[1]), size
-
-
-def _known(size: int | None) -> int | None:
-    """None for what the driver could not tell."""
-    return size if size is not None and 0 < size < BEYOND_ANY_CARD_BYTES else None
 
 
 def parse_size(text: str) -> int | None:
     """The bytes of a size that stands alone, as torch writes it: "1.95 GiB"."""
-    return _size(f"^{_SIZE}$", text)
-
-
-def _size(pattern: str, text: str) -> int | None:
-    return _bytes(match[1], match[2]) if (match := _compiled(pattern).search(text)) else None
+    match = _compiled(f"^{_SIZE}$").search(text)
+    return _bytes(match[1], match[2]) if match is not None else None
 
 
 def _bytes(number: str, unit: str) -> int:
@@ -248,9 +238,19 @@ def find_symptoms(
         )
         is_nccl = hit.text.code is Code.OTHER_COLLECTIVES and any("out of memory" in text for text in near)
         if hit.text.role is Role.OUT_OF_MEMORY or is_nccl:
-            pids = worker_pids(timeline, timeline.run_at(hit.at)) if pids is None else pids
+            if pids is None:  # of the server's workers, as far as its lines name them
+                run = timeline.run_at(hit.at)
+                names = {line.process for line in timeline.log.lines[run.first : run.end] if "orker" in line.process}
+                pids = frozenset(int(match[1]) for name in names if (match := re.search(r"pid=(\d{1,10})", name)))
             found.append(_out_of_memory(timeline, hit, owner, exceptions, pids))
-        elif hit.text.code is not None and not _is_harmless(hit, owner) and not (owner is None and ", retrying " in text):
+        elif hit.text.code is None or (owner is None and ", retrying " in text):
+            continue
+        elif (
+            owner is not None and is_consequence(owner) and hit.text.code.startswith("other.")
+            and hit.text.needle[:12] not in owner.message
+        ):  # fmt: skip
+            continue  # inside an exception that only passes on another's failure, and not in the message that it passes on
+        else:
             is_quoted = hit.text.speaker == "cuda" and _is_quoted(timeline.log.lines[hit.at], owner)
             confidence = 0.95 if owner is not None else 0.85
             found.append(Symptom(hit.at, hit.text.code, confidence, hit.text, owner, quoted=is_quoted))
@@ -275,7 +275,14 @@ def _strangers(timeline: LogTimeline, exceptions: Sequence[LoggedException]) -> 
     What one of vLLM's own was raised from is vLLM's; and so is what nothing was written after.
     """
     lines = timeline.log.lines
-    if not any(_is_whole_and_foreign(one, lines) for one in exceptions):
+
+    def is_whole_and_foreign(one: LoggedException) -> bool:
+        if one.process or not one.frames or lines[one.at].place or "Traceback (" not in lines[one.first].text:
+            return False
+        ours = ("vllm", "/multiprocessing/spawn", ".pyx")
+        return not any(part in frame.file.lower() for frame in one.frames for part in ours)
+
+    if not any(map(is_whole_and_foreign, exceptions)):
         return frozenset()
     if not timeline.milestones and not any(line.process or line.place for line in lines):
         return frozenset()
@@ -283,16 +290,10 @@ def _strangers(timeline: LogTimeline, exceptions: Sequence[LoggedException]) -> 
     ours: set[int] = set()
     for one in timeline.exceptions:
         at: LoggedException | None = one
-        while at is not None and at.at not in ours and (at is not one or not _is_whole_and_foreign(at, lines)):
+        while at is not None and at.at not in ours and (at is not one or not is_whole_and_foreign(at)):
             ours.add(at.at)
             at = timeline.exceptions[at.cause] if at.cause is not None else None
     return frozenset(one.at for one in exceptions if one.at not in ours and one.at + one.message.count("\n") < last)
-
-
-def _is_whole_and_foreign(one: LoggedException, lines: Sequence[LogLine]) -> bool:
-    if one.process or not one.frames or lines[one.at].place or "Traceback (" not in lines[one.first].text:
-        return False
-    return not any(part in frame.file.lower() for frame in one.frames for part in ("vllm", "/multiprocessing/spawn", ".pyx"))
 
 
 _RAN_OUT = r"(?i)\bout of memory\b|\bnot enough (?:device |free |gpu )?(?:memory|space) (?:to|for) (?:allocate|allocation)"
@@ -317,13 +318,6 @@ def _kind_of(one: LoggedException, timeline: LogTimeline) -> Code:
     if one.name in ("ValueError", "NotImplementedError") and one.frames and is_early:
         return Code.OTHER_BAD_CONFIG  # what is refused before anything is loaded was asked for
     return Code.OTHER_ENGINE_ERROR
-
-
-def _is_harmless(hit: Hit, owner: LoggedException | None) -> bool:
-    """Words inside an exception that only passes on another's failure, and not in the message that it passes on."""
-    if owner is not None and is_consequence(owner) and hit.text.code is not None and hit.text.code.startswith("other."):
-        return hit.text.needle[:12] not in owner.message
-    return False
 
 
 class _Owners:
@@ -367,9 +361,16 @@ _INSIDE = ("EngineCore", "Worker", "VllmWorker", "RayWorker", "Process")
 
 def _is_fatal(one: LoggedException, timeline: LogTimeline) -> bool:
     """True if an unknown exception may have ended the server: raised in the engine, or the last line."""
-    if not one.kind or _is_of_one_request(one, timeline):
+    functions = one.functions()
+    # An exception may have answered one request and left the server as it was. A refused start passes through the functions
+    # that start an engine; a request's error never does.
+    of_an_answer = any(part in frame.file for frame in one.frames for part in _REQUEST_FILES)
+    if not one.kind or functions & _REQUEST_FUNCTIONS or one.message.startswith(_DOOR_REFUSALS) or of_an_answer:
         return False
-    inside = one.process.startswith(_INSIDE) or bool(one.functions() & _ENGINE_FUNCTIONS)
+    is_invalid = one.name.endswith("ValidationError") and timeline.progress_at(one.at) is ServerProgress.SERVING
+    if not functions & _ENGINE_FUNCTIONS and (is_invalid or functions & _STREAM_FUNCTIONS):
+        return False
+    inside = one.process.startswith(_INSIDE) or bool(functions & _ENGINE_FUNCTIONS)
     if timeline.goes_on_after(one.at, one.process or None):
         return False
     if not one.frames:  # somebody's error on the way, unless nothing came after it
@@ -382,21 +383,6 @@ def _is_fatal(one: LoggedException, timeline: LogTimeline) -> bool:
     if timeline.progress_at(one.at) is not ServerProgress.SERVING or any(hit.text.role is Role.DEATH for hit in timeline.hits):
         return True
     return not any(line.text.strip() for line in lines[one.at + one.message.count("\n") + 1 : end])
-
-
-def _is_of_one_request(one: LoggedException, timeline: LogTimeline) -> bool:
-    """True if an exception answered one request and left the server as it was.
-
-    A refused start passes through the functions that start an engine; a request's error never does.
-    """
-    functions = one.functions()
-    of_an_answer = any(part in frame.file for frame in one.frames for part in _REQUEST_FILES)
-    if functions & _REQUEST_FUNCTIONS or one.message.startswith(_DOOR_REFUSALS) or of_an_answer:
-        return True
-    if functions & _ENGINE_FUNCTIONS:
-        return False
-    is_invalid = one.name.endswith("ValidationError") and timeline.progress_at(one.at) is ServerProgress.SERVING
-    return is_invalid or not functions.isdisjoint(_STREAM_FUNCTIONS)
 
 
 # The sentences of plimsoll's door (plimsoll.inside.door), which refuses requests one by one.
@@ -417,12 +403,6 @@ _STREAM_FUNCTIONS = frozenset({  # of a streamed answer; each catches what its r
     "completion_stream_generator", "chat_completion_stream_generator", "_speech_to_text_stream_generator",
     "serve_tokens_stream_generator",
 })  # fmt: skip
-
-
-def worker_pids(timeline: LogTimeline, run: ServerRun) -> frozenset[int]:
-    """The process numbers of the server's workers, as far as its lines name them."""
-    names = {line.process for line in timeline.log.lines[run.first : run.end] if "orker" in line.process}
-    return frozenset(int(match[1]) for name in names if (match := re.search(r"pid=(\d{1,10})", name)))
 
 
 def _out_of_memory(
@@ -450,18 +430,15 @@ def _out_of_memory(
         return Symptom(hit.at, code, 0.3, hit.text, None, step, oom, quoted=True)  # not to be called either way
     elif owner is not None and oom.tried is None and any(re.search(_PINNED, frame.function) for frame in owner.frames[-3:]):
         code, confidence = Code.HOST_OUT_OF_MEMORY, 0.7
-    elif owner is not None and _is_trainers(owner):
-        code, confidence = Code.RUNTIME_NEIGHBOUR, 0.7
+    elif owner is not None:  # a trainer's own step may have failed, in the process in which it also holds an engine
+        files = [frame.file for frame in owner.frames]
+        is_trainers = any(part in file for file in files for part in TRAINER_FILES)
+        if is_trainers and not any("/vllm/" in file for file in files):
+            code, confidence = Code.RUNTIME_NEIGHBOUR, 0.7
     return Symptom(hit.at, code, confidence, hit.text, owner, step, oom)
 
 
 _PINNED = r"(?i)pin_memory|is_pinned|pinned|cpu_memory|host_mem|host_alloc"  # page-locked memory of the host
-
-
-def _is_trainers(one: LoggedException) -> bool:
-    """True if a trainer's own step failed, in the process in which it also holds an engine."""
-    files = [frame.file for frame in one.frames]
-    return any(part in file for file in files for part in TRAINER_FILES) and not any("/vllm/" in file for file in files)
 
 
 _START_DEATHS = frozenset({
@@ -511,43 +488,34 @@ def _step(
     for one in near:
         if (step := step_of_frames(one.frames)) is not None:
             return step._replace(confidence=step.confidence - 0.1)
-    if (method := _method_named(timeline, hit.at)) is not None:
-        return step_of_frames([TracebackFrame("vllm", method)])
-    if (step := _step_of_code(timeline, hit)) is not None:
-        return step
-    if owner is not None and (step := hinted_by_torch(owner.frames)) is not None:
-        return step
-    progress = timeline.progress_at(hit.at, process) or timeline.progress_at(timeline.run_at(hit.at).end)
-    return step_of_progress(progress, frames_seen=bool(owner and owner.frames))
-
-
-def _step_of_code(timeline: LogTimeline, hit: Hit) -> FailedStep | None:
-    """A traceback whose frames are lost still quotes the code: the calls in it name the step."""
-    lines = timeline.log.lines
-    process, first = lines[hit.at].process, max(timeline.run_at(hit.at).first, hit.at - 30)
+    lines, run = timeline.log.lines, timeline.run_at(hit.at)
+    # The worker's method that vLLM itself names around an error whose traceback is lost.
+    for index in (
+        hit.at,
+        *range(hit.at - 1, max(run.first, hit.at - 60) - 1, -1),
+        *range(hit.at + 1, min(run.end, hit.at + 20)),
+    ):
+        if "method" in lines[index].text and (match := re.search(_METHOD, lines[index].text)) is not None:
+            return step_of_frames([TracebackFrame("vllm", match[1])])
+    # A traceback whose frames are lost still quotes the code: the calls in it name the step.
     quoted = [
         line.text
-        for line in lines[first : hit.at]
+        for line in lines[max(run.first, hit.at - 30) : hit.at]
         if line.process == process and "(" in line.text and line.level in ("", "ERROR")
     ]
     calls = [TracebackFrame("vllm", name) for text in quoted for name in re.findall(r"\b([a-z_]\w{2,60})\(", text[:400])]
     if any("logits.sort" in text or "log_softmax" in text for text in quoted):
         calls.append(TracebackFrame("vllm", "compute_logprobs"))
     step = step_of_frames(calls) if calls else None
-    return step._replace(confidence=0.6) if step is not None and step.name != "forward" else None
+    if step is not None and step.name != "forward":
+        return step._replace(confidence=0.6)
+    if owner is not None and (step := hinted_by_torch(owner.frames)) is not None:
+        return step
+    progress = timeline.progress_at(hit.at, process) or timeline.progress_at(timeline.run_at(hit.at).end)
+    return step_of_progress(progress, frames_seen=bool(owner and owner.frames))
 
 
 _METHOD = r"(?:processing method|executing method|[Ii]nvocation of|Call to) '?([a-z_]{3,60})'?"
-
-
-def _method_named(timeline: LogTimeline, at: int) -> str | None:
-    """The worker's method that vLLM itself names around an error whose traceback is lost."""
-    run = timeline.run_at(at)
-    for index in (at, *range(at - 1, max(run.first, at - 60) - 1, -1), *range(at + 1, min(run.end, at + 20))):
-        text = timeline.log.lines[index].text
-        if "method" in text and (match := re.search(_METHOD, text)) is not None:
-            return match[1]
-    return None
 
 
 class LogVerdict(NamedTuple):
@@ -589,7 +557,15 @@ def _judge_run(timeline: LogTimeline, run: ServerRun, stop_requests: Mapping[str
     first, end = (bisect_left(timeline.hits, at, key=lambda hit: hit.at) for at in (run.first, run.end))
     hits = timeline.hits[first:end]
     exceptions = [one for one in timeline.exceptions if run.first <= one.at < run.end]
-    deaths = tuple(hit for hit in hits if hit.text.role is Role.DEATH and not _is_farewell(timeline, hit))
+    lines = timeline.log.lines
+    deaths = tuple(hit for hit in hits if hit.text.role is Role.DEATH)
+    for hit in deaths:
+        # A script that had all its answers ends, and takes its engine with it: the client then calls that a death.
+        if hit.text.name == "worker-died" and "Engine core proc" in lines[hit.at].text:
+            before = lines[max(run.first, hit.at - 2_000) : hit.at]
+            bar = next((line.text for line in reversed(before) if "Processed prompts:" in line.text), "")
+            if "100%" in bar and not any("Traceback" in line.text or "EngineDeadError" in line.text for line in before):
+                deaths = tuple(one for one in deaths if one is not hit)
     symptoms, noise = find_symptoms(timeline, hits, exceptions)
     stop = _stop(timeline, hits, exceptions, is_sound=not symptoms and not deaths)
     before_stop = [one for one in symptoms if stop is None or (one.at < stop and _ended_something(one, deaths, timeline))]
@@ -647,15 +623,6 @@ def spans_of_servers(lines: Sequence[LogLine], first: int, end: int) -> dict[str
         if process.startswith(_SERVER):
             spans[process] = (spans.get(process, (index, 0))[0], index)
     return spans
-
-
-def _is_farewell(timeline: LogTimeline, hit: Hit) -> bool:
-    """A script that had all its answers ends, and takes its engine with it: the client then calls that a death."""
-    if hit.text.name != "worker-died" or "Engine core proc" not in timeline.log.lines[hit.at].text:
-        return False
-    before = timeline.log.lines[max(timeline.run_at(hit.at).first, hit.at - 2_000) : hit.at]
-    bar = next((line.text for line in reversed(before) if "Processed prompts:" in line.text), "")
-    return "100%" in bar and not any("Traceback" in line.text or "EngineDeadError" in line.text for line in before)
 
 
 _WEAK_DEATHS = frozenset({"worker-exception", "terminate-called"})  # printed before the error they belong to, or long after
@@ -748,7 +715,11 @@ def _memory(
         complains = _complains(timeline, run, root.at)
         if root.text is not None and root.text.name == "uvicorn-stopped":  # also printed after the engine has died
             return None if complains or _is_cut(timeline) else False
-        return None if complains and _leaves_doubt(timeline, run, root.at) else False
+        # An error may have ended something: its traceback breaks off, or nothing was served after it.
+        last = next((at for at in range(root.at - 1, run.first - 1, -1) if _is_error(timeline.log.lines[at])), None)
+        broken = any(not one.kind and run.first <= one.first < root.at for one in timeline.exceptions)
+        doubts = _is_cut(timeline) or broken or (last is not None and not timeline.serves_after(last))
+        return None if complains and doubts else False
     if root is not None and root.code is Code.ENGINE_WEDGED:
         return None if deaths or _complains(timeline, run, run.end) else False
     if root is not None:
@@ -774,14 +745,6 @@ _REFUSED = r"(?i)\bunsupported\b|(?:not|n't) (?:currently |yet )?support|not imp
 def _is_cut(timeline: LogTimeline) -> bool:
     """True if the log begins in the middle: no server introduces itself in it."""
     return not any(step is ServerProgress.BEGUN for _, step in timeline.milestones)
-
-
-def _leaves_doubt(timeline: LogTimeline, run: ServerRun, end: int) -> bool:
-    """True if an error was reported that may have ended something: its traceback breaks off, or nothing was served after it."""
-    if _is_cut(timeline) or any(not one.kind and run.first <= one.first < end for one in timeline.exceptions):
-        return True
-    last = next((at for at in range(end - 1, run.first - 1, -1) if _is_error(timeline.log.lines[at])), None)
-    return last is not None and not timeline.serves_after(last)
 
 
 def _complains(timeline: LogTimeline, run: ServerRun, end: int) -> bool:
