@@ -6,17 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll.doctor.rules.root_cause import judge
 from plimsoll.doctor.rules.timeline import (
     CODES,
     RUNTIME,
     ServerProgress,
     TracebackFrame,
-    hinted_by_torch,
+    read_timeline,
     step_of_frames,
     step_of_progress,
 )
 from plimsoll.findings import Code
 from plimsoll.vllm.failure_texts import STEP_FRAMES, seen_in
+from tests.doctor.log_maker import OOM, log
 from tests.each import each
 
 SITE = "/usr/lib/python3.12/site-packages/"
@@ -150,10 +152,12 @@ def test_progress_alone_is_a_guess_and_says_so(progress: ServerProgress, name: s
 
 def test_a_traceback_cut_to_torchs_device_context_hints_at_weights() -> None:
     """Parameters are made under it, and little else."""
-    step = hinted_by_torch([TracebackFrame(f"{SITE}torch/utils/_device.py", "__torch_function__")])
-    assert step is not None
-    assert (step.name, step.confidence) == ("weights", 0.6)
-    assert hinted_by_torch([TORCH]) is None
+    for file, function, step in (("_device.py", "__torch_function__", "weights"), ("_foreach.py", "f", "unknown")):
+        frame = f'  File "{SITE}torch/utils/{file}", line 104, in {function}'
+        root = judge(read_timeline(log(["Traceback (most recent call last):", frame, "    return f()", OOM]))).root
+        assert root is not None
+        assert root.step is not None
+        assert root.step.name == step
 
 
 def test_codes_of_running_steps_are_runtime_codes() -> None:

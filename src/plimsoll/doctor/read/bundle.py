@@ -163,6 +163,12 @@ _ZSTD_LEVEL = 10
 _ENDINGS = (".tar.zst", ".tar.gz", ".tgz", ".tar")
 
 
+_HIDDEN = """\
+Secrets (tokens, keys, passwords) in here were replaced by [redacted], and what users wrote and models answered
+by [hidden]; home folders are shown as ~. No rule finds everything: look through it before you send it.
+"""
+
+
 def write_bundle(
     path: str, parts: Iterable[ArchivePart], *, made_with: str, at: int = 0, force: bool = False, left_out: Iterable[str] = ()
 ) -> Archive:
@@ -175,7 +181,16 @@ def write_bundle(
     try:
         with tempfile.TemporaryFile(dir=target.parent) as spool:
             found = _spooled(parts, spool, missing)
-            contents = _contents(target.name, found, missing, made_with).encode()
+            listing = "".join(
+                f"  {member.name}  {member.size_bytes:,} bytes\n"
+                f"      {member.what}{f' ({member.note})' if member.note else ''}\n"
+                for member in found
+            )
+            left = "".join(f"  {reason}\n" for reason in missing)
+            contents = (
+                f"{shown_line(target.name)}, made with {shown_line(made_with)}\n\n{_HIDDEN}\nWhat is in it:\n{listing}"
+                + (f"\nWhat is not in it:\n{left}" if left else "")
+            ).encode()
             listed = ArchiveMember(CONTENTS, len(contents), "", start=spool.tell())
             spool.write(contents)
             descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=".plimsoll-", suffix=".part")
@@ -184,7 +199,10 @@ def write_bundle(
                     _pack(file, target.name, [listed, *found], spool, at)
                     file.flush()
                     size = os.fstat(file.fileno()).st_size
-                _put(Path(temporary), target, force=force)
+                if force:
+                    Path(temporary).replace(target)
+                else:
+                    _link(Path(temporary), target)
             finally:
                 Path(temporary).unlink(missing_ok=True)
     except OSError as error:
@@ -211,18 +229,16 @@ def _checked(path: str, *, force: bool) -> Path:
     return target
 
 
-def _put(temporary: Path, target: Path, *, force: bool) -> None:
+def _link(temporary: Path, target: Path) -> None:
     """Give the finished file its name; one that came meanwhile is not replaced."""
-    if force:
-        temporary.replace(target)
-        return
+    taken = BadInput(f"{target}: already there; choose another name, or --force replaces it")
     try:
         os.link(temporary, target)
     except FileExistsError:
-        raise BadInput(f"{target}: already there; choose another name, or --force replaces it") from None
+        raise taken from None
     except OSError:  # a file system without links
         if target.exists():
-            raise BadInput(f"{target}: already there; choose another name, or --force replaces it") from None
+            raise taken from None
         temporary.replace(target)
 
 
@@ -248,7 +264,18 @@ def _spooled(parts: Iterable[ArchivePart], spool: IO[bytes], missing: list[str])
             continue
         came_from = f"from {shown_line(_base(part.content.path))}" if isinstance(part.content, TextFile) else ""
         note = "; ".join(piece for piece in (came_from, note) if piece)
-        found.append(ArchiveMember(_member_name(part, taken), spool.tell() - start, shown_line(part.what), note, start))
+        # A name that is harmless on every system, and this member's alone.
+        named = shown_line(part.name).replace("\\", "/")
+        pieces = [_harmless(piece) for piece in named.split("/") if piece not in ("", ".", "..", "~")][-3:] or ["unnamed"]
+        if isinstance(part.content, TextFile):
+            pieces[-1] = re.sub(r"(?<=.)\.(?:gz|zst|zstd)$", "", pieces[-1])
+        stem, dot, ending = pieces[-1].rpartition(".") if "." in pieces[-1][1:] else (pieces[-1], "", "")
+        name, count = "/".join(pieces), 1
+        while name.casefold() in taken:
+            count += 1
+            name = "/".join([*pieces[:-1], f"{stem}-{count}{dot}{ending}"])
+        taken.add(name.casefold())
+        found.append(ArchiveMember(name, spool.tell() - start, shown_line(part.what), note, start))
     return found
 
 
@@ -269,7 +296,11 @@ def write_text(
         spool.write(shown.encode("utf-8", "replace"))
     if text.left_out_bytes:
         spool.write(f"\n[plimsoll left out about {text.left_out_bytes:,} bytes here]\n".encode())
-        for shown in shown_text(lines.of(text.tail), context=_lines_in(text.tail, text.context_bytes)):
+        context, size = 1, text.context_bytes
+        for block in text.tail:
+            context += block.count(b"\n", 0, max(0, size))
+            size -= len(block)
+        for shown in shown_text(lines.of(text.tail), context=context):
             spool.write(shown.encode("utf-8", "replace"))
         kept_of = f"the first {limits.head_bytes >> 20} MiB and the last {limits.tail_bytes >> 20} MiB"
         notes.append(f"only {kept_of} are here, about {text.left_out_bytes:,} bytes between them were left out")
@@ -278,49 +309,9 @@ def write_text(
     return "; ".join(notes)
 
 
-def _lines_in(blocks: list[bytes], size: int) -> int:
-    count = 1
-    for block in blocks:
-        count += block.count(b"\n", 0, max(0, size))
-        size -= len(block)
-    return count
-
-
-def _member_name(part: ArchivePart, taken: set[str]) -> str:
-    """A name that is harmless on every system, and this member's alone."""
-    name = shown_line(part.name).replace("\\", "/")
-    pieces = [_harmless(piece) for piece in name.split("/") if piece not in ("", ".", "..", "~")][-3:] or ["unnamed"]
-    pieces[-1] = re.sub(r"(?<=.)\.(?:gz|zst|zstd)$", "", pieces[-1]) if isinstance(part.content, TextFile) else pieces[-1]
-    stem, dot, ending = pieces[-1].rpartition(".") if "." in pieces[-1][1:] else (pieces[-1], "", "")
-    name = "/".join(pieces)
-    count = 1
-    while name.casefold() in taken:
-        count += 1
-        name = "/".join([*pieces[:-1], f"{stem}-{count}{dot}{ending}"])
-    taken.add(name.casefold())
-    return name
-
-
 def _harmless(piece: str) -> str:
     piece = re.sub(r"[^A-Za-z0-9._-]{1,200}", "_", piece)
     return re.sub(r"^[.-]{1,9}", "_", piece)[-80:] or "_"
-
-
-def _contents(archive: str, found: list[ArchiveMember], missing: list[str], made_with: str) -> str:
-    lines = [
-        f"{shown_line(archive)}, made with {shown_line(made_with)}",
-        "",
-        "Secrets (tokens, keys, passwords) in here were replaced by [redacted], and what users wrote and models answered",
-        "by [hidden]; home folders are shown as ~. No rule finds everything: look through it before you send it.",
-        "",
-        "What is in it:",
-    ]
-    for member in found:
-        lines.append(f"  {member.name}  {member.size_bytes:,} bytes")
-        lines.append(f"      {member.what}{f' ({member.note})' if member.note else ''}")
-    if missing:
-        lines += ["", "What is not in it:", *(f"  {reason}" for reason in missing)]
-    return "\n".join(lines) + "\n"
 
 
 def _pack(file: IO[bytes], name: str, members: list[ArchiveMember], spool: IO[bytes], at: int) -> None:
@@ -361,19 +352,47 @@ def collect_here(
     root: Path = Path("/"), *, nvidia_smi: Sequence[str] = NVIDIA_SMI, wait_s: float = _SMI_SECONDS
 ) -> list[ArchivePart]:
     """Facts about this machine, as parts of an archive; `root` is where its /proc, /sys, /etc and /dev are."""
+    soft, hard = ("unlimited" if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(resource.RLIMIT_MEMLOCK))
+    shm: object = "not there"
+    with suppress(OSError):
+        found = os.statvfs(root / "dev/shm")
+        shm = {"size_bytes": found.f_frsize * found.f_blocks, "free_bytes": found.f_frsize * found.f_bavail}
+    limits = {"locked_memory_bytes": {"soft": soft, "hard": hard}, "dev_shm": shm}
+    groups = [entry.split(":", 2) for entry in _file_start(root / "proc/self/cgroup").splitlines()[:64]]
+    cgroup: list[str] = []
+    for number, controllers, path in (group for group in groups if len(group) == 3):
+        if number == "0" and not controllers:
+            cgroup += _levels(root / "sys/fs/cgroup", path, _V2)
+        elif "memory" in controllers.split(","):
+            cgroup += _levels(root / "sys/fs/cgroup/memory", path, _V1)
+    if not cgroup:
+        cgroup = [*_levels(root / "sys/fs/cgroup", "/", _V2), *_levels(root / "sys/fs/cgroup/memory", "/", _V1)]
     parts = (
         ("versions.json", "Versions of plimsoll, Python, the system and packages beside plimsoll.", _versions(root)),
         ("nvidia-smi.txt", "The output of nvidia-smi.", _smi(nvidia_smi, wait_s)),
         ("meminfo.txt", "The host's memory.", _file_start(root / "proc/meminfo") or "/proc/meminfo: not there\n"),
-        ("cgroup.txt", "Memory limits and events of the control groups plimsoll runs in.", _cgroup(root)),
-        ("limits.json", "How much memory may be locked, and the size of /dev/shm.", _limits(root)),
-    )
+        ("cgroup.txt", "Memory limits and events of the control groups plimsoll runs in.",
+         "\n".join(cgroup or ["no memory control group found"]) + "\n"),
+        ("limits.json", "How much memory may be locked, and the size of /dev/shm.", limits),
+    )  # fmt: skip
     return [
         ArchivePart(f"machine/{name}", "text", what, hide_homes(redact(facts)).encode("utf-8", "replace"))
         if isinstance(facts, str)
         else ArchivePart(f"machine/{name}", "json", what, json.dumps(facts, indent=2).encode())
         for name, what, facts in parts
     ]
+
+
+def _levels(base: Path, path: str, names: Sequence[str]) -> Iterator[str]:
+    """Limits and events, from plimsoll's own control group upwards: the one that bites may be any of them."""
+    pieces = [piece for piece in path.split("/") if piece not in ("", ".", "..")][:64]
+    for level in range(min(len(pieces), _MOST_LEVELS) + 1):
+        folder = base.joinpath(*pieces[: len(pieces) - level])
+        found = [(name, " ".join(_file_start(folder / name, 4096).split())) for name in names]
+        said = [f"  {name}: {value}" for name, value in found if value]
+        if said:
+            yield "own control group" if level == 0 else f"{level} above"
+            yield from said
 
 
 def _file_start(path: Path, most_bytes: int = _FILE_BYTES) -> str:
@@ -439,40 +458,3 @@ def _smi(command: Sequence[str], wait_s: float) -> str:
         process.stdout.close()
     text = data[:_SMI_BYTES].decode("utf-8", "replace").replace("\0", " ")
     return text + (f"\n[{why}]\n" if why else "")
-
-
-def _cgroup(root: Path) -> str:
-    """Limits and events, from plimsoll's own control group upwards: the one that bites may be any of them."""
-    lines: list[str] = []
-    own = _file_start(root / "proc/self/cgroup").splitlines()[:64]
-    for entry in own:
-        number, _, rest = entry.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0" and not controllers:
-            lines += _levels(root / "sys/fs/cgroup", path, _V2)
-        elif "memory" in controllers.split(","):
-            lines += _levels(root / "sys/fs/cgroup/memory", path, _V1)
-    if not lines:
-        lines = [*_levels(root / "sys/fs/cgroup", "/", _V2), *_levels(root / "sys/fs/cgroup/memory", "/", _V1)]
-    return "\n".join(lines or ["no memory control group found"]) + "\n"
-
-
-def _levels(base: Path, path: str, names: Sequence[str]) -> Iterator[str]:
-    pieces = [piece for piece in path.split("/") if piece not in ("", ".", "..")][:64]
-    for level in range(min(len(pieces), _MOST_LEVELS) + 1):
-        folder = base.joinpath(*pieces[: len(pieces) - level])
-        found = [(name, " ".join(_file_start(folder / name, 4096).split())) for name in names]
-        said = [f"  {name}: {value}" for name, value in found if value]
-        if said:
-            yield "own control group" if level == 0 else f"{level} above"
-            yield from said
-
-
-def _limits(root: Path) -> dict[str, object]:
-    limits = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    soft, hard = ("unlimited" if value == resource.RLIM_INFINITY else value for value in limits)
-    shm: object = "not there"
-    with suppress(OSError):
-        found = os.statvfs(root / "dev/shm")
-        shm = {"size_bytes": found.f_frsize * found.f_blocks, "free_bytes": found.f_frsize * found.f_bavail}
-    return {"locked_memory_bytes": {"soft": soft, "hard": hard}, "dev_shm": shm}

@@ -46,9 +46,8 @@ class TimeRange(NamedTuple):
 
 def is_prometheus(url: str, *, timeout_s: float = 5.0) -> bool:
     """True if a Prometheus server answers there; a vLLM server, or nobody, is not one."""
-    where = _base(url)
     try:
-        reply = where.at(_path(where, "/api/v1/status/buildinfo")).get(most_bytes=1 << 20, timeout_s=timeout_s)
+        reply = _page(_base(url), "/api/v1/status/buildinfo").get(most_bytes=1 << 20, timeout_s=timeout_s)
     except (WorldFailed, BadInput):
         return False
     answer = reply.table()
@@ -56,13 +55,9 @@ def is_prometheus(url: str, *, timeout_s: float = 5.0) -> bool:
 
 
 def span(
-    *,
-    start_s: float | None = None,
-    end_s: float | None = None,
-    since_s: float = SINCE_S,
-    step_s: float | None = None,
+    *, start_s: float | None = None, end_s: float | None = None, since_s: float = SINCE_S, step_s: float | None = None,
     now_s: float,
-) -> TimeRange:
+) -> TimeRange:  # fmt: skip
     """The stretch asked for: up to now and an hour long unless told otherwise; never more points than Prometheus gives."""
     end = now_s if end_s is None else end_s
     start = end - since_s if start_s is None else start_s
@@ -73,31 +68,24 @@ def span(
     if not math.isfinite(step) or step < _STEP_LEAST_S:
         raise BadInput("the step must be one second or more")
     if length / step >= POINTS_MAX:
-        raise BadInput(
-            f"{length / step:,.0f} points are too many: a step of {math.ceil(length / POINTS_MAX) + 1} s or more will do"
-        )
+        least = math.ceil(length / POINTS_MAX) + 1
+        raise BadInput(f"{length / step:,.0f} points are too many: a step of {least} s or more will do")
     return TimeRange(start, end, step)
 
 
 def fetch_range(
-    url: str,
-    *,
-    start_s: float | None = None,
-    end_s: float | None = None,
-    since_s: float = SINCE_S,
-    step_s: float | None = None,
-    match: Mapping[str, str] | None = None,
-    timeout_s: float = 30.0,
+    url: str, *, start_s: float | None = None, end_s: float | None = None, since_s: float = SINCE_S,
+    step_s: float | None = None, match: Mapping[str, str] | None = None, timeout_s: float = 30.0,
     clock: Callable[[], float] = time.time,
-) -> tuple[MetricSeries, ...]:
+) -> tuple[MetricSeries, ...]:  # fmt: skip
     """All series a judge of trends can use, within the time and the labels (`match`) asked for."""
     where = _base(url)
     asked = span(start_s=start_s, end_s=end_s, since_s=since_s, step_s=step_s, now_s=clock())
     deadline = time.monotonic() + timeout_s
     found: list[MetricSeries] = []
-    vllm = tuple(name for of in (*_FIGURES, *_BY_LABEL) for name in figure(of).names) + tuple(_COUNTS)
     gpu = tuple(name for name, of in EXTERNAL_METRICS.items() if of.figure.startswith(("gpu_", "torch_")))
-    for names in (vllm, gpu, tuple(name for name in EXTERNAL_METRICS if name not in gpu)):
+    other = tuple(name for name in EXTERNAL_METRICS if name not in gpu)
+    for names in (tuple(name for name in _metrics() if name not in EXTERNAL_METRICS), gpu, other):
         left_s = max(0.1, deadline - time.monotonic())
         found.extend(_answered(where, names, asked, match or {}, left_s))
         if len(found) > SERIES_MAX or sum(len(s.times) for s in found) > VALUES_MAX:
@@ -115,22 +103,23 @@ def ask_range(
 
 
 @cache
-def _figures() -> dict[str, tuple[str, float]]:
+def _metrics() -> dict[str, tuple[str, float]]:
+    """Every metric that is asked for, with our name for it and what one of its units is in ours."""
     ours = {name: (of, 1.0) for of in (*_FIGURES, *_BY_LABEL) for name in figure(of).names}
-    return (
-        ours
-        | {name: (of, 1.0) for name, of in _COUNTS.items()}
-        | {n: (o.figure, o.factor) for n, o in EXTERNAL_METRICS.items()}
-    )
+    counts = {name: (of, 1.0) for name, of in _COUNTS.items()}
+    return ours | counts | {name: (of.figure, of.factor) for name, of in EXTERNAL_METRICS.items()}
 
 
 def _answered(
     where: Address, names: tuple[str, ...], asked: TimeRange, match: Mapping[str, str], timeout_s: float
 ) -> list[MetricSeries]:
-    also = "".join(f",{_label_name(key)}={json.dumps(value, ensure_ascii=False)}" for key, value in match.items())
+    for key in match:
+        if not key.isascii() or not key.isidentifier():
+            raise BadInput(f"{key[:40]!r} is not the name of a label")
+    also = "".join(f",{key}={json.dumps(value, ensure_ascii=False)}" for key, value in match.items())
     query = f'{{__name__=~"{"|".join(names)}"{also}}}'
     asks = {"query": query, "start": f"{asked.start_s:.3f}", "end": f"{asked.end_s:.3f}", "step": f"{asked.step_s:g}"}
-    target = where.at(_path(where, "/api/v1/query_range"), urlencode(asks))
+    target = _page(where, "/api/v1/query_range", urlencode(asks))
     reply = target.get(most_bytes=ANSWER_MAX, timeout_s=timeout_s)
     answer = reply.table()
     if answer.get("status") != "success":
@@ -150,7 +139,7 @@ def _series(row: object) -> MetricSeries | None:
         return None
     labels = {str(key): str(value) for key, value in row["metric"].items()}
     name = labels.pop("__name__", "")
-    ours, factor = _figures().get(name, ("", 1.0))
+    ours, factor = _metrics().get(name, ("", 1.0))
     times: list[float] = []
     values: list[float] = []
     for pair in row["values"][: POINTS_MAX + 1]:
@@ -166,34 +155,33 @@ def _series(row: object) -> MetricSeries | None:
 
 def _belonging(found: list[MetricSeries]) -> tuple[MetricSeries, ...]:
     """Without the memory of processes, containers and GPUs that are known to be somebody else's."""
-    vllm = [one.labels for one in found if one.name.startswith("vllm:")]
+
+    def pod(one: MetricSeries) -> str | None:
+        return one.labels.get("exported_pod") or one.labels.get("pod")
+
+    def host(one: MetricSeries) -> str:
+        return one.labels.get("instance", "").rpartition(":")[0]
+
+    vllm = [one for one in found if one.name.startswith("vllm:")]
     if not vllm:
         return tuple(found)
-    targets = {(labels.get("job"), labels.get("instance")) for labels in vllm}
-    pods = {labels["pod"] for labels in vllm if "pod" in labels}
-    hosts = {labels.get("instance", "").rpartition(":")[0] for labels in vllm}
-    gpus = [one.labels for one in found if one.figure.startswith("gpu_")]
-    by_pod = any(_pod(labels) in pods for labels in gpus)
-    by_host = any(labels.get("instance", "").rpartition(":")[0] in hosts for labels in gpus)
+    targets = {(one.labels.get("job"), one.labels.get("instance")) for one in vllm}
+    pods = {one.labels["pod"] for one in vllm if "pod" in one.labels}
+    hosts = {host(one) for one in vllm}
+    gpus = [one for one in found if one.figure.startswith("gpu_")]
+    by_pod, by_host = any(pod(one) in pods for one in gpus), any(host(one) in hosts for one in gpus)
 
     def belongs(one: MetricSeries) -> bool:
         if one.name.startswith("process_"):
             return (one.labels.get("job"), one.labels.get("instance")) in targets
         if one.name.startswith("container_"):
             named = one.labels.get("container", one.labels.get("name", "")) not in ("", "POD")
-            whose = _pod(one.labels) in pods if pods else any("vllm" in value for value in one.labels.values())
-            return named and whose
-        if one.figure.startswith("gpu_") and by_pod:
-            return _pod(one.labels) in pods
-        if one.figure.startswith("gpu_") and by_host:
-            return one.labels.get("instance", "").rpartition(":")[0] in hosts
+            return named and (pod(one) in pods if pods else any("vllm" in value for value in one.labels.values()))
+        if one.figure.startswith("gpu_") and (by_pod or by_host):
+            return pod(one) in pods if by_pod else host(one) in hosts
         return True
 
-    return tuple(one for one in found if belongs(one))
-
-
-def _pod(labels: Mapping[str, str]) -> str | None:
-    return labels.get("exported_pod") or labels.get("pod")
+    return tuple(filter(belongs, found))
 
 
 def _base(url: str) -> Address:
@@ -206,11 +194,5 @@ def _base(url: str) -> Address:
     return where.at(path.rstrip("/"))
 
 
-def _path(where: Address, path: str) -> str:
-    return urlsplit(where.url).path + path
-
-
-def _label_name(name: str) -> str:
-    if not name.isascii() or not name.isidentifier():
-        raise BadInput(f"{name[:40]!r} is not the name of a label")
-    return name
+def _page(where: Address, path: str, query: str = "") -> Address:
+    return where.at(urlsplit(where.url).path + path, query)

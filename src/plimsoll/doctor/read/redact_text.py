@@ -10,6 +10,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
@@ -53,45 +54,37 @@ def hide_wrapped(lines: Iterable[str]) -> Iterator[str]:
     above: deque[str] = deque(maxlen=REACH)
     key_lines = 0  # how many more may belong to a private key that was begun
     for line in lines:
-        one = _apart(line) if len(line) <= LONGEST else _Wrapped("", line, "")
+        one = _Wrapped("", line, "")
+        if len(line) <= LONGEST and line.startswith("{") and (match := _JSON_RE.match(line)) is not None:
+            with suppress(ValueError):
+                inner = str(json.loads(f'"{match[2]}"'))
+                end = "\\n" if inner.endswith("\n") else ""
+                one = _Wrapped(match[1], inner.removesuffix("\n"), end + match[3], is_json=True)
+        elif len(line) <= LONGEST:
+            match = _PREFIX_RE.match(line)
+            at = match.end() if match is not None else 0
+            text = line[at:].rstrip("\r\n")
+            one = _Wrapped(line[:at], text, line[at + len(text) :])
         shown = one.bare
         if one.head and key_lines:
             shown = REDACTED
         elif one.head and above and any(hint in text.lower() for text in above for hint in _HINTS):
-            shown = _below(above, one.bare)
+            # The line with secrets hidden, read together with the lines above it.
+            together = "\n".join([*above, one.bare])
+            is_open = together.count("[") > together.count("]") and len(one.bare.strip()) > 3
+            hidden = redact(together)
+            last = hidden.rpartition("\n")[2]
+            if is_open and one.bare.strip() not in redact(together + "\n]"):
+                shown = REDACTED  # an item of a list that is closed further down
+            elif not last.endswith(one.bare):
+                # A list or a block becomes one word: then the line is not there any more.
+                gone = one.bare if one.bare.strip() in hidden else REDACTED
+                shown = last if hidden.count("\n") == len(above) else gone
         if "PRIVATE KEY" in one.bare:
             key_lines = MOST_KEY_LINES if "BEGIN" in one.bare else 0
         key_lines = max(0, key_lines - 1)
         yield line if shown == one.bare else one.holding(shown)
         above.append(one.bare[:FURTHEST])
-
-
-def _below(above: Iterable[str], bare: str) -> str:
-    """The line with secrets hidden, read together with the lines above it."""
-    text = "\n".join([*above, bare])
-    if text.count("[") > text.count("]") and len(bare.strip()) > 3 and bare.strip() not in redact(text + "\n]"):
-        return REDACTED  # an item of a list that is closed further down
-    hidden = redact(text)
-    last = hidden.rpartition("\n")[2]
-    if last.endswith(bare):
-        return bare
-    # A list or a block becomes one word: then the line is not there any more.
-    return last if hidden.count("\n") == sum(1 for _ in above) else bare if bare.strip() in hidden else REDACTED
-
-
-def _apart(line: str) -> _Wrapped:
-    if line.startswith("{") and (match := _JSON_RE.match(line)) is not None:
-        try:
-            inner = json.loads(f'"{match[2]}"')
-        except ValueError:
-            return _Wrapped("", line, "")
-        bare = str(inner).removesuffix("\n")
-        end = "\\n" if str(inner).endswith("\n") else ""
-        return _Wrapped(match[1], bare, end + match[3], is_json=True)
-    match = _PREFIX_RE.match(line)
-    at = match.end() if match is not None else 0
-    text = line[at:].rstrip("\r\n")
-    return _Wrapped(line[:at], text, line[at + len(text) :])
 
 
 BLOCK_CHARS = 1 << 20
@@ -160,14 +153,10 @@ def shown_text(
             pieces, wanted = [text], size + block_chars
             continue
         cut = len(text) if cut is None else cut
-        yield _shown(text[:cut])
+        yield hide_homes(redact(text[:cut]))
         pieces, size, wanted = [text[cut:]], len(text) - cut, block_chars + WINDOW_CHARS
     text = "".join(pieces)
-    yield _shown(text[: _safe_cut(text, len(text) - WINDOW_CHARS) or 0] if is_cut else text)
-
-
-def _shown(text: str) -> str:
-    return hide_homes(redact(text))
+    yield hide_homes(redact(text[: _safe_cut(text, len(text) - WINDOW_CHARS) or 0] if is_cut else text))
 
 
 def _after_context(context: str, lines: Iterator[str]) -> str:

@@ -254,17 +254,30 @@ def facts_of(timeline: LogTimeline, run: ServerRun) -> LogFacts:
             found = flags_of(text)
             flags = {**found, **flags} if "with config: " in text else {**flags, **found}
         if version is None and ("version " in text or "engine (v" in text):
-            version = _version(text)
+            match = re.search(_VERSION, text)
+            version = plain_version(match[1]) if match is not None else None
         if gpu is None and ("device_name=" in text or "GPU name" in text or "Using device" in text):
             match = re.search(_GPU_NAME, text)
             gpu = match[1].removesuffix(".json").replace("_", " ").strip() if match else None
-        if "SchedulerStats(" in text:
-            scheduler = _scheduler(text) or scheduler
+        if "SchedulerStats(" in text and (match := re.search(_SCHEDULER, text)):
+            pairs = [(name, value) for name, value in re.findall(_FIGURE, match[1]) if value.count(".") <= 1]
+            scheduler = {name: float(value) for name, value in pairs if value.strip(".")} or scheduler
         if "Failed core proc" in text and (match := re.search(r"proc\(s\): \{.{0,60}: (-\d{1,2})\b", text)):
             exit_code = int(match[1])
         if "exit code" in text and "died" in text:
             match = re.search(_EXIT, text)
             exit_code = int(match[1]) if match else exit_code
+    processes: dict[str, Timeline] = {}
+    for line in lines:
+        one = processes.get(line.process)
+        if one is None:
+            if len(processes) >= MOST_PROCESSES:
+                continue
+            one = Timeline(line.process, line.number, line.number, 0, 0, None)
+        processes[line.process] = one._replace(
+            last_line=line.number, lines=one.lines + 1, errors=one.errors + (line.level in ("ERROR", "CRITICAL")),
+            last_at=one.last_at if line.at is None else line.at,
+        )  # fmt: skip
     known = [needle.decode() for needle in needles()]
     telling = (line for line in lines if any(needle in line.text for needle in known))
     who = ((f"({line.process}) " if line.process else "", line.text) for line in telling)
@@ -273,37 +286,9 @@ def facts_of(timeline: LogTimeline, run: ServerRun) -> LogFacts:
     cards = next((int(next(filter(None, match.groups()))) for line in lines if "GPU" in line.text
                   and (match := re.search(_CARDS, line.text)) is not None), None)  # fmt: skip
     return LogFacts(
-        version, model, gpu, flags, measured, tuple(_timelines(lines)), scheduler, exit_code, timeline.progress_at(run.end),
+        version, model, gpu, flags, measured, tuple(processes.values()), scheduler, exit_code, timeline.progress_at(run.end),
         None if version else _releases(lines), _traits(lines, measured.total_bytes), cards,
     )  # fmt: skip
-
-
-def _version(text: str) -> str | None:
-    match = re.search(_VERSION, text)
-    return plain_version(match[1]) if match is not None else None
-
-
-def _scheduler(text: str) -> dict[str, float]:
-    match = re.search(_SCHEDULER, text)
-    found = re.findall(_FIGURE, match[1]) if match else []
-    return {name: float(value) for name, value in found if value.count(".") <= 1 and value.strip(".")}
-
-
-def _timelines(lines: Sequence[LogLine]) -> Iterator[Timeline]:
-    found: dict[str, Timeline] = {}
-    for line in lines:
-        known = found.get(line.process)
-        if known is None:
-            if len(found) >= MOST_PROCESSES:
-                continue
-            known = Timeline(line.process, line.number, line.number, 0, 0, None)
-        found[line.process] = known._replace(
-            last_line=line.number,
-            lines=known.lines + 1,
-            errors=known.errors + (line.level in ("ERROR", "CRITICAL")),
-            last_at=known.last_at if line.at is None else line.at,
-        )
-    yield from found.values()
 
 
 def oom_facts(oom: OomFigures) -> dict[str, object]:
@@ -508,20 +493,29 @@ _DROP_CACHES = Remedy(
 
 def fitting(finding: Finding, facts: LogFacts) -> Finding:
     """The finding with the remedies that can work on this machine, in this release, beside the flags in force."""
-    remedy = list(_suiting(finding, facts.flags))
-    remedy = [one for one in (_spelled(one, facts) for one in remedy) if one is not None and _can_work(one, facts)]
+    flags, remedy = facts.flags, []
+    by_hand = next((row for row in _BY_HAND if flags.get(row[0], "None") != "None"), None)
+    told = any(by_hand is not None and one.flag == by_hand[1] for one in finding.remedy)
+    is_of_cache = finding.code.startswith(("kv.", "startup.no", "startup.con"))
     if "unified" in facts.traits and finding.code is Code.STARTUP_FREE_MEMORY_CHECK:
-        remedy.insert(0, _DROP_CACHES)
-    useless = tuple(one for one in finding.not_a_remedy if _exists(one, facts))
-    if tuple(remedy) == finding.remedy and useless == finding.not_a_remedy:
-        return finding
-    return finding._replace(remedy=tuple(remedy), not_a_remedy=useless)
-
-
-def _exists(words: str, facts: LogFacts) -> bool:
-    """True unless a flag among these words is one that no release which this can be has."""
-    named = [flag for flag in _FLAG.findall(words) if flag not in _NOT_VLLMS]
-    return not named or any(_is_flag(flag, facts.span) for flag in named)
+        remedy.append(_DROP_CACHES)
+    for one in finding.remedy:
+        offer: Remedy | None = one
+        if by_hand is not None and one.flag == "--gpu-memory-utilization" and is_of_cache:
+            do = f"{by_hand[1]} is set to {flags[by_hand[0]]}: raise it, or leave it out"
+            offer, told = None if told else Remedy(do, by_hand[2], by_hand[1]), True
+        elif _is_so_already(one, flags):
+            continue
+        offer = _spelled(offer, facts) if offer is not None else None
+        is_count = offer is not None and offer.flag == "--tensor-parallel-size" and (offer.value or "").isdecimal()
+        if offer is not None and not (is_count and facts.cards is not None and int(offer.value or 0) > facts.cards):
+            remedy.append(offer)
+    useless = []
+    for words in finding.not_a_remedy:  # unless its flags are such that no release which this can be has
+        named = [flag for flag in _FLAG.findall(words) if flag not in _NOT_VLLMS]
+        if not named or any(_is_flag(flag, facts.span) for flag in named):
+            useless.append(words)
+    return finding._replace(remedy=tuple(remedy), not_a_remedy=tuple(useless))
 
 
 def _is_flag(flag: str, span: tuple[str, str] | None) -> bool:
@@ -550,28 +544,6 @@ def _spelled(one: Remedy, facts: LogFacts) -> Remedy | None:
     for flag in gone:  # one of several
         do = do.replace(f"{flag}, ", "").replace(f", {flag}", "").replace(f" and {flag}", "").replace(f"{flag} or ", "")
     return one if do == one.do else one._replace(do=do)
-
-
-def _can_work(one: Remedy, facts: LogFacts) -> bool:
-    if one.flag == "--tensor-parallel-size" and one.value is not None and one.value.isdecimal():
-        return facts.cards is None or int(one.value) <= facts.cards
-    return True
-
-
-def _suiting(finding: Finding, flags: Mapping[str, str]) -> Iterator[Remedy]:
-    by_hand = next((row for row in _BY_HAND if flags.get(row[0], "None") != "None"), None)
-    told = any(by_hand is not None and one.flag == by_hand[1] for one in finding.remedy)
-    for one in finding.remedy:
-        if (
-            by_hand is not None
-            and one.flag == "--gpu-memory-utilization"
-            and finding.code.startswith(("kv.", "startup.no", "startup.con"))
-        ):
-            if not told:
-                told = True
-                yield Remedy(f"{by_hand[1]} is set to {flags[by_hand[0]]}: raise it, or leave it out", by_hand[2], by_hand[1])
-        elif not _is_so_already(one, flags):
-            yield one
 
 
 def _is_so_already(remedy: Remedy, flags: Mapping[str, str]) -> bool:

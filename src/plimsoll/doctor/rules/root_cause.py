@@ -27,7 +27,6 @@ from plimsoll.doctor.rules.timeline import (
     ServerProgress,
     ServerRun,
     TracebackFrame,
-    hinted_by_torch,
     step_of_frames,
     step_of_progress,
 )
@@ -509,8 +508,10 @@ def _step(
     step = step_of_frames(calls) if calls else None
     if step is not None and step.name != "forward":
         return step._replace(confidence=0.6)
-    if owner is not None and (step := hinted_by_torch(owner.frames)) is not None:
-        return step
+    # Parameters are made under a device context, and little else is: a traceback cut down to torch's own frames.
+    frames = owner.frames if owner is not None else ()
+    if any(frame.function == "__torch_function__" and frame.file.endswith("_device.py") for frame in frames):
+        return FailedStep("weights", CODES["weights"], 0.6)
     progress = timeline.progress_at(hit.at, process) or timeline.progress_at(timeline.run_at(hit.at).end)
     return step_of_progress(progress, frames_seen=bool(owner and owner.frames))
 

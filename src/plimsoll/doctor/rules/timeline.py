@@ -118,8 +118,13 @@ def read_exceptions(lines: Sequence[LogLine]) -> list[LoggedException]:
         ):
             stream = last  # its prefix was lost on the line that matters
         last = stream
-        for text in _pieces(line.text):
-            _take(text, index, line, stream, found)
+        text = line.text
+        if "\\n" in text and 'File \\"' in text:
+            text = text.replace('\\"', '"')
+        # A traceback written as one string, with its line ends escaped, is taken apart.
+        is_whole = "\\n" in text and ('\\n  File "' in text or "Traceback (most recent call last):\\n" in text)
+        for piece in text.split("\\n") if is_whole else (text,):
+            _take(piece, index, line, stream, found)
         if len(found) >= MOST_RAISED:
             break
     for (_, process), stream in streams.items():
@@ -130,16 +135,6 @@ def read_exceptions(lines: Sequence[LogLine]) -> list[LoggedException]:
                 )
             )
     return found
-
-
-def _pieces(text: str) -> Iterator[str]:
-    """A traceback written as one string, with its line ends escaped, taken apart."""
-    if "\\n" in text and 'File \\"' in text:
-        text = text.replace('\\"', '"')
-    if "\\n" in text and ('\\n  File "' in text or "Traceback (most recent call last):\\n" in text):
-        yield from text.split("\\n")
-    else:
-        yield text
 
 
 def _take(text: str, index: int, line: LogLine, stream: _Stream, found: list[LoggedException]) -> None:
@@ -156,7 +151,13 @@ def _take(text: str, index: int, line: LogLine, stream: _Stream, found: list[Log
     if text.count('File "') >= 2:
         _flattened(text, index, line, stream, found)
         return
-    frame = _frame(text)
+    frame = None  # a call, as Python prints it or as a notebook does
+    if "line " in text and "File " in text[:60]:
+        match = _traceback_pattern(_FRAME).match(text)
+        frame = TracebackFrame(match[1], (match[3] or "").split(" ")[0]) if match else None
+    elif " in " in text and text.removeprefix("File ")[:1] in "/~":
+        match = _traceback_pattern(_NOTEBOOK_FRAME).match(text)
+        frame = TracebackFrame(match[1], match[2].rpartition(".")[2]) if match else None
     if frame is not None:
         stream.first = index if stream.first is None else stream.first
         stream.quiet = 0
@@ -181,40 +182,18 @@ def _take(text: str, index: int, line: LogLine, stream: _Stream, found: list[Log
     if stripped.startswith(_CHAINED):
         stream.chained, stream.awaits = True, 0
         return
-    if not _names_exception(text, index, line, stream, found) and stripped:
+    # The last line of a traceback, or an exception printed without one.
+    match = _traceback_pattern(_RAISED).match(text) if text and text[0] not in " \t" else None
+    if match is None and text and text[0] not in " \t" and stream.frames and stream.quiet == 0:
+        match = _traceback_pattern(_ANY_EXCEPTION).match(text)
+    is_word = match is not None and not stream.frames and not match[2]  # a bare word that merely looks like one
+    if match is not None and not is_word and not text.startswith(_NOT_RAISED):
+        _add(match[1], match[2] or "", index, line, stream, found)
+    elif stripped:
         is_code = bool(stream.frames) and (text[0].isspace() or stripped[0] in "^~")
         if line.level and (line.level, line.at) != stream.said:
             stream.awaits = 0  # a record of its own, no part of the message before it
         _follow(stripped, stream, found, is_code=is_code)
-
-
-def _frame(text: str) -> TracebackFrame | None:
-    """A call, as Python prints it or as a notebook does."""
-    if "line " in text and "File " in text[:60]:
-        match = _traceback_pattern(_FRAME).match(text)
-        return TracebackFrame(match[1], (match[3] or "").split(" ")[0]) if match else None
-    if (
-        " in " in text
-        and text.removeprefix("File ")[:1] in "/~"
-        and (match := _traceback_pattern(_NOTEBOOK_FRAME).match(text)) is not None
-    ):
-        return TracebackFrame(match[1], match[2].rpartition(".")[2])
-    return None
-
-
-def _names_exception(text: str, index: int, line: LogLine, stream: _Stream, found: list[LoggedException]) -> bool:
-    """True if this line is the last one of a traceback, or an exception printed without one."""
-    if not text or text[0] in " \t":
-        return False
-    match = _traceback_pattern(_RAISED).match(text)
-    if match is None and stream.frames and stream.quiet == 0:
-        match = _traceback_pattern(_ANY_EXCEPTION).match(text)
-    if match is None or text.startswith(_NOT_RAISED):
-        return False
-    if not stream.frames and not match[2]:
-        return False  # a bare word that merely looks like one
-    _add(match[1], match[2] or "", index, line, stream, found)
-    return True
 
 
 def _add(kind: str, message: str, index: int, line: LogLine, stream: _Stream, found: list[LoggedException]) -> None:
@@ -296,38 +275,31 @@ def step_of_frames(frames: Sequence[TracebackFrame]) -> FailedStep | None:
     functions = {
         frame.function for frame in frames if not (frame.file.startswith("torch/") or "site-packages/torch" in frame.file)
     }
+
+    def in_files(pieces: Sequence[str], some: Sequence[TracebackFrame] = frames) -> bool:
+        return any(piece in frame.file for frame in some for piece in pieces)
+
+    serves = "load_model" not in functions and not functions.isdisjoint(_SERVING)
     for name, members in STEP_FRAMES:
         if name == "forward":
             break
-        if name in ("multimodal", "logits"):
-            continue  # several may apply: the innermost decides, below
-        if functions & set(members):
-            if name == "weights" and _serves(functions):
-                continue  # a `load_weights` below `execute_model` is no start
-            return _refined(name, frames)
-    if any(piece in frame.file for frame in frames for piece in GRAPH_FILES):
+        # Of these two several may apply: the innermost decides, below. A `load_weights` below `execute_model` is no start.
+        if name in ("multimodal", "logits") or not functions & set(members) or (name == "weights" and serves):
+            continue
+        if name == "device" and in_files(COLLECTIVE_FILES, frames[-6:]):
+            return FailedStep("collectives", Code.RUNTIME_COLLECTIVES, 0.8)
+        if name == "warm-up" and in_files(GRAPH_FILES):
+            name = "graph-capture"  # noqa: PLW2901
+        elif name == "warm-up" and in_files(LOGITS_FILES, frames[-3:]):
+            name = "sampler-warmup"  # noqa: PLW2901
+        elif name == "lora" and any(frame.function == "load_model" for frame in frames):
+            name = "weights"  # noqa: PLW2901  the slots of adapters are made with the model
+        return FailedStep(name, CODES[name], 0.6 if name == "warm-up" else 0.95)
+    if in_files(GRAPH_FILES):
         return FailedStep("graph-capture", CODES["graph-capture"], 0.85)
-    if any(frame.function == "__init__" and piece in frame.file for frame in frames for piece in MODEL_FILES) and not _serves(
-        functions
-    ):
+    if in_files(MODEL_FILES, [frame for frame in frames if frame.function == "__init__"]) and not serves:
         return FailedStep("weights", CODES["weights"], 0.8)
     return _while_serving(frames, functions)
-
-
-def _serves(functions: set[str]) -> bool:
-    return "load_model" not in functions and not functions.isdisjoint(_SERVING)
-
-
-def _refined(name: str, frames: Sequence[TracebackFrame]) -> FailedStep:
-    if name == "warm-up" and any(piece in frame.file for frame in frames for piece in GRAPH_FILES):
-        name = "graph-capture"
-    if name == "warm-up" and any(piece in frame.file for frame in frames[-3:] for piece in LOGITS_FILES):
-        name = "sampler-warmup"
-    if name == "lora" and any(frame.function == "load_model" for frame in frames):
-        name = "weights"  # the slots of adapters are made with the model
-    if name == "device" and any(piece in frame.file for frame in frames[-6:] for piece in COLLECTIVE_FILES):
-        return FailedStep("collectives", Code.RUNTIME_COLLECTIVES, 0.8)
-    return FailedStep(name, CODES[name], 0.6 if name == "warm-up" else 0.95)
 
 
 CALLERS = 4  # calls above a collective: what is gathered belongs to the one who gathers it
@@ -353,13 +325,6 @@ def _while_serving(frames: Sequence[TracebackFrame], functions: set[str]) -> Fai
         return FailedStep("collectives", CODES["collectives"], 0.8)
     if functions & forward:
         return FailedStep("forward", CODES["forward"], 0.9)
-    return None
-
-
-def hinted_by_torch(frames: Sequence[TracebackFrame]) -> FailedStep | None:
-    """Parameters are made under a device context, and little else is: a traceback cut down to torch's own frames."""
-    if any(frame.function == "__torch_function__" and frame.file.endswith("_device.py") for frame in frames):
-        return FailedStep("weights", CODES["weights"], 0.6)
     return None
 
 
@@ -470,14 +435,32 @@ class LogTimeline(NamedTuple):
 
 def read_timeline(log: Log, texts: Sequence[FailureText] = TEXTS) -> LogTimeline:
     """Reads the timeline in one pass over the lines."""
-    log = log._replace(lines=_without_users_words(_without_strangers(log.lines)))
-    exceptions = read_exceptions(log.lines)
-    hits = list(_hits(log.lines, texts))
-    milestones = list(_milestones(log.lines))
-    hits += _wrapped_hits(exceptions, {hit.at for hit in hits}, texts)
+    lines = log.lines
+    # Without the records of programs beside the server, unless such records are what holds its own.
+    foreign = {
+        at
+        for at, line in enumerate(lines)
+        if line.text[:1] in _STRANGERS_BEGIN and not line.process and _STRANGER.match(line.text)
+    }
+    if foreign and len(foreign) < WRAPPED_SHARE * sum(bool(line.text) for line in lines):
+        lines = [line._replace(text="") if at in foreign else line for at, line in enumerate(lines)]
+    # Without what users wrote: a prompt may quote a traceback, and it is nobody's failure.
+    if any(word in line.text for line in lines for word in _USERS):
+        marked = (f"{_RECORD}{line.text}" if line.level else line.text for line in lines)
+        hidden = zip(lines, hide_user_text_lines(marked), strict=True)
+        lines = [line._replace(text=text.removeprefix(_RECORD)) for line, text in hidden]
+    exceptions = read_exceptions(lines)
+    hits = list(_hits(lines, texts))
+    told = {hit.at for hit in hits}
+    # Texts that a terminal broke over several lines: found in the message put together again.
+    for one in exceptions:
+        if "\n" in one.message and one.at not in told and not any(at in told for at in range(one.at, one.at + 4)):
+            whole = LogLine(None, one.process, "", None, f"{one.kind}: " + " ".join(one.message.split()))
+            hits += [Hit(text, one.at) for text in texts if text.needle in whole.text and _counts(text, whole)]
     hits.sort(key=lambda hit: hit.at)
+    milestones = list(_milestones(lines))
     serving = [at for at, step in milestones if step is ServerProgress.SERVING]
-    return LogTimeline(log, exceptions, hits, milestones, _runs(log.lines, hits, exceptions), serving)
+    return LogTimeline(log._replace(lines=lines), exceptions, hits, milestones, _runs(lines, hits, exceptions), serving)
 
 
 # A record of a program beside the server: one JSON object, logfmt, klog of a program in Go.
@@ -486,39 +469,9 @@ _STRANGER = re.compile(
 )
 
 
-def _without_strangers(lines: Sequence[LogLine]) -> Sequence[LogLine]:
-    """The lines without the records of programs beside the server, unless such records are what holds its own."""
-    foreign = {
-        at
-        for at, line in enumerate(lines)
-        if line.text[:1] in _STRANGERS_BEGIN and not line.process and _STRANGER.match(line.text)
-    }
-    if not foreign or len(foreign) >= WRAPPED_SHARE * sum(bool(line.text) for line in lines):
-        return lines
-    return [line._replace(text="") if at in foreign else line for at, line in enumerate(lines)]
-
-
 _STRANGERS_BEGIN = frozenset("{tIWEF")
 _USERS = ("Received request ", "prompt: '", 'prompt: "', "Generated response")
 _RECORD = "INFO 01-01 00:00:00 [a.py:1] "  # what a record of vLLM's begins with: it ends a text that was never closed
-
-
-def _without_users_words(lines: Sequence[LogLine]) -> Sequence[LogLine]:
-    """The lines without what users wrote: a prompt may quote a traceback, and it is nobody's failure."""
-    if not any(word in line.text for line in lines for word in _USERS):
-        return lines
-    marked = (f"{_RECORD}{line.text}" if line.level else line.text for line in lines)
-    return [
-        line._replace(text=text.removeprefix(_RECORD)) for line, text in zip(lines, hide_user_text_lines(marked), strict=True)
-    ]
-
-
-def _wrapped_hits(exceptions: Sequence[LoggedException], told: set[int], texts: Sequence[FailureText]) -> Iterator[Hit]:
-    """Texts that a terminal broke over several lines: found in the message put together again."""
-    for one in exceptions:
-        if "\n" in one.message and one.at not in told and not any(at in told for at in range(one.at, one.at + 4)):
-            whole = LogLine(None, one.process, "", None, f"{one.kind}: " + " ".join(one.message.split()))
-            yield from (Hit(text, one.at) for text in texts if text.needle in whole.text and _counts(text, whole))
 
 
 def present(lines: Sequence[LogLine], needles: Sequence[str]) -> set[str]:
@@ -624,33 +577,23 @@ FEWEST_HEADINGS = 2
 
 def without_quotes(log: Log) -> tuple[Log, bool]:
     """The log with every line blanked that only quotes one, and whether it is a page that somebody wrote."""
-    lines = _without_reports(log.lines)
-    prose = _prose(lines)
-    if prose:
-        lines = [line._replace(text="", process="") if at in prose else line for at, line in enumerate(lines)]
-    return (log if lines is log.lines else log._replace(lines=lines)), bool(prose)
-
-
-def _without_reports(lines: Sequence[LogLine]) -> Sequence[LogLine]:
-    if not any("memory failure: " in line.text for line in lines):
-        return lines
-    kept: list[LogLine] = []
-    inside = False
-    for line in lines:
-        goes_on = inside and not line.level and (bool(line.process) or _GOES_ON.match(line.text) is not None)
-        inside = goes_on or _HEAD.match(line.text) is not None
-        kept.append(line._replace(text="", process="") if inside else line)
-    return kept
-
-
-def _prose(lines: Sequence[LogLine]) -> frozenset[int]:
-    """The lines of a page in Markdown that quote something; none where a program speaks in it, or it is no such page."""
+    lines = log.lines
+    if any("memory failure: " in line.text for line in lines):
+        kept: list[LogLine] = []
+        inside = False
+        for line in lines:
+            goes_on = inside and not line.level and (bool(line.process) or _GOES_ON.match(line.text) is not None)
+            inside = goes_on or _HEAD.match(line.text) is not None
+            kept.append(line._replace(text="", process="") if inside else line)
+        lines = kept
     first = next((line.text for line in lines if line.text.strip()), "")
-    if not first.startswith(("# ", "<")):
-        return frozenset()
-    if any(line.level or line.process or "Traceback (most recent call last)" in line.text for line in lines):
-        return frozenset()
-    headings = sum(_HEADING.match(line.text) is not None for line in lines)
-    if headings < FEWEST_HEADINGS or not any(_MARKED.search(line.text) for line in lines):
-        return frozenset()
-    return frozenset(at for at, line in enumerate(lines) if _QUOTES.search(line.text))
+    is_written = (
+        first.startswith(("# ", "<"))
+        and not any(line.level or line.process or "Traceback (most recent call last)" in line.text for line in lines)
+        and sum(_HEADING.match(line.text) is not None for line in lines) >= FEWEST_HEADINGS
+        and any(_MARKED.search(line.text) for line in lines)
+    )
+    quotes = {at for at, line in enumerate(lines) if _QUOTES.search(line.text)} if is_written else set()
+    if quotes:
+        lines = [line._replace(text="", process="") if at in quotes else line for at, line in enumerate(lines)]
+    return (log if lines is log.lines else log._replace(lines=lines)), bool(quotes)
