@@ -10,8 +10,9 @@ import pytest
 from benchmarks.doctor_accuracy import of_ours
 from benchmarks.doctor_reports import CONFIDENT, judged, of_reports
 from plimsoll.doctor.rules.diagnose import Diagnosis, diagnose, look_next
-from plimsoll.doctor.rules.facts import fitting, role_of
+from plimsoll.doctor.rules.facts import facts_of, fitting, role_of
 from plimsoll.doctor.rules.root_cause import OomFigures, without_siblings
+from plimsoll.doctor.rules.timeline import read_timeline
 from plimsoll.findings import Code, Finding, Remedy, Severity
 from plimsoll.render.doctor import as_text
 from plimsoll.units import GIB
@@ -155,9 +156,8 @@ def test_advised_flags_exist_in_that_release_and_change_something(one: Labelled)
 )
 def test_advice_speaks_of_this_machine(line: str, do: str, becomes: str | None) -> None:
     """Other accelerators have other names for the same, or nothing like it."""
-    from plimsoll.doctor.rules.facts import _traits
-
-    traits = _traits(log_of_bytes("a", line.encode()).lines, None)
+    timeline = read_timeline(log_of_bytes("a", line.encode()))
+    traits = facts_of(timeline, timeline.runs[0]).traits
     finding = Finding(Code.RUNTIME_FORWARD, Severity.CRITICAL, 0.9, "t", "b", (), (Remedy(do, "why"),), ())
     remedy = fitting(finding, facts_with()._replace(traits=traits)).remedy
     assert [one.do for one in remedy] == ([] if becomes is None else [becomes])

@@ -54,8 +54,10 @@ def test_a_text_that_is_cut_off_says_nothing(text: str) -> None:
     assert judge_gate_state(log_of(text or " ")).findings == ()
 
 
-@each(("text", "is_one"), [(json.dumps(STATE), True), (json.dumps(STATE, indent=2), True),
-                          ('INFO got {"schema": "plimsoll.state/1"}', False), ('{"schema": "plimsoll.memory/1"}', False)])  # fmt: skip
+@each(("text", "is_one"), [
+    (json.dumps(STATE), True), (json.dumps(STATE, indent=2), True), ('INFO got {"schema": "plimsoll.state/1"}', False),
+    ('{"schema": "plimsoll.memory/1"}', False),
+])  # fmt: skip
 def test_other_texts_are_not_taken_for_one(text: str, is_one: bool, tmp_path: Path) -> None:
     """A log that quotes one stays a log."""
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")

@@ -82,10 +82,9 @@ def limit_resources(memory_max: int, seconds: int) -> None:
     """Bound what this process may take, for good; where memory runs out all the same, it goes first."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    resource.setrlimit(resource.RLIMIT_AS, (memory_max, memory_max))
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    bounds = {resource.RLIMIT_AS: memory_max, resource.RLIMIT_CPU: seconds, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}
+    for what, most in bounds.items():
+        resource.setrlimit(what, (most, most))
 
 
 def _main() -> None:
@@ -194,19 +193,16 @@ class _Converter:
             at += block.size
         if at - address != size:
             raise self.bad(f"its blocks have {at - address} bytes together, the segment {size}")
+        pool = table.get("segment_pool_id", DEFAULT_POOL)
+        numbers = pool if isinstance(pool, tuple | list) and len(pool) == 2 else ()
+        if not numbers or not all(type(number) is int and abs(number) < _TOO_BIG for number in numbers):
+            raise self.bad("segment_pool_id is not a pair of numbers")
         return Segment(
             device=self.number(table, "device", 0), address=address, size=size,
             stream=self.number(table, "stream", 0, least=-_TOO_BIG), is_small=kind == "small",
-            pool=self.pool(table.get("segment_pool_id", DEFAULT_POOL)), is_expandable=table.get("is_expandable") is True,
+            pool=(numbers[0], numbers[1]), is_expandable=table.get("is_expandable") is True,
             blocks=tuple(blocks),
         )  # fmt: skip
-
-    def pool(self, value: object) -> tuple[int, int]:
-        if isinstance(value, tuple | list) and len(value) == 2:
-            first, second = value
-            if type(first) is type(second) is int and max(abs(first), abs(second)) < _TOO_BIG:
-                return first, second
-        raise self.bad("segment_pool_id is not a pair of numbers")
 
     def block(self, table: _Table, address: int) -> Block:
         """One block; before torch 2.1 its size as asked for and its stack are in its history, newest first."""
@@ -246,7 +242,9 @@ class _Converter:
             if not isinstance(filename, str) or not isinstance(name, str):
                 raise self.bad("a frame of a stack without a file or a name")
             line = self.number(table, "line", least=-_TOO_BIG)
-            frame = StackFrame(_text(filename[-_NAME_KEPT:]), line, _text(name[:_NAME_KEPT]))
+            # Without halves of letters, which a file's name may hold and UTF-8 may not.
+            shown = [text.encode("utf-8", "replace").decode() for text in (filename[-_NAME_KEPT:], name[:_NAME_KEPT])]
+            frame = StackFrame(shown[0], line, shown[1])
             place = self.places[id(value)] = self.frames.setdefault(frame, len(self.frames))
         return place
 
@@ -267,22 +265,15 @@ class _Converter:
                 for after, event in enumerate(reversed(trace))
                 if isinstance(event, dict) and event.get("action") == "oom"
             )
-            found += [self.failure(event, device, after) for event, after in islice(failed, _FAILURES_KEPT)][::-1]
+            for event, after in list(islice(failed, _FAILURES_KEPT))[::-1]:
+                free, stream, time = (  # what is absent is unknown
+                    self.number(event, name, least=-_TOO_BIG) if name in event else None
+                    for name in ("device_free", "stream", "time_us")
+                )
+                size, stack = self.number(event, "size"), self.stack(event.get("frames"))
+                found.append(FailedRequest(device, size, free, stream, time, stack, after))
         found.sort(key=lambda failure: failure.time_us or 0)
         return tuple(found[-_FAILURES_KEPT:]), events
-
-    def failure(self, event: _Table, device: int, after: int) -> FailedRequest:
-        """One failed request; what is absent is unknown."""
-        free, stream, time = (
-            self.number(event, name, least=-_TOO_BIG) if name in event else None
-            for name in ("device_free", "stream", "time_us")
-        )
-        return FailedRequest(device, self.number(event, "size"), free, stream, time, self.stack(event.get("frames")), after)
-
-
-def _text(text: str) -> str:
-    """The text without halves of letters, which a file's name may hold and UTF-8 may not."""
-    return text.encode("utf-8", "replace").decode()
 
 
 if __name__ == "__main__":

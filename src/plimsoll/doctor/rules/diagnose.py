@@ -581,48 +581,21 @@ def diagnose(
     return Diagnosis(memory, tuple(ordered), facts, asks, look_next(ordered, facts, logs))
 
 
-# The command that tells most, by code; "other." and its like stand for the rest of their kind.
-_HOLDERS = {
-    "": "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv", "rocm": "amd-smi process",
-    "xpu": "xpu-smi ps", "tpu": "tpu-info", "npu": "npu-smi info", "unified": "free -g; cat /proc/meminfo | grep -i cached",
-}  # fmt: skip
-_DRIVER = {"": "dmesg -T | grep -iE 'xid|nvrm'", "rocm": "dmesg -T | grep -i amdgpu", "xpu": "dmesg -T | grep -iE 'xe |i915'"}
-_LOOK: tuple[tuple[str, str | dict[str, str]], ...] = (
-    ("startup.free-memory-check", _HOLDERS), ("startup.profile-neighbour", _HOLDERS), ("runtime.neighbour", _HOLDERS),
-    ("runtime.wake-up", _HOLDERS), ("startup.bad-flag", "plimsoll flags -- {command}"),
-    ("startup.", "plimsoll plan{card} -- {command}"), ("runtime.", "plimsoll plan{card} -- {command}"),
-    ("host.", "dmesg -T | grep -iE 'out of memory|killed process|oom-kill'; free -g"),
-    ("kv.", "plimsoll doctor http://HOST:PORT"), ("engine.saturated", "plimsoll doctor http://HOST:PORT"),
-    ("engine.wedged", "py-spy dump --pid PID   (each VLLM:: process)"), ("engine.crash-loop", "kubectl logs --previous POD"),
-    ("engine.", "dmesg -T | grep -iE 'oom|killed|segfault|xid'"), ("other.killed", "dmesg -T | grep -iE 'oom|killed process'"),
-    ("other.illegal-access", _DRIVER), ("other.hardware", _DRIVER), ("other.port-in-use", "ss -ltnp"),
-    ("other.disk", "df -h / /tmp ~/.cache"), ("other.gated-model", "hf auth whoami"),
-    ("other.download", "curl -sSI https://huggingface.co"), ("other.bad-model", "ls -lL {model}"),
-    ("other.probe", "kubectl describe pod POD"), ("other.timeout", "py-spy dump --pid PID   (each VLLM:: process)"),
-    ("other.collectives", "NCCL_DEBUG=INFO {command}"), ("other.stopped-by-operator", "journalctl --since -1h | grep -i vllm"),
-    ("other.bad-config", "plimsoll flags -- {command}"), ("other.", "vllm collect-env"),
-    ("prefix-cache.", "plimsoll doctor http://HOST:PORT"), ("allocator.", "plimsoll doctor SNAPSHOT.pickle"),
-    ("gpu.", "plimsoll doctor http://PROMETHEUS:9090 --since 6h"),
-)  # fmt: skip
-
-
 def look_next(findings: Sequence[Finding], facts: Mapping[str, object], logs: Sequence[Log]) -> str:
     """The one command that tells most about the first finding, for this machine and this server."""
     if not findings:
         return "plimsoll doctor http://HOST:PORT" if logs else ""
     code = str(findings[0].code)
-    command = next((command for start, command in _LOOK if code.startswith(start)), "vllm collect-env")
+    command = next((command for start, command in words("looks").items() if code.startswith(start)), "vllm collect-env")
     traits = facts.get("traits")
     if isinstance(command, dict):
-        kind = next((trait for trait in (traits if isinstance(traits, list) else []) if trait in command), "")
-        command = command[kind]
-    flags = facts.get("flags")
-    words = command_words({str(k): str(v) for k, v in flags.items()}) if isinstance(flags, Mapping) else None
-    gpu = facts.get("gpu")
+        command = command[next((trait for trait in (traits if isinstance(traits, list) else []) if trait in command), "any")]
+    flags, gpu = facts.get("flags"), facts.get("gpu")
+    server = command_words({str(k): str(v) for k, v in flags.items()}) if isinstance(flags, Mapping) else None
     total = gpu.get("total_bytes") if isinstance(gpu, Mapping) else None
     card = f" --gpu-memory-gib {total / GIB:.2f}" if isinstance(total, int) else " --gpu NAME"
-    line = shlex.join(words) if words else "vllm serve MODEL ..."
-    return command.format(command=line, card=card, model=shlex.quote(words[2]) if words else "MODEL")
+    line = shlex.join(server) if server else "vllm serve MODEL ..."
+    return str(command).format(command=line, card=card, model=shlex.quote(server[2]) if server else "MODEL")
 
 
 def _is_cause(finding: Finding) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from plimsoll.doctor.rules.log_text import LogLine
 from plimsoll.doctor.rules.root_cause import OomFigures, Symptom
 from plimsoll.doctor.rules.timeline import LogTimeline, ServerProgress, ServerRun, present
+from plimsoll.doctor.words import words
 from plimsoll.errors import BadInput
 from plimsoll.findings import Code, Finding, Remedy
 from plimsoll.redaction import REDACTED, redact_value
@@ -116,18 +117,18 @@ def command_words(flags: Mapping[str, str]) -> list[str] | None:
     model = flags.get("model") or flags.get("model_tag")
     if not model or model.startswith("-") or not model.isprintable() or REDACTED in model:
         return None
-    words = ["vllm", "serve", model]
+    command = ["vllm", "serve", model]
     for name, value in flags.items():
         if name in _NOT_PLANNED:
             continue
         flag = "--" + name.replace("_", "-")
         if value == "True":
-            words.append(flag)
+            command.append(flag)
         elif value == "False":
-            words.append("--no-" + name.replace("_", "-"))
+            command.append("--no-" + name.replace("_", "-"))
         elif value not in ("None", "") and not any(letter in value for letter in "{[<(\n\0") and REDACTED not in value:
-            words += [flag, value]
-    return words
+            command += [flag, value]
+    return command
 
 
 class Explanation(NamedTuple):
@@ -193,25 +194,8 @@ class LogFacts(NamedTuple):
         return (self.version, self.version) if self.version else self.releases
 
 
-# What a log says only where it runs on this kind of machine.
-_TRAITS = {
-    "rocm": ("detected platform rocm", "HIP out of memory", "HIP error: ", "hipError", "HSA_STATUS", "Error [HIP]", "/aiter/"),
-    "tpu": ("detected platform tpu", "device_config=tpu", "XLA:TPU", "TpuClient", "libtpu", "tpu_worker.py", "tpu_model_ru"),
-    "xpu": ("detected platform xpu", "device_config=xpu", "UR_RESULT_ERROR", "XPU out of memory", "level_zero"),
-    "npu": ("detected platform npu", "NPU out of memory", "HCCL function"), "hpu": ("detected platform hpu", "synStatus="),
-    "cpu": ("detected platform cpu", "device_config=cpu"), "wsl": ("WSL is detected", "microsoft-standard-WSL"),
-    "mig": ("MIG-", " MIG "), "unified": ("GB10", "DGX Spark", "Jetson", "GH200", "sm_121"),
-}  # fmt: skip
 _UNIFIED_GIB = (119.0, 122.5)  # a GB10 shows this much; no card of its own memory does
 _CARDS = r"number of available GPUs \((\d{1,4})\)|total number of available GPUs .{0,40}?(\d{1,4})\b|GPU count: (\d{1,4})"
-
-
-def _traits(lines: Sequence[LogLine], total: int | None) -> frozenset[str]:
-    seen = present(lines, [word for words in _TRAITS.values() for word in words])
-    found = {trait for trait, words in _TRAITS.items() if seen & set(words)}
-    if total is not None and _UNIFIED_GIB[0] <= total / GIB <= _UNIFIED_GIB[1]:
-        found.add("unified")
-    return frozenset(found)
 
 
 def _releases(lines: Sequence[LogLine]) -> tuple[str, str] | None:
@@ -283,11 +267,16 @@ def facts_of(timeline: LogTimeline, run: ServerRun) -> LogFacts:
     who = ((f"({line.process}) " if line.process else "", line.text) for line in telling)
     measured = measured_of((name + text).encode("utf-8", "replace") for name, text in who)
     model, version = flags.get("model") or flags.get("model_tag"), version or measured.release
+    machines = words("machines")
+    seen = present(lines, [word for machine in machines.values() for word in machine["words"]])
+    traits = {trait for trait, machine in machines.items() if seen & set(machine["words"])}
+    if measured.total_bytes is not None and _UNIFIED_GIB[0] <= measured.total_bytes / GIB <= _UNIFIED_GIB[1]:
+        traits.add("unified")
     cards = next((int(next(filter(None, match.groups()))) for line in lines if "GPU" in line.text
                   and (match := re.search(_CARDS, line.text)) is not None), None)  # fmt: skip
     return LogFacts(
         version, model, gpu, flags, measured, tuple(processes.values()), scheduler, exit_code, timeline.progress_at(run.end),
-        None if version else _releases(lines), _traits(lines, measured.total_bytes), cards,
+        None if version else _releases(lines), frozenset(traits), cards,
     )  # fmt: skip
 
 
@@ -470,21 +459,7 @@ _LOWERED = frozenset({"--max-num-seqs", "--max-num-batched-tokens", "--max-cudag
 _COUNT = re.compile(r"['\"](\w{1,20})['\"]: ?(\d{1,9})(?![\w.])")
 _FLAG = re.compile(r"--[a-z][a-z0-9-]{2,60}")
 _NOT_VLLMS = frozenset({"--ipc", "--shm-size", "--ulimit", "--previous", "--explain"})  # docker's, kubectl's, ours
-# The same thing on other machines; "" where there is none.
-_ELSEWHERE: dict[str, dict[str, str]] = {
-    "rocm": {"PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_HIP_ALLOC_CONF", "CUDA_VISIBLE_DEVICES": "HIP_VISIBLE_DEVICES",
-             "nvidia-smi": "amd-smi process", "CUDA_LAUNCH_BLOCKING=1": "AMD_SERIALIZE_KERNEL=3",
-             "Xid line": "amdgpu line", "dcgmi diag": "rvs"},
-    "xpu": {"PYTORCH_CUDA_ALLOC_CONF": "", "CUDA_VISIBLE_DEVICES": "ZE_AFFINITY_MASK", "nvidia-smi": "xpu-smi ps",
-            "CUDA_LAUNCH_BLOCKING=1": "", "Xid line": "xe or i915 line", "NCCL_": "", "dcgmi diag": "xpu-smi diag"},
-    "tpu": {"PYTORCH_CUDA_ALLOC_CONF": "", "CUDA_VISIBLE_DEVICES": "TPU_VISIBLE_CHIPS", "nvidia-smi": "tpu-info",
-            "CUDA_LAUNCH_BLOCKING=1": "", "Xid line": "", "NCCL_": "", "--max-cudagraph-capture-size": "",
-            "--enforce-eager": "", "--cpu-offload-gb": "", "dcgmi diag": ""},
-    "npu": {"PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_NPU_ALLOC_CONF", "CUDA_VISIBLE_DEVICES": "ASCEND_RT_VISIBLE_DEVICES",
-            "nvidia-smi": "npu-smi info", "CUDA_LAUNCH_BLOCKING=1": "ASCEND_LAUNCH_BLOCKING=1", "Xid line": "", "NCCL_": ""},
-    "mig": {"--tensor-parallel-size": "", "--pipeline-parallel-size": ""},  # NCCL does not join slices of a card
-    "unified": {"--cpu-offload-gb": ""},  # the host's memory is the card's
-}  # fmt: skip
+
 _DROP_CACHES = Remedy(
     "sync; echo 3 > /proc/sys/vm/drop_caches, right before the start",
     "host and GPU share one memory here, and files that the kernel keeps cached count as taken",
@@ -511,10 +486,10 @@ def fitting(finding: Finding, facts: LogFacts) -> Finding:
         if offer is not None and not (is_count and facts.cards is not None and int(offer.value or 0) > facts.cards):
             remedy.append(offer)
     useless = []
-    for words in finding.not_a_remedy:  # unless its flags are such that no release which this can be has
-        named = [flag for flag in _FLAG.findall(words) if flag not in _NOT_VLLMS]
+    for said in finding.not_a_remedy:  # unless its flags are such that no release which this can be has
+        named = [flag for flag in _FLAG.findall(said) if flag not in _NOT_VLLMS]
         if not named or any(_is_flag(flag, facts.span) for flag in named):
-            useless.append(words)
+            useless.append(said)
     return finding._replace(remedy=tuple(remedy), not_a_remedy=tuple(useless))
 
 
@@ -532,8 +507,8 @@ def _is_flag(flag: str, span: tuple[str, str] | None) -> bool:
 def _spelled(one: Remedy, facts: LogFacts) -> Remedy | None:
     """The remedy in the words of this machine; None where it has nothing like it."""
     do = one.do
-    for trait in facts.traits & _ELSEWHERE.keys():
-        for here, there in _ELSEWHERE[trait].items():
+    for trait in facts.traits:
+        for here, there in words("machines")[trait].get("instead", {}).items():
             if here in do and not there:
                 return None
             do = do.replace(here, there)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
+from plimsoll.doctor.words import words
 from plimsoll.vllm.log_lines import PRINTED_TOLERANCE
 
 LIVE = "live"  # a tensor uses it
@@ -108,41 +109,6 @@ class Category(StrEnum):
 FIXED = frozenset((Category.WEIGHTS, Category.KV, Category.WEIGHTS_OR_KV, Category.GRAPHS))  # made at the start, then stays
 
 
-# A stack with such a function, or with code of such a file of vLLM (the beginning of its path), asked for this kind of memory.
-# In this order, because stacks nest: the second runner makes its sampler inside `load_model`, a workspace is made while the
-# KV cache is, an adapter while weights are loaded. The names were looked up in the sources of 0.8.0 to 0.32.0 and in
-# snapshots of a real server; a name that only some releases have costs nothing.
-_STACKS = (
-    (Category.LOGITS, "compute_logits _get_prompt_logprobs_dict compute_prompt_logprobs _dummy_sampler_run",
-     """v1/sample/ v1/worker/gpu/sample/ v1/worker/gpu/metrics/logits.py v1/worker/gpu/spec_decode/rejection_sampler
-     model_executor/layers/sampler.py model_executor/layers/logits_processor.py"""),
-    # Beside scratch memory the worker's own tables: block tables, request states, masks for structured output.
-    (Category.WORKSPACE,
-     """_ensure_workspace_size get_simultaneous _get_workspace_buffer _get_workspace initialize_metadata_builders
-     init_attn_backend initialize_attn_backend may_reinitialize_input_batch _init_kv_zero_meta init_model_state""",
-     """v1/worker/workspace.py v1/worker/block_table.py v1/worker/gpu_input_batch.py v1/worker/gpu/block_table.py
-     v1/worker/gpu/input_batch.py v1/worker/gpu/states.py v1/worker/gpu/structured_outputs.py"""),
-    (Category.LORA, "create_lora_weights create_lora_manager load_lora_model maybe_setup_dummy_loras add_lora",
-     "lora/model_manager.py lora/worker_manager.py lora/models.py lora/lora_model.py lora/lora_weights.py"),
-    (Category.KV,
-     """initialize_kv_cache initialize_kv_cache_tensors _allocate_kv_cache _allocate_kv_cache_tensors allocate_kv_cache
-     _reshape_kv_cache _reshape_kv_cache_tensors init_kv_cache _init_cache_engine""", "worker/cache_engine.py"),
-    (Category.WEIGHTS,
-     """load_model load_weights create_weights process_weights_after_loading initialize_model _initialize_model
-     reload_weights""", "model_executor/model_loader/"),
-    (Category.MULTIMODAL,
-     "_execute_mm_encoder execute_mm_encoder get_multimodal_embeddings embed_multimodal _gather_mm_embeddings",
-     "multimodal/ v1/worker/gpu/mm/"),
-    (Category.COLLECTIVES, "init_worker_distributed_environment", "distributed/device_communicators/"),
-    (Category.GRAPHS,
-     "capture_model _capture_cudagraphs capture_graph capture_graphs _capture_ubatches _capture_budget_graph",
-     "compilation/cuda_graph.py v1/worker/gpu/cudagraph_utils.py v1/worker/encoder_cudagraph.py"),
-    (Category.ACTIVATIONS, "execute_model _dummy_run profile_run _model_forward",
-     "model_executor/models/ model_executor/layers/"),
-    (Category.WORKSPACE, "_make_buffer init_device", ""),  # the worker's own buffers: input ids, positions
-)  # fmt: skip
-
-
 def below_vllm(filename: str) -> str | None:
     """A file's path below vLLM's package, also where the folders above it were cut off; None for anybody else's file."""
     _, found, rest = f"/{filename}".replace("\\", "/").rpartition("/vllm/")
@@ -153,9 +119,9 @@ def category_of_stack(frames: Sequence[StackFrame]) -> Category:
     """The purpose of memory that this stack asked for; UNKNOWN where no rule matches."""
     files = {path for frame in frames if (path := below_vllm(frame.filename)) is not None}
     names = {frame.name.rpartition(".")[2] for frame in frames if below_vllm(frame.filename) is not None}
-    for category, functions, beginnings in _STACKS:
-        if not names.isdisjoint(functions.split()) or any(path.startswith(tuple(beginnings.split())) for path in files):
-            return category
+    for row in words("stacks"):
+        if not names.isdisjoint(row["functions"]) or any(path.startswith(tuple(row["files"])) for path in files):
+            return Category(row["category"])
     return Category.UNKNOWN
 
 

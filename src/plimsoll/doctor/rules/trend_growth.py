@@ -105,19 +105,22 @@ class _TrendLine(NamedTuple):
 
 
 def growth(
-    times: Sequence[float],
-    values: Sequence[float],
-    *,
-    least: float,
-    restarts: Sequence[float] = (),
+    times: Sequence[float], values: Sequence[float], *, least: float, restarts: Sequence[float] = (),
     load: tuple[Sequence[float], Sequence[float]] | None = None,
-) -> Growth | None:
+) -> Growth | None:  # fmt: skip
     """The growth of an amount since its last restart, or None: it does not grow, or too little was seen to say so."""
     points = _since_restart(_clean(times, values), restarts)
     if len(points) < POINTS_LEAST or points[-1][0] - points[0][0] < SPAN_LEAST_S:
         return None
-    minima = _minima(points)
-    if minima is None:
+    # The smallest value of each stretch; the first is left out: a server that starts fills its memory there.
+    wanted = max(_STRETCHES_LEAST, min(_STRETCHES, len(points) // 4))
+    first, length = points[0][0], (points[-1][0] - points[0][0]) / wanted
+    found: dict[int, float] = {}
+    for t, v in points:
+        index = min(wanted - 1, int((t - first) / length))
+        found[index] = min(v, found.get(index, math.inf))
+    minima = [(first + (i + 0.5) * length, found[i]) for i in sorted(found) if i > 0]
+    if len(minima) < _FILLED * (wanted - 1) or len(minima) < _STRETCHES_LEAST - 2:
         return None
     at, low = [m[0] for m in minima], [m[1] for m in minima]
     count = len(low)
@@ -130,24 +133,28 @@ def growth(
     noise = 1.5 * median(abs(v - median(rest)) for v in rest)
     if rise <= noise or half.slope * (at[-1] - at[0]) < least:
         return None
-    if not _goes_on(at, low) or (load is not None and _follows(minima, _clean(*load))):
+    # What later never fell below only rises, and where it stands still for long the growth is over.
+    cut, kept = count - count // 3, low[:]
+    for i in range(count - 2, -1, -1):
+        kept[i] = min(kept[i], kept[i + 1])
+    steps = [b - a for a, b in zip(kept[cut - 1 :], kept[cut:], strict=False)]
+    rises = [step for step in steps if step > 0]
+    if len(rises) < max(3, len(steps) // 3) or max(rises) > 0.5 * sum(rises):
         return None
+    before, last = _line(at[:cut], low[:cut]).slope, _line(at[cut - 1 :], low[cut - 1 :]).slope
+    if last <= 0 or last < _GOES_ON * before:
+        return None
+    if load is not None:  # it may have risen with the load, stretch by stretch, over the whole time
+        amounts = _clean(*load)
+        near = [(v, [amount for moment, amount in amounts if abs(moment - t) <= (at[1] - at[0]) / 2]) for t, v in minima]
+        pairs = [(v, median(some)) for v, some in near if some]
+        if len(pairs) >= count // 2:
+            moves = [(b[0] - a[0], b[1] - a[1]) for i, a in enumerate(pairs) for b in pairs[i + 1 :]]
+            score = sum(((x > 0) - (x < 0)) * ((y > 0) - (y < 0)) for x, y in moves)
+            if score / (len(pairs) * (len(pairs) - 1) / 2) >= _WITH_LOAD:
+                return None
     total = whole.slope * (at[-1] - at[0])
     return Growth(half.slope, half.low, half.high, chance, median(low[-3:]), total, points[0][0], points[-1][0])
-
-
-def forecast(grown: Growth, limit: float | None, now: float | None = None) -> Forecast | None:
-    """When the limit is reached if it goes on so; None if there is no limit, or the answer would be a guess."""
-    left = limit - (grown.level if now is None else now) if limit is not None else math.nan
-    if not left > 0 or grown.low <= 0:
-        return None
-    soonest, likely, latest = left / grown.high, left / grown.slope, left / grown.low
-    return None if likely > _FAR * grown.span_s or latest > _VAGUE * soonest else Forecast(soonest, likely, latest)
-
-
-def _clean(times: Sequence[float], values: Sequence[float]) -> list[tuple[float, float]]:
-    pairs = sorted((t, v) for t, v in zip(times, values, strict=False) if math.isfinite(t) and abs(v) < _SANE)
-    return [pair for i, pair in enumerate(pairs) if i == 0 or pair[0] > pairs[i - 1][0]]
 
 
 def _since_restart(points: list[tuple[float, float]], restarts: Sequence[float]) -> list[tuple[float, float]]:
@@ -164,16 +171,18 @@ def _since_restart(points: list[tuple[float, float]], restarts: Sequence[float])
     return [pair for pair in points[start:] if pair[0] >= known]
 
 
-def _minima(points: list[tuple[float, float]]) -> list[tuple[float, float]] | None:
-    wanted = max(_STRETCHES_LEAST, min(_STRETCHES, len(points) // 4))
-    first, length = points[0][0], (points[-1][0] - points[0][0]) / wanted
-    found: dict[int, float] = {}
-    for t, v in points:
-        index = min(wanted - 1, int((t - first) / length))
-        found[index] = min(v, found.get(index, math.inf))
-    # The first stretch is left out: a server that starts fills its memory there.
-    kept = [(first + (i + 0.5) * length, found[i]) for i in sorted(found) if i > 0]
-    return kept if len(kept) >= _FILLED * (wanted - 1) and len(kept) >= _STRETCHES_LEAST - 2 else None
+def forecast(grown: Growth, limit: float | None, now: float | None = None) -> Forecast | None:
+    """When the limit is reached if it goes on so; None if there is no limit, or the answer would be a guess."""
+    left = limit - (grown.level if now is None else now) if limit is not None else math.nan
+    if not left > 0 or grown.low <= 0:
+        return None
+    soonest, likely, latest = left / grown.high, left / grown.slope, left / grown.low
+    return None if likely > _FAR * grown.span_s or latest > _VAGUE * soonest else Forecast(soonest, likely, latest)
+
+
+def _clean(times: Sequence[float], values: Sequence[float]) -> list[tuple[float, float]]:
+    pairs = sorted((t, v) for t, v in zip(times, values, strict=False) if math.isfinite(t) and abs(v) < _SANE)
+    return [pair for i, pair in enumerate(pairs) if i == 0 or pair[0] > pairs[i - 1][0]]
 
 
 def _line(at: list[float], low: list[float]) -> _TrendLine:
@@ -186,7 +195,12 @@ def _line(at: list[float], low: list[float]) -> _TrendLine:
     variance = (n * (n - 1) * (2 * n + 5) - sum(t * (t - 1) * (2 * t + 5) for t in ties)) / 18
     if variance <= 0:
         return _TrendLine(slope, slope, slope, 0.0)
-    spread = math.sqrt(variance * _inflation([v - slope * t for t, v in zip(at, low, strict=True)]))
+    # How much less the values say than as many independent ones: from the correlation of neighbours, without the trend.
+    rest = [v - slope * t for t, v in zip(at, low, strict=True)]
+    off = [v - sum(rest) / n for v in rest]
+    power = sum(v * v for v in off)
+    near = sum(a * b for a, b in pairwise(off)) / power if power > 0 else 0.0
+    spread = math.sqrt(variance * min(_INFLATION_MAX, max(1.0, (1 + near) / max(1e-9, 1 - near))))
     z = (score - (score > 0) + (score < 0)) / spread
     half = 1.96 * spread
     lower = slopes[max(0, int((len(slopes) - half) / 2))]
@@ -194,56 +208,11 @@ def _line(at: list[float], low: list[float]) -> _TrendLine:
     return _TrendLine(slope, lower, upper, z)
 
 
-def _inflation(rest: list[float]) -> float:
-    """How much less the values say than as many independent ones: from the correlation of neighbours, without the trend."""
-    middle = sum(rest) / len(rest)
-    off = [v - middle for v in rest]
-    power = sum(v * v for v in off)
-    if power <= 0:
-        return 1.0
-    near = sum(a * b for a, b in pairwise(off)) / power
-    return min(_INFLATION_MAX, max(1.0, (1 + near) / max(1e-9, 1 - near)))
-
-
-def _goes_on(at: list[float], low: list[float]) -> bool:
-    count = len(low)
-    cut = count - count // 3
-    # What later never fell below: it only rises, and where it stands still for long the growth is over.
-    kept = low[:]
-    for i in range(count - 2, -1, -1):
-        kept[i] = min(kept[i], kept[i + 1])
-    steps = [b - a for a, b in zip(kept[cut - 1 :], kept[cut:], strict=False)]
-    rises = [step for step in steps if step > 0]
-    total = sum(rises)
-    if len(rises) < max(3, len(steps) // 3) or max(rises) > 0.5 * total:
-        return False
-    before, last = _line(at[:cut], low[:cut]).slope, _line(at[cut - 1 :], low[cut - 1 :]).slope
-    return last > 0 and last >= _GOES_ON * before
-
-
-def _follows(minima: list[tuple[float, float]], load: list[tuple[float, float]]) -> bool:
-    """True if the load rose with it, stretch by stretch, over the whole time."""
-    length = minima[1][0] - minima[0][0]
-    pairs: list[tuple[float, float]] = []
-    for t, v in minima:
-        near = [amount for at, amount in load if abs(at - t) <= length / 2]
-        if near:
-            pairs.append((v, median(near)))
-    if len(pairs) < len(minima) // 2:
-        return False
-    score = sum(_sign(b[0] - a[0]) * _sign(b[1] - a[1]) for i, a in enumerate(pairs) for b in pairs[i + 1 :])
-    return score / (len(pairs) * (len(pairs) - 1) / 2) >= _WITH_LOAD
-
-
 def median(values: Iterable[float]) -> float:
     """The middle value (statistics.median would bring random and decimal along, which take longer to load than we run)."""
     ordered = sorted(values)
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-
-
-def _sign(value: float) -> int:
-    return (value > 0) - (value < 0)
 
 
 class MetricSeries(NamedTuple):
