@@ -58,7 +58,7 @@ def other(case: FailureCase) -> Explanation:
         package = missing[1].partition(".")[0]
         because = f"the Python in which vLLM runs has no module {missing[1]}"
         table = rows["modules"].get(package, rows["modules"]["any"])
-        remedy = tuple(one._replace(do=one.do.format(package=package)) for one in remedies(table))
+        remedy = remedies({**row, "do": row["do"].format(package=package)} for row in table)
     if code is Code.OTHER_UNSUPPORTED_GPU and owner not in ("vllm", "torch"):
         because = f"a kernel of {owner} has no implementation for this card"
         remedy = (Remedy(f"a build of {owner} for this architecture, or the server without it", "vLLM itself is not the one"),)
