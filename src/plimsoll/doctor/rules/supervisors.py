@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
 from typing import NamedTuple
 
 from plimsoll.doctor.rules.log_text import DOCKER, SYSTEMD, Log, LogLine, contains_any
@@ -14,6 +13,9 @@ _QUANTITY = {
     "": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15,
     "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50,
 }  # fmt: skip
+
+
+_MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
 
 
 class Termination(NamedTuple):
@@ -105,17 +107,20 @@ def seconds_between(begin: str, end: str) -> float | None:
     """The time between two stamps of one writer (2026-11-15T08:00:00Z, or Sun, 15 Nov 2026 08:00:00 +0000), where both are."""
     stamps = []
     for text in (begin, end):
-        found = re.search(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d|\d\d [A-Z][a-z]{2} \d{4} \d\d:\d\d:\d\d", text)
-        if found is None:
+        if found := re.search(r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)", text):
+            year, month, day, hour, minute, second = map(int, found.groups())
+        elif (found := re.search(r"(\d\d) ([A-Z][a-z]{2}) (\d{4}) (\d\d):(\d\d):(\d\d)", text)) and found[2] in _MONTHS:
+            day, month, year = int(found[1]), _MONTHS.index(found[2]) + 1, int(found[3])
+            hour, minute, second = int(found[4]), int(found[5]), int(found[6])
+        else:
             return None
-        form = "%d %b %Y %H:%M:%S" if found[0][2] == " " else "%Y-%m-%d %H:%M:%S"
-        try:
-            stamps.append(datetime.strptime(found[0].replace("T", " "), form))  # noqa: DTZ007  only compared
-        except ValueError:
-            return None
-    if stamps[0].year < 1971 or stamps[1] < stamps[0]:  # docker writes 0001-01-01 for "not yet"
-        return None
-    return (stamps[1] - stamps[0]).total_seconds()
+        if year < 1971 or not 1 <= month <= 12:
+            return None  # docker writes 0001-01-01 for "not yet"
+        # Days of the civil calendar, counted from March so that the leap day comes last.
+        shifted = year - (month <= 2)
+        days = shifted * 365 + shifted // 4 - shifted // 100 + shifted // 400 + (153 * ((month + 9) % 12) + 2) // 5 + day
+        stamps.append(days * 86400.0 + hour * 3600 + minute * 60 + second)
+    return stamps[1] - stamps[0] if stamps[1] >= stamps[0] else None
 
 
 _DOCKER_KEYS = frozenset("oomkilled exitcode startedat finishedat restartcount memory shmsize running name error".split())
