@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -150,6 +151,26 @@ def test_no_other_bytes_open(shown: bytes) -> None:
     assert Tokens(os.fsdecode(raw)).judge([(b"authorization", b"Bearer " + raw)]) == ALLOWED
     assert TOKEN.decode() not in repr(vars(tokens))
     assert [Tokens(text).is_short for text in ("short", TOKEN.decode(), "")] == [True, False, False]
+
+
+def test_a_token_is_rotated_without_a_restart(tmp_path: Path) -> None:
+    """The new token of a file opens with the next request and the old one does not; an empty or lost file changes nothing."""
+    file = tmp_path / "gate.token"
+    file.write_text("the-first-token-of-it", encoding="utf-8")
+    tokens = Tokens(file.read_text(encoding="utf-8"), str(file), lambda: file.read_text(encoding="utf-8").strip())
+
+    def verdicts() -> list[str]:
+        words = (b"Bearer the-first-token-of-it", b"Bearer the-second-token-of-it")
+        return [tokens.judge([(b"authorization", word)]) for word in words]
+
+    assert verdicts() == [ALLOWED, DENIED]
+    (tmp_path / "next").write_text("the-second-token-of-it", encoding="utf-8")
+    (tmp_path / "next").replace(file)  # as a mounted secret changes
+    assert verdicts() == [DENIED, ALLOWED]
+    file.write_text("", encoding="utf-8")
+    assert verdicts() == [DENIED, ALLOWED]
+    file.unlink()
+    assert verdicts() == [DENIED, ALLOWED]
 
 
 @each(

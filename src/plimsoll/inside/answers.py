@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -185,9 +186,13 @@ SHORTEST = 16
 
 
 class Tokens:
-    """Holds the digest of the token, never the token."""
+    """Holds the digest of the token, never the token; a file that holds the token is read again when it has changed."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, file: str = "", read: Callable[[], str] = str) -> None:
+        self._file, self._read, self._stamp = file, read, _stamp(file)
+        self._take(token)
+
+    def _take(self, token: str) -> None:
         self._digest = hashlib.sha256(token.encode(errors="surrogateescape")).digest() if token else None
         self.is_short = 0 < len(token) < SHORTEST
 
@@ -197,6 +202,9 @@ class Tokens:
 
     def judge(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
         """Whether a request with these headers is allowed, denied, or the endpoints are off."""
+        if self._file and (stamp := _stamp(self._file)) not in (None, self._stamp) and (news := self._read()):
+            self._stamp = stamp
+            self._take(news)
         if self._digest is None:
             return OFF
         shown = [value for name, value in headers if bytes(name).lower() == b"authorization"]
@@ -206,3 +214,12 @@ class Tokens:
             same = hmac.compare_digest(hashlib.sha256(token.strip()).digest(), self._digest)
             allowed = allowed or (same and scheme.lower() == b"bearer")
         return ALLOWED if allowed and len(shown) == 1 else DENIED
+
+
+def _stamp(file: str) -> tuple[int, int] | None:
+    """What changes with a file's content: mounted secrets are replaced by other files, people write into theirs."""
+    try:
+        found = os.stat(file)  # noqa: PTH116 - pathlib would take longer than all else here
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino

@@ -119,7 +119,7 @@ class GateControl:
     def __init__(self, settings: InsideSettings, state: Any = None, pulse: Pulse = PULSE, alone: Alone | None = None) -> None:
         self.settings = settings
         self.alone = alone
-        self.tokens = Tokens(settings.token)
+        self.tokens = Tokens(settings.token, settings.token_file, settings.read_token)
         self.folder = places.run_folder(settings.folder) if alone is None else None
         self.key = places.server_key()
         self.shared = Shared(self.folder, self.key, fellows_expected=self.key != os.getpid())

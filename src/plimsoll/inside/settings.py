@@ -23,7 +23,7 @@ class Setting(NamedTuple):
 
 SETTINGS = (
     Setting("PLIMSOLL_TOKEN", "", "Opens every endpoint but `ready`; unset, they are off."),
-    Setting("PLIMSOLL_TOKEN_FILE", "", "A file that holds the token, as a mounted secret does."),
+    Setting("PLIMSOLL_TOKEN_FILE", "", "A file that holds the token, as a mounted secret does; read again when it changes."),
     Setting("PLIMSOLL_LISTEN", "", "`unix:/run/p.sock` or `127.0.0.1:9401`: a port of its own; vLLM's has `ready` alone."),
     Setting("PLIMSOLL_DIR", "", "What the processes of one container share, on its own disk; by default under /dev/shm."),
     Setting("PLIMSOLL_PROBE", "", "`plugin` adds the probe to every worker without `--worker-extension-cls`."),
@@ -53,7 +53,10 @@ class InsideSettings:
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self._environ = os.environ if environ is None else environ
-        self.token = self._token()
+        self.token = self.text("PLIMSOLL_TOKEN")
+        self.token_file = "" if self.token else self.text("PLIMSOLL_TOKEN_FILE")
+        if self.token_file:
+            self.token = self.read_token()
         self.listen = self.text("PLIMSOLL_LISTEN")
         self.folder = self.text("PLIMSOLL_DIR")
         self.probe_as_plugin = self.text("PLIMSOLL_PROBE") == "plugin"
@@ -102,13 +105,10 @@ class InsideSettings:
             FAULTS.say(f"setting {name}", f"{name} is none of {', '.join(choices)}; it stays off")
         return ""
 
-    def _token(self) -> str:
-        token = self.text("PLIMSOLL_TOKEN")
-        path = self.text("PLIMSOLL_TOKEN_FILE")
-        if token or not path:
-            return token
+    def read_token(self) -> str:
+        """The token in its file; empty where it cannot be read."""
         try:
-            with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib would take longer than all else here
+            with open(self.token_file, encoding="utf-8") as file:  # noqa: PTH123 - pathlib would take longer than all else here
                 return file.read(4096).strip()
         except (OSError, UnicodeDecodeError) as error:
             FAULTS.note("reading PLIMSOLL_TOKEN_FILE", error)
