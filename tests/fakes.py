@@ -131,6 +131,19 @@ def http_scope(method: str, path: str, headers: Sequence[tuple[bytes, bytes]] = 
     }  # fmt: skip
 
 
+class Wire:
+    """A client's end of a connection: what it sends, the last of it again and again, and what it was sent."""
+
+    def __init__(self, *coming: Message) -> None:
+        self._coming, self.sent = list(coming), list[Message]()
+
+    async def receive(self) -> Message:
+        return self._coming.pop(0) if len(self._coming) > 1 else self._coming[0]
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+
 async def ask(
     app: App,
     method: str,
@@ -144,16 +157,9 @@ async def ask(
     coming = [
         {"type": "http.request", "body": chunk, "more_body": place + 1 < len(chunks)} for place, chunk in enumerate(chunks)
     ] or [{"type": "http.request", "body": b"", "more_body": False}]
-    sent: list[Message] = []
-
-    async def receive() -> Message:
-        return coming.pop(0) if coming else {"type": "http.disconnect"}
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    await app(http_scope(method, path, headers, **more), receive, send)
-    return got_of(sent)
+    wire = Wire(*coming, {"type": "http.disconnect"})
+    await app(http_scope(method, path, headers, **more), wire.receive, wire.send)
+    return got_of(wire.sent)
 
 
 def got_of(sent: list[Message]) -> Got:

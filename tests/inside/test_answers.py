@@ -37,6 +37,7 @@ from plimsoll.inside.answers import (
 )
 from plimsoll.vllm import versions
 from tests.each import each
+from tests.fakes import Wire
 
 RELEASE = "0.32.0"
 WORKING = """
@@ -227,13 +228,9 @@ def test_a_switch_is_true_or_false() -> None:
 
 
 def _sent(answer: GateAnswer, *, is_head: bool = False) -> list[Message]:
-    sent: list[Message] = []
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    asyncio.run(send_answer(send, answer, is_head=is_head))
-    return sent
+    wire = Wire()
+    asyncio.run(send_answer(wire.send, answer, is_head=is_head))
+    return wire.sent
 
 
 def test_an_error_has_openai_s_shape() -> None:
@@ -264,19 +261,12 @@ def test_headers_replace_those_of_the_same_name() -> None:
 )  # fmt: skip
 def test_a_websocket_is_refused_with_the_answer_or_with_try_again_later(extensions: object, status: int | None) -> None:
     """As far as the server knows how."""
-    sent: list[Message] = []
-
-    async def receive() -> Message:
-        return {"type": "websocket.connect"}
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    asyncio.run(refuse({"type": "websocket", "extensions": extensions}, receive, send, busy("full", 7)))
+    wire = Wire({"type": "websocket.connect"})
+    asyncio.run(refuse({"type": "websocket", "extensions": extensions}, wire.receive, wire.send, busy("full", 7)))
     if status is None:
-        assert sent == [{"type": "websocket.close", "code": 1013, "reason": "try again later"}]
+        assert wire.sent == [{"type": "websocket.close", "code": 1013, "reason": "try again later"}]
         return
-    start, body = sent
+    start, body = wire.sent
     assert (start["type"], start["status"]) == ("websocket.http.response.start", status)
     assert (b"retry-after", b"7") in start["headers"]
     assert json.loads(body["body"])["error"]["code"] == status

@@ -34,7 +34,7 @@ from plimsoll.inside.door import (
 )
 from plimsoll.inside.gate import ShedLayer
 from plimsoll.inside.shared import Shared
-from tests.fakes import ask
+from tests.fakes import Wire, ask
 from tests.inside.test_gate_control import made
 
 PROMPT = RequestKind("prompt_logprobs", "prompt tokens", 0, 1, 100, "step", is_open=True)
@@ -250,22 +250,16 @@ def test_any_other_stream_passes_as_it_is(tmp_path: Path) -> None:
 def test_with_the_door_off_no_stream_is_held_back(tmp_path: Path) -> None:
     """Its start goes out before its first part is there."""
     core, _ = made(tmp_path)
-    sent: list[str] = []
+    wire, held = Wire({"type": "http.request", "body": b""}), list[int]()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         del scope, receive
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
-        sent.append("the app goes on")
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message["type"])
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b""}
+        held.append(len(wire.sent))
 
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
-    asyncio.run(ShedLayer(app, core)(scope, receive, send))
-    assert sent == ["http.response.start", "the app goes on"]
+    asyncio.run(ShedLayer(app, core)(scope, wire.receive, wire.send))
+    assert held == [1]
 
 
 # The certificate's table: read within limits, refused in one sentence, and held against the engine that runs.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,7 @@ from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.settings import InsideSettings
 from tests.each import each
 from tests.inside.test_door import KINDS, ROW, TABLE, config
+from tests.inside.vllm_shapes import output_processor
 
 # What a request asks for
 
@@ -101,39 +102,12 @@ class HTTPException(Exception):
 def fake_vllm(*, graceful: bool = True) -> dict[str, Any]:
     """The modules that the door asks for, new in each test."""
 
-    class OutputProcessor:
-        def __init__(self) -> None:
-            self.request_states: dict[str, Any] = {}
-            self.parents: dict[str, list[str]] = {}
-            self.fails = False
-
-        def add_request(
-            self, request: Any, prompt: Any, parent_req: Any = None, request_index: int = 0, queue: Any = None
-        ) -> str:
-            del prompt, request_index, queue
-            if self.fails:
-                raise RuntimeError("vLLM's own")
-            self.request_states[request.request_id] = SimpleNamespace(request_id=request.request_id)
-            if parent_req is not None:
-                self.parents.setdefault(parent_req.request_id, []).append(request.request_id)
-            return "added"
-
-        def _finish_request(self, req_state: Any) -> None:
-            del self.request_states[req_state.request_id]
-
-        def abort_requests(self, request_ids: Iterable[str], internal: bool) -> list[str]:
-            gone: list[str] = []
-            for name in request_ids:
-                if self.request_states.pop(name, None) is not None:
-                    gone.append(name)
-                elif children := self.parents.pop(name, None):
-                    gone += self.abort_requests(children, internal)
-            return gone
+    processor = output_processor()
 
     class AsyncLLM:
         def __init__(self, vllm_config: Any, log_stats: bool = True) -> None:
             del log_stats
-            self.vllm_config, self.output_processor = vllm_config, OutputProcessor()
+            self.vllm_config, self.output_processor = vllm_config, processor()
 
     fields = ("request_id", "prompt_token_ids", "prompt_embeds", "mm_features", "sampling_params", "lora_request")
     sampling = ("n", "logprobs", "prompt_logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty")
@@ -143,7 +117,7 @@ def fake_vllm(*, graceful: bool = True) -> dict[str, Any]:
     return {
         "vllm": SimpleNamespace(__version__="0.32.0+cpu"),
         "vllm.v1.engine.async_llm": SimpleNamespace(AsyncLLM=AsyncLLM),
-        "vllm.v1.engine.output_processor": SimpleNamespace(OutputProcessor=OutputProcessor),
+        "vllm.v1.engine.output_processor": SimpleNamespace(OutputProcessor=processor),
         "vllm.v1.engine": SimpleNamespace(EngineCoreRequest=SimpleNamespace(__struct_fields__=fields)),
         "vllm.sampling_params": SimpleNamespace(SamplingParams=SimpleNamespace(__struct_fields__=sampling)),
         "vllm.exceptions": exceptions,

@@ -15,6 +15,8 @@ from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.pulse import STEP_LIMIT_S, STEP_MEMORY_S, Listener, Pulse, watch_requests, what_is_seen
 from plimsoll.inside.recorder import ON_REQUEST, Recorder
 from plimsoll.inside.settings import InsideSettings
+from tests.inside.test_recorder import recorder as recording
+from tests.inside.test_recorder import rows
 from tests.inside.vllm_shapes import finished, iteration, output_processor, request, scheduler
 
 
@@ -277,14 +279,12 @@ def test_sleep_is_heard_and_the_rest_does_nothing() -> None:
 
 
 def recorder(folder: Path) -> Recorder:
-    return Recorder(
-        InsideSettings({"PLIMSOLL_RECORD": str(folder), "PLIMSOLL_RECORD_PREFIXES": "1", "PLIMSOLL_RECORD_SALT": "s"})
-    )
+    return recording(folder, PLIMSOLL_RECORD_PREFIXES="1", PLIMSOLL_RECORD_SALT="s")
 
 
 def lines(one: Recorder, folder: Path) -> list[dict[str, Any]]:
     one.close(limit_s=10)
-    return [json.loads(line) for file in folder.glob("*.jsonl") for line in file.read_text().splitlines()]
+    return rows(folder)
 
 
 def test_a_finished_request_carries_what_was_seen_when_it_came(tmp_path: Path) -> None:

@@ -55,8 +55,7 @@ class RequestState:
 
     def __init__(self, request: Any) -> None:
         self.request_id = request.request_id
-        self.prompt_token_ids = request.prompt_token_ids
-        self.prompt_len = len(request.prompt_token_ids or ())
+        self.prompt_len = len(getattr(request, "prompt_token_ids", None) or ())
         self.max_tokens_param = 50
         self.num_cached_tokens = 0
         self.stats: Any = request_stats()
@@ -74,13 +73,21 @@ def output_processor() -> Any:
         def __init__(self) -> None:
             self.request_states: dict[str, RequestState] = {}
             self.parent_requests: dict[str, list[str]] = {}
+            self.fails = False
 
         def add_request(
             self, request: Any, prompt: str | None, parent_req: Any = None, request_index: int = 0, queue: Any = None
         ) -> str:
-            del prompt, parent_req, request_index, queue
+            del prompt, request_index, queue
+            if self.fails:
+                raise RuntimeError("vLLM's own")
             self.request_states[request.request_id] = RequestState(request)
+            if parent_req is not None:
+                self.parent_requests.setdefault(parent_req.request_id, []).append(request.request_id)
             return "added"
+
+        def _finish_request(self, req_state: Any) -> None:
+            del self.request_states[req_state.request_id]
 
         def _update_stats_from_finished(self, req_state: Any, finish_reason: Any, iteration_stats: Any) -> None:
             del self.request_states[req_state.request_id]
