@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -22,8 +23,9 @@ def _token_of_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLIMSOLL_TOKEN", TOKEN)
 
 
-def test_an_idle_server_leaves_and_stays_out(capsys: pytest.CaptureFixture[str]) -> None:
-    """Not ready, refusing, with a lease that outlives any stop; and asked again it says the same at once."""
+def test_an_idle_server_leaves_and_stays_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not ready, refusing, with a lease that outlives any stop; and asked again, with the token in a file, the same."""
+    (tmp_path / "token").write_text(f"{TOKEN}\n", encoding="utf-8")
     with standin(GATED) as server:
         assert main(["2", str(server.port)], ENVIRON) == 0
         assert capsys.readouterr().out == "it refuses new work and is idle\n"
@@ -32,7 +34,7 @@ def test_an_idle_server_leaves_and_stays_out(capsys: pytest.CaptureFixture[str])
         assert drain["phase"] == "refusing"
         assert drain["lease_left_s"] > LEASE_S - 60
         began = time.monotonic()
-        assert main(["20", str(server.port)], ENVIRON) == 0
+        assert main(["20", str(server.port)], {"PLIMSOLL_TOKEN_FILE": str(tmp_path / "token")}) == 0
         assert time.monotonic() - began < 5
 
 

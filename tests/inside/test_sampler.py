@@ -125,6 +125,10 @@ def test_a_serving_worker_is_walked_seldom(tmp_path: Path) -> None:
         assert cuda.walks == walks
     assert found["phase"] == "serving"
     assert found["allocator"]["walked_age_s"] == 0
+    sampler._walk_s = 0.1  # a walk takes a thousandth of the time at most: the next one after a hundred seconds
+    for now, walks in ((130.9, 2), (131.1, 3)):
+        sampler.gather(worker, now)
+        assert cuda.walks == walks
     assert found["allocator"]["private_pool_bytes"] > 0
     assert found["device_name"] == "H200"
     assert cuda.device_calls == ["properties"], "the device is asked once for its name"

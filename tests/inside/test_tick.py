@@ -360,7 +360,12 @@ async def test_tcp_serves_this_machine_and_others_only_with_a_token(tmp_path: Pa
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         number = free.getsockname()[1]
-    for host, token, opens in (("127.0.0.1", "", True), ("0.0.0.0", "", False), ("0.0.0.0", TOKEN, True)):
+    for host, token, opens in (
+        ("localhost", "", True),
+        ("127.0.0.1", "", True),
+        ("0.0.0.0", "", False),
+        ("0.0.0.0", TOKEN, True),
+    ):
         core, _ = made(tmp_path, PLIMSOLL_LISTEN=f"{host}:{number}", PLIMSOLL_TOKEN=token)
         port = OwnPort(core)
         await port.open()
