@@ -29,9 +29,9 @@ class GateAnswer(NamedTuple):
         return body, [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *self.headers]
 
 
-def error(status: int, message: str, kind: str, headers: Headers = ()) -> GateAnswer:
+def error(status: int, message: str, kind: str, headers: Headers = (), param: str | None = None) -> GateAnswer:
     """An error as OpenAI's API words one."""
-    return GateAnswer(status, {"error": {"message": message, "type": kind, "param": None, "code": status}}, headers)
+    return GateAnswer(status, {"error": {"message": message, "type": kind, "param": param, "code": status}}, headers)
 
 
 def busy(message: str, retry_after_s: int) -> GateAnswer:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from plimsoll.inside.answers import GateAnswer, retry_headers
+from plimsoll.inside.answers import GateAnswer, error, retry_headers
 from plimsoll.inside.faults import FAULTS, LOG
 from plimsoll.inside.figures import misfit
 from plimsoll.inside.settings import InsideSettings
@@ -197,11 +197,8 @@ class Refusal(NamedTuple):
     def answer(self, retry_after_s: int) -> GateAnswer:
         """400 or 503, in the form of vLLM's own errors."""
         if self.why == NEVER:
-            status, name, param = 400, "BadRequestError", PARAMETERS.get(self.kind)
-        else:
-            status, name, param = 503, "Service Unavailable", None
-        body = {"error": {"message": self.message, "type": name, "param": param, "code": status}}
-        return GateAnswer(status, body, retry_headers(retry_after_s)[:1] if self.why == NOT_NOW else ())
+            return error(400, self.message, "BadRequestError", param=PARAMETERS.get(self.kind))
+        return error(503, self.message, "Service Unavailable", retry_headers(retry_after_s)[:1])
 
 
 @dataclass
@@ -242,8 +239,7 @@ class Door:
         self.open_because = ""
         self.certificate: CertificateTable | None = None
         self.not_judged: tuple[str, ...] = ()
-        self.kinds: Mapping[str, RequestKind] = {}
-        """The kinds that are judged, by name."""
+        self.kinds: Mapping[str, RequestKind] = {}  # that are judged, by name
         self.is_running: Callable[[str], bool] = lambda name: True  # noqa: ARG005 - until an engine is known
         self._shared: Shared | None = None
         self.own = dict.fromkeys(FIELDS, 0)  # this server's part; its page shows the same
@@ -254,13 +250,11 @@ class Door:
 
     def use(self, mode: str, certificate: CertificateTable, judged: Mapping[str, RequestKind]) -> None:
         """Judge requests of these kinds from here on."""
-        self.mode, self.certificate, self.open_because = mode, certificate, ""
-        self.kinds = dict(judged)
+        self.mode, self.certificate, self.open_because, self.kinds = mode, certificate, "", dict(judged)
         self.not_judged = tuple(kind.kind for kind in certificate.kinds if kind.is_open and kind.kind not in judged)
 
     def stay_open(self, mode: str, because: str) -> None:
-        self.mode, self.certificate, self.open_because = mode, None, because
-        self.kinds, self.not_judged = {}, ()
+        self.mode, self.certificate, self.open_because, self.kinds, self.not_judged = mode, None, because, {}, ()
 
     def join(self, shared: Shared) -> None:
         """Show the accounts on this API server's page from here on, and take in those of its fellows."""

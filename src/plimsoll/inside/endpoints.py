@@ -35,7 +35,8 @@ class GateRequest(NamedTuple):
     body: bytes
 
 
-Handler = Callable[[GateControl, bytes], Awaitable[GateAnswer]]
+Fields = dict[str, Any]
+Handler = Callable[[GateControl, Fields], Awaitable[GateAnswer]]
 
 
 class Endpoint(NamedTuple):
@@ -46,6 +47,7 @@ class Endpoint(NamedTuple):
     handler: Handler
     takes: str
     says: str
+    fields: tuple[str, ...] = ()
     needs_token: bool = True
 
 
@@ -69,7 +71,9 @@ async def answer(gate: GateControl, ask: GateRequest, *, only_ready: bool = Fals
     if len(ask.body) > LARGEST_BODY:
         return error(413, f"the body is larger than {LARGEST_BODY} bytes", "BadRequestError")
     try:
-        return await endpoint.handler(gate, ask.body)
+        # A probe of a balancer may send whatever it likes.
+        fields = fields_of(ask.body, endpoint.fields) if endpoint.needs_token else {}
+        return await endpoint.handler(gate, fields)
     except BadAsk as problem:
         return error(400, str(problem), "BadRequestError")
     except (admission.StaleEpoch, Conflict) as problem:
@@ -83,8 +87,7 @@ class Conflict(Exception):
     """What was asked for cannot be done in the state that the server is in; the message says why."""
 
 
-async def _ready(gate: GateControl, body: bytes) -> GateAnswer:
-    del body
+async def _ready(gate: GateControl, _fields: Fields) -> GateAnswer:
     words = _readiness_words(gate)
     return GateAnswer(200 if words["ready"] else 503, words)
 
@@ -94,8 +97,7 @@ def _readiness_words(gate: GateControl) -> dict[str, Any]:
     return {"ready": readiness.is_ready, "reason": readiness.reason, "detail": readiness.detail}
 
 
-async def _state(gate: GateControl, body: bytes) -> GateAnswer:
-    fields_of(body, ())
+async def _state(gate: GateControl, _fields: Fields) -> GateAnswer:
     return GateAnswer(200, state_of(gate))
 
 
@@ -185,8 +187,7 @@ def shed_words(gate: GateControl) -> dict[str, Any]:
     }
 
 
-async def _memory(gate: GateControl, body: bytes) -> GateAnswer:
-    fields_of(body, ())
+async def _memory(gate: GateControl, _fields: Fields) -> GateAnswer:
     workers = gate.figures()
     reason = (
         None if workers else "no worker has written figures: is it started with --worker-extension-cls plimsoll.inside.Probe?"
@@ -194,8 +195,7 @@ async def _memory(gate: GateControl, body: bytes) -> GateAnswer:
     return GateAnswer(200, {"schema": "plimsoll.memory/1", "at": round(time.time(), 3), "workers": workers, "reason": reason})
 
 
-async def _drain(gate: GateControl, body: bytes) -> GateAnswer:
-    fields = fields_of(body, ("epoch", "lease_s", "quiet_s", "bound_s", "refuse", "retry_after_s"))
+async def _drain(gate: GateControl, fields: Fields) -> GateAnswer:
     wish: dict[str, Any] = {
         "epoch": whole(fields, "epoch", 0, EPOCHS),
         "lease_s": number(fields, "lease_s", 0.1, admission.LONGEST_LEASE_S, admission.LEASE_S),
@@ -212,8 +212,8 @@ async def _drain(gate: GateControl, body: bytes) -> GateAnswer:
     return _change_drain(gate, lambda drain: admission.begin(drain, time.monotonic(), last_admitted, **wish))
 
 
-async def _undrain(gate: GateControl, body: bytes) -> GateAnswer:
-    epoch = whole(fields_of(body, ("epoch",)), "epoch", 0, EPOCHS)
+async def _undrain(gate: GateControl, fields: Fields) -> GateAnswer:
+    epoch = whole(fields, "epoch", 0, EPOCHS)
     return _change_drain(gate, lambda drain: admission.end(drain, epoch))
 
 
@@ -228,8 +228,7 @@ def _change_drain(gate: GateControl, change: Callable[[admission.Drain], admissi
     return GateAnswer(200, words)
 
 
-async def _shed(gate: GateControl, body: bytes) -> GateAnswer:
-    fields = fields_of(body, ("max_wait_s", "lease_s"))
+async def _shed(gate: GateControl, fields: Fields) -> GateAnswer:
     bound_s = number(fields, "max_wait_s", 0.01, 86_400, gate.settings.shed_wait_s)
     if bound_s is None:
         raise BadAsk("max_wait_s is missing: the seconds a request may be expected to wait")
@@ -241,20 +240,18 @@ async def _shed(gate: GateControl, body: bytes) -> GateAnswer:
     return GateAnswer(200, shed_words(gate))
 
 
-async def _unshed(gate: GateControl, body: bytes) -> GateAnswer:
-    fields_of(body, ())
+async def _unshed(gate: GateControl, _fields: Fields) -> GateAnswer:
     with gate.shared.common.changing():
         gate.shared.common["shed_until_ns"] = 0
     return GateAnswer(200, shed_words(gate))
 
 
-async def _compact(gate: GateControl, body: bytes) -> GateAnswer:
-    fields_of(body, ())
+async def _compact(gate: GateControl, _fields: Fields) -> GateAnswer:
     return await _call(gate, "plimsoll_compact", ())
 
 
-async def _snapshot(gate: GateControl, body: bytes) -> GateAnswer:
-    history = whole(fields_of(body, ("history",)), "history", 0, HISTORY_MAX_ENTRIES)
+async def _snapshot(gate: GateControl, fields: Fields) -> GateAnswer:
+    history = whole(fields, "history", 0, HISTORY_MAX_ENTRIES)
     return await _call(gate, "plimsoll_snapshot", () if history is None else (history,))
 
 
@@ -289,13 +286,11 @@ KNOB_LEASE_S = 3600.0
 KNOB_PATIENCE_S = 15.0
 
 
-async def _knobs(gate: GateControl, body: bytes) -> GateAnswer:
-    fields_of(body, ())
+async def _knobs(gate: GateControl, _fields: Fields) -> GateAnswer:
     return await _knob_call(gate, {})
 
 
-async def _set_knobs(gate: GateControl, body: bytes) -> GateAnswer:
-    fields = fields_of(body, ("epoch", "lease_s", *KNOBS))
+async def _set_knobs(gate: GateControl, fields: Fields) -> GateAnswer:
     values: dict[str, float] = {}
     for knob in KNOBS:
         value = number(fields, knob, 0.0, MOST_HEADROOM) if knob == HEADROOM else whole(fields, knob, 1, 2**31)
@@ -342,19 +337,20 @@ ENDPOINTS = (
         "POST", f"{OWN}drain", _drain,
         "`epoch`, `lease_s` (60, at most 3600), `quiet_s` (5), `bound_s` (30), `refuse` (false), `retry_after_s` (5)",
         "Begin a drain or renew its lease. 409 for an epoch older than one seen.",
+        ("epoch", "lease_s", "quiet_s", "bound_s", "refuse", "retry_after_s"),
     ),
-    Endpoint("POST", f"{OWN}undrain", _undrain, "`epoch`", "End the drain. 409 for an older epoch."),
+    Endpoint("POST", f"{OWN}undrain", _undrain, "`epoch`", "End the drain. 409 for an older epoch.", ("epoch",)),
     Endpoint(
         "POST", f"{OWN}compact", _compact, "",
         "Return torch's fully free segments to the device, in every worker, between two steps.",
     ),
     Endpoint(
         "POST", f"{OWN}snapshot", _snapshot, "`history` (allocations to remember from now on, at most 1,000,000; 0 ends it)",
-        "Write torch's memory snapshot to a file, in every worker; `plimsoll doctor` reads it.",
+        "Write torch's memory snapshot to a file, in every worker; `plimsoll doctor` reads it.", ("history",),
     ),
     Endpoint(
         "POST", f"{OWN}shed", _shed, "`max_wait_s`, `lease_s` (300)",
-        "Refuse new work whose expected wait is longer, until the lease ends.",
+        "Refuse new work whose expected wait is longer, until the lease ends.", ("max_wait_s", "lease_s"),
     ),
     Endpoint("POST", f"{OWN}unshed", _unshed, "", "Go back to what was set at start."),
     Endpoint(
@@ -365,6 +361,6 @@ ENDPOINTS = (
     Endpoint(
         "POST", f"{OWN}knobs", _set_knobs, "`epoch`, `lease_s` (3600), " + ", ".join(f"`{knob}`" for knob in KNOBS),
         "Set the knobs, all or none, in place of those set before; without any, end the lease. 409 for an older epoch and for "
-        "a value that cannot be.",
+        "a value that cannot be.", ("epoch", "lease_s", *KNOBS),
     ),
 )  # fmt: skip

@@ -63,10 +63,6 @@ class KnobLease:
     until: float = 0.0
     values: dict[str, float] = field(default_factory=dict)
 
-    def live(self, now: float) -> dict[str, float]:
-        """The values while the lease runs, none after it."""
-        return self.values if now < self.until else {}
-
 
 class KnobRefused(Exception):
     """An order that is not carried out; the text says why."""
@@ -104,7 +100,7 @@ class Knobs:
 
     def in_force(self, now: float) -> dict[str, float]:
         """The strictest of start-up, containment and lease; of the lease's tokens never fewer than the running need."""
-        leased, found = self.lease.live(now), {}
+        leased, found = self.lease.values if now < self.lease.until else {}, {}
         for knob, start in self.start.items():
             wanted = leased.get(knob)
             if knob == MAX_TOKENS and wanted is not None:

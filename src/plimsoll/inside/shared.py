@@ -93,8 +93,15 @@ class SharedPage:
     @contextlib.contextmanager
     def changing(self, patience_s: float = LONGEST_LOCK_WAIT_S) -> Iterator[None]:
         """Alone among all processes while inside; readers wait for the end. TimeoutError where another stays inside."""
-        if self._file >= 0:
-            _lock(self._file, patience_s)
+        end = time.monotonic() + patience_s
+        while self._file >= 0:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise TimeoutError("another process does not let go of the page") from None
+            time.sleep(0.0002)
         try:
             self._is_changing = True
             self._numbers[0] |= 1
@@ -111,17 +118,6 @@ class SharedPage:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-
-
-def _lock(file: int, patience_s: float) -> None:
-    end = time.monotonic() + patience_s
-    while True:
-        try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= end:
-                raise TimeoutError("another process does not let go of the page") from None
-        time.sleep(0.0002)
 
 
 def _opened(path: str, size: int, *, makes: bool) -> int:

@@ -119,7 +119,16 @@ class Containment:
         recomputed = sum(request.num_computed_tokens for request in scheduler.running)
         preempted = len(scheduler.running)
         self._preempt_all(set(answer["known"]))
-        step = self._step_of(plan, failure)
+        inputs = getattr(plan, "scheduled_encoder_inputs", None) or {}
+        items = [(request_id, number) for request_id, numbers in inputs.items() for number in numbers]
+        sizes = [_item_tokens(scheduler.requests.get(request_id), number) for request_id, number in items]
+        step = OutOfMemoryStep(
+            tokens=int(plan.total_num_scheduled_tokens),
+            requests=tuple(plan.num_scheduled_tokens),
+            site=failure.site,
+            encoder_requests=tuple(request_id for request_id, _ in items),
+            largest_item=max(sizes, default=0),
+        )
         verdict = self.sizes.fail(step, now)
         if verdict.is_over:
             raise CannotContain(f"gave up after {self.sizes.failures_lately(now)} contained failures in 600 s")
@@ -171,19 +180,6 @@ class Containment:
                 if request.num_output_tokens:
                     raise CannotContain("cannot contain this failure: the worker has lost a request that has sent tokens")
                 request.status = status.WAITING  # sent to the worker as a new one
-
-    def _step_of(self, plan: Any, failure: StepFailure) -> OutOfMemoryStep:
-        scheduler = self.core.scheduler
-        inputs = getattr(plan, "scheduled_encoder_inputs", None) or {}
-        items = [(request_id, number) for request_id, numbers in inputs.items() for number in numbers]
-        sizes = [_item_tokens(scheduler.requests.get(request_id), number) for request_id, number in items]
-        return OutOfMemoryStep(
-            tokens=int(plan.total_num_scheduled_tokens),
-            requests=tuple(plan.num_scheduled_tokens),
-            site=failure.site,
-            encoder_requests=tuple(request_id for request_id, _ in items),
-            largest_item=max(sizes, default=0),
-        )
 
     def _apply(self, limits: Limits) -> None:
         self._applied = limits
