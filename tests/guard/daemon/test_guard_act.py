@@ -128,14 +128,9 @@ def test_switches_and_names_with_a_password_survive_a_restart_of_guard(tmp_path:
         assert [(one.engine, one.is_own) for one in conductor.restarts] == [(name, False)]
         conductor.switch(PAUSE, name, is_on=False)
         assert conductor.switches.paused == frozenset()
-
-
-def test_two_engines_that_only_a_password_tells_apart_are_refused() -> None:
-    """The journal could not tell them apart."""
-    world = World()
     parts = {f"http://user:{word}@host": parts_of(world) for word in ("one", "two")}
     ports = ActionPorts(MemoryBook(), FakeLock(world), FakeSight(world), lambda _: FleetView([]), lambda _: None, lambda: 0.0)
-    with pytest.raises(BadInput, match="differ only in a password"):
+    with pytest.raises(BadInput, match="differ only in a password"):  # the journal could not tell them apart
         Conductor(parts, POLICY, ports)
 
 

@@ -277,16 +277,6 @@ def test_only_so_many_changes_are_kept() -> None:
     assert fleet.told > 1_500
 
 
-def test_a_fleet_costs_little_time() -> None:
-    """A view of 200 engines, as each scrape of the API takes one, is made in a blink."""
-    many = [WatchedEngine(EngineConfig(str(number), "http://x:1"), POLICY, Scripted(well), 0.0) for number in range(200)]
-    for one in many:
-        one.take(look(1))
-    begun = time.process_time()
-    assert len([one.view(2.0) for one in many]) == 200
-    assert time.process_time() - begun < 0.5
-
-
 def test_what_holds_or_is_in_doubt_is_sent_again() -> None:
     """A receiver that forgot hears of it again; what is not known any more is not left out, since it is not over."""
     health = [503]

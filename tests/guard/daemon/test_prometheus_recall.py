@@ -72,12 +72,8 @@ def test_nothing_from_before_the_last_start() -> None:
     assert ([at for at, _ in found.points], found.tokens) == (list(TIMES[7:]), 200.0)
     assert past_from_series([memory], None).points == ()
     assert past_from_series([], 1.0) == RecordedPast(())
-
-
-def test_two_engines_under_the_same_labels_are_refused() -> None:
-    """Two jobs that scrape the same instance would be added up: better nothing."""
     twice = [series("process_resident_memory_bytes", level(GIB), job=job) for job in ("a", "b")]
-    with pytest.raises(BadInput, match="several series"):
+    with pytest.raises(BadInput, match="several series"):  # two jobs that scrape one instance would be added up
         past_from_series([series("process_start_time_seconds", level(1.0)), *twice], 1.0)
 
 

@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from plimsoll.guard.act.decide import FleetView
 from plimsoll.guard.adapters.cluster import ClusterClient
 from plimsoll.guard.adapters.kubernetes import read_pod
 from plimsoll.guard.daemon import quarantine as module
@@ -57,4 +56,3 @@ def test_one_pod_loses_its_label_and_is_evicted_at_its_end(tmp_path: Path, monke
             assert world.holder == "", "the lock is given back each time"
 
     asyncio.run(asyncio.wait_for(act(), 30))
-    assert isinstance(world.view(frozenset()), FleetView)

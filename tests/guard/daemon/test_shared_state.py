@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -140,9 +139,6 @@ def test_any_annotation_is_read(tree: Any) -> None:
         text = json.dumps(tree)
         assert all(isinstance(one, Entry) for one in read_state(text))
         missing([], read_state(text), with_open=True)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[" * 9_000, "[[1,2]]", '[[1,"a","b","c","d",{}],[true,"a","b","c","d",{}]]'])
-def test_texts_that_are_no_state(text: str) -> None:
-    """One that was cut or never was one says nothing."""
-    assert len(read_state(text)) == (1 if "{}" in text else 0)
+    for odd in ("", "{", "[" * 9_000, "[[1,2]]", '[[true,"a","b","c","d",{}]]'):  # cut, or never one
+        assert read_state(odd) == []
+    assert len(read_state('[[1,"a","b","c","d",{}]]')) == 1

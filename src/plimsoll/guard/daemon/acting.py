@@ -389,7 +389,11 @@ class ActionRunner:
         for name, one in adapters.items():
             adapters[name] = one._replace(suffering=functools.partial(self.observer.suffering, name, setup.policy))
         self.conductor = Conductor(adapters, setup.policy, ports, pause_s=ROUND_S, restore=self._restore)
-        self._foreign = ForeignRestarts(self.conductor, journal, self.observer, self._starts_again)
+
+        def count(name: str) -> int | None:
+            return getattr(adapters[name].restarter, "restarts_seen", None) if name in adapters else None
+
+        self._foreign = ForeignRestarts(self.conductor, journal, self.observer, count)
         if self.journal is not None:
             by_hand, back = ports._replace(lock=lock.other()), ports._replace(lock=lock.other())
             self._drains = ManualDrains(adapters, setup.policy, by_hand, self.conductor.runs)
@@ -431,11 +435,6 @@ class ActionRunner:
     def _capabilities(self, name: str) -> EngineCapabilities:
         found = self._setup.capabilities.get(name, EngineCapabilities(only_observed="no actions are configured for it"))
         return found._replace(pod=self._standing(name)) if name in self._pods else found
-
-    def _starts_again(self, name: str) -> int | None:
-        """How often its supervisor has restarted it by itself, if known."""
-        adapters = self._setup.adapters.get(name)
-        return None if adapters is None else getattr(adapters.restarter, "restarts_seen", None)
 
     def _view(self, at_work: frozenset[str]) -> FleetView:
         if self._is_dry:  # actions an earlier guard left would come first

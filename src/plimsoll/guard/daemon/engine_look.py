@@ -346,9 +346,24 @@ class EngineWatcher:
         if page.started_unix_s != self._started:
             self._forget()
             self._started = page.started_unix_s
-        await self._ask_version(now_s, end_s)
+        if self._version is None and now_s >= self._version_next_s:
+            version = (await self._json(self._client, "/version", end_s)).get("version")
+            if isinstance(version, str) and 0 < len(version) < 100 and version.isprintable():
+                self._version = version
+                with contextlib.suppress(BadInput):
+                    self._engine = engine_named(version, "/version")
+            self._version_next_s = now_s + ASK_AGAIN_S
         gate, workers = await self._ask_gate(now_s, end_s)
-        is_paused, is_rest_unknown = await self._ask_paused(page, now_s, end_s)
+        if self._pause.is_due(page.figures, self._last_canary(), now_s):
+            reply = await self._client.call("GET", "/is_paused", deadline_s=self._left(end_s), most_bytes=SMALL_MAX)
+            found = reply.table().get("is_paused") if reply.status == 200 else None
+            if isinstance(found, bool):
+                self._pause.answered(now_s, is_paused=found)
+            elif isinstance(reply, Lost) or reply.status >= 500:
+                self._pause.lost(now_s)
+            else:
+                self._pause.absent(now_s)
+        is_paused, is_rest_unknown = self._pause.state()
         self._model = page.model
         # The last answer stands while none comes: a stuck engine core does not answer, and is the one to be tested.
         self._was_paused = self._was_paused if is_rest_unknown else bool(is_paused)
@@ -402,19 +417,6 @@ class EngineWatcher:
             return None
         return None if reply.status == DEAD and (reply.body or not is_page) else reply.status
 
-    async def _ask_version(self, now_s: float, end_s: float) -> None:
-        if self._version is not None or now_s < self._version_next_s:
-            return
-        found = await self._json(self._client, "/version", end_s)
-        version = found.get("version")
-        if isinstance(version, str) and 0 < len(version) < 100 and version.isprintable():
-            self._version = version
-            try:
-                self._engine = engine_named(version, "/version")
-            except BadInput:
-                self._engine = None
-        self._version_next_s = now_s + ASK_AGAIN_S
-
     async def _ask_gate(self, now_s: float, end_s: float) -> tuple[GateState | None, tuple[WorkerMemory, ...]]:
         if not self._auth or not (self._has_gate_answered or now_s >= self._gate_next_s):
             return None, ()
@@ -432,19 +434,6 @@ class EngineWatcher:
             found = found._replace(ours=1)  # one of its requests may be our canary, which is no work
         memory = await self._json(self._gate_client, "/plimsoll/memory", end_s, MEMORY_MAX, self._auth)
         return found, read_workers(memory)
-
-    async def _ask_paused(self, page: PageFigures, now_s: float, end_s: float) -> tuple[bool | None, bool]:
-        """Whether it is paused, and whether it may be without guard knowing."""
-        if self._pause.is_due(page.figures, self._last_canary(), now_s):
-            reply = await self._client.call("GET", "/is_paused", deadline_s=self._left(end_s), most_bytes=SMALL_MAX)
-            found = reply.table().get("is_paused") if reply.status == 200 else None
-            if isinstance(found, bool):
-                self._pause.answered(now_s, is_paused=found)
-            elif isinstance(reply, Lost) or reply.status >= 500:
-                self._pause.lost(now_s)
-            else:
-                self._pause.absent(now_s)
-        return self._pause.state()
 
     async def _json(
         self, client: HttpClient, path: str, end_s: float, most: int = SMALL_MAX, headers: Mapping[str, str] | None = None

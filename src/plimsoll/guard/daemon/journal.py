@@ -273,7 +273,11 @@ class Journal:
             self._number = entry.number
             self._entries.append(entry)
             if self._number % PRUNE_EVERY == 0:
-                self._prune()
+                self._entries = needed(self._entries, self._clock())
+                numbers = ",".join(str(one.number) for one in self._entries)
+                old = f"DELETE FROM entry WHERE n <= ? AND n NOT IN ({numbers})"  # noqa: S608  (numbers of ours)
+                with contextlib.suppress(sqlite3.Error):  # tried again later
+                    self._database.execute(old, (self._number - self._most,))
             return entry
 
     def check(self) -> None:
@@ -331,14 +335,6 @@ class Journal:
         self.path.rename(aside)
         with contextlib.suppress(FileNotFoundError):
             self._beside("-wal").rename(f"{aside}-wal")
-
-    def _prune(self) -> None:
-        self._entries = needed(self._entries, self._clock())
-        numbers = ",".join(str(entry.number) for entry in self._entries)
-        old = f"DELETE FROM entry WHERE n <= ? AND n NOT IN ({numbers})"  # noqa: S608  (numbers of ours)
-        with contextlib.suppress(sqlite3.Error):  # tried again later
-            assert self._database is not None
-            self._database.execute(old, (self._number - self._most,))
 
     def _files(self) -> list[tuple[int, int]]:
         """Which files are at the paths of the journal and of its write-ahead log."""

@@ -185,7 +185,14 @@ class ManualDrains:
                     return failed(f"another guard acts on it now: {renewed.message}")
                 why = renewed.message if renewed.is_done is False else ""
                 renew_s = loop.time() + self._policy.lease_s / 3
-            if not self._back[engine].is_set() and (why := why or await self._why_back(engine, end_s)):
+            if not self._back[engine].is_set() and not why:  # does it return although no operator asked for it?
+                suffering = self._adapters[engine].suffering
+                if loop.time() >= end_s:
+                    why = f"{self._longest_s / 60:.0f} min have passed"
+                elif suffering is not None and (who := suffering()):
+                    # An engine that does not answer would carry nothing.
+                    why = who if is_ready(await self._ports.observer.look(engine)) else ""
+            if why and not self._back[engine].is_set():
                 says = why
                 self._ports.tell(Announcement(engine, f"the drain by hand ends: {why}"))
                 self._back[engine].set()
@@ -218,15 +225,6 @@ class ManualDrains:
             told = f"its balancer had put it back in rotation; taken out again: {taken.message}"
             self._ports.tell(Announcement(run.engine, told))
         return done("it is out")
-
-    async def _why_back(self, engine: str, end_s: float) -> str:
-        """Why it returns although no operator asked for it."""
-        if asyncio.get_running_loop().time() >= end_s:
-            return f"{self._longest_s / 60:.0f} min have passed"
-        suffering = self._adapters[engine].suffering
-        who = "" if suffering is None else suffering()
-        # An engine that does not answer would carry nothing.
-        return who if who and is_ready(await self._ports.observer.look(engine)) else ""
 
     def _show(self, run: ActionRun) -> None:
         """Shows its state, unless the conductor has begun an action on it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from plimsoll.guard.adapters.own_process import NEW_LIFE
 from plimsoll.redaction import HIDDEN
@@ -167,16 +167,12 @@ def _from_json(line: str) -> str | None:
     name = str(found.get("name", found.get("logger", "")))
     if _RECORD.match(text):
         return text.rstrip("\n")
-    if name.startswith("vllm") or str(found.get("filename", "")).removesuffix(".py") in SAFE_FILES:
-        return _record_of(found, name, text)
-    return text.rstrip("\n") if set(found) <= {"log", "stream", "time", "attrs"} else ""
-
-
-def _record_of(found: Mapping[str, object], name: str, text: str) -> str:
+    if not name.startswith("vllm") and str(found.get("filename", "")).removesuffix(".py") not in SAFE_FILES:
+        return text.rstrip("\n") if set(found) <= {"log", "stream", "time", "attrs"} else ""
     level = str(found.get("levelname", found.get("level", found.get("severity", "INFO")))).upper()
     level = level if level in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL") else "INFO"
     stamp = re.search(r"(\d\d-\d\d)[T ](\d\d:\d\d:\d\d)", str(next((found[key] for key in _JSON_TIMES if key in found), "")))
     when = f"{stamp[1]} {stamp[2]}" if stamp is not None else "00-00 00:00:00"
     file = str(found.get("filename", "")) or f"{name.rpartition('.')[2]}.py"
-    line = found.get("lineno")
-    return f"{level} {when} [{file}:{line if isinstance(line, int) else 0}] {text}"
+    number = found.get("lineno")
+    return f"{level} {when} [{file}:{number if isinstance(number, int) else 0}] {text}"
