@@ -1,4 +1,4 @@
-"""The tables of words (`data/*.yaml`): what a finding, a cause, an exit, a kernel line or a condition of guard means.
+"""The tables of words (`data/*.yaml`): what a finding, a cause, an exit, an event or a kernel line means to people.
 
 A table is read when it is first asked for: most logs need one or none.
 """
@@ -16,9 +16,9 @@ from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
 
 
 @functools.cache
-def words(name: str) -> Any:
+def words(name: str, folder: str = "doctor/data") -> Any:
     """One table as it stands in its file."""
-    with (Path(__file__).parent / "data" / f"{name}.yaml").open("rb") as file:
+    with (Path(__file__).parents[1] / folder / f"{name}.yaml").open("rb") as file:
         return yaml.load(file, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506  either is safe
 
 

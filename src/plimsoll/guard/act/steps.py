@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from plimsoll.doctor.words import words
 from plimsoll.guard.judge.tracker import Grade
 
 
@@ -57,30 +58,7 @@ class StepText(NamedTuple):
     undo: str
 
 
-STEP_TEXTS: dict[Step, StepText] = {
-    Step.LOCK: StepText("takes the fleet's lock", "nobody else acts", "its number is higher than any before", "given back"),
-    Step.EVIDENCE: StepText("keeps the log's end, the page, the stacks", "-", "a folder with what could be had", "-"),
-    Step.LEAVE: StepText("takes it out of the balancer", "the lock is held", "read back from the balancer", "put back"),
-    Step.DRAIN: StepText(
-        "takes it out of the balancer and drains it at its gate", "the lock is held, the others can carry its load",
-        "read back from both", "put back and undrained; its lease ends by itself",
-    ),
-    Step.IDLE: StepText("waits until it is idle", "it drains", "nothing in flight, running or waiting, twice", "undrained"),
-    Step.STOP: StepText("stops it: SIGTERM to the server alone", "idle, or serving nobody", "it is gone", "started"),
-    Step.GONE: StepText("waits until the device's memory is back", "it has stopped", "no process of it holds any", "-"),
-    Step.START: StepText("starts it", "its memory is back", "a process is there", "-"),
-    Step.READY: StepText("waits until it is ready, for as long as it makes progress", "it was started", "it answers", "-"),
-    Step.CHECK: StepText("compares its KV cache with its context and last start", "it answers", "enough for its context", "-"),
-    Step.WARM: StepText("sends it one request", "it is ready", "answered", "-"),
-    Step.UNDRAIN: StepText("puts it back", "it answers", "read back from balancer and gate", "-"),
-    Step.UNLOCK: StepText("gives the lock back", "-", "-", "-"),
-    Step.PROBATION: StepText("watches it", "it is back", "it answers, is ready, and no trouble of its life is active", "-"),
-    Step.SHED: StepText("refuses new work that would wait too long", "-", "the gate says so", "its lease ends"),
-    Step.HOLD: StepText("goes on while the queue grows", "it sheds", "-", "-"),
-    Step.UNSHED: StepText("takes everything again", "the queue does not grow", "the gate says so", "-"),
-    Step.COMPACT: StepText("gives back what torch does not use", "a neighbour is in need", "the gate says so", "-"),
-    Step.VERIFY: StepText("looks whether more is free", "-", "the device has more free than before", "-"),
-}  # fmt: skip
+STEP_TEXTS = {Step(name): StepText(**row) for name, row in words("steps", "guard/act").items()}
 
 _TAIL = (
     Step.STOP, Step.GONE, Step.START, Step.READY, Step.CHECK, Step.WARM, Step.UNDRAIN, Step.UNLOCK, Step.PROBATION,

@@ -1,6 +1,6 @@
 """From a condition that holds to what a person reads: the code, the cause in one line, what helps and what does not.
 
-The words are in `doctor/data/conditions.yaml`; here stand the remedies that depend on the engine's own figures.
+The words are in `conditions.yaml`; here stand the remedies that depend on the engine's own figures.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _NOT_REMEDIES = {"storm": KV_NOT_REMEDIES, "backlog": KV_NOT_REMEDIES, "containe
 
 @cache
 def _kinds() -> dict[str, dict[str, Any]]:
-    return {kind: fields(row) for kind, row in words("conditions").items()}
+    return {kind: fields(row) for kind, row in words("conditions", "guard/judge").items()}
 
 
 def finding(condition: Condition, look: Look | None = None) -> Finding | None:

@@ -1,4 +1,4 @@
-"""What guard takes for trouble, and how long it waits: every number of it, with what it may be set to.
+"""What guard takes for trouble, and how long it waits; every number of it is in `thresholds.yaml`.
 
 A policy is a table of TOML. `[dead] refused = "3m"` sets one number; what is not named keeps its default. A `[[rule]]` of your
 own, or a preset, asks a question of the figures and can only advise.
@@ -6,10 +6,12 @@ own, or a preset, asks a question of the figures and can only advise.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from plimsoll.doctor.words import words
 from plimsoll.errors import BadInput
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.units import GIB, MIB
@@ -30,65 +32,49 @@ class Threshold(NamedTuple):
     says: str
 
 
-def _windows(kind: str, for_s: float, clear_s: float) -> tuple[Threshold, Threshold]:
-    return (
-        Threshold(kind, "for", "s", for_s, 0.0, 86_400.0, "how long it must be seen before it becomes active"),
-        Threshold(kind, "clear", "s", clear_s, 0.0, 86_400.0, "how long it must be gone before it clears"),
-    )
+class PolicyError(BadInput):
+    """Something in a policy that cannot be: with the table and the key, so that its line can be found."""
+
+    def __init__(self, place: tuple[str, str], message: str) -> None:
+        super().__init__(message)
+        self.place = place
+        self.message = message
 
 
-THRESHOLDS: tuple[Threshold, ...] = (
-    *_windows("dead", 10.0, 10.0),
-    # A start that compiles, or reads its weights over a network, takes many minutes: to restart it then is to never have it.
-    # That nobody listens is told at once all the same, and a process that is known to have ended is dead without a wait.
-    Threshold("dead", "refused", "s", 1_800.0, 10.0, 86_400.0, "longest time refused; or three times the longest start"),
-    Threshold("dead", "unexplained", "s", 120.0, 10.0, 86_400.0, "longest time that it does not run and nobody says why"),
-    *_windows("wedged", 0.0, 0.0),
-    Threshold("wedged", "still", "s", 120.0, 10.0, 86_400.0, "longest time without a step; or three times the longest step"),
-    *_windows("hung", 0.0, 0.0),
-    Threshold("hung", "canaries", "count", 3.0, 2.0, 100.0, "canary requests in a row that an idle engine leaves unanswered"),
-    *_windows("slow", 120.0, 120.0),
-    Threshold("slow", "takes", "s", 10.0, 0.1, 3_600.0, "duration of a one-token canary request"),
-    *_windows("garbage", 60.0, 60.0),
-    *_windows("stalled", 0.0, 30.0),
-    *_windows("saturated", 60.0, 60.0),
-    Threshold("saturated", "wait", "s", 30.0, 0.1, 86_400.0, "longest expected wait of a new request"),
-    Threshold("saturated", "grows", "s", 120.0, 10.0, 1_500.0, "window over which the queue must grow"),
-    *_windows("storm", 30.0, 600.0),
-    Threshold("storm", "over", "s", 300.0, 60.0, 1_500.0, "window over which recomputed tokens are added up"),
-    Threshold("storm", "share", "share", 0.05, 0.001, 1.0, "recomputed tokens, as a share of all computed tokens"),
-    Threshold("storm", "least", "count", 10.0, 1.0, 1e6, "fewest preemptions in the window"),
-    *_windows("backlog", 180.0, 120.0),
-    Threshold("backlog", "full", "share", 0.95, 0.5, 1.0, "share of the KV cache from which it counts as full"),
-    *_windows("retries", 0.0, 600.0),
-    Threshold("retries", "over", "s", 600.0, 60.0, 1_500.0, "window over which retries are counted"),
-    Threshold("retries", "least", "count", 3.0, 1.0, 1e6, "fewest allocation retries in the window"),
-    *_windows("growth", 0.0, 600.0),
-    Threshold("growth", "least", "bytes", 256.0 * MIB, 1.0 * MIB, 1e13, "smallest growth over the observed time"),
-    *_windows("exhausted", 0.0, 600.0),
-    # With a leak the first refusal comes a minute before the end, and often the second never comes.
-    Threshold("exhausted", "least", "count", 1.0, 1.0, 1e6, "fewest allocation retries while memory grows"),
-    *_windows("slack", 60.0, 60.0),
-    Threshold("slack", "least", "bytes", 256.0 * MIB, 0.0, 1e13, "least device memory that is free or releasable"),
-    *_windows("neighbour", 30.0, 60.0),
-    # What the driver counts for others moves by some MiB on its own.
-    Threshold("neighbour", "came", "bytes", 256.0 * MIB, 0.0, 1e13, "memory that other processes took in the last 25 minutes"),
-    Threshold("neighbour", "free", "bytes", 512.0 * MIB, 0.0, 1e13, "free memory below which another process is in need"),
-    Threshold("neighbour", "releasable", "bytes", 1.0 * GIB, 0.0, 1e13, "least unused memory in torch's cache"),
-    *_windows("contained", 0.0, 0.0),
-    Threshold("contained", "over", "s", 900.0, 60.0, 1_500.0, "time without a contained failure until it clears"),
-    *_windows("limping", 180.0, 120.0),
-    *_windows("host", 0.0, 600.0),
-    Threshold("host", "least", "bytes", 512.0 * MIB, 1.0 * MIB, 1e13, "smallest growth over the observed time"),
-    *_windows("card", 0.0, 86_400.0),
-    *_windows("prefix", 600.0, 600.0),
-    Threshold("prefix", "share", "share", 0.02, 0.0, 1.0, "prefix cache hit rate below which it is reported"),
-    Threshold("prefix", "least", "count", 1e6, 1.0, 1e15, "fewest tokens looked up in the last half hour"),
-    *_windows("loop", 0.0, 1_800.0),
-    Threshold("loop", "starts", "count", 3.0, 2.0, 100.0, "starts in the window"),
-    Threshold("loop", "over", "s", 1_800.0, 60.0, 86_400.0, "window over which starts are counted"),
-    *_windows("changed", 0.0, 3_600.0),
-)  # fmt: skip
+def _amount(place: tuple[str, str], value: Any, unit: str, low: float, high: float) -> float:
+    name = ".".join(filter(None, place))
+    units = SECONDS if unit == "s" else BYTES if unit.startswith("bytes") else {}
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise PolicyError(place, f"{name} is a number{' with a unit' if units else ''}")
+    if isinstance(value, str):
+        found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z%]{0,3})\s*", value)
+        factor = None if found is None else {**units, "%": 0.01, "": 1.0}.get(found[2])
+        if found is None or factor is None or (found[2] == "%" and unit != "share"):
+            shown = {"s": "30s, 5m or 2h", "bytes": "512MiB or 2GiB", "share": "5% or 0.05"}.get(unit, "a number")
+            raise PolicyError(place, f"{name}: {value[:40]!r} is none; write {shown}")
+        value = float(found[1]) * factor
+    if not low <= float(value) <= high:
+        raise PolicyError(place, f"{name} must lie between {low:g} and {high:g}, not {value:g}")
+    return float(value)
+
+
+_WINDOWS = {
+    "for": "how long it must be seen before it becomes active",
+    "clear": "how long it must be gone before it clears",
+}
+
+
+def _declared() -> Iterator[Threshold]:
+    for kind, rows in words("thresholds", "guard/judge").items():
+        for name, row in rows.items():
+            if name in _WINDOWS:
+                row = {"default": row, "from": "0s", "to": "1d", "unit": "s", "says": _WINDOWS[name]}  # noqa: PLW2901
+            unit = row["unit"]
+            low, default, high = (_amount((kind, name), row[bound], unit, 0.0, math.inf) for bound in ("from", "default", "to"))
+            yield Threshold(kind, name, unit, default, low, high, row["says"])
+
+
+THRESHOLDS = tuple(_declared())
 KINDS = tuple(dict.fromkeys(knob.kind for knob in THRESHOLDS))
 GRADES: Mapping[str, Grade] = {
     "dead": Grade.RESTART, "wedged": Grade.RESTART, "hung": Grade.RESTART, "exhausted": Grade.RESTART, "saturated": Grade.SHED,
@@ -142,15 +128,6 @@ PRESETS: Mapping[str, tuple[UserRule, ...]] = {
 }  # fmt: skip
 
 
-class PolicyError(BadInput):
-    """Something in a policy that cannot be: with the table and the key, so that its line can be found."""
-
-    def __init__(self, place: tuple[str, str], message: str) -> None:
-        super().__init__(message)
-        self.place = place
-        self.message = message
-
-
 def read_policy(tables: Mapping[str, Any]) -> Policy:
     """The policy in a parsed TOML document; PolicyError with its place for whatever is wrong."""
     numbers: dict[tuple[str, str], float] = {}
@@ -184,23 +161,6 @@ def read_policy(tables: Mapping[str, Any]) -> Policy:
         twice = next(name for name in names if names.count(name) > 1)
         raise PolicyError(("", "rule"), f"there are two rules called {twice}")
     return Policy(numbers, tuple(rules), every_s)
-
-
-def _amount(place: tuple[str, str], value: Any, unit: str, low: float, high: float) -> float:
-    name = ".".join(filter(None, place))
-    units = SECONDS if unit == "s" else BYTES if unit.startswith("bytes") else {}
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise PolicyError(place, f"{name} is a number{' with a unit' if units else ''}")
-    if isinstance(value, str):
-        found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z%]{0,3})\s*", value)
-        factor = None if found is None else {**units, "%": 0.01, "": 1.0}.get(found[2])
-        if found is None or factor is None or (found[2] == "%" and unit != "share"):
-            shown = {"s": "30s, 5m or 2h", "bytes": "512MiB or 2GiB", "share": "5% or 0.05"}.get(unit, "a number")
-            raise PolicyError(place, f"{name}: {value[:40]!r} is none; write {shown}")
-        value = float(found[1]) * factor
-    if not low <= float(value) <= high:
-        raise PolicyError(place, f"{name} must lie between {low:g} and {high:g}, not {value:g}")
-    return float(value)
 
 
 def _rule(table: Any, number: int) -> UserRule:
