@@ -64,10 +64,6 @@ def test_every_object_is_valid_in_the_last_four_minors() -> None:
     for major, minor in MINORS[:: times(3, 1)]:
         for one in distinct.values():
             kubernetes_validate.validate(one, f"{major}.{minor}", strict=True)
-
-
-def test_a_wrong_field_would_be_seen() -> None:
-    """The check is one that can fail."""
     broken = _of_kind(_launched(PLAIN), "StatefulSet")
     broken["spec"]["template"]["spec"]["terminationGracePeriod"] = 3
     with pytest.raises(kubernetes_validate.ValidationError):
@@ -97,26 +93,23 @@ def test_wishes_arrive() -> None:
     assert {one["metadata"]["namespace"] for one in objects} == {"chat"}
 
 
-def test_the_server_has_no_rights_at_all() -> None:
-    """Neither its account nor its pod is given a token, and no role names it."""
+def test_the_server_has_no_rights_and_probes_that_are_what_each_is_for() -> None:
+    """No token, no role; ready is the gate's word, alive is /health with five minutes' patience; GPUs by their maker's name."""
     objects = _launched(PLAIN)
     pod = _of_kind(objects, "StatefulSet")["spec"]["template"]["spec"]
-    assert (
-        _of_kind(objects, "ServiceAccount", "vllm")["automountServiceAccountToken"]
-        is pod["automountServiceAccountToken"]
-        is False
-    )
+    account = _of_kind(objects, "ServiceAccount", "vllm")
+    assert account["automountServiceAccountToken"] is pod["automountServiceAccountToken"] is False
     bound = {subject["name"] for one in objects if one["kind"] == "RoleBinding" for subject in one["subjects"]}
     assert bound == {"plimsoll-guard"}
-
-
-def test_probes_are_what_each_is_for() -> None:
-    """Ready is the gate's word, alive is /health with five minutes' patience, and a start may take its time."""
-    container = _of_kind(_launched(PLAIN), "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
+    container = pod["containers"][0]
     assert container["readinessProbe"]["httpGet"]["path"] == "/plimsoll/ready"
     alive = container["livenessProbe"]
     assert alive["httpGet"]["path"] == container["startupProbe"]["httpGet"]["path"] == "/health"
     assert alive["periodSeconds"] * alive["failureThreshold"] >= 300
+    for gpu, key in (("H100", "nvidia.com/gpu"), ("MI300X", "amd.com/gpu")):
+        plan = plan_of("vllm", "serve", MODELS[0], "--tensor-parallel-size", "2", gpu=gpu)
+        container = _of_kind(_launched(plan), "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
+        assert container["resources"]["limits"] == {key: "2"}
 
 
 def test_what_one_object_names_the_others_have() -> None:
@@ -141,14 +134,6 @@ def test_what_one_object_names_the_others_have() -> None:
         assert mounted == names
 
 
-def test_gpus_are_asked_for_by_their_makers_name() -> None:
-    """As many as the plan needs."""
-    for gpu, key in (("H100", "nvidia.com/gpu"), ("MI300X", "amd.com/gpu")):
-        plan = plan_of("vllm", "serve", MODELS[0], "--tensor-parallel-size", "2", gpu=gpu)
-        container = _of_kind(_launched(plan), "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
-        assert container["resources"]["limits"] == {key: "2"}
-
-
 # Guard alone
 
 
@@ -166,17 +151,15 @@ def test_guard_needs_no_plan(tmp_path: Path) -> None:
     assert (deployment["replicas"], deployment["strategy"]["type"], container["image"]) == (2, "Recreate", "r.example/p:1")
     assert container["securityContext"]["readOnlyRootFilesystem"]
     assert deployment["template"]["spec"]["securityContext"]["runAsNonRoot"]
-    assert {container[probe]["httpGet"]["path"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")} == {
-        "/healthz"
-    }
+    probes = [container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness", "liveness")]
+    assert probes == ["/healthz"] * 3
     assert "--act" not in container["command"]
     assert {one["metadata"]["namespace"] for one in objects if one["kind"] == "Role"} == {"models", "chat"}
     config = files["plimsoll.toml"]
     for line in ('selector = "app=llm,tier=a"', 'namespace = ["models", "chat"]', "port = 9000", 'lease = "watch"'):
         assert line in config
-    engines = _of_kind(
-        list(yaml.safe_load_all(files["components/prometheus-operator/monitors.yaml"])), "PodMonitor", "watch-engines"
-    )
+    monitors = list(yaml.safe_load_all(files["components/prometheus-operator/monitors.yaml"]))
+    engines = _of_kind(monitors, "PodMonitor", "watch-engines")
     assert engines["spec"]["selector"]["matchLabels"] == {"app": "llm", "tier": "a"}
     assert engines["spec"]["namespaceSelector"]["matchNames"] == ["models", "chat"]
 

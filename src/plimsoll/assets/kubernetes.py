@@ -16,7 +16,7 @@ from plimsoll.assets.names import GUARD_JOB
 from plimsoll.assets.rendering import render
 from plimsoll.assets.settings import AssetSettings, Cluster, Toleration
 from plimsoll.errors import BadInput
-from plimsoll.guard.adapters.cluster import API_CALLS, LEASE_NAME, OBJECT_NAME, ApiCall
+from plimsoll.guard.adapters.cluster import API_CALLS, LEASE_NAME, OBJECT_NAME
 
 SECRET = "plimsoll"  # noqa: S105 - the name of the Secret
 """The one Secret, in every namespace that needs a token; its keys are file names."""
@@ -95,20 +95,19 @@ class BoundRole:
     rules: tuple[Mapping[str, Any], ...]  # group, resource, verbs, and the names of the only objects it is for
 
 
-def roles_of(cluster: Cluster, part: str, pods: tuple[str, ...] = (), calls: Sequence[ApiCall] = API_CALLS) -> list[BoundRole]:
+def roles_of(cluster: Cluster, part: str, pods: tuple[str, ...] = ()) -> list[BoundRole]:
     """The smallest Roles for the calls of one part: in every namespace of the engines, in guard's own, and outside of them.
 
     `pods` are the only ones that guard may evict, where their names are known and stay.
     """
     name = cluster.guard if part == "observe" else f"{cluster.guard}-{part}"
-    mine = [call for call in calls if call.needed_for == part]
     scopes = [(name, space, ("fleet", "own") if space == cluster.namespace else ("fleet",)) for space in cluster.namespaces]
     roles = []
     # A ClusterRole has no namespace: two guards in one cluster tell theirs apart by guard's own.
     for title, space, within in [*scopes, (f"{name}-{cluster.namespace}", "", ("cluster",))]:
         verbs: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
-        for call in mine:
-            if call.scope in within:
+        for call in API_CALLS:
+            if call.needed_for == part and call.scope in within:
                 names = pods if call.resource == "pods/eviction" else (cluster.guard,) if call.name == LEASE_NAME else ()
                 verbs.setdefault((call.group, call.resource, names), []).append(call.verb)
         rules = tuple(

@@ -217,7 +217,7 @@ from plimsoll.guard.adapters.own_process import start
 def write_down(pid):
     print(pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
-start(["touch", sys.argv[1]], {"PATH": os.environ["PATH"]}, None, 2, write_down)
+start(["touch", sys.argv[1]], {"PATH": os.environ["PATH"]}, 2, write_down)
 """
 
 

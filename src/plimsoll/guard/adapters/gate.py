@@ -47,23 +47,12 @@ class GateHttpClient:
         self._deadline_s, self._compact_s = deadline_s, compact_s
         self.label = f"the gate at {self._server.shown}"
 
-    async def drain(
-        self,
-        epoch: int,
-        lease_s: float,
-        *,
-        refuse: bool = False,
-        quiet_s: float | None = None,
-        bound_s: float | None = None,
-        retry_after_s: int | None = None,
-    ) -> Outcome:
+    async def drain(self, epoch: int, lease_s: float, *, refuse: bool = False, **bounds: float) -> Outcome:
         """Begin a drain or renew its lease; `refuse` asks for phase two, which no later renewal takes back.
 
-        Phase one ends by itself when nothing has come for `quiet_s` or after `bound_s`; left out, the gate's own bounds hold.
+        `bounds`: phase one ends by itself when nothing has come for `quiet_s` or after `bound_s`, else by the gate's own.
         """
-        wish = {"epoch": epoch, "lease_s": lease_s, "refuse": refuse}
-        more = {"quiet_s": quiet_s, "bound_s": bound_s, "retry_after_s": retry_after_s}
-        answer = await self._post("drain", {**wish, **{name: value for name, value in more.items() if value is not None}})
+        answer = await self._post("drain", {"epoch": epoch, "lease_s": lease_s, "refuse": refuse, **bounds})
         if isinstance(answer, Outcome):
             return answer
         facts = _drain_facts(answer)

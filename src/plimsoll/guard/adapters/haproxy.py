@@ -109,17 +109,16 @@ class HAProxy:
         begun: list[ServerLine] = []
         try:
             async with asyncio.timeout(self._deadline_s):
-                farm = await self._farm()
-                states = {place: farm[place.backend][place.server] for place in self._places}
+                states = await self._servers()
                 if maint := [str(place) for place in self._places if states[place].admin & MAINT]:
                     return failed(f"an operator has it in maintenance in {_names(maint)}: it is left alone", maint=True)
-                last = [str(place) for place in self._places if self._is_last(place, farm[place.backend])]
+                last = [str(place) for place in self._places if self._is_last(place, states)]
                 if last and not self._may_be_last:
                     return failed(f"nobody else is up in {_names(last)}: it stays in", last=True)
                 todo = [place for place in self._places if not states[place].admin & FORCED_DRAIN]
                 for place in todo:
                     await self._set(place, "drain", begun)
-                states = await self._places_now()
+                states = await self._servers()
         except (_HaproxyError, TimeoutError) as problem:
             return self._no(problem, begun)
         still_in = [str(place) for place in self._places if not states[place].admin & OUT]
@@ -132,13 +131,13 @@ class HAProxy:
         begun: list[ServerLine] = []
         try:
             async with asyncio.timeout(self._deadline_s):
-                states = await self._places_now()
+                states = await self._servers()
                 maint = [str(place) for place in self._places if states[place].admin & FORCED_MAINT]
                 for place in self._places:
                     # `ready` ends a maintenance too, so it is never said to a server that is in one.
                     if states[place].admin & FORCED_DRAIN and not states[place].admin & FORCED_MAINT:
                         await self._set(place, "ready", begun)
-                states = await self._places_now()
+                states = await self._servers()
         except (_HaproxyError, TimeoutError) as problem:
             return self._no(problem, begun)
         still_out = [str(place) for place in self._places if states[place].admin & FORCED_DRAIN]
@@ -152,10 +151,10 @@ class HAProxy:
         """Whether it is out everywhere, as HAProxy says now; None where it cannot be asked or does not know such a server."""
         try:
             async with asyncio.timeout(self._deadline_s):
-                states = await self._places_now()
+                states = await self._servers()
         except (_HaproxyError, TimeoutError):
             return None
-        return all(row.admin & OUT for row in states.values())
+        return all(states[place].admin & OUT for place in self._places)
 
     async def connections(self) -> int | None:
         """What HAProxy has with this server now and what it keeps queued for it; None where that cannot be read."""
@@ -176,64 +175,47 @@ class HAProxy:
         why = str(problem) if isinstance(problem, _HaproxyError) else f"no answer within {self._deadline_s:g} s"
         return unsure(f"HAProxy: {why}") if begun else failed(f"HAProxy: {why}")
 
-    async def _places_now(self) -> dict[ServerLine, _ServerState]:
-        farm = await self._farm()
-        return {place: farm[place.backend][place.server] for place in self._places}
-
-    async def _farm(self) -> dict[str, dict[str, _ServerState]]:
-        """Every server of its backends, its own places among them."""
-        farm = {backend: await self._servers(backend) for backend in dict.fromkeys(place.backend for place in self._places)}
-        for place in self._places:
-            if place.server not in farm[place.backend]:
-                raise _HaproxyError(f"there is no server {place}")
-        return farm
-
-    def _is_last(self, place: ServerLine, rows: Mapping[str, _ServerState]) -> bool:
+    def _is_last(self, place: ServerLine, states: Mapping[ServerLine, _ServerState]) -> bool:
         """Whether it is up and nobody else in its backend is."""
-        own = [each.server for each in self._places if each.backend == place.backend]
-        return rows[place.server].is_up and not any(row.is_up for name, row in rows.items() if name not in own)
+        others = [state for other, state in states.items() if other.backend == place.backend and other not in self._places]
+        return states[place].is_up and not any(state.is_up for state in others)
 
-    async def _servers(self, backend: str) -> dict[str, _ServerState]:
-        """Every server of a backend, by what stands in the heading's columns."""
-        lines = (await self._say(f"show servers state {backend}")).splitlines()
-        heading = next((line[1:].split() for line in lines if line.startswith("# ")), [])
-        if not {"be_name", "srv_name", "srv_op_state", "srv_admin_state", "srv_uweight"} <= set(heading):
-            raise _HaproxyError(_complaint(lines) or "its list of servers cannot be read")
-        rows = {}
-        for line in lines:
-            words = line.split()
-            if line.startswith("#") or len(words) != len(heading):
-                continue
-            row = dict(zip(heading, words, strict=True))
-            if row["be_name"] != backend:
-                continue
-            if not row["srv_admin_state"].isdecimal() or len(row["srv_admin_state"]) > 6:
-                raise _HaproxyError("its list of servers cannot be read")
-            admin = int(row["srv_admin_state"])
-            is_up = row["srv_op_state"] in UP and not admin & (OUT | NO_ADDRESS) and row["srv_uweight"] != "0"
-            rows[row["srv_name"]] = _ServerState(admin, is_up)
-        return rows
+    async def _servers(self) -> dict[ServerLine, _ServerState]:
+        """Every server of its backends, its own places among them, by what stands in the heading's columns."""
+        states = {}
+        for backend in dict.fromkeys(place.backend for place in self._places):
+            lines = (await self._say(f"show servers state {backend}")).splitlines()
+            heading = next((line[1:].split() for line in lines if line.startswith("# ")), [])
+            if not {"be_name", "srv_name", "srv_op_state", "srv_admin_state", "srv_uweight"} <= set(heading):
+                raise _HaproxyError(_complaint(lines) or "its list of servers cannot be read")
+            listed = [line.split() for line in lines if not line.startswith("#")]
+            for row in (dict(zip(heading, words, strict=True)) for words in listed if len(words) == len(heading)):
+                if row["be_name"] != backend:
+                    continue
+                if not row["srv_admin_state"].isdecimal() or len(row["srv_admin_state"]) > 6:
+                    raise _HaproxyError("its list of servers cannot be read")
+                admin = int(row["srv_admin_state"])
+                is_up = row["srv_op_state"] in UP and not admin & (OUT | NO_ADDRESS) and row["srv_uweight"] != "0"
+                states[ServerLine(backend, row["srv_name"])] = _ServerState(admin, is_up)
+        for place in self._places:
+            if place not in states:
+                raise _HaproxyError(f"there is no server {place}")
+        return states
 
     async def _statistics(self) -> list[dict[str, str]] | None:
         """The row of each of its places; None where they cannot be read."""
+        found: dict[ServerLine, dict[str, str]] = {}
         try:
             async with asyncio.timeout(self._deadline_s):
-                return [await self._row(place) for place in self._places]
-        except (_HaproxyError, TimeoutError):
+                for backend in dict.fromkeys(place.backend for place in self._places):
+                    lines = (await self._say(f"show stat {backend} 4 -1")).splitlines()
+                    if not lines or not lines[0].startswith("# pxname,svname,"):
+                        return None
+                    for row in csv.DictReader([lines[0][2:], *(line for line in lines[1:] if line)]):
+                        found.setdefault(ServerLine(row.get("pxname") or "", row.get("svname") or ""), row)
+        except (_HaproxyError, TimeoutError, csv.Error):
             return None
-
-    async def _row(self, place: ServerLine) -> dict[str, str]:
-        lines = (await self._say(f"show stat {place.backend} 4 -1")).splitlines()
-        if not lines or not lines[0].startswith("# pxname,svname,"):
-            raise _HaproxyError(_complaint(lines) or "its statistics cannot be read")
-        try:
-            table = list(csv.DictReader([lines[0][2:], *(line for line in lines[1:] if line)]))
-        except csv.Error:
-            raise _HaproxyError("its statistics cannot be read") from None
-        for row in table:
-            if row.get("pxname") == place.backend and row.get("svname") == place.server:
-                return row
-        raise _HaproxyError(f"there are no statistics of {place}")
+        return [found[place] for place in self._places] if all(place in found for place in self._places) else None
 
     async def _set(self, place: ServerLine, state: str, begun: list[ServerLine]) -> None:
         """`begun` holds it afterwards, unless HAProxy itself says that it did nothing."""

@@ -183,7 +183,7 @@ os._exit(127)
 
 
 def start(
-    command: Sequence[str], environment: Mapping[str, str], folder: str | None, log: int, write_down: Callable[[int], None]
+    command: Sequence[str], environment: Mapping[str, str], log: int, write_down: Callable[[int], None]
 ) -> subprocess.Popen[bytes]:
     """The process, once it has become the command; `write_down` is told its number before that.
 
@@ -192,7 +192,7 @@ def start(
     reading, writing = os.pipe()
     try:
         child = subprocess.Popen(  # noqa: S603 - the operator's own command, word by word
-            [sys.executable, "-I", "-S", "-c", _DOOR, str(writing), *command], env=dict(environment), cwd=folder,
+            [sys.executable, "-I", "-S", "-c", _DOOR, str(writing), *command], env=dict(environment),
             stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, pass_fds=(writing,), bufsize=0,
         )  # fmt: skip
     except OSError:
@@ -244,12 +244,12 @@ class OwnProcess:
 
     def __init__(
         self, command: Sequence[str], *, environment: Mapping[str, str], state_path: Path, log_path: Path,
-        processes: Callable[[], ProcessTable], boot: str, folder: str | None = None, cgroup_parent: Path | None = None,
+        processes: Callable[[], ProcessTable], boot: str, cgroup_parent: Path | None = None,
         log_bytes: int = LARGEST_BYTES, orphans_s: float = ORPHANS_S,
     ) -> None:  # fmt: skip
         """`cgroup_parent`: a control group (v2) that guard may make its own in; without one the tree is all there is."""
         assert command, "a command has a word at least"
-        self._command, self._environment, self._folder = tuple(command), environment, folder
+        self._command, self._environment = tuple(command), environment
         self._state_path, self._log_path, self._log_bytes = state_path, log_path, log_bytes
         self._processes, self._boot, self._cgroup_parent = processes, boot, cgroup_parent
         self._started: ProcessRecord | None = None
@@ -443,7 +443,7 @@ class OwnProcess:
         log = open_log(self._log_path)
         self._forget()
         try:
-            child = start(self._command, self._environment, self._folder, log, self._write_down)
+            child = start(self._command, self._environment, log, self._write_down)
         except OSError as problem:
             return failed(f"{self._command[0][:200]} cannot be started ({problem.strerror or problem})")
         except ValueError as problem:
