@@ -18,8 +18,9 @@ AWKWARD = st.sampled_from("on No null 1e3 0x1f 2024-01-01 a:b #a -a .inf a. << ~
 
 
 @given(TEXTS | AWKWARD, TEXTS | AWKWARD)
-def test_yaml_reads_back_what_was_written(key: str, value: str) -> None:
-    """Whatever the texts hold: colons, quotes, words that look like numbers, dates or booleans."""
+def test_what_was_written_is_read_back(key: str, value: str) -> None:
+    """YAML and TOML, whatever the texts hold: colons, quotes, words that look like numbers, dates or booleans."""
+    assert tomllib.loads(f"a = {quoted(value)}") == {"a": value}
     assert yaml.safe_load(f"- {in_yaml(value)}\n- {in_yaml(key)}: {in_yaml(value)}\n") == [value, {key: value}]
 
 
@@ -35,12 +36,6 @@ def test_data_is_filled_and_what_does_not_apply_is_left_out() -> None:
     """Prometheus's own braces stay; floats are short; a false `when` takes its entry away."""
     data = [{"a": "{{ $labels.x }} << half >>"}, {"a": "no", "when": "is_there"}, {"a": "yes", "when": "half < 1"}]
     assert fill(data, {"half": 0.5, "is_there": False}) == [{"a": "{{ $labels.x }} 0.5"}, {"a": "yes"}]
-
-
-@given(TEXTS)
-def test_toml_reads_back_what_was_written(text: str) -> None:
-    """Any text is one string of TOML."""
-    assert tomllib.loads(f"a = {quoted(text)}") == {"a": text}
 
 
 @given(st.text("$(){}aB_ ", max_size=12))
@@ -60,22 +55,11 @@ def _as_the_kubelet(text: str) -> str:
     return made
 
 
-def test_dollars_arrive_in_a_container() -> None:
-    """Compose reads two as one."""
+def test_small_words() -> None:
+    """Compose reads two dollars as one; a negative number is a value, no flag; the lines on top suit the kind of file."""
     assert for_compose("${A} $5") == "$${A} $$5"
-
-
-def test_flags_keep_their_values() -> None:
-    """A negative number is a value, not a flag."""
-    assert flag_lines(["vllm", "serve", "m", "--seed", "-1", "-tp", "2"]) == [
-        ["vllm", "serve", "m"],
-        ["--seed", "-1"],
-        ["-tp", "2"],
-    ]
-
-
-def test_the_lines_on_top_are_comments_of_the_kind_of_file() -> None:
-    """Below a #! in a script, with // in polkit's rules, and not in JSON."""
+    words = ["vllm", "serve", "m", "--seed", "-1", "-tp", "2"]
+    assert flag_lines(words) == [["vllm", "serve", "m"], ["--seed", "-1"], ["-tp", "2"]]
     assert headed("a.sh", "#!/bin/sh\nx\n", ["one"]) == "#!/bin/sh\n# one\nx\n"
     assert headed("a.rules", "x\n", ["one"]) == "// one\n\nx\n"
     assert headed("a.json", "{}", ["one"]) == "{}"
