@@ -153,16 +153,8 @@ def reply(body: bytes, status: str = "200 OK") -> bytes:
 @each("name", DEEDS)
 @each(
     "answer",
-    [
-        HUNG_UP, b"HTTP/1.1 200", b"SSH-2.0-x\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{", reply(b""),
-        reply(b"[]"), reply(b"{}"), reply(b'{"phase": "sailing"}'), reply(b"[" * 100_000),
-        reply(b'{"a": ' + b"9" * 9_000 + b"}"),
-        reply(b"<html>", "502 Bad Gateway"), reply(b"<html>", "503 Service Unavailable"), b"x" * 300_000,
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\n",
-        b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 400_000,
-    ],
+    [HUNG_UP, b"HTTP/1.1 200", reply(b""), reply(b"[]"), reply(b"{}"), reply(b'{"phase": "sailing"}'), reply(b"[" * 100_000),
+     reply(b'{"a": ' + b"9" * 9_000 + b"}"), reply(b"<html>", "502 Bad Gateway"), reply(b"<html>", "503 Service Unavailable")],
 )  # fmt: skip
 @in_loop
 async def test_an_answer_that_is_not_the_gates_leaves_it_unknown(name: str, answer: bytes) -> None:
