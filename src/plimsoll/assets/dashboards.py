@@ -17,6 +17,10 @@ SCHEMA_VERSION = 41
 WIDTH = 24
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 SOURCE_VARIABLE = {"type": "datasource", "name": "datasource", "label": "Prometheus", "query": "prometheus"}
+VARIABLE = {
+    "type": "query", "name": "", "label": "", "datasource": SOURCE, "query": "", "refresh": 2, "sort": 1, "multi": True,
+    "includeAll": True, "allValue": ".+", "current": {"text": "All", "value": "$__all"},
+}  # fmt: skip
 _OPTIONS: dict[str, dict[str, Any]] = {
     "timeseries": {
         "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
@@ -65,18 +69,11 @@ def _text(page: Mapping[str, Any], notes: Sequence[Mapping[str, str]], bounds: T
         "schemaVersion": SCHEMA_VERSION,
         "refresh": "30s",
         "time": {"from": "now-3h", "to": "now"},
-        "templating": {"list": [SOURCE_VARIABLE, *(_variable(**variable) for variable in page["variables"])]},
+        "templating": {"list": [SOURCE_VARIABLE, *({**VARIABLE, **variable} for variable in page["variables"])]},
         "annotations": {"list": [_note(**note) for note in notes]},
         "panels": list(_lay_out(page["rows"], bounds)),
     }
     return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
-
-
-def _variable(name: str, label: str, query: str) -> dict[str, Any]:
-    return {
-        "type": "query", "name": name, "label": label, "datasource": SOURCE, "query": query, "refresh": 2, "sort": 1,
-        "multi": True, "includeAll": True, "allValue": ".+", "current": {"text": "All", "value": "$__all"},
-    }  # fmt: skip
 
 
 def _note(name: str, colour: str, text: str, expr: str) -> dict[str, Any]:

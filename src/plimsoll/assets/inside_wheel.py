@@ -95,7 +95,13 @@ def wanted_files(root: Path) -> list[str]:
     wanted = {*_ALWAYS, *(path.relative_to(root).as_posix() for path in (root / "inside").rglob("*.py"))}
     todo = [path for path in wanted if path.endswith(".py")]
     while todo:
-        for module in imported_modules((root / todo.pop()).read_text(encoding="utf-8")):
+        names: set[str] = set()  # that it imports, also inside its functions; `from a import b` may name the module a.b
+        for node in ast.walk(ast.parse((root / todo.pop()).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module is not None:
+                names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        for module in (name for name in names if name.startswith("plimsoll.")):
             parts = module.split(".")[1:]
             places = ["/".join(parts) + ".py", *("/".join([*parts[: n + 1], "__init__.py"]) for n in range(len(parts)))]
             found = {path for path in places if (root / path).is_file()}  # none for a name that is no module
@@ -103,17 +109,6 @@ def wanted_files(root: Path) -> list[str]:
             todo += sorted(found - wanted)
             wanted |= found
     return sorted(wanted)
-
-
-def imported_modules(text: str) -> set[str]:
-    """Names of our own that a module imports, also inside its functions; `from a import b` may name the module a.b."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return {name for name in names if name.startswith("plimsoll.")}
 
 
 def write_wheel(wheel: Wheel, where: str) -> Path:

@@ -278,36 +278,29 @@ def _add_probes(patch: ContainerPatch) -> None:
 
 def _probes(patch: ContainerPatch, body: dict[str, Tree], port: int) -> dict[str, Any]:
     made: dict[str, Any] = {}
-    if not body.get("startupProbe"):
-        made["startupProbe"] = _http("/health", port, 10, 5, START_S // 10)
-        patch.added.append(f"startupProbe ({START_S // 60} min)")
-    else:
-        patch.left.append("startupProbe: it has one")
     readiness = body.get("readinessProbe")
     path = table(table(readiness).get("httpGet")).get("path")
-    if not readiness:
-        made["readinessProbe"] = _http("/plimsoll/ready", port, 2, 2, 2)
-        patch.added.append("readinessProbe /plimsoll/ready")
-    elif path == "/plimsoll/ready":
-        patch.left.append("readinessProbe: it asks the gate")
-    elif path in _HEALTH_PATHS:
-        made["readinessProbe"] = {"httpGet": {"path": "/plimsoll/ready"}}
-        patch.added.append(f"readinessProbe {path} -> /plimsoll/ready")
-    else:
-        kind = next((key for key in ("exec", "tcpSocket", "grpc", "httpGet") if key in table(readiness)), "probe")
-        patch.left.append(f"readinessProbe: its {kind} is yours; a drain takes effect only with /plimsoll/ready in it")
-    if not body.get("livenessProbe"):
-        # Five minutes without an answer. Never readiness: a drain would kill the server.
-        made["livenessProbe"] = _http("/health", port, 30, 10, 10)
-        patch.added.append("livenessProbe (5 min)")
-    else:
-        patch.left.append("livenessProbe: it has one; `plimsoll lint` says if it is too short")
+    # Alive: five minutes without an answer. Never readiness: a drain would kill the server.
+    for name, ask, every_s, timeout_s, failures, about, there in (
+        ("startupProbe", "/health", 10, 5, START_S // 10, f"({START_S // 60} min)", "it has one"),
+        ("readinessProbe", "/plimsoll/ready", 2, 2, 2, "/plimsoll/ready", ""),
+        ("livenessProbe", "/health", 30, 10, 10, "(5 min)", "it has one; `plimsoll lint` says if it is too short"),
+    ):
+        if not body.get(name):
+            made[name] = {"httpGet": {"path": ask, "port": port}, "periodSeconds": every_s, "timeoutSeconds": timeout_s,
+                          "failureThreshold": failures}  # fmt: skip
+            patch.added.append(f"{name} {about}")
+        elif there:
+            patch.left.append(f"{name}: {there}")
+        elif path == ask:
+            patch.left.append(f"{name}: it asks the gate")
+        elif path in _HEALTH_PATHS:
+            made[name] = {"httpGet": {"path": ask}}
+            patch.added.append(f"{name} {path} -> {ask}")
+        else:
+            kind = next((key for key in ("exec", "tcpSocket", "grpc", "httpGet") if key in table(readiness)), "probe")
+            patch.left.append(f"{name}: its {kind} is yours; a drain takes effect only with {ask} in it")
     return made
-
-
-def _http(path: str, port: int, every_s: int, timeout_s: int, failures: int) -> dict[str, Any]:
-    ask = {"path": path, "port": port}
-    return {"httpGet": ask, "periodSeconds": every_s, "timeoutSeconds": timeout_s, "failureThreshold": failures}
 
 
 def _value_of(launch: Launch, flag: str) -> str | None:
