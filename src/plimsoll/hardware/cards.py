@@ -74,7 +74,6 @@ class Ambiguous:
 
 
 def gpu_names() -> list[str]:
-    """Every card that is known."""
     return [gpu.name for gpu in GPUS]
 
 

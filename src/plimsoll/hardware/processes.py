@@ -24,7 +24,6 @@ class Process(NamedTuple):
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still runs, sleeps or hangs."""
         return self.state not in ENDED
 
 
@@ -87,7 +86,6 @@ def pids(proc: Path = Path("/proc")) -> list[int]:
 
 
 def read_processes(proc: Path = Path("/proc")) -> dict[int, Process]:
-    """All of them as they are now."""
     found = (read_process(pid, proc) for pid in pids(proc))
     return {process.pid: process for process in found if process}
 

@@ -65,7 +65,6 @@ class Keys:
         return Keys(self._values, self._path, defaults)
 
     def has(self, *names: str) -> bool:
-        """Whether the file gives one of these keys a value."""
         return any(self._values.get(name) is not None for name in names)
 
     def _find(self, names: Sequence[str]) -> tuple[str, object]:
@@ -90,7 +89,6 @@ class Keys:
         return BadInput(f"config.json: {self._path}{name} should be {wanted}, not {_shown(value)}")
 
     def missing(self, name: str) -> BadInput:
-        """The error for a key we cannot do without."""
         return BadInput(f"config.json: {self._path}{name} is missing")
 
     def count(self, *names: str, least: int = 1, most: int = WIDTH_MAX) -> int | None:
@@ -129,7 +127,6 @@ class Keys:
         return numbers
 
     def items(self, name: str) -> Sequence[object] | None:
-        """A list of anything."""
         wanted = f"a list of at most {LIST_MAX} values"
         listed: Sequence[object] | None = self._checked(
             (name,), wanted, lambda value: isinstance(value, (list, tuple)) and len(value) <= LIST_MAX
@@ -144,7 +141,6 @@ class Keys:
         return None if items is None else tuple(str(item) for item in items)
 
     def word(self, *names: str) -> str | None:
-        """A short string."""
         text: str | None = self._checked(
             names, "a short string", lambda value: isinstance(value, str) and len(value) <= TEXT_MAX
         )
@@ -172,7 +168,6 @@ class Keys:
         return self.child(name) if name else None
 
     def children(self, name: str) -> tuple[Keys, ...] | None:
-        """A list of objects."""
         items = self.items(name)
         if items is not None and not all(isinstance(item, Mapping) for item in items):
             raise self._wrong(name, "a list of objects", items)
@@ -362,7 +357,18 @@ def read_shape(config: Mapping[str, object]) -> ModelShape:
     encoder_decoder = bool(top.flag("is_encoder_decoder"))
     shape = _shape_of_text(text, family, notes, encoder_decoder=encoder_decoder)
     if encoder_decoder:
-        notes.append(_cross_attention(text, shape))
+        frames = text.count("max_source_positions", "max_position_embeddings", most=CONTEXT_MAX)
+        said = "An encoder-decoder model: the encoder reads the whole input at once, the decoder writes the answer."
+        if frames is None or not shape.layers:
+            said += " Its cross-attention, weights and cache, is not counted."
+        else:
+            width = shape.kv_heads * shape.head_dim * len(shape.layers) * 2
+            heard = ", 30 s of speech," if "whisper" in (model_type, family) else ""
+            said += (
+                f" Not counted of its cross-attention, in 16 bits: {2 * frames * width / 2**20:.0f} MiB of cache a request"
+                f" for {frames:,} frames{heard} and {4 * shape.hidden_size * width / 2**20:.0f} MiB of weights."
+            )
+        notes.append(said)
     # Whether the output head reuses the embeddings: what the file says, innermost first, else what the family does.
     usual = True if family in TIED else False if family in UNTIED else None
     flags = (part.flag("tie_word_embeddings") for part in reversed(parts))
@@ -383,21 +389,6 @@ def read_shape(config: Mapping[str, object]) -> ModelShape:
         quantization=_quantization(parts, notes),
         is_encoder_decoder=encoder_decoder,
         notes=tuple(notes),
-    )
-
-
-def _cross_attention(text: Keys, shape: ModelShape) -> str:
-    """What an encoder-decoder keeps and holds beside what is described of it, in a sentence."""
-    frames = text.count("max_source_positions", "max_position_embeddings", most=CONTEXT_MAX)
-    roles = "An encoder-decoder model: the encoder reads the whole input at once, the decoder writes the answer."
-    if frames is None or not shape.layers:
-        return f"{roles} Its cross-attention, weights and cache, is not counted."
-    width = shape.kv_heads * shape.head_dim
-    kept, weights = 2 * frames * width * len(shape.layers) * 2, 4 * width * shape.hidden_size * len(shape.layers) * 2
-    heard = ", 30 s of speech," if shape.model_type == "whisper" or shape.text_model_type == "whisper" else ""
-    return (
-        f"{roles} Not counted of its cross-attention, in 16 bits: {kept / 2**20:.0f} MiB of cache a request"
-        f" for {frames:,} frames{heard} and {weights / 2**20:.0f} MiB of weights."
     )
 
 

@@ -115,7 +115,6 @@ def with_quantization(config: dict[str, object], read: Callable[[], Mapping[str,
 
 
 def read_json(path: Path, most_bytes: int) -> Mapping[str, object]:
-    """A JSON object from a file."""
     return parse_json(read_plain(path, most_bytes), most_bytes, str(path))
 
 
@@ -406,7 +405,6 @@ def _catalogue() -> Mapping[str, Any]:
 
 
 def bundled_names() -> tuple[str, ...]:
-    """The ids of all bundled models, in order."""
     return tuple(_catalogue()["models"])
 
 

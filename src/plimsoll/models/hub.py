@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
@@ -45,7 +45,7 @@ from plimsoll.net.address import Address
 def keep(cache: Path, files: ModelFiles, revision: str) -> ModelFiles:
     """Keep it, and hand it on; a folder that cannot be written costs a note, never the plan."""
     path = cache_file(cache, files.name, revision)
-    facts = {field.name: getattr(files, field.name) for field in fields(files)}
+    facts = {one.name: getattr(files, one.name) for one in fields(files)}
     text = json.dumps({"schema": KEPT_SCHEMA} | facts, separators=(",", ":"), default=dict)
     try:
         replace_file(path, text)
@@ -139,29 +139,25 @@ _SINGLE_FILES = ("model.safetensors", "consolidated.safetensors")
 _PICKLE = "pytorch_model.bin"
 
 
+@dataclass(frozen=True, slots=True)
 class Hub:
     """A hub that may be asked. It keeps no connection and no state but its settings."""
 
-    def __init__(
-        self,
-        endpoint: str = ENDPOINT,
-        *,
-        token: str | None = None,
-        cache: Path | None = None,
-        timeout_s: float = TIMEOUT_S,
-        is_offline: bool = False,
-    ) -> None:
-        match = re.fullmatch(r"(https?)://([A-Za-z0-9.\-_\[\]:]+)(/[^?#\s]*)?", endpoint.strip())
-        if match is None:
+    endpoint: str = ENDPOINT
+    token: str | None = field(default=None, repr=False, kw_only=True)
+    cache: Path | None = field(default=None, kw_only=True)
+    timeout_s: float = field(default=TIMEOUT_S, kw_only=True)
+    is_offline: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if re.fullmatch(r"https?://[A-Za-z0-9.\-_\[\]:]+(/[^?#\s]*)?", self.endpoint.strip()) is None:
             raise BadInput("HF_ENDPOINT should be an address such as https://hub.example.com")
-        if token is not None and not re.fullmatch(r"[\x21-\x7e]{1,512}", token):
+        if self.token is not None and not re.fullmatch(r"[\x21-\x7e]{1,512}", self.token):
             raise BadInput("the Hugging Face token holds characters that no token has; look at HF_TOKEN and the token file")
-        self.endpoint = endpoint.strip().rstrip("/")
-        self.host = match.group(2)
-        self.cache = cache
-        self.timeout_s = timeout_s
-        self.is_offline = is_offline
-        self._token = token
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.endpoint.strip()).netloc
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None, home: Path | None = None) -> Hub:
@@ -254,10 +250,10 @@ class Hub:
         A gated or private model is the user's input (exit 2), not the world's failure: the hub answered, and it takes a
         token or an accepted licence to change the answer, not another try.
         """
-        url = f"{self.endpoint}/{quote(name)}/resolve/{quote(revision, safe='')}/{quote(file)}"
+        url = f"{self.endpoint.strip().rstrip('/')}/{quote(name)}/resolve/{quote(revision, safe='')}/{quote(file)}"
         here = f"{name}: {self.host}"
         try:
-            return get(url, token=self._token, most_bytes=most, part=part, timeout_s=self.timeout_s)
+            return get(url, token=self.token, most_bytes=most, part=part, timeout_s=self.timeout_s)
         except Refused as refused:
             status, code = refused.status, refused.code
         except TooLarge as error:
@@ -265,7 +261,7 @@ class Hub:
         except (TimedOut, WorldFailed) as error:
             raise type(error)(f"{here} {error}; {_help(name)}") from None
         if status in (401, 403):
-            have = "HF_TOKEN was refused or has no access" if self._token else "no HF_TOKEN is set"
+            have = "HF_TOKEN was refused or has no access" if self.token else "no HF_TOKEN is set"
             why = f"{name}: {'gated' if code == 'GatedRepo' else 'gated, private or not there'} on {self.host}, and {have}"
             raise BadInput(f"{why}; accept its licence there and set HF_TOKEN, {_help(name)}")
         if status == 404 and code == "RevisionNotFound":

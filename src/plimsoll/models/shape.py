@@ -242,7 +242,6 @@ class ModelShape:
         return tuple(layer.kind for layer in self.layers)
 
     def count(self, *kinds: LayerKind) -> int:
-        """How many layers are of one of these kinds."""
         return sum(layer.kind in kinds for layer in self.layers)
 
 

@@ -142,7 +142,6 @@ class Phase(NamedTuple):
     covered: bool = False  # vLLM's profile run held it, so it is in the budget already
 
     def bytes_of(self, units: int) -> int:
-        """What so many units take."""
         return self.fixed_bytes + self.bytes_per_unit * min(units, self.most_units) if units > 0 else 0
 
 
@@ -374,7 +373,6 @@ class Kind:
 
     @property
     def is_open(self) -> bool:
-        """Whether a request of this kind can exceed the card."""
         return self.smallest is not None
 
 
@@ -395,7 +393,6 @@ class Certificate:
 
     @property
     def alive(self) -> int:
-        """Bytes that stay allocated through a step."""
         return sum(resident.size for resident in self.residents)
 
     @property
@@ -405,7 +402,6 @@ class Certificate:
 
     @property
     def open_kinds(self) -> tuple[Kind, ...]:
-        """Kinds of request that can exceed the card."""
         return tuple(kind for kind in self.kinds if kind.is_open)
 
     @property
@@ -595,7 +591,11 @@ def _closes(kind: str, question: Question) -> str:
         if least < now and closed(least):
             flag = f"--{field.replace('_', '-')} {_largest(least, now, closed)}"
     elif kind in ("logprobs", "prompt_logprobs"):
-        flag = _fewer_choices(kind, question)
+        # --max-logprobs bounds how many, and refuses neither `logprobs: 0` nor `prompt_logprobs: 0`.
+        most = question.limits.max_logprobs
+        fewer = [replace(question.limits, max_logprobs=count) for count in (20, 5, 0) if most < 0 or count < most]
+        tried = (limits for limits in fewer if _is_closed(kind, assess(replace(question, limits=limits))))
+        flag = next((f"--max-logprobs {limits.max_logprobs}" for limits in tried), "")
     else:
         flag = _smaller_pictures(kind, question)
     return flag or _smaller_request(question, kind)
@@ -604,16 +604,6 @@ def _closes(kind: str, question: Question) -> str:
 def _is_closed(kind: str | None, certificate: Certificate) -> bool:
     """Whether a kind (None: every kind) cannot exceed the card any more, with a cache that still serves."""
     return certificate.ledger.fits and not any(kind in (None, left.phase.kind) for left in certificate.open_kinds)
-
-
-def _fewer_choices(kind: str, question: Question) -> str:
-    """A smaller --max-logprobs; it bounds how many, and refuses neither `logprobs: 0` nor `prompt_logprobs: 0`."""
-    for count in (20, 5, 0):
-        is_fewer = question.limits.max_logprobs < 0 or count < question.limits.max_logprobs
-        limits = replace(question.limits, max_logprobs=count)
-        if is_fewer and _is_closed(kind, assess(replace(question, limits=limits))):
-            return f"--max-logprobs {count}"
-    return ""
 
 
 def _smaller_pictures(kind: str, question: Question) -> str:

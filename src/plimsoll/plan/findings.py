@@ -117,7 +117,6 @@ def findings_of(
 
 
 def stops_the_start(finding: Finding) -> bool:
-    """Whether vLLM will not serve because of it."""
     return finding.severity is Severity.CRITICAL
 
 
@@ -349,7 +348,6 @@ class Advice(NamedTuple):
 
     @property
     def words(self) -> str:
-        """All of it as it is typed."""
         return " ".join(f"{flag} {value}".strip() for flag, value in ((self.flag, self.value), *self.also))
 
 

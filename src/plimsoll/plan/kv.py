@@ -64,7 +64,6 @@ class Group:
 
     @property
     def block_size(self) -> int:
-        """Tokens in a block."""
         return self.specs[0].block_size
 
     def blocks_at(self, load: Load) -> int:
@@ -182,19 +181,6 @@ def _with_equal_pages(layers: Layers) -> Layers | None:
         if fitted[spec].page_bytes != largest:
             raise CannotGroupError("pages of different layers cannot be made equal; vLLM stops here")
     return {name: fitted[spec] for name, spec in layers.items()}
-
-
-def _fallback(layers: Layers) -> Group:
-    """MLA beside ordinary sliding-window layers: all of them allocated as full attention."""
-    odd = any(isinstance(spec, SlidingMlaSpec | ChunkedSpec) for spec in layers.values())
-    mla = any(isinstance(spec, MlaSpec) for spec in layers.values())
-    sliding = any(isinstance(spec, SlidingSpec) for spec in layers.values())
-    if odd or not (mla and sliding):
-        raise CannotGroupError("an MLA layer's cache page does not divide the largest page, and cannot be padded")
-    promoted = _promoted(layers)
-    if not _is_one_type(promoted):
-        raise CannotGroupError("an MLA layer's cache page does not divide the largest page, and cannot be padded")
-    return _of_one_type(promoted)
 
 
 def _of_equal_pages(layers: Layers, tolerance: float) -> list[Group]:

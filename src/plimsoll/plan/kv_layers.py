@@ -68,7 +68,6 @@ class KvSpec:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one block of this layer."""
         if self.page_padded is None:
             return self.unpadded_page_bytes
         if self.page_padded < self.unpadded_page_bytes:

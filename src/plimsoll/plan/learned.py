@@ -68,7 +68,6 @@ class Correction(NamedTuple):
 
 
 def encoded(corrections: Mapping[str, Correction]) -> str:
-    """As the file holds it."""
     assert all(_KEY.fullmatch(key) for key in corrections), "keys are made by plan.learned.key_of"
     body = {key: correction.starts for key, correction in sorted(corrections.items())}
     return json.dumps({"schema": f"{SCHEMA}{VERSION}", "corrections": body}, indent=1) + "\n"
@@ -128,12 +127,10 @@ class TermDifference(NamedTuple):
 
     @property
     def error(self) -> int:
-        """Predicted less measured."""
         return self.predicted.value - self.measured
 
     @property
     def is_in_band(self) -> bool:
-        """Whether the band held."""
         return self.predicted.low - self.tolerance <= self.measured <= self.predicted.high + self.tolerance
 
 

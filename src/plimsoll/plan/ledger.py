@@ -60,7 +60,6 @@ class Era:
 
     @property
     def first(self) -> str:
-        """The first release of the range."""
         return self.since.since if self.since is not None else "0"
 
 
@@ -226,7 +225,6 @@ def forward_peak(shape: ModelShape, batch: Batch, era: Era, *, compiled: bool) -
 
 
 def embedding_table(shape: ModelShape, settings: Settings) -> int:
-    """The bytes of the embedding on one rank."""
     return shape.vocab_size * shape.embedding_size * _DTYPE_BYTES.get(settings.model_dtype, 2) // settings.tensor_parallel
 
 

@@ -93,7 +93,6 @@ def plan_command(options: ServerOptions) -> MemoryPlan:
 
 
 def plan_launch(options: ServerOptions, launch: Launch, folder: str, *, learned: bool = True) -> MemoryPlan:
-    """The plan of a start that was found already."""
     return read_launch(options, launch, folder, learned=learned).plan()
 
 

@@ -112,7 +112,6 @@ class Settings:
 
     @property
     def gpus(self) -> int:
-        """How many GPUs the command needs."""
         return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
 
     @property
@@ -144,7 +143,6 @@ class Settings:
 
     @property
     def speculative_tokens(self) -> int:
-        """Tokens drafted ahead in each step."""
         number = (self.speculative or {}).get("num_speculative_tokens", 0)
         return number if isinstance(number, int) else 0
 
@@ -202,7 +200,6 @@ class Flags:
             raise BadInput(f"{name} {text!r} is not a number") from None
 
     def word(self, name: str, otherwise: str = "auto") -> str:
-        """The value as a word."""
         default = self.default(name)
         return self.text(name) or (default if isinstance(default, str) and default else otherwise)
 

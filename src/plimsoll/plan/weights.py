@@ -63,7 +63,6 @@ class RankTensor(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Its number of parameters."""
         return self.outputs * self.inputs * self.stack
 
 
@@ -73,11 +72,6 @@ class Ranks(NamedTuple):
     tensor: int = 1
     experts: int = 1
     by_expert: bool = False
-
-
-def share(size: int, ranks: int) -> int:
-    """What the largest of these ranks holds of a size, rounded up."""
-    return ceil_div(size, ranks)
 
 
 def padded_vocabulary(size: int) -> int:
@@ -129,7 +123,7 @@ def mixer_parts(layer: Layer, shape: ModelShape, family: Family, ranks: int) -> 
             return _linear(layer.kind, shape, ranks)
         case LayerKind.SHORT_CONV:
             assert shape.short_conv is not None
-            width = share(shape.short_conv.width, ranks)
+            width = ceil_div(shape.short_conv.width, ranks)
             return [
                 *linear("conv.in_proj", 3 * width, shape.hidden_size, pieces=3),
                 RankTensor("conv.conv", width, shape.short_conv.kernel),
@@ -144,7 +138,7 @@ def _attention(layer: Layer, shape: ModelShape, family: Family, ranks: int) -> l
     kv = layer.kv_heads or shape.kv_heads
     wide = layer.head_dim or shape.head_dim
     value = layer.v_head_dim or shape.v_head_dim
-    own, own_kv = share(heads, ranks), max(1, share(kv, ranks))  # more ranks than KV heads: each keeps a copy of one
+    own, own_kv = ceil_div(heads, ranks), max(1, ceil_div(kv, ranks))  # more ranks than KV heads: each keeps a copy of one
     queries = own * wide * (2 if shape.attention_output_gate else 1)
     prefix = "mixer" if shape.text_model_type == "nemotron_h" else "self_attn"
     keys = 0 if layer.shares_kv else own_kv * (wide + value)  # Gemma 3n and 4: a sharing layer has no k and v
@@ -163,7 +157,7 @@ def _attention(layer: Layer, shape: ModelShape, family: Family, ranks: int) -> l
 def _latent(layer: Layer, shape: ModelShape, ranks: int) -> list[RankTensor]:
     mla = shape.mla
     assert mla is not None
-    hidden, own = shape.hidden_size, share(layer.attention_heads or shape.attention_heads, ranks)
+    hidden, own = shape.hidden_size, ceil_div(layer.attention_heads or shape.attention_heads, ranks)
     nope = mla.qk_nope_head_dim if mla.qk_nope_head_dim is not None else 128
     value = mla.v_head_dim or 128
     query = own * (nope + mla.qk_rope_head_dim)
@@ -188,15 +182,15 @@ def _latent_v4(layer: Layer, shape: ModelShape, ranks: int) -> list[RankTensor]:
     mla = shape.mla
     assert mla is not None
     hidden, heads = shape.hidden_size, layer.attention_heads or shape.attention_heads
-    own, wide, rank = share(heads, ranks), mla.cached_dim, mla.q_lora_rank or hidden
-    low = share(heads, _HEADS_PER_GROUP_V4) * _OUTPUT_RANK_V4
+    own, wide, rank = ceil_div(heads, ranks), mla.cached_dim, mla.q_lora_rank or hidden
+    low = ceil_div(heads, _HEADS_PER_GROUP_V4) * _OUTPUT_RANK_V4
     parts = [
         *linear("attn.fused_wqa_wkv", rank + wide, hidden),
         *norm(rank),
         *norm(wide),
         *linear("attn.wq_b", own * wide, rank),
         *linear("attn.wo_a", _OUTPUT_RANK_V4, own * wide),
-        *linear("attn.wo_b", hidden, share(low, ranks)),
+        *linear("attn.wo_b", hidden, ceil_div(low, ranks)),
         RankTensor("sinks", own, 1, Storage.FLOAT32),
     ]
     if layer.compress_ratio > 1:
@@ -225,8 +219,8 @@ def _mamba2(shape: ModelShape, ranks: int) -> list[RankTensor]:
     heads, groups = mamba.heads or 1, mamba.groups or 1
     if groups % ranks:
         groups = ranks if groups == 1 else groups + (-groups % ranks)  # vLLM adds copies until they divide
-    inner, own_heads = share(mamba.inner_size, ranks), share(heads, ranks)
-    mixed = inner + 2 * share(groups, ranks) * mamba.state_size
+    inner, own_heads = ceil_div(mamba.inner_size, ranks), ceil_div(heads, ranks)
+    mixed = inner + 2 * ceil_div(groups, ranks) * mamba.state_size
     prefix = "mixer" if shape.text_model_type == "nemotron_h" else "mamba"
     return [
         *linear(f"{prefix}.in_proj", inner + mixed + own_heads, shape.hidden_size, pieces=5),
@@ -241,7 +235,7 @@ def _mamba2(shape: ModelShape, ranks: int) -> list[RankTensor]:
 def _mamba1(shape: ModelShape, ranks: int) -> list[RankTensor]:
     mamba = shape.mamba
     assert mamba is not None
-    inner, state = share(mamba.inner_size, ranks), mamba.state_size
+    inner, state = ceil_div(mamba.inner_size, ranks), mamba.state_size
     rank = -(-shape.hidden_size // 16)  # time_step_rank "auto", as every published file has it
     parts = [
         *linear("mamba.in_proj", 2 * inner, shape.hidden_size),
@@ -261,8 +255,8 @@ def _linear(kind: LayerKind, shape: ModelShape, ranks: int) -> list[RankTensor]:
     """Gated delta net, Kimi's delta attention, or lightning attention."""
     delta, hidden = shape.linear, shape.hidden_size
     assert delta is not None
-    own, low = share(delta.value_heads, ranks), delta.value_head_dim
-    width, keys = own * low, share(delta.key_heads, ranks) * delta.key_head_dim
+    own, low = ceil_div(delta.value_heads, ranks), delta.value_head_dim
+    width, keys = own * low, ceil_div(delta.key_heads, ranks) * delta.key_head_dim
     if kind is LayerKind.GATED_DELTA_NET:
         return [
             *linear("linear_attn.in_proj_qkv", 2 * keys + 2 * width, hidden, pieces=4),
@@ -308,7 +302,7 @@ class Ends(NamedTuple):
 
 def end_parts(shape: ModelShape, family: Family, ranks: int) -> Ends:
     """Embeddings, head and what else belongs to no layer."""
-    rows = share(padded_vocabulary(shape.vocab_size), ranks)
+    rows = ceil_div(padded_vocabulary(shape.vocab_size), ranks)
     embedding = RankTensor("embed_tokens", rows, shape.embedding_size)
     first = [embedding]
     if family.positions is not None:
@@ -320,12 +314,12 @@ def end_parts(shape: ModelShape, family: Family, ranks: int) -> Ends:
         first += linear("project_out", shape.embedding_size, shape.hidden_size)
     if width := shape.per_layer_input_size:  # Gemma 3n and 4: a second, wide embedding that feeds every layer
         columns = width * len(shape.layers)
-        words = share(padded_vocabulary(shape.per_layer_vocab_size or shape.vocab_size), ranks)
-        projection = RankTensor("per_layer_model_projection", share(columns, ranks), shape.hidden_size)
+        words = ceil_div(padded_vocabulary(shape.per_layer_vocab_size or shape.vocab_size), ranks)
+        projection = RankTensor("per_layer_model_projection", ceil_div(columns, ranks), shape.hidden_size)
         first += [RankTensor("embed_tokens_per_layer", words, columns), projection, *norm(width)]
         if shape.text_model_type == "gemma3n_text":
             both_ways = 2 * (_ALTUP_INPUTS - 1)
-            first += [RankTensor("altup_projections", share(shape.hidden_size, ranks), shape.hidden_size)] * both_ways
+            first += [RankTensor("altup_projections", ceil_div(shape.hidden_size, ranks), shape.hidden_size)] * both_ways
     last: list[RankTensor] = norm(shape.hidden_size, bias=family.norm_bias) if family.final_norm else []
     if not shape.tie_word_embeddings:
         last.append(RankTensor("lm_head", rows, shape.embedding_size))
@@ -440,10 +434,10 @@ def feed_forward_parts(layer: Layer, shape: ModelShape, family: Family, ranks: R
 
 
 def _dense(prefix: str, hidden: int, width: int, family: Family, ranks: int) -> list[RankTensor]:
-    rows = share(width, ranks) * (2 if family.gated else 1)
+    rows = ceil_div(width, ranks) * (2 if family.gated else 1)
     return [
         *linear(f"{prefix}.up_proj", rows, hidden, bias=rows if family.mlp_bias else 0, pieces=2 if family.gated else 1),
-        *linear(f"{prefix}.down_proj", hidden, share(width, ranks), bias=hidden if family.mlp_bias else 0),
+        *linear(f"{prefix}.down_proj", hidden, ceil_div(width, ranks), bias=hidden if family.mlp_bias else 0),
     ]
 
 
@@ -452,8 +446,8 @@ def _experts(prefix: str, shape: ModelShape, family: Family, ranks: Ranks) -> li
     assert moe is not None
     width = moe.intermediate_size or shape.intermediate_size or shape.hidden_size
     hidden = moe.latent_size or shape.hidden_size
-    here = share(moe.experts, ranks.experts) if ranks.by_expert else moe.experts
-    own = width if ranks.by_expert else share(width, ranks.experts)
+    here = ceil_div(moe.experts, ranks.experts) if ranks.by_expert else moe.experts
+    own = width if ranks.by_expert else ceil_div(width, ranks.experts)
     rows = own * (2 if family.gated else 1)
     router = Storage.FLOAT32 if family.router_float32 else Storage.PLAIN
     if shape.text_model_type == "gemma4_text":  # the experts stand beside the dense block, not in it
@@ -660,7 +654,7 @@ def tower_parts(tower: Tower, shape: ModelShape, ranks: int) -> Encoder:
     """An encoder as vLLM builds it."""
     fixed = FIXED_ENCODERS.get(shape.model_type, {}).get(tower.what)
     if fixed is not None:
-        return Encoder([], 0, [RankTensor(tower.what, share(fixed, ranks))], known=True)
+        return Encoder([], 0, [RankTensor(tower.what, ceil_div(fixed, ranks))], known=True)
     style = STYLES.get(shape.model_type) if tower.what == "vision" else None
     known = style is not None
     style = style or Style()
@@ -676,7 +670,7 @@ def tower_parts(tower: Tower, shape: ModelShape, ranks: int) -> Encoder:
         RankTensor("positions", style.positions, width),
     ]
     rest += _projector(width, inner, shape.hidden_size, style, ranks)
-    own, rows = share(width, ranks), share(inner, ranks)
+    own, rows = ceil_div(width, ranks), ceil_div(inner, ranks)
     up, bias = rows * (2 if style.gated else 1), 1 if style.bias else 0
     layer = [
         *linear("visual.qkv", 3 * own, width, bias=3 * own * bias),
@@ -702,15 +696,15 @@ def _projector(width: int, inner: int, hidden: int, style: Style, ranks: int) ->
     if style.projector == "llama4":
         between = 4096  # projector_input_dim and projector_output_dim of both published sizes
         return [
-            RankTensor("projector", share(between, ranks), inner),
-            RankTensor("projector", between, share(between, ranks)),
-            RankTensor("projector", share(hidden, ranks), between),
+            RankTensor("projector", ceil_div(between, ranks), inner),
+            RankTensor("projector", between, ceil_div(between, ranks)),
+            RankTensor("projector", ceil_div(hidden, ranks), between),
         ]
     merged = width * style.merge**2
     middle = hidden if style.inner == "hidden" else merged
     one = [
-        *linear("visual.merger.fc1", share(middle, ranks), merged, bias=middle),
-        *linear("visual.merger.fc2", hidden, share(middle, ranks), bias=hidden),
+        *linear("visual.merger.fc1", ceil_div(middle, ranks), merged, bias=middle),
+        *linear("visual.merger.fc2", hidden, ceil_div(middle, ranks), bias=hidden),
         *norm(width, bias=style.norm_bias),
     ]
     return one * style.mergers

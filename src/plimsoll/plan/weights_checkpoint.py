@@ -31,12 +31,11 @@ from plimsoll.plan.weights import (
     padded_vocabulary,
     ranks_of,
     rotary_bytes,
-    share,
     tower_parts,
     weights_from_shape,
 )
 from plimsoll.plan.weights_tables import scheme_of
-from plimsoll.units import Estimate
+from plimsoll.units import Estimate, ceil_div
 
 _FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
 
@@ -115,20 +114,20 @@ def rank_bytes(name: str, dtype: str, shape: tuple[int, ...], cut: Cut, model: M
     elements = prod(shape)
     tensor = ranks.tensor
     if cut is Cut.VOCABULARY and shape:
-        elements = elements // max(1, shape[0]) * share(padded_vocabulary(shape[0]), tensor)
+        elements = elements // max(1, shape[0]) * ceil_div(padded_vocabulary(shape[0]), tensor)
     elif cut is Cut.EXPERTS and ranks.by_expert:
         # A rank holds its share of the experts. `experts.7.w1` is one of many: its share is rounded up over all of them later.
         count = model.moe.experts if model.moe is not None else 1
-        elements = elements * share(count, ranks.experts) // count if shape and shape[0] == count else elements
+        elements = elements * ceil_div(count, ranks.experts) // count if shape and shape[0] == count else elements
     elif cut is Cut.EXPERTS:  # its share of each, but all of a scale per output of w2
         per_output = _ROWS.search(name) is not None and (len(shape) < 2 or min(shape) == 1)
-        elements = elements if per_output or elements == 1 else share(elements, ranks.experts)
+        elements = elements if per_output or elements == 1 else ceil_div(elements, ranks.experts)
     elif cut is Cut.KEYS:
-        elements = share(elements, min(tensor, max(1, model.kv_heads))) if elements > 1 else elements
+        elements = ceil_div(elements, min(tensor, max(1, model.kv_heads))) if elements > 1 else elements
     elif cut is Cut.COLUMNS:
-        elements = share(elements, tensor) if elements > 1 else elements
+        elements = ceil_div(elements, tensor) if elements > 1 else elements
     elif cut is Cut.ROWS and len(shape) > 1 and min(shape) > 1:  # a bias, or a scale per output, is on every rank
-        elements = share(elements, tensor)
+        elements = ceil_div(elements, tensor)
     return -(-elements * bits // 8)
 
 
@@ -167,7 +166,7 @@ def weights_from_tensors(
             by_layer[layer] += held_here
     for (number, _), all_experts in singles.items():
         count = shape.moe.experts if shape.moe is not None else 1
-        by_layer[number] += all_experts * share(count, ranks.experts) // count
+        by_layer[number] += all_experts * ceil_div(count, ranks.experts) // count
     if settings.pipeline_parallel > 1 and shape.tie_word_embeddings:
         last += embedding
     family, scheme = family_of(shape), scheme_of(shape.quantization)

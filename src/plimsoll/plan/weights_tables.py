@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -168,7 +169,6 @@ def sorted_rules(ignored: tuple[str, ...]) -> tuple[tuple[str, ...], dict[int, t
 
 
 def _usual(name: str) -> str:
-    """One spelling for what families spell differently."""
     return name.replace("shared_experts", "shared_expert").replace("block_sparse_moe", "mlp")
 
 
@@ -181,18 +181,12 @@ def left_alone(name: str, rules: tuple[str, ...], single: tuple[str, ...]) -> bo
             return True
     for rule in rules:
         if rule.startswith("re:"):
-            if _matches(rule[3:], full):
-                return True
+            with suppress(re.error):  # the checkpoint's mistake; vLLM would not start either
+                if re.match(rule[3:], full):
+                    return True
         elif fnmatchcase(full, rule) or fnmatchcase(full, f"{rule}.*") or f".{rule}." in f".{full}.":
             return True
     return False
-
-
-def _matches(pattern: str, name: str) -> bool:
-    try:
-        return re.match(pattern, name) is not None
-    except re.error:  # the checkpoint's mistake; vLLM would not start either
-        return False
 
 
 @dataclass(frozen=True, slots=True)

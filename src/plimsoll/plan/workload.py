@@ -33,6 +33,36 @@ _EXAMPLE = "prompt=1200,output=300,concurrency=64"
 _LIMITS = {"prompt": MOST_TOKENS, "output": MOST_TOKENS, "concurrency": MOST_REQUESTS}
 
 
+def named_values(
+    option: str, words: Iterable[str], needed: Sequence[str], others: Sequence[str], example: str
+) -> dict[str, str]:
+    """The values of `name=value` words, each name once; BadInput where one is unknown, comes twice or is missing."""
+    found: dict[str, str] = {}
+    known = [f"{name}=" for name in (*needed, *others)]
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name in found:
+            raise BadInput(f"{option}: {shortened(word)} is given twice; for example {example}")
+        if not equals or f"{name}=" not in known:
+            raise BadInput(f"{option}: {shortened(word)} is not one of {', '.join(known)}; for example {example}")
+        found[name] = value
+    for name in needed:
+        if name not in found:
+            raise BadInput(f"{option} says no {name}=; for example {example}")
+    return found
+
+
+def whole_number(what: str, text: str, most: int) -> int:
+    """A number in vLLM's notation (8k, 1M) from 1 to `most`; `what` begins the line that says what is wrong."""
+    try:
+        number = parse_vllm_integer(text)
+    except BadInput as error:
+        raise BadInput(f"{what}: {error}") from None
+    if not 1 <= number <= most:
+        raise BadInput(f"{what}: {shortened(text)} must lie between 1 and {most}")
+    return number
+
+
 class WorkloadVerdict(StrEnum):
     """What becomes of the workload."""
 
@@ -44,7 +74,6 @@ class WorkloadVerdict(StrEnum):
 
     @property
     def is_fine(self) -> bool:
-        """Whether all of it runs at once without a preemption."""
         return self is WorkloadVerdict.FITS
 
 
@@ -57,22 +86,9 @@ class Workload(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Workload:
         """Read `prompt=1200,output=300,concurrency=64`; the concurrency may be left out."""
-        found: dict[str, int] = {}
-        for part in re.split(r"[,\s]+", text.strip()):
-            name, equals, value = part.partition("=")
-            if not equals or name not in _LIMITS or name in found:
-                wrong = "is given twice" if name in found else "is not one of prompt=, output=, concurrency="
-                raise BadInput(f"--workload: {shortened(part)} {wrong}; for example {_EXAMPLE}")
-            try:
-                number = parse_vllm_integer(value)
-            except BadInput as error:
-                raise BadInput(f"--workload {name}: {error}") from None
-            if not 1 <= number <= _LIMITS[name]:
-                raise BadInput(f"--workload {name}: {shortened(value)} must lie between 1 and {_LIMITS[name]}")
-            found[name] = number
-        for name in ("prompt", "output"):
-            if name not in found:
-                raise BadInput(f"--workload says no {name}=; for example {_EXAMPLE}")
+        words = re.split(r"[,\s]+", text.strip())
+        given = named_values("--workload", words, ("prompt", "output"), ("concurrency",), _EXAMPLE)
+        found = {name: whole_number(f"--workload {name}", value, _LIMITS[name]) for name, value in given.items()}
         return cls(((found["prompt"], found["output"]),), found.get("concurrency"))
 
     @classmethod
@@ -146,12 +162,10 @@ class WorkloadAnswer:
 
     @property
     def saved_share(self) -> float:
-        """What paging saves of the reservation."""
         return 1 - self.paged_bytes / self.reserved_bytes if self.reserved_bytes else 0.0
 
 
 def pool_of(ledger: Ledger, model: ModelFacts) -> Pool:
-    """The cache of a planned launch."""
     plan = ledger.kv_plan
     cost = max(plan.bytes_per_block_by_rank)
     exact = cost == 0 or ledger.settings.num_gpu_blocks_override is not None
@@ -242,12 +256,10 @@ class _Load:
         self.mean = self.total / self.number
 
     def together(self, number: int) -> int:
-        """Blocks of the largest so many."""
         rounds, rest = divmod(number, self.number)
         return rounds * self.total + self._largest_first[rest]
 
     def fit_together(self, blocks: int) -> int | None:
-        """How many of the largest fit."""
         if not self.total:
             return None
         rounds, rest = divmod(blocks, self.total)
