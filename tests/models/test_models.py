@@ -17,17 +17,9 @@ from plimsoll.models.safetensors import TensorInfo
 from plimsoll.models.shape import ModelShape
 from tests.each import each
 from tests.models.hub_server import shard
+from tests.models.model_configs import usual
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 128,
-    "vocab_size": 1000,
-    "max_position_embeddings": 512,
-}
+CONFIG = usual("llama", architectures=["LlamaForCausalLM"], hidden_size=64, num_attention_heads=4)
 MODELOPT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
 
 
@@ -63,16 +55,13 @@ def test_a_folder_gives_config_tensors_and_size(tmp_path: Path) -> None:
 
 
 def test_the_headers_win_over_a_wrong_index(tmp_path: Path) -> None:
-    """Quantised builds keep the original's total_size in their index: the headers are right, and a note says so."""
+    """Quantised builds keep the original's total_size in their index: the headers are right; without them the index counts."""
     files = {"model.safetensors.index.json": index("a.safetensors", total=99)}
-    found = read(folder_of(tmp_path, **files, **{"a.safetensors": shard(t0=3)}))
+    found = read(folder_of(tmp_path / "a", **files, **{"a.safetensors": shard(t0=3)}))
     assert found.total_bytes == 3
     assert "99 bytes" in found.notes[0]
-
-
-def test_absent_shards_leave_the_size_of_the_index(tmp_path: Path) -> None:
-    """A folder with config and index alone still gives the total."""
-    found = read(folder_of(tmp_path, **{"model.safetensors.index.json": index("a.safetensors", "b.safetensors", total=7.0)}))
+    files = {"model.safetensors.index.json": index("a.safetensors", "b.safetensors", total=7.0)}
+    found = read(folder_of(tmp_path / "b", **files))
     assert (found.tensors, found.total_bytes) == (None, 7)
     assert "2 of 2 shards" in found.notes[0]
 
@@ -145,21 +134,15 @@ def test_a_broken_folder_is_one_line(tmp_path: Path, files: dict[str, object], s
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("model.gguf", "GGUF"),
-        ("adapter_config.json", "LoRA adapter"),
-        ("params.json", "params.json"),
-        ("snapshots", "under snapshots/"),
-        ("readme", "no config.json"),
-    ],
-)
-def test_a_folder_without_a_config_says_what_it_seems_to_be(tmp_path: Path, name: str, says: str) -> None:
+def test_a_folder_without_a_config_says_what_it_seems_to_be(tmp_path: Path) -> None:
     """Someone who gave the wrong folder is told the right one."""
-    (tmp_path / name).write_bytes(b"")
-    with pytest.raises(BadInput, match=says):
-        read(tmp_path)
+    seems = {"model.gguf": "GGUF", "adapter_config.json": "LoRA adapter", "params.json": "params.json",
+             "snapshots": "under snapshots/", "readme": "no config.json"}  # fmt: skip
+    for name, says in seems.items():
+        (tmp_path / says).mkdir(parents=True)
+        (tmp_path / says / name).write_bytes(b"")
+        with pytest.raises(BadInput, match=says):
+            read(tmp_path / says)
 
 
 def test_links_that_lead_nowhere_and_pipes_are_refused(tmp_path: Path) -> None:

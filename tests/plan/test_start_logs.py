@@ -16,6 +16,7 @@ from plimsoll.plan import store
 from plimsoll.plan.store import read_start
 from plimsoll.units import GIB
 from plimsoll.vllm.log_lines import Measured
+from tests.each import each
 
 CAPTURES = Path(__file__).parents[1] / "captures" / "vllm-0.25.1-h200"
 
@@ -93,31 +94,21 @@ def _gib(size: int | None) -> float | None:
     return None if size is None else round(size / GIB, 2)
 
 
-@pytest.mark.parametrize(
-    ("log", "weights", "kv", "tokens", "concurrency", "utilization", "graphs", "batch"),
+@each(
+    ("log", "figures", "batch"),
     [
-        ("base.log", 15.0, 112.28, 919_824, 112.28, None, 0.98, 8192),
-        ("eager90.log", 15.0, 109.72, 898_784, 109.71, 0.9, None, 8192),
-        ("seedcfg.log", 14.99, 105.25, 862_192, 26.31, 0.88, None, 24576),
+        ("base.log", (15.0, 112.28, 919_824, 112.28, None, 0.98), 8192),
+        ("eager90.log", (15.0, 109.72, 898_784, 109.71, 0.9, None), 8192),
+        ("seedcfg.log", (14.99, 105.25, 862_192, 26.31, 0.88, None), 24576),
     ],
 )
-def test_real_starts_on_an_h200(
-    log: str,
-    weights: float,
-    kv: float,
-    tokens: int,
-    concurrency: float,
-    utilization: float | None,
-    graphs: float | None,
-    batch: int,
-) -> None:
+def test_real_starts_on_an_h200(log: str, figures: tuple[float | None, ...], batch: int) -> None:
     """Each figure that vLLM 0.25.1 prints at its normal level is read, and what it does not print is None."""
     found = read_start(CAPTURES / log)
     assert (found.release, found.tensor_parallel, found.ranks) == ("0.25.1", 1, 1)
-    assert (_gib(found.weights_bytes), _gib(found.kv_bytes), found.kv_tokens) == (weights, kv, tokens)
-    assert (found.max_concurrency, found.utilization, _gib(found.graphs_actual_bytes)) == (concurrency, utilization, graphs)
-    assert found.max_num_batched_tokens == batch
-    assert found.enforce_eager == (log != "base.log")
+    memory = (_gib(found.weights_bytes), _gib(found.kv_bytes), found.kv_tokens, found.max_concurrency)
+    assert (*memory, found.utilization, _gib(found.graphs_actual_bytes)) == figures
+    assert (found.max_num_batched_tokens, found.enforce_eager) == (batch, log != "base.log")
     assert found.activation_bytes is found.non_torch_bytes is found.consumed_bytes is found.total_bytes is None
 
 
