@@ -3,7 +3,7 @@
     KvSpec                   a block holds `block_size` tokens and costs `page_bytes` (`v1/kv_cache_interface.py`)
     ├── AttentionSpec        a page is heads x states x content
     │   ├── FullSpec         every token of the request
-    │   │   └── MlaSpec      one latent a token; also the sparse indexer's keys
+    │   │   └── MlaSpec      one latent a token (LatentSpec); also the sparse indexer's keys
     │   ├── SlidingSpec      the last `window` tokens, and what is in flight
     │   │   └── SlidingMlaSpec
     │   └── ChunkedSpec      the current chunk, and what is in flight
@@ -161,8 +161,8 @@ class FullSpec(AttentionSpec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MlaSpec(FullSpec):
-    """Multi-head latent attention: one vector a token, the same on every TP rank."""
+class LatentSpec(AttentionSpec):
+    """Multi-head latent attention: one vector a token, the same on every TP rank; pages are padded to the alignment."""
 
     heads: int = 1
     head_size_v: int = 0
@@ -170,11 +170,19 @@ class MlaSpec(FullSpec):
     cache_dtype: str | None = None
     alignment: int | None = None
     version: str | None = None
-    indexer: bool = False  # the cache is the sparse indexer's, not the latents'
-    leader: bool = False
 
     def __post_init__(self) -> None:
-        _pad_to_alignment(self, self.alignment)
+        padded = round_up(self.unpadded_page_bytes, self.alignment or 1)
+        if padded != self.unpadded_page_bytes:
+            object.__setattr__(self, "page_padded", padded)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlaSpec(LatentSpec, FullSpec):
+    """Latents of every token of the request."""
+
+    indexer: bool = False  # the cache is the sparse indexer's, not the latents'
+    leader: bool = False
 
     merges_with = KvSpec.merges_with
 
@@ -200,18 +208,8 @@ class SlidingSpec(AttentionSpec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlidingMlaSpec(SlidingSpec):
+class SlidingMlaSpec(LatentSpec, SlidingSpec):
     """A sliding window of latents."""
-
-    heads: int = 1
-    head_size_v: int = 0
-    tp_shards: int | None = 1
-    cache_dtype: str | None = None
-    alignment: int | None = None
-    version: str | None = None
-
-    def __post_init__(self) -> None:
-        _pad_to_alignment(self, self.alignment)
 
     def same_type_as(self, others: Sequence[KvSpec]) -> bool:
         return all(isinstance(other, SlidingMlaSpec) and other.window == self.window for other in others)
@@ -278,14 +276,6 @@ class NamedSpec(NamedTuple):
 
 
 RankSpecs = tuple[NamedSpec, ...]
-
-
-def _pad_to_alignment(spec: MlaSpec | SlidingMlaSpec, alignment: int | None) -> None:
-    if alignment is None:
-        return
-    padded = round_up(spec.unpadded_page_bytes, alignment)
-    if padded != spec.unpadded_page_bytes:
-        object.__setattr__(spec, "page_padded", padded)
 
 
 @lru_cache(maxsize=256)
