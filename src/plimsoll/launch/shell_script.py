@@ -397,20 +397,15 @@ class _Script:
             (guessed if piece.origin is Origin.WRITTEN else unresolved)[piece.name] = None
         unresolved.update(dict.fromkeys(self._behind_environment))
         command = ShellCommand(texts, environment + tuple(own), words[0].line, tuple(unresolved), tuple(guessed))
-        if guessed and any("vllm" in text.lower() for text in texts):
-            command = replace(command, otherwise=self._otherwise(command, rest))
+        if any("vllm" in text.lower() for text in texts):
+            # As the branches that were not taken would run it.
+            otherwise = []
+            for others in (others for name in guessed for others in self._variables.expand_otherwise(name, rest)):
+                missing = [piece.name for field in others for piece in field if piece.origin is not Origin.WRITTEN]
+                unseen = tuple(dict.fromkeys((*command.unresolved, *missing)))
+                otherwise.append(replace(command, words=tuple(map(text_of, others)), unresolved=unseen))
+            command = replace(command, otherwise=tuple(otherwise[:_OTHERWISE_MAX]))
         self.commands.append(command)
-
-    def _otherwise(self, command: ShellCommand, rest: Sequence[Word]) -> tuple[ShellCommand, ...]:
-        """The command as the branches that were not taken would run it."""
-        found = []
-        for name in command.guessed:
-            for fields in self._variables.expand_otherwise(name, rest):
-                missing = [piece.name for field in fields for piece in field if piece.origin is not Origin.WRITTEN]
-                texts = tuple(text_of(field) for field in fields)
-                unresolved = tuple(dict.fromkeys((*command.unresolved, *missing)))
-                found.append(replace(command, words=texts, unresolved=unresolved))
-        return tuple(found[:_OTHERWISE_MAX])
 
     def _environment(self) -> tuple[tuple[str, str], ...]:
         if self._snapshot is None:

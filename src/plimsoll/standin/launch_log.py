@@ -40,9 +40,9 @@ class StartLogLine:
     is_error: bool = False  # goes to stderr
 
 
-def uvicorn(text: str, share: float = 0.0) -> StartLogLine:
+def uvicorn(text: str) -> StartLogLine:
     """A line of the web server's own logger, which writes to stderr."""
-    return StartLogLine(API_SERVER, "", "", f"INFO:     {text}", share, is_error=True)
+    return StartLogLine(API_SERVER, "", "", f"INFO:     {text}", is_error=True)
 
 
 def written(line: StartLogLine, stamp: str, pid: int, release: str) -> str:
@@ -77,10 +77,8 @@ class StartLog:
         settings = self.ledger.settings
         if settings.tensor_parallel * settings.pipeline_parallel == 1:
             return (ENGINE_CORE,)
-        if settings.pipeline_parallel == 1:
-            return tuple(f"Worker_TP{rank}" for rank in range(settings.tensor_parallel))
-        ranks = [(stage, rank) for stage in range(settings.pipeline_parallel) for rank in range(settings.tensor_parallel)]
-        return tuple(f"Worker_PP{stage}_TP{rank}" for stage, rank in ranks)
+        stages = [f"PP{stage}_" for stage in range(settings.pipeline_parallel)] if settings.pipeline_parallel > 1 else [""]
+        return tuple(f"Worker_{stage}TP{rank}" for stage in stages for rank in range(settings.tensor_parallel))
 
     @property
     def free_bytes(self) -> int:
@@ -136,12 +134,10 @@ def log_lines(log: StartLog, part: str, *facts: object) -> list[StartLogLine]:
             lines[-1] = replace(lines[-1], text=f"{lines[-1].text}\n{row}")
             continue
         share, process, level, place, text = record.groups()
-        if level == "uvicorn":
-            lines.append(uvicorn(text, float(share)))
-        elif level == "stderr":
-            lines.append(StartLogLine(process, "", "", text, float(share), is_error=True))
-        else:
-            lines.append(StartLogLine(process, level, place, text, float(share)))
+        line = uvicorn(text) if level == "uvicorn" else StartLogLine(process, level, place, text)
+        if level == "stderr":
+            line = StartLogLine(process, "", "", text, is_error=True)
+        lines.append(replace(line, share=float(share)))
     return lines
 
 

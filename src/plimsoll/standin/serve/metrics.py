@@ -28,7 +28,7 @@ from plimsoll.standin.serve.service import Service
 
 OLD_KIND = b"text/plain; version=0.0.4; charset=utf-8"
 CUT_AT = 0.6  # of the page
-HUGE_PIECE = 64 * 1024
+HUGE_LINES = 1500  # of a page without end that are in memory at once: 64 KiB
 LIES = ("NaN", "+Inf", "-1.0", "-Inf", "1e+308")
 MISSING = ("vllm:num_requests_running", "vllm:kv_cache_usage_perc")
 # Requests for these leave no trace on the page; a path that has one of them anywhere in it does not either.
@@ -175,14 +175,9 @@ async def _flood(first: bytes, size: int) -> AsyncIterator[bytes]:
     yield first[:size]
     sent, number = len(first), 0
     while sent < size:
-        lines: list[bytes] = []
-        length = 0
-        while length < HUGE_PIECE:
-            lines.append(b'vllm:standin_padding{number="%d"} 1.0\n' % number)
-            length += len(lines[-1])
-            number += 1
-        yield b"".join(lines)[: size - sent]
-        sent += length
+        piece = b"".join(b'vllm:standin_padding{number="%d"} 1.0\n' % one for one in range(number, number + HUGE_LINES))
+        yield piece[: size - sent]
+        sent, number = sent + len(piece), number + HUGE_LINES
         await asyncio.sleep(0)  # whoever has left takes everything at once
 
 
@@ -195,10 +190,6 @@ def lie(body: bytes) -> bytes:
     """A page of which nothing can be believed: no numbers, infinities, negative counters, and some of it missing."""
     lines: list[str] = []
     for number, line in enumerate(body.decode().splitlines()):
-        if any(name in line for name in MISSING):
-            continue
-        if line.startswith("#"):
-            lines.append(line)
-            continue
-        lines.append(f"{line.rpartition(' ')[0]} {LIES[number % len(LIES)]}")
+        if not any(name in line for name in MISSING):
+            lines.append(line if line.startswith("#") else f"{line.rpartition(' ')[0]} {LIES[number % len(LIES)]}")
     return ("\n".join(lines) + "\n").encode()
