@@ -27,7 +27,7 @@ from plimsoll.standin.request import HISTOGRAMS
 from plimsoll.units import parse_vllm_integer
 from plimsoll.vllm.flags import FlagRow
 from plimsoll.vllm.metrics import cache_config_labels
-from plimsoll.vllm.versions import Coverage
+from plimsoll.vllm.versions import Coverage, yaml_table
 
 
 def cache_labels(ledger: Ledger) -> dict[str, str]:
@@ -50,28 +50,7 @@ def cache_labels(ledger: Ledger) -> dict[str, str]:
     return {name: planned.get(name, value) for name, value in cache_config_labels(settings.release).items()}
 
 
-# The bucket edges of vLLM's histograms.
-
-_LATENCY = (
-    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0,
-    7680.0,
-)  # fmt: skip
-_FIRST_TOKEN = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0,
-    2560.0,
-)  # fmt: skip
-_BETWEEN_TOKENS = (
-    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
-)  # fmt: skip
-_STEP = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
-_EDGES: dict[str, tuple[float, ...]] = {
-    "ttft": _FIRST_TOKEN,
-    **dict.fromkeys(("inter_token", "tpot"), _BETWEEN_TOKENS),
-    **dict.fromkeys(("e2e", "queue", "inference", "prefill", "decode"), _LATENCY),
-    "params_n": (1.0, 2.0, 5.0, 10.0, 20.0),
-    "request_preemptions": (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0),
-    "step_tokens": _STEP,
-}
+_EDGES = {name: tuple(map(float, text.split())) for name, text in yaml_table("metrics_page")["edges"].items()}
 
 
 def edges_of(max_model_len: int) -> dict[str, tuple[float, ...]]:

@@ -58,7 +58,7 @@ def _row(name: str, help: str, figure: str = "", histogram: str = "", by: str = 
     return Row(name, help, None if histogram else read, histogram, tuple(by.split()) or ("",))
 
 
-ROWS = tuple(_row(name, **row) for name, row in yaml_table("metrics_page").items())
+ROWS = tuple(_row(name, **row) for name, row in yaml_table("metrics_page")["metrics"].items())
 # Values of labels that not every release knows.
 LATER_VALUES = {"error": Behaviour.ERROR_REASON, "repetition": Behaviour.REPETITION_REASON}
 # Registered whatever the flags; the flag only makes them move.
