@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from tests.fakes import eventually
 from tests.standin.engines import engine
 from tests.standin.servers import SLOW, Server, standin
 from tests.standin.test_api import PATHS, asked
+from tests.standin.test_api_admin import Asking
 
 
 @pytest.fixture(scope="module")
@@ -81,27 +81,14 @@ def test_a_dead_engine_is_said_to_those_who_wait_and_those_who_come() -> None:
     """500 for a whole answer, an event in a stream that has begun, 503 from /health."""
     with standin(ServerFlags(is_dev_mode=True), one=engine(step_time=SLOW)) as server:
         service = server.service
-
-        def kill() -> None:
-            service.engine.die("CUDA out of memory.")
-            service.driver.turn()
-
-        found: list[Any] = []
-        asks = [asked(PATHS[0], max_tokens=500, ignore_eos=True, stream=stream) for stream in (True, False)]
-        threads = [threading.Thread(target=lambda body=body: found.append(server.ask("POST", PATHS[0], body))) for body in asks]
-        for thread in threads:
-            thread.start()
+        streamed, whole = Asking(server, stream=True), Asking(server)
         eventually(lambda: len(service.engine.requests) == 2 and service.engine.figures.generation_tokens > 4)
-        server.do(kill)
-        for thread in threads:
-            thread.join(10)
-        streamed = next(got for got in found if got.status == 200)
-        whole = next(got for got in found if got.status == 500)
+        server.do(lambda: service.engine.die("CUDA out of memory."))
+        server.do(service.driver.turn)
         says = "EngineCore encountered an issue. See stack trace (above) for the root cause."
         expected = {"error": {"message": says, "type": "InternalServerError", "param": None, "code": 500}}
-        assert whole.json() == expected
-        assert streamed.events()[-1] == "[DONE]"
-        assert streamed.events()[-2] == json.dumps(expected)
+        assert (whole.end().status, whole.end().json()) == (500, expected)
+        assert (streamed.end().status, streamed.end().events()[-2:]) == (200, [json.dumps(expected), "[DONE]"])
         assert server.ask("GET", "/health").status == 503
         assert server.ask("POST", PATHS[1], asked(PATHS[1])).json() == expected
         assert not service.states
@@ -136,15 +123,8 @@ def test_a_slash_too_many_leads_to_the_same_place() -> None:
 def test_two_requests_of_one_name_do_not_disturb_each_other() -> None:
     """A client may send the same request id twice at once."""
     with standin(ServerFlags(), one=engine(step_time=SLOW)) as server:
-        found: list[Any] = []
-        body = asked(PATHS[0], max_tokens=8)
-        ask = lambda: found.append(server.ask("POST", PATHS[0], body, x_request_id="same"))  # noqa: E731
-        threads = [threading.Thread(target=ask) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
-        assert [got.json()["id"] for got in found] == ["cmpl-same"] * 3
+        asking = [Asking(server, max_tokens=8, request_id="same") for _ in range(3)]
+        assert [one.end().json()["id"] for one in asking] == ["cmpl-same"] * 3
         assert not server.service.states
 
 
