@@ -210,7 +210,7 @@ def test_a_connection_is_kept_and_one_that_was_closed_is_replaced() -> None:
     assert asyncio.run(run(100, keeps=False)) == 10
 
 
-def test_whether_it_was_sent_is_known(tmp_path: Path) -> None:
+async def test_whether_it_was_sent_is_known(tmp_path: Path) -> None:
     """Not where nobody listens, nor where no secure connection comes about; where one stood, it may have been read."""
 
     async def call(url: str) -> Lost:
@@ -218,29 +218,26 @@ def test_whether_it_was_sent_is_known(tmp_path: Path) -> None:
         assert isinstance(found, Lost)
         return found
 
-    async def run() -> None:
-        for url in (f"http://127.0.0.1:{free_port()}", f"http://localhost:{free_port()}", f"unix:{tmp_path}/none.sock"):
-            assert (await call(url))[0::2] == (Loss.REFUSED, False)
-        assert (await call("http://no-such-name.invalid:8000"))[0::2] == (Loss.SILENT, False)
+    for url in (f"http://127.0.0.1:{free_port()}", f"http://localhost:{free_port()}", f"unix:{tmp_path}/none.sock"):
+        assert (await call(url))[0::2] == (Loss.REFUSED, False)
+    assert (await call("http://no-such-name.invalid:8000"))[0::2] == (Loss.SILENT, False)
 
-        async def plain_talk(visitor: Visitor) -> None:
-            await visitor.say(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    async def plain_talk(visitor: Visitor) -> None:
+        await visitor.say(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
-        async with raw_server(plain_talk) as server:
-            plain = await call(server.url.replace("http:", "https:"))
-            assert (plain.loss, plain.was_sent) == (Loss.NONSENSE, False)
-        talk = RawServer(says(OK + b"Content-Length: 2\r\n\r\nhi"))
-        secure = await asyncio.start_server(talk.visited, "127.0.0.1", 0, ssl=certificate(tmp_path))
-        stranger = await call(f"https://127.0.0.1:{secure.sockets[0].getsockname()[1]}")
-        assert stranger[:3] == (Loss.SILENT, "has a certificate that is not trusted", False)
-        trusting = HttpClient(
-            f"https://127.0.0.1:{secure.sockets[0].getsockname()[1]}",
-            tls=lambda: ssl.create_default_context(cafile=str(tmp_path / "ca.crt")),
-        )
-        assert isinstance(await trusting.call("GET", "/", deadline_s=5.0), Reply)
-        secure.close()
-
-    asyncio.run(run())
+    async with raw_server(plain_talk) as server:
+        plain = await call(server.url.replace("http:", "https:"))
+        assert (plain.loss, plain.was_sent) == (Loss.NONSENSE, False)
+    talk = RawServer(says(OK + b"Content-Length: 2\r\n\r\nhi"))
+    secure = await asyncio.start_server(talk.visited, "127.0.0.1", 0, ssl=certificate(tmp_path))
+    stranger = await call(f"https://127.0.0.1:{secure.sockets[0].getsockname()[1]}")
+    assert stranger[:3] == (Loss.SILENT, "has a certificate that is not trusted", False)
+    trusting = HttpClient(
+        f"https://127.0.0.1:{secure.sockets[0].getsockname()[1]}",
+        tls=lambda: ssl.create_default_context(cafile=str(tmp_path / "ca.crt")),
+    )
+    assert isinstance(await trusting.call("GET", "/", deadline_s=5.0), Reply)
+    secure.close()
 
 
 def test_an_act_is_never_sent_twice() -> None:
@@ -300,7 +297,7 @@ def test_redirects_stay_on_the_server() -> None:
     assert same_host("http://h/a", {"Location": "https://h/b"}) == "https://h/b"
 
 
-def test_the_path_of_the_address_is_asked_as_it_was_given() -> None:
+async def test_the_path_of_the_address_is_asked_as_it_was_given() -> None:
     """With its last slash where nothing comes after it, once where something does, and with its query."""
     heads: list[str] = []
 
@@ -308,12 +305,9 @@ def test_the_path_of_the_address_is_asked_as_it_was_given() -> None:
         heads.append(await visitor.asked())
         await visitor.say(b"HTTP/1.1 204 No Content\r\n\r\n")
 
-    async def scene() -> None:
-        async with raw_server(talk) as server:
-            for end, path in (("", ""), ("/hook/?a=1%2F", ""), ("/hook/", "/state"), ("", "/a%2Fb?t=3")):
-                await HttpClient(server.url + end).call("GET", path, deadline_s=20.0)
-
-    asyncio.run(scene())
+    async with raw_server(talk) as server:
+        for end, path in (("", ""), ("/hook/?a=1%2F", ""), ("/hook/", "/state"), ("", "/a%2Fb?t=3")):
+            await HttpClient(server.url + end).call("GET", path, deadline_s=20.0)
     assert [head.split()[1] for head in heads] == ["/", "/hook/?a=1%2F", "/hook/state", "/a%2Fb?t=3"]
 
 
@@ -407,44 +401,38 @@ async def addresses(names: NameCache, host: str) -> list[str]:
     return [found["host"] for found in await names.resolve(host, 80)]
 
 
-def test_an_answer_is_kept_for_a_while_and_doubted_when_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_is_kept_for_a_while_and_doubted_when_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked once within its time, by however many; again as soon as nobody answers at the address."""
     resolver = Resolver(good="127.0.0.1")
     names = NameCache(resolver)
     monkeypatch.setattr(client_file, "NAMES", names)
 
-    async def run() -> None:
-        found = await asyncio.gather(*(addresses(names, "good") for _ in range(20)))
-        assert {tuple(one) for one in found} == {("127.0.0.1",)}
-        async with raw_server(by_path({"/": b"hello"})) as server:
-            assert isinstance(await HttpClient(f"http://good:{server.port}").call("GET", "/", deadline_s=3), Reply)
-        assert resolver.asked == ["good"]
-        assert isinstance(await HttpClient(f"http://good:{free_port()}").call("GET", "/", deadline_s=3), Lost)
-        names.doubt("never-heard-of")
-        await addresses(names, "good")
-        assert resolver.asked == ["good", "good"]
-
-    asyncio.run(run())
+    found = await asyncio.gather(*(addresses(names, "good") for _ in range(20)))
+    assert {tuple(one) for one in found} == {("127.0.0.1",)}
+    async with raw_server(by_path({"/": b"hello"})) as server:
+        assert isinstance(await HttpClient(f"http://good:{server.port}").call("GET", "/", deadline_s=3), Reply)
+    assert resolver.asked == ["good"]
+    assert isinstance(await HttpClient(f"http://good:{free_port()}").call("GET", "/", deadline_s=3), Lost)
+    names.doubt("never-heard-of")
+    await addresses(names, "good")
+    assert resolver.asked == ["good", "good"]
 
 
-def test_the_last_good_answer_serves_while_a_new_one_is_slow() -> None:
+async def test_the_last_good_answer_serves_while_a_new_one_is_slow() -> None:
     """Nobody waits longer than a moment for a name that was known; the new answer is taken when it comes."""
     go = threading.Event()
     resolver = Resolver(good="127.0.0.9")
     names = NameCache(resolver)
 
-    async def run() -> None:
-        assert await addresses(names, "good") == ["127.0.0.9"]
-        resolver.answers["good"] = go
-        names.doubt("good")
-        for _ in range(3):
-            assert await addresses(names, "good") == ["127.0.0.9"], "not waited for: nobody has let the slow one go on"
-        assert len(resolver.asked) == 2
-        go.set()
-        await asyncio.sleep(0.1)
-        assert await addresses(names, "good") == ["127.0.0.1"]
-
-    asyncio.run(run())
+    assert await addresses(names, "good") == ["127.0.0.9"]
+    resolver.answers["good"] = go
+    names.doubt("good")
+    for _ in range(3):
+        assert await addresses(names, "good") == ["127.0.0.9"], "not waited for: nobody has let the slow one go on"
+    assert len(resolver.asked) == 2
+    go.set()
+    await asyncio.sleep(0.1)
+    assert await addresses(names, "good") == ["127.0.0.1"]
 
 
 @each(
@@ -472,21 +460,18 @@ def test_a_resolver_that_fails_for_now_takes_nothing_back(error: Exception, is_k
     asyncio.run(run())
 
 
-def test_slow_names_delay_nobody_else_and_outlast_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_names_delay_nobody_else_and_outlast_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred names that do not come back: another one beside them is asked in its time, and the deadline holds for them."""
     go = threading.Event()
     monkeypatch.setattr(client_file, "NAMES", NameCache(Resolver(slow=go, good="127.0.0.1")))
     began = time.monotonic()
 
-    async def run() -> None:
-        async with raw_server(by_path({"/": b"hello"})) as server:
-            slow = [asyncio.create_task(HttpClient(f"http://slow{n}:1").call("GET", "/", deadline_s=1)) for n in range(100)]
-            await asyncio.sleep(0.1)
-            found = await HttpClient(f"http://good:{server.port}").call("GET", "/", deadline_s=0.8)
-            assert isinstance(found, Reply)
-            assert {one.loss for one in await asyncio.gather(*slow) if isinstance(one, Lost)} == {Loss.LATE}
-
-    asyncio.run(run())
+    async with raw_server(by_path({"/": b"hello"})) as server:
+        slow = [asyncio.create_task(HttpClient(f"http://slow{n}:1").call("GET", "/", deadline_s=1)) for n in range(100)]
+        await asyncio.sleep(0.1)
+        found = await HttpClient(f"http://good:{server.port}").call("GET", "/", deadline_s=0.8)
+        assert isinstance(found, Reply)
+        assert {one.loss for one in await asyncio.gather(*slow) if isinstance(one, Lost)} == {Loss.LATE}
     assert time.monotonic() - began < 5
     go.set()
 
