@@ -245,39 +245,30 @@ def _in_kubernetes(document: Tree, name: str) -> Iterator[ManifestStart]:
         if isinstance(tree, dict):
             if isinstance(tree.get("kind"), str) and isinstance(tree.get("metadata"), dict):
                 owner, path = tree, ()
+            kind, metadata = _text(owner.get("kind")) or "", owner.get("metadata")
+            names = metadata if isinstance(metadata, dict) else {}
+            place = f"{kind} {_text(names.get('name') or names.get('generateName')) or ''}".strip()
+            where = f"{name}, {place}" if place else name
             for key in ("initContainers", "containers"):
-                yield from _in_containers(tree, key, name, owner, path, growth)
+                containers = tree.get(key)
+                for at, body in enumerate(containers if isinstance(containers, list) else ()):
+                    if isinstance(body, dict) and (launch := _in_container(body, owner, where, growth)):
+                        yield ManifestStart(launch, body, tree, kind, owner, (*path, key, str(at)))
             model = tree.get("model")
-            if isinstance(model, dict) and (launch := _in_kserve_model(model, name, _place(owner), growth)):
-                yield ManifestStart(launch, model, tree, _kind(owner), owner, (*path, "model"))
+            if isinstance(model, dict) and (launch := _in_kserve_model(model, f"{where}, model", growth)):
+                yield ManifestStart(launch, model, tree, kind, owner, (*path, "model"))
         children = list(tree.items()) if isinstance(tree, dict) else [(str(at), child) for at, child in enumerate(tree)]
         waiting += [(child, owner, (*path, key)) for key, child in reversed(children)]
 
 
-def _kind(owner: dict[str, Tree]) -> str:
-    return _text(owner.get("kind")) or ""
-
-
-def _place(owner: dict[str, Tree]) -> str:
-    metadata = owner.get("metadata")
-    names = metadata if isinstance(metadata, dict) else {}
-    return f"{_kind(owner)} {_text(names.get('name') or names.get('generateName')) or ''}".strip()
-
-
-def _in_containers(
-    pod: dict[str, Tree], key: str, name: str, owner: dict[str, Tree], path: tuple[str, ...], growth: TextBudget
-) -> Iterator[ManifestStart]:
-    containers = pod.get(key)
-    for at, body in enumerate(containers if isinstance(containers, list) else ()):
-        if isinstance(body, dict):
-            own = body.get("name")
-            source = ", ".join(filter(None, (name, _place(owner), f"container {own}" if isinstance(own, str) else "")))
-            container = container_of(body, growth)
-            if _kind(owner) == LLM_SERVICE and own == "main" and container.entry is None:
-                container = _llm_service(container, owner, source)
-            if launch := find_in_container(container, source):
-                launch = replace(launch, image=_text(body.get("image")) or launch.image)
-                yield ManifestStart(_with_references(launch), body, pod, _kind(owner), owner, (*path, key, str(at)))
+def _in_container(body: dict[str, Tree], owner: dict[str, Tree], where: str, growth: TextBudget) -> Launch | None:
+    own = body.get("name")
+    source = f"{where}, container {own}" if isinstance(own, str) else where
+    container = container_of(body, growth)
+    if owner.get("kind") == LLM_SERVICE and own == "main" and container.entry is None:
+        container = _llm_service(container, owner, source)
+    launch = find_in_container(container, source)
+    return launch and _with_references(replace(launch, image=_text(body.get("image")) or launch.image))
 
 
 def _llm_service(container: Container, owner: dict[str, Tree], source: str) -> Container:
@@ -296,7 +287,7 @@ def _llm_service(container: Container, owner: dict[str, Tree], source: str) -> C
     )
 
 
-def _in_kserve_model(model: dict[str, Tree], name: str, place: str, growth: TextBudget) -> Launch | None:
+def _in_kserve_model(model: dict[str, Tree], source: str, growth: TextBudget) -> Launch | None:
     """KServe's `predictor.model`: its arguments go to a serving runtime that is defined elsewhere."""
     if not isinstance(form := model.get("modelFormat"), dict):
         return None
@@ -307,7 +298,7 @@ def _in_kserve_model(model: dict[str, Tree], name: str, place: str, growth: Text
     container = replace(
         container, image=container.image or "vllm", notes=(*container.notes, "the serving runtime may add arguments of its own")
     )
-    launch = find_in_container(container, ", ".join(filter(None, (name, place, "model"))))
+    launch = find_in_container(container, source)
     return launch and _with_references(replace(launch, image=_text(model.get("image"))))
 
 
