@@ -283,19 +283,31 @@ def test_a_number_that_only_later_releases_read(value: str, since: str | None, i
     assert ("no release takes" in (item.note or "")) is (since is None)
 
 
-def test_a_file_may_hold_the_switch() -> None:
-    """A --config file counts, and one that is not at hand leaves it open."""
-    launch = Launch("test", EntryPoint.SERVE, ("m", "--config", "c.yaml", "--max-loras", "8"))
-    for entries, status in (({"enable-lora": True}, OK), (None, OK), ({"port": 1}, IDLE)):
-        checked = check(launch, engine_named("0.32.0"), config=ConfigFile("c.yaml", entries))
-        assert _item(checked, "--max-loras").status is status
-
-
-def test_needs_are_about_flags_that_exist() -> None:
-    """Both sides of every pair are flags of a release, and the needed one is still there."""
-    for name, needs in NEEDS.items():
-        assert history_of(name)
-        assert needs.flag in flags_of(newest())
+@each(
+    ("words", "entries", "name", "status"),
+    [
+        ("m --max-loras 8", {"enable-lora": True}, "--max-loras", OK),  # the file may hold the switch, also one not at hand
+        ("m --max-loras 8", None, "--max-loras", OK),
+        ("m --max-loras 8", {"port": 1}, "--max-loras", IDLE),
+        ("", {"model": "m", "swap-space": 4, "port": 8001}, "--swap-space", REMOVED),
+        ("", {"model": "m", "swap_space": "4"}, "--model", OK),  # a model in the file is nothing to scold
+        # `false` is what vLLM makes of it: dropped, so idle where the default is on and harmless where it is off.
+        ("m", {"enable-prefix-caching": False}, "--enable-prefix-caching", IDLE),
+        ("m", {"enforce-eager": False}, "--enforce-eager", FlagStatus.REDUNDANT),
+        ("m", {"trust-remote-code": True}, "--trust-remote-code", OK),
+    ],
+)
+def test_flags_in_a_config_file_are_checked_too(
+    words: str, entries: dict[str, object] | None, name: str, status: FlagStatus
+) -> None:
+    """Each with the file it stands in; what must be edited there is said, and so is a file that is not at hand."""
+    launch = Launch("test", EntryPoint.SERVE, (*words.split(), "--config", "c.yaml"))
+    checked = check(launch, engine_named("0.32.0"), config=ConfigFile("c.yaml", entries))
+    item = _item(checked, name)
+    assert (item.status, checked.model) == (status, "m")
+    assert ("from c.yaml" in (item.note or "")) is (name not in words)
+    assert any("not at hand" in note for note in checked.notes) is (entries is None)
+    assert any(f"edit c.yaml: {name[2:]}" in note for note in checked.notes) is (name not in words and status.is_problem)
 
 
 def test_a_redundant_switch_stays_where_a_file_says_otherwise() -> None:
@@ -305,66 +317,18 @@ def test_a_redundant_switch_stays_where_a_file_says_otherwise() -> None:
     assert checked.rewritten[-1] == "--enable-prefix-caching"
 
 
-def test_flags_in_a_config_file_are_checked_too() -> None:
-    """A removed flag hides in the YAML file as well as anywhere; the file's model counts."""
-    launch = Launch("test", EntryPoint.SERVE, ("--config", "c.yaml"))
-    config = ConfigFile("c.yaml", {"model": "m", "swap-space": 4, "port": 8001})
-    checked = check(launch, engine_named("0.32.0"), config=config)
-    item = _item(checked, "--swap-space")
-    assert item.status is FlagStatus.REMOVED
-    assert "from c.yaml" in (item.note or "")
-    assert checked.model == "m"
-
-
-def test_a_config_file_that_is_not_at_hand_is_said() -> None:
-    """What could not be read is a note, not a guess."""
-    launch = Launch("test", EntryPoint.SERVE, ("m", "--config", "c.yaml"))
-    checked = check(launch, engine_named("0.32.0"), config=ConfigFile("c.yaml", None))
-    assert any("not at hand" in note for note in checked.notes)
-
-
 def test_an_upgrade_shows_the_defaults_the_command_leaves_alone() -> None:
-    """From 0.19.0 to 0.32.0 the utilisation changes under a command that does not set it, and not under one that does."""
+    """Those of flags and variables, not of what the command sets itself; one kind of nothing for another is no change."""
+    older = {i.name for i in _check("m", "0.32.0", "0.6.3").items if i.status is FlagStatus.DEFAULT_CHANGED}
+    assert not older & {"--config", "--model-loader-extra-config", "--limit-mm-per-prompt", "--model"}
+    assert {"--ignore-patterns", "--allowed-origins", "--block-size"} <= older
     changed = {i.name: i for i in _check("m", "0.32.0", "0.19.0").items if i.status is FlagStatus.DEFAULT_CHANGED}
     assert "0.9 in 0.19.0, 0.92 in 0.32.0" in (changed["--gpu-memory-utilization"].note or "")
     assert changed["--gpu-memory-utilization"].since == "0.20.0"
+    assert "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS" in changed  # on by default since 0.20.0
     pinned = _check("m --gpu-memory-utilization 0.9", "0.32.0", "0.19.0")
     assert _item(pinned, "--gpu-memory-utilization").status is FlagStatus.OK
     assert any("CUDA graphs" in change.change for change in pinned.changes)
-
-
-def test_one_kind_of_nothing_for_another_is_no_change() -> None:
-    """An empty text that became unset says nothing to anybody; what was empty and now is something is still named."""
-    changed = {i.name for i in _check("m", "0.32.0", "0.6.3").items if i.status is FlagStatus.DEFAULT_CHANGED}
-    assert not changed & {"--config", "--model-loader-extra-config", "--limit-mm-per-prompt"}
-    assert {"--ignore-patterns", "--allowed-origins", "--block-size"} <= changed
-
-
-def test_switches_in_a_config_file_are_booleans() -> None:
-    """`false` in the file is what vLLM makes of it: dropped, so idle where the default is on and harmless where it is off."""
-    launch = Launch("test", EntryPoint.SERVE, ("m", "--config", "c.yaml"))
-    config = ConfigFile("c.yaml", {"enable-prefix-caching": False, "enforce-eager": False, "trust-remote-code": True})
-    checked = check(launch, engine_named("0.32.0"), config=config)
-    assert _item(checked, "--enable-prefix-caching").status is FlagStatus.NO_EFFECT
-    assert _item(checked, "--enforce-eager").status is FlagStatus.REDUNDANT
-    assert _item(checked, "--trust-remote-code").status is FlagStatus.OK
-    assert checked.model == "m"
-
-
-def test_what_must_be_edited_in_the_file_is_said() -> None:
-    """A refused flag in the file cannot be rewritten away: the note names it; a model in the file is nothing to scold."""
-    launch = Launch("test", EntryPoint.SERVE, ("--config", "c.yaml"))
-    config = ConfigFile("c.yaml", {"model": "m", "swap_space": "4"})
-    checked = check(launch, engine_named("0.32.0"), config=config)
-    assert any("edit c.yaml: swap_space" in note for note in checked.notes)
-    assert _item(checked, "--model").status is FlagStatus.OK
-
-
-def test_changed_defaults_of_variables_are_shown_too() -> None:
-    """The graph estimate came on by default in 0.20.0 through a variable; the model is never listed as changed."""
-    names = {i.name for i in _check("m", "0.32.0", "0.19.0").items if i.status is FlagStatus.DEFAULT_CHANGED}
-    assert "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS" in names
-    assert "--model" not in {i.name for i in _check("m", "0.32.0", "0.6.0").items}
 
 
 def test_variables_are_kept_judged_or_left_out() -> None:
@@ -373,6 +337,11 @@ def test_variables_are_kept_judged_or_left_out() -> None:
     assert dict(checked.rewritten_environment) == {"LMCACHE_CONFIG_FILE": "x.yaml", "LD_LIBRARY_PATH": "/x"}
     assert _item(_check("m", VLLM_ACME_MODE="1"), "VLLM_ACME_MODE").status is FlagStatus.UNKNOWN
     assert not [i for i in _check("m", EDITOR="vi", LOG_DIR="/var/log").items if i.name in ("EDITOR", "LOG_DIR")]
+
+
+def test_needs_are_about_flags_that_exist() -> None:
+    """Both sides of every pair are flags of a release, and the needed one is still there."""
+    assert all(history_of(name) and needs.flag in flags_of(newest()) for name, needs in NEEDS.items())
 
 
 @each("name", sorted(GONE))
