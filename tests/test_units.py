@@ -72,10 +72,12 @@ def test_what_vllm_refuses_is_refused(text: str) -> None:
     assert len(str(raised.value)) < 250
 
 
-def test_a_fraction_of_a_power_of_1024_is_refused_with_the_way_out() -> None:
-    """25.6G is refused as vLLM refuses it, and the answer names 25.6g."""
-    with pytest.raises(BadInput, match=r"25\.6g"):
-        parse_vllm_integer("25.6G")
+def test_auto_is_left_to_vllm_and_a_refusal_names_the_way_out() -> None:
+    """`auto` is -1, another word is none; 25.6G is refused as vLLM refuses it, and the answer names 25.6g."""
+    assert [parse_vllm_integer_or_auto(text) for text in ("auto", " AUTO ", "-1", "8k", "8K")] == [-1, -1, -1, 8000, 8192]
+    for text, says in (("automatic", "vLLM accepts"), ("25.6G", r"25\.6g")):
+        with pytest.raises(BadInput, match=says):
+            parse_vllm_integer_or_auto(text)
 
 
 @given(st.integers(0, 10**15), st.one_of(st.none(), st.integers(0, 999_999)), st.sampled_from("kKmMgGtT"))
@@ -104,18 +106,6 @@ def test_any_text_is_an_integer_or_bad_input(text: str) -> None:
             int(text.strip())
     else:
         assert text.strip()[-1] in "kKmMgGtT" or value == int(text.strip())
-
-
-@pytest.mark.parametrize(("text", "value"), [("auto", -1), (" AUTO ", -1), ("-1", -1), ("8k", 8000), ("8K", 8192)])
-def test_parse_vllm_integer_or_auto(text: str, value: int) -> None:
-    """`auto` is -1; anything else is read as usual."""
-    assert parse_vllm_integer_or_auto(text) == value
-
-
-def test_auto_or_nothing() -> None:
-    """A word that is not `auto` is refused."""
-    with pytest.raises(BadInput):
-        parse_vllm_integer_or_auto("automatic")
 
 
 @each(
@@ -162,19 +152,15 @@ def test_parse_gib_refuses(text: str) -> None:
     ],
 )
 def test_format_gib(size: int, text: str) -> None:
-    """Sizes are written in the unit in which they can be read."""
+    """Sizes are written in the unit in which they can be read, counts with their thousands apart."""
     assert format_gib(size) == text
+    assert [format_count(n) for n in (0, 999, 327680, -1000)] == ["0", "999", "327,680", "-1,000"]
 
 
 @given(st.integers(-(2**60), 2**60).filter(bool))
 def test_only_nothing_is_written_as_zero(size: int) -> None:
     """A size that is not zero never looks like zero."""
     assert float(format_gib(size).split()[0].replace(",", "")) != 0
-
-
-def test_format_count() -> None:
-    """Thousands are set apart."""
-    assert [format_count(n) for n in (0, 999, 327680, -1000)] == ["0", "999", "327,680", "-1,000"]
 
 
 @given(st.integers(0, 10**9), st.integers(1, 4096))
