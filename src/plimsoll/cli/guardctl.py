@@ -323,14 +323,12 @@ def _status(guard: GuardClient, name: str | None, *, is_json: bool) -> int:
 def _engines(engines: Sequence[Mapping[str, Any]]) -> list[Line]:
     """One line for each engine, in columns as wide as the widest, and its notes under it."""
     rows = [_engine(engine) for engine in engines]
-    width = max((len(str(engine["name"])) for engine in engines), default=0)
-    states = max((len(row[0]) for row in rows), default=0)
+    width = max(30, *(len(str(engine["name"])) for engine in engines)) if engines else 30
+    states = max(20, *(len(row[0]) for row in rows)) if rows else 20
     lines = []
     for engine, (state, style, rest, notes) in zip(engines, rows, strict=True):
-        column = 3 + max(30, width)
-        head = f"  {engine['name']:{max(30, width)}} {state:{max(20, states)}} {rest}"
-        lines += [Line(head, column, style, column + len(state))]
-        lines += [Line(f"{'':{column}}{note}", column, FAINT) for note in notes]
+        lines.append(Line(f"  {engine['name']:{width}} {state:{states}} {rest}", 3 + width, style, 3 + width + len(state)))
+        lines += [Line(f"{'':{3 + width}}{note}", 3 + width, FAINT) for note in notes]
     return lines
 
 
@@ -417,9 +415,9 @@ def _journal(path: str, limit: int, engine: str | None, *, is_json: bool) -> int
     if is_json:
         _show_json({"schema": SCHEMA, "entries": rows, "wrong": wrong})
     else:
-        show(
-            Report([*(line for _, line in _entry_lines(rows)), *(Line(text, 2, WARN) for text in wrong)]) or "nothing was done"
-        )
+        report = Report(line for _, line in _entry_lines(rows))
+        report += [Line(text, 2, WARN) for text in wrong]
+        show(report or "nothing was done")
     return 1 if wrong else 0
 
 

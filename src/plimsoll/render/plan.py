@@ -559,18 +559,14 @@ def _bytes(value: Value, first: Value) -> str:
     return format_gib(value) + (f" ({apart / GIB:+.2f})" if apart else "")
 
 
-def _compare_verdict(planned: MemoryPlan) -> str:
-    """As a plan alone says it; only what would not go into a column is said shorter."""
-    return "fits, may not start" if planned.fits and not planned.ledger.fits_at_low_end else verdict(planned)
-
-
 def _findings(planned: MemoryPlan) -> str:
     codes = [finding.code.value for finding in planned.findings]
     return f"{len(codes)}: {', '.join(codes)}" if codes else "none"
 
 
 _READERS: tuple[tuple[str, Callable[[MemoryPlan], Value], Callable[[Value, Value], str]], ...] = (
-    ("verdict", _compare_verdict, _plain),
+    # As a plan alone says it; only what would not go into a column is said shorter.
+    ("verdict", lambda p: "fits, may not start" if p.fits and not p.ledger.fits_at_low_end else verdict(p), _plain),
     ("model", lambda p: one_line(p.model), _plain),
     ("GPU", lambda p: gpus_of(p.ledger), _plain),
     ("vLLM", lambda p: one_line(p.ledger.settings.release), _plain),

@@ -186,34 +186,23 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
     again = f"{counted(summary.recomputed_tokens, 'token')} recomputed, {percent(summary.recomputed_share)} of the work"
     preempted = f"{format_count(summary.preemptions)}, of {counted(summary.preempted_requests, 'request')}; {again}"
     full = f"{percent(usage.nearly_full)} of the time at {NEARLY_FULL_PERCENT} % or more"
+    slots, share = summary.waste
+    waste = "unknown" if slots is None else f"{slots:,.1f} empty slots in held blocks on average"
+    waste = waste if share is None else f"{percent(share / 100)} of the used slots; {waste}"
+    prefix = summary.prefix
+    hits = f"{format_count(prefix.hit_tokens)} of {format_count(prefix.query_tokens)} tokens, {percent(prefix.hit_rate)}"
+    if prefix.resumed_query_tokens:
+        resumed = f"{format_count(prefix.resumed_hit_tokens)} of {format_count(prefix.resumed_query_tokens)}"
+        hits += f"; {resumed} when preempted requests came back"
     return [
         ("finished", f"{format_count(summary.finished)} of {format_count(summary.requests)}, {summary.rejected:,} rejected"),
         ("steps", f"{steps} and {format_count(summary.peak_waiting)} waiting at once"),
         ("preemptions", preempted if summary.preemptions else "none"),
         ("cache use", f"{percent(usage.mean)} mean, {percent(usage.p99)} p99, {blocks} at the peak; {full}"),
-        ("waste", _waste(summary)),
-        ("prefix hits", _prefix_hits(summary)),
+        ("waste", waste),
+        ("prefix hits", hits if summary.settings.prefix_caching else "prefix caching is off"),
         ("replay took", duration(summary.wall_seconds)),
     ]
-
-
-def _waste(summary: Summary) -> str:
-    slots, share = summary.waste
-    if slots is None:
-        return "unknown"
-    held = f"{slots:,.1f} empty slots in held blocks on average"
-    return held if share is None else f"{percent(share / 100)} of the used slots; {held}"
-
-
-def _prefix_hits(summary: Summary) -> str:
-    prefix = summary.prefix
-    if not summary.settings.prefix_caching:
-        return "prefix caching is off"
-    said = f"{format_count(prefix.hit_tokens)} of {format_count(prefix.query_tokens)} tokens, {percent(prefix.hit_rate)}"
-    if prefix.resumed_query_tokens:
-        resumed = f"{format_count(prefix.resumed_hit_tokens)} of {format_count(prefix.resumed_query_tokens)}"
-        said += f"; {resumed} when preempted requests came back"
-    return said
 
 
 def throughput(summary: Summary) -> str:

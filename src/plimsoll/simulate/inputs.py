@@ -37,7 +37,7 @@ from plimsoll.simulate.settings import (
     sheet_time,
     with_groups,
 )
-from plimsoll.simulate.silicon import StepClock, planned_clock
+from plimsoll.simulate.silicon import planned_clock
 from plimsoll.simulate.start import check_start
 from plimsoll.simulate.summary import POOR_FIT
 from plimsoll.simulate.trace import Arrivals, Trace
@@ -122,7 +122,11 @@ def read_times(
         # A fit begins at the data sheet: begun at the kernels' table it foretells a run's other loads less well.
         is_fitted = options.fit is not None
         clock = None if planned is None or is_fitted else planned_clock(planned.ledger, planned.shape, settings)
-        by_sheet = _data_sheet(plan, settings) if clock is None else Times(clock.step_time, notes=(sure_of(clock),))
+        by_sheet = _data_sheet(plan, settings)
+        if clock is not None:
+            low, high = (f"{factor - 1:+.0%}" for factor in clock.band)
+            sure = f"step times by {clock.basis}, {low} to {high}; --fit corrects them by a real run"
+            by_sheet = Times(clock.step_time, notes=(sure,))
     if options.fit is not None:
         return _fitted(options, options.fit, plan, settings, trace, by_sheet)
     if options.fit_series is not None:
@@ -131,12 +135,6 @@ def read_times(
         return by_sheet
     notes = (AS_GIVEN,) if said and plan is not None else ()
     return Times(StepTime(**{**StepTime()._asdict(), **said}), notes=notes)
-
-
-def sure_of(clock: StepClock) -> str:
-    """What unfitted step times rest on, and how far they may be off."""
-    low, high = (f"{factor - 1:+.0%}" for factor in clock.band)
-    return f"step times by {clock.basis}, {low} to {high}; --fit corrects them by a real run"
 
 
 def _fitted(
@@ -306,7 +304,19 @@ def check_options(options: TrafficOptions) -> None:
 
 def read_traffic(options: TrafficOptions) -> Trace:
     """The traces that were named, merged and cut as asked."""
-    traces = [_one_trace(word, options) for word in options.rest]
+    arrivals = None
+    if options.rate is not None or options.arrivals is not None:
+        burstiness = 0.25 if options.burstiness is None else options.burstiness
+        arrivals = Arrivals(options.arrivals or "poisson", options.rate or 0.0, options.seed or 0, burstiness)
+    traces = []
+    for word in options.rest:
+        if word.startswith(SCHEME):
+            made = generate(parse_synthetic(word))
+            traces.append(take(made, 0, min(options.limit, made.size)) if options.limit else made)
+        else:
+            block = options.trace_block_size or 512
+            found = read_trace(word, limit=options.limit, prefix_block=block, arrivals=arrivals, skip_bad=options.skip_bad)
+            traces.append(found)
     trace = traces[0] if len(traces) == 1 else merge(traces)
     if options.from_s is not None or options.until_s is not None:
         last = float(trace.arrival_ns[-1]) / 1e9 + 1 if trace.size else 1.0
@@ -314,19 +324,6 @@ def read_traffic(options: TrafficOptions) -> Trace:
     if not trace.size:
         raise BadInput(f"{trace.name}: no request is left to replay")
     return trace
-
-
-def _one_trace(word: str, options: TrafficOptions) -> Trace:
-    limit = options.limit
-    if word.startswith(SCHEME):
-        trace = generate(parse_synthetic(word))
-        return take(trace, 0, min(limit, trace.size)) if limit else trace
-    arrivals = None
-    if options.rate is not None or options.arrivals is not None:
-        burstiness = 0.25 if options.burstiness is None else options.burstiness
-        arrivals = Arrivals(options.arrivals or "poisson", options.rate or 0.0, options.seed or 0, burstiness)
-    block = options.trace_block_size or 512
-    return read_trace(word, limit=limit, prefix_block=block, arrivals=arrivals, skip_bad=options.skip_bad)
 
 
 def _planned(options: ReplayOptions) -> MemoryPlan | None:

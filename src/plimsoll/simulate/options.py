@@ -90,22 +90,18 @@ class ReplayOptions(StepOptions, TrafficOptions):
     groups: str | None = option("full:16,sliding:16:1024,mamba:16", "layers of several kinds that share the blocks")
 
 
-_FASTEST = 1e6
 _servers = partial(whole, least=1, most=10_000)
 
 
-def _start_seconds(text: str, name: str) -> float:
-    seconds = decimal(text, name)
-    if not 0 <= seconds <= 86_400:
-        raise BadInput(f"{name} must lie between 0 and 86400, not {text[:40]}")
-    return seconds
+def _within(text: str, name: str, most: float, *, above_0: bool) -> float:
+    number = decimal(text, name)
+    if not 0 <= number <= most or (above_0 and number == 0):
+        span = f"above 0 and at most at {most:.0f}" if above_0 else f"between 0 and {most:.0f}"
+        raise BadInput(f"{name} must lie {span}, not {text[:40]}")
+    return number
 
 
-def _speed(text: str, name: str) -> float:
-    speed = decimal(text, name)
-    if not 0 < speed <= _FASTEST:
-        raise BadInput(f"{name} must lie above 0 and at most at {_FASTEST:.0f}, not {text[:40]}")
-    return speed
+_start_seconds, _speed = partial(_within, most=86_400, above_0=False), partial(_within, most=1e6, above_0=True)
 
 
 def _ports(text: str, name: str) -> tuple[int, int]:

@@ -227,20 +227,13 @@ def with_groups(settings: EngineLimits, groups: Sequence[CacheGroup]) -> EngineL
 
 def planned_settings(said: LaunchSettings, kv: KvPlan) -> EngineLimits:
     """The planned server's scheduler: its blocks, its cache groups and its limits."""
-    settings = EngineLimits(
-        num_blocks=kv.num_blocks,
-        block_size=kv.block_size,
-        max_num_seqs=said.max_num_seqs,
-        max_num_batched_tokens=said.max_num_batched_tokens,
-        max_model_len=kv.max_model_len,
-        prefix_caching=said.prefix_caching,
-        chunked_prefill=said.chunked_prefill,
-        long_prefill_token_threshold=said.long_prefill_token_threshold,
-        async_scheduling=said.async_scheduling,
-        watermark=said.watermark,
-        reserve_full_isl=said.reserve_full_isl,
-        policy="priority" if said.scheduling_policy == "priority" else "fcfs",
+    alike = (
+        "max_num_seqs max_num_batched_tokens prefix_caching chunked_prefill long_prefill_token_threshold async_scheduling "
+        "watermark reserve_full_isl"
     )
+    limits: dict[str, Any] = {name: getattr(said, name) for name in alike.split()}
+    limits |= {name: getattr(kv, name) for name in ("num_blocks", "block_size", "max_model_len")}
+    settings = EngineLimits(**limits, policy="priority" if said.scheduling_policy == "priority" else "fcfs")
     return with_groups(settings, [group_of(group.kind, group.block_size, group.window) for group in kv.groups])
 
 

@@ -127,7 +127,18 @@ def read_lines(path: str) -> Iterator[Lines]:
                 buffered.detach()  # or it would close standard input with itself
             return
         if path and Path(path).is_dir():
-            yield from _of_recorder(path)
+            # All that the recorder left in its folder; of a file that is being written the last line may not be whole yet.
+            files = sorted(Path(path).glob(RECORDED))
+            if not files:
+                raise BadInput(f"{path}: a folder without a recording ({RECORDED}) in it")
+            before = 0
+            for one in files:
+                with one.open("rb") as file:
+                    last = 0
+                    for chunk in _chunks(unpacked(str(one), file, whole=True), str(one), is_growing=True):
+                        last = chunk.numbers[-1] if chunk.lines else last
+                        yield chunk._replace(numbers=[before + number for number in chunk.numbers])
+                    before += last
             return
         if not stat.S_ISREG(Path(path).stat().st_mode):
             raise BadInput(f"{path}: not a file (a pipe is read with - in place of the name)")
@@ -135,21 +146,6 @@ def read_lines(path: str) -> Iterator[Lines]:
             yield from _chunks(unpacked(path, file, whole=True), path)
     except (OSError, ValueError) as error:
         raise BadInput(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-
-
-def _of_recorder(path: str) -> Iterator[Lines]:
-    """All that the recorder left in its folder; of a file that is being written the last line may not be whole yet."""
-    files = sorted(Path(path).glob(RECORDED))
-    if not files:
-        raise BadInput(f"{path}: a folder without a recording ({RECORDED}) in it")
-    before = 0
-    for one in files:
-        with one.open("rb") as file:
-            last = 0
-            for chunk in _chunks(unpacked(str(one), file, whole=True), str(one), is_growing=True):
-                last = chunk.numbers[-1] if chunk.lines else last
-                yield chunk._replace(numbers=[before + number for number in chunk.numbers])
-            before += last
 
 
 def _chunks(file: io.BufferedReader, path: str, *, is_growing: bool = False) -> Iterator[Lines]:

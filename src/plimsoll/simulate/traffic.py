@@ -135,7 +135,18 @@ def generate(spec: Synthetic) -> Trace:
     )  # fmt: skip
     if not spec.families and spec.turns == 1:
         return trace
-    return _with_ids(spec, trace, conversation[order], thread[order])
+    # Blocks of the shared beginning carry the family's number, the others that of the thread.
+    conversation, thread = conversation[order], thread[order]
+    blocks = blocks_of(trace.prompt, spec.prefix_block)
+    if blocks.sum() > IDS_MAX:
+        raise TooLarge(f"{SCHEME} more than {IDS_MAX} prefix ids; take a larger block than {spec.prefix_block}")
+    shared, family = np.zeros_like(blocks), np.zeros_like(blocks)
+    if spec.families:
+        shared = np.minimum(blocks, spec.family_tokens // spec.prefix_block)
+        family = _dice(spec, _FAMILY).integers(0, spec.families, int(conversation.max()) + 1, dtype=np.int64)[conversation]
+    numbers = np.stack([family, thread + spec.families], axis=1).ravel()
+    ids = np.repeat(numbers, np.stack([shared, blocks - shared], axis=1).ravel())
+    return trace._replace(prefix_ids=ids, prefix_start=starts(blocks))
 
 
 def _dice(spec: Synthetic, which: int) -> np.random.Generator:
@@ -161,21 +172,6 @@ def _arrivals(spec: Synthetic, conversation: Integers, turn: Integers) -> Intege
     if arrival.max() > LATEST_NS:
         raise BadInput(f"{SCHEME} the last request would arrive after a hundred years")
     return arrival
-
-
-def _with_ids(spec: Synthetic, trace: Trace, conversation: Integers, thread: Integers) -> Trace:
-    """Blocks of the shared beginning carry the family's number, the others that of the thread."""
-    blocks = blocks_of(trace.prompt, spec.prefix_block)
-    if blocks.sum() > IDS_MAX:
-        raise TooLarge(f"{SCHEME} more than {IDS_MAX} prefix ids; take a larger block than {spec.prefix_block}")
-    shared = np.zeros_like(blocks)
-    family = np.zeros_like(blocks)
-    if spec.families:
-        shared = np.minimum(blocks, spec.family_tokens // spec.prefix_block)
-        family = _dice(spec, _FAMILY).integers(0, spec.families, int(conversation.max()) + 1, dtype=np.int64)[conversation]
-    numbers = np.stack([family, thread + spec.families], axis=1).ravel()
-    ids = np.repeat(numbers, np.stack([shared, blocks - shared], axis=1).ravel())
-    return trace._replace(prefix_ids=ids, prefix_start=starts(blocks))
 
 
 def cut(trace: Trace, start_s: float, end_s: float) -> Trace:

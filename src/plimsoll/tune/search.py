@@ -230,8 +230,12 @@ class Search:
             self._along("gpu_memory_utilization")
             below = None
             while self.left and (top := self._best()) != below:
-                below = top
-                self.try_all(self._neighbours(top))
+                below, neighbours = top, []
+                for name, values in self.space._asdict().items():
+                    lower = [one for one in values if one < getattr(top, name)][-1:]
+                    higher = [one for one in values if one > getattr(top, name)][:1]
+                    neighbours += [top._replace(**{name: one}) for one in (*lower, *higher)]
+                self.try_all(neighbours)
             self._along("max_num_seqs")
             self._along("max_num_batched_tokens")
 
@@ -241,15 +245,6 @@ class Search:
 
     def _best(self) -> Candidate:
         return max(self.tried.values(), key=lambda one: one.score.goodput).option.candidate
-
-    def _neighbours(self, here: Candidate) -> list[Candidate]:
-        found = []
-        for name, values in self.space._asdict().items():
-            value = getattr(here, name)
-            below = [one for one in values if one < value][-1:]
-            above = [one for one in values if one > value][:1]
-            found += [here._replace(**{name: one}) for one in (*below, *above)]
-        return found
 
 
 def preferred(ranked: Sequence[Trial], own: Candidate, *, keeps_promises: bool = False) -> Trial:
