@@ -11,7 +11,7 @@ from plimsoll.findings import Code, Finding, Severity
 from plimsoll.launch.check_flags import check
 from plimsoll.launch.command_line import EntryPoint, Launch, read_command_line
 from plimsoll.models.shape import ModelShape
-from plimsoll.plan.kv import GroupPlan, KvPlan, plan_kv
+from plimsoll.plan.kv import KvPlan, plan_kv
 from plimsoll.plan.kv_layers import FullSpec, NamedSpec, SlidingSpec
 from plimsoll.plan.ledger import ModelFacts, plan_ledger
 from plimsoll.plan.matrix import Cell, CellState, Matrix, MatrixSpec
@@ -33,6 +33,7 @@ from plimsoll.render.plan import (
 from plimsoll.render.terminal import WIDTH
 from plimsoll.units import GIB
 from plimsoll.vllm.versions import engine_named
+from tests.each import each
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
@@ -194,52 +195,31 @@ def test_a_cell_without_a_cache() -> None:
     assert cell_text(_cell(8192, 8, CellState.FITS, None)) == "fits"
 
 
-def test_a_workload_that_fits() -> None:
-    """The verdict, the band, both figures of article row 1 and the block in force are all said."""
-    text = str(workload_lines(_answer(Workload(((1200, 300),), 64))))
-    assert "fits: 64 at once, 1,200 prompt and 300 output tokens." in text
-    assert "217 fit at once (207 to 228 over the band): 94 blocks each, of 20,479" in text
-    assert "29% at the end" in text
-    assert "11.8 GiB" in text
-    assert "1,024.0 GiB, and 2 would fit" in text
-    assert "16 (in force)" in text
-    assert "25.00 %" in text
-
-
-def test_growth_is_named_where_it_hurts() -> None:
-    """Prompts fit, prompts with their outputs do not: the text says that outputs grow and requests are preempted."""
-    text = " ".join(str(workload_lines(_answer(Workload(((1200, 300),), 250)))).split())
-    assert "may preempt: 250 at once" in text
-    assert "Outputs grow" in text
-    assert "preempts" in text
-
-
-@pytest.mark.parametrize(
-    ("workload", "starts", "said"),
+@each(
+    ("workload", "more", "said"),
     [
-        (Workload(((1200, 300),), 5000), True, "not even the prompts fit"),
-        (Workload(((1200, 300),), 5000), True, "4,744 requests are beyond --max-num-seqs"),
-        (Workload(((200_000, 1),), 1), True, "too long"),
-        (Workload(((1200, 300),), 64), False, "does not start"),
-        (Workload(((1200, 300), (200_000, 1)), 2), True, "1 of 2 requests is longer"),
-        (Workload(((1200, 300), (100, 10)), None), True, "of the average mixture"),
-        (Workload(((1200, 300),), 210), True, "At the low end of the KV band it does not fit"),
+        *((Workload(((1200, 300),), 64), {}, said) for said in (
+            "fits: 64 at once, 1,200 prompt and 300 output tokens.",
+            "217 fit at once (207 to 228 over the band): 94 blocks each, of 20,479",
+            "29% at the end", "11.8 GiB", "1,024.0 GiB, and 2 would fit", "16 (in force)", "25.00 %",
+        )),
+        *((Workload(((1200, 300),), 250), {}, said) for said in ("may preempt: 250 at once", "Outputs grow", "preempts")),
+        (Workload(((1200, 300),), 5000), {}, "not even the prompts fit"),
+        (Workload(((1200, 300),), 5000), {}, "4,744 requests are beyond --max-num-seqs"),
+        (Workload(((200_000, 1),), 1), {}, "too long"),
+        (Workload(((1200, 300),), 64), {"starts": False}, "does not start"),
+        (Workload(((1200, 300), (200_000, 1)), 2), {}, "1 of 2 requests is longer"),
+        (Workload(((1200, 300), (100, 10)), None), {}, "of the average mixture"),
+        (Workload(((1200, 300),), 210), {}, "At the low end of the KV band it does not fit"),
+        (Workload(((1200, 300),), 64), {"windows": True}, "189 blocks (94 full + 95 sliding)"),
+        (Workload(((1200, 300),), 64), {"windows": True}, "Once all decode and windows have slid"),
     ],
-)
-def test_other_verdicts(workload: Workload, starts: bool, said: str) -> None:
-    """Each way a workload fares has its sentence, and every line fits the screen."""
-    lines = str(workload_lines(_answer(workload, starts=starts))).splitlines()
+)  # fmt: skip
+def test_each_way_a_workload_fares_has_its_sentence(workload: Workload, more: dict[str, bool], said: str) -> None:
+    """The verdict, the band, both figures of paging, the block in force, growth where it hurts, windows told apart."""
+    lines = str(workload_lines(_answer(workload, **more))).splitlines()
     assert said in " ".join("\n".join(lines).split())
     assert max(map(len, lines)) <= WIDTH
-
-
-def test_windows_are_told_apart() -> None:
-    """Groups are listed by kind, and so is what fits once windows have slid."""
-    answer = _answer(Workload(((1200, 300),), 64), windows=True)
-    text = " ".join(str(workload_lines(answer)).split())
-    assert "189 blocks (94 full + 95 sliding)" in text
-    assert "Once all decode and windows have slid" in text
-    assert all(isinstance(group, GroupPlan) for group in answer.largest_groups)
 
 
 def test_a_workload_as_data() -> None:

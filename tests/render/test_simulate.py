@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -74,8 +76,10 @@ def test_text_fits_a_screen() -> None:
         assert word in text, word
 
 
-def test_times_are_labelled_a_rough_guide_unless_fitted() -> None:
-    """Nobody mistakes assumed step times for measured ones."""
+def test_times_are_labelled_a_rough_guide_unless_fitted_and_a_cache_that_is_off_has_no_hits() -> None:
+    """Nobody mistakes assumed step times for measured ones; a hit rate of a cache that is off is not a hit rate."""
+    off = hand_made(REQUESTS, STEPS, EngineLimits(num_blocks=11, prefix_caching=False))
+    assert "prefix caching is off" in str(as_text(summarise(off)))
     run = hand_made(REQUESTS, STEPS)
     assert "rough guide: not fitted" in str(as_text(summarise(run)))
     fitted = str(as_text(summarise(run, fitted="fitted: 4 % off on average")))
@@ -143,37 +147,23 @@ def test_nothing_of_the_trace_s_name_reaches_the_terminal_raw() -> None:
         assert SECRET not in output
 
 
-def test_prefix_caching_off_is_said_and_counts_have_their_noun() -> None:
-    """A hit rate of a cache that is off is not a hit rate; one is singular."""
-    assert "prefix caching is off" in str(
-        as_text(summarise(hand_made(REQUESTS, STEPS, EngineLimits(num_blocks=11, prefix_caching=False))))
-    )
-    assert [counted(n, "request") for n in (0, 1, 2000)] == ["0 requests", "1 request", "2,000 requests"]
-
-
-@pytest.mark.parametrize(
-    ("share", "words"),
-    [(None, "-"), (0, "0 %"), (0.0001, "under 0.1 %"), (0.026, "2.6 %"), (0.37, "37 %"), (0.9951, "99.5 %"),
-     (0.99999, "99.9 %"), (1, "100 %")],
-)  # fmt: skip
-def test_percent_never_claims_a_false_0_or_100(share: float | None, words: str) -> None:
-    """Only nothing is 0 % and only all is 100 %."""
-    assert percent(share) == words
-
-
 @each(
-    ("value", "words"),
-    [(None, "-"), (0, "0 s"), (5e-6, "5.00 us"), (0.00769, "7.69 ms"), (0.168, "168 ms"), (4.2, "4.20 s"), (66.04, "66.0 s"),
-     (599, "599 s"), (750, "12.5 min"), (7200, "2.00 h")],
+    ("say", "value", "words"),
+    [
+        *((percent, *pair) for pair in (
+            (None, "-"), (0, "0 %"), (0.0001, "under 0.1 %"), (0.026, "2.6 %"), (0.37, "37 %"), (0.9951, "99.5 %"),
+            (0.99999, "99.9 %"), (1, "100 %"),
+        )),
+        *((seconds, *pair) for pair in (
+            (None, "-"), (0, "0 s"), (5e-6, "5.00 us"), (0.00769, "7.69 ms"), (0.168, "168 ms"), (4.2, "4.20 s"),
+            (66.04, "66.0 s"), (599, "599 s"), (750, "12.5 min"), (7200, "2.00 h"),
+        )),
+        *((duration, *pair) for pair in (
+            (0, "0 s"), (12.3, "12.3 s"), (425.9, "7 min 6 s"), (59.7, "1 min 0 s"), (7500, "2 h 5 min"),
+        )),
+        *((lambda n: counted(n, "request"), *pair) for pair in ((0, "0 requests"), (1, "1 request"), (2000, "2,000 requests"))),
+    ],
 )  # fmt: skip
-def test_seconds_have_three_digits(value: float | None, words: str) -> None:
-    """Each in the unit that suits it."""
-    assert seconds(value) == words
-
-
-@pytest.mark.parametrize(
-    ("value", "words"), [(0, "0 s"), (12.3, "12.3 s"), (425.9, "7 min 6 s"), (59.7, "1 min 0 s"), (7500, "2 h 5 min")]
-)
-def test_durations_have_two_units(value: float, words: str) -> None:
-    """A span as people say it."""
-    assert duration(value) == words
+def test_figures_are_said_as_people_say_them(say: Callable[[Any], str], value: float | None, words: str) -> None:
+    """Only nothing is 0 % and only all is 100 %; times in the unit that suits them; spans in two; one is singular."""
+    assert say(value) == words

@@ -94,39 +94,28 @@ def test_a_new_version_never_meets_old_machine_code(tmp_path: Path, monkeypatch:
     assert len(seen) == 1 + len(compiled.SOURCES)
 
 
-def test_the_folder_is_the_user_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the user's cache folder, closed to others."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder = compiled.cache_folder.__wrapped__()
-    assert folder.is_relative_to(tmp_path / "cache" / "plimsoll")
-    assert folder.stat().st_mode & 0o077 == 0
-    monkeypatch.delenv("XDG_CACHE_HOME")
+def test_machine_code_is_kept_where_nobody_else_can_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the user's cache folder, closed to others; else in the place for temporary files; never in somebody else's folder."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert compiled.cache_folder.__wrapped__().is_relative_to(tmp_path / "home" / ".cache" / "plimsoll")
-
-
-def test_a_home_that_cannot_be_written_is_no_hindrance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next choice is a folder of the user's in the place for temporary files, the same one every time."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    ours = compiled.cache_folder.__wrapped__()
+    assert ours.is_relative_to(tmp_path / "cache" / "plimsoll")
+    assert ours.stat().st_mode & 0o077 == 0
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "cache"))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder = compiled.cache_folder.__wrapped__()
     assert folder.is_relative_to(tmp_path / f"plimsoll-{os.getuid()}")
     assert compiled.cache_folder.__wrapped__() == folder
-
-
-def test_somebody_else_s_folder_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Machine code that another user could have put there is never loaded: a new private folder is made."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    ours = compiled.cache_folder.__wrapped__()
     somebody = os.getuid() + 1
     monkeypatch.setattr(os, "getuid", lambda: somebody)
-    folder = compiled.cache_folder.__wrapped__()
-    assert folder != ours
-    assert folder.parent == tmp_path
-    assert folder.name.startswith("plimsoll-compiled-")
-    assert folder.stat().st_mode & 0o077 == 0
+    private = compiled.cache_folder.__wrapped__()
+    assert (private != ours, private.parent) == (True, tmp_path)
+    assert private.name.startswith("plimsoll-compiled-")
+    assert private.stat().st_mode & 0o077 == 0
 
 
 def test_without_numba_everything_is_the_same(tmp_path: Path) -> None:

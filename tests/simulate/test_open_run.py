@@ -70,7 +70,9 @@ def _fed(case: Case, piece_ns: int, coming: list[int]) -> tuple[OpenRun, dict[in
     return run, {who: (first[who], last[who]) for who in first}
 
 
-def assert_as_replayed(case: Case, piece_ns: int) -> None:
+@given(_cases(hybrid=False), st.sampled_from([1, 7, 500, 3000, 10**6]))
+def test_handed_in_one_by_one_it_is_the_replay_of_all(case: Case, piece_ns: int) -> None:
+    """Every first and last token at the same nanosecond, however often somebody looks and however rows are used again."""
     piece_ns = piece_ns if case.trace.arrival_ns[-1] + 10**5 < 2000 * piece_ns else 10**4
     # vLLM breaks ties of priority by the request's id as text, where "10" comes before "9": numbers are their own order here.
     assume(case.settings.policy == "fcfs" or case.trace.size <= 10)
@@ -87,12 +89,6 @@ def assert_as_replayed(case: Case, piece_ns: int) -> None:
     assert sums[loop.GENERATED] == whole.produced.sum()
     assert sums[loop.PROMPT_TOKENS] == np.maximum(1, case.trace.prompt[coming]).sum()
     assert run.count(at.HITS) == whole.totals.hit_tokens
-
-
-@given(_cases(hybrid=False), st.sampled_from([1, 7, 500, 3000, 10**6]))
-def test_handed_in_one_by_one_it_is_the_replay_of_all(case: Case, piece_ns: int) -> None:
-    """Every first and last token at the same nanosecond, however often somebody looks and however rows are used again."""
-    assert_as_replayed(case, piece_ns)
 
 
 @given(_cases(hybrid=False), st.data())
@@ -126,11 +122,10 @@ def test_requests_can_be_taken_back_at_any_time(case: Case, data: st.DataObject)
     assert run.reset_prefix_cache()
 
 
-def test_a_forgotten_cache_is_empty() -> None:
-    """vLLM refuses while a block is held; afterwards nobody hits anything, and before it somebody did."""
+def test_a_cache_can_be_forgotten_and_an_answer_hit_by_the_next_turn() -> None:
+    """vLLM refuses while a block is held; afterwards nobody hits anything. Ids may stand for the answer, too."""
     limits = EngineLimits(num_blocks=64, block_size=4, max_model_len=64)
-    run = OpenRun(limits, StepTime())
-    ids = np.arange(1, 4, dtype=np.int64)
+    run, ids = OpenRun(limits, StepTime()), np.arange(1, 4, dtype=np.int64)
     run.submit(12, 2, 0, ids=ids, ids_tokens=12)
     list(run.until(1))
     assert not run.reset_prefix_cache()
@@ -142,39 +137,27 @@ def test_a_forgotten_cache_is_empty() -> None:
     run.submit(13, 2, 2 * SECOND, ids=ids, ids_tokens=12)
     list(run.until(3 * SECOND))
     assert run.count(at.HITS) == 12
-
-
-def test_an_answer_can_be_hit_by_the_next_turn() -> None:
-    """Ids may stand for the answer, too, as vLLM knows the content of what it generated."""
-    run = OpenRun(EngineLimits(num_blocks=64, block_size=4, max_model_len=64), StepTime())
-    ids = np.arange(1, 5, dtype=np.int64)
-    run.submit(8, 9, 0, ids=ids, ids_tokens=16)
+    run = OpenRun(limits, StepTime())
+    run.submit(8, 9, 0, ids=np.arange(1, 5, dtype=np.int64), ids_tokens=16)
     list(run.until(SECOND))
     run.submit(20, 2, SECOND, ids=np.arange(1, 6, dtype=np.int64), ids_tokens=20)
     list(run.until(2 * SECOND))
     assert run.count(at.HITS) == 16
 
 
-def test_every_token_is_told_where_somebody_listens() -> None:
-    """One first token, then one event for each further one, and the end with the last."""
+def test_every_token_is_told_and_a_delay_moves_what_is_under_way() -> None:
+    """One first token, then one event for each further one, and the end with the last; later by just the delay."""
     run = OpenRun(EngineLimits(), StepTime(), wants_tokens=True, step_edges=(1, 8, 64), gap_edges=(10**6, 10**8))
     run.submit(40, 5, 0)
-    kinds = [int(kind) for events in run.until(SECOND) for kind in events[:, loop.KIND]]
-    assert kinds == [loop.FIRST, loop.TOKEN, loop.TOKEN, loop.TOKEN, loop.TOKEN, loop.DONE]
-    assert run.tally.step_counts.tolist() == [4, 0, 1, 0]
-    assert run.tally.gap_counts.tolist() == [0, 4, 0]
-    assert run.tally.sums[loop.MOST_TOKENS] == 40
-
-
-def test_a_delay_moves_the_end_of_what_is_under_way() -> None:
-    """The tokens come later by just that much."""
-    run = OpenRun(EngineLimits(), StepTime())
-    run.submit(40, 1, 0)
     list(run.until(0))
     before = run.next_end_ns
     run.delay(5_000)
     assert before is not None
     assert run.next_end_ns == before + 5_000
+    kinds = [int(kind) for events in run.until(SECOND) for kind in events[:, loop.KIND]]
+    assert kinds == [loop.FIRST, loop.TOKEN, loop.TOKEN, loop.TOKEN, loop.TOKEN, loop.DONE]
+    assert (run.tally.step_counts.tolist(), run.tally.gap_counts.tolist()) == ([4, 0, 1, 0], [0, 4, 0])
+    assert run.tally.sums[loop.MOST_TOKENS] == 40
 
 
 def test_a_crowd_is_kept_in_the_rows_of_the_living() -> None:

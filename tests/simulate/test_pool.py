@@ -68,116 +68,27 @@ class Pool:
         return order
 
 
-def test_blocks_are_taken_in_order_and_empty_ones_next_last_first() -> None:
-    """Of two requests with empty blocks the later one's stand before; the null block is never among them."""
-    one = Pool()
-    assert one.take(3) == [1, 2, 3]
-    assert one.links[[1, 2, 3], at.REFS].tolist() == [1, 1, 1]
-    assert one.queue() == [4, 5, 6, 7, 8]
+def test_the_order_of_eviction_by_hand() -> None:
+    """Empty blocks go next, the last freed first; then those with content, the longest unused and a request's end first."""
     one = Pool()
     blocks = one.take(3)
+    assert (blocks, one.links[blocks, at.REFS].tolist(), one.queue()) == ([1, 2, 3], [1, 1, 1], [4, 5, 6, 7, 8])
     assert one.give_back(blocks) == 3
     assert one.queue() == [3, 2, 1, 4, 5, 6, 7, 8]
-    assert one.take(4) == [3, 2, 1, 4]
     one = Pool()
     first, second = one.take(2), one.take(2)
-    one.give_back(first)
-    one.give_back(second)
-    assert one.queue() == [4, 3, 2, 1, 5, 6, 7, 8]
-
-
-def test_blocks_with_content_are_taken_last_and_their_ends_first() -> None:
-    """The longest unused goes first; a request's last block, not full, goes to the front."""
-    one = Pool()
-    blocks = one.take(3)
-    for block in blocks:
-        one.name(block, 100 + block)
-    one.give_back(blocks)
-    assert one.queue() == [4, 5, 6, 7, 8, 3, 2, 1]
-    one = Pool()
-    first, second = one.take(2), one.take(2)
-    for block in first + second:
+    for block in (*first, second[0]):
         one.name(block, 100 + block)
     one.give_back(second)
     one.give_back(first)
-    assert one.queue() == [5, 6, 7, 8, 4, 3, 2, 1]
-    one = Pool()
-    blocks = one.take(3)
-    one.name(1, 101)
-    one.name(2, 102)
-    one.give_back(blocks)
-    assert one.queue() == [3, 4, 5, 6, 7, 8, 2, 1]
-
-
-def test_a_shared_block_stays_until_its_last_holder_leaves() -> None:
-    """And then takes its place in the queue as any other."""
-    one = Pool()
-    blocks = one.take(2)
-    one.name(1, 101)
-    one.touch(1)
-    one.give_back(blocks)
-    assert one.links[1, at.REFS] == 1
-    assert one.queue() == [2, 3, 4, 5, 6, 7, 8]
-    one.give_back([1])
-    assert one.queue() == [2, 3, 4, 5, 6, 7, 8, 1]
-
-
-def test_a_hit_leaves_the_queue_and_is_last_again_afterwards() -> None:
-    """A free block with content is taken out of the middle; when it comes back it is the newest."""
-    one = Pool()
-    blocks = one.take(3)
-    for block in blocks:
-        one.name(block, 100 + block)
-    one.give_back(blocks)
+    assert one.queue() == [4, 5, 6, 7, 8, 3, 2, 1], "the block that is not full goes to the front"
     one.touch(2)
-    assert one.queue() == [4, 5, 6, 7, 8, 3, 1]
-    assert one.find(102) == 2
+    assert (one.queue(), one.find(102)) == ([4, 5, 6, 7, 8, 3, 1], 2)
     one.give_back([2])
-    assert one.queue() == [4, 5, 6, 7, 8, 3, 1, 2]
-
-
-def test_taking_a_block_forgets_its_content_and_null_places_are_not_given_back() -> None:
-    """Who looks for it finds nothing; a table may have holes where a window has passed."""
-    one = Pool()
-    blocks = one.take(2)
-    assert one.give_back([0, blocks[0], 0, blocks[1]]) == 2
-    assert one.queue() == [2, 1, 3, 4, 5, 6, 7, 8]
-    one = Pool()
-    blocks = one.take(8)
-    one.name(5, 105)
-    one.give_back(blocks)
-    assert one.find(105) == 5
-    assert one.take(8) == [8, 7, 6, 4, 3, 2, 1, 5]
-    assert one.find(105) == pool.NULL
-    assert one.keys[5] == at.NO_KEY
-
-
-def test_the_first_of_equal_content_is_found() -> None:
-    """vLLM does not merge blocks: when the first is evicted the next in line is found."""
-    one = Pool()
-    one.take(4)
-    for block in (3, 1, 4):
-        one.name(block, 77)
-    assert one.find(77) == 3
-    plain.forget(3, one.keys, one.links)
-    assert one.find(77) == 1
-    one.name(3, 77)
-    assert one.find(77) == 1
-    plain.forget(4, one.keys, one.links)
-    plain.forget(1, one.keys, one.links)
-    assert one.find(77) == 3
-
-
-def test_contents_of_one_bucket_are_told_apart() -> None:
-    """Keys that fall into the same bucket do not stand for each other."""
-    one = Pool()
-    one.take(4)
-    buckets = len(one.links)
-    for block in (1, 2, 3):
-        one.name(block, 5 + block * buckets)
-    assert [one.find(5 + block * buckets) for block in (1, 2, 3, 4)] == [1, 2, 3, pool.NULL]
-    plain.forget(2, one.keys, one.links)
-    assert [one.find(5 + block * buckets) for block in (1, 2, 3)] == [1, pool.NULL, 3]
+    assert one.queue() == [4, 5, 6, 7, 8, 3, 1, 2], "when it comes back it is the newest"
+    assert one.give_back([0, *one.take(1), 0]) == 1, "a table may have holes where a window has passed"
+    one.take(8)
+    assert (one.find(101), one.keys[1] == at.NO_KEY) == (pool.NULL, True), "who takes a block forgets its content"
 
 
 def test_a_digest_is_never_the_sign_for_no_content() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plimsoll.simulate.replay import STEP_COLUMNS, Series
 from plimsoll.simulate.summary import FIRST_BIN_NS, SeriesBuilder
 from plimsoll.simulate.trace import Integers
-from tests.simulate.golden_runs import AT, GOLDEN, NO_GOLDEN, golden_steps, step_rows
+from tests.simulate.golden_runs import AT, step_rows
 
 MS = 1_000_000
 
@@ -80,18 +80,6 @@ def test_nothing_is_lost_or_counted_twice(steps: list[tuple[int, int, int]], bin
     assert series.tokens.sum() == table[:, AT["sched_tokens"]].sum()
     assert series.hit_tokens.sum() == 10 * len(table)
     assert _total(series, series.used_blocks, now) == pytest.approx(float((table[:, AT["used_blocks"]] * lengths).sum()))
-
-
-@pytest.mark.skipif(not GOLDEN.is_dir(), reason=NO_GOLDEN)
-def test_a_recorded_run_keeps_its_sums() -> None:
-    """Tokens, preemptions and block time of a run of vLLM's own scheduler are all there."""
-    rows = golden_steps("B")
-    series, end = _built(rows, chunk=4096), int(rows[-1, AT["t_end_ns"]])
-    lengths = rows[:, AT["t_end_ns"]] - rows[:, AT["t_start_ns"]]
-    assert series.tokens.sum() == rows[:, AT["sched_tokens"]].sum()
-    assert series.preemptions.sum() == 243
-    assert series.query_tokens.sum() == rows[-1, AT["query_tokens_cum"]]
-    assert _total(series, series.used_blocks, end) == pytest.approx(float((rows[:, AT["used_blocks"]] * lengths).sum()))
 
 
 def test_half_a_million_steps_are_quick() -> None:
