@@ -88,33 +88,9 @@ def test_nobody_there_is_exit_code_3(tmp_path: Path) -> None:
 
 
 @pytest.mark.real
-def test_a_dead_engine_is_said_shown_and_notified(tmp_path: Path) -> None:
-    """One sentence, a finding with its remedy, and one notification in Alertmanager's form."""
-    with standin() as server, receiving() as receiver:
-        text = f"{QUICK}[notify]\nwebhook = '{receiver.url}'\n[[engine]]\nurl = '{url(server)}'\nname = 'one'\n"
-        with guarding(tmp_path, "--config", config(tmp_path, text)) as guard:
-            guard.hears("one: answers")
-            kill_engine(server)
-            line = guard.hears("engine.dead")
-            assert "one: the engine is dead (engine.dead): its /health reports a dead engine" in line
-            (found,) = guard.json("/findings")["findings"]
-            assert (found["engine"], found["code"], found["severity"]) == ("one", "engine.dead", "critical")
-            assert found["remedy"]
-            time.sleep(3)  # three looks later nothing new is said
-            assert len(guard.said) == 2, guard.said
-            assert guard.json("/engines/one")["engine"]["holds"] == ["dead"]
-            (sent,) = [body for _, _, body in receiver.got]
-            assert guard.stop() == 0
-    (alert,) = sent
-    assert alert["labels"] == {"alertname": "engine.dead", "engine": "one", "severity": "critical", "condition": "dead"}
-    assert alert["annotations"]["explain"] == "plimsoll doctor --explain engine.dead"
-    assert alert["startsAt"] < alert["endsAt"]
-
-
-@pytest.mark.real
-def test_what_is_over_is_said_and_notified_with_its_end(tmp_path: Path) -> None:
-    """The alert that ends is the one that began: the same labels, the same start, and an end that is now."""
-    health = [503]
+def test_a_dead_engine_is_said_shown_and_notified_and_so_is_its_end(tmp_path: Path) -> None:
+    """One sentence, a finding with its remedy, one alert in Alertmanager's form; the alert that ends is the one that began."""
+    health = [200]
 
     def act(ask: Handler) -> None:
         is_page = ask.path == "/metrics"
@@ -123,7 +99,16 @@ def test_what_is_over_is_said_and_notified_with_its_end(tmp_path: Path) -> None:
     with serving(act) as engine, receiving() as receiver:
         text = f"{QUICK}[notify]\nwebhook = '{receiver.url}'\n[[engine]]\nurl = 'http://{engine.host}'\nname = 'one'\n"
         with guarding(tmp_path, "--config", config(tmp_path, text)) as guard:
-            guard.hears("one: the engine is dead")
+            guard.hears("one: answers")
+            health[0] = 503
+            line = guard.hears("engine.dead")
+            assert "one: the engine is dead (engine.dead): its /health reports a dead engine" in line
+            (found,) = guard.json("/findings")["findings"]
+            assert (found["engine"], found["code"], found["severity"]) == ("one", "engine.dead", "critical")
+            assert found["remedy"]
+            time.sleep(3)  # three looks later nothing new is said
+            assert len(guard.said) == 2, guard.said
+            assert guard.json("/engines/one")["engine"]["holds"] == ["dead"]
             health[0] = 200
             assert "one: recovered: engine.dead cleared after " in guard.hears("cleared after")
             assert guard.stop() == 0
@@ -131,8 +116,10 @@ def test_what_is_over_is_said_and_notified_with_its_end(tmp_path: Path) -> None:
     alerts = [alert for _, _, body in receiver.got for alert in body if alert["labels"]["alertname"] == "engine.dead"]
     assert len(alerts) >= 2
     began, ended = alerts[0], alerts[-1]
-    assert began["labels"] == ended["labels"]
-    assert began["startsAt"] == ended["startsAt"]
+    assert began["labels"] == {"alertname": "engine.dead", "engine": "one", "severity": "critical", "condition": "dead"}
+    assert began["annotations"]["explain"] == "plimsoll doctor --explain engine.dead"
+    assert began["startsAt"] < began["endsAt"]
+    assert (ended["labels"], ended["startsAt"]) == (began["labels"], began["startsAt"])
     assert ended["endsAt"] < began["endsAt"]
 
 

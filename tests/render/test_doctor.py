@@ -37,26 +37,19 @@ def diagnosis(*findings: Finding, failure: bool | None = True, **facts: object) 
     return Diagnosis(failure, findings, {**FACTS, **facts}, ())
 
 
-@pytest.mark.parametrize(
-    ("memory", "head", "nothing"),
-    [
+def test_the_first_line_is_the_verdict_and_what_is_not_known_takes_no_line() -> None:
+    """Yes, no or unknown, with the version, the model and the card; "nothing wrong" only where it is so; what to collect."""
+    for memory, head, nothing in (
         (True, "memory failure: yes", "No failure was recognised."),
         (False, "memory failure: no", "Nothing wrong was found."),
         (None, "memory failure: unknown", "No failure was recognised."),
-    ],
-)
-def test_the_first_line_is_the_verdict(memory: bool | None, head: str, nothing: str) -> None:
-    """Yes, no, or that it cannot be told, with the version, the model and the card; "nothing wrong" only where it is so."""
-    text = str(as_text(diagnosis(failure=memory)))
-    assert text.splitlines()[0] == f"{head}   (vLLM 0.25.1, m, H100 80.0 GiB)"
-    assert nothing in text
-
-
-def test_what_is_not_known_or_leads_nowhere_takes_no_line() -> None:
-    """A bare first line, no page for mere information, one line for each thing to collect."""
-    assert str(as_text(Diagnosis(None, (), {}, ()))).splitlines()[0] == "memory failure: unknown"
+    ):
+        text = str(as_text(diagnosis(failure=memory)))
+        assert text.splitlines()[0] == f"{head}   (vLLM 0.25.1, m, H100 80.0 GiB)"
+        assert nothing in text
     assert "--explain" not in str(as_text(diagnosis(finding(severity=Severity.INFO), failure=False)))
     text = str(as_text(Diagnosis(None, (), {}, ("dmesg -T", "the exit code"))))
+    assert text.splitlines()[0] == "memory failure: unknown"
     assert text.endswith("To settle it, collect:\n  - dmesg -T\n  - the exit code")
 
 
@@ -74,6 +67,10 @@ def test_a_finding_is_told_in_order() -> None:
     assert "lower it (--max-num-seqs 64): it helps" in text
     assert "--enforce-eager: no graphs" in text
     assert "plimsoll doctor --explain runtime.forward" in text
+    lines = str(as_text(diagnosis(finding(because="word " * 80)))).splitlines()
+    assert max(map(len, lines)) <= 110
+    why = next(at for at, line in enumerate(lines) if line.startswith("   why"))
+    assert lines[why + 1].startswith(" " * 13 + "word"), "a long sentence goes on below its own beginning"
 
 
 def test_the_first_finding_is_told_in_full_and_the_others_shortly() -> None:
@@ -86,23 +83,17 @@ def test_the_first_finding_is_told_in_full_and_the_others_shortly() -> None:
 
 
 def test_figures_plan_flags_and_noise_close_the_answer() -> None:
-    """What the start measured, what plan computes, how it was started, and what only looks bad."""
-    text = str(as_text(
-        diagnosis(
-            finding(),
-            memory={"weights_bytes": 15 * GIB, "kv_bytes": 40 * GIB},
-            plan={"weights_bytes": 14 * GIB, "kv_bytes": None, "slack_bytes": GIB},
-            harmless=["CUDA warning: out of memory (function destroyEvent)"],
-        )
-    ))  # fmt: skip
+    """What the start measured, what plan computes, how it was started, what only looks bad; a flag like a page is cut."""
+    facts = {
+        "memory": {"weights_bytes": 15 * GIB, "kv_bytes": 40 * GIB},
+        "plan": {"weights_bytes": 14 * GIB, "kv_bytes": None, "slack_bytes": GIB},
+        "harmless": ["CUDA warning: out of memory (function destroyEvent)"],
+    }
+    text = str(as_text(diagnosis(finding(), **facts)))
     assert "The start's own figures: weights 15.0 GiB, KV cache 40.0 GiB" in text
     assert "plan computes for this command: weights 14.0 GiB, slack 1.0 GiB" in text
     assert "Started with: max_model_len=8192" in text
     assert "Harmless, whatever it says: CUDA warning" in text
-
-
-def test_a_flag_as_long_as_a_page_is_cut() -> None:
-    """A whole compilation configuration is for --json."""
     long = "{'mode': None, " + "'custom_ops': ['+rms_norm'], " * 40
     found = diagnosis(finding(), flags={"compilation_config": long, "port": "8000"})
     text = " ".join(str(as_text(found)).split())
@@ -149,11 +140,3 @@ def test_secrets_prompts_and_control_characters_are_cleaned_everywhere() -> None
         assert "\x1b" not in shown
         assert "\u202e" not in shown
     assert clean(dirty).isprintable()
-
-
-def test_lines_are_broken_for_a_terminal() -> None:
-    """A long sentence is broken at spaces, and goes on below its own beginning."""
-    lines = str(as_text(diagnosis(finding(because="word " * 80)))).splitlines()
-    assert max(map(len, lines)) <= 110
-    why = next(at for at, line in enumerate(lines) if line.startswith("   why"))
-    assert lines[why + 1].startswith(" " * 13 + "word")

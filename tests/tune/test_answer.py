@@ -59,8 +59,8 @@ def test_what_one_flag_does_is_said_against_the_rest_as_chosen(tuning: Tuning) -
     assert ": makes no difference by itself" in said(1.0)
 
 
-def test_the_curves_go_through_the_chosen_one(tuning: Tuning) -> None:
-    """In order of the value, each the best that was tried of it, and none better than the chosen one by more than a tie."""
+def test_curves_runner_up_and_margin_go_with_the_chosen_one(tuning: Tuning) -> None:
+    """In order of the value, none better than the chosen one by more than a tie; what is left of card and goodput."""
     assert tuning.found is not None
     chosen = tuning.found.best.option.candidate
     line = curve(tuning, "max_num_seqs")
@@ -70,15 +70,13 @@ def test_the_curves_go_through_the_chosen_one(tuning: Tuning) -> None:
     assert len(values) > 2
     assert {one.option.candidate.max_num_batched_tokens for one in line} == {chosen.max_num_batched_tokens}
     assert max(one.score.goodput for one in line) <= 1.006 * tuning.found.best.score.goodput
-
-
-def test_the_runner_up_is_another_setting_and_no_better(tuning: Tuning) -> None:
-    """Another number of requests at once or of tokens; not a twin with other blocks."""
     second = runner_up(tuning)
     assert second is not None
-    assert tuning.found is not None
-    assert second.option.candidate[:2] != tuning.found.best.option.candidate[:2]
+    assert second.option.candidate[:2] != chosen[:2], "not a twin with other blocks"
     assert second.score.goodput <= 1.005 * tuning.found.best.score.goodput
+    assert "GiB of the card stay free" in margin(tuning)
+    assert tuning.at_low_end is not None
+    assert tuning.at_low_end.goodput <= tuning.found.best.score.goodput * 1.01
 
 
 def test_without_a_fit_it_is_a_rough_guide_and_says_what_to_measure(tuning: Tuning) -> None:
@@ -92,43 +90,27 @@ def test_without_a_fit_it_is_a_rough_guide_and_says_what_to_measure(tuning: Tuni
     assert label(fitted._replace(server=fitted.server._replace(is_poor=True))) == "rough guide: poor fit"
 
 
-def test_the_margin_says_what_is_left(tuning: Tuning) -> None:
-    """Of the card, and of the goodput in the smallest cache that plan thinks possible."""
-    assert "GiB of the card stay free" in margin(tuning)
-    assert tuning.at_low_end is not None
-    assert tuning.found is not None
-    assert tuning.at_low_end.goodput <= tuning.found.best.score.goodput * 1.01
-
-
-def test_folklore_is_judged_by_the_curves() -> None:
-    """Where further tokens must come quickly, more at once is worse, with figures; where all is well it makes no difference."""
+def test_folklore_is_judged_by_the_curves_and_light_traffic_keeps_its_flags() -> None:
+    """Where tokens must come quickly, more at once is worse, with figures; where all is well, the own setting is right."""
     hard = {one.said: one for one in folklore(tune(traffic("tpot=90ms", 1.2), server(), SMALL, run))}
     seats = hard["more requests at once get more done"]
     assert seats.here == "wrong"
     assert seats.because.startswith("256 gives")
-    light = {one.said: one for one in folklore(tune(traffic("ttft=20s", 0.05, 100), server(), SMALL, run))}
-    assert light["larger steps get more done"].here in ("makes no difference", "right")
-
-
-def test_light_traffic_keeps_its_flags() -> None:
-    """Where all are served as promised, the command's own setting is right, and that is what is said."""
     found = tune(traffic("ttft=20s", 0.05, 100), server(), SMALL, run)
+    light = {one.said: one for one in folklore(found)}
+    assert light["larger steps get more done"].here in ("makes no difference", "right")
     assert found.found is not None
     assert found.found.best.option.candidate == found.own
     assert headline(found).startswith("Your flags are right as they are")
     assert any("no setting could do more" in sentence for sentence in reasons(found))
 
 
-def test_no_safe_setting_is_said_with_plans_reason() -> None:
-    """A context that does not fit stops all of them."""
+def test_no_setting_that_is_safe_and_runs_is_said_with_its_reason() -> None:
+    """A context that does not fit stops all of them; where safe ones cannot run, the replays' reason is what is said."""
     found = tune(traffic(), server("--max-model-len", "131072"), SMALL, run)
     assert found.found is None
     assert "startup.context-too-long" in headline(found)
     assert (reasons(found), folklore(found), margin(found)) == ([], [], "")
-
-
-def test_safe_settings_that_cannot_run_are_not_called_unsafe() -> None:
-    """Where plan objects to the command's own flags alone, and every replay fails, the replays' reason is what is said."""
     own = server("--max-model-len", "8192", "--gpu-memory-utilization", "0.99")
     found = tune(
         traffic(), own, SMALL, lambda _, jobs: ((place, Failed("none can ever be scheduled")) for place in range(len(jobs)))

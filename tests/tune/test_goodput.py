@@ -59,17 +59,10 @@ TRAFFIC = Traffic(make_trace("a", [0, 5], [40, 50], [3, 4], ids=[[1], [1]], pref
 JOB = Job(EngineLimits(), StepTime(by_tokens=np.arange(3000)))
 
 
-def test_the_same_job_gives_the_same_result() -> None:
-    """To the digit."""
+def test_the_same_job_gives_the_same_result_also_where_it_cannot_end() -> None:
+    """To the digit; a request that can never fit is a sentence, not an exception that stops a sweep."""
     assert isinstance(do(TRAFFIC, JOB), Score)
     assert do(TRAFFIC, JOB) == do(TRAFFIC, JOB)
-
-
-def test_what_cannot_end_is_a_result_too() -> None:
-    """A request that can never fit is a sentence, not an exception that stops a sweep."""
-    big = Traffic(make_trace("big", [0], [400], [4]))
-    found = do(big, Job(EngineLimits(num_blocks=4, max_model_len=512, max_num_batched_tokens=512), StepTime()))
-    assert isinstance(found, Failed | Score)
     stuck = do(Traffic(make_trace("x", [0], [8], [1])), Job(EngineLimits(block_size=0), StepTime()))
     assert isinstance(stuck, Failed)
     assert stuck.why

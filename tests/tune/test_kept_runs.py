@@ -50,31 +50,26 @@ def test_only_what_is_missing_is_run(tmp_path: Path) -> None:
     assert second == dict(on_cores(TRAFFIC, JOBS))
 
 
-def test_a_line_that_a_kill_cut_off_is_dropped(tmp_path: Path) -> None:
-    """And the next result does not grow on to it."""
-    path = tmp_path / "kept"
-    with KeptRuns(str(path)) as kept:
-        kept.add("one", Failed("a"))
-        kept.add("two", Failed("b"))
-    path.write_bytes(path.read_bytes()[:-9])
-    with KeptRuns(str(path)) as kept:
-        assert kept.results == {"one": Failed("a")}
-        kept.add("three", Failed("c"))
-    with KeptRuns(str(path)) as kept:
-        assert list(kept.results) == ["one", "three"]
-
-
-def test_a_file_that_is_too_large_is_refused_and_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was not read is not taken for half a line: every result stays in the file."""
+def test_a_line_that_a_kill_cut_off_is_dropped_and_a_file_too_large_is_not_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next result does not grow on to it; what was not read is not taken for half a line: every result stays."""
     path = tmp_path / "kept"
     with KeptRuns(str(path)) as kept:
         kept.add("one", Failed("a"))
         kept.add("two", Failed("b"))
     before = path.read_bytes()
-    monkeypatch.setattr(runners, "BYTES_MAX", len(before) - 9)
-    with pytest.raises(BadInput, match="more than"), KeptRuns(str(path)):
-        pass
+    with monkeypatch.context() as small:
+        small.setattr(runners, "BYTES_MAX", len(before) - 9)
+        with pytest.raises(BadInput, match="more than"), KeptRuns(str(path)):
+            pass
     assert path.read_bytes() == before
+    path.write_bytes(before[:-9])
+    with KeptRuns(str(path)) as kept:
+        assert kept.results == {"one": Failed("a")}
+        kept.add("three", Failed("c"))
+    with KeptRuns(str(path)) as kept:
+        assert list(kept.results) == ["one", "three"]
 
 
 def test_another_file_is_refused_and_not_touched(tmp_path: Path) -> None:

@@ -33,18 +33,14 @@ def test_ranges_double_and_keep_their_end_and_values_read_as_they_are_typed() ->
     assert candidate.differences(candidate._replace(block_size=32)) == ["block_size"]
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "8..4", "a", "1.5", "1..", "9999999999"])
-def test_a_wrong_count_is_one_line(text: str) -> None:
-    """The name of the flag stands in it."""
-    with pytest.raises(BadInput, match="max_num_seqs"):
-        parse_counts(text, "max_num_seqs")
-
-
-@pytest.mark.parametrize("text", ["", "0", "1.1", "nan", "0.9..0.8", "-0.5"])
-def test_a_wrong_share_is_one_line(text: str) -> None:
-    """A utilisation lies above 0 and at most at 1."""
-    with pytest.raises(BadInput, match="gpu_memory_utilization"):
-        parse_shares(text, "gpu_memory_utilization")
+def test_a_wrong_count_or_share_is_one_line() -> None:
+    """The name of the flag stands in it; a utilisation lies above 0 and at most at 1."""
+    for text in ("", "0", "-1", "8..4", "a", "1.5", "1..", "9999999999"):
+        with pytest.raises(BadInput, match="max_num_seqs"):
+            parse_counts(text, "max_num_seqs")
+    for text in ("", "0", "1.1", "nan", "0.9..0.8", "-0.5"):
+        with pytest.raises(BadInput, match="gpu_memory_utilization"):
+            parse_shares(text, "gpu_memory_utilization")
 
 
 def test_candidates_are_those_that_vllm_takes_with_the_own_setting_inside() -> None:
