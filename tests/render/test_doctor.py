@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -84,7 +85,7 @@ def test_the_first_finding_is_told_in_full_and_the_others_shortly() -> None:
 
 def test_figures_plan_flags_and_noise_close_the_answer() -> None:
     """What the start measured, what plan computes, how it was started, what only looks bad; a flag like a page is cut."""
-    facts = {
+    facts: dict[str, Any] = {
         "memory": {"weights_bytes": 15 * GIB, "kv_bytes": 40 * GIB},
         "plan": {"weights_bytes": 14 * GIB, "kv_bytes": None, "slack_bytes": GIB},
         "harmless": ["CUDA warning: out of memory (function destroyEvent)"],

@@ -210,6 +210,7 @@ def test_a_cell_without_a_cache() -> None:
         (Workload(((1200, 300),), 64), {"starts": False}, "does not start"),
         (Workload(((1200, 300), (200_000, 1)), 2), {}, "1 of 2 requests is longer"),
         (Workload(((1200, 300), (100, 10)), None), {}, "of the average mixture"),
+        (Workload(((1200, 300), (100, 10)), None), {}, "With prompts alone"),
         (Workload(((1200, 300),), 210), {}, "At the low end of the KV band it does not fit"),
         (Workload(((1200, 300),), 64), {"windows": True}, "189 blocks (94 full + 95 sliding)"),
         (Workload(((1200, 300),), 64), {"windows": True}, "Once all decode and windows have slid"),
