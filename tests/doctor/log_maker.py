@@ -22,6 +22,13 @@ REQUEST = '(APIServer pid=1) INFO:     127.0.0.1:5 - "POST /v1/completions HTTP/
 STARTED = [VERSION, ARGS, LOADING, LOADED, MEASURED, CAPTURED, SERVING, REQUEST]
 ENGINE_DEAD = "(APIServer pid=1) ERROR 11-15 09:10:00 [async_llm.py:1] EngineDeadError: EngineCore encountered an issue."
 NOT_STARTED = "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+STEP = "v1/worker/gpu_model_runner.py:execute_model"
+FATAL = "(EngineCore pid=2) ERROR 11-15 09:10:00 [core.py:1] EngineCore encountered a fatal error."
+STOP = "(APIServer pid=1) INFO 11-15 09:10:00 [launcher.py:1] [shutdown] API server: shutdown triggered"
+ILLEGAL = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+KILLER = "[ 8123.4] Out of memory: Killed process 2 (VLLM::EngineCor) total-vm:900kB, anon-rss:800kB, file-rss:0kB"
+BUS = "[ 8123.4] NVRM: Xid (PCI:0000:3b:00): 79, pid=2, name=python, GPU has fallen off the bus."
+MOON = "RuntimeError: the moon is in the wrong place"
 
 
 def traceback(*frames: str, error: str = OOM, who: str = "(EngineCore pid=2) ") -> list[str]:
@@ -31,6 +38,9 @@ def traceback(*frames: str, error: str = OOM, who: str = "(EngineCore pid=2) ") 
         file, _, function = frame.rpartition(":")
         lines += [f'  File "/opt/vllm/{file or "v1/worker/gpu_worker.py"}", line 7, in {function}', "    call()"]
     return [who + line for line in (*lines, error)]
+
+
+FAILED_START: list[str] = [VERSION, ARGS, LOADING, *traceback("v1/worker/gpu_worker.py:load_model"), NOT_STARTED]
 
 
 def log(*parts: str | list[str], source: str = "server.log") -> Log:

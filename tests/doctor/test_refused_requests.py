@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from plimsoll.findings import Code
 from plimsoll.inside.door import CertificateTable, Door, KindDemand, RequestKind
 from tests.doctor.log_maker import ARGS, ENGINE_DEAD, STARTED, VERSION, traceback
-from tests.doctor.rules.test_symptoms import symptoms
+from tests.doctor.rules.test_root_cause import symptoms
+from tests.each import each
 
 API = "(APIServer pid=1) "
 INVALID = "vllm.exceptions.VLLMValidationError: max_tokens must be at least 1 (parameter=max_tokens)"
@@ -16,18 +15,6 @@ STREAMS = {
     "completion": "entrypoints/openai/completion/serving.py:completion_stream_generator",
     "chat": "entrypoints/openai/chat_completion/serving.py:chat_completion_stream_generator",
 }
-
-
-@pytest.mark.parametrize("frames", [(STREAMS["completion"], *TAKEN_IN), (STREAMS["chat"], *TAKEN_IN), TAKEN_IN], ids=str)
-def test_an_invalid_request_is_no_complaint_even_as_the_last_word(frames: tuple[str, ...]) -> None:
-    """vLLM prints a traceback for a request that it finds invalid, and serves on: nothing need follow it in the log."""
-    assert symptoms(STARTED, traceback(*frames, error=INVALID, who=API))[0] == []
-
-
-def test_an_invalid_request_that_the_engine_turned_away_is_no_complaint() -> None:
-    """The engine core's input thread answers for a request it cannot prepare; its loop never sees it."""
-    frames = ("v1/engine/core.py:process_input_sockets", "v1/engine/core.py:preprocess_add_request")
-    assert symptoms(STARTED, traceback(*frames, error=INVALID))[0] == []
 
 
 def refusals() -> list[str]:
@@ -42,34 +29,34 @@ def refusals() -> list[str]:
     return [refusal.message for refusal in found if refusal is not None]
 
 
-@pytest.mark.parametrize("kind", ["vllm.exceptions.VLLMValidationError", "plimsoll.inside.door.NotNow"])
-@pytest.mark.parametrize("message", refusals(), ids=["never", "not now"])
-@pytest.mark.parametrize("before", [STARTED, []], ids=["whole log", "its end alone"])
-def test_a_refusal_by_the_door_is_no_complaint(before: list[str], message: str, kind: str) -> None:
-    """Whatever is left of the log and of the traceback, the door's sentence tells of one request."""
-    assert symptoms(before, traceback(TAKEN_IN[-1], error=f"{kind}: {message}", who=API))[0] == []
+START = ("entrypoints/openai/api_server.py:run_server", "engine/arg_utils.py:create_engine_config")
+LOOP = ("v1/engine/core.py:run_engine_core", "v1/engine/core.py:run_busy_loop")
+ENGINE = "(EngineCore pid=2) "
+
+
+@each(("promise", "before", "raised", "codes"), [
+    *(("vLLM serves on after a request that it finds invalid", STARTED, (frames, INVALID, API), [])
+      for frames in ((STREAMS["completion"], *TAKEN_IN), (STREAMS["chat"], *TAKEN_IN), TAKEN_IN)),
+    ("the engine core's input thread answers for a request it cannot prepare", STARTED,
+     (("v1/engine/core.py:process_input_sockets", "v1/engine/core.py:preprocess_add_request"), INVALID, ENGINE), []),
+    *((f"the door's sentence tells of one request: {message}", before, (TAKEN_IN[-1:], f"{kind}: {message}", API), [])
+      for before in (STARTED, []) for message in refusals()
+      for kind in ("vllm.exceptions.VLLMValidationError", "plimsoll.inside.door.NotNow")),
+    ("raised in the engine's own loop it ended more than a request", STARTED, (LOOP, INVALID, ENGINE), [Code.OTHER_BAD_CONFIG]),
+    *(("below the functions that start an engine it refused the start", before, (START, INVALID, API), [Code.OTHER_BAD_CONFIG])
+      for before in ([VERSION, ARGS], [*STARTED, VERSION, ARGS])),
+    ("before the server serves there is no request", [VERSION, ARGS], (("config/model.py:__post_init__",), INVALID, API),
+     [Code.OTHER_BAD_CONFIG]),
+], ids=lambda row: row[0])  # fmt: skip
+def test_a_refused_request_is_no_complaint_and_a_refused_start_is_one(
+    promise: str, before: list[str], raised: tuple[tuple[str, ...], str, str], codes: list[Code]
+) -> None:
+    """Whatever is left of the log and of the traceback, also as the last word; where the engine died of it, it is one."""
+    frames, error, who = raised
+    end = [ENGINE_DEAD] if frames is LOOP else []
+    assert [code for code, _ in symptoms(before, traceback(*frames, error=error, who=who), end)] == codes, promise
 
 
 def test_the_door_has_two_sentences() -> None:
     """One for a request that never fits, one for a request that does not fit now."""
     assert len(set(refusals())) == 2
-
-
-def test_an_engine_that_dies_of_an_invalid_value_is_a_complaint() -> None:
-    """Raised in the engine's own loop after it served, it ended more than a request."""
-    lines = traceback("v1/engine/core.py:run_engine_core", "v1/engine/core.py:run_busy_loop", error=INVALID)
-    assert [one.code for one in symptoms(STARTED, lines, ENGINE_DEAD)[0]] == [Code.OTHER_BAD_CONFIG]
-
-
-@pytest.mark.parametrize("before", [[VERSION, ARGS], [*STARTED, VERSION, ARGS]], ids=["a first start", "after another served"])
-def test_a_start_refused_as_invalid_stays_a_complaint(before: list[str]) -> None:
-    """A validation error below the functions that start an engine is what refused the start."""
-    start = ("entrypoints/openai/api_server.py:run_server", "engine/arg_utils.py:create_engine_config")
-    found, _ = symptoms(before, traceback(*start, error=INVALID, who=API))
-    assert [(one.code, one.confidence) for one in found] == [(Code.OTHER_BAD_CONFIG, 0.6)]
-
-
-def test_a_validation_error_before_the_server_serves_is_a_complaint() -> None:
-    """Without a function that says so, how far the server had come tells a start from a request."""
-    found, _ = symptoms(VERSION, ARGS, traceback("config/model.py:__post_init__", error=INVALID, who=API))
-    assert [one.code for one in found] == [Code.OTHER_BAD_CONFIG]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 
 from plimsoll.doctor.rules.host_memory import read_kills
@@ -59,166 +58,98 @@ earlyoom[812]: sending SIGTERM to process 4242 uid 0 "VLLM::EngineCor": oom_scor
 """  # noqa: E501
 
 
-def codes(text: str) -> list[Code]:
-    """The codes found in a text, in order."""
-    return [finding.code for finding in judge_kernel(pasted(text)).findings]
+POSTGRES = CGROUP.replace("VLLM::EngineCor", "postgres")
+OLD_KERNEL = """
+kernel: Out of memory: Kill process 812 (python3) score 912 or sacrifice child
+kernel: Killed process 812 (python3) total-vm:99999999kB, anon-rss:52428800kB, file-rss:0kB, shmem-rss:0kB
+"""
+MMU = "NVRM: Xid (PCI:0000:3b:00): 31, pid=4242, name=VLLM::EngineCor, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS"
+DBE = "NVRM: Xid (PCI:0000:3b:00): 48, pid=4242, name=VLLM::EngineCor, An uncorrectable double bit error (DBE)"
+XORG = "NVRM: Xid (PCI:0000:01:00): 13, pid=911, name=Xorg, Graphics Exception: ESR 0x404490=0x80000001"
+REMAPPED = "NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked for remapping, reset gpu to activate."
+RAM = Code.HOST_OUT_OF_MEMORY
 
 
-def test_a_container_at_its_limit_is_told_from_a_full_machine() -> None:
-    """The limit, what the victim held, and one finding for the five lines that tell of one kill."""
-    verdict = judge_kernel(pasted(CGROUP))
-    (finding,) = verdict.findings
-    assert finding.code is Code.HOST_OUT_OF_MEMORY
-    assert finding.confidence > 0.9
-    assert "64.0 GiB" in finding.title
-    assert "56.0 GiB" in finding.because
-    assert "kubepods-pod1a2b" in finding.because
-    assert "above 64.0 GiB" in finding.remedy[0].do
-    (kill,) = read_kills(pasted(CGROUP))
-    assert (kill.pid, kill.name, kill.scope, kill.limit_bytes) == (4242, "VLLM::EngineCor", "cgroup", 64 << 30)
-    assert any(evidence.line == 11 for evidence in finding.evidence)
+@each(("promise", "text", "codes", "words", "do"), [
+    ("a container at its limit", CGROUP, [RAM],
+     ["limit of 64.0 GiB", "held 56.0 GiB", "kubepods-pod1a2b"], "above 64.0 GiB"),
+    ("a killed compiler wants fewer jobs", COMPILERS, [RAM],
+     ["2 compiler process(es) with 14.3 GiB", "120.0 GiB in all"], "MAX_JOBS=1"),
+    ("an old kernel says it in two lines", OLD_KERNEL, [RAM], ["held 50.0 GiB"], "more RAM"),
+    ("a victim's line alone is enough", CGROUP.strip().split("\n")[10], [RAM], [], "memory limit"),
+    ("so is a summary alone", CGROUP.strip().split("\n")[9], [RAM], [], "memory limit"),
+    ("a lost card rules over its echoes", XIDS, [Code.OTHER_HARDWARE], ["2 other Xid line(s)"], "Node Reboot Required"),
+    ("a program's fault is not the card's", MMU, [Code.OTHER_ILLEGAL_ACCESS], ["Xid 31"], "start the server again"),
+    ("unless the card's stands beside it", f"{MMU}\n{DBE}", [Code.OTHER_HARDWARE], ["Xid 48"], ""),
+    ("a repaired row ends no server", REMAPPED, [Code.OTHER_HARDWARE], ["Alone it ends no server"], ""),
+    ("a full disk", "cp: error writing '/data/model': No space left on device", [Code.OTHER_DISK], [], "free space"),
+    ("full shared memory", "OSError: [Errno 28] No space left on device: '/dev/shm/psm_1'", [RAM], [], "--shm-size"),
+    ("a stranger's death is only a note", POSTGRES, [], [], ""), ("so is a stranger's Xid", XORG, [], [], ""),
+    ("an echo is no cause", "NVRM: Xid (PCI:0000:3b:00): 45, pid=4242, name=python3, Ch 00000008", [], [], ""),
+    ("an unknown number is not guessed", "NVRM: Xid (PCI:0000:3b:00): 999, something new", [], [], ""),
+])  # fmt: skip
+def test_kernel_lines_and_what_they_mean(promise: str, text: str, codes: list[Code], words: list[str], do: str) -> None:
+    """One finding for the lines that tell of one thing, with its figures and its first remedy; or a note."""
+    verdict = judge_kernel(pasted(text))
+    assert [one.code for one in verdict.findings] == codes, promise
+    for finding in verdict.findings:
+        assert all(word in finding.because for word in words), finding.because
+        assert do in finding.remedy[0].do
+    assert codes or len(verdict.facts) == 1
 
 
-def test_a_killed_compiler_wants_fewer_jobs() -> None:
-    """RAM eaten by building kernels: the whole machine, the number of compilers and their memory, MAX_JOBS=1 first."""
-    verdict = judge_kernel(pasted(COMPILERS))
-    (finding,) = verdict.findings
-    assert finding.code is Code.HOST_OUT_OF_MEMORY
-    assert "MAX_JOBS=1" in finding.remedy[0].do
-    assert "2 compiler process(es) with 14.3 GiB" in finding.because
-    assert "120.0 GiB in all" in finding.because
-    assert read_kills(pasted(COMPILERS))[0].scope == "host"
+@each(("text", "expected"), [
+    (CGROUP, [("kernel", 4242, "VLLM::EngineCor", "cgroup", 64 << 30)]), (COMPILERS, [("kernel", 18002, "cicc", "host", None)]),
+    (OLD_KERNEL, [("kernel", 812, "python3", "host", None)]),
+    (OTHERS, [("systemd-oomd", None, "/system.slice/vllm.service", "host", None),
+      ("earlyoom", 4242, "VLLM::EngineCor", "host", None)]),
+])  # fmt: skip
+def test_kills_are_read_once_each(text: str, expected: list[tuple[str, int | None, str, str, int | None]]) -> None:
+    """By whom, whose, and for which limit."""
+    assert [(kill.by, kill.pid, kill.name, kill.scope, kill.limit_bytes) for kill in read_kills(pasted(text))] == expected
 
 
 def test_pages_of_64_kib_are_seen_from_the_victims_own_figures() -> None:
     """ARM servers count in larger pages; the sizes still come out right."""
-    text = CGROUP.replace("14680064", "917504").replace("524288", "32768")
-    with_cicc = text.replace(" vllm\n", " ninja\n")
-    (kill,) = read_kills(pasted(with_cicc))
-    assert kill.compilers == 1
-    assert kill.compiler_bytes == 32768 * 65536
+    text = CGROUP.replace("14680064", "917504").replace("524288", "32768").replace(" vllm\n", " ninja\n")
+    (kill,) = read_kills(pasted(text))
+    assert (kill.compilers, kill.compiler_bytes) == (1, 32768 * 65536)
 
 
-def test_an_old_kernel_says_it_in_two_lines() -> None:
-    """`Kill process ... score` and `Killed process ...` about one pid are one kill of the whole host."""
-    log = pasted("""
-        kernel: Out of memory: Kill process 812 (python3) score 912 or sacrifice child
-        kernel: Killed process 812 (python3) total-vm:99999999kB, anon-rss:52428800kB, file-rss:0kB, shmem-rss:0kB
-        """)
-    (kill,) = read_kills(log)
-    assert (kill.scope, kill.rss_bytes) == ("host", 50 << 30)
-    assert judge_kernel(log).findings[0].confidence < 0.9  # some python; most likely the server
+def test_how_sure_a_finding_is() -> None:
+    """vLLM's own process for sure, some python most likely, a repaired row is information."""
+    sure, python, repaired = (judge_kernel(pasted(text)).findings[0] for text in (CGROUP, OLD_KERNEL, REMAPPED))
+    assert sure.confidence > 0.9 > python.confidence
+    assert repaired.severity is Severity.INFO
 
 
-def test_a_strangers_death_is_only_a_note() -> None:
-    """A database that the kernel killed is no failure of vLLM's."""
-    verdict = judge_kernel(pasted(CGROUP.replace("VLLM::EngineCor", "postgres")))
-    assert verdict.findings == []
-    assert "postgres" in verdict.facts[0]
-
-
-def test_a_victims_line_alone_and_a_summary_alone_are_enough() -> None:
-    """A log cut on either side still names the kill."""
-    lines = CGROUP.strip().split("\n")
-    assert codes(lines[9]) == [Code.HOST_OUT_OF_MEMORY]
-    assert codes(lines[10]) == [Code.HOST_OUT_OF_MEMORY]
-
-
-def test_a_lost_card_rules_over_its_echoes() -> None:
-    """Xid 79 with 45 and 154 beside it is one hardware finding, with the action that the driver asks for first."""
-    (finding,) = judge_kernel(pasted(XIDS)).findings
-    assert finding.code is Code.OTHER_HARDWARE
-    assert "Node Reboot Required" in finding.remedy[0].do
-    assert "2 other Xid line(s)" in finding.because
-
-
-def test_a_programs_fault_is_not_the_cards() -> None:
-    """Xid 31 of a vLLM process is an illegal access; with Xid 48 beside it, the card is to blame."""
-    line = (
-        "NVRM: Xid (PCI:0000:3b:00): 31, pid=4242, name=VLLM::EngineCor, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS"
-    )
-    assert codes(line) == [Code.OTHER_ILLEGAL_ACCESS]
-    dbe = "NVRM: Xid (PCI:0000:3b:00): 48, pid=4242, name=VLLM::EngineCor, An uncorrectable double bit error (DBE)"
-    assert codes(f"{line}\n{dbe}") == [Code.OTHER_HARDWARE]
-
-
-def test_an_xid_of_another_program_is_a_note() -> None:
-    """A desktop's fault on the same card says nothing about vLLM."""
-    verdict = judge_kernel(
-        pasted("NVRM: Xid (PCI:0000:01:00): 13, pid=911, name=Xorg, Graphics Exception: ESR 0x404490=0x80000001")
-    )
-    assert verdict.findings == []
-    assert "Xorg" in verdict.facts[0]
-
-
-def test_xid_45_alone_is_an_echo() -> None:
-    """The clean-up after a killed process is no cause."""
-    verdict = judge_kernel(pasted("NVRM: Xid (PCI:0000:3b:00): 45, pid=4242, name=python3, Ch 00000008"))
-    assert verdict.findings == []
-    assert verdict.facts[0].startswith("Xid 45 ")
-
-
-def test_a_repaired_row_does_not_end_a_server() -> None:
-    """Xid 63 alone is information."""
-    text = "NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked for remapping, reset gpu to activate."
-    (finding,) = judge_kernel(pasted(text)).findings
-    assert finding.severity is Severity.INFO
-
-
-@pytest.mark.parametrize("number", [13, 31, 43, 69, 137])
-def test_numbers_of_programs(number: int) -> None:
-    """What a program does wrong is not blamed on the card."""
-    assert explain(number).blame is Blame.PROGRAM
-
-
-@each("number", [48, 64, 74, 79, 94, 95, 119, 120, 140, 143, 144, 145])
-def test_numbers_of_cards(number: int) -> None:
-    """What a card does wrong is not blamed on the program."""
-    assert explain(number).blame is Blame.FAULT
-
-
-def test_an_unknown_number_is_not_guessed() -> None:
-    """A number that is not in the table gives a note and no finding."""
-    verdict = judge_kernel(pasted("NVRM: Xid (PCI:0000:3b:00): 999, something new"))
-    assert verdict.findings == []
-    assert "999" in verdict.facts[0]
+@each(("blame", "numbers"), [
+    (Blame.PROGRAM, [13, 31, 43, 69, 137]), (Blame.FAULT, [48, 64, 74, 79, 94, 95, 119, 120, 140, 143, 144, 145]),
+])  # fmt: skip
+def test_numbers_of_programs_and_of_cards(blame: Blame, numbers: list[int]) -> None:
+    """What a program does wrong is not blamed on the card, nor the other way."""
+    assert {explain(number).blame for number in numbers} == {blame}
 
 
 def test_other_ends_from_below() -> None:
     """Each kind of trouble is found once, none of it is called memory except the two kills."""
     verdict = judge_kernel(pasted(OTHERS))
-    found = {finding.code for finding in verdict.findings}
-    assert found == {
-        Code.HOST_OUT_OF_MEMORY, Code.ENGINE_DEAD, Code.ENGINE_WEDGED, Code.OTHER_DISK, Code.OTHER_HARDWARE,
-        Code.OTHER_INSTALLATION, Code.OTHER_ILLEGAL_ACCESS,
+    assert {finding.code for finding in verdict.findings} == {
+        RAM, Code.ENGINE_DEAD, Code.ENGINE_WEDGED, Code.OTHER_DISK, Code.OTHER_HARDWARE, Code.OTHER_INSTALLATION,
+        Code.OTHER_ILLEGAL_ACCESS,
     }  # fmt: skip
     assert any("libtorch_cuda.so" in finding.title for finding in verdict.findings)
     assert any("refused memory" in note for note in verdict.facts)
-    assert [kill.by for kill in read_kills(pasted(OTHERS))] == ["systemd-oomd", "earlyoom"]
 
 
-def test_full_disk_and_full_shared_memory_have_different_cures() -> None:
-    """/dev/shm is a setting of the container, a disk is a disk."""
-    assert codes("cp: error writing '/data/model': No space left on device") == [Code.OTHER_DISK]
-    assert codes("OSError: [Errno 28] No space left on device: '/dev/shm/psm_1'") == [Code.HOST_OUT_OF_MEMORY]
-
-
-def test_what_vllm_itself_says_is_left_to_others() -> None:
-    """A line that a vLLM process printed is not the kernel's, whatever words a request put into it."""
+def test_what_others_say_is_left_to_them() -> None:
+    """A line that a vLLM process printed is not the kernel's; ordinary words about memory are no evidence."""
     said = LogLine(1, "EngineCore pid=1", "INFO", None, "prompt: 'Out of memory: Killed process 1 (python3)'")
-    assert judge_kernel(Log("x", [said])).facts == ()
-
-
-def test_a_healthy_text_gives_nothing() -> None:
-    """Ordinary words about memory are no evidence."""
-    verdict = judge_kernel(pasted("Available KV cache memory: 12.3 GiB\nkilled time\nout of memory is a thing\nXid"))
-    assert verdict.findings == []
-    assert verdict.facts == ()
+    for log in (Log("x", [said]), pasted("Available KV cache memory: 12.3 GiB\nkilled time\nout of memory is a thing\nXid")):
+        assert judge_kernel(log) == ([], ())
 
 
 @given(scrambled(CGROUP, COMPILERS, XIDS, OTHERS))
 def test_no_text_breaks_it(log: Log) -> None:
     """Cut, mixed and random lines give a verdict, and every finding quotes a line of the text."""
-    for finding in judge_kernel(log).findings:
-        assert finding.evidence
-        assert finding.because
+    assert all(finding.evidence and finding.because for finding in judge_kernel(log).findings)

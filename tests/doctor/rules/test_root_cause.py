@@ -1,340 +1,363 @@
-"""What ended a server: the rules that tell a cause from its noise, each on the words vLLM really prints."""
+"""What ended a server: the rules that tell a cause from its noise, each on the words vLLM and torch really print."""
 
 from __future__ import annotations
 
-import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from plimsoll.doctor.rules.root_cause import LogVerdict, judge
+from plimsoll.doctor.rules.root_cause import (
+    MOST_PROCESSES,
+    LogVerdict,
+    OomFigures,
+    find_symptoms,
+    is_consequence,
+    judge,
+    parse_oom,
+)
 from plimsoll.doctor.rules.timeline import read_timeline
 from plimsoll.findings import Code
+from plimsoll.units import GIB, KIB, MIB
 from tests.doctor.log_maker import (
     ARGS,
     ENGINE_DEAD,
+    FAILED_START,
+    FATAL,
+    ILLEGAL,
+    KILLER,
     LOADED,
     LOADING,
     MEASURED,
+    MOON,
     NOT_STARTED,
     OOM,
     REQUEST,
     STARTED,
+    STEP,
+    STOP,
     VERSION,
     log,
     traceback,
 )
+from tests.each import each
 
-STOP = "(APIServer pid=1) INFO 11-15 09:10:00 [launcher.py:1] API server: shutdown triggered"
-STEP = "v1/worker/gpu_model_runner.py:execute_model"
-FATAL = "(EngineCore pid=2) ERROR 11-15 09:10:00 [core.py:1] EngineCore encountered a fatal error."
-FAILED_START = [VERSION, ARGS, LOADING, *traceback("v1/worker/gpu_worker.py:load_model"), NOT_STARTED]
+Lines = str | list[str]
+WORKER = "(Worker_TP0 pid=10) "
+LOGGED = [
+    "--- Logging error ---",
+    *traceback("logging/__init__.py:emit", who=""),
+    "Call stack:",
+    "Message: 'x'",
+    "Arguments: ()",
+]
+EVENTS = "[W1115 09:10:00.1 CUDAGuardImpl.h:119] Warning: CUDA warning: out of memory (function destroyEvent)"
+NVML = 'RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":1131'
+SHELL_KILLED = "run.sh: line 12: 77 Killed    vllm serve m"
+WAITS = "(EngineCore pid=2) INFO 11-15 09:09:00 [shm.py:1] No available shared memory broadcast block found in 60 s."
+INVALID = "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig"
+ARCHITECTURE = "  Value error, Model architectures ['FooForCausalLM'] are not supported for now. Supported architectures: a, b"
+NCCL = "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled cuda error"
+NCCL_LINES = [
+    *traceback("distributed/device_communicators/pynccl.py:all_reduce", error=NCCL, who=WORKER),
+    f"{WORKER}ncclUnhandledCudaError: Call to CUDA function failed.", f"{WORKER}Last error:",
+]  # fmt: skip
+TOO_LONG = "ValueError: This model's maximum context length is 2048 tokens. However, you requested 4096 tokens."
+PASTED = "Received request cmpl-1: prompt: 'Why? {}', params: SamplingParams(n=1)".format("\\n".join(traceback(STEP, who="")))
+SHARED = OOM.replace("Including non-PyTorch", "Process 99 has 40.00 GiB memory in use. Including non-PyTorch").replace(
+    "77.85", "37.85"
+)
+ARENA = "RuntimeError: could not reserve the arena: allocation of 1048576 units was refused"
+BANKS = "RuntimeError: bank manager: Out of Memory: not enough space to allocate 268435456 B across 12 banks"
+GATHERED = ("model_executor/layers/logits_processor.py:_gather_logits", "distributed/device_communicators/base.py:all_gather")
+RAY_DIED = [
+    "(raylet) A worker died or was killed while executing a task by an unexpected system error.",
+    "Traceback (most recent call last):", '  File "/x/main.py", line 1, in main', "    ray.get(task)",
+    "ray.exceptions.RayTaskError(ActorDiedError): ray::main_task() (pid=1)",
+]  # fmt: skip
+RAY_ADVICE = "To adjust the kill threshold, set the environment variable `RAY_memory_usage_threshold` when starting Ray."
 
 
-def verdict(*parts: str | list[str]) -> LogVerdict:
-    """What is said of these lines."""
+def crashed(*frames: str, error: str = OOM) -> list[Lines]:
+    """A server that served until this traceback."""
+    return [STARTED, FATAL, traceback(*(frames or (STEP,)), error=error), ENGINE_DEAD]
+
+
+def refused(place: str, error: str = OOM, reached: Lines = LOADING) -> list[Lines]:
+    """A server that never came up."""
+    return [VERSION, ARGS, reached, traceback(*place.split(), error=error), NOT_STARTED]
+
+
+def verdict(*parts: Lines) -> LogVerdict:
     return judge(read_timeline(log(*parts)))
 
 
-def code(*parts: str | list[str]) -> Code | None:
-    root = verdict(*parts).root
-    return root.code if root is not None else None
-
-
-def test_an_out_of_memory_error_while_serving_is_the_cause() -> None:
-    """The engine's own traceback is the cause; the deaths that follow are not."""
-    found = verdict(STARTED, FATAL, traceback(STEP), ENGINE_DEAD)
-    assert found.root is not None
-    assert found.root.code is Code.RUNTIME_FORWARD
-    assert found.memory_failure is True
-    assert len(found.deaths) >= 2
-    assert not found.stopped
-
-
-def test_an_out_of_memory_error_is_the_cause_unless_it_came_after_the_stop() -> None:
-    """What breaks on the way out broke on the way out; who stops a broken server did not break it."""
-    for stop in (STOP, "(EngineCore pid=2) INFO 11-15 09:10:00 [core.py:1] Received SIGTERM, shutting down", "^C"):
-        found = verdict(STARTED, stop, traceback(STEP), ENGINE_DEAD)
-        assert found.stopped
-        assert found.root is not None
-        assert found.root.code is Code.OTHER_STOPPED_BY_OPERATOR
-        assert found.memory_failure is False
-        assert any("OutOfMemory" in hit.text.needle or "out of memory" in hit.text.needle for hit in found.noise)
-    found = verdict(STARTED, FATAL, traceback(STEP), ENGINE_DEAD, STOP)
-    assert found.root is not None
-    assert found.root.code is Code.RUNTIME_FORWARD
-    assert found.memory_failure is True
-
-
-def test_an_error_while_a_record_was_written_is_not_the_cause() -> None:
-    """An out-of-memory error inside logging is noise: it is listed as such and blamed for nothing."""
-    lines = [
-        "--- Logging error ---",
-        *traceback("logging/__init__.py:emit", who=""),
-        "Call stack:",
-        "Message: 'x'",
-        "Arguments: ()",
-    ]
-    found = verdict(STARTED, lines, [REQUEST] * 5)
-    assert found.root is None
-    assert found.memory_failure is False
-    assert found.noise
-
-
-def test_the_warning_of_destroyed_events_is_noise() -> None:
-    """torch says "out of memory (function destroyEvent)" whenever a process ends in disorder."""
-    warning = "[W1115 09:10:00.1 CUDAGuardImpl.h:119] Warning: CUDA warning: out of memory (function destroyEvent)"
-    found = verdict(STARTED, warning, [REQUEST] * 5)
-    assert found.root is None
-    assert found.memory_failure is False
-    illegal = traceback(STEP, error="torch.AcceleratorError: CUDA error: an illegal memory access was encountered")
-    assert code(STARTED, FATAL, illegal, warning, ENGINE_DEAD) is Code.OTHER_ILLEGAL_ACCESS
-
-
-def test_torchs_assertion_about_nvml_is_an_out_of_memory_error() -> None:
-    """Where NVML cannot be asked, torch fails to say that memory ran out."""
-    assertion = 'RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":1131'
-    found = verdict(STARTED, FATAL, traceback(STEP, error=assertion), ENGINE_DEAD)
-    assert found.root is not None
-    assert found.root.code is Code.RUNTIME_FORWARD
-    assert found.memory_failure is True
-
-
-def test_a_script_that_stops_the_server_is_no_killer() -> None:
-    """The shell's "Killed" alone may be the kernel or anybody, and cannot be told."""
-    found = verdict(STARTED, "Stopping vLLM server (PID 77)...", "run.sh: line 12: 77 Killed    vllm serve m")
-    assert found.stopped
-    assert found.memory_failure is False
-    found = verdict(STARTED, "run.sh: line 12: 77 Killed    vllm serve m")
-    assert not found.stopped
-    assert found.root is None
-    assert found.deaths
-    assert found.memory_failure is None
-
-
-def test_a_worker_told_to_stop_by_its_engine_was_not_stopped_by_a_person() -> None:
-    """Workers hear SIGTERM when their engine fails: the engine's failure is the cause."""
-    told = "(Worker_TP0 pid=10) INFO 11-15 09:10:00 [multiproc_executor.py:1] Received SIGTERM, parent process exited"
-    found = verdict(STARTED, told, FATAL, traceback(STEP), ENGINE_DEAD)
-    assert not found.stopped
-    assert found.root is not None
-    assert found.root.code is Code.RUNTIME_FORWARD
-
-
-def test_a_notice_of_waiting_is_no_cause_beside_one() -> None:
-    """ "No available shared memory broadcast block" is said while workers wait for the one that broke."""
-    said = "No available shared memory broadcast block found in 60 seconds."
-    waits = f"(EngineCore pid=2) INFO 11-15 09:09:00 [shm_broadcast.py:1] {said}"
-    assert code(STARTED, waits, waits, FATAL, traceback(STEP), ENGINE_DEAD) is Code.RUNTIME_FORWARD
-    assert code(STARTED, waits, [REQUEST] * 5) is None
-    assert code(STARTED, waits, waits) in (Code.ENGINE_WEDGED, None)
-
-
-def test_the_second_line_of_a_validation_error_decides() -> None:
-    """ "1 validation error for ModelConfig" says nothing; the line below does."""
-    first = "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig"
-    second = "  Value error, Model architectures ['FooForCausalLM'] are not supported for now. Supported architectures: a, b"
-    found = verdict(VERSION, ARGS, traceback("config/model.py:create_engine_config", error=first, who=""), second)
-    assert found.root is not None
-    assert found.root.code is Code.OTHER_BAD_MODEL
-    assert found.memory_failure is False
-
-
-def test_nccl_that_names_memory_in_its_last_line_is_memory() -> None:
-    """ "unhandled cuda error" says nothing; "Last error: Cuda failure 2 'out of memory'" does."""
-    first = "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled cuda error"
-    last = ["(Worker_TP0 pid=10) ncclUnhandledCudaError: Call to CUDA function failed.", "(Worker_TP0 pid=10) Last error:"]
-    reason = "(Worker_TP0 pid=10) Cuda failure 2 'out of memory'"
-    lines = traceback("distributed/device_communicators/pynccl.py:all_reduce", error=first, who="(Worker_TP0 pid=10) ")
-    found = verdict(STARTED, lines, last, reason, FATAL, ENGINE_DEAD)
-    assert found.root is not None
-    assert found.root.code is Code.RUNTIME_COLLECTIVES
-    assert found.memory_failure is True
-    without = verdict(STARTED, lines, last, "(Worker_TP0 pid=10) Cuda failure 700", FATAL, ENGINE_DEAD)
-    assert without.root is not None
-    assert without.root.code is Code.OTHER_COLLECTIVES
-    assert without.memory_failure is False
-
-
-def test_the_kernels_line_inside_a_servers_log_is_the_cause() -> None:
-    """A console log may hold both: the out-of-memory killer's own words settle it."""
-    kernel = "[ 8123.4] Out of memory: Killed process 1854 (VLLM::EngineCor) total-vm:900kB, anon-rss:800kB, file-rss:0kB"
-    found = verdict(STARTED, kernel, ENGINE_DEAD)
-    assert found.root is not None
-    assert found.root.code is Code.HOST_OUT_OF_MEMORY
-    assert found.memory_failure is True
-
-
-def test_a_log_without_its_head_or_its_end_cannot_be_told() -> None:
-    """Nothing wrong in the middle proves nothing; a start or a traceback that breaks off leaves open of what."""
-    assert verdict([REQUEST] * 5).memory_failure is None
-    assert verdict(STARTED, [REQUEST] * 5).memory_failure is False
-    found = verdict(VERSION, ARGS, LOADING)
-    assert found.root is None
-    assert found.memory_failure is None
-    assert verdict(STARTED, traceback(STEP)[:-1]).memory_failure is None
-
-
-def test_a_request_that_was_refused_ended_nothing() -> None:
-    """A client's mistake is printed with a traceback, and the server serves on."""
-    error = "ValueError: This model's maximum context length is 2048 tokens. However, you requested 4096 tokens."
-    lines = traceback("entrypoints/openai/serving_completion.py:create_completion", error=error, who="(APIServer pid=1) ")
-    found = verdict(STARTED, lines, [REQUEST] * 5)
-    assert found.root is None
-    assert found.memory_failure is False
-
-
-def test_a_traceback_that_a_user_pasted_is_nobodys_failure() -> None:
-    """People ask models about their errors: a prompt that is logged with its line ends escaped ended nothing."""
-    pasted = "\\n".join(traceback(STEP, who=""))
-    request = (
-        f"INFO 11-15 09:05:00 [logger.py:39] Received request cmpl-1: prompt: 'Why? {pasted}', params: SamplingParams(n=1)"
-    )
-    found = verdict(STARTED, request, [REQUEST] * 5)
-    assert found.root is None
-    assert found.memory_failure is False
-
-
-def test_the_last_life_that_failed_is_judged_and_failures_are_counted() -> None:
-    """Also where a restart has cured it."""
-    found = verdict(FAILED_START, FAILED_START, FAILED_START)
-    assert found.runs_failed == 3
-    assert found.root is not None
-    assert found.root.code is Code.STARTUP_WEIGHTS_DO_NOT_FIT
-    assert found.root.at > 2 * len(FAILED_START)
-    found = verdict(FAILED_START, STARTED)
-    assert found.root is not None
-    assert found.root.code is Code.STARTUP_WEIGHTS_DO_NOT_FIT
-    assert found.runs_failed == 1
-
-
-@pytest.mark.parametrize(
-    ("frames", "reached", "expected"),
-    [
-        (("model_executor/model_loader/base_loader.py:load_model",), [LOADING], Code.STARTUP_WEIGHTS_DO_NOT_FIT),
-        (("v1/worker/gpu_model_runner.py:profile_run",), [LOADING, LOADED], Code.STARTUP_PROFILE_RUN),
-        (("v1/worker/gpu_model_runner.py:capture_model",), [LOADING, LOADED, MEASURED], Code.STARTUP_GRAPH_CAPTURE),
-        (("v1/worker/gpu_model_runner.py:_allocate_kv_cache_tensors",), [LOADED, MEASURED], Code.STARTUP_KV_ALLOCATION),
-        (("v1/worker/gpu_model_runner.py:_dummy_sampler_run",), [LOADED, MEASURED], Code.STARTUP_SAMPLER_WARMUP),
-        (
-            ("v1/worker/gpu_worker.py:compile_or_warm_up_model", "v1/sample/ops/topk_topp_sampler.py:apply_top_k_top_p"),
-            [LOADED, MEASURED],
-            Code.STARTUP_SAMPLER_WARMUP,
-        ),
-    ],
-)
-def test_the_step_of_a_failed_start_is_named(frames: tuple[str, ...], reached: list[str], expected: Code) -> None:
-    """By the function the traceback passed through."""
-    assert code(VERSION, ARGS, reached, traceback(*frames), NOT_STARTED) is expected
-
-
-def test_without_frames_the_progress_names_the_step() -> None:
-    """The error's line alone, after the weights were loaded: the trial run, and less sure."""
-    found = verdict(VERSION, ARGS, LOADING, LOADED, f"(EngineCore pid=2) {OOM}", NOT_STARTED)
-    assert found.root is not None
-    assert found.root.code is Code.STARTUP_PROFILE_RUN
-    assert found.root.confidence < 0.8
-
-
-def test_memory_of_another_process_is_its_fault() -> None:
-    """The message lists another process with most of the card."""
-    error = OOM.replace("Including non-PyTorch", "Process 99 has 40.00 GiB memory in use. Including non-PyTorch").replace(
-        "77.85 GiB memory in use", "37.85 GiB memory in use"
-    )
-    assert code(STARTED, FATAL, traceback(STEP, error=error), ENGINE_DEAD) is Code.RUNTIME_NEIGHBOUR
-    at_start = traceback("model_executor/model_loader/base_loader.py:load_model", error=error)
-    assert code(VERSION, ARGS, LOADING, at_start, NOT_STARTED) is Code.STARTUP_FREE_MEMORY_CHECK
-
-
-def test_an_exception_without_words_for_it_that_smells_of_memory_is_left_open() -> None:
-    """Neither blamed nor cleared."""
-    error = "RuntimeError: could not reserve the arena: allocation of 1048576 units was refused"
-    found = verdict(STARTED, FATAL, traceback(STEP, error=error), ENGINE_DEAD)
-    assert found.memory_failure is None
-    other = traceback(STEP, error="RuntimeError: the moon is in the wrong place")
-    assert verdict(STARTED, FATAL, other, ENGINE_DEAD).memory_failure is False
-
-
-GATED = (
-    "OSError: You are trying to access a gated repo.\nMake sure to have access to it at the hub. 403 Client Error. "
-    "Access to model meta-llama/Llama-3.1-8B is restricted"
-)
-
-
-@pytest.mark.parametrize(
-    ("place", "error", "expected"),
-    [
-        ("transformers_utils/config.py:get_config", GATED.partition("\n")[0], Code.OTHER_GATED_MODEL),
-        (
-            STEP,
-            "RuntimeError: CUDA error: no kernel image is available for execution on the device",
-            Code.OTHER_UNSUPPORTED_GPU,
-        ),
-        ("compilation/backends.py:compile", "torch._inductor.exc.InductorError: CalledProcessError", Code.OTHER_COMPILER),
-        (
-            "v1/worker/gpu_worker.py:init_device",
-            "ImportError: libcudart.so.12: cannot open shared object file",
-            Code.OTHER_INSTALLATION,
-        ),
-        ("entrypoints/openai/api_server.py:run_server", "OSError: [Errno 98] Address already in use", Code.OTHER_PORT_IN_USE),
-        (
-            "v1/attention/x.py:forward",
-            "RuntimeError: XAttention only supports Hopper GPUs or newer.",
-            Code.OTHER_UNSUPPORTED_GPU,
-        ),
-        ("x.py:f", "RuntimeError: this device does not support querying its free memory", Code.OTHER_ENGINE_ERROR),
-        (STEP, "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered", Code.OTHER_HARDWARE),
-        (
-            "model_executor/model_loader/weight_utils.py:download",
-            "OSError: [Errno 28] No space left on device",
-            Code.OTHER_DISK,
-        ),
-    ],
-)
-def test_what_is_no_memory_failure_is_named(place: str, error: str, expected: Code) -> None:
-    """Known by its words, and memory is not blamed."""
-    found = verdict(VERSION, ARGS, LOADING, traceback(place, error=error), NOT_STARTED)
-    assert found.root is not None
-    assert found.root.code is expected
-    assert found.memory_failure is False
-
-
-def test_a_device_of_which_nobody_knows_the_words_runs_out_of_memory_too() -> None:
-    """The message says so, and the calls name the step."""
-    error = "RuntimeError: bank manager: Out of Memory: not enough space to allocate 268435456 B across 12 banks"
-    found = verdict(VERSION, ARGS, LOADED, traceback("v1/worker/x.py:_allocate_kv_cache", error=error), NOT_STARTED)
-    assert found.root is not None
-    assert (found.root.code, found.memory_failure) == (Code.STARTUP_KV_ALLOCATION, True)
-
-
-def test_what_is_gathered_belongs_to_the_one_who_gathers_it() -> None:
-    """Logits that a collective gathers are logits."""
-    calls = ("model_executor/layers/logits_processor.py:_gather_logits", "distributed/device_communicators/base.py:all_gather")
-    assert code(STARTED, FATAL, traceback(STEP, *calls), ENGINE_DEAD) is Code.RUNTIME_LOGITS
-
-
-def test_what_ray_passes_on_is_no_cause_and_its_advice_on_memory_is_one() -> None:
-    """A dead actor says nothing of why; where only the end of Ray's message is left, its threshold names the node's memory."""
-    died = "(raylet) A worker died or was killed while executing a task by an unexpected system error."
-    raised = ["Traceback (most recent call last):", '  File "/x/main.py", line 1, in main', "    ray.get(task)"]
-    raised.append("ray.exceptions.RayTaskError(ActorDiedError): ray::main_task() (pid=1)")
-    found = verdict(VERSION, ARGS, LOADING, died, raised)
-    assert (found.root, found.memory_failure) == (None, None)
-    advice = "To adjust the kill threshold, set the environment variable `RAY_memory_usage_threshold` when starting Ray."
-    assert code(VERSION, ARGS, LOADING, advice) is Code.HOST_OUT_OF_MEMORY
-
-
-@pytest.mark.parametrize(
-    ("place", "expected"),
-    [
+@each(("promise", "lines", "code", "memory"), [
+    ("the engine's own traceback is the cause", crashed(), Code.RUNTIME_FORWARD, True),
+    ("who stops a broken server did not break it", [*crashed(), STOP], Code.RUNTIME_FORWARD, True),
+    ("what breaks on the way out broke on the way out", [STARTED, STOP, traceback(STEP), ENGINE_DEAD],
+     Code.OTHER_STOPPED_BY_OPERATOR, False),
+    ("also where the engine alone tells of the stop",
+     [STARTED, "(EngineCore pid=2) INFO 11-15 09:10:00 [core.py:1] Received SIGTERM, shutting down", traceback(STEP),
+      ENGINE_DEAD],
+     Code.OTHER_STOPPED_BY_OPERATOR, False),
+    ("or the terminal", [STARTED, "^C", traceback(STEP), ENGINE_DEAD], Code.OTHER_STOPPED_BY_OPERATOR, False),
+    ("an error while a record was written is noise", [STARTED, LOGGED, [REQUEST] * 5], None, False),
+    ("torch warns of destroyed events whenever a process ends in disorder", [STARTED, EVENTS, [REQUEST] * 5], None, False),
+    ("beside a cause too", [STARTED, FATAL, traceback(STEP, error=ILLEGAL), EVENTS, ENGINE_DEAD], Code.OTHER_ILLEGAL_ACCESS,
+     False),
+    ("where NVML cannot be asked, torch fails to say that memory ran out", crashed(error=NVML), Code.RUNTIME_FORWARD, True),
+    ("a script that stops the server is no killer", [STARTED, "Stopping vLLM server (PID 77)...", SHELL_KILLED],
+     Code.OTHER_STOPPED_BY_OPERATOR, False),
+    ("the shell's Killed alone may be the kernel or anybody", [STARTED, SHELL_KILLED], None, None),
+    ("workers hear SIGTERM when their engine fails",
+     [STARTED, f"{WORKER}INFO 11-15 09:10:00 [mp.py:1] Received SIGTERM, parent process exited", *crashed()[1:]],
+     Code.RUNTIME_FORWARD, True),
+    ("workers wait for the one that broke", [STARTED, WAITS, WAITS, *crashed()[1:]], Code.RUNTIME_FORWARD, True),
+    ("a wait that was overcome is nothing", [STARTED, WAITS, [REQUEST] * 5], None, False),
+    ("the line below a validation error decides",
+     [VERSION, ARGS, traceback("config/model.py:create_engine_config", error=INVALID, who=""), ARCHITECTURE],
+     Code.OTHER_BAD_MODEL, False),
+    ("NCCL may name memory in its last line", [STARTED, NCCL_LINES, f"{WORKER}Cuda failure 2 'out of memory'", FATAL,
+      ENGINE_DEAD],
+     Code.RUNTIME_COLLECTIVES, True),
+    ("or another reason", [STARTED, NCCL_LINES, f"{WORKER}Cuda failure 700", FATAL, ENGINE_DEAD], Code.OTHER_COLLECTIVES,
+     False),
+    ("the kernel's words in a console log settle it", [STARTED, KILLER, ENGINE_DEAD], Code.HOST_OUT_OF_MEMORY, True),
+    ("nothing wrong in the middle proves nothing", [[REQUEST] * 5], None, None),
+    ("from the start on it does", [STARTED, [REQUEST] * 5], None, False),
+    ("a start that breaks off leaves open of what", [VERSION, ARGS, LOADING], None, None),
+    ("so does a traceback that breaks off", [STARTED, traceback(STEP)[:-1]], None, None),
+    ("a client's mistake ended nothing",
+     [STARTED, traceback("entrypoints/openai/serving_completion.py:create_completion", error=TOO_LONG,
+       who="(APIServer pid=1) "),
+      [REQUEST] * 5], None, False),
+    ("a traceback that a user pasted is nobody's failure",
+     [STARTED, f"INFO 11-15 09:05:00 [logger.py:39] {PASTED}", [REQUEST] * 5], None, False),
+    ("without frames the progress names the step",
+     [VERSION, ARGS, LOADING, LOADED, f"(EngineCore pid=2) {OOM}", NOT_STARTED], Code.STARTUP_PROFILE_RUN, True),
+    ("memory of another process is its fault", crashed(error=SHARED), Code.RUNTIME_NEIGHBOUR, True),
+    ("at the start too", refused("model_executor/model_loader/base_loader.py:load_model", SHARED),
+     Code.STARTUP_FREE_MEMORY_CHECK, True),
+    ("an unknown exception that smells of memory is left open", crashed(error=ARENA), Code.OTHER_ENGINE_ERROR, None),
+    ("one that does not is not memory's", crashed(error=MOON), Code.OTHER_ENGINE_ERROR, False),
+    ("a device of which nobody knows the words runs out too", refused("v1/worker/x.py:_allocate_kv_cache", BANKS, LOADED),
+     Code.STARTUP_KV_ALLOCATION, True),
+    ("what is gathered belongs to the one who gathers it", crashed(STEP, *GATHERED), Code.RUNTIME_LOGITS, True),
+    ("a dead actor says nothing of why", [VERSION, ARGS, LOADING, RAY_DIED], None, None),
+    ("Ray's advice on its threshold names the node's memory", [VERSION, ARGS, LOADING, RAY_ADVICE], Code.HOST_OUT_OF_MEMORY,
+     True),
+    *((f"serving: {place}", crashed("v1/engine/core.py:run_engine_core", STEP, place), code, True) for place, code in [
         ("v1/worker/gpu_worker.py:wake_up", Code.RUNTIME_WAKE_UP),
         ("v1/worker/gpu_model_runner.py:_execute_mm_encoder", Code.RUNTIME_MULTIMODAL),
         ("v1/sample/sampler.py:compute_logprobs", Code.RUNTIME_LOGITS),
         ("lora/worker_manager.py:add_adapter", Code.RUNTIME_LORA),
         ("distributed/device_communicators/custom_all_reduce.py:all_reduce", Code.RUNTIME_COLLECTIVES),
         ("model_executor/models/llama.py:forward", Code.RUNTIME_FORWARD),
-    ],
+    ]),
+    *((f"starting: {place}", refused(place, reached=reached), code, True) for place, reached, code in [
+        ("model_executor/model_loader/base_loader.py:load_model", [LOADING], Code.STARTUP_WEIGHTS_DO_NOT_FIT),
+        ("v1/worker/gpu_model_runner.py:profile_run", [LOADING, LOADED], Code.STARTUP_PROFILE_RUN),
+        ("v1/worker/gpu_model_runner.py:capture_model", [LOADING, LOADED, MEASURED], Code.STARTUP_GRAPH_CAPTURE),
+        ("v1/worker/gpu_model_runner.py:_allocate_kv_cache_tensors", [LOADED, MEASURED], Code.STARTUP_KV_ALLOCATION),
+        ("v1/worker/gpu_model_runner.py:_dummy_sampler_run", [LOADED, MEASURED], Code.STARTUP_SAMPLER_WARMUP),
+        ("v1/worker/gpu_worker.py:compile_or_warm_up_model v1/sample/ops/topk_topp_sampler.py:apply_top_k_top_p",
+         [LOADED, MEASURED], Code.STARTUP_SAMPLER_WARMUP),
+    ]),
+    *((f"not memory: {error}", refused(place, error), code, False) for place, error, code in [
+        ("transformers_utils/config.py:get_config", "OSError: You are trying to access a gated repo.", Code.OTHER_GATED_MODEL),
+        (STEP, "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+         Code.OTHER_UNSUPPORTED_GPU),
+        ("compilation/backends.py:compile", "torch._inductor.exc.InductorError: CalledProcessError", Code.OTHER_COMPILER),
+        ("v1/worker/gpu_worker.py:init_device", "ImportError: libcudart.so.12: cannot open shared object file",
+         Code.OTHER_INSTALLATION),
+        ("entrypoints/openai/api_server.py:run_server", "OSError: [Errno 98] Address already in use", Code.OTHER_PORT_IN_USE),
+        ("v1/attention/x.py:forward", "RuntimeError: XAttention only supports Hopper GPUs or newer.",
+         Code.OTHER_UNSUPPORTED_GPU),
+        ("x.py:f", "RuntimeError: this device does not support querying its free memory", Code.OTHER_ENGINE_ERROR),
+        (STEP, "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered", Code.OTHER_HARDWARE),
+        ("model_executor/model_loader/weight_utils.py:download", "OSError: [Errno 28] No space left on device",
+         Code.OTHER_DISK),
+    ]),
+], ids=lambda row: row[0])  # fmt: skip
+def test_the_cause_of_a_log(promise: str, lines: list[Lines], code: Code | None, memory: bool | None) -> None:
+    """One root cause or none, and whether memory is to blame: yes, no or not to be told."""
+    found = verdict(*lines)
+    assert (found.root.code if found.root is not None else None, found.memory_failure) == (code, memory), promise
+    assert found.stopped is (code is Code.OTHER_STOPPED_BY_OPERATOR)
+
+
+def test_what_came_after_a_stop_or_within_logging_is_listed_as_noise() -> None:
+    """Whoever sees the words in the log learns that they mean nothing."""
+    for lines in ([STARTED, STOP, traceback(STEP)], [STARTED, LOGGED, [REQUEST] * 5]):
+        assert any("OutOfMemory" in hit.text.needle or "out of memory" in hit.text.needle for hit in verdict(*lines).noise)
+
+
+def test_the_last_life_that_failed_is_judged_and_failures_are_counted() -> None:
+    """Also where a restart has cured it."""
+    thrice, cured = verdict(FAILED_START, FAILED_START, FAILED_START), verdict(FAILED_START, STARTED)
+    assert (thrice.runs_failed, cured.runs_failed) == (3, 1)
+    assert thrice.root is not None
+    assert cured.root is not None
+    assert thrice.root.at > 2 * len(FAILED_START)
+    assert {thrice.root.code, cured.root.code} == {Code.STARTUP_WEIGHTS_DO_NOT_FIT}
+
+
+def symptoms(*parts: Lines) -> list[tuple[Code, float]]:
+    """What these lines complain of, in the order of the log."""
+    timeline = read_timeline(log(*parts))
+    found, _ = find_symptoms(timeline, timeline.hits, timeline.exceptions)
+    assert [one.at for one in found] == sorted(one.at for one in found)
+    return list(dict.fromkeys((one.code, one.confidence) for one in found))  # two texts may tell of one
+
+
+ECHO = "RuntimeError: Worker failed with error 'the moon is in the wrong place', please check the stack trace above"
+QUOTED = [
+    *traceback(STEP, error=MOON)[:-1], '(EngineCore pid=2)     raise ValueError("No available memory for the cache blocks.")',
+    f"(EngineCore pid=2) {MOON}",
+]  # fmt: skip
+METHOD = "(EngineCore pid=2) ERROR 11-15 09:00:04 [a.py:1] Error executing method 'determine_num_available_blocks'."
+OF_A_REQUEST = traceback(
+    "entrypoints/openai/serving_chat.py:create_chat_completion", error="TypeError: no", who="(APIServer pid=1) "
 )
-def test_the_step_of_a_serving_engine_is_named(place: str, expected: Code) -> None:
-    """By the innermost call that says what ran."""
-    found = verdict(STARTED, FATAL, traceback("v1/engine/core.py:run_engine_core", STEP, place), ENGINE_DEAD)
-    assert found.root is not None
-    assert found.root.code is expected
-    assert found.memory_failure is True
+WARNED = [f"(EngineCore pid=2) WARNING 11-15 09:00:00 [a.py:1] {line}" for line in traceback(STEP, who="")]
+
+
+@each(("promise", "lines", "expected"), [
+    ("an echo of a worker's error counts only alone", [STARTED, traceback(STEP, error=ECHO)], [(Code.OTHER_ENGINE_ERROR, 0.5)]),
+    ("not beside the worker's own words", [STARTED, traceback(STEP, who=WORKER), traceback(STEP, error=ECHO)],
+     [(Code.RUNTIME_FORWARD, 0.9)]),
+    ("an unknown exception in the engine is a complaint", [STARTED, traceback(STEP, error=MOON)],
+     [(Code.OTHER_ENGINE_ERROR, 0.6)]),
+    ("while loading it is the model's",
+     [VERSION, LOADING, traceback("model_executor/model_loader/loader.py:load_weights",
+       error="AssertionError: shape mismatch")],
+     [(Code.OTHER_BAD_MODEL, 0.6)]),
+    ("one request's own failure ends nothing", [STARTED, OF_A_REQUEST, [REQUEST] * 5], []),
+    ("code that a traceback quotes is no complaint", [STARTED, QUOTED], [(Code.OTHER_ENGINE_ERROR, 0.6)]),
+    ("vLLM names the method", [VERSION, ARGS, LOADING, LOADED, METHOD,
+      f"(EngineCore pid=2) ERROR 11-15 09:00:04 [a.py:1] {OOM}"],
+     [(Code.STARTUP_PROFILE_RUN, 0.95)]),
+    ("the same error told twice names its step",
+     [STARTED, f"(EngineCore pid=2) {OOM}", traceback("v1/sample/sampler.py:compute_logprobs", who=WORKER), ENGINE_DEAD],
+     [(Code.RUNTIME_LOGITS, 0.8), (Code.RUNTIME_LOGITS, 0.9)]),
+    ("a step of a server that never came up is the trial run's", [VERSION, ARGS, LOADING, LOADED, traceback(STEP), NOT_STARTED],
+     [(Code.STARTUP_PROFILE_RUN, 0.75)]),
+    ("pinned memory is the host's",
+     [STARTED, traceback("worker/cache_engine.py:pin_memory", error="RuntimeError: CUDA error: out of memory")],
+     [(Code.HOST_OUT_OF_MEMORY, 0.7)]),
+    ("what a warning printed was overcome", [STARTED, WARNED, [REQUEST] * 5], []),
+    ("the first is the first", [STARTED, traceback(STEP), traceback("a.py:run_busy_loop", error="KeyError: 'b'")],
+     [(Code.RUNTIME_FORWARD, 0.9), (Code.OTHER_ENGINE_ERROR, 0.6)]),
+    *((error, [STARTED, traceback(STEP, error=error)], []) for error in (
+        "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.", "EOFError",
+        "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+        "BrokenPipeError: [Errno 32] Broken pipe", "RuntimeError: cannot schedule new futures after shutdown",
+        "asyncio.exceptions.CancelledError",
+    )),
+], ids=lambda row: row[0])  # fmt: skip
+def test_what_is_a_complaint_and_what_passes_one_on(
+    promise: str, lines: list[Lines], expected: list[tuple[Code, float]]
+) -> None:
+    """Known texts, allocations that failed and at which step, exceptions nobody has words for; a consequence is none."""
+    assert symptoms(*lines) == expected, promise
+    raised = read_timeline(log(*lines)).exceptions
+    assert expected or not raised or any(is_consequence(one) or one.warned or one.process.startswith("API") for one in raised)
+
+
+NEWEST = (
+    "CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 has a total capacity of 139.80 GiB of which 17.56 MiB is free. "
+    "Including non-PyTorch memory, this process has 125.83 GiB memory in use. Process 1875 has 13.94 GiB memory in use. Of the "
+    "allocated memory 125.10 GiB is allocated by PyTorch, with 1.50 GiB allocated in private pools (e.g., CUDA Graphs), and "
+    "457.00 KiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+)
+IN_A_CONTAINER = (
+    "CUDA out of memory. Tried to allocate 896.00 MiB. GPU 1 has a total capacity of 79.19 GiB of which 552.50 MiB is free. "
+    "Process 4021 has 78.63 GiB memory in use. Of the allocated memory 75.90 GiB is allocated by PyTorch, and 1.20 GiB is "
+    "reserved by PyTorch but unallocated."
+)
+CANNOT_TELL = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.99 GiB of which 0 bytes is free. "
+    "Including non-PyTorch memory, this process has {} memory in use. Of the allocated memory 21.00 GiB is allocated by "
+    "PyTorch, and 1.00 GiB is reserved by PyTorch but unallocated."
+)
+HIP = (
+    "HIP out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 63.98 GiB of which 1.10 GiB is free. Of the "
+    "allocated memory 60.12 GiB is allocated by PyTorch, and 512.00 KiB is reserved by PyTorch but unallocated."
+)
+TORCH_2_0 = (
+    "CUDA out of memory. Tried to allocate 4.00 GiB (GPU 0; 23.69 GiB total capacity; 17.00 GiB already allocated; 1.31 GiB "
+    "free; 22.00 GiB reserved in total by PyTorch) If reserved memory is >> allocated memory try setting max_split_size_mb"
+)
+TORCH_2_1 = (
+    "CUDA out of memory. Tried to allocate 136.00 MiB. GPU 0 has a total capacty of 23.69 GiB of which 18.62 MiB is free. "
+    "Process 77 has 23.60 GiB memory in use. Of the allocated memory 23.10 GiB is allocated by PyTorch, and 10.11 MiB is "
+    "reserved by PyTorch but unallocated."
+)
+
+
+def _gib(number: float) -> int:
+    return round(number * GIB)
+
+
+ALL = OomFigures(64 * MIB, _gib(139.80), round(17.56 * MIB), 0, _gib(125.10), _gib(1.5), 457 * KIB, _gib(125.83),
+                 ((1875, _gib(13.94)),))  # fmt: skip
+CONTAINER = OomFigures(
+    896 * MIB, _gib(79.19), round(552.5 * MIB), 1, _gib(75.90), None, _gib(1.20), None, ((4021, _gib(78.63)),)
+)
+
+
+@each(("message", "figures"), [
+    (NEWEST, ALL), (NEWEST.replace(". ", ".\n   "), ALL), (NEWEST.replace(" ", "  "), ALL), (IN_A_CONTAINER, CONTAINER),
+    (HIP, OomFigures(2 * GIB, _gib(63.98), _gib(1.10), 3, _gib(60.12), None, 512 * KIB)),
+    (TORCH_2_0, OomFigures(4 * GIB, _gib(23.69), _gib(1.31), 0, 17 * GIB, None, 5 * GIB)),
+    (TORCH_2_1, OomFigures(136 * MIB, _gib(23.69), round(18.62 * MIB), 0, _gib(23.10), None, round(10.11 * MIB), None,
+                           ((77, _gib(23.60)),))),
+    ("CUDA out of memory. Tried to allocate 512 bytes. GPU 0", OomFigures(512)),
+    ("CUDA out of memory. Tried to allocate 20.50 KiB", OomFigures(round(20.5 * KIB))),
+    *((CANNOT_TELL.format(unknown), OomFigures(2 * GIB, _gib(23.99), 0, 0, 21 * GIB, None, GIB))
+      for unknown in ("0 bytes", "17179869184.00 GiB")),  # NVML did not know
+    *((bare, OomFigures()) for bare in ("CUDA error: out of memory", "CUDA driver error: out of memory", "", "ALLOC_FAILED")),
+])  # fmt: skip
+def test_every_wording_of_an_allocation_that_failed_is_read(message: str, figures: OomFigures) -> None:
+    """Nothing torch states is lost, however old, broken over lines or cut; what is not said stays unknown."""
+    assert parse_oom(message) == figures
+
+
+@each(("oom", "own", "others", "blamed", "in_pieces"), [
+    (OomFigures(), None, 0, False, False),
+    (parse_oom(TORCH_2_0), 22 * GIB, 0, False, True),
+    (parse_oom(HIP), _gib(60.12) + 512 * KIB, 0, False, False),
+    (CONTAINER, _gib(78.63), 0, False, True),  # torch lists itself, by its number outside
+    (parse_oom(CANNOT_TELL.format("0 bytes")), 22 * GIB, 0, False, False),
+    *((OomFigures(GIB, 79 * GIB, 100 * MIB, 0, 79 * GIB - others - 100 * MIB - GIB, None, MIB, 79 * GIB - others - 100 * MIB,
+       listed),
+       79 * GIB - others - 100 * MIB, others, blamed, False) for listed, others, blamed in [
+        (((9, 250 * MIB),), 250 * MIB, False), (((9, 41 * GIB),), 41 * GIB, True),
+        (((9, 2 * GIB), (10, 2 * GIB)), 4 * GIB, True),
+        (((9, 300 * MIB), (10, 300 * MIB), (11, 300 * MIB)), 900 * MIB, False),
+        ((), 3 * GIB, False), ((), 30 * GIB, True),  # listed nowhere: of a process that torch cannot see
+    ]),
+    (OomFigures(GIB, 79 * GIB, 100 * MIB, 0, 70 * GIB, None, MIB, 77 * GIB - 100 * MIB), 77 * GIB - 100 * MIB, 0, False, False),
+    (OomFigures(42 * GIB, 79 * GIB, 2 * GIB, 0, 70 * GIB, None, MIB, 74 * GIB, ((5, 4 * GIB),)), 74 * GIB, 4 * GIB, False,
+     False),
+])  # fmt: skip
+def test_a_neighbour_matters_by_what_it_holds(
+    oom: OomFigures, own: int | None, others: int, blamed: bool, in_pieces: bool
+) -> None:
+    """A desktop's 250 MiB, 2 GiB that the driver may hold, or little against what was missing are no reason; 41 GiB are."""
+    assert (oom.own, oom.others, oom.has_neighbour, oom.is_fragmented) == (own, others, blamed, in_pieces)
+
+
+_PIECES = st.lists(
+    st.one_of(st.sampled_from([*NEWEST.split(". "), *TORCH_2_0.split(";"), *IN_A_CONTAINER.split(" ")]), st.text())
+)
+
+
+@given(_PIECES.map(" ".join))
+def test_nothing_makes_it_raise_or_give_less_than_nothing(message: str) -> None:
+    """Whatever the text, every figure is unknown or at least zero; endless processes are cut."""
+    oom = parse_oom(message + "Process 1 has 1.00 GiB memory in use. " * 100)
+    assert len(oom.processes) <= MOST_PROCESSES
+    sizes = [oom.tried, oom.total, oom.free, oom.allocated, oom.private, oom.reserved_unallocated, oom.this_process, oom.own]
+    assert all(size is None or size >= 0 for size in (*sizes, oom.others, *(size for _, size in oom.processes)))
+    assert set(oom.neighbours) <= set(oom.processes)

@@ -1,8 +1,35 @@
-"""A log as a story: lives, how far each came, which telling words were said."""
+"""A log as a story: tracebacks put together again, lives, how far each came, the step that failed, and mere quotations."""
 
 from __future__ import annotations
 
-from plimsoll.doctor.rules.timeline import MILESTONES, LogTimeline, ServerProgress, read_timeline
+import json
+import random
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.doctor.read.text import read_log
+from plimsoll.doctor.rules.diagnose import diagnose
+from plimsoll.doctor.rules.root_cause import judge
+from plimsoll.doctor.rules.timeline import (
+    CODES,
+    MILESTONES,
+    MOST_FRAMES,
+    RUNTIME,
+    LoggedException,
+    LogTimeline,
+    ServerProgress,
+    TracebackFrame,
+    read_exceptions,
+    read_timeline,
+    step_of_frames,
+    step_of_progress,
+    without_quotes,
+)
+from plimsoll.findings import Code
+from plimsoll.render.doctor import as_text
+from plimsoll.vllm.failure_texts import STEP_FRAMES, seen_in
 from tests.doctor.log_maker import (
     ARGS,
     CAPTURED,
@@ -15,119 +42,341 @@ from tests.doctor.log_maker import (
     OOM,
     REQUEST,
     STARTED,
+    STEP,
     VERSION,
     log,
     traceback,
 )
 from tests.each import each
 
+Lines = str | list[str]
+PROFILE = ("v1/engine/core.py:run_engine_core", "v1/worker/gpu_worker.py:profile_run")
+LOGITS = ("v1/engine/core.py:run_engine_core", "v1/sample/sampler.py:compute_logprobs")
+PLAIN = traceback(*PROFILE, who="")
+OF_PROFILE = ["run_engine_core", "profile_run"]
+CAUSE, HANDLING = (
+    "The above exception was the direct cause of the following exception:",
+    "During handling of the above exception, another exception occurred:",
+)
+
+
+def found(*parts: Lines) -> list[LoggedException]:
+    """What was raised in these lines."""
+    return read_exceptions(log(*parts).lines)
+
+
+def functions(raised: LoggedException) -> list[str]:
+    return [frame.function for frame in raised.frames]
+
+
+def test_a_plain_traceback_is_read_whole() -> None:
+    """Its class, its words, its calls in order, its speaker, and its first and last line."""
+    (one,) = found("INFO before", PLAIN, "INFO after")
+    assert (one.kind, one.name) == ("torch.OutOfMemoryError", "OutOfMemoryError")
+    assert one.message.startswith("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    assert one.frames[0] == TracebackFrame("/opt/vllm/v1/engine/core.py", "run_engine_core")
+    assert (one.first, one.at, one.cause, one.in_logging) == (1, 6, None, False)
+
+
+NOTEBOOK = [
+    "RuntimeError                              Traceback (most recent call last)",
+    "File ~/vllm/v1/worker/gpu_worker.py:12, in Worker.load_model(self)", "     11 def load_model(self):",
+    "---> 12     self.model_runner.load_model()",
+    "/opt/vllm/model_executor/model_loader/loader.py in load_weights(self, model)",
+    "RuntimeError: it broke",
+]  # fmt: skip
+BROKE = "\n".join(traceback(*PROFILE, error="RuntimeError: it broke", who=""))
+
+
+@each(("lines", "name", "calls"), [
+    *((traceback(*PROFILE, who=who), "OutOfMemoryError", OF_PROFILE) for who in (
+        "[rank0]: ", "[rank12]: ", "| ", "(RayWorkerWrapper pid=7) ",
+        "(VllmWorker rank=1 pid=8) ERROR 11-15 09:00:00 [a.py:1] ")),
+    (["(EngineCore pid=2) ERROR 11-15 09:00:00 [core.py:1] " + " ".join(map(str.strip, PLAIN))], "OutOfMemoryError",
+     OF_PROFILE),
+    ([json.dumps({"stack": BROKE})], "RuntimeError", OF_PROFILE),
+    (["ERROR error='" + BROKE.replace("\n", "\\n")], "RuntimeError", OF_PROFILE),
+    (NOTEBOOK, "RuntimeError", ["load_model", "load_weights"]),
+    (PLAIN[3:], "OutOfMemoryError", ["profile_run"]),
+    (["INFO before", *PLAIN[:-1]], "", OF_PROFILE),
+    ([*traceback(*PROFILE)[:-1], OOM], "OutOfMemoryError", OF_PROFILE),
+    (traceback(*PROFILE, error="triton.compiler.PtxasStopped: code 255"), "PtxasStopped", OF_PROFILE),
+    (["(APIServer pid=1) RuntimeError: Engine core initialization failed."], "RuntimeError", []),
+    ([*PLAIN[:-1], *["INFO fine"] * 60, *traceback("b.py:later", error="ValueError: x", who="")], "ValueError", ["later"]),
+    (traceback(*[f"a.py:f{n}" for n in range(1_000)], error="RecursionError: maximum depth", who=""), "RecursionError",
+     [f"f{n}" for n in range(MOST_FRAMES)]),
+])  # fmt: skip
+def test_a_traceback_is_one_however_it_was_written(lines: list[str], name: str, calls: list[str]) -> None:
+    """Prefixed, flattened, escaped, in a notebook, without its head or its end, its prefix lost, endless: calls and kind."""
+    one = found(lines)[-1]
+    assert (one.name, functions(one)) == (name, calls)
+
+
+def test_words_that_look_like_an_exception_are_none() -> None:
+    """A class name alone or a quotation is not raised."""
+    assert found("ValueError", "    raise ValueError: no", "There was no Error: fine", "KeyError: 'pynvml'") == []
+
+
+@each("seed", range(8))
+def test_the_lines_of_two_workers_come_mixed(seed: int) -> None:
+    """Each worker's traceback is put together from its own lines, in whatever order the two were written."""
+    first = traceback(*PROFILE, who="(Worker_TP0 pid=10) ERROR 11-15 09:00:00 [mp.py:1] ")
+    second = traceback(*LOGITS, error="RuntimeError: of the second", who="(Worker_TP1 pid=11) ERROR 11-15 09:00:00 [mp.py:1] ")
+    order = [0] * len(first) + [1] * len(second)
+    random.Random(seed).shuffle(order)
+    queues = [list(first), list(second)]
+    by_process = {one.process: one for one in found([queues[which].pop(0) for which in order])}
+    assert functions(by_process["Worker_TP0 pid=10"]) == OF_PROFILE
+    assert functions(by_process["Worker_TP1 pid=11"]) == ["run_engine_core", "compute_logprobs"]
+    assert by_process["Worker_TP1 pid=11"].message == "of the second"
+
+
+def test_a_chain_is_followed_in_its_own_process() -> None:
+    """Both chaining words lead back; one speaker's does not tie another's exception to it."""
+    raised = found(
+        PLAIN, ["", CAUSE, ""], traceback("a.py:step", error="RuntimeError: second", who=""), ["", HANDLING, ""],
+        traceback("b.py:last", error="ValueError: third", who=""),
+    )  # fmt: skip
+    assert [(one.name, one.cause) for one in raised] == [("OutOfMemoryError", None), ("RuntimeError", 0), ("ValueError", 1)]
+    who = "(Worker_TP0 pid=10) "
+    raised = found(
+        traceback(*PROFILE, who=who), who + HANDLING, traceback("b.py:other", error="ValueError: unrelated"),
+        traceback("c.py:last", error="RuntimeError: related", who=who),
+    )  # fmt: skip
+    assert {one.name: one.cause for one in raised} == {"OutOfMemoryError": None, "ValueError": None, "RuntimeError": 0}
+
+
+STACK = ["Call stack:", '  File "/opt/vllm/v1/engine/core.py", line 5, in run_engine_core', "Message: 'x'", "Arguments: ()"]
+
+
+@each(("lines", "expected"), [
+    (["--- Logging error ---", *traceback("logging/__init__.py:emit", who=""), *STACK,
+      *traceback(*LOGITS, error="RuntimeError: the real one", who="")], [("OutOfMemoryError", True), ("RuntimeError", False)]),
+    ([*traceback("x.py:f", who=""), *STACK], [("OutOfMemoryError", True)]),
+    (traceback("logging_utils/dump_input.py:_dump_engine_exception", who=""), [("OutOfMemoryError", True)]),
+])  # fmt: skip
+def test_an_error_while_a_record_was_written_is_marked(lines: list[str], expected: list[tuple[str, bool]]) -> None:
+    """By the headline, by the call stack below, or since the engine's state was being dumped; the stack is no exception's."""
+    raised = found(lines)
+    assert [(one.name, one.in_logging) for one in raised] == expected
+    assert not any("run_engine_core" in functions(one) for one in raised if one.in_logging)
+
+
+def test_a_message_goes_on_over_several_lines_and_a_level_marks_a_warning() -> None:
+    """The lines below belong to the message; what a warning prints was overcome."""
+    invalid = "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig"
+    (one,) = found(traceback("a.py:f", error=invalid, who=""), "  Value error, max_model_len is greater", "    For more")
+    assert "greater" in one.message
+    levels = ("WARNING", "DEBUG", "ERROR")
+    warned = [found(f"(EngineCore pid=2) {level} 11-15 09:00:00 [a.py:1] ImportError: no x")[0].warned for level in levels]
+    assert warned == [True, True, False]
+
+
 ENGINE = "(EngineCore pid=2) INFO 11-15 09:00:01 [core.py:1] Initializing a V1 LLM engine (v0.25.1) with config: model='m'"
 DUMP = "(EngineCore pid=2) ERROR 11-15 09:10:00 [a.py:1] Dumping input data for V1 LLM engine (v0.25.1) with config: model='m'"
-FAILED_START = [VERSION, ARGS, ENGINE, LOADING, *traceback("v1/worker/gpu_worker.py:load_model"), NOT_STARTED]
+FAILED = [VERSION, ARGS, ENGINE, LOADING, *traceback("v1/worker/gpu_worker.py:load_model"), NOT_STARTED]
+SLOW = "(Worker_TP1 pid=9) INFO 11-15 09:00:01 [gpu_model_runner.py:1] Starting to load model m..."
 
 
-def timeline(*parts: str | list[str]) -> LogTimeline:
+def timeline(*parts: Lines) -> LogTimeline:
     """The story of these lines."""
     return read_timeline(log(*parts))
 
 
-@each(
-    ("lines", "reached"),
-    [
-        ([], ServerProgress.UNKNOWN),
-        (["hello"], ServerProgress.UNKNOWN),
-        ([VERSION], ServerProgress.BEGUN),
-        ([VERSION, LOADING], ServerProgress.LOADING),
-        ([VERSION, LOADING, LOADED], ServerProgress.LOADED),
-        ([VERSION, LOADING, LOADED, MEASURED], ServerProgress.MEASURED),
-        ([VERSION, MEASURED, CAPTURING], ServerProgress.CAPTURING),
-        ([VERSION, MEASURED, CAPTURED], ServerProgress.CAPTURED),
-        (STARTED, ServerProgress.SERVING),
-        ([LOADING], ServerProgress.LOADING),
-        (["INFO 03-01 10:00:00 [executor_base.py:1] # cuda blocks: 27000, # CPU blocks: 2048"], ServerProgress.MEASURED),
-        (["INFO 03-01 10:00:00 model_runner.py:1] Loading model weights took 14.9 GB"], ServerProgress.LOADED),
-        ([REQUEST], ServerProgress.SERVING),
-    ],
-)
-def test_milestones_tell_how_far_it_came(lines: list[str], reached: ServerProgress) -> None:
-    """The furthest of what was said counts, in the wording of old and new releases."""
+@each(("lines", "process", "reached"), [
+    ([], "", "UNKNOWN"), (["hello"], "", "UNKNOWN"), ([VERSION], "", "BEGUN"), ([VERSION, LOADING], "", "LOADING"),
+    ([VERSION, LOADING, LOADED], "", "LOADED"), ([VERSION, LOADING, LOADED, MEASURED], "", "MEASURED"),
+    ([VERSION, MEASURED, CAPTURING], "", "CAPTURING"), ([VERSION, MEASURED, CAPTURED], "", "CAPTURED"),
+    (STARTED, "", "SERVING"), ([LOADING], "", "LOADING"), ([REQUEST], "", "SERVING"),
+    (["INFO 03-01 10:00:00 [executor_base.py:1] # cuda blocks: 27000, # CPU blocks: 2048"], "", "MEASURED"),
+    (["INFO 03-01 10:00:00 model_runner.py:1] Loading model weights took 14.9 GB"], "", "LOADED"),
+    (['    logger.info("Model loading took %.2f GiB", size)'], "", "UNKNOWN"),  # code in a traceback
+    ([VERSION, LOADING, LOADED, SLOW], "Worker_TP1 pid=9", "LOADING"),
+    ([VERSION, LOADING, LOADED, SLOW], "EngineCore pid=2", "LOADED"), ([*STARTED, SLOW], "Worker_TP1 pid=9", "SERVING"),
+])  # fmt: skip
+def test_milestones_tell_how_far_it_came(lines: list[str], process: str, reached: str) -> None:
+    """By old and new wordings; by the process itself where it has spoken, and once anyone serves, all do."""
     told = timeline(lines)
-    assert told.progress_at(len(told.log.lines)) is reached
+    assert told.progress_at(len(told.log.lines), process).name == reached
 
 
-def test_progress_is_asked_before_a_line() -> None:
-    """Where a process has spoken of its own progress, that counts; once anyone serves, all do."""
+def test_progress_is_asked_before_a_line_and_milestones_are_told_apart() -> None:
+    """No milestone's words hold another's of a different step before it: the first that matches decides."""
     told = timeline(STARTED)
     reached = [told.progress_at(at).name for at in (0, 1, 3, 4, 5, 6, 7)]
     assert reached == ["UNKNOWN", "BEGUN", "LOADING", "LOADED", "MEASURED", "CAPTURED", "SERVING"]
-    slow = "(Worker_TP1 pid=9) INFO 11-15 09:00:01 [gpu_model_runner.py:1] Starting to load model m..."
-    told = timeline(VERSION, LOADING, LOADED, slow)
-    assert told.progress_at(4, "Worker_TP1 pid=9") is ServerProgress.LOADING
-    assert told.progress_at(4, "EngineCore pid=2") is ServerProgress.LOADED
-    assert timeline(STARTED, slow).progress_at(9, "Worker_TP1 pid=9") is ServerProgress.SERVING
-
-
-def test_code_in_a_traceback_is_no_milestone() -> None:
-    """An indented quotation of vLLM's own source proves nothing."""
-    assert timeline('    logger.info("Model loading took %.2f GiB", size)').milestones == []
+    for place, (needle, step) in enumerate(MILESTONES):
+        assert all(earlier not in needle or other is step for earlier, other in MILESTONES[:place]), needle
 
 
 def test_a_restart_in_one_file_is_a_second_life() -> None:
-    """Also without an API server; what the first reached is forgotten."""
-    told = timeline(FAILED_START, FAILED_START, VERSION, ARGS)
-    assert [run.first for run in told.runs] == [0, len(FAILED_START), 2 * len(FAILED_START)]
-    assert told.runs[0].end == told.runs[1].first
-    assert told.runs[-1].end == len(told.log.lines)
-    assert told.progress_at(2 * len(FAILED_START) + 1) is ServerProgress.BEGUN
-    once = [ENGINE, LOADING, *traceback("v1/worker/gpu_worker.py:load_model")]
+    """Also without an API server; what the first reached is forgotten. A server that introduces itself twice lives once."""
+    told = timeline(FAILED, FAILED, VERSION, ARGS)
+    assert [run.first for run in told.runs] == [0, len(FAILED), 2 * len(FAILED)]
+    assert (told.runs[0].end, told.runs[-1].end) == (told.runs[1].first, len(told.log.lines))
+    assert told.progress_at(2 * len(FAILED) + 1) is ServerProgress.BEGUN
+    once: list[str] = [ENGINE, LOADING, *traceback("v1/worker/gpu_worker.py:load_model")]
     assert len(timeline(once, once).runs) == 2
-
-
-def test_one_server_that_introduces_itself_twice_lives_once() -> None:
-    """The API server and its engine, two API servers, an engine that dumps its state as it dies."""
-    assert len(timeline(VERSION, ARGS, ENGINE, LOADING).runs) == 1
-    assert len(timeline(VERSION, VERSION.replace("pid=1", "pid=5"), ARGS, ENGINE).runs) == 1
-    told = timeline(STARTED, DUMP, traceback("v1/worker/gpu_model_runner.py:execute_model"), ENGINE_DEAD)
-    assert len(told.runs) == 1
-    assert told.progress_at(len(told.log.lines)) is ServerProgress.SERVING
+    for lines in (
+        [VERSION, ARGS, ENGINE, LOADING], [VERSION, VERSION.replace("pid=1", "pid=5"), ARGS, ENGINE],
+        [*STARTED, DUMP, *traceback(STEP), ENGINE_DEAD],
+    ):  # fmt: skip
+        assert len(timeline(lines).runs) == 1
 
 
 def test_work_after_a_line_is_seen() -> None:
     """Requests that were answered later show that the server outlived it; one straggler does not."""
     error = "(EngineCore pid=2) ERROR 11-15 09:05:00 [a.py:1] RuntimeError: one request was bad"
-    told = timeline(STARTED, error, [REQUEST] * 3)
-    assert told.serves_after(len(STARTED))
-    assert not timeline(STARTED, error, REQUEST).serves_after(len(STARTED))
-    assert not timeline(STARTED, error, ENGINE_DEAD).serves_after(len(STARTED))
+    served = [timeline(STARTED, error, after).serves_after(len(STARTED)) for after in ([REQUEST] * 3, REQUEST, ENGINE_DEAD)]
+    assert served == [True, False, False]
 
 
-def test_words_count_by_their_level() -> None:
-    """An out-of-memory text somewhere within an informational line or a warning is no error.
-
-    A line that is nothing but the exception counts also there: whoever logs another program's output calls all of it so.
-    """
-    prefix = "(EngineCore pid=2) {} 11-15 09:00:00 [a.py:1] "
-    assert timeline(prefix.format("ERROR") + OOM).hits
-    assert timeline(prefix.format("INFO") + OOM).hits
-    for level in ("INFO", "WARNING", "DEBUG"):
-        assert timeline(prefix.format(level) + f"note: {OOM}").hits == []
-    assert timeline(prefix.format("WARNING") + OOM).hits
-    assert timeline(prefix.format("DEBUG") + OOM).hits == []
-
-
-def test_a_message_broken_over_lines_is_found_whole() -> None:
-    """A terminal of 80 columns broke the telling sentence in two."""
-    told = timeline(
-        traceback(
-            "v1/worker/utils.py:request_memory", error="ValueError: Free memory on device cuda:0 (1.0/79.1 GiB) on", who=""
-        ),
-        ["startup is less than desired GPU memory", "utilization (0.9, 71.2 GiB)."],
-    )
+def test_words_count_by_their_level_and_whole_messages_by_all_their_lines() -> None:
+    """Within an informational line or a warning they are no error, unless the line is nothing but the exception."""
+    levels = ("ERROR", "INFO", "WARNING", "DEBUG")
+    lines = [f"(EngineCore pid=2) {level} 11-15 09:00:00 [a.py:1] {{}}" for level in levels]
+    assert [bool(timeline(line.format(OOM)).hits) for line in lines] == [True, True, True, False]
+    assert [bool(timeline(line.format(f"note: {OOM}")).hits) for line in lines] == [True, False, False, False]
+    broken = "ValueError: Free memory on device cuda:0 (1.0/79.1 GiB) on"
+    rest = ["startup is less than desired GPU memory", "utilization (0.9, 71.2 GiB)."]
+    told = timeline(traceback("v1/worker/utils.py:request_memory", error=broken, who=""), rest)
     assert "free-memory-check" in {hit.text.name for hit in told.hits}
 
 
-def test_milestones_are_told_apart() -> None:
-    """No milestone's words hold another's of a different step before it: the first that matches decides."""
-    for place, (needle, step) in enumerate(MILESTONES):
-        for earlier, other in MILESTONES[:place]:
-            assert earlier not in needle or other is step, needle
+SITE = "/usr/lib/python3.12/site-packages/"
+TORCH = TracebackFrame(f"{SITE}torch/nn/modules/module.py", "_call_impl")
+# Files that occur often, and the calls that lead to a step.
+SHORT = {
+    "core": "v1/engine/core.py", "worker": "v1/worker/gpu_worker.py", "runner": "v1/worker/gpu_model_runner.py",
+    "old-engine": "engine/llm_engine.py", "old-worker": "worker/worker.py", "old-runner": "worker/model_runner.py",
+    "llama": "model_executor/models/llama.py", "sampler": "v1/sample/sampler.py",
+    "START": "core:run_engine_core core:__init__ core:_initialize_kv_caches",
+    "SERVE": "core:run_busy_loop core:step runner:execute_model",
+    "OLD-START": "old-engine:__init__ old-engine:_initialize_kv_caches",
+    "OLD-SERVE": "engine/async_llm_engine.py:engine_step worker/worker_base.py:execute_model",
+}  # fmt: skip
+TRACEBACKS = [
+    # The second engine.
+    ("weights", "worker:load_model runner:load_model llama:__init__ model_executor/layers/linear.py:create_weights"),
+    ("profile", "START worker:determine_available_memory runner:profile_run runner:_dummy_run llama:forward"),
+    ("profile", "START worker:determine_available_memory runner:profile_run runner:_dummy_sampler_run sampler:forward"),
+    ("kv-allocation", "START worker:initialize_from_config runner:initialize_kv_cache runner:_allocate_kv_cache_tensors"),
+    ("graph-capture", "START worker:compile_or_warm_up_model runner:capture_model runner:_dummy_run"),
+    ("graph-capture", "START worker:determine_available_memory runner:profile_cudagraph_memory"),
+    ("sampler-warmup", "START worker:compile_or_warm_up_model runner:_dummy_sampler_run sampler:forward"),
+    ("warm-up", "START worker:compile_or_warm_up_model runner:_dummy_run"),
+    ("device", "worker:init_device worker:init_worker_distributed_environment"),
+    ("wake-up", "worker:wake_up device_allocator/cumem.py:wake_up device_allocator/cumem.py:create_and_map"),
+    ("lora", "SERVE v1/worker/lora_model_runner_mixin.py:set_active_loras lora/worker_manager.py:set_active_adapters"),
+    ("lora", "SERVE lora/models.py:activate_adapter"),
+    ("weights", "runner:load_model lora/models.py:activate_adapter"),  # slots are taken with the model
+    ("multimodal", "SERVE runner:_execute_mm_encoder model_executor/models/qwen2_5_vl.py:embed_multimodal"),
+    ("logits", "SERVE llama:compute_logits model_executor/layers/logits_processor.py:_get_logits"),
+    ("logits", "SERVE runner:_get_prompt_logprobs_dict sampler:compute_logprobs"),
+    ("logits", "core:run_busy_loop worker:sample_tokens runner:_sample"),
+    ("collectives", "SERVE llama:forward distributed/device_communicators/pynccl.py:all_reduce"),
+    ("collectives", "worker:init_device distributed/device_communicators/pynccl.py:__init__"),
+    ("forward", "SERVE llama:forward model_executor/layers/activation.py:forward_cuda"),
+    ("forward", "SERVE llama:load_weights"),
+    # The first engine.
+    ("weights", "old-worker:load_model old-runner:load_model model_executor/model_loader/loader.py:_initialize_model"),
+    ("profile", "OLD-START old-worker:determine_num_available_blocks old-runner:profile_run old-runner:execute_model"),
+    ("kv-allocation", "OLD-START old-worker:_init_cache_engine worker/cache_engine.py:_allocate_kv_cache"),
+    ("graph-capture", "OLD-START old-worker:initialize_cache old-worker:_warm_up_model old-runner:capture_model"),
+    ("lora", "OLD-SERVE old-runner:set_active_loras lora/worker_manager.py:_apply_adapters lora/models.py:activate_adapter"),
+    ("logits", "OLD-SERVE old-runner:execute_model model_executor/layers/sampler.py:_get_logprobs"),
+    ("multimodal", "OLD-SERVE model_executor/models/llava.py:_process_image_input model_executor/models/clip.py:forward"),
+    ("forward", "OLD-SERVE old-runner:execute_model llama:forward"),
+]  # fmt: skip
+
+
+def calls_of(short: str) -> list[tuple[str, str]]:
+    """The file and function of each call, short names written out."""
+    words = " ".join(SHORT.get(word, word) for word in short.split())
+    calls = (word.split(":") for word in words.split())
+    return [(SHORT.get(file, file), function) for file, function in calls]
+
+
+def frames(short: str) -> list[TracebackFrame]:
+    """The calls in vLLM's folder, with torch's own in between as in life."""
+    return [frame for file, function in calls_of(short) for frame in (TracebackFrame(f"{SITE}vllm/{file}", function), TORCH)]
+
+
+@each(("name", "calls"), TRACEBACKS)
+def test_tracebacks_of_both_engines_name_their_step(name: str, calls: str) -> None:
+    """Each step is known by the functions its traceback passes through, whatever they call inside."""
+    step = step_of_frames(frames(calls))
+    assert step is not None
+    assert (step.name, step.code) == (name, CODES[name])
+    assert 0.5 < step.confidence <= 0.95
+    assert any(seen_in(function) for _, function in calls_of(calls))
+
+
+def test_every_step_is_tried_and_those_of_serving_are_runtime_codes() -> None:
+    """No step goes untested."""
+    assert {name for name, _ in STEP_FRAMES} <= {name for name, _ in TRACEBACKS}
+    assert {name for name, code in CODES.items() if code.startswith("runtime.")} == set(RUNTIME)
+
+
+@each(("calls", "name"), [
+    ([TracebackFrame(f"{SITE}torch/optim/sgd.py", "step"), TracebackFrame("torch/x.py", "load_model")], None),
+    ([*frames("worker:compile_or_warm_up_model"), TracebackFrame(f"{SITE}torch/cuda/graphs.py", "__exit__")], "graph-capture"),
+    ([TracebackFrame("vllm/model_executor/layers/linear.py", "__init__"), TORCH], "weights"),
+])  # fmt: skip
+def test_one_frame_may_tell_and_torchs_own_functions_do_not(calls: list[TracebackFrame], name: str | None) -> None:
+    """Torch's context manager and a layer's constructor run at no other time; `step` of an optimiser is not vLLM's."""
+    step = step_of_frames(calls)
+    assert (step.name if step is not None else None) == name
+
+
+def test_progress_alone_is_a_guess_and_says_so() -> None:
+    """The step after what was last reached, never with more than 0.6."""
+    steps = [step_of_progress(progress, frames_seen=seen) for progress in ServerProgress for seen in (False, True)]
+    names = [None, None, "weights", "profile", "kv-allocation", "graph-capture", "sampler-warmup", "forward"]
+    assert [step.name if step is not None else None for step in steps] == [name for name in names for _ in range(2)]
+    assert all(step is None or step.confidence <= 0.6 for step in steps)
+
+
+def test_a_traceback_cut_to_torchs_device_context_hints_at_weights() -> None:
+    """Parameters are made under it, and little else."""
+    for file, function, step in (("_device.py", "__torch_function__", "weights"), ("_foreach.py", "f", "unknown")):
+        frame = f'  File "{SITE}torch/utils/{file}", line 104, in {function}'
+        root = judge(timeline(["Traceback (most recent call last):", frame, "    return f()", OOM])).root
+        assert root is not None
+        assert root.step is not None
+        assert root.step.name == step
+
+
+KNOWN = st.sampled_from([function for _, functions in STEP_FRAMES for function in functions])
+
+
+@given(st.lists(st.builds(TracebackFrame, st.text(max_size=20), st.one_of(st.text(max_size=20), KNOWN)), max_size=12))
+def test_any_frames_give_a_step_or_none(some: list[TracebackFrame]) -> None:
+    """Whatever a log pretends, the answer is a known step or that it cannot be told."""
+    step = step_of_frames(some)
+    assert step is None or (step.name in CODES and 0 < step.confidence < 1)
+
+
+ROOT = Path(__file__).parents[3]
+CRASH = log(STARTED, traceback(STEP), ENGINE_DEAD, source="failed.log")
+PAGE = ["# A", "See [that](a.md).", "## Why", 'It says "Engine core initialization failed", or `CUDA out of memory. Tried`.']
+
+
+@each("name", ["README.md", "docs/doctor.md", "docs/findings/engine.dead.md", "docs/findings/kv.saturated.md"])
+def test_a_written_page_has_no_failure(name: str) -> None:
+    """Our own pages quote many errors, and no server of ours failed."""
+    told = diagnose([read_log(str(ROOT / name), source=name)])
+    assert (told.memory_failure, told.findings) == (None, ())
+    assert "somebody wrote" in str(told.facts["remarks"])
+
+
+def test_a_log_beside_a_page_or_a_report_is_still_read() -> None:
+    """Where records of a program stand in a page, nothing of it is passed over; of an earlier report all is."""
+    pasted = CRASH._replace(lines=[*log(PAGE).lines, *CRASH.lines])
+    assert without_quotes(pasted) == (pasted, False)
+    assert diagnose([pasted]).findings[0].code is Code.RUNTIME_FORWARD
+    assert diagnose([log(PAGE[:3], "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")]).memory_failure
+    report = log(*str(as_text(diagnose([CRASH]))).splitlines(), source="report.txt")
+    assert diagnose([report]).findings == ()
+    both = CRASH._replace(lines=[*report.lines, *CRASH.lines])
+    assert [one.code for one in diagnose([both]).findings] == [Code.RUNTIME_FORWARD]
