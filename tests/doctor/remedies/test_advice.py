@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -142,252 +141,136 @@ def test_evidence_and_confidence_are_passed_on() -> None:
     assert (found.evidence, found.confidence, found.severity) == ((proof,), 0.9, Severity.WARNING)
 
 
-def test_the_free_memory_check_offers_the_share_that_was_free() -> None:
-    """60.33 of 79.19 GiB are 0.76, rounded down."""
-    found = _checked(finding(case_of(Code.STARTUP_FREE_MEMORY_CHECK, line=NOT_FREE)))
-    assert offers(found)["--gpu-memory-utilization"] == "0.76"
-    assert "14.90 GiB are missing" in found.because
-    assert "18.86 GiB were held by others" in found.because
-
-
-@pytest.mark.parametrize("total", ["23.50", "60.00"])
-def test_figures_that_contradict_each_other_are_not_subtracted(total: str) -> None:
-    """A card smaller than what was free or wanted: no size is computed from it, and none is negative."""
-    found = finding(case_of(Code.STARTUP_FREE_MEMORY_CHECK, line=NOT_FREE.replace("79.19", total)))
-    assert "contradict each other" in found.because
-    assert "-" not in found.because
-    assert "--gpu-memory-utilization" not in offers(found)
-
-
-def test_a_neighbour_is_named_with_what_it_holds() -> None:
-    """Process, size, and what was left to this one."""
-    oom = OomFigures(GIB, 79 * GIB, 100 * MIB, 0, 30 * GIB, None, 0, 31 * GIB, ((1875, 41 * GIB),))
-    start = finding(case_of(Code.STARTUP_FREE_MEMORY_CHECK, oom=oom, step="weights"))
-    assert "process 1875 with 41.0 GiB" in start.because
-    assert "31.0 GiB when it failed while loading weights" in start.because
-    serving = finding(case_of(Code.RUNTIME_NEIGHBOUR, oom=oom))
-    assert "process 1875 with 41.0 GiB" in serving.because
-
-
-@pytest.mark.parametrize(
-    ("line", "fits"),
-    [
-        (TOO_LONG + ESTIMATE, "77824"),
-        (TOO_LONG, str(131072 * 95 // 160 // 16 * 16)),
-        (TOO_LONG_V0, "12336"),
-        ("cut short", None),
-    ],
+KV, SHARE, LENGTH = "--kv-cache-memory-bytes", "--gpu-memory-utilization", "--max-model-len"
+SEQS, TOKENS, CARDS = "--max-num-seqs", "--max-num-batched-tokens", "--tensor-parallel-size"
+BY_HAND = {"kv_cache_memory_bytes": str(70 * GIB)}
+PEAKS = round(0.03 * 80 * GIB)
+IN_ONE = OomFigures(70 * GIB, 80 * GIB, 60 * GIB, 0, 16 * GIB, None, 0, 17 * GIB)
+BY_LAYER = OomFigures(2 * GIB, 80 * GIB, GIB, 0, 76 * GIB, None, 0, 78 * GIB)
+NEIGHBOUR = OomFigures(GIB, 79 * GIB, 100 * MIB, 0, 30 * GIB, None, 0, 31 * GIB, ((1875, 41 * GIB),))
+MAMBA = "max_num_seqs (256) exceeds available Mamba cache blocks (97). Each decode sequence requires one Mamba cache block"
+ON_CPU = (
+    "Available memory on node 0 (12.10/31.30 GiB) on startup is less than desired CPU memory utilization (0.92, 28.80 GiB)."
 )
-def test_a_context_too_long_gets_the_longest_that_fits(line: str, fits: str | None) -> None:
-    """vLLM's own estimate, else in proportion and in whole blocks of 16."""
-    found = _checked(finding(case_of(Code.STARTUP_CONTEXT_TOO_LONG, line=line)))
-    assert found.remedy[0].flag == "--max-model-len"
-    assert found.remedy[0].value == fits
+REFUSED = "vllm serve: error: unrecognized arguments: --swap-spaces 4 --api-key sk-hush"
+IMAGES = (TracebackFrame("vllm/model_executor/models/qwen2_5_vl.py", "_process_image_input"),)
+LOGPROBS = (TracebackFrame("vllm/v1/worker/gpu_model_runner.py", "_get_prompt_logprobs_dict"),)
+GRAPHS = Measured(kv_bytes=870 * MIB, graphs_estimated_bytes=round(4.8 * GIB))
 
 
-@pytest.mark.parametrize(("version", "offered"), [("0.13.0", False), ("0.14.0", True), (None, False)])
-def test_auto_is_offered_where_vllm_has_it(version: str | None, offered: bool) -> None:
-    """`--max-model-len auto` came with 0.14."""
-    found = finding(case_of(Code.STARTUP_CONTEXT_TOO_LONG, line=TOO_LONG, version=version))
-    assert any(one.value == "auto" for one in found.remedy) is offered
-
-
-def _no_blocks(weights: int, kv: int, share: str = "0.9") -> Finding:
+def _no_blocks(weights: int, kv: int, share: str = "0.9") -> dict[str, object]:
     measured = Measured(total_bytes=80 * GIB, weights_bytes=weights, kv_bytes=kv)
-    flags = {"gpu_memory_utilization": share}
-    return _checked(finding(case_of(Code.STARTUP_NO_CACHE_BLOCKS, measured=measured, flags=flags)))
+    return {"measured": measured, "flags": {"gpu_memory_utilization": share}}
 
 
-def test_more_of_the_card_is_offered_where_it_is_there() -> None:
-    """One GiB short of a share of 0.5 on a card of 80: 0.53 gives it a GiB of cache."""
-    assert offers(_no_blocks(30 * GIB, -GIB, "0.5"))["--gpu-memory-utilization"] == "0.53"
-
-
-@pytest.mark.parametrize(("weights", "kv"), [(75 * GIB, -10 * GIB), (60 * GIB, -10 * GIB)])
-def test_more_of_the_card_is_refused_where_it_is_not(weights: int, kv: int) -> None:
-    """Weights that fill the card, or more than all of it: what vLLM advises would not help."""
-    found = _no_blocks(weights, kv)
-    assert "--gpu-memory-utilization" not in offers(found)
-    assert any(words.startswith("raising --gpu-memory-utilization") for words in found.not_a_remedy)
-
-
-def test_states_of_mamba_layers_bound_the_requests() -> None:
-    """As many requests as the cache has blocks, and the length has no part in it."""
-    line = "max_num_seqs (256) exceeds available Mamba cache blocks (97). Each decode sequence requires one Mamba cache block"
-    found = _checked(finding(case_of(Code.STARTUP_NO_CACHE_BLOCKS, line=line, text="mamba-blocks")))
-    assert offers(found)["--max-num-seqs"] == "97"
-
-
-@pytest.mark.parametrize(
-    "code", [Code.STARTUP_KV_ALLOCATION, Code.STARTUP_GRAPH_CAPTURE, Code.STARTUP_SAMPLER_WARMUP, Code.RUNTIME_FORWARD]
-)
-def test_a_cache_set_by_hand_is_the_flag_to_lower(code: Code) -> None:
-    """The utilisation has no say there, so it is not offered."""
-    found = _checked(finding(case_of(code, oom=MODEST, flags={"kv_cache_memory_bytes": str(50 * GIB)}, version="0.25.1")))
-    assert "--kv-cache-memory-bytes" in offers(found)
-    assert "--gpu-memory-utilization" not in offers(found)
-
-
-def test_the_cache_that_would_have_fitted() -> None:
-    """In one piece: what was free, less 3 % of the card for peaks. Layer by layer: what the first layers took counts too."""
-    flags = {"kv_cache_memory_bytes": str(70 * GIB)}
-    peaks = round(0.03 * 80 * GIB)
-    whole = OomFigures(70 * GIB, 80 * GIB, 60 * GIB, 0, 16 * GIB, None, 0, 17 * GIB)
-    assert offers(finding(case_of(Code.STARTUP_KV_ALLOCATION, oom=whole, flags=flags))) == {
-        "--kv-cache-memory-bytes": str(60 * GIB - peaks)
-    }
-    layer = OomFigures(2 * GIB, 80 * GIB, GIB, 0, 76 * GIB, None, 0, 78 * GIB)
-    found = finding(case_of(Code.STARTUP_KV_ALLOCATION, oom=layer, flags=flags, measured=Measured(weights_bytes=16 * GIB)))
-    assert offers(found) == {"--kv-cache-memory-bytes": str(61 * GIB - peaks)}
-
-
-@pytest.mark.parametrize(
-    ("line", "seqs"),
-    [
-        ("when warming up sampler with 1024 dummy requests", "256"),
-        ("with 256 dummy requests", "64"),
-        ("with 16 dummy requests", "8"),
-        ("cut", "256"),
-    ],
-)
-def test_the_samplers_warm_up_wants_fewer_requests(line: str, seqs: str) -> None:
-    """256 where there were more, a quarter where there were not."""
-    found = _checked(finding(case_of(Code.STARTUP_SAMPLER_WARMUP, line=line, plan=PLAN)))
-    assert found.remedy[0].flag == "--max-num-seqs"
-    assert found.remedy[0].value == seqs
-    if "1024" in line:
-        assert "1,024 x 128,256 words x 4 bytes = 501 MiB" in found.because
-
-
-def test_weights_that_do_not_fit_want_more_cards() -> None:
-    """The number the plan computed; none where there is no plan, since twice may not do; the utilisation never."""
-    without = finding(case_of(Code.STARTUP_WEIGHTS_DO_NOT_FIT, flags={"tensor_parallel_size": "4"}))
-    assert [one.value for one in without.remedy if one.flag == "--tensor-parallel-size"] == [None]
-    found = _checked(finding(case_of(Code.STARTUP_WEIGHTS_DO_NOT_FIT, plan=PLAN, oom=OOM)))
-    assert offers(found)["--tensor-parallel-size"] == "4"
-    assert found.remedy[0].do.startswith("PYTORCH_CUDA_ALLOC_CONF")
-    assert any(words.startswith("--gpu-memory-utilization") for words in found.not_a_remedy)
-
-
-@pytest.mark.parametrize(("tokens", "smaller"), [(8192, "2048"), (16384, "4096"), (1024, "512"), (512, None), (None, "2048")])
-def test_the_trial_run_wants_smaller_batches(tokens: int | None, smaller: str | None) -> None:
-    """A quarter, not below 512, and no offer that is none."""
-    found = _checked(finding(case_of(Code.STARTUP_PROFILE_RUN, measured=Measured(max_num_batched_tokens=tokens), oom=MODEST)))
-    assert offers(found).get("--max-num-batched-tokens") == smaller
-
-
-def test_a_trial_run_in_the_encoder_wants_fewer_images() -> None:
-    """The frames say that images were prepared."""
-    frames = (TracebackFrame("vllm/model_executor/models/qwen2_5_vl.py", "_process_image_input"),)
-    found = finding(case_of(Code.STARTUP_PROFILE_RUN, frames=frames, oom=MODEST))
-    assert found.remedy[0].flag == "--limit-mm-per-prompt"
-
-
-@pytest.mark.parametrize(("version", "flag"), [("0.25.1", True), (None, True), ("0.10.2", False)])
-def test_flags_a_release_does_not_have_are_not_offered(version: str | None, flag: bool) -> None:
-    """`--max-cudagraph-capture-size` came with 0.11.1."""
-    found = finding(case_of(Code.STARTUP_GRAPH_CAPTURE, oom=MODEST, version=version))
-    assert ("--max-cudagraph-capture-size" in offers(found)) is flag
-    old = finding(case_of(Code.STARTUP_PROFILE_NEIGHBOUR, line=PROFILED, version="0.8.5"))
-    assert "--kv-cache-memory-bytes" not in offers(old)
-    assert "70.10 GiB free before, 75.20 after" in old.because
-
-
-@pytest.mark.parametrize(
-    ("module", "do"),
-    [
-        ("plimsoll", "plimsoll inside wheel"),
-        ("plimsoll.inside", "plimsoll inside wheel"),
-        ("flashinfer", "what brings flashinfer"),
-    ],
-)
-def test_a_missing_module_is_named_with_what_brings_it(module: str, do: str) -> None:
-    """Not with drivers: our own probe and gate are the likeliest, in an image to which nobody brought them."""
-    line = f"ModuleNotFoundError: No module named '{module}'"
-    found = finding(case_of(Code.OTHER_INSTALLATION, line=line, frames=()))
-    assert found.because == f"the Python in which vLLM runs has no module {module}"
-    assert do in found.remedy[0].do
-
-
-def test_graphs_larger_than_the_cache_are_made_smaller_first() -> None:
-    """870 MiB of cache cannot make room for graphs of 4.8 GiB: a lower share comes last, with the reason."""
-    measured = Measured(kv_bytes=870 * MIB, graphs_estimated_bytes=round(4.8 * GIB))
-    small = finding(case_of(Code.STARTUP_GRAPH_CAPTURE, version="0.19.1", measured=measured))
-    assert small.remedy[0].flag == "--max-cudagraph-capture-size"
-    assert small.remedy[-1].flag == "--gpu-memory-utilization"
-    assert "its 870 MiB and no more, and they were estimated at 4.8 GiB" in small.remedy[-1].why
-    large = finding(case_of(Code.STARTUP_GRAPH_CAPTURE, version="0.19.1", measured=measured._replace(kv_bytes=40 * GIB)))
-    assert [one.do for one in large.remedy][:2] == [
-        "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1", "a lower --gpu-memory-utilization, by 0.02 to 0.05",
-    ]  # fmt: skip
-    later = finding(case_of(Code.STARTUP_GRAPH_CAPTURE, version="0.25.1", measured=measured._replace(kv_bytes=40 * GIB)))
-    assert later.remedy[0].flag == "--gpu-memory-utilization"
-
-
-def test_a_step_while_serving_lowers_the_share_by_what_was_missing() -> None:
-    """1 GiB missing and a quarter as margin on 80 GiB: 0.92 becomes 0.90; requests at that moment are told."""
-    case = case_of(Code.RUNTIME_FORWARD, oom=MODEST, version="0.25.1", scheduler={"num_running_reqs": 12.0})
-    found = _checked(finding(case))
-    assert offers(found) == {"--gpu-memory-utilization": "0.90", "--max-num-batched-tokens": "4096"}
-    assert "12 requests were running" in found.because
-
-
-def test_prompt_logprobs_are_named_where_the_traceback_shows_them() -> None:
-    """Rows of the vocabulary for every token of the prompt."""
-    frames = (TracebackFrame("vllm/v1/worker/gpu_model_runner.py", "_get_prompt_logprobs_dict"),)
-    found = finding(case_of(Code.RUNTIME_LOGITS, frames=frames, oom=MODEST, plan=PLAN))
-    assert "prompt_logprobs" in found.because
-    assert "4,186 rows of 128,256 words" in found.because
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("shm-segment", "shared memory of the container"),
-        ("swap-too-large", "swap space"),
+@each(("promise", "code", "known", "offered", "words"), [
+    ("the share that was free, rounded down", Code.STARTUP_FREE_MEMORY_CHECK, {"line": NOT_FREE}, {SHARE: "0.76"},
+     ["14.90 GiB are missing", "18.86 GiB were held by others"]),
+    *(("figures that contradict each other are not subtracted", Code.STARTUP_FREE_MEMORY_CHECK,
+       {"line": NOT_FREE.replace("79.19", total)}, {SHARE: ...}, ["contradict each other"]) for total in ("23.50", "60.00")),
+    ("a neighbour is named with what it holds", Code.STARTUP_FREE_MEMORY_CHECK, {"oom": NEIGHBOUR, "step": "weights"}, {},
+     ["process 1875 with 41.0 GiB", "31.0 GiB when it failed while loading weights"]),
+    ("also while serving", Code.RUNTIME_NEIGHBOUR, {"oom": NEIGHBOUR}, {}, ["process 1875 with 41.0 GiB"]),
+    *(("the longest context that fits", Code.STARTUP_CONTEXT_TOO_LONG, {"line": line}, {LENGTH: fits}, []) for line, fits in [
+        (TOO_LONG + ESTIMATE, "77824"), (TOO_LONG, str(131072 * 95 // 160 // 16 * 16)), (TOO_LONG_V0, "12336"), ("cut", None)]),
+    ("one GiB short of a share of 0.5 on a card of 80", Code.STARTUP_NO_CACHE_BLOCKS, _no_blocks(30 * GIB, -GIB, "0.5"),
+     {SHARE: "0.53"}, []),
+    *(("no more of the card where it is not there", Code.STARTUP_NO_CACHE_BLOCKS, _no_blocks(weights, -10 * GIB),
+      {SHARE: ...}, [])
+      for weights in (75 * GIB, 60 * GIB)),
+    ("states of Mamba layers bound the requests", Code.STARTUP_NO_CACHE_BLOCKS, {"line": MAMBA, "text": "mamba-blocks"},
+     {SEQS: "97"}, []),
+    *(("a cache set by hand is the flag to lower", code, {"oom": MODEST, "flags": {"kv_cache_memory_bytes": str(50 * GIB)},
+       "version": "0.25.1"}, {SHARE: ...}, []) for code in
+      (Code.STARTUP_KV_ALLOCATION, Code.STARTUP_GRAPH_CAPTURE, Code.STARTUP_SAMPLER_WARMUP, Code.RUNTIME_FORWARD)),
+    ("a cache in one piece: what was free, less the peaks", Code.STARTUP_KV_ALLOCATION, {"oom": IN_ONE, "flags": BY_HAND},
+     {KV: str(60 * GIB - PEAKS), SHARE: ...}, []),
+    ("layer by layer: what the first ones took counts too", Code.STARTUP_KV_ALLOCATION,
+     {"oom": BY_LAYER, "flags": BY_HAND, "measured": Measured(weights_bytes=16 * GIB)},
+     {KV: str(61 * GIB - PEAKS), SHARE: ...}, []),
+    *(("the sampler's warm-up wants fewer requests", Code.STARTUP_SAMPLER_WARMUP, {"line": line, "plan": PLAN}, {SEQS: seqs},
+      words)
+      for line, seqs, words in [
+          ("when warming up sampler with 1024 dummy requests", "256", ["1,024 x 128,256 words x 4 bytes = 501 MiB"]),
+          ("with 256 dummy requests", "64", []), ("with 16 dummy requests", "8", []), ("cut", "256", [])]),
+    ("weights want as many cards as the plan says", Code.STARTUP_WEIGHTS_DO_NOT_FIT, {"plan": PLAN, "oom": OOM}, {CARDS: "4"},
+     []),
+    ("without a plan twice may not do", Code.STARTUP_WEIGHTS_DO_NOT_FIT, {"flags": {"tensor_parallel_size": "4"}},
+     {CARDS: None}, []),
+    *(("the trial run wants smaller batches, not below 512", Code.STARTUP_PROFILE_RUN,
+       {"measured": Measured(max_num_batched_tokens=tokens), "oom": MODEST}, {TOKENS: smaller}, []) for tokens, smaller in
+      [(8192, "2048"), (16384, "4096"), (1024, "512"), (512, ...), (None, "2048")]),
+    ("in the encoder it wants fewer images", Code.STARTUP_PROFILE_RUN, {"frames": IMAGES, "oom": MODEST},
+     {"--limit-mm-per-prompt": None}, ["largest images"]),
+    *(("a flag that came with 0.11.1", Code.STARTUP_GRAPH_CAPTURE, {"oom": MODEST, "version": version},
+       {"--max-cudagraph-capture-size": value}, []) for version, value in [("0.25.1", "64"), (None, "64"), ("0.10.2", ...)]),
+    ("one that came with 0.10.2", Code.STARTUP_PROFILE_NEIGHBOUR, {"line": PROFILED, "version": "0.8.5"}, {KV: ...},
+     ["70.10 GiB free before, 75.20 after"]),
+    *(("a missing module is named with what brings it", Code.OTHER_INSTALLATION,
+       {"line": f"ModuleNotFoundError: No module named '{module}'", "frames": ()}, {do: "do"}, [f"has no module {module}"])
+      for module, do in [("plimsoll", "plimsoll inside wheel"), ("plimsoll.inside", "plimsoll inside wheel"),
+                         ("flashinfer", "what brings flashinfer"), ("vllm.v1", "the same vLLM")]),
+    ("graphs larger than the cache are made smaller first", Code.STARTUP_GRAPH_CAPTURE,
+     {"version": "0.19.1", "measured": GRAPHS},
+     {"--max-cudagraph-capture-size": "do", "--gpu-memory-utilization, beside": "last"}, []),
+    ("else the estimate is set aside", Code.STARTUP_GRAPH_CAPTURE,
+     {"version": "0.19.1", "measured": GRAPHS._replace(kv_bytes=40 * GIB)},
+     {"VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1": "do"}, []),
+    ("which later releases do themselves", Code.STARTUP_GRAPH_CAPTURE,
+     {"version": "0.25.1", "measured": GRAPHS._replace(kv_bytes=40 * GIB)}, {"a lower --gpu-memory-utilization": "do"}, []),
+    ("a step while serving lowers the share by what was missing", Code.RUNTIME_FORWARD,
+     {"oom": MODEST, "version": "0.25.1", "scheduler": {"num_running_reqs": 12.0}}, {SHARE: "0.90", TOKENS: "4096"},
+     ["12 requests were running"]),
+    ("prompt_logprobs are named where the traceback shows them", Code.RUNTIME_LOGITS,
+     {"frames": LOGPROBS, "oom": MODEST, "plan": PLAN}, {}, ["prompt_logprobs", "4,186 rows of 128,256 words"]),
+    *(("the host's memory is told apart", Code.HOST_OUT_OF_MEMORY, {"text": text}, {}, [words]) for text, words in [
+        ("shm-segment", "shared memory of the container"), ("swap-too-large", "swap space"),
         ("ray-oom", "Ray's memory monitor"),
-        ("host-alloc", "page-locked"),
-        ("kernel-oom", "machine's own memory"),
-    ],
-)
-def test_the_hosts_memory_is_told_apart(text: str, words: str) -> None:
-    """Shared memory, swap space, Ray and pinned memory each have their own cure."""
-    found = _checked(finding(case_of(Code.HOST_OUT_OF_MEMORY, text=text)))
-    assert words in found.because
-    assert any("GPU" in one for one in found.not_a_remedy)
-
-
-def test_on_the_cpu_the_share_is_of_the_hosts_memory() -> None:
-    """12.10 of 31.30 GiB free are 0.38: there the flag with the GPU's name is the cure, and nothing says it is not."""
-    line = (
-        "Available memory on node 0 (12.10/31.30 GiB) on startup is less than desired CPU memory utilization (0.92, 28.80 GiB)."
-    )
-    found = _checked(finding(case_of(Code.HOST_OUT_OF_MEMORY, text="cpu-memory-check", line=line)))
-    assert offers(found) == {"--gpu-memory-utilization": "0.38"}
-    assert not any("--gpu-memory-utilization" in words for words in found.not_a_remedy)
-
-
-def test_a_refused_command_is_quoted_without_its_secrets() -> None:
-    """What the parser refused is said, but never the key that followed it."""
-    line = "vllm serve: error: unrecognized arguments: --swap-spaces 4 --api-key sk-hush"
-    found = _checked(finding(case_of(Code.STARTUP_BAD_FLAG, line=line)))
-    assert "unrecognized arguments: --swap-spaces" in found.because
+        ("host-alloc", "page-locked"), ("kernel-oom", "machine's own memory")]),
+    ("on the CPU the share is of the host's memory", Code.HOST_OUT_OF_MEMORY, {"text": "cpu-memory-check", "line": ON_CPU},
+     {SHARE: "0.38"}, ["12.10 of 31.30 GiB were free"]),
+    ("a refused command is quoted without its secrets", Code.STARTUP_BAD_FLAG, {"line": REFUSED}, {},
+     ["unrecognized arguments: --swap-spaces"]),
+    ("an unknown exception is named with its place", Code.OTHER_ENGINE_ERROR,
+     {"frames": (TracebackFrame("/x/vllm/v1/engine/core.py", "step"),), "kind": "builtins.KeyError"}, {},
+     ["KeyError was raised in step (core.py), and nothing in the log points to memory"]),
+    *(("a text may know better than its code", next(one.code for one in TEXTS if one.name == text), {"text": text}, {}, [words])
+      for text, words in [("too-few-gpus", "more ranks"), ("must-be-divisible", "does not divide"),
+          ("shared-memory-limit", "on-chip")]),
+], ids=lambda row: row[0])  # fmt: skip
+def test_values_are_computed_from_this_servers_figures(
+    promise: str, code: Code, known: dict[str, object], offered: dict[str, object], words: list[str]
+) -> None:
+    """The value of each flag (... where it must not be offered), what the first or last remedy is, and what the reason says."""
+    found = _checked(finding(case_of(code, **known)))  # type: ignore[arg-type]
+    for flag, value in offered.items():
+        if value in ("do", "last"):
+            assert flag in found.remedy[0 if value == "do" else -1].do, promise
+        else:
+            assert offers(found).get(flag, ...) == value, promise
+    assert all(word in found.because for word in words), found.because
     assert "sk-hush" not in found.because
+    assert not any(
+        useless.startswith(flag)
+        for useless in found.not_a_remedy
+        for flag, value in offered.items()
+        if value not in (..., None)
+    )
 
 
-def test_an_unknown_exception_is_named_with_its_place() -> None:
-    """Class, function and file."""
-    frames = (TracebackFrame("/x/vllm/v1/engine/core.py", "step"),)
-    found = finding(case_of(Code.OTHER_ENGINE_ERROR, frames=frames, kind="builtins.KeyError"))
-    assert found.because == "KeyError was raised in step (core.py), and nothing in the log points to memory"
+def test_auto_is_offered_where_vllm_has_it() -> None:
+    """`--max-model-len auto` came with 0.14."""
+    versions = ("0.13.0", "0.14.0", None)
+    found = [finding(case_of(Code.STARTUP_CONTEXT_TOO_LONG, line=TOO_LONG, version=version)) for version in versions]
+    assert [any(one.value == "auto" for one in each.remedy) for each in found] == [False, True, False]
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [("too-few-gpus", "more ranks"), ("must-be-divisible", "does not divide"), ("shared-memory-limit", "on-chip")],
-)
-def test_a_text_may_know_better_than_its_code(text: str, words: str) -> None:
-    """Where the line itself tells more, the words do."""
-    code = next(one.code for one in TEXTS if one.name == text)
-    assert code is not None
-    assert words in finding(case_of(code, text=text)).because
+@each(("code", "known", "useless"), [
+    (Code.STARTUP_NO_CACHE_BLOCKS, _no_blocks(75 * GIB, -10 * GIB), "raising --gpu-memory-utilization"),
+    (Code.STARTUP_NO_CACHE_BLOCKS, _no_blocks(60 * GIB, -10 * GIB), "raising --gpu-memory-utilization"),
+    (Code.STARTUP_WEIGHTS_DO_NOT_FIT, {}, "--gpu-memory-utilization"),
+    (Code.HOST_OUT_OF_MEMORY, {}, "--gpu-memory-utilization and every"),
+])  # fmt: skip
+def test_what_vllm_or_habit_advises_in_vain_is_named(code: Code, known: dict[str, object], useless: str) -> None:
+    """Weights that fill the card, or more than all of it: what vLLM advises would not help."""
+    assert any(words.startswith(useless) for words in finding(case_of(code, **known)).not_a_remedy)  # type: ignore[arg-type]

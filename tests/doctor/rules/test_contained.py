@@ -267,6 +267,7 @@ def test_a_wedge_that_the_gate_proved_is_a_finding() -> None:
     assert finding.because.startswith("no step with requests there;")
 
 
+WEDGES: list[object] = [{"is_wedged": False}, {"is_wedged": "yes"}, {"is_wedged": None}, {}, [], "wedged"]
 NONE: list[object] = [
     None, [], "3", {}, {"contained": 0}, {"contained": "3"}, {"contained": True}, {"contained": -1}, {"contained": math.nan},
     {"armed": None}, {"armed": False, "why": "a KV connector is set", "contained": 0, "aborted": 0, "last": None},
@@ -274,7 +275,7 @@ NONE: list[object] = [
 
 
 @each("text", [
-    *(gate(engine or {}) for engine in ({"is_wedged": False}, {"is_wedged": "yes"}, {"is_wedged": None}, {}, [], "wedged")),
+    *(gate(engine or {}) for engine in WEDGES),
     *(json.dumps({**STATE, "engine": {}, "survive": survive}) for survive in NONE),
     '{"schema": "plimsoll.state/1", "engine": {"is_wed', "", "[" * 100_000,
 ])  # fmt: skip
@@ -358,8 +359,8 @@ def test_the_key_survive_as_it_is_answered() -> None:
         True, "", 3, 1, 190_000, 1.7, LastFailure(12.1, "logits", 8192, 48, 2_093_796_556, 1_181_116_006, "prompt_logprobs"),
         1024, 8192, 256, 256, limping=False, storm=True,
     )  # fmt: skip
-    for nothing in (None, [], "armed", 1, True):
-        assert read_survival(nothing) is None
+    nothing: list[object] = [None, [], "armed", 1, True]
+    assert [read_survival(one) for one in nothing] == [None] * 5
     found = read_survival({"last": {"site": "<script>", "kind": "hello"}})
     assert found is not None
     assert (last_words(found.last), last_words(None)) == ("a step", "")
