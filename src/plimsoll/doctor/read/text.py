@@ -13,7 +13,7 @@ import re
 import stat
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import NamedTuple
@@ -78,23 +78,18 @@ def said(text: str) -> ParsedLine:
         text = text[match.end() :]
     if text[:1] in "DIWEC" and (match := _OWN_RE.match(text)):
         return ParsedLine(process, match["level"], match["stamp"], text[match.end() :], match["place"])
-    return ParsedLine(process, foreign_level(text), "", text)
+    # The level where another logger (uvicorn, Python's own, loguru, torch) puts it: at the start of the line.
+    level, first = "", text[:1]
+    if first == "[" and text[1:2] in "IWEF" and text[2:5].isdigit() and text[5:7].strip("0123456789") in ("", " "):
+        level = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}[text[1]]  # torch: [W1115 08:00:00.0 file.cpp:1]
+    elif first and first in "TDINWECF|-[( " and (match := _FOREIGN_RE.match(text)):
+        level = LEVELS[match["level"]]
+    return ParsedLine(process, level, "", text)
 
 
 def is_prefixed(text: str) -> bool:
     """True if the line begins as vLLM's own do."""
     return _PROCESS_RE.match(text) is not None or _OWN_RE.match(text) is not None
-
-
-def foreign_level(text: str) -> str:
-    """The level where another logger (uvicorn, Python's own, loguru, torch) puts it: at the start of the line."""
-    first = text[:1]
-    if first == "[" and text[1:2] in "IWEF" and text[2:5].isdigit() and text[5:7].strip("0123456789") in ("", " "):
-        return {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}[text[1]]  # torch: [W1115 08:00:00.0 file.cpp:1]
-    if first not in "TDINWECF|-[( " or first == "":
-        return ""
-    match = _FOREIGN_RE.match(text)
-    return LEVELS[match["level"]] if match else ""
 
 
 def split_writers(text: str) -> list[str]:
@@ -298,29 +293,18 @@ def _of_json(text: str) -> UnwrappedLine | None:
         said = f"{said}\n{raised}"
     is_docker = isinstance(tree.get("log"), str)
     goes_on = is_docker and not said.endswith("\n") and len(said.encode("utf-8", "replace")) >= _DOCKER_PIECE_BYTES
+    # The time where it is written as a number: of seconds, or of microseconds by journald.
+    at, seconds = tree.get("__REALTIME_TIMESTAMP"), None
+    if isinstance(at, str) and at.isdecimal() and len(at) < 20:
+        seconds = int(at) / 1e6
+    elif (
+        number := next((tree[key] for key in _JSON_STAMP if isinstance(tree.get(key), int | float)), 0)
+    ) and 1e8 < number < 1e10:
+        seconds = float(number)
     return UnwrappedLine(
         said.removesuffix("\n"), _first(tree, _JSON_SERVER).removesuffix(".service"), _first(tree, _JSON_STAMP),
-        _first(tree, _JSON_LEVEL), _seconds_of(tree), goes_on, is_docker,
+        _first(tree, _JSON_LEVEL), seconds, goes_on, is_docker,
     )  # fmt: skip
-
-
-def _field_of(lines: list[str]) -> str:
-    """Which field holds the words, in what cloud consoles and their commands write with indentation."""
-    if lines[0].strip() not in ("[", "{"):
-        return ""
-    begins = [line.strip().partition(": ")[0] for line in lines]
-    if begins.count('"textPayload"') >= _FEWEST_RECORDS:  # Google's
-        return '"textPayload": '
-    return '"message": ' if begins.count('"ingestionTime"') >= _FEWEST_RECORDS <= begins.count('"message"') else ""  # Amazon's
-
-
-def _seconds_of(tree: dict[str, object]) -> float | None:
-    """The time where it is written as a number: of seconds, or of microseconds by journald."""
-    at = tree.get("__REALTIME_TIMESTAMP")
-    if isinstance(at, str) and at.isdecimal() and len(at) < 20:
-        return int(at) / 1e6
-    number = next((tree[key] for key in _JSON_STAMP if isinstance(tree.get(key), int | float)), None)
-    return float(number) if isinstance(number, int | float) and 1e8 < number < 1e10 else None
 
 
 def _first(tree: dict[str, object], keys: tuple[str, ...]) -> str:
@@ -349,18 +333,19 @@ def detect_format(sample: Iterable[str]) -> LineFormat:
     levels = [match[1] for line in lines if line.startswith("{") and (match := _LEVELLED_RE.search(line))]
     one_level = len(levels) >= 8 and len(set(levels)) == 1
     is_json = sum('{"' in line[:160] or '{ "' in line[:160] for line in lines) >= WRAPPED_SHARE * len(lines)
-    return LineFormat(frozenset(known), word, quoted, one_level, _width_of(lines), is_json, _field_of(lines))
-
-
-def _width_of(lines: list[str]) -> int:
-    """The width at which longer lines were broken: no line is longer, and many are exactly as long."""
-    longest = max(map(len, lines))
+    # The width at which longer lines were broken: no line is longer, and many are exactly as long.
+    longest, width = max(map(len, lines)), 0
     pairs = [(line, after) for line, after in pairwise(lines) if len(line) == longest]
-    if not 60 <= longest < 400 or len(pairs) < max(5, 0.08 * len(lines)):
-        return 0
-    rests = sum(1 for line, after in pairs if not is_prefixed(after) and after[:8] != line[:8])
-    is_servers = sum(map(is_prefixed, lines)) >= 3
-    return longest if is_servers and rests >= 0.8 * len(pairs) else 0
+    if 60 <= longest < 400 and len(pairs) >= max(5, 0.08 * len(lines)) and sum(map(is_prefixed, lines)) >= 3:
+        rests = sum(1 for line, after in pairs if not is_prefixed(after) and after[:8] != line[:8])
+        width = longest if rests >= 0.8 * len(pairs) else 0
+    # Which field holds the words, in what Google's and Amazon's consoles and commands write with indentation.
+    field, begins = "", [line.strip().partition(": ")[0] for line in lines if lines[0].strip() in ("[", "{")]
+    if begins.count('"textPayload"') >= _FEWEST_RECORDS:
+        field = '"textPayload": '
+    elif begins.count('"ingestionTime"') >= _FEWEST_RECORDS <= begins.count('"message"'):
+        field = '"message": '
+    return LineFormat(frozenset(known), word, quoted, one_level, width, is_json, field)
 
 
 _MONTHS = {name: at for at, name in enumerate("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)}
@@ -512,7 +497,15 @@ class MiddleSifter:
                 firsts.add(span)
                 at = max(span.end, at + 1)
             lasts[word] = self._around(last, lasts.values())
-        samples = self._sampled(low, high)
+        samples = []
+        at = max(low, self._next_sample - self._base)
+        while at < high and (at := self._buffer.find(PERIODIC, at, high + len(PERIODIC) - 1)) >= 0:
+            start = self._buffer.rfind(b"\n", max(0, at - SAMPLED_BYTES), at) + 1
+            end = self._buffer.find(b"\n", at, at + SAMPLED_BYTES) + 1
+            if end > 0 and start > 0:
+                samples.append(_Span(start, end))
+            at += max(self._stride, 1)
+            self._next_sample = self._base + at
         drop = max(0, high - BYTES_BEFORE)
         regions = self._regions(sorted({*firsts, *lasts.values(), *samples}), drop)
         self._firsts += [regions[span] for span in firsts]
@@ -539,18 +532,6 @@ class MiddleSifter:
         end = ceiling - len(after[-1]) if len(after) > 1 else ceiling
         return _Span(start, end)
 
-    def _sampled(self, low: int, high: int) -> list[_Span]:
-        spans = []
-        at = max(low, self._next_sample - self._base)
-        while at < high and (at := self._buffer.find(PERIODIC, at, high + len(PERIODIC) - 1)) >= 0:
-            start = self._buffer.rfind(b"\n", max(0, at - SAMPLED_BYTES), at) + 1
-            end = self._buffer.find(b"\n", at, at + SAMPLED_BYTES) + 1
-            if end > 0 and start > 0:
-                spans.append(_Span(start, end))
-            at += max(self._stride, 1)
-            self._next_sample = self._base + at
-        return spans
-
     def _regions(self, spans: list[_Span], drop: int) -> dict[_Span, _Region]:
         """These places as bytes, with the numbers of their lines; moves the count of lines on to where the buffer will begin.
 
@@ -573,30 +554,6 @@ class MiddleSifter:
 WHOLE_BYTES, WHOLE_LINES = 8 << 20, 120_000
 TAIL_BYTES, TAIL_LINES = 4 << 20, 60_000
 PROBES = 16  # places of a file that are looked at to tell whether it is text
-
-
-class Excerpt(NamedTuple):
-    """The kept parts of a text, in order."""
-
-    chunks: list[Chunk]
-    size_bytes: int | None  # as the text lies there, packed or not
-    was_short: bool  # time ran out, and the rest was not read
-
-
-def kept_of_file(path: str, deadline: float | None, clock: Callable[[], float]) -> Excerpt:
-    """The parts of this file that are kept."""
-    budget = Budget(deadline, clock)
-    descriptor, what = opened(path)
-    try:
-        is_file = stat.S_ISREG(what.st_mode)
-        if is_file and what.st_size > WHOLE_BYTES and is_plain(os.pread(descriptor, 512, 0)):
-            return Excerpt(_kept_of_huge(path, descriptor, what.st_size, budget), what.st_size, was_short=False)
-        chunks = _kept(text_blocks(path, Descriptor(descriptor, budget), budget))
-        return Excerpt(chunks, what.st_size if is_file else None, budget.was_short)
-    except OSError as problem:
-        raise BadInput(f"{path}: {problem.strerror or problem}") from None
-    finally:
-        os.close(descriptor)
 
 
 def _kept(blocks: Iterator[bytes]) -> list[Chunk]:
@@ -661,49 +618,46 @@ def _next_data(descriptor: int, at: int) -> int:
         return 1 << 62 if problem.errno == errno.ENXIO else at
 
 
-_SAMPLE = 400  # lines at either end that show this file's habits
-_SAMPLE_BYTES = 64 << 10
+_SAMPLE, _SAMPLE_BYTES = 400, 64 << 10  # lines at either end that show this file's habits
 _LONGEST_RAW = 64 * LONGEST  # a line of progress bars may be long and end in the error
 
 
 def read_log(path: str, *, source: str = "", deadline: float | None = None, clock: Callable[[], float] = time.monotonic) -> Log:
     """The lines of this file; BadInput where it is not text, TimedOut where nothing came before the deadline."""
-    kept = kept_of_file(path, deadline, clock)
-    reader = _LineReader(detect_format(_sample(kept.chunks)))
+    budget = Budget(deadline, clock)
+    descriptor, what = opened(path)
+    try:
+        is_file, was_short = stat.S_ISREG(what.st_mode), False
+        if is_file and what.st_size > WHOLE_BYTES and is_plain(os.pread(descriptor, 512, 0)):
+            chunks = _kept_of_huge(path, descriptor, what.st_size, budget)
+        else:
+            chunks = _kept(text_blocks(path, Descriptor(descriptor, budget), budget))
+            was_short = budget.was_short  # time ran out, and the rest was not read
+    except OSError as problem:
+        raise BadInput(f"{path}: {problem.strerror or problem}") from None
+    finally:
+        os.close(descriptor)
+    head = chunks[0].data[:_SAMPLE_BYTES] if chunks else b""
+    tail = chunks[-1].data[-_SAMPLE_BYTES:] if len(chunks) > 1 or len(head) == _SAMPLE_BYTES else b""
+    ends = [*head.split(b"\n")[:_SAMPLE], *tail.split(b"\n")[-_SAMPLE:]] if chunks else []
+    reader = _LineReader(detect_format(without_colours(raw[:400].decode("utf-8", "replace")) for raw in ends))
     skipped: list[tuple[int, int]] = []
     after = 1  # the number the next line would have if nothing was left out
-    for chunk in kept.chunks:
+    for chunk in chunks:
         if chunk.first is None or chunk.first > after:
             skipped.append((len(reader.lines), 0 if chunk.first is None else chunk.first - after))
             reader.flush()
         after = reader.read(chunk)
     reader.flush()
-    if kept.was_short:
+    if was_short:
         skipped.append((len(reader.lines), 0))
     lines = reader.lines
-    if not skipped and _is_newest_first(lines):
-        lines = lines[::-1]
-    return Log(source or path, lines, tuple(skipped), kept.size_bytes)
-
-
-def _is_newest_first(lines: Sequence[LogLine]) -> bool:
-    """True if a console showed the last line on top: nearly every stamp is older than the one above it."""
+    # A console may show the last line on top: then nearly every stamp is older than the one above it.
     stamps = [line.at for line in lines if line.at is not None]
-    if len(stamps) < max(8, len(lines) // 3):
-        return False
-    rising = sum(b > a for a, b in pairwise(stamps))
-    falling = sum(b < a for a, b in pairwise(stamps))
-    return falling >= 5 and falling > 9 * rising
-
-
-def _sample(chunks: Sequence[Chunk]) -> Iterator[str]:
-    if not chunks:
-        return
-    head = chunks[0].data[:_SAMPLE_BYTES]
-    tail = chunks[-1].data[-_SAMPLE_BYTES:] if len(chunks) > 1 or len(head) == _SAMPLE_BYTES else b""
-    for piece in (head.split(b"\n")[:_SAMPLE], tail.split(b"\n")[-_SAMPLE:]):
-        for raw in piece:
-            yield without_colours(raw[:400].decode("utf-8", "replace"))
+    if not skipped and len(stamps) >= max(8, len(lines) // 3):
+        rising, falling = sum(b > a for a, b in pairwise(stamps)), sum(b < a for a, b in pairwise(stamps))
+        lines = lines[::-1] if falling >= 5 and falling > 9 * rising else lines
+    return Log(source or path, lines, tuple(skipped), what.st_size if is_file else None)
 
 
 class _LineReader:
@@ -719,7 +673,14 @@ class _LineReader:
         """Read the lines of this chunk; returns the number of the line after it."""
         number = chunk.first
         count, begun, since = 0, "", 0
-        for raw in _raw_lines(chunk.data):
+        lines = (chunk.data.replace(b"\0", b"") if b"\0" in chunk.data else chunk.data).split(b"\n")
+        if not lines[-1]:
+            lines.pop()
+        for line in lines:
+            cut = line
+            if len(line) > _LONGEST_RAW:
+                cut = line[-_LONGEST_RAW:] if b"\r" in line else line[:_LONGEST_RAW]
+            raw = cut.decode("utf-8", "replace")
             if self._habits.width and len(raw) == self._habits.width and len(begun) < LONGEST:
                 since = since if begun else count
                 begun += raw  # a terminal broke the line here
@@ -785,15 +746,3 @@ class _LineReader:
         if at is None and one.stamp:
             at = self._clock.seconds(one.stamp)
         self.lines.append(LogLine(number, one.process, one.level or level, at, one.text[:LONGEST], one.place, bare.server))
-
-
-def _raw_lines(data: bytes) -> Iterable[str]:
-    if b"\0" in data:
-        data = data.replace(b"\0", b"")
-    lines = data.split(b"\n")
-    if lines and not lines[-1]:
-        lines.pop()
-    for raw in lines:
-        if len(raw) > _LONGEST_RAW:
-            raw = raw[-_LONGEST_RAW:] if b"\r" in raw else raw[:_LONGEST_RAW]  # noqa: PLW2901
-        yield raw.decode("utf-8", "replace")
