@@ -6,8 +6,16 @@ import math
 import re
 from collections.abc import Mapping
 
-from plimsoll.doctor.remedies.start import FREE_OF_TOTAL
-from plimsoll.doctor.rules.facts import EXPANDABLE, Explanation, FailureCase, gib, more_room, request_clause, setting
+from plimsoll.doctor.rules.facts import (
+    EXPANDABLE,
+    FREE_OF_TOTAL,
+    Explanation,
+    FailureCase,
+    gib,
+    more_room,
+    request_clause,
+    setting,
+)
 from plimsoll.findings import Remedy
 from plimsoll.units import GIB, format_count
 from plimsoll.vllm.versions import Behaviour

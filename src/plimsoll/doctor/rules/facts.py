@@ -296,6 +296,8 @@ def oom_facts(oom: OomFigures) -> dict[str, object]:
     }
 
 
+POSITIVE = r"(\d{1,9}(?:\.\d{1,9})?)"
+FREE_OF_TOTAL = rf"\({POSITIVE}/{POSITIVE} GiB\) on "  # as vLLM's check at the start prints it
 MARGIN_BYTES = GIB // 4
 LEAST_CACHE_BYTES = GIB // 4  # less is no cache to serve from
 BY_HAND = "kv_cache_memory_bytes"
