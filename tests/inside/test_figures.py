@@ -69,27 +69,18 @@ def test_workers_of_this_server_come_in_the_order_of_engine_and_rank(tmp_path: P
     assert read_figures(str(tmp_path), KEY + 1, now=0.0) == []
 
 
-def test_a_dead_worker_is_told_as_dead_and_its_number_is_not_taken_for_it(tmp_path: Path) -> None:
-    """Its last figures stay readable; the file of an earlier process with our number goes."""
-    write_figures(str(tmp_path), figures_of(ended_process(), started=1))
-    assert [each["alive"] for each in read_figures(str(tmp_path), KEY, now=0.0)] == [False]
-    write_figures(str(tmp_path), figures_of(started=1))
+def test_a_dead_worker_is_told_as_dead_and_at_the_next_start_its_files_go(tmp_path: Path) -> None:
+    """A number that is used again is not taken for it; files of the living stay, half-written ones for a minute."""
+    gone = ended_process()
+    for figures in (figures_of(gone, started=1), figures_of(started=1)):
+        write_figures(str(tmp_path), figures)
     assert [each["alive"] for each in read_figures(str(tmp_path), KEY, now=0.0)] == [False, False]
-    write_figures(str(tmp_path), figures_of(started=1))
     remove_dead(str(tmp_path))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_files_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> None:
-    """What crashed workers left is taken away at the next start, half-written files after a minute."""
-    write_figures(str(tmp_path), figures_of(ended_process()))
     write_figures(str(tmp_path), figures_of())
-    (tmp_path / "worker-abc.json").write_text("{}")
-    (tmp_path / "drain.json").write_text("{}")
-    fresh, old = tmp_path / ".worker-1.tmp", tmp_path / ".worker-2.tmp"
-    for each in (fresh, old):
-        each.write_text("")
-    os.utime(old, (time.time() - 120,) * 2)
+    for name in (f"worker-{gone}.json", "worker-abc.json", "drain.json", ".worker-1.tmp", ".worker-2.tmp"):
+        (tmp_path / name).write_text("{}")
+    os.utime(tmp_path / ".worker-2.tmp", (time.time() - 120,) * 2)
     remove_dead(str(tmp_path))
     kept = {path.name for path in tmp_path.iterdir()}
     assert kept == {f"worker-{os.getpid()}.json", "worker-abc.json", "drain.json", ".worker-1.tmp"}

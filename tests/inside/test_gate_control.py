@@ -135,24 +135,16 @@ def test_a_lone_fast_request_or_an_unknown_rate_refuses_nobody(tmp_path: Path) -
     assert core.shed(b"") is None, "no rate yet"
 
 
-@pytest.mark.parametrize("left", [0, 3])
-def test_an_idle_server_refuses_nobody_whatever_it_said_last(tmp_path: Path, left: int) -> None:
-    """The last word of an engine whose requests were all taken back may be that many wait."""
-    core, _ = made(tmp_path, places=4, PLIMSOLL_SHED_WAIT_S="0.01")
-    feed(core, 4, 40)
-    core.in_layer = left
-    assert core.shed(b"low") is None
-
-
-def test_requests_beyond_the_places_that_are_still_read_wait_too(tmp_path: Path) -> None:
-    """A burst that the engine has not seen yet is no empty queue."""
+def test_what_waits_is_what_is_still_on_its_way_to_the_engine(tmp_path: Path) -> None:
+    """Its last word may be that many wait, and all were taken back; a burst it has not seen waits; slow readers do not."""
     core, _ = made(tmp_path, places=4, PLIMSOLL_SHED_WAIT_S="5")
     feed(core, 4, 40)
-    core.in_layer = 4 + 30
-    assert core.shed(b"") is not None
-    core.in_layer = 4 + 10
-    core._queue_at_ns = 0
-    assert core.shed(b"") is None
+    for in_layer, answering, coming, is_refused in ((0, 0, 0, False), (4 + 10, 0, 14, False), (4 + 30, 0, 34, True),
+                                                    (100, 100, 0, False), (105, 100, 5, False)):  # fmt: skip
+        core.in_layer, core.answering, core._queue_at_ns = in_layer, answering, 0
+        assert (core.queue().coming, core.shed(b"") is not None) == (coming, is_refused), in_layer
+    core.in_layer, core.answering, core.settings.shed_wait_s = 3, 0, 0.01
+    assert core.shed(b"low") is None, "a place is free for each"
 
 
 def test_items_of_requests_that_are_with_the_engine_do_not_count_again(tmp_path: Path) -> None:
@@ -190,17 +182,6 @@ def test_without_a_safe_folder_the_gate_still_counts_and_drains_alone(tmp_path: 
     assert core.shared.total("in_flight") == 1
     assert core.figures() == []
     assert core.shared.can_drain == (core.key == os.getpid())
-
-
-def test_answers_that_are_read_slowly_are_not_on_their_way_to_the_engine(tmp_path: Path) -> None:
-    """The engine is done with them, so that it is idle, however many clients still read."""
-    core, _ = made(tmp_path, places=4, PLIMSOLL_SHED_WAIT_S="0.01")
-    feed(core, 4, 40)
-    core.in_layer = core.answering = 100
-    assert core.queue().coming == 0
-    assert core.shed(b"low") is None
-    core.in_layer += 5
-    assert core.queue().coming == 5
 
 
 # A gate for itself: its pulse, its figures and its metrics are no one else's, and nothing lies in a shared folder.
@@ -243,16 +224,16 @@ def test_two_count_apart(tmp_path: Path) -> None:
 
 
 async def test_a_call_is_made_without_a_timeout_and_its_results_come_back(tmp_path: Path) -> None:
-    """The fake refuses any timeout."""
-    client, calls = EngineClient(), Calls(str(tmp_path / "lock"))
+    """The fake refuses any timeout; who waits too long is told that it still runs, and the call has no end of its own."""
+    client, calls = EngineClient(), Calls(str(tmp_path / "lock"), patience_s=0.02)
+    assert (await calls.call(client, "plimsoll_snapshot", (5,)))["is_running"]
+    assert calls.is_running
     client.may_answer.set()
-    found = await calls.call(client, "plimsoll_snapshot", (5,))
-    assert found["workers"] == [{"released_bytes": 1}]
-    assert found["error"] is None
-    assert client.calls == [("plimsoll_snapshot", (5,))]
-    assert (calls.last, calls.done, calls.is_running) == (found, 1, False)
-    await calls.call(client, "plimsoll_compact")
-    assert calls.done == 2
+    await asyncio.sleep(0.01)
+    assert (calls.done, calls.is_running, client.calls) == (1, False, [("plimsoll_snapshot", (5,))])
+    found = await calls.call(client, "plimsoll_compact")
+    assert (found["workers"], found["error"]) == ([{"released_bytes": 1}], None)
+    assert (calls.last, calls.done) == (found, 2)
 
 
 def test_one_at_a_time_in_one_process(tmp_path: Path) -> None:
@@ -334,16 +315,6 @@ def test_a_call_that_fails_is_told_and_frees_the_place(tmp_path: Path) -> None:
         assert (await calls.call(client, "plimsoll_compact"))["error"] is None
 
     asyncio.run(go())
-
-
-async def test_one_who_waits_too_long_is_told_that_it_still_runs(tmp_path: Path) -> None:
-    """And the call has no end of its own."""
-    client, calls = EngineClient(), Calls(str(tmp_path / "lock"), patience_s=0.02)
-    assert (await calls.call(client, "plimsoll_compact"))["is_running"]
-    assert calls.is_running
-    client.may_answer.set()
-    await asyncio.sleep(0.01)
-    assert calls.done == 1
 
 
 async def test_a_process_that_was_forked_during_a_call_does_not_keep_the_lock(tmp_path: Path) -> None:

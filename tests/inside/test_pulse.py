@@ -87,39 +87,25 @@ def test_the_rate_of_a_full_engine_is_learned_only_while_requests_wait() -> None
     assert pulse.full_tokens_per_s(end + 60) == pytest.approx(5000, rel=0.05)
 
 
-def test_the_longest_step_is_between_two_steps_with_work() -> None:
-    """Idling is no step, however long; the gap after a step that left work is one."""
+def test_the_longest_step_is_between_two_steps_with_work_and_is_not_believed_for_ever() -> None:
+    """Neither idling nor sleep is one; a pause of a day counts as ten minutes, and is forgotten within an hour of steps."""
     pulse = Pulse()
     end = busy(pulse, 0.0, 10)
-    busy(pulse, end + 500, 10, each_s=0.7)
+    end = busy(pulse, end + 500, 10, each_s=0.7)
     assert pulse.longest_step_s == pytest.approx(0.7)
-
-
-def test_a_pause_is_not_believed_to_be_a_step_for_ever() -> None:
-    """What looks like a step of a day counts as ten minutes at most and is forgotten within an hour of steps."""
-    pulse = Pulse()
-    pulse.note_step(1, 0, 0.1, 0, 1, 0.0)
-    pulse.note_step(1, 0, 0.1, 0, 1, 86_400.0)
+    pulse.note_step(1, 0, 0.1, 0, 1, end + 1)
+    for is_asleep, level in ((True, 2), (False, None)):
+        pulse.note_sleep(is_asleep, 2)
+        assert pulse.sleep_level == level
+    pulse.note_step(1, 0, 0.1, 0, 1, end + 5000)
+    assert pulse.longest_step_s == pytest.approx(0.7)
+    at = end + 86_400
+    pulse.note_step(1, 0, 0.1, 0, 1, at)
     assert pulse.longest_step_s == STEP_LIMIT_S
-    at = 86_400.0
-    while at < 86_400 + 2 * STEP_MEMORY_S + 10:
+    for _ in range(int(2 * STEP_MEMORY_S / 5) + 2):
         at += 5
         pulse.note_step(1, 0, 0.1, 0, 1, at)
     assert pulse.longest_step_s == 5
-
-
-def test_time_asleep_is_no_step() -> None:
-    """Sleep is told with its level, and the hours of it are not the longest step."""
-    pulse = Pulse()
-    pulse.note_step(1, 0, 0.1, 0, 1, 0.0)
-    levels = []
-    for is_asleep, level in ((True, 2), (False, 0)):
-        pulse.note_sleep(is_asleep, level)
-        levels.append(pulse.sleep_level)
-    assert levels == [2, None]
-    pulse.note_step(1, 0, 0.1, 0, 1, 5000.0)
-    pulse.note_step(1, 0, 0.1, 0, 1, 5000.2)
-    assert pulse.longest_step_s == pytest.approx(0.2)
 
 
 def test_engines_are_summed_up_step_by_step() -> None:
@@ -150,17 +136,13 @@ def test_where_other_servers_hear_of_steps_too_a_long_gap_is_not_taken_for_work(
             is_told = bool(step % 2)
             pulse.note_step(1 if is_told else None, 2 if is_told else None, 0.1, 0, 50, begin + step * 0.1)
     assert pulse.is_partial
+    alone = Pulse()
+    for tokens in (5, 0):  # a step that brought no token, as after an abort, is no sign of other servers
+        alone.note_step((tokens and 1) or None, None, None, tokens, tokens, 0.1)
+    assert not alone.is_partial
     assert pulse.figures_at == pytest.approx(9001.3)
     assert pulse.full_tokens_per_s(9001.4) == pytest.approx(500, rel=0.05)
     assert pulse.longest_step_s == pytest.approx(0.1)
-
-
-def test_one_server_alone_is_told_everything() -> None:
-    """A step that says nothing of the scheduler and brought no token, as after an abort, is no sign of other servers."""
-    pulse = Pulse()
-    pulse.note_step(1, 0, 0.1, 5, 5, 0.0)
-    pulse.note_step(None, None, None, 0, 0, 0.1)
-    assert not pulse.is_partial
 
 
 def test_means_forget_slowly_and_leave_out_what_was_cut_off() -> None:

@@ -246,34 +246,22 @@ def test_only_files_named_like_ours_are_removed(tmp_path: Path) -> None:
     assert len(names(tmp_path)) == 7
 
 
-def test_a_file_that_another_process_still_writes_is_left(tmp_path: Path) -> None:
-    """Several API servers share a folder: what changed within the last minute may be in use."""
-    other = tmp_path / "requests-20231114T221320Z-1.jsonl"
-    other.write_bytes(LINE)
-    files = RecordFiles(str(tmp_path), 1000, 1, STARTED)
-    files.append(LINE)
-    files.close()
-    assert other.exists()
-
-
-def test_a_file_of_the_same_name_is_never_written_over(tmp_path: Path) -> None:
-    """In a container every start has the same process number, and may come within the same second."""
-    (tmp_path / f"{STEM}.jsonl").write_bytes(LINE)
+def test_no_file_is_written_over_and_none_without_a_name_is_written_to(tmp_path: Path) -> None:
+    """A container starts with the same number each time; who cleans up by hand loses nothing; what another writes is left."""
+    other, first = tmp_path / "requests-20231114T221320Z-1.jsonl", tmp_path / f"{STEM}.jsonl"
+    for path in (other, first):
+        path.write_bytes(LINE)
     files = RecordFiles(str(tmp_path), 1000, 8, STARTED)
     files.append(LINE)
-    files.close()
-    assert names(tmp_path) == [f"{STEM}-0002.jsonl", f"{STEM}.jsonl"]
-    assert (tmp_path / f"{STEM}.jsonl").read_bytes() == LINE
-
-
-def test_after_a_file_was_removed_by_hand_the_next_lines_have_a_new_one(tmp_path: Path) -> None:
-    """Nothing is written to a file without a name."""
-    files = RecordFiles(str(tmp_path), 1000, 8, STARTED)
-    files.append(LINE)
+    assert (first.read_bytes(), Path(files.path).name) == (LINE, f"{STEM}-0002.jsonl")
     Path(files.path).unlink()
     files.append(LINE)
     files.close()
-    assert names(tmp_path) == [f"{STEM}-0002.jsonl"]
+    assert names(tmp_path) == [other.name, f"{STEM}-0003.jsonl", first.name]
+    files = RecordFiles(str(tmp_path), 1000, 1, STARTED)
+    files.append(LINE)
+    files.close()
+    assert names(tmp_path) == [other.name, f"{STEM}-0002.jsonl"]
 
 
 def test_what_a_full_disk_cuts_off_is_taken_back(tmp_path: Path) -> None:

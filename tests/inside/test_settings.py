@@ -69,21 +69,12 @@ def test_a_bad_value_is_said_once_and_not_repeated_in_the_log(caplog: pytest.Log
     assert FAULTS.counts["setting PLIMSOLL_WEDGE_S"] == 3
 
 
-def test_the_token_comes_from_the_environment_or_a_file(tmp_path: Path) -> None:
-    """The environment first; blanks and line ends around it are cut off."""
-    secret = tmp_path / "token"
-    secret.write_text("  from-the-file\n")
-    assert InsideSettings({"PLIMSOLL_TOKEN": " a "}).token == "a"
-    assert InsideSettings({"PLIMSOLL_TOKEN_FILE": str(secret)}).token == "from-the-file"
-    assert InsideSettings({"PLIMSOLL_TOKEN": "a", "PLIMSOLL_TOKEN_FILE": str(secret)}).token == "a"
-
-
-@pytest.mark.parametrize("kind", ["missing", "folder", "binary", "empty"])
-def test_a_token_file_that_cannot_be_read_leaves_the_endpoints_off(tmp_path: Path, kind: str) -> None:
-    """Never open by mistake."""
-    path = tmp_path / kind
-    if kind == "folder":
-        path.mkdir()
-    elif kind != "missing":
-        path.write_bytes(b"\xff\xfe\x80" if kind == "binary" else b"\n")
-    assert InsideSettings({"PLIMSOLL_TOKEN_FILE": str(path)}).token == ""
+def test_the_token_comes_from_the_environment_or_a_file_that_can_be_read(tmp_path: Path) -> None:
+    """The environment first; blanks and line ends are cut off; without a token the endpoints are off, never open by mistake."""
+    (tmp_path / "folder").mkdir()
+    for name, content in (("good", b"  from-the-file\n"), ("binary", b"\xff\xfe\x80"), ("empty", b"\n")):
+        (tmp_path / name).write_bytes(content)
+    files = {name: str(tmp_path / name) for name in ("good", "missing", "folder", "binary", "empty")}
+    found = {name: InsideSettings({"PLIMSOLL_TOKEN_FILE": path}).token for name, path in files.items()}
+    assert found == {**dict.fromkeys(files, ""), "good": "from-the-file"}
+    assert InsideSettings({"PLIMSOLL_TOKEN": " a ", "PLIMSOLL_TOKEN_FILE": files["good"]}).token == "a"
