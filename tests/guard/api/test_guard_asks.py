@@ -248,11 +248,16 @@ def test_one_action_on_one_engine(verb: str, acts: Acts) -> None:
         assert api("GET", path)[0] == 405
 
 
-def test_a_guard_that_is_at_work_does_not_do_it_later(acts: Acts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No answer in time is a refusal, and what was asked for is cancelled."""
-    monkeypatch.setattr("plimsoll.guard.api.actions.ASK_S", 0.2)
+def test_what_guard_does_not_answer_in_time_is_not_done_later(
+    acts: Acts, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No answer in time is a refusal, and what was asked for is cancelled; guardctl says that it may have been heard."""
+    assert said(capsys, Api(9), "pause")[0] == 3
     acts.decision = None
     with listening(acts) as api:
+        code, _, err = said(capsys, api, "restart", "b", "--yes", "--timeout", "1")
+        assert (code, "it may have been heard all the same" in err) == (3, True)
+        monkeypatch.setattr("plimsoll.guard.api.actions.ASK_S", 0.2)
         status, answer = api("POST", "/v1/engines/b/restart")
     assert (status, answer["reason"]) == (409, "Busy")
 
@@ -279,13 +284,8 @@ def test_what_is_under_way_and_what_was_done(acts: Acts) -> None:
 def test_a_guard_that_only_observes_says_so(capsys: Capsys) -> None:
     """503 with a sentence to every one of these; guardctl is refused, and its history is that of the changes."""
     with listening(None) as api:
-        for method, path in (
-            ("GET", "/v1/actions"),
-            ("GET", "/v1/journal"),
-            ("POST", "/v1/pause"),
-            ("POST", "/v1/engines/b/shed"),
-        ):
-            status, answer = api(method, path)
+        for path in ("/v1/actions", "/v1/journal", "/v1/pause", "/v1/engines/b/shed"):
+            status, answer = api("GET" if path in ("/v1/actions", "/v1/journal") else "POST", path)
             assert (status, answer["says"]) == (503, "guard only observes: start it with --act")
             holds("Observes", answer)
         code, out, _ = said(capsys, api, "pause")
@@ -343,18 +343,14 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(
-    ("answer", "code", "asked"), [("y\n", 0, [("drain", "b")]), ("n\n", 1, []), ("\n", 1, []), ("", 1, [])]
-)
-def test_guardctl_asks_back(
-    answer: str, code: int, asked: list[tuple[str, ...]], acts: Acts, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_guardctl_asks_back(acts: Acts, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal only a yes is one; the question is not part of the output."""
-    monkeypatch.setattr("sys.stdin", Terminal(answer))
     with listening(acts) as api:
-        found, out, err = said(capsys, api, "drain", "b")
-    assert (found, acts.asked, err) == (code, asked, "drain b? [y/N] ")
-    assert "[y/N]" not in out
+        for answer, code in (("n\n", 1), ("\n", 1), ("", 1), ("y\n", 0)):
+            monkeypatch.setattr("sys.stdin", Terminal(answer))
+            found, out, err = said(capsys, api, "drain", "b")
+            assert (found, err, "[y/N]" in out) == (code, "drain b? [y/N] ", False)
+            assert acts.asked == ([] if code else [("drain", "b")])
 
 
 def test_guardctl_shows_what_is_done(acts: Acts, capsys: Capsys) -> None:
@@ -399,15 +395,6 @@ def test_a_journal_that_is_damaged_or_not_there(acts: Acts, capsys: Capsys) -> N
     assert "its checksum is not right" in out
     assert main(["guardctl", "history", "--journal", str(acts.journal.with_name("none"))]) == 2
     assert "no journal at" in capsys.readouterr().err
-
-
-def test_nobody_there_and_something_else(capsys: Capsys, acts: Acts) -> None:
-    """Exit code 3, and whether it may have been heard is said."""
-    assert said(capsys, Api(9), "pause")[0] == 3
-    acts.decision = None
-    with listening(acts) as api:
-        code, _, err = said(capsys, api, "restart", "b", "--yes", "--timeout", "1")
-    assert (code, "it may have been heard all the same" in err) == (3, True)
 
 
 def test_the_document_names_every_verb() -> None:
