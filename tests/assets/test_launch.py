@@ -40,24 +40,18 @@ def test_all_ways_start_the_same_command(seed: int, tmp_path: Path) -> None:
 
 
 def test_our_own_reader_finds_the_command_in_each_file(tmp_path: Path) -> None:
-    """`plimsoll flags FILE` reads what was generated: the script, the compose file and the manifest."""
-    for path, text in _files("--max-model-len", "8k").items():
-        if path.endswith(("start.sh", "compose.yaml", "vllm.yaml")):
-            file = tmp_path / path.replace("/", "-")
-            file.write_text(text, encoding="utf-8")
-            launch = read_launches(str(file))[0]
-            assert launch.arguments[:3] == (LLAMA, "--max-model-len", "8k"), path
-
-
-def test_a_generated_script_can_be_planned_and_made_again(tmp_path: Path) -> None:
-    """The wheel that it adds is no part of the command, a path of one's own is; nothing in it is unknown to our reader."""
+    """`plimsoll flags FILE` reads what was generated; the wheel is no part of the command, a path of one's own is."""
     for own in ((), (("PYTHONPATH", "/opt/mine"),)):
-        words = tuple(f"{name}={value}" for name, value in own)
-        script = tmp_path / "start.sh"
-        script.write_text(_files(before=("env", *words) if words else ())["systemd/vllm-start.sh"], encoding="utf-8")
-        (launch,) = read_launches(str(script))
-        assert launch.unresolved == ()
-        assert tuple(pair for pair in launch.environment if pair[0] == "PYTHONPATH") == own
+        before = ("env", *(f"{name}={value}" for name, value in own)) if own else ()
+        for path, text in _files("--max-model-len", "8k", before=before).items():
+            if path.endswith(("start.sh", "compose.yaml", "vllm.yaml")):
+                file = tmp_path / path.replace("/", "-")
+                file.write_text(text, encoding="utf-8")
+                launch = read_launches(str(file))[0]
+                assert launch.arguments[:3] == (LLAMA, "--max-model-len", "8k"), path
+                assert launch.unresolved == ()
+                if path.endswith("start.sh"):
+                    assert tuple(pair for pair in launch.environment if pair[0] == "PYTHONPATH") == own
 
 
 def test_the_environment_arrives_in_all_ways(tmp_path: Path) -> None:

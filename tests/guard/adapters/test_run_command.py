@@ -11,6 +11,7 @@ import pytest
 
 from plimsoll.guard.adapters.run_command import CommandResult, run_command, small_environment
 from tests.each import in_loop
+from tests.fakes import eventually
 from tests.guard.adapters.own_engine import is_alive
 
 # Starts a second Python with the last word, and writes its number to the file that the word before names.
@@ -43,8 +44,7 @@ def test_past_the_limit_its_whole_group_is_killed(tmp_path: Path) -> None:
     code = STARTS + "import time; time.sleep(60)"
     ran = run(code, str(tmp_path / "pid"), "import time; time.sleep(60)", limit_s=1.0)
     assert (ran.code, ran.trouble) == (None, "it did not end within 1 s")
-    while is_alive(int((tmp_path / "pid").read_text())):
-        time.sleep(0.01)
+    eventually(lambda: not is_alive(int((tmp_path / "pid").read_text())), 10.0)
 
 
 def test_what_it_leaves_running_lives_on(tmp_path: Path) -> None:
