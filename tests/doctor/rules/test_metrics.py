@@ -1,14 +1,14 @@
-"""Findings from a page of metrics: recorded pages, and pages written for one rule each."""
+"""Findings from a page of metrics: recorded pages, pages written for one rule each, and saved pages of one server compared."""
 
 from __future__ import annotations
 
+from itertools import permutations
 from pathlib import Path
 
-import pytest
-
-from plimsoll.doctor.rules.metrics import judge_pages
+from plimsoll.doctor.rules.metrics import chains, judge_pages, judge_saved
 from plimsoll.findings import Code, Severity
 from plimsoll.vllm.metrics_page import Page, parse_page, read_page
+from tests.each import each
 
 CAPTURES = Path(__file__).parents[2] / "captures"
 NAMES = {
@@ -48,169 +48,152 @@ def later(gap_s: float = 5, steps: float = 100, **figures: float) -> Page:
     return page_of_engines({"0": moved | figures}, gap_s)
 
 
-def codes(first: Page, second: Page | None = None) -> list[Code]:
-    return [f.code for f in judge_pages(first, second).findings]
-
-
-@pytest.mark.parametrize("name", ["steady", "heavy", "tight"])
+@each("name", ["steady", "heavy", "tight"])
 def test_recorded_pages_of_healthy_runs_give_no_finding(name: str) -> None:
     """Runs on an H200 with no or six preemptions in 524 requests are healthy."""
     verdict = judge_pages(read_page(str(CAPTURES / "vllm-0.25.1-h200-traffic" / f"{name}.metrics.txt.gz")))
-    assert verdict.findings == ()
-    assert verdict.facts.release_from == "0.20.0"
+    assert (verdict.findings, verdict.facts.release_from) == ((), "0.20.0")
 
 
-def test_a_recorded_idle_page_gives_facts_and_no_finding() -> None:
-    """Model, engine, cache and the release that shows these names."""
-    verdict = judge_pages(read_page(str(CAPTURES / "vllm-0.32.0-cpu" / "metrics.txt")))
-    assert verdict.findings == ()
-    (engine,) = verdict.facts.engines
-    assert (engine.engine, engine.model, engine.asleep) == ("0", "tiny", False)
-    assert engine.cache["num_gpu_blocks"] == "4096"
-    assert engine.cache["kv_cache_size_tokens"] == "524288"
-    assert verdict.facts.release_from == "0.32.0"
-    assert engine.figures["prompt_length_mean"] == 61
-
-
-def test_a_recorded_storm_is_found_from_its_totals() -> None:
-    """197 preemptions in 524 requests are a quarter of the work twice; one page says so with half its confidence."""
-    verdict = judge_pages(read_page(str(CAPTURES / "vllm-0.25.1-h200-traffic" / "storm.metrics.txt.gz")))
-    storm = verdict.findings[0]
-    assert (storm.code, storm.confidence) == (Code.KV_PREEMPTION_STORM, 0.5)
-    assert "24%" in storm.because
-    assert "one look cannot tell when" in storm.because
+def test_recorded_pages_give_facts_and_a_storm() -> None:
+    """Model, engine, cache and release of an idle one; 197 preemptions in 524 requests are a quarter of the work twice."""
+    idle = judge_pages(read_page(str(CAPTURES / "vllm-0.32.0-cpu" / "metrics.txt")))
+    (engine,) = idle.facts.engines
+    assert (idle.findings, idle.facts.release_from) == ((), "0.32.0")
+    assert (engine.engine, engine.model, engine.asleep, engine.figures["prompt_length_mean"]) == ("0", "tiny", False, 61)
+    assert (engine.cache["num_gpu_blocks"], engine.cache["kv_cache_size_tokens"]) == ("4096", "524288")
+    storm = judge_pages(read_page(str(CAPTURES / "vllm-0.25.1-h200-traffic" / "storm.metrics.txt.gz"))).findings[0]
+    assert (storm.code, storm.confidence, storm.evidence[0].line) == (Code.KV_PREEMPTION_STORM, 0.5, 111)
+    assert all(words in storm.because for words in ("24%", "one look cannot tell when"))
     assert ("--max-num-seqs", "34") in [(r.flag, r.value) for r in storm.remedy], "32,768 tokens hold 34 of 947"
-    assert storm.evidence[0].line == 111
 
 
-@pytest.mark.parametrize(
-    ("figures", "found"),
-    [
-        ({"kv": 0.99, "waiting": 30}, [Code.KV_SATURATED]),
-        ({"kv": 0.99, "waiting": 9}, []),  # a short queue before a full cache is a busy server
-        ({"kv": 0.99, "waiting": 4, "running": 3}, []),
-        ({"kv": 0.90, "waiting": 500}, []),
-        ({"kv": 1.0, "waiting": 0}, []),
-    ],
+FULL, STORM, WEDGED = Code.KV_SATURATED, Code.KV_PREEMPTION_STORM, Code.ENGINE_WEDGED
+REASON = 'vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="%s"} %d'
+PREEMPTED = "\n".join(
+    f'vllm:request_num_preemptions_{end}{{engine="0",model_name="m"{le}}} {value}'
+    for end, le, value in (("bucket", ',le="1.0"', 300), ("bucket", ',le="+Inf"', 400), ("sum", "", 250), ("count", "", 400))
 )
-def test_a_full_cache_matters_with_a_queue_that_matters(figures: dict[str, float], found: list[Code]) -> None:
-    """Full is 95 %, and a queue matters beyond four and beyond a tenth of what runs."""
-    assert codes(page_of_engines({"0": figures})) == found
+AWAKE = 'vllm:engine_sleep_state{engine="0",model_name="m",sleep_state="awake"} 0'
+FIRST_ENGINE = (
+    b'vllm:num_requests_running{model_name="m"} 50\nvllm:num_requests_waiting{model_name="m"} 20\n'
+    b'vllm:gpu_cache_usage_perc{model_name="m"} 0.99\nvllm:num_requests_swapped{model_name="m"} 3\n'
+)
+EIGHT: dict[str, dict[str, float]] = {str(i): {} for i in range(8)}
+EIGHT |= {"3": {"kv": 0.99, "waiting": 30}, "5": {"kv": 0.99, "waiting": 90}}
+BARE = parse_page(b"process_resident_memory_bytes 1\n", "page", None)
+ODD = page_of(kv=float("nan"), waiting=float("inf"), preempted=float("inf"), steps=-1, running=-5)
 
 
-def test_only_those_who_wait_for_room_count_where_the_page_says_why() -> None:
-    """Requests that are put off for another reason do not make the cache too small."""
-    reason = 'vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="%s"} 30'
-    assert codes(page_of(kv=0.99, waiting=30, extra=reason % "deferred" + "\n" + reason.replace("30", "0") % "capacity")) == []
-    assert codes(page_of(kv=0.99, waiting=30, extra=reason % "capacity")) == [Code.KV_SATURATED]
+@each(("promise", "first", "second", "health", "found", "words"), [
+    ("full is 95 %, with a queue beyond four and beyond a tenth of what runs", page_of(kv=0.99, waiting=30), None, None,
+     [(FULL, 0.55)], ""),
+    *(("a short queue, room or none waiting is a busy server", page_of(**figures), None, None, [], "") for figures in (
+        {"kv": 0.99, "waiting": 9}, {"kv": 0.99, "waiting": 4, "running": 3}, {"kv": 0.90, "waiting": 500}, {"kv": 1.0})),
+    ("put off for another reason", page_of(kv=0.99, waiting=30,
+      extra=f"{REASON % ('deferred', 30)}\n{REASON % ('capacity', 0)}"),
+     None, None, [], ""),
+    ("they wait for room", page_of(kv=0.99, waiting=30, extra=REASON % ("capacity", 30)), None, None, [(FULL, 0.55)], ""),
+    ("two looks are surer than one", page_of(0, kv=0.99, waiting=30), later(kv=0.99, waiting=31), None, [(FULL, 0.75)],
+     "both looks"),
+    ("a storm that goes on", page_of(0, preempted=100), later(preempted=130), None, [(STORM, 0.85)], "between the two looks"),
+    ("one that is over", page_of(0, preempted=100), later(preempted=100), None, [(STORM, 0.4)], "none of them between"),
+    ("few preemptions are nothing", page_of(preempted=5), None, None, [], ""),
+    ("who was thrown out more than once is told where shown", page_of(preempted=250, extra=PREEMPTED), None, None,
+     [(STORM, 0.5)],
+     "25% of requests were preempted more than once"),
+    ("no step in a few seconds is a hint", page_of(0), later(5, steps=0), None, [(WEDGED, 0.3)], "look again"),
+    ("in two minutes a finding", page_of(0), later(150, steps=0), None, [(WEDGED, 0.7)], "150 s"),
+    ("one look knows nothing of steps", page_of(), None, None, [], ""),
+    ("an idle engine makes none", page_of(0, running=0), later(5, steps=0, running=0), None, [], ""),
+    ("nor does one asleep", page_of(0), page_of(150, extra=AWAKE), None, [], ""),
+    ("totals that fell belong to another process", page_of(0), page_of(5, steps=3, generated=10, prompt=20, done=0), None, [],
+     ""),
+    ("a queue that grows with room is not memory", page_of(0, waiting=50), later(waiting=80), None,
+     [(Code.ENGINE_SATURATED, 0.5)],
+     "not memory"),
+    ("one that drains is none", page_of(0, waiting=80), later(waiting=50), None, [], ""),
+    ("nor one that stands", page_of(0, waiting=127), later(waiting=128), None, [], ""),
+    ("traffic without common beginnings is healthy", page_of(cached=0, prompt=1e7), None, None, [], ""),
+    ("a low hit rate is told beside a pressed cache", page_of(cached=0, prompt=1e7, kv=0.99, waiting=50), None, None,
+     [(FULL, 0.55), (Code.PREFIX_CACHE_LOW_HIT_RATE, 0.3)], ""),
+    ("of eight engines the worst is named", page_of_engines(EIGHT), None, None, [(FULL, 0.55)],
+     "2 of 8 engines show it; the worst is engine 5"),
+    ("the first engine's own names", parse_page(FIRST_ENGINE, "page", None), None, None, [(FULL, 0.55)], ""),
+    ("503 from /health is a dead engine", BARE, None, 503, [(Code.ENGINE_DEAD, 0.9)], "503"),
+    ("200 is not", BARE, None, 200, [], ""),
+    ("odd values are not believed", ODD, None, None, [], ""), ("at two looks neither", ODD, ODD, None, [], ""),
+], ids=lambda row: row[0])  # fmt: skip
+def test_pages_and_their_findings(
+    promise: str, first: Page, second: Page | None, health: int | None, found: list[tuple[Code, float]], words: str
+) -> None:
+    """One look knows totals and this moment, two know what happens now; a healthy busy server gives none."""
+    verdict = judge_pages(first, second, health=health)
+    assert [(one.code, one.confidence) for one in verdict.findings] == found, promise
+    assert all(words in one.because for one in verdict.findings[:1])
 
 
-def test_two_looks_are_surer_than_one() -> None:
-    """A cache that is full at both looks is told with more confidence."""
-    one = judge_pages(page_of(kv=0.99, waiting=30)).findings[0]
-    two = judge_pages(page_of(0, kv=0.99, waiting=30), later(kv=0.99, waiting=31)).findings[0]
-    assert two.confidence > one.confidence
-
-
-def test_a_storm_that_goes_on_is_told_from_one_that_is_over() -> None:
-    """Between two looks the rate is known: high now, or none now though the totals are high."""
-    before = page_of(0, preempted=100)
-    now = judge_pages(before, later(preempted=130)).findings[0]
-    assert (now.code, now.severity) == (Code.KV_PREEMPTION_STORM, Severity.CRITICAL)
-    over = judge_pages(before, later(preempted=100)).findings[0]
-    assert (over.severity, over.confidence) == (Severity.INFO, 0.4)
-    assert codes(page_of(preempted=5)) == []
-
-
-def test_preemptions_of_each_request_are_told_where_shown() -> None:
-    """The histogram of newer releases says how many were thrown out more than once."""
-    histogram = "\n".join(
-        f'vllm:request_num_preemptions_{end}{{engine="0",model_name="m"{le}}} {value}'
-        for end, le, value in (
-            ("bucket", ',le="1.0"', 300),
-            ("bucket", ',le="+Inf"', 400),
-            ("sum", "", 250),
-            ("count", "", 400),
-        )
+def test_facts_and_severities_beside_them() -> None:
+    """Restarts, the first engine's figures, a page without vLLM's metrics, and how grave each finding is."""
+    restarted = judge_pages(page_of(0), page_of(5, steps=3, generated=10, prompt=20, done=0)).facts.engines[0]
+    assert (restarted.restarted, restarted.change) == (True, {})
+    old = judge_pages(parse_page(FIRST_ENGINE, "page", None)).facts
+    assert (old.engines[0].engine, old.engines[0].figures["swapped"], old.release_to is not None) == ("", 3, True)
+    assert "--disable-log-stats" in judge_pages(BARE).facts.notes[0]
+    storm, over, wedge = (
+        judge_pages(page_of(0, preempted=100), later(**figures)).findings[0].severity
+        for figures in ({"preempted": 130}, {"preempted": 100}, {"preempted": 100, "gap_s": 150, "steps": 0})
     )
-    assert (
-        "25% of requests were preempted more than once"
-        in judge_pages(page_of(preempted=250, extra=histogram)).findings[0].because
-    )
-
-
-def test_no_step_between_two_looks_is_a_hint_and_later_more() -> None:
-    """A few seconds are a low-confidence hint, two minutes a finding; never from one look, a sleeper or an idle engine."""
-    still = {"steps": 0.0}
-    hint = judge_pages(page_of(0), later(5, **still)).findings[0]
-    sure = judge_pages(page_of(0), later(150, **still)).findings[0]
-    assert [f.code for f in (hint, sure)] == [Code.ENGINE_WEDGED] * 2
-    assert (hint.confidence, sure.confidence, sure.severity) == (0.3, 0.7, Severity.CRITICAL)
-    assert codes(page_of()) == []
-    assert codes(page_of(0, running=0), later(5, running=0, **still)) == []
-    awake = 'vllm:engine_sleep_state{engine="0",model_name="m",sleep_state="awake"} 0'
-    assert codes(page_of(0), page_of(150, extra=awake)) == []
-
-
-def test_a_restart_between_two_looks_is_no_wedge_and_gives_no_rates() -> None:
-    """Totals that fell belong to another process."""
-    verdict = judge_pages(page_of(0), page_of(5, steps=3, generated=10, prompt=20, done=0))
-    assert verdict.findings == ()
-    assert verdict.facts.engines[0].restarted
-    assert verdict.facts.engines[0].change == {}
-
-
-def test_a_queue_that_grows_with_room_is_not_memory() -> None:
-    """engine.saturated, no memory code, and more cache named as no remedy; a queue that drains is none."""
-    (found,) = judge_pages(page_of(0, waiting=50), later(waiting=80)).findings
-    assert found.code is Code.ENGINE_SATURATED
-    assert not found.code.is_memory
-    assert "more KV cache" in found.not_a_remedy[0]
-    assert codes(page_of(0, waiting=80), later(waiting=50)) == []
-    assert codes(page_of(0, waiting=127), later(waiting=128)) == []
-
-
-def test_a_low_hit_rate_is_told_only_beside_a_pressed_cache() -> None:
-    """Traffic without common beginnings is healthy; and no remedy follows from it."""
-    assert codes(page_of(cached=0, prompt=1e7)) == []
+    assert (storm, over, wedge) == (Severity.CRITICAL, Severity.INFO, Severity.INFO)
     low = judge_pages(page_of(cached=0, prompt=1e7, kv=0.99, waiting=50)).findings[-1]
-    assert (low.code, low.severity, low.remedy) == (Code.PREFIX_CACHE_LOW_HIT_RATE, Severity.INFO, ())
+    assert (low.severity, low.remedy) == (Severity.INFO, ())
 
 
-def test_each_engine_is_judged_and_the_worst_named() -> None:
-    """Of eight data-parallel engines two are full: one finding, which names the worse."""
-    engines: dict[str, dict[str, float]] = {str(i): {} for i in range(8)}
-    engines["3"] = {"kv": 0.99, "waiting": 30}
-    engines["5"] = {"kv": 0.99, "waiting": 90}
-    (found,) = judge_pages(page_of_engines(engines)).findings
-    assert "2 of 8 engines" in found.because
-    assert "the worst is engine 5" in found.because
+SAVED = [
+    read_page(str(CAPTURES / "vllm-0.25.1-h200-failures" / f"preemption-storm.metrics-{when}.txt"), when)
+    for when in ("before", "during", "after")
+]
 
 
-def test_a_page_of_the_first_engine_is_read_by_its_own_names() -> None:
-    """No engine label, the old name of the cache's usage, swapped requests."""
-    text = (
-        'vllm:num_requests_running{model_name="m"} 50\nvllm:num_requests_waiting{model_name="m"} 20\n'
-        'vllm:gpu_cache_usage_perc{model_name="m"} 0.99\nvllm:num_requests_swapped{model_name="m"} 3\n'
+def saved(name: str, text: str) -> Page:
+    """A page of one engine with this beside its gauges."""
+    return parse_page(f'vllm:num_requests_running{{engine="0"}} 1\n{text}\n'.encode(), name, None)
+
+
+def test_counters_tell_the_order_of_saved_pages() -> None:
+    """However the files are named and given; what was counted between them is told, and the first no longer cannot tell."""
+    for given in permutations(SAVED):
+        assert [[given[place].source for place in chain] for chain in chains(given)] == [["before", "during", "after"]]
+    for pair in ((SAVED[0], SAVED[2]), (SAVED[2], SAVED[0])):
+        (first, calm), (second, stormy) = judge_saved(pair)
+        assert (first.source, calm.findings, second.source) == ("before", (), "after")
+        found = stormy.findings[0]
+        assert (found.code, found.severity, found.evidence[0].source) == (STORM, Severity.CRITICAL, "after")
+        assert "191 preemptions between the two looks" in found.because
+    _, (_, verdict) = judge_saved([SAVED[2], SAVED[2]._replace(source="again")])
+    assert [one.severity for one in verdict.findings] == [Severity.INFO], "nothing was counted in between"
+
+
+BEGAN, BORN = "process_start_time_seconds", "vllm:num_preemptions_created"
+
+
+@each(("one", "other", "order"), [
+    (f"{BEGAN} 1", f"{BEGAN} 2", [[0], [1]]), (f"{BORN} 1", f"{BORN} 2", [[0], [1]]), ("", "", [[0], [1]]),
+    (f"{BEGAN} 1\nvllm:prompt_tokens_total 1\nvllm:generation_tokens_total 9",
+     f"{BEGAN} 1\nvllm:prompt_tokens_total 5\nvllm:generation_tokens_total 1", [[0], [1]]),
+    (f"{BORN} 7\nvllm:num_preemptions_total 5", f"{BORN} 7\nvllm:num_preemptions_total 1", [[1, 0]]),
+])  # fmt: skip
+def test_only_pages_that_are_surely_of_one_server_are_compared(one: str, other: str, order: list[list[int]]) -> None:
+    """Another start, no word of the start, or counters that rose and fell: each page is judged by itself."""
+    assert chains([saved("one", one), saved("other", other)]) == order
+
+
+def test_a_cache_that_was_full_at_the_first_look_is_not_forgotten() -> None:
+    """A hint stays one, where the later page shows an idle server."""
+    full = (
+        f'{BEGAN} 1\nvllm:num_requests_waiting{{engine="0"}} 50\nvllm:kv_cache_usage_perc{{engine="0"}} 0.99\n'
+        'vllm:generation_tokens_total{engine="0"} '
     )
-    verdict = judge_pages(parse_page(text.encode(), "page", None))
-    assert [f.code for f in verdict.findings] == [Code.KV_SATURATED]
-    assert verdict.facts.engines[0].engine == ""
-    assert verdict.facts.engines[0].figures["swapped"] == 3
-    assert verdict.facts.release_to is not None
-
-
-def test_health_says_dead_and_absent_metrics_do_not() -> None:
-    """503 from /health is engine.dead; a page without vLLM's metrics is a note, for a flag hides them too."""
-    bare = parse_page(b"process_resident_memory_bytes 1\n", "page", None)
-    assert judge_pages(bare).findings == ()
-    assert "--disable-log-stats" in judge_pages(bare).facts.notes[0]
-    assert [f.code for f in judge_pages(bare, health=503).findings] == [Code.ENGINE_DEAD]
-    assert judge_pages(bare, health=200).findings == ()
-
-
-def test_odd_values_give_no_finding() -> None:
-    """NaN, infinities and negative figures are not believed."""
-    odd = page_of(kv=float("nan"), waiting=float("inf"), preempted=float("inf"), steps=-1, running=-5)
-    assert codes(odd) == []
-    assert codes(odd, odd) == []
+    idle = full.replace("} 50", "} 0").replace("0.99", "0.0")
+    (_, first), (_, second) = judge_saved([saved("full", f"{full}1"), saved("idle", f"{idle}9")])
+    assert ([one.code for one in first.findings], second.findings) == ([FULL], ())
