@@ -88,7 +88,8 @@ ODD = page_of(kv=float("nan"), waiting=float("inf"), preempted=float("inf"), ste
 @each(("promise", "first", "second", "health", "found", "words"), [
     ("full is 95 %, with a queue beyond four and beyond a tenth of what runs", page_of(kv=0.99, waiting=30), None, None,
      [(FULL, 0.55)], ""),
-    *(("a short queue, room or none waiting is a busy server", page_of_engines({"0": figures}), None, None, [], "") for figures in (
+    *(("a short queue, room or none waiting is a busy server", page_of_engines({"0": figures}), None, None, [], "")
+      for figures in (
         {"kv": 0.99, "waiting": 9}, {"kv": 0.99, "waiting": 4, "running": 3}, {"kv": 0.90, "waiting": 500}, {"kv": 1.0})),
     ("put off for another reason", page_of(kv=0.99, waiting=30,
       extra=f"{REASON % ('deferred', 30)}\n{REASON % ('capacity', 0)}"),
