@@ -139,3 +139,21 @@ def test_a_command_without_a_cache_is_told_the_flag_that_gives_it_one() -> None:
     assert "--gpu-memory-utilization 0.94" in text
     assert "Your own flags are not safe: startup.no-cache-blocks" in text
     assert "replayed as if it did" not in text
+
+
+def test_cards_are_compared_by_what_they_keep_and_cost(tmp_path: Path) -> None:
+    """How many of each card keep the promise, the cheapest first, with the command of each; none where none keeps it."""
+    prices = tmp_path / "prices.json"
+    prices.write_text('{"date": "2026-11-01", "usd_per_gpu_hour": {"L4": 0.7, "H100": 2.5}}', encoding="utf-8")
+    small = "max_num_seqs=16 max_num_batched_tokens=512 block_size=16 gpu_memory_utilization=0.9"
+    words = f"tune synthetic:requests=40,rate=2,prompt=200,output=30 {small} --gpu H100x2,L4 --prices {prices} --vllm 0.32.0"
+    serve = f"-- vllm serve {LLAMA} --max-model-len 4096"
+    body = ask(f"{words} --slo ttft=5s --keep 90 --json {serve}").body
+    assert [(card["gpu"], card["gpus"], card["usd_per_hour"]) for card in body["cards"]] == [("L4", 1, 0.7), ("H100x2", 2, 5.0)]
+    assert body["cards"][1]["command"][-2:] == ["--tensor-parallel-size", "2"]
+    answer = ask(f"{words} --slo ttft=5s --keep 90 {serve}")
+    assert all(said in answer.text for said in ("dollars an hour", "Headroom: ", "prices of 2026-11-01"))
+    body = ask(f"{words} --slo tpot=1ms --keep 90 --json {serve}", code=1).body
+    assert {card["gpus"] for card in body["cards"]} == {None}
+    prices.write_text('{"date": "2026-11-01", "usd_per_gpu_hour": {"L4": -1}}', encoding="utf-8")
+    assert "the price of L4 is not a number of dollars above 0" in ask(f"{words} --slo ttft=5s --keep 90 {serve}", code=2).line
