@@ -171,6 +171,7 @@ def test_a_cache_of_a_given_size_leaves_room_for_the_pieces_of_a_batch() -> None
     found = on_h200(command=f"{flags} --kv-cache-memory-bytes 133781520384")
     assert found.codes[Code.RUNTIME_FORWARD] is Severity.WARNING
     assert found.ledger.slack.low < 0 < found.ledger.slack.value
+    assert found.ledger.slack.value - found.ledger.slack.low >= int(0.7 * found.ledger.activation.value)
     after = on_h200(command=f"{flags} --kv-cache-memory-bytes {found.ledger.kv.value + found.ledger.slack.low}")
     assert Code.RUNTIME_FORWARD not in after.codes
     assert after.ledger.slack.low >= 0
@@ -198,8 +199,9 @@ def test_a_cache_that_is_too_large_fails_where_its_memory_is_first_missed(flags:
     assert after.ledger.slack.low > 0
 
 
-def test_little_slack_is_a_warning() -> None:
-    """0.98 of the card leaves too little for a full batch of logits; it may start, so it is not called a refusal."""
+def test_little_slack_is_a_warning_and_a_neighbour_is_a_refusal() -> None:
+    """0.98 of the card leaves too little for a full batch of logits, but may start; 10 GiB of another process do not."""
+    assert planned("", "0.25.1", on=replace(H100, used_bytes=10 * GIB)).stops == {Code.STARTUP_FREE_MEMORY_CHECK}
     assert planned("--gpu-memory-utilization 0.98", "0.25.1").codes[Code.RUNTIME_LOGITS] is Severity.WARNING
     assert planned("", "0.25.1").findings == []
 

@@ -45,6 +45,7 @@ def test_limits_bound_each_other() -> None:
     assert settings_of("--max-num-batched-tokens 512").max_num_seqs == 512
     assert settings_of("--max-num-seqs 2 --max-model-len 1000").max_num_batched_tokens == 2000
     assert settings_of("--performance-mode throughput").max_num_batched_tokens == 16384
+    assert settings_of("--no-enable-chunked-prefill --max-model-len 32000").max_num_batched_tokens == 32000
 
 
 def test_the_first_engine_batches_whole_prompts() -> None:
