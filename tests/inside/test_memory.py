@@ -132,24 +132,23 @@ def test_statistics_and_walk_say_the_same(path: Path) -> None:
     assert reasons == {}
 
 
-def test_before_the_first_walk_private_pools_count_as_releasable() -> None:
-    """The statistics alone give an upper bound; what needs a walk is None and says so."""
+def test_before_the_first_walk_what_needs_one_is_unknown_and_without_statistics_everything() -> None:
+    """The statistics alone give an upper bound, but for expandable segments, which would promise too much: None, not zeros."""
     segments = raw_segments(SNAPSHOTS[0].with_name("snapshot-ready.pickle.gz"))
     figures, reasons = allocator_figures(stats_of(segments), None, None)
     assert figures is not None
     assert figures["releasable"] >= walk(segments, 0).releasable
-    assert figures["largest_free_block"] is None
+    assert (figures["largest_free_block"], figures["alloc_retries"], figures["ooms"]) == (None, 3, 1)
     assert "walk" in reasons["allocator.largest_free_block"]
-    assert (figures["alloc_retries"], figures["ooms"]) == (3, 1)
-
-
-def test_expandable_segments_are_unknown_until_walked() -> None:
-    """torch keeps no statistic for them: None with a reason, and never an upper bound that would promise too much."""
-    stats = stats_of([{"total_size": 40 * MIB, "blocks": [{"state": "inactive", "size": 40 * MIB}]}])
-    figures, reasons = allocator_figures(stats, None, None, wants_expandable=True)
+    free = [{"total_size": 40 * MIB, "blocks": [{"state": "inactive", "size": 40 * MIB}]}]
+    figures, reasons = allocator_figures(stats_of(free), None, None, wants_expandable=True)
     assert figures is not None
     assert figures["releasable"] is figures["unreleasable"] is None
     assert {"allocator.releasable", "allocator.unreleasable"} <= set(reasons)
+    none: list[dict[str, Any]] = [{}, {"reserved_bytes": {}}, {"reserved_bytes": None, "active_bytes": {"all": 3}}]
+    for stats in none:
+        figures, reasons = allocator_figures(stats, None, None)
+        assert (figures, set(reasons)) == (None, {"allocator"})
 
 
 def test_between_walks_pinned_gaps_are_taken_as_unchanged() -> None:
@@ -167,14 +166,6 @@ def test_between_walks_pinned_gaps_are_taken_as_unchanged() -> None:
     figures, _ = allocator_figures(stats, found, 12.0)
     assert figures is not None
     assert figures["releasable"] == 0
-
-
-@pytest.mark.parametrize("stats", [{}, {"reserved_bytes": {}}, {"reserved_bytes": None, "active_bytes": {"all": 3}}])
-def test_no_statistics_are_unknown(stats: dict[str, Any]) -> None:
-    """Before torch uses the device there is nothing: None, not zeros."""
-    figures, reasons = allocator_figures(stats, None, None)
-    assert figures is None
-    assert set(reasons) == {"allocator"}
 
 
 @pytest.mark.parametrize(
@@ -218,11 +209,7 @@ def test_an_older_torch_is_asked_in_its_own_way() -> None:
     assert torch.stats() == {"of": 2}
     assert len(torch.segments()) == len(torch.segments()) == 1
     assert torch.uuid() == "GPU-0000-2"
-
-
-def test_torch_is_not_asked_before_it_is_initialized() -> None:
-    """Statistics of a device that is not used yet are empty, and asking for them initializes nothing."""
-    assert Torch(SimpleNamespace(cuda=OlderCuda(is_initialized=False)), 0).stats() == {}
+    assert Torch(SimpleNamespace(cuda=OlderCuda(is_initialized=False)), 0).stats() == {}, "asking would initialize it"
 
 
 # Giving memory back and writing snapshots, with a stand-in for torch.

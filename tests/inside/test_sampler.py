@@ -284,45 +284,31 @@ def test_the_device_is_found_by_its_uuid() -> None:
         "source": "nvml",
     }  # fmt: skip
     assert (found.name, found.reasons, bindings.opened) == ("H200", {}, 1)
-
-
-def test_an_older_driver_is_asked_in_the_older_way() -> None:
-    """Its used bytes include the driver's own part."""
     found = Nvml(0, {}, Bindings(is_old=True)).memory("GPU-aa", None, PID)
     assert found.figures is not None
-    assert found.figures["used"] == 90 * GIB
+    assert found.figures["used"] == 90 * GIB, "an older driver counts its own part in"
 
 
 @pytest.mark.parametrize(
-    ("index", "environ", "expected"),
+    ("index", "environ", "names", "expected"),
     [
-        (1, {}, 1),
-        (0, {"CUDA_VISIBLE_DEVICES": "2,0"}, 2),
-        (1, {"CUDA_VISIBLE_DEVICES": " 2 , GPU-aa"}, 0),
-        (0, {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, 1),
+        (1, {}, ("H200",) * 3, 1),
+        (0, {"CUDA_VISIBLE_DEVICES": "2,0"}, ("H200",) * 3, 2),
+        (1, {"CUDA_VISIBLE_DEVICES": " 2 , GPU-aa"}, ("H200",) * 3, 0),
+        (0, {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, ("H200",) * 3, 1),
+        (0, {}, ("H200", "H200", "L4"), None),  # by speed or by place on the bus
+        *((0, {"CUDA_VISIBLE_DEVICES": shown}, ("H200",) * 3, None) for shown in ("MIG-aa", "", "7", "-1", "GPU-xx")),
     ],
 )
-def test_before_torch_can_say_the_environment_does(index: int, environ: dict[str, str], expected: int) -> None:
-    """Among devices that are all alike, a number means the same to CUDA and to NVML."""
-    assert device_of(Nvml(index, environ, Bindings()).memory(None, None, PID)) == expected
-
-
-@pytest.mark.parametrize(
-    "environ",
-    [
-        {},  # by speed or by place on the bus
-        {"CUDA_VISIBLE_DEVICES": "MIG-aa"},
-        {"CUDA_VISIBLE_DEVICES": ""},
-        {"CUDA_VISIBLE_DEVICES": "7"},
-        {"CUDA_VISIBLE_DEVICES": "-1"},
-        {"CUDA_VISIBLE_DEVICES": "GPU-xx"},
-    ],
-)
-def test_where_it_could_be_another_device_it_is_unknown(environ: dict[str, str]) -> None:
-    """Devices of two kinds, a slice, none or nonsense: no figures, and a sentence why."""
-    found = Nvml(0, environ, Bindings(("H200", "H200", "L4"))).memory(None, None, PID)
-    assert found.figures is None
-    assert set(found.reasons) == {"device_memory"}
+def test_before_torch_can_say_the_environment_does_where_it_cannot_be_another_device(
+    index: int, environ: dict[str, str], names: tuple[str, ...], expected: int | None
+) -> None:
+    """A number means the same to CUDA and to NVML among devices that are alike; else no figures, and a sentence why."""
+    found = Nvml(index, environ, Bindings(names)).memory(None, None, PID)
+    if expected is not None:
+        assert device_of(found) == expected
+    else:
+        assert (found.figures, set(found.reasons)) == (None, {"device_memory"})
 
 
 def test_the_uuid_of_torch_corrects_the_environment_and_a_slice_is_unknown() -> None:
