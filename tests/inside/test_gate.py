@@ -442,7 +442,8 @@ async def test_a_server_that_ends_while_a_request_runs_does_not_spoil_it(tmp_pat
 def test_a_gate_that_cannot_be_set_up_is_not_there(tmp_path: Path) -> None:
     """Everything passes, also what would be ours."""
     before = FAULTS.counts.get("setting up the gate", 0)
-    for broken in (Broken(), SimpleNamespace(token="x", folder=str(tmp_path), listen="", failover=False)):
+    bare = SimpleNamespace(token="x", token_file="", read_token=str, folder=str(tmp_path), listen="", failover=False)
+    for broken in (Broken(), bare):
         gate = Gate(hello, broken)  # type: ignore[arg-type]
         assert asyncio.run(ask(gate, "POST", "/v1/completions")).body == b"hello"
     assert FAULTS.counts["setting up the gate"] == before + 1
