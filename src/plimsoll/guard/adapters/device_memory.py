@@ -46,7 +46,8 @@ class DeviceMemory:
             try:
                 return [_holding(nvml, index, pids) for index in range(nvml.nvmlDeviceGetCount())]
             finally:
-                nvml.nvmlShutdown()
+                with contextlib.suppress(nvml.NVMLError):
+                    nvml.nvmlShutdown()
         return None
 
     async def wait_back(self, old: Collection[Mark], before: list[CardMemory] | None, deadline_s: float) -> Outcome:
