@@ -15,14 +15,17 @@ from plimsoll.simulate.fit import (
     Bounds,
     FitError,
     before,
+    deviations,
     duration_error,
     error_of,
     fit,
     fit_histograms,
+    look_at,
     only_first,
+    replayed,
     search,
 )
-from plimsoll.simulate.replay import Replay, replay
+from plimsoll.simulate.replay import STEP_COLUMNS, Replay, replay
 from plimsoll.simulate.settings import EngineLimits, StepTime, graph_sizes, step_table
 from plimsoll.simulate.trace import ABSENT, MeasuredRun, RunSeries, make_trace
 from plimsoll.simulate.traffic import Synthetic, generate
@@ -97,6 +100,22 @@ def test_before_keeps_what_was_known() -> None:
     assert known.series is not None
     assert known.series.at_s.tolist() == [1.0, 2.0]
     assert only_first(measured, 1).finish_ns.tolist() == [1_000_000_000, ABSENT]
+
+
+def test_what_an_engine_said_of_itself_counts() -> None:
+    """A series of output rates is one more kind of deviation: none for the run's own, large for one twice as fast."""
+    measured = traffic_run(requests=40)
+    run, steps = replayed(measured.trace, SETTINGS, TRUE)
+    at_s = np.arange(1.0, int(run.finish_ns.max()) // 10**9)
+    came = np.searchsorted(steps[:, STEP_COLUMNS.index("t_end_ns")], at_s * 1e9, side="right")
+    tokens = np.concatenate(([0], np.cumsum(steps[:, STEP_COLUMNS.index("sched_reqs")])))[came]
+    none = np.zeros(len(at_s))
+    kinds = []
+    for times in (1, 2):
+        series = RunSeries(at_s, none, times * np.diff(tokens, prepend=0), none.astype(np.int64), none.astype(np.int64), none)
+        compared = look_at(measured._replace(series=series), ~run.is_rejected)
+        kinds.append(deviations(compared, run, steps)[-1])
+    assert np.abs(kinds[0]).mean() < 0.1 < np.abs(kinds[1]).mean()
 
 
 def test_a_run_without_stamps_is_refused() -> None:

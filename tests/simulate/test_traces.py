@@ -214,12 +214,10 @@ def test_a_recording_with_stamps_is_a_measured_run(tmp_path: Path) -> None:
     assert run.trace.arrival_ns.tolist() == [0, 500_000_000]
     stamps = (run.scheduled_ns, run.first_token_ns, run.finish_ns, run.cached_tokens)
     assert [column.tolist() for column in stamps] == [[-1, 750_000_000], [-1, 1_000_000_000], [-1, 1_500_000_000], [-1, 16]]
-    path.write_text(RECORDED % ("12", ',"scheduled":11.9'), encoding="utf-8")
-    with pytest.raises(BadInput, match="line 1: scheduled lies before"):
-        read_measured(str(path))
-    path.write_text(RECORDED % ("12", ""), encoding="utf-8")
-    with pytest.raises(BadInput, match="not a measured run"):
-        read_measured(str(path))
+    for stamps_of_one, says in ((',"scheduled":11.9', "line 1: scheduled lies before"), ("", "not a measured run")):
+        path.write_text(RECORDED % ("12", stamps_of_one), encoding="utf-8")
+        with pytest.raises(BadInput, match=says):
+            read_measured(str(path))
 
 
 @needs_data
@@ -260,13 +258,9 @@ def test_packed_plain_and_piped_are_the_same(tmp_path: Path, monkeypatch: pytest
 
 def test_a_kind_can_be_forced(tmp_path: Path) -> None:
     """Azure's file as lengths alone; a kind that does not exist is refused with those that do."""
-    text = AZURE + "2023-11-16 18:15:46.5,10,2\n"
-    with pytest.raises(BadInput, match="--rate"):
-        read(tmp_path, text, kind="lengths")
-    with pytest.raises(BadInput, match=", ".join(KINDS)):
-        read(tmp_path, text, kind="azur")
-    with pytest.raises(BadInput, match="not a trace of kind burstgpt"):
-        read(tmp_path, text, kind="burstgpt")
+    for kind, says in (("lengths", "--rate"), ("azur", ", ".join(KINDS)), ("burstgpt", "not a trace of kind burstgpt")):
+        with pytest.raises(BadInput, match=says):
+            read(tmp_path, AZURE + "2023-11-16 18:15:46.5,10,2\n", kind=kind)
 
 
 @given(

@@ -96,9 +96,9 @@ def route(
         if router == LEAST_LOAD:  # of several the first, with either router
             chosen[request] = np.argmin([engine.in_flight for engine in engines])
         else:
-            waiting = [engine.run.waiting for engine in engines]
-            scores = [engine.score(trace.ids_of(request), min(waiting), max(waiting)) for engine in engines]
-            chosen[request] = np.argmax(scores)
+            waiting, ids = [engine.run.waiting for engine in engines], trace.ids_of(request)
+            fewest, most = min(waiting), max(waiting)
+            chosen[request] = np.argmax([engine.score(ids, fewest, most) for engine in engines])
         engines[int(chosen[request])].take(trace, request, arrival)
         if on_progress is not None and request % PROGRESS_EVERY == 0:
             on_progress(request, trace.size)
