@@ -17,53 +17,28 @@ def cases() -> list[Case]:
     return [random_case(dice) for _ in range(CASES)]
 
 
-def longest_admitted(case: Case) -> int:
-    """Tokens of the longest request that vLLM does not refuse at once."""
-    return max(
-        (asked.prompt + asked.output for asked in case.requests if asked.prompt + asked.output <= case.settings.max_model_len),
-        default=0,
-    )
-
-
-def test_a_seed_gives_the_same_cases() -> None:
-    """What fails can be drawn again."""
+def test_a_case_is_a_trace_that_ends_on_a_server_as_one_is_set_up() -> None:
+    """A seed gives the same cases; arrivals are in order; every admitted request fits alone, in the pool and in the budget of an
+    unchunked one; states are aligned to blocks exactly with prefix caching, which needs chunks; block sizes divide each other."""
     assert cases() == cases()
-
-
-def test_requests_are_a_trace() -> None:
-    """Arrivals begin at 0 and are in order, and prefix ids cover the whole prompt or none of it."""
     for case in cases():
-        arrivals = [asked.arrival_ns for asked in case.requests]
+        settings, arrivals = case.settings, [asked.arrival_ns for asked in case.requests]
         assert arrivals[0] == 0
         assert arrivals == sorted(arrivals)
         for asked in case.requests:
-            assert asked.prompt >= 1
-            assert asked.output >= 1
+            assert min(asked.prompt, asked.output) >= 1
             assert len(asked.ids) in (0, -(-asked.prompt // case.prefix_block))
         assert case.trace().size == len(case.requests)
-
-
-def test_every_admitted_request_fits_alone() -> None:
-    """No case waits for ever: the pool holds the longest request of a model with groups, the budget an unchunked one."""
-    for case in cases():
-        settings = case.settings
-        longest = longest_admitted(case)
+        lengths = (asked.prompt + asked.output for asked in case.requests)
+        longest = max((length for length in lengths if length <= settings.max_model_len), default=0)
         if settings.groups:
             assert blocks_alone(settings, longest) <= settings.num_blocks - 1
         if not settings.chunked_prefill:
             assert settings.max_num_batched_tokens >= longest
         assert settings.max_num_batched_tokens >= settings.max_num_seqs
-
-
-def test_states_are_kept_as_a_server_keeps_them() -> None:
-    """Mamba groups are aligned to blocks exactly with prefix caching, which needs chunks; block sizes divide each other."""
-    for case in cases():
-        settings = case.settings
-        states = [group for group in settings.groups if group.kind == "mamba"]
-        if states:
+        if states := {group.block_size for group in settings.groups if group.kind == "mamba"}:
             assert settings.chunked_prefill or not settings.prefix_caching
-            size = settings.block_size if settings.prefix_caching else settings.max_model_len
-            assert {group.block_size for group in states} == {size}
+            assert states == {settings.block_size if settings.prefix_caching else settings.max_model_len}
         kept = [group.block_size for group in settings.groups if group.kind != "mamba"]
         assert not kept or math.lcm(*kept) == max(kept)
 
