@@ -18,8 +18,8 @@ def cases() -> list[Case]:
 
 
 def test_a_case_is_a_trace_that_ends_on_a_server_as_one_is_set_up() -> None:
-    """A seed gives the same cases; arrivals are in order; every admitted request fits alone, in the pool and in the budget of an
-    unchunked one; states are aligned to blocks exactly with prefix caching, which needs chunks; block sizes divide each other."""
+    """A seed gives the same cases, arrivals are in order, every admitted request fits alone, and states are aligned to blocks
+    exactly with prefix caching, which needs chunks."""
     assert cases() == cases()
     for case in cases():
         settings, arrivals = case.settings, [asked.arrival_ns for asked in case.requests]
