@@ -200,8 +200,8 @@ def decide(view: FleetView, policy: ActPolicy) -> list[Decision]:
 
 def consider(view: FleetView, policy: ActPolicy, engine: EngineStatus, grade: Grade, kind: str, why: str) -> Decision:
     """A plan for this action, or the first reason that blocks it."""
-    for reason, message in _against(view, policy, engine, grade, kind):
-        return BlockedAction(engine.name, grade, kind, reason, message)
+    if (first := next(_against(view, policy, engine, grade, kind), None)) is not None:
+        return BlockedAction(engine.name, grade, kind, *first)
     # Whoever asks for it has approved it. The only replica of an owner is never evicted without a person.
     is_only = grade is Grade.RESTART and engine.replicas is not None and engine.replicas <= 1
     needs_approval = kind != ASKED and (is_only or grade in policy.approve)
