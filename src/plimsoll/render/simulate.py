@@ -57,7 +57,11 @@ def as_json(summary: Summary, *, notes: Sequence[str] = (), engines: Sequence[Su
 def as_text(summary: Summary, *, notes: Sequence[str] = (), engines: Sequence[Summary] = (), router: str = "") -> Report:
     """What was replayed, what it means, what happened and how long it took, on one screen."""
     is_bad = summary.preemptions or summary.rejected or summary.servers_to_keep_up is not None
-    report = Report([Line(f"replayed: {what_was_replayed(summary)}", 2, FAINT), ""])
+    span, blocks = duration(summary.sim_seconds), counted(max(0, summary.settings.num_blocks - 1), "block")
+    if summary.servers_to_keep_up is not None:
+        span = f"{duration(summary.arrival_seconds)}, done after {span}"
+    traffic = f"{one_line(summary.trace)}: {counted(summary.requests, 'request')} over {span}"
+    report = Report([Line(f"replayed: {traffic}, {blocks} of {summary.settings.block_size} tokens", 2, FAINT), ""])
     report += [Line(f"  {one_line(sentence)}", 2, BAD) for sentence in first_of_all(notes)]
     report.append(Line(f"  {one_line(headline(summary))}", 2, WARN if is_bad else GOOD))
     report += [Line(f"  {one_line(sentence)}") for sentence in reading(summary, len(engines))]
@@ -102,18 +106,6 @@ def _latencies(summary: Summary) -> Report:
     return report
 
 
-def what_was_replayed(summary: Summary) -> str:
-    """The traffic, the span it took, and the cache it ran in."""
-    usable = max(0, summary.settings.num_blocks - 1)
-    span = duration(summary.sim_seconds)
-    if summary.servers_to_keep_up is not None:
-        span = f"{duration(summary.arrival_seconds)}, done after {span}"
-    return (
-        f"{one_line(summary.trace)}: {counted(summary.requests, 'request')} over {span}, "
-        f"{counted(usable, 'block')} of {summary.settings.block_size} tokens"
-    )
-
-
 def _why_rejected(summary: Summary) -> str:
     return f"longer than --max-model-len {summary.settings.max_model_len} or than the whole cache"
 
@@ -139,7 +131,14 @@ def headline(summary: Summary) -> str:
 
 def reading(summary: Summary, engines: int = 0) -> list[str]:
     """What else an operator should know before the figures."""
-    said: list[str] = _keeping_up(summary, engines)
+    said: list[str] = []
+    if (servers := _servers(summary, engines)) is not None:  # they work off for long what came before
+        came, done = summary.requests / summary.arrival_seconds, summary.finished / summary.sim_seconds
+        left = duration(summary.sim_seconds - summary.arrival_seconds)
+        they, rates = "They do" if engines > 1 else "It does", f"{came:,.3g} requests came a second and {done:,.3g} were done"
+        said.append(f"{they} not keep up: {rates}, so that the last answer came {left} after the last request.")
+        needed = f"At least {format_count(servers)} such servers are needed, more where answers must be quick"
+        said.append(f"{needed}; --replicas {servers} replays them.")
     if 0 < summary.rejected < summary.requests:
         were = "was" if summary.rejected == 1 else "were"
         many = f"{counted(summary.rejected, 'request')} of {format_count(summary.requests)}"
@@ -159,23 +158,6 @@ def reading(summary: Summary, engines: int = 0) -> list[str]:
 def _servers(summary: Summary, engines: int) -> int | None:
     """How many such servers would keep up; None where those that are there do."""
     return None if summary.servers_to_keep_up is None else summary.servers_to_keep_up * max(1, engines)
-
-
-def _keeping_up(summary: Summary, engines: int) -> list[str]:
-    """Servers that work off for long what came before: how many would not, and how to try so many."""
-    servers = _servers(summary, engines)
-    if servers is None:
-        return []
-    came, done = summary.requests / summary.arrival_seconds, summary.finished / summary.sim_seconds
-    left = duration(summary.sim_seconds - summary.arrival_seconds)
-    behind = (
-        f"{'They do' if engines > 1 else 'It does'} not keep up: {came:,.3g} requests came a second and {done:,.3g} were done"
-    )
-    needed = f"At least {format_count(servers)} such servers are needed, more where answers must be quick"
-    return [
-        f"{behind}, so that the last answer came {left} after the last request.",
-        f"{needed}; --replicas {servers} replays them.",
-    ]
 
 
 def facts(summary: Summary) -> list[tuple[str, str]]:

@@ -419,7 +419,13 @@ def settings_of_plan(plan: Mapping[str, object], *, is_replayed: bool = True) ->
             reserve_full_isl=bool(said.get("scheduler_reserve_full_isl", True)),
             policy="priority" if said.get("scheduling_policy") == "priority" else "fcfs",
         )
-        settings = with_groups(settings, [_group_of_plan(group) for group in groups])
+        own = []
+        for group in groups:
+            window = number_in(group, "window") if group.get("window") is not None else None
+            own.append(group_of(group.get("kind"), number_in(group, "block_size"), window))
+            if own[-1].kind == "sliding" and window is None:
+                raise KeyError("window")
+        settings = with_groups(settings, own)
     except KeyError as error:
         raise BadInput(f"the plan has no {error.args[0]}") from None
     if is_replayed and number_of_blocks < 2:
@@ -459,11 +465,3 @@ def _notes_of_plan(plan: Mapping[str, object], said: Mapping[str, object]) -> It
     for item in items if isinstance(items, list) else ():
         if isinstance(item, dict) and isinstance(name := item.get("name"), str) and name in NOT_REPLAYED:
             yield f"{name} changes what the scheduler does and is not replayed"
-
-
-def _group_of_plan(group: Mapping[str, object]) -> CacheGroup:
-    window = number_in(group, "window") if group.get("window") is not None else None
-    found = group_of(group.get("kind"), number_in(group, "block_size"), window)
-    if found.kind == "sliding" and window is None:
-        raise KeyError("window")
-    return found

@@ -17,7 +17,6 @@ from plimsoll.render import plan as report
 from plimsoll.simulate.compiled import HAS_NUMBA, sources_digest
 from plimsoll.simulate.inputs import (
     WITHOUT_NUMBA,
-    Times,
     check_options,
     data_parallel_engines,
     read_times,
@@ -94,22 +93,18 @@ def read_tune_inputs(given: TrafficOptions, model: str | None, slo: str | None, 
     check_options(options)
     promise = Slo() if slo is None else parse_slo(slo)
     traffic = Traffic(read_traffic(options), options.speedup, promise)
-    times, notes = _times(options, planned, traffic)
-    step_time = times.step_time if times.fitted is not None else None
-    server = Server(planned.ledger, ready.model.shape, ready.replan, step_time, times.fitted, times.most_running, times.is_poor)
-    if not HAS_NUMBA:
-        notes = (*notes, WITHOUT_NUMBA)
-    return TuneInputs(traffic, server, space, planned, server_options, before, (*planned.notes, *notes))
-
-
-def _times(options: TrafficOptions, planned: MemoryPlan, traffic: Traffic) -> tuple[Times, tuple[str, ...]]:
     plan = json.loads(report.as_json(planned))
     # A command that leaves no cache may be one flag from a good one; only a fit replays it as it is.
     settings, notes = settings_of_plan(plan, is_replayed=options.fit is not None)
     times = read_times(options, plan, settings, traffic.trace, planned)
     if (engines := data_parallel_engines(plan["settings"])) > 1:
         notes = (*notes, f"one of the {engines} data-parallel engines is replayed, with all of the traffic")
-    return times, (*(note.removesuffix(REPLAYED_ALL_THE_SAME) for note in notes), *times.notes)
+    notes = (*(note.removesuffix(REPLAYED_ALL_THE_SAME) for note in notes), *times.notes)
+    step_time = times.step_time if times.fitted is not None else None
+    server = Server(planned.ledger, ready.model.shape, ready.replan, step_time, times.fitted, times.most_running, times.is_poor)
+    if not HAS_NUMBA:
+        notes = (*notes, WITHOUT_NUMBA)
+    return TuneInputs(traffic, server, space, planned, server_options, before, (*planned.notes, *notes))
 
 
 def read_last(path: str) -> Last:
