@@ -71,7 +71,8 @@ class DoctorInputs:
             if page.second is not None or page.health is not None
         ]
         saved = [page.first for page in self.pages if page.second is None and page.health is None]
-        judged += [(page.source, verdict) for page, verdict in judge_saved(saved)]
+        if saved:
+            judged += [(page.source, verdict) for page, verdict in judge_saved(saved)]
         for source, verdict in judged:
             engines = [{**engine._asdict(), "lines": None} for engine in verdict.facts.engines]
             facts = {"is": "metrics", **verdict.facts._asdict(), "engines": engines}
