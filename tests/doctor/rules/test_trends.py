@@ -1,4 +1,11 @@
-"""Findings from a range of time and from the periodic lines of logs, recorded and written for one rule each."""
+"""Findings from a range of time and from the periodic lines of logs; growth told from everything that looks like it.
+
+What the makers in trend_makers.py give, with holes, lost points and NaN, over 5,000 healthy and 5,000 growing series (seeds
+100000 and on, 400000 and on): 3 false alarms (0.06 %, below 0.2 % with 95 % confidence); of steady leaks 96 % are found, of
+leaks in steps 99 %, after a restart all, under a daily rhythm of three tenths of their own size 58 %. What cannot be told from
+growth by the memory alone: part of a daily rhythm without any load beside it (25 % alarms, hence the lower confidence there),
+a plain random walk (4 %), a staircase that ended only in the last fifth (4 %).
+"""
 
 from __future__ import annotations
 
@@ -6,16 +13,18 @@ import csv
 import gzip
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from plimsoll.doctor.rules.log_text import Log, LogLine
-from plimsoll.doctor.rules.trend_growth import MetricSeries
+from plimsoll.doctor.rules.trend_growth import Growth, MetricSeries, forecast, growth
 from plimsoll.doctor.rules.trends import EngineId, judge_log_trends, judge_trends, moments_of_log
 from plimsoll.findings import Code, Severity
-from tests.doctor.trend_makers import GIB, HOUR_S, LEVEL, MIB
+from tests.doctor.trend_makers import GIB, GROWING, HEALTHY, HOUR_S, LEVEL, MIB, Made, damaged
+from tests.each import each
 
 CAPTURES = Path(__file__).parents[2] / "captures"
 OWN_RUNS = Path(__file__).resolve().parents[4] / "shared" / "data" / "captures" / "vllm-0.25.1-h200"
@@ -43,59 +52,65 @@ def log_of(*figures: dict[str, object], form: str = V1, timed: bool = True, ever
     return Log("vllm.log", lines)
 
 
-def codes(log: Log) -> list[Code]:
-    return [f.code for f in judge_log_trends(log)]
-
-
 FULL: dict[str, object] = {"kv": "99.4", "waiting": 30}
 
 
-@pytest.mark.parametrize("form", [V1, V0])
-@pytest.mark.parametrize("timed", [True, False])
-def test_a_full_cache_with_a_queue_for_a_minute_is_saturated(form: str, timed: bool) -> None:
-    """Both engines' lines, with and without times; evidence names the lines."""
-    (found,) = judge_log_trends(log_of({}, *[FULL] * 8, {}, form=form, timed=timed))
-    assert found.code is Code.KV_SATURATED
-    assert [e.line for e in found.evidence][:2] == [2, 9]
-    assert "70 s" in found.because
-    assert "No forecast" in found.because
+STILL: dict[str, object] = {"prompt": "0.0", "gen": "0.0"}
+OFTEN: dict[str, object] = FULL | {"more": ", Preemptions: 6"}
+SELDOM: dict[str, object] = {"more": ", Preemptions: 1", "gen": "9000.0"}
+SIZE = LogLine(1, "", "INFO", 900.0, "GPU KV cache size: 100,000 tokens")
+WARNED = [LogLine(100 + i, "", "WARNING", 1000 + 20 * i, WARNS.format(total=1 + 50 * i)) for i in range(4)]
+ALIVE = LogLine(9, "APIServer pid=1", "INFO", 1010 + 150, "some other line")
+OTHERS = [
+    *log_of(*[FULL] * 4, form=V1.replace("Engine 000", "Engine 001")).lines,
+    *(line._replace(server="b") for line in log_of(*[FULL] * 4).lines),
+]
 
 
-@pytest.mark.parametrize(
-    "figures",
-    [
-        [FULL] * 4,  # too short
-        [{"kv": "99.4", "waiting": 3}] * 30,  # a short queue is a busy server
-        [{"kv": "40.0", "waiting": 127, "running": 128}] * 30,  # a steady queue at --max-num-seqs, with room
-        [FULL, {}] * 15,  # comes and goes
-        [{"waiting": 5000 - 100 * i, "kv": "25.0"} for i in range(40)],  # a queue that drains
-        [{"waiting": 104 - 12 * i, "kv": "98.0"} for i in range(8)],  # a burst that drains while the cache is full
-        [{}] * 30,
-    ],
-)
-def test_busy_servers_give_no_finding(figures: list[dict[str, object]]) -> None:
-    """Short, steady or draining queues are nothing to wake anyone for."""
-    assert codes(log_of(*figures)) == []
+def beside(log: Log, *lines: LogLine) -> Log:
+    """The log with these lines around it, by their time."""
+    return log._replace(
+        lines=[*(line for line in lines if line is SIZE), *log.lines, *(line for line in lines if line is not SIZE)]
+    )
 
 
-def test_a_queue_that_grows_with_room_is_the_engine() -> None:
-    """Not memory: engine.saturated; lines an hour apart are not one long queue."""
-    assert codes(log_of(*[{"waiting": 10 + 5 * i, "kv": "40.0"} for i in range(30)])) == [Code.ENGINE_SATURATED]
-    assert codes(log_of(*[FULL] * 5, every_s=3600)) == []
+@each(("promise", "log", "found"), [
+    *(("a full cache with a queue for a minute, in both engines' lines, with and without times",
+       log_of({}, *[FULL] * 8, {}, form=form, timed=timed), [(Code.KV_SATURATED, 0.7)])
+      for form in (V1, V0) for timed in (True, False)),
+    ("too short", log_of(*[FULL] * 4), []), ("a short queue is a busy server", log_of(*[{"kv": "99.4", "waiting": 3}] * 30),
+     []),
+    ("a steady queue at --max-num-seqs, with room", log_of(*[{"kv": "40.0", "waiting": 127, "running": 128}] * 30), []),
+    ("comes and goes", log_of(*[FULL, {}] * 15), []), ("nothing", log_of(*[{}] * 30), []),
+    ("a queue that drains", log_of(*[{"waiting": 5000 - 100 * i, "kv": "25.0"} for i in range(40)]), []),
+    ("a burst that drains while the cache is full", log_of(*[{"waiting": 104 - 12 * i, "kv": "98.0"} for i in range(8)]), []),
+    ("a queue that grows with room is the engine", log_of(*[{"waiting": 10 + 5 * i, "kv": "40.0"} for i in range(30)]),
+     [(Code.ENGINE_SATURATED, 0.6)]),
+    ("lines an hour apart are not one long queue", log_of(*[FULL] * 5, every_s=3600), []),
+    ("two half-minute queues of two engines are not one of a minute", beside(log_of(*[FULL] * 4), *OTHERS), []),
+    ("preemptions are weighed by the cache's size", beside(log_of(*[OFTEN] * 12), SIZE), [(Code.KV_PREEMPTION_STORM, 0.85)]),
+    ("a few are nothing", beside(log_of(*[SELDOM] * 12), SIZE), []),
+    ("without the size the share is not known", log_of(*[OFTEN] * 12), [(Code.KV_PREEMPTION_STORM, 0.55)]),
+    ("saturation is not told beside the storm it comes with", beside(log_of(*[FULL] * 12, form=V0), *WARNED),
+     [(Code.KV_PREEMPTION_STORM, 0.85)]),
+    ("what was swapped out is a storm too", log_of(*[FULL | {"swapped": 7}] * 12, form=V0), [(Code.KV_PREEMPTION_STORM, 0.55)]),
+    ("a minute of running requests without a token", log_of({}, {}, *[STILL] * 8), [(Code.ENGINE_WEDGED, 0.7)]),
+    ("tokens came again", log_of(*[STILL] * 8, {}), []), ("three lines are too few", log_of({}, *[STILL] * 3), []),
+    ("nothing runs", log_of({}, *[STILL | {"running": 0}] * 20), []),
+    ("one such line and two minutes of silence", beside(log_of({}, STILL), ALIVE), [(Code.ENGINE_WEDGED, 0.5)]),
+], ids=lambda row: row[0])  # fmt: skip
+def test_periodic_lines_and_their_findings(promise: str, log: Log, found: list[tuple[Code, float]]) -> None:
+    """A queue that lasts, work done twice and a wedge are told; short, steady or draining queues wake nobody."""
+    assert [(one.code, one.confidence) for one in judge_log_trends(log)] == found, promise
 
 
-def test_preemptions_in_periodic_lines_are_weighed_by_the_cache() -> None:
-    """A few are nothing; without the cache's size the share is not known, and the words say so."""
-    size = LogLine(1, "", "INFO", 900.0, "GPU KV cache size: 100,000 tokens")
-    storm = log_of(*[FULL | {"more": ", Preemptions: 6"}] * 12)
-    (found,) = judge_log_trends(storm._replace(lines=[size, *storm.lines]))
-    assert (found.code, found.severity) == (Code.KV_PREEMPTION_STORM, Severity.CRITICAL)
-    assert "recomputed" in found.because
-    seldom: dict[str, object] = {"more": ", Preemptions: 1", "gen": "9000.0"}
-    few = log_of(*[seldom] * 12)
-    assert codes(few._replace(lines=[size, *few.lines])) == []
-    (found,) = judge_log_trends(log_of(*[FULL | {"more": ", Preemptions: 6"}] * 12))
-    assert (found.code, found.confidence) == (Code.KV_PREEMPTION_STORM, 0.55)
+def test_evidence_names_the_lines_and_a_storm_its_severity() -> None:
+    """The first and the last line of the queue, how long it was, and that there is no forecast."""
+    (full,) = judge_log_trends(log_of({}, *[FULL] * 8, {}))
+    assert [one.line for one in full.evidence][:2] == [2, 9]
+    assert all(words in full.because for words in ("70 s", "No forecast"))
+    (storm,) = judge_log_trends(beside(log_of(*[OFTEN] * 12), SIZE))
+    assert (storm.severity, "recomputed" in storm.because) == (Severity.CRITICAL, True)
 
 
 def test_the_first_engine_s_warnings_count_by_fifties() -> None:
@@ -120,29 +135,6 @@ def test_the_first_engine_s_warnings_count_by_fifties() -> None:
     assert judge_log_trends(log_of({})) == ()
 
 
-def test_a_storm_of_the_first_engine_says_more_than_its_full_cache() -> None:
-    """Saturation is not told beside the storm it comes with."""
-    full = log_of(*[FULL] * 12, form=V0)
-    warnings = [LogLine(100 + i, "", "WARNING", 1000 + 20 * i, WARNS.format(total=1 + 50 * i)) for i in range(4)]
-    assert codes(full._replace(lines=[*full.lines, *warnings])) == [Code.KV_PREEMPTION_STORM]
-    assert codes(log_of(*[FULL | {"swapped": 7}] * 12, form=V0)) == [Code.KV_PREEMPTION_STORM]
-
-
-STILL: dict[str, object] = {"prompt": "0.0", "gen": "0.0"}
-
-
-def test_running_requests_without_a_token_to_the_end_are_a_wedge() -> None:
-    """A minute of such lines, or one and two minutes of silence; not if tokens came again or nothing runs."""
-    assert codes(log_of({}, {}, *[STILL] * 8)) == [Code.ENGINE_WEDGED]
-    assert codes(log_of(*[STILL] * 8, {})) == []
-    assert codes(log_of({}, *[STILL] * 3)) == []
-    assert codes(log_of({}, *[STILL | {"running": 0}] * 20)) == []
-    quiet = log_of({}, STILL)
-    alive = LogLine(9, "APIServer pid=1", "INFO", 1010 + 150, "some other line")
-    (found,) = judge_log_trends(quiet._replace(lines=[*quiet.lines, alive]))
-    assert (found.code, found.confidence, found.code.is_memory) == (Code.ENGINE_WEDGED, 0.5, False)
-
-
 def test_periodic_lines_become_moments() -> None:
     """Every figure of the line, in our units, with whose it is."""
     ((whose, found),) = moments_of_log(log_of({"more": ", Preemptions: 2"}, {})).items()
@@ -153,13 +145,6 @@ def test_periodic_lines_become_moments() -> None:
     ]
     ((external,),) = moments_of_log(log_of({}, form=V1 + ", External prefix cache hit rate: 90.0%")).values()
     assert external.hit_rate == 0.05
-
-
-def test_engines_and_servers_in_one_file_are_kept_apart() -> None:
-    """Two half-minute queues of two engines are not one of a minute."""
-    one, two = log_of(*[FULL] * 4), log_of(*[FULL] * 4, form=V1.replace("Engine 000", "Engine 001"))
-    other = [line._replace(server="b") for line in one.lines]
-    assert codes(one._replace(lines=[*one.lines, *two.lines, *other])) == []
 
 
 def test_spoiled_lines_are_passed_over() -> None:
@@ -174,9 +159,6 @@ def test_spoiled_lines_are_passed_over() -> None:
         judge_log_trends(whole._replace(lines=lines))
 
 
-# Ranges of time.
-
-
 def series_of(figure: str, times: list[float], values: list[float], **labels: str) -> MetricSeries:
     """One series of a figure."""
     return MetricSeries(figure, {"instance": "h:1"} | labels, tuple(times), tuple(values), figure)
@@ -186,71 +168,6 @@ def growing(hours: float = 30, per_hour: float = 200 * MIB) -> tuple[list[float]
     random = Random(1)
     times = [HOUR_S * hours * i / 299 for i in range(300)]
     return times, [LEVEL + per_hour * t / HOUR_S + random.gauss(0, 3) * MIB for t in times]
-
-
-def test_growth_of_what_torch_cannot_give_back_is_told_with_a_forecast() -> None:
-    """Slope, interval and the time to the card's end; with retries it is critical and fragmentation is told beside it."""
-    times, values = growing()
-    held = series_of("torch_allocated", times, values, gpu="0")
-    split = series_of("torch_inactive_split", times, [100 * MIB] * 300, gpu="0")
-    card = [series_of("gpu_used", times, [70 * GIB] * 300, gpu="0"), series_of("gpu_total", times, [80 * GIB] * 300, gpu="0")]
-    (found,) = judge_trends([held, split, *card], "range")
-    assert (found.code, found.severity, found.confidence) == (Code.GPU_GROWTH, Severity.WARNING, 0.85)
-    assert "an hour (95 %" in found.because
-    assert "limit is reached in 2.1 days" in found.because
-    retries = series_of("torch_alloc_retries", times, [float(i // 60) for i in range(300)], gpu="0")
-    reserved = series_of("torch_reserved", times, [v + 3 * GIB for v in values], gpu="0")
-    both = judge_trends([held, split, *card, retries, reserved], "range")
-    assert {f.code: f.severity for f in both} == {
-        Code.GPU_GROWTH: Severity.CRITICAL,
-        Code.ALLOCATOR_FRAGMENTATION: Severity.CRITICAL,
-    }
-
-
-def test_retries_on_a_card_that_is_really_full_are_not_blamed_on_pieces() -> None:
-    """Little held unused: the finding keeps a low confidence and says so."""
-    times = [15.0 * i for i in range(100)]
-    rows = [
-        series_of("torch_alloc_retries", times, [float(i // 20) for i in range(100)]),
-        series_of("torch_allocated", times, [LEVEL] * 100),
-        series_of("torch_reserved", times, [LEVEL + 50 * MIB] * 100),
-    ]
-    (found,) = judge_trends(rows, "range")
-    assert (found.code, found.confidence) == (Code.ALLOCATOR_FRAGMENTATION, 0.35)
-    assert "really full" in found.because
-    old = series_of("torch_alloc_retries", times, [float(min(i, 20)) for i in range(100)])
-    assert judge_trends([old, *rows[1:]], "range") == ()
-
-
-def test_the_driver_s_figure_alone_is_less_sure() -> None:
-    """nvidia-smi's memory holds what torch could give back; under a day without load it is half a guess."""
-    times, values = growing()
-    (found,) = judge_trends([series_of("gpu_used", times, values)], "range")
-    assert found.confidence == 0.6
-    assert "No forecast: the limit is not known." in found.because
-    times, values = growing(hours=8)
-    (found,) = judge_trends([series_of("gpu_used", times, values)], "range")
-    assert found.confidence == 0.5
-    assert "daily rhythm" in found.because
-
-
-def test_a_staircase_to_a_plateau_is_no_growth() -> None:
-    """The allocator grew to the longest prompt seen, and stopped."""
-    times, _ = growing()
-    steps = [LEVEL + min(t // (4 * HOUR_S), 4) * GIB for t in times]
-    assert judge_trends([series_of("gpu_used", times, steps)], "range") == ()
-
-
-def test_host_growth_has_the_container_s_limit() -> None:
-    """A process that grows towards its cgroup's limit; the working set alone counts for little."""
-    times, values = growing()
-    limit = series_of("container_limit", times, [LEVEL + 8 * GIB] * 300)
-    (found,) = judge_trends([series_of("host_resident", times, values), limit], "range")
-    assert (found.code, found.severity) == (Code.HOST_GROWTH, Severity.CRITICAL)
-    assert "limit is reached in" in found.because
-    unlimited = series_of("container_limit", times, [float(1 << 63)] * 300)
-    (found,) = judge_trends([series_of("container_working_set", times, values), unlimited], "range")
-    assert (found.severity, found.confidence) == (Severity.WARNING, 0.4)
 
 
 def engine_of(**figures: object) -> list[MetricSeries]:
@@ -266,40 +183,72 @@ def engine_of(**figures: object) -> list[MetricSeries]:
     ]
 
 
-def test_engines_over_a_range() -> None:
-    """Busy is healthy; full with a queue, work done twice, a growing queue and no step are told."""
-    assert judge_trends(engine_of(), "range") == ()
-    assert [f.code for f in judge_trends(engine_of(kv_cache_usage=0.99, waiting=40), "range")] == [Code.KV_SATURATED]
-    storm = judge_trends(engine_of(kv_cache_usage=0.99, waiting=40, preemptions=[40.0 * i for i in range(60)]), "range")
-    assert [f.code for f in storm] == [Code.KV_PREEMPTION_STORM]
-    queue = judge_trends(engine_of(waiting=[10.0 + 3 * i for i in range(60)]), "range")
-    assert [f.code for f in queue] == [Code.ENGINE_SATURATED]
+TIMES, VALUES = growing()
+CARD = [series_of("gpu_used", TIMES, [70 * GIB] * 300, gpu="0"), series_of("gpu_total", TIMES, [80 * GIB] * 300, gpu="0")]
+HELD = [
+    series_of("torch_allocated", TIMES, VALUES, gpu="0"),
+    series_of("torch_inactive_split", TIMES, [100 * MIB] * 300, gpu="0"),
+    *CARD,
+]
+RETRIES = [
+    series_of("torch_alloc_retries", TIMES, [float(i // 60) for i in range(300)], gpu="0"),
+    series_of("torch_reserved", TIMES, [v + 3 * GIB for v in VALUES], gpu="0"),
+]
+SHORT = [15.0 * i for i in range(100)]
+REALLY_FULL = [series_of("torch_allocated", SHORT, [LEVEL] * 100), series_of("torch_reserved", SHORT, [LEVEL + 50 * MIB] * 100)]
+STOPS = [100.0 * min(i, 40) for i in range(60)]
+FROZEN: dict[str, object] = {"steps": STOPS, "generation_tokens": STOPS, "prompt_tokens": STOPS, "success": STOPS}
+AWAKE = MetricSeries(
+    "s", {"instance": "h:1", "engine": "0", "sleep_state": "awake"}, (1e9, 1e9 + 885), (1.0, 0.0), "sleep_state"
+)
+AGAIN = {"preemptions": [40.0 * (i % 30) for i in range(60)], "success": [100.0 * (i % 30) for i in range(60)]}
+WARNING, CRITICAL = Severity.WARNING, Severity.CRITICAL
 
 
-def test_no_step_in_a_range_is_a_wedge_unless_asleep_idle_or_gone() -> None:
-    """Two minutes to the end of the range with work and frozen totals."""
-    frozen = [100.0 * min(i, 40) for i in range(60)]
-    still: dict[str, object] = dict.fromkeys(("steps", "generation_tokens", "prompt_tokens", "success"), frozen)
-    (found,) = judge_trends(engine_of(**still), "range")
-    assert (found.code, found.severity) == (Code.ENGINE_WEDGED, Severity.CRITICAL)
-    assert judge_trends(engine_of(**still, running=0.0), "range") == ()
-    awake = MetricSeries(
-        "s", {"instance": "h:1", "engine": "0", "sleep_state": "awake"}, (1e9, 1e9 + 885), (1.0, 0.0), "sleep_state"
-    )
-    assert judge_trends([*engine_of(**still), awake], "range") == ()
-    later = series_of("host_resident", [1e9 + 2000], [1.0])
-    assert judge_trends([*engine_of(**still), later], "range") == ()
-
-
-def test_counters_that_begin_anew_are_summed_and_odd_series_give_no_finding() -> None:
-    """A restart in the range neither hides nor invents preemptions; nothing at all, NaN and single points."""
-    totals = [40.0 * (i % 30) for i in range(60)]
-    (found,) = judge_trends(engine_of(preemptions=totals, success=[100.0 * (i % 30) for i in range(60)]), "range")
-    assert found.code is Code.KV_PREEMPTION_STORM
-    assert "2320 preemptions" in found.because
-    assert judge_trends([], "range") == ()
-    assert judge_trends(engine_of(running=math.nan, kv_cache_usage=math.inf, preemptions=math.nan), "range") == ()
-    assert judge_trends([series_of("gpu_used", [1.0], [math.nan]), series_of("running", [], [])], "range") == ()
+@each(("promise", "series", "found", "words"), [
+    ("what torch cannot give back grows, with a forecast", HELD, [(Code.GPU_GROWTH, WARNING, 0.85)],
+     ["an hour (95 %", "limit is reached in 2.1 days"]),
+    ("with retries it is critical, and fragmentation is told beside it", [*HELD, *RETRIES],
+     [(Code.GPU_GROWTH, CRITICAL, 0.85), (Code.ALLOCATOR_FRAGMENTATION, CRITICAL, 0.75)], ["already fail at first"]),
+    ("retries on a card that is really full", [series_of("torch_alloc_retries", SHORT, [float(i // 20) for i in range(100)]),
+      *REALLY_FULL],
+     [(Code.ALLOCATOR_FRAGMENTATION, WARNING, 0.35)], ["really full"]),
+    ("retries that are long over", [series_of("torch_alloc_retries", SHORT, [float(min(i, 20)) for i in range(100)]),
+      *REALLY_FULL],
+     [], []),
+    ("the driver's figure alone is less sure", [series_of("gpu_used", TIMES, VALUES)], [(Code.GPU_GROWTH, WARNING, 0.6)],
+     ["No forecast: the limit is not known."]),
+    ("under a day without load it is half a guess", [series_of("gpu_used", *growing(hours=8))],
+     [(Code.GPU_GROWTH, WARNING, 0.5)],
+     ["daily rhythm"]),
+    ("a staircase to a plateau", [series_of("gpu_used", TIMES, [LEVEL + min(t // (4 * HOUR_S), 4) * GIB for t in TIMES])], [],
+     []),
+    ("a process that grows towards its cgroup's limit",
+     [series_of("host_resident", TIMES, VALUES), series_of("container_limit", TIMES, [LEVEL + 8 * GIB] * 300)],
+     [(Code.HOST_GROWTH, CRITICAL, 0.8)], ["limit is reached in"]),
+    ("the working set alone counts for little",
+     [series_of("container_working_set", TIMES, VALUES), series_of("container_limit", TIMES, [float(1 << 63)] * 300)],
+     [(Code.HOST_GROWTH, WARNING, 0.4)], []),
+    ("busy is healthy", engine_of(), [], []),
+    ("full with a queue", engine_of(kv_cache_usage=0.99, waiting=40), [(Code.KV_SATURATED, WARNING, 0.85)], []),
+    ("work done twice", engine_of(kv_cache_usage=0.99, waiting=40, preemptions=[40.0 * i for i in range(60)]),
+     [(Code.KV_PREEMPTION_STORM, CRITICAL, 0.85)], []),
+    ("a growing queue", engine_of(waiting=[10.0 + 3 * i for i in range(60)]), [(Code.ENGINE_SATURATED, WARNING, 0.6)], []),
+    ("two minutes with work and frozen totals", engine_of(**FROZEN), [(Code.ENGINE_WEDGED, CRITICAL, 0.75)], []),
+    ("idle", engine_of(**FROZEN, running=0.0), [], []), ("asleep", [*engine_of(**FROZEN), AWAKE], [], []),
+    ("no longer scraped", [*engine_of(**FROZEN), series_of("host_resident", [1e9 + 2000], [1.0])], [], []),
+    ("counters that begin anew are summed", engine_of(**AGAIN), [(Code.KV_PREEMPTION_STORM, CRITICAL, 0.85)],
+     ["2320 preemptions"]),
+    ("nothing at all", [], [], []), ("NaN", engine_of(running=math.nan, kv_cache_usage=math.inf, preemptions=math.nan), [], []),
+    ("single points", [series_of("gpu_used", [1.0], [math.nan]), series_of("running", [], [])], [], []),
+], ids=lambda row: row[0])  # fmt: skip
+def test_ranges_and_their_findings(
+    promise: str, series: list[MetricSeries], found: list[tuple[Code, Severity, float]], words: list[str]
+) -> None:
+    """Memory that grows and goes on, retries, queues, storms and wedges; a restart neither hides nor invents any."""
+    judged = judge_trends(series, "range")
+    assert [(one.code, one.severity, one.confidence) for one in judged] == found, promise
+    assert all(word in judged[0].because for word in words)
 
 
 def _recorded(name: str) -> list[MetricSeries]:
@@ -342,3 +291,93 @@ def test_recorded_traffic_is_healthy(name: str) -> None:
         for name, factor in columns.items()
     ]
     assert judge_trends(series, name) == ()
+
+
+SEED = 7
+
+
+def _judged(made: Made) -> Growth | None:
+    return growth(made.times, made.values, least=64 * MIB, load=made.load)
+
+
+def _line(hours: float = 10, per_hour: float = 200 * MIB, count: int = 200) -> Made:
+    random = Random(SEED)
+    times = [HOUR_S * hours * i / (count - 1) for i in range(count)]
+    return Made("line", times, [LEVEL + per_hour * t / HOUR_S + random.gauss(0, 5) * MIB for t in times])
+
+
+def test_healthy_series_give_less_than_one_false_alarm_in_a_hundred() -> None:
+    """Noise, rhythms, staircases to a plateau, restarts, bursts, holes and NaN: none of 800 is taken for growth but a few."""
+    random = Random(SEED)
+    alarms = Counter(made.kind for i in range(800) if _judged(made := damaged(random, HEALTHY[i % len(HEALTHY)](random))))
+    assert sum(alarms.values()) < 8, alarms
+
+
+def test_growing_series_are_found() -> None:
+    """Nine of ten leaks are found, in steps and after a restart too; under a daily rhythm at least every third."""
+    random = Random(SEED)
+    found: Counter[str] = Counter()
+    for i in range(240):
+        made = damaged(random, GROWING[i % len(GROWING)](random))
+        found[made.kind] += _judged(made) is not None
+    assert min(found["leak"], found["leak in steps"], found["leak after restart"]) >= 54, found
+    assert found["leak under rhythm"] >= 20, found
+
+
+def test_the_slope_and_its_interval_hold_the_truth() -> None:
+    """200 MiB an hour comes out as that, and the interval is narrow."""
+    grown = _judged(_line())
+    assert grown is not None
+    assert grown.slope * HOUR_S == pytest.approx(200 * MIB, rel=0.03)
+    assert grown.low < 200 * MIB / HOUR_S < grown.high
+    assert grown.span_s == pytest.approx(10 * HOUR_S)
+
+
+def test_the_time_to_the_limit_has_an_interval_or_is_not_told() -> None:
+    """Ten GiB away at 200 MiB an hour are about two days; unknown, far and passed limits have no forecast."""
+    grown = _judged(_line())
+    assert grown is not None
+    coming = forecast(grown, grown.level + 10 * GIB)
+    assert coming is not None
+    assert coming.soonest_s <= coming.likely_s <= coming.latest_s
+    assert coming.likely_s == pytest.approx(51.2 * HOUR_S, rel=0.05)
+    assert forecast(grown, None) is None
+    assert forecast(grown, grown.level + 1000 * GIB) is None
+    assert forecast(grown, grown.level - GIB) is None
+
+
+def test_too_little_is_not_judged() -> None:
+    """Few points, a short time, long holes or less than what matters give no answer."""
+    few = _line(count=40)
+    short = _line(hours=0.3, per_hour=3000 * MIB)
+    small = _line(per_hour=5 * MIB)
+    whole = _line()
+    holes = Made("holes", whole.times[:60] + whole.times[-20:], whole.values[:60] + whole.values[-20:])
+    assert [_judged(one) for one in (few, short, small, holes, Made("none", [], []))] == [None] * 5
+
+
+def test_a_known_restart_cuts_what_was_before() -> None:
+    """A leak of the process before says nothing of the one that runs."""
+    whole = _line()
+    half = whole.times[len(whole.times) // 2]
+    values = [v if t < half else LEVEL + 3 * GIB for t, v in zip(whole.times, whole.values, strict=True)]
+    assert growth(whole.times, values, least=64 * MIB, restarts=(half,)) is None
+
+
+def test_growth_that_follows_the_load_is_explained() -> None:
+    """Memory that rises as the requests do is no leak; with a steady load it is."""
+    whole = _line()
+    rising = [10 + t / HOUR_S for t in whole.times]
+    assert growth(whole.times, whole.values, least=64 * MIB, load=(whole.times, rising)) is None
+    assert growth(whole.times, whole.values, least=64 * MIB, load=(whole.times, [50.0] * 200)) is not None
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, 1e300])
+def test_odd_values_are_passed_over(odd: float) -> None:
+    """What no exporter means does not reach the arithmetic."""
+    whole = _line()
+    values = [odd if i % 10 == 0 else v for i, v in enumerate(whole.values)]
+    grown = growth(whole.times, values, least=64 * MIB)
+    assert grown is not None
+    assert math.isfinite(grown.slope)
+    assert growth(whole.times, [odd] * 200, least=64 * MIB) is None

@@ -31,7 +31,7 @@ from plimsoll.doctor.rules.facts import (
 from plimsoll.doctor.rules.kernel import judge_kernel
 from plimsoll.doctor.rules.log_text import Log, LogLine
 from plimsoll.doctor.rules.memory_summary import judge_memory_summary
-from plimsoll.doctor.rules.nvidia_smi import SmiFacts, judge_nvidia_smi
+from plimsoll.doctor.rules.nvidia_smi import judge_nvidia_smi
 from plimsoll.doctor.rules.pods import judge_pods
 from plimsoll.doctor.rules.root_cause import (
     LogVerdict,
@@ -55,10 +55,9 @@ from plimsoll.doctor.rules.trends import judge_log_trends, moments_of_log
 from plimsoll.doctor.words import finding, remedies, words
 from plimsoll.findings import Code, Evidence, Finding, Severity
 from plimsoll.redaction import hide_user_text, printable, redact
-from plimsoll.units import GIB, format_gib
+from plimsoll.units import GIB, MIB, format_gib
 from plimsoll.vllm.failure_texts import TEXTS, FailureText
 
-_MIB = 1 << 20
 _MOST_HOLDERS = 4
 _CAME_UP = "Application startup complete"
 _WHEN = {
@@ -131,21 +130,6 @@ def _servers_at_once(lines: Sequence[LogLine]) -> Iterator[str]:
                     "until it serves, then start the other with what is left"
                 )
                 return
-
-
-def cards_shown(facts: SmiFacts) -> Iterator[str]:
-    """Who holds how much of each card, as nvidia-smi shows it."""
-    reading = facts.last
-    for gpu in reading.gpus if reading else ():
-        if gpu.used_mib is None or gpu.total_mib is None:
-            continue
-        mine = sorted(
-            (one for one in facts.processes or () if one.gpu == gpu.number and one.mib), key=lambda one: -(one.mib or 0)
-        )
-        held = [f"{one.name} (pid {one.pid}) {format_gib((one.mib or 0) * _MIB)}" for one in mine[:_MOST_HOLDERS]]
-        by = f": {', '.join(held)}" if held else ""
-        yield f"GPU {gpu.number}: {format_gib(gpu.used_mib * _MIB)} of {format_gib(gpu.total_mib * _MIB)} are in use{by}"
-    yield from facts.notes
 
 
 PlanLookup = Callable[[LogFacts], PlanFigures | None]
@@ -456,7 +440,15 @@ def _judge_others(log: Log, verdict: LogVerdict, kinds: frozenset[str]) -> tuple
     if "nvidia-smi" in kinds:
         smi = judge_nvidia_smi(log)
         findings += smi.findings
-        notes += cards_shown(smi.facts)
+        reading, processes = smi.facts.last, smi.facts.processes or ()
+        for gpu in reading.gpus if reading else ():  # who holds how much of each card
+            if gpu.used_mib is not None and gpu.total_mib is not None:
+                mine = sorted((one for one in processes if one.gpu == gpu.number and one.mib), key=lambda one: -(one.mib or 0))
+                held = [f"{one.name} (pid {one.pid}) {format_gib((one.mib or 0) * MIB)}" for one in mine[:_MOST_HOLDERS]]
+                by = f": {', '.join(held)}" if held else ""
+                use = f"{format_gib(gpu.used_mib * MIB)} of {format_gib(gpu.total_mib * MIB)} are in use"
+                notes.append(f"GPU {gpu.number}: {use}{by}")
+        notes += smi.facts.notes
     if "memory-summary" in kinds:
         failed = verdict.root.oom.tried if verdict.root is not None and verdict.root.oom is not None else None
         findings += judge_memory_summary(log, failed_bytes=failed).findings

@@ -78,18 +78,9 @@ KINDS = {
 
 def contains_any(lines: Iterable[LogLine], words: Sequence[str], *, vllm: bool = False) -> bool:
     """True if any line holds any of the words; lines that a vLLM process printed are asked only where `vllm` says so."""
-    return any(word in text for text in _batches(lines, vllm=vllm) for word in words)
-
-
-def _batches(lines: Iterable[LogLine], *, vllm: bool) -> Iterable[str]:
-    batch: list[str] = []
-    for line in lines:
-        if vllm or not line.process:
-            batch.append(line.text)
-        if len(batch) == _BATCH:
-            yield "\n".join(batch)
-            batch = []
-    yield "\n".join(batch)
+    texts = [line.text for line in lines if vllm or not line.process]
+    batches = ("\n".join(texts[start : start + _BATCH]) for start in range(0, len(texts), _BATCH))
+    return any(word in batch for batch in batches for word in words)
 
 
 MOST_QUOTED = 6  # lines of evidence for one finding: enough to check, short enough to read

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from plimsoll.doctor.rules.log_text import MEMORY_SUMMARY, Log, LogLine, TextVerdict, contains_any, quote
 from plimsoll.doctor.words import finding
-from plimsoll.findings import Finding
 from plimsoll.units import GIB, format_gib
 
 MOST_TABLES = 256
@@ -67,22 +66,19 @@ def read_memory_summaries(log: Log) -> tuple[MemorySummary, ...]:
 
 def judge_memory_summary(log: Log, *, failed_bytes: int | None = None) -> TextVerdict[tuple[MemorySummary, ...]]:
     """Gaps count when they are large in bytes AND an allocation had to be retried or failed; a ratio never counts."""
-    tables = read_memory_summaries(log)
-    judged = [_judge(log, table, failed_bytes) for table in tables]
-    worst = max((one for one in judged if one), key=lambda one: one.confidence, default=None)
+    tables, judged = read_memory_summaries(log), []
+    for table in tables:
+        gaps = table.non_releasable
+        if gaps is None or not (table.retries or table.ooms) or gaps < max(GIB // 2, failed_bytes or 0):
+            continue
+        shown = [line for line in table.lines if any(word in line.text for word in _SHOWN)]
+        judged.append(finding(
+            "summary-gaps", quote(log, shown), confidence=0.75 if failed_bytes and table.ooms else None, gaps=format_gib(gaps),
+            device="" if table.device is None else f" on device {table.device}", retries=table.retries or 0,
+            against=f", more than the {format_gib(failed_bytes)} that could not be had" if failed_bytes else "",
+            split=f" in {table.non_releasable_blocks:,} pieces" if table.non_releasable_blocks is not None else "",
+            held=f" of {format_gib(table.reserved)} that torch holds" if table.reserved is not None else "",
+            ooms=table.ooms or 0,
+        ))  # fmt: skip
+    worst = max(judged, key=lambda one: one.confidence, default=None)
     return TextVerdict([worst] if worst else [], tables)
-
-
-def _judge(log: Log, table: MemorySummary, failed_bytes: int | None) -> Finding | None:
-    gaps = table.non_releasable
-    troubled = (table.retries or 0) + (table.ooms or 0)
-    if gaps is None or not troubled or gaps < max(GIB // 2, failed_bytes or 0):
-        return None
-    shown = [line for line in table.lines if any(word in line.text for word in _SHOWN)]
-    return finding(
-        "summary-gaps", quote(log, shown), confidence=0.75 if failed_bytes and table.ooms else None, gaps=format_gib(gaps),
-        device="" if table.device is None else f" on device {table.device}", retries=table.retries or 0, ooms=table.ooms or 0,
-        against=f", more than the {format_gib(failed_bytes)} that could not be had" if failed_bytes else "",
-        split=f" in {table.non_releasable_blocks:,} pieces" if table.non_releasable_blocks is not None else "",
-        held=f" of {format_gib(table.reserved)} that torch holds" if table.reserved is not None else "",
-    )  # fmt: skip
