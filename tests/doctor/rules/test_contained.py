@@ -103,6 +103,7 @@ def test_sizes_that_are_not_known_are_left_out(numbers: str, asked: int | None, 
 def test_what_only_quotes_such_a_line_or_half_of_one_is_none(lines: list[str]) -> None:
     """A request's text may hold anything: only the engine core's own message counts, whole and from its first letter."""
     assert not read(*STARTED, *lines).failures
+    assert not read(LOGGER + LINE).failures, "of the API server, where no engine core is named"
 
 
 def test_failures_between_two_kept_lines_are_counted() -> None:

@@ -35,26 +35,94 @@ def test_a_healthy_server_gives_no_finding(tmp_path: Path, with_stacks: bool, is
     assert facts.reserved - facts.active == facts.releasable + facts.pinned + facts.private_free
 
 
-def test_the_parts_of_a_server_are_named_by_stacks(tmp_path: Path) -> None:
-    """Weights, KV cache and graphs are what the maker asked for them."""
-    verdict = judge_snapshot(serving().snapshot(tmp_path), "s.pickle")
-    parts = _parts(verdict)
-    assert parts[Category.KV] == 20 * GIB
-    assert parts[Category.WEIGHTS] == 1050 * MIB + 16 * (304 * MIB + 8192)
-    assert parts[Category.GRAPHS] == 40 * MIB
-    assert set(parts) == {Category.KV, Category.WEIGHTS, Category.GRAPHS}
-    assert not any(part.is_by_size for part in verdict.facts[0].parts)
+def failing(made: Allocator, size: int, free: int) -> Allocator:
+    made.fail(size, free)
+    return made
 
 
-def test_the_parts_of_a_server_are_named_by_size_where_no_stack_was_recorded(tmp_path: Path) -> None:
-    """One huge block is the KV cache, layers repeat, a private pool is graphs, and the rest stays unknown."""
-    verdict = judge_snapshot(serving(with_stacks=False).snapshot(tmp_path), "s.pickle")
-    parts = _parts(verdict)
-    assert parts[Category.KV] == 20 * GIB
-    assert parts[Category.WEIGHTS_OR_KV] == 16 * 304 * MIB
-    assert parts[Category.GRAPHS] == 40 * MIB
-    assert parts[Category.UNKNOWN] == 1050 * MIB + 16 * 8192
-    assert any("No stacks were recorded" in note for note in verdict.notes)
+def calm() -> Allocator:
+    """Pinned segments, and no request that failed."""
+    made = pinned()
+    del made.events[-1]
+    return made
+
+
+def returned() -> Allocator:
+    """Free segments as large as the request that failed long before."""
+    made = pinned()
+    made.free(made.alloc(700 * MIB, FORWARD))
+    for _ in range(20):
+        made.free(made.alloc(MIB, FORWARD))
+    return made
+
+
+def streamed() -> Allocator:
+    """All of it another stream's."""
+    made = pinned()
+    for segment in made.segments:
+        segment["stream"] = 7
+    return made
+
+
+def asleep() -> Allocator:
+    """Weights and KV cache in pools of their own, as sleep mode keeps them."""
+    made = Allocator(with_stacks=False)
+    for _ in range(16):
+        made.alloc(224 * MIB, WEIGHTS, pool=(0, 1))
+    made.alloc(15 * GIB, KV, pool=(0, 2))
+    made.alloc(30 * MIB)
+    return made
+
+
+def tried(with_cache: bool) -> Allocator:
+    """A server in its trial run, or after it."""
+    made = Allocator()
+    made.alloc(32 * MIB, (*FORWARD, (VLLM + "v1/worker/gpu_worker.py", 400, "profile_run")))
+    if with_cache:
+        made.alloc(GIB, KV)
+    return made
+
+
+@each(("made", "failed_bytes", "confidence", "note"), [
+    (failing(serving(), 3 * GIB, 500 * MIB), None, None, "memory was short, not fragmented"),
+    (failing(serving(), 3 * GIB, 50 * GIB), None, None, "a memory limit set for this process, not gaps"),
+    (returned(), None, None, "does not show the moment"), (streamed(), None, None, ""),
+    (calm(), None, None, "No request is known to have failed"),
+    # A size from a log judges as one in the history does, with a little less confidence.
+    (pinned(with_stacks=False), None, None, "No stacks were recorded"), (pinned(with_stacks=False), 600 * MIB, 0.7, ""),
+    (pinned(with_stacks=False), 400 * MIB, None, "does not show the moment"),
+    (pinned(with_stacks=False), 4 * GIB, None, "short"),
+    (Allocator(), 5, None, ""),
+])  # fmt: skip
+def test_what_is_no_fragmentation_says_why(
+    made: Allocator, failed_bytes: int | None, confidence: float | None, note: str, tmp_path: Path
+) -> None:
+    """Plain shortage, a limit, memory that torch returns itself, another stream's gaps, nothing failed, nothing at all."""
+    verdict = judge_snapshot(made.snapshot(tmp_path), "s", failed_bytes=failed_bytes)
+    assert [one.confidence for one in verdict.findings] == ([] if confidence is None else [confidence])
+    assert note in "\n".join(verdict.notes)
+
+
+@each(("made", "parts"), [
+    (serving(), {Category.KV: 20 * GIB, Category.WEIGHTS: 1050 * MIB + 16 * (304 * MIB + 8192), Category.GRAPHS: 40 * MIB}),
+    # One huge block is the KV cache, layers repeat, a private pool is graphs, and the rest stays unknown.
+    (serving(with_stacks=False), {Category.KV: 20 * GIB, Category.WEIGHTS_OR_KV: 16 * 304 * MIB, Category.GRAPHS: 40 * MIB,
+                                  Category.UNKNOWN: 1050 * MIB + 16 * 8192}),
+    (tried(with_cache=False), {Category.ACTIVATIONS: 32 * MIB}),
+    (tried(with_cache=True), {Category.KV: GIB, Category.WORKSPACE: 32 * MIB}),  # what outlives the trial run
+])  # fmt: skip
+def test_the_parts_of_a_server_are_named(made: Allocator, parts: dict[Category, int], tmp_path: Path) -> None:
+    """By stacks, and by size where no stack was recorded."""
+    verdict = judge_snapshot(made.snapshot(tmp_path), "s.pickle")
+    assert _parts(verdict) == parts
+    assert any(part.is_by_size for part in verdict.facts[0].parts) is (Category.UNKNOWN in parts)
+
+
+def test_a_private_pool_with_most_of_the_memory_is_not_taken_for_graphs(tmp_path: Path) -> None:
+    """Sleep mode keeps weights and KV cache in pools of their own."""
+    parts = _parts(judge_snapshot(asleep().snapshot(tmp_path), "s"))
+    assert parts[Category.KV] == 15 * GIB
+    assert Category.WEIGHTS_OR_KV not in parts or Category.GRAPHS not in parts
 
 
 def test_gaps_that_are_enough_together_and_none_alone_are_fragmentation(tmp_path: Path) -> None:
@@ -77,54 +145,6 @@ def test_a_small_live_block_that_pins_a_large_segment_is_named_with_its_stack(tm
     assert "segment of 500.0 MiB is held by one live block of 1.5 MiB (sampler and logits)" in finding.because
     assert any("v1/sample/sampler.py:240 compute_logprobs" in evidence.text for evidence in finding.evidence)
     assert [pin.live_blocks for pin in verdict.facts[0].pins] == [1, 1]
-
-
-def test_a_pinned_segment_is_only_a_note_while_nothing_failed(tmp_path: Path) -> None:
-    """Without a failed request there is nothing to blame; what is pinned is still said."""
-    made = pinned()
-    del made.events[-1]
-    verdict = judge_snapshot(made.snapshot(tmp_path), "s.pickle")
-    assert verdict.findings == ()
-    assert any("No request is known to have failed" in note for note in verdict.notes)
-
-
-def test_a_size_from_a_log_judges_as_one_in_the_history_does(tmp_path: Path) -> None:
-    """Snapshots without history get the failed size from elsewhere, and a little less confidence."""
-    snapshot = pinned(with_stacks=False).snapshot(tmp_path)
-    assert judge_snapshot(snapshot, "s").findings == ()
-    (finding,) = judge_snapshot(snapshot, "s", failed_bytes=600 * MIB).findings
-    assert finding.confidence == 0.7
-    assert judge_snapshot(snapshot, "s", failed_bytes=400 * MIB).findings == ()  # it fits into a gap
-    assert judge_snapshot(snapshot, "s", failed_bytes=4 * GIB).findings == ()  # all gaps together are too small
-
-
-def test_plain_shortage_is_not_called_fragmentation(tmp_path: Path) -> None:
-    """Little free and few gaps: memory was short."""
-    made = serving()
-    made.fail(3 * GIB, 500 * MIB)
-    verdict = judge_snapshot(made.snapshot(tmp_path), "s")
-    assert verdict.findings == ()
-    assert any("memory was short, not fragmented" in note for note in verdict.notes)
-
-
-def test_memory_that_torch_returns_itself_is_no_fragmentation(tmp_path: Path) -> None:
-    """Free segments as large as the request: the moment of the failure is not what is seen."""
-    made = pinned()
-    address = made.alloc(700 * MIB, FORWARD)
-    made.free(address)
-    for _ in range(20):
-        made.free(made.alloc(MIB, FORWARD))
-    verdict = judge_snapshot(made.snapshot(tmp_path), "s")
-    assert verdict.findings == ()
-    assert any("does not show the moment" in note for note in verdict.notes)
-
-
-def test_gaps_of_another_stream_or_pool_do_not_count(tmp_path: Path) -> None:
-    """torch never serves a request from another stream's memory, nor a large one from small segments."""
-    made = pinned()
-    for segment in made.segments:
-        segment["stream"] = 7
-    assert judge_snapshot(made.snapshot(tmp_path), "s").findings == ()
 
 
 def test_the_gaps_of_expandable_segments_go_back_page_by_page(tmp_path: Path) -> None:
@@ -219,6 +239,7 @@ def test_a_stack_tells_what_it_asked_memory_for(file: str, name: str, category: 
         StackFrame(VLLM + file, 10, name),
     ]
     assert category_of_stack(frames) is category
+    assert category_of_stack([StackFrame("/app/mine.py", 3, name)]) is Category.UNKNOWN, "somebody else's function"
 
 
 @each(
@@ -243,25 +264,6 @@ def test_of_nested_work_the_inner_purpose_counts(stack: str, category: Category,
     assert category_of_stack(frames) is category
 
 
-def test_what_outlives_the_trial_run_is_workspace(tmp_path: Path) -> None:
-    """While vLLM's trial run goes on its memory is activations; once the KV cache is there, what is left of it stays."""
-    trial = (*FORWARD, (VLLM + "v1/worker/gpu_worker.py", 400, "profile_run"))
-    made = Allocator()
-    made.alloc(32 * MIB, trial)
-    assert _parts(judge_snapshot(made.snapshot(tmp_path, "during"), "s")) == {Category.ACTIVATIONS: 32 * MIB}
-    made.alloc(GIB, KV)
-    assert _parts(judge_snapshot(made.snapshot(tmp_path, "after"), "s")) == {Category.KV: GIB, Category.WORKSPACE: 32 * MIB}
-
-
-def test_a_limit_of_the_process_without_gaps_is_no_fragmentation(tmp_path: Path) -> None:
-    """The device had room and no gap would have helped: the limit alone failed the request."""
-    made = serving()
-    made.fail(3 * GIB, 50 * GIB)
-    verdict = judge_snapshot(made.snapshot(tmp_path), "s")
-    assert verdict.findings == ()
-    assert any("a memory limit set for this process, not gaps" in note for note in verdict.notes)
-
-
 def test_a_server_still_starting_is_told_by_its_stacks_too(tmp_path: Path) -> None:
     """Weights alone, then the whole server: what came is what a start makes."""
     early = Allocator()
@@ -273,29 +275,6 @@ def test_a_server_still_starting_is_told_by_its_stacks_too(tmp_path: Path) -> No
     assert verdict.findings == ()
     assert verdict.growth is not None
     assert verdict.growth.was_starting
-
-
-def test_somebody_elses_load_model_is_not_vllms() -> None:
-    """A function's name counts only in a file of vLLM."""
-    assert category_of_stack([StackFrame("/app/mine.py", 3, "load_model")]) is Category.UNKNOWN
-
-
-def test_a_private_pool_with_most_of_the_memory_is_not_taken_for_graphs(tmp_path: Path) -> None:
-    """Sleep mode keeps weights and KV cache in pools of their own."""
-    made = Allocator(with_stacks=False)
-    for _ in range(16):
-        made.alloc(224 * MIB, WEIGHTS, pool=(0, 1))
-    made.alloc(15 * GIB, KV, pool=(0, 2))
-    made.alloc(30 * MIB)
-    parts = _parts(judge_snapshot(made.snapshot(tmp_path), "s"))
-    assert parts[Category.KV] == 15 * GIB
-    assert Category.WEIGHTS_OR_KV not in parts or Category.GRAPHS not in parts
-
-
-def test_an_empty_snapshot_is_judged(tmp_path: Path) -> None:
-    """No segments, no device, no finding."""
-    verdict = judge_snapshot(Allocator().snapshot(tmp_path), "s", failed_bytes=5)
-    assert (verdict.findings, verdict.facts) == ((), ())
 
 
 _BLOCKS = st.lists(
