@@ -87,9 +87,8 @@ def _produced() -> dict[str, set[str]]:
         for name in re.findall(r"Code\.([A-Z_]+)\b", path.read_text(encoding="utf-8")):
             found.setdefault(str(Code[name]), set()).add(path.name)
     for path in sorted((ROOT / "src" / "plimsoll" / "doctor" / "data").glob("*.yaml")):
-        if path.name != "conditions.yaml":  # guard's
-            for code in re.findall(r"\bcode: ([a-z-]+\.[a-z-]+)$", path.read_text(encoding="utf-8"), re.MULTILINE):
-                found.setdefault(str(Code(code)), set()).add(path.name)
+        for code in re.findall(r"\bcode: ([a-z-]+\.[a-z-]+)$", path.read_text(encoding="utf-8"), re.MULTILINE):
+            found.setdefault(str(Code(code)), set()).add(path.name)
     return found
 
 
