@@ -62,6 +62,26 @@ def _behaviours() -> list[str]:
     return lines
 
 
+def _flags() -> list[str]:
+    """New, changed and gone flags of each release from 0.20.0 on, by the table of the wheels."""
+    wheels, rows = list(versions.wheels()), versions.rows("flags")
+    lines = ["| release | new | changed | gone |", "|---|---|---|---|"]
+    for place, release in enumerate(wheels):
+        if versions.is_before(release, "0.20.0"):
+            continue
+        begun = {name: spans for name, spans in rows.items() if any(span["from"] == release for span in spans)}
+        new = [name for name, spans in begun.items() if wheels[place - 1] not in {span["to"] for span in spans}]
+        gone = [
+            name for name, spans in rows.items() if name not in begun and any(span["to"] == wheels[place - 1] for span in spans)
+        ]
+        cells = (new, [name for name in begun if name not in new], gone)
+        if any(cells):
+            lines.append(
+                f"| {release} | " + " | ".join(", ".join(f"`{name}`" for name in cell) or "-" for cell in cells) + " |"
+            )
+    return lines
+
+
 def _endpoints() -> list[str]:
     lines = ["| endpoint | does | needs | mind | in |", "|---|---|---|---|---|"]
     for endpoint in ENDPOINTS:
@@ -112,6 +132,13 @@ def page() -> str:
             "Evidence is a file of vLLM's package, or a page of ours. `flags --from` announces the rows in bold on an upgrade.",
             "",
             *_behaviours(),
+            "",
+            "## Flags, release by release",
+            "",
+            "From 0.20.0; `plimsoll flags --from OLD --vllm NEW -- COMMAND` says what it means for a command. Behind it stands",
+            "`src/plimsoll/vllm/data/flags.json`, made by `python -m lab.catalogue` from the wheels, never by hand.",
+            "",
+            *_flags(),
             "",
             "## What was read up to which release",
             "",

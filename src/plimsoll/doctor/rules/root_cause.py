@@ -582,7 +582,7 @@ def _judge_run(timeline: LogTimeline, run: ServerRun, stop_requests: Mapping[str
         is_weak = text is not None and text.name == "uvicorn-stopped" and _is_cut(timeline)
         root = Symptom(stop, Code.OTHER_STOPPED_BY_OPERATOR, 0.5 if is_weak else 0.9, text)
         noise = (*noise, *(hit for hit in hits if hit.text.role is Role.OUT_OF_MEMORY and hit.at > stop))
-    memory = _memory(root, deaths, progress, timeline, run)
+    memory = _is_memory_failure(root, deaths, progress, timeline, run)
     ends = [Symptom(hit.at, Code.ENGINE_DEAD, UNSURE, hit.text) for hit in deaths if hit.text.name not in _WEAK_DEATHS]
     later = _failure_of_another_server(timeline, run, stop_requests, [*symptoms, *ends]) if stopped else None
     if later is not None:
@@ -708,9 +708,10 @@ def _ended_something(one: Symptom, deaths: Sequence[Hit], timeline: LogTimeline)
     return not timeline.serves_after(one.at)
 
 
-def _memory(
+def _is_memory_failure(
     root: Symptom | None, deaths: Sequence[Hit], progress: ServerProgress, timeline: LogTimeline, run: ServerRun
 ) -> bool | None:
+    """Yes or no by the root cause's code; None where the log stops without a word or nobody says who killed it."""
     if root is not None and root.code is Code.OTHER_STOPPED_BY_OPERATOR:
         # Asked to stop: but something may have gone wrong before, of which the log shows no more than a trace.
         complains = _complains(timeline, run, root.at)

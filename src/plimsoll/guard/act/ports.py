@@ -94,7 +94,9 @@ class Restarter(Protocol):
     """What stops and starts one engine."""
 
     label: str
-    replaces: bool  # its supervisor starts a new engine by itself: there is no start to do
+    # Its supervisor starts another engine by itself: `start` waits for it and names it in `facts["replacement"]`, or says
+    # in `facts["no_replacement"]` why there is none; PodEviction of adapters/kubernetes.py is one.
+    replaces: bool
 
     async def stop(self, deadline_s: float) -> Outcome:
         """SIGTERM to the server alone, and after the deadline SIGKILL to all of it."""

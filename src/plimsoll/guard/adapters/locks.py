@@ -1,11 +1,12 @@
 """The fleet's locks that a service keeps: a key of etcd, or a Lease of Kubernetes; file_lock.py has the one in a file.
 
-A lock is for the guards of one fleet: at most one of them acts. Each time that it changes hands its epoch grows, and every deed
-carries the epoch; a gate refuses an epoch older than one it has seen. So it does no harm there if a guard that was stopped in
-mid-thought wakes up and believes that it still holds the lock. What does not look at the epoch (a balancer, a process that is
-stopped or started) is not protected in that way: there a guard asks `renew` right before, and the time between that answer and
-the deed is what no lock can cover. Where a service counts from an earlier number again (an etcd set up anew or restored, a
-Lease that was deleted), gates that saw greater epochs refuse every deed until their engines start again, which is safe.
+A lock is for the guards of one fleet: at most one of them acts. Each time that it changes hands its epoch grows, and drains,
+undrains and knobs carry it; a gate refuses an epoch older than one it has seen. So it does no harm there if a guard that was
+stopped in mid-thought wakes up and believes that it still holds the lock. What does not look at the epoch (a balancer, a
+process that is stopped or started) is not protected in that way: there a guard asks `renew` right before, and the time between
+that answer and the deed is what no lock can cover. Where a service counts from an earlier number again (an etcd set up anew or
+restored, a Lease that was deleted), gates that saw greater epochs refuse every deed until their engines start again, which is
+safe.
 """
 
 from __future__ import annotations

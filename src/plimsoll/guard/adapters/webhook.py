@@ -12,7 +12,7 @@ import ssl
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from plimsoll.guard import config_fields as key
@@ -33,7 +33,7 @@ class NotifyConfig(key.ConfigTable):
     webhook: str | None = key.url("where changes are sent, as Alertmanager takes them")
     repeat_s: float = key.duration(3_600.0, 60.0, key.DAY_S, "how often what is still true is sent again")
 
-    def build(self) -> WebhookNotifier | None:
+    def build(self) -> Notifier | None:
         return None if self.webhook is None else WebhookNotifier(address(self.webhook))
 
 
@@ -44,6 +44,19 @@ class DeliveryCounts(NamedTuple):
     failed: int = 0  # tries that were not taken
     dropped: int = 0  # that nobody will get: too many waited, it was refused for good, or it was tried too often
     waiting: int = 0
+
+
+class Notifier(Protocol):
+    """One receiver. Alerts have the form of Alertmanager's API: labels, annotations, startsAt, endsAt."""
+
+    label: str  # what it is called in a sentence
+    trouble: str  # why the last try was not taken; empty when it was
+
+    @property
+    def counts(self) -> DeliveryCounts: ...  # for guard's own metrics
+    def put(self, alerts: list[Mapping[str, Any]]) -> None: ...  # never waits, never raises
+    async def run(self) -> None: ...  # for ever: send what waits
+    async def flush(self, seconds: float) -> None: ...  # at the end, for so long
 
 
 class WebhookNotifier:
