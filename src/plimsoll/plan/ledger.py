@@ -516,7 +516,7 @@ _CONTEXT_ALONE = (0.51, 0.25, 0.8)
 _CONTEXT_TOGETHER = (1.55, 1.0, 2.1)
 _CONTEXT_TOGETHER_ELSEWHERE = (0.6, 0.3, 1.6)
 
-# What torch's pool takes beyond the peak that a full batch allocates, as a share of it: 0.19 to 0.43 in six loads on an H200
+# What torch's pool takes beyond the peak that a full batch allocates, as a share of it: 0.19 to 0.48 in six loads on an H200
 # with room to spare, 0.68 in one that had a cache of a given size beside it and failed (docs/overhead.md).
 PIECES_AT_MOST = 0.7
 
