@@ -17,7 +17,7 @@ LIMIT = 60_000
 _FENCED = re.compile(r"^(```|~~~).*?^\1[ ]*$", re.MULTILINE | re.DOTALL)
 _GENERATED = (
     re.compile(r"<!--[^>]*?\bpython -m.*?-->(?:.*?<!-- end[^>]*-->|.*\Z)", re.DOTALL),
-    re.compile(r"<!-- (?!end)[a-z ]+ -->.*?<!-- end[^>]*-->", re.DOTALL),
+    re.compile(r"<!-- (?!end)[a-z ]+ -->(?:.*?<!-- end[^>]*-->|.*\Z)", re.DOTALL),
 )
 _WHOLE_PAGES = ("catalogue.md",)  # written from the first line to the last by python -m lab.write_catalogue_docs
 _UNSEEN = re.compile(r"<!--.*?-->|\]\([^)]*\)|https?://\S+", re.DOTALL)
