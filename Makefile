@@ -20,12 +20,13 @@ demo: $(SMALL)   ## see the whole loop work in about a minute, without a GPU
 test: $(READY)   ## the fast tests; no network, no real components
 	$(BIN)/python -m pytest -n auto -m "not real and not soak" --ignore=tests/real
 
-check: $(READY)  ## lint, format, types, import arrows and the spelling of the docs
+check: $(READY)  ## lint, format, types, import arrows spelling and length of the docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md docs --skip='*.svg,*.png'
+	$(BIN)/python -m lab.count_words
 
 docs: $(READY)   ## the documentation as a site in site/; fails on a link that leads nowhere
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
