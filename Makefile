@@ -20,7 +20,7 @@ demo: $(SMALL)   ## see the whole loop work in about a minute, without a GPU
 test: $(READY)   ## the fast tests; no network, no real components
 	$(BIN)/python -m pytest -n auto -m "not real and not soak" --ignore=tests/real
 
-check: $(READY)  ## lint, format, types, import arrows spelling and length of the docs
+check: $(READY)  ## lint, format, types, import arrows, spelling and length of the docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
