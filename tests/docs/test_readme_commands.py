@@ -18,7 +18,9 @@ TEXT = README.read_text(encoding="utf-8")
 
 # What is shown and not run here, with the reason; each must be in the README, so that nothing stays listed that is gone.
 ELSEWHERE = {
-    "plimsoll assets out --for guard --namespace models --selector app=chat": "tests/real/test_kubernetes_real.py",
+    "plimsoll assets out --for guard --namespace models --selector app=chat --image YOUR-REGISTRY/plimsoll:TAG": (
+        "tests/real/test_kubernetes_real.py"
+    ),
     "kubectl apply -k out/guard": "the same",
 }
 WITHIN_A_SENTENCE = {
