@@ -307,6 +307,13 @@ def test_words_and_offers_for_sizes() -> None:
     assert unique([first, second, words, words]) == [first, words]
 
 
+@each(("flags", "offers"), [({}, 1), ({"tensor_parallel_size": "2"}, 0)])
+def test_segments_that_grow_are_offered_on_one_card_alone(flags: dict[str, str], offers: int) -> None:
+    """With several, workers die of them while graphs are captured (vLLM issue 42609)."""
+    gaps = OomFigures(2 * GIB, 80 * GIB, GIB, reserved_unallocated=3 * GIB)
+    assert len(_case(flags=flags, oom=gaps).expandable) == offers
+
+
 CAPTURES = Path(__file__).parents[2] / "captures" / "vllm-0.25.1-h200-failures"
 
 

@@ -134,7 +134,7 @@ def fragmentation(case: FailureCase) -> Explanation:
         f"when {gib(oom.tried)} were asked for, torch held {gib(oom.reserved_unallocated)} that nobody used, "
         "in pieces smaller than that; they lie between live blocks, so torch could not give them back either"
     )
-    remedy = [EXPANDABLE]
+    remedy = [EXPANDABLE if case.parallel == 1 else _room(case)]
     if case.has(Behaviour.WHOLE_SEGMENTS) is False:
         remedy.append(Remedy("vLLM 0.21.0 or later", "limits how weights are cut up while they are prepared"))
     return Explanation(because, remedy)

@@ -393,8 +393,8 @@ class FailureCase(NamedTuple):
 
     @property
     def expandable(self) -> list[Remedy]:
-        """The offer to let segments grow, where memory was there in pieces."""
-        return [EXPANDABLE] if self.oom.is_fragmented else []
+        """The offer to let segments grow, where it was there in pieces; several GPUs' workers die of it (vLLM issue 42609)."""
+        return [EXPANDABLE] if self.oom.is_fragmented and self.parallel == 1 else []
 
     def planned(self, *flags: str) -> list[Remedy]:
         """The plan's advice for these flags, with the computed effect."""
