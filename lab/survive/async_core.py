@@ -306,7 +306,9 @@ def _keep_queue(core: Any) -> None:
 
 
 def _ignore_worker(core: Any) -> None:
-    core.step_fn.__self__._agree_with_worker = lambda _known: None  # noqa: SLF001
+    containment = core.step_fn.__self__
+    preempt_all = containment._preempt_all  # noqa: SLF001
+    containment._preempt_all = lambda _known: preempt_all(set(core.scheduler.requests))  # noqa: SLF001
 
 
 def _disarm(core: Any) -> None:

@@ -260,7 +260,7 @@ def test_a_shadow_counts_and_a_foreign_table_opens_the_door(site: Site) -> None:
         ("model.json", {"model": "meta-llama/Llama-3.1-8B"}, "for the model meta-llama/Llama-3.1-8B"),
         ("batch.json", {"assumes": ASSUMES | {"max_num_batched_tokens": 8192}}, "max_num_batched_tokens 8192"),
         ("runner.json", {"assumes": ASSUMES | {"v2_model_runner": True}}, "v2_model_runner True"),
-        ("schema.json", {"schema": "plimsoll.certificate/9"}, "schema is not"),
+        ("schema.json", {"schema": "plimsoll.certificate/9"}, "schema is missing, or its value cannot be"),
     ):
         assert not site.use("certified", write_table(site.folder / name, PROMPT_LOGPROBS, **changed))
         assert says in site.state()["open_because"]

@@ -162,10 +162,6 @@ def _order(value: object) -> int:
 
 def remove_dead(folder: str) -> None:
     """Take away what workers left that are no more, half-written files among it."""
-    for path, figures in read_files(folder, "worker", WORKERS, _checked):
-        if not is_same_process(figures["pid"], figures["started"]):
-            with contextlib.suppress(OSError):
-                os.unlink(path)  # noqa: PTH108
     with FAULTS.noting(f"listing {WORKERS}"), os.scandir(folder) as entries:
         for entry in entries:
             kind, _, rest = entry.name.partition("-")
@@ -174,6 +170,10 @@ def remove_dead(folder: str) -> None:
                 is_part = kind == ".worker" and time.time() - entry.stat(follow_symlinks=False).st_mtime > 60
                 if is_part or (kind == "worker" and not is_alive(int(rest.removesuffix(".json")))):
                     os.unlink(entry.path)  # noqa: PTH108
+    for path, figures in read_files(folder, "worker", WORKERS, _checked):
+        if not is_same_process(figures["pid"], figures["started"]):
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # noqa: PTH108
 
 
 def _checked(content: object) -> dict[str, Any]:
