@@ -89,8 +89,9 @@ def _first(*values: int | None) -> int | None:
 
 def _bytes(holder: Any, name: str) -> int | None:
     value = getattr(holder, name, None)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return int(value) if is_number else None  # type: ignore[arg-type]
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return int(value)
+    return None
 
 
 # NVML needs no CUDA context, so it may be asked while a worker starts. Which of its devices is the worker's: by UUID once torch

@@ -169,10 +169,12 @@ class Keys:
 
     def children(self, name: str) -> tuple[Keys, ...] | None:
         items = self.items(name)
-        if items is not None and not all(isinstance(item, Mapping) for item in items):
+        if items is None:
+            return None
+        found = [Keys(item, f"{self._path}{name}[{place}].") for place, item in enumerate(items) if isinstance(item, Mapping)]
+        if len(found) < len(items):
             raise self._wrong(name, "a list of objects", items)
-        numbered = enumerate(items or ())
-        return None if items is None else tuple(Keys(item, f"{self._path}{name}[{n}].") for n, item in numbered)  # type: ignore[arg-type]
+        return tuple(found)
 
     def values(self) -> Iterable[Keys]:
         """The nested objects of this one, whatever they are called; anything else in it is passed over."""

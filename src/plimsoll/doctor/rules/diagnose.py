@@ -666,7 +666,7 @@ def _all_facts(logs: Sequence[LogDiagnosis], inputs: Sequence[InputVerdict]) -> 
     remarks = [remark for log in logs for remark in log.remarks]
     notes: list[str] = []
     summaries: list[object] = [{"source": log.source, "is": log.what, "says": log.says} for log in logs]
-    by_kind: dict[str, object] = {}
+    by_kind: dict[str, list[object]] = {}
     for one in inputs:
         kind, engines = str(one.facts.get("is", "figures")), one.facts.get("engines")
         said = one.facts.get("notes")
@@ -680,7 +680,7 @@ def _all_facts(logs: Sequence[LogDiagnosis], inputs: Sequence[InputVerdict]) -> 
         quiet = "nothing of vLLM in it" if kind == "metrics" and not engines else "nothing wrong in it"
         says = str(one.findings[0].code) if one.findings else quiet
         summaries.append({"source": one.source, "is": kind, "says": says})
-        by_kind.setdefault(kind, []).append({"source": one.source, **one.facts})  # type: ignore[attr-defined]
+        by_kind.setdefault(kind, []).append({"source": one.source, **one.facts})
     facts |= {"remarks": remarks} if remarks else {}
     facts["inputs"] = summaries
     if first is not None and len(servers) > 1:

@@ -332,7 +332,8 @@ class _EvidenceFolder:
         try:
             data = page if isinstance(page, bytes) else await page()
         except Exception as problem:  # the engine may hang or be gone
-            return self.note(f"{name}: {problem or type(problem).__name__}")
+            why = getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
+            return self.note(f"{name}: {why}")
         if not data:
             return self.note(f"{name}: no answer")
         return await self._keep(name, data[:PAGE_BYTES])
