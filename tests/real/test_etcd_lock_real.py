@@ -113,30 +113,26 @@ def test_without_etcd_both_stand_back(etcd: Etcd, gate: EpochGate) -> None:
     judge(running, gate.deeds)
 
 
-def test_an_etcd_that_is_stopped(etcd: Etcd) -> None:
+async def test_an_etcd_that_is_stopped(etcd: Etcd) -> None:
     """One that takes connections and says nothing is not waited for: unsure while the lease runs, lost after it."""
-
-    async def act() -> None:
-        lock = EtcdLock(EtcdLockConfig((etcd.url,), ttl_s=2), timeout_s=0.5)
-        first = await lock.acquire("a")
-        assert first.is_done
-        pause(etcd.process.pid)
-        try:
-            began = time.monotonic()
-            again = await lock.renew()
-            assert time.monotonic() - began < 1.5
-            assert again.is_done is None
-            assert again.facts["epoch"] == first.facts["epoch"]
-            await asyncio.sleep(2.5)
-            assert (await lock.renew()).is_done is False
-            assert (await EtcdLock(EtcdLockConfig((etcd.url,)), timeout_s=0.5).acquire("b")).is_done is None
-        finally:
-            etcd.process.send_signal(signal.SIGCONT)
-
-    asyncio.run(act())
+    lock = EtcdLock(EtcdLockConfig((etcd.url,), ttl_s=2), timeout_s=0.5)
+    first = await lock.acquire("a")
+    assert first.is_done
+    pause(etcd.process.pid)
+    try:
+        began = time.monotonic()
+        again = await lock.renew()
+        assert time.monotonic() - began < 1.5
+        assert again.is_done is None
+        assert again.facts["epoch"] == first.facts["epoch"]
+        await asyncio.sleep(2.5)
+        assert (await lock.renew()).is_done is False
+        assert (await EtcdLock(EtcdLockConfig((etcd.url,)), timeout_s=0.5).acquire("b")).is_done is None
+    finally:
+        etcd.process.send_signal(signal.SIGCONT)
 
 
-def test_a_login(etcd: Etcd) -> None:
+async def test_a_login(etcd: Etcd) -> None:
     """With authentication on: the right password works, also after its token is over; without it nobody is let in."""
     for path, body in (
         ("/v3/auth/user/add", {"name": "root", "password": "r00t-password"}),
@@ -144,37 +140,29 @@ def test_a_login(etcd: Etcd) -> None:
         ("/v3/auth/enable", {}),
     ):
         assert etcd.ask(path, dict(body)) == 200, path
-
-    async def act() -> None:
-        lock = EtcdLock(EtcdLockConfig(("http://127.0.0.1:9", etcd.url), ttl_s=5, user="root", password="r00t-password"))
-        first = await lock.acquire("a")
-        assert first.is_done, first
-        lock._token = "made-up.7"
-        assert (await lock.renew()).is_done
-        assert lock._token != "made-up.7"
-        for user, password in (("", None), ("root", "wrong-password")):
-            refused = await EtcdLock(EtcdLockConfig((etcd.url,), user=user, password=password)).acquire("b")
-            assert refused.is_done is None
-            assert "password" not in str(refused.message).replace("invalid user ID or password", "")
-        assert (await lock.release()).is_done
-
-    asyncio.run(act())
+    lock = EtcdLock(EtcdLockConfig(("http://127.0.0.1:9", etcd.url), ttl_s=5, user="root", password="r00t-password"))
+    first = await lock.acquire("a")
+    assert first.is_done, first
+    lock._token = "made-up.7"
+    assert (await lock.renew()).is_done
+    assert lock._token != "made-up.7"
+    for user, password in (("", None), ("root", "wrong-password")):
+        refused = await EtcdLock(EtcdLockConfig((etcd.url,), user=user, password=password)).acquire("b")
+        assert refused.is_done is None
+        assert "password" not in str(refused.message).replace("invalid user ID or password", "")
+    assert (await lock.release()).is_done
 
 
-def test_a_key_that_was_taken_away(etcd: Etcd) -> None:
+async def test_a_key_that_was_taken_away(etcd: Etcd) -> None:
     """Deleted or written over by hand: the next renewal says that the lock is lost."""
-
-    async def act() -> None:
-        for path, more in (("/v3/kv/deleterange", {}), ("/v3/kv/put", {"value": "eA=="})):
-            lock = EtcdLock(EtcdLockConfig((etcd.url,), "k", 5))
-            assert (await lock.acquire("a")).is_done
-            told = await HttpClient(etcd.url).call("POST", path, json.dumps({"key": "aw==", **more}).encode(), deadline_s=5.0)
-            assert isinstance(told, Reply)
-            again = await lock.renew()
-            assert again.is_done is False
-            assert again.facts["lost"] is True
-        held = await lock.acquire("a")
-        assert held.is_done is False  # somebody's key without a lease: it is not ours to remove
-        assert held.facts["holder"] == "somebody else"
-
-    asyncio.run(act())
+    for path, more in (("/v3/kv/deleterange", {}), ("/v3/kv/put", {"value": "eA=="})):
+        lock = EtcdLock(EtcdLockConfig((etcd.url,), "k", 5))
+        assert (await lock.acquire("a")).is_done
+        told = await HttpClient(etcd.url).call("POST", path, json.dumps({"key": "aw==", **more}).encode(), deadline_s=5.0)
+        assert isinstance(told, Reply)
+        again = await lock.renew()
+        assert again.is_done is False
+        assert again.facts["lost"] is True
+    held = await lock.acquire("a")
+    assert held.is_done is False  # somebody's key without a lease: it is not ours to remove
+    assert held.facts["holder"] == "somebody else"

@@ -47,53 +47,45 @@ async def until_idle(watcher: EngineWatcher, door: GateHttpClient, samples: list
             await asyncio.sleep(0.5)
 
 
-def test_a_drain_is_led_by_the_door_and_idle_is_confirmed_only_after_the_last_token(gated: EngineServer) -> None:
+async def test_a_drain_is_led_by_the_door_and_idle_is_confirmed_only_after_the_last_token(gated: EngineServer) -> None:
     """Eight streams end whole; not one look before their end says idle; older epochs are refused, and it serves again."""
-
-    async def scene() -> None:
-        url = f"http://127.0.0.1:{gated.port}"
-        door, watcher = GateHttpClient(url, TOKEN), EngineWatcher(url, TOKEN)
-        streams = [asyncio.create_task(complete(gated.port, LONG, stream=i % 2 == 0)) for i in range(8)]
-        while int((await door.state()).facts["engine_requests"]) < 8:
-            assert not any(stream.done() for stream in streams)
-            await asyncio.sleep(0.05)
-        begun = await door.drain(100, 30.0, quiet_s=60.0, bound_s=60.0)
-        assert (begun.is_done, begun.facts["phase"]) == (True, "leaving")
+    url = f"http://127.0.0.1:{gated.port}"
+    door, watcher = GateHttpClient(url, TOKEN), EngineWatcher(url, TOKEN)
+    streams = [asyncio.create_task(complete(gated.port, LONG, stream=i % 2 == 0)) for i in range(8)]
+    while int((await door.state()).facts["engine_requests"]) < 8:
+        assert not any(stream.done() for stream in streams)
+        await asyncio.sleep(0.05)
+    begun = await door.drain(100, 30.0, quiet_s=60.0, bound_s=60.0)
+    assert (begun.is_done, begun.facts["phase"]) == (True, "leaving")
+    assert (await door.drain(100, 30.0)).is_done is True
+    refusing = await door.drain(100, 30.0, refuse=True)
+    assert (refusing.is_done, refusing.facts["phase"]) == (True, "refusing")
+    stale = await door.drain(99, 30.0)
+    assert (stale.is_done, stale.facts["stale"], stale.facts["current"]) == (False, True, 100)
+    samples: list[IdleSample] = []
+    while not all(stream.done() for stream in streams):
+        found = await looked(watcher, door, samples)
+        assert found.is_idle is not True or all(stream.done() for stream in streams), found
         assert (await door.drain(100, 30.0)).is_done is True
-        refusing = await door.drain(100, 30.0, refuse=True)
-        assert (refusing.is_done, refusing.facts["phase"]) == (True, "refusing")
-        stale = await door.drain(99, 30.0)
-        assert (stale.is_done, stale.facts["stale"], stale.facts["current"]) == (False, True, 100)
-        samples: list[IdleSample] = []
-        while not all(stream.done() for stream in streams):
-            found = await looked(watcher, door, samples)
-            assert found.is_idle is not True or all(stream.done() for stream in streams), found
-            assert (await door.drain(100, 30.0)).is_done is True
-            await asyncio.sleep(0.3)
-        assert all(is_finished(stream.result()) for stream in streams)
-        await until_idle(watcher, door, samples)
-        assert (await door.undrain(99)).facts["stale"] is True
-        assert (await door.undrain(100)).is_done is True
-        assert is_finished(await complete(gated.port, 2, stream=False))
-        await watcher.close()
-
-    asyncio.run(scene())
+        await asyncio.sleep(0.3)
+    assert all(is_finished(stream.result()) for stream in streams)
+    await until_idle(watcher, door, samples)
+    assert (await door.undrain(99)).facts["stale"] is True
+    assert (await door.undrain(100)).is_done is True
+    assert is_finished(await complete(gated.port, 2, stream=False))
+    await watcher.close()
 
 
-def test_shedding_and_compaction_through_the_door(gated: EngineServer) -> None:
+async def test_shedding_and_compaction_through_the_door(gated: EngineServer) -> None:
     """The real gate takes both; a CPU's workers give back what their C library kept."""
-
-    async def scene() -> None:
-        door = GateHttpClient(f"http://127.0.0.1:{gated.port}", TOKEN)
-        shed = await door.shed(5.0, 30.0)
-        assert (shed.is_done, shed.facts["max_wait_s"], shed.facts["is_overruled"]) == (True, 5.0, False)
-        assert (await door.unshed()).is_done is True
-        async with asyncio.timeout(30):  # the probe writes its first figures within some seconds
-            while "no probe" in (compacted := await door.compact()).message:
-                await asyncio.sleep(0.5)
-        assert (compacted.is_done, compacted.facts["workers"]) == (True, 1), compacted
-        wrong = await GateHttpClient(f"http://127.0.0.1:{gated.port}", "another-token-of-some-length").drain(200, 30.0)
-        assert wrong.is_done is False
-        assert "does not take this token" in wrong.message
-
-    asyncio.run(scene())
+    door = GateHttpClient(f"http://127.0.0.1:{gated.port}", TOKEN)
+    shed = await door.shed(5.0, 30.0)
+    assert (shed.is_done, shed.facts["max_wait_s"], shed.facts["is_overruled"]) == (True, 5.0, False)
+    assert (await door.unshed()).is_done is True
+    async with asyncio.timeout(30):  # the probe writes its first figures within some seconds
+        while "no probe" in (compacted := await door.compact()).message:
+            await asyncio.sleep(0.5)
+    assert (compacted.is_done, compacted.facts["workers"]) == (True, 1), compacted
+    wrong = await GateHttpClient(f"http://127.0.0.1:{gated.port}", "another-token-of-some-length").drain(200, 30.0)
+    assert wrong.is_done is False
+    assert "does not take this token" in wrong.message

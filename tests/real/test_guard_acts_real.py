@@ -141,27 +141,19 @@ FAULTS = POLICY + '[policy.dead]\nrefused = "20s"\n[policy.wedged]\nstill = "20s
 
 
 @pytest.mark.timeout(1800)
-def test_two_real_engines_are_restarted_compacted_and_one_is_killed(record_property: Record) -> None:
+async def test_two_real_engines_are_restarted_compacted_and_one_is_killed(record_property: Record) -> None:
     """What guard restarts nobody notices, also when it is killed meanwhile; an engine whose core is killed is mended."""
-
-    async def scene() -> None:
-        async with farm(policy=FAULTS, canary="5s", act='start_still = "3m"') as here:
-            record_property("figures", await nobody_notices(here))
-            await core_is_killed(here)
-
-    run(scene())
+    async with farm(policy=FAULTS, canary="5s", act='start_still = "3m"') as here:
+        record_property("figures", await nobody_notices(here))
+        await core_is_killed(here)
 
 
 @pytest.mark.soak  # seven minutes
 @pytest.mark.timeout(1800)
-def test_every_fault_is_mended_once_and_no_loop_begins(record_property: Record) -> None:
+async def test_every_fault_is_mended_once_and_no_loop_begins(record_property: Record) -> None:
     """A killed core, a stopped worker, a crash that comes back, a start that cannot succeed: the right rung, with evidence."""
-
-    async def scene() -> None:
-        async with farm(policy=FAULTS, canary="5s", act='start_still = "3m"') as here:
-            record_property("figures", await faults_are_mended_once(here))
-
-    run(scene())
+    async with farm(policy=FAULTS, canary="5s", act='start_still = "3m"') as here:
+        record_property("figures", await faults_are_mended_once(here))
 
 
 async def nobody_notices(here: Farm) -> str:
@@ -241,22 +233,18 @@ async def process_of(here: Farm, name: str, word: str) -> int:
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_ten_restarts_and_half_an_hour_of_bursts(record_property: Record) -> None:
+async def test_ten_restarts_and_half_an_hour_of_bursts(record_property: Record) -> None:
     """Clients that come in bursts, ten guarded restarts in turn: 0 failed, and how long each was out of service."""
-
-    async def scene() -> None:
-        async with farm(act="") as here:
-            began_s, turn, failed, served = asyncio.get_running_loop().time(), 0, 0, 0
-            while turn < 10 or asyncio.get_running_loop().time() - began_s < 1_800:
-                load = Clients(here.balancer.port, count=5 + 15 * (turn % 2), every_s=WAVE_S)
-                if turn < 10:
-                    await restarted(here, NAMES[turn % 2])
-                await asyncio.sleep(20)
-                lost = await load.end()
-                turn, failed, served = turn + 1, failed + len(lost), served + load.done
-                assert lost == [], "\n".join(map(str, lost[:10])) + here.guard.log()
-                await asyncio.sleep(20)
-            away = dict(away_s(here.guard.journal()))
-            record_property("figures", f"{served} requests, {failed} failed; seconds out of service: {away}")
-
-    run(scene())
+    async with farm(act="") as here:
+        began_s, turn, failed, served = asyncio.get_running_loop().time(), 0, 0, 0
+        while turn < 10 or asyncio.get_running_loop().time() - began_s < 1_800:
+            load = Clients(here.balancer.port, count=5 + 15 * (turn % 2), every_s=WAVE_S)
+            if turn < 10:
+                await restarted(here, NAMES[turn % 2])
+            await asyncio.sleep(20)
+            lost = await load.end()
+            turn, failed, served = turn + 1, failed + len(lost), served + load.done
+            assert lost == [], "\n".join(map(str, lost[:10])) + here.guard.log()
+            await asyncio.sleep(20)
+        away = dict(away_s(here.guard.journal()))
+        record_property("figures", f"{served} requests, {failed} failed; seconds out of service: {away}")

@@ -124,124 +124,112 @@ async def restarted(guard: Guard, pod: str, end: str = "done") -> None:
 
 
 @pytest.mark.timeout(900)
-def test_of_500_requests_only_those_inside_the_wedged_engine_are_lost(record_property: Record) -> None:
+async def test_of_500_requests_only_those_inside_the_wedged_engine_are_lost(record_property: Record) -> None:
     """Guard finds the pods, sheds, restarts one on request, waits for a disruption budget, and evicts one that is wedged.
 
     The Role allows exactly the calls that were made: none was refused, and each that it allows was made.
     """
-
-    async def act() -> None:
-        async with scene() as here:
-            guard = await here.guard()
-            load = Clients(here.fleet, tokens=8)
-            first, second, third = sorted(here.fleet.endpoints())
-            code, printed = await guard.ctl("shed", f"llm/{third}", "--yes")
-            assert code == 0, printed
-            await guard.until(lambda entries: closed(entries, "done", "shed") == 1, 60)
-            refusals = iter([
-                (429, status_of(429, details={"causes": [{"reason": "DisruptionBudget"}]}), {"Retry-After": "1"}),
-                (429, status_of(429, "busy"), {"Retry-After": "2"}),
-            ])  # fmt: skip
-            here.api.evicts = lambda _: next(refusals, None)
-            here.api.forget()
-            await restarted(guard, first)
-            assert [lost for lost in load.lost if lost.pod] == []
-            await here.fleet.until_ready(3)
-            await here.fleet.fault(second, "wedge")
-            entries = await guard.until(lambda entries: closed(entries) == 2, RESTART_S)
-            await here.fleet.until_ready(3)
-            while load.done + len(load.lost) < 500:
-                await asyncio.sleep(0.5)
-            lost = await load.end()
-            assert {one.pod for one in lost} <= {second}, lost
-            assert first not in here.fleet.processes or here.fleet.processes[first].returncode == 0, "it was not killed"
-            evictions = [call.name for call in here.api.calls if call.resource == "pods/eviction"]
-            assert evictions == [first, first, first, second]
-            assert [one.fields["end"] for one in entries if one.kind == CLOSED] == ["done"] * 3
-            made = {(call.verb, call.group, call.resource) for call in here.api.calls}
-            assert here.api.refused == []
-            allowed = {(right.verb, right.group, right.resource) for right in RIGHTS}
-            assert made == allowed - {("get", "apps", "statefulsets")}
-            assert {call.name for call in here.api.calls if call.resource == "leases"} <= {"", LEASE_NAME}
-            record_property("figures", f"{load.done} requests answered, {len(lost)} lost, all of them with {second}")
-
-    run(act())
+    async with scene() as here:
+        guard = await here.guard()
+        load = Clients(here.fleet, tokens=8)
+        first, second, third = sorted(here.fleet.endpoints())
+        code, printed = await guard.ctl("shed", f"llm/{third}", "--yes")
+        assert code == 0, printed
+        await guard.until(lambda entries: closed(entries, "done", "shed") == 1, 60)
+        refusals = iter([
+            (429, status_of(429, details={"causes": [{"reason": "DisruptionBudget"}]}), {"Retry-After": "1"}),
+            (429, status_of(429, "busy"), {"Retry-After": "2"}),
+        ])  # fmt: skip
+        here.api.evicts = lambda _: next(refusals, None)
+        here.api.forget()
+        await restarted(guard, first)
+        assert [lost for lost in load.lost if lost.pod] == []
+        await here.fleet.until_ready(3)
+        await here.fleet.fault(second, "wedge")
+        entries = await guard.until(lambda entries: closed(entries) == 2, RESTART_S)
+        await here.fleet.until_ready(3)
+        while load.done + len(load.lost) < 500:
+            await asyncio.sleep(0.5)
+        lost = await load.end()
+        assert {one.pod for one in lost} <= {second}, lost
+        assert first not in here.fleet.processes or here.fleet.processes[first].returncode == 0, "it was not killed"
+        evictions = [call.name for call in here.api.calls if call.resource == "pods/eviction"]
+        assert evictions == [first, first, first, second]
+        assert [one.fields["end"] for one in entries if one.kind == CLOSED] == ["done"] * 3
+        made = {(call.verb, call.group, call.resource) for call in here.api.calls}
+        assert here.api.refused == []
+        allowed = {(right.verb, right.group, right.resource) for right in RIGHTS}
+        assert made == allowed - {("get", "apps", "statefulsets")}
+        assert {call.name for call in here.api.calls if call.resource == "leases"} <= {"", LEASE_NAME}
+        record_property("figures", f"{load.done} requests answered, {len(lost)} lost, all of them with {second}")
 
 
 @pytest.mark.soak  # seven kills, each with a restart: eight minutes and more
 @pytest.mark.timeout(1200)
-def test_a_guard_that_is_killed_at_each_step_is_followed_by_one_that_ends_it(record_property: Record) -> None:
+async def test_a_guard_that_is_killed_at_each_step_is_followed_by_one_that_ends_it(record_property: Record) -> None:
     """No pod stays drained, none is evicted twice for one restart, no request is lost."""
-
-    async def act() -> None:
-        async with scene() as here:
-            guard = await here.guard()
-            load = Clients(here.fleet, count=3, tokens=4, pause_s=0.5)
-            ends = {}
-            for step in ("lock", "drain", "idle", "stop", "start", "ready", "probation"):
-                pod = min(here.fleet.endpoints(), key=lambda name: int(name.rpartition("-")[2]))
-                before = closed(guard.journal())
-                if step in SLOW and step != "start":
-                    here.api.troubles.append(Trouble(*SLOW[step], wait_s=4.0))
+    async with scene() as here:
+        guard = await here.guard()
+        load = Clients(here.fleet, count=3, tokens=4, pause_s=0.5)
+        ends = {}
+        for step in ("lock", "drain", "idle", "stop", "start", "ready", "probation"):
+            pod = min(here.fleet.endpoints(), key=lambda name: int(name.rpartition("-")[2]))
+            before = closed(guard.journal())
+            if step in SLOW and step != "start":
+                here.api.troubles.append(Trouble(*SLOW[step], wait_s=4.0))
+            code, printed = await guard.ctl("restart", f"llm/{pod}", "--yes")
+            while "BudgetSpent" in printed:
+                await asyncio.sleep(5)
                 code, printed = await guard.ctl("restart", f"llm/{pod}", "--yes")
-                while "BudgetSpent" in printed:
-                    await asyncio.sleep(5)
-                    code, printed = await guard.ctl("restart", f"llm/{pod}", "--yes")
-                assert code == 0, printed
-                if step == "start":
-                    await guard.until(lambda entries: begun(entries, "idle"), RESTART_S)
-                    here.api.troubles.append(Trouble(*SLOW[step], wait_s=4.0))
-                await guard.until(lambda entries, step=step: begun(entries, step), RESTART_S)  # type: ignore[misc]
-                await guard.kill()
-                if step in ("idle", "stop", "ready"):  # its node is gone: the next one knows what stands beside the Lease
-                    shutil.rmtree(guard.folder / "state")
-                await guard.start()
-                entries = await guard.until(lambda entries, before=before: closed(entries) > before, RESTART_S)  # type: ignore[misc]
-                ends[step] = [one.fields["end"] for one in entries if one.kind == CLOSED][-1]
-                await here.fleet.until_ready(3)
-                await here.sees_all(guard)
-            assert ends == {"lock": "undone", "drain": "undone", "idle": "undone"} | dict.fromkeys(
-                ("stop", "start", "ready", "probation"), "done"
-            ), told(guard.journal())
-            assert [lost for lost in await load.end() if lost.pod] == [], guard.log()
-            evicted = [call.name for call in here.api.calls if call.resource == "pods/eviction"]
-            assert len(evicted) == len(set(evicted)) == 4
-            assert here.api.refused == []
-            record_property("figures", f"{load.done} requests, none lost; {ends}")
-
-    run(act())
+            assert code == 0, printed
+            if step == "start":
+                await guard.until(lambda entries: begun(entries, "idle"), RESTART_S)
+                here.api.troubles.append(Trouble(*SLOW[step], wait_s=4.0))
+            await guard.until(lambda entries, step=step: begun(entries, step), RESTART_S)  # type: ignore[misc]
+            await guard.kill()
+            if step in ("idle", "stop", "ready"):  # its node is gone: the next one knows what stands beside the Lease
+                shutil.rmtree(guard.folder / "state")
+            await guard.start()
+            entries = await guard.until(lambda entries, before=before: closed(entries) > before, RESTART_S)  # type: ignore[misc]
+            ends[step] = [one.fields["end"] for one in entries if one.kind == CLOSED][-1]
+            await here.fleet.until_ready(3)
+            await here.sees_all(guard)
+        assert ends == {"lock": "undone", "drain": "undone", "idle": "undone"} | dict.fromkeys(
+            ("stop", "start", "ready", "probation"), "done"
+        ), told(guard.journal())
+        assert [lost for lost in await load.end() if lost.pod] == [], guard.log()
+        evicted = [call.name for call in here.api.calls if call.resource == "pods/eviction"]
+        assert len(evicted) == len(set(evicted)) == 4
+        assert here.api.refused == []
+        record_property("figures", f"{load.done} requests, none lost; {ends}")
 
 
 @pytest.mark.timeout(900)
-def test_two_guards_on_one_lease(record_property: Record) -> None:
+async def test_two_guards_on_one_lease(record_property: Record) -> None:
     """A wedged pod is evicted once; two restarts asked for at once are done one after the other or not at all."""
-
-    async def act() -> None:
-        async with scene() as here:
-            one, two = await here.guard("one"), await here.guard("two")
-            first, second, third = sorted(here.fleet.endpoints())
-            await asyncio.gather(*(guard.ctl("restart", f"llm/{pod}", "--yes") for guard, pod in ((one, first), (two, second))))
-            for guard in (one, two):
-                await guard.until(lambda entries: closed(entries) == len([e for e in entries if e.kind == "opened"]), RESTART_S)
-            spans = [
-                (entry.at, entry.kind == INTENT) for guard in (one, two) for entry in guard.journal()
-                if (entry.kind == INTENT and entry.step == "stop") or (entry.kind == OUTCOME and entry.step == "ready")
-            ]  # fmt: skip
-            away = 0
-            for _, is_stop in sorted(spans):
-                away += 1 if is_stop else -1
-                assert away <= 1, "two were out at once"
-            await here.fleet.until_ready(3)
-            load = Clients(here.fleet, count=3, tokens=4, pause_s=0.2)
-            await here.fleet.fault(third, "wedge")
-            end_s = time.monotonic() + RESTART_S
-            while third in here.fleet.endpoints() or len(here.fleet.endpoints()) < 3:
-                assert time.monotonic() < end_s, one.log() + two.log()
-                await asyncio.sleep(0.5)
-            evictions = [call.name for call in here.api.calls if call.resource == "pods/eviction"]
-            assert evictions.count(third) == 1
-            assert len(evictions) == len(set(evictions))
-            assert {lost.pod for lost in await load.end()} <= {third}
-            record_property("figures", f"evicted, each once: {evictions}")
-
-    run(act())
+    async with scene() as here:
+        one, two = await here.guard("one"), await here.guard("two")
+        first, second, third = sorted(here.fleet.endpoints())
+        await asyncio.gather(*(guard.ctl("restart", f"llm/{pod}", "--yes") for guard, pod in ((one, first), (two, second))))
+        for guard in (one, two):
+            await guard.until(lambda entries: closed(entries) == len([e for e in entries if e.kind == "opened"]), RESTART_S)
+        spans = [
+            (entry.at, entry.kind == INTENT) for guard in (one, two) for entry in guard.journal()
+            if (entry.kind == INTENT and entry.step == "stop") or (entry.kind == OUTCOME and entry.step == "ready")
+        ]  # fmt: skip
+        away = 0
+        for _, is_stop in sorted(spans):
+            away += 1 if is_stop else -1
+            assert away <= 1, "two were out at once"
+        await here.fleet.until_ready(3)
+        load = Clients(here.fleet, count=3, tokens=4, pause_s=0.2)
+        await here.fleet.fault(third, "wedge")
+        end_s = time.monotonic() + RESTART_S
+        while third in here.fleet.endpoints() or len(here.fleet.endpoints()) < 3:
+            assert time.monotonic() < end_s, one.log() + two.log()
+            await asyncio.sleep(0.5)
+        evictions = [call.name for call in here.api.calls if call.resource == "pods/eviction"]
+        assert evictions.count(third) == 1
+        assert len(evictions) == len(set(evictions))
+        assert {lost.pod for lost in await load.end()} <= {third}
+        record_property("figures", f"evicted, each once: {evictions}")

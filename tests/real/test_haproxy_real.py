@@ -109,129 +109,105 @@ def _installed() -> None:
     need("haproxy", "haproxy")
 
 
-def test_a_server_is_drained_under_load_and_put_back() -> None:
+async def test_a_server_is_drained_under_load_and_put_back() -> None:
     """Its connections go to 0 while the other serves everything; no request fails, and it is read back each time."""
-
-    async def scene() -> None:
-        async with farm() as (proxy, one, two):
-            balancer = HAProxy(proxy.socket, (ServerLine("farm", "a"),))
-            load = Load(proxy.port)
-            await until(lambda: one.served > 50 and two.served > 50)
-            assert await balancer.is_out() is False
-            assert (await balancer.connections() or 0) > 0
-            taken = await balancer.take_out()
-            assert (taken.is_done, taken.facts["already"]) == (True, False)
-            assert await balancer.is_out() is True
-            await until(lambda: is_zero(balancer))
-            assert one.now == 0
-            assert await served_in(one, 1.0) == 0
-            assert await served_in(two, 0.5) > 0
-            again = await balancer.take_out()
-            assert (again.is_done, again.facts["already"]) == (True, True)
-            assert (await balancer.put_back()).is_done is True
-            assert await balancer.is_out() is False
-            assert await served_in(one, 1.0) > 0
-            assert (await balancer.put_back()).is_done is True
-            assert await load.end() == []
-            print(f"{len(load.told)} requests, none failed")
-
-    run(scene())
+    async with farm() as (proxy, one, two):
+        balancer = HAProxy(proxy.socket, (ServerLine("farm", "a"),))
+        load = Load(proxy.port)
+        await until(lambda: one.served > 50 and two.served > 50)
+        assert await balancer.is_out() is False
+        assert (await balancer.connections() or 0) > 0
+        taken = await balancer.take_out()
+        assert (taken.is_done, taken.facts["already"]) == (True, False)
+        assert await balancer.is_out() is True
+        await until(lambda: is_zero(balancer))
+        assert one.now == 0
+        assert await served_in(one, 1.0) == 0
+        assert await served_in(two, 0.5) > 0
+        again = await balancer.take_out()
+        assert (again.is_done, again.facts["already"]) == (True, True)
+        assert (await balancer.put_back()).is_done is True
+        assert await balancer.is_out() is False
+        assert await served_in(one, 1.0) > 0
+        assert (await balancer.put_back()).is_done is True
+        assert await load.end() == []
+        print(f"{len(load.told)} requests, none failed")
 
 
 async def is_zero(balancer: HAProxy) -> bool:
     return await balancer.connections() == 0
 
 
-def test_a_reload_forgets_and_is_noticed() -> None:
+async def test_a_reload_forgets_and_is_noticed() -> None:
     """Read back it is in again, taken out again it stays out, and no request fails meanwhile."""
-
-    async def scene() -> None:
-        async with farm() as (proxy, one, two):
-            balancer = HAProxy(proxy.socket, (ServerLine("farm", "a"),))
-            load = Load(proxy.port)
-            assert (await balancer.take_out()).is_done is True
-            await proxy.reload()
-            assert await balancer.is_out() is False
-            assert (await balancer.take_out()).is_done is True
-            assert await balancer.is_out() is True
-            await until(lambda: one.now == 0)
-            assert await served_in(one, 1.0) == 0
-            assert await served_in(two, 0.5) > 0
-            assert (await balancer.put_back()).is_done is True
-            assert await load.end() == []
-
-    run(scene())
+    async with farm() as (proxy, one, two):
+        balancer = HAProxy(proxy.socket, (ServerLine("farm", "a"),))
+        load = Load(proxy.port)
+        assert (await balancer.take_out()).is_done is True
+        await proxy.reload()
+        assert await balancer.is_out() is False
+        assert (await balancer.take_out()).is_done is True
+        assert await balancer.is_out() is True
+        await until(lambda: one.now == 0)
+        assert await served_in(one, 1.0) == 0
+        assert await served_in(two, 0.5) > 0
+        assert (await balancer.put_back()).is_done is True
+        assert await load.end() == []
 
 
-def test_the_last_one_stays_in() -> None:
+async def test_the_last_one_stays_in() -> None:
     """Refused where nobody else is up, also in the second backend of two; done where that was allowed."""
-
-    async def scene() -> None:
-        async with farm() as (proxy, _, _):
-            first = HAProxy(proxy.socket, (ServerLine("farm", "a"), ServerLine("other", "a")))
-            assert (await HAProxy(proxy.socket, (ServerLine("other", "b"),)).take_out()).is_done is True
-            refused = await first.take_out()
-            assert (refused.is_done, refused.facts["last"]) == (False, True)
-            assert await HAProxy(proxy.socket, (ServerLine("farm", "a"),)).is_out() is False, "nothing was begun"
-            allowed = HAProxy(proxy.socket, (ServerLine("farm", "a"), ServerLine("other", "a")), may_be_last=True)
-            assert (await allowed.take_out()).is_done is True
-            assert await allowed.is_out() is True
-
-    run(scene())
+    async with farm() as (proxy, _, _):
+        first = HAProxy(proxy.socket, (ServerLine("farm", "a"), ServerLine("other", "a")))
+        assert (await HAProxy(proxy.socket, (ServerLine("other", "b"),)).take_out()).is_done is True
+        refused = await first.take_out()
+        assert (refused.is_done, refused.facts["last"]) == (False, True)
+        assert await HAProxy(proxy.socket, (ServerLine("farm", "a"),)).is_out() is False, "nothing was begun"
+        allowed = HAProxy(proxy.socket, (ServerLine("farm", "a"), ServerLine("other", "a")), may_be_last=True)
+        assert (await allowed.take_out()).is_done is True
+        assert await allowed.is_out() is True
 
 
 @pytest.mark.parametrize("words", ["set server farm/a state maint", "disable server farm/a"])
-def test_what_an_operator_keeps_in_maintenance_stays_there(words: str) -> None:
+async def test_what_an_operator_keeps_in_maintenance_stays_there(words: str) -> None:
     """Taking it out is refused, and putting back does not end it; also when the maintenance came while we drained."""
-
-    async def scene() -> None:
-        async with farm() as (proxy, one, _):
-            balancer = HAProxy(proxy.socket, (ServerLine("farm", "a"),))
-            for is_ours_first in (False, True):
-                if is_ours_first:
-                    assert (await balancer.take_out()).is_done is True
-                assert (await answered(proxy.socket, words)).strip() == ""
-                taken = await balancer.take_out()
-                assert (taken.is_done, taken.facts["maint"]) == (False, True)
-                back = await balancer.put_back()
-                assert (back.is_done, back.facts["maint"]) == (True, True)
-                assert await balancer.is_out() is True
-                assert (await answered(proxy.socket, "set server farm/a state ready")).strip() == ""
-                assert await balancer.is_out() is False
-            assert one.now == 0
-
-    run(scene())
+    async with farm() as (proxy, one, _):
+        balancer = HAProxy(proxy.socket, (ServerLine("farm", "a"),))
+        for is_ours_first in (False, True):
+            if is_ours_first:
+                assert (await balancer.take_out()).is_done is True
+            assert (await answered(proxy.socket, words)).strip() == ""
+            taken = await balancer.take_out()
+            assert (taken.is_done, taken.facts["maint"]) == (False, True)
+            back = await balancer.put_back()
+            assert (back.is_done, back.facts["maint"]) == (True, True)
+            assert await balancer.is_out() is True
+            assert (await answered(proxy.socket, "set server farm/a state ready")).strip() == ""
+            assert await balancer.is_out() is False
+        assert one.now == 0
 
 
-def test_what_haproxy_refuses_is_said_in_its_words() -> None:
+async def test_what_haproxy_refuses_is_said_in_its_words() -> None:
     """A socket that may not change anything, a server and a backend that are not there, nobody there."""
-
-    async def scene() -> None:
-        async with farm(level="operator") as (proxy, _, _):
-            told = await HAProxy(proxy.socket, (ServerLine("farm", "a"),)).take_out()
-            assert told.is_done is False
-            assert "ermission" in told.message
-            for place in (ServerLine("farm", "z"), ServerLine("nowhere", "a")):
-                missing = HAProxy(proxy.socket, (place,))
-                assert (await missing.take_out()).is_done is False
-                assert await missing.is_out() is None
-                assert await missing.connections() is None
-            Path(proxy.socket).unlink()
-            gone = HAProxy(proxy.socket, (ServerLine("farm", "a"),))
-            assert (await gone.take_out()).is_done is False
-            assert await gone.is_out() is None
-
-    run(scene())
+    async with farm(level="operator") as (proxy, _, _):
+        told = await HAProxy(proxy.socket, (ServerLine("farm", "a"),)).take_out()
+        assert told.is_done is False
+        assert "ermission" in told.message
+        for place in (ServerLine("farm", "z"), ServerLine("nowhere", "a")):
+            missing = HAProxy(proxy.socket, (place,))
+            assert (await missing.take_out()).is_done is False
+            assert await missing.is_out() is None
+            assert await missing.connections() is None
+        Path(proxy.socket).unlink()
+        gone = HAProxy(proxy.socket, (ServerLine("farm", "a"),))
+        assert (await gone.take_out()).is_done is False
+        assert await gone.is_out() is None
 
 
-def test_what_a_draining_engine_refuses_is_tried_elsewhere() -> None:
+async def test_what_a_draining_engine_refuses_is_tried_elsewhere() -> None:
     """As the page says: with retry-on 503 and redispatch no client sees the 503 of the gate's second phase."""
-
-    async def scene() -> None:
-        async with farm(backend="other") as (proxy, one, two):
-            one.is_refusing = True
-            load = Load(proxy.port)
-            await until(lambda: one.served > 50 and two.served > 50)
-            assert await load.end() == []
-
-    run(scene())
+    async with farm(backend="other") as (proxy, one, two):
+        one.is_refusing = True
+        load = Load(proxy.port)
+        await until(lambda: one.served > 50 and two.served > 50)
+        assert await load.end() == []

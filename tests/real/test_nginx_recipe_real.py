@@ -113,68 +113,56 @@ def _installed() -> None:
     need("curl", "curl")
 
 
-def test_a_server_is_taken_out_and_put_back_under_load() -> None:
+async def test_a_server_is_taken_out_and_put_back_under_load() -> None:
     """Read back from the running workers; the other serves everything meanwhile, and no request of 20 clients fails."""
-
-    async def scene() -> None:
-        async with farm() as (nginx, one, two):
-            balancer = nginx.balancer("a")
-            load = Load(nginx.port)
-            await until(lambda: one.served > 50 and two.served > 50)
+    async with farm() as (nginx, one, two):
+        balancer = nginx.balancer("a")
+        load = Load(nginx.port)
+        await until(lambda: one.served > 50 and two.served > 50)
+        assert await balancer.is_out() is False
+        for _ in range(3):
+            taken = await balancer.take_out()
+            assert taken.is_done is True, taken
+            assert await balancer.is_out() is True
+            assert await balancer.connections() is None
+            await until(lambda: one.now == 0)
+            assert await served_in(one, 0.7) == 0
+            assert await served_in(two, 0.3) > 0
+            again = await balancer.take_out()
+            assert (again.is_done, again.message) == (True, "it was out already")
+            back = await balancer.put_back()
+            assert back.is_done is True, back
             assert await balancer.is_out() is False
-            for _ in range(3):
-                taken = await balancer.take_out()
-                assert taken.is_done is True, taken
-                assert await balancer.is_out() is True
-                assert await balancer.connections() is None
-                await until(lambda: one.now == 0)
-                assert await served_in(one, 0.7) == 0
-                assert await served_in(two, 0.3) > 0
-                again = await balancer.take_out()
-                assert (again.is_done, again.message) == (True, "it was out already")
-                back = await balancer.put_back()
-                assert back.is_done is True, back
-                assert await balancer.is_out() is False
-                assert await served_in(one, 0.7) > 0
-            assert await load.end() == []
-            print(f"{len(load.told)} requests, none failed")
-
-    run(scene())
+            assert await served_in(one, 0.7) > 0
+        assert await load.end() == []
+        print(f"{len(load.told)} requests, none failed")
 
 
-def test_the_last_one_a_stranger_and_a_broken_configuration_are_refused() -> None:
+async def test_the_last_one_a_stranger_and_a_broken_configuration_are_refused() -> None:
     """Not done, with the reason; the file is as it was."""
-
-    async def scene() -> None:
-        async with farm() as (nginx, _, _):
-            assert (await nginx.balancer("a").take_out()).is_done is True
-            last = await nginx.balancer("b").take_out()
-            assert (last.is_done, last.message) == (False, "exit code 1: nobody else is in: it stays in")
-            for name in ("c", ".", "a; reboot", "a|b", ""):
-                assert (await nginx.balancer(name).take_out()).is_done is False, name
-            before = nginx.upstream.read_text(encoding="utf-8")
-            whole = nginx.main.read_text(encoding="utf-8")
-            nginx.main.write_text(whole + "nonsense;", encoding="utf-8")
-            broken = await nginx.balancer("a").put_back()
-            assert broken.is_done is False
-            assert "as it was" in broken.message
-            assert nginx.upstream.read_text(encoding="utf-8") == before
-            nginx.main.write_text(whole, encoding="utf-8")
-            assert (await nginx.balancer("a").put_back()).is_done is True
-
-    run(scene())
+    async with farm() as (nginx, _, _):
+        assert (await nginx.balancer("a").take_out()).is_done is True
+        last = await nginx.balancer("b").take_out()
+        assert (last.is_done, last.message) == (False, "exit code 1: nobody else is in: it stays in")
+        for name in ("c", ".", "a; reboot", "a|b", ""):
+            assert (await nginx.balancer(name).take_out()).is_done is False, name
+        before = nginx.upstream.read_text(encoding="utf-8")
+        whole = nginx.main.read_text(encoding="utf-8")
+        nginx.main.write_text(whole + "nonsense;", encoding="utf-8")
+        broken = await nginx.balancer("a").put_back()
+        assert broken.is_done is False
+        assert "as it was" in broken.message
+        assert nginx.upstream.read_text(encoding="utf-8") == before
+        nginx.main.write_text(whole, encoding="utf-8")
+        assert (await nginx.balancer("a").put_back()).is_done is True
 
 
-def test_a_file_that_nginx_has_not_read_is_not_out() -> None:
+async def test_a_file_that_nginx_has_not_read_is_not_out() -> None:
     """What stands in the file alone proves nothing: the running workers are asked."""
-
-    async def scene() -> None:
-        async with farm() as (nginx, _, _):
-            text = nginx.upstream.read_text(encoding="utf-8")
-            changed = re.sub(r"; # a", " down; # a", text).replace('default "0"', 'default "1"')
-            nginx.upstream.write_text(changed, encoding="utf-8")
-            assert await nginx.balancer("a").is_out() is None
-            assert (await nginx.balancer("a").take_out()).is_done is True
-            assert await nginx.balancer("a").is_out() is True
-
-    run(scene())
+    async with farm() as (nginx, _, _):
+        text = nginx.upstream.read_text(encoding="utf-8")
+        changed = re.sub(r"; # a", " down; # a", text).replace('default "0"', 'default "1"')
+        nginx.upstream.write_text(changed, encoding="utf-8")
+        assert await nginx.balancer("a").is_out() is None
+        assert (await nginx.balancer("a").take_out()).is_done is True
+        assert await nginx.balancer("a").is_out() is True

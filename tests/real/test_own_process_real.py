@@ -89,7 +89,7 @@ async def evidence_of(engine: OwnProcess, port: int, folder: Path) -> Path:
 
 @pytest.mark.soak  # minutes on two cores
 @pytest.mark.timeout(900)  # two starts of the engine, on cores that may be busy
-def test_started_stopped_lost_and_found(tmp_path: Path, keepers: list[subprocess.Popen[bytes]]) -> None:
+async def test_started_stopped_lost_and_found(tmp_path: Path, keepers: list[subprocess.Popen[bytes]]) -> None:
     """A guard starts it and is killed; the next one adopts it and stops it amid a stream, which ends whole; then once more."""
     need_vllm()
     port = free_port()
@@ -102,31 +102,27 @@ def test_started_stopped_lost_and_found(tmp_path: Path, keepers: list[subprocess
         keep(keepers, int(said.rsplit(maxsplit=1)[1]), tmp_path)
         time.sleep(15.0)  # amid the start
         starter.kill()
+    engine = own_engine(tmp_path, port)
+    assert await engine.is_running() is True, "adopted"
+    assert (await engine.start()).is_done is False, "there is one already"
+    await ready(engine, port, tmp_path)
+    told, outcome, pids = await stopped_amid_a_stream(engine, port)
+    assert is_finished(told), told.body[-300:]
+    assert outcome.is_done, outcome
+    assert (outcome.facts["how"], outcome.facts["left"]) == ("term", 0), outcome
+    assert len(pids) >= 3
+    assert not [pid for pid in pids if is_alive(pid)]
 
-    async def act() -> None:
-        engine = own_engine(tmp_path, port)
-        assert await engine.is_running() is True, "adopted"
-        assert (await engine.start()).is_done is False, "there is one already"
-        await ready(engine, port, tmp_path)
-        told, outcome, pids = await stopped_amid_a_stream(engine, port)
-        assert is_finished(told), told.body[-300:]
-        assert outcome.is_done, outcome
-        assert (outcome.facts["how"], outcome.facts["left"]) == ("term", 0), outcome
-        assert len(pids) >= 3
-        assert not [pid for pid in pids if is_alive(pid)]
-
-        again = await engine.start()
-        assert again.is_done, again
-        keep(keepers, int(again.facts["pid"]), tmp_path)
-        await ready(engine, port, tmp_path)
-        folder = await evidence_of(engine, port, tmp_path)
-        assert "EngineCore" in (folder / "engine.log").read_text()
-        assert "vllm:num_requests_running" in (folder / "metrics.txt").read_text()
-        assert (folder / "processes.txt").read_text().count("=== pid") >= 3
-        told, outcome, pids = await stopped_amid_a_stream(engine, port)
-        assert is_finished(told), told.body[-300:]
-        assert outcome.facts["exit_code"] == 0, outcome
-        assert not [pid for pid in pids if is_alive(pid)]
-        print(outcome, dict(outcome.facts), (folder / "CONTENTS.txt").read_text(), sep="\n")
-
-    asyncio.run(act())
+    again = await engine.start()
+    assert again.is_done, again
+    keep(keepers, int(again.facts["pid"]), tmp_path)
+    await ready(engine, port, tmp_path)
+    folder = await evidence_of(engine, port, tmp_path)
+    assert "EngineCore" in (folder / "engine.log").read_text()
+    assert "vllm:num_requests_running" in (folder / "metrics.txt").read_text()
+    assert (folder / "processes.txt").read_text().count("=== pid") >= 3
+    told, outcome, pids = await stopped_amid_a_stream(engine, port)
+    assert is_finished(told), told.body[-300:]
+    assert outcome.facts["exit_code"] == 0, outcome
+    assert not [pid for pid in pids if is_alive(pid)]
+    print(outcome, dict(outcome.facts), (folder / "CONTENTS.txt").read_text(), sep="\n")

@@ -59,54 +59,46 @@ def test_a_thousand_rounds_with_holders_that_are_stopped_and_killed(
     record_property("figures", play(places[0], 1_000, seed=11))
 
 
-def test_without_etcd_both_stand_back(places: tuple[Places, Etcd]) -> None:
+async def test_without_etcd_both_stand_back(places: tuple[Places, Etcd]) -> None:
     """Each says so to whoever asked, nothing reaches a gate or the balancer, and with etcd back both act again."""
-
-    async def story() -> None:
-        where, etcd = places
-        async with scene(where, has_front=False) as here:
-            for hand in here.hands.values():
-                await hand.until_done("drain", "a")
-                await hand.until_done("undrain", "a")
-            await asyncio.to_thread(etcd.kill)
-            before = len(here.world.deeds)
-            for hand in here.hands.values():
-                for engine in ENGINES:
-                    told = await hand.ask("drain", engine)
-                    assert told.status == 409, told
-                    assert told.json()["reason"] == "NotDone"
-                    assert "etcd cannot be reached" in told.json()["says"]
-                await until(lambda log=hand.guard.log: SAYS in log())  # type: ignore[misc]
-            assert len(here.world.deeds) == before
-            await asyncio.to_thread(etcd.start)
-            for hand in here.hands.values():
-                await hand.until_done("drain", "b")
-                await hand.until_done("undrain", "b")
-            assert len(here.world.deeds) > before
-
-    asyncio.run(story())
+    where, etcd = places
+    async with scene(where, has_front=False) as here:
+        for hand in here.hands.values():
+            await hand.until_done("drain", "a")
+            await hand.until_done("undrain", "a")
+        await asyncio.to_thread(etcd.kill)
+        before = len(here.world.deeds)
+        for hand in here.hands.values():
+            for engine in ENGINES:
+                told = await hand.ask("drain", engine)
+                assert told.status == 409, told
+                assert told.json()["reason"] == "NotDone"
+                assert "etcd cannot be reached" in told.json()["says"]
+            await until(lambda log=hand.guard.log: SAYS in log())  # type: ignore[misc]
+        assert len(here.world.deeds) == before
+        await asyncio.to_thread(etcd.start)
+        for hand in here.hands.values():
+            await hand.until_done("drain", "b")
+            await hand.until_done("undrain", "b")
+        assert len(here.world.deeds) > before
 
 
-def test_a_take_out_that_comes_late_is_taken_back(places: tuple[Places, Etcd]) -> None:
+async def test_a_take_out_that_comes_late_is_taken_back(places: tuple[Places, Etcd]) -> None:
     """A balancer knows no epochs: it takes an engine out for a guard that was overtaken. That guard puts it back."""
-
-    async def story() -> None:
-        async with scene(places[0], hook_fences=False) as here:
-            one, two = here.hands["one"], here.hands["two"]
-            for hand in (one, two):
-                await hand.until_done("drain", "a")
-                await hand.until_done("undrain", "a")
-            trap = Trap("one", "hook", "take-out", lambda: pause(one.guard.pid), keeps_back=True)
-            here.world.trap = trap
-            asking = asyncio.create_task(one.ask("drain", "a"))
-            await trap.sprung.wait()
-            await two.until_done("drain", "a")
-            await two.until_done("undrain", "a")
-            here.world.trap = None
-            trap.let_go()
-            os.kill(one.guard.pid, signal.SIGCONT)
-            assert (await asking).status == 409
-            await until(lambda: not here.world.out["a"])
-            assert (await here.gate_state("a"))["phase"] == "serving"
-
-    asyncio.run(story())
+    async with scene(places[0], hook_fences=False) as here:
+        one, two = here.hands["one"], here.hands["two"]
+        for hand in (one, two):
+            await hand.until_done("drain", "a")
+            await hand.until_done("undrain", "a")
+        trap = Trap("one", "hook", "take-out", lambda: pause(one.guard.pid), keeps_back=True)
+        here.world.trap = trap
+        asking = asyncio.create_task(one.ask("drain", "a"))
+        await trap.sprung.wait()
+        await two.until_done("drain", "a")
+        await two.until_done("undrain", "a")
+        here.world.trap = None
+        trap.let_go()
+        os.kill(one.guard.pid, signal.SIGCONT)
+        assert (await asking).status == 409
+        await until(lambda: not here.world.out["a"])
+        assert (await here.gate_state("a"))["phase"] == "serving"
