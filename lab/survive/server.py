@@ -24,17 +24,9 @@ SAMPLE = re.compile(r"^([a-z_:]+)(?:\{[^}]*\})? ([0-9.e+-]+|NaN|[+-]Inf)$", re.M
 
 
 class SurviveServer(EngineServer):
-    """One server of this model; `is_armed` says whether PLIMSOLL_SURVIVE is set."""
+    """One server of this model, with containment armed."""
 
-    def __init__(
-        self,
-        folder: Path,
-        model: Path,
-        flags: Sequence[str] = (),
-        *,
-        is_armed: bool = True,
-        env: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, model: Path, flags: Sequence[str] = (), *, env: Mapping[str, str] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.faults_file = folder / "faults.json"
         site = plugin_site(folder / "site")
@@ -45,9 +37,8 @@ class SurviveServer(EngineServer):
             "PLIMSOLL_DIR": str(folder / "run"),
             "PLIMSOLL_SURVIVE_STORM": "0",
             "PLIMSOLL_TOKEN": TOKEN,
+            "PLIMSOLL_SURVIVE": "1",
         }
-        if is_armed:
-            own["PLIMSOLL_SURVIVE"] = "1"
         own_flags = ["--load-format", "auto", "--middleware", "plimsoll.inside.Gate"]
         super().__init__([*own_flags, *flags], {**own, **(env or {})}, log_path=folder / "vllm.log")
         self.command[2] = str(model)

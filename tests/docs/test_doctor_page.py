@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from benchmarks.doctor_accuracy import LOGS, of_others, of_ours, table
-from plimsoll.cli.main import main
 from plimsoll.doctor.read.text import read_log
 from plimsoll.findings import Code
 from plimsoll.vllm.failure_texts import TEXTS
@@ -18,30 +14,7 @@ from tests.doctor.labelled import labelled
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
-SHOWN = [
-    (page, words, output)
-    for page in ("docs/doctor.md",)
-    for words, output in re.findall(
-        r"```console\n\$ plimsoll (doctor [^\n]*)\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL
-    )
-]
 PROMISED_CODES = 28
-
-
-@pytest.mark.parametrize(("page", "words", "output"), SHOWN, ids=[f"{page}-{n}" for n, (page, _, _) in enumerate(SHOWN)])
-def test_the_shown_output_is_true(
-    page: str, words: str, output: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each shown run prints what is shown, to the letter."""
-    monkeypatch.chdir(ROOT)
-    assert main(shlex.split(words)) == 1, page
-    assert capsys.readouterr().out == output
-
-
-def test_something_is_shown() -> None:
-    """The page shows a log and a snapshot."""
-    assert {page for page, _, _ in SHOWN} == {"docs/doctor.md"}
-    assert any(".pickle" in words for _, words, _ in SHOWN)
 
 
 def _written() -> list[str]:

@@ -73,8 +73,8 @@ def test_each_of_its_two_rules_is_one_mark(reading: Reading, marks: int) -> None
     assert reading.marks == marks
 
 
-def test_three_marks_in_the_window_are_enough() -> None:
-    """Whichever rule they come from; a mark of 300 s ago does not count."""
+def test_three_marks_in_the_window_are_enough_and_an_error_is_none() -> None:
+    """Whichever rule they come from; one of 300 s ago does not count, and an engine that does not answer is never restarted."""
     marks = Marks()
     assert not marks.see(FULL, 0.0)
     assert not marks.see(QUEUE, 30.0)
@@ -89,9 +89,6 @@ def test_three_marks_in_the_window_are_enough() -> None:
     assert not marks.see(FULL, 300.0)
     assert marks.see(FULL, 329.0)
 
-
-def test_on_an_error_nothing_happens() -> None:
-    """No mark, no restart; an engine that does not answer is an error at every turn, and never restarted."""
     machine = Machine(FULL, OSError("refused"), ValueError("no page"), FULL, TimeoutError(), FULL)
     sidecar = machine.sidecar()
     for _ in range(5):
@@ -108,7 +105,7 @@ def test_on_an_error_nothing_happens() -> None:
 
 
 def test_it_looks_every_30_s_and_waits_for_running_to_be_0() -> None:
-    """After a restart its marks are forgotten, so the next one needs three more."""
+    """After a restart its marks are forgotten; a scale divides every time alike."""
     machine = Machine()
     sidecar = machine.sidecar()
     for _ in range(4):
@@ -128,6 +125,13 @@ def test_it_looks_every_30_s_and_waits_for_running_to_be_0() -> None:
     sidecar.turn()
     assert len(machine.restarted_at_s) == 2
 
+    machine = Machine(then=FULL)
+    sidecar = machine.sidecar(scale=10.0)
+    for _ in range(3):
+        sidecar.turn()
+    assert machine.restarted_at_s == [pytest.approx(1_012.0, abs=0.2)]
+    assert machine.now_s == pytest.approx(1_015.0, abs=0.2)
+
 
 @pytest.mark.parametrize("while_it_waits", [FULL, OSError("refused")])
 def test_it_waits_60_s_at_most(while_it_waits: Reading | Exception) -> None:
@@ -138,16 +142,6 @@ def test_it_waits_60_s_at_most(while_it_waits: Reading | Exception) -> None:
         sidecar.turn()
     assert machine.restarted_at_s == [1_120.0]
     assert machine.told[-2:] == ["not idle", "restarted"]
-
-
-def test_a_scale_divides_every_time_alike() -> None:
-    """So that a scaled run decides as the real one would."""
-    machine = Machine(then=FULL)
-    sidecar = machine.sidecar(scale=10.0)
-    for _ in range(3):
-        sidecar.turn()
-    assert machine.restarted_at_s == [pytest.approx(1_012.0, abs=0.2)]
-    assert machine.now_s == pytest.approx(1_015.0, abs=0.2)
 
 
 def test_it_reads_the_page_of_a_real_engine() -> None:
@@ -225,8 +219,8 @@ def test_the_engines_are_the_same_whoever_watches(tmp_path: Path) -> None:
     assert len(commands) == 1
 
 
-def test_time_out_of_service_and_wholeness_are_what_the_balancer_and_the_processes_say() -> None:
-    """From the incident on, for good; one that hangs is out until its process is another."""
+def test_figures_of_a_scene_are_what_the_balancer_and_the_processes_say() -> None:
+    """Out of service from the incident on, for good; one that hangs, until its process is another; the rest is unknown."""
     rows = [seen(-5, WITHOUT_C), seen(-1), seen(4), seen(6, WITHOUT_C), seen(8, WITHOUT_C), seen(10, {}), seen(12)]
     assert out_of_service_s(BY_NAME["burst"], rows, FIRST) == {"a": 0.0, "b": 0.0, "c": 4.0}
     assert fewest_in_service(BY_NAME["burst"], rows, FIRST) == 2
@@ -240,9 +234,6 @@ def test_time_out_of_service_and_wholeness_are_what_the_balancer_and_the_process
     assert whole_again_s(burst, [seen(1, under_way=many), seen(2), seen(3, WITHOUT_C), seen(4)], FIRST) == 4
     assert whole_again_s(burst, [seen(1), seen(2, under_way=many)], FIRST) is None
 
-
-def test_what_was_not_measured_is_unknown() -> None:
-    """Peaks of nothing are never 0; what was said before the incident does not count; a restart is another process."""
     assert restarts([seen(1), seen(2, c=7), seen(3, c=7), seen(4, c=8)], FIRST) == {"a": 0, "b": 0, "c": 2}
     words = [Word(-3, "a", "notice", "x"), Word(9, "a", "act", "restart"), Word(5, "b", "notice", "y")]
     assert first_s(words, "notice", "act") == 5

@@ -85,8 +85,8 @@ def rows(tmp_path: Path) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in read_flags(tree)}
 
 
-def test_flags_are_followed_through_functions_and_config_classes(rows: dict[str, dict[str, Any]]) -> None:
-    """Literal arguments, inherited builders and dataclass fields all end in the same kind of row."""
+def test_flags_are_followed_and_what_cannot_be_known_is_left_out(rows: dict[str, dict[str, Any]]) -> None:
+    """Literal arguments, inherited builders and dataclass fields end in the same kind of row; a default is never guessed."""
     assert rows["--port"] == {"name": "--port", "kind": "int", "default": 8000}
     assert rows["--gpu-memory-utilization"] == {
         "name": "--gpu-memory-utilization", "aliases": ["-u"], "kind": "float", "default": 0.92,
@@ -97,25 +97,19 @@ def test_flags_are_followed_through_functions_and_config_classes(rows: dict[str,
     assert (rows["--sizes"]["nargs"], rows["--sizes"]["default"]) == ("+", [])
     assert rows["--uds"]["deprecated"] is True
 
-
-def test_what_cannot_be_known_is_left_out(rows: dict[str, dict[str, Any]]) -> None:
-    """A default that only running the code would tell is absent, never guessed."""
     assert "default" not in rows["--secretly"]
 
 
-def test_reading_runs_nothing(tmp_path: Path) -> None:
-    """A wheel that would do harm when imported does none when read."""
+def test_reading_runs_nothing_and_an_unknown_layout_is_an_error(tmp_path: Path) -> None:
+    """A wheel that would do harm when imported does none; an empty table would look like a release without flags."""
     trap = tmp_path / "trap"
     evil = f"import pathlib\npathlib.Path({str(trap)!r}).touch()\n" + textwrap.dedent(CLI)
     tree = _tree(tmp_path, entrypoints__openai__cli_args=evil, engine__arg_utils=ARGS, config=CONFIG)
     assert read_flags(tree)
     assert not trap.exists()
 
-
-def test_a_release_without_a_parser_is_an_error(tmp_path: Path) -> None:
-    """A layout the reader does not know stops it; an empty table would look like a release without flags."""
     with pytest.raises(LookupError):
-        read_flags(_tree(tmp_path, config=CONFIG))
+        read_flags(_tree(tmp_path / "other", config=CONFIG))
 
 
 def test_metrics_carry_type_labels_and_when_they_show(tmp_path: Path) -> None:
@@ -151,8 +145,8 @@ def test_a_variable_named_anywhere_counts_as_read(tmp_path: Path) -> None:
     assert rows["VLLM_SECRET_SAUCE"]["elsewhere"] is True
 
 
-def test_stretches_break_where_a_fact_changes_or_a_release_lacks_it() -> None:
-    """A row that changes, or goes and comes back, gets a stretch of its own."""
+def test_stretches_break_where_a_fact_changes() -> None:
+    """A row that changes, or goes and comes back, gets a stretch of its own; the file has one row a line."""
     one, two = {"name": "--a", "default": 1}, {"name": "--a", "default": 2}
     table = spans({"0.1": [one], "0.2": [one], "0.3": [two], "0.4": [], "0.5": [two]}, ("name",))
     assert table["--a"] == [
@@ -161,9 +155,6 @@ def test_stretches_break_where_a_fact_changes_or_a_release_lacks_it() -> None:
         {"from": "0.5", "to": "0.5", "default": 2},
     ]
 
-
-def test_the_file_has_one_row_a_line() -> None:
-    """A new release is a readable diff."""
     assert (
         as_text({"made_by": "x", "rows": {"a": [1], "b": [2]}}) == '{\n"made_by": "x",\n"rows": {\n"a": [1],\n"b": [2]\n}\n}\n'
     )

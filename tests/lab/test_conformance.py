@@ -14,7 +14,7 @@ from lab.conformance.client import events_of
 from lab.conformance.compare import Allowed, beyond, differences, streams, unused
 from lab.conformance.metrics import difference, families, numbers
 from lab.conformance.phases import end_of, tidied
-from lab.conformance.report import BEGIN, END, block, page
+from lab.conformance.report import BEGIN, END, block
 from lab.conformance.shapes import folded, kind, shape
 from tests.each import each
 
@@ -81,18 +81,14 @@ def test_facts_are_compared(keys: tuple[Any, ...], to: Any, where: str) -> None:
     assert [one.where for one in differences(changed(*keys, to=to), REAL)] == [where]
 
 
-def test_a_case_can_free_a_value_of_its_own() -> None:
-    """How many tokens a text has is the tokenizer's affair; of what kind the count is stays compared."""
+def test_what_may_differ_is_named() -> None:
+    """A case frees a value of its own, a rule takes away what it matches and none is idle, and a race may end either way."""
     real = {"one": ANSWER | {"free": ["prompt_tokens"]}}
     other = copy.deepcopy(real)
     other["one"]["json"]["usage"]["prompt_tokens"] = 9
     assert differences(real, other) == []
     other["one"]["json"]["usage"]["prompt_tokens"] = "9"
     assert len(differences(real, other)) == 1
-
-
-def test_allowed_differences_are_named_and_none_is_idle() -> None:
-    """A rule takes away what it matches, within its band; one that matches nothing is reported."""
     found = differences(REAL, changed("status", to=500))
     rules = (Allowed("main/*/status", "because"), Allowed("nothing/*", "once"))
     assert beyond(found, ()) == found
@@ -102,10 +98,6 @@ def test_allowed_differences_are_named_and_none_is_idle() -> None:
     assert len(differences({"a": {"seconds": 3.0}}, {"a": {"seconds": 300.0}})) == 1
     assert differences({"small": {"at once": {"x": 3.0}}}, {"small": {"at once": {}}}) == []
     assert len(differences({"small": {"at once": {"x": 90.0}}}, {"small": {"at once": {}}})) == 1
-
-
-def test_a_race_may_end_either_way() -> None:
-    """Ends that a race decides agree when both are known; a status that a short moment shows may be missed."""
 
     def ended(how: str) -> dict[str, Any]:
         return {"main": {"sigterm": {"ends": {"stream": how}}}}
@@ -216,13 +208,6 @@ def test_the_table_counts_what_was_compared() -> None:
     assert "| answers to questions |" in made
     assert "- main/requests/GET /version/status: real 200, stand-in 500" in made
     assert "not explained" not in block(real, [], ())
-
-
-def test_the_table_goes_between_its_marks() -> None:
-    """The rest of the page stays; a page without marks is refused."""
-    assert page(f"head\n{BEGIN}\nold\n{END}\ntail", "new") == "head\nnew\ntail"
-    with pytest.raises(SystemExit):
-        page("no place", "new")
 
 
 def test_the_recording_in_the_repository_is_of_these_questions() -> None:

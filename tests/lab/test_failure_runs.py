@@ -17,7 +17,6 @@ from lab.engine.failure_cases import CASES
 from lab.engine.failure_models import BROKEN, safetensors_file
 from lab.engine.record_failures import last_oom_kill, plain_command, within_size
 from lab.gpu import provoke_failures as provoke
-from lab.gpu.models import config_of
 from lab.gpu.snapshot_extension import without_machine_paths
 from lab.gpu.trim_log import trim
 from plimsoll.findings import Code
@@ -49,50 +48,6 @@ def test_every_run_can_be_played(entry: dict[str, Any]) -> None:
     assert entry.get("unless") in {None, *names}
     for command in [*entry.get("ballast", []), *(action for _, action in entry.get("on", []))]:
         assert re.fullmatch(r"(hold|leave) \d+|free", command)
-
-
-def test_names_are_those_of_files() -> None:
-    """No name twice, and none that a file system or an archive would stumble over."""
-    names = [run["name"] for run in PLAN["runs"]]
-    assert len(names) == len(set(names))
-    assert all(re.fullmatch(r"[a-z0-9-]+", name) for name in names)
-
-
-def test_a_model_inherits_what_it_does_not_say() -> None:
-    """A derived configuration is complete and says nothing of where it came from."""
-    four = config_of(PLAN["models"], "llama-4-layers")
-    assert four["num_hidden_layers"] == 4
-    assert four["hidden_size"] == 4096
-    assert "like" not in four
-
-
-def test_an_adapter_needs_far_more_than_is_free() -> None:
-    """It leaves a gap in every row of its slot, so it is copied to the GPU twice, and the first copy exceeds what is left."""
-    entry = next(run for run in PLAN["runs"] if run["name"] == "lora")
-    model, args = PLAN["models"][entry["model"]], entry["args"]
-    rank, (_, outputs) = model["adapter"]["rank"], model["adapter"]["layers"]["lm_head"]
-    config = config_of(PLAN["models"], entry["model"])
-    assert outputs == config["vocab_size"] <= 258048, "the most that vLLM takes with adapters"
-    assert rank < int(args[args.index("--max-lora-rank") + 1]), "no row is filled"
-    tokens = int(args[args.index("--max-num-batched-tokens") + 1])
-    profile_run = 2 * tokens * (3 * config["intermediate_size"] + 6 * config["hidden_size"])
-    assert 2 * rank * outputs > 2 * ((entry["keep_free_mib"] << 20) + profile_run)
-
-
-def test_a_picture_needs_far_more_than_is_free() -> None:
-    """It is one the model takes whole, and a layer of the encoder needs more for it than is free and can be given back."""
-    entry = next(run for run in PLAN["runs"] if run["name"] == "multimodal")
-    config, args = config_of(PLAN["models"], entry["model"]), entry["args"]
-    vision = config["vision_config"]
-    side = next(what["side"] for verb, what in entry["then"] if verb == "load" and "pictures" in what)
-    assert side % (vision["patch_size"] * vision["spatial_merge_size"]) == 0
-    assert side**2 <= 12845056, "the most pixels that its processor leaves as they are"
-    patches = (side // vision["patch_size"]) ** 2
-    assert patches // vision["spatial_merge_size"] ** 2 < int(args[args.index("--max-model-len") + 1])
-    layer = 2 * patches * vision["embed_dim"] * (3 + 2 * vision["mlp_ratio"])
-    tokens = int(args[args.index("--max-num-batched-tokens") + 1])
-    profile_run = 2 * tokens * (3 * config["intermediate_size"] + 6 * config["hidden_size"])
-    assert layer > 4 * ((entry["keep_free_mib"] << 20) + profile_run)
 
 
 def test_only_what_was_asked_for_and_is_not_done() -> None:
@@ -147,8 +102,8 @@ def test_a_gated_import_waits_until_it_is_let_through(tmp_path: Path) -> None:
 CAPTURES = Path(__file__).parents[1] / "captures" / "vllm-0.32.0-failures"
 
 
-def test_a_long_log_keeps_both_ends_and_the_last_kill() -> None:
-    """The line in the middle's place says how much went; of the kernel's words those about who died."""
+def test_long_logs_flags_and_weights_are_written_small() -> None:
+    """Both ends and the last kill of a log stay; a flag is given once; weights are zeros; cases expect known codes."""
     lines = [f"line {number}" for number in range(1000)]
     kept = within_size(lines, limit=900)
     (mark,) = (line for line in kept if line.startswith("[..."))
@@ -162,9 +117,6 @@ def test_a_long_log_keeps_both_ends_and_the_last_kill() -> None:
     assert last_oom_kill("\n".join([*first, "[3] other", *last, "[6] other"])) == "\n".join(last) + "\n"
     assert last_oom_kill("[3] other") == ""
 
-
-def test_a_flag_is_given_once_and_weights_are_a_header_and_zeros() -> None:
-    """The case's own value stays; the offsets cover the values exactly."""
     command = ["vllm", "--load-format", "dummy", "--max-model-len", "2048", "--enforce-eager"]
     assert plain_command([*command, "--max-model-len", "auto"]) == [*command[:3], "--enforce-eager", "--max-model-len", "auto"]
     assert plain_command([*command, "--no-enforce-eager"]) == command[:5]
@@ -174,9 +126,6 @@ def test_a_flag_is_given_once_and_weights_are_a_header_and_zeros() -> None:
     assert header["b"]["data_offsets"] == [24, 40]
     assert len(data) == 8 + length + 40
 
-
-def test_every_case_has_a_name_of_its_own_and_expects_known_codes() -> None:
-    """A code that does not exist could never be found."""
     assert len({case.name for case in CASES}) == len(CASES)
     assert {code for case in CASES for code in case.expect} <= {str(code) for code in Code}
     assert {case.model for case in CASES} - {"tiny", "/models/missing", "acme/kestrel-4b"} <= set(BROKEN)

@@ -19,7 +19,6 @@ from lab.gpu.measure_blocks import LAYOUTS, table
 from lab.gpu.measure_service import all_servers
 from lab.gpu.models import OURS, VISION, config_of, fill_vocabulary, write_adapter, write_picture_files
 from lab.gpu.provoke_failures import HERE
-from lab.gpu.service_bench import total
 from plimsoll.vllm.flags import flags_of
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -98,7 +97,7 @@ VERBS = {"load": 4, "start": 2, "stop": 2, "warm-up": 2, "say": 3}
 
 
 def test_every_step_speaks_of_what_there_is() -> None:
-    """Servers, traffic and models have names that are known; no two loads write the same file."""
+    """Servers, traffic and models have known names, no two loads write one file, and every flag is one of the release there."""
     labels: Counter[str] = Counter()
     for stage in PLAN["stages"].values():
         assert set(all_servers(stage)) <= set(PLAN["servers"])
@@ -113,19 +112,9 @@ def test_every_step_speaks_of_what_there_is() -> None:
     for spec in PLAN["traffic"].values():
         Traffic(**{key: value for key, value in spec.items() if key != "promise"}).arrivals()
 
-
-def test_every_flag_is_one_of_the_release_that_runs_there() -> None:
-    """A start that the parser refuses would cost minutes of a GPU."""
     known = flags_of("0.25.1")
     for spec in PLAN["servers"].values():
         assert [flag for flag in spec["flags"] if flag.startswith("--") and flag not in known] == []
-
-
-def test_the_sum_over_all_rows_of_a_metric() -> None:
-    """Of that metric, not of one that begins like it."""
-    page = 'vllm:num_preemptions_total{engine="0"} 2.0\nvllm:num_preemptions_total{engine="1"} 3.0\nvllm:num_preemptions 9\n'
-    assert total(page, "num_preemptions_total") == 5.0
-    assert total(page, "prompt_tokens_total") == 0.0
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -134,11 +123,3 @@ def test_every_place_is_used_once(layout: str) -> None:
     rows = table(layout, 6, 32)
     assert [len(row) for row in rows] == [32] * 6
     assert sorted(itertools.chain(*rows)) == list(range(6 * 32))
-
-
-def test_layouts_are_what_they_are_called() -> None:
-    """Neighbours lie side by side, a pool's width apart, or anywhere."""
-    steps = {name: [b - a for row in table(name, 6, 32) for a, b in itertools.pairwise(row)] for name in LAYOUTS}
-    assert set(steps["contiguous"]) == {1}
-    assert set(steps["interleaved"]) == {6}
-    assert len(set(steps["shuffled"])) > 50

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.marked import placed
-from lab.page import ANY, CUT, Command, PageError, Told, commands_of, renewed, rewritten, same, swapper, told_of, wrong
+from lab.page import ANY, CUT, Command, PageError, commands_of, renewed, rewritten, same, told_of, wrong
 from lab.run_page import ROOT, NotTrue, run_page
 
 PAGE = """\
@@ -80,8 +80,8 @@ def test_what_cannot_be_read_is_said_with_its_line(page: str, line: str) -> None
         (commands_of(page), told_of(page))
 
 
-def test_what_is_shown_must_be_printed_to_the_letter() -> None:
-    """The line that is not so is named, and so is what was printed in its place; lines too few or too many are not fine."""
+def test_what_is_shown_must_be_printed_but_for_its_cuts() -> None:
+    """To the letter and in order, with the line that is not so; a cut stands for any lines and for nothing else."""
     assert wrong(command("a 1\nb\n"), "a 1\nb\n") is None
     assert wrong(command(""), "") is None
     assert wrong(command("a 1\nb\n"), "a 2\nb\n") == (4, "shown is 'a 1', printed was 'a 2'")
@@ -90,9 +90,6 @@ def test_what_is_shown_must_be_printed_to_the_letter() -> None:
     assert wrong(command(""), "a\n") == (3, "more was printed than is shown: 'a'")
     assert wrong(command("a  b\n"), "a b\n") is not None
 
-
-def test_a_cut_stands_for_any_lines_and_for_nothing_else() -> None:
-    """At the beginning, amid and at the end; what stands around it must be there, in its order."""
     cut = command(f"a\n{CUT}\nd\n")
     assert [wrong(cut, printed) is None for printed in ("a\nd\n", "a\nb\nc\nd\n", "a\nd\ne\n", "b\nd\n", "a\n")] == [
         True, True, False, False, False,
@@ -127,7 +124,7 @@ def test_nothing_is_the_same_as_something_else(one: str, other: str) -> None:
 
 
 def test_a_page_can_be_given_the_numbers_of_another_run() -> None:
-    """With its cuts, in words as in lines; what was not as shown is replaced by all that was printed."""
+    """With its cuts, in words as in lines, only for the commands that are named; what was not as shown is replaced."""
     words = command(f"took 1 s, {CUT} of 10\n{CUT}\n  a     2.5 GiB\n", "<!-- run: numbers differ -->")
     assert (
         renewed(words, "took 20 s,\nthree or 4 of 100\nx\n  a    12.5 GiB\n")
@@ -140,24 +137,10 @@ def test_a_page_can_be_given_the_numbers_of_another_run() -> None:
     assert renewed(lines, "b\ntook 21 s\n") == "b\ntook 21 s\n"
     assert renewed(command(""), "") == ""
 
-
-def test_what_was_printed_takes_the_place_of_what_is_shown() -> None:
-    """Only for the commands that are named; then the page is true."""
     made = rewritten(PAGE, {11: "a 11\na 12\n", 17: ""})
     one, two, three, _ = commands_of(made)
     assert (one.shown, two.shown, three.shown) == (("a 11", "a 12"), (), ())
     assert made.replace("a 11\na 12", "a 10").replace("$ three\n", "$ three\nb\nc\n") == PAGE
-
-
-def test_a_readers_home_and_ports_stand_for_ours() -> None:
-    """As whole words, both ways."""
-    told = told_of("<!-- the page: home /home/you, checkout /home/you/plimsoll, ports 8000 9790 -->")
-    assert told == Told("/home/you", "/home/you/plimsoll", (8000, 9790))
-    to_us = swapper([(told.home, "/tmp/x"), (told.checkout, "/src"), ("8000", "4711")])
-    assert to_us("cd /home/you/plimsoll/a; cd /home/you; cd /home/yours; :8000 18000 8000.") == (
-        "cd /src/a; cd /tmp/x; cd /home/yours; :4711 18000 4711."
-    )
-    assert swapper([])("as it is") == "as it is"
 
 
 SLEEPS = f"7000.{os.getpid()}"  # seconds that nobody else sleeps for

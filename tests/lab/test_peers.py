@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import simulate_speed as speed
-from lab.engine.install import COMPLETE, InstallError, pins
 from lab.peers import dynosim
 from lab.peers.timed import timed
 from plimsoll.simulate.settings import EngineLimits
@@ -28,8 +27,8 @@ def ids(trace: Trace) -> list[list[int]]:
     return [json.loads(line)["hash_ids"] for line in dynosim.trace_lines(trace)]
 
 
-def test_requests_share_what_their_trace_shares(trace: Trace) -> None:
-    """An id for every 512 tokens; ids of the trace are kept, and a request without any gets none of theirs."""
+def test_dynosim_is_told_lengths_times_shared_ids_and_usable_blocks(trace: Trace) -> None:
+    """An id for every 512 tokens, those of the trace kept; vLLM's 1,025 blocks are 1,024 that can be used."""
     assert ids(trace) == [[0, 1], [2], [3]]
     assert ids(make_trace("shared", [0, 0, 0], [1024, 600, 600], [1, 1, 1], ids=[[7, 8], [7, 9], []])) == [
         [7, 8],
@@ -37,42 +36,11 @@ def test_requests_share_what_their_trace_shares(trace: Trace) -> None:
         [10, 11],
     ]
 
-
-def test_dynosim_is_told_lengths_milliseconds_and_usable_blocks(trace: Trace) -> None:
-    """vLLM's 1,025 blocks are 1,024 that can be used."""
     rows = [json.loads(line) for line in dynosim.trace_lines(trace)]
     assert [row["timestamp"] for row in rows] == [0, 1500.000001, 3_661_000]
     assert [(row["input_length"], row["output_length"]) for row in rows] == [(513, 3), (512, 1), (7, 9)]
     told = dynosim.engine_arguments(EngineLimits(num_blocks=1025, block_size=32))
     assert (told["num_gpu_blocks"], told["block_size"]) == (1024, 32)
-
-
-def test_dynosim_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes beside the engines, not among them, and an interrupted install does not count."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = dynosim.home()
-    assert folder.parent == tmp_path / "plimsoll" / "peers"
-    (folder / "bin").mkdir(parents=True)
-    (folder / "bin" / "python").touch()
-    assert not dynosim.installed()
-    (folder / COMPLETE).touch()
-    assert dynosim.installed()
-    assert dynosim.install() == folder
-
-
-def test_every_pin_is_exact() -> None:
-    """The list is whole and installed without dependencies, so every line names one version."""
-    lines = pins(dynosim.REQUIREMENTS.read_text(encoding="utf-8"))
-    assert {"ai-dynamo==1.4.2", "ai-dynamo-runtime==1.4.2"} <= set(lines)
-    assert [line for line in lines if line.count("==") != 1] == []
-
-
-@pytest.mark.parametrize("where", [("Darwin", "arm64"), ("Linux", "riscv64")])
-def test_machine_without_packages_is_refused(where: tuple[str, str]) -> None:
-    """No wheel can exist for these: exit code 2 before anything is fetched."""
-    with pytest.raises(InstallError) as refused:
-        dynosim.refuse_machine(*where)
-    assert refused.value.exit_code == 2
 
 
 def test_peer_that_cannot_be_had_is_one_line(
@@ -86,8 +54,8 @@ def test_peer_that_cannot_be_had_is_one_line(
     assert [line.split(" is left out: ")[0] for line in said] == ["DynoSim", "vLLM's scheduler"]
 
 
-def test_both_files_hold_the_same_requests(trace: Trace, tmp_path: Path) -> None:
-    """What ours reads back is the trace to the nanosecond, and DynoSim's file has as many lines."""
+def test_both_files_and_the_case_for_vllm_hold_the_same_requests(trace: Trace, tmp_path: Path) -> None:
+    """Ours reads back the trace to the nanosecond; every request and setting reaches vLLM's scheduler as plain JSON."""
     own, at_once, *_ = speed.works(trace, tmp_path)
     read = read_trace(str(own.ours))
     for name in ("arrival_ns", "prompt", "output"):
@@ -95,9 +63,6 @@ def test_both_files_hold_the_same_requests(trace: Trace, tmp_path: Path) -> None
     assert read_trace(str(at_once.ours)).arrival_ns.tolist() == [0, 0, 0]
     assert len(own.dynosim.read_text(encoding="utf-8").splitlines()) == trace.size
 
-
-def test_case_for_vllm_is_whole(trace: Trace) -> None:
-    """Every request and every setting reaches vLLM's scheduler, as plain JSON."""
     case = json.loads(json.dumps(speed.vllm_case(speed.first(trace, 2), speed.TIGHT)))
     assert [request["prompt"] for request in case["requests"]] == [513, 512]
     assert set(case["settings"]) == set(EngineLimits._fields)

@@ -60,7 +60,7 @@ def test_rounds_of_a_way_add_up() -> None:
 
 
 def test_tokens_are_told_beside_what_two_undisturbed_runs_have_in_common() -> None:
-    """A comparison means nothing without the noise of the machine beside it."""
+    """A comparison means nothing without the machine's noise beside it; what was not measured is a dash, not zero."""
     contained = run(
         "contained", 48, contained=2, sites=["forward"], steps={"round": 2048},
         tokens_as_undisturbed={"compared": 48, "equal": 45, "first_differences": [3, 4, 5]},
@@ -72,9 +72,6 @@ def test_tokens_are_told_beside_what_two_undisturbed_runs_have_in_common() -> No
         "1,000", "1,000", "2,000", "1,000", "0.50 (0.10)", "2", "forward", "2048", "45 of 48", "44 of 48",
     ]  # fmt: skip
 
-
-def test_what_was_not_measured_is_a_dash() -> None:
-    """No undisturbed round, no comparison, no size of steps, no piece: unknown, not zero."""
     unknown = run("contained", 48, still_s=None, tokens_per_s=None)
     line = cells(survive_score.speed_table([unknown]), "| neighbour |")
     assert line[6:] == ["-", "-", "1,000", "- (-)", "0", "-", "-", "-", "-"]
@@ -82,8 +79,8 @@ def test_what_was_not_measured_is_a_dash() -> None:
     assert survive_score.out_of_service([run("plain", 0)], None) == "until restarted"
 
 
-def test_a_run_that_failed_is_named_and_not_counted() -> None:
-    """A server that never came up says nothing about containment."""
+def test_a_failed_run_is_named_and_certificates_tell_both_sides() -> None:
+    """A server that never came up is not counted; inside must not fail, and the share outside that does is reported."""
     bad = run("contained", 0, wrong="Traceback\nRuntimeError: no such flag")
     late = {"name": "logits-small-eager-1-plain-1", "ready": False, "wrong": None, "killer": "logits", "way": "plain"}
     assert cells(survive_score.totals([bad, late]), "| contained |")[1] == "0"
@@ -92,9 +89,6 @@ def test_a_run_that_failed_is_named_and_not_counted() -> None:
         "- `logits-small-eager-1-plain-1`: not ready",
     ]
 
-
-def test_certificates_tell_both_sides() -> None:
-    """Inside must not fail; the share outside that does is reported."""
     trial: Row = {
         "name": "trial-a", "killer": "trial", "shape": "m", "mode": "alone", "ready": True, "wrong": None, "certified": True,
         "inside": [{"parts": 1, "sent": 48, "failed": 0}, {"parts": 2, "sent": 52, "failed": 0}], "inside_failed": 0,
@@ -177,16 +171,13 @@ def row(**other: Any) -> dict[str, Any]:
     return made | other
 
 
-def test_a_row_in_numbers() -> None:
-    """Requests are counted by their end, times from the fault, and an engine is restarted when its process is another one."""
+def test_a_row_in_numbers_and_what_was_not_kept() -> None:
+    """Requests are counted by their end, times from the fault; what was promised and not kept is named."""
     found = figures(row())
     assert (found.asked, found.whole, found.cut, found.lost, found.lost_later) == (3, 2, 1, 0, 0)
     assert (found.refusals, found.sent_again, found.slow) == (1, 1, 1)
     assert (found.acted_s, found.whole_s, found.out_s, found.persons) == (9.0, 12.0, 9.0, 0)
 
-
-def test_what_was_promised_and_not_kept_is_named() -> None:
-    """A crash may cost what ran, not what was sent later; planned work costs nothing; service returns without a person."""
     assert broken([row()]) == []
     later = row(asked=[asked(105, "lost")])
     planned = row(incident="planned", may_lose="nothing", back_at=None)

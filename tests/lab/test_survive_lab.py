@@ -7,18 +7,16 @@ import sys
 import time
 import types
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from lab.survive.async_core import Scenario, expected_tokens
+from lab.survive.async_core import expected_tokens
 from lab.survive.async_worker import Faults, next_token
-from lab.survive.clients import Answer, Choice, differences, mistakes, mixed_asks, picture_asks, with_adapters
+from lab.survive.clients import Answer, Choice, differences, mistakes, mixed_asks
 from lab.survive.faults.survive_faults import TEXT, Control
-from lab.survive.scenarios import random_scenarios, without_faults
 from lab.survive.server import CONTAINED, SAMPLE, declared_plugins
 
 
@@ -61,7 +59,7 @@ def fails(control: Control, site: str = "forward") -> bool:
 
 
 def test_rules_say_which_calls_fail(tmp_path: Path) -> None:
-    """Once, every so many-th, a share by seed, until a time: each as it is written, and only at its site."""
+    """Once, every so many-th, a share, until a time, above a size, with a request; a new file counts anew."""
     once = control_of(tmp_path, {"site": "forward", "times": 1})
     assert [fails(once, "sampler"), fails(once), fails(once)] == [False, True, False]
     third = control_of(tmp_path, {"site": "forward", "every": 3})
@@ -73,23 +71,17 @@ def test_rules_say_which_calls_fail(tmp_path: Path) -> None:
     assert not fails(control_of(tmp_path, {"site": "forward", "until": time.time() - 1}))
     assert fails(control_of(tmp_path, {"site": "forward", "until": time.time() + 60}))
 
-
-def test_rules_look_at_the_step(tmp_path: Path) -> None:
-    """Steps above a size, steps with a request, and those at which it has so many tokens."""
     control = control_of(tmp_path, {"site": "forward", "above": 100}, {"site": "logits", "request": "doomed"},
                          {"site": "sampler", "request": "subject", "outputs": 0})  # fmt: skip
     control.begin(planned(100, subject_1=0, other=7))
     assert [fails(control), fails(control, "logits"), fails(control, "sampler")] == [False, False, True]
     control.begin(planned(101, subject_1=1, doomed_2=0))
     assert [fails(control), fails(control, "logits"), fails(control, "sampler")] == [True, True, False]
-    raised = [json.loads(line) for line in Path(f"{control.path}.raised").read_text().splitlines()]
+    raised = [json.loads(line) for line in Path(f"{control.path}.raised").read_text().splitlines()][-3:]
     assert [(fault["site"], fault["tokens"], fault["requests"]) for fault in raised] == [
         ("sampler", 100, 2), ("forward", 101, 2), ("logits", 101, 2),
     ]  # fmt: skip
 
-
-def test_the_file_may_change_and_go_while_the_server_runs(tmp_path: Path) -> None:
-    """A new file counts anew; without one nothing fails."""
     control = control_of(tmp_path, {"site": "forward", "times": 1})
     assert fails(control)
     fresh = tmp_path / "new"
@@ -102,17 +94,6 @@ def test_the_file_may_change_and_go_while_the_server_runs(tmp_path: Path) -> Non
     control.look()
     assert not control.rules
     assert not control.keeps_cache
-
-
-def test_the_requests_are_mixed_and_the_same_for_a_seed() -> None:
-    """Every kind is among 32 of them; two draws are equal."""
-    asks = mixed_asks(32, 4)
-    assert asks == mixed_asks(32, 4)
-    kinds = {ask.kind for ask in asks}
-    assert {"plain", "chat", "logprobs", "prompt logprobs", "stop", "schema", "two", "seeded", "long", "regex"} <= kinds
-    assert any(ask.is_sampled for ask in asks)
-    assert len({json.dumps(ask.body) for ask in picture_asks(20)}) == 20
-    assert {ask.body["model"] for ask in with_adapters(asks, ("a", "b"))} == {"a", "b"}
 
 
 def answer() -> Answer:
@@ -180,18 +161,6 @@ def test_the_worker_without_a_model_fails_where_it_should() -> None:
     assert faults.raised == ["sampler"]
     assert next_token([5, 6, 7]) != next_token([6, 5, 7])
     assert expected_tokens([5, 6, 7], 2)[1] == next_token([5, 6, 7, next_token([5, 6, 7])])
-
-
-def test_random_scenarios_are_of_every_kind() -> None:
-    """Both runners, both ways of scheduling, with and without a prefix cache; each is a scenario."""
-    drawn = random_scenarios(40, 1)
-    assert drawn == random_scenarios(40, 1)
-    assert {(each["asynchronous"], each["runner"]) for each in drawn} == {
-        (True, "first"), (True, "second"), (False, "first"), (False, "second"),
-    }  # fmt: skip
-    assert {each["prefix_caching"] for each in drawn} == {True, False}
-    assert all(replace(Scenario(), **each).share > 0 for each in drawn)
-    assert without_faults(drawn[0])["share"] == 0
 
 
 def test_what_the_server_says_is_read(tmp_path: Path) -> None:

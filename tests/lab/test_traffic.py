@@ -31,7 +31,7 @@ SERVED = (
 
 
 def test_the_same_rule_is_the_same_requests() -> None:
-    """Lengths are within their ranges and times rise, the same in every run; another seed is other requests."""
+    """Lengths and times are within their ranges and the same in every run; no prompt begins as another, in any round."""
     rule = Traffic(200, (10, 20), (3, 5), per_s=50.0, seed=4)
     arrivals = rule.arrivals()
     assert arrivals == rule.arrivals() != rule._replace(seed=5).arrivals()
@@ -40,16 +40,10 @@ def test_the_same_rule_is_the_same_requests() -> None:
     assert 3.0 < arrivals[-1].at_s < 5.5  # 200 of them at 50 a second
     assert {one.at_s for one in rule._replace(per_s=None).arrivals()} == {0.0}
 
+    found = [json.loads(body_of("m", Arrival(0, 40, 2), number, 0).split(b"\r\n\r\n")[1]) for number in range(3_000)]
+    assert {len(body["prompt"]) for body in found} == {40}
+    assert len({tuple(body["prompt"][:2]) for body in found}) == 3_000
 
-def test_no_two_prompts_begin_alike() -> None:
-    """Or the prefix cache would serve the second one."""
-    bodies = [json.loads(body_of("m", Arrival(0, 40, 2), number, 0).split(b"\r\n\r\n")[1]) for number in range(3_000)]
-    assert {len(body["prompt"]) for body in bodies} == {40}
-    assert len({tuple(body["prompt"][:2]) for body in bodies}) == 3_000
-
-
-def test_a_second_round_is_not_in_the_cache_of_the_first() -> None:
-    """The same lengths at the same times, and no prompt whose first block a server has seen."""
     rule = Traffic(50, (40, 60), (3, 5), words=1)
     first, second = ([json.loads(one.split(b"\r\n\r\n")[1]) for one in bodies("m", rule._replace(words=n))] for n in (1, 2))
     assert [len(one["prompt"]) for one in first] == [len(one["prompt"]) for one in second]
@@ -167,8 +161,8 @@ def server() -> Iterator[http.server.ThreadingHTTPServer]:
         found.shutdown()
 
 
-def test_every_token_is_counted_and_every_piece_timed(server: http.server.ThreadingHTTPServer) -> None:
-    """Tokens are those of the usage, pieces those that hold text; no two prompts begin alike."""
+def test_every_token_is_counted_and_a_refusal_is_a_failure_with_its_reason(server: http.server.ThreadingHTTPServer) -> None:
+    """Tokens are those of the usage, pieces those that hold text; a refusal and a closed port are told."""
     with Streams(server.server_port, "m", SHAPE, 0.5) as load:
         answers = load.finish()
     assert len(answers) > 3
@@ -179,9 +173,6 @@ def test_every_token_is_counted_and_every_piece_timed(server: http.server.Thread
     assert {4 <= len(prompt) <= 8 or 50 <= len(prompt) <= 60 for prompt in Streaming.prompts} == {True}
     assert all(answer.sent < answer.pieces[0] for answer in answers)
 
-
-def test_a_refused_request_is_a_failure_with_its_reason(server: http.server.ThreadingHTTPServer) -> None:
-    """An answer other than 200 is told, and the clients go on."""
     Streaming.is_refusing = True
     with Streams(server.server_port, "m", SHAPE, 0.6) as load:
         answers = load.finish()
@@ -190,17 +181,14 @@ def test_a_refused_request_is_a_failure_with_its_reason(server: http.server.Thre
     assert all("503" in reason for reason in wrong)
     assert len(answers) > len(wrong)
 
-
-def test_a_server_that_is_not_there_is_a_failure_too() -> None:
-    """Nobody listens: every request fails, and not a million of them."""
     with Streams(1, "m", SHAPE, 0.3) as load:
         answers = load.finish()
     assert 3 <= len(answers) <= 9
     assert len(streams.failures(answers)) == len(answers)
 
 
-def test_a_stream_is_whole_only_with_all_its_tokens_and_its_end() -> None:
-    """Too few tokens, an error in the stream and a stream without its last line are wrong."""
+def test_a_stream_is_whole_or_wrong_and_a_window_has_its_share_of_it() -> None:
+    """Too few tokens, an error and a missing end are wrong; a gap partly in a window counts; no gap is unknown."""
     head, usage = b"HTTP/1.1 200 OK", b'data: {"usage":{"completion_tokens":7}}\n\n'
     done = b"data: [DONE]\n\n"
     assert streams.judge(head, usage + done, 7) == (7, None)
@@ -209,9 +197,6 @@ def test_a_stream_is_whole_only_with_all_its_tokens_and_its_end() -> None:
     assert '"error"' in (streams.judge(head, b'data: {"error": {}}\n\n' + done, 7)[1] or "")
     assert streams.judge(b"", b"", 7)[1] == "no answer"
 
-
-def test_a_window_has_its_share_of_tokens_and_its_longest_gap() -> None:
-    """Also of gaps that lie in it partly; percentiles of nothing are unknown, never 0."""
     answer = Answer(0.0, (1.0, 2.0, 3.0, 4.0, 5.0), 10, None)
     assert streams.tokens_between([answer], 2.0, 4.0) == 4.0
     assert streams.tokens_between([answer, Answer(0.0, (), 0, "no")], 0.0, 9.0) == 10.0
@@ -256,8 +241,8 @@ def test_a_constant_loss_is_found_whatever_the_machine_does(rates: list[float], 
     assert loss.upper == pytest.approx(1 - ratio, abs=1e-9)
 
 
-def test_the_first_changes_from_pair_to_pair() -> None:
-    """With, without, without, with, with, without; each pair keeps its order of values."""
+def test_pairs_alternate_and_are_compared() -> None:
+    """The first changes from pair to pair; failures of both count, and a latency that one run lacks stays unknown."""
     order: list[str] = []
 
     def note(name: str, number: int) -> str:
@@ -268,9 +253,6 @@ def test_the_first_changes_from_pair_to_pair() -> None:
     assert order == ["with", "without", "without", "with", "with", "without"]
     assert pairs == [("with0", "without0"), ("with1", "without1"), ("with2", "without2")]
 
-
-def test_a_comparison_counts_failures_of_both_and_keeps_unknown_latencies_unknown() -> None:
-    """A run without streams long enough for a gap has no latency, and the difference is none."""
     latencies = {"gap_p50_ms": 10.0, "gap_p99_ms": None, "first_token_p50_ms": 5.0, "first_token_p99_ms": 9.0}
     slow = {**latencies, "gap_p50_ms": 11.0, "tokens_per_s": 97.0, "failed": 1}
     fast = {**latencies, "tokens_per_s": 100.0, "failed": 2}

@@ -14,7 +14,6 @@ from plimsoll.simulate.replay import STEP_COLUMNS, replay
 from plimsoll.simulate.settings import EngineLimits
 from plimsoll.simulate.trace import Integers
 from plimsoll.simulate.trace_files import read_trace
-from tests.each import each
 
 TRACES = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
 PAGE = writer.PAGE.read_text(encoding="utf-8")
@@ -135,13 +134,3 @@ def test_a_trace_of_lengths_has_no_hit_rate(made_up: writer.Measured) -> None:
     lengths = made_up._replace(has_contents=False)
     assert f"| prefix hits, % |{' - |' * len(BLOCK_SIZES)}" in writer.section([lengths])
     assert "lengths only: nothing to hit" in writer.drawn([lengths])
-
-
-@each(
-    ("value", "place", "said"),
-    [(0.0, 0, "0.00"), (0.054, 0, "0.05"), (0.996, 0, "1.0"), (9.94, 0, "9.9"), (39.5, 1, "40"), (0, 3, "0"),
-     (9, 3, "9"), (999, 3, "999"), (1305, 3, "1.3k"), (9951, 2, "10k"), (63_866, 2, "64k")],
-)  # fmt: skip
-def test_labels_are_short(value: float, place: int, said: str) -> None:
-    """A label fits above its bar and keeps what matters of the figure."""
-    assert writer.short(value, writer.MEASURES[place]) == said

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,16 @@ from lab.engine.install import installed
 from lab.engine.parser import ParserProcess
 from lab.engine.server import EngineServer
 from tests.real.groups import in_order
+from tests.real.page_browser import browsing
 
 HERE = Path(__file__).resolve().parent
+SOURCE = str(HERE.parents[1] / "src")
 TIMEOUT_S = 600
+# What a server with the gate is started with, and what the gate is asked with.
+TOKEN = "an-honest-token-of-some-length"
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+GATED_ENV = {"PYTHONPATH": SOURCE, "PLIMSOLL_TOKEN": TOKEN}
+GATED = ("--worker-extension-cls", "plimsoll.inside.Probe", "--middleware", "plimsoll.inside.Gate")
 
 StartEngine = Callable[..., EngineServer]
 
@@ -41,6 +49,22 @@ def need_vllm() -> None:
     if os.environ.get("CI", "").lower() not in ("", "0", "false"):
         pytest.fail(message, pytrace=False)
     pytest.skip(message)
+
+
+def declare(folder: Path, entry_point: str, group: str = "vllm.general_plugins") -> str:
+    """A folder that declares an entry point as an installed package does, and the path with which vLLM finds it."""
+    about = folder / "plimsoll_lab-1.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: plimsoll-lab\nVersion: 1\n")
+    (about / "entry_points.txt").write_text(f"[{group}]\n{entry_point}\n")
+    return f"{SOURCE}{os.pathsep}{folder}"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Debian's Chromium."""
+    with browsing() as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import pytest
 from axe_core_python.sync_playwright import Axe
 
 from lab.page_world import ACTS, READS, World, world
-from tests.real.page_browser import Tab, browsing, tab
+from tests.real.page_browser import Tab, tab
 
 Record = Callable[[str, object], None]
 EVIL = "<img src=x onerror='window.hacked=1'><script>window.hacked=1</script>"
@@ -26,12 +26,6 @@ MEASURE = """() => {
   const frame = (now) => { window.seen.frames.push(now - last); last = now; requestAnimationFrame(frame); };
   requestAnimationFrame(frame);
 }"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with browsing() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

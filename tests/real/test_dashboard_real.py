@@ -10,16 +10,11 @@ from typing import Any
 import pytest
 
 from lab.page_world import ACTS, READS, World, world
-from tests.real.page_browser import Tab, browsing, tab
+from tests.fakes import eventually
+from tests.real.page_browser import Tab, tab
 
 Record = Callable[[str, object], None]
 BUTTONS = ("Pause", "Drain", "Compact", "Restart")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with browsing() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +37,8 @@ def test_both_views_show_what_guard_knows(browser: Any, acting: World) -> None:
         one.engine("a")
         one.until(lambda: one.texts(".tile dd")[0] != "unknown")
         bar = one.page.locator(".ledger").get_attribute("aria-label") or ""
-        for part in (
-            "weights",
-            "CUDA graphs",
-            "activation",
-            "KV cache, used",
-            "KV cache, free",
-            "releasable",
-            "slack",
-            "load line",
-        ):
-            assert part in bar, bar
+        parts = "weights|CUDA graphs|activation|KV cache, used|KV cache, free|releasable|slack|load line".split("|")
+        assert [part for part in parts if part not in bar] == [], bar
         sizes = [float(text.split()[0]) * (1 if "GiB" in text else 1 / 1024) for text in one.texts(".parts td:nth-child(2)")]
         assert sum(sizes[:-1]) == pytest.approx(sizes[-1], abs=0.06)
         assert "blocks of 16 tokens are in use" in one.texts(".s-blocks .chart-says")[0]
@@ -79,22 +65,13 @@ def test_a_change_is_on_the_page_within_two_seconds(browser: Any, acting: World,
             for is_busy in (True, False):
                 if not is_busy:
                     hang_up()
-                wait_running(acting, "b", is_busy=is_busy)
+                eventually(lambda is_busy=is_busy: (acting.running("b") > 0) is is_busy)
                 began = time.monotonic()
                 one.until(partial(shows, is_busy))
                 took.append(time.monotonic() - began)
         one.is_clean()
     record_property("figures", f"10 changes on the page after {sum(took) / 10:.2f} s in the mean, {max(took):.2f} s at most")
     assert max(took) < 2.0, took
-
-
-def wait_running(acting: World, name: str, *, is_busy: bool) -> None:
-    """Until the engine's own page says that requests run, or that none does."""
-    for _ in range(600):
-        if (acting.running(name) > 0) is is_busy:
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"{name} is not {'busy' if is_busy else 'idle'}")
 
 
 def pressed(one: Tab, name: str) -> str:
@@ -127,8 +104,8 @@ def test_without_a_token_no_button_sends_anything(browser: Any, acting: World) -
     assert acting.get("/v1/journal?last=1000")["entries"] == before
 
 
-def test_a_link_may_bring_the_token(browser: Any, acting: World) -> None:
-    """It is used, kept in the tab, and out of the address bar; nothing else that stands there is."""
+def test_a_link_may_bring_the_token_and_a_wrong_one_is_said_to_be_wrong(browser: Any, acting: World) -> None:
+    """It is used, kept in the tab, and out of the address bar; with a wrong one nothing is shown and the page asks again."""
     with tab(browser, acting.url) as one:
         one.page.goto(f"{acting.url}/#token={ACTS}")
         one.page.wait_for_selector("#link.is-live")
@@ -136,10 +113,6 @@ def test_a_link_may_bring_the_token(browser: Any, acting: World) -> None:
         one.page.reload()
         one.page.wait_for_selector("#link.is-live")
         one.is_clean()
-
-
-def test_a_wrong_token_is_said_to_be_wrong(browser: Any, acting: World) -> None:
-    """Nothing is shown, and the page asks for another one."""
     with tab(browser, acting.url) as one:
         one.page.goto(acting.url)
         one.page.fill("#token-field", "not-the-token")
@@ -192,20 +165,11 @@ def test_with_the_token_that_acts_every_button_does_what_it_says(browser: Any, a
         one.page.get_by_role("button", name="Put back", exact=True).wait_for()
         assert pressed(one, "Put back").startswith("Accepted. b: undrain")
         one.page.get_by_role("button", name="Drain", exact=True).wait_for()
-        idle(acting)
+        eventually(lambda: not acting.get("/v1/actions")["actions"], 30)
         assert pressed(one, "Compact").startswith("Accepted. b: compact")
-        idle(acting)
+        eventually(lambda: not acting.get("/v1/actions")["actions"], 30)
         assert pressed(one, "Restart").startswith("Accepted. b: restart")
         one.page.wait_for_selector(".ladder .is-doing")
         one.page.get_by_text("restart completed").first.wait_for(timeout=90_000)
         one.is_clean("409 (Conflict)")
     assert "b: restart completed" in acting.log()
-
-
-def idle(acting: World) -> None:
-    """Until guard has nothing in hand."""
-    for _ in range(300):
-        if not acting.get("/v1/actions")["actions"]:
-            return
-        time.sleep(0.1)
-    raise AssertionError(acting.log()[-2000:])

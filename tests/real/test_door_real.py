@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +14,8 @@ import pytest
 from lab.engine.clients import HttpAnswer, ask, is_finished
 from lab.engine.install import model_home
 from lab.engine.server import EngineServer
-from tests.real.conftest import need_vllm
+from tests.real.conftest import BEARER, TOKEN, declare, need_vllm
 
-SOURCE = Path(__file__).parents[2] / "src"
-TOKEN = "an-honest-token-of-some-length"
-BEARER = {"Authorization": f"Bearer {TOKEN}"}
-ENTRY_POINT = "[vllm.general_plugins]\nplimsoll_door = plimsoll.inside.door:install\n"
 TOKENS, SEQUENCES = 512, 16
 FLAGS = (
     "--max-num-batched-tokens", str(TOKENS), "--max-num-seqs", str(SEQUENCES), "--enable-scale-out",
@@ -107,14 +102,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """One server whose door is closed from the start; each test leaves it so, with empty accounts."""
     need_vllm()
     folder = tmp_path_factory.mktemp("door")
-    info = folder / "plimsoll_lab-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plimsoll-lab\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(ENTRY_POINT)
+    path = declare(folder, "plimsoll_door = plimsoll.inside.door:install")
     (folder / "door_switch.py").write_text(SWITCH)
     (folder / "chat.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
     env = {
-        "PYTHONPATH": f"{SOURCE}{os.pathsep}{folder}", "PLIMSOLL_TOKEN": TOKEN, "VLLM_PLUGINS": "plimsoll_door",
+        "PYTHONPATH": path, "PLIMSOLL_TOKEN": TOKEN, "VLLM_PLUGINS": "plimsoll_door",
         "PLIMSOLL_ADMIT": "certified",
         "TORCHDYNAMO_DISABLE": "1",  # the rank of a prompt's tokens is compiled when first asked for: half a minute
         "PLIMSOLL_CERTIFICATE": str(write_table(folder / "good.json", PROMPT_LOGPROBS, LOGPROBS)),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -13,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.doctor.read.prometheus import is_prometheus
 from tests.guard.daemon.guards import guarding
-from tests.real.test_prometheus_range import _need
+from tests.real.watching import remembering
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -95,37 +92,6 @@ def _history(names: dict[str, bool]) -> str:
     return "\n".join([line for name, rows in lines.items() for line in (f"# TYPE {name} gauge", *rows)] + ["# EOF", ""])
 
 
-@contextmanager
-def remembering(folder: Path, names: dict[str, bool]) -> Iterator[str]:
-    """A server that has all of it."""
-    program, tool = _need("prometheus"), _need("promtool")
-    (folder / "history.om").write_text(_history(names), encoding="utf-8")
-    done = subprocess.run(
-        [tool, "tsdb", "create-blocks-from", "openmetrics", str(folder / "history.om"), str(folder / "data")],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (folder / "prometheus.yml").write_text("scrape_configs: []\n", encoding="utf-8")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [program, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
-             f"--web.listen-address=127.0.0.1:{port}", "--storage.tsdb.retention.time=10y"],
-            stdout=log, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-    try:
-        url, end = f"http://127.0.0.1:{port}", time.monotonic() + 60
-        while not is_prometheus(url):
-            assert time.monotonic() < end, (folder / "log").read_text(encoding="utf-8", errors="replace")[-2000:]
-            time.sleep(0.5)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
 @pytest.mark.timeout(180)
 def test_growth_is_found_across_guards_own_restart(tmp_path: Path) -> None:
     """Who grew for ten hours is told of within the first looks, who stayed level is not, and of an unknown one it is said."""
@@ -133,7 +99,7 @@ def test_growth_is_found_across_guards_own_restart(tmp_path: Path) -> None:
         engine(is_level=False) as grows,
         engine(is_level=True) as stays,
         engine(is_level=True) as other,
-        remembering(tmp_path, {grows: False, "called-otherwise": True}) as url,
+        remembering(tmp_path, _history({grows: False, "called-otherwise": True})) as url,
     ):
         rows = (("grows", grows, ""), ("stays", stays, "instance = 'called-otherwise'\n"), ("other", other, ""))
         text = f"[api]\nlisten = '127.0.0.1:0'\n[prometheus]\nurl = '{url}'\nlabels = {{job = 'vllm'}}\n" + "".join(

@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -19,13 +18,10 @@ from plimsoll.guard.judge.judge import Judge
 from plimsoll.guard.judge.policy import Policy
 from plimsoll.unknown import Condition
 from tests.guard.acting import acting
-from tests.real.conftest import need_vllm
+from tests.real.conftest import GATED, GATED_ENV, TOKEN, need_vllm
 
 pytestmark = pytest.mark.once
-ROOT = Path(__file__).parents[2]
-TOKEN = "an-honest-token-of-some-length"
-ENV = {"PYTHONPATH": str(ROOT / "src"), "PLIMSOLL_TOKEN": TOKEN, "PLIMSOLL_WEDGE_S": "600"}  # guard is to find it, not the gate
-FLAGS = ("--middleware", "plimsoll.inside.Gate", "--worker-extension-cls", "plimsoll.inside.Probe")
+ENV = {**GATED_ENV, "PLIMSOLL_WEDGE_S": "600"}  # guard is to find it, not the gate
 # The windows of an impatient operator, so that a test need not wait as long.
 POLICY = Policy(
     {
@@ -76,7 +72,7 @@ class Guarded:
 def small() -> Iterator[EngineServer]:
     """A pool that is too small for what it is asked, with gate and probe; the last test kills it."""
     need_vllm()
-    with EngineServer(("--num-gpu-blocks-override", "18", "--max-num-seqs", "8", *FLAGS), ENV) as server:
+    with EngineServer(("--num-gpu-blocks-override", "18", "--max-num-seqs", "8", *GATED), ENV) as server:
         server.wait_ready()
         yield server
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import stat
 import subprocess
@@ -19,11 +18,9 @@ import pytest
 
 from lab.engine.server import MODEL_NAME, EngineServer
 from plimsoll.simulate.trace_files import read_trace
-from tests.real.conftest import need_vllm
+from tests.real.conftest import declare, need_vllm
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 SHARED_PROMPT = "the ship may be loaded as deep as the line allows " * 40
-ENTRY_POINTS = "[vllm.stat_logger_plugins]\nplimsoll = plimsoll.inside.stat_logger:StatLogger\n"
 # Says from inside the API server what the pulse holds, and attaches as a server without plugins would.
 WITNESS = """
 import json
@@ -65,45 +62,28 @@ class Recorded(NamedTuple):
     aborted: int
 
 
-def plugin_folder(at: Path, *, with_plugin: bool) -> Path:
-    """A folder for the engine's path: the witness, and with the plugin what an installed wheel says of its entry points."""
-    at.mkdir()
-    (at / "witness.py").write_text(WITNESS)
-    if with_plugin:
-        info = at / "plimsoll_line-1.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plimsoll-line\nVersion: 1\n")
-        (info / "entry_points.txt").write_text(ENTRY_POINTS)
-    return at
-
-
-def environment(home: Path, record: Path, **more: str) -> dict[str, str]:
-    """What the engine is started with."""
-    path = os.pathsep.join((str(REPOSITORY / "src"), str(home)))
-    return {"PYTHONPATH": path, "PLIMSOLL_RECORD": str(record), "PLIMSOLL_RECORD_PREFIXES": "1", **more}
+def environment(at: Path, **more: str) -> dict[str, str]:
+    """What the engine is started with: the witness and the plugin on its path, and where to record."""
+    path = declare(at / "site", "plimsoll = plimsoll.inside.stat_logger:StatLogger", "vllm.stat_logger_plugins")
+    (at / "site" / "witness.py").write_text(WITNESS)
+    return {"PYTHONPATH": path, "PLIMSOLL_RECORD": str(at / "record"), "PLIMSOLL_RECORD_PREFIXES": "1", **more}
 
 
 def ask(server: EngineServer, number: int) -> list[tuple[int, int]]:
-    """One of several kinds of request; the tokens of each choice."""
+    """A stream, one with two choices, one with a shared beginning or a plain one; the tokens of each choice."""
     kind = number % 4
-    if kind == 0:  # a stream
-        body: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
-        reply = server.complete(f"stream {number}", 5 + number, **body)
-        assert reply.status == 200, reply.text
-        last = [line for line in reply.text.splitlines() if line.startswith("data: {")][-1]
-        usage = json.loads(last[6:])["usage"]
-        return [(usage["prompt_tokens"], usage["completion_tokens"])]
-    if kind == 1:  # two choices
-        reply = server.complete(f"two of {number}", 7, n=2, ignore_eos=True, temperature=1.0)
-        assert reply.status == 200, reply.text
-        usage = reply.json()["usage"]
-        assert usage["completion_tokens"] == 14
-        return [(usage["prompt_tokens"], 7)] * 2
-    prompt = SHARED_PROMPT + str(number) if kind == 2 else f"plain {number}"
-    reply = server.complete(prompt, 1 + number, ignore_eos=True, priority=0)
+    prompt, tokens, more = (
+        (f"stream {number}", 5 + number, {"stream": True, "stream_options": {"include_usage": True}}),
+        (f"two of {number}", 7, {"n": 2, "temperature": 1.0}),
+        (SHARED_PROMPT + str(number), 1 + number, {"priority": 0}),
+        (f"plain {number}", 1 + number, {}),
+    )[kind]
+    reply = server.complete(prompt, tokens, ignore_eos=True, **more)
     assert reply.status == 200, reply.text
-    usage = reply.json()["usage"]
-    return [(usage["prompt_tokens"], usage["completion_tokens"])]
+    last = [line for line in reply.text.splitlines() if line.startswith("data: {")][-1][6:] if kind == 0 else reply.text
+    usage = json.loads(last)["usage"]
+    choices = 2 if kind == 1 else 1
+    return [(usage["prompt_tokens"], usage["completion_tokens"] // choices)] * choices
 
 
 def give_up(server: EngineServer, number: int) -> None:
@@ -133,8 +113,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
     """One server with the plugin, after 40 requests of which 4 were given up."""
     need_vllm()
     at = tmp_path_factory.mktemp("recorder")
-    home = plugin_folder(at / "site", with_plugin=True)
-    env = environment(home, at / "record", VLLM_PLUGINS="plimsoll", PLIMSOLL_DIR=str(at / "run"))
+    env = environment(at, VLLM_PLUGINS="plimsoll", PLIMSOLL_DIR=str(at / "run"))
     with EngineServer(["--middleware", "witness.Witness"], env) as server:
         server.wait_ready()
         with ThreadPoolExecutor(8) as clients:
@@ -146,7 +125,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
 
 
 def test_there_is_a_line_for_each_request_with_the_numbers_the_client_was_told(recorded: Recorded) -> None:
-    """One for each choice, also for those that were given up; token counts are those of the answers' usage."""
+    """One for each choice, also for those that were given up; token counts are those of the usage, and times are in order."""
     lines = lines_of(recorded.folder, len(recorded.told) + recorded.aborted)
     whole = [line for line in lines if line["finish_reason"] != "abort"]
     assert Counter((line["prompt_tokens"], line["output_tokens"]) for line in whole) == Counter(recorded.told)
@@ -155,11 +134,7 @@ def test_there_is_a_line_for_each_request_with_the_numbers_the_client_was_told(r
     assert all(0 <= line["output_tokens"] < 1500 for line in cut)
     assert {line["finish_reason"] for line in whole} == {"length"}
     assert {line["max_tokens"] for line in cut} == {1500}
-
-
-def test_times_are_in_order_and_on_the_wall_clock(recorded: Recorded) -> None:
-    """Arrival, first scheduled, first token, finished; all within the last minutes."""
-    for line in lines_of(recorded.folder, len(recorded.told) + recorded.aborted):
+    for line in lines:  # arrival, first scheduled, first token, finished; all within the last minutes
         stamps = [line[name] for name in ("arrival", "scheduled", "first_token", "finished") if name in line]
         assert stamps == sorted(stamps)
         assert time.time() - 600 < stamps[0] <= stamps[-1] <= time.time() + 1
@@ -225,9 +200,7 @@ def test_sleep_is_heard(recorded: Recorded) -> None:
 def test_a_server_without_the_plugin_records_once_attached(tmp_path: Path) -> None:
     """With plugins switched off the first look attaches, and only that one; a stop writes what is left."""
     need_vllm()
-    home = plugin_folder(tmp_path / "site", with_plugin=False)
-    env = environment(home, tmp_path / "record", VLLM_PLUGINS="")
-    with EngineServer(["--middleware", "witness.Witness"], env) as server:
+    with EngineServer(["--middleware", "witness.Witness"], environment(tmp_path, VLLM_PLUGINS="")) as server:
         server.wait_ready()
         assert server.get("/witness").json()["attached"] == [0, True, 1]
         assert server.get("/witness").json()["attached"] == [1, True, 1]

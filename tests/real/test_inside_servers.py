@@ -16,13 +16,8 @@ import pytest
 
 from lab.engine.clients import HttpAnswer, ask, complete, is_finished
 from lab.engine.server import EngineServer
-from tests.real.conftest import StartEngine
+from tests.real.conftest import BEARER, GATED, GATED_ENV, StartEngine
 
-ROOT = Path(__file__).parents[2]
-TOKEN = "an-honest-token-of-some-length"
-BEARER = {"Authorization": f"Bearer {TOKEN}"}
-ENV = {"PYTHONPATH": str(ROOT / "src"), "PLIMSOLL_TOKEN": TOKEN}
-FLAGS = ("--worker-extension-cls", "plimsoll.inside.Probe", "--middleware", "plimsoll.inside.Gate")
 LONG = 1500  # tokens: no machine is through with them before the drain begins
 
 
@@ -50,7 +45,7 @@ def over_unix(path: Path, method: str, target: str, body: dict[str, Any] | None 
 def test_two_api_servers_count_and_drain_together_over_a_socket_of_their_own(start_engine: StartEngine, tmp_path: Path) -> None:
     """The count is the sum, one drain stops both, and the endpoints are on the Unix socket alone."""
     path = tmp_path / "own.sock"
-    server = start_engine(*FLAGS, "--api-server-count", "2", env={**ENV, "PLIMSOLL_LISTEN": f"unix:{path}"})
+    server = start_engine(*GATED, "--api-server-count", "2", env={**GATED_ENV, "PLIMSOLL_LISTEN": f"unix:{path}"})
     _warm_up_both(server, path)
     for target in ("/plimsoll/state", "/plimsoll/memory"):
         assert asyncio.run(ask(server.port, target, None, BEARER)).status == 404
@@ -101,13 +96,16 @@ def _metrics_are_of_the_whole(server: EngineServer) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_shedding_refuses_at_the_bound_and_recovers(start_engine: StartEngine) -> None:
-    """With two places and a flood, some are told to wait; a wrong key is refused as such; afterwards all are let in."""
-    env = {**ENV, "PLIMSOLL_SHED_WAIT_S": "2"}
-    server = start_engine(*FLAGS, "--max-num-seqs", "2", "--api-key", "a-key", env=env, forks=True)
+async def test_shedding_refuses_at_the_bound_recovers_and_ends_well(start_engine: StartEngine) -> None:
+    """With two places and a flood, some are told to wait; a wrong key is refused as such; afterwards all are let in.
+
+    SIGTERM with --shutdown-timeout: what runs ends well; /health says 200, ours 503; new work gets 503, not 500.
+    """
+    env = {**GATED_ENV, "PLIMSOLL_SHED_WAIT_S": "2"}
+    server = start_engine(*GATED, "--max-num-seqs", "2", "--api-key", "a-key", "--shutdown-timeout", "60", env=env)
     key = {"Authorization": "Bearer a-key"}
 
-    async def flood(count: int, tokens: int, headers: dict[str, str]) -> list[HttpAnswer]:
+    async def flood(count: int, tokens: int, headers: dict[str, str] = key) -> list[HttpAnswer]:
         tasks = []
         for _ in range(count):
             tasks.append(asyncio.create_task(complete(server.port, tokens, stream=False, headers=headers)))
@@ -115,8 +113,8 @@ def test_shedding_refuses_at_the_bound_and_recovers(start_engine: StartEngine) -
         return await asyncio.gather(*tasks)
 
     # What an idle server can take is never refused, and nothing is before its rate is known.
-    assert all(is_finished(told) for told in asyncio.run(flood(8, 150, key)))
-    told = asyncio.run(flood(100, 150, key))
+    assert all(is_finished(told) for told in await flood(8, 150))
+    told = await flood(100, 150)
     taken = [t for t in told if t.status == 200]
     refused = [t for t in told if t.status == 503]
     assert all(is_finished(t) for t in taken)
@@ -125,88 +123,65 @@ def test_shedding_refuses_at_the_bound_and_recovers(start_engine: StartEngine) -
     assert len(taken) > 4
     assert all(1 <= int(t.headers["retry-after"]) <= 120 for t in refused)
     assert all(t.json()["error"]["type"] == "ServiceUnavailableError" for t in refused)
-    found = asyncio.run(ask(server.port, "/plimsoll/state", None, BEARER)).json()
+    found = (await ask(server.port, "/plimsoll/state", None, BEARER)).json()
     assert found["refused"]["shed"] == len(refused)
     assert found["ready"], "being full is no reason to be taken out"
     assert "--max-num-queued-reqs" in found["shed"]["note"]
-    assert all(is_finished(t) for t in asyncio.run(flood(2, 20, key)))
+    assert all(is_finished(t) for t in await flood(2, 20))
 
-    async def wrong_key_under_load() -> list[HttpAnswer]:
-        load = asyncio.create_task(flood(40, 150, key))
-        await asyncio.sleep(1.5)
-        wrong = await flood(10, 5, {"Authorization": "Bearer not-the-key"})
-        await load
-        return wrong
+    load = asyncio.create_task(flood(40, 150))
+    await asyncio.sleep(1.5)
+    assert {t.status for t in await flood(10, 5, {"Authorization": "Bearer not-the-key"})} == {401}
+    await load
 
-    assert {t.status for t in asyncio.run(wrong_key_under_load())} == {401}
+    stream = asyncio.create_task(complete(server.port, 1900, stream=True, headers=key))
+    await asyncio.sleep(0.5)
+    os.kill(server.pid, signal.SIGTERM)
+    await asyncio.sleep(0.5)
+    ready = await ask(server.port, "/plimsoll/ready")
+    assert (ready.status, ready.json()["reason"]) == (503, "draining")
+    assert (await ask(server.port, "/health")).status == 200  # why there is a readiness of our own
+    late = await complete(server.port, 2, stream=False, headers=key)
+    assert late.status == 503
+    assert int(late.headers["retry-after"]) > 0
+    assert is_finished(await stream)
+    assert server.wait_exit() == 0
 
 
 @pytest.mark.timeout(400)
-def test_vllms_own_valve_decides_alone_and_gets_a_retry_after(start_engine: StartEngine) -> None:
-    """With --max-num-queued-reqs the gate refuses nobody and only adds when to come again."""
-    env = {**ENV, "PLIMSOLL_SHED_WAIT_S": "0.01"}
-    server = start_engine(*FLAGS, "--max-num-seqs", "1", "--max-num-queued-reqs", "2", env=env, forks=True)
+async def test_vllms_own_valve_decides_alone_and_a_crash_leaves_sensible_answers(start_engine: StartEngine) -> None:
+    """With --max-num-queued-reqs the gate refuses nobody and only adds when to come again.
 
-    async def scene() -> list[HttpAnswer]:
-        return await asyncio.gather(*(complete(server.port, 200, stream=False) for _ in range(24)))
+    A step out of memory: not ready because dead, figures still there, no call into the dead, nothing in flight.
+    """
+    env = {**GATED_ENV, "PLIMSOLL_SHED_WAIT_S": "0.01", "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}
+    valve = ("--max-num-seqs", "1", "--max-num-queued-reqs", "2")
+    server = start_engine(*GATED, *valve, env=env, oom_on_demand=True, forks=True)
 
-    told = asyncio.run(scene())
+    async def own(path: str, body: dict[str, Any] | None = None) -> HttpAnswer:
+        return await ask(server.port, f"/plimsoll/{path}", body, BEARER)
+
+    told = await asyncio.gather(*(complete(server.port, 200, stream=False) for _ in range(24)))
     refused = [t for t in told if t.status == 503]
     assert refused
     assert all(int(t.headers["retry-after"]) >= 1 for t in refused)
     assert all(is_finished(t) for t in told if t.status == 200)
-    found = asyncio.run(ask(server.port, "/plimsoll/state", None, BEARER)).json()
+    found = (await own("state")).json()
     assert found["refused"]["shed"] == 0
     assert "own admission control" in found["shed"]["note"]
 
-
-@pytest.mark.timeout(400)
-def test_a_crash_leaves_sensible_answers(start_engine: StartEngine) -> None:
-    """A step out of memory: not ready because dead, figures still there, no call into the dead, nothing in flight."""
-    env = {**ENV, "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}
-    server = start_engine(*FLAGS, env=env, oom_on_demand=True, forks=True)
-    assert is_finished(asyncio.run(complete(server.port, 4, stream=False)))
     server.arm_oom()
-    told = asyncio.run(complete(server.port, 4, stream=True))
-    assert told.status in (200, 500)
-    assert not is_finished(told)
-    deadline = time.monotonic() + 30
-    while (ready := asyncio.run(ask(server.port, "/plimsoll/ready"))).status == 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    last = await complete(server.port, 4, stream=True)
+    assert last.status in (200, 500)
+    assert not is_finished(last)
+    async with asyncio.timeout(30):
+        while (ready := await own("ready")).status == 200:
+            await asyncio.sleep(0.1)
     assert (ready.status, ready.json()["reason"]) == (503, "dead")
-    found = asyncio.run(ask(server.port, "/plimsoll/state", None, BEARER)).json()
+    found = (await own("state")).json()
     assert (found["in_flight"], found["engine"]["is_dead"], found["ready"]) == (0, True, False)
-    (worker,) = asyncio.run(ask(server.port, "/plimsoll/memory", None, BEARER)).json()["workers"]
+    (worker,) = (await own("memory")).json()["workers"]
     assert worker["host_memory"]["resident"] > 0
-    assert asyncio.run(ask(server.port, "/plimsoll/compact", {}, BEARER)).status == 409
-    assert "\nplimsoll_ready 0.0" in _settled_metrics(server)
-
-
-def _settled_metrics(server: EngineServer) -> str:
-    time.sleep(1.5)
-    return server.metrics()
-
-
-@pytest.mark.timeout(400)
-def test_a_server_that_was_told_to_end_is_not_ready_and_sends_new_work_away(start_engine: StartEngine) -> None:
-    """SIGTERM with --shutdown-timeout: what runs ends well; /health says 200, ours 503; new work gets 503, not 500."""
-    server = start_engine(*FLAGS, "--shutdown-timeout", "60", env=ENV)
-
-    async def scene() -> tuple[HttpAnswer, HttpAnswer, HttpAnswer, HttpAnswer]:
-        stream = asyncio.create_task(complete(server.port, 1900, stream=True))
-        await asyncio.sleep(0.3)
-        os.kill(server.pid, signal.SIGTERM)
-        await asyncio.sleep(0.5)
-        ready = await ask(server.port, "/plimsoll/ready")
-        health = await ask(server.port, "/health")
-        refused = await complete(server.port, 2, stream=False)
-        return ready, health, refused, await stream
-
-    ready, health, refused, stream = asyncio.run(scene())
-    assert (ready.status, ready.json()["reason"]) == (503, "draining")
-    assert health.status == 200  # why there is a readiness of our own
-    assert refused.status == 503
-    assert int(refused.headers["retry-after"]) > 0
-    assert is_finished(stream)
-    assert server.wait_exit() == 0
+    assert (await own("compact", {})).status == 409
+    await asyncio.sleep(1.5)
+    assert "\nplimsoll_ready 0.0" in server.metrics()

@@ -26,8 +26,6 @@ from plimsoll.inside.knobs import KNOBS, strictest
 from tests.real.conftest import need_vllm
 
 pytestmark = pytest.mark.once
-TURNS, TURNS_SOAK = 60, 1000  # of each knob
-ENGINES, ENGINES_SOAK = 10, 60
 FLAGS = ("--num-gpu-blocks-override", "20", "--max-num-seqs", "24", "--max-num-batched-tokens", "512")
 LONGEST_WAIT_S = 60.0
 START: dict[str, float | None] = {
@@ -75,8 +73,13 @@ def random_value(dice: random.Random, knob: str) -> float:
     return dice.randint(low, high)
 
 
-def check_turns(server: KnobServer, reference: Reference, turns: int, seed: int) -> str:
-    """Turn each knob so often under 32 streaming clients; fails where anybody noticed, or waited too long."""
+@pytest.mark.parametrize(
+    ("turns", "seed"), [(60, 5), pytest.param(1000, 6, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])]
+)
+def test_each_knob_turned_at_random_changes_no_token(
+    server: KnobServer, reference: Reference, record_property: Any, turns: int, seed: int
+) -> None:
+    """32 streaming clients, few blocks: no request is lost, no greedy token is another one, nobody starves."""
     dice, before, began = random.Random(seed), server.figures(), time.monotonic()
     _, told = server.knobs()
     epoch, asked = told["epoch"], [knob for knob in KNOBS for _ in range(turns)]
@@ -116,24 +119,10 @@ def check_turns(server: KnobServer, reference: Reference, turns: int, seed: int)
     assert preempted > 0
     assert hits > 0
     assert min(turned.values()) >= turns * 0.6, turned  # a knob may be drawn twice for one order
-    return (
+    record_property("figures", (
         f"{sum(turned.values())} turns ({dict(turned)}) in {time.monotonic() - began:.0f} s, {len(clients.answers)} answers, "
         f"{clients.tokens()} tokens, {len(found)} differ, {preempted:.0f} preemptions, {hits:.0f} tokens from the prefix cache"
-    )
-
-
-def test_each_knob_turned_at_random_changes_no_token(server: KnobServer, reference: Reference, record_property: Any) -> None:
-    """32 streaming clients, few blocks: no request is lost, no greedy token is another one, nobody starves."""
-    record_property("figures", check_turns(server, reference, TURNS, 5))
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-def test_each_knob_turned_a_thousand_times(server: KnobServer, reference: Reference, record_property: Any) -> None:
-    """The same, for as long as it takes."""
-    figures = check_turns(server, reference, TURNS_SOAK, 6)
-    print(figures)
-    record_property("figures", figures)
+    ))  # fmt: skip
 
 
 def test_what_cannot_be_is_refused(server: KnobServer) -> None:
@@ -202,28 +191,16 @@ def test_the_accounts_add_up_at_the_end(server: KnobServer) -> None:
     assert "plimsoll: turning a knob failed" not in server.log_text()
 
 
-def check_engines(folder: Path, engines: int, seed: int) -> str:
-    """So many engine cores with knobs that turn in every second step, with failures in every second one."""
+@pytest.mark.parametrize(
+    ("engines", "seed"), [(10, 5), pytest.param(60, 8, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])]
+)
+def test_asynchronous_scheduling_and_both_runners(tmp_path: Path, record_property: Any, engines: int, seed: int) -> None:
+    """vLLM's AsyncScheduler with two batches in flight, knobs turned in every second step: every token right, no block lost."""
+    need_vllm()
     scenarios = turned_scenarios(engines, seed)
-    answers = play_scenarios(scenarios, folder, limit_s=3600)
+    answers = play_scenarios(scenarios, tmp_path, limit_s=3600)
     wrong = [(asked, answer) for asked, answer in zip(scenarios, answers, strict=True) if not answer["ok"]]
     assert not wrong, wrong[:1]
     sums = {name: sum(answer[name] for answer in answers) for name in ("turns", "steps", "contained", "preemptions")}
     assert min(sums.values()) > 0
-    return f"{engines} engines: {sums}"
-
-
-def test_asynchronous_scheduling_and_both_runners(tmp_path: Path, record_property: Any) -> None:
-    """vLLM's AsyncScheduler with two batches in flight, both ways of admission: every token right, every block given back."""
-    need_vllm()
-    record_property("figures", check_engines(tmp_path, ENGINES, 5))
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-def test_asynchronous_scheduling_for_a_long_time(tmp_path: Path, record_property: Any) -> None:
-    """The same with hundreds of engines."""
-    need_vllm()
-    figures = check_engines(tmp_path, ENGINES_SOAK, 8)
-    print(figures)
-    record_property("figures", figures)
+    record_property("figures", f"{engines} engines: {sums}")

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import http.client
 import random
-import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,9 +16,12 @@ import pytest
 
 from lab.engine.parser import ParserProcess
 from lab.engine.server import free_port
+from lab.page_world import answers
 from plimsoll.assets.launch import WAYS, launch_files
 from tests.assets.plans import MODELS, SECRET, plan_of, random_plan, settings_of
 from tests.assets.started import started_words
+from tests.each import each
+from tests.fakes import eventually
 from tests.real.small_farm import need
 
 PLANS = 50
@@ -34,9 +35,9 @@ AWKWARD = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("words", AWKWARD)
+@each("words", AWKWARD)
 def test_systemd_has_nothing_to_say_of_the_units(words: tuple[str, ...], tmp_path: Path) -> None:
-    """`systemd-analyze verify` on the server's and guard's unit, with programs that exist in the place of ours."""
+    """`systemd-analyze verify` on the server's and guard's unit, with programs that exist; a misspelt setting is named."""
     files = launch_files(settings_of(plan_of(*words)), ["systemd"])
     for name in ("vllm-start.sh", "vllm.env", "gate.token", "guard.token", "guard-read.token"):
         (tmp_path / name).write_text("#!/bin/sh\n", encoding="utf-8")
@@ -50,20 +51,11 @@ def test_systemd_has_nothing_to_say_of_the_units(words: tuple[str, ...], tmp_pat
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     told = [line for line in (ran.stdout + ran.stderr).splitlines() if str(tmp_path) in line or ".service:" in line]
     assert (ran.returncode, told) == (0, [])
+    paths[0].write_text(paths[0].read_text(encoding="utf-8").replace("KillMode=", "KillMod="), encoding="utf-8")
+    assert "KillMod" in subprocess.run(command, capture_output=True, text=True, check=False).stderr
 
 
-def test_systemd_would_say_something(tmp_path: Path) -> None:
-    """The check is one that can fail: a misspelt setting is named."""
-    unit = tmp_path / "vllm.service"
-    files = launch_files(settings_of(plan_of("vllm", "serve", MODELS[0])), ["systemd"])
-    text = files["systemd/vllm.service"].replace("KillMode=", "KillMod=")
-    unit.write_text(re.sub(r"ExecStart=\S+", "ExecStart=/bin/true", text), encoding="utf-8")
-    command = [need("systemd-analyze", "systemd"), "verify", "--man=no", str(unit)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "KillMod" in ran.stdout + ran.stderr
-
-
-@pytest.mark.parametrize("seed", range(6))
+@each("seed", range(6))
 def test_shellcheck_has_nothing_to_say_of_the_script(seed: int, tmp_path: Path) -> None:
     """Whatever the planned command holds."""
     script = tmp_path / "start.sh"
@@ -114,15 +106,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     config.write_text(text, encoding="utf-8")
     process = subprocess.Popen([need("haproxy", "haproxy"), "-db", "-f", str(config)], stderr=subprocess.DEVNULL)
     try:
-        end = time.monotonic() + 20
-        while True:
-            try:
-                if _status(port, "/v1/models") == 200:
-                    break
-            except OSError:
-                pass
-            assert time.monotonic() < end, "HAProxy does not answer"
-            time.sleep(0.1)
+        eventually(lambda: answers(f"http://127.0.0.1:{port}/v1/models"))
         yield port
     finally:
         process.terminate()
@@ -139,35 +123,22 @@ def _asked(port: int, path: str, **headers: str) -> http.client.HTTPResponse:
     return connection.getresponse()
 
 
-def _status(port: int, path: str) -> int:
-    return _asked(port, path).status
+OPEN = """
+/v1/models /v1/chat/completions /v1/completions?stream=1 /v1/responses /v1/responses/resp_1-a /v1/responses/resp_1/cancel
+/v1/embeddings /v1/messages
+"""
+CLOSED = """
+/plimsoll/drain /plimsoll/ready //plimsoll/drain /%70limsoll/drain /v1/../plimsoll/drain /v1/models/../../plimsoll/drain
+/v1/models%2f..%2f..%2fplimsoll%2fdrain /metrics /health /sleep /collective_rpc /server_info /v1/load_lora_adapter
+/v1/load%5flora_adapter /v1/unload_lora_adapter /V1/LOAD_LORA_ADAPTER /v1/responses/../load_lora_adapter
+/v1/responses/a/../../load_lora_adapter / /docs /v1 /v1/models/
+"""
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/v1/models", "/v1/chat/completions", "/v1/completions?stream=1", "/v1/responses", "/v1/responses/resp_1-a",
-     "/v1/responses/resp_1/cancel", "/v1/embeddings", "/v1/messages"],
-)  # fmt: skip
-def test_clients_reach_what_is_theirs(proxy: int, path: str) -> None:
-    """The OpenAI paths of this release."""
-    assert _status(proxy, path) == 200
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["/plimsoll/drain", "/plimsoll/ready", "//plimsoll/drain", "/%70limsoll/drain", "/v1/../plimsoll/drain",
-     "/v1/models/../../plimsoll/drain", "/v1/models%2f..%2f..%2fplimsoll%2fdrain", "/metrics", "/health", "/sleep",
-     "/collective_rpc", "/server_info",
-     "/v1/load_lora_adapter", "/v1/load%5flora_adapter", "/v1/unload_lora_adapter", "/V1/LOAD_LORA_ADAPTER",
-     "/v1/responses/../load_lora_adapter", "/v1/responses/a/../../load_lora_adapter", "/", "/docs", "/v1", "/v1/models/"],
-)  # fmt: skip
-def test_everything_else_stays_in(proxy: int, path: str) -> None:
-    """Drains, figures, adapters and admin endpoints, also when they are spelled in another way."""
-    assert _status(proxy, path) == 404
-
-
-def test_clients_do_not_choose_their_priority(proxy: int) -> None:
-    """The header that halves or doubles the bound of shedding does not come through."""
+def test_clients_reach_what_is_theirs_and_nothing_else(proxy: int) -> None:
+    """The OpenAI paths; no drains, figures, adapters and admin endpoints, however spelled, and no priority of theirs."""
+    assert {path: _asked(proxy, path).status for path in OPEN.split()} == dict.fromkeys(OPEN.split(), 200)
+    assert {path: _asked(proxy, path).status for path in CLOSED.split()} == dict.fromkeys(CLOSED.split(), 404)
     assert _asked(proxy, "/v1/models", X_Plimsoll_Priority="high").headers["X-Priority"] == "none"
 
 

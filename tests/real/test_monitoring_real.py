@@ -23,17 +23,9 @@ from plimsoll.assets.settings import AssetSettings
 from tests.assets.test_dashboards import expressions
 from tests.assets.watched import metrics_of
 from tests.guard.daemon.guards import guarding
-from tests.real.conftest import need_vllm
+from tests.real.conftest import GATED, GATED_ENV, TOKEN, need_vllm
 from tests.real.watching import Watching, watching
 
-ROOT = Path(__file__).parents[2]
-GATE_TOKEN = "an-honest-token-of-some-length"
-ENV = {"PYTHONPATH": str(ROOT / "src"), "PLIMSOLL_TOKEN": GATE_TOKEN}
-FLAGS = (
-    "--num-gpu-blocks-override", "18", "--max-num-seqs", "8", "--middleware", "plimsoll.inside.Gate",
-    "--worker-extension-cls", "plimsoll.inside.Probe",
-)  # fmt: skip
-IDLE_S = 25.0
 CLIENTS = 12
 # Of an impatient operator, so that a test need not wait as long for a dead engine; all else as it is generated.
 OUTAGE_S = 20
@@ -46,37 +38,29 @@ PICTURES = "PLIMSOLL_PICTURES"
 def engine() -> Iterator[EngineServer]:
     """A pool that is too small for what it is asked, with gate and probe; the test kills it."""
     need_vllm()
-    with EngineServer(FLAGS, ENV) as server:
+    with EngineServer(("--num-gpu-blocks-override", "18", "--max-num-seqs", "8", *GATED), GATED_ENV) as server:
         server.wait_ready()
         yield server
 
 
-@pytest.mark.timeout(420, func_only=True)
-def test_silence_then_a_storm_then_a_death(engine: EngineServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "idle_s", [pytest.param(25.0, marks=pytest.mark.timeout(420, func_only=True)), pytest.param(600.0, marks=pytest.mark.soak)]
+)
+def test_silence_then_a_storm_then_a_death(engine: EngineServer, tmp_path: Path, idle_s: float) -> None:
     """Idle, nobody is told or about to be; a storm and a killed engine reach the webhook; every metric and panel has data."""
-    _run(engine, tmp_path, IDLE_S)
-
-
-@pytest.mark.soak
-def test_ten_idle_minutes_tell_nobody(engine: EngineServer, tmp_path: Path) -> None:
-    """The same with ten of them."""
-    _run(engine, tmp_path, 600.0)
-
-
-def _run(engine: EngineServer, folder: Path, idle_s: float) -> None:
-    (folder / "gate.token").write_text(GATE_TOKEN, encoding="ascii")
-    (folder / "gate.token").chmod(0o600)
-    (folder / "plimsoll.toml").write_text(
+    (tmp_path / "gate.token").write_text(TOKEN, encoding="ascii")
+    (tmp_path / "gate.token").chmod(0o600)
+    (tmp_path / "plimsoll.toml").write_text(
         f"[api]\nlisten = '127.0.0.1:0'\n[[engine]]\nurl = '{engine.url}'\nname = 'tiny'\ncanary = '10s'\n"
         "token_file = 'gate.token'\n[policy.dead]\nrefused = '10s'\nfor = '3s'\n",
         encoding="utf-8",
     )
-    with guarding(folder, "--config", str(folder / "plimsoll.toml")) as guard:
+    with guarding(tmp_path, "--config", str(tmp_path / "plimsoll.toml")) as guard:
         settings = AssetSettings(
             "0.32.0", name="real", targets=(f"127.0.0.1:{engine.port}",), guard_target=f"127.0.0.1:{guard.port}"
         )
         bounds = replace(thresholds_of(settings), outage_s=OUTAGE_S)
-        with watching(folder, settings, bounds, guard.token) as watched:
+        with watching(tmp_path, settings, bounds, guard.token) as watched:
             time.sleep(idle_s)
             assert watched.webhook.told == []
             assert watched.query("ALERTS") == []  # none waits for its time to come, either

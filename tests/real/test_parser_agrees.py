@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from plimsoll.vllm import versions
 from plimsoll.vllm.flag_notes import GONE, GONE_VARIABLES, RANGES, own_values
 from plimsoll.vllm.flags import UNKNOWN_DEFAULT, FlagRow, flags_of, history_of
 from plimsoll.vllm.versions import engine_named
+from tests.each import each
 from tests.real.conftest import need_vllm
 
 RELEASE = "0.32.0"
@@ -47,50 +49,38 @@ def _sample(row: FlagRow) -> list[str]:
     return [value] * count
 
 
+# A value's kind in the table, and the name of the real parser's type.
+KINDS = {
+    "int": {"int"}, "float": {"float"}, "human-int": {"human_readable_int"},
+    "human-int-or-auto": {"human_readable_int_or_auto"}, "json": {"parse_dataclass", "_parse_type", "loads"},
+    "json-or-text": {"union_dict_and_str"}, "str": {"str", "None"}, "other": {"<lambda>"},
+}  # fmt: skip
+
+
 def test_both_know_the_same_flags(actions: dict[str, dict[str, Any]]) -> None:
-    """No flag of the real parser is missing from the table, and the table has none that the parser lacks."""
-    real = {name for name in actions if not name.startswith("--no-")} - OWN
-    assert real == set(flags_of(RELEASE))
-
-
-def test_every_negation_is_known(actions: dict[str, dict[str, Any]]) -> None:
-    """The parser has a --no- form exactly where the table says on-off."""
-    real = {name for name in actions if name.startswith("--no-")}
-    ours = {
-        "--no-" + name.removeprefix("--")
-        for name, row in flags_of(RELEASE).items()
-        if row.kind == "on-off" and name.startswith("--")
-    }
-    assert real == ours
-
-
-def test_shapes_agree(actions: dict[str, dict[str, Any]]) -> None:
-    """Arity and choices of every flag are the real parser's."""
-    differ = []
-    for name, row in flags_of(RELEASE).items():
+    """No flag and no --no- form is on one side alone; arity, choices, kinds and defaults are the real parser's."""
+    table = flags_of(RELEASE)
+    negated = {f"--no-{name[2:]}" for name, row in table.items() if row.kind == "on-off" and name.startswith("--")}
+    assert set(actions) - OWN == set(table) | negated
+    differ: list[Any] = []
+    for name, row in table.items():
         action = actions[name]
         arity = 0 if not row.takes_value else row.nargs
         # The processor's device list depends on the machine; the table leaves such choices out.
         choices = [str(c) for c in action["choices"]] if action["choices"] and row.choices is not None else None
         if action["nargs"] != arity or (choices is not None and sorted(choices) != sorted(row.choices or ())):
             differ.append((name, action["nargs"], arity, choices, row.choices))
-    assert not differ
-
-
-def test_defaults_agree(actions: dict[str, dict[str, Any]]) -> None:
-    """Every default we state is the one the real parser has, objects and enums by their value."""
-    differ = []
-    for name, row in flags_of(RELEASE).items():
-        real = actions[name]["default"]
+        kind = str(action["type"])
+        if row.takes_value and kind not in ({"_optional_type"} if row.is_optional else KINDS[row.kind]):
+            differ.append((name, row.kind, row.is_optional, kind))
+        real = action["default"]
         real = real["repr"] if isinstance(real, dict) and set(real) == {"repr"} else real
         if row.default is UNKNOWN_DEFAULT or row.default == {} or name != row.name:
             continue
-        if real in (row.default, repr(row.default)) or real == "==SUPPRESS==":
-            continue
         # Sets and enum members reach us as their repr.
-        if (row.default == [] and real in ("set()", [])) or f": {row.default!r}>" in str(real):
-            continue
-        differ.append((name, row.default, real))
+        is_same = real in (row.default, repr(row.default), "==SUPPRESS==") or f": {row.default!r}>" in str(real)
+        if not is_same and not (row.default == [] and real in ("set()", [])):
+            differ.append((name, row.default, real))
     assert not differ
 
 
@@ -118,21 +108,6 @@ def test_every_flag_we_call_ok_is_taken(parser: ParserProcess) -> None:
     assert not refused
 
 
-def test_kinds_agree(actions: dict[str, dict[str, Any]]) -> None:
-    """What a value must look like, and whether None is one, is what the real parser's type says."""
-    kinds = {
-        "int": {"int"}, "float": {"float"}, "human-int": {"human_readable_int"},
-        "human-int-or-auto": {"human_readable_int_or_auto"}, "json": {"parse_dataclass", "_parse_type", "loads"},
-        "json-or-text": {"union_dict_and_str"}, "str": {"str", "None"}, "other": {"<lambda>"},
-    }  # fmt: skip
-    differ = []
-    for name, row in flags_of(RELEASE).items():
-        real = str(actions[name]["type"])
-        if row.takes_value and real not in ({"_optional_type"} if row.is_optional else kinds[row.kind]):
-            differ.append((name, row.kind, row.is_optional, real))
-    assert not differ
-
-
 def test_every_flag_we_call_removed_is_refused(parser: ParserProcess) -> None:
     """Each flag that an earlier release had and 0.32.0 lacks is an unrecognised argument to the real parser."""
     taken = []
@@ -150,21 +125,24 @@ def test_every_flag_we_call_removed_is_refused(parser: ParserProcess) -> None:
     assert not taken
 
 
-def test_false_in_a_config_file_is_dropped(parser: ParserProcess, tmp_path: Path) -> None:
-    """The real parser ignores `enable-x: false`, which is why we call it without effect."""
+def test_what_both_take_and_refuse(parser: ParserProcess, tmp_path: Path) -> None:
+    """`enable-x: false` in a file is ignored, --config=FILE is never opened; -O 3 is taken, -O JSON and a second model not."""
     config = tmp_path / "c.yaml"
     config.write_text("enable-prefix-caching: false\nenforce-eager: true\n", encoding="utf-8")
     answer = parser.parse(["serve", "m", "--config", str(config)])
     assert answer["namespace"].get("enforce_eager") is True
     assert "enable_prefix_caching" not in answer["namespace"]
-
-
-def test_the_optimisation_level_as_two_words(parser: ParserProcess) -> None:
-    """-O 3 is taken by both, -O with JSON by neither."""
-    assert parser.parse(["serve", "m", "-O", "3"])["ok"]
-    assert read_command_line(["m", "-O", "3"], RELEASE).arguments[0].row is not None
-    assert not parser.parse(["serve", "m", "-O", '{"mode": 3}'])["ok"]
-    assert read_command_line(["m", "-O", '{"mode": 3}'], RELEASE).arguments[0].row is None
+    config.write_text("port: 8123\nswap-space: 4\n", encoding="utf-8")
+    ignored = parser.parse(["serve", "m", f"--config={config}"])
+    assert ignored["ok"]
+    assert "port" not in ignored["namespace"]
+    assert "swap-space" in parser.parse(["serve", "m", "--config", str(config)])["error"]
+    for words, is_taken in ((["m", "-O", "3"], True), (["m", "-O", '{"mode": 3}'], False), (["a", "--model", "b"], False)):
+        assert parser.parse(["serve", *words])["ok"] is is_taken, words
+        line = read_command_line(words, RELEASE)
+        assert (line.arguments[0].row is not None and not line.leftovers) is is_taken, words
+    for name in ("--max-num-on-the-fly-batches", "--enable-memory-compaction", "--made-up"):
+        assert "unrecognized arguments" in parser.parse(["serve", "m", name, "4"])["error"]
 
 
 REWRITTEN = (
@@ -179,28 +157,36 @@ REWRITTEN = (
 )
 
 
-@pytest.mark.parametrize("command", REWRITTEN)
-def test_rewritten_commands_are_taken(parser: ParserProcess, command: str) -> None:
+GONE_VALUES = {
+    "--rope-scaling": '{"rope_type": "yarn"}', "--override-pooler-config": "{}", "--guided-decoding-backend": "xgrammar",
+    "--chat-template-text-format": "string",
+}  # fmt: skip
+VARIABLES = {
+    "VLLM_ATTENTION_BACKEND": "FLASH_ATTN", "VLLM_FLASH_ATTN_VERSION": "3", "VLLM_ALL2ALL_BACKEND": "pplx",
+    "VLLM_MM_INPUT_CACHE_GIB": "2", "VLLM_TORCH_PROFILER_DIR": "/tmp/p",
+}  # fmt: skip
+
+
+def launches() -> Iterator[Launch]:
+    """Commands with something wrong in them, one with each removed flag, and one with each variable that became a flag."""
+    for command in REWRITTEN:
+        yield Launch("test", EntryPoint.SERVE, tuple(shlex.split(command)))
+    for name in sorted(GONE):
+        values = [GONE_VALUES[name]] if name in GONE_VALUES else _sample(history_of(name)[-1])
+        yield Launch("test", EntryPoint.SERVE, ("m", name, *values))
+    for variable in VARIABLES.items():
+        assert GONE_VARIABLES[variable[0]].rewrite
+        yield Launch("test", EntryPoint.SERVE, ("m",), (variable,))
+
+
+@each("launch", launches)
+def test_rewritten_commands_are_taken(parser: ParserProcess, launch: Launch) -> None:
     """Whatever was wrong with a command, the real parser takes what we make of it (a missing file aside)."""
-    launch = Launch("test", EntryPoint.SERVE, tuple(shlex.split(command)))
     checked = check(launch, engine_named(RELEASE))
+    assert len(checked.rewritten) > 3 or not launch.environment
     words = [w for w in checked.rewritten[1:] if w not in ("--config", "c.yaml")]
     answer = parser.parse(words)
     assert answer["ok"], (words, answer)
-
-
-def test_a_model_given_twice_is_refused(parser: ParserProcess) -> None:
-    """A positional model beside --model is a word too many, for both."""
-    assert not parser.parse(["serve", "a", "--model", "b"])["ok"]
-    assert read_command_line(["a", "--model", "b"], RELEASE).leftovers == ("a",)
-
-
-def test_flags_that_never_existed_are_refused(parser: ParserProcess) -> None:
-    """The article's invention, and any other, is refused by the real parser."""
-    for name in ("--max-num-on-the-fly-batches", "--enable-memory-compaction", "--made-up"):
-        answer = parser.parse(["serve", "m", name, "4"])
-        assert not answer["ok"]
-        assert "unrecognized arguments" in answer["error"]
 
 
 def test_the_articles_rewritten_command_is_taken(parser: ParserProcess) -> None:
@@ -216,38 +202,6 @@ def test_the_articles_rewritten_command_is_taken(parser: ParserProcess) -> None:
     assert namespace["gpu_memory_utilization"] == 0.88
     assert namespace["max_num_batched_tokens"] == 24576
     assert namespace["trust_remote_code"] is True
-
-
-@pytest.mark.parametrize("name", sorted(GONE))
-def test_the_rewrite_of_every_gone_flag_is_taken(parser: ParserProcess, name: str) -> None:
-    """A command with any one removed flag is taken by the real parser once rewritten."""
-    row = history_of(name)[-1]
-    value = {
-        "--rope-scaling": '{"rope_type": "yarn"}',
-        "--override-pooler-config": "{}",
-        "--guided-decoding-backend": "xgrammar",
-        "--chat-template-text-format": "string",
-    }.get(name)
-    values = [value] if value is not None else _sample(row)
-    launch = Launch("test", EntryPoint.SERVE, ("m", name, *values))
-    checked = check(launch, engine_named(RELEASE))
-    answer = parser.parse(list(checked.rewritten[1:]))
-    assert answer["ok"], (checked.rewritten, answer)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("VLLM_ATTENTION_BACKEND", "FLASH_ATTN"), ("VLLM_FLASH_ATTN_VERSION", "3"),
-                        ("VLLM_ALL2ALL_BACKEND", "pplx"), ("VLLM_MM_INPUT_CACHE_GIB", "2"),
-                        ("VLLM_TORCH_PROFILER_DIR", "/tmp/p")],
-)  # fmt: skip
-def test_the_rewrite_of_a_gone_variable_is_taken(parser: ParserProcess, name: str, value: str) -> None:
-    """A variable that lost its effect becomes a flag that the real parser takes."""
-    assert GONE_VARIABLES[name].rewrite
-    launch = Launch("test", EntryPoint.SERVE, ("m",), ((name, value),))
-    checked = check(launch, engine_named(RELEASE))
-    assert len(checked.rewritten) > 3
-    answer = parser.parse(list(checked.rewritten[1:]))
-    assert answer["ok"], (checked.rewritten, answer)
 
 
 def test_random_command_lines_are_read_alike(parser: ParserProcess) -> None:
@@ -307,7 +261,7 @@ HUMAN_NUMBERS = ("1k",
                  "1.5", "10T")  # fmt: skip
 
 
-@pytest.mark.parametrize("text", HUMAN_NUMBERS)
+@each("text", HUMAN_NUMBERS)
 def test_human_readable_integers_are_read_alike(parser: ParserProcess, text: str) -> None:
     """16k, 25.6G, 8GiB and the like mean what vLLM's own parser makes of them, refusals included."""
     for flag, dest, ours in (
@@ -334,7 +288,7 @@ def test_the_names_of_an_open_list_are_the_releases_own() -> None:
     assert set(re.findall(r'^    "([\w-]+)",$', listed, re.MULTILINE)) == own_values("--quantization", RELEASE)
 
 
-@pytest.mark.parametrize("name", sorted(name for name, limits in RANGES.items() if limits.since is not None))
+@each("name", sorted(name for name, limits in RANGES.items() if limits.since is not None))
 def test_the_limits_of_a_number_are_the_releases_own(name: str) -> None:
     """Every limit that we hold against a number is in 0.32.0's configuration classes."""
     need_vllm()
@@ -345,15 +299,3 @@ def test_the_limits_of_a_number_are_the_releases_own(name: str) -> None:
     ends = {"gt=0"} if "gt=0" in said and limits.least == 1 else {f"ge={limits.least:g}"}
     ends |= {f"lt={limits.most:g}"} if limits.below else set()
     assert {end.removesuffix(".0") for end in re.findall(r"\b[gl][et]=[0-9.]+", said)} == ends
-
-
-def test_a_config_file_behind_an_equals_sign_is_never_opened(parser: ParserProcess, tmp_path: Path) -> None:
-    """vLLM takes --config=FILE and does not read it; as two words it does."""
-    config = tmp_path / "c.yaml"
-    config.write_text("port: 8123\nswap-space: 4\n", encoding="utf-8")
-    ignored = parser.parse(["serve", "m", f"--config={config}"])
-    assert ignored["ok"]
-    assert "port" not in ignored["namespace"]
-    read = parser.parse(["serve", "m", "--config", str(config)])
-    assert not read["ok"]
-    assert "swap-space" in read["error"]

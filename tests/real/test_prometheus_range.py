@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import re
-import shutil
-import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +17,8 @@ from plimsoll.doctor.read.prometheus import fetch_range, is_prometheus
 from plimsoll.doctor.rules.trends import judge_trends
 from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.findings import Code
+from tests.fakes import eventually
+from tests.real.watching import remembering
 
 PAGE = (Path(__file__).parents[1] / "captures" / "vllm-0.32.0-cpu" / "metrics.txt").read_bytes()
 HOUR_S = 3600
@@ -43,16 +42,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Quiet."""
-
-
-def _need(program: str) -> str:
-    found = shutil.which(program)
-    if found is None:
-        message = f"{program} is not installed: it comes with the system package prometheus"
-        if os.environ.get("CI", "").lower() not in ("", "0", "false"):
-            pytest.fail(message, pytrace=False)
-        pytest.skip(message)
-    return found
 
 
 def _history() -> str:
@@ -83,71 +72,30 @@ def _history() -> str:
     return "\n".join([*lines, "# EOF", ""])
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A server with a history, which has scraped the page at least three times."""
-    program, tool = _need("prometheus"), _need("promtool")
-    folder = tmp_path_factory.mktemp("prometheus")
-    (folder / "history.om").write_text(_history(), encoding="utf-8")
-    done = subprocess.run(
-        [tool, "tsdb", "create-blocks-from", "openmetrics", str(folder / "history.om"), str(folder / "data")],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     pages = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     threading.Thread(target=pages.serve_forever, daemon=True).start()
     target = f"127.0.0.1:{pages.server_address[1]}"
-    (folder / "prometheus.yml").write_text(
-        "global: {scrape_interval: 1s}\nscrape_configs:\n"
-        f"  - {{job_name: vllm, static_configs: [{{targets: ['{target}']}}]}}\n",
-        encoding="utf-8",
-    )
-    port = _free_port()
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [program, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
-             f"--web.listen-address=127.0.0.1:{port}", "--storage.tsdb.retention.time=10y"],
-            stdout=log, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-    try:
-        _wait(f"http://127.0.0.1:{port}", folder / "log")
-        yield Running(f"http://127.0.0.1:{port}", f"http://{target}")
-    finally:
-        process.terminate()
-        process.wait(30)
-        pages.shutdown()
-        pages.server_close()
+    scraped = f"scrape_configs:\n  - {{job_name: vllm, static_configs: [{{targets: ['{target}']}}]}}\n"
+    with remembering(tmp_path_factory.mktemp("prometheus"), _history(), "global: {scrape_interval: 1s}\n" + scraped) as url:
+        eventually(lambda: _is_scraped(url), 90)
+        yield Running(url, f"http://{target}")
+    pages.shutdown()
+    pages.server_close()
 
 
-def _wait(url: str, log: Path) -> None:
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline:
-        try:
-            found = fetch_range(url, since_s=60, step_s=1, timeout_s=5)
-            if any(len(one.times) >= 3 for one in found):
-                return
-        except (BadInput, WorldFailed):
-            pass
-        time.sleep(0.5)
-    pytest.fail(f"prometheus did not scrape: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}", pytrace=False)
-
-
-def test_it_is_told_from_an_engine(prometheus: Running) -> None:
-    """Asked, it says what it is; the engine's address does not."""
-    assert is_prometheus(prometheus.url)
-    assert is_prometheus(prometheus.url + "/graph?g0.expr=up")
-    assert not is_prometheus(prometheus.page_url)
+def _is_scraped(url: str) -> bool:
+    with contextlib.suppress(BadInput, WorldFailed):
+        return any(len(one.times) >= 3 for one in fetch_range(url, since_s=60, step_s=1, timeout_s=5))
+    return False
 
 
 def test_what_it_scraped_comes_back_under_our_names(prometheus: Running) -> None:
-    """The recorded page's figures, with the engine's labels and the target's, and only vLLM's own process."""
+    """Told from an engine, it gives the recorded page's figures with the engine's labels and the target's."""
+    assert is_prometheus(prometheus.url + "/graph?g0.expr=up")
+    assert not is_prometheus(prometheus.page_url)
     found = fetch_range(prometheus.url, since_s=30, step_s=1)
     by_figure = {one.figure: one for one in found}
     for name in ("running", "waiting", "kv_cache_usage", "preemptions", "success", "steps", "host_resident", "started_at"):
@@ -163,17 +111,13 @@ def test_what_it_scraped_comes_back_under_our_names(prometheus: Running) -> None
 
 
 def test_a_day_of_history_is_judged(prometheus: Running) -> None:
-    """The leak on GPU 0 and the full cache are found; the staircase on GPU 1 is not taken for growth."""
+    """The leak on GPU 0 and the full cache are found; the staircase on GPU 1 is no growth; an unknown label is one line."""
     found = judge_trends(fetch_range(prometheus.url, start_s=START_S, end_s=END_S - 60), "prometheus")
     by_code = {one.code: one for one in found}
     assert set(by_code) == {Code.GPU_GROWTH, Code.KV_SATURATED}
     assert "gpu 0" in by_code[Code.GPU_GROWTH].because
     assert re.search(r" (59|60)\.\d MiB an hour", by_code[Code.GPU_GROWTH].because)
     assert "more show the same" not in by_code[Code.GPU_GROWTH].because
-
-
-def test_labels_narrow_it_and_bad_ones_find_nothing(prometheus: Running) -> None:
-    """A label that nothing has is one clear line."""
     assert fetch_range(prometheus.url, start_s=START_S, end_s=END_S, match={"gpu": "1"})
     with pytest.raises(BadInput, match="no metric of vLLM"):
         fetch_range(prometheus.url, start_s=START_S, end_s=END_S, match={"namespace": 'no"such'})

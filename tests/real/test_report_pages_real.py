@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from axe_core_python.sync_playwright import Axe
 
 from plimsoll.cli.main import main
-from tests.real.page_browser import browsing, tab
+from tests.real.page_browser import tab
 
 pytestmark = pytest.mark.real
 SERVE = "--gpu L4 --vllm 0.32.0 {} -- vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192"
@@ -21,12 +20,6 @@ COMMANDS = {
     "tune": f"tune {TRAFFIC} max_num_seqs=16,32 max_num_batched_tokens=512,2048 block_size=16 " + SERVE,
 }
 DRAWN = {"plan": ("svg .band", 4), "simulate": ("svg .line", 6), "tune": ("svg .dot", 4)}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with browsing() as one:
-        yield one
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -18,26 +18,13 @@ from typing import Any
 
 import pytest
 
+from lab.engine.server import free_port
 from plimsoll.standin.serve.server import Port, StartFailed
 from tests.fakes import TOKEN, Got, eventually
 
 SLOW_STEPS = ("--base-ns", "50000000")  # 50 ms each
 BEARER = {"authorization": f"Bearer {TOKEN}"}
 LONG = {"prompt": "go on", "max_tokens": 60, "ignore_eos": True}
-
-
-def free_port(count: int = 1) -> int:
-    """So many in a row of which the first is free now."""
-    for first in range(21_000 + os.getpid() % 5000 * 2, 60_000, 7):
-        with contextlib.ExitStack() as taken:
-            try:
-                for port in range(first, first + count):
-                    one = taken.enter_context(socket.socket())
-                    one.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return first
-    raise AssertionError("no port is free")
 
 
 class Process:
@@ -168,9 +155,19 @@ def test_a_start_fails_as_often_as_it_is_told_to(tmp_path: Path) -> None:
         server.ready()
 
 
+def free_ports(count: int) -> int:
+    """The first of so many in a row that are free now."""
+    for first in range(21_000 + os.getpid() % 5000 * 2, 60_000, 7):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as taken:
+            for port in range(first, first + count):
+                taken.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
+    raise AssertionError("no port is free")
+
+
 def test_a_fleet_loses_one_engine_and_no_more(tmp_path: Path) -> None:
     """The port of the dead one closes; the others serve, and the process ends with the last of them."""
-    port = free_port(3)
+    port = free_ports(3)
     with started(tmp_path, "--fleet", "3", "--speed", "5", *SLOW_STEPS, port=port) as server:
         for one in range(3):
             server.ready(port + one)
@@ -184,31 +181,22 @@ def test_a_fleet_loses_one_engine_and_no_more(tmp_path: Path) -> None:
         assert server.ends() == 0
 
 
-def test_a_port_that_is_taken_is_said_at_once() -> None:
-    """Nothing is started on it."""
+def test_a_slow_start_lets_nobody_in_and_can_be_stopped(tmp_path: Path) -> None:
+    """A taken port is said at once; the port of a slow start is refused until its time; SIGTERM comes before a slow failure."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         number = taken.getsockname()[1]
         with pytest.raises(StartFailed, match=f"127.0.0.1:{number}: Address already in use"):
             Port("127.0.0.1", number)
-
-
-def test_a_start_that_fails_slowly_can_be_stopped(tmp_path: Path) -> None:
-    """SIGTERM is obeyed before the failure is due."""
     with started(tmp_path, "--fault", "start-failure", "--start-seconds", "60") as server:
         eventually(lambda: "INFO" in server.log() or server.process.poll() is not None, 60)
         server.process.send_signal(signal.SIGTERM)
         assert server.ends(10) == 0
-
-
-def test_a_slow_start_lets_nobody_in_before_its_time(tmp_path: Path) -> None:
-    """Its log begins, the port is refused, and it is ready so many seconds later."""
     with started(tmp_path, "--fault", "slow-start=3") as server:
         eventually(lambda: "INFO" in server.log(), 60)
         began = time.monotonic()
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", server.port), 5)
+        assert server.is_refused()
         server.ready()
         assert time.monotonic() - began > 2.0
 

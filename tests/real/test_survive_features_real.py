@@ -25,7 +25,7 @@ ADAPTERS = ("port", "starboard", "stern")
 ADAPTER_KINDS = ("plain", "chat", "logprobs", "stop", "long")
 DRAFTS = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}'
 UNPROVEN = {"PLIMSOLL_SURVIVE": "unproven"}
-ROUNDS, ROUNDS_SOAK = 32, 200
+ROUNDS_SOAK = 200
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +86,9 @@ def answer_of(server: SurviveServer, ask: Ask, name: str = "") -> Answer:
     return asyncio.run(ask_one(server.port, ask, name))
 
 
+@pytest.mark.parametrize(("rounds", "seed"), [(32, 3), pytest.param(ROUNDS_SOAK, 4, marks=pytest.mark.soak)])
 def test_adapters_and_drafts_survive_rounds_of_faults(
-    drafting: SurviveServer, drafted: Reference, record_property: Any
+    drafting: SurviveServer, drafted: Reference, record_property: Any, rounds: int, seed: int
 ) -> None:
     """An adapter that was copied in part is copied again, drafts of a dropped step are forgotten: all tokens equal."""
     assert drafted.allowed_share <= 0.05
@@ -95,7 +96,7 @@ def test_adapters_and_drafts_survive_rounds_of_faults(
     tokens = {tuple(answer.tokens[0]) for answer in drafted.answers}
     assert len(tokens) > 0.9 * len(drafted.answers), "adapters do not change the answers"
     sites = (*EVERY_STEP, "adapter", "drafter")
-    record_property("figures", check_rounds(drafting, drafted, ROUNDS, sites, 3))
+    record_property("figures", check_rounds(drafting, drafted, rounds, sites, seed))
 
 
 def test_an_adapter_left_half_copied_would_be_noticed(drafting: SurviveServer, drafted: Reference) -> None:
@@ -114,13 +115,6 @@ def test_an_adapter_left_half_copied_would_be_noticed(drafting: SurviveServer, d
     assert drafting.post("/reset_prefix_cache").status == 200  # it was filled with what the half adapter computed
     answer_of(drafting, port)
     assert not differences(answer_of(drafting, stern), wanted), "copied again, it is whole again"
-
-
-@pytest.mark.soak
-def test_adapters_and_drafts_survive_many_rounds(drafting: SurviveServer, drafted: Reference, record_property: Any) -> None:
-    """The same, longer."""
-    sites = (*EVERY_STEP, "adapter", "drafter")
-    record_property("figures", check_rounds(drafting, drafted, ROUNDS_SOAK, sites, 4))
 
 
 @pytest.mark.soak

@@ -22,7 +22,6 @@ from lab.survive.server import SurviveServer
 from tests.real.conftest import need_vllm
 
 pytestmark = pytest.mark.once
-ROUNDS, ROUNDS_SOAK = 20, 500
 WARM_UP_ROUNDS = 8
 SHORTAGE_S, SHORTAGE_SOAK_S = 30.0, 60.0
 ABOVE = 128  # tokens; steps can be 375 when the shortage begins
@@ -176,8 +175,11 @@ def test_a_request_that_always_fails_is_aborted_and_no_other(server: SurviveServ
     assert server.log_text().count("plimsoll: survive: aborted request ") == 1
 
 
-def check_rounds(server: SurviveServer, reference: Reference, rounds: int, seed: int) -> str:
-    """So many faults under 32 clients; fails where anybody noticed, or memory creeps."""
+@pytest.mark.parametrize(("rounds", "seed"), [(20, 11), pytest.param(500, 23, marks=pytest.mark.soak)])
+def test_nobody_notices_rounds_of_faults(
+    server: SurviveServer, reference: Reference, record_property: Any, rounds: int, seed: int
+) -> None:
+    """32 streaming clients with mixed options: none is lost, none sees a wrong, repeated or missing token; no memory creeps."""
     started = time.monotonic()
     with Clients(server.port, reference, seed=seed) as clients:
         play_rounds(server, clients, WARM_UP_ROUNDS, seed)
@@ -192,21 +194,10 @@ def check_rounds(server: SurviveServer, reference: Reference, rounds: int, seed:
     for name, size in resident.items():
         assert later[name] - size < max(CREEP_BYTES, CREEP_SHARE * size), f"{name}: {size} to {later[name]} bytes"
     grown = {name: f"{(later[name] - size) / 2**20:+.1f} MiB" for name, size in resident.items()}
-    return (
+    record_property("figures", (
         f"{rounds} rounds in {time.monotonic() - started:.0f} s, {answers} answers, {clients.tokens()} tokens, "
         f"{len(found)} differ, {grown}"
-    )
-
-
-def test_nobody_notices_rounds_of_faults(server: SurviveServer, reference: Reference, record_property: Any) -> None:
-    """32 streaming clients with mixed options: none is lost, none sees a wrong, a repeated or a missing token."""
-    record_property("figures", check_rounds(server, reference, ROUNDS, 11))
-
-
-@pytest.mark.soak
-def test_nobody_notices_five_hundred_rounds(server: SurviveServer, reference: Reference, record_property: Any) -> None:
-    """The same, for as long as it takes."""
-    record_property("figures", check_rounds(server, reference, ROUNDS_SOAK, 23))
+    ))  # fmt: skip
 
 
 def test_the_accounts_add_up_at_the_end(server: SurviveServer) -> None:
@@ -230,17 +221,6 @@ def test_without_the_setting_vllm_dies_as_before(tmp_path: Path) -> None:
     (answer,) = play_scenarios([{"planned": {"5": "forward"}, "share": 0.0}], tmp_path, env={"PLIMSOLL_SURVIVE": ""})
     assert not answer["ok"]
     assert answer["error"].startswith("OutOfMemoryError")
-
-
-@pytest.mark.soak
-def test_without_the_setting_a_server_dies_as_before(model: Path, tmp_path: Path) -> None:
-    """The same, as a server: it ends, and says nothing of containment."""
-    with SurviveServer(tmp_path, model, is_armed=False) as server:
-        server.wait_ready()
-        server.set_faults({"site": "forward", "times": 1})
-        assert asyncio.run(ask_one(server.port, greedy("the last words"))).error
-        server.wait_exit()
-        assert "plimsoll: survive" not in server.log_text()
 
 
 @pytest.mark.soak

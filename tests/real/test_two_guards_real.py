@@ -34,29 +34,21 @@ def places() -> Iterator[tuple[Places, Etcd]]:
             etcd.kill()
 
 
-def play(where: Places, count: int, seed: int) -> str:
-    """So many rounds; no old epoch was taken, and there were some that came too late."""
-    found = asyncio.run(rounds(where, count, seed))
+@pytest.mark.parametrize(
+    ("count", "seed"),
+    [
+        pytest.param(20, 37, marks=pytest.mark.timeout(300)),
+        pytest.param(1_000, 11, marks=[pytest.mark.soak, pytest.mark.timeout(7200)]),
+    ],
+)
+async def test_rounds_with_holders_that_are_stopped_and_killed(
+    places: tuple[Places, Etcd], record_property: Callable[[str, object], None], count: int, seed: int
+) -> None:
+    """No drain or undrain of an old epoch is taken after a newer one, some came too late, and in the end nothing is open."""
+    found = await rounds(places[0], count, seed)
     assert found["late_drains"] > 0, found
     assert found["late"] > found["late_drains"], found
-    return str(found["says"])
-
-
-@pytest.mark.timeout(300)
-def test_twenty_rounds_with_holders_that_are_stopped_and_killed(
-    places: tuple[Places, Etcd], record_property: Callable[[str, object], None]
-) -> None:
-    """No drain or undrain of an old epoch is taken after a newer one, and in the end nothing is drained or open."""
-    record_property("figures", play(places[0], 20, seed=37))
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(7200)
-def test_a_thousand_rounds_with_holders_that_are_stopped_and_killed(
-    places: tuple[Places, Etcd], record_property: Callable[[str, object], None]
-) -> None:
-    """The same a thousand times."""
-    record_property("figures", play(places[0], 1_000, seed=11))
+    record_property("figures", str(found["says"]))
 
 
 async def test_without_etcd_both_stand_back(places: tuple[Places, Etcd]) -> None:

@@ -87,6 +87,25 @@ class Watching:
 
 
 @contextlib.contextmanager
+def remembering(folder: Path, history: str, config: str = "scrape_configs: []\n") -> Iterator[str]:
+    """A Prometheus that has this history, in the format of OpenMetrics, from before it began."""
+    (folder / "history.om").write_text(history, encoding="utf-8")
+    (folder / "prometheus.yml").write_text(config, encoding="utf-8")
+    tool, port = need("promtool", "prometheus"), free_port()
+    words = [tool, "tsdb", "create-blocks-from", "openmetrics", str(folder / "history.om"), str(folder / "data")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    words = [
+        need("prometheus", "prometheus"), f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
+        f"--web.listen-address=127.0.0.1:{port}", "--storage.tsdb.retention.time=10y",
+    ]  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+    with _process(words, folder / "log"):
+        _wait(lambda: is_prometheus(url), folder / "log")
+        yield url
+
+
+@contextlib.contextmanager
 def watching(folder: Path, settings: AssetSettings, bounds: Thresholds, guard_token: str) -> Iterator[Watching]:
     """Prometheus and Alertmanager on what would be generated, but for a scrape every two seconds and a webhook of our own."""
     webhook, port, manager = Webhook(), free_port(), free_port()
