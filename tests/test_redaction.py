@@ -139,12 +139,6 @@ def test_a_token_is_known_by_its_shape(shape: str, around: str) -> None:
     assert REDACTED in shown
 
 
-@pytest.mark.parametrize("token", ["AKIAIOSFODNN7EXAMPLE", "ASIAIOSFODNN7EXAMPLE"])
-def test_amazon_key_ids_are_hidden(token: str) -> None:
-    """An Amazon access key id names an account, so it goes too."""
-    assert redact(f"using {token}.") == "using [redacted]."
-
-
 @each("kind", ["RSA ", "EC ", "", "OPENSSH ", "ENCRYPTED "])
 @each("newline", ["\n", "\r\n", "\\n", "\n    "])
 def test_a_private_key_block_is_hidden_whole(kind: str, newline: str) -> None:

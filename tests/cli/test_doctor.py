@@ -155,18 +155,6 @@ def test_a_folder_is_read_and_what_is_broken_in_it_is_left_out(tmp_path: Path) -
     assert "cut.log.gz" in ask("doctor", str(tmp_path), code=1).out
 
 
-def test_a_page_without_any_metric_of_vllm_proves_nothing(tmp_path: Path) -> None:
-    """Another program's page, or one that hides them, is no page on which nothing is wrong: a note says so."""
-    page = tmp_path / "page.txt"
-    page.write_text("# HELP http_requests_total x\n# TYPE http_requests_total counter\nhttp_requests_total 4\n")
-    answer = ask("doctor", str(page))
-    assert answer.out.startswith("memory failure: unknown")
-    assert "the page shows no metric of vLLM" in answer.text
-    body = ask("doctor --json", str(page)).body
-    assert body["memory_failure"] is None
-    assert [one["says"] for one in body["facts"]["inputs"]] == ["nothing of vLLM in it"]
-
-
 def test_what_others_say_beside_the_cause_is_shown(tmp_path: Path) -> None:
     """A card's error that is another program's is no finding and is said all the same, without the secrets in its line."""
     xid = "NVRM: Xid (PCI:0000:3b:00): {}, pid=4242, name={}, Ch 00000010 --api-key=sk-0123456789abcdefghij"
@@ -189,16 +177,6 @@ def test_standard_input_is_read_like_a_file() -> None:
     assert (nothing.code, nothing.body["memory_failure"], bool(nothing.body["collect_next"])) == (0, None, True)
     beside = ask_process(["doctor", CGROUP, "-", "--json"], given=Path(CGROUP_DMESG).read_bytes())
     assert beside.codes[0] == "host.out-of-memory"
-
-
-def test_dmesg_settles_what_the_log_cannot() -> None:
-    """Alone the log cannot tell and says what to collect; with the kernel's lines it is host memory, in either order."""
-    alone = ask("doctor --json", CGROUP, code=None).body
-    assert alone["memory_failure"] is None
-    assert any("dmesg" in asked for asked in alone["collect_next"])
-    for words in ((CGROUP, CGROUP_DMESG), (CGROUP_DMESG, CGROUP)):
-        both = ask("doctor --json", *words, code=1)
-        assert (both.body["memory_failure"], both.codes[0], both.body["collect_next"]) == (True, "host.out-of-memory", [])
 
 
 @each(

@@ -168,12 +168,6 @@ def test_a_segment_that_one_small_block_holds_is_a_note_until_a_request_fails(sh
     assert _judged(shape, failed=400 * MIB).findings == ()  # it fits into one of the gaps
 
 
-def test_the_block_that_pins_is_named_with_all_callers() -> None:
-    """The evidence says where in the program the block was asked for."""
-    (finding,) = _judged("pinned-frames", failed=GIB).findings
-    assert any("snapshot_shapes.py:66 pinned" in evidence.text for evidence in finding.evidence)
-
-
 @pytest.mark.parametrize("shape", ["healthy", "healthy-frames"])
 def test_a_healthy_process_is_never_called_fragmented(shape: str) -> None:
     """Whatever fails beside it, its gaps are not the reason."""

@@ -48,21 +48,6 @@ def test_a_server_that_contained_its_failures_is_called_alive(name: str, site: s
     assert [text.partition("aborted request ")[2].partition(":")[0] for text in told] == list(aborted)
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("lora-adapter-eager-0-contained-2", "2 requests"), ("multimodal-pictures-eager-0-contained-1", "4 requests")],
-)
-def test_aborted_requests_are_counted(name: str, words: str) -> None:
-    """What containment could not save is said with its number."""
-    assert f"{words} were aborted" in diagnose([read_log(path(name))]).findings[0].because
-
-
-def test_the_report_shows_an_aborted_request(capsys: pytest.CaptureFixture[str]) -> None:
-    """Among many contained failures the printed evidence still holds a request that was lost."""
-    assert main(["doctor", path("lora-adapter-eager-0-contained-2")]) == 1
-    assert "aborted request cmpl-b19722e4c53664ad-0-b56dca6b" in capsys.readouterr().out
-
-
 def test_a_server_whose_door_refused_requests_has_nothing_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     """vLLM prints a traceback for each refused stream; the server serves, and doctor ends with 0."""
     name = path("lora-adapter-eager-0-door-1")

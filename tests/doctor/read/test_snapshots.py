@@ -23,7 +23,7 @@ from plimsoll.doctor.read import snapshots
 from plimsoll.doctor.read.snapshots import limit_resources, parse_snapshot, read_snapshot
 from plimsoll.doctor.rules.snapshot_facts import FREE, LIVE, PENDING, Snapshot, StackFrame
 from plimsoll.errors import BadInput, TooLarge
-from tests.doctor.snapshot_maker import MIB, serving, split
+from tests.doctor.snapshot_maker import serving, split
 from tests.each import each
 
 VALID = pickle.dumps(split().tree())
@@ -131,28 +131,6 @@ def test_a_packed_snapshot_is_read(tmp_path: Path) -> None:
         assert read_snapshot(tmp_path / "s") == _read(SMALL)
         _refused(packed[:-20])
         _refused(packed[:4] + b"junk" * 10)
-
-
-def test_events_that_nobody_asks_for_are_counted_and_dropped() -> None:
-    """Only failures are kept, the last ones, with how much happened since."""
-    made = serving()
-    for _ in range(40):
-        made.fail(MIB, 0)
-    made.alloc(MIB)
-    snapshot = _read(pickle.dumps(made.tree()))
-    assert snapshot.events == len(made.events)
-    assert len(snapshot.failures) == 16
-    assert snapshot.failures[-1].events_after == 1
-
-
-def test_a_long_stack_and_many_equal_ones_are_read() -> None:
-    """A list of more frames than pickle writes at once, shared by all blocks."""
-    frames = [{"filename": f"{number}.py", "line": number, "name": "f"} for number in range(2500)]
-    blocks = [{"size": 512, "requested_size": 1, "state": "active_allocated", "frames": frames} for _ in range(3000)]
-    tree = [{"address": 0, "total_size": 512 * 3000, "segment_type": "large", "blocks": blocks}]
-    snapshot = _read(pickle.dumps(tree))
-    assert len(snapshot.stacks) == 2
-    assert [frame.line for frame in snapshot.stack_of(1)] == [*range(256), *range(2244, 2500)]
 
 
 @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])

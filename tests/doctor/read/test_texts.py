@@ -14,7 +14,6 @@ from tests.each import each
 from tests.log_bytes import log_of_bytes
 
 CAPTURES = Path(__file__).parents[2] / "captures"
-OTHERS = Path(__file__).parents[4] / "shared" / "data" / "logs"
 ERROR = "(EngineCore_DP0 pid=12) ERROR 11-15 08:00:00 [core.py:700] CUDA out of memory."
 
 
@@ -267,15 +266,3 @@ def test_captures_read_whole(path: Path) -> None:
     assert all(line.text in raw[(line.number or 0) - 1] for line in log.lines if "\x1b" not in raw[(line.number or 0) - 1])
     assert not [line for line in log.lines if line.text.startswith("(EngineCore pid=")]
     assert log.skipped == ()
-
-
-@pytest.mark.skipif(not OTHERS.is_dir(), reason="the logs of other people are not here")
-@pytest.mark.parametrize("path", sorted(OTHERS.glob("*.log.gz")) if OTHERS.is_dir() else [], ids=lambda path: path.name)
-def test_logs_of_other_people_read_whole(path: Path) -> None:
-    """No line is lost, no colour or process prefix is left."""
-    log = read_log(str(path))
-    raw = gzip.decompress(path.read_bytes()).split(b"\n")
-    assert {line.number for line in log.lines} >= {n for n, text in enumerate(raw, 1) if text.strip()}
-    assert not any("\x1b" in line.text for line in log.lines)
-    named = [line for line in log.lines if line.text.startswith(("(EngineCore pid=", "(APIServer pid=", "(Worker_TP0 pid="))]
-    assert all(")" not in line.text for line in named), "whole prefixes come off; one cut by another writer cannot"

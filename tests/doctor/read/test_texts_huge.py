@@ -21,7 +21,6 @@ from plimsoll.doctor.read.text import read_log
 from plimsoll.doctor.rules.log_text import LONGEST, Log
 from plimsoll.errors import BadInput, TimedOut
 from plimsoll.net import inputs
-from tests.log_bytes import log_of_bytes
 
 PERIODIC = "INFO 11-15 08:00:00 [loggers.py:1] Avg prompt throughput: 1.0 tokens/s"
 
@@ -248,13 +247,6 @@ def test_one_endless_line_is_one_line(tmp_path: Path, size: int) -> None:
     log = read_log(str(tmp_path / "a.log"))
     assert {line.number for line in log.lines} == {1}
     assert all(len(line.text) <= LONGEST for line in log.lines)
-
-
-def test_an_empty_file_has_no_lines(tmp_path: Path) -> None:
-    """A server that left nothing is no mistake of the user's."""
-    (tmp_path / "a.log").write_bytes(b"")
-    assert list(read_log(str(tmp_path / "a.log")).lines) == []
-    assert list(log_of_bytes("x", b"").lines) == []
 
 
 @pytest.mark.parametrize("name", ["missing", ".", "socket\0name", "/dev/zero"])

@@ -11,7 +11,7 @@ from plimsoll.doctor.rules.diagnose import build_finding
 from plimsoll.doctor.rules.facts import FailureCase, PlanFigures
 from plimsoll.doctor.rules.root_cause import OomFigures, parse_oom
 from plimsoll.doctor.rules.timeline import TracebackFrame
-from plimsoll.findings import Code, Evidence, Finding, Severity
+from plimsoll.findings import Code, Finding, Severity
 from plimsoll.plan.findings import Advice
 from plimsoll.units import GIB, MIB
 from plimsoll.vllm.failure_texts import TEXTS, FailureText
@@ -132,13 +132,6 @@ def test_every_text_that_names_a_cause_leads_to_words(text: FailureText) -> None
     found = _checked(finding(case_of(text.code, text=text.name)))
     assert found.remedy
     assert text.code is Code.OTHER_ENGINE_ERROR or found.title != "the engine failed with an error of its own"
-
-
-def test_evidence_and_confidence_are_passed_on() -> None:
-    """The lines that prove it stay with the finding."""
-    proof = Evidence("a.log", "line", 3)
-    found = build_finding(case_of(Code.OTHER_DISK), [proof], Severity.WARNING)
-    assert (found.evidence, found.confidence, found.severity) == ((proof,), 0.9, Severity.WARNING)
 
 
 KV, SHARE, LENGTH = "--kv-cache-memory-bytes", "--gpu-memory-utilization", "--max-model-len"

@@ -30,7 +30,6 @@ from plimsoll.doctor.rules.log_text import Log, LogLine
 from plimsoll.doctor.rules.metrics import judge_pages
 from plimsoll.doctor.rules.timeline import read_timeline
 from plimsoll.findings import Code, Finding, Severity
-from plimsoll.units import GIB
 from plimsoll.vllm.metrics_page import Page, parse_page
 from tests.doctor.contained_logs import (
     ABORTED,
@@ -38,7 +37,6 @@ from tests.doctor.contained_logs import (
     CANNOT,
     GAVE_UP,
     GREW,
-    NUMBERS,
     ONE_PROCESS,
     STORM,
     TWO_PROCESSES,
@@ -84,16 +82,6 @@ def test_every_line_of_containment_is_known() -> None:
     assert len(read(LINE, f"plimsoll: survive: {STORM}").contained) == 1, "a log that lost its prefixes"
 
 
-@each(("numbers", "asked", "free"), [
-    (NUMBERS, round(1.95 * GIB), round(1.10 * GIB)), ("(asked for 2.00 GiB)", 2 * GIB, None), ("(1.00 GiB free)", None, GIB),
-    ("", None, None),
-])  # fmt: skip
-def test_sizes_that_are_not_known_are_left_out(numbers: str, asked: int | None, free: int | None) -> None:
-    """A failure without its sizes counts as any other."""
-    (failure,) = read(core(contained(1, numbers=numbers))).contained
-    assert (failure.asked, failure.free, failure.limit_tokens) == (asked, free, 4096)
-
-
 @each("lines", [
     [prompt(LINE)], [LOGGER + LINE], [f"(EngineCore pid=2) INFO 11-15 09:18:15 [x.py:1] he said: {LINE}"], [LINE],
     [f"(EngineCore pid=2) INFO 11-15 09:18:15 [x.py:1]   {LINE}"],
@@ -112,22 +100,6 @@ def test_failures_between_two_kept_lines_are_counted() -> None:
     assert read(core(contained(1)), core(contained(40))).total == 40
     assert read(core(contained(7)), core(contained(2), other), core(contained(8)), core(contained(3), other)).total == 4
     assert read(core(contained(9)), core(contained(1))).total == 2, "a new start counts from one"
-
-
-@each("path", [ONE_PROCESS, TWO_PROCESSES])
-def test_a_recorded_server_that_lives_on_is_not_called_dead(path: Path) -> None:
-    """One warning about memory, with containment's own lines as evidence; without containment the same is a crash."""
-    found, one = said(survived(path)), Recorded(path)
-    (finding,) = found.findings
-    assert (finding.code, finding.severity) == (Code.RUNTIME_CONTAINED, Severity.WARNING)
-    assert (found.memory_failure, found.collect_next) == (True, ())
-    assert ["contained failure 1" in finding.evidence[0].text, "contained failure 2" in finding.evidence[1].text] == [
-        True,
-        True,
-    ]
-    words = ("2 steps", "at forward", "8,192 tokens in 48 requests", "at most 2,048 tokens", "grew back to 6,144", "lives")
-    assert all(word in finding.because for word in words)
-    assert codes(said([*one.start, *one.step, *one.end]))[0] is Code.RUNTIME_FORWARD
 
 
 @each(("path", "last"), [(path, last) for path in (ONE_PROCESS, TWO_PROCESSES) for last in (GAVE_UP, CANNOT)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import permutations
 
 from plimsoll.doctor.rules.diagnose import (
-    CRASH_LOOP,
     LONGEST_EVIDENCE,
     InputVerdict,
     LogDiagnosis,
@@ -181,27 +180,6 @@ def test_the_proof_is_the_error_its_place_and_its_end(lines: list[str], shown: d
     assert all(text in proof[place].text for place, text in shown.items())
 
 
-PIECES = OOM.replace("120.00 MiB is reserved", "9.00 GiB is reserved")
-NOISE = traceback("a.py:b", error="BrokenPipeError: [Errno 32] Broken pipe")
-
-
-@each(("promise", "lines", "codes", "memory"), [
-    ("one cause and its noise are one finding", [STARTED, traceback(STEP), NOISE, ENGINE_DEAD], [Code.RUNTIME_FORWARD], True),
-    ("memory in pieces is said beside the step", [STARTED, traceback(STEP, error=PIECES), ENGINE_DEAD],
-     [Code.RUNTIME_FORWARD, Code.ALLOCATOR_FRAGMENTATION], True),
-    ("two failed starts are two", [FAILED_START * (CRASH_LOOP - 1)], [Code.STARTUP_WEIGHTS_DO_NOT_FIT], True),
-    ("three are a loop", [FAILED_START * CRASH_LOOP], [Code.STARTUP_WEIGHTS_DO_NOT_FIT, Code.ENGINE_CRASH_LOOP], True),
-    ("the kernel's lines are judged too", [STARTED, KILLER, ENGINE_DEAD], [Code.HOST_OUT_OF_MEMORY], True),
-    ("kernel lines alone are no server's", [BUS], [Code.OTHER_HARDWARE], None),
-    ("nor is anything else", ["Dear diary,", "memory was on my mind: out of sight, out of mind."], [], None),
-])  # fmt: skip
-def test_one_text_by_itself(promise: str, lines: list[str | list[str]], codes: list[Code], memory: bool | None) -> None:
-    """Its own root cause first, what came of it after; a text in which vLLM says nothing is no server's."""
-    found = said(*lines)
-    assert ([one.code for one in found.findings], found.memory_failure) == (codes, memory), promise
-    assert bool(found.facts) is found.is_server
-
-
 def test_the_plan_is_asked_for_memory_alone() -> None:
     """Nothing is planned for a stop, another cause or a healthy server; once for a memory failure, with the log's facts."""
     asked: list[LogFacts] = []
@@ -215,15 +193,6 @@ def test_the_plan_is_asked_for_memory_alone() -> None:
     assert asked == []
     diagnose_log(log(FAILED_START), plan)
     assert [(facts.version, facts.model, facts.flags["max_model_len"]) for facts in asked] == [("0.25.1", "m", "8192")]
-
-
-def test_facts_are_what_the_log_states() -> None:
-    """Version, model, how far it came, the step, the allocation that failed, how many starts; and what is harmless, by line."""
-    facts = said(STARTED, traceback(STEP), ENGINE_DEAD).facts
-    told = {name: facts[name] for name in ("vllm", "model", "reached", "step", "starts")}
-    assert told == {"vllm": "0.25.1", "model": "m", "reached": "serving", "step": "forward", "starts": 1}
-    assert facts["out_of_memory"]["tried_bytes"] == 2 << 30  # type: ignore[index]
-    assert f"line {len(STARTED) + 2}: {OOM[:100]}" in str(said(STARTED, STOP, OOM).facts["harmless"])
 
 
 def test_a_stop_in_the_middle_of_a_start_may_be_a_probes() -> None:

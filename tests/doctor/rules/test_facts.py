@@ -21,24 +21,16 @@ from plimsoll.doctor.rules.facts import (
     facts_of,
     fitting,
     flags_of,
-    gib,
-    lower_utilization,
     more_room,
-    oom_facts,
-    request_clause,
-    setting,
-    smaller_cache,
-    unique,
 )
 from plimsoll.doctor.rules.log_text import Log, LogLine
 from plimsoll.doctor.rules.root_cause import OomFigures
-from plimsoll.doctor.rules.timeline import ServerProgress, read_timeline
+from plimsoll.doctor.rules.timeline import read_timeline
 from plimsoll.findings import Code, Finding, Remedy, Severity
 from plimsoll.launch.command_line import read_command_line
 from plimsoll.plan.findings import Advice
-from plimsoll.units import GIB, MIB
+from plimsoll.units import GIB
 from plimsoll.vllm.log_lines import Measured
-from plimsoll.vllm.versions import Behaviour
 from tests.doctor.case_maker import case_of, facts_with
 from tests.doctor.pasted_text import pasted, scrambled
 from tests.each import each
@@ -171,14 +163,6 @@ def facts(log: Log) -> LogFacts:
     return facts_of(timeline, timeline.runs[-1])
 
 
-def test_a_start_gives_its_facts() -> None:
-    """Version, model, flags, figures, exit code and how far it came; what was asked for rules over what was in force."""
-    found = facts(pasted(START))
-    assert (found.version, found.model, found.worker_exit_code) == ("0.15.1", "m", -9)
-    assert (found.flags["max_model_len"], found.flags["tensor_parallel_size"]) == ("8192", "2")
-    assert (found.measured.kv_bytes, found.progress) == (round(9.5 * GIB), ServerProgress.MEASURED)
-
-
 @each(("line", "fact", "value"), [
     ("vLLM API server version 0.6.3.post1", "version", "0.6.3.post1"),
     ("Initializing a V1 LLM engine (v0.25.1) with config: model='m'", "version", "0.25.1"),
@@ -208,15 +192,6 @@ def test_each_process_has_its_own_timeline() -> None:
     ]  # fmt: skip
     assert facts(Log("x", lines)).processes == (("EngineCore pid=2", 1, 5, 2, 1, 10.0), ("Worker pid=3", 2, 2, 1, 1, 11.0))
     assert len(facts(Log("x", [LogLine(n, f"p{n}", "", None, "a") for n in range(1, 500)])).processes) == MOST_PROCESSES
-
-
-def test_the_figures_of_an_allocation_are_given_by_name() -> None:
-    """Unknown stays null, and others are unknown where this process is."""
-    unknown = oom_facts(OomFigures())
-    assert unknown.pop("processes") == []
-    assert set(unknown.values()) == {None}
-    known = oom_facts(OomFigures(1, 10 * GIB, 1, 0, 1, None, 0, 5 * GIB, ((7, 4 * GIB),)))
-    assert (known["others_bytes"], known["processes"]) == (10 * GIB - 1 - 5 * GIB, [{"pid": 7, "bytes": 4 * GIB}])
 
 
 @given(scrambled(START, DUMP))
@@ -259,25 +234,6 @@ def test_the_figures_around_a_failure(known: dict[str, object], field: str, valu
     assert getattr(_case(**known), field) == value
 
 
-def test_a_behaviour_of_the_release_and_the_plans_offers() -> None:
-    """Yes, no, or not known; only the advice for those flags that were asked for, with its effect."""
-    versions = ("0.20.0", "0.21.1", "0.19.1", None, "dev")
-    assert [_case(version=one).has(Behaviour.GRAPH_ESTIMATE) for one in versions] == [True, True, False, None, None]
-    offer = Remedy("--max-model-len 8192", "fits: leaves 2 GiB", "--max-model-len", "8192")
-    assert [_case(plan=plan).planned("--max-model-len") for plan in (PLAN, None)] == [[offer], []]
-    assert _case(plan=PLAN).planned("--max-num-seqs") == []
-
-
-@each(("total", "share", "by", "lower"), [
-    (80 * GIB, "0.9", 2 * GIB, "0.87"), (80 * GIB, "0.95", 100 * MIB, "0.94"), (24 * GIB, "0.9", 30 * GIB, None),
-    (None, "0.9", GIB, None), (0, "0.9", GIB, None),
-])  # fmt: skip
-def test_a_lower_share_leaves_what_was_missing_and_a_margin(total: int | None, share: str, by: int, lower: str | None) -> None:
-    """Rounded down to hundredths; none where it would leave no cache, or the card is unknown."""
-    case = _case(flags={"gpu_memory_utilization": share}, measured=Measured(total_bytes=total))
-    assert lower_utilization(case, by) == lower
-
-
 FITS = 10 * GIB - GIB - GIB // 4
 
 
@@ -291,27 +247,6 @@ def test_a_cache_set_by_hand_is_lowered_by_hand(known: dict[str, object], flag: 
     room = more_room(_case(**known), GIB)
     assert (room.flag, room.value) == (flag, value)
     assert room.do.endswith(do)
-
-
-def test_words_and_offers_for_sizes() -> None:
-    """What is unknown is said to be; a cache of hardly anything is not offered; one offer for each flag."""
-    for fits in (-GIB, 0, 200 * MIB, 10 * GIB, 11 * GIB):
-        offer = smaller_cache(10 * GIB, fits, "why")
-        assert (offer.value, offer.do) == (None, f"a smaller --kv-cache-memory-bytes than {10 * GIB}")
-    assert (gib(None), gib(3 * GIB)) == ("an unknown amount", "3.0 GiB")
-    assert request_clause(_case()) == "the driver refused an allocation and does not say how large"
-    said = request_clause(_case(oom=OomFigures(2 * GIB, 80 * GIB, GIB, reserved_unallocated=3 * GIB)))
-    assert said == "torch asked for 2.0 GiB, 1.0 GiB of 80.0 GiB were free, 3.0 GiB more were held by torch itself in gaps"
-    first, second = setting("--max-num-seqs", 64, "a"), setting("--max-num-seqs", 32, "b")
-    words = Remedy("a lower --max-num-seqs", "c", "--max-num-seqs")
-    assert unique([first, second, words, words]) == [first, words]
-
-
-@each(("flags", "offers"), [({}, 1), ({"tensor_parallel_size": "2"}, 0)])
-def test_segments_that_grow_are_offered_on_one_card_alone(flags: dict[str, str], offers: int) -> None:
-    """With several, workers die of them while graphs are captured (vLLM issue 42609)."""
-    gaps = OomFigures(2 * GIB, 80 * GIB, GIB, reserved_unallocated=3 * GIB)
-    assert len(_case(flags=flags, oom=gaps).expandable) == offers
 
 
 CAPTURES = Path(__file__).parents[2] / "captures" / "vllm-0.25.1-h200-failures"

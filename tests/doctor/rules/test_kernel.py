@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 
 from plimsoll.doctor.rules.host_memory import read_kills
-from plimsoll.doctor.rules.kernel import Blame, explain, judge_kernel
+from plimsoll.doctor.rules.kernel import judge_kernel
 from plimsoll.doctor.rules.log_text import Log, LogLine
-from plimsoll.findings import Code, Severity
+from plimsoll.findings import Code
 from tests.doctor.pasted_text import pasted, scrambled
 from tests.each import each
 
@@ -114,21 +114,6 @@ def test_pages_of_64_kib_are_seen_from_the_victims_own_figures() -> None:
     text = CGROUP.replace("14680064", "917504").replace("524288", "32768").replace(" vllm\n", " ninja\n")
     (kill,) = read_kills(pasted(text))
     assert (kill.compilers, kill.compiler_bytes) == (1, 32768 * 65536)
-
-
-def test_how_sure_a_finding_is() -> None:
-    """vLLM's own process for sure, some python most likely, a repaired row is information."""
-    sure, python, repaired = (judge_kernel(pasted(text)).findings[0] for text in (CGROUP, OLD_KERNEL, REMAPPED))
-    assert sure.confidence > 0.9 > python.confidence
-    assert repaired.severity is Severity.INFO
-
-
-@each(("blame", "numbers"), [
-    (Blame.PROGRAM, [13, 31, 43, 69, 137]), (Blame.FAULT, [48, 64, 74, 79, 94, 95, 119, 120, 140, 143, 144, 145]),
-])  # fmt: skip
-def test_numbers_of_programs_and_of_cards(blame: Blame, numbers: list[int]) -> None:
-    """What a program does wrong is not blamed on the card, nor the other way."""
-    assert {explain(number).blame for number in numbers} == {blame}
 
 
 def test_other_ends_from_below() -> None:

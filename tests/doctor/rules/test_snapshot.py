@@ -6,33 +6,18 @@ import pickle
 from io import BytesIO
 from pathlib import Path
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from plimsoll.doctor.read.snapshots import parse_snapshot
 from plimsoll.doctor.rules.snapshot import SnapshotVerdict, judge_snapshot
 from plimsoll.doctor.rules.snapshot_facts import Category, StackFrame, category_of_stack
-from plimsoll.findings import Code
-from tests.doctor.snapshot_maker import FORWARD, GIB, KV, LOGPROBS, MIB, VLLM, WEIGHTS, Allocator, pinned, serving, split
+from tests.doctor.snapshot_maker import FORWARD, GIB, KV, LOGPROBS, MIB, VLLM, WEIGHTS, Allocator, pinned, serving
 from tests.each import each
 
 
 def _parts(verdict: SnapshotVerdict) -> dict[Category, int]:
     return {part.category: part.bytes for part in verdict.facts[0].parts}
-
-
-@pytest.mark.parametrize("with_stacks", [True, False])
-@pytest.mark.parametrize("is_expandable", [True, False])
-def test_a_healthy_server_gives_no_finding(tmp_path: Path, with_stacks: bool, is_expandable: bool) -> None:
-    """Free segments, free space in a graph pool and a low ratio are no trouble."""
-    made = serving(with_stacks=with_stacks, is_expandable=is_expandable)
-    verdict = judge_snapshot(made.snapshot(tmp_path), "s.pickle")
-    assert verdict.findings == ()
-    facts = verdict.facts[0]
-    assert facts.releasable >= 760 * MIB
-    assert facts.pinned < 200 * MIB
-    assert facts.reserved - facts.active == facts.releasable + facts.pinned + facts.private_free
 
 
 def failing(made: Allocator, size: int, free: int) -> Allocator:
@@ -74,15 +59,6 @@ def asleep() -> Allocator:
     return made
 
 
-def tried(with_cache: bool) -> Allocator:
-    """A server in its trial run, or after it."""
-    made = Allocator()
-    made.alloc(32 * MIB, (*FORWARD, (VLLM + "v1/worker/gpu_worker.py", 400, "profile_run")))
-    if with_cache:
-        made.alloc(GIB, KV)
-    return made
-
-
 @each(("made", "failed_bytes", "confidence", "note"), [
     (failing(serving(), 3 * GIB, 500 * MIB), None, None, "memory was short, not fragmented"),
     (failing(serving(), 3 * GIB, 50 * GIB), None, None, "a memory limit set for this process, not gaps"),
@@ -103,48 +79,11 @@ def test_what_is_no_fragmentation_says_why(
     assert note in "\n".join(verdict.notes)
 
 
-@each(("made", "parts"), [
-    (serving(), {Category.KV: 20 * GIB, Category.WEIGHTS: 1050 * MIB + 16 * (304 * MIB + 8192), Category.GRAPHS: 40 * MIB}),
-    # One huge block is the KV cache, layers repeat, a private pool is graphs, and the rest stays unknown.
-    (serving(with_stacks=False), {Category.KV: 20 * GIB, Category.WEIGHTS_OR_KV: 16 * 304 * MIB, Category.GRAPHS: 40 * MIB,
-                                  Category.UNKNOWN: 1050 * MIB + 16 * 8192}),
-    (tried(with_cache=False), {Category.ACTIVATIONS: 32 * MIB}),
-    (tried(with_cache=True), {Category.KV: GIB, Category.WORKSPACE: 32 * MIB}),  # what outlives the trial run
-])  # fmt: skip
-def test_the_parts_of_a_server_are_named(made: Allocator, parts: dict[Category, int], tmp_path: Path) -> None:
-    """By stacks, and by size where no stack was recorded."""
-    verdict = judge_snapshot(made.snapshot(tmp_path), "s.pickle")
-    assert _parts(verdict) == parts
-    assert any(part.is_by_size for part in verdict.facts[0].parts) is (Category.UNKNOWN in parts)
-
-
 def test_a_private_pool_with_most_of_the_memory_is_not_taken_for_graphs(tmp_path: Path) -> None:
     """Sleep mode keeps weights and KV cache in pools of their own."""
     parts = _parts(judge_snapshot(asleep().snapshot(tmp_path), "s"))
     assert parts[Category.KV] == 15 * GIB
     assert Category.WEIGHTS_OR_KV not in parts or Category.GRAPHS not in parts
-
-
-def test_gaps_that_are_enough_together_and_none_alone_are_fragmentation(tmp_path: Path) -> None:
-    """The sentence has the request, the sum of the gaps and the largest of them."""
-    verdict = judge_snapshot(split().snapshot(tmp_path), "s.pickle")
-    (finding,) = verdict.findings
-    assert finding.code is Code.ALLOCATOR_FRAGMENTATION
-    assert finding.confidence == 0.9
-    assert "512.0 MiB" in finding.because
-    assert max(hole.size for hole in verdict.facts[0].holes) < 512 * MIB <= verdict.facts[0].pinned
-    assert "expandable_segments" in finding.remedy[0].do
-    assert any("prefix cache" in line for line in finding.not_a_remedy)
-    assert all(evidence.source == "s.pickle" for evidence in finding.evidence)
-
-
-def test_a_small_live_block_that_pins_a_large_segment_is_named_with_its_stack(tmp_path: Path) -> None:
-    """Two blocks of 1.5 MiB hold two segments of 500 MiB."""
-    verdict = judge_snapshot(pinned().snapshot(tmp_path), "s.pickle")
-    (finding,) = verdict.findings
-    assert "segment of 500.0 MiB is held by one live block of 1.5 MiB (sampler and logits)" in finding.because
-    assert any("v1/sample/sampler.py:240 compute_logprobs" in evidence.text for evidence in finding.evidence)
-    assert [pin.live_blocks for pin in verdict.facts[0].pins] == [1, 1]
 
 
 def test_the_gaps_of_expandable_segments_go_back_page_by_page(tmp_path: Path) -> None:
@@ -158,41 +97,6 @@ def test_the_gaps_of_expandable_segments_go_back_page_by_page(tmp_path: Path) ->
     assert facts.largest_free == 170 * MIB
 
 
-def test_expandable_segments_are_not_advised_where_they_are_on(tmp_path: Path) -> None:
-    """The other remedies remain."""
-    made = Allocator(is_expandable=True)
-    gaps = []
-    for _ in range(40):  # 9 MiB of each page of 20 become free, so no page is whole
-        made.alloc(11 * MIB, LOGPROBS)
-        gaps.append(made.alloc(9 * MIB, FORWARD))
-    for address in gaps:
-        made.free(address)
-    made.fail(100 * MIB, 10 * MIB)
-    (finding,) = judge_snapshot(made.snapshot(tmp_path), "s").findings
-    assert not any("expandable" in remedy.do for remedy in finding.remedy)
-    assert finding.remedy
-
-
-def test_live_growth_is_a_finding_and_free_growth_is_not(tmp_path: Path) -> None:
-    """Between two snapshots only live memory that is not weights, KV cache or graphs counts."""
-    before = serving().snapshot(tmp_path, "before")
-    free = serving()
-    free.free(free.alloc(3 * GIB, FORWARD))
-    assert judge_snapshot(free.snapshot(tmp_path, "free"), "s", before=before).findings == ()
-    grown = serving()
-    for _ in range(10):
-        grown.alloc(30 * MIB, LOGPROBS)
-    verdict = judge_snapshot(grown.snapshot(tmp_path, "grown"), "s", before=before)
-    (finding,) = verdict.findings
-    assert finding.code is Code.GPU_GROWTH
-    assert finding.confidence <= 0.5
-    assert "Two points are not a trend" in finding.because
-    assert "v1/sample/sampler.py:240" in finding.evidence[0].text
-    assert verdict.growth is not None
-    assert verdict.growth.live == 300 * MIB
-    assert judge_snapshot(before, "s", before=before).findings == ()
-
-
 def test_growth_without_stacks_is_told_by_size(tmp_path: Path) -> None:
     """Equal blocks that are new are not taken for layers."""
     before = serving(with_stacks=False).snapshot(tmp_path, "before")
@@ -201,15 +105,6 @@ def test_growth_without_stacks_is_told_by_size(tmp_path: Path) -> None:
         grown.alloc(40 * MIB)
     (finding,) = judge_snapshot(grown.snapshot(tmp_path, "grown"), "s", before=before).findings
     assert "blocks of 40.0 MiB: 800.0 MiB more in +20 blocks" in finding.evidence[0].text
-
-
-def test_a_snapshot_of_a_server_still_starting_proves_no_growth(tmp_path: Path) -> None:
-    """What was not there yet has not grown."""
-    early = Allocator(with_stacks=False)
-    early.alloc(1050 * MIB)
-    verdict = judge_snapshot(serving(with_stacks=False).snapshot(tmp_path, "b"), "s", before=early.snapshot(tmp_path, "a"))
-    assert verdict.findings == ()
-    assert any("before the server was complete" in note for note in verdict.notes)
 
 
 @each(

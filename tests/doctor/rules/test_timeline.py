@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 
 from hypothesis import given
@@ -19,31 +18,20 @@ from plimsoll.doctor.rules.timeline import (
     RUNTIME,
     LoggedException,
     LogTimeline,
-    ServerProgress,
     TracebackFrame,
     read_exceptions,
     read_timeline,
     step_of_frames,
-    step_of_progress,
     without_quotes,
 )
 from plimsoll.findings import Code
 from plimsoll.render.doctor import as_text
 from plimsoll.vllm.failure_texts import STEP_FRAMES, seen_in
 from tests.doctor.log_maker import (
-    ARGS,
-    CAPTURED,
-    CAPTURING,
     ENGINE_DEAD,
-    LOADED,
-    LOADING,
-    MEASURED,
-    NOT_STARTED,
     OOM,
-    REQUEST,
     STARTED,
     STEP,
-    VERSION,
     log,
     traceback,
 )
@@ -67,15 +55,6 @@ def found(*parts: Lines) -> list[LoggedException]:
 
 def functions(raised: LoggedException) -> list[str]:
     return [frame.function for frame in raised.frames]
-
-
-def test_a_plain_traceback_is_read_whole() -> None:
-    """Its class, its words, its calls in order, its speaker, and its first and last line."""
-    (one,) = found("INFO before", PLAIN, "INFO after")
-    assert (one.kind, one.name) == ("torch.OutOfMemoryError", "OutOfMemoryError")
-    assert one.message.startswith("CUDA out of memory. Tried to allocate 2.00 GiB.")
-    assert one.frames[0] == TracebackFrame("/opt/vllm/v1/engine/core.py", "run_engine_core")
-    assert (one.first, one.at, one.cause, one.in_logging) == (1, 6, None, False)
 
 
 NOTEBOOK = [
@@ -112,25 +91,6 @@ def test_a_traceback_is_one_however_it_was_written(lines: list[str], name: str, 
     assert (one.name, functions(one)) == (name, calls)
 
 
-def test_words_that_look_like_an_exception_are_none() -> None:
-    """A class name alone or a quotation is not raised."""
-    assert found("ValueError", "    raise ValueError: no", "There was no Error: fine", "KeyError: 'pynvml'") == []
-
-
-@each("seed", range(8))
-def test_the_lines_of_two_workers_come_mixed(seed: int) -> None:
-    """Each worker's traceback is put together from its own lines, in whatever order the two were written."""
-    first = traceback(*PROFILE, who="(Worker_TP0 pid=10) ERROR 11-15 09:00:00 [mp.py:1] ")
-    second = traceback(*LOGITS, error="RuntimeError: of the second", who="(Worker_TP1 pid=11) ERROR 11-15 09:00:00 [mp.py:1] ")
-    order = [0] * len(first) + [1] * len(second)
-    random.Random(seed).shuffle(order)
-    queues = [list(first), list(second)]
-    by_process = {one.process: one for one in found([queues[which].pop(0) for which in order])}
-    assert functions(by_process["Worker_TP0 pid=10"]) == OF_PROFILE
-    assert functions(by_process["Worker_TP1 pid=11"]) == ["run_engine_core", "compute_logprobs"]
-    assert by_process["Worker_TP1 pid=11"].message == "of the second"
-
-
 def test_a_chain_is_followed_in_its_own_process() -> None:
     """Both chaining words lead back; one speaker's does not tie another's exception to it."""
     raised = found(
@@ -162,42 +122,9 @@ def test_an_error_while_a_record_was_written_is_marked(lines: list[str], expecte
     assert not any("run_engine_core" in functions(one) for one in raised if one.in_logging)
 
 
-def test_a_message_goes_on_over_several_lines_and_a_level_marks_a_warning() -> None:
-    """The lines below belong to the message; what a warning prints was overcome."""
-    invalid = "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig"
-    (one,) = found(traceback("a.py:f", error=invalid, who=""), "  Value error, max_model_len is greater", "    For more")
-    assert "greater" in one.message
-    levels = ("WARNING", "DEBUG", "ERROR")
-    warned = [found(f"(EngineCore pid=2) {level} 11-15 09:00:00 [a.py:1] ImportError: no x")[0].warned for level in levels]
-    assert warned == [True, True, False]
-
-
-ENGINE = "(EngineCore pid=2) INFO 11-15 09:00:01 [core.py:1] Initializing a V1 LLM engine (v0.25.1) with config: model='m'"
-DUMP = "(EngineCore pid=2) ERROR 11-15 09:10:00 [a.py:1] Dumping input data for V1 LLM engine (v0.25.1) with config: model='m'"
-FAILED = [VERSION, ARGS, ENGINE, LOADING, *traceback("v1/worker/gpu_worker.py:load_model"), NOT_STARTED]
-SLOW = "(Worker_TP1 pid=9) INFO 11-15 09:00:01 [gpu_model_runner.py:1] Starting to load model m..."
-
-
 def timeline(*parts: Lines) -> LogTimeline:
     """The story of these lines."""
     return read_timeline(log(*parts))
-
-
-@each(("lines", "process", "reached"), [
-    ([], "", "UNKNOWN"), (["hello"], "", "UNKNOWN"), ([VERSION], "", "BEGUN"), ([VERSION, LOADING], "", "LOADING"),
-    ([VERSION, LOADING, LOADED], "", "LOADED"), ([VERSION, LOADING, LOADED, MEASURED], "", "MEASURED"),
-    ([VERSION, MEASURED, CAPTURING], "", "CAPTURING"), ([VERSION, MEASURED, CAPTURED], "", "CAPTURED"),
-    (STARTED, "", "SERVING"), ([LOADING], "", "LOADING"), ([REQUEST], "", "SERVING"),
-    (["INFO 03-01 10:00:00 [executor_base.py:1] # cuda blocks: 27000, # CPU blocks: 2048"], "", "MEASURED"),
-    (["INFO 03-01 10:00:00 model_runner.py:1] Loading model weights took 14.9 GB"], "", "LOADED"),
-    (['    logger.info("Model loading took %.2f GiB", size)'], "", "UNKNOWN"),  # code in a traceback
-    ([VERSION, LOADING, LOADED, SLOW], "Worker_TP1 pid=9", "LOADING"),
-    ([VERSION, LOADING, LOADED, SLOW], "EngineCore pid=2", "LOADED"), ([*STARTED, SLOW], "Worker_TP1 pid=9", "SERVING"),
-])  # fmt: skip
-def test_milestones_tell_how_far_it_came(lines: list[str], process: str, reached: str) -> None:
-    """By old and new wordings; by the process itself where it has spoken, and once anyone serves, all do."""
-    told = timeline(lines)
-    assert told.progress_at(len(told.log.lines), process).name == reached
 
 
 def test_progress_is_asked_before_a_line_and_milestones_are_told_apart() -> None:
@@ -207,28 +134,6 @@ def test_progress_is_asked_before_a_line_and_milestones_are_told_apart() -> None
     assert reached == ["UNKNOWN", "BEGUN", "LOADING", "LOADED", "MEASURED", "CAPTURED", "SERVING"]
     for place, (needle, step) in enumerate(MILESTONES):
         assert all(earlier not in needle or other is step for earlier, other in MILESTONES[:place]), needle
-
-
-def test_a_restart_in_one_file_is_a_second_life() -> None:
-    """Also without an API server; what the first reached is forgotten. A server that introduces itself twice lives once."""
-    told = timeline(FAILED, FAILED, VERSION, ARGS)
-    assert [run.first for run in told.runs] == [0, len(FAILED), 2 * len(FAILED)]
-    assert (told.runs[0].end, told.runs[-1].end) == (told.runs[1].first, len(told.log.lines))
-    assert told.progress_at(2 * len(FAILED) + 1) is ServerProgress.BEGUN
-    once: list[str] = [ENGINE, LOADING, *traceback("v1/worker/gpu_worker.py:load_model")]
-    assert len(timeline(once, once).runs) == 2
-    for lines in (
-        [VERSION, ARGS, ENGINE, LOADING], [VERSION, VERSION.replace("pid=1", "pid=5"), ARGS, ENGINE],
-        [*STARTED, DUMP, *traceback(STEP), ENGINE_DEAD],
-    ):  # fmt: skip
-        assert len(timeline(lines).runs) == 1
-
-
-def test_work_after_a_line_is_seen() -> None:
-    """Requests that were answered later show that the server outlived it; one straggler does not."""
-    error = "(EngineCore pid=2) ERROR 11-15 09:05:00 [a.py:1] RuntimeError: one request was bad"
-    served = [timeline(STARTED, error, after).serves_after(len(STARTED)) for after in ([REQUEST] * 3, REQUEST, ENGINE_DEAD)]
-    assert served == [True, False, False]
 
 
 def test_words_count_by_their_level_and_whole_messages_by_all_their_lines() -> None:
@@ -327,14 +232,6 @@ def test_one_frame_may_tell_and_torchs_own_functions_do_not(calls: list[Tracebac
     """Torch's context manager and a layer's constructor run at no other time; `step` of an optimiser is not vLLM's."""
     step = step_of_frames(calls)
     assert (step.name if step is not None else None) == name
-
-
-def test_progress_alone_is_a_guess_and_says_so() -> None:
-    """The step after what was last reached, never with more than 0.6."""
-    steps = [step_of_progress(progress, frames_seen=seen) for progress in ServerProgress for seen in (False, True)]
-    names = [None, None, "weights", "profile", "kv-allocation", "graph-capture", "sampler-warmup", "forward"]
-    assert [step.name if step is not None else None for step in steps] == [name for name in names for _ in range(2)]
-    assert all(step is None or step.confidence <= 0.6 for step in steps)
 
 
 def test_a_traceback_cut_to_torchs_device_context_hints_at_weights() -> None:

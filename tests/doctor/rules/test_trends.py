@@ -104,15 +104,6 @@ def test_periodic_lines_and_their_findings(promise: str, log: Log, found: list[t
     assert [(one.code, one.confidence) for one in judge_log_trends(log)] == found, promise
 
 
-def test_evidence_names_the_lines_and_a_storm_its_severity() -> None:
-    """The first and the last line of the queue, how long it was, and that there is no forecast."""
-    (full,) = judge_log_trends(log_of({}, *[FULL] * 8, {}))
-    assert [one.line for one in full.evidence][:2] == [2, 9]
-    assert all(words in full.because for words in ("70 s", "No forecast"))
-    (storm,) = judge_log_trends(beside(log_of(*[OFTEN] * 12), SIZE))
-    assert (storm.severity, "recomputed" in storm.because) == (Severity.CRITICAL, True)
-
-
 def test_the_first_engine_s_warnings_count_by_fifties() -> None:
     """One warning is a word, many in minutes a storm, the same over days a word again; a restart begins anew."""
 
@@ -270,15 +261,6 @@ def test_recorded_runs_on_an_h200(name: str, found: list[Code]) -> None:
     assert [f.code for f in judge_trends(_recorded(name), name)] == found
 
 
-def test_a_recorded_thrash_is_a_storm_where_requests_are_counted() -> None:
-    """232 preemptions of 400 requests."""
-    series = _recorded("thrash.1")
-    times = list(series[0].times)
-    done = series_of("success", times, [400.0 * i / (len(times) - 1) for i in range(len(times))], engine="0")
-    (found,) = judge_trends([*series, done], "thrash")
-    assert (found.code, found.severity) == (Code.KV_PREEMPTION_STORM, Severity.CRITICAL)
-
-
 @pytest.mark.parametrize("name", ["steady", "heavy", "tight"])
 def test_recorded_traffic_is_healthy(name: str) -> None:
     """Runs with little waiting give no finding."""
@@ -322,15 +304,6 @@ def test_growing_series_are_found() -> None:
         found[made.kind] += _judged(made) is not None
     assert min(found["leak"], found["leak in steps"], found["leak after restart"]) >= 54, found
     assert found["leak under rhythm"] >= 20, found
-
-
-def test_the_slope_and_its_interval_hold_the_truth() -> None:
-    """200 MiB an hour comes out as that, and the interval is narrow."""
-    grown = _judged(_line())
-    assert grown is not None
-    assert grown.slope * HOUR_S == pytest.approx(200 * MIB, rel=0.03)
-    assert grown.low < 200 * MIB / HOUR_S < grown.high
-    assert grown.span_s == pytest.approx(10 * HOUR_S)
 
 
 def test_the_time_to_the_limit_has_an_interval_or_is_not_told() -> None:

@@ -83,7 +83,7 @@ def fetch_range(
     asked = span(start_s=start_s, end_s=end_s, since_s=since_s, step_s=step_s, now_s=clock())
     deadline = time.monotonic() + timeout_s
     found: list[MetricSeries] = []
-    gpu = tuple(name for name, of in EXTERNAL_METRICS.items() if of.figure.startswith(("gpu_", "torch_")))
+    gpu = tuple(name for name, (figure, _) in EXTERNAL_METRICS.items() if figure.startswith(("gpu_", "torch_")))
     other = tuple(name for name in EXTERNAL_METRICS if name not in gpu)
     for names in (tuple(name for name in _metrics() if name not in EXTERNAL_METRICS), gpu, other):
         left_s = max(0.1, deadline - time.monotonic())
@@ -107,7 +107,7 @@ def _metrics() -> dict[str, tuple[str, float]]:
     """Every metric that is asked for, with our name for it and what one of its units is in ours."""
     ours = {name: (of, 1.0) for of in (*_FIGURES, *_BY_LABEL) for name in figure(of).names}
     counts = {name: (of, 1.0) for name, of in _COUNTS.items()}
-    return ours | counts | {name: (of.figure, of.factor) for name, of in EXTERNAL_METRICS.items()}
+    return ours | counts | dict(EXTERNAL_METRICS)
 
 
 def _answered(

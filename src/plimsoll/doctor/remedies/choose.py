@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from plimsoll.doctor.remedies import runtime
 from plimsoll.doctor.rules.facts import (
     BY_HAND,
+    EXPANDABLE,
     FREE_OF_TOTAL,
     POSITIVE,
     Explanation,
@@ -38,6 +39,24 @@ def explain(case: FailureCase) -> Explanation:
     return EXPLAIN.get(case.symptom.code, other)(case)
 
 
+def offers(case: FailureCase, why: Explanation, row: Mapping[str, Any]) -> list[Remedy]:
+    """The remedies in the order of the table, where `use` stands for computed ones; by default these come first."""
+    table = row.get("remedy", ()) if why.table is None else why.table
+    computed = {"figures": why.remedy, "room": [_room(case)], "expandable": case.expandable}
+    if not any(one.get("use") == "figures" for one in table):
+        table = [{"use": "figures"}, *table]
+    return [offer for one in table for offer in (computed[one["use"]] if "use" in one else remedies([one]))]
+
+
+def _room(case: FailureCase) -> Remedy:
+    return more_room(case, case.missing if case.missing is not None else GIB)
+
+
+def request_in_pieces(case: FailureCase) -> str:
+    """What was asked for and what was free, and whether that was in pieces."""
+    return request_clause(case) + (": enough in total, but in pieces too small" if case.oom.is_fragmented else "")
+
+
 def other(case: FailureCase) -> Explanation:
     """Words for the codes that no computed explanation covers; the text that gave them away is the evidence."""
     code, text, exception = case.symptom.code, case.symptom.text, case.symptom.exception
@@ -45,31 +64,34 @@ def other(case: FailureCase) -> Explanation:
     row = rows["codes"].get(str(code), {})
     name = str(code) if "because" in row else str(Code.OTHER_ENGINE_ERROR)
     row = rows["codes"][name]
-    because, remedy = row["because"], remedies(row["remedy"])
+    because: str = row["because"] if name.startswith("other.") else ""
+    remedy: tuple[Remedy, ...] = ()
+    table: Sequence[Mapping[str, str]] | None = None
     owner = _owner(exception) if exception is not None else "vllm"
     if text is not None and (row := rows["texts"].get(text.name)) is not None:
-        because, remedy = row["because"], remedies(row["remedy"])
+        because, table = row["because"], row["remedy"]
     elif code is Code.OTHER_ENGINE_ERROR and exception is not None and exception.name:
         frame = exception.frames[-1] if exception.frames else None
         place = _printable(f" in {frame.function or '?'} ({frame.file.rpartition('/')[2]})") if frame is not None else ""
         because = f"{exception.name} was raised{place}, and nothing in the log points to memory"
-        remedy = _of_owner(exception, owner)
+        remedy, table = _of_owner(exception, owner), ()
     elif code is Code.OTHER_STOPPED_BY_OPERATOR and ServerProgress.UNKNOWN < case.facts.progress < ServerProgress.SERVING:
         why = "`failed liveness probe` there says that the start got too little time"
         because += "; it was still starting then, and a probe that gives up sends the same signal"
-        remedy = (Remedy("kubectl describe pod NAME, and give that to doctor, too", why), *remedy)
+        remedy = (Remedy("kubectl describe pod NAME, and give that to doctor, too", why),)
     elif code is Code.OTHER_INSTALLATION and (missing := re.search(_NO_MODULE, case.line)):
         package = missing[1].partition(".")[0]
         because = f"the Python in which vLLM runs has no module {missing[1]}"
-        table = rows["modules"].get(package, rows["modules"]["any"])
-        remedy = remedies({**row, "do": row["do"].format(package=package)} for row in table)
+        found = rows["modules"].get(package, rows["modules"]["any"])
+        table = [{**row, "do": row["do"].format(package=package)} for row in found]
     if code is Code.OTHER_UNSUPPORTED_GPU and owner not in ("vllm", "torch"):
         because = f"a kernel of {owner} has no implementation for this card"
-        remedy = (Remedy(f"a build of {owner} for this architecture, or the server without it", "vLLM itself is not the one"),)
+        do = f"a build of {owner} for this architecture, or the server without it"
+        remedy, table = (Remedy(do, "vLLM itself is not the one"),), ()
     said = _printable(exception.message.partition("\n")[0]).strip() if exception is not None else ""
     if said and code in _QUOTED:
         because += f": {without_values(redact(said))[:160]}"
-    return Explanation(because, remedy, name)
+    return Explanation(because, remedy, name, table=table)
 
 
 def _of_owner(exception: LoggedException, owner: str) -> tuple[Remedy, ...]:
@@ -124,7 +146,7 @@ def no_cache_blocks(case: FailureCase) -> Explanation:
         because = "each request keeps a block of the cache for its Mamba state: "
         because += f"{format_count(requests)} requests at once need as many, and the cache has {format_count(blocks)}"
         fewer = [setting("--max-num-seqs", blocks, "as many as the cache has blocks")] if blocks else []
-        return Explanation(because, unique([*fewer, *case.planned("--gpu-memory-utilization")]), "too-few-mamba-blocks")
+        return Explanation(because, [*fewer, *case.planned("--gpu-memory-utilization")], "too-few-mamba-blocks")
     kv, total, share = case.facts.measured.kv_bytes, case.total, case.utilization
     weights = case.facts.measured.weights_bytes or (case.plan.weights_bytes if case.plan else None)
     because = "weights and working memory leave nothing of vLLM's share of the card for the KV cache"
@@ -224,17 +246,8 @@ def weights(case: FailureCase) -> Explanation:
         because += f": {gib(oom.own)} of {gib(oom.total)} were already taken by this process"
     if case.plan is not None and case.plan.weights_bytes is not None:
         because += f"; plan computes {gib(case.plan.weights_bytes)} of weights a GPU for this command"
-    remedy = [
-        *case.expandable,
-        *case.planned("--tensor-parallel-size", "--pipeline-parallel-size"),
-        Remedy("--tensor-parallel-size N", "each GPU then holds 1/N of the weights: N is at least their whole size divided by "
-               "the card's; needs that many cards", "--tensor-parallel-size"),
-        Remedy("use a quantised checkpoint (FP8, AWQ, GPTQ)", "8-bit weights take half, 4-bit a quarter; test its answers"),
-        Remedy("--cpu-offload-gb N", "keeps N GiB of the weights in host memory; much slower", "--cpu-offload-gb"),
-    ]  # fmt: skip
-    if case.facts.flags.get("enable_lora") == "True":
-        remedy.append(setting("--max-loras", 1, "the buffers of adapters are taken with the weights"))
-    return Explanation(because, unique(remedy))
+    row = "weights-and-adapters" if case.facts.flags.get("enable_lora") == "True" else ""
+    return Explanation(because, case.planned("--tensor-parallel-size", "--pipeline-parallel-size"), row)
 
 
 def free_memory(case: FailureCase) -> Explanation:
@@ -244,15 +257,7 @@ def free_memory(case: FailureCase) -> Explanation:
     if any(part in frame.file for frame in frames for part in TRAINER_FILES):
         because += "; a trainer runs in this process, and most of that is its own"
         return Explanation(because, share, "trainer-holds-memory")
-    remedy = [
-        Remedy("find the holder on the host with nvidia-smi and stop it, if it is yours to stop",
-               "after a crash look for VLLM::EngineCore and VLLM::Worker: they can outlive their API server"),
-        Remedy("in a restart script, wait until the card's used memory has fallen before starting again",
-               "a new server looks at the card within seconds, the old one needs longer to go"),
-        *share,
-        Remedy("CUDA_VISIBLE_DEVICES=N", "another card"),
-    ]  # fmt: skip
-    return Explanation(because, remedy)
+    return Explanation(because, share)
 
 
 _WHILE = {
@@ -307,7 +312,7 @@ def profile_run(case: FailureCase) -> Explanation:
         remedy.append(setting("--max-num-batched-tokens", smaller, why))
     if case.max_num_seqs is None or case.max_num_seqs > 64:
         remedy.append(setting("--max-num-seqs", 64, "fewer rows in the sampler's part of the trial"))
-    return Explanation(because, unique([*remedy, *case.planned("--tensor-parallel-size")]))
+    return Explanation(because, [*remedy, *case.planned("--tensor-parallel-size")])
 
 
 def profile_neighbour(case: FailureCase) -> Explanation:
@@ -319,14 +324,9 @@ def profile_neighbour(case: FailureCase) -> Explanation:
     )
     if profiled is not None and profiled[2]:  # early releases print bytes
         because += f" ({profiled[1]} GiB free before, {profiled[3]} after)"
-    remedy = [
-        Remedy("start again once the other process is gone or settled", "nothing is wrong with this server's own flags"),
-        Remedy("start servers that share a card one after the other", "each measures the card while the other changes it"),
-    ]
-    if case.has(Behaviour.FIXED_CACHE_SIZE) is not False:
-        why = "gives the cache a fixed size and skips the measurement (0.10.2 and later)"
-        remedy.append(Remedy("--kv-cache-memory-bytes N", why, "--kv-cache-memory-bytes"))
-    return Explanation(because, remedy)
+    why = "gives the cache a fixed size and skips the measurement (0.10.2 and later)"
+    fixed = Remedy("--kv-cache-memory-bytes N", why, "--kv-cache-memory-bytes")
+    return Explanation(because, [fixed] if case.has(Behaviour.FIXED_CACHE_SIZE) is not False else [])
 
 
 def graph_capture(case: FailureCase) -> Explanation:
@@ -360,7 +360,7 @@ def graph_capture(case: FailureCase) -> Explanation:
         has = gib(max(0, cache or 0))
         why = f"the KV cache can give the graphs its {has} and no more, and they were estimated at {gib(estimated)}"
         remedy.append(Remedy("a lower --gpu-memory-utilization, beside one of these", why, "--gpu-memory-utilization"))
-    return Explanation(because, unique(remedy))
+    return Explanation(because, remedy)
 
 
 def sampler_warmup(case: FailureCase) -> Explanation:
@@ -386,14 +386,106 @@ def bad_flag(case: FailureCase) -> Explanation:
     return Explanation(f"vLLM's own parser refused the command{said}")
 
 
+def forward(case: FailureCase) -> Explanation:
+    """Activations of a step did not fit."""
+    tokens = case.max_num_batched_tokens
+    because = f"a step of the model ran out of GPU memory while serving: {request_in_pieces(case)}"
+    if (running := case.facts.scheduler.get("num_running_reqs")) is not None:
+        because += f"; {running:.0f} requests were running" if running != 1 else "; one request was running"
+    because += (
+        ". KV blocks running out never does this (vLLM preempts instead): "
+        "the peak of a step went past what the start had measured"
+    )
+    smaller, why = max(2048, (tokens or 8192) // 2), "smaller steps; costs time to first token on long prompts"
+    return Explanation(because, [setting("--max-num-batched-tokens", smaller, why)] if tokens is None or tokens > 2048 else [])
+
+
+def logits(case: FailureCase) -> Explanation:
+    """Logits, sampling or log-probabilities."""
+    exception = case.symptom.exception
+    wanted = exception is not None and any("prompt_logprobs" in name for name in exception.functions())
+    asked_for = " for a request that wants prompt_logprobs" if wanted else ""
+    because = f"turning the model's output into tokens{asked_for} ran out of GPU memory: {request_in_pieces(case)}"
+    if case.plan is not None and case.plan.vocab_size and case.oom.tried:
+        rows = case.oom.tried / (case.plan.vocab_size * 4)
+        because += f"; that is {rows:,.0f} rows of {format_count(case.plan.vocab_size)} words at 4 bytes"
+    requests = case.max_num_seqs
+    fewer = 256 if requests is None or requests > 256 else max(8, requests // 2)
+    return Explanation(because, [setting("--max-num-seqs", fewer, "fewer rows at once")])
+
+
+def multimodal(case: FailureCase) -> Explanation:
+    """The encoder of images, video or sound."""
+    because, remedy = f"the encoder of images, video or sound ran out of GPU memory: {request_in_pieces(case)}", []
+    if case.facts.flags.get("skip_mm_profiling") == "True":
+        because += "; with --skip-mm-profiling the start left no room for it"
+        sizes = ("kv_cache_memory_bytes", "num_gpu_blocks_override")  # beside a cache of a given size no room is kept
+        by_hand = "".join(f" and --{name.replace('_', '-')}" for name in sizes if case.number(name))
+        why = "the start then tries the largest input and keeps room for it"
+        remedy.append(Remedy(f"leave out --skip-mm-profiling{by_hand}", why, "--skip-mm-profiling"))
+    return Explanation(because, remedy)
+
+
+def neighbour(case: FailureCase) -> Explanation:
+    """Another process grew on the same card."""
+    oom = case.oom
+    listed = ", ".join(f"process {pid} with {gib(size)}" for pid, size in oom.neighbours)
+    because = f"other processes hold {gib(oom.others) if oom.others else 'memory'} of this GPU's {gib(oom.total)}"
+    because += f" ({listed})" if listed else ""
+    because += f", so this server, which holds {gib(oom.own)}, could not get another {gib(oom.tried)}"
+    return Explanation(because)
+
+
+def fragmentation(case: FailureCase) -> Explanation:
+    """Torch held enough, in pieces too small: the contributing reason, not the step."""
+    oom = case.oom
+    because = (
+        f"when {gib(oom.tried)} were asked for, torch held {gib(oom.reserved_unallocated)} that nobody used, "
+        "in pieces smaller than that; they lie between live blocks, so torch could not give them back either"
+    )
+    remedy = [EXPANDABLE if case.parallel == 1 else _room(case)]
+    if case.has(Behaviour.WHOLE_SEGMENTS) is False:
+        remedy.append(Remedy("vLLM 0.21.0 or later", "limits how weights are cut up while they are prepared"))
+    return Explanation(because, remedy)
+
+
+def host(case: FailureCase) -> Explanation:
+    """The host's memory, not the GPU's."""
+    name, exception = case.symptom.text.name if case.symptom.text is not None else "", case.symptom.exception
+    if name in ("cpu-memory-check", "cpu-cache-check"):  # without a GPU the flag of its memory shares out the host's
+        because = "vLLM runs on the CPU here, and the host has less memory free than it was told to take"
+        flag, why = "--gpu-memory-utilization", "on the CPU it is the share of the host's memory"
+        lower = Remedy(f"a lower {flag}", why, flag)
+        if (check := re.search(FREE_OF_TOTAL, case.line)) is not None and (total := float(check[2])):
+            free = float(check[1])
+            because += f": {free:.2f} of {total:.2f} GiB were free"
+            share = math.floor(free / total * 100) / 100
+            lower = setting(flag, f"{share:.2f}", why) if 0.05 < share <= 1 else lower
+        return Explanation(because, [lower], "cpu-backend")
+    is_pinned = name == "host-alloc" or (exception is not None and "pin_memory" in exception.functions())
+    rows = {"shm": "shared-memory", "swap-too-large": "swap-too-large", "ray": "killed-by-ray"}
+    row = next((row for start, row in rows.items() if name.startswith(start)), "pinned-memory" if is_pinned else "")
+    return Explanation(row=row)
+
+
+def preemption(case: FailureCase) -> Explanation:
+    """The first engine gave up for want of swap space."""
+    fewer = max(8, (case.max_num_seqs or V0_REQUESTS_AT_ONCE) // 2)
+    why = "half as many: fewer requests at once are faster than recomputed ones"
+    return Explanation(remedy=[setting("--max-num-seqs", fewer, why)])
+
+
+V0_REQUESTS_AT_ONCE = 256  # the first engine's --max-num-seqs where none was given
+
+
 EXPLAIN: dict[Code, Callable[[FailureCase], Explanation]] = {
     Code.STARTUP_WEIGHTS_DO_NOT_FIT: weights, Code.STARTUP_FREE_MEMORY_CHECK: free_memory,
     Code.STARTUP_PROFILE_RUN: profile_run, Code.STARTUP_PROFILE_NEIGHBOUR: profile_neighbour,
     Code.STARTUP_NO_CACHE_BLOCKS: no_cache_blocks, Code.STARTUP_CONTEXT_TOO_LONG: context_too_long,
     Code.STARTUP_KV_ALLOCATION: kv_allocation, Code.STARTUP_GRAPH_CAPTURE: graph_capture,
     Code.STARTUP_SAMPLER_WARMUP: sampler_warmup, Code.STARTUP_BAD_FLAG: bad_flag,
-    Code.RUNTIME_FORWARD: runtime.forward, Code.RUNTIME_LOGITS: runtime.logits, Code.RUNTIME_MULTIMODAL: runtime.multimodal,
-    Code.RUNTIME_LORA: runtime.lora, Code.RUNTIME_NEIGHBOUR: runtime.neighbour, Code.RUNTIME_WAKE_UP: runtime.wake_up,
-    Code.RUNTIME_COLLECTIVES: runtime.collectives, Code.ALLOCATOR_FRAGMENTATION: runtime.fragmentation,
-    Code.HOST_OUT_OF_MEMORY: runtime.host, Code.KV_PREEMPTION_STORM: runtime.preemption,
+    Code.RUNTIME_FORWARD: forward, Code.RUNTIME_LOGITS: logits, Code.RUNTIME_MULTIMODAL: multimodal,
+    Code.RUNTIME_NEIGHBOUR: neighbour,
+    Code.ALLOCATOR_FRAGMENTATION: fragmentation,
+    Code.HOST_OUT_OF_MEMORY: host, Code.KV_PREEMPTION_STORM: preemption,
 }  # fmt: skip

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from plimsoll.doctor.remedies.choose import explain
+from plimsoll.doctor.remedies.choose import explain, offers, request_in_pieces
 from plimsoll.doctor.rules.contained import (
     START,
     finding_of_contained,
@@ -25,6 +25,7 @@ from plimsoll.doctor.rules.facts import (
     facts_of,
     fitting,
     oom_facts,
+    request_clause,
     role_of,
     without_values,
 )
@@ -52,7 +53,7 @@ from plimsoll.doctor.rules.timeline import (
 )
 from plimsoll.doctor.rules.trend_growth import is_full, matters
 from plimsoll.doctor.rules.trends import judge_log_trends, moments_of_log
-from plimsoll.doctor.words import finding, remedies, words
+from plimsoll.doctor.words import finding, words
 from plimsoll.findings import Code, Evidence, Finding, Severity
 from plimsoll.redaction import hide_user_text, printable, redact
 from plimsoll.units import GIB, MIB, format_gib
@@ -355,11 +356,11 @@ def build_finding(case: FailureCase, evidence: Sequence[Evidence], severity: Sev
     """The finding for this cause."""
     code, why = case.symptom.code, explain(case)
     row = words("causes")["codes"][why.row or str(code)]
-    remedy = why.remedy if "because" in row else (*why.remedy, *remedies(row.get("remedy", ())))
+    because = why.because or row["because"].format(request=request_clause(case), pieces=request_in_pieces(case))
     useless = row.get("not_a_remedy", () if code.is_memory else ("any memory setting: this is not a memory failure",))
     return Finding(
-        code, severity, round(case.symptom.confidence, 2), row["title"], why.because, tuple(evidence), tuple(remedy),
-        (*why.useless, *useless),
+        code, severity, round(case.symptom.confidence, 2), row["title"], because, tuple(evidence),
+        tuple(offers(case, why, row)), (*why.useless, *useless),
     )  # fmt: skip
 
 

@@ -28,24 +28,7 @@ if TYPE_CHECKING:
 LONGEST_NAME = 64
 LONGEST_VALUE = 400
 MOST_FLAGS = 200
-# Of the first engine's `Namespace(...)`, which prints every argument, these tell something; the rest are defaults.
-_TELLING = frozenset({
-    "model", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "gpu_memory_utilization", "max_model_len",
-    "max_num_seqs", "max_num_batched_tokens", "quantization", "dtype", "kv_cache_dtype", "enforce_eager", "block_size",
-    "swap_space", "cpu_offload_gb", "enable_prefix_caching", "enable_chunked_prefill", "enable_lora", "max_loras",
-    "max_lora_rank", "speculative_model", "num_speculative_tokens", "limit_mm_per_prompt", "num_scheduler_steps",
-    "max_logprobs", "trust_remote_code", "load_format", "preemption_mode", "distributed_executor_backend",
-})  # fmt: skip
-# What the engine calls them, and the flag that sets them.
-_IN_FORCE = {
-    "model": "model", "tensor_parallel_size": "tensor_parallel_size", "pipeline_parallel_size": "pipeline_parallel_size",
-    "data_parallel_size": "data_parallel_size", "max_seq_len": "max_model_len", "quantization": "quantization",
-    "kv_cache_dtype": "kv_cache_dtype", "enforce_eager": "enforce_eager",
-}  # fmt: skip
-# Where it listens and who may ask: nothing a plan needs.
-_NOT_PLANNED = frozenset({
-    "model", "model_tag", "host", "port", "served_model_name", "api_server_count", "api_key", "middleware",
-})  # fmt: skip
+_SETTINGS = words("names")["settings"]
 _MARKS = ("non-default args: {", "args: Namespace(", "with config: ")
 
 
@@ -61,10 +44,11 @@ def flags_of(text: str) -> Mapping[str, str]:
         if mark.startswith("non-default"):
             pairs = ((name.strip("'\""), value) for name, value in _split(inner, ":"))
         elif mark.startswith("args"):
-            pairs = ((name, value) for name, value in _split(inner, "=") if name in _TELLING and value != "None")
+            pairs = ((name, value) for name, value in _split(inner, "=") if name in _SETTINGS["telling"] and value != "None")
         else:
             # `Initializing an LLM engine with config: model='...', max_seq_len=8192, ...`: what was in force, not asked for.
-            in_force = ((_IN_FORCE[name], value) for name, value in _split(inner, "=") if name in _IN_FORCE)
+            known = _SETTINGS["in_force"]
+            in_force = ((known[name], value) for name, value in _split(inner, "=") if name in known)
             pairs = ((name, value) for name, value in in_force if value not in ("None", "auto", "False"))
         return {
             name: _shown(name, value)
@@ -119,7 +103,7 @@ def command_words(flags: Mapping[str, str]) -> list[str] | None:
         return None
     command = ["vllm", "serve", model]
     for name, value in flags.items():
-        if name in _NOT_PLANNED:
+        if name in _SETTINGS["not_planned"]:
             continue
         flag = "--" + name.replace("_", "-")
         if value == "True":
@@ -134,10 +118,11 @@ def command_words(flags: Mapping[str, str]) -> list[str] | None:
 class Explanation(NamedTuple):
     """A computed reason and remedies; title, further remedies and what does not help stand in data/causes.yaml."""
 
-    because: str
+    because: str = ""  # or as the row has it
     remedy: Sequence[Remedy] = ()
     row: str = ""  # of that table, where it is not the code's own
     useless: Sequence[str] = ()  # what does not help by these figures
+    table: Sequence[Mapping[str, str]] | None = None  # remedies instead of the row's
 
 
 def setting(flag: str, value: object, why: str) -> Remedy:

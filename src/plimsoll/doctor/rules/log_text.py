@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
+from plimsoll.doctor.words import words
 from plimsoll.findings import Evidence, Finding
 
 Facts = TypeVar("Facts")
@@ -43,44 +44,20 @@ WRAPPED_SHARE = 0.2  # of the lines: fewer records of another shape than that ar
 LONGEST = 16 << 10  # characters of one line that are kept: a dumped configuration is long, a progress bar endless
 
 
-# Words that occur in text of other programs: a log without them costs no more than a search.
 _BATCH = 2048  # lines searched at once: fast, and a huge log is never copied whole
-
-OOM_KILLER = ("oom-kill", "Killed process", "Kill process", "due to memory ", "sending SIG")
-KERNEL = (
-    "NVRM", "SXid", "segfault", "general protection", "trap invalid opcode", "blocked for more than", "amdgpu", "AER:",
-    "severity=Uncorrect", "I/O error", "No space left", "Memory failure:", "EDAC", "controller is down",
-)  # fmt: skip
-POD = ("Restart Count:", "restartCount", "containerStatuses", "Last State:", "lastState")
-POD_EVENT = ("Normal  ", "Warning  ")
-POD_ROW = (
-    "CrashLoopBackOff", " OOMKilled", " Evicted", "ImagePullBackOff", "ErrImagePull", " Error  ", " Completed  ",
-    "ContainerConfigError",
-)  # fmt: skip
-DOCKER = ('"OOMKilled":', "Exited (", "Restarting (")
-SYSTEMD = (".service", ".scope")
-SMI_ERROR = ("device handle for", "GPU is lost", "fallen off", "NVML", "NVIDIA-SMI has failed", "No devices were found")
-SMI = (
-    "NVIDIA-SMI", "MiB |", "Memory-Usage", "NVSMI LOG", "FB Memory Usage", "ECC Errors", "Remapped Rows", "VRAM", "memory.used",
-    "memory.total", "memory.free", "utilization.gpu", "used_memory", "used_gpu_memory", "process_name", "Processes:",
-)  # fmt: skip
-MEMORY_SUMMARY = (
-    "memory summary, device ID", "CUDA OOMs:", "GPU reserved ", "Non-releasable ", "Allocated memory  ", "Active memory  ",
-)  # fmt: skip
-
+WRITTEN_BY: dict[str, list[str]] = words("names")["written_by"]  # words that occur in text of other programs
 KINDS = {
-    "kernel": (*OOM_KILLER, *KERNEL),
-    "supervisor": (*POD, *POD_EVENT, *POD_ROW, *DOCKER, *SYSTEMD),
-    "nvidia-smi": (*SMI, *SMI_ERROR),
-    "memory-summary": MEMORY_SUMMARY,
-}
+    "kernel": ("oom_killer", "kernel"), "supervisor": ("pod", "pod_event", "pod_row", "docker", "systemd"),
+    "nvidia-smi": ("smi", "smi_error"), "memory-summary": ("memory_summary",),
+}  # fmt: skip
 
 
-def contains_any(lines: Iterable[LogLine], words: Sequence[str], *, vllm: bool = False) -> bool:
-    """True if any line holds any of the words; lines that a vLLM process printed are asked only where `vllm` says so."""
+def contains_any(lines: Iterable[LogLine], *writers: str, vllm: bool = False) -> bool:
+    """True if any line holds any word of these writers; lines that a vLLM process printed are asked only for `vllm`."""
     texts = [line.text for line in lines if vllm or not line.process]
     batches = ("\n".join(texts[start : start + _BATCH]) for start in range(0, len(texts), _BATCH))
-    return any(word in batch for batch in batches for word in words)
+    wanted = [word for writer in writers for word in WRITTEN_BY[writer]]
+    return any(word in batch for batch in batches for word in wanted)
 
 
 MOST_QUOTED = 6  # lines of evidence for one finding: enough to check, short enough to read

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from plimsoll.doctor.rules.log_text import MEMORY_SUMMARY, Log, LogLine, TextVerdict, contains_any, quote
+from plimsoll.doctor.rules.log_text import Log, LogLine, TextVerdict, contains_any, quote
 from plimsoll.doctor.words import finding
 from plimsoll.units import GIB, format_gib
 
@@ -40,7 +40,7 @@ class MemorySummary(NamedTuple):
 
 def read_memory_summaries(log: Log) -> tuple[MemorySummary, ...]:
     """Every table in the text, whatever stands in front of its lines and wherever it was cut."""
-    if not contains_any(log.lines, MEMORY_SUMMARY, vllm=True):
+    if not contains_any(log.lines, "memory_summary", vllm=True):
         return ()
     tables: list[MemorySummary] = []
     for line in log.lines:

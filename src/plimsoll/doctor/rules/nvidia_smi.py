@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from plimsoll.doctor.rules.log_text import SMI, SMI_ERROR, Log, LogLine, TextVerdict, contains_any, quote
+from plimsoll.doctor.rules.log_text import WRITTEN_BY, Log, LogLine, TextVerdict, contains_any, quote
 from plimsoll.doctor.words import finding
 from plimsoll.findings import Code, Finding, Severity
 
@@ -259,12 +259,14 @@ class SmiFacts(NamedTuple):
 
 def judge_nvidia_smi(log: Log) -> TextVerdict[SmiFacts]:
     """Facts for other judges, and findings only for what the tool itself calls broken."""
-    if not contains_any(log.lines, (*SMI, *SMI_ERROR)):
+    if not contains_any(log.lines, "smi", "smi_error"):
         return TextVerdict([], SmiFacts())
     lines = [line for line in log.lines if not line.process]
     full, health = read_full(lines)
     facts = SmiFacts((*read_tables(lines), *full, *read_csv(lines), *read_rocm(lines)), health)
-    complaints = [line for line in lines if any(word in line.text for word in SMI_ERROR) and "NVRM" not in line.text]
+    complaints = [
+        line for line in lines if any(word in line.text for word in WRITTEN_BY["smi_error"]) and "NVRM" not in line.text
+    ]
     found = []
     for name, pattern in _ERRORS.items():
         if shown := [line for line in complaints if re.search(pattern, line.text)]:

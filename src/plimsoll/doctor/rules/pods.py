@@ -6,7 +6,7 @@ import re
 from typing import Any, NamedTuple
 
 from plimsoll.doctor.rules.exit_codes import judge_exit
-from plimsoll.doctor.rules.log_text import POD, POD_EVENT, POD_ROW, Log, LogLine, TextVerdict, contains_any, quote
+from plimsoll.doctor.rules.log_text import WRITTEN_BY, Log, LogLine, TextVerdict, contains_any, quote
 from plimsoll.doctor.rules.supervisors import (
     MOST_ENDINGS,
     MOST_EVENTS,
@@ -172,22 +172,22 @@ class _PodReader:
 
 def read_pods(log: Log) -> PodFacts:
     """Reads the Kubernetes text among these lines; other text gives empty facts."""
-    if not contains_any(log.lines, (*POD, *POD_EVENT, *POD_ROW)):
+    if not contains_any(log.lines, "pod", "pod_event", "pod_row"):
         return PodFacts()
     reader = _PodReader()
     events: list[PodEvent] = []
     lines = [line for line in log.lines if not line.process]
-    if any(marker in line.text for line in lines for marker in POD):
+    if any(marker in line.text for line in lines for marker in WRITTEN_BY["pod"]):
         for line in lines:
             if ":" in line.text or _SHM in line.text:
                 reader.take(line)
         reader.close()
     for line in lines:
-        found = re.search(_EVENT, line.text) if any(word in line.text for word in POD_EVENT) else None
+        found = re.search(_EVENT, line.text) if any(word in line.text for word in WRITTEN_BY["pod_event"]) else None
         if found is not None and found["reason"] in _REASONS and len(events) < MOST_EVENTS:
             count = re.search(r"\(x(\d{1,7}) over ", line.text)
             events.append(PodEvent(found["reason"], found["message"].strip(), int(count[1]) if count else 1, line))
-        if any(state in line.text for state in POD_ROW):
+        if any(state in line.text for state in WRITTEN_BY["pod_row"]):
             reader.row(line)
     stops = [e.line for e in events if e.reason == "Killing" and "Stopping container" in e.message]
     return reader.facts._replace(

@@ -30,6 +30,7 @@ from plimsoll.doctor.rules.timeline import (
     step_of_frames,
     step_of_progress,
 )
+from plimsoll.doctor.words import words
 from plimsoll.findings import Code
 from plimsoll.units import GIB
 from plimsoll.vllm.failure_texts import CONSEQUENCE_WORDS, CONSEQUENCES, PLACES, TRAINER_FILES, FailureText, Role
@@ -388,20 +389,10 @@ def _is_fatal(one: LoggedException, timeline: LogTimeline) -> bool:
 _DOOR_REFUSALS = (
     "this server cannot run this request within its GPU memory", "this server has no GPU memory for this request now",
 )  # fmt: skip
-_ENGINE_FUNCTIONS = frozenset({
-    "run_engine_core", "worker_main", "worker_busy_loop", "execute_model", "init_device", "load_model", "run_busy_loop",
-    "create_engine_config", "from_engine_args", "run_server", "make_async_mp_client", "_run_engine", "run_mp_engine",
-    "engine_step", "build_async_engine_client", "run_engine_loop",
-})  # fmt: skip
-_REQUEST_FUNCTIONS = frozenset({
-    "create_completion", "create_chat_completion", "create_embedding", "_preprocess_chat", "create_responses",
-    "run_endpoint_function", "_validate_input", "create_tokenize", "show_available_models",
-})  # fmt: skip
+_ENGINE_FUNCTIONS, _REQUEST_FUNCTIONS, _STREAM_FUNCTIONS = (
+    frozenset(words("names")["functions"][of]) for of in ("engine", "request", "stream")
+)
 _REQUEST_FILES = ("/vllm/tool_parsers/", "/openai/tool_parsers/", "/vllm/reasoning/", "/vllm/parser/")  # of one answer
-_STREAM_FUNCTIONS = frozenset({  # of a streamed answer; each catches what its request raises
-    "completion_stream_generator", "chat_completion_stream_generator", "_speech_to_text_stream_generator",
-    "serve_tokens_stream_generator",
-})  # fmt: skip
 
 
 def _out_of_memory(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from plimsoll.doctor.rules.log_text import DOCKER, SYSTEMD, Log, LogLine, contains_any
+from plimsoll.doctor.rules.log_text import Log, LogLine, contains_any
 
 MOST_ENDINGS = 500
 MOST_EVENTS = 2000
@@ -139,7 +139,7 @@ _SYSTEMD_GATE = (".service", ".scope", "code=", "Active: failed")
 
 def read_docker(log: Log) -> PodFacts:
     """Reads `docker inspect` and `docker ps`."""
-    if not contains_any(log.lines, DOCKER):
+    if not contains_any(log.lines, "docker"):
         return PodFacts()
     records: list[tuple[dict[str, str], list[LogLine]]] = []
     lines = [line for line in log.lines if not line.process]
@@ -236,7 +236,7 @@ class _Units:
 
 def read_systemd(log: Log) -> PodFacts:
     """Reads systemd's messages about units; units of the system itself become notes."""
-    if not contains_any(log.lines, SYSTEMD):
+    if not contains_any(log.lines, "systemd"):
         return PodFacts()
     units, current = _Units(), ""
     for line in log.lines:

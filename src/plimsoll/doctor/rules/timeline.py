@@ -9,7 +9,8 @@ from enum import IntEnum
 from functools import cache
 from typing import NamedTuple
 
-from plimsoll.doctor.rules.log_text import KINDS, WRAPPED_SHARE, Log, LogLine, kernel_message
+from plimsoll.doctor.rules.log_text import KINDS, WRAPPED_SHARE, WRITTEN_BY, Log, LogLine, kernel_message
+from plimsoll.doctor.words import words
 from plimsoll.findings import Code
 from plimsoll.redaction import hide_user_text_lines
 from plimsoll.vllm.failure_texts import (
@@ -345,25 +346,8 @@ def step_of_progress(progress: ServerProgress, *, frames_seen: bool) -> FailedSt
 
 _compiled = cache(re.compile)
 
-# What each of these lines proves. The newest wording first; all are vLLM's own but uvicorn's two.
-MILESTONES: tuple[tuple[str, ServerProgress], ...] = (
-    ("API server version", ServerProgress.BEGUN), ("LLM engine (v", ServerProgress.BEGUN),
-    ("non-default args: ", ServerProgress.BEGUN), ("Starting to load model", ServerProgress.LOADING),
-    ("Loading safetensors checkpoint shards", ServerProgress.LOADING), ("Loading pt checkpoint shards", ServerProgress.LOADING),
-    ("Using model weights format", ServerProgress.LOADING), ("Loading weights took", ServerProgress.LOADED),
-    ("Model loading took", ServerProgress.LOADED), ("Loading model weights took", ServerProgress.LOADED),
-    ("Available KV cache memory", ServerProgress.MEASURED), ("KV cache size: ", ServerProgress.MEASURED),
-    ("CPU blocks: ", ServerProgress.MEASURED), ("num_gpu_blocks is: ", ServerProgress.MEASURED),
-    ("Maximum concurrency for", ServerProgress.MEASURED),
-    ("the rest of the memory reserved for KV Cache", ServerProgress.MEASURED),
-    ("Capturing the model for CUDA graphs", ServerProgress.CAPTURING), ("Capturing CUDA graph", ServerProgress.CAPTURING),
-    ("Capturing cudagraphs for decoding", ServerProgress.CAPTURING), ("Graph capturing finished", ServerProgress.CAPTURED),
-    ("init engine (profile", ServerProgress.CAPTURED), ("Application startup complete", ServerProgress.SERVING),
-    ("Uvicorn running on", ServerProgress.SERVING), ("Avg prompt throughput", ServerProgress.SERVING),
-    ("Processed prompts:", ServerProgress.SERVING), ('"POST /v1/', ServerProgress.SERVING),
-    ("Available routes are", ServerProgress.CAPTURED), ("Received request ", ServerProgress.SERVING),
-    ("Added request ", ServerProgress.SERVING),
-)  # fmt: skip
+# What each of these texts proves.
+MILESTONES = [(text, ServerProgress[step.upper()]) for step, some in words("names")["milestones"].items() for text in some]
 _EXCEPTION = r"(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,80}(?:Error|Exception): "
 _BEGINS = (
     "API server version", "Initializing a V1 LLM engine", "Initializing a V0 LLM engine", "Initializing an LLM engine", "█▄█▀",
@@ -486,7 +470,11 @@ def present(lines: Sequence[LogLine], needles: Sequence[str]) -> set[str]:
 
 def kinds_in(log: Log) -> frozenset[str]:
     """Which judges are worth asking: of "kernel", "supervisor", "nvidia-smi" and "memory-summary"; most logs need none."""
-    return frozenset(kind for kind, words in KINDS.items() if present(log.lines, words))
+    return frozenset(
+        kind
+        for kind, writers in KINDS.items()
+        if present(log.lines, [word for writer in writers for word in WRITTEN_BY[writer]])
+    )
 
 
 def _hits(lines: Sequence[LogLine], texts: Sequence[FailureText]) -> Iterator[Hit]:

@@ -19,7 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from plimsoll.units import MIB, format_gib
+from plimsoll.doctor.words import words
+from plimsoll.units import format_gib
 
 FULL = 0.95
 """Share of KV blocks in use from which the cache is full: what is left does not take another request of usual length."""
@@ -225,29 +226,8 @@ class MetricSeries(NamedTuple):
     figure: str = ""  # our name: one of vllm/metrics.py, of OUTSIDE, or of a log's periodic lines; "" where it has none
 
 
-class ExternalMetric(NamedTuple):
-    """A metric that vLLM does not export itself: our name for it, and what one of its units is in ours."""
-
-    figure: str
-    factor: float = 1.0
-
-
-# By the names that the exporters use: DCGM's, two of nvidia-smi's, cAdvisor's, and plimsoll's own inside vLLM.
-EXTERNAL_METRICS: Mapping[str, ExternalMetric] = {
-    "DCGM_FI_DEV_FB_USED": ExternalMetric("gpu_used", MIB), "DCGM_FI_DEV_FB_FREE": ExternalMetric("gpu_free", MIB),
-    "DCGM_FI_DEV_FB_TOTAL": ExternalMetric("gpu_total", MIB), "nvidia_gpu_memory_used_bytes": ExternalMetric("gpu_used"),
-    "nvidia_gpu_memory_total_bytes": ExternalMetric("gpu_total"), "nvidia_smi_memory_used_bytes": ExternalMetric("gpu_used"),
-    "nvidia_smi_memory_total_bytes": ExternalMetric("gpu_total"),
-    "process_resident_memory_bytes": ExternalMetric("host_resident"),
-    "process_start_time_seconds": ExternalMetric("started_at"), "container_memory_rss": ExternalMetric("container_resident"),
-    "container_memory_working_set_bytes": ExternalMetric("container_working_set"),
-    "container_spec_memory_limit_bytes": ExternalMetric("container_limit"),
-    "plimsoll_torch_allocated_bytes": ExternalMetric("torch_allocated"),
-    "plimsoll_torch_reserved_bytes": ExternalMetric("torch_reserved"),
-    "plimsoll_torch_inactive_split_bytes": ExternalMetric("torch_inactive_split"),
-    "plimsoll_torch_num_alloc_retries_total": ExternalMetric("torch_alloc_retries"),
-    "plimsoll_torch_num_ooms_total": ExternalMetric("torch_ooms"),
-}  # fmt: skip
+# Metrics that vLLM does not export itself, by the exporter's name: our name for it, and what one of its units is in ours.
+EXTERNAL_METRICS: Mapping[str, tuple[str, float]] = {name: tuple(row) for name, row in words("names")["metrics"].items()}
 
 
 LASTS_S = 60.0
