@@ -49,6 +49,7 @@ class Clients:
     def __init__(self, port: int, reference: Reference, count: int = CLIENTS, seed: int = 0) -> None:
         self.answers: list[tuple[int, Answer]] = []
         """Each with the number of its request in the reference."""
+        self.longest_s = 0.0  # that any request took
         self._port, self._reference, self._count = port, reference, count
         self._dice = random.Random(seed)
         self._is_over = threading.Event()
@@ -70,7 +71,9 @@ class Clients:
     async def _client(self) -> None:
         while not self._is_over.is_set():
             number = self._dice.randrange(len(self._reference.asks))
+            began = time.monotonic()
             answer = await ask_one(self._port, self._reference.asks[number])
+            self.longest_s = max(self.longest_s, time.monotonic() - began)
             self.answers.append((number, answer))
             if answer.error:
                 await asyncio.sleep(0.2)  # a server that is gone must not be asked a million times
