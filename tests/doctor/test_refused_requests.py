@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plimsoll.findings import Code
-from plimsoll.inside.door import CertificateTable, Door, KindDemand, RequestKind
+from plimsoll.inside.door import CertificateTable, Door, RequestKind
 from tests.doctor.log_maker import ARGS, ENGINE_DEAD, STARTED, VERSION, traceback
 from tests.doctor.rules.test_root_cause import symptoms
 from tests.each import each
@@ -23,7 +23,7 @@ def refusals() -> list[str]:
     door = Door()
     door.use("certified", CertificateTable("0.25.1", "m", 50, {}, (kind,)), {kind.kind: kind})
     found = [
-        door.admit(name, name, {kind.kind: KindDemand(units, adds_up=True)})
+        door.admit(name, name, {kind.kind: units})
         for name, units in (("a", 51), ("b", 30), ("c", 30))
     ]
     return [refusal.message for refusal in found if refusal is not None]

@@ -26,7 +26,6 @@ from plimsoll.inside.door import (
     BadTable,
     CertificateTable,
     Door,
-    KindDemand,
     Refusal,
     RequestKind,
     read_certificate,
@@ -53,8 +52,8 @@ def door(spare: float = 50, mode: str = "certified") -> Door:
     return made
 
 
-def tokens(count: int, kind: str = "prompt_logprobs") -> dict[str, KindDemand]:
-    return {kind: KindDemand(count, adds_up=True)}
+def tokens(count: int, kind: str = "prompt_logprobs") -> dict[str, int]:
+    return {kind: count}
 
 
 def why(refusal: Refusal | None) -> str:
@@ -88,9 +87,9 @@ def test_kinds_are_phases_of_a_step() -> None:
     assert one.admit("a", "a", tokens(50)) is None
     assert one.admit("b", "b", tokens(45, "pictures")) is None  # with the fixed 5
     assert why(one.admit("c", "c", tokens(1, "pictures"))) == "not_now"
-    assert why(one.admit("d", "d", {"logprobs": KindDemand(9, adds_up=False)})) == "never"
-    assert all(one.admit(name, name, {"logprobs": KindDemand(8, adds_up=False)}) is None for name in "efgh")
-    assert why(one.admit("i", "i", {"adapter": KindDemand(1, adds_up=False)})) == "never"
+    assert why(one.admit("d", "d", tokens(9, "logprobs"))) == "never"
+    assert all(one.admit(name, name, tokens(8, "logprobs")) is None for name in "efgh")
+    assert why(one.admit("i", "i", tokens(1, "adapter"))) == "never"
 
 
 def test_copies_are_held_at_once_and_given_back_when_the_last_has_ended() -> None:

@@ -138,13 +138,7 @@ def retry_after(wait_s: float, bound_s: float) -> int:
 
 # Ready or not, and why not. Being full or shedding never is a reason: it would push the load onto the other servers.
 
-READY = "ready"
-STARTING = "starting"
-DRAINING = "draining"
-ASLEEP = "asleep"
-DEAD = "dead"
-WEDGED = "wedged"
-REASONS = (STARTING, DEAD, WEDGED, ASLEEP, DRAINING)  # the gravest that holds is named
+REASONS = STARTING, DEAD, WEDGED, ASLEEP, DRAINING = "starting", "dead", "wedged", "asleep", "draining"  # the gravest is named
 
 
 class Readiness(NamedTuple):
@@ -155,7 +149,7 @@ class Readiness(NamedTuple):
 
     @property
     def is_ready(self) -> bool:
-        return self.reason == READY
+        return self.reason == "ready"
 
 
 def judge(*, has_engine: bool, is_dead: bool, is_wedged: bool, asleep: str, is_stopping: bool, drain_phase: str) -> Readiness:
@@ -168,4 +162,4 @@ def judge(*, has_engine: bool, is_dead: bool, is_wedged: bool, asleep: str, is_s
         (is_stopping, DRAINING, "vLLM was told to end and finishes what it has"),
         (drain_phase != SERVING, DRAINING, f"draining, {drain_phase}"),
     )
-    return next((Readiness(reason, detail) for holds, reason, detail in reasons if holds), Readiness(READY, ""))
+    return next((Readiness(reason, detail) for holds, reason, detail in reasons if holds), Readiness("ready", ""))

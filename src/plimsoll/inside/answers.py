@@ -145,20 +145,13 @@ LOOKING = frozenset(("GET", "HEAD", "OPTIONS"))
 RESPONSES = "/v1/responses/"
 
 
-class Route(NamedTuple):
-    """What a request is to the gate."""
-
-    is_counted: bool  # it is in flight until it ends
-    is_refusable: bool  # a drain in phase two, or shedding, may refuse it
+WORK = "work"  # in flight until it ends; a drain in phase two, or shedding, may refuse it
+FOLLOW_UP = "follow-up"  # reads or cancels what was begun before: in flight, never refused
+ASIDE = "aside"  # neither
 
 
-WORK = Route(is_counted=True, is_refusable=True)
-FOLLOW_UP = Route(is_counted=True, is_refusable=False)  # reads or cancels what was begun before
-ASIDE = Route(is_counted=False, is_refusable=False)
-
-
-def route_of(kind: str, method: str, path: str) -> Route:
-    """The route of one request; what is not known is work, so that a drain never lets it pass unseen."""
+def route_of(kind: str, method: str, path: str) -> str:
+    """What a request is to the gate; what is not known is work, so that a drain never lets it pass unseen."""
     if kind == "websocket":
         return WORK
     if path.startswith(RESPONSES) and (method in (*LOOKING, "DELETE") or path.endswith("/cancel")):

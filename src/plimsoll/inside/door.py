@@ -120,20 +120,15 @@ def read_certificate(path: str) -> CertificateTable:
     if len(text) > LARGEST_FILE:
         raise BadTable(f"{path} is larger than {LARGEST_FILE} bytes")
     try:
-        return _certificate(json.loads(text))
+        content = json.loads(text)
     except (ValueError, RecursionError):
         raise BadTable(f"{path} is not JSON") from None
-    except BadTable as problem:
-        raise BadTable(f"{path}: {problem}") from None
-
-
-def _certificate(content: Any) -> CertificateTable:
     if wrong := misfit(content, SHAPE) or misfit(content["kinds"], [KIND], "a kind"):
-        raise BadTable(f"{wrong} is missing, or its value cannot be")
+        raise BadTable(f"{path}: {wrong} is missing, or its value cannot be")
     rows = content["kinds"]
     kinds = tuple(RequestKind(**{name: row[name] for name in KIND}, is_open=row.get("smallest", 1) is not None) for row in rows)
     if len({kind.kind for kind in kinds}) != len(kinds):
-        raise BadTable("a kind stands in it twice")
+        raise BadTable(f"{path}: a kind stands in it twice")
     return CertificateTable(content["vllm"], content["model"], float(content["spare_bytes"]), content["assumes"], kinds)
 
 
@@ -143,7 +138,9 @@ def why_foreign(table: CertificateTable, vllm_version: str, config: Any) -> str:
         return f"the certificate is for vLLM {table.vllm[:40]}, and this is {vllm_version}"
     model_config = getattr(config, "model_config", None)
     names = [getattr(model_config, name, None) for name in ("model", "model_weights")]
-    if not any(isinstance(name, str) and name and _is_same_model(name, table.model) for name in names):
+    # vLLM may have fetched it to a folder of its own: the same repository or folder at the end of a path will do.
+    ends = {_repository(name) for name in names if isinstance(name, str) and name}
+    if _repository(table.model) not in ends:
         return f"the certificate is for the model {table.model[:80]}, and this is {names[0]}"
     for name, (home, attribute) in HOMES.items():
         if name not in table.assumes:
@@ -160,16 +157,11 @@ def _release(version: str) -> str:
     return version.partition("+")[0].removeprefix("v")
 
 
-def _is_same_model(real: str, named: str) -> bool:
-    """The same name, or the same folder or repository at the end of a path: vLLM may have fetched it to a folder of its own."""
-    first, second = _repository(real), _repository(named)
-    return first == second or first.rpartition("/")[2] == second.rpartition("/")[2]
-
-
 def _repository(name: str) -> str:
-    """`ORG/NAME` of a folder in the Hugging Face cache; any other name as it is."""
+    """The last part of a model's name, of a path to it, or of its folder in the Hugging Face cache (`models--ORG--NAME`)."""
     cached = [part for part in name.split("/") if part.startswith("models--")]
-    return "/".join(cached[-1].split("--")[1:]) if cached else name.rstrip("/")
+    whole = "/".join(cached[-1].split("--")[1:]) if cached else name.rstrip("/")
+    return whole.rpartition("/")[2]
 
 
 OFF, CERTIFIED, SHADOW = "off", "certified", "shadow"
@@ -178,6 +170,7 @@ WHYS = (NEVER, NOT_NOW)
 REFUSED, WOULD = "refused", "would"
 # The kinds that one request makes; each has its fields on every API server's page.
 KINDS = ("prompt_logprobs", "logprobs", "penalties", "pictures", "adapter")
+ADD_UP = ("prompt_logprobs", "pictures")  # what requests of one step ask of these is needed together
 FIELDS = tuple(
     f"door_{kind}_{count}"
     for kind in KINDS
@@ -213,13 +206,6 @@ class Passage:
 
 
 PASSAGE: contextvars.ContextVar[Passage | None] = contextvars.ContextVar("plimsoll_passage", default=None)
-
-
-class KindDemand(NamedTuple):
-    """What one request, with all its copies, asks of a kind."""
-
-    units: float
-    adds_up: bool  # with what other requests of the same step ask
 
 
 @dataclass
@@ -272,19 +258,19 @@ class Door:
 
     # Admitting
 
-    def admit(self, name: str, key: str, asks: Mapping[str, KindDemand], copies: int = 1) -> Refusal | None:
+    def admit(self, name: str, key: str, asks: Mapping[str, float], copies: int = 1) -> Refusal | None:
         """Hold what a request takes, all its copies at once; the refusal where it is not covered, and then nothing is held.
 
-        `name` is the first copy's own name, `key` that of the whole.
+        `name` is the first copy's own name, `key` that of the whole; `asks` are the units of each kind.
         """
         if self.certificate is None or not asks:
             return None
         spare = self.certificate.spare_bytes
-        costs = {kind: self.kinds[kind].cost(ask.units) for kind, ask in asks.items()}
+        costs = {kind: self.kinds[kind].cost(units) for kind, units in asks.items()}
         largest = max(costs, key=lambda kind: costs[kind])
         if costs[largest] > spare:
-            return self._refuse(NEVER, largest, asks[largest].units, costs[largest])
-        held = {kind: int(ask.units) for kind, ask in asks.items() if ask.adds_up and self.kinds[kind].scope == "step"}
+            return self._refuse(NEVER, largest, asks[largest], costs[largest])
+        held = {kind: int(units) for kind, units in asks.items() if kind in ADD_UP and self.kinds[kind].scope == "step"}
         full = self._take(held, spare)
         lost = [key for key, hold in self._holds.items() if not any(map(self.is_running, hold.living))] if full else []
         if lost:  # vLLM has them no longer: what they hold is given back
@@ -295,7 +281,7 @@ class Door:
                 self._change(hold.units, -1)
             full = self._take(held, spare)
         if full:
-            return self._refuse(NOT_NOW, full, asks[full].units, costs[full])
+            return self._refuse(NOT_NOW, full, asks[full], costs[full])
         if held:
             if key in self._holds:
                 self._change(self._holds[key].units, -1)
@@ -592,32 +578,31 @@ def admit(door: Door, request: Any, key: str, copies: int) -> Refusal | None:
     return refusal
 
 
-def asks_of(request: Any, kinds: Mapping[str, RequestKind], copies: int = 1) -> dict[str, KindDemand]:
-    """What a request with all its copies asks of each kind of the table."""
+def asks_of(request: Any, kinds: Mapping[str, RequestKind], copies: int = 1) -> dict[str, float]:
+    """The units that a request with all its copies asks of each kind of the table."""
     params = request.sampling_params  # None where it pools
-    asks: dict[str, KindDemand] = {}
+    asks: dict[str, float] = {}
 
     def is_given(*names: str) -> bool:
         return any(getattr(params, name, None) is not None for name in names)  # 0 is computed like 1
 
     if "prompt_logprobs" in kinds and is_given("prompt_logprobs", "prompt_logprob_token_ids"):
         tokens = max((len(part) for part in (request.prompt_token_ids, request.prompt_embeds) if part is not None), default=0)
-        asks["prompt_logprobs"] = KindDemand(tokens * copies, adds_up=True)
+        asks["prompt_logprobs"] = tokens * copies
     if "logprobs" in kinds and is_given("logprobs", "logprob_token_ids"):
         # The most that any request asks for is chosen for all; -1 is the whole vocabulary.
         count = len(getattr(params, "logprob_token_ids", None) or ()) if params.logprobs is None else params.logprobs
-        asks["logprobs"] = KindDemand(kinds["logprobs"].most_units if count < 0 else max(1, count), adds_up=False)
+        asks["logprobs"] = kinds["logprobs"].most_units if count < 0 else max(1, count)
     penalties = () if params is None else (params.presence_penalty, params.frequency_penalty, params.repetition_penalty - 1)
     if "penalties" in kinds and any(penalties):
         # One request with a penalty has the tokens of every row of its step counted.
-        asks["penalties"] = KindDemand(kinds["penalties"].most_units, adds_up=False)
+        asks["penalties"] = kinds["penalties"].most_units
     if "pictures" in kinds and request.mm_features:
         # Copies share what the encoder made of them. What it has cached of earlier requests is not known here.
-        units = sum(int(feature.mm_position.get_num_embeds()) for feature in request.mm_features)
-        asks["pictures"] = KindDemand(units, adds_up=True)
+        asks["pictures"] = sum(int(feature.mm_position.get_num_embeds()) for feature in request.mm_features)
     if "adapter" in kinds and request.lora_request is not None:
-        asks["adapter"] = KindDemand(1, adds_up=False)
-    return {kind: ask for kind, ask in asks.items() if ask.units > 0}
+        asks["adapter"] = 1
+    return {kind: units for kind, units in asks.items() if units > 0}
 
 
 def _refusals(modules: Callable[[str], Any]) -> Callable[[Refusal], Exception]:

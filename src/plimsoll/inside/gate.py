@@ -11,10 +11,12 @@ import asyncio
 import time
 from typing import Any
 
-from plimsoll.inside.admission import PRIORITY_HEADER
+from plimsoll.inside.admission import PRIORITY_HEADER, SERVING
 from plimsoll.inside.answers import (
+    ASIDE,
     LARGEST_BODY,
     OWN,
+    WORK,
     App,
     Message,
     Receive,
@@ -78,7 +80,7 @@ class ShedLayer:
         refusal, is_work = None, False
         with FAULTS.noting("shedding"):
             path = path_of(scope["path"], scope.get("root_path", ""))
-            is_work = route_of(scope["type"], scope.get("method", "GET"), path).is_refusable
+            is_work = route_of(scope["type"], scope.get("method", "GET"), path) == WORK
             if is_work:
                 priorities = (bytes(value) for name, value in scope["headers"] if bytes(name).lower() == PRIORITY_HEADER)
                 refusal = gate.shed(next(priorities, b""))
@@ -283,15 +285,19 @@ class Gate:
         with FAULTS.noting("admitting"):
             method = scope.get("method", "GET")
             route = route_of(scope["type"], method, path)
-            if route.is_counted:
+            if route != ASIDE:
                 gate.enter()
                 is_counted = True
-            if route.is_refusable:
+            if route == WORK:
                 refusal = gate.refusal(gate.phase())
             if method == "POST":
-                sleep = _sleep_change(path, scope.get("query_string", b""))
-            if route.is_counted and refusal is None:
-                gate.begin(is_new=route.is_refusable)
+                sleep, query = SLEEP_CHANGES.get(path), scope.get("query_string", b"")
+                if sleep == 0 and b"tags=" in query:  # weights or cache alone: not awake yet
+                    sleep = None
+                elif sleep == ASLEEP and b"level=0" in query:
+                    sleep = PAUSED
+            if is_counted and refusal is None:
+                gate.begin(is_new=route == WORK)
         try:
             if refusal is None:
                 exchange = _Exchange(gate, receive, send, sleep, has_deadline=is_counted and scope["type"] == "http")
@@ -342,14 +348,7 @@ class _Exchange:
                 if self._sleep is not None and 200 <= message["status"] < 300:
                     self._control.note_sleep(self._sleep)
             with FAULTS.noting("closing connections"):
-                if self._control.closes_connections():
+                # The client connects anew, so that the balancer sends it elsewhere.
+                if self._control.is_stopping or self._control.phase() != SERVING:
                     message = with_headers(message, CLOSE)
         await self._send(message)
-
-
-def _sleep_change(path: str, query: bytes) -> int | None:
-    """What a request to this path does to sleep once vLLM has answered it with success; None: nothing."""
-    how = SLEEP_CHANGES.get(path)
-    if how == 0 and b"tags=" in query:  # weights or cache alone: not awake yet
-        return None
-    return PAUSED if how == ASLEEP and b"level=0" in query else how

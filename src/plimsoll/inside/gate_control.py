@@ -59,7 +59,14 @@ class Calls:
         """Run it in every worker; the outcome, or a word that it still runs. Busy when another one does."""
         if self.is_running:
             raise Busy
-        lock = self._take_lock()
+        lock = -1
+        if self._lock_path is not None:
+            lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(lock)
+                raise Busy from None
         self.began = time.monotonic()
         # By a name of its own: once it is done another caller may come in before this one goes on.
         task = self._task = asyncio.get_running_loop().create_task(self._run(client, method, arguments, lock))
@@ -67,17 +74,6 @@ class Calls:
         if done:
             return task.result()
         return {"call": method, "is_running": True, "workers": None}
-
-    def _take_lock(self) -> int:
-        if self._lock_path is None:
-            return -1
-        lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(lock)
-            raise Busy from None
-        return lock
 
     async def _run(self, client: Any, method: str, arguments: tuple[Any, ...], lock: int) -> dict[str, Any]:
         outcome: dict[str, Any] = {"call": method, "is_running": False, "workers": None, "error": None}
@@ -196,10 +192,6 @@ class GateControl:
             drain = self.shared.drain()
             if not drain.is_on(time.monotonic()):
                 self.shared.set_drain(drain._replace(until=0.0, is_refusing=False))
-
-    def closes_connections(self) -> bool:
-        """Whether answers ask the client to connect anew, so that the balancer sends it elsewhere."""
-        return self.is_stopping or self.phase() != SERVING
 
     # The engine's death
 
@@ -327,7 +319,7 @@ class GateControl:
         own["tokens_each_milli"] = round((pulse.prompt_tokens.value + output_each) * 1000)
 
     def _coming(self, count: int) -> int:
-        """Requests on their way to the engine, which has `count`: not with it, and not answered yet either."""
+        # On their way to the engine, which has `count`: not with it, and not answered yet either.
         return max(0, self.in_layer - max(self.answering, count))
 
     def queue(self) -> admission.Queue:

@@ -17,7 +17,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from plimsoll.inside import schedule_ring
@@ -55,15 +54,6 @@ def strictest(knob: str, *values: float | None) -> float | None:
     return (max if knob == HEADROOM else min)(known, default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class KnobLease:
-    """The values that somebody set for a time, on the monotonic clock of this machine."""
-
-    epoch: int = 0
-    until: float = 0.0
-    values: dict[str, float] = field(default_factory=dict)
-
-
 class KnobRefused(Exception):
     """An order that is not carried out; the text says why."""
 
@@ -89,7 +79,8 @@ class Knobs:
     def __init__(self, scheduler: KnobScheduler, tell: Callable[[dict[str, Any]], None] = lambda _report: None) -> None:
         self.start = dict(scheduler.start)
         self.contained: dict[str, float] = {}
-        self.lease = KnobLease()
+        self.leased: dict[str, float] = {}  # what somebody set, until `until` on the monotonic clock of this machine
+        self.epoch, self.until = 0, 0.0
         self._scheduler = scheduler
         self._tell = tell
         self._orders = self._steps = self._largest_step = self._most_running = 0
@@ -100,7 +91,7 @@ class Knobs:
 
     def in_force(self, now: float) -> dict[str, float]:
         """The strictest of start-up, containment and lease; of the lease's tokens never fewer than the running need."""
-        leased, found = self.lease.values if now < self.lease.until else {}, {}
+        leased, found = self.leased if now < self.until else {}, {}
         for knob, start in self.start.items():
             wanted = leased.get(knob)
             if knob == MAX_TOKENS and wanted is not None:
@@ -115,8 +106,8 @@ class Knobs:
         if self._is_plain:
             return
         now = time.monotonic()
-        if self.lease.values and now >= self.lease.until:
-            self.lease = KnobLease(self.lease.epoch)
+        if self.leased and now >= self.until:
+            self.leased, self.until = {}, 0.0
             LOG.info("plimsoll: knobs: the lease has ended")
             self._settle()
             return
@@ -129,7 +120,7 @@ class Knobs:
         self._most_running = max(self._most_running, self._scheduler.running())
 
     def _settle(self) -> None:
-        self._is_plain = not self.lease.values and not self.contained
+        self._is_plain = not self.leased and not self.contained
         self._scheduler.apply(self.in_force(time.monotonic()))
         self._steps = self._largest_step = self._most_running = 0
         self._tell(self.report())
@@ -157,16 +148,16 @@ class Knobs:
             }  # fmt: skip
             return json.dumps({**self.report(), **live})
         except KnobRefused as refusal:
-            return json.dumps({"refused": str(refusal), "epoch": self.lease.epoch})
+            return json.dumps({"refused": str(refusal), "epoch": self.epoch})
 
     def _take(self, order: dict[str, Any]) -> None:
         """Replace the lease by what is asked for, all of it or nothing; no values end it."""
-        epoch = self.lease.epoch if order.get("epoch") is None else int(order["epoch"])
-        if epoch < self.lease.epoch:
-            raise KnobRefused(f"epoch {epoch} is older than {self.lease.epoch}: another one has taken over")
+        epoch = self.epoch if order.get("epoch") is None else int(order["epoch"])
+        if epoch < self.epoch:
+            raise KnobRefused(f"epoch {epoch} is older than {self.epoch}: another one has taken over")
         values = {knob: self._checked(knob, value) for knob, value in order["values"].items()}
         until = time.monotonic() + min(float(order["lease_s"]), LONGEST_LEASE_S) if values else 0.0
-        self.lease = KnobLease(epoch, until, values)
+        self.epoch, self.until, self.leased = epoch, until, values
         self._orders += 1
         shown = " ".join(f"{knob}={value}" for knob, value in values.items()) or "none"
         LOG.info("plimsoll: knobs: %s, for %.0f s, epoch %d", shown, until and until - time.monotonic(), epoch)
@@ -177,15 +168,15 @@ class Knobs:
             raise KnobRefused(f"{knob} cannot be turned here: {why}")
         if knob in QUEUE_KNOBS:
             return value
-        start, scheduler = self.start[knob], self._scheduler
         if knob == HEADROOM:
-            if not start <= value <= MOST_HEADROOM:
-                raise KnobRefused(f"{knob}: from {start:g}, as at the start, to {MOST_HEADROOM}")
-            return value
-        most = start or self.start[MAX_TOKENS]
-        lowest = min(most, scheduler.smallest if knob in (MAX_TOKENS, LONG_PREFILL) else 1)
+            lowest, most = self.start[knob], MOST_HEADROOM
+            words = f"from {lowest:g}, as at the start, to {most}"
+        else:
+            most = self.start[knob] or self.start[MAX_TOKENS]
+            lowest = min(most, self._scheduler.smallest if knob in (MAX_TOKENS, LONG_PREFILL) else 1)
+            words = f"from {lowest:.0f} to {most:.0f}, which is what this engine was started with"
         if not lowest <= value <= most:
-            raise KnobRefused(f"{knob}: from {lowest:.0f} to {most:.0f}, which is what this engine was started with")
+            raise KnobRefused(f"{knob}: {words}")
         return value
 
     # Telling
@@ -194,12 +185,12 @@ class Knobs:
         """What the three sources say of each knob; the reader works out what is in force now."""
         knobs = {
             knob: {
-                "start": self.start.get(knob), "containment": self.contained.get(knob), "lease": self.lease.values.get(knob),
+                "start": self.start.get(knob), "containment": self.contained.get(knob), "lease": self.leased.get(knob),
                 "why_not": self._scheduler.why_not.get(knob, ""),
             }
             for knob in KNOBS
         }  # fmt: skip
-        return {"epoch": self.lease.epoch, "until": self.lease.until, "orders": self._orders, "knobs": knobs}
+        return {"epoch": self.epoch, "until": self.until, "orders": self._orders, "knobs": knobs}
 
 
 # In the engine core
@@ -282,7 +273,6 @@ def knobs_of(core: Any) -> Knobs:
 
 
 def follow_steps(scheduler: Any, knobs: Knobs) -> None:
-    """Have the knobs asked before each step."""
     own = scheduler.schedule
 
     @functools.wraps(own)
@@ -337,7 +327,7 @@ class KnobClient:
 
     def __init__(self, folder: str | None, key: int) -> None:
         self._folder, self._key = folder, key
-        self._queue_start: dict[str, int | None] | None = None
+        self._queue_start: dict[str, int | None] = {}  # empty until an engine client is known
         self._told: dict[str, Any] | None = None  # the newest report where there is no folder
 
     async def call(self, client: Any, order: Mapping[str, Any], patience_s: float) -> dict[str, Any]:
@@ -406,12 +396,10 @@ class KnobClient:
                 setattr(limits, name, None if value is None else int(value))
 
     def _queue_starts(self, client: Any) -> dict[str, int | None]:
-        if self._queue_start is None:
-            limits = getattr(client, "scheduler_config", None)
-            if limits is None:
-                return dict.fromkeys(QUEUE_KNOBS)
+        limits = getattr(client, "scheduler_config", None)
+        if not self._queue_start and limits is not None:
             self._queue_start = {knob: getattr(limits, knob.replace("-", "_"), None) for knob in QUEUE_KNOBS}
-        return self._queue_start
+        return self._queue_start or dict.fromkeys(QUEUE_KNOBS)
 
     def _why_not(self, client: Any, knob: str) -> str:
         if knob not in QUEUE_KNOBS:

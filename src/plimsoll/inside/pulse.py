@@ -190,11 +190,26 @@ class Listener:
 
     def record(self, scheduler_stats: Any = None, iteration_stats: Any = None, *rest: Any, **named: Any) -> None:
         """One step. Up to 0.9 there is no more than these two; then the engine comes third; from 0.11.1 on by its name."""
+        if scheduler_stats is None and iteration_stats is None:
+            return  # a message between processes, no step
         with FAULTS.noting("hearing a step"):
             engine = named.get("engine_idx")
             if engine is None:
                 engine = next((value for value in rest if type(value) is int), self._engine)
-            self._record(scheduler_stats, iteration_stats, engine)
+            now, iteration = time.monotonic(), iteration_stats
+            running = waiting = kv_usage = None
+            if scheduler_stats is not None:
+                running = scheduler_stats.num_running_reqs
+                waiting = scheduler_stats.num_waiting_reqs + getattr(scheduler_stats, "num_skipped_waiting_reqs", 0)
+                kv_usage = getattr(scheduler_stats, "kv_cache_usage", None)
+                if kv_usage is None:
+                    kv_usage = getattr(scheduler_stats, "gpu_cache_usage", None)  # its name up to 0.9.0
+            prompt, generation = getattr(iteration, "num_prompt_tokens", 0), getattr(iteration, "num_generation_tokens", 0)
+            self._pulse.note_step(running, waiting, kv_usage, prompt, generation, now, engine)
+            for stats in () if iteration is None else iteration.finished_requests:
+                request = from_stats(stats, iteration.iteration_timestamp, engine)
+                self._pulse.note_finished(request.prompt_tokens, None if request.is_cut_off else request.output_tokens)
+                self._recorder.note_finished(request)
 
     def record_sleep_state(self, *state: Any, **named: Any) -> None:
         """Asleep or awake. The base class calls the first argument `is_awake`; what vLLM passes is 1 for asleep."""
@@ -210,24 +225,6 @@ class Listener:
 
     def log(self) -> None:
         """Nothing to do: there is no line of ours in the log."""
-
-    def _record(self, scheduler: Any, iteration: Any, engine: int) -> None:
-        if scheduler is None and iteration is None:
-            return  # a message between processes, no step
-        now = time.monotonic()
-        running = waiting = kv_usage = None
-        if scheduler is not None:
-            running = scheduler.num_running_reqs
-            waiting = scheduler.num_waiting_reqs + getattr(scheduler, "num_skipped_waiting_reqs", 0)
-            kv_usage = getattr(scheduler, "kv_cache_usage", None)
-            if kv_usage is None:
-                kv_usage = getattr(scheduler, "gpu_cache_usage", None)  # its name up to 0.9.0
-        prompt, generation = getattr(iteration, "num_prompt_tokens", 0), getattr(iteration, "num_generation_tokens", 0)
-        self._pulse.note_step(running, waiting, kv_usage, prompt, generation, now, engine)
-        for stats in () if iteration is None else iteration.finished_requests:
-            request = from_stats(stats, iteration.iteration_timestamp, engine)
-            self._pulse.note_finished(request.prompt_tokens, None if request.is_cut_off else request.output_tokens)
-            self._recorder.note_finished(request)
 
 
 # vLLM's stat loggers are not told a request's priority, the tokens of its prompt, nor that a client gave it up. So, only while
@@ -318,13 +315,14 @@ def _wrap(processor: Any, recorder: Recorder, pulse: Pulse) -> None:
 def what_is_seen(request: Any, *, wants_prefixes: bool) -> Seen:
     """What a request says when it comes: its priority, and the tokens with all else that vLLM's prefix cache tells apart."""
     priority = getattr(request, "priority", None)
-    token_ids = request.prompt_token_ids if wants_prefixes else None
-    marks = _marks(request)
+    if type(priority) is not int:
+        priority = None
+    token_ids, marks = request.prompt_token_ids if wants_prefixes else None, _marks(request)
     if token_ids is None or getattr(request, "prompt_embeds", None) is not None or marks is None:
-        return Seen(priority if type(priority) is int else None, None, "", ())
+        return Seen(priority, None, "", ())
     adapter = request.lora_request
     seed = f"{'' if adapter is None else adapter.lora_name}\0{getattr(request, 'cache_salt', None) or ''}"
-    return Seen(priority if type(priority) is int else None, token_ids, seed, marks)
+    return Seen(priority, token_ids, seed, marks)
 
 
 def _marks(request: Any) -> tuple[tuple[int, str], ...] | None:

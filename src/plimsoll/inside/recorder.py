@@ -66,31 +66,22 @@ def shared_salt(wanted: str, folder: str | None, key: int) -> bytes:
     if folder is None:
         return fresh
     path = os.path.join(folder, f"salt-{key}-{places.start_ticks(key)}")  # noqa: PTH118
+    own, salt = f"{path}.{os.getpid()}", fresh
     try:
         places.sweep(folder)
-        return _first_come(path, fresh)
+        with os.fdopen(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
+            file.write(fresh)
+        # Whoever comes first writes the file, whole or not at all; all others take what is in it.
+        try:
+            os.link(own, path)
+        except FileExistsError:
+            with open(path, "rb") as file:  # noqa: PTH123
+                salt = file.read(SALT_BYTES)
+        finally:
+            os.unlink(own)  # noqa: PTH108
     except OSError as error:
         FAULTS.note("sharing the salt", error)
-        return fresh
-
-
-def _first_come(path: str, fresh: bytes) -> bytes:
-    """Whoever comes first writes the file whole or not at all; all others take what is in it."""
-    own = f"{path}.{os.getpid()}"
-    handle = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    try:
-        os.write(handle, fresh)
-    finally:
-        os.close(handle)
-    try:
-        os.link(own, path)
-    except FileExistsError:
-        with open(path, "rb") as file:  # noqa: PTH123
-            salt = file.read(SALT_BYTES)
-        return salt if len(salt) == SALT_BYTES else fresh
-    finally:
-        os.unlink(own)  # noqa: PTH108
-    return fresh
+    return salt if len(salt) == SALT_BYTES else fresh
 
 
 # Only files with a name like ours are ever removed. A line is in a file whole or not at all: what a full disk cuts off is
@@ -298,17 +289,11 @@ def as_row(request: Finished) -> dict[str, Any]:
         "output_tokens": request.output_tokens,
         "finish_reason": request.reason[:32],
     }
-    more: dict[str, float | None] = {
-        "cached_tokens": request.cached_tokens,
-        "preemptions": request.preemptions,
-        "max_tokens": request.max_tokens,
-        "engine": request.engine,
-        "priority": request.seen.priority if request.seen else None,
-        "scheduled": request.scheduled,
-        "first_token": request.first_token,
-        "finished": request.finished,
-    }
-    return row | {name: round(value, 6) for name, value in more.items() if value is not None}
+    for name in ("cached_tokens", "preemptions", "max_tokens", "engine", "priority", "scheduled", "first_token", "finished"):
+        value = getattr(request.seen if name == "priority" else request, name, None)
+        if value is not None:
+            row[name] = round(value, 6)
+    return row
 
 
 def _after(stamp: float, earliest: float, latest: float) -> float | None:

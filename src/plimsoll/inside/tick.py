@@ -212,13 +212,7 @@ def _answers(path: str) -> bool:
     """Whether somebody listens there; never waits, since vLLM's event loop would wait along."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(0.0)
-        try:
-            probe.connect(path)
-        except BlockingIOError:
-            return True  # its queue is full: it lives and is busy
-        except OSError:
-            return False
-    return True
+        return probe.connect_ex(path) in (0, errno.EAGAIN)  # its queue is full: it lives and is busy
 
 
 # On SIGTERM with `--shutdown-timeout` vLLM answers /health with 200 and every new request with 500 until its engine is done.
@@ -315,6 +309,10 @@ class Tick:
             notice_shutdown(self._gate.engine.client, self._gate)
             self._gate.follow()
 
+    def _turn(self) -> None:
+        if self._gate.engine.client is not None:
+            self._gate.knobs.turn_queue(self._gate.engine.client)
+
     def _publish(self) -> None:
         self._gate.shared.pages(look=True)
         self._gate.publish_queue()
@@ -343,10 +341,6 @@ class Tick:
         if self._canary is None or self._canary.done():
             self._next_canary = now + canary_s + AGAIN_AFTER_S
             self._canary = asyncio.get_running_loop().create_task(self._prove(last_ns))
-
-    def _turn(self) -> None:
-        if self._gate.engine.client is not None:
-            self._gate.knobs.turn_queue(self._gate.engine.client)
 
     def _is_excused(self, now: float) -> bool:
         """Whether there is another reason for it not to step; a call of ours is one, but not for ever."""

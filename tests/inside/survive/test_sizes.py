@@ -25,18 +25,23 @@ def step(tokens: int, requests: int = 48, **more: object) -> OutOfMemoryStep:
     return OutOfMemoryStep(tokens, tuple(f"r{number}" for number in range(requests)), **more)  # type: ignore[arg-type]
 
 
+def after(sizes: Sizes, failed: OutOfMemoryStep, now: float) -> Limits:
+    sizes.fail(failed, now)
+    return sizes.now
+
+
 def test_a_failed_step_halves_what_it_held() -> None:
     """Not the bound, which it did not reach; no more sequences than it can serve; a mamba block still fits."""
     sizes = Sizes(START)
-    assert sizes.fail(step(3000), 0.0).limits == Limits(1500, 256, 4096)
-    assert sizes.fail(step(1500), 0.1).limits.tokens == 750
+    assert after(sizes, step(3000), 0.0) == Limits(1500, 256, 4096)
+    assert after(sizes, step(1500), 0.1).tokens == 750
     sizes = Sizes(START, tokens_per_sequence=3)
-    assert sizes.fail(step(600), 0.0).limits == Limits(300, 100, 4096)
+    assert after(sizes, step(600), 0.0) == Limits(300, 100, 4096)
     sizes = Sizes(START)
-    assert sizes.fail(step(32, 32), 0.0).limits == Limits(4096, 16, 4096)
-    assert sizes.fail(step(16, 16), 0.1).limits.sequences == 8
+    assert after(sizes, step(32, 32), 0.0) == Limits(4096, 16, 4096)
+    assert after(sizes, step(16, 16), 0.1).sequences == 8
     sizes = Sizes(START, smallest=528)
-    assert sizes.fail(step(600), 0.0).limits.tokens == 528
+    assert after(sizes, step(600), 0.0).tokens == 528
 
 
 def test_the_request_that_fails_alone_is_aborted_and_the_others_get_their_size_back() -> None:
@@ -57,7 +62,7 @@ def test_a_picture_that_fails_alone_is_aborted_whatever_the_step_held_besides() 
     sizes = Sizes(START)
     two = step(8192, 40, site="encoder", encoder_requests=("r1", "r2"), largest_item=900)
     one = step(8192, 40, site="encoder", encoder_requests=("r1",), largest_item=900)
-    assert sizes.fail(two, 0.0).limits == Limits(8192, 256, 900)
+    assert after(sizes, two, 0.0) == Limits(8192, 256, 900)
     assert [sizes.fail(one, 0.1).abort for _ in range(ALONE_TRIES)] == [None] * (ALONE_TRIES - 1) + ["r1"]
     sizes = Sizes(START)
     one = step(8192, 40, site="encoder", encoder_requests=("r1",), largest_item=900)
@@ -100,15 +105,14 @@ def test_a_try_that_fails_goes_back_to_the_size_that_held() -> None:
     sizes = Sizes(START)
     sizes.fail(step(8192), 0.0)
     sizes.grow(GROW_AFTER_S, has_room=None)
-    assert sizes.fail(step(6000), GROW_AFTER_S + 1).limits.tokens == 4096
+    assert after(sizes, step(6000), GROW_AFTER_S + 1).tokens == 4096
 
 
 def test_so_many_failures_are_a_storm_and_twice_as_many_the_end() -> None:
     """A server that only recomputes is better restarted; 0 switches this off."""
     sizes = Sizes(START, storm=5)
-    verdicts = [sizes.fail(step(8192), 10.0 * turn) for turn in range(10)]
-    assert [verdict.is_storm for verdict in verdicts] == [False] * 4 + [True] * 6
-    assert [verdict.is_over for verdict in verdicts] == [False] * 9 + [True]
+    verdicts = [(sizes.fail(step(8192), 10.0 * turn).is_over, sizes.is_storm(10.0 * turn)) for turn in range(10)]
+    assert verdicts == [(False, False)] * 4 + [(False, True)] * 5 + [(True, True)]
     assert not sizes.is_storm(100.0 + STORM_WINDOW_S)
     off = Sizes(START, storm=0)
     assert not any(off.fail(step(8192), 0.1 * turn).is_over for turn in range(500))

@@ -25,7 +25,7 @@ from plimsoll.inside.places import run_folder
 from plimsoll.inside.settings import InsideSettings
 from plimsoll.inside.survive import failures, report, support, worker
 from plimsoll.inside.survive.failures import StepFailure
-from plimsoll.inside.survive.sizes import Limits, OutOfMemoryStep, ShrinkVerdict, Sizes
+from plimsoll.inside.survive.sizes import Limits, OutOfMemoryStep, Sizes
 
 ARMED: list[Any] = []  # the cores of this process that are armed
 STEPS = ("step", "step_with_batch_queue")
@@ -132,7 +132,7 @@ class Containment:
         verdict = self.sizes.fail(step, now)
         if verdict.is_over:
             raise CannotContain(f"gave up after {self.sizes.failures_lately(now)} contained failures in 600 s")
-        self._apply(verdict.limits)
+        self._apply(self.sizes.now)
         self._bring_first(verdict.first)
         self._free_at_failure = answer["free"]
         self._room_needed = max(ROOM_BYTES, failure.asked_bytes or 0)
@@ -142,7 +142,7 @@ class Containment:
         self._looked_at = now
         core.step_fn = self._watched_step
         with FAULTS.noting(TELLING):
-            self._tell_failure(step, failure, preempted, recomputed, verdict, self._kind_of(step))
+            self._tell_failure(step, failure, preempted, recomputed, now)
         if verdict.abort is not None:
             self._abort(verdict.abort, step, failure, outputs)
         self.write()
@@ -277,28 +277,26 @@ class Containment:
 
     # Telling
 
-    def _tell_failure(
-        self, step: OutOfMemoryStep, failure: StepFailure, preempted: int, recomputed: int, verdict: ShrinkVerdict, kind: str
-    ) -> None:
-        report = self._told
+    def _tell_failure(self, step: OutOfMemoryStep, failure: StepFailure, preempted: int, recomputed: int, now: float) -> None:
+        report, limits = self._told, self.sizes.now
         report["contained"] += 1
         report["recomputed_tokens"] += recomputed
         report["last"] = {
             "at": round(time.time(), 3), "site": failure.site, "tokens": step.tokens, "requests": len(step.requests),
-            "asked_bytes": failure.asked_bytes, "free_bytes": failure.free_bytes, "kind": kind,
+            "asked_bytes": failure.asked_bytes, "free_bytes": failure.free_bytes,
+            "kind": self._kind_of(step),
         }  # fmt: skip
         LOG.warning(
             "plimsoll: survive: contained failure %d: a step of %d tokens in %d requests ran out of device memory at %s%s; "
             "%d requests preempted, %d tokens to recompute; steps of at most %d tokens and %d sequences from here",
             report["contained"], step.tokens, len(step.requests), failure.site, _bracket(failure), preempted, recomputed,
-            verdict.limits.tokens, verdict.limits.sequences,
+            limits.tokens, limits.sequences,
         )  # fmt: skip
-        if verdict.is_storm and not self._has_told_storm:
-            lately = self.sizes.failures_lately(time.monotonic())
-            LOG.error(
-                "plimsoll: survive: storm: %d contained failures in 600 s; this server should be drained and restarted", lately
-            )
-        self._has_told_storm = verdict.is_storm
+        is_storm, lately = self.sizes.is_storm(now), self.sizes.failures_lately(now)
+        if is_storm and not self._has_told_storm:
+            words = "plimsoll: survive: storm: %d contained failures in 600 s; this server should be drained and restarted"
+            LOG.error(words, lately)
+        self._has_told_storm = is_storm
 
     def write(self) -> None:
         """Bring the report up to date; a folder that cannot be written costs the report alone."""
@@ -310,8 +308,7 @@ class Containment:
             "storm": self.sizes.is_storm(now),
         }
         with FAULTS.noting(TELLING):
-            if self._folder is not None:
-                report.write(self._folder, self._told)
+            report.write(self._folder, self._told)
 
 
 def own_step(core: Any) -> Step:
@@ -343,9 +340,7 @@ def arm(core: Any, settings: InsideSettings, version: str) -> str:
     why = support.refusal(core, version, unproven=settings.survive == "unproven")
     if why is not None:
         LOG.warning("plimsoll: survive: not armed: %s", why)
-        folder = run_folder(settings.folder)
-        if folder is not None:
-            report.write(folder, {**report.unknown(why), "armed": False, "aborted_requests": []})
+        report.write(run_folder(settings.folder), {**report.unknown(why), "armed": False, "aborted_requests": []})
         return why
     release = support.release_of(version)
     assert release is not None

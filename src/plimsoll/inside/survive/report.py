@@ -31,24 +31,24 @@ def unknown(why: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def write(folder: str, told: dict[str, Any]) -> None:
+def write(folder: str | None, told: dict[str, Any]) -> None:
     """Put the report where API servers find it: whole or not at all, for this user's eyes only."""
-    write_report(folder, "core", SCHEMA, told)
+    if folder is not None:
+        write_report(folder, "core", SCHEMA, told)
 
 
-def read(folder: str, key: int) -> list[dict[str, Any]]:
-    return read_reports(folder, "core", "what containment tells", _SHAPE, key)
+def read(folder: str | None, key: int) -> list[dict[str, Any]]:
+    return [] if folder is None else read_reports(folder, "core", "what containment tells", _SHAPE, key)
 
 
 def told(folder: str | None, key: int) -> dict[str, Any]:
     """What all engine cores of this server tell together, as /plimsoll/state shows it."""
-    lines = [] if folder is None else read(folder, key)
+    lines = read(folder, key)
     if not lines:
         return unknown("no engine core has reported: is PLIMSOLL_SURVIVE=1 set and the plugin installed?")
     # The least healthy core speaks for the size; counts add up.
     first = min(lines, key=lambda line: (bool(line["armed"]), line["tokens_per_step"]["now"] or 0))
-    lasts = [line["last"] for line in lines if line["last"] is not None]
-    last = max(lasts, key=lambda one: one["at"]) if lasts else None
+    last = max((line["last"] for line in lines if line["last"] is not None), key=lambda one: one["at"], default=None)
     if last is not None:
         last = {"age_s": round(max(0.0, time.time() - last["at"]), 3), **{k: v for k, v in last.items() if k != "at"}}
     return {
@@ -66,7 +66,7 @@ def told(folder: str | None, key: int) -> dict[str, Any]:
 
 def why_aborted(folder: str | None, key: int, request_id: str) -> str | None:
     """Why a request was aborted, if containment did it; vLLM's core adds to the id that the API server knows."""
-    if folder is None or not request_id:
+    if not request_id:
         return None
     own = re.compile(rf"(?:^|_){re.escape(request_id)}(?:-|$)")
     whys = (one["why"] for line in read(folder, key) for one in reversed(line["aborted_requests"]) if own.search(one["id"]))

@@ -51,13 +51,11 @@ class OutOfMemoryStep:
 
 @dataclass(frozen=True)
 class ShrinkVerdict:
-    """What follows from a failed step."""
+    """What follows from a failed step, beside the limits of the next ones."""
 
-    limits: Limits
     abort: str | None = None  # the request to abort
     first: str | None = None  # the request to run before all others
     pause_s: float = 0.0
-    is_storm: bool = False  # so many failures that this server should be restarted
     is_over: bool = False  # too many: containment ends and vLLM dies
 
 
@@ -112,15 +110,14 @@ class Sizes:
     # A failure
 
     def fail(self, step: OutOfMemoryStep, now: float) -> ShrinkVerdict:
-        """Note a failed step and say what the next ones may hold."""
+        """Note a failed step: `now` is what the next ones may hold."""
         if self.is_calm(now):
             self._before, self.on_trial, self._is_searching = self.now, None, False
             self._cleared.clear()
         self._last_failure = now
         self._failures.append(now)
-        is_storm = self.is_storm(now)
         if self._storm > 0 and self.failures_lately(now) >= 2 * self._storm:
-            return ShrinkVerdict(self.now, is_storm=True, is_over=True)
+            return ShrinkVerdict(is_over=True)
         # One that failed alone in a step that cannot be made smaller. An encoder takes whole pictures, whatever the tokens.
         is_encoder = step.site == "encoder" and bool(step.encoder_requests)
         suspects = step.encoder_requests if is_encoder else step.requests
@@ -130,14 +127,14 @@ class Sizes:
             self._alone[alone] = tries = self._alone.get(alone, 0) + 1
             if tries < ALONE_TRIES:
                 self._changed = now
-                return ShrinkVerdict(self.now, first=alone, pause_s=PAUSES_S[tries], is_storm=is_storm)
+                return ShrinkVerdict(first=alone, pause_s=PAUSES_S[tries])
             # It failed alone, so the others' sizes were not to blame.
             del self._alone[alone]
             self.on_trial, self._is_searching, self._too_large, self._worked = None, False, None, None
             self._set(self._before, now)
-            return ShrinkVerdict(self.now, abort=alone, is_storm=is_storm)
+            return ShrinkVerdict(abort=alone)
         self._shrink(step, now)
-        return ShrinkVerdict(self.now, first=self.on_trial, is_storm=is_storm)
+        return ShrinkVerdict(first=self.on_trial)
 
     def _shrink(self, step: OutOfMemoryStep, now: float) -> None:
         tokens = min(step.tokens, self.now.tokens)
