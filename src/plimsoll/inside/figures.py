@@ -34,19 +34,6 @@ def write_whole(folder: str, stem: str, content: dict[str, Any]) -> None:
         raise
 
 
-def read_whole(path: str, largest: int) -> Any:
-    """What the file holds; ValueError where it is another user's, no plain file, too large or no JSON."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as file:
-        about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.getuid():
-            raise ValueError("not a file of this user")
-        text = file.read(largest + 1)
-    if len(text) > largest:
-        raise ValueError("too large")
-    return json.loads(text)
-
-
 FILE_MAX_BYTES = 128 * 1024  # a real one has about 3 KiB
 FILES_MAX = 1024
 
@@ -54,14 +41,22 @@ FILES_MAX = 1024
 def read_files(
     folder: str, stem: str, what: str, check: Callable[[Any], dict[str, Any]]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Path and content of each `stem`-PID.json that stands its check; what does not is skipped and counted."""
+    """Path and content of each `stem`-PID.json that stands its check.
+
+    What does not is skipped and counted: so is another user's file, one that is no plain file, too large or no JSON.
+    """
     names: list[str] = []
     with FAULTS.noting(f"listing {what}"):
         names = [name for name in os.listdir(folder) if name.startswith(f"{stem}-") and name.endswith(".json")]  # noqa: PTH208
     for name in sorted(names)[:FILES_MAX]:
         content = None
         with FAULTS.noting(f"reading {what}"), contextlib.suppress(FileNotFoundError):  # removed or replaced since the listing
-            read = check(read_whole(f"{folder}/{name}", FILE_MAX_BYTES))
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            with os.fdopen(os.open(f"{folder}/{name}", flags), "rb") as file:
+                about, text = os.fstat(file.fileno()), file.read(FILE_MAX_BYTES + 1)
+            if not stat.S_ISREG(about.st_mode) or about.st_uid != os.getuid() or len(text) > FILE_MAX_BYTES:
+                raise ValueError("not a small file of this user")
+            read = check(json.loads(text))
             if name != f"{stem}-{read['pid']}.json":
                 raise ValueError("written for another process")
             content = read

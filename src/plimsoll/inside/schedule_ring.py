@@ -114,8 +114,16 @@ def install_into(core: Any, scheduler: Any, ring: ScheduleRing | None = None) ->
     rings: list[ScheduleRing | None] = [] if ring is None else [ring]
 
     def ring_here() -> ScheduleRing | None:
+        """The ring of this process; None where this is no process of vLLM's making, or there is no folder to share."""
         if not rings:
-            rings.append(make_ring())
+            folder = run_folder(InsideSettings().folder) if multiprocessing.parent_process() is not None else None
+            made = None
+            if folder is not None:
+                path = f"{folder}/ring-{os.getpid()}-{start_ticks(os.getpid())}"
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)  # noqa: PTH108
+                made = ScheduleRing(path, makes=True)
+            rings.append(made)
         return rings[0]
 
     @functools.wraps(own_schedule)
@@ -145,17 +153,6 @@ def install_into(core: Any, scheduler: Any, ring: ScheduleRing | None = None) ->
 
     schedule.is_plimsoll = True  # type: ignore[attr-defined]
     scheduler.schedule, core.preprocess_add_request = schedule, preprocess_add_request
-
-
-def make_ring() -> ScheduleRing | None:
-    """The ring of this process; None where this is no process of vLLM's making, or there is no folder to share."""
-    folder = run_folder(InsideSettings().folder) if multiprocessing.parent_process() is not None else None
-    if folder is None:
-        return None
-    path = f"{folder}/ring-{os.getpid()}-{start_ticks(os.getpid())}"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)  # noqa: PTH108
-    return ScheduleRing(path, makes=True)
 
 
 # In the API server
