@@ -49,10 +49,10 @@ def tables() -> str:
             f"| {one['burst']} | {one['in_force']} | {one['good']} of {one['requests']} | {one['failed']} | "
             f"{one['output_tokens_per_s']:.0f} | {one['ttft_ms']['p50'] / 1e3:.1f} s | {one['most_running']} |"
         )
-    tried = dict(advice.tried)
-    took = int(burst["set"].split("=")[1])
-    came = " and ".join(str(one["good"]) for one in burst["bursts"] if one["in_force"] == took)
-    kept = ", ".join(f"{kept} with {value}" for value, kept in advice.tried)
+    knob, took = burst["set"].partition(" ")[0].split("=")
+    tried = {str(value): kept for name, value, kept in advice.tried if name == knob}
+    came = " and ".join(str(one["good"]) for one in burst["bursts"] if one["burst"].startswith("set"))
+    kept = ", ".join(f"{kept} with {value}" for value, kept in tried.items())
     rows += [
         "",
         (

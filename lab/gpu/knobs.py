@@ -233,15 +233,13 @@ def burst(bench: Bench) -> dict[str, Any]:
     result |= {"advice": advice.sentence(), "advice_s": round(time.monotonic() - began, 2), "forecast": advice.kept,
                "replayed": advice.replayed, "clock": advice.clock, "tried": list(advice.tried), "bursts": runs}  # fmt: skip
     bench.write("burst", result)
-    value = advice.value or max(1, limits.max_num_seqs * 3 // 8)
-    result["set"] = f"max-num-seqs={value}" + ("" if advice.value else " (not advised: a try all the same)")
+    knob, value = advice.knob or "max-num-seqs", advice.value or max(1, limits.max_num_seqs * 3 // 8)
+    result["set"] = f"{knob}={value}" + ("" if advice.value else " (not advised: a try all the same)")
     took_s = max(20.0, first["seconds"] + 5)
     for label, words, is_set in (("set 1", 2, True), ("set 2", 3, True), ("as started 2", 4, False)):
         if bench.left() < took_s * 1.3 + 10:
             break
-        status, told = ask(
-            server.port, "POST", "/plimsoll/knobs", 60.0, {"max-num-seqs": value, "lease_s": 600} if is_set else {}
-        )
+        status, told = ask(server.port, "POST", "/plimsoll/knobs", 60.0, {knob: value, "lease_s": 600} if is_set else {})
         assert status == 200, told
         runs.append(play_burst(bench, server, label, words))
         result["bursts"] = runs

@@ -1,4 +1,4 @@
-"""Advice on max-num-seqs: the recorded bursts of an H200, and what keeps it silent."""
+"""Advice on knobs: the recorded bursts of an H200, a chat that long prompts hold up, and what keeps it silent."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import pytest
 
 from plimsoll.simulate.advice import Promise, advise
 from plimsoll.simulate.fit import only_first
-from plimsoll.simulate.settings import EngineLimits
-from plimsoll.simulate.trace import MeasuredRun
+from plimsoll.simulate.replay import replay
+from plimsoll.simulate.settings import EngineLimits, StepTime
+from plimsoll.simulate.trace import MeasuredRun, make_trace
 from plimsoll.simulate.trace_files import read_measured
+from tests.simulate.test_fit import as_measured
 
 BURSTS = Path(__file__).parents[2] / "lab" / "results" / "service-h200"
 PROMISE = Promise(10.0, 0.1)
@@ -36,6 +38,23 @@ def test_the_burst_of_an_h200_gets_the_advice_that_was_measured(tmp_path: Path) 
     assert abs(advice.kept - 36) <= 3, "36 is what the card did"
     assert advice.kept_at_least <= advice.kept
     assert advice.sentence() == f"with max-num-seqs 24, {advice.kept} of 64 requests instead of 17 within the promise"
+
+
+def test_a_chat_that_long_prompts_hold_up_gets_smaller_steps() -> None:
+    """Short answers beside prompts of 4,000 tokens that come in one step: no number of sequences helps them as much."""
+    chat = np.arange(320) * 37_500_000
+    long = np.arange(12) * 1_000_000_000 + 37_000_000
+    arrival = np.concatenate((chat, long))
+    order = np.argsort(arrival, kind="stable")
+    prompt, output = np.repeat((60, 4000), (320, 12))[order], np.repeat((4, 2), (320, 12))[order]
+    limits = EngineLimits(num_blocks=20_000, max_num_seqs=32, max_num_batched_tokens=8192, max_model_len=32_768)
+    clock = StepTime(8_000_000, 100_000, 20_000, 10_000)
+    run = replay(make_trace("chat", arrival[order], prompt, output), limits, clock)
+    advice = advise(as_measured(run), limits, Promise(0.7, 0.06))
+    assert (advice.knob, advice.requests, advice.why_not) == ("max-num-batched-tokens", 332, "")
+    turned = replay(run.trace, limits.turned(max_num_batched_tokens=advice.value), clock)
+    assert int((turned.finish_ns - turned.first_token_ns <= 0.06e9 * (output - 1)).sum()) == advice.kept > advice.measured
+    assert max(kept for knob, _, kept in advice.tried if knob == "max-num-seqs") < advice.kept
 
 
 def test_an_engine_that_is_set_well_gets_none(tmp_path: Path) -> None:

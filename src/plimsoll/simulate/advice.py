@@ -20,6 +20,7 @@ FEWEST_REQUESTS = 20
 MOST_APART = 0.1  # the share of requests that the replay of what happened may judge differently in sum
 LEAST_GAIN = 0.05  # of the requests
 SHARES = (0.06, 0.09, 0.12, 0.18, 0.25, 0.375, 0.5, 0.75)  # of the start-up flag: the values that are tried
+KNOBS = {"max-num-seqs": "max_num_seqs", "max-num-batched-tokens": "max_num_batched_tokens"}  # the first of equals is advised
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class KnobAdvice:
     kept_at_least: int = 0  # if the clock is off by its error, whichever way
     clock: str = ""  # how well the clock fits, as a sentence
     why_not: str = ""
-    tried: tuple[tuple[int, int], ...] = ()  # each value that was tried, and what it would have kept
+    tried: tuple[tuple[str, int, int], ...] = ()  # each knob and value that was tried, and what it would have kept
 
     def sentence(self) -> str:
         """The advice in words."""
@@ -58,7 +59,7 @@ class KnobAdvice:
 
 
 def advise(measured: MeasuredRun, settings: EngineLimits, promise: Promise, start: StepTime | None = None) -> KnobAdvice:
-    """The best setting of max-num-seqs for this very traffic; `start` is a first idea of the clock, best the roofline's."""
+    """The best setting of one knob for this very traffic; `start` is a first idea of the clock, best the roofline's."""
     size, ended = measured.trace.size, int((measured.finish_ns != ABSENT).sum())
     if ended < FEWEST_REQUESTS:
         return KnobAdvice(size, why_not=f"{ended} requests that ended are too few: {FEWEST_REQUESTS} at least")
@@ -67,36 +68,41 @@ def advise(measured: MeasuredRun, settings: EngineLimits, promise: Promise, star
         seconds = _seconds(arrival_ns, run.first_token_ns, run.finish_ns, run.trace.output)
         return int(promise.kept(*seconds).sum())
 
-    def kept_with(seqs: int, clock: StepTime) -> int:
-        run = replay(measured.trace, settings.turned(max_num_seqs=seqs), clock)
+    def kept_with(clock: StepTime, **turned: int) -> int:
+        run = replay(measured.trace, settings.turned(**turned), clock)
         return kept_by(run, run.arrival_ns)
 
     happened = kept_by(measured, measured.trace.arrival_ns)
     try:
         found = fit(measured, settings, start=start)
         clock = found.step_time
-        again = kept_with(settings.max_num_seqs, clock)
+        again = kept_with(clock)
     except BadInput as error:
         return KnobAdvice(size, happened, why_not=str(error))
     base = KnobAdvice(size, happened, again, clock=found.sentence)
     if found.error.is_poor or abs(again - happened) > MOST_APART * size:
         why = f"the replay of what happened keeps {again} of {size} within the promise, it was {happened}; {found.sentence}"
         return replace(base, why_not=why)
-    values = sorted({max(1, round(share * settings.max_num_seqs)) for share in SHARES} - {settings.max_num_seqs})
-    tried = tuple((value, kept_with(value, clock)) for value in values)
+    # A step has a token for each sequence at least: fewer is nothing that the knob does.
+    lowest = {"max-num-seqs": 1, "max-num-batched-tokens": settings.max_num_seqs}
+    tried = []
+    for knob, name in KNOBS.items():
+        most: int = getattr(settings, name)
+        values = {max(lowest[knob], round(share * most)) for share in SHARES}
+        tried += [(knob, value, kept_with(clock, **{name: value})) for value in sorted(values) if value < most]
     if not tried:
         return replace(base, why_not="there is no smaller setting")
-    value, kept = max(tried, key=lambda pair: (pair[1], pair[0]))
+    knob, value, kept = max(tried, key=lambda row: (row[2], row[0] == "max-num-seqs", row[1]))
     # How far the clock's means are off, at least 2 %: nothing is known better than that.
     means = (found.error.mean_ttft, found.error.mean_tpot, found.error.mean_e2e)
     error_share = max(0.02, *(abs(mean) for mean in means if mean is not None))
     others = [clock.scaled(1 + sign * error_share) for sign in (-1, 1)]
-    gain = min(kept - again, *(kept_with(value, other) - kept_with(settings.max_num_seqs, other) for other in others))
+    gain = min(kept - again, *(kept_with(other, **{KNOBS[knob]: value}) - kept_with(other) for other in others))
     if gain < max(1.0, LEAST_GAIN * size, abs(again - happened)):
-        best = f"max-num-seqs {value} would keep {kept} of {size}"
+        best = f"{knob} {value} would keep {kept} of {size}"
         why = f"no setting keeps clearly more: {best}, the replay of what happened {again}"
-        return replace(base, why_not=why, tried=tried)
-    return replace(base, knob="max-num-seqs", value=value, kept=kept, kept_at_least=again + gain, tried=tried)
+        return replace(base, why_not=why, tried=tuple(tried))
+    return replace(base, knob=knob, value=value, kept=kept, kept_at_least=again + gain, tried=tuple(tried))
 
 
 def _seconds(arrival: Integers, first: Integers, finish: Integers, output: Integers) -> tuple[Floats, Floats]:
