@@ -22,10 +22,7 @@ def refusals() -> list[str]:
     kind = RequestKind("pictures", "encoder tokens", 0, 1, 100, "step", is_open=True)
     door = Door()
     door.use("certified", CertificateTable("0.25.1", "m", 50, {}, (kind,)), {kind.kind: kind})
-    found = [
-        door.admit(name, name, {kind.kind: units})
-        for name, units in (("a", 51), ("b", 30), ("c", 30))
-    ]
+    found = [door.admit(name, name, {kind.kind: units}) for name, units in (("a", 51), ("b", 30), ("c", 30))]
     return [refusal.message for refusal in found if refusal is not None]
 
 
