@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from plimsoll.models.shape import ModelShape, Quantization, Tower
 from plimsoll.plan import ledger as table
 from plimsoll.plan.ledger import Overhead, era_of, overhead
-from plimsoll.plan.settings import Settings, batch_limits, batch_limits_v0, v2_by_default
+from plimsoll.plan.settings import Settings, batch_limits, v2_by_default
 from plimsoll.units import GIB, Estimate
 from plimsoll.vllm.versions import Behaviour
 
@@ -110,7 +110,7 @@ def _release(row: dict[str, Any]) -> str | None:
 
 def _batch(row: dict[str, Any], release: str, total: float) -> tuple[int, int, str]:
     context = row["max_model_len"] or 4096
-    known = batch_limits_v0(context, chunked=context > 32768)
+    known = 256, 2048 if context > 32768 else max(context, 2048)  # the first engine
     if release != "0.7.3":
         try:
             known = batch_limits(release, row["gpu"] or "", int(total * GIB)) or known

@@ -15,7 +15,6 @@ import importlib
 import json
 import os
 import sys
-import types
 from typing import Any, TextIO
 
 
@@ -33,7 +32,6 @@ class Planner:
         self.torch: Any = importlib.import_module("torch")
         self.specs: Any = importlib.import_module("vllm.v1.kv_cache_interface")
         self.utils: Any = importlib.import_module("vllm.v1.core.kv_cache_utils")
-        self.multiple_of: Any = importlib.import_module("vllm.v1.attention.backend").MultipleOf
         managers: Any = importlib.import_module("vllm.v1.core.single_type_kv_cache_manager")
         arguments: Any = importlib.import_module("vllm.engine.arg_utils").EngineArgs
         self.config: Any = arguments(
@@ -56,8 +54,6 @@ class Planner:
         config.cache_config.num_gpu_blocks_override = request.get("num_blocks_override")
         config.parallel_config.pipeline_parallel_size = request.get("pp", 1)
         config.parallel_config.decode_context_parallel_size = request.get("dcp", 1)
-        ahead = request.get("prefill_lookahead", 0)
-        config.speculative_config = drafter(ahead) if ahead else None
         return config
 
     def spec(self, fields: dict[str, Any]) -> Any:
@@ -75,8 +71,6 @@ class Planner:
         if "mamba_type" in given:
             backends = importlib.import_module("vllm.v1.attention.backends.registry").MambaAttentionBackendEnum
             given["mamba_type"] = backends[given["mamba_type"]]
-        if isinstance(given.get("block_stride_alignment"), dict):
-            given["block_stride_alignment"] = self.multiple_of(given["block_stride_alignment"]["multiple_of"])
         return getattr(self.specs, fields["type"])(**given)
 
     def plan(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -114,17 +108,6 @@ class Planner:
             return self.plan(request)
         except Exception as error:
             return {"ok": False, "error": type(error).__name__, "message": str(error)}
-
-
-def drafter(ahead: int) -> types.SimpleNamespace:
-    """As much of a multi-module MTP drafter as the planner looks at."""
-    return types.SimpleNamespace(
-        method="mtp",
-        num_speculative_tokens=ahead,
-        use_eagle=lambda: True,
-        use_multi_module_mtp=lambda: True,
-        use_eagle_block_drop=lambda: False,
-    )
 
 
 def main() -> None:

@@ -90,7 +90,6 @@ def random_case(dice: random.Random) -> Case:
         num_gpu_blocks_override=dice.choice((1, 2, 40, 5000)) if dice.random() < 0.1 else None,
         pipeline_parallel=dice.choice((1, 1, 2, 3)),
         decode_context_parallel=dice.choice((1, 1, 1, 2, 4)),
-        prefill_lookahead=dice.choice((0, 0, 0, 1, 3)),
         v2_runner=dice.random() < 0.7,
         interleaved=dice.random() < 0.2,
     )
@@ -139,7 +138,7 @@ def _common(dice: random.Random, dtype: str | None = None) -> dict[str, object]:
     return {
         "block_size": dice.choice((16, 16, 32, 64, 128)), "heads": heads, "head_size": size, "head_size_v": value,
         "dtype": element, "quant": quant, "head_slots": slots, "content_bytes": content,
-        "stride_kernel": dice.choice((None, None, None, 64)), "dcp_sharded": dice.random() > 0.05,
+        "dcp_sharded": dice.random() > 0.05,
     }  # fmt: skip
 
 
@@ -185,9 +184,9 @@ def _latents(dice: random.Random, _: Settings) -> list[KvSpec]:
     )  # fmt: skip
     specs: list[KvSpec] = [latent]
     if dice.random() < 0.4:
-        specs.append(MlaSpec(block_size=block, head_size=132, dtype="uint8", indexer=True, stride_kernel=64))
+        specs.append(MlaSpec(block_size=block, head_size=132, dtype="uint8", indexer=True))
     if dice.random() < 0.3:
-        specs.append(replace(latent, leader=not latent.leader, stride_alignment=latent.page_bytes // block))
+        specs.append(replace(latent, leader=not latent.leader))
     if dice.random() < 0.3:
         specs.append(SlidingSpec(**_common(dice), window=dice.choice((128, 512))))  # type: ignore[arg-type]
     if dice.random() < 0.2:
@@ -211,7 +210,7 @@ def _states(dice: random.Random, settings: Settings) -> list[KvSpec]:
     if dice.random() < 0.8:  # as vLLM aligns them; else it must pad or lengthen by itself
         block *= -(-state.page_bytes // (block * token))
         state = replace(state, page_padded=block * token)
-    attention = replace(attention, block_size=block, stride_kernel=None)
+    attention = replace(attention, block_size=block)
     state = replace(state, block_size=block if mode == "align" else settings.context)
     specs: list[KvSpec] = [attention, state]
     if dice.random() < 0.2:

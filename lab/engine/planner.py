@@ -56,7 +56,6 @@ class PlannerProcess(ParserProcess):
                 "pp": settings.pipeline_parallel,
                 "dcp": settings.decode_context_parallel,
                 "v2_runner": settings.v2_runner,
-                "prefill_lookahead": settings.prefill_lookahead,
                 "layout": "BLHNC" if settings.interleaved else "LBNHC",
             }
         )
@@ -65,10 +64,6 @@ class PlannerProcess(ParserProcess):
 def as_vllm(spec: KvSpec) -> dict[str, Any]:
     """Our spec in vLLM's words."""
     common: dict[str, Any] = {"block_size": spec.block_size}
-    if spec.stride_kernel is not None:
-        common["block_stride_alignment"] = {"multiple_of": spec.stride_kernel}
-    elif spec.stride_alignment is not None:
-        common["block_stride_alignment"] = spec.stride_alignment
     if isinstance(spec, StateSpec):
         return common | {
             "type": "MambaSpec",

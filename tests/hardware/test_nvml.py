@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plimsoll.errors import BadInput, WorldFailed
-from plimsoll.hardware.nvml import NvmlCard, read_cards
+from plimsoll.hardware.cards import NvmlCard, read_cards
 
 
 class _Library:

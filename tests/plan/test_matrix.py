@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
 from plimsoll.plan.ledger import Ledger, plan_ledger
-from plimsoll.plan.matrix import CellState, Matrix, MatrixSpec, plan_matrix
 from plimsoll.plan.settings import Card, Settings
+from plimsoll.plan.workload import CellState, Matrix, MatrixSpec, plan_matrix
 from plimsoll.units import GIB
 from tests.each import each
 from tests.plan.planning import LLAMA, settings_of

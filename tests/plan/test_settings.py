@@ -8,7 +8,7 @@ import pytest
 
 from plimsoll.errors import BadInput
 from plimsoll.models.shape import Tower
-from plimsoll.plan.settings import AUTO_FIT, batch_limits, batch_limits_v0
+from plimsoll.plan.settings import AUTO_FIT, batch_limits
 from plimsoll.units import GIB
 from tests.each import each
 from tests.plan.planning import LLAMA, settings_of
@@ -49,9 +49,13 @@ def test_limits_bound_each_other() -> None:
 
 
 def test_the_first_engine_batches_whole_prompts() -> None:
-    """0.7.3 holds a whole prompt in a batch up to 32k, and chunks above."""
-    assert settings_of("--max-model-len 16384", "0.7.3").max_num_batched_tokens == 16384
-    assert settings_of("", "0.7.3").max_num_batched_tokens == 2048
+    """0.7.3 holds a whole prompt in a batch up to 32k, and chunks above or where it is told to."""
+    for command, tokens in (
+        ("--max-model-len 16384", 16384), ("", 2048), ("--max-model-len 1024", 2048), ("--max-model-len 32768", 32768),
+        ("--enable-chunked-prefill --max-model-len 16384", 2048),
+    ):  # fmt: skip
+        assert settings_of(command, "0.7.3").max_num_batched_tokens == tokens, command
+    assert batch_limits("0.7.3", "NVIDIA H100", 79 * GIB) is None
 
 
 def test_json_and_dottedsettings_of() -> None:
@@ -121,11 +125,3 @@ def test_encoders_that_nothing_may_reach_are_left_out(
 def test_limits_by_release_and_card(release: str, gpu: str, gib: int, expected: tuple[int, int]) -> None:
     """Each row was read in that release's source."""
     assert batch_limits(release, gpu, gib * GIB) == expected
-
-
-def test_the_first_engine_had_other_rules() -> None:
-    """Before 0.8.0 a batch held the longest prompt unless prompts were chunked."""
-    assert batch_limits("0.7.3", "NVIDIA H100", 79 * GIB) is None
-    assert batch_limits_v0(32768, chunked=False) == (256, 32768)
-    assert batch_limits_v0(1024, chunked=False) == (256, 2048)
-    assert batch_limits_v0(131072, chunked=True) == (256, 2048)

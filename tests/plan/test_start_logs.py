@@ -20,67 +20,12 @@ from tests.each import each
 
 CAPTURES = Path(__file__).parents[1] / "captures" / "vllm-0.25.1-h200"
 
-# Each release's own words (the format strings of its source) around the figures of published starts.
-# 0.19.0 with DEBUG: a 70B in fp8 on two H100s (llm-d-planner#205).
-TWO_WORKERS = """\
-(EngineCore pid=70) INFO 01-01 00:00:01 [v1/engine/core.py:105] Initializing a V1 LLM engine (v0.19.0) with config: model='m', \
-max_seq_len=8192, tensor_parallel_size=2, pipeline_parallel_size=1, data_parallel_size=1, quantization=None, enforce_eager=False
-(Worker pid=72) DEBUG 01-01 00:00:02 [v1/worker/gpu_worker.py:284] worker init memory snapshot: torch_peak=0.01GiB, \
-free_memory=77.66GiB, total_memory=79.19GiB, cuda_memory=1.53GiB, torch_memory=0.02GiB, non_torch_memory=1.51GiB
-(Worker_TP0 pid=71) INFO 01-01 00:00:03 [v1/worker/gpu_model_runner.py:4820] Model loading took 33.88 GiB memory and 12.5 seconds
-(Worker_TP1 pid=72) INFO 01-01 00:00:04 [v1/worker/gpu_model_runner.py:5955] Estimated CUDA graph memory: 1.82 GiB total
-(Worker_TP0 pid=71) DEBUG 01-01 00:00:05 [v1/worker/gpu_worker.py:435] Memory profiling takes 23.01 seconds. Total non KV cache \
-memory: 37.94GiB; torch peak memory increase: 1.96GiB; non-torch forward increase memory: 2.1GiB; weights memory: 33.88GiB.
-(Worker_TP0 pid=71) INFO 01-01 00:00:06 [v1/worker/gpu_worker.py:436] Available KV cache memory: 37.28 GiB
-(Worker_TP0 pid=71) INFO 01-01 00:00:06 [v1/worker/gpu_worker.py:470] In v0.19, CUDA graph memory profiling will be enabled by \
-default (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1). To try it now, increase --gpu-memory-utilization from 0.9500 to 0.9730.
-(EngineCore pid=70) INFO 01-01 00:00:06 [v1/core/kv_cache_utils.py:1319] GPU KV cache size: 244,304 tokens
-(EngineCore pid=70) INFO 01-01 00:00:06 [v1/core/kv_cache_utils.py:1324] Maximum concurrency for 8,192 tokens per request: 29.82x
-(Worker_TP0 pid=71) INFO 01-01 00:00:07 [v1/worker/gpu_worker.py:597] CUDA graph pool memory: 1.79 GiB (actual), 1.82 GiB \
-(estimated), difference: 0.03 GiB (1.7%).
-(Worker_TP1 pid=72) DEBUG 01-01 00:00:07 [v1/worker/gpu_worker.py:661] Free memory on device (77.66/79.19 GiB) on startup. \
-Desired GPU memory utilization is (0.95, 75.23 GiB). Actual usage is 33.88 GiB for weight, 1.96 GiB for peak activation, \
-2.1 GiB for non-torch memory, and 1.79 GiB for CUDAGraph memory. Replace gpu_memory_utilization config with \
-`--kv-cache-memory=1` (1.0 GiB) to fit into requested memory. Current kv cache memory in use is 37.28 GiB.
-"""  # noqa: E501
-# The first engine: an 8B on one H100-sized card.
-FIRST_ENGINE = """\
-INFO 01-01 00:00:00 llm_engine.py:234] Initializing a V0 LLM engine (v0.7.3) with config: model='m', max_seq_len=4096, \
-tensor_parallel_size=1, pipeline_parallel_size=1, enforce_eager=True
-INFO 01-01 00:00:10 model_runner.py:1115] Model loading took 14.9888 GB and 4.2 seconds
-INFO 01-01 00:00:12 worker.py:267] Memory profiling takes 1.52 seconds
-INFO 01-01 00:00:12 worker.py:267] the current vLLM instance can use total_gpu_memory (79.11GiB) x gpu_memory_utilization (0.90) \
-= 71.20GiB
-INFO 01-01 00:00:12 worker.py:267] model weights take 14.99GiB; non_torch_memory takes 0.16GiB; PyTorch activation peak memory \
-takes 1.21GiB; the rest of the memory reserved for KV Cache is 54.84GiB.
-INFO 01-01 00:00:12 executor_base.py:111] # cuda blocks: 28079, # CPU blocks: 2048
-INFO 01-01 00:00:12 executor_base.py:116] Maximum concurrency for 4096 tokens per request: 109.68x
-"""  # noqa: E501
-# From 0.27: the figures of the summary are a published start's on a 96 GB card; those of the other lines fit them.
-CONSUMED = """\
-(EngineCore pid=70) INFO 01-01 00:00:00 [core.py:120] Initializing a V1 LLM engine (v0.28.0) with config: model='m', \
-max_seq_len=8192, tensor_parallel_size=1, pipeline_parallel_size=1, enforce_eager=False
-(Worker_TP0_EP0 pid=71) INFO 01-01 00:00:09 [model_runner.py:430] Model loading took 62.1 GiB and 2.4 seconds
-(Worker_TP0_EP0 pid=71) INFO 01-01 00:00:19 [gpu_model_runner.py:6500] Estimated CUDA graph memory: 0.40 GiB total
-(Worker_TP0_EP0 pid=71) INFO 01-01 00:00:20 [gpu_worker.py:755] Available KV cache memory: 17.79 GiB
-(Worker_TP0_EP0 pid=71) INFO 01-01 00:00:20 [gpu_worker.py:770] CUDA graph memory profiling is enabled (default since v0.21.0). \
-The current --gpu-memory-utilization=0.9100 is equivalent to --gpu-memory-utilization=0.9058 without CUDA graph memory profiling.
-(Worker_TP0_EP0 pid=71) INFO 01-01 00:00:30 [gpu_worker.py:855] Free memory on device (91.64/94.97 GiB) on startup. Desired GPU \
-memory utilization is (0.91, 86.42 GiB). Actual usage is 64.44 GiB for consumed memory (weights + non-torch), 4.19 GiB for peak \
-activation, and 0.25 GiB for CUDAGraph memory. Replace gpu_memory_utilization config with `--kv-cache-memory=18676332626` \
-(17.39 GiB) to fit into requested memory. Current kv cache memory in use is 17.79 GiB.
-"""  # noqa: E501
-# The CPU build of 0.32.0, a start of our own: two layers, a share of 0.11 of a machine with 22.71 GiB.
-ON_A_CPU = """\
-(APIServer pid=70) INFO 11-16 08:28:33 [api_utils.py:286] non-default args: {'model_tag': 'm', 'dtype': 'float32', 'max_model_len': \
-2048, 'enforce_eager': True, 'block_size': 128, 'gpu_memory_utilization': 0.11, 'max_num_batched_tokens': 2048, 'max_num_seqs': 4}
-(EngineCore pid=71) INFO 11-16 08:28:56 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: model='m', \
-max_seq_len=2048, tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=1, enforce_eager=True
-(Worker pid=72) INFO 11-16 08:29:08 [cpu_worker.py:260] Auto set (1.89/22.71) GiB for KV cache on node 0, with 2.5 GiB requested \
-memory for the worker. 0.61 GiB memory was consumed by non-kv usages.
-(EngineCore pid=71) INFO 11-16 08:29:08 [kv_cache_utils.py:2327] CPU KV cache size: 1,984,512 tokens, Maximum concurrency for \
-2,048 tokens per request: 969.00x
-"""  # noqa: E501
+# Each release's own words (the format strings of its source) around the figures of published starts: 0.19.0 with DEBUG, a 70B
+# in fp8 on two H100s (llm-d-planner#205); 0.7.3, an 8B on one H100; from 0.27, on a 96 GB card; 0.32.0 on a CPU, our own.
+LOGS = Path(__file__).parent / "start_logs"
+TWO_WORKERS, FIRST_ENGINE, CONSUMED, ON_A_CPU = (
+    (LOGS / f"{name}.log").read_text(encoding="utf-8") for name in ("two-workers", "first-engine", "consumed", "on-a-cpu")
+)
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "logs"
 
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from plimsoll.findings import Code, Finding, Severity
 from plimsoll.plan.findings import Advice
 from plimsoll.plan.ledger import plan_ledger
-from plimsoll.plan.matrix import Matrix, MatrixSpec, plan_matrix
 from plimsoll.plan.read import MemoryPlan
-from plimsoll.plan.workload import Workload, WorkloadAnswer, judge, pool_of
+from plimsoll.plan.workload import Matrix, MatrixSpec, Workload, WorkloadAnswer, judge, plan_matrix, pool_of
 from plimsoll.render.html import plan_page
 from plimsoll.units import GIB
 from tests.render.html_page import HtmlPage

@@ -14,10 +14,9 @@ from plimsoll.models.shape import ModelShape
 from plimsoll.plan.kv import KvPlan, plan_kv
 from plimsoll.plan.kv_layers import FullSpec, NamedSpec, SlidingSpec
 from plimsoll.plan.ledger import ModelFacts, plan_ledger
-from plimsoll.plan.matrix import Cell, CellState, Matrix, MatrixSpec
 from plimsoll.plan.read import MemoryPlan
 from plimsoll.plan.settings import Card, Flags, Settings, read_settings
-from plimsoll.plan.workload import Pool, Workload, WorkloadAnswer, judge
+from plimsoll.plan.workload import Cell, CellState, Matrix, MatrixSpec, Pool, Workload, WorkloadAnswer, judge
 from plimsoll.render.plan import (
     ComparedPlan,
     cell_text,

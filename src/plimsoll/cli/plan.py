@@ -23,10 +23,9 @@ from plimsoll.errors import BadInput, PlimsollError, WorldFailed
 from plimsoll.launch.command_line import Launch, launches_named
 from plimsoll.launch.files import read_list
 from plimsoll.launch.options import first_given, option, options_of, pid_of, switch
-from plimsoll.plan.matrix import MatrixSpec, plan_matrix
 from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import PlanInput, card_of, plan_launch, read_launch
-from plimsoll.plan.workload import Workload, judge, pool_of
+from plimsoll.plan.workload import MatrixSpec, Workload, judge, plan_matrix, pool_of
 from plimsoll.render import plan as report
 from plimsoll.render.terminal import show, write_file
 from plimsoll.vllm.versions import releases

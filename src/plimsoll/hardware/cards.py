@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from os.path import dirname, join
+from typing import Any, NamedTuple
 
-from plimsoll.errors import BadInput
+from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.units import GIB
 
 # Makers' and brands' words that people leave out; what is left names the card.
@@ -192,3 +193,36 @@ INSTANCES: tuple[tuple[str, str], ...] = tuple(map(tuple, _TABLE["instances"])) 
 AMBIGUOUS: tuple[Ambiguous, ...] = tuple(
     Ambiguous(tuple(row["names"]), tuple(row["candidates"]), row["because"]) for row in _TABLE["ambiguous"]
 )
+
+
+class NvmlCard(NamedTuple):
+    """One card of this machine, as NVIDIA's management library sees it: its product name, and the memory that is taken now."""
+
+    name: str
+    total_bytes: int  # NVML's figure; vLLM sees a little less
+    used_bytes: int
+
+
+def read_cards(library: Any = None) -> list[NvmlCard]:
+    """Every card, in NVML's order; the library is an argument for tests. One line says what is missing."""
+    nvml = library
+    if nvml is None:
+        try:
+            import pynvml
+        except ImportError:
+            raise BadInput("which card? --gpu H100, or `pip install nvidia-ml-py` to read this machine's") from None
+        nvml = pynvml
+    cards = []
+    try:
+        nvml.nvmlInit()
+        try:
+            for index in range(nvml.nvmlDeviceGetCount()):
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                name, memory = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetMemoryInfo(handle)
+                shown = name.decode() if isinstance(name, bytes) else str(name)
+                cards.append(NvmlCard(shown, int(memory.total), int(memory.used)))
+        finally:
+            nvml.nvmlShutdown()
+    except nvml.NVMLError as error:
+        raise WorldFailed(f"NVML does not answer ({error}); name the card with --gpu") from None
+    return cards

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plimsoll.errors import BadInput
@@ -42,27 +41,15 @@ from plimsoll.models.shape import (
     with_indexers,
 )
 
-_NOTHING: Mapping[str, object] = MappingProxyType({})
 
-
+@dataclass(frozen=True, slots=True)
 class Keys:
-    """One object of a config.json. Null counts as absent, and a value of the wrong type is BadInput.
+    """One object of a config.json. Null counts as absent, and a value of the wrong type is BadInput."""
 
-    `defaults` are the values transformers fills in where a key is absent altogether; `defaulted` records the ones
-    that were asked for, because whoever reads the result should know that the file did not say so.
-    """
-
-    __slots__ = ("_defaults", "_path", "_values", "defaulted")
-
-    def __init__(self, values: Mapping[str, object], path: str = "", defaults: Mapping[str, object] = _NOTHING) -> None:
-        self._values = values
-        self._path = path
-        self._defaults = defaults
-        self.defaulted: dict[str, object] = {}
-
-    def with_defaults(self, defaults: Mapping[str, object]) -> Keys:
-        """The same object, read with a family's defaults."""
-        return Keys(self._values, self._path, defaults)
+    _values: Mapping[str, object]
+    _path: str = ""
+    defaults: Mapping[str, object] = field(default_factory=dict)  # what transformers fills in where a key is absent altogether
+    defaulted: dict[str, object] = field(default_factory=dict)  # those that were asked for: the file did not say so
 
     def has(self, *names: str) -> bool:
         return any(self._values.get(name) is not None for name in names)
@@ -73,7 +60,7 @@ class Keys:
                 return name, value
         if not any(name in self._values for name in names):
             for name in names:
-                if (value := self._defaults.get(name)) is not None:
+                if (value := self.defaults.get(name)) is not None:
                     self.defaulted[name] = value
                     return name, value
         return names[0], None
@@ -351,7 +338,7 @@ def read_shape(config: Mapping[str, object]) -> ModelShape:
     top, plain = parts[0], parts[-1]
     model_type = top.word("model_type") or ""
     family = plain.word("model_type") or model_type
-    text = plain.with_defaults(DEFAULTS.get(family) or DEFAULTS.get(f"{family}_text") or {})
+    text = replace(plain, defaults=DEFAULTS.get(family) or DEFAULTS.get(f"{family}_text") or {}, defaulted={})
     notes: list[str] = []
     if family not in KNOWN:
         name = f"{family[:60]!a}" if family else "missing, so the family"

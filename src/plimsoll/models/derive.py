@@ -16,39 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# What those who quantise leave in 16 bits: the head, drafting layers, and linear attention where experts are most of the model.
-_COMPRESSED = {"quant_method": "compressed-tensors", "ignore": ["lm_head", "re:.*mtp.*"]}
+from plimsoll.models.shape import FAMILY_TABLE
 
-
-def _groups(bits: int, kind: str, strategy: str, size: int | None = None) -> dict[str, Any]:
-    weights = {"num_bits": bits, "type": kind, "strategy": strategy} | ({"group_size": size} if size else {})
-    return _COMPRESSED | {"config_groups": {"group_0": {"weights": weights}}}
-
-
-# The endings that say how a checkpoint is quantised, with the usual settings of whoever writes them so; the first that fits.
-_QUANTIZED: tuple[tuple[str, str, Mapping[str, Any] | None], ...] = (
-    (r"(?:unsloth-)?bnb-4bit", "4 bits by bitsandbytes", {"quant_method": "bitsandbytes", "load_in_4bit": True}),
-    (r"fp8[-_](?:dynamic|static|per-?tensor)|fp8-kv|quantized\.fp8", "FP8 by channel", _groups(8, "float", "channel")),
-    (r"fp8(?:[-_]block)?", "FP8 in blocks of 128",
-     {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}),
-    (r"(?:awq|gptq)?[-_]?(?:int8|8bit|w8a16)", "8 bits in groups of 128",
-     {"quant_method": "gptq", "bits": 8, "group_size": 128}),
-    (r"quantized\.w8a8|w8a8|int8-w8a8", "8 bits by channel", _groups(8, "int", "channel")),
-    (r"gptq(?:[-_](?:int4|4bit|marlin))?(?:-128g)?", "4 bits in groups of 128",
-     {"quant_method": "gptq", "bits": 4, "group_size": 128}),
-    (r"awq(?:[-_](?:int4|4bit|marlin))?", "4 bits in groups of 128", {"quant_method": "awq", "bits": 4, "group_size": 128}),
-    (r"quantized\.w4a16|w4a16|int4(?:-autoround)?|autoround(?:-int4)?|4bit", "4 bits in groups of 128",
-     _groups(4, "int", "group", 128)),
-    (r"nvfp4(?:-fp8|a16)?|fp4", "NVFP4 in groups of 16",
-     {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head", "mtp*"]}),
-    (r"(?:[a-z]+quant-)?[45]\.\d+-?b(?:it|pw)", "4 bits and more, by parts",
-     {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "exclude_modules": ["lm_head", "mtp*"]}),
-    (r"(?:[a-z]+quant-)?\d(?:\.\d+)?-?b(?:it|pw)", "so many bits a weight as it says, by parts", {"quant_method": "mixed"}),
-    (r"(?:i\d-)?gguf", "one of the files of a GGUF repository", {"quant_method": "gguf"}),
-    (r"exl[23]", "by ExLlama", {"quant_method": "exl"}),
-    (r"mxfp4", "MXFP4 in groups of 32", {"quant_method": "mxfp4"}),
-    (r"bf16|fp16", "not quantised", None),
-)  # fmt: skip
+_QUANTIZED: tuple[tuple[str, str, Mapping[str, Any] | None], ...] = tuple(
+    (row["ending"], row["says"], row["config"]) for row in FAMILY_TABLE["quantised_names"]["rows"]
+)
 # Endings of one model's editions, which share a shape: tuned for instructions, dated, in another format.
 _EDITION = r"instruct|it|chat|base|thinking|reasoning|hf|pt|text|2\d{3}|[01]\d{3}|0[1-9]-20\d\d"
 # Endings that say nothing of the shape: how it may be drafted, what it was made for, which file of a GGUF repository.

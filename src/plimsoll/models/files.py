@@ -236,9 +236,19 @@ def _find_model(name: str, hub: Callable[[], Hub] | None, revision: str | None, 
     if known is not None:
         return known
     # The catalogue knows models as they stand on main: for a revision of its own, the hub is the better witness.
-    bundled = _bundled(name, revision)
-    if bundled is not None and (revision in (None, "main") or hub is None):
-        return bundled
+    bundled = None
+    if (model := bundled_model(name)) is not None:
+        notes = []
+        if model.name != name:
+            notes.append(f"Read as {model.name}: the catalogue does not tell upper from lower case.")
+        if not model.is_from_config:
+            entered = model.source.startswith(("entered ", "taken "))
+            notes.append(f"Its shape {'was' if entered else 'is known from'} {model.source}; a local folder would settle it.")
+        if revision not in (None, "main"):
+            notes.append("The catalogue knows no revisions: this is the model as it stands on main.")
+        bundled = ModelFiles(name, model.config, None, None, f"bundled catalogue ({model.source})", tuple(notes))
+        if revision in (None, "main") or hub is None:
+            return bundled
     derived = bundled or _derived(name)
     if hub is not None:
         try:
@@ -338,21 +348,6 @@ def _cached(name: str, revision: str | None, environment: Mapping[str, str]) -> 
     except OSError:
         return None
     return read_folder(snapshot, name, f"local Hugging Face cache {snapshot}")
-
-
-def _bundled(name: str, revision: str | None) -> ModelFiles | None:
-    model = bundled_model(name)
-    if model is None:
-        return None
-    notes = []
-    if model.name != name:
-        notes.append(f"Read as {model.name}: the catalogue does not tell upper from lower case.")
-    if not model.is_from_config:
-        known = f"was {model.source}" if model.source.startswith(("entered ", "taken ")) else f"is known from {model.source}"
-        notes.append(f"Its shape {known}; a local folder would settle it.")
-    if revision not in (None, "main"):
-        notes.append("The catalogue knows no revisions: this is the model as it stands on main.")
-    return ModelFiles(name, model.config, None, None, f"bundled catalogue ({model.source})", tuple(notes))
 
 
 def _derived(name: str) -> ModelFiles | None:

@@ -311,7 +311,7 @@ def _prompt_logprobs(step: LargestStep) -> Phase:
 
 
 def _tower_bytes(tower: Tower, shape: ModelShape, wide: int) -> int:
-    """One token's patches in an encoder: pixels as they come and as they are used, attention, feed-forward with its gate."""
+    # One token's patches: pixels as they come and as they are used, attention, feed-forward with its gate.
     style = STYLES.get(shape.model_type, Style())
     width = style.width or tower.hidden_size or shape.hidden_size
     inner = tower.intermediate_size if tower.intermediate_size and style.width is None else 4 * width
@@ -597,27 +597,22 @@ def _closes(kind: str, question: Question) -> str:
         tried = (limits for limits in fewer if _is_closed(kind, assess(replace(question, limits=limits))))
         flag = next((f"--max-logprobs {limits.max_logprobs}" for limits in tried), "")
     else:
-        flag = _smaller_pictures(kind, question)
+        # A profile run with the encoder, else a limit on a picture's pixels.
+        profiled = replace(question, settings=replace(settings, skips_mm_profiling=False))
+        if profiled != question and _is_closed(kind, assess(profiled)):
+            return "leave out --skip-mm-profiling"
+        now = question.limits.max_pixels
+        for pixels in (pixels for pixels in PIXELS_TRIED if now is None or pixels < now):
+            limits = replace(question.limits, max_pixels=pixels, takes_video=False)
+            if _is_closed(kind, assess(replace(question, limits=limits))):
+                video = " --limit-mm-per-prompt '{\"video\": 0}'" if question.limits.takes_video else ""
+                return f"--mm-processor-kwargs '{{\"max_pixels\": {pixels}}}'{video}"
     return flag or _smaller_request(question, kind)
 
 
 def _is_closed(kind: str | None, certificate: Certificate) -> bool:
     """Whether a kind (None: every kind) cannot exceed the card any more, with a cache that still serves."""
     return certificate.ledger.fits and not any(kind in (None, left.phase.kind) for left in certificate.open_kinds)
-
-
-def _smaller_pictures(kind: str, question: Question) -> str:
-    """A profile run with the encoder, else a limit on a picture's pixels."""
-    profiled = replace(question, settings=replace(question.settings, skips_mm_profiling=False))
-    if profiled != question and _is_closed(kind, assess(profiled)):
-        return "leave out --skip-mm-profiling"
-    for pixels in PIXELS_TRIED:
-        limits = replace(question.limits, max_pixels=pixels, takes_video=False)
-        is_fewer = question.limits.max_pixels is None or pixels < question.limits.max_pixels
-        if is_fewer and _is_closed(kind, assess(replace(question, limits=limits))):
-            video = " --limit-mm-per-prompt '{\"video\": 0}'" if question.limits.takes_video else ""
-            return f"--mm-processor-kwargs '{{\"max_pixels\": {pixels}}}'{video}"
-    return ""
 
 
 def _smaller_request(question: Question, kind: str | None) -> str:

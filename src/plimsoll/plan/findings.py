@@ -369,6 +369,16 @@ class _Step(NamedTuple):
     def is_risky(self) -> bool:
         return not all(map(stops_the_start, self.findings))
 
+    def as_advice(self, before: Ledger) -> Advice:
+        (flag, value), *also = self.changes
+        tokens, shown = self.ledger.kv_plan.tokens, before.kv_plan.tokens
+        if abs(tokens - shown) == 1:  # vLLM rounds down from a quotient of the context: of the same blocks one can be lost
+            tokens = shown
+        outside = f"{format_gib(self.ledger.slack.value)} outside the request"
+        effect = f"KV {format_gib(self.ledger.kv.value)}, {format_count(tokens)} tokens, {outside}"
+        clears = self.clears or Code.OTHER_BAD_CONFIG
+        return Advice(flag, value, "; ".join(dict.fromkeys(self.why)), effect, clears, tuple(also))
+
 
 def advise(ledger: Ledger, shape: ModelShape, findings: list[Finding], replan: Replan) -> list[Advice]:
     """Offers for what stops the start (or, if nothing does, for what is risky), cheapest for the user first.
@@ -380,7 +390,7 @@ def advise(ledger: Ledger, shape: ModelShape, findings: list[Finding], replan: R
     for _ in range(MOST_CHANGES):
         whole, better = _offers(step, shape, replan)
         if whole or better is None:
-            return [_as_advice(offer, ledger) for offer in sorted(whole, key=lambda offer: bool(offer.left))]
+            return [offer.as_advice(ledger) for offer in sorted(whole, key=lambda offer: bool(offer.left))]
         step = better
     return []
 
@@ -424,17 +434,6 @@ def _name(finding: Finding) -> tuple[Code, str]:
     return finding.code, finding.title if finding.code is Code.OTHER_BAD_CONFIG else ""
 
 
-def _as_advice(step: _Step, before: Ledger) -> Advice:
-    (flag, value), *also = step.changes
-    tokens, shown = step.ledger.kv_plan.tokens, before.kv_plan.tokens
-    if abs(tokens - shown) == 1:  # vLLM rounds down from a quotient of the context: of the same blocks one token can be lost
-        tokens = shown
-    outside = f"{format_gib(step.ledger.slack.value)} outside the request"
-    effect = f"KV {format_gib(step.ledger.kv.value)}, {format_count(tokens)} tokens, {outside}"
-    clears = step.clears or Code.OTHER_BAD_CONFIG
-    return Advice(flag, value, "; ".join(dict.fromkeys(step.why)), effect, clears, tuple(also))
-
-
 Candidate = tuple[Settings, str, str, str]
 
 
@@ -469,8 +468,7 @@ def _candidates(finding: Finding, ledger: Ledger, shape: ModelShape, replan: Rep
         case Code.STARTUP_KV_ALLOCATION | Code.RUNTIME_FORWARD:
             yield from _a_cache_that_fits(ledger)
         case Code.OTHER_BAD_CONFIG if finding.title == TOO_LONG_FOR_THE_MODEL:
-            yield from _context_of_the_model(settings, shape)
-            yield from _shorter_context(ledger, shape)
+            yield from _shorter_context(ledger, shape, of_the_model=True)
         case Code.OTHER_BAD_CONFIG if finding.title == ITEM_BEYOND_THE_BATCH:
             tokens = WHOLE_ITEM_TOKENS[shape.model_type]
             change = replace(settings, max_num_batched_tokens=tokens)
@@ -510,21 +508,19 @@ def _lower_utilization(settings: Settings, share: float, why: str) -> Iterator[C
         yield replace(settings, utilization=share), "--gpu-memory-utilization", f"{share:.2f}", why
 
 
-def _context_of_the_model(settings: Settings, shape: ModelShape) -> Iterator[Candidate]:
-    context = shape.max_context
-    if context < settings.max_model_len:
-        yield replace(settings, max_model_len=context), "--max-model-len", str(context), "what the model was made for"
-
-
-def _shorter_context(ledger: Ledger, shape: ModelShape) -> Iterator[Candidate]:
-    fits = ledger.kv_plan.largest_context_that_fits
+def _shorter_context(ledger: Ledger, shape: ModelShape, *, of_the_model: bool = False) -> Iterator[Candidate]:
+    """What fits, and the model's own longest where that is shorter or asked for, which then goes first."""
+    fits, longest = ledger.kv_plan.largest_context_that_fits, shape.max_context
+    own = replace(ledger.settings, max_model_len=longest), "--max-model-len", str(longest), "what the model was made for"
+    if of_the_model and longest < ledger.settings.max_model_len:
+        yield own
     if fits > 0:
         sure = ledger.context_at_low_end
         also = f" ({format_count(sure)} even at the low end of its band)" if sure is not None and sure < fits else ""
         why = f"the longest context one request can have in this cache{also}"
         yield replace(ledger.settings, max_model_len=fits), "--max-model-len", str(fits), why
-    if fits > shape.max_context:
-        yield from _context_of_the_model(ledger.settings, shape)
+    if fits > longest < ledger.settings.max_model_len:
+        yield own
 
 
 def _more_for_the_cache(ledger: Ledger, replan: Replan) -> Iterator[Candidate]:

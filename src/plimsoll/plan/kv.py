@@ -9,7 +9,6 @@ Block 0 is the null block: vLLM counts it among `num_blocks` and never hands it 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -34,7 +33,7 @@ from plimsoll.plan.kv_layers import (
     state_mode_of,
 )
 from plimsoll.plan.settings import Settings
-from plimsoll.units import ceil_div, round_up
+from plimsoll.units import ceil_div
 from plimsoll.vllm.versions import Behaviour
 
 # Layers that share a block table form a group (vLLM 0.32's `get_kv_cache_groups`). All groups draw their blocks from one pool,
@@ -69,6 +68,13 @@ class Group:
     def blocks_at(self, load: Load) -> int:
         """Most blocks one request holds of this group."""
         return max(spec.blocks_at(load) for spec in self.kinds)
+
+    def described(self, load: Load) -> GroupPlan:
+        kinds = {_kind(spec) for spec in self.kinds}
+        kind = kinds.pop() if len(kinds) == 1 else "mixed"
+        windows = {spec.window for spec in self.kinds if isinstance(spec, SlidingSpec)}
+        window = windows.pop() if kind.startswith("sliding") and len(windows) == 1 else None
+        return GroupPlan(len(self.layers), kind, self.block_size, self.blocks_at(load), window)
 
 
 def groups_of(
@@ -106,17 +112,15 @@ def groups_of(
     raise CannotGroupError("an MLA layer's cache page does not divide the largest page, and cannot be padded")
 
 
-def bytes_per_block(groups: Iterable[Group], here: frozenset[str] | None = None, *, interleaved: bool = False) -> int:
+def bytes_per_block(groups: Iterable[Group], here: frozenset[str] | None = None) -> int:
     """What one block costs on a rank that has only the layers `here` (None: all of them)."""
-    costs, alignments = [0], [1]
+    costs = [0]
     for group in groups:
-        if here is None:
-            mine = group.kinds
-        else:
+        mine = group.kinds
+        if here is not None:
             mine = Counter(spec for layer, spec in zip(group.layers, group.specs, strict=True) if layer in here)
-        costs.append(sum(count * (spec.page_bytes if interleaved else spec.stride_bytes) for spec, count in mine.items()))
-        alignments.extend(spec.alignment_bytes for spec in mine)
-    return round_up(max(costs), math.lcm(*alignments)) if interleaved else max(costs)
+        costs.append(sum(count * spec.page_bytes for spec, count in mine.items()))
+    return max(costs)
 
 
 def _is_uniform(specs: Iterable[KvSpec]) -> bool:
@@ -132,7 +136,7 @@ def _is_one_type(layers: Mapping[str, KvSpec]) -> bool:
 
 
 def _merged(layers: Mapping[str, KvSpec], names: Sequence[str]) -> Group:
-    """One group whose layers are all taken to be like the first, as vLLM's merge does."""
+    # All layers are taken to be like the first, as vLLM's merge does.
     return Group(tuple(names), (layers[names[0]],) * len(names))
 
 
@@ -364,7 +368,7 @@ def plan_kv(
         num_blocks=pool.num_blocks,
         tokens=tokens,
         max_concurrency=concurrency,
-        groups=tuple(_described(group, pool.load(length)) for group in groups),
+        groups=tuple(group.described(pool.load(length)) for group in groups),
         max_model_len=length,
         blocks_per_request=blocks,
         bytes_for_one_request=blocks * cost,
@@ -380,7 +384,7 @@ class _Pool:
 
     def __init__(self, groups: list[Group], specs: Sequence[RankSpecs], available: Sequence[int], settings: Settings) -> None:
         heres = [None] if len(specs) == 1 else [frozenset(name for name, _ in rank) for rank in specs]
-        self.block_bytes = [bytes_per_block(groups, here, interleaved=settings.interleaved) for here in heres]
+        self.block_bytes = [bytes_per_block(groups, here) for here in heres]
         if not all(self.block_bytes):
             raise CannotGroupError("a pipeline stage has no layer that keeps a cache; vLLM cannot size its blocks")
         pages = {spec.page_bytes for group in groups for spec in group.kinds}
@@ -431,10 +435,6 @@ def _model_groups(specs_per_rank: Sequence[RankSpecs], settings: Settings) -> li
         for name, spec in specs:
             if merged.setdefault(name, spec) != spec:
                 raise CannotGroupError(f"the ranks disagree on the cache of layer {name}")
-    retained = max(0, settings.prefill_lookahead - 1)
-    for name, spec in merged.items():
-        if isinstance(spec, SlidingSpec) and spec.retained != retained:
-            merged[name] = replace(spec, retained=retained)
     chunked = any(isinstance(spec, ChunkedSpec) for spec in merged.values())
     by_default = Behaviour.HYBRID_KV_MANAGER.is_in(settings.release) and not chunked
     return groups_of(
@@ -443,14 +443,6 @@ def _model_groups(specs_per_rank: Sequence[RankSpecs], settings: Settings) -> li
         interleaved=settings.interleaved,
         tolerance=next((limit for change, limit in _GROUP_TOLERANCES if change.is_in(settings.release)), 1.0),
     )
-
-
-def _described(group: Group, load: Load) -> GroupPlan:
-    kinds = {_kind(spec) for spec in group.kinds}
-    kind = kinds.pop() if len(kinds) == 1 else "mixed"
-    windows = {spec.window for spec in group.kinds if isinstance(spec, SlidingSpec)}
-    window = windows.pop() if kind.startswith("sliding") and len(windows) == 1 else None
-    return GroupPlan(len(group.layers), kind, group.block_size, group.blocks_at(load), window)
 
 
 def _kind(spec: KvSpec) -> str:

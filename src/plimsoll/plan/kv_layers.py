@@ -37,6 +37,14 @@ DS_MLA_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
 _SCALE_BYTES = 4  # per-token-head scales are float32, one for the key and one for the value
 
 
+VOCABULARY_PADDING = 64  # vLLM's DEFAULT_VOCAB_PADDING_SIZE
+
+
+def padded_vocabulary(size: int) -> int:
+    """The rows vLLM gives an embedding: up to the next 64."""
+    return round_up(size, VOCABULARY_PADDING)
+
+
 class CannotGroupError(BadInput):
     """vLLM's planner refuses this set of layers, whatever the memory."""
 
@@ -57,8 +65,6 @@ class KvSpec:
 
     block_size: int
     dcp_sharded: bool = False
-    stride_alignment: int | None = None  # bytes between physical blocks are a multiple of this
-    stride_kernel: int | None = None  # or of a whole kernel block of up to so many tokens
     page_padded: int | None = None
 
     @property
@@ -74,26 +80,17 @@ class KvSpec:
             raise CannotGroupError("a layer's cache page or state is larger than the page it is padded to; vLLM stops here")
         return self.page_padded
 
-    @property
-    def stride_bytes(self) -> int:
-        """Bytes from one block of this layer to its next: the page, aligned as the kernels need it."""
-        return round_up(self.page_bytes, self.alignment_bytes)
-
-    @property
-    def alignment_bytes(self) -> int:
-        """What the distance between blocks must be a multiple of."""
-        if self.stride_kernel is None:
-            return self.stride_alignment or 1
-        kernel = math.gcd(self.stride_kernel, self.block_size)
-        return 1 if kernel == self.block_size else replace(self, block_size=kernel).page_bytes
-
     def blocks_at(self, load: Load) -> int:
         """Most blocks one request of `load.max_model_len` tokens can hold."""
         raise NotImplementedError
 
     def same_type_as(self, others: Sequence[KvSpec]) -> bool:
         """Whether all of them need the same number of blocks at any length."""
-        raise NotImplementedError
+        return all(isinstance(other, type(self)) and other.type_key() == self.type_key() for other in others)
+
+    def type_key(self) -> tuple[object, ...]:
+        """What must be equal in layers of one class that are of the same type."""
+        return ()
 
     def merges_with(self, others: Sequence[KvSpec]) -> bool:
         """Whether vLLM folds these layers into one spec."""
@@ -195,29 +192,25 @@ class SlidingSpec(AttentionSpec):
     """Attention over the last `window` tokens."""
 
     window: int
-    retained: int = 0  # tokens kept below the window for drafters that read them again
 
     def blocks_at(self, load: Load) -> int:
         if self.dcp_sharded and load.dcp > 1:
             raise CannotGroupError("decode context parallelism does not support sliding-window layers")
-        held = min(self.window - 1 + self.retained + load.in_flight_tokens, load.max_model_len)
+        held = min(self.window - 1 + load.in_flight_tokens, load.max_model_len)
         return ceil_div(held, self.block_size) + 1  # the window may begin inside a block
 
-    def same_type_as(self, others: Sequence[KvSpec]) -> bool:
-        return all(isinstance(other, SlidingSpec) and other.window == self.window for other in others)
+    def type_key(self) -> tuple[object, ...]:
+        return (self.window,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlidingMlaSpec(LatentSpec, SlidingSpec):
     """A sliding window of latents."""
 
-    def same_type_as(self, others: Sequence[KvSpec]) -> bool:
-        return all(isinstance(other, SlidingMlaSpec) and other.window == self.window for other in others)
-
     def merge_key(self) -> tuple[object, ...]:  # as vLLM has it: the head size is not among it
         return (
             SlidingMlaSpec, self.dcp_sharded, self.tp_shards, self.cache_dtype, self.tokens_per_state, self.version,
-            self.window, self.retained, self.stride_alignment, self.stride_kernel,
+            self.window,
         )  # fmt: skip
 
 
@@ -230,8 +223,8 @@ class ChunkedSpec(AttentionSpec):
     def blocks_at(self, load: Load) -> int:
         return ceil_div(min(self.chunk + load.in_flight_tokens, load.max_model_len), self.block_size)
 
-    def same_type_as(self, others: Sequence[KvSpec]) -> bool:
-        return all(isinstance(other, ChunkedSpec) and other.chunk == self.chunk for other in others)
+    def type_key(self) -> tuple[object, ...]:
+        return (self.chunk,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,11 +250,7 @@ class StateSpec(KvSpec):
             return ceil_div(load.max_model_len, self.block_size)
         return 1 + self.spec_blocks
 
-    def same_type_as(self, others: Sequence[KvSpec]) -> bool:
-        return all(isinstance(other, StateSpec) and other.type_key() == self.type_key() for other in others)
-
     def type_key(self) -> tuple[object, ...]:
-        """What must be equal in states that may share a group."""
         return (self.spec_blocks, self.checkpoint_blocks, self.checkpoint_alignment, self.page_bytes)
 
 
@@ -418,7 +407,7 @@ _V4_BLOCK, _V4_WINDOW_BLOCK, _V4_BYTES, _V4_ALIGNMENT = 256, 64, 584, 576
 
 def specs_of_all_stages(shape: ModelShape, settings: Settings) -> tuple[RankSpecs, ...]:
     """The caches of every pipeline stage on any of its TP ranks, first to last; BadInput where vLLM would refuse the split."""
-    _check_split(shape, settings)
+    check_split(shape, settings)
     reader = _LayerCaches(shape, settings)
     spans = layers_by_stage(len(shape.layers), settings.pipeline_parallel, settings.pipeline_partition)
     return (*(reader.stage(span) for span in spans[:-1]), reader.stage(spans[-1]) + reader.drafting())
@@ -472,10 +461,15 @@ def _is_sparse_mla(shape: ModelShape) -> bool:
     return shape.mla is not None and any(layer.indexer and layer.kind is LayerKind.MLA for layer in shape.layers)
 
 
-def _check_split(shape: ModelShape, settings: Settings) -> None:
-    tp, heads = settings.tensor_parallel, shape.attention_heads
-    if heads and heads % tp:
+def check_split(shape: ModelShape, settings: Settings) -> None:
+    """BadInput where vLLM would refuse to spread the model so."""
+    tp, heads, rows = settings.tensor_parallel, shape.attention_heads, padded_vocabulary(shape.vocab_size)
+    if min(tp, settings.pipeline_parallel, settings.data_parallel) < 1:
+        raise BadInput("parallel sizes start at 1")
+    if heads % tp:
         raise BadInput(f"--tensor-parallel-size {tp} does not divide the model's {heads} attention heads")
+    if rows % tp:
+        raise BadInput(f"--tensor-parallel-size {tp} does not divide the padded vocabulary of {rows}")
     for kv_heads in {layer.kv_heads for layer in shape.layers if layer.kind not in _MLA_KINDS} - {0}:
         if kv_heads % tp and tp % kv_heads:
             raise BadInput(f"--tensor-parallel-size {tp} neither divides nor is a multiple of {kv_heads} key-value heads")

@@ -225,9 +225,16 @@ def corrected(ledger: Ledger, correction: Correction, model: ModelFacts) -> Ledg
     known = {name: _term(predicted[name], name, correction, now, several=several) for name in _REPEATS}
     both = known.pop("remainder")
     terms = Terms(**{name: term or predicted[name] for name, term in known.items()})
-    if both is not None:
-        non_torch, activation = _reconciled(both, terms.non_torch, terms.activation)
-        terms = replace(terms, non_torch=non_torch, activation=activation)
+    if both is not None:  # the two terms are made to add up to what is known of them together
+        outside, inside = terms.non_torch, terms.activation
+        gap = both.value - outside.value - inside.value
+        doubt = [float(term.high - term.value if gap > 0 else term.value - term.low) ** 2 for term in (outside, inside)]
+        share = doubt[0] / sum(doubt) if sum(doubt) else 0.5
+        activation = max(0, both.value - max(0, outside.value + round(gap * share)))
+        parts = {"non_torch": _moved(outside, both.value - activation), "activation": _moved(inside, activation)}
+        if abs(gap) > _SAME and "measured" not in outside.why + inside.why:
+            parts = {name: replace(part, why=_SHARED) for name, part in parts.items()}
+        terms = replace(terms, **parts)
     return added_up(model, ledger.settings, ledger.card, terms, both)
 
 
@@ -318,19 +325,6 @@ def _term(
     factor = newest.measured / newest.predicted if newest.predicted else 1.0
     value = math.ceil(now.value * min(_FARTHEST_FACTOR, max(1 / _FARTHEST_FACTOR, factor)))
     return replace(_moved(now, value), why=f"moved by a start with another batch; predicted {format_gib(now.value)}")
-
-
-def _reconciled(both: Estimate, non_torch: Estimate, activation: Estimate) -> tuple[Estimate, Estimate]:
-    """The two terms made to add up to what is known of them together."""
-    gap = both.value - non_torch.value - activation.value
-    doubt = [float(term.high - term.value if gap > 0 else term.value - term.low) ** 2 for term in (non_torch, activation)]
-    share = doubt[0] / sum(doubt) if sum(doubt) else 0.5
-    outside = max(0, non_torch.value + round(gap * share))
-    inside = max(0, both.value - outside)
-    terms = _moved(non_torch, both.value - inside), _moved(activation, inside)
-    if abs(gap) > _SAME and "measured" not in non_torch.why + activation.why:
-        terms = replace(terms[0], why=_SHARED), replace(terms[1], why=_SHARED)
-    return terms
 
 
 def _moved(term: Estimate, value: int) -> Estimate:

@@ -203,7 +203,18 @@ def forward_peak(shape: ModelShape, batch: Batch, era: Era, *, compiled: bool) -
     shared = (shape.moe.shared_intermediate_size or 0) if shape.moe is not None else 0
     widths = [layer.intermediate_size or 0 for layer in shape.layers]
     dense = max([shape.intermediate_size or 4 * shape.hidden_size, shared, *widths])
-    mixing = max(_attention_width(shape, batch), _mixer_width(shape, batch))
+    # Attention: residual, input, the projected heads, a normalised copy of the queries and the output.
+    queries, keys = shape.attention_heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
+    if (mla := shape.mla) is not None:
+        queries = shape.attention_heads * ((mla.qk_nope_head_dim or 128) + mla.qk_rope_head_dim)
+        keys = shape.attention_heads * ((mla.qk_nope_head_dim or 128) + (mla.v_head_dim or 128))
+    mixing = 2 * shape.hidden_size + (3 * queries + keys) / batch.tensor_parallel
+    # Mamba or a delta net: projections, convolution and output; not measured, so on the wide side.
+    if shape.mamba is not None and shape.count(*_MIXERS):
+        mixing = max(mixing, 4 * shape.hidden_size + 6.0 * shape.mamba.inner_size / batch.tensor_parallel)
+    if (linear := shape.linear) is not None and shape.count(*_DELTAS):
+        heads = linear.value_heads * linear.value_head_dim + linear.key_heads * linear.key_head_dim
+        mixing = max(mixing, 4 * shape.hidden_size + 6.0 * heads / batch.tensor_parallel)
     per_token = max(3 * dense / batch.tensor_parallel + hidden_tensors * shape.hidden_size, mixing)
     experts = moe_workspace(shape, batch)
     if experts and not any("dense" in layer.feed_forward for layer in shape.layers):
@@ -215,7 +226,7 @@ def forward_peak(shape: ModelShape, batch: Batch, era: Era, *, compiled: bool) -
         rows = batch.tokens * (shape.moe.experts_per_token or 1)
         experts += int(rows * shape.hidden_size * (batch.dtype_bytes + 0.5))
     context = 0
-    if (mla := shape.mla) is not None:  # the up-projected context that an MLA layer's profile run stands in for
+    if mla is not None:  # the up-projected context that an MLA layer's profile run stands in for
         tokens = min(max(8 * batch.context, 4 * batch.rows * 64), _MLA_WORKSPACE_TOKENS)
         heads = max(1, shape.attention_heads // batch.tensor_parallel)
         width = heads * ((mla.qk_nope_head_dim or 128) + (mla.v_head_dim or 128)) + mla.cached_dim
@@ -283,25 +294,6 @@ def film_tokens(shape: ModelShape, settings: Settings) -> int:
     reads_pictures = shape.towers and not settings.language_model_only and not settings.skips_mm_profiling
     tokens = batch_of(settings).encoder_tokens(shape) if reads_pictures and shape.model_type in _FILM_READERS else 0
     return tokens if tokens > max(ITEM_TOKENS.get(shape.model_type, 0), settings.max_num_batched_tokens) else 0
-
-
-def _attention_width(shape: ModelShape, batch: Batch) -> float:
-    """Residual, input, the projected heads, a normalised copy of the queries and the output."""
-    queries, keys = shape.attention_heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
-    if (mla := shape.mla) is not None:
-        queries = shape.attention_heads * ((mla.qk_nope_head_dim or 128) + mla.qk_rope_head_dim)
-        keys = shape.attention_heads * ((mla.qk_nope_head_dim or 128) + (mla.v_head_dim or 128))
-    return 2 * shape.hidden_size + (3 * queries + keys) / batch.tensor_parallel
-
-
-def _mixer_width(shape: ModelShape, batch: Batch) -> float:
-    """Projections, convolution and output of a Mamba or delta-net layer; not measured, so on the wide side."""
-    width = 0.0
-    if shape.mamba is not None and shape.count(*_MIXERS):
-        width = 6.0 * shape.mamba.inner_size
-    if (linear := shape.linear) is not None and shape.count(*_DELTAS):
-        width = max(width, 6.0 * (linear.value_heads * linear.value_head_dim + linear.key_heads * linear.key_head_dim))
-    return 4 * shape.hidden_size + width / batch.tensor_parallel if width else 0.0
 
 
 _DTYPE_BYTES = {"float32": 4, "float": 4, "float64": 8}
@@ -592,7 +584,7 @@ class Ledger(Terms):
 def plan_ledger(model: ModelFacts, settings: Settings, card: Card) -> Ledger:
     """Predict every term and add it all up."""
     predicted = _values(overhead(model.shape, settings))
-    terms = Terms(**predicted, weights=_all_weights(model, settings), context=_context(settings, card))
+    terms = Terms(**predicted, weights=_weights(model, settings), context=_context(settings, card))
     return added_up(model, settings, card, terms)
 
 
@@ -643,21 +635,8 @@ def cache_specs(model: ModelFacts, settings: Settings) -> tuple[RankSpecs, ...]:
     return (*ranks[:-1], (*ranks[-1], *(NamedSpec(f"drafter.{spec.layer}", spec.spec) for spec in drafted)))
 
 
-def _all_weights(model: ModelFacts, settings: Settings) -> Estimate:
-    weights = _weights(model, settings)
-    if model.drafter is None:
-        return weights
-    own = (settings.speculative or {}).get("draft_tensor_parallel_size")
-    ranks = own if isinstance(own, int) and own > 0 else settings.tensor_parallel
-    alone = replace(settings,
-        tensor_parallel=ranks, pipeline_parallel=1, pipeline_partition=None, max_loras=0, cpu_offload_gib=0,
-        auto_dtype=auto_dtype_of(model.drafter.shape),
-    )  # fmt: skip
-    drafted = _weights(model.drafter, alone)
-    return replace(sum_of((weights, drafted)), why=f"{weights.why}, and the draft model {model.drafter.name}")
-
-
 def _weights(model: ModelFacts, settings: Settings) -> Estimate:
+    """The model's weights with LoRA slots, less what is offloaded, and its drafter's."""
     stored = model.shape.quantization
     is_as_stored = settings.quantization in (None, stored.method if stored is not None else None)
     if model.tensors is not None and is_as_stored:
@@ -671,7 +650,17 @@ def _weights(model: ModelFacts, settings: Settings) -> Estimate:
         weights = replace(sum_of((weights, slots)), why=f"{weights.why}, and {slots.why}")
     offloaded = int(settings.cpu_offload_gib * GIB)
     value, low, high = (max(0, size - offloaded) for size in (weights.value, weights.low, weights.high))
-    return Estimate(value, low, high, weights.why)
+    weights = Estimate(value, low, high, weights.why)
+    if model.drafter is None:
+        return weights
+    own = (settings.speculative or {}).get("draft_tensor_parallel_size")
+    ranks = own if isinstance(own, int) and own > 0 else settings.tensor_parallel
+    alone = replace(settings,
+        tensor_parallel=ranks, pipeline_parallel=1, pipeline_partition=None, max_loras=0, cpu_offload_gib=0,
+        auto_dtype=auto_dtype_of(model.drafter.shape),
+    )  # fmt: skip
+    drafted = _weights(model.drafter, alone)
+    return replace(sum_of((weights, drafted)), why=f"{weights.why}, and the draft model {model.drafter.name}")
 
 
 def _context(settings: Settings, card: Card) -> Estimate:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from plimsoll.errors import BadInput, PlimsollError
 from plimsoll.findings import Finding
-from plimsoll.hardware.cards import Vendor, gpu_named
-from plimsoll.hardware.nvml import read_cards
+from plimsoll.hardware.cards import Vendor, gpu_named, read_cards
 from plimsoll.launch.check_flags import LEFT_OUT, FlagReport, check
 from plimsoll.launch.command_line import Launch, config_of, launches_named
 from plimsoll.models.files import read_model
@@ -145,7 +144,12 @@ def read_launch(options: ServerOptions, launch: Launch, folder: str, *, learned:
 
 
 def _read_model(name: str, revision: str | None, overrides: Mapping[str, object]) -> tuple[ModelFacts, tuple[str, ...]]:
-    files = read_model(name, hub=_hub, revision=revision)
+    def hub() -> Hub:
+        from plimsoll.models.hub import Hub  # only where the model is nowhere on this machine
+
+        return Hub.from_environment()
+
+    files = read_model(name, hub=hub, revision=revision)
     shape = ModelShape.from_config(_overridden(files.config, overrides))
     # Whether the weights are known not to be packed: by their names, or because the catalogue holds such models' originals.
     # A folder or a repository may say so in a file of its own, and --hf-overrides may name one.
@@ -156,12 +160,6 @@ def _read_model(name: str, revision: str | None, overrides: Mapping[str, object]
     if overrides.keys() & {"quantization_config_file", "quantization_config_dict_json"}:
         unquantised = False
     return ModelFacts(name, shape, files.tensors, files.total_bytes, unquantised), (*files.notes, *shape.notes)
-
-
-def _hub() -> Hub:
-    from plimsoll.models.hub import Hub  # only where the model is nowhere on this machine
-
-    return Hub.from_environment()
 
 
 def _overridden(config: Mapping[str, object], overrides: Mapping[str, object]) -> dict[str, object]:

@@ -80,7 +80,6 @@ class Settings:
     max_lora_rank: int = 16
     max_cpu_loras: int = 0  # 0: as many as on the GPU
     speculative: Mapping[str, Any] | None = None
-    prefill_lookahead: int = 0  # tokens that a drafter of several modules reads ahead
     kv_connector: str | None = None
     pipeline_partition: tuple[int, ...] | None = None  # layers of each stage, VLLM_PP_LAYER_PARTITION
     estimates_graphs: bool = True
@@ -326,8 +325,7 @@ def auto_dtype_of(shape: ModelShape) -> str:
     return "bfloat16" if shape.dtype in (None, "bfloat16", "float32") else shape.dtype
 
 
-def v2_by_default(release: str, shape: ModelShape) -> bool:
-    """Whether this release runs this model on the second model runner when nobody asks (config/vllm.py)."""
+def v2_by_default(release: str, shape: ModelShape) -> bool:  # config/vllm.py
     if Behaviour.V2_RUNNER_ALL.is_in(release):
         return True
     architectures = set(shape.architectures)
@@ -352,8 +350,9 @@ def _batch(flags: Flags, card: Card, shape: ModelShape, context: int, *, is_v1: 
     given, tokens = flags.integer("--max-num-seqs"), flags.integer("--max-num-batched-tokens")
     told = 0 if card.shares_host_memory else card.total_bytes  # NVML does not tell the total of GB10 and Jetson
     limits = batch_limits(flags.release, card.name, told) if is_v1 else None
-    if limits is None:
-        limits = batch_limits_v0(context, chunked=bool(chunked) or (chunked is None and context > V0_CHUNKS_ABOVE))
+    if limits is None:  # the first engine: a batch holds the longest prompt unless prompts are chunked, on by itself above 32k
+        is_chunked = context > V0_CHUNKS_ABOVE if chunked is None else chunked
+        limits = 256, 2048 if is_chunked else max(context, 2048)
     doubled = 2 if flags.text("--performance-mode") == "throughput" else 1
     sequences = limits[0] * doubled if given is None else given
     if tokens is None:
@@ -401,8 +400,3 @@ def batch_limits(release: str, gpu_name: str, gpu_bytes: int) -> tuple[int, int]
     if is_large:
         return 1024, 8192
     return 256 if Behaviour.FEWER_SEQUENCES.is_in(release) else 1024, 2048
-
-
-def batch_limits_v0(context: int, *, chunked: bool) -> tuple[int, int]:
-    """The first engine (`config.py`): a batch holds the longest prompt unless prompts are chunked (on by itself above 32k)."""
-    return 256, 2048 if chunked else max(context, 2048)

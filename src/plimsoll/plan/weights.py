@@ -18,9 +18,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
-from plimsoll.errors import BadInput
 from plimsoll.models.shape import FeedForward, Layer, LayerKind, ModelShape, Quantization, Tower
-from plimsoll.plan.kv_layers import layers_by_stage
+from plimsoll.plan.kv_layers import check_split, layers_by_stage, padded_vocabulary
 from plimsoll.plan.settings import Settings
 from plimsoll.plan.weights_tables import (
     FAMILIES,
@@ -38,8 +37,6 @@ from plimsoll.plan.weights_tables import (
 )
 from plimsoll.units import MIB, Estimate, allocated_bytes, ceil_div, round_up
 from plimsoll.vllm.versions import Behaviour, Coverage
-
-VOCABULARY_PADDING = 64  # vLLM's DEFAULT_VOCAB_PADDING_SIZE
 
 
 class Storage(Enum):
@@ -72,11 +69,6 @@ class Ranks(NamedTuple):
     tensor: int = 1
     experts: int = 1
     by_expert: bool = False
-
-
-def padded_vocabulary(size: int) -> int:
-    """The rows vLLM gives an embedding: up to the next 64."""
-    return round_up(size, VOCABULARY_PADDING)
 
 
 def linear(name: str, outputs: int, inputs: int, *, bias: int = 0, pieces: int = 1) -> list[RankTensor]:
@@ -371,23 +363,6 @@ def rotary_bytes(shape: ModelShape, family: Family, item: int) -> int:
     return (rows * (wide or width) + plain * width) * item
 
 
-# How far an estimate from config.json alone may be off.
-#
-# The bands are the largest residuals of each class in the published starts, rounded up, without the strays named here;
-# `python -m benchmarks.weights_accuracy` prints every residual, and what the bands would cover if each architecture were
-# judged by the others of its class alone.
-#
-# class                  models  residuals, said against measured                               band
-# 16-bit dense             23    -1.6 % (ROCm), -2.7 % (opt-125m, 6 MiB), else within 0.7 %     1 % and 8 MiB
-# 16-bit experts            4    within 0.03 %                                                  1 %
-# 16-bit multimodal        11    within 0.7 %                                                   1.5 %
-# hybrid, 16-bit            1    -2.2 % (LoRA slots not stated)                                 -2 % .. +3 %
-# 8-bit                    12    -2.9 % (0.6.6), +5.2 % (0.5.5), else within 1.4 %              2 %
-# 4-bit, dense              6    within 0.8 %                                                   2 %
-# 4-bit, experts, hybrid    6    +2.4 % (kernel unknown), -9 % twice (checkpoint not stated),   -4 % .. +8 %
-# -35 % (0.11.0 keeps w13 twice), else within 0.9 %
-# bitsandbytes              3    +7.8 % (0.7, scales not expanded; an embedding model)          -8 % .. +3 %
-
 # Tensors between 1 and 10 MiB share segments of 20 MiB, whose ends are lost: up to 6 MiB in opt-125m's 239 MiB.
 ALLOCATOR_SLACK = 8 * MIB
 
@@ -395,7 +370,11 @@ ALLOCATOR_SLACK = 8 * MIB
 def band_of(
     shape: ModelShape, family: Family, scheme: Scheme | None, *, unclear: bool, towers_known: bool
 ) -> tuple[float, float, str]:
-    """Shares of the value below and above it, and the class of this model and its storage that they come from."""
+    """Shares of the value below and above it, and the class of this model and its storage that they come from.
+
+    Each is the largest residual of its class in the published starts, said against measured, rounded up, without the strays
+    named beside it; `python -m benchmarks.weights_accuracy` prints them all.
+    """
     if unclear:
         return 0.5, 1.0, "quantised: the method does not say how many bits a weight has, so 4 to 16 are allowed for"
     if not family.known:
@@ -403,20 +382,23 @@ def band_of(
     if shape.towers and not towers_known:
         return 0.05, 0.1, "multimodal: an encoder that is not described here"
     hybrid = any(layer.kind.keeps_state for layer in shape.layers)
-    if scheme is not None and scheme.width == "nested":
+    width = None if scheme is None else scheme.width
+    if width == "nested":  # three models; +7.8 % (0.7, scales not expanded; an embedding model)
         return 0.08, 0.03, "bitsandbytes: four bits and a scale per 64 weights"
-    if scheme is not None and scheme.width == "mixed":
+    if width == "mixed":
         return 0.15, 0.25, "mixed precision: which layers have 4, 8 and 16 bits is taken from how such checkpoints are made"
-    if scheme is not None and scheme.width == "8":
+    if width == "8":  # twelve; -2.9 % (0.6.6), +5.2 % (0.5.5), else within 1.4 %
         return 0.02, 0.02, "8-bit: parameters and scales from config.json"
-    if scheme is not None and (hybrid or shape.moe is not None):
+    if width and (hybrid or shape.moe is not None):
+        # Six; +2.4 % (kernel unknown), -9 % twice (checkpoint not stated), -35 % (0.11.0 keeps w13 twice), else within 0.9 %.
         return 0.04, 0.08, "4-bit experts or hybrid: kernels pad differently, and checkpoints quantise different parts"
-    if scheme is not None:
+    if width:  # six, within 0.8 %
         return 0.02, 0.02, "4-bit dense: parameters and scales from config.json"
-    if hybrid:
+    if hybrid:  # one; -2.2 % (LoRA slots not stated)
         return 0.02, 0.03, "hybrid: parameters and tables from config.json"
-    if shape.towers:
+    if shape.towers:  # eleven, within 0.7 %
         return 0.015, 0.015, "multimodal: parameters, encoder and tables from config.json"
+    # 23 dense; -1.6 % (ROCm), -2.7 % (opt-125m, 6 MiB), else within 0.7 %; four with experts, within 0.03 %.
     what = "dense" if shape.moe is None else "experts"
     return 0.01, 0.01, f"16-bit {what}: parameters and tables from config.json"
 
@@ -491,7 +473,7 @@ def has_wide_zeros(settings: Settings) -> bool:
 
 def weights_from_shape(shape: ModelShape, settings: Settings = ONE_GPU) -> Estimate:
     """The weights of the rank that rules, from the sizes in config.json; the checkpoint's own quantisation wins."""
-    check_divides(shape, settings)
+    check_split(shape, settings)
     family = family_of(shape)
     stored = shape.quantization or (named_scheme(settings.quantization) if settings.quantization else None)
     expert_dtype = shape.moe.expert_dtype if shape.moe else None
@@ -516,20 +498,6 @@ def weights_from_shape(shape: ModelShape, settings: Settings = ONE_GPU) -> Estim
     # Which kernel runs depends on what is installed, and Triton's does not pad: gpt-oss-120b took 61.29 GiB with it, not 65.97.
     bare, _ = _count(shape, settings, family, replace(storing, scheme=replace(scheme, expert_padding=(1, 1))))
     return replace(weights, low=min(weights.low, bare))
-
-
-def check_divides(shape: ModelShape, settings: Settings) -> None:
-    """BadInput where vLLM would refuse the split."""
-    tensor = settings.tensor_parallel
-    if min(tensor, settings.pipeline_parallel, settings.data_parallel) < 1:
-        raise BadInput("parallel sizes start at 1")
-    if shape.attention_heads % tensor:
-        raise BadInput(f"--tensor-parallel-size {tensor} does not divide the model's {shape.attention_heads} attention heads")
-    if padded_vocabulary(shape.vocab_size) % tensor:
-        rows = padded_vocabulary(shape.vocab_size)
-        raise BadInput(f"--tensor-parallel-size {tensor} does not divide the padded vocabulary of {rows}")
-    if settings.pipeline_parallel > len(shape.layers):
-        raise BadInput(f"--pipeline-parallel-size {settings.pipeline_parallel} is more than the {len(shape.layers)} layers")
 
 
 def item_bytes(settings: Settings) -> int:

@@ -11,14 +11,14 @@ from math import prod
 
 from plimsoll.errors import BadInput
 from plimsoll.models.safetensors import BITS
-from plimsoll.models.shape import ModelShape
+from plimsoll.models.shape import FAMILY_TABLE, ModelShape
+from plimsoll.plan.kv_layers import check_split, padded_vocabulary
 from plimsoll.plan.settings import Settings
 from plimsoll.plan.weights import (
     ONE_GPU,
     Ranks,
     Storage,
     StorageRules,
-    check_divides,
     end_parts,
     family_of,
     feed_forward_parts,
@@ -28,7 +28,6 @@ from plimsoll.plan.weights import (
     layer_extras,
     mixer_parts,
     next_token_head,
-    padded_vocabulary,
     ranks_of,
     rotary_bytes,
     tower_parts,
@@ -135,7 +134,7 @@ def weights_from_tensors(
     tensors: Iterable[tuple[str, str, Sequence[int]]], shape: ModelShape, settings: Settings = ONE_GPU
 ) -> Estimate:
     """The weights of the rank that rules, from the names, types and shapes in the headers of a checkpoint."""
-    check_divides(shape, settings)
+    check_split(shape, settings)
     ranks, item = ranks_of(settings), item_bytes(settings)
     wide_zeros = has_wide_zeros(settings)
     by_layer = [0] * len(shape.layers)
@@ -198,18 +197,7 @@ def weights_from_total(total_bytes: int, shape: ModelShape, settings: Settings =
     )
 
 
-# Whose embedding table and head can have a LoRA too: `embedding_modules` in the models of vLLM 0.32.0. It takes a row of the
-# rank for every word, on every rank of a tensor-parallel server.
-_ADAPTED_WORDS = frozenset(
-    f"{name}ForCausalLM"
-    for name in (
-        "Apertus", "Exaone", "Exaone4", "ExaoneMoe", "FalconH1", "Granite", "GraniteMoe", "GraniteMoeHybrid",
-        "GraniteMoeShared", "GraniteSWA", "HyperCLOVAX", "InternLM3", "IQuestCoder", "Jamba", "K2Horizon", "LLaMA", "Lfm2",
-        "Lfm2Moe", "Llama", "Llama4", "MiniCPM", "MiniCPM3", "Mixtral", "Nemotron", "NemotronH", "NemotronHPuzzle", "DeciLM",
-        "Param2MoE", "Phi3", "PhiMoE", "Qwen3", "Qwen3Moe", "Qwen3_5", "Qwen3_5Moe", "Solar", "TeleChat2", "TeleChat3",
-        "TeleFLM", "Ernie4_5",
-    )
-)  # fmt: skip
+_ADAPTED_WORDS = frozenset(FAMILY_TABLE["lora_on_words"]["names"])
 _ADAPTED_PLAIN = frozenset({"conv1d", "linear_attn.in_proj_ba", "self_attn.b_proj", "mamba.dt_proj"})
 """Matrices that no quantisation touches and that vLLM holds as linear layers all the same: they have slots, too."""
 

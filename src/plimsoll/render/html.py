@@ -12,9 +12,8 @@ from typing import NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from plimsoll.plan.ledger import Ledger
-from plimsoll.plan.matrix import Cell, CellState, Matrix
 from plimsoll.plan.read import MemoryPlan
-from plimsoll.plan.workload import WorkloadAnswer
+from plimsoll.plan.workload import Cell, CellState, Matrix, WorkloadAnswer
 from plimsoll.redaction import one_line
 from plimsoll.render.flags import rewritten_line
 from plimsoll.render.plan import WASTE_NOTE, cell_text, gpus_of, legend_of, verdict, waste_cells, workload_sentences

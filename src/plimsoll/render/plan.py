@@ -10,9 +10,8 @@ from plimsoll.findings import Severity
 from plimsoll.plan.findings import NOT_OF_MEMORY, deciding_fact, is_for_the_user
 from plimsoll.plan.learned import TermDifference
 from plimsoll.plan.ledger import Ledger
-from plimsoll.plan.matrix import Cell, CellState, Matrix
 from plimsoll.plan.read import MemoryPlan
-from plimsoll.plan.workload import Waste, WorkloadAnswer, WorkloadVerdict
+from plimsoll.plan.workload import Cell, CellState, Matrix, Waste, WorkloadAnswer, WorkloadVerdict
 from plimsoll.redaction import one_line, redact_words
 from plimsoll.render.flags import flags_json, rewritten_line
 from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, NAME, SEVERITY, WARN, Line, Report, Table
