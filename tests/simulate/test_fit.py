@@ -12,7 +12,6 @@ from plimsoll.simulate.fit import (
     E2E,
     TPOT,
     TTFT,
-    Bounds,
     FitError,
     before,
     deviations,
@@ -173,7 +172,7 @@ def test_histograms_without_a_latency_are_refused() -> None:
 
 def test_the_search_finds_the_bottom_inside_its_bounds() -> None:
     """A plain valley, and one whose bottom lies outside."""
-    bounds = Bounds(np.zeros(2), np.full(2, 10.0))
+    bounds = (np.zeros(2), np.full(2, 10.0))
     found, _ = search(lambda at: [at - np.array([3.0, 4.0])], [np.ones(2), np.full(2, 9.0)], bounds, np.zeros(2))
     assert found == pytest.approx([3.0, 4.0], abs=0.01)
     edge, _ = search(lambda at: [at - np.array([-3.0, 4.0])], [np.ones(2)], bounds, np.zeros(2))

@@ -33,7 +33,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote, urlencode, urlsplit
 
 from plimsoll.cli.main import OptionsCommand
@@ -258,6 +258,17 @@ class GuardClient:
             self._need_guard()
             raise
         return _checked(where.shown, reply.status, reply.body, (200, 503))
+
+    def download(self, path: str, file: BinaryIO, most_bytes: int) -> None:
+        """An answer that is no JSON object, into a file."""
+        call = HttpClient(self._where, idle_s=self._timeout_s).call(
+            "GET", path, deadline_s=3600.0, most_bytes=most_bytes, sink=lambda piece: file.writelines([piece])
+        )
+        reply = asyncio.run(call)
+        if isinstance(reply, Lost):
+            raise reply.error(self._where.shown)
+        if reply.status != 200:
+            _checked(self._where.shown, reply.status, reply.body, ())
 
     def post(self, path: str, body: Mapping[str, str]) -> tuple[int, dict[str, Any]]:
         """One request: 200, 409 where it is blocked, or 503 of a guard that only observes."""

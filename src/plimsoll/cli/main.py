@@ -32,6 +32,7 @@ COMMANDS = {
     "simulate": "what does my traffic do to the KV cache, to preemptions and to latency?",
     "tune": "which flags serve my traffic best on this card, and why?",
     "sweep": "what does each of these settings do with my traffic?",
+    "whatif": "what would last day's traffic do with other flags, cards, engines, or twice as much of it?",
     "doctor": "what went wrong, what shows it, and what fixes it?",
     "guard": "is each of my servers healthy, and for how long? Watches; acts only with --act",
     "guardctl": "what does a running guard say? And what to tell it: pause, drain, restart, ...",

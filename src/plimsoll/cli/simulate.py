@@ -16,22 +16,24 @@ Read on: docs/simulate.md
 from __future__ import annotations
 
 import gzip
+import math
 import os
 import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote
 
 from plimsoll.cli.main import OptionsCommand
 from plimsoll.errors import BadInput, WorldFailed
-from plimsoll.launch.options import first_given, option, switch, whole
+from plimsoll.launch.options import first_given, option, switch
 from plimsoll.render.terminal import bar, show, write_file
-from plimsoll.simulate.options import ROUTERS, ReplayOptions, TrafficOptions, file_named
+from plimsoll.simulate.options import FleetOptions, TrafficOptions, file_named
 
 if TYPE_CHECKING:
     from plimsoll.simulate.inputs import Inputs
@@ -40,20 +42,18 @@ if TYPE_CHECKING:
     from plimsoll.simulate.trace import Integers
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
+RECORDINGS_MAX_BYTES = 4 << 30
+GUARD_TIMEOUT_S = 30  # between two pieces of an answer
+Fleet = TypeVar("Fleet", bound=FleetOptions)
 COMPILING = (
     "plimsoll: compiling the scheduler for this machine, once (and once more for hybrid models); ten to twenty-five seconds"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulateOptions(ReplayOptions):
+class SimulateOptions(FleetOptions):
     """The options of `plimsoll simulate`."""
 
-    replicas: int | None = option(
-        "N", "so many engines behind a router (1, or the command's data-parallel engines)",
-        read=partial(whole, least=1, most=1000), heading="Several engines",
-    )  # fmt: skip
-    router: str = option("R", "round-robin, least-load (the default) or gateway", choices=ROUTERS, default="least-load")
     json: bool = switch("one object, schema plimsoll.simulate/1", heading="What is written")
     html: str | None = option("FILE", "a page: use over time, preemptions, latency, block sizes", read=file_named)
     steps: str | None = option("FILE", "CSV, one row a step", read=file_named)
@@ -65,8 +65,8 @@ def run(options: SimulateOptions) -> int:
     check_words(options, "simulate", written=("steps", "requests", "html", "save_times"))
     from plimsoll.simulate.compiled import telling
 
-    with telling(say_compiling):
-        return _simulate(options)
+    with telling(say_compiling), recorded_by_guard(options) as (options_now, _):
+        return _simulate(options_now)
 
 
 def check_words(options: TrafficOptions, command: str, written: Sequence[str]) -> None:
@@ -92,6 +92,39 @@ def check_words(options: TrafficOptions, command: str, written: Sequence[str]) -
             raise WorldFailed(f"{path}: cannot be written")
 
 
+@contextmanager
+def recorded_by_guard(options: Fleet) -> Iterator[tuple[Fleet, int]]:
+    """The options with what guard's engines recorded as their trace, where --from-guard asks for it, and how many engines."""
+    if options.from_guard is None:
+        if (name := first_given(options, "token_file")) is not None:
+            raise BadInput(f"{name} goes with --from-guard")
+        yield options, 0
+        return
+    from plimsoll.cli.guardctl import GuardClient, GuardctlOptions
+
+    if options.rest:
+        raise BadInput(f"either a trace or --from-guard, not both: {options.rest[0][:60]}")
+    if not 0 < options.last_hours <= 366 * 24:
+        raise BadInput(f"--last-hours must lie above 0 and at most at a year, not {options.last_hours:g}")
+    guard = GuardClient(
+        GuardctlOptions(at=options.from_guard, token_file=options.token_file, timeout=GUARD_TIMEOUT_S), os.environ
+    )
+    names = [str(one["engine"]) for one in guard.get("/recordings")[1]["recordings"]]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "guard"
+        folder.mkdir()
+        for number, name in enumerate(names):
+            with (folder / f"requests-{number}.jsonl").open("wb") as file:
+                path = f"/recordings/{quote(name, safe='')}?seconds={math.ceil(3600 * options.last_hours)}"
+                guard.download(path, file, RECORDINGS_MAX_BYTES)
+        engines = sum(path.stat().st_size > 0 for path in folder.iterdir())
+        if not engines:
+            told = "guard reads no recording: [[engine]] recording = FOLDER in its configuration names one"
+            none = f"no request was recorded in the last {options.last_hours:g} hours"
+            raise BadInput(f"--from-guard {options.from_guard}: {none if names else told}")
+        yield replace(options, rest=(str(folder),)), engines
+
+
 def say_compiling() -> None:
     """The one line that explains the first wait."""
     print(COMPILING, file=sys.stderr, flush=True)
@@ -100,7 +133,6 @@ def say_compiling() -> None:
 def _simulate(options: SimulateOptions) -> int:
     from plimsoll.render import simulate as report
     from plimsoll.simulate.inputs import read_inputs
-    from plimsoll.simulate.replicas import merge_replays, replay_each, route
     from plimsoll.simulate.summary import summarise
 
     given = read_inputs(options)
@@ -108,11 +140,8 @@ def _simulate(options: SimulateOptions) -> int:
     if replicas > 1:
         if (name := first_given(options, "steps", "html")) is not None:
             raise BadInput(f"{name} shows one engine: leave out --replicas, or replay one engine's share with --speedup")
-        server = (given.trace, given.settings, given.step_time)
-        with bar("routing", "requests") as progress:
-            engine_of = route(*server, replicas, options.router, speedup=given.speedup, on_progress=progress)
-        runs = replay_each(*server, engine_of, replicas, speedup=given.speedup, clock=time.perf_counter)
-        found, engines, series = merge_replays(given.trace, runs, engine_of), [summarise(run) for run in runs], None
+        found, runs = replay_engines(given, replicas, options.router)
+        engines, series = [summarise(run) for run in runs], None
     else:
         found, series = _replay(options, given)
         engines = []
@@ -127,6 +156,17 @@ def _simulate(options: SimulateOptions) -> int:
     return 0
 
 
+def replay_engines(given: Inputs, replicas: int, router: str, factor: float = 1.0) -> tuple[Replay, list[Replay]]:
+    """Several engines behind a router: all of them as one run, and each by itself; steps take `factor` times as long."""
+    from plimsoll.simulate.replicas import merge_replays, replay_each, route
+
+    server = (given.trace, given.settings, given.step_time.scaled(factor) if factor != 1.0 else given.step_time)
+    with bar("routing", "requests") as progress:
+        engine_of = route(*server, replicas, router, speedup=given.speedup, on_progress=progress)
+    runs = replay_each(*server, engine_of, replicas, speedup=given.speedup, clock=time.perf_counter)
+    return merge_replays(given.trace, runs, engine_of), runs
+
+
 def _replay(options: SimulateOptions, given: Inputs) -> tuple[Replay, Series | None]:
     """The run itself; steps are written and added up as they come."""
     from plimsoll.simulate.replay import STEP_COLUMNS, replay
@@ -136,7 +176,7 @@ def _replay(options: SimulateOptions, given: Inputs) -> tuple[Replay, Series | N
     with ExitStack() as stack:
         takers: list[Callable[[Integers], None]] = [builder.add] if builder else []
         if options.steps is not None:
-            takers.append(stack.enter_context(_CsvFile(options.steps, STEP_COLUMNS)).add)
+            takers.append(stack.enter_context(_csv_file(options.steps, STEP_COLUMNS)))
         progress = stack.enter_context(bar("replaying", "requests"))
 
         def on_steps(rows: Integers) -> None:
@@ -155,39 +195,21 @@ def _replay(options: SimulateOptions, given: Inputs) -> tuple[Replay, Series | N
     return found, builder.finish() if builder else None
 
 
-class _CsvFile:
-    """A CSV that grows; one that cannot be written is one line and exit code 3. `.gz` is compressed."""
-
-    def __init__(self, path: str, columns: list[str]) -> None:
-        self.path, self.columns = path, columns
-        self.file: TextIO
-
-    def __enter__(self) -> Self:
-        with self._errors_named():
-            if self.path.endswith(".gz"):
-                self.file = gzip.open(self.path, "wt", encoding="ascii", compresslevel=4)
-            else:
-                self.file = Path(self.path).open("w", encoding="ascii", newline="")
-            self.file.write(",".join(self.columns) + "\n")
-        return self
-
-    def add(self, rows: Integers) -> None:
-        """Write whole rows of numbers."""
-        with self._errors_named():
-            self.file.write("".join(",".join(map(str, row)) + "\n" for row in rows.tolist()))
-
-    def __exit__(self, *_: object) -> None:
-        with self._errors_named():
-            self.file.close()
-
-    @contextmanager
-    def _errors_named(self) -> Iterator[None]:
-        try:
-            yield
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise WorldFailed(f"{self.path}: cannot be written: {error.strerror or error}") from None
+@contextmanager
+def _csv_file(path: str, columns: Sequence[str]) -> Iterator[Callable[[Integers], None]]:
+    """Adds rows to a CSV; one that cannot be written is one line and exit code 3. `.gz` is compressed."""
+    try:
+        with (
+            gzip.open(path, "wt", encoding="ascii", compresslevel=4)
+            if path.endswith(".gz")
+            else Path(path).open("w", encoding="ascii", newline="") as file
+        ):
+            file.write(",".join(columns) + "\n")
+            yield lambda rows: file.writelines(",".join(map(str, row)) + "\n" for row in rows.tolist())
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise WorldFailed(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 def _write_requests(path: str, found: Replay) -> None:
@@ -208,8 +230,8 @@ def _write_requests(path: str, found: Replay) -> None:
         found.preemptions,
         found.cached_tokens,
     )
-    with _CsvFile(path, REQUEST_COLUMNS) as file:
-        file.add(np.stack(columns, axis=1)[~found.is_rejected])
+    with _csv_file(path, REQUEST_COLUMNS) as add:
+        add(np.stack(columns, axis=1)[~found.is_rejected])
 
 
 def _write_page(

@@ -105,7 +105,7 @@ def _points(options: SweepOptions, axes: Axes) -> tuple[Traffic, list[Point], st
         raise BadInput("which trace? plimsoll sweep TRACE name=values...; plimsoll simulate --help says what a trace can be")
     if options.verbatim is None:
         given = read_inputs(options)
-        if "num_blocks" in axes.values:
+        if "num_blocks" in axes:
             given = given._replace(notes=tuple(note for note in given.notes if note != NO_SERVER))
         traffic = Traffic(given.trace, given.speedup, Slo() if options.slo is None else parse_slo(options.slo))
         points = plain_points(axes, given.settings, given.step_time, given.speedup)

@@ -126,7 +126,7 @@ def tune_page(report: TuneReport) -> str:
 
 def sweep_page(report: SweepReport) -> str:
     """Every setting, best first."""
-    names, ranked = list(report.axes.values), report.ranked
+    names, ranked = list(report.axes), report.ranked
     rows = [
         ([*(value_text(point.values[name]) for name in names), *_score_figures(score)],
          "" if point.option is None or point.option.is_safe else "unsafe")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
+
+from jinja2 import Template
 
 from plimsoll.assets.inside_wheel import ENTRY_POINTS
 from plimsoll.launch.inside_command import FLAGS, PLUGIN_NAME, PROBE_PLUGIN_NAME, InsideLaunch
@@ -183,49 +186,13 @@ def _notes(checkup: Checkup) -> list[str]:
 # What to do with the wheel that `plimsoll inside wheel` wrote: into a pod, into a container, into an environment.
 
 WAYS = ("kubernetes", "docker", "pip")
-_KUBERNETES = """\
-Kubernetes: `plimsoll assets OUT --for patch DEPLOYMENT.yaml` writes a patch with all of it, from plimsoll's own image. Without
-that image, as a ConfigMap (its limit is 1 MiB; in a manifest, `kubectl apply` needs --server-side for it):
-
-  kubectl create configmap plimsoll-inside --from-file={path}
-  kubectl create secret generic plimsoll --from-file=gate.token
-
-  # in the pod's template
-  spec:
-    volumes:
-      - {{name: plimsoll-inside, configMap: {{name: plimsoll-inside}}}}
-      - {{name: plimsoll-token, secret: {{secretName: plimsoll}}}}
-    containers:
-      - name: vllm
-        args: [..., "--worker-extension-cls", "plimsoll.inside.Probe", "--middleware", "plimsoll.inside.Gate"]
-        env:
-          - {{name: PYTHONPATH, value: /plimsoll/{name}}}
-          - {{name: PLIMSOLL_TOKEN_FILE, value: /run/plimsoll/gate.token}}
-        readinessProbe:
-          httpGet: {{path: /plimsoll/ready, port: 8000}}
-        volumeMounts:
-          - {{name: plimsoll-inside, mountPath: /plimsoll, readOnly: true}}
-          - {{name: plimsoll-token, mountPath: /run/plimsoll, readOnly: true}}"""
-_DOCKER = """\
-Docker:
-
-  docker run --gpus all --ipc=host -p 8000:8000 \\
-    -v "$(realpath {path})":/plimsoll/{name}:ro \\
-    -e PYTHONPATH=/plimsoll/{name} -e PLIMSOLL_TOKEN \\
-    vllm/vllm-openai:TAG --model MODEL {flags}"""
-_PIP = """\
-pip, in the environment that has vLLM (not beside plimsoll-line, which holds the same modules):
-
-  pip install --no-deps {path}
-  vllm serve MODEL {flags}"""
-_TEXTS = {"kubernetes": _KUBERNETES, "docker": _DOCKER, "pip": _PIP}
 
 
 def wheel_text(path: str, size_bytes: int, sha256: str, ways: Sequence[str]) -> str:
     """Where it is, and the next steps."""
-    name = path.rpartition("/")[2]
-    steps = [_TEXTS[way].format(path=path, name=name, flags=" ".join(FLAGS)) for way in ways]
-    return "\n\n".join([f"wrote {path}, {size_bytes:,} bytes\nsha256 {sha256}", *steps])
+    text = (Path(__file__).parent / "templates/wheel.txt.j2").read_text(encoding="utf-8")
+    facts = {"path": path, "name": path.rpartition("/")[2], "size_bytes": size_bytes, "sha256": sha256, "ways": ways}
+    return str(Template(text, trim_blocks=True).render(facts, flags=" ".join(FLAGS))).rstrip()
 
 
 def wheel_json(path: str, size_bytes: int, sha256: str, members: Sequence[str]) -> str:

@@ -79,7 +79,7 @@ def sweep_as_json(report: SweepReport) -> str:
         "requests": report.traffic.trace.size,
         "slo": report.traffic.slo._asdict(),
         "label": report.label,
-        "axes": {name: list(values) for name, values in report.axes.values.items()},
+        "axes": {name: list(values) for name, values in report.axes.items()},
         "points": [_row(point, result) for point, result in zip(report.points, report.results, strict=True)],
         "notes": [one_line(note) for note in report.notes],
     }
@@ -102,7 +102,7 @@ def as_csv(report: SweepReport) -> str:
     """A row a setting, in the order of the combinations; empty cells where nothing is known."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    names = list(report.axes.values)
+    names = list(report.axes)
     writer.writerow([*names, "num_blocks", "is_safe", *Score._fields, "problem"])
     for point, result in zip(report.points, report.results, strict=True):
         row = _row(point, result)
@@ -113,7 +113,7 @@ def as_csv(report: SweepReport) -> str:
 
 def sweep_as_text(report: SweepReport, top: int) -> Report:
     """What was swept, the best settings, and what could not be replayed."""
-    ranked, failed, names = report.ranked, report.failures, list(report.axes.values)
+    ranked, failed, names = report.ranked, report.failures, list(report.axes)
     promise = f", promised {report.traffic.slo}" if not report.traffic.slo.is_empty else ""
     head = (
         f"swept: {one_line(report.traffic.trace.name)}: {format_count(report.traffic.trace.size)} requests, "

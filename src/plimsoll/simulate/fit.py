@@ -30,17 +30,7 @@ TYPICAL = 0.03  # A kind of deviation that cannot be made smaller than this coun
 MOST_WEIGHT = 3.0
 
 Off = Callable[[Floats], list[Floats]]
-
-
-class Bounds(NamedTuple):
-    """What the numbers may be."""
-
-    low: Floats
-    high: Floats
-
-    def inside(self, values: Floats) -> Floats:
-        """The nearest allowed ones."""
-        return np.clip(values, self.low, self.high)
+Bounds = tuple[Floats, Floats]  # the lowest and the highest that each number may be
 
 
 def search(off: Off, starts: Sequence[Floats], bounds: Bounds, trust: Floats, descents: int = 2) -> tuple[Floats, int]:
@@ -74,11 +64,15 @@ def _descend(parts_at: Callable[[Floats], Floats], values: Floats, bounds: Bound
     parts = parts_at(values)
     left, damping = _squared(parts), 1e-2
     for _ in range(MOST_STEPS):
-        slopes = _slopes(parts_at, values, bounds)
+        columns = []
+        for nudge in NUDGE * np.eye(len(values)):
+            above, below = np.clip(values + nudge, *bounds), np.clip(values - nudge, *bounds)
+            columns.append((parts_at(above) - parts_at(below)) / (above - below).sum())
+        slopes = np.column_stack(columns)
         normal, pull = slopes.T @ slopes, slopes.T @ parts
         for _ in range(MOST_TRIES):
             move = np.linalg.solve(normal + damping * np.diag(np.diag(normal) + 1e-6), -pull)
-            tried = bounds.inside(values + np.clip(move, -FURTHEST, FURTHEST))
+            tried = np.clip(values + np.clip(move, -FURTHEST, FURTHEST), *bounds)
             tried_parts = parts_at(tried)
             if _squared(tried_parts) < left:
                 break
@@ -90,14 +84,6 @@ def _descend(parts_at: Callable[[Floats], Floats], values: Floats, bounds: Bound
         if gain < ENOUGH:
             break
     return values, left
-
-
-def _slopes(parts_at: Callable[[Floats], Floats], values: Floats, bounds: Bounds) -> Floats:
-    columns = []
-    for nudge in NUDGE * np.eye(len(values)):
-        above, below = bounds.inside(values + nudge), bounds.inside(values - nudge)
-        columns.append((parts_at(above) - parts_at(below)) / (above - below).sum())
-    return np.column_stack(columns)
 
 
 def _squared(parts: Floats) -> float:
@@ -311,7 +297,7 @@ GUESS = StepTime(12_000_000, 40_000, 10_000, 60_000)  # Where a search begins if
 STEP_UP = 0.3  # What a step beyond the largest graph costs more, as a share of the base, before anything is known
 EXPERTS_SHARE = 0.5  # Of the base, what reading all experts takes, before anything is known
 CONTEXT, UP, SHARE, FRONT = 3, 4, 5, 6
-BOUNDS = Bounds(np.array([0.02, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0]), np.array([50.0, 50.0, 50.0, 50.0, 50.0, 0.95, 1.0]))
+BOUNDS = (np.array([0.02, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0]), np.array([50.0, 50.0, 50.0, 50.0, 50.0, 0.95, 1.0]))
 
 
 class Model(NamedTuple):
@@ -403,7 +389,7 @@ def fit(
         each = [deviations(compared, *replayed(one, settings, step_time), front_ns=front_ns) for one in traces]
         return [np.mean(parts, axis=0) for parts in zip(*each, strict=True)]
 
-    trust = np.full(len(BOUNDS.low), TRUST)
+    trust = np.full(len(BOUNDS[0]), TRUST)
     if start is not None:
         trust[CONTEXT] = TRUST_CONTEXT
     starts = [model.values(scale) for scale in (SCALES if start is None else SCALES_OF_A_START)]
@@ -474,7 +460,7 @@ def fit_histograms(
     if not off(np.ones(2)):
         raise BadInput("nothing to fit: the traffic has no request that the histograms could be about")
     starts = [np.array(pair) for pair in (*zip(HISTOGRAM_SCALES, HISTOGRAM_SCALES, strict=True), (1.0, 0.4), (1.0, 2.5))]
-    values, rounds = search(off, starts, Bounds(np.full(2, 0.02), np.full(2, 50.0)), np.full(2, HISTOGRAM_TRUST))
+    values, rounds = search(off, starts, (np.full(2, 0.02), np.full(2, 50.0)), np.full(2, HISTOGRAM_TRUST))
     best = step_time(values)
     run = replay(trace, settings, best)
     simulated = _latencies(run)

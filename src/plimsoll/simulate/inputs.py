@@ -37,7 +37,7 @@ from plimsoll.simulate.settings import (
     sheet_time,
     with_groups,
 )
-from plimsoll.simulate.silicon import planned_clock
+from plimsoll.simulate.silicon import SHEET_BAND, planned_clock
 from plimsoll.simulate.start import check_start
 from plimsoll.simulate.summary import POOR_FIT
 from plimsoll.simulate.trace import Arrivals, Trace
@@ -97,6 +97,7 @@ class Times(NamedTuple):
     notes: tuple[str, ...] = ()
     most_running: int | None = None  # Requests at once in the run that the fit saw
     is_poor: bool = False  # Whether the fit is so far off that the times are a rough guide all the same
+    band: tuple[float, float] = (1.0, 1.0)  # A step may take so many times as long
 
 
 def read_times(
@@ -126,7 +127,7 @@ def read_times(
         if clock is not None:
             low, high = (f"{factor - 1:+.0%}" for factor in clock.band)
             sure = f"step times by {clock.basis}, {low} to {high}; --fit corrects them by a real run"
-            by_sheet = Times(clock.step_time, notes=(sure,))
+            by_sheet = Times(clock.step_time, notes=(sure,), band=clock.band)
     if options.fit is not None:
         return _fitted(options, options.fit, plan, settings, trace, by_sheet)
     if options.fit_series is not None:
@@ -222,9 +223,8 @@ def _data_sheet(plan: Mapping[str, object], settings: EngineLimits) -> Times:
     step_time = sheet_time(sheet, card, settings)
     if step_time is None:
         return Times(StepTime(), notes=(f"no data sheet gives the rates of {card.name}: step times are those of no card",))
-    return Times(
-        step_time, notes=(f"step times by the data sheet of {sheet.cards} x {card.name}; --fit learns them from a real run",)
-    )
+    sure = f"step times by the data sheet of {sheet.cards} x {card.name}; --fit learns them from a real run"
+    return Times(step_time, notes=(sure,), band=SHEET_BAND)
 
 
 _THRESHOLD = "long_prefill_token_threshold"
@@ -257,6 +257,7 @@ class Inputs(NamedTuple):
     notes: tuple[str, ...]
     is_poor: bool = False  # Whether that error makes the times a rough guide all the same
     engines: int = 1  # Data-parallel engines of the command: each has a scheduler and a cache of its own
+    band: tuple[float, float] = (1.0, 1.0)  # A step may take so many times as long, where nothing was fitted
 
 
 def read_inputs(options: ReplayOptions) -> Inputs:
@@ -281,8 +282,9 @@ def read_inputs(options: ReplayOptions) -> Inputs:
             f"the {engines} data-parallel engines step one by one here; with experts spread over them they wait for each other",
         )
     return Inputs(
-        trace, settings, times.step_time, options.speedup, times.fitted, (*notes, *times.notes), times.is_poor, engines
-    )
+        trace, settings, times.step_time, options.speedup, times.fitted, (*notes, *times.notes), times.is_poor, engines,
+        times.band,
+    )  # fmt: skip
 
 
 def data_parallel_engines(said: Mapping[str, object]) -> int:

@@ -90,6 +90,20 @@ class ReplayOptions(StepOptions, TrafficOptions):
     groups: str | None = option("full:16,sliding:16:1024,mamba:16", "layers of several kinds that share the blocks")
 
 
+@dataclass(frozen=True, kw_only=True)
+class FleetOptions(ReplayOptions):
+    """Several engines, and traffic that a guard has at hand."""
+
+    replicas: int | None = option(
+        "N", "so many engines behind a router (1, or the command's data-parallel engines)",
+        read=partial(whole, least=1, most=1000), heading="Several engines",
+    )  # fmt: skip
+    router: str = option("R", "round-robin, least-load (the default) or gateway", choices=ROUTERS, default="least-load")
+    from_guard: str | None = option("URL", "what the engines of a guard recorded (docs/whatif.md) in place of a trace")
+    last_hours: float = option("H", "of it the last H hours (24)", read=decimal, default=24.0)
+    token_file: str | None = option("FILE", "guard's token; default: as for guardctl")
+
+
 _servers = partial(whole, least=1, most=10_000)
 
 

@@ -160,8 +160,16 @@ def planned_clock(ledger: Ledger, shape: ModelShape, limits: EngineLimits) -> St
     found = measured_clock(shape, launch, card, limits, of_one)
     if found is not None:
         return found
+    times = sheet_time(sheet_of(ledger, shape), card, limits)
+    basis = f"the data sheet of {launch.tensor_parallel} x {card.name}"
+    return None if times is None else StepClock(times, SHEET_BAND, basis)
+
+
+def sheet_of(ledger: Ledger, shape: ModelShape) -> Sheet:
+    """What of a planned server decides its step times by the data sheet."""
+    launch, total, routed = ledger.settings, parameters(shape), routed_parameters(shape)
     counts = (shape.moe.experts, shape.moe.experts_per_token) if shape.moe is not None else (None, None)
-    sheet = Sheet(
+    return Sheet(
         weights_bytes=ledger.weights.value,
         block_bytes=ledger.kv_plan.bytes_per_block,
         parameters=total,
@@ -171,9 +179,6 @@ def planned_clock(ledger: Ledger, shape: ModelShape, limits: EngineLimits) -> St
         stages=launch.pipeline_parallel,
         is_eager=launch.enforce_eager,
     )
-    times = sheet_time(sheet, card, limits)
-    basis = f"the data sheet of {launch.tensor_parallel} x {card.name}"
-    return None if times is None else StepClock(times, SHEET_BAND, basis)
 
 
 def measured_clock(

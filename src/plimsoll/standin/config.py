@@ -17,8 +17,8 @@ from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import Ledger
 from plimsoll.plan.read import MemoryPlan
 from plimsoll.plan.settings import Flags
-from plimsoll.plan.weights_checkpoint import parameters, routed_parameters
-from plimsoll.simulate.settings import EngineLimits, Sheet, StepTime, experts_of, planned_settings, sheet_time
+from plimsoll.simulate.settings import EngineLimits, StepTime, planned_settings, sheet_time
+from plimsoll.simulate.silicon import sheet_of
 from plimsoll.simulate.start import check_start
 from plimsoll.standin.engine import StandinConfig
 from plimsoll.standin.launch_log import StartFailure, StartLog, failure_of
@@ -204,19 +204,7 @@ def step_time_of(ledger: Ledger, shape: ModelShape, settings: EngineLimits, time
         card = gpu_named(ledger.card.name)
     except BadInput:
         return StepTime()
-    total, routed = parameters(shape), routed_parameters(shape)
-    per_token = (shape.moe.experts, shape.moe.experts_per_token) if shape.moe is not None else (None, None)
-    sheet = Sheet(
-        weights_bytes=ledger.weights.value,
-        block_bytes=ledger.kv_plan.bytes_per_block,
-        parameters=total,
-        routed=routed,
-        experts=experts_of(total, routed, *per_token),
-        cards=ledger.settings.tensor_parallel,
-        stages=ledger.settings.pipeline_parallel,
-        is_eager=ledger.settings.enforce_eager,
-    )
-    return sheet_time(sheet, card, settings) or StepTime()
+    return sheet_time(sheet_of(ledger, shape), card, settings) or StepTime()
 
 
 def memory_sizes(ledger: Ledger, shape: ModelShape) -> MemorySizes:

@@ -29,15 +29,12 @@ MOST_POINTS = 100_000
 Value = int | float | bool
 
 
-class Axes(NamedTuple):
-    """What is varied: for each name its values."""
+Axes = Mapping[str, tuple[Value, ...]]  # for each name its values
 
-    values: Mapping[str, tuple[Value, ...]]
 
-    @property
-    def points(self) -> list[dict[str, Value]]:
-        """Every combination, the last name fastest."""
-        return [dict(zip(self.values, one, strict=True)) for one in itertools.product(*self.values.values())]
+def combinations(axes: Axes) -> list[dict[str, Value]]:
+    """Every combination, the last name fastest."""
+    return [dict(zip(axes, one, strict=True)) for one in itertools.product(*axes.values())]
 
 
 class Point(NamedTuple):
@@ -54,8 +51,8 @@ def parse_axes(words: Mapping[str, str]) -> Axes:
     """`block_size=8,16 max_num_seqs=64..1024 prefix_caching=on,off`"""
     if not words:
         raise BadInput(f"what is to be varied? for example max_num_seqs=64..1024; there is: {', '.join(KEYS)}")
-    axes = Axes({name: _values(name, text) for name, text in words.items()})
-    count = math.prod(len(one) for one in axes.values.values())
+    axes = {name: _values(name, text) for name, text in words.items()}
+    count = math.prod(map(len, axes.values()))
     if count > MOST_POINTS:
         raise BadInput(f"{count} combinations are more than {MOST_POINTS}")
     return axes
@@ -86,10 +83,10 @@ def _values(name: str, text: str) -> tuple[Value, ...]:
 
 def plain_points(axes: Axes, settings: EngineLimits, step_time: StepTime, speedup: float) -> list[Point]:
     """Without a plan: the cache keeps its tokens where the block size is varied, unless the blocks are varied too."""
-    if "gpu_memory_utilization" in axes.values:
+    if "gpu_memory_utilization" in axes:
         raise BadInput("gpu_memory_utilization needs a card and a command: --gpu H100 -- vllm serve MODEL ...")
     points = []
-    for values in axes.points:
+    for values in combinations(axes):
         changes = {name: value for name, value in values.items() if name != "speedup"}
         speed, base = float(values.get("speedup", speedup)), settings
         if "block_size" in changes and "num_blocks" not in changes:
@@ -104,9 +101,9 @@ def plain_points(axes: Axes, settings: EngineLimits, step_time: StepTime, speedu
 
 def planned_points(axes: Axes, server: Server, speedup: float, said: StepTime | None) -> list[Point]:
     """With a planned command: what changes its memory is planned again. `said` are step times that hold for all."""
-    if "num_blocks" in axes.values:
+    if "num_blocks" in axes:
         raise BadInput("num_blocks is what plan finds; leave it or the command out")
-    return [_planned(values, server, speedup, said) for values in axes.points]
+    return [_planned(values, server, speedup, said) for values in combinations(axes)]
 
 
 def _planned(values: Mapping[str, Value], server: Server, speedup: float, said: StepTime | None) -> Point:

@@ -12,6 +12,8 @@ from plimsoll.guard.act.steps import End
 from plimsoll.guard.adapters.webhook import DeliveryCounts
 from plimsoll.guard.api.actions import ActionDesk, ActionRoutes, json_answer
 from plimsoll.guard.api.openapi import document
+from plimsoll.guard.api.recordings import PATH as RECORDINGS
+from plimsoll.guard.api.recordings import Recordings
 from plimsoll.guard.daemon.observer import CHANGES_KEPT, Fleet
 from plimsoll.guard.judge.findings import code_of
 from plimsoll.guard.judge.look import Look, Reach
@@ -156,7 +158,10 @@ class GuardApi:
         started_unix_s: float,
         own: Callable[[], GuardHealth] = GuardHealth,
         actions: Callable[[], ActionDesk | None] = lambda: None,
+        recordings: Mapping[str, str] | None = None,
     ) -> None:
+        """`recordings`: of each engine that has one, the folder."""
+        self._recordings = Recordings(recordings or {})
         self._fleet, self._started_unix_s, self._own, self._actions = fleet, started_unix_s, own, actions
         self._page = GuardPage(fleet, lambda: own().troubles, actions)
         self.files = self._page.files
@@ -174,10 +179,12 @@ class GuardApi:
             return shown
         if path.startswith("/v1/"):
             return self._routes.get(path, query)
+        if path.startswith(RECORDINGS):
+            return self._recordings.answer(path, query)
         if path.startswith("/engines/"):
             return self._engine(path.removeprefix("/engines/"))
         found = self._paths.get(path)
-        known = ", ".join((*self._paths, "/events", "/journal"))
+        known = ", ".join((*self._paths, "/events", "/journal", RECORDINGS))
         return error(404, f"no such path; paths: {known}") if found is None else found(query)
 
     def _health(self, _: Mapping[str, str]) -> HttpAnswer:

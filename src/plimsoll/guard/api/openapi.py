@@ -61,7 +61,7 @@ def _answer(says: str, schema: dict[str, Any], content: str = "application/json"
 def _operation(path: str, row: dict[str, Any]) -> dict[str, Any]:
     """What may be asked at a path, and every answer that may come."""
     content = row.get("content", "application/json")
-    whole = _TYPES["text" if content.startswith("text/") else "object"]
+    whole = _TYPES["object" if content == "application/json" else "text"]
     answers = {"200": _answer(row["says"], _ref(row["answers"]) if "answers" in row else whole, content)}
     answers |= {status: _answer(says, _ref("Error")) for status, says in _ERRORS.items()}
     if path == "/healthz":

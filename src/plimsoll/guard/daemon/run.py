@@ -472,7 +472,9 @@ class Daemon:
     async def _open_api(self) -> None:
         api, token = self._config.api, self._config.api.token
         own = "" if token is not None else secrets.token_urlsafe(32)
-        answers = GuardApi(self._fleet, time.time(), self._own, lambda: None if self._acting is None else self._acting.desk)
+        recordings = {engine.name: engine.recording for engine in self._config.engines if engine.recording is not None}
+        desk = lambda: None if self._acting is None else self._acting.desk  # noqa: E731
+        answers = GuardApi(self._fleet, time.time(), self._own, desk, recordings)
         server = GuardServer(
             answers.answer, token or own, api.hosts, answers.post, api.read_token, answers.files, self._identify()
         )
