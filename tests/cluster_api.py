@@ -12,7 +12,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Self
 
 from aiohttp import web
 
@@ -35,7 +35,10 @@ class Call:
 
 @dataclass(slots=True)
 class Trouble:
-    """Answers one call otherwise: with a status, late, or not at all ("lost": it is done, and the server hangs up)."""
+    """Answers one call otherwise: with a status, late, or not at all ("lost": it is done, and the server hangs up).
+
+    Without a verb it is whichever call of the resource comes next.
+    """
 
     verb: str
     resource: str
@@ -124,7 +127,7 @@ class ClusterApi:
     # The server
 
     @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator[ClusterApi]:
+    async def serving(self) -> AsyncIterator[Self]:
         app = web.Application(client_max_size=4 << 20)
         app.router.add_route("*", "/{tail:.*}", self._answer)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
@@ -158,7 +161,8 @@ class ClusterApi:
         if not self.may(call):
             self.refused.append(call)
             return web.json_response(status_of(403, f"cannot {call.verb} {call.resource}"), status=403)
-        trouble = next((one for one in self.troubles if (one.verb, one.resource) == (call.verb, call.resource)), None)
+        meets = (one for one in self.troubles if one.verb in ("", call.verb) and one.resource == call.resource)
+        trouble = next(meets, None)
         if trouble is not None:
             self.troubles.remove(trouble)
             await asyncio.sleep(trouble.wait_s)
@@ -191,12 +195,16 @@ class ClusterApi:
             user = self.reviews.get(body["spec"]["token"])
             return 201, {"status": {"authenticated": user is not None, "user": user or {}}}, {}
         if call.resource == "subjectaccessreviews":
-            spec = body["spec"]
-            return 201, {"status": {"allowed": self.may_user(spec["user"], spec["resourceAttributes"])}}, {}
+            asked = body["spec"]
+            return 201, {"status": {"allowed": self.may_user(asked["user"], asked["resourceAttributes"])}}, {}
         if call.resource == "pods/eviction":
             return self._evict(key, body)
         if call.verb == "list":
             return 200, self._page(plural, call.namespace, request), {}
+        spec = body.get("spec", {})
+        counts = spec.get("leaseDurationSeconds", 1), spec.get("leaseTransitions", 0) + 1
+        if call.resource == "leases" and (min(counts) < 1 or spec.get("holderIdentity") == ""):
+            return 422, status_of(422, "Lease is invalid"), {}
         if call.verb == "create":
             key = (call.namespace, body["metadata"].get("name") or f"{body['metadata']['generateName']}{self.version}")
             if key in self.kind(plural):

@@ -8,7 +8,7 @@ import json
 import ssl
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from lab.guard.contenders import Contender, judge
 from lab.guard.epoch_gate import open_gate
 from plimsoll.errors import BadInput
 from plimsoll.guard.adapters.locks import ETCD_BYTES, EtcdLock, EtcdLockConfig, LeaseLock, Unanswered
+from tests.cluster_api import TOKEN, ClusterApi, Json, Trouble
 from tests.each import each, in_loop
-from tests.lease_api import LEASES, TOKEN, LeaseApi, lease_api
 from tests.net.raw_answers import Answers, answer
 
 HEADER = {"revision": "7"}
@@ -243,12 +243,6 @@ async def test_tls_in_both_directions(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def api() -> Iterator[LeaseApi]:
-    with lease_api() as one:
-        yield one
-
-
-@pytest.fixture
 def folder(tmp_path: Path) -> str:
     """A service account, as a pod has it."""
     (tmp_path / "token").write_text(TOKEN + "\n")
@@ -256,131 +250,162 @@ def folder(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def lock_at(api: LeaseApi, folder: str, ttl_s: int = 1) -> LeaseLock:
-    return LeaseLock("guard", url=api.url, folder=folder, ttl_s=ttl_s, timeout_s=2.0)
+class Leases(ClusterApi):
+    """An API server that is asked for one Lease, by guards with the service account in `folder`."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def lock(self, ttl_s: int = 1) -> LeaseLock:
+        return LeaseLock("guard", url=self.url, folder=self.folder, ttl_s=ttl_s, timeout_s=2.0)
+
+    @property
+    def kept(self) -> dict[tuple[str, str], Json]:
+        return self.kind("coordination.k8s.io/leases")
+
+    @property
+    def spec(self) -> Json:
+        return dict(self.kept["default", "guard"]["spec"])
+
+    def change(self, spec: Json, **about: Any) -> None:
+        """As somebody else would: another resource version."""
+        about = {**self.kept.get(("default", "guard"), {"metadata": {}})["metadata"], **about}
+        lease = {"kind": "Lease", "metadata": {**about, "name": "guard", "namespace": "default"}, "spec": spec}
+        self.put("coordination.k8s.io/leases", lease)
+
+    def fail(self, *statuses: int) -> None:
+        """What the next calls get; 0 is an answer that is lost."""
+        self.troubles = [Trouble("", "leases", status, is_lost=not status) for status in statuses]
 
 
 @in_loop
-async def test_taken_renewed_and_given_up(api: LeaseApi, folder: str) -> None:
+async def test_taken_renewed_and_given_up(folder: str) -> None:
     """The Lease says who holds it, and each new holder's epoch is one more, also when the same guard comes again."""
-    first, second = lock_at(api, folder), lock_at(api, folder)
-    taken = await first.acquire("guard-0")
-    assert (taken.is_done, taken.facts["epoch"]) == (True, 1)
-    assert api.spec()["holderIdentity"].startswith("guard-0_")
-    assert api.spec()["leaseDurationSeconds"] == 1
-    other = await second.acquire("guard-0")
-    assert other.is_done is False
-    assert "guard-0" in other.message
-    before = api.spec()["renewTime"]
-    assert (await first.renew()).is_done
-    assert api.spec()["renewTime"] > before
-    assert (await first.acquire("guard-0")).facts["epoch"] == 1
-    assert (await first.release()).is_done
-    assert "holderIdentity" not in api.spec()
-    assert (await second.acquire("guard-0")).facts["epoch"] == 2
-    assert (await first.renew()).is_done is False
-    assert (await second.release()).is_done
-    assert (await second.acquire("guard-0")).facts["epoch"] == 3
-    assert api.asked[:2] == [("GET", f"{LEASES}/guard"), ("POST", LEASES)]
+    async with Leases(folder).serving() as api:
+        first, second = api.lock(), api.lock()
+        taken = await first.acquire("guard-0")
+        assert (taken.is_done, taken.facts["epoch"]) == (True, 1)
+        assert api.spec["holderIdentity"].startswith("guard-0_")
+        assert api.spec["leaseDurationSeconds"] == 1
+        other = await second.acquire("guard-0")
+        assert other.is_done is False
+        assert "guard-0" in other.message
+        before = api.spec["renewTime"]
+        assert (await first.renew()).is_done
+        assert api.spec["renewTime"] > before
+        assert (await first.acquire("guard-0")).facts["epoch"] == 1
+        assert (await first.release()).is_done
+        assert "holderIdentity" not in api.spec
+        assert (await second.acquire("guard-0")).facts["epoch"] == 2
+        assert (await first.renew()).is_done is False
+        assert (await second.release()).is_done
+        assert (await second.acquire("guard-0")).facts["epoch"] == 3
+        assert [call.verb for call in api.calls[:2]] == ["get", "create"]
 
 
 @in_loop
-async def test_clocks_are_not_compared(api: LeaseApi, folder: str) -> None:
+async def test_clocks_are_not_compared(folder: str) -> None:
     """A holder whose clock is years off keeps the lock while it renews, and loses it when nothing changes for its time."""
-    for stamp in ("1999-01-01T00:00:00.000000Z", "2199-01-01T00:00:00.000000Z"):
-        spec: dict[str, Any] = {"holderIdentity": "x", "leaseDurationSeconds": 1, "leaseTransitions": 7, "renewTime": stamp}
-        api.keep("guard", {"kind": "Lease", "metadata": {}, "spec": spec})
-        lock = lock_at(api, folder)
-        for number in range(4):
-            assert (await lock.acquire("a")).is_done is False
-            api.keep("guard", {**api.leases["guard"], "spec": {**spec, "renewTime": f"{stamp[:-4]}{number:03}Z"}})
-            await asyncio.sleep(0.4)
-        assert (await lock.acquire("a")).is_done is False
-        await asyncio.sleep(1.05)
-        assert (await lock.acquire("a")).facts["epoch"] == 8
+    async with Leases(folder).serving() as api:
+        locks = []
+        for year in (1999, 2199):
+            spec = {"holderIdentity": "x", "leaseDurationSeconds": 1, "leaseTransitions": 7}
+            locks.append(api.lock())
+            for number in range(4):
+                api.change({**spec, "renewTime": f"{year}-01-01T00:00:00.{number:06}Z"})
+                assert (await locks[-1].acquire("a")).is_done is False
+                await asyncio.sleep(0.4)
+            assert (await locks[-1].acquire("a")).is_done is False
+            await asyncio.sleep(1.05)
+            assert (await locks[-1].acquire("a")).facts["epoch"] == 8
 
 
 @in_loop
-async def test_the_late_one_is_told(api: LeaseApi, folder: str) -> None:
+async def test_the_late_one_is_told(folder: str) -> None:
     """One that slept past its time keeps the lock if nobody took it, whatever label it got; else its renewal says no."""
-    sleeper, other = lock_at(api, folder), lock_at(api, folder)
-    assert (await sleeper.acquire("a")).facts["epoch"] == 1
-    api.keep("guard", {**api.leases["guard"], "metadata": {**api.leases["guard"]["metadata"], "labels": {"a": "b"}}})
-    await asyncio.sleep(1.1)
-    assert (await sleeper.renew()).facts["epoch"] == 1
-    assert api.leases["guard"]["metadata"]["labels"] == {"a": "b"}
-    assert (await other.acquire("b")).is_done is False
-    await asyncio.sleep(1.1)
-    assert (await other.acquire("b")).facts["epoch"] == 2
-    late = await sleeper.renew()
-    assert (late.is_done, late.facts.get("lost")) == (False, True)
-    assert (await sleeper.release()).is_done
-    assert (await other.renew()).is_done
-    del api.leases["guard"]
-    assert (await other.renew()).is_done is False
+    async with Leases(folder).serving() as api:
+        sleeper, other = api.lock(), api.lock()
+        assert (await sleeper.acquire("a")).facts["epoch"] == 1
+        api.change(api.spec, labels={"a": "b"})
+        await asyncio.sleep(1.1)
+        assert (await sleeper.renew()).facts["epoch"] == 1
+        assert api.kept["default", "guard"]["metadata"]["labels"] == {"a": "b"}
+        assert (await other.acquire("b")).is_done is False
+        await asyncio.sleep(1.1)
+        assert (await other.acquire("b")).facts["epoch"] == 2
+        late = await sleeper.renew()
+        assert (late.is_done, late.facts.get("lost")) == (False, True)
+        assert (await sleeper.release()).is_done
+        assert (await other.renew()).is_done
+        api.kept.clear()
+        assert (await other.renew()).is_done is False
 
 
 @in_loop
-async def test_answers_that_are_lost(api: LeaseApi, folder: str) -> None:
+async def test_answers_that_are_lost(folder: str) -> None:
     """Not known is said as such; the next try finds out, and nobody is locked out; past the time granted it is lost."""
-    lock, other = lock_at(api, folder, 10), lock_at(api, folder, 10)
-    api.trouble = ["", "lost"]
-    assert (await lock.acquire("a")).is_done is None
-    assert (await other.acquire("b")).is_done is False
-    assert (await lock.acquire("a")).facts["epoch"] == 1
-    api.trouble = ["lost"]
-    unsure = await lock.renew()
-    assert unsure.is_done is None
-    assert 0 < float(unsure.facts["left_s"]) <= 10
-    assert (await lock.renew()).is_done
-    api.trouble = ["lost"]
-    assert (await lock.release()).is_done is None
-    assert (await lock.release()).is_done
-    brief = lock_at(api, folder)
-    assert (await brief.acquire("b")).facts["epoch"] == 2
-    api.trouble = ["500"] * 9
-    assert (await brief.renew()).is_done is None
-    await asyncio.sleep(1.1)
-    assert (await brief.renew()).is_done is False
+    async with Leases(folder).serving() as api:
+        lock, other = api.lock(10), api.lock(10)
+        api.troubles = [Trouble("create", "leases", is_lost=True)]
+        assert (await lock.acquire("a")).is_done is None
+        assert (await other.acquire("b")).is_done is False
+        assert (await lock.acquire("a")).facts["epoch"] == 1
+        api.fail(0)
+        unsure = await lock.renew()
+        assert unsure.is_done is None
+        assert 0 < float(unsure.facts["left_s"]) <= 10
+        assert (await lock.renew()).is_done
+        api.fail(0)
+        assert (await lock.release()).is_done is None
+        assert (await lock.release()).is_done
+        brief = api.lock()
+        assert (await brief.acquire("b")).facts["epoch"] == 2
+        api.fail(*[500] * 9)
+        assert (await brief.renew()).is_done is None
+        await asyncio.sleep(1.1)
+        assert (await brief.renew()).is_done is False
 
 
 @in_loop
-async def test_two_at_once(api: LeaseApi, folder: str) -> None:
+async def test_two_at_once(folder: str) -> None:
     """Of twenty that try at the same moment exactly one gets it, round after round."""
-    locks = [lock_at(api, folder, 30) for _ in range(20)]
-    for number in range(1, 6):
-        outcomes = await asyncio.gather(*(lock.acquire("a") for lock in locks))
-        assert [outcome.facts["epoch"] for outcome in outcomes if outcome.is_done] == [number]
-        (winner,) = [lock for lock, outcome in zip(locks, outcomes, strict=True) if outcome.is_done]
-        assert (await winner.release()).is_done
+    async with Leases(folder).serving() as api:
+        locks = [api.lock(30) for _ in range(20)]
+        for number in range(1, 6):
+            outcomes = await asyncio.gather(*(lock.acquire("a") for lock in locks))
+            assert [outcome.facts["epoch"] for outcome in outcomes if outcome.is_done] == [number]
+            (winner,) = [lock for lock, outcome in zip(locks, outcomes, strict=True) if outcome.is_done]
+            assert (await winner.release()).is_done
 
 
-@each("trouble", ["401", "403", "404", "422", "500", "503", "302"])
 @in_loop
-async def test_an_api_server_in_trouble(api: LeaseApi, folder: str, trouble: str) -> None:
+async def test_an_api_server_in_trouble(folder: str) -> None:
     """Whatever it answers, nobody gets the lock for it; a lock that is held is not known to be lost until its time is over."""
-    api.leases.clear()
-    lock = lock_at(api, folder, 10)
-    api.trouble = [trouble] * 3
-    assert (await lock.acquire("a")).is_done is None
-    api.trouble = []
-    assert (await lock.acquire("a")).is_done
-    api.trouble = [trouble] * 3
-    assert (await lock.renew()).is_done is (False if trouble == "404" else None)
+    for status in (401, 403, 404, 422, 500, 503, 302):
+        async with Leases(folder).serving() as api:
+            lock = api.lock(10)
+            api.fail(*[status] * 3)
+            assert (await lock.acquire("a")).is_done is None, status
+            api.fail()
+            assert (await lock.acquire("a")).is_done, status
+            api.fail(*[status] * 3)
+            assert (await lock.renew()).is_done is (False if status == 404 else None), status
 
 
 @in_loop
-async def test_without_a_token(api: LeaseApi, folder: str) -> None:
+async def test_without_a_token(folder: str) -> None:
     """It stands back, and never shows a token that is not taken."""
-    lock, token = lock_at(api, folder), Path(folder) / "token"
-    for words in ("another-token", "ab\r\nX: y", "\ufffd"):
-        token.write_text(words, encoding="utf-8")
-        refused = await lock.acquire("a")
-        assert refused.is_done is None
-        assert words not in refused.message
-        assert ("401" in refused.message) is (words == "another-token")
-    token.unlink()
-    assert "no token" in (await lock.acquire("a")).message
+    async with Leases(folder).serving() as api:
+        lock, token = api.lock(), Path(folder) / "token"
+        for words in ("another-token", "ab\r\nX: y", "\ufffd"):
+            token.write_text(words, encoding="utf-8")
+            refused = await lock.acquire("a")
+            assert refused.is_done is None
+            assert words not in refused.message
+            assert ("401" in refused.message) is (words == "another-token")
+        token.unlink()
+        assert "no token" in (await lock.acquire("a")).message
 
 
 def test_places_that_cannot_be(tmp_path: Path) -> None:
@@ -425,23 +450,29 @@ def test_a_lease_that_makes_no_sense(lease: dict[str, Any]) -> None:
 
 
 @pytest.mark.real
-def test_processes_that_are_stopped_and_killed(api: LeaseApi, folder: str) -> None:
+@in_loop
+async def test_processes_that_are_stopped_and_killed(folder: str) -> None:
     """Two real processes: a stopped holder wakes late and is told so, a killed one is replaced, the gate takes no old epoch."""
-    with open_gate() as gate:
-        contenders = [Contender(f"lease:{api.url}#{folder}", gate.url, name, ttl_s=1, hold_s=0.2) for name in "ab"]
-        try:
-            for victim, other in (contenders, contenders[::-1]):
-                victim.wait_for("got")
-                victim.stop()
-                held = victim.holds
-                other.wait_for("got", 2)
-                victim.wake()
-                if held:
-                    victim.wait_for("lost")
-            contenders[0].wait_for("got")
-            contenders[0].kill()
-            contenders[1].wait_for("got", 2)
-        finally:
-            for contender in contenders:
-                contender.kill()
-        judge(contenders, gate.deeds)
+
+    def contend(url: str) -> None:
+        with open_gate() as gate:
+            contenders = [Contender(f"lease:{url}#{folder}", gate.url, name, ttl_s=1, hold_s=0.2) for name in "ab"]
+            try:
+                for victim, other in (contenders, contenders[::-1]):
+                    victim.wait_for("got")
+                    victim.stop()
+                    held = victim.holds
+                    other.wait_for("got", 2)
+                    victim.wake()
+                    if held:
+                        victim.wait_for("lost")
+                contenders[0].wait_for("got")
+                contenders[0].kill()
+                contenders[1].wait_for("got", 2)
+            finally:
+                for contender in contenders:
+                    contender.kill()
+            judge(contenders, gate.deeds)
+
+    async with Leases(folder).serving() as api:
+        await asyncio.to_thread(contend, api.url)

@@ -21,8 +21,8 @@ from plimsoll.guard.act.approval import Approval
 from plimsoll.guard.act.decide import ActionPlan, BlockedAction, Decision, Switches
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME, RESTART, SWITCH
 from plimsoll.guard.act.ports import Outcome, done, failed
-from plimsoll.guard.act.steps import BROKEN, End, open_action
-from plimsoll.guard.api.actions import VERBS, ActionDesk, ActionRoutes, RunningAction
+from plimsoll.guard.act.steps import BROKEN, ActionRun, End, open_action
+from plimsoll.guard.api.actions import VERBS, ActionDesk, ActionRoutes
 from plimsoll.guard.api.openapi import document
 from plimsoll.guard.daemon.journal import Journal, JournalFailed
 from plimsoll.guard.judge.tracker import Grade
@@ -47,9 +47,9 @@ class Acts(ActionDesk):
         self.is_full = False
         self.needing: dict[str, str] = {}
 
-    def under_way(self) -> list[RunningAction]:
+    def under_way(self) -> list[tuple[ActionRun, float | None]]:
         course = open_action("x1", NAME, Grade.RESTART, "dead", is_broken=True).begun()
-        return [RunningAction(course, 1_700_000_000.0), RunningAction(course._replace(engine="b", kind="drain"), None)]
+        return [(course, 1_700_000_000.0), (course._replace(engine="b", kind="drain"), None)]
 
     def ended(self) -> dict[tuple[str, Grade, End], int]:
         """One, and one that has not happened."""

@@ -152,7 +152,7 @@ def test_who_told_and_does_not_any_more_is_missed() -> None:
     """A gate that told of this process before and does not now may have told that it sleeps."""
     gate = GateState(ready=True, reason="", in_flight=0, engine_requests=0)
     history = seen(look(0, gate=gate), look(5))
-    assert (history.lost, history.has_lost("gate")) == ("gate", True)
+    assert (history.lost, history.has_lost_gate) == ("gate", True)
     history.add(look(10, gate=gate))
     assert history.lost == ""
     assert seen(look(0, {"asleep": 0.0}), look(5, {"asleep": math.nan})).lost == "page"

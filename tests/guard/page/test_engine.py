@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from plimsoll.doctor.rules.contained import LastFailure, Survival
 from plimsoll.findings import Code, Finding, Severity
 from plimsoll.guard.act.steps import Step, open_action
-from plimsoll.guard.api.actions import RunningAction
 from plimsoll.guard.daemon.engine_look import read_workers
 from plimsoll.guard.judge.look import CardState, GateState, Look, Reach, WorkerMemory
 from plimsoll.guard.judge.tracker import Grade
@@ -292,7 +291,7 @@ def test_the_ladder_shows_what_is_called_for_done_and_off() -> None:
     """The rung that the worst condition calls for, the step of what is under way, and what is switched off."""
     run = open_action("x1", "a", Grade.RESTART, "dead", is_broken=False)._replace(step=Step.DRAIN)
     facts = EngineState(
-        view(ANSWERS, "dead", "storm"), guarding=EngineControl(True, False, ("compact",), RunningAction(run, None))
+        view(ANSWERS, "dead", "storm"), guarding=EngineControl(True, False, ("compact",), run)
     )
     found = {one["rung"]: one for one in ladder(facts)["rungs"]}
     assert [name for name, one in found.items() if one["here"]] == ["restart"]

@@ -16,6 +16,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import math
 import re
 import secrets
 import ssl
@@ -68,18 +69,6 @@ def count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
 
 
-class Grant(NamedTuple):
-    """A lock that is held for a time."""
-
-    epoch: int
-    until_s: float  # by now_s; when it was not renewed until then, somebody else may have it
-
-    @property
-    def left_s(self) -> float:
-        """How long it is ours without asking again."""
-        return round(max(0.0, self.until_s - now_s()), 3)
-
-
 class Unanswered(Exception):
     """There is no answer to be believed; its words go on from the service's name. It may have done what was asked."""
 
@@ -102,15 +91,20 @@ class ServiceLock(abc.ABC):
         self._service, self.label = service, label
         self._ttl_s, self._timeout_s = ttl_s, timeout_s
         self._mark = secrets.token_hex(8)  # tells us from a guard with the same name, also from one that we were before
-        self._held: Grant | None = None
+        self._epoch, self._until_s = 0, -math.inf  # 0: not held; past the time, by now_s, somebody else may have it
         self._one_at_a_time = asyncio.Lock()
+
+    @property
+    def left_s(self) -> float:
+        """How long it is ours without asking again."""
+        return round(max(0.0, self._until_s - now_s()), 3)
 
     async def acquire(self, owner: str) -> Outcome:
         """Take the lock: done with its epoch, failed if somebody else has it, unsure if the service cannot be asked."""
         async with self._one_at_a_time:
             deadline = now_s() + self._timeout_s
-            if self._held is not None:
-                again = await self._renew(self._held, deadline)
+            if self._epoch:
+                again = await self._renew(deadline)
                 if again.is_done is not False:
                     return again
             try:
@@ -121,55 +115,52 @@ class ServiceLock(abc.ABC):
     async def renew(self) -> Outcome:
         """Prolong it: failed as soon as it is not ours any more; unsure while nobody can be asked and its time still runs."""
         async with self._one_at_a_time:
-            if self._held is None:
-                return failed("the lock is not ours")
-            return await self._renew(self._held, now_s() + self._timeout_s)
+            return await self._renew(now_s() + self._timeout_s) if self._epoch else failed("the lock is not ours")
 
     async def release(self) -> Outcome:
         """Give it up. Unsure means: it ends when its time is over, or with another try."""
         async with self._one_at_a_time:
-            if self._held is None:
+            if not self._epoch:
                 return done("the lock was not ours")
             try:
-                await self._free(self._held, now_s() + self._timeout_s)
+                await self._free(now_s() + self._timeout_s)
             except Unanswered as problem:
-                return unsure(f"the lock ends by itself, in {self._held.left_s:.0f} s at most: {self._service} {problem}")
-            epoch, self._held = self._held.epoch, None
+                return unsure(f"the lock ends by itself, in {self.left_s:.0f} s at most: {self._service} {problem}")
+            epoch, self._epoch = self._epoch, 0
             return done("the lock is given up", epoch=epoch)
 
-    async def _renew(self, held: Grant, deadline: float) -> Outcome:
+    async def _renew(self, deadline: float) -> Outcome:
         began = now_s()
         try:
-            found = await self._prolong(held, deadline)
+            found = await self._prolong(deadline)
         except Unanswered as problem:
-            why, left_s = f"{self._service} {problem}", held.left_s
-            self._held = held if left_s else None
+            why, left_s = f"{self._service} {problem}", self.left_s
             if left_s:
-                return unsure(f"{why}; the lock is ours for {left_s:.1f} s more", epoch=held.epoch, left_s=left_s)
+                return unsure(f"{why}; the lock is ours for {left_s:.1f} s more", epoch=self._epoch, left_s=left_s)
+            self._epoch = 0
             return failed(f"{why}, and the time for which the lock was granted is over: it is lost", lost=True)
         if isinstance(found, str):
-            self._held = None
+            self._epoch = 0
             return failed(f"the lock is not ours any more{found}", lost=True)
-        return self._take(Grant(held.epoch, began + found))
+        return self._take(self._epoch, began + found)
 
-    def _take(self, granted: Grant) -> Outcome:
+    def _take(self, epoch: int, until_s: float) -> Outcome:
         """It was granted; unsure if the answer was read so late that its time is over (we were stopped in between)."""
-        self._held, left_s = granted, granted.left_s
+        self._epoch, self._until_s = epoch, until_s
+        left_s = self.left_s
         if not left_s:
-            return unsure("the answer came too late to tell whether the lock is ours", epoch=granted.epoch, left_s=0.0)
-        return done(f"the lock is ours (epoch {granted.epoch}) for {left_s:.0f} s", epoch=granted.epoch, left_s=left_s)
+            return unsure("the answer came too late to tell whether the lock is ours", epoch=epoch, left_s=0.0)
+        return done(f"the lock is ours (epoch {epoch}) for {left_s:.0f} s", epoch=epoch, left_s=left_s)
 
     @abc.abstractmethod
-    async def _acquire(self, owner: str, deadline: float) -> Outcome:
-        """Take the lock, which is not held so far as we know."""
+    async def _acquire(self, owner: str, deadline: float) -> Outcome: ...  # which is not held so far as we know
 
     @abc.abstractmethod
-    async def _prolong(self, held: Grant, deadline: float) -> int | str:
+    async def _prolong(self, deadline: float) -> int | str:
         """For how many seconds it is ours from when this was asked; where it is lost, what more is known of that."""
 
     @abc.abstractmethod
-    async def _free(self, held: Grant, deadline: float) -> None:
-        """Give it up; all is well if it was lost already."""
+    async def _free(self, deadline: float) -> None: ...  # all is well if it was lost already
 
 
 # etcd, by its JSON gateway: a key that lives as long as its lease, and whose create revision is the epoch: that grows with
@@ -244,7 +235,7 @@ class EtcdLock(ServiceLock):
             found = await self._put(owner, lease, deadline)
             if found.lease == lease and found.epoch > self._last_epoch:
                 self._lease, self._last_epoch = lease, found.epoch
-                return self._take(Grant(found.epoch, began + ttl_s))
+                return self._take(found.epoch, began + ttl_s)
             with contextlib.suppress(Unanswered):  # it ends by itself
                 await self._revoke(lease, deadline)
             if found.lease == lease:
@@ -254,22 +245,22 @@ class EtcdLock(ServiceLock):
             return failed(f"the lock is held by {shown(found.owner)} (epoch {found.epoch})", holder=shown(found.owner))
         # An earlier try of ours, whose answer was lost: how much of its lease is left, only etcd can tell.
         self._lease, self._last_epoch = found.lease, found.epoch
-        return await self._renew(Grant(found.epoch, now_s()), deadline)
+        self._epoch, self._until_s = found.epoch, now_s()
+        return await self._renew(deadline)
 
-    async def _prolong(self, held: Grant, deadline: float) -> int | str:
+    async def _prolong(self, deadline: float) -> int | str:
         body = await self._ask("/v3/lease/keepalive", {"ID": str(self._lease)}, deadline)
         result = body.get("result")
         ttl_s = count(result.get("TTL", 0)) if isinstance(result, dict) else None
         if ttl_s is None:
             raise Unanswered("answers something odd to a renewal")
         found = await self._look(deadline) if ttl_s else None
-        if found is not None and (found.epoch, found.mark) == (held.epoch, self._mark):
+        if found is not None and (found.epoch, found.mark) == (self._epoch, self._mark):
             return ttl_s
         now = f"held by {shown(found.owner)} (epoch {found.epoch})" if found else "free, or soon somebody else's"
         return f": it is {now}"
 
-    async def _free(self, held: Grant, deadline: float) -> None:
-        del held
+    async def _free(self, deadline: float) -> None:
         await self._revoke(self._lease, deadline)
 
     async def _look(self, deadline: float) -> _Key | None:
@@ -433,7 +424,7 @@ class LeaseLock(ServiceLock):
         async with self._one_at_a_time:
             try:
                 lease = await self._get(now_s() + self._timeout_s)
-                self._lease = self._lease if lease is None and self._held is not None else lease or {}
+                self._lease = self._lease if lease is None and self._epoch else lease or {}
             except Unanswered as problem:
                 return f"{self._service} {problem}"
             return ""
@@ -480,7 +471,8 @@ class LeaseLock(ServiceLock):
             if self._seen[0] != look:
                 self._seen = look, began
             if holder == self._identity:  # a try of ours whose answer was lost
-                return await self._renew(Grant(epoch, began), deadline)
+                self._epoch, self._until_s = epoch, began
+                return await self._renew(deadline)
             waits_s = self._seen[1] + (count(spec.get("leaseDurationSeconds")) or self._ttl_s) - began
             if holder and waits_s > 0:
                 held = f"the lock is held by {shown(holder)} (epoch {epoch})"
@@ -497,22 +489,22 @@ class LeaseLock(ServiceLock):
             return failed("somebody else took the lock at the same moment")
         self._check(lease, epoch + 1)
         self._lease = dict(lease)
-        return self._take(Grant(epoch + 1, began + self._ttl_s))
+        return self._take(epoch + 1, began + self._ttl_s)
 
-    async def _prolong(self, held: Grant, deadline: float) -> int | str:
-        if not await self._change(held, deadline, leaseDurationSeconds=self._ttl_s):
+    async def _prolong(self, deadline: float) -> int | str:
+        if not await self._change(deadline, leaseDurationSeconds=self._ttl_s):
             return ""
-        self._check(self._lease, held.epoch)
+        self._check(self._lease, self._epoch)
         return self._ttl_s
 
-    async def _free(self, held: Grant, deadline: float) -> None:
-        await self._change(held, deadline, holderIdentity=None, leaseDurationSeconds=1)
+    async def _free(self, deadline: float) -> None:
+        await self._change(deadline, holderIdentity=None, leaseDurationSeconds=1)
 
-    async def _change(self, held: Grant, deadline: float, **fields: object) -> bool:
+    async def _change(self, deadline: float, **fields: object) -> bool:
         """Change our Lease; False if it is not ours any more. Somebody's new label is no reason to lose it."""
         for _ in range(3):
             spec = _spec(self._lease)
-            if spec.get("holderIdentity") != self._identity or _epoch(spec) != held.epoch:
+            if spec.get("holderIdentity") != self._identity or _epoch(spec) != self._epoch:
                 return False
             changed = {name: value for name, value in {**spec, "renewTime": _stamp(), **fields}.items() if value is not None}
             status, answer = await self._ask("PUT", f"/{self._name}", {**self._lease, "spec": changed}, deadline)

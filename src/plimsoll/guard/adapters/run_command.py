@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import IO, NamedTuple, TypeVar
 
 from plimsoll.doctor.read.redact_text import shown_line
 
@@ -118,17 +118,11 @@ async def in_thread(work: Callable[[], T]) -> T:
     job: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def run() -> None:
-        try:
-            result = work()
-        except Exception as error:  # handed over to whoever waits, and raised there
-            settle(job.set_exception, error)
-        else:
-            settle(job.set_result, result)
-
-    def settle(give: Callable[[Any], None], value: object) -> None:
-        # Nobody waits any more: it was cancelled, or the loop is over.
-        with contextlib.suppress(concurrent.futures.InvalidStateError, RuntimeError):
-            give(value)
+        with contextlib.suppress(concurrent.futures.InvalidStateError):  # nobody waits any more
+            try:
+                job.set_result(work())
+            except Exception as error:  # raised where it is waited for
+                job.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
     return await asyncio.wrap_future(job)

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from plimsoll.errors import BadInput, PlimsollError
 from plimsoll.guard.act.decide import ASKED, ActionPlan, BlockedAction, Decision, Switches
@@ -37,13 +37,6 @@ VERBS = ("drain", "undrain", *ACTS, SET, "quarantine")
 _WHO = "the API"
 
 
-class RunningAction(NamedTuple):
-    """An action in progress."""
-
-    run: ActionRun
-    since: float | None  # seconds since 1970
-
-
 class ActionDesk:
     """The conductor and the drains by hand, as the API sees them. What cannot be journaled raises, and is not done."""
 
@@ -70,9 +63,10 @@ class ActionDesk:
     def switches(self) -> Switches:
         return self._conductor.switches
 
-    def under_way(self) -> list[RunningAction]:
+    def under_way(self) -> list[tuple[ActionRun, float | None]]:
+        """Every action in progress, and since when, in seconds since 1970."""
         begun = {entry.action: entry.at for entry in self._book.kept() if entry.kind == OPENED}
-        return [RunningAction(one, begun.get(one.action)) for one in self._conductor.runs.values()]
+        return [(one, begun.get(one.action)) for one in self._conductor.runs.values()]
 
     def switch(self, engine: str, rung: str, *, is_paused: bool, who: str = _WHO) -> None:
         """Pauses or resumes everything, one engine or one rung."""

@@ -12,6 +12,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from plimsoll.guard.judge.look import (
@@ -32,26 +33,21 @@ LONGEST_GAP_S = 300.0  # a longer one is a failure, and failures teach nothing
 _NEAR = 1e-6
 
 
+@dataclass(slots=True)
 class CoreSteps:
     """The steps of one engine core. With data parallelism every rank has its own: a sum would hide one that stands still."""
 
-    __slots__ = (
-        "_failure_s", "_had_work", "_known_at_s", "_known_from_s", "_total", "_worked_at_s", "idle_at_s", "longest_gap_s",
-        "step_at_s", "work", "work_since_s",
-    )  # fmt: skip
-
-    def __init__(self, failure_s: float = LONGEST_GAP_S) -> None:
-        """`failure_s`: a gap of this length is a failure, which is not learnt as normal."""
-        self._failure_s = failure_s
-        self.step_at_s: float | None = None  # when a step was last seen to have been made
-        self.longest_gap_s = 0.0  # between two steps while there was work
-        self.idle_at_s = -math.inf  # when it was last seen with nothing to do, or at rest
-        self.work: float | None = None  # at the last look; None if nobody tells
-        self.work_since_s = math.inf  # since when every look has shown work
-        self._worked_at_s = -math.inf
-        self._total: float | None = None
-        self._known_from_s = self._known_at_s = -math.inf
-        self._had_work = False
+    failure_s: float = LONGEST_GAP_S  # a gap of this length is a failure, which is not learnt as normal
+    step_at_s: float | None = None  # when a step was last seen to have been made
+    longest_gap_s: float = 0.0  # between two steps while there was work
+    idle_at_s: float = -math.inf  # when it was last seen with nothing to do, or at rest
+    work: float | None = None  # at the last look; None if nobody tells
+    work_since_s: float = math.inf  # since when every look has shown work
+    _worked_at_s: float = -math.inf
+    _total: float | None = None
+    _known_from_s: float = -math.inf
+    _known_at_s: float = -math.inf
+    _had_work: bool = False
 
     @property
     def has_ever_stepped(self) -> bool:
@@ -87,7 +83,7 @@ class CoreSteps:
         if self.step_at_s is not None and stepped_at > self.step_at_s + 1e-3 and had_work:
             # While it had nothing to do, no step was due.
             gap_s = stepped_at - max(self.step_at_s, self.idle_at_s)
-            if gap_s < min(self._failure_s, LONGEST_GAP_S):
+            if gap_s < min(self.failure_s, LONGEST_GAP_S):
                 self.longest_gap_s = max(self.longest_gap_s, gap_s)
         self.step_at_s = stepped_at if self.step_at_s is None else max(self.step_at_s, stepped_at)
 
@@ -120,12 +116,11 @@ class FigureSeries(NamedTuple):
 
     @property
     def span_s(self) -> float:
-        """From the first to the last that is known."""
         return self.times[-1] - self.times[0] if self.times else 0.0
 
     @property
     def rise(self) -> float:
-        """From the first to the last that is known; 0 where nothing is."""
+        """By how much it surely rose: from the first to the last that is known."""
         return self.values[-1] - self.values[0] if self.values else 0.0
 
 
@@ -137,13 +132,12 @@ class FigureTable:
         self._most = size + max(8, size // 4)
         self.times = array("d")
         self._columns = {name: array("d") for name in names}
-        self._pairs = tuple(self._columns.items())
         self._stretches: dict[str, tuple[float, float]] = {}  # from when to when it was last known without a hole
 
     def add(self, at_s: float, values: Mapping[str, float]) -> None:
         self.times.append(at_s)
         get, nan = values.get, math.nan
-        for name, column in self._pairs:
+        for name, column in self._columns.items():
             column.append(get(name, nan))
         for name, (start_s, end_s) in self._stretches.items():
             if name in values:
@@ -151,22 +145,16 @@ class FigureTable:
         if len(self.times) > self._most:
             extra = len(self.times) - self._size
             del self.times[:extra]
-            for _, column in self._pairs:
+            for column in self._columns.values():
                 del column[:extra]
 
     def put_before(self, rows: Sequence[tuple[float, Mapping[str, float]]]) -> None:
         """Rows that are older than all that are there, in their order."""
         rows = rows[-max(0, self._size - len(self.times)) :] if len(self.times) < self._size else ()
         self.times[:0] = array("d", [at_s for at_s, _ in rows])
-        for name, column in self._pairs:
+        for name, column in self._columns.items():
             column[:0] = array("d", [values.get(name, math.nan) for _, values in rows])
         self._stretches.clear()
-
-    def clear(self) -> None:
-        del self.times[:]
-        self._stretches.clear()
-        for _, column in self._pairs:
-            del column[:]
 
     def forget(self, names: Iterable[str]) -> None:
         """What was known of these was not theirs."""
@@ -302,18 +290,22 @@ class History:
         self._page_marks: tuple[float | None, ...] = ()
         self._moved_at_s = -math.inf  # when a figure of the page was last seen to move that only a live server moves
         self.lives = ProcessLives()
-        self._pulse = CoreSteps(failure_s)
-        self._pulses: dict[str, CoreSteps] = {}
         self.changed: str = ""  # what the last restart changed, in words
         self.changed_at_s = -math.inf
-        self.memo: dict[Any, tuple[int, Any]] = {}  # answers that hold until the next coarse point
         self.points = 0  # coarse points ever made
         self._has_recalled = False
-        self._fine = FigureTable(FINE, max(FINE_LOOKS, math.ceil(FINE_S / every_s) + 1), GAP_LOOKS * every_s)
+        self._coarse_from_s = -math.inf
+        self._begin_life()
+
+    def _begin_life(self) -> None:
+        """Nothing is known yet of the process that answers from now on."""
+        self._fine = FigureTable(FINE, max(FINE_LOOKS, math.ceil(FINE_S / self.every_s) + 1), GAP_LOOKS * self.every_s)
         self._coarse = FigureTable(COARSE, COARSE_POINTS)
         self._lowest: dict[str, float] = {}
-        self._coarse_from_s = -math.inf
         self._totals: dict[str, float] = {}
+        self._pulse = CoreSteps(self._failure_s)
+        self._pulses: dict[str, CoreSteps] = {}
+        self.memo: dict[Any, tuple[int, Any]] = {}  # answers that hold until the next coarse point
         self._ranks: dict[str, float] = {}  # workers, and when each was last heard of
         # What others hold beside each worker in the last 25 minutes: only values that could still become the least.
         self._least_others: dict[str, deque[tuple[float, float]]] = {}
@@ -342,7 +334,10 @@ class History:
         values = read_figures(look, self._is_whole(look))
         fallen = [name for name, total in self._totals.items() if values.get(name, math.inf) < total]
         if self.lives.begins(look, has_fallen=len(fallen) >= 2):
-            self._begin_anew(look)
+            self._begin_life()
+            self._ranks = {worker.rank: look.at_s for worker in look.workers if worker.age_s < STALE_S}
+            if self.last_answer is not None and (changed := describe_changes(self.last_answer, look)):
+                self.changed, self.changed_at_s = changed, look.at_s
         else:
             for name in fallen:  # a total that falls without a restart is a lie: not known
                 del values[name]
@@ -401,10 +396,6 @@ class History:
         found = self._fine.from_before(name, start_s)
         return Unknown(f"{_said(name)}: what it was {seconds:.0f} s ago is not kept") if found is None else found.rise
 
-    def rise_within(self, name: str, seconds: float) -> float:
-        """By how much it surely rose in that time: from the first to the last that is known of it."""
-        return self.since(name, seconds).rise
-
     def long(self, name: str, points: int = COARSE_POINTS) -> FigureSeries:
         """The smallest value of each two minutes, for up to a day."""
         return self._coarse.last(name, points)
@@ -447,24 +438,6 @@ class History:
 
     def _end(self) -> float:
         return self.last.at_s if self.last is not None else 0.0
-
-    # Restarts
-
-    def _begin_anew(self, look: Look) -> None:
-        before = self.last_answer
-        self._fine.clear()
-        self._coarse.clear()
-        self._lowest.clear()
-        self._totals.clear()
-        self._told.clear()
-        self.pause_unanswered_since_s = None
-        self.memo.clear()
-        self._least_others.clear()
-        self._ranks = {worker.rank: look.at_s for worker in look.workers if worker.age_s < STALE_S}
-        self._pulse, self._pulses = CoreSteps(self._failure_s), {}
-        changed = describe_changes(before, look) if before is not None else ""
-        if changed:
-            self.changed, self.changed_at_s = changed, look.at_s
 
     def _is_whole(self, look: Look) -> bool:
         """Whether every worker that this life has shown is there: a sum over some of them is no figure of the engine.
@@ -576,9 +549,9 @@ class History:
         """Who has told of this process before and does not at the last look: "gate", "page", "pause", or "" for nobody."""
         return next((name for name, is_there in self._told.items() if not is_there), "")
 
-    def has_lost(self, name: str) -> bool:
-        """Whether it is this one, or this one among others."""
-        return not self._told.get(name, True)
+    @property
+    def has_lost_gate(self) -> bool:
+        return not self._told.get("gate", True)
 
 
 _WORDS = {

@@ -15,6 +15,7 @@ from plimsoll.unknown import Status, Unknown
 
 # A contained failure alone is reported and never acted on. A server that limps, or fails again and again, is restarted.
 
+UNREACHABLE = unknown("Unreachable", "unreachable")
 SOURCE = "plimsoll_survive_contained_total"
 OFF = "a step that runs out of memory ends the engine"
 
@@ -27,7 +28,7 @@ def contained(history: History, policy: Policy, _now_s: float) -> Assessment:
     if found.contained is None:
         return unknown("NoCount", "the gate does not report the number of contained failures")
     over_s = policy.number("contained", "over")
-    rose = history.rise_within("contained", over_s)
+    rose = history.since("contained", over_s).rise
     age_s = None if found.last is None else found.last.age_s
     if rose > 0:
         first = f"{_steps(rose)} ran out of memory in the last {over_s / 60:.0f} min and the engine lives"
@@ -72,7 +73,7 @@ def recomputes(history: History, policy: Policy) -> Assessment | None:
     found = None if last.gate is None else last.gate.survival
     newest = None if found is None or not found.contained else found.last
     is_young = newest is not None and newest.age_s is not None and newest.age_s < still_s
-    if not is_young and history.rise_within("contained", still_s) <= 0:
+    if not is_young and history.since("contained", still_s).rise <= 0:
         return None
     return no("Recomputes", f"a step ran out of memory less than {still_s:.0f} s ago, and its requests are computed again")
 
@@ -80,7 +81,7 @@ def recomputes(history: History, policy: Policy) -> Assessment | None:
 def _survival(history: History) -> Survival | Assessment:
     last = history.last
     if last is None or last.reach is not Reach.ANSWERS:
-        return unknown("Unreachable", "unreachable")
+        return UNREACHABLE
     if last.gate is None:
         return unknown("NoGate", "only the gate's state tells this (docs/inside.md)")
     if last.gate.survival is None:
@@ -149,15 +150,15 @@ def wedged(history: History, policy: Policy, now_s: float) -> Assessment:
     """No step for longer than the bound and three times the longest seen while requests wait, and a failed canary request."""
     last = history.last
     if last is None or last.reach is not Reach.ANSWERS:
-        return unknown("Unreachable", "unreachable")
+        return UNREACHABLE
     if (busy := recomputes(history, policy)) is not None:
         return busy
     if last.gate is not None and last.gate.is_wedged and is_direct(last) is not False:
         return yes("GateProved", "the gate's canary request got no answer while requests waited", Evidence("gate", "is_wedged"))
     if rests(history):
         return no("Paused", "paused or asleep: no step is due")
-    if (doubt := _may_rest(history)) is not None:
-        return unknown("MayRest", doubt.reason)
+    if doubt := _may_rest(history):
+        return unknown("MayRest", doubt)
     found = [_stands_still(history, name, pulse, policy, now_s) for name, pulse in history.cores]
     # The core that is worst decides: one that stands still among others that work is stuck all the same.
     return min(found, key=lambda seen: WORST.index(seen.status), default=unknown("NoFigures", "no core is on the page"))
@@ -210,7 +211,7 @@ def hung(history: History, policy: Policy, now_s: float) -> Assessment:
     """An engine with nothing to do that answers no canary request: only the test shows it."""
     last = history.last
     if last is None or last.reach is not Reach.ANSWERS:
-        return unknown("Unreachable", "unreachable")
+        return UNREACHABLE
     canary = last.canary
     if canary is None or now_s - canary.at_s > fresh_s(history):
         return unknown("NoCanary", "only a canary request can show this, and none is sent")
@@ -223,8 +224,8 @@ def hung(history: History, policy: Policy, now_s: float) -> Assessment:
     wanted, since_s = policy.number("hung", "canaries"), history.failing_since_s
     if history.failed_canaries < wanted or since_s is None:
         return no("Watching", f"{history.failed_canaries} of {wanted:.0f} canary requests unanswered")
-    if (doubt := _may_rest(history)) is not None:
-        return unknown("MayRest", doubt.reason)
+    if doubt := _may_rest(history):
+        return unknown("MayRest", doubt)
     cores = history.cores
     if len(cores) != 1:
         return unknown("SeveralCores", "several cores: which one got the canary request is unknown")
@@ -255,7 +256,7 @@ def stalled(history: History, policy: Policy, now_s: float) -> Assessment:
     """
     last, still_s = history.last, policy.number("wedged", "still")
     if last is None or (last.reach is not Reach.ANSWERS and history.failed_canaries == 0):
-        return unknown("Unreachable", "unreachable")
+        return UNREACHABLE
     if rests(history):
         # A paused core answers /is_paused at once. One that hangs does not: the gate goes on saying what it heard last.
         since_s = history.pause_unanswered_since_s
@@ -282,7 +283,7 @@ def stalled(history: History, policy: Policy, now_s: float) -> Assessment:
         text = f"{failed} canary requests in a row got no answer"
         seen = yes("NoAnswer", text, Evidence("canary", text))
     elif last.reach is not Reach.ANSWERS:
-        return unknown("Unreachable", "unreachable")
+        return UNREACHABLE
     else:
         found = [_no_step(name, pulse, policy, now_s) for name, pulse in history.cores]
         seen = min(found, key=lambda seen: WORST.index(seen.status), default=unknown("NoFigures", "no core is on the page"))
@@ -364,7 +365,7 @@ def changed(history: History, policy: Policy, now_s: float) -> Assessment:
     if history.changed and now_s - history.changed_at_s < clear_s:
         return yes("AnotherOne", f"since its last start {history.changed}", Evidence("page", history.changed))
     if history.last.reach not in (Reach.ANSWERS, Reach.REFUSED):
-        return unknown("Unreachable", "unreachable")
+        return UNREACHABLE
     return no("AsBefore", "as before")
 
 
@@ -373,13 +374,11 @@ def rests(history: History) -> bool:
     return history.last is not None and is_resting(history.last)
 
 
-def _may_rest(history: History) -> Unknown | None:
-    """Where somebody who could tell that it rests has told before and does not now, or was asked in vain: it may rest.
+def _may_rest(history: History) -> str:
+    """Why it may rest: somebody who could tell has told before and does not now, or was asked in vain; "" if it does not.
 
     A gate that answers tells it alone: vLLM's own /is_paused asks the engine core, and a stuck one does not answer.
     """
     lost = history.lost
     has_gate = history.last is not None and history.last.gate is not None
-    if lost and not (has_gate and lost == "pause"):
-        return Unknown(f"it may be paused or asleep: the {lost} stopped reporting")
-    return None
+    return f"it may be paused or asleep: the {lost} stopped reporting" if lost and not (has_gate and lost == "pause") else ""

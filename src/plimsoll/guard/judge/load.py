@@ -96,7 +96,7 @@ def _rises(values: Sequence[float], clearly: float = 1.0) -> bool:
 
 def expected_wait(history: History) -> float | Unknown:
     """How long a new request waits: the gate's own figure where there is one, else the queue over the rate of ends."""
-    if history.has_lost("gate"):
+    if history.has_lost_gate:
         return Unknown("the gate stopped reporting")
     if history.last is not None and history.last.gate is not None:
         return history.now("expected_wait")

@@ -41,7 +41,7 @@ def _retries(history: History, policy: Policy, least: float) -> Assessment:
     over_s = policy.number("retries", "over")
     if isinstance(history.now("retries"), Unknown):
         return unknown("NoProbe", _no_probe(history))
-    rose = history.rise_within("retries", over_s)
+    rose = history.since("retries", over_s).rise
     text = f"{rose:.0f} allocations failed at first in the last {over_s / 60:.0f} min"
     if rose >= least:
         return yes("AllocationsFail", text, Evidence("plimsoll_torch_num_alloc_retries", f"+{rose:.0f}"))

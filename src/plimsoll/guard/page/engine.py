@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from plimsoll.doctor.rules.contained import last_words
-from plimsoll.guard.api.actions import RunningAction
+from plimsoll.guard.act.steps import ActionRun
 from plimsoll.guard.judge.look import CardState, Look, Reach, WorkerMemory
 from plimsoll.redaction import hide_user_text, redact
 from plimsoll.render.doctor import finding_json
@@ -74,7 +74,7 @@ class EngineControl(NamedTuple):
     is_acting: bool = False
     is_paused: bool = False  # all of it, or this engine
     rungs_off: tuple[str, ...] = ()
-    doing: RunningAction | None = None
+    doing: ActionRun | None = None
     approval: str = ""  # the id of an action that waits for approval
 
 
@@ -245,7 +245,7 @@ def row(facts: EngineState) -> dict[str, Any]:
         "kv": _rounded(facts.reading("kv_cache_usage"), 3), "running": _rounded(facts.reading("running"), 0),
         "waiting": _rounded(facts.reading("waiting"), 0), "in_flight": _rounded(facts.reading("in_flight"), 0),
         "twice": _rounded(facts.reading("twice"), 3), "rung": rung_of(facts),
-        "doing": None if doing is None else f"{doing.run.grade}: {doing.run.step or ''}", "paused": facts.guarding.is_paused,
+        "doing": None if doing is None else f"{doing.grade}: {doing.step or ''}", "paused": facts.guarding.is_paused,
     }  # fmt: skip
 
 
@@ -352,8 +352,7 @@ def blocks(look: Look | None, series: Mapping[str, Sequence[float | None]]) -> d
 def ladder(facts: EngineState) -> dict[str, Any]:
     """Every rung: what calls for it, what is in progress, and what is switched off."""
     guarding, called = facts.guarding, rung_of(facts)
-    run = None if guarding.doing is None else guarding.doing.run
-    rungs = []
+    rungs, run = [], guarding.doing
     for name in RUNGS:
         because = [one.kind for one in facts.view.holding if grade_of(one.kind) == name]
         is_off = name != "advice" and (not guarding.is_acting or guarding.is_paused or name in guarding.rungs_off)

@@ -9,10 +9,10 @@ import time
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from importlib.resources import files
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import plimsoll
-from plimsoll.guard.api.actions import NOT_ACTING, ActionDesk, RunningAction, json_answer
+from plimsoll.guard.api.actions import NOT_ACTING, ActionDesk, json_answer
 from plimsoll.guard.daemon.journal import read_journal
 from plimsoll.guard.daemon.observer import Fleet, WatchedEngine
 from plimsoll.guard.judge.load import expected_wait, recompute_share
@@ -81,20 +81,8 @@ JOURNAL_READ = 1_000
 SERIES = {"kv": "kv_cache_usage", "waiting": "waiting", "running": "running"}
 
 
-class _State(NamedTuple):
-    """What guard may do and is doing, for all engines."""
-
-    is_acting: bool
-    is_paused: bool = False
-    paused: frozenset[str] = frozenset()
-    rungs_off: tuple[str, ...] = ()
-    doing: Mapping[str, RunningAction] = {}
-    approvals: Mapping[str, str] = {}  # by engine: the id of what waits for approval
-
-    def of(self, name: str) -> EngineControl:
-        """The same for one engine."""
-        is_paused = self.is_paused or name in self.paused
-        return EngineControl(self.is_acting, is_paused, self.rungs_off, self.doing.get(name), self.approvals.get(name, ""))
+Controls = Mapping[str, EngineControl]
+"""What guard may do and is doing to each engine, by name; under "" what holds for all of them."""
 
 
 class GuardPage:
@@ -113,7 +101,7 @@ class GuardPage:
         self._kept: dict[str, tuple[tuple[Any, ...], Row]] = {}  # each line with the key of what it was made from
         self._names: dict[str, str] = {}  # by id
         self._reading = asyncio.Lock()
-        self._seen_at_s, self._last_seen = -math.inf, (_State(is_acting=False), cast("Mapping[str, Row]", {}))
+        self._seen_at_s, self._last_seen = -math.inf, (cast("Controls", {}), cast("Mapping[str, Row]", {}))
         self.listeners = 0
 
     def name_of(self, said: str) -> str:
@@ -174,47 +162,54 @@ class GuardPage:
         finally:
             self.listeners -= 1
 
-    def _seen(self, now_s: float) -> tuple[_State, Mapping[str, Row]]:
+    def _seen(self, now_s: float) -> tuple[Controls, Mapping[str, Row]]:
         """Guard's state and every line, made once for all listeners."""
         if now_s - self._seen_at_s >= LOOKS_S / 2:
             state = self._state()
             self._seen_at_s, self._last_seen = now_s, (state, self._rows(state))
         return self._last_seen
 
-    def _key(self, said: str, state: _State) -> tuple[Any, ...]:
+    def _key(self, said: str, state: Controls) -> tuple[Any, ...]:
         """The key of an engine's sections: while it is the same, so are they."""
         name = self.name_of(said)
         one = self._fleet.engine(name)
         if one is None:
             return ("none",)
-        return (name, one.looks, one.since_s, self._fleet.told, self._fleet.needs.get(name, ""), state.of(name))
+        return (name, one.looks, one.since_s, self._fleet.told, self._fleet.needs.get(name, ""), state[name])
 
-    def _state(self) -> _State:
-        actions = self._actions()
+    def _state(self) -> Controls:
+        actions, names = self._actions(), ("", *self._fleet.names())
         if actions is None:
-            return _State(is_acting=False)
+            return dict.fromkeys(names, EngineControl())
         switches = actions.switches
-        doing = {action.run.engine: action for action in actions.under_way()}
+        doing = {run.engine: run for run, _ in actions.under_way()}
         rungs = tuple(sorted(str(one) for one in switches.rungs_off))
         approvals = {one.engine: one.id for one in actions.pending()}
-        return _State(not actions.trouble, switches.is_paused, frozenset(switches.paused), rungs, doing, approvals)
+        return {
+            name: EngineControl(
+                not actions.trouble, switches.is_paused or name in switches.paused, rungs, doing.get(name),
+                approvals.get(name, ""),
+            )
+            for name in names
+        }  # fmt: skip
 
-    def _about(self, state: _State) -> Mapping[str, Any]:
+    def _about(self, state: Controls) -> Mapping[str, Any]:
         troubles, moment, actions = self._troubles(), self._fleet.moment(), self._actions()
         return {
-            "version": plimsoll.__version__, "every_s": self._fleet.every_s, "acting": state.is_acting,
-            "paused": state.is_paused, "paused_engines": len(state.paused), "told": self._fleet.told,
+            "version": plimsoll.__version__, "every_s": self._fleet.every_s, "acting": state[""].is_acting,
+            "paused": state[""].is_paused, "told": self._fleet.told,
+            "paused_engines": 0 if actions is None else len(actions.switches.paused),
             "trouble": "" if actions is None else shown(actions.trouble),
             "troubles": [tidy({**trouble_json(one, moment), "since": round(moment.unix(one.since_s))}) for one in troubles],
         }  # fmt: skip
 
-    def _rows(self, state: _State) -> Mapping[str, Row]:
+    def _rows(self, state: Controls) -> Mapping[str, Row]:
         """Every line as of now; an unchanged one is the same object as before."""
         kept, now_s = {}, self._fleet.moment().now_s
         for name in self._fleet.names():
             one = self._fleet.engine(name)
             assert one is not None, "it is in the list"
-            guarding, needs = state.of(name), self._fleet.needs.get(name, "")
+            guarding, needs = state[name], self._fleet.needs.get(name, "")
             key = (one.looks, one.since_s, guarding, needs)
             old_key, old = self._kept.get(name, ((), {}))
             if old_key != key:
@@ -226,14 +221,14 @@ class GuardPage:
         self._kept = kept
         return {str(line["id"]): line for _, line in kept.values()}
 
-    def _detail(self, name: str, state: _State) -> Mapping[str, Any]:
+    def _detail(self, name: str, state: Controls) -> Mapping[str, Any]:
         one, view, moment = self._fleet.engine(name), self._fleet.view(name), self._fleet.moment()
         if one is None or view is None:
             return {"none": f"no engine named {shown(name)}"}
         changes = [event for event in self._fleet.changes if event.engine == name]
         bound_s = one.judge.policy.number("saturated", "wait")
         steady = Clock(moment.now_s, moment.now_s + self._offset_s)
-        facts = EngineState(view, _readings(one), state.of(name), self._series(one), changes)
+        facts = EngineState(view, _readings(one), state[name], self._series(one), changes)
         return {**sections(facts, steady), "none": "", "bound_s": bound_s}
 
     def _series(self, one: WatchedEngine) -> dict[str, list[float | None]]:
