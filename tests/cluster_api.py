@@ -283,6 +283,8 @@ class ClusterApi:
         except asyncio.CancelledError:
             if request.transport is not None:
                 request.transport.abort()
+        except ConnectionError:
+            pass  # who watched is gone
         finally:
             self._watches.discard(task)
         return response

@@ -35,6 +35,8 @@ FIGURE = {
     "vllm:prompt_tokens_total": "prompt_tokens", "vllm:generation_tokens_total": "generation_tokens",
     "vllm:request_success_total": "success", "vllm:prefix_cache_queries_total": "prefix_queries",
     "vllm:prefix_cache_hits_total": "prefix_hits", "vllm:iteration_tokens_total_count": "steps",
+    "vllm:time_to_first_token_seconds_sum": "ttft_sum", "vllm:time_to_first_token_seconds_count": "ttft_count",
+    "vllm:inter_token_latency_seconds_sum": "inter_token_sum", "vllm:inter_token_latency_seconds_count": "inter_token_count",
 }  # fmt: skip
 Samples = list[tuple[str, dict[str, str], float]]
 

@@ -94,6 +94,7 @@ def library(cards: dict[str, dict[int, int | None]] | None = None, *, ecc: Calla
         nvmlDeviceGetPciInfo=lambda bus: SimpleNamespace(busId=f"00000000:{bus.upper()}:00.0".encode()),
         nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(total=80 << 30, free=5 << 30),
         nvmlDeviceGetComputeRunningProcesses=held, nvmlDeviceGetTotalEccErrors=errors,
+        nvmlDeviceGetUtilizationRates=lambda _: SimpleNamespace(gpu=83, memory=40),
     )  # fmt: skip
     return nvml
 
@@ -208,9 +209,9 @@ def test_cards_are_those_that_the_engine_s_processes_hold_memory_on(machine: Pat
     """With their memory and the engine's share; the cards of others are not told."""
     nvml = library({"3b": {102: 60 << 30, 101: 1 << 30, 900: 7}, "5e": {200: 5}, "af": {300: 1}})
     (card,) = seen(SameHost(8000, fresh(machine, nvml))).cards
-    assert card == CardState("3b:00", (), None, 80 << 30, 5 << 30, 61 << 30)
+    assert card == CardState("3b:00", (), None, 80 << 30, 5 << 30, 61 << 30, 0.83)
     unknown = library({"3b": {102: None}})
-    assert seen(SameHost(8000, fresh(machine, unknown))).cards == (CardState("3b:00", (), None, 80 << 30, 5 << 30, None),)
+    assert seen(SameHost(8000, fresh(machine, unknown))).cards == (CardState("3b:00", (), None, 80 << 30, 5 << 30, None, 0.83),)
 
 
 def test_numbers_of_another_namespace_tie_nothing(machine: Path) -> None:

@@ -290,9 +290,7 @@ def test_the_state_in_a_word(seen: EngineView, state: str) -> None:
 def test_the_ladder_shows_what_is_called_for_done_and_off() -> None:
     """The rung that the worst condition calls for, the step of what is under way, and what is switched off."""
     run = open_action("x1", "a", Grade.RESTART, "dead", is_broken=False)._replace(step=Step.DRAIN)
-    facts = EngineState(
-        view(ANSWERS, "dead", "storm"), guarding=EngineControl(True, False, ("compact",), run)
-    )
+    facts = EngineState(view(ANSWERS, "dead", "storm"), guarding=EngineControl(True, False, ("compact",), run))
     found = {one["rung"]: one for one in ladder(facts)["rungs"]}
     assert [name for name, one in found.items() if one["here"]] == ["restart"]
     assert found["restart"]["doing"] == "drain"

@@ -12,8 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.guard.page.engine import id_of
-from plimsoll.guard.page.page import MOST_LISTENERS, event, page_files, rows_changed, sections_changed
+from plimsoll.guard.judge.judge import Judge
+from plimsoll.guard.judge.look import CardState, Look, Reach
+from plimsoll.guard.judge.policy import Policy
+from plimsoll.guard.page.engine import EngineState, id_of, sections
+from plimsoll.guard.page.page import MOST_LISTENERS, event, page_files, readings, rows_changed, sections_changed
+from plimsoll.render.guard import Clock, EngineView
 from tests.guard.daemon.guards import Guard, guarding
 
 FORBIDDEN = re.compile(
@@ -40,6 +44,35 @@ def test_no_text_becomes_markup_and_nothing_names_another_host() -> None:
         found = FORBIDDEN.search(text) or re.search(r"https?://|//[a-z]+\.[a-z]", text)
         assert found is None, f"{path}: {found.group() if found else ''}"
     assert not re.search(r"<style|style=|\son[a-z]+=|<script(?![^>]*src=)", page_files()["/"][0].decode())
+
+
+def test_latencies_tokens_a_second_and_gpu_use_are_of_the_last_minute() -> None:
+    """Means of vLLM's own histograms over a minute; unknown, with the reason, before it and where nothing came."""
+
+    def figures(looks: int, *, tokens: int, cards: tuple[CardState, ...] = ()) -> dict[str, tuple[float | None, str]]:
+        judge = Judge("a", Policy())
+        for number in range(looks):
+            made, asked = 50.0 + tokens * number, 5.0 + tokens * number / 100
+            seen = {
+                "generation_tokens": made, "ttft_sum": 0.2 * asked, "ttft_count": asked, "inter_token_sum": 0.02 * made,
+                "inter_token_count": made,
+            }  # fmt: skip
+            judge.see(Look(5.0 * number, 1e9 + 5.0 * number, Reach.ANSWERS, figures=seen, cards=cards))
+        view = EngineView("a", "http://a", judge.history.last, 1.0, 0.1, looks, {}, judge.conditions, (), 0.0)
+        found = sections(EngineState(view, readings(judge)), Clock(0.0, 1e9))["figures"]
+        return {one["says"].partition(",")[0]: (one["value"], one["why"]) for one in found[-4:]}
+
+    cards = (CardState("a", use=0.9), CardState("b", use=0.7), CardState("c"))
+    busy = figures(20, tokens=500, cards=cards)
+    assert {name: value for name, (value, _) in busy.items()} == {
+        "time to first token": 0.2, "time per token": 0.02, "generated tokens a second": 100.0, "GPU use": 0.8
+    }  # fmt: skip
+    idle = figures(20, tokens=0)
+    assert idle["time to first token"] == (None, "unknown: no token came in the last minute")
+    assert idle["generated tokens a second"] == (0.0, "")
+    assert idle["GPU use"][0] is None
+    assert "NVML" in idle["GPU use"][1]
+    assert figures(3, tokens=500)["time per token"] == (None, "unknown: inter-token latency: seen for 10 of 60 s")
 
 
 ROWS = st.dictionaries(st.sampled_from("abcdefgh"), st.fixed_dictionaries({"kv": st.integers(0, 3)}), max_size=8)

@@ -55,8 +55,12 @@ LARGEST = "kv_cache_usage"
 RATIO_MAX = 1.001
 LINES_MAX = 200_000  # a page of 64 ranks has a tenth of it
 NUMBER_MAX = 1e18  # beyond any real count, and sums of such numbers overflow
-STEPS = "step_tokens"  # a histogram; its count is the number of steps
-OF_RANK = (STEPS, "running", "waiting")  # in the order of a Rank's fields
+# Of histograms: which one, which of its sums, and what that is called here.
+SUMS = (
+    ("step_tokens", "_count", "steps"), ("ttft", "_sum", "ttft_sum"), ("ttft", "_count", "ttft_count"),
+    ("inter_token", "_sum", "inter_token_sum"), ("inter_token", "_count", "inter_token_count"),
+)  # fmt: skip
+OF_RANK = ("steps", "running", "waiting")  # in the order of a Rank's fields
 SLEEP, CONFIG = "vllm:engine_sleep_state", "vllm:cache_config_info"
 STARTED, RESIDENT = "process_start_time_seconds", "process_resident_memory_bytes"
 CPU = "process_cpu_seconds_total"
@@ -84,7 +88,7 @@ def _wanted() -> dict[bytes, str]:
     for figure in (*SUMMED, LARGEST):
         for name in metrics.figure(figure).names:
             names += [name, name.removesuffix("_total")]
-    names += [f"{name}_count" for name in metrics.figure(STEPS).names]
+    names += [f"{name}{ending}" for histogram, ending, _ in SUMS for name in metrics.figure(histogram).names]
     return {name.encode(): name for name in names}
 
 
@@ -236,17 +240,16 @@ class PageReader:
 @functools.lru_cache(maxsize=256)
 def _names(seen: frozenset[str], engine: Engine | None) -> Mapping[str, tuple[str, bool]]:
     """The sample that carries each figure on a page with these names, and whether it counts blocks."""
-    families = seen | {name.removesuffix("_count") for name in seen}
+    families = seen | {name.removesuffix("_count").removesuffix("_sum") for name in seen}
     found: dict[str, tuple[str, bool]] = {}
-    for figure in (*SUMMED, LARGEST, STEPS):
+    for figure, ending, called in (*((figure, "", figure) for figure in (*SUMMED, LARGEST)), *SUMS):
         name = metrics.on_page(figure, families) if engine is None else metrics.find(figure, engine, families)
         if name is None:
             continue
         resolved = metrics.resolve(figure, engine) if engine is not None and engine.is_exact else None
         in_blocks = resolved is not None and resolved.unit is metrics.Unit.BLOCKS
-        if figure == STEPS:
-            name += "_count"
-        found[figure] = (name if name in seen else name.removesuffix("_total"), in_blocks)
+        name += ending
+        found[called] = (name if name in seen else name.removesuffix("_total"), in_blocks)
     return found
 
 
@@ -260,7 +263,7 @@ def _figures(samples: Samples, engine: Engine | None) -> dict[str, float]:
         found = max(values) if figure == LARGEST else math.fsum(values)
         size = _config(samples).get("block_size", "") if in_blocks else "1"
         if size.isascii() and size.isdigit() and len(size) < 9:
-            figures["steps" if figure == STEPS else figure] = found * float(size)
+            figures[figure] = found * float(size)
     for figure, name in (("cpu_seconds", CPU), ("host_resident", RESIDENT)):
         if (value := _one(samples, name)) is not None:
             figures[figure] = value

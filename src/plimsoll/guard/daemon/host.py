@@ -38,6 +38,7 @@ class CardNow(NamedTuple):
     uncorrectable: int | None = None  # uncorrected ECC errors since the first reading
     held: Mapping[int, float | None] = {}
     """Bytes held by each process, by the driver's own pid."""
+    use: float | None = None  # the share of the last moment in which a kernel ran on it
 
 
 class NvmlDriver:
@@ -95,7 +96,7 @@ class NvmlDriver:
 
     def _card(self, name: str, handle: Any) -> CardNow:
         nvml = self._library
-        total = free = count = None
+        total = free = count = use = None
         held: dict[int, float | None] = {}
         with contextlib.suppress(nvml.NVMLError):
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
@@ -103,11 +104,13 @@ class NvmlDriver:
         with contextlib.suppress(nvml.NVMLError):
             for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
                 held[int(one.pid)] = None if one.usedGpuMemory is None else float(one.usedGpuMemory)
+        with contextlib.suppress(nvml.NVMLError):  # not told of a MIG slice
+            use = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100.0
         with contextlib.suppress(nvml.NVMLError):  # a card without ECC has no count
             count = nvml.nvmlDeviceGetTotalEccErrors(handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
         if count is not None and int(count) < self._first.setdefault(name, int(count)):
             self._first[name] = 0  # counted anew: the driver was loaded again
-        return CardNow(total, free, None if count is None else int(count) - self._first[name], held)
+        return CardNow(total, free, None if count is None else int(count) - self._first[name], held, use)
 
 
 class KernelLog:
@@ -468,4 +471,4 @@ def _card(name: str, now: CardNow | None, xids: tuple[int, ...], tree: frozenset
     held = [size for pid, size in now.held.items() if pid in tree]
     known = [size for size in held if size is not None]
     by_engine = sum(known) if known and len(known) == len(held) else None
-    return CardState(name, xids, now.uncorrectable, now.total, now.free, by_engine)
+    return CardState(name, xids, now.uncorrectable, now.total, now.free, by_engine, now.use)

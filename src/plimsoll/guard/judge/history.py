@@ -557,6 +557,9 @@ class History:
 _WORDS = {
     "success": "requests that ended", "prefix_queries": "tokens looked up in the prefix cache", "waiting": "the queue",
     "prefix_hits": "tokens found in the prefix cache", "kv_cache_usage": "the use of the KV cache",
+    # No word "token" before the colon: what follows it would be taken for a secret.
+    "ttft_sum": "first-token latency", "ttft_count": "first-token latency", "inter_token_sum": "inter-token latency",
+    "inter_token_count": "inter-token latency",
 }  # fmt: skip
 
 

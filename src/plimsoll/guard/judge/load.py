@@ -108,6 +108,14 @@ def expected_wait(history: History) -> float | Unknown:
     return waiting * RATE_S / ended if ended > 0 else Unknown("no request has ended for a minute")
 
 
+def mean_latency(history: History, name: str) -> Reading:
+    """The mean of a latency histogram over the last minute, in seconds."""
+    seconds, count = history.rise(f"{name}_sum", RATE_S), history.rise(f"{name}_count", RATE_S)
+    if isinstance(seconds, Unknown) or isinstance(count, Unknown):
+        return seconds if isinstance(seconds, Unknown) else count
+    return seconds / count if count > 0 else Unknown("no token came in the last minute")
+
+
 NO_LENGTH = Unknown("no request has ended: the recompute share is unknown")
 
 

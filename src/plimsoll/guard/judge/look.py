@@ -79,6 +79,7 @@ class CardState(NamedTuple):
     total: float | None = None
     free: float | None = None
     by_engine: float | None = None  # what the engine's own processes hold
+    use: float | None = None  # the share of the last moment in which a kernel ran on it
 
 
 class BalancerHealth(NamedTuple):
@@ -133,7 +134,10 @@ class Look(NamedTuple):
     is_port_open: bool | None = None  # whether anybody listens there; None on another machine, and where it answers
 
 
-COUNTERS = ("steps", "preemptions", "prompt_tokens", "generation_tokens", "success", "prefix_queries", "prefix_hits")
+COUNTERS = (
+    "steps", "preemptions", "prompt_tokens", "generation_tokens", "success", "prefix_queries", "prefix_hits",
+    "ttft_sum", "ttft_count", "inter_token_sum", "inter_token_count",  # of the latency histograms
+)  # fmt: skip
 GAUGES = ("running", "waiting", "kv_cache_usage")
 WORKERS = ("held", "releasable", "device_free", "room", "retries", "ooms", "host_resident")
 OWN = ("expected_wait", "engine_requests", "in_flight", "contained", *WORKERS)

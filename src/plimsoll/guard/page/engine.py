@@ -82,7 +82,7 @@ class EngineState(NamedTuple):
     """One engine with its readings, its last half hour and its events."""
 
     view: EngineView
-    readings: Mapping[str, Reading] = {}  # kv_cache_usage, running, waiting, in_flight, expected_wait, twice
+    readings: Mapping[str, Reading] = {}  # by the names of `_figures`
     guarding: EngineControl = EngineControl()
     series: Mapping[str, Sequence[float | None]] = {}  # "t" in seconds since 1970, and each figure; None if unknown
     changes: Sequence[Event] = ()
@@ -327,6 +327,9 @@ def _figures(facts: EngineState) -> list[dict[str, Any]]:
         ("running", "running", "count", ""),
         ("in_flight", "in flight at the gate", "count", NO_GATE), ("expected_wait", "a new request would wait", "seconds", ""),
         ("twice", "recompute share, at most", "share", ""),
+        ("first_token", "time to first token, mean of the last minute", "seconds", ""),
+        ("per_token", "time per token, mean of the last minute", "seconds", ""),
+        ("tokens_rate", "generated tokens a second", "count", ""), ("gpu_use", "GPU use", "share", ""),
     )  # fmt: skip
     figures = []
     for name, says, unit, usual in names:

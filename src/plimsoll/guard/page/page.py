@@ -15,7 +15,8 @@ import plimsoll
 from plimsoll.guard.api.actions import NOT_ACTING, ActionDesk, json_answer
 from plimsoll.guard.daemon.journal import read_journal
 from plimsoll.guard.daemon.observer import Fleet, WatchedEngine
-from plimsoll.guard.judge.load import expected_wait, recompute_share
+from plimsoll.guard.judge.judge import Judge
+from plimsoll.guard.judge.load import RATE_S, expected_wait, mean_latency, recompute_share
 from plimsoll.guard.judge.look import Reach
 from plimsoll.guard.page.engine import (
     EngineControl,
@@ -30,7 +31,7 @@ from plimsoll.guard.page.engine import (
 from plimsoll.net.server import HttpAnswer, Stream, error
 from plimsoll.render.guard import Clock, Trouble, trouble_json
 from plimsoll.render.journal import entry_json
-from plimsoll.unknown import Reading
+from plimsoll.unknown import Reading, Unknown
 
 Row = Mapping[str, Any]
 QUIET = b": nothing has changed\n\n"
@@ -213,7 +214,7 @@ class GuardPage:
             key = (one.looks, one.since_s, guarding, needs)
             old_key, old = self._kept.get(name, ((), {}))
             if old_key != key:
-                made = row(EngineState(one.view(now_s)._replace(needs=needs), _readings(one), guarding))
+                made = row(EngineState(one.view(now_s)._replace(needs=needs), readings(one.judge), guarding))
                 old = old if old == made else made
             kept[name] = (key, old)
         if kept.keys() != self._kept.keys():
@@ -228,7 +229,7 @@ class GuardPage:
         changes = [event for event in self._fleet.changes if event.engine == name]
         bound_s = one.judge.policy.number("saturated", "wait")
         steady = Clock(moment.now_s, moment.now_s + self._offset_s)
-        facts = EngineState(view, _readings(one), state[name], self._series(one), changes)
+        facts = EngineState(view, readings(one.judge), state[name], self._series(one), changes)
         return {**sections(facts, steady), "none": "", "bound_s": bound_s}
 
     def _series(self, one: WatchedEngine) -> dict[str, list[float | None]]:
@@ -240,11 +241,18 @@ class GuardPage:
         return series | {name: [found.get(at_s) for at_s in times] for name, found in points.items()}
 
 
-def _readings(one: WatchedEngine) -> dict[str, Reading]:
-    history = one.judge.history
+def readings(judge: Judge) -> dict[str, Reading]:
+    """The figures of an engine's page, by name."""
+    history = judge.history
     is_there = history.last is not None and history.last.reach is Reach.ANSWERS
+    tokens = history.rise("generation_tokens", RATE_S)
+    uses = [card.use for card in history.last.cards if card.use is not None] if history.last is not None else []
     return {
         **{name: history.now(name) for name in ("kv_cache_usage", "running", "waiting", "in_flight")},
         "expected_wait": expected_wait(history) if is_there else history.now("waiting"),
-        "twice": recompute_share(history, one.judge.policy.number("storm", "over")),
+        "twice": recompute_share(history, judge.policy.number("storm", "over")),
+        "first_token": mean_latency(history, "ttft"),
+        "per_token": mean_latency(history, "inter_token"),
+        "tokens_rate": tokens if isinstance(tokens, Unknown) else tokens / RATE_S,
+        "gpu_use": sum(uses) / len(uses) if uses else Unknown("no NVML on this host, or the engine runs on another host"),
     }

@@ -20,6 +20,7 @@ export function gib(bytes) {
 
 export function seconds(value) {
   if (value === null || value === undefined) return UNKNOWN;
+  if (value > 0 && value < 0.95) return value < 0.0095 ? `${(value * 1000).toFixed(1)} ms` : `${Math.round(value * 1000)} ms`;
   if (value < 10) return `${value.toFixed(1)} s`;
   if (value < 120) return `${Math.round(value)} s`;
   if (value < 7200) return `${Math.round(value / 60)} min`;
