@@ -16,9 +16,14 @@ from plimsoll.errors import BadInput, TooLarge
 from plimsoll.launch.command_line import Launch, find_launch
 from plimsoll.launch.manifests import ManifestStart, TextBudget, documents_in, launches_in_manifest, starts_in_manifest
 from plimsoll.launch.shell_script import commands_in
+from plimsoll.launch.shell_words import joined_words
 
 BYTES_MAX = 1024 * 1024
 PIPE_PATIENCE_S = 10
+_UNREADABLE = {
+    FileNotFoundError: "no such file", IsADirectoryError: "is a directory; name the file in it",
+    PermissionError: "permission denied",
+}  # fmt: skip
 _SOURCED_MAX = 8  # names of files that a note lists
 
 # Patterns stay text until they are used: compiling them all costs more than reading most files.
@@ -101,15 +106,10 @@ def read_text(path: str, stdin: BinaryIO | None = None) -> str:
         raise BadInput("-: there is no standard input to read")
     try:
         content = stdin.read(BYTES_MAX + 1) if path == "-" and stdin is not None else _file_bytes(path)
-    except FileNotFoundError:
-        raise BadInput(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise BadInput(f"{path}: is a directory; name the file in it") from None
-    except PermissionError:
-        raise BadInput(f"{path}: permission denied") from None
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise BadInput(f"{path!r}: cannot be read: {reason}") from None
+        if isinstance(error, FileNotFoundError | IsADirectoryError | PermissionError):
+            raise BadInput(f"{path}: {_UNREADABLE[type(error)]}") from None
+        raise BadInput(f"{path!r}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(content) > BYTES_MAX:
         raise TooLarge(f"{where}: larger than 1 MiB; a start script or manifest is not")
     if b"\0" in content:
@@ -197,9 +197,19 @@ _SPECIFIER = re.compile(r"%[A-Za-z]")
 
 
 def unit_settings(text: str) -> list[tuple[int, str, str]]:
-    """Every setting of a unit file with its line, in order; an empty value resets what stood above it."""
-    settings = ((line, _SETTING.fullmatch(logical)) for line, logical in _logical_lines(text))
-    return [(line, *setting.groups()) for line, setting in settings if setting is not None]  # type: ignore[misc]
+    """Every setting of a unit file with its first line, in order; an empty value resets what stood above it."""
+    settings: list[tuple[int, str, str]] = []
+    first, parts = 0, list[str]()
+    for number, line in enumerate([*text.replace("\r\n", "\n").split("\n"), ""], 1):
+        if line.lstrip().startswith(("#", ";")):
+            continue  # also between the lines of one setting
+        first = first if parts else number
+        parts.append(line.removesuffix("\\"))
+        if not line.endswith("\\"):
+            if found := _SETTING.fullmatch(" ".join(parts).strip()):
+                settings.append((first, found[1], found[2]))
+            parts = []
+    return settings
 
 
 def launches_in_unit(text: str, name: str) -> list[Launch]:
@@ -227,24 +237,6 @@ def launches_in_unit(text: str, name: str) -> list[Launch]:
     return launches
 
 
-def _logical_lines(text: str) -> list[tuple[int, str]]:
-    """Lines with their continuations joined and the number of the first; comments are left out, also in between."""
-    lines: list[tuple[int, str]] = []
-    first, parts = 0, list[str]()
-    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
-        if line.lstrip().startswith(("#", ";")):
-            continue
-        first = first if parts else number
-        if line.endswith("\\"):
-            parts.append(line[:-1])
-            continue
-        lines.append((first, " ".join([*parts, line]).strip()))
-        parts = []
-    if parts:
-        lines.append((first, " ".join(parts).strip()))
-    return lines
-
-
 def _words(text: str, where: str) -> list[str]:
     """Words as systemd cuts them: quotes group, backslashes escape, no shell."""
 
@@ -252,21 +244,10 @@ def _words(text: str, where: str) -> list[str]:
         letter = found.group(1)
         return chr(int(letter[1:], 16)) if len(letter) == 3 else _LETTERS.get(letter, letter)
 
-    words: list[list[str]] = []
-    at, ended = 0, True
-    while at < len(text):
-        if text[at].isspace():
-            at, ended = at + 1, True
-            continue
-        found = _WORD_PART.match(text, at)
-        if found is None:
-            raise BadInput(f"{where}: a quote that opens here is never closed")
-        piece = _ESCAPE.sub(unescape, next(group for group in found.groups() if group is not None))
-        if ended:
-            words.append([])
-        words[-1].append(piece)
-        at, ended = found.end(), False
-    return ["".join(pieces) for pieces in words]
+    def read(found: re.Match[str]) -> str:
+        return _ESCAPE.sub(unescape, next(group for group in found.groups() if group is not None))
+
+    return joined_words(text, _WORD_PART, read, f"{where}: a quote that opens here is never closed")
 
 
 def _unit_command(words: list[str], environment: dict[str, str], growth: TextBudget) -> tuple[list[str], list[str]]:

@@ -139,7 +139,22 @@ def _remarks(given: _CommandFlags) -> Iterator[Remark]:
             "no API server runs here: the gate belongs to the command that has one, and it does not see these workers' figures"
         )
         yield Remark("--headless", says, (*_SERVER_PARTS, InsidePart.RECORDER), "no")
-    yield from _spread(given)
+    # Several machines, Ray and several API servers.
+    spread = "--nnodes" if given.number("--nnodes") > 1 else given.has("--data-parallel-address", "--data-parallel-start-rank")
+    local, size = given.number("--data-parallel-size-local"), given.number("--data-parallel-size")
+    spread = spread or ("--data-parallel-size-local" if 0 < local < size else "")
+    if spread:
+        yield Remark(
+            spread, "several machines: figures of workers on the others are not seen here", (InsidePart.PROBE,), "partly"
+        )
+    backends = ("--distributed-executor-backend", "--data-parallel-backend")
+    if flag := next((flag for flag in backends if given.value(flag) == "ray"), ""):
+        says = "Ray starts the workers, so they are not known to be this server's: their figures are written but not shown"
+        yield Remark(flag, says, (InsidePart.PROBE,), "partly")
+    count = given.number("--api-server-count")
+    if not given.has("--headless") and (count > 1 or (not count and size > 1)):
+        says = "several API servers share their state through files of one user on one machine (in PLIMSOLL_DIR)"
+        yield Remark("--api-server-count" if count else "--data-parallel-size", says)
     if given.has("--disable-log-stats"):
         if given.plugins.has_stat_logger:
             says = "a stat logger that is installed keeps vLLM's statistics on, though without vLLM's own lines and metrics"
@@ -160,25 +175,6 @@ def _remarks(given: _CommandFlags) -> Iterator[Remark]:
         yield Remark("--enable-elastic-ep", "scaling makes vLLM's loggers anew; the gate puts the recorder back")
     if flag := given.has("--disable-frontend-multiprocessing"):
         yield Remark(flag, "changes nothing here: it concerns the first engine (V0) alone")
-
-
-def _spread(given: _CommandFlags) -> Iterator[Remark]:
-    """Remarks on several machines, Ray and several API servers."""
-    spread = "--nnodes" if given.number("--nnodes") > 1 else given.has("--data-parallel-address", "--data-parallel-start-rank")
-    local, size = given.number("--data-parallel-size-local"), given.number("--data-parallel-size")
-    spread = spread or ("--data-parallel-size-local" if 0 < local < size else "")
-    if spread:
-        yield Remark(
-            spread, "several machines: figures of workers on the others are not seen here", (InsidePart.PROBE,), "partly"
-        )
-    backends = ("--distributed-executor-backend", "--data-parallel-backend")
-    if flag := next((flag for flag in backends if given.value(flag) == "ray"), ""):
-        says = "Ray starts the workers, so they are not known to be this server's: their figures are written but not shown"
-        yield Remark(flag, says, (InsidePart.PROBE,), "partly")
-    count = given.number("--api-server-count")
-    if not given.has("--headless") and (count > 1 or (not count and size > 1)):
-        says = "several API servers share their state through files of one user on one machine (in PLIMSOLL_DIR)"
-        yield Remark("--api-server-count" if count else "--data-parallel-size", says)
 
 
 def with_remarks(verdicts: Sequence[PartVerdict], remarks: Sequence[Remark]) -> tuple[PartVerdict, ...]:

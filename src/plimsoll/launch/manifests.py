@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.launch.command_line import Container, Launch, find_in_container
+from plimsoll.launch.shell_words import joined_words
 
 Tree: TypeAlias = "dict[str, Tree] | list[Tree] | str | bool | None"
 
@@ -177,63 +178,52 @@ def _in_compose(document: dict[str, Tree], name: str) -> Iterator[ManifestStart]
     for service, body in services.items():
         if not isinstance(body, dict):
             continue
-        source = f"{name}, service {service}"
-        reader = _Compose(source)
+        source, missing = f"{name}, service {service}", list[str]()
+        image, entry, command, listed = (
+            _interpolated(body.get(key), missing) for key in ("image", "entrypoint", "command", "environment")
+        )
+        given = [each.partition("=") for each in listed if isinstance(each, str)] if isinstance(listed, list) else []
+        pairs: dict[str, Tree] = (
+            listed if isinstance(listed, dict) else {n: text if is_set else None for n, is_set, text in given}
+        )
+        handed_on = [name for name, value in pairs.items() if not isinstance(value, str)]  # by whoever calls Compose
         container = Container(
-            image=reader.text(body.get("image")),
-            entry=reader.words(body.get("entrypoint")),
-            arguments=reader.words(body.get("command")) or (),
-            environment=reader.environment(body.get("environment")),
-            unresolved=tuple(reader.missing),
+            image=_text(image),
+            entry=_compose_words(entry, source),
+            arguments=_compose_words(command, source) or (),
+            environment=tuple((name, value if isinstance(value, str) else f"${name}") for name, value in pairs.items()),
+            unresolved=(*missing, *handed_on),
             notes=("the variables in env_file were not read",) if body.get("env_file") else (),
         )
         if launch := find_in_container(container, source):
             yield ManifestStart(launch, body, document, "compose")
 
 
-class _Compose:
-    """One service's texts, with Compose's own variables filled in."""
-
-    def __init__(self, source: str) -> None:
-        self.missing: list[str] = []
-        self._source = source
-
-    def text(self, value: Tree) -> str | None:
-        if not isinstance(value, str):
-            return None
-        filled, missing = interpolate(value)
-        self.missing += missing
+def _interpolated(value: Tree, missing: list[str]) -> Tree:
+    """The value with Compose's own variables filled in; the names of those without a value are added to `missing`."""
+    if isinstance(value, str):
+        filled, names = interpolate(value)
+        missing += names
         return filled
+    if isinstance(value, list):
+        return [_interpolated(each, missing) for each in value if isinstance(each, str)]
+    if isinstance(value, dict):
+        return {name: _interpolated(each, missing) if isinstance(each, str) else None for name, each in value.items()}
+    return value
 
-    def words(self, value: Tree) -> tuple[str, ...] | None:
-        """A command: a list as it stands, a string cut as Compose cuts it, which runs no shell."""
-        if value is None or isinstance(value, dict):
-            return None
-        if isinstance(value, list):
-            return tuple(text for each in value if (text := self.text(each)) is not None)
-        return tuple(plain_words(self.text(value) or "", self._source))
 
-    def environment(self, value: Tree) -> tuple[tuple[str, str], ...]:
-        pairs: list[tuple[str, str]] = []
-        listed: list[tuple[str, str | None]] = []
-        if isinstance(value, dict):
-            listed = [(name, self.text(each)) for name, each in value.items()]
-        elif isinstance(value, list):
-            for each in value:
-                name, given, text = (self.text(each) or "").partition("=")
-                listed.append((name, text if given else None))
-        for name, each in listed:
-            if each is None:  # handed on from whoever calls Compose
-                self.missing.append(name)
-            pairs.append((name, f"${name}" if each is None else each))
-        return tuple(pairs)
+def _compose_words(value: Tree, source: str) -> tuple[str, ...] | None:
+    """A command: a list as it stands, a string cut as Compose cuts it, which runs no shell."""
+    if isinstance(value, list):
+        return tuple(each for each in value if isinstance(each, str))
+    return tuple(plain_words(value, source)) if isinstance(value, str) else None
 
 
 # Kubernetes
 
 
 def _in_kubernetes(document: Tree, name: str) -> Iterator[ManifestStart]:
-    """Walks the whole tree: whatever the kind, what matters hangs under `containers`."""
+    """Walks the whole tree: whatever the kind, what matters hangs under `containers`, or under KServe's `model`."""
     waiting: list[tuple[Tree, dict[str, Tree], tuple[str, ...]]] = [(document, {}, ())]  # with the nearest object, and the way
     seen: set[int] = set()
     growth = TextBudget()
@@ -249,26 +239,34 @@ def _in_kubernetes(document: Tree, name: str) -> Iterator[ManifestStart]:
             names = metadata if isinstance(metadata, dict) else {}
             place = f"{kind} {_text(names.get('name') or names.get('generateName')) or ''}".strip()
             where = f"{name}, {place}" if place else name
+            found: list[tuple[Container, dict[str, Tree], str, tuple[str, ...]]] = []
             for key in ("initContainers", "containers"):
                 containers = tree.get(key)
                 for at, body in enumerate(containers if isinstance(containers, list) else ()):
-                    if isinstance(body, dict) and (launch := _in_container(body, owner, where, growth)):
-                        yield ManifestStart(launch, body, tree, kind, owner, (*path, key, str(at)))
+                    if isinstance(body, dict):
+                        own = body.get("name")
+                        source = f"{where}, container {own}" if isinstance(own, str) else where
+                        container = container_of(body, growth)
+                        if kind == LLM_SERVICE and own == "main" and container.entry is None:
+                            container = _llm_service(container, owner, source)
+                        found.append((container, body, source, (key, str(at))))
             model = tree.get("model")
-            if isinstance(model, dict) and (launch := _in_kserve_model(model, f"{where}, model", growth)):
-                yield ManifestStart(launch, model, tree, kind, owner, (*path, "model"))
+            if isinstance(model, dict) and isinstance(form := model.get("modelFormat"), dict):
+                hints = (form.get("name"), model.get("runtime"), model.get("image"))
+                if any(isinstance(hint, str) and "vllm" in hint.lower() for hint in hints):
+                    container = container_of(model, growth)
+                    notes = (*container.notes, "the serving runtime may add arguments of its own")  # it is defined elsewhere
+                    container = replace(container, image=container.image or "vllm", notes=notes)
+                    found.append((container, model, f"{where}, model", ("model",)))
+            for container, body, source, way in found:
+                if launch := find_in_container(container, source):
+                    # Each `$(NAME)` that is still in its arguments is missing.
+                    left = [match.group(2) for word in launch.arguments for match in _KUBERNETES_REFERENCE.finditer(word)]
+                    image = _text(body.get("image")) or (launch.image if way != ("model",) else None)
+                    launch = replace(launch, image=image, unresolved=tuple(dict.fromkeys((*launch.unresolved, *left))))
+                    yield ManifestStart(launch, body, tree, kind, owner, (*path, *way))
         children = list(tree.items()) if isinstance(tree, dict) else [(str(at), child) for at, child in enumerate(tree)]
         waiting += [(child, owner, (*path, key)) for key, child in reversed(children)]
-
-
-def _in_container(body: dict[str, Tree], owner: dict[str, Tree], where: str, growth: TextBudget) -> Launch | None:
-    own = body.get("name")
-    source = f"{where}, container {own}" if isinstance(own, str) else where
-    container = container_of(body, growth)
-    if owner.get("kind") == LLM_SERVICE and own == "main" and container.entry is None:
-        container = _llm_service(container, owner, source)
-    launch = find_in_container(container, source)
-    return launch and _with_references(replace(launch, image=_text(body.get("image")) or launch.image))
 
 
 def _llm_service(container: Container, owner: dict[str, Tree], source: str) -> Container:
@@ -285,21 +283,6 @@ def _llm_service(container: Container, owner: dict[str, Tree], source: str) -> C
         arguments=((named or "/mnt/models").removeprefix("hf://"), *container.arguments, *more),
         notes=(*container.notes, "KServe's own template adds arguments of its own"),
     )
-
-
-def _in_kserve_model(model: dict[str, Tree], source: str, growth: TextBudget) -> Launch | None:
-    """KServe's `predictor.model`: its arguments go to a serving runtime that is defined elsewhere."""
-    if not isinstance(form := model.get("modelFormat"), dict):
-        return None
-    hints = (form.get("name"), model.get("runtime"), model.get("image"))
-    if not any(isinstance(hint, str) and "vllm" in hint.lower() for hint in hints):
-        return None
-    container = container_of(model, growth)
-    container = replace(
-        container, image=container.image or "vllm", notes=(*container.notes, "the serving runtime may add arguments of its own")
-    )
-    launch = find_in_container(container, source)
-    return launch and _with_references(replace(launch, image=_text(model.get("image"))))
 
 
 def container_of(body: dict[str, Tree], growth: TextBudget | None = None) -> Container:
@@ -344,12 +327,6 @@ def _filled(text: str, environment: dict[str, str], growth: TextBudget) -> str:
         return f"$({name})" if escaped else growth.add(environment.get(name, found.group()))
 
     return _KUBERNETES_REFERENCE.sub(fill, text)
-
-
-def _with_references(launch: Launch) -> Launch:
-    """The launch with each `$(NAME)` that is still in its arguments listed as missing."""
-    left = [found.group(2) for word in launch.arguments for found in _KUBERNETES_REFERENCE.finditer(word)]
-    return replace(launch, unresolved=tuple(dict.fromkeys((*launch.unresolved, *left))))
 
 
 # Variables in the texts of Compose files, and their commands cut into words without a shell.
@@ -417,23 +394,15 @@ def _closing(text: str, at: int) -> int:
     return -1
 
 
-_PART = re.compile(r"'([^']*)'|\"((?:[^\"\\]|\\.)*)\"|\\(.)|([^ \t\r\n'\"\\]+)|([ \t\r\n]+)", re.DOTALL)
+_PART = re.compile(r"'([^']*)'|\"((?:[^\"\\]|\\.)*)\"|\\(.)|([^ \t\r\n'\"\\]+)", re.DOTALL)
 _ESCAPED = re.compile(r"\\([\"\\])")
 
 
 def plain_words(text: str, where: str) -> list[str]:
     """The same words as `shlex.split` gives, whose time grows with the square of a word's length."""
-    words: list[list[str]] = []
-    at, ended = 0, True
-    while at < len(text):
-        found = _PART.match(text, at)
-        if found is None:
-            raise BadInput(f"{where}: a quote or backslash in the command is never finished")
-        single, double, escaped, plain, blanks = found.groups()
-        at = found.end()
-        if blanks is None:
-            if ended:
-                words.append([])
-            words[-1].append(_ESCAPED.sub(r"\1", double) if double is not None else single or escaped or plain or "")
-        ended = blanks is not None
-    return ["".join(parts) for parts in words]
+
+    def read(found: re.Match[str]) -> str:
+        single, double, escaped, plain = found.groups()
+        return _ESCAPED.sub(r"\1", double) if double is not None else single or escaped or plain or ""
+
+    return joined_words(text, _PART, read, f"{where}: a quote or backslash in the command is never finished")

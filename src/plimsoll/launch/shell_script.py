@@ -250,7 +250,7 @@ def commands_in(text: str, environment: Iterable[tuple[str, str]] = ()) -> list[
     """Every command of a script in the order of its text; assignments and exports are taken in, not listed."""
     script = _Script(environment)
     for token in Reader(text.replace("\r\n", "\n")).tokens():
-        script.spend(_TOKEN_COST)
+        script.variables.spend(_TOKEN_COST)
         if isinstance(token, Word):
             script.word(token)
         else:
@@ -264,7 +264,7 @@ class _Script:
 
     def __init__(self, environment: Iterable[tuple[str, str]]) -> None:
         self.commands: list[ShellCommand] = []
-        self._variables = Variables()
+        self.variables = Variables()
         self._exported: dict[str, None] = {}
         self._snapshot: tuple[tuple[str, str], ...] | None = None  # what is exported; None when it must be made anew
         self._behind_environment: list[str] = []  # what its values are missing
@@ -277,11 +277,8 @@ class _Script:
         self._parenthesis = False  # `name(` was seen: `)` makes it a function
         self._export_all = False
         for name, value in environment:
-            self._variables.assign(name, [(Piece(value),)])
+            self.variables.assign(name, [(Piece(value),)])
             self._exported[name] = None
-
-    def spend(self, amount: int) -> None:
-        self._variables.spend(amount)
 
     def word(self, word: Word) -> None:
         self._settle_parenthesis()
@@ -357,7 +354,7 @@ class _Script:
         elif first in ("for", "select"):
             self._branches += 1
             if len(words) > 1 and (name := words[1].keyword) is not None:
-                self._variables.forget(name)
+                self.variables.forget(name)
         else:
             self._command(words)
 
@@ -369,7 +366,7 @@ class _Script:
         if rest and rest[0].keyword in _DECLARING:
             self._declare(rest)
             return
-        fields = [field for word in rest for field in self._variables.expand(word.parts)]
+        fields = [field for word in rest for field in self.variables.expand(word.parts)]
         if not fields:
             for word in before:
                 self._assign(word)
@@ -400,7 +397,7 @@ class _Script:
         if any("vllm" in text.lower() for text in texts):
             # As the branches that were not taken would run it.
             otherwise = []
-            for others in (others for name in guessed for others in self._variables.expand_otherwise(name, rest)):
+            for others in (others for name in guessed for others in self.variables.expand_otherwise(name, rest)):
                 missing = [piece.name for field in others for piece in field if piece.origin is not Origin.WRITTEN]
                 unseen = tuple(dict.fromkeys((*command.unresolved, *missing)))
                 otherwise.append(replace(command, words=tuple(map(text_of, others)), unresolved=unseen))
@@ -409,7 +406,7 @@ class _Script:
 
     def _environment(self) -> tuple[tuple[str, str], ...]:
         if self._snapshot is None:
-            values = {name: self._variables.values(name) for name in self._exported}
+            values = {name: self.variables.values(name) for name in self._exported}
             self._snapshot = tuple((name, text_of(value[0])) for name, value in values.items() if value)
             behind = [
                 (name, piece.name)
@@ -420,20 +417,20 @@ class _Script:
             ]
             # `export PATH=/opt/bin:$PATH` adds to what the caller has: nothing is missing there.
             self._behind_environment = [missing for name, missing in behind if missing != name]
-            self._variables.spend(16 * (len(values) + len(behind)))
-        self._variables.spend(len(self._behind_environment))
+            self.variables.spend(16 * (len(values) + len(behind)))
+        self.variables.spend(len(self._behind_environment))
         return self._snapshot
 
     def _unset(self, name: str) -> None:
         if not self._branches and not self._behind_and_or and _NAME.fullmatch(name):
-            self._variables.forget(name)
+            self.variables.forget(name)
             self._snapshot = None
 
     def _declare(self, words: Sequence[Word]) -> None:
         """`export A=1 B`, `declare -x A=1`, `readonly A=1`, `local A=1`."""
         exports, withdraws = words[0].keyword == "export", False
         for word in words[1:]:
-            text = text_of(self._variables.join(word.parts))
+            text = text_of(self.variables.join(word.parts))
             if text.startswith(("-", "+")):
                 exports = exports or (text.startswith("-") and "x" in text)
                 withdraws = withdraws or text in ("-n", "+x")
@@ -444,7 +441,7 @@ class _Script:
             if _assigned(word):
                 self._assign(word)
             elif found := _ASSIGNMENT.match(text):  # export "A=$B", export $NAME=1
-                self._set(found, [self._without_prefix(self._variables.join(word.parts), found.end())])
+                self._set(found, [self._without_prefix(self.variables.join(word.parts), found.end())])
             if withdraws:
                 self._exported.pop(name.group(), None)
             elif exports:
@@ -467,7 +464,7 @@ class _Script:
         first = word.parts[0]
         assert isinstance(first, LiteralText), "an assignment starts with its name"
         rest = LiteralText(first.text[found.end() :], first.quoted)
-        return found.group(1), self._variables.join((rest, *word.parts[1:]))
+        return found.group(1), self.variables.join((rest, *word.parts[1:]))
 
     def _assign(self, word: Word) -> None:
         found = _assigned(word)
@@ -476,7 +473,7 @@ class _Script:
         if word.elements is None:
             values = [self._named_value(word)[1]]
         else:
-            values = [value for element in word.elements for value in self._variables.expand(element.parts)]
+            values = [value for element in word.elements for value in self.variables.expand(element.parts)]
         inside = [part for each in (word, *(word.elements or ())) for part in each.parts]
         adds = any(isinstance(part, Parameter) and part.name == name for part in inside)
         self._set(found, values, adds=adds, array=word.elements is not None)
@@ -488,11 +485,11 @@ class _Script:
             return
         adds = adds or bool(plus)
         if self._branches or self._behind_and_or:
-            if self._variables.keep_first(name, values, adds=adds):
+            if self.variables.keep_first(name, values, adds=adds):
                 return
         elif not adds:
-            self._variables.forget(name)
-        self._variables.assign(name, values, append=bool(plus), array=array)
+            self.variables.forget(name)
+        self.variables.assign(name, values, append=bool(plus), array=array)
         if self._export_all:
             self._exported[name] = None
         self._snapshot = None

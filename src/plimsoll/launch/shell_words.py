@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from plimsoll.errors import BadInput
@@ -123,6 +123,24 @@ def here_document(text: str, at: int) -> tuple[str, bool, int] | None:
         return None
     dash, *names = found.groups()
     return next(name for name in names if name is not None), dash == "-", found.end()
+
+
+def joined_words(text: str, part: re.Pattern[str], read: Callable[[re.Match[str]], str], problem: str) -> list[str]:
+    """Words cut at blanks, where no shell does it: `part` matches one piece of a word, and `read` says what it stands for."""
+    words: list[list[str]] = []
+    at, ended = 0, True
+    while at < len(text):
+        if text[at] in " \t\r\n\v\f":
+            at, ended = at + 1, True
+            continue
+        found = part.match(text, at)
+        if found is None:
+            raise BadInput(problem)
+        if ended:
+            words.append([])
+        words[-1].append(read(found))
+        at, ended = found.end(), False
+    return ["".join(pieces) for pieces in words]
 
 
 class LiteralText(NamedTuple):
