@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import UndefinedError
 
-from plimsoll.assets.rendering import fill, flag_lines, for_compose, for_pod, headed, in_yaml, quoted, render
+from plimsoll.assets.rendering import _environment, fill, flag_lines, headed, in_yaml, quoted, render
 from plimsoll.assets.settings import AssetSettings
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -41,7 +41,7 @@ def test_data_is_filled_and_what_does_not_apply_is_left_out() -> None:
 @given(st.text("$(){}aB_ ", max_size=12))
 def test_dollars_arrive_in_a_pod(text: str) -> None:
     """The kubelet's own rule: `$$` is one dollar sign, `$(NAME)` a variable, anything else stays."""
-    assert _as_the_kubelet(for_pod(text)) == text
+    assert _as_the_kubelet(_environment().filters["pod"](text)) == text
 
 
 def _as_the_kubelet(text: str) -> str:
@@ -57,7 +57,7 @@ def _as_the_kubelet(text: str) -> str:
 
 def test_small_words() -> None:
     """Compose reads two dollars as one; a negative number is a value, no flag; the lines on top suit the kind of file."""
-    assert for_compose("${A} $5") == "$${A} $$5"
+    assert _environment().filters["compose"]("${A} $5") == "$${A} $$5"
     words = ["vllm", "serve", "m", "--seed", "-1", "-tp", "2"]
     assert flag_lines(words) == [["vllm", "serve", "m"], ["--seed", "-1"], ["-tp", "2"]]
     assert headed("a.sh", "#!/bin/sh\nx\n", ["one"]) == "#!/bin/sh\n# one\nx\n"

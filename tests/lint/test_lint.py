@@ -109,7 +109,7 @@ def rules(folder: Path, text: str, name: str = "file.yaml", **filled: str) -> li
         (POD.replace("Deployment", "Job"), "p.yaml", {"pod": "restartPolicy: OnFailure"}, []),
         (UNIT.replace("=always", "=on-failure"), "u.service", {}, [("restart.exit-zero", 6)]),
         (COMPOSE, "c.yaml", {"service": f"environment: {{HF_TOKEN: {SECRET}}}"}, [("secret.open", 7)]),
-        (COMPOSE, "c.yaml", {"service": 'environment: ["HF_TOKEN=${HF_TOKEN}"]'}, []),
+        (COMPOSE, "c.yaml", {"service": 'environment: ["HF_TOKEN=${HF_TOKEN}", "VLLM_API_KEY=sk-${KEY}-eu"]'}, []),
         (POD, "p.yaml", {"command": "--api-key, sk-0123456789abcdef0123456789"}, [("secret.open", 11)]),
         (UNIT, "u.service", {"service": "Environment=VLLM_API_KEY=sk-0123456789abcdef0123456789"}, [("secret.open", 7)]),
         (COMPOSE, "c.yaml", {"command": "--swap-space 4"}, [("flag.removed", 4)]),

@@ -48,7 +48,7 @@ def on_h100(release: str = "0.19.0", shape: ModelShape | None = None, **changes:
 def test_every_release_has_a_range() -> None:
     """From 0.6 to 0.32 each release falls into one range, and the ranges follow each other without a gap."""
     assert ERAS[0].since is None
-    assert [era.first for era in ERAS] == sorted({era.first for era in ERAS}, key=lambda first: Version(first).release)
+    assert [era.first for era in ERAS] == sorted({era.first for era in ERAS}, key=lambda first: Version.read(first).release)
     seen = [era_of(release).name for release in RELEASES]
     assert set(seen) == {era.name for era in ERAS}
     places = [[era.name for era in ERAS].index(name) for name in seen]

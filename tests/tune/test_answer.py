@@ -57,6 +57,16 @@ def test_what_one_flag_does_is_said_against_the_rest_as_chosen(tuning: Tuning) -
     assert f": 1,296 times as many as with {against}" in said(1296.1)
     assert f": with {against} no request is served as promised" in said(0)
     assert ": makes no difference by itself" in said(1.0)
+    # Nobody ran it; and what else differs stands beside it.
+    alone = tuning._replace(found=tuning.found._replace(tried=(best,)), refused=())
+    assert reasons(alone)[0].endswith(f", not {then}: not compared.")
+    worse = best.score._replace(
+        preemptions=best.score.preemptions + 900, late_first=best.score.requests, late_further=best.score.requests
+    )
+    was = best._replace(option=before, score=worse)
+    why = reasons(tuning._replace(found=tuning.found._replace(tried=(best, was))))[0]
+    for part in ("wait too long for the first, not 100.0%", "get further tokens too slowly, not 100.0%", " preemptions, not "):
+        assert part in why, part
 
 
 def test_curves_runner_up_and_margin_go_with_the_chosen_one(tuning: Tuning) -> None:

@@ -29,8 +29,12 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )  # fmt: skip
     environment.filters |= {
-        "shell": in_shell, "yaml": in_yaml, "quoted": quoted, "unit": in_unit, "compose": for_compose, "pod": for_pod,
-        "flag_lines": flag_lines, "span": span,
+        "shell": in_shell, "yaml": in_yaml, "quoted": quoted, "flag_lines": flag_lines, "span": span,
+        # In a unit of systemd a percent sign begins a specifier and a backslash an escape.
+        "unit": lambda text: text.replace("\\", "/").replace("%", "%%"),
+        "compose": lambda text: text.replace("$", "$$"),  # there `$$` is a dollar sign that begins no variable
+        # A pod's command or environment: `$(NAME)` would be replaced, and `$$` is one dollar sign.
+        "pod": lambda text: text.replace("$", "$$") if "$(" in text or "$$" in text else text,
     }  # fmt: skip
     return environment
 
@@ -100,21 +104,6 @@ def in_yaml(text: str) -> str:
     """A scalar of YAML: quoted, so that nothing is read as a number, a date or a comment; plain where that is safe."""
     is_plain = re.fullmatch(r"[A-Za-z/]([A-Za-z0-9_./-]*[A-Za-z0-9_/-])?", text) and text.lower() not in _YAML_WORDS
     return text if is_plain else quoted(text)
-
-
-def in_unit(text: str) -> str:
-    """A text in a unit of systemd, where a percent sign begins a specifier and a backslash an escape."""
-    return text.replace("\\", "/").replace("%", "%%")
-
-
-def for_compose(text: str) -> str:
-    """A text in a compose file: a dollar sign that begins no variable is written twice."""
-    return text.replace("$", "$$")
-
-
-def for_pod(text: str) -> str:
-    """A text in a pod's command or environment, where `$(NAME)` would be replaced and `$$` is one dollar sign."""
-    return text.replace("$", "$$") if "$(" in text or "$$" in text else text
 
 
 def flag_lines(words: Sequence[str]) -> list[list[str]]:

@@ -10,7 +10,7 @@ import functools
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from os.path import dirname, join
 from typing import Any, NamedTuple
@@ -23,44 +23,32 @@ _FORM = (
 )
 
 
-@functools.total_ordering
+@dataclass(frozen=True, order=True, slots=True)
 class Version:
     """Compared by its release numbers alone: `0.9.0.1` is after `0.9.0`; a build tag or post-release changes no flag."""
 
-    __slots__ = ("is_dev", "is_post", "local", "pre", "release", "text")
+    release: tuple[int, ...]
+    text: str = field(compare=False)
+    pre: str = field(compare=False)
+    local: str = field(compare=False)
+    is_dev: bool = field(compare=False)
+    is_post: bool = field(compare=False)
 
-    def __init__(self, text: str) -> None:
-        """Read a version; raises ValueError for what is none."""
+    @classmethod
+    def read(cls, text: str) -> Version:
         match = re.fullmatch(_FORM, text.strip())
         if match is None:
             raise ValueError(f"not a version: {text!r}")
         numbers = tuple(int(number) for number in match["release"].split("."))
-        self.release: tuple[int, ...] = numbers + (0,) * (3 - len(numbers))
-        self.text = text.strip().removeprefix("v")
-        self.pre: str = match["pre"] or ""
-        self.is_dev = match["dev"] is not None
-        self.is_post = match["post"] is not None
-        self.local: str = match["local"] or ""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Version) and self.release == other.release
-
-    def __lt__(self, other: Version) -> bool:
-        return self.release < other.release
-
-    def __hash__(self) -> int:
-        return hash(self.release)
-
-    def __repr__(self) -> str:
-        return f"Version({self.text!r})"
-
-    def __str__(self) -> str:
-        return self.text
+        release, plain = numbers + (0,) * (3 - len(numbers)), text.strip().removeprefix("v")
+        return cls(
+            release, plain, match["pre"] or "", match["local"] or "", match["dev"] is not None, match["post"] is not None
+        )
 
 
 @functools.lru_cache(maxsize=512)
 def _numbers(version: str) -> tuple[int, ...]:
-    return Version(version).release
+    return Version.read(version).release
 
 
 def is_before(release: str, other: str) -> bool:
@@ -98,7 +86,7 @@ def whole_span(spans: Iterable[tuple[str, str]]) -> tuple[str, str]:
 def plain_version(text: str) -> str | None:
     """A version as vLLM writes it; None for what is none."""
     try:
-        return Version(text).text
+        return Version.read(text).text
     except ValueError:
         return None
 
@@ -336,10 +324,10 @@ def engine_named(text: str | None, said_by: str = "--vllm") -> Engine:
     if asked.lower() in _MOVING_NAMES:
         return moving
     try:
-        version = Version(asked)
+        version = Version.read(asked)
     except ValueError:
         raise BadInput(f"{said_by} {asked!r} is not a version such as {last} or nightly") from None
-    known = [Version(r) for r in releases()]
+    known = [Version.read(r) for r in releases()]
     is_build = version.local == "" or re.fullmatch(_BUILD_TAG, version.local.lower()) is not None
     if version.is_dev or (not is_build and re.match(r"g[0-9a-f]{4,}", version.local)):
         return moving

@@ -314,6 +314,23 @@ def test_old_ones_move_on_and_the_oldest_goes(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "engine.log.1").stat().st_mode) == 0o600
 
 
+def test_the_copy_is_whole_before_the_log_is_cut(tmp_path: Path) -> None:
+    """Whoever ends guard between the two finds every byte in one of them."""
+    path, kept, is_over = tmp_path / "engine.log", list[bytes](), list[bool]()
+
+    def look(event: str, _arguments: object) -> None:  # Python tells it of every file that is cut
+        if event == "os.truncate" and not is_over:
+            kept.append((tmp_path / "engine.log.1").read_bytes())
+
+    path.write_bytes(b"x" * 1000)
+    sys.addaudithook(look)
+    try:
+        assert rotate(path, 100)
+    finally:
+        is_over.append(True)
+    assert kept == [b"x" * 1000]
+
+
 def test_a_process_writes_on_while_its_log_is_cut(tmp_path: Path) -> None:
     """Whatever it floods the log with: the order holds, and only at a cut can lines be missing."""
     path = tmp_path / "engine.log"

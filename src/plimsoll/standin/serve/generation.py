@@ -137,48 +137,35 @@ def check_bounds(asked: GenerationRequest, n: int, logprobs: int | None, most: i
     if wrong:
         says = f"logit_bias contains key(s) that cannot be converted to integer token IDs: {wrong!r}"
         raise invalid(says, "logit_bias", wrong)
-    if n < 1:
-        raise invalid(f"n must be at least 1, got {n}.")
-    if n > MOST_SEQUENCES:
-        raise invalid(
-            f"n must be at most {MOST_SEQUENCES}, got {n}. To increase this limit, set the VLLM_MAX_N_SEQUENCES "
-            "environment variable."
-        )
-    for name in ("presence_penalty", "frequency_penalty"):
-        if not -2.0 <= value[name] <= 2.0:
-            raise invalid(f"{name} must be in [-2, 2], got {value[name]}.")
-    penalty, temperature = value["repetition_penalty"], value["temperature"]
-    if not math.isfinite(penalty):
-        raise invalid(f"repetition_penalty must be a finite number, got {penalty}.")
-    if penalty <= 0.0:
-        raise invalid(f"repetition_penalty must be greater than zero, got {penalty}.")
-    for is_wrong, must in (
-        (not math.isfinite(temperature), "a finite number"),
-        (temperature < 0.0, "non-negative"),
-        (temperature > 2.0, "in [0, 2]"),
-    ):
+    penalty, temperature, top_p, top_k, min_p = (value[name] for name in tuple(value)[2:])
+    too_many = "To increase this limit, set the VLLM_MAX_N_SEQUENCES environment variable."
+    least = asked.min_tokens
+    # What must not be, what vLLM says of it, and the parameter and value that it names behind its message, where it does.
+    wrongs: list[tuple[bool, str, str | None]] = [
+        (n < 1, f"n must be at least 1, got {n}.", None),
+        (n > MOST_SEQUENCES, f"n must be at most {MOST_SEQUENCES}, got {n}. {too_many}", None),
+        *(
+            (not -2.0 <= value[name] <= 2.0, f"{name} must be in [-2, 2], got {value[name]}.", None)
+            for name in ("presence_penalty", "frequency_penalty")
+        ),
+        (not math.isfinite(penalty), f"repetition_penalty must be a finite number, got {penalty}.", None),
+        (penalty <= 0.0, f"repetition_penalty must be greater than zero, got {penalty}.", None),
+        (not math.isfinite(temperature), f"temperature must be a finite number, got {temperature}.", "temperature"),
+        (temperature < 0.0, f"temperature must be non-negative, got {temperature}.", "temperature"),
+        (temperature > 2.0, f"temperature must be in [0, 2], got {temperature}.", "temperature"),
+        (temperature < GREEDY_BELOW and n > 1, f"n must be 1 when using greedy sampling, got {n}.", None),
+        (not 0.0 < top_p <= 1.0, f"top_p must be in (0, 1], got {top_p}.", "top_p"),
+        (top_k < -1, f"top_k must be 0 (disable), or at least 1, got {top_k}.", None),
+        (not 0.0 <= min_p <= 1.0, f"min_p must be in [0, 1], got {min_p}.", None),
+        (most < 1, f"max_tokens must be at least 1, got {most}.", "max_tokens"),
+        (least < 0, f"min_tokens must be greater than or equal to 0, got {least}.", None),
+        (least > most, f"min_tokens must be less than or equal to max_tokens={most}, got {least}.", None),
+        ("" in asked.stops, "stop cannot contain an empty string.", None),
+    ]
+    for is_wrong, says, param in wrongs:
         if is_wrong:
-            raise invalid(f"temperature must be {must}, got {temperature}.", "temperature", temperature)
-    if temperature < GREEDY_BELOW and n > 1:
-        raise invalid(f"n must be 1 when using greedy sampling, got {n}.")
-    if not 0.0 < value["top_p"] <= 1.0:
-        raise invalid(f"top_p must be in (0, 1], got {value['top_p']}.", "top_p", value["top_p"])
-    if value["top_k"] < -1:
-        raise invalid(f"top_k must be 0 (disable), or at least 1, got {value['top_k']}.")
-    if not 0.0 <= value["min_p"] <= 1.0:
-        raise invalid(f"min_p must be in [0, 1], got {value['min_p']}.")
-    if most < 1:
-        raise invalid(f"max_tokens must be at least 1, got {most}.", "max_tokens", most)
-    if asked.min_tokens < 0:
-        raise invalid(f"min_tokens must be greater than or equal to 0, got {asked.min_tokens}.")
-    if asked.min_tokens > most:
-        raise invalid(f"min_tokens must be less than or equal to max_tokens={most}, got {asked.min_tokens}.")
-    if "" in asked.stops:
-        raise invalid("stop cannot contain an empty string.")
-    tokens: tuple[tuple[str, Iterable[int]], ...] = (
-        ("stop_token_ids", asked.stop_token_ids or ()), ("logit_bias", biased),
-    )  # fmt: skip
-    for name, ids in tokens:
+            raise invalid(says, param, {**value, "max_tokens": most}[param] if param else None)
+    for name, ids in {"stop_token_ids": asked.stop_token_ids or [], "logit_bias": biased}.items():
         if outside := [token for token in ids if not 0 <= token < vocabulary]:
             says = f"token_id(s) {outside} in {name} contain out-of-vocab token ids. Vocabulary size: {vocabulary}"
             raise invalid(says, name, outside)

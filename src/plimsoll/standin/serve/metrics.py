@@ -45,25 +45,16 @@ class HttpFigures:
     """The requests that a server has answered, told apart as the library does that vLLM counts them with."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        help_text = "Total number of requests by method, status and handler."
-        by = ("method", "status", "handler")
-        self._requests = Counter("http_requests_total", help_text, by, registry=registry)
-        self._sizes = [
+        help_text, by = "Total number of requests by method, status and handler.", ("method", "status", "handler")
+        self.requests = Counter("http_requests_total", help_text, by, registry=registry)
+        self.sizes = [
             Summary(f"http_{name}_size_bytes", _SIZE.format(what), ("handler",), registry=registry)
             for name, what in (("request", "incoming requests"), ("response", "outgoing responses"))
         ]
-        self._fine = Histogram("http_request_duration_highr_seconds", _FINE, buckets=FINE_EDGES, registry=registry)
-        self._coarse = Histogram(
+        self.fine = Histogram("http_request_duration_highr_seconds", _FINE, buckets=FINE_EDGES, registry=registry)
+        self.coarse = Histogram(
             "http_request_duration_seconds", _COARSE, ("method", "handler"), buckets=(0.1, 0.5, 1), registry=registry
         )
-
-    def observe(self, handler: str, method: str, status: int, *, seconds: float, sizes: tuple[int, int]) -> None:
-        """One answered request: `seconds` until its last byte was sent, and the lengths that its headers name."""
-        self._requests.labels(method, f"{str(status)[0]}xx", handler).inc()
-        for summary, size in zip(self._sizes, sizes, strict=True):
-            summary.labels(handler).observe(size)
-        self._fine.observe(seconds)
-        self._coarse.labels(method, handler).observe(seconds)
 
 
 class Counting:
@@ -89,9 +80,13 @@ class Counting:
         try:
             await self.app(scope, receive, sizing)
         finally:
+            http, method, seconds = self._http, scope["method"], time.monotonic() - began
             handler = path if path in self._paths and status != 405 else "none"
-            sizes = (_length(scope["headers"]), size)
-            self._http.observe(handler, scope["method"], status, seconds=time.monotonic() - began, sizes=sizes)
+            http.requests.labels(method, f"{str(status)[0]}xx", handler).inc()
+            for summary, length in zip(http.sizes, (_length(scope["headers"]), size), strict=True):
+                summary.labels(handler).observe(length)
+            http.fine.observe(seconds)
+            http.coarse.labels(method, handler).observe(seconds)
         return None
 
 
