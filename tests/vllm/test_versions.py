@@ -49,7 +49,7 @@ def test_what_is_no_version_is_the_users_mistake(text: str) -> None:
 def test_versions_are_ordered_by_their_numbers_and_no_minor_is_missing() -> None:
     """0.9.0.1 after 0.9.0, 0.10 after 0.9; from 0.6 to 0.32 each names the wheel it was read from."""
     texts = ["0.9.0", "0.9.0.1", "0.9.1", "0.10.0", "0.10.1.1"]
-    assert sorted(map(Version.read, reversed(texts))) == list(map(Version, texts))
+    assert sorted(map(Version.read, reversed(texts))) == list(map(Version.read, texts))
     assert len({Version.read("0.25.1+cu130"), Version.read("0.25.1")}) == 1
     minors = {Version.read(release).release[1] for release in versions.wheels()}
     assert set(range(6, 33)) <= minors
