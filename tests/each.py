@@ -1,4 +1,4 @@
-"""Many values in one test, and how many of them; a test in an event loop."""
+"""Many values in one test, where they stand and how many of them are tried; a test in an event loop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 import functools
 import inspect
 import os
+import re
 from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
 from typing import Any
 
 SOAK = bool(os.environ.get("PLIMSOLL_SOAK"))  # `make soak`: all of what `make test` tries a few of
@@ -52,6 +54,17 @@ def each(
         return run
 
     return decorate
+
+
+def rows(path: Path, section: str = "") -> list[tuple[str, ...]]:
+    """The rows under a heading (`== NAME`) of a file, or of all of it; places are parted by ` => `, `#` begins a comment."""
+    found, is_here = [], not section
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("== "):
+            is_here = line == f"== {section}"
+        elif is_here and line.strip() and not line.startswith("#"):
+            found.append(tuple(re.split(r" =>(?: |$)", line)))
+    return found
 
 
 def times(few: int, many: int) -> int:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import promql_parser
 import pytest
-import yaml
 
 from plimsoll.assets.alerts import Alert, AlertSeverity, groups_of
 from plimsoll.assets.monitoring import alerts_of, monitoring_files, runbook
@@ -95,12 +94,3 @@ def test_a_plan_sets_the_bounds() -> None:
     assert "< 200000000" in rules  # half of the slack that the plan leaves, which is less than 256 MiB twice
     assert "> 0.4\n" in rules
     assert ">= 0.95" in monitoring_files(AssetSettings("0.32.0"))["monitoring/rules.yml"]
-
-
-def test_files_are_the_same_every_time_and_read_as_yaml() -> None:
-    """Deterministic, and plain YAML throughout."""
-    files = monitoring_files(PLANNED)
-    assert files == monitoring_files(PLANNED)
-    for name, text in files.items():
-        if name.endswith(".yml"):
-            assert yaml.safe_load(text), name

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +70,6 @@ def test_what_tune_chose_is_a_plan_and_plans_side_by_side_are_none(here: Path, p
     assert "several plans side by side" in ask("assets out --plan plan.json", code=2).line
 
 
-@pytest.mark.usefixtures("here")
-def test_the_plan_may_come_from_a_pipe(plan: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """`plimsoll plan --json ... | plimsoll assets out --plan -`."""
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(json.dumps(plan).encode())))
-    ask("assets out --plan - --for systemd")
-
-
 def test_the_same_input_gives_the_same_bytes_that_say_what_made_them(here: Path) -> None:
     """In another folder, asked for in another order; the plan, the version and the command, redacted, in every text."""
     for way in ("monitoring", "kubernetes", "compose", "systemd"):
@@ -139,14 +130,6 @@ def test_what_is_no_longer_generated_goes_and_one_way_leaves_the_others_alone(he
     assert left == {"edited.whl", "foreign.whl"}
     assert all(path.startswith("compose/") for path in _made("--for compose")["written"])
     assert (here / "out/systemd/vllm.service").exists()
-
-
-@pytest.mark.usefixtures("here")
-def test_monitoring_needs_no_plan() -> None:
-    """General thresholds, the version that was asked for, and nothing to launch."""
-    found = _made("--vllm 0.25.1", plan="")
-    assert (found["vllm"], found["model"]) == ("0.25.1", None)
-    assert {path.partition("/")[0] for path in found["written"]} == {"monitoring"}
 
 
 def test_a_plan_that_does_not_fit_is_not_launched_and_one_in_doubt_has_a_note(here: Path, plan: dict[str, Any]) -> None:

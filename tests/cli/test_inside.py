@@ -14,13 +14,6 @@ SOURCES = str(Path(__file__).parents[2] / "src")
 FLAGS = "--worker-extension-cls plimsoll.inside.Probe --middleware plimsoll.inside.Gate"
 
 
-def test_no_vllm_here_or_no_place_for_a_wheel_is_exit_3(tmp_path: Path) -> None:
-    """One line that says where to look instead; a file in the folder's place is one line."""
-    assert "--python or --vllm-dir" in ask("inside check", code=3).line
-    (tmp_path / "file").write_text("", encoding="utf-8")
-    assert "cannot be written" in ask(f"inside wheel {tmp_path}/file", code=3).line
-
-
 def test_a_vllm_that_takes_everything_and_one_that_lacks_something(tmp_path: Path) -> None:
     """Exit 0, the verdict first, and the flags to be typed; else exit 1, what is lost, and where it was looked for."""
     write_vllm(tmp_path, "0.32.0")

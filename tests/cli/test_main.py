@@ -109,31 +109,6 @@ def test_garbage_is_one_line_and_exit_2(through_stdin: bool, tmp_path: Path) -> 
         assert len(answer.line) < 400, name
 
 
-def test_the_script_as_json() -> None:
-    """--json prints one object of the promised schema, and exit 1 says that something is wrong."""
-    body = ask("flags --vllm 0.32.0 --json", SCRIPT, code=1).body
-    assert (body["schema"], body["vllm"]) == ("plimsoll.flags/1", "0.32.0")
-    assert {"name", "status", "since", "instead", "note"} <= set(body["items"][0])
-    (swap,) = [item for item in body["items"] if item["name"] == "--swap-space"]
-    assert (swap["status"], swap["since"]) == ("removed", "0.18.0")
-    assert body["rewritten"].endswith("--attention-backend FLASH_ATTN")
-
-
-@each(
-    "words",
-    [
-        "vllm serve m --port 8000 --vllm 0.32.0 --json",
-        "--vllm=0.32.0 --json -- vllm serve m --port 8000",
-        "--vllm 0.32.0 --json 'vllm serve m --port 8000'",
-        "--vllm 0.32.0 --json -- env CUDA_VISIBLE_DEVICES=0 vllm serve m --port 8000",
-        "--vllm 0.32.0 --json 'python3 -m vllm.entrypoints.openai.api_server --model m --port 8000'",
-    ],
-)
-def test_a_pasted_line(words: str) -> None:
-    """The line works as pasted, behind --, in one pair of quotes, and with what people put in front of it."""
-    assert ask(f"flags {words}").body["rewritten"].endswith("vllm serve m --port 8000")
-
-
 def test_what_another_branch_of_a_script_gives_is_checked(tmp_path: Path) -> None:
     """A flag that only the else branch adds stops the server as surely; what each branch may leave out is no fault."""
     script = tmp_path / "start.sh"

@@ -1,4 +1,4 @@
-"""What every command refuses: each row of refusals.txt is one line of complaint, exit code 2 and nothing done."""
+"""What every command refuses (refusals.txt: one line, exit code 2, nothing done), and what it says (screens.txt)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ import pytest
 
 from tests.assets.plans import plan_of
 from tests.cli.answers import CAPTURES, HEALTHY, LLAMA, ask
-from tests.each import each
+from tests.cli.test_tune import CHATS, PROMISE, SERVER, SPACE
+from tests.each import each, rows
 
-ROWS = [
-    line.split(" => ", 1) for line in (Path(__file__).parent / "refusals.txt").read_text(encoding="utf-8").splitlines()
-    if line and not line.startswith("#")
-]  # fmt: skip
+ROWS, SCREENS = (rows(Path(__file__).parent / name) for name in ("refusals.txt", "screens.txt"))
 SMALL = "synthetic:requests=20,rate=20,prompt=100,output=10"
 NAMES = {
     "$SMALL": SMALL, "$LLAMA": LLAMA, "$HEALTHY": HEALTHY,
     "$RUN": str(CAPTURES / "vllm-0.25.1-h200-traffic" / "tight.requests.jsonl.gz"),
+    "$TUNE": f"{CHATS} {SPACE}", "$CHATS": CHATS, "$L4": SERVER, "$PROMISE": PROMISE,
 }  # fmt: skip
 COUNTS = (
     "--num-blocks --block-size --max-num-seqs --max-num-batched-tokens --max-model-len --long-prefill-token-threshold "
@@ -42,26 +41,45 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "pods.toml").write_text("[discover]\nkubernetes = 'app=vllm'\n", encoding="utf-8")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{not json", encoding="utf-8")
+    lines = [f"vllm serve {LLAMA} --max-model-len 8k", "vllm serve no/such-model", f"--gpuz L4 vllm serve {LLAMA}", "garbage"]
+    (tmp_path / "lines.txt").write_text("\n".join(lines), encoding="utf-8")
+    (tmp_path / "lines.sh").write_text(f"#!/bin/sh\n{lines[0]}\ngarbage\n{lines[0]}\n", encoding="utf-8")
+    (tmp_path / "card.txt").write_text(f"--gpu L4 {lines[0]}\n", encoding="utf-8")
     (tmp_path / "captures").symlink_to(CAPTURES)
+    (tmp_path / "inputs").symlink_to(CAPTURES / "outputs" / "inputs")
     return tmp_path
 
 
 def test_what_is_typed_wrong_is_one_line(here: Path) -> None:
     """It says what is wrong with which word, in a line that is no longer than a screen."""
     before, wrong = sorted(path.name for path in here.iterdir()), []
-    for typed, said in ROWS:
-        words = typed
-        for name, stands_for in NAMES.items():
-            words = words.replace(name, stands_for)
+    for typed, *said in ROWS:
         try:
-            line = ask(words, code=2).line
-            assert said in line
+            line = ask(_named(typed), code=2).line
+            assert " => ".join(said) in line
             assert len(line) <= 2201
         except AssertionError as error:
             wrong.append(f"{typed}: {error}")
     assert wrong == []
     assert len(ROWS) > 300
     assert sorted(path.name for path in here.iterdir()) == before
+
+
+def _named(text: str) -> str:
+    for name, stands_for in NAMES.items():
+        text = text.replace(name, stands_for)
+    return text
+
+
+@pytest.mark.usefixtures("here")
+@each(("typed", "code", "parts"), SCREENS)
+def test_what_a_screen_says(typed: str, code: str, parts: str) -> None:
+    """The exit code and the words that a user looks for; the figures beside them are in captures/outputs."""
+    answer = ask(_named(typed), code=int(code))
+    text = answer.text if int(code) < 2 else answer.line
+    for part in _named(parts).split(" && "):
+        said = part.lstrip("!^")
+        assert text.startswith(said) if part[0] == "^" else (said in text) is (part[0] != "!"), part
 
 
 @each("value", ["", "x", "nan", "inf", "-1", "1e400", "99999999999999999999", "1.5", "\x00", None])

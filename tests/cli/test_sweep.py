@@ -38,14 +38,6 @@ def test_a_row_for_every_setting(tmp_path: Path) -> None:
     assert all(said in text for said in ("as promised/s", "and 5 more", "rough guide: not fitted"))
 
 
-def test_without_a_promise_nothing_is_as_promised() -> None:
-    """The column is called what it is; a cache that stands for a server nobody named is a note, unless it is what varies."""
-    traffic = "synthetic:requests=50,rate=5,prompt=100,output=20"
-    text = ask(f"sweep {traffic} max_num_seqs=4,8").out
-    assert ("served/s" in text, "as promised/s" in text, "no server was named" in text) == (True, False, True)
-    assert "no server was named" not in ask(f"sweep {traffic} num_blocks=400,800").out
-
-
 @pytest.mark.real
 def test_a_killed_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """kill -9 in the middle: the second call runs the missing settings alone and says what an undisturbed one says."""
@@ -68,22 +60,3 @@ def test_a_killed_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert (lines[:before], len(lines)) == (first_lines, 18)
     assert len({json.loads(line)["run"] for line in lines}) == 18
     assert ask(slow).out == resumed
-
-
-def test_a_setting_that_cannot_be_replayed_is_told_and_counted() -> None:
-    """The others are there, and the exit code says that something is missing: no room for a step, or no cache at all."""
-    points = ask(f"sweep {BUSY} max_num_batched_tokens=64,2048 --json", code=1).body["points"]
-    assert (points[0]["score"], bool(points[0]["problem"]), points[1]["score"]["met"]) == (None, True, 200)
-    words = "sweep synthetic:requests=50,rate=1 gpu_memory_utilization=0.5,0.9 --json"
-    points = ask(f"{words} {SERVER} --gpu-memory-utilization 0.5", code=1).body["points"]
-    assert points[0]["problem"].startswith("no block of cache is left: ")
-    assert points[1]["score"] is not None
-
-
-def test_with_a_command_unsafe_settings_are_marked() -> None:
-    """They are replayed, since that was asked, and nobody can overlook that plan warns of them."""
-    words = "sweep synthetic:requests=50,rate=1 gpu_memory_utilization=0.9,0.99"
-    points = ask(f"{words} --json {SERVER}").body["points"]
-    assert [point["is_safe"] for point in points] == [True, False]
-    assert "startup.free-memory-check" in points[1]["objection"]
-    assert "unsafe: startup.free-memory-check" in ask(f"{words} {SERVER}").out

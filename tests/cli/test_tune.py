@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.cli.answers import LLAMA, ask
-from tests.each import each
 
 CHATS = "synthetic:requests=300,rate=0.8,prompt=1000,output=200,prompt_max=4096,seed=3"
 SPACE = "max_num_seqs=16,32,64 max_num_batched_tokens=512,2048 block_size=16 gpu_memory_utilization=0.92,0.94,0.99"
@@ -41,23 +40,6 @@ def test_the_answer_feeds_others_and_is_safe(tmp_path: Path) -> None:
     answer.write_text(json.dumps(body), encoding="utf-8")
     replayed = ask(f"simulate synthetic:requests=20,rate=1 --plan {answer} --json").body
     assert replayed["settings"]["num_blocks"] == plan["kv"]["num_blocks"]
-
-
-def test_the_screen_says_it_in_words(tmp_path: Path) -> None:
-    """The flags, the label, the reasons, the runner-up, the margin, the curve; and a page of the same."""
-    page = tmp_path / "x.html"
-    text = ask(f"tune {CHATS} {SPACE} {PROMISE} --html {page} {SERVER}").out
-    for part in (
-        "rough guide: not fitted",
-        "Set --max-num-",
-        "Runner-up:",
-        "Margin:",
-        "requests a second as promised",
-        "--fit",
-    ):
-        assert part in text, part
-    html = page.read_text(encoding="utf-8")
-    assert (html.count("<svg"), "src=" in html) == (2, False)
 
 
 def test_a_fit_makes_it_a_recommendation_unless_it_is_poor(tmp_path: Path) -> None:
@@ -102,43 +84,6 @@ def test_a_second_call_does_nothing_twice(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     first, size = tuned(f"--into {kept}"), kept.stat().st_size
     assert (tuned(f"--into {kept}"), kept.stat().st_size) == (first, size)
-
-
-def test_no_safe_setting_is_exit_1_with_plans_advice() -> None:
-    """The finding with its figures, the flag that would clear it and the command that takes it, since tune has none."""
-    answer = ask(f"tune {CHATS} {L4} --model {LLAMA}", code=1)
-    assert "No setting is safe: startup.context-too-long" in answer.out
-    assert f"behind `--`: -- vllm serve {LLAMA} ... --max-model-len" in answer.text
-    assert "replayed as if it did" not in answer.text
-    body = ask(f"tune {CHATS} {L4} --model {LLAMA} --json", code=1).body
-    assert (body["chosen"], body["command"], body["plan"]) == (None, None, None)
-    text = ask(f"tune {CHATS} --gpu H100 --vllm 0.32.0 --model Qwen/Qwen2.5-72B-Instruct", code=1).text
-    assert "No setting is safe: startup.weights-do-not-fit: the weights do not fit: the weights of one GPU take" in text
-    assert "--tensor-parallel-size 4" in text
-
-
-@each(
-    ("promise", "why", "try_this"),
-    [
-        ("tpot=5ms", "for each further token", "More servers like it would not help"),
-        ("ttft=1ms,tpot=10s", "come a second, and no setting does more than", "--speedup"),
-    ],
-)
-def test_no_promise_kept_is_no_recommendation(promise: str, why: str, try_this: str) -> None:
-    """Nothing is called right, no habit is judged and no curve of zeros is drawn: the reason, and what else could be tried."""
-    answer = ask(f"tune {CHATS} {SPACE} --slo {promise} {SERVER}", code=1)
-    for said in ("No setting serves a single request as promised", why, try_this):
-        assert said in answer.text
-    for absent in ("right as they are", "wrong here", "Runner-up:", "requests a second as promised\n"):
-        assert absent not in answer.out
-
-
-def test_a_command_without_a_cache_is_told_the_flag_that_gives_it_one() -> None:
-    """What plan objects to is never run, and that is said."""
-    text = ask(f"tune {CHATS} {SPACE} {PROMISE} {SERVER} --gpu-memory-utilization 0.5").text
-    assert "--gpu-memory-utilization 0.94" in text
-    assert "Your own flags are not safe: startup.no-cache-blocks" in text
-    assert "replayed as if it did" not in text
 
 
 def test_cards_are_compared_by_what_they_keep_and_cost(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from plimsoll.errors import TooLarge
 from plimsoll.launch.command_line import Argument, CommandLine, UnresolvedWords, arguments_from_config, read_command_line
 from plimsoll.vllm.flags import FlagRow, flags_of
-from tests.each import each
+from tests.each import each, rows
+from tests.launch.test_check import CASES
 
 RELEASE = "0.32.0"
 
@@ -27,38 +28,13 @@ def _only(*words: str, release: str = RELEASE) -> Argument:
     return argument
 
 
-@each(
-    ("words", "spelling", "values"),
-    [
-        (("--gpu-memory-utilization", "0.9"), "--gpu-memory-utilization", ("0.9",)),
-        (("--gpu-memory-utilization=0.9",), "--gpu-memory-utilization", ("0.9",)),
-        (("--gpu_memory_utilization", "0.9"), "--gpu-memory-utilization", ("0.9",)),
-        (("--gpu-memory-util", "0.9"), "--gpu-memory-utilization", ("0.9",)),
-        (("--device-memory-utilization", "0.9"), "--gpu-memory-utilization", ("0.9",)),
-        (("-tp", "4"), "--tensor-parallel-size", ("4",)),
-        (("-tp=4",), "--tensor-parallel-size", ("4",)),
-        (("--seed", "-1"), "--seed", ("-1",)),
-        (("--served-model-name", "a", "b"), "--served-model-name", ("a", "b")),
-        (("--enforce-eager",), "--enforce-eager", ()),
-        (("-O3",), "--optimization-level", ("3",)),
-        (("-O=2",), "--optimization-level", ("2",)),
-        (("-O", "3"), "--optimization-level", ("3",)),
-        # A dotted key belongs to its JSON flag, and takes the next word whatever it is.
-        (("--compilation-config.mode", "3"), "--compilation-config", ("3",)),
-        (("--compilation-config.mode=3",), "--compilation-config", ("3",)),
-        (("-cc.mode=3",), "--compilation-config", ("3",)),
-        (("--compilation-config.custom_ops+", "-quant_fp8"), "--compilation-config", ("-quant_fp8",)),
-        (("--no-enable-prefix-caching",), "--enable-prefix-caching", ()),
-        (("--no-enable-prefix-ca",), "--enable-prefix-caching", ()),
-    ],
-)
-def test_the_spellings_users_lean_on(words: tuple[str, ...], spelling: str, values: tuple[str, ...]) -> None:
+@each(("typed", "spelling", "values"), rows(CASES, "spellings"))
+def test_the_spellings_users_lean_on(typed: str, spelling: str, values: str) -> None:
     """Every way vLLM's parser lets one write a flag leads to the same flag and value."""
-    argument = _only(*words)
+    argument, name = _only(*typed.split()), typed.split()[0].split("=")[0]
     assert argument.row is not None
-    assert (argument.row.name, argument.values, argument.typed) == (spelling, values, words[0].split("=")[0])
-    assert argument.is_negated == words[0].startswith("--no-")
-    assert argument.path == words[0].split("=")[0].partition(".")[2]
+    assert (argument.row.name, argument.values, argument.typed) == (spelling, tuple(values.split()), name)
+    assert (argument.is_negated, argument.path) == (name.startswith("--no-"), name.partition(".")[2])
 
 
 def test_what_a_release_cannot_place() -> None:
@@ -72,25 +48,11 @@ def test_what_a_release_cannot_place() -> None:
     assert old.row.name == "--compilation-config"
 
 
-@each(
-    ("words", "values", "leftovers"),
-    [
-        ("m --port 1", ("1",), ()),
-        ("--port 1 m", ("1",), ()),
-        ("--enforce-eager m --port 1", (), ()),
-        ("--model m", ("m",), ()),
-        ("m --port 1 stray", ("1",), ("stray",)),  # vLLM refuses a word that belongs to nothing
-        ("--swap-space 8 m", ("8",), ()),  # a flag that is gone takes its value along
-        # Nobody knows whether a made-up flag takes a value: the model is not given away to it, nor a value taken for it.
-        ("--made-up m --port 1", (), ()),
-        ("--made-up 4 m", ("4",), ()),
-        ("m --made-up 4", ("4",), ()),
-    ],
-)
-def test_the_model_is_the_first_free_word(words: str, values: tuple[str, ...], leftovers: tuple[str, ...]) -> None:
+@each(("words", "values", "leftovers"), rows(CASES, "models"))
+def test_the_model_is_the_first_free_word(words: str, values: str, leftovers: str) -> None:
     """Before, between or after flags: the word that belongs to no flag is the model."""
     line = _read(*words.split())
-    assert (line.model, line.arguments[0].values, line.leftovers) == ("m", values, leftovers)
+    assert (line.model, " ".join(line.arguments[0].values), " ".join(line.leftovers)) == ("m", values, leftovers)
 
 
 def test_a_config_file_becomes_arguments() -> None:

@@ -8,7 +8,8 @@ from plimsoll.launch.command_line import ConfigFile, EntryPoint, Launch
 from plimsoll.launch.inside_command import FLAGS, InsideLaunch, Plugins, fit, with_remarks
 from plimsoll.vllm.extension_points import InsidePart, PartVerdict
 from plimsoll.vllm.versions import engine_named
-from tests.each import each
+from tests.each import each, rows
+from tests.launch.test_check import CASES
 
 ALL = Plugins(has_stat_logger=True, has_probe=True)
 YES = tuple(PartVerdict(part, "yes") for part in InsidePart)
@@ -53,38 +54,11 @@ def test_another_extension_stays_and_the_probe_comes_as_a_plugin() -> None:
 SERVER = {"gate": "no", "drain": "no", "shed": "no"}
 
 
-@each(
-    ("words", "variables", "lost", "said"),
-    [
-        ((), {"VLLM_USE_RUST_FRONTEND": "1"}, {**SERVER, "recorder": "no"}, "Rust"),
-        ((), {"VLLM_USE_RUST_FRONTEND": "0"}, {}, ""),
-        (("--grpc",), {}, SERVER, "gRPC"),
-        (("--headless",), {}, {**SERVER, "recorder": "no"}, "no API server"),
-        (("--nnodes", "2"), {}, {"probe": "partly"}, "machines"),
-        (("--nnodes", "1"), {}, {}, ""),
-        (("--data-parallel-size", "4", "--data-parallel-size-local", "2"), {}, {"probe": "partly"}, "machines"),
-        (("--distributed-executor-backend", "ray"), {}, {"probe": "partly"}, "Ray"),
-        (("--distributed-executor-backend", "mp"), {}, {}, ""),
-        (("--data-parallel-backend", "ray"), {}, {"probe": "partly"}, "Ray"),
-        (("--api-server-count", "2"), {}, {}, "files of one user"),
-        (("--data-parallel-size", "2"), {}, {}, "files of one user"),
-        (("--api-server-count", "1", "--data-parallel-size", "2"), {}, {}, ""),
-        (("--disable-log-stats",), {}, {}, "statistics on"),
-        (("--worker-cls", "a.W"), {}, {}, "not read"),
-        (("--middleware", "plimsoll.inside.Gate", "--middleware", "a.M"), {}, {}, "the last"),
-        (("--kv-transfer-config", "{}"), {}, {}, "connector"),
-        (("--max-num-queued-reqs", "9"), {}, {}, "Retry-After"),
-        (("--enable-elastic-ep",), {}, {}, "loggers anew"),
-        ((), {"VLLM_PLUGINS": ""}, {}, "plimsoll is added"),
-        ((), {"VLLM_PLUGINS": "plimsoll"}, {}, ""),
-    ],
-)
-def test_flags_and_variables_that_matter(
-    words: tuple[str, ...], variables: dict[str, str], lost: dict[str, str], said: str
-) -> None:
+@each(("words", "variables", "lost", "said"), rows(CASES, "inside"))
+def test_flags_and_variables_that_matter(words: str, variables: str, lost: str, said: str) -> None:
     """Each says what it means for which part, and what means nothing is not spoken of."""
-    fitted = _fit(*words, variables=variables)
-    assert _lost(fitted) == lost
+    fitted = _fit(*words.split(), variables=dict(pair.split("=") for pair in variables.split()))
+    assert _lost(fitted) == dict(pair.split("=") for pair in lost.split())
     assert (said in " ".join(remark.says for remark in fitted.remarks)) if said else fitted.remarks == ()
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import time
 
-import pytest
-
 from plimsoll.findings import Code
 from plimsoll.vllm import versions
 from plimsoll.vllm.failure_texts import (
@@ -21,16 +19,9 @@ from plimsoll.vllm.failure_texts import (
     Role,
     seen_in,
 )
-from tests.each import each
+from tests.each import each, rows
+from tests.vllm.test_flags import CASES
 
-NOT_FREE = (
-    "ValueError: Free memory on device cuda:0 (60.33/79.19 GiB) on startup is less than desired GPU memory utilization "
-    "(0.95, 75.23 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
-)
-TOO_LONG_V0 = (
-    "The model's max seq len (32768) is larger than the maximum number of tokens that can be stored in KV cache (12336). "
-    "Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when initializing the engine."
-)
 BY_NAME = {text.name: text for text in TEXTS}
 CALLED_OFF = (Role.DEATH, Role.NOISE, Role.OUT_OF_MEMORY)  # these name no cause of their own
 
@@ -71,50 +62,13 @@ def test_patterns_stay_quick_on_hostile_lines(text: FailureText) -> None:
     assert time.perf_counter() - started < 5
 
 
-@each(
-    ("name", "line"),
-    [
-        ("free-memory-check", NOT_FREE),
-        ("no-cache-blocks", "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`."),
-        ("kv-negative", "Available KV cache memory: -4.76 GiB"),
-        ("context-too-long-v0", TOO_LONG_V0),
-        ("sampler-warmup", "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests."),
-        ("cumem-oom", "CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62"),
-        ("torch-oom", "HIP out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 63.98 GiB"),
-        ("torch-oom-class", "torch.cuda.OutOfMemoryError: CUDA out of memory."),
-        ("mamba-blocks", "max_num_seqs (256) exceeds available Mamba cache blocks (97). Each decode sequence"),
-        ("kernel-oom", "Out of memory: Killed process 4242 (VLLM::EngineCor) total-vm:1kB"),
-        ("shm-segment", "Error while creating shared memory segment /dev/shm/nccl-abc (size 9637888)"),
-        ("shm-bus", "It is possible that dataloader's workers are out of shared memory. Bus error"),
-        ("rank-out-of-bounds", "AssertionError: DP adjusted local rank 2 is out of bounds. "),
-        ("config-undetected", "ValueError: Could not detect config format for no config file found. With config_format 'auto'"),
-        ("capability", "ValueError: Bfloat16 is only supported on GPUs with compute capability of at least 8.0."),
-        ("quantization-capability", "The quantization method fp8 is not supported for the current GPU."),
-        ("cuda-error-other", "RuntimeError: CUDA error: initialization error"),
-        ("sigterm", "INFO: received SIGTERM, shutting down"),
-        ("shell-killed", "/opt/run.sh: line 12:    31 Killed                  vllm serve m"),
-        ("worker-died-v0", "Worker VllmWorkerProcess pid 812 died, exit code: -15"),
-    ],
-)  # fmt: skip
+@each(("name", "line"), rows(CASES, "known"))
 def test_real_lines_are_known(name: str, line: str) -> None:
     """A line as it was printed is known by its text."""
     assert _says(BY_NAME[name], line)
 
 
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("kv-negative", "Available KV cache memory: 4.76 GiB"),
-        ("no-gpu-blocks", "# GPU blocks: 01234, # CPU blocks: 512"),
-        ("cuda-error-other", "RuntimeError: CUDA error: out of memory"),
-        ("disk-full", "OSError: [Errno 28] No space left on device: '/dev/shm/psm_1'"),
-        ("torch-oom-class", "except torch.cuda.OutOfMemoryError as e:"),
-        ("kernel-oom", "Out of memory: Killed process 77 (postgres) total-vm:1kB"),
-        ("shell-killed", "(the last one was Killed by hand)"),
-        ("validation-error", "1 validation error for ChatCompletionRequest"),
-        ("sigterm", "SIGTERM is what systemd will use"),
-    ],
-)
+@each(("name", "line"), rows(CASES, "not it"))
 def test_lines_that_only_look_like_it_are_not(name: str, line: str) -> None:
     """The same words in a harmless line do not count."""
     assert not _says(BY_NAME[name], line)

@@ -2,49 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from plimsoll.launch.check_flags import row_problem
 from plimsoll.vllm import flag_notes, versions
 from plimsoll.vllm.flags import UNKNOWN_DEFAULT, flags_of, history_of, release_after
 from plimsoll.vllm.versions import is_before, newest
-from tests.each import each
+from tests.each import each, rows
+
+CASES = Path(__file__).parent / "cases.txt"
 
 
-@each(
-    ("name", "gone_in"),
-    [
-        # Each was looked up by hand in the tags of vLLM's repository.
-        ("--swap-space", "0.18.0"),
-        ("--disable-log-requests", "0.17.0"),
-        ("--preemption-mode", "0.11.0"),
-        ("--scheduler-delay-factor", "0.11.0"),
-        ("--use-v2-block-manager", "0.10.0"),
-        ("--num-scheduler-steps", "0.10.1"),
-        ("--cuda-graph-sizes", "0.13.0"),
-        ("--max-num-partial-prefills", "0.27.0"),
-        ("--calculate-kv-scales", "0.28.0"),
-        ("--disable-mm-preprocessor-cache", "0.13.0"),
-    ],
-)
+@each(("name", "gone_in"), rows(CASES, "gone"))
 def test_when_a_flag_went(name: str, gone_in: str) -> None:
     """The release that dropped a well-known flag is the one its history says."""
     assert release_after(history_of(name)[-1].last) == gone_in
 
 
-@each(
-    ("name", "since"),
-    [
-        ("--gpu-memory-utilization", "0.2.3"),
-        ("--shutdown-timeout", "0.18.0"),
-        ("--attention-backend", "0.13.0"),
-        ("--kv-cache-memory-bytes", "0.10.2"),
-        ("--watermark", "0.24.0"),
-        ("--enable-log-requests", "0.10.1"),
-        ("--kv-offloading-size", "0.11.1"),
-        ("--max-num-queued-reqs", "0.29.0"),
-        ("--max-num-active-seqs", "0.31.0"),
-        ("--device-memory-utilization", "0.31.0"),
-    ],
-)
+@each(("name", "since"), rows(CASES, "came"))
 def test_when_a_living_flag_came(name: str, since: str) -> None:
     """The newest release still has it, and the first that had it is right."""
     assert history_of(name)[0].first == since

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from plimsoll.vllm.metrics import FIGURES, figure, find, metrics_of, on_page, resolve
 from plimsoll.vllm.versions import engine_named
-from tests.each import each
+from tests.each import each, rows
+from tests.vllm.test_flags import CASES
 
 RELEASES = ("0.6.0", "0.7.3", "0.9.2", "0.11.0", "0.12.0", "0.20.0", "0.24.0", "0.32.0")
 WANTED = ("kv_cache_usage", "prefix_hits", "prefix_queries", "running", "waiting", "preemptions", "success")
@@ -21,31 +22,12 @@ def test_the_figures_everybody_needs_resolve_to_names_that_existed(name: str, re
     assert known[found.exposition]["shown"] != "hidden"
 
 
-@each(
-    ("name", "release", "expected"),
-    [
-        ("kv_cache_usage", "0.6.0", ("vllm:gpu_cache_usage_perc", "gauge", "ratio", True, "always")),
-        ("kv_cache_usage", "0.7.3", ("vllm:gpu_cache_usage_perc", "gauge", "ratio", True, "always")),
-        ("kv_cache_usage", "0.9.2", ("vllm:kv_cache_usage_perc", "gauge", "ratio", True, "always")),
-        ("kv_cache_usage", "0.11.0", ("vllm:kv_cache_usage_perc", "gauge", "ratio", True, "always")),  # the old name is hidden
-        ("kv_cache_usage", "0.32.0", ("vllm:kv_cache_usage_perc", "gauge", "ratio", True, "always")),
-        # A hit rate is offered where there were no hit counters yet, never as the figure itself.
-        ("prefix_hits", "0.6.0", ("vllm:gpu_prefix_cache_hit_rate", "gauge", "ratio", False, "always")),
-        # The hit counters needed VLLM_USE_V1=1 then, and until 0.8.5 they counted blocks.
-        ("prefix_hits", "0.7.3", ("vllm:gpu_prefix_cache_hits_total", "counter", "blocks", True, "conditional")),
-        ("prefix_hits", "0.8.5", ("vllm:gpu_prefix_cache_hits_total", "counter", "blocks", True, "always")),
-        ("prefix_hits", "0.12.0", ("vllm:prefix_cache_hits_total", "counter", "tokens", True, "always")),
-        ("inter_token", "0.10.1", ("vllm:time_per_output_token_seconds", "histogram", "seconds", True, "always")),
-        ("inter_token", "0.20.0", ("vllm:inter_token_latency_seconds", "histogram", "seconds", True, "always")),
-        ("preemptions", "0.6.0", ("vllm:num_preemptions_total", "counter", "preemptions", True, "always")),
-        ("swapped", "0.32.0", None),
-        ("admission_rejections", "0.20.0", None),
-    ],
-)
-def test_a_figure_in_a_release(name: str, release: str, expected: tuple[str, str, str, bool, str] | None) -> None:
+@each(("name", "release", "expected"), rows(CASES, "figures"))
+def test_a_figure_in_a_release(name: str, release: str, expected: str) -> None:
     """Its name on both sides of each rename that broke other tools' dashboards, its unit, and whether it is shown."""
     found = resolve(name, engine_named(release))
-    shown = None if found is None else (found.exposition, found.type, found.unit.value, found.is_exact, found.shown)
+    is_exact = "exact" if found is not None and found.is_exact else "near"
+    shown = "-" if found is None else f"{found.exposition} {found.type} {found.unit.value} {is_exact} {found.shown}"
     assert shown == expected
 
 
