@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 from pathlib import Path
 
 import pytest
 
+from lab.engine.server import free_port
 from plimsoll.cli.main import main
 from plimsoll.errors import BadInput
 from plimsoll.guard.act.journal_entry import CLOSED
 from plimsoll.guard.daemon.journal import Journal
+from plimsoll.inside.settings import InsideSettings
 from tests.cli.test_guard import config, holds, url
+from tests.fakes import eventually
 from tests.guard.daemon.guards import TOKEN, guarding
 from tests.net.page_server import receiving
 from tests.options import guard_options
 from tests.standin.servers import standin
+from tests.standin.test_api_gate import GATED
 
 READS = "a-token-that-can-only-read"
 Capsys = pytest.CaptureFixture[str]
@@ -87,3 +92,40 @@ def test_the_two_tokens_are_two(tmp_path: Path) -> None:
         with pytest.raises(BadInput, match="must be another one"):
             guard_options(["--config", path, *words], environ)
     assert guard_options(["--config", path], {}).config.api.read_token == TOKEN
+
+
+def test_tokens_are_rotated_without_a_restart(tmp_path: Path) -> None:
+    """Written into their files, the new tokens of gate and API are the ones with the next request, and the old ones end."""
+    gate, api = tmp_path / "gate.token", tmp_path / "api.token"
+    first, second = "the-first-token-of-them", "the-second-token-of-them"
+    gate.write_text(first, encoding="ascii")
+    api.write_text(first + "-of-the-api", encoding="ascii")
+    port = free_port()
+    text = (
+        f"[api]\nlisten = '127.0.0.1:{port}'\ntoken_file = 'api.token'\n[[engine]]\nname = 'one'\ntoken_file = 'gate.token'\n"
+    )
+    with standin(GATED, settings=InsideSettings({"PLIMSOLL_TOKEN_FILE": str(gate)})) as server:
+        (tmp_path / "plimsoll.toml").write_text(text + f"url = '{url(server)}'\n", encoding="utf-8")
+
+        def answers(token: str) -> int:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            connection.request("GET", "/engines/one", headers={"authorization": f"Bearer {token}"})
+            answer = connection.getresponse()
+            told.append(answer.read().decode())
+            return answer.status
+
+        told: list[str] = []
+        with guarding(tmp_path, "--config", str(tmp_path / "plimsoll.toml")) as guard:
+            guard.hears("one: answers")
+            assert answers(first + "-of-the-api") == 200
+            api.write_text(second + "-of-the-api", encoding="ascii")
+            assert (answers(first + "-of-the-api"), answers(second + "-of-the-api")) == (401, 200)
+            gate.write_text(second, encoding="ascii")
+            assert server.ask("GET", "/plimsoll/state", authorization=f"Bearer {first}").status == 401
+            looks = json.loads(told[-1])["engine"]["looks"]
+            eventually(lambda: answers(second + "-of-the-api") == 200 and json.loads(told[-1])["engine"]["looks"] > looks + 2)
+            engine = json.loads(told[-1])["engine"]
+            api.write_text("short", encoding="ascii")
+            assert answers(second + "-of-the-api") == 200, "a file that holds no token changes nothing"
+            assert guard.stop() == 0
+    assert "rejects this token" not in "".join([*guard.said, *guard.complained, json.dumps(engine)])

@@ -32,6 +32,7 @@ from plimsoll.guard.engine_config import EngineConfig, host_and_port
 from plimsoll.guard.judge.policy import Policy, PolicyError, read_policy
 from plimsoll.launch.options import Words, count, option, switch
 from plimsoll.net.address import address
+from plimsoll.net.client import FileToken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +116,7 @@ def _with_own(config: GuardConfig, own: OwnEngine) -> GuardConfig:
 def _with_api(config: GuardConfig, options: GuardCommandOptions, environ: Mapping[str, str]) -> GuardConfig:
     api = config.api
     if options.token_file is not None:
-        api = replace(api, token=read_token(options.token_file))
+        api = replace(api, token=FileToken(options.token_file, read_token))
         if is_open_to_all(options.token_file):
             config = replace(config, warnings=tuple(dict.fromkeys((*config.warnings, open_to_all(options.token_file)))))
     elif api.token is None and environ.get("PLIMSOLL_GUARD_TOKEN"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import math
 import re
@@ -17,6 +18,7 @@ from plimsoll.errors import BadInput
 from plimsoll.guard.config_fields import SHORTEST_TOKEN, ConfigTable, Key, WrongKey, declared
 from plimsoll.inside.knobs import HEADROOM, KNOBS
 from plimsoll.net.address import address
+from plimsoll.net.client import FileToken
 
 MOST_BYTES = 4 << 20
 MOST_TOKEN_BYTES = 4_096
@@ -216,9 +218,8 @@ class ConfigReader:
                     return self._path(key, text)
                 case "secret":
                     path = self._path(key, text)
-                    token = read_token(path, int(key.low))
                     self.warnings |= {open_to_all(path): None} if is_open_to_all(path) else {}
-                    return token
+                    return FileToken(path, functools.partial(read_token, shortest=int(key.low)))
                 case "plan":
                     return _planned_tokens(self._folder / text)
                 case "timezone" if text != "UTC":  # which is known also where the machine has no list of them

@@ -19,10 +19,11 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 from urllib.parse import urljoin, urlsplit
 
 from plimsoll.errors import BadInput, TimedOut, TooLarge, WorldFailed
@@ -341,11 +342,66 @@ def same_server(url: str, headers: Mapping[str, str], *, may_upgrade: bool = Fal
 same_host: Follow = functools.partial(same_server, may_upgrade=True)
 
 
-def bearer(token: str) -> dict[str, str]:
+class FileToken(str):
+    """A token out of a file, which is read again when it has changed; while it cannot be read, the last token stays."""
+
+    _path: str
+    _read: Callable[[str], str]
+    _stamp: tuple[int, int] | None
+    _now: str
+
+    def __new__(cls, path: str, read: Callable[[str], str]) -> Self:
+        stamp = _stamp(path)  # before the file is read: a change in between is seen next time
+        token = super().__new__(cls, read(path))
+        token._path, token._read, token._stamp, token._now = path, read, stamp, str(token)
+        return token
+
+    def now(self) -> str:
+        """The token as it stands in the file."""
+        stamp = _stamp(self._path)
+        if stamp not in (None, self._stamp):
+            with contextlib.suppress(BadInput):
+                self._now, self._stamp = self._read(self._path), stamp
+        return self._now
+
+
+def _stamp(path: str) -> tuple[int, int] | None:
+    """What changes with a file's content: mounted secrets are replaced by other files, people write into theirs."""
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino
+
+
+def current(token: str) -> str:
+    """A token as it is now, in its file if it came from one."""
+    return token.now() if isinstance(token, FileToken) else token
+
+
+class _Bearer(Mapping[str, str]):
+    """The header that shows a token, as it is when the header is sent."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def __getitem__(self, name: str) -> str:
+        if name != "Authorization":
+            raise KeyError(name)
+        return f"Bearer {current(self._token)}"
+
+    def __iter__(self) -> Iterator[str]:
+        yield "Authorization"
+
+    def __len__(self) -> int:
+        return 1
+
+
+def bearer(token: str) -> Mapping[str, str]:
     """The header that shows a token; BadInput if it is none that a header can hold."""
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise BadInput("the token holds letters that a token cannot have")
-    return {"Authorization": f"Bearer {token}"}
+    return _Bearer(token)
 
 
 def table(found: object) -> Mapping[str, Any]:

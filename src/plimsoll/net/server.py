@@ -22,6 +22,8 @@ from typing import NamedTuple
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 
+from plimsoll.net.client import current
+
 MOST_BODY = 16 << 10
 PATIENCE_S = 10.0  # for a client to send its request, and to take the answer
 MOST_CLIENTS = 64
@@ -97,6 +99,10 @@ class _Connection(web.RequestHandler):
         return _response(error(500, f"a mistake of ours: {type(exc).__name__}"))
 
 
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
+
+
 class GuardServer:
     """Listens; what it answers is somebody else's. Without `deeds` it only reads; who shows `read_token` only may."""
 
@@ -112,8 +118,7 @@ class GuardServer:
     ) -> None:
         """`files`: what anybody may have, by its path. `identify` is asked for tokens that are neither of guard's own."""
         self._answers, self._deeds, self._files, self._identify = answers, deeds, files or {}, identify
-        self._digest = hashlib.sha256(token.encode()).digest()
-        self._reads = None if read_token is None else hashlib.sha256(read_token.encode()).digest()
+        self._token, self._read_token = token, read_token
         self._named = {host.lower() for host in hosts}
         self._hosts = {"localhost", socket.gethostname().lower(), *self._named}
         self._server: asyncio.Server | None = None
@@ -178,11 +183,11 @@ class GuardServer:
         method, path = request.method, request.path
         shown = request.headers.getall("Authorization", [])
         scheme, _, token = shown[0].partition(" ") if len(shown) == 1 else ("", "", "")
-        is_bearer, digest = scheme.lower() == "bearer", hashlib.sha256(token.strip().encode()).digest()
-        is_token = hmac.compare_digest(digest, self._digest) and is_bearer
+        is_bearer, digest = scheme.lower() == "bearer", _digest(token.strip())
+        is_token = hmac.compare_digest(digest, _digest(current(self._token))) and is_bearer
         if path == OPEN_PATH or (path in self._files and method != "POST") or is_token:
             return THE_TOKEN
-        if self._reads is not None and hmac.compare_digest(digest, self._reads) and is_bearer:
+        if self._read_token is not None and hmac.compare_digest(digest, _digest(current(self._read_token))) and is_bearer:
             return error(403, "this token only reads") if method == "POST" else THE_TOKEN
         if self._identify is not None and is_bearer and 0 < len(token) <= LONGEST_TOKEN:
             try:

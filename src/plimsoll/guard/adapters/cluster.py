@@ -237,7 +237,7 @@ class ClusterClient:
         headers = await self._login()
         if isinstance(headers, Lost):
             return headers
-        headers |= {"Content-Type": content} if content else {}
+        headers = {**headers, "Content-Type": content} if content else headers
         return await self._server.call(method, path, data, headers, deadline_s=deadline_s, most_bytes=MOST_BYTES)
 
     async def watch(self, path: str, query: Mapping[str, str], take: Callable[[Mapping[str, Any]], None]) -> Reply | Lost:
@@ -260,7 +260,7 @@ class ClusterClient:
             "GET", f"{path}?{words}", b"", headers, deadline_s=WATCH_S + DEADLINE_S, most_bytes=MOST_BYTES, sink=sink
         )
 
-    async def _login(self) -> dict[str, str] | Lost:
+    async def _login(self) -> Mapping[str, str] | Lost:
         try:
             token = await asyncio.to_thread(self._access.token)
             if self.is_pod and not token:
