@@ -315,8 +315,8 @@ def test_a_full_disk_is_no_end() -> None:
     assert (out.trouble, out.dropped, out.is_gone) == ("No space left on device", 2, False)
 
 
-def test_a_reader_that_reads_again_ends_the_trouble() -> None:
-    """Once what waited is on its way, no line is lost any more, and the trouble is over; what was lost stays counted."""
+def test_a_reader_that_reads_again_ends_the_trouble(tmp_path: Path) -> None:
+    """No line is lost any more, what was lost stays counted; a file that gets the closed descriptor's number gets no lines."""
     reading, writing = os.pipe()
     out = LineWriter(writing)
     while not out.dropped:
@@ -328,3 +328,7 @@ def test_a_reader_that_reads_again_ends_the_trouble() -> None:
     assert (out.trouble, out.dropped) == ("", 1)
     os.close(reading)
     os.close(writing)
+    with (tmp_path / "one").open("wb") as one, (tmp_path / "other").open("wb") as other:
+        assert {one.fileno(), other.fileno()} == {reading, writing}
+        out.close()
+    assert [path.stat().st_size for path in tmp_path.iterdir()] == [0, 0]

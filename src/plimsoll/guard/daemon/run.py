@@ -133,7 +133,7 @@ class LineWriter:
     """
 
     def __init__(self, descriptor: int = STANDARD_OUTPUT) -> None:
-        self._descriptor = descriptor
+        self._descriptor = os.dup(descriptor)  # its own: who closes the other one may get the number again for another file
         self._waiting: queue.Queue[str | None] = queue.Queue(MOST_WAITING)
         self.dropped = 0
         self.is_gone = False  # the reader has closed the pipe
@@ -163,6 +163,12 @@ class LineWriter:
         self._thread.join(seconds)
 
     def _run(self) -> None:
+        try:
+            self._write_lines()
+        finally:
+            os.close(self._descriptor)
+
+    def _write_lines(self) -> None:
         while (line := self._waiting.get()) is not None:
             left = (line + "\n").encode(errors="replace")
             try:
