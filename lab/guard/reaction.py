@@ -1,9 +1,10 @@
 """How long guard takes from a fault to its action, by its defaults: a crash, two at once, its own server, three wedges.
 
-    python -m lab.guard.reaction crash both own wedge      any of them; a line each, exit 1 where one is over its bound
+    python -m lab.guard.reaction crash both own wedge             any of them; a line each, exit 1 where one is over its bound
+    python -m lab.guard.reaction --real crash own wedge call      the same with vLLM's CPU build; `call`: a worker call of 100 s
 
-Each engine is a stand-in with the gate behind a small supervisor (start, stop, status by a file with its process id), and guard
-is a process of its own that acts.
+Each engine has the gate and stands behind a small supervisor (start, stop, status by a file with its process id), and guard is
+a process of its own that acts. A core that hangs is a stand-in's fault, or of the real engine a process that is stopped.
 """
 
 from __future__ import annotations
@@ -15,13 +16,18 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from lab.engine.server import free_port
+from lab.engine.server import clean_environment, free_port, living, serve_command
 
+ROOT = Path(__file__).parents[2]
+CALL_S = 100.0
+NAPPING = "import time\n\n\nclass Nap:\n    def nap(self, seconds):\n        time.sleep(seconds)\n"
+INSIDE = ("--middleware", "plimsoll.inside.Gate")
 TOKEN = "a-token-for-the-reaction-lab"
 BOUNDS_S = {"crash": 15.0, "both": 15.0, "own": 2.0, "wedge": 130.0}
 SUPERVISOR = """#!/bin/sh
@@ -38,17 +44,18 @@ esac
 class Scene:
     """A folder with engines, their supervisor and one guard."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.ports = folder, {name: free_port() for name in ("a", "b")}
+    def __init__(self, folder: Path, *, is_real: bool) -> None:
+        self.folder, self.ports, self.is_real = folder, {name: free_port() for name in ("a", "b")}, is_real
+        self.start_s = 300.0 if is_real else 60.0
+        (folder / "napping.py").write_text(NAPPING)
         self.guard: subprocess.Popen[str] | None = None
         (folder / "gate.token").write_text(TOKEN)
         (folder / "gate.token").chmod(0o600)
 
     def command(self, name: str) -> list[str]:
-        return [
-            sys.executable, "-m", "plimsoll", "standin", "--port", str(self.ports[name]),
-            "--middleware", "plimsoll.inside.Gate",
-        ]  # fmt: skip
+        if self.is_real:
+            return serve_command(self.ports[name], (*INSIDE, "--worker-extension-cls", "napping.Nap"))
+        return [sys.executable, "-m", "plimsoll", "standin", "--port", str(self.ports[name]), *INSIDE]
 
     def engine(self, name: str) -> str:
         script = self.folder / f"supervise-{name}"
@@ -68,7 +75,7 @@ class Scene:
         (self.folder / "guard.toml").write_text(config)
         for name in names:
             self.supervise(name, "start")
-            self.until(lambda name=name: self.answers(name), 60.0)
+            self.until(lambda name=name: self.answers(name), self.start_s)
         self.start_guard("--config", str(self.folder / "guard.toml"), is_acting=is_acting)
         self.until(lambda: all(f"{name}: answers" in self.said() for name in names), 60.0)
         time.sleep(12.0)
@@ -80,7 +87,9 @@ class Scene:
 
     def environ(self) -> dict[str, str]:
         own = {"PLIMSOLL_TOKEN": TOKEN, "XDG_STATE_HOME": str(self.folder / "state"), "PLIMSOLL_DIR": str(self.folder / "run")}
-        return {**os.environ, **own}
+        if not self.is_real:
+            return {**os.environ, **own}
+        return {**clean_environment(), "VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": f"{ROOT / 'src'}:{self.folder}", **own}
 
     def supervise(self, name: str, verb: str) -> None:
         subprocess.run(
@@ -89,6 +98,23 @@ class Scene:
 
     def pid(self, name: str) -> int:
         return int((self.folder / f"{name}.pid").read_text())
+
+    def core(self, name: str) -> int:
+        """The process of a real engine's core."""
+        found = [living(entry, self.pid(name)) for entry in Path("/proc").glob("[0-9]*")]
+        return next(child.pid for child in found if child is not None and child.name.startswith("VLLM::EngineCore"))
+
+    def hang(self) -> None:
+        if self.is_real:
+            os.kill(self.core("a"), signal.SIGSTOP)
+        else:
+            self.ask("a", "/standin/faults", b'{"kind": "wedge"}')
+
+    def go_on(self) -> None:
+        if self.is_real:
+            os.kill(self.core("a"), signal.SIGCONT)
+        else:
+            urllib.request.urlopen(self.request("a", "/standin/faults", method="DELETE"), timeout=5.0).close()
 
     def answers(self, name: str) -> bool:
         with contextlib.suppress(OSError):
@@ -120,48 +146,50 @@ class Scene:
         if self.guard is not None:
             self.guard.terminate()
             self.guard.wait(60)
-        for file in self.folder.glob("*.pid"):
+        for file in (*self.folder.glob("*.pid"), *self.folder.glob("state/plimsoll/engine.state")):
             with contextlib.suppress(OSError, ValueError):
-                os.killpg(int(file.read_text()), signal.SIGKILL)
+                found = json.loads(file.read_text())  # a number, or guard's record of its own server
+                os.killpg(found if isinstance(found, int) else int(found["pid"]), signal.SIGKILL)
 
 
 VERBS = {"start": "start", "stop": "stop", "is_running": "status"}
 
 
 @contextlib.contextmanager
-def scene() -> Iterator[Scene]:
-    with tempfile.TemporaryDirectory(prefix="plimsoll-reaction-") as folder:
-        made = Scene(Path(folder))
+def scene(*, is_real: bool) -> Iterator[Scene]:
+    with tempfile.TemporaryDirectory(prefix="plimsoll-reaction-", ignore_cleanup_errors=True) as folder:
+        made = Scene(Path(folder), is_real=is_real)
         try:
             yield made
         finally:
             made.end()
 
 
-def crash(*names: str) -> list[float]:
+def crash(*names: str, is_real: bool = False) -> list[float]:
     """The engine core dies with a word in the log, and the server with it; the supervisor says no more than that."""
-    with scene() as made:
-        made.begin("a", "b")
+    with scene(is_real=is_real) as made:
+        made.begin(*(names if is_real else ("a", "b")))
         for name in names:
-            with (made.folder / f"{name}.log").open("a") as log:
-                log.write("ERROR 11-15 09:00:00 [core.py:1] EngineCore encountered a fatal error.\n")
-            os.kill(made.pid(name), signal.SIGKILL)
+            if not is_real:
+                with (made.folder / f"{name}.log").open("a") as log:
+                    log.write("ERROR 11-15 09:00:00 [core.py:1] EngineCore encountered a fatal error.\n")
+            os.kill(made.core(name) if is_real else made.pid(name), signal.SIGKILL)
         began = time.monotonic()
         for name in names:
             made.until(lambda name=name: f"{name}: restart because" in made.said(), 200.0)
         took = time.monotonic() - began
         for name in names:
-            made.until(lambda name=name: f"{name}: undrain: " in made.said(), 120.0)
+            made.until(lambda name=name: f"{name}: undrain: " in made.said(), 60.0 + made.start_s)
         if "cut off" in made.said():
             raise SystemExit(made.said())
         return [took]
 
 
-def own() -> list[float]:
+def own(*, is_real: bool = False) -> list[float]:
     """A server of guard's own is killed."""
-    with scene() as made:
+    with scene(is_real=is_real) as made:
         made.start_guard("--engine", f"http://127.0.0.1:{made.ports['a']}", "--", *made.command("a"))
-        made.until(lambda: made.answers("a"), 60.0)
+        made.until(lambda: made.answers("a"), made.start_s)
         made.until(lambda: ": answers" in made.said(), 60.0)
         time.sleep(3.0)
         lines = {path: path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.is_file()}
@@ -171,28 +199,55 @@ def own() -> list[float]:
         return [made.until(lambda: "restart because guard's own server is not running" in made.said(), 60.0)]
 
 
-def wedge(times: int = 3) -> list[float]:
+def wedge(times: int = 3, *, is_real: bool = False) -> list[float]:
     """The same engine hangs with a request there, again and again; a dry run decides, so that the budget does not end it."""
     took = []
-    with scene() as made:
+    with scene(is_real=is_real) as made:
         made.begin("a", is_acting=False)
         for number in range(times):
-            made.ask("a", "/v1/completions", b'{"prompt": "hi", "max_tokens": 4}')
-            made.ask("a", "/standin/faults", b'{"kind": "wedge"}')
+            made.ask("a", "/v1/completions", b'{"prompt": "hi", "max_tokens": 4}', 60.0)
+            made.hang()
             with contextlib.suppress(OSError):
                 made.ask("a", "/v1/completions", b'{"prompt": "hi", "max_tokens": 9}', 0.2)
             took.append(made.until(lambda number=number: made.said().count("guard would restart it") > number, 400.0))
-            urllib.request.urlopen(made.request("a", "/standin/faults", method="DELETE"), timeout=5.0).close()
+            made.go_on()
             made.until(lambda number=number: made.said().count("recovered: engine.wedged") > number, 400.0)
             time.sleep(10.0)
     return took
 
 
+def call() -> list[float]:
+    """A call of every worker takes 100 s, as an update of weights may, while requests wait: nothing is begun."""
+    with scene(is_real=True) as made:
+        made.begin("a")
+        body, pid = json.dumps({"method": "nap", "args": [CALL_S]}).encode(), made.pid("a")
+        asked = [("/collective_rpc", body), *[("/v1/completions", b'{"prompt": "hi", "max_tokens": 9}')] * 3]
+        began = time.monotonic()
+        threads = [threading.Thread(target=made.ask, args=("a", *words, 3 * CALL_S)) for words in asked]
+        for thread in threads:
+            thread.start()
+            time.sleep(1.0)
+        for thread in threads:
+            thread.join()
+        took = time.monotonic() - began
+        time.sleep(30.0)
+        if took < CALL_S or "a: restart" in made.said() or made.pid("a") != pid:
+            raise SystemExit(f"{took:.0f} s; guard said:\n{made.said()}")
+        print(f"call   {took:.1f} s with three requests waiting: nothing was begun; guard said:\n{made.said()}", flush=True)
+        return []
+
+
 def main(names: list[str]) -> int:
-    plays = {"crash": lambda: crash("a"), "both": lambda: crash("a", "b"), "own": own, "wedge": wedge}
+    is_real = "--real" in names
+    plays = {
+        "crash": lambda: crash("a", is_real=is_real), "both": lambda: crash("a", "b", is_real=is_real),
+        "own": lambda: own(is_real=is_real), "wedge": lambda: wedge(is_real=is_real), "call": call,
+    }  # fmt: skip
     is_late = False
-    for name in names or list(plays):
+    for name in [name for name in names if name != "--real"] or list(BOUNDS_S):
         took = plays[name]()
+        if name == "call":
+            continue
         is_late = is_late or max(took) > BOUNDS_S[name]
         words = ", ".join(f"{seconds:.1f} s" for seconds in took)
         print(f"{name:<6} {words} from the fault to the action (at most {BOUNDS_S[name]:g} s)", flush=True)
