@@ -66,6 +66,26 @@ def test_every_fault_is_drawn() -> None:
 # What seeds have found
 
 
+ONCE_WRONG = {
+    11441: "a hang after a long step was told later than the world allowed",
+    30825: "a hang after a call that guard saw only a part of was told later than the world allowed",
+    39749: "the same, where requests came late in the call",
+    33711: "a warm-up was lost on a bad way, and the engine stayed out of rotation while it served",
+    37041: "the same, and the way was bad for longer",
+    36932: "a hang behind a page that lied until a moment before",
+    34451: "an engine stayed paused to the end, and nobody was told",
+    39426: "an engine was taken out that HAProxy's own check found down and that had been silent for a minute",
+}
+
+
+@each("seed", list(ONCE_WRONG))
+def test_a_seed_that_once_ended_in_a_violation_ends_well(seed: int) -> None:
+    """What was wrong with guard, or with what the world asked of it, stays mended."""
+    with quick_folder() as folder:
+        story = play(seed, folder)
+    assert not story.wrong, f"{ONCE_WRONG[seed]}\n{story}"
+
+
 def told(setting: Setting, *faults: tuple[float, str]) -> str:
     """The story of these faults of the first engine and the first guard; evidence takes its longest."""
 
