@@ -69,7 +69,10 @@ BUGS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "skip the journal": ((conductor.ActionPorts, "write", _write_little),),
     "ignore the budget": ((decide, "spent", lambda *_: ""),),
     "stop without a fresh look": ((steps.ActionSteps, "_why_serves", _empty),),
-    "ignore the lock": ((steps.LockKeeper, "is_ours", _yes), (steps.LockKeeper, "acquire", _acquire_anyway)),
+    "ignore the lock": (
+        (steps.LockKeeper, "is_ours", _yes), (steps.LockKeeper, "acquire", _acquire_anyway),
+        (steps.LockKeeper, "_note", lambda *_: None),
+    ),
     "take the last one": (
         (decide, "_against", _without("TooManyAway", "OthersCannotCarry")), (haproxy.HAProxy, "_is_last", lambda *_: False),
     ),

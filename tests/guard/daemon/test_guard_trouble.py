@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import http.client
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -21,12 +23,15 @@ from plimsoll.guard.config import GuardConfig
 from plimsoll.guard.daemon.observer import DiscoveredFacts
 from plimsoll.guard.daemon.run import MOST_TEXTS, MOST_WAITING, EngineLists, LineWriter, SystemdNotifier, TroubleLog
 from plimsoll.guard.engine_config import EngineConfig
+from plimsoll.inside.settings import InsideSettings
+from plimsoll.standin.config import ServerFlags
 from tests.cli.test_guard import QUICK, config, url
 from tests.cluster_api import pod
-from tests.fakes import eventually
+from tests.fakes import TOKEN, eventually
 from tests.guard.daemon.guards import Guard, guarding
 from tests.net.page_server import PAGE, Handler, receiving, serving
-from tests.standin.servers import standin
+from tests.standin.engines import engine
+from tests.standin.servers import SLOW, standin
 
 
 class Clock:
@@ -188,16 +193,45 @@ def test_an_output_that_takes_nothing_is_said_where_it_can_be(tmp_path: Path) ->
         assert process.wait(20) == 0
 
 
+def post(guard: Guard, path: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", guard.port, timeout=20)
+    headers = {"authorization": f"Bearer {guard.token}", "content-type": "application/json"}
+    connection.request("POST", path, b"{}", headers)
+    return connection.getresponse().status
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGTERM"])
+def test_a_signal_in_a_drain_puts_the_engine_back(name: str, tmp_path: Path) -> None:
+    """A terminal that is closed, or a stop: the restart that waits for a long request is undone before guard ends."""
+    (tmp_path / "t").write_text(TOKEN, encoding="utf-8")
+    flags = ServerFlags(is_dev_mode=True, token=TOKEN, middleware=("plimsoll.inside.Gate",))
+    with standin(flags, one=engine(step_time=SLOW), settings=InsideSettings({"PLIMSOLL_TOKEN": TOKEN})) as server:
+
+        def phase() -> str:
+            told = server.ask("GET", "/plimsoll/state", Authorization=f"Bearer {TOKEN}").json()
+            return str(told["drain"]["phase"])
+
+        text = f"[[engine]]\nurl = '{url(server)}'\nname = 'one'\ntoken_file = 't'\nbalancer = 'readiness'\n"
+        text += "restart = {stop = ['true'], start = ['true', 'start'], is_running = ['true']}\n"
+        text += f"[act]\njournal = '{tmp_path / 'guard.journal'}'\nmay_be_last = true\n"
+        with guarding(tmp_path, "--act", "--config", config(tmp_path, text)) as guard:
+            guard.hears("answers")
+            long = {"prompt": "hi", "max_tokens": 2_000, "ignore_eos": True}
+            waits = threading.Thread(target=lambda: server.ask("POST", "/v1/completions", long), daemon=True)
+            waits.start()
+            assert post(guard, "/v1/engines/one/restart") == 200
+            eventually(lambda: phase() != "serving")
+            guard.process.send_signal(signal.Signals[name])
+            assert guard.process.wait(40) == 0
+            guard.hears("one: restart undone: guard stopped")
+            assert phase() == "serving"
+
+
 @pytest.mark.real
 def test_whatever_ends_guards_right_to_act_is_a_critical_notice_everywhere_and_ends_by_itself(tmp_path: Path) -> None:
     """Another file stands in the journal's place: webhook, metric, page, guardctl and /healthz say so until it is back."""
     journal, aside = tmp_path / "state" / "guard.journal", tmp_path / "aside"
-
-    def post(guard: Guard, path: str) -> int:
-        connection = http.client.HTTPConnection("127.0.0.1", guard.port, timeout=20)
-        headers = {"authorization": f"Bearer {guard.token}", "content-type": "application/json"}
-        connection.request("POST", path, b"{}", headers)
-        return connection.getresponse().status
 
     def status(guard: Guard) -> int:
         command = [sys.executable, "-m", "plimsoll", "guardctl", "status", "--at", f"http://127.0.0.1:{guard.port}"]
