@@ -156,7 +156,7 @@ VERBS = {"start": "start", "stop": "stop", "is_running": "status"}
 
 
 @contextlib.contextmanager
-def scene(*, is_real: bool) -> Iterator[Scene]:
+def scene(*, is_real: bool = False) -> Iterator[Scene]:
     with tempfile.TemporaryDirectory(prefix="plimsoll-reaction-", ignore_cleanup_errors=True) as folder:
         made = Scene(Path(folder), is_real=is_real)
         try:
