@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput, TooLarge
-from plimsoll.launch.command_line import EntryPoint, Launch
+from plimsoll.launch.command_line import EntryPoint, Launch, engine_meant
 from plimsoll.launch.manifests import launches_in_manifest, plain_words
+from plimsoll.vllm.versions import newest
 from tests.each import each
 
 CAPTURES = Path(__file__).parent.parent / "captures" / "launches"
@@ -75,6 +76,20 @@ def test_a_kubernetes_stream() -> None:
         arguments=("--max-model-len=8192",),
         notes=("the serving runtime may add arguments of its own",),
     )
+
+
+def test_kserve_says_which_vllm_its_runtime_has() -> None:
+    """By `runtimeVersion`, else by the image of a serving runtime in the same file; a runtime elsewhere says nothing."""
+    served = "{modelFormat: {name: vLLM}, runtime: r, args: [-tp, '2']}"
+    model = f"kind: InferenceService\nmetadata: {{name: n}}\nspec: {{predictor: {{model: {served}}}}}"
+    image = "vllm/vllm-openai:v0.22.0"
+    runtime = (
+        f"kind: ServingRuntime\nmetadata: {{name: r}}\nspec: {{containers: [{{name: kserve-container, image: '{image}'}}]}}"
+    )
+    numbered = model.replace("runtime: r", "runtimeVersion: v0.19.1")
+    for text, version in ((model, newest()), (f"{model}\n---\n{runtime}", "0.22.0"), (numbered, "0.19.1")):
+        launch = launches_in_manifest(text, "x.yaml")[0]
+        assert engine_meant(launch, None).release == version
 
 
 @pytest.mark.parametrize(

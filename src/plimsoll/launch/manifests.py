@@ -7,7 +7,7 @@ second reference to the same object: a "billion laughs" file costs no more than 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -161,11 +161,13 @@ def starts_in_manifest(text: str, name: str) -> list[ManifestStart]:
         line = text.count("\n", 0, helm.start()) + 1
         raise BadInput(f"{name}, line {line}: this is a Helm template; render it first with `helm template`")
     starts: list[ManifestStart] = []
-    for document in documents_in(text, name):
+    documents = documents_in(text, name)
+    runtimes = dict(pair for document in documents for pair in _runtime_images(document))
+    for document in documents:
         if isinstance(document, dict) and isinstance(document.get("services"), dict):
             starts += _in_compose(document, name)
         else:
-            starts += _in_kubernetes(document, name)
+            starts += _in_kubernetes(document, name, runtimes)
     return starts
 
 
@@ -222,7 +224,7 @@ def _compose_words(value: Tree, source: str) -> tuple[str, ...] | None:
 # Kubernetes
 
 
-def _in_kubernetes(document: Tree, name: str) -> Iterator[ManifestStart]:
+def _in_kubernetes(document: Tree, name: str, runtimes: Mapping[str, str]) -> Iterator[ManifestStart]:
     """Walks the whole tree: whatever the kind, what matters hangs under `containers`, or under KServe's `model`."""
     waiting: list[tuple[Tree, dict[str, Tree], tuple[str, ...]]] = [(document, {}, ())]  # with the nearest object, and the way
     seen: set[int] = set()
@@ -255,15 +257,18 @@ def _in_kubernetes(document: Tree, name: str) -> Iterator[ManifestStart]:
                 hints = (form.get("name"), model.get("runtime"), model.get("image"))
                 if any(isinstance(hint, str) and "vllm" in hint.lower() for hint in hints):
                     container = container_of(model, growth)
-                    notes = (*container.notes, "the serving runtime may add arguments of its own")  # it is defined elsewhere
+                    notes = (*container.notes, "the serving runtime may add arguments of its own")
                     container = replace(container, image=container.image or "vllm", notes=notes)
                     found.append((container, model, f"{where}, model", ("model",)))
             for container, body, source, way in found:
                 if launch := find_in_container(container, source):
                     # Each `$(NAME)` that is still in its arguments is missing.
                     left = [match.group(2) for word in launch.arguments for match in _KUBERNETES_REFERENCE.finditer(word)]
-                    image = _text(body.get("image")) or (launch.image if way != ("model",) else None)
-                    launch = replace(launch, image=image, unresolved=tuple(dict.fromkeys((*launch.unresolved, *left))))
+                    launch = replace(launch, unresolved=tuple(dict.fromkeys((*launch.unresolved, *left))))
+                    if way == ("model",):
+                        launch = _in_runtime(launch, body, runtimes)
+                    elif image := _text(body.get("image")):
+                        launch = replace(launch, image=image)
                     yield ManifestStart(launch, body, tree, kind, owner, (*path, *way))
         children = list(tree.items()) if isinstance(tree, dict) else [(str(at), child) for at, child in enumerate(tree)]
         waiting += [(child, owner, (*path, key)) for key, child in reversed(children)]
@@ -283,6 +288,25 @@ def _llm_service(container: Container, owner: dict[str, Tree], source: str) -> C
         arguments=((named or "/mnt/models").removeprefix("hf://"), *container.arguments, *more),
         notes=(*container.notes, "KServe's own template adds arguments of its own"),
     )
+
+
+def _runtime_images(document: Tree) -> Iterator[tuple[str, str]]:
+    """The name and the image of a KServe serving runtime."""
+    if not isinstance(document, dict) or document.get("kind") not in ("ServingRuntime", "ClusterServingRuntime"):
+        return
+    metadata, spec = document.get("metadata"), document.get("spec")
+    named = _text(metadata.get("name")) if isinstance(metadata, dict) else None
+    containers = spec.get("containers") if isinstance(spec, dict) else None
+    for each in containers if isinstance(containers, list) else ():
+        if named and isinstance(each, dict) and (image := _text(each.get("image"))):
+            yield named, image
+
+
+def _in_runtime(launch: Launch, model: dict[str, Tree], runtimes: Mapping[str, str]) -> Launch:
+    """KServe's `predictor.model` with the vLLM of its serving runtime: by its version, or by the image that the file has."""
+    if version := _text(model.get("runtimeVersion")):  # the tag that the runtime's image gets
+        return replace(launch, image=None, vllm=(version.removeprefix("v"), f"KServe's runtimeVersion {version}"))
+    return replace(launch, image=_text(model.get("image")) or runtimes.get(_text(model.get("runtime")) or ""))
 
 
 def container_of(body: dict[str, Tree], growth: TextBudget | None = None) -> Container:

@@ -294,11 +294,15 @@ def deciding_fact(ledger: Ledger, shape: ModelShape) -> str:
 def band_notes(ledger: Ledger, shape: ModelShape) -> list[str]:
     """What widens the bands of this plan beyond what starts of its kind have shown."""
     settings, notes = ledger.settings, []
-    if keeps_copies(settings, shape):
-        table = embedding_table(shape, settings)
+    if copies := keeps_copies(settings, shape):
+        table = format_gib(embedding_table(shape, settings))
+        leaves = (
+            f"leaves up to two copies of the embedding table ({table} each)"
+            if copies > 1
+            else f"may leave a copy of the embedding table ({table})"
+        )
         notes.append(
-            f"a start with a cold compile cache leaves up to two copies of the embedding table ({format_gib(table)} each) in "
-            "the activation, one with a warm cache none: the band holds both"
+            f"a start with a cold compile cache {leaves} in the activation, one with a warm cache none: the band holds both"
         )
     if settings.shares_host_memory:
         notes.append(f"{ledger.card.name} shares its memory with the host: what other processes take while vLLM starts counts")

@@ -75,6 +75,10 @@ _QUANTISED_EXPERTS_ON_RTX = (1.0, 0.1, 1.9)
 # adapters in host memory more.
 _HOST_MEMORY = (3.2, 0.2, 8.0)
 _HOST_MEMORY_WITH_LORA_GIB = 12.0
+# And the host may give memory back meanwhile: a start beside another server had 6 GiB more than its terms leave.
+_HOST_GIVES_BACK_GIB = 5.5
+# 0.27 and 0.28 with an encoder: 2.3 GiB stayed consumed in two starts of a 0.8B on an A100, nothing in one of a 27B there.
+_PINNED_BESIDE_ENCODER = (0.6, 2.5)
 
 ERAS: tuple[Era, ...] = (
     Era("V0", None, "18 starts of the first engine", 38.0, 4.0,
@@ -239,10 +243,19 @@ def embedding_table(shape: ModelShape, settings: Settings) -> int:
     return shape.vocab_size * shape.embedding_size * _DTYPE_BYTES.get(settings.model_dtype, 2) // settings.tensor_parallel
 
 
-def keeps_copies(settings: Settings, shape: ModelShape) -> bool:
-    """Whether a cold compile cache shows in the memory of this start, and a warm one does not."""
+def keeps_copies(settings: Settings, shape: ModelShape) -> int:
+    """How many copies of the embedding table a cold compile cache may leave in this start, and a warm one does not."""
     era = era_of(settings.release, first_engine=settings.first_engine)
-    return era.consumed_counts_all and not settings.enforce_eager and (not shape.towers or settings.language_model_only)
+    if settings.enforce_eager or (shape.towers and not settings.language_model_only):
+        return 0
+    # On an H200 0.25.1 copied it with a warm cache too; a 4090 with 0.24 had 5.08 and 6.03 GiB of cache in two starts.
+    return (
+        2 if era.consumed_counts_all else int(Behaviour.GRAPH_ESTIMATE.is_in(era.first) and not _is_measured(settings, shape))
+    )
+
+
+def _is_measured(settings: Settings, shape: ModelShape) -> bool:  # our own starts were plain models on an H200
+    return (9, 0) <= likely_capability(settings) < (10, 0) and not shape.towers and shape.quantization is None
 
 
 def encoder_peak(shape: ModelShape, batch: Batch) -> int:
@@ -376,8 +389,7 @@ def _activation(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) ->
     if settings.pipeline_parallel > 1:  # only the last rank samples, and it need not be the one that is shown
         low = min(low, 0.9 * contest["forward pass"])
     high = value * (1 + above) + era.band_gib * GIB
-    is_measured = (9, 0) <= likely_capability(settings) < (10, 0) and not shape.towers and shape.quantization is None
-    if Behaviour.GRAPH_ESTIMATE.is_in(era.first) and not is_measured:  # our own starts were plain models on an H200
+    if Behaviour.GRAPH_ESTIMATE.is_in(era.first) and not _is_measured(settings, shape):
         low, high = low - 0.1 * GIB, high + 0.08 * value + 0.1 * GIB
     if era.name != "V0":
         high = max(high, embedding)
@@ -385,13 +397,15 @@ def _activation(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) ->
         sequences, tokens = map(min, SMALLER_CARD, (settings.max_num_seqs, settings.max_num_batched_tokens))
         smaller = replace(settings, batch_by_size=False, max_num_seqs=sequences, max_num_batched_tokens=tokens)
         low = min(low, _activation(shape, smaller, era, v2=v2).low)
-    if era.consumed_counts_all and copies:  # with a warm compile cache there is no copy
+    if copies and keeps_copies(settings, shape):  # with a warm compile cache there is no copy
         low = min(low, 0.6 * without_copy - 0.1 * GIB)
         if era.may_pin_copies:
             table = embedding_table(shape, settings)
             value, high = value + table // 2, high + table
     if shape.towers:
         high += encoder_outputs(shape, batch)
+        if era.may_pin_copies:
+            value, high = value + int(_PINNED_BESIDE_ENCODER[0] * GIB), high + _PINNED_BESIDE_ENCODER[1] * GIB
         if shape.model_type not in MEASURED_TOWERS:
             low, high = min(low, 0.85 * max(contest["sampler"], contest["forward pass"])), high + contest["encoder"]
     if shape.moe is not None and shape.quantization is not None:  # other kernels, whose workspaces were not measured
@@ -600,7 +614,8 @@ def added_up(model: ModelFacts, settings: Settings, card: Card, terms: Terms, re
     if settings.kv_cache_memory_bytes is not None:
         kv = Estimate.exact(settings.kv_cache_memory_bytes, "--kv-cache-memory-bytes")
     else:
-        kv = left_of(requested, (*spent, Estimate.exact(neighbours_in_budget(settings, card))))
+        given_back = Estimate(0, -int(_HOST_GIVES_BACK_GIB * GIB) if settings.shares_host_memory else 0, 0)
+        kv = left_of(requested, (*spent, given_back, Estimate.exact(neighbours_in_budget(settings, card))))
     planned = plan_kv(cache_specs(model, settings), settings, max(kv.value, 0))
     if model.shape.is_encoder_decoder:  # each request also keeps its cross-attention, which is not counted
         planned = replace(planned, max_concurrency=None)
