@@ -1,11 +1,13 @@
 """usage: plimsoll assets OUT_DIR [--plan PLAN.json] [options]
        plimsoll assets OUT_DIR --for guard [options]
        plimsoll assets OUT_DIR --for patch DEPLOYMENT.yaml [options]
+       plimsoll assets OUT_DIR --for autoscaling TRACE... --plan PLAN.json --slo ttft=2s,tpot=50ms [options]
 
 Writes what a team needs to launch a vLLM server and to watch it, from one plan, right for its vLLM version: a start script,
 systemd units, a compose file, Kubernetes manifests, an HAProxy configuration, guard's configuration, alert rules with their
 tests, and dashboards. For servers that run in Kubernetes already: guard beside them (--for guard), and plimsoll.inside, probes
-and a grace period as a patch of their Deployment (--for patch).
+and a grace period as a patch of their Deployment (--for patch). For servers that come and go with their traffic: a KEDA
+ScaledObject whose rule keeps the promise in a replay of that traffic (--for autoscaling).
 
 {options}
 
@@ -71,13 +73,15 @@ from plimsoll.models.files import parse_json, read_json
 from plimsoll.plan.read import installed_vllm
 from plimsoll.redaction import redact_words
 from plimsoll.render import assets as report
-from plimsoll.render.terminal import show
+from plimsoll.render.terminal import bar, show
 from plimsoll.vllm.versions import Behaviour, Engine, engine_named
 
 WHAT = ("systemd", "compose", "kubernetes", "monitoring")
 IN_CLUSTER = ("guard", "patch")  # for servers that exist: no plan is needed
-KINDS = (*WHAT, "all", *IN_CLUSTER)
+AUTOSCALING = "autoscaling"
+KINDS = (*WHAT, "all", *IN_CLUSTER, AUTOSCALING)
 CLUSTER_OPTIONS = ("namespace", "name", "selector", "image", "replicas", "port")
+SCALING_OPTIONS = ("keep", "start_seconds", "prometheus")
 LAUNCH_OPTIONS = ("server_image", "workload", "requests", "limits", "toleration", "node_selector", "host", "gateway")
 PLAN_MAX_BYTES = 16 << 20
 
@@ -89,7 +93,7 @@ class AssetsOptions(Words):
     plan: str | None = option("PLAN.json", "what `plan --json` or `tune --json` printed; -: standard input; else monitoring")
     vllm: str | None = option("VERSION", "without a plan: default the vLLM installed beside plimsoll, else the newest known")
     kind: str | None = option(
-        "WHAT", f"{', '.join(WHAT)} or all; guard or patch; default: what can be made", name="--for", choices=KINDS
+        "WHAT", f"{', '.join(WHAT)} or all; guard, patch or autoscaling; default: what can be made", name="--for", choices=KINDS
     )
     slo: str | None = option("ttft=2s", "what users were promised: the first token within; no alert asks for tpot=50ms yet")
     job: str | None = option("NAME", "what your Prometheus calls the job that scrapes the engines; default: vllm")
@@ -117,12 +121,19 @@ class AssetsOptions(Words):
     node_selector: tuple[str, ...] = option("LABEL=VALUE", "of the nodes it runs on", default=(), may_repeat=True)
     host: str | None = option("NAME", "by which clients reach it; default: llm.example.com")
     gateway: str | None = option("NAMESPACE/NAME", "a Gateway: an HTTPRoute is written instead of an Ingress")
+    keep: int | None = option(
+        "PERCENT", "of all requests must be served as promised (99)", read=partial(count, most=99), heading="--for autoscaling"
+    )
+    start_seconds: int | None = option("S", "until a new replica serves (180)", read=partial(count, most=7200))
+    prometheus: str | None = option("URL", "that KEDA asks; default: the operator's, in monitoring")
 
 
 def run(options: AssetsOptions) -> int:
     """Read the plan, make the texts, compare, write."""
     words = [*options.rest, *(options.verbatim or ())]
     is_patch = options.kind == "patch"
+    if options.kind == AUTOSCALING:
+        return _autoscaling(options, words)
     if len(words) != 1 + is_patch or not words[0].strip("-"):
         usage = "OUT_DIR --for patch DEPLOYMENT.yaml" if is_patch else "OUT_DIR [--plan PLAN.json]"
         raise BadInput(f"say where: plimsoll assets {usage}")
@@ -161,6 +172,46 @@ def _patch(options: AssetsOptions, folder: str, file: str) -> int:
     settings = AssetSettings(engine.release, cluster=cluster, made_by=made_by)
     wanted = {path: headed(path, text, made_by).encode() for path, text in texts.items()}
     return _carry_out(options, folder, settings, wanted, ("patch",), (*notes, *_guesses(options)))
+
+
+def _autoscaling(options: AssetsOptions, words: list[str]) -> int:
+    """Write the rule that keeps the promise for this traffic; exit code 1 where none does."""
+    from plimsoll.assets.autoscaling import PROMETHEUS, autoscaling_files, kept_text
+    from plimsoll.cli.simulate import say_compiling
+    from plimsoll.simulate.compiled import telling
+    from plimsoll.simulate.inputs import read_inputs
+    from plimsoll.simulate.options import ReplayOptions
+    from plimsoll.tune.autoscale import POLL_S, find_rule
+    from plimsoll.tune.goodput import Job, Slo, Traffic
+
+    if len(words) < 2 or options.plan in (None, "-") or options.slo is None:
+        raise BadInput(
+            "say where, for which traffic, with which plan and promise: plimsoll assets OUT_DIR --for autoscaling TRACE "
+            "--plan PLAN.json --slo ttft=2s,tpot=50ms"
+        )
+    _check_goes_with(options)
+    prometheus = options.prometheus or PROMETHEUS
+    if not re.fullmatch(r"https?://[\w.:/\[\]-]{1,200}", prometheus):
+        raise BadInput(f"--prometheus {prometheus[:60]!r}: it is a URL such as {PROMETHEUS}")
+    settings, notes = _settings(options, _plan(options.plan or ""))
+    keep, start_s = (options.keep or 99) / 100, options.start_seconds or 180
+    given = read_inputs(ReplayOptions(rest=tuple(words[1:]), plan=options.plan))
+    promised = {part.partition("=")[0].strip() for part in options.slo.split(",")}
+    slo = Slo(settings.slo.ttft_s if "ttft" in promised else None, settings.slo.tpot_s if "tpot" in promised else None)
+    traffic = Traffic(given.trace, 1.0, slo)
+    with telling(say_compiling), bar("replaying", "rules") as progress:
+        found = find_rule(traffic, Job(given.settings, given.step_time), keep, start_s, progress)
+    if found.chosen is None:
+        raise Found(f"no number of replicas keeps {slo} for {keep:.0%} of this traffic: the server itself is too slow")
+    about = f"{given.trace.name}, {given.trace.size:,} requests in {traffic.span_s / 60:.0f} min, {slo}"
+    always = found.trials[0].rule.fewest
+    saves = "no rule saves anything" if found.chosen.mean_replicas >= always else "without a rule it takes"
+    notes = (*notes, *given.notes, f"{kept_text(found.chosen)}, also with a tenth more traffic; {saves}: {always} all the time")
+    if traffic.span_s < 10 * (start_s + POLL_S):
+        notes = (*notes, f"the traffic lasts {traffic.span_s:.0f} s and a start {start_s} s: a longer recording would say more")
+    texts = autoscaling_files(settings, found, prometheus, about)
+    wanted = {path: headed(path, text, settings.made_by).encode() for path, text in texts.items()}
+    return _carry_out(options, words[0], settings, wanted, (AUTOSCALING,), notes)
 
 
 def _plan(path: str) -> Mapping[str, Any]:
@@ -228,19 +279,21 @@ def _settings(options: AssetsOptions, plan: Mapping[str, Any] | None) -> tuple[A
 def _check_goes_with(options: AssetsOptions) -> None:
     """BadInput for an option that changes nothing of what is asked for."""
     launched = options.kind in (None, "all", "kubernetes") and options.plan is not None
+    is_scaled = options.kind == AUTOSCALING
     taken = {
         "plan": options.kind not in IN_CLUSTER,
         "slo": options.kind != "patch",
         "job": options.kind != "patch",
-        "namespace": launched or options.kind == "guard",
+        "namespace": launched or is_scaled or options.kind == "guard",
         "image": launched or options.kind in IN_CLUSTER,
-        "name": launched or options.kind == "guard",
+        "name": launched or is_scaled or options.kind == "guard",
         "replicas": launched or options.kind == "guard",
         "selector": options.kind == "guard",
         "port": options.kind == "guard",
     }
-    taken |= dict.fromkeys(LAUNCH_OPTIONS, launched)
-    if launched and sum(text.count(",") + 1 for text in options.namespace) > 1:
+    taken |= dict.fromkeys(LAUNCH_OPTIONS, launched) | dict.fromkeys(SCALING_OPTIONS, is_scaled)
+    taken["workload"] = launched or is_scaled
+    if (launched or is_scaled) and sum(text.count(",") + 1 for text in options.namespace) > 1:
         raise BadInput("--namespace: a launched server has one; --for guard takes several")
     for field, is_taken in taken.items():
         if getattr(options, field) and not is_taken:
@@ -306,9 +359,10 @@ def _made_by(
     options: AssetsOptions, release: str, plan: Mapping[str, Any] | None, line: str | None, file: str = ""
 ) -> tuple[str, ...]:
     """Which plan, version and command: without the folder and the switches, which change no byte."""
-    words = ["plimsoll", "assets", "OUT_DIR", *(["--for", options.kind] if options.kind in IN_CLUSTER else [])]
-    words += [file] if file else []
-    for name in ("plan", "vllm", "slo", "job", *CLUSTER_OPTIONS, *LAUNCH_OPTIONS):
+    is_named = options.kind in (*IN_CLUSTER, AUTOSCALING)
+    words = ["plimsoll", "assets", "OUT_DIR", *(["--for", str(options.kind)] if is_named else [])]
+    words += [file] if file else [Path(word).name for word in options.rest[1:]]
+    for name in ("plan", "vllm", "slo", "job", *CLUSTER_OPTIONS, *LAUNCH_OPTIONS, *SCALING_OPTIONS):
         value = getattr(options, name)
         for text in value if isinstance(value, tuple) else () if value is None else (str(value),):
             words += [options_of(options)[name].name, text.rpartition("/")[2] if name == "plan" else text]
