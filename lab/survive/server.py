@@ -26,7 +26,15 @@ SAMPLE = re.compile(r"^([a-z_:]+)(?:\{[^}]*\})? ([0-9.e+-]+|NaN|[+-]Inf)$", re.M
 class SurviveServer(EngineServer):
     """One server of this model, with containment armed."""
 
-    def __init__(self, folder: Path, model: Path, flags: Sequence[str] = (), *, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        model: Path,
+        flags: Sequence[str] = (),
+        *,
+        env: Mapping[str, str] | None = None,
+        port: int | None = None,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.faults_file = folder / "faults.json"
         site = plugin_site(folder / "site")
@@ -40,7 +48,7 @@ class SurviveServer(EngineServer):
             "PLIMSOLL_SURVIVE": "1",
         }
         own_flags = ["--load-format", "auto", "--middleware", "plimsoll.inside.Gate"]
-        super().__init__([*own_flags, *flags], {**own, **(env or {})}, log_path=folder / "vllm.log")
+        super().__init__([*own_flags, *flags], {**own, **(env or {})}, log_path=folder / "vllm.log", port=port)
         self.command[2] = str(model)
 
     # Faults
