@@ -31,7 +31,6 @@ from plimsoll.inside.answers import (
     refuse,
     route_of,
     send_answer,
-    switch,
     whole,
     with_headers,
 )
@@ -216,15 +215,6 @@ def test_a_number_is_within_its_bounds_or_refused(value: Any) -> None:
     except BadAsk:
         assert type(value) is not int or not 0 <= value <= 100
     assert (whole({"x": 5}, "x", 0, 10), whole({}, "x", 0, 10)) == (5, None)
-
-
-def test_a_switch_is_true_or_false() -> None:
-    """1 is not true."""
-    for value in (0, 1, "true", None, ()):
-        with pytest.raises(BadAsk):
-            switch({"x": value}, "x")
-    assert switch({"x": True}, "x")
-    assert not switch({}, "x")
 
 
 def _sent(answer: GateAnswer, *, is_head: bool = False) -> list[Message]:

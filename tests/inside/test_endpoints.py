@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from plimsoll.inside import endpoints
 from plimsoll.inside.answers import LARGEST_BODY, GateAnswer
 from plimsoll.inside.endpoints import ENDPOINTS, GateRequest
+from plimsoll.inside.engine_view import EngineClientView
 from plimsoll.inside.figures import empty_figures, write_whole
 from plimsoll.inside.gate_control import GateControl
 from plimsoll.inside.places import ancestors, start_ticks
@@ -86,6 +87,8 @@ def test_ready_needs_no_token_and_tells_nothing_but_readiness(tmp_path: Path) ->
         client.errored = True
         found = ask(core, "GET", "ready", headers=())
         assert (found.status, found.body["reason"]) == (503, "dead")
+        core.engine = EngineClientView(State())
+        assert ask(core, "GET", "ready", headers=()).body["reason"] == "starting"
 
 
 def test_methods_and_paths_are_exact(tmp_path: Path) -> None:

@@ -75,33 +75,6 @@ def test_sleep_is_not_ready_until_it_ends_or_steps_go_on(tmp_path: Path) -> None
     assert core.shared.common["asleep"] == 0
 
 
-def test_an_engine_that_is_missing_dead_or_proven_stuck_is_not_ready(tmp_path: Path) -> None:
-    """The proof holds until the next step, of whichever API server sees it."""
-    core, _ = made(tmp_path)
-    core.shared.common["wedged_at_ns"] = time.monotonic_ns()
-    assert core.readiness().reason == "wedged"
-    core.shared.own["last_step_ns"] = time.monotonic_ns()
-    assert core.readiness().is_ready
-    assert not core.is_wedged()
-    assert GateControl(settings(tmp_path), State(), Pulse()).readiness().reason == "starting"
-    core, client = made(tmp_path)
-    client.errored = True
-    assert core.readiness().reason == "dead"
-
-
-def test_shedding_is_off_by_default_and_never_a_matter_of_readiness(tmp_path: Path) -> None:
-    """However full it is."""
-    core, client = made(tmp_path)
-    for number in range(200):
-        client.add(str(number), 10_000)
-    feed(core, 4, 196)
-    assert core.shed(b"") is None
-    assert core.readiness().is_ready
-    core.settings.shed_wait_s = 1.0
-    assert core.shed(b"") is not None
-    assert core.readiness().is_ready
-
-
 def test_a_full_server_refuses_at_its_bound_and_recovers(tmp_path: Path) -> None:
     """The wait is that of the queue; a priority doubles or halves the bound; Retry-After is the rest."""
     core, client = made(tmp_path, PLIMSOLL_SHED_WAIT_S="10")
@@ -236,24 +209,6 @@ async def test_a_call_is_made_without_a_timeout_and_its_results_come_back(tmp_pa
     assert (calls.last, calls.done) == (found, 2)
 
 
-def test_one_at_a_time_in_one_process(tmp_path: Path) -> None:
-    """The second is told so and the first is not disturbed."""
-
-    async def go(path: str | None) -> None:
-        client, calls = EngineClient(), Calls(path)
-        first = asyncio.create_task(calls.call(client, "plimsoll_compact"))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        with pytest.raises(Busy):
-            await calls.call(client, "plimsoll_compact")
-        client.may_answer.set()
-        assert (await first)["error"] is None
-        assert len(client.calls) == 1
-
-    asyncio.run(go(str(tmp_path / "lock")))
-    asyncio.run(go(None))
-
-
 def test_one_at_a_time_over_two_processes(tmp_path: Path) -> None:
     """The other API server waits its turn; when the call ends it may."""
     context = multiprocessing.get_context("spawn")
@@ -299,22 +254,19 @@ async def test_a_call_runs_on_when_the_one_who_asked_is_gone(tmp_path: Path) -> 
     assert calls.last["workers"] == [{"released_bytes": 1}]
 
 
-def test_a_call_that_fails_is_told_and_frees_the_place(tmp_path: Path) -> None:
+async def test_a_call_that_fails_is_told_and_frees_the_place(tmp_path: Path) -> None:
     """By its kind alone; the next one may go."""
 
     async def broken(method: str, args: tuple[Any, ...]) -> list[Any]:
         raise RuntimeError(f"secret {method} {args}")
 
-    async def go() -> None:
-        calls = Calls(str(tmp_path / "lock"))
-        found = await calls.call(SimpleNamespace(collective_rpc=broken), "plimsoll_compact")
-        assert (found["error"], found["workers"]) == ("RuntimeError", None)
-        assert "secret" not in str(found)
-        client = EngineClient()
-        client.may_answer.set()
-        assert (await calls.call(client, "plimsoll_compact"))["error"] is None
-
-    asyncio.run(go())
+    calls = Calls(str(tmp_path / "lock"))
+    found = await calls.call(SimpleNamespace(collective_rpc=broken), "plimsoll_compact")
+    assert (found["error"], found["workers"]) == ("RuntimeError", None)
+    assert "secret" not in str(found)
+    client = EngineClient()
+    client.may_answer.set()
+    assert (await calls.call(client, "plimsoll_compact"))["error"] is None
 
 
 async def test_a_process_that_was_forked_during_a_call_does_not_keep_the_lock(tmp_path: Path) -> None:

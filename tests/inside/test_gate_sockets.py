@@ -15,7 +15,6 @@ from plimsoll.inside.answers import Receive, Scope, Send
 from plimsoll.inside.gate_control import GateControl
 from tests.fakes import eventually, hello, raw_request, read_all, served
 from tests.inside.test_gate import gated
-from tests.inside.test_gate_control import drain
 
 CHUNKS = 40
 
@@ -58,16 +57,6 @@ def client(port: int, data: bytes) -> Iterator[socket.socket]:
         yield found
 
 
-def read_answer(found: socket.socket) -> bytes:
-    """One whole answer of those that say hello."""
-    answer = b""
-    while not answer.endswith(b"hello"):
-        part = found.recv(1000)
-        assert part, answer
-        answer += part
-    return answer
-
-
 def in_flight(core: GateControl, count: int) -> None:
     eventually(lambda: core.shared.total("in_flight") == count)
 
@@ -92,38 +81,6 @@ def test_requests_piled_up_on_one_connection_are_each_counted(server: tuple[int,
         assert read_all(piled).count(b"200 OK") == 3
     in_flight(core, 0)
     assert core.shared.total("begun") == 3
-
-
-def test_a_kept_connection_is_closed_by_a_drain(server: tuple[int, GateControl]) -> None:
-    """Phase one answers and closes; phase two refuses and closes; health stays."""
-    port, core = server
-    request = raw_request("POST", "/v1/completions", b"{}")
-    with client(port, request) as kept:
-        read_answer(kept)
-        kept.sendall(request)
-        assert b"close" not in read_answer(kept)
-        drain(core, quiet_s=100, bound_s=100)
-        kept.sendall(request)
-        answer = read_all(kept)
-        assert answer.startswith(b"HTTP/1.1 200")
-        assert b"connection: close" in answer
-    drain(core, refuse=True)
-    with client(port, request) as late:
-        answer = read_all(late)
-        assert answer.startswith(b"HTTP/1.1 503")
-        assert b"retry-after: 5" in answer
-    with client(port, raw_request("GET", "/health")) as looking:
-        assert read_all(looking).startswith(b"HTTP/1.1 200")
-
-
-def test_a_refused_upload_does_not_hold_the_server(server: tuple[int, GateControl]) -> None:
-    """A large body is not read, and the connection ends."""
-    port, core = server
-    drain(core, refuse=True)
-    head = raw_request("POST", "/v1/completions", b"x" * 10_000_000)[:2000]
-    with client(port, head) as upload:
-        assert b" 503 " in upload.recv(1000)
-    in_flight(core, 0)
 
 
 def test_many_mixed_clients_at_once_leave_nothing(server: tuple[int, GateControl]) -> None:

@@ -208,16 +208,6 @@ def test_every_release_is_understood(args: tuple[Any, ...], named: dict[str, Any
     assert pulse.is_fed
 
 
-def test_engines_are_told_apart_by_what_vllm_says_or_by_whose_logger_it_is() -> None:
-    """One logger for all engines is told the number; one of several is known by its own."""
-    one, pulse, _ = listener(engine=4)
-    one.record(scheduler(3, 0, kv_cache_usage=0.1), None, engine_idx=1)
-    one.record(scheduler(5, 0, kv_cache_usage=0.1), None, 2)
-    one.record(scheduler(7, 0, kv_cache_usage=0.1), None)
-    assert pulse.running == 15
-    assert set(pulse._engines) == {1, 2, 4}
-
-
 def test_finished_requests_are_learned_from_and_recorded(tmp_path: Path) -> None:
     """Each with the engine that served it; an aborted one does not tell how long outputs are."""
     one, pulse, recorder = listener(record=tmp_path)

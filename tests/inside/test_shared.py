@@ -99,19 +99,25 @@ def test_without_a_folder_one_server_drains_alone_and_one_of_several_not_at_all(
     assert not Shared(None, os.getppid(), fellows_expected=True).can_drain
 
 
-def test_pages_of_servers_that_are_gone_are_swept_and_others_stay(tmp_path: Path) -> None:
+def test_pages_and_salts_of_servers_that_are_gone_are_swept_and_others_stay(tmp_path: Path) -> None:
     """Also when the number was given to another process; what is not ours is left alone."""
     process = SPAWN.Process(target=time.sleep, args=(0,))
     process.start()
     process.join()
     me, ticks = os.getpid(), start_ticks(os.getpid())
-    gone = [f"gate-{process.pid}-5.page", f"api-{me}-{ticks + 1}-77.page", f"api-{process.pid}-5-6.page"]
+    gone = [
+        f"gate-{process.pid}-5.page",
+        f"api-{me}-{ticks + 1}-77.page",
+        f"api-{process.pid}-5-6.page",
+        f"salt-{process.pid}-5",
+    ]
     kept = [
         f"gate-{os.getppid()}-{start_ticks(os.getppid())}.page",
         "notes.page",
         "gate-x-y.page",
         "worker-1.json",
         "gate-1.page",
+        "salt-x",
     ]
     for name in gone + kept:
         (tmp_path / name).write_bytes(b"")
