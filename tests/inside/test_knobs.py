@@ -20,6 +20,7 @@ from plimsoll.inside.knobs import (
     MAX_SEQS,
     MAX_TOKENS,
     QUEUED_REQS,
+    SCHEDULER_KNOBS,
     KnobClient,
     KnobRefused,
     Knobs,
@@ -198,7 +199,12 @@ def test_an_engine_that_steps_with_others_is_left_alone() -> None:
     """Data parallel engines, and a scheduler that is not vLLM's own."""
     made = core()
     made.vllm_config.parallel_config.data_parallel_size = 2
-    assert "data parallel" in order(Knobs(VllmScheduler(made)), max_num_seqs=2)["refused"]
+    for knob in SCHEDULER_KNOBS:
+        told = order(Knobs(VllmScheduler(made)), **{knob: 0.5 if knob == HEADROOM else 2})["refused"]
+        assert told == (
+            f"{knob} cannot be turned here: never tried with data parallel engines, which step together; "
+            "run one server for each replica instead"
+        )
     other = core()
     other.scheduler.__class__ = type("Mine", (type(other.scheduler),), {"__module__": "mine"})
     assert "Mine is not vLLM's own" in order(Knobs(VllmScheduler(other)), max_num_seqs=2)["refused"]

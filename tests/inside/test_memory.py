@@ -53,19 +53,24 @@ def segment(blocks: list[tuple[str, int]], **more: Any) -> dict[str, Any]:
 
 
 @each("path", SNAPSHOTS, ids=lambda path: path.name)
-def test_the_walk_agrees_with_the_doctor(path: Path) -> None:
-    """What the worker reckons from torch's list is what `doctor` reads from the file of the same moment."""
+def test_walk_statistics_and_doctor_agree(path: Path) -> None:
+    """What the worker reckons from torch's list, and from its statistics, is what `doctor` reads from the file of that moment."""
     snapshot = read_snapshot(path)
     some = next(iter(Category))
     named = tuple(tuple(None if block.state == FREE else some for block in each.blocks) for each in snapshot.segments)
     (facts,) = device_facts(snapshot, BlockCategories(named, frozenset()))
     found = walk(raw_segments(path), 0)
-    assert found.reserved == facts.reserved
-    assert found.active == facts.active
-    assert found.releasable == facts.releasable
-    assert found.private_reserved == facts.private_reserved
-    assert found.largest_free_block == facts.largest_free
+    told = (found.reserved, found.active, found.releasable, found.private_reserved, found.largest_free_block)
+    assert told == (facts.reserved, facts.active, facts.releasable, facts.private_reserved, facts.largest_free)
     assert found.expandable_segments == facts.expandable_segments
+    # Right after a walk, the statistics of the same moment say the same, for ordinary segments and expandable ones.
+    figures, reasons = allocator_figures(stats_of(raw_segments(path)), found, 0.0)
+    assert figures is not None
+    assert set(figures) == set(GROUPS["allocator"])
+    assert figures["releasable"] == found.releasable
+    assert figures["unreleasable"] == found.reserved - found.active - found.releasable
+    assert figures["expandable"] == (found.expandable_segments > 0)
+    assert reasons == {}
 
 
 def test_releasable_is_what_torch_would_give_back() -> None:
@@ -116,20 +121,6 @@ def stats_of(segments: list[dict[str, Any]]) -> dict[str, Any]:
     amounts = {"reserved_bytes": reserved, "active_bytes": active, "inactive_split_bytes": split, "allocated_bytes": active}
     nested = {name: {"all": {"current": amount, "peak": amount + 1}} for name, amount in amounts.items()}
     return {**nested, "segment": {"all": {"current": len(segments)}}, "num_alloc_retries": 3, "num_ooms": 1}
-
-
-@each("path", SNAPSHOTS, ids=lambda path: path.name)
-def test_statistics_and_walk_say_the_same(path: Path) -> None:
-    """Right after a walk, the statistics of the same moment give the walk's releasable bytes, ordinary or expandable."""
-    segments = raw_segments(path)
-    found = walk(segments, 0)
-    figures, reasons = allocator_figures(stats_of(segments), found, 0.0)
-    assert figures is not None
-    assert set(figures) == set(GROUPS["allocator"])
-    assert figures["releasable"] == found.releasable
-    assert figures["unreleasable"] == found.reserved - found.active - found.releasable
-    assert figures["expandable"] == (found.expandable_segments > 0)
-    assert reasons == {}
 
 
 def test_before_the_first_walk_what_needs_one_is_unknown_and_without_statistics_everything() -> None:
@@ -261,19 +252,14 @@ def test_compaction_says_what_it_returned() -> None:
     assert done["duration_s"] >= 0
 
 
-def test_on_a_cpu_the_c_library_gives_back() -> None:
+def test_on_a_cpu_the_c_library_gives_back_and_other_devices_are_refused() -> None:
     """It tells what was resident before and after, of this very process."""
     done = compact(ON_CPU, None)
     assert done["resident_before"] > MIB
     assert done["returned"] == done["resident_before"] - done["resident_after"]
-
-
-@pytest.mark.parametrize("device", [None, SimpleNamespace(type="xpu")])
-def test_other_devices_are_refused(device: Any) -> None:
-    """Compaction and snapshots are known for CUDA and a CPU alone."""
-    worker = SimpleNamespace(device=device)
-    assert "refused" in compact(worker, None)
-    assert "refused" in snapshot(worker, None, "")
+    for worker in (SimpleNamespace(device=None), SimpleNamespace(device=SimpleNamespace(type="xpu"))):
+        assert "refused" in compact(worker, None)
+        assert "refused" in snapshot(worker, None, "")
 
 
 def cumem(*asleep: bool, tag: str = "default") -> dict[str, Any]:

@@ -362,8 +362,9 @@ def worker_of(**own: Any) -> Any:
     return SimpleNamespace(**common, cudagraph_memory_estimate=1 * GIB, available_kv_cache_memory_bytes=105 * GIB, **own)
 
 
-def test_the_names_up_to_0_26() -> None:
-    """Each part as the worker keeps it, as whole bytes."""
+def test_the_budget_under_the_names_of_each_release() -> None:
+    """Up to 0.26 each part as it is kept; from 0.27 what lies outside torch is the consumed memory less the weights, and the
+    graphs' estimate is taken out of the activations."""
     found, reasons = budget(worker_of(peak_activation_memory=5 * GIB, non_torch_memory=3 * GIB), {})
     assert found is not None
     assert set(found) == set(GROUPS["budget"])
@@ -372,10 +373,6 @@ def test_the_names_up_to_0_26() -> None:
         "free_at_start": 138, "total_at_start": 140,
     }  # fmt: skip
     assert reasons == {}
-
-
-def test_the_names_from_0_27() -> None:
-    """Consumed memory less the weights is what lies outside torch; the graphs' estimate is taken out of the activations."""
     worker = worker_of(peak_activation_memory=6 * GIB, total_consumed=18 * GIB)
     found, _ = budget(worker, {})
     assert found is not None

@@ -222,7 +222,8 @@ class VllmScheduler:
     def _reasons(self, config: Any) -> dict[str, str]:
         parallel = getattr(config, "parallel_config", None)
         if getattr(parallel, "data_parallel_size", 1) > 1:
-            return dict.fromkeys(SCHEDULER_KNOBS, "data parallel engines step together; this was never tried")
+            why = "never tried with data parallel engines, which step together; run one server for each replica instead"
+            return dict.fromkeys(SCHEDULER_KNOBS, why)
         if type(self._scheduler).__module__ not in schedule_ring.OWN_SCHEDULERS:
             name = type(self._scheduler).__name__
             return dict.fromkeys(SCHEDULER_KNOBS, f"the scheduler {name} is not vLLM's own")
