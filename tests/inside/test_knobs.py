@@ -200,7 +200,8 @@ def test_an_engine_that_steps_with_others_is_left_alone() -> None:
     made = core()
     made.vllm_config.parallel_config.data_parallel_size = 2
     for knob in SCHEDULER_KNOBS:
-        told = order(Knobs(VllmScheduler(made)), **{knob: 0.5 if knob == HEADROOM else 2})["refused"]
+        asked: dict[str, Any] = {knob: 0.5 if knob == HEADROOM else 2}
+        told = order(Knobs(VllmScheduler(made)), **asked)["refused"]
         assert told == (
             f"{knob} cannot be turned here: never tried with data parallel engines, which step together; "
             "run one server for each replica instead"

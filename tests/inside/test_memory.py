@@ -54,7 +54,7 @@ def segment(blocks: list[tuple[str, int]], **more: Any) -> dict[str, Any]:
 
 @each("path", SNAPSHOTS, ids=lambda path: path.name)
 def test_walk_statistics_and_doctor_agree(path: Path) -> None:
-    """What the worker reckons from torch's list, and from its statistics, is what `doctor` reads from the file of that moment."""
+    """What the worker reckons from torch's list and statistics is what `doctor` reads from the file of that moment."""
     snapshot = read_snapshot(path)
     some = next(iter(Category))
     named = tuple(tuple(None if block.state == FREE else some for block in each.blocks) for each in snapshot.segments)
