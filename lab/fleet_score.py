@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,12 +72,12 @@ def figures(row: Row) -> Figures:
 
 
 def read(folder: Path) -> list[Row]:
-    """Every row that was played to its end."""
-    found = []
+    """Every row that was played to its end; one that was played again counts as it went the last time."""
+    found = {}
     for path in sorted(folder.glob("*.json.gz")):
         with gzip.open(path, "rt", encoding="utf-8") as file:
-            found += [row for row in json.load(file) if "wrong" not in row]
-    return found
+            found |= {(row["incident"], row["way"], row["round"]): row for row in json.load(file) if "wrong" not in row}
+    return list(found.values())
 
 
 def spread(values: Sequence[float | None]) -> str:
@@ -115,6 +116,8 @@ def broken(rows: Sequence[Row]) -> list[str]:
             found.append(f"{name}: {one.cut + one.lost} requests lost where none may be")
         if row["may_lose"] == "running" and one.lost_later:
             found.append(f"{name}: {one.lost_later} requests lost that were sent after the fault")
+        if re.search(r"exit [1-9]", row["told"]):
+            found.append(f"{name}: {row['told']}")
         if one.whole_s is None:
             found.append(f"{name}: not in full service without a person")
     return found

@@ -85,7 +85,7 @@ class Stage:
         if self.fleet.way != PLIMSOLL:
             await self.fleet.person_restarts(name)
             return "by hand"
-        code, printed = await guardctl(self.fleet, "restart", name)
+        code, printed = await guardctl(self.fleet, "restart", name, "--yes")
         return f"guardctl: exit {code}: {printed.strip().splitlines()[0] if printed.strip() else ''}"
 
     async def until_step(self, step: str, within_s: float) -> bool:

@@ -408,7 +408,7 @@ def rows_of(asked: Sequence[Asked]) -> list[dict[str, Any]]:
 async def guardctl(fleet: Fleet, verb: str, *words: str) -> tuple[int, str]:
     """`plimsoll guardctl` against this fleet's guard; its exit code and what it printed."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "plimsoll", "guardctl", verb, *words, "--yes", "--at", f"http://{HOST}:{fleet.guard.port}",
+        sys.executable, "-m", "plimsoll", "guardctl", verb, *words, "--at", f"http://{HOST}:{fleet.guard.port}",
         "--token-file", str(fleet.folder / "api.token"),
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip

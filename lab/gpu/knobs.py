@@ -3,11 +3,12 @@
     python3 -m lab.gpu.knobs --work DIR [--until 470]        # a host with vLLM 0.25.1 and a GPU, src on PYTHONPATH
     .venv/bin/python -m lab.gpu.knobs --work DIR --cpu        # a dry run on the CPU engine
 
-Two parts, in one run of under eight minutes; each result is written to $OUT as soon as it is there:
+Three parts; each result is written to $OUT as soon as it is there:
 
     turns-RUNNER.json   asynchronous scheduling, CUDA graphs, few blocks: knobs turned at random while 48 clients read streams
-    burst.json          64 requests: the flags as they are, then the replay of that very burst, then the knob it advises, set in
-                        the running server; again in the other order while there is time. The forecast stands beside what came.
+    burst.json          64 requests: the flags as they are, then what a guard beside the server advises, set with its
+                        `guardctl set`; then both again in the other order. The forecast stands beside what came.
+    steps.json          two traffics, each with several values of max-num-batched-tokens, set as a knob in one server
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 import os
 import random
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -26,14 +28,16 @@ from pathlib import Path
 from typing import Any
 
 from lab.arrivals import Traffic, send, summary
-from lab.gpu.inside_server import ask
+from lab.gpu.inside_server import TOKEN, ask
 from lab.gpu.models import make_models
 from lab.gpu.provoke_failures import HERE
 from lab.gpu.service_bench import WARM_UP, total
 from lab.gpu.survive_host import REACH_S, Host, Server
 from lab.streams import Shape, Streams, failures
 from lab.streams import summary as streamed
-from plimsoll.simulate.advice import KnobAdvice, Promise, advise
+from plimsoll.demo.balancer import HOST
+from plimsoll.demo.fleet import Guard
+from plimsoll.simulate.advice import Promise, advise
 from plimsoll.simulate.replay import replay
 from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.trace import make_trace
@@ -43,6 +47,28 @@ MODEL = "llama-3.1-8b"
 PROMISE = Promise(10.0, 0.1)
 TURN_S = 40.0
 BURST = Traffic(64, (8000, 30000), (100, 400), per_s=2.5)
+# A chat that keeps the card busy, and documents with short answers: each wants other steps.
+STEPS = {
+    "chat": (Traffic(240, (200, 2000), (80, 240), per_s=16.0, seed=3), (512, 1024, 2048, 8192, 24576)),
+    "documents": (Traffic(32, (8000, 30000), (20, 120), per_s=2.0, seed=4), (512, 2048, 8192, 24576)),
+}
+ADVICE_WAIT_S = 60.0
+GUARD = """\
+[api]
+listen = "{host}:{port}"
+token_file = "api.token"
+[act]
+journal = "state/guard.journal"
+[promise]
+ttft = "{ttft}s"
+tpot = "{tpot}s"
+every = "10s"
+[[engine]]
+name = "burst"
+url = "http://{host}:{engine}"
+token_file = "gate.token"
+recording = "{recording}"
+"""
 # Few blocks, so that requests are preempted.
 TURN_FLAGS = (
     "--max-model-len", "8192", "--kv-cache-memory-bytes", str(2 << 30), "--gpu-memory-utilization", "0.05",
@@ -204,19 +230,60 @@ def play_burst(bench: Bench, server: Server, label: str, words: int) -> dict[str
     }  # fmt: skip
 
 
-def advice_from(bench: Bench, name: str, began: float, limits: EngineLimits) -> KnobAdvice:
-    """What the replay of the server's own recording since then advises."""
+class Watch:
+    """A guard beside one server: what it advises, and `guardctl` against it."""
+
+    def __init__(self, bench: Bench, name: str) -> None:
+        self.folder = bench.host.work / "guard"
+        self.folder.mkdir(exist_ok=True)
+        self._guard = Guard(self.folder)
+        for kept, token in (("gate", TOKEN), ("api", self._guard.token)):
+            (self.folder / f"{kept}.token").touch(mode=0o600)
+            (self.folder / f"{kept}.token").write_text(token, encoding="ascii")
+        config = self.folder / "plimsoll.toml"
+        made = {"host": HOST, "port": self._guard.port, "engine": bench.servers[name].port}
+        made |= {"ttft": PROMISE.ttft_s, "tpot": PROMISE.tpot_s, "recording": bench.host.work / f"record-{name}"}
+        config.write_text(GUARD.format(**made), encoding="utf-8")
+        words = [sys.executable, "-m", "plimsoll", "guard", "--config", str(config), "--act", "--json"]
+        with (self.folder / "guard.said").open("wb") as said:
+            self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True)
+
+    def ctl(self, *words: str) -> tuple[int, str]:
+        """`guardctl`: its exit code and what it printed."""
+        command = [sys.executable, "-m", "plimsoll", "guardctl", *words, "--at", f"http://{HOST}:{self._guard.port}"]
+        command += ["--token-file", str(self.folder / "api.token")]
+        ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60.0, check=False)
+        return ran.returncode, (ran.stdout + ran.stderr).strip()
+
+    def advice(self) -> str:
+        """What stands beside the engine in `guardctl status`; empty where nothing came in time."""
+        end = time.monotonic() + ADVICE_WAIT_S
+        while time.monotonic() < end:
+            _, told = self.ctl("status", "--json")
+            if found := re.search(r"with [\w-]+ \d+, [^\"]*?--for \w+", told):
+                return found[0]
+            time.sleep(1.0)
+        return ""
+
+    def end(self) -> None:
+        """Stop it."""
+        self._process.terminate()
+        self._process.wait(10.0)
+
+
+def recorded(bench: Bench, name: str, began: float) -> Path:
+    """What the server's own recorder wrote since then."""
     time.sleep(1.5)  # the recorder writes in a thread of its own
     folder = bench.host.work / f"record-{name}"
     lines = [line for path in sorted(folder.glob("*.jsonl")) for line in path.read_text(encoding="utf-8").splitlines()]
     fresh = [line for line in lines if json.loads(line).get("arrival", 0.0) >= began]
-    path = bench.out / "burst-recorded.jsonl"
+    path = bench.out / f"{name}-recorded.jsonl"
     path.write_text("".join(f"{line}\n" for line in fresh), encoding="utf-8")
-    return advise(read_measured(str(path)), limits, PROMISE)
+    return path
 
 
 def burst(bench: Bench) -> dict[str, Any]:
-    """The flags as they are, then the advice set in the running server; then both again in the other order."""
+    """The flags as they are, then the advice set by guard in the running server; then both again in the other order."""
     server = bench.servers["burst"]
     _, told = ask(server.port, "GET", "/plimsoll/knobs")
     limits = limits_of(server, told, 32768, is_async=not bench.is_cpu)
@@ -226,30 +293,70 @@ def burst(bench: Bench) -> dict[str, Any]:
         "promise_s": [PROMISE.ttft_s, PROMISE.tpot_s],
     }
     runs: list[dict[str, Any]] = []
-    first = play_burst(bench, server, "as started 1", 1)
-    runs.append(first)
-    began = time.monotonic()
-    advice = advice_from(bench, "burst", first["began"], limits)
-    result |= {"advice": advice.sentence(), "advice_s": round(time.monotonic() - began, 2), "forecast": advice.kept,
-               "replayed": advice.replayed, "clock": advice.clock, "tried": list(advice.tried), "bursts": runs}  # fmt: skip
-    bench.write("burst", result)
-    knob, value = advice.knob or "max-num-seqs", advice.value or max(1, limits.max_num_seqs * 3 // 8)
-    result["set"] = f"{knob}={value}" + ("" if advice.value else " (not advised: a try all the same)")
-    took_s = max(20.0, first["seconds"] + 5)
-    for label, words, is_set in (("set 1", 2, True), ("set 2", 3, True), ("as started 2", 4, False)):
-        if bench.left() < took_s * 1.3 + 10:
-            break
-        status, told = ask(server.port, "POST", "/plimsoll/knobs", 60.0, {knob: value, "lease_s": 600} if is_set else {})
-        assert status == 200, told
-        runs.append(play_burst(bench, server, label, words))
-        result["bursts"] = runs
+    watch = Watch(bench, "burst")
+    try:
+        first = play_burst(bench, server, "as started 1", 1)
+        runs.append(first)
+        began = time.monotonic()
+        result["guard_advice"] = watch.advice()
+        result["guard_advice_s"] = round(time.monotonic() - began, 2)
+        advice = advise(read_measured(str(recorded(bench, "burst", first["began"]))), limits, PROMISE)
+        result |= {"advice": advice.sentence(), "forecast": advice.kept, "replayed": advice.replayed, "clock": advice.clock,
+                   "tried": list(advice.tried), "bursts": runs}  # fmt: skip
         bench.write("burst", result)
+        given = re.search(r"guardctl set burst (\S+=\d+)", result["guard_advice"])
+        value = advice.value or max(1, limits.max_num_seqs * 3 // 8)
+        order = given[1] if given else f"{advice.knob or 'max-num-seqs'}={value}"
+        result["set"] = order + ("" if given else " (not advised by guard: a try all the same)")
+        took_s = max(20.0, first["seconds"] + 5)
+        for label, words, is_set in (("set 1", 2, True), ("set 2", 3, True), ("as started 2", 4, False)):
+            if bench.left() < took_s * 1.3 + 10:
+                break
+            verb = (order, "--for", "10m") if is_set else ("--clear",)
+            code, said = watch.ctl("set", "burst", *verb)
+            result.setdefault("guardctl", []).append([" ".join(verb), code, said[:300]])
+            runs.append(play_burst(bench, server, label, words))
+            bench.write("burst", result)
+    finally:
+        watch.end()
+        (bench.out / "guard.said").write_bytes((watch.folder / "guard.said").read_bytes()[-60_000:])
     for one in runs:
         print(
             one["burst"],
             {key: one[key] for key in ("good", "served", "failed", "output_tokens_per_s", "most_running", "in_force")},
             flush=True,
         )
+    return result
+
+
+# Part three: how many tokens a step
+
+
+def steps(bench: Bench) -> dict[str, Any]:
+    """Every traffic with every value of max-num-batched-tokens; the server was started with the largest."""
+    server = bench.servers["burst"]
+    _, told = ask(server.port, "GET", "/plimsoll/knobs")
+    limits = limits_of(server, told, 32768, is_async=not bench.is_cpu)
+    runs: list[dict[str, Any]] = []
+    result: dict[str, Any] = {"vllm": _version(server), "limits": limits._asdict(), "runs": runs}
+    for number, (name, (traffic, values)) in enumerate(STEPS.items()):
+        for turn, value in enumerate(values):
+            longest = max((run["seconds"] for run in runs if run["traffic"] == name), default=30.0)
+            if bench.left() < longest * 1.3 + 10:
+                continue
+            order = {"max-num-batched-tokens": min(value, limits.max_num_batched_tokens), "lease_s": 600}
+            status, told = ask(server.port, "POST", "/plimsoll/knobs", 60.0, order)
+            assert status == 200, told
+            scaled = bench.scaled(traffic)._replace(words=20 + 10 * number + turn)
+            outcomes = asyncio.run(send(server.port, bench.host.model_name, scaled))
+            stamps = [
+                [round(one.arrival - outcomes[0].arrival, 4), one.prompt, one.output, one.ttft_s, one.tpot_s]
+                for one in outcomes
+            ]
+            run = {"traffic": name, "value": value, **summary(outcomes, 2.0, 0.05), "requests_seen": stamps}
+            runs.append(run)
+            bench.write("steps", result)
+            print(name, value, {key: run[key] for key in ("seconds", "good", "failed", "ttft_ms", "tpot_ms")}, flush=True)
     return result
 
 
@@ -265,7 +372,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--until", type=float, default=470.0, help="seconds for all of it")
     parser.add_argument("--turn-s", type=float, default=TURN_S)
-    parser.add_argument("--parts", default="turns,burst")
+    parser.add_argument("--parts", default="turns,burst,steps")
     parser.add_argument("--cpu", action="store_true")
     options = parser.parse_args(arguments)
     work = options.work.absolute()
@@ -278,15 +385,17 @@ def main(arguments: list[str]) -> int:
         names = names[:1] if options.cpu else names
         for name in names:
             bench.begin(name, TURN_FLAGS, {"VLLM_USE_V2_MODEL_RUNNER": RUNNERS[name.removeprefix("turns-")]})
-        if "burst" in parts and not options.cpu:
+        timed = [part for part in (burst, steps) if part.__name__ in parts]
+        if timed and not options.cpu:
             bench.begin("burst", BURST_FLAGS, {})
         if names:
             failed += _turn_all(bench, names, options.turn_s)
-        if "burst" in parts:
+        if timed:
             if options.cpu:
                 bench.begin("burst", BURST_FLAGS, {})
             bench.ready("burst")
-            bench.write("burst", burst(bench))
+            for part in timed:
+                bench.write(part.__name__, part(bench))
     except Exception:
         failed += 1
         traceback.print_exc()
