@@ -73,7 +73,7 @@ def figures(row: Row) -> Figures:
 
 def read(folder: Path) -> list[Row]:
     """Every row that was played to its end; one that was played again counts as it went the last time."""
-    found = {}
+    found: dict[tuple[str, str, int], Row] = {}
     for path in sorted(folder.glob("*.json.gz")):
         with gzip.open(path, "rt", encoding="utf-8") as file:
             found |= {(row["incident"], row["way"], row["round"]): row for row in json.load(file) if "wrong" not in row}

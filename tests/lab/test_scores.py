@@ -165,7 +165,7 @@ def row(**other: Any) -> dict[str, Any]:
              [6.0, [False, True], [0, 20]], [9.0, [False, True], [11, 20]], [12.0, [True, True], [11, 20]]]  # fmt: skip
     made = {
         "incident": "core", "way": "plimsoll", "round": 1, "before": BEFORE, "fault_at": 100.0, "back_at": 112.0, "persons": 0,
-        "may_lose": "running", "looks": looks,
+        "may_lose": "running", "looks": looks, "told": "core",
         "asked": [asked(99), asked(99.5, "cut"), asked(105, tries=2, refusals=1, first=3.0)],
     }  # fmt: skip
     return made | other

@@ -91,6 +91,17 @@ def test_memory_that_does_not_come_back_is_said() -> None:
         assert time.monotonic() - begun < 5.0
 
 
+def test_what_a_neighbour_takes_meanwhile_is_not_waited_for() -> None:
+    """Another engine takes memory of the same card: told by that process's share, or by free memory that no longer grows."""
+    memory = DeviceMemory(nvml(lambda: (30 * GIB, [(88, 50 * GIB)])), dict)
+    known = asyncio.run(memory.wait_back([(77, 1)], [CardMemory(9 * GIB, 70 * GIB, 1 * GIB)], 0.6))
+    assert known.is_done, known
+    gone = asyncio.run(memory.wait_back([(77, 1)], [CardMemory(9 * GIB, 70 * GIB, 50 * GIB)], 0.6))
+    assert gone.is_done is None, "the neighbour held that before"
+    free = iter(range(60, 0, -2))
+    assert asyncio.run(DeviceMemory(nvml(lambda: (next(free) * GIB, None)), dict).wait_back([(77, 1)], None, 5.0)).is_done
+
+
 @pytest.mark.parametrize("running", [None, [], [(77, None)]])
 def test_where_nobody_tells_whose_memory_it_is_it_must_have_settled(running: list[tuple[int, int | None]] | None) -> None:
     """In a container the sum is all there is: done when it has stopped growing."""

@@ -14,7 +14,7 @@ import pytest
 
 from plimsoll.guard.config import PromiseConfig
 from plimsoll.guard.daemon.knob_advice import KnobAdvisor, limits_from, limits_of
-from plimsoll.guard.daemon.knob_replay import recorded
+from plimsoll.guard.daemon.knob_replay import advice_on, recorded
 from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.standin.config import ServerFlags
 from tests.fakes import TOKEN
@@ -35,13 +35,20 @@ def rows(*pairs: tuple[float, float]) -> str:
 def test_a_recorded_burst_gets_its_advice_from_a_process_of_its_own(tmp_path: Path) -> None:
     """As guard asks it: JSON in, JSON out, with the sentence that stands on the page."""
     (tmp_path / "requests-1.jsonl").write_bytes(gzip.decompress(BURST.read_bytes()))
-    asked = {"folder": str(tmp_path), "since": 0, "limits": LIMITS, "promise": [10.0, 0.1]}
+    asked = {"folder": str(tmp_path), "since": 0, "limits": LIMITS, "unfinished": 0, "promise": [10.0, 0.1]}
     command = [sys.executable, "-m", "plimsoll.guard.daemon.knob_replay", json.dumps(asked)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     found = json.loads(done.stdout)
     assert (found["knob"], found["value"], found["measured"]) == ("max-num-seqs", 24, 17)
     assert abs(found["kept"] - 36) <= 3
     assert found["sentence"].startswith("with max-num-seqs 24, ")
+
+
+def test_nothing_is_advised_in_the_middle_of_a_burst(tmp_path: Path) -> None:
+    """A recording holds what has ended: on an H200 the first half of a burst advised 4 sequences where the whole advised 24."""
+    (tmp_path / "requests-1.jsonl").write_bytes(gzip.decompress(BURST.read_bytes()))
+    asked = {"folder": str(tmp_path), "since": 0, "limits": LIMITS, "unfinished": 31, "promise": [10.0, 0.1]}
+    assert "31 requests have not ended yet, beside 64" in advice_on(asked).why_not
 
 
 def test_a_window_begins_where_the_engine_was_idle(tmp_path: Path) -> None:

@@ -18,15 +18,19 @@ from plimsoll.guard.adapters.run_command import in_thread
 from plimsoll.hardware.processes import Mark, ProcessTable, read_processes
 
 LOOK_EVERY_S = 0.5
-SLACK_BYTES = 512 << 20  # what the driver itself may need more of, or a neighbour took meanwhile
+SLACK_BYTES = 512 << 20  # what the driver itself may need more of
 SETTLED_BYTES = 16 << 20
 
 
 class CardMemory(NamedTuple):
-    """One card: what is free on it, and what the processes asked about hold; None where NVML does not tell by process."""
+    """One card: what is free on it, what the processes asked about hold, and what all others do.
+
+    `held_bytes` is None where NVML does not tell by process.
+    """
 
     free_bytes: int
     held_bytes: int | None
+    others_bytes: int = 0
 
 
 class DeviceMemory:
@@ -53,8 +57,8 @@ class DeviceMemory:
     async def wait_back(self, old: Collection[Mark], before: list[CardMemory] | None, deadline_s: float) -> Outcome:
         """Until nothing of the old processes is left, nor their memory taken; unsure where the time is over.
 
-        `before` is what `look` said while they still ran. Where it knows what they held, that much more must be free now;
-        where it does not, what is free must have stopped growing.
+        `before` is what `look` said while they still ran. Where it knows what they held, that much more must be free now,
+        but for what others have taken since; where it does not, what is free must have stopped growing.
         """
         end = time.monotonic() + deadline_s
         last: list[CardMemory] | None = None
@@ -87,11 +91,12 @@ def _why_not(before: list[CardMemory] | None, last: list[CardMemory] | None, now
         if held and held.held_bytes == 0:
             continue  # it held nothing there: who does, is no concern of its
         if held and held.held_bytes is not None:
-            if card.free_bytes + SLACK_BYTES < held.free_bytes + held.held_bytes:
-                missing = held.free_bytes + held.held_bytes - card.free_bytes
+            taken = max(0, card.others_bytes - held.others_bytes)
+            missing = held.free_bytes + held.held_bytes - card.free_bytes - taken
+            if missing > SLACK_BYTES:
                 return f"card {index} lacks {missing >> 20} MiB of what the old engine held"
-        elif last is None or index >= len(last) or abs(last[index].free_bytes - card.free_bytes) > SETTLED_BYTES:
-            return f"what is free on card {index} still changes"
+        elif last is None or index >= len(last) or card.free_bytes - last[index].free_bytes > SETTLED_BYTES:
+            return f"what is free on card {index} still grows"  # less is what a neighbour takes
     return None
 
 
@@ -102,8 +107,8 @@ def _holding(nvml: Any, index: int, pids: Collection[int]) -> CardMemory:
         running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except nvml.NVMLError:
         return CardMemory(free, None)
-    mine = [process.usedGpuMemory for process in running if process.pid in pids]
+    mine, others = ([p.usedGpuMemory for p in running if (p.pid in pids) is ours] for ours in (True, False))
     # A container sees the sum, but neither the numbers nor the shares of others' processes.
     if any(used is None for used in mine) or (not mine and pids and not running):
         return CardMemory(free, None)
-    return CardMemory(free, sum(int(used) for used in mine))
+    return CardMemory(free, sum(int(used) for used in mine), sum(int(used or 0) for used in others))

@@ -26,6 +26,7 @@ from plimsoll.net.client import HttpClient, Lost
 LIMIT_S = 120.0
 PAGE_MAX = 16 << 20
 _CACHE = re.compile(r"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
+_UNFINISHED = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})? ([\d.e+]+)", re.MULTILINE)
 
 
 class KnobAdvisor:
@@ -46,27 +47,28 @@ class KnobAdvisor:
 
     async def advise(self, engine: EngineConfig) -> tuple[str, str]:
         """The advice for one engine now with its command, and why there is none."""
-        limits = await limits_of(engine)
-        if isinstance(limits, str):
-            return "", limits
+        found = await limits_of(engine)
+        if isinstance(found, str):
+            return "", found
+        limits, unfinished = found
         asked = {
             "folder": engine.recording, "since": time.time() - self._promise.window_s, "limits": limits,
-            "promise": [self._promise.ttft_s, self._promise.tpot_s],
+            "unfinished": unfinished, "promise": [self._promise.ttft_s, self._promise.tpot_s],
         }  # fmt: skip
         words = (sys.executable, "-m", "plimsoll.guard.daemon.knob_replay", json.dumps(asked))
         ran = await run_command(words, LIMIT_S, os.environ, only_stdout=True)
         try:
-            found = json.loads(ran.output)
-            if found["why_not"]:
-                return "", str(found["why_not"])
-            command = f"guardctl set {engine.name} {found['knob']}={found['value']} --for 2h"
-            return f"{found['sentence']}; {command}", ""
+            told = json.loads(ran.output)
+            if told["why_not"]:
+                return "", str(told["why_not"])
+            command = f"guardctl set {engine.name} {told['knob']}={told['value']} --for 2h"
+            return f"{told['sentence']}; {command}", ""
         except (ValueError, KeyError, TypeError) as problem:
             return "", f"the replay failed: {ran.trouble or type(problem).__name__}"
 
 
-async def limits_of(engine: EngineConfig) -> dict[str, Any] | str:
-    """The engine's limits as the simulator needs them, from what it serves; or why they are not known."""
+async def limits_of(engine: EngineConfig) -> tuple[dict[str, Any], int] | str:
+    """The engine's limits as the simulator needs them, and how many requests it holds; or why they are not known."""
     assert engine.token is not None
     told = await GateHttpClient(engine.gate_url or engine.url, engine.token).knobs()
     model = await served_model(engine.url, engine.api_key)
@@ -75,7 +77,9 @@ async def limits_of(engine: EngineConfig) -> dict[str, Any] | str:
         return f"the engine's limits are not known: {told.message}"
     if told.facts.get("leased"):
         return "knobs are set: what they give is not known before they are let go"
-    return limits_from(page.body.decode(errors="replace"), str(told.facts["in_force"]), int(model.context))
+    text = page.body.decode(errors="replace")
+    limits = limits_from(text, str(told.facts["in_force"]), int(model.context))
+    return limits if isinstance(limits, str) else (limits, int(sum(map(float, _UNFINISHED.findall(text)))))
 
 
 def limits_from(page: str, in_force: str, context: int) -> dict[str, Any] | str:

@@ -1,6 +1,6 @@
 """The replay behind advice on knobs, as a process of its own: one question as a word of JSON, one answer on stdout.
 
-{"folder": RECORDING, "since": UNIX_SECONDS, "limits": {...}, "promise": [TTFT_S, TPOT_S]}
+{"folder": RECORDING, "since": UNIX_SECONDS, "limits": {...}, "unfinished": REQUESTS, "promise": [TTFT_S, TPOT_S]}
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from plimsoll.simulate.settings import EngineLimits
 from plimsoll.simulate.trace_files import read_measured
 
 MOST_LINES = 20_000
+MOST_UNFINISHED = 0.1  # of the requests recorded: a recording holds what has ended, and in a burst the quick ones end first
 
 
 def recorded(folder: Path, since: float) -> list[str]:
@@ -48,6 +49,8 @@ def advice_on(asked: Mapping[str, Any]) -> KnobAdvice:
     lines = recorded(Path(asked["folder"]), float(asked["since"]))
     if len(lines) < FEWEST_REQUESTS:
         return KnobAdvice(len(lines), why_not=f"{len(lines)} requests were recorded lately: {FEWEST_REQUESTS} at least")
+    if (unfinished := int(asked["unfinished"])) > MOST_UNFINISHED * len(lines):
+        return KnobAdvice(len(lines), why_not=f"{unfinished} requests have not ended yet, beside {len(lines)} that have")
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8") as file:
         file.writelines(f"{line}\n" for line in lines)
         file.flush()
