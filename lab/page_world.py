@@ -157,6 +157,10 @@ class World:
         assert found is not None, "the page has no such line"
         return float(found[1])
 
+    def kill(self, name: str) -> None:
+        """Ends one as a crash would."""
+        os.kill(int((self.folder / f"{name}.pid").read_text()), signal.SIGKILL)
+
     def fault(self, name: str, kind: str, **more: object) -> None:
         """Something goes wrong with one."""
         self.post(f"http://127.0.0.1:{self.engines[name]}/standin/faults", GATE, {"kind": kind, **more})
@@ -180,11 +184,11 @@ class World:
 
     # Guard
 
-    def guard(self, *words: str, every: str = "1s", text: str = "") -> None:
-        """Until its API answers. `text`: more of the configuration, where engines stand by themselves."""
+    def guard(self, *words: str, every: str = "1s", text: str = "", act: str = "") -> None:
+        """Until its API answers. `text`: more of the configuration, where engines stand by themselves; `act`: more of [act]."""
         tables = [f'[policy]\nevery = "{every}"\n', text]
         tables.append(f'[api]\nlisten = "127.0.0.1:{self.port}"\ntoken_file = "acts.token"\nread_token_file = "reads.token"\n')
-        tables.append('[act]\nprobation = "10s"\nbackoff = "30s"\n' if "--act" in words else "")
+        tables.append(f'[act]\nprobation = "10s"\nbackoff = "30s"\n{act}' if "--act" in words else "")
         tables += [self._table(name, port) for name, port in self.engines.items()]
         path = self.folder / "plimsoll.toml"
         path.write_text("\n".join(tables), encoding="utf-8")

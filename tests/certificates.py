@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 
-def certificate(folder: Path) -> ssl.SSLContext:
+def certificate(folder: Path, name: str = "IP:127.0.0.1") -> ssl.SSLContext:
     """A server's own, with `ca.crt` and a token in the folder where a service account has them."""
     folder.mkdir(exist_ok=True)
     key, crt = folder / "key.pem", folder / "ca.crt"
@@ -18,7 +18,7 @@ def certificate(folder: Path) -> ssl.SSLContext:
         pytest.skip("openssl makes the certificate: apt-get install openssl")
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", crt, "-days", "1", "-subj",
-         "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"],
+         "/CN=plimsoll", "-addext", f"subjectAltName={name}"],
         capture_output=True, check=True,
     )  # fmt: skip
     (folder / "token").write_text("a-token")

@@ -66,6 +66,7 @@ class ClusterApi:
         self.tokens = {TOKEN}
         self.calls: list[Call] = []
         self.refused: list[Call] = []
+        self.evicted: list[str] = []  # pods, each time that it was granted
         self.troubles: list[Trouble] = []
         self.may: Callable[[Call], bool] = lambda _: True
         self.evicts: Callable[[Json], tuple[int, Json, dict[str, str]] | None] = lambda _: None
@@ -245,6 +246,7 @@ class ClusterApi:
             return 409, status_of(409, "the UID in the precondition does not match"), {}
         if (no := self.evicts(pod)) is not None:
             return no
+        self.evicted.append(key[1])
         if "deletionTimestamp" not in pod["metadata"]:
             pod["metadata"]["deletionTimestamp"] = stamp()
             self.put("/pods", pod)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,7 +46,13 @@ def test_both_views_show_what_guard_knows(browser: Any, acting: World) -> None:
         assert len(one.texts(".ladder li")) == 4
         assert len(one.texts(".s-conditions tbody tr")) == 21
         assert one.page.locator(".ch-kv .seen").get_attribute("d")
-        assert "in flight at the gate" in one.texts(".tile dt")
+        tiles = one.page.locator(".engine > .tiles .tile")
+        assert "in flight at the gate" in tiles.locator("dt").all_inner_texts()
+        latencies = [
+            tiles.filter(has_text=words).locator("dd").first for words in ("to first token", "per token", "tokens a second")
+        ]
+        one.until(lambda: all(said.inner_text() not in ("unknown", "0") for said in latencies), 90)
+        assert [said.inner_text().rpartition(" ")[2] for said in latencies[:2]] == ["ms", "ms"]
         one.is_clean()
 
 
@@ -173,3 +180,36 @@ def test_with_the_token_that_acts_every_button_does_what_it_says(browser: Any, a
         one.page.get_by_text("restart completed").first.wait_for(timeout=90_000)
         one.is_clean("409 (Conflict)")
     assert "b: restart completed" in acting.log()
+
+
+@pytest.mark.timeout(180)
+def test_an_action_that_waits_for_approval_is_denied_and_approved_by_its_buttons(browser: Any, tmp_path: Path) -> None:
+    """The buttons come with the question; a token that only reads changes nothing, deny is kept, approve restarts it."""
+    with world(tmp_path) as farm:
+        for name in ("a", "b"):
+            farm.engine(name)
+        farm.wait_ready()
+        farm.guard("--act", text='[policy.dead]\nunexplained = "10s"\n', act='approve = ["restart"]\n')
+        eventually(lambda: all(one["reach"] == "answers" for one in farm.get("/engines")["engines"]), 30)
+        for name in ("a", "b"):
+            farm.kill(name)
+        with tab(browser, farm.url, viewport={"width": 360, "height": 740}) as one:
+            one.open(READS)
+            one.engine("a")
+            one.page.get_by_role("button", name="Approve", exact=True).wait_for(timeout=60_000)
+            assert pressed(one, "Approve").startswith("Nothing was done")
+        with tab(browser, farm.url) as one:
+            one.open(ACTS)
+            one.engine("a")
+            one.page.get_by_role("button", name="Deny", exact=True).wait_for(timeout=60_000)
+            assert pressed(one, "Deny") == "Accepted. a: restart denied: not done"
+            one.page.get_by_role("button", name="Deny", exact=True).wait_for(state="detached")
+            one.page.goto(f"{farm.url}/#/")
+            one.engine("b")
+            assert pressed(one, "Approve").startswith("Accepted. b: restart approved")
+            one.page.get_by_text("restart completed").first.wait_for(timeout=90_000)
+            one.is_clean("403 (Forbidden)")
+        answers = [(one["engine"], one["step"]) for one in farm.get("/v1/journal")["entries"] if one["kind"] == "approval"]
+        assert sorted(answers) == [("a", "asked"), ("a", "denied"), ("b", "approved"), ("b", "asked")]
+        assert farm.get("/engines/b")["engine"]["reach"] == "answers"
+        assert farm.get("/engines/a")["engine"]["reach"] == "refused"

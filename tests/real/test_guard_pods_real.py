@@ -191,8 +191,7 @@ async def killed_in(step: str, net: int) -> int:
         assert [one.fields["end"] for one in entries if one.kind == CLOSED] == [STEPS[step]], (step, told(entries))
         await here.fleet.until_ready(2)
         assert [lost for lost in await load.end() if lost.pod] == [], (step, guard.log())
-        evicted = [call.name for call in here.api.calls if call.resource == "pods/eviction"]
-        assert evicted == ([pod] if STEPS[step] == "done" else []), (step, evicted)
+        assert here.api.evicted == ([pod] if STEPS[step] == "done" else []), step
         assert here.api.refused == [], step
         return load.done
 

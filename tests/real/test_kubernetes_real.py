@@ -221,3 +221,22 @@ END
   *" exec -i "*) cat > /dev/null; echo read;;
 esac
 """
+
+
+def test_prometheus_finds_engines_by_either_kind_of_address(tmp_path: Path) -> None:
+    """The PodMonitor's relabelings, read by promtool: an address of IPv6 stands in brackets."""
+    words = ["--namespace", "models", "--selector", "app=vllm", "--image", "registry.example.com/plimsoll:1"]
+    assert main(["assets", str(tmp_path), "--for", "guard", *words]) == 0
+    file = tmp_path / "guard/components/prometheus-operator/monitors.yaml"
+    monitor = next(yaml.safe_load_all(file.read_text(encoding="utf-8")))
+    rules = [
+        {re.sub("([A-Z])", lambda letter: f"_{letter[1].lower()}", name): value for name, value in rule.items()}
+        for rule in monitor["spec"]["podMetricsEndpoints"][0]["relabelings"]
+    ]
+    pods = [{"targets": ["x:1"], "labels": {"__meta_kubernetes_pod_ip": address}} for address in ("10.0.0.7", "fd00::7")]
+    tree = {"scrape_configs": [{"job_name": "pods", "static_configs": pods, "relabel_configs": rules}]}
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    command = [need("promtool", "prometheus"), "check", "service-discovery", str(tmp_path / "prometheus.yml"), "pods"]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    addresses = [(one["labels"]["__address__"], one["labels"]["instance"]) for one in found]
+    assert addresses == [(one, one) for one in ("10.0.0.7:8000", "[fd00::7]:8000")]

@@ -32,7 +32,7 @@ from plimsoll.guard.engine_config import EngineConfig, host_and_port
 from plimsoll.guard.judge.policy import Policy, PolicyError, read_policy
 from plimsoll.launch.options import Words, count, option, switch
 from plimsoll.net.address import address
-from plimsoll.net.client import FileToken
+from plimsoll.net.client import TRUST, FileToken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +68,8 @@ def read_options(options: GuardCommandOptions, environ: Mapping[str, str]) -> Gu
         raise BadInput(f"guard takes no {options.rest[0][:200]!r}; give engines with --engine URL, a command behind --")
     urls = list(options.engine)
     config = GuardConfig() if options.config is None else read_guard_config(options.config)
+    if config.tls is not None:
+        TRUST.set(config.tls.trust)
     own = None if options.verbatim is None else own_engine(options.verbatim, urls[0] if len(urls) == 1 else None)
     urls = urls if own is None else list(dict.fromkeys([*urls, own.url]))
     engines = {engine.name: engine for engine in config.engines}

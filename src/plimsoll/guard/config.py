@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -127,6 +128,30 @@ class PromiseConfig(key.ConfigTable):
 
 
 @dataclass(frozen=True, slots=True)
+class TlsConfig(key.ConfigTable):
+    """[tls]: whom guard believes where it speaks https to engines and gates."""
+
+    ca_file: str | None = key.path("the authority that vouches for them; default: those of this machine")
+    any_name: bool = key.switch("a certificate may bear another name than the address: pods are asked by their IP addresses")
+
+    def checked(self, given: Collection[str]) -> Self:
+        """An authority that can be read; another name is only allowed where one's own authority vouches for it."""
+        del given
+        if self.any_name and self.ca_file is None:
+            raise key.WrongKey("any_name", "any_name needs a ca_file: else any server with any certificate would do")
+        try:
+            self.trust()
+        except (OSError, ssl.SSLError):
+            raise key.WrongKey("ca_file", f"{self.ca_file}: no certificates can be read from it") from None
+        return self
+
+    def trust(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self.ca_file)
+        context.check_hostname = not self.any_name
+        return context
+
+
+@dataclass(frozen=True, slots=True)
 class GuardConfig(key.ConfigTable):
     """All of it. The policy is left as it was read: the judge knows what may stand in it."""
 
@@ -140,6 +165,7 @@ class GuardConfig(key.ConfigTable):
     lock: LockConfig | None = key.table("", *LOCKS)  # None: a file beside the journal
     own: OwnProcessConfig = key.table("", OwnProcessConfig, default=OwnProcessConfig())
     promise: PromiseConfig | None = key.table("", PromiseConfig)  # None: no advice on knobs
+    tls: TlsConfig | None = key.table("", TlsConfig)
     name: str = ""  # of the file
     lines: KeyLines = field(default_factory=lambda: KeyLines(""))
     warnings: tuple[str, ...] = ()  # what is not wrong and still should be said

@@ -115,6 +115,10 @@ TRANSPORT: contextvars.ContextVar[Callable[[Request], Awaitable[Reply | Lost]] |
 """Answers all calls of a context instead of the network, within their deadlines: a simulated world sets it."""
 
 
+TRUST: contextvars.ContextVar[Callable[[], ssl.SSLContext] | None] = contextvars.ContextVar("trust", default=None)
+"""Whom clients made in a context believe by https, where they are given no `tls`; None: the machine's own authorities."""
+
+
 class HttpClient:
     def __init__(
         self,
@@ -132,7 +136,7 @@ class HttpClient:
         longest pause of the server, where the deadline is that of a long answer.
         """
         self.address = where if isinstance(where, Address) else server_address(where)
-        self._tls, self._keeps, self._proxied, self._idle_s = tls, keeps, proxied, idle_s
+        self._tls, self._keeps, self._proxied, self._idle_s = tls or TRUST.get(), keeps, proxied, idle_s
         self._session: aiohttp.ClientSession | None = None
 
     @property

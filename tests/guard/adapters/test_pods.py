@@ -75,10 +75,10 @@ async def test_pods_are_listed_page_by_page_and_then_followed(account: str) -> N
         api.put("/pods", one)
     api.put("/pods", pod("b", namespace="chat"))
     api.put("/pods", pod("other", labels={"app": "other"}))
-    async with found_in(api, account, PodsConfig("app=vllm", ("llm", "chat"))) as (finder, names):
+    async with found_in(api, account, PodsConfig("app=vllm", ("llm", "chat"), scheme="https")) as (finder, names):
         assert names() == ["chat/b", "llm/a", "llm/one", "llm/v6"]
         urls = {engine.name: engine.url for engine in finder.engines()}
-        assert (urls["llm/v6"], urls["llm/one"]) == ("http://[fd00::1]:8000", "http://10.0.0.9:7")
+        assert (urls["llm/v6"], urls["llm/one"]) == ("https://[fd00::1]:8000", "https://10.0.0.9:7")
         api.put("/pods", pod("c", namespace="chat"))
         await until(lambda: "chat/c" in names())
         api.drop("/pods", "llm", "a")

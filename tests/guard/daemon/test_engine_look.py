@@ -8,13 +8,16 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll.errors import BadInput
 from plimsoll.guard.act.ports import Outcome
+from plimsoll.guard.config import TlsConfig, read_guard_config
 from plimsoll.guard.daemon.engine_look import (
     ABSENT_AGAIN_S,
     AGAIN_S,
@@ -32,9 +35,13 @@ from plimsoll.guard.judge.judge import Judge
 from plimsoll.guard.judge.look import Canary, CoreFigures, Look, Reach
 from plimsoll.guard.judge.policy import read_policy
 from plimsoll.inside.settings import InsideSettings
+from plimsoll.net.client import TRUST
+from tests.certificates import certificate
+from tests.each import in_loop
 from tests.fakes import TOKEN
 from tests.guard.acting import acting
 from tests.guard.daemon.looking import CAPTURED, FAST, GATED, INSIDE, at, fault, looks, plain, remembering
+from tests.net.raw_answers import Answers, answer
 from tests.net.raw_server import RawServer, Talk, Visitor, by_path, free_port, raw_server
 from tests.standin.servers import standin
 
@@ -499,3 +506,32 @@ def test_the_first_model_of_the_list_is_told(models: bytes | str, found: ServedM
             return await served_model(f"http://127.0.0.1:{server.port}")
 
     assert asyncio.run(scene()) == found
+
+
+@in_loop
+async def test_an_engine_over_tls(tmp_path: Path) -> None:
+    """Believed only by the authority of [tls]; a certificate with another name only where that is allowed."""
+    context = certificate(tmp_path / "own", "DNS:chat.models.svc")
+    page = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n" + CAPTURED
+    answers = Answers(lambda asked: page if asked.endswith("/metrics") else answer(200, {"version": "0.32.0"}))
+    server = await asyncio.start_server(answers.serve, "127.0.0.1", 0, ssl=context)
+    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    certificate(tmp_path / "other")
+    (tmp_path / "guard.toml").write_text('[tls]\nca_file = "own/ca.crt"\nany_name = true\n', encoding="utf-8")
+    given = read_guard_config(str(tmp_path / "guard.toml")).tls
+    ca_file, other = str(tmp_path / "own" / "ca.crt"), str(tmp_path / "other" / "ca.crt")
+    for tls, reach in ((given, Reach.ANSWERS), (None, Reach.SILENT), (TlsConfig(ca_file), Reach.SILENT),
+                       (TlsConfig(other, any_name=True), Reach.SILENT)):  # fmt: skip
+        before, heard = TRUST.set(None if tls is None else tls.trust), len(answers.got)
+        watcher = EngineWatcher(url, None, None, limits=FAST)
+        TRUST.reset(before)
+        look = await watcher.look(100.0, 1e9)
+        await watcher.close()
+        assert look.reach is reach, (tls, look.why)
+        assert (len(answers.got) > heard) is (reach is Reach.ANSWERS), "nothing is sent to a stranger"
+        assert reach is Reach.ANSWERS or "certificate" in look.why, look.why
+    server.close()
+    for text, why in (("any_name = true", "any_name needs a ca_file"), ('ca_file = "none"', "no certificates can be read")):
+        (tmp_path / "guard.toml").write_text(f"[tls]\n{text}\n", encoding="utf-8")
+        with pytest.raises(BadInput, match=f"line 2: .*{why}"):
+            read_guard_config(str(tmp_path / "guard.toml"))

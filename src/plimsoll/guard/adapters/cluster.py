@@ -11,6 +11,7 @@ import binascii
 import contextlib
 import contextvars
 import json
+import math
 import os
 import ssl
 import subprocess
@@ -18,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -181,32 +183,35 @@ def kubeconfig_access(path: str | None, context: str | None, environ: Mapping[st
     if isinstance(token_file, str):
         token = lambda: (file.parent / token_file).read_text(encoding="utf-8").strip()  # noqa: E731
     elif isinstance(command, dict) and isinstance(command.get("command"), str):
-        token = _ExecToken(command).read
+        token = _exec_token(command, file.parent)
     return ClusterAccess(url, lambda: namespace if isinstance(namespace, str) else "default", token, trust, is_pod=False)
 
 
-class _ExecToken:
-    """The token that a command of the user's kubeconfig prints, until it says that it is over."""
+def _exec_token(command: Mapping[str, Any], folder: Path) -> Callable[[], str]:
+    """Reads the token that a command of the user's kubeconfig prints, again a minute later or once it says that it is over."""
+    program = str(command["command"])
+    words = [str(folder / program) if "/" in program else program, *map(str, command.get("args") or [])]
+    extra = {str(table(pair).get("name")): str(table(pair).get("value")) for pair in command.get("env") or []}
+    info = {"apiVersion": command.get("apiVersion"), "kind": "ExecCredential", "spec": {"interactive": False}}
+    environment = {**os.environ, **extra, "KUBERNETES_EXEC_INFO": json.dumps(info)}
+    kept, until_s = "", 0.0
 
-    def __init__(self, command: Mapping[str, Any]) -> None:
-        arguments, env = command.get("args") or [], command.get("env") or []
-        self._words = [str(command["command"]), *(str(word) for word in arguments)]
-        extra = {str(table(pair).get("name")): str(table(pair).get("value")) for pair in env}
-        info = {"apiVersion": command.get("apiVersion"), "kind": "ExecCredential", "spec": {"interactive": False}}
-        self._environment = {**os.environ, **extra, "KUBERNETES_EXEC_INFO": json.dumps(info)}
-        self._token, self._until_s = "", 0.0
-
-    def read(self) -> str:
-        if time.monotonic() >= self._until_s:
+    def read() -> str:
+        nonlocal kept, until_s
+        if time.time() >= until_s:
             try:
-                done = subprocess.run(self._words, env=self._environment, capture_output=True, timeout=EXEC_S, check=True)  # noqa: S603
-                token = table(table(json.loads(done.stdout)).get("status")).get("token")
+                ran = subprocess.run(words, env=environment, capture_output=True, timeout=EXEC_S, check=True)  # noqa: S603
+                status = table(table(json.loads(ran.stdout)).get("status"))
+                over = status.get("expirationTimestamp")
+                over_s = datetime.fromisoformat(over).timestamp() if isinstance(over, str) else math.inf
             except (OSError, ValueError, subprocess.SubprocessError):
-                raise OSError(0, "the kubeconfig's command gave no token") from None
-            if not isinstance(token, str):
+                raise OSError(0, "the kubeconfig's command failed") from None
+            if not isinstance(token := status.get("token"), str):
                 raise OSError(0, "the kubeconfig's command gave no token")
-            self._token, self._until_s = token, time.monotonic() + 60.0  # such commands keep a cache of their own
-        return self._token
+            kept, until_s = token, min(over_s, time.time() + 60.0)  # such commands keep a cache of their own
+        return kept
+
+    return read
 
 
 class ClusterClient:

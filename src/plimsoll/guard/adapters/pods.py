@@ -72,6 +72,7 @@ class PodsConfig(key.ConfigTable):
     )
     namespaces: tuple[str, ...] = key.words((), "one or several; default: guard's own", key="namespace", convert=_namespaces)
     port: int | None = key.count(None, 1, 65_535, "default: the port called http, else the only one, else 8000")
+    scheme: str = key.choice("http", ("http", "https"), "how they are asked; whom guard believes by https: [tls]")
     act: bool = key.switch("with --act, pods of a Deployment or StatefulSet may be restarted too, by eviction")
     quarantine_label: str = key.word(
         "", "the label by which the Service selects: guardctl quarantine removes it, and so the pod from its owner",
@@ -169,7 +170,8 @@ class PodFinder:
             if pod.ended and name in known:
                 found[name] = known[name]
             elif pod.phase == RUNNING and pod.address:
-                url = f"http://{f'[{pod.address}]' if ':' in pod.address else pod.address}:{pod.port}"
+                host = f"[{pod.address}]" if ":" in pod.address else pod.address
+                url = f"{self._asked.scheme}://{host}:{pod.port}"
                 restart = PodConfig(pod.name, pod.namespace, self._asked.selector, pod.uid, is_owner_checked=True)
                 acts = (ReadinessConfig(), restart) if self.is_acting else (None, None)
                 try:
