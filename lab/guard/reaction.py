@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -27,12 +28,14 @@ from lab.engine.server import clean_environment, free_port, living, serve_comman
 ROOT = Path(__file__).parents[2]
 CALL_S = 100.0
 NAPPING = "import time\n\n\nclass Nap:\n    def nap(self, seconds):\n        time.sleep(seconds)\n"
+NEEDED = ("VLLM_", "HF_", "PYTHON", "PLIMSOLL_")
 INSIDE = ("--middleware", "plimsoll.inside.Gate")
 TOKEN = "a-token-for-the-reaction-lab"
 BOUNDS_S = {"crash": 15.0, "both": 15.0, "own": 2.0, "wedge": 130.0}
 SUPERVISOR = """#!/bin/sh
 # start, stop or status of one server, by the process id in FOLDER/NAME.pid
 file="$1/$2.pid"
+{exports}
 case "$3" in
 start) cd "$1" && setsid sh -c 'echo $$ > "$0"; exec "$@"' "$file" {command} >> "$1/$2.log" 2>&1 < /dev/null & ;;
 stop) kill "$(cat "$file")" 2>/dev/null; while kill -0 "$(cat "$file")" 2>/dev/null; do sleep 0.1; done ;;
@@ -59,8 +62,10 @@ class Scene:
 
     def engine(self, name: str) -> str:
         script = self.folder / f"supervise-{name}"
-        words = " ".join(f"'{word}'" for word in self.command(name))
-        script.write_text(SUPERVISOR.format(command=words))
+        # A real engine needs more of its environment than guard passes on to a command.
+        needed = {key: value for key, value in self.environ().items() if self.is_real and key.startswith(NEEDED)}
+        exports = "\n".join(f"export {key}={shlex.quote(value)}" for key, value in needed.items())
+        script.write_text(SUPERVISOR.format(command=shlex.join(self.command(name)), exports=exports))
         script.chmod(0o755)
         verbs = {verb: json.dumps([str(script), str(self.folder), name, word]) for verb, word in VERBS.items()}
         restart = ", ".join(f"{verb} = {words}" for verb, words in verbs.items())

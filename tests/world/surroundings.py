@@ -251,8 +251,8 @@ class LockService:
     """The fleet's lock as a service keeps it: for a time, and with a number that grows with each holder."""
 
     def __init__(self) -> None:
-        self.holder: object = None
-        self.until, self.epoch = 0.0, 0
+        self.holder: SimulatedLock | None = None
+        self.since, self.until, self.epoch = 0.0, 0.0, 0
         self.is_down = False
 
 
@@ -262,12 +262,12 @@ class SimulatedLock:
     label = "a simulated lock"
 
     def __init__(self, world: World, guard: str) -> None:
-        self._world, self._service, self._guard = world, world.lock, guard
+        self._world, self._service, self.guard = world, world.lock, guard
         self._epoch, self._until = 0, -1.0
 
     async def _ask(self) -> bool:
         await passes()
-        link = self._world.network.link(self._guard, "lock")
+        link = self._world.network.link(self.guard, "lock")
         if self._service.is_down or link.is_cut or self._world.network._dice.random() < link.loss:
             await asyncio.sleep(5.0)
             await passes()
@@ -282,7 +282,7 @@ class SimulatedLock:
         if service.holder is not self and service.holder is not None and now < service.until:
             return failed("the lock is held by another guard")
         if service.holder is not self or now >= service.until:
-            service.epoch += 1
+            service.epoch, service.since = service.epoch + 1, now
         service.holder, service.until = self, now + TTL_S
         self._epoch, self._until = service.epoch, now + TTL_S
         return done(f"the lock is ours (epoch {self._epoch})", epoch=self._epoch, left_s=TTL_S)

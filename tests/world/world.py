@@ -121,6 +121,9 @@ class World:
         if not engine.is_up:
             return
         self._check_left_alone(guard, engine)
+        holder, is_held = self.lock.holder, self.lock.since < now - RECENT_S and now < self.lock.until
+        if holder is not None and holder.guard != guard and is_held:
+            self.violate(f"{guard} stops {engine.name} while {holder.guard} has the lock")
         is_known = engine.is_alive and now - engine.alive_since > RECENT_S and not self._is_silent(engine)
         if is_known and engine.requests:
             self.violate(f"{guard} stops {engine.name} with {len(engine.requests)} requests in flight")
