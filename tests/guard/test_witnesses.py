@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+
+import yaml
 
 from lab.guard.acting import Fault, State, World
 from lab.guard.acting_lives import CASES, MemoryBook, live, unsafe
@@ -84,6 +87,16 @@ class Watched:
         """What guard would do: "" for nothing, "restart", or why that is blocked."""
         decision = self.decisions().get(name)
         return "" if decision is None else decision.reason if isinstance(decision, BlockedAction) else str(decision.grade)
+
+
+def test_whatever_was_tried_has_its_test() -> None:
+    """tried.yaml names the tests of everything that went wrong on a real fleet, and each of them is there."""
+    root = Path(__file__).parents[2]
+    tables = yaml.safe_load((root / "tests" / "guard" / "tried.yaml").read_text(encoding="utf-8"))
+    named = [name for rows in tables.values() for names in rows.values() for name in names if not name.startswith("python -m")]
+    parts = [name.partition("::") for name in named]
+    missing = [file for file, _, test in parts if f"def {test}" not in (root / file).read_text(encoding="utf-8")]
+    assert (missing, sum(map(len, tables.values()))) == ([], 23)
 
 
 # What it would do
