@@ -15,7 +15,7 @@ from lab.guard.acting_parts import ENGINE, FakeLock, FakeSight, parts_of
 from lab.guard.acting_play import SERVING, ends, killed_at, play, says, until, view_of
 from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.guard.act.decide import ActionPlan, BlockedAction, FleetView
-from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OPENED, OUTCOME, Entry
+from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OPENED, OUTCOME, RESTART, Entry
 from plimsoll.guard.act.journal_replay import PAUSE, RUNGS
 from plimsoll.guard.act.steps import End
 from plimsoll.guard.daemon.conductor import ActionPorts, Conductor
@@ -119,7 +119,7 @@ def test_switches_and_names_with_a_password_survive_a_restart_of_guard(tmp_path:
         conductor = play(world, journal, nothing, engine=name)
         conductor.switch(PAUSE, name, is_on=True, who="me")
         conductor.switch(f"{RUNGS}compact", "", is_on=True)
-        conductor.foreign_restart(name)
+        journal.append(RESTART, engine=name, fields={"own": False})
     assert b"secret" not in (tmp_path / "journal").read_bytes()
     with Journal(tmp_path / "journal") as journal:
         conductor = play(world, journal, nothing, engine=name)
@@ -147,7 +147,7 @@ def test_a_refusal_is_told_once_and_again_when_its_reason_changes() -> None:
             await conductor.turn()
         conductor.switch(PAUSE, "", is_on=False)
         for _ in range(3):
-            conductor.foreign_restart(ENGINE)
+            book.append(RESTART, engine=ENGINE, fields={"own": False})
         for _ in range(5):
             await conductor.turn()
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from plimsoll.doctor.rules.trend_growth import duration
-from plimsoll.errors import BadInput, PlimsollError, WorldFailed
+from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.guard.act.decide import BlockedAction, Decision, FleetView
-from plimsoll.guard.act.journal_entry import SEEN, SWITCH, Entry, needed
+from plimsoll.guard.act.journal_entry import RESTART, SEEN, SWITCH, Entry, needed
 from plimsoll.guard.act.journal_replay import (
     FUTURE_S,
     PAUSE,
@@ -160,10 +160,8 @@ class ForeignRestarts:
             if found.is_new:
                 left -= 1
                 fields = {"started": found.seen.started, "count": found.seen.restarts, "awaited": found.is_awaited}
-                if found.times:
-                    self._conductor.foreign_restart(name, times=found.times, **fields)
-                else:
-                    self._journal.append(SEEN, engine=name, fields=fields)
+                fields |= {"own": False, "times": found.times} if found.times else {}  # it counts against the budget
+                self._journal.append(RESTART if found.times else SEEN, engine=name, fields=fields)
             self._totals[name] = life.total
 
 
@@ -476,12 +474,10 @@ class ActionRunner:
     async def run(self) -> None:
         """Runs for ever: first takes over what an earlier guard left, then round after round."""
         if not self._is_dry:
-            try:
+            with self.conductor.stopping():
                 if self.shared is not None:
                     await self.shared.begin()
                 await self.conductor.take_over()  # what must wait for the lock is retried in later rounds
-            except PlimsollError as error:
-                self.conductor.stop_acting(error)
         log_s = check_s = 0.0
         turn: asyncio.Task[None] | None = None
         beside: dict[str, asyncio.Task[None]] = {}
@@ -509,10 +505,8 @@ class ActionRunner:
                     keep_running("knobs", functools.partial(self._knobs.look, now_s))
                 if self.journal is not None and now_s >= check_s and not self.conductor.stopped_acting:
                     check_s = now_s + CHECK_EVERY_S
-                    try:
-                        self.journal.check()
-                    except PlimsollError as error:  # known before it is needed
-                        self.conductor.stop_acting(error)
+                    with self.conductor.stopping():
+                        self.journal.check()  # known before it is needed
                 if not self._is_dry and (turn is None or turn.done()):
                     if turn is not None:
                         turn.result()  # an internal error ends guard
@@ -525,21 +519,17 @@ class ActionRunner:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _tried(self, work: Callable[[], Awaitable[None]]) -> None:
-        try:
+        with self.conductor.stopping():
             await work()
-        except PlimsollError as error:
-            self.conductor.stop_acting(error)
 
     async def _round(self) -> None:
         if self._is_dry:
             await self._dry.refresh(self._clocks.clock())
         if not self.conductor.stopped_acting:
-            try:
+            with self.conductor.stopping():
                 self._foreign.note()
                 if not self._is_dry:
                     self.conductor.help_broken()
-            except PlimsollError as error:
-                self.conductor.stop_acting(error)
         if self._is_dry:
             self._announce_decisions()
 

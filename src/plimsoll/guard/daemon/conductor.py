@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from plimsoll.errors import BadInput, PlimsollError
@@ -221,10 +221,6 @@ class Conductor:
         """Engines that restarts did not fix, until an operator resumes them."""
         return failed_restarts(self.kept())
 
-    def foreign_restart(self, engine: str, **seen: Any) -> None:
-        """Records a restart that guard did not make: it counts against the budget."""
-        self._ports.journal.append(RESTART, engine=engine, fields={"own": False, **seen})
-
     def kept(self) -> list[Entry]:
         """The entries still needed, with the engines' real names instead of the redacted ones."""
         names = {written: name for written, name in self._names.items() if written != name}
@@ -254,7 +250,7 @@ class Conductor:
         """Runs one round: actions an earlier guard left, then requests of operators, then what the judge calls for."""
         if self.stopped_acting and not self._mend():
             return
-        try:
+        with self.stopping():
             if self._left and self._may_try(_LEFT):
                 await self.take_over()
             request, self._request = self._request, None
@@ -274,6 +270,12 @@ class Conductor:
                         raise problem
             elif plans:
                 await self.carry_out(plans[0])
+
+    @contextlib.contextmanager
+    def stopping(self) -> Iterator[None]:
+        """Where the journal fails within, guard stops acting."""
+        try:
+            yield
         except PlimsollError as error:
             self.stop_acting(error)
 

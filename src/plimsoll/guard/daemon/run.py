@@ -133,7 +133,8 @@ class LineWriter:
     """
 
     def __init__(self, descriptor: int = STANDARD_OUTPUT) -> None:
-        self._descriptor = os.dup(descriptor)  # its own: who closes the other one may get the number again for another file
+        # Its own descriptor: who closes the other one may get its number again for another file.
+        self._file = os.fdopen(os.dup(descriptor), "wb", buffering=0)
         self._waiting: queue.Queue[str | None] = queue.Queue(MOST_WAITING)
         self.dropped = 0
         self.is_gone = False  # the reader has closed the pipe
@@ -163,25 +164,20 @@ class LineWriter:
         self._thread.join(seconds)
 
     def _run(self) -> None:
-        try:
-            self._write_lines()
-        finally:
-            os.close(self._descriptor)
-
-    def _write_lines(self) -> None:
-        while (line := self._waiting.get()) is not None:
-            left = (line + "\n").encode(errors="replace")
-            try:
-                while left:  # unbuffered: what a full disk refuses would stay in a buffer
-                    left = left[os.write(self._descriptor, left) :]
-                self._trouble = ""
-                self._is_full = self._is_full and self._waiting.qsize() > MOST_WAITING // 2
-            except BrokenPipeError:
-                self.is_gone = True
-                return
-            except OSError as problem:  # such as a full disk: watching matters more than writing
-                self.dropped += 1
-                self._trouble = problem.strerror or str(problem)
+        with self._file:
+            while (line := self._waiting.get()) is not None:
+                left = (line + "\n").encode(errors="replace")
+                try:
+                    while left:  # unbuffered: what a full disk refuses would stay in a buffer
+                        left = left[os.write(self._file.fileno(), left) :]
+                    self._trouble = ""
+                    self._is_full = self._is_full and self._waiting.qsize() > MOST_WAITING // 2
+                except BrokenPipeError:
+                    self.is_gone = True
+                    return
+                except OSError as problem:  # such as a full disk: watching matters more than writing
+                    self.dropped += 1
+                    self._trouble = problem.strerror or str(problem)
 
 
 class SystemdNotifier:
