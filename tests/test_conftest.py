@@ -49,6 +49,7 @@ def test_a_second_try_is_for_a_busy_machine_alone(pytester: pytest.Pytester, tes
     assert (again.ret, says in str(again.stdout) + str(again.stderr)) == (code, True)
 
 
+@pytest.mark.real
 def test_what_shares_a_server_runs_on_one_worker(tmp_path: Path) -> None:
     """Every test of a file, and of files that belong together, has the same worker, whatever pytest and xdist make of marks."""
     shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)

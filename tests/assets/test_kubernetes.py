@@ -70,29 +70,6 @@ def test_every_object_is_valid_in_the_last_four_minors() -> None:
         kubernetes_validate.validate(broken, f"{MINORS[-1][0]}.{MINORS[-1][1]}", strict=True)
 
 
-def test_wishes_arrive() -> None:
-    """Resources, tolerations, node selectors, images, replicas, the kind of workload and a Gateway, each where it belongs."""
-    objects = _launched(PLAIN, WISHES)
-    server, route = _of_kind(objects, "Deployment", "vllm")["spec"], _of_kind(objects, "HTTPRoute")["spec"]
-    pod, container = server["template"]["spec"], server["template"]["spec"]["containers"][0]
-    assert (server["replicas"], container["image"]) == (3, "registry.example.com/vllm:v0.32.0")
-    assert pod["initContainers"][0]["image"] == "registry.example.com/plimsoll:1"
-    assert pod["tolerations"] == [
-        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
-        {"key": "team", "operator": "Equal", "value": "llm"},
-    ]
-    assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-L40S"}
-    assert container["resources"]["requests"] == {"cpu": "8", "memory": "64Gi"}
-    assert container["resources"]["limits"] == {"memory": "96Gi", "nvidia.com/gpu": "1"}
-    assert route["parentRefs"] == [{"name": "edge", "namespace": "infra"}]
-    assert (route["hostnames"], route["rules"][0]["backendRefs"]) == (["chat.example.com"], [{"name": "vllm-api", "port": 80}])
-    paths = [match["path"]["value"] for match in route["rules"][0]["matches"]]
-    assert "/v1/chat/completions" in paths
-    assert not any("plimsoll" in path or "adapter" in path for path in paths)
-    assert not any(one["kind"] in ("Ingress", "StatefulSet") for one in objects)
-    assert {one["metadata"]["namespace"] for one in objects} == {"chat"}
-
-
 def test_the_server_has_no_rights_and_probes_that_are_what_each_is_for() -> None:
     """No token, no role; ready is the gate's word, alive is /health with five minutes' patience; GPUs by their maker's name."""
     objects = _launched(PLAIN)

@@ -6,6 +6,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from benchmarks.doctor_accuracy import LOGS, of_others, of_ours, table
 from plimsoll.doctor.read.text import read_log
 from plimsoll.findings import Code
@@ -22,6 +24,7 @@ def _written() -> list[str]:
     return PAGE.partition(start)[2].partition(end)[0].strip().splitlines()
 
 
+@pytest.mark.real
 def test_the_table_of_accuracy_is_what_is_measured() -> None:
     """Every row, computed again; the rows on logs of other people only where these lie beside the repository."""
     everything = [*(of_others(LOGS) if LOGS.is_dir() else ()), *of_ours()]

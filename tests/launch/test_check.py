@@ -28,43 +28,6 @@ def _item(checked: FlagReport, name: str) -> Item:
     return next(item for item in checked.items if item.name == name)
 
 
-def test_the_articles_start_script() -> None:
-    """The script this product starts from: three flags refused, one variable idle, one switch redundant, the rest fine."""
-    (launch,) = read_launches(str(ARTICLE))
-    checked = check(launch, engine_named("0.32.0"))
-    verdicts = {item.name: (item.status.value, item.since) for item in checked.items}
-    assert verdicts.pop("--swap-space") == ("removed", "0.18.0")
-    assert verdicts.pop("--max-num-on-the-fly-batches") == ("never-existed", None)
-    assert verdicts.pop("--disable-log-requests") == ("removed", "0.17.0")
-    assert verdicts.pop("VLLM_ATTENTION_BACKEND") == ("no-effect", "0.15.0")
-    assert verdicts.pop("python -m vllm.entrypoints.openai.api_server") == ("deprecated", "0.29.0")
-    assert verdicts.pop("--enable-chunked-prefill") == ("redundant", "0.8.0")
-    assert {status for status, _ in verdicts.values()} == {"ok"}
-    assert set(verdicts) == {
-        "--model", "--tensor-parallel-size", "--port", "--host", "--gpu-memory-utilization", "--max-model-len",
-        "--max-num-seqs", "--max-num-batched-tokens", "--block-size", "--dtype", "--trust-remote-code",
-        "CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF",
-    }  # fmt: skip
-    attention = _item(checked, "VLLM_ATTENTION_BACKEND")
-    assert attention.instead == "--attention-backend"
-    assert not checked.starts
-
-
-def test_the_articles_script_rewritten() -> None:
-    """The rewritten command keeps every value, drops what is refused and turns the idle variable into its flag."""
-    (launch,) = read_launches(str(ARTICLE))
-    checked = check(launch, engine_named("0.32.0"))
-    assert " ".join(checked.rewritten) == (
-        "vllm serve /data/models/Qwen2-72B-Instruct --tensor-parallel-size 4 --port 8000 --host 0.0.0.0"
-        " --gpu-memory-utilization 0.88 --max-model-len 32768 --max-num-seqs 64 --max-num-batched-tokens 24576"
-        " --block-size 16 --dtype bfloat16 --trust-remote-code --attention-backend FLASH_ATTN"
-    )
-    assert dict(checked.rewritten_environment) == {
-        "CUDA_VISIBLE_DEVICES": "0,1,2,3",
-        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,garbage_collection_threshold:0.8",
-    }
-
-
 def test_the_same_script_in_its_own_time() -> None:
     """With 0.6.0 the swap flag is fine and the variable works; the invented flag never did."""
     (launch,) = read_launches(str(ARTICLE))

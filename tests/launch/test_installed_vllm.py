@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -199,21 +198,6 @@ def test_what_is_not_a_vllm_server_is_bad_input(tmp_path: Path) -> None:
         with pytest.raises(BadInput) as caught:
             launch_of_process(pid, tmp_path)
         assert str(caught.value) == sentence
-
-
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs Linux's /proc")
-def test_a_real_process() -> None:
-    """On the real /proc, a program started as `vllm serve` is read word for word; this test itself is not one."""
-    with pytest.raises(BadInput, match=rf"^pid {os.getpid()} is not a vLLM server: "):
-        launch_of_process(os.getpid())
-    waits = "import sys; print(flush=True); sys.stdin.read()"
-    words = [sys.executable, "-c", waits, "vllm", "serve", "a b", ""]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"VLLM_USE_V1": "1", "X": "2"}) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        launch = launch_of_process(child.pid)
-    assert launch.arguments == ("a b", "")
-    assert launch.environment == (("VLLM_USE_V1", "1"),)
 
 
 @each(("image", "version"), rows(CASES, "images"))

@@ -5,14 +5,18 @@ from __future__ import annotations
 import shlex
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput, TooLarge
+from plimsoll.launch import shell_script
 from plimsoll.launch.shell_script import ShellCommand, commands_in
-from tests.each import each
+from tests.each import each, rows
+from tests.launch.test_check import CASES
 
 
 def only(text: str) -> ShellCommand:
@@ -29,43 +33,7 @@ def complaint_about(text: str) -> str:
     return ""
 
 
-# Each prints what vllm is given; every variable is set, so bash and we must agree to the byte.
-SCRIPTS = {
-    "plain": "vllm serve m --port 8000",
-    "continuation": "vllm serve m \\\n  --port 8000 \\\n  --host x\n",
-    "comment behind words": "vllm serve m # --port 8000\n",
-    "hash inside a word": "vllm serve a#b '#c'",
-    "comment ends a continuation": "vllm serve m \\\n  # --port 1 \\\n\nvllm serve n",
-    "single quotes": "vllm serve 'a $B \\ \"c\"' ''",
-    "double quotes": 'B=1; vllm serve "a $B \\" \\\\ \\$B \\x" ""',
-    "ansi quotes": "vllm serve $'a\\tb\\n\\'c\\x41\\101\\u00e9'",
-    "escapes": "vllm serve a\\ b \\$x \\\\ \\'",
-    "joined quotes": "A=x; vllm serve 'a'\"$A\"b",
-    "flags in a string": 'ARGS="--a b  --c"; vllm serve m $ARGS "$ARGS"',
-    "appending by value": 'ARGS="--a"; ARGS="$ARGS --x 1"; ARGS+=" --y"; vllm serve $ARGS',
-    "split joins its neighbours": 'A=" b c "; vllm serve a${A}d "x"$A',
-    "empty variables vanish": 'A=; vllm serve m $A "$A" ${A}',
-    "defaults": 'E=; vllm serve ${U:-x} ${U-y z} "${U:-a b}" ${E:-e} "${E-e}" ${E:-"q r"} ${U:+no} ${E+yes}',
-    "assigning defaults": ': "${P:=8000}" ${Q:=a b}; vllm serve $P "$Q" ${P:+set}',
-    "nested defaults": 'B=b; vllm serve ${U:-${V:-$B c}} "${U:-"${V:-$B c}"}"',
-    "array": 'ARGS=(--a "b c" # why\n  --d\n)\nvllm serve "${ARGS[@]}" ${ARGS[@]}',
-    "array grows": 'A=(a); A+=(b "c d"); B=("${A[@]}" e); vllm serve "${B[@]}" "${B[*]}" "$B" "${B[2]}" x"${B[@]}"y',
-    "empty array": 'A=(); vllm serve "${A[@]}" ${A[@]+"${A[@]}"} end',
-    "array under set -u": 'A=(x "y z"); vllm serve ${A[@]+"${A[@]}"}',
-    "redirections": 'L=/dev/null; vllm serve m 2>&1 1>&2 </dev/null 3>"$L" --x 2>/dev/null 1>&2',
-    "pipe and list": "vllm serve a | cat && vllm serve b; vllm serve c || vllm serve d",
-    "prefix assignment does not reach its own words": "A=1; A=2 vllm serve $A",
-    "declare and friends": 'readonly A=1; declare -x B="x y"; typeset C=3; export D=$B; vllm serve $A "$D" $C',
-    "here-document": "cat >/dev/null <<EOF\nvllm serve 'no\nEOF\ncat >/dev/null <<-'X Y'\n\tit's\n\tX Y\nvllm serve m",
-    "here-string": "cat >/dev/null <<< 'vllm serve'; vllm serve m",
-    "function, group, subshell": "f() { vllm serve a; }; f; { A=2; }; (vllm serve b $A)",
-    "if and case that are taken": "if true; then vllm serve a; fi\ncase x in (y|x) vllm serve b ;; esac; vllm serve c",
-    "tests": "[[ a < b && ( -n x ) ]] && vllm serve m; ((1 << 2 > 3)) && vllm serve n",
-    "unset": "A=1; unset A; vllm serve ${A-none}",
-    "dollars that mean nothing": 'vllm serve $ a$ "$" "a$ b" $% "%s"',
-    "json": """vllm serve m --override-generation-config '{"a": [1, 2]}' --x "{\\"b\\": 1}" {"c":1}""",
-    "equals signs": "vllm serve --a=b --c='d e' f=$((2))g | cat >/dev/null; vllm serve A=1",
-}
+SCRIPTS: dict[str, str] = yaml.safe_load((Path(__file__).parent / "scripts.yaml").read_text(encoding="utf-8"))
 BASH = shutil.which("bash")
 
 
@@ -141,42 +109,18 @@ def test_adding_to_a_callers_variable_is_not_missing() -> None:
     assert command.unresolved == ("BASE",)
 
 
-@pytest.mark.parametrize(
-    ("script", "words", "guessed"),
-    [
-        ("if x; then TP=4; else TP=8; fi\nvllm serve $TP", ("4",), ("TP",)),
-        ('P=1\n[ -z "$P" ] && P=2\nvllm serve $P', ("1",), ("P",)),
-        ('P=$1\nif [ -z "$P" ]; then P=2; fi\nvllm serve $P', ("2",), ("P",)),
-        ("A=--x\nif y; then A+=' --y'; fi\nvllm serve $A", ("--x", "--y"), ("A",)),
-        ("M=m\nwhile [ $# -gt 0 ]; do case $1 in -m) M=$2; shift 2;; esac; done\nvllm serve $M", ("m",), ("M",)),
-        ("P=1\nfor P in 8000 8001; do vllm serve $P; done", ("$P",), ()),
-        ("A=1\nif x; then y; fi\nA=2\nvllm serve $A", ("2",), ()),
-    ],
-)
-def test_branches_are_not_followed(script: str, words: tuple[str, ...], guessed: tuple[str, ...]) -> None:
+@each(("script", "words", "guessed"), rows(CASES, "branches"))
+def test_branches_are_not_followed(script: str, words: str, guessed: str) -> None:
     """Inside a branch the first value stays and additions count, and what depends on it is named."""
-    command = next(command for command in commands_in(script) if command.words[0] == "vllm")
-    assert command.words[2:] == words
-    assert command.guessed == guessed
+    command = next(command for command in commands_in(script.replace("\\n", "\n")) if command.words[0] == "vllm")
+    assert (" ".join(command.words[2:]), " ".join(command.guessed)) == (words, guessed)
 
 
-@pytest.mark.parametrize(
-    ("script", "otherwise"),
-    [
-        ("if x; then A='--b'; else A='--c 4'; fi; vllm serve m $A", ["--c 4"]),
-        ("A=--b; if x; then A='--c 4'; elif y; then A=--d; fi; vllm serve m $A", ["--c 4", "--d"]),
-        ("if x; then A=(--b); else A=(--c 4); fi; vllm serve m ${A[@]}", ["--c 4"]),
-        ("if x; then A=--b; else A=--b; fi; vllm serve m $A", []),
-        ("if x; then A=--b; else A=--c; fi; A=--e; vllm serve m $A", []),
-        ("if x; then A=--b; else A=--c; fi; unset A; vllm serve m $A", []),
-        ("if x; then A=--b; else A=--c; fi; vllm serve m", []),
-        ("A=--c; x && A=--b; vllm serve m $A", ["--b"]),
-    ],
-)
-def test_a_start_with_the_values_of_other_branches(script: str, otherwise: list[str]) -> None:
+@each(("script", "otherwise"), rows(CASES, "other branches"))
+def test_a_start_with_the_values_of_other_branches(script: str, otherwise: str) -> None:
     """What a branch that was not taken would have run is kept beside the command, one value at a time."""
     command = commands_in(script)[-1]
-    assert [" ".join(other.words[3:]) for other in command.otherwise] == otherwise
+    assert " | ".join(" ".join(other.words[3:]) for other in command.otherwise) == otherwise
 
 
 def test_branches_without_number_stay_bounded() -> None:
@@ -209,22 +153,11 @@ def test_apostrophes_in_nested_here_documents_and_comments_are_not_quotes() -> N
     assert only(script).words == ("vllm", "serve", "m")
 
 
-@pytest.mark.parametrize(
-    ("script", "line"),
-    [
-        ("a\nb 'c\nd\n", 2),
-        ('a\n\necho "b\n${C:-x}\n', 3),
-        ("a `b\n", 1),
-        ("a\nb $(c 'd)\n", 2),
-        ("a ${b\n", 1),
-        ("\nA=(b\n", 2),
-        ("a $'b\n", 1),
-    ],
-)
-def test_what_never_closes_is_bad_input_with_its_line(script: str, line: int) -> None:
+@each(("script", "line"), rows(CASES, "never closed"))
+def test_what_never_closes_is_bad_input_with_its_line(script: str, line: str) -> None:
     """A quote or bracket that never closes is one sentence with the line where it opened."""
     with pytest.raises(BadInput, match=rf"^line {line}: the .* that opens here is never closed$"):
-        commands_in(script)
+        commands_in(script.replace("\\n", "\n"))
 
 
 @each(
@@ -233,23 +166,25 @@ def test_what_never_closes_is_bad_input_with_its_line(script: str, line: int) ->
 )
 def test_hostile_text_ends(unit: str) -> None:
     """A long run of openers ends in commands or in BadInput: no recursion, no hang."""
-    text = unit * (20_000 // len(unit))
+    text = unit * (8_000 // len(unit))
     assert "\n" not in complaint_about(text)
 
 
-@pytest.mark.parametrize("line", ['A="$A$A"', 'A+="$A"', "A=(${A[@]} ${A[@]})", ': "${B:=$A}"; A="$B$B"; unset B'])
-def test_variables_that_multiply_are_refused(line: str) -> None:
+@each("line", ['A="$A$A"', 'A+="$A"', "A=(${A[@]} ${A[@]})", ': "${B:=$A}"; A="$B$B"; unset B'])
+def test_variables_that_multiply_are_refused(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script that doubles a variable on each line is TooLarge, long before memory is."""
+    monkeypatch.setattr(shell_script, "WORK_MAX", 1 << 20)
     with pytest.raises(TooLarge):
         commands_in("A=xxxxxxxxxxxxxxxx\n" + f"{line}\n" * 60)
 
 
-def test_work_grows_with_the_size_of_the_text() -> None:
-    """Twice the text gives twice the commands and no more; a million would be refused."""
+def test_work_grows_with_the_size_of_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the text gives twice the commands and no more; what is beyond the budget is refused."""
     small, large = (len(commands_in("export A=1\nvllm serve $A\n" * count)) for count in (500, 1000))
     assert large == 2 * small
+    monkeypatch.setattr(shell_script, "WORK_MAX", 1 << 20)
     with pytest.raises(TooLarge):
-        commands_in("a\n" * 500_000)
+        commands_in("a\n" * 50_000)
 
 
 @given(st.text(alphabet=st.sampled_from("ab=A1 \n\t'\"\\$`(){}[]@*<>|&;#-+:,!?\r") | st.characters(), max_size=80))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.standin.engine import EngineDead
 from plimsoll.standin.faults import parse_fault
-from plimsoll.standin.request import RequestSpec, SampleGroup
+from plimsoll.standin.request import SampleGroup
 from tests.standin.engines import GIB, MIB, NS, SETTINGS, ask, engine, served
 
 STEP = 10_000_000
@@ -45,15 +44,6 @@ def test_figures_are_what_the_scheduler_did() -> None:
     assert again.cached_tokens == 96
     assert (figures.prefix_queries, figures.prefix_hits) == (200, 96)
     assert (figures.prompt_computed, figures.prompt_cached) == (104, 96)
-
-
-def test_the_next_turn_hits_the_answer() -> None:
-    """vLLM knows the content of what it generated: a prompt that holds it finds it."""
-    one = engine()
-    first = served(one, one.submit(ask(32, 64), 0))
-    turn = np.concatenate((first.spec.prompt, first.output_ids, np.arange(8, dtype=np.int64)))
-    second = served(one, one.submit(RequestSpec(turn, 2), one.now_ns))
-    assert second.cached_tokens == 80  # of 96 tokens the last was never computed, so its block was never full
 
 
 def test_a_request_that_was_taken_back_leaves_nothing() -> None:
@@ -130,19 +120,6 @@ def test_out_of_memory_kills_it_and_tells_everybody() -> None:
         one.submit(ask(), one.now_ns)
 
 
-def test_growth_ends_in_out_of_memory() -> None:
-    """Memory that nothing gives back takes the slack, and then the engine; until then it serves."""
-    one = engine("growth@10s=200MiB/s")
-    seconds = 0
-    while not one.is_dead:
-        seconds += 1
-        assert seconds < 200
-        request = one.submit(ask(1500, 2, seed=seconds), seconds * NS)
-        one.advance((seconds + 1) * NS - 1)
-    assert 12 < seconds < 60
-    assert request.finish == "error"
-
-
 def test_paused_it_takes_in_and_shows_nothing() -> None:
     """`keep` freezes, `wait` finishes, `abort` ends what there is; what comes is held until it goes on."""
     one = engine()
@@ -165,18 +142,6 @@ def test_paused_it_takes_in_and_shows_nothing() -> None:
     one.pause("abort", 30 * NS)
     assert later.finish == "abort"
     assert one.figures.success["abort"] == 1
-
-
-def test_the_cache_is_forgotten_on_request() -> None:
-    """Not while anybody holds a block, unless they are pushed out."""
-    one = engine()
-    request = one.submit(ask(100, 100), 0)
-    one.advance(NS // 2)
-    assert not one.reset_prefix_cache()
-    assert one.reset_prefix_cache(reset_running=True)
-    served(one, request)
-    assert request.produced == 100
-    assert one.figures.preemptions == 1
 
 
 @pytest.mark.parametrize("is_async", [False, True])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -174,21 +173,6 @@ def test_reserved_climbs_in_steps_and_stays() -> None:
     assert seen[-1] == seen[-3] > seen[-4] == seen[3] > seen[1] > seen[0]
 
 
-def test_a_neighbour_gets_what_is_free_and_no_more() -> None:
-    """Who asks for too much is refused and takes nothing; nobody gives back more than it has."""
-    memory = DeviceModel(SMALL)
-    free = memory.free
-    assert not memory.take_neighbour(free + 1)
-    assert memory.free == free
-    assert memory.take_neighbour(free)
-    assert (memory.free, memory.is_safe()) == (0, False)
-    memory.take_neighbour(-GIB)
-    assert memory.free == GIB
-    memory.take_neighbour(-1 << 60)
-    assert (memory.free, memory.neighbours) == (free, 0)
-    assert memory.is_safe()
-
-
 def test_growth_takes_until_there_is_nothing_left() -> None:
     """Pieces of any size add up, are never given back, and end in torch's failure."""
     memory = DeviceModel(SMALL)
@@ -225,17 +209,6 @@ def test_asleep_it_holds_little_and_may_not_wake_up() -> None:
     assert memory.host_resident == resident
 
 
-def test_the_host_has_a_limit() -> None:
-    """Growth is shown, and beyond the group's limit it says so."""
-    memory = DeviceModel(SMALL)
-    memory.host_limit = 8 * GIB
-    assert memory.grow_host(GIB)
-    assert memory.figures()["host_memory"]["limit"] == 8 * GIB
-    assert not memory.grow_host(8 * GIB)
-    host = memory.figures()["host_memory"]
-    assert host["resident"] == host["resident_peak"] < host["used_by_group"]
-
-
 def test_it_is_known_whether_the_layers_or_the_logits_had_no_room() -> None:
     """A step that is replayed as a graph allocates its logits alone; a long one fails in its layers before."""
     memory = DeviceModel(SMALL)
@@ -247,18 +220,6 @@ def test_it_is_known_whether_the_layers_or_the_logits_had_no_room() -> None:
     assert short.is_logits
     assert long is not None
     assert not long.is_logits
-
-
-def test_steps_are_quick() -> None:
-    """Well below what one step of a real engine takes."""
-    memory = DeviceModel(SMALL._replace(graphs=0))
-    steps = [(1 + (number * 7919) % 8192, 1 + number % 128) for number in range(2000)]
-    for step in steps:
-        memory.step(*step)
-    began = time.process_time()
-    for step in steps:
-        memory.step(*step)
-    assert (time.process_time() - began) / len(steps) < 150e-6  # about 25 us on an idle machine; this one may be busy
 
 
 PLENTY = 1 << 40

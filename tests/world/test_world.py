@@ -17,7 +17,7 @@ from tests.world.engine import Core
 from tests.world.faults import FAULTS, Draw, Fault, by_guardctl, draw_faults, scripted
 from tests.world.world import LINES, Setting, World, play, quick_folder
 
-SEEDS = times(100, 1_000)  # `make soak` plays 100,000 beside this
+SEEDS = times(50, 1_000)  # `make soak` plays 100,000 beside this
 EASY = {"look for idleness once": 60, "never put it back": 40}  # bugs that few seeds notice
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from lab.guard.acting import Fault, State, World
 from lab.guard.acting_lives import CASES, Case, MemoryBook, live, unsafe
 from plimsoll.guard.judge.tracker import Grade
-from tests.each import each, times
+from tests.each import SOAK, each, times
 
 pytestmark = pytest.mark.once
 DEEDS = {
@@ -19,7 +21,7 @@ DEEDS = {
 }  # fmt: skip
 TROUBLES = {Grade.RESTART: ("idle", "ready", "check"), Grade.SHED: (), Grade.COMPACT: ("verify",)}
 HOWS = (Fault("fails"), Fault("unsure"), Fault("lost", 1))
-THINNED = times(3, 1)  # of what goes wrong in two ways at once every third place: all of them together are too many
+THINNED = times(5, 1)  # of what goes wrong in two ways at once every fifth place: all of them together are too many
 GAPS_S = (0.0, 200.0)  # a leases' length later: what was drained serves again, and work may have come
 
 
@@ -43,8 +45,7 @@ def check(world: World, book: MemoryBook, *where: object) -> None:
 
 
 @each("case", CASES)
-@each("gap_s", GAPS_S)
-@each("ttl_s", [0.0, 25.0])
+@each(("gap_s", "ttl_s"), product(GAPS_S, (0.0, 25.0)) if SOAK else zip(GAPS_S, (25.0, 0.0), strict=True))
 def test_a_guard_may_die_before_and_after_each_entry_and_each_deed(case: Case, gap_s: float, ttl_s: float) -> None:
     """Whatever it was about, nothing is harmed, nothing stays drained, and what was stopped runs again or somebody knows."""
     for place, name in enumerate(whole_life(case), 1):

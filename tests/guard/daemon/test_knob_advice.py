@@ -32,6 +32,7 @@ def rows(*pairs: tuple[float, float]) -> str:
     return "".join(json.dumps({"arrival": arrival, "finished": finished}) + "\n" for arrival, finished in pairs)
 
 
+@pytest.mark.real
 def test_a_recorded_burst_gets_its_advice_from_a_process_of_its_own(tmp_path: Path) -> None:
     """As guard asks it: JSON in, JSON out, with the sentence that stands on the page."""
     (tmp_path / "requests-1.jsonl").write_bytes(gzip.decompress(BURST.read_bytes()))
