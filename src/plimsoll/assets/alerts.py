@@ -15,8 +15,6 @@ from plimsoll.units import GIB, MIB
 
 
 class AlertSeverity(StrEnum):
-    """Urgency of an alert."""
-
     PAGE = "page"  # somebody is woken up
     TICKET = "ticket"  # it can wait for the day
 
@@ -55,8 +53,6 @@ class Case:
 
 @dataclass(frozen=True)
 class Alert:
-    """An alert with its texts and its test cases."""
-
     name: str
     severity: AlertSeverity
     code: str  # the finding it leads to, a page under docs/findings; empty for those about the watching itself
@@ -71,7 +67,6 @@ class Alert:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Labels that the rule adds: severity and finding."""
         return {"severity": str(self.severity)} | ({"code": self.code} if self.code else {})
 
 

@@ -54,7 +54,6 @@ def decide(
 
 
 def checksum(content: bytes) -> str:
-    """The checksum of a file in the list."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -127,7 +126,6 @@ def read_there(folder: str, paths: Iterable[str]) -> dict[str, bytes]:
 
 
 def write_files(folder: str, files: Mapping[str, bytes]) -> None:
-    """Put the files there, in order; scripts may be run."""
     root = Path(folder)
     for path, content in files.items():
         _refuse_links(root, path)
@@ -135,7 +133,6 @@ def write_files(folder: str, files: Mapping[str, bytes]) -> None:
 
 
 def remove_files(folder: str, paths: Iterable[str]) -> None:
-    """Take files away that were generated earlier."""
     root = Path(folder)
     for path in paths:
         _refuse_links(root, path)

@@ -86,7 +86,6 @@ def make_wheel(package: Path | None = None) -> Wheel:
 
 
 def wheel_name() -> str:
-    """The name that pip wants."""
     return f"{DISTRIBUTION.replace('-', '_')}-{plimsoll.__version__}-py3-none-any.whl"
 
 

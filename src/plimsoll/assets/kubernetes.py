@@ -51,7 +51,6 @@ def words_of(given: Iterable[str], name: str, pattern: str, example: str) -> tup
 
 
 def pairs_of(given: Iterable[str], name: str, value: str, example: str) -> tuple[tuple[str, str], ...]:
-    """NAME=VALUE, several times or with commas."""
     words = words_of(given, name, f"{_LABEL}={value}", example)
     return tuple((word.partition("=")[0], word.partition("=")[2]) for word in words)
 
@@ -77,7 +76,6 @@ def one_name(text: str | None, name: str, default: str, pattern: str = OBJECT_NA
 
 
 def one_image(text: str | None, name: str, default: str = "") -> str:
-    """An image, with its tag or digest."""
     if text is not None and not re.fullmatch(_IMAGE, text):
         raise BadInput(f"{name} {text[:80]!r} is no image, such as registry.example.com/plimsoll:0.1.0")
     return text or default

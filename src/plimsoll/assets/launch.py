@@ -118,7 +118,6 @@ def _engines(settings: AssetSettings, way: str) -> list[tuple[str, str]]:
 
 
 def client_paths(release: str) -> tuple[str, ...]:
-    """The paths of PATHS that the release has."""
     there = {
         name.partition(" ")[2]
         for name, stretches in versions.rows("endpoints").items()

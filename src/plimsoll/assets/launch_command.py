@@ -80,7 +80,6 @@ def _text(plan: Mapping[str, Any], name: str, path: str) -> str:
 
 
 def release_of(plan: Mapping[str, Any], name: str) -> str:
-    """The vLLM release that was planned for."""
     return _text(plan, name, "vllm")
 
 

@@ -40,7 +40,6 @@ def monitoring_files(settings: AssetSettings) -> dict[str, str]:
 
 
 def alerts_of(groups: Iterable[RuleGroup]) -> list[Alert]:
-    """Every alert, pages first."""
     return sorted((alert for group in groups for alert in group.alerts), key=lambda alert: alert.severity)
 
 
@@ -50,7 +49,6 @@ def runbook(alert: Alert) -> str:
 
 
 def rules_text(groups: Sequence[RuleGroup], job: str) -> str:
-    """`rules.yml`."""
     return render("rules.yml", groups=groups, job=job, guard_job=GUARD_JOB, runbook=runbook)
 
 

@@ -86,15 +86,12 @@ class Names:
         return self.of(found.exposition + suffix, **matchers)
 
     def exposition(self, metric: str) -> str:
-        """The bare name of one of vLLM's metrics."""
         return self.vllm(metric).partition("{")[0]
 
     def of(self, name: str, **matchers: str) -> str:
-        """Any metric on the engine's page."""
         return select(name, job=self.job, **matchers)
 
     def guard(self, name: str, **matchers: str) -> str:
-        """The selector of one of guard's metrics."""
         return select(f"plimsoll_guard_{name}", job=GUARD_JOB, **matchers)
 
     def here(self, *labels: str) -> dict[str, str]:
@@ -102,7 +99,6 @@ class Names:
         return {"job": self.job, "instance": INSTANCE} | {label: _OWN[label] for label in labels}
 
     def page(self, **values: str) -> dict[str, str]:
-        """Series of that engine, by metric."""
         return {series: text for metric, text in values.items() if (series := self.series(metric, self.here()))}
 
     def other(self, metric: str) -> str:
@@ -193,5 +189,4 @@ def _recordings() -> Mapping[str, Mapping[str, object]]:
 
 
 def about(shape: str) -> str:
-    """The sentence that describes a recording."""
     return str(_recordings()[shape]["about"])

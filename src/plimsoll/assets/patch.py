@@ -51,7 +51,6 @@ class ContainerPatch:
 
     @property
     def where(self) -> str:
-        """The object and the container, for people."""
         return self.start.launch.source.partition(", ")[2]
 
     def about(self) -> list[str]:
@@ -62,11 +61,9 @@ class ContainerPatch:
         return [*lines, *(f"{self.where}: {note}" for note in self.notes)]
 
     def refused(self, why: str) -> ContainerPatch:
-        """The same container with nothing added to it."""
         return ContainerPatch(self.start, self.engine, left=[f"all of it: {why}"])
 
     def set(self, name: str, value: str) -> None:
-        """A variable of the container."""
         self.body.setdefault("env", []).append({"name": name, "value": value})
         self.added.append(name)
 

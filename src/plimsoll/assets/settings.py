@@ -83,8 +83,6 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Toleration:
-    """A taint that the server's pods bear."""
-
     key: str
     value: str = ""  # empty: whatever its value
     effect: str = ""  # empty: every effect
@@ -111,7 +109,6 @@ class Cluster:
 
     @property
     def namespace(self) -> str:
-        """The one that guard and a launched server live in."""
         return self.namespaces[0]
 
 
@@ -144,5 +141,4 @@ class AssetSettings:
 
     @property
     def job(self) -> str:
-        """The job by which rules find the engines."""
         return self.own_job or self.name

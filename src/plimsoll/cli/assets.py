@@ -88,8 +88,6 @@ PLAN_MAX_BYTES = 16 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class AssetsOptions(Words):
-    """The options of `plimsoll assets`."""
-
     plan: str | None = option("PLAN.json", "what `plan --json` or `tune --json` printed; -: standard input; else monitoring")
     vllm: str | None = option("VERSION", "without a plan: default the vLLM installed beside plimsoll, else the newest known")
     kind: str | None = option(

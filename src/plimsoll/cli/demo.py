@@ -56,8 +56,6 @@ def _speed(text: str, name: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions(Words):
-    """The options of `plimsoll demo`."""
-
     speed: float = option("X", "how fast it is played, 0.25 to 4; default: 1", read=_speed, default=1.0)
     keep: bool = switch("let it run on after the summary, with its page, until Ctrl-C")
     balancer: str | None = option("KIND", "own or haproxy; default: haproxy where it is installed", choices=("own", "haproxy"))

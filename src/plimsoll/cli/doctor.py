@@ -93,8 +93,6 @@ def _exit_code(text: str, name: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions(CardOptions):
-    """The options of `plimsoll doctor`."""
-
     gpu: str | None = option("NAME", "the card, where the log does not say its size", offers=gpu_names)
     gpu_memory_gib: int | None = option("X", "or its memory alone", read=memory_of)
     exit_code: int | None = option("N", "what the process ended with: 0 to 255, -9 a signal, or a wait status", read=_exit_code)

@@ -30,8 +30,6 @@ from plimsoll.vllm.versions import engine_named, releases
 
 @dataclass(frozen=True, kw_only=True)
 class FlagsOptions(Words):
-    """The options of `plimsoll flags`."""
-
     vllm: str | None = option(
         "VERSION",
         "the version to check against; default: what the image, a pin or the process says, else the newest known",

@@ -37,8 +37,6 @@ from plimsoll.net.client import TRUST, FileToken
 
 @dataclass(frozen=True, kw_only=True)
 class GuardCommandOptions(Words):
-    """The options of `plimsoll guard`."""
-
     engine: tuple[str, ...] = option("URL", "a server to watch, http://HOST:PORT; may be repeated", may_repeat=True, default=())
     config: str | None = option("FILE", "engines, discovery, policy, notifications, API: see docs/guard.md")
     act: bool = switch("also do what it would advise, as [act] of the configuration allows; default: it only advises")
@@ -56,7 +54,6 @@ class GuardCommandOptions(Words):
 
 
 def run(options: GuardCommandOptions) -> int:
-    """Watch until guard is stopped; the exit code."""
     if options.kubeconfig is not None or options.context is not None:
         KUBECONFIG.set(kubeconfig_access(options.kubeconfig, options.context))
     return watch(read_options(options, os.environ))

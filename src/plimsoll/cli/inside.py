@@ -50,8 +50,6 @@ from plimsoll.vllm.versions import Engine, engine_named, newest
 
 @dataclass(frozen=True, kw_only=True)
 class InsideOptions(Words):
-    """The options of `plimsoll inside`."""
-
     python: str | None = option("PATH", "check: the vLLM of this Python; default: the Python that runs plimsoll")
     vllm_dir: str | None = option("DIR", "check: the vLLM in this folder (site-packages, or an unpacked wheel)")
     vllm: str | None = option("VERSION", "check: a release, where none is at hand; default: the tag of the manifest's image")

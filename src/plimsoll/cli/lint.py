@@ -28,8 +28,6 @@ from plimsoll.render.terminal import show
 
 @dataclass(frozen=True, kw_only=True)
 class LintOptions(ServerOptions):
-    """The options of `plimsoll lint`."""
-
     skip_others: bool = switch("pass over files that start no vLLM or cannot be read, as a commit hook needs it")
     json: bool = switch("one JSON object, schema plimsoll.lint/1")
 

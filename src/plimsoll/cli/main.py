@@ -131,7 +131,6 @@ class OptionsCommand(click.Command):
         return self.kind(**values)
 
     def invoke(self, ctx: click.Context) -> int:
-        """Run it; the exit code."""
         return self.run(self.read(ctx))  # type: ignore[arg-type]  # an object of its own kind
 
     def get_help(self, ctx: click.Context) -> str:  # noqa: ARG002 - click's signature
@@ -163,14 +162,10 @@ def _complete(info: OptionInfo, _: click.Context, __: click.Parameter, incomplet
 
 
 class Plimsoll(click.Group):
-    """All commands."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Their names, and the two words that are about them."""
         return [*COMMANDS, "completion", "help"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the one that was typed."""
         if cmd_name in COMMANDS:
             command: click.Command = importlib.import_module(f"plimsoll.cli.{cmd_name}").COMMAND
             return command
@@ -262,5 +257,4 @@ def _say(message: str) -> None:
 
 
 def run_and_exit() -> None:
-    """The entry point of the installed command."""
     sys.exit(main(sys.argv[1:]))

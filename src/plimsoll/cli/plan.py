@@ -33,8 +33,6 @@ from plimsoll.vllm.versions import releases
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(ServerOptions):
-    """The options of `plimsoll plan`."""
-
     came_from: str | None = option(
         "VERSION", "also what the upgrade from this version does to the flags and the KV cache", name="--from", offers=releases
     )

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions(ReplayOptions):
-    """The options of `plimsoll sweep`."""
-
     model: str | None = option("MODEL")
     slo: str | None = option("ttft=2s,tpot=50ms", "what is promised: results are ranked by requests a second that get it")
     into: str | None = option("FILE", "keeps each run: a sweep that was killed goes on where it stopped", read=file_named)

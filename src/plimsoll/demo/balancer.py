@@ -36,7 +36,6 @@ _GIVEN: set[int] = set()  # ports, by this process
 async def ask(
     port: int, path: str, body: Mapping[str, Any] | None = None, *, token: str = "", method: str = "", limit_s: float = 5.0
 ) -> Reply | Lost:
-    """Send a request to a port of this machine."""
     data = b"" if body is None else json.dumps(body).encode()
     method = method or ("GET" if body is None else "POST")
     headers = bearer(token) if token else {}
@@ -60,8 +59,6 @@ def free_port() -> int:
 
 @dataclass
 class Backend:
-    """An engine behind the balancer."""
-
     name: str
     port: int
     is_ready: bool = False
@@ -102,16 +99,13 @@ class DemoBalancer:
         return int(listening.sockets[0].getsockname()[1])
 
     def table(self, name: str) -> str:
-        """Guard's configuration of this balancer."""
         del name
         return f'balancer = {{ webhook = "http://{HOST}:{self.hook_port}/hook", token_file = "hook.token" }}'
 
     async def count_sent_again(self) -> int | None:
-        """Requests that were given to another engine."""
         return self._sent_again
 
     async def takes_work(self) -> dict[str, bool]:
-        """To which of them new requests go now."""
         return {name: one.is_ready and not one.is_out for name, one in self.engines.items()}
 
     async def _client(self, request: web.BaseRequest) -> web.StreamResponse:

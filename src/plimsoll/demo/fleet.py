@@ -112,12 +112,10 @@ class Guard:
         return self._process is not None and self._process.returncode is None
 
     async def ask(self, path: str) -> Any:
-        """GET from its API; None where there is no answer."""
         told = await ask(self.port, path, token=self.token)
         return told.table() if told.status == 200 else None
 
     async def stop(self) -> None:
-        """SIGTERM, and SIGKILL if that does not do."""
         await end_process(self._process, 3.0)
 
     async def kill(self) -> None:
@@ -185,11 +183,9 @@ class DemoFleet:
                 await asyncio.sleep(0.1)
 
     def words(self, name: str) -> list[str]:
-        """The command of one stand-in, after `plimsoll`."""
         return ["standin", "--gpu", GPU, "--port", str(self.ports[name]), *GATE, *SERVE]
 
     def environment(self, name: str) -> dict[str, str]:
-        """Variables that its environment has beside ours."""
         place = str(self.folder / name)
         return {
             "PLIMSOLL_TOKEN": self.gate_token, "PLIMSOLL_DIR": place, "TMPDIR": place,
@@ -222,7 +218,6 @@ class DemoFleet:
         await ask(self.ports[name], "/standin/faults", token=self.gate_token, method="DELETE")
 
     async def in_flight(self, name: str) -> int:
-        """Requests at its gate now."""
         told = await ask(self.ports[name], "/plimsoll/state", token=self.gate_token)
         return int(told.table().get("in_flight") or 0)
 
@@ -235,7 +230,6 @@ class DemoFleet:
         return int(device["free"]), int(allocator["releasable"]), int(device["by_others"])
 
     async def stop(self) -> None:
-        """End all of it, whatever state it is in."""
         for name in NAMES:  # without it nothing can be started any more
             (self.folder / name / FILE).unlink(missing_ok=True)
         with contextlib.suppress(Exception):

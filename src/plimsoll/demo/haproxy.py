@@ -107,5 +107,4 @@ class DemoHAProxy:
         return list(csv.DictReader(said.lstrip("# ").splitlines()))
 
     def table(self, name: str) -> str:
-        """Guard's configuration of this balancer."""
         return f'balancer = {{ haproxy = "{self._socket}", backend = "demo", server = "{name}" }}'

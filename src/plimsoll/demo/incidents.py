@@ -39,7 +39,6 @@ class Stage(NamedTuple):
         self.screen.happens(text)
 
     async def pause(self, seconds: float) -> None:
-        """For the reader."""
         await asyncio.sleep(seconds / self.speed)
 
 

@@ -27,8 +27,6 @@ SHOWN = 8
 
 
 class PlayOptions(NamedTuple):
-    """Options of the demo."""
-
     speed: float = 1.0
     keep: bool = False
     use_haproxy: bool | None = None  # None: where it is installed

@@ -91,7 +91,6 @@ class Screen:
         self.show(Report(terminal.Whole(f"{indent}{line}") for line in lines))
 
     def command(self, words: str) -> None:
-        """A command that is run, as one would type it."""
         self.show(Report([terminal.Whole(f"  $ {words}", FAINT)]))
 
     def verdict(self, text: str, *, is_good: bool) -> None:

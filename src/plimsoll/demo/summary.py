@@ -49,7 +49,6 @@ def times(entries: Sequence[Entry], engines: Sequence[str], began: float, ended:
 
 
 def actions(entries: Sequence[Entry]) -> dict[str, Counter[str]]:
-    """Counts of actions by kind and by how they ended."""
     found: dict[str, Counter[str]] = {}
     for one in entries:
         if one.kind == CLOSED:
@@ -59,8 +58,6 @@ def actions(entries: Sequence[Entry]) -> dict[str, Counter[str]]:
 
 
 class DemoSummary(NamedTuple):
-    """The result of a demo: requests, actions and incidents."""
-
     seconds: float
     requests: Count
     sent_again: int | None  # requests that the balancer gave to another engine; None where it does not tell

@@ -24,16 +24,12 @@ WORDS = "the tide rises and the ship sits deeper than the line on her hull allow
 
 
 class LostRequest(NamedTuple):
-    """One request that was lost."""
-
     at_s: float  # since the clients began
     what: str
 
 
 @dataclass
 class Count:
-    """All requests so far."""
-
     asked: int = 0
     served: int = 0
     tokens: int = 0
@@ -43,7 +39,6 @@ class Count:
     lost: list[LostRequest] = field(default_factory=list)
 
     def copy(self) -> Count:
-        """As it is now, whatever comes later."""
         return replace(self, lost=list(self.lost))
 
 

@@ -36,8 +36,6 @@ from plimsoll.vllm.versions import Behaviour, Engine, announced_between
 
 
 class FlagStatus(StrEnum):
-    """The status of one flag or variable in a release."""
-
     OK = "ok"
     DEFAULT_CHANGED = "default-changed"
     DEPRECATED = "deprecated"
@@ -60,8 +58,6 @@ class FlagStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """The verdict on one flag, variable or entry point."""
-
     name: str  # as typed, with its dashes
     status: FlagStatus
     since: str | None = None  # the release from which this status holds
@@ -418,8 +414,6 @@ _DASHES = ("\N{EM DASH}", "\N{EN DASH}", "\N{MINUS SIGN}", "\N{NON-BREAKING HYPH
 
 @dataclass(frozen=True, slots=True)
 class FlagReport:
-    """Everything one version says about one launch."""
-
     launch: Launch
     engine: Engine
     model: str | None

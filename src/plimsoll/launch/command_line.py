@@ -409,8 +409,6 @@ _JSON_CHARACTERS_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One flag as it was given, and the row of the parser it meets."""
-
     typed: str  # the name as typed, with its dashes and without its value
     spelling: str  # the option string it stands for: underscores made dashes, prefix completed
     values: tuple[str, ...] = ()
@@ -426,8 +424,6 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """The words of a command, sorted as the parser sorts them."""
-
     model: str | None
     arguments: tuple[Argument, ...]
     leftovers: tuple[str, ...] = ()  # words that belong to nothing; vLLM refuses them

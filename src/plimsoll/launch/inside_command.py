@@ -25,8 +25,6 @@ _WORKS = ("yes", "partly", "no")
 
 
 class Remark(NamedTuple):
-    """The meaning of one flag or variable for plimsoll.inside."""
-
     name: str
     says: str
     parts: tuple[InsidePart, ...] = ()

@@ -17,8 +17,6 @@ MOST = 2**31 - 2
 
 @dataclass(frozen=True, slots=True)
 class OptionInfo:
-    """An option as it is typed and explained."""
-
     metavar: str  # empty: a switch
     help: str  # empty: not listed by --help
     name: str = ""  # as it is typed; empty: as the field is called
@@ -86,7 +84,6 @@ def whole(text: str, name: str, least: int = 0, most: int = MOST) -> int:
 
 
 def count(text: str, name: str, most: int = 10**9) -> int:
-    """A whole number above 0, in digits."""
     if not text.isascii() or not text.isdigit() or len(text) > 9 or not 0 < int(text) <= most:
         raise BadInput(f"{name} {text[:40]!r} is not a whole number {f'from 1 to {most}' if most < 10**9 else 'above 0'}")
     return int(text)

@@ -144,8 +144,6 @@ def joined_words(text: str, part: re.Pattern[str], read: Callable[[re.Match[str]
 
 
 class LiteralText(NamedTuple):
-    """Characters that stand for themselves."""
-
     text: str
     quoted: bool
 

@@ -97,8 +97,6 @@ def _words(tree: ast.Module) -> tuple[frozenset[str], frozenset[str]]:
 
 
 class InsidePart(StrEnum):
-    """A part of plimsoll.inside that an operator gets."""
-
     PROBE = "probe"
     GATE = "gate"
     DRAIN = "drain"
@@ -107,8 +105,6 @@ class InsidePart(StrEnum):
 
 
 class NeedState(StrEnum):
-    """The outcome of looking for one need."""
-
     FOUND = "found"
     DIFFERENT = "different"  # something of that name is there, but not as we need it
     ABSENT = "absent"
@@ -147,8 +143,6 @@ class Way(NamedTuple):
 
 
 class Need(NamedTuple):
-    """One thing that plimsoll.inside relies on."""
-
     name: str
     purpose: str
     lost: str  # what is missing without it

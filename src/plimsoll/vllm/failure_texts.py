@@ -28,8 +28,6 @@ _ENDS = frozenset(
 
 
 class FailureText(NamedTuple):
-    """One text and its meaning."""
-
     name: str
     needle: str
     role: Role

@@ -43,8 +43,6 @@ class Figure:
 
 @dataclass(frozen=True)
 class ResolvedMetric:
-    """The metric that carries a figure."""
-
     figure: Figure
     exposition: str  # the name on the page
     type: str  # gauge, counter, histogram

@@ -30,7 +30,6 @@ class Histogram(NamedTuple):
 
     @property
     def mean(self) -> float | None:
-        """None of no values."""
         return self.total / self.size if self.size else None
 
 
