@@ -8,8 +8,8 @@ from plimsoll.findings import Code, Finding, Severity
 from plimsoll.unknown import Condition, Status
 
 
-def test_the_codes_of_the_design_are_all_here() -> None:
-    """Codes are promises to dashboards and runbooks: these may gain company, never change or go."""
+def test_codes_are_promises() -> None:
+    """These may gain company, never change or go; what is memory is told from what is not; a finding reads as a sentence."""
     assert {
         "startup.weights-do-not-fit", "startup.free-memory-check", "startup.profile-run", "startup.profile-neighbour",
         "startup.no-cache-blocks", "startup.context-too-long", "startup.kv-allocation", "startup.graph-capture",
@@ -21,15 +21,9 @@ def test_the_codes_of_the_design_are_all_here() -> None:
         "engine.crash-loop",
     } <= {code.value for code in Code}  # fmt: skip
 
-
-def test_what_is_memory_and_what_is_not() -> None:
-    """A bad flag, a dead engine and a port in use are not memory failures."""
     assert not any(c.is_memory for c in (Code.STARTUP_BAD_FLAG, Code.ENGINE_DEAD, Code.OTHER_PORT_IN_USE))
     assert all(c.is_memory for c in (Code.KV_SATURATED, Code.HOST_OUT_OF_MEMORY, Code.STARTUP_NO_CACHE_BLOCKS))
 
-
-def test_a_finding_reads_as_a_sentence() -> None:
-    """Code and title."""
     finding = Finding(Code.KV_SATURATED, Severity.WARNING, 0.9, "the cache is full", "because")
     assert str(finding) == "kv.saturated: the cache is full"
 

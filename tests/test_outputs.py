@@ -269,16 +269,13 @@ def test_help_names_the_options_it_was_recorded_with(command: str) -> None:
     assert options(command) == recorded("help")[command]
 
 
-def test_every_command_is_recorded() -> None:
-    """The first screen offers those that have cases, all cases have a recording, and none has lost most of its cases."""
+def test_every_command_is_recorded_and_nothing_of_a_machine() -> None:
+    """Cases, recordings and the first screen agree, none has lost most of its cases; no folder of whoever recorded it."""
     assert sorted(commands()) == sorted(CASES) == sorted(recorded("help"))
     for command, cases in CASES.items():
         assert set(recorded(command)) == set(cases)
         assert len(cases) >= FEWEST.get(command, 1)
 
-
-def test_nothing_of_a_machine_is_recorded() -> None:
-    """No folder of whoever recorded it, and little to carry."""
     files = list(OUTPUTS.glob("*.json"))
     for path in files:
         text = path.read_text(encoding="utf-8")

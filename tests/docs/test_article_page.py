@@ -59,8 +59,8 @@ def _ratios(found: Any) -> Iterator[float]:
             yield from _ratios(one)
 
 
-def test_block_sizes_are_those_of_the_simulator() -> None:
-    """The page repeats what docs/simulate.md measured."""
+def test_figures_are_those_of_the_other_pages() -> None:
+    """Block sizes are those of docs/simulate.md, failures those of docs/evidence.md."""
     text = (ROOT / "docs" / "simulate.md").read_text(encoding="utf-8")
     rows = [[float(cell) for cell in row.split("|")] for row in re.findall(r"\| empty slots, % \| (.*) \|", text)]
     assert len(rows) == 8
@@ -72,22 +72,16 @@ def test_block_sizes_are_those_of_the_simulator() -> None:
     assert f"from 16 to 8 saves {min(saves)} to {max(saves)} percentage points" in PAGE
     assert f"from 16 to 32 costs {min(costs)} to {max(costs)};" in PAGE
 
-
-def test_failures_are_counted_as_the_evidence_counts_them() -> None:
-    """The page repeats docs/evidence.md."""
     evidence = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
     assert "| failures, foreseen: named | 19 of 24 |" in evidence
     assert "| failures that doctor names first |  | 24 of 24 |" in evidence
     assert "of 24 failures on the H200 `plan` named 19 before they were made, and `doctor` named all 24" in PAGE
 
 
-def test_the_comparison_is_that_of_the_kept_run() -> None:
-    """Written by `python -m lab.write_article_page`."""
+def test_the_comparison_is_that_of_the_kept_run_which_is_whole() -> None:
+    """Written by `python -m lab.write_article_page`; every incident under every watcher, each request served or lost."""
     assert placed(PAGE, section(read(RESULTS))) == PAGE
 
-
-def test_the_kept_run_is_whole() -> None:
-    """Every incident under every watcher, in which no request was forgotten: each was served or lost."""
     scenes = read(RESULTS)["scenes"]
     assert {(one["incident"], one["watcher"]) for one in scenes} == {(one.name, who) for one in INCIDENTS for who in WATCHERS}
     for scene in scenes:

@@ -38,49 +38,32 @@ def test_each_code_has_a_page_and_each_page_a_code() -> None:
 
 
 @each("page", PAGES, ids=lambda page: page.name)
-def test_page_says_first_what_happened_and_is_short(page: Path) -> None:
-    """It opens with its code and one sentence, fits a few screens, and leads to at least one page that it is confused with."""
+def test_page_says_first_what_happened_and_has_the_shape_of_all(page: Path) -> None:
+    """Its code and one sentence; the same headings, filled and short; fixes by their cost; a page it is confused with."""
     text = page.read_text(encoding="utf-8")
     title, sentence, *_ = text.split("\n\n")
     assert title == f"# {page.name.removesuffix('.md')}"
     assert sentence.endswith(".")
     assert ". " not in sentence.replace("\n", " "), "one sentence"
     assert LINES_MIN <= len(text.splitlines()) <= LINES_MAX
-    assert LINK.search(sections(page)["How sure can one be"])
-
-
-@each("page", PAGES, ids=lambda page: page.name)
-def test_headings_are_the_same_everywhere(page: Path) -> None:
-    """`--explain` and people find their way by the headings, so every page has the same ones, filled and short."""
-    text = page.read_text(encoding="utf-8")
     assert re.findall(r"^(#+) (.+)$", text, flags=re.MULTILINE)[1:] == [("##", heading) for heading in HEADINGS]
     found = sections(page)
     assert [heading for heading, body in found.items() if len(body) < 40] == []
     assert {heading: n for heading, body in found.items() if (n := len(body.splitlines())) > SECTION_LINES_MAX} == {}
-
-
-@each("page", PAGES, ids=lambda page: page.name)
-def test_fixes_are_numbered_from_one(page: Path) -> None:
-    """Fixes stand in the order of their cost, numbered without a gap, so that one can say: try the second."""
-    numbers = re.findall(r"^(\d+)\. ", sections(page)["What fixes it"], flags=re.MULTILINE)
-    assert numbers == [str(1 + index) for index in range(len(numbers))]
-    assert numbers
+    assert LINK.search(found["How sure can one be"])
+    numbers = re.findall(r"^(\d+)\. ", found["What fixes it"], flags=re.MULTILINE)
+    assert numbers == [str(1 + index) for index in range(len(numbers))] != []
 
 
 @each("page", [*PAGES, INDEX], ids=lambda page: page.name)
-def test_no_line_is_wider_than_a_terminal(page: Path) -> None:
-    """Pages are printed as they are."""
+def test_lines_fit_a_terminal_and_links_lead_to_the_code_they_name(page: Path) -> None:
+    """Pages are printed as they are; no link leads nowhere or to the page it stands on."""
     text = page.read_text(encoding="utf-8")
     assert [line for line in text.splitlines() if len(line) > COLUMNS_MAX or line != line.rstrip()] == []
     assert "\t" not in text
-
-
-@each("page", [*PAGES, INDEX], ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
-    """Each link names a code and leads to that code's page, and never to the page it stands on."""
-    for text, target in links(page):
+    for name, target in links(page):
         assert (FOLDER / target).is_file(), f"{page.name}: {target} does not exist"
-        assert target == f"{Code(text)}.md", f"{page.name}: the link says {text} and leads to {target}"
+        assert target == f"{Code(name)}.md", f"{page.name}: the link says {name} and leads to {target}"
         assert target != page.name, f"{page.name}: links to itself"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,42 +94,22 @@ def test_every_flag_named_anywhere_was_once_a_flag(page: Path) -> None:
 
 
 @each("page", PAGES, ids=lambda page: page.stem)
-def test_releases_named_with_a_flag_fit_its_history(page: Path) -> None:
-    """`--flag`: 0.29.0 and later" is what the catalogue of flags says, to the release."""
+def test_releases_fit_the_catalogues(page: Path) -> None:
+    """`--flag`, `vllm:metric` or `a text`: 0.29.0 and later" is what the catalogues say; every metric exists."""
     text = " ".join(sections(page)["Versions"].split())
     for names, release in re.findall(r"((?:`--[a-z0-9-]+`(?:,| and)? ?)+): (0\.\d+\.\d+) and later", text):
         for flag in FLAG.findall(names):
             assert history_of(flag)[0].first == release, f"{flag} began in {history_of(flag)[0].first}, not in {release}"
             assert history_of(flag)[-1].last == NEWEST, f"{flag} ended with {history_of(flag)[-1].last}"
-
-
-@each("page", PAGES, ids=lambda page: page.stem)
-def test_metrics_exist_in_some_release(page: Path) -> None:
-    """An alert on a name that no release exports is silent for ever."""
-    known = {key.rsplit(" ", 1)[0] for key in versions.rows("metrics")}
-    named = set(re.findall(r"vllm:[a-z][a-z0-9_]+", body(page)))
-    histogram = ("_count", "_sum", "_bucket")
-    unknown = {
-        name for name in named
-        if name not in known and not any(name.removesuffix(end) in known for end in histogram) and f"{name}_total" not in known
-    }  # fmt: skip
-    assert unknown == set()
-
-
-@each("page", PAGES, ids=lambda page: page.stem)
-def test_releases_of_a_metric_fit_the_catalogue(page: Path) -> None:
-    """`vllm:name`: 0.20.0 and later" is what the catalogue of metrics says for V1 or for the old engine."""
-    text = " ".join(sections(page)["Versions"].split())
+    spans: dict[str, list[dict[str, Any]]] = {}
+    for key, rows in versions.rows("metrics").items():
+        spans.setdefault(key.rsplit(" ", 1)[0], []).extend(rows)
     for name, release in re.findall(r"`(vllm:[a-z0-9_]+)`: (0\.\d+\.\d+) and later", text):
-        spans = [span for key, rows in versions.rows("metrics").items() if key.rsplit(" ", 1)[0] == name for span in rows]
-        assert release in {span["from"] for span in spans}, f"{name} did not begin in {release}"
-        assert NEWEST in {span["to"] for span in spans}
-
-
-@each("page", PAGES, ids=lambda page: page.stem)
-def test_releases_of_a_log_line_fit_the_catalogue(page: Path) -> None:
-    """`a text`: 0.9.1 and later" is what the catalogue of log lines says, where it knows the text."""
-    text = " ".join(sections(page)["Versions"].split())
+        assert release in {span["from"] for span in spans[name]}, f"{name} did not begin in {release}"
+        assert NEWEST in {span["to"] for span in spans[name]}
+    for name in set(re.findall(r"vllm:[a-z][a-z0-9_]+", body(page))):
+        forms = (name, f"{name}_total", *(name.removesuffix(end) for end in ("_count", "_sum", "_bucket")))
+        assert any(form in spans for form in forms), f"no release exports {name}: an alert on it is silent for ever"
     for said, release in re.findall(r"`([A-Z#][^`]+)`: (0\.\d+\.\d+) (?:and later|to 0\.32\.0)", text):
         for line in LOG_LINES:
             if line.fragment and line.fragment in said:

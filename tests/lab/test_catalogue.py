@@ -112,8 +112,8 @@ def test_reading_runs_nothing_and_an_unknown_layout_is_an_error(tmp_path: Path) 
         read_flags(_tree(tmp_path / "other", config=CONFIG))
 
 
-def test_metrics_carry_type_labels_and_when_they_show(tmp_path: Path) -> None:
-    """Counters are exposed with _total, hidden ones are marked, labels are worked out."""
+def test_metrics_and_variables_are_read_with_what_they_mean(tmp_path: Path) -> None:
+    """Counters are exposed with _total, hidden ones are marked; only a variable that no file names is without effect."""
     loggers = """
         class PrometheusStatLogger:
             def __init__(self):
@@ -130,9 +130,6 @@ def test_metrics_carry_type_labels_and_when_they_show(tmp_path: Path) -> None:
     }  # fmt: skip
     assert rows["vllm:gpu_cache_usage_perc"]["shown"] == "hidden"
 
-
-def test_a_variable_named_anywhere_counts_as_read(tmp_path: Path) -> None:
-    """Only a variable that no file names is without effect."""
     envs = """
         from typing import TYPE_CHECKING
         if TYPE_CHECKING:

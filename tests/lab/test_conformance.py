@@ -160,14 +160,26 @@ def test_a_recording_is_kept_small_and_names_no_machine() -> None:
     assert differences(kept, {"one": seen}) == []
 
 
-def test_events_that_are_framed_otherwise_show() -> None:
-    """Each event is `data: `, JSON and a blank line; anything else is kept as it came."""
+def test_events_and_pages_are_read_as_they_came() -> None:
+    """Each event is `data: `, JSON and a blank line; pages are families and numbers."""
     assert events_of('data: {"a": 1}\n\ndata: [DONE]\n\n') == [{"a": 1}, "[DONE]"]
     assert events_of('data:{"a": 1}\n\ndata: x\n\ndata: {') == [
         {"raw": 'data:{"a": 1}'},
         {"raw": "data: x"},
         {"raw": "data: {"},
     ]
+
+    found = families(PAGE)
+    assert found["h"] == {
+        "help": "A histogram.",
+        "type": "histogram",
+        "series": {"h_bucket": {"le": ["1.0", "+Inf"], "pid": []}, "h_count": {"pid": []}},
+    }
+    assert found["vllm:prompt_tokens_total"]["type"] == "counter"
+    assert found["plain"] == {"series": {"plain": {}}}
+    before = numbers(PAGE)
+    assert before == {"vllm:prompt_tokens_total": 7.0}
+    assert difference(before, {"vllm:prompt_tokens_total": 9.0, "x": 0.0}) == {"vllm:prompt_tokens_total": 2.0}
 
 
 PAGE = """# HELP vllm:prompt_tokens_total Number of prefill tokens processed.
@@ -182,23 +194,8 @@ plain 1e+03
 """
 
 
-def test_pages_are_read_as_families_and_as_numbers() -> None:
-    """Names, types and label names; values of labels only where they are facts; counters by how far they moved."""
-    found = families(PAGE)
-    assert found["h"] == {
-        "help": "A histogram.",
-        "type": "histogram",
-        "series": {"h_bucket": {"le": ["1.0", "+Inf"], "pid": []}, "h_count": {"pid": []}},
-    }
-    assert found["vllm:prompt_tokens_total"]["type"] == "counter"
-    assert found["plain"] == {"series": {"plain": {}}}
-    before = numbers(PAGE)
-    assert before == {"vllm:prompt_tokens_total": 7.0}
-    assert difference(before, {"vllm:prompt_tokens_total": 9.0, "x": 0.0}) == {"vllm:prompt_tokens_total": 2.0}
-
-
-def test_the_table_counts_what_was_compared() -> None:
-    """Every part has its row, and a difference that nothing allows is named."""
+def test_the_recording_is_of_these_questions_and_its_table_counts_them() -> None:
+    """It answers every question, names no machine and agrees with itself; a difference that nothing allows is named."""
     real = json.loads(CAPTURE.read_text(encoding="utf-8"))
     other = copy.deepcopy(real)
     other["main"]["requests"]["GET /version"]["status"] = 500
@@ -209,9 +206,6 @@ def test_the_table_counts_what_was_compared() -> None:
     assert "- main/requests/GET /version/status: real 200, stand-in 500" in made
     assert "not explained" not in block(real, [], ())
 
-
-def test_the_recording_in_the_repository_is_of_these_questions() -> None:
-    """The real engine's recording has an answer to every question, names no machine, and agrees with itself."""
     text = CAPTURE.read_text(encoding="utf-8")
     real = json.loads(text)
     assert {case.name for case in REQUESTS} <= set(real["main"]["requests"])

@@ -224,16 +224,13 @@ def test_a_false_page_fails_with_one_line_that_names_page_and_line(
     assert not is_asleep()
 
 
-def test_a_command_that_does_not_end_is_ended(tmp_path: Path) -> None:
-    """Within what is said above it, with all that it started, also in a session of its own."""
+def test_a_command_that_does_not_end_is_ended_and_a_list_does_not_outlive_what_it_lists(tmp_path: Path) -> None:
+    """Within what is said above it, with all that it started; a command is left out only if it is there."""
     path = page(tmp_path, f"<!-- run: within 1 s -->\n```console\n$ setsid sleep {SLEEPS} & sleep {SLEEPS}\n```\n")
     with pytest.raises(NotTrue, match=r"page\.md:3: not over after 1 s"):
         run_page(path)
     assert not is_asleep()
 
-
-def test_a_command_is_left_out_only_if_it_is_there(tmp_path: Path) -> None:
-    """Else a list of what cannot be run here would outlive what it lists."""
     path = page(tmp_path, "```console\n$ false\n$ echo a\na\n```\n")
     run_page(path, left_out=["false"])
     with pytest.raises(NotTrue, match="left out and not there: true"):

@@ -19,9 +19,13 @@ def test_a_shape_is_what_the_stand_in_did(name: str) -> None:
     assert json.loads(TARGET.read_text(encoding="utf-8"))[name] == recorded(shape)
 
 
-def test_every_shape_is_in_the_file() -> None:
-    """None is missing and none is left over."""
+def test_every_shape_is_in_the_file_and_even_series_are_short() -> None:
+    """None is missing; a night of nothing is one word, and so is a steady counter."""
     assert list(json.loads(TARGET.read_text(encoding="utf-8"))) == [shape.name for shape in SHAPES]
+
+    assert written([0.0] * 720) == "0x719"
+    assert written([2.0 * turn for turn in range(100)]) == "0+2x99"
+    assert written([None] * 3 + [5.0]) == "_x3 5"
 
 
 def read(text: str) -> list[float | None]:
@@ -43,10 +47,3 @@ def read(text: str) -> list[float | None]:
 def test_nothing_is_lost_by_writing_it_short(values: list[float | None]) -> None:
     """Read again it is the same series, holes included."""
     assert read(written(values)) == values
-
-
-def test_what_goes_on_evenly_is_short() -> None:
-    """A night of nothing is one word, and so is a steady counter."""
-    assert written([0.0] * 720) == "0x719"
-    assert written([2.0 * turn for turn in range(100)]) == "0+2x99"
-    assert written([None] * 3 + [5.0]) == "_x3 5"

@@ -121,7 +121,7 @@ def test_the_overhead_has_its_bound() -> None:
 
 
 def test_a_later_good_run_replaces_a_failed_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Files of several calls are one set of results; the command prints them, or says in one line what is missing."""
+    """Files of several calls are one set of results; the page holds what the kept ones print."""
     assert survive_score.main([str(tmp_path)]) == 2
     assert "no survive-*.json" in capsys.readouterr().err
     bad, good = run("contained", 0, wrong="x"), run("contained", 48)
@@ -132,6 +132,10 @@ def test_a_later_good_run_replaces_a_failed_one(tmp_path: Path, capsys: pytest.C
     said = capsys.readouterr().out
     assert "48 of 48" in said
     assert "## Not played" not in said
+
+    printed = survive_score.report(survive_score.read(survive_score.RESULTS)).strip().replace("## ", "### ")
+    page = (survive_score.RESULTS.parents[2] / "docs" / "evidence.md").read_text(encoding="utf-8")
+    assert f"-->\n\n{printed}\n\n<!-- end of survive -->" in page
 
 
 def test_runs_under_batch_invariance_stand_apart_and_an_aborted_killer_is_not_lost() -> None:
@@ -144,13 +148,6 @@ def test_runs_under_batch_invariance_stand_apart_and_an_aborted_killer_is_not_lo
     row = survive_score.with_aborted(run("contained", 46) | {"round": lost, "again": lost, "state": {"aborted": 3}})
     assert (row["round"]["lost"], row["round"]["aborted"]) == (0, 2)
     assert (row["again"]["lost"], row["again"]["aborted"]) == (1, 1)
-
-
-def test_the_page_holds_what_the_runs_left() -> None:
-    """Part three of docs/evidence.md is what the command prints from the kept results."""
-    printed = survive_score.report(survive_score.read(survive_score.RESULTS)).strip().replace("## ", "### ")
-    page = (survive_score.RESULTS.parents[2] / "docs" / "evidence.md").read_text(encoding="utf-8")
-    assert f"-->\n\n{printed}\n\n<!-- end of survive -->" in page
 
 
 BEFORE = {"a": 10, "b": 20}

@@ -117,8 +117,8 @@ def test_a_request_wastes_half_a_block() -> None:
     assert f"has {wasted / running:.1f} empty slots and holds {held / running:,.0f}" in " ".join(PAGE.split())
 
 
-def test_the_picture_is_whole(made_up: writer.Measured) -> None:
-    """It is well-formed, says what it shows, has a bar for each size and measure, and its text is text."""
+def test_the_picture_is_whole_and_lengths_have_no_hit_rate(made_up: writer.Measured) -> None:
+    """It is well-formed with a bar for each size and measure; where nothing can be hit, no figure looks like a measured 0."""
     root = ElementTree.fromstring(writer.drawn([made_up]))
     inside = "{http://www.w3.org/2000/svg}"
     assert root.find(f"{inside}title") is not None
@@ -128,9 +128,6 @@ def test_the_picture_is_whole(made_up: writer.Measured) -> None:
     words = [one.text for one in root.iter(f"{inside}text")]
     assert made_up.workload.title in words
 
-
-def test_a_trace_of_lengths_has_no_hit_rate(made_up: writer.Measured) -> None:
-    """Where nothing can be hit, no figure stands that looks like a measured 0."""
     lengths = made_up._replace(has_contents=False)
     assert f"| prefix hits, % |{' - |' * len(BLOCK_SIZES)}" in writer.section([lengths])
     assert "lengths only: nothing to hit" in writer.drawn([lengths])

@@ -115,6 +115,18 @@ async def backends(*names: str) -> AsyncIterator[list[Backend]]:
             one.close()
 
 
+@contextlib.asynccontextmanager
+async def running(*words: str) -> AsyncIterator[None]:
+    """A program for as long as it is wanted, and quiet."""
+    quiet = asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(*words, stdout=quiet, stderr=quiet)
+    try:
+        yield
+    finally:
+        process.terminate()
+        await process.wait()
+
+
 async def until(holds: Callable[[], Any], within_s: float = 20.0) -> None:
     """Wait until it holds; it may be a coroutine function."""
     async with asyncio.timeout(within_s):

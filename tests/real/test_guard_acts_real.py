@@ -9,9 +9,8 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -87,10 +86,6 @@ async def farm(**options: str) -> AsyncIterator[Farm]:
             yield scene
         finally:
             await scene.close()
-
-
-def run(scene: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(scene)
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,8 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -108,10 +107,6 @@ async def scene(*, replicas: int = 3, net: int = 11) -> AsyncIterator[Scene]:
                 yield here
             finally:
                 await here.close()
-
-
-def run(act: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(act)
 
 
 async def restarted(guard: Guard, pod: str, end: str = "done") -> None:

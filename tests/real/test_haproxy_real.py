@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lab.engine.server import free_port
 from plimsoll.guard.adapters.haproxy import HAProxy, ServerLine
-from tests.real.small_farm import Backend, Load, backends, need, served_in, until
+from tests.real.small_farm import Backend, Load, backends, need, running, served_in, until
 
 pytestmark = pytest.mark.once
 CONFIG = """
@@ -43,17 +42,14 @@ class Proxy:
     def __init__(self, folder: Path, servers: list[Backend], level: str = "admin", backend: str = "farm") -> None:
         self.port, self.socket = free_port(), str(folder / "admin.sock")
         lines = "\n".join(f"    server {one.name} 127.0.0.1:{one.port}" for one in servers)
-        self._config, self._master = folder / "haproxy.cfg", str(folder / "master.sock")
+        self._master = str(folder / "master.sock")
         text = CONFIG.format(socket=self.socket, port=self.port, servers=lines, level=level, backend=backend)
-        self._config.write_text(text, encoding="utf-8")
-        self._process: asyncio.subprocess.Process | None = None
+        config = folder / "haproxy.cfg"
+        config.write_text(text, encoding="utf-8")
+        self.words = (need("haproxy", "haproxy"), "-W", "-S", self._master, "-f", str(config))
 
-    async def start(self) -> None:
+    async def up(self) -> None:
         """Until it answers, and the master does: one that has just forked loses what it is told."""
-        program = need("haproxy", "haproxy")
-        words = [program, "-W", "-S", self._master, "-f", str(self._config)]
-        quiet = asyncio.subprocess.DEVNULL
-        self._process = await asyncio.create_subprocess_exec(*words, stdout=quiet, stderr=quiet)
         await until(lambda: answered(self._master, "show proc"))
         await until(lambda: answered(self.socket, "show info"))
 
@@ -69,11 +65,6 @@ class Proxy:
     async def _worker(self) -> str:
         told = await answered(self.socket, "show info")
         return next((line for line in told.splitlines() if line.startswith("Pid:")), "")
-
-    async def stop(self) -> None:
-        if self._process is not None:
-            self._process.terminate()
-            await self._process.wait()
 
 
 async def answered(path: str, words: str) -> str:
@@ -93,20 +84,9 @@ async def farm(level: str = "admin", backend: str = "farm") -> AsyncIterator[tup
     with tempfile.TemporaryDirectory(prefix="plimsoll-haproxy-") as folder:  # a socket's path must be short
         async with backends("a", "b") as (one, two):
             proxy = Proxy(Path(folder), [one, two], level, backend)
-            try:
-                await proxy.start()
+            async with running(*proxy.words):
+                await proxy.up()
                 yield proxy, one, two
-            finally:
-                await proxy.stop()
-
-
-def run(scene: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scene, 120))
-
-
-@pytest.fixture(autouse=True)
-def _installed() -> None:
-    need("haproxy", "haproxy")
 
 
 async def test_a_server_is_drained_under_load_and_put_back() -> None:

@@ -61,6 +61,10 @@ class Recorded(NamedTuple):
     """Prompt and output tokens of each choice of each request that was answered whole."""
     aborted: int
 
+    def lines(self) -> list[dict[str, Any]]:
+        """One for each choice of each request."""
+        return lines_of(self.folder, len(self.told) + self.aborted)
+
 
 def environment(at: Path, **more: str) -> dict[str, str]:
     """What the engine is started with: the witness and the plugin on its path, and where to record."""
@@ -126,7 +130,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
 
 def test_there_is_a_line_for_each_request_with_the_numbers_the_client_was_told(recorded: Recorded) -> None:
     """One for each choice, also for those that were given up; token counts are those of the usage, and times are in order."""
-    lines = lines_of(recorded.folder, len(recorded.told) + recorded.aborted)
+    lines = recorded.lines()
     whole = [line for line in lines if line["finish_reason"] != "abort"]
     assert Counter((line["prompt_tokens"], line["output_tokens"]) for line in whole) == Counter(recorded.told)
     cut = [line for line in lines if line["finish_reason"] == "abort"]
@@ -143,7 +147,7 @@ def test_there_is_a_line_for_each_request_with_the_numbers_the_client_was_told(r
 
 def test_shared_beginnings_have_shared_hashes_and_no_others(recorded: Recorded) -> None:
     """Prompts that begin alike share the hashes of all full blocks of that beginning."""
-    lines = lines_of(recorded.folder, len(recorded.told) + recorded.aborted)
+    lines = recorded.lines()
     long = [line for line in lines if line["prompt_tokens"] > 200]
     assert len(long) == 9
     for line in lines:
@@ -153,18 +157,15 @@ def test_shared_beginnings_have_shared_hashes_and_no_others(recorded: Recorded) 
     assert sum(line["cached_tokens"] > 0 for line in long) >= 1  # vLLM found some of them, by blocks of 128
 
 
-def test_the_file_is_private_and_holds_no_text(recorded: Recorded) -> None:
-    """Neither a prompt, nor a token, nor the id of a request."""
-    lines_of(recorded.folder, len(recorded.told) + recorded.aborted)
+def test_the_file_is_private_and_the_simulator_takes_it_as_it_is(recorded: Recorded) -> None:
+    """Neither a prompt, nor a token, nor the id of a request; `read_trace` accepts every line and `simulate` replays them."""
+    recorded.lines()
     (file,) = recorded.folder.iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(recorded.folder.stat().st_mode) == 0o700
     assert not any(word in file.read_text() for word in ("ship", "plain", "cmpl", "token_ids", "request_id"))
 
-
-def test_the_simulator_takes_the_recording_as_it_is(recorded: Recorded) -> None:
-    """`read_trace` accepts every line and `plimsoll simulate` replays them."""
-    lines = lines_of(recorded.folder, len(recorded.told) + recorded.aborted)
+    lines = recorded.lines()
     (file,) = recorded.folder.iterdir()
     trace = read_trace(str(file))
     assert len(trace.prompt) == len(lines)
@@ -174,9 +175,9 @@ def test_the_simulator_takes_the_recording_as_it_is(recorded: Recorded) -> None:
     assert json.loads(done.stdout)["finished"] == len(lines)
 
 
-def test_the_pulse_is_fed_once_and_settles(recorded: Recorded) -> None:
-    """Attaching where the plugin is changes nothing; all requests are over, and nothing of ours went wrong."""
-    lines_of(recorded.folder, len(recorded.told) + recorded.aborted)
+def test_the_pulse_is_fed_once_settles_and_hears_sleep(recorded: Recorded) -> None:
+    """Attaching where the plugin is changes nothing; nothing of ours went wrong; a pause of level 0 is heard, and its end."""
+    recorded.lines()
     said = recorded.server.get("/witness").json()
     assert said["attached"] == [1, True, 1]
     assert said["fed"] is True
@@ -186,9 +187,6 @@ def test_the_pulse_is_fed_once_and_settles(recorded: Recorded) -> None:
     assert said["dropped"] == 0
     assert said["faults"] == {}
 
-
-def test_sleep_is_heard(recorded: Recorded) -> None:
-    """Level 0 only pauses, and works on a CPU; afterwards the engine answers again."""
     assert recorded.server.post("/sleep?level=0").status == 200
     assert recorded.server.get("/witness").json()["asleep"] == 0
     assert recorded.server.post("/wake_up?tags=scheduling").status == 200

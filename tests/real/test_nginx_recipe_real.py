@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lab.engine.server import free_port
 from plimsoll.guard.adapters.hooks import CommandBalancer
-from tests.real.small_farm import Backend, Load, backends, need, served_in, until
+from tests.real.small_farm import Backend, Load, backends, need, running, served_in, until
 
 pytestmark = pytest.mark.once
 DOCS = Path(__file__).parents[2] / "docs" / "balancers.md"
@@ -70,24 +68,12 @@ class Nginx:
             self._as = [need("setpriv", "util-linux"), f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
             for path in (folder, *folder.iterdir()):
                 os.chown(path, NOBODY, NOBODY)
-        self._process: asyncio.subprocess.Process | None = None
+        self.words = (*self._as, need("nginx", "nginx"), "-c", str(self.main), "-g", "daemon off;")
 
     def balancer(self, engine: str) -> CommandBalancer:
         """As guard would have it."""
         words = [*self._as, str(self.script), "{verb}", "{engine}"]
         return CommandBalancer(words, engine, environment=self.environment)
-
-    async def start(self) -> None:
-        program = need("nginx", "nginx")
-        words = [*self._as, program, "-c", str(self.main), "-g", "daemon off;"]
-        quiet = asyncio.subprocess.DEVNULL
-        self._process = await asyncio.create_subprocess_exec(*words, stdout=quiet, stderr=quiet)
-        await until((self.folder / "nginx.pid").exists)
-
-    async def stop(self) -> None:
-        if self._process is not None:
-            self._process.terminate()
-            await self._process.wait()
 
 
 @contextlib.asynccontextmanager
@@ -95,16 +81,10 @@ async def farm() -> AsyncIterator[tuple[Nginx, Backend, Backend]]:
     folder = Path(tempfile.mkdtemp(prefix="plimsoll-nginx-"))
     async with backends("a", "b") as (one, two):
         nginx = Nginx(folder, [one, two])
-        try:
-            await nginx.start()
+        async with running(*nginx.words):
+            await until((folder / "nginx.pid").exists)
             yield nginx, one, two
-        finally:
-            await nginx.stop()
-            shutil.rmtree(folder)
-
-
-def run(scene: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scene, 120))
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(autouse=True)
