@@ -42,6 +42,7 @@ def turned_scenarios(count: int, seed: int, turns: float = 0.5) -> list[dict[str
             "share": scenario["share"] * (number % 2),
             "is_old_admission": number % 3 == 0,
             "requests": 40,
+            "pause": 40,  # a knob makes steps so small that a prompt takes many
         }
         for number, scenario in enumerate(random_scenarios(count, seed))
     ]
