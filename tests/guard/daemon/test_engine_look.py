@@ -395,8 +395,8 @@ def test_one_that_stands_still_with_work_is_asked_when_a_crash_would_be_over(bef
     assert pause.state() == (False, False)
 
 
-def test_a_pause_between_two_standstills_is_not_missed() -> None:
-    """What was said of an earlier standstill says nothing of the next one."""
+def test_what_a_pause_is_taken_for() -> None:
+    """Each standstill is asked about anew, a test request without an answer is work that waits, and no question is hurried."""
     pause = met()
     for now_s in (100.0, 125.0):
         if pause.is_due(page(7, 1), None, now_s):
@@ -404,40 +404,26 @@ def test_a_pause_between_two_standstills_is_not_missed() -> None:
     assert pause.state() == (False, False)
     pause.is_due(page(8, 1), None, 130.0)
     pause.is_due(page(8, 1), None, 135.0)
-    assert pause.state() == (None, True)
-
-
-def test_a_test_request_without_an_answer_is_work_that_waits() -> None:
-    """An idle engine that somebody has paused is found by it."""
+    assert pause.state() == (None, True), "what was said of an earlier standstill says nothing of the next one"
     pause = met()
     assert not pause.is_due(page(), Canary(30.0, True), 45.0)
-    assert pause.is_due(page(), Canary(60.0, False), 60.0 + STILL_S)
+    assert pause.is_due(page(), Canary(60.0, False), 60.0 + STILL_S), "so an idle engine that somebody has paused is found"
     assert pause.state() == (None, True)
     pause.answered(80.0, is_paused=True)
     assert pause.state() == (True, False)
-
-
-def test_a_lost_answer_is_not_asked_for_at_every_look() -> None:
-    """Each leaves a question in a server whose core may be stuck."""
     pause = PauseState()
     assert pause.is_due(page(), None, 0.0)
     pause.lost(0.0)
     assert pause.state() == (None, True)
-    assert not pause.is_due(page(), None, AGAIN_S - 1)
-    assert pause.is_due(page(), None, AGAIN_S)
-
-
-def test_a_server_that_does_not_know_the_question_does_not_rest() -> None:
-    """Asked every five minutes; one that has known it is taken to know it still."""
+    assert [pause.is_due(page(), None, at) for at in (AGAIN_S - 1, AGAIN_S)] == [False, True], "a core may be stuck in it"
     pause = PauseState()
     pause.absent(0.0)
-    assert pause.state() == (None, False)
-    assert not pause.is_due(page(7, 1), None, ABSENT_AGAIN_S - 1)
-    assert pause.is_due(page(7, 1), None, ABSENT_AGAIN_S)
+    assert pause.state() == (None, False), "a server that does not know the question does not rest"
+    assert [pause.is_due(page(7, 1), None, at) for at in (ABSENT_AGAIN_S - 1, ABSENT_AGAIN_S)] == [False, True]
     other = met()
     other.is_due(page(7, 1), None, 10.0)
     other.absent(30.0)
-    assert other.state() == (None, True)
+    assert other.state() == (None, True), "one that has known it is taken to know it still"
 
 
 LOOKS = st.lists(st.tuples(st.booleans(), st.integers(0, 2), st.sampled_from(["yes", "no", "lost", "absent"])), max_size=60)

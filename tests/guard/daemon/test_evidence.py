@@ -27,6 +27,7 @@ from plimsoll.guard.daemon.evidence import (
     death_in_log,
     describe_processes,
 )
+from tests.each import each
 
 SECRET = "hf_0123456789abcdefghijklmnopqrstuvwxyz0"
 CAPTURES = Path(__file__).parents[2] / "captures"
@@ -255,28 +256,22 @@ def kept(folder: Path, log: str) -> tuple[str, str]:
     return (found / LOG).read_text(encoding="utf-8"), earlier
 
 
-@pytest.mark.parametrize("banner", [BANNER, DRAWN])
-def test_a_log_of_two_lives_is_parted_at_the_last_introduction(tmp_path: Path, banner: str) -> None:
-    """Nothing is lost: what stood before it is beside it."""
-    last, earlier = kept(tmp_path, banner + SERVES + STOPPED + "plimsoll: a line of the script\n" + banner + SERVES)
-    assert last == banner + SERVES
-    assert earlier == banner + SERVES + STOPPED + "plimsoll: a line of the script\n"
+SCRIPT, MARK = "plimsoll: a line of the script\n", NEW_LIFE.decode() + "ImportError: no module named torch\n"
 
 
-@pytest.mark.parametrize(
-    "log", [BANNER + SERVES, "Segmentation fault\n" + DRAWN + SERVES, "vllm serve: error: unrecognized arguments: --x\n"]
+@each(
+    ("earlier", "last"),
+    [
+        *((banner + SERVES + STOPPED + SCRIPT, banner + SERVES) for banner in (BANNER, DRAWN)),
+        *(("", log) for log in (BANNER + SERVES, "Segmentation fault\n" + DRAWN + SERVES, "vllm: error: argument --x\n")),
+        (f"{BANNER}{STOPPED}\n", MARK),
+    ],
 )
-def test_a_log_of_one_life_stays_whole(tmp_path: Path, log: str) -> None:
-    """Also with a few lines before the server introduces itself, and one that never does."""
-    assert kept(tmp_path, log) == (log, "")
-
-
-def test_a_life_that_never_introduced_itself_begins_where_guard_started_it(tmp_path: Path) -> None:
-    """Guard writes a line of its own between two lives; the introduction above it is of the one before."""
-    mark = NEW_LIFE.decode()
-    last, earlier = kept(tmp_path, f"{BANNER}{STOPPED}\n{mark}ImportError: no module named torch\n")
-    assert last == f"{mark}ImportError: no module named torch\n"
-    assert earlier == f"{BANNER}{STOPPED}\n"
+def test_a_log_of_several_lives_is_parted_where_the_last_begins(earlier: str, last: str, tmp_path: Path) -> None:
+    """At its introduction, or where guard started it; nothing is lost, and one life stays whole, also with lines before it."""
+    folder = tmp_path / str(len(earlier) * 10_000 + len(last))
+    folder.mkdir()
+    assert kept(folder, earlier + last) == (last, earlier)
 
 
 @pytest.mark.parametrize("is_second", [True, False])

@@ -222,26 +222,35 @@ async def drained_and_back(world: World) -> None:
 ENTRIES = len(run(drained_and_back).entries)
 
 
-def test_whoever_was_killed_is_followed_by_one_who_undoes_it() -> None:
-    """Before and after each entry of the journal in turn: the next guard puts the engine back, and nothing stays open."""
-    assert ENTRIES > 12
-    for number in range(1, ENTRIES + 1):
+def killed_everywhere(
+    begin: Callable[[], World], act: Callable[[World], Coroutine[Any, Any, None]],
+    follow: Callable[[World], Coroutine[Any, Any, None]], first: int = 1,
+) -> int:  # fmt: skip
+    """Before and after each entry of the journal in turn guard is killed, and another one follows: nothing stays open."""
+    whole = len(run(act, begin()).entries)
+    for number in range(first, whole + 1):
         for before, after in ((number, NEVER), (NEVER, number)):
-            world = World()
+            world = begin()
             world.kill_before, world.kill_after = before, after
             with contextlib.suppress(Killed):
-                run(drained_and_back, world)
+                run(act, world)
             world.kill_before = world.kill_after = NEVER
             world.holder = ""
-
-            async def follow(world: World) -> None:
-                second = Conductor(parts_of(world), POLICY, ports_of(world, Lock(world, "two")), pause_s=0.01)
-                await second.take_over()
-                await second.close()
-                assert (world.serves(), second.runs) == (True, {})
-
             run(follow, world)
             assert open_actions(world.entries) == [], (before, after)
+    return whole
+
+
+def test_whoever_was_killed_is_followed_by_one_who_undoes_it() -> None:
+    """Before and after each entry of the journal in turn: the next guard puts the engine back."""
+
+    async def follow(world: World) -> None:
+        second = Conductor(parts_of(world), POLICY, ports_of(world, Lock(world, "two")), pause_s=0.01)
+        await second.take_over()
+        await second.close()
+        assert (world.serves(), second.runs) == (True, {})
+
+    assert killed_everywhere(World, drained_and_back, follow) > 12
 
 
 @each("number", range(1, ENTRIES + 1))
@@ -488,15 +497,4 @@ def test_whoever_was_killed_is_followed_by_one_who_brings_it_to_an_end() -> None
         assert world.serves() is was_begun
         assert "a" in second.last_ends()
 
-    whole = len(run(asked, held()).entries)
-    assert whole == 13
-    for number in range(2, whole + 1):
-        for before, after in ((number, NEVER), (NEVER, number)):
-            world = held()
-            world.kill_before, world.kill_after = before, after
-            with contextlib.suppress(Killed):
-                run(asked, world)
-            world.kill_before = world.kill_after = NEVER
-            world.holder = ""
-            run(follow, world)
-            assert open_actions(world.entries) == [], (before, after)
+    assert killed_everywhere(held, asked, follow, first=2) == 13
