@@ -179,7 +179,7 @@ async def killed_in(step: str, net: int) -> int:
             here.api.troubles.append(Trouble(*SLOW[step], wait_s=6.0))
         await guard.until(lambda entries: begun(entries, step), RESTART_S)
         await guard.kill()
-        if step in ("idle", "stop", "ready"):  # its node is gone: the next one knows what stands beside the Lease
+        if step in ("idle", "stop", "ready", "probation"):  # its node is gone: the next one knows what stands beside the Lease
             shutil.rmtree(guard.folder / "state")
         await guard.start()
         entries = await guard.until(closed, RESTART_S)

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
+from plimsoll.cli.main import main
 from tests.real.small_farm import need
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,6 +61,30 @@ def test_the_image_plans_guards_and_hands_out_the_wheel(image: tuple[Path, dict[
     assert "plimsoll: no engine answered" in guard.stdout + guard.stderr
     wheel = inside(image, "sh", "-c", "plimsoll inside wheel /tmp >&2 && ls /tmp/*.whl /opt/plimsoll/share/*.whl")
     assert len(wheel.stdout.split()) == 2, wheel.stderr
+
+
+def test_the_init_container_of_a_patch_writes_the_wheel_that_vllm_imports(
+    image: tuple[Path, dict[str, str], str], tmp_path: Path
+) -> None:
+    """Its own command, in the image, with its volume; the file is what PYTHONPATH names, and gate and probe come out of it."""
+    deployment = ROOT / "tests" / "captures" / "deployments" / "docs-page.yaml"
+    assert main(["assets", str(tmp_path), "--for", "patch", str(deployment), "--image", "plimsoll:1"]) == 0
+    (file,) = (tmp_path / "patch").glob("deployment-*.yaml")
+    spec = yaml.safe_load(file.read_text(encoding="utf-8"))["spec"]["template"]["spec"]
+    (init,), (server,) = spec["initContainers"], spec["containers"]
+    (mount,), volume = init["volumeMounts"], tmp_path / "volume"
+    volume.mkdir(mode=0o777)
+    volume.chmod(0o777)  # as an emptyDir is
+    command = ["buildah", "run", "--volume", f"{volume}:{mount['mountPath']}", image[2], "--", *init["command"]]
+    ran = subprocess.run(command, env=image[1], text=True, capture_output=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    (path,) = [one["value"] for one in server["env"] if one["name"] == "PYTHONPATH"]
+    assert any(one["mountPath"] == mount["mountPath"] for one in server["volumeMounts"])
+    wheel = volume / Path(path).relative_to(mount["mountPath"])
+    asked = "import plimsoll.inside as inside; print(inside.__file__, inside.Gate.__module__, inside.Probe.__module__)"
+    words = ["python3", "-S", "-c", asked]
+    found = subprocess.run(words, env={**os.environ, "PYTHONPATH": str(wheel)}, text=True, capture_output=True, check=True)
+    assert found.stdout.split() == [f"{wheel}/plimsoll/inside/__init__.py", "plimsoll.inside.gate", "plimsoll.inside.probe"]
 
 
 def test_the_image_is_not_root_and_owns_nothing_but_its_state(image: tuple[Path, dict[str, str], str]) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OPENED, OUTCOME, RESTART, SEEN, SWITCH, Entry
 from plimsoll.guard.act.journal_replay import PAUSE, open_actions, read_restarts, read_switches
-from plimsoll.guard.act.steps import Step, open_action, opening_fields
+from plimsoll.guard.act.steps import SERVING, Step, open_action, opening_fields
 from plimsoll.guard.adapters.locks import LeaseLock
 from plimsoll.guard.daemon.journal import Journal
 from plimsoll.guard.daemon.shared_state import MOST_LETTERS, SharedState, missing, read_state, written
@@ -61,6 +61,7 @@ def test_the_next_guard_knows_pauses_budgets_and_what_is_open(tmp_path: Path) ->
             first, later, other = (journal(tmp_path / name / "journal") for name in ("first", "later", "other"))
             acted(first, "a1", *UP_TO_STOP, is_over=True)
             acted(first, "a2", *UP_TO_STOP)
+            acted(first, "a3", *map(str, SERVING))  # it is in probation
             first.append(SWITCH, engine="llm/b", step=PAUSE, fields={"on": True, "who": "alice"})
             first.append(SEEN, engine="llm/a", fields={"started": 5.0})
             assert await SharedState(first, lock, lambda: NOW).save() == ""
@@ -71,8 +72,9 @@ def test_the_next_guard_knows_pauses_budgets_and_what_is_open(tmp_path: Path) ->
             await state.begin()
             kept = later.kept()
             assert read_switches(kept).paused == {"llm/b"}
-            assert len(read_restarts(kept)) == 2
-            assert [(run.action, run.step, run.is_down) for run in open_actions(kept)] == [("a2", Step.STOP, True)]
+            assert len(read_restarts(kept)) == 3
+            still = [(run.action, run.step, run.is_down) for run in open_actions(kept)]
+            assert still == [("a2", Step.STOP, True), ("a3", Step.PROBATION, True)]
             assert not [one for one in kept if one.kind == SEEN]
             count = len(kept)
             state.absorb(with_open=True)
@@ -80,7 +82,7 @@ def test_the_next_guard_knows_pauses_budgets_and_what_is_open(tmp_path: Path) ->
             beside = SharedState(other, next_lock, lambda: NOW)
             beside.absorb()
             assert open_actions(other.kept()) == []
-            assert len(read_restarts(other.kept())) == 2
+            assert len(read_restarts(other.kept())) == 3
             other.append(SWITCH, engine="llm/b", step=PAUSE, fields={"on": False, "who": "bob"}, at=NOW + 5)
             beside.absorb()
             assert read_switches(other.kept()).paused == frozenset(), "an older switch does not undo a newer one"

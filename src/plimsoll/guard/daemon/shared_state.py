@@ -14,6 +14,7 @@ from typing import Any
 
 from plimsoll.guard.act.journal_entry import APPROVAL, CLOSED, OPENED, RESTART, SWITCH, Entry, needed
 from plimsoll.guard.act.journal_replay import open_actions
+from plimsoll.guard.act.steps import Step
 from plimsoll.guard.adapters.locks import LeaseLock
 from plimsoll.guard.daemon.journal import Journal
 
@@ -68,14 +69,17 @@ def read_state(text: str) -> list[Entry]:
 
 
 def missing(local: Sequence[Entry], remote: Sequence[Entry], *, with_open: bool) -> list[Entry]:
-    """The entries of another guard that this one lacks, in order. `with_open`: also of actions that are not over."""
+    """The entries of another guard that this one lacks, in order. `with_open`: also of actions that are not over.
+
+    Its shedding ends by itself. A probation is gone through once more: should that guard live, both come to the same end.
+    """
     have = {(round(one.at, 3), one.kind, one.engine, one.action, one.step) for one in local}
     own = {one.action for one in local if one.kind == OPENED}
     switched: dict[tuple[str, str], float] = {}
     for one in local:
         if one.kind == SWITCH:
             switched[one.engine, one.step] = max(one.at, switched.get((one.engine, one.step), 0.0))
-    quiet = {run.action for run in open_actions(remote) if str(run.step) in _QUIET}
+    quiet = {run.action for run in open_actions(remote) if str(run.step) in _QUIET and run.step is not Step.PROBATION}
     found = []
     for one in sorted(remote, key=lambda entry: entry.at):
         is_wanted = one.kind in _OF_OTHERS or (with_open and one.action not in own and one.action not in quiet)
