@@ -78,7 +78,8 @@ def test_a_pod_that_took_the_name_is_another(account: str) -> None:
     events.put(event(EventKind.NEEDS))
     pods["llm/a"] = read_pod(pod("a", uid="u-2"))
     events.put(event(EventKind.NEEDS))
-    assert [one[1]["involvedObject"]["uid"] for one in events._waiting] == ["u-1", "u-2"]
+    queued = [events._waiting.get_nowait()[1] for _ in range(2)]
+    assert [one["involvedObject"]["uid"] for one in queued] == ["u-1", "u-2"]
 
 
 def test_one_id_from_the_first_trouble_to_the_last() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -53,8 +52,7 @@ class PodEvents:
     ) -> None:
         self._cluster, self._pod, self._clock = cluster, pod, clock
         self._meters: dict[str, _Meter] = {}
-        self._waiting: deque[tuple[Pod, Mapping[str, Any]]] = deque(maxlen=MOST_WAITING)
-        self._woken = asyncio.Event()
+        self._waiting: asyncio.Queue[tuple[Pod, Mapping[str, Any]]] = asyncio.Queue(MOST_WAITING)
         self.dropped = 0
         self.trouble = ""
 
@@ -79,21 +77,20 @@ class PodEvents:
             self.dropped += 1
             return
         meter.tokens, meter.last = meter.tokens - 1, (text, now_s)
-        self._waiting.append((meter.pod, _object(meter.pod, event, "CordonRequested" if card else _reason(event), text)))
-        self._woken.set()
+        if self._waiting.full():
+            self._waiting.get_nowait()
+        self._waiting.put_nowait((meter.pod, _object(meter.pod, event, "CordonRequested" if card else _reason(event), text)))
 
     async def run(self) -> None:
         """For ever: sends what waits."""
         while True:
-            while not self._waiting:
-                self._woken.clear()
-                await self._woken.wait()
-            pod, body = self._waiting.popleft()
+            pod, body = await self._waiting.get()
             path = f"/api/v1/namespaces/{quote(pod.namespace, safe='')}/events"
             reply = await self._cluster.ask("POST", path, body)
             self.trouble = "" if reply.status in (200, 201) else f"Events cannot be written: {reason_of(reply)}"
             if reply.status == 403:
-                self._waiting.clear()
+                while not self._waiting.empty():
+                    self._waiting.get_nowait()
                 await asyncio.sleep(FORBIDDEN_S)
 
 

@@ -149,8 +149,8 @@ class FigureTable:
                 del column[:extra]
 
     def put_before(self, rows: Sequence[tuple[float, Mapping[str, float]]]) -> None:
-        """Rows that are older than all that are there, in their order."""
-        rows = rows[-max(0, self._size - len(self.times)) :] if len(self.times) < self._size else ()
+        """Rows that are older than all that are there, in their order; as many of the newest as there is room for."""
+        rows = rows[max(0, len(rows) + len(self.times) - self._size) :]
         self.times[:0] = array("d", [at_s for at_s, _ in rows])
         for name, column in self._columns.items():
             column[:0] = array("d", [values.get(name, math.nan) for _, values in rows])
