@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import plimsoll
 from plimsoll.assets.files import write_files
+from plimsoll.assets.rendering import render
 from plimsoll.errors import WorldFailed
 
 DISTRIBUTION = "plimsoll-inside"
@@ -37,17 +38,6 @@ from pkgutil import extend_path as _extended
 
 __path__ = [*(p for p in _extended(__path__, __name__) if p not in __path__), *__path__]
 """
-_METADATA = """Metadata-Version: 2.1
-Name: {name}
-Version: {version}
-Summary: Memory figures, an honest readiness, drain and recording inside a vLLM server.
-License: Apache-2.0
-Requires-Python: >=3.11
-
-What runs in vLLM's own processes. Do not install it beside plimsoll-line, which holds the same modules.
-
-    vllm serve MODEL --worker-extension-cls plimsoll.inside.Probe --middleware plimsoll.inside.Gate
-"""
 
 
 class Wheel(NamedTuple):
@@ -67,7 +57,7 @@ def make_wheel(package: Path | None = None) -> Wheel:
     except OSError as error:
         raise WorldFailed(f"{error.filename}: cannot be read: {error.strerror or error}") from None
     files["plimsoll/__init__.py"] += _LETS_PASS
-    files[f"{info}/METADATA"] = _METADATA.format(name=DISTRIBUTION, version=plimsoll.__version__).encode()
+    files[f"{info}/METADATA"] = render("METADATA", name=DISTRIBUTION, version=plimsoll.__version__).encode()
     files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: plimsoll\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     groups = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()) for group, points in ENTRY_POINTS.items()]
     files[f"{info}/entry_points.txt"] = "\n".join(groups).encode()

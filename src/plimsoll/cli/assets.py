@@ -33,30 +33,8 @@ from pathlib import Path
 from typing import Any
 
 import plimsoll
-from plimsoll.assets.files import (
-    MANIFEST,
-    Changes,
-    decide,
-    differences,
-    manifest,
-    read_there,
-    recorded_in,
-    remove_files,
-    write_files,
-)
+from plimsoll.assets import files, kubernetes
 from plimsoll.assets.inside_wheel import make_wheel, wheel_name
-from plimsoll.assets.kubernetes import (
-    LABEL_VALUE,
-    QUANTITY,
-    default_image,
-    guard_files,
-    is_selector,
-    one_image,
-    one_name,
-    pairs_of,
-    tolerations_of,
-    words_of,
-)
 from plimsoll.assets.launch import WAYS, launch_files
 from plimsoll.assets.launch_command import facts_of, planned_line, ready, release_of, why_it_does_not_fit
 from plimsoll.assets.monitoring import monitoring_files
@@ -149,7 +127,8 @@ def run(options: AssetsOptions) -> int:
         settings, notes = _settings(options, plan)
     except Found as error:
         if options.json and plan is not None:
-            none = report.AssetsReport(words[0], str(plan["vllm"]), str(plan["model"]), Changes(), (str(error),), options.check)
+            release, model, nothing = str(plan["vllm"]), str(plan["model"]), files.Changes()
+            none = report.AssetsReport(words[0], release, model, nothing, (str(error),), options.check)
             show(report.as_json(none, starts=False))
         raise
     if "monitoring" in ways and not settings.own_job:
@@ -260,7 +239,7 @@ def _settings(options: AssetsOptions, plan: Mapping[str, Any] | None) -> tuple[A
         made.command,
         slo,
         made.timers,
-        one_name(options.name, "--name", "vllm", NAMESPACE),
+        kubernetes.one_name(options.name, "--name", "vllm", NAMESPACE),
         own_job=job,
         cluster=replace(cluster, port=made.command.port),
         targets=(f"127.0.0.1:{made.command.port}",),
@@ -301,24 +280,24 @@ def _check_goes_with(options: AssetsOptions) -> None:
 def _cluster(options: AssetsOptions) -> Cluster:
     """What the user wants of the objects in Kubernetes."""
     selector = options.selector or ""
-    if selector and not is_selector(selector):
+    if selector and not kubernetes.is_selector(selector):
         raise BadInput(f"--selector {selector[:60]!r}: it is LABEL=VALUE, several with commas")
     amounts = "cpu=8 or memory=64Gi"
     return Cluster(
-        namespaces=words_of(options.namespace, "--namespace", NAMESPACE, "the name of a namespace") or ("models",),
-        guard=one_name(options.name, "--name", LEASE_NAME, NAMESPACE) if options.kind == "guard" else LEASE_NAME,
+        namespaces=kubernetes.words_of(options.namespace, "--namespace", NAMESPACE, "the name of a namespace") or ("models",),
+        guard=kubernetes.one_name(options.name, "--name", LEASE_NAME, NAMESPACE) if options.kind == "guard" else LEASE_NAME,
         selector=selector,
-        image=one_image(options.image, "--image", default_image()),
-        server_image=one_image(options.server_image, "--server-image"),
+        image=kubernetes.one_image(options.image, "--image", kubernetes.default_image()),
+        server_image=kubernetes.one_image(options.server_image, "--server-image"),
         replicas=options.replicas or 1,
         port=options.port or 8000,
         workload={"deployment": "Deployment"}.get(options.workload or "", "StatefulSet"),
-        host=one_name(options.host, "--host", "llm.example.com"),
-        gateway=one_name(options.gateway, "--gateway", "", f"{NAMESPACE}/{OBJECT_NAME}"),
-        requests=pairs_of(options.requests, "--requests", QUANTITY, amounts),
-        limits=pairs_of(options.limits, "--limits", QUANTITY, amounts),
-        tolerations=tolerations_of(options.toleration),
-        node_selector=pairs_of(options.node_selector, "--node-selector", LABEL_VALUE, "LABEL=VALUE"),
+        host=kubernetes.one_name(options.host, "--host", "llm.example.com"),
+        gateway=kubernetes.one_name(options.gateway, "--gateway", "", f"{NAMESPACE}/{OBJECT_NAME}"),
+        requests=kubernetes.pairs_of(options.requests, "--requests", kubernetes.QUANTITY, amounts),
+        limits=kubernetes.pairs_of(options.limits, "--limits", kubernetes.QUANTITY, amounts),
+        tolerations=kubernetes.tolerations_of(options.toleration),
+        node_selector=kubernetes.pairs_of(options.node_selector, "--node-selector", kubernetes.LABEL_VALUE, "LABEL=VALUE"),
     )
 
 
@@ -331,7 +310,9 @@ def _guesses(options: AssetsOptions) -> tuple[str, ...]:
             f"guard looks for pods with {options.selector or 'app=vllm'} in {where}: --selector and --namespace say otherwise"
         )
     if options.kind in ("guard", "patch", "kubernetes") and options.image is None:
-        said.append(f"the image is {default_image()}, which your cluster must be able to pull: --image says otherwise")
+        said.append(
+            f"the image is {kubernetes.default_image()}, which your cluster must be able to pull: --image says otherwise"
+        )
     return tuple(said)
 
 
@@ -379,7 +360,7 @@ def _wanted(settings: AssetSettings, plan: Mapping[str, Any] | None, ways: tuple
     if "monitoring" in ways:
         texts |= monitoring_files(settings)
     if "guard" in ways:
-        texts |= guard_files(
+        texts |= kubernetes.guard_files(
             settings, "guard", monitoring_files(settings), (), guard_replicas=settings.cluster.replicas, has_api_key=False,
             has_plan=False, secret_variables=(), server_file="",
         )  # fmt: skip
@@ -404,17 +385,17 @@ def _carry_out(
     ways: tuple[str, ...],
     notes: tuple[str, ...],
 ) -> int:
-    known = recorded_in(read_there(folder, [MANIFEST]).get(MANIFEST))
+    known = files.recorded_in(files.read_there(folder, [files.MANIFEST]).get(files.MANIFEST))
     recorded = {path: sha for path, sha in known.items() if path.partition("/")[0] in ways}
-    there = read_there(folder, {**wanted, **recorded})
-    changes = decide(wanted, there, recorded, is_forced=options.force and not options.check)
+    there = files.read_there(folder, {**wanted, **recorded})
+    changes = files.decide(wanted, there, recorded, is_forced=options.force and not options.check)
     lines: tuple[str, ...] = ()
     if options.check:
-        lines = tuple(differences(wanted, there, (*changes.remove, *changes.left)))
+        lines = tuple(files.differences(wanted, there, (*changes.remove, *changes.left)))
     else:
-        write_files(folder, {path: wanted[path] for path in changes.write})
-        remove_files(folder, changes.remove)
-        write_files(folder, {MANIFEST: manifest(wanted, known, changes, settings.made_by)})
+        files.write_files(folder, {path: wanted[path] for path in changes.write})
+        files.remove_files(folder, changes.remove)
+        files.write_files(folder, {files.MANIFEST: files.manifest(wanted, known, changes, settings.made_by)})
     model = settings.plan.model if settings.plan is not None else None
     made = report.AssetsReport(folder, settings.vllm, model, changes, notes, options.check, lines)
     show(report.as_json(made) if options.json else report.as_text(made))

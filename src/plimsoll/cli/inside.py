@@ -33,18 +33,8 @@ from plimsoll.launch.installed_vllm import InstalledVllm
 from plimsoll.launch.options import Words, first_given, meant, option, pid_of, switch
 from plimsoll.render import inside as report
 from plimsoll.render.terminal import show
-from plimsoll.vllm.extension_points import (
-    BY_SIGNATURE,
-    NEEDS,
-    TESTED,
-    InsidePart,
-    PartVerdict,
-    Sources,
-    answers_in,
-    judge,
-    knob_lines,
-    verdicts,
-)
+from plimsoll.vllm import extension_points
+from plimsoll.vllm.extension_points import NEEDS, InsidePart, PartVerdict, Sources
 from plimsoll.vllm.versions import Engine, engine_named, newest
 
 
@@ -119,19 +109,23 @@ def _checkup(options: InsideOptions, launches: list[tuple[Launch, str]], require
             note = f"its image names no release: judged as {release}; --vllm says otherwise"
             engine = Engine("unknown", release, is_exact=False, note=note)
         vllm = InstalledVllm(said, version, Sources(lambda _: None, lambda _: ()), None)
-        answers = answers_in(release)
-        evidence = TESTED.get(release, BY_SIGNATURE)
+        answers = extension_points.answers_in(release)
+        evidence = extension_points.TESTED.get(release, extension_points.BY_SIGNATURE)
     else:
         vllm = _vllm(options, [launch for launch, _ in launches])
         engine = _engine(vllm)
-        answers = judge(vllm.sources, NEEDS)
-        evidence = TESTED.get(engine.release, BY_SIGNATURE) if engine.is_exact else "by signature, read from its sources"
+        answers = extension_points.judge(vllm.sources, NEEDS)
+        evidence = (
+            extension_points.TESTED.get(engine.release, extension_points.BY_SIGNATURE)
+            if engine.is_exact
+            else "by signature, read from its sources"
+        )
     # Which of our entry points count; where no Python was asked they are taken to be there.
     names = vllm.seen.entry_points if vllm.seen is not None and vllm.seen.is_visible else (PLUGIN_NAME, PROBE_PLUGIN_NAME)
     by_entry_point = any(answer.name == "stat loggers" and "entry point" in answer.note for answer in answers)
     plugins = Plugins(by_entry_point and PLUGIN_NAME in names, PROBE_PLUGIN_NAME in names)
     fitted = tuple(fit(launch, engine, config_of(launch, folder), plugins) for launch, folder in launches)
-    judged = with_remarks(verdicts(answers, NEEDS), [remark for inner in fitted for remark in inner.remarks])
+    judged = with_remarks(extension_points.verdicts(answers, NEEDS), [remark for inner in fitted for remark in inner.remarks])
     return report.Checkup(
         vllm.folder,
         vllm.version,
@@ -144,7 +138,7 @@ def _checkup(options: InsideOptions, launches: list[tuple[Launch, str]], require
         fitted,
         NEEDS,
         tuple(proven_lines(vllm.version or "of unknown version")),
-        knob_lines(engine.release),
+        extension_points.knob_lines(engine.release),
         tuple(why for part in required for why in _missing(part, judged, fitted)),
     )
 
