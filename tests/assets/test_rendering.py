@@ -56,8 +56,9 @@ def _as_the_kubelet(text: str) -> str:
 
 
 def test_small_words() -> None:
-    """Compose reads two dollars as one; a negative number is a value, no flag; the lines on top suit the kind of file."""
+    """What Compose and systemd read as one sign is written twice; a negative number is no flag; lines on top suit the file."""
     assert _environment().filters["compose"]("${A} $5") == "$${A} $$5"
+    assert _environment().filters["unit"]("50% of a\\b") == "50%% of a/b"
     words = ["vllm", "serve", "m", "--seed", "-1", "-tp", "2"]
     assert flag_lines(words) == [["vllm", "serve", "m"], ["--seed", "-1"], ["-tp", "2"]]
     assert headed("a.sh", "#!/bin/sh\nx\n", ["one"]) == "#!/bin/sh\n# one\nx\n"

@@ -239,11 +239,12 @@ def test_requests_are_told_apart_as_the_real_server_tells_them() -> None:
         for path, sent in (("/v1/completions", body), ("/v1/completions", {}), ("/v1/load_lora_adapter", {}), ("/health", {})):
             server.ask("POST", path, sent)
         server.ask("GET", "/nothing%s")
+        server.ask("GET", "/v1/completions")  # no method of it
         read = _read(server.ask("GET", "/metrics").body.decode())
     told = {tuple(s.labels[key] for key in ("handler", "method", "status")): s.value for s in read.of("http_requests_total")}
-    assert told == {("/v1/completions", "POST", "2xx"): 1, ("/v1/completions", "POST", "4xx"): 1, ("none", "GET", "4xx"): 1}
+    assert told == {("/v1/completions", "POST", "2xx"): 1, ("/v1/completions", "POST", "4xx"): 1, ("none", "GET", "4xx"): 2}
     assert read.total("http_request_size_bytes_sum", {"handler": "/v1/completions"}) == len(json.dumps(body)) + len("{}")
-    assert read.total("http_request_duration_highr_seconds_count") == 3
+    assert read.total("http_request_duration_highr_seconds_count") == 4
 
 
 def test_the_page_of_a_server_has_the_real_ones_metrics_in_its_order() -> None:
