@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
@@ -11,28 +10,18 @@ from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
 from plimsoll.standin.faults import KINDS, Fault, FaultSchedule, make_fault, parse_fault
+from tests.each import each, rows
 
+CASES = Path(__file__).parent / "cases.txt"
 NS = 10**9
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ("wedge", Fault("wedge")),
-        ("wedge@60s:30s", Fault("wedge", 60.0, 30.0)),
-        ("oom@2m", Fault("oom", 120.0)),
-        ("neighbour@10s=3GiB", Fault("neighbour", 10.0, math.inf, 3 * 2**30)),
-        ("growth@1h:30min=64MiB/s", Fault("growth", 3600.0, 1800.0, 64 * 2**20)),
-        ("growth", Fault("growth", 0.0, math.inf, 64 * 2**20)),
-        ("start-failure=2", Fault("start-failure", 0.0, math.inf, 2.0)),
-        ("slow-start=90s", Fault("slow-start", 0.0, math.inf, 90.0)),
-        ("huge-page=1MB", Fault("huge-page", 0.0, math.inf, 1e6)),
-    ],
-)
-def test_faults_are_read_as_written(text: str, fault: Fault) -> None:
+@each(("text", "fault"), rows(CASES, "faults"))
+def test_faults_are_read_as_written(text: str, fault: str) -> None:
     """Kind, onset, duration, amount."""
-    assert parse_fault(text) == fault
+    found = parse_fault(text)
+    assert f"{found.kind} {found.at_s:g} {found.for_s:g} {found.value:.0f}" == fault
 
 
 @pytest.mark.parametrize(

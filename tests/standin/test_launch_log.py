@@ -25,7 +25,9 @@ from plimsoll.standin.launch_log import (
 from plimsoll.standin.memory import oom_text
 from plimsoll.units import GIB
 from plimsoll.vllm.log_lines import measured_of
+from tests.each import each, rows
 from tests.standin.launches import PID, STAMP, launchable, log_of, text_of
+from tests.standin.test_faults import CASES
 
 CAPTURES = Path(__file__).parents[1] / "captures"
 SOME = Stats(813.5, 1869.2, 3, 1, 0, 0.25, 0.4)
@@ -37,23 +39,8 @@ def lines_of_a_failure(launch: Launchable) -> tuple[StartLogLine, ...]:
     return tuple(failed_lines(launch.log, launch.failure))
 
 
-@pytest.mark.parametrize("release", ["0.25.1", "0.32.0"])
-@pytest.mark.parametrize(
-    ("words", "capture"),
-    [
-        ("--gpu L4 meta-llama/Llama-3.1-70B-Instruct --max-model-len 8192", "0.25.1-h200-failures/weights.log"),
-        ("--gpu L4 --used-gib 6", "0.25.1-h200-failures/free-memory-check.log"),
-        ("--gpu L4 --gpu-memory-utilization 0.7", "0.25.1-h200-failures/no-cache-blocks.log"),
-        ("--gpu L4 --max-model-len 131072", "0.25.1-h200-failures/context-too-long.log"),
-        ("--gpu L4 --kv-cache-memory-bytes 20G", "0.25.1-h200-failures/kv-allocation.log"),
-        ("--gpu L4 --max-num-batched-tokens 200000", "0.25.1-h200-failures/profile-run.log"),
-        ("--gpu L4 -tp 2 --kv-cache-memory-bytes 20G", "0.25.1-h200-failures/kv-allocation.log"),
-        ("--gpu L4 -tp 2 --used-gib 6", "0.25.1-h200-failures/free-memory-check.log"),
-        ("--gpu L4 --max-model-len 300000", "0.32.0-failures/max-model-len-above-model.log"),
-        ("--gpu L4 --max-model-len auto --kv-cache-memory-bytes 1024", "0.32.0-failures/auto-fit.log"),
-        ("--gpu L4 --kv-cache-memory-bytes 6000M", "0.25.1-h200-failures/graph-capture.log"),
-    ],
-)
+@each("release", ["0.25.1", "0.32.0"])
+@each(("words", "capture"), rows(CASES, "failed starts"))
 def test_a_failed_start_is_found_as_the_real_one(words: str, capture: str, release: str) -> None:
     """`doctor` gives the log of a start that does not fit the code that it gives the real failure."""
     launch = launchable("--vllm", release, *words.split())
