@@ -102,3 +102,23 @@ def test_cards_are_compared_by_what_they_keep_and_cost(tmp_path: Path) -> None:
     assert {card["gpus"] for card in body["cards"]} == {None}
     prices.write_text('{"date": "2026-11-01", "usd_per_gpu_hour": {"L4": -1}}', encoding="utf-8")
     assert "the price of L4 is not a number of dollars above 0" in ask(f"{words} --slo ttft=5s --keep 90 {serve}", code=2).line
+
+
+def test_shapes_are_compared_as_cards_are() -> None:
+    """Every combination is planned and searched; one that does not fit is a row with its reason; what another beats is said."""
+    small = "max_num_seqs=16 max_num_batched_tokens=512 block_size=16 gpu_memory_utilization=0.9"
+    words = f"tune synthetic:requests=40,rate=2,prompt=200,output=30 {small} --gpu L4 --vllm 0.32.0 --slo ttft=5s --keep 90"
+    serve = f"-- vllm serve {LLAMA} --max-model-len 4096"
+    cards = ask(f"{words} kv_cache_dtype=auto,fp8 tensor_parallel_size=1,2 --json {serve}").body["cards"]
+    assert sorted(card["gpu"] for card in cards) == ["L4 KV auto tp 1", "L4 KV auto tp 2", "L4 KV fp8 tp 1", "L4 KV fp8 tp 2"]
+    by_name = {card["gpu"]: card for card in cards}
+    assert [by_name[f"L4 KV fp8 tp {size}"]["gpus"] for size in (1, 2)] == [1, 2]
+    assert "fp8" in by_name["L4 KV fp8 tp 1"]["command"]
+    for card in cards:
+        if card["beaten_by"] is not None:
+            other, own = by_name[card["beaten_by"]], card
+            assert other["gpus"] <= own["gpus"]
+            assert other["capacity"]["highest_requests_per_second"] >= own["capacity"]["highest_requests_per_second"]
+    text = ask(f"{words} max_model_len=300,4096 {serve}").text
+    assert "too long for it and refused" in text
+    assert "max_model_len=8k;x: values with commas" in ask(f"{words} 'max_model_len=8k;x' {serve}", code=2).line

@@ -9,10 +9,33 @@ from plimsoll.simulate.settings import StepTime
 from plimsoll.simulate.silicon import RELATIVE_BAND
 from plimsoll.simulate.trace import make_trace
 from plimsoll.simulate.traffic import generate, parse_synthetic
-from plimsoll.tune.answer import Last, Tuning, curve, drift, fingerprint, flags_of, runner_up, tune, with_flags
+from plimsoll.tune.answer import (
+    Doubt,
+    Last,
+    StretchedScores,
+    Tuning,
+    curve,
+    drift,
+    fingerprint,
+    flags_of,
+    runner_up,
+    tune,
+    with_flags,
+)
 from plimsoll.tune.goodput import Failed, Traffic
 from plimsoll.tune.space import Candidate
-from plimsoll.tune.verdict import drift_sentences, folklore, headline, label, margin, measurement, ranges, reasons
+from plimsoll.tune.verdict import (
+    drift_sentences,
+    folklore,
+    headline,
+    is_tie,
+    label,
+    margin,
+    measurement,
+    ranges,
+    reasons,
+    runner_up_sentence,
+)
 from tests.tune.servers import SMALL, run, server, traffic
 
 
@@ -219,6 +242,26 @@ def test_without_a_fit_there_are_three_clocks_and_a_range() -> None:
     assert found.doubt.clocks[1].best >= found.doubt.clocks[2].best, "slower steps cannot be better"
     fitted = tune(traffic(), server()._replace(step_time=StepTime(), fitted="fitted to a run"), SMALL, run)
     assert fitted.doubt is None
+
+
+def test_a_change_that_the_clock_cannot_tell_from_none_is_a_tie(tuning: Tuning) -> None:
+    """The own flags are replayed at both ends of the band: better at one of them or as good at two is a tie."""
+    doubt, found = tuning.doubt, tuning.found
+    assert doubt is not None
+    assert found is not None
+    best = found.best
+
+    def tied(*gains: float) -> bool:
+        worse = [best.score._replace(goodput=best.score.goodput / (1 + gain)) for gain in gains]
+        pairs = [((best.option.candidate, best.score), (tuning.own, own)) for own in worse]
+        clocks = tuple(StretchedScores(1.0, pair) for pair in pairs)
+        return is_tie(tuning._replace(doubt=Doubt(clocks, {}, steady=True)))
+
+    assert tuning.own in [candidate for candidate, _ in doubt.clocks[1].scores], "or nothing could be said of it"
+    assert [tied(0.2, 0.0, 0.3), tied(0.2, 0.0, 0.0), tied(0.2, 0.3, -0.1), tied(0.2, 0.2, 0.2)] == [False, True, True, False]
+    said = runner_up_sentence(tuning)
+    assert said.startswith("Runner-up: --max-num-seqs")
+    assert " of 400, not " in said or "a tie" in said
 
 
 def test_traffic_has_numbers_and_longer_prompts_have_changed_it() -> None:

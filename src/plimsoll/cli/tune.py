@@ -16,6 +16,8 @@ What is looked at:
 {options}
 
 --gpu H100,L40S,A100x2 compares cards (NAMExN: one server on N of them) by how many it takes, with --prices by what it costs.
+So are shapes: kv_cache_dtype=auto,fp8 max_model_len=8192,16384 tensor_parallel_size=1,2 pipeline_parallel_size=1,2
+quantization=fp8, in every combination that fits.
 
 Exit codes: 0 an answer, 1 no setting is safe or none serves a single request as promised, 2 your input is wrong, 3 something
 outside failed.
@@ -24,8 +26,11 @@ Read on: docs/tune.md
 
 from __future__ import annotations
 
+import itertools
+import re
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plimsoll.cli.main import OptionsCommand
@@ -39,6 +44,16 @@ from plimsoll.simulate.options import TrafficOptions, file_named
 if TYPE_CHECKING:
     from plimsoll.render.tune import TuneReport
 
+# What else may be varied, each with an example: every combination is planned, searched and compared as a card is.
+SHAPES = {
+    "kv_cache_dtype": "auto,fp8",
+    "max_model_len": "8192,16384",
+    "tensor_parallel_size": "1,2",
+    "pipeline_parallel_size": "1,2",
+    "quantization": "fp8",
+}
+SHORT = {"kv_cache_dtype": "KV", "max_model_len": "len", "tensor_parallel_size": "tp", "pipeline_parallel_size": "pp",
+         "quantization": "quantization"}  # fmt: skip
 NO_MODEL = "which model? plimsoll tune TRACE --model MODEL --gpu NAME, or a whole command after `--`"
 
 
@@ -80,9 +95,10 @@ def run(options: TuneOptions) -> int:
     if options.keep is not None and options.slo is None:
         raise BadInput("--keep needs a promise to keep: --slo ttft=2s,tpot=50ms")
     with telling(say_compiling):
-        if options.gpu is not None and "," in options.gpu:
-            return _compare(options)
-        shown = _tune(options)
+        given, shapes = split_shapes(options)
+        if shapes or (options.gpu is not None and "," in options.gpu):
+            return _compare(given, shapes)
+        shown = tune_one(options)
     if options.commands is not None:
         write_file(options.commands, "".join(f"{line}\n" for line in report.commands(shown)))
     if options.html is not None:
@@ -94,16 +110,32 @@ def run(options: TuneOptions) -> int:
     return 0 if found is not None and found.best.score.met else 1
 
 
-def _compare(options: TuneOptions) -> int:
-    """The same question for several cards, `NAMExN` for one server on N of them; the cheapest that keeps the promise first."""
+def split_shapes(options: TuneOptions) -> tuple[TuneOptions, dict[str, list[str]]]:
+    """Words such as `kv_cache_dtype=auto,fp8` apart from traces and from the flags that the search itself turns."""
+    shapes: dict[str, list[str]] = {}
+    rest = []
+    for word in options.rest:
+        name, equals, values = word.partition("=")
+        if not equals or name not in SHAPES or Path(word).exists():
+            rest.append(word)
+            continue
+        shapes[name] = [value.strip() for value in values.split(",")]
+        if not all(re.fullmatch(r"[\w.-]{1,60}", value) for value in shapes[name]):
+            raise BadInput(f"{word[:60]}: values with commas between them, such as {name}={SHAPES[name]}")
+    return replace(options, rest=tuple(rest)), shapes
+
+
+def _compare(options: TuneOptions, shapes: dict[str, list[str]]) -> int:
+    """The same question for several cards and shapes, `NAMExN` for one server on N cards; the cheapest that keeps it first."""
     from plimsoll.render import tune as report
+    from plimsoll.tune.answer import with_flags
     from plimsoll.tune.capacity import card_word
     from plimsoll.tune.inputs import read_prices
 
     if options.keep is None:
-        raise BadInput("several cards are compared by what they keep: add --slo ttft=2s,tpot=50ms --keep 99")
+        raise BadInput("several cards or shapes are compared by what they keep: add --slo ttft=2s,tpot=50ms --keep 99")
     if (name := first_given(options, "html", "commands", "into", "last", "fit", "times")) is not None:
-        raise BadInput(f"{name} goes with one card: name one with --gpu")
+        raise BadInput(f"{name} goes with one card and one shape")
     if options.verbatim is None and options.model is None:
         raise BadInput(NO_MODEL)
     prices = read_prices(options.prices) if options.prices is not None else None
@@ -111,21 +143,24 @@ def _compare(options: TuneOptions) -> int:
     for card, _ in named.values():
         gpu_named(card)  # a name that is not known is a mistake, before anything is replayed
     rows: list[report.CardRow] = []
-    for word, (card, cards) in named.items():
-        words = options.verbatim or ("vllm", "serve", options.model or "")
-        if cards > 1:
-            words = (*words, "--tensor-parallel-size", str(cards))
+    for (word, (card, cards)), values in itertools.product(named.items(), itertools.product(*shapes.values())):
+        shape = dict(zip(shapes, values, strict=True))
+        flags = {f"--{name.replace('_', '-')}": value for name, value in shape.items()}
+        flags |= {"--tensor-parallel-size": str(cards)} if cards > 1 else {}
+        words = with_flags(options.verbatim or ("vllm", "serve", options.model or ""), flags)
+        named_so = " ".join([word, *(f"{SHORT[name]} {value}" for name, value in shape.items())])
         try:
-            rows.append((word, _tune(replace(options, gpu=card, model=None, verbatim=tuple(words))), None))
+            rows.append((named_so, tune_one(replace(options, gpu=card, model=None, verbatim=tuple(words))), None))
         except BadInput as error:
-            rows.append((word, None, str(error)))
+            rows.append((named_so, None, str(error)))
     if all(found is None for _, found, _ in rows):
         raise BadInput(str(rows[0][2]))
     show(report.cards_as_json(rows, prices) if options.json else report.cards_as_text(rows, prices))
     return 0 if any(found is not None and found.servers is not None for _, found, _ in rows) else 1
 
 
-def _tune(options: TuneOptions) -> TuneReport:
+def tune_one(options: TuneOptions) -> TuneReport:
+    """One command on one card: the best flags, and how many such servers keep the promise where that is asked."""
     from plimsoll.render.tune import TuneReport
     from plimsoll.tune.answer import runner_up, tune
     from plimsoll.tune.capacity import find_capacity

@@ -19,7 +19,7 @@ from plimsoll.render.plan import band_json, gpus_of
 from plimsoll.render.simulate import counted, first_of_all, is_urgent, percent, seconds
 from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, WARN, Line, Report, Table
 from plimsoll.tune.answer import Tuning, curve, runner_up
-from plimsoll.tune.capacity import Capacity, Prices, card_word
+from plimsoll.tune.capacity import Capacity, Prices
 from plimsoll.tune.goodput import Failed, Result, Score, Traffic
 from plimsoll.tune.grid import Axes, Point
 from plimsoll.tune.search import Trial
@@ -28,12 +28,13 @@ from plimsoll.tune.verdict import (
     drift_sentences,
     folklore,
     headline,
-    keeps_all,
+    is_tie,
     label,
     margin,
     measurement,
     ranges,
     reasons,
+    runner_up_sentence,
     serves_none,
 )
 from plimsoll.units import format_count, format_gib
@@ -216,24 +217,45 @@ def _cards(rows: Sequence[CardRow], prices: Prices | None) -> list[tuple[CardRow
     """Each with its number of cards and its price an hour; those that keep the promise first, the cheapest of them first."""
     found = []
     for row in rows:
-        word, report, _ = row
-        card, each = card_word(word)
-        cards = report.servers * each if report is not None and report.servers is not None else None
-        price = prices.of(card) if prices is not None and cards is not None else None
+        _, report, _ = row
+        ledger = report.tuning.server.ledger if report is not None else None
+        cards = report.servers * ledger.settings.gpus if report is not None and report.servers and ledger is not None else None
+        price = prices.of(ledger.card.name) if ledger is not None and prices is not None and cards is not None else None
         found.append((row, cards, None if price is None or cards is None else price * cards))
     return sorted(found, key=lambda one: (one[1] is None, one[2] is None, one[2] or 0.0, one[1] or 0))
+
+
+def beaten_by(rows: Sequence[tuple[CardRow, int | None, float | None]], place: int) -> str | None:
+    """Another row that costs no more, takes no less traffic and answers no later, and is better in one of the three."""
+
+    def figures(row: tuple[CardRow, int | None, float | None]) -> tuple[float, float, float] | None:
+        (_, report, _), cards, price = row
+        capacity = report.capacity if report is not None else None
+        if capacity is None or capacity.now is None or capacity.highest is None or cards is None:
+            return None
+        return price if price is not None else float(cards), -capacity.highest.requests_per_second, capacity.now.ttft_p99
+
+    own = figures(rows[place])
+    is_priced = rows[place][2] is not None
+    for other in rows:
+        theirs = figures(other) if (other[2] is not None) == is_priced else None
+        if own is not None and theirs is not None and theirs != own and all(a <= b for a, b in zip(theirs, own, strict=True)):
+            return other[0][0]
+    return None
 
 
 def cards_as_json(rows: Sequence[CardRow], prices: Prices | None) -> str:
     """One object of the schema plimsoll.tune/1, with a row for each card instead of one setting."""
     each = []
-    for (word, report, problem), cards, price in _cards(rows, prices):
+    ordered = _cards(rows, prices)
+    for place, ((word, report, problem), cards, price) in enumerate(ordered):
         chosen = report.chosen if report is not None else None
         each.append({
             "gpu": word,
             "problem": problem,
             "gpus": cards,
             "usd_per_hour": price,
+            "beaten_by": beaten_by(ordered, place),
             "capacity": capacity_json(report.capacity) if report is not None else None,
             "command": [one_line(word) for word in chosen.checked.rewritten] if chosen is not None else None,
             "reading": sentences(report) if report is not None else [],
@@ -251,14 +273,21 @@ def cards_as_text(rows: Sequence[CardRow], prices: Prices | None) -> Report:
         highest = capacity.highest if capacity is not None else None
         rate = "-" if highest is None else f"{highest.requests_per_second:.3g}"
         servers = "none keeps it" if cards is None else format_count(report.servers or 0) if report is not None else "-"
-        cells.append([word, servers, "-" if cards is None else str(cards), rate, "-" if price is None else f"{price:,.2f}"])
+        first = "-" if capacity is None or capacity.now is None else seconds(capacity.now.ttft_p99)
+        cost = "-" if price is None else f"{price:,.2f}"
+        cells.append([word, servers, "-" if cards is None else str(cards), rate, first, cost])
         if problem is not None:
             lines.append(Line(f"  {word}: {one_line(problem)}", 4, WARN))
-    head = ["card", "servers", "cards", "up to, requests/s", "dollars an hour"]
-    lines = Report([Table("lrrrr", cells, head), *lines, ""])
-    for (word, report, _), _, _ in ordered:
+    head = ["card", "servers", "cards", "up to, requests/s", "first token, p99", "dollars an hour"]
+    lines = Report([Table("lrrrrr", cells, head), *lines, ""])
+    for place, ((word, report, _), _, _) in enumerate(ordered):
         if report is not None and report.chosen is not None:
-            lines += [Line(f"  {word}: {' '.join(verdict(report))}", 4)]
+            said = verdict(report)
+            if report.capacity is not None and (refused := report.capacity.trials[0].rejected):
+                said.append(f"{counted(refused, 'request')} {'is' if refused == 1 else 'are'} too long for it and refused.")
+            if other := beaten_by(ordered, place):
+                said.append(f"Why not: {other} costs no more, takes no less and answers no later.")
+            lines += [Line(f"  {word}: {' '.join(said)}", 4)]
             lines += [Line(f"    {shlex.join(map(one_line, report.chosen.checked.rewritten))}", 6, GOOD)]
     if prices is None:
         lines.append(Line("  no prices: --prices FILE adds them", 2, FAINT))
@@ -312,6 +341,7 @@ def as_json(report: TuneReport) -> str:
         "curves": {name: [_tried(one) for one in curve(tuning, name)] for name in CURVES},
         "tried": [_tried(one) for one in found.tried] if found is not None else [],
         "ranges": None if tuning.doubt is None else {name: list(ends) for name, ends in tuning.doubt.ranges.items()},
+        "is_tie": is_tie(tuning),
         "is_steady": None if tuning.doubt is None else tuning.doubt.steady,
         "measure": measurement(tuning) or None,
         "folklore": [one._asdict() for one in folklore(tuning)],
@@ -339,19 +369,12 @@ def _tried(one: Trial) -> dict[str, object]:
 def sentences(report: TuneReport) -> list[str]:
     """All that is said in words, in the order in which it matters."""
     tuning = report.tuning
-    second = runner_up(tuning)
     said = [*verdict(report), headline(tuning), *reasons(tuning)]
     if serves_none(tuning):
         return [one_line(one) for one in (*said, *drift_sentences(tuning))]
-    if second is not None and tuning.found is not None:
-        candidate = second.option.candidate
-        setting = " ".join(f"{FLAGS[name]} {value_text(candidate, name)}" for name in candidate._fields)
-        best = tuning.found.best.score
-        lost = 1 - second.score.goodput / best.goodput if best.goodput else 0.0
-        loses = f"loses {lost:.1%}" if lost >= 0.0005 else "as good within 0.05 %" if best.goodput else "no better"
-        if lost < -0.0005:
-            loses = f"{-lost:.1%} more a second, {'but no promise hangs on it' if keeps_all(best) else 'which is a tie'}"
-        said.append(f"Runner-up: {setting}, {loses}.")
+    if is_tie(tuning):
+        said.append("That is a tie with your own flags: with faster or slower steps they do as much. A fit would settle it.")
+    said += [second] if (second := runner_up_sentence(tuning)) else []
     if tuning.found is not None:
         said.append(f"Margin: {margin(tuning)}")
     said += [f'"{one.said}": {one.here} here; {one.because}.' for one in folklore(tuning)]

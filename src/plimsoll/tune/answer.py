@@ -62,15 +62,16 @@ class Doubt(NamedTuple):
     steady: bool  # Whether the chosen setting is as good as any, whichever it is
 
 
-def contenders(tried: Sequence[Trial], chosen: Candidate, most: int) -> list[Trial]:
-    """The chosen one, and the best of each value of the two flags that matter most, best first."""
-    found = {one.option.candidate: one for one in tried if one.option.candidate == chosen}
+def contenders(tried: Sequence[Trial], chosen: Candidate, own: Candidate, most: int) -> list[Trial]:
+    """The chosen one, the command's own, and the best of each value of the two flags that matter most, best first."""
+    found = {one.option.candidate: one for one in tried if one.option.candidate in (chosen, own)}
     for name in ("max_num_batched_tokens", "max_num_seqs"):
         best: dict[int, Trial] = {}
         for one in tried:
             best.setdefault(getattr(one.option.candidate, name), one)
         found |= {one.option.candidate: one for one in best.values()}
-    return sorted(found.values(), key=lambda one: (one.option.candidate != chosen, -one.score.goodput))[:most]
+    first = (chosen, own)
+    return sorted(found.values(), key=lambda one: (one.option.candidate not in first, -one.score.goodput))[:most]
 
 
 def doubt(
@@ -280,7 +281,7 @@ def tune(traffic: Traffic, server: Server, space: Space, run: RunAll, last: Last
     if found is not None:
         chosen = found.best.option
         if server.fitted is None:
-            asked, band = contenders(found.tried, chosen.candidate, doubted), server.clock_of(chosen).band
+            asked, band = contenders(found.tried, chosen.candidate, own, doubted), server.clock_of(chosen).band
             doubts = doubt(traffic, asked, chosen.candidate, server.job_of, run, band)
             requests += traffic.trace.size * sum(len(clock.scores) for clock in doubts.clocks[1:])
         low = _at_low_end(traffic, server.job_of(chosen), chosen, run)

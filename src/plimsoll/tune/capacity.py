@@ -35,6 +35,8 @@ class FleetTrial:
     requests: int  # without those that are longer than the model or the cache allows
     met: int  # served as promised
     requests_per_second: float  # that came
+    rejected: int = 0  # longer than the model or the cache allows
+    ttft_p99: float = 0.0  # seconds; 0 where nothing finished
 
     @property
     def share(self) -> float:
@@ -136,4 +138,5 @@ def replay_fleet(traffic: Traffic, job: Job, servers: int, speedup: float = 1.0)
     except BadInput:
         return FleetTrial(servers, speedup, trace.size, 0, rate)
     found: Score = score(merge_replays(trace, runs, engine_of), traffic.slo)
-    return FleetTrial(servers, speedup, found.requests - found.rejected, found.met, rate)
+    served = found.requests - found.rejected
+    return FleetTrial(servers, speedup, served, found.met, rate, found.rejected, found.ttft_p99 or 0.0)

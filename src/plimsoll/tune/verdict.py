@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from plimsoll.simulate.summary import POOR_GUIDE, ROUGH_GUIDE
-from plimsoll.tune.answer import NAMES, Tuning, curve
+from plimsoll.tune.answer import NAMES, Tuning, curve, runner_up
 from plimsoll.tune.goodput import Score
 from plimsoll.tune.search import TIE, Trial
 from plimsoll.tune.space import FLAGS, is_taken, value_text
@@ -61,7 +61,38 @@ def headline(tuning: Tuning) -> str:
     words = " ".join(f"{FLAGS[name]} {value_text(best.option.candidate, name)}" for name in _changed(tuning))
     if own is None:
         return f"Set {words}: {much}. Your own flags are not safe: {tuning.own_option.why_not}."
-    return f"Set {words}: {much}, {_more(best.score.goodput, own.score.goodput)} your own flags."
+    counts = f"{format_count(best.score.met)} of {format_count(best.score.requests)}, not {format_count(own.score.met)}"
+    return f"Set {words}: {much}, {_more(best.score.goodput, own.score.goodput)} your own flags ({counts})."
+
+
+def is_tie(tuning: Tuning) -> bool:
+    """Whether the clock's band is wider than what the chosen setting gains over the command's own.
+
+    It is where the own one does more at an end of the band, or as much at two of three: the middle and the ends.
+    """
+    found, doubt = tuning.found, tuning.doubt
+    if found is None or doubt is None or found.own is None or found.best.option.candidate == tuning.own:
+        return False
+    pairs = [[dict(clock.scores).get(one) for one in (found.best.option.candidate, tuning.own)] for clock in doubt.clocks]
+    gains = [best.goodput / max(own.goodput, 1e-9) - 1 for best, own in pairs if best is not None and own is not None]
+    return min(gains, default=0.0) < -TIE or sum(gain > WORTH_A_WORD for gain in gains) < 2
+
+
+def runner_up_sentence(tuning: Tuning) -> str:
+    """The best other setting, what it loses and why; empty where there is none."""
+    second = runner_up(tuning)
+    if second is None or tuning.found is None:
+        return ""
+    best, other, candidate = tuning.found.best.score, second.score, second.option.candidate
+    setting = " ".join(f"{FLAGS[name]} {value_text(candidate, name)}" for name in candidate._fields)
+    lost = 1 - other.goodput / best.goodput if best.goodput else 0.0
+    counts = f" ({format_count(other.met)} of {format_count(other.requests)}, not {format_count(best.met)})"
+    counts = counts if other.met != best.met else ""
+    loses = f"loses {lost:.1%}{counts}" if lost >= TIE else "a tie" if best.goodput else "no better"
+    if lost < -TIE:
+        loses = f"{-lost:.1%} more a second, {'but no promise hangs on it' if keeps_all(best) else 'which is a tie'}{counts}"
+    _, *why = _differences(tuning.found.best, second, tuning, "")
+    return f"Runner-up: {setting}, {loses}" + (f"; with the chosen one {', '.join(why)}." if why else ".")
 
 
 def serves_none(tuning: Tuning) -> bool:
@@ -132,7 +163,8 @@ def _differences(best: Trial, before: Trial, tuning: Tuning, against: str) -> li
     if not then.goodput:
         parts.append(f"with {against} no request is served as promised")
     elif abs(now.goodput / then.goodput - 1) >= TIE:
-        parts.append(f"{_more(now.goodput, then.goodput)} {against}")
+        counts = f"{format_count(now.met)} as promised, not {format_count(then.met)}"
+        parts.append(f"{_more(now.goodput, then.goodput)} {against} ({counts})")
     else:
         parts.append("makes no difference by itself")
     slo = tuning.traffic.slo
