@@ -229,13 +229,29 @@ def _data_sheet(plan: Mapping[str, object], settings: EngineLimits) -> Times:
 
 _THRESHOLD = "long_prefill_token_threshold"
 PLAN_MAX_BYTES = 16 << 20
-NOT_REPLAYED = frozenset(
-    "--max-num-active-seqs --long-prefill-token-threshold-adaptive --max-num-scheduled-tokens --max-num-queued-reqs "
-    "--max-num-queued-tokens --prefix-cache-retention-interval --prefix-match-unit --enable-lora --max-loras "
-    "--decode-context-parallel-size -dcp --prefill-context-parallel-size -pcp --kv-offloading-size --scheduler-cls "
-    "--enable-mamba-shared-prefix-checkpoint --mamba-cache-mode".split()
-)
-"""Flags that move the scheduler's decisions and that nothing here knows about; docs/simulate.md lists them."""
+_FEWER, _LONGER = "fewer run at once than here, so that more waits", "it takes longer than here"
+NOT_REPLAYED: Mapping[str, str] = {
+    "--max-num-active-seqs": _FEWER,
+    "--long-prefill-token-threshold-adaptive": "long prompts come later and others sooner than here",
+    "--max-num-scheduled-tokens": "steps are smaller than here: prompts take more of them",
+    "--max-num-queued-reqs": "what would wait longest is refused, so that the rest waits less than here",
+    "--max-num-queued-tokens": "what would wait longest is refused, so that the rest waits less than here",
+    "--prefix-cache-retention-interval": "hits of sliding and Mamba layers differ from those here",
+    "--prefix-match-unit": "fewer tokens of a prompt are hits than here",
+    "--enable-lora": f"a request waits while --max-loras other adapters run, and steps with adapters cost more: {_LONGER}",
+    "--max-loras": f"a request waits while so many other adapters run: {_LONGER}",
+    "--limit-mm-per-prompt": "pictures and sounds are tokens here, without their encoder: first tokens come later than here",
+    "--decode-context-parallel-size": "the cache holds more and steps cost otherwise than here",
+    "--prefill-context-parallel-size": "prompts take less time than here",
+    "--kv-offloading-size": "prompts that were seen before and left the card cost less: first tokens come sooner than here",
+    "--scheduler-cls": "which way is not known",
+    "--enable-mamba-shared-prefix-checkpoint": "more tokens of a prompt are hits than here",
+    "--mamba-cache-mode": "hits of Mamba layers differ from those here",
+}
+NOT_REPLAYED_SHORT = {"-dcp": "--decode-context-parallel-size", "-pcp": "--prefill-context-parallel-size"}
+"""Flags that move the scheduler's decisions and that nothing here knows about, with what that means for a replay;
+docs/simulate.md lists them."""
+NO_ENCODER = "the model's encoder is not replayed: requests with pictures or sounds take longer to their first token than here"
 WITHOUT_NUMBA = "without numba this is a hundred times slower: pip install 'plimsoll-line[simulate]'"
 NO_SERVER = (
     f"no server was named: a cache of {EngineLimits().num_blocks:,} blocks stands for it; for yours, "
@@ -269,7 +285,10 @@ def read_inputs(options: ReplayOptions) -> Inputs:
     plan = _plan(options) if planned is None else json.loads(report.as_json(planned, None, None))
     settings, notes = _settings(options, plan)
     trace = read_traffic(options)
-    times = read_times(options, plan, settings, trace, planned or _planned_again(plan))
+    planned = planned or _planned_again(plan)
+    times = read_times(options, plan, settings, trace, planned)
+    if planned is not None and planned.shape.towers:
+        notes = (*notes, NO_ENCODER)
     if not HAS_NUMBA:
         notes = (*notes, WITHOUT_NUMBA)
     if plan is None and options.num_blocks is None:
@@ -459,11 +478,12 @@ def _notes_of_plan(plan: Mapping[str, object], said: Mapping[str, object]) -> It
     if isinstance(stages := said.get("pipeline_parallel_size"), int) and stages > 1:
         yield f"the {stages} pipeline stages are replayed as one, without batches that follow each other through them"
     if said.get("num_speculative_tokens"):
-        yield "speculative decoding is not replayed: one token a step"
+        yield "speculative decoding is not replayed: further tokens come sooner than here, where the batch is full less so"
     if said.get("kv_connector"):
-        yield f"what {said['kv_connector']} loads and keeps elsewhere is not replayed"
+        yield f"what {said['kv_connector']} loads and keeps elsewhere is not replayed: prompts it has seen cost less than here"
     flags = plan.get("flags")
     items = flags.get("items") if isinstance(flags, dict) else None
     for item in items if isinstance(items, list) else ():
-        if isinstance(item, dict) and isinstance(name := item.get("name"), str) and name in NOT_REPLAYED:
-            yield f"{name} changes what the scheduler does and is not replayed"
+        name = item.get("name") if isinstance(item, dict) else None
+        if isinstance(name, str) and (means := NOT_REPLAYED.get(NOT_REPLAYED_SHORT.get(name, name))) is not None:
+            yield f"{name} is not replayed: {means}"

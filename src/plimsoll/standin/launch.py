@@ -85,7 +85,7 @@ CONTEXT = "8192"  # What is imitated when nothing is said: all of it is known wi
 _QUEUE_LIMITS = frozenset(("--max-num-queued-reqs", "--max-num-queued-tokens"))
 
 
-NOT_IMITATED = (NOT_REPLAYED - _QUEUE_LIMITS) | frozenset(
+NOT_IMITATED = frozenset(NOT_REPLAYED.keys() - _QUEUE_LIMITS) | frozenset(
     "--speculative-config --kv-transfer-config --kv-events-config --reasoning-parser --enable-auto-tool-choice --lora-modules "
     "--chat-template --logits-processors --enable-mfu-metrics --kv-cache-metrics --otlp-traces-endpoint".split()
 )

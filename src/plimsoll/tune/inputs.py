@@ -16,6 +16,7 @@ from plimsoll.plan.read import MemoryPlan, plan_launch, read_command
 from plimsoll.render import plan as report
 from plimsoll.simulate.compiled import HAS_NUMBA, sources_digest
 from plimsoll.simulate.inputs import (
+    NO_ENCODER,
     WITHOUT_NUMBA,
     check_options,
     data_parallel_engines,
@@ -99,7 +100,8 @@ def read_tune_inputs(given: TrafficOptions, model: str | None, slo: str | None, 
     times = read_times(options, plan, settings, traffic.trace, planned)
     if (engines := data_parallel_engines(plan["settings"])) > 1:
         notes = (*notes, f"one of the {engines} data-parallel engines is replayed, with all of the traffic")
-    notes = (*(note.removesuffix(REPLAYED_ALL_THE_SAME) for note in notes), *times.notes)
+    encoder = (NO_ENCODER,) if ready.model.shape.towers else ()
+    notes = (*(note.removesuffix(REPLAYED_ALL_THE_SAME) for note in notes), *times.notes, *encoder)
     step_time = times.step_time if times.fitted is not None else None
     server = Server(planned.ledger, ready.model.shape, ready.replan, step_time, times.fitted, times.most_running, times.is_poor)
     if not HAS_NUMBA:
