@@ -43,6 +43,8 @@ CLASS_DEFAULTS: dict[str, tuple[str, str, float, dict[str, Any]]] = {
     "mistralai/Voxtral-Mini-3B-2507": ("VoxtralForConditionalGeneration", "voxtral", 4.68, {}),
     "nomic-ai/nomic-embed-text-v1.5": ("NomicBertModel", "nomic_bert", 0.137, {}),
     "allenai/Olmo-Hybrid-7B": ("OlmoHybridForCausalLM", "olmo_hybrid", 7.4, {}),
+    "facebook/cwm": ("CwmForCausalLM", "cwm", 32, {}),
+    "Alibaba-NLP/gte-multilingual-base": ("GteNewModel", "gte", 0.305, {}),
 }  # fmt: skip
 OFF_BY_AT_MOST = 0.05
 _PRINT_DEFAULTS = (

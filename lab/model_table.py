@@ -94,6 +94,7 @@ SOURCES: Mapping[str, tuple[str, bool]] = {
         False,
     ),
     "lfm2-header": ("a C++ header made from its config.json (public code search, file 2041635304)", False),
+    "qwen2-audio": ("a copy of its config.json (public code search, file 62468705986), with Qwen2Config's defaults", False),
     "log": ("a public vLLM log that names the model and how it is quantised, with the usual group size", False),
 }
 # Copies that lack their quantization_config, so that they describe the unquantised model of another name.

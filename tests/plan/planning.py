@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from plimsoll.findings import Code, Finding, Severity
 from plimsoll.launch.command_line import read_command_line
+from plimsoll.models.files import bundled_model
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.findings import Advice, advise, findings_of
 from plimsoll.plan.ledger import Ledger, ModelFacts, plan_ledger
@@ -23,6 +24,13 @@ def card(name: str, gib: float, low: float, high: float, capability: tuple[int, 
 H100 = card("H100 SXM 80GB", 79.19, 79.15, 79.25, (9, 0))
 H200 = card("H200 SXM 141GB", 139.80, 139.7, 139.85, (9, 0))
 L4 = card("L4", 22.03, 22.0, 22.1, (8, 9))
+
+
+def bundled(name: str, **changes: Any) -> dict[str, Any]:
+    """The config of a model in the catalogue, with changes."""
+    model = bundled_model(name)
+    assert model is not None, name
+    return {**model.config, **changes}
 
 
 def facts_of(config: Mapping[str, Any], **changes: Any) -> ModelFacts:

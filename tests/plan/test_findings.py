@@ -8,14 +8,13 @@ import pytest
 
 from plimsoll.findings import Code, Severity
 from plimsoll.hardware.cards import gpu_named
-from plimsoll.models.files import read_model
 from plimsoll.plan.settings import Card
 from plimsoll.plan.weights import weights_from_shape
 from plimsoll.plan.weights_checkpoint import weights_from_tensors
 from plimsoll.units import GIB, MIB, allocated_bytes
 from tests.each import each
 from tests.models.model_configs import LLAMA_8B
-from tests.plan.planning import H100, H200, L4, LLAMA, Planned, card, facts_of, ledger_of, planned, settings_of
+from tests.plan.planning import H100, H200, L4, LLAMA, Planned, bundled, card, facts_of, ledger_of, planned, settings_of
 
 LLAMA_7B = LLAMA_8B | {
     "intermediate_size": 11008, "num_key_value_heads": 32, "vocab_size": 32000, "max_position_embeddings": 4096,
@@ -27,11 +26,7 @@ QWEN_1_5B = LLAMA_8B | {
     "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2, "vocab_size": 151936,
     "torch_dtype": "float16", "tie_word_embeddings": True,
 }  # fmt: skip
-QWEN_8B = LLAMA_8B | {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "intermediate_size": 12288, "num_hidden_layers": 36,
-    "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 40960, "rope_scaling": None,
-}  # fmt: skip
-SMALL, LARGE, TIED, QWEN = map(facts_of, (LLAMA_7B, LLAMA_70B, QWEN_1_5B, QWEN_8B))
+LARGE, TIED, QWEN = map(facts_of, (LLAMA_70B, QWEN_1_5B, bundled("Qwen/Qwen3-8B")))
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 L40S = card("L40S", 44.4, 44.3, 44.5, (8, 9))
 EAGER = "--enforce-eager --max-model-len 4096"
@@ -63,7 +58,7 @@ def test_reported_refusals_are_foreseen_by_code(
     """The first finding names the step that failed, and where the log printed the KV figure the band holds it."""
     known = gpu_named(gpu)
     on = Card(known.name, known.total_bytes, known.total_low_bytes, known.total_high_bytes, known.compute_capability)
-    found = planned(command, release, facts_of(read_model(model, hub=None).config), on)
+    found = planned(command, release, facts_of(bundled(model)), on)
     assert found.findings[0].code is code
     if kv_gib is not None:
         assert found.ledger.kv.low <= kv_gib * GIB <= found.ledger.kv.high
@@ -88,7 +83,7 @@ def test_reported_refusals_are_foreseen_by_code(
 )
 def test_settings_that_vllm_refuses_whatever_the_memory(on: Card, command: str, unquantised: bool, code: Code | None) -> None:
     """Only what is certain: a type the card has not, a method that reads packed weights, too few LoRAs in the host."""
-    model = facts_of(read_model("Qwen/Qwen3-0.6B", hub=None).config)
+    model = facts_of(bundled("Qwen/Qwen3-0.6B"))
     assert planned(command, "0.32.0", model, on, unquantised=unquantised).stops == ({code} if code else set())
 
 

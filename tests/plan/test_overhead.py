@@ -19,16 +19,12 @@ from plimsoll.plan import ledger as table
 from plimsoll.plan.ledger import ERAS, Overhead, era_of, overhead
 from plimsoll.plan.settings import Settings, v2_by_default
 from plimsoll.units import GIB
-from plimsoll.vllm.versions import Behaviour, Version
+from plimsoll.vllm.versions import Behaviour, Version, is_before, releases
 from tests.each import each
 from tests.models.model_configs import LLAMA_8B
+from tests.plan.planning import bundled
 
-RELEASES = (
-    "0.6.0 0.6.1 0.6.2 0.6.3 0.6.4 0.6.5 0.6.6 0.7.0 0.7.1 0.7.2 0.7.3 0.8.0 0.8.1 0.8.2 0.8.3 0.8.4 0.8.5 0.9.0 0.9.0.1 0.9.1 "
-    "0.9.2 0.10.0 0.10.1 0.10.1.1 0.10.2 0.11.0 0.11.1 0.11.2 0.12.0 0.13.0 0.14.0 0.14.1 0.15.0 0.15.1 0.16.0 0.17.0 0.17.1 "
-    "0.18.0 0.18.1 0.19.0 0.19.1 0.20.0 0.20.1 0.20.2 0.21.0 0.22.0 0.22.1 0.23.0 0.24.0 0.25.0 0.25.1 0.26.0 0.27.0 0.27.1 "
-    "0.28.0 0.29.0 0.30.0 0.31.0 0.32.0"
-).split()
+RELEASES = [release for release in releases() if not is_before(release, "0.6.0")]
 
 
 def llama(**changes: object) -> ModelShape:
@@ -120,18 +116,9 @@ def test_a_range_without_starts_says_so() -> None:
 
 def test_figures_of_the_campaign() -> None:
     """Peaks printed by vLLM 0.19.0 on H100 (llm-d-planner#205): dense, experts and vision come out within 0.02 GiB."""
-    qwen = llama(architectures=["Qwen3ForCausalLM"], model_type="qwen3", intermediate_size=12288, vocab_size=151936)
-    moe = llama(
-        architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", hidden_size=2048, intermediate_size=6144,
-        moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8, num_key_value_heads=4, vocab_size=151936,
-    )  # fmt: skip
-    gemma = llama(
-        architectures=["Gemma3ForConditionalGeneration"], model_type="gemma2", hidden_size=5376, intermediate_size=21504,
-        vocab_size=262208, tie_word_embeddings=True,
-    )  # fmt: skip
-    gemma = replace(gemma, towers=(Tower("vision", patch_size=14),))
-    for shape, printed in ((qwen, 2.21), (moe, 2.68), (gemma, 3.99)):
-        assert on_h100(shape=shape).activation.value / GIB == pytest.approx(printed, abs=0.02)
+    for name, printed in (("Qwen/Qwen3-8B", 2.21), ("Qwen/Qwen3-30B-A3B", 2.68), ("google/gemma-3-27b-it", 3.99)):
+        shape = ModelShape.from_config(bundled(name))
+        assert on_h100(shape=shape).activation.value / GIB == pytest.approx(printed, abs=0.02), name
 
 
 SHAPES = st.builds(
@@ -211,29 +198,6 @@ def test_least_absolute_deviations_ignore_an_outlier() -> None:
     assert least_absolute(points) == pytest.approx((2.0, 3.0))
 
 
-LLAMA: dict[str, object] = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
-    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256,
-    "max_position_embeddings": 131072, "tie_word_embeddings": False,
-}  # fmt: skip
-QWEN_8B = LLAMA | {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "intermediate_size": 12288,
-    "vocab_size": 151936,
-}
-QWEN_32B = QWEN_8B | {"hidden_size": 5120, "intermediate_size": 25600, "num_attention_heads": 64, "num_hidden_layers": 64}
-MIXTRAL = LLAMA | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "vocab_size": 32000,
-                   "num_local_experts": 8, "num_experts_per_tok": 2}  # fmt: skip
-QWEN_MOE = QWEN_8B | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048,
-                      "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
-                      "num_key_value_heads": 4}  # fmt: skip
-GEMMA_9B = LLAMA | {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "hidden_size": 3584,
-                    "num_attention_heads": 16, "head_dim": 256, "vocab_size": 256000, "sliding_window": 4096,
-                    "tie_word_embeddings": True}  # fmt: skip
-GRANITE = LLAMA | {"architectures": ["GraniteForCausalLM"], "model_type": "granite", "intermediate_size": 12800,
-                   "vocab_size": 49155, "tie_word_embeddings": True}  # fmt: skip
-
 CAPTURED = Path(__file__).parents[1] / "captures" / "vllm-0.25.1-h200-overhead"
 
 # name, tokens, sequences, eager, bytes that are neither weights nor KV in GiB
@@ -244,12 +208,12 @@ CAPTURES = [
 ]
 
 MODELS = {
-    "L": LLAMA, "Q8": QWEN_8B, "Q32": QWEN_32B | {"num_hidden_layers": 64}, "QM": QWEN_MOE, "MIX": MIXTRAL, "G2": GEMMA_9B,
-    "GR": GRANITE,
+    "L": "meta-llama/Llama-3.1-8B", "Q8": "Qwen/Qwen3-8B", "Q32": "Qwen/Qwen3-32B", "QM": "Qwen/Qwen3-30B-A3B",
+    "MIX": "mistralai/Mixtral-8x7B-v0.1", "G2": "google/gemma-2-9b-it", "GR": "ibm-granite/granite-3.1-8b-instruct",
 }  # fmt: skip
 
 
-def on_h200(config: dict[str, object], tokens: int, sequences: int, *, eager: bool, v2: bool = True) -> Overhead:
+def on_h200(config: dict[str, Any], tokens: int, sequences: int, *, eager: bool, v2: bool = True) -> Overhead:
     settings = Settings(release="0.25.1", gpu_bytes=150109880320, compute_capability=(9, 0), max_num_seqs=sequences,
                         v2_runner=v2, max_num_batched_tokens=tokens, max_model_len=8192, enforce_eager=eager)  # fmt: skip
     return overhead(ModelShape.from_config(config), settings)
@@ -258,7 +222,7 @@ def on_h200(config: dict[str, object], tokens: int, sequences: int, *, eager: bo
 @pytest.mark.parametrize(("name", "tokens", "sequences", "eager", "measured"), CAPTURES, ids=[row[0] for row in CAPTURES])
 def test_captures(name: str, tokens: int, sequences: int, eager: bool, measured: float) -> None:
     """What is neither weights nor KV is within 0.3 GiB or 15 %, and never under by more than 0.3 GiB."""
-    terms = on_h200(LLAMA, tokens, sequences, eager=eager)
+    terms = on_h200(LLAMA_8B, tokens, sequences, eager=eager)
     predicted = (terms.activation.value + terms.non_torch.value + terms.graphs.value) / GIB
     assert abs(predicted - measured) <= max(0.3, 0.15 * measured), name
     assert predicted >= measured - 0.3, name
@@ -268,7 +232,7 @@ def test_captures(name: str, tokens: int, sequences: int, eager: bool, measured:
 def test_starts(start: dict[str, Any]) -> None:
     """Each peak of a recorded start is within 0.07 GiB of the allocator's, and every term lies in its band."""
     model, layers, runner, eager, tokens, sequences = start["case"]
-    config = MODELS[model] | ({"num_hidden_layers": layers} if layers else {})
+    config = bundled(MODELS[model], **({"num_hidden_layers": layers, "layer_types": None} if layers else {}))
     terms = on_h200(config, tokens, sequences, eager=bool(eager), v2=runner == 2)
     assert terms.activation.value / GIB == pytest.approx(start["act"] / GIB, abs=0.07)
     order = (terms.activation, terms.non_torch, terms.graphs, terms.graphs_actual)

@@ -18,40 +18,23 @@ from plimsoll.plan.settings import Settings
 from plimsoll.plan.weights import weights_from_shape
 from plimsoll.plan.weights_checkpoint import lora_bytes, parameters, weights_from_tensors, weights_from_total
 from tests.each import each
+from tests.plan.planning import bundled
 
 GIB = 2**30
 CONFIGS = sorted((Path(__file__).resolve().parents[2].parent / "shared" / "data" / "model-configs").glob("*.json"))
 
 
-def config(family: str, hidden: int, layers: int, heads: int, kv: int, width: int, vocab: int, **more: Any) -> dict[str, Any]:
-    """A config.json with the usual keys."""
-    return {
-        "model_type": family, "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
-        "num_key_value_heads": kv, "intermediate_size": width, "vocab_size": vocab, "max_position_embeddings": 4096,
-        "tie_word_embeddings": False, **more,
-    }  # fmt: skip
-
-
-LLAMA = config("llama", 4096, 32, 32, 8, 14336, 128256)
-QWEN_72B = config("qwen2", 8192, 80, 64, 8, 29568, 152064)
-MIXTRAL = config("mixtral", 4096, 32, 32, 8, 14336, 32000, num_local_experts=8)
-QWEN3_30B = config("qwen3_moe", 2048, 48, 32, 4, 6144, 151936, head_dim=128, num_experts=128, moe_intermediate_size=768)
-DEEPSEEK_V3 = config(
-    "deepseek_v3", 7168, 61, 128, 128, 18432, 129280, moe_intermediate_size=2048, n_routed_experts=256, n_shared_experts=1,
-    first_k_dense_replace=3, num_nextn_predict_layers=1,
-)  # fmt: skip
-GPT_OSS_20B = config(
-    "gpt_oss", 2880, 24, 64, 8, 2880, 201088, head_dim=64, num_local_experts=32, quantization_config={"quant_method": "mxfp4"}
-)
-OPT_6_7B = config("opt", 4096, 32, 32, 32, 16384, 50272, max_position_embeddings=2048, tie_word_embeddings=True)
-GEMMA_2_27B = config("gemma2", 4608, 46, 32, 16, 36864, 256000, head_dim=128, tie_word_embeddings=True)
-NEMOTRON_H_8B = config(
-    "nemotron_h", 4096, 52, 32, 8, 21504, 131072, mamba_num_heads=128, mamba_head_dim=64, ssm_state_size=128, n_groups=8,
-    conv_kernel=4, head_dim=128, hybrid_override_pattern="M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
-)  # fmt: skip
-QWEN_VL_7B = config("qwen2_5_vl", 3584, 28, 28, 4, 18944, 152064) | {
-    "vision_config": {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "patch_size": 14}
-}
+LLAMA = bundled("meta-llama/Llama-3.1-8B", max_position_embeddings=4096, rope_scaling=None)
+QWEN_72B, MIXTRAL = bundled("Qwen/Qwen2.5-72B-Instruct"), bundled("mistralai/Mixtral-8x7B-v0.1")
+QWEN3_30B, DEEPSEEK_V3 = bundled("Qwen/Qwen3-30B-A3B"), bundled("deepseek-ai/DeepSeek-V3", quantization_config=None)
+GPT_OSS_20B, OPT_6_7B = bundled("openai/gpt-oss-20b"), bundled("facebook/opt-6.7b")
+GEMMA_2_27B, QWEN_VL_7B = bundled("google/gemma-2-27b-it"), bundled("Qwen/Qwen2.5-VL-7B-Instruct")
+NEMOTRON_H_8B: dict[str, Any] = {
+    "model_type": "nemotron_h", "hidden_size": 4096, "num_hidden_layers": 52, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "intermediate_size": 21504, "vocab_size": 131072, "max_position_embeddings": 4096,
+    "tie_word_embeddings": False, "mamba_num_heads": 128, "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 8,
+    "conv_kernel": 4, "head_dim": 128, "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+}  # fmt: skip
 
 
 def _on(tensor: int = 1, pipeline: int = 1, data: int = 1, **changes: Any) -> Settings:
@@ -65,35 +48,21 @@ def shape_of(config: dict[str, Any]) -> ModelShape:
     return ModelShape.from_config(config)
 
 
-PUBLISHED = {
-    "Llama-3.1-8B": (LLAMA, 8_030_261_248),
-    "Qwen2.5-72B": (QWEN_72B, 72_706_203_648),
-    "Mixtral-8x7B": (MIXTRAL, 46_702_792_704),
-    "Qwen3-30B-A3B": (QWEN3_30B, 30_532_122_624),
-    "DeepSeek-V3": (DEEPSEEK_V3, 671_026_419_200),
-    "OPT-6.7B": (OPT_6_7B, 6_658_473_984),
-    "Gemma-2-27B": (GEMMA_2_27B, 27_227_128_320),
-    "Qwen3-0.6B": (
-        config("qwen3", 1024, 28, 16, 8, 3072, 151936, head_dim=128, tie_word_embeddings=True), 596_049_920),
-    "Phi-4": (config("phi3", 5120, 40, 40, 10, 17920, 100352), 14_659_507_200),
-    "Phi-2": (config("phi", 2560, 32, 32, 32, 10240, 51200), 2_779_683_840),
-    "GPT-J-6B": ({"model_type": "gptj", "n_embd": 4096, "n_layer": 28, "n_head": 16, "vocab_size": 50400, "n_positions": 2048,
-                  "tie_word_embeddings": False}, 6_050_882_784),
-    "Falcon-7B": ({"model_type": "falcon", "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71,
-                   "multi_query": True, "vocab_size": 65024, "tie_word_embeddings": True}, 6_921_720_704),
-    "GPT-NeoX-20B": (config("gpt_neox", 6144, 44, 64, 64, 24576, 50432), 20_554_567_680),
-    "Llama-2-7B": (config("llama", 4096, 32, 32, 32, 11008, 32000), 6_738_415_616),
-    "Granite-3.1-8B": (config("granite", 4096, 40, 32, 8, 12800, 49155, tie_word_embeddings=True), 8_170_848_256),
-    "OLMo-2-7B": (config("olmo2", 4096, 32, 32, 32, 11008, 100352), 7_298_617_344),
-    "Qwen2.5-VL-7B": (QWEN_VL_7B, 8_292_166_656),
-}  # fmt: skip
-
-
-@each("name", PUBLISHED)
-def test_parameter_counts_are_the_published_ones(name: str) -> None:
+@each(
+    ("name", "published"),
+    {
+        "meta-llama/Llama-3.1-8B": 8_030_261_248, "Qwen/Qwen2.5-72B-Instruct": 72_706_203_648,
+        "mistralai/Mixtral-8x7B-v0.1": 46_702_792_704, "Qwen/Qwen3-30B-A3B": 30_532_122_624,
+        "deepseek-ai/DeepSeek-V3": 671_026_419_200, "facebook/opt-6.7b": 6_658_473_984, "google/gemma-2-27b-it": 27_227_128_320,
+        "Qwen/Qwen3-0.6B": 596_049_920, "microsoft/phi-4": 14_659_507_200, "microsoft/phi-2": 2_779_683_840,
+        "EleutherAI/gpt-j-6b": 6_050_882_784, "tiiuae/falcon-7b": 6_921_720_704, "EleutherAI/gpt-neox-20b": 20_554_567_680,
+        "meta-llama/Llama-2-7b-hf": 6_738_415_616, "ibm-granite/granite-3.1-8b-instruct": 8_170_848_256,
+        "allenai/OLMo-2-1124-7B": 7_298_617_344, "Qwen/Qwen2.5-VL-7B-Instruct": 8_292_166_656,
+    }.items(),
+)  # fmt: skip
+def test_parameter_counts_are_the_published_ones(name: str, published: int) -> None:
     """Every tensor of the family is there: the count is the one on the model's page, to the last parameter."""
-    config, published = PUBLISHED[name]
-    assert parameters(shape_of(config)) == published
+    assert parameters(shape_of(bundled(name))) == published
 
 
 def test_parameter_counts_published_in_billions() -> None:
@@ -106,10 +75,10 @@ def test_parameter_counts_published_in_billions() -> None:
     ("config", "placement", "quantization", "measured"),
     [
         (QWEN_72B | {"max_position_embeddings": 131072}, _on(2), None, 67.82),
-        (GEMMA_2_27B | {"max_position_embeddings": 8192}, _on(), None, 50.72),
-        (MIXTRAL | {"max_position_embeddings": 32768}, _on(2), None, 43.51),
-        (QWEN3_30B | {"max_position_embeddings": 40960}, _on(), None, 56.88),
-        (QWEN3_30B | {"max_position_embeddings": 40960}, _on(2), "fp8", 14.53),
+        (GEMMA_2_27B, _on(), None, 50.72),
+        (MIXTRAL, _on(2), None, 43.51),
+        (QWEN3_30B, _on(), None, 56.88),
+        (QWEN3_30B, _on(2), "fp8", 14.53),
         (OPT_6_7B, _on(), None, 12.40),
     ],
 )
@@ -134,14 +103,14 @@ def test_tied_embeddings_count_once() -> None:
 
 def test_the_vocabulary_is_padded() -> None:
     """49,155 rows become 49,216 before they are cut."""
-    odd, even = (shape_of(config("llama", 4096, 2, 32, 8, 14336, vocab)) for vocab in (49155, 49216))
+    odd, even = (shape_of(LLAMA | {"num_hidden_layers": 2, "vocab_size": vocab}) for vocab in (49155, 49216))
     assert weights_from_shape(odd).value == weights_from_shape(even).value
     assert parameters(odd) < parameters(even)
 
 
 def test_keys_are_copied_beyond_the_kv_heads() -> None:
     """With more ranks than KV heads every rank keeps one whole head of keys and values."""
-    shape = shape_of(config("llama", 4096, 32, 32, 2, 14336, 128256))
+    shape = shape_of(LLAMA | {"num_key_value_heads": 2})
     four, eight = (weights_from_shape(shape, _on(n)).value for n in (4, 8))
     keys = 32 * 2 * 128 * 4096 * 2  # one head of k and of v in each of 32 layers
     assert 2 * eight - four == pytest.approx(keys, rel=0.15)
@@ -197,8 +166,7 @@ def test_ignored_modules_stay_as_they_are() -> None:
 
 def test_gpt_oss_experts_are_padded() -> None:
     """gpt-oss-120b holds 65.97 GiB on one GPU, because its kernel grows 2880 by 2880 to 2944 by 3072."""
-    config = GPT_OSS_20B | {"num_hidden_layers": 36, "num_local_experts": 128, "max_position_embeddings": 131072}
-    found = weights_from_shape(shape_of(config))
+    found = weights_from_shape(shape_of(bundled("openai/gpt-oss-120b")))
     assert found.value / GIB == pytest.approx(65.965, abs=0.05)
     assert found.low / GIB <= 61.29, "what it took on an H200 with Triton's kernel, which does not pad"
 
@@ -228,11 +196,11 @@ def test_every_public_config_is_planned(path: Path) -> None:
 def test_lora_slots() -> None:
     """One slot of rank 16 on Mistral 7B takes the 0.08 GiB that its start shows; Llama's words have slots too: with them its
     start took the 6.34 GiB that an H200 showed. Over two stages the last one of a tied model holds the table and the head."""
-    mistral = shape_of(config("mistral", 4096, 32, 32, 8, 14336, 32000))
+    mistral = shape_of(LLAMA | {"architectures": [], "model_type": "mistral", "vocab_size": 32000})
     one, wide = (_on(max_loras=1, max_lora_rank=rank) for rank in (16, 512))
     assert lora_bytes(mistral, one).value == 83_886_080
     assert lora_bytes(mistral, replace(one, max_loras=4)).value == 4 * 83_886_080
-    llama = config("llama", 4096, 4, 32, 8, 14336, 256000) | {"architectures": ["LlamaForCausalLM"]}
+    llama = LLAMA | {"num_hidden_layers": 4, "vocab_size": 256000}
     apart, tied = (shape_of(llama | {"tie_word_embeddings": is_tied}) for is_tied in (False, True))
     slots = lora_bytes(apart, wide)
     assert (weights_from_shape(apart, _on(release="0.21.0")).value + slots.value) / GIB == pytest.approx(6.34, abs=0.02)
@@ -372,37 +340,28 @@ def moe_tensors(shape: ModelShape) -> Iterator[Tensor]:
 
 
 def test_a_whole_checkpoint_is_its_bytes() -> None:
-    """On one GPU the estimate is every tensor's bytes and the rotary table, and it is exact."""
+    """On one GPU every tensor's bytes and the rotary table, and it is exact; 32 bits are loaded in the served type."""
     shape = ModelShape.from_config(LLAMA)
     estimate = weights_from_tensors(dense_tensors(shape), shape)
     assert estimate.is_exact
     assert estimate.value == 2 * 8_030_261_248 + ROTARY
-
-
-def test_a_32_bit_checkpoint_is_served_in_16_bits() -> None:
-    """What is stored in 32 bits is loaded in the served type, unless that is float32."""
-    shape = ModelShape.from_config(LLAMA)
     assert weights_from_tensors(dense_tensors(shape, "F32"), shape).value == 2 * 8_030_261_248 + ROTARY
     assert weights_from_tensors(dense_tensors(shape), shape, _on(dtype="float32")).value == 2 * (2 * 8_030_261_248 + ROTARY)
 
 
-@pytest.mark.parametrize("placement", [_on(2), _on(8), _on(16), _on(4, 2), _on(1, 3)])
-def test_the_shape_agrees_with_the_tensors(placement: Settings) -> None:
-    """Cut by name or by the family's rules, a rank weighs the same but for the allocator's rounding."""
-    shape = ModelShape.from_config(LLAMA)
-    exact = weights_from_tensors(dense_tensors(shape), shape, placement)
-    assert exact.is_exact
-    assert weights_from_shape(shape, placement).value == pytest.approx(exact.value, rel=0.002)
-
-
-@pytest.mark.parametrize("placement", [_on(), _on(4), _on(4, expert_parallel=True), _on(2, 1, 4, expert_parallel=True)])
-def test_experts_agree_too(placement: Settings) -> None:
-    """Experts cut by width or by count weigh the same either way."""
-    shape = ModelShape.from_config(MOE)
-    exact = weights_from_tensors(moe_tensors(shape), shape, placement)
-    assert exact.is_exact
-    assert weights_from_shape(shape, placement).value == pytest.approx(exact.value, rel=0.005)
-    assert exact.value * placement.tensor_parallel * placement.data_parallel >= 2 * parameters(shape)
+def test_the_shape_agrees_with_the_tensors() -> None:
+    """Cut by name or by the family's rules, experts by width or by count: a rank weighs the same but for the rounding."""
+    for placement in (_on(2), _on(8), _on(16), _on(4, 2), _on(1, 3)):
+        shape = ModelShape.from_config(LLAMA)
+        exact = weights_from_tensors(dense_tensors(shape), shape, placement)
+        assert exact.is_exact
+        assert weights_from_shape(shape, placement).value == pytest.approx(exact.value, rel=0.002)
+    for placement in (_on(), _on(4), _on(4, expert_parallel=True), _on(2, 1, 4, expert_parallel=True)):
+        shape = ModelShape.from_config(MOE)
+        exact = weights_from_tensors(moe_tensors(shape), shape, placement)
+        assert exact.is_exact
+        assert weights_from_shape(shape, placement).value == pytest.approx(exact.value, rel=0.005)
+        assert exact.value * placement.tensor_parallel * placement.data_parallel >= 2 * parameters(shape)
 
 
 def test_a_tied_head_and_mtp_layers_are_not_loaded() -> None:
@@ -428,7 +387,15 @@ def test_scales_and_packed_weights_follow_their_matrix() -> None:
         ("model.layers.0.mlp.down_proj.weight_scale", "F32", (4096, 1)),
         ("model.layers.0.mlp.down_proj.input_scale", "F32", ()),
     ]
+    # An expert's scale per output of its second matrix is on every rank that holds a part of its width; its first one's is cut.
+    experts: list[Tensor] = [
+        ("model.layers.0.mlp.experts.0.down_proj.weight_scale", "F32", (4096, 1)),
+        ("model.layers.0.mlp.experts.0.down_proj.bias_scale", "F32", (4096,)),
+        ("model.layers.0.mlp.experts.0.up_proj.weight_scale", "F32", (768, 1)),
+        ("model.layers.0.mlp.experts.0.down_proj.weight", "F8_E4M3", (4096, 768)),
+    ]
     two = _on(2)
+    assert weights_from_tensors(experts, shape, two).value == 2 * 4096 * 4 + 768 * 4 // 2 + 4096 * 768 // 2 + ROTARY
     assert weights_from_tensors(column, shape, two).value == (14336 * 4096 + 14336 * 4) // 2 + ROTARY
     assert weights_from_tensors(row, shape, two).value == 14336 * 4096 // 2 + 4096 * 4 + 4 + ROTARY
 

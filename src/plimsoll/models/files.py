@@ -420,7 +420,7 @@ def _bundled_config(name: str) -> dict[str, object]:
     """The facts of one model, laid over those of the model it is like."""
     entry = _catalogue()["models"][name]
     base = _bundled_config(entry["like"]) if "like" in entry else {}
-    return _over(base, entry.get("config", {}))
+    return overlaid(base, unpack(entry.get("config", {})))
 
 
 def nearest_names(name: str, most: int = 3) -> tuple[str, ...]:
@@ -439,19 +439,16 @@ def nearest_names(name: str, most: int = 3) -> tuple[str, ...]:
     return tuple(known for ratio, known in ranked[:most] if ratio >= 0.5)
 
 
-def _over(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, object]:
-    """`changes` laid over `base`, object by object; what is null in a config.json counts as absent there too."""
+def overlaid(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, object]:
+    """`changes` laid over `base`, object by object."""
     merged: dict[str, object] = dict(base)
     for key, value in changes.items():
         old = merged.get(key)
-        if isinstance(value, dict) and "~of" not in value and isinstance(old, dict):
-            merged[key] = _over(old, value)
-        else:
-            merged[key] = unpack(value)
+        merged[key] = overlaid(old, value) if isinstance(value, dict) and isinstance(old, dict) else value
     return merged
 
 
-def unpack(value: Any) -> object:
+def unpack(value: Any) -> Any:
     """Undo `pack`."""
     if isinstance(value, list):
         return [unpack(item) for item in value]

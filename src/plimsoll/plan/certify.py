@@ -14,6 +14,7 @@ too low: every band is taken at its bad end and the bad ends are added. Allocati
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -564,10 +565,7 @@ def _batch_kind(step: LargestStep, ledger: Ledger, room: int, replan: Replan) ->
 
 def _largest(low: int, high: int, fits: Callable[[int], bool]) -> int:
     """The largest number that fits, where `low` is taken to and `high` does not."""
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return low + bisect_left(range(low + 1, high), 1, key=lambda number: not fits(number))
 
 
 def _closes(kind: str, question: Question) -> str:
@@ -630,13 +628,14 @@ def _smaller_request(question: Question, kind: str | None) -> str:
         shares = [round(share * SHARE_STEP, 3) for share in range(most, 0, -1)]
         changed = [replace(settings, utilization=share) for share in shares]
         flags = [f"--gpu-memory-utilization {share:g}" for share in shares]
-    low, high = 0, len(changed)
-    while low < high:  # the first that closes it, whether or not it still fits: the smaller the cache, the more is left
-        middle = (low + high) // 2
-        left = assess(replace(question, settings=changed[middle])).open_kinds
-        is_open = any(kind in (None, other.phase.kind) for other in left)
-        low, high = (middle + 1, high) if is_open else (low, middle)
-    return flags[low] if low < len(changed) and _is_closed(kind, assess(replace(question, settings=changed[low]))) else ""
+
+    def closes(smaller: Settings) -> bool:
+        left = assess(replace(question, settings=smaller)).open_kinds
+        return not any(kind in (None, other.phase.kind) for other in left)
+
+    # The first that closes it, whether or not it still fits: the smaller the cache, the more is left.
+    at = bisect_left(changed, 1, key=closes)
+    return flags[at] if at < len(changed) and _is_closed(kind, assess(replace(question, settings=changed[at]))) else ""
 
 
 def smallest_request(kind: Kind) -> str:

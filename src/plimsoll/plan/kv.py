@@ -9,6 +9,7 @@ Block 0 is the null block: vLLM counts it among `num_blocks` and never hands it 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -411,11 +412,7 @@ class _Pool:
         """The longest request up to `limit` that passes the check, of one rank or of all; 0 where one token does not."""
         ranks = range(len(self.block_bytes)) if rank is None else [rank]
         budget = min(self.checked[index] // self.block_bytes[index] for index in ranks)
-        fits, beyond = 0, limit + 1
-        while beyond - fits > 1:
-            middle = (fits + beyond) // 2
-            fits, beyond = (middle, beyond) if self.blocks_at(middle) <= budget else (fits, middle)
-        return fits
+        return bisect_right(range(1, limit + 1), budget, key=self.blocks_at)
 
     def refusal(self, length: int) -> KvRefusal | None:
         """What the first rank that fails vLLM's check would say."""

@@ -18,7 +18,7 @@ from plimsoll.findings import Finding
 from plimsoll.hardware.cards import Vendor, gpu_named, read_cards
 from plimsoll.launch.check_flags import LEFT_OUT, FlagReport, check
 from plimsoll.launch.command_line import Launch, config_of, launches_named
-from plimsoll.models.files import read_model
+from plimsoll.models.files import overlaid, read_model
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.certify import Certificate, certificate_of
 from plimsoll.plan.findings import Advice, advise, band_notes, findings_of, stops_the_start
@@ -150,7 +150,7 @@ def _read_model(name: str, revision: str | None, overrides: Mapping[str, object]
         return Hub.from_environment()
 
     files = read_model(name, hub=hub, revision=revision)
-    shape = ModelShape.from_config(_overridden(files.config, overrides))
+    shape = ModelShape.from_config(overlaid(files.config, overrides))
     # Whether the weights are known not to be packed: by their names, or because the catalogue holds such models' originals.
     # A folder or a repository may say so in a file of its own, and --hf-overrides may name one.
     if files.tensors is None:
@@ -160,15 +160,6 @@ def _read_model(name: str, revision: str | None, overrides: Mapping[str, object]
     if overrides.keys() & {"quantization_config_file", "quantization_config_dict_json"}:
         unquantised = False
     return ModelFacts(name, shape, files.tensors, files.total_bytes, unquantised), (*files.notes, *shape.notes)
-
-
-def _overridden(config: Mapping[str, object], overrides: Mapping[str, object]) -> dict[str, object]:
-    """A configuration with --hf-overrides applied, nested ones into what is nested."""
-    merged = dict(config)
-    for key, value in overrides.items():
-        inner = merged.get(key)
-        merged[key] = _overridden(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
-    return merged
 
 
 def card_of(options: CardOptions) -> Card:
