@@ -63,10 +63,9 @@ def contains_any(lines: Iterable[LogLine], *writers: str, vllm: bool = False) ->
 MOST_QUOTED = 6  # lines of evidence for one finding: enough to check, short enough to read
 LONGEST_QUOTE = 400
 
-# Stamps that a kernel line may still carry, in any order and number: <6>, [12345.678901], [Sat Nov 15 08:00:00 2026], kernel:
-_STAMPS = (
-    r"(?:\s{0,8}(?:<\d{1,3}>|\[[ \d]{1,12}\.\d{1,9}\]|\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]{2} [\d:]{8} \d{4}\]|kernel:)){1,4}\s?"
-)
+# Stamps that a kernel line may still carry, in any order and number: <6>, [12345.678901], kernel:, and that of `dmesg -T`,
+# [Sat Nov 15 08:00:00 2026], with day and month in the language of whoever asked.
+_STAMPS = r"(?:\s{0,8}(?:<\d{1,3}>|\[[ \d]{1,12}\.\d{1,9}\]|\[[^\[\]]{4,24} \d\d:\d\d:\d\d \d{4}\]|kernel:)){1,4}\s?"
 
 _VLLM = ("vllm", "ray::", "pt_main_thread", "lmcache", "mooncake")  # and what serves it KV blocks
 _PYTHON = ("python", "uvicorn", "api_server", "enginecore", "multiproc")

@@ -27,6 +27,7 @@ from plimsoll.doctor.rules.timeline import (
     ServerProgress,
     ServerRun,
     TracebackFrame,
+    is_whole_and_foreign,
     step_of_frames,
     step_of_progress,
 )
@@ -221,7 +222,10 @@ def find_symptoms(
         if hit.text.role not in (Role.CAUSE, Role.OUT_OF_MEMORY) or len(found) >= MOST_SYMPTOMS:
             continue
         owner = owners.of(hit.at)
+        if owner is not None and hit.at > owner.at and hit.text.code is Code.STARTUP_BAD_FLAG:
+            owner = None  # the parser's own line, below somebody's exception
         text = timeline.log.lines[hit.at].text
+        following = timeline.log.lines[hit.at + 1].text if hit.at + 1 < len(timeline.log.lines) else ""
         is_code = text.lstrip().startswith("raise ") or (owner is not None and hit.at < owner.at and text.startswith("    "))
         if is_code and (owner is None or owner.kind):
             continue  # a traceback quotes it, and what it raised stands below; where it breaks off, its code is all there is
@@ -243,7 +247,7 @@ def find_symptoms(
                 names = {line.process for line in timeline.log.lines[run.first : run.end] if "orker" in line.process}
                 pids = frozenset(int(match[1]) for name in names if (match := re.search(r"pid=(\d{1,10})", name)))
             found.append(_out_of_memory(timeline, hit, owner, exceptions, pids))
-        elif hit.text.code is None or (owner is None and ", retrying " in text):
+        elif hit.text.code is None or (owner is None and (", retrying " in text or following.startswith("Retrying in "))):
             continue
         elif (
             owner is not None and is_consequence(owner) and hit.text.code.startswith("other.")
@@ -259,7 +263,7 @@ def find_symptoms(
             continue
         if _is_of_a_side_thread(one) or not _is_fatal(one, timeline):
             continue
-        if re.search(_RAN_OUT, one.message[:2_000]):  # of a device whose words nobody here knows
+        if re.search(_RAN_OUT, one.message.partition("\n")[0][:2_000]):  # of a device whose words nobody here knows
             found.append(_out_of_memory(timeline, Hit(_ANY_DEVICE, one.at), one, exceptions, ())._replace(confidence=0.6))
         else:
             found.append(Symptom(one.at, _kind_of(one, timeline), 0.6, None, one))
@@ -272,17 +276,11 @@ def find_symptoms(
 def _strangers(timeline: LogTimeline, exceptions: Sequence[LoggedException]) -> frozenset[int]:
     """The lines of exceptions that another program raised: whole tracebacks, no call of which is vLLM's, in a server's log.
 
-    What one of vLLM's own was raised from is vLLM's; and so is what nothing was written after.
+    What one of vLLM's own was raised from is vLLM's; and so is what nothing was written after, unless an API server had come
+    up, whose errors pass through vLLM, or the engine had died already: then it is a client's on the same terminal.
     """
     lines = timeline.log.lines
-
-    def is_whole_and_foreign(one: LoggedException) -> bool:
-        if one.process or not one.frames or lines[one.at].place or "Traceback (" not in lines[one.first].text:
-            return False
-        ours = ("vllm", "/multiprocessing/spawn", ".pyx")
-        return not any(part in frame.file.lower() for frame in one.frames for part in ours)
-
-    if not any(map(is_whole_and_foreign, exceptions)):
+    if not any(is_whole_and_foreign(one, lines) for one in exceptions):
         return frozenset()
     if not timeline.milestones and not any(line.process or line.place for line in lines):
         return frozenset()
@@ -290,10 +288,17 @@ def _strangers(timeline: LogTimeline, exceptions: Sequence[LoggedException]) -> 
     ours: set[int] = set()
     for one in timeline.exceptions:
         at: LoggedException | None = one
-        while at is not None and at.at not in ours and (at is not one or not is_whole_and_foreign(at)):
+        while at is not None and at.at not in ours and (at is not one or not is_whole_and_foreign(at, lines)):
             ours.add(at.at)
             at = timeline.exceptions[at.cause] if at.cause is not None else None
-    return frozenset(one.at for one in exceptions if one.at not in ours and one.at + one.message.count("\n") < last)
+    died = [hit.at for hit in timeline.hits if hit.text.role is Role.DEATH and hit.text.name not in _WEAK_DEATHS]
+
+    def is_last_word(one: LoggedException) -> bool:
+        first = timeline.run_at(one.first).first
+        is_late = timeline.came_up_before(one.first) or any(first <= at < one.first for at in died)
+        return one.at + one.message.count("\n") >= last and not is_late
+
+    return frozenset(one.at for one in exceptions if one.at not in ours and not is_last_word(one))
 
 
 _RAN_OUT = r"(?i)\bout of memory\b|\bnot enough (?:device |free |gpu )?(?:memory|space) (?:to|for) (?:allocate|allocation)"
@@ -375,13 +380,15 @@ def _is_fatal(one: LoggedException, timeline: LogTimeline) -> bool:
         return False
     if not one.frames:  # somebody's error on the way, unless nothing came after it
         goes_on = bool(timeline.milestones) and timeline.milestones[-1][0] > one.at
-        return inside or (not one.process and not goes_on)
+        return inside or not (one.process or goes_on or timeline.came_up_before(one.at))
     if inside or timeline.serves_after(one.at):
         return inside
-    # Beside an engine that serves, it ended something where a death or nothing follows.
+    # Beside an engine that serves, it ended something where a death or nothing follows; an API server's own end is told inside.
     lines, end = timeline.log.lines, timeline.run_at(one.at).end
     if timeline.progress_at(one.at) is not ServerProgress.SERVING or any(hit.text.role is Role.DEATH for hit in timeline.hits):
         return True
+    if timeline.came_up_before(one.first):
+        return False
     return not any(line.text.strip() for line in lines[one.at + one.message.count("\n") + 1 : end])
 
 
@@ -732,7 +739,11 @@ def _is_memory_failure(
 
 _ABOUT_MEMORY = r"(?i)\bmemory\b|\bOOM\b|\ballocation\b|\balloc\w{0,9}\b.{0,40}(?:fail|bytes|\d ?[KMGT]i?B)|fail.{0,40}\balloc"
 
-_REFUSED = r"(?i)\bunsupported\b|(?:not|n't) (?:currently |yet )?support|not implemented|\billegal\b"  # whatever of memory
+# A wrong setting or shape, whatever it says of memory.
+_REFUSED = (
+    r"(?i)\bunsupported\b|(?:not|n't) (?:currently |yet )?support|not implemented|\billegal\b|"
+    r"\b(?:must be|is not|not) (?:a )?(?:multiple of|power of|divisible by)"
+)
 
 
 def _is_cut(timeline: LogTimeline) -> bool:

@@ -83,6 +83,14 @@ class LoggedException(NamedTuple):
         return frozenset(frame.function for frame in self.frames)
 
 
+def is_whole_and_foreign(one: LoggedException, lines: Sequence[LogLine]) -> bool:
+    """True for a whole traceback that nobody of vLLM's signs and none of whose calls is vLLM's."""
+    if one.process or not one.frames or lines[one.at].place or "Traceback (" not in lines[one.first].text:
+        return False
+    ours = ("vllm", "/multiprocessing/spawn", ".pyx")
+    return not any(part in frame.file.lower() for frame in one.frames for part in ours)
+
+
 class _Stream:
     """The part of a traceback that one process has printed so far."""
 
@@ -357,7 +365,7 @@ MOST_RUNS = 50  # the last ones; those before them are one
 
 
 _REQUESTS = ('"POST /v1/', "Received request ", "Added request ")
-_UP = ("Application startup complete", "Uvicorn running on")
+UP = ("Application startup complete", "Uvicorn running on")
 
 
 class Hit(NamedTuple):
@@ -406,12 +414,18 @@ class LogTimeline(NamedTuple):
             for at in range(index + 20, min(run.end, index + 2_000))
         )
 
+    def came_up_before(self, index: int) -> bool:
+        """True if an API server had come up before this line, in the same life."""
+        first = self.run_at(index).first
+        some = self.serving[bisect_left(self.serving, first) : bisect_left(self.serving, index)]
+        return any(word in self.log.lines[at].text for at in some for word in UP)
+
     def goes_on_after(self, index: int, process: str | None = None) -> bool:
         """True if a later step of the same start, or work, follows this line: what it tells was overcome."""
         end = self.run_at(index).end
         for at, step in self.milestones[bisect_left(self.milestones, (index + 1,)) :]:
             line = self.log.lines[at]
-            is_step = step is not ServerProgress.SERVING or any(word in line.text for word in _UP)
+            is_step = step is not ServerProgress.SERVING or any(word in line.text for word in UP)
             if at < end and is_step and process in (None, line.process):
                 return True
         return self.serves_after(index)
@@ -528,7 +542,10 @@ def _runs(lines: Sequence[LogLine], hits: Sequence[Hit], exceptions: Sequence[Lo
     API server has spoken since the last one began.
     """
     raised = {one.at for one in exceptions}
-    ends = [hit.at for hit in hits if hit.text.role is not Role.NOISE and (hit.at in raised or not hit.text.may_go_on)]
+    # Another program's exception, with the line that announces it, ends no server.
+    foreign = {at for one in exceptions if is_whole_and_foreign(one, lines) for at in range(one.first - 1, one.at + 1)}
+    own = [hit for hit in hits if hit.text.role is not Role.NOISE and hit.at not in foreign]
+    ends = [hit.at for hit in own if hit.at in raised or not hit.text.may_go_on]
     over = [hit.at for hit in hits if hit.text.role is Role.STOP]
     starts, introduced, by_api = [0], False, False
     for index, line in enumerate(lines):
