@@ -348,15 +348,14 @@ class Conductor:
         self._beside[plan.engine] = asyncio.create_task(self._alone(plan.engine, lambda: self._begin(plan, run)))
 
     async def _alone(self, engine: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Does what runs beside the turns; where the journal fails it, guard stops acting."""
-        try:
-            await work()
-        except PlimsollError as error:
-            self.runs.pop(engine, None)
-            self.stop_acting(error)
+        with self.stopping():
+            try:
+                await work()
+            except PlimsollError:
+                self.runs.pop(engine, None)
+                raise
 
     def _due(self, decisions: Sequence[Decision]) -> list[ActionPlan]:
-        """The plans that are not begun yet and may be tried now."""
         is_open = self.engines_at_work()
         due = [
             plan for plan in decisions

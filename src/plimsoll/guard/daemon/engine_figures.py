@@ -287,7 +287,6 @@ def _ranks(samples: Samples, engine: Engine | None, engines: Sequence[str]) -> t
 
 
 def _one(samples: Samples, name: str) -> float | None:
-    """The value of a sample that occurs once."""
     found = samples.get(name, ())
     return found[0][1] if len(found) == 1 and 0.0 <= found[0][1] <= NUMBER_MAX else None
 

@@ -438,7 +438,6 @@ class EngineWatcher:
     async def _json(
         self, client: HttpClient, path: str, end_s: float, most: int = SMALL_MAX, headers: Mapping[str, str] | None = None
     ) -> Mapping[str, Any]:
-        """The JSON object at a path; an empty one for anything else."""
         reply = await client.call("GET", path, b"", headers, deadline_s=self._left(end_s), most_bytes=most)
         return reply.table() if reply.status == 200 else {}
 

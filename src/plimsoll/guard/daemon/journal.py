@@ -390,7 +390,6 @@ class Journal:
 
 
 def _write_rows(path: Path, entries: Iterable[Entry]) -> None:
-    """Writes a file with these entries, whole or not at all."""
     with contextlib.closing(_connect(path, "rwc")) as database:
         path.chmod(0o600)
         database.execute("BEGIN")

@@ -211,7 +211,7 @@ class ManualDrains:
                 await asyncio.wait_for(self._back[engine].wait(), min(self._pause_s, max(0.01, renew_s - loop.time())))
 
     async def _renew(self, run: ActionRun) -> Outcome:
-        """Renews the lease and keeps it out of a balancer that forgot it (a reload); failed if that is impossible."""
+        """Also of a balancer that forgot it (a reload); failed if that is impossible."""
         gate, balancer = self._adapters[run.engine].gate, self._adapters[run.engine].balancer
         # The gate first: if another guard owns the engine by now, the balancer is that guard's, too.
         if gate is not None:
@@ -227,7 +227,6 @@ class ManualDrains:
         return done("it is out")
 
     def _show(self, run: ActionRun) -> None:
-        """Shows its state, unless the conductor has begun an action on it."""
         mine = self.runs.get(run.engine)
         if mine is None or mine.action == run.action:
             self.runs[run.engine] = run

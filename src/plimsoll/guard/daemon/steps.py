@@ -492,7 +492,6 @@ class ActionSteps:
         return f"{outcome.message}: guard leaves it stopped" if outcome.is_done and outcome.facts.get("by_hand") else ""
 
     async def _began_anew(self, run: ActionRun) -> bool:
-        """Another process runs than the one that was to be stopped."""
         restarter = self.adapters.restarter
         if run.facts.get("had_ended") and restarter is not None and await restarter.is_running() is True:
             return True  # somebody has started it meanwhile
