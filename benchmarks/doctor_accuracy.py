@@ -25,6 +25,7 @@ from plimsoll.doctor.rules.diagnose import diagnose
 from plimsoll.doctor.rules.log_text import Log
 from plimsoll.doctor.rules.timeline import read_timeline
 from plimsoll.vllm.failure_texts import TEXTS, FailureText
+from plimsoll.vllm.versions import spans_of
 
 ROOT = Path(__file__).parents[1]
 LOGS = ROOT.parent / "shared" / "data" / "logs"
@@ -116,7 +117,11 @@ def judged(labelled: Labelled, log: Log, texts: Sequence[FailureText]) -> Scored
 def left_out(taught: Mapping[str, set[str]], source: str, *, strictly: bool) -> list[FailureText]:
     """The texts that stay when what one source alone taught is forgotten."""
     alone = taught[source].difference(*(names for other, names in taught.items() if other != source))
-    return [text for text in TEXTS if text.name not in alone or text.seen_in() or not (strictly or _is_nobodys(text))]
+    return [
+        text
+        for text in TEXTS
+        if text.name not in alone or spans_of("failure_texts", text.name) or not (strictly or _is_nobodys(text))
+    ]
 
 
 def _is_nobodys(text: FailureText) -> bool:

@@ -11,7 +11,7 @@ from plimsoll.vllm.failure_texts import TEXTS
 
 def read_failure_texts(tree: SourceTree) -> list[dict[str, Any]]:
     """The names of our texts whose fragment stands in the release's source."""
-    missing = {text.name: text.of_source() for text in TEXTS if text.speaker == "vllm"}
+    missing = {text.name: (text.needle if text.fragment is None else text.fragment) for text in TEXTS if text.speaker == "vllm"}
     found: list[str] = []
     for file in tree.files:
         source = joined(file.read_text(encoding="utf-8"))

@@ -17,7 +17,6 @@ from plimsoll.vllm.failure_texts import (
     TEXTS,
     FailureText,
     Role,
-    seen_in,
 )
 from tests.each import each, rows
 from tests.vllm.test_flags import CASES
@@ -33,7 +32,7 @@ def _says(text: FailureText, line: str) -> bool:
 @each("text", TEXTS, ids=lambda text: text.name)
 def test_every_text_of_vllms_was_seen_in_a_wheel_and_no_other_claims_to_be(text: FailureText) -> None:
     """No text rests on one log: vLLM's own stand in the source of at least one release."""
-    assert bool(text.seen_in()) == (text.speaker == "vllm"), text.of_source()
+    assert bool(versions.spans_of("failure_texts", text.name)) == (text.speaker == "vllm")
     assert text.fragment is None or text.speaker == "vllm"
 
 
@@ -87,14 +86,14 @@ FUNCTIONS = sorted({function for _, functions in STEP_FRAMES for function in fun
 @each("function", FUNCTIONS)
 def test_every_function_is_defined_in_a_release(function: str) -> None:
     """No step is known by a function that vLLM never had."""
-    assert seen_in(function)
+    assert versions.spans_of("frames", function)
 
 
 def test_every_step_is_known_in_the_newest_release() -> None:
     """No function means two steps, and no row belongs to one that is gone."""
     assert set(versions.rows("frames")) == set(FUNCTIONS)
-    assert seen_in("no_such_function") == ()
+    assert versions.spans_of("frames", "no_such_function") == ()
     newest = list(versions.wheels())[-1]
     for name, functions in STEP_FRAMES:
-        assert any(str(seen_in(function)[-1].last) == newest for function in functions), name
+        assert any(versions.spans_of("frames", function)[-1].last == newest for function in functions), name
     assert len(FUNCTIONS) == sum(len(functions) for _, functions in STEP_FRAMES)

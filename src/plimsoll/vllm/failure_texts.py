@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from plimsoll.findings import Code
-from plimsoll.vllm.versions import Span, spans_of, yaml_table
+from plimsoll.vllm.versions import yaml_table
 
 
 class Role(StrEnum):
@@ -39,13 +39,6 @@ class FailureText(NamedTuple):
     says: str = ""  # for people, where the code's own title would say too little
     may_go_on: bool = False  # whoever writes it may go on afterwards, unless it is part of an exception
 
-    def of_source(self) -> str:
-        return self.needle if self.fragment is None else self.fragment
-
-    def seen_in(self) -> tuple[Span, ...]:
-        """The releases whose source holds this text."""
-        return spans_of("failure_texts", self.name)
-
 
 _TRACEBACKS = yaml_table("tracebacks")
 STEP_FRAMES = tuple((step, tuple(functions.split())) for step, functions in _TRACEBACKS["steps"].items())
@@ -57,11 +50,6 @@ PLACES = tuple(
 )
 PLACED = tuple(_TRACEBACKS["records"])
 CONSEQUENCES, CONSEQUENCE_WORDS = frozenset(_TRACEBACKS["consequences"].split()), tuple(_TRACEBACKS["consequence_words"])
-
-
-def seen_in(function: str) -> tuple[Span, ...]:
-    """The releases whose source defines this function."""
-    return spans_of("frames", function)
 
 
 def _text(name: str, role: str, code: str = "", any_level: str = "", **more: str) -> FailureText:

@@ -26,7 +26,8 @@ from plimsoll.doctor.rules.timeline import (
 )
 from plimsoll.findings import Code
 from plimsoll.render.doctor import as_text
-from plimsoll.vllm.failure_texts import STEP_FRAMES, seen_in
+from plimsoll.vllm.failure_texts import STEP_FRAMES
+from plimsoll.vllm.versions import spans_of
 from tests.doctor.log_maker import (
     ENGINE_DEAD,
     OOM,
@@ -214,7 +215,7 @@ def test_tracebacks_of_both_engines_name_their_step(name: str, calls: str) -> No
     assert step is not None
     assert (step.name, step.code) == (name, CODES[name])
     assert 0.5 < step.confidence <= 0.95
-    assert any(seen_in(function) for _, function in calls_of(calls))
+    assert any(spans_of("frames", function) for _, function in calls_of(calls))
 
 
 def test_every_step_is_tried_and_those_of_serving_are_runtime_codes() -> None:

@@ -26,30 +26,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from plimsoll.errors import BadInput
 from plimsoll.inside.answers import ALLOWED, OFF, Tokens, path_of
 from plimsoll.standin.faults import FOREVER, NS, ONLY_AT_START, make_fault
-from plimsoll.standin.serve import admin
+from plimsoll.standin.serve import admin, protocol
 from plimsoll.standin.serve.completions import chat_text, create_chat_completion, create_completion, invoke
 from plimsoll.standin.serve.generation import encoded, until_gone, words_of
 from plimsoll.standin.serve.metrics import Counting, Metrics
-from plimsoll.standin.serve.protocol import (
-    STOPPED,
-    DetokenizeRequest,
-    HttpRefusal,
-    Json,
-    TokenizeChatRequest,
-    TokenizeTextRequest,
-    answer_framework,
-    answer_mistake,
-    answer_refusal,
-    checked,
-    json_body,
-)
+from plimsoll.standin.serve.protocol import Json
 from plimsoll.standin.serve.service import Service
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 # POST /tokenize and /detokenize, and what only looks.
 
-TOKENIZE: TypeAdapter[TokenizeTextRequest | TokenizeChatRequest] = TypeAdapter(TokenizeTextRequest | TokenizeChatRequest)
+TOKENIZE: TypeAdapter[protocol.TokenizeTextRequest | protocol.TokenizeChatRequest] = TypeAdapter(
+    protocol.TokenizeTextRequest | protocol.TokenizeChatRequest
+)
 PERMISSION = {
     "allow_create_engine": False, "allow_sampling": True, "allow_logprobs": True, "allow_search_indices": False,
     "allow_view": True, "allow_fine_tuning": False, "organization": "*", "group": None, "is_blocking": False,
@@ -58,9 +48,9 @@ PERMISSION = {
 
 async def tokenize(request: Request) -> Response:
     service: Service = request.app.state.service
-    asked = checked(TOKENIZE.validate_python, await _body_while_serving(request))
+    asked = protocol.checked(TOKENIZE.validate_python, await _body_while_serving(request))
     service.check_model(asked.model)
-    if isinstance(asked, TokenizeTextRequest):
+    if isinstance(asked, protocol.TokenizeTextRequest):
         text = asked.prompt
     else:
         text = chat_text(asked.messages, adds_prompt=asked.add_generation_prompt)
@@ -71,15 +61,15 @@ async def tokenize(request: Request) -> Response:
 
 
 async def detokenize(request: Request) -> Response:
-    asked = checked(DetokenizeRequest.model_validate, await _body_while_serving(request))
+    asked = protocol.checked(protocol.DetokenizeRequest.model_validate, await _body_while_serving(request))
     request.app.state.service.check_model(asked.model)
     return Json({"prompt": "".join(await words_of(asked.tokens))})
 
 
 async def _body_while_serving(request: Request) -> dict[str, Any]:
-    body = await json_body(request)
+    body = await protocol.json_body(request)
     if request.app.state.service.is_stopping:
-        raise RuntimeError(STOPPED)
+        raise RuntimeError(protocol.STOPPED)
     return body
 
 
@@ -125,9 +115,9 @@ def _check_token(request: Request) -> Service:
     service: Service = request.app.state.service
     verdict = Tokens(service.options.token).judge(request.scope["headers"])
     if verdict == OFF:
-        raise HttpRefusal(403, "this endpoint is off: it was started without PLIMSOLL_TOKEN", "PermissionDeniedError")
+        raise protocol.HttpRefusal(403, "this endpoint is off: it was started without PLIMSOLL_TOKEN", "PermissionDeniedError")
     if verdict != ALLOWED:
-        raise HttpRefusal(401, "the token is missing or wrong: Authorization: Bearer TOKEN", "AuthenticationError")
+        raise protocol.HttpRefusal(401, "the token is missing or wrong: Authorization: Bearer TOKEN", "AuthenticationError")
     return service
 
 
@@ -139,19 +129,19 @@ async def faults(request: Request) -> Response:
         try:
             wanted = json.loads(body) if body.strip() else {}
         except (ValueError, RecursionError):
-            raise HttpRefusal(400, "the body is not JSON") from None
+            raise protocol.HttpRefusal(400, "the body is not JSON") from None
         if not isinstance(wanted, dict) or not all(name in KNOWN for name in wanted):
-            raise HttpRefusal(400, f"the body is not an object of {', '.join(KNOWN)}")
+            raise protocol.HttpRefusal(400, f"the body is not an object of {', '.join(KNOWN)}")
         kind, engine = wanted.get("kind"), service.engine
         if request.method == "DELETE":
             engine.faults.take_back(None if kind is None else str(kind))
         elif kind in ONLY_AT_START:
-            raise HttpRefusal(400, f"fault {kind}: it has started; name it with --fault at the next start")
+            raise protocol.HttpRefusal(400, f"fault {kind}: it has started; name it with --fault at the next start")
         else:
             try:
                 fault = make_fault(str(kind), wanted.get("at_s") or 0, wanted.get("for_s"), wanted.get("value"))
             except BadInput as error:
-                raise HttpRefusal(400, str(error)) from None
+                raise protocol.HttpRefusal(400, str(error)) from None
             engine.faults.append(replace(fault, at_s=fault.at_s + service.driver.now_ns() / NS))
         service.driver.turn()
     return Json({"faults": _faults(service)})
@@ -294,10 +284,10 @@ def make_app(service: Service, metrics: Metrics, middleware: Sequence[Middleware
             Middleware(Counting, metrics.http, frozenset(endpoints)),
         ],
         exception_handlers={
-            HttpRefusal: answer_refusal,
-            HTTPException: answer_framework,
+            protocol.HttpRefusal: protocol.answer_refusal,
+            HTTPException: protocol.answer_framework,
             ClientDisconnect: _answer_nobody,
-            Exception: answer_mistake,
+            Exception: protocol.answer_mistake,
         },
     )
     app.state.service = service

@@ -10,17 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from plimsoll.standin.request import RESERVED, piece
+from plimsoll.standin.serve import protocol
 from plimsoll.standin.serve.generation import MOST_SEQUENCES, Generation, event_of, prompt_of, tell
-from plimsoll.standin.serve.protocol import (
-    STOPPED,
-    ChatRequest,
-    CompletionRequest,
-    HttpRefusal,
-    checked,
-    invalid,
-    json_body,
-    refusal,
-)
+from plimsoll.standin.serve.protocol import ChatRequest, CompletionRequest, HttpRefusal
 from plimsoll.standin.serve.service import Choice, Service
 
 ROLE = "assistant"
@@ -144,7 +136,7 @@ class ChatCompletion(Generation):
         return {
             "index": choice.index,
             "message": {
-                "role": ROLE, "content": text.decode(), "refusal": None, "annotations": None, "audio": None,
+                "role": ROLE, "content": text.decode(), "protocol.refusal": None, "annotations": None, "audio": None,
                 "function_call": None, "reasoning": None,
             },
             "logprobs": self._logprobs(ids),
@@ -196,13 +188,13 @@ class ChatCompletion(Generation):
 
 async def invoke(request: Request) -> Response:
     """POST /invocations, which SageMaker calls: either of them, by what is in it."""
-    body = await json_body(request)
+    body = await protocol.json_body(request)
     return await (create_chat_completion if "messages" in body else create_completion)(request, body)
 
 
 async def create_completion(request: Request, body: dict[str, Any] | None = None) -> Response:
     service: Service = request.app.state.service
-    asked = checked(CompletionRequest.model_validate, await json_body(request) if body is None else body)
+    asked = protocol.checked(CompletionRequest.model_validate, await protocol.json_body(request) if body is None else body)
     service.check_model(asked.model)
     if asked.stream and asked.use_beam_search:
         raise HttpRefusal(400, "Streaming is not currently supported with beam search")
@@ -216,10 +208,10 @@ async def create_completion(request: Request, body: dict[str, Any] | None = None
         raise HttpRefusal(400, "You must pass at least one prompt")
     each: list[Any] = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
     if service.is_stopping and any(isinstance(one, str) for one in each):
-        raise RuntimeError(STOPPED)  # its tokeniser ends first
+        raise RuntimeError(protocol.STOPPED)  # its tokeniser ends first
     if len(each) > 1 and 1 <= asked.n <= MOST_SEQUENCES < len(each) * asked.n:  # vLLM itself has no bound
         count = len(each) * asked.n
-        raise invalid(f"{len(each)} prompts with n={asked.n} are {count} answers; at most {MOST_SEQUENCES} are made.")
+        raise protocol.invalid(f"{len(each)} prompts with n={asked.n} are {count} answers; at most {MOST_SEQUENCES} are made.")
     prompts = [await prompt_of(service, asked, one, asked.max_tokens) for one in each]
     generation = Completion(request, asked)
     if generation.echo == "only":
@@ -229,14 +221,14 @@ async def create_completion(request: Request, body: dict[str, Any] | None = None
 
 async def create_chat_completion(request: Request, body: dict[str, Any] | None = None) -> Response:
     service: Service = request.app.state.service
-    body = await json_body(request) if body is None else body
+    body = await protocol.json_body(request) if body is None else body
     if body.get("tools") and body.get("tool_choice", "auto") == "auto" and not service.options.has_tools:
         raise HttpRefusal(400, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
-    asked = checked(ChatRequest.model_validate, body)
+    asked = protocol.checked(ChatRequest.model_validate, body)
     service.check_model(asked.model)
     service.admit(asked.n)
     if service.is_stopping:
-        raise RuntimeError(STOPPED)  # its tokeniser ends first
+        raise RuntimeError(protocol.STOPPED)  # its tokeniser ends first
     name = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
     max_tokens: int | None = getattr(asked, name)
     text = chat_text(asked.messages, adds_prompt=asked.add_generation_prompt)
@@ -256,13 +248,13 @@ def _content(content: Any) -> str:
         return content or ""
     if not isinstance(content, list):
         problem = {"type": "string_type", "loc": ("body", "messages"), "msg": "Input should be a valid string"}
-        raise refusal([{**problem, "input": content}])
+        raise protocol.refusal([{**problem, "input": content}])
     texts: list[str] = []
     for one in content:
         kind = one.get("type") if isinstance(one, dict) else None
         if isinstance(one, str):
             texts.append(one)
-        elif kind in ("text", "input_text", "refusal", "thinking"):
+        elif kind in ("text", "input_text", "protocol.refusal", "thinking"):
             texts.append(str(one.get("text", "")))
         elif kind in ("image_url", "input_audio", "audio_url", "video_url"):
             item = str(kind).removesuffix("_url").removeprefix("input_")
