@@ -136,7 +136,7 @@ class ChatCompletion(Generation):
         return {
             "index": choice.index,
             "message": {
-                "role": ROLE, "content": text.decode(), "protocol.refusal": None, "annotations": None, "audio": None,
+                "role": ROLE, "content": text.decode(), "refusal": None, "annotations": None, "audio": None,
                 "function_call": None, "reasoning": None,
             },
             "logprobs": self._logprobs(ids),
@@ -254,7 +254,7 @@ def _content(content: Any) -> str:
         kind = one.get("type") if isinstance(one, dict) else None
         if isinstance(one, str):
             texts.append(one)
-        elif kind in ("text", "input_text", "protocol.refusal", "thinking"):
+        elif kind in ("text", "input_text", "refusal", "thinking"):
             texts.append(str(one.get("text", "")))
         elif kind in ("image_url", "input_audio", "audio_url", "video_url"):
             item = str(kind).removesuffix("_url").removeprefix("input_")
