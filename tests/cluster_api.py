@@ -162,21 +162,22 @@ class ClusterApi:
         if not self.may(call):
             self.refused.append(call)
             return web.json_response(status_of(403, f"cannot {call.verb} {call.resource}"), status=403)
+        body = await request.json() if request.can_read_body else {}  # now: who asked may be gone before it is done
         meets = (one for one in self.troubles if one.verb in ("", call.verb) and one.resource == call.resource)
         trouble = next(meets, None)
         if trouble is not None:
             self.troubles.remove(trouble)
             await asyncio.sleep(trouble.wait_s)
             if trouble.status:
-                body = trouble.body or status_of(trouble.status)
-                return web.json_response(body, status=trouble.status, headers=trouble.headers)
+                says = trouble.body or status_of(trouble.status)
+                return web.json_response(says, status=trouble.status, headers=trouble.headers)
         if call.verb == "watch":
             return await self._watch(request, call)
-        status, body, headers = self._do(call, await request.json() if request.can_read_body else {}, request)
+        status, reply, headers = self._do(call, body, request)
         if trouble is not None and trouble.is_lost:
             assert request.transport is not None
             request.transport.abort()
-        return await self._send(request, status, body, headers)
+        return await self._send(request, status, reply, headers)
 
     async def _send(self, request: web.Request, status: int, body: Json, headers: dict[str, str]) -> web.StreamResponse:
         data = json.dumps(body).encode()
