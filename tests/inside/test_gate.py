@@ -413,6 +413,22 @@ def test_a_fault_of_ours_never_fails_a_request(tmp_path: Path, spoil: Any, caplo
     assert max(FAULTS.counts.values()) >= 3
 
 
+async def test_a_server_that_ends_while_a_request_runs_does_not_spoil_it(tmp_path: Path) -> None:
+    """Our page is gone by then; the client still has its whole answer."""
+    may_end = asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        await may_end.wait()
+        await hello(scope, receive, send)
+
+    gate, core = gated(slow, tmp_path)
+    task = asyncio.create_task(ask(gate, "POST", "/v1/completions"))
+    await asyncio.sleep(0.01)
+    core.close()
+    may_end.set()
+    assert (await task).body == b"hello"
+
+
 def test_a_gate_that_cannot_be_set_up_is_not_there(tmp_path: Path) -> None:
     """Everything passes, also what would be ours."""
     before = FAULTS.counts.get("setting up the gate", 0)

@@ -90,6 +90,10 @@ def test_a_full_server_refuses_at_its_bound_and_recovers(tmp_path: Path) -> None
     assert core.shed(b"very high") is not None, "a word that is made up helps nobody"
     assert core.shed(b"low") is not None
     assert core.shared.own["refused_shed"] == 3
+    assert core.readiness().is_ready, "being full is no reason to send the load elsewhere"
+    core.settings.shed_wait_s = None  # as by default
+    assert core.shed(b"low") is None
+    core.settings.shed_wait_s = 10.0
     client.output_processor.request_states.clear()
     feed(core, 0, 0)
     assert core.shed(b"low") is None
@@ -292,10 +296,12 @@ def _leads_to(link: Path, path: Path) -> bool:
 
 
 async def test_who_calls_just_as_the_one_before_ends_takes_nothing_from_it() -> None:
-    """Both are told their own end."""
+    """Both are told their own end; who calls while one runs is told so, also where there is no folder for a lock."""
     client, calls = EngineClient(), Calls(None)
     first = asyncio.create_task(calls.call(client, "plimsoll_compact"))
     await asyncio.sleep(0.01)
+    with pytest.raises(Busy):
+        await calls.call(client, "plimsoll_compact")
 
     async def as_it_ends() -> dict[str, Any]:
         await client.may_answer.wait()  # woken right after the call that runs, before the one who asked for it
