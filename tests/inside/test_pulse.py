@@ -331,6 +331,7 @@ def test_what_the_prefix_cache_tells_apart_is_told_apart() -> None:
     adapted = what_is_seen(request("a", [1], lora_request=SimpleNamespace(lora_name="x")), wants_prefixes=True)
     salted = what_is_seen(request("a", [1], cache_salt="y"), wants_prefixes=True)
     assert len({plain.seed, adapted.seed, salted.seed}) == 3
+    assert what_is_seen(request("a", [1], priority="high"), wants_prefixes=True).priority is None, "a number or nothing"
     place = SimpleNamespace(offset=20)
     new = request("a", [1], mm_features=[SimpleNamespace(identifier="cat", mm_position=place)])
     old = request("a", [1], mm_inputs=["?"], mm_hashes=["cat"], mm_placeholders=[place])
