@@ -108,3 +108,13 @@ def test_what_cannot_be_foreseen_is_no_forecast() -> None:
     forecasts = {"device": {"unknown": "not enough data", "likely_s": None, "soonest_s": None, "latest_s": None}}
     one: dict[str, object] = {"findings": [], "conditions": [], "canary": None, "forecasts": forecasts}
     assert guardctl._detail(one)[-1] == "runs out of device memory: no forecast, not enough data"
+
+
+def test_columns_of_the_status_do_not_collide() -> None:
+    """However long a name or a state is, the next column begins behind the longest, and at the same place in every line."""
+    plain = {"vllm": "0.32.0", "look_age_s": 3.0, "reach": "answers", "needs": "", "note": "", "has_answered": True}
+    named: list[tuple[str, list[str]]] = [("a", []), ("b" * 70, ["dead", "neighbour", "saturated"]), ("c" * 31, ["wedged"])]
+    engines = [{**plain, "name": name, "holds": states} for name, states in named]
+    texts = [line.text for line in guardctl._engines(engines)]
+    assert {text.index(" vLLM 0.32.0, looked at 3 s ago") for text in texts} == {2 + 70 + 1 + len("dead, neighbour, saturated")}
+    assert {text.index(state) for text, state in zip(texts, ("healthy", "dead, ", "wedged"), strict=True)} == {2 + 70 + 1}
