@@ -185,10 +185,10 @@ class Fleet:
                 python=shlex.quote(sys.executable), folder=shlex.quote(str(self.folder)),
             ), encoding="utf-8",
         )  # fmt: skip
-        end = time.monotonic() + READY_LIMIT_S
+        end = time.monotonic() + READY_LIMIT_S * self.kind.slowness
         while not all((await self.in_service()).values()):
             if time.monotonic() > end:
-                raise WorldFailed(f"not every engine was in service after {READY_LIMIT_S:g} s")
+                raise WorldFailed(f"not every engine was in service after {READY_LIMIT_S * self.kind.slowness:g} s")
             await asyncio.sleep(LOOK_S)
         await self._watch()
 
