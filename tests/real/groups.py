@@ -21,7 +21,7 @@ COSTS_S = {
     "test_doctor_real": 130, "test_inside_probe": 110, "test_inside_recorder": 120, "test_survive_features_real": 110,
     "test_inside_gate": 130, "engine": 70, "test_door_real": 100, "test_kill_mode_real": 100, "test_guard_kills_real": 90,
     "test_image_real": 75, "test_two_guards_real": 60, "test_survive_async_real": 60,
-    "test_readme_real": 60,
+    "test_readme_real": 60, "test_fleet_real": 130,
     "test_knobs_guard_real": 150,
 }  # fmt: skip
 _GROUPS = {file: group for group, files in TOGETHER.items() for file in files}
