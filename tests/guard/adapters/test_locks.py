@@ -334,8 +334,9 @@ async def test_the_late_one_is_told(folder: str) -> None:
         assert (await other.acquire("b")).is_done is False
         await asyncio.sleep(1.1)
         assert (await other.acquire("b")).facts["epoch"] == 2
-        late = await sleeper.renew()
+        before, late = api.spec, await sleeper.renew()
         assert (late.is_done, late.facts.get("lost")) == (False, True)
+        assert api.spec == before, "another's Lease is not touched"
         assert (await sleeper.release()).is_done
         assert (await other.renew()).is_done
         api.kept.clear()
@@ -365,6 +366,7 @@ async def test_answers_that_are_lost(folder: str) -> None:
         assert (await brief.renew()).is_done is None
         await asyncio.sleep(1.1)
         assert (await brief.renew()).is_done is False
+        assert (await brief.release()).message == "the lock was not ours"
 
 
 @in_loop

@@ -104,6 +104,16 @@ def test_time_spent_dead_is_no_part_of_a_start() -> None:
     assert seen(*down, look(600.0, started_unix_s=1e9 + 9_999)).longest_start_s == 0.0, "its clock is not ours"
 
 
+def test_a_restart_begins_the_figures_and_the_steps_anew() -> None:
+    """Nothing of the process before is taken for this one's: no rise from its counters, no step, no point of the day."""
+    looks = [look(at, {"steps": float(at), "running": 1.0, "waiting": 0.0}, started_unix_s=1e9) for at in range(0, 300, 5)]
+    history = seen(*looks, look(300, {"steps": 900.0, "running": 1.0, "waiting": 0.0}, started_unix_s=1e9 + 290))
+    assert list(history.since("steps", 1e6).values) == [900.0]
+    assert len(history.long("running").times) <= 1
+    ((_, pulse),) = history.cores
+    assert (pulse.step_at_s, pulse.longest_gap_s) == (None, 0.0)
+
+
 def test_a_restart_is_seen_once_also_where_its_start_time_comes_late() -> None:
     """Counters that fall are a new process; the start time that is read a look later does not make it two."""
     many, few = {"steps": 100.0, "success": 10.0}, {"steps": 1.0, "success": 0.0}
