@@ -18,6 +18,7 @@ from plimsoll.models.shape import ModelShape, Tower
 from plimsoll.plan import ledger as table
 from plimsoll.plan.ledger import ERAS, Overhead, era_of, overhead
 from plimsoll.plan.settings import Settings, v2_by_default
+from plimsoll.plan.weights_checkpoint import lora_bytes
 from plimsoll.units import GIB
 from plimsoll.vllm.versions import Behaviour, Version, is_before, releases
 from tests.each import each
@@ -112,6 +113,31 @@ def test_a_range_without_starts_says_so() -> None:
     assert "wide band" in unmeasured.why
     assert "wide band" not in measured.why
     assert (unmeasured.high - unmeasured.low) / unmeasured.value > (measured.high - measured.low) / measured.value
+
+
+def test_what_a_circumstance_adds() -> None:
+    """Two GPUs, communicators, an odd vocabulary, FlashInfer, latents, pipelines, pictures and a shared memory: each is seen."""
+    one, two, four = (on_h100(tensor_parallel=size).non_torch.value for size in (1, 2, 4))
+    assert four - two == pytest.approx(0.09 * GIB, abs=2)
+    assert one < two
+    plain = on_h100().non_torch
+    assert on_h100(data_parallel=2).non_torch.high - plain.high == GIB
+    odd = on_h100(shape=llama(vocab_size=128255)).non_torch
+    assert (odd.value - plain.value, odd.high - plain.high) == pytest.approx((0.21 * GIB, 0.42 * GIB), abs=2)
+    blackwell: dict[str, Any] = {"compute_capability": (12, 0), "v2_runner": False}
+    fp8, wide = (on_h100("0.26.0", **blackwell, kv_cache_dtype=dtype).graphs.value for dtype in ("fp8", "auto"))
+    assert fp8 - wide == pytest.approx(0.385 * GIB, abs=2)
+    latent = llama(kv_lora_rank=512, qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128, model_type="deepseek_v3")
+    full, sparse = (on_h100("0.26.0", shape=shape, v2_runner=False).graphs.value for shape in (llama(), latent))
+    assert sparse == pytest.approx(1.9 * full, rel=0.01)
+    staged, alone = (on_h100(pipeline_parallel=size).activation for size in (2, 1))
+    assert staged.low < 0.8 * alone.low < alone.value == pytest.approx(staged.value, rel=0.01)
+    picture = replace(llama(model_type="gemma3"), towers=(Tower("vision", 27, 1152, 16, 4304, 14),))
+    kept, freed = (on_h100(release, shape=picture).activation for release in ("0.28.0", "0.31.0"))
+    assert kept.high - kept.value > freed.high - freed.value + GIB
+    shared: dict[str, Any] = {"shares_host_memory": True, "max_loras": 2, "max_lora_rank": 64}
+    few, many = (on_h100(**shared, max_cpu_loras=count).non_torch.value for count in (2, 8))
+    assert many - few == pytest.approx(3 * lora_bytes(llama(), Settings(max_loras=2, max_lora_rank=64)).value, rel=0.01)
 
 
 def test_figures_of_the_campaign() -> None:
