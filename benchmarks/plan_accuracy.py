@@ -213,8 +213,8 @@ def newer_tables(starts: list[Newer], missing: list[int]) -> list[str]:
 # What was wrong at the first contact of each search, and was mended then.
 _WRONG_FIRST = (
     "Heads that draft were not weighed, films of Qwen2.5-VL not profiled, FlashInfer's kernels for quantised experts not "
-    "counted, and batch defaults of a card known by its size taken for sure. Three found after that was mended (V100, RTX 5090 "
-    "Laptop, MI300X) came out at +0.06 %, -0.36 % and +0.32 %, the last 0.1 GiB below its band, which was widened for AMD."
+    "counted, batch defaults of a card known by its size taken for sure. Three found later (V100, RTX 5090 Laptop, MI300X) "
+    "came out at +0.06 %, -0.36 % and +0.32 %, the last 0.1 GiB below its band, widened since."
 )
 _WRONG_SECOND = (
     "A 4090 with 0.24 and a warm compile cache got the band of a cold one; 2.3 GiB that 0.28 kept beside a small encoder and "
@@ -238,11 +238,7 @@ def _first_answers(starts: list[Newer], missing: list[int]) -> list[str]:
         counts = f"{len(asked) + missing.count(number)} | {len(answered)}"
         figures = f"{median(sizes):.2%} | {mean(sizes):.2%} | {max(errors):.2%}"
         lines.append(f"| {number} | {counts} | {figures} | {covered} of {len(answered)} | {refused} |")
-    lines += [
-        "",
-        "The others named a card or a model that was not known. The tables above are after what was wrong was mended:",
-        "",
-    ]
+    lines += ["", "The others named an unknown card or model. What was wrong, mended since:", ""]
     return lines + [f"{number}. {said}" for number, said in enumerate(WRONG, 1)]
 
 

@@ -116,7 +116,7 @@ def test_a_range_without_starts_says_so() -> None:
 
 
 def test_what_a_circumstance_adds() -> None:
-    """Two GPUs, communicators, an odd vocabulary, FlashInfer, latents, pipelines, pictures and a shared memory: each is seen."""
+    """Two GPUs, communicators, an odd vocabulary, FlashInfer, latents, pipelines, pictures, shared memory: each is seen."""
     one, two, four = (on_h100(tensor_parallel=size).non_torch.value for size in (1, 2, 4))
     assert four - two == pytest.approx(0.09 * GIB, abs=2)
     assert one < two

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
-from plimsoll.models.shape import ModelShape, Quantization
+from plimsoll.models.shape import ModelShape, Quantization, RopeScaling
 from plimsoll.plan.settings import Settings
-from plimsoll.plan.weights import weights_from_shape
+from plimsoll.plan.weights import family_of, rotary_bytes, weights_from_shape
 from plimsoll.plan.weights_checkpoint import lora_bytes, parameters, weights_from_tensors, weights_from_total
 from tests.each import each
 from tests.plan.planning import bundled
@@ -106,6 +106,18 @@ def test_the_vocabulary_is_padded() -> None:
     odd, even = (shape_of(LLAMA | {"num_hidden_layers": 2, "vocab_size": vocab}) for vocab in (49155, 49216))
     assert weights_from_shape(odd).value == weights_from_shape(even).value
     assert parameters(odd) < parameters(even)
+
+
+def test_rotary_tables_are_as_long_as_the_stretch_makes_them() -> None:
+    """A dynamic stretch is not in the table, LongRoPE has one more of the short length, YaRN's begins at the original one."""
+    for rope, context, rows in (
+        (None, 4096, 4096),
+        (RopeScaling("dynamic", 2.0), 8192, 4096),
+        (RopeScaling("longrope"), 131072, 131072 + 4096),
+        (RopeScaling("yarn", 4.0, 1024), 8192, 4096),
+    ):
+        shape = replace(shape_of(LLAMA), rope=rope, max_context=context, default_context=4096)
+        assert rotary_bytes(shape, family_of(shape), 2) == rows * 128 * 2, rope
 
 
 def test_keys_are_copied_beyond_the_kv_heads() -> None:
