@@ -148,40 +148,43 @@ async def test_shedding_refuses_at_the_bound_recovers_and_ends_well(start_engine
     assert server.wait_exit() == 0
 
 
+async def own(server: EngineServer, path: str, body: dict[str, Any] | None = None) -> HttpAnswer:
+    return await ask(server.port, f"/plimsoll/{path}", body, BEARER)
+
+
 @pytest.mark.timeout(400)
-async def test_vllms_own_valve_decides_alone_and_a_crash_leaves_sensible_answers(start_engine: StartEngine) -> None:
-    """With --max-num-queued-reqs the gate refuses nobody and only adds when to come again.
-
-    A step out of memory: not ready because dead, figures still there, no call into the dead, nothing in flight.
-    """
-    env = {**GATED_ENV, "PLIMSOLL_SHED_WAIT_S": "0.01", "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}
-    valve = ("--max-num-seqs", "1", "--max-num-queued-reqs", "2")
-    server = start_engine(*GATED, *valve, env=env, oom_on_demand=True, forks=True)
-
-    async def own(path: str, body: dict[str, Any] | None = None) -> HttpAnswer:
-        return await ask(server.port, f"/plimsoll/{path}", body, BEARER)
-
+async def test_vllms_own_valve_decides_alone_and_gets_a_retry_after(start_engine: StartEngine) -> None:
+    """With --max-num-queued-reqs the gate refuses nobody and only adds when to come again."""
+    env = {**GATED_ENV, "PLIMSOLL_SHED_WAIT_S": "0.01"}
+    server = start_engine(*GATED, "--max-num-seqs", "1", "--max-num-queued-reqs", "2", env=env, forks=True)
     told = await asyncio.gather(*(complete(server.port, 200, stream=False) for _ in range(24)))
     refused = [t for t in told if t.status == 503]
-    assert refused
+    assert refused, [t.status for t in told]
     assert all(int(t.headers["retry-after"]) >= 1 for t in refused)
     assert all(is_finished(t) for t in told if t.status == 200)
-    found = (await own("state")).json()
+    found = (await own(server, "state")).json()
     assert found["refused"]["shed"] == 0
     assert "own admission control" in found["shed"]["note"]
 
+
+@pytest.mark.timeout(400)
+async def test_a_crash_leaves_sensible_answers(start_engine: StartEngine) -> None:
+    """A step out of memory: not ready because dead, figures still there, no call into the dead, nothing in flight."""
+    env = {**GATED_ENV, "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}
+    server = start_engine(*GATED, env=env, oom_on_demand=True, forks=True)
+    assert is_finished(await complete(server.port, 4, stream=False))
     server.arm_oom()
-    last = await complete(server.port, 4, stream=True)
-    assert last.status in (200, 500)
-    assert not is_finished(last)
+    told = await complete(server.port, 4, stream=True)
+    assert told.status in (200, 500)
+    assert not is_finished(told)
     async with asyncio.timeout(30):
-        while (ready := await own("ready")).status == 200:
+        while (ready := await own(server, "ready")).status == 200:
             await asyncio.sleep(0.1)
     assert (ready.status, ready.json()["reason"]) == (503, "dead")
-    found = (await own("state")).json()
+    found = (await own(server, "state")).json()
     assert (found["in_flight"], found["engine"]["is_dead"], found["ready"]) == (0, True, False)
-    (worker,) = (await own("memory")).json()["workers"]
+    (worker,) = (await own(server, "memory")).json()["workers"]
     assert worker["host_memory"]["resident"] > 0
-    assert (await own("compact", {})).status == 409
+    assert (await own(server, "compact", {})).status == 409
     await asyncio.sleep(1.5)
     assert "\nplimsoll_ready 0.0" in server.metrics()
