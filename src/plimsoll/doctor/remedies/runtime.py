@@ -47,13 +47,6 @@ def kv_remedies(cache: Mapping[str, str], figures: Mapping[str, float]) -> tuple
     return tuple(found)
 
 
-KV_NOT_REMEDIES = (
-    "/reset_prefix_cache: cached blocks that nobody uses already count as free",
-    "a higher --max-num-seqs: more requests would share the same blocks",
-    "--swap-space: the second engine (V1) does not swap",
-)
-
-
 def saturated_remedies(running: float, usage: float) -> tuple[Remedy, ...]:
     """For a queue with room in the KV cache."""
     fits = math.floor(running * 0.9 / usage) if usage > 0.05 else 0

@@ -30,12 +30,6 @@ ROOM = Remedy(
     "lower --gpu-memory-utilization by what was missing, at the next restart",
     "costs as much KV cache and nothing else", "--gpu-memory-utilization",
 )  # fmt: skip
-NOT_REMEDIES = (
-    "a restart with the same settings: the same request does it again",
-    "a HIGHER --gpu-memory-utilization: it takes room from exactly what failed",
-    "resetting or switching off the prefix cache: it lies inside the KV cache, whose size never changes",
-    "emptying torch's cache by hand: that was done before the step was tried again",
-)
 
 
 def contained_remedies(
@@ -312,7 +306,7 @@ def finding_of_state(found: Survival, evidence: tuple[Evidence, ...]) -> Finding
     state = ["it limps: far slower than before"] if found.limping else []
     state += ["a storm: it should be drained and restarted"] if found.storm else []
     because = "; ".join([first, *([f"the last: {last}"] if last else []), *cost_words(found), *state])
-    return finding("contained", evidence, because, first=remedies_of(found), not_a_remedy=NOT_REMEDIES)
+    return finding("contained", evidence, because, first=remedies_of(found))
 
 
 def finding_of_page(page: Page, before: Page | None, source: str) -> Finding | None:
@@ -474,7 +468,7 @@ def finding_of_contained(
     parts += [f"{aborted} request{'s were' if aborted != 1 else ' was'} aborted, too large alone"] if aborted else []
     parts += ["containment itself says that this server should be drained and restarted"] if said.storms else []
     outcome = "The server lives" if is_alive else "The server survived that; what ended it later is told beside it"
-    return finding("contained", proof, f"{'; '.join(parts)}. {outcome}", first=remedy, not_a_remedy=NOT_REMEDIES)
+    return finding("contained", proof, f"{'; '.join(parts)}. {outcome}", first=remedy)
 
 
 def _missing(oom: OomFigures) -> int:

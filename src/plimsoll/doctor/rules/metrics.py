@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from plimsoll.doctor.remedies.runtime import KV_NOT_REMEDIES, kv_remedies, saturated_remedies, wedge_remedies
+from plimsoll.doctor.remedies.runtime import kv_remedies, saturated_remedies, wedge_remedies
 from plimsoll.doctor.rules.contained import finding_of_page
 from plimsoll.doctor.rules.trend_growth import FULL, ROOM, SEVERE_STORM, STORM, matters, recomputed_share
 from plimsoll.doctor.words import finding
@@ -220,7 +220,7 @@ def _kv_full(engine: EngineMetrics, source: str) -> _EngineFinding | None:
     told = finding(
         "kv-saturated", _evidence(engine, source, "kv_cache_usage", "running", "waiting_for_room", "waiting"),
         because + (", at both looks." if twice_seen else moment), confidence=0.75 if twice_seen else None,
-        first=kv_remedies(engine.cache, engine.figures), not_a_remedy=KV_NOT_REMEDIES,
+        first=kv_remedies(engine.cache, engine.figures),
     )  # fmt: skip
     return _EngineFinding(waiting / max(1.0, running), engine, told)
 
@@ -254,7 +254,6 @@ def _storm(engine: EngineMetrics, source: str) -> _EngineFinding | None:
     told = finding(
         "preemption-storm", _evidence(engine, source, "preemptions", "success", "kv_cache_usage"), because, severity=severity,
         confidence=confidence, first=kv_remedies(engine.cache, {**engine.figures, "running": 0.0}),
-        not_a_remedy=KV_NOT_REMEDIES,
     )  # fmt: skip
     return _EngineFinding(share, engine, told)
 

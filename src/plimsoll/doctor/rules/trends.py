@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from plimsoll.doctor.remedies.runtime import KV_NOT_REMEDIES, kv_remedies, saturated_remedies, wedge_remedies
+from plimsoll.doctor.remedies.runtime import kv_remedies, saturated_remedies, wedge_remedies
 from plimsoll.doctor.rules.log_text import Log, LogLine
 from plimsoll.doctor.rules.trend_growth import (
     SEVERE_STORM,
@@ -128,7 +128,6 @@ def judge_queue(moments: Sequence[EngineSample], source: str, who: str) -> Findi
         return finding(
             "kv-saturated", _lines(source, full.moments[0], full.moments[-1], most), because,
             confidence=0.85 if full.seconds >= _LONG_S else 0.7, first=kv_remedies({}, {"running": running}),
-            not_a_remedy=KV_NOT_REMEDIES,
         )  # fmt: skip
     grown = overrun(moments)
     if grown is None:
@@ -159,7 +158,6 @@ def judge_recompute(
     return finding(
         "preemption-storm", evidence or (Evidence(source, f"{preemptions:.0f} preemptions"),), because,
         severity=Severity.CRITICAL if share >= SEVERE_STORM else None, first=kv_remedies({}, figures),
-        not_a_remedy=KV_NOT_REMEDIES,
     )  # fmt: skip
 
 
@@ -192,7 +190,7 @@ def judge_log_preemption(moments: Sequence[EngineSample], kv_tokens: float | Non
     )
     return finding(
         "preemption-storm", _lines(source, hit[0], hit[-1]), because, confidence=0.55,
-        first=kv_remedies({}, {"running": running}), not_a_remedy=KV_NOT_REMEDIES,
+        first=kv_remedies({}, {"running": running}),
     )  # fmt: skip
 
 
@@ -480,7 +478,7 @@ def _warned(lines: Sequence[tuple[LogLine, int]], source: str) -> Finding:
     return finding(
         "preemption-storm" if often else "preempted-once",
         [Evidence(source, line.text[:1000], line.number) for line in ends], because, severity=severity, confidence=confidence,
-        first=kv_remedies({}, {}), not_a_remedy=KV_NOT_REMEDIES,
+        first=kv_remedies({}, {}),
     )  # fmt: skip
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
-from plimsoll.doctor.remedies.runtime import KV_NOT_REMEDIES, cache_tokens, kv_remedies, saturated_remedies, wedge_remedies
-from plimsoll.doctor.rules.contained import NOT_REMEDIES, remedies_of
+from plimsoll.doctor.remedies.runtime import cache_tokens, kv_remedies, saturated_remedies, wedge_remedies
+from plimsoll.doctor.rules.contained import remedies_of
 from plimsoll.doctor.words import fields, words
 from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
 from plimsoll.guard.judge.look import Look
@@ -48,7 +48,8 @@ _BY_FIGURES: dict[str, Callable[[Look | None], tuple[Remedy, ...]]] = {
     "wedged": _wedged, "hung": _wedged, "stalled": _wedged, "slow": _queue, "saturated": _queue, "storm": _cache,
     "backlog": _cache, "contained": _survived, "limping": _survived,
 }  # fmt: skip
-_NOT_REMEDIES = {"storm": KV_NOT_REMEDIES, "backlog": KV_NOT_REMEDIES, "contained": NOT_REMEDIES, "limping": NOT_REMEDIES}
+# The row of doctor's findings that says what is no remedy for each.
+_DOCTORS_ROW = {"storm": "preemption-storm", "backlog": "kv-saturated", "contained": "contained", "limping": "contained"}
 
 
 @cache
@@ -63,7 +64,7 @@ def finding(condition: Condition, look: Look | None = None) -> Finding | None:
         return None
     more = _BY_FIGURES.get(condition.kind)
     remedy = (*row.get("remedy", ()), *(() if more is None else more(look)))
-    not_a_remedy = row.get("not_a_remedy") or _NOT_REMEDIES[condition.kind]
+    not_a_remedy = row.get("not_a_remedy") or tuple(words("findings")[_DOCTORS_ROW[condition.kind]]["not_a_remedy"])
     return Finding(
         row["code"], row["severity"], row["confidence"], row["title"], condition.message, condition.evidence, remedy,
         not_a_remedy,
