@@ -31,6 +31,7 @@ from plimsoll.vllm.versions import spans_of
 from tests.doctor.log_maker import (
     ENGINE_DEAD,
     OOM,
+    REQUEST,
     STARTED,
     STEP,
     log,
@@ -135,6 +136,13 @@ def test_progress_is_asked_before_a_line_and_milestones_are_told_apart() -> None
     assert reached == ["UNKNOWN", "BEGUN", "LOADING", "LOADED", "MEASURED", "CAPTURED", "SERVING"]
     for place, (needle, step) in enumerate(MILESTONES):
         assert all(earlier not in needle or other is step for earlier, other in MILESTONES[:place]), needle
+
+
+def test_work_after_a_line_is_seen() -> None:
+    """Requests that were answered later show that the server outlived it; one straggler does not."""
+    error = "(EngineCore pid=2) ERROR 11-15 09:05:00 [a.py:1] RuntimeError: one request was bad"
+    served = [timeline(STARTED, error, after).serves_after(len(STARTED)) for after in ([REQUEST] * 3, REQUEST, ENGINE_DEAD)]
+    assert served == [True, False, False]
 
 
 def test_words_count_by_their_level_and_whole_messages_by_all_their_lines() -> None:
