@@ -23,7 +23,8 @@ RESULTS = Path(__file__).resolve().parent / "results" / "fleet-h200"
 PROMISE_S = 2.0  # to the first token
 LATER_S = 2.0  # a request that was sent so long after the fault cannot have been running when it came
 ORDER = (
-    "planned", "core", "api", "both", "stopped", "killer", "burst", "knob", "guard-drain", "guard-stop", "guard-start",
+    "planned", "core", "api", "both", "stopped", "killer", "burst", "knob", "compact", "shed",
+    "guard-drain", "guard-stop", "guard-start",
 )  # fmt: skip
 WAYS = ("nothing", "supervisor", "plimsoll")
 Row = dict[str, Any]
@@ -40,6 +41,7 @@ class Figures:
     lost_later: int  # of cut and lost: those sent after the fault
     refusals: int
     sent_again: int
+    thrown_away: int  # tokens of the answers that were cut: whoever asks again has them computed again
     slow: int
     acted_s: float | None
     whole_s: float | None
@@ -63,6 +65,7 @@ def figures(row: Row) -> Figures:
         lost_later=sum(one["sent"] > fault + LATER_S for one in failed),
         refusals=sum(one["refusals"] for one in asked),
         sent_again=sum(one["tries"] > 1 for one in asked),
+        thrown_away=sum(one["tokens"] for one in failed if one["end"] == "cut"),
         slow=sum(one["end"] == "whole" and (one["first"] or 0.0) > PROMISE_S for one in asked),
         acted_s=acted,
         whole_s=None if row["back_at"] is None else round(row["back_at"] - fault, 1),
@@ -91,7 +94,8 @@ def spread(values: Sequence[float | None]) -> str:
 def table(rows: Sequence[Row]) -> str:
     """One line for each incident and way, over its rounds."""
     head = ("incident", "way", "rounds", "requests", "cut", "lost", "of these sent later", "told to wait", "sent again",
-            "first token over 2 s", "restarted after, s", "full service after, s", "engine-seconds out", "persons")  # fmt: skip
+            "tokens thrown away", "first token over 2 s", "restarted after, s", "full service after, s", "engine-seconds out",
+            "persons")  # fmt: skip
     lines = [head, ("---",) * len(head)]
     for incident in ORDER:
         for way in WAYS:
@@ -99,7 +103,7 @@ def table(rows: Sequence[Row]) -> str:
             if not found:
                 continue
             sums = [sum(getattr(one, name) for one in found) for name in (
-                "asked", "cut", "lost", "lost_later", "refusals", "sent_again", "slow")]  # fmt: skip
+                "asked", "cut", "lost", "lost_later", "refusals", "sent_again", "thrown_away", "slow")]  # fmt: skip
             times = [spread([getattr(one, name) for one in found]) for name in ("acted_s", "whole_s", "out_s")]
             lines.append((incident, way, str(len(found)), *map(str, sums), *times, str(sum(one.persons for one in found))))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

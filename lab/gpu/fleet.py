@@ -1,7 +1,7 @@
 """Two engines on one card behind HAProxy, and trouble: the same incidents with nothing, with a supervisor, with plimsoll.
 
     python3 -m lab.gpu.fleet --kind gpu --fleets nothing,supervisor,plimsoll,plimsoll,plimsoll --work DIR     on the card
-    python -m lab.gpu.fleet --kind cpu --fleets plimsoll --incidents core --work DIR                        vLLM's CPU build
+    python -m lab.gpu.fleet --kind cpu --fleets plimsoll --incidents killer --work DIR                      vLLM's CPU build
     python -m lab.gpu.fleet --kind standin --fleets nothing,plimsoll --work DIR                             a dry run
     python -m lab.fleet_score                                                                               the tables
 
@@ -53,6 +53,7 @@ LEAD_S = 15.0  # of calm before each incident, with every engine in service
 SETTLE_S = 5.0  # so long every engine must be in service before an incident counts as over
 GUARD_BACK_S = 3.0  # until a guard that was killed is started again
 LEAVE_MIB = 250  # that the neighbour leaves: a step of 8,192 tokens does not fit into it
+SHORT_STEP = 600  # on the CPU build; the other clients' steps are smaller
 FLAGS = (
     "--max-model-len", "8192", "--max-num-seqs", "64", "--gpu-memory-utilization", "0.05", "--max-num-batched-tokens", "8192",
     "--kv-cache-memory-bytes", str(3 << 30), "--enforce-eager",
@@ -85,8 +86,7 @@ class Stage:
         if self.fleet.way != PLIMSOLL:
             await self.fleet.person_restarts(name)
             return "by hand"
-        code, printed = await guardctl(self.fleet, "restart", name, "--yes")
-        return f"guardctl: exit {code}: {printed.strip().splitlines()[0] if printed.strip() else ''}"
+        return await guardctl(self.fleet, "restart", name, "--yes")
 
     async def until_step(self, step: str, within_s: float) -> bool:
         """Wait until guard has written down that it begins this step."""
@@ -112,7 +112,7 @@ class Incident:
     may_lose: str = "nothing"  # or "running": what had begun to run on the broken engine; or "waiting" to be sent there
     breaks: int = 1  # engines that it takes out of service
     plimsoll_only: bool = False
-    needs_card: bool = False
+    needs_vllm: bool = False
 
 
 async def planned(stage: Stage, victim: str) -> str:
@@ -155,24 +155,52 @@ async def burst(stage: Stage, victim: str) -> str:
 
 async def knob(stage: Stage, victim: str) -> str:
     """A knob turned under load, and back when its lease ends."""
-    code, printed = await guardctl(stage.fleet, "set", victim, "max-num-seqs=2", "--for", "10s")
+    told = await guardctl(stage.fleet, "set", victim, "max-num-seqs=2", "--for", "10s")
     await asyncio.sleep(14.0)
-    return f"guardctl set: exit {code}: {printed.strip()[:200]}"
+    return told
+
+
+async def compact(stage: Stage, victim: str) -> str:
+    """What the allocator keeps and nobody uses is given back, between two steps."""
+    told = await guardctl(stage.fleet, "compact", victim, "--yes")
+    await asyncio.sleep(10.0)
+    return told
+
+
+async def shed(stage: Stage, victim: str) -> str:
+    """Requests wait on both engines; one then refuses what would wait there, and the balancer takes it to the other."""
+    fleet, count = stage.fleet, 192 if stage.is_standin else 64
+    full = [asyncio.create_task(stage.clients.send(400, 300)) for _ in range(count)]
+    await asyncio.sleep(3.0 * fleet.kind.slowness)  # so long an engine must have had work that waits for its speed to be known
+    told = await ask(fleet.ports[victim], "/plimsoll/shed", {"max_wait_s": 0.05, "lease_s": 20}, token=fleet.token)
+    assert told.status == 200, told
+    await asyncio.gather(*full, *(stage.clients.send(400, 100) for _ in range(count // 3)))
+    state = await engine_state(fleet, victim)
+    return f"{count} requests and {count // 3} more; refused by it: {state.get('refused', {}).get('shed')}"
 
 
 async def killer(stage: Stage, victim: str) -> str:
-    """A neighbour has filled the card; long prompts come that no step has room for, and clients send them again."""
+    """Memory is short on both engines; long prompts come that no step has room for, and clients send them again.
+
+    On the card a neighbour takes it. On vLLM's CPU build every step of more than SHORT_STEP tokens runs out of memory.
+    """
     del victim
-    ready = stage.fleet.folder.parent / "neighbour"
-    (stage.fleet.folder / "at-neighbour").touch()
-    end = time.monotonic() + 600.0
-    while not (ready.exists() or ready.with_suffix(".cpu").exists()):
-        if time.monotonic() > end:
-            return "no neighbour came"
-        await asyncio.sleep(0.2)
-    await asyncio.gather(*(stage.clients.send(4000, 16, seed=0) for _ in range(16)))
-    states = [await engine_state(stage.fleet, name) for name in NAMES]
-    return json.dumps([state.get("survive") for state in states])[:400]
+    fleet = stage.fleet
+    if fleet.kind.is_cpu:
+        fleet.set_faults({"site": "forward", "above": SHORT_STEP})
+        await asyncio.gather(*(stage.clients.send(1500, 16, seed=0) for _ in range(4)))
+        fleet.set_faults()
+    else:
+        ready = fleet.folder.parent / "neighbour"
+        (fleet.folder / "at-neighbour").touch()
+        end = time.monotonic() + 600.0
+        while not ready.exists():
+            if time.monotonic() > end:
+                return "no neighbour came"
+            await asyncio.sleep(0.2)
+        await asyncio.gather(*(stage.clients.send(4000, 16, seed=0) for _ in range(16)))
+    states = [(await engine_state(fleet, name)).get("survive") or {} for name in NAMES]
+    return f"contained: {', '.join(str(state.get('contained', 'none can be')) for state in states)}"
 
 
 INCIDENTS = (
@@ -185,8 +213,10 @@ INCIDENTS = (
     Incident("guard-start", "guard is killed while the engine starts", guard_killed("ready"), 180.0, plimsoll_only=True),
     Incident("burst", "a burst fills both engines", burst, 60.0, breaks=0),
     Incident("knob", "max-num-seqs is turned to 2 for ten seconds", knob, 60.0, breaks=0, plimsoll_only=True),
+    Incident("compact", "unused memory is given back under load", compact, 60.0, breaks=0, plimsoll_only=True),
+    Incident("shed", "one engine refuses what would wait", shed, 90.0, breaks=0, plimsoll_only=True),
     Incident("stopped", "one engine core makes no more steps", broken("stopped"), 240.0, "running"),
-    Incident("killer", "long prompts on a card that a neighbour has filled", killer, 90.0, breaks=0, needs_card=True),
+    Incident("killer", "long prompts that no step has memory for", killer, 90.0, breaks=0, needs_vllm=True),
 )  # fmt: skip
 BY_NAME = {incident.name: incident for incident in INCIDENTS}
 
@@ -310,7 +340,7 @@ async def run(options: argparse.Namespace) -> int:
     """Every fleet in a process of its own; the neighbour comes when all that want it are there."""
     work: Path = options.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
-    incidents = [BY_NAME[name] for name in options.incidents if options.kind == "gpu" or not BY_NAME[name].needs_card]
+    incidents = [BY_NAME[name] for name in options.incidents if options.kind != "standin" or not BY_NAME[name].needs_vllm]
     if options.one:
         way, _, number = options.one.partition(":")
         await play_fleet(way, int(number), kind_of(options.kind, work), work, incidents)
@@ -323,7 +353,8 @@ async def run(options: argparse.Namespace) -> int:
         words += ["--one", f"{way}:{numbers[way]}", "--incidents", ",".join(incident.name for incident in incidents)]
         playing.append(await asyncio.create_subprocess_exec(*words))
         await asyncio.sleep(options.stagger)
-    neighbour = asyncio.create_task(squeeze(work, len(playing))) if any(one.needs_card for one in incidents) else None
+    wants_neighbour = options.kind == "gpu" and BY_NAME["killer"] in incidents
+    neighbour = asyncio.create_task(squeeze(work, len(playing))) if wants_neighbour else None
     codes = await asyncio.gather(*(process.wait() for process in playing))
     if neighbour is not None:
         neighbour.cancel()

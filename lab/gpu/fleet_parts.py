@@ -43,6 +43,7 @@ NAMES = ("a", "b")
 NOTHING, SUPERVISOR, PLIMSOLL = WAYS = ("nothing", "supervisor", "plimsoll")
 LOOK_S = 0.25
 READY_LIMIT_S = 300.0
+FAULTS = "faults.json"  # of one engine of the CPU build, see lab/survive/faults
 RESTART_S = 0.1  # systemd's RestartSec
 STOP_S = 90.0  # systemd's TimeoutStopSec
 ANSWER_LIMIT_S = 90.0
@@ -63,6 +64,7 @@ class EngineKind(Protocol):
 
     model: str
     slowness: float  # a start takes so many times as long as on a card
+    is_cpu: bool  # vLLM's CPU build, whose steps can be made to fail
 
     def words(self, port: int, *, is_ours: bool) -> list[str]:
         """The command."""
@@ -75,7 +77,7 @@ class StandinKind:
     """Stand-ins, for a dry run without vLLM."""
 
     model = "meta-llama/Llama-3.1-8B-Instruct"
-    slowness = 1.0
+    slowness, is_cpu = 1.0, False
 
     def words(self, port: int, *, is_ours: bool) -> list[str]:
         """The same model as on the card, on a card that is not there."""
@@ -93,7 +95,7 @@ class VllmKind:
 
     def __init__(self, host: Host, model: Path, flags: Sequence[str]) -> None:
         self._host, self._model, self._flags = host, model, flags
-        self.model, self.slowness = host.model_name, 4.0 if host.is_cpu else 1.0
+        self.model, self.is_cpu, self.slowness = host.model_name, host.is_cpu, 4.0 if host.is_cpu else 1.0
 
     def words(self, port: int, *, is_ours: bool) -> list[str]:
         """`vllm serve` with dummy weights; a stop waits for what runs where plimsoll drains before it."""
@@ -101,8 +103,7 @@ class VllmKind:
 
     def environment(self, folder: Path, *, is_ours: bool) -> dict[str, str]:
         """Containment is part of plimsoll's way."""
-        del folder
-        made = self._host.environment(is_ours=is_ours)
+        made = self._host.environment(is_ours=is_ours) | ({"PLIMSOLL_LAB_FAULTS": str(folder / FAULTS)} if self.is_cpu else {})
         return made | ({"PLIMSOLL_SURVIVE": "1", "PLIMSOLL_FAILOVER": "1"} if is_ours else {})
 
 
@@ -259,6 +260,13 @@ class Fleet:
             found[name] = bool(taken.get(name)) and at_work and pid in self.members.get(name, ()) and pid not in self.hung
         return found
 
+    def set_faults(self, *rules: dict[str, Any]) -> None:
+        """From now on these steps of both engines run out of memory, and no others."""
+        for name in NAMES:
+            fresh = self.folder / name / f"{FAULTS}.new"
+            fresh.write_text(json.dumps({"faults": rules}), encoding="utf-8")
+            fresh.rename(self.folder / name / FAULTS)
+
     async def person_restarts(self, name: str) -> None:
         """What an operator does without plimsoll: `systemctl restart`."""
         self.is_held.add(name)
@@ -405,15 +413,15 @@ def rows_of(asked: Sequence[Asked]) -> list[dict[str, Any]]:
     ]
 
 
-async def guardctl(fleet: Fleet, verb: str, *words: str) -> tuple[int, str]:
-    """`plimsoll guardctl` against this fleet's guard; its exit code and what it printed."""
+async def guardctl(fleet: Fleet, verb: str, *words: str) -> str:
+    """`plimsoll guardctl` against this fleet's guard; its exit code and the first line that it printed."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "plimsoll", "guardctl", verb, *words, "--at", f"http://{HOST}:{fleet.guard.port}",
         "--token-file", str(fleet.folder / "api.token"),
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     printed, _ = await process.communicate()
-    return process.returncode or 0, printed.decode(errors="replace")[:400]
+    return f"guardctl: exit {process.returncode}: {printed.decode(errors='replace').strip().partition(chr(10))[0][:200]}"
 
 
 async def engine_state(fleet: Fleet, name: str) -> dict[str, Any]:

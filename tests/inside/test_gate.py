@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll.inside import gate as gate_module
 from plimsoll.inside.admission import SERVING
 from plimsoll.inside.answers import App, Message, Receive, Scope, Send, error, send_answer
 from plimsoll.inside.door import Passage
@@ -207,8 +208,8 @@ async def test_a_body_that_does_not_come_has_a_deadline_while_draining(tmp_path:
     assert core.shared.total("in_flight") == len(core.bodies) == 0
 
 
-async def test_the_endpoints_are_served_here_under_any_root_path(tmp_path: Path) -> None:
-    """They never reach the app, and are not counted."""
+async def test_the_endpoints_are_served_here_under_any_root_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They never reach the app, and are not counted; a body that does not come is waited for only so long."""
 
     async def nobody(scope: Scope, receive: Receive, send: Send) -> None:
         raise AssertionError(scope["path"], receive, send)
@@ -223,6 +224,11 @@ async def test_the_endpoints_are_served_here_under_any_root_path(tmp_path: Path)
     assert (await ask(gate, "POST", "/plimsoll/drain", body, headers=[BEARER])).json()["epoch"] == 3
     assert (await ask(gate, "POST", "/plimsoll/drain", [b"x" * 40_000] * 50, headers=[BEARER])).status == 413
     assert (await ask(gate, "GET", "/plimsoll/")).status == 404
+    monkeypatch.setattr(gate_module, "PATIENCE_S", 0.02)
+    parts, wire = asyncio.Queue[Message](), Wire()
+    parts.put_nowait({"type": "http.request", "body": b"{", "more_body": True})
+    await gate(http_scope("POST", "/plimsoll/knobs"), parts.get, wire.send)
+    assert (wire.sent[0]["status"], len(wire.sent)) == (408, 2)
     gate, core = gated(hello, tmp_path / "own", PLIMSOLL_LISTEN=f"unix:{tmp_path}/own.sock")
     with_engine(core)
     assert (await ask(gate, "GET", "/plimsoll/ready")).status == 200

@@ -266,13 +266,20 @@ def test_a_report_of_nonsense_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_no_engine_core_and_no_answer_are_told_apart(tmp_path: Path) -> None:
-    """Without a report nobody is asked; a stuck engine is waited for only so long."""
+    """Without a report nobody is asked; a stuck engine is waited for only so long; one that dies meanwhile is named."""
     with pytest.raises(NoKnobs, match="has not reported knobs"):
         asyncio.run(KnobClient(str(tmp_path), os.getpid()).call(Core(None), {}, 1.0))
     with pytest.raises(NoKnobs, match="no utility calls"):
         asyncio.run(KnobClient(None, os.getpid()).call(SimpleNamespace(), {}, 1.0))
     with pytest.raises(TimeoutError):
         asyncio.run(KnobClient(None, os.getpid()).call(Core(None), {}, 0.05))
+
+    async def dies(*_: str) -> str:
+        raise RuntimeError("a secret")
+
+    dead = SimpleNamespace(engine_core=SimpleNamespace(call_utility_async=dies))
+    with pytest.raises(ConnectionError, match=r"did not take the order: RuntimeError$"):
+        asyncio.run(KnobClient(None, os.getpid()).call(dead, {}, 5.0))
 
 
 def test_the_plugin_adds_the_call_once() -> None:

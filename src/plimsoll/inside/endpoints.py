@@ -314,6 +314,8 @@ async def _knob_call(gate: GateControl, order: dict[str, Any]) -> GateAnswer:
         return error(501, str(problem), "NotImplementedError")
     except TimeoutError as problem:
         return error(504, str(problem), "GatewayTimeoutError")
+    except ConnectionError as problem:
+        return error(502, str(problem), "BadGatewayError")
     if "refused" in told:
         raise Conflict(told["refused"])
     shown = {name: told[name] for name in ("running", "steps", "largest_step", "most_running")}

@@ -37,7 +37,7 @@ from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.gate_control import Alone, GateControl
 from plimsoll.inside.settings import InsideSettings
 from plimsoll.inside.shared import ASLEEP, PAUSED
-from plimsoll.inside.tick import Test, Tick
+from plimsoll.inside.tick import PATIENCE_S, Test, Tick
 
 # Shedding belongs innermost of all, so that whoever is not let in by vLLM's own key is refused for that, not for load; vLLM
 # puts our middleware around all others. A body is never held back: what passes is looked at for images, and handed on.
@@ -269,16 +269,21 @@ class Gate:
 
     async def _own(self, gate: GateControl, scope: Scope, receive: Receive, send: Send, path: str) -> None:
         body = b""
-        while len(body) <= LARGEST_BODY:
-            message = await receive()
-            if message["type"] != "http.request":
-                return
-            body += message.get("body", b"")
-            if not message.get("more_body"):
-                break
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while len(body) <= LARGEST_BODY:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        return None
+                    body += message.get("body", b"")
+                    if not message.get("more_body"):
+                        break
+        except TimeoutError:
+            late = error(408, f"the body did not come within {PATIENCE_S:g} s", "RequestTimeoutError", retry_headers(1)[1:])
+            return await send_answer(send, late)
         ask = GateRequest(scope["method"], path, scope["headers"], body)
         reply = await answer(gate, ask, only_ready=bool(gate.settings.listen))
-        await send_answer(send, reply, is_head=scope["method"] == "HEAD")
+        return await send_answer(send, reply, is_head=scope["method"] == "HEAD")
 
     async def _pass(self, gate: GateControl, scope: Scope, receive: Receive, send: Send, path: str) -> None:
         refusal, is_counted, sleep = None, False, None

@@ -332,7 +332,8 @@ class KnobClient:
         self._told: dict[str, Any] | None = None  # the newest report where there is no folder
 
     async def call(self, client: Any, order: Mapping[str, Any], patience_s: float) -> dict[str, Any]:
-        """The engine core's answer to an order; NoKnobs where none takes it, TimeoutError where it comes too late.
+        """The engine core's answer to an order; NoKnobs where none takes it, TimeoutError where it comes too late,
+        ConnectionError where the engine dies over it.
 
         The call itself goes on: an order that was sent is carried out between the next two steps.
         """
@@ -347,7 +348,10 @@ class KnobClient:
         if not done:
             task.add_done_callback(lambda late: late.cancelled() or late.exception())  # nobody asks for it any more
             raise TimeoutError("the engine has made no step meanwhile; an order that was sent is carried out after it")
-        answer: dict[str, Any] = json.loads(task.result())
+        try:
+            answer: dict[str, Any] = json.loads(task.result())
+        except Exception as problem:  # the engine died, or vLLM ends
+            raise ConnectionError(f"the engine did not take the order: {type(problem).__name__}") from None
         if "refused" not in answer:
             self._told = answer
             self.turn_queue(client)
