@@ -23,14 +23,7 @@ from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.gate import ShedLayer
 from plimsoll.inside.gate_control import GateControl, note_engine_request
 from plimsoll.inside.places import start_ticks
-from plimsoll.inside.schedule_ring import (
-    ENTRIES,
-    OWN_SCHEDULERS,
-    ScheduleRing,
-    ScheduleRings,
-    follow_requests,
-    install_into,
-)
+from plimsoll.inside.schedule_ring import ENTRIES, OWN_SCHEDULERS, ScheduleRing, ScheduleRings, follow_requests, install_into
 from tests.fakes import EngineClient, ask
 from tests.inside.test_gate_control import made
 
@@ -180,11 +173,7 @@ def test_what_was_noted_outlives_a_killed_engine_core(tmp_path: Path) -> None:
 
 
 def dying(
-    client: EngineClient,
-    *ids: str | None,
-    stream: bool = False,
-    begins: Callable[[], None] | None = None,
-    dies: bool = True,
+    client: EngineClient, *ids: str | None, stream: bool = False, begins: Callable[[], None] | None = None, dies: bool = True
 ) -> App:
     """An app that fails while its engine has requests of these ids; by default since the engine dies."""
 

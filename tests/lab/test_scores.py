@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lab import survive_score
-from lab.fleet_score import broken, figures, main, read, spread, table
+from lab.fleet_score import RESULTS, broken, figures, main, read, spread, table
 from lab.survive_score import Row
 
 
@@ -130,3 +130,12 @@ def test_rounds_add_up_and_times_show_their_spread(tmp_path: Path) -> None:
     assert len(rows) == 3
     assert "| core | plimsoll | 3 | 9 | 3 | 0 | 0 |" in table(rows)
     assert spread([12.0, 30.0, None]) == "12 to 30; never in 1"
+
+
+def test_the_page_has_the_fleets_table_as_the_recorded_rows_give_it() -> None:
+    """And everything that was promised and not kept stands before it."""
+    page = (RESULTS.parents[2] / "docs" / "evidence.md").read_text(encoding="utf-8")
+    rows = read(RESULTS)
+    assert f"\n{table(rows)}\n<!-- end of fleet -->" in page
+    missing = page.partition("# Part five")[2].partition("## All incidents")[0]
+    assert [line for line in broken(rows) if f"**`{line.partition(' ')[0]}`" not in missing] == []

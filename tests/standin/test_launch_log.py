@@ -13,15 +13,7 @@ from plimsoll.doctor.read.text import read_log
 from plimsoll.doctor.rules.diagnose import diagnose
 from plimsoll.findings import Severity
 from plimsoll.standin.config import Launchable
-from plimsoll.standin.launch_log import (
-    StartLogLine,
-    Stats,
-    failed_lines,
-    log_lines,
-    start_lines,
-    uvicorn,
-    want_of_memory,
-)
+from plimsoll.standin.launch_log import StartLogLine, Stats, failed_lines, log_lines, start_lines, uvicorn, want_of_memory
 from plimsoll.standin.memory import oom_text
 from plimsoll.units import GIB
 from plimsoll.vllm.log_lines import measured_of
@@ -114,8 +106,7 @@ def test_the_line_of_throughput() -> None:
 @pytest.mark.parametrize("words", ["", "-tp 2"])
 @pytest.mark.parametrize("release", ["0.25.1", "0.32.0"])
 @pytest.mark.parametrize(
-    ("step", "capture"),
-    [("forward", "forward.log"), ("logits", "logits.log"), ("neighbour", "neighbour.log")],
+    ("step", "capture"), [("forward", "forward.log"), ("logits", "logits.log"), ("neighbour", "neighbour.log")]
 )
 def test_a_death_is_found_as_the_real_one(step: str, capture: str, release: str, words: str) -> None:
     """Out of memory in a step: `doctor` gives the code of the recorded death."""

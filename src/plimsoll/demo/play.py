@@ -76,10 +76,7 @@ async def _play(fleet: DemoFleet, options: PlayOptions, screen: Screen) -> DemoS
     ])  # fmt: skip
     screen.happens(f"all serve; {CALM:.0f} requests a second")
     over = asyncio.Event()
-    tasks = [
-        asyncio.create_task(watch.run()),
-        asyncio.create_task(traffic.at_rate(lambda: stage.rate[0], over.is_set)),
-    ]
+    tasks = [asyncio.create_task(watch.run()), asyncio.create_task(traffic.at_rate(lambda: stage.rate[0], over.is_set))]
     began = time.time()
     try:
         # What two long prompts on a needed for a moment torch keeps from then on.

@@ -10,10 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-_HOMES = {
-    "Probe": "plimsoll.inside.probe",
-    "Gate": "plimsoll.inside.gate",
-}
+_HOMES = {"Probe": "plimsoll.inside.probe", "Gate": "plimsoll.inside.gate"}
 
 __all__ = ["Gate", "Probe"]
 

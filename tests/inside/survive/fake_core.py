@@ -91,9 +91,7 @@ class Scheduler:
         self.sched_step_seq += 1
         planned = {name: tokens for name, tokens in planned.items() if tokens > 0}
         return SimpleNamespace(
-            num_scheduled_tokens=planned,
-            total_num_scheduled_tokens=sum(planned.values()),
-            scheduled_encoder_inputs={},
+            num_scheduled_tokens=planned, total_num_scheduled_tokens=sum(planned.values()), scheduled_encoder_inputs={}
         )
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:

@@ -135,10 +135,7 @@ def test_an_api_server_names_the_reason_of_an_aborted_request(
     async def read(client: AsyncLLM, *outputs: SimpleNamespace) -> list[str | None]:
         return [each.outputs[0].finish_reason async for each in client.generate(*outputs)]
 
-    for name, contents in {
-        plugin.SERVING: {"GenerationError": RuntimeError},
-        plugin.ENGINE: {"AsyncLLM": AsyncLLM},
-    }.items():
+    for name, contents in {plugin.SERVING: {"GenerationError": RuntimeError}, plugin.ENGINE: {"AsyncLLM": AsyncLLM}}.items():
         module: Any = ModuleType(name)
         vars(module).update(contents)
         monkeypatch.setitem(sys.modules, name, module)
