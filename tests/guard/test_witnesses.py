@@ -6,6 +6,7 @@ Each test is one thing that was tried on a real fleet, by its name.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from plimsoll.guard.act.decide import ASKED, BlockedAction, Decision, Restart, d
 from plimsoll.guard.act.journal_entry import RESTART, Entry
 from plimsoll.guard.act.journal_replay import read_restarts
 from plimsoll.guard.act.policy import ActPolicy
-from plimsoll.guard.act.ports import Outcome, failed
+from plimsoll.guard.act.ports import Outcome, ServerHealth, failed
 from plimsoll.guard.act.steps import BROKEN, SERVING
 from plimsoll.guard.daemon.acting import BalancerTraffic
 from plimsoll.guard.daemon.conductor import Conductor
@@ -156,6 +157,7 @@ FAILED_UNIT = "its unit has failed"
         ("its check passes", lost(BalancerHealth(False, 90.0)), "Unproved", ""),
         ("it has no check", lost(BalancerHealth(None, 90.0)), "Unproved", ""),
         ("it counts nothing", lost(BalancerHealth(True)), "Unproved", ""),
+        ("it counts streams at their end, and has two", lost(BalancerHealth(True, None, 2)), "Unproved", ""),
         ("nobody listens at its port, as the kernel says", lost(is_open=False), "restart", ""),
         ("somebody does", lost(is_open=True), "Unproved", ""),
         ("bytes flow, and its supervisor names another process",
@@ -176,6 +178,10 @@ FAILED_UNIT = "its unit has failed"
          "ProcessEnded"),
         ("a plain no of its command is told at once", then(100, lambda at: refused(at, gone=NOT_RUNNING)), "", "NotRunning"),
         ("and restarted after two minutes", then(200, lambda at: refused(at, gone=NOT_RUNNING)), "restart", ""),
+        ("its command looks for a lost pid file, and the balancer's check passes",
+         then(200, lambda at: refused(at, gone=NOT_RUNNING, balancer=BalancerHealth(False, 90.0))), "Unproved", ""),
+        ("a crash that the balancer's slow check has not seen",
+         then(15, lambda at: refused(at, ended=FAILED_UNIT, balancer=BalancerHealth(False, 90.0))), "restart", ""),
         ("guard begins while an engine is down that served", BEGUN_DOWN, "restart", ""),
         ("one that never served", [look._replace(has_served=False) for look in BEGUN_DOWN], "", ""),
         ("503 for a moment while it worked", WORKED_503, "", "Contradicted"),
@@ -382,12 +388,26 @@ def test_a_journal_that_was_full_for_a_while_is_written_again() -> None:
 
 def test_a_balancers_count_is_silence_only_when_it_was_seen_to_stand_still() -> None:
     """A count that falls is of a balancer that was reloaded; before a minute or a change nothing is known."""
-    traffic = BalancerTraffic().seen(0.0, is_down=True, count=100)
-    assert traffic.health(30.0) == BalancerHealth(True, None)
-    assert traffic.seen(30.0, is_down=True, count=100).health(70.0).silent_s == 70.0
-    flows = traffic.seen(30.0, is_down=True, count=101)
+
+    def counted(total: int, busy: int = 0, ended: int = 7) -> ServerHealth:
+        return ServerHealth(True, total, busy=busy, ended=ended)
+
+    def seen(*polls: tuple[float, ServerHealth]) -> BalancerTraffic:
+        return functools.reduce(lambda traffic, poll: traffic.seen(*poll, is_down=True), polls, BalancerTraffic())
+
+    first = (0.0, counted(100))
+    assert seen(first).health(30.0) == BalancerHealth(True, None)
+    assert seen(first, (30.0, counted(100))).health(70.0).silent_s == 70.0
+    flows = seen(first, (30.0, counted(101)))
     assert flows.health(31.0).silent_s == 1.0
-    assert flows.seen(40.0, is_down=True, count=7).health(45.0).silent_s is None
+    assert flows.seen(40.0, counted(7), is_down=True).health(45.0).silent_s is None
+    # HAProxy counts the bytes of a request when it ends, unless its `option contstats` is on: a stream is no silence.
+    streams = seen(first, (30.0, counted(101, busy=2)), (100.0, counted(101, busy=2)))
+    assert streams.health(100.0) == BalancerHealth(True, None, unseen=2)
+    assert streams.seen(110.0, counted(101, busy=0, ended=9), is_down=True).health(110.0) == BalancerHealth(True, 80.0)
+    live = seen((0.0, counted(100, busy=2)), (30.0, counted(150, busy=2)), (100.0, counted(150, busy=2)))
+    assert live.health(100.0) == BalancerHealth(True, 70.0)
+    assert not seen((0.0, counted(100, busy=2)), (30.0, counted(150, busy=1, ended=8))).is_live
 
 
 def test_nothing_is_lost_when_a_stop_fails_for_good() -> None:

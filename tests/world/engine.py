@@ -32,7 +32,8 @@ class Engine:
 
     def __init__(self, name: str, now: Callable[[], float], later: Callable[..., Any], note: Callable[[str], None]) -> None:
         self.name, self.url = name, f"http://{name}:8000"
-        self._now, self._later, self._note = now, later, note
+        self.now, self.later, self._note = now, later, note
+        self.when_it_crashes: Callable[[], None] = lambda: None
         self.has_gate = True
         self.start_s = 20.0
         self.version = "0.32.0"
@@ -60,20 +61,20 @@ class Engine:
 
     def _reset(self) -> None:
         self.requests: dict[int, float] = {}  # by number: when each came
-        self._steps, self._steps_at = 0.0, self._now()
-        self._idle_since = self._stepped_at = self._now()
+        self._steps, self._steps_at = 0.0, self.now()
+        self._idle_since = self._stepped_at = self.now()
         self.drain = gate.Drain()
         self.admitted_at, self.begun, self.served = 0.0, 0, 0
         self.last_byte_at = -math.inf
         self.shed_until = 0.0
         self.calls_s: list[float] = []  # how long each call took that it came back from
-        self._worked_at = self._now()
+        self._worked_at = self.now()
 
     # The truth
 
     @property
     def is_ready(self) -> bool:
-        return self.is_up and self._now() >= self.ready_at
+        return self.is_up and self.now() >= self.ready_at
 
     @property
     def is_alive(self) -> bool:
@@ -91,14 +92,14 @@ class Engine:
 
     @property
     def phase(self) -> str:
-        return self.drain.phase(self._now(), self.admitted_at)
+        return self.drain.phase(self.now(), self.admitted_at)
 
     def start(self, who: str) -> None:
         if self.is_up:
             return
         self.is_up, self.is_ending, self.core, self.is_paused, self.ended_how = True, False, Core.WORKS, False, ""
         self.life += 1
-        self.ready_at = self._now() + self.start_s
+        self.ready_at = self.now() + self.start_s
         self._reset()
         self._changed()
         self._note(f"{self.name}: process {self.life} is started by {who}")
@@ -116,7 +117,7 @@ class Engine:
             if self.life == life:
                 work(*args)
 
-        self._later(seconds, do)
+        self.later(seconds, do)
 
     def die(self, how: str) -> None:
         """The process ends: `crash`, `by hand`, or `asked` by guard."""
@@ -126,6 +127,8 @@ class Engine:
         self.requests.clear()
         self._changed()
         self._note(f"{self.name}: its process ends ({how})")
+        if how == "crash":
+            self.when_it_crashes()
 
     def become(self, core: Core, seconds: float = 0.0) -> None:
         """The core hangs, dies, is in a call for so long, or works again; what hangs or ends does nothing else."""
@@ -135,9 +138,9 @@ class Engine:
             return
         self._count()
         if self.core is Core.WORKS:
-            self._worked_at = self._now()
+            self._worked_at = self.now()
         elif core is Core.WORKS:
-            self.calls_s.append(self._now() - self._worked_at)
+            self.calls_s.append(self.now() - self._worked_at)
         self.core, self.was_paused = core, self.is_paused
         self._changed()
         self._note(f"{self.name}: its core {core}")
@@ -151,15 +154,15 @@ class Engine:
     def go_on(self) -> None:
         """It finishes what has waited, one request after the other."""
         for place, number in enumerate(self.requests):
-            self._later(5.0 * (place + 1), self.finish, number)
+            self.later(5.0 * (place + 1), self.finish, number)
 
     def _changed(self) -> None:
-        self.changed_at = self._now()
-        self.healthy_since = min(self.healthy_since, self._now()) if self.is_ready and self.core is Core.WORKS else math.inf
-        self.alive_since = min(self.alive_since, self._now()) if self.is_alive else math.inf
+        self.changed_at = self.now()
+        self.healthy_since = min(self.healthy_since, self.now()) if self.is_ready and self.core is Core.WORKS else math.inf
+        self.alive_since = min(self.alive_since, self.now()) if self.is_alive else math.inf
         self.hangs_since = math.inf
         is_broken = not self.is_alive and self.ended_how != "asked"
-        self.broken_since = min(self.broken_since, self._now()) if is_broken else math.inf
+        self.broken_since = min(self.broken_since, self.now()) if is_broken else math.inf
 
     # Its requests
 
@@ -168,10 +171,10 @@ class Engine:
         if not self.is_ready or self.is_ending or self.core is Core.DEAD or (self.has_gate and self.phase == gate.REFUSING):
             return False
         self._count()
-        self.requests[number] = self._now()
+        self.requests[number] = self.now()
         self.begun += 1
-        self.admitted_at = self._now()
-        self._later(seconds, self.finish, number)
+        self.admitted_at = self.now()
+        self.later(seconds, self.finish, number)
         return True
 
     def finish(self, number: int) -> None:
@@ -179,11 +182,11 @@ class Engine:
             self._count()
             del self.requests[number]
             self.served += 1
-            self.last_byte_at = self._now()
+            self.last_byte_at = self.now()
 
     def _count(self) -> None:
         """Steps are made while there is work and it works."""
-        now = self._now()
+        now = self.now()
         if self.requests and self.core is Core.WORKS and not self.is_paused:
             self._steps += (now - self._steps_at) / STEP_S
             self.last_byte_at = self._idle_since = self._stepped_at = now
@@ -199,15 +202,15 @@ class Engine:
         """The answer of its port; None where it takes the request and stays silent."""
         path = request.url.removeprefix(self.url)
         self._count()
-        if self._now() < self.overload_until:
+        if self.now() < self.overload_until:
             return None
         if path == "/metrics":
             page = self._page()
-            if self._now() >= self.old_page_until:
+            if self.now() >= self.old_page_until:
                 self._old_page = page
             return Reply(200, self._old_page or page)
         if path == "/health":
-            is_well = self.core is not Core.DEAD and self._now() >= self.says_503_until
+            is_well = self.core is not Core.DEAD and self.now() >= self.says_503_until
             return Reply(200 if is_well else 503, b"")
         if path == "/version":
             return Reply(200, json.dumps({"version": self.version}).encode())
@@ -226,14 +229,14 @@ class Engine:
             return _json(500, {"error": {"message": "EngineCore encountered an issue", "code": 500}})
         if self.has_gate and self.phase == gate.REFUSING:
             return _json(503, {"error": {"message": "draining", "code": 503}})
-        if self.core is not Core.WORKS or self.is_paused or self._now() < self.old_page_until:
+        if self.core is not Core.WORKS or self.is_paused or self.now() < self.old_page_until:
             return None
         self._steps += 1
-        self._stepped_at = self._now()
+        self._stepped_at = self.now()
         return _json(200, {"choices": [{"text": " 6", "finish_reason": "length"}]})
 
     def _page(self) -> bytes:
-        count, now = len(self.requests), self._now()
+        count, now = len(self.requests), self.now()
         running = count if self.core is Core.WORKS and not self.is_paused else 0
         return _PAGE % (
             running, count - running, min(0.9, 0.02 * count), self._steps, 20 * self._steps, self.served,
@@ -244,10 +247,10 @@ class Engine:
     def is_proven_wedged(self) -> bool:
         """By its gate, which excuses a paused one."""
         is_due = self.core is Core.HANGS and bool(self.requests) and not self.is_paused
-        return is_due and self._now() - self._idle_since > GATE_WEDGE_S
+        return is_due and self.now() - self._idle_since > GATE_WEDGE_S
 
     def _gate(self, verb: str, request: Request) -> Reply | None:
-        now = self._now()
+        now = self.now()
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return Reply(401, b"{}", {"www-authenticate": "Bearer"})
         fields: Mapping[str, Any] = json.loads(request.body) if request.body else {}
@@ -292,7 +295,7 @@ class Engine:
         })  # fmt: skip
 
     def _drain_words(self) -> dict[str, Any]:
-        now = self._now()
+        now = self.now()
         return {
             "phase": self.phase, "epoch": self.drain.epoch, "lease_left_s": max(0.0, self.drain.until - now),
             "since_s": None, "in_flight": len(self.requests), "idle": not self.requests,

@@ -243,6 +243,39 @@ FAULTS: dict[str, tuple[float, Callable[[Draw], None]]] = {
 }
 
 
+def supervisor_restarts(draw: Draw) -> None:
+    """From now on it starts what crashed by itself, as systemd and Docker do."""
+    draw.world.supervisors[draw.engine.name].again_s = draw.any_of(1.0, 3.0, 10.0)
+    draw.engine.die("crash")
+
+
+def crashes_again_and_again(draw: Draw, times: int = 6) -> None:
+    draw.world.supervisors[draw.engine.name].again_s = 3.0
+    draw.engine.die("crash")
+    if times:
+        draw.world.later(draw.any_of(25.0, 70.0), crashes_again_and_again, draw, times - 1)
+
+
+def clock_is_set_often(draw: Draw, times: int = 12) -> None:
+    """Between two times, as two services that both keep it may do."""
+    draw.host.ahead_s = draw.any_of(90.0, 3_600.0, -3_600.0) if times % 2 else 0.0
+    draw.host.jumps += 1
+    if times:
+        draw.world.later(draw.any_of(7.0, 30.0), clock_is_set_often, draw, times - 1)
+
+
+RARE: dict[str, tuple[float, Callable[[Draw], None]]] = {
+    "supervisor restarts it": (1, supervisor_restarts),
+    "crashes again and again": (1, crashes_again_and_again),
+    "supervisor hangs": (1, lambda draw: draw.for_a_while(draw.world.supervisors[draw.engine.name], "hangs", 15.0, 60.0)),
+    "supervisor's answers change": (
+        1, lambda draw: draw.for_a_while(draw.world.supervisors[draw.engine.name], "flaps", 60.0, 200.0, 400.0),
+    ),
+    "clock is set again and again": (1, clock_is_set_often),
+}  # fmt: skip
+"""Added to every third story: drawn among the others they would change what each seed means."""
+
+
 def draw_faults(world: World) -> list[Fault]:
     """Some faults, alone or close together."""
     dice = world.dice("faults")
@@ -254,9 +287,13 @@ def draw_faults(world: World) -> list[Fault]:
         name = dice.choices(list(FAULTS), weights)[0]
         draw = Draw(world, random.Random(dice.random()))
         faults.append(scripted(at_s, name, draw))
+    dice = world.dice("rare faults")
+    if dice.random() < 1 / 3:
+        draw = Draw(world, random.Random(dice.random()))
+        faults.append(scripted(CALM_S + dice.uniform(0.0, TROUBLE_S), dice.choice(list(RARE)), draw))
     return faults
 
 
 def scripted(at_s: float, name: str, draw: Draw) -> Fault:
     who = draw.host.name if any(word in name for word in ("guard", "disk", "clock", "way", "lock")) else draw.engine.name
-    return at_s, f"{who}: {name}", lambda: FAULTS[name][1](draw)
+    return at_s, f"{who}: {name}", lambda: (FAULTS | RARE)[name][1](draw)

@@ -144,11 +144,7 @@ class Proxy:
             ]
             return "1\n# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_uweight\n" + "\n".join(rows)
         if command.startswith("show stat"):
-            rows = [self._stat(one) for one in engines]
-            return (
-                "# pxname,svname,qcur,scur,status,lastchg,check_status,check_code,check_duration,bin,bout,lastsess,last_chk\n"
-                + ("\n".join(rows))
-            )
+            return "\n".join([_STATISTICS, *(self._stat(one) for one in engines)])
         name, state = words[2].partition("/")[2], words[4]
         before = self.admin.get(name, 0)
         self.admin[name] = before | FORCED_DRAIN if state == "drain" else before & ~(FORCED_DRAIN | FORCED_MAINT)
@@ -163,11 +159,15 @@ class Proxy:
         admin, now = self.admin.get(engine.name, 0), self._world.loop.now
         status = "MAINT" if admin & FORCED_MAINT else "DRAIN" if admin else "UP" if is_up else "DOWN"
         check, quiet = ("L7OK", 200) if says else ("L4CON", ""), now - max(engine.last_byte_at, -1.0)
-        sent = int(1000 * engine._steps)
-        return (
-            f"llm,{engine.name},0,{len(engine.requests)},{status},{int(now - max(0.0, since))},{check[0]},{check[1]},1,"
-            f"{100 * engine.begun},{sent},{int(quiet)},"
-        )
+        sent = int(1000 * (engine._steps if self._world.setting.contstats else engine.served))
+        row = (
+            "llm", engine.name, 0, len(engine.requests), engine.begun, status, int(now - max(0.0, since)), *check, 1,
+            100 * engine.begun, sent, int(quiet), "",
+        )  # fmt: skip
+        return ",".join(map(str, row))
+
+
+_STATISTICS = "# pxname,svname,qcur,scur,stot,status,lastchg,check_status,check_code,check_duration,bin,bout,lastsess,last_chk"
 
 
 class SimulatedHaproxy(HAProxy):
@@ -187,14 +187,25 @@ class Supervisor:
 
     engine: Engine
     knows_how: bool = True  # it can tell a crash from an operator's stop
-    restarts_itself: bool = False
+    again_s: float | None = None  # after so long it starts a crashed one by itself
     is_silent: bool = False  # nobody can ask it
+    hangs: bool = False  # its commands do not end
+    flaps: bool = False  # now it says yes, now no, now nothing
     stop_fails: int = 0  # so many stops from now on have no effect
     stop_s: float = 3.0
+
+    def __post_init__(self) -> None:
+        self.engine.when_it_crashes = self._start_again
+
+    def _start_again(self) -> None:
+        if self.again_s is not None:
+            self.engine.later(self.again_s, self.engine.start, "its supervisor")
 
     def status(self) -> int:
         if self.is_silent:
             return 1
+        if self.flaps:
+            return (0, 1, NOT_RUNNING)[int(self.engine.now()) % 3]
         if self.engine.is_up:
             return 0
         how = self.engine.ended_how
@@ -209,9 +220,12 @@ class SimulatedRestarter(CommandRestarter):
         self._world, self._guard, self._supervisor = world, guard, supervisor
 
     async def _run(self, verb: str, limit_s: float, grace_s: float = 0.0) -> CommandResult:
-        del limit_s, grace_s
         await passes()
         supervisor, engine = self._supervisor, self._supervisor.engine
+        if supervisor.hangs:
+            await asyncio.sleep(limit_s + grace_s)
+            await passes()
+            return CommandResult(None, b"", f"it did not end within {limit_s:g} s")
         if verb == "is-running":
             return CommandResult(supervisor.status(), b"")
         if supervisor.is_silent:

@@ -10,11 +10,14 @@ from collections.abc import Callable
 
 import pytest
 
+from plimsoll.guard.act.journal_entry import OPENED
 from plimsoll.guard.act.policy import ActPolicy
+from plimsoll.guard.adapters.haproxy import FORCED_DRAIN
+from plimsoll.guard.daemon.journal import Journal
 from tests.each import each, times
 from tests.world.bugs import BUGS, first_noticed
 from tests.world.engine import Core
-from tests.world.faults import FAULTS, Draw, Fault, by_guardctl, draw_faults, scripted
+from tests.world.faults import FAULTS, RARE, Draw, Fault, by_guardctl, draw_faults, scripted
 from tests.world.world import LINES, Setting, World, play, quick_folder
 
 SEEDS = times(50, 1_000)  # `make soak` plays 100,000 beside this
@@ -59,7 +62,7 @@ def test_every_fault_is_drawn() -> None:
         for seed in range(300):
             (folder / str(seed)).mkdir()
             drawn |= {what.partition(": ")[2] for _, what, _ in draw_faults(World(seed, folder / str(seed)))}
-    assert drawn == set(FAULTS)
+    assert drawn == {*FAULTS, *RARE}
     assert len(BUGS) >= 10
 
 
@@ -173,6 +176,38 @@ def test_a_hang_during_an_operators_pause_is_told() -> None:
     for has_gate in (True, False):
         story = story_of(Setting(engines=1, busy=0.3, has_gate=has_gate), *faults)
         assert "e0: the engine looks stuck, and nothing has proved it" in story
+
+
+def test_an_action_of_another_version_is_told_and_what_it_took_out_comes_back() -> None:
+    """Guard was killed in a drain and upgraded: the next one does not know those steps, and leaves nobody out for ever."""
+
+    def upgrade(world: World) -> None:
+        host = world.hosts[0]
+        host.life.is_dead = True
+        host.close()
+        with Journal(host.folder / "guard.journal", clock=host.wall) as journal:
+            fields = {"grade": "restart", "kind": "asked", "steps": ["lock", "cordon", "drain"]}
+            journal.append(OPENED, engine="e0", action="old", fields=fields)
+        world.proxy.admin["e0"] = FORCED_DRAIN
+        host.start()
+
+    story = story_of(Setting(busy=0.3, act=ActPolicy(probation_s=30.0)), (60.0, upgrade))
+    assert "needs attention: another version of guard began it, with steps that this one does not know" in story
+    assert "e0: back in rotation, since it recovered after guard gave up on it" in story
+
+
+def test_streams_that_the_balancer_counts_at_their_end_are_no_silence() -> None:
+    """Guard is cut off and HAProxy's check times out, while a long answer flows: nobody knows that, and it is told."""
+
+    def cut(world: World) -> None:
+        link = world.network.link("g0", "e0")
+        link.is_cut = link.rejects = True
+        world.proxy.cut.add("e0")
+        world.engines[0].take(-1, 400.0)
+
+    setting = Setting(busy=0.0, has_gate=False, knows_how=False, canary_s=None, contstats=False)
+    story = story_of(setting, (60.0, cut))
+    assert "counts their bytes only at their end (option contstats)" in story
 
 
 def ahead(seconds: float) -> Callable[[World], None]:

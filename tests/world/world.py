@@ -47,6 +47,7 @@ class Setting:
     busy: float = 0.2  # requests a second
     refused_s: float = 60.0
     still_s: float = 60.0
+    contstats: bool = True  # the balancer counts the bytes of a stream while it lasts
     act: ActPolicy = field(default_factory=ActPolicy)
 
 
@@ -63,6 +64,7 @@ def draw_setting(dice: random.Random) -> Setting:
         balancer=dice.choice(("haproxy", "haproxy", "readiness")), has_gate=dice.random() < 0.75,
         knows_how=dice.random() < 0.6, canary_s=dice.choice((None, 10.0, 10.0)), every_s=dice.choice((5.0, 10.0, 10.0)),
         busy=dice.choice((0.0, 0.05, 0.3)), refused_s=dice.choice((30.0, 90.0)), still_s=dice.choice((40.0, 60.0)), act=act,
+        contstats=dice.random() < 0.5,
     )  # fmt: skip
 
 
@@ -85,6 +87,7 @@ class World:
         self.lock = LockService()
         self.hosts = [Host(self, f"g{number}", folder / f"g{number}") for number in range(self.setting.guards)]
         self.starts: list[tuple[str, str]] = []  # that guards made: which guard, and of which engine
+        self.stops: dict[tuple[str, str], float] = {}  # when each guard last stopped an engine
         self.asked: dict[str, float] = {}  # restarts and drains that an operator asked for
         self.left_alone: dict[str, float] = {}  # by an operator's stop, maintenance or pause, and since when
         self.requests = self.lost = 0
@@ -118,6 +121,7 @@ class World:
         is_paused = host.paused_at is not None and host.since <= host.paused_at and engine.name not in self.asked
         if is_paused and now - (host.paused_at or 0.0) > RECENT_S + self.setting.act.stop_within_s:
             self.violate(f"{guard} acts on {engine.name} while it is paused")
+        self.stops[guard, engine.name] = now
         if not engine.is_up:
             return
         self._check_left_alone(guard, engine)
@@ -141,7 +145,9 @@ class World:
         """Guard is about to start this engine."""
         if engine.is_up:
             return
-        self._check_left_alone(guard, engine)
+        # From its stop on a restart only goes forward: what an operator wants since then comes too late.
+        if self.stops.get((guard, engine.name), -math.inf) > self.left_alone.get(engine.name, math.inf) + RECENT_S:
+            self._check_left_alone(guard, engine)
         self.starts.append((guard, engine.name))
         # A guard cannot know of another one's start whose process never answered: each keeps to the budget.
         act, jumps = self.setting.act, sum(host.jumps for host in self.hosts)
@@ -288,7 +294,7 @@ class World:
             engine.lied_until = min(engine.old_page_until, self.loop.now)
             engine.says_503_until = engine.old_page_until = engine.overload_until = -1.0
         for supervisor in self.supervisors.values():
-            supervisor.is_silent = False
+            supervisor.is_silent = supervisor.hangs = supervisor.flaps = False
 
     def unsettled(self) -> str:
         """What is neither well nor told; "" once all is."""

@@ -8,6 +8,7 @@ everything: with one API server that server itself, with several the launcher th
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import stat
@@ -96,8 +97,12 @@ def start_ticks(pid: int) -> int:
     return _number(pid, 19)
 
 
+@functools.cache
 def start_unix(pid: int) -> float | None:
-    """When a process began, as prometheus_client's process_start_time_seconds has it; None where the kernel does not tell."""
+    """When a process began, as prometheus_client's process_start_time_seconds has it; None where the kernel does not tell.
+
+    Reckoned once, as there: when the clock is set, the kernel moves the time of its boot.
+    """
     ticks = start_ticks(pid)
     try:
         with open("/proc/stat", encoding="ascii") as file:  # noqa: PTH123

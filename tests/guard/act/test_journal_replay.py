@@ -6,7 +6,7 @@ from typing import Any
 
 from plimsoll.guard.act.capacity import EngineLoad
 from plimsoll.guard.act.decide import ActionPlan, EngineStatus, FailedRestarts, FleetView, decide
-from plimsoll.guard.act.journal_entry import CLOSED, RESTART, SEEN, SWITCH, WINDOW_S, Entry, needed
+from plimsoll.guard.act.journal_entry import CLOSED, OPENED, RESTART, SEEN, SWITCH, WINDOW_S, Entry, needed
 from plimsoll.guard.act.journal_replay import (
     PAUSE,
     EngineProcess,
@@ -14,9 +14,12 @@ from plimsoll.guard.act.journal_replay import (
     failed_restarts,
     foreign_restarts,
     known_processes,
+    open_actions,
     read_switches,
+    unknown_actions,
 )
 from plimsoll.guard.act.policy import ActPolicy
+from plimsoll.guard.act.steps import BROKEN
 from plimsoll.unknown import Condition, Status
 from tests.each import each
 
@@ -142,3 +145,18 @@ def test_what_was_found_is_written_down_once_and_kept_where_it_is_not_known_any_
     assert (answers.times, answers.is_new, answers.is_awaited) == (0, True, False)
     assert not foreign_restarts(KnownProcess(EngineProcess(500.0, 5)), EngineProcess(500.0, 5), 0).is_new
     assert not foreign_restarts(KnownProcess(), EngineProcess(), 0).is_new
+
+
+def test_an_action_of_another_version_is_known_to_be_open() -> None:
+    """Its steps are not ours, so nobody goes on with it; until it is closed it is not forgotten either."""
+    story = Story().note(OPENED, action="x", grade="restart", kind="dead", steps=["lock", "cordon", "stop"])
+    story.note(OPENED, action="y", grade="restart", kind="dead", steps=[str(step) for step in BROKEN])
+    story.note(OPENED, action="z", grade="repair", steps=["lock"])
+    kept = needed(story.entries, story.at + YEAR_S)
+    assert [run.action for run in open_actions(kept)] == ["y"]
+    assert [entry.action for entry in unknown_actions(kept)] == ["x", "z"]
+    story.note(CLOSED, action="x", kind="dead", end="held", grade="restart").note(
+        CLOSED, action="z", end="held", grade="repair"
+    )
+    assert unknown_actions(story.entries) == []
+    assert failed_restarts(story.entries)["a"].is_out

@@ -11,6 +11,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll.guard.act.ports import ServerHealth
 from plimsoll.guard.adapters.haproxy import HAProxy, ServerLine
 from tests.each import each, in_loop
 
@@ -191,7 +192,7 @@ async def test_it_tells_health_by_its_own_check_and_bytes(
     def answer(command: str) -> bytes:
         number = int(command.split()[2].removeprefix("b"))
         status, check, count = rows[number]
-        return f"# pxname,svname,scur,bout,status,check_status,\nb{number},a,0,{count},{status},{check},\n".encode()
+        return f"# pxname,svname,scur,stot,bout,status,check_status,\nb{number},a,2,9,{count},{status},{check},\n".encode()
 
     async with haproxy(Said(answer).visited, *(f"b{number}/a" for number in range(len(rows)))) as balancer:
-        assert await balancer.health() == wanted
+        assert await balancer.health() == ServerHealth(*wanted, busy=2 * len(rows), ended=7 * len(rows))

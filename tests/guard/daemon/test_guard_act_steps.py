@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from plimsoll.guard.act.journal_replay import PAUSE, RUNGS
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.act.steps import SERVING as COURSE
 from plimsoll.guard.act.steps import End, Step, follows
+from plimsoll.guard.daemon import acting
 from plimsoll.guard.daemon.acting import NO_EXIT, ExitReport, exit_report
 from plimsoll.guard.daemon.conductor import Conductor
 from plimsoll.guard.daemon.steps import EngineAdapters
@@ -441,6 +444,23 @@ def test_what_ended_by_itself_is_dead_and_what_somebody_stopped_is_only_observed
     world.state.mode = "serving"
     if outcome.is_done is None:
         assert asyncio.run(exit_report(adapters, str(tmp_path / "log"))) == NO_EXIT, "it runs"
+
+
+def test_a_log_on_a_disk_that_does_not_answer_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a pipe without a writer: how it ended stays unknown, it is not asked twice at a time, and no crash is missed."""
+    os.mkfifo(tmp_path / "log")
+    monkeypatch.setattr(acting, "PAGE_S", 0.05)
+
+    class Tells(FakeRestarter):
+        async def last_exit(self) -> Outcome:
+            return done("its unit has failed")
+
+    adapters = parts_of(World(State("down")))._replace(restarter=Tells(World(State("down"))))
+    before = threading.active_count()
+    for _ in range(3):
+        assert asyncio.run(exit_report(adapters, str(tmp_path / "log"))) == ExitReport("its unit has failed")
+    assert threading.active_count() <= before + 1
+    (tmp_path / "log").open("wb").close()  # the reader goes on
 
 
 # A restarter that evicts, while somebody else makes the new engine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
@@ -142,6 +143,34 @@ def test_a_proxy_is_not_the_engine(name: str, machine: Path) -> None:
     on_card = seen(SameHost(9000, fresh(machine, library({"3b": {400: 1}}))), look)
     assert on_card.figures["host_resident"] == 77 * 1024.0
     assert [card.name for card in on_card.cards] == ["3b:00"]
+
+
+def test_a_process_is_known_by_its_start_also_after_the_clock_was_set(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel then moves the time of its boot: a page from before shows the old one, a new process the new one."""
+    stat, ahead_s = machine / "proc" / "stat", 0.0
+    monkeypatch.setattr(
+        "plimsoll.guard.daemon.host.time", SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() + ahead_s)
+    )
+    stat.write_text("cpu 1 2\nbtime 1000\n", encoding="utf-8")
+    here, ticks_s = SameHost(8000, fresh(machine)), 50 / os.sysconf("SC_CLK_TCK")
+    before = LOOK._replace(started_unix_s=1000 + ticks_s)
+    assert seen(here, before).local_start == 1000 + ticks_s
+    stat.write_text("btime 4600\n", encoding="utf-8")
+    ahead_s = 3600.0
+    assert seen(here, before).local_start == 1000 + ticks_s
+    assert seen(here, before._replace(started_unix_s=4600 + ticks_s)).local_start == 4600 + ticks_s
+    assert seen(here, before._replace(started_unix_s=2000.0)).local_start == 1000 + ticks_s, "a proxy's page of elsewhere"
+
+
+def test_a_closed_port_is_proof_only_where_somebody_was_seen_to_listen(machine: Path) -> None:
+    """Packets to a container may be passed on without a listener on this machine."""
+    net, refused = machine / "proc" / "net" / "tcp", Look(1.0, 2.0, Reach.REFUSED)
+    here, passed_on, new = (SameHost(port, fresh(machine)) for port in (8000, 8080, 8000))
+    for host in (here, passed_on):
+        seen(host)
+    assert seen(here, refused).is_port_open is True
+    net.write_text("  sl\n", encoding="utf-8")
+    assert [seen(host, refused).is_port_open for host in (here, passed_on, new)] == [False, None, None]
 
 
 def test_a_server_that_was_restarted_is_found_again(machine: Path) -> None:

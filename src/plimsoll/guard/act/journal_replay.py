@@ -197,6 +197,13 @@ def open_actions(entries: Iterable[Entry]) -> list[ActionRun]:
     return list(found.values())
 
 
+def unknown_actions(entries: Iterable[Entry]) -> list[Entry]:
+    """The beginnings of actions that are not over and that this version of guard cannot read: nobody goes on with them."""
+    rows = list(entries)
+    over = {entry.action for entry in rows if entry.kind == CLOSED} | {run.action for run in open_actions(rows)}
+    return [entry for entry in rows if entry.kind == OPENED and entry.action not in over]
+
+
 def _moved(course: ActionRun, entry: Entry) -> ActionRun:
     if course.step is None or entry.step != course.step:
         # A later guard may have turned it round: then its entries are those of the way back.

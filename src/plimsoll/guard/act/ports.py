@@ -74,6 +74,8 @@ class ServerHealth(NamedTuple):
     is_down: bool | None  # by its own check
     total: int | None  # bytes of answers ever
     is_maintained: bool = False  # an operator has taken it for himself
+    busy: int = 0  # requests that are with it now
+    ended: int | None = None  # requests that have ended, ever
 
 
 @runtime_checkable

@@ -169,7 +169,8 @@ class HAProxy:
         states = [(row.get("status") or "").split()[:1] if row.get("check_status") else [] for row in rows]
         is_down = True if all(state == ["DOWN"] for state in states) else False if ["UP"] in states else None
         is_maintained = any((row.get("status") or "").startswith("MAINT") for row in rows)
-        return ServerHealth(is_down, _sum(row.get("bout") or "" for row in rows), is_maintained)
+        bytes_out, begun, busy = (_sum(row.get(name) or "" for row in rows) for name in ("bout", "stot", "scur"))
+        return ServerHealth(is_down, bytes_out, is_maintained, busy or 0, None if begun is None else begun - (busy or 0))
 
     def _no(self, problem: Exception, begun: list[ServerLine]) -> Outcome:
         why = str(problem) if isinstance(problem, _HaproxyError) else f"no answer within {self._deadline_s:g} s"

@@ -36,6 +36,7 @@ from plimsoll.guard.act.ports import (
     Outcome,
     Restarter,
     SeesTraffic,
+    ServerHealth,
     TurnsKnobs,
     done,
     failed,
@@ -51,7 +52,7 @@ from plimsoll.guard.adapters.kubernetes import Pod, PodConfig
 from plimsoll.guard.adapters.locks import LeaseLock
 from plimsoll.guard.adapters.own_process import OwnProcess
 from plimsoll.guard.adapters.pods import PodStanding
-from plimsoll.guard.adapters.run_command import run_command
+from plimsoll.guard.adapters.run_command import in_thread, run_command
 from plimsoll.guard.api.actions import ActionDesk
 from plimsoll.guard.config import Files, GuardConfig
 from plimsoll.guard.daemon.conductor import ActionPorts, Announcement, Conductor
@@ -66,7 +67,7 @@ from plimsoll.guard.daemon.shared_state import SharedState
 from plimsoll.guard.daemon.steps import LEARNED, EngineAdapters, SharedLock
 from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.guard.judge.look import BalancerHealth
-from plimsoll.guard.judge.witness import SILENT_S
+from plimsoll.guard.judge.witness import FLOWING_S, SILENT_S
 from plimsoll.hardware.processes import Mark, boot_mark, read_process, read_processes
 from plimsoll.net.address import address
 from plimsoll.net.client import HttpClient, Lost, bearer
@@ -168,6 +169,27 @@ class ForeignRestarts:
 PAGE_MAX = 16 << 20
 PAGE_S = 5.0
 DOCTOR_S = 30.0
+_hanging: set[str] = set()  # files of which a question has not come back
+
+
+async def asked_of_disk(path: str, work: Callable[[], Any], unknown: Any) -> Any:
+    """What `work` reads of a file; `unknown` where it cannot be read, or its disk (a lost NFS server) does not answer."""
+    if path in _hanging:
+        return unknown
+
+    def read() -> Any:
+        try:
+            return work()
+        finally:
+            _hanging.discard(path)
+
+    _hanging.add(path)
+    try:
+        return await asyncio.wait_for(in_thread(read), PAGE_S)
+    except (OSError, TimeoutError):
+        return unknown
+
+
 DOCTOR_MAX = 4 << 20
 
 
@@ -256,10 +278,7 @@ def adapters_of(engine: EngineConfig, files: Files, own: OwnProcess | None = Non
         return None if model is None else model.context
 
     async def log_size() -> object:
-        try:
-            return (await asyncio.to_thread(os.stat, log or "")).st_size
-        except OSError:
-            return None
+        return await asked_of_disk(log or "", lambda: Path(log or "").stat().st_size, None)
 
     return EngineAdapters(
         engine.name, gate, None if engine.balancer is None else engine.balancer.build(engine.name), restarter, evidence,
@@ -596,11 +615,10 @@ class ActionRunner:
         if health is not None:  # as last known: a silent balancer does not end a maintenance
             self.observer.maintained = {**self.observer.maintained, name: health.is_maintained}
         before = self._traffic.get(name, BalancerTraffic())
-        # What our own drain makes of its check is no testimony.
-        is_down = before.is_down if is_at_work else None if health is None else health.is_down
+        # What our own drain makes of its check is no testimony; nor is a check that passed before it.
+        is_down = (before.is_down or None) if is_at_work else None if health is None else health.is_down
         self.observer.failing = {**self.observer.failing, name: is_down is True}
-        count = None if health is None else health.total
-        self._traffic[name] = before.seen(self._clocks.clock(), is_down=is_down, count=count)
+        self._traffic[name] = before.seen(self._clocks.clock(), health, is_down=is_down)
 
     def facts(self, name: str) -> DiscoveredFacts:
         """What restarter, balancer and journal know of an engine."""
@@ -701,7 +719,7 @@ async def exit_report(adapters: EngineAdapters, log: str | None = None) -> ExitR
         return NO_EXIT
     if outcome.is_done is None and (restarter.replaces or await restarter.is_running() is not False):
         return NO_EXIT
-    line, failure, requests = await asyncio.to_thread(death_in_log, log) if log else LogDeath()
+    line, failure, requests = await asked_of_disk(log, lambda: death_in_log(log), LogDeath()) if log else LogDeath()
     code = facts.get("exit_code")
     if not failure and isinstance(code, int):
         failure = NATIVE_CRASHES.get(code, "")
@@ -723,15 +741,26 @@ class BalancerTraffic(NamedTuple):
     total: int | None = None  # bytes of answers
     since_s: float = 0.0  # the count has not changed since
     has_changed: bool = False  # it was seen to change
+    busy: int = 0  # requests with the engine
+    ended: int | None = None  # requests that have ended
+    is_live: bool = False  # bytes were seen to be counted while a request lasts; HAProxy does so with `option contstats`
 
-    def seen(self, now_s: float, *, is_down: bool | None, count: int | None) -> BalancerTraffic:
-        if count is None or self.total is None or count < self.total:  # a balancer that was reloaded counts anew
-            return BalancerTraffic(is_down, count, now_s)
-        if count > self.total:
-            return BalancerTraffic(is_down, count, now_s, has_changed=True)
-        return self._replace(is_down=is_down)
+    def seen(self, now_s: float, found: ServerHealth | None, *, is_down: bool | None) -> BalancerTraffic:
+        if found is None or found.total is None:
+            return BalancerTraffic(is_down, None, now_s)
+        if self.total is None or found.total < self.total:  # a balancer that was reloaded counts anew
+            return BalancerTraffic(is_down, found.total, now_s, busy=found.busy, ended=found.ended)
+        has_grown = found.total > self.total
+        is_within = bool(self.busy and found.busy and self.ended is not None and found.ended == self.ended)
+        return BalancerTraffic(
+            is_down, found.total, now_s if has_grown else self.since_s, self.has_changed or has_grown,
+            found.busy, found.ended, self.is_live or (has_grown and is_within),
+        )  # fmt: skip
 
     def health(self, now_s: float) -> BalancerHealth:
-        silent_s = now_s - self.since_s
+        silent_s, unseen = now_s - self.since_s, 0 if self.is_live else self.busy
         is_known = self.total is not None and (self.has_changed or silent_s >= SILENT_S)
+        # Young bytes are known to flow; that none came is known only where those of a request that lasts are counted.
+        if unseen and silent_s >= FLOWING_S:
+            return BalancerHealth(self.is_down, None, unseen)
         return BalancerHealth(self.is_down, silent_s if is_known else None)

@@ -30,7 +30,16 @@ from plimsoll.guard.act.decide import (
     spent,
 )
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME, RESTART, SWITCH, Entry, cleaned
-from plimsoll.guard.act.journal_replay import DRAIN, PAUSE, UNDRAIN, failed_restarts, open_actions, read_restarts, read_switches
+from plimsoll.guard.act.journal_replay import (
+    DRAIN,
+    PAUSE,
+    UNDRAIN,
+    failed_restarts,
+    open_actions,
+    read_restarts,
+    read_switches,
+    unknown_actions,
+)
 from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.ports import EngineObserver, JournalWriter, Lock, Outcome, failed
 from plimsoll.guard.act.steps import BROKEN, COURSES, ActionRun, End, Step, opening_fields
@@ -470,6 +479,10 @@ class Conductor:
             self.switch(PAUSE, "", is_on=True, who="guard: its journal was damaged")
             says = f"guard is paused (guardctl resume): its journal was damaged: {damage[0]}"
             self._ports.tell(Announcement("", says, is_urgent=True))
+        for entry in unknown_actions(self.kept()):
+            kind = str(entry.fields.get("kind", ""))
+            run = ActionRun(entry.action, entry.engine, Grade.RESTART, kind, BROKEN, None, end=End.HELD)
+            self._close(run, "another version of guard began it, with steps that this one does not know")
         self._left = [run for run in open_actions(self.kept()) if run.engine not in self.runs]
         for run in list(self._left):
             steps = self._steps_for(run)

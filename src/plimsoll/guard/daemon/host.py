@@ -11,6 +11,7 @@ import concurrent.futures
 import contextlib
 import functools
 import importlib
+import math
 import os
 import re
 import threading
@@ -322,6 +323,8 @@ class Machine:
         self._root, self._proc = root, root / "proc"
         self.ports: list[int] = []  # of the engines that are watched
         self._servers: dict[int, Process] = {}
+        self._boots: dict[float, None] = {}  # every time of boot that this machine has told
+        self._ahead_s = math.inf
         self._unseen: dict[str, float] = {}  # sockets whose holder was not to be seen, and when to look again
         self._driver = NvmlDriver(nvml)
         self.kernel = KernelLog(root / "dev" / "kmsg")
@@ -358,11 +361,18 @@ class Machine:
             # The driver may hang in this, too.
             threading.Thread(target=self._driver.close, name="plimsoll-driver-end", daemon=True).start()
 
-    @functools.cached_property
-    def boot_unix_s(self) -> float | None:
-        """When this machine was booted, as the kernel has it for process start times."""
-        found = re.search(r"^btime (\d+)$", text_of(self._proc / "stat"), re.MULTILINE)
-        return float(found[1]) if found else None
+    def start_of(self, process: Process, shown: float | None) -> float | None:
+        """When a process began, by the time of boot that is nearest to what its page shows.
+
+        Setting the clock moves the boot, and a page goes on with the one of its own process's beginning.
+        """
+        ahead_s = time.time() - time.monotonic()
+        if abs(ahead_s - self._ahead_s) > 0.5:  # at first, and when the clock was set
+            self._ahead_s = ahead_s
+            if found := re.search(r"^btime (\d+)$", text_of(self._proc / "stat"), re.MULTILINE):
+                self._boots[float(found[1])] = None
+        starts = [boot + process.start_ticks / os.sysconf("SC_CLK_TCK") for boot in self._boots]
+        return min(starts, key=lambda start: abs(start - (shown or start)), default=None)
 
     async def is_open(self, port: int) -> bool | None:
         """Whether anybody listens at a port; None where the kernel does not tell."""
@@ -405,6 +415,7 @@ class SameHost:
         self._port = port
         self._machine = machine or this_machine()
         self._is_open = False
+        self._was_open: bool | None = None  # whether somebody was seen to listen at its port while it answered
         self._xids = 0
         self._has_figures = False  # whether the last look had the whole tree's
         self._was_here = False
@@ -429,7 +440,10 @@ class SameHost:
         states = self._cards(found, cards)
         if look.reach is not Reach.ANSWERS:
             is_open = await self._machine.is_open(self._port) if look.reach is Reach.REFUSED else None
-            return look._replace(cards=states, is_port_open=is_open)
+            # Packets to a container may be passed on without anybody who listens here: then a closed port says nothing.
+            return look._replace(cards=states, is_port_open=is_open or (False if is_open is False and self._was_open else None))
+        if self._was_open is None:
+            self._was_open = found is not None or await self._machine.is_open(self._port)
         figures = dict(look.figures)
         if found is not None:
             self._has_figures = True
@@ -441,8 +455,7 @@ class SameHost:
             # The metrics' figure is of one process: after the whole tree's it would look as if memory had shrunk.
             figures.pop("host_resident", None)
             self._has_figures = servers is None
-        boot_s = self._machine.boot_unix_s
-        start = None if found is None or boot_s is None else boot_s + found.server.start_ticks / os.sysconf("SC_CLK_TCK")
+        start = None if found is None else self._machine.start_of(found.server, look.started_unix_s)
         return look._replace(figures=figures, cards=states, local_start=start)
 
     def close(self) -> None:

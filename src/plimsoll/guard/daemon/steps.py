@@ -562,11 +562,12 @@ class ActionSteps:
         return is_running and is_ready(await self._observer.look(run.engine))
 
     async def _is_down(self) -> bool:
-        """Not by the restarter's word alone: that may be of another process than the one that serves."""
+        """Not by the restarter's word alone: that may be of another process than the one that serves, guard or others."""
         if self.adapters.restarter is None or await self.adapters.restarter.is_running() is not False:
             return False
         look = await self._observer.look(self.adapters.name)
-        return look is None or look.reach is not Reach.ANSWERS
+        is_lost = look is None or look.reach is not Reach.ANSWERS
+        return is_lost and not self._observer.unproved(self.adapters.name, is_asked=True)
 
     # Up again
 

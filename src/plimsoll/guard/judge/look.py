@@ -87,6 +87,7 @@ class BalancerHealth(NamedTuple):
 
     is_down: bool | None  # by its own health check, outside any drain of ours
     silent_s: float | None = None  # since the last byte of an answer
+    unseen: int = 0  # requests with the engine, whose bytes it counts only when they end: then silence is unknown
 
 
 class Canary(NamedTuple):

@@ -106,11 +106,17 @@ def _balancer(view: BalancerHealth) -> Witness:
     if view.is_down and view.silent_s is not None and view.silent_s >= SILENT_S:
         text = f"the balancer's own check fails, and no byte of an answer came for {view.silent_s:.0f} s"
         return Witness("balancer", Testimony.DOWN, text)
+    if view.unseen:
+        text = f"the balancer has {view.unseen} requests with it and counts their bytes only at their end (option contstats)"
+        return Witness("balancer", Testimony.UNKNOWN, text)
     return Witness("balancer", Testimony.UNKNOWN, "the balancer does not tell yet")
 
 
 def proof(look: Look | None, active: frozenset[str]) -> Proof:
-    """The witness that proves that it serves nobody; flowing answers outweigh all, a passing check all that is not local."""
+    """The witness that proves that it serves nobody.
+
+    Flowing answers outweigh all; a check that passes, all that is not local, and a restarter that does not say how it ended.
+    """
     if look is None:
         return Proof(None, "not looked at yet")
     said = witnesses(look, active)
@@ -118,10 +124,12 @@ def proof(look: Look | None, active: frozenset[str]) -> Proof:
     balancer = next((witness for witness in said if witness.name == "balancer" and witness.says is Testimony.SERVES), None)
     if balancer is not None and look.balancer is not None:
         is_flowing = look.balancer.silent_s is not None and look.balancer.silent_s < FLOWING_S
-        if is_flowing or not (proving and proving[0].is_local):
+        if is_flowing or not any(one.is_local and (one.name != "process" or look.ended) for one in proving):
             return Proof(None, balancer.text, is_contradicted=True)
     if not proving:
         is_seen = any(witness.says is Testimony.SERVES and witness.name != "connection" for witness in said)
         why = "only guard's own connection says so: neither its process, its gate nor its balancer confirms it"
+        if look.balancer is not None and look.balancer.unseen:
+            why += f"; {_balancer(look.balancer).text}"
         return Proof(None, why, is_contradicted=is_seen)
     return Proof(proving[0])
