@@ -213,11 +213,11 @@ def test_a_text_that_never_ends_is_bounded() -> None:
     "'''", '{"log":', "prompt: x, ",
 ])  # fmt: skip
 def test_hostile_lines_take_linear_time(piece: str) -> None:
-    """Half a megabyte of what the rules look for, on one line, is done in a moment."""
+    """Half a megabyte of what the rules look for, on one line, takes a moment of the processor."""
     line = (piece * (500_000 // len(piece) + 1))[:500_000]
-    started = time.perf_counter()
+    started = time.process_time()
     hide_homes(hide_user_text(line))
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_home_folders_lose_their_owner() -> None:

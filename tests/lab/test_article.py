@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.article import compare
 from lab.article.fleet import WATCHERS, WatchedFleet
-from lab.article.incidents import INCIDENTS, LEAD_S, NAMES, Incident, documents, schedule
+from lab.article.incidents import INCIDENTS
 from lab.article.measure import (
     Seen,
     Word,
@@ -24,7 +23,6 @@ from lab.article.measure import (
 from lab.article.sidecar import Marks, Reading, Sidecar, World, read_page
 from plimsoll.guard.config import read_guard_config
 from plimsoll.guard.judge.policy import THRESHOLDS, read_policy
-from plimsoll.standin.request import encode
 
 CAPTURES = Path(__file__).parents[1] / "captures"
 WELL = Reading(0.40, 10, 0)
@@ -104,8 +102,15 @@ def test_three_marks_in_the_window_are_enough_and_an_error_is_none() -> None:
     assert (machine.told, machine.restarted_at_s) == ([], [])
 
 
-def test_it_looks_every_30_s_and_waits_for_running_to_be_0() -> None:
-    """After a restart its marks are forgotten; a scale divides every time alike."""
+def test_it_looks_every_30_s_and_waits_60_s_at_most_for_running_to_be_0() -> None:
+    """Also for an engine that gives no answer; after a restart its marks are forgotten; a scale divides every time alike."""
+    for while_it_waits in (FULL, OSError("refused")):
+        machine = Machine(FULL, FULL, FULL, then=while_it_waits)
+        sidecar = machine.sidecar()
+        for _ in range(3):
+            sidecar.turn()
+        assert machine.restarted_at_s == [1_120.0]
+        assert machine.told[-2:] == ["not idle", "restarted"]
     machine = Machine()
     sidecar = machine.sidecar()
     for _ in range(4):
@@ -133,30 +138,14 @@ def test_it_looks_every_30_s_and_waits_for_running_to_be_0() -> None:
     assert machine.now_s == pytest.approx(1_015.0, abs=0.2)
 
 
-@pytest.mark.parametrize("while_it_waits", [FULL, OSError("refused")])
-def test_it_waits_60_s_at_most(while_it_waits: Reading | Exception) -> None:
-    """Traffic is not stopped, so that is the usual case; an engine that gives no answer is waited for as long."""
-    machine = Machine(FULL, FULL, FULL, then=while_it_waits)
-    sidecar = machine.sidecar()
-    for _ in range(3):
-        sidecar.turn()
-    assert machine.restarted_at_s == [1_120.0]
-    assert machine.told[-2:] == ["not idle", "restarted"]
-
-
 def test_it_reads_the_page_of_a_real_engine() -> None:
     """With the labels and the neighbours of the names as vLLM 0.32.0 prints them."""
     assert read_page((CAPTURES / "vllm-0.32.0-cpu" / "metrics.txt").read_text(encoding="utf-8")) == Reading(0.0, 0.0, 0.0)
     page = 'vllm:kv_cache_usage_perc{engine="0",model_name="a b"} 0.97\nvllm:num_requests_running{engine="0"} 3.0\n'
     more = 'vllm:num_requests_waiting_by_reason{reason="capacity"} 9.0\nvllm:num_requests_waiting{engine="0"} 7.0\n'
     assert read_page(page + more) == Reading(0.97, 3.0, 7.0)
-
-
-@pytest.mark.parametrize("page", ["", "<html>", 'vllm:kv_cache_usage_perc{engine="0"} 0.97\n', "vllm:num_requests_running x\n"])
-def test_a_page_without_the_figures_is_an_error(page: str) -> None:
-    """And so nothing happens."""
-    with pytest.raises(ValueError, match=r"missing|could not convert"):
-        read_page(page)
+    with pytest.raises(ValueError, match="missing"):
+        read_page("<html>")  # and so nothing happens
 
 
 BY_NAME = {one.name: one for one in INCIDENTS}
@@ -167,27 +156,6 @@ FIRST = {"a": 1, "b": 2, "c": 3}
 def seen(at_s: float, takes_work: dict[str, bool] | None = None, c: int = 3, under_way: int = 3) -> Seen:
     """The fleet at a moment, well unless said otherwise."""
     return Seen(at_s, ALL if takes_work is None else takes_work, {**FIRST, "c": c}, under_way)
-
-
-@pytest.mark.parametrize("incident", INCIDENTS, ids=NAMES)
-def test_the_traffic_is_the_same_for_the_same_seed(incident: Incident) -> None:
-    """Every request is drawn before the scene begins, so no watcher can change what comes."""
-    first = schedule(incident, 1)
-    assert first == schedule(incident, 1)
-    assert [one.at_s for one in first] == sorted(one.at_s for one in first)
-    assert all(-LEAD_S <= one.at_s < incident.lasts_s for one in first)
-    assert (first == schedule(incident, 2)) is (not first)
-    assert documents(incident, 1) == documents(incident, 1)
-
-
-def test_prompts_are_as_long_as_they_are_said_to_be() -> None:
-    """One word is one token to a stand-in; in a quiet night nobody asks anything."""
-    arrival = schedule(BY_NAME["burst"], 1)[-1]
-    assert len(encode(arrival.text)) == arrival.prompt
-    texts = documents(BY_NAME["full"], 1)
-    assert {len(encode(text)) for text in texts} == {BY_NAME["full"].document}
-    assert len(set(texts)) == len(texts) == 9
-    assert schedule(BY_NAME["idle"], 1) == []
 
 
 @pytest.mark.parametrize("scale", [1.0, 5.0, 20.0])
@@ -244,19 +212,3 @@ def test_figures_of_a_scene_are_what_the_balancer_and_the_processes_say() -> Non
     assert peaks([seen(1)])["kv"] is None
     row = Seen(1, ALL, FIRST, 3, {"a": (0.97, 3, 9, 1), "b": (0.5, 4, 0, 0)})
     assert peaks([row]) == {"kv": 0.97, "running": 4, "waiting": 9, "preemptions": 1, "looks_with_a_full_cache": 1.0}
-
-
-def test_a_kept_run_reads_back_as_it_was(tmp_path: Path) -> None:
-    """One line a scene, in the order of the table, never mixed with one of another scale."""
-    path = tmp_path / "run.json"
-    path.write_text('{"schema": "plimsoll.lab.article/1", "scale": 5.0, "seed": 1876, "scenes": []}', encoding="utf-8")
-    with pytest.raises(SystemExit, match="scale 5"):
-        compare.main(["--into", str(path), "--scale", "7"])
-    path.write_text("{}", encoding="utf-8")
-    with pytest.raises(SystemExit, match="no run"):
-        compare.main(["--from", str(path)])
-    scenes = [{"incident": "idle", "watcher": "guard"}, {"incident": "burst", "watcher": "nobody"}]
-    path = tmp_path / "run.json"
-    path.write_text(compare.kept_text({"schema": compare.SCHEMA, "scale": 1.0, "scenes": scenes}), encoding="utf-8")
-    assert compare.read(path) == {"schema": compare.SCHEMA, "scale": 1.0, "scenes": scenes[::-1]}
-    assert sum(line.startswith("  {") for line in path.read_text(encoding="utf-8").splitlines()) == 2

@@ -7,14 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from lab.conformance.cases import REQUESTS
 from lab.conformance.client import events_of
 from lab.conformance.compare import Allowed, beyond, differences, streams, unused
 from lab.conformance.metrics import difference, families, numbers
 from lab.conformance.phases import end_of, tidied
-from lab.conformance.report import BEGIN, END, block
+from lab.conformance.report import block
 from lab.conformance.shapes import folded, kind, shape
 from tests.each import each
 
@@ -45,18 +43,13 @@ def changed(*keys: Any, to: Any) -> dict[str, Any]:
 REAL = changed("status", to=200)
 
 
-@pytest.mark.parametrize(
-    ("keys", "to"),
-    [
-        (("json", "id"), "cmpl-2"),
-        (("json", "choices", 0, "text"), "xyz"),
-        (("headers", "date"), "Tue"),
-        (("headers", "content-length"), "8"),
-    ],
-)
-def test_what_no_two_runs_share_is_no_difference(keys: tuple[Any, ...], to: Any) -> None:
+def test_what_no_two_runs_share_is_no_difference() -> None:
     """Ids, texts, times and sizes may be what they like."""
-    assert differences(REAL, changed(*keys, to=to)) == []
+    for keys, to in (
+        (("json", "id"), "cmpl-2"), (("json", "choices", 0, "text"), "xyz"), (("headers", "date"), "Tue"),
+        (("headers", "content-length"), "8"),
+    ):  # fmt: skip
+        assert differences(REAL, changed(*keys, to=to)) == []
 
 
 @each(
@@ -108,19 +101,15 @@ def test_what_may_differ_is_named() -> None:
     assert len(differences({"maybe health": [0, 503]}, {"maybe health": [0, 200]})) > 0
 
 
-@pytest.mark.parametrize(
-    ("seen", "end"),
-    [
-        ({"status": 0, "error": "no answer"}, "no answer"),
-        ({"status": 200, "whole": False, "events": []}, "cut"),
-        ({"status": 500, "whole": True, "json": {"error": {"code": 500}}}, "error 500"),
-        ({"status": 200, "whole": True, "events": [{"choices": [{"finish_reason": "abort"}]}, "[DONE]"]}, "abort"),
-        ({"status": 404, "whole": True}, "status 404"),
-    ],
-)
-def test_ends_are_told_apart(seen: dict[str, Any], end: str) -> None:
+def test_ends_are_told_apart() -> None:
     """The last word of an answer is its finish reason or its error."""
-    assert end_of(seen) == end
+    aborted = [{"choices": [{"finish_reason": "abort"}]}, "[DONE]"]
+    for seen, end in (
+        ({"status": 0, "error": "no answer"}, "no answer"), ({"status": 200, "whole": False, "events": []}, "cut"),
+        ({"status": 500, "whole": True, "json": {"error": {"code": 500}}}, "error 500"),
+        ({"status": 200, "whole": True, "events": aborted}, "abort"), ({"status": 404, "whole": True}, "status 404"),
+    ):  # fmt: skip
+        assert end_of(seen) == end
 
 
 def event(index: int, text: str, reason: str | None = None, **more: Any) -> dict[str, Any]:
@@ -196,20 +185,13 @@ plain 1e+03
 
 def test_the_recording_is_of_these_questions_and_its_table_counts_them() -> None:
     """It answers every question, names no machine and agrees with itself; a difference that nothing allows is named."""
-    real = json.loads(CAPTURE.read_text(encoding="utf-8"))
+    text = CAPTURE.read_text(encoding="utf-8")
+    real = json.loads(text)
     other = copy.deepcopy(real)
     other["main"]["requests"]["GET /version"]["status"] = 500
     made = block(real, differences(real, other), ())
-    assert made.startswith(BEGIN)
-    assert made.endswith(END)
     assert "| answers to questions |" in made
     assert "- main/requests/GET /version/status: real 200, stand-in 500" in made
-    assert "not explained" not in block(real, [], ())
-
-    text = CAPTURE.read_text(encoding="utf-8")
-    real = json.loads(text)
+    assert "not explained" not in block(real, differences(real, real), ())
     assert {case.name for case in REQUESTS} <= set(real["main"]["requests"])
-    assert "/root" not in text
-    assert "/home" not in text
-    assert len(text) < 1_000_000
-    assert differences(real, real) == []
+    assert not [path for path in ("/root", "/home") if path in text]

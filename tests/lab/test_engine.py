@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -85,33 +84,6 @@ def test_incomplete_folder_is_removed_and_disk_asked_for_after(
     assert "XDG_CACHE_HOME" in refused
 
 
-@pytest.mark.parametrize(("system", "python"), [("Linux", (3, 10)), ("Linux", (3, 15)), ("Darwin", (3, 11))])
-def test_machine_that_cannot_is_refused(system: str, python: tuple[int, int]) -> None:
-    """No wheel can exist for these: exit code 2 before anything is fetched."""
-    with pytest.raises(install.InstallError) as refused:
-        install.refuse_machine(system, python)
-    assert refused.value.exit_code == 2
-
-
-def test_failing_pip_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real pip, with nowhere to look, becomes one line with its reason and the place of its output."""
-    # An "engine" whose python is ours: pip fails before it could install anything into it.
-    (tmp_path / "bin").mkdir()
-    python = tmp_path / "bin" / "python"
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    log = tmp_path / "pip.log"
-    log.touch()
-    with pytest.raises(install.InstallError) as failed:
-        install.pip_install(tmp_path, ["no-such-package-anywhere==1"], log)
-    assert failed.value.exit_code == 3
-    assert "No matching distribution found for no-such-package-anywhere==1" in str(failed.value)
-    assert str(log) in str(failed.value)
-    assert "\n" not in str(failed.value)
-
-
 @pytest.mark.parametrize(
     ("output", "reason"),
     [
@@ -135,23 +107,6 @@ def test_cuda_build_of_torch_is_refused(tmp_path: Path) -> None:
     version_file.write_text("from typing import Optional\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n")
     with pytest.raises(install.InstallError, match="PIP_EXTRA_INDEX_URL"):
         install.refuse_cuda_torch(tmp_path)
-
-
-def test_second_install_waits_for_the_first(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """While one install holds the folder, another says that it waits, and goes on when the first is done."""
-    entered = threading.Event()
-
-    def second() -> None:
-        with install.only_one(home):
-            entered.set()
-
-    with install.only_one(home):
-        waiting = threading.Thread(target=second)
-        waiting.start()
-        assert not entered.wait(0.2)
-    waiting.join(timeout=5)
-    assert entered.is_set()
-    assert "waiting" in capsys.readouterr().err
 
 
 def test_a_process_makes_way_and_one_that_is_gone_is_no_error() -> None:

@@ -5,58 +5,20 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from lab.catalogue.log_lines import log_line
 from lab.engine.failure_cases import CASES
 from lab.engine.failure_models import BROKEN, safetensors_file
 from lab.engine.record_failures import last_oom_kill, plain_command, within_size
-from lab.gpu import provoke_failures as provoke
 from lab.gpu.snapshot_extension import without_machine_paths
 from lab.gpu.trim_log import trim
 from plimsoll.findings import Code
 
-PLAN: dict[str, Any] = json.loads((provoke.HERE / "failure_runs.json").read_text(encoding="utf-8"))
-STEPS = {"post", "metrics", "load", "wait", "sleep", "ballast", "snapshot", "kill_engine", "stop", "exit"}
-KEYS = {
-    "name", "model", "expect", "args", "env", "see", "kv_leave_mib", "kv_like", "keep_free_mib", "ballast", "on", "then",
-    "unless", "limit",
-}  # fmt: skip
 OOM = (
     "(EngineCore pid=77) ERROR [core.py:1] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.91 GiB."
     " GPU 0 has a total capacity of 139.80 GiB of which 1.20 GiB is free. Process 4711 has 20.51 GiB memory in use."
 )
-
-
-@pytest.mark.parametrize("entry", PLAN["runs"], ids=lambda entry: str(entry["name"]))
-def test_every_run_can_be_played(entry: dict[str, Any]) -> None:
-    """Each run names a known model, a real finding, texts that compile and steps that exist."""
-    assert set(entry) <= KEYS
-    assert entry["model"] in PLAN["models"]
-    assert entry["expect"] is None or entry["expect"] in set(Code)
-    assert entry["see"]
-    assert all(re.compile(pattern) for pattern in entry["see"])
-    assert {step[0] for step in entry.get("then", [])} <= STEPS
-    assert all(isinstance(argument, str) for argument in entry["args"])
-    names = [run["name"] for run in PLAN["runs"]]
-    assert "kv_like" not in entry or entry["kv_like"] in names[: names.index(entry["name"])], "it comes before"
-    assert entry.get("unless") in {None, *names}
-    for command in [*entry.get("ballast", []), *(action for _, action in entry.get("on", []))]:
-        assert re.fullmatch(r"(hold|leave) \d+|free", command)
-
-
-def test_only_what_was_asked_for_and_is_not_done() -> None:
-    """A second call goes on where the first one ended, and a wrong name is not passed over."""
-    runs = [{"name": "a"}, {"name": "b"}, {"name": "c"}]
-    assert provoke.chosen(runs, "", [{"name": "a"}]) == runs[1:]
-    assert provoke.chosen(runs, "c,a", []) == [runs[0], runs[2]]
-    with pytest.raises(AssertionError, match="no such run: z"):
-        provoke.chosen(runs, "z", [])
 
 
 def test_trimming_keeps_the_cause_and_drops_the_bulk_and_the_machine() -> None:
@@ -79,24 +41,6 @@ def test_trimming_keeps_the_cause_and_drops_the_bulk_and_the_machine() -> None:
     snapshot = {"segments": [{"blocks": [{"frames": [frame]}]}], "device_traces": [[{"frames": [frame]}]]}
     without_machine_paths(snapshot)
     assert frame["filename"] == "vllm/v1/worker/gpu_worker.py"
-
-
-def test_a_gated_import_waits_until_it_is_let_through(tmp_path: Path) -> None:
-    """A server that is started early stands still before its worker's module until the gate opens."""
-    worker = tmp_path / "vllm" / "v1" / "worker"
-    worker.mkdir(parents=True)
-    (worker / "gpu_worker.py").write_text("print('at the GPU', flush=True)\n")
-    (tmp_path / "sitecustomize.py").write_text(provoke.GATE)
-    gate = tmp_path / "gate"
-    env = {"PYTHONPATH": str(tmp_path), "PLIMSOLL_LAB_GATE": str(gate)}
-    with subprocess.Popen(
-        [sys.executable, "-c", f"import {provoke.GATED_MODULE}"], env=env, stdout=subprocess.PIPE, text=True
-    ) as process:
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(1.0)
-        assert Path(f"{gate}.reached").exists()
-        gate.touch()
-        assert process.communicate(timeout=20)[0] == "at the GPU\n"
 
 
 CAPTURES = Path(__file__).parents[1] / "captures" / "vllm-0.32.0-failures"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections import deque
 from pathlib import Path
 from typing import Any
 
 from lab.gpu.survive_host import told_in
 from lab.gpu.survive_load import Answer, compare_ids, dechunked, first_difference, longest_standstill, read_answer, requests_of
-from lab.gpu.survive_plan import Plan, last_value
 from tests.each import each
 
 ROOT = Path(__file__).parents[2]
@@ -20,48 +18,6 @@ LINE = (
     "tokens to recompute; steps of at most 4096 tokens and 48 sequences from here\n"
 )
 # The list of runs
-
-
-def test_every_run_of_the_list_can_be_played() -> None:
-    """Each has a killer, a shape and its tables; recorded killers have the recorded caches; a wave fits the GPU."""
-    plan = Plan(CONTENT, [], is_cpu=False)
-    for stage in CONTENT["stages"]:
-        runs = plan.runs(stage)
-        assert len({run.name for run in runs}) == len(runs)
-        for run in runs:
-            model = Path("/models") / plan.model(run)
-            flags = plan.flags(run, model, 142629, 0)
-            assert plan.killer(run).load["killers"]["n"] + plan.killer(run).load["bystanders"]["n"] == 48
-            assert plan.seconds(run) > 0
-            if run.way == "door":
-                written = ROOT / "lab" / "gpu" / "survive_tables" / f"{run.killer}-{run.shape}.json"
-                by_hand = run.killer in CONTENT["tables"]
-                table = plan.table(run, flags, model, 142629) if by_hand else json.loads(written.read_text(encoding="utf-8"))
-                assert table["model"].rpartition("/")[2] == plan.model(run)
-                assert table["assumes"]["max_num_batched_tokens"] == int(last_value(flags, "--max-num-batched-tokens"))
-                assert table["assumes"]["max_num_seqs"] == int(last_value(flags, "--max-num-seqs"))
-                assert all(
-                    kind["bytes_per_unit"] * kind["most_units"] + kind["fixed_bytes"] > table["spare_bytes"]
-                    for kind in table["kinds"]
-                    if kind["smallest"] is not None
-                )
-
-    plan = Plan(CONTENT, [], is_cpu=False)
-    rest = {run.name: run for run in plan.runs("rest")}
-    for name, leave_mib in (("forward-small-eager-1-plain-1", 4480), ("logits-recorded-small-eager-0-plain-1", 7108)):
-        flags = plan.flags(rest[name], Path("/m"), 142629, 0)
-        assert last_value(flags, "--kv-cache-memory-bytes") == str((142629 - leave_mib) << 20)
-
-    plan = Plan(CONTENT, [], is_cpu=False)
-    for stage in CONTENT["stages"]:
-        left = deque(plan.runs(stage))
-        while left:
-            wave = plan.next_wave(left, 142629)
-            assert wave
-            assert len({run.mode for run in wave}) == 1
-            assert len(wave) == 1 or not any(plan.is_alone(run) for run in wave)
-            assert sum(CONTENT["shapes"][run.shape]["need_mib"] for run in wave) < 142629
-    assert len(plan.next_wave(deque(plan.runs("8b")), 142629)) == 4
 
 
 # Reading answers and logs

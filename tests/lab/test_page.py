@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.marked import placed
-from lab.page import ANY, CUT, Command, PageError, commands_of, renewed, rewritten, same, told_of, wrong
+from lab.page import ANY, CUT, Command, PageError, commands_of, same, told_of, wrong
 from lab.run_page import ROOT, NotTrue, run_page
 
 PAGE = """\
@@ -123,26 +123,6 @@ def test_nothing_is_the_same_as_something_else(one: str, other: str) -> None:
     assert same(one, one, ANY)
 
 
-def test_a_page_can_be_given_the_numbers_of_another_run() -> None:
-    """With its cuts, in words as in lines, only for the commands that are named; what was not as shown is replaced."""
-    words = command(f"took 1 s, {CUT} of 10\n{CUT}\n  a     2.5 GiB\n", "<!-- run: numbers differ -->")
-    assert (
-        renewed(words, "took 20 s,\nthree or 4 of 100\nx\n  a    12.5 GiB\n")
-        == f"took 20 s, {CUT} of 100\n{CUT}\n  a    12.5 GiB\n"
-    )
-    ends = command(f"a 1 {CUT}\nb\n", "<!-- run: numbers differ -->")
-    assert renewed(ends, "a 2\nb\n") == f"a 2 {CUT}\nb\n"
-    lines = command(f"a\ntook 1 s\n{CUT}\n", '<!-- run: numbers differ in "took" -->')
-    assert renewed(lines, "a\ntook 21 s\nb\nc\n") == f"a\ntook 21 s\n{CUT}\n"
-    assert renewed(lines, "b\ntook 21 s\n") == "b\ntook 21 s\n"
-    assert renewed(command(""), "") == ""
-
-    made = rewritten(PAGE, {11: "a 11\na 12\n", 17: ""})
-    one, two, three, _ = commands_of(made)
-    assert (one.shown, two.shown, three.shown) == (("a 11", "a 12"), (), ())
-    assert made.replace("a 11\na 12", "a 10").replace("$ three\n", "$ three\nb\nc\n") == PAGE
-
-
 SLEEPS = f"7000.{os.getpid()}"  # seconds that nobody else sleeps for
 
 
@@ -246,6 +226,7 @@ def test_a_page_that_is_written_is_true(tmp_path: Path) -> None:
     run_page(path)
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("ends", ["it", "its parent"])
 def test_a_run_that_is_stopped_leaves_nothing(tmp_path: Path, ends: str) -> None:
     """SIGTERM to it, and SIGKILL to whoever started it."""

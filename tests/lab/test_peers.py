@@ -13,7 +13,6 @@ from lab.peers import dynosim
 from lab.peers.timed import timed
 from plimsoll.simulate.settings import EngineLimits
 from plimsoll.simulate.trace import Trace, make_trace
-from plimsoll.simulate.trace_files import read_trace
 
 
 @pytest.fixture
@@ -52,37 +51,6 @@ def test_peer_that_cannot_be_had_is_one_line(
     assert speed.peers_ready() == (False, False)
     said = capsys.readouterr().out.splitlines()
     assert [line.split(" is left out: ")[0] for line in said] == ["DynoSim", "vLLM's scheduler"]
-
-
-def test_both_files_and_the_case_for_vllm_hold_the_same_requests(trace: Trace, tmp_path: Path) -> None:
-    """Ours reads back the trace to the nanosecond; every request and setting reaches vLLM's scheduler as plain JSON."""
-    own, at_once, *_ = speed.works(trace, tmp_path)
-    read = read_trace(str(own.ours))
-    for name in ("arrival_ns", "prompt", "output"):
-        assert getattr(read, name).tolist() == getattr(trace, name).tolist()
-    assert read_trace(str(at_once.ours)).arrival_ns.tolist() == [0, 0, 0]
-    assert len(own.dynosim.read_text(encoding="utf-8").splitlines()) == trace.size
-
-    case = json.loads(json.dumps(speed.vllm_case(speed.first(trace, 2), speed.TIGHT)))
-    assert [request["prompt"] for request in case["requests"]] == [513, 512]
-    assert set(case["settings"]) == set(EngineLimits._fields)
-    assert case["settings"]["num_blocks"] == 1025
-
-
-def test_ratios_say_how_much_faster_ours_is(trace: Trace, tmp_path: Path) -> None:
-    """Medians are compared, a tool without a command has no second ratio, and its own count of preemptions is shown."""
-    work = speed.works(trace, tmp_path)[0]
-    found = {
-        speed.OURS: [speed.Round(seconds, 2.0, 100, 5, 7) for seconds in (1.0, 9.0, 1.0)],
-        speed.DYNOSIM: [speed.Round(2.5, 3.0, 200, None, None)],
-        speed.VLLM: [speed.Round(100.0, None, 700, 5, 7)],
-    }
-    rows = [[cell.strip() for cell in row.split("|")[2:-1]] for row in speed.comparison(work, found, {speed.DYNOSIM: 6})]
-    assert rows == [
-        ["plimsoll", "3", "3", "", "2", "", "100 MB", "7", "5"],
-        ["DynoSim 1.4.2", "1", "1", "2.5x", "1", "1.5x", "200 MB", "-", "6"],
-        ["vLLM 0.32.0 scheduler", "1", "0", "100.0x", "-", "", "700 MB", "7", "5"],
-    ]
 
 
 def test_a_command_is_measured_from_outside() -> None:

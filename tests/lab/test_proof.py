@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
-from pathlib import Path
 from typing import Any
 
-import pytest
-
 from lab.gpu.measure_overhead import MODELS as FITTED
-from lab.proof import keep
-from lab.proof.foresee import ENTRIES, last_before
-from lab.proof.keep import shortened
+from lab.proof.foresee import ENTRIES
 from lab.proof.score import ROOT, Run, earlier, failures, foresight, held, is_right, lines, report, runs, score, starts
 from tests.each import each
 
@@ -95,43 +88,3 @@ def test_plan_is_on_the_right_side_of_every_line(pair: tuple[Run, Run]) -> None:
 def test_the_page_shows_these_figures() -> None:
     """docs/evidence.md has the tables as they are computed today."""
     assert report() in (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
-
-
-def test_the_last_good_number_is_found_from_either_side() -> None:
-    """The search ends at the number before the first that is not good, upwards and downwards."""
-    assert last_before(lambda number: number <= 37, 0, 100) == 37
-    assert last_before(lambda number: number >= 37, 100, 0) == 37
-    with pytest.raises(AssertionError, match="not sure"):
-        last_before(lambda number: number > 5, 0, 100)
-
-
-def test_debug_lines_without_figures_are_left_out() -> None:
-    """What says something of memory stays, whatever its level, and a home directory loses its owner."""
-    log = "\n".join(
-        [
-            "(EngineCore pid=7) DEBUG 11-15 [core.py:1] Waiting for init message",
-            "(EngineCore pid=7) DEBUG 11-15 [gpu_worker.py:835] Desired GPU memory utilization is (0.7, 97.86 GiB)",
-            "INFO 11-15 [backends.py:1] Using cache directory: /root/.cache/vllm",
-        ]
-    )
-    kept = shortened(log)
-    assert "init message" not in kept
-    assert "97.86" in kept
-    assert "/home/vllm/.cache/vllm" in kept
-
-
-def test_what_a_second_turn_brings_is_added(tmp_path: Path) -> None:
-    """Runs of an earlier turn stay in the results; one that was made again is the new one."""
-    for number, rows in enumerate(([("a", 1.0), ("b", 1.0)], [("b", 2.0), ("c", 2.0)])):
-        archive = tmp_path / f"{number}.tar.gz"
-        with tarfile.open(archive, "w:gz") as packed:
-            empty = dict.fromkeys(keep.KEPT)
-            texts = {"results.json": json.dumps([empty | {"name": name, "seconds": took} for name, took in rows])}
-            for name, text in (texts | {f"{name}.trimmed.log": "a log\n" for name, _ in rows}).items():
-                entry = tarfile.TarInfo(name)
-                entry.size = len(text)
-                packed.addfile(entry, io.BytesIO(text.encode()))
-        assert keep.main([str(archive), str(tmp_path), str(tmp_path / "logs")]) == 0
-    found = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
-    assert [(row["name"], row["seconds"]) for row in found] == [("a", 1.0), ("b", 2.0), ("c", 2.0)]
-    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["a.log", "b.log", "c.log"]

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import http.server
 import json
 import math
 import statistics
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -19,8 +14,8 @@ from hypothesis import strategies as st
 
 from lab import streams
 from lab.arrivals import Arrival, Outcome, Traffic, as_recording, bodies, body_of, must_wait_s, send, summary
-from lab.paired import alternate, compared, loss_of, t95, upper_bound
-from lab.streams import Answer, Gap, Shape, Streams
+from lab.paired import loss_of, t95, upper_bound
+from lab.streams import Answer, Gap
 from plimsoll.simulate.trace_files import read_measured
 
 HELD = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 0\r\nConnection: close\r\n\r\n"
@@ -115,78 +110,6 @@ def test_what_is_counted(tmp_path: Path) -> None:
     assert int(measured.finish_ns.max()) == 5_000_000_000
 
 
-SHAPE = Shape(clients=3, prompt=(4, 8), output=(5, 9), long_prompt=(50, 60), long_every=4)
-
-
-class Streaming(http.server.BaseHTTPRequestHandler):
-    """Streams as many tokens as it was asked for, in one piece fewer; where it is told to, it refuses every fifth request."""
-
-    protocol_version = "HTTP/1.1"
-    is_refusing = False
-    prompts: list[list[int]] = []  # noqa: RUF012 - one server a test, and the test empties it
-
-    def do_POST(self) -> None:
-        asked: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.prompts.append(asked["prompt"])
-        if len(self.prompts) % 5 == 0 and self.is_refusing:
-            self.send_error(503)
-            return
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Connection", "close")
-        self.end_headers()
-        usage = {"choices": [], "usage": {"completion_tokens": asked["max_tokens"]}}
-        for piece in [{"choices": [{"text": "x"}]}] * (asked["max_tokens"] - 1) + [usage]:
-            event = f"data: {json.dumps(piece)}\n\n".encode()
-            self.wfile.write(event[:4])  # an event may arrive in parts
-            self.wfile.flush()
-            time.sleep(0.002)
-            self.wfile.write(event[4:])
-            self.wfile.flush()
-        self.wfile.write(b"data: [DONE]\n\n")
-
-    def log_message(self, *_: object) -> None:
-        """Nothing to say."""
-
-
-@pytest.fixture
-def server() -> Iterator[http.server.ThreadingHTTPServer]:
-    """A server of the above on a port of its own."""
-    Streaming.prompts = []
-    Streaming.is_refusing = False
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Streaming) as found:
-        thread = threading.Thread(target=found.serve_forever, daemon=True)
-        thread.start()
-        yield found
-        found.shutdown()
-
-
-def test_every_token_is_counted_and_a_refusal_is_a_failure_with_its_reason(server: http.server.ThreadingHTTPServer) -> None:
-    """Tokens are those of the usage, pieces those that hold text; a refusal and a closed port are told."""
-    with Streams(server.server_port, "m", SHAPE, 0.5) as load:
-        answers = load.finish()
-    assert len(answers) > 3
-    assert streams.failures(answers) == []
-    assert all(len(answer.pieces) == answer.tokens - 1 for answer in answers)
-    assert all(5 <= answer.tokens <= 9 for answer in answers)
-    assert len({tuple(prompt[:2]) for prompt in Streaming.prompts}) == len(Streaming.prompts)
-    assert {4 <= len(prompt) <= 8 or 50 <= len(prompt) <= 60 for prompt in Streaming.prompts} == {True}
-    assert all(answer.sent < answer.pieces[0] for answer in answers)
-
-    Streaming.is_refusing = True
-    with Streams(server.server_port, "m", SHAPE, 0.6) as load:
-        answers = load.finish()
-    wrong = streams.failures(answers)
-    assert wrong
-    assert all("503" in reason for reason in wrong)
-    assert len(answers) > len(wrong)
-
-    with Streams(1, "m", SHAPE, 0.3) as load:
-        answers = load.finish()
-    assert 3 <= len(answers) <= 9
-    assert len(streams.failures(answers)) == len(answers)
-
-
 def test_a_stream_is_whole_or_wrong_and_a_window_has_its_share_of_it() -> None:
     """Too few tokens, an error and a missing end are wrong; a gap partly in a window counts; no gap is unknown."""
     head, usage = b"HTTP/1.1 200 OK", b'data: {"usage":{"completion_tokens":7}}\n\n'
@@ -239,26 +162,3 @@ def test_a_constant_loss_is_found_whatever_the_machine_does(rates: list[float], 
     loss = loss_of([(rate * ratio, rate) for rate in rates])
     assert loss.mean == pytest.approx(1 - ratio, abs=1e-9)
     assert loss.upper == pytest.approx(1 - ratio, abs=1e-9)
-
-
-def test_pairs_alternate_and_are_compared() -> None:
-    """The first changes from pair to pair; failures of both count, and a latency that one run lacks stays unknown."""
-    order: list[str] = []
-
-    def note(name: str, number: int) -> str:
-        order.append(name)
-        return f"{name}{number}"
-
-    pairs = alternate(3, lambda n: note("with", n), lambda n: note("without", n))
-    assert order == ["with", "without", "without", "with", "with", "without"]
-    assert pairs == [("with0", "without0"), ("with1", "without1"), ("with2", "without2")]
-
-    latencies = {"gap_p50_ms": 10.0, "gap_p99_ms": None, "first_token_p50_ms": 5.0, "first_token_p99_ms": 9.0}
-    slow = {**latencies, "gap_p50_ms": 11.0, "tokens_per_s": 97.0, "failed": 1}
-    fast = {**latencies, "tokens_per_s": 100.0, "failed": 2}
-    found = compared([(slow, fast), (slow, fast)])
-    assert found["mean"] == pytest.approx(0.03)
-    assert found["upper"] == pytest.approx(0.03)
-    assert found["failed"] == 6
-    assert found["gap_p50_ms"] == {"with": 11.0, "without": 10.0, "more": 1.0, "more_upper": 1.0}
-    assert found["gap_p99_ms"] == {"with": None, "without": None, "more": None, "more_upper": None}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -40,27 +39,6 @@ def test_the_made_up_rows_are_true(made_up: writer.Measured) -> None:
 def test_all_of_it_is_true(capsys: pytest.CaptureFixture[str]) -> None:
     """`--check` finds the page and the picture in step; remade with `python -m lab.write_block_size_docs --traces DIR`."""
     assert writer.main(["--check", "--traces", str(TRACES)]) == 0, capsys.readouterr().out
-
-
-def test_a_stale_page_is_noticed(
-    made_up: writer.Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With one figure changed, `--check` names the page and leaves it alone; without it, both are written and then in step."""
-    page, picture = tmp_path / "docs" / "simulate.md", tmp_path / "docs" / "block-sizes.svg"
-    page.parent.mkdir()
-    stale = writer.placed(PAGE, writer.section([made_up._replace(mean_use=0.0)]))
-    page.write_text(stale, encoding="utf-8")
-    picture.write_text(writer.drawn([made_up]), encoding="utf-8")
-    monkeypatch.setattr(writer, "WORKLOADS", (made_up.workload,))
-    monkeypatch.setattr(writer, "measure", lambda *_: made_up)
-    monkeypatch.setattr(writer, "DOCS", page.parent)
-    monkeypatch.setattr(writer, "PAGE", page)
-    monkeypatch.setattr(writer, "PICTURE", picture)
-    assert writer.main(["--check", "--traces", "."]) == 1
-    assert capsys.readouterr().out == "docs/simulate.md is not what the replay says\n"
-    assert page.read_text(encoding="utf-8") == stale
-    assert writer.main(["--traces", "."]) == 0
-    assert writer.main(["--check", "--traces", "."]) == 0
 
 
 def table() -> dict[str, list[list[float]]]:
@@ -115,19 +93,3 @@ def test_a_request_wastes_half_a_block() -> None:
     trace = read_trace(str(TRACES / writer.WORKLOADS[0].trace))
     replay(trace, EngineLimits(num_blocks=1025), on_steps=add)
     assert f"has {wasted / running:.1f} empty slots and holds {held / running:,.0f}" in " ".join(PAGE.split())
-
-
-def test_the_picture_is_whole_and_lengths_have_no_hit_rate(made_up: writer.Measured) -> None:
-    """It is well-formed with a bar for each size and measure; where nothing can be hit, no figure looks like a measured 0."""
-    root = ElementTree.fromstring(writer.drawn([made_up]))
-    inside = "{http://www.w3.org/2000/svg}"
-    assert root.find(f"{inside}title") is not None
-    bars = [one for one in root.iter(f"{inside}rect") if one.get("class") != "back"]
-    assert len(bars) == len(BLOCK_SIZES) * len(writer.MEASURES)
-    assert all(float(bar.get("height", "-1")) >= 0 for bar in bars)
-    words = [one.text for one in root.iter(f"{inside}text")]
-    assert made_up.workload.title in words
-
-    lengths = made_up._replace(has_contents=False)
-    assert f"| prefix hits, % |{' - |' * len(BLOCK_SIZES)}" in writer.section([lengths])
-    assert "lengths only: nothing to hit" in writer.drawn([lengths])
