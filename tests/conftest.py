@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import importlib
 import inspect
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,31 @@ def pytest_collection(session: pytest.Session) -> None:
     begin = len(files) * int(config.workerinput["workerid"][2:]) // config.workerinput["workercount"]
     for file in files[begin:] + files[:begin]:
         importlib.import_module(".".join(file.relative_to(config.rootpath).with_suffix("").parts))
+    if "numba" in sys.modules:
+        _compile_one_after_another()
+
+
+def _compile_one_after_another() -> None:
+    """On a machine that has compiled nothing yet, one worker compiles the simulator and the others load what it kept."""
+    from numba.core.dispatcher import Dispatcher
+
+    from plimsoll.simulate.compiled import cache_folder
+
+    compile_now, is_inside = Dispatcher.compile, False
+
+    def compile_alone(self: Any, signature: Any) -> Any:
+        nonlocal is_inside
+        if is_inside:  # a part of what is being compiled
+            return compile_now(self, signature)
+        with (cache_folder() / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            is_inside = True
+            try:
+                return compile_now(self, signature)
+            finally:
+                is_inside = False
+
+    Dispatcher.compile = compile_alone  # type: ignore[method-assign, assignment]
 
 
 @pytest.hookimpl(optionalhook=True)

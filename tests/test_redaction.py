@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,79 +17,8 @@ from tests.each import each
 
 CAPTURES = Path(__file__).parents[0] / "captures"
 
-# Each holds one secret at §.
-CONTEXTS = (
-    # environment
-    *(f"{name}=§" for name in (
-        "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_TOKEN", "VLLM_API_KEY", "OPENAI_API_KEY", "WANDB_API_KEY",
-        "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "DB_PASSWORD", "X_PASSWD", "APP_SECRET", "MY_CREDENTIALS",
-        "PGPASSWORD", "MYSQL_PWD", "NGROK_AUTHTOKEN", "API_KEY_2", "SMTP_PASS", "REDISCLI_AUTH", "MYCORP_TOKEN",
-    )),
-    "export HF_TOKEN=§ ; vllm serve m",
-    "HF_TOKEN='§' vllm serve m",
-    'Environment="HF_TOKEN=§ and more"',
-    'docker run -e "VLLM_API_KEY=§" --env HF_TOKEN=x image',
-    '"Env": ["PATH=/bin", "HF_TOKEN=§"]',
-    "ENV HF_TOKEN §",
-    'os.environ["HF_TOKEN"] = "§"',
-    "(('HF_TOKEN', '§'), ('A', 'b'))",
-    # YAML, JSON, TOML, ini
-    "api-key: §",
-    "  password: § and more words",
-    "api-key:\n  - §\n  - other\nport: 8000",
-    "api_key: [§, b]",
-    "password: |\n  §\nport: 1",
-    "env:\n- name: HF_TOKEN\n  value: §\n- name: A\n  value: b",
-    '{"name": "HF_TOKEN", "value": "§"}',
-    '{"api_key": "§", "port": 1}',
-    '{"api_key": [\n  "a",\n  "§"\n]}',
-    '{"client_secret":"§"}',
-    '{"accessToken": "§", "refresh_token": "§", "private_key": "§"}',
-    '"{\\"api_key\\": \\"§\\", \\"port\\": 1}"',
-    "password = §",
-    'hf_token = "§" # why',
-    # vLLM's own lines
-    "INFO 11-15 01:15:22 [api_utils.py:273] non-default args: {'port': 8123, 'api_key': ['§', 'b'], 'model': 'm'}",
-    "Dumping input data for V1 LLM engine (v0.11.0) with config: model='m', hf_token=§, seed=0",
-    "Namespace(api_key=['§'], hf_token='§', port=8000)",
-    # command lines as text
-    "vllm serve m --api-key § --port 8000",
-    "vllm serve m --api-key a § c --port 8000",
-    "vllm serve m --api-key=§ --port 8000",
-    "vllm serve m --hf-token § --ssl-keyfile-password §",
-    "vllm serve m \\\n  --api_key § \\\n  --port 8000",
-    'command: ["--api-key", "§", "--port", "8000"]',
-    "args:\n  - --api-key\n  - §\n  - --port\n",
-    "serve\0--api-key\0§\0--port\x008000",
-    "curl -u me:§ http://host",
-    # headers
-    "Authorization: Bearer §",
-    "authorization: Basic §",
-    "Authorization: §",
-    "Proxy-Authorization: Digest a=1, b=§",
-    "X-API-Key: §",
-    "Cookie: a=b; session=§",
-    "Set-Cookie: session=§; Path=/",
-    'curl -H "Authorization: Bearer §" http://host/v1/models',
-    "curl -H 'X-API-Key: §' http://host/v1/models",
-    '{"Authorization": "Bearer §", "Accept": "*/*"}',
-    "{'authorization': 'Bearer §', 'accept': '*/*'}",
-    "[(b'host', b'h'), (b'authorization', b'Bearer §')]",
-    # URLs
-    "https://host/path?token=§&a=b",
-    "https://host/path?a=b&api_key=§",
-    "https://host/path?sv=1&sig=§&se=2",
-    "https://host/o?X-Amz-Credential=§&X-Amz-Signature=§",
-    "https://host/v1?key=§",
-)  # fmt: skip
-URLS = (
-    "https://user:§@host/path", "https://§@host/path", "git clone https://oauth2:§@gitlab.com/a/b.git",
-    "redis://:§@host:6379/0", "postgres://me:§@db/x", "s3://AKIA:§@bucket/key", "//§@host", "http_proxy=http://u:§@h:1",
-)  # fmt: skip
-SHAPES = (
-    "hf_{34}", "sk-{40}", "sk-proj-{40}", "sk-ant-api03-{40}", "ghp_{36}", "gho_{36}", "ghs_{36}", "github_pat_{40}",
-    "glpat-{20}", "xoxb-{30}", "xoxp-{30}", "AIza{35}", "nvapi-{40}", "eyJ{30}.eyJ{30}.{40}", "gsk_{40}",
-)  # fmt: skip
+ROWS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("secrets.yaml").read_text(encoding="utf-8"))
+CONTEXTS, URLS, SHAPES = ROWS["named"], ROWS["urls"], ROWS["shapes"]
 
 letters = st.sampled_from("ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz0123456789")
 secrets = st.tuples(letters, st.text("abcXYZ019+/=_.!%^*~-:@$?", min_size=8, max_size=80), letters).map("".join)
@@ -149,27 +80,7 @@ def test_a_private_key_block_is_hidden_whole(kind: str, newline: str) -> None:
     assert "MIIE" not in redact(f"before\n{newline.join([lines[0], *lines[3:]])}")
 
 
-HARMLESS = (
-    "--max-num-batched-tokens 8192", "max_tokens=16", "generation_tokens_total", "tokenizer='m'",
-    "--tokenizer-mode auto", "GPU KV cache size: 327,680 tokens", "key_cache: 3", "num_kv_heads=8", "cache_key=abc",
-    "public_key: abc", "bos_token_id: 0", 'eos_token="</s>"', "pad_token: '<pad>'", '"special_tokens": ["<s>"]',
-    "token_ids=[1, 2]", 'vllm:prompt_tokens_total{engine="0",model_name="m"} 12', "sha256:" + "0123456789abcdef" * 4,
-    "0f9e8d7c" * 5, "Avg prompt throughput: 12.3 tokens/s, Avg generation throughput: 5.0 tokens/s", "token: 128009",
-    "token='<|im_end|>'", "long_prefill_token_threshold=0", "time_per_output_token: 3ms", "image_token='<image>'",
-    "KeyError: 'x'", "key: value", "hf_token=None, seed=0", "'VLLM_API_KEY': None", "api_key=***", "HF_TOKEN=",
-    'HF_TOKEN="$HF_TOKEN"', "--api-key ${VLLM_API_KEY} --port 1", "token=self.token, x=1", "allow_credentials=False",
-    "--allow-credentials model", "HF_TOKEN is not set", "secretName: tls", "secretKeyRef:\n  name: hf\n  key: token",
-    "token_file: /run/token", "PWD=/root", "--ssl-keyfile /etc/key.pem", "'pass_config': {'fuse': True}",
-    "inductor_passes={}", "http://127.0.0.1:8000/v1", "git@github.com:a/b.git", "ssh://git@host/a",
-    "https://github.com/a/b@v1", "image@sha256:abc", "me@example.com", "http://host:8000/path/@scope/x", "-u 1000:1000",
-    "--user 1000:1000", "Token::Kind", "HTTP bearer authorization for files",
-    "usage: [--api-key API_KEY [API_KEY ...]] [--hf-token [HF_TOKEN]]", "signal=9", "author: me",
-    "task-" + "abcdefgh" * 4, "hf_config=LlamaConfig", "['HF_TOKEN', 'WANDB_API_KEY']", "watermark=0.01",
-    "the key 'sig' of x", "hf_overrides={}",
-)  # fmt: skip
-
-
-@each("line", HARMLESS)
+@each("line", ROWS["harmless"])
 def test_look_alikes_stay(line: str) -> None:
     """What merely sounds like a secret is left as it is."""
     assert redact(line) == line
@@ -222,24 +133,7 @@ def test_prose_stays(words: list[str]) -> None:
     assert redact(" ".join(words)) == " ".join(words)
 
 
-@each(("words", "shown"), [
-    ("vllm serve m --api-key a b c --port 1", "vllm serve m --api-key [redacted] [redacted] [redacted] --port 1"),
-    ("vllm serve --hf-token a m", "vllm serve --hf-token [redacted] m"),
-    ("vllm serve m --api-key=a --ssl-keyfile-password=b",
-     "vllm serve m --api-key=[redacted] --ssl-keyfile-password=[redacted]"),
-    ("vllm serve m --api_key a --api-k b --hf-tok c",
-     "vllm serve m --api_key [redacted] --api-k [redacted] --hf-tok [redacted]"),
-    ("docker run -e HF_TOKEN='a b' -eX_SECRET=a -e HF_TOKEN -u 0:0 i",
-     "docker run -e HF_TOKEN=[redacted] -eX_SECRET=[redacted] -e HF_TOKEN -u 0:0 i"),
-    ("docker run --env A_TOKEN=b --env=B_TOKEN=c i", "docker run --env A_TOKEN=[redacted] --env=B_TOKEN=[redacted] i"),
-    ("env HF_TOKEN=a vllm serve m", "env HF_TOKEN=[redacted] vllm serve m"),
-    ("sh -c 'HF_TOKEN=a vllm serve m --api-key b'", "sh -c 'HF_TOKEN=[redacted] vllm serve m --api-key [redacted]'"),
-    ("curl -H 'Authorization: Bearer a b' -u me:you http://u:p@h",
-     "curl -H 'Authorization: [redacted]' -u [redacted] http://[redacted]@h"),
-    ("vllm serve m --watermark-config.key 7", "vllm serve m --watermark-config.key [redacted]"),
-    ("vllm serve m --max-num-batched-tokens 8k", "vllm serve m --max-num-batched-tokens 8k"),
-    ("vllm serve m --api-key $VLLM_API_KEY", "vllm serve m --api-key $VLLM_API_KEY"),
-])  # fmt: skip
+@each(("words", "shown"), ROWS["words"])
 def test_a_command_line_keeps_its_words(words: str, shown: str) -> None:
     """Each word stays a word, secrets are hidden in place, and twice is once."""
     assert redact_words(shlex.split(words)) == shlex.split(shown)
@@ -256,16 +150,7 @@ def test_every_key_of_a_list_is_hidden(keys: list[str], flag: str) -> None:
         assert "8000" in shown
 
 
-@pytest.mark.parametrize(("name", "value", "shown"), [
-    ("HF_TOKEN", "a b", REDACTED),
-    ("HF_TOKEN", "", ""),
-    ("HF_TOKEN", "None", "None"),
-    ("AWS_ACCESS_KEY_ID", "minio", REDACTED),
-    ("CUDA_VISIBLE_DEVICES", "0,1", "0,1"),
-    ("HTTPS_PROXY", "http://u:p@proxy:3128", "http://[redacted]@proxy:3128"),
-    ("VLLM_ARGS", "--api-key a --port 1", "--api-key [redacted] --port 1"),
-    ("max_tokens", "16", "16"),
-])  # fmt: skip
+@each(("name", "value", "shown"), ROWS["values"])
 def test_a_value_is_judged_by_its_name(name: str, value: str, shown: str) -> None:
     """A secret name hides the whole value; any other value is still searched."""
     assert redact_value(name, value) == shown

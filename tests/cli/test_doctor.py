@@ -238,7 +238,7 @@ def test_the_schema_is_the_contract() -> None:
         assert not VALID.is_valid(bad)
 
 
-@each("path", EVERYTHING[:: times(2, 1)], ids=lambda path: f"{path.parent.name}-{path.name}")
+@each("path", EVERYTHING[:: times(5, 1)], ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_every_capture_gives_a_valid_object(path: Path) -> None:
     """Logs, pages, snapshots and tables alike; no NaN, and each finding has its sentence."""
     answer = ask("doctor --json", str(path), code=None)
@@ -258,7 +258,7 @@ def test_every_mix_gives_a_valid_object(name: str) -> None:
     assert answer.err == ""
 
 
-@each("path", EVERYTHING[:: times(4, 1)], ids=lambda path: f"{path.parent.name}-{path.name}")
+@each("path", EVERYTHING[:: times(9, 1)], ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_the_text_is_for_a_terminal(path: Path) -> None:
     """No line beyond 110 columns that could have been broken, nothing but printable letters, the verdict first."""
     lines = ask("doctor", str(path), code=None).out.splitlines()

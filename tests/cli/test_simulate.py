@@ -327,6 +327,7 @@ def test_what_was_learnt_is_kept_and_used_again(tmp_path: Path) -> None:
     assert "histograms of 524 requests" in by_page["step_time"]["label"], "the kind of file is found out by looking at it"
 
 
+@pytest.mark.real
 def test_a_fit_under_the_wrong_options_is_a_rough_guide(tmp_path: Path) -> None:
     """A cache that the run did not have: the fit cannot match, says so first, and is not taken for a good one when kept."""
     kept, engine = tmp_path / "times.json", "--num-blocks 700 --async-scheduling"

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from lab.write_catalogue_docs import page as catalogue_page
 from plimsoll.cli.main import COMMANDS
-from plimsoll.vllm.flags import flags_of
 from tests.each import each
 
 ROOT = Path(__file__).parents[2]
@@ -42,17 +41,6 @@ def test_every_variable_that_a_user_may_meet_is_in_the_docs() -> None:
     names = {name for text in sources for name in re.findall(r'"(PLIMSOLL_[A-Z_]+)"', text)} - {"PLIMSOLL_DEBUG"}
     docs = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))
     assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", docs)] == []
-
-
-@each("path", sorted((ROOT / "docs" / "findings").glob("*.*.md")), ids=lambda p: p.stem)
-def test_flags_named_as_a_fix_exist_in_the_newest_release(path: Path) -> None:
-    """No page sends a tired person to a flag that vLLM refuses."""
-    text = path.read_text(encoding="utf-8")
-    fixes = re.search(r"## What fixes it\n(.*?)\n## ", text, re.DOTALL)
-    assert fixes is not None
-    known = flags_of("0.32.0")
-    for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", fixes.group(1)):
-        assert flag in known or "--" + flag.removeprefix("--no-") in known, flag
 
 
 @each("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from lab.page import commands_of
 from lab.run_page import run_page
-from plimsoll.cli.main import COMMANDS, main
-from tests.each import each
+from plimsoll.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -52,10 +49,3 @@ def test_commands_within_a_sentence_are_known() -> None:
     bare = {span.removeprefix("plimsoll ") for span in spans if re.fullmatch(r"plimsoll \w+", span)}
     assert bare == set(COMMANDS)
     assert {span for span in spans if not re.fullmatch(r"plimsoll \w+", span)} == set(WITHIN_A_SENTENCE)
-
-
-@each("name", COMMANDS)
-def test_every_command_of_the_table_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """`plimsoll NAME --help`, as typed."""
-    assert main([name, "--help"]) == 0
-    assert capsys.readouterr().out.startswith(f"usage: plimsoll {name}")

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -62,16 +61,6 @@ class Process:
         eventually(lambda: self.process.poll() is not None or not self.is_refused(port), 60)
         assert self.process.poll() is None, self.log()
 
-    def asking(self, running: int = 1, **more: Any) -> tuple[threading.Thread, list[Got]]:
-        """A request under way; so many run by then, and all of them have tokens."""
-        found: list[Got] = []
-        body = {**LONG, **more}
-        thread = threading.Thread(target=lambda: found.append(self.ask("POST", "/v1/completions", body)))
-        thread.start()
-        eventually(lambda: self.ask("GET", "/standin/state").json()["running"] >= running)
-        time.sleep(0.15)
-        return thread, found
-
     def ends(self, within_s: float = 20.0) -> int:
         return self.process.wait(within_s)
 
@@ -90,59 +79,6 @@ def started(folder: Path, *words: str, port: int = 0) -> Iterator[Process]:
         if found.process.poll() is None:
             found.process.kill()
             found.process.wait(10)
-
-
-def test_a_stop_without_patience_aborts_what_runs(tmp_path: Path) -> None:
-    """Clients get 200 with what there was and the reason abort; exit code 0. Before it was ready it refused connections."""
-    with started(tmp_path, "--start-seconds", "1", *SLOW_STEPS) as server:
-        assert server.is_refused()
-        server.ready()
-        asked = [server.asking(1, stream=False), server.asking(2, stream=True)]
-        server.process.send_signal(signal.SIGTERM)
-        assert server.ends() == 0
-        for thread, found in asked:
-            thread.join(10)
-            assert found[0].status == 200
-            assert b'"finish_reason":"abort"' in found[0].body
-        assert asked[1][1][0].events()[-1] == "[DONE]"
-        assert "[shutdown] API server: shutdown triggered" in server.log()
-        assert '"POST /v1/completions HTTP/1.1" 200 OK' in server.log()
-
-
-def test_a_stop_with_patience_finishes_what_runs(tmp_path: Path) -> None:
-    """/health says 200, the old requests end by themselves, new ones get 500, or nothing where they are token ids; exit 0."""
-    with started(tmp_path, "--shutdown-timeout", "30", "--speed", "2", *SLOW_STEPS) as server:
-        server.ready()
-        thread, found = server.asking()
-        server.process.send_signal(signal.SIGTERM)
-        eventually(lambda: server.ask("GET", "/standin/state").json()["is_stopping"])
-        assert server.ask("GET", "/health").status == 200
-        got = server.ask("POST", "/v1/completions", LONG)
-        assert (got.status, got.json()["error"]["message"]) == (500, "cannot schedule new futures after shutdown")
-        got = server.ask("POST", "/v1/completions", {**LONG, "prompt": [5, 6]})
-        assert (got.status, got.json()["choices"][0]["finish_reason"]) == (200, "abort")
-        assert got.json()["usage"]["completion_tokens"] == 0
-        assert server.ask("POST", "/v1/completions", {**LONG, "prompt": [5, 6], "stream": True}).events() == ["[DONE]"]
-        thread.join(10)
-        assert found[0].json()["choices"][0]["finish_reason"] == "length"
-        assert server.ends() == 0
-        assert server.is_refused()
-
-
-def test_an_engine_out_of_memory_takes_its_server_with_it(tmp_path: Path) -> None:
-    """Whoever waits gets 500, the port closes within seconds, and the exit code is 0, as vLLM's is."""
-    with started(tmp_path, "--speed", "4", *SLOW_STEPS) as server:
-        server.ready()
-        thread, found = server.asking(stream=True, max_tokens=4000)
-        server.ask("POST", "/standin/faults", {"kind": "oom"})
-        thread.join(10)
-        assert "EngineCore encountered an issue" in found[0].events()[-2]
-        with contextlib.suppress(ConnectionError):
-            assert server.ask("GET", "/health").status == 503
-        assert server.ends(10) == 0
-        assert server.is_refused()
-        assert "EngineCore encountered a fatal error" in server.log()
-        assert "torch.OutOfMemoryError: CUDA out of memory." in server.log()
 
 
 def test_a_start_fails_as_often_as_it_is_told_to(tmp_path: Path) -> None:
