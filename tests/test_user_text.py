@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,13 +58,7 @@ REPRS: tuple[Callable[[str], str], ...] = (
     lambda t: json.dumps({"time": "x", "message": f"Received request 1: prompt: {t!r}, params: P(n=1)", "prompt": t}),
 )  # fmt: skip
 
-PHRASES = (
-    "Input prompt: ", "Model output: ", "model_output: ", "delta_text: ", "cur_text = ", "Skipping text ", "got diff ",
-    "First tokens in arguments received: ", "Finishing tool and found diff that had not been streamed yet: ",
-    "Regex timeout occurred when matching user input: ", "diffing old arguments: ", "against new ones: ", "finding ",
-    "Converted Cohere v2 -> ChatCompletion: ", "Anthropic Messages Response: ", "Failed to parse tool call during streaming: ",
-    "prompt: ", "Prompt: ",
-)  # fmt: skip
+ROWS: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_name("user_texts.yaml").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("number", range(len(REPRS)))
@@ -77,7 +72,7 @@ def test_a_quoted_text_is_hidden(number: int, text: str) -> None:
 
 
 @given(
-    phrase=st.sampled_from(PHRASES),
+    phrase=st.sampled_from(ROWS["phrases"]),
     prefix=st.sampled_from([PREFIX, OLD, "2026-11-15T09:00:00+01:00 stdout F " + PREFIX, "\x1b[36m" + PREFIX]),
     lines=st.lists(quoteless, min_size=1, max_size=4),
     is_prefixed=st.booleans(),
@@ -132,32 +127,13 @@ def test_token_ids_leave_their_number_behind(ids: list[int]) -> None:
         assert shown.endswith(", n=1")
 
 
-@pytest.mark.parametrize("line", [
-    "{'image_url': {'url': 'data:image/png;base64,Q0Q='}}", '"image_url": {"url": "https://h/Q"}',
-    "got data:audio/wav;base64,Q0Q=",
-    "Failed to load https://h/a/Q.png?sig=1", "ClientResponseError: 404, url='https://h/Q.mp4'", "audio " + "Q0" * 200,
-    "'input_audio': {'data': 'QQ', 'format': 'wav'}", "multi_modal_data={'image': 'Q'}", "mm_inputs=[{'a': 'Q'}]",
-])  # fmt: skip
+@each("line", ROWS["pictures"])
 def test_pictures_and_sound_are_hidden(line: str) -> None:
     """What a user sent besides words goes too, and so do links to it."""
     assert "Q" not in hide_user_text(line)
 
 
-@each("line", [
-    NEXT,
-    "Received request cmpl-1: params: SamplingParams(n=1, stop=[], stop_token_ids=[151643], bad_words=[]), lora_request: None.",
-    "NewRequestData(req_id=cmpl-1,prompt_token_ids_len=8000,prefill_token_ids_len=None,mm_features=[],block_ids=([1, 2],))",
-    "response_body={streaming_started: chunks=3}", "response_body={<empty>}",
-    "response_body={streaming_complete: no_content, chunks=3}",
-    "prompt_token_ids: None, prompt_embeds shape: None, prompt: None, lora_request: None.",
-    "Processed prompts:   0%|          | 0/32 [00:00<?, ?it/s, est. speed input: 0.00 toks/s, output: 0.00 toks/s]",
-    "inputs=['ipc:///tmp/1'], outputs=['ipc:///tmp/2'], coordinator_input=None",
-    "limit_mm_per_prompt={'image': 2}, enable_prompt_embeds=False, eos_token_id=[1, 2], allowed_token_ids=None",
-    '  File "/x/serving.py", line 10, in f\n    prompt_token_ids=prompt_token_ids, messages=[\n    ^^^\n  File "/y.py", line 1',
-    "[type=value_error, input_value=ArgsKwargs((), {'model': 'm'}), input_type=ArgsKwargs]",
-    'INFO:     127.0.0.1:5 - "POST /v1/messages HTTP/1.1" 200 OK',
-    "This model's maximum context length is 10 tokens, 3 in the messages",
-])  # fmt: skip
+@each("line", ROWS["stays"])
 def test_what_an_operator_needs_stays(line: str) -> None:
     """Request ids, lengths, counts, sampling parameters, source lines of a traceback."""
     assert hide_user_text(line) == line
@@ -207,11 +183,7 @@ def test_a_text_that_never_ends_is_bounded() -> None:
     assert shown.count("line") == 10
 
 
-@each("piece", [
-    "prompt: '", "prompt='a\\", "messages=[", "'content': \"", "[[[[", "token_ids=[1,", "\\\\\\\"", "a" * 255 + " ", "https://h/",
-    "data:a/b;", "input_value=", "prompt", "text=(", "GuidedDecodingParams(", "/home/", "INFO 11-15 ",
-    "'''", '{"log":', "prompt: x, ",
-])  # fmt: skip
+@each("piece", ROWS["hostile"])
 def test_hostile_lines_take_linear_time(piece: str) -> None:
     """Half a megabyte of what the rules look for, on one line, takes a moment of the processor."""
     line = (piece * (500_000 // len(piece) + 1))[:500_000]
