@@ -72,7 +72,7 @@ def test_every_reason_has_its_row() -> None:
         code = path.read_text(encoding="utf-8")
         asked |= set(re.findall(r'BlockedAction\([^)]*?"([A-Z]\w+)", ', code)) | set(re.findall(r'_refused\("(\w+)", ', code))
     assert "NotWatched" in asked
-    first, _, second = between("<!-- reasons:", "<!-- end of reasons -->").partition("To what a person asks for")
+    first, _, second = between("<!-- reasons:", "<!-- end of reasons -->").partition("Only for what a person asks for")
     rows = [re.findall(r"`(\w+)`", line.split(" | ")[0]) for line in first.splitlines() if line.startswith("| `")]
     assert rows == [[reason] for reason in decided]
     said = {
@@ -97,7 +97,7 @@ def test_the_example_of_the_budget_is_reckoned_right() -> None:
         if not spent(restarts, "a", ActPolicy(), minute * 60.0):
             restarts.append(Restart(minute * 60.0, "a"))
     shown = "  ".join(f"{int(one.at // 3600)}:{int(one.at % 3600 // 60):02}" for one in restarts)
-    assert between("<!-- budget:", "and nobody else").split("-->")[1].strip() == shown
+    assert between("<!-- budget:", "The fleet's budget").split("-->")[1].strip() == shown
 
 
 @each("step", Step)
@@ -111,7 +111,7 @@ def test_what_follows_a_kill_is_what_the_code_does(step: Step) -> None:
             continue
         turned = course._replace(step=step).begun().taken_over()
         if turned.is_over:
-            assert "closes it" in row
+            assert "ends the action" in row
         elif turned.is_undoing:
             assert "puts the engine back" in row
         elif turned.step is Step.UNSHED:
