@@ -89,6 +89,31 @@ def test_old_cards_fall_back_to_the_first_engine(gpu: str, release: str, *, is_f
     assert ledger.activation.why.endswith("vLLM V0") == is_first
 
 
+@each(
+    ("model", "release", "tokens", "severity"),
+    [
+        ("google/gemma-4-E4B-it", "0.22.0", 2048, None),  # reads pictures from left to right
+        ("google/gemma-4-26B-A4B-it", "0.22.0", 2496, None),
+        ("google/gemma-4-26B-A4B-it", "0.20.0", 2048, Severity.CRITICAL),
+        ("google/gemma-4-26B-A4B-it", "0.19.1", 2048, Severity.WARNING),  # a nightly of 0.19 started so
+    ],
+)
+def test_a_picture_that_must_fit_one_batch(model: str, release: str, tokens: int, severity: Severity | None) -> None:
+    """Only a model that looks at a picture in both directions needs one batch for it."""
+    plan = _plan(model, "RTX 5090", release)
+    assert plan.ledger.settings.max_num_batched_tokens == tokens
+    assert [f.severity for f in plan.findings if f.title.startswith("one picture")] == ([severity] if severity else [])
+
+
+def test_a_hybrids_plain_awq_leaves_its_attention_in_16_bits() -> None:
+    """QuantTrio/Qwen3.5-9B-AWQ took 11.21 GiB, cyankiwi's AWQ-4bit of it 7.55 without its encoder; the band holds both."""
+    plain = _plan("QuantTrio/Qwen3.5-9B-AWQ", "A10G", "0.24.0").ledger.weights
+    assert abs(plain.value / GIB - 11.21) < 0.3
+    assert plain.low < 8.2 * GIB
+    all_of_it = _plan("cyankiwi/Qwen3.5-9B-AWQ-4bit", "A10G", "0.24.0", "--language-model-only").ledger.weights
+    assert abs(all_of_it.value / GIB - 7.55) < 0.4
+
+
 def _hybrid(tmp_path: Path) -> str:
     """A folder with a model of Mamba and attention layers whose states are large."""
     (tmp_path / "config.json").write_text(
@@ -140,8 +165,9 @@ def test_both_ends_of_a_compile_cache_lie_in_the_band() -> None:
 
 
 def test_memory_shared_with_the_host_widens_the_band() -> None:
-    """On a GB10 the host's own memory counts, and a plan says so."""
-    plan = _plan("Qwen/Qwen3-8B", "GB10", "0.27.1")
+    """On a GB10 the host's own memory counts, over two of them their network cards' too, and a plan says so."""
+    plan, two = (_plan("Qwen/Qwen3-8B", "GB10", "0.27.1", "--tensor-parallel-size", ranks) for ranks in "12")
+    assert two.ledger.non_torch.high > plan.ledger.non_torch.high + 3 * GIB
     assert plan.ledger.non_torch.high - plan.ledger.non_torch.low > 5 * GIB
     assert any("shares its memory with the host" in note for note in plan.notes)
 

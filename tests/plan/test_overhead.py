@@ -93,11 +93,15 @@ def test_graphs_are_subtracted_when_vllm_subtracts_them() -> None:
 
 
 def test_the_default_runner_follows_the_release() -> None:
-    """Qwen 3 ran on the second model runner from 0.22, Llama from 0.23, all dense models from 0.24, all models from 0.29."""
+    """On the second model runner: Qwen 3 from 0.22, Llama from 0.23, both quantised from 0.24, dense models from 0.25, all
+    from 0.29."""
     qwen = llama(architectures=["Qwen3ForCausalLM"], model_type="qwen3")
     mixtral = llama(architectures=["MixtralForCausalLM"], model_type="mixtral", num_local_experts=8, num_experts_per_tok=2)
     assert [v2_by_default(release, qwen) for release in ("0.21.0", "0.22.0")] == [False, True]
     assert [v2_by_default(release, llama()) for release in ("0.22.1", "0.23.0", "0.28.0")] == [False, True, True]
+    qwen2, awq = llama(architectures=["Qwen2ForCausalLM"], model_type="qwen2"), {"quant_method": "awq", "bits": 4}
+    assert [v2_by_default(release, qwen2) for release in ("0.24.0", "0.25.0")] == [False, True]
+    assert [v2_by_default(release, llama(quantization_config=awq)) for release in ("0.23.0", "0.24.0")] == [False, True]
     assert [v2_by_default(release, mixtral) for release in ("0.25.1", "0.28.0", "0.29.0")] == [False, False, True]
 
 

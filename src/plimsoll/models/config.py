@@ -377,6 +377,7 @@ def read_shape(config: Mapping[str, object]) -> ModelShape:
         towers=encoder_towers(parts),
         quantization=_quantization(parts, notes),
         is_encoder_decoder=encoder_decoder,
+        reads_items_whole=text.is_word("use_bidirectional_attention") and text.word("use_bidirectional_attention") == "vision",
         notes=tuple(notes),
     )
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from plimsoll.models.shape import FAMILY_TABLE
 
-_QUANTIZED: tuple[tuple[str, str, Mapping[str, Any] | None], ...] = tuple(
-    (row["ending"], row["says"], row["config"]) for row in FAMILY_TABLE["quantised_names"]["rows"]
+_QUANTIZED: tuple[tuple[str, str | None, str, Mapping[str, Any] | None], ...] = tuple(
+    (row["ending"], row.get("owner"), row["says"], row["config"]) for row in FAMILY_TABLE["quantised_names"]["rows"]
 )
 # Endings of one model's editions, which share a shape: tuned for instructions, dated, in another format.
 _EDITION = r"instruct|it|chat|base|thinking|reasoning|hf|pt|text|2\d{3}|[01]\d{3}|0[1-9]-20\d\d"
@@ -48,11 +48,12 @@ class _Parsed:
 
 @functools.cache
 def _parsed(name: str) -> _Parsed:
-    rest, quantized, settings = name.rpartition("/")[2].lower(), None, None
+    owner, _, rest = name.lower().rpartition("/")
+    quantized, settings = None, None
     for _ in range(4):  # -FP8-KV, -Instruct-AWQ-INT4, -NVFP4-MTP
         rest = re.sub(rf"(.)(?:{_ASIDE})$", r"\1", rest)
-        for ending, words, config in _QUANTIZED:
-            if match := re.fullmatch(rf"(.+?)[-_.](?:{ending})", rest):
+        for ending, whose, words, config in _QUANTIZED:
+            if whose in (None, owner) and (match := re.fullmatch(rf"(.+?)[-_.](?:{ending})", rest)):
                 rest = match.group(1)
                 quantized, settings = quantized or words, settings if quantized else config
                 break

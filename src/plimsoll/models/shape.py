@@ -226,6 +226,7 @@ class ModelShape:
     towers: tuple[Tower, ...] = ()
     mtp_layers: int = 0
     is_encoder_decoder: bool = False
+    reads_items_whole: bool = False  # attends to a picture or film in both directions, so that it must fit one batch
     quantization: Quantization | None = None
     notes: tuple[str, ...] = ()
 

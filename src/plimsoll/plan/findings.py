@@ -16,7 +16,7 @@ from plimsoll.launch.check_flags import Item
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.kv import WhyRefused
 from plimsoll.plan.ledger import MEASURED_TOWERS, Ledger, embedding_table, film_tokens, keeps_copies
-from plimsoll.plan.settings import SMALLER_CARD, WHOLE_ITEM_TOKENS, Settings
+from plimsoll.plan.settings import SMALLER_CARD, Settings, whole_item_tokens
 from plimsoll.units import GIB, format_count, format_gib
 from plimsoll.vllm.versions import Behaviour
 
@@ -65,14 +65,17 @@ def refusals(ledger: Ledger, shape: ModelShape, environment: Mapping[str, str], 
         refuse(Code.OTHER_BAD_CONFIG, 0.9, "vLLM has no such LoRA rank", because, f"--max-lora-rank {settings.max_lora_rank}")
     for title, because in _contradictions(settings, shape):
         refuse(Code.OTHER_BAD_CONFIG, 0.9, title, f"{because}: vLLM refuses it")
-    whole = WHOLE_ITEM_TOKENS.get(shape.model_type, 0)
+    whole = whole_item_tokens(shape)
     reads = shape.towers and not settings.language_model_only
     if reads and settings.max_num_batched_tokens < whole and Behaviour.UNREAD_TOWERS.is_in(settings.release):
+        sure = Behaviour.GRAPH_ESTIMATE.is_in(settings.release)  # a nightly of 0.19 started so, 0.19.1 did not
+        severity = Severity.CRITICAL if sure else Severity.WARNING
         because = (
             f"this model reads a picture or film whole, up to {format_count(whole)} tokens, and --max-num-batched-tokens is "
-            f'{format_count(settings.max_num_batched_tokens)}: vLLM stops with "Chunked MM input disabled"'
+            f"{format_count(settings.max_num_batched_tokens)}: vLLM {'stops' if sure else 'may stop'} with "
+            '"Chunked MM input disabled"'
         )
-        refuse(Code.OTHER_BAD_CONFIG, 0.8, ITEM_BEYOND_THE_BATCH, because)
+        found.append(Finding(Code.OTHER_BAD_CONFIG, severity, 0.8 if sure else 0.6, ITEM_BEYOND_THE_BATCH, because, ()))
     return found
 
 
@@ -474,7 +477,7 @@ def _candidates(finding: Finding, ledger: Ledger, shape: ModelShape, replan: Rep
         case Code.OTHER_BAD_CONFIG if finding.title == TOO_LONG_FOR_THE_MODEL:
             yield from _shorter_context(ledger, shape, of_the_model=True)
         case Code.OTHER_BAD_CONFIG if finding.title == ITEM_BEYOND_THE_BATCH:
-            tokens = WHOLE_ITEM_TOKENS[shape.model_type]
+            tokens = whole_item_tokens(shape)
             change = replace(settings, max_num_batched_tokens=tokens)
             yield change, "--max-num-batched-tokens", str(tokens), "one film of the default length"
         case Code.OTHER_BAD_CONFIG if finding.title == TOO_FEW_LORAS_IN_HOST:

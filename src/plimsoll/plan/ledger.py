@@ -71,14 +71,21 @@ _TOGETHER_ON_BLACKWELL = (1.3, 0.5, 2.6)
 # RTX cards of the Blackwell generation with experts in 4 or 8 bits: FlashInfer's kernels are loaded beside vLLM's own.
 # Seven starts of 0.19 to 0.20 on one card show 0.4 to 1.9.
 _QUANTISED_EXPERTS_ON_RTX = (1.0, 0.1, 1.9)
+# Gemma 4 has heads of two sizes and runs on Triton's attention, so FlashInfer's is not loaded: four starts show 0.1 to 0.5.
+_QUANTISED_EXPERTS_ON_TRITON = (0.3, 0.05, 1.9)
 # GB10 and Jetson: whatever the host takes while vLLM profiles counts. Seven starts of 0.20 to 0.27.1 show 1 to 5.7; with LoRA
 # adapters in host memory more.
 _HOST_MEMORY = (3.2, 0.2, 8.0)
 _HOST_MEMORY_WITH_LORA_GIB = 12.0
+# And over two machines, whose network cards register host memory: 5.7 in one start, 2 to 12 left in four that print no terms.
+_HOST_MEMORY_OF_SEVERAL = (5.0, 0.5, 14.0)
 # And the host may give memory back meanwhile: a start beside another server had 6 GiB more than its terms leave.
 _HOST_GIVES_BACK_GIB = 5.5
 # 0.27 and 0.28 with an encoder: 2.3 GiB stayed consumed in two starts of a 0.8B on an A100, nothing in one of a 27B there.
 _PINNED_BESIDE_ENCODER = (0.6, 2.5)
+# Of the block that the embedding's copy leaves, all stays consumed in six of seven cold starts on Blackwell RTX, at most 0.25
+# GiB in four on Ada (0.27 to 0.30). On other cards half is taken.
+_PINNED_ON_ADA_GIB = 0.12
 
 ERAS: tuple[Era, ...] = (
     Era("V0", None, "18 starts of the first engine", 38.0, 4.0,
@@ -248,10 +255,9 @@ def keeps_copies(settings: Settings, shape: ModelShape) -> int:
     era = era_of(settings.release, first_engine=settings.first_engine)
     if settings.enforce_eager or (shape.towers and not settings.language_model_only):
         return 0
-    # On an H200 0.25.1 copied it with a warm cache too; a 4090 with 0.24 had 5.08 and 6.03 GiB of cache in two starts.
-    return (
-        2 if era.consumed_counts_all else int(Behaviour.GRAPH_ESTIMATE.is_in(era.first) and not _is_measured(settings, shape))
-    )
+    # On an H200 0.25.1 copied it with a warm cache too; a 4090 with 0.24 had 5.08 and 6.03 GiB of cache in two starts, and an
+    # A100 with 0.19.1 and a warm one had no copy.
+    return 2 if era.consumed_counts_all else int(era.copies_embedding and not _is_measured(settings, shape))
 
 
 def _is_measured(settings: Settings, shape: ModelShape) -> bool:  # our own starts were plain models on an H200
@@ -401,7 +407,8 @@ def _activation(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) ->
         low = min(low, 0.6 * without_copy - 0.1 * GIB)
         if era.may_pin_copies:
             table = embedding_table(shape, settings)
-            value, high = value + table // 2, high + table
+            pinned = {8: min(table, int(_PINNED_ON_ADA_GIB * GIB)), 12: table}.get(likely_capability(settings)[0], table // 2)
+            value, high = value + pinned, high + table
     if shape.towers:
         high += encoder_outputs(shape, batch)
         if era.may_pin_copies:
@@ -432,10 +439,14 @@ def _non_torch(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) -> 
         band = terms.alone if fast else terms.alone_elsewhere
         stored = shape.quantization is not None or settings.quantization is not None
         if likely_capability(settings)[0] == 12 and shape.moe is not None and stored:
-            band, name = _QUANTISED_EXPERTS_ON_RTX, "one GPU, quantised experts"
+            runs_triton = shape.model_type.startswith("gemma4")
+            band = _QUANTISED_EXPERTS_ON_TRITON if runs_triton else _QUANTISED_EXPERTS_ON_RTX
+            name = "one GPU, quantised experts"
     if settings.shares_host_memory:
         most = _HOST_MEMORY_WITH_LORA_GIB if settings.max_loras else _HOST_MEMORY[2]
-        band, name = (*_HOST_MEMORY[:2], most), f"{name}, memory shared with the host"
+        several = settings.tensor_parallel * settings.pipeline_parallel > 1
+        band = _HOST_MEMORY_OF_SEVERAL if several else (*_HOST_MEMORY[:2], most)
+        name += ", memory shared with the host"
     value, low, high = (gib * GIB for gib in band)
     if settings.is_amd:  # two starts on MI300X, of 0.17 and 0.29, show 0.6 and 1.0 GiB more
         value, high = value + 0.5 * GIB, high + 1.5 * GIB

@@ -331,7 +331,8 @@ def v2_by_default(release: str, shape: ModelShape) -> bool:  # config/vllm.py
     architectures = set(shape.architectures)
     if not Behaviour.V2_RUNNER_DENSE.is_in(release):
         early = set().union(*(names for change, names in V2_EARLY_DENSE.items() if change.is_in(release)))
-        return bool(architectures & early) and shape.moe is None and shape.quantization is None
+        is_taken = shape.quantization is None or Behaviour.V2_RUNNER_QUANTISED.is_in(release)
+        return bool(architectures & early) and shape.moe is None and is_taken
     if any(layer.kind.keeps_state for layer in shape.layers):
         return False
     return shape.moe is None or bool(architectures & V2_EARLY_EXPERTS)
@@ -360,7 +361,7 @@ def _batch(flags: Flags, card: Card, shape: ModelShape, context: int, *, is_v1: 
         if is_v1 and chunked is False:
             tokens = max(context, tokens)
         if Behaviour.MM_ITEM_IN_ONE_BATCH.is_in(flags.release):
-            tokens = max(tokens, WHOLE_ITEM_TOKENS.get(shape.model_type, 0))
+            tokens = max(tokens, whole_item_tokens(shape))
         if is_v1 and context > 0:
             tokens = min(tokens, sequences * context)
     if given is None:
@@ -377,6 +378,11 @@ def limit_of(limits: Mapping[str, Any], kind: str) -> object:
     """The limit of one kind of input: a number, or an object (or a dotted flag) that holds a count."""
     given = limits.get(kind, limits.get(f"{kind}.count"))
     return given.get("count") if isinstance(given, dict) else given
+
+
+def whole_item_tokens(shape: ModelShape) -> int:
+    """The tokens of the largest picture or film that must fit one batch; 0 where a batch may hold a part of one."""
+    return WHOLE_ITEM_TOKENS.get(shape.model_type, 0) if shape.reads_items_whole else 0
 
 
 SMALLER_CARD = (256, 2048)  # sequences and tokens by default on cards below 70 GiB, A100s and those whose total is not told

@@ -220,7 +220,10 @@ class Behaviour(Enum):
         "config/vllm.py")
     COMPUTED_STEP_TOKENS = ("0.23.0", "a step's tokens are those that it computed, without cached ones", "v1/metrics/stats.py")
     SHUTDOWN_STEPS = ("0.23.0", "the steps of a shutdown are logged", "entrypoints/launcher.py")
-    V2_RUNNER_DENSE = ("0.24.0", "the second model runner is the default for dense models", "config/vllm.py")
+    V2_RUNNER_QUANTISED = ("0.24.0", "the second model runner is the default for quantised Qwen 3, Llama and Mistral, too",
+        "config/vllm.py")
+    V2_RUNNER_DENSE = ("0.25.0", "the second model runner is the default for dense models",
+        "config/vllm.py; two starts of Qwen 2.5 on 0.24.0 log the first one")
     ALL_BATCHES_IN_FLIGHT = ("0.26.0", "windows hold the tokens of every concurrent step, not of one",
         "v1/kv_cache_interface.py")
     HYBRID_PREFIX_CACHING = ("0.26.0", "prefix caching is on by default for hybrid (Mamba) models too", "config/model.py", True)
