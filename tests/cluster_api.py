@@ -72,9 +72,10 @@ class ClusterApi:
         self.evicts: Callable[[Json], tuple[int, Json, dict[str, str]] | None] = lambda _: None
         self.reviews: dict[str, Json] = {}  # by token: the user of a TokenReview
         self.may_user: Callable[[str, Json], bool] = lambda _user, _what: False  # of a SubjectAccessReview
+        self.asked: list[Json] = []  # whom SubjectAccessReviews were about
         self.pieces = 0  # letters of an answer that are sent at once; 0: all
         self.page = 500  # objects of a list, whatever is asked for
-        self._log: list[tuple[int, str, str, Json]] = []
+        self._log: list[tuple[int, str, str, Json, Json | None]] = []  # version, event, resource, the object, and as it was
         self._changed = asyncio.Condition()
         self._forgotten = 0
         self._watches: set[asyncio.Task[Any]] = set()
@@ -95,7 +96,8 @@ class ClusterApi:
             self._uids += 1
             about |= {"uid": f"uid-{self._uids}", "creationTimestamp": stamp()}
         about["resourceVersion"] = str(self.version)
-        self._tell(event or ("MODIFIED" if key in self.kind(resource) else "ADDED"), resource, item)
+        before = self.kind(resource).get(key)
+        self._tell(event or ("ADDED" if before is None else "MODIFIED"), resource, item, before)
         self.kind(resource)[key] = item
         return item
 
@@ -106,8 +108,8 @@ class ClusterApi:
             item["metadata"]["resourceVersion"] = str(self.version)
             self._tell("DELETED", resource, item)
 
-    def _tell(self, event: str, resource: str, item: Json) -> None:
-        self._log.append((self.version, event, resource, json.loads(json.dumps(item))))
+    def _tell(self, event: str, resource: str, item: Json, before: Json | None = None) -> None:
+        self._log.append((self.version, event, resource, *json.loads(json.dumps([item, before]))))
         with contextlib.suppress(RuntimeError):
             asyncio.get_running_loop().create_task(self._wake())
 
@@ -198,6 +200,7 @@ class ClusterApi:
             return 201, {"status": {"authenticated": user is not None, "user": user or {}}}, {}
         if call.resource == "subjectaccessreviews":
             asked = body["spec"]
+            self.asked.append({name: value for name, value in asked.items() if name != "resourceAttributes"})
             return 201, {"status": {"allowed": self.may_user(asked["user"], asked["resourceAttributes"])}}, {}
         if call.resource == "pods/eviction":
             return self._evict(key, body)
@@ -224,7 +227,9 @@ class ClusterApi:
                 return 409, status_of(409, "the object has been modified"), {}
             return 200, self.put(plural, body), {}
         if call.verb == "patch":
-            return 200, self.put(plural, merged(found, body)), {}
+            if body["metadata"].get("uid", found["metadata"]["uid"]) != found["metadata"]["uid"]:
+                return 409, status_of(409, "the UID in the precondition does not match"), {}
+            return 200, self.put(plural, merged(json.loads(json.dumps(found)), body)), {}
         return 200, found, {}
 
     def _page(self, plural: str, namespace: str, request: web.Request) -> Json:
@@ -270,10 +275,13 @@ class ClusterApi:
             async with asyncio.timeout(float(request.query.get("timeoutSeconds", "60"))):
                 while True:
                     news = [row for row in self._log if row[0] > since and row[2] == plural]
-                    for version, event, _, item in news:
+                    for version, event, _, item, before in news:
                         since = version
-                        if item["metadata"].get("namespace", "") == call.namespace and wanted(item):
-                            data = json.dumps({"type": event, "object": item}).encode() + b"\n"
+                        was, is_ = before is not None and wanted(before), wanted(item)
+                        if item["metadata"].get("namespace", "") == call.namespace and (was or is_):
+                            # For those who watch by labels it may have come or gone.
+                            kind = event if was == is_ or event != "MODIFIED" else "ADDED" if is_ else "DELETED"
+                            data = json.dumps({"type": kind, "object": item}).encode() + b"\n"
                             step = self.pieces or len(data)
                             for place in range(0, len(data), step):
                                 await response.write(data[place : place + step])

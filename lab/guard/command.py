@@ -27,6 +27,7 @@ every = "2s"
 [api]
 listen = "127.0.0.1:{port}"
 token_file = "api.token"
+{api}
 
 [act]
 journal = "state/journal"
@@ -64,15 +65,15 @@ class Guard:
     """One guard and its files; it can be killed and started again."""
 
     def __init__(
-        self, folder: Path, engines: Sequence[str], *, act: str = "", policy: str = "", words: Sequence[str] = ()
+        self, folder: Path, engines: Sequence[str], *, act: str = "", policy: str = "", api: str = "", words: Sequence[str] = ()
     ) -> None:
-        """`engines`: further tables of the configuration; `words`: further words of the command."""
+        """`engines`: further tables of the configuration; `act`, `policy`, `api`: further keys; `words`: of the command."""
         self.folder, self.port, self._words = folder, free_port(), words
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, token in (("api.token", API_TOKEN), ("gate.token", TOKEN)):
             (folder / name).write_text(token, encoding="ascii")
             (folder / name).chmod(0o600)
-        text = CONFIG.format(port=self.port, act=act, policy=policy) + "".join(engines)
+        text = CONFIG.format(port=self.port, act=act, policy=policy, api=api) + "".join(engines)
         self._config = folder / "plimsoll.toml"
         self._config.write_text(text, encoding="utf-8")
         self._process: asyncio.subprocess.Process | None = None

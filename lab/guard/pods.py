@@ -65,7 +65,7 @@ class StandIns:
         return [
             pod
             for (space, _), pod in self.api.kind("/pods").items()
-            if space == self.namespace and pod["metadata"]["labels"]["app"] == self.name
+            if space == self.namespace and pod["metadata"]["labels"].get("app") == self.name
         ]
 
     def endpoints(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ import pytest
 from lab.guard.command import Guard, begun, closed, told
 from lab.guard.pods import Clients, StandIns
 from plimsoll.assets.settings import Cluster
-from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OUTCOME
+from plimsoll.guard.act.journal_entry import APPROVAL, CLOSED, INTENT, OUTCOME
 from plimsoll.guard.adapters.cluster import LEASE_NAME
 from tests.assets.roles import Right, rights_of, role_objects
 from tests.cluster_api import TOKEN, Call, ClusterApi, Trouble, status_of
@@ -36,6 +36,7 @@ every = "1s"
 selector = "app=vllm"
 namespace = ["llm"]
 act = true
+{pods}
 
 [lock]
 lease = "plimsoll-guard"
@@ -47,12 +48,23 @@ SLOW = {"lock": ("get", "leases"), "drain": ("get", "pods"), "stop": ("create", 
 """Calls that are answered late, so that guard can be killed in a step that is short."""
 
 
-RIGHTS = rights_of(role_objects(Cluster(namespaces=("llm",), guard="plimsoll-guard"), ("observe", "act", "nodes")))
-"""Of the Roles that `plimsoll assets --for guard` writes for a guard that acts."""
+class Roles:
+    """The Roles that `plimsoll assets --for guard` writes with these components; calls are allowed by them alone."""
+
+    def __init__(self, *parts: str) -> None:
+        self.rights = rights_of(role_objects(Cluster(namespaces=("llm",)), parts))
+
+    def allow(self, call: Call) -> bool:
+        at = (call.verb, call.group, call.resource, call.namespace)
+        return any(Right(*at, name) in self.rights for name in ("", call.name))
+
+    def differ(self, calls: Sequence[Call]) -> set[tuple[str, str, str]]:
+        """Kinds of calls that were made and are not allowed, and those that are allowed and were not made."""
+        return {(one.verb, one.group, one.resource) for one in calls} ^ {(r.verb, r.group, r.resource) for r in self.rights}
 
 
-def is_allowed(call: Call) -> bool:
-    return any(Right(call.verb, call.group, call.resource, call.namespace, name) in RIGHTS for name in ("", call.name))
+ACTING = Roles("observe", "act", "nodes")
+NEVER_CALLED = {("get", "apps", "statefulsets")}  # the fleet is a Deployment's
 
 
 class Scene:
@@ -62,7 +74,7 @@ class Scene:
         self.folder, self.api, self.fleet = folder, api, fleet
         self._guards: list[Guard] = []
 
-    async def guard(self, name: str = "guard", act: str = "") -> Guard:
+    async def guard(self, name: str = "guard", act: str = "", api: str = "", pods: str = "") -> Guard:
         (self.folder / "kube.token").write_text(TOKEN, encoding="ascii")
         context = {"cluster": "c", "user": "u", "namespace": "llm"}
         tree = {
@@ -72,7 +84,7 @@ class Scene:
         }  # fmt: skip
         (self.folder / "kubeconfig").write_text(json.dumps(tree), encoding="utf-8")
         words = ("--kubeconfig", str(self.folder / "kubeconfig"))
-        guard = Guard(self.folder / name, [PODS], policy=POLICY, act=act, words=words)
+        guard = Guard(self.folder / name, [PODS.format(pods=pods)], policy=POLICY, act=act, api=api, words=words)
         self._guards.append(guard)
         await guard.start()
         await self.sees_all(guard)
@@ -96,9 +108,9 @@ class Scene:
 
 
 @contextlib.asynccontextmanager
-async def scene(*, replicas: int = 3, net: int = 11) -> AsyncIterator[Scene]:
+async def scene(*, replicas: int = 3, net: int = 11, roles: Roles = ACTING) -> AsyncIterator[Scene]:
     api = ClusterApi()
-    api.may, api.pieces = is_allowed, 900
+    api.may, api.pieces = roles.allow, 900
     with tempfile.TemporaryDirectory(prefix="plimsoll-pods-") as folder:
         fleet = StandIns(api, Path(folder), replicas=replicas, net=net)
         here = Scene(Path(folder), api, fleet)
@@ -151,12 +163,68 @@ async def test_of_500_requests_only_those_inside_the_wedged_engine_are_lost(reco
         evictions = [call.name for call in here.api.calls if call.resource == "pods/eviction"]
         assert evictions == [first, first, first, second]
         assert [one.fields["end"] for one in entries if one.kind == CLOSED] == ["done"] * 3
-        made = {(call.verb, call.group, call.resource) for call in here.api.calls}
         assert here.api.refused == []
-        allowed = {(right.verb, right.group, right.resource) for right in RIGHTS}
-        assert made == allowed - {("get", "apps", "statefulsets")}
+        assert ACTING.differ(here.api.calls) == NEVER_CALLED
         assert {call.name for call in here.api.calls if call.resource == "leases"} <= {"", LEASE_NAME}
         record_property("figures", f"{load.done} requests answered, {len(lost)} lost, all of them with {second}")
+
+
+@pytest.mark.timeout(900)
+async def test_people_with_tokens_of_the_cluster_approve_and_quarantine(record_property: Record) -> None:
+    """Who may evict the pod may approve; guard's own token changes meanwhile; a pod without its label is out until its end.
+
+    With every component the Roles allow exactly the calls that were made.
+    """
+    roles = Roles("observe", "act", "nodes", "quarantine", "identities")
+    async with scene(replicas=2, net=40, roles=roles) as here:
+        here.api.reviews = {f"the-token-of-{name}": {"username": name, "groups": ["dev"]} for name in ("alice", "bob")}
+        here.api.may_user = lambda user, what: user == "alice" and what["namespace"] == "llm"
+        quarantine = 'quarantine_label = "app"\nquarantine = "1m"\n'
+        guard = await here.guard(act='approve = ["restart"]', api="kubernetes = true", pods=quarantine)
+
+        async def ask(who: str, *words: str) -> tuple[int, str]:
+            file = here.folder / f"{who}.token"
+            file.write_text(f"the-token-of-{who}", encoding="ascii")
+            file.chmod(0o600)
+            return await guard.ctl(*words, "--token-file", str(file))
+
+        first, second = sorted(here.fleet.endpoints())
+        await here.fleet.fault(second, "wedge")
+        entries = await guard.until(lambda entries: any(one.kind == APPROVAL for one in entries), 120)
+        (question,) = [one.action for one in entries if one.kind == APPROVAL]
+        code, printed = await ask("bob", "approve", question)
+        assert (code, "bob may not create pods/eviction" in printed) == (2, True), printed
+        assert here.api.evicted == []
+        code, printed = await ask("alice", "approve", question)
+        assert code == 0, printed
+        here.api.tokens.add("the-next-token")
+        (here.folder / "kube.token").write_text("the-next-token", encoding="ascii")
+        here.api.cut_watches()
+        entries = await guard.until(closed, RESTART_S)
+        here.api.tokens.remove(TOKEN)
+        answers = [(one.step, one.fields.get("who")) for one in entries if one.kind == APPROVAL]
+        assert answers == [("asked", None), ("approved", "alice")]
+        assert here.api.evicted == [second]
+        events = [one["message"] for one in here.api.kind("/events").values()]
+        assert any(f"guardctl approve {question}" in one for one in events), events
+        await here.fleet.until_ready(2)
+        await here.sees_all(guard)
+        code, printed = await ask("alice", "quarantine", f"llm/{first}", "--yes")
+        assert code == 0, printed
+        assert "app" not in here.api.kind("/pods")["llm", first]["metadata"]["labels"]
+        await here.fleet.until_ready(2)
+        assert first not in here.fleet.endpoints()
+        assert here.fleet.processes[first].returncode is None, "it lives on for inspection"
+        code, printed = await ask("alice", "quarantine", f"llm/{min(here.fleet.endpoints())}", "--yes")
+        assert (code, "one at a time" in printed) == (1, True), printed
+        end_s = time.monotonic() + 150
+        while here.api.evicted == [second]:
+            assert time.monotonic() < end_s, guard.log()
+            await asyncio.sleep(0.5)
+        assert here.api.evicted == [second, first], "guard ends it: nobody else would"
+        assert here.api.refused == []
+        assert roles.differ(here.api.calls) == NEVER_CALLED
+        record_property("figures", "; ".join(f"{who} {step}" for step, who in answers))
 
 
 STEPS = {"lock": "undone", "drain": "undone", "idle": "undone", "stop": "done", "start": "done", "ready": "done",

@@ -246,6 +246,10 @@ async def test_what_the_cluster_says_against_acting(account: str) -> None:
             "--kv-transfer-config",
         ),
         (pod("a", spec={"containers": [{"args": ["--nnodes", "2"]}]}), "--nnodes"),
+        (pod("a", spec={"containers": [{"args": ["m", "-n", "2", "--master-addr", "x"]}]}), "--master-addr"),
+        (pod("a", spec={"containers": [{"args": ["m", "-dpa", "10.0.0.1", "-dpr", "2"]}]}), "-dpa"),
+        (pod("a", spec={"containers": [{"args": ["m", "-dp", "2", "-dpl", "2"]}]}), ""),
+        (pod("a", spec={"containers": [{"env": [{"name": "A", "value": "--kv-transfer-config {}"}]}]}), "--kv-transfer-config"),
         (pod("a", spec={"containers": [{"args": ["--nnodes", "1", "--served-model-name=x--headlessy"]}]}), ""),
     ],
 )

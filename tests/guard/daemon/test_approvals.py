@@ -189,10 +189,10 @@ def account(tmp_path: Path) -> str:
 def test_identities_are_the_clusters(account: str) -> None:
     """Who may evict the pod may act on it, who may get pods everywhere may read; answers are believed for a minute."""
     api, now = ClusterApi(), [0.0]
-    api.reviews = {"t-alice": {"username": "alice", "groups": ["dev"]}, "t-ops": {"username": "ops"}}
+    api.reviews = {"t-alice": {"username": "alice", "groups": ["dev"]}, "t-ops": {"username": "ops", "extra": {"a": ["b"]}}}
     allowed: dict[str, Callable[[dict[str, str]], bool]] = {
         "alice": lambda what: (what["verb"], what["namespace"]) in (("get", "llm"), ("get", "chat"), ("create", "llm")),
-        "ops": lambda what: what["resource"] == "leases" and what["namespace"] == "guard",
+        "ops": lambda what: (what["resource"], what["namespace"], what["name"]) == ("leases", "guard", "watch"),
     }
     api.may_user = lambda user, what: allowed[user](what)
     pods = {f"{space}/a": read_pod(pod("a", namespace=space)) for space in ("llm", "chat")}
@@ -203,7 +203,8 @@ def test_identities_are_the_clusters(account: str) -> None:
             def about(path: str) -> str:
                 return path.removeprefix("/v1/engines/").rpartition("/")[0]
 
-            who = ClusterIdentities(ClusterClient(api.url, account), ("llm", "chat"), about, pods.get, lambda: now[0])
+            client = ClusterClient(api.url, account)
+            who = ClusterIdentities(client, ("llm", "chat"), about, pods.get, lambda: now[0], "watch")
 
             async def status(token: str, method: str, path: str) -> str | int:
                 found = await who.identify(token, method, path)
@@ -214,8 +215,8 @@ def test_identities_are_the_clusters(account: str) -> None:
             assert await status("t-alice", "POST", "/v1/engines/chat/a/restart") == 403
             assert await status("t-alice", "POST", "/v1/pause") == 403
             assert await status("t-ops", "POST", "/v1/pause") == "ops"
-            assert await status("t-ops", "GET", "/engines") == 403
             assert await status("nobody", "GET", "/engines") == 401
+            assert api.asked[-1] == {"user": "ops", "groups": [], "extra": {"a": ["b"]}}
             calls = len(api.calls)
             api.reviews.clear()
             assert await status("t-alice", "GET", "/engines") == "alice"

@@ -34,7 +34,9 @@ class ClusterIdentities:
         asked_about: Callable[[str], str],
         pod: Callable[[str], Pod | None],
         clock: Callable[[], float] = time.monotonic,
+        lease: str = LEASE_NAME,
     ) -> None:
+        self._lease = lease
         self._cluster, self._asked_about, self._pod, self._clock = cluster, asked_about, pod, clock
         self._namespaces = tuple(namespaces) or (cluster.namespace(),)
         self._known: dict[bytes, tuple[float, str | HttpAnswer]] = {}
@@ -48,7 +50,7 @@ class ClusterIdentities:
             about = {"namespace": pod.namespace, "name": pod.name}
             needs = [{"verb": "create", "resource": "pods", "subresource": "eviction", **about}]
         elif method == "POST":
-            about = {"namespace": self._cluster.namespace(), "name": LEASE_NAME}
+            about = {"namespace": self._cluster.namespace(), "name": self._lease}
             needs = [{"verb": "update", "group": "coordination.k8s.io", "resource": "leases", **about}]
         key = hashlib.sha256(repr((token, needs)).encode()).digest()
         until_s, found = self._known.get(key, (0.0, ""))
@@ -74,6 +76,7 @@ class ClusterIdentities:
         shown, groups = shown_line(name)[:200], user.get("groups")
         for wanted in needs:
             spec = {"user": name, "groups": groups if isinstance(groups, list) else [], "resourceAttributes": wanted}
+            spec |= {key: user[key] for key in ("uid", "extra") if user.get(key)}  # a cloud's authorizer may go by them
             body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
             reply = await self._cluster.ask("POST", _ACCESS, body, TIMEOUT_S)
             if reply.status not in (200, 201):

@@ -41,8 +41,8 @@ _GROUP_LABELS = {"leaderworkerset.sigs.k8s.io/name": "LeaderWorkerSet", "ray.io/
 _ROLE_LABELS = ("llm-d.ai/role", "kserve.io/component-role")
 _ROLES = ("prefill", "decode")
 _SHARED = re.compile(
-    r"(?<![\w-])--(kv-transfer-config|ec-transfer-config|headless|data-parallel-address|data-parallel-rank|"
-    r"data-parallel-start-rank|data-parallel-hybrid-lb|data-parallel-external-lb)(?![\w-])"
+    r"(?<![\w-])(?:--(?:kv-transfer-config|ec-transfer-config|headless|node-rank|master-addr|data-parallel-(?:address|rank|"
+    r"start-rank|hybrid-lb|external-lb|multi-port-external-lb))|-dp[aehmnr])(?![\w-])"
 )
 _NODES = re.compile(r"(?<![\w-])--nnodes[ =]+(?:[2-9]|\d\d)")
 _LEAVING_TAINTS = {
@@ -162,12 +162,15 @@ def _observed(labels: Mapping[str, Any], owner: Owner | None, spec: Mapping[str,
     role = next((labels[label] for label in _ROLE_LABELS if labels.get(label) in _ROLES), "")
     if role:
         return f"its role is {role}: requests live in two engines, and guard only observes those"
-    lists = [one.get(name) for one in _dicts(spec.get("containers")) for name in ("command", "args")]
+    containers = _dicts(spec.get("containers"))
+    lists = [one.get(name) for one in containers for name in ("command", "args")]
     words = [str(word) for words in lists if isinstance(words, list) for word in words]
+    # KServe passes flags by a variable, and so do scripts.
+    words += [str(variable.get("value")) for one in containers for variable in _dicts(one.get("env"))]
     text = " ".join(words)[:ARGUMENTS_MAX].replace("_", "-")
     found = _SHARED.search(text)
     if found or _NODES.search(text):
-        flag = f"--{found[1]}" if found else "--nnodes"
+        flag = found[0] if found else "--nnodes"
         return f"its command has {flag}: it serves together with other engines, and guard only observes those"
     if owner is None:
         return "nobody would replace this pod: it has no controller"

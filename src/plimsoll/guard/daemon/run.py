@@ -24,9 +24,10 @@ from urllib.parse import urlsplit
 from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.findings import Severity
 from plimsoll.guard.act.steps import Step
-from plimsoll.guard.adapters.cluster import ClusterClient
+from plimsoll.guard.adapters.cluster import LEASE_NAME, ClusterClient
 from plimsoll.guard.adapters.discovery import FileFinder, Finder
 from plimsoll.guard.adapters.identities import ClusterIdentities
+from plimsoll.guard.adapters.locks import LeaseLockConfig
 from plimsoll.guard.adapters.pod_events import PodEvents
 from plimsoll.guard.adapters.pods import PodFinder, PodStanding
 from plimsoll.guard.adapters.webhook import DeliveryCounts
@@ -517,7 +518,10 @@ class Daemon:
         except BadInput as error:
             raise self._config.refuse(str(error), "api", "kubernetes") from None
         spaces = () if pods is None else pods.namespaces
-        return ClusterIdentities(cluster, spaces, asked_about, lambda name: None if pods is None else pods.pod(name)).identify
+        lock = self._config.lock
+        lease = lock.name if isinstance(lock, LeaseLockConfig) else LEASE_NAME
+        find = (lambda _: None) if pods is None else pods.pod
+        return ClusterIdentities(cluster, spaces, asked_about, find, lease=lease).identify
 
     def _own(self) -> GuardHealth:
         counts = DeliveryCounts() if self._notifier is None else self._notifier.counts
