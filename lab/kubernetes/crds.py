@@ -19,14 +19,31 @@ KINDS = {
     "PodMonitor": "monitoring.coreos.com/v1", "PrometheusRule": "monitoring.coreos.com/v1",
     "HTTPRoute": "gateway.networking.k8s.io/v1",
 }  # fmt: skip
-# No package carries this one; by its reference at llm-d.ai/docs/api-reference/inferencepool.
-INFERENCE_POOL: dict[str, Any] = {
-    "apiVersion": None, "kind": None, "metadata": None, "status": None,
-    "spec": {
+# No package carries these; from a reference (llm-d.ai/docs/api-reference/inferencepool) and from Go types: kserve/kserve,
+# pkg/apis/serving/v1alpha1/llm_inference_service_types.go, and kedacore/keda, apis/keda/v1alpha1/scaledobject_types.go.
+_WORKLOAD = "replicas scaling parallelism labels annotations template worker rolloutStrategy".split()
+BY_HAND: dict[str, dict[str, Any]] = {
+    "InferencePool": {
         "selector": {"matchLabels": {"*": None}}, "targetPorts": [{"number": None}], "appProtocol": None,
         "endpointPickerRef": {"group": None, "kind": None, "name": None, "port": {"number": None}, "failureMode": None},
     },
+    "LLMInferenceService": {
+        **dict.fromkeys([*_WORKLOAD, *"runtime trustRemoteCode storageInitializer tracing baseRefs".split()]),
+        "model": dict.fromkeys("uri name criticality lora".split()), "prefill": dict.fromkeys(_WORKLOAD),
+        "router": dict.fromkeys("route gateway ingress scheduler".split()),
+    },
+    "ScaledObject": {
+        **dict.fromkeys("pollingInterval initialCooldownPeriod cooldownPeriod idleReplicaCount minReplicaCount "
+                        "maxReplicaCount fallback".split()),
+        "scaleTargetRef": dict.fromkeys("name apiVersion kind envSourceContainerName".split()),
+        "advanced": {"horizontalPodAutoscalerConfig": dict.fromkeys(["behavior", "name"]),
+                     "restoreToOriginalReplicaCount": None, "scalingModifiers": None},
+        "triggers": [
+            dict.fromkeys("type name useCachedMetrics authenticationRef metricType".split()) | {"metadata": {"*": None}}
+        ],
+    },
 }  # fmt: skip
+TOP = dict.fromkeys(("apiVersion", "kind", "metadata", "status"))
 _FIELD = re.compile(r'\s*"?(\[key: string\]|[\w$-]+)"?\??:\s*')
 
 
@@ -78,7 +95,7 @@ class Declarations:
 
 def main(folders: list[str]) -> None:
     """Write the capture."""
-    made: dict[str, Any] = {"InferencePool": INFERENCE_POOL}
+    made: dict[str, Any] = {kind: {**TOP, "spec": spec} for kind, spec in BY_HAND.items()}
     for kind, group in KINDS.items():
         (file,) = (path for folder in folders for path in Path(folder).rglob(f"{group}/{kind}.d.ts"))
         made[kind] = Declarations(file).fields() | {"apiVersion": None, "kind": None}

@@ -18,8 +18,10 @@ from plimsoll.assets.launch import launch_files
 from plimsoll.assets.settings import Cluster, Toleration
 from plimsoll.cli.main import main
 from plimsoll.guard.adapters.cluster import API_CALLS
+from plimsoll.tune.autoscale import IN_FLIGHT, ScalingRule
 from tests.assets.plans import MODELS, SECRET, plan_of, random_plan, settings_of
 from tests.assets.roles import Right, asked, differences, rights_of, role_objects
+from tests.assets.test_autoscaling import files as scaling_files
 from tests.each import each, times
 from tests.options import guard_options
 
@@ -211,16 +213,23 @@ def _unknown(value: Any, tree: Any, path: str = "") -> list[str]:
 
 
 def test_objects_of_operators_have_only_fields_that_their_crds_have(tmp_path: Path) -> None:
-    """PodMonitors, the PrometheusRule, the HTTPRoute, and the objects that docs/kubernetes.md shows; the check can fail."""
+    """PodMonitors, PrometheusRules, the HTTPRoute, the ScaledObject, and what docs/kubernetes.md shows; the check can fail."""
     known = json.loads(CRDS.read_text(encoding="utf-8"))
     files = _guard(tmp_path)
     texts = [files[f"components/prometheus-operator/{name}.yaml"] for name in ("monitors", "rules")]
+    texts.append(scaling_files(ScalingRule(IN_FLIGHT, 16, 2, 7, 30, 600))["autoscaling/scaledobject.yaml"])
     shown = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    objects = [one for text in (*texts, *shown) for one in yaml.safe_load_all(text)] + _launched(PLAIN, WISHES)
+    objects = [one for text in (*texts, *shown) for one in yaml.safe_load_all(text) if "kind" in one]
+    objects += _launched(PLAIN, WISHES)
     checked = [one for one in objects if one["kind"] in known]
     assert {one["kind"] for one in checked} == set(known)
     assert [name for one in checked for name in _unknown(one, known[one["kind"]])] == []
     assert _unknown({"spec": {"hostname": "a"}}, known["HTTPRoute"]) == [".spec.hostname"]
+    (scaled,) = [one for one in objects if one["kind"] == "ScaledObject"]  # its behaviour is an autoscaler's of Kubernetes
+    spec = {"scaleTargetRef": scaled["spec"]["scaleTargetRef"], "minReplicas": 2, "maxReplicas": 7}
+    spec["behavior"] = scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    scaler = {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": "a"}, "spec": spec}
+    kubernetes_validate.validate(scaler, f"{MINORS[-1][0]}.{MINORS[-1][1]}", strict=True)
     # The template of KServe's LLMInferenceService is a pod's specification; only a pod must have an image and a name.
     (service,) = [one for one in objects if one["kind"] == "LLMInferenceService"]
     (container,) = service["spec"]["template"]["containers"]

@@ -36,6 +36,7 @@ def deployment(container: str, image: str = "vllm/vllm-openai:v0.32.0", pod: str
 
 def patched(text: str, tmp_path: Path, *words: str) -> tuple[Any, str]:
     """The patch of one object, and its file's comments."""
+    tmp_path.mkdir(exist_ok=True)
     (tmp_path / "d.yaml").write_text(text, encoding="utf-8")
     assert main(["assets", str(tmp_path / "out"), "--for", "patch", str(tmp_path / "d.yaml"), *words]) == 0
     (file,) = (path for path in (tmp_path / "out" / "patch").iterdir() if path.name != "kustomization.yaml")
@@ -58,6 +59,9 @@ def container_in(patch: dict[str, Any]) -> dict[str, Any]:
     ("{command: [bash, -lc], args: [python3 -m vllm.entrypoints.openai.api_server --model a/b]}", "args",
      [f"python3 -m vllm.entrypoints.openai.api_server {' '.join(FLAGS)} --model a/b"]),
     ("args: [a/b, --middleware, plimsoll.inside.Gate]", "args", ["a/b", *FLAGS[2:], *FLAGS[:2]]),
+    ("args: [a/b, --distributed-executor-backend=ray]", "args", ["a/b", "--distributed-executor-backend=ray", *FLAGS[2:]]),
+    ("command: [sh, -c, \"# vllm serve\\nPYTHONPATH=$PYTHONPATH:/x vllm serve a/b\"]", "command",
+     ["sh", "-c", f"# vllm serve\nPYTHONPATH=$PYTHONPATH:/x vllm serve a/b {' '.join(FLAGS)}"]),
 ])  # fmt: skip
 def test_flags_go_where_the_container_takes_them(container: str, field: str, gives: list[str], tmp_path: Path) -> None:
     """Behind its arguments, behind a command that has none, or into the shell's script right behind the model."""
@@ -104,6 +108,23 @@ def test_what_is_there_stays_and_is_said(tmp_path: Path) -> None:
     assert container_in(patch)["readinessProbe"] == {"httpGet": {"path": "/plimsoll/ready"}}, "only its path"
 
 
+def test_what_is_not_known_of_a_pod_is_left_alone(tmp_path: Path) -> None:
+    """Other pods' workers get no probe to import; a port that KServe's runtime names is not guessed; a Pod has no undo."""
+    group = (DEPLOYMENTS / "leader-worker-set.yaml").read_text(encoding="utf-8")
+    made, said = patched(group, tmp_path)
+    assert "--worker-extension-cls" not in str(made)
+    assert "left alone: --worker-extension-cls: workers in other pods have no wheel" in said
+    served = (DEPLOYMENTS / "inference-service.yaml").read_text(encoding="utf-8")
+    model = served[: served.index("    containers:")] + "    model: {modelFormat: {name: vLLM}, args: [a]}\n"
+    for text, has_probes in ((model, False), (model.replace("[a]", "[a, --port=8080]"), True)):
+        made, _ = patched(text, tmp_path / f"{has_probes}")
+        assert any("Probe" in each["path"] for each in made) is has_probes
+    container = "{name: a, image: 'vllm/vllm-openai:v0.32.0', args: [a]}"
+    _, said = patched(f"kind: Pod\nmetadata: {{name: a}}\nspec: {{containers: [{container}]}}\n", tmp_path / "pod")
+    assert "rollout undo" not in said
+    assert "delete it, then apply" in said
+
+
 def test_a_secret_in_the_command_is_not_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A key among the arguments gives a JSON patch that appends; one in a script is refused, in a line without it."""
     patch, text = patched(deployment(f"args: [a/b, --api-key, {KEY}]"), tmp_path)
@@ -123,6 +144,7 @@ def test_a_secret_in_the_command_is_not_repeated(tmp_path: Path, capsys: pytest.
     (deployment("command: [sh, -c, 'vllm serve a/b & vllm serve c/d']"), 1, "no clear place for flags"),
     (deployment("args: [a/b]\n          env: [{name: PYTHONPATH, valueFrom: {configMapKeyRef: {name: a, key: b}}}]"), 1,
      "PYTHONPATH comes from another object"),
+    (deployment("command: [sh, -c, 'export PYTHONPATH=/mine; vllm serve a/b']"), 1, "its script sets PYTHONPATH"),
     (deployment("args: [a/b]", pod="initContainers: [{name: plimsoll-inside, image: x}]"), 1, "it has plimsoll.inside already"),
     ("services: {a: {image: 'vllm/vllm-openai', command: [a/b]}}\n", 2, "no object of Kubernetes"),
     ("#!/bin/sh\nvllm serve a/b\n", 2, "no object of Kubernetes"), ("kind: ConfigMap\n", 2, "no vLLM start"),

@@ -23,7 +23,7 @@ from tests.real.small_farm import need
 PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
 DEPLOYMENTS = Path(__file__).parents[1] / "captures" / "deployments"
 NEWEST = max(all_versions(), key=lambda version: tuple(map(int, version.split("."))))
-OWN_KINDS = ("PodMonitor", "PrometheusRule", "HTTPRoute", "InferenceService", "LLMInferenceService")
+OWN_KINDS = ("PodMonitor", "PrometheusRule", "HTTPRoute", "InferenceService", "LLMInferenceService", "LeaderWorkerSet")
 COMPONENTS_SINCE = (1, 21)  # kubectl 1.20, which Debian 12 has, brings kustomize 2.0: no components, no patches by target
 
 

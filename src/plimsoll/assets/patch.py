@@ -27,12 +27,15 @@ from plimsoll.redaction import redact_words
 from plimsoll.vllm.versions import Behaviour, Engine
 
 TEMPLATED = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Pod")  # kinds whose lists Kubernetes merges by name
+ROLLED = ("Deployment", "StatefulSet", "DaemonSet")  # kinds that `kubectl rollout undo` knows
+GROUPED, PROBE_FLAG = "LeaderWorkerSet", "--worker-extension-cls"
 MERGED_BY = {"containers": "name", "initContainers": "name", "volumes": "name", "env": "name", "volumeMounts": "mountPath"}
 INSIDE = "plimsoll-inside"  # the init container, and the volume that it fills
 MOUNT, TOKENS = "/plimsoll", "/run/plimsoll"
 START_S = 1800  # the weights are not known here: half an hour, after which a start that hangs is ended
 _HEALTH_PATHS = ("/health", "/v1/models", "/ping", "/")
 _SERVE = re.compile(r"(?:\bvllm\s+serve|-m\s*vllm\.entrypoints\.openai\.api_server)(?=\s|$)")
+_OWN_PATH = re.compile(r"(?<![\w$])PYTHONPATH=(\S*)")
 _WORD = re.compile(r"[ \t]*(?:\\\n[ \t]*)*(?P<word>[^\s\\;&|<>()-][^\s;&|<>()]*)")
 
 
@@ -89,9 +92,12 @@ def patch_files(starts: Sequence[ManifestStart], image: str, asked: str | None) 
         made = _merge_patch(parts) if is_merged else _json_patch(parts)
         at = f"{kind.lower()} {name}" + (f" -n {namespace}" if namespace else "")
         lines = [f"# {line}" for part in parts for line in part.about()]
-        lines.append(f"# By kubectl alone: kubectl patch {at} {'' if is_merged else '--type json '}--patch-file {path}")
-        if kind in ("Deployment", "StatefulSet", "DaemonSet"):
-            lines.append(f"# Back again: kubectl rollout undo {at}")
+        if kind in ("Pod", "Job"):
+            lines.append("# Kubernetes changes none of these in place: delete it, then apply the patched object.")
+        else:
+            lines.append(f"# By kubectl alone: kubectl patch {at} {'' if is_merged else '--type json '}--patch-file {path}")
+            undo = f"rollout undo {at}" if kind in ROLLED else "replace -f THE-OBJECT-AS-IT-WAS.yaml (no resourceVersion in it)"
+            lines.append(f"# Back again: kubectl {undo}")
         files[f"patch/{path}"] = "\n".join([*lines, _dump(made)])
         target = {"kind": kind, "name": name} | ({"namespace": namespace} if namespace else {})
         entries.append({"path": path} if is_merged else {"path": path, "target": target})
@@ -128,11 +134,20 @@ def _patch(start: ManifestStart, image: str, asked: str | None) -> ContainerPatc
     fitted, why = fit_inside(start.launch, engine)
     if why:
         return patch.refused(f"no gate in this server: {why}")
+    added, changed = fitted.added, fitted.changed
+    backends = ("--distributed-executor-backend", "--data-parallel-backend")
+    if start.kind == GROUPED or any(_value_of(start.launch, flag) == "ray" for flag in backends):
+        # Every worker imports the probe, and those in other pods would find none.
+        added, changed = tuple(word for at, word in enumerate(added) if PROBE_FLAG not in (word, added[at - 1])), ()
+        patch.left.append(f"{PROBE_FLAG}: workers in other pods have no wheel")
     variables = _variables(start.body)
     if "PYTHONPATH" in variables and variables["PYTHONPATH"] is None:
         return patch.refused(f"PYTHONPATH comes from another object; put {INSIDE_WHEEL} in front of it there")
-    if fitted.added and not _add_words(patch, fitted.added):
-        flags = " ".join(fitted.added)
+    own_paths = [path for word in _words(start.body) for path in _OWN_PATH.findall(word)]
+    if any(INSIDE_WHEEL not in path and "PYTHONPATH" not in path for path in own_paths):
+        return patch.refused(f"its script sets PYTHONPATH; put {INSIDE_WHEEL} in front of it there")
+    if added and not _add_words(patch, added):
+        flags = " ".join(added)
         return patch.refused(f"its script has no clear place for flags, or holds a secret; first add {flags} yourself")
     image_release = version_in_image(start.launch.image) if start.launch.image else None
     if not (asked or image_release or start.launch.vllm):
@@ -140,7 +155,7 @@ def _patch(start: ManifestStart, image: str, asked: str | None) -> ContainerPatc
     if owner := _maker(start.owner):
         patch.notes.append(f"{owner} makes this object and would undo the patch: patch that one instead")
     _add_wheel(patch, image, variables)
-    for name, value in fitted.changed:
+    for name, value in changed:
         patch.set(name, value)
     patch.notes += [f"{remark.name}: {remark.says}" for remark in fitted.remarks]
     _add_probes(patch)
@@ -174,8 +189,7 @@ def _add_words(patch: ContainerPatch, words: tuple[str, ...]) -> bool:
             return False
         patch.set(LLM_SERVICE_ARGUMENTS, " ".join(filter(None, (own, *words))))
         return True
-    command, given = ([w for w in listed if isinstance(w, str)] if isinstance(listed := body.get(key), list) else []
-                      for key in ("command", "args"))  # fmt: skip
+    command, given = _words(body, "command"), _words(body, "args")
     all_words = [*command, *given]
     is_shell = bool(all_words) and re.search(r"(?:^|/)(?:ba|da|a|z|k)?sh$", all_words[0])
     at = next((n for n, word in enumerate(all_words[:-1], 1) if is_shell and re.fullmatch(r"-[a-zA-Z]*c", word)), 0)
@@ -184,7 +198,8 @@ def _add_words(patch: ContainerPatch, words: tuple[str, ...]) -> bool:
         patch.added.append(" ".join(words))
         return _is_as_wished(patch, words)
     script = all_words[at]
-    places = list(_SERVE.finditer(script))
+    lines = [(place, script[: place.start()].rpartition("\n")[2]) for place in _SERVE.finditer(script)]
+    places = [place for place, before in lines if not before.lstrip().startswith("#")]
     if len(places) != 1 or _is_secret(script.split()):
         return False
     end = places[0].end()
@@ -198,6 +213,11 @@ def _add_words(patch: ContainerPatch, words: tuple[str, ...]) -> bool:
         del patch.body[key], patch.added[-1]
         return False
     return True
+
+
+def _words(body: dict[str, Tree], *keys: str) -> list[str]:
+    lists = [body.get(key) for key in keys or ("command", "args")]
+    return [word for words in lists if isinstance(words, list) for word in words if isinstance(word, str)]
 
 
 def _is_secret(words: Sequence[str]) -> bool:
@@ -248,7 +268,9 @@ def _add_probes(patch: ContainerPatch) -> None:
     if any(word.startswith("--ssl-") for word in launch.arguments) or patch.start.kind == LLM_SERVICE:
         patch.left.append("probes and preStop: the server speaks TLS; a readiness probe is /plimsoll/ready with scheme HTTPS")
         return
-    typed, wished = _value_of(launch, "--port") or "8000", _value_of(launch, SHUTDOWN) or ""
+    is_runtimes = patch.start.path[-1] == "model"  # KServe's runtime may name another port
+    typed = _value_of(launch, "--port") or ("" if is_runtimes else "8000")
+    wished = _value_of(launch, SHUTDOWN) or ""
     if not typed.isdecimal() or not 0 < int(typed) < 65536:
         why = "its port is not known here; readiness is /plimsoll/ready, and preStop is in docs/inside.md"
         patch.left.append(f"probes and preStop: {why}")
