@@ -30,6 +30,7 @@ def measured(folder: Path, name: str) -> MeasuredRun:
     return read_measured(str(path))
 
 
+@pytest.mark.real
 def test_the_burst_of_an_h200_gets_the_advice_that_was_measured(tmp_path: Path) -> None:
     """17 of 64 within the promise with 64 sequences; the replay says 24, and with 24 it was 36 on the same card."""
     advice = advise(measured(tmp_path, "article/article-1"), ARTICLE, PROMISE)
@@ -57,6 +58,7 @@ def test_a_chat_that_long_prompts_hold_up_gets_smaller_steps() -> None:
     assert max(kept for knob, _, kept in advice.tried if knob == "max-num-seqs") < advice.kept
 
 
+@pytest.mark.real
 def test_an_engine_that_is_set_well_gets_none(tmp_path: Path) -> None:
     """With 24 sequences no other setting gains more than the clock's error."""
     advice = advise(measured(tmp_path, "tuned-segments/tuned-1"), ARTICLE._replace(max_num_seqs=24), PROMISE)
@@ -67,7 +69,11 @@ def test_an_engine_that_is_set_well_gets_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "why"),
-    [("few", "too few"), ("another engine", "the replay of what happened"), ("no stamps", "0 requests that ended")],
+    [
+        ("few", "too few"),
+        ("no stamps", "0 requests that ended"),
+        pytest.param("another engine", "the replay of what happened", marks=pytest.mark.real),
+    ],
 )
 def test_a_replay_that_is_not_what_happened_gives_none(tmp_path: Path, change: str, why: str) -> None:
     """Too few requests, stamps that no engine of this kind makes, or none."""
