@@ -201,12 +201,3 @@ def eventually(holds: Any, within_s: float = 20.0) -> None:
 def raw_request(method: str, path: str, body: bytes = b"", *headers: str) -> bytes:
     lines = [f"{method} {path} HTTP/1.1", "Host: here", f"Content-Length: {len(body)}", *headers, "", ""]
     return "\r\n".join(lines).encode() + body
-
-
-def read_all(client: socket.socket) -> bytes:
-    client.settimeout(20)
-    parts = []
-    with contextlib.suppress(ConnectionError):
-        while part := client.recv(65_536):
-            parts.append(part)
-    return b"".join(parts)

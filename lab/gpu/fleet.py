@@ -307,7 +307,7 @@ async def play_fleet(way: str, number: int, kind: EngineKind, work: Path, incide
         began = time.time()
         await fleet.start()
         print(f"{way}-{number}: two engines in service after {time.time() - began:.0f} s", flush=True)
-        clients = Clients(fleet.balancer.port, kind.model, 8 if is_standin else CLIENTS, 7 * number)
+        clients = Clients(fleet.balancer.port, kind.model, 8 if is_standin or kind.is_cpu else CLIENTS, 7 * number)
         play = Round(Stage(fleet, clients), rows, number)
         looking = asyncio.create_task(play.look_on())
         for place, incident in enumerate(wanted):

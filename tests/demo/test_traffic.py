@@ -7,9 +7,7 @@ import random
 import time
 from collections.abc import Callable
 
-import pytest
-
-from plimsoll.demo.traffic import SERVED, WAIT, ClientTraffic, Count, LostRequest, verdict
+from plimsoll.demo.traffic import SERVED, WAIT, ClientTraffic, Count, verdict
 from plimsoll.net.client import Loss, Lost, Reply
 from tests.each import each
 
@@ -72,26 +70,22 @@ def test_a_request_that_is_told_to_wait_comes_again_and_is_served() -> None:
     assert (count.asked, count.served, count.waited, count.told_to_wait, count.lost) == (1, 1, 1, 2, [])
 
 
-@pytest.mark.parametrize(
-    ("answer", "what"),
-    [(b"", "no answer"), (whole("200 OK", DONE)[:-5], "the answer broke off"), (whole("502 Bad"), "status 502")],
+CUT = b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n10\r\ndata: {"a": 1}\n\n\r\n'
+
+
+@each(
+    ("answer", "streams", "what"),
+    [
+        (b"", False, "no answer"),
+        (whole("200 OK", DONE)[:-5], False, "the answer broke off"),
+        (whole("502 Bad"), False, "status 502"),
+        (CUT, True, "the answer broke off"),  # also where some of it came
+    ],
 )
-def test_a_request_that_fails_is_lost_and_not_tried_again(answer: bytes, what: str) -> None:
+def test_a_request_that_fails_is_lost_and_not_tried_again(answer: bytes, what: str, *, streams: bool) -> None:
     """A client that hides failures behind retries would prove nothing."""
-    count = asyncio.run(_count(lambda _: answer))
+    count = asyncio.run(_count(lambda _: answer, streams=streams))
     assert (count.served, [one.what for one in count.lost]) == (0, [what])
-
-
-def test_a_stream_that_is_cut_is_lost() -> None:
-    """Also where some of it came; a copy of the count does not grow."""
-    cut = b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n10\r\ndata: {"a": 1}\n\n\r\n'
-    count = asyncio.run(_count(lambda _: cut, streams=True))
-    assert [one.what for one in count.lost] == ["the answer broke off"]
-    count = Count(served=3)
-    before = count.copy()
-    count.served += 1
-    count.lost.append(LostRequest(1.0, "no answer"))
-    assert (before.served, before.lost) == (3, [])
 
 
 def test_what_is_given_up_at_the_end_is_lost_too() -> None:

@@ -7,8 +7,6 @@ import time
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from plimsoll.standin.config import ServerFlags
 from tests.fakes import TOKEN, Got, eventually
 from tests.standin.engines import GIB, engine
@@ -38,36 +36,6 @@ class Asking:
 
 def begun(server: Server) -> None:
     eventually(lambda: server.service.engine.figures.generation_tokens > 1)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_what_is_aborted_ends_as_if_it_were_done(stream: bool) -> None:
-    """200, with the finish reason abort; the stream ends properly."""
-    with standin(DEV, one=engine(step_time=SLOW)) as server:
-        asking = Asking(server, stream=stream)
-        begun(server)
-        assert server.ask("POST", "/abort_requests", {}).json() == {"status": "aborted", "aborted": 1}
-        got = asking.end()
-        assert got.status == 200
-        assert b'"finish_reason":"abort"' in got.body
-        assert not stream or got.events()[-1] == "[DONE]"
-        assert server.service.engine.figures.success["abort"] == 1
-        assert server.ask("POST", "/abort_requests", {"request_ids": ["unknown"]}).json()["aborted"] == 1
-
-
-def test_a_pause_holds_new_requests_until_it_is_over() -> None:
-    """They are taken in and wait; /health says 200 and the gauges stand still."""
-    with standin(DEV, one=engine(step_time=SLOW)) as server:
-        assert server.ask("POST", "/pause?mode=keep").json() == {"status": "paused"}
-        assert server.ask("GET", "/is_paused").json() == {"is_paused": True}
-        assert server.ask("GET", "/health").status == 200
-        asking = Asking(server, max_tokens=2)
-        time.sleep(0.3)
-        assert asking.got is None
-        assert server.service.engine.figures.waiting == 0
-        assert server.ask("POST", "/resume").json() == {"status": "resumed"}
-        assert asking.end().status == 200
-        assert server.ask("GET", "/is_paused").json() == {"is_paused": False}
 
 
 def test_without_sleep_mode_an_engine_that_sleeps_keeps_its_memory() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from plimsoll.simulate.settings import EngineLimits
 from plimsoll.standin.config import ServerFlags
 from tests.fakes import TOKEN, Got, eventually
 from tests.standin.engines import engine
-from tests.standin.servers import FAST, SLOW, Server, standin
+from tests.standin.servers import SLOW, Server, standin
 from tests.standin.test_api import PATHS, asked
 from tests.standin.test_api_admin import BEARER, Asking, begun
 
@@ -127,25 +126,3 @@ def test_a_server_that_stops_is_not_ready_any_more(server: Server) -> None:
     assert server.ask("GET", "/health").status == 200
     assert server.ask("POST", PATHS[0], asked(PATHS[0])).status == 503
     assert asking.end().json()["choices"][0]["finish_reason"] == "length"
-
-
-def test_gates_of_two_servers_share_nothing() -> None:
-    """A drain, a count and a metric of one are not the other's."""
-    with (
-        standin(GATED, one=engine(step_time=FAST), settings=InsideSettings(QUICK)) as one,
-        standin(GATED, one=engine(step_time=FAST), settings=InsideSettings(QUICK)) as other,
-    ):
-        own(one, "drain", {"epoch": 3, "refuse": True})
-        assert other.ask("POST", PATHS[0], asked(PATHS[0])).status == 200
-        assert one.ask("GET", "/plimsoll/ready").status == 503
-        assert other.ask("GET", "/plimsoll/ready").status == 200
-        assert b"plimsoll_begun_total 1.0" in other.ask("GET", "/metrics").body
-        assert b"plimsoll_begun_total 0.0" in one.ask("GET", "/metrics").body
-
-
-def test_the_key_is_asked_for_before_the_queue_is() -> None:
-    """The shedding layer lies beneath the key, as in vLLM: 401, not 503."""
-    options = replace(GATED, api_keys=("secret",))
-    with standin(options, settings=InsideSettings({**QUICK, "PLIMSOLL_SHED_WAIT_S": "0.01"})) as server:
-        assert server.ask("POST", PATHS[0], asked(PATHS[0])).status == 401
-        assert server.ask("POST", PATHS[0], asked(PATHS[0]), authorization="Bearer secret").status == 200

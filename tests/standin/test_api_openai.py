@@ -42,18 +42,3 @@ def test_openais_own_client_reads_answers_and_streams(client: Any) -> None:
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
     pieces = list(client.completions.create(prompt="hi", **asked))
     assert pieces[-1].usage.total_tokens == 13
-
-
-def test_errors_are_told_apart(client: Any, server: Server) -> None:
-    """Each status becomes the client's own exception, with vLLM's words."""
-    import openai
-
-    with pytest.raises(openai.NotFoundError, match="The model `x` does not exist"):
-        client.completions.create(model="x", prompt="hi")
-    with pytest.raises(openai.BadRequestError, match="maximum context length is 2048 tokens"):
-        client.completions.create(model="m", prompt="word " * 5000)
-    with pytest.raises(openai.InternalServerError, match="cannot accept new requests"):
-        client.completions.create(model="m", prompt="hi", n=9)
-    address = f"http://127.0.0.1:{server.port}/v1"
-    with openai.OpenAI(base_url=address, api_key="wrong", max_retries=0) as stranger, pytest.raises(openai.AuthenticationError):
-        stranger.models.list()

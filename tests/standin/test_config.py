@@ -14,10 +14,8 @@ from plimsoll.render.plan import as_json
 from plimsoll.simulate.inputs import _data_sheet, settings_of_plan
 from plimsoll.simulate.options import ReplayOptions
 from plimsoll.simulate.settings import StepTime
-from plimsoll.standin.engine import StandinEngine
 from plimsoll.standin.launch import ConfigRefused
 from plimsoll.standin.memory import DeviceModel
-from plimsoll.standin.request import RequestSpec
 from tests.standin.launches import LLAMA, launchable
 
 CAPTURES = Path(__file__).parents[1] / "captures"
@@ -57,16 +55,6 @@ def test_memory_is_the_ledger() -> None:
     assert sizes.kv_cache == ledger.kv_plan.num_blocks * ledger.kv_plan.bytes_per_block
     assert (sizes.non_torch, sizes.activation_peak) == (ledger.non_torch.value, ledger.activation.value)
     assert DeviceModel(sizes).free > 0
-
-
-def test_an_engine_runs_on_it() -> None:
-    """What was read is enough for an engine that answers."""
-    engine = StandinEngine(launchable("--gpu", "L4").config)
-    import numpy as np
-
-    engine.submit(RequestSpec(np.arange(100, dtype=np.int64), 5), 0)
-    engine.advance(10 * 10**9)
-    assert engine.figures.generation_tokens == 5
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -99,7 +100,7 @@ async def _play(fleet: DemoFleet, options: PlayOptions, screen: Screen) -> DemoS
         watch.look()
         entries, now = watch.entries, time.time()
         summary = DemoSummary(
-            now - screen.began, traffic.count.copy(), await fleet.balancer.count_sent_again(), played, actions(entries),
+            now - screen.began, deepcopy(traffic.count), await fleet.balancer.count_sent_again(), played, actions(entries),
             times(entries, NAMES, began, now), "haproxy" if fleet.balancer.is_haproxy else "own", fleet.page,
         )  # fmt: skip
         if options.keep:

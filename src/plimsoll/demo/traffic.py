@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from plimsoll.demo.balancer import ask
@@ -37,9 +37,6 @@ class Count:
     waited: int = 0  # requests that were told so at least once
     under_way: int = 0
     lost: list[LostRequest] = field(default_factory=list)
-
-    def copy(self) -> Count:
-        return replace(self, lost=list(self.lost))
 
 
 def verdict(told: Reply | Lost, *, stream: bool) -> str:
