@@ -170,8 +170,8 @@ async def compact(stage: Stage, victim: str) -> str:
 async def shed(stage: Stage, victim: str) -> str:
     """Requests wait on both engines; one then refuses what would wait there, and the balancer takes it to the other."""
     fleet, count = stage.fleet, 192 if stage.is_standin else 64
-    full = [asyncio.create_task(stage.clients.send(400, 300)) for _ in range(count)]
-    await asyncio.sleep(3.0 * fleet.kind.slowness)  # so long an engine must have had work that waits for its speed to be known
+    full = [asyncio.create_task(stage.clients.send(400, 600)) for _ in range(count)]
+    await asyncio.sleep(4.0)  # an engine's speed is known when work has waited there for a while
     told = await ask(fleet.ports[victim], "/plimsoll/shed", {"max_wait_s": 0.05, "lease_s": 20}, token=fleet.token)
     assert told.status == 200, told
     await asyncio.gather(*full, *(stage.clients.send(400, 100) for _ in range(count // 3)))
