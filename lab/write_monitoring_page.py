@@ -30,7 +30,7 @@ def described(alert: Alert) -> str:
     return "\n".join(
         [
             f"### {alert.name}", "", fill(alert.means, WIDTH, break_on_hyphens=False), "",
-            f"- holds for {span(alert.for_s)} before it is told" if alert.for_s else "- is told at once",
+            f"- fires after {span(alert.for_s)}" if alert.for_s else "- fires at once",
             f"- page to read: {finding}",
             f"- needs: {alert.needs}",
             f"- tested to fire: {fires.about}",
