@@ -13,13 +13,29 @@ from textwrap import fill
 from lab.marked import placed
 from plimsoll.assets.alerts import Alert, AlertSeverity, groups_of
 from plimsoll.assets.monitoring import alerts_of
-from plimsoll.assets.names import CONDITIONAL, span
+from plimsoll.assets.names import span
 from plimsoll.assets.settings import AssetSettings
 from plimsoll.vllm.versions import newest
 
 PAGE = Path(__file__).parents[1] / "docs" / "monitoring.md"
 WIDTH = 138
 PARTS = ("pages", "tickets", "conditional")
+CONDITIONAL = {
+    "plimsoll_torch_": "a GPU, and the probe",
+    "plimsoll_device_": "a GPU whose driver answers, and the probe",
+    "plimsoll_worker_resident_bytes": "the probe",
+    "plimsoll_refused_total": "once the gate has refused a request",
+    "plimsoll_guard_trouble": "while guard has trouble of its own",
+    "plimsoll_guard_actions_total": "guard with --act",
+    "plimsoll_guard_look_failures_total": "once a look has brought nothing",
+    "plimsoll_guard_": "guard",
+    "plimsoll_armed": "guard",
+    "plimsoll_": "the gate",
+    "process_": "one API server: with several, vLLM shows no metrics of a process",
+    "http_requests_total": "once a request of that outcome was answered",
+    "ALERTS": "while an alert is pending or fires",
+}
+"""What is not on every page, by the beginning of its name, and what it takes; the first that fits counts."""
 
 
 def described(alert: Alert) -> str:

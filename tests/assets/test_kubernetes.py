@@ -22,7 +22,7 @@ from plimsoll.tune.autoscale import IN_FLIGHT, ScalingRule
 from tests.assets.plans import MODELS, SECRET, plan_of, random_plan, settings_of
 from tests.assets.roles import Right, asked, differences, rights_of, role_objects
 from tests.assets.test_autoscaling import files as scaling_files
-from tests.each import each, times
+from tests.each import times
 from tests.options import guard_options
 
 MINORS = sorted({tuple(map(int, version.split(".")[:2])) for version in all_versions()})[-4:]
@@ -239,16 +239,3 @@ def test_objects_of_operators_have_only_fields_that_their_crds_have(tmp_path: Pa
     assert main(["flags", str(tmp_path / "service.yaml")]) == 0
     assert main(["inside", "check", "--require", "gate,probe", "--vllm", "0.25.1", str(tmp_path / "service.yaml")]) == 0
     assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/plimsoll"}
-
-
-@each(("words", "says"), [
-    (["--namespace", "No_Name"], "--namespace"), (["--selector", "app in (a)"], "--selector"), (["--image", "a b"], "--image"),
-    (["--replicas", "0"], "--replicas"), (["--port", "99999"], "--port"), (["--name", "A"], "--name"),
-    (["--toleration", "x"], "--toleration"), (["--plan", "x.json"], "--plan"), (["--gateway", "a/b"], "--gateway"),
-])  # fmt: skip
-def test_what_does_not_go_with_guard_is_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line that names the option, exit 2, nothing written."""
-    assert main(["assets", "/nonexistent/out", "--for", "guard", *words]) == 2
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err.count("\n")) == ("", 1)
-    assert says in captured.err

@@ -146,6 +146,7 @@ def test_a_secret_in_the_command_is_not_repeated(tmp_path: Path, capsys: pytest.
      "PYTHONPATH comes from another object"),
     (deployment("command: [sh, -c, 'export PYTHONPATH=/mine; vllm serve a/b']"), 1, "its script sets PYTHONPATH"),
     (deployment("args: [a/b]", pod="initContainers: [{name: plimsoll-inside, image: x}]"), 1, "it has plimsoll.inside already"),
+    (deployment("args: [a/b]").replace("- name: vllm\n          image", "- image"), 1, "it has no name"),
     ("services: {a: {image: 'vllm/vllm-openai', command: [a/b]}}\n", 2, "no object of Kubernetes"),
     ("#!/bin/sh\nvllm serve a/b\n", 2, "no object of Kubernetes"), ("kind: ConfigMap\n", 2, "no vLLM start"),
     ("a: [", 2, "not valid YAML"),

@@ -16,9 +16,9 @@ import pytest
 from lab.draw_dashboard import drawing
 from lab.engine.clients import complete
 from lab.engine.server import EngineServer
+from lab.write_monitoring_page import CONDITIONAL
 from plimsoll.assets.alerts import groups_of, thresholds_of
 from plimsoll.assets.monitoring import monitoring_files
-from plimsoll.assets.names import CONDITIONAL
 from plimsoll.assets.settings import AssetSettings
 from tests.assets.test_dashboards import expressions
 from tests.assets.watched import metrics_of

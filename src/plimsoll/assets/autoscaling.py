@@ -43,34 +43,15 @@ def kept_text(trial: ScalingTrial) -> str:
 
 def tried_text(found: Autoscaling, traffic: str) -> str:
     """Every rule that was replayed, in the order in which it was, the chosen one marked."""
-    head = (
-        "figure",
-        "target",
-        "from",
-        "to",
-        "up s",
-        "down s",
-        "traffic",
-        "as promised",
-        "of all",
-        "mean",
-        "most",
-        "changes",
-        "",
-    )
+    head = ("figure", "target", "from", "to", "up s", "down s", *"traffic,as promised,of all,mean,most,changes,".split(","))
     rows = [head]
     for trial in found.trials:
         rule = trial.rule
         named = (rule.metric, str(rule.target)) if rule.target else ("as many all the time", "-")
         windows = (str(rule.up_s), str(rule.down_s)) if rule.target else ("-", "-")
         mark = "<- chosen" if trial is found.chosen else "" if trial.share >= found.keep else "breaks the promise"
-        figures = (
-            f"{trial.met:,}",
-            f"{trial.share:.2%}",
-            f"{trial.mean_replicas:.2f}",
-            str(trial.peak_replicas),
-            str(trial.changes),
-        )
+        figures = [f"{trial.met:,}", f"{trial.share:.2%}", f"{trial.mean_replicas:.2f}"]
+        figures += [str(trial.peak_replicas), str(trial.changes)]
         rows.append((*named, str(rule.fewest), str(rule.most), *windows, f"{trial.speedup:g}", *figures, mark))
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -9,29 +9,14 @@ from string import ascii_uppercase
 from typing import Any
 
 from plimsoll.assets.alerts import Thresholds
-from plimsoll.assets.names import Names, select, span
+from plimsoll.assets.names import Names, load_data, select, span
 from plimsoll.assets.rendering import fill, read_data
 from plimsoll.assets.settings import AssetSettings
 
 SCHEMA_VERSION = 41
 WIDTH = 24
+_GRAFANA = load_data("dashboard")  # what Grafana wants of every variable and of each kind of panel
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-SOURCE_VARIABLE = {"type": "datasource", "name": "datasource", "label": "Prometheus", "query": "prometheus"}
-VARIABLE = {
-    "type": "query", "name": "", "label": "", "datasource": SOURCE, "query": "", "refresh": 2, "sort": 1, "multi": True,
-    "includeAll": True, "allValue": ".+", "current": {"text": "All", "value": "$__all"},
-}  # fmt: skip
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "timeseries": {
-        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
-        "tooltip": {"mode": "multi", "sort": "desc"},
-    },
-    "stat": {
-        "reduceOptions": {"calcs": ["lastNotNull"]}, "colorMode": "value", "graphMode": "area", "justifyMode": "auto",
-        "textMode": "auto", "wideLayout": True, "showPercentChange": False, "percentChangeColorMode": "standard",
-        "orientation": "auto",
-    },
-}  # fmt: skip
 
 
 def dashboard_files(settings: AssetSettings, bounds: Thresholds) -> dict[str, str]:
@@ -69,7 +54,7 @@ def _text(page: Mapping[str, Any], notes: Sequence[Mapping[str, str]], bounds: T
         "schemaVersion": SCHEMA_VERSION,
         "refresh": "30s",
         "time": {"from": "now-3h", "to": "now"},
-        "templating": {"list": [SOURCE_VARIABLE, *({**VARIABLE, **variable} for variable in page["variables"])]},
+        "templating": {"list": [_GRAFANA["source"], *({**_GRAFANA["variable"], **each} for each in page["variables"])]},
         "annotations": {"list": [_note(**note) for note in notes]},
         "panels": list(_lay_out(page["rows"], bounds)),
     }
@@ -139,5 +124,5 @@ def _panel(panel: Mapping[str, Any], bounds: Thresholds) -> dict[str, Any]:
             if expr
         ],
         "fieldConfig": {"defaults": defaults, "overrides": []},
-        **({"options": _OPTIONS[kind]} if kind in _OPTIONS else {}),
+        **({"options": _GRAFANA[kind]} if kind in _GRAFANA else {}),
     }

@@ -51,8 +51,11 @@ def words_of(given: Iterable[str], name: str, pattern: str, example: str) -> tup
 
 
 def pairs_of(given: Iterable[str], name: str, value: str, example: str) -> tuple[tuple[str, str], ...]:
-    words = words_of(given, name, f"{_LABEL}={value}", example)
-    return tuple((word.partition("=")[0], word.partition("=")[2]) for word in words)
+    """NAME=VALUE, each name once."""
+    pairs = [word.partition("=") for word in words_of(given, name, f"{_LABEL}={value}", example)]
+    if len({label for label, _, _ in pairs}) < len(pairs):
+        raise BadInput(f"{name} gives one of its names twice")
+    return tuple((label, value) for label, _, value in pairs)
 
 
 def tolerations_of(given: Iterable[str]) -> tuple[Toleration, ...]:
@@ -61,11 +64,6 @@ def tolerations_of(given: Iterable[str]) -> tuple[Toleration, ...]:
     words = words_of(given, "--toleration", pattern, "nvidia.com/gpu:NoSchedule or dedicated=llm:NoSchedule")
     taints = [(*word.partition(":")[0].partition("="), word.partition(":")[2]) for word in words]
     return tuple(Toleration(key, value, effect) for key, _, value, effect in taints)
-
-
-def is_selector(text: str) -> bool:
-    """Whether a text can be a label selector of equalities, which Services and PodMonitors take as well."""
-    return all(re.fullmatch(f"{_LABEL}={LABEL_VALUE}", word.strip()) for word in text.split(","))
 
 
 def one_name(text: str | None, name: str, default: str, pattern: str = OBJECT_NAME) -> str:

@@ -4,64 +4,32 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from plimsoll.assets.settings import AssetSettings
 from plimsoll.vllm.metrics import resolve
 from plimsoll.vllm.versions import engine_named
 
+
+@cache
+def load_data(name: str) -> Any:
+    """`data/NAME.json`."""
+    return json.loads(files("plimsoll.assets").joinpath(f"data/{name}.json").read_text(encoding="utf-8"))
+
+
 GUARD_JOB = "plimsoll-guard"
 ENGINE_LABELS = ("job", "instance", "engine", "model_name")
 """What tells one engine from another: `engine` is the rank under data parallelism."""
-
-CONDITIONAL: Mapping[str, str] = {
-    "plimsoll_torch_": "a GPU, and the probe",
-    "plimsoll_device_": "a GPU whose driver answers, and the probe",
-    "plimsoll_worker_resident_bytes": "the probe",
-    "plimsoll_refused_total": "once the gate has refused a request",
-    "plimsoll_guard_trouble": "while guard has trouble of its own",
-    "plimsoll_guard_actions_total": "guard with --act",
-    "plimsoll_guard_look_failures_total": "once a look has brought nothing",
-    "plimsoll_guard_": "guard",
-    "plimsoll_armed": "guard",
-    "plimsoll_": "the gate",
-    "process_": "one API server: with several, vLLM shows no metrics of a process",
-    "http_requests_total": "once a request of that outcome was answered",
-    "ALERTS": "while an alert is pending or fires",
-}
-"""What is not on every page, by the beginning of its name, and what it takes; the first that fits counts."""
-
 
 # The engine, the second engine and the guard of the test cases.
 INSTANCE, OTHER_INSTANCE, GUARD_INSTANCE = "10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.9:9790"
 MODEL = "a-model"
 GUARD_AT = {"job": GUARD_JOB, "instance": GUARD_INSTANCE}
 _OWN = {"engine": "0", "model_name": MODEL, "worker": "0", "reason": "draining"}
-_WORKER = ("engine", "worker")
-# Metrics on the page that are not vLLM's own.
-_PLAIN: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "up": ("up", ()),
-    "start_time": ("process_start_time_seconds", ()),
-    "resident": ("process_resident_memory_bytes", ()),
-    "wedged": ("plimsoll_engine_wedged", ()),
-    "ready": ("plimsoll_ready", ()),
-    "not_ready": ("plimsoll_not_ready", ("reason",)),
-    "expected_wait": ("plimsoll_expected_wait_seconds", ()),
-    "allocated": ("plimsoll_torch_allocated_bytes", _WORKER),
-    "reserved": ("plimsoll_torch_reserved_bytes", _WORKER),
-    "releasable": ("plimsoll_torch_releasable_bytes", _WORKER),
-    "unreleasable": ("plimsoll_torch_unreleasable_bytes", _WORKER),
-    "retries": ("plimsoll_torch_num_alloc_retries_total", _WORKER),
-    "device_free": ("plimsoll_device_free_bytes", _WORKER),
-    "device_total": ("plimsoll_device_total_bytes", _WORKER),
-    "by_others": ("plimsoll_device_used_by_others_bytes", _WORKER),
-    "worker_resident": ("plimsoll_worker_resident_bytes", _WORKER),
-    "contained": ("plimsoll_survive_contained_total", ()),
-    "limping": ("plimsoll_survive_limping", ()),
-    "storm": ("plimsoll_survive_storm", ()),
-}
+_PLAIN: Mapping[str, tuple[str, Sequence[str]]] = load_data("other_metrics")  # on the page, and not vLLM's own
 _BY_ENGINE = {"age": "plimsoll_guard_look_age_seconds", "held": "plimsoll_guard_needs_a_person"}
 _VLLM = {"steps": "step_tokens", "awake": "sleep_state", "weights_offloaded": "sleep_state"}
 
@@ -128,8 +96,7 @@ class Names:
 
     def recorded(self, shape: str, where: Mapping[str, str]) -> dict[str, str]:
         """All series of a recording, as this release names them."""
-        series = _recordings()[shape]["series"]
-        assert isinstance(series, dict)
+        series = load_data("shapes")[shape]["series"]
         return {name: values for metric, values in series.items() if (name := self.series(metric, where))}
 
 
@@ -181,12 +148,5 @@ def guard_page(at: str = "", **values: str) -> dict[str, str]:
     return series
 
 
-@cache
-def _recordings() -> Mapping[str, Mapping[str, object]]:
-    text = files("plimsoll.assets").joinpath("data/shapes.json").read_text(encoding="utf-8")
-    recordings: Mapping[str, Mapping[str, object]] = json.loads(text)
-    return recordings
-
-
 def about(shape: str) -> str:
-    return str(_recordings()[shape]["about"])
+    return str(load_data("shapes")[shape]["about"])

@@ -126,6 +126,8 @@ def _target(start: ManifestStart) -> tuple[str, str, str]:
 def _patch(start: ManifestStart, image: str, asked: str | None) -> ContainerPatch:
     engine = engine_meant(start.launch, asked)
     patch = ContainerPatch(start, engine)
+    if start.path[-1] != "model" and not isinstance(start.body.get("name"), str):
+        return patch.refused("it has no name, by which Kubernetes would merge a patch")
     there = start.pod.get("initContainers")
     if isinstance(there, list) and any(isinstance(each, dict) and each.get("name") == INSIDE for each in there):
         return patch.refused("it has plimsoll.inside already")

@@ -279,14 +279,17 @@ def _check_goes_with(options: AssetsOptions) -> None:
 
 def _cluster(options: AssetsOptions) -> Cluster:
     """What the user wants of the objects in Kubernetes."""
-    selector = options.selector or ""
-    if selector and not kubernetes.is_selector(selector):
-        raise BadInput(f"--selector {selector[:60]!r}: it is LABEL=VALUE, several with commas")
-    amounts = "cpu=8 or memory=64Gi"
+    amounts, asked = "cpu=8 or memory=64Gi", () if options.selector is None else (options.selector,)
+    selector = kubernetes.pairs_of(asked, "--selector", kubernetes.LABEL_VALUE, "LABEL=VALUE, several with commas")
+    limits = kubernetes.pairs_of(options.limits, "--limits", kubernetes.QUANTITY, amounts)
+    if any(resource.endswith("/gpu") for resource, _ in limits):
+        raise BadInput("--limits: the GPUs are those of the plan")
+    if options.kind not in ("guard", AUTOSCALING) and options.name == LEASE_NAME:
+        raise BadInput(f"--name {LEASE_NAME}: guard's objects beside the server are called so")
     return Cluster(
         namespaces=kubernetes.words_of(options.namespace, "--namespace", NAMESPACE, "the name of a namespace") or ("models",),
         guard=kubernetes.one_name(options.name, "--name", LEASE_NAME, NAMESPACE) if options.kind == "guard" else LEASE_NAME,
-        selector=selector,
+        selector=",".join(f"{label}={value}" for label, value in selector),
         image=kubernetes.one_image(options.image, "--image", kubernetes.default_image()),
         server_image=kubernetes.one_image(options.server_image, "--server-image"),
         replicas=options.replicas or 1,
@@ -295,7 +298,7 @@ def _cluster(options: AssetsOptions) -> Cluster:
         host=kubernetes.one_name(options.host, "--host", "llm.example.com"),
         gateway=kubernetes.one_name(options.gateway, "--gateway", "", f"{NAMESPACE}/{OBJECT_NAME}"),
         requests=kubernetes.pairs_of(options.requests, "--requests", kubernetes.QUANTITY, amounts),
-        limits=kubernetes.pairs_of(options.limits, "--limits", kubernetes.QUANTITY, amounts),
+        limits=limits,
         tolerations=kubernetes.tolerations_of(options.toleration),
         node_selector=kubernetes.pairs_of(options.node_selector, "--node-selector", kubernetes.LABEL_VALUE, "LABEL=VALUE"),
     )
