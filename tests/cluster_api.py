@@ -247,6 +247,8 @@ class ClusterApi:
         pod = self.kind("/pods").get(key)
         if pod is None:
             return 404, status_of(404, "not found"), {}
+        if (body.get("apiVersion"), body.get("kind")) != ("policy/v1", "Eviction"):
+            return 400, status_of(400, "that is no Eviction"), {}
         uid = body.get("deleteOptions", {}).get("preconditions", {}).get("uid")
         if uid != pod["metadata"]["uid"]:
             return 409, status_of(409, "the UID in the precondition does not match"), {}

@@ -1,4 +1,4 @@
-"""Eviction against a Kubernetes API that kmock plays, and against one that answers nonsense; a cluster is not here."""
+"""Eviction against an API server that the test plays, and against one that answers nonsense; a cluster is not here."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import kmock
 import pytest
 
 from plimsoll.errors import BadInput
 from plimsoll.guard.adapters.cluster import ClusterClient
 from plimsoll.guard.adapters.kubernetes import PodConfig, PodEviction
+from tests.cluster_api import TOKEN, ClusterApi, Json, pod
 from tests.each import each, in_loop
 from tests.net.raw_answers import Answer, answer, on_a_port
 
 POD, NAMESPACE = "vllm-7d4b9-abcde", "llm"
 EVICTION = f"/api/v1/namespaces/{NAMESPACE}/pods/{POD}/eviction"
-TOKEN = "a-token-of-a-pod"
+SINCE = "2026-01-01T00:00:00Z"
 
 
 @pytest.fixture
@@ -30,105 +30,79 @@ def account(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def pod(
-    name: str, uid: str, *, ready: bool = True, owner: str = "rs-1", kind: str = "ReplicaSet", **meta: str
-) -> dict[str, Any]:
-    owners = [{"kind": kind, "uid": owner, "controller": True}] if owner else []
-    return {
-        "metadata": {"name": name, "namespace": NAMESPACE, "uid": uid, "ownerReferences": owners,
-                     "creationTimestamp": "2026-01-01T00:00:00Z", "labels": {"app": "vllm"}, **meta},
-        "status": {"podIP": "10.0.0.9", "conditions": [{"type": "Ready", "status": str(ready)}]},
-    }  # fmt: skip
+def made(name: str, uid: str, *, ready: bool = True, kind: str = "ReplicaSet", **meta: str) -> Json:
+    return pod(name, is_ready=ready, owner=(kind, "rs", "rs-1") if kind else None, uid=uid, creationTimestamp=SINCE, **meta)
 
 
 @asynccontextmanager
 async def evicting(
-    account: str,
-    evict: Callable[[Any], Any] | None = None,
-    pods: tuple[dict[str, Any], ...] = (pod(POD, "u-1"), pod("vllm-7d4b9-other", "u-2")),
-) -> AsyncIterator[tuple[PodEviction, Any, list[Any]]]:
-    """With these pods in kmock's cluster, which it gives too; the evictions that were asked for."""
-    asked: list[Any] = []
-    async with kmock.KubernetesEmulator() as api, kmock.Server(api):
-        api.resources["v1/pods"] = kmock.ResourceInfo()
-        for one in pods:
-            api.objects["v1/pods", NAMESPACE, one["metadata"]["name"]] = one
+    account: str, *pods: Json, then: Callable[[ClusterApi], Any] = lambda _: None
+) -> AsyncIterator[tuple[PodEviction, ClusterApi]]:
+    """With these pods in a cluster; one that is evicted is gone at once, and `then` happens."""
+    api = ClusterApi()
+    for one in pods or (made(POD, "u-1"), made("vllm-7d4b9-other", "u-2")):
+        api.put("/pods", one)
 
-        def taken(request: Any) -> Any:
-            asked.append((request.headers.get("Authorization"), request.data))
-            return evict(api) if evict else _gone(api)
+    def gone(one: Json) -> tuple[int, Json, dict[str, str]]:
+        api.evicted.append(one["metadata"]["name"])
+        api.drop("/pods", NAMESPACE, one["metadata"]["name"])
+        then(api)
+        return 201, {"kind": "Status", "status": "Success"}, {}
 
-        api["post", EVICTION] << taken
-        engine = PodEviction(PodConfig(POD), cluster=ClusterClient(str(api.url).rstrip("/"), account, {}), environ={})
+    api.evicts = gone
+    async with api.serving():
+        engine = PodEviction(PodConfig(POD), cluster=ClusterClient(api.url, account, {}), environ={})
         engine.look_every_s = 0.05
-        yield engine, api, asked
-
-
-def _gone(api: Any) -> Any:
-    del api.objects["v1/pods", NAMESPACE, POD]
-    return {"kind": "Status", "status": "Success"}
+        yield engine, api
 
 
 @in_loop
 async def test_evicted_gone_and_replaced(account: str) -> None:
-    """The uid goes along, siblings are no replacement, and the new pod is told with its readiness."""
-    async with evicting(account) as (engine, api, asked):
+    """Siblings are no replacement, and the new pod is told with its readiness; another guard goes on from what was kept."""
+    async with evicting(account) as (engine, api):
         assert engine.replaces
         assert await engine.is_running() is True
         learned = await engine.learn()
-        assert learned.facts == {"uid": "u-1", "owner": "rs-1", "since": "2026-01-01T00:00:00Z", "siblings": "u-1,u-2"}
+        assert learned.facts == {"uid": "u-1", "owner": "rs-1", "since": SINCE, "siblings": "u-1,u-2"}
         stopped = await engine.stop(5.0)
         assert (stopped.is_done, stopped.facts["was_running"]) == (True, True)
         assert await engine.is_running() is False
         assert (await engine.stop(5.0)).facts["was_running"] is False
         waiting = await engine.start()
         assert (waiting.is_done, waiting.facts) == (False, {"waiting": True})
-        api.objects["v1/pods", NAMESPACE, "vllm-7d4b9-new"] = pod("vllm-7d4b9-new", "u-3", ready=False)
-        assert (await engine.start()).facts["ready"] is False
-        api.objects["v1/pods", NAMESPACE, "vllm-7d4b9-new"] = pod("vllm-7d4b9-new", "u-3")
-        there = await engine.start()
-        assert there.facts == {"pod": "vllm-7d4b9-new", "new_uid": "u-3", "ready": True, "ip": "10.0.0.9"}
-
+        for ready in (False, True):
+            api.put("/pods", made("vllm-7d4b9-new", "u-3", ready=ready))
+            there = await engine.start()
+            assert there.facts == {"pod": "vllm-7d4b9-new", "new_uid": "u-3", "ready": ready, "ip": "10.0.0.9"}
         later = PodEviction(PodConfig(POD), cluster=engine._cluster, environ={})
         later.recall(learned.facts)
-        assert (await later.start()).facts["new_uid"] == "u-3", "another guard goes on from what was written down"
-    assert asked == [
-        (
-            f"Bearer {TOKEN}",
-            {
-                "apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": POD, "namespace": NAMESPACE},
-                "deleteOptions": {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": "u-1"}},
-            },
-        )
-    ]  # fmt: skip
+        assert (await later.start()).facts["new_uid"] == "u-3"
+        assert api.evicted == [POD]
 
 
 @in_loop
 async def test_a_pod_of_the_same_name_is_another(account: str) -> None:
     """As a StatefulSet makes it: the old one is gone, the new one is never evicted in its place."""
-
-    def replaced(api: Any) -> Any:
-        api.objects["v1/pods", NAMESPACE, POD] = pod(POD, "u-9", kind="StatefulSet")
-        return {"kind": "Status", "status": "Success"}
-
-    async with evicting(account, replaced, (pod(POD, "u-1", kind="StatefulSet"),)) as (engine, _, asked):
+    replaced = made(POD, "u-9", kind="StatefulSet")
+    old = made(POD, "u-1", kind="StatefulSet")
+    async with evicting(account, old, then=lambda api: api.put("/pods", replaced)) as (engine, api):
         assert (await engine.stop(5.0)).is_done
         assert await engine.is_running() is False
         assert (await engine.stop(5.0)).facts["was_running"] is False
         assert (await engine.start()).facts["new_uid"] == "u-9"
-    assert len(asked) == 1
+        assert api.evicted == [POD]
 
 
 @in_loop
 async def test_a_pod_that_is_not_evicted(account: str) -> None:
     """One that nobody would replace is left alone; one that somebody else evicted is waited for, and nothing is forced."""
-    for found in (pod(POD, "u-1", owner=""), pod(POD, "u-1", kind="Job")):
-        async with evicting(account, pods=(found,)) as (engine, _, asked):
+    for kind in ("", "Job"):
+        async with evicting(account, made(POD, "u-1", kind=kind)) as (engine, api):
             outcome = await engine.stop(5.0)
-            assert (outcome.is_done, outcome.facts, asked) == (False, {"bare": True}, [])
-    async with evicting(account, pods=(pod(POD, "u-1", deletionTimestamp="2026-01-01T00:00:00Z"),)) as (engine, _, asked):
+            assert (outcome.is_done, outcome.facts, api.evicted) == (False, {"bare": True}, [])
+    async with evicting(account, made(POD, "u-1", deletionTimestamp=SINCE)) as (engine, api):
         outcome = await engine.stop(0.2)
-        assert (outcome.is_done, asked) == (None, [])
+        assert (outcome.is_done, api.evicted) == (None, [])
         assert "still ending" in outcome.message
 
 
@@ -142,7 +116,7 @@ def test_a_sidecar_only_watches(account: str, environ: dict[str, str]) -> None:
     assert not PodEviction(PodConfig(POD, "elsewhere"), cluster=cluster, environ=environ).is_own_pod
 
 
-LEARNED = {"uid": "u-1", "owner": "rs-1", "since": "2026-01-01T00:00:00Z", "siblings": "u-1"}
+LEARNED = {"uid": "u-1", "owner": "rs-1", "since": SINCE, "siblings": "u-1"}
 
 
 def budget(reason: str) -> dict[str, Any]:
@@ -168,7 +142,7 @@ async def test_evictions_that_are_not_taken(account: str, told: Answer, is_done:
     def reply(line: str) -> Answer:
         if line.startswith("POST"):
             return told
-        return answer(200, {"items": [pod(POD, "u-1")]}) if "limit" in line else answer(200, pod(POD, "u-1"))
+        return answer(200, {"items": [made(POD, "u-1")]}) if "limit" in line else answer(200, made(POD, "u-1"))
 
     async with on_a_port(reply) as (answers, url):
         outcome = await PodEviction(PodConfig(POD), cluster=ClusterClient(url, account, {}), environ={}).stop(1.0)
@@ -183,7 +157,7 @@ async def test_evictions_that_are_not_taken(account: str, told: Answer, is_done:
     "told",
     [
         None, answer(200, []), answer(200, {"metadata": 5}), answer(200, {"metadata": {"uid": "x" * 100, "name": POD}}),
-        answer(404, {"message": "a proxy's own page"}), answer(200, pod("another", "u-1")), answer(401, {}), b"\x00" * 100,
+        answer(404, {"message": "a proxy's own page"}), answer(200, made("another", "u-1")), answer(401, {}), b"\x00" * 100,
         b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n",
     ],
 )  # fmt: skip

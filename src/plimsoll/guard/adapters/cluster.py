@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -44,34 +45,30 @@ NAMESPACE = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 
 @dataclass(frozen=True, slots=True)
 class ApiCall:
-    """One kind of call that guard makes: `plimsoll assets --for guard` writes its Roles from these, and from nothing else."""
+    """One kind of call that guard makes: cluster.yaml."""
 
-    verb: str  # as RBAC names it: get, list, watch, create, update, patch
+    verb: str
     group: str  # empty for the core group
     resource: str  # with its subresource: pods/eviction
-    scope: str = "fleet"  # fleet: every namespace with engines; own: guard's namespace; cluster: outside namespaces
-    needed_for: str = "observe"  # or act, nodes, quarantine, identities: each is a part that can be left out
+    scope: str
+    needed_for: str  # a part that can be left out, but for `observe`
     name: str = ""  # the one object that is asked for, where it is one: the Lease's
 
 
 LEASE_NAME = "plimsoll-guard"
-API_CALLS: tuple[ApiCall, ...] = (
-    ApiCall("list", "", "pods"),
-    ApiCall("watch", "", "pods"),
-    ApiCall("create", "", "events"),  # findings and actions, on the pod
-    ApiCall("get", "", "pods", needed_for="act"),
-    ApiCall("create", "", "pods/eviction", needed_for="act"),
-    ApiCall("get", "apps", "replicasets", needed_for="act"),  # whose Deployment a pod is of
-    ApiCall("get", "apps", "deployments", needed_for="act"),  # whether a rollout is in progress, and how many replicas it has
-    ApiCall("get", "apps", "statefulsets", needed_for="act"),
-    ApiCall("get", "", "nodes", "cluster", needed_for="nodes"),  # whether a node is drained or about to be taken back
-    ApiCall("get", "coordination.k8s.io", "leases", "own", needed_for="act", name=LEASE_NAME),
-    ApiCall("create", "coordination.k8s.io", "leases", "own", needed_for="act"),  # no name can be asked for before it exists
-    ApiCall("update", "coordination.k8s.io", "leases", "own", needed_for="act", name=LEASE_NAME),
-    ApiCall("patch", "", "pods", needed_for="quarantine"),
-    ApiCall("create", "authentication.k8s.io", "tokenreviews", "cluster", needed_for="identities"),
-    ApiCall("create", "authorization.k8s.io", "subjectaccessreviews", "cluster", needed_for="identities"),
-)
+_TABLES = yaml.safe_load(files("plimsoll.guard.adapters").joinpath("cluster.yaml").read_text(encoding="utf-8"))
+LEAVING_TAINTS: Mapping[str, str] = _TABLES["leaving"]
+
+
+def _call(call: str, use: str) -> ApiCall:
+    (verb, what), (scope, part) = call.split(), use.split()
+    group, slash, resource = what.partition("/")
+    if not slash or group == "pods":
+        group, resource = "", what
+    return ApiCall(verb, group, resource, *(("own", part, LEASE_NAME) if scope == "lease" else (scope, part)))
+
+
+API_CALLS = tuple(_call(call, use) for call, use in _TABLES["calls"].items())
 
 
 def namespace_key(text: str) -> Any:

@@ -20,7 +20,7 @@ from plimsoll.doctor.read.redact_text import shown_line
 from plimsoll.errors import BadInput
 from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
-from plimsoll.guard.adapters.cluster import OBJECT_NAME, ClusterClient, namespace_key, reason_of
+from plimsoll.guard.adapters.cluster import LEAVING_TAINTS, OBJECT_NAME, ClusterClient, namespace_key, reason_of
 from plimsoll.net.client import Lost, Reply, table
 
 LOOK_EVERY_S = 1.0
@@ -45,15 +45,6 @@ _SHARED = re.compile(
     r"start-rank|hybrid-lb|external-lb|multi-port-external-lb))|-dp[aehmnr])(?![\w-])"
 )
 _NODES = re.compile(r"(?<![\w-])--nnodes[ =]+(?:[2-9]|\d\d)")
-_LEAVING_TAINTS = {
-    "ToBeDeletedByClusterAutoscaler": "the cluster autoscaler removes it", "karpenter.sh/disrupted": "Karpenter removes it",
-    "karpenter.sh/disruption": "Karpenter removes it", "cloud.google.com/impending-node-termination": "it is taken back soon",
-    "aws-node-termination-handler/spot-itn": "it is taken back soon",
-    "aws-node-termination-handler/scheduled-maintenance": "it has scheduled maintenance",
-    "kubernetes.azure.com/scalesetpriority-preempted": "it is taken back soon",
-    "node.kubernetes.io/out-of-service": "it is out of service", "node.kubernetes.io/unreachable": "it is unreachable",
-    "node.kubernetes.io/not-ready": "it is not ready", "node.cloudprovider.kubernetes.io/shutdown": "it is shut down",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +203,7 @@ def node_leaving(item: Mapping[str, Any]) -> tuple[str, bool]:
     """Why a node is about to lose its pods, and whether that cannot be waited for: it is taken back; else it is cordoned."""
     name, spec = _name(table(item.get("metadata")).get("name")), table(item.get("spec"))
     for taint in _dicts(spec.get("taints")):
-        known = _LEAVING_TAINTS.get(str(taint.get("key")))
+        known = LEAVING_TAINTS.get(str(taint.get("key")))
         if known or taint.get("effect") == "NoExecute":
             return f"its node {name} has the taint {_words(taint.get('key'))}: {known or 'its pods are evicted'}", True
     return (f"its node {name} is cordoned", False) if spec.get("unschedulable") is True else ("", False)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from importlib.resources import files
 from typing import NamedTuple
+
+import yaml
 
 import plimsoll
 from plimsoll.guard.act.steps import End
@@ -43,6 +47,14 @@ Sample = tuple[Mapping[str, str], float]
 _VALUES = {Status.TRUE: 1.0, Status.FALSE: 0.0, Status.UNKNOWN: math.nan}
 
 
+@functools.cache
+def _metrics() -> Mapping[str, tuple[str, str]]:
+    rows: Mapping[str, tuple[str, str]] = yaml.safe_load(
+        files("plimsoll.guard.api").joinpath("metrics.yaml").read_text("utf-8")
+    )
+    return rows
+
+
 def metrics_page(
     views: Sequence[EngineView],
     *,
@@ -58,71 +70,42 @@ def metrics_page(
     def by_engine(value: Callable[[EngineView], float | None]) -> list[Sample]:
         return [({"engine": v.name}, math.nan if (found := value(v)) is None else float(found)) for v in views]
 
-    metrics: list[tuple[str, str, str, list[Sample]]] = [
-        ("guard_build_info", "gauge", "Always 1, with guard's version.", [({"version": version}, 1.0)]),
-        ("guard_start_time_seconds", "gauge", "When guard started, seconds since 1970.", [({}, started_unix_s)]),
-        ("guard_engines", "gauge", "Engines that are watched.", [({}, float(len(views)))]),
-        ("guard_changes_total", "counter", "Changes that were reported.", [({}, float(told))]),
-        ("guard_looks_total", "counter", "Looks at an engine.", by_engine(lambda v: v.looks)),
-        (
-            "guard_look_failures_total", "counter", "Looks without figures, by result.",
-            [({"engine": v.name, "reach": reach}, float(n)) for v in views for reach, n in sorted(v.failures.items())],
-        ),
-        (
-            "guard_look_age_seconds", "gauge", "How long ago the last look began; NaN before the first.",
-            by_engine(lambda v: v.look_age_s),
-        ),
-        (
-            "guard_look_duration_seconds", "gauge", "How long the last look took; NaN before the first.",
-            by_engine(lambda v: v.look_s),
-        ),
-        (
-            "guard_unreachable", "gauge", "1 if it is unreachable, 0 if it answers.",
-            by_engine(lambda v: v.unreachable_since_s is not None),
-        ),
-        (
-            "guard_needs_a_person", "gauge", "1 if it needs attention because restarts did not fix it; else 0.",
-            by_engine(lambda v: bool(v.needs)),
-        ),
-        (
-            "guard_condition", "gauge", "1 if true, 0 if false, NaN if unknown.",
-            [
-                ({"engine": v.name, "condition": c.kind, "code": str(code_of(c.kind) or ""),
-                  "grade": str(GRADES.get(c.kind, "advice"))}, _VALUES[c.status])
-                for v in views for c in v.conditions
-            ],
-        ),
-        (
-            "guard_notifications_total", "counter", "Notifications by outcome; a failed one is retried.",
-            [({"outcome": name}, float(count)) for name, count in notifications.items() if name != "waiting"],
-        ),
-        (
-            "guard_notifications_waiting", "gauge", "Notifications that wait to be sent.",
-            [({}, float(notifications.get("waiting", 0)))],
-        ),
-        (
-            "guard_actions_total", "counter", "Ended actions by rung and end; only with --act.",
-            [({"engine": of[0], "rung": str(of[1]), "end": str(of[2])}, float(n)) for of, n in (ended or {}).items()],
-        ),
+    samples: dict[str, list[Sample]] = {
+        "guard_build_info": [({"version": version}, 1.0)],
+        "guard_start_time_seconds": [({}, started_unix_s)],
+        "guard_engines": [({}, float(len(views)))],
+        "guard_changes_total": [({}, float(told))],
+        "guard_looks_total": by_engine(lambda v: v.looks),
+        "guard_look_failures_total": [
+            ({"engine": v.name, "reach": reach}, float(n)) for v in views for reach, n in sorted(v.failures.items())
+        ],
+        "guard_look_age_seconds": by_engine(lambda v: v.look_age_s),
+        "guard_look_duration_seconds": by_engine(lambda v: v.look_s),
+        "guard_unreachable": by_engine(lambda v: v.unreachable_since_s is not None),
+        "guard_needs_a_person": by_engine(lambda v: bool(v.needs)),
+        "guard_condition": [
+            ({"engine": v.name, "condition": c.kind, "code": str(code_of(c.kind) or ""),
+              "grade": str(GRADES.get(c.kind, "advice"))}, _VALUES[c.status])
+            for v in views for c in v.conditions
+        ],
+        "guard_notifications_total": [({"outcome": name}, float(n)) for name, n in notifications.items() if name != "waiting"],
+        "guard_notifications_waiting": [({}, float(notifications.get("waiting", 0)))],
+        "guard_actions_total": [
+            ({"engine": of[0], "rung": str(of[1]), "end": str(of[2])}, float(n)) for of, n in (ended or {}).items()
+        ],
         # An upgrade of vLLM may leave a part out without a word.
-        (
-            "armed", "gauge", "1 if this part of plimsoll.inside works in the engine, 0 if it does not.",
-            [
-                ({"engine": v.name, "feature": feature}, float(is_armed))
-                for v in views for feature, is_armed in _features(v.look).items()
-            ],
-        ),
-        ("guard_lines_lost_total", "counter", "Lines that standard output did not take.", [({}, float(lost_lines))]),
-        ("guard_trouble", "gauge", "1 for each current trouble of guard itself.", [({"what": t.what}, 1.0) for t in troubles]),
-        (
-            "guard_mistakes_total", "counter", "Internal errors that were caught, by place and kind.",
-            [({"kind": name}, float(count)) for name, count in sorted(mistakes.items())],
-        ),
-    ]  # fmt: skip
+        "armed": [
+            ({"engine": v.name, "feature": feature}, float(is_armed))
+            for v in views for feature, is_armed in _features(v.look).items()
+        ],
+        "guard_lines_lost_total": [({}, float(lost_lines))],
+        "guard_trouble": [({"what": t.what}, 1.0) for t in troubles],
+        "guard_mistakes_total": [({"kind": name}, float(n)) for name, n in sorted(mistakes.items())],
+    }  # fmt: skip
     lines = []
-    for name, kind, says, samples in metrics:
-        lines += [f"# HELP plimsoll_{name} {says}", f"# TYPE plimsoll_{name} {kind}"] if samples else []
-        for labels, value in samples:
+    for name, (kind, says) in _metrics().items():
+        lines += [f"# HELP plimsoll_{name} {says}", f"# TYPE plimsoll_{name} {kind}"] if samples[name] else []
+        for labels, value in samples[name]:
             inner = ",".join(f'{key}="{escaped_label(text)}"' for key, text in labels.items())
             number = "NaN" if math.isnan(value) else repr(value)
             lines.append(f"plimsoll_{name}{f'{{{inner}}}' if inner else ''} {number}")
