@@ -30,7 +30,7 @@ def account(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def made(name: str, uid: str, *, ready: bool = True, kind: str = "ReplicaSet", **meta: str) -> Json:
+def made(name: str, uid: str, *, ready: bool = True, kind: str = "ReplicaSet", **meta: Any) -> Json:
     return pod(name, is_ready=ready, owner=(kind, "rs", "rs-1") if kind else None, uid=uid, creationTimestamp=SINCE, **meta)
 
 
