@@ -1,6 +1,7 @@
 """What the runs of lab/gpu/fleet.py found, as tables for docs/evidence.md; no GPU.
 
     python -m lab.fleet_score [lab/results/fleet-h200]
+    python -m lab.fleet_score --counts lab/results/fleet-cpu      without times: the machine had other work
     python -m lab.fleet_score --pack DIR/rows FILE.json.gz        puts the rows of a run into one file
 
 Lost is a request without a whole answer after the client's retries: `cut` had begun to answer, `lost` had not. Refused answers
@@ -27,6 +28,7 @@ ORDER = (
     "guard-drain", "guard-stop", "guard-start",
 )  # fmt: skip
 WAYS = ("nothing", "supervisor", "plimsoll")
+TIMES = ("first token over 2 s", "restarted after, s", "full service after, s", "engine-seconds out")
 Row = dict[str, Any]
 
 
@@ -91,21 +93,21 @@ def spread(values: Sequence[float | None]) -> str:
     return text if not missing else "never" if not known else f"{text}; never in {missing}"
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Row], *, has_times: bool = True) -> str:
     """One line for each incident and way, over its rounds."""
     head = ("incident", "way", "rounds", "requests", "cut", "lost", "of these sent later", "told to wait", "sent again",
-            "tokens thrown away", "first token over 2 s", "restarted after, s", "full service after, s", "engine-seconds out",
-            "persons")  # fmt: skip
+            "tokens thrown away", *(TIMES if has_times else ()), "persons")  # fmt: skip
     lines = [head, ("---",) * len(head)]
     for incident in ORDER:
         for way in WAYS:
             found = [figures(row) for row in rows if (row["incident"], row["way"]) == (incident, way)]
             if not found:
                 continue
-            sums = [sum(getattr(one, name) for one in found) for name in (
-                "asked", "cut", "lost", "lost_later", "refusals", "sent_again", "thrown_away", "slow")]  # fmt: skip
-            times = [spread([getattr(one, name) for one in found]) for name in ("acted_s", "whole_s", "out_s")]
-            lines.append((incident, way, str(len(found)), *map(str, sums), *times, str(sum(one.persons for one in found))))
+            names = ("asked", "cut", "lost", "lost_later", "refusals", "sent_again", "thrown_away", "slow")
+            cells = [str(sum(getattr(one, name) for one in found)) for name in names[: 7 + has_times]]
+            if has_times:
+                cells += [spread([getattr(one, name) for one in found]) for name in ("acted_s", "whole_s", "out_s")]
+            lines.append((incident, way, str(len(found)), *cells, str(sum(one.persons for one in found))))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -134,10 +136,11 @@ def main(words: Sequence[str]) -> int:
         with gzip.open(words[2], "wt", encoding="utf-8") as file:
             json.dump(rows, file, separators=(",", ":"))
         return 0
-    rows = read(Path(words[0]) if words else RESULTS)
+    folders = [word for word in words if word != "--counts"]
+    rows = read(Path(folders[0]) if folders else RESULTS)
     print("not kept:", *(broken(rows) or ["nothing"]), sep="\n- ")
     print()
-    print(table(rows))
+    print(table(rows, has_times="--counts" not in words))
     return 0
 
 
