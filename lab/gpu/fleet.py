@@ -282,10 +282,9 @@ class Round:
         path.write_text(json.dumps(row), encoding="utf-8")
         return row
 
-    @staticmethod
-    async def _settle(asked: Sequence[Asked]) -> None:
+    async def _settle(self, asked: Sequence[Asked]) -> None:
         """Wait for the requests that were sent in it."""
-        end = time.monotonic() + 30.0
+        end = time.monotonic() + 30.0 * self._stage.fleet.kind.slowness
         while any(not one.over for one in asked) and time.monotonic() < end:
             await asyncio.sleep(0.2)
 
@@ -307,7 +306,7 @@ async def play_fleet(way: str, number: int, kind: EngineKind, work: Path, incide
         began = time.time()
         await fleet.start()
         print(f"{way}-{number}: two engines in service after {time.time() - began:.0f} s", flush=True)
-        clients = Clients(fleet.balancer.port, kind.model, 8 if is_standin or kind.is_cpu else CLIENTS, 7 * number)
+        clients = Clients(fleet.balancer.port, kind, 8 if is_standin or kind.is_cpu else CLIENTS, 7 * number)
         play = Round(Stage(fleet, clients), rows, number)
         looking = asyncio.create_task(play.look_on())
         for place, incident in enumerate(wanted):

@@ -329,13 +329,12 @@ class Asked:
 class Clients:
     """Streaming clients, each with its next request after the last and a pause."""
 
-    def __init__(self, port: int, model: str, count: int, seed: int, *, most_tokens: int = 120) -> None:
+    def __init__(self, port: int, kind: EngineKind, count: int, seed: int, *, most_tokens: int = 120) -> None:
         self.asked: list[Asked] = []
-        self._port, self._model, self._dice, self._most = port, model, random.Random(seed), most_tokens
+        self._port, self._model, self._dice, self._most = port, kind.model, random.Random(seed), most_tokens
         self._over = asyncio.Event()
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, force_close=True), timeout=aiohttp.ClientTimeout(total=ANSWER_LIMIT_S)
-        )
+        patience = aiohttp.ClientTimeout(total=ANSWER_LIMIT_S * kind.slowness)
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True), timeout=patience)
         self._tasks = [asyncio.create_task(self._client()) for _ in range(count)]
 
     async def _client(self) -> None:
