@@ -66,11 +66,15 @@ def _refuse(text: str) -> None:
     raise AssertionError(f"{text} is no JSON")
 
 
-def ask(text: str, *words: str, code: int | None = 0) -> Answer:
-    """Run `plimsoll TEXT WORDS...` in this process; `code` is the exit code that is expected, None any."""
-    out, err = io.StringIO(), io.StringIO()
+def ask(text: str, *words: str, code: int | None = 0, given: bytes | None = None) -> Answer:
+    """Run `plimsoll TEXT WORDS...` in this process; `code` is what is expected, None any; `given` is its standard input."""
+    out, err, before = io.StringIO(), io.StringIO(), sys.stdin
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        ended = main([*shlex.split(text), *words])
+        try:
+            sys.stdin = before if given is None else io.TextIOWrapper(io.BytesIO(given))
+            ended = main([*shlex.split(text), *words])
+        finally:
+            sys.stdin = before
     answer = Answer(ended, out.getvalue(), err.getvalue())
     assert code is None or ended == code, answer
     return answer

@@ -48,7 +48,6 @@ MIXES = {
     "two servers": [FORWARD, str(H200 / "logits.log")],
     "two snapshots": [SPLIT, str(H200 / "snapshots" / "pinned.pickle.gz")],
     "a folder": [str(CPU)],
-    "another folder": [str(H200)],
     "exit code alone": ["--exit-code", "137"],
     "exit code of a stop": [HEALTHY, "--exit-code", "143"],
     "everything": [CGROUP, CGROUP_DMESG, STORM_PAGE, SPLIT, "--exit-code", "137", "--gpu", "H100"],
@@ -170,12 +169,12 @@ def test_standard_input_is_read_like_a_file() -> None:
     """`-` gives what the file gives, packed or not, also beside another; of nothing at all it cannot be told."""
     data = Path(FORWARD).read_bytes()
     for given in (data, gzip.compress(data)):
-        piped = ask_process(["doctor", "-", "--json"], given=given)
-        assert (piped.code, piped.codes[0]) == (1, "runtime.forward")
+        piped = ask("doctor - --json", code=1, given=given)
+        assert piped.codes[0] == "runtime.forward"
         assert {evidence["source"] for evidence in piped.body["findings"][0]["evidence"]} == {"standard input"}
     nothing = ask_process(["doctor", "-", "--json"])
     assert (nothing.code, nothing.body["memory_failure"], bool(nothing.body["collect_next"])) == (0, None, True)
-    beside = ask_process(["doctor", CGROUP, "-", "--json"], given=Path(CGROUP_DMESG).read_bytes())
+    beside = ask("doctor --json -", CGROUP, code=1, given=Path(CGROUP_DMESG).read_bytes())
     assert beside.codes[0] == "host.out-of-memory"
 
 

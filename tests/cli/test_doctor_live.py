@@ -164,6 +164,7 @@ def test_a_prometheus_server_is_asked_for_the_range() -> None:
 HEARING = "import os, signal, sys; signal.signal(2, signal.default_int_handler); os.execv(sys.argv[1], sys.argv[1:])"
 
 
+@pytest.mark.real
 def test_a_watch_ends_quietly_with_ctrl_c() -> None:
     """Ctrl-C ends it without a traceback, with the exit code of the last look."""
     with serving(Pages(WELL)) as server:

@@ -67,6 +67,7 @@ def test_engines_may_be_many_and_are_watched_once() -> None:
         guard_options(["--engine", "http://a:1"], {"PLIMSOLL_GUARD_TOKEN": "short"})
 
 
+@pytest.mark.real
 def test_a_healthy_engine_is_one_sentence(tmp_path: Path) -> None:
     """No configuration, no flag on the server: it answers, and that is all there is to say; exit code 0."""
     with standin() as server, guarding(tmp_path, "--engine", url(server), "--looks", "4") as guard:
@@ -77,6 +78,7 @@ def test_a_healthy_engine_is_one_sentence(tmp_path: Path) -> None:
     assert list((tmp_path / "plimsoll").iterdir()) == [], "the token that was drawn is taken away again"
 
 
+@pytest.mark.real
 def test_nobody_there_is_exit_code_3(tmp_path: Path) -> None:
     """It says so once; what cannot be asked is no finding."""
     with guarding(tmp_path, "--engine", "http://127.0.0.1:9", "--looks", "3", "--json") as guard:
@@ -160,6 +162,7 @@ def test_the_api_answers_as_its_document_says(tmp_path: Path) -> None:
             assert guard.stop() == 0
 
 
+@pytest.mark.real
 def test_its_own_page_of_metrics(tmp_path: Path) -> None:
     """What Prometheus's own parser reads: looks, failures, ages, and each condition as 0, 1 or NaN."""
     with standin() as server:

@@ -76,6 +76,7 @@ def is_ready(server: Server) -> bool:
     return server.ask("GET", "/plimsoll/ready").status == 200
 
 
+@pytest.mark.real
 def test_drained_by_hand_until_asked_back_or_undone_by_the_next_guard(
     tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
 import json
 import os
 import signal
@@ -52,23 +51,6 @@ def azure(path: Path, *requests: tuple[float, int, int]) -> str:
     lines = [f"2024-01-01 00:00:{second:09.6f},{prompt},{output}" for second, prompt, output in requests]
     path.write_text("\n".join([AZURE, *lines]) + "\n", encoding="utf-8")
     return str(path)
-
-
-def test_the_json_contract() -> None:
-    """One object with every promised key; what must add up does."""
-    body = replay("--num-blocks 600")
-    assert body["schema"] == "plimsoll.simulate/1"
-    for name in "requests finished rejected steps preemptions preempted_requests peak_blocks recomputed_tokens".split():
-        assert isinstance(body[name], int), name
-    assert min(body["sim_seconds"], body["wall_seconds"]) > 0
-    for name in ("ttft", "tpot", "e2e", "queue"):
-        assert set(body[name]) == {"mean", "p50", "p90", "p99"}, name
-        assert 0 <= body[name]["p50"] <= body[name]["p90"] <= body[name]["p99"]
-    assert body["requests"] == 300 == body["finished"] + body["rejected"]
-    assert body["preemptions"] >= body["preempted_requests"] > 0
-    assert body["peak_blocks"] <= 599
-    assert 0 < body["kv_usage"]["mean"] <= body["kv_usage"]["p99"] <= 1
-    assert body["prefix"]["hit_rate"] == pytest.approx(body["prefix"]["hit_tokens"] / body["prefix"]["query_tokens"])
 
 
 def test_the_screen_of_text() -> None:
@@ -120,15 +102,6 @@ def test_the_files_are_those_of_the_engine(name: str, trace: str, words: str, tm
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_page_that_stands_alone(tmp_path: Path) -> None:
-    """--html writes one file that loads nothing from anywhere; the answer is still printed."""
-    assert "replayed" in ask(f"simulate {BUSY} --num-blocks 600 --html {tmp_path}/run.html").out
-    html = (tmp_path / "run.html").read_text(encoding="utf-8")
-    assert html.startswith("<!DOCTYPE html>")
-    assert not [fetched for fetched in ("src=", "<link", "@import", "url(", "fetch(") if fetched in html]
-    assert [file.name for file in tmp_path.iterdir()] == ["run.html"]
-
-
 def test_a_part_of_a_trace_and_several_of_them(tmp_path: Path) -> None:
     """--limit takes the first, --from-s and --until-s a window, --speedup hurries; two traces arrive together."""
     trace, written = azure(tmp_path / "t.csv", *((second, 100, 5) for second in range(10))), tmp_path / "r.csv"
@@ -149,11 +122,10 @@ def test_a_part_of_a_trace_and_several_of_them(tmp_path: Path) -> None:
     assert arrivals == sorted(arrivals)
 
 
-def test_standard_input_and_bad_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_and_bad_rows(tmp_path: Path) -> None:
     """`-` reads a pipe; a row that cannot be read is named with its line, and left out with --skip-bad."""
     trace = Path(azure(tmp_path / "t.csv", (0, 100, 5), (1, 100, 5)))
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(trace.read_bytes())))
-    assert replay(trace="-")["requests"] == 2
+    assert ask("simulate - --json", given=trace.read_bytes()).body["requests"] == 2
     trace.write_text(trace.read_text() + "2024-01-01 00:00:03,many,5\n", encoding="utf-8")
     assert "line 4" in ask(f"simulate {trace}", code=2).line
     body = replay("--skip-bad", trace=str(trace))
@@ -229,16 +201,6 @@ def test_the_order_of_service(tmp_path: Path) -> None:
     for policy, order in (("fcfs", [0, 1, 2]), ("priority", [0, 2, 1])):
         replay(f"--max-num-seqs 1 --scheduling-policy {policy} --requests {written}", trace=str(trace))
         assert [row["req"] for row in sorted(rows(written), key=lambda row: row["first_sched_ns"])] == order
-
-
-@each(("times", "expected_ns"), [((1000, 0, 0, 0), 3000), ((0, 5, 0, 0), 60), ((0, 0, 7, 0), 21), ((0, 0, 0, 1000), 33)])
-def test_the_length_of_a_step(times: tuple[int, ...], expected_ns: int, tmp_path: Path) -> None:
-    """The four constants add up as the reference says: a prompt of 10 and 3 tokens are three steps."""
-    words = " ".join(
-        f"--{name} {value}" for name, value in zip(("base-ns", "token-ns", "seq-ns", "ctx-ps"), times, strict=True)
-    )
-    body = replay(words, trace=azure(tmp_path / "t.csv", (0, 10, 3)))
-    assert body["sim_seconds"] == body["e2e"]["mean"] == pytest.approx(expected_ns / 1e9)
 
 
 def test_layers_of_several_kinds() -> None:

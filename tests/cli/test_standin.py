@@ -11,6 +11,8 @@ import time
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 from plimsoll.standin.launch import CARD, MODEL
 from tests.cli.answers import CPU, ask
 from tests.each import each
@@ -115,6 +117,7 @@ def test_an_open_address_needs_a_secret(words: list[str], environ: dict[str, str
     assert standin_options(words, environ).launches[0].options.host == words[1]
 
 
+@pytest.mark.real
 def test_it_serves_until_it_is_stopped() -> None:
     """The command itself: it opens its port, says so in vLLM's words, and ends with 0 on SIGTERM."""
     with socket.socket() as probe:
