@@ -203,6 +203,16 @@ def test_the_order_of_service(tmp_path: Path) -> None:
         assert [row["req"] for row in sorted(rows(written), key=lambda row: row["first_sched_ns"])] == order
 
 
+@each(("times", "expected_ns"), [((1000, 0, 0, 0), 3000), ((0, 5, 0, 0), 60), ((0, 0, 7, 0), 21), ((0, 0, 0, 1000), 33)])
+def test_the_length_of_a_step(times: tuple[int, ...], expected_ns: int, tmp_path: Path) -> None:
+    """The four constants add up as the reference says: a prompt of 10 and 3 tokens are three steps."""
+    words = " ".join(
+        f"--{name} {value}" for name, value in zip(("base-ns", "token-ns", "seq-ns", "ctx-ps"), times, strict=True)
+    )
+    body = replay(words, trace=azure(tmp_path / "t.csv", (0, 10, 3)))
+    assert body["sim_seconds"] == body["e2e"]["mean"] == pytest.approx(expected_ns / 1e9)
+
+
 def test_layers_of_several_kinds() -> None:
     """--groups: a sliding window gives blocks back, a state keeps few, and both take theirs from the one pool."""
     full = replay("--groups full:16")["peak_blocks"]
