@@ -35,7 +35,7 @@ def test_an_idle_server_leaves_and_stays_out(tmp_path: Path, capsys: pytest.Capt
         assert drain["lease_left_s"] > LEASE_S - 60
         began = time.monotonic()
         assert main(["20", str(server.port)], {"PLIMSOLL_TOKEN_FILE": str(tmp_path / "token")}) == 0
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15
 
 
 def test_a_request_in_flight_is_waited_for_and_the_time_ends() -> None:
@@ -47,7 +47,7 @@ def test_a_request_in_flight_is_waited_for_and_the_time_ends() -> None:
             target=lambda: server.ask("POST", "/v1/completions", {**body, "model": model}), daemon=True
         ).start()  # fmt: skip
         url = f"http://127.0.0.1:{server.port}/plimsoll"
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while server.ask("GET", "/plimsoll/state", Authorization=f"Bearer {TOKEN}").json()["in_flight"] == 0:
             assert time.monotonic() < end
             time.sleep(0.05)

@@ -250,7 +250,7 @@ def test_a_writer_that_was_stopped_inside_does_not_stop_the_next_one(tmp_path: P
             began = time.monotonic()
             with pytest.raises(TimeoutError), page.changing(patience_s):
                 raise AssertionError
-            assert patience_s <= time.monotonic() - began < 5
+            assert patience_s <= time.monotonic() - began < 60
     with page.changing(patience_s=0.0):
         page["first"] = 2
     assert inside.together(("first",)) == [2]

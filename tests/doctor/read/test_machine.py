@@ -107,7 +107,7 @@ def test_a_driver_that_hangs_is_not_waited_for(script: str, tmp_path: Path) -> N
     """What came in time is kept, and the program is ended."""
     started = time.monotonic()
     shown = texts(collect_here(tmp_path, nvidia_smi=program(tmp_path / "smi", script), wait_s=0.5))["nvidia-smi.txt"]
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 40
     assert shown.startswith("begun\n")
     assert "did not finish within 0.5 s" in shown
 

