@@ -8,12 +8,8 @@ import re
 from pathlib import Path
 
 from lab.catalogue.log_lines import log_line
-from lab.engine.failure_cases import CASES
-from lab.engine.failure_models import BROKEN, safetensors_file
-from lab.engine.record_failures import last_oom_kill, plain_command, within_size
 from lab.gpu.snapshot_extension import without_machine_paths
 from lab.gpu.trim_log import trim
-from plimsoll.findings import Code
 
 OOM = (
     "(EngineCore pid=77) ERROR [core.py:1] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.91 GiB."
@@ -44,35 +40,6 @@ def test_trimming_keeps_the_cause_and_drops_the_bulk_and_the_machine() -> None:
 
 
 CAPTURES = Path(__file__).parents[1] / "captures" / "vllm-0.32.0-failures"
-
-
-def test_long_logs_flags_and_weights_are_written_small() -> None:
-    """Both ends and the last kill of a log stay; a flag is given once; weights are zeros; cases expect known codes."""
-    lines = [f"line {number}" for number in range(1000)]
-    kept = within_size(lines, limit=900)
-    (mark,) = (line for line in kept if line.startswith("[..."))
-    at = kept.index(mark)
-    assert kept[:at] == lines[:at]
-    assert kept[at + 1 :] == lines[-(len(kept) - at - 1) :]
-    assert mark == f"[... {1000 - len(kept) + 1} lines left out ...]"
-    assert sum(len(line) + 1 for line in kept) <= 900 + len(mark) + 1
-    first = ["[1] a invoked oom-killer: x", "[1] Memory cgroup out of memory: Killed process 1 (a)"]
-    last = ["[5] b invoked oom-killer: x", "[5] Tasks state", "[5] Memory cgroup out of memory: Killed process 2 (b)"]
-    assert last_oom_kill("\n".join([*first, "[3] other", *last, "[6] other"])) == "\n".join(last) + "\n"
-    assert last_oom_kill("[3] other") == ""
-
-    command = ["vllm", "--load-format", "dummy", "--max-model-len", "2048", "--enforce-eager"]
-    assert plain_command([*command, "--max-model-len", "auto"]) == [*command[:3], "--enforce-eager", "--max-model-len", "auto"]
-    assert plain_command([*command, "--no-enforce-eager"]) == command[:5]
-    data = safetensors_file({"a": [2, 3], "b": [4]})
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
-    assert header["b"]["data_offsets"] == [24, 40]
-    assert len(data) == 8 + length + 40
-
-    assert len({case.name for case in CASES}) == len(CASES)
-    assert {code for case in CASES for code in case.expect} <= {str(code) for code in Code}
-    assert {case.model for case in CASES} - {"tiny", "/models/missing", "acme/kestrel-4b"} <= set(BROKEN)
 
 
 def test_every_kept_recording_is_small_labelled_and_without_this_machine() -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
-from benchmarks import simulate_speed as speed
 from lab.peers import dynosim
 from lab.peers.timed import timed
 from plimsoll.simulate.settings import EngineLimits
@@ -40,17 +38,6 @@ def test_dynosim_is_told_lengths_times_shared_ids_and_usable_blocks(trace: Trace
     assert [(row["input_length"], row["output_length"]) for row in rows] == [(513, 3), (512, 1), (7, 9)]
     told = dynosim.engine_arguments(EngineLimits(num_blocks=1025, block_size=32))
     assert (told["num_gpu_blocks"], told["block_size"]) == (1024, 32)
-
-
-def test_peer_that_cannot_be_had_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Without the peers the benchmark goes on, having said so in one line each."""
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert speed.peers_ready() == (False, False)
-    said = capsys.readouterr().out.splitlines()
-    assert [line.split(" is left out: ")[0] for line in said] == ["DynoSim", "vLLM's scheduler"]
 
 
 def test_a_command_is_measured_from_outside() -> None:

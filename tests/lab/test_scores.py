@@ -40,32 +40,6 @@ def run(way: str, served: int, number: int = 1, **more: Any) -> Row:
     return {"name": name, **keys, **usual, "round": round_part, "after": part(0 if died else 12, 12), **more}
 
 
-def cells(lines: list[str], *words: str) -> list[str]:
-    """The cells of the first line of a table that has all these words."""
-    line = next(line for line in lines if all(word in line for word in words))
-    return [cell.strip() for cell in line.strip("| ").split(" | ")]
-
-
-def test_what_was_not_measured_is_a_dash() -> None:
-    """No undisturbed round, no comparison, no size of steps, no piece: unknown, not zero."""
-    unknown = run("contained", 48, still_s=None, tokens_per_s=None)
-    line = cells(survive_score.speed_table([unknown]), "| neighbour |")
-    assert line[6:] == ["-", "-", "1,000", "- (-)", "0", "-", "-", "-", "-"]
-    assert survive_score.out_of_service([run("contained", 0, still_s=None)], None) == "unknown"
-    assert survive_score.out_of_service([run("plain", 0)], None) == "until restarted"
-
-
-def test_a_run_that_failed_is_named_and_not_counted() -> None:
-    """A server that never came up says nothing about containment."""
-    bad = run("contained", 0, wrong="Traceback\nRuntimeError: no such flag")
-    late = {"name": "logits-small-eager-1-plain-1", "ready": False, "wrong": None, "killer": "logits", "way": "plain"}
-    assert cells(survive_score.totals([bad, late]), "| contained |")[1] == "0"
-    assert survive_score.wrong_lines([bad, late]) == [
-        "- `neighbour-small-eager-1-contained-1`: RuntimeError: no such flag",
-        "- `logits-small-eager-1-plain-1`: not ready",
-    ]
-
-
 def test_a_later_good_run_replaces_a_failed_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Files of several calls are one set of results; the page holds what the kept ones print."""
     assert survive_score.main([str(tmp_path)]) == 2

@@ -9,8 +9,6 @@ import statistics
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from lab import streams
 from lab.arrivals import Arrival, Outcome, Traffic, as_recording, bodies, body_of, must_wait_s, send, summary
@@ -132,17 +130,6 @@ def test_a_stream_is_whole_or_wrong_and_a_window_has_its_share_of_it() -> None:
     assert streams.percentile([3.0, 1.0, 2.0], 0.99) == 3.0
 
 
-@given(st.lists(st.lists(st.floats(0, 100), max_size=20), max_size=5))
-@example([[49.0, 50.0, 51.0]])
-def test_windows_that_meet_hold_every_token_and_gap_once(streams_of_pieces: list[list[float]]) -> None:
-    """Whatever the times are, two halves have together what the whole has."""
-    answers = [Answer(0.0, tuple(sorted(pieces)), 2 * len(pieces), None) for pieces in streams_of_pieces]
-    halves = [(-1.0, 50.0), (50.0, 101.0)]
-    total = sum(streams.tokens_between(answers, *half) for half in halves)
-    assert total == pytest.approx(sum(answer.tokens for answer in answers))
-    assert sum(len(streams.gaps(answers, *half)) for half in halves) == sum(max(0, len(a.pieces) - 1) for a in answers)
-
-
 def test_the_bound_is_the_one_of_the_textbook() -> None:
     """For 1, 2, 3, 4, 5 that of 4 degrees; one pair has none; more pairs give a smaller factor, down to that of 30."""
     assert upper_bound([1, 2, 3, 4, 5]) == pytest.approx(3 + 2.132 * math.sqrt(2.5 / 5))
@@ -154,11 +141,3 @@ def test_the_bound_is_the_one_of_the_textbook() -> None:
     quantiles = [t95(degrees) for degrees in range(1, 40)]
     assert quantiles == sorted(quantiles, reverse=True)
     assert quantiles[-1] == 1.697 > statistics.NormalDist().inv_cdf(0.95)
-
-
-@given(st.lists(st.floats(1.0, 1e6), min_size=2, max_size=40), st.floats(0.5, 1.5))
-def test_a_constant_loss_is_found_whatever_the_machine_does(rates: list[float], ratio: float) -> None:
-    """Where each pair has the same ratio, mean and bound are that loss, however the rates drift."""
-    loss = loss_of([(rate * ratio, rate) for rate in rates])
-    assert loss.mean == pytest.approx(1 - ratio, abs=1e-9)
-    assert loss.upper == pytest.approx(1 - ratio, abs=1e-9)
