@@ -16,8 +16,8 @@ TOGETHER = {
 # Seconds beside another on two cores, roughly; what is not here takes less than half a minute.
 COSTS_S = {
     "test_guard_acts_real": 380, "test_standin_conformance": 300, "test_guard_real": 270, "test_survive_real": 265,
-    "test_inside_servers": 180, "test_knobs_real": 190, "test_demo_real": 180, "test_monitoring_real": 180,
-    "test_guard_pods_real": 170, "test_tutorial_real": 160, "test_article_compare_real": 135,
+    "test_inside_servers": 180, "test_knobs_real": 190, "test_demo_real": 100, "test_monitoring_real": 180,
+    "test_guard_pods_real": 170, "test_tutorial_real": 160, "test_article_compare_real": 75,
     "test_doctor_real": 130, "test_inside_probe": 110, "test_inside_recorder": 120, "test_survive_features_real": 110,
     "test_inside_gate": 130, "engine": 70, "test_door_real": 100, "test_kill_mode_real": 100, "test_guard_kills_real": 90,
     "test_image_real": 75, "test_two_guards_real": 60, "test_survive_async_real": 60,

@@ -54,6 +54,7 @@ def test_a_full_cache_that_works_well_is_restarted_by_the_sidecar_and_left_alone
     assert guard["peaks"]["looks_with_a_full_cache"] > 0.5
 
 
+@pytest.mark.soak  # on the real engine: tests/real/test_guard_acts_real.py
 @pytest.mark.timeout(240)
 def test_an_engine_that_died_is_brought_back_by_guard(record_property: Record) -> None:
     """Once, and nothing is lost after it is back. (That the sidecar never does is in tests/lab/test_article.py.)"""

@@ -99,6 +99,7 @@ def _bare(text: str) -> str:
     return " ".join(re.sub(r"\d[\d,.]*", "N", text).split())
 
 
+@pytest.mark.soak  # that what is lost is said is shown by tests/demo/test_summary.py, too
 @pytest.mark.timeout(300)
 def test_an_engine_that_is_killed_loses_requests_and_that_is_said(tmp_path: Path) -> None:
     """Exit code 1, with the count: what nobody drained is lost, and the demo does not hide it."""
