@@ -159,7 +159,7 @@ def _autoscaling(options: AssetsOptions, words: list[str]) -> int:
     from plimsoll.simulate.inputs import read_inputs
     from plimsoll.simulate.options import ReplayOptions
     from plimsoll.tune.autoscale import POLL_S, find_rule
-    from plimsoll.tune.goodput import Job, Slo, Traffic
+    from plimsoll.tune.goodput import Job, Traffic, parse_slo
 
     if len(words) < 2 or options.plan in (None, "-") or options.slo is None:
         raise BadInput(
@@ -173,8 +173,7 @@ def _autoscaling(options: AssetsOptions, words: list[str]) -> int:
     settings, notes = _settings(options, _plan(options.plan or ""))
     keep, start_s = (options.keep or 99) / 100, options.start_seconds or 180
     given = read_inputs(ReplayOptions(rest=tuple(words[1:]), plan=options.plan))
-    promised = {part.partition("=")[0].strip() for part in options.slo.split(",")}
-    slo = Slo(settings.slo.ttft_s if "ttft" in promised else None, settings.slo.tpot_s if "tpot" in promised else None)
+    slo = parse_slo(options.slo)
     traffic = Traffic(given.trace, 1.0, slo)
     with telling(say_compiling), bar("replaying", "rules") as progress:
         found = find_rule(traffic, Job(given.settings, given.step_time), keep, start_s, progress)

@@ -118,7 +118,6 @@ class DoctorOptions(CardOptions):
 
 
 def run(options: DoctorOptions) -> int:
-    """Read, think, render, exit code."""
     if options.schema:
         show((Path(report.__file__).parent / "doctor.schema.json").read_text(encoding="utf-8").rstrip())
         return 0

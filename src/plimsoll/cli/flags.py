@@ -43,7 +43,6 @@ class FlagsOptions(Words):
 
 
 def run(options: FlagsOptions) -> int:
-    """Prints the verdict on every flag of the commands that were named."""
     came_from = engine_named(options.came_from, "--from") if options.came_from is not None else None
     named = launches_named(options, "flags")
     results = [

@@ -92,8 +92,6 @@ _lines = partial(count, most=MOST_ENTRIES)
 
 @dataclass(frozen=True, kw_only=True)
 class GuardctlOptions(Words):
-    """The options of `plimsoll guardctl`."""
-
     rung: str | None = option("RUNG", "pause, resume: only shed, compact or restart, for every engine", choices=RUNGS)
     yes: bool = switch("do it without asking for confirmation")
     for_: str | None = option("TIME", "set: how long, such as 30m or 2h; default: 1h", name="--for")

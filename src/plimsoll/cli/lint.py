@@ -33,7 +33,6 @@ class LintOptions(ServerOptions):
 
 
 def run(options: LintOptions) -> int:
-    """Lints every file and prints what was found."""
     paths = (*options.rest, *(options.verbatim or ()))
     if not paths:
         raise BadInput("nothing to look at; give a compose file, a manifest or a unit (plimsoll lint --help)")

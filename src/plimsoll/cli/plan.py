@@ -55,7 +55,6 @@ class PlanOptions(ServerOptions):
 
 
 def run(options: PlanOptions) -> int:
-    """Read, think, render, exit code."""
     if options.matrix is not None:  # its value may be two words
         more = [word for word in options.rest if word.partition("=")[0] in ("context", "concurrency")]
         rest = tuple(word for word in options.rest if word not in more)

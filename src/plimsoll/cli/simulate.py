@@ -52,8 +52,6 @@ COMPILING = (
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateOptions(FleetOptions):
-    """The options of `plimsoll simulate`."""
-
     json: bool = switch("one object, schema plimsoll.simulate/1", heading="What is written")
     html: str | None = option("FILE", "a page: use over time, preemptions, latency, block sizes", read=file_named)
     steps: str | None = option("FILE", "CSV, one row a step", read=file_named)
@@ -61,7 +59,6 @@ class SimulateOptions(FleetOptions):
 
 
 def run(options: SimulateOptions) -> int:
-    """Read, think, render, exit code."""
     check_words(options, "simulate", written=("steps", "requests", "html", "save_times"))
     from plimsoll.simulate.compiled import telling
 

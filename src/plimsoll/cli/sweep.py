@@ -50,7 +50,6 @@ class SweepOptions(ReplayOptions):
 
 
 def run(options: SweepOptions) -> int:
-    """Read, think, render, exit code."""
     check_words(options, "sweep", written=("csv", "html", "save_times", "into"))
     from plimsoll.simulate.compiled import telling
 

@@ -66,8 +66,6 @@ def _share(text: str, name: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions(TrafficOptions):
-    """The options of `plimsoll tune`."""
-
     slo: str | None = option("ttft=2s,tpot=50ms", "first token, each further token, e2e=30s the last; default: being served")
     model: str | None = option("MODEL", "or a whole command after `--`")
     fit: str | None = option(
@@ -87,7 +85,6 @@ class TuneOptions(TrafficOptions):
 
 
 def run(options: TuneOptions) -> int:
-    """Read, think, render, exit code."""
     check_words(options, "tune", written=("html", "commands", "save_times", "into"))
     from plimsoll.render import tune as report
     from plimsoll.simulate.compiled import telling

@@ -44,14 +44,11 @@ OTHER_CARD = "what was fitted is of the recorded card; the other card's steps ta
 
 @dataclass(frozen=True, kw_only=True)
 class WhatifOptions(FleetOptions):
-    """The options of `plimsoll whatif`."""
-
     slo: str | None = option("ttft=2s,tpot=50ms", "what is promised: how many requests are served so", heading="What is asked")
     json: bool = switch("one object, schema plimsoll.whatif/1")
 
 
 def run(options: WhatifOptions) -> int:
-    """Read, think, render, exit code."""
     check_words(options, "whatif", written=("save_times",))
     from plimsoll.render import whatif as report
     from plimsoll.simulate.compiled import telling
