@@ -12,6 +12,7 @@ import pytest
 
 from lab.engine.install import installed
 from lab.engine.parser import ParserProcess
+from lab.engine.planner import PlannerProcess
 from lab.engine.server import EngineServer
 from tests.real.groups import in_order
 from tests.real.page_browser import browsing
@@ -120,4 +121,12 @@ def parser() -> Iterator[ParserProcess]:
     """The real command-line parser, imported once."""
     need_vllm()
     with ParserProcess() as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def planner() -> Iterator[PlannerProcess]:
+    """The real planner, imported once."""
+    need_vllm()
+    with PlannerProcess() as process:
         yield process

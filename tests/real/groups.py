@@ -12,6 +12,7 @@ from typing import Any
 TOGETHER = {
     "engine": ("test_doctor_metrics", "test_engine_lab", "test_engine_look_real", "test_metrics_page"),
     "parser": ("test_launch_real", "test_parser_agrees"),
+    "planner": ("test_kv_planner", "test_plan_refusals"),
 }
 # Seconds beside another on two cores, roughly; what is not here takes less than half a minute.
 COSTS_S = {

@@ -7,7 +7,6 @@ import os
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,20 +20,11 @@ from plimsoll.models.shape import LayerKind, ModelShape
 from plimsoll.plan.kv import KvPlan, WhyRefused, plan_kv
 from plimsoll.plan.kv_layers import CannotGroupError, specs_of_all_stages
 from plimsoll.plan.settings import Settings
-from tests.real.conftest import need_vllm
 
 CASES = int(os.environ.get("PLIMSOLL_KV_CASES", "600"))
 
 
 CONFIGS = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "model-configs"
-
-
-@pytest.fixture(scope="module")
-def planner() -> Iterator[PlannerProcess]:
-    """The real planner, imported once."""
-    need_vllm()
-    with PlannerProcess() as process:
-        yield process
 
 
 def refused(answer: dict[str, Any]) -> WhyRefused | None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
-
-import pytest
 
 from lab.engine.planner import PlannerProcess
 from plimsoll.findings import Code
@@ -18,7 +15,6 @@ from plimsoll.plan.findings import findings_of, stops_the_start
 from plimsoll.plan.kv_layers import specs_of_all_stages
 from plimsoll.plan.ledger import Ledger, ModelFacts, plan_ledger
 from plimsoll.plan.settings import Card, Flags, Settings, read_settings
-from tests.real.conftest import need_vllm
 
 RELEASE = "0.32.0"
 MODELS = (
@@ -26,14 +22,6 @@ MODELS = (
     "google/gemma-2-9b-it", "google/gemma-3-4b-it", "openai/gpt-oss-20b", "microsoft/phi-4",
 )  # fmt: skip
 CARDS = ("L4", "RTX 4090", "A100-40G", "L40S", "H100")
-
-
-@pytest.fixture(scope="module")
-def planner() -> Iterator[PlannerProcess]:
-    """The real planner, imported once."""
-    need_vllm()
-    with PlannerProcess() as process:
-        yield process
 
 
 def _plan(model: ModelFacts, card: Card, settings: Settings) -> tuple[Ledger, set[Code], set[Code]]:
