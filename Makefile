@@ -18,7 +18,7 @@ demo: $(SMALL)   ## see the whole loop work in about a minute, without a GPU
 	@$(BIN)/plimsoll demo
 
 test: $(READY)   ## the fast tests; no network, no real components
-	$(BIN)/python -m pytest -n auto -m "not real and not soak" --ignore=tests/real
+	$(BIN)/python -m pytest -n auto -m "not real and not soak" --ignore=tests/real --durations=15
 
 check: $(READY)  ## lint, format, types, import arrows, spelling and length of the docs
 	$(BIN)/ruff check .

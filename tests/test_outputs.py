@@ -36,6 +36,7 @@ import pytest
 import yaml
 
 from plimsoll.cli.main import main
+from tests.each import each
 
 CAPTURES = Path(__file__).resolve().parent / "captures"
 OUTPUTS = CAPTURES / "outputs"
@@ -285,21 +286,14 @@ def test_every_command_is_recorded_and_nothing_of_a_machine() -> None:
     assert sum(path.stat().st_size for path in files) < 2_000_000
 
 
-@pytest.mark.parametrize(
-    ("place", "value"),
-    [
-        (("code",), 0),
-        (("out", "fits"), True),
-        (("out", "kv", "num_blocks"), 1),
-        (("out", "ledger", "kv", "value"), 0.5),
-        (("out", "findings", 0, "code"), "startup.graph-capture"),
-        (("out", "findings", 0), None),
-        (("out", "gpu", "name"), None),
-        (("out", "schema"), "plimsoll.plan/2"),
-        (("out", "flags", "items", 0, "status"), "ok"),
-    ],
-    ids=lambda one: "-".join(map(str, one)) if isinstance(one, tuple) else "",
-)
+CHANGES: list[tuple[tuple[str | int, ...], Any]] = [
+    (("code",), 0), (("out", "fits"), True), (("out", "kv", "num_blocks"), 1), (("out", "ledger", "kv", "value"), 0.5),
+    (("out", "findings", 0, "code"), "startup.graph-capture"), (("out", "findings", 0), None), (("out", "gpu", "name"), None),
+    (("out", "schema"), "plimsoll.plan/2"), (("out", "flags", "items", 0, "status"), "ok"),
+]  # fmt: skip
+
+
+@each(("place", "value"), CHANGES)
 def test_a_change_is_seen(place: tuple[str | int, ...], value: Any) -> None:
     """One number, code or flag that is changed, or one key that is taken away (None), is an objection that names its place."""
     kept = recorded("plan")["too_small_json"]
