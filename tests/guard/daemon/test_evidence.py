@@ -36,7 +36,7 @@ PY_SPY = shutil.which("py-spy") or shutil.which(Path(sys.executable).with_name("
 
 def keeper(folder: Path, path: str = "", **more: Any) -> EvidenceStore:
     """One that finds programs in `path` alone."""
-    return EvidenceStore(folder / "evidence", environ={"PATH": path}, **more)
+    return EvidenceStore(folder / "evidence", environ={"PATH": path}, **{"limit_s": 120.0, **more})
 
 
 def take(one: EvidenceStore, wanted: EvidenceSources, action: str = "a-1") -> Path:
@@ -249,7 +249,7 @@ def kept(folder: Path, log: str) -> tuple[str, str]:
     """What is kept of this log: of the last life, and of those before."""
     path = folder / "server.log"
     path.write_text(log, encoding="utf-8")
-    taken = asyncio.run(EvidenceStore(folder / "evidence", environ={"PATH": ""}).take("a", "x", EvidenceSources(str(path))))
+    taken = asyncio.run(keeper(folder).take("a", "x", EvidenceSources(str(path))))
     found = Path(str(taken.facts["folder"]))
     earlier = (found / EARLIER).read_text(encoding="utf-8") if (found / EARLIER).exists() else ""
     assert (f"  {EARLIER}\n" in (found / "CONTENTS.txt").read_text(encoding="utf-8")) is bool(earlier)
