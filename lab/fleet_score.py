@@ -137,7 +137,10 @@ def main(words: Sequence[str]) -> int:
             json.dump(rows, file, separators=(",", ":"))
         return 0
     folders = [word for word in words if word != "--counts"]
-    rows = read(Path(folders[0]) if folders else RESULTS)
+    folder = Path(folders[0]) if folders else RESULTS
+    rows = read(folder)
+    if not rows:
+        raise SystemExit(f"{folder} holds no rows (*.json.gz)")
     print("not kept:", *(broken(rows) or ["nothing"]), sep="\n- ")
     print()
     print(table(rows, has_times="--counts" not in words))
