@@ -11,7 +11,7 @@ from plimsoll.guard.api import token
 
 
 def test_only_its_user_can_read_it(tmp_path: Path) -> None:
-    """Mode 0600 in a folder of mode 0700, whatever was there before."""
+    """Mode 0600 in a folder of mode 0700, whatever was there before; a token that is not written whole replaces none."""
     environ = {"XDG_RUNTIME_DIR": str(tmp_path)}
     victim = tmp_path / "victim"
     victim.write_text("keep", encoding="ascii")
@@ -24,6 +24,9 @@ def test_only_its_user_can_read_it(tmp_path: Path) -> None:
     assert (path.read_text(encoding="ascii"), victim.read_text(encoding="ascii")) == ("second\n", "keep")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    with pytest.raises(UnicodeEncodeError):
+        token.write_token(1, "half \N{SNOWMAN}", environ)
+    assert path.read_text(encoding="ascii") == "second\n"
 
 
 def test_only_its_own_is_taken_away(tmp_path: Path) -> None:

@@ -22,10 +22,12 @@ def write_token(port: int, token: str, environ: Mapping[str, str] = os.environ) 
     if path is None:
         raise FileNotFoundError("neither XDG_RUNTIME_DIR nor HOME names a folder")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)  # a new file: never an open one, or a link
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    part = path.with_name(f".{path.name}.{os.getpid()}")  # a reader finds the whole token or none
+    part.unlink(missing_ok=True)  # a new file: never an open one, or a link
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(token + "\n")
+    part.replace(path)
 
 
 def remove_token(port: int, token: str, environ: Mapping[str, str] = os.environ) -> None:
