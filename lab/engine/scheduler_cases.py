@@ -97,8 +97,8 @@ def random_case(rng: random.Random) -> Case:
 def turned_at_random(case: Case, rng: random.Random) -> Case:
     """The same case with knobs that are turned, let go and turned again."""
     settings, step, turns = case.settings, 0, []
-    lowest = max((group.block_size for group in settings.groups if group.kind == "mamba"), default=1)
-    lowest = min(lowest, settings.max_num_batched_tokens)
+    has_states = settings.prefix_caching and any(group.kind == "mamba" for group in settings.groups)
+    lowest = min(settings.block_size if has_states else 1, settings.max_num_batched_tokens)
     for _ in range(rng.randint(1, 30)):
         step += rng.choice((1, 1, 2, 5, 20))
         values: dict[str, float] = {"max-num-seqs": rng.randint(1, settings.max_num_seqs)}

@@ -82,10 +82,11 @@ def order(made: Knobs, lease_s: float = 60.0, epoch: int | None = None, **values
         (MAX_SEQS, (8, 4, None), 4), (MAX_TOKENS, (1024, None, None), 1024), (HEADROOM, (0.01, None, 0.2), 0.2),
         (LONG_PREFILL, (0, None, 512), 512), (LONG_PREFILL, (256, None, 512), 256), (LONG_PREFILL, (0, None, None), 0),
         (QUEUED_REQS, (None, None, 9), 9), (QUEUED_REQS, (None, None, None), None),
+        (QUEUED_REQS, (0, None, 9), 0),
     ],
 )  # fmt: skip
 def test_the_strictest_of_three_holds(knob: str, values: tuple[float | None, ...], least: float | None) -> None:
-    """Fewer sequences and tokens, more headroom; 0 is no bound on a prompt's piece or a queue."""
+    """Fewer sequences and tokens, more headroom; 0 is no bound on a prompt's piece, and a queue that takes nobody."""
     assert strictest(knob, *values) == least
 
 
@@ -165,6 +166,22 @@ def test_a_step_always_has_a_token_for_each_who_runs() -> None:
     assert "from 4 to 1024" in order(found, max_num_batched_tokens=3)["refused"]
 
 
+@pytest.mark.parametrize("is_aligned", [True, False])
+def test_a_prompt_that_is_cut_at_mamba_blocks_has_room_for_one_beside_those_who_answer(*, is_aligned: bool) -> None:
+    """Else a step of a block's tokens, one of which an answer takes, computes nothing of any prompt."""
+    made = core()
+    made.scheduler.kv_cache_config.kv_cache_groups = (SimpleNamespace(kv_cache_spec=type("MambaSpec", (), {})()),)
+    made.scheduler.need_mamba_block_aligned_split = is_aligned
+    made.vllm_config.cache_config = SimpleNamespace(mamba_block_size=528 if is_aligned else 131_072)
+    found = Knobs(VllmScheduler(made))
+    smallest = 528 if is_aligned else 1
+    assert f"from {smallest} to 1024" in order(found, max_num_batched_tokens=2000)["refused"]
+    order(found, max_num_batched_tokens=smallest)
+    made.scheduler.running += [Request("r1"), Request("r2")]
+    found.before_step()
+    assert turned(made)[1] == (530 if is_aligned else 2)
+
+
 @pytest.mark.parametrize(
     ("limits", "values", "why"),
     [
@@ -174,6 +191,7 @@ def test_a_step_always_has_a_token_for_each_who_runs() -> None:
         ({"watermark": 0.2}, {"kv_headroom": 0.1}, "from 0.2, as at the start"),
         ({"enable_chunked_prefill": False}, {"max_num_batched_tokens": 100}, "without chunked prefill"),
         ({"enable_chunked_prefill": False}, {"long_prefill_token_threshold": 100}, "without chunked prefill"),
+        ({"long_prefill_token_threshold_adaptive": True}, {"long_prefill_token_threshold": 100}, "vLLM turns it itself"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_whole(limits: dict[str, Any], values: dict[str, Any], why: str) -> None:
@@ -196,7 +214,7 @@ def test_an_older_epoch_is_refused() -> None:
 
 
 def test_an_engine_that_steps_with_others_is_left_alone() -> None:
-    """Data parallel engines, and a scheduler that is not vLLM's own."""
+    """Data parallel engines, and another scheduler."""
     made = core()
     made.vllm_config.parallel_config.data_parallel_size = 2
     for knob in SCHEDULER_KNOBS:
@@ -208,7 +226,7 @@ def test_an_engine_that_steps_with_others_is_left_alone() -> None:
         )
     other = core()
     other.scheduler.__class__ = type("Mine", (type(other.scheduler),), {"__module__": "mine"})
-    assert "Mine is not vLLM's own" in order(Knobs(VllmScheduler(other)), max_num_seqs=2)["refused"]
+    assert "never tried with the scheduler Mine" in order(Knobs(VllmScheduler(other)), max_num_seqs=2)["refused"]
 
 
 class Core:

@@ -32,7 +32,6 @@ QUEUED_REQS, QUEUED_TOKENS = "max-num-queued-reqs", "max-num-queued-tokens"
 SCHEDULER_KNOBS = (MAX_SEQS, MAX_TOKENS, HEADROOM, LONG_PREFILL)
 QUEUE_KNOBS = (QUEUED_REQS, QUEUED_TOKENS)
 KNOBS = (*SCHEDULER_KNOBS, *QUEUE_KNOBS)
-_NONE_IS_0 = (LONG_PREFILL, *QUEUE_KNOBS)  # 0 is "no bound"
 MOST_HEADROOM = 0.95
 LONGEST_LEASE_S = 7 * 86_400.0
 CALL = "plimsoll_knobs"  # the utility call's name, a method of the engine core
@@ -47,9 +46,9 @@ Values = Mapping[str, float]
 
 
 def strictest(knob: str, *values: float | None) -> float | None:
-    """The strictest of these values of one knob; None where there is none, 0 where none of them is a bound."""
+    """The strictest of these values of one knob; None where there is none. The longest piece of a prompt: 0 is no bound."""
     known = [value for value in values if value is not None]
-    if knob in _NONE_IS_0:
+    if knob == LONG_PREFILL:
         return min((value for value in known if value), default=0 if known else None)
     return (max if knob == HEADROOM else min)(known, default=None)
 
@@ -65,6 +64,7 @@ class KnobScheduler(Protocol):
     why_not: dict[str, str]  # of each knob that cannot be turned here: the reason
     tokens_each: int  # one plus the speculative tokens
     smallest: int  # a step of fewer tokens makes no progress
+    prompt_piece: int  # a prompt is cut into no smaller pieces: what a step needs beside those that answer; 0: any piece
 
     def running(self) -> int:
         """Requests that are admitted."""
@@ -91,11 +91,11 @@ class Knobs:
 
     def in_force(self, now: float) -> dict[str, float]:
         """The strictest of start-up, containment and lease; of the lease's tokens never fewer than the running need."""
-        leased, found = self.leased if now < self.until else {}, {}
+        leased, found, scheduler = self.leased if now < self.until else {}, {}, self._scheduler
         for knob, start in self.start.items():
             wanted = leased.get(knob)
             if knob == MAX_TOKENS and wanted is not None:
-                wanted = max(wanted, self._scheduler.running() * self._scheduler.tokens_each, self._scheduler.smallest)
+                wanted = max(wanted, scheduler.running() * scheduler.tokens_each + scheduler.prompt_piece)
             value = strictest(knob, start, self.contained.get(knob), wanted)
             assert value is not None
             found[knob] = value
@@ -216,7 +216,8 @@ class VllmScheduler:
         self._blocks = getattr(getattr(scheduler, "kv_cache_config", None), "num_blocks", 0)
         self.tokens_each = 1 + getattr(scheduler, "num_spec_tokens", 0)
         ahead = getattr(scheduler, "num_prefill_lookahead", 0)  # a chunk must not end so near to the end of its prompt
-        self.smallest = int(min(self.start[MAX_TOKENS], max(self.tokens_each, support.state_block(core), 1 + ahead)))
+        self.prompt_piece = max(support.state_block(core), ahead and 1 + ahead)
+        self.smallest = int(min(self.start[MAX_TOKENS], max(self.tokens_each, self.prompt_piece)))
         self.why_not = self._reasons(config)
 
     def _reasons(self, config: Any) -> dict[str, str]:
@@ -226,7 +227,7 @@ class VllmScheduler:
             return dict.fromkeys(SCHEDULER_KNOBS, why)
         if type(self._scheduler).__module__ not in schedule_ring.OWN_SCHEDULERS:
             name = type(self._scheduler).__name__
-            return dict.fromkeys(SCHEDULER_KNOBS, f"the scheduler {name} is not vLLM's own")
+            return dict.fromkeys(SCHEDULER_KNOBS, f"never tried with the scheduler {name}")
         reasons = {}
         if not hasattr(self._manager, "watermark_blocks") or not self._blocks:
             reasons[HEADROOM] = "this vLLM keeps no blocks free at admission"
@@ -235,6 +236,8 @@ class VllmScheduler:
             reasons |= dict.fromkeys((MAX_TOKENS, LONG_PREFILL), "without chunked prefill a prompt must fit into one step")
         elif is_multimodal and getattr(self._limits, "disable_chunked_mm_input", False):
             reasons |= dict.fromkeys((MAX_TOKENS, LONG_PREFILL), "this model's pictures must not be cut")
+        elif getattr(self._limits, "long_prefill_token_threshold_adaptive", False):
+            reasons[LONG_PREFILL] = "vLLM turns it itself (--long-prefill-token-threshold-adaptive)"
         return reasons
 
     def running(self) -> int:
@@ -385,7 +388,7 @@ class KnobClient:
         for knob, start in self._queue_starts(client).items():
             if knob in values and (why := self._why_not(client, knob)):
                 raise KnobRefused(f"{knob} cannot be turned here: {why}")
-            if knob in values and start and values[knob] > start:
+            if knob in values and start is not None and values[knob] > start:
                 raise KnobRefused(f"{knob}: from 1 to {start}, which is what this server was started with")
 
     def turn_queue(self, client: Any) -> None:
@@ -396,7 +399,7 @@ class KnobClient:
             if self._why_not(client, knob):
                 continue
             leased = None if report is None or now >= report["until"] else report["knobs"][knob]["lease"]
-            value, name = strictest(knob, start, leased) or None, knob.replace("-", "_")
+            value, name = strictest(knob, start, leased), knob.replace("-", "_")
             if getattr(limits, name) != value:
                 setattr(limits, name, None if value is None else int(value))
 

@@ -15,10 +15,10 @@ from plimsoll.simulate.compiled import WIDE, part, wide
 from plimsoll.simulate.pool import NULL, block_key, find, release, set_key, take, touch
 
 from plimsoll.simulate.layout import (  # isort: skip
-    ALIGNMENT, BLOCK_SIZE, BOUNDARY, BUDGET, CACHING, COMPUTED, COMPUTED_RUNNING, FILLS, FREE_BLOCKS, FREE_SLOTS, FRESH_IN,
+    ALIGNMENT, BLOCK_SIZE, BOUNDARY, CACHING, COMPUTED, COMPUTED_RUNNING, FILLS, FREE_BLOCKS, FREE_SLOTS, FRESH_IN,
     FULL, FULL_SLOTS, GROUPS, G_BLOCK, G_CAP, G_FIELDS, G_KIND, G_SPEC, G_WINDOW, HASHED, HELD, HIT_SLOT, IN_FLIGHT, LAST_STATE,
     LENGTH, LOST, MAMBA, MAMBA_ALIGN, NO_KEY, PASS, PLACEHOLDERS, PREEMPTED, PREEMPTED_COUNT, PREEMPTIONS, PROMPT, REFS,
-    RETIRED, SEAT_FREE_SLOT, SLIDING, SLOT, SPECS, STALE, STATUS, TABLE, TABLE_BLOCKS, THRESHOLD, TOKENS, RunState,
+    RETIRED, SEAT_FREE_SLOT, SLIDING, SLOT, SPECS, STALE, STATUS, STEP_BUDGET, TABLE, TABLE_BLOCKS, THRESHOLD, TOKENS, RunState,
 )  # fmt: skip
 from plimsoll.simulate.pool import release_table
 from plimsoll.simulate.queues import put_back
@@ -335,7 +335,7 @@ def mamba_aligned(s: RunState, request: int, start: int, tokens: int) -> int:
     last_kept = (row[TOKENS] - 1) // block_size * block_size
     end = start + tokens
     if end < prefill_end:
-        most = s.limits[BUDGET]
+        most = s.counts[STEP_BUDGET]
         if s.limits[THRESHOLD] > 0:
             most = min(most, s.limits[THRESHOLD])
         aligned = end // block_size * block_size

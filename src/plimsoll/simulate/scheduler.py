@@ -15,9 +15,10 @@ from plimsoll.simulate.groups import Hybrid, cache_blocks, extend, free_request,
 
 from plimsoll.simulate.layout import (  # isort: skip
     ARRIVAL, ASYNC, B_CONTEXT, B_HOW_MANY, B_PAIRS, B_PREEMPTED, B_PRODUCES, B_REQUESTS, B_TOKENS, BATCH_FIELDS, BATCHES,
-    BUDGET, BY_PRIORITY, COMPUTED, COMPUTED_RUNNING, FILLS, FINISH, FINISHED, FINISHED_COUNT, FIRST_TOKEN, HELD, IN_FLIGHT,
-    MAMBA_ALIGN, MAX_LEN, OUTPUT, PASS, PLACEHOLDERS, PREEMPTION_COUNT, PRIORITY, PRODUCED, PROMPT, RUNNING, RUNNING_COUNT,
-    SEAT_BATCH, SEAT_RUNNING, STALE, STATUS, THRESHOLD, TOKENS, WAITING_COUNT, Int32, RunState,
+    BLOCK_SIZE, BUDGET, BY_PRIORITY, COMPUTED, COMPUTED_RUNNING, FILLS, FINISH, FINISHED, FINISHED_COUNT, FIRST_TOKEN,
+    FULL_BUDGET, HELD, IN_FLIGHT, MAMBA_ALIGN, MAX_LEN, OUTPUT, PASS, PLACEHOLDERS, PREEMPTION_COUNT, PRIORITY, PRODUCED,
+    PROMPT, RUNNING, RUNNING_COUNT, SEAT_BATCH, SEAT_RUNNING, STALE, STATUS, STEP_BUDGET, THRESHOLD, TOKENS, WAITING_COUNT,
+    Int32, RunState,
 )  # fmt: skip
 from plimsoll.simulate.queues import drop
 
@@ -75,8 +76,7 @@ def _schedule_running(s: RunState, hybrid: Hybrid, batch: int, threshold: int) -
     made = BATCHES + batch * BATCH_FIELDS
     requests, seats = s.requests, s.seats
     running, max_len, is_aligned = s.counts[RUNNING_COUNT], s.limits[MAX_LEN], s.limits[MAMBA_ALIGN] != 0
-    # A budget that was turned down never starves the tail of the list: everybody who runs gets a token.
-    budget = max(s.limits[BUDGET], running)
+    budget = s.counts[STEP_BUDGET]
     scheduled = wide(0)
     at = 0
     while at < running and budget > 0:
@@ -127,6 +127,9 @@ def schedule(s: RunState, hybrid: Hybrid, batch: int) -> int:
     for field in range(BATCH_FIELDS):
         s.counts[made + field] = 0
     s.counts[PASS] += 1
+    # A budget that was turned down starves nobody: everybody who runs gets a token, and a prompt a block where it needs one.
+    needed = s.counts[RUNNING_COUNT] + (s.limits[BLOCK_SIZE] if s.limits[MAMBA_ALIGN] else 0)
+    s.counts[STEP_BUDGET] = max(s.limits[BUDGET], min(s.limits[FULL_BUDGET], needed))
     # The threshold keeps a long prompt from starving others: alone, there is nobody to starve.
     threshold = s.limits[THRESHOLD] if s.counts[RUNNING_COUNT] + s.counts[WAITING_COUNT] > 1 else 0
     budget = _schedule_running(s, hybrid, batch, threshold)

@@ -10,8 +10,8 @@ from plimsoll.errors import BadInput
 
 from plimsoll.simulate.layout import (  # isort: skip
     ALIGNMENT, ARRIVAL, ASYNC, BLOCK_SIZE, BUDGET, BY_PRIORITY, CACHING, CHUNKED, COUNTS, CTX_PS, FREE_BLOCKS, FREE_SLOTS,
-    FULL, FULL_GROUPS, GROUPS, HIT_SLOT, IDS_BEGIN, IDS_END, IDS_TOKENS, LIMITS, LINK_FIELDS, MAMBA, MAMBA_ALIGN, MAX_LEN,
-    MAX_SEQS, NEXT, NUM_BLOCKS, NUMBER, OUTPUT, PAIR_FS, PREFIX_BLOCK, PREV, PRIORITY, PROMPT, PROMPT_NS, REJECTED,
+    FULL, FULL_BUDGET, FULL_GROUPS, GROUPS, HIT_SLOT, IDS_BEGIN, IDS_END, IDS_TOKENS, LIMITS, LINK_FIELDS, MAMBA, MAMBA_ALIGN,
+    MAX_LEN, MAX_SEQS, NEXT, NUM_BLOCKS, NUMBER, OUTPUT, PAIR_FS, PREFIX_BLOCK, PREV, PRIORITY, PROMPT, PROMPT_NS, REJECTED,
     REJECTED_COUNT, REQUEST_FIELDS, RESERVE_FULL, SEAT_FIELDS, SEAT_FREE_SLOT, SEQ_NS, SIMPLE, SLIDING, SLOT, SPECS,
     STAMP_FIELDS, STATUS, TABLE, THRESHOLD, TIE, TOKENS, WATERMARK_BLOCKS, Int32, RunState,
 )  # fmt: skip
@@ -113,6 +113,7 @@ def _limits(settings: EngineLimits, step_time: StepTime, prefix_block: int, grou
     limits[NUM_BLOCKS] = settings.num_blocks
     limits[BLOCK_SIZE] = settings.block_size
     turn_limits(limits, settings)
+    limits[FULL_BUDGET] = settings.max_num_batched_tokens
     limits[MAX_LEN] = settings.max_model_len
     limits[CACHING] = settings.prefix_caching
     limits[CHUNKED] = settings.chunked_prefill

@@ -169,7 +169,7 @@ def _never(core: Any) -> str | None:
     if not (platform.is_cuda() or platform.is_cpu()):
         return "only NVIDIA's devices are known to it, and CPUs"
     if type(scheduler).__module__ not in _SCHEDULERS:
-        return f"the scheduler {type(scheduler).__name__} is not vLLM's own"
+        return f"never tried with the scheduler {type(scheduler).__name__}"
     is_multimodal = getattr(config.model_config, "is_multimodal_model", False)
     if is_multimodal and getattr(config.scheduler_config, "disable_chunked_mm_input", False):
         return "this model's pictures must not be cut, and smaller steps would cut them"
@@ -217,8 +217,8 @@ def _has_state(core: Any) -> bool:
 
 
 def state_block(core: Any) -> int:
-    """Tokens of a Mamba block, below which a step makes no progress on such a model; 0 for others."""
-    if not _has_state(core):
+    """Tokens of a Mamba block where prompts are cut at such blocks: a smaller step makes no progress there. Else 0."""
+    if not _has_state(core) or not getattr(core.scheduler, "need_mamba_block_aligned_split", True):
         return 0
     cache = core.vllm_config.cache_config
     return int(getattr(cache, "mamba_block_size", None) or getattr(cache, "block_size", None) or 0)

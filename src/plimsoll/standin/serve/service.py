@@ -257,7 +257,7 @@ class StandinScheduler:
             LONG_PREFILL: settings.long_prefill_token_threshold,
         }  # fmt: skip
         self.why_not = {} if settings.chunked_prefill else dict.fromkeys((MAX_TOKENS, LONG_PREFILL), "no chunked prefill")
-        self.tokens_each = self.smallest = 1
+        self.tokens_each, self.smallest, self.prompt_piece = 1, 1, 0
 
     def running(self) -> int:
         return self._run.running
