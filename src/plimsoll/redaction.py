@@ -63,23 +63,39 @@ _PRIVATE_KEY = (  # to its end, or as far as one that was cut off looks like one
     r"(?:(?:[^\-]|-(?!----)){0,16384}-----END [A-Z0-9 ]{0,48}-----|[A-Za-z0-9+/=\s\\]*))"
 )
 
+# Tokens that begin like this, with at least so many letters and digits behind it; those of the second list with - and _, too.
+_TOKENS = (
+    (
+        "hf_:16 api_org_:16 AKIA:12 ASIA:12 LTAI:16 gsk_:20 npm_:30 shpat_:30 sk_live_:16 rk_live_:16 sk_test_:16 whsec_:20"
+        " r8_:30 pplx-:30 xai-:40 csk-:30 jina_:30 lin_api_:30 sbp_:40 AGE-SECRET-KEY-1:40 hvs.:20"
+    ),
+    (
+        "github_pat_:20 AIza:30 nvapi-:16 pypi-:40 ya29.:20 xapp-:20 glsa_:30 dckr_pat_:20 tgp_v1_:30 pcsk_:40 lsv2_:30"
+        " GOCSPX-:20 ATATT3:30 figd_:30 sntrys_:30 wandb_v1_:30 1//0:30"
+    ),
+)
 # A needle to look for, and the pattern whose first group is the secret.
 _SHAPES: tuple[tuple[str, str], ...] = (
-    ("hf_", r"(hf_[A-Za-z0-9]{16,})"),
-    ("api_org_", r"(api_org_[A-Za-z0-9]{16,})"),
+    *(
+        (start, f"({re.escape(start)}[A-Za-z0-9{more}]{{{least},}})")
+        for tokens, more in zip(_TOKENS, ("", r"_\-"), strict=True)
+        for start, _, least in (token.rpartition(":") for token in tokens.split())
+    ),
     ("sk-", r"(sk-(?:(?<![A-Za-z0-9]sk-)|(?<=\\[nrt]sk-)|(?<=\dmsk-))[A-Za-z0-9_\-]{16,})"),
     ("gh", r"(gh[opsur]_[A-Za-z0-9]{20,})"),
-    ("github_pat_", r"(github_pat_[A-Za-z0-9_]{20,})"),
-    ("glpat-", r"(glpat-[A-Za-z0-9_\-]{16,})"),
+    ("gl", r"(gl(?:agent|cbt|dt|ft|imt|pat|ptt|rt|soat)-[A-Za-z0-9_\-]{16,})"),
     ("xox", r"(xox[abeprs]-[A-Za-z0-9\-]{10,})"),
-    ("AKIA", r"(AKIA[A-Z0-9]{12,})"),
-    ("ASIA", r"(ASIA[A-Z0-9]{12,})"),
-    ("AIza", r"(AIza[A-Za-z0-9_\-]{30,})"),
-    ("nvapi-", r"(nvapi-[A-Za-z0-9_\-]{16,})"),
-    ("gsk_", r"(gsk_[A-Za-z0-9]{20,})"),
-    ("pypi-", r"(pypi-[A-Za-z0-9_\-]{40,})"),
-    ("ya29.", r"(ya29\.[A-Za-z0-9_\-]{20,})"),
+    ("dapi", r"(dapi[A-Fa-f0-9]{32})"),
+    ("_v1_", r"(do[opr]_v1_[A-Fa-f0-9]{40,})"),
+    ("SG.", r"(SG\.[A-Za-z0-9_\-]{16,32}\.[A-Za-z0-9_\-]{32,})"),
     ("eyJ", r"(eyJ[A-Za-z0-9_\-]{16,}(?:\.[A-Za-z0-9_\-]*){0,4}=*)"),
+    ("hooks.slack.com/", r"hooks\.slack\.com/[a-z]{1,16}/([A-Za-z0-9/]{20,})"),
+    ("/api/webhooks/", r"/api/webhooks/([0-9]{8,32}/[A-Za-z0-9_\-]{20,})"),
+    ("password", r"login\s{1,64}\S{1,256}\s{1,64}password\s{1,64}(\S+)"),  # .netrc
+    ("login", r"login(?:[ \t]{1,8}[^\s|;&]{1,256}){0,6}?[ \t]{1,8}-p[ \t=]{0,8}(\S+)"),
+    ("sshpass", r"sshpass[ \t]{1,8}-p[ \t]{0,8}(\S+)"),
+    ("from-literal", r"from-literal[ =][\"']?[\w.\-]{1,256}=([^\s\"']+)"),
+    ("configure set ", r"configure set \w{0,64}(?:secret|token|key)\w{0,32} {1,8}(\S+)"),
     ("earer ", r"earer (?=[\w.~+/=\-]{0,64}[0-9]|[\w.~+/=\-]{20})([\w.~+/=\-]{8,})"),
     ("-u", r"-u(?<!\S-u)[ \t]{1,8}(?!\d{1,9}:\d{1,9}(?:\s|$))(\"[^\":]{1,256}:[^\"\n]+|'[^':]{1,256}:[^'\n]+)"),
     ("-u", r"-u(?<!\S-u)[ \t]{1,8}(?!\d{1,9}:\d{1,9}(?:\s|$))([^\s:\"']{1,256}:\S+)"),
@@ -94,7 +110,7 @@ _HIDDEN_WORD = (
     r"|privatekey|accesskey|authtoken|accesstoken|sshpass)"
 )
 _KEY_OF = (
-    "access|account|admin|anthropic|api|auth|aws|azure|cohere|deepseek|deploy|encryption|gemini|google|groq|hf|hmac|jwt"
+    "access|account|admin|anthropic|api|app|auth|aws|azure|client|cohere|deepseek|deploy|encryption|gemini|google|groq|hf|hmac|jwt"
     "|license|master|mistral|ngc|nvidia|openai|private|secret|service|session|shared|signing|ssh|storage|subscription"
     "|wandb"
 )

@@ -234,6 +234,9 @@ def test_what_came_before_the_damage_is_kept_unless_it_must_be_whole() -> None:
     for spoilt in (b"\x1f\x8b not packed", b"\x28\xb5\x2f\xfd" + b"\xff" * 100):
         with pytest.raises(BadInput, match="x: looks like"):
             _blocks(spoilt)
+    wide = zstandard.ZstdCompressor(compression_params=zstandard.ZstdCompressionParameters(window_log=31)).compressobj()
+    with pytest.raises(BadInput, match="zstd with a very long window; unpack it first"):
+        _blocks(wide.compress(TEXT) + wide.flush())
 
 
 def test_a_letter_may_be_parted_between_two_blocks() -> None:

@@ -26,7 +26,7 @@ from plimsoll.cli.main import OptionsCommand
 from plimsoll.cli.standin import need_packages
 from plimsoll.errors import BadInput
 from plimsoll.launch.options import Words, option, switch
-from plimsoll.render.terminal import show
+from plimsoll.render.terminal import show, tell
 
 if TYPE_CHECKING:
     from plimsoll.demo.play import PlayOptions
@@ -72,7 +72,7 @@ def run(options: DemoOptions) -> int:
 
     played = PlayOptions(options.speed, options.keep, None if options.balancer is None else options.balancer == "haproxy")
     out = sys.stderr if options.json else sys.stdout
-    screen = Screen(partial(show, file=out), time.time())
+    screen = Screen(partial(tell, file=out), time.time())
     screen.plain(
         ["plimsoll demo: three stand-ins for vLLM, clients, and a guard that acts. No GPU is needed; it takes a good minute."],
         "",

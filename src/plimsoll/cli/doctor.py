@@ -42,7 +42,7 @@ from plimsoll.plan.options import CardOptions, ServerOptions, memory_of
 from plimsoll.redaction import clean
 from plimsoll.render import doctor as report
 from plimsoll.render.doctor import finding_json
-from plimsoll.render.terminal import bar, show
+from plimsoll.render.terminal import bar, show, tell
 from plimsoll.units import GIB, format_count
 from plimsoll.vllm.metrics_page import Page, escaped_label, fetch_health, fetch_pages
 
@@ -307,7 +307,7 @@ def _look(
         if said.get(url) != ("unreachable",):
             said[url] = ("unreachable",)
             told = {"at": clock(), "server": shown, "error": clean(str(error))}
-            show(json.dumps(told) if options.json else f"{stamp} {told['error']}")
+            tell(json.dumps(told) if options.json else f"{stamp} {told['error']}")
         return True
     last, before[url] = before.get(url), page
     health = fetch_health(url, timeout_s=timeout) if last is not None else None
@@ -317,17 +317,17 @@ def _look(
         names = ("running", "waiting", "kv_cache_usage", "preemptions")
         engines = [{"engine": one.engine, **{name: one.figures.get(name) for name in names}} for one in verdict.facts.engines]
         findings = [finding_json(finding) for finding in verdict.findings]
-        show(json.dumps({"at": clock(), "server": shown, "engines": engines, "findings": findings}, ensure_ascii=False))
+        tell(json.dumps({"at": clock(), "server": shown, "engines": engines, "findings": findings}, ensure_ascii=False))
         return is_wrong
     # One line a look; a finding is told in full when it first appears, and when it is gone.
     codes = tuple(str(finding.code) for finding in verdict.findings)
     figures = "; ".join(_line(one.engine, one.figures) for one in verdict.facts.engines) or "no engine on the page"
-    show(f"{stamp} {shown}  {figures}  {', '.join(codes) or 'nothing wrong'}")
+    tell(f"{stamp} {shown}  {figures}  {', '.join(codes) or 'nothing wrong'}")
     for finding in verdict.findings:
         if str(finding.code) not in said.get(url, ()):
-            show(f"         {finding.code}: {clean(finding.because)}")
+            tell(f"         {finding.code}: {clean(finding.because)}")
     if gone := [code for code in said.get(url, ()) if code not in codes and code != "unreachable"]:
-        show(f"         over: {', '.join(gone)}")
+        tell(f"         over: {', '.join(gone)}")
     said[url] = codes
     return is_wrong
 

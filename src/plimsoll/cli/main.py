@@ -24,7 +24,7 @@ import plimsoll
 from plimsoll.errors import BadInput, PlimsollError
 from plimsoll.launch.options import OptionInfo, Words, meant, options_of
 from plimsoll.redaction import printable, redact
-from plimsoll.render.terminal import show
+from plimsoll.render.terminal import forget_stdout, show
 
 # What each command answers; plimsoll.cli.NAME holds it as COMMAND, and is imported only when it is typed.
 COMMANDS = {
@@ -211,14 +211,14 @@ def main(arguments: list[str]) -> int:
             return 0
         return _run(arguments)
     except PlimsollError as error:
-        _forget_stdout()
+        forget_stdout()
         _say(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         _say("interrupted")
         return 130
     except BrokenPipeError:
-        _forget_stdout()
+        forget_stdout()
         return 0
     except Exception as error:
         if os.environ.get("PLIMSOLL_DEBUG") == "1":
@@ -241,14 +241,6 @@ def _run(arguments: list[str]) -> int:
             return code
     except click.exceptions.Exit as ended:
         return ended.exit_code
-
-
-def _forget_stdout() -> None:
-    """Keep Python from trying once more, at its end, to write what could not be written."""
-    try:
-        sys.stdout.flush()
-    except (OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say(message: str) -> None:

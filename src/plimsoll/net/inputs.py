@@ -140,7 +140,9 @@ class _Unpacking(_Source):
     def _some(self, size: int) -> bytes:
         try:
             data = self._reader.read1(size)
-        except self._errors:
+        except self._errors as problem:
+            if "too much memory" in str(problem):
+                raise BadInput(f"{self._source}: zstd with a very long window; unpack it first: zstd -d --long=31") from None
             if self._whole and self._came:
                 raise BadInput(f"{self._source}: cut or damaged {self._kind} data") from None
             if not self._came:

@@ -60,8 +60,16 @@ class Report(list["str | Line | Whole | Table"]):
         return drawn(self)
 
 
-def show(shown: str | Report, file: TextIO | None = None) -> None:
-    """Print to standard output; a disk that is full is the world's fault, a reader that went away is nobody's."""
+def show(shown: str | Report) -> None:
+    """Print the answer to standard output; a reader that went away changes nothing of the exit code."""
+    try:
+        tell(shown)
+    except BrokenPipeError:
+        forget_stdout()
+
+
+def tell(shown: str | Report, file: TextIO | None = None) -> None:
+    """Print some of what goes on: BrokenPipeError once nobody reads; a disk that is full is the world's fault."""
     file = file or sys.stdout
     try:
         print(drawn(shown, file) if isinstance(shown, Report) else shown, file=file, flush=True)
@@ -69,6 +77,14 @@ def show(shown: str | Report, file: TextIO | None = None) -> None:
         raise
     except OSError as error:
         raise WorldFailed(f"cannot write the answer: {error.strerror or error}") from None
+
+
+def forget_stdout() -> None:
+    """Keep Python from trying once more, at its end, to write what could not be written."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def drawn(report: Report, file: TextIO | None = None) -> str:
