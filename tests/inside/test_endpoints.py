@@ -122,7 +122,7 @@ def test_methods_and_paths_are_exact(tmp_path: Path) -> None:
                    b'{"max-num-seqs": 2, "lease_s": 0}', b'{"max-num-seqs": 2, "lease_s": Infinity}', b'{"max_num_seqs": 2}',
                    b'{"max-num-seqs": 2, "epoch": -1}', b'{"\\ud800": 1}', b'{"max-num-seqs": ' + b"9" * 5000 + b"}")),
         ("shed", (b'{"max_wait_s": 0}', b'{"max_wait_s": NaN}', b'{"max_wait_s": 5, "lease_s": 1e9}')),
-        ("snapshot", (b'{"history": -1}', b'{"history": 1e3}', b'{"history": 9999999}')),
+        ("snapshot", (b'{"history": -1}', b'{"history": 1e3}', b'{"history": 9999999}', b'{"history": 1, "history": 2}')),
     ],
 )  # fmt: skip
 def test_a_bad_body_is_refused_in_one_line_and_changes_nothing(

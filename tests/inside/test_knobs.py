@@ -160,6 +160,8 @@ def test_a_step_always_has_a_token_for_each_who_runs() -> None:
     made.scheduler.running += [Request(f"r{number}") for number in range(8)]
     found.before_step()
     assert turned(made)[1] == 32
+    found.after_step(32)
+    assert json.loads(found.answer("{}"))["most_needed"] == 32, "a step of 32 tokens obeys an order of 4"
     made.scheduler.running.clear()
     found.before_step()
     assert turned(made)[1] == 4

@@ -86,7 +86,7 @@ def fields_of(body: bytes, known: tuple[str, ...]) -> dict[str, Any]:
     if not body.strip():
         return {}
     try:
-        fields = json.loads(body)
+        fields = json.loads(body, object_pairs_hook=_object)
     except (ValueError, RecursionError):
         raise BadAsk("the body is not JSON") from None
     if not isinstance(fields, dict):
@@ -95,6 +95,14 @@ def fields_of(body: bytes, known: tuple[str, ...]) -> dict[str, Any]:
         if name not in known:
             takes = f"there is: {', '.join(known)}" if known else "it takes none"
             raise BadAsk(f"there is no field {str(name)[:40]!r}; {takes}")
+    return fields
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """As JSON has it; which of two values of one name is meant nobody knows."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise BadAsk("a field stands there twice")
     return fields
 
 

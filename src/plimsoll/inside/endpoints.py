@@ -318,7 +318,7 @@ async def _knob_call(gate: GateControl, order: dict[str, Any]) -> GateAnswer:
         return error(502, str(problem), "BadGatewayError")
     if "refused" in told:
         raise Conflict(told["refused"])
-    shown = {name: told[name] for name in ("running", "steps", "largest_step", "most_running")}
+    shown = {name: told[name] for name in ("running", "steps", "largest_step", "most_running", "most_needed")}
     return GateAnswer(200, {"schema": "plimsoll.knobs/1", **gate.knobs.words(gate.engine.client, told), "since_order": shown})
 
 

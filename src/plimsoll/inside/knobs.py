@@ -83,7 +83,7 @@ class Knobs:
         self.epoch, self.until = 0, 0.0
         self._scheduler = scheduler
         self._tell = tell
-        self._orders = self._steps = self._largest_step = self._most_running = 0
+        self._orders = self._steps = self._largest_step = self._most_running = self._most_needed = 0
         self._is_plain = True  # nothing is turned: a step need not look
         tell(self.report())
 
@@ -91,15 +91,18 @@ class Knobs:
 
     def in_force(self, now: float) -> dict[str, float]:
         """The strictest of start-up, containment and lease; of the lease's tokens never fewer than the running need."""
-        leased, found, scheduler = self.leased if now < self.until else {}, {}, self._scheduler
+        leased, found = self.leased if now < self.until else {}, {}
         for knob, start in self.start.items():
             wanted = leased.get(knob)
             if knob == MAX_TOKENS and wanted is not None:
-                wanted = max(wanted, scheduler.running() * scheduler.tokens_each + scheduler.prompt_piece)
+                wanted = max(wanted, self._needed())
             value = strictest(knob, start, self.contained.get(knob), wanted)
             assert value is not None
             found[knob] = value
         return found
+
+    def _needed(self) -> int:
+        return self._scheduler.running() * self._scheduler.tokens_each + self._scheduler.prompt_piece
 
     def before_step(self) -> None:
         """Turn the scheduler to what is in force now; called before each step."""
@@ -118,11 +121,12 @@ class Knobs:
         self._steps += 1
         self._largest_step = max(self._largest_step, tokens)
         self._most_running = max(self._most_running, self._scheduler.running())
+        self._most_needed = max(self._most_needed, self._needed())
 
     def _settle(self) -> None:
         self._is_plain = not self.leased and not self.contained
         self._scheduler.apply(self.in_force(time.monotonic()))
-        self._steps = self._largest_step = self._most_running = 0
+        self._steps = self._largest_step = self._most_running = self._most_needed = 0
         self._tell(self.report())
 
     def contain(self, tokens: int, sequences: int) -> None:
@@ -144,7 +148,7 @@ class Knobs:
             # What the steps since the last order show: the proof that it is carried out.
             live = {
                 "turned_to": self.in_force(time.monotonic()), "running": self._scheduler.running(), "steps": self._steps,
-                "largest_step": self._largest_step, "most_running": self._most_running,
+                "largest_step": self._largest_step, "most_running": self._most_running, "most_needed": self._most_needed,
             }  # fmt: skip
             return json.dumps({**self.report(), **live})
         except KnobRefused as refusal:

@@ -132,7 +132,7 @@ class Engine:
     def __init__(self) -> None:
         self.leased, self.calls = "", 0
         self.answer: Outcome | None = None
-        self.facts: dict[str, float] = {"running": 30, "steps": 0, "largest_step": 0, "most_running": 30}
+        self.facts: dict[str, float] = {"running": 30, "steps": 0, "largest_step": 0, "most_needed": 30}
 
     async def set_knobs(self, values: Mapping[str, float], lease_s: float, epoch: int) -> Outcome:
         del lease_s, epoch

@@ -217,7 +217,7 @@ def _knob_facts(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, floa
     leased = {name: value for name, row in rows.items() if (value := number(row.get("lease"))) is not None}
     in_force = {name: number(row.get("in_force")) for name, row in rows.items() if name in leased or not leased}
     facts: dict[str, Any] = _some_numbers(data, ("epoch", "lease_left_s"))
-    facts |= _some_numbers(table(data.get("since_order")), ("running", "steps", "largest_step", "most_running"))
+    facts |= _some_numbers(table(data.get("since_order")), ("running", "steps", "largest_step", "most_needed"))
     facts |= {"leased": knob_words(leased), "in_force": knob_words({n: v for n, v in in_force.items() if v is not None})}
     return facts, leased
 

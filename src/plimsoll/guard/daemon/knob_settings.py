@@ -131,10 +131,10 @@ class KnobSettings:
 
 def _is_obeyed(values: Mapping[str, float], facts: Mapping[str, object]) -> bool:
     """Whether steps were made since the order, and no more requests run, nor tokens in a step, than it allows."""
-    found = [facts.get(name) for name in ("steps", "running", "largest_step", "most_running")]
+    found = [facts.get(name) for name in ("steps", "running", "largest_step", "most_needed")]
     numbers = [one for one in found if isinstance(one, int | float)]
     if len(numbers) < len(found) or not numbers[0]:
         return False
-    _, running, largest, most = numbers
+    _, running, largest, needed = numbers
     is_few = running <= values.get("max-num-seqs", running)
-    return is_few and largest <= max(values.get("max-num-batched-tokens", largest), most)
+    return is_few and largest <= max(values.get("max-num-batched-tokens", largest), needed)
