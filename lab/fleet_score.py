@@ -70,7 +70,7 @@ def figures(row: Row) -> Figures:
         thrown_away=sum(one["tokens"] for one in failed if one["end"] == "cut"),
         slow=sum(one["end"] == "whole" and (one["first"] or 0.0) > PROMISE_S for one in asked),
         acted_s=acted,
-        whole_s=None if row["back_at"] is None else round(row["back_at"] - fault, 1),
+        whole_s=None if row["back_at"] is None else round(row["back_at"] - fault, 1) if row["breaks"] else 0.0,
         out_s=round(out, 1),
         persons=row["persons"],
     )
@@ -85,12 +85,12 @@ def read(folder: Path) -> list[Row]:
     return list(found.values())
 
 
-def spread(values: Sequence[float | None]) -> str:
-    """One number, or the least and the greatest; "never" where one has none."""
+def spread(values: Sequence[float | None], never: str = "never") -> str:
+    """One number, or the least and the greatest; `never` where one has none."""
     known = sorted(value for value in values if value is not None)
     text = " to ".join(f"{value:,g}" for value in dict.fromkeys(known[:1] + known[-1:]))
     missing = len(values) - len(known)
-    return text if not missing else "never" if not known else f"{text}; never in {missing}"
+    return text if not missing else never if not known else f"{text}; {never} in {missing}"
 
 
 def table(rows: Sequence[Row], *, has_times: bool = True) -> str:
@@ -106,7 +106,8 @@ def table(rows: Sequence[Row], *, has_times: bool = True) -> str:
             names = ("asked", "cut", "lost", "lost_later", "refusals", "sent_again", "thrown_away", "slow")
             cells = [str(sum(getattr(one, name) for one in found)) for name in names[: 7 + has_times]]
             if has_times:
-                cells += [spread([getattr(one, name) for one in found]) for name in ("acted_s", "whole_s", "out_s")]
+                cells.append(spread([one.acted_s for one in found], "no restart"))
+                cells += [spread([getattr(one, name) for one in found]) for name in ("whole_s", "out_s")]
             lines.append((incident, way, str(len(found)), *cells, str(sum(one.persons for one in found))))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -70,7 +70,7 @@ def row(**other: Any) -> dict[str, Any]:
              [6.0, [False, True], [0, 20]], [9.0, [False, True], [11, 20]], [12.0, [True, True], [11, 20]]]  # fmt: skip
     made = {
         "incident": "core", "way": "plimsoll", "round": 1, "before": BEFORE, "fault_at": 100.0, "back_at": 112.0, "persons": 0,
-        "may_lose": "running", "looks": looks, "told": "core",
+        "breaks": 1, "may_lose": "running", "looks": looks, "told": "core",
         "asked": [asked(99), asked(99.5, "cut"), asked(105, tries=2, refusals=1, first=3.0)],
     }  # fmt: skip
     return made | other
@@ -82,6 +82,7 @@ def test_a_row_in_numbers_and_what_was_not_kept() -> None:
     assert (found.asked, found.whole, found.cut, found.lost, found.lost_later) == (3, 2, 1, 0, 0)
     assert (found.refusals, found.sent_again, found.slow) == (1, 1, 1)
     assert (found.acted_s, found.whole_s, found.out_s, found.persons) == (9.0, 12.0, 9.0, 0)
+    assert figures(row(breaks=0)).whole_s == 0.0, "nothing left service"
 
     assert broken([row()]) == []
     later = row(asked=[asked(105, "lost")])
