@@ -114,5 +114,8 @@ def test_the_page_has_the_fleets_table_as_the_recorded_rows_give_it() -> None:
     page = (RESULTS.parents[2] / "docs" / "evidence.md").read_text(encoding="utf-8")
     rows = read(RESULTS)
     assert f"\n{table(rows)}\n<!-- end of fleet -->" in page
+    others = read(RESULTS.with_name("fleet-cpu"))
+    assert f"\n{table(others, has_times=False)}\n<!-- end of fleet-cpu -->" in page
+    assert broken(others) == []
     missing = page.partition("# Part five")[2].partition("## All incidents")[0]
     assert [line for line in broken(rows) if f"**`{line.partition(' ')[0]}`" not in missing] == []
