@@ -6,6 +6,7 @@ error: else there is no advice, and a reason. Nothing is set here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -58,8 +59,8 @@ class KnobAdvice:
         return f"with {self.knob} {self.value}, {kept}"
 
 
-def advise(measured: MeasuredRun, settings: EngineLimits, promise: Promise, start: StepTime | None = None) -> KnobAdvice:
-    """The best setting of one knob for this very traffic; `start` is a first idea of the clock, best the roofline's."""
+def advise(measured: MeasuredRun, settings: EngineLimits, promise: Promise, knobs: Sequence[str] = tuple(KNOBS)) -> KnobAdvice:
+    """The best setting of one of these knobs for this very traffic."""
     size, ended = measured.trace.size, int((measured.finish_ns != ABSENT).sum())
     if ended < FEWEST_REQUESTS:
         return KnobAdvice(size, why_not=f"{ended} requests that ended are too few: {FEWEST_REQUESTS} at least")
@@ -74,7 +75,7 @@ def advise(measured: MeasuredRun, settings: EngineLimits, promise: Promise, star
 
     happened = kept_by(measured, measured.trace.arrival_ns)
     try:
-        found = fit(measured, settings, start=start)
+        found = fit(measured, settings)
         clock = found.step_time
         again = kept_with(clock)
     except BadInput as error:
@@ -86,7 +87,8 @@ def advise(measured: MeasuredRun, settings: EngineLimits, promise: Promise, star
     # A step has a token for each sequence at least: fewer is nothing that the knob does.
     lowest = {"max-num-seqs": 1, "max-num-batched-tokens": settings.max_num_seqs}
     tried = []
-    for knob, name in KNOBS.items():
+    for knob in knobs:
+        name = KNOBS[knob]
         most: int = getattr(settings, name)
         values = {max(lowest[knob], round(share * most)) for share in SHARES}
         tried += [(knob, value, kept_with(clock, **{name: value})) for value in sorted(values) if value < most]

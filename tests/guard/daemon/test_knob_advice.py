@@ -9,9 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
+from plimsoll.guard.act.ports import done
+from plimsoll.guard.adapters.gate import GateHttpClient
 from plimsoll.guard.config import PromiseConfig
 from plimsoll.guard.daemon.knob_advice import KnobAdvisor, limits_from, limits_of
 from plimsoll.guard.daemon.knob_replay import advice_on, recorded
@@ -36,13 +39,21 @@ def rows(*pairs: tuple[float, float]) -> str:
 def test_a_recorded_burst_gets_its_advice_from_a_process_of_its_own(tmp_path: Path) -> None:
     """As guard asks it: JSON in, JSON out, with the sentence that stands on the page."""
     (tmp_path / "requests-1.jsonl").write_bytes(gzip.decompress(BURST.read_bytes()))
-    asked = {"folder": str(tmp_path), "since": 0, "limits": LIMITS, "unfinished": 0, "promise": [10.0, 0.1]}
+    asked = {
+        "folder": str(tmp_path),
+        "since": 0,
+        "limits": LIMITS,
+        "knobs": ["max-num-seqs"],
+        "unfinished": 0,
+        "promise": [10.0, 0.1],
+    }
     command = [sys.executable, "-m", "plimsoll.guard.daemon.knob_replay", json.dumps(asked)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     found = json.loads(done.stdout)
     assert (found["knob"], found["value"], found["measured"]) == ("max-num-seqs", 24, 17)
     assert abs(found["kept"] - 36) <= 3
     assert found["sentence"].startswith("with max-num-seqs 24, ")
+    assert {knob for knob, *_ in found["tried"]} == {"max-num-seqs"}, "no knob that this engine does not turn"
 
 
 def test_nothing_is_advised_in_the_middle_of_a_burst(tmp_path: Path) -> None:
@@ -76,7 +87,10 @@ def test_the_engines_own_limits_are_asked(tmp_path: Path, *, is_set: bool, monke
         advisor = KnobAdvisor(PromiseConfig(), [engine], lambda *words: remarks.append(words))
         (tmp_path / "a.jsonl").write_text(rows((time.time(), time.time() + 1)))
         assert asyncio.run(advisor.advise(engine)) == ("", found)
-    assert ("knobs are set" if is_set else "does not tell its blocks") in found  # a stand-in's page has no such labels
+        assert ("knobs are set" if is_set else "does not tell its blocks") in found  # a stand-in's page has no such labels
+        facts = {"leased": "", "in_force": "", "fixed": "max-num-batched-tokens max-num-seqs"}
+        monkeypatch.setattr(GateHttpClient, "knobs", AsyncMock(return_value=done("read", **facts)))
+        assert "cannot be turned" in str(asyncio.run(limits_of(engine))), "data parallel engines: advice that would be refused"
 
 
 @pytest.mark.parametrize(

@@ -212,11 +212,12 @@ def _drain_facts(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _knob_facts(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
-    """What the gate says of the knobs, with the leased values in one text; and these values."""
+    """What the gate says of the knobs, the leased values as one text; and these values. `fixed`: those that do not turn."""
     rows = {name: table(row) for name, row in table(data.get("knobs")).items()}
     leased = {name: value for name, row in rows.items() if (value := number(row.get("lease"))) is not None}
     in_force = {name: number(row.get("in_force")) for name, row in rows.items() if name in leased or not leased}
     facts: dict[str, Any] = _some_numbers(data, ("epoch", "lease_left_s"))
+    facts["fixed"] = " ".join(sorted(name for name, row in rows.items() if row.get("why_not")))
     facts |= _some_numbers(table(data.get("since_order")), ("running", "steps", "largest_step", "most_needed"))
     facts |= {"leased": knob_words(leased), "in_force": knob_words({n: v for n, v in in_force.items() if v is not None})}
     return facts, leased

@@ -20,6 +20,7 @@ from plimsoll.guard.adapters.run_command import run_command
 from plimsoll.guard.config import PromiseConfig
 from plimsoll.guard.daemon.engine_look import served_model
 from plimsoll.guard.engine_config import EngineConfig
+from plimsoll.inside.knobs import MAX_SEQS, MAX_TOKENS
 from plimsoll.net.address import address
 from plimsoll.net.client import HttpClient, Lost
 
@@ -50,10 +51,9 @@ class KnobAdvisor:
         found = await limits_of(engine)
         if isinstance(found, str):
             return "", found
-        limits, unfinished = found
         asked = {
-            "folder": engine.recording, "since": time.time() - self._promise.window_s, "limits": limits,
-            "unfinished": unfinished, "promise": [self._promise.ttft_s, self._promise.tpot_s],
+            "folder": engine.recording, "since": time.time() - self._promise.window_s, **found,
+            "promise": [self._promise.ttft_s, self._promise.tpot_s],
         }  # fmt: skip
         words = (sys.executable, "-m", "plimsoll.guard.daemon.knob_replay", json.dumps(asked))
         ran = await run_command(words, LIMIT_S, os.environ, only_stdout=True)
@@ -67,8 +67,8 @@ class KnobAdvisor:
             return "", f"the replay failed: {ran.trouble or type(problem).__name__}"
 
 
-async def limits_of(engine: EngineConfig) -> tuple[dict[str, Any], int] | str:
-    """The engine's limits as the simulator needs them, and how many requests it holds; or why they are not known."""
+async def limits_of(engine: EngineConfig) -> dict[str, Any] | str:
+    """The engine's limits as the simulator needs them, the knobs that turn, and how many requests it holds; or why not."""
     assert engine.token is not None
     told = await GateHttpClient(engine.gate_url or engine.url, engine.token).knobs()
     model = await served_model(engine.url, engine.api_key)
@@ -77,9 +77,13 @@ async def limits_of(engine: EngineConfig) -> tuple[dict[str, Any], int] | str:
         return f"the engine's limits are not known: {told.message}"
     if told.facts.get("leased"):
         return "knobs are set: what they give is not known before they are let go"
+    knobs = [knob for knob in (MAX_SEQS, MAX_TOKENS) if knob not in str(told.facts["fixed"]).split()]
+    if not knobs:
+        return "its knobs cannot be turned (why_not under /plimsoll/knobs)"
     text = page.body.decode(errors="replace")
     limits = limits_from(text, str(told.facts["in_force"]), int(model.context))
-    return limits if isinstance(limits, str) else (limits, int(sum(map(float, _UNFINISHED.findall(text)))))
+    unfinished = int(sum(map(float, _UNFINISHED.findall(text))))
+    return limits if isinstance(limits, str) else {"limits": limits, "unfinished": unfinished, "knobs": knobs}
 
 
 def limits_from(page: str, in_force: str, context: int) -> dict[str, Any] | str:

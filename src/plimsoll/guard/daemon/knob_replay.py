@@ -1,6 +1,7 @@
 """The replay behind advice on knobs, as a process of its own: one question as a word of JSON, one answer on stdout.
 
-{"folder": RECORDING, "since": UNIX_SECONDS, "limits": {...}, "unfinished": REQUESTS, "promise": [TTFT_S, TPOT_S]}
+{"folder": RECORDING, "since": UNIX_SECONDS, "limits": {...}, "knobs": [KNOB...], "unfinished": REQUESTS,
+ "promise": [TTFT_S, TPOT_S]}
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def advice_on(asked: Mapping[str, Any]) -> KnobAdvice:
         file.writelines(f"{line}\n" for line in lines)
         file.flush()
         measured = read_measured(file.name, skip_bad=True)
-    promise = Promise(*asked["promise"])
-    found = [advise(measured, EngineLimits(**asked["limits"], async_scheduling=way), promise) for way in (True, False)]
+    promise, knobs = Promise(*asked["promise"]), asked["knobs"]
+    found = [advise(measured, EngineLimits(**asked["limits"], async_scheduling=way), promise, knobs) for way in (True, False)]
     return min(found, key=lambda advice: (bool(advice.why_not), abs(advice.replayed - advice.measured)))
 
 
