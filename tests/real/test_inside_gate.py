@@ -85,10 +85,7 @@ def test_every_endpoint_answers_and_only_to_the_token(gated: EngineServer) -> No
     (worker,) = memory["workers"]
     assert worker["host_memory"]["resident"] > 50 << 20
     assert worker["age_s"] < 5
-    assert own(gated, "compact", {}).json()["workers"][0] is not None
     assert "refused" in own(gated, "snapshot", {}).json()["workers"][0]  # a CPU has no allocator to take one of
-    assert own(gated, "shed", {"max_wait_s": 5, "lease_s": 1}).json()["max_wait_s"] == 5
-    assert own(gated, "unshed", {}).json()["max_wait_s"] is None
 
 
 def test_a_drain_under_load_loses_no_started_request_and_then_admits_none(gated: EngineServer) -> None:
@@ -120,17 +117,6 @@ def test_a_drain_under_load_loses_no_started_request_and_then_admits_none(gated:
     assert own(gated, "undrain", {"epoch": 9}).status == 409
     assert own(gated, "undrain", {"epoch": 10}).status == 200
     assert is_finished(run(complete(gated.port, 2, stream=False)))
-
-
-def test_a_lease_that_nobody_renews_ends_the_drain(gated: EngineServer) -> None:
-    """A guard that died leaves a server that serves again."""
-    assert own(gated, "drain", {"epoch": 20, "lease_s": 1.5, "refuse": True}).json()["phase"] == "refusing"
-    assert run(complete(gated.port, 2, stream=False)).status == 503
-    assert own(gated, "drain", {"epoch": 20, "lease_s": 1.5}).json()["phase"] == "refusing"  # renewed
-    time.sleep(1.7)
-    assert own(gated, "ready", headers={}).status == 200
-    assert is_finished(run(complete(gated.port, 2, stream=False)))
-    assert own(gated, "drain", {"epoch": 19}).status == 409
 
 
 @pytest.mark.timeout(300)
@@ -266,9 +252,6 @@ async def test_shedding_and_compaction_through_the_door(gated: EngineServer) -> 
         while "no probe" in (compacted := await door.compact()).message:
             await asyncio.sleep(0.5)
     assert (compacted.is_done, compacted.facts["workers"]) == (True, 1), compacted
-    wrong = await GateHttpClient(f"http://127.0.0.1:{gated.port}", "another-token-of-some-length").drain(200, 30.0)
-    assert wrong.is_done is False
-    assert "does not take this token" in wrong.message
 
 
 @pytest.mark.timeout(300)

@@ -37,7 +37,6 @@ def test_the_burst_of_an_h200_gets_the_advice_that_was_measured(tmp_path: Path) 
     assert (advice.requests, advice.measured, advice.knob, advice.value) == (64, 17, "max-num-seqs", 24)
     assert abs(advice.replayed - 17) <= 2
     assert abs(advice.kept - 36) <= 3, "36 is what the card did"
-    assert advice.kept_at_least <= advice.kept
     assert advice.sentence() == f"with max-num-seqs 24, {advice.kept} of 64 requests instead of 17 within the promise"
 
 

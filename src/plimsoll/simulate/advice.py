@@ -46,7 +46,6 @@ class KnobAdvice:
     knob: str = ""
     value: int = 0
     kept: int = 0  # requests within the promise with that setting
-    kept_at_least: int = 0  # if the clock is off by its error, whichever way
     clock: str = ""  # how well the clock fits, as a sentence
     why_not: str = ""
     tried: tuple[tuple[str, int, int], ...] = ()  # each knob and value that was tried, and what it would have kept
@@ -104,7 +103,7 @@ def advise(measured: MeasuredRun, settings: EngineLimits, promise: Promise, knob
         best = f"{knob} {value} would keep {kept} of {size}"
         why = f"no setting keeps clearly more: {best}, the replay of what happened {again}"
         return replace(base, why_not=why, tried=tuple(tried))
-    return replace(base, knob=knob, value=value, kept=kept, kept_at_least=again + gain, tried=tuple(tried))
+    return replace(base, knob=knob, value=value, kept=kept, tried=tuple(tried))
 
 
 def _seconds(arrival: Integers, first: Integers, finish: Integers, output: Integers) -> tuple[Floats, Floats]:

@@ -18,10 +18,10 @@ from plimsoll.guard.act.steps import ActionRun
 from plimsoll.guard.config_reader import knob_values, seconds_in
 from plimsoll.guard.daemon.conductor import QUIET_STEPS, Conductor
 from plimsoll.guard.daemon.journal import read_journal
-from plimsoll.guard.daemon.knob_settings import LONGEST_S, KnobSettings
+from plimsoll.guard.daemon.knob_settings import KnobSettings
 from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService
 from plimsoll.guard.judge.tracker import Grade
-from plimsoll.inside.knobs import KNOBS
+from plimsoll.inside.knobs import KNOBS, LONGEST_LEASE_S
 from plimsoll.net.server import HttpAnswer, error
 from plimsoll.redaction import clean
 from plimsoll.render.journal import SCHEMA, entry_json
@@ -176,7 +176,7 @@ async def _change(actions: ActionDesk, verb: str, engine: str, asked: Mapping[st
             values, for_s = knob_values(asked), seconds_in(asked.get("for", "1h"))
         except BadInput as problem:
             return error(400, str(problem))
-        if not 0 < for_s <= LONGEST_S:
+        if not 0 < for_s <= LONGEST_LEASE_S:
             return error(400, "for: up to 7 days")
         did = "set, " if values else "let go, "
         outcome = await actions.set_knobs(engine, values, for_s, who)

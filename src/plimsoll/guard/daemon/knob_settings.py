@@ -18,7 +18,6 @@ from plimsoll.guard.adapters.gate import knob_words
 KNOBS = "knobs"  # the step of its switch
 LOOK_S = 10.0
 LEAST_S = 5.0  # a lease that ends sooner is not set again
-LONGEST_S = 7 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
