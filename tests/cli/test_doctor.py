@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import pytest
 
 from plimsoll.findings import Code
+from plimsoll.net import inputs
 from plimsoll.render import doctor as report
 from tests.cli.answers import (
     CAPTURES,
@@ -52,6 +54,17 @@ MIXES = {
     "exit code of a stop": [HEALTHY, "--exit-code", "143"],
     "everything": [CGROUP, CGROUP_DMESG, STORM_PAGE, SPLIT, "--exit-code", "137", "--gpu", "H100"],
 }
+
+
+def test_what_was_not_read_to_its_end_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard input that goes on and a packed log that unpacks to too much: a part is judged, and named as one."""
+    text = Path(FORWARD).read_bytes()
+    (tmp_path / "x.gz").write_bytes(gzip.compress(text))
+    assert "only a part" not in ask("doctor", str(tmp_path / "x.gz"), code=1).out
+    monkeypatch.setattr(inputs, "SPOOL_MAX_BYTES", 1000)
+    monkeypatch.setattr(inputs, "UNPACKED_MAX_BYTES", 1000)
+    assert "x.gz: only a part was read" in ask("doctor", str(tmp_path / "x.gz"), code=None).out
+    assert "standard input: only a part was read" in ask("doctor -", code=None, given=text * 100).out
 
 
 class Runs:

@@ -153,6 +153,9 @@ class _InputReader(NamedTuple):
             inputs.snapshots.append((name, read_snapshot(path, timeout_s=self.timeout_s)))
         else:
             log = read_log(path, source=name, deadline=time.monotonic() + self.timeout_s)
+            was_cut = name == STANDARD_INPUT and inputs.spool is not None and inputs.spool.was_cut
+            if was_cut or any(count == 0 for _, count in log.skipped):
+                inputs.notes.append(f"{name}: only a part was read: --timeout {self.timeout_s:g} s was over, or it is too long")
             first = "".join(line.text for line in log.lines[:_FIRST_LINES]).replace(" ", "")
             is_gate_state = first.startswith("{") and f'"schema":"{SCHEMA}"' in first
             (inputs.gate_states if is_gate_state else inputs.logs).append(log)
