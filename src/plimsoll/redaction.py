@@ -67,7 +67,7 @@ _PRIVATE_KEY = (  # to its end, or as far as one that was cut off looks like one
 _TOKENS = (
     (
         "hf_:16 api_org_:16 AKIA:12 ASIA:12 LTAI:16 gsk_:20 npm_:30 shpat_:30 sk_live_:16 rk_live_:16 sk_test_:16 whsec_:20"
-        " r8_:30 pplx-:30 xai-:40 csk-:30 jina_:30 lin_api_:30 sbp_:40 AGE-SECRET-KEY-1:40 hvs.:20"
+        " r8_:30 pplx-:30 xai-:40 csk-:30 jina_:30 lin_api_:30 sbp_:40 dapi:32 dop_v1_:40 AGE-SECRET-KEY-1:40 hvs.:20"
     ),
     (
         "github_pat_:20 AIza:30 nvapi-:16 pypi-:40 ya29.:20 xapp-:20 glsa_:30 dckr_pat_:20 tgp_v1_:30 pcsk_:40 lsv2_:30"
@@ -85,8 +85,6 @@ _SHAPES: tuple[tuple[str, str], ...] = (
     ("gh", r"(gh[opsur]_[A-Za-z0-9]{20,})"),
     ("gl", r"(gl(?:agent|cbt|dt|ft|imt|pat|ptt|rt|soat)-[A-Za-z0-9_\-]{16,})"),
     ("xox", r"(xox[abeprs]-[A-Za-z0-9\-]{10,})"),
-    ("dapi", r"(dapi[A-Fa-f0-9]{32})"),
-    ("_v1_", r"(do[opr]_v1_[A-Fa-f0-9]{40,})"),
     ("SG.", r"(SG\.[A-Za-z0-9_\-]{16,32}\.[A-Za-z0-9_\-]{32,})"),
     ("eyJ", r"(eyJ[A-Za-z0-9_\-]{16,}(?:\.[A-Za-z0-9_\-]*){0,4}=*)"),
     ("hooks.slack.com/", r"hooks\.slack\.com/[a-z]{1,16}/([A-Za-z0-9/]{20,})"),
