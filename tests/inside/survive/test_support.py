@@ -105,7 +105,8 @@ def test_every_feature_that_is_asked_for_has_a_word_in_the_list() -> None:
     core.vllm_config.speculative_config.method = "eagle"
     assert "other drafts" in support.features_of(core)
     assert support.state_block(core) == 528
-    core.scheduler.need_mamba_block_aligned_split = False  # without prefix caching a "block" is as long as the longest context
+    scheduler: Any = core.scheduler
+    scheduler.need_mamba_block_aligned_split = False  # without prefix caching a "block" is as long as the longest context
     assert support.state_block(core) == 0
     assert support.state_block(EngineCore()) == 0
 
