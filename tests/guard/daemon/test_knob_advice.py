@@ -9,11 +9,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from unittest.mock import AsyncMock
 
 import pytest
 
-from plimsoll.guard.act.ports import done
+from plimsoll.guard.act.ports import Outcome, done
 from plimsoll.guard.adapters.gate import GateHttpClient
 from plimsoll.guard.config import PromiseConfig
 from plimsoll.guard.daemon.knob_advice import KnobAdvisor, limits_from, limits_of
@@ -89,7 +88,11 @@ def test_the_engines_own_limits_are_asked(tmp_path: Path, *, is_set: bool, monke
         assert asyncio.run(advisor.advise(engine)) == ("", found)
         assert ("knobs are set" if is_set else "does not tell its blocks") in found  # a stand-in's page has no such labels
         facts = {"leased": "", "in_force": "", "fixed": "max-num-batched-tokens max-num-seqs"}
-        monkeypatch.setattr(GateHttpClient, "knobs", AsyncMock(return_value=done("read", **facts)))
+
+        async def knobs(_: GateHttpClient) -> Outcome:
+            return done("read", **facts)
+
+        monkeypatch.setattr(GateHttpClient, "knobs", knobs)
         assert "cannot be turned" in str(asyncio.run(limits_of(engine))), "data parallel engines: advice that would be refused"
 
 
