@@ -77,6 +77,8 @@ ONCE_WRONG = {
     37041: "the same, and the way was bad for longer",
     36932: "a hang behind a page that lied until a moment before",
     34451: "an engine stayed paused to the end, and nobody was told",
+    1002896: "an engine was started that its operator had stopped, as its supervisor said a moment later",
+    1000622: "a new process was out of rotation, since its API was too slow to answer guard",
     39426: "an engine was taken out that HAProxy's own check found down and that had been silent for a minute",
 }
 

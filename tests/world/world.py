@@ -215,7 +215,12 @@ class World:
         if any(one.take(self.requests, seconds) for one in engines):
             return
         self.lost += 1
-        kept_out = [one for one in self.engines if one.serves and not self._is_in(one) and not self._is_excused(one)]
+        # One that is too slow to answer guard cannot be put back before guard has seen it well.
+        is_askable = {one.name: self.loop.now - one.overload_until > PEERS_S for one in self.engines}
+        kept_out = [
+            one for one in self.engines
+            if one.serves and is_askable[one.name] and not self._is_in(one) and not self._is_excused(one)
+        ]  # fmt: skip
         is_fresh = any(self.loop.now - one.changed_at < PEERS_S for one in self.engines)
         is_fresh = is_fresh or self.loop.now - self.proxy.flipped_at < FLIPPED_S
         # A warm-up request that a proxy lets hang, or a bad way loses, is waited for: the first of a process may compile.
@@ -292,7 +297,8 @@ class World:
                 self.loop.thaw(host.life)
         for engine in self.engines:
             engine.lied_until = min(engine.old_page_until, self.loop.now)
-            engine.says_503_until = engine.old_page_until = engine.overload_until = -1.0
+            engine.overload_until = min(engine.overload_until, self.loop.now)
+            engine.says_503_until = engine.old_page_until = -1.0
         for supervisor in self.supervisors.values():
             supervisor.is_silent = supervisor.hangs = supervisor.flaps = False
 

@@ -27,7 +27,7 @@ from plimsoll.guard.daemon import acting
 from plimsoll.guard.daemon.acting import NO_EXIT, ExitReport, exit_report
 from plimsoll.guard.daemon.conductor import Conductor
 from plimsoll.guard.daemon.steps import EngineAdapters
-from plimsoll.guard.judge.look import Look
+from plimsoll.guard.judge.look import Look, Reach
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.inside import admission as gate
 from plimsoll.unknown import Condition, Status
@@ -267,6 +267,40 @@ def test_one_that_somebody_started_is_not_stopped_again(case: Case, end: str, po
     live(world, book, None)
     assert (*result(world), state.is_out) == (1, 0, end, False)
     assert unsafe(world, book) == []
+
+
+def test_a_crash_that_looks_like_a_stop_is_started_again() -> None:
+    """vLLM may end with exit code 0, of which systemd infers a stop: where its log tells of a crash, that is overruled."""
+
+    class Infers(FakeRestarter):
+        async def last_exit(self) -> Outcome:
+            return done("somebody stopped its unit", by_hand=True, inferred=True)
+
+    class Logged(FakeSight):
+        async def look(self, engine: str) -> Look | None:
+            look = await super().look(engine)
+            return look if look is None or look.reach is Reach.ANSWERS else look._replace(ended=ENDED_BY_LOG)
+
+    for sight, wanted in ((FakeSight, UNDONE), (Logged, (0, 1, "done"))):
+        world, book, _ = acted(DEAD, sight=sight, parts=lambda world: parts_of(world)._replace(restarter=Infers(world)))
+        assert result(world) == wanted
+        assert unsafe(world, book) == []
+
+
+def test_a_stop_that_becomes_known_in_the_last_moment_is_heeded() -> None:
+    """Its supervisor says nothing at first, and then that somebody stopped it: what an operator stopped is left alone."""
+
+    class Slow(FakeRestarter):
+        asked = 0
+
+        async def is_running(self) -> bool | None:
+            self.asked += 1
+            return None if self.asked == 1 else await super().is_running()
+
+    world, book, _ = acted(DEAD, "stop", is_stopped_by_hand, parts=lambda world: parts_of(world)._replace(restarter=Slow(world)))
+    assert result(world) == UNDONE
+    assert STOPPED in says(world)
+    assert [one for one in unsafe(world, book) if "sent to an engine" not in one] == []
 
 
 # Others, and what they say

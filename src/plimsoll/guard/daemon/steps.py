@@ -433,12 +433,8 @@ class ActionSteps:
         why = await self._why_not_ours()
         if why and self._is_first(run):
             return failed(why, untouched=True)
-        if await self._is_down():
-            if who := await self._stopped_by_hand(run):
-                return failed(who, untouched=True)
-            if self.lock.is_lost:
-                return done("already down", was_running=False)
-        else:
+        is_down = await self._is_down()
+        if not is_down:
             if run.is_taken_over and Step.DRAIN in run.steps:
                 # One that served, runs and does not answer was started anew, or is ending: either shows soon.
                 look = await self._observer.look(run.engine)
@@ -452,6 +448,10 @@ class ActionSteps:
                 # What was broken before goes back to where it was, even if it is ending by now: then it is found dead.
                 is_sure = (Step.DRAIN not in run.steps or not run.is_taken_over) and not self._has_sent_stop
                 return failed(why, untouched=is_sure or await self._serves(run))
+        if who := await self._stopped_by_hand(run):  # asked last: it may have gone down meanwhile
+            return failed(who, untouched=True)
+        if is_down and self.lock.is_lost:
+            return done("already down", was_running=False)
         if self.adapters.memory is not None:
             await self.adapters.memory.note()
         self._has_sent_stop = True
@@ -489,7 +489,11 @@ class ActionSteps:
         if not self._is_first(run) or not isinstance(restarter, KnowsExit):
             return ""
         outcome = await restarter.last_exit()
-        return f"{outcome.message}: guard leaves it stopped" if outcome.is_done and outcome.facts.get("by_hand") else ""
+        if not outcome.is_done or not outcome.facts.get("by_hand"):
+            return ""
+        # What is only inferred, from an exit code of 0, is no operator's stop where the log tells of a crash.
+        look = await self._observer.look(run.engine) if outcome.facts.get("inferred") else None
+        return "" if look is not None and look.ended else f"{outcome.message}: guard leaves it stopped"
 
     async def _began_anew(self, run: ActionRun) -> bool:
         restarter = self.adapters.restarter
