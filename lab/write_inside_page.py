@@ -7,7 +7,7 @@ from pathlib import Path
 from lab.marked import placed
 from plimsoll.inside.endpoints import ENDPOINTS
 from plimsoll.inside.meters import METERS
-from plimsoll.inside.settings import SETTINGS
+from plimsoll.inside.settings import SETTINGS, data_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "inside.md"
 
@@ -15,9 +15,10 @@ PAGE = Path(__file__).parents[1] / "docs" / "inside.md"
 def endpoints() -> str:
     """What each endpoint takes and answers."""
     rows = ["| endpoint | takes | says |", "|---|---|---|"]
+    words = data_table("endpoints")
     for endpoint in ENDPOINTS:
-        key = "" if endpoint.needs_token else " (no token)"
-        rows.append(f"| {endpoint.method} `{endpoint.path}`{key} | {endpoint.takes or '-'} | {endpoint.says} |")
+        key, said = "" if endpoint.needs_token else " (no token)", words[f"{endpoint.method} {endpoint.path}"]
+        rows.append(f"| {endpoint.method} `{endpoint.path}`{key} | {said['takes'] or '-'} | {said['says']} |")
     return "\n".join(rows)
 
 

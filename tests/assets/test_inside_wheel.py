@@ -90,7 +90,8 @@ def test_it_holds_exactly_what_inside_needs(wheel: Wheel) -> None:
     """plimsoll.inside whole, what it imports, nothing of the rest, each listed with hash and size; a ConfigMap takes it."""
     info = f"plimsoll_inside-{plimsoll.__version__}.dist-info"
     expected = {f"plimsoll/{path}" for path in ("__init__.py", "errors.py", "py.typed")}
-    expected |= {f"plimsoll/{path.relative_to(PACKAGE).as_posix()}" for path in (PACKAGE / "inside").rglob("*.py")}
+    own = (path for kind in ("*.py", "*.json") for path in (PACKAGE / "inside").rglob(kind))
+    expected |= {f"plimsoll/{path.relative_to(PACKAGE).as_posix()}" for path in own}
     expected |= {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")}
     assert set(wheel.members) == expected
     assert len(base64.b64encode(wheel.content)) < 1_000_000

@@ -81,7 +81,8 @@ def wheel_name() -> str:
 
 def wanted_files(root: Path) -> list[str]:
     """Paths inside the package: plimsoll.inside whole, and what it imports, followed through to the end."""
-    wanted = {*_ALWAYS, *(path.relative_to(root).as_posix() for path in (root / "inside").rglob("*.py"))}
+    own = (path for kind in ("*.py", "*.json") for path in (root / "inside").rglob(kind))
+    wanted = {*_ALWAYS, *(path.relative_to(root).as_posix() for path in own)}
     todo = [path for path in wanted if path.endswith(".py")]
     while todo:
         names: set[str] = set()  # that it imports, also inside its functions; `from a import b` may name the module a.b

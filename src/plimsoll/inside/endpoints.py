@@ -40,13 +40,11 @@ Handler = Callable[[GateControl, Fields], Awaitable[GateAnswer]]
 
 
 class Endpoint(NamedTuple):
-    """One row of the table in docs/inside.md."""
+    """One row of the table in docs/inside.md; data/endpoints.json has its words."""
 
     method: str
     path: str
     handler: Handler
-    takes: str
-    says: str
     fields: tuple[str, ...] = ()
     needs_token: bool = True
 
@@ -323,46 +321,15 @@ async def _knob_call(gate: GateControl, order: dict[str, Any]) -> GateAnswer:
 
 
 ENDPOINTS = (
-    Endpoint(
-        "GET", f"{OWN}ready", _ready, "",
-        "200 when a balancer may send work here, else 503 with the reason: starting, draining, asleep, dead or wedged. "
-        "Never for being full.",
-        needs_token=False,
-    ),
-    Endpoint(
-        "GET", f"{OWN}state", _state, "",
-        "In flight, drain, shedding, the engine's progress, the last call, the recorder, our own faults; "
-        "the sum over all API servers.",
-    ),
-    Endpoint("GET", f"{OWN}memory", _memory, "", "The figures of every worker with their age, also while the engine is stuck."),
-    Endpoint(
-        "POST", f"{OWN}drain", _drain,
-        "`epoch`, `lease_s` (60, at most 3600), `quiet_s` (5), `bound_s` (30), `refuse` (false), `retry_after_s` (5)",
-        "Begin a drain or renew its lease. 409 for an epoch older than one seen.",
-        ("epoch", "lease_s", "quiet_s", "bound_s", "refuse", "retry_after_s"),
-    ),
-    Endpoint("POST", f"{OWN}undrain", _undrain, "`epoch`", "End the drain. 409 for an older epoch.", ("epoch",)),
-    Endpoint(
-        "POST", f"{OWN}compact", _compact, "",
-        "Return torch's fully free segments to the device, in every worker, between two steps.",
-    ),
-    Endpoint(
-        "POST", f"{OWN}snapshot", _snapshot, "`history` (allocations to remember from now on, at most 1,000,000; 0 ends it)",
-        "Write torch's memory snapshot to a file, in every worker; `plimsoll doctor` reads it.", ("history",),
-    ),
-    Endpoint(
-        "POST", f"{OWN}shed", _shed, "`max_wait_s`, `lease_s` (300)",
-        "Refuse new work whose expected wait is longer, until the lease ends.", ("max_wait_s", "lease_s"),
-    ),
-    Endpoint("POST", f"{OWN}unshed", _unshed, "", "Go back to what was set at start."),
-    Endpoint(
-        "GET", f"{OWN}knobs", _knobs, "",
-        "Each knob of the scheduler: at the start, by containment, by the lease and in force; what the steps since the last "
-        "order show.",
-    ),
-    Endpoint(
-        "POST", f"{OWN}knobs", _set_knobs, "`epoch`, `lease_s` (3600), " + ", ".join(f"`{knob}`" for knob in KNOBS),
-        "Set the knobs, all or none, in place of those set before; without any, end the lease. 409 for an older epoch and for "
-        "a value that cannot be.", ("epoch", "lease_s", *KNOBS),
-    ),
-)  # fmt: skip
+    Endpoint("GET", f"{OWN}ready", _ready, needs_token=False),
+    Endpoint("GET", f"{OWN}state", _state),
+    Endpoint("GET", f"{OWN}memory", _memory),
+    Endpoint("POST", f"{OWN}drain", _drain, ("epoch", "lease_s", "quiet_s", "bound_s", "refuse", "retry_after_s")),
+    Endpoint("POST", f"{OWN}undrain", _undrain, ("epoch",)),
+    Endpoint("POST", f"{OWN}compact", _compact),
+    Endpoint("POST", f"{OWN}snapshot", _snapshot, ("history",)),
+    Endpoint("POST", f"{OWN}shed", _shed, ("max_wait_s", "lease_s")),
+    Endpoint("POST", f"{OWN}unshed", _unshed),
+    Endpoint("GET", f"{OWN}knobs", _knobs),
+    Endpoint("POST", f"{OWN}knobs", _set_knobs, ("epoch", "lease_s", *KNOBS)),
+)

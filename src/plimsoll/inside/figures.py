@@ -13,25 +13,32 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.places import ancestors, is_alive, is_same_process, start_ticks
 
 
-def write_whole(folder: str, stem: str, content: dict[str, Any]) -> None:
-    """Put `stem`.json there, whole or not at all; one thread of one process writes it."""
-    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    temporary = f"{folder}/.{stem}.tmp"
+@contextlib.contextmanager
+def replacing(folder: str, name: str) -> Iterator[BinaryIO]:
+    """A file that takes its name in the folder when it is whole, or not at all; one thread of one process writes it."""
+    temporary = f"{folder}/.{name}.tmp"
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, f"{folder}/{stem}.json")  # noqa: PTH105
+        with os.fdopen(handle, "wb") as file:
+            yield file
+        os.replace(temporary, f"{folder}/{name}")  # noqa: PTH105
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)  # noqa: PTH108
         raise
+
+
+def write_whole(folder: str, stem: str, content: dict[str, Any]) -> None:
+    """Put `stem`.json there."""
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+    with replacing(folder, f"{stem}.json") as file:
+        file.write(text)
 
 
 FILE_MAX_BYTES = 128 * 1024  # a real one has about 3 KiB

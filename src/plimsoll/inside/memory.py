@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from plimsoll.inside.figures import replacing
 from plimsoll.inside.places import run_folder
 
 # torch gives back a segment that is free as a whole. Of an expandable segment it gives back every whole page that is free:
@@ -358,21 +359,13 @@ def record_history(torch: Any, entries: int) -> None:
 def _write(worker: Any, folder: str, held: Any) -> tuple[str, int]:
     prefix = f"plimsoll-rank{int(getattr(worker, 'rank', 0) or 0)}-"
     seconds, rest_ns = divmod(time.time_ns(), 1_000_000_000)  # one reading: names sort by age, also around a full second
-    path = f"{folder}/{prefix}{time.strftime('%Y%m%dT%H%M%S', time.gmtime(seconds))}-{rest_ns:09d}-{os.getpid()}.pickle"
-    temporary = f"{path}.part"
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            pickle.dump(held, file)
-            size = file.tell()
-        os.replace(temporary, path)  # noqa: PTH105
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)  # noqa: PTH108
-        raise
+    name = f"{prefix}{time.strftime('%Y%m%dT%H%M%S', time.gmtime(seconds))}-{rest_ns:09d}-{os.getpid()}.pickle"
+    with replacing(folder, name) as file:
+        pickle.dump(held, file)
+        size = file.tell()
     # Names begin with the time, so their order is that of age.
-    names = sorted(name for name in os.listdir(folder) if name.startswith(prefix) and name.endswith(".pickle"))  # noqa: PTH208
-    for name in names[:-SNAPSHOTS_KEPT]:
+    names = sorted(each for each in os.listdir(folder) if each.startswith(prefix) and each.endswith(".pickle"))  # noqa: PTH208
+    for old in names[:-SNAPSHOTS_KEPT]:
         with contextlib.suppress(OSError):
-            os.unlink(f"{folder}/{name}")  # noqa: PTH108
-    return path, size
+            os.unlink(f"{folder}/{old}")  # noqa: PTH108
+    return f"{folder}/{name}", size

@@ -16,6 +16,7 @@ from plimsoll.inside.door import DOOR, KINDS, WHYS
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.gate_control import GateControl
 from plimsoll.inside.recorder import RECORDER
+from plimsoll.inside.settings import data_table
 from plimsoll.inside.shared import NS
 
 PHASES = {LEAVING: 1, REFUSING: 2}
@@ -23,72 +24,18 @@ _TOTALS: dict[tuple[str, ...], float] = {}  # what the counters were brought to:
 
 
 class Meter(NamedTuple):
-    """One metric: its kind, name, labels and the sentence that the page prints with it."""
+    """One row of data/meters.json: a metric with its kind, labels and the sentence that the page prints with it."""
 
     kind: str  # "gauge", "counter"
     name: str
     says: str
     labels: tuple[str, ...] = ()
     adds_up: bool = False  # each API server has its own part
+    figure: str = ""  # of a worker, that it shows: as figures.py names them
 
 
-WORKER = ("engine", "worker")
-COUNTED = ("allocator.alloc_retries", "allocator.ooms")
-# Of each worker: the metric, the figure it shows (figures.py), its sentence.
-WORKER_FIGURES = {
-    "plimsoll_torch_allocated_bytes": ("allocator.allocated", "Bytes in live tensors."),
-    "plimsoll_torch_reserved_bytes": ("allocator.reserved", "Bytes that torch holds of the device."),
-    "plimsoll_torch_inactive_split_bytes": ("allocator.inactive_split", "Free bytes in segments that are partly in use."),
-    "plimsoll_torch_releasable_bytes": ("allocator.releasable", "Bytes in fully free segments: what compaction gives back."),
-    "plimsoll_torch_unreleasable_bytes": ("allocator.unreleasable", "Free bytes that torch cannot give back."),
-    "plimsoll_torch_allocated_peak_bytes": ("allocator.allocated_peak", "The most bytes in live tensors since its last reset."),
-    "plimsoll_torch_reserved_peak_bytes": ("allocator.reserved_peak", "The most bytes that torch held since its last reset."),
-    "plimsoll_torch_segments": ("allocator.segments", "Segments that torch holds."),
-    "plimsoll_torch_num_alloc_retries": (COUNTED[0], "Allocations that failed at first; torch gave memory back."),
-    "plimsoll_torch_num_ooms": (COUNTED[1], "Allocations that failed for good."),
-    "plimsoll_device_total_bytes": ("device_memory.total", "Memory of the device."),
-    "plimsoll_device_free_bytes": ("device_memory.free", "Free memory of the device."),
-    "plimsoll_device_used_bytes": ("device_memory.used", "Used memory of the device, by whomever."),
-    "plimsoll_device_used_by_worker_bytes": (
-        "device_memory.by_this_process", "Memory of the device that this worker's process holds.",
-    ),
-    "plimsoll_device_used_by_others_bytes": ("device_memory.by_others", "Memory of the device that other processes hold."),
-    "plimsoll_worker_resident_bytes": ("host_memory.resident", "Host memory of the worker's process."),
-}  # fmt: skip
-
-METERS = (
-    *(Meter("counter" if of in COUNTED else "gauge", name, says, WORKER) for name, (of, says) in WORKER_FIGURES.items()),
-    Meter("gauge", "plimsoll_figures_age_seconds", "Seconds since the worker wrote its figures.", WORKER),
-    Meter("gauge", "plimsoll_ready", "1 when a balancer may send work here."),
-    Meter("gauge", "plimsoll_not_ready", "1 for the reason why it may not.", ("reason",)),
-    Meter("gauge", "plimsoll_drain_phase", "0 serving, 1 leaving, 2 refusing."),
-    Meter("gauge", "plimsoll_drain_lease_seconds", "Seconds until the drain ends unless it is renewed."),
-    Meter("gauge", "plimsoll_engine_last_step_age_seconds", "Seconds since the engine's last step was seen."),
-    Meter("gauge", "plimsoll_engine_wedged", "1 when the engine was proven stuck."),
-    Meter("gauge", "plimsoll_expected_wait_seconds", "Seconds a request that comes now would wait; NaN when unknown."),
-    Meter("gauge", "plimsoll_in_flight", "Requests that have come in and not ended.", adds_up=True),
-    Meter("gauge", "plimsoll_background", "Responses that run in the background.", adds_up=True),
-    Meter("counter", "plimsoll_begun", "Requests that were let in.", adds_up=True),
-    Meter("counter", "plimsoll_refused", "Requests refused.", ("why",), adds_up=True),
-    Meter("counter", "plimsoll_door_refused", "Requests that the certificate does not cover.", ("kind", "why"), adds_up=True),
-    Meter("counter", "plimsoll_door_would_refuse", "The same, only counted.", ("kind", "why"), adds_up=True),
-    Meter("gauge", "plimsoll_door_spare_bytes", "Spare memory of a step by the certificate; NaN without one."),
-    Meter("gauge", "plimsoll_survive_armed", "1 when steps that run out of device memory are contained."),
-    Meter("counter", "plimsoll_survive_contained", "Steps that ran out of device memory and were contained."),
-    Meter("counter", "plimsoll_survive_aborted", "Requests aborted because they ran out of device memory alone."),
-    Meter("counter", "plimsoll_survive_recomputed_tokens", "Tokens computed again after contained failures."),
-    Meter("counter", "plimsoll_survive_stalled_seconds", "Seconds until every stream went on after contained failures."),
-    Meter("gauge", "plimsoll_survive_tokens_per_step", "Tokens that a step may hold now."),
-    Meter("gauge", "plimsoll_survive_tokens_per_step_start", "Tokens that a step could hold at the start."),
-    Meter("gauge", "plimsoll_survive_limping", "1 when steps have been far smaller than usual for minutes."),
-    Meter("gauge", "plimsoll_survive_storm", "1 when there were so many contained failures that a restart is better."),
-    Meter("gauge", "plimsoll_knob", "One knob: start, containment, lease or in_force; NaN: none.", ("knob", "of")),
-    Meter("gauge", "plimsoll_knobs_lease_seconds", "Seconds until the lease on the knobs ends."),
-    Meter("counter", "plimsoll_calls", "Calls into the workers that ended.", adds_up=True),
-    Meter("counter", "plimsoll_recorded", "Requests recorded.", adds_up=True),
-    Meter("counter", "plimsoll_record_dropped", "Requests that could not be recorded.", adds_up=True),
-    Meter("counter", "plimsoll_faults", "Faults of our own, by place; the server went on.", ("place",), adds_up=True),
-)  # fmt: skip
+METERS = tuple(Meter(**{**row, "labels": tuple(row.get("labels", ()))}) for row in data_table("meters"))
+OF_WORKERS = tuple(meter for meter in METERS if meter.figure)
 
 
 class Meters:
@@ -153,11 +100,11 @@ class Meters:
     def _refresh_worker(self, worker: dict[str, Any]) -> None:
         labels = (str(worker.get("engine")), str(worker.get("rank")))
         self._set("plimsoll_figures_age_seconds", worker["age_s"], *labels)
-        for name, (figure, _) in WORKER_FIGURES.items():
-            part, _, key = figure.partition(".")
+        for meter in OF_WORKERS:
+            part, _, key = meter.figure.partition(".")
             value = (worker.get(part) or {}).get(key)
             if value is not None:
-                (self._count if figure in COUNTED else self._set)(name, value, *labels)
+                (self._count if meter.kind == "counter" else self._set)(meter.name, value, *labels)
 
     def _set(self, name: str, value: float | None, *labels: str) -> None:
         """Set a gauge; None is unknown: NaN."""

@@ -6,45 +6,29 @@ keeps its default and is named in the log: a server must not fail to start over 
 
 from __future__ import annotations
 
+import json
 import os
+import pkgutil
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from plimsoll.inside.faults import FAULTS
 
 
 class Setting(NamedTuple):
-    """One environment variable: its name, what it is if unset, and one sentence for the docs."""
+    """One row of data/settings.json: its name, what it is if unset, and one sentence for the docs."""
 
     name: str
     default: str
     says: str
 
 
-SETTINGS = (
-    Setting("PLIMSOLL_TOKEN", "", "Opens every endpoint but `ready`; unset, they are off."),
-    Setting("PLIMSOLL_TOKEN_FILE", "", "A file that holds the token, as a mounted secret does; read again when it changes."),
-    Setting("PLIMSOLL_LISTEN", "", "`unix:/run/p.sock` or `127.0.0.1:9401`: a port of its own; vLLM's has `ready` alone."),
-    Setting("PLIMSOLL_DIR", "", "What the processes of one container share, on its own disk; by default under /dev/shm."),
-    Setting("PLIMSOLL_PROBE", "", "`plugin` adds the probe to every worker without `--worker-extension-cls`."),
-    Setting("PLIMSOLL_SAMPLE_S", "1", "Seconds between two samples of the allocator."),
-    Setting("PLIMSOLL_SNAPSHOT_DIR", "", "Where memory snapshots are written; by default a folder for temporary files."),
-    Setting("PLIMSOLL_HISTORY", "0", "Allocations that torch remembers with their Python frames, for snapshots; 0 is none."),
-    Setting("PLIMSOLL_RECORD", "", "A folder: one JSON line for each finished request goes there. Unset, nothing is recorded."),
-    Setting("PLIMSOLL_RECORD_MIB", "64", "Size at which a recording goes on in the next file."),
-    Setting("PLIMSOLL_RECORD_FILES", "8", "Files that are kept; the oldest goes first."),
-    Setting("PLIMSOLL_RECORD_PREFIXES", "", "`1` adds salted hashes of the prompt's blocks, to replay shared beginnings."),
-    Setting("PLIMSOLL_RECORD_SALT", "", "The salt of those hashes; unset, a random one for each start."),
-    Setting("PLIMSOLL_SHED_WAIT_S", "", "Seconds of expected wait beyond which new requests are refused; unset, none is."),
-    Setting("PLIMSOLL_SHED_ITEM_TOKENS", "1000", "Tokens that an image or a sound counts for until the engine counts it."),
-    Setting("PLIMSOLL_FAILOVER", "1", "`0` keeps vLLM's 500 for requests that an engine had not begun when it died."),
-    Setting("PLIMSOLL_ADMIT", "", "`certified` refuses requests that the certificate does not cover, `shadow` counts them."),
-    Setting("PLIMSOLL_CERTIFICATE", "", "The certificate's table, as `plimsoll plan --certify --table FILE` writes it."),
-    Setting("PLIMSOLL_WEDGE_S", "120", "Seconds without a step, with work waiting, until a stuck engine is called so."),
-    Setting("PLIMSOLL_CANARY_S", "30", "Seconds that the test request of one token may take."),
-    Setting("PLIMSOLL_SURVIVE", "", "`1` contains steps that run out of device memory; `unproven`: also where never tried."),
-    Setting("PLIMSOLL_SURVIVE_STORM", "30", "Contained failures in ten minutes that call for a restart; twice as many end it."),
-)  # fmt: skip
+def data_table(name: str) -> Any:
+    """A table in the `data` folder of this package, which may lie in a wheel that is on the path as it is."""
+    return json.loads(pkgutil.get_data("plimsoll.inside", f"data/{name}.json") or b"")
+
+
+SETTINGS = tuple(Setting(**row) for row in data_table("settings"))
 _DEFAULTS = {setting.name: setting.default for setting in SETTINGS}
 
 
