@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput, TooLarge
+from plimsoll.launch.check_flags import check
 from plimsoll.launch.command_line import EntryPoint, Launch, find_launch
 from plimsoll.launch.files import BYTES_MAX, read_launches
+from plimsoll.vllm.versions import engine_named
 from tests.each import each
 
 CAPTURES = Path(__file__).parent.parent / "captures" / "launches"
@@ -114,10 +116,21 @@ def test_docker_run_gives_the_containers_own_environment() -> None:
         image="registry.example.org:5000/ai/vllm-openai:v0.11.0@sha256:abc",
         unresolved=("HF_TOKEN",),
         notes=("the variables in prod.env were not read",),
+        shm="host",
     )
-    official = found("docker run vllm/vllm-openai:v0.11.0 vllm serve m")
-    assert official is not None
-    assert [note for note in official.notes if "starts the server by itself" in note]
+
+
+def test_a_start_command_given_to_an_image_that_starts_by_itself() -> None:
+    """vLLM's own image reads it as arguments, and refuses them; another image may have no start of its own."""
+    for line, starts in (
+        ("docker run vllm/vllm-openai:v0.11.0 vllm serve m", False),
+        ("docker run vllm/vllm-openai:v0.14.1 serve m", False),
+        ("docker run rocm/vllm serve m", True),
+    ):
+        launch = found(line)
+        assert launch is not None
+        checked = check(launch, engine_named(None))
+        assert (checked.model, checked.starts) == ("m", starts), line
 
 
 def test_env_sets_and_takes_away() -> None:
@@ -144,6 +157,13 @@ def test_a_systemd_unit() -> None:
     # A drop-in's `ExecStart=` takes back what was above it.
     (launch,) = read("[Service]\nExecStart=/bin/vllm serve a\nExecStart=\nExecStart=-/bin/sh -c 'exec vllm serve b'\n")
     assert launch.arguments == ("b",)
+
+
+def test_a_quadlet() -> None:
+    """Podman's unit is a container: its image, what `Exec=` gives that, and its variables."""
+    (launch,) = read("[Container]\nImage=vllm/vllm-openai:v0.25.1\nExec=--model m \\\n  --port ${P}\nEnvironment=A=1\n")
+    assert (launch.entry, launch.arguments) == (EntryPoint.IMAGE, ("--model", "m", "--port", "$P"))
+    assert (launch.image, launch.environment, launch.unresolved) == ("vllm/vllm-openai:v0.25.1", (("A", "1"),), ("P",))
 
 
 @pytest.mark.parametrize(

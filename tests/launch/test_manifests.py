@@ -155,6 +155,12 @@ def test_scalars_stay_as_written(text: str, arguments: tuple[str, ...]) -> None:
     assert launches_in_manifest(pod, "x.yaml") == []
 
 
+def test_what_envsubst_fills_in_is_not_judged() -> None:
+    """`${NAME}` in a manifest is left for somebody to fill in: no value of vLLM's."""
+    pod = "kind: Pod\nspec: {containers: [{image: vllm/vllm-openai, args: [m, -tp, '${TP}']}]}"
+    assert launches_in_manifest(pod, "x.yaml")[0].unresolved == ("${TP}",)
+
+
 def test_a_billion_laughs_cost_no_more_than_their_text() -> None:
     """Aliases that multiply are shared, not copied, and are walked once."""
     lines = ["kind: Pod", "a0: &a0 {containers: [{image: vllm/vllm-openai}]}"]

@@ -153,6 +153,11 @@ def test_apostrophes_in_nested_here_documents_and_comments_are_not_quotes() -> N
     assert only(script).words == ("vllm", "serve", "m")
 
 
+def test_a_comment_in_backticks_is_nothing() -> None:
+    """As people comment a line that goes on."""
+    assert only("vllm serve `# it's the model` \\\n  m `#name`\\\n `date #x`\n").words == ("vllm", "serve", "m", "`date #x`")
+
+
 @each(("script", "line"), rows(CASES, "never closed"))
 def test_what_never_closes_is_bad_input_with_its_line(script: str, line: str) -> None:
     """A quote or bracket that never closes is one sentence with the line where it opened."""

@@ -52,6 +52,16 @@ TimeoutStopSec=150
 Restart=always
 SERVICE
 """
+RUN = "[Service]\nExecStart=docker run --shm-size 2g vllm/vllm-openai:v0.17.0 --model m -tp 2\n"
+GROUP = """\
+kind: LeaderWorkerSet
+metadata: {name: llm}
+spec:
+  leaderWorkerTemplate:
+    size: 2
+    leaderTemplate: {spec: {volumes: [{name: shm, emptyDir: {sizeLimit: 15Gi}}], containers: [
+      {image: "vllm/vllm-openai:v0.17.0", args: [m, -tp, "8", -pp, "2"], volumeMounts: [{name: shm, mountPath: /dev/shm}]}]}}
+"""
 SECRET = "hf_0123456789012345678901234567890123"
 PROBE = "livenessProbe: {{httpGet: {{path: /health, port: 8000}}, periodSeconds: {}, failureThreshold: {}}}"
 STARTUP = "startupProbe: {{httpGet: {{path: /health, port: 8000}}, periodSeconds: 10, failureThreshold: {}}}"
@@ -112,6 +122,13 @@ def rules(folder: Path, text: str, name: str = "file.yaml", **filled: str) -> li
         (COMPOSE, "c.yaml", {"service": 'environment: ["HF_TOKEN=${HF_TOKEN}", "VLLM_API_KEY=sk-${KEY}-eu"]'}, []),
         (POD, "p.yaml", {"command": "--api-key, sk-0123456789abcdef0123456789"}, [("secret.open", 11)]),
         (UNIT, "u.service", {"service": "Environment=VLLM_API_KEY=sk-0123456789abcdef0123456789"}, [("secret.open", 7)]),
+        (COMPOSE, "c.yaml", {"service": 'environment: ["HF_TOKEN=<your token>"]'}, []),
+        (f"export HF_TOKEN={SECRET}\nvllm serve m", "s.sh", {}, [("secret.open", 1)]),
+        ("docker run vllm/vllm-openai --model m -tp 2", "s.sh", {}, [("shm.small", 1)]),
+        ("docker run --ipc host vllm/vllm-openai --model m -tp 2", "s.sh", {}, []),
+        (RUN, "u.service", {}, [("restart.exit-zero", 2)]),
+        (GROUP, "g.yaml", {}, []),
+        (GROUP.replace("size: 2", "size: 1"), "g.yaml", {}, [("shm.small", 7)]),
         (COMPOSE, "c.yaml", {"command": "--swap-space 4"}, [("flag.removed", 4)]),
         (COMPOSE, "c.yaml", {"command": "--log-config-file x"}, [("flag.deprecated", 4)]),
     ],

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from plimsoll.errors import BadInput
 from plimsoll.launch.command_line import (
+    TWICE,
     Argument,
     CommandLine,
     ConfigFile,
@@ -87,14 +88,15 @@ class _Words:
 
     def add_instead(self, gone: flag_notes.Removal | None, values: tuple[str, ...], old: str) -> None:
         """Put what replaces a flag in its place, unless the command has that already or the release lacks it."""
-        if gone is None or not gone.rewrite:
+        rewrite = () if gone is None else gone.by_value.get(" ".join(values), gone.rewrite)
+        if gone is None or not rewrite:
             self.left_out.append(old)
             return
         values = tuple(value.split(gone.value_until)[0] for value in values) if gone.value_until else values
         if gone.only and any(value not in gone.only and "$" not in value for value in values):
-            self.left_out.append(f"{old} ({gone.rewrite[0]} is not known to take {shortened(' '.join(values))})")
+            self.left_out.append(f"{old} ({rewrite[0]} is not known to take {shortened(' '.join(values))})")
             return
-        words = [w for word in gone.rewrite for w in (values if word == flag_notes.VALUES else (word,))]
+        words = [w for word in rewrite for w in (values if word == flag_notes.VALUES else (word,))]
         flag = words[0].split(".")[0]
         if flag not in self.known and "--" + flag.removeprefix("--no-") not in self.known:
             self.left_out.append(old)
@@ -452,12 +454,14 @@ def check(launch: Launch, engine: Engine, came_from: Engine | None = None, confi
     items += [Item(a.typed, FlagStatus.NEVER_EXISTED, note="vLLM takes one --config", values=a.values) for a in files[1:]]
     items += [item for _, _, item in variables if item is not None]
     items += [_stray(word) for word in line.leftovers]
+    if TWICE in launch.notes:
+        items.append(Item("vllm serve", FlagStatus.NEVER_EXISTED, instead="the arguments alone", note=TWICE))
     if launch.entry is EntryPoint.API_SERVER and Behaviour.API_SERVER_DEPRECATED.is_in(engine.release):
         items.append(Item(launch.entry.value, FlagStatus.DEPRECATED, Behaviour.API_SERVER_DEPRECATED.since, "vllm serve"))
     if came_from is not None:
         items += _changed_defaults(line, launch, came_from, engine)
     words, environment, changes_made = rewrite(line, judged, variables, engine)
-    notes = [*launch.notes, *_notes(launch, engine, came_from, line, config), *changes_made]
+    notes = [*(note for note in launch.notes if note != TWICE), *_notes(launch, engine, came_from, line, config), *changes_made]
     to_edit: dict[str, list[str]] = {}  # the command cannot be rewritten around entries of a --config file
     for argument, item in judged:
         if argument.source and item.status.is_problem:
@@ -569,7 +573,7 @@ def _notes(launch: Launch, engine: Engine, came_from: Engine | None, line: Comma
         shown = ", ".join(UnresolvedWords([name]).markers[0] for name in launch.unresolved if name)
         notes.append(f"set elsewhere and not seen: {shown}")
     tag = launch.image.rpartition(":")[2] if launch.image and ":" in launch.image.rpartition("/")[2] else ""
-    if tag[:1] in ("v", "0") and tag.lstrip("v").split("-")[0] != engine.release:
+    if tag[:1] in ("v", "0") and tag.lstrip("v").split("-")[0] not in (engine.release, engine.asked):
         notes.append(f"the image says {tag}; --vllm {tag} checks against that")
     if config is not None and config.entries is None:
         notes.append(f"{config.name} (--config) is not at hand; the flags in it were not checked")

@@ -58,6 +58,7 @@ _SWITCHES = frozenset(
 _SHORT_SWITCHES = frozenset("ditPq")
 # Images that belong to vLLM's surroundings and do not serve a model.
 _BESIDE = ("router", "exporter", "proxy", "operator", "controller", "dashboard", "bench")
+TWICE = "vllm-openai starts the server by itself: the start command given to it is read as arguments"
 # A first argument that is a program of its own: the image's entry point hands over to it, or would choke on it.
 _PROGRAM = r"(?:.*/)?(?:(?:ba|da|a|z|k)?sh|vllm|python[0-9.]*|env|sleep|tail|nvidia-smi|ray|torchrun|pip|ls|cat|echo|tini)"
 
@@ -87,6 +88,7 @@ class Launch:
     in_front: tuple[str, ...] = ()  # options that stand before the start itself; no shell runs a command that begins so
     otherwise: tuple[Launch, ...] = ()  # the same start with the values that other branches of its script would give
     vllm: tuple[str, str] | None = None  # the version that its surroundings name, and which of them does
+    shm: str | None = None  # of a container that `docker run` starts: the size of its /dev/shm, or whose it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ class Container:
     environment: Environment = ()
     unresolved: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    shm: str | None = None
 
 
 def serves_vllm(image: str) -> bool:
@@ -133,13 +136,16 @@ def container_of_run(words: Sequence[str], environment: Iterable[tuple[str, str]
             container = replace(container, entry=(value,) if value else ())
         elif option == "--env-file":
             container = replace(container, notes=(*container.notes, f"the variables in {value} were not read"))
+        elif option == "--ipc" or (option == "--shm-size" and container.shm is None):
+            container = replace(container, shm=value)
     return replace(container, image=words[at], arguments=tuple(words[at + 1 :])) if at < len(words) else None
 
 
 def version_in_image(image: str) -> str | None:
     """The vLLM version that the tag of a vLLM image names; None for another image or a tag such as latest."""
     tag = image.split("@", 1)[0].rpartition("/")[2].partition(":")[2]
-    form = r"(?:.*vllm[_-])?v?(0\.\d+(?:\.\d+){0,2}(?:\.?(?:post|rc)\d+)?)(?![\d.]).*"
+    before = r"(?:.*vllm[_-])" if "lmcache/" in image else r"(?:.*vllm[_-])?"  # LMCache's own release stands in front
+    form = rf"{before}v?(0\.\d+(?:\.\d+){{0,2}}(?:\.?(?:post|rc)\d+)?)(?![\d.]).*"
     match = re.fullmatch(form, tag) if serves_vllm(image) else None
     return (match.group(1) if match.group(1).count(".") > 1 else f"{match.group(1)}.0") if match else None
 
@@ -285,20 +291,24 @@ def _find_in_script(text: str, environment: Environment, source: str, nested: in
 def _find_in_container(container: Container, source: str, nested: int) -> Launch | None:
     """The start in the container's own command, or through the image's entry point."""
     image = container.image
-    launch = _find((*(container.entry or ()), *container.arguments), container.environment, source, nested)
+    words = (*(container.entry or ()), *container.arguments)
+    if container.entry is None and words[:1] == ("serve",) and image is not None and serves_vllm(image):
+        words = ("vllm", *words)
+    launch = _find(words, container.environment, source, nested)
     if launch is not None:
         notes = container.notes
         if container.entry is None and image is not None and re.search(r"(?:^|/)vllm-openai(?:[:@]|$)", image):
-            notes += ("vllm-openai starts the server by itself: the start command given to it is read as arguments",)
+            notes += (TWICE,)
         unresolved = tuple(dict.fromkeys((*launch.unresolved, *container.unresolved)))
-        return replace(launch, source=source, image=image, unresolved=unresolved, notes=notes + launch.notes)
+        return replace(launch, source=source, image=image, unresolved=unresolved, notes=notes + launch.notes, shm=container.shm)
     if image is None or container.entry is not None or not serves_vllm(image):
         return None
     if container.arguments and re.fullmatch(_PROGRAM, container.arguments[0]):
         return None
     return Launch(
-        source, EntryPoint.IMAGE, container.arguments, container.environment, image, container.unresolved, container.notes
-    )
+        source, EntryPoint.IMAGE, container.arguments, container.environment, image, container.unresolved, container.notes,
+        shm=container.shm,
+    )  # fmt: skip
 
 
 def launches_named(options: Words, command_name: str) -> list[tuple[Launch, str]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from plimsoll.errors import BadInput, TooLarge
-from plimsoll.launch.command_line import Launch, find_launch
+from plimsoll.launch.command_line import Container, Launch, find_in_container, find_launch
 from plimsoll.launch.manifests import ManifestStart, TextBudget, documents_in, launches_in_manifest, starts_in_manifest
 from plimsoll.launch.shell_script import commands_in
 from plimsoll.launch.shell_words import joined_words
@@ -27,7 +27,7 @@ _UNREADABLE = {
 _SOURCED_MAX = 8  # names of files that a note lists
 
 # Patterns stay text until they are used: compiling them all costs more than reading most files.
-_UNIT = r"(?m)^[ \t]*(?:\[(?:Unit|Service|Install)\][ \t]*$|ExecStart[ \t]*=)"
+_UNIT = r"(?m)^[ \t]*(?:\[(?:Unit|Service|Container|Install)\][ \t]*$|ExecStart[ \t]*=)"
 _YAML = r"---|%YAML|- |\{\{|[\w.\"'/-]+[ \t]*:(?:[ \t]|$)"
 _JSON = r"\s*[{\[]\s*[\"{\[]"
 _LOG = r"(?m)^(?:\([A-Za-z_]\w* pid=\d+\) )?(?:DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d "
@@ -213,8 +213,9 @@ def unit_settings(text: str) -> list[tuple[int, str, str]]:
 
 
 def launches_in_unit(text: str, name: str) -> list[Launch]:
-    """Every vLLM start under `ExecStart=`, with what `Environment=` sets above or below it."""
+    """Every vLLM start under `ExecStart=`, or under a quadlet's `Exec=`, with what `Environment=` sets above or below it."""
     environment: dict[str, str] = {}
+    quadlet: dict[str, str] = {}
     starts: list[tuple[int, str]] = []
     notes: list[str] = []
     for line, key, value in unit_settings(text):
@@ -226,13 +227,25 @@ def launches_in_unit(text: str, name: str) -> list[Launch]:
                 environment[variable] = content
         elif key == "EnvironmentFile" and value:
             notes.append(f"the variables in {value.lstrip('-')} were not read")
-        elif key == "ExecStart":
+        elif key in ("ExecStart", "Exec"):
             starts = [*starts, (line, value)] if value else []
+        elif key in ("Image", "Entrypoint", "ShmSize"):
+            quadlet[key] = value
+    if "Image" in quadlet and not starts:
+        starts = [(1, "")]
     launches: list[Launch] = []
     growth = TextBudget()
     for line, value in starts:
-        words, missing = _unit_command(_words(_PREFIX.sub("", value, count=1), f"{name}:{line}"), environment, growth)
-        if launch := find_launch(words, environment.items(), f"{name}:{line}", missing):
+        image, place = quadlet.get("Image"), f"{name}:{line}"
+        value = value if image else _PREFIX.sub("", value, count=1)  # noqa: PLW2901
+        words, missing = _unit_command(_words(value, place), environment, growth)
+        if image:
+            entry = (quadlet["Entrypoint"],) if "Entrypoint" in quadlet else None
+            given = tuple(environment.items()), tuple(missing)
+            launch = find_in_container(Container(image, entry, tuple(words), *given, shm=quadlet.get("ShmSize")), place)
+        else:
+            launch = find_launch(words, environment.items(), place, missing)
+        if launch is not None:
             launches.append(replace(launch, notes=(*launch.notes, *notes)))
     return launches
 

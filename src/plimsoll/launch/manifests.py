@@ -135,6 +135,7 @@ _HELM = re.compile(
 LLM_SERVICE = "LLMInferenceService"
 LLM_SERVICE_ARGUMENTS = "VLLM_ADDITIONAL_ARGS"  # the variable by which KServe's template takes further flags
 _KUBERNETES_REFERENCE = re.compile(r"\$(\$)?\(([A-Za-z_.-][A-Za-z0-9_.-]*)\)")
+_TO_BE_FILLED = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")  # by `envsubst`: Kubernetes itself leaves it as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +263,9 @@ def _in_kubernetes(document: Tree, name: str, runtimes: Mapping[str, str]) -> It
                     found.append((container, model, f"{where}, model", ("model",)))
             for container, body, source, way in found:
                 if launch := find_in_container(container, source):
-                    # Each `$(NAME)` that is still in its arguments is missing.
+                    # Each `$(NAME)` or `${NAME}` that is still in its arguments is missing.
                     left = [match.group(2) for word in launch.arguments for match in _KUBERNETES_REFERENCE.finditer(word)]
+                    left += [name for word in launch.arguments for name in _TO_BE_FILLED.findall(word)]
                     launch = replace(launch, unresolved=tuple(dict.fromkeys((*launch.unresolved, *left))))
                     if way == ("model",):
                         launch = _in_runtime(launch, body, runtimes)

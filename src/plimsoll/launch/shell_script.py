@@ -6,9 +6,9 @@ bottom, under these rules:
 
 - every command counts, in whichever branch, loop, function or subshell it stands;
 - inside if, case, while, until and for, and behind `&&` and `||`, an assignment counts only while the variable has no
-  value: the first one wins, and what was set before the branch stays. Adding to itself (`A+=...`, `A="$A ..."`) always
-  counts, so that flags which are added on a condition are seen. Such variables are listed in `guessed`, and a start of
-  vLLM is also given with each value that was not taken, in `otherwise`;
+  value: the first one wins, and what was set before the branch stays. Adding to itself (`A+=...`, `A="$A ..."`) counts, so
+  that flags which are added on a condition are seen, unless it adds an empty variable. Such variables are listed in
+  `guessed`, and a start of vLLM is also given with each value that was not taken, in `otherwise`;
 - a loop's variable, and what `read` reads, is unknown;
 - an unset variable stays in the text as `$NAME`, `$(...)` stays as it is written, and both are listed in `unresolved`.
 
@@ -476,15 +476,30 @@ class _Script:
             values = [value for element in word.elements for value in self.variables.expand(element.parts)]
         inside = [part for each in (word, *(word.elements or ())) for part in each.parts]
         adds = any(isinstance(part, Parameter) and part.name == name for part in inside)
-        self._set(found, values, adds=adds, array=word.elements is not None)
+        self._set(found, values, inside, adds=adds, array=word.elements is not None)
 
-    def _set(self, found: re.Match[str], values: Sequence[Value], *, adds: bool = False, array: bool = False) -> None:
+    def _is_empty(self, part: WordPart, but: str) -> bool:
+        """True if it is a variable, `but` not this one, that the script has set to nothing, as `X=${X:-}` does."""
+        values = self.variables.values(part.name) if isinstance(part, Parameter) and part.name != but else ()
+        return bool(values) and not any(text_of(value) for value in values)
+
+    def _set(
+        self,
+        found: re.Match[str],
+        values: Sequence[Value],
+        inside: Sequence[WordPart] = (),
+        *,
+        adds: bool = False,
+        array: bool = False,
+    ) -> None:
         """Assigns under the rule for branches; an element of an array, `A[1]=x`, is not followed."""
         name, subscript, plus = found.groups()
         if subscript:
             return
         adds = adds or bool(plus)
         if self._branches or self._behind_and_or:
+            if adds and any(self._is_empty(part, name) for part in inside):
+                return  # behind `if [ -n "$X" ]`, most likely
             if self.variables.keep_first(name, values, adds=adds):
                 return
         elif not adds:

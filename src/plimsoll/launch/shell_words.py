@@ -363,7 +363,8 @@ class Reader:
         end = _after(_BACKTICK_STOP, self._text, self._at + 1)
         if end < 0:
             raise self._never_closed("backtick", self._at)
-        parts.append(Substitution(self._text[self._at : end], quoted))
+        if quoted or not re.fullmatch(r"`\s*#[^\n]*`", self._text[self._at : end]):  # a comment between two words is nothing
+            parts.append(Substitution(self._text[self._at : end], quoted))
         self._at = end
 
     def _substitution(self, parts: list[WordPart], *, quoted: bool) -> None:

@@ -6,6 +6,7 @@ learned, docs/lint.md lists the rules. Each check takes a server and yields its 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +110,9 @@ class _Server:
     def line_of(self, word: str) -> int:
         """The line on which the server's part of the file names something; where its command begins if nothing is found."""
         lines = self.at.text.split("\n")
-        named = (number for number, line in enumerate(lines, 1) if number >= self.at.line and word in line)
+        # A script sets its variables above the start.
+        first = 1 if self.at.kind == "script" and not word.startswith("-") else self.at.line
+        named = (number for number, line in enumerate(lines, 1) if number >= first and word in line)
         return next(named, self.at.lines.get("command", self.at.line))
 
     def value(self, flag: str) -> str | None:
@@ -125,7 +128,9 @@ class _Server:
 
     @property
     def ranks(self) -> int:
-        return int(self.number("--tensor-parallel-size", 1) * self.number("--pipeline-parallel-size", 1))
+        """Those that share a machine and its /dev/shm."""
+        ranks = self.number("--tensor-parallel-size", 1) * self.number("--pipeline-parallel-size", 1)
+        return max(1, int(ranks / max(1.0, self.at.machines, self.number("--nnodes", 1))))
 
 
 def _flags(server: _Server) -> Iterator[Trap]:
@@ -190,7 +195,7 @@ def _stopping(server: _Server) -> Iterator[Trap]:
         why = "vLLM's default is 0: SIGTERM aborts every request in flight"
         fix = f"--shutdown-timeout 60, and {key} of at least {60 + at.before_stop_s + TEARDOWN_S:.0f} s"
         yield server.trap("stop.no-drain", Severity.INFO, "command", "no --shutdown-timeout", why, fix)
-    if at.kind == "systemd" and at.kill_mode != "mixed":
+    if at.kind == "systemd" and at.kill_mode != "mixed" and at.launch.image is None:  # whose processes are not the unit's
         why = "systemd sends SIGTERM to every process of the unit, and each request in flight fails"
         title = f"KillMode={at.kill_mode or 'control-group (the default)'}"
         yield server.trap("stop.kill-mode", Severity.WARNING, "kill_mode", title, why, "KillMode=mixed")
@@ -199,14 +204,16 @@ def _stopping(server: _Server) -> Iterator[Trap]:
 def _shared_memory(server: _Server) -> Iterator[Trap]:
     """Shared memory too small for several ranks."""
     at, ranks = server.at, server.ranks
-    if at.kind not in ("compose", "kubernetes") or ranks < 2 or at.has_host_shm:
+    if ranks < 2 or at.has_host_shm:
         return
     there, needs = CONTAINER_SHM if at.shm_bytes is None else at.shm_bytes, ranks * SHM_FOR_A_RANK
     if there >= needs:
         return
     title = f"shared memory of {format_gib(there)}{'' if at.shm_bytes else ' (the default)'} for {ranks} ranks"
     why = "NCCL and vLLM's own queues between the ranks lie in /dev/shm; too little ends a start with a bus error"
-    fix = f"shm_size: {needs // GIB}gb" if at.kind == "compose" else "an emptyDir with medium: Memory, mounted at /dev/shm"
+    run = f"--shm-size {needs // GIB}g, or --ipc host"
+    fixes = {"compose": f"shm_size: {needs // GIB}gb", "kubernetes": "an emptyDir with medium: Memory, mounted at /dev/shm"}
+    fix = fixes.get(at.kind, run)
     yield server.trap("shm.small", Severity.CRITICAL, "shm_bytes", title, why, fix)
 
 
@@ -246,11 +253,10 @@ def _restarts(server: _Server) -> Iterator[Trap]:
 def _secrets(server: _Server) -> Iterator[Trap]:
     """Secrets that stand in the file."""
     at = server.at
-    values = dict(at.launch.environment)
-    named = [name for name in at.secrets if name in values and redact_value(name, values[name]) != values[name]]
-    words = list(at.launch.arguments)
-    hidden = zip(words, redact_words(words), strict=True)
-    flags = [before for before, (word, shown) in zip(["", *words], hidden, strict=False) if word != shown and "$" not in word]
+    values, words = dict(at.launch.environment), list(at.launch.arguments)
+    named = [name for name, value in values.items() if redact_value(name, value) != value and not _is_elsewhere(value)]
+    hidden = zip(["", *words], zip(words, redact_words(words), strict=True), strict=False)
+    flags = [before for before, (word, shown) in hidden if word != shown and not _is_elsewhere(word)]
     elsewhere = {
         "compose": "env_file: or secrets:, outside version control", "kubernetes": "a Secret, with valueFrom.secretKeyRef",
         "systemd": "EnvironmentFile= that only root reads, or LoadCredential=", "script": "a variable that is set elsewhere",
@@ -259,3 +265,8 @@ def _secrets(server: _Server) -> Iterator[Trap]:
         why = "whoever reads the file, its history or the process list has it"
         title = f"a secret stands in the file: {name}"
         yield server.trap("secret.open", Severity.CRITICAL, server.line_of(name), title, why, elsewhere)
+
+
+def _is_elsewhere(value: str) -> bool:
+    """True if it refers to a value, or stands for one that somebody has to fill in: `$KEY`, `<your token>`."""
+    return "$" in value or re.fullmatch(r"(?:.*=)?<.*>", value) is not None

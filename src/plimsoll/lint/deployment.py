@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from plimsoll.errors import BadInput
 from plimsoll.hardware.cards import gpu_named
@@ -60,7 +61,7 @@ class Deployment:
     unit_type: str | None = None
     kill_mode: str | None = None
     card: str | None = None
-    secrets: tuple[str, ...] = ()  # the variables and flags whose values stand in the file
+    machines: int = 1  # that one server is spread over
     text: str = field(default="", repr=False)  # the whole file
     lines: Mapping[str, int] = field(default_factory=dict)  # of what is named here, by the field's name
 
@@ -76,7 +77,8 @@ def deployments_in(path: str) -> list[Deployment]:
         tails = [each.source.rpartition(":")[2] for each in launches]
         lines = [int(tail) if tail.isdigit() else 1 for tail in tails]
         deployments = [
-            Deployment(file=path, launch=each, kind="script", line=line) for each, line in zip(launches, lines, strict=True)
+            Deployment(file=path, launch=each, kind="script", line=line, **_of_run(each))
+            for each, line in zip(launches, lines, strict=True)
         ]
     else:
         deployments = [
@@ -84,6 +86,11 @@ def deployments_in(path: str) -> list[Deployment]:
             for start, launch in zip(starts_in_manifest(text, name), launches, strict=True)
         ]
     return [replace(deployment, text=text) for deployment in deployments]
+
+
+def _of_run(launch: Launch) -> dict[str, Any]:
+    """The shared memory of a start by a command: a container's own where `docker run` starts it, else the machine's."""
+    return {"has_host_shm": launch.image is None or launch.shm in ("host", "shareable"), "shm_bytes": size(launch.shm)}
 
 
 def seconds(value: Tree) -> float | None:
@@ -143,27 +150,13 @@ def _service(path: str, start: ManifestStart, launch: Launch) -> Deployment:
         grace_s=seconds(_text(body, "stop_grace_period")),
         shm_bytes=size(_text(body, "shm_size")), has_host_shm=_text(body, "ipc") in ("host", "shareable"),
         memory_limit_bytes=size(_text(limits, "memory")) or size(_text(body, "mem_limit")),
-        restart={"any": "always"}.get(restart or "", restart), secrets=_open_variables(body.get("environment"), "$"),
+        restart={"any": "always"}.get(restart or "", restart),
         lines=_lines(
             ("grace_s", body, "stop_grace_period"), ("shm_bytes", body, "shm_size"), ("restart", body, "restart"),
             ("restart", deploy, "restart_policy"), ("memory", limits, "memory"), ("memory", body, "mem_limit"),
             ("secrets", body, "environment"), ("command", body, "command"),
         ),
     )  # fmt: skip
-
-
-def _open_variables(environment: Tree, reference: str) -> tuple[str, ...]:
-    """Variables whose value stands in the file itself, not a reference to one that stands elsewhere."""
-    pairs: list[tuple[Tree, Tree]] = []
-    if isinstance(environment, dict):
-        pairs = list(environment.items())
-    for each in environment if isinstance(environment, list) else ():
-        if isinstance(each, str):
-            pairs.append((each.partition("=")[0], each.partition("=")[2]))
-        else:
-            pairs.append((_text(each, "name"), _text(each, "value")))
-    named = [(name, value) for name, value in pairs if isinstance(name, str) and isinstance(value, str)]
-    return tuple(name for name, value in named if name and value and reference not in value)
 
 
 # Kubernetes
@@ -178,13 +171,14 @@ def _container(path: str, start: ManifestStart, launch: Launch) -> Deployment:
     before_stop = seconds(_text(_mapping(hook, "sleep"), "seconds")) or (float(slept.group(1)) if slept else 0.0)
     shm, mounted = _shared_memory(body, pod)
     limits = _mapping(_mapping(body, "resources"), "limits")
+    group = _mapping(_mapping(start.owner, "spec"), "leaderWorkerTemplate")
     return Deployment(
         file=path, launch=launch, kind="kubernetes", line=_first_line(body),
         liveness=_probe(body, "livenessProbe"), startup=_probe(body, "startupProbe"),
         grace_s=seconds(_text(pod, "terminationGracePeriodSeconds")), before_stop_s=before_stop, drains_first=_LEAVE in words,
         shm_bytes=shm, has_host_shm=mounted and shm is None, memory_limit_bytes=size(_text(limits, "memory")),
         restart=_text(pod, "restartPolicy") or "Always", is_job=start.kind in ("Job", "CronJob"),
-        card=_card(pod), secrets=_open_variables(body.get("env"), "$("),
+        card=_card(pod), machines=count if (count := size(_text(group, "size"))) else 1,
         lines=_lines(
             ("grace_s", pod, "terminationGracePeriodSeconds"), ("restart", pod, "restartPolicy"), ("memory", limits, "memory"),
             ("secrets", body, "env"), ("command", body, "command"), ("command", body, "args"),
@@ -236,21 +230,16 @@ def _card(pod: dict[str, Tree]) -> str | None:
 
 
 def _unit(path: str, text: str, launch: Launch) -> Deployment:
-    settings: dict[str, tuple[int, str]] = {}
-    variables: list[str] = []
-    for line, key, value in unit_settings(text):
-        settings[key] = (line, value)
-        if key == "Environment":
-            variables += [word.partition("=")[0].strip("\"'") for word in value.split() if "=" in word]
+    settings = {key: (line, value) for line, key, value in unit_settings(text)}
     value_of = {key: value for key, (_, value) in settings.items()}
     names = {"grace_s": "TimeoutStopSec", "restart": "Restart", "memory": "MemoryMax", "unit_type": "Type",
              "kill_mode": "KillMode", "secrets": "Environment", "command": "ExecStart"}  # fmt: skip
     slept = _SLEEP.search(value_of.get("ExecStop", ""))
     return Deployment(
-        file=path, launch=launch, kind="systemd", line=min(line for line, _ in settings.values()), has_host_shm=True,
+        file=path, launch=launch, kind="systemd", line=min(line for line, _ in settings.values()), **_of_run(launch),
         grace_s=seconds(value_of.get("TimeoutStopSec") or value_of.get("TimeoutSec")),
         before_stop_s=float(slept.group(1)) if slept else 0.0, drains_first=_LEAVE in value_of.get("ExecStop", ""),
         memory_limit_bytes=size(value_of.get("MemoryMax")),
         restart=value_of.get("Restart", "no"), unit_type=value_of.get("Type"), kill_mode=value_of.get("KillMode"),
-        secrets=tuple(variables), lines={name: settings[key][0] for name, key in names.items() if key in settings},
+        lines={name: settings[key][0] for name, key in names.items() if key in settings},
     )  # fmt: skip

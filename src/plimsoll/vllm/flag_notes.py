@@ -25,6 +25,7 @@ class Removal(NamedTuple):
     rewrite: tuple[str, ...] = ()
     value_until: str = ""  # only the part of each value in front of this is kept
     only: frozenset[str] = frozenset()  # where these are the values that the new flag takes, whatever the old one took
+    by_value: Mapping[str, list[str]] = {}  # what takes its place for each of these values; for any other nothing
 
 
 def _removals(name: str) -> dict[str, Removal]:
