@@ -232,8 +232,8 @@ def predicted(start: Start, fitted: Fit) -> Overhead:
     terms = era.non_torch
     era = replace(era,
         sampler_bytes=fitted.sampler_bytes.get(era.name, era.sampler_bytes),
-        non_torch=terms._replace(alone=fitted.alone.get(era.name, terms.alone),
-                                 together=fitted.together.get(era.name, terms.together)),
+        non_torch={**terms, "alone": fitted.alone.get(era.name, terms["alone"]),
+                   "together": fitted.together.get(era.name, terms["together"])},
     )  # fmt: skip
     return overhead(start.shape, start.given, era)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NewType
+from string import Formatter
+from typing import Any, NewType
 
 from plimsoll.errors import BadInput
 
@@ -82,6 +84,16 @@ def format_gib(size: int) -> str:
     if abs(size) >= GIB // 10:
         return f"{size / GIB:,.1f} GiB"
     return f"{size / MIB:.1f} MiB" if abs(size) >= MIB // 10 else f"{size:,} B"
+
+
+class _Sizes(Formatter):
+    def format_field(self, value: Any, spec: str) -> str:
+        return format_gib(value) if spec == "gib" else str(super().format_field(value, spec))
+
+
+def filled(text: str, values: Mapping[str, Any]) -> str:
+    """A text with these values in it; `{name:gib}` stands for a size."""
+    return _Sizes().vformat(text, (), values)
 
 
 def format_count(count: int) -> str:

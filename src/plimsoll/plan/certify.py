@@ -37,9 +37,9 @@ from plimsoll.plan.ledger import (
 )
 from plimsoll.plan.settings import Flags, Settings, limit_of
 from plimsoll.plan.weights_tables import STYLES, Style
-from plimsoll.units import GIB, MIB, ceil_div, format_count, format_gib, round_up
+from plimsoll.units import GIB, MIB, ceil_div, filled, round_up
 from plimsoll.unknown import Unknown
-from plimsoll.vllm.versions import Behaviour, Coverage
+from plimsoll.vllm.versions import Behaviour, Coverage, table
 
 # config/vllm.py _get_v2_model_runner_unsupported_features: where vLLM falls back to the first runner, by release.
 _HARMLESS = {
@@ -74,16 +74,7 @@ def read_limits(flags: Flags, environment: Mapping[str, str]) -> RequestLimits:
     size = kwargs.get("size")
     pixels = kwargs.get("max_pixels", size.get("longest_edge") if isinstance(size, dict) else None)
     conf = environment.get("PYTORCH_ALLOC_CONF", environment.get("PYTORCH_CUDA_ALLOC_CONF", ""))
-    words = {
-        "--logits-processors": "processors of your own",
-        "--enable-dbo": "two half batches at once",
-        "--enable-prompt-embeds": "prompts that are tensors",
-        "--enable-mm-embeds": "pictures that are tensors",
-        "--kv-offloading-size": "an offloading connector's buffers",
-        "--mm-ipc-gpu-memory-gb": "pictures decoded on the GPU",
-        "--enable-return-routed-experts": "the routed experts of every token",
-        "--offload-group-size": "weights fetched ahead of their layers",
-    }
+    words: Mapping[str, str] = _TEXTS["not_modelled"]
     unknown = [f"{name}: {what}" for name, what in words.items() if flags.text(name) not in (None, "0") or flags.switch(name)]
     if flags.word("--runner") in ("pooling", "draft") or flags.text("--task") not in (None, "auto", "generate"):
         unknown.append("a pooling model's step")
@@ -126,7 +117,7 @@ _WITHOUT_DRAFTER = ("ngram", "suffix", "ngram_gpu")
 _CAPS_LOGITS = ("gemma2", "gemma3n", "gemma4", "grok")
 TOKEN_IDS = 128  # the most of `logprob_token_ids`, sampling_params.py MAX_LOGPROB_TOKEN_IDS
 FLASHINFER_WORKSPACE = 2 * 394 * MIB  # its own and TensorRT-LLM's, made at the first batch: envs.py
-HELD = "log-probabilities of half-read prompts"
+_TEXTS = table("certify", "plan")  # phases, and where vLLM's source has them
 
 
 class Phase(NamedTuple):
@@ -184,6 +175,10 @@ class LargestStep:
         """Where the model runner of this command lives in vLLM."""
         return "v1/worker/gpu/model_runner.py" if self.settings.v2_runner else "v1/worker/gpu_model_runner.py"
 
+    def term(self, part: str, name: str, size: int) -> CertificateTerm:
+        """A line of the account, with where vLLM has it."""
+        return CertificateTerm(name, size, filled(_TEXTS[part][name], {"runner": self.runner}))
+
     @property
     def encodes(self) -> bool:
         return bool(self.shape.towers) and not self.settings.language_model_only
@@ -191,7 +186,7 @@ class LargestStep:
     @property
     def profiles_encoder(self) -> bool:
         """Whether vLLM's profile run held a full batch of the encoder, so that the budget has room for it."""
-        runs = not self.settings.v2_runner or era_of(self.settings.release).v2_profiles_encoder
+        runs = not self.settings.v2_runner or era_of(self.settings.release).does(Behaviour.CONSUMED_MEMORY)
         return runs and not self.settings.skips_mm_profiling and not self.settings.has_fixed_cache
 
     @property
@@ -237,57 +232,53 @@ def residents_of(step: LargestStep, held_tokens: int) -> list[CertificateTerm]:
     workspace = persistent(step.shape, batch, era_of(settings.release))
     layers = 4 if settings.speculative else 1  # a drafter may read those of three more layers
     hidden = (layers * batch.tokens + 2 * step.rows) * step.shape.hidden_size * batch.dtype_bytes
-    residents = [
-        ("hidden states", hidden, f"{step.runner} execute_model"),
-        ("logits that are sampled", step.rows * vocabulary * batch.dtype_bytes, f"{step.runner} compute_logits"),
-        ("buffer of the top-k kernel", kernel_rows * vocabulary * 4, "v1/sample/ops/topk_topp_triton.py"),
-        ("matrix workspaces", workspace, "cuBLAS; fused_moe's workspace_shapes"),
-    ]
+    residents = {
+        "hidden states": hidden,
+        "logits that are sampled": step.rows * vocabulary * batch.dtype_bytes,
+        "buffer of the top-k kernel": kernel_rows * vocabulary * 4,
+        "matrix workspaces": workspace,
+    }
     if step.limits.flashinfer or likely_capability(settings) >= (10, 0):
-        residents.append(("attention workspaces", FLASHINFER_WORKSPACE, "v1/attention/backends/flashinfer.py"))
+        residents["attention workspaces"] = FLASHINFER_WORKSPACE
     if step.encodes:
-        size = max(batch.tokens, step.item_tokens) * step.embedding_bytes
-        residents.append(("encoder cache", size, "v1/core/encoder_cache_manager.py compute_mm_encoder_budget"))
+        residents["encoder cache"] = max(batch.tokens, step.item_tokens) * step.embedding_bytes
     if settings.v2_runner:
-        source = "v1/worker/gpu/sample/prompt_logprob.py in_progress_prompt_logprobs"
-        residents.append((HELD, held_tokens * step.held_bytes, source))
+        residents["log-probabilities of half-read prompts"] = held_tokens * step.held_bytes
     if settings.speculative_tokens and settings.speculative and settings.speculative.get("method") not in _WITHOUT_DRAFTER:
-        drafted = settings.max_num_seqs * settings.speculative_tokens * vocabulary * 4
-        residents.append(("drafted logits", drafted, "v1/worker/gpu/spec_decode/speculator.py"))
-    return [CertificateTerm(*resident) for resident in residents]
+        residents["drafted logits"] = settings.max_num_seqs * settings.speculative_tokens * vocabulary * 4
+    return [step.term("residents", name, size) for name, size in residents.items()]
+
+
+def _phase(
+    step: LargestStep, kind: str, most: int, per: int, fixed: int = 0, *, why: str = "why", covered: bool = False, **values: Any
+) -> Phase:
+    """The phase of that name in the runner of this step; `why` names the reason that holds."""
+    row = _TEXTS["phases"][kind]
+    source = row.get("second", row["first"]) if step.settings.v2_runner else row["first"]
+    reason = filled(row[why], values)
+    return Phase(kind, row["unit"], fixed, per, most, row.get("scope", "step"), source, reason, covered)
 
 
 def phases_of(step: LargestStep) -> list[Phase]:
     """The phases that requests can widen."""
-    settings, shape, batch, v2 = step.settings, step.shape, step.batch, step.settings.v2_runner
+    settings, shape, batch = step.settings, step.shape, step.batch
     drafted, sequences = 1 + settings.speculative_tokens, settings.max_num_seqs
-    source = "v1/worker/gpu/sample/sampler.py sample" if v2 else "v1/sample/sampler.py forward"
-    why = "32-bit logits, probabilities, noise, masks and log-probabilities of every row"
-    per = ceil_div(step.sampler_bytes, max(1, step.rows)) * drafted
-    phases = [Phase("sampling", "sequences", 0, per, sequences, "step", source, why)]
-    source = "v1/worker/gpu/sample/logprob.py" if v2 else "v1/sample/sampler.py gather_logprobs"
-    why = "the most that one request asks for is chosen in every row"
-    per = step.rows * BYTES_PER_CHOICE
-    phases.append(Phase("logprobs", "log-probabilities", step.sampler_bytes, per, step.choices, "step", source, why))
-    phases.append(_prompt_logprobs(step))
-    if not v2:
+    phases = [
+        _phase(step, "sampling", sequences, ceil_div(step.sampler_bytes, max(1, step.rows)) * drafted),
+        _phase(step, "logprobs", step.choices, step.rows * BYTES_PER_CHOICE, step.sampler_bytes),
+        _prompt_logprobs(step),
+    ]
+    if not settings.v2_runner:
         per = (PENALTIES_FIRST * step.vocabulary + PENALTY_TOKEN_BYTES * batch.context) * drafted
-        why = "one request with penalties counts every token of every row, padded to the longest"
-        source = "model_executor/layers/utils.py apply_penalties"
-        phases.append(Phase("penalties", "sequences", 0, per, sequences, "step", source, why))
+        phases.append(_phase(step, "penalties", sequences, per))
     if step.encodes:
-        tokens, profiled = max(batch.tokens, step.item_tokens), step.profiles_encoder
+        covered = step.profiles_encoder
         per = step.embedding_bytes + max(_tower_bytes(tower, shape, batch.dtype_bytes) for tower in shape.towers)
-        source = "multimodal/encoder_budget.py; embed_multimodal in the runner's execute_mm_encoder"
-        why = "the encoder's widest layer over all items of a step, not in vLLM's profile"
-        why = "in vLLM's profile run" if profiled else why
-        phases.append(Phase("pictures", "encoder tokens", 0, per, tokens, "step", source, why, covered=profiled))
+        tokens, why = max(batch.tokens, step.item_tokens), "why covered" if covered else "why"
+        phases.append(_phase(step, "pictures", tokens, per, why=why, covered=covered))
     if settings.max_loras:
         widest = max(shape.vocab_size, shape.hidden_size, shape.intermediate_size or 0, shape.attention_heads * shape.head_dim)
-        per = widest * settings.max_lora_rank * batch.dtype_bytes
-        why = "a copy of an adapter's widest matrix on its way into the slot"
-        source = "lora/layers set_lora, called by activate_adapter"
-        phases.append(Phase("adapter", "adapters", 0, per, 1, "process", source, why))
+        phases.append(_phase(step, "adapter", 1, widest * settings.max_lora_rank * batch.dtype_bytes))
     return phases
 
 
@@ -297,18 +288,14 @@ def _prompt_logprobs(step: LargestStep) -> Phase:
         copies = batch.dtype_bytes + 4 + (4 if batch.dtype_bytes < 4 else 0)  # logits, their 32-bit copy, log_softmax
         copies += 0 if step.limits.expandable_segments else 2  # logits in an older prompt's larger piece leave it half used
         per = copies * step.vocabulary + chosen
-        why = f"logits of the whole chunk at once, {copies} bytes for each entry of the vocabulary"
-        source = "v1/worker/gpu_model_runner.py _get_prompt_logprobs_dict"
-        return Phase("prompt_logprobs", "prompt tokens", 0, per, batch.tokens, "step", source, why)
+        return _phase(step, "prompt_logprobs", batch.tokens, per, why="why first", copies=copies)
     first = min(batch.tokens, PROMPT_CHUNK)
     last = min(batch.tokens, 2 * PROMPT_CHUNK) - first  # a chunk's logits live until the next one's are there
     copies = 3 if step.settings.tensor_parallel > 1 else 2 if step.shape.model_type.startswith(_CAPS_LOGITS) else 1
     # One chunk more: an older one's piece that is in use, or a copy without the vocabulary's padding.
     fixed = (first * copies + last + first) * batch.dtype_bytes * step.vocabulary + first * chosen
     fixed += 2 * batch.tokens * step.choice_row
-    why = f"one such request makes logits of all rows of its step, {format(PROMPT_CHUNK, ',')} at a time, two chunks alive"
-    source = "v1/worker/gpu/sample/prompt_logprob.py compute_prompt_logprobs_with_chunking"
-    return Phase("prompt_logprobs", "prompt tokens", fixed, step.held_bytes, batch.context, "step", source, why)
+    return _phase(step, "prompt_logprobs", batch.context, step.held_bytes, fixed, chunk=PROMPT_CHUNK)
 
 
 def _tower_bytes(tower: Tower, shape: ModelShape, wide: int) -> int:
@@ -457,7 +444,7 @@ def assess(question: Question) -> Certificate:
     model, settings = question.model, question.settings
     ledger = question.replan(settings)
     step = LargestStep(settings, model.shape, question.limits, batch_of(settings))
-    terms = [CertificateTerm(*term) for term in _room(ledger, step)]
+    terms = [step.term("room", name, size) for name, size in _room(ledger, step)]
     room = sum(term.size for term in terms)
     pieces = int(PIECES_AT_MOST * ledger.activation.value)
     residents, kinds = _with_held(step, room - pieces)
@@ -468,37 +455,31 @@ def assess(question: Question) -> Certificate:
         whole, tokens = ledger.activation.high, step.batch.tokens
         if model.drafter is not None and model.drafter.shape.hidden_size > model.shape.hidden_size:
             whole *= -(-model.drafter.shape.hidden_size // model.shape.hidden_size)
-        source, why = "v1/worker/gpu/spec_decode propose; v1/spec_decode propose", "at most as wide as the model's own pass"
-        phase = Phase("drafter", "tokens in a step", 0, -(-whole // tokens), tokens, "step", source, why)
+        phase = _phase(step, "drafter", tokens, -(-whole // tokens))
         kinds.append(Kind(phase, spare, _smallest(phase, spare)))
-    measured = "docs/overhead.md, measured: at most 0.7 of the activation"
-    terms.append(CertificateTerm("pieces of torch's pool", -pieces, measured))
+    terms.append(step.term("room", "pieces of torch's pool", -pieces))
     unknown = tuple(map(Unknown, unknown_terms(step, model)))
     return Certificate(ledger, step, room, pieces, tuple(residents), tuple(terms), tuple(kinds), unknown)
 
 
-def _room(ledger: Ledger, step: LargestStep) -> Iterator[tuple[str, int, str]]:
+def _room(ledger: Ledger, step: LargestStep) -> Iterator[tuple[str, int]]:
     """What is left for a step's transient memory, term by term; every band at its bad end."""
     card, settings = ledger.card, ledger.settings
-    worker = "v1/worker/gpu_worker.py"
-    yield "card, low end", card.low_bytes, "cudaMemGetInfo, docs/gpus.md"
-    yield "neighbours", -card.used_bytes, "--used-gib"
-    yield "context before vLLM's snapshot", -ledger.context.high, f"{worker} init_device"
+    yield "card, low end", card.low_bytes
+    yield "neighbours", -card.used_bytes
+    yield "context before vLLM's snapshot", -ledger.context.high
     if settings.has_fixed_cache:
-        yield "weights", -ledger.weights.high, f"{worker} load_model"
-        yield "outside torch", -ledger.non_torch.high, f"{worker} determine_available_memory"
-        yield "KV cache", -ledger.kv.value, f"{worker} initialize_from_config"
-        yield "CUDA graphs", -ledger.graphs_actual.high, f"{step.runner} capture_model"
+        yield "weights", -ledger.weights.high
+        yield "outside torch", -ledger.non_torch.high
+        yield "KV cache", -ledger.kv.value
+        yield "CUDA graphs", -ledger.graphs_actual.high
     else:
-        requested = int(card.low_bytes * settings.utilization) + 1
-        missed = max(0, ledger.graphs_actual.high - ledger.graphs.low)
-        yield "requested", -requested, "v1/worker/utils.py request_memory"
-        yield "CUDA graphs beyond vLLM's estimate", -missed, f"{step.runner} profile_cudagraph_memory"
-        yield "peak of the profile run, inside the request", ledger.activation.low, f"{step.runner} profile_run"
-    if settings.v2_runner and not era_of(settings.release).consumed_counts_all:  # in no term of vLLM's until 0.27
-        counters = int(V2_PENALTY_BYTES * settings.max_num_seqs * step.shape.vocab_size)
-        yield "penalty counters", -counters, "v1/worker/gpu/sample/penalties.py PenaltiesState"
-    yield "kernels that load late", -_late(settings), "measured after the start on an H200: 0.44 GiB"
+        yield "requested", -(int(card.low_bytes * settings.utilization) + 1)
+        yield "CUDA graphs beyond vLLM's estimate", -max(0, ledger.graphs_actual.high - ledger.graphs.low)
+        yield "peak of the profile run, inside the request", ledger.activation.low
+    if settings.v2_runner and not era_of(settings.release).does(Behaviour.CONSUMED_MEMORY):  # in no term of vLLM's until 0.27
+        yield "penalty counters", -int(V2_PENALTY_BYTES * settings.max_num_seqs * step.shape.vocab_size)
+    yield "kernels that load late", -_late(settings)
 
 
 def _late(settings: Settings) -> int:
@@ -551,8 +532,7 @@ def _batch_kind(step: LargestStep, ledger: Ledger, room: int, replan: Replan) ->
         return peak + adapters * count // tokens + int(PIECES_AT_MOST * plan.activation.value)
 
     whole = needs(tokens, ledger)
-    source, why = f"{step.runner} profile_run", "the forward pass of a full batch and the pieces it leaves"
-    phase = Phase("batch", "tokens in a step", 0, -(-whole // tokens), tokens, "step", source, why)
+    phase = _phase(step, "batch", tokens, -(-whole // tokens))
     if whole <= room:
         return Kind(phase, room, None)
 
@@ -640,39 +620,19 @@ def _smaller_request(question: Question, kind: str | None) -> str:
 
 def smallest_request(kind: Kind) -> str:
     """The smallest request that does it, in words."""
-    phase, count = kind.phase, format_count(kind.smallest or 0)
-    if kind.smallest == 1:
-        return {
-            "batch": "any prompt",
-            "sampling": "one sequence that samples",
-            "penalties": "one request with a penalty",
-            "prompt_logprobs": "any prompt with prompt_logprobs, in a step that others fill",
-            "pictures": "any picture",
-            "adapter": "one adapter of the largest rank",
-        }.get(phase.kind, f"one request with {phase.kind}")
-    return {
-        "batch": f"prompts that put {count} tokens into one step",
-        "sampling": f"{count} sequences that sample at once",
-        "penalties": f"one request with a penalty among {count} sequences of full length",
-        "logprobs": f"one request with logprobs {count}",
-        "prompt_logprobs": f"a prompt of {count} tokens with prompt_logprobs",
-        "pictures": f"pictures of {count} encoder tokens",
-    }.get(phase.kind, f"{phase.kind}: {count} {phase.unit}")
+    return filled(
+        _TEXTS["phases"][kind.phase.kind]["one" if kind.smallest == 1 else "many"], {"count": f"{kind.smallest or 0:,}"}
+    )
 
 
 def assumptions_of(certificate: Certificate) -> list[str]:
     """What has to be so for the certificate to hold."""
     settings = certificate.ledger.settings
-    pool = "0.7 of the activation, measured (docs/overhead.md)"
-    assumptions = [
-        f"{format_gib(certificate.free_at_start)} are free when vLLM takes its snapshot",
-        f"neighbours hold {format_gib(certificate.ledger.card.used_bytes)} and no new one comes",
-        f"torch's pool loses at most {format_gib(certificate.pieces)} to pieces: {pool}",
-        f"kernels that load after the start take at most {format_gib(_late(settings))}",
-        f"a step holds at most {format_count(settings.max_num_batched_tokens)} tokens of {settings.max_num_seqs} sequences",
-        "plan's terms lie in their bands, about 90 % of what was measured for each",
-        "no plugin in vLLM's environment adds logits processors",
-    ]
+    values = {
+        "free": certificate.free_at_start, "neighbours": certificate.ledger.card.used_bytes, "pieces": certificate.pieces,
+        "late": _late(settings), "tokens": settings.max_num_batched_tokens, "sequences": settings.max_num_seqs,
+    }  # fmt: skip
+    assumptions = [filled(text, values) for text in _TEXTS["assumptions"]]
     if any(kind.phase.kind == "pictures" for kind in certificate.kinds):
         assumptions.append("the processor scales pictures as its makers' own configuration says")
     return assumptions

@@ -11,8 +11,9 @@ left at the right, the slack, is all there is for everything that vLLM's own pro
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
+from typing import Any
 
 from plimsoll.models.shape import LayerKind, ModelShape
 from plimsoll.plan.kv import KvPlan, plan_kv
@@ -21,20 +22,18 @@ from plimsoll.plan.settings import SMALLER_CARD, WHOLE_ITEM_TOKENS, Card, Settin
 from plimsoll.plan.weights import weights_from_shape
 from plimsoll.plan.weights_checkpoint import lora_bytes, weights_from_tensors, weights_from_total
 from plimsoll.units import GIB, MIB, Estimate, format_gib
-from plimsoll.vllm.versions import Behaviour
+from plimsoll.vllm.versions import Behaviour, table
 
-# All that changes with the release is data in ERAS; docs/overhead.md says where the figures come from and how far they are off.
-# Where two figures are equally likely the larger is the value: too little KV is an inconvenience, too much takes a server down.
+# What was measured is data in data/overhead.json, with where it was seen; docs/overhead.md says how far off it is.
+_TABLE = table("overhead", "plan")
+NON_TORCH: Mapping[str, Any] = _TABLE["non_torch"]  # growth of memory outside torch since vLLM's snapshot: GiB, low, high
+Gib = tuple[float, float, float]
 
 
-class NonTorch(NamedTuple):
-    """Growth of memory outside torch since vLLM's snapshot, in GiB: value, low, high."""
-
-    alone: tuple[float, float, float]
-    alone_elsewhere: tuple[float, float, float]  # on cards before Hopper, and on GeForce and RTX PRO of any age
-    together: tuple[float, float, float]  # tensor parallel, on cards with a fast link (compute capability 9 and up)
-    together_slow_link: tuple[float, float, float]
-    staged: tuple[float, float, float]  # pipeline parallel without tensor parallel
+def _circumstance(name: str) -> Gib:
+    """What a circumstance takes outside torch, whatever the release: GiB, low, high."""
+    value, low, high = NON_TORCH["circumstances"][name]["gib"]
+    return value, low, high
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,79 +45,36 @@ class Era:
     evidence: str
     sampler_bytes: float  # per row and vocabulary entry at the peak of the sampler's dummy run, first model runner
     forward_hidden: float  # hidden-sized tensors alive beside the widest feed-forward of a compiled pass
-    non_torch: NonTorch
+    non_torch: Mapping[str, Gib]
     activation_band: tuple[float, float]  # share below and above the value that about 90 % of held-out starts stay in
     band_gib: float  # and a constant part of that band
     graph_estimate: str = "none"  # or "opt-in": when asked for; "v1": default, but the second runner returns 0; "both"
-    top_k_buffer: bool = False  # the Triton top-k kernel keeps a row of 4-byte logits per multiprocessor
-    copies_embedding: bool = False  # a compiled pass holds a second copy of the embedding table
-    keeps_moe_workspace: bool = False  # the experts' workspace outlives the pass and adds to the sampler's peak
-    consumed_counts_all: bool = False  # whatever the device lost counts, sampler state and input buffers too
-    v2_profiles_encoder: bool = False  # the second runner's profile run left the encoder out until 0.27
-    may_pin_copies: bool = False  # a block that a compiled pass freed may stay consumed, because a small one was cut from it
     has_rows: bool = True  # whether a start of this range was measured
 
     @property
     def first(self) -> str:
         return self.since.since if self.since is not None else "0"
 
+    def does(self, behaviour: Behaviour) -> bool:
+        return behaviour.is_in(self.first)
 
-_SNAPSHOT_AFTER_NCCL = NonTorch((0.14, 0.02, 0.25), (0.1, 0.02, 0.25), (0.55, 0.3, 2.2), (0.3, 0.05, 0.9), (0.12, 0.03, 0.3))
-_SINCE_18 = NonTorch((0.27, 0.17, 0.39), (0.15, 0.02, 0.39), (2.21, 2.0, 2.33), (0.6, 0.08, 2.2), (0.12, 0.05, 0.3))
-_SINCE_20 = NonTorch((0.27, 0.17, 0.4), (0.16, 0.02, 0.45), (2.21, 0.5, 2.6), (0.6, 0.08, 2.2), (0.2, 0.04, 2.0))
-# Tensor parallel on Blackwell's data centre cards: 0.95 over four GPUs (0.26) and 1.63 over eight.
-_TOGETHER_ON_BLACKWELL = (1.3, 0.5, 2.6)
-# RTX cards of the Blackwell generation with experts in 4 or 8 bits: FlashInfer's kernels are loaded beside vLLM's own.
-# Seven starts of 0.19 to 0.20 on one card show 0.4 to 1.9.
-_QUANTISED_EXPERTS_ON_RTX = (1.0, 0.1, 1.9)
-# Gemma 4 has heads of two sizes and runs on Triton's attention, so FlashInfer's is not loaded: four starts show 0.1 to 0.5.
-_QUANTISED_EXPERTS_ON_TRITON = (0.3, 0.05, 1.9)
-# GB10 and Jetson: whatever the host takes while vLLM profiles counts. Seven starts of 0.20 to 0.27.1 show 1 to 5.7; with LoRA
-# adapters in host memory more.
-_HOST_MEMORY = (3.2, 0.2, 8.0)
-_HOST_MEMORY_WITH_LORA_GIB = 12.0
-# And over two machines, whose network cards register host memory: 5.7 in one start, 2 to 12 left in four that print no terms.
-_HOST_MEMORY_OF_SEVERAL = (5.0, 0.5, 14.0)
-# And the host may give memory back meanwhile: a start beside another server had 6 GiB more than its terms leave.
-_HOST_GIVES_BACK_GIB = 5.5
+    @property
+    def may_pin_copies(self) -> bool:
+        """Whether a block that a compiled pass freed may stay consumed, because a small one was cut from it."""
+        return self.does(Behaviour.CONSUMED_MEMORY) and not self.does(Behaviour.UNSPLIT_PROFILE)
+
+
+def _era(row: Mapping[str, Any]) -> Era:
+    since = Behaviour[row["since"]] if row["since"] else None
+    return Era(**{**row, "since": since, "non_torch": NON_TORCH[row["non_torch"]]})
+
+
+ERAS: tuple[Era, ...] = tuple(map(_era, _TABLE["eras"]))
 # 0.27 and 0.28 with an encoder: 2.3 GiB stayed consumed in two starts of a 0.8B on an A100, nothing in one of a 27B there.
 _PINNED_BESIDE_ENCODER = (0.6, 2.5)
 # Of the block that the embedding's copy leaves, all stays consumed in six of seven cold starts on Blackwell RTX, at most 0.25
 # GiB in four on Ada (0.27 to 0.30). On other cards half is taken.
 _PINNED_ON_ADA_GIB = 0.12
-
-ERAS: tuple[Era, ...] = (
-    Era("V0", None, "18 starts of the first engine", 38.0, 4.0,
-        NonTorch((0.25, 0.03, 0.75), (0.25, 0.02, 0.75), (0.9, 0.1, 8.0), (0.5, 0.1, 1.2), (0.5, 0.05, 2.0)),
-        (0.25, 0.6), 0.15),
-    Era("0.8.0 to 0.9.0", Behaviour.V1_ENGINE,
-        "no start prints a term: the sampler of 0.9 to 0.16, and all memory outside torch counts", 38.0, 4.0,
-        NonTorch((0.6, 0.2, 1.2), (0.6, 0.02, 1.2), (2.4, 0.8, 4.5), (1.5, 0.5, 3.0), (1.2, 0.4, 2.5)), (0.15, 0.25), 0.3,
-        has_rows=False),
-    Era("0.9.1 to 0.10", Behaviour.NEIGHBOURS_APART,
-        "2 starts on one GPU; NCCL counts, and no start with several GPUs is known", 38.0, 4.0,
-        NonTorch((0.1, 0.02, 0.3), (0.1, 0.02, 0.3), (1.6, 0.5, 3.0), (0.5, 0.1, 2.0), (0.8, 0.1, 2.0)), (0.06, 0.12), 0.12),
-    Era("0.11 to 0.12", Behaviour.NCCL_BEFORE_SNAPSHOT, "7 starts", 38.0, 4.0, _SNAPSHOT_AFTER_NCCL, (0.05, 0.08), 0.08,
-        copies_embedding=True),
-    Era("0.13 to 0.16", Behaviour.MOE_WORKSPACE, "3 starts, and the sampler of 0.11", 38.0, 4.0,
-        _SNAPSHOT_AFTER_NCCL, (0.05, 0.08), 0.08, copies_embedding=True, keeps_moe_workspace=True),
-    Era("0.17", Behaviour.TRITON_TOP_K, "1 start, and the sampler of 0.18 to 0.19", 14.0, 4.0,
-        _SNAPSHOT_AFTER_NCCL, (0.08, 0.1), 0.1, top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True),
-    Era("0.18 to 0.19", Behaviour.GRAPH_ESTIMATE_ASKED, "20 starts", 14.0, 4.0, _SINCE_18, (0.06, 0.1), 0.08, "opt-in",
-        top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True),
-    Era("0.20 to 0.26", Behaviour.GRAPH_ESTIMATE,
-        "18 starts of our own (0.25.1, H200, one GPU) and eight of others; none with several GPUs", 14.0, 3.5,
-        _SINCE_20, (0.1, 0.12), 0.1, "v1", top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True),
-    Era("0.27 to 0.28", Behaviour.CONSUMED_MEMORY, "nine starts, one with several GPUs", 14.0, 3.5,
-        _SINCE_20, (0.15, 0.2), 0.3, "v1", top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True,
-        consumed_counts_all=True, v2_profiles_encoder=True, may_pin_copies=True),
-    Era("0.29 to 0.30", Behaviour.V2_RUNNER_ALL, "no start prints a term: those of 0.28 and 0.31", 14.0, 3.5,
-        _SINCE_20, (0.2, 0.25), 0.35, "both", top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True,
-        consumed_counts_all=True, v2_profiles_encoder=True, may_pin_copies=True, has_rows=False),
-    Era("0.31 to 0.32", Behaviour.UNSPLIT_PROFILE, "one start, and those of 0.28", 14.0, 3.5,
-        _SINCE_20, (0.2, 0.25), 0.35, "both", top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True,
-        consumed_counts_all=True, v2_profiles_encoder=True),
-)  # fmt: skip
 
 # Granite's vocabulary is not a multiple of 8 and other matrix kernels are loaded: 0.46 for 0.25 GiB on H100, 0.33 for 0.22
 # on H200.
@@ -201,7 +157,7 @@ def sampler_peak(shape: ModelShape, batch: Batch, era: Era, *, v2: bool, lean: b
     if batch.dtype_bytes > 2:
         per_logit += batch.dtype_bytes - 2
     buffer = 0
-    if era.top_k_buffer and not v2:
+    if era.does(Behaviour.TRITON_TOP_K) and not v2:
         buffer = min(batch.rows, batch.multiprocessors) * shape.vocab_size * 4
     hidden = (batch.tokens + 2 * batch.rows) * shape.hidden_size * batch.dtype_bytes
     logits = math.ceil(batch.rows * shape.vocab_size * per_logit)
@@ -257,7 +213,9 @@ def keeps_copies(settings: Settings, shape: ModelShape) -> int:
         return 0
     # On an H200 0.25.1 copied it with a warm cache too; a 4090 with 0.24 had 5.08 and 6.03 GiB of cache in two starts, and an
     # A100 with 0.19.1 and a warm one had no copy.
-    return 2 if era.consumed_counts_all else int(era.copies_embedding and not _is_measured(settings, shape))
+    if era.does(Behaviour.CONSUMED_MEMORY):
+        return 2
+    return int(era.does(Behaviour.NCCL_BEFORE_SNAPSHOT) and not _is_measured(settings, shape))
 
 
 def _is_measured(settings: Settings, shape: ModelShape) -> bool:  # our own starts were plain models on an H200
@@ -289,7 +247,7 @@ def encoder_outputs(shape: ModelShape, batch: Batch) -> int:
 
 def persistent(shape: ModelShape, batch: Batch, era: Era) -> int:
     """What the forward pass leaves allocated: cuBLAS's workspace and, in some releases, the experts'."""
-    return CUBLAS_WORKSPACE[batch.is_hopper] + (moe_workspace(shape, batch) if era.keeps_moe_workspace else 0)
+    return CUBLAS_WORKSPACE[batch.is_hopper] + (moe_workspace(shape, batch) if era.does(Behaviour.MOE_WORKSPACE) else 0)
 
 
 def moe_workspace(shape: ModelShape, batch: Batch) -> int:
@@ -331,7 +289,7 @@ class Overhead:
 def overhead(shape: ModelShape, settings: Settings, era: Era | None = None) -> Overhead:
     """The terms of one start; `era` is for the fit, which holds rows out of the table."""
     era = era or era_of(settings.release, first_engine=settings.first_engine)
-    v2 = settings.v2_runner and Behaviour.GRAPH_ESTIMATE.is_in(era.first)  # an experiment until then, without figures
+    v2 = settings.v2_runner and era.does(Behaviour.GRAPH_ESTIMATE)  # an experiment until then, without figures
     graphs, actual = _graphs(shape, settings, era, v2=v2)
     return Overhead(
         activation=_activation(shape, settings, era, v2=v2),
@@ -374,7 +332,7 @@ def _activation(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) ->
     batch, compiled = batch_of(settings), not settings.enforce_eager and era.name != "V0"
     # A model that takes pictures is given embeddings: the table is looked up outside the compiled pass and is not copied.
     copies = compiled and (not shape.towers or settings.language_model_only)
-    if settings.language_model_only or settings.skips_mm_profiling or (v2 and not era.v2_profiles_encoder):
+    if settings.language_model_only or settings.skips_mm_profiling or (v2 and not era.does(Behaviour.CONSUMED_MEMORY)):
         shape = replace(shape, towers=())
     contest = {
         "sampler": sampler_peak(shape, batch, era, v2=v2, lean=Behaviour.LEAN_PROFILE.is_in(settings.release)),
@@ -386,7 +344,7 @@ def _activation(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) ->
     # A compiled pass begins with a second copy of the embedding table (0.19.0 and 0.25.1, warm or cold cache).
     rows = shape.vocab_size * shape.embedding_size // batch.tensor_parallel + 2 * batch.tokens * shape.hidden_size
     embedding = rows * batch.dtype_bytes if copies else 0
-    if era.copies_embedding:
+    if era.does(Behaviour.NCCL_BEFORE_SNAPSHOT):
         contest["embedding"] = embedding
     winner = max(contest, key=lambda peak: contest[peak])
     value = contest[winner]
@@ -395,7 +353,7 @@ def _activation(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) ->
     if settings.pipeline_parallel > 1:  # only the last rank samples, and it need not be the one that is shown
         low = min(low, 0.9 * contest["forward pass"])
     high = value * (1 + above) + era.band_gib * GIB
-    if Behaviour.GRAPH_ESTIMATE.is_in(era.first) and not _is_measured(settings, shape):
+    if era.does(Behaviour.GRAPH_ESTIMATE) and not _is_measured(settings, shape):
         low, high = low - 0.1 * GIB, high + 0.08 * value + 0.1 * GIB
     if era.name != "V0":
         high = max(high, embedding)
@@ -426,26 +384,26 @@ def _activation(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) ->
 
 
 def _non_torch(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) -> Estimate:
-    fast = (9, 0) <= likely_capability(settings) < (12, 0)
-    terms, name = era.non_torch, "one GPU"
+    capability = likely_capability(settings)
+    fast = (9, 0) <= capability < (12, 0)
+    stored = shape.quantization is not None or settings.quantization is not None
+    name = "one GPU"
     if settings.tensor_parallel > 1:
-        band = terms.together if fast else terms.together_slow_link
-        if likely_capability(settings) >= (10, 0) and fast:
-            band = _TOGETHER_ON_BLACKWELL
+        band = era.non_torch["together" if fast else "together_slow_link"]
+        if capability >= (10, 0) and fast:
+            band = _circumstance("together on Blackwell")
         name = f"tensor parallel {settings.tensor_parallel}"
     elif settings.pipeline_parallel > 1:
-        band, name = terms.staged, "pipeline parallel"
+        band, name = era.non_torch["staged"], "pipeline parallel"
+    elif capability[0] == 12 and shape.moe is not None and stored:
+        runs_triton = shape.model_type.startswith("gemma4")
+        band = _circumstance(f"quantised experts on {'Triton' if runs_triton else 'RTX'}")
+        name = "one GPU, quantised experts"
     else:
-        band = terms.alone if fast else terms.alone_elsewhere
-        stored = shape.quantization is not None or settings.quantization is not None
-        if likely_capability(settings)[0] == 12 and shape.moe is not None and stored:
-            runs_triton = shape.model_type.startswith("gemma4")
-            band = _QUANTISED_EXPERTS_ON_TRITON if runs_triton else _QUANTISED_EXPERTS_ON_RTX
-            name = "one GPU, quantised experts"
+        band = era.non_torch["alone" if fast else "alone_elsewhere"]
     if settings.shares_host_memory:
-        most = _HOST_MEMORY_WITH_LORA_GIB if settings.max_loras else _HOST_MEMORY[2]
         several = settings.tensor_parallel * settings.pipeline_parallel > 1
-        band = _HOST_MEMORY_OF_SEVERAL if several else (*_HOST_MEMORY[:2], most)
+        band = _circumstance("host memory" + (", several" if several else ", LoRA" if settings.max_loras else ""))
         name += ", memory shared with the host"
     value, low, high = (gib * GIB for gib in band)
     if settings.is_amd:  # two starts on MI300X, of 0.17 and 0.29, show 0.6 and 1.0 GiB more
@@ -453,13 +411,13 @@ def _non_torch(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) -> 
     if settings.shares_host_memory and settings.max_loras:  # the adapters that wait in host memory
         waiting = lora_bytes(shape, settings).value * max(1, settings.max_cpu_loras / settings.max_loras)
         value, high = value + waiting, high + waiting
-    if settings.tensor_parallel == 2 and fast and Behaviour.GRAPH_ESTIMATE_ASKED.is_in(era.first):
+    if settings.tensor_parallel == 2 and fast and era.does(Behaviour.GRAPH_ESTIMATE_ASKED):
         value -= TWO_GPUS_LESS_GIB * GIB
     if settings.tensor_parallel == 1 and settings.data_parallel > 1:
         high += GIB  # communicators of the data-parallel group: one start showed 0.61
-    if shape.vocab_size % 8 and Behaviour.GRAPH_ESTIMATE_ASKED.is_in(era.first):
+    if shape.vocab_size % 8 and era.does(Behaviour.GRAPH_ESTIMATE_ASKED):
         value, high = value + ODD_VOCABULARY_GIB * GIB, high + 2 * ODD_VOCABULARY_GIB * GIB
-    if era.consumed_counts_all:
+    if era.does(Behaviour.CONSUMED_MEMORY):
         buffers = _buffers(shape, settings, v2=v2)
         value, low, high = value + buffers, low + 0.8 * buffers, high + buffers + 0.5 * GIB
         name += f", and {format_gib(int(buffers))} of torch's buffers outside the weights"
@@ -625,7 +583,7 @@ def added_up(model: ModelFacts, settings: Settings, card: Card, terms: Terms, re
     if settings.kv_cache_memory_bytes is not None:
         kv = Estimate.exact(settings.kv_cache_memory_bytes, "--kv-cache-memory-bytes")
     else:
-        given_back = Estimate(0, -int(_HOST_GIVES_BACK_GIB * GIB) if settings.shares_host_memory else 0, 0)
+        given_back = Estimate(0, -int(NON_TORCH["host gives back"]["gib"] * GIB) if settings.shares_host_memory else 0, 0)
         kv = left_of(requested, (*spent, given_back, Estimate.exact(neighbours_in_budget(settings, card))))
     planned = plan_kv(cache_specs(model, settings), settings, max(kv.value, 0))
     if model.shape.is_encoder_decoder:  # each request also keeps its cross-attention, which is not counted
@@ -637,7 +595,7 @@ def added_up(model: ModelFacts, settings: Settings, card: Card, terms: Terms, re
     free = Estimate(card.total_bytes - card.used_bytes, card.low_bytes - card.used_bytes, card.high_bytes - card.used_bytes)
     # What the second runner allocates after the weights were weighed and before the profile begins: in no term until 0.27.
     era = era_of(settings.release, first_engine=settings.first_engine)
-    is_unseen = settings.v2_runner and Behaviour.GRAPH_ESTIMATE.is_in(era.first) and not era.consumed_counts_all
+    is_unseen = settings.v2_runner and era.does(Behaviour.GRAPH_ESTIMATE) and not era.does(Behaviour.CONSUMED_MEMORY)
     unseen = Estimate.exact(int(_buffers(model.shape, settings, v2=True)) if is_unseen else 0)
     # What a cache of a given size must leave beside the activations: freed memory comes back in pieces, and a batch that finds
     # none large enough fails. A utilisation leaves room for that outside the request.

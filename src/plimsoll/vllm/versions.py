@@ -91,7 +91,7 @@ def plain_version(text: str) -> str | None:
         return None
 
 
-_DATA = join(dirname(__file__), "data")  # not pathlib: it would be the dearest import of `plimsoll flags`
+_PLIMSOLL = dirname(dirname(__file__))  # not pathlib: it would be the dearest import of `plimsoll flags`
 
 
 class Span(NamedTuple):
@@ -111,8 +111,9 @@ class Span(NamedTuple):
 
 
 @functools.cache
-def table(name: str) -> Mapping[str, Any]:
-    with open(join(_DATA, f"{name}.json"), "rb") as file:
+def table(name: str, package: str = "vllm") -> Mapping[str, Any]:
+    """A file of a package's `data/`."""
+    with open(join(_PLIMSOLL, package, "data", f"{name}.json"), "rb") as file:
         loaded: Mapping[str, Any] = json.load(file)
     return loaded
 
@@ -121,7 +122,7 @@ def yaml_table(name: str) -> Any:
     """A file of `data/` that people write: every scalar of it is text."""
     import yaml  # which `plimsoll flags` and most plans do without
 
-    with open(join(_DATA, f"{name}.yaml"), "rb") as file:
+    with open(join(_PLIMSOLL, "vllm", "data", f"{name}.yaml"), "rb") as file:
         return yaml.load(file, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))  # noqa: S506  it makes nothing but texts
 
 
